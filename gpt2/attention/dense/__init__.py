@@ -1,0 +1,1 @@
+"""Dense projection: every head has its own queries, keys and values, as in GPT-2."""

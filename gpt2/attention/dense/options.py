@@ -1,0 +1,25 @@
+"""Options of the dense projection."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from gpt2.shape import Shape
+
+
+@dataclass(frozen=True)
+class DenseOptions:
+    """GPT-2's ``c_attn``: one C → 3C matrix in the order q, k, v."""
+
+    name: ClassVar[str] = "dense"
+
+    def weights(self, shape: Shape) -> int:
+        """3C²."""
+        return 3 * shape.n_embd**2
+
+    def num_params(self, shape: Shape) -> int:
+        """3C², and 3C biases."""
+        return self.weights(shape) + (3 * shape.n_embd if shape.bias else 0)
+
+    def flops_per_token(self, shape: Shape) -> int:
+        """One multiply and one add per weight."""
+        return 2 * self.weights(shape)

@@ -1,0 +1,1 @@
+"""Full pattern: a token sees itself and every earlier token."""

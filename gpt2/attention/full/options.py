@@ -1,0 +1,15 @@
+"""Options of the full causal pattern."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+
+@dataclass(frozen=True)
+class FullOptions:
+    """Token i sees j ≤ i."""
+
+    name: ClassVar[str] = "full"
+
+    def mean_keys(self, length: int) -> float:
+        """(T + 1) / 2."""
+        return (length + 1) / 2

@@ -1,0 +1,1 @@
+"""Grouped projection (GQA, MQA): several query heads share one key and value head."""

@@ -1,0 +1,41 @@
+"""Options of the latent projection, after multi-head latent attention (arXiv 2405.04434).
+
+c_k = x W_dk and c_v = x W_dv are R wide and shared by the heads; per head k_h = c_k K_h and
+v_h = c_v U_h. There is no position part and no bias.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from gpt2.shape import Shape, nearest_multiple
+from lib.binding import symbol
+
+
+@dataclass(frozen=True)
+class LatentOptions:
+    """``latent_dim`` is R; 0 asks for C/6 rounded to a multiple of 8 (128 at C = 768)."""
+
+    name: ClassVar[str] = "latent"
+
+    latent_dim: int = symbol("LATENT_DIM")
+    # One K and one U for all heads instead of one each.
+    shared_expansion: bool = symbol("LATENT_SHARED_EXPANSION")
+
+    def width(self, shape: Shape) -> int:
+        """R, resolved."""
+        return self.latent_dim or nearest_multiple(shape.n_embd / 6, 8)
+
+    def weights(self, shape: Shape) -> int:
+        """C² queries, 2CR down, 2·N·R·H = 2CR up (2RH when the heads share K and U)."""
+        heads = 1 if self.shared_expansion else shape.n_head
+        down = 2 * shape.n_embd * self.width(shape)
+        up = 2 * heads * self.width(shape) * shape.head_dim
+        return shape.n_embd**2 + down + up
+
+    def num_params(self, shape: Shape) -> int:
+        """The weights: the latent projection has no bias."""
+        return self.weights(shape)
+
+    def flops_per_token(self, shape: Shape) -> int:
+        """Shared K and U are still applied; with one k and v for all heads, once."""
+        return 2 * self.weights(shape)

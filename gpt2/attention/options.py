@@ -1,0 +1,92 @@
+"""What attention is made of, as the configuration says; imports no torch.
+
+Every part's options declare what the part costs, so that a plan can be printed and a built model
+checked against it. All FLOPs are of a forward pass, multiply and add counted as two.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from gpt2.attention import GATES, PATTERNS, PROJECTIONS, TERMS
+from gpt2.shape import Shape
+from lib.binding import Value, symbol
+
+
+class ProjectionOptions(Protocol):
+    """How queries, keys and values come from the residual stream (output projection excluded)."""
+
+    name: str
+
+    def weights(self, shape: Shape) -> int:
+        """Parameters of one block without biases."""
+
+    def num_params(self, shape: Shape) -> int:
+        """Parameters of one block with biases."""
+
+    def flops_per_token(self, shape: Shape) -> int:
+        """Forward FLOPs for one token of one block, scores excluded."""
+
+
+class PatternOptions(Protocol):
+    """Which earlier tokens a token sees."""
+
+    name: str
+
+    def mean_keys(self, length: int) -> float:
+        """Visible keys per query, averaged over a sequence of ``length`` tokens."""
+
+
+class ScorePartOptions(Protocol):
+    """A score term or a gate: its parameters and what it adds to the cost of attention."""
+
+    name: str
+
+    def num_params(self, shape: Shape) -> int:
+        """Parameters of one block."""
+
+    def flops_per_token(self, shape: Shape, keys: float) -> float:
+        """Forward FLOPs added for one token of one block that sees ``keys`` keys."""
+
+
+@dataclass(frozen=True)
+class AttentionConfig:
+    """One projection, one pattern, any terms, any gates."""
+
+    projection: ProjectionOptions
+    pattern: PatternOptions
+    terms: tuple[ScorePartOptions, ...]
+    gates: tuple[ScorePartOptions, ...]
+    # Which kernel plain attention may use: auto, flash, efficient or math.
+    sdpa_backend: str = symbol("SDPA_BACKEND")
+
+    @classmethod
+    def from_values(cls, values: Mapping[str, Value]) -> "AttentionConfig":
+        """Select and fill the parts. ConfigError on a bad symbol."""
+        (projection,) = PROJECTIONS.bind(values)
+        (pattern,) = PATTERNS.bind(values)
+        return cls(
+            projection,
+            pattern,
+            TERMS.bind(values),
+            GATES.bind(values),
+            sdpa_backend=str(values["SDPA_BACKEND"]),
+        )
+
+    def weights(self, shape: Shape) -> int:
+        """Parameters of one block without biases, the base of the MLP ratio: matrices only."""
+        return self.projection.weights(shape) + shape.n_embd**2
+
+    def num_params(self, shape: Shape) -> int:
+        """Parameters of one block: projection, output projection ``c_proj``, terms and gates."""
+        c_proj = shape.n_embd**2 + (shape.n_embd if shape.bias else 0)
+        parts = sum(part.num_params(shape) for part in (*self.terms, *self.gates))
+        return self.projection.num_params(shape) + c_proj + parts
+
+    def flops_per_token(self, shape: Shape) -> float:
+        """Forward FLOPs for one token of one block: projections, scores, aggregation, parts."""
+        keys = self.pattern.mean_keys(shape.block_size)
+        scores_and_values = 4 * shape.n_embd * keys
+        parts = sum(part.flops_per_token(shape, keys) for part in (*self.terms, *self.gates))
+        projections = self.projection.flops_per_token(shape) + 2 * shape.n_embd**2
+        return projections + scores_and_values + parts

@@ -1,0 +1,28 @@
+"""Options of reciprocal attention: s_ij ← s_ij + α (q_j · k_i)/√H for i − W ≤ j ≤ i."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from gpt2.shape import Shape
+from lib.binding import symbol
+
+
+@dataclass(frozen=True)
+class ReciprocalOptions:
+    """Off means α = 0: the scores are left as they are."""
+
+    name: ClassVar[str] = "reciprocal"
+
+    alpha: float = symbol("RECIPROCAL_ALPHA", low=0.0, high=2.0)
+    # W: the band reaches this many tokens back.
+    window: int = symbol("RECIPROCAL_WINDOW")
+    # One learnable α per head, starting at ``alpha``.
+    learnable: bool = symbol("RECIPROCAL_LEARNABLE")
+
+    def num_params(self, shape: Shape) -> int:
+        """One α per head where it is learnable."""
+        return shape.n_head if self.learnable else 0
+
+    def flops_per_token(self, shape: Shape, keys: float) -> float:
+        """One more dot product of width C for every key of the band."""
+        return 2 * shape.n_embd * min(self.window + 1, keys)

@@ -1,0 +1,20 @@
+"""Options of the sliding-window pattern."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from lib.binding import symbol
+
+
+@dataclass(frozen=True)
+class SlidingOptions:
+    """Token i sees max(0, i − w + 1) ≤ j ≤ i: ``window`` tokens, itself included."""
+
+    name: ClassVar[str] = "sliding"
+
+    window: int = symbol("SLIDING_WINDOW")
+
+    def mean_keys(self, length: int) -> float:
+        """Rows shorter than the window see i + 1 keys, the rest the whole window."""
+        window = min(self.window, length)
+        return (window * (window + 1) / 2 + (length - window) * window) / length

@@ -1,0 +1,201 @@
+"""Config: everything a run is, typed and frozen. The only reader of the generated ``config.py``.
+
+A run is a config. A study's step is another set of symbol values through the same ``from_values``,
+so ranges, dependencies and the rules below hold for steps too.
+"""
+
+import dataclasses
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gpt2.attention.grouped.options import GroupedOptions
+from gpt2.attention.options import AttentionConfig
+from gpt2.data.options import DataConfig
+from gpt2.data.tokenizer import vocab_size
+from gpt2.mlp.options import BlockSite, MlpConfig
+from gpt2.shape import Shape
+from lib.binding import Value, bind, symbol
+from lib.errors import ConfigError, Problem
+from lib.files import canonical_json
+from lib.kconfig import read_constants
+from lib.machine.options import MachineConfig
+from lib.optim import OPTIMIZERS
+from lib.optim.schedule import ScheduleOptions
+from lib.pruning import PRUNERS
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """A GPT-2: its shape, its attention, its MLP."""
+
+    shape: Shape
+    attention: AttentionConfig
+    mlp: MlpConfig
+
+    def sites(self) -> list[BlockSite]:
+        """One site for each block."""
+        return [BlockSite(self.shape, self.attention, i) for i in range(self.shape.n_layer)]
+
+    def num_params(self) -> int:
+        """Declared parameters; the output head is tied to the token embedding."""
+        shape = self.shape
+        norm = shape.n_embd * (2 if shape.bias else 1)
+        embeddings = (shape.padded_vocab_size + shape.block_size) * shape.n_embd
+        attention = self.attention.num_params(shape)
+        blocks = sum(attention + self.mlp.num_params(site) + 2 * norm for site in self.sites())
+        return embeddings + blocks + norm
+
+    def flops_per_token(self) -> float:
+        """Training FLOPs for one token at full context: forward, and twice that backward."""
+        attention = self.attention.flops_per_token(self.shape)
+        blocks = sum(attention + self.mlp.flops_per_token(site) for site in self.sites())
+        return 3 * (blocks + 2 * self.shape.padded_vocab_size * self.shape.n_embd)
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """Budget, batch and intervals."""
+
+    # iterations, tokens or time
+    budget: str = symbol("BUDGET")
+    max_iters: int = symbol("MAX_ITERS")
+    max_tokens: int = symbol("MAX_TOKENS")
+    max_time_seconds: int = symbol("GPT2_MAX_TIME")
+    # Sequences per optimizer step, all processes together.
+    global_batch: int = symbol("GLOBAL_BATCH")
+    # Sequences per forward pass of one process.
+    batch_size: int = symbol("BATCH_SIZE")
+    grad_accumulation: int = symbol("GRAD_ACCUMULATION")
+    gpus: int = symbol("GPUS")
+    log_interval: int = symbol("LOG_INTERVAL", identity=False)
+    eval_interval: int = symbol("EVAL_INTERVAL", identity=False)
+    checkpoint_interval: int = symbol("CHECKPOINT_INTERVAL", identity=False)
+    checkpoint_keep: int = symbol("CHECKPOINT_KEEP", identity=False)
+    sample_tokens: int = symbol("SAMPLE_TOKENS", identity=False)
+    sample_prompt: str = symbol("SAMPLE_PROMPT", identity=False)
+    grad_clip: float = symbol("GRAD_CLIP", low=0.0)
+
+    def __post_init__(self) -> None:
+        product = self.batch_size * self.grad_accumulation * self.gpus
+        if product != self.global_batch:
+            raise ConfigError(
+                f"GLOBAL_BATCH: BATCH_SIZE={self.batch_size} x GRAD_ACCUMULATION="
+                f"{self.grad_accumulation} x GPUS={self.gpus} is {product}, "
+                f"not {self.global_batch}"
+            )
+
+    def tokens_per_iteration(self, block_size: int) -> int:
+        """Training tokens of one optimizer step."""
+        return self.global_batch * block_size
+
+
+@dataclass(frozen=True)
+class StudyConfig:
+    """Which runs to plan; not part of any run."""
+
+    # single_training, ra_mla_ablation_mode or test_matrix_mode
+    mode: str = symbol("RUN_MODE")
+    study: str = symbol("ABLATION_STUDY")
+    steps: str = symbol("RA_MLA_ABLATION_STEPS")
+    axes: str = symbol("TEST_MATRIX_AXES")
+    seed_list: tuple[int, ...] = symbol("SEED_LIST")
+    output_dir: str = symbol("OUTPUT_DIR")
+    jobs: int = symbol("JOBS")
+    dry_run: bool = symbol("DRY_RUN")
+
+
+@dataclass(frozen=True)
+class Config:
+    """One run. ``values`` are the symbols it was made from, kept to be written beside the run."""
+
+    model: ModelConfig
+    data: DataConfig
+    train: TrainConfig
+    schedule: ScheduleOptions
+    optimizer: Any
+    pruning: Any
+    machine: MachineConfig
+    seed: int = symbol("SEED")
+    run_time_limit_seconds: int = symbol("RUN_TIME_LIMIT_SECONDS", identity=False)
+    study: StudyConfig = dataclasses.field(kw_only=True, metadata={"identity": False})
+    values: Mapping[str, Value] = dataclasses.field(
+        kw_only=True, repr=False, compare=False, metadata={"identity": False}
+    )
+
+    @classmethod
+    def from_values(cls, values: Mapping[str, Value]) -> "Config":
+        """Bind symbols to fields and check the rules across them. ConfigError lists all problems."""
+        problems: list[Problem] = []
+
+        def part(build: Any) -> Any:
+            try:
+                return build()
+            except ConfigError as error:
+                problems.extend(error.problems)
+                return None
+
+        tokens = vocab_size(str(values["TOKENIZER"]))
+        parts = {
+            "shape": part(lambda: bind(Shape, values, vocab_size=tokens)),
+            "attention": part(lambda: AttentionConfig.from_values(values)),
+            "mlp": part(lambda: MlpConfig.from_values(values)),
+            "data": part(lambda: bind(DataConfig, values)),
+            "train": part(lambda: bind(TrainConfig, values)),
+            "schedule": part(lambda: bind(ScheduleOptions, values)),
+            "optimizer": part(lambda: OPTIMIZERS.bind(values)[0]),
+            "pruning": part(lambda: PRUNERS.bind(values)[0]),
+            "machine": part(lambda: bind(MachineConfig, values)),
+            "study": part(lambda: bind(StudyConfig, values)),
+        }
+        if problems:
+            raise ConfigError(*problems)
+        model = ModelConfig(parts.pop("shape"), parts.pop("attention"), parts.pop("mlp"))
+        _check_model(model)
+        return bind(cls, values, model=model, values=dict(values), **parts)
+
+    def identity(self) -> dict[str, Any]:
+        """All that may change a bit of the result, as plain JSON types."""
+        return _identity(self)
+
+    @property
+    def hash8(self) -> str:
+        """First eight hex digits of the SHA-256 of the identity's canonical JSON."""
+        return hashlib.sha256(canonical_json(self.identity()).encode()).hexdigest()[:8]
+
+
+def load_config(build_dir: Path) -> Config:
+    """The configuration of ``build_dir``. ConfigError when there is none or a rule is broken."""
+    return Config.from_values(read_constants(build_dir / "config.py"))
+
+
+def _check_model(model: ModelConfig) -> None:
+    """Rules across the parts of a model; ConfigError lists all that are broken."""
+    problems: list[Problem] = []
+    projection = model.attention.projection
+    if isinstance(projection, GroupedOptions) and model.shape.n_head % projection.n_kv_head:
+        problems.append(
+            Problem(f"N_KV_HEAD: {projection.n_kv_head} does not divide N_HEAD={model.shape.n_head}")
+        )
+    for site in model.sites():
+        try:
+            model.mlp.check_ratio(site)
+        except ConfigError as error:
+            problems.extend(error.problems)
+            break
+    if problems:
+        raise ConfigError(*problems)
+
+
+def _identity(value: Any) -> Any:
+    """Dataclasses become dictionaries of their identity fields, with their part's name."""
+    if isinstance(value, tuple):
+        return [_identity(item) for item in value]
+    if not dataclasses.is_dataclass(value):
+        return value
+    fields = (f for f in dataclasses.fields(value) if f.metadata.get("identity", True))
+    found = {f.name: _identity(vars(value)[f.name]) for f in fields}
+    name = vars(type(value)).get("name")
+    return {"name": name, **found} if isinstance(name, str) else found

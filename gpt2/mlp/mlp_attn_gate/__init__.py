@@ -1,0 +1,1 @@
+"""MLP → attention gate: a block's hidden layer gates the heads of the next block."""

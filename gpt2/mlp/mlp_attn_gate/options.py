@@ -1,0 +1,50 @@
+"""Options of the MLP → attention gate: γ = σ(W₂ W₁ h + b) scales the next block's heads."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from gpt2.mlp.options import BlockSite
+from lib.binding import symbol
+
+
+@dataclass(frozen=True)
+class MlpAttnGateOptions:
+    """The next block scales head outputs by (1 − α) + α γ. Off means α = 0.
+
+    W₁ is M × G, W₂ is G × N, b has one entry per head. The last block has no receiver and builds
+    no gate.
+    """
+
+    name: ClassVar[str] = "mlp_attn_gate"
+    sized: ClassVar[bool] = True
+
+    alpha: float = symbol("MLP_ATTN_GATE_ALPHA", low=0.0, high=1.0)
+    bias: float = symbol("MLP_ATTN_GATE_BIAS", low=-10.0, high=10.0)
+    # G where the sizing is not by ratio.
+    dim: int = symbol("MLP_ATTN_GATE_DIM")
+    # The gate's input is the causal running mean of W₁ h instead of each token's own.
+    pooled: bool = symbol("MLP_ATTN_GATE_POOLED")
+
+    def in_block(self, site: BlockSite) -> bool:
+        """Every block but the last."""
+        return not site.is_last
+
+    def given_width(self) -> int:
+        """G."""
+        return self.dim
+
+    def width_for(self, weights: float, hidden: int, site: BlockSite) -> float:
+        """G = weights / (M + N)."""
+        return weights / (hidden + site.shape.n_head)
+
+    def weights(self, hidden: int, width: int, site: BlockSite) -> int:
+        """G (M + N)."""
+        return width * (hidden + site.shape.n_head)
+
+    def num_params(self, hidden: int, width: int, site: BlockSite) -> int:
+        """The weights and N biases."""
+        return self.weights(hidden, width, site) + site.shape.n_head
+
+    def flops_per_token(self, hidden: int, width: int, site: BlockSite) -> float:
+        """One multiply and one add per weight."""
+        return 2 * self.weights(hidden, width, site)

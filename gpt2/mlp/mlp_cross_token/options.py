@@ -1,0 +1,55 @@
+"""Options of the cross-token MLP: h ← h + α (W h) A Bᵀ with W the block's attention weights."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from gpt2.mlp.options import BlockSite
+from lib.binding import symbol
+
+
+@dataclass(frozen=True)
+class MlpCrossTokenOptions:
+    """Off means α = 0. A and B are M × b.
+
+    W is the mean over heads of the attention rows, sparsified per row and renormalised.
+    ``sparsity``: topk keeps the k largest weights; rms keeps p ≥ τ times the row's root mean
+    square over visible tokens; none keeps all.
+    """
+
+    name: ClassVar[str] = "mlp_cross_token"
+    sized: ClassVar[bool] = True
+
+    alpha: float = symbol("MLP_CROSS_TOKEN_ALPHA", low=0.0, high=2.0)
+    sparsity: str = symbol("MLP_CROSS_TOKEN_SPARSITY")
+    topk: int = symbol("MLP_CROSS_TOKEN_TOPK")
+    tau: float = symbol("MLP_CROSS_TOKEN_TAU", low=0.0, high=10.0)
+    # No gradient through the attention weights.
+    detach_weights: bool = symbol("MLP_CROSS_TOKEN_DETACH_WEIGHTS")
+    # b where the sizing is not by ratio.
+    dim: int = symbol("MLP_CROSS_TOKEN_DIM")
+
+    def in_block(self, site: BlockSite) -> bool:
+        """Every block."""
+        return True
+
+    def given_width(self) -> int:
+        """b."""
+        return self.dim
+
+    def width_for(self, weights: float, hidden: int, site: BlockSite) -> float:
+        """b = weights / 2M."""
+        return weights / (2 * hidden)
+
+    def weights(self, hidden: int, width: int, site: BlockSite) -> int:
+        """A and B."""
+        return 2 * hidden * width
+
+    def num_params(self, hidden: int, width: int, site: BlockSite) -> int:
+        """A and B: no biases."""
+        return self.weights(hidden, width, site)
+
+    def flops_per_token(self, hidden: int, width: int, site: BlockSite) -> float:
+        """A and B, the mean over heads of visible weights, and their mix in the bottleneck."""
+        keys = site.attention.pattern.mean_keys(site.shape.block_size)
+        mix = (site.shape.n_head + 2 * width) * keys
+        return 2 * self.weights(hidden, width, site) + mix

@@ -1,0 +1,1 @@
+"""The parts of the build system that know nothing of GPT-2."""

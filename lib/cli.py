@@ -1,0 +1,34 @@
+"""The one way a script ends: its exit code, and errors without a wall of traceback."""
+
+import sys
+import traceback
+from collections.abc import Callable
+from typing import NoReturn
+
+from lib.console import say, verbose
+from lib.errors import EXIT_INTERRUPTED, KablateError
+
+
+def run(main: Callable[[], int]) -> NoReturn:
+    """Call ``main`` and exit with what it returns; a user's error becomes ERROR lines.
+
+    Every problem of a ``KablateError`` is one line on stderr, and the last line names the exit
+    code, because make turns every failure into 2. ``V=1`` adds the traceback.
+    """
+    try:
+        code = main()
+    except KablateError as error:
+        if verbose():
+            traceback.print_exc()
+        for problem in error.problems:
+            say("ERROR", str(problem))
+        code = error.exit_code
+    except KeyboardInterrupt:
+        code = EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # The reader of our output (head, less) went away: not an error of ours.
+        sys.stderr.close()
+        code = 0
+    if code:
+        say("EXIT", f"code {code}")
+    sys.exit(code)

@@ -1,0 +1,60 @@
+"""Errors a user can cause, each with the exit code that every command documents.
+
+An error says what is wrong, where (file:line or symbol), and what to type next. Anything else that
+is raised is a defect of the program and keeps its traceback.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+EXIT_DONE = 0
+EXIT_FAILED = 1
+EXIT_CONFIG = 2
+EXIT_PREFLIGHT = 3
+EXIT_TIME_LIMIT = 124
+EXIT_INTERRUPTED = 130
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong: ``what``, ``where`` it stands, and what to type ``next``."""
+
+    what: str
+    where: str = ""
+    next: str = ""
+
+    def __str__(self) -> str:
+        text = f"{self.where}: {self.what}" if self.where else self.what
+        return f"{text}\n        {self.next}" if self.next else text
+
+
+class KablateError(Exception):
+    """A user's error: one or several problems, listed together, and an exit code."""
+
+    exit_code = EXIT_FAILED
+
+    def __init__(self, *problems: Problem | str) -> None:
+        self.problems: Sequence[Problem] = [
+            p if isinstance(p, Problem) else Problem(p) for p in problems
+        ]
+        super().__init__("\n".join(str(p) for p in self.problems))
+
+
+class ConfigError(KablateError):
+    """Usage or configuration is wrong; nothing was started."""
+
+    exit_code = EXIT_CONFIG
+
+
+class PreflightError(KablateError):
+    """The machine cannot run what was asked for; nothing was started."""
+
+    exit_code = EXIT_PREFLIGHT
+
+
+class DataError(PreflightError):
+    """A data set is missing, damaged or made by another tokenizer."""
+
+
+class RunError(KablateError):
+    """A run failed after it had started."""

@@ -1,0 +1,47 @@
+"""Writing files so that a crash leaves the old content or the new, never half of one."""
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+
+def write_atomic(path: Path, content: bytes | str) -> None:
+    """Write ``content`` to a temporary file beside ``path``, fsync it, rename it, fsync the folder."""
+    data = content.encode() if isinstance(content, str) else content
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, "wb") as stream:
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make a rename inside ``folder`` survive a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def canonical_json(value: Any) -> str:
+    """The one spelling of ``value``: sorted keys, no spaces, no NaN. TypeError on anything else."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write ``value`` atomically as indented JSON with sorted keys and without NaN."""
+    write_atomic(path, json.dumps(value, sort_keys=True, indent=2, allow_nan=False) + "\n")
+
+
+def sha256(path: Path) -> str:
+    """The hex SHA-256 of the file's content."""
+    with open(path, "rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -1,0 +1,1 @@
+"""The machine a run uses: device, precision, kernels; requested, then resolved, then observed."""

@@ -1,0 +1,24 @@
+"""What a run asks of the machine; imports no torch."""
+
+from dataclasses import dataclass
+
+from lib.binding import symbol
+
+
+@dataclass(frozen=True)
+class MachineConfig:
+    """Device, precision and the habits of a GPU, each a symbol that acts."""
+
+    # cpu or cuda; ROCm builds of torch call their devices cuda too.
+    device: str = symbol("DEVICE")
+    # fp32, bf16 or fp16 (fp16 with a gradient scaler)
+    precision: str = symbol("PRECISION")
+    # Threads of one run on a CPU; part of the identity because sums depend on how work is split.
+    cpu_threads: int = symbol("CPU_THREADS")
+    compile: bool = symbol("COMPILE")
+    deterministic: bool = symbol("DETERMINISTIC")
+    tf32: bool = symbol("TF32")
+    cudnn_benchmark: bool = symbol("CUDNN_BENCHMARK")
+    expandable_segments: bool = symbol("EXPANDABLE_SEGMENTS", identity=False)
+    # Iterations run before timing starts, on a copy: no trace in weights, optimizer or RNG.
+    warmup_iterations: int = symbol("WARMUP_ITERATIONS", identity=False)

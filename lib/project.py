@@ -1,0 +1,5 @@
+"""Where this tree is: scripts run from any folder."""
+
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]

@@ -1,0 +1,71 @@
+"""A run's directory: the one owner of every file name in it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class RunDir:
+    """Names of the files below ``path``; creates nothing."""
+
+    path: Path
+
+    @property
+    def status(self) -> Path:
+        """What became of the run; SUCCESS is written last."""
+        return self.path / "status.json"
+
+    @property
+    def manifest(self) -> Path:
+        """Code, environment, machine, data and knobs, with digests of the other files."""
+        return self.path / "manifest.json"
+
+    @property
+    def resolved_config(self) -> Path:
+        """The symbols that made the run, and its identity."""
+        return self.path / "resolved_config.yaml"
+
+    @property
+    def summary(self) -> Path:
+        """Final results; what is volatile stands apart under ``timing``."""
+        return self.path / "summary.json"
+
+    @property
+    def per_query(self) -> Path:
+        """One row for each evaluation document."""
+        return self.path / "per_query.csv"
+
+    @property
+    def metrics(self) -> Path:
+        """Deterministic records, one JSON line each."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def timing(self) -> Path:
+        """Volatile records (seconds, tokens per second), one JSON line each."""
+        return self.path / "timing.jsonl"
+
+    @property
+    def logs(self) -> Path:
+        """What the run printed."""
+        return self.path / "logs.txt"
+
+    @property
+    def sample(self) -> Path:
+        """Text the trained model wrote."""
+        return self.path / "sample.txt"
+
+    @property
+    def checkpoints(self) -> Path:
+        """One folder for each kept checkpoint."""
+        return self.path / "checkpoints"
+
+    @property
+    def weights(self) -> Path:
+        """Final weights."""
+        return self.path / "model.safetensors"
+
+    @property
+    def lock(self) -> Path:
+        """Held by the process that trains the run."""
+        return self.path / ".lock"

@@ -1,0 +1,51 @@
+"""``status.json``: what became of a run. Done means that it says SUCCESS; nothing parses a log."""
+
+import json
+import time
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+
+from lib.files import write_json
+from lib.rundir import RunDir
+
+SCHEMA_VERSION = 1
+
+
+class State(StrEnum):
+    """The states of a run; a run without a status file has not been started."""
+
+    RUNNING = "RUNNING"
+    SUCCESS = "SUCCESS"
+    FAILED = "FAILED"
+    INTERRUPTED = "INTERRUPTED"
+    INVALID = "INVALID"
+
+
+@dataclass(frozen=True)
+class Status:
+    """State, exit code, one-line message, and how far training came."""
+
+    state: State
+    exit_code: int = 0
+    message: str = ""
+    iteration: int = 0
+    # Planned iterations; 0 where a time budget leaves it open.
+    iterations: int = 0
+    # Seconds since the epoch at which this status was written.
+    written_at: float = 0.0
+
+
+def write_status(run: RunDir, status: Status) -> None:
+    """Replace the status atomically."""
+    record = {**asdict(status), "written_at": time.time(), "schema_version": SCHEMA_VERSION}
+    write_json(run.status, record)
+
+
+def read_status(run: RunDir) -> Status | None:
+    """The status, or None for a run that was never started or whose file cannot be read."""
+    try:
+        record = json.loads(run.status.read_text())
+        record.pop("schema_version")
+        return Status(**{**record, "state": State(record["state"])})
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
