@@ -13,8 +13,7 @@ from typing import Any
 
 from gpt2.attention.grouped.options import GroupedOptions
 from gpt2.attention.options import AttentionConfig
-from gpt2.data.options import DataConfig
-from gpt2.data.tokenizer import vocab_size
+from gpt2.data.options import DataConfig, vocab_size
 from gpt2.mlp.options import BlockSite, MlpConfig
 from gpt2.shape import Shape
 from lib.binding import Value, bind, symbol

@@ -36,7 +36,7 @@ def bound_fields(cls: type) -> Iterator[dataclasses.Field]:
     return (f for f in dataclasses.fields(cls) if "symbol" in f.metadata)
 
 
-def bind(cls: type[T], values: Mapping[str, Value], **given: Any) -> T:
+def bind(cls: type[T], values: Mapping[str, Value], /, **given: Any) -> T:
     """Build ``cls`` from symbol values; ``given`` supplies the unbound fields.
 
     Raises ConfigError with every bad symbol at once.

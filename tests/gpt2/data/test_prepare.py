@@ -1,0 +1,244 @@
+"""Preparation: the split, the record of it, and what a crash or a full disk leaves behind."""
+
+import hashlib
+import json
+import math
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gpt2.data import prepare as prepare_module
+from gpt2.data.options import DataConfig
+from gpt2.data.prepare import prepare
+from gpt2.data.source import dataset_folder
+from gpt2.data.store import open_dataset
+from lib.errors import DataError
+
+Settings = Callable[..., DataConfig]
+
+PREPARE = """
+import sys
+from pathlib import Path
+from gpt2.data.options import DataConfig
+from gpt2.data.prepare import prepare
+config = DataConfig("default", "byte", "data", 0.1, "", "", "", 1, 0, False, False, 2)
+prepare(config, Path(sys.argv[1]))
+"""
+
+
+def contents(folder: Path) -> dict[str, str]:
+    """File name → SHA-256 of every file in ``folder``."""
+    return {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in sorted(folder.iterdir())}
+
+
+def sides(config: DataConfig, build_dir: Path) -> dict[str, str]:
+    """Document id → side."""
+    dataset = open_dataset(config, build_dir)
+    return {d.id: split.name for split in (dataset.train, dataset.val) for d in split.documents}
+
+
+def test_tokens_documents_and_entropy(
+    config: Settings, texts: dict[str, str], tmp_path: Path
+) -> None:
+    prepare(config(), tmp_path)
+    dataset = open_dataset(config(), tmp_path)
+    seen = []
+    for split in (dataset.train, dataset.val):
+        position = 0
+        for document in split.documents:
+            expected = [*texts[document.id].encode(), 256]
+            assert document.offset == position
+            assert split.window(position, document.length).tolist() == expected
+            position += document.length
+            seen.append(document.id)
+        assert position == split.n_tokens
+    assert sorted(seen) == sorted(texts)
+    counts = Counter(dataset.train.window(0, dataset.train.n_tokens).tolist())
+    total = sum(counts.values())
+    entropy = -sum(n / total * math.log(n / total) for n in counts.values())
+    assert dataset.unigram_entropy == pytest.approx(entropy, abs=1e-8)
+
+
+def test_split_follows_the_hash_of_the_text(
+    config: Settings, texts: dict[str, str], tmp_path: Path
+) -> None:
+    prepare(config(), tmp_path)
+    found = sides(config(), tmp_path)
+    for name, text in texts.items():
+        share = int(hashlib.sha256(text.encode()).hexdigest()[:16], 16) / 2**64
+        assert found[name] == ("val" if share < 0.3 else "train")
+    assert set(found.values()) == {"train", "val"}
+
+
+def test_adding_a_document_moves_no_other(
+    config: Settings, texts: dict[str, str], tmp_path: Path
+) -> None:
+    prepare(config(), tmp_path)
+    before = sides(config(), tmp_path)
+    (tmp_path / "texts" / "000.txt").write_text("A new document.")
+    # The same text under another name must stand on the same side.
+    (tmp_path / "texts" / "copy.txt").write_text(texts["03.txt"], encoding="utf-8")
+    prepare(config(), tmp_path)
+    after = sides(config(), tmp_path)
+    assert {name: after[name] for name in before} == before
+    assert after["copy.txt"] == before["03.txt"]
+
+
+def test_disjointness_is_recorded(config: Settings, texts: dict[str, str], tmp_path: Path) -> None:
+    shutil.copy(tmp_path / "texts" / "01.txt", tmp_path / "texts" / "copy.txt")
+    manifest = json.loads((prepare(config(), tmp_path) / "dataset.json").read_bytes())
+    found = sides(config(), tmp_path)
+    lists = {}
+    for name in ("train", "val"):
+        digests = {
+            hashlib.sha256((tmp_path / "texts" / d).read_bytes()).hexdigest()
+            for d, side in found.items()
+            if side == name
+        }
+        lists[name] = hashlib.sha256("\n".join(sorted(digests)).encode()).hexdigest()
+        assert manifest["splits"][name]["documents_sha256"] == lists[name]
+    assert manifest["split"]["common_documents"] == 0
+    proof = f"train:{lists['train']}\nval:{lists['val']}".encode()
+    assert manifest["split"]["id"] == hashlib.sha256(proof).hexdigest()
+    counts = [manifest["splits"][n] for n in ("train", "val")]
+    assert sum(c["documents"] for c in counts) == 13
+    assert sum(c["distinct_documents"] for c in counts) == 12
+
+
+def test_folder_names_the_content(config: Settings, texts: dict[str, str], tmp_path: Path) -> None:
+    folder = dataset_folder(config(), tmp_path)
+    assert folder.parent == tmp_path / "data" and folder.name.startswith("custom-byte-")
+    moved = tmp_path / "elsewhere"
+    shutil.copytree(tmp_path / "texts", moved / "words")
+    assert dataset_folder(config(custom_path="words"), moved).name == folder.name
+    names = {
+        dataset_folder(config(**change), tmp_path).name[-8:]
+        for change in ({}, {"val_fraction": 0.2}, {"tokenizer": "gpt2"})
+    }
+    (tmp_path / "texts" / "00.txt").write_text("changed")
+    assert len(names | {dataset_folder(config(), tmp_path).name[-8:]}) == 4
+
+
+def test_made_once(config: Settings, texts: dict[str, str], tmp_path: Path) -> None:
+    folder = prepare(config(), tmp_path)
+    before = {p: p.stat().st_mtime_ns for p in folder.iterdir()}
+    assert prepare(config(), tmp_path) == folder
+    assert {p: p.stat().st_mtime_ns for p in folder.iterdir()} == before
+
+
+def test_manifest_gone_is_made_anew(
+    config: Settings, texts: dict[str, str], tmp_path: Path
+) -> None:
+    folder = prepare(config(), tmp_path)
+    before = contents(folder)
+    (folder / "dataset.json").unlink()
+    (folder / "train-00000.bin").write_bytes(b"half")
+    with pytest.raises(DataError, match="type: make data"):
+        open_dataset(config(), tmp_path)
+    prepare(config(), tmp_path)
+    assert contents(folder) == before
+
+
+def test_data_that_cannot_be_prepared(config: Settings, tmp_path: Path) -> None:
+    for name in ("finewebedu", "openwebtext"):
+        with pytest.raises(DataError, match=f"{name} cannot be prepared.*\n.*format bin"):
+            prepare(config(dataset=name), tmp_path)
+    with pytest.raises(DataError, match="CUSTOM_PATH is empty"):
+        prepare(config(custom_path=""), tmp_path)
+    assert not (tmp_path / "data").exists()
+
+
+def test_one_document_cannot_be_split(config: Settings, tmp_path: Path) -> None:
+    (tmp_path / "texts").write_text("one document")
+    with pytest.raises(DataError, match="the split leaves no (training|held-out) document"):
+        prepare(config(), tmp_path)
+    assert [p.name for p in (tmp_path / "data").iterdir()] == [".lock"]
+
+
+def test_too_little_space(
+    config: Settings, texts: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = shutil.disk_usage(tmp_path)._replace(free=1000)
+    monkeypatch.setattr(prepare_module.shutil, "disk_usage", lambda folder: usage)
+    with pytest.raises(DataError, match=f"{tmp_path}/data: .*needs up to [0-9]+ bytes, 1000 are"):
+        prepare(config(), tmp_path)
+    assert [p.name for p in (tmp_path / "data").iterdir()] == [".lock"]
+
+
+def test_disk_that_refuses(config: Settings, texts: dict[str, str], tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
+    try:
+        with pytest.raises(DataError, match="File too large: the data set was not made"):
+            prepare(config(), tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert [p.name for p in (tmp_path / "data").iterdir()] == [".lock"]
+    with pytest.raises(DataError, match="the data set was not made\n.*set DATA_DIR"):
+        prepare(config(data_dir="/proc/data"), tmp_path)
+
+
+def start(build_dir: Path, downloads: Path) -> subprocess.Popen:
+    """Prepare the default corpus in another process."""
+    (build_dir / "data").mkdir(parents=True, exist_ok=True)
+    link = build_dir / "data" / "downloads"
+    if not link.exists():
+        link.symlink_to(downloads)
+    return subprocess.Popen([sys.executable, "-c", PREPARE, build_dir], stderr=subprocess.DEVNULL)
+
+
+def made(build_dir: Path) -> Path:
+    """The one data set in ``build_dir``."""
+    (folder,) = (build_dir / "data").glob("default-byte-*")
+    return folder
+
+
+def test_killed_or_in_company_it_makes_the_same_bytes(downloads: Path, tmp_path: Path) -> None:
+    pair = [start(tmp_path / "pair", downloads) for _ in range(2)]
+    assert [process.wait() for process in pair] == [0, 0]
+    expected = contents(made(tmp_path / "pair"))
+    assert not list((tmp_path / "pair" / "data").glob(".*partial"))
+
+    data = tmp_path / "killed" / "data"
+    killed_while_writing = 0
+    # Three moments within the writing, and twice the moment at which the data set appears.
+    for awaited in (".*partial/*", ".*partial/*", ".*partial/*", "default-*", "default-*"):
+        process = start(tmp_path / "killed", downloads)
+        while process.poll() is None and not list(data.glob(awaited)):
+            time.sleep(0.0005)
+        if awaited != "default-*":
+            time.sleep(random.uniform(0, 0.3))
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        killed_while_writing += bool(list(data.glob(".*partial")))
+        for folder in data.glob("default-*"):
+            assert contents(folder) == expected
+            shutil.rmtree(folder)
+    assert killed_while_writing
+    assert start(tmp_path / "killed", downloads).wait() == 0
+    assert contents(made(tmp_path / "killed")) == expected
+
+
+def test_default_corpus_numbers(config: Settings, downloads: Path, tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "downloads").symlink_to(downloads)
+    settings = config(dataset="default", tokenizer="gpt2", val_fraction=0.1)
+    prepare(settings, tmp_path)
+    dataset = open_dataset(settings, tmp_path)
+    assert len(dataset.train.documents) + len(dataset.val.documents) == 249 + 37
+    end = np.flatnonzero(dataset.val.window(0, dataset.val.n_tokens) == 50256) + 1
+    assert end.tolist() == [d.offset + d.length for d in dataset.val.documents]
+    assert {s["licence"].split(":")[0] for s in dataset.manifest["sources"]} == {
+        "texts",
+        "vocabulary",
+    }

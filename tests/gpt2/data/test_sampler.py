@@ -1,0 +1,71 @@
+"""Positions against the published generator, and what they must not depend on."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from gpt2.data.sampler import TrainSampler
+from lib.errors import DataError
+from lib.repro.streams import stream_seed
+
+BITS = (1 << 64) - 1
+
+
+def philox(counter: int, key: int) -> int:
+    """The first of the four numbers of Philox 4x64-10, from the paper's definition."""
+    c = [(counter >> 64 * i) & BITS for i in range(4)]
+    k = [key & BITS, key >> 64]
+    for _ in range(10):
+        first, second = c[0] * 0xD2E7470EE14C6C93, c[2] * 0xCA5A826395121157
+        c = [(second >> 64) ^ c[1] ^ k[0], second & BITS, (first >> 64) ^ c[3] ^ k[1], first & BITS]
+        k = [(k[0] + 0x9E3779B97F4A7C15) & BITS, (k[1] + 0xBB67AE8584CAA73B) & BITS]
+    return c[0]
+
+
+class FakeSplit(SimpleNamespace):
+    """Tokens that tell their position."""
+
+    name = "training"
+
+    def window(self, offset: int, length: int) -> np.ndarray:
+        """Positions modulo 1000."""
+        assert 0 <= offset <= self.n_tokens - length
+        return np.arange(offset, offset + length) % 1000
+
+
+def sampler(n_tokens: int = 10_000, block_size: int = 8, seed: int = 1) -> TrainSampler:
+    """A sampler over a fake split."""
+    return TrainSampler(FakeSplit(n_tokens=n_tokens), block_size, seed)
+
+
+def test_offsets_are_philox_scaled() -> None:
+    key = stream_seed(1, "data")
+    # numpy counts one up before each block.
+    expected = [(philox(g + 1, key) * (10_000 - 8)) >> 64 for g in range(50, 60)]
+    assert sampler().offsets(50, 10) == expected
+
+
+def test_a_sequence_depends_on_its_number_alone() -> None:
+    at_once = sampler().sequences(0, 64)
+    assert at_once.shape == (64, 9) and at_once.dtype == np.int64
+    one_by_one = np.concatenate([sampler().sequences(g, 1) for g in range(64)])
+    assert np.array_equal(at_once, one_by_one)
+    assert (np.diff(at_once) % 1000 == 1).all()
+
+
+def test_seeds_give_unrelated_positions() -> None:
+    first, second = sampler(seed=1).offsets(0, 100), sampler(seed=2).offsets(0, 100)
+    assert len(set(first) & set(second)) < 10
+
+
+def test_every_position_is_drawn_evenly() -> None:
+    # 10 positions, 10,000 draws: a count is 1000 ± 30 (one standard deviation).
+    counts = np.bincount(sampler(n_tokens=17, block_size=7).offsets(0, 10_000))
+    assert counts.size == 10 and abs(counts - 1000).max() < 150
+
+
+def test_no_room_for_a_window() -> None:
+    assert sampler(n_tokens=9).offsets(0, 5) == [0] * 5
+    with pytest.raises(DataError, match="8 training tokens are fewer than one window of 9"):
+        sampler(n_tokens=8)

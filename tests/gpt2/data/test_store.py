@@ -1,0 +1,132 @@
+"""Opening: nothing damaged gets through, and shards read as one sequence."""
+
+import json
+import pickle
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gpt2.data import shards
+from gpt2.data.options import DataConfig
+from gpt2.data.prepare import prepare
+from gpt2.data.source import dataset_folder
+from gpt2.data.store import open_dataset
+from lib.errors import DataError
+
+Settings = Callable[..., DataConfig]
+pytestmark = pytest.mark.usefixtures("texts")
+
+
+def flip(path: Path, position: int) -> None:
+    """Flip one bit of the byte at ``position``."""
+    content = bytearray(path.read_bytes())
+    content[position] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.fixture
+def folder(config: Settings, tmp_path: Path) -> Path:
+    """A prepared data set."""
+    return prepare(config(), tmp_path)
+
+
+FILES = ["train-00000.bin", "train-documents.jsonl", "val-00000.bin", "val-documents.jsonl"]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_flipped_byte(name: str, folder: Path, config: Settings, tmp_path: Path) -> None:
+    flip(folder / name, (folder / name).stat().st_size // 2)
+    with pytest.raises(DataError) as caught:
+        open_dataset(config(), tmp_path)
+    text = str(caught.value)
+    assert f"{folder / name}: damaged: SHA-256 is " in text and ", should be " in text
+    assert f"type: rm -r {folder} && make data" in text
+    assert caught.value.exit_code == 3
+
+
+def test_truncated_and_missing_are_listed_together(
+    folder: Path, config: Settings, tmp_path: Path
+) -> None:
+    size = (folder / "train-00000.bin").stat().st_size
+    with open(folder / "train-00000.bin", "r+b") as stream:
+        stream.truncate(size - 2)
+    (folder / "val-00000.bin").unlink()
+    for checked in (open_dataset, prepare):
+        with pytest.raises(DataError) as caught:
+            checked(config(), tmp_path)
+        assert f"train-00000.bin: damaged: {size - 2} bytes, should be {size}" in str(caught.value)
+        assert f"{folder / 'val-00000.bin'}: missing" in str(caught.value)
+
+
+def test_shards_with_swapped_names(folder: Path, config: Settings, tmp_path: Path) -> None:
+    content = {name: (folder / name).read_bytes() for name in FILES}
+    (folder / FILES[0]).write_bytes(content[FILES[2]])
+    (folder / FILES[2]).write_bytes(content[FILES[0]])
+    with pytest.raises(DataError, match="damaged"):
+        open_dataset(config(), tmp_path)
+
+
+def test_every_byte_of_the_manifest_counts(folder: Path, config: Settings, tmp_path: Path) -> None:
+    path = folder / "dataset.json"
+    manifest = json.loads(path.read_text())
+    manifest["unigram_entropy_nats"] += 0.5
+    path.write_text(json.dumps(manifest))
+    with pytest.raises(DataError, match="does not match its own seal"):
+        open_dataset(config(), tmp_path)
+    path.write_text("{")
+    with pytest.raises(DataError, match="not a manifest"):
+        open_dataset(config(), tmp_path)
+
+
+def test_no_data(config: Settings, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no prepared data for custom.*byte.*\n.*type: make data"):
+        open_dataset(config(), tmp_path)
+
+
+def test_wrong_tokenizer(folder: Path, config: Settings, tmp_path: Path) -> None:
+    other = dataset_folder(config(tokenizer="gpt2"), tmp_path)
+    shutil.copytree(folder, other)
+    with pytest.raises(DataError, match="made by the tokenizer byte .* says gpt2"):
+        open_dataset(config(tokenizer="gpt2"), tmp_path)
+
+
+def test_model_with_too_small_a_vocabulary(folder: Path, config: Settings, tmp_path: Path) -> None:
+    open_dataset(config(), tmp_path, vocab_size=257)
+    with pytest.raises(DataError, match="vocabulary of 256 is smaller than the 257 tokens of byte"):
+        open_dataset(config(), tmp_path, vocab_size=256)
+
+
+def test_digest_is_that_of_the_content(folder: Path, config: Settings, tmp_path: Path) -> None:
+    first = open_dataset(config(), tmp_path).digest
+    assert open_dataset(config(), tmp_path).digest == first
+    (tmp_path / "texts" / "00.txt").write_text("other words")
+    prepare(config(), tmp_path)
+    assert open_dataset(config(), tmp_path).digest != first
+
+
+def test_windows_cross_shards(
+    folder: Path, config: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = open_dataset(config(), tmp_path).train
+    tokens = whole.window(0, whole.n_tokens).tolist()
+    shutil.rmtree(folder)
+    monkeypatch.setattr(shards, "SHARD_TOKENS", 100)
+    prepare(config(), tmp_path)
+    split = open_dataset(config(), tmp_path).train
+    assert len(list(folder.glob("train-*.bin"))) == -(-len(tokens) // 100) > 20
+    rng = np.random.default_rng(0)
+    for length in (0, 1, 99, 100, 101, 350):
+        for offset in [0, 100, *rng.integers(0, len(tokens) - length, 20), len(tokens) - length]:
+            window = split.window(int(offset), length)
+            assert window.tolist() == tokens[offset : offset + length]
+
+
+def test_a_split_travels_as_paths(folder: Path, config: Settings, tmp_path: Path) -> None:
+    split = open_dataset(config(), tmp_path).train
+    tokens = split.window(0, split.n_tokens)
+    sent = pickle.dumps(split)
+    assert len(sent) < 1000 < 2 * split.n_tokens
+    assert np.array_equal(pickle.loads(sent).window(0, split.n_tokens), tokens)
