@@ -1,7 +1,7 @@
 """Name → part, without importing what is not used.
 
 A part lives in a package named after its noun: ``options.py`` holds ``<Noun>Options`` and imports no
-torch, ``module.py`` holds ``<Noun>``. The registry knows only the package; configuration, plan and
+torch, ``module.py`` holds ``<Noun>``, or ``<Noun><Suffix>``. The registry knows only the package; configuration, plan and
 report ask it for the options class, the model asks it for the module class.
 """
 
@@ -18,9 +18,13 @@ class Registry:
     part is selected by the bool symbol that is its name in capitals, and any number may be.
     """
 
-    def __init__(self, kind: str, *, choice: str = "", parts: Mapping[str, str]) -> None:
+    def __init__(
+        self, kind: str, *, choice: str = "", suffix: str = "", parts: Mapping[str, str]
+    ) -> None:
         self.kind = kind
         self.choice = choice
+        # Ends the module's class name, where a noun alone would not do: ``NonePruner``.
+        self.suffix = suffix
         self._packages = dict(parts)
 
     def __iter__(self) -> Iterator[str]:
@@ -46,7 +50,7 @@ class Registry:
 
     def module(self, name: str) -> type:
         """The class that builds ``name``. ValueError names the known ones."""
-        return self._load(name, "module", "")
+        return self._load(name, "module", self.suffix)
 
     def _load(self, name: str, module: str, suffix: str) -> type:
         if name not in self._packages:

@@ -1,0 +1,1 @@
+"""AdamW: Adam with decoupled weight decay."""

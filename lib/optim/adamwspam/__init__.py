@@ -1,0 +1,1 @@
+"""AdamW with SPAM: spike-aware clipping, moment damping and periodic moment reset."""

@@ -1,0 +1,87 @@
+"""The learning rate as a pure function of where a run stands in its budget; imports no torch.
+
+Warm-up counts iterations: step s of W (s from 0) gets peak · (s + 1) / W, so that no step is lost
+to a rate of 0. Decay is measured in the budget, whatever its unit. With p the progress in the
+budget and p_w the progress at which the warm-up ended,
+
+    x = (p − p_w) / (1 − p_w)                  what the warm-up left, from 0 to 1
+    cosine     min + (peak − min) (1 + cos πx) / 2
+    linear     peak − (peak − min) x
+    constant   peak
+    wsd        peak until x = 1 − f, then a line that reaches min at x = 1
+
+x is 0 at the step after the warm-up, so the rate is continuous there for every budget.
+"""
+
+import math
+from dataclasses import dataclass
+
+from lib.binding import symbol
+from lib.errors import ConfigError, Problem
+
+
+@dataclass(frozen=True)
+class ScheduleOptions:
+    """``kind`` is cosine, linear, constant or wsd."""
+
+    learning_rate: float = symbol("LEARNING_RATE", low=0.0, high=10.0)
+    min_learning_rate: float = symbol("MIN_LEARNING_RATE", low=0.0, high=10.0)
+    warmup_steps: int = symbol("WARMUP_STEPS")
+    kind: str = symbol("LR_SCHEDULE")
+    wsd_decay_fraction: float = symbol("WSD_DECAY_FRACTION", low=0.0, high=1.0)
+
+    def __post_init__(self) -> None:
+        problems = []
+        if self.kind != "constant" and self.min_learning_rate > self.learning_rate:
+            problems.append(
+                Problem(
+                    f"MIN_LEARNING_RATE: {self.min_learning_rate:g} is above "
+                    f"LEARNING_RATE={self.learning_rate:g}; the rate decays towards it"
+                )
+            )
+        if self.wsd_decay_fraction == 0.0:
+            problems.append(
+                Problem(
+                    "WSD_DECAY_FRACTION: must be above 0; for no decay set LR_SCHEDULE_CONSTANT=y"
+                )
+            )
+        if problems:
+            raise ConfigError(*problems)
+
+    @property
+    def summary(self) -> str:
+        """One line for a plan."""
+        end = "" if self.kind == "constant" else f" to {self.min_learning_rate:g}"
+        return f"{self.kind} {self.learning_rate:g}{end}, warm-up {self.warmup_steps} steps"
+
+
+def learning_rate_at(
+    options: ScheduleOptions, step: int, progress: float, warmup_progress: float
+) -> float:
+    """The learning rate of optimizer step ``step`` (counted from 0).
+
+    ``progress`` is the part of the budget used before this step, in [0, 1]. ``warmup_progress`` is
+    the progress at ``step == warmup_steps``: known beforehand for iterations and tokens, recorded
+    once for time, and not looked at during the warm-up.
+    """
+    if step < options.warmup_steps:
+        return options.learning_rate * (step + 1) / options.warmup_steps
+    remaining = 1.0 - warmup_progress
+    # A warm-up that took the whole budget leaves nothing to decay over.
+    decayed = (progress - warmup_progress) / remaining if remaining > 0.0 else 1.0
+    share = _decayed_share(options, min(1.0, max(0.0, decayed)))
+    return options.learning_rate + share * (options.min_learning_rate - options.learning_rate)
+
+
+def _decayed_share(options: ScheduleOptions, x: float) -> float:
+    """How much of the way from peak (0) to minimum (1) is done at ``x``."""
+    match options.kind:
+        case "constant":
+            return 0.0
+        case "linear":
+            return x
+        case "cosine":
+            return (1.0 - math.cos(math.pi * x)) / 2.0
+        case "wsd":
+            return max(0.0, 1.0 - (1.0 - x) / options.wsd_decay_fraction)
+    raise ValueError(f"unknown schedule {options.kind!r}; known: constant, cosine, linear, wsd")

@@ -1,0 +1,100 @@
+"""The learning rate at stated points, and no jump between them."""
+
+import dataclasses
+import math
+
+import pytest
+
+from lib.errors import ConfigError
+from lib.optim.schedule import ScheduleOptions, learning_rate_at
+
+OPTIONS = ScheduleOptions(
+    learning_rate=6e-4,
+    min_learning_rate=6e-5,
+    warmup_steps=100,
+    kind="cosine",
+    wsd_decay_fraction=0.2,
+)
+TOTAL = 1000
+KINDS = ["cosine", "linear", "constant", "wsd"]
+
+
+def _rate(kind: str, step: int) -> float:
+    options = dataclasses.replace(OPTIONS, kind=kind)
+    return learning_rate_at(options, step, step / TOTAL, OPTIONS.warmup_steps / TOTAL)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_warm_up_is_linear_from_the_first_step(kind: str) -> None:
+    assert _rate(kind, 0) == pytest.approx(6e-6)
+    assert _rate(kind, 49) == pytest.approx(3e-4)
+    assert _rate(kind, 99) == pytest.approx(6e-4)
+    assert _rate(kind, 100) == pytest.approx(6e-4)
+
+
+@pytest.mark.parametrize(
+    "kind, middle, three_quarters, end",
+    [
+        ("cosine", 3.3e-4, 6e-5 + 2.7e-4 * (1 - math.sqrt(0.5)), 6e-5),
+        ("linear", 3.3e-4, 1.95e-4, 6e-5),
+        ("constant", 6e-4, 6e-4, 6e-4),
+        ("wsd", 6e-4, 6e-4, 6e-5),
+    ],
+)
+def test_closed_form_of_the_decay(
+    kind: str, middle: float, three_quarters: float, end: float
+) -> None:
+    assert _rate(kind, 550) == pytest.approx(middle)
+    assert _rate(kind, 775) == pytest.approx(three_quarters)
+    assert _rate(kind, 1000) == pytest.approx(end)
+
+
+def test_wsd_decays_over_its_fraction() -> None:
+    # 0.2 of the 900 steps after the warm-up: from 820 on.
+    assert _rate("wsd", 820) == pytest.approx(6e-4)
+    assert _rate("wsd", 910) == pytest.approx(3.3e-4)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_jump_and_no_rise_after_the_warm_up(kind: str) -> None:
+    rates = [_rate(kind, step) for step in range(100, TOTAL + 1)]
+    steps = [before - after for before, after in zip(rates, rates[1:], strict=False)]
+    # The steepest is wsd: all the way in 180 steps.
+    assert all(-1e-12 <= step <= (6e-4 - 6e-5) / 180 * 1.001 for step in steps)
+
+
+@pytest.mark.parametrize("warmup_progress", [0.0, 0.1, 0.37, 0.9])
+def test_continuous_whatever_the_warm_up_used_of_a_time_budget(warmup_progress: float) -> None:
+    start = learning_rate_at(OPTIONS, 100, warmup_progress, warmup_progress)
+    assert start == pytest.approx(6e-4)
+    assert learning_rate_at(OPTIONS, 5000, 1.0, warmup_progress) == pytest.approx(6e-5)
+
+
+def test_progress_beyond_the_budget_stays_at_the_minimum() -> None:
+    assert learning_rate_at(OPTIONS, 1200, 1.2, 0.1) == pytest.approx(6e-5)
+
+
+def test_warm_up_longer_than_the_budget_does_not_divide_by_zero() -> None:
+    assert learning_rate_at(OPTIONS, 9, 0.9, 10.0) == pytest.approx(6e-5)
+    assert learning_rate_at(OPTIONS, 100, 1.0, 1.0) == pytest.approx(6e-5)
+
+
+def test_no_warm_up_starts_at_the_peak() -> None:
+    assert learning_rate_at(dataclasses.replace(OPTIONS, warmup_steps=0), 0, 0.0, 0.0) == 6e-4
+
+
+@pytest.mark.parametrize(
+    "change, symbol",
+    [
+        ({"min_learning_rate": 1e-3}, "MIN_LEARNING_RATE"),
+        ({"wsd_decay_fraction": 0.0}, "WSD_DECAY"),
+    ],
+)
+def test_rules_name_their_symbol(change: dict, symbol: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{symbol}"):
+        dataclasses.replace(OPTIONS, **change)
+
+
+def test_constant_does_not_look_at_the_minimum() -> None:
+    options = dataclasses.replace(OPTIONS, kind="constant", min_learning_rate=1.0)
+    assert options.summary == "constant 0.0006, warm-up 100 steps"
