@@ -1,0 +1,10 @@
+"""Pruning: which weights are set to zero while training, and when."""
+
+from lib.registry import Registry
+
+PRUNERS = Registry(
+    "pruner",
+    choice="PRUNING",
+    suffix="Pruner",
+    parts={"none": "lib.pruning.none", "magnitude": "lib.pruning.magnitude"},
+)

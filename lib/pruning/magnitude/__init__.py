@@ -1,0 +1,1 @@
+"""Magnitude pruning: small weights go."""

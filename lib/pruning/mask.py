@@ -1,0 +1,118 @@
+"""Gradual pruning by masks: all of a pruner but its score."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from lib.optim.groups import embeddings, matrices
+from lib.pruning.lowest import lowest
+from lib.pruning.options import PruningOptions
+
+
+def prunable_parameters(model: nn.Module, include_embeddings: bool) -> dict[str, nn.Parameter]:
+    """Matrices, with embeddings (and a tied head) only where asked for, by name.
+
+    Norms, biases, gates and scalars have fewer than two dimensions and are never pruned.
+    """
+    found = matrices(model)
+    return found | embeddings(model) if include_embeddings else found
+
+
+class MaskPruner(ABC):
+    """Zeroes the weights that score lowest, more of them along the ramp, and never revives one.
+
+    ``masks`` are boolean, True where a weight is alive. A pruned weight scores −∞, so each update
+    keeps all that earlier ones pruned.
+    """
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter], options: PruningOptions) -> None:
+        self._parameters = dict(parameters)
+        self._options = options
+        self.masks = {
+            name: torch.ones_like(p, dtype=torch.bool) for name, p in self._parameters.items()
+        }
+        # The sparsity of the last update; 0 before the first.
+        self._reached = 0.0
+
+    @abstractmethod
+    def score(self, name: str, optimizer: torch.optim.Optimizer) -> torch.Tensor:
+        """New float32 scores of one parameter, of its shape; a high one keeps its weight."""
+
+    @torch.no_grad()
+    def mask_gradients(self) -> None:
+        """Zero the gradients of pruned weights; after backward, before the norm is taken."""
+        if self._reached == 0.0:
+            return
+        for name, parameter in self._parameters.items():
+            if parameter.grad is not None:
+                parameter.grad.mul_(self.masks[name])
+
+    @torch.no_grad()
+    def after_step(self, step: int, progress: float, optimizer: torch.optim.Optimizer) -> None:
+        """Update the masks when due, and zero pruned weights; see ``Pruner``."""
+        if self._is_due(step, progress):
+            self._reached = self._options.sparsity_at(progress)
+            self._update_masks(optimizer)
+            self._mask_state(optimizer)
+        if self._reached > 0.0:
+            for name, parameter in self._parameters.items():
+                parameter.mul_(self.masks[name])
+
+    def sparsity(self) -> float:
+        """Zeros among the prunable weights, measured; 0 where nothing is prunable."""
+        zeros = sum(int((p == 0).sum()) for p in self._parameters.values())
+        return zeros / max(1, sum(p.numel() for p in self._parameters.values()))
+
+    def sparsity_by_layer(self) -> dict[str, float]:
+        """Zeros of each prunable parameter, measured."""
+        return {name: int((p == 0).sum()) / p.numel() for name, p in self._parameters.items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """The masks and how far the ramp has come."""
+        return {"reached": self._reached, "masks": dict(self.masks)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue from ``state_dict``."""
+        assert state_dict["masks"].keys() == self.masks.keys(), "masks of another model"
+        self._reached = state_dict["reached"]
+        for name, mask in state_dict["masks"].items():
+            self.masks[name].copy_(mask)
+
+    def _is_due(self, step: int, progress: float) -> bool:
+        """Every ``frequency`` steps inside the ramp, and once as soon as it has ended."""
+        options = self._options
+        if progress >= options.ramp_end:
+            return self._reached < options.target
+        return progress > options.warmup and step % options.frequency == 0
+
+    def _update_masks(self, optimizer: torch.optim.Optimizer) -> None:
+        """Scores are kept while they are ranked: one float32 copy, when no activation is alive."""
+        for names in self._scopes():
+            count = round(self._reached * sum(self.masks[name].numel() for name in names))
+            if count:
+                scores = {name: self._alive_score(name, optimizer) for name in names}
+                for name, pruned in lowest(scores, count):
+                    torch.logical_not(pruned, out=self.masks[name])
+
+    def _alive_score(self, name: str, optimizer: torch.optim.Optimizer) -> torch.Tensor:
+        return self.score(name, optimizer).masked_fill_(~self.masks[name], -torch.inf)
+
+    def _scopes(self) -> Iterator[list[str]]:
+        """Groups of parameters that share a threshold."""
+        if self._options.scope == "global":
+            yield list(self._parameters)
+        else:
+            yield from ([name] for name in self._parameters)
+
+    def _mask_state(self, optimizer: torch.optim.Optimizer) -> None:
+        """Zero what the optimizer remembers of pruned weights: moments and the like.
+
+        Gradients are zero from here on, so these stay zero between updates.
+        """
+        for name, parameter in self._parameters.items():
+            for value in optimizer.state.get(parameter, {}).values():
+                if isinstance(value, torch.Tensor) and value.shape == parameter.shape:
+                    value.mul_(self.masks[name])

@@ -1,0 +1,17 @@
+"""Options of training without pruning: there are none."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+
+@dataclass(frozen=True)
+class NoneOptions:
+    """Nothing to choose."""
+
+    name: ClassVar[str] = "none"
+    include_embeddings: ClassVar[bool] = False
+
+    @property
+    def summary(self) -> str:
+        """One line for a plan."""
+        return self.name
