@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from lib.console import say, verbose
-from lib.errors import EXIT_INTERRUPTED, KablateError
+from lib.errors import EXIT_INTERRUPTED, EXIT_PREFLIGHT, KablateError
 
 
 def run(main: Callable[[], int]) -> NoReturn:
@@ -23,12 +23,18 @@ def run(main: Callable[[], int]) -> NoReturn:
         for problem in error.problems:
             say("ERROR", str(problem))
         code = error.exit_code
-    except KeyboardInterrupt:
-        code = EXIT_INTERRUPTED
     except BrokenPipeError:
         # The reader of our output (head, less) went away: not an error of ours.
         sys.stderr.close()
         code = 0
+    except OSError as error:
+        # A full disk, a read-only folder, a missing permission: the machine's answer, not a defect.
+        if verbose():
+            traceback.print_exc()
+        say("ERROR", f"{error.filename or 'input/output'}: {error.strerror or error}")
+        code = EXIT_PREFLIGHT
+    except KeyboardInterrupt:
+        code = EXIT_INTERRUPTED
     if code:
         say("EXIT", f"code {code}")
     sys.exit(code)

@@ -1,0 +1,87 @@
+"""The ``configure.py`` commands that write: what they do is said on stderr, one line an event."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from lib.binding import Value
+from lib.console import say
+from lib.errors import ConfigError
+from lib.files import write_atomic
+from lib.kconfig.constants import read_constants, write_constants
+from lib.kconfig.defconfigs import defconfig_layers
+from lib.kconfig.dotconfig import read_config, with_origins
+from lib.kconfig.layers import Layer
+from lib.kconfig.menu import run_menuconfig
+from lib.kconfig.place import Place
+from lib.kconfig.tree import Tree
+
+
+def defconfig(place: Place, spec: str, settings: str) -> None:
+    """Load ``NAME[+FRAGMENT…]`` with ``SET`` on top into .config."""
+    tree = Tree(place.root)
+    layers = defconfig_layers(place.root, spec, settings)
+    resolution = tree.write_config(layers, place.config)
+    for problem in resolution.hidden:
+        say("CONFIG", f"no longer applies: {problem}")
+    chosen = sum(origin is not None for origin in resolution.origins.values())
+    count = len(resolution.values)
+    say("CONFIG", f"{spec} -> {place.config} ({count} symbols, {chosen} not left to the default)")
+
+
+def olddefconfig(place: Place) -> None:
+    """Bring .config up to date: drop what no longer applies, take defaults for what is new."""
+    tree = Tree(place.root)
+    old = read_config(place.config) if place.config.exists() else Layer("config", ())
+    adapted, dropped = tree.adapt(old)
+    resolution = with_origins(tree, tree.resolve([adapted]), place.config)
+    new = tree.new_symbols(old)
+    tree.write_config(resolution, place.config)
+    for problem in dropped:
+        say("WARN", f"dropped {problem}")
+    count = len(resolution.values)
+    say("CONFIG", f"{place.config} ({count} symbols, {len(dropped)} dropped, {len(new)} new)")
+
+
+def savedefconfig(place: Place) -> None:
+    """Write what differs from the defaults to ``defconfig`` beside .config."""
+    tree = Tree(place.root)
+    target = place.config.with_name("defconfig")
+    text = tree.minimal([read_config(place.config)])
+    write_atomic(target, text)
+    say("CONFIG", f"{place.config} -> {target} ({len(text.splitlines())} lines)")
+
+
+def constants(place: Place) -> None:
+    """Generate config.py from .config."""
+    tree = Tree(place.root)
+    layer = read_config(place.config)
+    resolution = tree.resolve([layer])
+    new = tree.new_symbols(layer)
+    target = place.build / "config.py"
+    note = ""
+    if target.exists():
+        changed = _count_changed(_previous_constants(target), resolution.values)
+        note = f", {changed} changed since the last write"
+    write_constants(resolution, target)
+    if new:
+        say("CONFIG", f"{len(new)} new symbols took their defaults (make listnewconfig)")
+    say("CONFIG", f"{place.config} -> {target} ({len(resolution.values)} symbols{note})")
+
+
+def menuconfig(place: Place) -> None:
+    """Edit .config in a menu."""
+    run_menuconfig(Tree(place.root), place.config)
+
+
+def _previous_constants(path: Path) -> dict[str, Value]:
+    """The last config.py; nothing if it was damaged, for it is about to be replaced."""
+    try:
+        return read_constants(path)
+    except ConfigError:
+        return {}
+
+
+def _count_changed(before: Mapping[str, Value], after: Mapping[str, Value]) -> int:
+    missing = object()
+    names = before.keys() | after.keys()
+    return sum(before.get(name, missing) != after.get(name, missing) for name in names)

@@ -1,0 +1,89 @@
+"""The ``configure.py`` commands that only look: each returns text or JSON for stdout."""
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from json import dumps
+from pathlib import Path
+from typing import Any
+
+from kconfiglib import escape
+
+from lib.errors import ConfigError
+from lib.kconfig.defconfigs import Defconfig, defconfig_layers, list_defconfigs
+from lib.kconfig.diff import diff, render_diff
+from lib.kconfig.dotconfig import read_config, resolve_config
+from lib.kconfig.origins import SCHEMA_VERSION
+from lib.kconfig.parse import parse_text, read_file
+from lib.kconfig.place import Place
+from lib.kconfig.tree import Tree
+from lib.kconfig.why import render_why, why
+
+
+def explain(place: Place, question: str, json: bool) -> str:
+    """Explain NAME, or whether NAME=VALUE would take."""
+    tree = Tree(place.root)
+    found = why(tree, resolve_config(tree, place.config), question)
+    return _document(found) if json else render_why(found)
+
+
+def new_symbols(place: Place, json: bool) -> str:
+    """The symbols that .config does not mention, with the defaults they would get."""
+    tree = Tree(place.root)
+    layer = read_config(place.config)
+    adapted, _ = tree.adapt(layer)
+    tree.resolve([adapted])
+    new = tree.new_symbols(layer)
+    if json:
+        return _document({"symbols": {s.name: s.str_value for s in new}})
+    return "".join(symbol.config_string for symbol in new).rstrip("\n")
+
+
+def differences(place: Place, a: str, b: str, json: bool) -> str:
+    """What differs from A to B, each a file or a NAME[+FRAGMENT…]; "" is .config.old or .config."""
+    old = place.config.with_name(place.config.name + ".old")
+    found = diff(_assignments(place, a or str(old)), _assignments(place, b or str(place.config)))
+    return _document(asdict(found)) if json else render_diff(found)
+
+
+def show_defconfigs(place: Place, json: bool, plain: bool) -> str:
+    """The defconfigs and fragments, each with its first comment line."""
+    bases, fragments = list_defconfigs(place.root)
+    if json:
+        fields = {"defconfigs": bases, "fragments": fragments}
+        return _document({key: [_plain(d) for d in found] for key, found in fields.items()})
+    if plain:
+        return "\n".join([d.name for d in bases] + [f"+{d.name}" for d in fragments])
+    width = max((len(d.name) for d in [*bases, *fragments]), default=0) + 2
+    lines = ["make defconfig-NAME"]
+    lines += [f"  {d.name:{width}}{d.summary}" for d in bases]
+    lines += ["", "make defconfig-NAME+FRAGMENT+…"]
+    lines += [f"  {d.name:{width}}{d.summary}{_bases_note(d)}" for d in fragments]
+    return "\n".join(lines)
+
+
+def _bases_note(fragment: Defconfig) -> str:
+    if not fragment.bases:
+        return ""
+    return " [any]" if "*" in fragment.bases else f" [{', '.join(fragment.bases)}]"
+
+
+def _plain(found: Defconfig) -> dict[str, Any]:
+    return {"name": found.name, "summary": found.summary, "bases": list(found.bases)}
+
+
+def _document(content: Mapping[str, Any]) -> str:
+    document = {"schema_version": SCHEMA_VERSION, **content}
+    return dumps(document, sort_keys=True, indent=2, ensure_ascii=False, allow_nan=False)
+
+
+def _assignments(place: Place, source: str) -> dict[str, str]:
+    """Name to value, strings in quotes; a file as it stands, a NAME[+FRAGMENT…] in full."""
+    if "/" in source or source.startswith(".") or Path(source).exists():
+        layer = read_file(Path(source), "config")
+    else:
+        tree = Tree(place.root)
+        text = tree.config_text(defconfig_layers(place.root, source))
+        layer = parse_text(text, "config", source)
+    if layer.problems:
+        raise ConfigError(*layer.problems)
+    return {a.name: f'"{escape(a.value)}"' if a.quoted else a.value for a in layer.assignments}

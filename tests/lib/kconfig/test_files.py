@@ -1,0 +1,223 @@
+"""What is written: .config, its origins, config.py, and the round trip through all of them."""
+
+import json
+import os
+
+import pytest
+
+from lib.errors import ConfigError
+from lib.kconfig import (
+    Layer,
+    Resolution,
+    Tree,
+    defconfig_layers,
+    list_defconfigs,
+    parse_set,
+    read_config,
+    read_constants,
+    resolve_config,
+    write_constants,
+)
+from lib.kconfig.menu import record_edits
+
+HOSTILE = [
+    "$(shell touch pwned)",
+    "${HOME} $$ $HOME",
+    "`touch pwned`; rm -rf /",
+    "quote \" and ' and ''' and \"\"\"",
+    'back\\slash \\n \\\\ \\" end\\',
+    "naïve 漢字 🙂 \u00a0 \u202e",
+    " # not a comment ",
+    "tab\there",
+    "{0} %s \\x41 __import__('os')",
+    "",
+]
+
+
+@pytest.mark.parametrize("value", HOSTILE)
+def test_a_value_survives_every_file_unchanged(tree: Tree, tmp_path, value: str) -> None:
+    config, constants = tmp_path / ".config", tmp_path / "config.py"
+    tree.write_config([Layer.of("step", "s", {"OUTPUT_DIR": value})], config)
+    resolution = resolve_config(tree, config)
+    write_constants(resolution, constants)
+    assert resolution.values["OUTPUT_DIR"] == value
+    assert read_constants(constants) == resolution.values
+    minimal = tree.minimal(resolution)
+    (tmp_path / "again").write_text(minimal, encoding="utf-8")
+    assert tree.resolve([read_config(tmp_path / "again")]).values["OUTPUT_DIR"] == value
+
+
+def test_config_is_canonical_and_keeps_the_one_before(tree: Tree, root, tmp_path) -> None:
+    config = tmp_path / ".config"
+    tree.write_config(defconfig_layers(root, "base"), config)
+    first = config.read_text()
+    assert "\n# CONFIG_PROJECTION_DENSE is not set\nCONFIG_PROJECTION_LATENT=y\n" in first
+    assert not (tmp_path / ".config.old").exists()
+    os.utime(config, (1, 1))
+    tree.write_config([read_config(config)], config)
+    assert config.stat().st_mtime == 1 and not (tmp_path / ".config.old").exists()
+    tree.write_config(defconfig_layers(root, "plain"), config)
+    assert (tmp_path / ".config.old").read_text() == first
+    assert sorted(p.name for p in tmp_path.iterdir()) == [
+        ".config",
+        ".config.old",
+        ".config.origins",
+    ]
+
+
+def test_nothing_is_written_when_a_layer_is_wrong(tree: Tree, root, tmp_path) -> None:
+    with pytest.raises(ConfigError):
+        tree.write_config(defconfig_layers(root, "base", "N_LAYER=99"), tmp_path / ".config")
+    assert list(tmp_path.iterdir()) == []
+
+
+def origins(resolution: Resolution) -> dict[str, tuple[str, str]]:
+    found = resolution.origins.items()
+    return {name: (origin.where, origin.label) for name, origin in found if origin}
+
+
+def test_origins_survive_in_the_sidecar(tree: Tree, root, tmp_path) -> None:
+    config = tmp_path / ".config"
+    written = tree.write_config(defconfig_layers(root, "base+quick", "N_HEAD=8"), config)
+    assert origins(resolve_config(Tree(root), config)) == origins(written)
+    assert origins(written)["N_LAYER"] == ("defconfigs/fragments/quick:3", "fragment")
+    assert origins(written)["LATENT_DIM"] == ("defconfigs/base:6", "defconfig")
+    assert origins(written)["RUN_MODE"] == ("defconfigs/base:4", "defconfig")
+    assert origins(written)["N_HEAD"] == ("SET", "command line")
+    assert "N_KV_HEAD" not in origins(written)
+    step = Layer.of("step", "step golden", {"N_LAYER": 6, "PROJECTION_DENSE": True})
+    on_top = origins(resolve_config(tree, config, step))
+    assert on_top["N_LAYER"] == on_top["PROJECTION"] == ("step golden", "step")
+    assert on_top["N_HEAD"] == ("SET", "command line")
+
+
+def test_a_line_edited_by_hand_is_told_apart(tree: Tree, root, tmp_path) -> None:
+    config = tmp_path / ".config"
+    tree.write_config(defconfig_layers(root, "base"), config)
+    lines = config.read_text().replace("CONFIG_N_HEAD=12", "CONFIG_N_HEAD=6").split("\n")
+    config.write_text("\n".join(lines))
+    line = lines.index("CONFIG_N_HEAD=6") + 1
+    found = resolve_config(tree, config)
+    assert origins(found)["N_HEAD"] == (f"{config}:{line}", "edited")
+    assert origins(found)["LATENT_DIM"] == ("defconfigs/base:6", "defconfig")
+    tree.write_config(found, config)
+    assert origins(resolve_config(tree, config))["N_HEAD"] == (f"{config}:{line}", "edited")
+
+
+def test_a_default_that_has_changed_since_is_no_default(root, tree: Tree, tmp_path) -> None:
+    kconfig = 'config A\n\tint "a"\n\trange 0 9\n\tdefault 1\n'
+    (tmp_path / "Kconfig").write_text(kconfig)
+    config = tmp_path / ".config"
+    Tree(tmp_path).write_config([], config)
+    assert origins(resolve_config(Tree(tmp_path), config)) == {}
+    (tmp_path / "Kconfig").write_text(kconfig.replace("default 1", "default 2"))
+    assert origins(resolve_config(Tree(tmp_path), config)) == {"A": ("Kconfig:1", "former default")}
+
+
+def test_without_a_sidecar_the_origin_is_the_line_of_config(tree: Tree, tmp_path) -> None:
+    config = tmp_path / ".config"
+    tree.write_config([parse_set("N_LAYER=4")], config)
+    (tmp_path / ".config.origins").unlink()
+    assert origins(resolve_config(tree, config))["N_LAYER"] == (f"{config}:5", "config")
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"origins": {"A": 1}}'])
+def test_a_damaged_sidecar_is_named(tree: Tree, tmp_path, text: str) -> None:
+    tree.write_config([], tmp_path / ".config")
+    (tmp_path / ".config.origins").write_text(text)
+    with pytest.raises(ConfigError, match=r"\.config\.origins: damaged\n +rm "):
+        resolve_config(tree, tmp_path / ".config")
+
+
+def test_no_config_says_how_to_get_one(tree: Tree, tmp_path) -> None:
+    with pytest.raises(ConfigError, match="make defconfig-NAME; or make menuconfig"):
+        resolve_config(tree, tmp_path / ".config")
+
+
+def test_menuconfig_changes_are_recorded(tree: Tree, root, tmp_path) -> None:
+    config = tmp_path / ".config"
+    tree.write_config(defconfig_layers(root, "base"), config)
+    before = resolve_config(tree, config)
+    text = tree.config_text(defconfig_layers(root, "base", "N_LAYER=4 PROJECTION_DENSE=y"))
+    config.write_text(text)
+    record_edits(tree, before, config)
+    found = resolve_config(tree, config)
+    line = text.split("\n").index("CONFIG_N_LAYER=4") + 1
+    assert origins(found)["N_LAYER"] == (f"{config}:{line}", "menuconfig")
+    # Back at its default, as far as the menu tells.
+    assert "PROJECTION" not in origins(found)
+    assert origins(found)["LEARNING_RATE"] == ("defconfigs/base:10", "defconfig")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "import os",
+        "A = __import__('os').system('true')",
+        "A = [1]",
+        "A = 1.5",
+        "A = None",
+        "A=1",
+        "A = 'x",
+        "OK = 2",
+        "A = 1; B = 2",
+        "A = " + "(" * 300,
+    ],
+)
+def test_constants_are_read_as_data(tmp_path, line: str) -> None:
+    path = tmp_path / "config.py"
+    path.write_text(f"# head\nOK = 1\n{line}\n")
+    with pytest.raises(ConfigError, match=r"config\.py:3: not what make writes here"):
+        read_constants(path)
+
+
+def test_constants_that_are_not_there(tmp_path) -> None:
+    with pytest.raises(ConfigError, match="has not been generated yet"):
+        read_constants(tmp_path / "config.py")
+
+
+def test_defconfigs_are_listed_with_their_first_comment(root) -> None:
+    bases, fragments = list_defconfigs(root)
+    assert [(d.name, d.summary, d.bases) for d in bases] == [
+        ("base", "A study with latent attention", ()),
+        ("plain", "All defaults", ()),
+    ]
+    assert [(d.name, d.summary, d.bases) for d in fragments] == [
+        ("cpu", "Train without a GPU", ("*",)),
+        ("quick", "Small and short", ("base", "plain")),
+    ]
+
+
+def test_an_assignment_is_no_summary(tmp_path) -> None:
+    (tmp_path / "defconfigs").mkdir()
+    (tmp_path / "defconfigs" / "x").write_text("# CONFIG_A is not set\n# Words\n")
+    (found,), fragments = list_defconfigs(tmp_path)
+    assert found.summary == "Words" and fragments == []
+
+
+@pytest.mark.parametrize(
+    ("spec", "what"),
+    [
+        ("bass", "no defconfig is called 'bass'; nearest: base"),
+        ("base+quack", "no fragment is called 'quack'; nearest: quick"),
+        ("quick", "no defconfig is called 'quick'; it is a fragment: make defconfig-NAME+quick"),
+        ("base+plain", "no fragment is called 'plain'; it is a defconfig, and comes first: "),
+        ("../defconfigs/base", "no defconfig is called '../defconfigs/base'"),
+    ],
+)
+def test_an_unknown_defconfig_names_the_nearest(root, spec: str, what: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        defconfig_layers(root, spec)
+    (problem,) = caught.value.problems
+    assert problem.what.startswith(what) and problem.next == "make list-defconfigs"
+
+
+def test_the_sidecar_is_json_with_a_schema_version(tree: Tree, tmp_path) -> None:
+    tree.write_config([], tmp_path / ".config")
+    document = json.loads((tmp_path / ".config.origins").read_text())
+    assert document["schema_version"] == 1
+    assert document["origins"]["N_LAYER"] == {
+        "label": "default",
+        "value": "12",
+        "where": "Kconfig:3",
+    }

@@ -1,0 +1,203 @@
+"""Values, layers, origins, and what the tree tells about itself."""
+
+import pytest
+
+from lib.errors import ConfigError, Problem
+from lib.kconfig import Layer, Tree, locate, parse_set, parse_text
+
+
+def defconfig(text: str, shown: str = "f") -> Layer:
+    return parse_text(text, "defconfig", shown)
+
+
+def test_values_are_typed_and_choices_are_words(tree: Tree) -> None:
+    values = tree.resolve([defconfig("CONFIG_OPTIMIZER_ADAMWSPAM=y\nCONFIG_N_LAYER=30\n")]).values
+    assert values == {
+        "DEEP": True,
+        "DEPTH_NAME": "deep",
+        "DEVICE_CUDA": False,
+        "DROPOUT": False,
+        # A choice that is not available, and symbols that are not.
+        "KERNEL": "",
+        "LATENT_DIM": 0,
+        "LATENT_SHARED": False,
+        "LEARNING_RATE": "6e-4",
+        "N_HEAD": 12,
+        "N_KV_HEAD": 1,
+        "N_LAYER": 30,
+        "OPTIMIZER": "adamwspam",
+        "OUTPUT_DIR": "results",
+        "PROJECTION": "dense",
+        "RUN_MODE": "single_training",
+        "SPAM_INTERVAL": 1000,
+        "STEPS": "",
+    }
+    assert values["DEEP"] is True and type(values["N_LAYER"]) is int
+
+
+def test_a_choice_may_be_spread_over_files(tree: Tree) -> None:
+    (projection,) = [info for info in tree.symbols() if info.name == "PROJECTION"]
+    assert projection.members == ("PROJECTION_DENSE", "PROJECTION_LATENT")
+    assert tree.resolve([defconfig("CONFIG_PROJECTION_LATENT=y")]).values["PROJECTION"] == "latent"
+
+
+def test_later_layers_win(tree: Tree) -> None:
+    layers = [
+        defconfig("CONFIG_N_LAYER=4\nCONFIG_PROJECTION_LATENT=y\nCONFIG_N_HEAD=4\n", "base"),
+        parse_text("CONFIG_N_LAYER=6\nCONFIG_PROJECTION_DENSE=y\n", "fragment", "frag"),
+        parse_set("N_LAYER=8"),
+    ]
+    found = tree.resolve(layers)
+    assert (found.values["N_LAYER"], found.values["PROJECTION"]) == (8, "dense")
+    where = {
+        name: origin and (origin.where, origin.label) for name, origin in found.origins.items()
+    }
+    assert where["N_LAYER"] == ("SET", "command line")
+    assert where["PROJECTION"] == ("frag:2", "fragment")
+    assert where["N_HEAD"] == ("base:3", "defconfig")
+    assert where["DROPOUT"] is None
+    assert where.keys() == found.values.keys()
+
+
+def test_a_later_layer_may_make_an_assignment_meaningless_and_it_is_told(tree: Tree) -> None:
+    base = defconfig("CONFIG_PROJECTION_LATENT=y\nCONFIG_LATENT_DIM=64\n")
+    found = tree.resolve([base, parse_set("PROJECTION_DENSE=y")])
+    assert [str(problem) for problem in found.hidden] == [
+        "f:2: LATENT_DIM=64: needs PROJECTION_LATENT=y, which is n"
+    ]
+    assert found.origins["LATENT_DIM"] is None
+    assert not tree.resolve([base]).hidden
+
+
+def test_an_early_n_counts_when_a_later_layer_makes_its_symbol_available(tmp_path) -> None:
+    (tmp_path / "Kconfig").write_text(
+        'config GPU\n\tbool "g"\n\nconfig COMPILE\n\tbool "c"\n\tdepends on GPU\n\tdefault y\n'
+    )
+    tree = Tree(tmp_path)
+    layers = [defconfig("# CONFIG_COMPILE is not set"), parse_set("GPU=y")]
+    assert tree.resolve([*layers[1:]]).values["COMPILE"] is True
+    assert tree.resolve(layers).values["COMPILE"] is False
+
+
+def test_resolving_again_starts_from_the_defaults(tree: Tree) -> None:
+    plain = tree.resolve([]).values
+    tree.resolve([defconfig("CONFIG_N_LAYER=30\nCONFIG_OPTIMIZER_ADAMWSPAM=y\n")])
+    with pytest.raises(ConfigError):
+        tree.resolve([defconfig("CONFIG_N_HEAD=2\nCONFIG_N_KV_HEAD=9\nCONFIG_RUN_MODE=y\n")])
+    assert tree.resolve([]).values == plain
+
+
+def test_a_full_config_states_derived_values_without_asking_for_them(tree: Tree) -> None:
+    full = parse_text(tree.config_text([]), "config", ".config")
+    assert "DEPTH_NAME" in {assignment.name for assignment in full.assignments}
+    found = tree.resolve([full, parse_set("N_LAYER=30")])
+    assert found.values["DEPTH_NAME"] == "deep" and found.origins["DEPTH_NAME"] is None
+
+
+def test_a_full_config_with_a_wrong_derived_value_is_refused(tree: Tree, refused) -> None:
+    text = tree.config_text([]).replace('"shallow"', '"deep"')
+    (found,) = refused(parse_text(text, "config", ".config"))
+    assert "DEPTH_NAME=deep: is derived (no prompt, Kconfig:35) and is shallow here" in found
+    assert found.endswith("make olddefconfig drops the lines of .config that no longer apply")
+
+
+def test_adapt_drops_what_no_longer_applies_and_nothing_else(tree: Tree, refused) -> None:
+    text = tree.config_text([defconfig("CONFIG_PROJECTION_LATENT=y\nCONFIG_LATENT_DIM=64\n")])
+    text = text.replace("CONFIG_PROJECTION_LATENT=y", "CONFIG_PROJECTION_GONE=y")
+    adapted, dropped = tree.adapt(parse_text(text + "CONFIG_N_HEAD=0\n", "config", "c"))
+    assert [problem.what for problem in dropped] == [
+        "PROJECTION_GONE=y: no such symbol; "
+        "nearest: PROJECTION, PROJECTION_DENSE, PROJECTION_LATENT",
+        "LATENT_DIM=64: needs PROJECTION_LATENT=y, which is n",
+    ]
+    (found,) = refused(adapted)
+    assert "N_HEAD=0: duplicate with another value: 12 at c:6" in found
+
+
+def test_locate_points_at_the_line_that_set_the_value(tree: Tree) -> None:
+    found = tree.resolve([defconfig('CONFIG_LEARNING_RATE="fast"\n')])
+    error = ConfigError(
+        Problem("LEARNING_RATE: 'fast' is not a number"),
+        Problem("LEARNING_RATE: elsewhere", "g:9"),
+        Problem("OUTPUT_DIR: no"),
+        "other",
+    )
+    assert [str(problem) for problem in locate(error, found).problems] == [
+        "f:1: LEARNING_RATE: 'fast' is not a number",
+        "g:9: LEARNING_RATE: elsewhere",
+        "OUTPUT_DIR: no",
+        "other",
+    ]
+
+
+def test_minimal_text_gives_the_same_configuration(tree: Tree) -> None:
+    text = 'CONFIG_N_LAYER=4\nCONFIG_OUTPUT_DIR="a \\"b\\" \\\\ c"\nCONFIG_OPTIMIZER_ADAMWSPAM=y\n'
+    resolution = tree.resolve([defconfig("# words\n" + text + "CONFIG_N_HEAD=12\n")])
+    minimal = tree.minimal(resolution)
+    assert sorted(minimal.splitlines()) == sorted(text.splitlines())
+    assert tree.resolve([defconfig(minimal)]).values == resolution.values
+
+
+def test_asking_for_a_default_changes_nothing(tree: Tree) -> None:
+    layer = defconfig("CONFIG_N_LAYER=4\nCONFIG_DROPOUT=y\nCONFIG_OPTIMIZER_ADAMWSPAM=y\n")
+    text = tree.config_text([layer])
+    items = {item.name: tree.default(item) for item in tree.items()}
+    assert (items["N_LAYER"], items["DROPOUT"], items["OPTIMIZER"]) == ("12", "n", "adamw")
+    assert tree.kconf.config_text() == text
+
+
+def test_symbols_describe_what_can_be_set(tree: Tree) -> None:
+    infos = {info.name: info for info in tree.symbols()}
+    assert "DEEP" not in infos and "DEPTH_NAME" not in infos
+    layers = infos["N_LAYER"]
+    assert (layers.type, layers.prompt, layers.help) == ("int", "Layers", "Number of blocks.")
+    assert (layers.range, layers.has_default, layers.where) == (("1", "48"), True, "Kconfig:3")
+    assert infos["N_KV_HEAD"].range == ("1", "N_HEAD")
+    assert not infos["DROPOUT"].has_default and infos["DROPOUT"].help == ""
+    assert infos["PROJECTION_LATENT"].choice == "PROJECTION"
+    assert infos["PROJECTION_LATENT"].where == "parts/latent/Kconfig:3"
+    assert infos["OPTIMIZER"].type == "choice" and infos["OPTIMIZER"].has_default
+
+
+def test_the_environment_cannot_change_the_tree(root, tree, monkeypatch, tmp_path) -> None:
+    for name in ("hostile", "kconfigfunctions"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('ran code that no one asked for')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("srctree", "/nowhere")
+    monkeypatch.setenv("CONFIG_", "OTHER_")
+    monkeypatch.setenv("KCONFIG_FUNCTIONS", "hostile")
+    monkeypatch.setenv("KCONFIG_CONFIG_HEADER", "CONFIG_N_LAYER=1\n")
+    assert Tree(root).config_text([]) == tree.config_text([])
+
+
+@pytest.mark.parametrize(
+    ("kconfig", "what"),
+    [
+        (
+            "config A\n\tbool\n\tdepends on NOBODY\n",
+            "Kconfig:1: NOBODY is used but defined nowhere",
+        ),
+        ('config A\n\ttristate "a"\n', "Kconfig:1: A: type tristate is not supported"),
+        ('config A\n\thex "a"\n\tdefault 0x1\n', "Kconfig:1: A: type hex is not supported"),
+        (
+            'choice\n\tprompt "p"\nconfig A\n\tbool "a"\nendchoice\n',
+            "Kconfig:1: a choice needs a name",
+        ),
+        (
+            'choice A\n\tprompt "p"\nconfig B\n\tbool "b"\nendchoice\nconfig A\n\tbool "a"\n',
+            "Kconfig:1: A names a choice and a symbol",
+        ),
+        ("config A\n\tboool\n", "Kconfig:2"),
+        ('source "absent"\n', "absent"),
+    ],
+)
+def test_a_faulty_tree_is_refused(tmp_path, kconfig: str, what: str) -> None:
+    (tmp_path / "Kconfig").write_text(kconfig)
+    with pytest.raises(ConfigError) as caught:
+        Tree(tmp_path)
+    assert what in str(caught.value)
+
+
+def test_a_missing_tree_is_an_error(tmp_path) -> None:
+    with pytest.raises(ConfigError, match="cannot read the Kconfig files"):
+        Tree(tmp_path)
