@@ -1,0 +1,66 @@
+"""Attention: one projection × one pattern × any score terms × any gates.
+
+B batch, T tokens (queries), S tokens (keys), C n_embd, N heads, H head dim, R latent dim.
+"""
+
+from functools import reduce
+from operator import mul
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gpt2.attention import GATES, PATTERNS, PROJECTIONS, TERMS
+from gpt2.attention.options import AttentionConfig
+from gpt2.attention.rows.engine import attend
+from gpt2.attention.rows.head_mean import HeadMean
+from gpt2.attention.rows.plan import RowPlan
+from gpt2.attention.sdpa import plain_attention
+from gpt2.attention.state import AttentionView, BlockState, WeightsRequest
+from gpt2.shape import Shape
+
+
+class Attention(nn.Module):
+    """Causal self-attention of one block.
+
+    ``c_attn`` is the projection, whatever its kind, and ``c_proj`` the way back into the residual
+    stream. Without a term, a gate or a request for weights attention is one SDPA call; with any of
+    them the row engine runs.
+    """
+
+    def __init__(
+        self, shape: Shape, options: AttentionConfig, request: WeightsRequest | None = None
+    ) -> None:
+        super().__init__()
+        self.c_attn = PROJECTIONS.module(options.projection.name)(shape, options.projection)
+        self.c_proj = nn.Linear(shape.n_embd, shape.n_embd, bias=shape.bias)
+        self.terms = nn.ModuleDict({t.name: TERMS.module(t.name)(shape, t) for t in options.terms})
+        self.gates = nn.ModuleDict({g.name: GATES.module(g.name)(shape, g) for g in options.gates})
+        self.pattern = PATTERNS.module(options.pattern.name)(options.pattern)
+        self.reader = HeadMean(request, self.pattern) if request else None
+        self.sdpa_backend = options.sdpa_backend
+        self.dropout = shape.dropout
+
+    def forward(self, x_BTC: Tensor, state: BlockState) -> tuple[Tensor, AttentionView]:
+        """The block's attention output, BTC, and what its MLP may see."""
+        heads = self.c_attn(x_BTC, state)
+        dropout = self.dropout if self.training else 0.0
+        factors_BNT: list[Tensor] = []
+        if self.terms or self.gates or self.reader:
+            gates = list(self.gates.values())
+            plan = RowPlan(self.pattern, list(self.terms.values()), gates, self.reader, dropout)
+            result = attend(heads.q_BNTH, heads.k_BKTH, heads.v_BKTH, plan)
+            context_BNTH, weights_BTS = result.context_BNTH, result.weights_BTS
+            for gate, statistic_BNT in zip(gates, result.statistics_BNT):
+                if not gate.scales_scores:
+                    factors_BNT.append(gate.factor(statistic_BNT, gate.inputs()))
+        else:
+            context_BNTH = plain_attention(heads, self.pattern, self.sdpa_backend, dropout)
+            weights_BTS = None
+        if state.head_scale_BTN is not None:
+            factors_BNT.append(state.head_scale_BTN.transpose(1, 2))
+        if factors_BNT:
+            scaled = context_BNTH * reduce(mul, factors_BNT)[..., None]
+            context_BNTH = scaled.to(context_BNTH.dtype)
+        out_BTC = self.c_proj(context_BNTH.transpose(1, 2).flatten(-2))
+        out_BTC = F.dropout(out_BTC, self.dropout, self.training)
+        return out_BTC, AttentionView(weights_BTS, heads.latent_BTR)

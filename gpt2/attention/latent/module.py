@@ -1,0 +1,37 @@
+"""The latent projection, after multi-head latent attention (arXiv 2405.04434).
+
+B batch, T tokens, C n_embd, R latent dim.
+"""
+
+from torch import Tensor, nn
+
+from gpt2.attention.heads import Heads, split_heads
+from gpt2.attention.latent.options import LatentOptions
+from gpt2.attention.state import BlockState
+from gpt2.shape import Shape
+
+
+class Latent(nn.Module):
+    """c_k and c_v, R wide, expanded to the keys and values of every head, or of one for all.
+
+    The columns of ``expand_k`` and ``expand_v`` are K_h and U_h, head after head.
+    """
+
+    def __init__(self, shape: Shape, options: LatentOptions) -> None:
+        super().__init__()
+        self.head_dim = shape.head_dim
+        width, n_embd = options.width(shape), shape.n_embd
+        expanded = shape.head_dim if options.shared_expansion else n_embd
+        self.c_q = nn.Linear(n_embd, n_embd, bias=False)
+        self.c_k = nn.Linear(n_embd, width, bias=False)
+        self.c_v = nn.Linear(n_embd, width, bias=False)
+        self.expand_k = nn.Linear(width, expanded, bias=False)
+        self.expand_v = nn.Linear(width, expanded, bias=False)
+
+    def forward(self, x_BTC: Tensor, state: BlockState) -> Heads:
+        """Queries, keys and values; ``latent_BTR`` is c_k after the previous block's shift."""
+        latent_BTR = self.c_k(x_BTC)
+        if state.latent_shift_BTR is not None:
+            latent_BTR = latent_BTR + state.latent_shift_BTR
+        wide = self.c_q(x_BTC), self.expand_k(latent_BTR), self.expand_v(self.c_v(x_BTC))
+        return Heads(*(split_heads(part, self.head_dim) for part in wide), latent_BTR)

@@ -1,0 +1,52 @@
+"""RA-CT: g = σ(scale_h · statistic + bias_h) of every row; rows are scaled by (1 − α) + α g.
+
+B batch, T tokens, N heads; r the rows of a chunk, c its columns.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from gpt2.attention.ra_cross_token.options import RaCrossTokenOptions
+from gpt2.attention.ra_cross_token.statistics import STATISTICS
+from gpt2.attention.rows.parts import Rows
+from gpt2.shape import Shape
+
+
+class RaCrossToken(nn.Module):
+    """A factor for every head and query, from how its attention weights are spread."""
+
+    def __init__(self, shape: Shape, options: RaCrossTokenOptions) -> None:
+        super().__init__()
+        self.alpha = options.alpha
+        self.head_average = options.head_average
+        self.detach_stats = options.detach_stats
+        self.scales_scores = options.apply == "weights"
+        self._statistic = STATISTICS[options.mode](options)
+        self.scale = nn.Parameter(torch.full((shape.n_head,), options.scale))
+        self.bias = nn.Parameter(torch.full((shape.n_head,), options.bias))
+
+    def inputs(self) -> tuple[Tensor, ...]:
+        """Scale and bias per head."""
+        return (self.scale, self.bias)
+
+    def statistic(self, rows: Rows) -> Tensor:
+        """The configured statistic of every row, and what its slope needs: BNrm."""
+        return self._statistic.of(rows)
+
+    def add_slope_(
+        self, dweights_BNrc: Tensor, dstatistic_BNr1: Tensor, rows: Rows, known_BNrm: Tensor
+    ) -> None:
+        """Add the statistic's gradient to that of the weights, in place."""
+        self._statistic.add_slope_(dweights_BNrc, dstatistic_BNr1, rows, known_BNrm)
+
+    def factor(self, statistic_BNT: Tensor, inputs: Sequence[Tensor]) -> Tensor:
+        """(1 − α) + α σ(scale · statistic + bias), BNT."""
+        scale, bias = inputs
+        if self.detach_stats:
+            statistic_BNT = statistic_BNT.detach()
+        if self.head_average:
+            statistic_BNT = statistic_BNT.mean(1, keepdim=True)
+        gate = torch.sigmoid(scale[:, None] * statistic_BNT + bias[:, None])
+        return (1 - self.alpha) + self.alpha * gate

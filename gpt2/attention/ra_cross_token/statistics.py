@@ -1,0 +1,99 @@
+"""The statistics of a row of attention weights that RA-CT reads, each with its derivative.
+
+B batch, N heads; r the rows of a chunk, c its columns, m the numbers kept of a row.
+
+``of`` returns the statistic and after it what ``add_slope_`` wants to know of the row.
+``add_slope_`` adds the derivative, up to a constant per row, to the gradient of the weights.
+"""
+
+import torch
+from torch import Tensor
+
+from gpt2.attention.ra_cross_token.options import RaCrossTokenOptions
+from gpt2.attention.rows.largest import largest
+from gpt2.attention.rows.parts import Rows
+
+
+class Topk:
+    """The sum of the k largest weights; equal ones at the edge share its derivative."""
+
+    def __init__(self, options: RaCrossTokenOptions) -> None:
+        self.k = options.topk
+
+    def of(self, rows: Rows) -> Tensor:
+        """The sum, and the k-th largest."""
+        found = largest(rows.weights_BNrc, self.k)
+        return torch.stack((found.sum(-1), found.amin(-1)), -1)
+
+    def add_slope_(
+        self, dweights_BNrc: Tensor, dstatistic_BNr1: Tensor, rows: Rows, known_BNrm: Tensor
+    ) -> None:
+        """1 above the k-th largest; where weights equal it, its places shared out evenly."""
+        weights, edge = rows.weights_BNrc, known_BNrm[..., 1:]
+        # Comparisons written as numbers are several times faster on a CPU than as bools.
+        above = torch.gt(weights, edge, out=torch.empty_like(weights))
+        level = torch.eq(weights, edge, out=torch.empty_like(weights))
+        places = min(self.k, weights.shape[-1]) - above.sum(-1, keepdim=True)
+        share = places / level.sum(-1, keepdim=True).clamp_min(1)
+        dweights_BNrc.addcmul_(above.addcmul_(level, share), dstatistic_BNr1)
+
+
+class Max:
+    """The largest weight; equal ones share its derivative."""
+
+    def __init__(self, options: RaCrossTokenOptions) -> None:
+        pass
+
+    def of(self, rows: Rows) -> Tensor:
+        """The largest weight."""
+        return rows.weights_BNrc.amax(-1, keepdim=True)
+
+    def add_slope_(
+        self, dweights_BNrc: Tensor, dstatistic_BNr1: Tensor, rows: Rows, known_BNrm: Tensor
+    ) -> None:
+        """1 at the largest."""
+        weights = rows.weights_BNrc
+        level = torch.eq(weights, weights.amax(-1, keepdim=True), out=torch.empty_like(weights))
+        dweights_BNrc.addcmul_(level, dstatistic_BNr1 / level.sum(-1, keepdim=True))
+
+
+class Entropy:
+    """−Σ p ln p / ln(i+1), and 1 at i = 0, where there is only one weight."""
+
+    def __init__(self, options: RaCrossTokenOptions) -> None:
+        pass
+
+    def of(self, rows: Rows) -> Tensor:
+        """With ln p = s − ln Σ exp s, the entropy is ln Σ exp s − Σ p s: no logarithm per pair."""
+        log_sum = rows.scores_BNrc.amax(-1) - rows.weights_BNrc.amax(-1).log()
+        entropy = log_sum - torch.linalg.vecdot(rows.weights_BNrc, rows.scores_BNrc)
+        normalised = entropy[..., None] / rows.chunk.positions(entropy).log()
+        return torch.where(rows.chunk.positions(entropy) == 1, 1.0, normalised)
+
+    def add_slope_(
+        self, dweights_BNrc: Tensor, dstatistic_BNr1: Tensor, rows: Rows, known_BNrm: Tensor
+    ) -> None:
+        """−(ln p + 1)/ln(i+1), which is −s/ln(i+1) but for a constant per row."""
+        log_positions = rows.chunk.positions(rows.scores_BNrc).log()
+        slope = torch.where(log_positions == 0, 0.0, dstatistic_BNr1 / log_positions)
+        dweights_BNrc.addcmul_(rows.scores_BNrc, slope, value=-1)
+
+
+class Rms:
+    """√Σ p²: the root of the sum, which does not depend on the row's length."""
+
+    def __init__(self, options: RaCrossTokenOptions) -> None:
+        pass
+
+    def of(self, rows: Rows) -> Tensor:
+        """The Euclidean norm of the row."""
+        return torch.linalg.vector_norm(rows.weights_BNrc, dim=-1, keepdim=True)
+
+    def add_slope_(
+        self, dweights_BNrc: Tensor, dstatistic_BNr1: Tensor, rows: Rows, known_BNrm: Tensor
+    ) -> None:
+        """p / √Σ p²."""
+        dweights_BNrc.addcmul_(rows.weights_BNrc, dstatistic_BNr1 / known_BNrm)
+
+
+STATISTICS = {"topk": Topk, "max": Max, "entropy": Entropy, "rms": Rms}

@@ -1,0 +1,80 @@
+"""Reciprocal attention: s_ij ← s_ij + α (q_j · k_i)/√H for i − W ≤ j ≤ i.
+
+B batch, T tokens, N heads, H head dim; r the rows of a chunk, b the columns of its band.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from gpt2.attention.reciprocal.options import ReciprocalOptions
+from gpt2.attention.rows.parts import Chunk
+from gpt2.shape import Shape
+
+
+class Reciprocal(nn.Module):
+    """The score of a pair seen from the other token, inside a causal band."""
+
+    def __init__(self, shape: Shape, options: ReciprocalOptions) -> None:
+        super().__init__()
+        self.window = options.window
+        self.constant = options.alpha
+        start = torch.full((shape.n_head,), options.alpha)
+        self.alpha = nn.Parameter(start) if options.learnable else None
+
+    def inputs(self) -> tuple[Tensor, ...]:
+        """α per head, where it is learnable."""
+        return () if self.alpha is None else (self.alpha,)
+
+    def add_(
+        self,
+        scores_BNrc: Tensor,
+        q_BNTH: Tensor,
+        k_BNTH: Tensor,
+        chunk: Chunk,
+        inputs: Sequence[Tensor],
+    ) -> None:
+        """Add α k_i · q_j to the band's columns; q is already divided by √H."""
+        band = self._band(chunk)
+        reverse = (self._scaled_keys(k_BNTH, chunk, inputs) @ q_BNTH[:, :, band].mT).to(
+            scores_BNrc.dtype
+        )
+        self._cut_(reverse, chunk, band)
+        scores_BNrc[..., band.start - chunk.left :].add_(reverse)
+
+    def backward_(
+        self,
+        dscores_BNrc: Tensor,
+        q_BNTH: Tensor,
+        k_BNTH: Tensor,
+        chunk: Chunk,
+        inputs: Sequence[Tensor],
+        dq_BNTH: Tensor,
+        dk_BNTH: Tensor,
+    ) -> tuple[Tensor, ...]:
+        """Through the band's columns; the gradient of α, where it is learnable."""
+        band = self._band(chunk)
+        dreverse = dscores_BNrc[..., band.start - chunk.left :].clone()
+        self._cut_(dreverse, chunk, band)
+        dreverse = dreverse.to(q_BNTH.dtype)
+        dq_BNTH[:, :, band].add_(dreverse.mT @ self._scaled_keys(k_BNTH, chunk, inputs))
+        dkeys = (dreverse @ q_BNTH[:, :, band]).to(dk_BNTH.dtype)
+        if not inputs:
+            dk_BNTH[:, :, chunk.rows].add_(dkeys, alpha=self.constant)
+            return ()
+        (alpha,) = inputs
+        dk_BNTH[:, :, chunk.rows].add_(dkeys * alpha[:, None, None])
+        return ((dkeys * k_BNTH[:, :, chunk.rows]).sum((0, 2, 3)),)
+
+    def _band(self, chunk: Chunk) -> slice:
+        """Visible columns that some row of the chunk reaches."""
+        return slice(max(chunk.left, chunk.first - self.window), chunk.last)
+
+    def _scaled_keys(self, k_BNTH: Tensor, chunk: Chunk, inputs: Sequence[Tensor]) -> Tensor:
+        keys = k_BNTH[:, :, chunk.rows]
+        return (keys * inputs[0][:, None, None]).to(keys.dtype) if inputs else keys * self.constant
+
+    def _cut_(self, reverse_BNrb: Tensor, chunk: Chunk, band: slice) -> None:
+        """Zero what lies before a row's band: j < i − W. Later tokens are the pattern's matter."""
+        reverse_BNrb[..., : chunk.height].triu_(chunk.first - self.window - band.start)

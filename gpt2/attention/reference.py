@@ -1,0 +1,115 @@
+"""Attention by its formula: one row after the other, composed of the parts' own references.
+
+B batch, T tokens (queries), S tokens (keys), C n_embd, N heads, H head dim, R latent dim; c the
+columns that a row sees. It shares no code with what trains, and is differentiable in any float
+type. A part's reference is the module ``reference`` beside its options.
+"""
+
+from collections.abc import Mapping
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gpt2.attention.options import AttentionConfig
+from gpt2.attention.state import WeightsRequest
+
+Parameters = Mapping[str, Tensor]
+
+
+def attention(
+    x_BTC: Tensor,
+    parameters: Parameters,
+    n_head: int,
+    options: AttentionConfig,
+    request: WeightsRequest | None = None,
+    head_scale_BTN: Tensor | None = None,
+    latent_shift_BTR: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """A block's attention without dropout: output BTC, and the weights an MLP asked for, BTS.
+
+    ``parameters`` are those of the built attention, by name.
+    """
+    q, k, v = _heads(x_BTC, parameters, n_head, options, latent_shift_BTR)
+    sees = _reference(options.pattern).sees
+    length = x_BTC.shape[1]
+    outputs, shown = [], []
+    for i in range(length):
+        columns = [j for j in range(length) if sees(i, j, options.pattern)]
+        p_BNc, factor_BN = _row(q, k, i, columns, parameters, options)
+        out_BNH = torch.einsum("bnc,bnch->bnh", p_BNc, v[:, :, columns]) * factor_BN[..., None]
+        if head_scale_BTN is not None:
+            out_BNH = out_BNH * head_scale_BTN[:, i, :, None]
+        outputs.append(out_BNH.flatten(1))
+        if request:
+            row_BS = x_BTC.new_zeros(x_BTC.shape[0], length)
+            row_BS[:, columns] = thin_out(p_BNc.mean(1), request)
+            shown.append(row_BS)
+    projected = torch.stack(outputs, 1) @ parameters["c_proj.weight"].T
+    if "c_proj.bias" in parameters:
+        projected = projected + parameters["c_proj.bias"]
+    return projected, torch.stack(shown, 1) if request else None
+
+
+def thin_out(mean_Bc: Tensor, request: WeightsRequest) -> Tensor:
+    """Rows with only the weights that the request keeps, renormalised."""
+    rows = []
+    for row_c in mean_Bc.detach() if request.detach else mean_Bc:
+        if request.sparsity == "topk":
+            keep = row_c >= row_c.sort(descending=True).values[: request.topk][-1]
+        elif request.sparsity == "rms":
+            keep = row_c >= request.tau * (row_c**2).mean().sqrt()
+        else:
+            keep = torch.ones_like(row_c, dtype=torch.bool)
+        rows.append(row_c * keep / (row_c * keep).sum())
+    return torch.stack(rows)
+
+
+def _row(
+    q: Tensor,
+    k: Tensor,
+    i: int,
+    columns: list[int],
+    parameters: Parameters,
+    options: AttentionConfig,
+) -> tuple[Tensor, Tensor]:
+    """Row i's last softmax BNc, and the factor of its output BN."""
+    scores = (q[:, :, i : i + 1] * k[:, :, columns]).sum(-1) / q.shape[-1] ** 0.5
+    for term in options.terms:
+        own = _own(parameters, f"terms.{term.name}.")
+        scores = scores + _reference(term).score(q, k, i, columns, own, term)
+    first = torch.softmax(scores, -1)
+    output_factor = torch.ones_like(scores[..., 0])
+    scores_factor = torch.ones_like(output_factor)
+    for gate in options.gates:
+        own = _own(parameters, f"gates.{gate.name}.")
+        factor = _reference(gate).factor(first, i, own, gate)
+        if _reference(gate).scales_scores(gate):
+            scores_factor = scores_factor * factor
+        else:
+            output_factor = output_factor * factor
+    return torch.softmax(scores * scores_factor[..., None], -1), output_factor
+
+
+def _heads(
+    x_BTC: Tensor,
+    parameters: Parameters,
+    n_head: int,
+    options: AttentionConfig,
+    latent_shift_BTR: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    own = _own(parameters, "c_attn.")
+    given: dict[str, Any] = {}
+    if latent_shift_BTR is not None:
+        given["shift_BTR"] = latent_shift_BTR
+    return _reference(options.projection).heads(x_BTC, own, n_head, options.projection, **given)
+
+
+def _reference(part: object) -> ModuleType:
+    return import_module(type(part).__module__.removesuffix("options") + "reference")
+
+
+def _own(parameters: Parameters, prefix: str) -> dict[str, Tensor]:
+    return {k.removeprefix(prefix): v for k, v in parameters.items() if k.startswith(prefix)}

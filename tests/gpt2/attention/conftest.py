@@ -1,0 +1,129 @@
+"""Attentions built from options, and their comparison with the reference."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from gpt2.attention import reference
+from gpt2.attention.base import Attention
+from gpt2.attention.dense.options import DenseOptions
+from gpt2.attention.full.options import FullOptions
+from gpt2.attention.options import AttentionConfig
+from gpt2.attention.ra_cross_token.options import RaCrossTokenOptions
+from gpt2.attention.rows import plan
+from gpt2.attention.state import BlockState, WeightsRequest
+from gpt2.shape import Shape
+
+
+@dataclass
+class Case:
+    """One attention, and everything it is differentiable in."""
+
+    module: Attention
+    options: AttentionConfig
+    shape: Shape
+    request: WeightsRequest | None
+    x_BTC: Tensor
+    state: BlockState
+
+    def __call__(self) -> tuple[Tensor, Tensor | None]:
+        out_BTC, view = self.module(self.x_BTC, self.state)
+        return out_BTC, view.weights_BTS
+
+    def reference(self) -> tuple[Tensor, Tensor | None]:
+        return reference.attention(
+            self.x_BTC,
+            dict(self.module.named_parameters()),
+            self.shape.n_head,
+            self.options,
+            self.request,
+            self.state.head_scale_BTN,
+            self.state.latent_shift_BTR,
+        )
+
+    def leaves(self) -> dict[str, Tensor]:
+        given = {"x": self.x_BTC, **vars(self.state), **dict(self.module.named_parameters())}
+        return {name: tensor for name, tensor in given.items() if tensor is not None}
+
+    def gradients(self, made: tuple[Tensor, Tensor | None]) -> tuple[Tensor, ...]:
+        """Of a random combination of output and weights."""
+        generator = torch.Generator().manual_seed(1)
+        tensors = [t for t in made if t is not None and t.requires_grad]
+        seeds = [torch.randn(t.shape, generator=generator).to(t.dtype) for t in tensors]
+        return torch.autograd.grad(tensors, list(self.leaves().values()), seeds)
+
+    def assert_equals_reference(self, tolerance: float) -> None:
+        fast, slow = self(), self.reference()
+        close = dict(atol=tolerance, rtol=tolerance)
+        torch.testing.assert_close(fast[0], slow[0], **close)
+        if self.request:
+            torch.testing.assert_close(fast[1], slow[1], **close)
+        gradients = zip(self.leaves(), self.gradients(fast), self.gradients(slow), strict=True)
+        for name, found, expected in gradients:
+            torch.testing.assert_close(found, expected, **close, msg=lambda m: f"{name}: {m}")
+
+
+def build_case(
+    length: int = 33,
+    projection: Any = DenseOptions(),
+    pattern: Any = FullOptions(),
+    terms: tuple = (),
+    gates: tuple = (),
+    request: WeightsRequest | None = None,
+    backend: str = "auto",
+    dtype: torch.dtype = torch.float64,
+    batch: int = 2,
+    handed_on: bool = False,
+    **shape: Any,
+) -> Case:
+    """Parameters far from their start, so that no gradient is small."""
+    torch.manual_seed(0)
+    n_head, n_embd = shape.pop("n_head", 4), shape.pop("n_embd", 16)
+    given = {"dropout": 0.0, "bias": True, **shape}
+    sizes = Shape(2, n_head, n_embd, length, 64, activation="gelu_tanh", vocab_size=50, **given)
+    options = AttentionConfig(projection, pattern, terms, gates, sdpa_backend=backend)
+    module = Attention(sizes, options, request)
+    if dtype != torch.get_default_dtype():
+        module.to(dtype)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.normal_(0, 0.6)
+    x_BTC = torch.randn(batch, length, n_embd, dtype=dtype, requires_grad=True)
+    state = BlockState()
+    if handed_on:
+        state.head_scale_BTN = torch.rand(batch, length, n_head, dtype=dtype, requires_grad=True)
+    if handed_on and projection.name == "latent":
+        width = projection.width(sizes)
+        state.latent_shift_BTR = torch.randn(batch, length, width, dtype=dtype, requires_grad=True)
+    return Case(module, options, sizes, request, x_BTC, state)
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    torch.set_num_threads(1)
+
+
+@pytest.fixture
+def build():
+    return build_case
+
+
+@pytest.fixture
+def thin_chunks(monkeypatch):
+    """Chunks of eight rows, so that short sequences have several."""
+    monkeypatch.setattr(plan, "FEWEST_ROWS", 8)
+    monkeypatch.setattr(plan, "CPU_CHUNK_ELEMENTS", 0)
+
+
+@pytest.fixture
+def gate():
+    """RA-CT's options; what is not given is chosen so that the gate matters."""
+
+    def options(mode: str = "topk", apply: str = "output", **given: Any) -> RaCrossTokenOptions:
+        chosen = dict(alpha=0.7, topk=5, scale=1.5, bias=0.2, head_average=False)
+        return RaCrossTokenOptions(mode, apply, **{**chosen, "detach_stats": False, **given})
+
+    return options

@@ -1,0 +1,110 @@
+"""Values and gradients of every composition, against the formulas row by row."""
+
+import pytest
+import torch
+
+from gpt2.attention.dense.options import DenseOptions
+from gpt2.attention.full.options import FullOptions
+from gpt2.attention.grouped.options import GroupedOptions
+from gpt2.attention.latent.options import LatentOptions
+from gpt2.attention.reciprocal.options import ReciprocalOptions
+from gpt2.attention.rows import plan
+from gpt2.attention.sliding.options import SlidingOptions
+from gpt2.attention.state import WeightsRequest
+
+TIGHT, LOOSE = 1e-10, 2e-4
+MODES = ("topk", "max", "entropy", "rms")
+APPLY = ("output", "weights")
+PATTERNS = {"full": FullOptions(), "sliding": SlidingOptions(window=11)}
+PROJECTIONS = {
+    "dense": DenseOptions(),
+    "grouped": GroupedOptions(n_kv_head=2),
+    "multi_query": GroupedOptions(n_kv_head=1),
+    "latent": LatentOptions(latent_dim=6, shared_expansion=False),
+    "latent_shared": LatentOptions(latent_dim=6, shared_expansion=True),
+}
+TERMS = {
+    "none": (),
+    "constant": (ReciprocalOptions(alpha=0.6, window=5, learnable=False),),
+    "learnable": (ReciprocalOptions(alpha=0.6, window=13, learnable=True),),
+}
+REQUESTS = {
+    "topk": WeightsRequest("topk", topk=3, tau=0.0, detach=False),
+    "rms": WeightsRequest("rms", topk=0, tau=0.8, detach=False),
+    "none": WeightsRequest("none", topk=0, tau=0.0, detach=False),
+    "detached": WeightsRequest("topk", topk=3, tau=0.0, detach=True),
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("apply", APPLY)
+@pytest.mark.parametrize("term", TERMS)
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_gate_with_term_and_pattern(build, gate, thin_chunks, mode, apply, term, pattern):
+    given = dict(pattern=PATTERNS[pattern], terms=TERMS[term], gates=(gate(mode, apply),))
+    build(**given).assert_equals_reference(TIGHT)
+
+
+@pytest.mark.parametrize("choice", [{"head_average": True}, {"detach_stats": True}, {"topk": 1}])
+@pytest.mark.parametrize("apply", APPLY)
+def test_options_of_the_gate(build, gate, thin_chunks, apply, choice):
+    build(gates=(gate("topk", apply, **choice),)).assert_equals_reference(TIGHT)
+
+
+@pytest.mark.parametrize("term", ["constant", "learnable"])
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_term_alone(build, thin_chunks, term, pattern):
+    build(pattern=PATTERNS[pattern], terms=TERMS[term]).assert_equals_reference(TIGHT)
+
+
+@pytest.mark.parametrize("window", [0, 3, 1000])
+def test_bands_narrower_than_a_chunk_and_wider_than_the_sequence(build, thin_chunks, window):
+    build(terms=(ReciprocalOptions(0.6, window, False),)).assert_equals_reference(TIGHT)
+
+
+@pytest.mark.parametrize("window", [1, 3, 8, 1000])
+def test_windows_narrower_than_a_chunk_and_wider_than_the_sequence(
+    build, gate, thin_chunks, window
+):
+    given = dict(terms=TERMS["constant"], gates=(gate(),), request=REQUESTS["rms"])
+    build(pattern=SlidingOptions(window), **given).assert_equals_reference(TIGHT)
+
+
+@pytest.mark.parametrize("request_name", REQUESTS)
+@pytest.mark.parametrize("apply", ["no gate", *APPLY])
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_requested_weights(build, gate, thin_chunks, request_name, apply, pattern):
+    gates = () if apply == "no gate" else (gate("rms", apply),)
+    given = dict(pattern=PATTERNS[pattern], gates=gates, request=REQUESTS[request_name])
+    build(**given).assert_equals_reference(TIGHT)
+
+
+@pytest.mark.parametrize("projection", PROJECTIONS)
+@pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.parametrize("handed_on", [False, True])
+def test_projection_in_plain_attention(build, projection, pattern, handed_on):
+    given = dict(projection=PROJECTIONS[projection], pattern=PATTERNS[pattern])
+    build(**given, handed_on=handed_on).assert_equals_reference(TIGHT)
+
+
+@pytest.mark.parametrize("projection", PROJECTIONS)
+@pytest.mark.parametrize("apply", APPLY)
+def test_projection_with_everything(build, gate, thin_chunks, projection, apply):
+    parts = dict(terms=TERMS["learnable"], gates=(gate("topk", apply),), request=REQUESTS["topk"])
+    case = build(projection=PROJECTIONS[projection], handed_on=True, bias=False, **parts)
+    case.assert_equals_reference(TIGHT)
+
+
+@pytest.mark.parametrize("length", [1, 7, 33, 65, 130])
+@pytest.mark.parametrize("mode", ["topk", "entropy"])
+def test_lengths(build, gate, monkeypatch, length, mode):
+    monkeypatch.setattr(plan, "CPU_CHUNK_ELEMENTS", 0)
+    parts = dict(terms=TERMS["learnable"], gates=(gate(mode),), request=REQUESTS["rms"])
+    build(length, **parts).assert_equals_reference(TIGHT)
+
+
+@pytest.mark.parametrize("apply", APPLY)
+@pytest.mark.parametrize("mode", MODES)
+def test_single_precision(build, gate, mode, apply):
+    parts = dict(terms=TERMS["constant"], gates=(gate(mode, apply),), request=REQUESTS["none"])
+    build(65, dtype=torch.float32, **parts).assert_equals_reference(LOOSE)

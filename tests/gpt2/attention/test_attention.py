@@ -1,0 +1,192 @@
+"""What every attention keeps to: causality, isolation, no memory of calls, declared sizes, SDPA."""
+
+import itertools
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from gpt2.attention import PATTERNS, PROJECTIONS
+from gpt2.attention.dense.options import DenseOptions
+from gpt2.attention.full.options import FullOptions
+from gpt2.attention.grouped.options import GroupedOptions
+from gpt2.attention.latent.options import LatentOptions
+from gpt2.attention.ra_cross_token.module import RaCrossToken
+from gpt2.attention.reciprocal.module import Reciprocal
+from gpt2.attention.reciprocal.options import ReciprocalOptions
+from gpt2.attention.sliding.options import SlidingOptions
+from gpt2.attention.state import BlockState, WeightsRequest
+from lib.errors import RunError
+
+RA = (ReciprocalOptions(alpha=0.6, window=9, learnable=False),)
+REQUEST = WeightsRequest("topk", topk=3, tau=0.0, detach=False)
+PROJECTION = {
+    "dense": DenseOptions(),
+    "grouped": GroupedOptions(n_kv_head=2),
+    "latent": LatentOptions(latent_dim=6, shared_expansion=False),
+    "latent_shared": LatentOptions(latent_dim=6, shared_expansion=True),
+}
+PATTERN = {"full": FullOptions(), "sliding": SlidingOptions(window=11)}
+# What is composed with a projection and a pattern: terms, the gate's mode and target, a request.
+COMPOSED = {
+    "plain": ((), None, None),
+    "ra": (RA, None, None),
+    "topk": ((), ("topk", "output"), None),
+    "entropy": ((), ("entropy", "output"), None),
+    "weights": (RA, ("max", "weights"), None),
+    "request": ((), None, REQUEST),
+    "everything": (RA, ("rms", "weights"), REQUEST),
+}
+
+
+@pytest.fixture(params=itertools.product(PATTERN, COMPOSED), ids="-".join)
+def case(request, build, gate, thin_chunks):
+    pattern, composed = request.param
+    terms, chosen, wanted = COMPOSED[composed]
+    gates = (gate(*chosen),) if chosen else ()
+    given = dict(pattern=PATTERN[pattern], terms=terms, gates=gates, request=wanted)
+    return build(33, batch=3, **given)
+
+
+def made(case, x_BTC):
+    out_BTC, view = case.module(x_BTC, case.state)
+    return [t for t in (out_BTC, view.weights_BTS) if t is not None]
+
+
+@pytest.mark.parametrize("changed", [1, 16, 32])
+def test_a_later_token_changes_no_earlier_bit(case, changed):
+    before = made(case, case.x_BTC)
+    x_BTC = case.x_BTC.detach().clone()
+    x_BTC[:, changed] += 1.0
+    for was, now in zip(before, made(case, x_BTC), strict=True):
+        assert torch.equal(was[:, :changed], now[:, :changed])
+        assert not torch.equal(was[:, changed], now[:, changed])
+
+
+@pytest.mark.parametrize("token", [0, 7, 8, 31])
+def test_no_gradient_from_a_row_to_a_later_token(case, token):
+    for tensor in made(case, case.x_BTC):
+        generator = torch.Generator().manual_seed(2)
+        seed = torch.randn(tensor[:, token].shape, generator=generator, dtype=tensor.dtype)
+        (found,) = torch.autograd.grad(tensor[:, token], case.x_BTC, seed, retain_graph=True)
+        assert found[:, token + 1 :].count_nonzero() == 0
+    assert found[:, token].count_nonzero() > 0 or token == 0
+
+
+def test_sequences_of_a_batch_do_not_meet(case):
+    x_BTC = case.x_BTC.detach().clone()
+    x_BTC[[0, 2]] += 1.0
+    for was, now in zip(made(case, case.x_BTC), made(case, x_BTC), strict=True):
+        assert torch.equal(was[1], now[1])
+        assert not torch.equal(was[0], now[0])
+
+
+def test_a_call_leaves_nothing_behind(case):
+    first, gradients = case(), case.gradients(case())
+    case.module(torch.randn(1, 20, 16, dtype=torch.float64), BlockState())[0].sum().backward()
+    case.module.eval()(case.x_BTC, case.state)
+    case.module.train()
+    second = case()
+    for was, now in zip(first, second, strict=True):
+        assert was is now is None or torch.equal(was, now)
+    for was, now in zip(gradients, case.gradients(second), strict=True):
+        assert torch.equal(was, now)
+
+
+@pytest.mark.parametrize("pattern", PATTERN)
+def test_off_is_plain_attention(build, gate, thin_chunks, pattern):
+    plain = build(33, pattern=PATTERN[pattern])
+    off = {
+        "reciprocal": dict(terms=(ReciprocalOptions(alpha=0.0, window=9, learnable=False),)),
+        "output": dict(gates=(gate("topk", "output", alpha=0.0),)),
+        "weights": dict(gates=(gate("entropy", "weights", alpha=0.0),)),
+    }
+    for given in off.values():
+        case = build(33, pattern=PATTERN[pattern], **given)
+        case.module.load_state_dict(plain.module.state_dict(), strict=False)
+        case.x_BTC = plain.x_BTC
+        torch.testing.assert_close(case()[0], plain()[0], atol=1e-12, rtol=1e-12)
+        for name, found in zip(case.leaves(), case.gradients(case())):
+            if name in plain.leaves():
+                expected = dict(zip(plain.leaves(), plain.gradients(plain())))[name]
+                torch.testing.assert_close(found, expected, atol=1e-10, rtol=1e-10)
+
+
+@pytest.mark.parametrize("projection", PROJECTION)
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("learnable", [True, False])
+def test_declared_parameters_are_built(build, gate, projection, bias, learnable):
+    parts = dict(terms=(ReciprocalOptions(0.3, 9, learnable),), gates=(gate(),))
+    case = build(8, projection=PROJECTION[projection], bias=bias, n_embd=48, **parts)
+    parameters = list(case.module.parameters())
+    assert sum(p.numel() for p in parameters) == case.options.num_params(case.shape)
+    matrices = [p.numel() for p in parameters if p.ndim >= 2]
+    assert sum(matrices) == case.options.weights(case.shape)
+
+
+def test_names_are_those_of_gpt2(build, gate):
+    parameters = set(dict(build(8).module.named_parameters()))
+    assert parameters == {"c_attn.weight", "c_attn.bias", "c_proj.weight", "c_proj.bias"}
+    case = build(8, terms=(ReciprocalOptions(0.3, 9, True),), gates=(gate(),))
+    added = set(dict(case.module.named_parameters())) - parameters
+    gates = {"gates.ra_cross_token.scale", "gates.ra_cross_token.bias"}
+    assert added == {"terms.reciprocal.alpha"} | gates
+
+
+def test_constants_start_as_configured(build, gate):
+    shape = build(8).shape
+    built = RaCrossToken(shape, gate(scale=1.5, bias=2.5))
+    assert built.scale.tolist() == [1.5] * 4 and built.bias.tolist() == [2.5] * 4
+    assert Reciprocal(shape, ReciprocalOptions(0.25, 9, True)).alpha.tolist() == [0.25] * 4
+
+
+@pytest.fixture
+def sdpa_calls(monkeypatch):
+    calls = []
+    real = F.scaled_dot_product_attention
+
+    def counted(*args, **kwargs):
+        calls.append(kwargs)
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", counted)
+    return calls
+
+
+@pytest.mark.parametrize("pattern", PATTERN)
+def test_plain_attention_is_one_sdpa_call(build, sdpa_calls, pattern):
+    case = build(33, pattern=PATTERN[pattern], dropout=0.25)
+    case()
+    case.module.eval()(case.x_BTC, case.state)
+    assert [call["dropout_p"] for call in sdpa_calls] == [0.25, 0.0]
+    assert all(call.get("is_causal", False) == (pattern == "full") for call in sdpa_calls)
+
+
+def test_terms_gates_and_requests_are_none(build, gate, sdpa_calls):
+    for given in (dict(terms=RA), dict(gates=(gate(),)), dict(request=REQUEST)):
+        build(9, **given)()
+    assert sdpa_calls == []
+
+
+@pytest.mark.parametrize("backend", ["flash", "math"])
+def test_backends_that_run_agree(build, backend):
+    chosen = build(33, backend=backend, dtype=torch.float32)
+    torch.testing.assert_close(chosen()[0], build(33, dtype=torch.float32)()[0])
+
+
+@pytest.mark.parametrize("given", [dict(backend="efficient"), dict(backend="flash", dropout=0.5)])
+def test_a_backend_that_cannot_run_is_an_error(build, given):
+    with pytest.raises(RunError, match="SDPA_BACKEND_AUTO=y"):
+        build(9, dtype=torch.float32, **given)()
+
+
+def test_other_errors_of_torch_keep_their_traceback(build):
+    case = build(9)
+    with pytest.raises(RuntimeError, match="must match|same reduction dim|mat1 and mat2"):
+        case.module(torch.randn(1, 9, 15, dtype=torch.float64), BlockState())
+
+
+def test_registries_name_only_what_can_be_built():
+    for registry in (PROJECTIONS, PATTERNS):
+        for name in registry:
+            assert registry.module(name).__name__.lower() == name.replace("_", "")

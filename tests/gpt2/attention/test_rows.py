@@ -1,0 +1,214 @@
+"""The row engine: what it keeps in memory, dropout, low precision, ties, shapes without data."""
+
+import numpy as np
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from gpt2.attention.grouped.options import GroupedOptions
+from gpt2.attention.ra_cross_token.statistics import Max, Topk
+from gpt2.attention.reciprocal.options import ReciprocalOptions
+from gpt2.attention.rows.engine import attend
+from gpt2.attention.rows.head_mean import HeadMean
+from gpt2.attention.rows.largest import PIECE, largest
+from gpt2.attention.rows.parts import Chunk, Rows
+from gpt2.attention.rows.plan import RowPlan
+from gpt2.attention.sliding.options import SlidingOptions
+from gpt2.attention.state import WeightsRequest
+
+TERM = ReciprocalOptions(alpha=0.6, window=20, learnable=True)
+REQUEST = WeightsRequest("topk", topk=3, tau=0.0, detach=False)
+
+
+class LargestTensor(TorchDispatchMode):
+    """Notes the elements of the largest tensor that an operation returns."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        made = [t.numel() for t in tree_leaves(out) if isinstance(t, torch.Tensor)]
+        self.elements = max(self.elements, *made, 0)
+        return out
+
+
+@pytest.mark.parametrize("mode", ["topk", "max", "entropy", "rms"])
+@pytest.mark.parametrize("apply", ["output", "weights"])
+def test_no_tensor_of_all_pairs(build, gate, mode, apply):
+    length, heads, batch, rows = 256, 4, 4, 64
+    case = build(length, terms=(TERM,), gates=(gate(mode, apply),), request=REQUEST, batch=batch)
+    with LargestTensor() as largest_tensor:
+        case.gradients(case())
+    assert largest_tensor.elements <= batch * heads * rows * length
+
+
+@pytest.mark.parametrize("apply", ["output", "weights"])
+def test_saves_inputs_and_a_few_numbers_per_row(build, gate, apply):
+    case = build(256, terms=(TERM,), gates=(gate("topk", apply),), request=REQUEST)
+    heads = case.module.c_attn(case.x_BTC, case.state)
+    parts = list(case.module.terms.values()), list(case.module.gates.values())
+    plan = RowPlan(case.module.pattern, *parts, case.module.reader)
+    saved = {}
+
+    def pack(tensor):
+        saved[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with saved_tensors_hooks(pack, lambda tensor: tensor):
+        attend(heads.q_BNTH, heads.k_BKTH, heads.v_BKTH, plan)
+    per_row = 2 * 4 * 256 * case.shape.n_head * 8
+    assert sum(saved.values()) <= 3 * case.x_BTC.nbytes + per_row
+
+
+@pytest.mark.parametrize("apply", ["output", "weights"])
+def test_dropout_in_backward_is_that_of_forward(build, gate, thin_chunks, apply):
+    parts = dict(terms=(TERM,), gates=(gate("rms", apply),))
+    request = WeightsRequest("none", topk=0, tau=0.0, detach=False)
+    case = build(13, batch=1, n_head=2, n_embd=4, dropout=0.4, request=request, **parts)
+
+    def run(x_BTC):
+        torch.manual_seed(7)
+        out_BTC, view = case.module(x_BTC, case.state)
+        return out_BTC, view.weights_BTS
+
+    torch.autograd.gradcheck(run, (case.x_BTC,))
+
+
+def test_dropout_goes_on_from_the_global_generator(build):
+    case = build(40, dropout=0.5, terms=(TERM,))
+    torch.manual_seed(3)
+    case()
+    state = torch.get_rng_state()
+    second, third = case()[0], case()[0]
+    torch.set_rng_state(state)
+    assert torch.equal(case()[0], second)
+    assert not torch.equal(second, third)
+
+
+def test_dropout_acts_on_what_multiplies_v_alone(build, gate):
+    parts = dict(gates=(gate("entropy", "weights"),), request=REQUEST)
+    case = build(40, dropout=0.5, **parts)
+    dropped, whole = case.module(case.x_BTC, case.state), case.module.eval()(case.x_BTC, case.state)
+    assert torch.equal(dropped[1].weights_BTS, whole[1].weights_BTS)
+    assert not torch.equal(dropped[0], whole[0])
+
+
+def test_dropout_keeps_the_mean(build):
+    case = build(12, batch=1, dropout=0.3, terms=(TERM,))
+    heads = case.module.c_attn(case.x_BTC.expand(4000, -1, -1), case.state)
+    q, k, v = heads.q_BNTH, heads.k_BKTH, heads.v_BKTH
+    terms = list(case.module.terms.values())
+    with torch.no_grad():
+        dropped = attend(q, k, v, RowPlan(case.module.pattern, terms, dropout=0.3)).context_BNTH
+        whole = attend(q, k, v, RowPlan(case.module.pattern, terms)).context_BNTH
+    # Standard errors of the mean of 4000 draws.
+    errors = (dropped.mean(0) - whole[0]).abs() / (dropped.std(0) / 4000**0.5)
+    assert errors.max() < 5
+
+
+def test_autocast_multiplies_in_bf16_and_reads_rows_in_fp32(build, gate, monkeypatch):
+    parts = dict(terms=(TERM,), gates=(gate("entropy"),), request=REQUEST)
+    case = build(65, dtype=torch.float32, n_embd=64, **parts)
+    with torch.no_grad():
+        for parameter in case.module.c_attn.parameters():
+            parameter.mul_(0.2)
+    out, _ = case()
+    exact = case.gradients((out, None))
+    seen = []
+    gate = case.module.gates["ra_cross_token"]
+    read = gate.statistic
+    monkeypatch.setattr(gate, "statistic", lambda rows: seen.append(rows) or read(rows))
+    with torch.autocast("cpu", torch.bfloat16):
+        low, view = case.module(case.x_BTC, case.state)
+    assert low.dtype == view.weights_BTS.dtype == torch.bfloat16
+    assert {rows.weights_BNrc.dtype for rows in seen} == {torch.float32}
+    assert (low - out).abs().max() < 0.05 * out.abs().max()
+    for found, expected in zip(case.gradients((low, None)), exact, strict=True):
+        assert found.dtype == torch.float32
+        assert (found - expected).norm() < 0.05 * expected.norm()
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_runs_on_shapes_alone(gate, build, dropout):
+    parts = dict(terms=(TERM,), gates=(gate("topk", "weights"),), request=REQUEST)
+    with FakeTensorMode():
+        case = build(65, pattern=SlidingOptions(20), dropout=dropout, dtype=torch.float32, **parts)
+        assert [g.shape for g in case.gradients(case())] == [
+            t.shape for t in case.leaves().values()
+        ]
+
+
+@pytest.mark.parametrize("width", [1, 5, 9, PIECE - 1, PIECE + 1, 3 * PIECE + 7])
+@pytest.mark.parametrize("k", [1, 8, 200])
+def test_largest_are_those_of_a_sort(width, k):
+    weights = torch.from_numpy(np.random.default_rng(0).random((2, 3, width)).round(2))
+    expected = weights.sort(-1, descending=True).values[..., :k]
+    found = largest(weights, k).sort(-1, descending=True).values
+    assert torch.equal(found, expected)
+
+
+def test_equal_weights_count_once_each_and_share_the_slope(gate):
+    weights = torch.tensor([0.3, 0.2, 0.2, 0.2, 0.1], dtype=torch.float64).reshape(1, 1, 1, 5)
+    rows = Rows(Chunk(4, 5, 0), weights.log(), weights)
+    for statistic, value, slope in (
+        (Topk(gate(topk=2)), 0.5, [1, 1 / 3, 1 / 3, 1 / 3, 0]),
+        (Topk(gate(topk=3)), 0.7, [1, 2 / 3, 2 / 3, 2 / 3, 0]),
+        (Topk(gate(topk=9)), 1.0, [1, 1, 1, 1, 1]),
+        (Max(gate("max")), 0.3, [1, 0, 0, 0, 0]),
+    ):
+        known = statistic.of(rows)
+        assert known[..., 0].item() == pytest.approx(value)
+        found = torch.zeros_like(weights)
+        statistic.add_slope_(found, torch.ones(1, 1, 1, 1, dtype=torch.float64), rows, known)
+        assert found.flatten().tolist() == pytest.approx(slope)
+
+
+def test_a_row_of_which_nothing_is_kept_is_zero(build):
+    request = WeightsRequest("rms", topk=0, tau=10.0, detach=False)
+    case = build(9, request=request)
+    weights_BTS = case()[1]
+    assert torch.equal(weights_BTS, torch.zeros_like(weights_BTS))
+    assert all(g.isfinite().all() for g in case.gradients(case()))
+
+
+def test_shown_rows_sum_to_one_and_keep_k(build):
+    weights_BTS = build(50, request=REQUEST)()[1]
+    torch.testing.assert_close(weights_BTS.sum(-1), torch.ones_like(weights_BTS[..., 0]))
+    visible = torch.arange(1, 51).clamp_max(3).expand(2, -1)
+    assert torch.equal((weights_BTS > 0).sum(-1), visible)
+
+
+def test_a_term_reads_the_shared_key_of_its_group(build, thin_chunks):
+    case = build(20, projection=GroupedOptions(2), terms=(TERM,), gates=())
+    case.assert_equals_reference(1e-10)
+
+
+def test_extreme_scores_stay_finite(build, gate):
+    for mode in ("topk", "max", "entropy", "rms"):
+        for apply in ("output", "weights"):
+            chosen = gate(mode, apply, alpha=1.0, bias=-10.0, scale=-10.0)
+            case = build(40, gates=(chosen,), request=REQUEST, dtype=torch.float32)
+            with torch.no_grad():
+                case.x_BTC.mul_(100)
+            out, weights = case()
+            assert out.isfinite().all() and weights.triu(1).count_nonzero() == 0
+            assert all(g.isfinite().all() for g in case.gradients((out, weights)))
+
+
+def test_a_closed_gate_spreads_attention_over_what_is_visible(build, gate, thin_chunks):
+    request = WeightsRequest("none", topk=0, tau=0.0, detach=True)
+    case = build(20, gates=(gate("max", "weights", alpha=1.0),), request=request)
+    with torch.no_grad():
+        case.module.gates["ra_cross_token"].bias.fill_(-1000.0)
+    expected = torch.ones(20, 20, dtype=torch.float64).tril() / torch.arange(1, 21)[:, None]
+    torch.testing.assert_close(case()[1], expected.expand(2, -1, -1))
+
+
+def test_reader_is_not_a_gate(build):
+    case = build(20, request=REQUEST)
+    assert isinstance(case.module.reader, HeadMean)
+    plain = build(20)
+    torch.testing.assert_close(case()[0], plain()[0], atol=1e-12, rtol=1e-12)
