@@ -112,8 +112,11 @@ class MlpConfig:
         hidden = nearest_multiple((total - each * len(sized)) / per_unit, hidden_step)
         widths = {m.name: 0 for m in built}
         for mechanism in sized:
-            width = mechanism.width_for(each, hidden, site)
-            widths[mechanism.name] = nearest_multiple(width, width_step)
+            # What the rounding of M took or left is made up here: its steps are the coarser ones.
+            left = (total - hidden * per_unit) / len(sized)
+            widths[mechanism.name] = nearest_multiple(
+                mechanism.width_for(left, hidden, site), width_step
+            )
         return BlockSize(hidden, widths)
 
     def weights(self, site: BlockSite) -> int:

@@ -1,25 +1,35 @@
-"""The gate's formula, one token and one head at a time, in float64.
+"""The gate by its formula, one token and one head at a time.
 
-Shapes: B batch, T tokens, M hidden units, G bottleneck, N heads.
+B batch, T tokens, S tokens pooled over, M hidden units, G bottleneck, N heads.
 """
+
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
+from gpt2.attention.state import AttentionView, BlockState
 from gpt2.mlp.mlp_attn_gate.options import MlpAttnGateOptions
+from gpt2.mlp.options import BlockSite
 
 
-def head_scale(
-    options: MlpAttnGateOptions, h_BTM: Tensor, down_GM: Tensor, up_NG: Tensor, bias_N: Tensor
+def apply(
+    h_BTM: Tensor,
+    view: AttentionView,
+    state: BlockState,
+    own: Mapping[str, Tensor],
+    options: MlpAttnGateOptions,
+    site: BlockSite,
 ) -> Tensor:
-    """(1 − α) + α σ(W₂ W₁ h + b) [B, T, N]; pooled, W₁ h is the mean of it over tokens ≤ t."""
+    """h as it is; the next block's scale is (1 − α) + α σ(W₂ W₁ h + b)."""
+    w1_GM, w2_NG, bias_N = own["down.weight"], own["up.weight"], own["bias"]
     batch, tokens, _ = h_BTM.shape
-    scale_BTN = h_BTM.new_empty(batch, tokens, len(bias_N))
+    state.head_scale_BTN = h_BTM.new_empty(batch, tokens, len(bias_N))
     for b in range(batch):
         for t in range(tokens):
             inputs_SM = h_BTM[b, : t + 1] if options.pooled else h_BTM[b, t : t + 1]
-            bottleneck_G = torch.stack([down_GM @ h_M for h_M in inputs_SM]).mean(0)
+            bottleneck_G = torch.stack([w1_GM @ h_M for h_M in inputs_SM]).mean(0)
             for n in range(len(bias_N)):
-                gamma = 1 / (1 + torch.exp(-(up_NG[n] @ bottleneck_G + bias_N[n])))
-                scale_BTN[b, t, n] = (1 - options.alpha) + options.alpha * gamma
-    return scale_BTN
+                gamma = 1 / (1 + torch.exp(-(w2_NG[n] @ bottleneck_G + bias_N[n])))
+                state.head_scale_BTN[b, t, n] = (1 - options.alpha) + options.alpha * gamma
+    return h_BTM

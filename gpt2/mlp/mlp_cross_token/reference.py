@@ -1,24 +1,34 @@
-"""The cross-token formula, one pair of tokens at a time, in float64.
+"""The cross-token MLP by its formula, one pair of tokens at a time.
 
-Shapes: B batch, T tokens (queries), S tokens (keys), M hidden units, K bottleneck (the formula's b).
+B batch, T tokens (queries), S tokens (keys), M hidden units, K bottleneck (the formula's b).
 """
+
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
+from gpt2.attention.state import AttentionView, BlockState
 from gpt2.mlp.mlp_cross_token.options import MlpCrossTokenOptions
+from gpt2.mlp.options import BlockSite
 
 
-def cross_token(
-    options: MlpCrossTokenOptions, h_BTM: Tensor, weights_BTS: Tensor, a_MK: Tensor, b_MK: Tensor
+def apply(
+    h_BTM: Tensor,
+    view: AttentionView,
+    state: BlockState,
+    own: Mapping[str, Tensor],
+    options: MlpCrossTokenOptions,
+    site: BlockSite,
 ) -> Tensor:
-    """h_t + α (Σ_{s ≤ t} w_ts h_s) A Bᵀ [B, T, M]; A and B are M × b."""
-    batch, tokens, _ = h_BTM.shape
+    """h_t + α (Σ_{s ≤ t} w_ts h_s) A Bᵀ."""
+    weights_BTS = view.weights_BTS
+    a_MK, b_MK = own["down.weight"].T, own["up.weight"]
     rows = []
-    for i in range(batch):
-        for t in range(tokens):
-            mixed_M = torch.zeros_like(h_BTM[i, t])
+    for b in range(h_BTM.shape[0]):
+        for t in range(h_BTM.shape[1]):
+            mixed_M = torch.zeros_like(h_BTM[b, t])
             for s in range(t + 1):
-                mixed_M = mixed_M + weights_BTS[i, t, s] * h_BTM[i, s]
-            rows.append(h_BTM[i, t] + options.alpha * (b_MK @ (a_MK.T @ mixed_M)))
+                mixed_M = mixed_M + weights_BTS[b, t, s] * h_BTM[b, s]
+            rows.append(h_BTM[b, t] + options.alpha * (mixed_M @ a_MK @ b_MK.T))
     return torch.stack(rows).view_as(h_BTM)

@@ -1,30 +1,48 @@
-"""The coupling's formula with W written out, one token at a time, in float64.
+"""The latent coupling by its formula, with W written out, one token at a time.
 
-Shapes: B batch, T tokens, M hidden units, R latent dim, N heads.
+B batch, T tokens, M hidden units, R latent dim, N heads.
 """
+
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
+from gpt2.attention.state import AttentionView, BlockState
 from gpt2.mlp.mlp_latent.options import MlpLatentOptions
+from gpt2.mlp.options import BlockSite
 
 
-def scalar_matrix(factors_N: Tensor, hidden: int, latent: int) -> Tensor:
-    """W [M, R] of the scalar tying: s_{⌊r·N/R⌋} where m mod R = r."""
-    rows = []
-    for m in range(hidden):
-        row = [factors_N.new_zeros(())] * latent
-        row[m % latent] = factors_N[(m % latent) * len(factors_N) // latent]
-        rows.append(torch.stack(row))
-    return torch.stack(rows)
-
-
-def couple(
-    options: MlpLatentOptions, h_BTM: Tensor, a_BTR: Tensor, read_MR: Tensor, write_MR: Tensor
-) -> tuple[Tensor, Tensor]:
-    """(h + α a Wᵀ, α h W) with the new h in the second [B, T, M and R]; tied passes W twice."""
+def apply(
+    h_BTM: Tensor,
+    view: AttentionView,
+    state: BlockState,
+    own: Mapping[str, Tensor],
+    options: MlpLatentOptions,
+    site: BlockSite,
+) -> Tensor:
+    """h + α a Wᵀ; the next block's c_k gets α h W of the new h, from all blocks but the last."""
+    a_BTR = view.latent_BTR
+    if options.tying == "scalar":
+        read_MR = write_MR = _scalar_matrix(own["coupling.factors"], h_BTM.shape[2], a_BTR.shape[2])
+    else:
+        read_MR = write_MR = own["coupling.to_hidden.weight"]
+    if "coupling.to_latent.weight" in own:
+        write_MR = own["coupling.to_latent.weight"].T
     hidden, shift = [], []
     for h_M, a_R in zip(h_BTM.flatten(0, 1), a_BTR.flatten(0, 1), strict=True):
-        hidden.append(h_M + options.alpha * torch.stack([row_R @ a_R for row_R in read_MR]))
-        shift.append(options.alpha * torch.stack([hidden[-1] @ col_M for col_M in write_MR.T]))
-    return torch.stack(hidden).view_as(h_BTM), torch.stack(shift).view_as(a_BTR)
+        hidden.append(h_M + options.alpha * (a_R @ read_MR.T))
+        shift.append(options.alpha * (hidden[-1] @ write_MR))
+    if not site.is_last:
+        state.latent_shift_BTR = torch.stack(shift).view_as(a_BTR)
+    return torch.stack(hidden).view_as(h_BTM)
+
+
+def _scalar_matrix(factors_N: Tensor, hidden: int, latent: int) -> Tensor:
+    """W[m, r] = s_{⌊r·N/R⌋} where m mod R = r, and 0 elsewhere."""
+    rows = []
+    for m in range(hidden):
+        row_R = [factors_N.new_zeros(())] * latent
+        row_R[m % latent] = factors_N[(m % latent) * len(factors_N) // latent]
+        rows.append(torch.stack(row_R))
+    return torch.stack(rows)

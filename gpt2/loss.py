@@ -1,0 +1,164 @@
+"""Token cross-entropy of the output head, without the logits of all tokens at once.
+
+The head's GEMM runs on chunks of tokens, its softmax on blocks of rows small enough for the cache.
+Training computes the gradients along with the loss, while a chunk's logits are at hand: they turn
+into their own gradient in place, p − onehot, and nothing of size tokens × vocabulary is kept.
+
+Shapes: X tokens (batch and time together), C n_embd, V vocabulary (padded where it is a weight's).
+"""
+
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import FunctionCtx, once_differentiable
+
+# Target that takes no part in loss or accuracy, as in torch and transformers.
+IGNORED = -100
+# Bytes of a chunk's logits: enough rows for a GEMM at full speed (1334 in bf16 at V = 50304).
+CHUNK_BYTES = 2**27
+# Elements of a block of rows: softmax from the cache takes a quarter of the time on a CPU.
+BLOCK_ELEMENTS = 2**21
+
+
+def linear_cross_entropy(
+    hidden_XC: Tensor, weight_VC: Tensor, targets_X: Tensor, vocab_size: int
+) -> Tensor:
+    """Mean cross-entropy in nats of ``hidden @ weight.T`` over the targets that are not ``IGNORED``.
+
+    Rows of ``weight`` from ``vocab_size`` on are padding: they enter no softmax, and their gradient
+    is zero. NaN where every target is ignored, as in torch. The result is float32 (float64 for
+    float64 inputs); under autocast the GEMMs run in its dtype. Backward runs once per forward.
+    """
+    # Logits of one block gain nothing from a walk, and a compiler fuses the plain form by itself.
+    if hidden_XC.size(0) * vocab_size <= BLOCK_ELEMENTS or torch.compiler.is_compiling():
+        logits_XV = F.linear(hidden_XC, weight_VC)[:, :vocab_size]
+        return F.cross_entropy(_wide(logits_XV), targets_X, ignore_index=IGNORED)
+    if torch.is_grad_enabled():
+        dtype = _gemm_dtype(hidden_XC)
+        with torch.autocast(hidden_XC.device.type, enabled=False):
+            loss: Tensor = _LinearCrossEntropy.apply(
+                hidden_XC, weight_VC, targets_X, vocab_size, dtype
+            )
+        return loss
+    losses_X, _ = linear_token_losses(hidden_XC, weight_VC, targets_X, vocab_size)
+    return losses_X.sum() / (targets_X != IGNORED).sum()
+
+
+@torch.no_grad()
+def linear_token_losses(
+    hidden_XC: Tensor, weight_VC: Tensor, targets_X: Tensor, vocab_size: int
+) -> tuple[Tensor, Tensor]:
+    """Each token's cross-entropy in nats, and whether its target has the largest logit.
+
+    An ``IGNORED`` target has loss 0 and is not correct.
+    """
+    dtype = _gemm_dtype(hidden_XC)
+    losses_X = torch.zeros(len(targets_X), dtype=_wide_dtype(dtype), device=hidden_XC.device)
+    correct_X = torch.zeros_like(targets_X, dtype=torch.bool)
+    with torch.autocast(hidden_XC.device.type, enabled=False):
+        for rows, logits_XV in _chunks(hidden_XC.to(dtype), weight_VC.to(dtype)):
+            for block in _blocks(logits_XV):
+                logits = _wide(logits_XV[block, :vocab_size])
+                targets = targets_X[rows][block]
+                losses_X[rows][block] = F.cross_entropy(
+                    logits, targets, ignore_index=IGNORED, reduction="none"
+                )
+                correct_X[rows][block] = logits.argmax(-1) == targets
+    return losses_X, correct_X
+
+
+class _LinearCrossEntropy(torch.autograd.Function):
+    """Forward computes the loss and both gradients of the summed loss; backward scales them."""
+
+    @staticmethod
+    def forward(
+        ctx: FunctionCtx,
+        hidden_XC: Tensor,
+        weight_VC: Tensor,
+        targets_X: Tensor,
+        vocab_size: int,
+        dtype: torch.dtype,
+    ) -> Tensor:
+        """The mean loss; GEMMs in ``dtype``."""
+        valid_X = targets_X != IGNORED
+        hidden, weight = hidden_XC.to(dtype), weight_VC.to(dtype)
+        # Masked here instead of in the logits, an ignored token reaches neither gradient.
+        masked = hidden * valid_X[:, None]
+        losses_X = torch.empty(len(targets_X), dtype=_wide_dtype(dtype), device=hidden.device)
+        grad_hidden = torch.empty_like(hidden)
+        grad_weight = None
+        for rows, logits_XV in _chunks(hidden, weight):
+            _to_gradient_(logits_XV, targets_X[rows], vocab_size, losses_X[rows])
+            torch.mm(logits_XV, weight, out=grad_hidden[rows])
+            if grad_weight is None:
+                grad_weight = (logits_XV.t() @ masked[rows]).to(weight_VC.dtype)
+            elif dtype == weight_VC.dtype:
+                grad_weight.addmm_(logits_XV.t(), masked[rows])
+            else:
+                grad_weight += logits_XV.t() @ masked[rows]
+        scale = valid_X.sum().to(losses_X.dtype).reciprocal()
+        ctx.save_for_backward(grad_hidden.to(hidden_XC.dtype), grad_weight, valid_X, scale)
+        return (losses_X * valid_X).sum() * scale
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Gradients of hidden and weight."""
+        grad_hidden, grad_weight, valid_X, scale = ctx.saved_tensors
+        grad = grad * scale
+        # In place: a second tensor of the weight's size would cost more than the scaling.
+        return grad_hidden.mul_((grad * valid_X)[:, None]), grad_weight.mul_(grad), None, None, None
+
+
+def _to_gradient_(logits_XV: Tensor, targets_X: Tensor, vocab_size: int, losses_X: Tensor) -> None:
+    """Fill ``losses_X``, and turn logits into the gradient of the summed loss: p − onehot."""
+    for block in _blocks(logits_XV):
+        logits = _wide(logits_XV[block, :vocab_size])
+        targets = targets_X[block].clamp(min=0)
+        probabilities = torch.softmax(logits, -1)
+        # −log p of the target, without the underflow of p: the largest probability is e^0 / Σ.
+        gap = logits.amax(-1) - logits.gather(1, targets[:, None])[:, 0]
+        losses_X[block] = gap - probabilities.amax(-1).log()
+        probabilities[torch.arange(len(targets), device=targets.device), targets] -= 1
+        logits_XV[block, :vocab_size] = probabilities
+    logits_XV[:, vocab_size:] = 0
+
+
+def _chunks(hidden_XC: Tensor, weight_VC: Tensor) -> Iterator[tuple[slice, Tensor]]:
+    """Rows and their logits, in chunks of equal size; the next chunk overwrites the logits."""
+    tokens, vocab = len(hidden_XC), len(weight_VC)
+    chunks = -(-tokens * vocab * hidden_XC.element_size() // CHUNK_BYTES)
+    size = -(-tokens // chunks)
+    buffer_XV = hidden_XC.new_empty(size, vocab)
+    for start in range(0, tokens, size):
+        rows = slice(start, min(start + size, tokens))
+        out = buffer_XV[: rows.stop - rows.start]
+        yield rows, torch.mm(hidden_XC[rows], weight_VC.t(), out=out)
+
+
+def _blocks(logits_XV: Tensor) -> Iterator[slice]:
+    """Slices of rows; a GPU takes them all at once."""
+    rows, vocab = logits_XV.shape
+    size = max(1, BLOCK_ELEMENTS // vocab) if logits_XV.is_cpu else rows
+    for start in range(0, rows, size):
+        yield slice(start, min(start + size, rows))
+
+
+def _gemm_dtype(hidden_XC: Tensor) -> torch.dtype:
+    """What autocast would run a GEMM in; it leaves float64 alone."""
+    device = hidden_XC.device.type
+    if torch.is_autocast_enabled(device) and hidden_XC.dtype != torch.float64:
+        return torch.get_autocast_dtype(device)
+    return hidden_XC.dtype
+
+
+def _wide_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of softmax and losses: float32, or float64 for float64."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+def _wide(logits_XV: Tensor) -> Tensor:
+    """Logits in the dtype of softmax."""
+    return logits_XV.to(_wide_dtype(logits_XV.dtype))

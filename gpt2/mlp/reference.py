@@ -1,0 +1,50 @@
+"""The MLP by its formula, composed of its mechanisms' own references.
+
+B batch, T tokens, C n_embd, M hidden units. It shares no code with what trains, and is
+differentiable in any float type. A mechanism's reference is the module ``reference`` beside its
+options.
+"""
+
+from collections.abc import Mapping
+from importlib import import_module
+from math import pi, sqrt
+
+import torch
+from torch import Tensor
+
+from gpt2.attention.state import AttentionView, BlockState
+from gpt2.mlp.options import BlockSite, MlpConfig
+
+
+def mlp(
+    x_BTC: Tensor,
+    view: AttentionView,
+    parameters: Mapping[str, Tensor],
+    site: BlockSite,
+    config: MlpConfig,
+) -> tuple[Tensor, BlockState]:
+    """A block's MLP without dropout, and what it hands on; ``parameters`` by the built MLP's names."""
+    state = BlockState()
+    h_BTM = gelu(_linear(x_BTC, parameters, "c_fc"), site.shape.activation)
+    for options in config.built(site):
+        prefix = f"mechanisms.{options.name}."
+        own = {
+            name.removeprefix(prefix): value
+            for name, value in parameters.items()
+            if name.startswith(prefix)
+        }
+        module = import_module(type(options).__module__.removesuffix("options") + "reference")
+        h_BTM = module.apply(h_BTM, view, state, own, options, site)
+    return _linear(h_BTM, parameters, "c_proj"), state
+
+
+def gelu(x: Tensor, activation: str) -> Tensor:
+    """x Φ(x), or its tanh approximation (Hendrycks and Gimpel 2016, arXiv 1606.08415)."""
+    if activation == "gelu_exact":
+        return x * (1 + torch.erf(x / sqrt(2))) / 2
+    return x * (1 + torch.tanh(sqrt(2 / pi) * (x + 0.044715 * x**3))) / 2
+
+
+def _linear(x: Tensor, parameters: Mapping[str, Tensor], name: str) -> Tensor:
+    out = x @ parameters[f"{name}.weight"].T
+    return out + parameters[f"{name}.bias"] if f"{name}.bias" in parameters else out

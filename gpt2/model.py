@@ -1,0 +1,137 @@
+"""GPT-2 from its parts; names no mechanism.
+
+Shapes: B batch, T tokens, C n_embd, V vocabulary, X = B·T.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gpt2.attention.base import Attention
+from gpt2.attention.state import BlockState
+from gpt2.config import ModelConfig
+from gpt2.loss import linear_cross_entropy, linear_token_losses
+from gpt2.mlp.base import Mlp
+from gpt2.mlp.options import BlockSite
+from lib.repro.streams import stream_seed
+
+# GPT-2's standard deviation of initial weights (Radford et al. 2019).
+INIT_STD = 0.02
+
+
+class Block(nn.Module):
+    """Pre-norm: attention and MLP, each added to the residual stream."""
+
+    def __init__(self, config: ModelConfig, site: BlockSite) -> None:
+        super().__init__()
+        shape = config.shape
+        mlp = Mlp(site, config.mlp)
+        self.ln_1 = nn.LayerNorm(shape.n_embd, bias=shape.bias)
+        self.attn = Attention(shape, config.attention, mlp.request)
+        self.ln_2 = nn.LayerNorm(shape.n_embd, bias=shape.bias)
+        self.mlp = mlp
+
+    def forward(self, x_BTC: Tensor, state: BlockState) -> tuple[Tensor, BlockState]:
+        """The residual stream after the block, and what the next block gets besides it."""
+        attended_BTC, view = self.attn(self.ln_1(x_BTC), state)
+        x_BTC = x_BTC + attended_BTC
+        mixed_BTC, state = self.mlp(self.ln_2(x_BTC), view)
+        return x_BTC + mixed_BTC, state
+
+
+class GPT(nn.Module):
+    """Token and position embeddings, blocks, a final norm, and a head tied to ``wte``.
+
+    ``wte`` has ``padded_vocab_size`` rows; rows from ``vocab_size`` on take no part in anything.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        shape = config.shape
+        self.wte = nn.Embedding(shape.padded_vocab_size, shape.n_embd)
+        self.wpe = nn.Embedding(shape.block_size, shape.n_embd)
+        self.dropout = nn.Dropout(shape.dropout)
+        self.h = nn.ModuleList(Block(config, site) for site in config.sites())
+        self.ln_f = nn.LayerNorm(shape.n_embd, bias=shape.bias)
+
+    def forward(self, idx_BT: Tensor, targets_BT: Tensor | None = None) -> Tensor:
+        """Logits [B, T, vocab_size], or with targets their mean cross-entropy in nats.
+
+        A target of −100 is left out. ``idx`` holds at most ``block_size`` tokens a row.
+        """
+        x_BTC = self.hidden(idx_BT)
+        if targets_BT is None:
+            return self.logits(x_BTC)
+        return linear_cross_entropy(
+            x_BTC.flatten(0, 1), self.wte.weight, targets_BT.flatten(), self.config.shape.vocab_size
+        )
+
+    def hidden(self, idx_BT: Tensor) -> Tensor:
+        """What the head reads: the residual stream after the final norm [B, T, C]."""
+        tokens = idx_BT.size(1)
+        assert tokens <= self.config.shape.block_size, f"{tokens} tokens exceed the context"
+        x_BTC = self.dropout(self.wte(idx_BT) + self.wpe.weight[:tokens])
+        state = BlockState()
+        for block in self.h:
+            x_BTC, state = block(x_BTC, state)
+        return self.ln_f(x_BTC)
+
+    def logits(self, x_BTC: Tensor) -> Tensor:
+        """The head on what ``hidden`` gave, or on some of its positions."""
+        return F.linear(x_BTC, self.wte.weight)[..., : self.config.shape.vocab_size]
+
+    @torch.no_grad()
+    def token_losses(self, idx_BT: Tensor, targets_BT: Tensor) -> tuple[Tensor, Tensor]:
+        """Each target's cross-entropy in nats and whether it has the largest logit, both [B, T].
+
+        A target of −100 has loss 0 and is not correct.
+        """
+        x_BTC = self.hidden(idx_BT)
+        losses_X, correct_X = linear_token_losses(
+            x_BTC.flatten(0, 1), self.wte.weight, targets_BT.flatten(), self.config.shape.vocab_size
+        )
+        return losses_X.view_as(targets_BT), correct_X.view_as(targets_BT)
+
+    @torch.no_grad()
+    def init_weights(self, seed: int) -> None:
+        """Draw every matrix from its own stream of ``seed``, keyed by its name.
+
+        The same name and shape gives the same values in every variant of a study, on every device.
+
+        matrices                            N(0, 0.02)
+        ``c_proj`` (to the residual stream) N(0, 0.02 / √(2·n_layer))
+        linear and norm biases, padding     0
+        norm weights                        1
+        constants of mechanisms             as their constructors set them
+        """
+        residual_std = INIT_STD / math.sqrt(2 * self.config.shape.n_layer)
+        for module in self.modules():
+            if isinstance(module, nn.LayerNorm):
+                module.reset_parameters()
+            elif isinstance(module, nn.Linear) and module.bias is not None:
+                module.bias.zero_()
+        for name, parameter in self.named_parameters():
+            if parameter.ndim < 2:
+                continue
+            std = residual_std if name.endswith("c_proj.weight") else INIT_STD
+            generator = torch.Generator().manual_seed(stream_seed(seed, f"init/{name}"))
+            if parameter is self.wte.weight:
+                # Padding is cut off first, so that it does not decide what the tokens' rows get.
+                parameter[self.config.shape.vocab_size :] = 0
+                parameter = parameter[: self.config.shape.vocab_size]
+            parameter.copy_(torch.empty(parameter.shape).normal_(0, std, generator=generator))
+
+    def prunable(self) -> dict[str, nn.Parameter]:
+        """The matrices of the blocks by name: no embeddings, biases, norms or gate constants."""
+        return {
+            f"h.{name}": parameter
+            for name, parameter in self.h.named_parameters()
+            if parameter.ndim >= 2
+        }
+
+    def num_params(self) -> int:
+        """Built parameters; the head's, tied to ``wte``, are counted once."""
+        return sum(parameter.numel() for parameter in self.parameters())

@@ -1,0 +1,92 @@
+"""Model configurations built directly, without Kconfig, for tests."""
+
+from typing import Any
+
+from gpt2.attention import GATES, PATTERNS, PROJECTIONS, TERMS
+from gpt2.attention.options import AttentionConfig
+from gpt2.config import ModelConfig
+from gpt2.mlp import MECHANISMS
+from gpt2.mlp.options import MlpConfig
+from gpt2.shape import Shape
+
+SHAPE = {
+    "n_layer": 2,
+    "n_head": 4,
+    "n_embd": 32,
+    "block_size": 16,
+    "vocab_multiple": 64,
+    "dropout": 0.0,
+    "bias": True,
+    "activation": "gelu_tanh",
+    "vocab_size": 50,
+}
+# What the configuration gives each part where nothing else is said.
+PARTS: dict[str, dict[str, Any]] = {
+    "dense": {},
+    "grouped": {"n_kv_head": 2},
+    "latent": {"latent_dim": 0, "shared_expansion": False},
+    "full": {},
+    "sliding": {"window": 5},
+    "reciprocal": {"alpha": 0.3, "window": 64, "learnable": False},
+    "ra_cross_token": {
+        "mode": "topk",
+        "apply": "output",
+        "alpha": 0.2,
+        "topk": 8,
+        "scale": 1.0,
+        "bias": 2.0,
+        "head_average": False,
+        "detach_stats": False,
+    },
+    "mlp_attn_gate": {"alpha": 0.1, "bias": 2.0, "dim": 8, "pooled": False},
+    "mlp_cross_token": {
+        "alpha": 0.3,
+        "sparsity": "topk",
+        "topk": 8,
+        "tau": 0.5,
+        "detach_weights": True,
+        "dim": 8,
+    },
+    "mlp_latent": {"alpha": 0.2, "tying": "tied"},
+}
+MLP = {"sizing": "hidden", "hidden": 0, "ratio": 2.5, "share": 0.15}
+# Every mechanism that a model can carry at once.
+EVERYTHING: dict[str, Any] = {
+    "projection": "latent",
+    "terms": ("reciprocal",),
+    "gates": ("ra_cross_token",),
+    "mechanisms": ("mlp_cross_token", "mlp_latent", "mlp_attn_gate"),
+}
+
+
+def make_model_config(
+    projection: str = "dense",
+    pattern: str = "full",
+    terms: tuple[str, ...] = (),
+    gates: tuple[str, ...] = (),
+    mechanisms: tuple[str, ...] = (),
+    parts: dict[str, dict[str, Any]] | None = None,
+    sdpa_backend: str = "auto",
+    **overrides: Any,
+) -> ModelConfig:
+    """A small dense GPT-2; ``overrides`` are fields of Shape and MlpConfig.
+
+    ``parts`` changes options of a part: ``parts={"mlp_latent": {"tying": "scalar"}}``.
+    """
+    unknown = overrides.keys() - SHAPE.keys() - MLP.keys()
+    assert not unknown, f"neither of Shape nor of MlpConfig: {unknown}"
+
+    def options(registry: Any, name: str) -> Any:
+        return registry.options(name)(**(PARTS[name] | (parts or {}).get(name, {})))
+
+    attention = AttentionConfig(
+        options(PROJECTIONS, projection),
+        options(PATTERNS, pattern),
+        tuple(options(TERMS, name) for name in terms),
+        tuple(options(GATES, name) for name in gates),
+        sdpa_backend=sdpa_backend,
+    )
+    mlp = {name: overrides.get(name, value) for name, value in MLP.items()}
+    shape = {name: overrides.get(name, value) for name, value in SHAPE.items()}
+    built = tuple(options(MECHANISMS, name) for name in MECHANISMS if name in mechanisms)
+    return ModelConfig(Shape(**shape), attention, MlpConfig(built, **mlp))

@@ -1,0 +1,185 @@
+"""The MLP and its mechanisms against their formulas."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from gpt2.attention.state import AttentionView, BlockState
+from gpt2.config import ModelConfig
+from gpt2.mlp import reference
+from gpt2.mlp.base import Mlp
+from tests.gpt2.builders import make_model_config
+
+BATCH, TOKENS = 2, 6
+CROSS, LATENT, GATE = "mlp_cross_token", "mlp_latent", "mlp_attn_gate"
+ALL = (CROSS, LATENT, GATE)
+
+# name → mechanisms and their options
+CASES: dict[str, tuple[tuple[str, ...], dict[str, dict[str, Any]]]] = {
+    "dense": ((), {}),
+    "gate": ((GATE,), {}),
+    "gate-pooled": ((GATE,), {GATE: {"pooled": True}}),
+    "cross": ((CROSS,), {}),
+    "latent-tied": ((LATENT,), {}),
+    "latent-untied": ((LATENT,), {LATENT: {"tying": "untied"}}),
+    "latent-scalar": ((LATENT,), {LATENT: {"tying": "scalar"}}),
+    "all": (ALL, {}),
+    "all-pooled-scalar": (ALL, {GATE: {"pooled": True}, LATENT: {"tying": "scalar"}}),
+}
+OFF = {name: {"alpha": 0.0} for name in ALL}
+
+
+def build(config: ModelConfig, block: int = 0, seed: int = 0) -> Mlp:
+    """A float64 MLP with every parameter drawn, constants too."""
+    torch.manual_seed(seed)
+    mlp = Mlp(config.sites()[block], config.mlp).double()
+    with torch.no_grad():
+        for parameter in mlp.parameters():
+            parameter.normal_(0, 0.3)
+    return mlp
+
+
+def inputs(config: ModelConfig) -> tuple[Tensor, AttentionView, list[Tensor]]:
+    """Random float64 x, a view of causal weights and latents, and the leaves behind them."""
+    torch.manual_seed(1)
+    # R of the configurations built here: C/6 to a multiple of 8.
+    shapes = (BATCH, TOKENS, config.shape.n_embd), (BATCH, TOKENS, TOKENS), (BATCH, TOKENS, 8)
+    leaves = [torch.randn(s, dtype=torch.float64, requires_grad=True) for s in shapes]
+    x_BTC, scores_BTS, latent_BTR = leaves
+    future = torch.ones(TOKENS, TOKENS, dtype=torch.bool).triu(1)
+    weights_BTS = scores_BTS.masked_fill(future, -torch.inf).softmax(-1)
+    return x_BTC, AttentionView(weights_BTS, latent_BTR), leaves
+
+
+def outputs(out: Tensor, state: BlockState) -> list[Tensor]:
+    """The MLP's output and all that it hands on."""
+    return [out, *(tensor for tensor in vars(state).values() if tensor is not None)]
+
+
+def gradients(tensors: list[Tensor], wanted: list[Tensor]) -> list[Tensor]:
+    """Gradients of a random projection of all outputs."""
+    torch.manual_seed(2)
+    total = torch.stack([(t * torch.randn_like(t)).sum() for t in tensors]).sum()
+    return list(torch.autograd.grad(total, wanted, materialize_grads=True, retain_graph=True))
+
+
+def config_of(case: str, **overrides: Any) -> ModelConfig:
+    """The configuration of a named case, on latent attention."""
+    mechanisms, parts = CASES[case]
+    return make_model_config("latent", mechanisms=mechanisms, parts=parts, **overrides)
+
+
+@pytest.mark.parametrize("block", [0, 1], ids=["first", "last"])
+@pytest.mark.parametrize("activation", ["gelu_tanh", "gelu_exact"])
+@pytest.mark.parametrize("case", CASES)
+def test_values_and_gradients_equal_the_formula(case: str, activation: str, block: int) -> None:
+    # 44 units are no multiple of R = 8: the scalar tying's last chunk is cut.
+    config = config_of(case, hidden=44, activation=activation)
+    mlp = build(config, block)
+    x_BTC, view, leaves = inputs(config)
+    wanted = [*mlp.parameters(), *leaves]
+
+    fast = outputs(*mlp(x_BTC, view))
+    site = config.sites()[block]
+    slow = outputs(*reference.mlp(x_BTC, view, dict(mlp.named_parameters()), site, config.mlp))
+
+    assert len(fast) == len(slow)
+    for mine, its in zip(fast, slow, strict=True):
+        torch.testing.assert_close(mine, its, rtol=1e-12, atol=1e-12)
+    for mine, its in zip(gradients(fast, wanted), gradients(slow, wanted), strict=True):
+        torch.testing.assert_close(mine, its, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("mechanism", ALL)
+def test_with_alpha_zero_the_mlp_is_dense(mechanism: str) -> None:
+    config = make_model_config("latent", mechanisms=(mechanism,), parts=OFF)
+    mlp = build(config)
+    dense = build(config_of("dense"))
+    dense.load_state_dict(mlp.state_dict(), strict=False)
+    x_BTC, view, _ = inputs(config)
+
+    out_BTC, state = mlp(x_BTC, view)
+
+    assert torch.equal(out_BTC, dense(x_BTC, view)[0])
+    if mechanism == GATE:
+        assert torch.equal(state.head_scale_BTN, torch.ones(BATCH, TOKENS, 4, dtype=torch.float64))
+    if mechanism == LATENT:
+        assert not state.latent_shift_BTR.any()
+
+
+def test_the_last_block_hands_nothing_on() -> None:
+    config = config_of("all")
+    mlp = build(config, block=1)
+    x_BTC, view, _ = inputs(config)
+
+    _, state = mlp(x_BTC, view)
+
+    assert GATE not in mlp.mechanisms
+    assert state == BlockState()
+
+
+def test_only_cross_token_asks_for_attention_weights() -> None:
+    asked = config_of("all", n_layer=3)
+    parts = {CROSS: {"sparsity": "rms", "topk": 3, "tau": 0.7, "detach_weights": False}}
+    custom = make_model_config(mechanisms=(CROSS,), parts=parts)
+
+    requests = [Mlp(site, asked.mlp).request for site in asked.sites()]
+    request, _ = [Mlp(site, custom.mlp).request for site in custom.sites()]
+
+    assert [dataclasses.astuple(r) for r in requests] == [("topk", 8, 0.5, True)] * 3
+    assert dataclasses.astuple(request) == ("rms", 3, 0.7, False)
+    for case in ("dense", "gate", "latent-tied"):
+        config = config_of(case)
+        assert [Mlp(site, config.mlp).request for site in config.sites()] == [None, None]
+
+
+def test_the_gate_reads_what_the_other_mechanisms_made_of_h() -> None:
+    config = config_of("all")
+    mlp = build(config)
+    x_BTC, view, _ = inputs(config)
+    seen = {}
+    mlp.mechanisms[GATE].register_forward_pre_hook(lambda _, args: seen.update(gate=args[0]))
+    mlp.c_proj.register_forward_pre_hook(lambda _, args: seen.update(c_proj=args[0]))
+
+    mlp(x_BTC, view)
+
+    assert list(mlp.mechanisms) == [CROSS, LATENT, GATE]
+    assert seen["gate"] is seen["c_proj"]
+
+
+def test_gate_starts_nearly_open_with_one_bias_a_head() -> None:
+    config = config_of("gate")
+    gate = Mlp(config.sites()[0], config.mlp).mechanisms[GATE]
+
+    assert gate.bias.tolist() == [2.0] * 4
+
+
+def test_pooled_gate_keeps_its_precision_under_autocast() -> None:
+    config = config_of("gate-pooled", n_embd=8, n_head=2, block_size=4096)
+    mlp = build(config).float()
+    ones_BTM = torch.ones(1, 4096, 32)
+    state = BlockState()
+
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        mlp.mechanisms[GATE](ones_BTM, AttentionView(), state)
+
+    # Constant inputs have a constant mean; sums in bfloat16 stop growing after a few hundred.
+    spread_BN = state.head_scale_BTN.amax(1) - state.head_scale_BTN.amin(1)
+    assert spread_BN.max() < 1e-3
+
+
+def test_dropout_acts_in_training_only() -> None:
+    config = make_model_config(dropout=0.5)
+    mlp = build(config)
+    x_BTC, view, _ = inputs(config)
+
+    first, second = mlp(x_BTC, view)[0], mlp(x_BTC, view)[0]
+    mlp.eval()
+
+    assert not torch.equal(first, second)
+    assert 0.3 < (first == 0).double().mean() < 0.7
+    assert torch.equal(mlp(x_BTC, view)[0], mlp(x_BTC, view)[0])
+    assert (mlp(x_BTC, view)[0] != 0).all()

@@ -1,0 +1,169 @@
+"""The head's cross-entropy against torch's own, in every form that it takes."""
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from gpt2 import loss
+from gpt2.loss import IGNORED, linear_cross_entropy, linear_token_losses
+
+TOKENS, WIDTH, VOCAB, PADDED = 37, 16, 50, 64
+# name → bytes of a chunk in float64, elements of a block
+FORMS = {
+    "plain": (2**27, 2**21),
+    "one chunk, one row a block": (2**27, 1),
+    "chunks of 8 rows": (8 * 8 * PADDED, 1),
+    "chunks of 8 rows, blocks of 3": (8 * 8 * PADDED, 3 * PADDED),
+}
+
+
+@pytest.fixture(params=FORMS)
+def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Each way of walking through tokens."""
+    chunk_bytes, block_elements = FORMS[request.param]
+    monkeypatch.setattr(loss, "CHUNK_BYTES", chunk_bytes)
+    monkeypatch.setattr(loss, "BLOCK_ELEMENTS", block_elements)
+    return str(request.param)
+
+
+def data(dtype: torch.dtype = torch.float64, std: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:
+    """Hidden states, a padded weight and targets of which every fifth is ignored."""
+    torch.manual_seed(0)
+    hidden = (torch.randn(TOKENS, WIDTH, dtype=dtype) * std).requires_grad_()
+    weight = torch.randn(PADDED, WIDTH, dtype=dtype).requires_grad_()
+    targets = torch.randint(0, VOCAB, (TOKENS,))
+    targets[::5] = IGNORED
+    return hidden, weight, targets
+
+
+def unpadded(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+    """torch's loss over the real vocabulary."""
+    return F.cross_entropy(hidden @ weight[:VOCAB].T, targets)
+
+
+def test_loss_and_gradients_are_those_of_the_unpadded_vocabulary(form: str) -> None:
+    hidden, weight, targets = data()
+
+    mine = linear_cross_entropy(hidden, weight, targets, VOCAB)
+    its = unpadded(hidden, weight, targets)
+
+    torch.testing.assert_close(mine, its, rtol=1e-13, atol=0)
+    grads = torch.autograd.grad(mine * 0.25, (hidden, weight))
+    for found, expected in zip(
+        grads, torch.autograd.grad(its * 0.25, (hidden, weight)), strict=True
+    ):
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-16)
+    assert not grads[1][VOCAB:].any()
+    assert not grads[0][::5].any()
+
+
+def test_without_gradients_the_loss_is_the_same(form: str) -> None:
+    hidden, weight, targets = data()
+
+    with torch.no_grad():
+        mine = linear_cross_entropy(hidden, weight, targets, VOCAB)
+
+    torch.testing.assert_close(mine, unpadded(hidden, weight, targets).detach(), rtol=1e-13, atol=0)
+
+
+def test_a_hopeless_token_costs_its_full_price(form: str) -> None:
+    # exp(−1000) is zero even in float64: the loss must not come from the probability.
+    hidden = torch.tensor([[1000.0, 0.0]]).requires_grad_()
+    weight = torch.eye(2).requires_grad_()
+
+    mine = linear_cross_entropy(hidden, weight, torch.tensor([1]), 2)
+
+    assert mine.item() == 1000.0
+    assert torch.autograd.grad(mine, hidden)[0].tolist() == [[1.0, -1.0]]
+
+
+def test_all_targets_ignored_is_nan_as_in_torch(form: str) -> None:
+    hidden, weight, targets = data()
+
+    assert linear_cross_entropy(hidden, weight, targets.fill_(IGNORED), VOCAB).isnan()
+
+
+def test_bfloat16_is_as_precise_as_torch_under_autocast(form: str) -> None:
+    hidden, weight, targets = data(torch.float32)
+    exact = unpadded(hidden.double(), weight.double(), targets)
+    exact_grads = torch.autograd.grad(exact, (hidden, weight))
+
+    def errors(function: Any) -> list[float]:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            value = function()
+        assert value.dtype == torch.float32
+        grads = torch.autograd.grad(value, (hidden, weight))
+        assert all(grad.dtype == torch.float32 for grad in grads)
+        found = [(value - exact).abs() / exact]
+        found += [(g - e).norm() / e.norm() for g, e in zip(grads, exact_grads, strict=True)]
+        return [error.item() for error in found]
+
+    mine = errors(lambda: linear_cross_entropy(hidden, weight, targets, VOCAB))
+    its = errors(lambda: F.cross_entropy(F.linear(hidden, weight)[:, :VOCAB].float(), targets))
+
+    assert max(mine) < 0.01
+    assert all(m < 1.5 * i + 1e-3 for m, i in zip(mine, its, strict=True)), (mine, its)
+
+
+def test_second_backward_is_refused_instead_of_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loss, "BLOCK_ELEMENTS", 1)
+    hidden, weight, targets = data()
+    mine = linear_cross_entropy(hidden, weight, targets, VOCAB)
+
+    mine.backward(retain_graph=True)
+
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        mine.backward()
+
+
+class LargestFloat32(TorchDispatchMode):
+    """Records the largest float32 tensor that any operation makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.elements = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if isinstance(out, Tensor) and out.dtype == torch.float32:
+            self.elements = max(self.elements, out.numel())
+        return out
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_the_logits_of_all_tokens_never_exist_in_float32(precision: str) -> None:
+    tokens, vocab = 1024, 50257
+    hidden = torch.randn(tokens, 2, requires_grad=True)
+    weight = torch.randn(vocab, 2, requires_grad=True)
+    targets = torch.randint(0, vocab, (tokens,))
+
+    with LargestFloat32() as largest:
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == "bf16"):
+            value = linear_cross_entropy(hidden, weight, targets, vocab)
+        value.backward()
+
+    assert largest.elements <= tokens * vocab / 2
+
+
+def test_token_losses_and_hits(form: str) -> None:
+    hidden, weight, targets = data()
+    logits = (hidden @ weight[:VOCAB].T).detach()
+
+    losses, correct = linear_token_losses(hidden, weight, targets, VOCAB)
+
+    expected = F.cross_entropy(logits, targets, reduction="none")
+    torch.testing.assert_close(losses, expected, rtol=1e-13, atol=0)
+    assert correct.tolist() == (logits.argmax(-1) == targets).tolist()
+    assert not losses[::5].any() and not correct[::5].any()
+    assert not losses.requires_grad
+
+
+def test_token_losses_hit_where_the_target_leads(form: str) -> None:
+    hidden, weight, _ = data()
+    targets = (hidden @ weight[:VOCAB].T).argmax(-1)
+
+    assert linear_token_losses(hidden, weight, targets, VOCAB)[1].all()

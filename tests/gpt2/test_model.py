@@ -1,0 +1,433 @@
+"""The whole model: equal to transformers' GPT-2 and to its formulas, causal, stateless, drawn by name."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gpt2 import loss
+from gpt2.config import ModelConfig
+from gpt2.loss import IGNORED
+from gpt2.model import GPT
+from gpt2.reference import gpt
+from tests.gpt2.builders import EVERYTHING, make_model_config
+
+GATE, CROSS, COUPLING, RACT = "mlp_attn_gate", "mlp_cross_token", "mlp_latent", "ra_cross_token"
+# name → a model with every kind of mechanism at once, in each of its forms
+EVERY: dict[str, dict[str, Any]] = {
+    "everything": EVERYTHING,
+    "everything, other options": EVERYTHING
+    | {
+        "pattern": "sliding",
+        "parts": {
+            GATE: {"pooled": True},
+            CROSS: {"sparsity": "rms", "detach_weights": False},
+            COUPLING: {"tying": "untied"},
+            RACT: {"mode": "entropy", "apply": "weights"},
+            "reciprocal": {"learnable": True},
+        },
+    },
+    "everything, third options": EVERYTHING
+    | {
+        "parts": {
+            CROSS: {"sparsity": "none"},
+            COUPLING: {"tying": "scalar"},
+            RACT: {"mode": "rms", "head_average": True},
+            "latent": {"shared_expansion": True},
+        }
+    },
+    "dense": {"mechanisms": (CROSS, GATE)},
+    "grouped": {"projection": "grouped", "gates": (RACT,), "bias": False},
+}
+every = pytest.mark.parametrize("name", EVERY)
+
+
+def drawn(config: ModelConfig, dtype: torch.dtype = torch.float64, seed: int = 0) -> GPT:
+    """A model whose every parameter is random and big enough to matter."""
+    model = GPT(config).to(dtype)
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(0, 0.3)
+    return model.eval()
+
+
+def tokens(config: ModelConfig, batch: int = 2, length: int = 8) -> Tensor:
+    """Random token ids."""
+    generator = torch.Generator().manual_seed(3)
+    return torch.randint(0, config.shape.vocab_size, (batch, length), generator=generator)
+
+
+def shifted(idx_BT: Tensor) -> Tensor:
+    """The next token of each, none for the last: the labels that transformers takes."""
+    return torch.cat([idx_BT[:, 1:], torch.full_like(idx_BT[:, :1], IGNORED)], 1)
+
+
+class TestAgainstTransformers:
+    """The baseline is GPT-2."""
+
+    @pytest.fixture(params=["plain", "chunked"])
+    def head(self, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Both forms of the loss."""
+        if request.param == "chunked":
+            monkeypatch.setattr(loss, "BLOCK_ELEMENTS", 150)
+            monkeypatch.setattr(loss, "CHUNK_BYTES", 2000)
+
+    @pytest.mark.parametrize(
+        ("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-12)], ids=str
+    )
+    @pytest.mark.parametrize(
+        ("activation", "its_name"), [("gelu_tanh", "gelu_new"), ("gelu_exact", "gelu")]
+    )
+    def test_logits_loss_and_gradients(
+        self, head: None, activation: str, its_name: str, dtype: torch.dtype, tolerance: float
+    ) -> None:
+        config = make_model_config(activation=activation)
+        model = drawn(config, dtype)
+        theirs = transformers_model(model, its_name)
+        idx_BT = tokens(config, length=16)
+
+        mine_logits, mine_loss = model(idx_BT), model(idx_BT, shifted(idx_BT))
+        its = theirs(input_ids=idx_BT, labels=idx_BT)
+        # Their own loss is float32 whatever the model; gradients come from one that is not.
+        its_loss = F.cross_entropy(its.logits[:, :-1].flatten(0, 1), idx_BT[:, 1:].flatten())
+        mine_loss.backward()
+        its_loss.backward()
+
+        close = {"rtol": tolerance, "atol": tolerance}
+        assert mine_logits.shape == (2, 16, config.shape.vocab_size)
+        torch.testing.assert_close(mine_logits, its.logits, **close)
+        torch.testing.assert_close(mine_loss, its_loss, **close)
+        torch.testing.assert_close(mine_loss.float(), its.loss, rtol=1e-5, atol=1e-5)
+        gradients = {name: p.grad for name, p in theirs.named_parameters()}
+        for name, parameter in model.named_parameters():
+            expected = layout(name, gradients[f"transformer.{name}"])
+            torch.testing.assert_close(parameter.grad[: len(expected)], expected, **close)
+        assert not model.wte.weight.grad[config.shape.vocab_size :].any()
+
+    def test_gpt2_at_full_size_has_its_shapes(self) -> None:
+        from transformers import GPT2Config, GPT2LMHeadModel
+
+        config = make_model_config(
+            n_layer=12, n_head=12, n_embd=768, block_size=1024, vocab_size=50257
+        )
+        with torch.device("meta"):
+            model, theirs = GPT(config), GPT2LMHeadModel(GPT2Config())
+
+        its = {name: p.shape for name, p in theirs.named_parameters()}
+        for name, parameter in model.named_parameters():
+            if name != "wte.weight":
+                shape = its[f"transformer.{name}"]
+                assert parameter.shape == (shape if is_gpt2_layout(name) else shape[::-1]), name
+        assert len(its) == len(list(model.parameters()))
+        assert model.num_params() == 124_475_904
+
+
+def is_gpt2_layout(name: str) -> bool:
+    """Whether GPT-2 stores the parameter as we do; it transposes its linear layers."""
+    return not name.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight"))
+
+
+def layout(name: str, value: Tensor) -> Tensor:
+    """transformers' tensor in our layout, or the reverse."""
+    return value if is_gpt2_layout(name) else value.T
+
+
+def transformers_model(model: GPT, activation: str) -> Any:
+    """GPT2LMHeadModel of the same weights, without the padded rows."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    shape = model.config.shape
+    theirs = GPT2LMHeadModel(
+        GPT2Config(
+            vocab_size=shape.vocab_size,
+            n_positions=shape.block_size,
+            n_embd=shape.n_embd,
+            n_layer=shape.n_layer,
+            n_head=shape.n_head,
+            activation_function=activation,
+            bos_token_id=0,
+            eos_token_id=0,
+        )
+    )
+    state = {f"transformer.{n}": layout(n, p.detach()) for n, p in model.named_parameters()}
+    state["transformer.wte.weight"] = state["transformer.wte.weight"][: shape.vocab_size]
+    state["lm_head.weight"] = state["transformer.wte.weight"]
+    theirs.to(model.wte.weight.dtype).load_state_dict(state)
+    return theirs.eval()
+
+
+@every
+def test_logits_and_gradients_equal_the_formulas(name: str) -> None:
+    config = make_model_config(n_layer=3, **EVERY[name])
+    model = drawn(config)
+    idx_BT = tokens(config, length=7)
+    parameters = dict(model.named_parameters())
+
+    fast = model(idx_BT)
+    slow = gpt(idx_BT, parameters, config, [block.mlp.request for block in model.h])
+
+    torch.testing.assert_close(fast, slow, rtol=1e-10, atol=1e-10)
+    weights = torch.randn_like(fast)
+    mine = torch.autograd.grad((fast * weights).sum(), list(parameters.values()))
+    its = torch.autograd.grad((slow * weights).sum(), list(parameters.values()))
+    for key, found, expected in zip(parameters, mine, its, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-8, msg=key)
+
+
+@every
+def test_a_token_changes_nothing_before_it(name: str) -> None:
+    config = make_model_config(n_layer=3, **EVERY[name])
+    model = drawn(config)
+    idx_BT = tokens(config)
+    before = model(idx_BT)
+
+    for position in (1, 4, 7):
+        changed_BT = idx_BT.clone()
+        changed_BT[:, position] = (changed_BT[:, position] + 1) % config.shape.vocab_size
+        after = model(changed_BT)
+        torch.testing.assert_close(
+            after[:, :position], before[:, :position], rtol=1e-12, atol=1e-12
+        )
+        assert not torch.equal(after[:, position], before[:, position])
+
+
+@every
+def test_no_gradient_flows_from_the_future_or_across_the_batch(name: str) -> None:
+    config = make_model_config(n_layer=3, **EVERY[name])
+    model = drawn(config)
+    found: list[Tensor] = []
+    model.wte.register_forward_hook(lambda _, __, out: found.append(out))
+
+    logits_BTV = model(tokens(config))
+    for position in range(logits_BTV.size(1)):
+        logit = logits_BTV[0, position].square().sum()
+        (grad_BTC,) = torch.autograd.grad(logit, found[0], retain_graph=True)
+        assert not grad_BTC[0, position + 1 :].any()
+        assert not grad_BTC[1].any()
+        assert grad_BTC[0, position].any()
+
+
+@every
+def test_rows_of_a_batch_are_independent(name: str) -> None:
+    config = make_model_config(n_layer=3, **EVERY[name])
+    model = drawn(config)
+    idx_BT = tokens(config)
+    other_BT = torch.stack([idx_BT[0], idx_BT[1].flip(0)])
+
+    assert torch.equal(model(idx_BT)[0], model(other_BT)[0])
+
+
+@every
+def test_nothing_survives_a_call(name: str) -> None:
+    config = make_model_config(n_layer=3, **EVERY[name])
+    model = drawn(config)
+    idx_BT = tokens(config)
+
+    def gradients() -> list[Tensor]:
+        return list(torch.autograd.grad(model(idx_BT, idx_BT), list(model.parameters())))
+
+    logits, first = model(idx_BT), gradients()
+    model.train()
+    model(tokens(config, batch=3, length=5), tokens(config, batch=3, length=5)).backward()
+    model.eval()
+
+    assert torch.equal(model(idx_BT), logits)
+    assert all(map(torch.equal, gradients(), first))
+
+
+@every
+def test_every_parameter_learns_from_the_initial_weights(name: str) -> None:
+    config = make_model_config(n_layer=3, **EVERY[name])
+    model = GPT(config)
+    model.init_weights(0)
+    idx_BT = tokens(config, length=16)
+
+    model(idx_BT, shifted(idx_BT)).backward()
+
+    for key, parameter in model.named_parameters():
+        assert parameter.grad.isfinite().all(), key
+        assert parameter.grad.any(), key
+
+
+@pytest.mark.parametrize("name", ["everything", "dense"])
+def test_bfloat16_training_follows_float32(name: str) -> None:
+    config = make_model_config(**EVERY[name])
+    model = GPT(config)
+    model.init_weights(0)
+    idx_BT = tokens(config, length=16)
+
+    exact = model(idx_BT, idx_BT)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        rough = model(idx_BT, idx_BT)
+    rough.backward()
+
+    assert rough.dtype == torch.float32
+    assert rough.item() == pytest.approx(exact.item(), rel=0.01)
+    assert all(p.grad.dtype == torch.float32 for p in model.parameters())
+
+
+def test_token_losses_are_the_terms_of_the_loss() -> None:
+    config = make_model_config()
+    model = drawn(config)
+    idx_BT = tokens(config, length=16)
+    targets_BT = shifted(idx_BT)
+
+    losses_BT, correct_BT = model.token_losses(idx_BT, targets_BT)
+
+    assert losses_BT.shape == correct_BT.shape == targets_BT.shape
+    assert correct_BT.dtype == torch.bool
+    torch.testing.assert_close(losses_BT.sum() / 30, model(idx_BT, targets_BT))
+    assert not losses_BT[:, -1].any() and not correct_BT[:, -1].any()
+    best_BT = model(idx_BT).argmax(-1)
+    assert model.token_losses(idx_BT, best_BT)[1].all()
+    assert torch.equal(correct_BT, best_BT == targets_BT)
+
+
+def test_a_sequence_beyond_the_context_is_refused() -> None:
+    config = make_model_config()
+
+    with pytest.raises(AssertionError, match="17 tokens exceed the context"):
+        GPT(config)(tokens(config, length=17))
+
+
+class TestInitialWeights:
+    """Drawn by name, so that a study's steps share what they have in common."""
+
+    def test_variants_share_the_weights_they_have_in_common(self) -> None:
+        shape = {"n_layer": 3, "n_embd": 96}
+        baseline = initialised(make_model_config(**shape))
+        variant = initialised(make_model_config(**shape, mechanisms=(CROSS, GATE), gates=(RACT,)))
+
+        assert baseline.keys() < variant.keys()
+        for name, value in baseline.items():
+            assert torch.equal(value, variant[name]), name
+
+    def test_seed_name_and_nothing_else_decide(self) -> None:
+        config = make_model_config(**EVERYTHING)
+        torch.manual_seed(1)
+        first = initialised(config)
+        torch.manual_seed(2)
+        again, other = initialised(config), initialised(config, seed=8)
+
+        matrices = [name for name, value in first.items() if value.ndim >= 2]
+        assert all(torch.equal(first[name], again[name]) for name in first)
+        assert all(not torch.equal(first[name], other[name]) for name in matrices)
+        same_shape = first["h.0.mlp.c_fc.weight"], first["h.1.mlp.c_fc.weight"]
+        assert not torch.equal(*same_shape)
+
+    def test_global_generator_is_left_alone(self) -> None:
+        model = GPT(make_model_config())
+        before = torch.get_rng_state()
+
+        model.init_weights(0)
+
+        assert torch.equal(torch.get_rng_state(), before)
+
+    def test_standard_deviations(self) -> None:
+        config = make_model_config(n_embd=128, n_layer=8, vocab_size=500, **EVERYTHING)
+        for name, value in initialised(config).items():
+            if value.ndim < 2:
+                continue
+            value = value[:500] if name == "wte.weight" else value
+            std = 0.02 / math.sqrt(2 * 8) if name.endswith("c_proj.weight") else 0.02
+            # Six standard errors of a standard deviation.
+            assert value.std().item() == pytest.approx(std, rel=6 / math.sqrt(2 * value.numel()))
+            assert abs(value.mean().item()) < 6 * std / math.sqrt(value.numel())
+
+    def test_constants(self) -> None:
+        config = make_model_config(mechanisms=(CROSS, GATE), gates=(RACT,))
+        for name, value in initialised(config).items():
+            if value.ndim >= 2:
+                continue
+            if "ln_" in name and name.endswith("weight"):
+                expected = 1.0
+            elif name.endswith("mlp_attn_gate.bias") or "ra_cross_token.bias" in name:
+                expected = 2.0
+            elif "ra_cross_token.scale" in name:
+                expected = 1.0
+            else:
+                assert name.endswith(".bias"), name
+                expected = 0.0
+            assert (value == expected).all(), name
+
+    def test_padding_is_zero_and_does_not_shift_the_tokens(self) -> None:
+        padded = initialised(make_model_config(vocab_multiple=64))["wte.weight"]
+        exact = initialised(make_model_config(vocab_multiple=1))["wte.weight"]
+
+        assert (len(padded), len(exact)) == (64, 50)
+        assert torch.equal(padded[:50], exact)
+        assert not padded[50:].any()
+
+
+def initialised(config: ModelConfig, seed: int = 7) -> dict[str, Tensor]:
+    """The initial parameters by name."""
+    model = GPT(config)
+    model.init_weights(seed)
+    return {name: p.detach() for name, p in model.named_parameters()}
+
+
+class TestDropout:
+    """Embeddings, attention and MLP, in training only."""
+
+    def test_evaluation_is_that_of_a_model_without_dropout(self) -> None:
+        idx_BT = tokens(make_model_config())
+        with_dropout = drawn(make_model_config(dropout=0.3))
+        without = drawn(make_model_config(dropout=0.0))
+
+        assert torch.equal(with_dropout(idx_BT), without(idx_BT))
+        with_dropout.train()
+        assert not torch.equal(with_dropout(idx_BT), with_dropout(idx_BT))
+        without.train()
+        assert torch.equal(without(idx_BT), without(idx_BT))
+
+    def test_embeddings_are_dropped(self) -> None:
+        model = drawn(make_model_config(dropout=0.5)).train()
+        seen: list[Tensor] = []
+        model.h[0].register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+
+        model(tokens(model.config))
+
+        assert 0.3 < (seen[0] == 0).double().mean() < 0.7
+
+
+class TestCounts:
+    """What options declare is what modules build."""
+
+    @pytest.mark.parametrize("n_layer", [1, 2, 3])
+    @pytest.mark.parametrize("bias", [True, False])
+    @pytest.mark.parametrize("sizing", ["hidden", "ratio"])
+    @every
+    def test_declared_is_built(self, name: str, sizing: str, bias: bool, n_layer: int) -> None:
+        overrides = EVERY[name] | {"bias": bias, "n_layer": n_layer, "sizing": sizing}
+        config = make_model_config(n_embd=96, **overrides)
+        model = GPT(config)
+
+        for site, block in zip(config.sites(), model.h, strict=True):
+            assert count(block.attn) == config.attention.num_params(config.shape)
+            assert count(block.mlp) == config.mlp.num_params(site)
+            built = sum(p.numel() for p in block.mlp.parameters() if p.ndim >= 2)
+            assert built == config.mlp.weights(site)
+        assert model.num_params() == config.num_params() == count(model)
+
+    def test_prunable_are_the_matrices_of_the_blocks(self) -> None:
+        model = GPT(make_model_config(n_layer=1, mechanisms=(CROSS,)))
+        prunable = model.prunable()
+
+        assert list(prunable) == [
+            "h.0.attn.c_attn.weight",
+            "h.0.attn.c_proj.weight",
+            "h.0.mlp.c_fc.weight",
+            "h.0.mlp.mechanisms.mlp_cross_token.down.weight",
+            "h.0.mlp.mechanisms.mlp_cross_token.up.weight",
+            "h.0.mlp.c_proj.weight",
+        ]
+        assert all(model.get_parameter(name) is value for name, value in prunable.items())
+
+
+def count(module: torch.nn.Module) -> int:
+    """Elements of all parameters."""
+    return sum(parameter.numel() for parameter in module.parameters())

@@ -1,0 +1,165 @@
+"""Widths of the MLP: the study's table, every step's ratio, and where a ratio is refused."""
+
+from typing import Any
+
+import pytest
+
+from gpt2.config import ModelConfig
+from gpt2.shape import Shape
+from lib.errors import ConfigError
+from tests.gpt2.builders import make_model_config
+
+GATE, CROSS, COUPLING = "mlp_attn_gate", "mlp_cross_token", "mlp_latent"
+BOTH = (CROSS, GATE)
+# C → heads
+HEADS = {768: 12, 1024: 16, 128: 4, 96: 4}
+BASELINE: dict[str, Any] = {}
+GOLDEN = {"sizing": "ratio", "ratio": 2.5}
+MECH = {**GOLDEN, "mechanisms": BOTH, "share": 0.20}
+MLA = {"projection": "latent"}
+RA = {"terms": ("reciprocal",)}
+RACT = {"gates": ("ra_cross_token",)}
+# What each of the 19 steps builds. Without a ratio the MLP keeps 4C units.
+STEPS: dict[str, dict[str, Any]] = {
+    "baseline": BASELINE,
+    "pruned-50": BASELINE,
+    "golden": GOLDEN,
+    "golden-gate": {**GOLDEN, "mechanisms": (GATE,), "share": 0.15},
+    "golden-gate-cross": MECH,
+    "ra": RA,
+    "ra-golden": RA | GOLDEN,
+    "ra-golden-mech": RA | MECH,
+    "mla": MLA,
+    "mla-golden": MLA | GOLDEN,
+    "mla-golden-mech": MLA | MECH,
+    "ra-mla-golden": RA | MLA | GOLDEN,
+    "ra-mla-golden-mech": RA | MLA | MECH,
+    "ract": RACT,
+    "mla-ract": RACT | MLA | GOLDEN,
+    "ra-mla-ract": RACT | RA | MLA | GOLDEN,
+    "full": RACT | RA | MLA | MECH,
+    "ract-weights": RACT,
+    "ract-entropy": RACT,
+}
+
+
+def at_width(n_embd: int, **overrides: Any) -> ModelConfig:
+    """Twelve layers of a width, with GPT-2's heads."""
+    n_head = HEADS.get(n_embd, 4)
+    return make_model_config(n_layer=12, n_embd=n_embd, n_head=n_head, **overrides)
+
+
+def widths(config: ModelConfig, block: int) -> dict[str, int]:
+    """M and every mechanism's own width."""
+    size = config.mlp.size(config.sites()[block])
+    return {"M": size.hidden, **size.widths}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "elsewhere", "last"),
+    [
+        ({}, {"M": 3072}, {"M": 3072}),
+        (GOLDEN, {"M": 3840}, {"M": 3840}),
+        (STEPS["golden-gate"], {"M": 3264, GATE: 272}, {"M": 3840}),
+        (MECH, {"M": 3072, CROSS: 96, GATE: 192}, {"M": 3456, CROSS: 88}),
+        (MLA | GOLDEN, {"M": 2560}, {"M": 2560}),
+        (MLA | MECH, {"M": 2048, CROSS: 96, GATE: 192}, {"M": 2304, CROSS: 88}),
+    ],
+    ids=["baseline", "golden", "gate", "gate-cross", "mla", "mla-gate-cross"],
+)
+def test_widths_at_768(
+    overrides: dict[str, Any], elsewhere: dict[str, int], last: dict[str, int]
+) -> None:
+    config = at_width(768, **overrides)
+
+    assert all(widths(config, block) == elsewhere for block in range(11))
+    assert widths(config, 11) == last
+
+
+def test_latent_width_at_768() -> None:
+    config = at_width(768, **MLA)
+
+    assert config.attention.projection.width(config.shape) == 128
+    # 2C² + 4CR with R = 128.
+    assert config.attention.weights(config.shape) == 1_572_864
+
+
+def test_gpt2_has_its_parameters() -> None:
+    config = at_width(768, vocab_size=50257, block_size=1024)
+
+    assert config.shape.padded_vocab_size == 50304
+    assert config.num_params() == 124_475_904
+
+
+@pytest.mark.parametrize("n_embd", HEADS)
+@pytest.mark.parametrize("step", STEPS)
+def test_every_block_of_every_step_holds_its_ratio(step: str, n_embd: int) -> None:
+    config = at_width(n_embd, **STEPS[step])
+    # 8C² of an MLP to 4C² of dense attention, or to 2C² + 4CR of latent attention.
+    given = 2.0
+    if step == "mla":
+        given = 8 * n_embd / (2 * n_embd + 4 * config.attention.projection.width(config.shape))
+    ratio = 2.5 if config.mlp.sizing == "ratio" else given
+
+    for site in config.sites():
+        config.mlp.check_ratio(site)
+        assert config.mlp.built_ratio(site) == pytest.approx(ratio, rel=0.01)
+
+
+@pytest.mark.parametrize("tying", ["tied", "untied", "scalar"])
+@pytest.mark.parametrize("n_embd", HEADS)
+def test_the_coupling_is_paid_from_the_ratio(tying: str, n_embd: int) -> None:
+    parts = {COUPLING: {"tying": tying}}
+    overrides = MLA | MECH | {"mechanisms": (COUPLING, *BOTH), "parts": parts}
+    config = at_width(n_embd, **overrides)
+
+    for site in config.sites():
+        assert config.mlp.built_ratio(site) == pytest.approx(2.5, rel=0.01)
+
+
+def test_the_share_goes_to_the_mechanisms() -> None:
+    config = at_width(768, **MECH)
+    site = config.sites()[0]
+    size = config.mlp.size(site)
+    cross, gate = config.mlp.built(site)
+
+    paid = {m.name: m.weights(size.hidden, size.widths[m.name], site) for m in (cross, gate)}
+
+    for weights in paid.values():
+        assert weights / config.mlp.weights(site) == pytest.approx(0.10, abs=0.005)
+
+
+@pytest.mark.parametrize("n_embd", [32, 64, 92])
+def test_a_ratio_is_refused_where_rounding_would_break_it(n_embd: int) -> None:
+    config = at_width(n_embd, **GOLDEN)
+
+    with pytest.raises(ConfigError, match=f"N_EMBD={n_embd} is too narrow.*N_EMBD >= 96"):
+        config.mlp.check_ratio(config.sites()[0])
+
+
+def test_a_given_width_is_taken_at_any_size() -> None:
+    for hidden, units in ((0, 128), (100, 100)):
+        config = at_width(32, hidden=hidden, mechanisms=(GATE,), parts={GATE: {"dim": 5}})
+        config.mlp.check_ratio(config.sites()[0])
+        assert widths(config, 0) == {"M": units, GATE: 5}
+        assert widths(config, 11) == {"M": units}
+
+
+def test_a_ratio_that_rounding_breaks_is_refused() -> None:
+    # 19.2 units become 16.
+    config = at_width(96, **GOLDEN | {"ratio": 0.1})
+
+    with pytest.raises(ConfigError, match="MLP_RATIO: block 0 comes out at"):
+        config.mlp.check_ratio(config.sites()[0])
+
+
+def test_width_is_a_multiple_of_the_heads() -> None:
+    with pytest.raises(ConfigError, match="N_EMBD: 30 is not a multiple of N_HEAD=4"):
+        make_model_config(n_embd=30)
+
+
+def test_vocabulary_is_padded_to_a_multiple() -> None:
+    shape: Shape = make_model_config(vocab_size=257, vocab_multiple=64).shape
+
+    assert shape.padded_vocab_size == 320
+    assert make_model_config(vocab_size=256, vocab_multiple=64).shape.padded_vocab_size == 256
