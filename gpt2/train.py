@@ -1,0 +1,216 @@
+"""Training one run: the same loop for every configuration.
+
+``run`` is what a worker process calls. It leaves a directory that describes itself, and may be
+killed at any moment: the next call goes on from the newest good checkpoint to the same bytes.
+"""
+
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from gpt2.evaluate import Evaluation
+from gpt2.runs import read_resolved_config
+from gpt2.training.describe import manifest_facts, start_line
+from gpt2.training.finish import write_results
+from gpt2.training.log import Log
+from gpt2.training.records import Records, Report
+from gpt2.training.session import Session
+from gpt2.training.start import open_session, resume, warm_up
+from gpt2.training.step import optimizer_step
+from gpt2.training.stopping import Stop
+from lib import checkpoint
+from lib.errors import EXIT_DONE, Problem, RunError
+from lib.optim.schedule import learning_rate_at
+from lib.repro.manifest import begin_manifest, end_manifest
+from lib.repro.source import changed_since
+from lib.rundir import RunDir
+from lib.status import State, Status, write_status
+
+
+def run(
+    run_dir: Path,
+    build_dir: Path,
+    report: Report,
+    stop: Callable[[], bool],
+    *,
+    allow_stale: bool = False,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Status:
+    """Train the run of ``run_dir/resolved_config.yaml`` to its end, or until ``stop()``.
+
+    ``report`` gets ``{"kind": "line", tag, text}`` and ``{"kind": "progress", iteration, iterations,
+    loss, lr, grad_norm, tokens_per_second, eta_seconds}``. The status that is returned also stands
+    in status.json. Errors before the first step are raised as KablateError; later ones make the
+    run FAILED. ``allow_stale`` resumes a checkpoint that other code made. ``clock`` gives seconds.
+    """
+    started = time.monotonic()
+    files = RunDir(run_dir)
+    config = read_resolved_config(files)
+    stopping = Stop(stop, config.run_time_limit_seconds)
+    try:
+        records = Records(files, report)
+        try:
+            session = open_session(config, build_dir, records, clock)
+            warm_up(session)
+            resume(session, allow_stale)
+            _begin(session)
+            return _to_the_end(session, stopping, started)
+        finally:
+            records.close()
+    # Comes this far before the first step, or where even the failure could not be written down.
+    except OSError as error:
+        raise RunError(Problem(f"cannot read or write: {error}", str(run_dir))) from error
+
+
+def train(session: Session, stop: Stop) -> None:
+    """Step until the budget is used or ``stop()``; evaluate and save on the way."""
+    config, log, batches = session.config.train, Log(session), session.batches()
+    try:
+        while not stop():
+            if _due(session, config.eval_interval, session.evaluated_at):
+                _note_evaluation(session, session.evaluate(session.model, stop))
+            if _due(session, config.checkpoint_interval, session.saved_at):
+                save(session)
+            if session.progress >= 1.0:
+                return
+            with session.watch:
+                step(session, next(batches), log)
+                if _at(session, config.eval_interval, config.checkpoint_interval):
+                    log.flush()
+    finally:
+        with session.watch:
+            log.flush()
+
+
+def step(session: Session, micro_batches: list[tuple[Tensor, Tensor]], log: Log) -> None:
+    """One optimizer step, and all that moves with it: iteration, progress, pruning, log."""
+    lr = learning_rate_at(
+        session.config.schedule,
+        session.iteration,
+        session.progress,
+        session.budget.warmup_progress,
+    )
+    measured = optimizer_step(session, micro_batches, lr)
+    if session.budget.is_time and session.device.type == "cuda":
+        # Progress is measured in seconds, so the GPU's work has to be done when they are read.
+        torch.cuda.synchronize(session.device)
+    session.iteration += 1
+    session.progress = session.budget.progress(session.iteration, session.watch.seconds)
+    session.pruner.after_step(session.iteration, session.progress, session.optimizer)
+    log.add(measured, lr)
+
+
+def save(session: Session) -> None:
+    """Write a checkpoint; metrics.jsonl is on the disk as far as the checkpoint counts it."""
+    state = {
+        "session": session.state_dict(),
+        "metrics_bytes": session.records.position(),
+        "origin": session.origin,
+    }
+    keep = session.config.train.checkpoint_keep
+    checkpoint.save(session.run.checkpoints, session.iteration, session.weights(), state, keep)
+    session.saved_at = session.iteration
+    _write_status(session, State.RUNNING)
+
+
+def _begin(session: Session) -> None:
+    """Record what is about to run, before it does."""
+    session.run.checkpoints.mkdir(exist_ok=True)
+    begin_manifest(
+        session.run,
+        session.config.machine,
+        session.device,
+        session.process,
+        manifest_facts(session),
+    )
+    _write_status(session, State.RUNNING)
+    session.records.line("TRAIN", start_line(session))
+
+
+def _to_the_end(session: Session, stop: Stop, started: float) -> Status:
+    """Train, evaluate and write the results; SUCCESS is written last."""
+    try:
+        train(session, stop)
+        if session.saved_at != session.iteration:
+            save(session)
+        evaluation = None if stop.exit_code else session.evaluate(session.model, stop)
+        if evaluation is None:
+            return _interrupted(session, stop)
+        _note_evaluation(session, evaluation)
+        write_results(session, evaluation, time.monotonic() - started)
+        end_manifest(session.run, changed_since(session.origin["sources"]))
+    except RunError as error:
+        return _failed(session, error.problems[0].what)
+    except torch.OutOfMemoryError as error:
+        message = str(error).splitlines()[0]
+        return _failed(session, f"{message} Halve BATCH_SIZE and double GRAD_ACCUMULATION.")
+    except OSError as error:
+        return _failed(session, f"cannot write: {error}")
+    return _succeeded(session, evaluation)
+
+
+def _succeeded(session: Session, evaluation: Evaluation) -> Status:
+    status = _write_status(session, State.SUCCESS)
+    # The final weights are there, so nothing will be resumed.
+    checkpoint.delete_all(session.run.checkpoints)
+    seconds = session.watch.seconds
+    session.records.line(
+        "DONE",
+        f"val loss {evaluation.loss:.4f}   {session.iteration:,} it, {session.tokens:,} tokens in "
+        f"{seconds:.1f} s   mean step {1000 * seconds / session.iteration:.1f} ms",
+    )
+    return status
+
+
+def _interrupted(session: Session, stop: Stop) -> Status:
+    message = f"{stop.reason}; saved at iteration {session.iteration}"
+    session.records.log("STOP", message)
+    return _write_status(session, State.INTERRUPTED, stop.exit_code, message)
+
+
+def _failed(session: Session, message: str) -> Status:
+    session.records.log("FAIL", message)
+    return _write_status(session, State.FAILED, RunError.exit_code, message)
+
+
+def _write_status(
+    session: Session, state: State, exit_code: int = EXIT_DONE, message: str = ""
+) -> Status:
+    status = Status(state, exit_code, message, session.iteration, session.budget.iterations)
+    write_status(session.run, status)
+    return status
+
+
+def _note_evaluation(session: Session, evaluation: Evaluation | None) -> None:
+    """Append an evaluation's row; one that was interrupted leaves none, and is made another time.
+
+    RunError when its loss is not finite.
+    """
+    if evaluation is None:
+        return
+    if not math.isfinite(evaluation.loss):
+        raise RunError(f"validation loss is {evaluation.loss} at it {session.iteration}")
+    session.evaluated_at = session.iteration
+    session.records.metrics(
+        kind="eval",
+        iteration=session.iteration,
+        tokens=session.tokens,
+        val_loss=evaluation.loss,
+        token_accuracy=evaluation.accuracy,
+        sparsity=session.pruner.sparsity(),
+    )
+    session.records.log("EVAL", f"it {session.iteration}   val loss {evaluation.loss:.4f}")
+
+
+def _due(session: Session, interval: int, last: int) -> bool:
+    """Whether something is to be done at this iteration and has not been; the end is not one."""
+    return session.iteration != last and session.progress < 1.0 and _at(session, interval)
+
+
+def _at(session: Session, *intervals: int) -> bool:
+    """Whether this iteration ends one of the intervals; 0 never ends."""
+    return any(interval and session.iteration % interval == 0 for interval in intervals)

@@ -1,0 +1,81 @@
+"""What a run says of itself at its start: one line for people, facts for the manifest."""
+
+from typing import Any
+
+import torch
+
+from gpt2.training.session import Session
+from lib.machine.observe import GIB, hardware, knobs, sdpa_kernel
+from lib.repro.rng import POLICY
+
+
+def start_line(session: Session) -> str:
+    """Device, memory, precision, kernels, threads, and what the configuration came to."""
+    machine = session.config.machine
+    found = hardware(session.device)
+    on_gpu = session.device.type == "cuda"
+    memory = found["vram_gib"] if on_gpu else found["ram_gib"]
+    name = found["gpu_name"] if on_gpu else found["cpu_model"]
+    habits = {
+        "compiled": machine.compile,
+        "deterministic": machine.deterministic,
+        "tf32": machine.tf32,
+        "cudnn benchmark": machine.cudnn_benchmark,
+    }
+    parts = [
+        f"{session.device} {name}, {memory:g} GiB",
+        machine.precision,
+        f"attention {attention_kernel(session)}",
+        f"{torch.get_num_threads()} thread(s)",
+        *(habit for habit, on in habits.items() if on),
+        f"{sum(w.numel() for w in session.weights().values()):,} parameters",
+        _length(session),
+    ]
+    return " | ".join(parts)
+
+
+def attention_kernel(session: Session) -> str:
+    """How scores are computed: torch's kernel for plain attention, else the row engine."""
+    attention, shape = session.model.h[0].attn, session.config.model.shape
+    if attention.terms or attention.gates or attention.reader:
+        return "by rows"
+    if attention.sdpa_backend != "auto":
+        return f"sdpa {attention.sdpa_backend}"
+    dtypes = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+    dtype = dtypes[session.config.machine.precision]
+    seen = attention.pattern.sdpa_arguments(shape.block_size, session.device)
+    heads_NTH = (shape.n_head, shape.block_size, shape.head_dim)
+    return f"sdpa {sdpa_kernel(session.device, dtype, heads_NTH, shape.dropout, seen)}"
+
+
+def manifest_facts(session: Session) -> dict[str, Any]:
+    """What the manifest says beyond the machine: the run, its seeds, its data, its code."""
+    config, train = session.config, session.config.train
+    return {
+        "run": {"name": session.run.path.name, "hash8": config.hash8},
+        "origin": session.origin,
+        "attention": {
+            "sdpa_backend_requested": config.model.attention.sdpa_backend,
+            "kernel": attention_kernel(session),
+        },
+        "batch": {
+            "global_sequences": train.global_batch,
+            "micro_batch": train.batch_size,
+            "accumulation": train.grad_accumulation,
+            "tokens_per_iteration": session.budget.tokens_per_iteration,
+        },
+        "seeds": {
+            "seed": config.seed,
+            "policy": POLICY,
+            "streams": ["init/PARAMETER", "data", "dropout", "numpy", "python", "sample"],
+            "dataloader_seed_policy": "sequence g is addressed by (seed, data, g); workers draw nothing",
+        },
+        "data": session.dataset.manifest,
+    }
+
+
+def _length(session: Session) -> str:
+    tokens = session.budget.tokens_per_iteration
+    if session.budget.is_time:
+        return f"{session.config.train.max_time_seconds:,} s x {tokens:,} tokens/it"
+    return f"{session.budget.iterations:,} it x {tokens:,} tokens"

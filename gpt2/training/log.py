@@ -1,0 +1,100 @@
+"""What a run says while it trains: a row for each iteration, a line for each log interval."""
+
+import math
+from collections import deque
+
+import torch
+
+from gpt2.training.budget import seconds_left
+from gpt2.training.session import Session
+from gpt2.training.step import Measured, require_finite
+
+
+class Log:
+    """Holds what steps measured until it is read: reading makes the host wait for the GPU."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        # Iteration, what every row says of it, and what was measured.
+        self._pending: deque[tuple[dict[str, float], Measured]] = deque()
+        # Losses since the last line, and where that line was.
+        self._losses: list[float] = []
+        self._grad_norm: float | None = None
+        self._line_at = (session.iteration, session.watch.seconds)
+
+    def add(self, measured: Measured, lr: float) -> None:
+        """Take note of the step just made; write and show it when the log interval is over."""
+        session = self._session
+        row = {
+            "iteration": session.iteration,
+            "tokens": session.tokens,
+            "progress": session.progress,
+            "lr": lr,
+        }
+        self._pending.append((row, measured))
+        if session.iteration % session.config.train.log_interval == 0 or session.progress >= 1.0:
+            self.flush()
+            self._line(lr)
+
+    def flush(self) -> None:
+        """Write the rows that are held back. RunError at the first that is not finite.
+
+        A row does not depend on the log interval, nor on where a run was interrupted.
+        """
+        values = [torch.stack((m.loss, m.gradient_norm)) for _, m in self._pending]
+        for loss, norm in torch.stack(values).tolist() if values else []:
+            row, measured = self._pending[0]
+            require_finite(self._session, measured, int(row["iteration"]))
+            # Only fp16 comes here with an overflow: a step that the scaler skipped.
+            self._grad_norm = norm if math.isfinite(norm) else None
+            self._session.records.metrics(kind="train", **row, loss=loss, grad_norm=self._grad_norm)
+            self._losses.append(loss)
+            self._pending.popleft()
+
+    def _line(self, lr: float) -> None:
+        session = self._session
+        iterations, seconds = session.iteration - self._line_at[0], session.watch.seconds
+        tokens = iterations * session.budget.tokens_per_iteration
+        speed = tokens / max(seconds - self._line_at[1], 1e-9)
+        loss = math.fsum(self._losses) / len(self._losses)
+        left = seconds_left(session.progress, seconds)
+        session.records.timing(
+            iteration=session.iteration,
+            iterations=session.budget.iterations,
+            train_seconds=seconds,
+            tokens_per_second=speed,
+            eta_seconds=left,
+            **session.optimizer.statistics(),
+        )
+        session.records.progress(
+            iteration=session.iteration,
+            iterations=session.budget.iterations,
+            loss=loss,
+            lr=lr,
+            grad_norm=self._grad_norm,
+            tokens_per_second=speed,
+            eta_seconds=left,
+        )
+        norm = "overflow" if self._grad_norm is None else f"{self._grad_norm:.3f}"
+        session.records.log(
+            "TRAIN",
+            f"{_position(session)}   loss {loss:.4f}   lr {lr:.3e}   grad norm {norm}   "
+            f"{speed:,.0f} tok/s   eta {clock_time(left)}",
+        )
+        self._losses.clear()
+        self._line_at = (session.iteration, seconds)
+
+
+def clock_time(seconds: float | None) -> str:
+    """``mm:ss``, or ``h:mm:ss`` from an hour on; ``?`` for a time that is not known."""
+    if seconds is None:
+        return "?"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes:02d}:{rest:02d}"
+
+
+def _position(session: Session) -> str:
+    if session.budget.is_time:
+        return f"it {session.iteration} ({session.progress:.1%})"
+    return f"it {session.iteration}/{session.budget.iterations}"

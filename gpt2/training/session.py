@@ -1,0 +1,122 @@
+"""Everything a training run works with, and what of it a checkpoint carries."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gpt2.config import Config
+from gpt2.data.loader import BatchLoader
+from gpt2.data.sampler import TrainSampler
+from gpt2.data.store import Dataset
+from gpt2.data.tokenizer import Tokenizer
+from gpt2.evaluate import Evaluator
+from gpt2.model import GPT
+from gpt2.training.budget import Budget, Stopwatch
+from gpt2.training.records import Records
+from lib.machine.process import Process
+from lib.optim.contract import Optimizer
+from lib.pruning.contract import Pruner
+from lib.repro.rng import rng_state, set_rng_state
+from lib.rundir import RunDir
+
+
+@dataclass
+class Session:
+    """One run in one process. Mutable state is in the parts and in the last four fields."""
+
+    run: RunDir
+    config: Config
+    process: Process
+    device: torch.device
+    dataset: Dataset
+    tokenizer: Tokenizer
+    model: GPT
+    # The model, or what torch.compile made of it.
+    forward: Callable[[Tensor, Tensor], Tensor]
+    optimizer: Optimizer
+    scaler: torch.amp.GradScaler
+    pruner: Pruner
+    budget: Budget
+    watch: Stopwatch
+    evaluate: Evaluator
+    records: Records
+    # Code and machine that the run was started with; a checkpoint says which made it.
+    origin: dict[str, Any]
+    # Optimizer steps done.
+    iteration: int = 0
+    # Part of the budget used by them.
+    progress: float = 0.0
+    # Iterations of the last evaluation and of the last checkpoint.
+    evaluated_at: int = 0
+    saved_at: int = 0
+
+    @property
+    def label(self) -> str:
+        """How the run is called in a line: the name of its directory."""
+        return self.run.path.name
+
+    @property
+    def tokens(self) -> int:
+        """Training tokens seen."""
+        return self.iteration * self.budget.tokens_per_iteration
+
+    def weights(self) -> dict[str, Tensor]:
+        """Every weight under its first name; a tied matrix appears once."""
+        return {name: p.detach() for name, p in self.model.named_parameters()}
+
+    def batches(self) -> Iterator[list[tuple[Tensor, Tensor]]]:
+        """This process's micro-batches, a list for each step from ``iteration`` on."""
+        train = self.config.train
+        sampler = TrainSampler(
+            self.dataset.train, self.config.model.shape.block_size, self.config.seed
+        )
+        loader = BatchLoader(
+            sampler,
+            self.config.data,
+            train.global_batch,
+            train.batch_size,
+            self.process.rank,
+            self.process.world_size,
+            self.iteration,
+            self.device.type == "cuda",
+        )
+        return iter(loader)
+
+    def state_dict(self) -> dict[str, Any]:
+        """All but the weights that an uninterrupted continuation needs."""
+        return {
+            "iteration": self.iteration,
+            "progress": self.progress,
+            "evaluated_at": self.evaluated_at,
+            "train_seconds": self.watch.seconds,
+            "budget": self.budget.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "scaler": self.scaler.state_dict(),
+            "pruner": self.pruner.state_dict(),
+            "rng": rng_state(self.device),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from ``state``; the weights are loaded apart."""
+        self.iteration = state["iteration"]
+        self.progress = state["progress"]
+        self.evaluated_at = state["evaluated_at"]
+        self.watch.resume_at(state["train_seconds"])
+        self.budget.load_state_dict(state["budget"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        # The scaler of a run without fp16 has no state, and refuses an empty one.
+        if self.scaler.is_enabled():
+            self.scaler.load_state_dict(state["scaler"])
+        self.pruner.load_state_dict(state["pruner"])
+        set_rng_state(state["rng"], self.device)
+
+    @torch.no_grad()
+    def load_weights(self, weights: dict[str, Tensor]) -> None:
+        """Copy ``weights`` into the model, in place: optimizer and compiled code keep their hold."""
+        parameters = dict(self.model.named_parameters())
+        assert parameters.keys() == weights.keys(), parameters.keys() ^ weights.keys()
+        for name, parameter in parameters.items():
+            parameter.copy_(weights[name])

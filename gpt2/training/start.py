@@ -1,0 +1,149 @@
+"""From a configuration to a session that is ready to train: every error comes before step 0."""
+
+import copy
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gpt2.config import Config
+from gpt2.data import source, tokenizer
+from gpt2.data.store import open_dataset
+from gpt2.evaluate import Evaluator
+from gpt2.model import GPT
+from gpt2.training.budget import Budget, Stopwatch
+from gpt2.training.records import Records
+from gpt2.training.session import Session
+from gpt2.training.step import optimizer_step
+from lib.checkpoint import load_newest
+from lib.errors import Problem, RunError
+from lib.machine.observe import device_name
+from lib.machine.process import current_process
+from lib.machine.setup import grad_scaler, preflight, set_up
+from lib.optim import OPTIMIZERS
+from lib.optim.groups import parameter_groups
+from lib.pruning import PRUNERS
+from lib.repro.rng import seed_all
+from lib.repro.source import changed_since, loaded_source
+
+_NAMED_FILES = 5
+
+
+def open_session(
+    config: Config,
+    build_dir: Path,
+    records: Records,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Session:
+    """Set the machine up, open the data, build model, optimizer and pruner.
+
+    PreflightError, DataError or ConfigError where that cannot be done; nothing has been trained.
+    """
+    preflight(config.machine, config.train.gpus)
+    process = current_process()
+    device = set_up(config.machine, process, config.train.gpus)
+    shape = config.model.shape
+    dataset = open_dataset(config.data, build_dir, shape.vocab_size)
+    downloads = source.downloads_folder(config.data, build_dir)
+    model = GPT(config.model)
+    model.init_weights(config.seed)
+    model.to(device)
+    groups = parameter_groups(model, config.optimizer.weight_decay)
+    optimizer = OPTIMIZERS.module(config.optimizer.name)(
+        groups, config.optimizer, config.schedule.learning_rate
+    )
+    pruner = PRUNERS.module(config.pruning.name)(model.prunable(), config.pruning)
+    # After initialisation, which has generators of its own.
+    seed_all(config.seed)
+    return Session(
+        run=records.run,
+        config=config,
+        process=process,
+        device=device,
+        dataset=dataset,
+        tokenizer=tokenizer.load(config.data.tokenizer, downloads),
+        model=model,
+        forward=torch.compile(model) if config.machine.compile else model,
+        optimizer=optimizer,
+        scaler=grad_scaler(config.machine),
+        pruner=pruner,
+        budget=Budget(config.train, shape.block_size, config.schedule.warmup_steps),
+        watch=Stopwatch(clock),
+        evaluate=Evaluator(config, dataset.val, device),
+        records=records,
+        origin=_origin(device),
+    )
+
+
+def warm_up(session: Session) -> None:
+    """Run ``WARMUP_ITERATIONS`` steps and take them back: weights, optimizer, scaler, randomness.
+
+    Compilation, kernel choice and the allocator's growth then stay out of the timing.
+    """
+    iterations = session.config.machine.warmup_iterations
+    if iterations == 0:
+        return
+    weights = {name: tensor.clone() for name, tensor in session.weights().items()}
+    state = copy.deepcopy(session.state_dict())
+    micro_batches = next(session.batches())
+    for _ in range(iterations):
+        optimizer_step(session, micro_batches, session.config.schedule.learning_rate)
+    session.load_weights(weights)
+    session.load_state_dict(state)
+
+
+def resume(session: Session, allow_stale: bool = False) -> None:
+    """Continue from the newest good checkpoint, or from the start where there is none.
+
+    RunError when other code, another torch or another device made it, unless ``allow_stale``.
+    """
+    records = session.records
+    damaged: list[str] = []
+    found = load_newest(session.run.checkpoints, damaged.append)
+    for text in damaged:
+        records.line("WARN", text)
+    if found is None:
+        records.rewind(0)
+        if damaged:
+            records.line("WARN", "no good checkpoint is left: starts over")
+        return
+    if differences := _differences(found.state["origin"], session.origin):
+        _refuse(session, found.step, differences, allow_stale)
+    records.rewind(found.state["metrics_bytes"])
+    session.load_weights(found.weights)
+    session.load_state_dict(found.state["session"])
+    session.saved_at = session.iteration
+    records.line("TRAIN", f"resumes at iteration {session.iteration:,}")
+
+
+def _origin(device: torch.device) -> dict[str, Any]:
+    """What may change a bit of the result and stands in no configuration."""
+    return {
+        "sources": loaded_source(),
+        # A plain string: torch's own class is not among what a checkpoint may hold.
+        "torch": str(torch.__version__),
+        "device": device_name(device),
+    }
+
+
+def _differences(recorded: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    facts = [
+        f"{name} {recorded[name]}, now {now[name]}"
+        for name in ("torch", "device")
+        if recorded[name] != now[name]
+    ]
+    return facts + changed_since(recorded["sources"])
+
+
+def _refuse(session: Session, step: int, differences: list[str], allow_stale: bool) -> None:
+    named = ", ".join(differences[:_NAMED_FILES])
+    more = len(differences) - _NAMED_FILES
+    what = f"the checkpoint of step {step} was made by other code: {named}"
+    what += f" and {more} more" if more > 0 else ""
+    if allow_stale:
+        session.records.line("WARN", f"{what}; it is resumed all the same")
+        return
+    remedy = f"type: make rerun RUNS={session.label}, which starts the run anew"
+    raise RunError(Problem(what, str(session.run.checkpoints), remedy))

@@ -1,0 +1,47 @@
+"""The process-wide random generators: seeding them, and carrying their state across a resume.
+
+Only dropout draws from torch's generators; everything else has a generator of its own. Python's and
+NumPy's are seeded too, so that no library can bring in chance.
+"""
+
+import random
+from typing import Any
+
+import numpy as np
+import torch
+
+from lib.repro.streams import stream_seed
+
+# Written into the manifest, for a reader who wants to draw the same numbers.
+POLICY = "63 bits of SHA-256('SEED:STREAM'), one stream per purpose"
+
+
+def seed_all(seed: int) -> None:
+    """Seed torch (every device), NumPy and Python from the run's ``seed``."""
+    torch.manual_seed(stream_seed(seed, "dropout"))
+    # NumPy's legacy generator takes 32 bits.
+    np.random.seed(stream_seed(seed, "numpy") % 2**32)
+    random.seed(stream_seed(seed, "python"))
+
+
+def rng_state(device: torch.device) -> dict[str, Any]:
+    """The state of every generator, in types that torch.load(weights_only=True) accepts."""
+    name, keys, position, has_gauss, gauss = np.random.get_state()
+    state = {
+        "torch": torch.get_rng_state(),
+        "numpy": [name, torch.from_numpy(keys.copy()), position, has_gauss, gauss],
+        "python": random.getstate(),
+    }
+    if device.type == "cuda":
+        state["cuda"] = torch.cuda.get_rng_state(device)
+    return state
+
+
+def set_rng_state(state: dict[str, Any], device: torch.device) -> None:
+    """Put every generator where ``rng_state`` found it."""
+    torch.set_rng_state(state["torch"])
+    name, keys, position, has_gauss, gauss = state["numpy"]
+    np.random.set_state((name, keys.numpy(), position, has_gauss, gauss))
+    random.setstate(state["python"])
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(state["cuda"], device)

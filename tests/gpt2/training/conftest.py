@@ -1,0 +1,190 @@
+"""Runs small enough to train in a blink, with dropout, pruning, SPAM and all intervals at work."""
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+
+from gpt2.ablation.resolve import resolve_config
+from gpt2.config import Config
+from gpt2.data.prepare import prepare
+from gpt2.runs import write_resolved_config
+from gpt2.train import run, step
+from gpt2.training.records import Records
+from gpt2.training.session import Session
+from gpt2.training.start import open_session
+from lib.binding import Value
+from lib.kconfig import Layer, Tree
+from lib.repro.rng import rng_state, set_rng_state
+from lib.rundir import RunDir
+from lib.status import Status
+
+ITERATIONS = 12
+BASE: dict[str, Value] = {
+    "SINGLE_TRAINING": True,
+    "DEVICE_CPU": True,
+    "MODEL_SIZE_CUSTOM": True,
+    "N_LAYER": 2,
+    "N_HEAD": 2,
+    "N_EMBD": 16,
+    "BLOCK_SIZE": 16,
+    "DROPOUT": "0.2",
+    "TOKENIZER_BYTE": True,
+    "DATASET_CUSTOM": True,
+    "CUSTOM_PATH": "texts",
+    "VAL_FRACTION": "0.3",
+    "EVAL_TOKENS": 300,
+    "GLOBAL_BATCH": 4,
+    "BATCH_SIZE": 2,
+    "GRAD_ACCUMULATION": 2,
+    "MAX_ITERS": ITERATIONS,
+    "OPTIMIZER_ADAMWSPAM": True,
+    "LEARNING_RATE": "1e-2",
+    "MIN_LEARNING_RATE": "1e-3",
+    "WARMUP_STEPS": 2,
+    "PRUNING_MAGNITUDE": True,
+    "PRUNING_FREQUENCY": 1,
+    "LOG_INTERVAL": 3,
+    "EVAL_INTERVAL": 5,
+    "CHECKPOINT_INTERVAL": 4,
+    "SAMPLE_TOKENS": 8,
+}
+
+
+@dataclass
+class Trained:
+    """A run's directory, how it ended, and what it reported."""
+
+    files: RunDir
+    status: Status
+    events: list[dict[str, Any]]
+
+    def rows(self, kind: str) -> list[dict[str, Any]]:
+        """The records of ``kind`` in metrics.jsonl."""
+        lines = self.files.metrics.read_text().splitlines()
+        return [row for row in map(json.loads, lines) if row["kind"] == kind]
+
+    def summary(self) -> dict[str, Any]:
+        """summary.json."""
+        found: dict[str, Any] = json.loads(self.files.summary.read_text())
+        return found
+
+    def lines(self) -> str:
+        """What was shown while it ran."""
+        return "\n".join(f"{e['tag']} {e['text']}" for e in self.events if e["kind"] == "line")
+
+    def core(self) -> dict[str, Any]:
+        """Everything that must not differ by a byte."""
+        whole = (self.files.metrics, self.files.per_query, self.files.weights, self.files.sample)
+        summary = self.summary()
+        summary.pop("timing")
+        return {path.name: path.read_bytes() for path in whole} | {"summary": summary}
+
+
+@pytest.fixture(scope="session")
+def tree() -> Tree:
+    """The Kconfig tree."""
+    return Tree()
+
+
+@pytest.fixture(scope="session")
+def build_dir(tree: Tree, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A build folder whose data set is prepared."""
+    folder = tmp_path_factory.mktemp("build")
+    (folder / "texts").mkdir()
+    for i in range(16):
+        text = " ".join(f"{i * j % 17} apples and {j} pears." for j in range(2 + i))
+        (folder / "texts" / f"{i:02d}.txt").write_text(text)
+    prepare(resolve_config(tree, [Layer.of("test", "test", BASE)]).data, folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def configure(tree: Tree) -> Callable[..., Config]:
+    """A configuration: the base with some symbols changed; None leaves one out."""
+
+    def build(**changes: Value | None) -> Config:
+        symbols = {name: v for name, v in (BASE | changes).items() if v is not None}
+        return resolve_config(tree, [Layer.of("test", "test", symbols)])
+
+    return build
+
+
+@dataclass
+class Trainer:
+    """Trains configurations in directories below ``folder``."""
+
+    build_dir: Path
+    folder: Path
+
+    def __call__(
+        self, config: Config, name: str = "run", stop_at: int | None = None, **arguments: Any
+    ) -> Trained:
+        """Start or resume the run ``name``; ``stop_at`` interrupts after that many iterations."""
+        files = RunDir(self.folder / name)
+        files.path.mkdir(exist_ok=True)
+        write_resolved_config(files, config)
+        events: list[dict[str, Any]] = []
+        done = [0]
+
+        def counted(session: Session, *rest: Any) -> None:
+            step(session, *rest)
+            done[0] = session.iteration
+
+        def stop() -> bool:
+            return stop_at is not None and done[0] >= stop_at
+
+        with mock.patch("gpt2.train.step", counted):
+            status = run(files.path, self.build_dir, events.append, stop, **arguments)
+        return Trained(files, status, events)
+
+
+@pytest.fixture
+def train(build_dir: Path, tmp_path: Path) -> Trainer:
+    """Trains below the test's own folder."""
+    return Trainer(build_dir, tmp_path)
+
+
+@pytest.fixture(scope="session")
+def uninterrupted(
+    configure: Callable[..., Config], build_dir: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Any]:
+    """What the base configuration gives when nothing happens to it."""
+    torch.set_num_threads(1)
+    return Trainer(build_dir, tmp_path_factory.mktemp("uninterrupted"))(configure()).core()
+
+
+@pytest.fixture
+def session(
+    configure: Callable[..., Config], build_dir: Path, tmp_path: Path
+) -> Iterator[Callable[..., Session]]:
+    """An open session of the base configuration with some symbols changed."""
+    opened: list[Records] = []
+
+    def build(**changes: Value | None) -> Session:
+        folder = tmp_path / f"session-{len(opened)}"
+        folder.mkdir()
+        opened.append(Records(RunDir(folder), lambda event: None))
+        return open_session(configure(**changes), build_dir, opened[-1])
+
+    yield build
+    for records in opened:
+        records.close()
+
+
+@pytest.fixture(autouse=True)
+def _torch_as_before() -> Iterator[None]:
+    """Put back what training sets for a whole process."""
+    state, threads = rng_state(torch.device("cpu")), torch.get_num_threads()
+    fill = torch.utils.deterministic.fill_uninitialized_memory
+    torch.set_num_threads(1)
+    yield
+    set_rng_state(state, torch.device("cpu"))
+    torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(False)
+    torch.utils.deterministic.fill_uninitialized_memory = fill

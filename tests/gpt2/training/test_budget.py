@@ -1,0 +1,104 @@
+"""Iterations, tokens and training time."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from gpt2.config import Config
+from gpt2.train import optimizer_step
+from gpt2.training.budget import Budget, Stopwatch, seconds_left
+from gpt2.training.log import clock_time
+from lib.status import State
+
+Configure = Callable[..., Config]
+
+
+class Clock:
+    """Seconds that pass only when told to."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def budget(config: Config) -> Budget:
+    """The budget of a configuration."""
+    return Budget(config.train, config.model.shape.block_size, config.schedule.warmup_steps)
+
+
+def test_tokens_are_rounded_up_to_whole_iterations(configure: Configure) -> None:
+    changes = {"BUDGET_TOKENS": True, "MAX_ITERS": None}
+    assert budget(configure(MAX_TOKENS=640, **changes)).iterations == 10
+    assert budget(configure(MAX_TOKENS=641, **changes)).iterations == 11
+    assert budget(configure(MAX_TOKENS=1, **changes)).iterations == 1
+
+
+def test_progress_of_iterations_ignores_the_clock(configure: Configure) -> None:
+    found = budget(configure())
+    assert [found.progress(i, 1e9) for i in (0, 3, 12)] == [0.0, 0.25, 1.0]
+    assert found.warmup_progress == 2 / 12
+
+
+def test_a_token_budget_trains_that_many_tokens(configure: Configure, train: Callable) -> None:
+    done = train(configure(BUDGET_TOKENS=True, MAX_ITERS=None, MAX_TOKENS=300))
+    assert done.summary()["final"]["iterations"] == 5
+    assert done.summary()["final"]["tokens"] == 320
+
+
+def test_the_stopwatch_counts_only_inside() -> None:
+    clock = Clock()
+    watch = Stopwatch(clock)
+    with watch:
+        clock.now += 3
+        assert watch.seconds == 3
+    clock.now += 50
+    assert watch.seconds == 3
+    watch.resume_at(10)
+    with watch:
+        clock.now += 1
+    assert watch.seconds == 11
+
+
+def test_a_time_budget_counts_training_only_and_travels(
+    configure: Configure, train: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step takes 7 s of 60; evaluation and saving take an hour each and do not count."""
+    clock = Clock()
+
+    def slow(function: Callable, seconds: float) -> Callable:
+        def timed(*arguments: Any, **named: Any) -> Any:
+            clock.now += seconds
+            return function(*arguments, **named)
+
+        return timed
+
+    from gpt2.evaluate import Evaluator
+    from lib import checkpoint
+
+    monkeypatch.setattr("gpt2.train.optimizer_step", slow(optimizer_step, 7.0))
+    monkeypatch.setattr(Evaluator, "__call__", slow(Evaluator.__call__, 3600.0))
+    monkeypatch.setattr(checkpoint, "save", slow(checkpoint.save, 3600.0))
+    config = configure(BUDGET_TIME=True, MAX_ITERS=None, GPT2_MAX_TIME=60, WARMUP_STEPS=3)
+    stopped = train(config, stop_at=4, clock=clock)
+    assert stopped.status.state is State.INTERRUPTED
+    done = train(config, clock=clock)
+    rows = done.rows("train")
+    # Nine steps take 63 s: the step that begins within the budget is finished.
+    assert [row["progress"] for row in rows] == [min(1.0, 7 * i / 60) for i in range(1, 10)]
+    assert done.summary()["timing"]["train_seconds"] == 63.0
+    # Warm-up ends after 3 iterations, at 21 s; the cosine falls from there, across the resume.
+    rates = [row["lr"] for row in rows]
+    assert rates[2] == rates[3] == 0.01
+    assert all(b < a for a, b in zip(rates[3:], rates[4:], strict=False))
+    assert done.status.iterations == 0
+    assert json.loads(done.files.timing.read_text().splitlines()[-1])["eta_seconds"] == 0.0
+
+
+def test_time_left_follows_the_pace_so_far() -> None:
+    assert seconds_left(0.25, 10.0) == 30.0
+    assert seconds_left(0.0, 0.0) is None
+    assert [clock_time(s) for s in (41.4, 3599.0, 3661.0)] == ["00:41", "59:59", "1:01:01"]

@@ -1,0 +1,227 @@
+"""A run that was interrupted, killed or damaged ends with the same bytes as one that was not."""
+
+import os
+import pkgutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gpt2.config import Config
+from lib import checkpoint
+from lib.errors import RunError
+from lib.files import sha256
+from lib.project import ROOT
+from lib.status import State, read_status
+
+Configure = Callable[..., Config]
+
+
+def flip_a_byte(path: Path) -> None:
+    """Change one bit in the middle of a file."""
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("iteration", [0, 1, 4, 5, 11, 12])
+def test_interrupted_and_resumed_is_uninterrupted(
+    configure: Configure, train: Callable, uninterrupted: dict[str, Any], iteration: int
+) -> None:
+    assert train(configure(), stop_at=iteration).status.state is State.INTERRUPTED
+    torch.manual_seed(iteration)
+    resumed = train(configure())
+    assert resumed.status.state is State.SUCCESS
+    assert resumed.core() == uninterrupted
+
+
+def test_interrupted_at_every_step_is_uninterrupted(
+    configure: Configure, train: Callable, uninterrupted: dict[str, Any]
+) -> None:
+    for iteration in range(1, 13):
+        assert train(configure(), stop_at=iteration).status.iteration == iteration
+    assert train(configure()).core() == uninterrupted
+
+
+# What is called when the process dies, how often it has been called before, and what is left.
+DEATHS = {
+    "between steps": ("gpt2.train.optimizer_step", 6, "step-00000004"),
+    "in an evaluation": ("gpt2.model.GPT.token_losses", 3, "step-00000004"),
+    "while the state is written": ("torch.save", 1, "step-00000004"),
+    "before the digests are written": ("lib.checkpoint.write_json", 1, "step-00000004"),
+    "before a checkpoint is renamed": ("os.rename", 1, "step-00000004"),
+    "while an old one is deleted": ("shutil.rmtree", 1, "step-00000012"),
+    "between the final files": ("gpt2.training.finish.write_atomic", 1, "step-00000012"),
+    "before the manifest is done": ("gpt2.train.end_manifest", 0, "step-00000012"),
+    "before SUCCESS": ("gpt2.train._succeeded", 0, "step-00000012"),
+}
+
+
+def die_at_call(target: str, calls: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the process kill itself when ``target`` has been called ``calls`` times before."""
+    original = pkgutil.resolve_name(target)
+    seen = []
+
+    def deadly(*arguments: Any, **named: Any) -> Any:
+        if len(seen) == calls:
+            os.kill(os.getpid(), signal.SIGKILL)
+        seen.append(1)
+        return original(*arguments, **named)
+
+    monkeypatch.setattr(target, deadly)
+
+
+@pytest.mark.parametrize("moment", DEATHS)
+def test_killed_and_resumed_is_uninterrupted(
+    configure: Configure,
+    train: Callable,
+    uninterrupted: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    moment: str,
+) -> None:
+    target, calls, newest = DEATHS[moment]
+    child = os.fork()
+    if child == 0:
+        die_at_call(target, calls, monkeypatch)
+        train(configure())
+        os._exit(0)
+    assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
+    found = sorted(p.name for p in (tmp_path / "run/checkpoints").glob("step-*"))
+    assert found[-1] == newest
+    resumed = train(configure())
+    assert f"resumes at iteration {int(newest[-2:])}" in resumed.lines()
+    assert resumed.core() == uninterrupted
+    assert resumed.status.state is State.SUCCESS
+
+
+def test_a_torn_last_line_is_cut_off(
+    configure: Configure, train: Callable, uninterrupted: dict[str, Any]
+) -> None:
+    stopped = train(configure(), stop_at=6)
+    for path in (stopped.files.metrics, stopped.files.timing):
+        with open(path, "a") as stream:
+            stream.write('{"kind":"train","iter')
+    done = train(configure())
+    assert done.core() == uninterrupted
+    assert '"iter{' not in done.files.timing.read_text()
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "state.pt", "digests.json"])
+def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_is_taken(
+    configure: Configure, train: Callable, uninterrupted: dict[str, Any], name: str
+) -> None:
+    stopped = train(configure(), stop_at=9)
+    flip_a_byte(stopped.files.checkpoints / "step-00000009" / name)
+    resumed = train(configure())
+    assert "WARN checkpoint step-00000009 is damaged" in resumed.lines()
+    assert name in resumed.lines()
+    assert "resumes at iteration 8" in resumed.lines()
+    assert resumed.core() == uninterrupted
+
+
+def test_without_a_good_checkpoint_a_run_starts_over(
+    configure: Configure, train: Callable, uninterrupted: dict[str, Any]
+) -> None:
+    stopped = train(configure(), stop_at=3)
+    flip_a_byte(stopped.files.checkpoints / "step-00000003" / "state.pt")
+    resumed = train(configure())
+    assert "starts over" in resumed.lines()
+    assert resumed.core() == uninterrupted
+
+
+@pytest.mark.parametrize("changed", ["sources", "torch", "device"])
+def test_a_checkpoint_of_other_code_is_refused(
+    configure: Configure, train: Callable, monkeypatch: pytest.MonkeyPatch, changed: str
+) -> None:
+    origin = {
+        "sources": {"gpt2/model.py": "0" * 64, "lib/gone.py": "1" * 64},
+        "torch": "1.0",
+        "device": "abacus",
+    }
+    with monkeypatch.context() as patch:
+        if changed == "sources":
+            patch.setattr("gpt2.training.start.loaded_source", lambda: origin["sources"])
+        elif changed == "torch":
+            patch.setattr("torch.__version__", origin["torch"])
+        else:
+            patch.setattr("gpt2.training.start.device_name", lambda device: origin["device"])
+        stopped = train(configure(), stop_at=6)
+    before = stopped.files.metrics.read_bytes()
+    with pytest.raises(RunError, match="made by other code") as refusal:
+        train(configure())
+    named = {"sources": "gpt2/model.py, lib/gone.py", "torch": "torch 1.0", "device": "abacus"}
+    assert named[changed] in str(refusal.value)
+    assert "make rerun RUNS=run" in str(refusal.value)
+    assert stopped.files.metrics.read_bytes() == before
+
+    resumed = train(configure(), allow_stale=True)
+    assert resumed.status.state is State.SUCCESS
+    assert "WARN the checkpoint of step 6 was made by other code" in resumed.lines()
+
+
+def test_a_checkpoint_records_the_code_that_trains(configure: Configure, train: Callable) -> None:
+    stopped = train(configure(), stop_at=6)
+    found = checkpoint.load_newest(stopped.files.checkpoints, print)
+    sources = found.state["origin"]["sources"]
+    assert {"gpt2/model.py", "gpt2/train.py", "lib/optim/adamwspam/module.py"} <= set(sources)
+    assert all(digest == sha256(ROOT / name) for name, digest in sources.items())
+
+
+def test_records_shorter_than_the_checkpoint_are_an_error(
+    configure: Configure, train: Callable
+) -> None:
+    stopped = train(configure(), stop_at=6)
+    stopped.files.metrics.write_text("")
+    with pytest.raises(RunError, match="metrics.jsonl: 0 bytes"):
+        train(configure())
+
+
+def test_a_full_disk_fails_the_run_and_loses_nothing(
+    configure: Configure,
+    train: Callable,
+    uninterrupted: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    train(configure(), stop_at=5)
+    with monkeypatch.context() as patch:
+        patch.setattr("torch.save", _fails(RuntimeError("unexpected pos 64 vs 0")))
+        failed = train(configure())
+    assert failed.status.state is State.FAILED
+    assert failed.status.exit_code == 1
+    assert "cannot save the checkpoint of step 8" in failed.status.message
+    assert read_status(failed.files).state is State.FAILED
+    assert [p.name for p in failed.files.checkpoints.iterdir()] == [
+        "step-00000005",
+        "step-00000004",
+    ]
+    assert train(configure()).core() == uninterrupted
+
+
+def test_a_disk_full_of_results_fails_the_run(
+    configure: Configure, train: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error = OSError(28, "No space left on device")
+    monkeypatch.setattr("gpt2.training.finish.write_atomic", _fails(error))
+    failed = train(configure())
+    assert failed.status.state is State.FAILED
+    assert "No space left on device" in failed.status.message
+    assert (failed.files.checkpoints / "step-00000012").is_dir()
+
+
+def test_a_disk_that_takes_nothing_at_all_is_one_error(
+    configure: Configure, train: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpt2.train.write_status", _fails(OSError(28, "No space left on device")))
+    with pytest.raises(RunError, match="cannot read or write: .*No space left"):
+        train(configure())
+
+
+def _fails(error: Exception) -> Callable[..., None]:
+    def fail(*arguments: Any, **named: Any) -> None:
+        raise error
+
+    return fail

@@ -1,0 +1,127 @@
+"""One optimizer step, and numbers that are not finite."""
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from gpt2.config import Config
+from gpt2.train import step
+from gpt2.training.log import Log
+from gpt2.training.session import Session
+from gpt2.training.start import warm_up
+from gpt2.training.step import Measured, optimizer_step
+from lib.errors import RunError
+from lib.status import State, read_status
+
+Open = Callable[..., Session]
+NO_PRUNING = {"PRUNING_MAGNITUDE": None, "PRUNING_FREQUENCY": None}
+
+
+def test_bf16_gradients_are_those_of_each_micro_batch_by_itself(session: Open) -> None:
+    """Weights are cast once for all micro-batches; casting them anew gives the same bits."""
+    opened = session(PRECISION_BF16=True, DROPOUT="0.0", GRAD_CLIP="0", **NO_PRUNING)
+    micro_batches = next(opened.batches())
+    assert len(micro_batches) == 2
+    for x_BT, y_BT in micro_batches:
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = opened.model(x_BT, y_BT) / 2
+        loss.backward()
+    expected = torch.stack([p.grad.norm() for p in opened.model.parameters()])
+    opened.optimizer.zero_grad()
+    measured = optimizer_step(opened, micro_batches, 0.0)
+    assert torch.equal(measured.gradient_norms, expected)
+
+
+def test_a_bad_weight_is_named_before_anything_is_updated(session: Open) -> None:
+    opened = session()
+    weights = dict(opened.model.named_parameters())
+    with torch.no_grad():
+        weights["h.1.mlp.c_fc.weight"][3, 2] = math.nan
+    before = weights["h.0.mlp.c_fc.weight"].clone()
+    with pytest.raises(RunError, match=r"loss is NaN at it 1, first bad tensor h\.1\.mlp\.c_fc"):
+        optimizer_step(opened, next(opened.batches()), 1e-3)
+    assert torch.equal(weights["h.0.mlp.c_fc.weight"], before)
+
+
+def test_a_bad_gradient_is_named(session: Open) -> None:
+    opened = session()
+    parameter = dict(opened.model.named_parameters())["h.0.attn.c_proj.weight"]
+    parameter.register_hook(lambda gradient: gradient * math.inf)
+    opened.iteration = 811
+    expected = "gradient norm is .* at it 812, first bad tensor gradient of h.0.attn.c_proj.weight"
+    with pytest.raises(RunError, match=expected):
+        optimizer_step(opened, next(opened.batches()), 1e-3)
+
+
+def test_on_a_gpu_the_rows_before_the_bad_step_are_kept(session: Open) -> None:
+    """There, numbers are first read when the log is written."""
+    opened = session()
+    log = Log(opened)
+    names = [name for name, _ in opened.model.named_parameters()]
+    for iteration, bad in ((1, None), (2, None), (4, 5)):
+        norms = torch.ones(len(names))
+        if bad is not None:
+            norms[bad] = math.nan
+        opened.iteration = iteration
+        log.add(Measured(torch.tensor(2.0), norms, norms.sum()), 1e-3)
+    with pytest.raises(RunError, match=f"at it 4, first bad tensor gradient of {names[5]}"):
+        log.flush()
+    assert opened.run.metrics.read_text().count('"kind":"train"') == 2
+    # Asked again, it says the same and not the next thing.
+    with pytest.raises(RunError, match="at it 4"):
+        log.flush()
+
+
+def test_a_run_with_a_bad_loss_is_failed(
+    configure: Callable[..., Config], train: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def poisoned(opened: Session, micro_batches: list, lr: float) -> Measured:
+        if opened.iteration == 7:
+            with torch.no_grad():
+                dict(opened.model.named_parameters())["h.0.ln_2.weight"][0] = math.nan
+        return optimizer_step(opened, micro_batches, lr)
+
+    monkeypatch.setattr("gpt2.train.optimizer_step", poisoned)
+    failed = train(configure())
+    assert failed.status.state is State.FAILED
+    assert failed.status.message == "loss is NaN at it 8, first bad tensor h.0.ln_2.weight"
+    assert read_status(failed.files).message == failed.status.message
+    assert [row["iteration"] for row in failed.rows("train")] == list(range(1, 8))
+    assert not failed.files.weights.exists()
+
+
+def test_an_infinite_validation_loss_is_failed(
+    configure: Callable[..., Config], train: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpt2.evaluate.Evaluation.loss", math.inf)
+    failed = train(configure(EVAL_INTERVAL=0))
+    assert failed.status.state is State.FAILED
+    assert "validation loss is inf at it 12" in failed.status.message
+
+
+def test_warm_up_leaves_no_trace(session: Open) -> None:
+    opened = session(WARMUP_ITERATIONS=3)
+    weights = {name: w.clone() for name, w in opened.weights().items()}
+    state = opened.state_dict()
+    warm_up(opened)
+    after = opened.state_dict()
+    assert opened.watch.seconds == 0.0
+    assert opened.iteration == 0
+    assert not opened.optimizer.state
+    for name, weight in opened.weights().items():
+        assert torch.equal(weight, weights[name]), name
+    assert torch.equal(after["rng"]["torch"], state["rng"]["torch"])
+    assert repr(after["optimizer"]) == repr(state["optimizer"])
+    assert repr(after["pruner"]) == repr(state["pruner"])
+
+
+def test_bf16_runs_matrix_products_in_bf16_and_keeps_weights_in_fp32(session: Open) -> None:
+    opened = session(PRECISION_BF16=True)
+    seen = []
+    linear = opened.model.h[0].mlp.c_fc
+    linear.register_forward_hook(lambda module, inputs, output: seen.append(output.dtype))
+    step(opened, next(opened.batches()), Log(opened))
+    assert set(seen) == {torch.bfloat16}
+    assert {w.dtype for w in opened.weights().values()} == {torch.float32}

@@ -1,0 +1,180 @@
+"""A run from its configuration to its results, and what its results do not depend on."""
+
+import csv
+import json
+import math
+from collections.abc import Callable
+
+import pytest
+import safetensors.torch
+import torch
+
+from gpt2.config import Config
+from gpt2.training.session import Session
+from gpt2.training.step import optimizer_step
+from lib.errors import EXIT_INTERRUPTED, EXIT_TIME_LIMIT
+from lib.files import sha256
+from lib.optim.schedule import learning_rate_at
+from lib.status import State, read_status
+
+Configure = Callable[..., Config]
+Open = Callable[..., Session]
+NO_PRUNING = {"PRUNING_MAGNITUDE": None, "PRUNING_FREQUENCY": None}
+
+
+def test_a_run_leaves_results_that_agree_with_each_other(
+    configure: Configure, train: Callable
+) -> None:
+    config = configure()
+    done = train(config)
+    final = done.summary()["final"]
+    weights = safetensors.torch.load_file(done.files.weights)
+    with open(done.files.per_query, newline="") as stream:
+        documents = list(csv.DictReader(stream))
+
+    assert read_status(done.files).state is State.SUCCESS
+    assert not done.files.checkpoints.exists()
+    assert final["iterations"] == 12
+    assert final["tokens"] == 12 * 4 * 16
+    assert final["parameters"] == config.model.num_params()
+    assert sum(w.numel() for w in weights.values()) == config.model.num_params()
+    tokens = sum(int(d["n_tokens"]) for d in documents)
+    losses = math.fsum(float(d["loss_sum"]) for d in documents)
+    assert final["val_loss"] == losses / tokens
+    assert final["token_accuracy"] == sum(int(d["n_correct"]) for d in documents) / tokens
+    assert final["val_perplexity"] == pytest.approx(math.exp(final["val_loss"]))
+    assert final["train_loss"] == done.rows("train")[-1]["loss"]
+    assert final["val_loss"] < math.log(257)
+
+
+def test_pruned_weights_are_zero_in_the_file(configure: Configure, train: Callable) -> None:
+    done = train(configure(PRUNING_SPARSITY="0.6"))
+    weights = safetensors.torch.load_file(done.files.weights)
+    pruned = [w for name, w in weights.items() if name.startswith("h.") and w.ndim == 2]
+    zeros = sum(int((w == 0).sum()) for w in pruned) / sum(w.numel() for w in pruned)
+    assert zeros == pytest.approx(0.6, abs=0.005)
+    assert done.summary()["final"]["sparsity"] == pytest.approx(zeros)
+
+
+def test_every_iteration_has_a_row(configure: Configure, train: Callable) -> None:
+    config = configure()
+    rows = train(config).rows("train")
+    assert [row["iteration"] for row in rows] == list(range(1, 13))
+    assert [row["progress"] for row in rows] == [i / 12 for i in range(1, 13)]
+    assert [row["tokens"] for row in rows] == [i * 64 for i in range(1, 13)]
+    rates = [learning_rate_at(config.schedule, i, i / 12, 2 / 12) for i in range(12)]
+    assert [row["lr"] for row in rows] == rates
+    assert all(math.isfinite(row["loss"]) and row["grad_norm"] > 0 for row in rows)
+
+
+def test_evaluations_stand_at_their_intervals_and_at_the_end(
+    configure: Configure, train: Callable
+) -> None:
+    done = train(configure())
+    rows = done.rows("eval")
+    assert [row["iteration"] for row in rows] == [5, 10, 12]
+    assert rows[-1]["val_loss"] == done.summary()["final"]["val_loss"]
+    # An interval that ends with the run gives one row, not two.
+    assert [r["iteration"] for r in train(configure(EVAL_INTERVAL=6), "six").rows("eval")] == [
+        6,
+        12,
+    ]
+
+
+def test_intervals_and_warm_up_change_no_result(configure: Configure, train: Callable) -> None:
+    config = configure()
+    other = configure(LOG_INTERVAL=5, EVAL_INTERVAL=0, CHECKPOINT_INTERVAL=0, WARMUP_ITERATIONS=3)
+    assert config.hash8 == other.hash8
+    first, second = train(config, "first"), train(other, "second")
+    assert first.rows("train") == second.rows("train")
+    assert sha256(first.files.weights) == sha256(second.files.weights)
+    assert sha256(first.files.per_query) == sha256(second.files.per_query)
+
+
+def test_the_same_configuration_gives_the_same_bytes(configure: Configure, train: Callable) -> None:
+    first = train(configure(), "first")
+    torch.manual_seed(999)
+    assert first.core() == train(configure(), "second").core()
+    assert first.core() != train(configure(SEED=2), "third").core()
+
+
+def test_loader_processes_change_no_result(configure: Configure, train: Callable) -> None:
+    plain = train(configure(), "plain")
+    assert plain.core() == train(configure(LOADER_WORKERS=1), "workers").core()
+
+
+def test_the_split_of_a_batch_changes_only_rounding(session: Open) -> None:
+    shape = {"GLOBAL_BATCH": 8, "DROPOUT": "0.0", **NO_PRUNING, "GRAD_CLIP": "0"}
+    found = []
+    for size, count in ((8, 1), (4, 2), (1, 8)):
+        opened = session(BATCH_SIZE=size, GRAD_ACCUMULATION=count, **shape)
+        measured = optimizer_step(opened, next(opened.batches()), 0.0)
+        found.append(measured)
+    for measured in found[1:]:
+        torch.testing.assert_close(measured.loss, found[0].loss, rtol=1e-6, atol=0)
+        torch.testing.assert_close(
+            measured.gradient_norms, found[0].gradient_norms, rtol=1e-4, atol=1e-7
+        )
+
+
+def test_gradients_are_clipped_and_the_optimizer_hears_the_norm_before(session: Open) -> None:
+    opened = session(GRAD_CLIP="0.001", DROPOUT="0.0")
+    seen = []
+
+    def note(gradient_norm: torch.Tensor) -> None:
+        clipped = torch.nn.utils.get_total_norm([p.grad for p in opened.model.parameters()])
+        seen.append((gradient_norm, clipped, opened.optimizer.param_groups[0]["lr"]))
+
+    opened.optimizer.step = note
+    measured = optimizer_step(opened, next(opened.batches()), 0.125)
+    assert measured.gradient_norm > 0.01
+    ((before, after, lr),) = seen
+    assert before == measured.gradient_norm
+    assert lr == 0.125
+    torch.testing.assert_close(after, torch.tensor(0.001), rtol=1e-3, atol=0)
+
+
+def test_progress_is_reported(configure: Configure, train: Callable) -> None:
+    done = train(configure())
+    events = [event for event in done.events if event["kind"] == "progress"]
+    assert [event["iteration"] for event in events] == [3, 6, 9, 12]
+    assert all(event["iterations"] == 12 for event in events)
+    assert events[-1]["eta_seconds"] == 0.0
+    losses = [row["loss"] for row in done.rows("train")[9:]]
+    assert events[-1]["loss"] == pytest.approx(sum(losses) / 3)
+    assert "TRAIN cpu " in done.lines() and "DONE val loss" in done.lines()
+
+
+def test_what_the_hour_decides_is_kept_apart(configure: Configure, train: Callable) -> None:
+    done = train(configure())
+    timing = [json.loads(line) for line in done.files.timing.read_text().splitlines()]
+    assert [row["iteration"] for row in timing] == [3, 6, 9, 12]
+    assert "seconds" not in done.files.metrics.read_text()
+    assert set(done.summary()["timing"]) == {
+        "total_seconds",
+        "train_seconds",
+        "mean_step_seconds",
+        "tokens_per_second",
+    }
+
+
+def test_a_request_to_stop_saves_and_says_so(configure: Configure, train: Callable) -> None:
+    stopped = train(configure(), stop_at=7)
+    assert stopped.status.state is State.INTERRUPTED
+    assert stopped.status.exit_code == EXIT_INTERRUPTED
+    assert read_status(stopped.files).iteration == 7
+    assert not stopped.files.weights.exists()
+    assert (stopped.files.checkpoints / "step-00000007").is_dir()
+
+
+def test_the_time_limit_of_a_run_saves_too(
+    configure: Configure, train: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    minutes = iter(range(0, 10**6, 60))
+    monkeypatch.setattr("gpt2.training.stopping.time.monotonic", lambda: float(next(minutes)))
+    stopped = train(configure(RUN_TIME_LIMIT_SECONDS=500))
+    assert stopped.status.exit_code == EXIT_TIME_LIMIT
+    assert 0 < stopped.status.iteration < 12
+    assert "RUN_TIME_LIMIT_SECONDS=500" in stopped.status.message
+    monkeypatch.undo()
+    assert train(configure()).status.state is State.SUCCESS

@@ -1,0 +1,123 @@
+"""What is set before torch starts, what is refused, and what is applied."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+
+from lib.errors import PreflightError
+from lib.machine.options import MachineConfig
+from lib.machine.process import Process
+from lib.machine.setup import autocast, environment, grad_scaler, preflight, set_up
+
+CPU = MachineConfig(
+    device="cpu",
+    precision="fp32",
+    cpu_threads=1,
+    compile=False,
+    deterministic=True,
+    tf32=False,
+    cudnn_benchmark=False,
+    expandable_segments=False,
+    warmup_iterations=0,
+)
+GPU = replace(CPU, device="cuda")
+
+
+@pytest.fixture(autouse=True)
+def _torch_as_before() -> Iterator[None]:
+    threads, fill = torch.get_num_threads(), torch.utils.deterministic.fill_uninitialized_memory
+    matmul, tf32 = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    yield
+    torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(False)
+    torch.utils.deterministic.fill_uninitialized_memory = fill
+    torch.set_float32_matmul_precision(matmul)
+    torch.backends.cudnn.allow_tf32 = tf32
+
+
+def test_libraries_are_told_before_they_start() -> None:
+    on_cpu = environment(replace(CPU, cpu_threads=3))
+    assert on_cpu["OMP_NUM_THREADS"] == "3"
+    assert on_cpu["MALLOC_MMAP_MAX_"] == "0"
+    assert environment(replace(GPU, expandable_segments=True)) == {
+        "OMP_NUM_THREADS": "1",
+        "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+        "PYTORCH_ALLOC_CONF": "expandable_segments:True",
+    }
+    assert "CUBLAS_WORKSPACE_CONFIG" not in environment(replace(GPU, deterministic=False))
+
+
+def test_asking_for_the_environment_loads_no_torch() -> None:
+    code = "import sys, lib.machine.setup; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_a_cpu_passes_the_preflight() -> None:
+    preflight(CPU)
+
+
+def test_no_gpu_is_refused_with_what_to_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(PreflightError, match=r"there is no GPU.*\n.*\+cpu") as refusal:
+        preflight(GPU)
+    assert refusal.value.exit_code == 3
+
+
+def test_all_that_a_gpu_lacks_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    monkeypatch.setattr("torch.cuda.is_bf16_supported", lambda including_emulation: False)
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda device: "Old GPU")
+    with pytest.raises(PreflightError) as refusal:
+        preflight(replace(GPU, precision="bf16"), processes=4)
+    assert "GPUS=4, but 1 GPU" in str(refusal.value)
+    assert "Old GPU has no bf16" in str(refusal.value)
+
+
+def test_compiling_without_a_compiler_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(PreflightError, match=r"COMPILE=y: no C\+\+ compiler"):
+        preflight(replace(CPU, compile=True))
+
+
+def test_settings_are_applied() -> None:
+    torch.backends.cudnn.allow_tf32 = True
+    assert set_up(CPU, Process()) == torch.device("cpu")
+    assert torch.get_num_threads() == 1
+    assert torch.are_deterministic_algorithms_enabled()
+    assert torch.get_float32_matmul_precision() == "highest"
+    assert not torch.backends.cudnn.allow_tf32
+    set_up(replace(CPU, deterministic=False, tf32=True, cpu_threads=2), Process())
+    assert torch.get_num_threads() == 2
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert torch.get_float32_matmul_precision() == "high"
+    assert torch.backends.cudnn.allow_tf32
+
+
+def test_another_number_of_processes_is_refused() -> None:
+    with pytest.raises(PreflightError, match="WORLD_SIZE=2 in the environment, but GPUS=1"):
+        set_up(CPU, Process(world_size=2))
+
+
+def test_a_gpu_process_without_its_variables_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    with pytest.raises(PreflightError, match="without CUBLAS_WORKSPACE_CONFIG=:4096:8"):
+        set_up(GPU, Process())
+
+
+@pytest.mark.parametrize(
+    ("precision", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16)]
+)
+def test_matrix_products_run_in_the_precision(precision: str, dtype: torch.dtype) -> None:
+    a = torch.ones(4, 4)
+    with autocast(replace(CPU, precision=precision)):
+        assert (a @ a).dtype == dtype
+
+
+def test_only_fp16_scales_the_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not grad_scaler(replace(CPU, precision="bf16")).is_enabled()
+    assert grad_scaler(replace(CPU, precision="fp16")).is_enabled()

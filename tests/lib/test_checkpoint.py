@@ -1,0 +1,158 @@
+"""Checkpoints: whole or absent, checked before they are loaded, never the last one lost."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lib import checkpoint
+from lib.errors import RunError
+
+WEIGHTS = {"a": torch.arange(6.0).view(2, 3), "b": torch.ones(4)}
+STATE = {"step": 3, "moments": [torch.full((5,), 0.5)], "nested": {"none": None, "pair": (1, "x")}}
+
+
+def save(folder: Path, step: int, keep: int = 2) -> None:
+    """Save the same content as ``step``."""
+    checkpoint.save(folder, step, WEIGHTS, STATE, keep)
+
+
+def names(folder: Path) -> list[str]:
+    """Everything in the folder, hidden files too."""
+    return sorted(os.listdir(folder))
+
+
+def nobody(text: str) -> None:
+    """A warning that must not come."""
+    raise AssertionError(text)
+
+
+def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
+    save(tmp_path / "checkpoints", 3)
+    found = checkpoint.load_newest(tmp_path / "checkpoints", nobody)
+    assert found is not None and found.step == 3
+    assert found.weights.keys() == WEIGHTS.keys()
+    assert all(torch.equal(found.weights[name], WEIGHTS[name]) for name in WEIGHTS)
+    assert found.state["nested"] == STATE["nested"]
+    assert torch.equal(found.state["moments"][0], STATE["moments"][0])
+
+
+def test_the_newest_are_kept(tmp_path: Path) -> None:
+    for step in (2, 10, 9, 100_000_000):
+        save(tmp_path, step, keep=2)
+    assert names(tmp_path) == ["step-00000010", "step-100000000"]
+    assert checkpoint.load_newest(tmp_path, nobody).step == 100_000_000
+
+
+def test_no_checkpoint_is_none(tmp_path: Path) -> None:
+    assert checkpoint.load_newest(tmp_path / "absent", nobody) is None
+
+
+def test_saving_a_step_again_replaces_it(tmp_path: Path) -> None:
+    save(tmp_path, 5)
+    checkpoint.save(tmp_path, 5, {"a": torch.zeros(1)}, {}, 2)
+    assert names(tmp_path) == ["step-00000005"]
+    assert checkpoint.load_newest(tmp_path, nobody).weights["a"].shape == (1,)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "state.pt", "digests.json"])
+@pytest.mark.parametrize("damage", ["flip", "cut", "remove"])
+def test_damage_is_seen_and_the_one_before_taken(tmp_path: Path, name: str, damage: str) -> None:
+    save(tmp_path, 1)
+    save(tmp_path, 2)
+    path = tmp_path / "step-00000002" / name
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    content = {"flip": bytes(data), "cut": path.read_bytes()[:-20]}
+    path.write_bytes(content[damage]) if damage in content else path.unlink()
+    warnings: list[str] = []
+    assert checkpoint.load_newest(tmp_path, warnings.append).step == 1
+    assert len(warnings) == 1
+    assert "step-00000002" in warnings[0] and name in warnings[0]
+    assert names(tmp_path) == ["damaged-step-00000002", "step-00000001"]
+
+
+def test_a_leftover_is_no_checkpoint_and_goes_with_the_next(tmp_path: Path) -> None:
+    save(tmp_path, 1)
+    (tmp_path / ".tmp-step-00000002").mkdir()
+    (tmp_path / ".tmp-step-00000002" / "state.pt").write_bytes(b"half")
+    assert checkpoint.load_newest(tmp_path, nobody).step == 1
+    save(tmp_path, 3)
+    assert names(tmp_path) == ["step-00000001", "step-00000003"]
+
+
+@pytest.mark.parametrize(
+    ("target", "error"),
+    [
+        ("torch.save", RuntimeError("[enforce fail] unexpected pos 64 vs 0")),
+        ("safetensors.torch.save", OSError(28, "No space left on device")),
+        ("lib.checkpoint.write_json", OSError(122, "Disk quota exceeded")),
+    ],
+)
+def test_a_full_disk_is_one_error_and_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str, error: Exception
+) -> None:
+    save(tmp_path, 1)
+    save(tmp_path, 2)
+
+    def fail(*arguments: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(target, fail)
+    with pytest.raises(RunError, match="cannot save the checkpoint of step 3") as raised:
+        save(tmp_path, 3)
+    assert "free some space" in str(raised.value)
+    assert names(tmp_path) == ["step-00000001", "step-00000002"]
+    assert checkpoint.load_newest(tmp_path, nobody).step == 2
+
+
+def test_too_little_space_is_seen_before_writing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = checkpoint.shutil.disk_usage(tmp_path)._replace(free=1000)
+    monkeypatch.setattr("lib.checkpoint.shutil.disk_usage", lambda path: free)
+    monkeypatch.setattr("torch.save", pytest.fail)
+    with pytest.raises(RunError, match="needs 1.0 MiB and 0.0 MiB are free"):
+        save(tmp_path, 1)
+    assert names(tmp_path) == []
+
+
+def test_the_old_one_stays_when_the_new_one_is_bad_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that takes the bytes and keeps others."""
+    save(tmp_path, 1, keep=1)
+    rename = os.rename
+
+    def corrupting(source: Path, target: Path) -> None:
+        if Path(source).name == ".tmp-step-00000002":
+            (Path(source) / "state.pt").write_bytes(b"other")
+        rename(source, target)
+
+    monkeypatch.setattr("os.rename", corrupting)
+    with pytest.raises(RunError, match="read back, state.pt is not what was written"):
+        save(tmp_path, 2, keep=1)
+    assert checkpoint.load_newest(tmp_path, lambda text: None).step == 1
+
+
+def test_a_state_that_runs_code_is_not_loaded(tmp_path: Path) -> None:
+    class Trap:
+        def __reduce__(self) -> tuple[Callable, tuple]:
+            return os.mkdir, (str(tmp_path / "sprung"),)
+
+    checkpoint.save(tmp_path / "c", 1, WEIGHTS, {"trap": Trap()}, 2)
+    with pytest.raises(Exception, match="[Ww]eights.only"):
+        checkpoint.load_newest(tmp_path / "c", nobody)
+    assert not (tmp_path / "sprung").exists()
+
+
+def test_digests_name_size_and_step(tmp_path: Path) -> None:
+    save(tmp_path, 7)
+    record = json.loads((tmp_path / "step-00000007" / "digests.json").read_text())
+    assert record["step"] == 7
+    for name, facts in record["files"].items():
+        assert facts["bytes"] == (tmp_path / "step-00000007" / name).stat().st_size
