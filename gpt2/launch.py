@@ -1,0 +1,154 @@
+"""What the run commands do with a plan: train it, try it out, train one run here, train again."""
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from gpt2.config import Config
+from gpt2.planning import Plan
+from gpt2.target import PRELOAD, Gpt2Target
+from lib.analysis.report import to_json, to_markdown, write_table
+from lib.analysis.table import build_table
+from lib.console import say
+from lib.errors import EXIT_DONE, EXIT_FAILED, ConfigError, Problem
+from lib.machine.setup import environment
+from lib.plan import Run
+from lib.rundir import RunDir
+from lib.runner import locks
+from lib.runner.decide import move_aside
+from lib.runner.interrupts import Interrupts
+from lib.runner.pool import Pool
+from lib.runner.progress import RunProgress
+from lib.runner.runner import LOCK, Options, run_all
+from lib.status import State, read_status
+
+# After one of these there is more to come, and no table yet.
+_STOPPED = range(124, 256)
+
+
+def train_plan(
+    plan: Plan, options: Options, table_of: Plan, *, json: bool = False
+) -> tuple[int, str]:
+    """Train what is missing of ``plan``; the exit code, and the result table for stdout.
+
+    ``table_of`` is the plan whose runs the table shows. Raises ConfigError and PreflightError
+    before anything is created.
+    """
+    _say_left_out(plan)
+    pool = new_pool(plan)
+    target = Gpt2Target(plan, pool, allow_stale=options.stale == "keep")
+    code = run_all(plan.runs, plan.folder, target, pool, options)
+    if code in _STOPPED:
+        return code, ""
+    text = report(table_of, json=json)
+    if code == EXIT_DONE and plan.study == "ratio" and plan.base.values["MODEL_SIZE"] == "tiny":
+        say(
+            "NEXT",
+            "the study at GPT-2's size, on a GPU: make defconfig-gpt2-ratio-ablation && make",
+        )
+    return code, text
+
+
+def report(plan: Plan, *, json: bool = False) -> str:
+    """Write the table of the plan's runs beside them; its text."""
+    target = Gpt2Target(plan, new_pool(plan))
+    started = [run for run in plan.runs if read_status(RunDir(run.path)) is not None]
+    kept = [run.label for run in started if target.differences(RunDir(run.path))]
+    table = build_table(plan.study, plan.runs, kept)
+    plan.folder.mkdir(parents=True, exist_ok=True)
+    for path in write_table(table, plan.folder):
+        say("TABLE", str(path))
+    return to_json(table) if json else to_markdown(table)
+
+
+def dry_run(plan: Plan) -> int:
+    """Try a few steps of every run on the configured device; the exit code. Writes nothing."""
+    _say_left_out(plan)
+    pool = new_pool(plan)
+    say("CHECK", "a few steps each on random tokens: whether a run works, not what it learns")
+    failed = 0
+    for run in plan.runs:
+        found: Sequence[str] = pool.call("gpt2.dry_run:try_out", run.config)
+        failed += bool(found)
+        say("FAIL" if found else "CHECK", f"{run.label}   {'; '.join(found) or 'ok'}")
+    say("CHECK", f"{len(plan.runs) - failed} passed, {failed} failed")
+    return EXIT_FAILED if failed else EXIT_DONE
+
+
+def train_here(plan: Plan) -> int:
+    """Train the plan's one run in this process, where a debugger can reach it; the exit code.
+
+    ConfigError when the plan has more runs, or another process trains this one.
+    """
+    if len(plan.runs) != 1:
+        what = f"{len(plan.runs)} runs are planned, and this trains one"
+        raise ConfigError(Problem(what, plan.study, "type: make train STEPS=7 SEEDS=1"))
+    (run,) = plan.runs
+    status = read_status(RunDir(run.path))
+    if status is not None and status.state is State.SUCCESS:
+        say("SKIP", f"{run.label}   done; to train it again: make rerun RUNS={run.variant.slug}")
+        return EXIT_DONE
+    # Before torch is loaded: libraries read these once, at their start.
+    os.environ.update(environment(run.config.machine))
+    from gpt2 import preflight, train
+
+    preflight.check([run.config], plan.build_dir)
+    run.path.mkdir(parents=True, exist_ok=True)
+    with locks.exclusive(RunDir(run.path).lock), Interrupts() as interrupts:
+        Gpt2Target(plan, new_pool(plan)).prepare(run)
+        status = train.run(
+            run.path,
+            plan.build_dir,
+            lambda event: _say_event(run, event),
+            lambda: interrupts.stopped,
+        )
+    return status.exit_code
+
+
+def rerun(plan: Plan, patterns: str, *, yes: bool = False) -> Plan:
+    """Move the directories of the matching runs aside; the plan of these runs alone.
+
+    Asks first. ConfigError when nobody can answer, a pattern names no run, or a run is at work.
+    """
+    runs = plan.matching(patterns)
+    locks.refuse_if_held(plan.folder / LOCK)
+    existing = [run for run in runs if run.path.exists()]
+    if existing:
+        _ask(f"train {len(existing)} of {len(plan.runs)} runs again, keeping the old ones?", yes)
+    for run in existing:
+        say("RERUN", f"{run.label}   kept as {move_aside(RunDir(run.path)).name}")
+    return replace(plan, runs=runs)
+
+
+def new_pool(plan: Plan) -> Pool:
+    """Workers for the runs of ``plan``."""
+    return Pool(PRELOAD, environment(plan.base.machine))
+
+
+def _ask(question: str, yes: bool) -> None:
+    """ConfigError unless the answer is yes; without a terminal there is no answer."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise ConfigError(Problem(question, next="there is no terminal to answer on: YES=1"))
+    sys.stderr.write(f"{question} [y/N] ")
+    sys.stderr.flush()
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise ConfigError("nothing was done")
+
+
+def _say_left_out(plan: Plan) -> None:
+    for problem in plan.left_out:
+        say("OMIT", f"{plan.study}/{problem}")
+
+
+def _say_event(run: Run[Config], event: dict[str, Any]) -> None:
+    """One line for each event: there is no other run to tell it from."""
+    if event["kind"] == "line":
+        say(event["tag"], event["text"])
+    elif event["kind"] == "progress":
+        progress = RunProgress(run)
+        progress.update(event)
+        say("TRAIN", progress.describe())

@@ -1,0 +1,247 @@
+"""What a plan costs and how far it is: the rows of ``make plan`` and ``make status``.
+
+Reads configurations and run directories; imports no torch and starts nothing.
+"""
+
+import json
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from gpt2.config import Config
+from gpt2.planning import Plan
+from gpt2.training.budget import Budget
+from lib.plan import Run, Variant
+from lib.rundir import RunDir
+from lib.runner import locks
+from lib.status import State, Status, read_status
+from lib.units import clock, short
+
+SCHEMA_VERSION = 1
+_STUDY_NAMES = {"single": "one training", "matrix": "test matrix"}
+
+
+@dataclass(frozen=True)
+class RunView:
+    """One planned run. Times are in seconds, None where nothing is known."""
+
+    label: str
+    delta: str
+    parameters: int
+    # MLP parameters / attention parameters of the first and the last block.
+    ratio: str
+    # Hidden units and mechanism widths of the first and the last block.
+    widths: str
+    flops_per_token: float
+    # None where a time budget leaves it open.
+    tokens: int | None
+    # Of training alone: measured where the run is done, estimated where a sibling is.
+    seconds: float | None
+    seconds_left: float | None
+    # done, new, running, stopped, failed
+    state: str
+    iteration: int
+    iterations: int
+
+
+def look(plan: Plan) -> list[RunView]:
+    """A view of every run of the plan, in order."""
+    speed = _flops_per_second(plan.runs)
+    return [_view(run, speed) for run in plan.runs]
+
+
+def plan_text(plan: Plan, views: Sequence[RunView]) -> str:
+    """The plan as columns, and what it adds up to."""
+    header = ("run", "params", "ratio", "widths", "FLOP/token", "tokens", "time", "state", "delta")
+    lines = [header]
+    for view in views:
+        lines.append(
+            (
+                view.label,
+                f"{view.parameters:,}",
+                view.ratio,
+                view.widths,
+                short(view.flops_per_token),
+                "-" if view.tokens is None else short(view.tokens),
+                _time(view.seconds),
+                view.state,
+                view.delta,
+            )
+        )
+    left_out = "".join(f"left out  {problem}\n" for problem in plan.left_out)
+    return f"{_columns(lines)}\n{left_out}{summary_line(plan, views)}"
+
+
+def status_text(plan: Plan, views: Sequence[RunView]) -> str:
+    """How far each run is, and all together."""
+    lines = [("run", "state", "iteration", "time left")]
+    for view in views:
+        total = f"/{view.iterations:,}" if view.iterations else ""
+        lines.append(
+            (view.label, view.state, f"{view.iteration:,}{total}", _time(view.seconds_left))
+        )
+    return f"{_columns(lines)}\n{summary_line(plan, views)}"
+
+
+def summary_line(plan: Plan, views: Sequence[RunView]) -> str:
+    """``ratio study, 19 variants x 3 seeds, 57 runs, 41 done, about 00:40 left``."""
+    variants = len({run.variant.slug for run in plan.runs})
+    seeds = len({run.seed for run in plan.runs})
+    name = _STUDY_NAMES.get(plan.study, f"{plan.study} study")
+    parts = [name, f"{variants} x {seeds} seed{'s' * (seeds > 1)}", f"{len(views)} runs"]
+    counts = {
+        state: sum(v.state == state for v in views) for state in ("done", "failed", "running")
+    }
+    parts += [f"{count} {state}" for state, count in counts.items() if count or state == "done"]
+    left = [view.seconds_left for view in views if view.state != "done"]
+    known = [seconds for seconds in left if seconds is not None]
+    if left and len(known) == len(left):
+        jobs = max(1, plan.base.study.jobs)
+        parts.append(f"about {clock(sum(known) / jobs)} of training left with JOBS={jobs}")
+    return ", ".join(parts)
+
+
+def to_json(plan: Plan, views: Sequence[RunView]) -> str:
+    """One document with sorted keys."""
+    document = {
+        "schema_version": SCHEMA_VERSION,
+        "study": plan.study,
+        "folder": str(plan.folder),
+        "left_out": [str(problem) for problem in plan.left_out],
+        "runs": [
+            asdict(view) | {"directory": str(run.path), "seed": run.seed}
+            for run, view in zip(plan.runs, views, strict=True)
+        ],
+    }
+    return json.dumps(document, sort_keys=True, indent=2, allow_nan=False)
+
+
+def _view(run: Run[Config], speed: float | None) -> RunView:
+    config, directory = run.config, RunDir(run.path)
+    shape = config.model.shape
+    budget = Budget(config.train, shape.block_size, config.schedule.warmup_steps)
+    tokens = None if budget.is_time else budget.iterations * budget.tokens_per_iteration
+    status = read_status(directory)
+    state = _state(directory, status)
+    flops = config.model.flops_per_token()
+    seconds = _measured_seconds(directory) if state == "done" else None
+    if seconds is None and tokens is None:
+        seconds = float(config.train.max_time_seconds)
+    elif seconds is None and tokens is not None and speed is not None:
+        seconds = tokens * flops / speed
+    iteration = status.iteration if status else 0
+    left = 0.0 if state == "done" else _seconds_left(directory, state, seconds, iteration, budget)
+    ratio, widths = _sizes(config)
+    return RunView(
+        label=run.label,
+        delta=_describe_delta(run.variant),
+        parameters=config.model.num_params(),
+        ratio=ratio,
+        widths=widths,
+        flops_per_token=flops,
+        tokens=tokens,
+        seconds=seconds,
+        seconds_left=left,
+        state=state,
+        iteration=iteration,
+        iterations=budget.iterations,
+    )
+
+
+def _describe_delta(variant: Variant) -> str:
+    """``golden + MLP_ATTN_GATE MLP_SHARE=0.15``: the parent, and what changes; a name alone is y."""
+    settings = (variant.delta or {}).items()
+    changes = " ".join(name if value is True else f"{name}={value}" for name, value in settings)
+    return f"{variant.parent} + {changes}" if variant.parent else changes
+
+
+def _sizes(config: Config) -> tuple[str, str]:
+    """Ratio and widths of the first and the last block, joined by / where they differ."""
+    mlp, sites = config.model.mlp, config.model.sites()
+    ends = [sites[0], sites[-1]]
+    ratio = _joined([f"{mlp.built_ratio(site):.3f}" for site in ends])
+    sizes = [mlp.size(site) for site in ends]
+    widths = [f"M {_joined([str(size.hidden) for size in sizes])}"]
+    for mechanism in (m for m in mlp.mechanisms if m.sized):
+        found = [str(size.widths.get(mechanism.name, "-")) for size in sizes]
+        widths.append(f"{mechanism.name.removeprefix('mlp_')} {_joined(found)}")
+    return ratio, " ".join(widths)
+
+
+def _joined(values: Sequence[str]) -> str:
+    return "/".join(dict.fromkeys(values))
+
+
+def _state(directory: RunDir, status: Status | None) -> str:
+    """What the status says, and whether a process that says RUNNING is still there."""
+    match status.state if status else None:
+        case None:
+            return "new"
+        case State.SUCCESS:
+            return "done"
+        case State.RUNNING:
+            return "running" if locks.holder(directory.lock) else "stopped"
+        case State.INTERRUPTED:
+            return "stopped"
+        case _:
+            return "failed"
+
+
+def _flops_per_second(runs: Sequence[Run[Config]]) -> float | None:
+    """Training speed of the runs that are done, in the FLOPs that a plan counts: their median."""
+    found = []
+    for run in runs:
+        timing = _timing(RunDir(run.path))
+        if timing is not None:
+            found.append(timing["tokens_per_second"] * run.config.model.flops_per_token())
+    return statistics.median(found) if found else None
+
+
+def _measured_seconds(directory: RunDir) -> float | None:
+    timing = _timing(directory)
+    return None if timing is None else float(timing["train_seconds"])
+
+
+def _timing(directory: RunDir) -> dict[str, Any] | None:
+    """The summary's timing; None where there is no summary."""
+    try:
+        found: dict[str, Any] = json.loads(directory.summary.read_text())["timing"]
+        return found
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+def _seconds_left(
+    directory: RunDir, state: str, seconds: float | None, iteration: int, budget: Budget
+) -> float | None:
+    """Of training, by the run's own last word where it trains now, else by the estimate."""
+    if state == "running":
+        last = _last_record(directory)
+        if last is not None and last.get("eta_seconds") is not None:
+            return max(0.0, last["eta_seconds"] - (time.time() - last["written_at"]))
+    if seconds is None:
+        return None
+    return seconds * (1 - iteration / budget.iterations) if budget.iterations else seconds
+
+
+def _last_record(directory: RunDir) -> dict[str, Any] | None:
+    """The last whole line of timing.jsonl."""
+    try:
+        lines = directory.timing.read_text().split("\n")[:-1]
+        found: dict[str, Any] = json.loads(lines[-1])
+        return found
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def _time(seconds: float | None) -> str:
+    return "-" if seconds is None else clock(seconds)
+
+
+def _columns(lines: Sequence[Sequence[str]]) -> str:
+    """Columns that line up, figures not: names and figures mix in too many of them."""
+    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
+    rows = ("  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)) for line in lines)
+    return "\n".join(row.rstrip() for row in rows) + "\n"

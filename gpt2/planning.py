@@ -1,0 +1,132 @@
+"""From a configuration to its runs: one training, the steps of a study, or a test matrix."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from gpt2.ablation import STUDIES
+from gpt2.ablation.resolve import resolve_config, resolve_study
+from gpt2.config import Config
+from lib.errors import ConfigError, Problem
+from lib.kconfig import Layer, Tree, defconfig_layers, read_config
+from lib.kconfig.place import Place
+from lib.plan import Run, Variant, parse_seeds, plan_matrix, plan_runs
+from lib.project import ROOT
+
+# Taken by train_ra_mla.py where there is no .config.
+_STUDY_DEFCONFIG = "gpt2-ratio-ablation"
+
+Block = list[tuple[Variant, Config]]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All runs that a configuration asks for, in the order they are trained."""
+
+    study: str
+    # Folder of the study's run directories and tables.
+    folder: Path
+    build_dir: Path
+    # The configuration itself, without any step's changes.
+    base: Config
+    runs: Sequence[Run[Config]]
+    # Combinations of a test matrix that Kconfig does not allow.
+    left_out: Sequence[Problem] = ()
+
+    def only(self, patterns: str) -> "Plan":
+        """This plan with the runs that ``patterns`` name; all of them where it names none."""
+        return replace(self, runs=self.matching(patterns)) if patterns else self
+
+    def matching(self, patterns: str) -> list[Run[Config]]:
+        """The runs that comma-separated shell patterns name. ConfigError when one names none."""
+        words = patterns.replace(",", " ").split()
+        unmatched = [word for word in words if not any(run.matches(word) for run in self.runs)]
+        if unmatched or not words:
+            what = f"{' '.join(unmatched) or 'nothing'!r} names no run of {self.study}"
+            raise ConfigError(Problem(what, "RUNS", "type: make plan, which lists them"))
+        return [run for run in self.runs if any(run.matches(word) for word in words)]
+
+
+def config_layers(build_dir: Path) -> list[Layer]:
+    """The layers of the build folder's ``.config``. ConfigError when there is none."""
+    return [read_config(Place(ROOT, build_dir).config)]
+
+
+def step_layers(build_dir: Path, settings: Sequence[Layer]) -> list[Layer]:
+    """``.config``, or the study's own defconfig where there is none, turned into the study."""
+    config = Place(ROOT, build_dir).config
+    base = [read_config(config)] if config.exists() else defconfig_layers(ROOT, _STUDY_DEFCONFIG)
+    study = Layer.of("command line", "--ra-mla-ablation-step", {"RA_MLA_ABLATION_MODE": True})
+    return [*base, study, *settings]
+
+
+def make_plan(
+    layers: Sequence[Layer], build_dir: Path, *, steps: str = "", seeds: str = ""
+) -> Plan:
+    """Plan the runs of a configuration; ``steps`` and ``seeds`` override its own.
+
+    Raises ConfigError with every problem of every step at once. Reads no results, writes nothing.
+    """
+    tree = Tree()
+    base = resolve_config(tree, layers)
+    chosen = parse_seeds(seeds) or base.study.seed_list or (base.seed,)
+    if len(set(chosen)) < len(chosen):
+        raise ConfigError(Problem("a seed stands twice", "SEED_LIST"))
+    if steps and base.study.mode != "ra_mla_ablation_mode":
+        advice = "type: make defconfig-gpt2-ratio-ablation, or set RA_MLA_ABLATION_MODE=y"
+        raise ConfigError(Problem("the configuration is no ablation study", "STEPS", advice))
+    left_out: Sequence[Problem] = ()
+    blocks: dict[int, Block] = {}
+    for seed in chosen:
+        seeded = [*layers, Layer.of("command line", "SEEDS", {"SEED": seed})]
+        match base.study.mode:
+            case "ra_mla_ablation_mode":
+                study, blocks[seed] = base.study.study, _steps(tree, seeded, base, steps)
+            case "test_matrix_mode":
+                study = "matrix"
+                blocks[seed], left_out = _combinations(tree, seeded, base)
+            case _:
+                study, blocks[seed] = "single", [(Variant("run"), resolve_config(tree, seeded))]
+    output = build_dir / base.study.output_dir
+    runs = plan_runs(study, output, blocks)
+    return Plan(study, output / study, build_dir, base, runs, left_out)
+
+
+def table_plan(plan: Plan, layers: Sequence[Layer]) -> Plan:
+    """The runs that a table of ``plan`` shows: its own, and the rest of its study that has begun.
+
+    A table of the steps that were just chosen would otherwise replace that of the whole study.
+    """
+    configured = plan.base.study.seed_list or (plan.base.seed,)
+    seeds = dict.fromkeys((*configured, *(run.seed for run in plan.runs)))
+    steps = "all" if plan.base.study.mode == "ra_mla_ablation_mode" else ""
+    whole = make_plan(layers, plan.build_dir, steps=steps, seeds=",".join(map(str, seeds)))
+    own = {run.path for run in plan.runs}
+    return replace(whole, runs=[r for r in whole.runs if r.path in own or r.path.exists()])
+
+
+def _steps(tree: Tree, layers: Sequence[Layer], base: Config, steps: str) -> Block:
+    """The chosen steps; all are resolved, because a defect of one is a defect of the study."""
+    study = STUDIES[base.study.study]
+    chosen = study.select(steps or base.study.steps)
+    return [
+        (
+            Variant(s.step.slug, s.step.title, study.number(s.step), s.step.parent, s.step.set),
+            s.config,
+        )
+        for s in resolve_study(tree, layers, study)
+        if s.step in chosen
+    ]
+
+
+def _combinations(
+    tree: Tree, layers: Sequence[Layer], base: Config
+) -> tuple[Block, Sequence[Problem]]:
+    """Every combination that Kconfig allows, and those that it does not."""
+    matrix = plan_matrix(tree, layers, base.study.axes)
+    block = []
+    for variant in matrix.variants:
+        assert variant.delta is not None
+        axis = Layer.of("axis", f"TEST_MATRIX_AXES {variant.slug}", variant.delta)
+        block.append((variant, resolve_config(tree, [*layers, axis])))
+    return block, matrix.left_out

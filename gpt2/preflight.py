@@ -1,0 +1,51 @@
+"""Whether this machine can train a plan's runs; called in a worker, because it imports torch."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from gpt2.config import Config
+from gpt2.data.store import open_dataset
+from lib.errors import KablateError, PreflightError, Problem
+from lib.machine.devices import gpu_slots, usable_cores
+from lib.machine.setup import preflight
+
+
+def check(configs: Sequence[Config], build_dir: Path) -> list[dict[str, str]]:
+    """Check machine and data of ``configs``, each distinct one once.
+
+    One set of environment variables for each run that may train at a time. PreflightError with all
+    problems at once.
+    """
+    problems: list[Problem] = []
+    for machine, gpus in {(c.machine, c.train.gpus): None for c in configs}:
+        try:
+            preflight(machine, gpus)
+        except KablateError as error:
+            problems.extend(error.problems)
+    for data, vocab_size in {(c.data, c.model.shape.vocab_size): None for c in configs}:
+        try:
+            open_dataset(data, build_dir, vocab_size)
+        except KablateError as error:
+            problems.extend(error.problems)
+    if problems:
+        raise PreflightError(*dict.fromkeys(problems))
+    return _slots(configs)
+
+
+def gpu_name() -> str:
+    """The model of the first visible GPU. PreflightError when there is none."""
+    import torch
+
+    if not torch.cuda.is_available():
+        raise PreflightError("there is no GPU")
+    return torch.cuda.get_device_name(0)
+
+
+def _slots(configs: Sequence[Config]) -> list[dict[str, str]]:
+    """One for each GPU, or as many as cores hold runs of ``CPU_THREADS``."""
+    if all(config.machine.device == "cpu" for config in configs):
+        threads = max(config.machine.cpu_threads for config in configs)
+        return [{}] * max(1, usable_cores() // threads)
+    import torch
+
+    return gpu_slots(torch.cuda.device_count())

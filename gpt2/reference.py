@@ -1,0 +1,77 @@
+"""GPT-2 by its formulas, composed of the references of attention and MLP.
+
+B batch, T tokens, C n_embd, V vocabulary. It shares no code with what trains, and is differentiable
+in any float type. Slow: for comparisons on small shapes.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from gpt2.attention.latent.options import LatentOptions
+from gpt2.attention.latent.reference import latent
+from gpt2.attention.reference import attention
+from gpt2.attention.state import AttentionView, BlockState, WeightsRequest
+from gpt2.config import ModelConfig
+from gpt2.mlp.options import BlockSite
+from gpt2.mlp.reference import mlp
+
+Parameters = Mapping[str, Tensor]
+
+
+def gpt(
+    idx_BT: Tensor,
+    parameters: Parameters,
+    config: ModelConfig,
+    requests: list[WeightsRequest | None],
+) -> Tensor:
+    """Logits [B, T, vocab_size] without dropout.
+
+    ``parameters`` are those of the built model, by name; ``requests`` what each block's MLP asks
+    of its attention.
+    """
+    x_BTC = parameters["wte.weight"][idx_BT] + parameters["wpe.weight"][: idx_BT.shape[1]]
+    state = BlockState()
+    for site, request in zip(config.sites(), requests, strict=True):
+        x_BTC, state = _block(
+            x_BTC, state, _own(parameters, f"h.{site.block}."), config, site, request
+        )
+    head_VC = parameters["wte.weight"][: config.shape.vocab_size]
+    return _norm(x_BTC, _own(parameters, "ln_f.")) @ head_VC.T
+
+
+def _block(
+    x_BTC: Tensor,
+    state: BlockState,
+    parameters: Parameters,
+    config: ModelConfig,
+    site: BlockSite,
+    request: WeightsRequest | None,
+) -> tuple[Tensor, BlockState]:
+    """One pre-norm block."""
+    normed_BTC = _norm(x_BTC, _own(parameters, "ln_1."))
+    attn = _own(parameters, "attn.")
+    handed = state.head_scale_BTN, state.latent_shift_BTR
+    n_head = config.shape.n_head
+    out_BTC, weights_BTS = attention(normed_BTC, attn, n_head, config.attention, request, *handed)
+    x_BTC = x_BTC + out_BTC
+    latent_BTR = None
+    if isinstance(config.attention.projection, LatentOptions):
+        latent_BTR = latent(normed_BTC, _own(attn, "c_attn."), state.latent_shift_BTR)
+    view = AttentionView(weights_BTS, latent_BTR)
+    normed_BTC = _norm(x_BTC, _own(parameters, "ln_2."))
+    mixed_BTC, state = mlp(normed_BTC, view, _own(parameters, "mlp."), site, config.mlp)
+    return x_BTC + mixed_BTC, state
+
+
+def _norm(x_BTC: Tensor, parameters: Parameters) -> Tensor:
+    """LayerNorm with GPT-2's ε = 1e-5."""
+    centred_BTC = x_BTC - x_BTC.mean(-1, keepdim=True)
+    scaled_BTC = centred_BTC / torch.sqrt((centred_BTC**2).mean(-1, keepdim=True) + 1e-5)
+    return scaled_BTC * parameters["weight"] + parameters.get("bias", 0)
+
+
+def _own(parameters: Parameters, prefix: str) -> dict[str, Tensor]:
+    """The parameters under ``prefix``, without it."""
+    return {k.removeprefix(prefix): v for k, v in parameters.items() if k.startswith(prefix)}

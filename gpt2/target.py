@@ -1,0 +1,76 @@
+"""What the runner has to know to train this tree's runs."""
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from gpt2.config import Config
+from gpt2.planning import Plan
+from gpt2.runs import write_resolved_config
+from lib.machine.devices import cpu_model
+from lib.machine.setup import environment
+from lib.plan import Run
+from lib.repro.stale import changes_since
+from lib.rundir import RunDir
+from lib.runner.pool import Pool
+from lib.runner.target import Slot
+
+# What a worker would otherwise load for itself: optimizers import torch._dynamo at their first use.
+PRELOAD = (
+    "torch",
+    "torch._dynamo",
+    "torch._subclasses.fake_tensor",
+    "gpt2.train",
+    "gpt2.preflight",
+)
+# fp32 weights, and as much again for each of Adam's two moments.
+_BYTES_PER_PARAMETER = 4
+_CHECKPOINT_COPIES = 3
+# Records, tables and the system's own overhead, for each run.
+_MARGIN_BYTES = 1 << 20
+
+
+class Gpt2Target:
+    """``lib.runner.target.Target`` for this tree's trainer."""
+
+    function = "gpt2.train:run"
+
+    def __init__(self, plan: Plan, pool: Pool, *, allow_stale: bool = False) -> None:
+        self.build_dir: Path = plan.build_dir
+        # Resume checkpoints of other code, as the user asked.
+        self.arguments: Mapping[str, Any] = {"allow_stale": allow_stale}
+        self._machine = plan.base.machine
+        self._pool = pool
+
+    def preflight(self, pool: Pool, runs: Sequence[Run[Config]]) -> Sequence[Slot]:
+        """Machine and data, checked in a worker."""
+        configs = [run.config for run in runs]
+        slots: Sequence[Slot] = pool.call("gpt2.preflight:check", configs, self.build_dir)
+        return slots
+
+    def bytes_needed(self, runs: Sequence[Run[Config]], jobs: int) -> int:
+        """Final weights of all runs, and the checkpoints of those that train at a time."""
+        weights = [run.config.model.num_params() * _BYTES_PER_PARAMETER for run in runs]
+        # One more than is kept: the old one is deleted after the new one was verified.
+        kept = max(run.config.train.checkpoint_keep + 1 for run in runs)
+        largest = sorted(weights)[-jobs:]
+        return sum(weights) + _CHECKPOINT_COPIES * kept * sum(largest) + _MARGIN_BYTES * len(runs)
+
+    def differences(self, run: RunDir) -> Sequence[str]:
+        """Source files, torch version and device model that have changed."""
+        return changes_since(run, self._device)
+
+    def prepare(self, run: Run[Config]) -> None:
+        """Write resolved_config.yaml, from which the worker trains."""
+        write_resolved_config(RunDir(run.path), run.config)
+
+    def environment(self, run: Run[Config]) -> Mapping[str, str]:
+        """What libraries of the run's worker read at their start."""
+        return environment(run.config.machine)
+
+    @cached_property
+    def _device(self) -> str:
+        if self._machine.device == "cpu":
+            return cpu_model()
+        return str(self._pool.call("gpt2.preflight:gpu_name"))

@@ -1,0 +1,63 @@
+#!/usr/bin/env python3
+"""Train one step of the RATIO study.
+
+    gpt2/train_ra_mla.py --ra-mla-ablation-step 7
+    gpt2/train_ra_mla.py --ra-mla-ablation-step mla-golden --optimizer adamw --dataset shakespeare
+    gpt2/train_ra_mla.py --ra-mla-ablation-step 7 --dry-run
+
+The step is a change to .config, or to defconfigs/gpt2-ratio-ablation where there is no .config. A
+flag says the same as SET: --optimizer adamw is OPTIMIZER_ADAMW=y; .config itself is not changed.
+The run, its directory and its exit code are those of make.
+"""
+
+import sys
+
+import _start
+
+from gpt2 import launch
+from gpt2.arguments import add_running, new_parser, run_options
+from gpt2.planning import make_plan, step_layers, table_plan
+from lib import cli
+from lib.kconfig import parse_set
+
+_CHOICES = ("optimizer", "dataset", "tokenizer", "pruning", "device", "precision")
+_NUMBERS = ("max-iters", "batch-size", "grad-accumulation", "global-batch", "block-size", "seed")
+
+
+def main() -> int:
+    """The command line."""
+    parser = new_parser(__doc__)
+    parser.add_argument(
+        "--ra-mla-ablation-step", required=True, metavar="N", help="number or slug of the step"
+    )
+    for name in _CHOICES:
+        parser.add_argument(f"--{name}", metavar="NAME", help=f"{_symbol(name)}_NAME=y")
+    for name in _NUMBERS:
+        parser.add_argument(f"--{name}", metavar="N", help=f"{_symbol(name)}=N")
+    parser.add_argument("--set", default="", metavar='"A=1 B=y"', help="any other setting")
+    parser.add_argument("--dry-run", action="store_true", help="a few steps; writes nothing")
+    add_running(parser)
+    given = parser.parse_args()
+    values = vars(given)
+    words = [
+        f"{_symbol(name)}_{values[name].upper()}=y" for name in _CHOICES if values[name] is not None
+    ]
+    for name in _NUMBERS:
+        value = values[name.replace("-", "_")]
+        words += [f"{_symbol(name)}={value}"] if value is not None else []
+    layers = step_layers(given.build_dir, [parse_set(words), parse_set(given.set)])
+    plan = make_plan(layers, given.build_dir, steps=given.ra_mla_ablation_step)
+    if given.dry_run or plan.base.study.dry_run:
+        return launch.dry_run(plan)
+    options = run_options(given, plan.base.study.jobs)
+    code, text = launch.train_plan(plan, options, table_plan(plan, layers))
+    sys.stdout.write(text)
+    return code
+
+
+def _symbol(name: str) -> str:
+    return name.upper().replace("-", "_")
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -1,0 +1,1 @@
+"""Reads run directories, and nothing else, and puts comparable runs side by side."""

@@ -1,0 +1,151 @@
+"""A table as Markdown, CSV and JSON, and on the disk."""
+
+import csv
+import io
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from lib.analysis.table import Row, Stat, Table
+from lib.files import write_atomic
+from lib.units import clock, short
+
+SCHEMA_VERSION = 1
+_FIGURES = (
+    "number",
+    "slug",
+    "parent",
+    "n",
+    "val_loss",
+    "val_loss_sd",
+    "perplexity",
+    "delta_baseline",
+    "delta_baseline_sd",
+    "delta_parent",
+    "delta_parent_sd",
+    "parameters",
+    "tokens",
+    "train_seconds",
+    "sparsity",
+    "state",
+)
+
+
+def write_table(table: Table, folder: Path) -> list[Path]:
+    """Write table.md and table.csv into ``folder``, which exists; their paths."""
+    markdown, comma = folder / "table.md", folder / "table.csv"
+    write_atomic(markdown, to_markdown(table))
+    write_atomic(comma, to_csv(table))
+    return [markdown, comma]
+
+
+def to_markdown(table: Table) -> str:
+    """A heading, the rows in columns of equal width, and the notes."""
+    pruned = any(row.sparsity for row in table.rows)
+    header = ["#", "step", "val loss", "ppl", "Δ baseline", "Δ parent", "params", "tokens", "time"]
+    header += ["sparsity"] * pruned + ["state"]
+    lines = [header, *(_cells(row, pruned) for row in table.rows)]
+    text = f"# {table.study}\n\n{_grid(lines)}\n"
+    if table.unigram_entropy is not None:
+        text += (
+            f"Unigram entropy of the training text: {table.unigram_entropy:.4f} nats per token, the "
+            "loss of a\nmodel that knows only how often each token occurs.\n"
+        )
+    if any(stat and stat.n == 1 for row in table.rows for stat in _differences(row)):
+        text += "n=1: one seed tells nothing of the spread; SEEDS=1,2,3 trains every step again.\n"
+    notes = "".join(f"- {note}\n" for note in table.notes)
+    return text + (f"\n{notes}" if notes else "")
+
+
+def to_csv(table: Table) -> str:
+    """One line for each row; an empty field is an absent figure."""
+    stream = io.StringIO()
+    writer = csv.DictWriter(stream, _FIGURES, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(_figures(row) for row in table.rows)
+    return stream.getvalue()
+
+
+def to_json(table: Table) -> str:
+    """One document with sorted keys; an absent figure is null."""
+    document = {
+        "schema_version": SCHEMA_VERSION,
+        "study": table.study,
+        "unigram_entropy": table.unigram_entropy,
+        "rows": [_figures(row) for row in table.rows],
+        "notes": list(table.notes),
+    }
+    return json.dumps(document, sort_keys=True, indent=2, allow_nan=False) + "\n"
+
+
+def _figures(row: Row) -> dict[str, Any]:
+    loss, baseline, parent = row.val_loss, row.delta_baseline, row.delta_parent
+    return {
+        "number": row.variant.number,
+        "slug": row.variant.slug,
+        "parent": row.variant.parent or None,
+        "n": loss.n if loss else 0,
+        "val_loss": loss and loss.mean,
+        "val_loss_sd": loss and loss.sd,
+        "perplexity": row.perplexity,
+        "delta_baseline": baseline and baseline.mean,
+        "delta_baseline_sd": baseline and baseline.sd,
+        "delta_parent": parent and parent.mean,
+        "delta_parent_sd": parent and parent.sd,
+        "parameters": row.parameters,
+        "tokens": row.tokens,
+        "train_seconds": row.train_seconds,
+        "sparsity": row.sparsity,
+        "state": row.state,
+    }
+
+
+def _cells(row: Row, pruned: bool) -> list[str]:
+    number = "" if row.variant.number is None else str(row.variant.number)
+    cells = [
+        number,
+        row.variant.slug,
+        _loss(row.val_loss),
+        "-" if row.perplexity is None else f"{row.perplexity:.2f}",
+        *(_change(stat) for stat in _differences(row)),
+        "-" if row.parameters is None else f"{row.parameters:,}",
+        "-" if row.tokens is None else short(row.tokens),
+        "-" if row.train_seconds is None else clock(row.train_seconds),
+    ]
+    if pruned:
+        cells.append(f"{row.sparsity:.1%}" if row.sparsity else "-")
+    return [*cells, row.state]
+
+
+def _differences(row: Row) -> tuple[Stat | None, Stat | None]:
+    return row.delta_baseline, row.delta_parent
+
+
+def _loss(stat: Stat | None) -> str:
+    if stat is None:
+        return "-"
+    return f"{stat.mean:.4f}" + (f" ± {stat.sd:.4f} n={stat.n}" if stat.sd is not None else "")
+
+
+def _change(stat: Stat | None) -> str:
+    if stat is None:
+        return "-"
+    spread = "n=1" if stat.sd is None else f"± {stat.sd:.4f} n={stat.n}"
+    return f"{stat.mean:+.4f} {spread}"
+
+
+def _grid(lines: Sequence[Sequence[str]]) -> str:
+    """A Markdown table whose columns line up: names to the left, figures to the right."""
+    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
+    left = {1, len(widths) - 1}
+
+    def row(cells: Sequence[str]) -> str:
+        padded = (
+            cell.ljust(width) if i in left else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(cells, widths, strict=True))
+        )
+        return f"| {' | '.join(padded)} |\n"
+
+    rule = (("-" * w) if i in left else ("-" * (w - 1) + ":") for i, w in enumerate(widths))
+    return row(lines[0]) + f"| {' | '.join(rule)} |\n" + "".join(row(line) for line in lines[1:])

@@ -1,0 +1,80 @@
+"""What one run directory says: a result, or why there is none."""
+
+import csv
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from lib.files import canonical_json
+from lib.plan import Run
+from lib.rundir import RunDir
+from lib.status import State, read_status
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished run's figures. Losses are in nats per token."""
+
+    run: Run[Any]
+    val_loss: float
+    unigram_entropy: float
+    parameters: int
+    tokens: int
+    iterations: int
+    train_seconds: float
+    tokens_per_second: float
+    # Part of the prunable weights that is zero.
+    sparsity: float
+    # Digest of all that two runs must share to be compared: data, and evaluation documents.
+    basis: str
+
+
+@dataclass(frozen=True)
+class Hole:
+    """A planned run without a result, and why."""
+
+    run: Run[Any]
+    state: str
+    reason: str = ""
+
+
+def read_result(run: Run[Any]) -> Result | Hole:
+    """The figures of a run whose status is SUCCESS; a hole for any other, and for damaged files."""
+    directory = RunDir(run.path)
+    status = read_status(directory)
+    if status is None:
+        return Hole(run, "not started")
+    if status.state is not State.SUCCESS:
+        return Hole(run, status.state.lower(), status.message.split("\n")[0])
+    try:
+        made = json.loads(directory.resolved_config.read_text())["identity"]
+        if canonical_json(made) != canonical_json(run.config.identity()):
+            return Hole(run, "not comparable", "its identity is not the planned one")
+        summary = json.loads(directory.summary.read_text())
+        return _result(run, summary["final"], summary["timing"], _basis(directory))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return Hole(run, "damaged", f"{type(error).__name__}: {error}")
+
+
+def _result(run: Run[Any], final: dict[str, Any], timing: dict[str, Any], basis: str) -> Result:
+    return Result(
+        run=run,
+        val_loss=float(final["val_loss"]),
+        unigram_entropy=float(final["unigram_entropy"]),
+        parameters=int(final["parameters"]),
+        tokens=int(final["tokens"]),
+        iterations=int(final["iterations"]),
+        train_seconds=float(timing["train_seconds"]),
+        tokens_per_second=float(timing["tokens_per_second"]),
+        sparsity=float(final["sparsity"]),
+        basis=basis,
+    )
+
+
+def _basis(directory: RunDir) -> str:
+    """The data set's digest, and every evaluation document with its length, in their order."""
+    data = json.loads(directory.manifest.read_text())["data"]["digest"]
+    with open(directory.per_query, encoding="utf-8", newline="") as stream:
+        documents = [[row["document"], row["n_tokens"]] for row in csv.DictReader(stream)]
+    return hashlib.sha256(canonical_json([data, documents]).encode()).hexdigest()

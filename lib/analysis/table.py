@@ -1,0 +1,151 @@
+"""The result table: one row for each variant, seeds taken together, differences pair by pair.
+
+Runs of one seed see the same data in the same order, so a difference is taken between runs of the
+same seed, and its spread is that of these differences. One seed gives no spread and no verdict.
+"""
+
+import math
+import statistics
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lib.analysis.results import Hole, Result, read_result
+from lib.plan import Run, Variant
+
+
+@dataclass(frozen=True)
+class Stat:
+    """Mean and sample standard deviation of ``n`` values; ``sd`` is None for one value."""
+
+    mean: float
+    sd: float | None
+    n: int
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> "Stat | None":
+        """None without values."""
+        if not values:
+            return None
+        sd = statistics.stdev(values) if len(values) > 1 else None
+        return cls(statistics.fmean(values), sd, len(values))
+
+
+@dataclass(frozen=True)
+class Row:
+    """One variant over its seeds; figures are None where no run has a result."""
+
+    variant: Variant
+    val_loss: Stat | None
+    # exp(mean loss): the geometric mean of the seeds' perplexities.
+    perplexity: float | None
+    delta_baseline: Stat | None
+    delta_parent: Stat | None
+    parameters: int | None
+    # Means over the seeds.
+    tokens: float | None
+    train_seconds: float | None
+    sparsity: float | None
+    # What the runs came to: "done", what is missing, "other code" where that made one.
+    state: str
+
+
+@dataclass(frozen=True)
+class Table:
+    """A study's rows, and what holds for all of them."""
+
+    study: str
+    rows: Sequence[Row]
+    # Nats per token: the loss of a model that knows only how often each token occurs.
+    unigram_entropy: float | None
+    # What a reader must know of single runs: failures, runs by other code.
+    notes: Sequence[str]
+
+
+def build_table(study: str, runs: Sequence[Run[Any]], kept: Collection[str] = ()) -> Table:
+    """Read the directories of ``runs`` and put them side by side.
+
+    ``kept`` are the labels of runs that other code made. A run on
+    other data or other evaluation documents than the first is not compared and says so.
+    """
+    found = [_comparable(item) for item in _with_basis([read_result(run) for run in runs])]
+    results = [item for item in found if isinstance(item, Result)]
+    holes = [item for item in found if isinstance(item, Hole)]
+    variants = {run.variant.slug: run.variant for run in runs}
+    baseline = next((v.slug for v in variants.values() if not v.parent), "")
+    rows = [
+        _row(
+            variant,
+            [r for r in results if r.run.variant.slug == slug],
+            [h for h in holes if h.run.variant.slug == slug],
+            [r for r in results if r.run.variant.slug == baseline != slug],
+            [r for r in results if r.run.variant.slug == variant.parent],
+            kept,
+        )
+        for slug, variant in variants.items()
+    ]
+    notes = [f"{h.run.label}: {h.state}: {h.reason}" for h in holes if h.reason]
+    notes += [f"{r.run.label}: made by other code" for r in results if r.run.label in kept]
+    return Table(study, rows, results[0].unigram_entropy if results else None, notes)
+
+
+def _with_basis(found: Sequence[Result | Hole]) -> list[tuple[Result | Hole, str]]:
+    """Each with the basis of the first result, which all others must share."""
+    basis = next((item.basis for item in found if isinstance(item, Result)), "")
+    return [(item, basis) for item in found]
+
+
+def _comparable(pair: tuple[Result | Hole, str]) -> Result | Hole:
+    item, basis = pair
+    if isinstance(item, Hole) or item.basis == basis:
+        return item
+    return Hole(item.run, "not comparable", "other data or evaluation documents than the first run")
+
+
+def _row(
+    variant: Variant,
+    results: Sequence[Result],
+    holes: Sequence[Hole],
+    baseline: Sequence[Result],
+    parent: Sequence[Result],
+    kept: Collection[str],
+) -> Row:
+    loss = Stat.of([r.val_loss for r in results])
+    return Row(
+        variant=variant,
+        val_loss=loss,
+        perplexity=_perplexity(loss),
+        delta_baseline=_difference(results, baseline),
+        delta_parent=_difference(results, parent),
+        parameters=results[0].parameters if results else None,
+        tokens=_mean([r.tokens for r in results]),
+        train_seconds=_mean([r.train_seconds for r in results]),
+        sparsity=_mean([r.sparsity for r in results]),
+        state=_state(results, holes, kept),
+    )
+
+
+def _difference(results: Sequence[Result], others: Sequence[Result]) -> Stat | None:
+    """Loss minus the other's, for each seed that both have."""
+    by_seed = {other.run.seed: other.val_loss for other in others}
+    return Stat.of([r.val_loss - by_seed[r.run.seed] for r in results if r.run.seed in by_seed])
+
+
+def _state(results: Sequence[Result], holes: Sequence[Hole], kept: Collection[str]) -> str:
+    done, total = len(results), len(results) + len(holes)
+    parts = ["done" if done == total else f"{done} of {total} done"] if done else []
+    parts += sorted({hole.state for hole in holes})
+    parts += ["other code"] if any(result.run.label in kept for result in results) else []
+    return ", ".join(parts)
+
+
+def _perplexity(loss: Stat | None) -> float | None:
+    """exp(loss); None, too, where it is beyond floating point."""
+    try:
+        return None if loss is None else math.exp(loss.mean)
+    except OverflowError:
+        return None
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return statistics.fmean(values) if values else None

@@ -1,0 +1,37 @@
+"""``make help``: the ``##`` texts of the Makefile, in their groups. Standard library only.
+
+    python3 -m lib.make_help MAKEFILE [SUMMARY]
+
+``target: ... ## text`` describes a target, ``##: label  text`` anything else, and ``##@ Group`` begins
+a group. SUMMARY says what the configuration would run; without it, the help says how to get one.
+"""
+
+import re
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+_GROUP = re.compile(r"##@ (?P<title>.+)")
+_ENTRY = re.compile(r"(?:##: (?P<label>\S.*?)  |(?P<target>[a-z][a-z-]*):.*?## )(?P<text>.+)")
+# One blank more than defconfig-NAME[+FRAG], the longest.
+_COLUMN = 22
+_NO_CONFIG = "No .config yet: make takes gpt2-quickstart; make list-defconfigs has more"
+
+
+def help_text(makefile: Iterable[str], summary: str) -> str:
+    """The help, at most 80 columns; ``summary`` stands first in the Run group."""
+    lines: list[str] = []
+    for line in makefile:
+        if group := _GROUP.match(line):
+            lines += ["", group["title"]]
+            if group["title"] == "Run":
+                lines.append(f"  {summary or _NO_CONFIG}")
+        elif entry := _ENTRY.match(line):
+            label = entry["label"] or entry["target"]
+            lines.append(f"  {label:<{_COLUMN}}{entry['text']}")
+    return "\n".join(lines[1:]) + "\n"
+
+
+if __name__ == "__main__":
+    with open(sys.argv[1], encoding="utf-8") as makefile:
+        sys.stdout.write(help_text(makefile, "".join(sys.argv[2:]).strip()))

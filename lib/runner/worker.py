@@ -1,0 +1,160 @@
+"""The worker's side: one run in one fresh process, forked from a server that has torch loaded.
+
+A worker ends orderly (exit code 0) with the run's status on the disk, whatever became of the run.
+Any other end means that it died. Once nobody reads its events any more, it saves and stops.
+"""
+
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+from lib.errors import EXIT_FAILED, KablateError
+from lib.rundir import RunDir
+from lib.runner import locks
+from lib.status import State, Status, read_status, write_status
+
+# What a shell reports for a process that SIGTERM ended.
+_EXIT_TERMINATED = 143
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a worker is to do: call ``function(run_dir, build_dir, report, stop, **arguments)``."""
+
+    # "module:function"
+    function: str
+    run_dir: Path
+    build_dir: Path
+    environment: Mapping[str, str]
+    arguments: Mapping[str, Any]
+
+
+def block_signals() -> set[signal.Signals]:
+    """Keep the stop signals from processes started from here on; what was blocked before."""
+    return signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+
+
+def find_function(name: str) -> Callable[..., Any]:
+    """The function that ``module:function`` names."""
+    module, function = name.split(":")
+    found: Callable[..., Any] = vars(import_module(module))[function]
+    return found
+
+
+class Stop:
+    """Whether the run should save and stop: SIGTERM came, or the parent is gone.
+
+    A second SIGTERM ends the process at once.
+    """
+
+    def __init__(self, pipe: Connection) -> None:
+        self._pipe = pipe
+        self._asked = False
+        self._orphaned = False
+        # A terminal sends Ctrl-C to every process; the parent alone decides.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, self._on_signal)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+
+    def __call__(self) -> bool:
+        # The parent never writes: something to read is the end of the pipe.
+        if not self._orphaned and self._pipe.poll():
+            self._orphaned = True
+        return self._asked or self._orphaned
+
+    def send(self, event: Mapping[str, Any]) -> None:
+        """Hand an event to the parent, if it is still there."""
+        if self._orphaned:
+            return
+        try:
+            self._pipe.send(dict(event))
+        except (BrokenPipeError, ConnectionResetError):
+            self._orphaned = True
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self._asked:
+            os._exit(_EXIT_TERMINATED)
+        self._asked = True
+
+
+def train(job: Job, pipe: Connection) -> None:
+    """Train one run under its lock, its output in the run's log."""
+    stop = Stop(pipe)
+    os.environ.update(job.environment)
+    run = RunDir(job.run_dir)
+    with locks.waiting(run.lock, stop) as locked:
+        if not locked or _is_done(run):
+            return
+        _redirect_output(run.logs)
+        with _Outcome(run, stop):
+            function = find_function(job.function)
+            function(job.run_dir, job.build_dir, stop.send, stop, **job.arguments)
+
+
+def call(function: str, arguments: tuple[Any, ...], pipe: Connection) -> None:
+    """Call a function and send what it returns, or the problems of the error it raised."""
+    stop = Stop(pipe)
+    try:
+        answer = {"kind": "result", "value": find_function(function)(*arguments)}
+    except KablateError as error:
+        answer = {"kind": "error", "class": type(error), "problems": tuple(error.problems)}
+    stop.send(answer)
+
+
+class _Outcome:
+    """Turns any error of a run into its FAILED status: the process boundary is the last to know."""
+
+    def __init__(self, run: RunDir, stop: Stop) -> None:
+        self._run = run
+        self._stop = stop
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool:
+        if error is None:
+            return True
+        text = "".join(traceback.format_exception(error))
+        sys.stderr.write(text)
+        sys.stderr.flush()
+        self._stop.send({"kind": "traceback", "text": text})
+        known = isinstance(error, KablateError)
+        code = error.exit_code if isinstance(error, KablateError) else EXIT_FAILED
+        message = str(error) if known else f"{type(error).__name__}: {error}"
+        before = read_status(self._run) or Status(State.RUNNING)
+        write_status(
+            self._run,
+            Status(State.FAILED, code, message, before.iteration, before.iterations),
+        )
+        return True
+
+
+def _is_done(run: RunDir) -> bool:
+    """Whether another process finished the run while this one waited for the lock."""
+    status = read_status(run)
+    return status is not None and status.state is State.SUCCESS
+
+
+def _redirect_output(path: Path) -> None:
+    """Send stdout and stderr, those of libraries and child processes too, to the run's log."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)

@@ -1,0 +1,70 @@
+"""The build backend (PEP 660): an editable install is one ``.pth`` line that names this tree.
+
+Standard library only, so nothing is fetched to build it, and nothing is written into the tree,
+which may be read-only. A plain install is refused: Kconfig files, defconfigs and scripts are used
+where they are.
+"""
+
+import base64
+import hashlib
+import os
+import tomllib
+import zipfile
+from pathlib import Path
+from typing import Any, NoReturn
+
+_TAG = "py3-none-any"
+
+
+def build_editable(
+    wheel_directory: str,
+    config_settings: dict[str, Any] | None = None,
+    metadata_directory: str | None = None,
+) -> str:
+    """Write the wheel; the front end has made the tree the current folder."""
+    root = Path.cwd()
+    project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+    stem = f"{project['name']}-{project['version']}"
+    generator = "Wheel-Version: 1.0\nGenerator: kablate\nRoot-Is-Purelib: true\n"
+    files = {
+        f"{project['name']}.pth": os.fsencode(root) + b"\n",
+        f"{stem}.dist-info/METADATA": _metadata(project).encode(),
+        f"{stem}.dist-info/WHEEL": f"{generator}Tag: {_TAG}\n".encode(),
+    }
+    record = f"{stem}.dist-info/RECORD"
+    rows = [f"{name},{_hash(data)},{len(data)}" for name, data in files.items()]
+    files[record] = "\n".join([*rows, f"{record},,", ""]).encode()
+    wheel = f"{stem}-{_TAG}.whl"
+    with zipfile.ZipFile(Path(wheel_directory, wheel), "w") as archive:
+        for name, data in files.items():
+            archive.writestr(name, data)
+    return wheel
+
+
+def build_wheel(
+    wheel_directory: str,
+    config_settings: dict[str, Any] | None = None,
+    metadata_directory: str | None = None,
+) -> NoReturn:
+    """Refuse a plain install with the command that works."""
+    raise SystemExit(f"kablate runs from its tree: pip install -e {Path.cwd()}")
+
+
+def _metadata(project: dict[str, Any]) -> str:
+    extras = project["optional-dependencies"]
+    lines = [
+        "Metadata-Version: 2.1",
+        f"Name: {project['name']}",
+        f"Version: {project['version']}",
+        f"Summary: {project['description']}",
+        f"Requires-Python: {project['requires-python']}",
+        *(f"Requires-Dist: {needed}" for needed in project["dependencies"]),
+        *(f"Provides-Extra: {name}" for name in extras),
+        *(f'Requires-Dist: {p}; extra == "{name}"' for name, ps in extras.items() for p in ps),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _hash(data: bytes) -> str:
+    digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=")
+    return f"sha256={digest.decode()}"

@@ -1,0 +1,96 @@
+"""What the tree needs: ranges from ``pyproject.toml``, pins from ``requirements.txt``."""
+
+import hashlib
+import re
+import tomllib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lib.errors import ConfigError, Problem
+
+# The files that decide what is installed.
+PYPROJECT = "pyproject.toml"
+PINS = "requirements.txt"
+CONSTRAINTS = "constraints.txt"
+
+_SPECIFIER = re.compile(r"(?P<name>[A-Za-z0-9._-]+?)(?P<operator>>=|==)(?P<version>[0-9][0-9.]*)")
+
+
+@dataclass(frozen=True)
+class Requirement:
+    """A package: the versions it may have, and the one that is tested."""
+
+    name: str
+    # ">=" or "==", and the version it refers to
+    operator: str
+    bound: str
+    pin: str
+
+    def accepts(self, version: str) -> bool:
+        """Whether an installed version is in the range."""
+        if self.operator == "==":
+            return _release(version) == _release(self.bound)
+        return _release(version) >= _release(self.bound)
+
+    def is_pin(self, version: str) -> bool:
+        """Whether it is the tested version; a build label (``+cpu``) is no difference."""
+        return _release(version) == _release(self.pin)
+
+    def __str__(self) -> str:
+        return f"{self.name}=={self.pin}"
+
+
+def default_requirements(root: Path) -> list[Requirement]:
+    """The default set. ConfigError for a package without a pin."""
+    pins = dict(_split(line)[::2] for line in _lines(root / PINS))
+    found = []
+    for name, operator, bound in map(_split, _project(root)["dependencies"]):
+        if name not in pins:
+            raise ConfigError(Problem(f"{name} has no pin", PINS, f"add {name}==<version>"))
+        found.append(Requirement(name, operator, bound, pins[name]))
+    return found
+
+
+def extra_requirements(root: Path, names: Iterable[str]) -> list[Requirement]:
+    """The pinned packages of the named extras. ConfigError names the known ones."""
+    extras = _project(root)["optional-dependencies"]
+    unknown = sorted(set(names) - set(extras))
+    if unknown:
+        raise ConfigError(f"EXTRAS: unknown {', '.join(unknown)}; known: {', '.join(extras)}")
+    packages = (_split(text) for name in names for text in extras[name])
+    return [Requirement(name, operator, pin, pin) for name, operator, pin in packages]
+
+
+def digest(root: Path) -> str:
+    """One hex digest of the files that decide what is installed, and of where the tree is."""
+    total = hashlib.sha256(str(root).encode())
+    for name in (PYPROJECT, PINS, CONSTRAINTS):
+        total.update((root / name).read_bytes())
+    return total.hexdigest()
+
+
+def _project(root: Path) -> dict[str, Any]:
+    project: dict[str, Any] = tomllib.loads((root / PYPROJECT).read_text())["project"]
+    return project
+
+
+def _lines(path: Path) -> list[str]:
+    lines = (line.split("#")[0].strip() for line in path.read_text().splitlines())
+    return [line for line in lines if line]
+
+
+def _split(text: str) -> tuple[str, str, str]:
+    found = _SPECIFIER.fullmatch(text)
+    assert found, f"{text!r}: name>=version or name==version is all that is understood"
+    return found["name"], found["operator"], found["version"]
+
+
+def _release(version: str) -> tuple[int, ...]:
+    """``2.13.0+cpu`` → (2, 13): without label, pre-release part and trailing zeros."""
+    head = re.match(r"[0-9]+(\.[0-9]+)*", version)
+    numbers = [int(part) for part in head[0].split(".")] if head else []
+    while numbers and numbers[-1] == 0:
+        numbers.pop()
+    return tuple(numbers)

@@ -1,0 +1,1 @@
+"""How the tree is written: whitespace, formatting, the truth of its documents, its architecture."""

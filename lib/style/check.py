@@ -1,0 +1,74 @@
+"""Everything ``make style`` looks at, except formatting."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from lib.errors import Problem
+from lib.kconfig import Tree, list_defconfigs, read_file
+from lib.rundir import RunDir
+from lib.style import documents, makefile, whitespace
+from lib.style.files import text_files, tree_files
+
+# Set by shells, tools and people, and named where they matter.
+_ENVIRONMENT = {
+    "VIRTUAL_ENV",
+    "CONDA_PREFIX",
+    "CUDA_VISIBLE_DEVICES",
+    "OMP_NUM_THREADS",
+}
+# Written into the build folder, and the tables.
+_WRITTEN = {".venv", ".config", ".config.old", "config.py", "defconfig", "data", "results"}
+_WRITTEN |= {"table.md", "table.csv"}
+# Marketing for "complete"; a text says what it covers instead.
+_EMPTY_WORD = re.compile(r"compre[h]ensive", re.IGNORECASE)
+
+
+def style_problems(root: Path) -> list[Problem]:
+    """All that is wrong with the tree's files, sorted by place; paths are relative to ``root``."""
+    found: list[Problem] = []
+    known = known_names(root)
+    for path, text in text_files(root):
+        shown = path.relative_to(root)
+        found += whitespace.check(shown, text)
+        found += _empty_words(shown, text)
+        if path.suffix == ".md":
+            found += documents.check(shown, text, known)
+    for listed in list_defconfigs(root):
+        for defconfig in listed:
+            shown = defconfig.path.relative_to(root)
+            found += read_file(defconfig.path, "defconfig", str(shown)).problems
+            if not defconfig.summary:
+                found.append(Problem("does not begin with a comment that describes it", str(shown)))
+    return found
+
+
+def known_names(root: Path) -> documents.Known:
+    """What the tree's documents may name."""
+    text = (root / "Makefile").read_text(encoding="utf-8")
+    files = [path.relative_to(root) for path in tree_files(root)]
+    links = [path.relative_to(root) for path in root.iterdir() if path.is_symlink()]
+    folders = {folder for path in files for folder in path.parents}
+    paths = {*files, *folders, *links}
+    defconfigs, fragments = list_defconfigs(root)
+    tree = Tree(root)
+    return documents.Known(
+        targets=makefile.targets(text),
+        configurations={found.name for found in (*defconfigs, *fragments)},
+        names=makefile.settings(text) | _ENVIRONMENT | {s.name for s in tree.symbols()},
+        paths={str(path) for path in paths} | {path.name for path in paths} | run_files(),
+        written=_WRITTEN,
+    )
+
+
+def run_files() -> set[str]:
+    """The names of the files and folders in a run's directory."""
+    run = RunDir(Path())
+    properties = (value for value in vars(RunDir).values() if isinstance(value, property))
+    return {str(value.__get__(run)) for value in properties}
+
+
+def _empty_words(path: Path, text: str) -> Iterator[Problem]:
+    for number, line in enumerate(text.split("\n"), 1):
+        if _EMPTY_WORD.search(line):
+            yield Problem("an empty word: say what is covered", f"{path}:{number}")

@@ -1,0 +1,29 @@
+"""Python is formatted by black, as ``pyproject.toml`` sets it."""
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from lib.errors import Problem
+from lib.style.files import tree_files
+
+
+def black_problems(root: Path) -> list[Problem]:
+    """One problem for each file that black would change or cannot read."""
+    return [
+        Problem(line) for line in _run(root, ["--check"]) if line.startswith(("would", "error"))
+    ]
+
+
+def reformat(root: Path) -> list[str]:
+    """Let black rewrite what it would change; its messages."""
+    return [line for line in _run(root, []) if line.startswith(("reformatted", "error"))]
+
+
+def _run(root: Path, options: Sequence[str]) -> list[str]:
+    files = [str(path.relative_to(root)) for path in tree_files(root) if path.suffix == ".py"]
+    command = [sys.executable, "-m", "black", *options, *files]
+    return subprocess.run(
+        command, cwd=root, capture_output=True, text=True, check=False
+    ).stderr.splitlines()

@@ -1,0 +1,125 @@
+"""The rules of the architecture, one function each: a parsed module in, what breaks the rule out."""
+
+import ast
+from collections.abc import Iterator
+
+MAX_FILE_LINES = 500
+MAX_FUNCTION_LINES = 60
+MAX_SCRIPT_LINES = 80
+
+_BROAD = {"Exception", "BaseException"}
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def long_functions(tree: ast.Module) -> Iterator[str]:
+    """Functions of more than ``MAX_FUNCTION_LINES`` lines, docstring included."""
+    for node in ast.walk(tree):
+        if isinstance(node, _FUNCTIONS):
+            lines = (node.end_lineno or node.lineno) - node.lineno + 1
+            if lines > MAX_FUNCTION_LINES:
+                yield f"{node.lineno}: {node.name} has {lines} lines"
+
+
+def broad_excepts(tree: ast.Module) -> Iterator[str]:
+    """Handlers that catch everything."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ExceptHandler):
+            caught = node.type.elts if isinstance(node.type, ast.Tuple) else [node.type]
+            if any(c is None or isinstance(c, ast.Name) and c.id in _BROAD for c in caught):
+                yield f"{node.lineno}: a broad except"
+
+
+def attribute_guesses(tree: ast.Module) -> Iterator[str]:
+    """``hasattr``, and ``getattr`` with a default: an attribute is there, or its absence is a bug."""
+    for call in _calls(tree):
+        name = call.func.id if isinstance(call.func, ast.Name) else ""
+        if name == "hasattr" or name == "getattr" and len(call.args) > 2:
+            yield f"{call.lineno}: {name}"
+
+
+def path_edits(tree: ast.Module) -> Iterator[str]:
+    """Anything that changes ``sys.path``."""
+    for node in ast.walk(tree):
+        target = None
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            target = node.func.value
+        elif isinstance(node, ast.Assign | ast.AugAssign | ast.Delete):
+            targets = [node.target] if isinstance(node, ast.AugAssign) else node.targets
+            target = next((t for t in targets if "sys.path" in ast.unparse(t)), None)
+        if target is not None and ast.unparse(target).split("[")[0] == "sys.path":
+            yield f"{node.lineno}: sys.path is changed"
+
+
+def prints(tree: ast.Module) -> Iterator[str]:
+    """Calls of ``print``."""
+    for call in _calls(tree):
+        if isinstance(call.func, ast.Name) and call.func.id == "print":
+            yield f"{call.lineno}: print"
+
+
+def code_from_data(tree: ast.Module) -> Iterator[str]:
+    """Calls that run or unpickle what they are given."""
+    for call in _calls(tree):
+        name = ast.unparse(call.func)
+        if name in ("eval", "exec", "pickle.load", "pickle.loads", "os.system"):
+            yield f"{call.lineno}: {name}"
+        if name == "torch.load" and "weights_only=True" not in map(ast.unparse, call.keywords):
+            yield f"{call.lineno}: torch.load without weights_only=True"
+
+
+def undocumented(tree: ast.Module) -> Iterator[str]:
+    """Public names without a docstring or without types, and a module without a docstring."""
+    if not ast.get_docstring(tree):
+        yield "1: the module has no docstring"
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+            if not ast.get_docstring(node):
+                yield f"{node.lineno}: {node.name} has no docstring"
+            for member in node.body:
+                yield from _undocumented_function(member, f"{node.name}.")
+        yield from _undocumented_function(node, "")
+
+
+def imports(tree: ast.Module, *, at_import: bool = False) -> set[str]:
+    """Absolute names of what a module imports; ``at_import`` leaves out what functions import.
+
+    ``from a.b import c`` gives both ``a.b`` and ``a.b.c``: c may be a module.
+    """
+    found: set[str] = set()
+    for node in _statements(tree) if at_import else ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module)
+            found.update(f"{node.module}.{alias.name}" for alias in node.names)
+    return found
+
+
+def _statements(node: ast.AST) -> Iterator[ast.AST]:
+    """All that runs when a module is imported: not the bodies of functions."""
+    for child in ast.iter_child_nodes(node):
+        if not isinstance(child, _FUNCTIONS) and not _is_type_checking(child):
+            yield child
+            yield from _statements(child)
+
+
+def _is_type_checking(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+
+
+def _undocumented_function(node: ast.AST, owner: str) -> Iterator[str]:
+    if not isinstance(node, _FUNCTIONS) or node.name.startswith("_") and node.name != "__init__":
+        return
+    name = f"{owner}{node.name}"
+    if node.name != "__init__" and not ast.get_docstring(node):
+        yield f"{node.lineno}: {name} has no docstring"
+    arguments = node.args
+    given = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
+    given += [a for a in (arguments.vararg, arguments.kwarg) if a]
+    untyped = [a.arg for a in given if a.annotation is None and a.arg not in ("self", "cls")]
+    if untyped or node.returns is None:
+        yield f"{node.lineno}: {name} is not typed: {', '.join(untyped) or 'return'}"
+
+
+def _calls(tree: ast.Module) -> Iterator[ast.Call]:
+    return (node for node in ast.walk(tree) if isinstance(node, ast.Call))

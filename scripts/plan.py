@@ -1,0 +1,32 @@
+#!/usr/bin/env python3
+"""List the runs that .config asks for, and what each costs. Starts nothing, writes nothing.
+
+For each run: parameters, the ratio of MLP to attention parameters and the widths as built (first
+and last block, where they differ), FLOPs and tokens of training, time, state, and what changes
+against its parent. Time is measured where a run is done, estimated from done runs of the same plan
+where there is one, and "-" otherwise.
+"""
+
+import _start
+
+from gpt2 import overview
+from gpt2.arguments import add_json, add_selection, new_parser
+from gpt2.planning import config_layers, make_plan
+from lib import cli
+
+
+def main() -> int:
+    """The command line."""
+    parser = new_parser(__doc__)
+    add_selection(parser)
+    add_json(parser)
+    given = parser.parse_args()
+    layers = config_layers(given.build_dir)
+    plan = make_plan(layers, given.build_dir, steps=given.steps, seeds=given.seeds)
+    views = overview.look(plan)
+    print(overview.to_json(plan, views) if given.json else overview.plan_text(plan, views))
+    return 0
+
+
+if __name__ == "__main__":
+    cli.run(main)

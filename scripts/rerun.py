@@ -1,0 +1,38 @@
+#!/usr/bin/env python3
+"""Train runs again that are done: their directories are moved aside, never deleted.
+
+    rerun.py ra                 the run of that slug, every seed
+    rerun.py 'mla-*,7' --yes    several, without a question
+
+A pattern is a shell pattern over slugs, numbers, labels (ratio/05-ra) and directory names.
+"""
+
+import _start
+
+from gpt2 import launch
+from gpt2.arguments import add_json, add_running, add_selection, add_yes, new_parser, run_options
+from gpt2.planning import config_layers, make_plan, table_plan
+from lib import cli
+
+
+def main() -> int:
+    """The command line."""
+    parser = new_parser(__doc__)
+    add_selection(parser)
+    add_running(parser)
+    add_json(parser)
+    add_yes(parser)
+    parser.add_argument("runs", metavar="PATTERN")
+    given = parser.parse_args()
+    layers = config_layers(given.build_dir)
+    whole = make_plan(layers, given.build_dir, steps=given.steps, seeds=given.seeds)
+    options = run_options(given, whole.base.study.jobs)
+    plan = launch.rerun(whole, given.runs, yes=given.yes)
+    code, text = launch.train_plan(plan, options, table_plan(whole, layers), json=given.json)
+    if text:
+        print(text, end="")
+    return code
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -1,0 +1,196 @@
+"""The RATIO study resolves to what its table says, at GPT-2's size and at small ones."""
+
+import pytest
+
+from gpt2.ablation import STUDIES
+from gpt2.ablation.ratio import RATIO
+from gpt2.ablation.resolve import resolve_study
+from gpt2.ablation.step import Step, Study
+from lib.errors import ConfigError
+from lib.kconfig import Layer
+
+# Number, slug, parent, and at C = 768: hidden units, gate and mix widths of the first block, then
+# of the last, which has no next block to gate. Computed by hand: attention has 4C² weights, latent
+# attention 2C² + 4CR; r of that is shared as the study says and rounded to 64 and 8.
+TABLE = [
+    (0, "baseline", "", (3072, 0, 0), (3072, 0, 0)),
+    (1, "pruned-50", "baseline", (3072, 0, 0), (3072, 0, 0)),
+    (2, "golden", "baseline", (3840, 0, 0), (3840, 0, 0)),
+    (3, "golden-gate", "golden", (3264, 272, 0), (3840, 0, 0)),
+    (4, "golden-gate-cross", "golden-gate", (3072, 192, 96), (3456, 0, 88)),
+    (5, "ra", "baseline", (3072, 0, 0), (3072, 0, 0)),
+    (6, "ra-golden", "ra", (3840, 0, 0), (3840, 0, 0)),
+    (7, "ra-golden-mech", "ra-golden", (3072, 192, 96), (3456, 0, 88)),
+    (8, "mla", "baseline", (3072, 0, 0), (3072, 0, 0)),
+    (9, "mla-golden", "mla", (2560, 0, 0), (2560, 0, 0)),
+    (10, "mla-golden-mech", "mla-golden", (2048, 192, 96), (2304, 0, 88)),
+    (11, "ra-mla-golden", "mla-golden", (2560, 0, 0), (2560, 0, 0)),
+    (12, "ra-mla-golden-mech", "ra-mla-golden", (2048, 192, 96), (2304, 0, 88)),
+    (13, "ract", "baseline", (3072, 0, 0), (3072, 0, 0)),
+    (14, "mla-ract", "mla-golden", (2560, 0, 0), (2560, 0, 0)),
+    (15, "ra-mla-ract", "ra-mla-golden", (2560, 0, 0), (2560, 0, 0)),
+    (16, "full", "ra-mla-golden-mech", (2048, 192, 96), (2304, 0, 88)),
+    (17, "ract-weights", "ract", (3072, 0, 0), (3072, 0, 0)),
+    (18, "ract-entropy", "ract", (3072, 0, 0), (3072, 0, 0)),
+]
+SIZES = [
+    {"MODEL_SIZE_TINY": True, "TOKENIZER_BYTE": True},
+    {"MODEL_SIZE_GPT2": True, "TOKENIZER_BYTE": True},
+    {"MODEL_SIZE_GPT2": True},
+    {"MODEL_SIZE_MEDIUM": True},
+    {"MODEL_SIZE_LARGE": True},
+    {"MODEL_SIZE_XL": True},
+    {
+        "MODEL_SIZE_CUSTOM": True,
+        "N_LAYER": 4,
+        "N_HEAD": 4,
+        "N_EMBD": 96,
+        "TOKENIZER_BYTE": True,
+    },
+]
+
+
+@pytest.fixture(scope="module")
+def gpt2_sized(tree, full_config):
+    resolved = resolve_study(tree, [full_config(MODEL_SIZE_GPT2=True)], RATIO)
+    return {found.step.slug: found.config for found in resolved}
+
+
+def test_the_steps_stand_in_the_order_of_the_table():
+    assert STUDIES == {"ratio": RATIO}
+    found = [(RATIO.number(s), s.slug, s.parent) for s in RATIO.steps]
+    assert found == [row[:3] for row in TABLE]
+
+
+@pytest.mark.parametrize("row", TABLE, ids=lambda row: row[1])
+def test_widths_at_768_are_the_closed_forms(gpt2_sized, row):
+    mlp = gpt2_sized[row[1]].model.mlp
+    sites = gpt2_sized[row[1]].model.sites()
+    for site, expected in ((sites[0], row[3]), (sites[-1], row[4])):
+        size = mlp.size(site)
+        widths = (size.widths.get("mlp_attn_gate", 0), size.widths.get("mlp_cross_token", 0))
+        assert (size.hidden, *widths) == expected
+
+
+def test_the_baseline_is_gpt2(gpt2_sized):
+    # 50304 C + 1024 C + 12 (12 C² + 13 C) + 2 C at C = 768.
+    assert gpt2_sized["baseline"].model.num_params() == 124_475_904
+
+
+def test_latent_attention_is_a_sixth_of_the_width(gpt2_sized):
+    attention = gpt2_sized["mla"].model.attention
+    assert attention.weights(gpt2_sized["mla"].model.shape) == 1_572_864
+
+
+def test_the_deltas_reach_the_model(gpt2_sized):
+    def parts(slug):
+        attention = gpt2_sized[slug].model.attention
+        mechanisms = gpt2_sized[slug].model.mlp.mechanisms
+        return {attention.projection.name} | {
+            part.name for part in (*attention.terms, *attention.gates, *mechanisms)
+        }
+
+    assert parts("baseline") == parts("golden") == {"dense"}
+    assert parts("golden-gate") == {"dense", "mlp_attn_gate"}
+    assert parts("ra-golden-mech") == {
+        "dense",
+        "reciprocal",
+        "mlp_attn_gate",
+        "mlp_cross_token",
+    }
+    assert parts("full") == {
+        "latent",
+        "reciprocal",
+        "ra_cross_token",
+        "mlp_attn_gate",
+        "mlp_cross_token",
+    }
+    (ra,) = gpt2_sized["ra"].model.attention.terms
+    assert (ra.alpha, ra.window) == (0.3, 64)
+    (gate,) = gpt2_sized["ract"].model.attention.gates
+    assert (gate.mode, gate.apply, gate.alpha, gate.topk) == ("topk", "output", 0.2, 8)
+    assert gpt2_sized["ract-weights"].model.attention.gates[0].apply == "weights"
+    assert gpt2_sized["ract-entropy"].model.attention.gates[0].mode == "entropy"
+    assert gpt2_sized["golden-gate"].model.mlp.share == 0.15
+    assert gpt2_sized["golden-gate-cross"].model.mlp.share == 0.2
+    assert gpt2_sized["golden"].model.mlp.ratio == 2.5
+
+
+def test_pruning_is_all_that_the_pruned_step_changes(gpt2_sized):
+    baseline, pruned = gpt2_sized["baseline"].identity(), gpt2_sized["pruned-50"].identity()
+    assert baseline.pop("pruning") == {"name": "none"}
+    found = pruned.pop("pruning")
+    assert (found["name"], found["target"]) == ("magnitude", 0.5)
+    assert baseline == pruned
+    assert baseline["optimizer"]["name"] == "adamwspam"
+
+
+@pytest.mark.parametrize("size", SIZES, ids=lambda s: "-".join(map(str, s)))
+def test_every_step_is_unique_and_keeps_its_promises_at_every_size(tree, full_config, size):
+    resolved = resolve_study(tree, [full_config(**size)], RATIO)
+    assert len({found.config.hash8 for found in resolved}) == 19
+    for found in resolved:
+        model = found.config.model
+        if model.mlp.sizing == "ratio":
+            for site in model.sites():
+                assert abs(model.mlp.built_ratio(site) / 2.5 - 1) <= 0.01
+    params = {found.step.slug: found.config.model.num_params() for found in resolved}
+    # A mechanism is paid for by the MLP's width.
+    for step in ("golden-gate", "golden-gate-cross", "ra-golden-mech", "mla-golden-mech"):
+        assert abs(params[step] / params[RATIO.steps[_number(step)].parent] - 1) <= 0.01
+
+
+def _number(slug):
+    return [step.slug for step in RATIO.steps].index(slug)
+
+
+def _study(*steps: Step) -> Study:
+    return Study("demo", (Step("baseline", ""), *steps))
+
+
+@pytest.mark.parametrize(
+    ("step", "message"),
+    [
+        # A dependency that is not met, and one that a typing error makes.
+        (Step("b", "", "baseline", {"RECIPROCAL_ALPHA": "0.3"}), "needs RECIPROCAL=y"),
+        (Step("b", "", "baseline", {"RECIPROCL": True}), "nearest: RECIPROCAL"),
+        # It takes, and is what the baseline has already.
+        (Step("b", "", "baseline", {"MLP_HIDDEN": 0}), "same configuration as demo/00-baseline"),
+        # A bad number in a string symbol.
+        (Step("b", "", "baseline", {"RECIPROCAL": True, "RECIPROCAL_ALPHA": "9"}), "out of range"),
+        # More parameters than it owns up to.
+        (Step("b", "", "baseline", {"MLP_HIDDEN": 4096}), "declares -1.0% to \\+1.0%"),
+    ],
+)
+def test_a_step_that_breaks_its_word_is_named(tree, full_config, step, message):
+    with pytest.raises(ConfigError, match=message) as caught:
+        resolve_study(tree, [full_config()], _study(step))
+    assert "step demo/01-b" in str(caught.value)
+
+
+def test_a_declared_bound_is_no_error(tree, full_config):
+    wider = Step("b", "", "baseline", {"MLP_HIDDEN": 4096}, params=(0.0, 0.2))
+    assert len(resolve_study(tree, [full_config()], _study(wider))) == 2
+
+
+def test_all_defects_of_a_study_are_listed_at_once(tree, full_config):
+    study = _study(
+        Step("b", "", "baseline", {"NO_SUCH": True}), Step("c", "", "baseline", {"N_LAYER": 999})
+    )
+    with pytest.raises(ConfigError) as caught:
+        resolve_study(tree, [full_config()], study)
+    assert "demo/01-b" in str(caught.value) and "demo/02-c" in str(caught.value)
+
+
+def test_a_defect_of_the_base_is_listed_once(tree, full_config):
+    bad = Layer.of("command line", "SET", {"DROPOUT": "2"})
+    with pytest.raises(ConfigError) as caught:
+        resolve_study(tree, [full_config(), bad], RATIO)
+    assert len(caught.value.problems) == 1
+    assert str(caught.value.problems[0]).startswith("SET: DROPOUT")
+
+
+def test_a_width_too_narrow_for_the_ratio_is_refused(tree, full_config):
+    narrow = full_config(MODEL_SIZE_CUSTOM=True, N_LAYER=2, N_HEAD=2, N_EMBD=64)
+    with pytest.raises(ConfigError, match="too narrow to hold a ratio"):
+        resolve_study(tree, [narrow], RATIO)

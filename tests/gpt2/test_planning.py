@@ -1,0 +1,200 @@
+"""From a build folder's .config to its runs, their costs and their states; no torch, no training."""
+
+import fcntl
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gpt2 import overview
+from gpt2.planning import Plan, config_layers, make_plan, step_layers, table_plan
+from lib.binding import Value
+from lib.errors import ConfigError
+from lib.files import write_json
+from lib.kconfig import Layer, Tree, parse_set
+from lib.project import ROOT
+from lib.rundir import RunDir
+from lib.status import State, Status, write_status
+
+SMALL = {"DEVICE_CPU": True, "MODEL_SIZE_TINY": True, "TOKENIZER_BYTE": True, "MAX_ITERS": 100}
+
+
+@pytest.fixture
+def configure(tmp_path: Path) -> Callable[..., Path]:
+    """Write a .config; its build folder. None takes one of the small settings away."""
+
+    def write(**settings: Value | None) -> Path:
+        given = {k: v for k, v in {**SMALL, **settings}.items() if v is not None}
+        Tree().write_config([Layer.of("defconfig", "test", given)], tmp_path / ".config")
+        return tmp_path
+
+    return write
+
+
+@pytest.fixture
+def planned(configure) -> Callable[..., Plan]:
+    def plan(steps: str = "", seeds: str = "", **settings: Value) -> Plan:
+        build = configure(**settings)
+        return make_plan(config_layers(build), build, steps=steps, seeds=seeds)
+
+    return plan
+
+
+def finish(run, tokens_per_second: float, train_seconds: float) -> None:
+    """Leave what a finished run leaves."""
+    run.path.mkdir(parents=True)
+    timing = {"tokens_per_second": tokens_per_second, "train_seconds": train_seconds}
+    write_json(RunDir(run.path).summary, {"timing": timing})
+    write_status(RunDir(run.path), Status(State.SUCCESS, iteration=100, iterations=100))
+
+
+def test_a_study_is_its_steps_and_seeds(planned):
+    plan = planned(RA_MLA_ABLATION_MODE=True, SEED_LIST="1,2")
+    assert len(plan.runs) == 38
+    assert [run.config.seed for run in plan.runs] == [1] * 19 + [2] * 19
+    assert plan.runs[7].label == "ratio/07-ra-golden-mech s1"
+    assert plan.runs[7].path == plan.build_dir / "results/ratio" / plan.runs[7].path.name
+    assert plan.runs[7].path.name == f"ra-golden-mech-s1-{plan.runs[7].config.hash8}"
+
+
+def test_steps_and_seeds_can_be_chosen(planned):
+    plan = planned(steps="0,ra*", seeds="5", RA_MLA_ABLATION_MODE=True)
+    slugs = [run.variant.slug for run in plan.runs]
+    assert slugs[:3] == ["baseline", "ra", "ra-golden"] and slugs[-1] == "ract-entropy"
+    assert {run.seed for run in plan.runs} == {5}
+
+
+def test_the_configured_steps_are_the_default(planned):
+    plan = planned(RA_MLA_ABLATION_MODE=True, RA_MLA_ABLATION_STEPS="0-1")
+    assert [run.variant.number for run in plan.runs] == [0, 1]
+
+
+def test_one_training_is_one_run(planned):
+    plan = planned(SEED=4)
+    (run,) = plan.runs
+    assert (run.label, run.seed, plan.study) == ("single/run s4", 4, "single")
+    with pytest.raises(ConfigError, match="no ablation study"):
+        planned(steps="3")
+
+
+def test_a_step_of_a_study_and_the_same_single_training_are_the_same_configuration(planned):
+    step = planned(steps="ra", RA_MLA_ABLATION_MODE=True).runs[0]
+    single = planned(RECIPROCAL=True, RECIPROCAL_WINDOW=64, OUTPUT_DIR="elsewhere").runs[0]
+    assert step.config.hash8 == single.config.hash8
+
+
+def test_a_matrix_is_planned_from_its_axes(planned):
+    plan = planned(TEST_MATRIX_MODE=True)
+    slugs = [run.variant.slug for run in plan.runs]
+    assert slugs == ["adamw-none", "adamw-magnitude", "adamwspam-none", "adamwspam-magnitude"]
+    assert plan.runs[3].config.optimizer.name == "adamwspam"
+    assert plan.study == "matrix" and not plan.left_out
+
+
+def test_a_changed_setting_gives_new_directories_and_a_changed_folder_none(planned):
+    paths = [
+        planned(**settings).runs[0].path.name for settings in ({}, {"BLOCK_SIZE": 64}, {"JOBS": 2})
+    ]
+    assert paths[0] != paths[1] and paths[0] == paths[2]
+
+
+def test_a_broken_rule_points_at_the_line_of_the_config(planned):
+    with pytest.raises(ConfigError, match=r"\.config:\d+: DROPOUT: 2 is out of range"):
+        planned(DROPOUT="2")
+
+
+def test_patterns_choose_runs(planned):
+    plan = planned(RA_MLA_ABLATION_MODE=True)
+    assert [run.variant.number for run in plan.matching("mla,7")] == [7, 8]
+    with pytest.raises(ConfigError, match="'nothing-like-it' names no run of ratio"):
+        plan.matching("mla,nothing-like-it")
+
+
+def test_without_a_config_the_step_comes_from_the_studys_own_defconfig(tmp_path):
+    settings = [parse_set(["OPTIMIZER_ADAMW=y", "DEVICE_CPU=y"])]
+    plan = make_plan(step_layers(tmp_path, settings), tmp_path, steps="mla")
+    (run,) = plan.runs
+    assert run.config.optimizer.name == "adamw"
+    assert run.config.model.shape.n_embd == 768
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_table_keeps_the_rest_of_the_study_that_has_begun(configure):
+    build = configure(RA_MLA_ABLATION_MODE=True)
+    layers = config_layers(build)
+    whole = make_plan(layers, build)
+    whole.runs[0].path.mkdir(parents=True)
+    plan = make_plan(layers, build, steps="7")
+    assert [run.variant.number for run in table_plan(plan, layers).runs] == [0, 7]
+
+
+def test_costs_are_those_of_the_configuration(planned):
+    plan = planned(RA_MLA_ABLATION_MODE=True)
+    views = overview.look(plan)
+    baseline, gate = views[0], views[3]
+    assert baseline.parameters == plan.runs[0].config.model.num_params()
+    assert baseline.tokens == 100 * 64 * 128
+    assert (baseline.ratio, baseline.widths) == ("2.000", "M 512")
+    assert gate.widths == "M 544/640 attn_gate 45/-"
+    assert gate.delta == "golden + MLP_ATTN_GATE MLP_SHARE=0.15"
+    assert baseline.seconds is None and baseline.state == "new"
+
+
+def test_time_is_measured_where_done_and_scaled_by_cost_elsewhere(planned):
+    plan = planned(steps="0,golden", RA_MLA_ABLATION_MODE=True)
+    finish(plan.runs[0], tokens_per_second=1000.0, train_seconds=7.0)
+    done, other = overview.look(plan)
+    assert (done.seconds, done.seconds_left, done.state) == (7.0, 0.0, "done")
+    cost = other.flops_per_token / done.flops_per_token
+    assert other.seconds == pytest.approx(other.tokens / 1000.0 * cost)
+    assert "2 runs, 1 done, about" in overview.summary_line(plan, [done, other])
+
+
+def test_a_time_budget_is_its_own_estimate(planned):
+    (view,) = overview.look(planned(MAX_ITERS=None, BUDGET_TIME=True, GPT2_MAX_TIME=60))
+    assert (view.tokens, view.seconds) == (None, 60.0)
+
+
+def test_states_say_whether_somebody_is_at_work(planned):
+    plan = planned(steps="0-2", RA_MLA_ABLATION_MODE=True)
+    for run, state in zip(plan.runs, (State.RUNNING, State.RUNNING, State.FAILED), strict=True):
+        run.path.mkdir(parents=True)
+        write_status(RunDir(run.path), Status(state, iteration=50, iterations=100))
+    running = RunDir(plan.runs[0].path)
+    record = {"eta_seconds": 20.0, "written_at": time.time() - 5.0}
+    running.timing.write_text(json.dumps(record) + "\n" + '{"torn')
+    with open(running.lock, "w") as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        views = overview.look(plan)
+    assert [view.state for view in views] == ["running", "stopped", "failed"]
+    assert views[0].seconds_left == pytest.approx(15.0, abs=2.0)
+
+
+def test_json_is_one_document(planned):
+    plan = planned(steps="0-1", RA_MLA_ABLATION_MODE=True)
+    document = json.loads(overview.to_json(plan, overview.look(plan)))
+    assert document["schema_version"] == 1
+    assert [run["label"] for run in document["runs"]] == [run.label for run in plan.runs]
+    assert document["runs"][0]["directory"] == str(plan.runs[0].path)
+
+
+@pytest.mark.parametrize("script", ["plan.py", "status.py"])
+def test_plan_and_status_load_no_torch_and_write_nothing(configure, script):
+    build = configure(RA_MLA_ABLATION_MODE=True)
+    before = sorted(build.rglob("*"))
+    code = (
+        "import runpy, sys; sys.argv = sys.argv[1:]\n"
+        "try: runpy.run_path(sys.argv[0], run_name='__main__')\n"
+        "finally: sys.stderr.write(f'torch={\"torch\" in sys.modules}')"
+    )
+    command = [sys.executable, "-c", code, str(ROOT / "scripts" / script), "-O", str(build)]
+    found = subprocess.run(command, capture_output=True, text=True, cwd=ROOT / "scripts")
+    assert found.returncode == 0, found.stderr
+    assert "ratio/18-ract-entropy s1" in found.stdout
+    assert "ratio study, 19 x 1 seed, 19 runs, 0 done" in found.stdout
+    assert "torch=False" in found.stderr
+    assert sorted(build.rglob("*")) == before

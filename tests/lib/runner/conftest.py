@@ -1,0 +1,90 @@
+"""A study of fake runs, started as make would: in a process of its own."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lib.rundir import RunDir
+from lib.status import Status, read_status
+
+_SCRIPT = Path(__file__).with_name("fake_make.py")
+_PATIENCE_SECONDS = 30.0
+
+
+@dataclass
+class FakeStudy:
+    """Starts ``fake_make.py`` in a folder and looks at what it leaves."""
+
+    folder: Path
+    started: list[subprocess.Popen] = field(default_factory=list)
+
+    def start(self, **options: Any) -> subprocess.Popen:
+        """Begin a make in a process group of its own, as a terminal does."""
+        environment = {k: v for k, v in os.environ.items() if k not in ("V", "CI", "NO_COLOR")}
+        process = subprocess.Popen(
+            [sys.executable, str(_SCRIPT), str(self.folder), json.dumps(options)],
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            env={**environment, "PYTHONUNBUFFERED": "1"},
+        )
+        self.started.append(process)
+        return process
+
+    def make(self, **options: Any) -> tuple[int, str]:
+        """A whole make: its exit code and what it said."""
+        return self.finish(self.start(**options))
+
+    def finish(self, process: subprocess.Popen) -> tuple[int, str]:
+        """Wait for a make to end; its exit code and what it said."""
+        _, said = process.communicate(timeout=_PATIENCE_SECONDS)
+        return process.returncode, said
+
+    def path(self, name: str) -> Path:
+        return self.folder / f"results/fake/{name}-s1-{name}"
+
+    def status(self, name: str) -> Status | None:
+        return read_status(RunDir(self.path(name)))
+
+    def steps(self, name: str) -> list[int]:
+        """The steps that were done, in the order they were done."""
+        path = self.path(name) / "steps.txt"
+        return [int(line) for line in path.read_text().split()] if path.exists() else []
+
+    def journal(self) -> list[str]:
+        """Every start of a run: its name and the step it began at."""
+        path = self.folder / "journal"
+        return path.read_text().splitlines() if path.exists() else []
+
+    def wait_until(self, condition: Callable[[], Any]) -> None:
+        """Look until ``condition`` holds."""
+        end = time.monotonic() + _PATIENCE_SECONDS
+        while not condition():
+            assert time.monotonic() < end, "waited in vain"
+            time.sleep(0.01)
+
+    def worker_pid(self, name: str) -> int:
+        """The process that holds the run's lock."""
+        return int((self.path(name) / ".lock").read_text())
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> Iterator[FakeStudy]:
+    made = FakeStudy(tmp_path)
+    yield made
+    for process in made.started:
+        try:
+            os.killpg(process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        process.wait()
+        process.stderr.close()

@@ -1,0 +1,59 @@
+"""A trainer without training: counts steps, keeps its place, and misbehaves when told to."""
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from lib.errors import PreflightError
+from lib.rundir import RunDir
+from lib.status import State, Status, write_status
+
+
+def train(
+    run_dir: Path, build_dir: Path, report: Callable[..., None], stop: Callable[[], bool]
+) -> None:
+    """Do the steps of behaviour.json, one line each in steps.txt; go on where it was left."""
+    run = RunDir(run_dir)
+    behaviour = json.loads((run_dir / "behaviour.json").read_text())
+    done, total = run_dir / "steps.txt", behaviour["steps"]
+    first = len(done.read_text().splitlines()) if done.exists() else 0
+    write_status(run, Status(State.RUNNING, iteration=first, iterations=total))
+    with open(build_dir / "journal", "a") as journal:
+        journal.write(f"{run_dir.name} {first}\n")
+    print("hello from", run_dir.name, flush=True)
+    for step in range(first, total):
+        if stop():
+            message = f"interrupted; saved at iteration {step}"
+            write_status(run, Status(State.INTERRUPTED, 130, message, step, total))
+            return
+        time.sleep(behaviour["step_seconds"])
+        misbehave(behaviour, step)
+        with open(done, "a") as stream:
+            stream.write(f"{step}\n")
+        report({"kind": "progress", "iteration": step + 1, "iterations": total, "loss": 3.0})
+    report({"kind": "line", "tag": "DONE", "text": "val loss 3.0"})
+    write_status(run, Status(State.SUCCESS, iteration=total, iterations=total))
+
+
+def misbehave(behaviour: dict[str, Any], step: int) -> None:
+    """Fail at the step that the behaviour names, unless the file that heals it exists."""
+    if step != behaviour.get("fail_at") or Path(behaviour["healed"]).exists():
+        return
+    match behaviour["fails_by"]:
+        case "raising":
+            raise ZeroDivisionError("division by a fake")
+        case "sigkill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "exit":
+            os._exit(7)
+
+
+def check(allowed: bool, slots: int) -> list[dict[str, str]]:
+    """The preflight of the fake."""
+    if not allowed:
+        raise PreflightError("there is no fake device")
+    return [{"FAKE_SLOT": str(i)} for i in range(slots)]

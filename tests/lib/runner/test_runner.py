@@ -1,0 +1,243 @@
+"""What make does about runs, told as scenarios; see conftest.py for the fake study."""
+
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from lib.status import State
+
+SLOW = {"steps": 200, "step_seconds": 0.02}
+
+
+def test_trains_everything_once_and_then_nothing(study):
+    code, said = study.make()
+    assert code == 0
+    assert [study.status(name).state for name in "abc"] == [State.SUCCESS] * 3
+    assert re.search(r"^DONE    fake/00-a s1   val loss 3\.0   \(1/3", said, re.M)
+    code, said = study.make()
+    assert code == 0
+    assert said.count("SKIP") == 3 and "nothing to run: 3 of 3 done" in said
+    assert study.journal() == ["a-s1-a 0", "b-s1-b 0", "c-s1-c 0"]
+
+
+def test_trains_exactly_the_run_whose_directory_was_removed(study):
+    study.make()
+    for file in study.path("b").iterdir():
+        file.unlink()
+    study.path("b").rmdir()
+    assert study.make()[0] == 0
+    assert study.journal()[3:] == ["b-s1-b 0"]
+
+
+def test_goes_on_after_a_failure_and_says_where_the_log_is(study):
+    runs = {"a": {"fail_at": 1, "fails_by": "raising"}}
+    code, said = study.make(runs=runs)
+    assert code == 1
+    assert study.status("a").message == "ZeroDivisionError: division by a fake"
+    assert [study.status(name).state for name in "bc"] == [State.SUCCESS] * 2
+    (line,) = re.findall(r"^FAIL    fake/00-a s1 .*$", said, re.M)
+    assert "division by a fake" in line and line.endswith(f"log: {study.path('a')}/logs.txt")
+    assert "Traceback" not in said
+    assert "Traceback" in (study.path("a") / "logs.txt").read_text()
+    assert said.splitlines()[-1] == "EXIT    code 1"
+
+
+def test_stops_after_a_failure_where_asked_to(study):
+    runs = {"a": {"fail_at": 1, "fails_by": "raising"}}
+    code, said = study.make(runs=runs, keep_going=False)
+    assert code == 1
+    assert study.status("b") is None and study.status("c") is None
+    assert "0 done, 1 failed, 2 left" in said
+
+
+@pytest.mark.parametrize(
+    ("manner", "message"),
+    [("sigkill", "worker died with signal 9 (SIGKILL"), ("exit", "worker died with exit code 7")],
+)
+def test_a_worker_that_dies_is_a_failed_run_and_is_tried_again(study, manner, message):
+    runs = {"b": {"fail_at": 2, "fails_by": manner}}
+    code, said = study.make(runs=runs)
+    assert code == 1
+    assert message in study.status("b").message and message in said
+    assert [study.status(name).state for name in "ac"] == [State.SUCCESS] * 2
+    (study.folder / "healed").touch()
+    assert study.make(runs=runs)[0] == 0
+    # It goes on where it was: no step is done twice.
+    assert study.steps("b") == [0, 1, 2]
+
+
+def test_ctrl_c_saves_says_how_to_go_on_and_is_continued(study):
+    make = study.start(all=SLOW, slots=2)
+    study.wait_until(lambda: len(study.steps("a")) > 3 and len(study.steps("b")) > 3)
+    # A terminal sends it to the whole group: parent, server and workers.
+    os.killpg(make.pid, signal.SIGINT)
+    code, said = study.finish(make)
+    assert code == 130
+    assert "3 left; to go on, type: make" in said
+    assert said.splitlines()[-1] == "EXIT    code 130"
+    assert [study.status(name).state for name in "ab"] == [State.INTERRUPTED] * 2
+    assert study.status("c") is None
+    assert study.make(all={**SLOW, "step_seconds": 0})[0] == 0
+    assert study.steps("a") == list(range(200))
+
+
+def test_ctrl_c_twice_stops_at_once(study):
+    # A step that takes longer than this test waits.
+    make = study.start(all={"steps": 2, "step_seconds": 60})
+    study.wait_until(lambda: study.journal())
+    os.killpg(make.pid, signal.SIGINT)
+    time.sleep(0.5)
+    os.killpg(make.pid, signal.SIGINT)
+    started = time.monotonic()
+    code, said = study.finish(make)
+    assert code == 130 and time.monotonic() - started < 5
+    assert "stopped at once" in said
+
+
+def test_sigterm_is_like_ctrl_c(study):
+    make = study.start(all=SLOW)
+    study.wait_until(lambda: len(study.steps("a")) > 3)
+    os.kill(make.pid, signal.SIGTERM)
+    assert study.finish(make)[0] == 143
+    assert study.status("a").state is State.INTERRUPTED
+
+
+def test_workers_of_a_killed_parent_save_and_stop(study):
+    make = study.start(all=SLOW)
+    study.wait_until(lambda: len(study.steps("a")) > 3)
+    os.kill(make.pid, signal.SIGKILL)
+    study.wait_until(lambda: study.status("a").state is State.INTERRUPTED)
+    done = len(study.steps("a"))
+    assert done < 200
+    assert study.make(all={**SLOW, "step_seconds": 0})[0] == 0
+    assert study.steps("a") == list(range(200))
+    assert study.journal()[1] == f"a-s1-a {done}"
+
+
+def test_continues_after_the_whole_tree_was_killed(study):
+    make = study.start(all=SLOW)
+    study.wait_until(lambda: len(study.steps("a")) > 3)
+    os.killpg(make.pid, signal.SIGKILL)
+    make.wait()
+    assert study.status("a").state is State.RUNNING
+    assert study.make(all={**SLOW, "step_seconds": 0})[0] == 0
+    assert study.steps("a") == list(range(200))
+
+
+def test_waits_for_a_worker_that_outlives_its_parent(study):
+    make = study.start(all={"steps": 6, "step_seconds": 0.4})
+    study.wait_until(lambda: len(study.steps("a")) == 1)
+    os.kill(make.pid, signal.SIGKILL)
+    # The old worker finishes its step before it looks; nobody else trains the run meanwhile.
+    assert study.make(all={"steps": 6, "step_seconds": 0.4}, slots=3)[0] == 0
+    assert study.steps("a") == list(range(6))
+
+
+def test_a_second_make_refuses_while_the_first_is_at_work(study):
+    make = study.start(all=SLOW)
+    study.wait_until(lambda: len(study.steps("a")) > 3)
+    code, said = study.make(all=SLOW)
+    assert code == 2
+    assert f"process {make.pid} is training in this folder" in said
+    os.kill(make.pid, signal.SIGINT)
+    assert study.finish(make)[0] == 130
+
+
+def test_runs_as_many_at_a_time_as_jobs_says(study):
+    everyone = {"all": {"steps": 4, "step_seconds": 0.2}}
+    code, _ = study.make(**everyone, jobs=2, names=["a", "b", "c", "d"])
+    assert code == 0
+    began = [(study.path(n) / "behaviour.json").stat().st_mtime for n in "abcd"]
+    ended = [(study.path(n) / "status.json").stat().st_mtime for n in "abcd"]
+    most = max(sum(b <= t < e for b, e in zip(began, ended)) for t in began)
+    assert most == 2
+    assert began == sorted(began)
+
+
+def test_stale_results_stop_make_until_the_user_says(study):
+    study.make()
+    code, said = study.make(changed=["gpt2/model.py", "torch"])
+    assert code == 2
+    assert said.count("changed since: gpt2/model.py, torch") == 3
+    assert "STALE=rerun" in said and "STALE=keep" in said
+    code, said = study.make(changed=["gpt2/model.py"], stale="keep")
+    assert code == 0 and said.count("kept, changed since: gpt2/model.py") == 3
+    assert len(study.journal()) == 3
+    code, _ = study.make(changed=["gpt2/model.py"], stale="rerun")
+    assert code == 0 and len(study.journal()) == 6
+    # The old results are moved aside, not deleted.
+    (old,) = study.path("a").parent.glob("a-s1-a.old-*")
+    assert json.loads((old / "status.json").read_text())["state"] == "SUCCESS"
+
+
+def test_a_stale_failure_is_started_anew_without_asking(study):
+    runs = {"a": {"fail_at": 1, "fails_by": "raising"}}
+    study.make(runs=runs, names=["a"])
+    (study.folder / "healed").touch()
+    assert study.make(runs=runs, names=["a"], changed=["gpt2/model.py"])[0] == 0
+    assert study.steps("a") == [0, 1, 2]
+    assert len(list(study.path("a").parent.glob("a-s1-a.old-*"))) == 1
+
+
+def test_preflight_lists_everything_and_creates_nothing(study):
+    code, said = study.make(device=False, bytes=1 << 60)
+    assert code == 3
+    assert "there is no fake device" in said and "MiB are needed" in said
+    assert list(study.folder.iterdir()) == []
+
+
+def test_a_file_in_place_of_the_results_is_refused(study):
+    (study.folder / "results").write_text("")
+    code, said = study.make()
+    assert code == 3
+    assert "is a file, not a folder" in said
+
+
+def test_a_wrong_word_for_stale_is_refused(study):
+    code, said = study.make(stale="maybe")
+    assert code == 2 and "'maybe' is neither rerun nor keep" in said
+
+
+def test_output_of_a_run_goes_to_its_log(study):
+    code, said = study.make()
+    assert code == 0 and "hello" not in said
+    assert (study.path("a") / "logs.txt").read_text() == "hello from a-s1-a\n"
+
+
+def test_a_terminal_gets_a_live_table_and_ends_clean(study):
+    parent, child = pty.openpty()
+    environment = {k: v for k, v in os.environ.items() if k not in ("CI", "NO_COLOR")}
+    script = Path(__file__).with_name("fake_make.py")
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            str(script),
+            str(study.folder),
+            json.dumps({"all": {"step_seconds": 0.3}}),
+        ],
+        stderr=child,
+        env={**environment, "TERM": "xterm", "COLUMNS": "100"},
+    )
+    os.close(child)
+    screen = b""
+    try:
+        while chunk := os.read(parent, 65536):
+            screen += chunk
+    # A pseudo-terminal ends with this error where a pipe ends with no bytes.
+    except OSError:
+        pass
+    os.close(parent)
+    assert process.wait() == 0
+    text = screen.decode()
+    assert "RUNS" in text and "passed 00:0" in text
+    assert text.count("fake/00-a s1   val loss 3.0") == 1
+    # The cursor is shown again.
+    assert text.rindex("\x1b[?25h") > text.rindex("\x1b[?25l")
