@@ -8,6 +8,8 @@ every byte of it against its manifest. Exit 3 when it cannot be made or is damag
 import argparse
 from pathlib import Path
 
+import _start
+
 from gpt2.config import load_config
 from gpt2.data.prepare import prepare
 from gpt2.data.store import open_dataset

@@ -1,0 +1,160 @@
+# The front door: what a target does is in scripts/. "make help" is made from the ## texts.
+
+MAKEFLAGS += --no-builtin-rules --no-builtin-variables --no-print-directory
+# Parallel are the runs (make -jN is JOBS=N), never the targets.
+.NOTPARALLEL:
+.SUFFIXES:
+
+# What a user may set. A value is text: frozen here, before anything could expand it, it reaches
+# the scripts through the environment, and $(...), quotes and backquotes mean nothing on the way.
+SETTINGS := SET SYM A B STEPS SEEDS RUNS JOBS STALE KEEP_GOING YES JSON V O EXTRAS PYTHON
+SETTINGS += NO_COLOR KCONFIG_CONFIG MENUCONFIG_STYLE
+freeze = $(eval override $(1) := $$(value $(1)))$(eval export $(1))
+given = $(filter-out undefined,$(origin $(1)))
+$(foreach v,$(SETTINGS) VIRTUAL_ENV CONDA_PREFIX,$(if $(call given,$v),$(call freeze,$v)))
+# Names in __ are bash completion's.
+UNKNOWN := $(filter-out __%,$(foreach v,$(.VARIABLES),$(if $(filter command,$(origin $v)),$v)))
+$(if $(UNKNOWN),$(error no variable is called $(UNKNOWN); see make help))
+MAKEOVERRIDES :=
+
+Q := $(if $(filter-out 0,$(V)),,@)
+MAKEFLAGS += $(if $(filter 2,$(V)),--trace)
+
+# As one word of the shell, and as one file name of a rule.
+quote = '$(subst ','\'',$(1))'
+space := $(subst ,, )
+escape = $(subst :,\:,$(subst $(space),\ ,$(1)))
+
+BUILD := $(or $(O),.)
+DOTCONFIG := $(or $(KCONFIG_CONFIG),.config)
+DOTCONFIG := $(if $(filter /%,$(DOTCONFIG)),,$(BUILD)/)$(DOTCONFIG)
+CONFIG_PY := $(call escape,$(BUILD)/config.py)
+KCONFIGS := $(wildcard Kconfig gpt2/Kconfig* gpt2/*/Kconfig* gpt2/*/*/Kconfig* lib/*/Kconfig* \
+	lib/*/*/Kconfig*)
+
+# An active environment is used as it is; without one, make looks after a .venv.
+VENV := $(if $(shell test -w . -o -e .venv && echo y),.venv,$(BUILD)/.venv)
+ACTIVE := $(or $(PYTHON),$(if $(VIRTUAL_ENV),$(VIRTUAL_ENV)/bin/python))
+ACTIVE := $(or $(ACTIVE),$(if $(CONDA_PREFIX),$(CONDA_PREFIX)/bin/python))
+ifeq ($(ACTIVE),$(CURDIR)/.venv/bin/python)
+ACTIVE :=
+endif
+PY := $(call quote,$(or $(ACTIVE),$(VENV)/bin/python))
+# The same, or the system's where that cannot be run: enough to set up and to help.
+BOOT := $(shell command -v $(PY) || command -v python3.11 || command -v python3)
+boot = $(call quote,$(or $(BOOT),$(error Python is missing: sudo apt-get install python3-venv)))
+TARGET_PYTHON := $(if $(ACTIVE),--active $(call quote,$(ACTIVE)),--venv $(call quote,$(VENV)))
+
+INTO := -O $(call quote,$(BUILD))
+CONFIGURE := $(PY) scripts/configure.py
+# make -jN, as JOBS=N for one command; known only once a recipe runs.
+jobs = $(if $(JOBS),,$(patsubst -j%,JOBS=%,$(filter -j%,$(MAKEFLAGS))))
+
+.DEFAULT_GOAL := all
+
+##@ Configure
+.PHONY: menuconfig savedefconfig olddefconfig listnewconfig diffconfig list-defconfigs why
+menuconfig: setup ## Edit .config in a menu
+	$(Q)$(CONFIGURE) menuconfig $(INTO)
+
+list-defconfigs: setup ## The configurations that come with the tree
+	$(Q)$(CONFIGURE) list-defconfigs $(INTO)
+
+##: defconfig-NAME[+FRAG]  Load one of them, with fragments on top, and SET="..."
+DEFCONFIGS := $(patsubst defconfigs/%,defconfig-%,$(filter-out %/fragments,$(wildcard defconfigs/*)))
+load = $(Q)$(CONFIGURE) defconfig $(call quote,$*) --set "$$SET" $(INTO)
+# Named one by one, so that a shell can complete them; combinations match the pattern.
+.PHONY: $(DEFCONFIGS) FORCE
+$(DEFCONFIGS): defconfig-%: setup
+	$(load)
+defconfig-%: setup FORCE
+	$(load)
+
+savedefconfig: setup ## Write what differs from the defaults to defconfig
+	$(Q)$(CONFIGURE) savedefconfig $(INTO)
+
+olddefconfig: setup ## Bring an old .config up to date
+	$(Q)$(CONFIGURE) olddefconfig $(INTO)
+
+listnewconfig: setup ## Symbols that .config does not mention
+	$(Q)$(CONFIGURE) listnewconfig $(INTO)
+
+diffconfig: setup ## What differs from A= to B= (.config.old to .config)
+	$(Q)$(CONFIGURE) diffconfig $${A:+"$$A"} $${B:+"$$B"} $(INTO)
+
+why: setup ## Where the value of SYM= came from, and its dependencies
+	$(Q)$(CONFIGURE) why $(INTO) -- "$${SYM:?type make why SYM=NAME}"
+
+$(call escape,$(DOTCONFIG)): | setup
+	@echo "CONFIG  there is no .config: taking gpt2-quickstart (make list-defconfigs)" >&2
+	$(Q)$(CONFIGURE) defconfig gpt2-quickstart $(INTO)
+
+$(CONFIG_PY): $(call escape,$(DOTCONFIG)) $(KCONFIGS) | setup
+	$(Q)$(CONFIGURE) constants $(INTO)
+
+##@ Run
+.PHONY: all data plan train status rerun
+all: data ## Train what .config says, print the table (the default)
+	$(Q)$(jobs) $(PY) scripts/run_test_matrix.py $(INTO) $${RUNS:+--runs "$$RUNS"}
+
+data: $(CONFIG_PY) ## Prepare the data set, once
+	$(Q)$(PY) scripts/prepare_data.py $(INTO) > /dev/null
+
+plan: $(CONFIG_PY) ## List the runs and what they cost; starts nothing
+	$(Q)$(PY) scripts/plan.py $(INTO)
+
+status: $(CONFIG_PY) ## What is done, what runs, what is left
+	$(Q)$(PY) scripts/status.py $(INTO)
+
+train: data ## One run in this process, for debugging
+	$(Q)$(PY) scripts/train.py $(INTO)
+
+rerun: data ## Do the runs that RUNS= matches again
+	$(Q)$(jobs) $(PY) scripts/rerun.py $(INTO) -- "$${RUNS:?type make rerun RUNS=PATTERN}"
+
+##@ Check
+.PHONY: test style
+test: setup ## Run the tests
+	$(Q)$(PY) -m pytest
+
+style: setup ## Formatting, whitespace, names in the documents
+	$(Q)$(PY) scripts/check_style.py
+
+##@ Judge
+.PHONY: report
+report: $(CONFIG_PY) ## Write the tables of the finished runs
+	$(Q)$(PY) scripts/report.py $(INTO)
+
+##@ Operate
+.PHONY: setup help clean mrproper
+setup: ## Make the Python environment; EXTRAS="..." adds to it
+	@$(boot) -m lib.setup $(TARGET_PYTHON) --extras "$$EXTRAS"
+
+help: ## This text
+	@$(boot) -m lib.make_help Makefile "$$(test ! -f $(call quote,$(DOTCONFIG)) || \
+		$(PY) scripts/status.py --one-line $(INTO) 2> /dev/null || \
+		echo 'There is a .config: make plan tells what it would run')"
+
+clean: ## Remove generated files, but no .config, data or results
+	$(Q)for file in config.py defconfig; do rm -f $(call quote,$(BUILD))/$$file; done
+	$(Q)find gpt2 lib scripts tests -name __pycache__ -prune -exec rm -rf {} +
+	$(Q)rm -rf .pytest_cache
+
+mrproper: clean ## And .config, and a .venv that make made
+	$(Q)for file in '' .old .origins; do rm -f $(call quote,$(DOTCONFIG))$$file; done
+	$(Q)cd $(if $(filter .venv,$(VENV)),.,$(call quote,$(BUILD))) && if [ -L .venv ]; then rm .venv; \
+		elif [ -e .venv/kablate-setup.json ]; then rm -rf .venv; fi
+
+##@ Variables
+##: STEPS=0-3,ra,16  Only these steps of a study
+##: SEEDS=1,2,3  Every step with each of these seeds
+##: SET="A=1 B=y"  For defconfig-NAME: settings on top
+##: JOBS=n or -jN  Runs at a time
+##: O=DIR  .config, data and results there, not in the tree
+##: KEEP_GOING=y|n  Whether a failed run stops the others
+##: STALE=rerun|keep  Runs that were made by other code
+##: JSON=1  One JSON document on stdout
+##: YES=1  Answer yes to questions
+##: V=0|1|2  Short lines, full commands, why a target is remade
+##: PYTHON=PATH  Use this interpreter and install nothing
+##: EXTRAS="trackio ..."  For setup: optional packages of pyproject.toml

@@ -1,0 +1,68 @@
+"""What an interpreter has and lacks, and the command that installs it."""
+
+import json
+import sys
+
+import pytest
+
+from lib.setup import interpreter
+from lib.setup.interpreter import Findings, install_command, look
+from lib.setup.requirements import Requirement
+
+TORCH = Requirement("torch", ">=", "2.11", "2.13.0")
+RICH = Requirement("rich", ">=", "13.0", "15.0.0")
+
+
+def install(site, name, version, url=None):
+    info = site / f"{name}-{version}.dist-info"
+    info.mkdir(parents=True)
+    info.joinpath("METADATA").write_text(f"Name: {name}\nVersion: {version}\n")
+    if url:
+        info.joinpath("direct_url.json").write_text(json.dumps({"url": url}))
+
+
+@pytest.fixture
+def tree(tmp_path):
+    tree = tmp_path / "a tree"
+    tree.mkdir()
+    return tree
+
+
+def test_everything_is_there(tmp_path, tree):
+    install(tmp_path, "torch", "2.13.0+cpu")
+    install(tmp_path, "kablate", "0.1.0", tree.as_uri())
+    findings = look(tree, [TORCH], [str(tmp_path)])
+    assert findings.complete and not findings.differing
+
+
+def test_absent_old_and_other_packages_are_told_apart(tmp_path, tree):
+    install(tmp_path, "torch", "2.9.0")
+    findings = look(tree, [TORCH, RICH], [str(tmp_path)])
+    expected = "torch >= 2.11 (has 2.9.0), rich, this tree (editable install)"
+    assert (findings.complete, findings.describe_lacking()) == (False, expected)
+
+
+def test_another_version_in_range_is_accepted_and_named(tmp_path, tree):
+    install(tmp_path, "torch", "2.12.1")
+    install(tmp_path, "kablate", "0.1.0", tree.as_uri())
+    findings = look(tree, [TORCH], [str(tmp_path)])
+    assert findings.complete
+    assert findings.describe_differing() == "torch 2.12.1 (tested: 2.13.0)"
+
+
+@pytest.mark.parametrize("url", [None, "file:///another/tree"])
+def test_an_install_of_another_tree_does_not_count(tmp_path, tree, url):
+    install(tmp_path, "kablate", "0.1.0", url)
+    assert not look(tree, [], [str(tmp_path)]).installed
+
+
+def test_the_command_uses_pip_where_there_is_pip(tree):
+    command = install_command(tree, Findings([(RICH, "")], [], installed=False))
+    assert command == f"{sys.executable} -m pip install rich==15.0.0 -e '{tree}'"
+
+
+def test_the_command_uses_uv_where_there_is_no_pip(monkeypatch, tree):
+    monkeypatch.setattr(interpreter, "find_spec", lambda name: None)
+    monkeypatch.setattr(interpreter.shutil, "which", lambda name: "/bin/uv")
+    command = install_command(tree, Findings([(RICH, "")], [], installed=True))
+    assert command.startswith(f"uv pip install --python {sys.executable} rich==15.0.0")

@@ -1,0 +1,172 @@
+"""The environment that make looks after: what counts as finished, whose it is, who may change it."""
+
+import fcntl
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from lib.errors import ConfigError, RunError
+from lib.project import ROOT
+from lib.setup import virtualenv
+from lib.setup.virtualenv import VirtualEnvironment
+
+PYPROJECT = """
+[build-system]
+requires = []
+build-backend = "editable"
+backend-path = ["lib/setup"]
+[project]
+name = "kablate"
+version = "0.1.0"
+description = "A tree that needs nothing"
+requires-python = ">=3.11"
+dependencies = []
+[project.optional-dependencies]
+nothing = []
+"""
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory):
+    """A tree with our set-up and no requirements."""
+    root = tmp_path_factory.mktemp("some trees") / "a tree"
+    code = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "lib" / "setup", root / "lib" / "setup", ignore=code)
+    for name in ("__init__", "cli", "console", "errors", "project"):
+        shutil.copy(ROOT / "lib" / f"{name}.py", root / "lib")
+    (root / "pyproject.toml").write_text(PYPROJECT)
+    (root / "requirements.txt").write_text("")
+    (root / "constraints.txt").write_text("")
+    return root
+
+
+def set_up(tree, *options, **variables):
+    """``python -m lib.setup`` for the tree's own .venv, with a Python outside of it."""
+    command = [sys.executable, "-m", "lib.setup", "--venv", ".venv", *options]
+    environment = {**os.environ, **variables}
+    return subprocess.run(
+        command, cwd=tree, env=environment, capture_output=True, text=True, check=False
+    )
+
+
+def finish(venv):
+    """Make ``venv`` look like a finished set-up."""
+    venv.python.parent.mkdir(parents=True, exist_ok=True)
+    venv.python.touch()
+    stamp = {"digest": virtualenv.digest(venv._root), "place": venv._place, "extras": ["nothing"]}
+    venv._stamp.write_text(json.dumps(stamp))
+
+
+@pytest.fixture
+def venv(tree, tmp_path):
+    return VirtualEnvironment(tmp_path / ".venv", tree)
+
+
+def test_it_is_made_used_and_not_made_again(tree):
+    """In a path with blanks, with PYTHONPATH pointing at another ``lib``."""
+    other = tree.parent / "lib"
+    other.mkdir()
+    made = set_up(tree, PYTHONPATH=str(tree.parent))
+    assert made.returncode == 0, made.stderr
+    assert "creating" in made.stderr and "is ready" in made.stderr
+    python = tree / ".venv" / "bin" / "python"
+    code = "import lib; print(lib.__file__)"
+    found = subprocess.run(
+        [python, "-c", code],
+        cwd="/",
+        env={**os.environ, "PYTHONPATH": str(tree.parent)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert found.stdout.strip() == str(tree / "lib" / "__init__.py")
+    assert not [path for path in tree.iterdir() if path.name.endswith(("egg-info", "build"))]
+    again = set_up(tree, "--extras", "")
+    assert (again.returncode, again.stderr) == (0, "")
+
+
+def test_an_interrupted_set_up_is_not_current(venv):
+    finish(venv)
+    assert venv.is_current(["nothing"]) and not venv.is_current(["more"])
+    venv._stamp.write_text(json.dumps({"digest": "", "place": "", "extras": []}))
+    assert not venv.is_current([])
+    venv._stamp.write_text('{"digest": "torn')
+    assert not venv.is_current([])
+
+
+def test_a_moved_or_changed_one_is_not_current(venv, tree):
+    finish(venv)
+    moved = VirtualEnvironment(venv.path.with_name("elsewhere"), tree)
+    venv.path.rename(moved.path)
+    assert not moved.is_current([])
+    finish(moved)
+    assert moved.is_current([])
+    moved.python.unlink()
+    assert not moved.is_current([])
+
+
+def test_a_link_and_somebody_elses_folder_are_left_alone(venv, tmp_path):
+    assert venv.is_ours()
+    (tmp_path / "theirs").mkdir()
+    venv.path.symlink_to(tmp_path / "theirs")
+    assert not venv.is_ours()
+    venv.path.unlink()
+    venv.path.mkdir()
+    assert not venv.is_ours()
+    finish(venv)
+    assert venv.is_ours()
+
+
+def test_a_second_make_waits_for_the_first(venv, monkeypatch):
+    monkeypatch.setattr(VirtualEnvironment, "_create", lambda self: pytest.fail("made it twice"))
+    finish(venv)
+    finished = venv._stamp.read_text()
+    venv._stamp.write_text("")
+    second = threading.Thread(target=venv.bring_up, args=[[]])
+    with open(venv._stamp, "r+") as first:
+        fcntl.flock(first, fcntl.LOCK_EX)
+        second.start()
+        second.join(0.2)
+        assert second.is_alive()
+        first.write(finished)
+    second.join(5)
+    assert not second.is_alive() and venv.is_current([])
+
+
+def test_without_ensurepip_the_error_names_the_package(venv, monkeypatch):
+    monkeypatch.setattr(virtualenv, "find_spec", lambda name: None if name == "ensurepip" else 1)
+    with pytest.raises(ConfigError, match="apt-get install python3-venv"):
+        venv.bring_up([])
+    assert not venv.path.exists()
+
+
+def test_a_failing_pip_leaves_it_unfinished(venv, monkeypatch):
+    monkeypatch.setattr(VirtualEnvironment, "_create", lambda self: venv.python.parent.mkdir())
+    monkeypatch.setattr(virtualenv, "_run_pip", lambda command, root: 1)
+    with pytest.raises(RunError, match="pip failed"):
+        venv.bring_up([])
+    assert venv.is_ours() and not venv.is_current([])
+
+
+def test_extras_of_an_unfinished_set_up_are_not_forgotten(venv, monkeypatch):
+    monkeypatch.setattr(VirtualEnvironment, "_create", lambda self: None)
+    monkeypatch.setattr(virtualenv, "_run_pip", lambda command, root: 1)
+    for extras in (["nothing"], []):
+        with pytest.raises(RunError):
+            venv.bring_up(extras)
+    assert json.loads(venv._stamp.read_text())["extras"] == ["nothing"]
+
+
+@pytest.mark.parametrize(
+    "shown", ["Downloading torch-2.13.0.whl (888.1 MB)", "Downloading a (2.1 GB)"]
+)
+def test_large_downloads_are_shown(shown, capsys, tmp_path):
+    lines = f"Collecting torch\n  {shown}\n  Downloading b.whl (9.9 MB)\n"
+    code = [sys.executable, "-c", f"print({lines!r}, end='')"]
+    assert virtualenv._run_pip(code, tmp_path) == 0
+    assert capsys.readouterr().err == f"SETUP   {shown}\n"

@@ -1,0 +1,77 @@
+"""Documents that name what does not exist are found, those that tell the truth are left alone."""
+
+from pathlib import Path
+
+import pytest
+
+from lib.project import ROOT
+from lib.style import documents, makefile
+from lib.style.check import known_names, run_files
+from lib.style.documents import Known
+
+KNOWN = Known(
+    targets={"all", "plan", "why"},
+    configurations={"gpt2-124m", "cpu"},
+    names={"STEPS", "SYM", "SET", "N_LAYER", "O"},
+    paths={"lib/binding.py", "binding.py", "gpt2", "status.json"},
+    written={"results", ".config"},
+)
+
+
+def problems(text):
+    return [str(p) for p in documents.check(Path("README.md"), text, KNOWN)]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("`make paln`", "make has no target paln"),
+        ("`make && make paln`", "make has no target paln"),
+        ("```\nmake plan STEP=3\n```", "make has no variable STEP"),
+        ("`make defconfig-gpt2-124m+gpu`", "make has no target defconfig-gpt2-124m+gpu"),
+        ('`make all SET="N_LAYERS=4"`', "there is no symbol or variable N_LAYERS"),
+        ("`CONFIG_N_LAYERS`", "there is no symbol or variable N_LAYERS"),
+        ("`lib/bindings.py`", "there is no file or folder lib/bindings.py"),
+        ("see `lib/nothing/`", "there is no file or folder lib/nothing/"),
+    ],
+)
+def test_a_wrong_name_is_found(text, expected):
+    assert problems(text) == [f"README.md:{2 if '```' in text else 1}: {expected}"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "make up your mind about N_LAYERS in lib/bindings.py: this is prose",
+        "`make`, `make -j4 plan`, `make plan STEPS=0-3,ra O=/tmp/x`, `make defconfig-gpt2-124m+cpu`",
+        "`make defconfig-NAME+FRAGMENT` and `results/<study>/x.json` and `tests/*.py`",
+        '```\nmake plan   what would run\nmake defconfig-gpt2-124m \\\n    SET="N_LAYER=4"\n```',
+        "`N_LAYER`, `CONFIG_N_LAYER=4`, `q_BNTH`, `lib/binding.py`, `gpt2/`, `status.json`",
+        "`results/ratio/table.md`, `.config`, `/abs/file.py`",
+    ],
+)
+def test_the_truth_is_left_alone(text):
+    assert problems(text) == []
+
+
+def test_lines_are_counted_through_continued_commands():
+    text = "\n```\nmake plan \\\n  STEPS=1\nmake paln\n```\n"
+    assert problems(text) == ["README.md:5: make has no target paln"]
+
+
+def test_what_the_makefile_offers():
+    text = "A := 1\nSETTINGS := V O\nSETTINGS += STEPS\nall: data ## x\n\tall: y\nlist-x:\n%: ;\n"
+    assert makefile.targets(text) == {"all", "list-x"}
+    assert makefile.settings(text) == {"V", "O", "STEPS"}
+
+
+def test_the_tree_knows_its_own_names():
+    known = known_names(ROOT)
+    assert {"all", "plan", "mrproper"} <= known.targets
+    assert {"gpt2-quickstart", "quick"} <= known.configurations
+    assert {"JOBS", "N_LAYER", "MODEL_SIZE_TINY", "OPTIMIZER"} <= known.names
+    assert {"lib/style/check.py", "lib/style", "CODEX.md", "summary.json"} <= known.paths
+
+
+def test_run_files_are_those_of_a_run_directory():
+    assert {"status.json", "checkpoints", "per_query.csv"} <= run_files()

@@ -1,0 +1,70 @@
+"""Each rule of the architecture finds what it forbids, and nothing else."""
+
+import ast
+
+import pytest
+
+from lib.style import rules
+
+LONG = "def f():\n" + "    x = 1\n" * rules.MAX_FUNCTION_LINES
+TYPED = '"""M."""\ndef f(x: int, *a: int, **k: int) -> int:\n    """F."""\n'
+
+
+@pytest.mark.parametrize(
+    ("rule", "bad"),
+    [
+        (rules.long_functions, LONG),
+        (rules.long_functions, "class A:\n    async " + LONG.replace("\n", "\n    ").rstrip()),
+        (rules.broad_excepts, "try: f()\nexcept: pass"),
+        (rules.broad_excepts, "try: f()\nexcept Exception as e: pass"),
+        (rules.broad_excepts, "try: f()\nexcept (ValueError, BaseException): raise"),
+        (rules.attribute_guesses, "hasattr(config, 'x')"),
+        (rules.attribute_guesses, "getattr(config, 'x', None)"),
+        (rules.path_edits, "import sys\nsys.path.insert(0, '.')"),
+        (rules.path_edits, "import sys\nsys.path += ['.']"),
+        (rules.path_edits, "import sys\nsys.path[0:0] = ['.']"),
+        (rules.path_edits, "import sys\ndel sys.path[0]"),
+        (rules.prints, "def f():\n    print('x')"),
+        (rules.code_from_data, "eval('1')"),
+        (rules.code_from_data, "import pickle\npickle.load(f)"),
+        (rules.code_from_data, "torch.load(path)"),
+        (rules.code_from_data, "torch.load(path, weights_only=False)"),
+        (rules.undocumented, "def f() -> None:\n    '''F.'''"),
+        (rules.undocumented, '"""M."""\ndef f() -> None: ...'),
+        (rules.undocumented, '"""M."""\ndef f(x) -> None:\n    """F."""'),
+        (rules.undocumented, '"""M."""\ndef f():\n    """F."""'),
+        (rules.undocumented, '"""M."""\nclass A: ...'),
+        (rules.undocumented, '"""M."""\nclass A:\n    """A."""\n    def f(self) -> None: ...'),
+        (rules.undocumented, '"""M."""\nclass A:\n    """A."""\n    def __init__(self, x): ...'),
+    ],
+)
+def test_finds_what_is_forbidden(rule, bad):
+    assert len(list(rule(ast.parse(bad)))) == 1
+
+
+@pytest.mark.parametrize(
+    ("rule", "good"),
+    [
+        (rules.long_functions, LONG.removesuffix("    x = 1\n")),
+        (rules.broad_excepts, "try: f()\nexcept (ValueError, OSError): pass"),
+        (rules.attribute_guesses, "getattr(config, name)"),
+        (rules.path_edits, "import sys\nfolders = list(sys.path[1:])"),
+        (rules.prints, "say('print', 'x')"),
+        (rules.code_from_data, "torch.load(path, weights_only=True)\nmodel.eval()"),
+        (rules.undocumented, TYPED),
+        (rules.undocumented, '"""M."""\ndef _f(x): ...\nclass _A:\n    def g(self): ...'),
+    ],
+)
+def test_leaves_the_rest_alone(rule, good):
+    assert list(rule(ast.parse(good))) == []
+
+
+def test_imports_of_functions_count_only_where_they_matter():
+    tree = ast.parse(
+        "import a.b\nfrom c import d\nfrom typing import TYPE_CHECKING\n"
+        "if TYPE_CHECKING:\n    import e\ndef f():\n    import g\nclass A:\n    import h\n"
+    )
+    assert {"a.b", "c", "c.d", "e", "g", "h"} <= rules.imports(tree)
+    loaded = rules.imports(tree, at_import=True)
+    assert {"a.b", "c", "c.d", "h"} <= loaded
+    assert not {"e", "g"} & loaded

@@ -1,0 +1,71 @@
+"""Blanks: what is found is what is repaired."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from lib.errors import ConfigError
+from lib.style import formatting, whitespace
+from lib.style.check import _empty_words
+from lib.style.files import text_files
+
+
+@pytest.mark.parametrize(
+    ("name", "bad", "good", "where"),
+    [
+        ("a.py", "x = 1 \n", "x = 1\n", "a.py:1"),
+        ("a.md", "a\n\nb\t\n", "a\n\nb\n", "a.md:3"),
+        ("a.md", "a\r\n", "a\n", "a.md:1"),
+        ("a.md", "a", "a\n", "a.md"),
+        ("a.md", "a\n\n\n", "a\n", "a.md"),
+        ("a.py", "if x:\n\ty()\n", "if x:\n    y()\n", "a.py:2"),
+        ("Kconfig.a", "config A\n        bool\n", "config A\n\tbool\n", "Kconfig.a:2"),
+        ("Kconfig", "\thelp\n                a\n", "\thelp\n\t\ta\n", "Kconfig:2"),
+    ],
+)
+def test_found_and_repaired(name, bad, good, where):
+    found = list(whitespace.check(Path(name), bad))
+    assert [problem.where for problem in found] == [where]
+    assert whitespace.fixed(Path(name), bad) == good
+    assert list(whitespace.check(Path(name), good)) == []
+
+
+def test_what_is_right_stays():
+    for name, text in (("a.py", "x = 1\n"), ("Kconfig", "\thelp\n\t  text\n"), ("empty.md", "")):
+        assert whitespace.fixed(Path(name), text) == text
+        assert list(whitespace.check(Path(name), text)) == []
+
+
+def test_the_empty_word_is_found_whatever_its_case():
+    text = "A fine\nCOMPRE" + "HENSIVE list\n"
+    assert [p.where for p in _empty_words(Path("a.md"), text)] == ["a.md:2"]
+
+
+@pytest.fixture
+def tree(tmp_path):
+    subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    return tmp_path
+
+
+def test_text_files_are_those_git_would_take(tree):
+    (tree / ".gitignore").write_text("ignored\n")
+    (tree / "ignored").write_text("x")
+    (tree / "binary").write_bytes(b"\0\1")
+    (tree / "a.md").write_text("a\r\n")
+    (tree / "link.md").symlink_to("a.md")
+    found = {path.name: text for path, text in text_files(tree)}
+    assert found == {".gitignore": "ignored\n", "a.md": "a\r\n"}
+
+
+def test_without_git_there_is_one_error(tmp_path):
+    with pytest.raises(ConfigError, match="git cannot list the files"):
+        list(text_files(tmp_path))
+
+
+def test_black_finds_and_repairs(tree):
+    (tree / "a.py").write_text("x=1\n")
+    assert [str(p) for p in formatting.black_problems(tree)] == ["would reformat a.py"]
+    assert formatting.reformat(tree) == ["reformatted a.py"]
+    assert (tree / "a.py").read_text() == "x = 1\n"
+    assert formatting.black_problems(tree) == []

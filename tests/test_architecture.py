@@ -1,0 +1,247 @@
+"""The invariants of the architecture, each a test that names what breaks it."""
+
+import ast
+import dataclasses
+import functools
+import importlib
+import pkgutil
+import re
+import subprocess
+import sys
+import typing
+from collections import Counter, defaultdict
+from pathlib import Path
+
+import pytest
+
+import gpt2
+import lib
+from gpt2.config import Config
+from lib.binding import bound_fields
+from lib.kconfig import Tree
+from lib.project import ROOT
+from lib.registry import Registry
+from lib.style import makefile, rules
+from lib.style.check import style_problems
+from lib.style.files import text_files
+from lib.style.formatting import black_problems
+
+# Command lines print; all else goes through lib.console.
+PRINTERS = ("scripts/", "gpt2/train_ra_mla.py")
+# A choice that only decides the defaults of other symbols is read through them.
+PRESETS = {"MODEL_SIZE"}
+# What must start at once, and on machines without torch.
+WITHOUT_TORCH = (
+    "scripts/configure.py",
+    "scripts/plan.py",
+    "scripts/status.py",
+    "scripts/report.py",
+)
+
+
+@functools.cache
+def texts():
+    return {str(path.relative_to(ROOT)): text for path, text in text_files(ROOT)}
+
+
+@functools.cache
+def modules():
+    """Parsed product modules by path: lib, gpt2 and scripts."""
+    chosen = (p for p in texts() if re.match(r"(lib|gpt2|scripts)/.*\.py$", p))
+    return {path: ast.parse(texts()[path]) for path in chosen}
+
+
+def offenders(rule, paths=None):
+    chosen = modules() if paths is None else {p: modules()[p] for p in paths}
+    return [f"{path}:{what}" for path, tree in chosen.items() for what in rule(tree)]
+
+
+def module_name(path):
+    return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+
+@functools.cache
+def module_paths():
+    return {module_name(path): path for path in modules()}
+
+
+def loaded_by(path):
+    """Every name that importing ``path`` imports, directly or through modules of the tree."""
+    seen, waiting = set(), [path]
+    while waiting:
+        found = rules.imports(modules()[waiting.pop()], at_import=True)
+        # Importing a.b.c runs a and a.b first.
+        found |= {name[: m.start()] for name in found for m in re.finditer(r"\.", name)}
+        waiting += [module_paths()[name] for name in found - seen if name in module_paths()]
+        seen |= found
+    return seen
+
+
+def test_i1_files_and_functions_are_short():
+    limits = {
+        path: rules.MAX_SCRIPT_LINES if path.startswith("scripts/") else rules.MAX_FILE_LINES
+        for path in texts()
+    }
+    lines = {path: text.count("\n") for path, text in texts().items()}
+    long = [f"{path}: {lines[path]} lines" for path in lines if lines[path] > limits[path]]
+    assert long + offenders(rules.long_functions) == []
+
+
+def test_i2_imports_point_one_way():
+    layers = {"lib": {"gpt2", "scripts"}, "gpt2": {"scripts"}}
+    upward = [
+        f"{path}: {name}"
+        for path, tree in modules().items()
+        for name in rules.imports(tree)
+        if name.split(".")[0] in layers.get(path.split("/")[0], ())
+    ]
+    assert upward == []
+
+
+def test_i2_what_describes_a_run_loads_no_torch():
+    light = [p for p in modules() if p.endswith("/options.py") or p in WITHOUT_TORCH]
+    heavy = {path: sorted(loaded_by(path) & {"torch", "transformers"}) for path in light}
+    assert {path: names for path, names in heavy.items() if names} == {}
+
+
+@pytest.mark.parametrize("command", ["configure.py why SEED", "plan.py", "status.py", "report.py"])
+def test_i2_commands_run_without_torch(command, configured):
+    """Seen in the process itself, imports inside functions included."""
+    script, *words = command.split()
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", ROOT / "scripts" / script, *words, "-O", configured],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    imported = re.findall(r"\| +(lib|torch)$", done.stderr, re.MULTILINE)
+    assert (done.returncode, imported) == (0, ["lib"]), done.stderr[-2000:]
+
+
+@pytest.fixture(scope="module")
+def configured(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("build")
+    configure = [sys.executable, str(ROOT / "scripts" / "configure.py")]
+    for command in (["defconfig", "gpt2-quickstart"], ["constants"]):
+        subprocess.run([*configure, *command, "-O", str(folder)], check=True, capture_output=True)
+    return folder
+
+
+@functools.cache
+def registries():
+    """Every registry that a package of the tree holds."""
+    found = set()
+    for package in (lib, gpt2):
+        for info in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            if info.ispkg:
+                values = vars(importlib.import_module(info.name)).values()
+                found |= {value for value in values if isinstance(value, Registry)}
+    return found
+
+
+def config_classes():
+    """Config and every dataclass that a field of it or a registry may hold."""
+    found = {Config} | {r.options(name) for r in registries() for name in r}
+    waiting = list(found)
+    while waiting:
+        hints = typing.get_type_hints(waiting.pop()).values()
+        new = {hint for hint in hints if dataclasses.is_dataclass(hint)} - found
+        found |= new
+        waiting += new
+    return found
+
+
+@functools.cache
+def readers():
+    """Symbol -> the fields that hold it and the registries that it selects from.
+
+    A field belongs to the class that declares it: alternatives may inherit it.
+    """
+    found = defaultdict(set)
+    for cls in config_classes():
+        for field in bound_fields(cls):
+            owners = [c for c in cls.__mro__ if field.name in vars(c).get("__annotations__", ())]
+            found[field.metadata["symbol"]].add(f"{owners[-1].__qualname__}.{field.name}")
+    for registry in registries():
+        for name in registry.symbols():
+            found[name].add(f"registry of {registry.kind}s")
+    return found
+
+
+def test_i3_every_symbol_is_read_once_and_every_field_has_one():
+    symbols = {s.name for s in Tree().symbols() if not s.choice}
+    unread = symbols - set(readers()) - PRESETS
+    twice = {name: sorted(who) for name, who in readers().items() if len(who) > 1}
+    unknown = {name: sorted(who) for name, who in readers().items() if name not in symbols}
+    assert (unread, twice, unknown) == (set(), {}, {})
+
+
+def test_i3_every_symbol_has_help_a_default_and_bounds():
+    incomplete = []
+    for symbol in Tree().symbols():
+        if not symbol.help and not symbol.choice:
+            incomplete.append(f"{symbol.where}: {symbol.name} has no help")
+        if not symbol.has_default and not symbol.choice:
+            incomplete.append(f"{symbol.where}: {symbol.name} has no default")
+        if symbol.type == "int" and symbol.range is None:
+            incomplete.append(f"{symbol.where}: {symbol.name} has no range")
+    assert incomplete == []
+
+
+def test_i11_no_shortcuts():
+    found = offenders(rules.broad_excepts) + offenders(rules.attribute_guesses)
+    found += offenders(rules.path_edits) + offenders(rules.code_from_data)
+    found += offenders(rules.prints, [p for p in modules() if not p.startswith(PRINTERS)])
+    vague = {"utils.py", "util.py", "common.py", "helpers.py", "misc.py"}
+    found += [path for path in modules() if Path(path).name in vague]
+    found += [path for path in modules() if Path(path).parent.name in {Path(v).stem for v in vague}]
+    assert found == []
+
+
+def test_i12_every_target_has_help_and_a_test():
+    text = texts()["Makefile"]
+    targets = makefile.targets(text)
+    silent = [t for t in targets if not re.search(rf"^{t}:.* ## .", text, re.MULTILINE)]
+    tests = texts()["tests/test_makefile.py"]
+    untested = [t for t in targets if not re.search(rf"\"{t}\"", tests)]
+    assert (silent, untested) == ([], [])
+
+
+def command_lines():
+    found = [path for path in modules() if re.match(r"scripts/[a-z]", path)]
+    return [*found, "gpt2/train_ra_mla.py"]
+
+
+def test_i12_every_script_is_reached():
+    """By a target, or described in the documents as a command line."""
+    documents = "".join(text for path, text in texts().items() if path.endswith(".md"))
+    known = texts()["Makefile"] + documents
+    lost = [path for path in command_lines() if path not in known]
+    assert lost == []
+
+
+def test_i12_every_script_says_what_to_type_first():
+    without = [p for p in command_lines() if "\nimport _start\n" not in texts()[p]]
+    assert without == []
+
+
+def test_i13_public_names_are_typed_and_documented():
+    assert offenders(rules.undocumented) == []
+
+
+def test_style_is_kept():
+    """What make style checks, so that a test run alone keeps it too."""
+    problems = style_problems(ROOT) + black_problems(ROOT)
+    assert [str(problem) for problem in problems] == []
+
+
+def test_no_two_tests_share_a_name():
+    """The second function of a name hides the first, and nobody notices."""
+    for path, text in texts().items():
+        if path.startswith("tests/") and path.endswith(".py"):
+            names = Counter(
+                node.name
+                for node in ast.parse(text).body
+                if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
+            )
+            assert [name for name, count in names.items() if count > 1] == [], path

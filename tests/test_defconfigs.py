@@ -1,0 +1,135 @@
+"""I4: defconfigs and fragments do what they say, all of it."""
+
+import re
+
+import pytest
+
+from gpt2.ablation.ratio import RATIO
+from gpt2.config import Config
+from lib.kconfig import Tree, defconfig_layers, list_defconfigs, parse_text, read_file
+from lib.project import ROOT
+
+DEFCONFIGS, FRAGMENTS = list_defconfigs(ROOT)
+NAMES = [defconfig.name for defconfig in DEFCONFIGS]
+PAIRS = [
+    (base, fragment)
+    for fragment in FRAGMENTS
+    for base in (NAMES if fragment.bases == ("*",) else fragment.bases)
+]
+# What hardware may change without changing the result's global batch.
+HARDWARE = {"DEVICE", "BATCH_SIZE", "GRAD_ACCUMULATION", "JOBS"}
+
+
+@pytest.fixture(scope="module")
+def tree():
+    return Tree(ROOT)
+
+
+def resolved(tree, spec):
+    return tree.resolve(defconfig_layers(ROOT, spec)).values
+
+
+def assignments(layer):
+    return {(assignment.name, assignment.value) for assignment in layer.assignments}
+
+
+@pytest.mark.parametrize("defconfig", DEFCONFIGS, ids=NAMES)
+def test_i4_defconfig_is_its_own_savedefconfig(tree, defconfig):
+    layer = read_file(defconfig.path, "defconfig")
+    minimal = parse_text(tree.minimal([layer]), "defconfig", "savedefconfig")
+    assert assignments(layer) == assignments(minimal)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_i4_defconfig_is_a_valid_config(tree, name):
+    Config.from_values(resolved(tree, name))
+
+
+@pytest.mark.parametrize("fragment", FRAGMENTS, ids=lambda fragment: fragment.name)
+def test_fragment_names_bases_that_exist(fragment):
+    assert fragment.bases and set(fragment.bases) <= {"*", *NAMES}
+
+
+@pytest.mark.parametrize(("base", "fragment"), PAIRS, ids=[f"{b}+{f.name}" for b, f in PAIRS])
+def test_i4_fragment_takes_effect_on_its_base(tree, base, fragment):
+    """Every assignment holds (resolving refuses others), and together they change the base."""
+    before = resolved(tree, base)
+    after = resolved(tree, f"{base}+{fragment.name}")
+    assert before != after
+    Config.from_values(after)
+
+
+@pytest.mark.parametrize(
+    "fragment", [f for f in FRAGMENTS if f.name != "quick"], ids=lambda fragment: fragment.name
+)
+def test_hardware_changes_what_fits_the_machine_and_nothing_else(tree, fragment):
+    for base in fragment.bases:
+        before = resolved(tree, base)
+        after = resolved(tree, f"{base}+{fragment.name}")
+        changed = {name for name in before if before[name] != after[name]}
+        # Symbols that exist for one kind of device only come and go with DEVICE.
+        assert {name for name in changed if not name.startswith("DEVICE")} <= HARDWARE
+
+
+def test_quick_runs_on_a_cpu_with_a_base_for_a_gpu(tree):
+    config = Config.from_values(resolved(tree, "gpt2-ratio-ablation+cpu+quick"))
+    assert config.model.num_params() == 124_475_904
+    assert (config.machine.device, config.train.max_iters) == ("cpu", 5)
+    assert config.data.dataset == "default"
+
+
+def test_quickstart_is_large_enough_to_mean_something(tree):
+    config = Config.from_values(resolved(tree, "gpt2-quickstart"))
+    shape = config.model.shape
+    assert (shape.n_layer, shape.n_embd, shape.block_size) >= (4, 128, 128)
+    assert (config.data.tokenizer, config.machine.device) == ("byte", "cpu")
+    assert config.study.output_dir == "results"
+
+
+def test_ratio_ablation_is_the_published_setting(tree):
+    """Most of it comes from defaults, which must not move under the study."""
+    values = resolved(tree, "gpt2-ratio-ablation")
+    expected = {
+        "RUN_MODE": "ra_mla_ablation_mode",
+        "ABLATION_STUDY": "ratio",
+        "RA_MLA_ABLATION_STEPS": "all",
+        "OUTPUT_DIR": "test_matrix_results_ratio_ablation",
+        "DATASET": "finewebedu",
+        "TOKENIZER": "gpt2",
+        "N_LAYER": 12,
+        "N_HEAD": 12,
+        "N_EMBD": 768,
+        "BLOCK_SIZE": 1024,
+        "DROPOUT": "0.1",
+        "BIAS": True,
+        "GLOBAL_BATCH": 64,
+        "BATCH_SIZE": 8,
+        "GRAD_ACCUMULATION": 8,
+        "BUDGET": "iterations",
+        "MAX_ITERS": 10400,
+        "OPTIMIZER": "adamwspam",
+        "LEARNING_RATE": "6e-4",
+        "MIN_LEARNING_RATE": "6e-5",
+        "WARMUP_STEPS": 2000,
+        "LR_SCHEDULE": "cosine",
+        "PRECISION": "bf16",
+        "DEVICE": "cuda",
+        "PRUNING": "none",
+    }
+    assert {name: values[name] for name in expected} == expected
+    config = Config.from_values(values)
+    assert config.train.tokens_per_iteration(config.model.shape.block_size) == 65_536
+    assert config.model.num_params() == 124_475_904
+
+
+def test_ratio_ablation_names_every_step_of_the_study():
+    text = (ROOT / "defconfigs" / "gpt2-ratio-ablation").read_text()
+    listed = re.findall(r"^#  +(\d+)  (\S+) +(.+?)(?: \(([^()]+)\))?$", text, re.MULTILINE)
+    steps = [(str(n), s.slug, s.title, s.parent) for n, s in enumerate(RATIO.steps)]
+    assert listed == steps and len(steps) == 19
+
+
+def test_single_trainings_and_studies_are_told_apart(tree):
+    modes = {name: resolved(tree, name)["RUN_MODE"] for name in NAMES}
+    assert modes["gpt2-124m"] == modes["gpt2-shakespeare"] == "single_training"
+    assert modes["gpt2-quickstart"] == modes["gpt2-ratio-ablation"] == "ra_mla_ablation_mode"

@@ -1,0 +1,331 @@
+"""The Makefile: every target reaches its script, and no value is ever more than text."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+import venv
+
+import pytest
+
+from lib.kconfig import list_defconfigs, read_constants
+from lib.make_help import help_text
+from lib.project import ROOT
+from lib.setup.virtualenv import VirtualEnvironment
+from lib.style import makefile
+
+MAKEFILE = (ROOT / "Makefile").read_text()
+# Each would leave a file called pwned behind if make or a shell expanded it.
+HOSTILE = "$(shell touch pwned) `touch pwned` $$(touch pwned) '\" ; touch pwned # é $HOME"
+
+
+def make(*words, cwd=ROOT, **variables):
+    """Run make with this interpreter, in an environment without settings of its own."""
+    unset = {"VIRTUAL_ENV", "CONDA_PREFIX", "MAKEFLAGS", "MAKELEVEL", "MFLAGS"}
+    unset |= makefile.settings(MAKEFILE)
+    environment = {k: v for k, v in os.environ.items() if k not in unset} | variables
+    python = [] if any(w.startswith("PYTHON=") for w in words) else [f"PYTHON={sys.executable}"]
+    if "VIRTUAL_ENV" in variables or "CONDA_PREFIX" in variables:
+        python = []
+    return subprocess.run(
+        ["make", *words, *python],
+        cwd=cwd,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def planned(*words, **variables):
+    """The commands that make would run."""
+    done = make("-n", *words, **variables)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def build(tmp_path_factory):
+    """A build folder with the quickstart configuration, in a path that needs care."""
+    folder = tmp_path_factory.mktemp("it's a: build") / "out"
+    done = make(f"O={folder}", "defconfig-gpt2-quickstart", str(folder / "config.py"))
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("target", "command"),
+    [
+        ("all", "scripts/run_test_matrix.py"),
+        ("data", "scripts/prepare_data.py"),
+        ("plan", "scripts/plan.py"),
+        ("status", "scripts/status.py"),
+        ("train", "scripts/train.py"),
+        ("report", "scripts/report.py"),
+        ("menuconfig", "scripts/configure.py menuconfig"),
+        ("savedefconfig", "scripts/configure.py savedefconfig"),
+        ("olddefconfig", "scripts/configure.py olddefconfig"),
+        ("listnewconfig", "scripts/configure.py listnewconfig"),
+        ("list-defconfigs", "scripts/configure.py list-defconfigs"),
+        ("diffconfig", "scripts/configure.py diffconfig"),
+        ("why", "scripts/configure.py why"),
+        ("rerun", "scripts/rerun.py"),
+        ("test", "-m pytest"),
+        ("style", "scripts/check_style.py"),
+        ("setup", "-m lib.setup"),
+        ("help", "-m lib.make_help"),
+    ],
+)
+def test_target_reaches_its_command(target, command, build):
+    printed = planned(target, f"O={build}", "SYM=SEED", "RUNS=*")
+    assert command in printed
+    assert "lib.setup" in printed or target == "help"
+    script = re.match(r"scripts/\S+", command)
+    assert script is None or (ROOT / script[0]).exists()
+
+
+def test_every_setting_is_used():
+    """By the Makefile, or by a program that reads it from the environment."""
+    programs = "".join(
+        path.read_text()
+        for folder in ("lib", "gpt2")
+        for path in (ROOT / folder).rglob("*.py")
+        if path.name not in ("check.py", "makefile.py")
+    )
+    # By kconfiglib's menuconfig.
+    elsewhere = {"MENUCONFIG_STYLE"}
+    for name in makefile.settings(MAKEFILE) - elsewhere:
+        in_makefile = re.search(rf"\$[{{(]?{name}\b", MAKEFILE)
+        in_a_program = re.search(rf'"{name}"|"{name.lower().replace("_", "-")}"', programs)
+        assert in_makefile or in_a_program, name
+
+
+class TestValuesAreText:
+    @pytest.fixture(autouse=True)
+    def nothing_is_expanded(self):
+        yield
+        left = [path for path in (ROOT / "pwned", ROOT / "scripts" / "pwned") if path.exists()]
+        for path in left:
+            path.unlink()
+        assert left == []
+
+    @pytest.mark.parametrize("how", ["command line", "environment"])
+    def test_set(self, tmp_path, how):
+        quoted = HOSTILE.replace("\\", "\\\\").replace('"', '\\"')
+        setting = f'SAMPLE_PROMPT="{quoted}"'
+        words = [f"O={tmp_path}", "defconfig-gpt2-quickstart", f"{tmp_path}/config.py"]
+        if how == "command line":
+            done = make(*words, f"SET={setting}")
+        else:
+            done = make(*words, SET=setting)
+        assert done.returncode == 0, done.stderr
+        assert read_constants(tmp_path / "config.py")["SAMPLE_PROMPT"] == HOSTILE
+
+    def test_dotconfig(self, build, tmp_path):
+        shutil.copy(build / ".config", tmp_path)
+        quoted = HOSTILE.replace('"', '\\"')
+        text = (tmp_path / ".config").read_text()
+        text = re.sub(r"(CONFIG_SAMPLE_PROMPT=).*", lambda m: f'{m[1]}"{quoted}"', text)
+        (tmp_path / ".config").write_text(text)
+        assert make(f"O={tmp_path}", f"{tmp_path}/config.py").returncode == 0
+        assert read_constants(tmp_path / "config.py")["SAMPLE_PROMPT"] == HOSTILE
+
+    @pytest.mark.parametrize(
+        "words",
+        [
+            ["why", f"SYM={HOSTILE}"],
+            ["diffconfig", f"A={HOSTILE}", f"B={HOSTILE}"],
+            ["rerun", "-n", f"RUNS={HOSTILE}"],
+            ["plan", f"STEPS={HOSTILE}", f"SEEDS={HOSTILE}"],
+            ["setup", f"EXTRAS={HOSTILE}"],
+            [f"defconfig-{HOSTILE.replace('=', '')}"],
+            ["plan", f"JOBS={HOSTILE}", f"STALE={HOSTILE}", f"KEEP_GOING={HOSTILE}"],
+            ["list-defconfigs", f"V={HOSTILE}", f"YES={HOSTILE}", f"JSON={HOSTILE}"],
+            ["setup", f"PYTHON={HOSTILE}"],
+        ],
+        ids=lambda words: " ".join(word.split("=")[0][:12] for word in words),
+    )
+    def test_arguments(self, build, words):
+        make(f"O={build}", *words)
+
+    @pytest.mark.parametrize("name", ["VIRTUAL_ENV", "CONDA_PREFIX"])
+    def test_the_environments_folder(self, name):
+        done = make("setup", **{name: f"/{HOSTILE}"})
+        assert "cannot be run" in done.stderr
+
+
+def test_an_unknown_variable_is_an_error():
+    done = make("help", "STEP=3")
+    assert done.returncode == 2 and "no variable is called STEP" in done.stderr
+
+
+def test_help_is_readable_in_80_columns_and_knows_every_target():
+    text = make("help", "O=/nonexistent").stdout
+    assert max(map(len, text.splitlines())) <= 80
+    titles = [line for line in text.splitlines() if line and line[0] != " "]
+    assert titles == ["Configure", "Run", "Check", "Judge", "Operate", "Variables"]
+    described = set(re.findall(r"^  ([a-z][a-z-]*)  ", text, re.MULTILINE))
+    assert makefile.targets(MAKEFILE) <= described
+    assert "make takes gpt2-quickstart" in text
+
+
+def test_help_says_what_the_configuration_would_run(build):
+    run = make("help", f"O={build}").stdout.split("Run\n")[1].split("\n")[0]
+    assert "19" in run
+
+
+def test_help_puts_the_summary_into_the_run_group():
+    text = help_text(["##@ Run\n", "all: data ## Train\n", "##: A=n  A value\n"], "57 runs")
+    assert text.splitlines() == ["Run", "  57 runs", f"  {'all':22}Train", f"  {'A=n':22}A value"]
+
+
+def test_completion_lists_each_defconfig():
+    database = make("-npq", "__BASH_MAKE_COMPLETION__=1", ".DEFAULT").stdout
+    for defconfig in list_defconfigs(ROOT)[0]:
+        assert f"\ndefconfig-{defconfig.name}:" in database
+
+
+def test_fragments_are_loaded_on_top(tmp_path):
+    done = make(f"O={tmp_path}", "defconfig-gpt2-shakespeare+quick", f"{tmp_path}/config.py")
+    assert done.returncode == 0, done.stderr
+    assert read_constants(tmp_path / "config.py")["MAX_ITERS"] == 5
+
+
+def test_without_a_configuration_the_quickstart_is_taken_and_said(tmp_path):
+    done = make(f"O={tmp_path}", f"{tmp_path}/config.py")
+    assert done.returncode == 0
+    assert "there is no .config: taking gpt2-quickstart" in done.stderr
+    assert (tmp_path / ".config").exists()
+
+
+def test_config_py_is_made_again_only_when_something_changed(build):
+    target = build / "config.py"
+    words = [f"O={build}", str(target)]
+    make(*words)
+    made = target.stat().st_mtime_ns
+    assert make(*words).stderr == ""
+    assert target.stat().st_mtime_ns == made
+    later = time.time() + 1
+    os.utime(build / ".config", (later, later))
+    assert "-> " in make(*words).stderr
+    assert target.stat().st_mtime_ns > made
+
+
+def test_kconfig_config_names_the_configuration(tmp_path):
+    words = [f"O={tmp_path}", "KCONFIG_CONFIG=other", "defconfig-gpt2-124m"]
+    assert make(*words, f"{tmp_path}/config.py").returncode == 0
+    assert (tmp_path / "other").exists() and not (tmp_path / ".config").exists()
+    assert read_constants(tmp_path / "config.py")["N_LAYER"] == 12
+
+
+@pytest.mark.parametrize(
+    ("given", "printed"), [("-j3", " JOBS=3 "), ("JOBS=2", None), ("-j", " JOBS= "), ("V=1", None)]
+)
+def test_parallel_make_is_jobs(build, given, printed):
+    """JOBS itself is in the environment; what SET says is no option of make."""
+    commands = " " + planned("all", f"O={build}", given, "SET=-j9")
+    assert re.findall(r"(?m)^ ?JOBS=\S* ", commands) == ([printed[1:]] if printed else [])
+
+
+def test_verbosity(build):
+    words = ["list-defconfigs", f"O={build}"]
+    quiet, full, why = (make(*words, *v) for v in ([], ["V=1"], ["V=2"]))
+    assert "configure.py" not in quiet.stdout
+    assert "configure.py list-defconfigs" in full.stdout
+    assert "update target 'list-defconfigs'" in why.stdout
+
+
+class TestEnvironments:
+    @pytest.fixture
+    def bare(self, tmp_path):
+        """An environment without anything, pip included."""
+        venv.create(tmp_path / "bare", with_pip=False)
+        return tmp_path / "bare"
+
+    @pytest.mark.parametrize("name", ["VIRTUAL_ENV", "CONDA_PREFIX", "PYTHON"])
+    def test_what_an_active_one_lacks_is_named_and_nothing_is_installed(self, bare, name):
+        before = sorted(bare.rglob("*"))
+        if name == "PYTHON":
+            done = make("setup", f"PYTHON={bare}/bin/python")
+        else:
+            done = make("setup", **{name: str(bare)})
+        assert done.returncode == 2
+        assert "lacks torch, kconfiglib" in done.stderr
+        assert re.search(
+            rf"install .*torch==2.13.0 .*-e {re.escape(str(ROOT))}$", done.stderr, re.M
+        )
+        assert "EXIT    code 2" in done.stderr
+        assert sorted(bare.rglob("*")) == before
+
+    def test_a_dead_one_is_an_error(self, tmp_path):
+        done = make("setup", VIRTUAL_ENV=str(tmp_path))
+        assert done.returncode == 2
+        assert f"{tmp_path}/bin/python cannot be run" in done.stderr
+
+    def test_an_unknown_extra_is_an_error(self):
+        done = make("setup", "EXTRAS=trackoi")
+        assert "unknown trackoi; known: trackio" in done.stderr
+
+    def test_a_current_set_up_costs_less_than_half_a_second(self):
+        assert make("setup").returncode == 0
+        seconds = []
+        for _ in range(5):
+            started = time.monotonic()
+            make("setup")
+            seconds.append(time.monotonic() - started)
+        assert min(seconds) < 0.5
+
+
+class TestClean:
+    """On a copy of the Makefile: mrproper would take the tree's own environment away."""
+
+    @pytest.fixture
+    def tree(self, tmp_path):
+        shutil.copy(ROOT / "Makefile", tmp_path)
+        for folder in ("gpt2", "lib/__pycache__", "scripts", "tests", "data", "results/run"):
+            (tmp_path / folder).mkdir(parents=True)
+        for name in ("config.py", "defconfig", ".config", ".config.old", ".config.origins"):
+            (tmp_path / name).touch()
+        return tmp_path
+
+    @staticmethod
+    def left(tree):
+        return {path.name for path in tree.iterdir()} - {"Makefile", "gpt2", "scripts", "tests"}
+
+    def test_clean_removes_what_was_generated(self, tree):
+        assert make("clean", cwd=tree).returncode == 0
+        kept = {".config", ".config.old", ".config.origins", "data", "results", "lib"}
+        assert self.left(tree) == kept
+        assert (tree / "results" / "run").exists() and not (tree / "lib" / "__pycache__").exists()
+
+    def test_mrproper_removes_the_configuration_and_our_environment(self, tree):
+        environment = VirtualEnvironment(tree / ".venv", ROOT)
+        environment.path.mkdir()
+        environment._stamp.touch()
+        assert make("mrproper", cwd=tree).returncode == 0
+        assert self.left(tree) == {"data", "results", "lib"}
+
+    def test_mrproper_leaves_somebody_elses_environment(self, tree):
+        (tree / ".venv").mkdir()
+        assert make("mrproper", cwd=tree).returncode == 0
+        assert self.left(tree) == {"data", "results", "lib", ".venv"}
+
+    def test_mrproper_removes_a_link_and_not_what_it_points_to(self, tree):
+        environment = VirtualEnvironment(tree / "results" / "venv", ROOT)
+        environment.path.mkdir()
+        environment._stamp.touch()
+        (tree / ".venv").symlink_to(environment.path)
+        assert make("mrproper", cwd=tree).returncode == 0
+        assert self.left(tree) == {"data", "results", "lib"}
+        assert environment._stamp.exists()
+
+    def test_another_build_folder_is_cleaned_alone(self, tree, tmp_path):
+        build = tree / "results" / "a build"
+        build.mkdir()
+        for name in ("config.py", ".config", ".config.old"):
+            (build / name).touch()
+        assert make("mrproper", f"O={build}", cwd=tree).returncode == 0
+        assert list(build.iterdir()) == []
+        assert (tree / ".config").exists() and (tree / "config.py").exists()
