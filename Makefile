@@ -32,8 +32,12 @@ CONFIG_PY := $(call escape,$(BUILD)/config.py)
 KCONFIGS := $(wildcard Kconfig gpt2/Kconfig* gpt2/*/Kconfig* gpt2/*/*/Kconfig* lib/*/Kconfig* \
 	lib/*/*/Kconfig*)
 
-# An active environment is used as it is; without one, make looks after a .venv.
-VENV := $(if $(shell test -w . -o -e .venv && echo y),.venv,$(BUILD)/.venv)
+# An active environment is used as it is; without one, make looks after a .venv: the tree's, or where
+# that cannot be written and was not made in this place, one in the build folder.
+PLACE := $(call quote,"place": "$(CURDIR)/.venv )
+VENV := $(shell { test -w . || grep -qsF $(PLACE) .venv/kablate-setup.json; } && echo .venv)
+VENV := $(or $(VENV),$(BUILD)/.venv)
+venv = $(call quote,$(VENV))
 ACTIVE := $(or $(PYTHON),$(if $(VIRTUAL_ENV),$(VIRTUAL_ENV)/bin/python))
 ACTIVE := $(or $(ACTIVE),$(if $(CONDA_PREFIX),$(CONDA_PREFIX)/bin/python))
 ifeq ($(ACTIVE),$(CURDIR)/.venv/bin/python)
@@ -43,7 +47,7 @@ PY := $(call quote,$(or $(ACTIVE),$(VENV)/bin/python))
 # The same, or the system's where that cannot be run: enough to set up and to help.
 BOOT := $(shell command -v $(PY) || command -v python3.11 || command -v python3)
 boot = $(call quote,$(or $(BOOT),$(error Python is missing: sudo apt-get install python3-venv)))
-TARGET_PYTHON := $(if $(ACTIVE),--active $(call quote,$(ACTIVE)),--venv $(call quote,$(VENV)))
+TARGET_PYTHON := $(if $(ACTIVE),--active $(call quote,$(ACTIVE)),--venv $(venv))
 
 INTO := -O $(call quote,$(BUILD))
 CONFIGURE := $(PY) scripts/configure.py
@@ -94,7 +98,7 @@ $(CONFIG_PY): $(call escape,$(DOTCONFIG)) $(KCONFIGS) | setup
 
 ##@ Run
 .PHONY: all data plan train status rerun
-all: data ## Train what .config says, print the table (the default)
+all: $(CONFIG_PY) ## Train what .config says, print the table (the default)
 	$(Q)$(jobs) $(PY) scripts/run_test_matrix.py $(INTO) $${RUNS:+--runs "$$RUNS"}
 
 data: $(CONFIG_PY) ## Prepare the data set, once
@@ -106,10 +110,10 @@ plan: $(CONFIG_PY) ## List the runs and what they cost; starts nothing
 status: $(CONFIG_PY) ## What is done, what runs, what is left
 	$(Q)$(PY) scripts/status.py $(INTO)
 
-train: data ## One run in this process, for debugging
+train: $(CONFIG_PY) ## One run in this process, for debugging
 	$(Q)$(PY) scripts/train.py $(INTO)
 
-rerun: data ## Do the runs that RUNS= matches again
+rerun: $(CONFIG_PY) ## Do the runs that RUNS= matches again
 	$(Q)$(jobs) $(PY) scripts/rerun.py $(INTO) -- "$${RUNS:?type make rerun RUNS=PATTERN}"
 
 ##@ Check
@@ -137,13 +141,13 @@ help: ## This text
 
 clean: ## Remove generated files, but no .config, data or results
 	$(Q)for file in config.py defconfig; do rm -f $(call quote,$(BUILD))/$$file; done
-	$(Q)find gpt2 lib scripts tests -name __pycache__ -prune -exec rm -rf {} +
-	$(Q)rm -rf .pytest_cache
+	$(Q)! test -w . || rm -rf .pytest_cache \
+		$$(find gpt2 lib scripts tests -name __pycache__ -prune)
 
 mrproper: clean ## And .config, and a .venv that make made
 	$(Q)for file in '' .old .origins; do rm -f $(call quote,$(DOTCONFIG))$$file; done
-	$(Q)cd $(if $(filter .venv,$(VENV)),.,$(call quote,$(BUILD))) && if [ -L .venv ]; then rm .venv; \
-		elif [ -e .venv/kablate-setup.json ]; then rm -rf .venv; fi
+	$(Q)if [ -L $(venv) ]; then rm $(venv); \
+		elif [ -e $(venv)/kablate-setup.json ]; then rm -rf $(venv); fi
 
 ##@ Variables
 ##: STEPS=0-3,ra,16  Only these steps of a study

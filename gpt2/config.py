@@ -176,7 +176,9 @@ def _check_model(model: ModelConfig) -> None:
     projection = model.attention.projection
     if isinstance(projection, GroupedOptions) and model.shape.n_head % projection.n_kv_head:
         problems.append(
-            Problem(f"N_KV_HEAD: {projection.n_kv_head} does not divide N_HEAD={model.shape.n_head}")
+            Problem(
+                f"N_KV_HEAD: {projection.n_kv_head} does not divide N_HEAD={model.shape.n_head}"
+            )
         )
     for site in model.sites():
         try:

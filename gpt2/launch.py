@@ -94,7 +94,8 @@ def train_here(plan: Plan) -> int:
     os.environ.update(environment(run.config.machine))
     from gpt2 import preflight, train
 
-    preflight.check([run.config], plan.build_dir)
+    preflight.check_machine([run.config])
+    preflight.check_data([run.config], plan.build_dir)
     run.path.mkdir(parents=True, exist_ok=True)
     with locks.exclusive(RunDir(run.path).lock), Interrupts() as interrupts:
         Gpt2Target(plan, new_pool(plan)).prepare(run)

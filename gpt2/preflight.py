@@ -1,17 +1,18 @@
-"""Whether this machine can train a plan's runs; called in a worker, because it imports torch."""
+"""Whether this machine can train a plan's runs, and whether their data is as it was made."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
 from gpt2.config import Config
+from gpt2.data.prepare import prepare
 from gpt2.data.store import open_dataset
 from lib.errors import KablateError, PreflightError, Problem
 from lib.machine.devices import gpu_slots, usable_cores
 from lib.machine.setup import preflight
 
 
-def check(configs: Sequence[Config], build_dir: Path) -> list[dict[str, str]]:
-    """Check machine and data of ``configs``, each distinct one once.
+def check_machine(configs: Sequence[Config]) -> list[dict[str, str]]:
+    """Check the machine of ``configs``; called in a worker, because it imports torch.
 
     One set of environment variables for each run that may train at a time. PreflightError with all
     problems at once.
@@ -22,14 +23,25 @@ def check(configs: Sequence[Config], build_dir: Path) -> list[dict[str, str]]:
             preflight(machine, gpus)
         except KablateError as error:
             problems.extend(error.problems)
+    if problems:
+        raise PreflightError(*dict.fromkeys(problems))
+    return _slots(configs)
+
+
+def check_data(configs: Sequence[Config], build_dir: Path) -> None:
+    """Prepare the data of ``configs`` where it is missing, and verify every byte of it.
+
+    Each distinct data set once. PreflightError with all problems at once.
+    """
+    problems: list[Problem] = []
     for data, vocab_size in {(c.data, c.model.shape.vocab_size): None for c in configs}:
         try:
+            prepare(data, build_dir)
             open_dataset(data, build_dir, vocab_size)
         except KablateError as error:
             problems.extend(error.problems)
     if problems:
         raise PreflightError(*dict.fromkeys(problems))
-    return _slots(configs)
 
 
 def gpu_name() -> str:

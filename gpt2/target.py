@@ -7,6 +7,7 @@ from typing import Any
 
 from gpt2.config import Config
 from gpt2.planning import Plan
+from gpt2.preflight import check_data
 from gpt2.runs import write_resolved_config
 from lib.machine.devices import cpu_model
 from lib.machine.setup import environment
@@ -44,9 +45,11 @@ class Gpt2Target:
         self._pool = pool
 
     def preflight(self, pool: Pool, runs: Sequence[Run[Config]]) -> Sequence[Slot]:
-        """Machine and data, checked in a worker."""
+        """The machine, checked in a worker, and only then the data: a machine that cannot train
+        is not made to download first."""
         configs = [run.config for run in runs]
-        slots: Sequence[Slot] = pool.call("gpt2.preflight:check", configs, self.build_dir)
+        slots: Sequence[Slot] = pool.call("gpt2.preflight:check_machine", configs)
+        check_data(configs, self.build_dir)
         return slots
 
     def bytes_needed(self, runs: Sequence[Run[Config]], jobs: int) -> int:

@@ -141,7 +141,7 @@ def _to_the_end(session: Session, stop: Stop, started: float) -> Status:
         if evaluation is None:
             return _interrupted(session, stop)
         _note_evaluation(session, evaluation)
-        write_results(session, evaluation, time.monotonic() - started)
+        write_results(session, evaluation, started)
         end_manifest(session.run, changed_since(session.origin["sources"]))
     except RunError as error:
         return _failed(session, error.problems[0].what)

@@ -3,6 +3,7 @@
 import csv
 import io
 import math
+import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -22,14 +23,14 @@ PER_QUERY_COLUMNS = ("document", "n_tokens", "n_correct", "loss_sum")
 _TRAIN_LOSS_PART = 0.1
 
 
-def write_results(session: Session, evaluation: Evaluation, total_seconds: float) -> None:
-    """Write everything but the status."""
+def write_results(session: Session, evaluation: Evaluation, started: float) -> None:
+    """Write everything but the status; the process began at ``started`` of time.monotonic."""
     weights = {name: tensor.contiguous() for name, tensor in session.weights().items()}
     write_atomic(session.run.weights, safetensors.torch.save(weights))
     write_atomic(session.run.per_query, _per_query(evaluation))
     if session.config.train.sample_tokens:
         write_atomic(session.run.sample, text_sample(session))
-    write_json(session.run.summary, _summary(session, evaluation, total_seconds))
+    write_json(session.run.summary, _summary(session, evaluation, started))
 
 
 def text_sample(session: Session) -> str:
@@ -56,7 +57,7 @@ def _per_query(evaluation: Evaluation) -> str:
     return text.getvalue()
 
 
-def _summary(session: Session, evaluation: Evaluation, total_seconds: float) -> dict[str, Any]:
+def _summary(session: Session, evaluation: Evaluation, started: float) -> dict[str, Any]:
     """Everything outside ``timing`` is decided by the configuration and the seed."""
     seconds = session.watch.seconds
     return {
@@ -76,7 +77,7 @@ def _summary(session: Session, evaluation: Evaluation, total_seconds: float) -> 
         },
         "numerics": {"check_numerics": False, "detect_anomaly": False},
         "timing": {
-            "total_seconds": total_seconds,
+            "total_seconds": time.monotonic() - started,
             "train_seconds": seconds,
             "mean_step_seconds": seconds / session.iteration,
             "tokens_per_second": session.tokens / seconds,

@@ -26,7 +26,8 @@ from lib.optim import OPTIMIZERS
 from lib.optim.groups import parameter_groups
 from lib.pruning import PRUNERS
 from lib.repro.rng import seed_all
-from lib.repro.source import changed_since, loaded_source
+from lib.repro.source import loaded_source
+from lib.repro.stale import differences
 
 _NAMED_FILES = 5
 
@@ -109,8 +110,8 @@ def resume(session: Session, allow_stale: bool = False) -> None:
         if damaged:
             records.line("WARN", "no good checkpoint is left: starts over")
         return
-    if differences := _differences(found.state["origin"], session.origin):
-        _refuse(session, found.step, differences, allow_stale)
+    if changes := differences(found.state["origin"], session.origin):
+        _refuse(session, found.step, changes, allow_stale)
     records.rewind(found.state["metrics_bytes"])
     session.load_weights(found.weights)
     session.load_state_dict(found.state["session"])
@@ -128,18 +129,9 @@ def _origin(device: torch.device) -> dict[str, Any]:
     }
 
 
-def _differences(recorded: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    facts = [
-        f"{name} {recorded[name]}, now {now[name]}"
-        for name in ("torch", "device")
-        if recorded[name] != now[name]
-    ]
-    return facts + changed_since(recorded["sources"])
-
-
-def _refuse(session: Session, step: int, differences: list[str], allow_stale: bool) -> None:
-    named = ", ".join(differences[:_NAMED_FILES])
-    more = len(differences) - _NAMED_FILES
+def _refuse(session: Session, step: int, changes: list[str], allow_stale: bool) -> None:
+    named = ", ".join(changes[:_NAMED_FILES])
+    more = len(changes) - _NAMED_FILES
     what = f"the checkpoint of step {step} was made by other code: {named}"
     what += f" and {more} more" if more > 0 else ""
     if allow_stale:

@@ -1,7 +1,6 @@
 """What the machine is, and what torch reports of its own state: facts read back, not requests."""
 
 import os
-import platform
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ from typing import Any
 import torch
 from torch.nn.attention import SDPBackend
 
+from lib.machine.devices import cpu_model, usable_cores
 from lib.machine.options import MachineConfig
 from lib.machine.process import Process, missing_variables
 from lib.machine.setup import autocast
@@ -21,7 +21,7 @@ def hardware(device: torch.device) -> dict[str, Any]:
     facts: dict[str, Any] = {
         "cpu_model": cpu_model(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
-        "cpu_cores": len(os.sched_getaffinity(0)),
+        "cpu_cores": usable_cores(),
         "ram_gib": round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / GIB, 1),
         "cuda_version": torch.version.cuda,
         "hip_version": torch.version.hip,
@@ -35,14 +35,6 @@ def hardware(device: torch.device) -> dict[str, Any]:
         facts["vram_gib"] = round(properties.total_memory / GIB, 1)
         facts["driver_version"] = _driver_version()
     return facts
-
-
-def cpu_model() -> str:
-    """The processor's name as the kernel gives it."""
-    for line in _read_text(Path("/proc/cpuinfo")).splitlines():
-        if line.startswith("model name"):
-            return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()
 
 
 def device_name(device: torch.device) -> str:

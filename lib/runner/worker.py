@@ -21,8 +21,6 @@ from lib.rundir import RunDir
 from lib.runner import locks
 from lib.status import State, Status, read_status, write_status
 
-# What a shell reports for a process that SIGTERM ended.
-_EXIT_TERMINATED = 143
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -53,7 +51,8 @@ def find_function(name: str) -> Callable[..., Any]:
 class Stop:
     """Whether the run should save and stop: SIGTERM came, or the parent is gone.
 
-    A second SIGTERM ends the process at once.
+    SIGTERM may come twice, to the whole group and from the parent, and means the same each time;
+    the parent uses SIGKILL where its user cannot wait.
     """
 
     def __init__(self, pipe: Connection) -> None:
@@ -82,8 +81,6 @@ class Stop:
             self._orphaned = True
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if self._asked:
-            os._exit(_EXIT_TERMINATED)
         self._asked = True
 
 

@@ -139,10 +139,18 @@ def test_a_dry_run_needs_no_data_and_writes_nothing(build):
     assert not (folder.path / "results").exists()
 
 
-def test_absent_data_and_absent_device_are_told_at_once_and_nothing_is_created(build):
+def test_an_absent_device_is_told_before_anything_is_created_or_prepared(build):
     folder = build(DEVICE_CPU=None, DEVICE_CUDA=True)
     (folder.path / "data").rename(folder.path / "gone")
     code, _, said = folder.command("scripts/run_test_matrix.py", CUDA_VISIBLE_DEVICES="")
     assert code == 3
-    assert "DEVICE=cuda, but there is no GPU" in said and "make data" in said
-    assert not (folder.path / "results").exists()
+    assert "DEVICE=cuda, but there is no GPU" in said
+    assert not (folder.path / "results").exists() and not (folder.path / "data").exists()
+
+
+def test_missing_data_is_prepared_before_training(build):
+    folder = build()
+    (folder.path / "data").rename(folder.path / "gone")
+    code, _, said = folder.command("scripts/run_test_matrix.py", STEPS="0")
+    assert code == 0, said
+    assert (folder.path / "data").exists()

@@ -34,12 +34,9 @@ class RowResult:
 def attend(q_BNTH: Tensor, k_BKTH: Tensor, v_BKTH: Tensor, plan: RowPlan) -> RowResult:
     """Causal attention as ``plan`` says; query head n reads key/value head n·K // N.
 
-    Under autocast the matrix products take its type; softmax and statistics stay in fp32.
+    Matrix products take the type of q, k and v, which autocast has chosen; softmax and statistics
+    are in fp32 or wider.
     """
-    device = q_BNTH.device.type
-    if torch.is_autocast_enabled(device):
-        low = torch.get_autocast_dtype(device)
-        q_BNTH, k_BKTH, v_BKTH = (x.to(low) for x in (q_BNTH, k_BKTH, v_BKTH))
     scaled = (q_BNTH * q_BNTH.shape[-1] ** -0.5).contiguous()
     context, weights, *statistics = _RowAttention.apply(
         plan, scaled, k_BKTH.contiguous(), v_BKTH.contiguous(), *plan.inputs()

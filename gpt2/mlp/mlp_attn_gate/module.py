@@ -37,7 +37,5 @@ class MlpAttnGate(MlpMechanism):
 
 def _running_mean(x_BTG: Tensor) -> Tensor:
     """Mean over the tokens so far, the token itself included."""
-    # Sums of a thousand half-precision terms would lose the last token's share.
-    sums_BTG = x_BTG.cumsum(1, dtype=torch.promote_types(x_BTG.dtype, torch.float32))
     counts_T1 = torch.arange(1, x_BTG.size(1) + 1, device=x_BTG.device)[:, None]
-    return (sums_BTG / counts_T1).to(x_BTG.dtype)
+    return x_BTG.cumsum(1) / counts_T1

@@ -148,6 +148,7 @@ def test_largest_are_those_of_a_sort(width, k):
     expected = weights.sort(-1, descending=True).values[..., :k]
     found = largest(weights, k).sort(-1, descending=True).values
     assert torch.equal(found, expected)
+    torch.library.opcheck(largest, (weights, k), test_utils=("test_schema", "test_faketensor"))
 
 
 def test_equal_weights_count_once_each_and_share_the_slope(gate):

@@ -16,20 +16,20 @@ MARKDOWN = """\
 _Enter A, with
 others_
 
-**A**  
-_\\[Aside]_  
-One &amp; two\\--three,  
+**A**\x20\x20
+_\\[Aside]_\x20\x20
+One &amp; two\\--three,\x20\x20
 __\\[Reads]_ four.
 
 _Thunder_
 
 Five.
 
-**B & C**  
-[Within]_  
+**B & C**\x20\x20
+[Within]_\x20\x20
 Six. _Exit_
 
-**D**  
+**D**\x20\x20
 _Dies_
 
 _Exeunt_

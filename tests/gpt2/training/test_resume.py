@@ -153,7 +153,7 @@ def test_a_checkpoint_of_other_code_is_refused(
     before = stopped.files.metrics.read_bytes()
     with pytest.raises(RunError, match="made by other code") as refusal:
         train(configure())
-    named = {"sources": "gpt2/model.py, lib/gone.py", "torch": "torch 1.0", "device": "abacus"}
+    named = {"sources": "gpt2/model.py, lib/gone.py", "torch": "torch (was 1.0", "device": "abacus"}
     assert named[changed] in str(refusal.value)
     assert "make rerun RUNS=run" in str(refusal.value)
     assert stopped.files.metrics.read_bytes() == before

@@ -101,6 +101,22 @@ def test_an_infinite_validation_loss_is_failed(
     assert "validation loss is inf at it 12" in failed.status.message
 
 
+def test_pruned_weights_take_no_part_in_the_norm(session: Open) -> None:
+    opened = session(PRUNING_SPARSITY="0.9", GRAD_CLIP="0", GRAD_ACCUMULATION=1, BATCH_SIZE=4)
+    opened.pruner.after_step(12, 1.0, opened.optimizer)
+    # Keep the gradients, to look at them.
+    opened.optimizer.zero_grad = lambda set_to_none: None
+    measured = optimizer_step(opened, next(opened.batches()), 0.0)
+    prunable = opened.model.prunable()
+    for (name, _), norm in zip(
+        opened.model.named_parameters(), measured.gradient_norms, strict=True
+    ):
+        if name in prunable:
+            alive = prunable[name].grad[prunable[name] != 0]
+            assert alive.numel() < 0.5 * prunable[name].numel()
+            torch.testing.assert_close(norm, alive.norm(), rtol=1e-4, atol=0)
+
+
 def test_warm_up_leaves_no_trace(session: Open) -> None:
     opened = session(WARMUP_ITERATIONS=3)
     weights = {name: w.clone() for name, w in opened.weights().items()}

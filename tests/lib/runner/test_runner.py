@@ -105,13 +105,18 @@ def test_ctrl_c_twice_stops_at_once(study):
 def test_sigterm_is_like_ctrl_c(study):
     make = study.start(all=SLOW)
     study.wait_until(lambda: len(study.steps("a")) > 3)
-    os.kill(make.pid, signal.SIGTERM)
-    assert study.finish(make)[0] == 143
+    # To the whole group, as a batch system does.
+    os.killpg(make.pid, signal.SIGTERM)
+    code, said = study.finish(make)
+    assert code == 143
+    # The parent waited for the worker, whose server did not go down with the group.
+    assert "fake/00-a s1   interrupted; saved at iteration" in said
     assert study.status("a").state is State.INTERRUPTED
 
 
-def test_workers_of_a_killed_parent_save_and_stop(study):
-    make = study.start(all=SLOW)
+@pytest.mark.parametrize("silent", [False, True])
+def test_workers_of_a_killed_parent_save_and_stop(study, silent):
+    make = study.start(all={**SLOW, "silent": silent})
     study.wait_until(lambda: len(study.steps("a")) > 3)
     os.kill(make.pid, signal.SIGKILL)
     study.wait_until(lambda: study.status("a").state is State.INTERRUPTED)
@@ -144,7 +149,8 @@ def test_waits_for_a_worker_that_outlives_its_parent(study):
 def test_a_second_make_refuses_while_the_first_is_at_work(study):
     make = study.start(all=SLOW)
     study.wait_until(lambda: len(study.steps("a")) > 3)
-    code, said = study.make(all=SLOW)
+    # Before anything else is looked at: the device may be busy with the first.
+    code, said = study.make(all=SLOW, device=False)
     assert code == 2
     assert f"process {make.pid} is training in this folder" in said
     os.kill(make.pid, signal.SIGINT)
