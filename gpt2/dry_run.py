@@ -16,6 +16,7 @@ from lib.machine.setup import autocast, grad_scaler, preflight, set_up
 from lib.optim import OPTIMIZERS
 from lib.optim.groups import parameter_groups
 from lib.pruning import PRUNERS
+from lib.pruning.mask import prunable_parameters
 from lib.repro.rng import seed_all
 from lib.repro.streams import stream_seed
 
@@ -53,7 +54,8 @@ def _train(model: GPT, config: Config, ids_BT: Tensor) -> tuple[list[float], set
     groups = parameter_groups(model, config.optimizer.weight_decay)
     rate = config.schedule.learning_rate
     optimizer = OPTIMIZERS.module(config.optimizer.name)(groups, config.optimizer, rate)
-    pruner = PRUNERS.module(config.pruning.name)(model.prunable(), config.pruning)
+    prunable = prunable_parameters(model, config.pruning.include_embeddings)
+    pruner = PRUNERS.module(config.pruning.name)(prunable, config.pruning)
     scaler = grad_scaler(config.machine)
     losses, learning = [], set()
     for step in range(1, _STEPS + 1):

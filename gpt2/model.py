@@ -124,14 +124,6 @@ class GPT(nn.Module):
                 parameter = parameter[: self.config.shape.vocab_size]
             parameter.copy_(torch.empty(parameter.shape).normal_(0, std, generator=generator))
 
-    def prunable(self) -> dict[str, nn.Parameter]:
-        """The matrices of the blocks by name: no embeddings, biases, norms or gate constants."""
-        return {
-            f"h.{name}": parameter
-            for name, parameter in self.h.named_parameters()
-            if parameter.ndim >= 2
-        }
-
     def num_params(self) -> int:
         """Built parameters; the head's, tied to ``wte``, are counted once."""
         return sum(parameter.numel() for parameter in self.parameters())

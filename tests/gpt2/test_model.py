@@ -13,6 +13,7 @@ from gpt2.config import ModelConfig
 from gpt2.loss import IGNORED
 from gpt2.model import GPT
 from gpt2.reference import gpt
+from lib.pruning.mask import prunable_parameters
 from tests.gpt2.builders import EVERYTHING, make_model_config
 
 GATE, CROSS, COUPLING, RACT = "mlp_attn_gate", "mlp_cross_token", "mlp_latent", "ra_cross_token"
@@ -415,7 +416,7 @@ class TestCounts:
 
     def test_prunable_are_the_matrices_of_the_blocks(self) -> None:
         model = GPT(make_model_config(n_layer=1, mechanisms=(CROSS,)))
-        prunable = model.prunable()
+        prunable = prunable_parameters(model, include_embeddings=False)
 
         assert list(prunable) == [
             "h.0.attn.c_attn.weight",

@@ -1,0 +1,108 @@
+"""Pace, time left, and how often plain lines come; with a clock of its own."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from lib.plan import Run, Variant
+from lib.runner.display import PlainDisplay
+from lib.runner.progress import StudyProgress
+from lib.status import State, Status
+from lib.units import clock, short
+
+
+class Clock:
+    def __init__(self):
+        self.seconds = 0.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+@pytest.fixture
+def now() -> Clock:
+    return Clock()
+
+
+def _runs(count):
+    config = SimpleNamespace(hash8="f")
+    return [Run("demo", Variant(f"r{i}", number=i), 1, config, Path(f"r{i}")) for i in range(count)]
+
+
+def _at(iteration):
+    return {"iteration": iteration, "iterations": 100, "loss": 2.5, "eta_seconds": 61}
+
+
+def test_time_left_follows_from_the_pace_of_this_session(now):
+    runs = _runs(4)
+    progress = StudyProgress(runs, now)
+    assert progress.seconds_left() is None
+    progress.begin(runs[0])
+    progress.begin(runs[1])
+    now.seconds = 10.0
+    progress.active[runs[0].label].update(_at(0))
+    progress.active[runs[1].label].update(_at(0))
+    now.seconds = 30.0
+    progress.active[runs[0].label].update(_at(50))
+    progress.active[runs[1].label].update(_at(25))
+    # Three quarters of a run took 30 seconds; 3.25 runs are left.
+    assert progress.seconds_left() == pytest.approx(30 / 0.75 * 3.25)
+    progress.end(runs[0], Status(State.SUCCESS))
+    assert progress.describe().startswith("1/4, eta ")
+
+
+def test_what_an_earlier_session_did_is_no_pace(now):
+    runs = _runs(1)
+    progress = StudyProgress(runs, now)
+    progress.begin(runs[0])
+    progress.active[runs[0].label].update(_at(80))
+    now.seconds = 10.0
+    progress.active[runs[0].label].update(_at(90))
+    assert progress.seconds_left() == pytest.approx(10.0)
+
+
+def test_failed_runs_are_counted(now):
+    runs = _runs(2)
+    progress = StudyProgress(runs, now)
+    progress.begin(runs[0])
+    progress.end(runs[0], Status(State.FAILED))
+    assert progress.describe().startswith("1/2, 1 failed")
+
+
+def test_plain_lines_come_at_most_every_thirty_seconds_for_a_run(now, capsys):
+    runs = _runs(2)
+    progress = StudyProgress(runs, now)
+    display = PlainDisplay(progress, now)
+    for run in runs:
+        progress.begin(run)
+        progress.active[run.label].update(_at(1))
+    for seconds in range(0, 61, 10):
+        now.seconds = float(seconds)
+        for run in runs:
+            display.news(run)
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 6
+    assert lines[0] == "TRAIN   demo/00-r0 s1   loss 2.500   1/100 it   eta 01:01"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.4, "00:00"), (61, "01:01"), (3723, "1:02:03"), (273900, "3d 04:05")]
+)
+def test_times(seconds, text):
+    assert clock(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [
+        (812, "812"),
+        (10400, "10.4k"),
+        (2000, "2k"),
+        (999.6, "1k"),
+        (124475904, "124M"),
+        (6.4e12, "6.4T"),
+    ],
+)
+def test_large_numbers(number, text):
+    assert short(number) == text
