@@ -67,6 +67,7 @@ class Log:
             **session.optimizer.statistics(),
         )
         session.records.progress(
+            progress=session.progress,
             iteration=session.iteration,
             iterations=session.budget.iterations,
             loss=loss,

@@ -23,8 +23,7 @@ class RunProgress:
     def update(self, event: Mapping[str, Any]) -> None:
         """Take in a progress event of the run's worker."""
         self.news = event
-        total = event["iterations"]
-        self.fraction = event["iteration"] / total if total else event.get("progress", 0.0)
+        self.fraction = float(event["progress"])
         if self.first_fraction is None:
             self.first_fraction = self.fraction
 

@@ -35,7 +35,8 @@ def train(
         with open(done, "a") as stream:
             stream.write(f"{step}\n")
         if not behaviour.get("silent"):
-            report({"kind": "progress", "iteration": step + 1, "iterations": total, "loss": 3.0})
+            news = {"progress": (step + 1) / total, "iteration": step + 1, "iterations": total}
+            report({"kind": "progress", **news, "loss": 3.0})
     report({"kind": "line", "tag": "DONE", "text": "val loss 3.0"})
     write_status(run, Status(State.SUCCESS, iteration=total, iterations=total))
 

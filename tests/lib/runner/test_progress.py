@@ -31,7 +31,8 @@ def _runs(count):
 
 
 def _at(iteration):
-    return {"iteration": iteration, "iterations": 100, "loss": 2.5, "eta_seconds": 61}
+    news = {"progress": iteration / 100, "iteration": iteration, "iterations": 100}
+    return {**news, "loss": 2.5, "eta_seconds": 61}
 
 
 def test_time_left_follows_from_the_pace_of_this_session(now):
