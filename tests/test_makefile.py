@@ -225,7 +225,7 @@ def test_kconfig_config_names_the_configuration(tmp_path):
 )
 def test_parallel_make_is_jobs(build, given, printed):
     """JOBS itself is in the environment; what SET says is no option of make."""
-    commands = " " + planned("all", f"O={build}", given, "SET=-j9")
+    commands = " " + planned("all", f"O={build}", given, "SET=A=1 -j9")
     assert re.findall(r"(?m)^ ?JOBS=\S* ", commands) == ([printed[1:]] if printed else [])
 
 

@@ -68,9 +68,10 @@ def venv(tree, tmp_path):
 
 
 def test_it_is_made_used_and_not_made_again(tree):
-    """In a path with blanks, with PYTHONPATH pointing at another ``lib``."""
-    other = tree.parent / "lib"
-    other.mkdir()
+    """In a path with blanks, with PYTHONPATH pointing at another ``lib`` and another ``pip``."""
+    (tree.parent / "lib").mkdir()
+    (tree.parent / "pip").mkdir()
+    (tree.parent / "pip" / "__init__.py").write_text("raise SystemExit('not the real pip')")
     made = set_up(tree, PYTHONPATH=str(tree.parent))
     assert made.returncode == 0, made.stderr
     assert "creating" in made.stderr and "is ready" in made.stderr
