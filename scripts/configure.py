@@ -19,6 +19,7 @@ from pathlib import Path
 
 import _start
 
+from gpt2.config import Config
 from lib import cli
 from lib.kconfig import commands, queries
 from lib.kconfig.place import Place
@@ -63,8 +64,10 @@ def main() -> int:
     p.add_argument("--plain", action="store_true", help="names only")
 
     options = vars(PARSER.parse_args())
-    run = options.pop("run")
-    text = run(Place(options.pop("tree"), options.pop("build_dir")), **options)
+    run, tree = options.pop("run"), options.pop("tree")
+    # Another tree has symbols and rules of its own.
+    rules = {"rules": Config.from_values} if tree == ROOT else {}
+    text = run(Place(tree, options.pop("build_dir"), **rules), **options)
     if text:
         print(text)
     return 0

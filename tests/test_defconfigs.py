@@ -1,6 +1,8 @@
 """I4: defconfigs and fragments do what they say, all of it."""
 
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -133,3 +135,16 @@ def test_single_trainings_and_studies_are_told_apart(tree):
     modes = {name: resolved(tree, name)["RUN_MODE"] for name in NAMES}
     assert modes["gpt2-124m"] == modes["gpt2-shakespeare"] == "single_training"
     assert modes["gpt2-quickstart"] == modes["gpt2-ratio-ablation"] == "ra_mla_ablation_mode"
+
+
+def test_what_kconfig_cannot_check_is_refused_before_anything_is_written(tmp_path):
+    settings = "LEARNING_RATE=fast DROPOUT=2.0 GLOBAL_BATCH=9"
+    command = ["scripts/configure.py", "defconfig", "gpt2-quickstart", "--set", settings]
+    done = subprocess.run(
+        [sys.executable, *command, "-O", str(tmp_path)], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert "SET: LEARNING_RATE: 'fast' is not a number" in done.stderr
+    assert "SET: DROPOUT: 2.0 is out of range [0.0, 0.9]" in done.stderr
+    assert "SET: GLOBAL_BATCH: BATCH_SIZE=8 x GRAD_ACCUMULATION=1 x GPUS=1 is 8" in done.stderr
+    assert list(tmp_path.iterdir()) == []

@@ -1,8 +1,13 @@
 """Where a configuration lives: the tree it is for, and the folder it builds in."""
 
 import os
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+from lib.binding import Value
+from lib.errors import ConfigError
+from lib.kconfig.layers import Resolution, locate
 
 
 @dataclass(frozen=True)
@@ -11,8 +16,18 @@ class Place:
 
     root: Path
     build: Path
+    # What Kconfig cannot say of values (floats, rules across symbols): raises ConfigError.
+    rules: Callable[[Mapping[str, Value]], object] = dict
 
     @property
     def config(self) -> Path:
         """The configuration file."""
         return self.build / (os.environ.get("KCONFIG_CONFIG") or ".config")
+
+    def checked(self, resolution: Resolution) -> Resolution:
+        """The resolution, if it keeps the rules. ConfigError points at the lines that break one."""
+        try:
+            self.rules(resolution.values)
+        except ConfigError as error:
+            raise locate(error, resolution) from None
+        return resolution
