@@ -148,3 +148,11 @@ def test_what_kconfig_cannot_check_is_refused_before_anything_is_written(tmp_pat
     assert "SET: DROPOUT: 2.0 is out of range [0.0, 0.9]" in done.stderr
     assert "SET: GLOBAL_BATCH: BATCH_SIZE=8 x GRAD_ACCUMULATION=1 x GPUS=1 is 8" in done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "spec, dataset", [("gpt2-shakespeare", "shakespeare"), ("gpt2-ratio-ablation", "default")]
+)
+def test_quick_replaces_a_corpus_only_where_it_is_a_large_download(spec, dataset):
+    resolution = Tree().resolve(defconfig_layers(ROOT, f"{spec}+quick"))
+    assert Config.from_values(resolution.values).data.dataset == dataset

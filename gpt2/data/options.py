@@ -6,6 +6,8 @@ from lib.binding import symbol
 
 # Tokens of each tokenizer, the end-of-text token included.
 TOKENIZER_VOCAB = {"byte": 257, "gpt2": 50257}
+# Downloads of many gigabytes, which the default corpus can stand in for.
+LARGE = ("finewebedu", "openwebtext")
 
 
 @dataclass(frozen=True)
@@ -14,6 +16,8 @@ class DataConfig:
 
     # default, shakespeare, custom, finewebedu or openwebtext
     dataset: str = symbol("DATASET")
+    # The default corpus in place of a large data set; ``dataset`` is then already the default.
+    stand_in: bool = symbol("DATASET_STAND_IN", identity=False)
     # byte or gpt2
     tokenizer: str = symbol("TOKENIZER")
     # A relative path starts at the build folder.
@@ -32,6 +36,10 @@ class DataConfig:
     persistent_workers: bool = symbol("PERSISTENT_WORKERS", identity=False)
     # Micro-batches that each worker keeps ready.
     prefetch_factor: int = symbol("PREFETCH_FACTOR", identity=False)
+
+    def __post_init__(self) -> None:
+        if self.stand_in and self.dataset in LARGE:
+            object.__setattr__(self, "dataset", "default")
 
 
 def vocab_size(tokenizer: str) -> int:

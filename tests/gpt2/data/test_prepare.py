@@ -31,7 +31,7 @@ import sys
 from pathlib import Path
 from gpt2.data.options import DataConfig
 from gpt2.data.prepare import prepare
-config = DataConfig("default", "byte", "data", 0.1, "", "", "", 1, 0, False, False, 2)
+config = DataConfig("default", False, "byte", "data", 0.1, "", "", "", 1, 0, False, False, 2)
 prepare(config, Path(sys.argv[1]))
 """
 
