@@ -125,9 +125,12 @@ style: setup ## Formatting, whitespace, names in the documents
 	$(Q)$(PY) scripts/check_style.py
 
 ##@ Judge
-.PHONY: report
+.PHONY: report bench
 report: $(CONFIG_PY) ## Write the tables of the finished runs
 	$(Q)$(PY) scripts/report.py $(INTO)
+
+bench: setup ## Time the trainer and every mechanism on this CPU
+	$(Q)$(PY) scripts/bench.py $(INTO)
 
 ##@ Operate
 .PHONY: setup help clean mrproper

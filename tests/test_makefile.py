@@ -64,6 +64,7 @@ def build(tmp_path_factory):
         ("status", "scripts/status.py"),
         ("train", "scripts/train.py"),
         ("report", "scripts/report.py"),
+        ("bench", "scripts/bench.py"),
         ("menuconfig", "scripts/configure.py menuconfig"),
         ("savedefconfig", "scripts/configure.py savedefconfig"),
         ("olddefconfig", "scripts/configure.py olddefconfig"),

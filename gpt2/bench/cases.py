@@ -1,0 +1,31 @@
+"""What is timed: configurations of one training on the CPU; imports no torch."""
+
+from lib.binding import Value
+from lib.kconfig import Layer, Tree, defconfig_layers
+from lib.project import ROOT
+from gpt2.ablation.resolve import resolve_config
+from gpt2.config import Config
+
+_TRAINING: dict[str, Value] = {
+    "SINGLE_TRAINING": True,
+    "OPTIMIZER_ADAMW": True,
+    "DATASET_DEFAULT": True,
+    "DEVICE_CPU": True,
+    "LOG_INTERVAL": 10,
+    "MAX_ITERS": 1000,
+}
+_ONE_SEQUENCE: dict[str, Value] = {"GLOBAL_BATCH": 1, "BATCH_SIZE": 1, "GRAD_ACCUMULATION": 1}
+
+# name → (defconfig, settings, timed steps of one round)
+CASES: dict[str, tuple[str, dict[str, Value], int]] = {
+    "124m-fp32": ("gpt2-124m+cpu", {**_ONE_SEQUENCE, "PRECISION_FP32": True}, 2),
+    "124m-bf16": ("gpt2-124m+cpu", {**_ONE_SEQUENCE, "PRECISION_BF16": True}, 4),
+    "quickstart": ("gpt2-quickstart", {}, 40),
+}
+
+
+def configuration(spec: str, settings: dict[str, Value], threads: int) -> Config:
+    """The configuration that a case times, with ``threads`` CPU threads."""
+    changes = {**_TRAINING, **settings, "CPU_THREADS": threads}
+    layers = [*defconfig_layers(ROOT, spec), Layer.of("command line", "bench", changes)]
+    return resolve_config(Tree(), layers)

@@ -1,0 +1,91 @@
+"""Forward and backward time of every step of the RATIO study, relative to the baseline's.
+
+    python -m gpt2.bench.mechanisms THREADS ROUNDS
+
+Two blocks of GPT-2's width on byte tokens, so that the blocks and not the output head are timed. B
+micro-batch, T tokens.
+"""
+
+import json
+import statistics
+import sys
+import time
+
+import torch
+
+from gpt2.ablation.ratio import RATIO
+from gpt2.ablation.resolve import resolve_study
+from gpt2.config import Config
+from gpt2.model import GPT
+from lib.binding import Value
+from lib.kconfig import Layer, Tree, defconfig_layers
+from lib.project import ROOT
+
+# Tokens → sequences: about a thousand tokens each.
+SHAPES = {256: 4, 1024: 1}
+_BLOCKS = 2
+
+
+def configurations(tokens: int) -> dict[str, Config]:
+    """Every step that is another model than the ones before it, by slug, at ``tokens`` context."""
+    changes: dict[str, Value] = {
+        "DEVICE_CPU": True,
+        "TOKENIZER_BYTE": True,
+        "MODEL_SIZE_CUSTOM": True,
+        "N_LAYER": _BLOCKS,
+        "N_HEAD": 12,
+        "N_EMBD": 768,
+        "BLOCK_SIZE": tokens,
+        "DROPOUT": "0.0",
+    }
+    base = [*defconfig_layers(ROOT, "gpt2-quickstart"), Layer.of("command line", "bench", changes)]
+    found = {s.step.slug: s.config for s in resolve_study(Tree(), base, RATIO)}
+    unique: dict[object, str] = {}
+    for slug, config in found.items():
+        unique.setdefault(config.model, slug)
+    return {slug: found[slug] for slug in unique.values()}
+
+
+def seconds(model: GPT, tokens_BT: torch.Tensor) -> tuple[float, float]:
+    """Seconds of one forward and of one backward pass of the mean loss."""
+    start = time.perf_counter()
+    loss = model(tokens_BT[:, :-1], tokens_BT[:, 1:])
+    forward = time.perf_counter()
+    loss.backward()
+    return forward - start, time.perf_counter() - forward
+
+
+def measure(tokens: int, rounds: int) -> dict[str, dict[str, float]]:
+    """Median over ``rounds`` of each step's time by the baseline's of the same round."""
+    models = {}
+    for slug, config in configurations(tokens).items():
+        models[slug] = GPT(config.model)
+        models[slug].init_weights(config.seed)
+    tokens_BT = torch.randint(0, 256, (SHAPES[tokens], tokens + 1))
+    ratios: dict[str, list[tuple[float, float]]] = {slug: [] for slug in models}
+    # The first round warms caches and allocator up.
+    for count in range(1 + rounds):
+        times = {slug: seconds(model, tokens_BT) for slug, model in models.items()}
+        if count:
+            forward, backward = times["baseline"]
+            for slug, (f, b) in times.items():
+                ratios[slug].append((f / forward, b / backward))
+    return {
+        slug: {
+            "forward": statistics.median(f for f, _ in pairs),
+            "backward": statistics.median(b for _, b in pairs),
+        }
+        for slug, pairs in ratios.items()
+    }
+
+
+def main() -> None:
+    """The command line."""
+    threads, rounds = map(int, sys.argv[1:])
+    torch.set_num_threads(threads)
+    found = {str(tokens): measure(tokens, rounds) for tokens in SHAPES}
+    sys.stdout.write(json.dumps(found) + "\n")
+
+
+if __name__ == "__main__":
+    main()

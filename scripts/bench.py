@@ -1,0 +1,47 @@
+#!/usr/bin/env python3
+"""Time the trainer against transformers' GPT-2 in a plain loop, and every mechanism against GPT-2.
+
+    bench.py                              all cases, then the mechanisms
+    bench.py --case quickstart --rounds 5
+    bench.py --no-mechanisms
+
+The sides run in turn on this machine's CPU; figures are medians, ratios are of one round. Nothing
+passes or fails: quiet the machine first. Needs 6 GB of memory at 124M. Tables go to stdout.
+"""
+
+import dataclasses
+import json
+
+import _start
+
+from gpt2.arguments import add_json, new_parser
+from gpt2.bench.cases import CASES
+from gpt2.bench.compare import compare, mechanisms, to_markdown
+from lib import cli
+from lib.console import say
+from lib.machine.devices import cpu_model, usable_cores
+
+
+def main() -> int:
+    """The command line."""
+    parser = new_parser(__doc__)
+    add_json(parser)
+    parser.add_argument("--case", nargs="*", choices=list(CASES), default=list(CASES))
+    parser.add_argument("--rounds", type=int, default=3, help="repetitions of both sides")
+    parser.add_argument("--threads", type=int, default=usable_cores())
+    parser.add_argument("--no-mechanisms", action="store_true")
+    given = parser.parse_args()
+    say("BENCH", f"{cpu_model()}, {given.threads} threads")
+    found = [compare(c, given.threads, given.rounds, given.build_dir) for c in given.case]
+    relative = {} if given.no_mechanisms else mechanisms(given.threads, given.rounds)
+    if given.json:
+        cases = [dataclasses.asdict(comparison) for comparison in found]
+        document = {"schema_version": 1, "cases": cases, "mechanisms": relative}
+        print(json.dumps(document, sort_keys=True, allow_nan=False))
+    else:
+        print(to_markdown(found, relative), end="")
+    return 0
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -1,0 +1,79 @@
+"""Build folders with a very small configuration, on a few files of text."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from gpt2.data.prepare import prepare
+from gpt2.planning import config_layers, make_plan
+from lib.binding import Value
+from lib.kconfig import Layer, Tree
+from lib.project import ROOT
+
+SMALL: dict[str, Value] = {
+    "DEVICE_CPU": True,
+    "MODEL_SIZE_CUSTOM": True,
+    "N_LAYER": 2,
+    "N_HEAD": 2,
+    "N_EMBD": 96,
+    "BLOCK_SIZE": 16,
+    "TOKENIZER_BYTE": True,
+    "DATASET_CUSTOM": True,
+    "CUSTOM_PATH": "text",
+    "VAL_FRACTION": "0.4",
+    "EVAL_TOKENS": 64,
+    "GLOBAL_BATCH": 4,
+    "BATCH_SIZE": 2,
+    "GRAD_ACCUMULATION": 2,
+    "MAX_ITERS": 4,
+    "WARMUP_STEPS": 1,
+    "DROPOUT": "0.1",
+    "SAMPLE_TOKENS": 8,
+    "RA_MLA_ABLATION_MODE": True,
+}
+
+
+@dataclass
+class Folder:
+    """A build folder with a configuration and prepared data."""
+
+    path: Path
+
+    def command(self, script: str, *arguments: str, **variables: str) -> tuple[int, str, str]:
+        """Run a command line of the tree: exit code, stdout, stderr."""
+        environment = {k: v for k, v in os.environ.items() if k not in ("V", "JSON", "STEPS")}
+        done = subprocess.run(
+            [sys.executable, str(ROOT / script), "-O", str(self.path), *arguments],
+            capture_output=True,
+            text=True,
+            env={**environment, **variables},
+            stdin=subprocess.DEVNULL,
+            timeout=120,
+        )
+        return done.returncode, done.stdout, done.stderr
+
+    def runs(self, steps: str) -> list[Path]:
+        """The run directories of some steps."""
+        plan = make_plan(config_layers(self.path), self.path, steps=steps)
+        return [run.path for run in plan.runs]
+
+
+@pytest.fixture
+def build(tmp_path: Path) -> Callable[..., Folder]:
+    def make(**settings: Value | None) -> Folder:
+        (tmp_path / "text").mkdir()
+        for i in range(12):
+            (tmp_path / f"text/{i}.txt").write_text(f"{i} makes {i * i}, as anybody knows. " * 9)
+        given = {k: v for k, v in {**SMALL, **settings}.items() if v is not None}
+        config = Layer.of("defconfig", "test", given)
+        Tree().write_config([config], tmp_path / ".config")
+        plan = make_plan(config_layers(tmp_path), tmp_path)
+        prepare(plan.base.data, tmp_path)
+        return Folder(tmp_path)
+
+    return make

@@ -1,0 +1,40 @@
+"""The benchmark measures what it says; how fast that is, no test judges."""
+
+import json
+
+from gpt2.bench import mechanisms, sides
+from gpt2.bench.cases import CASES, configuration
+from gpt2.bench.compare import Comparison, to_markdown
+from gpt2.planning import config_layers, make_plan
+
+
+def test_both_sides_take_the_steps_that_were_asked_for(build):
+    folder = build().path
+    config = make_plan(config_layers(folder), folder).base
+    for side in (sides.ours, sides.plain):
+        seconds = side(config, folder, 2)
+        assert len(seconds) == 2 and all(s > 0 for s in seconds)
+
+
+def test_cases_differ_from_a_plain_loop_in_nothing_but_the_trainer():
+    for spec, settings, _ in CASES.values():
+        config = configuration(spec, settings, 2)
+        assert config.optimizer.name == "adamw" and config.pruning.name == "none"
+        assert config.machine.cpu_threads == 2 and config.model.attention.terms == ()
+    assert configuration(*CASES["124m-bf16"][:2], 1).machine.precision == "bf16"
+    assert configuration(*CASES["124m-fp32"][:2], 1).model.num_params() == 124_475_904
+
+
+def test_mechanisms_are_the_study_s_distinct_models():
+    found = mechanisms.configurations(64)
+    assert next(iter(found)) == "baseline" and "pruned-50" not in found
+    assert len({json.dumps(c.identity()["model"]) for c in found.values()}) == len(found) == 18
+
+
+def test_table_gives_medians_and_the_spread_of_the_ratio():
+    text = to_markdown(
+        [Comparison("x", 1200.0, 1000.0, (1.1, 1.3, 1.2))],
+        {"256": {"ra": {"forward": 1.5, "backward": 1.25}}},
+    )
+    assert "| x | 1,200 | 1,000 | 1.20 | 1.10 to 1.30 |" in text
+    assert "| ra | 1.50 | 1.25 |" in text

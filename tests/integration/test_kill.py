@@ -1,0 +1,87 @@
+"""I9: killed at any moment and continued by the next make, a study ends in the same bytes."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from lib.project import ROOT
+
+STEPS = "1,full"
+DETERMINISTIC = ("metrics.jsonl", "per_query.csv", "model.safetensors")
+INTERVALS = {"MAX_ITERS": 24, "CHECKPOINT_INTERVAL": 2, "EVAL_INTERVAL": 4, "EVAL_TOKENS": 512}
+
+
+def start(folder: Path, jobs: int) -> subprocess.Popen:
+    """``make`` without make, in a session of its own."""
+    return subprocess.Popen(
+        [sys.executable, str(ROOT / "scripts/run_test_matrix.py"), "-O", str(folder)],
+        env={**os.environ, "STEPS": STEPS, "JOBS": str(jobs)},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+
+
+def kill_session(process: subprocess.Popen) -> None:
+    """SIGKILL to every process of the session: runner, fork server, workers."""
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            session = int((entry / "stat").read_text().rpartition(")")[2].split()[3])
+            if session == process.pid:
+                os.kill(int(entry.name), signal.SIGKILL)
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    process.wait()
+
+
+def kill_when(process: subprocess.Popen, moment: Callable[[], bool]) -> None:
+    """Wait for the moment, then kill; the process must not have ended before it."""
+    deadline = time.monotonic() + 120
+    while not moment():
+        assert process.poll() is None, "ended before the moment came"
+        assert time.monotonic() < deadline, "the moment did not come"
+        time.sleep(0.001)
+    kill_session(process)
+
+
+def outcome(folder: Path) -> dict[str, bytes]:
+    """Every deterministic file of every run."""
+    runs = sorted((folder / "results/ratio").glob("*-s1-*"))
+    return {
+        f"{run.name}/{name}": (run / name).read_bytes() for run in runs for name in DETERMINISTIC
+    }
+
+
+@pytest.fixture(scope="module")
+def whole() -> dict[str, bytes]:
+    """What an uninterrupted study leaves; filled by the first test that needs it."""
+    return {}
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_killed_and_continued_equals_uninterrupted(build, whole, tmp_path, jobs):
+    folder = build(**INTERVALS).path
+    if not whole:
+        assert start(folder, 2).wait() == 0
+        whole.update(outcome(folder))
+        (folder / "results").rename(tmp_path / "uninterrupted")
+    study = folder / "results/ratio"
+
+    def rows() -> int:
+        return sum(path.read_bytes().count(b"\n") for path in study.glob("*/metrics.jsonl"))
+
+    # While a checkpoint is written, in an evaluation (a log line follows it), and anywhere.
+    kill_when(start(folder, jobs), lambda: any(study.glob("*/checkpoints/.tmp-*")))
+    kill_when(start(folder, jobs), lambda: rows() >= 9)
+    kill_when(start(folder, jobs), lambda: rows() >= 17)
+    assert start(folder, jobs).wait() == 0
+
+    assert len(whole) == 2 * len(DETERMINISTIC)
+    assert outcome(folder) == whole
