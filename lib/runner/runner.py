@@ -10,7 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from lib.console import say, verbose
-from lib.errors import EXIT_DONE, EXIT_FAILED, ConfigError, PreflightError, Problem
+from lib.errors import (
+    EXIT_DONE,
+    EXIT_FAILED,
+    ConfigError,
+    KablateError,
+    PreflightError,
+    Problem,
+    RunError,
+)
 from lib.plan import Run
 from lib.rundir import RunDir
 from lib.runner import locks
@@ -48,7 +56,8 @@ def run_all(
     """Bring ``runs``, which all lie in ``folder``, to their end; the exit code.
 
     Nothing is created before every check has passed. Raises ConfigError when another process is at
-    work in ``folder`` or results are stale, PreflightError when this machine cannot do it.
+    work in ``folder`` or results are stale, PreflightError when this machine cannot do it, RunError
+    when the disk refuses a run that has begun.
     """
     if options.stale not in ("", "rerun", "keep"):
         raise ConfigError(Problem(f"{options.stale!r} is neither rerun nor keep", "STALE"))
@@ -59,15 +68,19 @@ def run_all(
         return EXIT_DONE
     pool.warm_up()
     slots = _preflight([decision.run for decision in todo], folder, target, pool, options)
+    # What the error of a disk that refuses is called: before the first run starts, and after.
+    failure: type[KablateError] = PreflightError
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with locks.exclusive(folder / LOCK):
             # Another process may have been at work until a moment ago.
             todo = _decide(runs, target, options, quiet=True)
+            failure = RunError
             return Runner(todo, slots, target, pool, options.keep_going).run()
     except OSError as error:
         what = f"cannot write: {error.strerror or error}"
-        raise PreflightError(Problem(what, str(error.filename or folder))) from error
+        advice = "free some space or mend the permissions; to go on, type: make"
+        raise failure(Problem(what, str(error.filename or folder), advice)) from error
 
 
 def _preflight(
