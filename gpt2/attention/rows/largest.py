@@ -8,12 +8,13 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.library import custom_op
 
 # Rows up to this long are sorted in vector registers; a longer one is searched piece by piece.
 PIECE = 256
 
 
-@torch.library.custom_op("kablate::largest", mutates_args=(), device_types="cpu")
+@custom_op("kablate::largest", mutates_args=(), device_types="cpu")
 def largest(weights: Tensor, k: int) -> Tensor:
     """The k largest of the last dimension, all of it where it is shorter, in no promised order.
 
