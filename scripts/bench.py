@@ -5,8 +5,10 @@
     bench.py --case quickstart --rounds 5
     bench.py --no-mechanisms
 
-The sides run in turn on this machine's CPU; figures are medians, ratios are of one round. Nothing
-passes or fails: quiet the machine first. Needs 6 GB of memory at 124M. Tables go to stdout.
+The sides run in turn on this machine's CPU with the same AdamW settings and batches; figures are
+medians, ratios are of one round. A third side is the plain loop with the memory settings that the
+trainer starts its workers with. Mechanisms are timed in two blocks, without dropout. Nothing passes
+or fails: quiet the machine first. Needs 6 GB of memory at 124M. Tables go to stdout.
 """
 
 import dataclasses
@@ -19,6 +21,7 @@ from gpt2.bench.cases import CASES
 from gpt2.bench.compare import compare, mechanisms, to_markdown
 from lib import cli
 from lib.console import say
+from lib.errors import ConfigError
 from lib.machine.devices import cpu_model, usable_cores
 
 
@@ -31,6 +34,8 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=usable_cores())
     parser.add_argument("--no-mechanisms", action="store_true")
     given = parser.parse_args()
+    if given.rounds < 1 or given.threads < 1:
+        raise ConfigError("--rounds and --threads take a whole number of at least 1")
     say("BENCH", f"{cpu_model()}, {given.threads} threads")
     found = [compare(c, given.threads, given.rounds, given.build_dir) for c in given.case]
     relative = {} if given.no_mechanisms else mechanisms(given.threads, given.rounds)

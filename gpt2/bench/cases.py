@@ -1,10 +1,10 @@
 """What is timed: configurations of one training on the CPU; imports no torch."""
 
+from gpt2.ablation.resolve import resolve_config
+from gpt2.config import Config
 from lib.binding import Value
 from lib.kconfig import Layer, Tree, defconfig_layers
 from lib.project import ROOT
-from gpt2.ablation.resolve import resolve_config
-from gpt2.config import Config
 
 _TRAINING: dict[str, Value] = {
     "SINGLE_TRAINING": True,

@@ -19,33 +19,43 @@ from lib.machine.setup import environment
 
 @dataclass(frozen=True)
 class Comparison:
-    """One case: tokens per second of both sides, and ours / plain of each round."""
+    """One case: tokens per second of each side, and ours / plain of each round.
+
+    ``tuned`` is the plain loop started with the trainer's environment, which keeps freed memory in
+    the process: what of the difference is code, and what is the allocator.
+    """
 
     case: str
     ours: float
     plain: float
+    tuned: float
     ratios: tuple[float, ...]
+    tuned_ratios: tuple[float, ...]
 
 
 def compare(case: str, threads: int, rounds: int, build_dir: Path) -> Comparison:
-    """Time both sides of ``case`` in ``rounds`` rounds. RunError where a side fails."""
+    """Time the sides of ``case`` in ``rounds`` ≥ 1 rounds. RunError where a side fails."""
     spec, settings, steps = CASES[case]
     config = configuration(spec, settings, threads)
     prepare(config.data, build_dir)
     tokens = config.train.tokens_per_iteration(config.model.shape.block_size)
     # The trainer's workers are started with these; a plain loop is started with none.
-    started_with = {"ours": environment(config.machine), "plain": {}}
-    speeds: dict[str, list[float]] = {"ours": [], "plain": []}
+    tuned = environment(config.machine)
+    sides = {"ours": ("ours", tuned), "plain": ("plain", {}), "tuned": ("plain", tuned)}
+    speeds: dict[str, list[float]] = {side: [] for side in sides}
     for count in range(rounds):
-        for side, variables in started_with.items():
-            arguments = [side, case, str(threads), str(steps), str(build_dir)]
+        for side, (loop, variables) in sides.items():
+            arguments = [loop, case, str(threads), str(steps), str(build_dir)]
             seconds = _run("gpt2.bench.sides", arguments, variables)
             speeds[side].append(tokens / statistics.median(seconds))
-        ours, plain = speeds["ours"][-1], speeds["plain"][-1]
-        say("BENCH", f"{case} {count + 1}/{rounds}   {ours:,.0f} against {plain:,.0f} tok/s")
-    ratios = tuple(a / b for a, b in zip(speeds["ours"], speeds["plain"], strict=True))
+        last = ", ".join(f"{side} {values[-1]:,.0f}" for side, values in speeds.items())
+        say("BENCH", f"{case} {count + 1}/{rounds}   {last} tok/s")
+    ratios, tuned_ratios = (
+        tuple(a / b for a, b in zip(speeds["ours"], speeds[other], strict=True))
+        for other in ("plain", "tuned")
+    )
     medians = {side: statistics.median(values) for side, values in speeds.items()}
-    return Comparison(case, medians["ours"], medians["plain"], ratios)
+    return Comparison(case, **medians, ratios=ratios, tuned_ratios=tuned_ratios)
 
 
 def mechanisms(threads: int, rounds: int) -> Mapping[str, Any]:
@@ -57,11 +67,12 @@ def mechanisms(threads: int, rounds: int) -> Mapping[str, Any]:
 
 def to_markdown(comparisons: list[Comparison], relative: Mapping[str, Any]) -> str:
     """Both tables."""
-    lines = ["| case | ours tok/s | plain tok/s | ours / plain | rounds |", "|-|-:|-:|-:|-|"]
+    heads = ["case", "ours tok/s", "plain tok/s", "plain, our allocator tok/s"]
+    heads += ["ours / plain", "ours / plain, our allocator"]
+    lines = [f"| {' | '.join(heads)} |", "|-|" + "-:|" * (len(heads) - 1)]
     for c in comparisons:
-        spread = f"{min(c.ratios):.2f} to {max(c.ratios):.2f}"
-        ratio = statistics.median(c.ratios)
-        lines.append(f"| {c.case} | {c.ours:,.0f} | {c.plain:,.0f} | {ratio:.2f} | {spread} |")
+        speeds = " | ".join(f"{speed:,.0f}" for speed in (c.ours, c.plain, c.tuned))
+        lines.append(f"| {c.case} | {speeds} | {_spread(c.ratios)} | {_spread(c.tuned_ratios)} |")
     if relative:
         heads = [f"T={tokens} {part}" for tokens in relative for part in ("forward", "backward")]
         lines += ["", f"| step | {' | '.join(heads)} |", "|-|" + "-:|" * len(heads)]
@@ -71,6 +82,11 @@ def to_markdown(comparisons: list[Comparison], relative: Mapping[str, Any]) -> s
             ]
             lines.append(f"| {slug} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
+
+
+def _spread(ratios: tuple[float, ...]) -> str:
+    """Median, and the rounds' range."""
+    return f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
 
 
 def _run(module: str, arguments: list[str], variables: Mapping[str, str]) -> Any:
