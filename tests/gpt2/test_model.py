@@ -83,7 +83,7 @@ class TestAgainstTransformers:
     @pytest.mark.parametrize(
         ("activation", "its_name"), [("gelu_tanh", "gelu_new"), ("gelu_exact", "gelu")]
     )
-    def test_logits_loss_and_gradients(
+    def test_i8_logits_loss_and_gradients(
         self, head: None, activation: str, its_name: str, dtype: torch.dtype, tolerance: float
     ) -> None:
         config = make_model_config(activation=activation)
@@ -162,7 +162,7 @@ def transformers_model(model: GPT, activation: str) -> Any:
 
 
 @every
-def test_logits_and_gradients_equal_the_formulas(name: str) -> None:
+def test_i8_logits_and_gradients_equal_the_formulas(name: str) -> None:
     config = make_model_config(n_layer=3, **EVERY[name])
     model = drawn(config)
     idx_BT = tokens(config, length=7)
@@ -180,7 +180,7 @@ def test_logits_and_gradients_equal_the_formulas(name: str) -> None:
 
 
 @every
-def test_a_token_changes_nothing_before_it(name: str) -> None:
+def test_i7_a_token_changes_nothing_before_it(name: str) -> None:
     config = make_model_config(n_layer=3, **EVERY[name])
     model = drawn(config)
     idx_BT = tokens(config)
@@ -213,7 +213,7 @@ def test_no_gradient_flows_from_the_future_or_across_the_batch(name: str) -> Non
 
 
 @every
-def test_rows_of_a_batch_are_independent(name: str) -> None:
+def test_i7_rows_of_a_batch_are_independent(name: str) -> None:
     config = make_model_config(n_layer=3, **EVERY[name])
     model = drawn(config)
     idx_BT = tokens(config)
@@ -223,7 +223,7 @@ def test_rows_of_a_batch_are_independent(name: str) -> None:
 
 
 @every
-def test_nothing_survives_a_call(name: str) -> None:
+def test_i7_nothing_survives_a_call(name: str) -> None:
     config = make_model_config(n_layer=3, **EVERY[name])
     model = drawn(config)
     idx_BT = tokens(config)
@@ -241,7 +241,7 @@ def test_nothing_survives_a_call(name: str) -> None:
 
 
 @every
-def test_every_parameter_learns_from_the_initial_weights(name: str) -> None:
+def test_i7_every_parameter_learns_from_the_initial_weights(name: str) -> None:
     config = make_model_config(n_layer=3, **EVERY[name])
     model = GPT(config)
     model.init_weights(0)
@@ -402,7 +402,7 @@ class TestCounts:
     @pytest.mark.parametrize("bias", [True, False])
     @pytest.mark.parametrize("sizing", ["hidden", "ratio"])
     @every
-    def test_declared_is_built(self, name: str, sizing: str, bias: bool, n_layer: int) -> None:
+    def test_i6_declared_is_built(self, name: str, sizing: str, bias: bool, n_layer: int) -> None:
         overrides = EVERY[name] | {"bias": bias, "n_layer": n_layer, "sizing": sizing}
         config = make_model_config(n_embd=96, **overrides)
         model = GPT(config)

@@ -10,7 +10,7 @@ from lib.rundir import RunDir
 from lib.status import State, read_status
 
 
-def test_trains_reports_skips_and_trains_again(build):
+def test_i10_trains_reports_skips_and_trains_again(build):
     folder = build()
     code, table, said = folder.command("scripts/run_test_matrix.py", STEPS="0,1,full")
     assert code == 0, said

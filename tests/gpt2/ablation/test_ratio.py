@@ -126,7 +126,7 @@ def test_pruning_is_all_that_the_pruned_step_changes(gpt2_sized):
 
 
 @pytest.mark.parametrize("size", SIZES, ids=lambda s: "-".join(map(str, s)))
-def test_every_step_is_unique_and_keeps_its_promises_at_every_size(tree, full_config, size):
+def test_i5_every_step_is_unique_and_keeps_its_promises_at_every_size(tree, full_config, size):
     resolved = resolve_study(tree, [full_config(**size)], RATIO)
     assert len({found.config.hash8 for found in resolved}) == 19
     for found in resolved:

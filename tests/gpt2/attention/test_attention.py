@@ -94,7 +94,7 @@ def test_a_call_leaves_nothing_behind(case):
 
 
 @pytest.mark.parametrize("pattern", PATTERN)
-def test_off_is_plain_attention(build, gate, thin_chunks, pattern):
+def test_i7_off_is_plain_attention(build, gate, thin_chunks, pattern):
     plain = build(33, pattern=PATTERN[pattern])
     off = {
         "reciprocal": dict(terms=(ReciprocalOptions(alpha=0.0, window=9, learnable=False),)),
