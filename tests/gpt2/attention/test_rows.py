@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 import torch
+from torch import library as torch_library
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
-from torch.library import opcheck
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -149,7 +149,7 @@ def test_largest_are_those_of_a_sort(width, k):
     expected = weights.sort(-1, descending=True).values[..., :k]
     found = largest(weights, k).sort(-1, descending=True).values
     assert torch.equal(found, expected)
-    opcheck(largest, (weights, k), test_utils=("test_schema", "test_faketensor"))
+    torch_library.opcheck(largest, (weights, k), test_utils=("test_schema", "test_faketensor"))
 
 
 def test_equal_weights_count_once_each_and_share_the_slope(gate):
