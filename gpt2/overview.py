@@ -13,6 +13,8 @@ from typing import Any
 from gpt2.config import Config
 from gpt2.planning import Plan
 from gpt2.training.budget import Budget
+from lib.machine import speed
+from lib.machine.devices import usable_cores
 from lib.plan import Run, Variant
 from lib.rundir import RunDir
 from lib.runner import locks
@@ -37,8 +39,11 @@ class RunView:
     flops_per_token: float
     # None where a time budget leaves it open.
     tokens: int | None
-    # Of training alone: measured where the run is done, estimated where a sibling is.
+    # Of training alone.
     seconds: float | None
+    # Where ``seconds`` is from: measured (the run is done), configured (a time budget), runs (done
+    # ones of this plan), machine (how fast it multiplies matrices), or unknown.
+    seconds_from: str
     seconds_left: float | None
     # done, new, running, stopped, failed
     state: str
@@ -48,8 +53,8 @@ class RunView:
 
 def look(plan: Plan) -> list[RunView]:
     """A view of every run of the plan, in order."""
-    speed = _flops_per_second(plan.runs)
-    return [_view(run, speed) for run in plan.runs]
+    found = _flops_per_second(plan)
+    return [_view(run, found) for run in plan.runs]
 
 
 def plan_text(plan: Plan, views: Sequence[RunView]) -> str:
@@ -65,13 +70,13 @@ def plan_text(plan: Plan, views: Sequence[RunView]) -> str:
                 view.widths,
                 short(view.flops_per_token),
                 "-" if view.tokens is None else short(view.tokens),
-                _time(view.seconds),
+                "~" * (view.seconds_from == "machine") + _time(view.seconds),
                 view.state,
                 view.delta,
             )
         )
     left_out = "".join(f"left out  {problem}\n" for problem in plan.left_out)
-    return f"{_columns(lines)}\n{left_out}{summary_line(plan, views)}"
+    return f"{_columns(lines)}\n{left_out}{_note(views)}{summary_line(plan, views)}"
 
 
 def status_text(plan: Plan, views: Sequence[RunView]) -> str:
@@ -98,7 +103,7 @@ def summary_line(plan: Plan, views: Sequence[RunView]) -> str:
     left = [view.seconds_left for view in views if view.state != "done"]
     known = [seconds for seconds in left if seconds is not None]
     if left and len(known) == len(left):
-        jobs = max(1, plan.base.study.jobs)
+        jobs = min(len(left), _jobs(plan.base))
         parts.append(f"about {clock(sum(known) / jobs)} of training left with JOBS={jobs}")
     return ", ".join(parts)
 
@@ -118,7 +123,19 @@ def to_json(plan: Plan, views: Sequence[RunView]) -> str:
     return json.dumps(document, sort_keys=True, indent=2, allow_nan=False)
 
 
-def _view(run: Run[Config], speed: float | None) -> RunView:
+def _note(views: Sequence[RunView]) -> str:
+    """How far the times can be trusted, where they can be little."""
+    sources = {view.seconds_from for view in views}
+    if "machine" in sources:
+        return (
+            "~ from this CPU's matrix products alone, right within a factor of two; a run tells\n"
+        )
+    if "unknown" in sources:
+        return "- not known before a first run of this plan has shown its speed on the GPU\n"
+    return ""
+
+
+def _view(run: Run[Config], known: "_Speed") -> RunView:
     config, directory = run.config, RunDir(run.path)
     shape = config.model.shape
     budget = Budget(config.train, shape.block_size, config.schedule.warmup_steps)
@@ -126,11 +143,12 @@ def _view(run: Run[Config], speed: float | None) -> RunView:
     status = read_status(directory)
     state = _state(directory, status)
     flops = config.model.flops_per_token()
-    seconds = _measured_seconds(directory) if state == "done" else None
+    seconds, source = _measured_seconds(directory) if state == "done" else None, "measured"
     if seconds is None and tokens is None:
-        seconds = float(config.train.max_time_seconds)
-    elif seconds is None and tokens is not None and speed is not None:
-        seconds = tokens * flops / speed
+        seconds, source = float(config.train.max_time_seconds), "configured"
+    elif seconds is None and tokens is not None:
+        source = known.source
+        seconds = tokens * flops / known.flops_per_second if known.flops_per_second else None
     iteration = status.iteration if status else 0
     left = 0.0 if state == "done" else _seconds_left(directory, state, seconds, iteration, budget)
     ratio, widths = _sizes(config)
@@ -143,11 +161,19 @@ def _view(run: Run[Config], speed: float | None) -> RunView:
         flops_per_token=flops,
         tokens=tokens,
         seconds=seconds,
+        seconds_from=source,
         seconds_left=left,
         state=state,
         iteration=iteration,
         iterations=budget.iterations,
     )
+
+
+def _jobs(config: Config) -> int:
+    """Runs at a time: as asked, else what the cores hold; GPUs cannot be counted without torch."""
+    if config.study.jobs or config.machine.device != "cpu":
+        return max(1, config.study.jobs)
+    return max(1, usable_cores() // config.machine.cpu_threads)
 
 
 def _describe_delta(variant: Variant) -> str:
@@ -189,14 +215,25 @@ def _state(directory: RunDir, status: Status | None) -> str:
             return "failed"
 
 
-def _flops_per_second(runs: Sequence[Run[Config]]) -> float | None:
-    """Training speed of the runs that are done, in the FLOPs that a plan counts: their median."""
+@dataclass(frozen=True)
+class _Speed:
+    """Training speed of one run in the FLOPs that a plan counts; None where nothing is known."""
+
+    flops_per_second: float | None
+    source: str
+
+
+def _flops_per_second(plan: Plan) -> _Speed:
+    """The median of the plan's done runs; without one, what the machine seems able to do."""
     found = []
-    for run in runs:
+    for run in plan.runs:
         timing = _timing(RunDir(run.path))
         if timing is not None:
             found.append(timing["tokens_per_second"] * run.config.model.flops_per_token())
-    return statistics.median(found) if found else None
+    if found:
+        return _Speed(statistics.median(found), "runs")
+    guess = speed.flops_per_second(plan.base.machine)
+    return _Speed(guess, "unknown" if guess is None else "machine")
 
 
 def _measured_seconds(directory: RunDir) -> float | None:

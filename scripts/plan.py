@@ -3,8 +3,8 @@
 
 For each run: parameters, the ratio of MLP to attention parameters and the widths as built (first
 and last block, where they differ), FLOPs and tokens of training, time, state, and what changes
-against its parent. Time is measured where a run is done, estimated from done runs of the same plan
-where there is one, and "-" otherwise.
+against its parent. Time is measured where a run is done, and estimated from the done runs of the
+plan; before there is one, from this CPU's speed at matrix products (marked ~), or "-" on a GPU.
 """
 
 import _start

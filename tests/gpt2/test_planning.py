@@ -17,6 +17,7 @@ from lib.errors import ConfigError
 from lib.files import write_json
 from lib.kconfig import Layer, Tree, parse_set
 from lib.project import ROOT
+from lib.machine import speed
 from lib.rundir import RunDir
 from lib.status import State, Status, write_status
 
@@ -141,7 +142,7 @@ def test_costs_are_those_of_the_configuration(planned):
     assert (baseline.ratio, baseline.widths) == ("2.000", "M 512")
     assert gate.widths == "M 544/640 attn_gate 45/-"
     assert gate.delta == "golden + MLP_ATTN_GATE MLP_SHARE=0.15"
-    assert baseline.seconds is None and baseline.state == "new"
+    assert baseline.state == "new"
 
 
 def test_time_is_measured_where_done_and_scaled_by_cost_elsewhere(planned):
@@ -152,6 +153,29 @@ def test_time_is_measured_where_done_and_scaled_by_cost_elsewhere(planned):
     cost = other.flops_per_token / done.flops_per_token
     assert other.seconds == pytest.approx(other.tokens / 1000.0 * cost)
     assert "2 runs, 1 done, about" in overview.summary_line(plan, [done, other])
+
+
+def test_before_a_first_run_time_is_a_guess_and_says_so(planned, monkeypatch):
+    monkeypatch.setattr(speed, "_measured", lambda threads: 1e10 * threads)
+    settings = {"RA_MLA_ABLATION_MODE": True, "DEVICE_CPU": True, "CPU_THREADS": 2}
+    plan = planned(steps="0-1", **settings)
+    baseline, _ = views = overview.look(plan)
+    assert baseline.seconds_from == "machine"
+    flops = baseline.tokens * baseline.flops_per_token
+    assert baseline.seconds == pytest.approx(flops / (0.65 * 2e10))
+    text = overview.plan_text(plan, views)
+    assert "~" in text and "factor of two" in text
+
+
+def test_the_speed_of_a_gpu_is_not_guessed(planned):
+    plan = planned(steps="0-1", RA_MLA_ABLATION_MODE=True, DEVICE_CPU=None)
+    baseline, _ = views = overview.look(plan)
+    assert (baseline.seconds, baseline.seconds_from) == (None, "unknown")
+    assert "not known before a first run" in overview.plan_text(plan, views)
+
+
+def test_a_matrix_product_is_timed_on_as_many_threads_as_a_run_has():
+    assert 1e8 < speed._measured(1) < 1e13
 
 
 def test_a_time_budget_is_its_own_estimate(planned):
