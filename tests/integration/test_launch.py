@@ -2,6 +2,7 @@
 
 import json
 import re
+import resource
 
 import pytest
 
@@ -81,3 +82,21 @@ def test_missing_data_is_prepared_before_training(build):
     code, _, said = folder.command("scripts/run_test_matrix.py", STEPS="0")
     assert code == 0, said
     assert (folder.path / "data").exists()
+
+
+def test_a_file_that_cannot_be_written_fails_the_run_and_the_next_make_finishes_it(build):
+    folder = build()
+    # A file-size limit is what a full disk looks like to a process: a write that is refused.
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100 << 10, limits[1]))
+    try:
+        code, _, said = folder.command("scripts/run_test_matrix.py", STEPS="0")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    (run,) = folder.runs("0")
+    assert code == 1
+    assert "cannot save the checkpoint of step 4: [Errno" in said and "Traceback" not in said, said
+    status = read_status(RunDir(run))
+    assert status is not None and (status.state, status.exit_code) == (State.FAILED, 1)
+    code, _, said = folder.command("scripts/run_test_matrix.py", STEPS="0")
+    assert code == 0, said
