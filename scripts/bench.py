@@ -13,6 +13,7 @@ or fails: quiet the machine first. Needs 6 GB of memory at 124M. Tables go to st
 
 import dataclasses
 import json
+from importlib.metadata import version
 
 import _start
 
@@ -36,14 +37,16 @@ def main() -> int:
     given = parser.parse_args()
     if given.rounds < 1 or given.threads < 1:
         raise ConfigError("--rounds and --threads take a whole number of at least 1")
-    say("BENCH", f"{cpu_model()}, {given.threads} threads")
+    machine = f"{cpu_model()}, {given.threads} threads, torch {version('torch')}"
+    say("BENCH", machine)
     found = [compare(c, given.threads, given.rounds, given.build_dir) for c in given.case]
     relative = {} if given.no_mechanisms else mechanisms(given.threads, given.rounds)
     if given.json:
         cases = [dataclasses.asdict(comparison) for comparison in found]
-        document = {"schema_version": 1, "cases": cases, "mechanisms": relative}
+        document = {"schema_version": 1, "machine": machine, "cases": cases, "mechanisms": relative}
         print(json.dumps(document, sort_keys=True, allow_nan=False))
     else:
+        print(f"{machine}, medians of {given.rounds} rounds (range)\n")
         print(to_markdown(found, relative), end="")
     return 0
 

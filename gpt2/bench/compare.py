@@ -5,7 +5,7 @@ import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,7 +59,8 @@ def compare(case: str, threads: int, rounds: int, build_dir: Path) -> Comparison
 
 
 def mechanisms(threads: int, rounds: int) -> Mapping[str, Any]:
-    """``gpt2.bench.mechanisms`` in a process of its own: tokens → step → forward, backward."""
+    """``gpt2.bench.mechanisms`` in a process of its own: tokens → step → forward, backward of
+    each round, relative to the baseline's."""
     say("BENCH", "forward and backward of every mechanism")
     found: Mapping[str, Any] = _run("gpt2.bench.mechanisms", [str(threads), str(rounds)], {})
     return found
@@ -78,13 +79,13 @@ def to_markdown(comparisons: list[Comparison], relative: Mapping[str, Any]) -> s
         lines += ["", f"| step | {' | '.join(heads)} |", "|-|" + "-:|" * len(heads)]
         for slug in next(iter(relative.values())):
             cells = [
-                f"{r[slug][p]:.2f}" for r in relative.values() for p in ("forward", "backward")
+                _spread(r[slug][p]) for r in relative.values() for p in ("forward", "backward")
             ]
             lines.append(f"| {slug} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
-def _spread(ratios: tuple[float, ...]) -> str:
+def _spread(ratios: Sequence[float]) -> str:
     """Median, and the rounds' range."""
     return f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
 

@@ -7,7 +7,6 @@ micro-batch, T tokens.
 """
 
 import json
-import statistics
 import sys
 import time
 
@@ -55,8 +54,8 @@ def seconds(model: GPT, tokens_BT: torch.Tensor) -> tuple[float, float]:
     return forward - start, time.perf_counter() - forward
 
 
-def measure(tokens: int, rounds: int) -> dict[str, dict[str, float]]:
-    """Median over ``rounds`` of each step's time by the baseline's of the same round."""
+def measure(tokens: int, rounds: int) -> dict[str, dict[str, list[float]]]:
+    """Each step's time by the baseline's of the same round, for each of ``rounds``."""
     models = {}
     for slug, config in configurations(tokens).items():
         models[slug] = GPT(config.model)
@@ -72,8 +71,8 @@ def measure(tokens: int, rounds: int) -> dict[str, dict[str, float]]:
                 ratios[slug].append((f / forward, b / backward))
     return {
         slug: {
-            "forward": statistics.median(f for f, _ in pairs),
-            "backward": statistics.median(b for _, b in pairs),
+            "forward": [forward for forward, _ in pairs],
+            "backward": [backward for _, backward in pairs],
         }
         for slug, pairs in ratios.items()
     }

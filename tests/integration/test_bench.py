@@ -34,7 +34,7 @@ def test_mechanisms_are_the_study_s_distinct_models():
 def test_table_gives_medians_and_the_spread_of_the_ratio():
     text = to_markdown(
         [Comparison("x", 1200.0, 1000.0, 1100.0, (1.1, 1.3, 1.2), (1.0, 1.2, 1.1))],
-        {"256": {"ra": {"forward": 1.5, "backward": 1.25}}},
+        {"256": {"ra": {"forward": [1.4, 1.5, 1.7], "backward": [1.25]}}},
     )
     assert "| x | 1,200 | 1,000 | 1,100 | 1.20 (1.10 to 1.30) | 1.10 (1.00 to 1.20) |" in text
-    assert "| ra | 1.50 | 1.25 |" in text
+    assert "| ra | 1.50 (1.40 to 1.70) | 1.25 (1.25 to 1.25) |" in text
