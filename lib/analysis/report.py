@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lib.analysis.table import Row, Stat, Table
+from lib.analysis.significance import smallest_p
+from lib.analysis.table import Difference, Row, Stat, Table
 from lib.files import write_atomic
 from lib.units import clock, short
 
@@ -22,8 +23,10 @@ _FIGURES = (
     "perplexity",
     "delta_baseline",
     "delta_baseline_sd",
+    "delta_baseline_p",
     "delta_parent",
     "delta_parent_sd",
+    "delta_parent_p",
     "parameters",
     "tokens",
     "train_seconds",
@@ -54,6 +57,7 @@ def to_markdown(table: Table) -> str:
         )
     if any(stat and stat.n == 1 for row in table.rows for stat in _differences(row)):
         text += "n=1: one seed tells nothing of the spread; SEEDS=1,2,3 trains every step again.\n"
+    text += _test_note([d for row in table.rows for d in _differences(row) if d])
     notes = "".join(f"- {note}\n" for note in table.notes)
     return text + (f"\n{notes}" if notes else "")
 
@@ -91,8 +95,10 @@ def _figures(row: Row) -> dict[str, Any]:
         "perplexity": row.perplexity,
         "delta_baseline": baseline and baseline.mean,
         "delta_baseline_sd": baseline and baseline.sd,
+        "delta_baseline_p": baseline and baseline.p,
         "delta_parent": parent and parent.mean,
         "delta_parent_sd": parent and parent.sd,
+        "delta_parent_p": parent and parent.p,
         "parameters": row.parameters,
         "tokens": row.tokens,
         "train_seconds": row.train_seconds,
@@ -118,7 +124,19 @@ def _cells(row: Row, pruned: bool) -> list[str]:
     return [*cells, row.state]
 
 
-def _differences(row: Row) -> tuple[Stat | None, Stat | None]:
+def _test_note(differences: Sequence[Difference]) -> str:
+    """What p means, and how little few seeds can show; nothing where no p stands."""
+    counts = sorted({d.n for d in differences if d.p is not None})
+    if not counts:
+        return ""
+    reach = ", ".join(f"{smallest_p(n):.2g} at n={n}" for n in counts)
+    return (
+        "p: exact two-sided sign-flip test over seeds, each row by itself. The smallest that can be "
+        f"reached is\n{reach}; six seeds reach {smallest_p(6):.2g}.\n"
+    )
+
+
+def _differences(row: Row) -> tuple[Difference | None, Difference | None]:
     return row.delta_baseline, row.delta_parent
 
 
@@ -128,11 +146,14 @@ def _loss(stat: Stat | None) -> str:
     return f"{stat.mean:.4f}" + (f" ± {stat.sd:.4f} n={stat.n}" if stat.sd is not None else "")
 
 
-def _change(stat: Stat | None) -> str:
-    if stat is None:
+def _change(difference: Difference | None) -> str:
+    if difference is None:
         return "-"
-    spread = "n=1" if stat.sd is None else f"± {stat.sd:.4f} n={stat.n}"
-    return f"{stat.mean:+.4f} {spread}"
+    spread = "n=1"
+    if difference.sd is not None:
+        spread = f"± {difference.sd:.4f} n={difference.n}"
+    p = "" if difference.p is None else f" p={difference.p:.2g}"
+    return f"{difference.mean:+.4f} {spread}{p}"
 
 
 def _grid(lines: Sequence[Sequence[str]]) -> str:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lib.analysis.results import Hole, Result, read_result
+from lib.analysis.significance import sign_flip_p
 from lib.plan import Run, Variant
 
 
@@ -32,6 +33,19 @@ class Stat:
 
 
 @dataclass(frozen=True)
+class Difference(Stat):
+    """Paired differences; ``p`` is their exact sign-flip test's, None for one value."""
+
+    p: float | None
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> "Difference | None":
+        """None without values."""
+        stat = Stat.of(values)
+        return stat and cls(stat.mean, stat.sd, stat.n, sign_flip_p(values))
+
+
+@dataclass(frozen=True)
 class Row:
     """One variant over its seeds; figures are None where no run has a result."""
 
@@ -39,8 +53,8 @@ class Row:
     val_loss: Stat | None
     # exp(mean loss): the geometric mean of the seeds' perplexities.
     perplexity: float | None
-    delta_baseline: Stat | None
-    delta_parent: Stat | None
+    delta_baseline: Difference | None
+    delta_parent: Difference | None
     parameters: int | None
     # Means over the seeds.
     tokens: float | None
@@ -125,10 +139,12 @@ def _row(
     )
 
 
-def _difference(results: Sequence[Result], others: Sequence[Result]) -> Stat | None:
+def _difference(results: Sequence[Result], others: Sequence[Result]) -> Difference | None:
     """Loss minus the other's, for each seed that both have."""
     by_seed = {other.run.seed: other.val_loss for other in others}
-    return Stat.of([r.val_loss - by_seed[r.run.seed] for r in results if r.run.seed in by_seed])
+    return Difference.of(
+        [r.val_loss - by_seed[r.run.seed] for r in results if r.run.seed in by_seed]
+    )
 
 
 def _state(results: Sequence[Result], holes: Sequence[Hole], kept: Collection[str]) -> str:

@@ -35,7 +35,7 @@ def test_differences_are_to_the_baseline_and_to_the_parent(make_run):
 def test_one_seed_is_marked_and_has_no_spread(make_run):
     runs = [make_run("base", 3.0), make_run("wide", 2.9, parent="base")]
     text = to_markdown(build_table("demo", runs))
-    assert "-0.1000 n=1" in text and "±" not in text
+    assert "-0.1000 n=1" in text and "±" not in text and "p=" not in text and "p:" not in text
     assert "one seed tells nothing of the spread" in text
 
 
@@ -50,7 +50,11 @@ def test_several_seeds_give_mean_spread_and_number_of_paired_differences(make_ru
     assert wide.delta_baseline.mean == pytest.approx(-0.7 / 3)
     assert wide.delta_baseline.sd == pytest.approx(0.152753, abs=1e-6)
     text = to_markdown(table)
-    assert "-0.2333 ± 0.1528 n=3" in text and "one seed" not in text
+    # Three of the same sign: one pattern of four is as extreme.
+    assert "-0.2333 ± 0.1528 n=3 p=0.25" in text and "one seed" not in text
+    assert "0.25 at n=3; six seeds reach 0.031" in text
+    _, row = csv.DictReader(io.StringIO(to_csv(table)))
+    assert float(row["delta_baseline_p"]) == 0.25
 
 
 def test_a_seed_that_one_side_lacks_does_not_count_in_the_difference(make_run):

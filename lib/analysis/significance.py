@@ -1,0 +1,37 @@
+"""Whether a difference over seeds could be chance: the exact sign-flip test (Fisher 1935).
+
+Runs of one seed are a pair. If a change did nothing, each pair's difference could as well have had
+the other sign, and all 2^n patterns of signs were equally likely. No distribution is assumed, and
+few seeds show little: that is said with every p.
+"""
+
+from collections.abc import Sequence
+from itertools import product
+
+# Beyond this many seeds the patterns are too many to count one by one.
+_MOST = 20
+# Sums of the same numbers in another order may differ in their last bits.
+_TOLERANCE = 1e-12
+
+
+def sign_flip_p(differences: Sequence[float]) -> float | None:
+    """Two-sided p: share of sign patterns whose sum is at least as far from zero.
+
+    None for one difference, which shows nothing, and beyond 20.
+    """
+    n = len(differences)
+    if not 1 < n <= _MOST:
+        return None
+    observed = abs(sum(differences)) * (1 - _TOLERANCE)
+    first, rest = differences[0], differences[1:]
+    # A pattern and its opposite are equally far: half of them is enough.
+    extreme = sum(
+        abs(first + sum(s * d for s, d in zip(signs, rest, strict=True))) >= observed
+        for signs in product((1, -1), repeat=n - 1)
+    )
+    return extreme / 2 ** (n - 1)
+
+
+def smallest_p(n: int) -> float:
+    """What ``n`` ≥ 1 pairs reach when all agree: 2 of 2^n patterns."""
+    return 2.0 ** (1 - n)
