@@ -8,7 +8,7 @@ MAKEFLAGS += --no-builtin-rules --no-builtin-variables --no-print-directory
 # What a user may set. A value is text: frozen here, before anything could expand it, it reaches
 # the scripts through the environment, and $(...), quotes and backquotes mean nothing on the way.
 SETTINGS := SET SYM A B STEPS SEEDS RUNS JOBS STALE KEEP_GOING YES JSON V O EXTRAS PYTHON
-SETTINGS += NO_COLOR KCONFIG_CONFIG MENUCONFIG_STYLE
+SETTINGS += SWEEP SAMPLES ITERS NO_COLOR KCONFIG_CONFIG MENUCONFIG_STYLE
 freeze = $(eval override $(1) := $$(value $(1)))$(eval export $(1))
 given = $(filter-out undefined,$(origin $(1)))
 $(foreach v,$(SETTINGS) VIRTUAL_ENV CONDA_PREFIX,$(if $(call given,$v),$(call freeze,$v)))
@@ -97,7 +97,7 @@ $(CONFIG_PY): $(call escape,$(DOTCONFIG)) $(KCONFIGS) | setup
 	$(Q)$(CONFIGURE) constants $(INTO)
 
 ##@ Run
-.PHONY: all data plan train status rerun
+.PHONY: all data plan train try status rerun
 all: $(CONFIG_PY) ## Train what .config says, print the table (the default)
 	$(Q)$(jobs) $(PY) scripts/run_test_matrix.py $(INTO) $${RUNS:+--runs "$$RUNS"}
 
@@ -113,6 +113,9 @@ status: $(CONFIG_PY) ## What is done, what runs, what is left
 train: $(CONFIG_PY) ## One run in this process, for debugging
 	$(Q)$(PY) scripts/train.py $(INTO)
 
+try: $(CONFIG_PY) ## Train one change (SET=) against .config, briefly
+	$(Q)$(jobs) $(PY) scripts/try_change.py $(INTO) -- "$${SET:?type make try SET=A=1}"
+
 rerun: $(CONFIG_PY) ## Do the runs that RUNS= matches again
 	$(Q)$(jobs) $(PY) scripts/rerun.py $(INTO) -- "$${RUNS:?type make rerun RUNS=PATTERN}"
 
@@ -125,9 +128,12 @@ style: setup ## Formatting, whitespace, names in the documents
 	$(Q)$(PY) scripts/check_style.py
 
 ##@ Judge
-.PHONY: report bench
+.PHONY: report sweep-leaderboard bench
 report: $(CONFIG_PY) ## Write the tables of the finished runs
 	$(Q)$(PY) scripts/report.py $(INTO)
+
+sweep-leaderboard: $(CONFIG_PY) ## The runs of sweeps, best first
+	$(Q)$(PY) scripts/sweep_leaderboard.py $(INTO)
 
 bench: setup ## Time the trainer and every mechanism on this CPU
 	$(Q)$(PY) scripts/bench.py $(INTO)
@@ -155,7 +161,10 @@ mrproper: clean ## And .config, and a .venv that make made
 ##@ Variables
 ##: STEPS=0-3,ra,16  Only these steps of a study
 ##: SEEDS=1,2,3  Every step with each of these seeds
-##: SET="A=1 B=y"  For defconfig-NAME: settings on top
+##: SET="A=1 B=y"  For defconfig-NAME and try: settings on top
+##: SWEEP="A=1,2 B=.."  Combinations of .config instead, or a file of axes
+##: SAMPLES=n  That many of them, drawn at random
+##: ITERS=n  For try: iterations of each side
 ##: JOBS=n or -jN  Runs at a time
 ##: O=DIR  .config, data and results there, not in the tree
 ##: KEEP_GOING=y|n  Whether a failed run stops the others

@@ -8,7 +8,10 @@ import argparse
 import os
 from pathlib import Path
 
+from gpt2.combinations import Sweep
+from gpt2.planning import Plan, config_layers, make_plan
 from lib.errors import ConfigError, Problem
+from lib.kconfig import Layer
 from lib.runner.runner import Options
 
 
@@ -24,16 +27,42 @@ def new_parser(description: str | None) -> argparse.ArgumentParser:
 
 
 def add_selection(parser: argparse.ArgumentParser) -> None:
-    """``--steps`` and ``--seeds``: which runs are planned."""
-    _add(parser, "steps", 'steps of a study, such as "0-3,ra,16"')
-    _add(parser, "seeds", 'seeds, such as "1,2,3" or "1-3"')
+    """``--steps``, ``--seeds``, ``--sweep``, ``--samples``, ``--yes``: which runs are planned."""
+    add_variable(parser, "steps", 'steps of a study, such as "0-3,ra,16"')
+    add_variable(parser, "seeds", 'seeds, such as "1,2,3" or "1-3"')
+    add_variable(parser, "sweep", 'axes, such as "LEARNING_RATE=1e-4,3e-4", or a file of them')
+    add_variable(parser, "samples", "how many combinations of a sweep to draw at random")
+    add_yes(parser)
+
+
+def asked_plan(arguments: argparse.Namespace) -> tuple[list[Layer], Plan]:
+    """The layers of ``.config``, and the runs that ``add_selection`` was given.
+
+    ConfigError with all problems of the configuration and of what was asked.
+    """
+    layers = config_layers(arguments.build_dir)
+    sweep = None
+    samples = whole_number(arguments.samples or "0", "SAMPLES")
+    if arguments.sweep:
+        sweep = Sweep(arguments.sweep, samples)
+    elif samples:
+        raise ConfigError(Problem("there is no SWEEP to draw from", "SAMPLES"))
+    plan = make_plan(
+        layers,
+        arguments.build_dir,
+        steps=arguments.steps,
+        seeds=arguments.seeds,
+        sweep=sweep,
+        yes=arguments.yes,
+    )
+    return layers, plan
 
 
 def add_running(parser: argparse.ArgumentParser) -> None:
     """``--jobs``, ``--stale`` and ``--keep-going``: how runs are run."""
-    _add(parser, "jobs", "runs at a time; 0 takes as many as fit")
-    _add(parser, "stale", "what to do about runs of other code: rerun or keep")
-    _add(parser, "keep-going", "y, or n to start nothing after a failed run")
+    add_variable(parser, "jobs", "runs at a time; 0 takes as many as fit")
+    add_variable(parser, "stale", "what to do about runs of other code: rerun or keep")
+    add_variable(parser, "keep-going", "y, or n to start nothing after a failed run")
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
@@ -52,15 +81,22 @@ def add_yes(parser: argparse.ArgumentParser) -> None:
 
 def run_options(arguments: argparse.Namespace, default_jobs: int) -> Options:
     """What ``add_running`` was given. ConfigError on a value that means nothing."""
-    jobs, keep_going = arguments.jobs or str(default_jobs), arguments.keep_going or "y"
-    if not jobs.isdecimal():
-        raise ConfigError(Problem(f"{jobs!r} is not a whole number", "JOBS"))
+    jobs = whole_number(arguments.jobs or str(default_jobs), "JOBS")
+    keep_going = arguments.keep_going or "y"
     if keep_going not in ("y", "n"):
         raise ConfigError(Problem(f"{keep_going!r} is neither y nor n", "KEEP_GOING"))
-    return Options(int(jobs), arguments.stale, keep_going == "y")
+    return Options(jobs, arguments.stale, keep_going == "y")
 
 
-def _add(parser: argparse.ArgumentParser, name: str, text: str) -> None:
+def whole_number(text: str, name: str) -> int:
+    """The number that ``text`` is. ConfigError naming the variable ``name``."""
+    if not text.isdecimal():
+        raise ConfigError(Problem(f"{text!r} is not a whole number", name))
+    return int(text)
+
+
+def add_variable(parser: argparse.ArgumentParser, name: str, text: str) -> None:
+    """``--name``, whose default is the variable that make hands down."""
     variable = name.upper().replace("-", "_")
     default = os.environ.get(variable, "")
     parser.add_argument(f"--{name}", default=default, help=f"{text} ({variable}=)")

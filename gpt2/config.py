@@ -99,7 +99,10 @@ class StudyConfig:
     mode: str = symbol("RUN_MODE")
     study: str = symbol("ABLATION_STUDY")
     steps: str = symbol("RA_MLA_ABLATION_STEPS")
+    # grid, leave_one_out, add_one_in, cumulative or factorial
+    design: str = symbol("ABLATION_DESIGN")
     axes: str = symbol("TEST_MATRIX_AXES")
+    features: str = symbol("ABLATION_FEATURES")
     seed_list: tuple[int, ...] = symbol("SEED_LIST")
     output_dir: str = symbol("OUTPUT_DIR")
     jobs: int = symbol("JOBS")

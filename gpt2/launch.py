@@ -1,7 +1,6 @@
 """What the run commands do with a plan: train it, try it out, train one run here, train again."""
 
 import os
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,10 +10,11 @@ from gpt2.planning import Plan
 from gpt2.target import PRELOAD, Gpt2Target
 from lib.analysis.report import to_json, to_markdown, write_table
 from lib.analysis.table import build_table
+from lib.cli import confirm
 from lib.console import say
 from lib.errors import EXIT_DONE, EXIT_FAILED, ConfigError, Problem
 from lib.machine.setup import environment
-from lib.plan import Run
+from lib.plan import Run, own_path
 from lib.rundir import RunDir
 from lib.runner import locks
 from lib.runner.decide import move_aside
@@ -115,9 +115,11 @@ def rerun(plan: Plan, patterns: str, *, yes: bool = False) -> Plan:
     """
     runs = plan.matching(patterns)
     locks.refuse_if_held(plan.folder / LOCK)
+    # What another study has done stays there, and is trained here once more.
+    runs = [replace(run, path=own_path(run, plan.folder)) for run in runs]
     existing = [run for run in runs if run.path.exists()]
     if existing:
-        _ask(f"train {len(existing)} of {len(plan.runs)} runs again, keeping the old ones?", yes)
+        confirm(f"train {len(existing)} of {len(plan.runs)} runs again, keeping the old ones?", yes)
     for run in existing:
         say("RERUN", f"{run.label}   kept as {move_aside(RunDir(run.path)).name}")
     return replace(plan, runs=runs)
@@ -126,18 +128,6 @@ def rerun(plan: Plan, patterns: str, *, yes: bool = False) -> Plan:
 def new_pool(plan: Plan) -> Pool:
     """Workers for the runs of ``plan``."""
     return Pool(PRELOAD, environment(plan.base.machine))
-
-
-def _ask(question: str, yes: bool) -> None:
-    """ConfigError unless the answer is yes; without a terminal there is no answer."""
-    if yes:
-        return
-    if not sys.stdin.isatty():
-        raise ConfigError(Problem(question, next="there is no terminal to answer on: YES=1"))
-    sys.stderr.write(f"{question} [y/N] ")
-    sys.stderr.flush()
-    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-        raise ConfigError("nothing was done")
 
 
 def _say_left_out(plan: Plan) -> None:

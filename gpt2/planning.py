@@ -1,22 +1,26 @@
-"""From a configuration to its runs: one training, the steps of a study, or a test matrix."""
+"""From a configuration to its runs: one training, the steps of a study, a matrix, a sweep."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from gpt2 import combinations
 from gpt2.ablation import STUDIES
 from gpt2.ablation.resolve import resolve_config, resolve_study
+from gpt2.combinations import Sweep
 from gpt2.config import Config
+from lib.binding import Value
+from lib.designs.axes import slug
 from lib.errors import ConfigError, Problem
 from lib.kconfig import Layer, Tree, defconfig_layers, read_config
 from lib.kconfig.place import Place
-from lib.plan import Run, Variant, parse_seeds, plan_matrix, plan_runs
+from lib.plan import Run, Variant, parse_seeds, plan_runs
 from lib.project import ROOT
 
 # Taken by train_ra_mla.py where there is no .config.
 _STUDY_DEFCONFIG = "gpt2-ratio-ablation"
 
-Block = list[tuple[Variant, Config]]
+Block = Sequence[tuple[Variant, Config]]
 
 
 @dataclass(frozen=True)
@@ -30,8 +34,10 @@ class Plan:
     # The configuration itself, without any step's changes.
     base: Config
     runs: Sequence[Run[Config]]
-    # Combinations of a test matrix that Kconfig does not allow.
+    # Combinations of a matrix or a sweep that the configuration does not allow.
     left_out: Sequence[Problem] = ()
+    # What was asked for instead of the configuration's own runs.
+    sweep: Sweep | None = None
 
     def only(self, patterns: str) -> "Plan":
         """This plan with the runs that ``patterns`` name; all of them where it names none."""
@@ -61,35 +67,71 @@ def step_layers(build_dir: Path, settings: Sequence[Layer]) -> list[Layer]:
 
 
 def make_plan(
-    layers: Sequence[Layer], build_dir: Path, *, steps: str = "", seeds: str = ""
+    layers: Sequence[Layer],
+    build_dir: Path,
+    *,
+    steps: str = "",
+    seeds: str = "",
+    sweep: Sweep | None = None,
+    yes: bool = False,
 ) -> Plan:
-    """Plan the runs of a configuration; ``steps`` and ``seeds`` override its own.
+    """Plan the runs of a configuration; ``steps``, ``seeds`` and ``sweep`` override its own.
 
-    Raises ConfigError with every problem of every step at once. Reads no results, writes nothing.
+    Raises ConfigError with every problem of every step at once. Asks before it plans very many,
+    unless ``yes``. Writes nothing; of results it reads only which runs other studies have done.
     """
     tree = Tree()
     base = resolve_config(tree, layers)
     chosen = parse_seeds(seeds) or base.study.seed_list or (base.seed,)
     if len(set(chosen)) < len(chosen):
         raise ConfigError(Problem("a seed stands twice", "SEED_LIST"))
-    if steps and base.study.mode != "ra_mla_ablation_mode":
+    if steps and (sweep is not None or base.study.mode != "ra_mla_ablation_mode"):
         advice = "type: make defconfig-gpt2-ratio-ablation, or set RA_MLA_ABLATION_MODE=y"
         raise ConfigError(Problem("the configuration is no ablation study", "STEPS", advice))
     left_out: Sequence[Problem] = ()
     blocks: dict[int, Block] = {}
     for seed in chosen:
         seeded = [*layers, Layer.of("command line", "SEEDS", {"SEED": seed})]
-        match base.study.mode:
-            case "ra_mla_ablation_mode":
-                study, blocks[seed] = base.study.study, _steps(tree, seeded, base, steps)
-            case "test_matrix_mode":
-                study = "matrix"
-                blocks[seed], left_out = _combinations(tree, seeded, base)
-            case _:
-                study, blocks[seed] = "single", [(Variant("run"), resolve_config(tree, seeded))]
+        if sweep is not None:
+            combined = combinations.sweep(tree, seeded, base, sweep, yes=yes)
+            study, blocks[seed], left_out = "sweep", combined.block, combined.left_out
+        elif base.study.mode == "ra_mla_ablation_mode":
+            study, blocks[seed] = base.study.study, _steps(tree, seeded, base, steps)
+        elif base.study.mode == "test_matrix_mode":
+            combined = combinations.matrix(tree, seeded, base, yes=yes)
+            study, blocks[seed], left_out = "matrix", combined.block, combined.left_out
+        else:
+            study, blocks[seed] = "single", [(Variant("run"), resolve_config(tree, seeded))]
     output = build_dir / base.study.output_dir
     runs = plan_runs(study, output, blocks)
-    return Plan(study, output / study, build_dir, base, runs, left_out)
+    return Plan(study, output / study, build_dir, base, runs, left_out, sweep)
+
+
+def make_trial(layers: Sequence[Layer], build_dir: Path, change: Layer, iterations: int) -> Plan:
+    """Two short runs: the configuration, and the same with ``change``; kept apart from studies.
+
+    ConfigError when the change does not take, or changes nothing that a result depends on.
+    """
+    tree = Tree()
+    base = resolve_config(tree, layers)
+    # A warm-up longer than the run would leave nothing to compare.
+    warm_up = min(base.schedule.warmup_steps, max(1, iterations // 10))
+    short: dict[str, Value] = {
+        "SINGLE_TRAINING": True,
+        "BUDGET_ITERATIONS": True,
+        "MAX_ITERS": iterations,
+        "WARMUP_STEPS": warm_up,
+    }
+    layers = [*layers, Layer.of("command line", "ITERS", short)]
+    delta: dict[str, Value] = {a.name: a.value for a in change.assignments}
+    name = slug("-".join(f"{a.name}-{a.value}" for a in change.assignments).removesuffix("-y"))
+    block = [
+        (Variant("base"), resolve_config(tree, layers)),
+        (Variant(name, parent="base", delta=delta), resolve_config(tree, [*layers, change])),
+    ]
+    output = build_dir / base.study.output_dir
+    runs = plan_runs("try", output, {base.seed: block})
+    return Plan("try", output / "try", build_dir, base, runs)
 
 
 def table_plan(plan: Plan, layers: Sequence[Layer]) -> Plan:
@@ -99,8 +141,10 @@ def table_plan(plan: Plan, layers: Sequence[Layer]) -> Plan:
     """
     configured = plan.base.study.seed_list or (plan.base.seed,)
     seeds = dict.fromkeys((*configured, *(run.seed for run in plan.runs)))
-    steps = "all" if plan.base.study.mode == "ra_mla_ablation_mode" else ""
-    whole = make_plan(layers, plan.build_dir, steps=steps, seeds=",".join(map(str, seeds)))
+    is_study = plan.sweep is None and plan.base.study.mode == "ra_mla_ablation_mode"
+    steps = "all" if is_study else ""
+    named = ",".join(map(str, seeds))
+    whole = make_plan(layers, plan.build_dir, steps=steps, seeds=named, sweep=plan.sweep, yes=True)
     own = {run.path for run in plan.runs}
     return replace(whole, runs=[r for r in whole.runs if r.path in own or r.path.exists()])
 
@@ -117,16 +161,3 @@ def _steps(tree: Tree, layers: Sequence[Layer], base: Config, steps: str) -> Blo
         for s in resolve_study(tree, layers, study)
         if s.step in chosen
     ]
-
-
-def _combinations(
-    tree: Tree, layers: Sequence[Layer], base: Config
-) -> tuple[Block, Sequence[Problem]]:
-    """Every combination that Kconfig allows, and those that it does not."""
-    matrix = plan_matrix(tree, layers, base.study.axes)
-    block = []
-    for variant in matrix.variants:
-        assert variant.delta is not None
-        axis = Layer.of("axis", f"TEST_MATRIX_AXES {variant.slug}", variant.delta)
-        block.append((variant, resolve_config(tree, [*layers, axis])))
-    return block, matrix.left_out

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from lib.console import say, verbose
-from lib.errors import EXIT_INTERRUPTED, EXIT_PREFLIGHT, KablateError
+from lib.errors import EXIT_INTERRUPTED, EXIT_PREFLIGHT, ConfigError, KablateError, Problem
 
 
 def run(main: Callable[[], int]) -> NoReturn:
@@ -38,3 +38,15 @@ def run(main: Callable[[], int]) -> NoReturn:
     if code:
         say("EXIT", f"code {code}")
     sys.exit(code)
+
+
+def confirm(question: str, yes: bool) -> None:
+    """Ask on the terminal, unless ``yes``. ConfigError without a terminal, or without a yes."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise ConfigError(Problem(question, next="there is no terminal to answer on: YES=1"))
+    sys.stderr.write(f"{question} [y/N] ")
+    sys.stderr.flush()
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise ConfigError("nothing was done")

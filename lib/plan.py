@@ -5,7 +5,6 @@ any is trained a second time, so that a study that is stopped early is still a c
 """
 
 import fnmatch
-import itertools
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -15,7 +14,8 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from lib.binding import Value
 from lib.errors import ConfigError, Problem
-from lib.kconfig import Layer, Tree
+from lib.rundir import RunDir
+from lib.status import State, read_status
 
 # A longer range is a typing error.
 _MOST_SEEDS = 1000
@@ -46,6 +46,8 @@ class Variant:
     # Slug of the variant that ``delta`` changes; "" for a baseline.
     parent: str = ""
     delta: Mapping[str, Value] | None = None
+    # Factor → level, in a design whose factors can be told apart.
+    levels: Mapping[str, str] | None = None
 
 
 @dataclass(frozen=True)
@@ -76,10 +78,18 @@ def plan_runs(
 ) -> list[Run[C]]:
     """One run for each variant of each seed's block, in that order, below ``folder / study``.
 
+    A run that another study below ``folder`` has done is taken from there: the same configuration
+    and seed are the same run, whatever it is called.
     Raises ConfigError when two runs would be the same: the same variant, or another name for it.
     """
+    elsewhere = _finished(folder, study)
+
+    def path(variant: Variant, seed: int, config: C) -> Path:
+        own = run_path(folder / study, variant.slug, seed, config)
+        return own if own.exists() else elsewhere.get(_identity(own), own)
+
     runs = [
-        Run(study, variant, seed, config, run_path(folder / study, variant.slug, seed, config))
+        Run(study, variant, seed, config, path(variant, seed, config))
         for seed, block in blocks.items()
         for variant, config in block
     ]
@@ -94,9 +104,30 @@ def plan_runs(
     return runs
 
 
+def own_path(run: Run[Any], folder: Path) -> Path:
+    """Where ``run`` lies in its own study's ``folder``, wherever it was found."""
+    return run_path(folder, run.variant.slug, run.seed, run.config)
+
+
 def run_path(folder: Path, slug: str, seed: int, config: RunConfig) -> Path:
     """``<slug>-s<seed>-<hash8>``: another configuration is another directory."""
     return folder / f"{slug}-s{seed}-{config.hash8}"
+
+
+def _finished(folder: Path, study: str) -> dict[str, Path]:
+    """The runs that other studies have done, by seed and hash."""
+    found = (path for path in folder.glob("*/*-s*-*") if path.parent.name != study)
+    return {_identity(path): path for path in sorted(found) if _is_done(path)}
+
+
+def _identity(path: Path) -> str:
+    """The end of a run directory's name: ``s<seed>-<hash8>``."""
+    return "-".join(path.name.rsplit("-", 2)[1:])
+
+
+def _is_done(path: Path) -> bool:
+    status = read_status(RunDir(path))
+    return status is not None and status.state is State.SUCCESS
 
 
 def parse_seeds(text: str) -> tuple[int, ...]:
@@ -112,98 +143,3 @@ def parse_seeds(text: str) -> tuple[int, ...]:
     if twice:
         raise ConfigError(Problem(f"{twice[0]} stands twice", "SEEDS"))
     return tuple(seeds)
-
-
-@dataclass(frozen=True)
-class Matrix:
-    """The combinations of a test matrix that Kconfig allows, and why the others are left out."""
-
-    variants: Sequence[Variant]
-    left_out: Sequence[Problem]
-
-
-def plan_matrix(tree: Tree, base: Sequence[Layer], axes: str) -> Matrix:
-    """The cross product of ``NAME=value,value NAME=…``; a name is a symbol or a choice.
-
-    A value that fits in no combination at all is a ConfigError, with its reason.
-    """
-    parsed = [_parse_axis(tree, word) for word in axes.split()]
-    _check_axes(parsed)
-    variants, left_out, refused = [], [], []
-    fitting: set[tuple[str, str]] = set()
-    for number, points in enumerate(itertools.product(*(axis.points for axis in parsed))):
-        delta = {name: value for point in points for name, value in point.delta.items()}
-        slug = "-".join(point.slug for point in points)
-        try:
-            tree.resolve([*base, Layer.of("axis", f"TEST_MATRIX_AXES {slug}", delta)])
-        except ConfigError as error:
-            left_out.append(Problem(f"{slug}: {error.problems[0].what}"))
-            refused.append((points, error))
-            continue
-        fitting |= {(axis.name, point.slug) for axis, point in zip(parsed, points, strict=True)}
-        title = " ".join(f"{n}={p.text}" for n, p in zip((a.name for a in parsed), points))
-        variants.append(Variant(slug, title, number, delta=delta))
-    never: dict[tuple[str, str], Sequence[Problem]] = {}
-    for points, error in refused:
-        for axis, point in zip(parsed, points, strict=True):
-            if (axis.name, point.slug) not in fitting:
-                never.setdefault((axis.name, point.slug), error.problems)
-    if never:
-        raise ConfigError(*dict.fromkeys(p for found in never.values() for p in found))
-    return Matrix(variants, left_out)
-
-
-@dataclass(frozen=True)
-class _Point:
-    """One value of one axis."""
-
-    text: str
-    slug: str
-    delta: Mapping[str, Value]
-
-
-@dataclass(frozen=True)
-class _Axis:
-    name: str
-    points: Sequence[_Point]
-
-
-def _parse_axis(tree: Tree, word: str) -> _Axis:
-    name, equals, listed = word.partition("=")
-    name = name.removeprefix("CONFIG_")
-    values = listed.split(",")
-    where = "TEST_MATRIX_AXES"
-    if not equals or "" in values:
-        raise ConfigError(Problem(f"{word!r} is not NAME=value,value", where))
-    if name == "SEED":
-        raise ConfigError(Problem("SEED is no axis", where, "type: make SEEDS=1,2,3"))
-    info = next((found for found in tree.symbols() if found.name == name), None)
-    if info is None:
-        raise ConfigError(Problem(f"{name}: no such symbol or choice that can be set", where))
-    if info.type != "choice":
-        return _Axis(name, [_Point(v, _slug(f"{name}-{v}"), {name: v}) for v in values])
-    members = {m.removeprefix(f"{name}_").lower(): m for m in info.members}
-    unknown = [v for v in values if v not in members]
-    if unknown:
-        what = f"{name}: {unknown[0]!r} is not one of {', '.join(members)}"
-        raise ConfigError(Problem(what, where))
-    return _Axis(name, [_Point(v, _slug(v), {members[v]: True}) for v in values])
-
-
-def _check_axes(axes: Sequence[_Axis]) -> None:
-    """Refuse an empty matrix, an axis that stands twice, and values that stand twice."""
-    problems = []
-    if not axes:
-        problems.append("names no axis")
-    names = Counter(axis.name for axis in axes)
-    problems += [f"{name} stands twice" for name, count in names.items() if count > 1]
-    for axis in axes:
-        slugs = Counter(point.slug for point in axis.points)
-        problems += [f"{axis.name}: {s} stands twice" for s, count in slugs.items() if count > 1]
-    if problems:
-        raise ConfigError(*(Problem(what, "TEST_MATRIX_AXES") for what in problems))
-
-
-def _slug(text: str) -> str:
-    """Lower case, and hyphens for what a folder's name or a shell would stumble over."""
-    return re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-")

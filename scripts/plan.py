@@ -10,8 +10,7 @@ plan; before there is one, from this CPU's speed at matrix products (marked ~), 
 import _start
 
 from gpt2 import overview
-from gpt2.arguments import add_json, add_selection, new_parser
-from gpt2.planning import config_layers, make_plan
+from gpt2.arguments import add_json, add_selection, asked_plan, new_parser
 from lib import cli
 
 
@@ -21,8 +20,7 @@ def main() -> int:
     add_selection(parser)
     add_json(parser)
     given = parser.parse_args()
-    layers = config_layers(given.build_dir)
-    plan = make_plan(layers, given.build_dir, steps=given.steps, seeds=given.seeds)
+    _, plan = asked_plan(given)
     views = overview.look(plan)
     print(overview.to_json(plan, views) if given.json else overview.plan_text(plan, views))
     return 0

@@ -7,8 +7,7 @@ It is what "make" prints at the end, without training anything. The table also g
 import _start
 
 from gpt2 import launch
-from gpt2.arguments import add_json, add_selection, new_parser
-from gpt2.planning import config_layers, make_plan
+from gpt2.arguments import add_json, add_selection, asked_plan, new_parser
 from lib import cli
 
 
@@ -18,8 +17,7 @@ def main() -> int:
     add_selection(parser)
     add_json(parser)
     given = parser.parse_args()
-    layers = config_layers(given.build_dir)
-    plan = make_plan(layers, given.build_dir, steps=given.steps, seeds=given.seeds)
+    _, plan = asked_plan(given)
     print(launch.report(plan, json=given.json), end="")
     return 0
 

@@ -10,8 +10,8 @@ A pattern is a shell pattern over slugs, numbers, labels (ratio/05-ra) and direc
 import _start
 
 from gpt2 import launch
-from gpt2.arguments import add_json, add_running, add_selection, add_yes, new_parser, run_options
-from gpt2.planning import config_layers, make_plan, table_plan
+from gpt2.arguments import add_json, add_running, add_selection, asked_plan, new_parser, run_options
+from gpt2.planning import table_plan
 from lib import cli
 
 
@@ -21,11 +21,9 @@ def main() -> int:
     add_selection(parser)
     add_running(parser)
     add_json(parser)
-    add_yes(parser)
     parser.add_argument("runs", metavar="PATTERN")
     given = parser.parse_args()
-    layers = config_layers(given.build_dir)
-    whole = make_plan(layers, given.build_dir, steps=given.steps, seeds=given.seeds)
+    layers, whole = asked_plan(given)
     options = run_options(given, whole.base.study.jobs)
     plan = launch.rerun(whole, given.runs, yes=given.yes)
     code, text = launch.train_plan(plan, options, table_plan(whole, layers), json=given.json)

@@ -14,8 +14,8 @@ on. Exit codes: 0 all done, 1 a run failed, 2 configuration, 3 machine or data (
 import _start
 
 from gpt2 import launch
-from gpt2.arguments import add_json, add_running, add_selection, new_parser, run_options
-from gpt2.planning import config_layers, make_plan, table_plan
+from gpt2.arguments import add_json, add_running, add_selection, asked_plan, new_parser, run_options
+from gpt2.planning import table_plan
 from lib import cli
 
 
@@ -28,8 +28,7 @@ def main() -> int:
     parser.add_argument("--runs", default="", help="only the runs that these patterns match")
     parser.add_argument("--dry-run", action="store_true", help="try each run out, write nothing")
     given = parser.parse_args()
-    layers = config_layers(given.build_dir)
-    plan = make_plan(layers, given.build_dir, steps=given.steps, seeds=given.seeds)
+    layers, plan = asked_plan(given)
     plan = plan.only(given.runs)
     if given.dry_run or plan.base.study.dry_run:
         return launch.dry_run(plan)

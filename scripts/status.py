@@ -7,8 +7,7 @@ The time left of a run at work is its own estimate; of the others, that of "make
 import _start
 
 from gpt2 import overview
-from gpt2.arguments import add_json, add_selection, new_parser
-from gpt2.planning import config_layers, make_plan
+from gpt2.arguments import add_json, add_selection, asked_plan, new_parser
 from lib import cli
 
 
@@ -19,8 +18,7 @@ def main() -> int:
     add_json(parser)
     parser.add_argument("--one-line", action="store_true", help="the summary alone")
     given = parser.parse_args()
-    layers = config_layers(given.build_dir)
-    plan = make_plan(layers, given.build_dir, steps=given.steps, seeds=given.seeds)
+    _, plan = asked_plan(given)
     views = overview.look(plan)
     if given.one_line:
         print(overview.summary_line(plan, views))

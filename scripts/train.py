@@ -11,8 +11,7 @@ Ctrl-C saves and stops; the same command goes on.
 import _start
 
 from gpt2 import launch
-from gpt2.arguments import add_selection, new_parser
-from gpt2.planning import config_layers, make_plan
+from gpt2.arguments import add_selection, asked_plan, new_parser
 from lib import cli
 
 
@@ -21,8 +20,7 @@ def main() -> int:
     parser = new_parser(__doc__)
     add_selection(parser)
     given = parser.parse_args()
-    layers = config_layers(given.build_dir)
-    plan = make_plan(layers, given.build_dir, steps=given.steps, seeds=given.seeds)
+    _, plan = asked_plan(given)
     return launch.train_here(plan)
 
 

@@ -73,6 +73,8 @@ def build(tmp_path_factory):
         ("diffconfig", "scripts/configure.py diffconfig"),
         ("why", "scripts/configure.py why"),
         ("rerun", "scripts/rerun.py"),
+        ("try", "scripts/try_change.py"),
+        ("sweep-leaderboard", "scripts/sweep_leaderboard.py"),
         ("test", "-m pytest"),
         ("style", "scripts/check_style.py"),
         ("setup", "-m lib.setup"),
@@ -80,7 +82,7 @@ def build(tmp_path_factory):
     ],
 )
 def test_target_reaches_its_command(target, command, build):
-    printed = planned(target, f"O={build}", "SYM=SEED", "RUNS=*")
+    printed = planned(target, f"O={build}", "SYM=SEED", "RUNS=*", "SET=SEED=2")
     assert command in printed
     assert "lib.setup" in printed or target == "help"
     script = re.match(r"scripts/\S+", command)
@@ -140,6 +142,8 @@ class TestValuesAreText:
             ["diffconfig", f"A={HOSTILE}", f"B={HOSTILE}"],
             ["rerun", "-n", f"RUNS={HOSTILE}"],
             ["plan", f"STEPS={HOSTILE}", f"SEEDS={HOSTILE}"],
+            ["plan", f"SWEEP={HOSTILE}", f"SAMPLES={HOSTILE}"],
+            ["try", f"SET={HOSTILE}", f"ITERS={HOSTILE}"],
             ["setup", f"EXTRAS={HOSTILE}"],
             [f"defconfig-{HOSTILE.replace('=', '')}"],
             ["plan", f"JOBS={HOSTILE}", f"STALE={HOSTILE}", f"KEEP_GOING={HOSTILE}"],

@@ -4,9 +4,12 @@ import csv
 import io
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from lib.analysis.leaderboard import Leaderboard
+from lib.analysis.marginal import Marginal, marginals
 from lib.analysis.significance import smallest_p
 from lib.analysis.table import Difference, Row, Stat, Table
 from lib.files import write_atomic
@@ -58,8 +61,34 @@ def to_markdown(table: Table) -> str:
     if any(stat and stat.n == 1 for row in table.rows for stat in _differences(row)):
         text += "n=1: one seed tells nothing of the spread; SEEDS=1,2,3 trains every step again.\n"
     text += _test_note([d for row in table.rows for d in _differences(row) if d])
+    text += _marginal_text(marginals(table.rows))
     notes = "".join(f"- {note}\n" for note in table.notes)
     return text + (f"\n{notes}" if notes else "")
+
+
+def leaderboard_to_markdown(board: Leaderboard) -> str:
+    """Best first: loss, the settings that differ, size and time; then what was left out."""
+    names = list(board.entries[0].settings)
+    lines = [["rank", "settings", "val loss", *names, "params", "tokens", "time"]]
+    for rank, entry in enumerate(board.entries, 1):
+        values = [str(entry.settings[name]) for name in names]
+        size = [f"{entry.parameters:,}", short(entry.tokens), clock(entry.train_seconds)]
+        runs = entry.runs[0].rsplit("-", 2)[0]
+        lines.append([str(rank), runs, _loss(entry.val_loss), *values, *size])
+    notes = "".join(f"- {note}\n" for note in board.left_out)
+    single = all(entry.val_loss.n == 1 for entry in board.entries)
+    text = _grid(lines)
+    if single:
+        text += (
+            "\nn=1: the best of many single runs looks better than it is; SEEDS=1,2,3 tells more.\n"
+        )
+    return text + (f"\n{notes}" if notes else "")
+
+
+def leaderboard_to_json(board: Leaderboard) -> str:
+    """One document with sorted keys."""
+    document = {"schema_version": SCHEMA_VERSION, **asdict(board)}
+    return json.dumps(document, sort_keys=True, indent=2, allow_nan=False) + "\n"
 
 
 def to_csv(table: Table) -> str:
@@ -79,6 +108,7 @@ def to_json(table: Table) -> str:
         "unigram_entropy": table.unigram_entropy,
         "rows": [_figures(row) for row in table.rows],
         "notes": list(table.notes),
+        "marginals": [asdict(marginal) for marginal in marginals(table.rows)],
     }
     return json.dumps(document, sort_keys=True, indent=2, allow_nan=False) + "\n"
 
@@ -122,6 +152,25 @@ def _cells(row: Row, pruned: bool) -> list[str]:
     if pruned:
         cells.append(f"{row.sparsity:.1%}" if row.sparsity else "-")
     return [*cells, row.state]
+
+
+def _marginal_text(found: Sequence[Marginal]) -> str:
+    """The marginal means of a design's factors; nothing for a study of steps."""
+    if not found:
+        return ""
+    lines = [["factor", "level", "mean val loss", "Δ first level", "groups"]]
+    for m in found:
+        change = "-"
+        if m.difference is not None:
+            sd = m.difference.sd
+            change = f"{m.difference.mean:+.4f}" + ("" if sd is None else f" ± {sd:.4f}")
+        mark = "" if m.groups else " (unlike cells)"
+        lines.append([m.factor, m.level, f"{m.val_loss:.4f}{mark}", change, str(m.groups)])
+    return (
+        f"\n## Marginal means\n\n{_grid(lines)}\n"
+        "A group is a set of cells alike in every other factor and complete in this one; means and\n"
+        "differences are over groups.\n"
+    )
 
 
 def _test_note(differences: Sequence[Difference]) -> str:

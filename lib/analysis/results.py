@@ -52,7 +52,7 @@ def read_result(run: Run[Any]) -> Result | Hole:
         if canonical_json(made) != canonical_json(run.config.identity()):
             return Hole(run, "not comparable", "its identity is not the planned one")
         summary = json.loads(directory.summary.read_text())
-        return _result(run, summary["final"], summary["timing"], _basis(directory))
+        return _result(run, summary["final"], summary["timing"], basis_of(directory))
     except (OSError, ValueError, KeyError, TypeError) as error:
         return Hole(run, "damaged", f"{type(error).__name__}: {error}")
 
@@ -72,8 +72,8 @@ def _result(run: Run[Any], final: dict[str, Any], timing: dict[str, Any], basis:
     )
 
 
-def _basis(directory: RunDir) -> str:
-    """The data set's digest, and every evaluation document with its length, in their order."""
+def basis_of(directory: RunDir) -> str:
+    """Digest of what two runs must share to be compared: the data set's digest, and every evaluation document with its length, in their order."""
     data = json.loads(directory.manifest.read_text())["data"]["digest"]
     with open(directory.per_query, encoding="utf-8", newline="") as stream:
         documents = [[row["document"], row["n_tokens"]] for row in csv.DictReader(stream)]

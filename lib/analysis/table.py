@@ -100,6 +100,10 @@ def build_table(study: str, runs: Sequence[Run[Any]], kept: Collection[str] = ()
     ]
     notes = [f"{h.run.label}: {h.state}: {h.reason}" for h in holes if h.reason]
     notes += [f"{r.run.label}: made by other code" for r in results if r.run.label in kept]
+    borrowed = [r.run for r in results if r.run.path.parent.name != study]
+    notes += [
+        f"{run.label}: the same run as {run.path.parent.name}/{run.path.name}" for run in borrowed
+    ]
     return Table(study, rows, results[0].unigram_entropy if results else None, notes)
 
 

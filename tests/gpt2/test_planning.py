@@ -1,6 +1,7 @@
 """From a build folder's .config to its runs, their costs and their states; no torch, no training."""
 
 import fcntl
+import io
 import json
 import subprocess
 import sys
@@ -11,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from gpt2 import overview
-from gpt2.planning import Plan, config_layers, make_plan, step_layers, table_plan
+from gpt2.combinations import Sweep
+from gpt2.planning import Plan, config_layers, make_plan, make_trial, step_layers, table_plan
 from lib.binding import Value
 from lib.errors import ConfigError
 from lib.files import write_json
@@ -38,9 +40,11 @@ def configure(tmp_path: Path) -> Callable[..., Path]:
 
 @pytest.fixture
 def planned(configure) -> Callable[..., Plan]:
-    def plan(steps: str = "", seeds: str = "", **settings: Value) -> Plan:
+    def plan(
+        steps: str = "", seeds: str = "", sweep: Sweep | None = None, **settings: Value | None
+    ) -> Plan:
         build = configure(**settings)
-        return make_plan(config_layers(build), build, steps=steps, seeds=seeds)
+        return make_plan(config_layers(build), build, steps=steps, seeds=seeds, sweep=sweep)
 
     return plan
 
@@ -94,6 +98,84 @@ def test_a_matrix_is_planned_from_its_axes(planned):
     assert slugs == ["adamw-none", "adamw-magnitude", "adamwspam-none", "adamwspam-magnitude"]
     assert plan.runs[3].config.optimizer.name == "adamwspam"
     assert plan.study == "matrix" and not plan.left_out
+
+
+def test_a_sweep_is_a_list_of_trainings_whatever_the_configuration_is(planned, tmp_path):
+    plan = planned(RA_MLA_ABLATION_MODE=True, sweep=Sweep("LEARNING_RATE=1e-3,3e-3 DROPOUT=0.2"))
+    assert plan.study == "sweep" and plan.folder.name == "sweep"
+    rates = [run.config.schedule.learning_rate for run in plan.runs]
+    assert rates == [1e-3, 3e-3] and plan.runs[0].config.model.shape.dropout == 0.2
+    (tmp_path / "axes").write_text("# rates\nLEARNING_RATE=1e-3,3e-3  # two\nDROPOUT=0.2\n")
+    from_file = planned(RA_MLA_ABLATION_MODE=True, sweep=Sweep(str(tmp_path / "axes")))
+    assert [r.path for r in from_file.runs] == [r.path for r in plan.runs]
+
+
+def test_a_swept_batch_keeps_the_global_batch(planned):
+    plan = planned(sweep=Sweep("BATCH_SIZE=4,8,16"))
+    found = [(r.config.train.batch_size, r.config.train.grad_accumulation) for r in plan.runs]
+    assert found == [(4, 16), (8, 8), (16, 4)]
+    with pytest.raises(ConfigError, match="BATCH_SIZE=5 x GRAD_ACCUMULATION=12 x GPUS=1 is 60"):
+        planned(sweep=Sweep("BATCH_SIZE=4,5"))
+    plan = planned(sweep=Sweep("GLOBAL_BATCH=32,64"))
+    assert [r.config.train.grad_accumulation for r in plan.runs] == [4, 8]
+
+
+def test_a_sample_follows_the_seed(planned):
+    def rates(samples: int, seed: int) -> list[float]:
+        sweep = Sweep("LEARNING_RATE=log:1e-3:1e-1", samples)
+        return [r.config.schedule.learning_rate for r in planned(SEED=seed, sweep=sweep).runs]
+
+    assert rates(4, 1) == rates(6, 1)[:4] and rates(4, 1) != rates(4, 2)
+
+
+@pytest.mark.parametrize(
+    ("sweep", "message"),
+    [
+        ("NO_SUCH=1", "SWEEP: NO_SUCH: no such symbol"),
+        ("no/such/file", "SWEEP: 'no/such/file' is neither NAME=value,value nor a file"),
+        ("DROPOUT=0.1,7", "DROPOUT: 7 is out of range"),
+        ("N_LAYER=2,3", "N_LAYER=2: needs MODEL_SIZE_CUSTOM=y"),
+        ("LEARNING_RATE=log:1e-3:1e-1", "is a range without a count"),
+    ],
+)
+def test_a_bad_sweep_is_refused(planned, sweep, message):
+    with pytest.raises(ConfigError, match=message):
+        planned(sweep=Sweep(sweep))
+
+
+def test_a_sweep_has_no_steps(planned):
+    with pytest.raises(ConfigError, match="STEPS"):
+        planned(steps="0", RA_MLA_ABLATION_MODE=True, sweep=Sweep("DROPOUT=0.1"))
+
+
+def test_very_many_combinations_need_a_yes(planned, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.StringIO())
+    axes = "N_LAYER=lin:1:48:48 DROPOUT=lin:0:0.8:20"
+    with pytest.raises(ConfigError, match=r"plan 960 combinations(.|\n)*YES=1"):
+        planned(TEST_MATRIX_MODE=True, TEST_MATRIX_AXES=axes)
+
+
+def test_a_design_is_planned_from_its_features(planned):
+    features = "RECIPROCAL MLP_SIZING_RATIO+MLP_RATIO=2.5 ATTENTION_PROJECTION_LATENT MLP_LATENT"
+    plan = planned(
+        TEST_MATRIX_MODE=True, ABLATION_DESIGN_ADD_ONE_IN=True, ABLATION_FEATURES=features
+    )
+    slugs = [run.variant.slug for run in plan.runs]
+    assert slugs == ["none", "reciprocal", "mlp-sizing-ratio", "attention-projection-latent"]
+    assert "mlp-latent: MLP_LATENT=y: needs ATTENTION_PROJECTION_LATENT=y" in str(plan.left_out[0])
+    assert plan.runs[2].config.model.mlp.built_ratio(plan.runs[2].config.model.sites()[0]) > 2.4
+
+
+def test_a_trial_is_two_short_runs_apart_from_the_studies(configure):
+    layers = config_layers(configure(RA_MLA_ABLATION_MODE=True))
+    plan = make_trial(layers, Path("out"), parse_set("RECIPROCAL=y DROPOUT=0.1"), 30)
+    base, changed = plan.runs
+    assert plan.folder == Path("out/results/try")
+    assert [run.config.train.max_iters for run in plan.runs] == [30, 30]
+    assert base.config.schedule.warmup_steps == 3
+    assert changed.variant.parent == "base" and changed.config.model.shape.dropout == 0.1
+    with pytest.raises(ConfigError, match="is the same run as try/base"):
+        make_trial(layers, Path("out"), parse_set("LOG_INTERVAL=7"), 30)
 
 
 def test_a_changed_setting_gives_new_directories_and_a_changed_folder_none(planned):

@@ -1,4 +1,4 @@
-"""Seeds, blocks, directories, and test matrices on a small Kconfig tree of their own."""
+"""Seeds, blocks and directories."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,48 +6,9 @@ from pathlib import Path
 import pytest
 
 from lib.errors import ConfigError
-from lib.kconfig import Layer, Tree
-from lib.plan import Variant, parse_seeds, plan_matrix, plan_runs
-
-KCONFIG = """
-choice OPTIMIZER
-    prompt "Optimizer"
-    default OPTIMIZER_ADAMW
-
-config OPTIMIZER_ADAMW
-    bool "adamw"
-
-config OPTIMIZER_SPAM
-    bool "spam"
-
-endchoice
-
-choice PRUNING
-    prompt "Pruning"
-    default PRUNING_NONE
-
-config PRUNING_NONE
-    bool "none"
-
-config PRUNING_MOVEMENT
-    bool "movement"
-    depends on OPTIMIZER_ADAMW
-
-endchoice
-
-config N_LAYER
-    int "Layers"
-    range 1 8
-    default 2
-
-config RATE
-    string "Rate"
-    default "0.1"
-
-config SEED
-    int "Seed"
-    default 1
-"""
+from lib.plan import Variant, own_path, parse_seeds, plan_runs
+from lib.rundir import RunDir
+from lib.status import State, Status, write_status
 
 
 @dataclass(frozen=True)
@@ -56,13 +17,6 @@ class Named:
 
     def identity(self):
         return {"name": self.hash8}
-
-
-@pytest.fixture(scope="module")
-def tree(tmp_path_factory) -> Tree:
-    root = tmp_path_factory.mktemp("kconfig")
-    (root / "Kconfig").write_text(KCONFIG)
-    return Tree(root)
 
 
 def test_every_variant_is_trained_once_before_any_is_trained_again():
@@ -108,43 +62,26 @@ def test_bad_seeds_are_refused(text):
         parse_seeds(text)
 
 
-def test_a_matrix_is_the_cross_product_without_what_kconfig_forbids(tree):
-    matrix = plan_matrix(tree, [], "OPTIMIZER=adamw,spam PRUNING=none,movement")
-    assert [v.slug for v in matrix.variants] == ["adamw-none", "adamw-movement", "spam-none"]
-    assert matrix.variants[1].delta == {"OPTIMIZER_ADAMW": True, "PRUNING_MOVEMENT": True}
-    (left_out,) = matrix.left_out
-    assert str(left_out).startswith("spam-movement: ")
-    assert "needs OPTIMIZER_ADAMW=y" in str(left_out)
+def test_a_run_that_another_study_has_done_is_taken_from_there(tmp_path):
+    config = Named("0123abcd")
+    blocks = {1: [(Variant("base"), config)], 2: [(Variant("base"), config)]}
+    first, second = plan_runs("one", tmp_path, blocks)
+    for run, state in ((first, State.SUCCESS), (second, State.INTERRUPTED)):
+        run.path.mkdir(parents=True)
+        write_status(RunDir(run.path), Status(state))
+    other = {seed: [(Variant("none"), config)] for seed in (1, 2)}
+    done, begun = plan_runs("two", tmp_path, other)
+    assert done.path == first.path and done.label == "two/none s1"
+    # What was only begun is trained here.
+    assert begun.path == tmp_path / "two/none-s2-0123abcd"
+    assert own_path(done, tmp_path / "two") == tmp_path / "two/none-s1-0123abcd"
+    own_path(done, tmp_path / "two").mkdir(parents=True)
+    assert plan_runs("two", tmp_path, other)[0].path == own_path(done, tmp_path / "two")
 
 
-def test_an_axis_may_be_any_symbol(tree):
-    matrix = plan_matrix(tree, [], "N_LAYER=1,2 RATE=3e-4,0.1")
-    slugs = [variant.slug for variant in matrix.variants]
-    assert slugs[:2] == ["n-layer-1-rate-3e-4", "n-layer-1-rate-0.1"]
-    assert len(slugs) == 4
-
-
-def test_a_value_that_fits_nowhere_is_an_error_not_an_omission(tree):
-    with pytest.raises(ConfigError, match="N_LAYER=9: .*out of range"):
-        plan_matrix(tree, [], "N_LAYER=2,9 PRUNING=none,movement")
-    base = Layer.of("config", ".config", {"OPTIMIZER_SPAM": True})
-    with pytest.raises(ConfigError, match="PRUNING_MOVEMENT=y: .*OPTIMIZER_ADAMW"):
-        plan_matrix(tree, [base], "PRUNING=none,movement")
-
-
-@pytest.mark.parametrize(
-    ("axes", "message"),
-    [
-        ("", "names no axis"),
-        ("N_LAYER", "is not NAME=value"),
-        ("N_LAYER=1,,2", "is not NAME=value"),
-        ("NO_SUCH=1", "no such symbol or choice"),
-        ("OPTIMIZER=adamw,sgd", "'sgd' is not one of adamw, spam"),
-        ("N_LAYER=1 N_LAYER=2", "N_LAYER stands twice"),
-        ("N_LAYER=1,1", "n-layer-1 stands twice"),
-        ("SEED=1,2", "make SEEDS=1,2,3"),
-    ],
-)
-def test_a_bad_matrix_is_refused(tree, axes, message):
-    with pytest.raises(ConfigError, match=message):
-        plan_matrix(tree, [], axes)
+def test_another_configuration_is_not_taken_for_the_same(tmp_path):
+    (run,) = plan_runs("one", tmp_path, {1: [(Variant("base"), Named("0123abcd"))]})
+    run.path.mkdir(parents=True)
+    write_status(RunDir(run.path), Status(State.SUCCESS))
+    (other,) = plan_runs("two", tmp_path, {1: [(Variant("base"), Named("0123abce"))]})
+    assert other.path.parent.name == "two"

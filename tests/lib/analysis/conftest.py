@@ -36,14 +36,18 @@ def make_run(tmp_path: Path) -> Callable[..., Run[Named]]:
         number: int = 0,
         data: str = "d1",
         documents: tuple[str, ...] = ("x", "y"),
+        study: str = "demo",
+        levels: dict[str, str] | None = None,
         **final: Any,
     ) -> Run[Named]:
         config = Named(f"{slug}{seed}")
-        path = tmp_path / f"{slug}-s{seed}"
-        run = Run("demo", Variant(slug, number=number, parent=parent), seed, config, path)
+        path = tmp_path / study / f"{slug}-s{seed}"
+        run = Run(
+            "demo", Variant(slug, number=number, parent=parent, levels=levels), seed, config, path
+        )
         if loss is None:
             return run
-        path.mkdir()
+        path.mkdir(parents=True)
         directory = RunDir(path)
         write_json(directory.resolved_config, {"identity": config.identity()})
         write_json(directory.manifest, {"data": {"digest": data}})

@@ -1,0 +1,113 @@
+"""A sweep's runs, best first, read from their directories alone."""
+
+import csv
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lib.analysis.results import basis_of
+from lib.analysis.table import Stat
+from lib.binding import Value
+from lib.errors import ConfigError, Problem
+from lib.rundir import RunDir
+from lib.status import State, read_status
+
+# Seeds of the same settings are one entry.
+_SEED = "SEED"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One combination of settings over its seeds. Loss in nats per token."""
+
+    val_loss: Stat
+    # The symbols in which the sweep's runs differ.
+    settings: Mapping[str, Value]
+    parameters: int
+    tokens: int
+    # Mean over the seeds.
+    train_seconds: float
+    # Directories of the runs.
+    runs: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Leaderboard:
+    """Entries by loss, and what was left out, with the reason."""
+
+    entries: Sequence[Entry]
+    left_out: Sequence[str]
+
+
+@dataclass(frozen=True)
+class _Done:
+    name: str
+    symbols: Mapping[str, Value]
+    final: Mapping[str, Any]
+    seconds: float
+    basis: str
+
+
+def read_leaderboard(folder: Path, ignored: Sequence[str] = ()) -> Leaderboard:
+    """Rank the finished runs of ``folder``; symbols in ``ignored`` cannot change a result.
+
+    Runs on other data or evaluation documents than most are left out, and so is what is not
+    finished. ConfigError when there is nothing to rank.
+    """
+    done, left_out = [], []
+    for path in sorted(p for p in folder.glob("*-s*-*") if ".old-" not in p.name):
+        found = _read(RunDir(path))
+        if isinstance(found, str):
+            left_out.append(f"{path.name}: {found}")
+        else:
+            done.append(found)
+    if not done:
+        what = "there is no finished run to rank"
+        raise ConfigError(Problem(what, str(folder), 'type: make SWEEP="LEARNING_RATE=1e-4,3e-4"'))
+    bases = [found.basis for found in done]
+    basis = max(bases, key=bases.count)
+    other = "other data or evaluation documents than the rest"
+    left_out += [f"{found.name}: {other}" for found in done if found.basis != basis]
+    entries = _entries([found for found in done if found.basis == basis], ignored)
+    return Leaderboard(sorted(entries, key=lambda entry: entry.val_loss.mean), left_out)
+
+
+def _read(run: RunDir) -> _Done | str:
+    """A finished run, or why it is none."""
+    status = read_status(run)
+    if status is None or status.state is not State.SUCCESS:
+        return "not started" if status is None else status.state.lower()
+    try:
+        symbols = json.loads(run.resolved_config.read_text())["symbols"]
+        summary = json.loads(run.summary.read_text())
+        seconds = float(summary["timing"]["train_seconds"])
+        return _Done(run.path.name, symbols, summary["final"], seconds, basis_of(run))
+    except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
+        return f"damaged: {type(error).__name__}: {error}"
+
+
+def _entries(done: Sequence[_Done], ignored: Sequence[str]) -> list[Entry]:
+    names = [name for found in done for name in found.symbols if name not in (*ignored, _SEED)]
+    differing = [n for n in dict.fromkeys(names) if len({f.symbols.get(n) for f in done}) > 1]
+    groups: dict[tuple, list[_Done]] = {}
+    for found in done:
+        groups.setdefault(tuple(found.symbols.get(n) for n in differing), []).append(found)
+    return [
+        _entry(dict(zip(differing, values, strict=True)), group) for values, group in groups.items()
+    ]
+
+
+def _entry(settings: Mapping[str, Value], group: Sequence[_Done]) -> Entry:
+    loss = Stat.of([float(found.final["val_loss"]) for found in group])
+    assert loss is not None
+    first = group[0].final
+    return Entry(
+        val_loss=loss,
+        settings=settings,
+        parameters=int(first["parameters"]),
+        tokens=int(first["tokens"]),
+        train_seconds=sum(found.seconds for found in group) / len(group),
+        runs=[found.name for found in group],
+    )

@@ -1,0 +1,59 @@
+"""Ranking finished runs of a sweep from their directories."""
+
+import json
+
+import pytest
+
+from lib.analysis.leaderboard import read_leaderboard
+from lib.analysis.report import leaderboard_to_json, leaderboard_to_markdown
+from lib.errors import ConfigError
+from lib.files import write_json
+from lib.rundir import RunDir
+
+
+@pytest.fixture
+def swept(make_run):
+    """A finished run of the sweep, with the symbols that its resolved configuration holds."""
+
+    def make(slug, loss, seed=1, data="d1", **symbols):
+        run = make_run(f"{slug}-s{seed}", loss, seed=seed, study="sweep", data=data)
+        directory = RunDir(run.path)
+        if loss is not None:
+            write_json(
+                directory.resolved_config,
+                {"identity": {}, "symbols": {"SEED": seed, "N_LAYER": 2, **symbols}},
+            )
+        return run.path.parent
+
+    return make
+
+
+def test_best_first_with_the_symbols_that_differ_and_seeds_together(swept):
+    swept("slow", 3.2, LEARNING_RATE="1e-4")
+    swept("slow", 3.4, seed=2, LEARNING_RATE="1e-4")
+    folder = swept("fast", 3.0, LEARNING_RATE="1e-3")
+    board = read_leaderboard(folder)
+    assert [entry.settings for entry in board.entries] == [
+        {"LEARNING_RATE": "1e-3"},
+        {"LEARNING_RATE": "1e-4"},
+    ]
+    assert board.entries[1].val_loss.mean == pytest.approx(3.3) and board.entries[1].val_loss.n == 2
+    text = leaderboard_to_markdown(board)
+    assert text.index("1e-3") < text.index("3.3000") and "N_LAYER" not in text
+    assert json.loads(leaderboard_to_json(board))["entries"][0]["tokens"] == 2048
+
+
+def test_what_cannot_be_compared_is_named_and_not_ranked(swept):
+    swept("a", 3.2, LEARNING_RATE="1")
+    swept("b", 3.1, LEARNING_RATE="2")
+    folder = swept("c", 1.0, LEARNING_RATE="3", data="another")
+    (folder / "d-s1-0123abcd").mkdir()
+    board = read_leaderboard(folder)
+    assert len(board.entries) == 2
+    assert any("c-s1" in line and "other data" in line for line in board.left_out)
+    assert "d-s1-0123abcd: not started" in board.left_out
+
+
+def test_nothing_to_rank_says_what_to_type(tmp_path):
+    with pytest.raises(ConfigError, match="no finished run"):
+        read_leaderboard(tmp_path / "sweep")

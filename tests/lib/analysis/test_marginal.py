@@ -1,0 +1,91 @@
+"""Planted effects are recovered, whatever cells are missing."""
+
+import itertools
+
+import pytest
+
+from lib.analysis.marginal import marginals
+from lib.analysis.report import to_markdown
+from lib.analysis.table import build_table
+
+EFFECTS = {"a": -0.30, "b": 0.05, "c": 0.0, "d": -0.01, "e": 0.2}
+
+
+def rows(make_run, cells):
+    """A table row for each set of features that is on, its loss the sum of their effects."""
+    runs = [
+        make_run(
+            "-".join(sorted(on)) or "none",
+            3.0 + sum(EFFECTS[name] for name in on),
+            number=number,
+            levels={name: "on" if name in on else "off" for name in EFFECTS},
+        )
+        for number, on in enumerate(cells)
+    ]
+    return build_table("demo", runs)
+
+
+def subsets():
+    return [
+        set(chosen)
+        for count in range(len(EFFECTS) + 1)
+        for chosen in itertools.combinations(EFFECTS, count)
+    ]
+
+
+def effects(table):
+    """The difference of "on" to "off", whichever stands first."""
+    found = {}
+    for m in marginals(table.rows):
+        if m.difference is not None:
+            sign = 1 if m.level == "on" else -1
+            found[m.factor] = (sign * m.difference.mean, m.groups)
+    return found
+
+
+def test_over_all_subsets_every_effect_is_recovered_from_sixteen_pairs(make_run):
+    found = effects(rows(make_run, subsets()))
+    assert found == {name: (pytest.approx(effect), 16) for name, effect in EFFECTS.items()}
+
+
+def test_cells_that_are_left_out_shift_no_effect(make_run):
+    # e needs b: cells with e alone are left out, so that b has fewer complete pairs.
+    cells = [on for on in subsets() if "e" not in on or "b" in on]
+    found = effects(rows(make_run, cells))
+    assert {name: effect for name, (effect, _) in found.items()} == pytest.approx(EFFECTS)
+    assert found["b"][1] == 8 and found["e"][1] == 8 and found["a"][1] == 12
+
+
+@pytest.mark.parametrize("design", ["leave_one_out", "add_one_in", "cumulative"])
+def test_designs_of_single_changes_have_one_pair_for_each_feature(make_run, design):
+    names = list(EFFECTS)
+    cells = {
+        "leave_one_out": [set(names), *(set(names) - {n} for n in names)],
+        "add_one_in": [set(), *({n} for n in names)],
+        "cumulative": [set(names[:i]) for i in range(len(names) + 1)],
+    }[design]
+    found = effects(rows(make_run, cells))
+    assert found == {name: (pytest.approx(effect), 1) for name, effect in EFFECTS.items()}
+
+
+def test_without_a_complete_group_the_mean_is_of_unlike_cells_and_says_so(make_run):
+    runs = [
+        make_run("none", 3.0, levels={"PRUNING": "none"}),
+        make_run("m3", 3.1, number=1, levels={"PRUNING": "magnitude", "SPARSITY": "0.3"}),
+        make_run("m9", 3.4, number=2, levels={"PRUNING": "magnitude", "SPARSITY": "0.9"}),
+    ]
+    table = build_table("demo", runs)
+    none, magnitude, low, high = marginals(table.rows)
+    assert (none.groups, none.difference, magnitude.val_loss) == (0, None, pytest.approx(3.25))
+    assert (low.groups, high.difference.mean) == (1, pytest.approx(0.3))
+    text = to_markdown(table)
+    assert "3.2500 (unlike cells)" in text and "## Marginal means" in text
+
+
+def test_a_study_of_steps_has_no_marginal_means(make_run):
+    assert "Marginal" not in to_markdown(build_table("demo", [make_run("base", 3.0)]))
+
+
+def test_a_result_from_another_study_is_named(make_run):
+    runs = [make_run("base", 3.0, study="earlier"), make_run("wide", 2.9, parent="base")]
+    assert "the same run as earlier/base-s1" in to_markdown(build_table("demo", runs))

@@ -1,0 +1,138 @@
+"""Which cells can be trained, and what is said of the others."""
+
+import itertools
+
+import pytest
+
+from lib.designs.axes import parse_axes
+from lib.designs.cell import Cell
+from lib.designs.combine import combine, combine_grid
+from lib.designs.features import DESIGNS, parse_features
+from lib.designs.grid import grid
+from lib.errors import ConfigError, Problem
+from lib.kconfig import Layer, Tree
+
+FIVE = "RATE=0.5 GATE WIDE CROSS N_LAYER=4"
+
+
+def combined(tree: Tree, axes: str, base: list[Layer]):
+    """The matrix of ``axes`` with Kconfig's answer as configuration."""
+    cells = grid(parse_axes(tree, axes, "AXES"), "AXES")
+    return combine_grid(tree, base, cells, lambda each: resolve(tree, base, each))
+
+
+def resolve(tree: Tree, base: list[Layer], each: Cell):
+    return tree.resolve([*base, Layer.of("axis", each.slug, each.delta)]).values
+
+
+def test_a_matrix_is_the_cross_product_without_what_kconfig_forbids(tree):
+    matrix = combined(tree, "OPTIMIZER=adamw,spam PRUNING=none,movement", [])
+    slugs = [variant.slug for variant, _ in matrix.block]
+    assert slugs == ["adamw-none", "adamw-movement", "spam-none"]
+    assert matrix.block[1][0].delta == {"OPTIMIZER_ADAMW": True, "PRUNING_MOVEMENT": True}
+    assert matrix.block[1][0].levels == {"OPTIMIZER": "adamw", "PRUNING": "movement"}
+    (left_out,) = matrix.left_out
+    assert str(left_out).startswith("spam-movement: ")
+    assert "needs OPTIMIZER_ADAMW=y" in str(left_out)
+
+
+def test_an_axis_that_does_not_apply_gives_one_run(tree):
+    matrix = combined(tree, "PRUNING=none,movement SPARSITY=0.3,0.6,0.9 N_LAYER=1,2", [])
+    slugs = [variant.slug for variant, _ in matrix.block]
+    assert slugs[:2] == ["none-n-layer-1", "none-n-layer-2"]
+    assert len(slugs) == 2 + 3 * 2
+    assert [str(p) for p in matrix.left_out] == [
+        "none-n-layer-1: one run, SPARSITY does not apply",
+        "none-n-layer-2: one run, SPARSITY does not apply",
+    ]
+
+
+def test_a_value_that_fits_nowhere_is_an_error_not_an_omission(tree):
+    with pytest.raises(ConfigError, match="N_LAYER=9: .*out of range"):
+        combined(tree, "N_LAYER=2,9 PRUNING=none,movement", [])
+    base = [Layer.of("config", ".config", {"OPTIMIZER_SPAM": True})]
+    with pytest.raises(ConfigError, match="PRUNING_MOVEMENT=y: .*OPTIMIZER_ADAMW"):
+        combined(tree, "PRUNING=none,movement", base)
+    with pytest.raises(ConfigError, match="SPARSITY=0.3: needs PRUNING_MOVEMENT=y"):
+        combined(tree, "PRUNING=none SPARSITY=0.3,0.4", [])
+
+
+def test_a_very_long_name_is_cut_and_stays_unique(tree):
+    long = combined(tree, f"RATE={'9' * 130},{'9' * 131}", [])
+    slugs = [variant.slug for variant, _ in long.block]
+    assert len(set(slugs)) == 2 and all(len(slug) < 140 for slug in slugs)
+
+
+def allowed(on: set[str]) -> bool:
+    """The one rule of the tree: CROSS needs GATE."""
+    return "CROSS" not in on or "GATE" in on
+
+
+def expected(design: str, names: list[str]) -> list[set[str]]:
+    """The features that are on in each cell, from the definition of the design."""
+    everything = set(names)
+    return {
+        "leave_one_out": [everything, *(everything - {n} for n in names)],
+        "add_one_in": [set(), *({n} for n in names)],
+        "cumulative": [set(names[:i]) for i in range(len(names) + 1)],
+        "factorial": [
+            set(chosen)
+            for count in range(len(names) + 1)
+            for chosen in itertools.combinations(names, count)
+        ],
+    }[design]
+
+
+@pytest.mark.parametrize("design", DESIGNS)
+def test_a_design_has_the_cells_of_its_definition_and_lists_what_is_forbidden(tree, design):
+    features = parse_features(tree, [], FIVE, "FEATURES")
+    found = combine(DESIGNS[design](features), lambda each: resolve(tree, [], each))
+    wanted = expected(design, [f.factor for f in features])
+    legal = [on for on in wanted if allowed(on)]
+    trained = [{f for f, level in v.levels.items() if level == "on"} for v, _ in found.block]
+    assert sorted(map(sorted, trained)) == sorted(map(sorted, legal))
+    assert len(found.left_out) == len(wanted) - len(legal)
+    assert all("CROSS=y: needs GATE=y" in str(problem) for problem in found.left_out)
+    assert bool(found.left_out) == (design != "cumulative")
+
+
+def test_each_cell_is_compared_with_the_cell_it_changes(tree):
+    features = parse_features(tree, [], "GATE WIDE", "FEATURES")
+    parents = {
+        design: {each.slug: each.parent for each in DESIGNS[design](features)} for design in DESIGNS
+    }
+    assert parents["leave_one_out"] == {"all": "", "no-gate": "all", "no-wide": "all"}
+    assert parents["add_one_in"] == {"none": "", "gate": "none", "wide": "none"}
+    assert parents["cumulative"] == {"none": "", "plus-gate": "none", "plus-wide": "plus-gate"}
+    assert parents["factorial"] == {"none": "", "wide": "none", "gate": "none", "gate-wide": "none"}
+
+
+def test_a_feature_may_be_several_settings(tree):
+    (feature,) = parse_features(tree, [], "PRUNING_MOVEMENT+SPARSITY=0.9", "FEATURES")
+    assert feature.delta == {"PRUNING_MOVEMENT": True, "SPARSITY": "0.9"}
+
+
+@pytest.mark.parametrize(
+    ("features", "message"),
+    [
+        ("", "names no feature"),
+        ("NO_SUCH", "no such symbol"),
+        ("GATE GATE", "GATE stands twice"),
+        ("PRUNING", "is a choice: name one of PRUNING_NONE, PRUNING_MOVEMENT"),
+        ("GATE=", "is not NAME"),
+        ("N_LAYER=2", "N_LAYER is on in the base already"),
+        ("PRUNING_NONE", "PRUNING_NONE is on in the base already"),
+    ],
+)
+def test_a_bad_feature_is_refused(tree, features, message):
+    with pytest.raises(ConfigError, match=message):
+        parse_features(tree, [], features, "FEATURES")
+
+
+def test_a_design_of_which_nothing_can_be_trained_is_an_error(tree):
+    def never(each: Cell):
+        raise ConfigError(Problem("broken rule"))
+
+    features = parse_features(tree, [], "GATE WIDE", "FEATURES")
+    with pytest.raises(ConfigError, match="broken rule"):
+        combine(DESIGNS["add_one_in"](features), never)
