@@ -128,9 +128,12 @@ style: setup ## Formatting, whitespace, names in the documents
 	$(Q)$(PY) scripts/check_style.py
 
 ##@ Judge
-.PHONY: report sweep-leaderboard bench
+.PHONY: report curves sweep-leaderboard bench
 report: $(CONFIG_PY) ## Write the tables of the finished runs
 	$(Q)$(PY) scripts/report.py $(INTO)
+
+curves: $(CONFIG_PY) ## Draw loss curves of the runs (RUNS=), needs matplotlib
+	$(Q)$(PY) scripts/draw_curves.py $(INTO)
 
 sweep-leaderboard: $(CONFIG_PY) ## The runs of sweeps, best first
 	$(Q)$(PY) scripts/sweep_leaderboard.py $(INTO)

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,14 @@ def canonical_json(value: Any) -> str:
 def write_json(path: Path, value: Any) -> None:
     """Write ``value`` atomically as indented JSON with sorted keys and without NaN."""
     write_atomic(path, json.dumps(value, sort_keys=True, indent=2, allow_nan=False) + "\n")
+
+
+def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The records of an append-only file; a torn last line, of a killed process, is left out."""
+    with open(path, encoding="utf-8") as stream:
+        for line in stream:
+            if line.endswith("\n"):
+                yield json.loads(line)
 
 
 def sha256(path: Path) -> str:

@@ -74,6 +74,7 @@ def build(tmp_path_factory):
         ("why", "scripts/configure.py why"),
         ("rerun", "scripts/rerun.py"),
         ("try", "scripts/try_change.py"),
+        ("curves", "scripts/draw_curves.py"),
         ("sweep-leaderboard", "scripts/sweep_leaderboard.py"),
         ("test", "-m pytest"),
         ("style", "scripts/check_style.py"),

@@ -12,9 +12,8 @@ import torch
 
 from gpt2.evaluate import Evaluation
 from gpt2.generate import generate
-from gpt2.training.records import read_records
 from gpt2.training.session import Session
-from lib.files import write_atomic, write_json
+from lib.files import read_json_lines, write_atomic, write_json
 from lib.repro.streams import stream_seed
 
 SCHEMA_VERSION = 1
@@ -87,7 +86,7 @@ def _summary(session: Session, evaluation: Evaluation, started: float) -> dict[s
 
 def _train_loss(session: Session) -> float:
     """Mean over the last tenth of the iterations, at least one: less noise than one batch has."""
-    records = read_records(session.run.metrics)
+    records = read_json_lines(session.run.metrics)
     losses = {r["iteration"]: r["loss"] for r in records if r["kind"] == "train"}
     first = session.iteration - max(1, int(session.iteration * _TRAIN_LOSS_PART))
     return _mean(loss for iteration, loss in losses.items() if iteration > first)

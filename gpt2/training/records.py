@@ -6,10 +6,9 @@ is one line and one write, so a killed process leaves at most one torn line, at 
 """
 
 import errno
-import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -72,14 +71,6 @@ class Records:
         """Close the files."""
         for descriptor in (self._metrics, self._timing, self._logs):
             os.close(descriptor)
-
-
-def read_records(path: Path) -> Iterator[dict[str, Any]]:
-    """The records of ``metrics.jsonl`` or ``timing.jsonl``; a torn last line is left out."""
-    with open(path, encoding="utf-8") as stream:
-        for line in stream:
-            if line.endswith("\n"):
-                yield json.loads(line)
 
 
 def _open(path: Path) -> int:

@@ -1,0 +1,106 @@
+"""Loss curves of a plan's runs as one picture (PNG), over training tokens.
+
+Training loss is a running mean, validation loss a line with a dot for each evaluation. Seeds of a
+variant are drawn as their mean, over the tokens that all of them have seen.
+"""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lib.errors import ConfigError, PreflightError, Problem
+from lib.files import read_json_lines
+from lib.plan import Run
+from lib.rundir import RunDir
+
+# Share of the curve that the running mean of the training loss looks back on.
+_SMOOTHING = 0.03
+_DPI = 150
+# Distinguishable without colour, too.
+_STYLES = ("-", "--", "-.", ":")
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Losses of one variant in nats per token, each with the training tokens seen."""
+
+    name: str
+    train: Sequence[tuple[int, float]]
+    val: Sequence[tuple[int, float]]
+
+
+def read_curves(runs: Sequence[Run[Any]]) -> list[Curve]:
+    """A curve for each variant that has begun. ConfigError when none has."""
+    found: dict[str, list[tuple[dict[int, float], dict[int, float]]]] = {}
+    for run in runs:
+        path = RunDir(run.path).metrics
+        if path.exists():
+            found.setdefault(run.variant.slug, []).append(_read(path))
+    curves = [
+        Curve(slug, _smooth(_mean([t for t, _ in seeds])), _mean([v for _, v in seeds]))
+        for slug, seeds in found.items()
+    ]
+    curves = [curve for curve in curves if curve.train]
+    if not curves:
+        raise ConfigError(Problem("no run has a row in its metrics.jsonl yet", next="type: make"))
+    return curves
+
+
+def draw_curves(curves: Sequence[Curve], title: str, path: Path) -> None:
+    """Write the picture. PreflightError with the install command when matplotlib is missing."""
+    try:
+        import matplotlib
+
+        matplotlib.use("Agg")
+        from matplotlib import pyplot
+    except ImportError:
+        advice = 'type: make setup EXTRAS="matplotlib"'
+        raise PreflightError(Problem("the package matplotlib is missing", next=advice)) from None
+    with_val = any(len(curve.val) > 1 for curve in curves)
+    figure, axes = pyplot.subplots(
+        1, 2 if with_val else 1, figsize=(13 if with_val else 8, 5), squeeze=False
+    )
+    parts = ("train", "val") if with_val else ("train",)
+    for panel, part in zip(axes[0], parts, strict=True):
+        styles = itertools.cycle(
+            (style, color) for style in _STYLES for color in pyplot.colormaps["tab10"].colors
+        )
+        for curve, (style, color) in zip(curves, styles):
+            tokens, losses = zip(*vars(curve)[part], strict=True) if vars(curve)[part] else ((), ())
+            marker = "." if part == "val" else ""
+            panel.plot(tokens, losses, style, color=color, marker=marker, label=curve.name)
+        panel.set_xlabel("training tokens")
+        panel.set_ylabel(f"{'validation' if part == 'val' else 'training'} loss (nats per token)")
+        panel.grid(alpha=0.3)
+    axes[0][-1].legend(fontsize="small", bbox_to_anchor=(1.01, 1), loc="upper left")
+    figure.suptitle(title)
+    figure.savefig(path, dpi=_DPI, bbox_inches="tight")
+    pyplot.close(figure)
+
+
+def _read(path: Path) -> tuple[dict[int, float], dict[int, float]]:
+    """Training and validation loss by tokens."""
+    train, val = {}, {}
+    for record in read_json_lines(path):
+        if record["kind"] == "train":
+            train[record["tokens"]] = record["loss"]
+        elif record["kind"] == "eval":
+            val[record["tokens"]] = record["val_loss"]
+    return train, val
+
+
+def _mean(seeds: Sequence[dict[int, float]]) -> list[tuple[int, float]]:
+    """Mean over the seeds, where all of them have a value."""
+    shared = set.intersection(*(set(seed) for seed in seeds))
+    return [(at, sum(seed[at] for seed in seeds) / len(seeds)) for at in sorted(shared)]
+
+
+def _smooth(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
+    """Each loss as the mean of the last few."""
+    back = max(1, round(len(points) * _SMOOTHING))
+    return [
+        (at, sum(loss for _, loss in points[max(0, i - back + 1) : i + 1]) / min(back, i + 1))
+        for i, (at, _) in enumerate(points)
+    ]
