@@ -14,6 +14,7 @@ from typing import Any
 from gpt2.attention.grouped.options import GroupedOptions
 from gpt2.attention.options import AttentionConfig
 from gpt2.data.options import DataConfig, vocab_size
+from gpt2.mlp.mlp_latent.options import MlpLatentOptions
 from gpt2.mlp.options import BlockSite, MlpConfig
 from gpt2.shape import Shape
 from lib.binding import Value, bind, symbol
@@ -186,6 +187,9 @@ def _check_model(model: ModelConfig) -> None:
     for site in model.sites():
         try:
             model.mlp.check_ratio(site)
+            for mechanism in model.mlp.mechanisms:
+                if isinstance(mechanism, MlpLatentOptions):
+                    mechanism.check(model.mlp.size(site).hidden, site)
         except ConfigError as error:
             problems.extend(error.problems)
             break

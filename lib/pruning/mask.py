@@ -12,12 +12,18 @@ from lib.pruning.lowest import lowest
 from lib.pruning.options import PruningOptions
 
 
+class Unprunable(nn.Module):
+    """A module that inherits this keeps all its weights: a gate, say, which zeros would bias."""
+
+
 def prunable_parameters(model: nn.Module, include_embeddings: bool) -> dict[str, nn.Parameter]:
     """Matrices, with embeddings (and a tied head) only where asked for, by name.
 
-    Norms, biases, gates and scalars have fewer than two dimensions and are never pruned.
+    Norms, biases and scalars have fewer than two dimensions and are never pruned, nor are the
+    matrices of an ``Unprunable`` module.
     """
-    found = matrices(model)
+    kept = {id(p) for m in model.modules() if isinstance(m, Unprunable) for p in m.parameters()}
+    found = {name: p for name, p in matrices(model).items() if id(p) not in kept}
     return found | embeddings(model) if include_embeddings else found
 
 

@@ -428,6 +428,13 @@ class TestCounts:
         ]
         assert all(model.get_parameter(name) is value for name, value in prunable.items())
 
+    def test_gates_are_not_prunable(self) -> None:
+        bare = GPT(make_model_config())
+        gated = GPT(make_model_config(gates=(RACT,), mechanisms=(GATE,)))
+
+        assert gated.get_parameter("h.0.mlp.mechanisms.mlp_attn_gate.down.weight").ndim == 2
+        assert list(prunable_parameters(gated, False)) == list(prunable_parameters(bare, False))
+
 
 def count(module: torch.nn.Module) -> int:
     """Elements of all parameters."""

@@ -10,9 +10,10 @@ from gpt2.attention.state import AttentionView, BlockState
 from gpt2.mlp.base import MlpMechanism
 from gpt2.mlp.mlp_attn_gate.options import MlpAttnGateOptions
 from gpt2.mlp.options import BlockSite
+from lib.pruning.mask import Unprunable
 
 
-class MlpAttnGate(MlpMechanism):
+class MlpAttnGate(MlpMechanism, Unprunable):
     """Scales the next block's heads by (1 − α) + α γ, γ = σ(W₂ W₁ h + b); h itself stays."""
 
     def __init__(

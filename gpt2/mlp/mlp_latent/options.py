@@ -6,6 +6,7 @@ from typing import ClassVar
 from gpt2.attention.latent.options import LatentOptions
 from gpt2.mlp.options import BlockSite
 from lib.binding import symbol
+from lib.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,16 @@ class MlpLatentOptions:
 
     alpha: float = symbol("MLP_LATENT_ALPHA", low=0.0, high=2.0)
     tying: str = symbol("MLP_LATENT_TYING")
+
+    def check(self, hidden: int, site: BlockSite) -> None:
+        """ConfigError where a head's scalar would scale no unit: it would never be trained."""
+        latent, heads = self.latent_width(site), site.shape.n_head
+        if self.tying == "scalar" and not heads <= latent <= hidden:
+            raise ConfigError(
+                f"MLP_LATENT_TYING_SCALAR: {latent} latent dimensions cannot have a scalar for "
+                f"each of {heads} heads over {hidden} hidden units; take N_HEAD <= LATENT_DIM <= "
+                "MLP_HIDDEN, or MLP_LATENT_TYING_TIED"
+            )
 
     def in_block(self, site: BlockSite) -> bool:
         """Every block: the last still reads its own c_k."""

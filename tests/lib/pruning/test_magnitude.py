@@ -14,7 +14,7 @@ from lib.optim.groups import parameter_groups
 from lib.pruning.magnitude.module import MagnitudePruner
 from lib.pruning.magnitude.options import MagnitudeOptions
 from lib.pruning.magnitude.reference import pruned
-from lib.pruning.mask import prunable_parameters
+from lib.pruning.mask import Unprunable, prunable_parameters
 
 OPTIONS = MagnitudeOptions(
     target=0.5,
@@ -160,6 +160,19 @@ def test_embeddings_only_when_asked() -> None:
     model = _Model()
     assert set(prunable_parameters(model, False)) == {"first.weight", "second.weight"}
     assert set(prunable_parameters(model, True)) == {"first.weight", "second.weight", "wte.weight"}
+
+
+def test_an_unprunable_module_keeps_its_matrices() -> None:
+    class Gate(Unprunable):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = torch.nn.Sequential(torch.nn.Linear(4, 4))
+
+    model = torch.nn.ModuleDict({"gate": Gate(), "other": torch.nn.Linear(4, 4)})
+    assert set(prunable_parameters(model, False)) == {"other.weight"}
+    # A matrix that is shared with such a module is kept too, under whatever name it comes first.
+    tied = torch.nn.ModuleList([model["gate"].inner[0], model["gate"]])
+    assert prunable_parameters(tied, True) == {}
 
 
 @pytest.mark.parametrize("cut", [4, 25, 59, 60, 70])
