@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from gpt2.ablation.mechanisms import MECHANISMS
 from gpt2.ablation.ratio import RATIO
 from gpt2.config import Config
 from lib.kconfig import Tree, defconfig_layers, list_defconfigs, parse_text, read_file
@@ -124,17 +125,28 @@ def test_ratio_ablation_is_the_published_setting(tree):
     assert config.model.num_params() == 124_475_904
 
 
-def test_ratio_ablation_names_every_step_of_the_study():
-    text = (ROOT / "defconfigs" / "gpt2-ratio-ablation").read_text()
+@pytest.mark.parametrize(
+    ("name", "study"), [("gpt2-ratio-ablation", RATIO), ("gpt2-mechanisms", MECHANISMS)]
+)
+def test_a_study_s_defconfig_names_every_step(tree, name, study):
+    text = (ROOT / "defconfigs" / name).read_text()
     listed = re.findall(r"^#  +(\d+)  (\S+) +(.+?)(?: \(([^()]+)\))?$", text, re.MULTILINE)
-    steps = [(str(n), s.slug, s.title, s.parent) for n, s in enumerate(RATIO.steps)]
-    assert listed == steps and len(steps) == 19
+    steps = [(str(n), s.slug, s.title, s.parent) for n, s in enumerate(study.steps)]
+    assert listed == steps
+    assert text.startswith(f"# {study.name.upper()} study: {len(steps)} steps at 124M")
+    assert resolved(tree, name)["ABLATION_STUDY"] == study.name
+
+
+def test_the_studies_differ_in_their_steps_alone(tree):
+    ratio, mechanisms = (resolved(tree, f"gpt2-{n}") for n in ("ratio-ablation", "mechanisms"))
+    assert {k for k in ratio if ratio[k] != mechanisms[k]} == {"ABLATION_STUDY", "OUTPUT_DIR"}
 
 
 def test_single_trainings_and_studies_are_told_apart(tree):
     modes = {name: resolved(tree, name)["RUN_MODE"] for name in NAMES}
     assert modes["gpt2-124m"] == modes["gpt2-shakespeare"] == "single_training"
     assert modes["gpt2-quickstart"] == modes["gpt2-ratio-ablation"] == "ra_mla_ablation_mode"
+    assert modes["gpt2-mechanisms"] == "ra_mla_ablation_mode"
 
 
 def test_what_kconfig_cannot_check_is_refused_before_anything_is_written(tmp_path):

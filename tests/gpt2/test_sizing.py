@@ -4,9 +4,12 @@ from typing import Any
 
 import pytest
 
+from gpt2.ablation.resolve import resolve_config
 from gpt2.config import ModelConfig
 from gpt2.shape import Shape
 from lib.errors import ConfigError
+from lib.kconfig import Tree, defconfig_layers
+from lib.project import ROOT
 from tests.gpt2.builders import make_model_config
 
 GATE, CROSS, COUPLING = "mlp_attn_gate", "mlp_cross_token", "mlp_latent"
@@ -151,6 +154,25 @@ def test_a_ratio_that_rounding_breaks_is_refused() -> None:
 
     with pytest.raises(ConfigError, match="MLP_RATIO: block 0 comes out at"):
         config.mlp.check_ratio(config.sites()[0])
+
+
+@pytest.mark.parametrize(
+    ("settings", "refused"),
+    [
+        ("LATENT_DIM=3 MLP_LATENT_TYING_SCALAR=y", True),
+        ("LATENT_DIM=4 MLP_LATENT_TYING_SCALAR=y", False),
+        ("LATENT_DIM=64 MLP_HIDDEN=40 MLP_LATENT_TYING_SCALAR=y", True),
+        ("LATENT_DIM=3 MLP_LATENT_TYING_TIED=y", False),
+    ],
+)
+def test_a_scalar_that_no_unit_would_use_is_refused(settings: str, refused: bool) -> None:
+    given = f"ATTENTION_PROJECTION_LATENT=y MLP_LATENT=y {settings}"
+    layers = defconfig_layers(ROOT, "gpt2-quickstart", given)
+    if not refused:
+        assert resolve_config(Tree(), layers).model.shape.n_head == 4
+        return
+    with pytest.raises(ConfigError, match="SET: MLP_LATENT_TYING: .* each of 4 heads"):
+        resolve_config(Tree(), layers)
 
 
 def test_width_is_a_multiple_of_the_heads() -> None:

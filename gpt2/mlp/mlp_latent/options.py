@@ -28,8 +28,8 @@ class MlpLatentOptions:
         latent, heads = self.latent_width(site), site.shape.n_head
         if self.tying == "scalar" and not heads <= latent <= hidden:
             raise ConfigError(
-                f"MLP_LATENT_TYING_SCALAR: {latent} latent dimensions cannot have a scalar for "
-                f"each of {heads} heads over {hidden} hidden units; take N_HEAD <= LATENT_DIM <= "
+                f"MLP_LATENT_TYING: {latent} latent dimensions cannot have a scalar for each of "
+                f"{heads} heads over {hidden} hidden units; take N_HEAD <= LATENT_DIM <= "
                 "MLP_HIDDEN, or MLP_LATENT_TYING_TIED"
             )
 

@@ -1,32 +1,77 @@
-"""I6: the steps of the study are different functions, not different names for one."""
+"""I6: the steps of a study are different functions, or train differently."""
 
 import itertools
 
+import pytest
 import torch
+from torch import Tensor
 
+from gpt2.ablation.mechanisms import MECHANISMS
 from gpt2.ablation.ratio import RATIO
 from gpt2.ablation.resolve import resolve_study
+from gpt2.ablation.step import Study
+from gpt2.config import Config
 from gpt2.model import GPT
 from lib.kconfig import Layer, Tree, defconfig_layers
 from lib.project import ROOT
 
+# Steps that start as the function of their parent; what they train is in the tests below.
+EQUAL = {
+    "ratio": {("baseline", "pruned-50")},
+    "mechanisms": {("ra", "ra-learnable"), ("ract", "ract-detached"), ("cross", "cross-attached")},
+}
 
-def test_i6_different_steps_are_different_functions():
-    short = Layer.of("command line", "test", {"BLOCK_SIZE": 32})
-    steps = resolve_study(Tree(), [*defconfig_layers(ROOT, "gpt2-quickstart"), short], RATIO)
-    tokens_BT = torch.randint(0, 256, (2, 32), generator=torch.Generator().manual_seed(1))
-    logits = {}
-    for found in steps:
-        # Parameters of the same name and shape get the same values in every step.
-        model = GPT(found.config.model).eval()
-        model.init_weights(found.config.seed)
-        with torch.no_grad():
-            logits[found.step.slug] = model(tokens_BT)
+
+def configs(study: Study, block_size: int) -> dict[str, Config]:
+    short = Layer.of("command line", "test", {"BLOCK_SIZE": block_size})
+    steps = resolve_study(Tree(), [*defconfig_layers(ROOT, "gpt2-quickstart"), short], study)
+    return {found.step.slug: found.config for found in steps}
+
+
+def built(config: Config) -> tuple[GPT, Tensor]:
+    """A model and its logits. Parameters of the same name and shape are equal in every step."""
+    model = GPT(config.model).eval()
+    model.init_weights(config.seed)
+    with torch.no_grad():
+        # Attention starts out almost even, and then no weight is below half of the mean.
+        for block in model.h:
+            for parameter in block.attn.c_attn.parameters():
+                parameter.mul_(8)
+    shape = (2, config.model.shape.block_size)
+    return model, model(torch.randint(0, 256, shape, generator=torch.Generator().manual_seed(1)))
+
+
+# The mechanisms' window has to hide something: it is 64.
+@pytest.mark.parametrize(("study", "block_size"), [(RATIO, 32), (MECHANISMS, 80)])
+def test_i6_different_steps_are_different_functions(study, block_size):
+    steps = configs(study, block_size)
+    with torch.no_grad():
+        logits = {slug: built(config)[1] for slug, config in steps.items()}
     same = {
         (a, b)
         for a, b in itertools.combinations(logits, 2)
         if torch.allclose(logits[a], logits[b], rtol=0, atol=1e-6)
     }
-    # Pruning acts on training, not on the function; its configuration differs in that alone.
-    assert same == {("baseline", "pruned-50")}
-    assert steps[1].config.pruning.name == "magnitude" != steps[0].config.pruning.name
+    assert same == EQUAL[study.name]
+
+
+def test_pruning_acts_on_training_and_so_on_the_configuration_alone():
+    steps = configs(RATIO, 32)
+    assert steps["pruned-50"].pruning.name == "magnitude" != steps["baseline"].pruning.name
+
+
+@pytest.mark.parametrize(("parent", "step"), sorted(EQUAL["mechanisms"]))
+def test_steps_that_start_as_the_same_function_train_differently(parent, step):
+    steps = configs(MECHANISMS, 32)
+    gradients = []
+    for slug in (parent, step):
+        model, logits = built(steps[slug])
+        logits.logsumexp(-1).mean().backward()
+        gradients.append({name: p.grad for name, p in model.named_parameters()})
+    its, found = gradients
+    learned = found.keys() - its.keys()
+    assert learned == {f"h.{i}.attn.terms.reciprocal.alpha" for i in range(4) if "ra-l" in step}
+    assert all(found[name].count_nonzero() for name in learned)
+    differ = {name for name in its if not torch.allclose(its[name], found[name], atol=0)}
+    # A learned constant changes no other gradient of the first step.
+    assert bool(differ) is not bool(learned)
