@@ -16,5 +16,10 @@ PATTERNS = Registry(
     choice="ATTENTION_PATTERN",
     parts={"full": "gpt2.attention.full", "sliding": "gpt2.attention.sliding"},
 )
-TERMS = Registry("score term", parts={"reciprocal": "gpt2.attention.reciprocal"})
+TERMS = Registry(
+    "score term",
+    parts={
+        "reciprocal": "gpt2.attention.reciprocal",
+    },
+)
 GATES = Registry("attention gate", parts={"ra_cross_token": "gpt2.attention.ra_cross_token"})

@@ -85,19 +85,20 @@ def test_steps_of_one_name_are_one_configuration(quickstart):
     assert ratio["golden-gate"].config.hash8 == mechanisms["gate"].config.hash8
 
 
-def test_every_option_of_a_mechanism_is_a_step_of_a_study(tree, quickstart):
-    # Which kernel computes the same function is no option of a mechanism.
-    options = {
-        (s.choice or s.name, s.name.removeprefix(f"{s.choice}_").lower() if s.choice else flag)
-        for s in tree.symbols()
-        if s.where.startswith(("gpt2/attention/", "gpt2/mlp/")) and s.choice != "SDPA_BACKEND"
-        for flag in ((None,) if s.choice else (True, False))
-        if s.type == "bool"
-    }
-    seen = {
-        item
-        for study in STUDIES.values()
-        for found in quickstart(study).values()
-        for item in found.config.values.items()
-    }
-    assert len(options) > 30 and options <= seen
+def test_every_option_of_the_studied_mechanisms_is_a_step(tree, quickstart):
+    configs = [found.config for study in STUDIES.values() for found in quickstart(study).values()]
+    folders = {"gpt2/mlp/Kconfig"}
+    for config in configs:
+        attention = config.model.attention
+        parts = (attention.projection, attention.pattern, *attention.terms, *attention.gates)
+        folders |= {f"gpt2/attention/{part.name}/Kconfig" for part in parts}
+        folders |= {f"gpt2/mlp/{part.name}/Kconfig" for part in config.model.mlp.mechanisms}
+    assert len(folders) == 11
+    options = set()
+    for s in tree.symbols():
+        if s.where.partition(":")[0] in folders and s.choice:
+            options.add((s.choice, s.name.removeprefix(f"{s.choice}_").lower()))
+        elif s.where.partition(":")[0] in folders and s.type == "bool":
+            options |= {(s.name, True), (s.name, False)}
+    assert len(options) > 30
+    assert options <= {item for config in configs for item in config.values.items()}

@@ -1,0 +1,122 @@
+"""The worked examples of the documents, followed word for word in a fresh clone."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+import pytest
+
+from lib.project import ROOT
+from lib.setup.interpreter import PROJECT, import_path
+from lib.style import makefile
+
+# A file's name in bold and the block after it, or a block alone.
+BLOCK = re.compile(r"(?:^\*\*(\S+)\*\*\n\n)?^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+
+
+def git(folder: Path, *words: str, given: str = "") -> str:
+    identity = ("-c", "user.name=test", "-c", "user.email=test@localhost")
+    command = ["git", *identity, *words]
+    return subprocess.run(
+        command, cwd=folder, input=given, check=True, capture_output=True, text=True
+    ).stdout
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    """A repository with the files of this tree as they are now, and an interpreter for it."""
+    folder = tmp_path / "clone"
+    listed = git(ROOT, "ls-files", "--cached", "--others", "--exclude-standard", "-z")
+    for name in filter(None, listed.split("\0")):
+        if (ROOT / name).exists():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, folder / name)
+    git(folder, "init", "-q")
+    git(folder, "add", "-A")
+    git(folder, "commit", "-qm", "all")
+    _install(folder, tmp_path / "venv")
+    return folder
+
+
+def _install(folder: Path, place: Path) -> None:
+    """This interpreter's packages, and an editable install of ``folder`` before them."""
+    venv.create(place, symlinks=True)
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    site = place / "lib" / version / "site-packages"
+    (site / "tree.pth").write_text("\n".join([str(folder), *import_path()]))
+    info = site / f"{PROJECT}-0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {PROJECT}\nVersion: 0\n")
+    origin = {"url": folder.as_uri(), "dir_info": {"editable": True}}
+    (info / "direct_url.json").write_text(json.dumps(origin))
+    (folder / ".venv").symlink_to(place)
+
+
+def follow(clone: Path, page: str) -> str:
+    """Write the files, apply the patches and run the commands of a page; what was printed."""
+    printed = ""
+    for name, language, text in BLOCK.findall((clone / page).read_text()):
+        if name:
+            path = clone / name.replace("\\", "")
+            assert not path.exists()
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        elif language == "diff":
+            git(clone, "apply", "-p0", "--recount", "--unidiff-zero", given=text)
+        elif language == "sh":
+            printed += _type(clone, text)
+    return printed
+
+
+def _type(clone: Path, commands: str) -> str:
+    unset = {"CONDA_PREFIX", "PYTHONPATH", "MAKEFLAGS", "MAKELEVEL", "MFLAGS"}
+    unset |= makefile.settings((ROOT / "Makefile").read_text())
+    environment = {k: v for k, v in os.environ.items() if k not in unset}
+    done = subprocess.run(
+        ["bash", "-e", "-c", commands],
+        cwd=clone,
+        env=environment | {"VIRTUAL_ENV": str(clone.parent / "venv"), "OMP_NUM_THREADS": "1"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+def changed(clone: Path) -> set[str]:
+    """Files that differ from the commit, and new ones."""
+    lines = git(clone, "status", "--porcelain", "--untracked-files=all").splitlines()
+    return {line[3:] for line in lines}
+
+
+@pytest.mark.slow
+def test_a_mechanism_is_a_folder_a_line_a_test_and_a_page(clone):
+    printed = follow(clone, "docs/add-a-mechanism.md")
+    parts = ("__init__.py", "Kconfig", "options.py", "module.py", "reference.py")
+    assert changed(clone) == {
+        *(f"gpt2/attention/alibi/{part}" for part in parts),
+        "gpt2/attention/__init__.py",
+        "tests/gpt2/attention/test_alibi.py",
+        "docs/mechanisms/alibi.md",
+    }
+    assert git(clone, "diff", "--numstat") == "1\t0\tgpt2/attention/__init__.py\n"
+    assert "nothing to complain about" in printed
+    # Planned, and trained for a few iterations.
+    assert "single/run" in printed and "1 passed, 0 failed" in printed
+    assert "CONFIG_ALIBI=y" in (clone / ".config").read_text()
+
+
+@pytest.mark.slow
+def test_a_step_is_two_patches(clone):
+    printed = follow(clone, "docs/add-an-ablation-step.md")
+    assert changed(clone) == {"gpt2/ablation/mechanisms.py", "defconfigs/gpt2-mechanisms"}
+    assert re.search(r"24-ra-narrow .*850,688", printed)
+    assert "1 passed, 0 failed" in printed
