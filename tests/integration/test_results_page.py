@@ -1,0 +1,67 @@
+"""docs/results.md against the files of a real run and the tables of its study."""
+
+import csv
+import json
+import re
+
+from lib.project import ROOT
+
+PAGE = (ROOT / "docs" / "results.md").read_text()
+SECTIONS = dict(re.findall(r"^## (.+)\n((?:(?!## ).*\n)*)", PAGE, re.MULTILINE))
+
+
+def named(title):
+    """Names in the code spans of a section."""
+    return set(re.findall(r"`([^`\n]+)`", SECTIONS[title]))
+
+
+def first_column(title):
+    """Names in the first column of a section's table."""
+    cells = re.findall(r"^\| (`.+?`) \|", SECTIONS[title], re.MULTILINE)
+    return {name for cell in cells for name in re.findall(r"`([^`]+)`", cell)}
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_every_file_and_field_of_a_run_is_in_the_page(build):
+    folder = build(OPTIMIZER_ADAMWSPAM=True)
+    code, _, said = folder.command("scripts/run_test_matrix.py", STEPS="0")
+    assert code == 0, said
+    (run,) = folder.runs("0")
+    files = {path.name for path in run.iterdir()}
+    # Checkpoints exist while a run is at work.
+    assert first_column("A run's folder") == files | {"checkpoints"}
+
+    common = {"schema_version"}
+    status = json.loads((run / "status.json").read_text())
+    assert first_column("`status.json`") == status.keys() - common
+    summary = json.loads((run / "summary.json").read_text())
+    groups = {k: v for k, v in summary.items() if k not in common}
+    fields = {f"{group}.{name}" for group, found in groups.items() for name in found}
+    assert first_column("`summary.json`") == fields
+
+    rows = named("Rows")
+    assert set(next(csv.reader((run / "per_query.csv").open()))) <= rows
+    for name in ("metrics.jsonl", "timing.jsonl"):
+        assert {key for row in lines(run / name) for key in row} <= rows
+    assert {row["kind"] for row in lines(run / "metrics.jsonl")} == {"train", "eval"}
+
+    title = "`resolved_config.yaml` and `manifest.json`"
+    resolved = json.loads((run / "resolved_config.yaml").read_text())
+    manifest = json.loads((run / "manifest.json").read_text())
+    assert resolved.keys() - common <= named(title)
+    assert first_column(title) - {"manifest.json"} == manifest.keys() - common
+    whole = ("code", "origin", "environment", "hardware", "knobs", "attention", "batch", "seeds")
+    for group in (*whole, "run", "data", "volatile"):
+        assert manifest[group].keys() <= named(title), group
+    assert {key for knob in manifest["knobs"].values() for key in knob} <= named(title)
+    assert {key for found in manifest["artifacts"].values() for key in found} <= named(title)
+
+    study = run.parent
+    assert {path.name for path in study.iterdir()} - {run.name} <= named("A study's folder")
+    columns = next(csv.reader((study / "table.csv").open()))
+    assert set(columns) == first_column("A study's folder")
+    code, text, _ = folder.command("scripts/report.py", JSON="1")
+    assert code == 0 and json.loads(text).keys() <= named("A study's folder") | common
