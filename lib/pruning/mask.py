@@ -13,7 +13,7 @@ from lib.pruning.options import PruningOptions
 
 
 class Unprunable(nn.Module):
-    """A module that inherits this keeps all its weights: a gate, say, which zeros would bias."""
+    """A module that inherits this keeps all its weights: a gate, say, which zeros would shift."""
 
 
 def prunable_parameters(model: nn.Module, include_embeddings: bool) -> dict[str, nn.Parameter]:
