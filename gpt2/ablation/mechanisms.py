@@ -125,11 +125,12 @@ MECHANISMS = Study(
             "golden",
             {"MLP_CROSS_TOKEN": True, "MLP_SHARE": "0.15"},
         ),
+        # Attention starts out almost even: the default threshold of 0.5 would leave nothing out.
         Step(
             "cross-rms",
-            "weights above half the row's root mean square",
+            "weights above the row's root mean square",
             "cross",
-            {"MLP_CROSS_TOKEN_SPARSITY_RMS": True, "MLP_CROSS_TOKEN_TAU": "0.5"},
+            {"MLP_CROSS_TOKEN_SPARSITY_RMS": True, "MLP_CROSS_TOKEN_TAU": "1.0"},
         ),
         Step("cross-all", "all weights", "cross", {"MLP_CROSS_TOKEN_SPARSITY_NONE": True}),
         Step(

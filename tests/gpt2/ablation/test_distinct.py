@@ -32,11 +32,6 @@ def built(config: Config) -> tuple[GPT, Tensor]:
     """A model and its logits. Parameters of the same name and shape are equal in every step."""
     model = GPT(config.model).eval()
     model.init_weights(config.seed)
-    with torch.no_grad():
-        # Attention starts out almost even, and then no weight is below half of the mean.
-        for block in model.h:
-            for parameter in block.attn.c_attn.parameters():
-                parameter.mul_(8)
     shape = (2, config.model.shape.block_size)
     return model, model(torch.randint(0, 256, shape, generator=torch.Generator().manual_seed(1)))
 
