@@ -47,6 +47,7 @@ PY := $(call quote,$(or $(ACTIVE),$(VENV)/bin/python))
 # The same, or the system's where that cannot be run: enough to set up and to help.
 BOOT := $(shell command -v $(PY) || command -v python3.11 || command -v python3)
 boot = $(call quote,$(or $(BOOT),$(error Python is missing: sudo apt-get install python3-venv)))
+SETUP = $(boot) -m lib.setup $(TARGET_PYTHON) --extras
 TARGET_PYTHON := $(if $(ACTIVE),--active $(call quote,$(ACTIVE)),--venv $(venv))
 
 INTO := -O $(call quote,$(BUILD))
@@ -97,12 +98,15 @@ $(CONFIG_PY): $(call escape,$(DOTCONFIG)) $(KCONFIGS) | setup
 	$(Q)$(CONFIGURE) constants $(INTO)
 
 ##@ Run
-.PHONY: all data plan train try status rerun
+.PHONY: all data data-verify plan train try status rerun
 all: $(CONFIG_PY) ## Train what .config says, print the table (the default)
 	$(Q)$(jobs) $(PY) scripts/run_test_matrix.py $(INTO) $${RUNS:+--runs "$$RUNS"}
 
 data: $(CONFIG_PY) ## Prepare the data set, once
 	$(Q)$(PY) scripts/prepare_data.py $(INTO) > /dev/null
+
+data-verify: $(CONFIG_PY) ## Check every byte of it against its manifest
+	$(Q)$(PY) scripts/prepare_data.py --verify $(INTO) > /dev/null
 
 plan: $(CONFIG_PY) ## List the runs and what they cost; starts nothing
 	$(Q)$(PY) scripts/plan.py $(INTO)
@@ -121,7 +125,9 @@ rerun: $(CONFIG_PY) ## Do the runs that RUNS= matches again
 
 ##@ Check
 .PHONY: test style
-test: setup ## Run the tests
+# The tests read local copies of the large data sets, with what reads the hub's.
+test: ## Run the tests; they need the extra datasets
+	@$(SETUP) "$$EXTRAS datasets"
 	$(Q)$(PY) -m pytest
 
 style: setup ## Formatting, whitespace, names in the documents
@@ -144,7 +150,7 @@ bench: setup ## Time the trainer and every mechanism on this CPU
 ##@ Operate
 .PHONY: setup help clean mrproper
 setup: ## Make the Python environment; EXTRAS="..." adds to it
-	@$(boot) -m lib.setup $(TARGET_PYTHON) --extras "$$EXTRAS"
+	@$(SETUP) "$$EXTRAS"
 
 help: ## This text
 	@$(boot) -m lib.make_help Makefile "$$(test ! -f $(call quote,$(DOTCONFIG)) || \

@@ -60,6 +60,7 @@ def build(tmp_path_factory):
     [
         ("all", "scripts/run_test_matrix.py"),
         ("data", "scripts/prepare_data.py"),
+        ("data-verify", "scripts/prepare_data.py --verify"),
         ("plan", "scripts/plan.py"),
         ("status", "scripts/status.py"),
         ("train", "scripts/train.py"),
@@ -88,6 +89,10 @@ def test_target_reaches_its_command(target, command, build):
     assert "lib.setup" in printed or target == "help"
     script = re.match(r"scripts/\S+", command)
     assert script is None or (ROOT / script[0]).exists()
+
+
+def test_the_tests_have_what_reads_the_large_data_sets():
+    assert '--extras "$EXTRAS datasets"' in planned("test")
 
 
 def test_every_setting_is_used():

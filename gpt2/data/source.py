@@ -3,7 +3,7 @@
 import hashlib
 from pathlib import Path
 
-from gpt2.data import custom
+from gpt2.data import custom, hub
 from gpt2.data.corpus import PACKAGED, Corpus
 from gpt2.data.options import DataConfig
 from gpt2.data.tokenizer import digest as tokenizer_digest
@@ -12,6 +12,9 @@ from lib.files import canonical_json
 
 # Part of every data set's name: raise it when the same source gives other tokens or another split.
 PREPARATION = 1
+
+# Where documents or, for BinCorpus, tokens come from.
+Source = Corpus | custom.BinCorpus | hub.HubCorpus
 
 
 def data_folder(config: DataConfig, build_dir: Path) -> Path:
@@ -24,8 +27,8 @@ def downloads_folder(config: DataConfig, build_dir: Path) -> Path:
     return data_folder(config, build_dir) / "downloads"
 
 
-def choose(config: DataConfig, build_dir: Path) -> Corpus | custom.BinCorpus:
-    """The source of the text. DataError when it is absent or cannot be prepared."""
+def choose(config: DataConfig, build_dir: Path) -> Source:
+    """The source of the text. DataError when it is absent; the hub is not asked."""
     if config.dataset in PACKAGED:
         return PACKAGED[config.dataset]
     if config.dataset == "custom":
@@ -33,13 +36,7 @@ def choose(config: DataConfig, build_dir: Path) -> Corpus | custom.BinCorpus:
             raise DataError(Problem("CUSTOM_PATH is empty", next="type: make menuconfig"))
         path = build_dir / config.custom_path
         return custom.find(path, config.custom_format, config.custom_text_field)
-    raise DataError(
-        Problem(
-            f"the data set {config.dataset} cannot be prepared by this version",
-            "DATASET",
-            "choose custom with the format bin and a folder that holds its train.bin and val.bin",
-        )
-    )
+    return hub.find(config, build_dir)
 
 
 def dataset_folder(config: DataConfig, build_dir: Path) -> Path:
@@ -51,7 +48,7 @@ def dataset_folder(config: DataConfig, build_dir: Path) -> Path:
     return folder_of(choose(config, build_dir), config, build_dir)
 
 
-def folder_of(corpus: Corpus | custom.BinCorpus, config: DataConfig, build_dir: Path) -> Path:
+def folder_of(corpus: Source, config: DataConfig, build_dir: Path) -> Path:
     """``dataset_folder`` where the source is known already."""
     identity = {
         "preparation": PREPARATION,

@@ -28,7 +28,7 @@ MANIFEST = "dataset.json"
 SCHEMA_VERSION = 1
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class DocumentSpan:
     """Where a document's tokens lie in its split, its end of text included."""
 

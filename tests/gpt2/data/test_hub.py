@@ -1,0 +1,271 @@
+"""Data sets of the hub: one call for hub and local copies, and what is said when it fails."""
+
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import datasets
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from gpt2.data import hub, resume
+from gpt2.data.loader import batches
+from gpt2.data.options import DataConfig
+from gpt2.data.prepare import prepare
+from gpt2.data.sampler import TrainSampler
+from gpt2.data.source import dataset_folder
+from gpt2.data.store import open_dataset
+from lib.errors import DataError
+
+Settings = Callable[..., DataConfig]
+Pages = list[tuple[str, str]]
+
+PREPARE = """
+import json, sys
+from pathlib import Path
+from gpt2.data.options import DataConfig
+from gpt2.data.prepare import prepare
+from lib.cli import run
+run(lambda: prepare(DataConfig(**json.loads(sys.argv[1])), Path(sys.argv[2])) and 0)
+"""
+
+
+def in_process(config: DataConfig, build_dir: Path, **variables: str) -> tuple[int, str]:
+    """Prepare in a process of its own: exit code and what it said."""
+    command = [sys.executable, "-c", PREPARE, json.dumps(asdict(config)), str(build_dir)]
+    environment = {**os.environ, "HF_HOME": str(build_dir / "hf"), **variables}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    return done.returncode, done.stderr
+
+
+def test_every_page_is_there_whole_and_in_order(
+    streamed: Settings, pages: Pages, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prepare(streamed(), tmp_path)
+    assert "ends after" in capsys.readouterr().err
+    dataset = open_dataset(streamed(), tmp_path)
+    texts = dict(pages)
+    order = [page for page, _ in pages]
+    for split in (dataset.train, dataset.val):
+        ids = [d.id for d in split.documents]
+        assert ids == sorted(ids, key=order.index)
+        for d in split.documents:
+            assert split.window(d.offset, d.length).tolist() == [*texts[d.id].encode(), 256]
+    assert len(dataset.train.documents) + len(dataset.val.documents) == len(pages)
+    side = {d.id: s.name for s in (dataset.train, dataset.val) for d in s.documents}
+    # The page that comes twice.
+    assert side[order[8]] == side[order[71]]
+    (source,) = dataset.manifest["sources"]
+    assert [f["name"] for f in source["files"]] == [
+        "000_00000.parquet",
+        "000_00001.parquet",
+        "CC/000_00000.parquet",
+    ]
+    assert source["licence"].startswith("ODC-By")
+
+
+def test_the_budget_ends_with_the_document_that_fills_it(
+    streamed: Settings, pages: Pages, tmp_path: Path
+) -> None:
+    prepare(streamed(), tmp_path)
+    whole = open_dataset(streamed(), tmp_path)
+    spans = whole.train.documents
+    # One token into the twentieth document.
+    budget = spans[19].offset + 1
+    prepare(streamed(dataset_tokens=budget), tmp_path)
+    part = open_dataset(streamed(dataset_tokens=budget), tmp_path)
+    assert [d.id for d in part.train.documents] == [d.id for d in spans[:20]]
+    assert part.train.n_tokens == spans[19].offset + spans[19].length
+    # What is held out comes from the same pages.
+    last = int(spans[19].id[-9:-1])
+    ids = [d.id for d in whole.val.documents if int(d.id[-9:-1]) < last]
+    assert [d.id for d in part.val.documents] == ids
+
+
+def test_loader_workers_change_no_batch(streamed: Settings, pages: Pages, tmp_path: Path) -> None:
+    prepare(streamed(), tmp_path)
+    sampler = TrainSampler(open_dataset(streamed(), tmp_path).train, 16, seed=3)
+    plan = [(i * 4, 4) for i in range(6)]
+    here, workers = (list(batches(sampler, streamed(loader_workers=n), plan)) for n in (0, 2))
+    assert all(x.equal(u) and y.equal(v) for (x, y), (u, v) in zip(here, workers, strict=True))
+
+
+def stop_at(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """Let Ctrl-C come, once, at that document of a stream; a checkpoint lies shortly before."""
+    monkeypatch.setattr(resume, "CHECKPOINT_TOKENS", 100)
+    original = hub.Stream._document
+
+    def stops(self: hub.Stream, row: Any) -> Any:
+        if self._number == number:
+            monkeypatch.setattr(hub.Stream, "_document", original)
+            raise KeyboardInterrupt
+        return original(self, row)
+
+    monkeypatch.setattr(hub.Stream, "_document", stops)
+
+
+def test_openwebtext_has_no_ids_but_numbers(
+    streamed: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "pages").mkdir()
+    texts = [f"Text {i} of the web. " * 3 for i in range(20)]
+    pq.write_table(pa.table({"text": texts}), tmp_path / "pages" / "train-00000.parquet")
+    settings = streamed(dataset="openwebtext")
+    stop_at(monkeypatch, 12)
+    with pytest.raises(KeyboardInterrupt):
+        prepare(settings, tmp_path)
+    prepare(settings, tmp_path)
+    dataset = open_dataset(settings, tmp_path)
+    found = {d.id: s for s in (dataset.train, dataset.val) for d in s.documents}
+    assert sorted(found, key=int) == [str(i) for i in range(20)]
+    d = dataset.train.documents[0]
+    assert dataset.train.window(d.offset, d.length - 1).tolist() == [*texts[int(d.id)].encode()]
+
+
+def test_files_name_the_data_set(streamed: Settings, pages: Pages, tmp_path: Path) -> None:
+    folder = dataset_folder(streamed(), tmp_path)
+    shutil.copytree(tmp_path / "pages", tmp_path / "copy")
+    assert dataset_folder(streamed(dataset_path="copy"), tmp_path) == folder
+    # Another footer of the same size.
+    path = tmp_path / "copy" / "000_00000.parquet"
+    content = path.read_bytes()
+    path.write_bytes(content[:-20] + bytes([content[-20] ^ 1]) + content[-19:])
+    names = {dataset_folder(streamed(dataset_path=p), tmp_path).name for p in ("pages", "copy")}
+    names.add(dataset_folder(streamed(dataset_tokens=5), tmp_path).name)
+    assert len(names) == 3
+
+
+def fake_hub(monkeypatch: pytest.MonkeyPatch, folder: Path, commit: str) -> list[dict[str, Any]]:
+    """The repository's place taken by ``folder``, its branch standing for ``commit``; the calls."""
+    calls: list[dict[str, Any]] = []
+    load = datasets.load_dataset
+
+    def load_dataset(place: str, **given: Any) -> Any:
+        calls.append({"place": place, **given})
+        return load(str(folder), split=given["split"], streaming=given["streaming"])
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    stand_for(monkeypatch, commit)
+    return calls
+
+
+def stand_for(monkeypatch: pytest.MonkeyPatch, commit: str) -> None:
+    """Let every revision of the repository stand for ``commit``."""
+    found = SimpleNamespace(hash=commit)
+    monkeypatch.setattr(datasets, "load_dataset_builder", lambda *place, **given: found)
+
+
+def test_the_hubs_commit_is_recorded_and_gone_on_with(
+    streamed: Settings, pages: Pages, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = streamed(dataset_path="", dataset_subset="sample-10BT", dataset_revision="main")
+    calls = fake_hub(monkeypatch, tmp_path / "pages", "a" * 40)
+    stop_at(monkeypatch, 50)
+    with pytest.raises(KeyboardInterrupt):
+        prepare(settings, tmp_path)
+    # The branch has moved on.
+    stand_for(monkeypatch, "b" * 40)
+    prepare(settings, tmp_path)
+    (source,) = open_dataset(settings, tmp_path).manifest["sources"]
+    assert (source["subset"], source["revision"], source["commit"]) == (
+        "sample-10BT",
+        "main",
+        "a" * 40,
+    )
+    assert [(c["place"], c["name"], c["revision"]) for c in calls] == [
+        ("HuggingFaceFW/fineweb-edu", "sample-10BT", "a" * 40)
+    ] * 2
+
+
+def test_offline_says_every_way_on(streamed: Settings, tmp_path: Path) -> None:
+    hub_settings = streamed(dataset_path="", dataset_subset="sample-10BT", dataset_revision="main")
+    secret = "hf_abcdefghijklmnop"
+    code, said = in_process(hub_settings, tmp_path, HF_HUB_OFFLINE="1", HF_TOKEN=secret)
+    assert code == 3
+    errors = [line for line in said.splitlines() if line.startswith("ERROR")]
+    assert len(errors) == 1 and "HuggingFaceFW/fineweb-edu: cannot be read: " in errors[0]
+    for way in ("make data", "DATASET_PATH", "DATASET_STAND_IN", "train.bin"):
+        assert way in said
+    assert "Traceback" not in said and secret not in said
+    assert [p.name for p in (tmp_path / "data").iterdir()] == [".lock"]
+
+
+def test_what_a_signed_url_asks_for_is_not_shown(
+    streamed: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*place: str, **given: Any) -> Any:
+        raise ConnectionError("403 for url: https://cdn.example/x.parquet?Signature=s3cr3t (x)")
+
+    monkeypatch.setattr(datasets, "load_dataset_builder", refuse)
+    with pytest.raises(DataError, match=r"cannot be read: 403.*x\.parquet \(x\)") as caught:
+        prepare(streamed(dataset_path=""), tmp_path)
+    assert "s3cr3t" not in str(caught.value)
+
+
+def test_without_the_package(
+    streamed: Settings, pages: Pages, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find_spec = importlib.util.find_spec
+    lacking = lambda name: None if name == "datasets" else find_spec(name)  # noqa: E731
+    monkeypatch.setattr(hub, "find_spec", lacking)
+    with pytest.raises(DataError, match="package datasets.*\n.*make setup EXTRAS=datasets"):
+        prepare(streamed(), tmp_path)
+
+
+def test_once_prepared_it_needs_neither_package_nor_hub(
+    streamed: Settings, pages: Pages, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = streamed(dataset_path="", dataset_subset="sample-10BT", dataset_revision="main")
+    fake_hub(monkeypatch, tmp_path / "pages", "a" * 40)
+    folder = prepare(settings, tmp_path)
+    monkeypatch.setattr(hub, "find_spec", lambda name: None)
+    assert prepare(settings, tmp_path) == folder
+    assert open_dataset(settings, tmp_path).train.n_tokens
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda f: shutil.rmtree(f), "pages: no such folder"),
+        (lambda f: [p.unlink() for p in f.rglob("*.parquet")], r"pages: no \*\.parquet in it"),
+        (lambda f: (f / "000_00000.parquet").write_bytes(b"x" * 99), "not a whole parquet file"),
+        (lambda f: (f / "000_00001.parquet").write_bytes(b""), "not a whole parquet file"),
+        (
+            lambda f: pq.write_table(pa.table({"body": ["x"]}), f / "000_00000.parquet"),
+            "expected text in the column text",
+        ),
+        (
+            lambda f: pq.write_table(pa.table({"text": ["x", None]}), f / "000_00000.parquet"),
+            "expected text in the column text; row 1 has none",
+        ),
+    ],
+)
+def test_a_bad_local_copy(
+    damage: Callable[[Path], Any],
+    message: str,
+    streamed: Settings,
+    pages: Pages,
+    tmp_path: Path,
+) -> None:
+    damage(tmp_path / "pages")
+    with pytest.raises(DataError, match=message):
+        prepare(streamed(), tmp_path)
+
+
+def test_a_damaged_page_of_a_file(streamed: Settings, pages: Pages, tmp_path: Path) -> None:
+    path = tmp_path / "pages" / "000_00001.parquet"
+    content = np.fromfile(path, dtype=np.uint8)
+    content[4:400] = 255
+    content.tofile(path)
+    with pytest.raises(DataError, match="pages: cannot be read: "):
+        prepare(streamed(), tmp_path)

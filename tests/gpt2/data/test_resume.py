@@ -1,0 +1,235 @@
+"""A preparation that was killed goes on: the same bytes, and nothing is tokenized twice."""
+
+import json
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from gpt2.data import prepare as prepare_module
+from gpt2.data import resume, shards
+from gpt2.data.options import DataConfig
+from gpt2.data.prepare import prepare
+from gpt2.data.store import open_dataset
+from lib.errors import DataError
+
+Settings = Callable[..., DataConfig]
+Pages = list[tuple[str, str]]
+
+# Gets a signal before the n-th call of a function.
+DIES = """
+import json, os, sys
+from pathlib import Path
+from gpt2.data import prepare, resume, shards
+from gpt2.data.options import DataConfig
+from lib.cli import run
+
+config, build_dir, where, count, number = sys.argv[1:]
+owner, name = {
+    "writing": (shards.SplitWriter, "add"),
+    "before checkpoint": (resume, "write_json"),
+    "after checkpoint": (shards.SplitWriter, "add_document"),
+    "renaming": (prepare, "write_json"),
+}[where]
+original, calls = getattr(owner, name), []
+
+def dying(*given, **named):
+    calls.append(given)
+    if len(calls) == int(count):
+        for file in (given[0]._shard, given[0]._index) if where == "writing" else ():
+            file and file._stream.flush()
+        os.kill(os.getpid(), int(number))
+    return original(*given, **named)
+
+setattr(owner, name, dying)
+shards.SHARD_TOKENS, resume.CHECKPOINT_TOKENS = 2000, 900
+run(lambda: prepare.prepare(DataConfig(**json.loads(config)), Path(build_dir)) and 0)
+"""
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shards and checkpoints after a few documents."""
+    monkeypatch.setattr(shards, "SHARD_TOKENS", 2000)
+    monkeypatch.setattr(resume, "CHECKPOINT_TOKENS", 900)
+
+
+@pytest.fixture
+def uninterrupted(
+    streamed: Settings, pages: Pages, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> dict[str, bytes]:
+    """The files of a preparation without a checkpoint, made in another folder."""
+    with monkeypatch.context() as patched:
+        patched.setattr(resume, "CHECKPOINT_TOKENS", 1 << 30)
+        return contents(prepare(streamed(data_dir="other"), tmp_path))
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """File name → content."""
+    return {p.name: p.read_bytes() for p in sorted(folder.iterdir())}
+
+
+def interrupted(
+    config: DataConfig, build_dir: Path, where: str, count: int, by: signal.Signals
+) -> tuple[int, str]:
+    """Prepare in a process that gets a signal there: exit code and what it said."""
+    command = [sys.executable, "-c", DIES, json.dumps(asdict(config)), str(build_dir), where]
+    command += [str(count), str(int(by))]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.returncode, done.stderr
+
+
+@pytest.fixture
+def tokenized(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Ids of the documents that this process tokenizes."""
+    seen: list[str] = []
+    original = prepare_module._add
+
+    def add(document, *rest):
+        seen.append(document.id)
+        return original(document, *rest)
+
+    monkeypatch.setattr(prepare_module, "_add", add)
+    return seen
+
+
+@pytest.mark.parametrize(
+    "kills",
+    [
+        [("writing", 45)],
+        [("before checkpoint", 4), ("after checkpoint", 1)],
+        [("before checkpoint", 1), ("renaming", 1)],
+    ],
+    ids=lambda kills: ", ".join(where for where, _ in kills),
+)
+def test_killed_and_gone_on_with(
+    kills: list[tuple[str, int]],
+    streamed: Settings,
+    uninterrupted: dict[str, bytes],
+    pages: Pages,
+    tokenized: list[str],
+    tmp_path: Path,
+) -> None:
+    assert len([name for name in uninterrupted if name.startswith("train-0")]) == 5
+    for where, count in kills:
+        code, said = interrupted(streamed(), tmp_path, where, count, signal.SIGKILL)
+        assert code == -signal.SIGKILL, said
+    (partial,) = (tmp_path / "data").glob(".*.partial")
+    state = json.loads((partial / "checkpoint.json").read_bytes())
+    folder = prepare(streamed(), tmp_path)
+    assert contents(folder) == uninterrupted
+    # What lay before the checkpoint was not tokenized again.
+    done = state["position"]["number"]
+    assert 0 < done and tokenized == [page for page, _ in pages[done:]]
+    assert [p.name for p in (tmp_path / "data").iterdir()] != [partial.name]
+    assert not partial.exists()
+
+
+def test_every_document_may_be_the_last_before_the_kill(
+    streamed: Settings,
+    uninterrupted: dict[str, bytes],
+    pages: Pages,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A checkpoint behind each document: row groups and files end at every place in between."""
+    monkeypatch.setattr(resume, "CHECKPOINT_TOKENS", 1)
+    original = prepare_module._add
+    added: list[str] = []
+
+    def stops(document, *rest):
+        if len(added) % 5 == 4:
+            added.append("")
+            raise DataError("stopped")
+        added.append(document.id)
+        return original(document, *rest)
+
+    monkeypatch.setattr(prepare_module, "_add", stops)
+    stopped = 0
+    while not (made := list((tmp_path / "data").glob("finewebedu-*"))):
+        try:
+            prepare(streamed(), tmp_path)
+        except DataError:
+            stopped += 1
+    assert stopped == len(pages) // 4
+    assert contents(made[0]) == uninterrupted
+    assert [page for page in added if page] == [page for page, _ in pages]
+
+
+def test_ctrl_c_says_how_to_go_on(
+    streamed: Settings,
+    uninterrupted: dict[str, bytes],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    code, said = interrupted(streamed(), tmp_path, "writing", 60, signal.SIGINT)
+    assert code == 130 and "Traceback" not in said
+    assert re.search("STOP .* [1-9].* tokens are kept; type make data, and it goes on", said)
+    capsys.readouterr()
+    assert contents(prepare(streamed(), tmp_path)) == uninterrupted
+    assert "going on from" in capsys.readouterr().err
+
+
+def interrupted_after(count: int) -> Callable[..., int]:
+    """``_add``, until Ctrl-C comes at that document."""
+    original = prepare_module._add
+    left = iter(range(count))
+
+    def add(*given):
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+        return original(*given)
+
+    return add
+
+
+@pytest.mark.parametrize("name", ["train-00000.bin", "val-documents.jsonl"])
+@pytest.mark.parametrize("damage", ["flipped", "missing", "cut"])
+def test_a_damaged_partial_is_not_gone_on_with(
+    name: str,
+    damage: str,
+    streamed: Settings,
+    pages: Pages,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(prepare_module, "_add", interrupted_after(60))
+        with pytest.raises(KeyboardInterrupt):
+            prepare(streamed(), tmp_path)
+    (partial,) = (tmp_path / "data").glob(".*.partial")
+    content = (partial / name).read_bytes()
+    if damage == "missing":
+        (partial / name).unlink()
+    else:
+        (partial / name).write_bytes(content[:9] if damage == "cut" else b"\0" + content[1:])
+    with pytest.raises(DataError, match=f"{name}: cannot go on: it is .*\n.*rm -r .*partial"):
+        prepare(streamed(), tmp_path)
+    shutil.rmtree(partial)
+    prepare(streamed(), tmp_path)
+
+
+def test_a_damaged_shard_of_a_finished_one(
+    streamed: Settings, pages: Pages, tmp_path: Path
+) -> None:
+    folder = prepare(streamed(), tmp_path)
+    content = (folder / "train-00003.bin").read_bytes()
+    (folder / "train-00003.bin").write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(DataError, match="train-00003.bin: damaged: SHA-256.*\n.*make data"):
+        open_dataset(streamed(), tmp_path)
+
+
+def test_space_for_the_budget_is_looked_for_first(
+    streamed: Settings, pages: Pages, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = shutil.disk_usage(tmp_path)._replace(free=10**9)
+    monkeypatch.setattr(prepare_module.shutil, "disk_usage", lambda folder: usage)
+    with pytest.raises(DataError, match="needs up to [0-9]{10} bytes, 1000000000 are free"):
+        prepare(streamed(), tmp_path)
+    prepare(streamed(dataset_tokens=10**8), tmp_path)

@@ -1,0 +1,30 @@
+"""The command line that prepares data, and checks what is there."""
+
+import shutil
+
+from lib.kconfig import Tree, resolve_config, write_constants
+
+
+def test_made_once_checked_and_damage_is_named(build):
+    folder = build()
+    constants = folder.path / "config.py"
+    write_constants(resolve_config(Tree(), folder.path / ".config"), constants)
+    code, printed, said = folder.command("scripts/prepare_data.py")
+    assert code == 0 and said.splitlines()[-1].endswith("is there")
+    (made,) = (folder.path / "data").glob("custom-byte-*")
+    assert printed == f"{made}\n"
+    code, again, said = folder.command("scripts/prepare_data.py")
+    assert (code, again, said) == (0, printed, f"DATA    {made} is there\n")
+
+    code, _, said = folder.command("scripts/prepare_data.py", "--verify")
+    assert code == 0 and f"{made}: every byte as it was made, digest " in said
+    shard = made / "train-00000.bin"
+    content = shard.read_bytes()
+    shard.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    code, _, said = folder.command("scripts/prepare_data.py", "--verify")
+    assert code == 3 and f"{shard}: damaged: SHA-256" in said and "&& make data" in said
+
+    shutil.rmtree(made)
+    code, _, said = folder.command("scripts/prepare_data.py", "--verify")
+    assert code == 3 and "no prepared data" in said and "type: make data" in said
+    assert not made.exists()
