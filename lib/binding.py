@@ -10,7 +10,7 @@ import math
 import types
 import typing
 from collections.abc import Iterator, Mapping
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from lib.errors import ConfigError, Problem
 
@@ -31,6 +31,18 @@ def symbol(
     )
 
 
+class Parts(Protocol):
+    """What ``part`` selects from: a registry."""
+
+    def bind(self, values: Mapping[str, Value]) -> tuple:
+        """The options of every selected part."""
+
+
+def part(registry: Parts) -> Any:
+    """A field that holds the options of the one part that ``registry`` selects."""
+    return dataclasses.field(metadata={"part": registry})
+
+
 def bound_fields(cls: type) -> Iterator[dataclasses.Field]:
     """The fields of ``cls`` that are bound to a symbol."""
     return (f for f in dataclasses.fields(cls) if "symbol" in f.metadata)
@@ -49,6 +61,11 @@ def bind(cls: type[T], values: Mapping[str, Value], /, **given: Any) -> T:
             filled[field.name] = _convert(field, hints[field.name], values)
         except ValueError as error:
             problems.append(Problem(f"{field.metadata['symbol']}: {error}"))
+    for field in (f for f in dataclasses.fields(cls) if "part" in f.metadata):
+        try:
+            (filled[field.name],) = field.metadata["part"].bind(values)
+        except ConfigError as error:
+            problems.extend(error.problems)
     if problems:
         raise ConfigError(*problems)
     return cls(**filled)

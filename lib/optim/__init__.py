@@ -2,8 +2,16 @@
 
 from lib.registry import Registry
 
+# What AdamWPrune can be built on: optimizers that keep exp_avg and exp_avg_sq.
+_ADAM_FAMILY = {
+    "adam": "lib.optim.adam",
+    "adamw": "lib.optim.adamw",
+    "adamwadv": "lib.optim.adamwadv",
+    "adamwspam": "lib.optim.adamwspam",
+}
+BASES = Registry("base optimizer", choice="ADAMWPRUNE_BASE", parts=_ADAM_FAMILY)
 OPTIMIZERS = Registry(
     "optimizer",
     choice="OPTIMIZER",
-    parts={"adamw": "lib.optim.adamw", "adamwspam": "lib.optim.adamwspam"},
+    parts={"sgd": "lib.optim.sgd", **_ADAM_FAMILY, "adamwprune": "lib.optim.adamwprune"},
 )

@@ -32,7 +32,7 @@ class Adamwspam(Adamw):
     """One instance holds one counter of steps, the norms' ring buffer and the count of spikes."""
 
     def __init__(self, groups: list[ParameterGroup], options: AdamwspamOptions, lr: float) -> None:
-        super().__init__(groups, options, lr, amsgrad=options.amsgrad)
+        super().__init__(groups, options, lr)
         # torch's GradScaler lets a fused kernel skip an overflowed step by itself; the counter and
         # the norms would not notice. So it shall ask before it calls.
         self._step_supports_amp_scaling = False

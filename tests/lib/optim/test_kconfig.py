@@ -1,53 +1,46 @@
-"""Kconfig and dataclasses say the same: names, defaults, help."""
+"""What the configuration gives where nothing is said."""
 
-from pathlib import Path
+from collections.abc import Callable
 
-import kconfiglib
 import pytest
 
-from lib.binding import Value, bind, bound_fields
-from lib.optim import OPTIMIZERS
+from lib.binding import Value, bind
+from lib.kconfig import Layer, Tree
+from lib.optim import BASES, OPTIMIZERS
 from lib.optim.schedule import ScheduleOptions, learning_rate_at
-from lib.project import ROOT
 
 
-@pytest.fixture
-def kconf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> kconfiglib.Kconfig:
-    root = tmp_path / "Kconfig"
-    root.write_text('source "lib/optim/Kconfig"\n')
-    monkeypatch.setenv("srctree", str(ROOT))
-    return kconfiglib.Kconfig(str(root), warn_to_stderr=False)
+@pytest.fixture(scope="module")
+def values(tree: Tree) -> Callable[[dict[str, Value]], dict[str, Value]]:
+    """From symbols to the values of all."""
+    return lambda settings: tree.resolve([Layer.of("test", "test", settings)]).values
 
 
-def _values(kconf: kconfiglib.Kconfig) -> dict[str, Value]:
-    values: dict[str, Value] = {}
-    for sym in kconf.unique_defined_syms:
-        if sym.choice is None:
-            convert = {kconfiglib.BOOL: lambda s: s == "y", kconfiglib.INT: int}
-            if sym.str_value:
-                values[sym.name] = convert.get(sym.orig_type, str)(sym.str_value)
-    for choice in kconf.unique_choices:
-        member = choice.selection.name
-        values[choice.name] = member.removeprefix(f"{choice.name}_").lower()
-    return values
+@pytest.mark.parametrize("name", [name for name in OPTIMIZERS if name != "sgd"])
+def test_every_adam_binds_from_defaults(options_of: Callable, name: str) -> None:
+    options = options_of({f"OPTIMIZER_{name.upper()}": True})
+    assert (options.name, options.weight_decay) == (name, 0.1)
+    own = options.base if name == "adamwprune" else options
+    assert (own.beta1, own.beta2, own.eps) == (0.9, 0.95, 1e-8)
+    assert own.decoupled == (own.name != "adam") and own.amsgrad == (own.name == "adamwadv")
 
 
-def test_parses_without_warnings(kconf: kconfiglib.Kconfig) -> None:
-    assert kconf.warnings == []
+def test_sgd_binds_from_defaults(options_of: Callable) -> None:
+    options = options_of({"OPTIMIZER_SGD": True})
+    assert (options.momentum, options.dampening, options.nesterov) == (0.9, 0.0, False)
+    assert options.summary == "sgd, momentum 0.9, weight decay 0.1"
 
 
-@pytest.mark.parametrize("name", list(OPTIMIZERS))
-def test_every_optimizer_binds_from_defaults(kconf: kconfiglib.Kconfig, name: str) -> None:
-    kconf.syms[f"OPTIMIZER_{name.upper()}"].set_value("y")
-    (options,) = OPTIMIZERS.bind(_values(kconf))
-    assert options.name == name
-    assert (options.beta1, options.beta2, options.eps) == (0.9, 0.95, 1e-8)
+def test_adamwprune_is_built_on_adamw_and_brings_state_pruning(values: Callable) -> None:
+    found = values({"OPTIMIZER_ADAMWPRUNE": True})
+    assert (found["ADAMWPRUNE_BASE"], found["PRUNING"]) == ("adamw", "state")
+    assert found["ADAMWPRUNE_VARIANT"] == "bitter0"
+    assert found["ADAMWPRUNE_BASE"] in BASES
 
 
-def test_defaults_are_the_studys(kconf: kconfiglib.Kconfig) -> None:
-    assert _values(kconf)["OPTIMIZER"] == "adamw"
-    kconf.syms["OPTIMIZER_ADAMWSPAM"].set_value("y")
-    (options,) = OPTIMIZERS.bind(_values(kconf))
+def test_defaults_are_the_studys(options_of: Callable, values: Callable) -> None:
+    assert values({})["OPTIMIZER"] == "adamw"
+    options = options_of({"OPTIMIZER_ADAMWSPAM": True})
     assert (options.theta, options.clip_delay, options.interval) == (50.0, 20, 500)
     assert (options.spike_threshold, options.spike_window) == (2.0, 100)
     assert (options.moment_damping, options.variance_damping) == (0.5, 0.9)
@@ -55,23 +48,7 @@ def test_defaults_are_the_studys(kconf: kconfiglib.Kconfig) -> None:
 
 
 @pytest.mark.parametrize("kind", ["cosine", "linear", "constant", "wsd"])
-def test_every_schedule_binds_and_evaluates(kconf: kconfiglib.Kconfig, kind: str) -> None:
-    kconf.syms[f"LR_SCHEDULE_{kind.upper()}"].set_value("y")
-    options = bind(ScheduleOptions, _values(kconf))
+def test_every_schedule_binds_and_evaluates(values: Callable, kind: str) -> None:
+    options = bind(ScheduleOptions, values({f"LR_SCHEDULE_{kind.upper()}": True}))
     assert options.kind == kind
     assert learning_rate_at(options, 1999, 0.2, 0.2) == pytest.approx(6e-4)
-
-
-def test_symbols_and_fields_match(kconf: kconfiglib.Kconfig) -> None:
-    classes = [ScheduleOptions, *(OPTIMIZERS.options(name) for name in OPTIMIZERS)]
-    fields = {f.metadata["symbol"] for c in classes for f in bound_fields(c)}
-    members = {sym.name for choice in kconf.unique_choices for sym in choice.syms}
-    symbols = {s.name for s in kconf.unique_defined_syms} - members
-    choices = {choice.name for choice in kconf.unique_choices} - {"OPTIMIZER"}
-    # The trainer's own options hold GRAD_CLIP.
-    assert fields | {"GRAD_CLIP"} == symbols | choices
-
-
-def test_every_prompt_has_help(kconf: kconfiglib.Kconfig) -> None:
-    nodes = [node for node in kconf.node_iter() if node.prompt and node.item != kconfiglib.MENU]
-    assert [n.prompt[0] for n in nodes if not n.help] == []

@@ -9,7 +9,7 @@ from torch import nn
 
 from lib.errors import ConfigError
 from lib.optim.adamw.module import Adamw
-from lib.optim.adamw.options import AdamwOptions
+from lib.optim.adamwadv.options import AdamwadvOptions
 from lib.optim.groups import parameter_groups
 from lib.pruning.magnitude.module import MagnitudePruner
 from lib.pruning.magnitude.options import MagnitudeOptions
@@ -50,8 +50,8 @@ class _Run:
     def __init__(self, options: MagnitudeOptions) -> None:
         self.model = _Model()
         groups = parameter_groups(self.model, 0.1)
-        adamw = AdamwOptions(beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1)
-        self.optimizer = Adamw(groups, adamw, 1e-2, amsgrad=True)
+        adamw = AdamwadvOptions(beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1)
+        self.optimizer = Adamw(groups, adamw, 1e-2)
         self.weights = prunable_parameters(self.model, options.include_embeddings)
         self.pruner = MagnitudePruner(self.weights, options)
         self.tokens = torch.arange(12)

@@ -1,0 +1,46 @@
+"""Options of Adam, and of every optimizer that is built on it."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from lib.binding import symbol
+from lib.errors import Problem
+from lib.optim.options import OptimizerOptions
+
+
+@dataclass(frozen=True)
+class AdamFamilyOptions(OptimizerOptions):
+    """What Adam and its relatives share."""
+
+    # Whether weights decay beside the gradient's step (arXiv 1711.05101), not through the gradient.
+    decoupled: ClassVar[bool]
+    # Whether to divide by the largest second moment so far (arXiv 1904.09237).
+    amsgrad: ClassVar[bool] = False
+
+    beta1: float = symbol("ADAM_BETA1", low=0.0, high=1.0)
+    beta2: float = symbol("ADAM_BETA2", low=0.0, high=1.0)
+    eps: float = symbol("ADAM_EPS", low=0.0, high=1.0)
+
+    @property
+    def summary(self) -> str:
+        """One line for a plan."""
+        betas = f"betas {self.beta1:g} {self.beta2:g}"
+        return f"{self.name}, {betas}, weight decay {self.weight_decay:g}"
+
+    def _problems(self) -> list[Problem]:
+        betas = {"ADAM_BETA1": self.beta1, "ADAM_BETA2": self.beta2}
+        return super()._problems() + [
+            Problem(f"{name}: {beta:g} never forgets a gradient; it must be below 1")
+            for name, beta in betas.items()
+            if beta >= 1.0
+        ]
+
+
+@dataclass(frozen=True)
+class AdamOptions(AdamFamilyOptions):
+    """Adam (arXiv 1412.6980)."""
+
+    name: ClassVar[str] = "adam"
+    decoupled: ClassVar[bool] = False
+
+    amsgrad: bool = symbol("ADAM_AMSGRAD")

@@ -1,0 +1,1 @@
+"""AdamWAdv: AdamW with AMSGrad."""

@@ -1,0 +1,1 @@
+"""AdamWPrune: an Adam-like optimizer whose state says which weights to prune."""

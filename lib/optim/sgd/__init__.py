@@ -1,0 +1,1 @@
+"""SGD: stochastic gradient descent with momentum."""

@@ -1,0 +1,92 @@
+"""Every optimizer with settings that make all of it act within 50 steps, and a small problem."""
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from lib.binding import Value
+from lib.optim import BASES, OPTIMIZERS
+
+SHAPES = [(5, 7), (11,), (3, 2, 4)]
+DECAYS = [0.1, 0.0, 0.1]
+STEPS = 50
+# Steps, from 0, whose gradients are ten times as large: when SPAM's window is full.
+SPIKES = (11, 33)
+
+# SPAM at a twentieth of its lengths: two resets, warm-ups, clipping and spikes.
+_SPAM: dict[str, Value] = {
+    "SPAM_THETA": "5",
+    "SPAM_CLIP_DELAY": 5,
+    "SPAM_SPIKE_WINDOW": 8,
+    "SPAM_INTERVAL": 20,
+    "SPAM_WARMUP_STEPS": 6,
+}
+SETTINGS: dict[str, dict[str, Value]] = {
+    "sgd": {"OPTIMIZER_SGD": True},
+    "sgd-plain": {"OPTIMIZER_SGD": True, "SGD_MOMENTUM": "0"},
+    "sgd-dampened": {"OPTIMIZER_SGD": True, "SGD_DAMPENING": "0.3"},
+    "sgd-nesterov": {"OPTIMIZER_SGD": True, "SGD_NESTEROV": True},
+    "adam": {"OPTIMIZER_ADAM": True},
+    "adam-amsgrad": {"OPTIMIZER_ADAM": True, "ADAM_AMSGRAD": True},
+    "adamw": {"OPTIMIZER_ADAMW": True},
+    "adamwadv": {"OPTIMIZER_ADAMWADV": True},
+    "adamwspam": {"OPTIMIZER_ADAMWSPAM": True, **_SPAM},
+    "adamwspam-amsgrad": {"OPTIMIZER_ADAMWSPAM": True, "SPAM_AMSGRAD": True, **_SPAM},
+}
+for base in BASES:
+    SETTINGS[f"adamwprune-{base}"] = {
+        "OPTIMIZER_ADAMWPRUNE": True,
+        f"ADAMWPRUNE_BASE_{base.upper()}": True,
+        **(_SPAM if base == "adamwspam" else {}),
+    }
+
+
+def make_parameters(dtype: torch.dtype) -> list[nn.Parameter]:
+    """The same weights each time."""
+    generator = torch.Generator().manual_seed(1)
+    return [nn.Parameter(torch.randn(s, generator=generator, dtype=dtype)) for s in SHAPES]
+
+
+def make_gradients(dtype: torch.dtype, steps: int = STEPS) -> list[list[torch.Tensor]]:
+    """The same gradients each time, with spikes."""
+    generator = torch.Generator().manual_seed(2)
+    scales = [10.0 if step in SPIKES else 1.0 for step in range(steps)]
+    return [
+        [torch.randn(s, generator=generator, dtype=dtype) * scale for s in SHAPES]
+        for scale in scales
+    ]
+
+
+def make_groups(parameters: list[nn.Parameter]) -> list[dict]:
+    """As ``parameter_groups`` makes them: what decays, and what does not."""
+    named = [(f"p{k}", p) for k, p in enumerate(parameters)]
+    return [
+        {"params": [n for n, d in zip(named, DECAYS, strict=True) if d], "weight_decay": 0.1},
+        {"params": [n for n, d in zip(named, DECAYS, strict=True) if not d], "weight_decay": 0.0},
+    ]
+
+
+def build(options: Any, parameters: list[nn.Parameter]) -> Any:
+    """The optimizer of ``options``."""
+    return OPTIMIZERS.module(options.name)(make_groups(parameters), options, 0.0)
+
+
+def rate(step: int) -> float:
+    """A learning rate that moves."""
+    return 1e-2 * (step + 1) / STEPS
+
+
+def train(
+    optimizer: torch.optim.Optimizer,
+    parameters: list[nn.Parameter],
+    first: int = 0,
+    last: int = STEPS,
+) -> None:
+    """Steps ``first`` to ``last`` on the gradients of ``make_gradients``."""
+    for step, gradients in list(enumerate(make_gradients(parameters[0].dtype)))[first:last]:
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient
+        for group in optimizer.param_groups:
+            group["lr"] = rate(step)
+        optimizer.step()

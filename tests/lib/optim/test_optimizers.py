@@ -1,0 +1,228 @@
+"""What holds for every optimizer: against loops in float64 and torch's own, resumed, skipped."""
+
+import importlib
+import io
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from lib.binding import Value, bound_fields
+from lib.errors import ConfigError
+from lib.optim import BASES, OPTIMIZERS
+from lib.optim.adam.options import AdamFamilyOptions
+from lib.optim.sgd.options import SgdOptions
+from tests.lib.optim.cases import (
+    DECAYS,
+    SETTINGS,
+    SHAPES,
+    STEPS,
+    build,
+    make_gradients,
+    make_groups,
+    make_parameters,
+    rate,
+    train,
+)
+
+
+def reference_of(options: Any, parameters: list[nn.Parameter]) -> Any:
+    """The float64 loop that stands beside the optimizer's module."""
+    if options.name == "adamwprune":
+        return reference_of(options.base, parameters)
+    module = importlib.import_module(f"lib.optim.{options.name}.reference")
+    kind = vars(module)[f"{options.name.capitalize()}Reference"]
+    return kind([p.flatten().tolist() for p in parameters], options, DECAYS)
+
+
+def plain_torch(options: Any, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    """torch's loop over single tensors."""
+    own = options.base if options.name == "adamwprune" else options
+    groups = make_groups(parameters)
+    if isinstance(own, SgdOptions):
+        momentum = {"momentum": own.momentum, "dampening": own.dampening}
+        return torch.optim.SGD(groups, nesterov=own.nesterov, foreach=False, **momentum)
+    kind = torch.optim.Adam if own.name == "adam" else torch.optim.AdamW
+    amsgrad = own.name == "adamwadv" or own.amsgrad
+    betas = (own.beta1, own.beta2)
+    return kind(groups, betas=betas, eps=own.eps, amsgrad=amsgrad, foreach=False)
+
+
+def test_every_optimizer_is_a_case() -> None:
+    assert {name.split("-")[0] for name in SETTINGS} == set(OPTIMIZERS)
+    assert list(OPTIMIZERS) == ["sgd", *BASES, "adamwprune"]
+
+
+@pytest.mark.parametrize("dtype, bound", [(torch.float64, 1e-12), (torch.float32, 5e-6)])
+def test_equals_the_naive_float64_loop(options: Any, dtype: torch.dtype, bound: float) -> None:
+    parameters = make_parameters(dtype)
+    reference = reference_of(options, parameters)
+    train(build(options, parameters), parameters)
+    for step, gradients in enumerate(make_gradients(dtype)):
+        reference.step([g.flatten().tolist() for g in gradients], rate(step))
+    for parameter, numbers in zip(parameters, reference.parameters, strict=True):
+        expected = torch.tensor(numbers, dtype=torch.float64)
+        assert float((parameter.detach().flatten() - expected).abs().max()) < bound
+
+
+@pytest.mark.parametrize("options", [n for n in SETTINGS if "spam" not in n], indirect=True)
+def test_equals_torchs_plain_loop(options: Any) -> None:
+    ours, theirs = make_parameters(torch.float64), make_parameters(torch.float64)
+    plain = plain_torch(options, theirs)
+    train(build(options, ours), ours)
+    train(plain, theirs)
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("cut", [1, 19, 20, 21, 34])
+def test_resumed_equals_uninterrupted(options: Any, cut: int) -> None:
+    straight = make_parameters(torch.float32)
+    train(build(options, straight), straight)
+    first = make_parameters(torch.float32)
+    optimizer = build(options, first)
+    train(optimizer, first, last=cut)
+    stream = io.BytesIO()
+    torch.save({"optimizer": optimizer.state_dict(), "model": first}, stream)
+    stream.seek(0)
+    saved = torch.load(stream, weights_only=True)
+    fresh = [nn.Parameter(p.detach().clone()) for p in saved["model"]]
+    resumed = build(options, fresh)
+    resumed.load_state_dict(saved["optimizer"])
+    train(resumed, fresh, first=cut)
+    assert all(torch.equal(a, b) for a, b in zip(straight, fresh, strict=True))
+
+
+@pytest.mark.parametrize("overflows", [(0,), (3,)])
+def test_a_step_that_overflowed_counts_for_nothing(options: Any, overflows: tuple) -> None:
+    """As if it had not been: in fp16 the first step often is such a one."""
+    clean, skipping = make_parameters(torch.float32), make_parameters(torch.float32)
+    for parameters, bad in ((clean, ()), (skipping, overflows)):
+        optimizer, scaler = build(options, parameters), torch.amp.GradScaler("cpu")
+        for group in optimizer.param_groups:
+            group["lr"] = 1e-2
+        for step in range(8 + len(bad)):
+            factor = math.inf if step in bad else 1.0
+            scaler.scale(sum((p * factor).sum() for p in parameters)).backward()
+            scaler.unscale_(optimizer)
+            scaler.step(optimizer, gradient_norm=torch.tensor(1.0))
+            scaler.update()
+            optimizer.zero_grad()
+    assert all(torch.equal(a, b) for a, b in zip(clean, skipping, strict=True))
+    assert not torch.equal(clean[0], make_parameters(torch.float32)[0])
+
+
+def test_a_parameter_whose_first_gradient_comes_late_joins_in(options: Any) -> None:
+    parameters = make_parameters(torch.float32)
+    late = parameters[2].detach().clone()
+    optimizer = build(options, parameters)
+    for step, gradients in enumerate(make_gradients(torch.float32, 12)):
+        for k, (parameter, gradient) in enumerate(zip(parameters, gradients, strict=True)):
+            parameter.grad = None if k == 2 and step < 6 else gradient
+        for group in optimizer.param_groups:
+            group["lr"] = 1e-2
+        if step == 6:
+            assert torch.equal(parameters[2], late)
+        optimizer.step()
+    assert bool((parameters[2] != late).all())
+
+
+def test_reads_nothing_back_from_the_device(options: Any) -> None:
+    """Tensors without data: a step that waited for a value would raise here."""
+    with FakeTensorMode():
+        parameters = [nn.Parameter(torch.empty(s)) for s in SHAPES]
+        optimizer = build(options, parameters)
+        for _ in range(STEPS // 2):
+            for parameter in parameters:
+                parameter.grad = torch.empty_like(parameter)
+            optimizer.step()
+
+
+def test_the_norm_before_clipping_is_for_spam_alone(options: Any) -> None:
+    with_norm, without = make_parameters(torch.float32), make_parameters(torch.float32)
+    for parameters, norm in ((with_norm, torch.tensor(3.0)), (without, None)):
+        for parameter in parameters:
+            parameter.grad = torch.ones_like(parameter)
+        optimizer = build(options, parameters)
+        optimizer.step(gradient_norm=norm)
+        assert [g["param_names"] for g in optimizer.param_groups] == [["p0", "p2"], ["p1"]]
+        assert all(g["fused"] or g["foreach"] for g in optimizer.param_groups)
+        assert bool(optimizer.statistics()) == ("spam" in str(options))
+    assert all(torch.equal(a, b) for a, b in zip(with_norm, without, strict=True))
+
+
+_CHANGES: dict[str, Value] = {
+    "SGD_MOMENTUM": "0.8",
+    "SGD_DAMPENING": "0.1",
+    "SGD_NESTEROV": True,
+    "ADAM_BETA1": "0.8",
+    "ADAM_BETA2": "0.9",
+    "ADAM_EPS": "1e-3",
+    "ADAM_AMSGRAD": True,
+    "SPAM_THETA": "2",
+    "SPAM_CLIP_DELAY": 7,
+    "SPAM_SPIKE_THRESHOLD": "9",
+    "SPAM_SPIKE_WINDOW": 40,
+    "SPAM_MOMENT_DAMPING": "0.9",
+    "SPAM_VARIANCE_DAMPING": "0.1",
+    "SPAM_INTERVAL": 15,
+    "SPAM_WARMUP_STEPS": 3,
+    "SPAM_AMSGRAD": True,
+}
+
+
+# The decay is in the parameter groups.
+_OWN = [
+    (name, field.metadata["symbol"])
+    for name in ("sgd", "adam", "adamw", "adamwadv", "adamwspam")
+    for field in bound_fields(OPTIMIZERS.options(name))
+    if field.metadata["symbol"] != "WEIGHT_DECAY"
+]
+
+
+@pytest.mark.parametrize("name, symbol", _OWN)
+def test_every_setting_changes_the_result(options_of: Callable, name: str, symbol: str) -> None:
+    found = []
+    for settings in ({}, {symbol: _CHANGES[symbol]}):
+        parameters = make_parameters(torch.float32)
+        train(build(options_of(SETTINGS[name] | settings), parameters), parameters)
+        found.append(parameters[0])
+    assert not torch.equal(*found)
+
+
+def test_adamwprune_is_its_base(options_of: Callable) -> None:
+    for name in BASES:
+        options = options_of(SETTINGS[f"adamwprune-{name}"])
+        assert isinstance(options.base, AdamFamilyOptions) and options.base.name == name
+        optimizer = build(options, make_parameters(torch.float32))
+        assert type(optimizer) is OPTIMIZERS.module(name)
+        assert options.summary == f"adamwprune on {options.base.summary}"
+
+
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        ({"OPTIMIZER_ADAM": True, "ADAM_BETA1": "1.0"}, "ADAM_BETA1: 1 never forgets"),
+        ({"OPTIMIZER_ADAMWPRUNE": True, "ADAM_BETA2": "1"}, "ADAM_BETA2: 1 never forgets"),
+        ({"OPTIMIZER_SGD": True, "SGD_MOMENTUM": "1"}, "SGD_MOMENTUM: 1 never forgets"),
+        (
+            {"OPTIMIZER_SGD": True, "SGD_NESTEROV": True, "SGD_DAMPENING": "0.5"},
+            "SGD_NESTEROV: needs SGD_MOMENTUM above 0 and SGD_DAMPENING=0, not 0.9 and 0.5",
+        ),
+        ({"OPTIMIZER_SGD": True, "ADAM_BETA1": "0.8"}, "ADAM_BETA1=0.8: needs OPTIMIZER_SGD=n"),
+        (
+            {"OPTIMIZER_ADAMW": True, "ADAM_AMSGRAD": True},
+            "ADAM_AMSGRAD=y: needs OPTIMIZER_ADAM || ADAMWPRUNE_BASE_ADAM",
+        ),
+    ],
+)
+def test_rules_name_their_symbol(
+    options_of: Callable, settings: dict[str, Value], message: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        options_of(settings)
+    assert message in str(caught.value)
