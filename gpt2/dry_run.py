@@ -65,7 +65,11 @@ def _train(model: GPT, config: Config, ids_BT: Tensor) -> tuple[list[float], set
         scaler.unscale_(optimizer)
         learning |= {name for name, p in model.named_parameters() if _has_gradient(p)}
         pruner.mask_gradients()
-        norm = nn.utils.clip_grad_norm_(model.parameters(), config.train.grad_clip or torch.inf)
+        gradients = [p.grad for p in model.parameters() if p.grad is not None]
+        norm = nn.utils.get_total_norm(gradients)
+        pruner.observe(norm)
+        largest = config.train.grad_clip or torch.inf
+        nn.utils.clip_grads_with_norm_(model.parameters(), largest, norm)
         scaler.step(optimizer, gradient_norm=norm)
         scaler.update()
         optimizer.zero_grad(set_to_none=True)

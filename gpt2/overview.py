@@ -12,7 +12,7 @@ from typing import Any
 
 from gpt2.config import Config
 from gpt2.planning import Plan
-from gpt2.training.budget import Budget
+from gpt2.training.budget import Budget, run_budget
 from lib.machine import speed
 from lib.machine.devices import usable_cores
 from lib.plan import Run, Variant
@@ -39,6 +39,8 @@ class RunView:
     flops_per_token: float
     # None where a time budget leaves it open.
     tokens: int | None
+    # Multiple of the configured budget that the run trains for by design.
+    stretch: float
     # Of training alone.
     seconds: float | None
     # Where ``seconds`` is from: measured (the run is done), configured (a time budget), runs (done
@@ -69,7 +71,7 @@ def plan_text(plan: Plan, views: Sequence[RunView]) -> str:
                 view.ratio,
                 view.widths,
                 short(view.flops_per_token),
-                "-" if view.tokens is None else short(view.tokens),
+                _tokens(view),
                 "~" * (view.seconds_from == "machine") + _time(view.seconds),
                 view.state,
                 view.delta,
@@ -137,15 +139,14 @@ def _note(views: Sequence[RunView]) -> str:
 
 def _view(run: Run[Config], known: "_Speed") -> RunView:
     config, directory = run.config, RunDir(run.path)
-    shape = config.model.shape
-    budget = Budget(config.train, shape.block_size, config.schedule.warmup_steps)
+    budget = run_budget(config)
     tokens = None if budget.is_time else budget.iterations * budget.tokens_per_iteration
     status = read_status(directory)
     state = _state(directory, status)
     flops = config.model.flops_per_token()
     seconds, source = _measured_seconds(directory) if state == "done" else None, "measured"
     if seconds is None and tokens is None:
-        seconds, source = float(config.train.max_time_seconds), "configured"
+        seconds, source = budget.seconds, "configured"
     elif seconds is None and tokens is not None:
         source = known.source
         seconds = tokens * flops / known.flops_per_second if known.flops_per_second else None
@@ -160,6 +161,7 @@ def _view(run: Run[Config], known: "_Speed") -> RunView:
         widths=widths,
         flops_per_token=flops,
         tokens=tokens,
+        stretch=budget.stretch,
         seconds=seconds,
         seconds_from=source,
         seconds_left=left,
@@ -271,6 +273,11 @@ def _last_record(directory: RunDir) -> dict[str, Any] | None:
         return found
     except (OSError, ValueError, IndexError):
         return None
+
+
+def _tokens(view: RunView) -> str:
+    tokens = "-" if view.tokens is None else short(view.tokens)
+    return tokens if view.stretch == 1.0 else f"{tokens} (x {view.stretch:g})"
 
 
 def _time(seconds: float | None) -> str:

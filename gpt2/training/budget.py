@@ -5,7 +5,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
-from gpt2.config import TrainConfig
+from gpt2.config import Config, TrainConfig
 
 
 class Stopwatch:
@@ -41,17 +41,21 @@ class Stopwatch:
 
 
 class Budget:
-    """A length in iterations or in seconds of training.
+    """A length in iterations or in seconds of training, ``stretch`` times what is configured.
 
     Progress runs from 0 to 1. Of iterations and tokens it is known beforehand; of time it is
     measured after each step, and that value is written down, because a result depends on it.
     """
 
-    def __init__(self, config: TrainConfig, block_size: int, warmup_steps: int) -> None:
+    def __init__(
+        self, config: TrainConfig, block_size: int, warmup_steps: int, stretch: float = 1.0
+    ) -> None:
+        self.stretch = stretch
         self.tokens_per_iteration = config.tokens_per_iteration(block_size)
         # 0 where time decides.
-        self.iterations = _iterations(config, self.tokens_per_iteration)
-        self._seconds = config.max_time_seconds if config.budget == "time" else 0
+        self.iterations = round(_iterations(config, self.tokens_per_iteration) * stretch)
+        # 0 where iterations decide.
+        self.seconds = config.max_time_seconds * stretch if config.budget == "time" else 0.0
         self._warmup_steps = warmup_steps
         # Unknown while the warm-up lasts, and not looked at.
         self._measured_warmup_progress = 1.0 if warmup_steps else 0.0
@@ -59,7 +63,7 @@ class Budget:
     @property
     def is_time(self) -> bool:
         """Whether results depend on how fast the machine is."""
-        return self._seconds > 0
+        return self.seconds > 0
 
     @property
     def warmup_progress(self) -> float:
@@ -72,7 +76,7 @@ class Budget:
         """Part of the budget used by ``iteration`` steps that took ``seconds``."""
         if not self.is_time:
             return min(1.0, iteration / self.iterations)
-        progress = min(1.0, seconds / self._seconds)
+        progress = min(1.0, seconds / self.seconds)
         if iteration == self._warmup_steps:
             self._measured_warmup_progress = progress
         return progress
@@ -84,6 +88,12 @@ class Budget:
     def load_state_dict(self, state: dict[str, float]) -> None:
         """Continue from ``state``."""
         self._measured_warmup_progress = state["warmup_progress"]
+
+
+def run_budget(config: Config) -> Budget:
+    """The budget of a run, as long as its pruning declares."""
+    block_size, warmup_steps = config.model.shape.block_size, config.schedule.warmup_steps
+    return Budget(config.train, block_size, warmup_steps, config.pruning.stretch)
 
 
 def seconds_left(progress: float, seconds: float) -> float | None:

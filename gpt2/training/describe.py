@@ -75,7 +75,8 @@ def manifest_facts(session: Session) -> dict[str, Any]:
 
 
 def _length(session: Session) -> str:
-    tokens = session.budget.tokens_per_iteration
+    tokens, stretch = session.budget.tokens_per_iteration, session.budget.stretch
+    longer = "" if stretch == 1.0 else f" (budget x {stretch:g})"
     if session.budget.is_time:
-        return f"{session.config.train.max_time_seconds:,} s x {tokens:,} tokens/it"
-    return f"{session.budget.iterations:,} it x {tokens:,} tokens"
+        return f"{session.budget.seconds:,.0f} s x {tokens:,} tokens/it{longer}"
+    return f"{session.budget.iterations:,} it x {tokens:,} tokens{longer}"

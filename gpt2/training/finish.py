@@ -72,7 +72,9 @@ def _summary(session: Session, evaluation: Evaluation, started: float) -> dict[s
             "tokens": session.tokens,
             "unigram_entropy": session.dataset.unigram_entropy,
             "parameters": sum(w.numel() for w in session.weights().values()),
+            "budget_stretch": session.budget.stretch,
             "sparsity": session.pruner.sparsity(),
+            "sparsity_by_layer": session.pruner.sparsity_by_layer(),
         },
         "numerics": {"check_numerics": False, "detect_anomaly": False},
         "timing": {

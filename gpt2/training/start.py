@@ -13,7 +13,7 @@ from gpt2.data import source, tokenizer
 from gpt2.data.store import open_dataset
 from gpt2.evaluate import Evaluator
 from gpt2.model import GPT
-from gpt2.training.budget import Budget, Stopwatch
+from gpt2.training.budget import Stopwatch, run_budget
 from gpt2.training.records import Records
 from gpt2.training.session import Session
 from gpt2.training.step import optimizer_step
@@ -72,7 +72,7 @@ def open_session(
         optimizer=optimizer,
         scaler=grad_scaler(config.machine),
         pruner=pruner,
-        budget=Budget(config.train, shape.block_size, config.schedule.warmup_steps),
+        budget=run_budget(config),
         watch=Stopwatch(clock),
         evaluate=Evaluator(config, dataset.val, device),
         records=records,

@@ -42,6 +42,7 @@ def optimizer_step(session: Session, micro_batches: list[MicroBatch], lr: float)
     measured = Measured(loss, norms, torch.linalg.vector_norm(norms))
     if session.device.type == "cpu":
         require_finite(session, measured, session.iteration + 1)
+    session.pruner.observe(measured.gradient_norm)
     if session.config.train.grad_clip > 0.0:
         torch.nn.utils.clip_grads_with_norm_(
             parameters, session.config.train.grad_clip, measured.gradient_norm

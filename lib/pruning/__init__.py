@@ -6,5 +6,10 @@ PRUNERS = Registry(
     "pruner",
     choice="PRUNING",
     suffix="Pruner",
-    parts={"none": "lib.pruning.none", "magnitude": "lib.pruning.magnitude"},
+    parts={
+        "none": "lib.pruning.none",
+        "magnitude": "lib.pruning.magnitude",
+        "movement": "lib.pruning.movement",
+        "state": "lib.pruning.state",
+    },
 )

@@ -6,10 +6,19 @@ import torch
 
 
 class Pruner(Protocol):
-    """Order within an optimizer step: backward, ``mask_gradients``, clip, step, ``after_step``."""
+    """Within an optimizer step: backward, ``mask_gradients``, ``observe``, clip, step, ``after_step``.
+
+    Gradients are those of the global batch, after accumulation and the mean over processes.
+    """
 
     def mask_gradients(self) -> None:
         """Zero the gradients of pruned weights, so that they count in no norm and no moment."""
+
+    def observe(self, gradient_norm: torch.Tensor) -> None:
+        """Take from gradients, not yet clipped, and weights, not yet moved, what scores need.
+
+        ``gradient_norm`` is not finite where the step is going to be skipped: fp16 overflowed.
+        """
 
     def after_step(self, step: int, progress: float, optimizer: torch.optim.Optimizer) -> None:
         """Prune if it is time, and keep pruned weights at zero.

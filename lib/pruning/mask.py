@@ -56,6 +56,9 @@ class MaskPruner(ABC):
             if parameter.grad is not None:
                 parameter.grad.mul_(self.masks[name])
 
+    def observe(self, gradient_norm: torch.Tensor) -> None:
+        """Nothing: most scores are read when masks are updated."""
+
     @torch.no_grad()
     def after_step(self, step: int, progress: float, optimizer: torch.optim.Optimizer) -> None:
         """Update the masks when due, and zero pruned weights; see ``Pruner``."""
@@ -96,8 +99,8 @@ class MaskPruner(ABC):
 
     def _update_masks(self, optimizer: torch.optim.Optimizer) -> None:
         """Scores are kept while they are ranked: one float32 copy, when no activation is alive."""
-        for names in self._scopes():
-            count = round(self._reached * sum(self.masks[name].numel() for name in names))
+        for names, sparsity in self._scopes():
+            count = round(sparsity * sum(self.masks[name].numel() for name in names))
             if count:
                 scores = {name: self._alive_score(name, optimizer) for name in names}
                 for name, pruned in lowest(scores, count):
@@ -106,12 +109,17 @@ class MaskPruner(ABC):
     def _alive_score(self, name: str, optimizer: torch.optim.Optimizer) -> torch.Tensor:
         return self.score(name, optimizer).masked_fill_(~self.masks[name], -torch.inf)
 
-    def _scopes(self) -> Iterator[list[str]]:
-        """Groups of parameters that share a threshold."""
+    def _scopes(self) -> Iterator[tuple[list[str], float]]:
+        """Groups of parameters that share a threshold, and the sparsity of each now."""
+        names = list(self._parameters)
         if self._options.scope == "global":
-            yield list(self._parameters)
-        else:
-            yield from ([name] for name in self._parameters)
+            yield names, self._reached
+            return
+        sizes = [mask.numel() for mask in self.masks.values()]
+        for name, sparsity in zip(
+            names, self._options.layer_sparsities(self._reached, sizes), strict=True
+        ):
+            yield [name], sparsity
 
     def _mask_state(self, optimizer: torch.optim.Optimizer) -> None:
         """Zero what the optimizer remembers of pruned weights: moments and the like.

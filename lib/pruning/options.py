@@ -1,5 +1,6 @@
 """What every pruner has to know: how much, of what, and when; imports no torch."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -12,10 +13,13 @@ class PruningOptions:
     """``scope`` is global or layer, ``ramp`` cubic or linear; warm-up and ramp end are progress."""
 
     name: ClassVar[str]
+    # The budget of a run that is pruned so, as a multiple of the one that is configured.
+    stretch: ClassVar[float] = 1.0
+
+    scope: ClassVar[str]
+    ramp: ClassVar[str]
 
     target: float = symbol("PRUNING_SPARSITY", low=0.01, high=0.99)
-    scope: str = symbol("PRUNING_SCOPE")
-    ramp: str = symbol("PRUNING_RAMP")
     warmup: float = symbol("PRUNING_WARMUP", low=0.0, high=1.0)
     ramp_end: float = symbol("PRUNING_RAMP_END", low=0.0, high=1.0)
     # Optimizer steps between mask updates inside the ramp.
@@ -49,3 +53,17 @@ class PruningOptions:
             case "linear":
                 return self.target * x
         raise ValueError(f"unknown ramp {self.ramp!r}; known: cubic, linear")
+
+    def layer_sparsities(self, reached: float, sizes: Sequence[int]) -> list[float]:
+        """With scope layer, the sparsity of each matrix of ``sizes`` weights when the whole has
+        ``reached``: the same for all.
+        """
+        return [reached] * len(sizes)
+
+
+@dataclass(frozen=True)
+class RampOptions(PruningOptions):
+    """A pruner whose scope and ramp are chosen; others bring their own."""
+
+    scope: str = symbol("PRUNING_SCOPE")
+    ramp: str = symbol("PRUNING_RAMP")

@@ -17,6 +17,9 @@ class NonePruner:
     def mask_gradients(self) -> None:
         """Every gradient counts."""
 
+    def observe(self, gradient_norm: Any) -> None:
+        """Nothing is scored."""
+
     def after_step(self, step: int, progress: float, optimizer: Any) -> None:
         """Every weight stays."""
 

@@ -10,6 +10,7 @@ class NoneOptions:
 
     name: ClassVar[str] = "none"
     include_embeddings: ClassVar[bool] = False
+    stretch: ClassVar[float] = 1.0
 
     @property
     def summary(self) -> str:

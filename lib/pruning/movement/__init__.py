@@ -1,0 +1,1 @@
+"""Movement pruning: weights that move towards zero go."""

@@ -1,0 +1,1 @@
+"""State pruning: what the optimizer remembers of a weight says whether it stays."""
