@@ -52,10 +52,10 @@ def test_a_step_by_number_is_the_same_run_as_makes(build):
     assert code == 0, said
     assert "| ra " in table
     assert read_status(RunDir(folder.runs("5")[0])).state is State.SUCCESS
-    flags = ("--ra-mla-ablation-step", "5", "--optimizer", "sgd", "--max-iters", "many")
+    flags = ("--ra-mla-ablation-step", "5", "--optimizer", "lion", "--max-iters", "many")
     code, _, said = folder.command(script, *flags)
     assert code == 2
-    assert "OPTIMIZER_SGD=y: no such symbol" in said and "MAX_ITERS=many: wrong type" in said
+    assert "OPTIMIZER_LION=y: no such symbol" in said and "MAX_ITERS=many: wrong type" in said
 
 
 def test_a_dry_run_needs_no_data_and_writes_nothing(build):

@@ -1,48 +1,18 @@
-"""What holds for every score, shown on scores that magnitude never has."""
+"""Which matrices may be pruned."""
 
-import pytest
 import torch
-from torch import nn
 
-from lib.pruning.magnitude.options import MagnitudeOptions
-from lib.pruning.mask import MaskPruner
-
-OPTIONS = MagnitudeOptions(
-    target=0.5,
-    scope="global",
-    ramp="linear",
-    warmup=0.0,
-    ramp_end=1.0,
-    frequency=1,
-    include_embeddings=False,
-)
+from lib.pruning.mask import Unprunable, prunable_parameters
 
 
-class _LargestFirst(MaskPruner):
-    """Negative scores, and the highest for a weight that is pruned."""
+def test_an_unprunable_module_keeps_its_matrices() -> None:
+    class Gate(Unprunable):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = torch.nn.Sequential(torch.nn.Linear(4, 4))
 
-    def score(self, name: str, optimizer: torch.optim.Optimizer) -> torch.Tensor:
-        return -self._parameters[name].detach().abs()
-
-
-class _AllEqual(MaskPruner):
-    """Nothing to tell weights apart by."""
-
-    def score(self, name: str, optimizer: torch.optim.Optimizer) -> torch.Tensor:
-        return torch.full_like(self._parameters[name], -1.0)
-
-
-@pytest.mark.parametrize("kind", [_LargestFirst, _AllEqual])
-def test_pruned_weights_stay_pruned_and_the_target_is_met(kind: type[MaskPruner]) -> None:
-    torch.manual_seed(11)
-    weights = {"a": nn.Parameter(torch.randn(20, 30)), "b": nn.Parameter(torch.randn(50, 8))}
-    optimizer = torch.optim.SGD(weights.values(), lr=0.0)
-    pruner = kind(weights, OPTIONS)
-    dead = {name: torch.zeros_like(p, dtype=torch.bool) for name, p in weights.items()}
-    for step in range(1, 11):
-        pruner.after_step(step, step / 10, optimizer)
-        assert pruner.sparsity() == pytest.approx(0.5 * step / 10, abs=0.0005)
-        for name, mask in pruner.masks.items():
-            assert not bool((dead[name] & mask).any())
-            assert torch.equal(weights[name] == 0, ~mask)
-            dead[name] = ~mask
+    model = torch.nn.ModuleDict({"gate": Gate(), "other": torch.nn.Linear(4, 4)})
+    assert set(prunable_parameters(model, False)) == {"other.weight"}
+    # A matrix that is shared with such a module is kept too, under whatever name it comes first.
+    tied = torch.nn.ModuleList([model["gate"].inner[0], model["gate"]])
+    assert prunable_parameters(tied, True) == {}

@@ -1,0 +1,148 @@
+"""Optimizers and pruners in the trainer: accumulation, clipping, resuming, longer budgets."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+
+from gpt2 import overview
+from gpt2.config import Config
+from gpt2.planning import make_plan
+from gpt2.train import step
+from gpt2.training.budget import run_budget
+from gpt2.training.log import Log
+from gpt2.training.session import Session
+from lib.binding import Value
+from lib.kconfig import Layer
+from tests.gpt2.training.conftest import BASE
+
+Configure = Callable[..., Config]
+Open = Callable[..., Session]
+NO_SPAM = {"OPTIMIZER_ADAMWSPAM": None}
+NO_MAGNITUDE = {"PRUNING_MAGNITUDE": None}
+MOVEMENT = {**NO_MAGNITUDE, "PRUNING_MOVEMENT": True}
+PRUNE = {**NO_SPAM, **NO_MAGNITUDE, "OPTIMIZER_ADAMWPRUNE": True}
+SPAM = {"SPAM_INTERVAL": 5, "SPAM_WARMUP_STEPS": 3, "SPAM_CLIP_DELAY": 2, "SPAM_SPIKE_WINDOW": 3}
+
+
+@pytest.mark.parametrize("accumulation", [1, 4])
+def test_spam_resets_at_exactly_the_configured_optimizer_steps(
+    session: Open, accumulation: int
+) -> None:
+    batch = {"GRAD_ACCUMULATION": accumulation, "BATCH_SIZE": 4 // accumulation}
+    opened = session(
+        **SPAM, **batch, WARMUP_STEPS=0, LR_SCHEDULE_CONSTANT=True, MIN_LEARNING_RATE=None
+    )
+    log, batches = Log(opened), opened.batches()
+    ages, resets, factors = [], [], []
+    parameter = next(iter(opened.model.parameters()))
+    for _ in range(12):
+        micro_batches = next(batches)
+        assert len(micro_batches) == accumulation
+        step(opened, micro_batches, log)
+        statistics = opened.optimizer.statistics()
+        ages.append(int(opened.optimizer.state[parameter]["step"]))
+        resets.append(statistics["spam_resets"])
+        factors.append(statistics["spam_learning_rate"] / 1e-2)
+    assert ages == [1, 2, 3, 4, 5, 1, 2, 3, 4, 5, 1, 2]
+    assert resets == [0] * 5 + [1] * 5 + [2] * 2
+    # (1 - cos(pi a / 3)) / 2 for the first two steps after a reset.
+    assert factors == pytest.approx([1] * 5 + [0.25, 0.75, 1, 1, 1] + [0.25, 0.75])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {**NO_SPAM, **MOVEMENT, "OPTIMIZER_SGD": True, "SGD_NESTEROV": True},
+        {**NO_SPAM, "OPTIMIZER_ADAM": True, "PRUNING_SCOPE_LAYER": True},
+        {**NO_SPAM, **MOVEMENT, "OPTIMIZER_ADAMWADV": True, "PRECISION_BF16": True},
+        {**PRUNE, "ADAMWPRUNE_BASE_ADAMWSPAM": True, **SPAM, "ADAMWPRUNE_VARIANT_BITTER8": True},
+        {**PRUNE, "ADAMWPRUNE_VARIANT_BITTER4": True, "PRECISION_BF16": True},
+    ],
+    ids=["sgd-movement", "adam-magnitude", "adamwadv-movement-bf16", "prune-spam", "prune-bf16"],
+)
+def test_killed_and_resumed_gives_the_same_bytes(
+    configure: Configure, train: Callable, changes: dict[str, Any]
+) -> None:
+    config = configure(**changes)
+    whole = train(config, "whole")
+    train(config, "cut", stop_at=7)
+    cut = train(config, "cut")
+    assert cut.core() == whole.core()
+    assert whole.summary()["final"]["sparsity"] == pytest.approx(0.5, abs=0.0025)
+
+
+def test_exported_weights_carry_their_zeros(configure: Configure, train: Callable) -> None:
+    done = train(configure(**PRUNE, PRUNING_SPARSITY="0.9", ADAMWPRUNE_VARIANT_BITTER4=True))
+    final = done.summary()["final"]
+    weights = safetensors.torch.load_file(done.files.weights)
+    shares = {name: float((weights[name] == 0).double().mean()) for name in weights}
+    layers = final["sparsity_by_layer"]
+    assert layers == pytest.approx({name: shares[name] for name in layers})
+    assert all("c_" in name for name in layers)
+    assert {name for name in shares if shares[name] > 0.3} == set(layers)
+    sizes = {name: weights[name].numel() for name in layers}
+    mean = sum(layers[name] * size for name, size in sizes.items()) / sum(sizes.values())
+    assert mean == pytest.approx(final["sparsity"]) == pytest.approx(0.9, abs=0.0045)
+
+
+def _scores(session: Open, **changes: Value) -> dict[str, torch.Tensor]:
+    opened = session(**NO_SPAM, **MOVEMENT, OPTIMIZER_ADAMW=True, DROPOUT="0.0", **changes)
+    step(opened, next(opened.batches()), Log(opened))
+    return opened.pruner.state_dict()["scores"]
+
+
+def test_movement_is_of_the_whole_batch_and_not_clipped(session: Open) -> None:
+    plain = _scores(session, GRAD_CLIP="0", GRAD_ACCUMULATION=1, BATCH_SIZE=4)
+    clipped = _scores(session, GRAD_CLIP="0.001", GRAD_ACCUMULATION=4, BATCH_SIZE=1)
+    opened = session(**NO_SPAM, **MOVEMENT, OPTIMIZER_ADAMW=True, DROPOUT="0.0")
+    loss = sum(opened.model(x_BT, y_BT) / 2 for x_BT, y_BT in next(opened.batches()))
+    loss.backward()
+    weights = dict(opened.model.named_parameters())
+    for name, score in plain.items():
+        assert float(score.abs().max()) > 0.0
+        torch.testing.assert_close(score, clipped[name], rtol=1e-3, atol=1e-7)
+        expected = -weights[name].grad * weights[name].detach()
+        torch.testing.assert_close(score, expected, rtol=1e-3, atol=1e-7)
+
+
+def test_a_variant_trains_for_the_budget_that_it_declares(
+    configure: Configure, train: Callable
+) -> None:
+    changes = {**PRUNE, "ADAMWPRUNE_VARIANT_BITTER3": True}
+    longer = train(configure(**changes), "longer")
+    equal = train(configure(**changes, ADAMWPRUNE_STRETCH=False), "equal")
+    # 12 x 1.3 is 15.6.
+    assert longer.summary()["final"]["iterations"] == 16
+    assert longer.summary()["final"]["budget_stretch"] == 1.3
+    assert "16 it x 64 tokens (budget x 1.3)" in longer.lines()
+    assert equal.summary()["final"]["iterations"] == 12
+    assert equal.summary()["final"]["budget_stretch"] == 1.0
+    # The learning rate follows the longer budget to its end.
+    rates = [row["lr"] for row in longer.rows("train")]
+    assert len(rates) == 16 and rates[-1] < rates[11] < rates[2]
+
+
+def test_seconds_and_tokens_are_stretched_too(configure: Configure) -> None:
+    changes = {**PRUNE, "ADAMWPRUNE_VARIANT_BITTER2": True, "MAX_ITERS": None}
+    timed = run_budget(configure(**changes, BUDGET_TIME=True, GPT2_MAX_TIME=100))
+    assert timed.seconds == pytest.approx(121) and timed.progress(1, 60.5) == pytest.approx(0.5)
+    tokens = run_budget(configure(**changes, BUDGET_TOKENS=True, MAX_TOKENS=6400))
+    assert tokens.iterations == 121
+
+
+def test_a_plan_says_who_trains_longer(tmp_path) -> None:
+    symbols = {k: v for k, v in (BASE | PRUNE).items() if v is not None} | {
+        "TEST_MATRIX_MODE": True,
+        "TEST_MATRIX_AXES": "ADAMWPRUNE_VARIANT=bitter0,bitter3,bitter8",
+    }
+    del symbols["SINGLE_TRAINING"]
+    plan = make_plan([Layer.of("test", "test", symbols)], tmp_path)
+    views = overview.look(plan)
+    assert [view.stretch for view in views] == [1.0, 1.3, 1.0]
+    rows = overview.plan_text(plan, views).splitlines()
+    assert "1k (x 1.3)" in rows[2] and "(x" not in rows[1] + rows[3]
+    assert json.loads(overview.to_json(plan, views))["runs"][1]["stretch"] == 1.3

@@ -1,0 +1,102 @@
+"""Every pruner on a small model, in the trainer's order of calls."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from lib.binding import Value
+from lib.optim import OPTIMIZERS
+from lib.optim.groups import parameter_groups
+from lib.pruning import PRUNERS
+from lib.pruning.mask import prunable_parameters
+from lib.pruning.state.options import VARIANTS
+
+STEPS = 40
+
+# name → symbols; the rest is left to the defaults, so the ramp goes from step 4 to step 30.
+SETTINGS: dict[str, dict[str, Value]] = {
+    f"{pruner}-{scope}-{ramp}": {
+        f"PRUNING_{pruner.upper()}": True,
+        f"PRUNING_SCOPE_{scope.upper()}": True,
+        f"PRUNING_RAMP_{ramp.upper()}": True,
+        "OPTIMIZER_ADAMWADV": True,
+    }
+    for pruner in ("magnitude", "movement")
+    for scope in ("global", "layer")
+    for ramp in ("cubic", "linear")
+}
+SETTINGS["movement-sgd"] = {"PRUNING_MOVEMENT": True, "OPTIMIZER_SGD": True}
+for variant in VARIANTS:
+    SETTINGS[variant] = {
+        "OPTIMIZER_ADAMWPRUNE": True,
+        f"ADAMWPRUNE_VARIANT_{variant.upper()}": True,
+    }
+SETTINGS["bitter8-spam"] = {
+    **SETTINGS["bitter8"],
+    "ADAMWPRUNE_BASE_ADAMWSPAM": True,
+    "SPAM_INTERVAL": 15,
+    "SPAM_WARMUP_STEPS": 5,
+    "SPAM_CLIP_DELAY": 5,
+}
+
+
+class Model(nn.Module):
+    """Matrices of different scale, so that a global threshold prunes them differently."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(7)
+        self.wte = nn.Embedding(12, 24)
+        self.norm = nn.LayerNorm(24)
+        self.first = nn.Linear(24, 40)
+        self.second = nn.Linear(40, 20)
+        self.third = nn.Linear(20, 12)
+        with torch.no_grad():
+            self.second.weight.mul_(3.0)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Logits."""
+        hidden = torch.tanh(self.first(self.norm(self.wte(tokens))))
+        return self.third(torch.tanh(self.second(hidden)))
+
+
+class Trial:
+    """A model in training, with its optimizer and its pruner."""
+
+    def __init__(self, values: Mapping[str, Value]) -> None:
+        (self.options,) = PRUNERS.bind(values)
+        (optimizer,) = OPTIMIZERS.bind(values)
+        self.model = Model()
+        groups = parameter_groups(self.model, optimizer.weight_decay)
+        self.optimizer: Any = OPTIMIZERS.module(optimizer.name)(groups, optimizer, 1e-2)
+        self.weights = prunable_parameters(self.model, self.options.include_embeddings)
+        self.pruner: Any = PRUNERS.module(self.options.name)(self.weights, self.options)
+        self.tokens = torch.arange(12)
+        # Gradients and weights that movement is summed from.
+        self.history: list[dict[str, tuple[list[float], list[float]]]] = []
+
+    def step(self, step: int) -> None:
+        """Step ``step``, from 1, of ``STEPS``."""
+        self.optimizer.zero_grad()
+        logits = self.model(self.tokens)
+        nn.functional.cross_entropy(logits, self.tokens.roll(1)).backward()
+        self.pruner.mask_gradients()
+        norm = nn.utils.get_total_norm([p.grad for p in self.model.parameters()])
+        self.pruner.observe(norm)
+        self.history.append(
+            {n: (p.grad.flatten().tolist(), p.flatten().tolist()) for n, p in self.weights.items()}
+        )
+        nn.utils.clip_grads_with_norm_(self.model.parameters(), 0.05, norm)
+        self.optimizer.step(gradient_norm=norm)
+        self.pruner.after_step(step, step / STEPS, self.optimizer)
+
+    def steps(self, first: int, last: int) -> None:
+        """Steps ``first`` to ``last``, both included."""
+        for step in range(first, last + 1):
+            self.step(step)
+
+    def zeros(self) -> dict[str, torch.Tensor]:
+        """Where each prunable weight is zero."""
+        return {name: p.detach() == 0 for name, p in self.weights.items()}
