@@ -7,7 +7,7 @@ MAKEFLAGS += --no-builtin-rules --no-builtin-variables --no-print-directory
 
 # What a user may set. A value is text: frozen here, before anything could expand it, it reaches
 # the scripts through the environment, and $(...), quotes and backquotes mean nothing on the way.
-SETTINGS := SET SYM A B STEPS SEEDS RUNS JOBS STALE KEEP_GOING YES JSON V O EXTRAS PYTHON
+SETTINGS := SET SYM A B STEPS SEEDS RUNS RUN TO JOBS STALE KEEP_GOING YES JSON V O EXTRAS PYTHON
 SETTINGS += SWEEP SAMPLES ITERS NO_COLOR KCONFIG_CONFIG MENUCONFIG_STYLE
 freeze = $(eval override $(1) := $$(value $(1)))$(eval export $(1))
 given = $(filter-out undefined,$(origin $(1)))
@@ -134,7 +134,7 @@ style: setup ## Formatting, whitespace, names in the documents
 	$(Q)$(PY) scripts/check_style.py
 
 ##@ Judge
-.PHONY: report curves sweep-leaderboard bench
+.PHONY: report curves sweep-leaderboard bench export
 report: $(CONFIG_PY) ## Write the tables of the finished runs
 	$(Q)$(PY) scripts/report.py $(INTO)
 
@@ -143,6 +143,9 @@ curves: $(CONFIG_PY) ## Draw loss curves of the runs (RUNS=), needs matplotlib
 
 sweep-leaderboard: $(CONFIG_PY) ## The runs of sweeps, best first
 	$(Q)$(PY) scripts/sweep_leaderboard.py $(INTO)
+
+export: $(CONFIG_PY) ## Write RUN= as a folder that transformers loads
+	$(Q)$(PY) scripts/export.py $(INTO) $${TO:+--to="$$TO"} -- "$${RUN:?type make export RUN=NAME}"
 
 bench: setup ## Time the trainer and every mechanism on this CPU
 	$(Q)$(PY) scripts/bench.py $(INTO)
@@ -170,6 +173,8 @@ mrproper: clean ## And .config, and a .venv that make made
 ##@ Variables
 ##: STEPS=0-3,ra,16  Only these steps of a study
 ##: SEEDS=1,2,3  Every step with each of these seeds
+##: RUN=NAME  One run, as make plan names it, or its directory
+##: TO=DIR  For export: the new folder
 ##: SET="A=1 B=y"  For defconfig-NAME and try: settings on top
 ##: SWEEP="A=1,2 B=.."  Combinations of .config instead, or a file of axes
 ##: SAMPLES=n  That many of them, drawn at random

@@ -17,6 +17,7 @@ from gpt2.data.options import DataConfig, vocab_size
 from gpt2.mlp.mlp_latent.options import MlpLatentOptions
 from gpt2.mlp.options import BlockSite, MlpConfig
 from gpt2.shape import Shape
+from gpt2.weights.options import InitOptions
 from lib.binding import Value, bind, symbol
 from lib.errors import ConfigError, Problem
 from lib.files import canonical_json
@@ -115,6 +116,7 @@ class Config:
     """One run. ``values`` are the symbols it was made from, kept to be written beside the run."""
 
     model: ModelConfig
+    init: InitOptions
     data: DataConfig
     train: TrainConfig
     schedule: ScheduleOptions
@@ -145,6 +147,7 @@ class Config:
             "shape": part(lambda: bind(Shape, values, vocab_size=tokens)),
             "attention": part(lambda: AttentionConfig.from_values(values)),
             "mlp": part(lambda: MlpConfig.from_values(values)),
+            "init": part(lambda: bind(InitOptions, values)),
             "data": part(lambda: bind(DataConfig, values)),
             "train": part(lambda: bind(TrainConfig, values)),
             "schedule": part(lambda: bind(ScheduleOptions, values)),

@@ -95,6 +95,7 @@ def train_here(plan: Plan) -> int:
     from gpt2 import preflight, train
 
     preflight.check_machine([run.config])
+    preflight.check_weights([run.config], plan.build_dir)
     preflight.check_data([run.config], plan.build_dir)
     run.path.mkdir(parents=True, exist_ok=True)
     with locks.exclusive(RunDir(run.path).lock), Interrupts() as interrupts:

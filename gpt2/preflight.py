@@ -6,7 +6,8 @@ from pathlib import Path
 from gpt2.config import Config
 from gpt2.data.prepare import prepare
 from gpt2.data.store import open_dataset
-from lib.errors import KablateError, PreflightError, Problem
+from gpt2.weights.source import fetch, mismatches
+from lib.errors import ConfigError, KablateError, PreflightError, Problem
 from lib.machine.devices import gpu_slots, usable_cores
 from lib.machine.setup import preflight
 
@@ -26,6 +27,19 @@ def check_machine(configs: Sequence[Config]) -> list[dict[str, str]]:
     if problems:
         raise PreflightError(*dict.fromkeys(problems))
     return _slots(configs)
+
+
+def check_weights(configs: Sequence[Config], build_dir: Path) -> None:
+    """Fetch what ``INIT_FROM`` names where it is missing, and compare it with the models.
+
+    ConfigError with everything that does not fit, PreflightError where the weights cannot be had.
+    """
+    problems: list[Problem] = []
+    for config in {(c.init, c.data, c.model): c for c in configs}.values():
+        if config.init.init_from:
+            problems += mismatches(fetch(config, build_dir), config.model)
+    if problems:
+        raise ConfigError(*dict.fromkeys(problems))
 
 
 def check_data(configs: Sequence[Config], build_dir: Path) -> None:

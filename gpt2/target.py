@@ -7,7 +7,7 @@ from typing import Any
 
 from gpt2.config import Config
 from gpt2.planning import Plan
-from gpt2.preflight import check_data
+from gpt2.preflight import check_data, check_weights
 from gpt2.runs import write_resolved_config
 from lib.machine.devices import cpu_model
 from lib.machine.setup import environment
@@ -49,6 +49,7 @@ class Gpt2Target:
         is not made to download first."""
         configs = [run.config for run in runs]
         slots: Sequence[Slot] = pool.call("gpt2.preflight:check_machine", configs)
+        check_weights(configs, self.build_dir)
         check_data(configs, self.build_dir)
         return slots
 

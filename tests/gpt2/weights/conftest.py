@@ -1,0 +1,113 @@
+"""Random GPT-2 folders of transformers, and finished runs that nobody had to train."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+
+from gpt2.ablation.resolve import resolve_config
+from gpt2.config import Config
+from gpt2.model import GPT
+from gpt2.runs import write_resolved_config
+from lib.binding import Value
+from lib.files import sha256, write_json
+from lib.kconfig import Layer, Tree
+from lib.rundir import RunDir
+from lib.status import State, Status, write_status
+from tests.gpt2.training.conftest import BASE, Trainer
+
+SIZE: dict[str, Value | None] = {"N_LAYER": 3, "N_HEAD": 4, "N_EMBD": 32, "BLOCK_SIZE": 80}
+SIZE |= {"DROPOUT": "0.0", "PRUNING_MAGNITUDE": None, "PRUNING_FREQUENCY": None}
+THEIRS = {"n_layer": 3, "n_head": 4, "n_embd": 32, "n_positions": 80, "vocab_size": 257}
+
+
+@pytest.fixture(scope="session")
+def tree() -> Tree:
+    """The Kconfig tree."""
+    return Tree()
+
+
+@pytest.fixture(scope="session")
+def configure(tree: Tree) -> Callable[..., Config]:
+    """A small configuration with some symbols changed; None leaves one out."""
+
+    def build(**changes: Value | None) -> Config:
+        symbols = BASE | SIZE | changes
+        kept = {name: value for name, value in symbols.items() if value is not None}
+        return resolve_config(tree, [Layer.of("test", "test", kept)])
+
+    return build
+
+
+def random_gpt2(**settings: Any) -> Any:
+    """A GPT2LMHeadModel whose every weight is random and big enough to matter."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    ends = {"bos_token_id": 256, "eos_token_id": 256}
+    theirs = GPT2LMHeadModel(GPT2Config(**(THEIRS | ends | settings)))
+    generator = torch.Generator().manual_seed(11)
+    with torch.no_grad():
+        for parameter in theirs.parameters():
+            parameter.normal_(0, 0.2, generator=generator)
+    return theirs.eval()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder of transformers with random weights of the small size."""
+    random_gpt2().save_pretrained(tmp_path / "theirs")
+    return tmp_path / "theirs"
+
+
+@pytest.fixture
+def finished(tmp_path: Path) -> Callable[..., RunDir]:
+    """The directory of a run that is done, its weights random and half of one matrix pruned."""
+
+    def make(config: Config, name: str = "run") -> RunDir:
+        run = RunDir(tmp_path / name)
+        run.path.mkdir()
+        write_resolved_config(run, config)
+        weights = random_weights(config)
+        safetensors.torch.save_file(weights, run.weights)
+        artifacts = {run.weights.name: {"sha256": sha256(run.weights)}}
+        write_json(run.manifest, {"artifacts": artifacts})
+        write_status(run, Status(State.SUCCESS))
+        return run
+
+    return make
+
+
+def random_weights(config: Config) -> dict[str, torch.Tensor]:
+    """Every weight of a model, drawn; padding is zero, as after training, and so is what is pruned."""
+    generator = torch.Generator().manual_seed(5)
+    model = GPT(config.model)
+    weights = {name: p.detach() for name, p in model.named_parameters()}
+    for tensor in weights.values():
+        tensor.normal_(0, 0.2, generator=generator)
+    # So that greedy decoding does not stay with one token.
+    weights["wpe.weight"] *= 10
+    weights["wte.weight"][config.model.shape.vocab_size :] = 0
+    weights["h.0.attn.c_proj.weight"][::2] = 0
+    return weights
+
+
+@pytest.fixture
+def train(tmp_path: Path) -> Trainer:
+    """Trains below the test's own folder, which is the build folder too."""
+    (tmp_path / "texts").mkdir()
+    for i in range(16):
+        text = " ".join(f"{i * j % 17} apples and {j} pears." for j in range(2 + i))
+        (tmp_path / "texts" / f"{i:02d}.txt").write_text(text)
+    return Trainer(tmp_path, tmp_path)
+
+
+def greedy(logits: Callable[[torch.Tensor], torch.Tensor], prompt: list[int], count: int) -> list:
+    """``count`` tokens after ``prompt``, each the one with the largest logit."""
+    ids = list(prompt)
+    with torch.no_grad():
+        for _ in range(count):
+            ids.append(int(logits(torch.tensor([ids]))[0, -1].argmax()))
+    return ids[len(prompt) :]

@@ -1,0 +1,306 @@
+"""Weights out: transformers computes the same, and nothing is lost on the way there and back."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+
+from gpt2.config import Config
+from gpt2.data.tokenizer import load
+from gpt2.finished import find_finished
+from gpt2.model import GPT
+from gpt2.weights.export import export
+from gpt2.weights.hf import initialise
+from gpt2.weights.load import load_run
+from lib.errors import ConfigError, PreflightError
+from lib.kconfig import Layer, Tree
+from lib.project import ROOT
+from lib.rundir import RunDir
+from lib.status import State, Status, write_status
+from tests.gpt2.data.conftest import downloads
+from tests.gpt2.weights.conftest import greedy, random_gpt2, random_weights
+
+Configure = Callable[..., Config]
+Finished = Callable[..., RunDir]
+__all__ = ["downloads"]
+
+FORMS: dict[str, dict[str, Any]] = {
+    "gpt2": {},
+    "without biases": {"BIAS": False},
+    "exact gelu": {"ACTIVATION_GELU_EXACT": True},
+    "wide mlp": {"MLP_HIDDEN": 48},
+    "exact vocabulary": {"VOCAB_MULTIPLE": 1},
+}
+FORMLESS: dict[str, dict[str, Any]] = {
+    "sliding": {"ATTENTION_PATTERN_SLIDING": True},
+    "grouped": {"ATTENTION_PROJECTION_GROUPED": True, "N_KV_HEAD": 2},
+    "latent": {"ATTENTION_PROJECTION_LATENT": True},
+    "reciprocal": {"RECIPROCAL": True},
+    "ra_cross_token": {"RA_CROSS_TOKEN": True},
+    "mlp_attn_gate": {"MLP_ATTN_GATE": True},
+}
+
+
+def from_transformers(folder: Path) -> Any:
+    """What transformers makes of a folder, without a warning of a missing or unused weight."""
+    from transformers import GPT2LMHeadModel
+
+    theirs, said = GPT2LMHeadModel.from_pretrained(folder, output_loading_info=True)
+    assert not any(said[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    return theirs.eval()
+
+
+def ours(config: Config) -> GPT:
+    """The model of ``finished``, put together without the code under test."""
+    model = GPT(config.model)
+    model.load_state_dict(random_weights(config))
+    return model.eval()
+
+
+@pytest.mark.parametrize("name", FORMS)
+class TestTransformersForm:
+    """A dense GPT-2 is one of transformers."""
+
+    def test_logits_and_64_greedy_tokens(
+        self, configure: Configure, finished: Finished, tmp_path: Path, name: str
+    ) -> None:
+        config = configure(**FORMS[name])
+        export(finished(config), tmp_path / "out", tmp_path)
+
+        model, theirs = ours(config), from_transformers(tmp_path / "out")
+
+        ids_BT = torch.arange(2 * 80).reshape(2, 80) % 257
+        expected = theirs(input_ids=ids_BT).logits
+        torch.testing.assert_close(model(ids_BT), expected, rtol=1e-5, atol=1e-5)
+        text = list(b"The apple ")
+        mine = greedy(model, text, 64)
+        assert mine == greedy(lambda ids: theirs(input_ids=ids).logits, text, 64)
+        assert len(set(mine)) > 8
+
+    def test_and_back_it_is_the_same_bits(
+        self, configure: Configure, finished: Finished, tmp_path: Path, name: str
+    ) -> None:
+        config = configure(**FORMS[name])
+        export(finished(config), tmp_path / "out", tmp_path)
+        again = configure(**FORMS[name], INIT_FROM="hf:./out")
+        model = GPT(again.model)
+        initialise(model, again, tmp_path, lambda tag, text: None)
+
+        weights = random_weights(config)
+        for found in (
+            dict(model.named_parameters()),
+            dict(load_run(tmp_path / "out").named_parameters()),
+        ):
+            assert found.keys() == weights.keys()
+            for key, expected in weights.items():
+                assert torch.equal(found[key], expected), key
+
+
+def test_theirs_through_us_is_the_same_bits(
+    configure: Configure, finished: Finished, folder: Path, tmp_path: Path
+) -> None:
+    config = configure(INIT_FROM="hf:./theirs")
+    model = GPT(config.model)
+    initialise(model, config, tmp_path, lambda tag, text: None)
+    run = finished(config)
+    safetensors.torch.save_file(dict(model.named_parameters()), run.weights)
+    sign(run)
+    export(run, tmp_path / "out", tmp_path)
+
+    before = safetensors.torch.load_file(folder / "model.safetensors")
+    after = safetensors.torch.load_file(tmp_path / "out" / "model.safetensors")
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def sign(run: RunDir) -> None:
+    """Let the manifest agree with the weights."""
+    from lib.files import sha256, write_json
+
+    write_json(run.manifest, {"artifacts": {run.weights.name: {"sha256": sha256(run.weights)}}})
+
+
+def test_pruned_weights_are_zeros(configure: Configure, finished: Finished, tmp_path: Path) -> None:
+    export(finished(configure()), tmp_path / "out", tmp_path)
+    theirs = from_transformers(tmp_path / "out")
+
+    # Conv1D is [in, out]: rows of ours are columns there.
+    assert not theirs.transformer.h[0].attn.c_proj.weight[:, ::2].any()
+    assert theirs.transformer.h[0].attn.c_proj.weight[:, 1::2].all()
+
+
+def test_the_tokenizer_of_transformers_cuts_as_ours_does(
+    configure: Configure,
+    finished: Finished,
+    downloads: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from transformers import AutoTokenizer
+
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "downloads").symlink_to(downloads)
+    config = configure(TOKENIZER_BYTE=None, TOKENIZER_GPT2=True, N_LAYER=1)
+    export(finished(config), tmp_path / "out", tmp_path)
+
+    theirs, mine = AutoTokenizer.from_pretrained(tmp_path / "out"), load("gpt2", downloads)
+
+    text = (ROOT / "README.md").read_text() + " naïve — 東京 🙂\n\n\t don't  stop"
+    assert theirs(text)["input_ids"] == mine.encode(text).tolist()
+    assert theirs.decode(mine.encode(text)) == text
+    assert (len(theirs), theirs.eos_token_id) == (50257, mine.end_of_text)
+    assert from_transformers(tmp_path / "out").config.eos_token_id == mine.end_of_text
+    # Ids as OpenAI published them.
+    assert theirs.encode("Hello world") == [15496, 995]
+    assert theirs.encode("!~\n ") == [0, 93, 198, 220]
+
+
+@pytest.mark.parametrize("name", FORMLESS)
+def test_what_transformers_lacks_keeps_our_form(
+    configure: Configure,
+    finished: Finished,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture,
+    name: str,
+) -> None:
+    config = configure(**FORMLESS[name])
+    run = finished(config)
+    export(run, tmp_path / "out", tmp_path)
+
+    assert f"EXPORT  transformers' GPT-2 has no {name}: our weights" in capsys.readouterr().err
+    assert not (tmp_path / "out" / "config.json").exists()
+    ids_BT = torch.arange(80).reshape(1, 80)
+    expected = ours(config)(ids_BT)
+    for path in (tmp_path / "out", run.path):
+        assert torch.equal(load_run(path)(ids_BT), expected)
+
+
+def test_the_example_of_the_documents_runs(
+    configure: Configure, finished: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    export(finished(configure()), tmp_path / "models" / "baseline", tmp_path)
+    export(finished(configure(RECIPROCAL=True), "ra"), tmp_path / "models" / "ra", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    text = (ROOT / "docs" / "weights.md").read_text()
+    theirs, own = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    assert own.count("\n") == 3
+
+    names: dict[str, Any] = {"torch": torch}
+    exec(theirs, names)
+    assert names["model"].config.n_layer == 3
+    exec(own, names)
+    assert names["logits"].shape == (1, 3, 257)
+
+
+class TestRefusals:
+    """Each with its message, and the folder as it was."""
+
+    def test_a_run_that_is_not_done(
+        self, configure: Configure, finished: Finished, tmp_path: Path
+    ) -> None:
+        run = finished(configure())
+        write_status(run, Status(State.INTERRUPTED))
+        with pytest.raises(ConfigError, match="the run is INTERRUPTED, not done") as error:
+            find_finished(str(run.path), tmp_path)
+        assert error.value.exit_code == 2
+        run.status.unlink()
+        with pytest.raises(ConfigError, match="the run has not started, not done"):
+            find_finished(str(run.path), tmp_path)
+
+    def test_damaged_weights(
+        self, configure: Configure, finished: Finished, tmp_path: Path
+    ) -> None:
+        run = finished(configure())
+        data = bytearray(run.weights.read_bytes())
+        data[-1] ^= 1
+        run.weights.write_bytes(data)
+        with pytest.raises(PreflightError, match="is not what the run wrote") as error:
+            export(run, tmp_path / "out", tmp_path)
+        assert error.value.exit_code == 3
+        assert not (tmp_path / "out").exists()
+
+    def test_a_folder_that_holds_something_else(
+        self,
+        configure: Configure,
+        finished: Finished,
+        tmp_path: Path,
+        capsys: pytest.CaptureFixture,
+    ) -> None:
+        run, out = finished(configure()), tmp_path / "out"
+        out.mkdir()
+        export(run, out, tmp_path)
+        export(run, out, tmp_path)
+        assert f"{out} holds it already" in capsys.readouterr().err
+
+        (out / "config.json").write_text("mine")
+        with pytest.raises(ConfigError, match="exists, and holds something else"):
+            export(run, out, tmp_path)
+        assert (out / "config.json").read_text() == "mine"
+        (tmp_path / "file").touch()
+        with pytest.raises(ConfigError, match="exists, and holds something else"):
+            export(run, tmp_path / "file", tmp_path)
+        assert {p.name for p in tmp_path.iterdir()} == {"run", "out", "file"}
+
+    def test_a_full_disk_leaves_nothing(
+        self,
+        configure: Configure,
+        finished: Finished,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        def full(*arguments: Any, **named: Any) -> None:
+            raise OSError(28, "No space left on device")
+
+        run = finished(configure())
+        monkeypatch.setattr("gpt2.weights.export.write_json", full)
+        with pytest.raises(OSError, match="No space left"):
+            export(run, tmp_path / "out", tmp_path)
+        assert [p.name for p in tmp_path.iterdir()] == ["run"]
+
+    def test_weights_of_another_model(
+        self, configure: Configure, finished: Finished, tmp_path: Path
+    ) -> None:
+        one, other = finished(configure()), finished(configure(N_LAYER=2), "other")
+        one.weights.write_bytes(other.weights.read_bytes())
+        with pytest.raises(PreflightError, match="not the weights of the configuration"):
+            load_run(one.path)
+        one.weights.unlink()
+        with pytest.raises(PreflightError, match="cannot be read"):
+            load_run(one.path)
+
+    def test_a_folder_of_transformers_is_no_run(self, tmp_path: Path) -> None:
+        random_gpt2().save_pretrained(tmp_path)
+        with pytest.raises(ConfigError, match="not a resolved configuration"):
+            load_run(tmp_path)
+
+
+class TestNamesOfRuns:
+    """RUN= is a directory or a name of the plan, and one run."""
+
+    @pytest.fixture
+    def planned(self, tree: Tree, tmp_path: Path) -> Path:
+        symbols = {"RA_MLA_ABLATION_MODE": True, "DEVICE_CPU": True, "N_EMBD": 96, "N_HEAD": 2}
+        symbols |= {"MODEL_SIZE_CUSTOM": True, "TOKENIZER_BYTE": True}
+        tree.write_config([Layer.of("test", "test", symbols)], tmp_path / ".config")
+        return tmp_path
+
+    @pytest.mark.parametrize("name", ["ra", "5", "ratio/05-ra", "ratio/05-ra s1", "ra-s1-*"])
+    def test_a_name_as_the_plan_prints_it(self, planned: Path, name: str) -> None:
+        with pytest.raises(ConfigError, match="not done") as error:
+            find_finished(name, planned)
+        assert error.value.problems[0].where.startswith(f"{planned}/results/ratio/ra-s1-")
+
+    def test_a_seed(self, planned: Path) -> None:
+        with pytest.raises(ConfigError, match="/ra-s2-"):
+            find_finished("ra", planned, seeds="2")
+        with pytest.raises(ConfigError, match="'ra' names 2 runs: ratio/05-ra s1, ratio/05-ra s2"):
+            find_finished("ra", planned, seeds="1,2")
+
+    def test_none(self, planned: Path) -> None:
+        with pytest.raises(ConfigError, match="'rope' names no run of ratio"):
+            find_finished("rope", planned)

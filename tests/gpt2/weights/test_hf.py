@@ -1,0 +1,403 @@
+"""Weights in: the same function as in transformers, whole or not at all, and never other ones."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+import torch.nn.functional as F
+
+from gpt2 import preflight
+from gpt2.config import Config
+from gpt2.data.prepare import prepare
+from gpt2.model import GPT
+from gpt2.weights import layout, source
+from gpt2.weights.hf import initialise
+from lib.errors import ConfigError, KablateError, PreflightError, RunError
+from lib.files import sha256
+from lib.repro.stale import changes_since
+from tests.gpt2.weights.conftest import random_gpt2
+
+Configure = Callable[..., Config]
+HERE = {"INIT_FROM": "hf:./theirs"}
+WRONG_ATTENTION = "ATTENTION_PROJECTION=latent, and theirs is dense"
+
+
+def drawn(config: Config, seed: int = 3) -> GPT:
+    """A model as training draws it."""
+    model = GPT(config.model)
+    model.init_weights(seed)
+    return model
+
+
+def loaded(config: Config, build_dir: Path, told: list[str] | None = None) -> GPT:
+    """A model with the weights of INIT_FROM."""
+    model = drawn(config)
+    lines = [] if told is None else told
+    initialise(model, config, build_dir, lambda tag, text: lines.append(f"{tag} {text}"))
+    return model.eval()
+
+
+def tokens(config: Config) -> torch.Tensor:
+    """Random token ids [2, T]."""
+    shape = config.model.shape
+    generator = torch.Generator().manual_seed(1)
+    return torch.randint(shape.vocab_size, (2, shape.block_size), generator=generator)
+
+
+class TestTheSameFunction:
+    """What transformers computes is what we compute."""
+
+    @pytest.mark.parametrize(
+        ("ours", "its"),
+        [
+            ("ACTIVATION_GELU_TANH", {}),
+            ("ACTIVATION_GELU_TANH", {"activation_function": "gelu_pytorch_tanh"}),
+            ("ACTIVATION_GELU_EXACT", {"activation_function": "gelu"}),
+            ("MLP_HIDDEN", {"n_inner": 48}),
+        ],
+        ids=str,
+    )
+    def test_logits_and_gradients(
+        self, configure: Configure, tmp_path: Path, ours: str, its: dict[str, Any]
+    ) -> None:
+        theirs = random_gpt2(**its)
+        theirs.save_pretrained(tmp_path / "theirs")
+        config = configure(**HERE, **{ours: its.get("n_inner", True)})
+        model, theirs = loaded(config, tmp_path).double(), theirs.double()
+        ids_BT = tokens(config)
+
+        mine, expected = model(ids_BT), theirs(input_ids=ids_BT).logits
+        torch.testing.assert_close(mine, expected, rtol=1e-11, atol=1e-11)
+        F.cross_entropy(mine.flatten(0, 1), ids_BT.flatten()).backward()
+        F.cross_entropy(expected.flatten(0, 1), ids_BT.flatten()).backward()
+        gradients = {name: p.grad for name, p in theirs.named_parameters()}
+        for name, parameter in model.named_parameters():
+            found = layout.relaid(name, gradients[f"transformer.{name}"])
+            torch.testing.assert_close(parameter.grad[: len(found)], found, rtol=1e-9, atol=1e-11)
+        assert not model.wte.weight[257:].any()
+
+    def test_files_as_they_were_first_published(self, configure: Configure, folder: Path) -> None:
+        """Without a prefix, with the causal masks, and with the head spelled out."""
+        config = configure(**HERE)
+        expected = loaded(config, folder.parent)(tokens(config))
+        weights = safetensors.torch.load_file(folder / source.WEIGHTS)
+        plain = {name.removeprefix("transformer."): w for name, w in weights.items()}
+        plain |= {f"h.{i}.attn.bias": torch.ones(1, 1, 80, 80).tril() for i in range(3)}
+        plain |= {"lm_head.weight": plain["wte.weight"].clone()}
+        safetensors.torch.save_file(plain, folder / source.WEIGHTS)
+
+        assert torch.equal(loaded(config, folder.parent)(tokens(config)), expected)
+
+    def test_weights_in_several_files(self, configure: Configure, tmp_path: Path) -> None:
+        theirs = random_gpt2()
+        theirs.save_pretrained(tmp_path / "theirs", max_shard_size="40KB")
+        assert len(list((tmp_path / "theirs").glob("model-*.safetensors"))) > 1
+        config = configure(**HERE)
+
+        model = loaded(config, tmp_path)
+
+        expected = theirs(input_ids=tokens(config)).logits
+        torch.testing.assert_close(model(tokens(config)), expected, rtol=1e-5, atol=1e-5)
+
+    def test_half_precision_is_read_without_rounding(
+        self, configure: Configure, tmp_path: Path
+    ) -> None:
+        random_gpt2().to(torch.bfloat16).save_pretrained(tmp_path / "theirs")
+        model = loaded(configure(**HERE), tmp_path)
+        stored = safetensors.torch.load_file(tmp_path / "theirs" / source.WEIGHTS)
+
+        assert model.wpe.weight.dtype == torch.float32
+        assert torch.equal(model.wpe.weight, stored["transformer.wpe.weight"].float())
+
+
+@pytest.mark.parametrize(
+    ("size", "parameters"),
+    [
+        ((12, 12, 768), 124_439_808),
+        ((24, 16, 1024), 354_823_168),
+        ((36, 20, 1280), 774_030_080),
+        ((48, 25, 1600), 1_557_611_200),
+    ],
+    ids=["gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl"],
+)
+def test_the_four_sizes_have_the_shapes_of_transformers(
+    size: tuple[int, int, int], parameters: int
+) -> None:
+    """And the parameter counts that are published with them."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    settings = dict(zip(("n_layer", "n_head", "n_embd"), size))
+    with torch.device("meta"):
+        theirs = GPT2LMHeadModel(GPT2Config(**settings))
+    its = {n.removeprefix("transformer."): tuple(p.shape) for n, p in theirs.named_parameters()}
+
+    assert layout.shapes(layout.with_defaults(settings)) == its
+    assert sum(p.numel() for p in theirs.parameters()) == parameters
+
+
+@pytest.mark.parametrize(
+    ("n_layer", "n_head", "n_embd"), [(24, 16, 32), (36, 20, 40)], ids=["medium", "large"]
+)
+def test_deep_and_narrow_it_trains_a_step(
+    configure: Configure, train: Callable, n_layer: int, n_head: int, n_embd: int
+) -> None:
+    """Layers and heads of gpt2-medium and gpt2-large; the width is what costs."""
+    size = {"n_layer": n_layer, "n_head": n_head, "n_embd": n_embd, "n_positions": 16}
+    random_gpt2(**size).save_pretrained(train.folder / "theirs")
+    ours = {"N_LAYER": n_layer, "N_HEAD": n_head, "N_EMBD": n_embd, "BLOCK_SIZE": 16}
+    config = configure(**HERE, **ours, MAX_ITERS=1, WARMUP_STEPS=0)
+    prepare(config.data, train.build_dir)
+
+    done = train(config)
+
+    assert done.status.exit_code == 0, done.status
+    assert len(done.rows("train")) == 1
+    assert "INIT hf:./theirs: every weight of" in done.lines()
+
+
+class TestMechanisms:
+    """What GPT-2 does not have keeps its own initial values, and is named."""
+
+    ADDED = {"RA_CROSS_TOKEN": True, "MLP_CROSS_TOKEN": True}
+
+    def test_they_keep_their_values_and_are_named(self, configure: Configure, folder: Path) -> None:
+        config, plain = configure(**HERE, **self.ADDED), configure(**HERE)
+        told: list[str] = []
+        model = loaded(config, folder.parent, told)
+        before = dict(drawn(config).named_parameters())
+        expected = dict(loaded(plain, folder.parent).named_parameters())
+
+        own = before.keys() - expected.keys()
+        assert own
+        for name, parameter in model.named_parameters():
+            assert torch.equal(parameter, before[name] if name in own else expected[name]), name
+        assert told == [
+            f"INIT hf:./theirs: every weight of {folder}; not in them, and as drawn: {len(own)} "
+            "tensors of mlp_cross_token, ra_cross_token"
+        ]
+
+    @pytest.mark.parametrize("symbol", ["RECIPROCAL", "ATTENTION_PATTERN_SLIDING"])
+    def test_those_without_parameters_take_all(
+        self, configure: Configure, folder: Path, symbol: str
+    ) -> None:
+        told: list[str] = []
+        loaded(configure(**HERE, **{symbol: True}), folder.parent, told)
+
+        assert told == [f"INIT hf:./theirs: every weight of {folder}"]
+
+
+class TestWhatDoesNotFit:
+    """Everything is named at once, and nothing has been loaded."""
+
+    DIFFERENT = {
+        "N_LAYER": (2, "N_LAYER=2, and theirs has n_layer=3"),
+        "N_HEAD": (2, "N_HEAD=2, and theirs has n_head=4"),
+        "N_EMBD": (16, "N_EMBD=16, and theirs has n_embd=32"),
+        "BLOCK_SIZE": (64, "BLOCK_SIZE=64, and theirs has n_positions=80"),
+        "TOKENIZER_GPT2": (True, "TOKENIZER has 50257 tokens, and theirs has vocab_size=257"),
+        "MLP_HIDDEN": (24, "the MLP has 24 hidden units, and theirs has n_inner=128"),
+        "ACTIVATION_GELU_EXACT": (
+            True,
+            "ACTIVATION=gelu_exact, and theirs has activation_function=gelu_new",
+        ),
+        "ATTENTION_PROJECTION_LATENT": (True, WRONG_ATTENTION),
+    }
+
+    def test_every_difference_is_listed_before_data_is_prepared(
+        self, configure: Configure, folder: Path
+    ) -> None:
+        changes = {name: value for name, (value, _) in self.DIFFERENT.items()}
+        config = configure(**HERE, **changes, TOKENIZER_BYTE=None)
+        with pytest.raises(ConfigError) as error:
+            preflight.check_weights([config, config], folder.parent)
+
+        expected = [what for _, what in self.DIFFERENT.values()]
+        assert sorted(p.what for p in error.value.problems) == sorted(expected)
+        assert error.value.exit_code == 2
+        assert "set these symbols to theirs" in error.value.problems[-1].next
+        assert {path.name for path in folder.parent.iterdir()} == {"theirs"}
+
+    def test_a_variant_of_gpt2_is_refused(self, configure: Configure, tmp_path: Path) -> None:
+        random_gpt2(scale_attn_by_inverse_layer_idx=True, layer_norm_epsilon=1e-6).save_pretrained(
+            tmp_path / "theirs"
+        )
+        with pytest.raises(ConfigError, match="layer_norm_epsilon=1e-05, and theirs has 1e-06"):
+            preflight.check_weights([configure(**HERE)], tmp_path)
+
+    def test_biases_need_a_place(self, configure: Configure, folder: Path) -> None:
+        model = drawn(configure(**HERE, BIAS=False))
+        with pytest.raises(ConfigError, match="BIAS=n, and theirs has biases: h.0.attn.c_attn"):
+            initialise(model, configure(**HERE, BIAS=False), folder.parent, print)
+        assert_untouched(model, configure(BIAS=False))
+
+    def test_an_untied_head_is_refused(self, configure: Configure, folder: Path) -> None:
+        weights = safetensors.torch.load_file(folder / source.WEIGHTS)
+        weights["lm_head.weight"] = weights["transformer.wte.weight"] + 1
+        safetensors.torch.save_file(weights, folder / source.WEIGHTS)
+        model = drawn(configure(**HERE))
+        with pytest.raises(PreflightError, match="lm_head.weight is not wte.weight"):
+            initialise(model, configure(**HERE), folder.parent, print)
+        assert_untouched(model, configure())
+
+    def test_training_starts_with_it_or_not_at_all(
+        self, configure: Configure, train: Callable
+    ) -> None:
+        random_gpt2().save_pretrained(train.folder / "theirs")
+        config = configure(**HERE, N_LAYER=2)
+        prepare(config.data, train.build_dir)
+        with pytest.raises(ConfigError, match="N_LAYER=2, and theirs has n_layer=3"):
+            train(config)
+
+
+def assert_untouched(model: GPT, config: Config) -> None:
+    """The model is as it was drawn."""
+    expected = dict(drawn(config).named_parameters())
+    for name, parameter in model.named_parameters():
+        assert torch.equal(parameter, expected[name]), name
+
+
+class TestDamagedFolders:
+    """Each with its own message and exit code 3."""
+
+    @staticmethod
+    def refused(config: Config, build_dir: Path) -> str:
+        with pytest.raises(PreflightError) as error:
+            preflight.check_weights([config], build_dir)
+        assert error.value.exit_code == 3
+        return str(error.value)
+
+    def test_absent(self, configure: Configure, tmp_path: Path) -> None:
+        said = self.refused(configure(**HERE), tmp_path)
+        assert "theirs/config.json: there is no such file" in said and "hf:PATH" in said
+
+    def test_pickled_weights_only(self, configure: Configure, folder: Path) -> None:
+        (folder / source.WEIGHTS).rename(folder / "pytorch_model.bin")
+        said = self.refused(configure(**HERE), folder.parent)
+        assert "model.safetensors: there is no such file" in said
+
+    @pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+    def test_torn(self, configure: Configure, folder: Path, name: str) -> None:
+        data = (folder / name).read_bytes()
+        (folder / name).write_bytes(data[: len(data) // 2])
+        assert f"{name}: cannot be read" in self.refused(configure(**HERE), folder.parent)
+
+    def test_tensors_of_another_model(self, configure: Configure, folder: Path) -> None:
+        weights = safetensors.torch.load_file(folder / source.WEIGHTS)
+        del weights["transformer.ln_f.bias"]
+        weights["transformer.wpe.weight"] = weights["transformer.wpe.weight"][:64].clone()
+        weights["transformer.h.3.ln_1.bias"] = torch.zeros(32, dtype=torch.float64)
+        safetensors.torch.save_file(weights, folder / source.WEIGHTS)
+
+        said = self.refused(configure(**HERE), folder.parent)
+
+        assert "wpe.weight is [64, 32], not [80, 32]" in said
+        assert "ln_f.bias is missing" in said
+        assert "h.3.ln_1.bias is no weight of GPT-2" in said
+        assert "F64 would have to be rounded" in said
+
+    def test_an_index_stays_in_its_folder(self, configure: Configure, folder: Path) -> None:
+        outside = folder.parent / "model-1.safetensors"
+        (folder / source.WEIGHTS).rename(outside)
+        index = {"weight_map": {"transformer.wte.weight": f"../{outside.name}"}}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+        assert "theirs/model-1.safetensors: there is no" in self.refused(
+            configure(**HERE), folder.parent
+        )
+
+
+class TestHub:
+    """Names of the hub are downloaded once; nothing else is taken for one."""
+
+    def test_downloaded_once_and_then_never_asked_again(
+        self, configure: Configure, folder: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        asked = []
+
+        def download(name: str, allow_patterns: list[str], local_dir: Path) -> None:
+            asked.append((name, allow_patterns))
+            local_dir.parent.mkdir(parents=True)
+            folder.rename(local_dir)
+
+        monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+        config = configure(INIT_FROM="hf:openai-community/gpt2")
+        for _ in range(2):
+            preflight.check_weights([config], folder.parent)
+
+        assert [name for name, _ in asked] == ["openai-community/gpt2"]
+        assert not any("bin" in pattern for pattern in asked[0][1])
+        place = folder.parent / "data/downloads/hub/openai-community--gpt2"
+        assert source.folder(config, folder.parent) == place
+        loaded(config, folder.parent)
+
+    def test_without_a_network_it_says_what_to_do(
+        self, configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+        with pytest.raises(PreflightError) as error:
+            preflight.check_weights([configure(INIT_FROM="hf:gpt2")], tmp_path)
+        assert "cannot download gpt2 from the hub" in str(error.value)
+        assert "set INIT_FROM=hf:PATH" in str(error.value)
+
+    @pytest.mark.parametrize(
+        "value", ["gpt2", "hf:", "hf:results/run/export", "hf:..", "hf:$(x)", "pt:./x", "hf:a b"]
+    )
+    def test_what_is_neither_a_path_nor_a_name_is_refused(
+        self, configure: Configure, value: str
+    ) -> None:
+        with pytest.raises(ConfigError, match="names no weights"):
+            configure(INIT_FROM=value)
+
+
+class TestIdentity:
+    """The content of the weights decides the result."""
+
+    def test_the_symbol_is_in_the_hash(self, configure: Configure) -> None:
+        assert len({configure(INIT_FROM=v).hash8 for v in ("", "hf:./a", "hf:./b")}) == 3
+
+    def test_other_content_under_the_same_name_is_noticed(
+        self, configure: Configure, train: Callable
+    ) -> None:
+        place = train.folder / "theirs"
+        random_gpt2().save_pretrained(place)
+        config = configure(**HERE, MAX_ITERS=6)
+        prepare(config.data, train.build_dir)
+        stopped = train(config, stop_at=3)
+        recorded = json.loads(stopped.files.manifest.read_text())["origin"]
+        weights = place / source.WEIGHTS
+        assert recorded["sources"][str(weights)] == sha256(weights)
+        assert recorded["sources"][str(place / "config.json")] == sha256(place / "config.json")
+        resumed = train(config)
+        assert "resumes at iteration 3" in resumed.lines()
+        assert changes_since(resumed.files, recorded["device"]) == []
+
+        first = train(config, name="second", stop_at=3)
+        tensors = safetensors.torch.load_file(weights)
+        tensors["transformer.ln_f.bias"] += 1
+        safetensors.torch.save_file(tensors, weights)
+
+        assert str(weights) in changes_since(resumed.files, recorded["device"])
+        with pytest.raises(RunError, match="theirs/model.safetensors"):
+            train(config, name="second")
+        assert first.files.checkpoints.exists()
+
+    def test_it_decides_what_is_trained(self, configure: Configure, train: Callable) -> None:
+        random_gpt2().save_pretrained(train.folder / "theirs")
+        results = {}
+        for name, symbols in {"once": HERE, "again": HERE, "drawn": {}}.items():
+            config = configure(**symbols, MAX_ITERS=2)
+            prepare(config.data, train.build_dir)
+            results[name] = train(config, name=name).files.weights.read_bytes()
+        assert results["once"] == results["again"] != results["drawn"]
+
+
+def test_errors_are_the_users(configure: Configure, tmp_path: Path) -> None:
+    """No traceback: each is one of ours."""
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "config.json").write_text("[]")
+    (tmp_path / "theirs" / "model.safetensors").write_bytes(b"")
+    with pytest.raises(KablateError, match="holds no settings"):
+        preflight.check_weights([configure(**HERE)], tmp_path)
