@@ -49,6 +49,11 @@ class ModelConfig:
         blocks = sum(attention + self.mlp.num_params(site) + 2 * norm for site in self.sites())
         return embeddings + blocks + norm
 
+    def cached_numbers(self, length: int) -> int:
+        """What decoding keeps of a sequence of ``length`` tokens."""
+        attention = self.attention.cached_numbers(self.shape, length)
+        return sum(attention + self.mlp.cached_numbers(site, length) for site in self.sites())
+
     def flops_per_token(self) -> float:
         """Training FLOPs for one token at full context: forward, and twice that backward."""
         attention = self.attention.flops_per_token(self.shape)

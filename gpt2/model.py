@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from gpt2.attention.base import Attention
 from gpt2.attention.state import BlockState
+from gpt2.cache import BlockCache, Cache
 from gpt2.config import ModelConfig
 from gpt2.loss import linear_cross_entropy, linear_token_losses
 from gpt2.mlp.base import Mlp
@@ -33,11 +34,13 @@ class Block(nn.Module):
         self.ln_2 = nn.LayerNorm(shape.n_embd, bias=shape.bias)
         self.mlp = mlp
 
-    def forward(self, x_BTC: Tensor, state: BlockState) -> tuple[Tensor, BlockState]:
+    def forward(
+        self, x_BTC: Tensor, state: BlockState, cache: BlockCache | None = None
+    ) -> tuple[Tensor, BlockState]:
         """The residual stream after the block, and what the next block gets besides it."""
-        attended_BTC, view = self.attn(self.ln_1(x_BTC), state)
+        attended_BTC, view = self.attn(self.ln_1(x_BTC), state, cache)
         x_BTC = x_BTC + attended_BTC
-        mixed_BTC, state = self.mlp(self.ln_2(x_BTC), view)
+        mixed_BTC, state = self.mlp(self.ln_2(x_BTC), view, cache)
         return x_BTC + mixed_BTC, state
 
 
@@ -69,14 +72,31 @@ class GPT(nn.Module):
             x_BTC.flatten(0, 1), self.wte.weight, targets_BT.flatten(), self.config.shape.vocab_size
         )
 
-    def hidden(self, idx_BT: Tensor) -> Tensor:
+    def new_cache(self) -> Cache:
+        """The cache of sequences of which ``hidden`` has seen nothing yet."""
+        return Cache([block.attn.new_cache() for block in self.h])
+
+    @torch.no_grad()
+    def decode(self, idx_BT: Tensor, cache: Cache) -> Tensor:
+        """Logits [B, T, vocab_size] of ``forward``, for T ≥ 1 tokens after those in ``cache``.
+
+        The tokens are added to it. With those before them they are at most ``block_size`` a row.
+        """
+        assert not self.training, "decoding is without dropout"
+        return self.logits(self.hidden(idx_BT, cache))
+
+    def hidden(self, idx_BT: Tensor, cache: Cache | None = None) -> Tensor:
         """What the head reads: the residual stream after the final norm [B, T, C]."""
-        tokens = idx_BT.size(1)
-        assert tokens <= self.config.shape.block_size, f"{tokens} tokens exceed the context"
-        x_BTC = self.dropout(self.wte(idx_BT) + self.wpe.weight[:tokens])
+        first = 0 if cache is None else cache.position
+        last = first + idx_BT.size(1)
+        assert last <= self.config.shape.block_size, f"{last} tokens exceed the context"
+        x_BTC = self.dropout(self.wte(idx_BT) + self.wpe.weight[first:last])
         state = BlockState()
-        for block in self.h:
-            x_BTC, state = block(x_BTC, state)
+        caches = [None] * len(self.h) if cache is None else cache.blocks
+        for block, kept in zip(self.h, caches, strict=True):
+            x_BTC, state = block(x_BTC, state, kept)
+        if cache is not None:
+            cache.advance(idx_BT.size(1))
         return self.ln_f(x_BTC)
 
     def logits(self, x_BTC: Tensor) -> Tensor:

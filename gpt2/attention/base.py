@@ -10,12 +10,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gpt2.attention import GATES, PATTERNS, PROJECTIONS, TERMS
+from gpt2.attention.decode import attend_cached
+from gpt2.attention.heads import Heads
 from gpt2.attention.options import AttentionConfig
-from gpt2.attention.rows.engine import attend
+from gpt2.attention.rows.engine import RowResult, attend
 from gpt2.attention.rows.head_mean import HeadMean
 from gpt2.attention.rows.plan import RowPlan
 from gpt2.attention.sdpa import plain_attention
 from gpt2.attention.state import AttentionView, BlockState, WeightsRequest
+from gpt2.cache import BlockCache
 from gpt2.shape import Shape
 
 
@@ -39,23 +42,33 @@ class Attention(nn.Module):
         self.reader = HeadMean(request, self.pattern) if request else None
         self.sdpa_backend = options.sdpa_backend
         self.dropout = shape.dropout
+        self.scale = shape.head_dim**-0.5
+        self.reach = options.reach
 
-    def forward(self, x_BTC: Tensor, state: BlockState) -> tuple[Tensor, AttentionView]:
-        """The block's attention output, BTC, and what its MLP may see."""
-        heads = self.c_attn(x_BTC, state)
-        dropout = self.dropout if self.training else 0.0
-        factors_BNT: list[Tensor] = []
-        if self.terms or self.gates or self.reader:
-            gates = list(self.gates.values())
-            plan = RowPlan(self.pattern, list(self.terms.values()), gates, self.reader, dropout)
-            result = attend(heads.q_BNTH, heads.k_BKTH, heads.v_BKTH, plan)
-            context_BNTH, weights_BTS = result.context_BNTH, result.weights_BTS
-            for gate, statistic_BNT in zip(gates, result.statistics_BNT):
-                if not gate.scales_scores:
-                    factors_BNT.append(gate.factor(statistic_BNT, gate.inputs()))
+    def new_cache(self) -> BlockCache:
+        """An empty cache for the block."""
+        return BlockCache(self.pattern.left)
+
+    def forward(
+        self, x_BTC: Tensor, state: BlockState, cache: BlockCache | None = None
+    ) -> tuple[Tensor, AttentionView]:
+        """The block's attention output, BTC, and what its MLP may see.
+
+        With a cache, ``x`` are the tokens after those that it was given before.
+        """
+        if cache is None:
+            heads = self.c_attn(x_BTC, state)
+            result = self._attend(heads)
+            context_BNTH = result.context_BNTH
         else:
-            context_BNTH = plain_attention(heads, self.pattern, self.sdpa_backend, dropout)
-            weights_BTS = None
+            heads = self.c_attn.decode(x_BTC, state)
+            result = attend_cached(heads, self._plan(0.0), self.scale, self.reach, cache)
+            context_BNTH = self.c_attn.expand(result.context_BNTH)
+        factors_BNT = [
+            gate.factor(statistic_BNT, gate.inputs())
+            for gate, statistic_BNT in zip(self.gates.values(), result.statistics_BNT)
+            if not gate.scales_scores
+        ]
         if state.head_scale_BTN is not None:
             factors_BNT.append(state.head_scale_BTN.transpose(1, 2))
         if factors_BNT:
@@ -63,4 +76,15 @@ class Attention(nn.Module):
             context_BNTH = scaled.to(context_BNTH.dtype)
         out_BTC = self.c_proj(context_BNTH.transpose(1, 2).flatten(-2))
         out_BTC = F.dropout(out_BTC, self.dropout, self.training)
-        return out_BTC, AttentionView(weights_BTS, heads.latent_BTR)
+        return out_BTC, AttentionView(result.weights_BTS, heads.latent_BTR)
+
+    def _attend(self, heads: Heads) -> RowResult:
+        """Of a whole sequence to itself."""
+        dropout = self.dropout if self.training else 0.0
+        if self.terms or self.gates or self.reader:
+            return attend(heads.q_BNTH, heads.k_BKTH, heads.v_BKTH, self._plan(dropout))
+        return RowResult(plain_attention(heads, self.pattern, self.sdpa_backend, dropout), (), None)
+
+    def _plan(self, dropout: float) -> RowPlan:
+        terms, gates = list(self.terms.values()), list(self.gates.values())
+        return RowPlan(self.pattern, terms, gates, self.reader, dropout)

@@ -1,8 +1,13 @@
-"""What a projection makes. B batch, T tokens, N heads, K key/value heads, H head dim, R latent."""
+"""What a projection makes.
+
+B batch, T tokens, C n_embd, N heads, K key/value heads, H head dim, R latent dim.
+"""
 
 from dataclasses import dataclass
 
-from torch import Tensor
+from torch import Tensor, nn
+
+from gpt2.attention.state import BlockState
 
 
 @dataclass(frozen=True)
@@ -14,6 +19,19 @@ class Heads:
     v_BKTH: Tensor
     # c_k of a latent projection.
     latent_BTR: Tensor | None = None
+
+
+class Projection(nn.Module):
+    """What makes ``Heads``. As it stands, decoding keeps keys and values as ``forward`` makes them."""
+
+    def decode(self, x_BTC: Tensor, state: BlockState) -> Heads:
+        """Queries to attend with, and the keys and values to keep. q·k is that of ``forward``."""
+        heads: Heads = self(x_BTC, state)
+        return heads
+
+    def expand(self, context_BNTH: Tensor) -> Tensor:
+        """Head outputs BNTH from the sum of values that were kept."""
+        return context_BNTH
 
 
 def split_heads(x: Tensor, head_dim: int) -> Tensor:

@@ -27,6 +27,12 @@ class ProjectionOptions(Protocol):
     def flops_per_token(self, shape: Shape) -> int:
         """Forward FLOPs for one token of one block, scores excluded."""
 
+    def cached_numbers(self, shape: Shape) -> int:
+        """Keys and values that decoding keeps of one token in one block."""
+
+    def query_numbers(self, shape: Shape) -> int:
+        """One token's queries, as decoding multiplies them with those keys."""
+
 
 class PatternOptions(Protocol):
     """Which earlier tokens a token sees."""
@@ -35,6 +41,9 @@ class PatternOptions(Protocol):
 
     def mean_keys(self, length: int) -> float:
         """Visible keys per query, averaged over a sequence of ``length`` tokens."""
+
+    def cached_tokens(self, length: int) -> int:
+        """Of ``length`` tokens those that the next one will see."""
 
 
 class ScorePartOptions(Protocol):
@@ -49,13 +58,21 @@ class ScorePartOptions(Protocol):
         """Forward FLOPs added for one token of one block that sees ``keys`` keys."""
 
 
+class TermOptions(ScorePartOptions, Protocol):
+    """A score term."""
+
+    @property
+    def reach(self) -> int:
+        """How many earlier tokens' queries a row's scores depend on; 0 where it is only its own."""
+
+
 @dataclass(frozen=True)
 class AttentionConfig:
     """One projection, one pattern, any terms, any gates."""
 
     projection: ProjectionOptions
     pattern: PatternOptions
-    terms: tuple[ScorePartOptions, ...]
+    terms: tuple[TermOptions, ...]
     gates: tuple[ScorePartOptions, ...]
     # Which kernel plain attention may use: auto, flash, efficient or math.
     sdpa_backend: str = symbol("SDPA_BACKEND")
@@ -72,6 +89,17 @@ class AttentionConfig:
             GATES.bind(values),
             sdpa_backend=str(values["SDPA_BACKEND"]),
         )
+
+    @property
+    def reach(self) -> int:
+        """How many queries decoding keeps."""
+        return max((term.reach for term in self.terms), default=0)
+
+    def cached_numbers(self, shape: Shape, length: int) -> int:
+        """What decoding keeps of ``length`` tokens in one block's attention."""
+        tokens = self.pattern.cached_tokens(length)
+        queries = min(tokens, self.reach) * self.projection.query_numbers(shape)
+        return tokens * self.projection.cached_numbers(shape) + queries
 
     def weights(self, shape: Shape) -> int:
         """Parameters of one block without biases, the base of the MLP ratio: matrices only."""

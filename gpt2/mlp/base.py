@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gpt2.attention.state import AttentionView, BlockState, WeightsRequest
+from gpt2.cache import BlockCache
 from gpt2.mlp import MECHANISMS
 from gpt2.mlp.options import BlockSite, MlpConfig
 
@@ -27,6 +28,16 @@ class MlpMechanism(nn.Module):
     def forward(self, h_BTM: Tensor, view: AttentionView, state: BlockState) -> Tensor:
         """The new hidden layer; what the next block is to get is written to ``state``."""
         raise NotImplementedError
+
+    def decode(
+        self, h_BTM: Tensor, view: AttentionView, state: BlockState, cache: BlockCache
+    ) -> Tensor:
+        """The same for tokens after those that ``cache`` was given before.
+
+        As it stands, for a mechanism whose tokens do not depend on each other.
+        """
+        h_BTM = self(h_BTM, view, state)
+        return h_BTM
 
 
 class Mlp(nn.Module):
@@ -55,10 +66,18 @@ class Mlp(nn.Module):
         assert len(wanted) <= 1, "one view of the attention weights serves one mechanism"
         return wanted[0] if wanted else None
 
-    def forward(self, x_BTC: Tensor, view: AttentionView) -> tuple[Tensor, BlockState]:
-        """The MLP's output, and what the next block is to get."""
+    def forward(
+        self, x_BTC: Tensor, view: AttentionView, cache: BlockCache | None = None
+    ) -> tuple[Tensor, BlockState]:
+        """The MLP's output, and what the next block is to get.
+
+        With a cache, ``x`` are the tokens after those that it was given before.
+        """
         state = BlockState()
         h_BTM = self.activation(self.c_fc(x_BTC))
         for mechanism in self.mechanisms.values():
-            h_BTM = mechanism(h_BTM, view, state)
+            if cache is None:
+                h_BTM = mechanism(h_BTM, view, state)
+            else:
+                h_BTM = mechanism.decode(h_BTM, view, state, cache)
         return self.dropout(self.c_proj(h_BTM)), state

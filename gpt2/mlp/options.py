@@ -65,6 +65,9 @@ class MlpMechanismOptions(Protocol):
     def flops_per_token(self, hidden: int, width: int, site: BlockSite) -> float:
         """Forward FLOPs for one token."""
 
+    def cached_numbers(self, width: int, length: int, site: BlockSite) -> int:
+        """What decoding keeps of ``length`` tokens."""
+
 
 @dataclass(frozen=True)
 class BlockSize:
@@ -139,6 +142,11 @@ class MlpConfig:
             m.flops_per_token(size.hidden, size.widths[m.name], site) for m in self.built(site)
         )
         return 4 * site.shape.n_embd * size.hidden + sum(parts)
+
+    def cached_numbers(self, site: BlockSite, length: int) -> int:
+        """What decoding keeps of ``length`` tokens in a block's MLP."""
+        widths = self.size(site).widths
+        return sum(m.cached_numbers(widths[m.name], length, site) for m in self.built(site))
 
     def built_ratio(self, site: BlockSite) -> float:
         """MLP parameters / attention parameters of a block, biases left out."""

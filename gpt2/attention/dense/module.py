@@ -3,12 +3,12 @@
 from torch import Tensor, nn
 
 from gpt2.attention.dense.options import DenseOptions
-from gpt2.attention.heads import Heads, split_heads
+from gpt2.attention.heads import Heads, Projection, split_heads
 from gpt2.attention.state import BlockState
 from gpt2.shape import Shape
 
 
-class Dense(nn.Linear):
+class Dense(Projection, nn.Linear):
     """C → 3C in the order q, k, v: GPT-2's c_attn."""
 
     def __init__(self, shape: Shape, options: DenseOptions) -> None:

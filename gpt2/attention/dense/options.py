@@ -23,3 +23,11 @@ class DenseOptions:
     def flops_per_token(self, shape: Shape) -> int:
         """One multiply and one add per weight."""
         return 2 * self.weights(shape)
+
+    def cached_numbers(self, shape: Shape) -> int:
+        """2C."""
+        return 2 * shape.n_embd
+
+    def query_numbers(self, shape: Shape) -> int:
+        """C."""
+        return shape.n_embd

@@ -6,12 +6,12 @@ B batch, T tokens, C n_embd, H head dim.
 from torch import Tensor, nn
 
 from gpt2.attention.grouped.options import GroupedOptions
-from gpt2.attention.heads import Heads, split_heads
+from gpt2.attention.heads import Heads, Projection, split_heads
 from gpt2.attention.state import BlockState
 from gpt2.shape import Shape
 
 
-class Grouped(nn.Linear):
+class Grouped(Projection, nn.Linear):
     """C → C + 2·n_kv_head·H in the order q, k, v."""
 
     def __init__(self, shape: Shape, options: GroupedOptions) -> None:

@@ -27,3 +27,11 @@ class GroupedOptions:
     def flops_per_token(self, shape: Shape) -> int:
         """One multiply and one add per weight."""
         return 2 * self.weights(shape)
+
+    def cached_numbers(self, shape: Shape) -> int:
+        """2·n_kv_head·H."""
+        return 2 * self.n_kv_head * shape.head_dim
+
+    def query_numbers(self, shape: Shape) -> int:
+        """C."""
+        return shape.n_embd

@@ -39,3 +39,11 @@ class LatentOptions:
     def flops_per_token(self, shape: Shape) -> int:
         """Shared K and U are still applied; with one k and v for all heads, once."""
         return 2 * self.weights(shape)
+
+    def cached_numbers(self, shape: Shape) -> int:
+        """2R: c_k and c_v, shared by the heads."""
+        return 2 * self.width(shape)
+
+    def query_numbers(self, shape: Shape) -> int:
+        """N·R: q_h K_hᵀ, of the width that c_k has."""
+        return shape.n_head * self.width(shape)

@@ -36,12 +36,11 @@ class Reciprocal(nn.Module):
         inputs: Sequence[Tensor],
     ) -> None:
         """Add α k_i · q_j to the band's columns; q is already divided by √H."""
-        band = self._band(chunk)
-        reverse = (self._scaled_keys(k_BNTH, chunk, inputs) @ q_BNTH[:, :, band].mT).to(
-            scores_BNrc.dtype
-        )
-        self._cut_(reverse, chunk, band)
-        scores_BNrc[..., band.start - chunk.left :].add_(reverse)
+        left = self._left(chunk)
+        queries = q_BNTH[:, :, chunk.slice(left)]
+        reverse = (self._scaled_keys(k_BNTH, chunk, inputs) @ queries.mT).to(scores_BNrc.dtype)
+        self._cut_(reverse, chunk, left)
+        scores_BNrc[..., left - chunk.left :].add_(reverse)
 
     def backward_(
         self,
@@ -54,9 +53,10 @@ class Reciprocal(nn.Module):
         dk_BNTH: Tensor,
     ) -> tuple[Tensor, ...]:
         """Through the band's columns; the gradient of α, where it is learnable."""
-        band = self._band(chunk)
-        dreverse = dscores_BNrc[..., band.start - chunk.left :].clone()
-        self._cut_(dreverse, chunk, band)
+        left = self._left(chunk)
+        band = chunk.slice(left)
+        dreverse = dscores_BNrc[..., left - chunk.left :].clone()
+        self._cut_(dreverse, chunk, left)
         dreverse = dreverse.to(q_BNTH.dtype)
         dq_BNTH[:, :, band].add_(dreverse.mT @ self._scaled_keys(k_BNTH, chunk, inputs))
         dkeys = (dreverse @ q_BNTH[:, :, band]).to(dk_BNTH.dtype)
@@ -67,14 +67,14 @@ class Reciprocal(nn.Module):
         dk_BNTH[:, :, chunk.rows].add_(dkeys * alpha[:, None, None])
         return ((dkeys * k_BNTH[:, :, chunk.rows]).sum((0, 2, 3)),)
 
-    def _band(self, chunk: Chunk) -> slice:
-        """Visible columns that some row of the chunk reaches."""
-        return slice(max(chunk.left, chunk.first - self.window), chunk.last)
+    def _left(self, chunk: Chunk) -> int:
+        """The first visible column that some row of the chunk reaches."""
+        return max(chunk.left, chunk.first - self.window)
 
     def _scaled_keys(self, k_BNTH: Tensor, chunk: Chunk, inputs: Sequence[Tensor]) -> Tensor:
         keys = k_BNTH[:, :, chunk.rows]
         return (keys * inputs[0][:, None, None]).to(keys.dtype) if inputs else keys * self.constant
 
-    def _cut_(self, reverse_BNrb: Tensor, chunk: Chunk, band: slice) -> None:
+    def _cut_(self, reverse_BNrb: Tensor, chunk: Chunk, left: int) -> None:
         """Zero what lies before a row's band: j < i − W. Later tokens are the pattern's matter."""
-        reverse_BNrb[..., : chunk.height].triu_(chunk.first - self.window - band.start)
+        reverse_BNrb[..., : chunk.height].triu_(chunk.first - self.window - left)

@@ -26,3 +26,8 @@ class ReciprocalOptions:
     def flops_per_token(self, shape: Shape, keys: float) -> float:
         """One more dot product of width C for every key of the band."""
         return 2 * shape.n_embd * min(self.window + 1, keys)
+
+    @property
+    def reach(self) -> int:
+        """W."""
+        return self.window

@@ -34,11 +34,22 @@ def softmaxes(
     inputs: Inputs,
     known_BNrm: Sequence[Tensor] | None = None,
 ) -> Softmaxes:
-    """Scores, first softmax, statistics (unless known), factor and last softmax of a chunk."""
+    """Scores of a chunk, and what follows from them."""
     wide = torch.promote_types(q_BNTH.dtype, torch.float32)
     scores = (q_BNTH[:, :, chunk.rows] @ k_BNTH[:, :, chunk.columns].mT).to(wide)
     for term in plan.terms:
         term.add_(scores, q_BNTH, k_BNTH, chunk, inputs[term])
+    return weigh(plan, scores, chunk, inputs, known_BNrm)
+
+
+def weigh(
+    plan: RowPlan,
+    scores: Tensor,
+    chunk: Chunk,
+    inputs: Inputs,
+    known_BNrm: Sequence[Tensor] | None = None,
+) -> Softmaxes:
+    """First softmax, statistics (unless known), factor and last softmax; writes to ``scores``."""
     plan.pattern.hide_(scores, chunk)
     first = Rows(chunk, scores, scores.softmax(-1))
     if known_BNrm is None:

@@ -21,11 +21,16 @@ HIDDEN = -1e30
 
 @dataclass(frozen=True)
 class Chunk:
-    """Query rows ``first`` ≤ i < ``last``, which see columns ``left`` ≤ j ≤ i."""
+    """Query rows ``first`` ≤ i < ``last``, which see columns ``left`` ≤ j ≤ i.
+
+    All count from the start of the sequence. The tensors begin with token ``origin`` of it, which is
+    not the first when tokens are decoded one after the other.
+    """
 
     first: int
     last: int
     left: int
+    origin: int = 0
 
     @property
     def height(self) -> int:
@@ -34,13 +39,18 @@ class Chunk:
 
     @property
     def rows(self) -> slice:
-        """The rows in a whole sequence."""
-        return slice(self.first, self.last)
+        """The rows, in q and k."""
+        return self.slice(self.first)
 
     @property
     def columns(self) -> slice:
-        """The columns in a whole sequence."""
-        return slice(self.left, self.last)
+        """The columns, in k and v."""
+        return self.slice(self.left)
+
+    def slice(self, start: int) -> slice:
+        """Tokens from ``start`` to the last row's, in q, k and v."""
+        assert start >= self.origin, "reads tokens that decoding does not keep: see reach"
+        return slice(start - self.origin, self.last - self.origin)
 
     def positions(self, like: Tensor) -> Tensor:
         """i + 1 for every row, [r, 1], in the type and on the device of ``like``."""

@@ -18,3 +18,7 @@ class SlidingOptions:
         """Rows shorter than the window see i + 1 keys, the rest the whole window."""
         window = min(self.window, length)
         return (window * (window + 1) / 2 + (length - window) * window) / length
+
+    def cached_tokens(self, length: int) -> int:
+        """The last w − 1: the next token is the window's last."""
+        return min(length, self.window - 1)

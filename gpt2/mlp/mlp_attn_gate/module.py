@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from gpt2.attention.state import AttentionView, BlockState
+from gpt2.cache import BlockCache
 from gpt2.mlp.base import MlpMechanism
 from gpt2.mlp.mlp_attn_gate.options import MlpAttnGateOptions
 from gpt2.mlp.options import BlockSite
@@ -29,14 +30,33 @@ class MlpAttnGate(MlpMechanism, Unprunable):
         """Sets ``state.head_scale_BTN``."""
         bottleneck_BTG = self.down(h_BTM)
         if self.options.pooled:
-            bottleneck_BTG = _running_mean(bottleneck_BTG)
+            bottleneck_BTG = _mean_so_far(bottleneck_BTG.cumsum(1), 0)
+        self._hand_on(bottleneck_BTG, state)
+        return h_BTM
+
+    def decode(
+        self, h_BTM: Tensor, view: AttentionView, state: BlockState, cache: BlockCache
+    ) -> Tensor:
+        """Keeps the sum of W₁ h where it is pooled, and nothing otherwise."""
+        if not self.options.pooled:
+            return self(h_BTM, view, state)
+        bottleneck_BTG = self.down(h_BTM)
+        # A sum that is kept in bf16 stops growing after some hundred tokens.
+        wide = torch.promote_types(bottleneck_BTG.dtype, torch.float32)
+        sums_BTG = bottleneck_BTG.cumsum(1, dtype=wide)
+        if cache.position:
+            sums_BTG = sums_BTG + cache.kept["mlp_attn_gate"]
+        cache.kept["mlp_attn_gate"] = sums_BTG[:, -1:].clone()
+        self._hand_on(_mean_so_far(sums_BTG, cache.position), state)
+        return h_BTM
+
+    def _hand_on(self, bottleneck_BTG: Tensor, state: BlockState) -> None:
         gate_BTN = torch.sigmoid(self.up(bottleneck_BTG) + self.bias)
         alpha = self.options.alpha
         state.head_scale_BTN = (1 - alpha) + alpha * gate_BTN
-        return h_BTM
 
 
-def _running_mean(x_BTG: Tensor) -> Tensor:
-    """Mean over the tokens so far, the token itself included."""
-    counts_T1 = torch.arange(1, x_BTG.size(1) + 1, device=x_BTG.device)[:, None]
-    return x_BTG.cumsum(1) / counts_T1
+def _mean_so_far(sums_BTG: Tensor, position: int) -> Tensor:
+    """Mean over the tokens so far, the token itself included; the first is at ``position``."""
+    counts_T = torch.arange(1, sums_BTG.size(1) + 1, device=sums_BTG.device) + position
+    return sums_BTG / counts_T[:, None]

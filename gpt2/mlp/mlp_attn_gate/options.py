@@ -48,3 +48,7 @@ class MlpAttnGateOptions:
     def flops_per_token(self, hidden: int, width: int, site: BlockSite) -> float:
         """One multiply and one add per weight."""
         return 2 * self.weights(hidden, width, site)
+
+    def cached_numbers(self, width: int, length: int, site: BlockSite) -> int:
+        """Nothing; pooled, the sum of W₁ h."""
+        return width if self.pooled and length else 0

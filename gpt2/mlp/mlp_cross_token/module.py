@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from gpt2.attention.state import AttentionView, BlockState, WeightsRequest
+from gpt2.cache import BlockCache
 from gpt2.mlp.base import MlpMechanism
 from gpt2.mlp.mlp_cross_token.options import MlpCrossTokenOptions
 from gpt2.mlp.options import BlockSite
@@ -31,6 +32,16 @@ class MlpCrossToken(MlpMechanism):
 
     def forward(self, h_BTM: Tensor, view: AttentionView, state: BlockState) -> Tensor:
         """Mixes tokens in the bottleneck, where (W h) A = W (h A) is M / b times cheaper."""
+        return self._mix(h_BTM, self.down(h_BTM), view)
+
+    def decode(
+        self, h_BTM: Tensor, view: AttentionView, state: BlockState, cache: BlockCache
+    ) -> Tensor:
+        """Keeps h A, which is K wide, of the tokens that later ones see."""
+        down_BSK = cache.extend("mlp_cross_token", self.down(h_BTM), dim=1)
+        return self._mix(h_BTM, down_BSK, view)
+
+    def _mix(self, h_BTM: Tensor, down_BSK: Tensor, view: AttentionView) -> Tensor:
         assert view.weights_BTS is not None, "the block's attention was not asked for its weights"
-        mixed_BTK = view.weights_BTS @ self.down(h_BTM)
+        mixed_BTK = view.weights_BTS @ down_BSK
         return torch.add(h_BTM, self.up(mixed_BTK), alpha=self.alpha)

@@ -53,3 +53,7 @@ class MlpCrossTokenOptions:
         keys = site.attention.pattern.mean_keys(site.shape.block_size)
         mix = (site.shape.n_head + 2 * width) * keys
         return 2 * self.weights(hidden, width, site) + mix
+
+    def cached_numbers(self, width: int, length: int, site: BlockSite) -> int:
+        """h A of every token that the next one will see."""
+        return width * site.attention.pattern.cached_tokens(length)

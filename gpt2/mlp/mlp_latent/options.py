@@ -68,3 +68,7 @@ class MlpLatentOptions:
         if self.tying == "scalar":
             return 2 * directions * hidden
         return 2 * directions * hidden * self.latent_width(site)
+
+    def cached_numbers(self, width: int, length: int, site: BlockSite) -> int:
+        """Nothing: attention keeps the c_k that was shifted."""
+        return 0
