@@ -1,0 +1,164 @@
+"""Decoding with a cache against the whole forward pass, for every mechanism on every attention.
+
+    python -m gpt2.bench.decoding
+
+prints a Markdown table: the largest deviation of a logit in float64, of small models with large
+random weights, and what the cache of GPT-2 124M takes with those mechanisms in bf16: bytes of each
+further token and, after the +, of a sequence.
+
+B batch, T tokens.
+"""
+
+import sys
+from collections.abc import Sequence
+
+import torch
+
+from gpt2.ablation.ratio import RATIO
+from gpt2.ablation.resolve import resolve_config, resolve_study
+from gpt2.config import ModelConfig
+from gpt2.model import GPT
+from lib.binding import Value
+from lib.kconfig import Layer, Tree
+
+# Longer than each window, so that all that may be forgotten is.
+_TOKENS = 72
+# Tokens of each call: a short prompt, long steps, single ones.
+_CALLS = (3, 38, 1, 1, 24, 1, 1, 2, 1)
+_SMALL: dict[str, Value] = {
+    "MODEL_SIZE_CUSTOM": True,
+    "N_LAYER": 3,
+    "N_HEAD": 4,
+    "N_EMBD": 96,
+    "BLOCK_SIZE": _TOKENS,
+    "DROPOUT": "0.0",
+    "TOKENIZER_BYTE": True,
+}
+_SMALL_WINDOW = 20
+_GPT2: dict[str, Value] = {"MODEL_SIZE_GPT2": True}
+_BYTES_PER_NUMBER = 2
+_PROJECTIONS: dict[str, dict[str, Value]] = {
+    "dense": {},
+    "grouped": {"ATTENTION_PROJECTION_GROUPED": True, "N_KV_HEAD": 2},
+    "latent": {"ATTENTION_PROJECTION_LATENT": True},
+}
+_RACT = {
+    f"RA-CT {mode}, {apply}": {
+        "RA_CROSS_TOKEN": True,
+        f"RA_CROSS_TOKEN_MODE_{mode.upper()}": True,
+        f"RA_CROSS_TOKEN_APPLY_{apply.upper()}": True,
+    }
+    for mode in ("topk", "max", "entropy", "rms")
+    for apply in ("output", "weights")
+}
+_ALL: dict[str, Value] = {
+    name: True for name in ("RECIPROCAL", "RA_CROSS_TOKEN", "MLP_ATTN_GATE", "MLP_CROSS_TOKEN")
+}
+_MECHANISMS: dict[str, dict[str, Value]] = {
+    "none": {},
+    "RA": {"RECIPROCAL": True},
+    "RA learnable": {"RECIPROCAL": True, "RECIPROCAL_LEARNABLE": True},
+    **_RACT,
+    "MLP gate": {"MLP_ATTN_GATE": True},
+    "MLP gate, pooled": {"MLP_ATTN_GATE": True, "MLP_ATTN_GATE_POOLED": True},
+    "cross-token MLP, topk": {"MLP_CROSS_TOKEN": True},
+    "cross-token MLP, rms": {"MLP_CROSS_TOKEN": True, "MLP_CROSS_TOKEN_SPARSITY_RMS": True},
+    "cross-token MLP, none": {"MLP_CROSS_TOKEN": True, "MLP_CROSS_TOKEN_SPARSITY_NONE": True},
+    "latent coupling, tied": {"MLP_LATENT": True},
+    "latent coupling, untied": {"MLP_LATENT": True, "MLP_LATENT_TYING_UNTIED": True},
+    "latent coupling, scalar": {"MLP_LATENT": True, "MLP_LATENT_TYING_SCALAR": True},
+    "RA, RA-CT, gate, cross-token": _ALL,
+    "and latent coupling": {**_ALL, "MLP_LATENT": True},
+}
+
+
+def combinations(size: dict[str, Value], window: int) -> dict[str, dict[str, ModelConfig]]:
+    """Mechanisms → attention → model, for all that Kconfig allows together."""
+    found: dict[str, dict[str, ModelConfig]] = {}
+    tree = Tree()
+    patterns: dict[str, dict[str, Value]] = {
+        "full": {},
+        "sliding": {"ATTENTION_PATTERN_SLIDING": True, "SLIDING_WINDOW": window},
+    }
+    for mechanism, changes in _MECHANISMS.items():
+        row = found.setdefault(mechanism, {})
+        for projection, chosen in _PROJECTIONS.items():
+            # The coupling is between latents.
+            if "MLP_LATENT" in changes and projection != "latent":
+                continue
+            for pattern, seen in patterns.items():
+                layers = _layers(size | chosen | seen | changes)
+                row[f"{projection}, {pattern}"] = resolve_config(tree, layers).model
+    return found
+
+
+def steps(size: dict[str, Value]) -> dict[str, ModelConfig]:
+    """The steps of the RATIO study."""
+    base = _layers(size | {"RA_MLA_ABLATION_MODE": True})
+    return {s.step.slug: s.config.model for s in resolve_study(Tree(), base, RATIO)}
+
+
+def deviation(config: ModelConfig, calls: Sequence[int] = _CALLS) -> float:
+    """The largest difference between a logit decoded in calls of so many tokens and the whole pass.
+
+    In float64, of two sequences, with weights large enough that every mechanism matters. The cache
+    is checked against what the configuration declares.
+    """
+    torch.manual_seed(0)
+    model = GPT(config).double().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(0, 0.3)
+    idx_BT = torch.randint(0, config.shape.vocab_size, (2, sum(calls)))
+    cache = model.new_cache()
+    decoded_BTV = torch.cat([model.decode(part, cache) for part in idx_BT.split(list(calls), 1)], 1)
+    numbers = len(idx_BT) * config.cached_numbers(sum(calls))
+    assert cache.num_bytes() == numbers * torch.float64.itemsize, "the cache is not as declared"
+    with torch.no_grad():
+        return float((decoded_BTV - model(idx_BT)).abs().max())
+
+
+def cache_bytes(config: ModelConfig) -> tuple[int, int]:
+    """Of each further token at full context, and of a sequence besides, in bf16."""
+    length = config.shape.block_size
+    total = config.cached_numbers(length) * _BYTES_PER_NUMBER
+    token = total - config.cached_numbers(length - 1) * _BYTES_PER_NUMBER
+    return token, total - length * token
+
+
+def to_markdown() -> str:
+    """The table: combinations, and below them the study's steps."""
+    small, large = combinations(_SMALL, _SMALL_WINDOW), combinations(_GPT2, 256)
+    columns = list(small["none"])
+    lines = [f"| mechanisms | {' | '.join(columns)} |", "|-|" + "-:|" * len(columns)]
+    for mechanism, models in small.items():
+        cells = [
+            _cell(models[c], large[mechanism][c]) if c in models else "not allowed" for c in columns
+        ]
+        lines.append(f"| {mechanism} | {' | '.join(cells)} |")
+    lines += ["", "| step | deviation, bytes |", "|-|-:|"]
+    declared = steps(_GPT2)
+    lines += [f"| {slug} | {_cell(c, declared[slug])} |" for slug, c in steps(_SMALL).items()]
+    return "\n".join(lines) + "\n"
+
+
+def _cell(small: ModelConfig, large: ModelConfig) -> str:
+    token, sequence = cache_bytes(large)
+    return f"{deviation(small):.0e}, {token:,}" + (f" + {sequence:,}" if sequence else "")
+
+
+def _layers(changes: dict[str, Value]) -> list[Layer]:
+    given = {"DEVICE_CPU": True, "SINGLE_TRAINING": True, **changes}
+    if "RA_MLA_ABLATION_MODE" in changes:
+        del given["SINGLE_TRAINING"]
+    return [Layer.of("command line", "decoding", given)]
+
+
+def main() -> None:
+    """The command line."""
+    torch.set_num_threads(1)
+    sys.stdout.write(to_markdown())
+
+
+if __name__ == "__main__":
+    main()
