@@ -8,7 +8,8 @@ MAKEFLAGS += --no-builtin-rules --no-builtin-variables --no-print-directory
 # What a user may set. A value is text: frozen here, before anything could expand it, it reaches
 # the scripts through the environment, and $(...), quotes and backquotes mean nothing on the way.
 SETTINGS := SET SYM A B STEPS SEEDS RUNS RUN TO JOBS STALE KEEP_GOING YES JSON V O EXTRAS PYTHON
-SETTINGS += SWEEP SAMPLES ITERS NO_COLOR KCONFIG_CONFIG MENUCONFIG_STYLE
+SETTINGS += SWEEP SAMPLES ITERS PROMPT TOKENS TEMPERATURE TOP_K TOP_P SEED
+SETTINGS += NO_COLOR KCONFIG_CONFIG MENUCONFIG_STYLE
 freeze = $(eval override $(1) := $$(value $(1)))$(eval export $(1))
 given = $(filter-out undefined,$(origin $(1)))
 $(foreach v,$(SETTINGS) VIRTUAL_ENV CONDA_PREFIX,$(if $(call given,$v),$(call freeze,$v)))
@@ -134,7 +135,7 @@ style: setup ## Formatting, whitespace, names in the documents
 	$(Q)$(PY) scripts/check_style.py
 
 ##@ Judge
-.PHONY: report curves sweep-leaderboard bench export
+.PHONY: report curves sweep-leaderboard generate export bench
 report: $(CONFIG_PY) ## Write the tables of the finished runs
 	$(Q)$(PY) scripts/report.py $(INTO)
 
@@ -143,6 +144,9 @@ curves: $(CONFIG_PY) ## Draw loss curves of the runs (RUNS=), needs matplotlib
 
 sweep-leaderboard: $(CONFIG_PY) ## The runs of sweeps, best first
 	$(Q)$(PY) scripts/sweep_leaderboard.py $(INTO)
+
+generate: setup ## Write text with the finished run RUN=, after PROMPT=
+	$(Q)$(PY) scripts/generate.py $(INTO) --run "$${RUN:?type make generate RUN=PATTERN PROMPT=TEXT}"
 
 export: $(CONFIG_PY) ## Write RUN= as a folder that transformers loads
 	$(Q)$(PY) scripts/export.py $(INTO) $${TO:+--to="$$TO"} -- "$${RUN:?type make export RUN=NAME}"
@@ -177,9 +181,12 @@ mrproper: clean ## And .config, and a .venv that make made
 ##: TO=DIR  For export: the new folder
 ##: SET="A=1 B=y"  For defconfig-NAME and try: settings on top
 ##: SWEEP="A=1,2 B=.."  Combinations of .config instead, or a file of axes
-##: SAMPLES=n  That many of them, drawn at random
+##: SAMPLES=n  For a sweep: that many, drawn at random; for generate: texts
 ##: ITERS=n  For try: iterations of each side
 ##: JOBS=n or -jN  Runs at a time
+##: PROMPT="..."  For generate: the text to go on from
+##: TOKENS=n  How many tokens of a text
+##: TEMPERATURE=x SEED=n  How they are drawn; also TOP_K=n, TOP_P=x
 ##: O=DIR  .config, data and results there, not in the tree
 ##: KEEP_GOING=y|n  Whether a failed run stops the others
 ##: STALE=rerun|keep  Runs that were made by other code

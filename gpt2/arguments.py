@@ -79,6 +79,18 @@ def add_yes(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_writing(parser: argparse.ArgumentParser) -> None:
+    """Which run writes, after which prompt, and how tokens are drawn."""
+    add_variable(parser, "run", "directory of a finished run, or a pattern that names one")
+    add_variable(parser, "prompt", "text to go on from; without one, a new document begins")
+    add_variable(parser, "tokens", "the most tokens of a text", "100")
+    add_variable(parser, "temperature", "divides the logits; 0 takes the most likely token", "1")
+    add_variable(parser, "top-k", "draw among the k most likely tokens; 0 for all", "0")
+    add_variable(parser, "top-p", "draw among the most likely tokens that add up to p", "1")
+    add_variable(parser, "seed", "decides what is drawn", "1")
+    add_variable(parser, "samples", "number of texts", "1")
+
+
 def run_options(arguments: argparse.Namespace, default_jobs: int) -> Options:
     """What ``add_running`` was given. ConfigError on a value that means nothing."""
     jobs = whole_number(arguments.jobs or str(default_jobs), "JOBS")
@@ -95,10 +107,23 @@ def whole_number(text: str, name: str) -> int:
     return int(text)
 
 
-def add_variable(parser: argparse.ArgumentParser, name: str, text: str) -> None:
+def number(given: argparse.Namespace, name: str, kind: type[int] | type[float]) -> int | float:
+    """An option as a number. ConfigError names make's variable."""
+    text = vars(given)[name]
+    try:
+        return kind(text)
+    except ValueError:
+        what = "a whole number" if kind is int else "a number"
+        raise ConfigError(Problem(f"{text!r} is not {what}", name.upper())) from None
+
+
+def add_variable(
+    parser: argparse.ArgumentParser, name: str, text: str, default: str = ""
+) -> None:
     """``--name``, whose default is the variable that make hands down."""
     variable = name.upper().replace("-", "_")
-    default = os.environ.get(variable, "")
+    # A variable that is set to nothing is as good as not set.
+    default = os.environ.get(variable) or default
     parser.add_argument(f"--{name}", default=default, help=f"{text} ({variable}=)")
 
 

@@ -1,35 +1,61 @@
-"""Writing text with a model: plain sampling from its own distribution.
+"""Writing text with a model, a token at a time.
 
-T tokens so far, V vocabulary.
+B batch, T tokens, V vocabulary.
 """
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
 from gpt2.model import GPT
+from gpt2.sampling import Sampling
 from lib.machine.options import MachineConfig
 from lib.machine.setup import autocast
 
+# A prompt is read in pieces: attention to a cache has a score for each pair of a piece's tokens and
+# all before them.
+_PIECE = 128
+
 
 def generate(
-    model: GPT, prompt_T: Tensor, count: int, seed: int, block_size: int, machine: MachineConfig
-) -> Tensor:
-    """``prompt_T`` followed by ``count`` sampled tokens, as ids [T + count] on the CPU.
+    model: GPT,
+    prompt_T: Tensor,
+    seed: int,
+    machine: MachineConfig,
+    sampling: Sampling = Sampling(),
+) -> Iterator[int]:
+    """Endless tokens after ``prompt_T`` (T ≥ 1), as ids; drawn from a generator of its own.
 
-    Temperature 1 and no cut of the distribution. Draws from a generator of its own, seeded with
-    ``seed``. The context is the last ``block_size`` tokens, run through the model anew each time.
+    A token's context is the last ``block_size`` tokens. As long as they are all that there are, a
+    cache holds what was computed for them. From then on the whole window is run anew for each
+    token: positions are learned, so every token of it has moved to another one.
     """
     generator = torch.Generator().manual_seed(seed)
-    device = next(model.parameters()).device
-    ids_T = prompt_T.to("cpu", torch.int64)
+    device = model.wte.weight.device
+    block_size = model.config.shape.block_size
+    ids = [int(i) for i in prompt_T]
+    cache, waiting = model.new_cache(), ids[-block_size:]
+    while True:
+        if cache.position + len(waiting) > block_size:
+            cache, waiting = model.new_cache(), ids[-block_size:]
+        with _evaluating(model), autocast(machine):
+            for piece_T in torch.tensor(waiting, device=device).split(_PIECE):
+                hidden_BTC = model.hidden(piece_T[None], cache)
+            logits_V = model.logits(hidden_BTC[0, -1]).cpu()
+        token = sampling.draw(logits_V, generator)
+        ids, waiting = [*ids[1 - block_size :], token], [token]
+        yield token
+
+
+@contextmanager
+def _evaluating(model: GPT) -> Iterator[None]:
+    """Without dropout and gradients; not held between tokens, when the model is its caller's."""
     training = model.training
     model.eval()
-    with torch.no_grad():
-        for _ in range(count):
-            context_BT = ids_T[-block_size:].unsqueeze(0).to(device)
-            with autocast(machine):
-                logits_V = model.logits(model.hidden(context_BT)[0, -1])
-            weights_V = torch.softmax(logits_V.float().cpu(), dim=-1)
-            ids_T = torch.cat([ids_T, torch.multinomial(weights_V, 1, generator=generator)])
-    model.train(training)
-    return ids_T
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        model.train(training)

@@ -39,6 +39,10 @@ class Tokenizer(Protocol):
         """The text of ``ids`` [T]; bytes that are no UTF-8 become U+FFFD."""
         ...
 
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes of one id: a part of a character, or some characters."""
+        ...
+
 
 def digest(name: str) -> str:
     """The identity of the tokenizer ``name``, without loading it."""
@@ -73,6 +77,10 @@ class ByteTokenizer:
         ids = np.asarray(ids)
         return ids[ids < 256].astype(np.uint8).tobytes().decode(errors="replace")
 
+    def token_bytes(self, token: int) -> bytes:
+        """The byte; nothing for the end of a text."""
+        return bytes([token]) if token < 256 else b""
+
 
 class Gpt2Tokenizer:
     """GPT-2's 256 bytes, 50,000 merges and ``<|endoftext|>``, through tiktoken.
@@ -96,6 +104,10 @@ class Gpt2Tokenizer:
     def decode(self, ids: np.ndarray) -> str:
         """The text of ``ids`` [T], the end of a text as ``<|endoftext|>``."""
         return self._encoding.decode([int(i) for i in ids], errors="replace")
+
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes that were merged to one token."""
+        return self._encoding.decode_single_token_bytes(token)
 
 
 def read_merges(downloads: Path) -> str:

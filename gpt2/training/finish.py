@@ -2,11 +2,13 @@
 
 import csv
 import io
+import itertools
 import math
 import time
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
 import safetensors.torch
 import torch
 
@@ -40,10 +42,9 @@ def text_sample(session: Session) -> str:
     # An empty prompt starts where a document ends.
     ids = torch.tensor([int(i) for i in prompt] or [words.end_of_text])
     seed = stream_seed(config.seed, "sample")
-    length = config.model.shape.block_size
-    count = config.train.sample_tokens
-    ids = generate(session.model, ids, count, seed, length, config.machine)
-    return words.decode(ids.numpy()) + "\n"
+    tokens = generate(session.model, ids, seed, config.machine)
+    written = list(itertools.islice(tokens, config.train.sample_tokens))
+    return words.decode(np.array([*ids.tolist(), *written])) + "\n"
 
 
 def _per_query(evaluation: Evaluation) -> str:
