@@ -24,8 +24,8 @@ from lib.kconfig import Layer, Tree
 # Longer than each window, so that all that may be forgotten is.
 _TOKENS = 72
 # Tokens of each call: a short prompt, long steps, single ones.
-_CALLS = (3, 38, 1, 1, 24, 1, 1, 2, 1)
-_SMALL: dict[str, Value] = {
+CALLS = (3, 38, 1, 1, 24, 1, 1, 2, 1)
+SMALL: dict[str, Value] = {
     "MODEL_SIZE_CUSTOM": True,
     "N_LAYER": 3,
     "N_HEAD": 4,
@@ -34,7 +34,7 @@ _SMALL: dict[str, Value] = {
     "DROPOUT": "0.0",
     "TOKENIZER_BYTE": True,
 }
-_SMALL_WINDOW = 20
+SMALL_WINDOW = 20
 _GPT2: dict[str, Value] = {"MODEL_SIZE_GPT2": True}
 _BYTES_PER_NUMBER = 2
 _PROJECTIONS: dict[str, dict[str, Value]] = {
@@ -92,13 +92,13 @@ def combinations(size: dict[str, Value], window: int) -> dict[str, dict[str, Mod
     return found
 
 
-def steps(size: dict[str, Value]) -> dict[str, ModelConfig]:
+def steps(size: dict[str, Value] = SMALL) -> dict[str, ModelConfig]:
     """The steps of the RATIO study."""
     base = _layers(size | {"RA_MLA_ABLATION_MODE": True})
     return {s.step.slug: s.config.model for s in resolve_study(Tree(), base, RATIO)}
 
 
-def deviation(config: ModelConfig, calls: Sequence[int] = _CALLS) -> float:
+def deviation(config: ModelConfig, calls: Sequence[int] = CALLS) -> float:
     """The largest difference between a logit decoded in calls of so many tokens and the whole pass.
 
     In float64, of two sequences, with weights large enough that every mechanism matters. The cache
@@ -128,7 +128,7 @@ def cache_bytes(config: ModelConfig) -> tuple[int, int]:
 
 def to_markdown() -> str:
     """The table: combinations, and below them the study's steps."""
-    small, large = combinations(_SMALL, _SMALL_WINDOW), combinations(_GPT2, 256)
+    small, large = combinations(SMALL, SMALL_WINDOW), combinations(_GPT2, 256)
     columns = list(small["none"])
     lines = [f"| mechanisms | {' | '.join(columns)} |", "|-|" + "-:|" * len(columns)]
     for mechanism, models in small.items():
@@ -138,7 +138,7 @@ def to_markdown() -> str:
         lines.append(f"| {mechanism} | {' | '.join(cells)} |")
     lines += ["", "| step | deviation, bytes |", "|-|-:|"]
     declared = steps(_GPT2)
-    lines += [f"| {slug} | {_cell(c, declared[slug])} |" for slug, c in steps(_SMALL).items()]
+    lines += [f"| {slug} | {_cell(c, declared[slug])} |" for slug, c in steps().items()]
     return "\n".join(lines) + "\n"
 
 

@@ -42,7 +42,9 @@ class Latent(Projection):
         latent_BTR = self._latent_keys(x_BTC, state)
         q_BNTH = split_heads(self.c_q(x_BTC), self.head_dim)
         q_BNTR = q_BNTH @ self._per_head(self.expand_k)
-        return Heads(q_BNTR, latent_BTR[:, None], self.c_v(x_BTC)[:, None], latent_BTR)
+        # A shift may be wider than autocast's type, which products take: expand_k casts by itself.
+        kept_BTR = latent_BTR.to(q_BNTR.dtype)
+        return Heads(q_BNTR, kept_BTR[:, None], self.c_v(x_BTC)[:, None], latent_BTR)
 
     def expand(self, context_BNTR: Tensor) -> Tensor:
         """(Σ p c_v) U_h = Σ p v_h."""

@@ -1,0 +1,223 @@
+"""Decoding with a cache: equal to the whole forward pass, and keeping no more than is declared."""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from gpt2.bench import decoding
+from gpt2.cache import Cache
+from gpt2.config import ModelConfig
+from gpt2.model import GPT
+from tests.gpt2.builders import EVERYTHING, make_model_config
+from tests.gpt2.test_model import EVERY, drawn, tokens
+
+GATE, CROSS, COUPLING, RACT = "mlp_attn_gate", "mlp_cross_token", "mlp_latent", "ra_cross_token"
+TOLERANCE = 1e-10
+# Windows and the numbers of largest weights are below it, so that something is always left out.
+LENGTH = 12
+# Tokens of each call: one by one; a long prompt; a short one and then several at a time.
+CALLS = ((1,) * LENGTH, (10, 1, 1), (3, 4, 1, 2, 1, 1))
+PROJECTIONS = {
+    "dense": ("dense", {}),
+    "grouped": ("grouped", {}),
+    "latent": ("latent", {}),
+    "latent shared": ("latent", {"latent": {"shared_expansion": True}}),
+}
+PATTERNS = {
+    "full": ("full", {}),
+    "sliding": ("sliding", {"sliding": {"window": 4}}),
+    "sliding 1": ("sliding", {"sliding": {"window": 1}}),
+}
+# Bands below and above the sliding window.
+TERMS = {
+    "none": ((), {}),
+    "RA": (("reciprocal",), {"reciprocal": {"window": 2}}),
+    "RA learnable": (("reciprocal",), {"reciprocal": {"window": 6, "learnable": True}}),
+}
+GATES: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
+    "none": ((), {}),
+    "average": ((RACT,), {RACT: {"mode": "entropy", "head_average": True}}),
+    **{
+        f"{mode} {apply}": ((RACT,), {RACT: {"mode": mode, "apply": apply, "topk": 3}})
+        for mode in ("topk", "max", "entropy", "rms")
+        for apply in ("output", "weights")
+    },
+}
+# Mechanisms, those that need a latent projection apart.
+MLPS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
+    "none": ((), {}),
+    "gate": ((GATE,), {}),
+    "gate pooled": ((GATE,), {GATE: {"pooled": True}}),
+    "cross": ((CROSS,), {CROSS: {"topk": 2}}),
+    "cross rms": ((CROSS,), {CROSS: {"sparsity": "rms"}}),
+    "cross all": ((CROSS,), {CROSS: {"sparsity": "none"}}),
+    "both": ((GATE, CROSS), {CROSS: {"topk": 2}}),
+}
+COUPLED: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
+    "tied": ((COUPLING,), {}),
+    "untied": ((COUPLING,), {COUPLING: {"tying": "untied"}}),
+    "scalar": ((COUPLING,), {COUPLING: {"tying": "scalar"}}),
+    "all": ((GATE, CROSS, COUPLING), {CROSS: {"topk": 2}, GATE: {"pooled": True}}),
+}
+
+
+def decoded(model: GPT, idx_BT: Tensor, calls: tuple[int, ...]) -> tuple[Tensor, Cache]:
+    """Logits of all calls, and the cache; its size is compared with the declared one after each."""
+    cache, found = model.new_cache(), []
+    for part_BT in idx_BT.split(list(calls), 1):
+        found.append(model.decode(part_BT, cache))
+        numbers = model.config.cached_numbers(cache.position)
+        itemsize = model.wte.weight.dtype.itemsize
+        assert cache.num_bytes() == len(idx_BT) * numbers * itemsize
+    assert cache.position == sum(calls)
+    return torch.cat(found, 1), cache
+
+
+def deviation(config: ModelConfig, calls: tuple[int, ...]) -> float:
+    """From the whole forward pass."""
+    model, idx_BT = drawn(config), tokens(config, length=LENGTH)
+    with torch.no_grad():
+        return float((decoded(model, idx_BT, calls)[0] - model(idx_BT)).abs().max())
+
+
+def models(
+    projection: str, pattern: str, term: str, mlps: dict
+) -> Iterator[tuple[str, ModelConfig]]:
+    """With every gate, each beside one of ``mlps``, and every one of ``mlps``."""
+    rounds = max(len(GATES), len(mlps))
+    for i in range(rounds):
+        gate, mlp = list(GATES)[i % len(GATES)], list(mlps)[i % len(mlps)]
+        chosen = PROJECTIONS[projection], PATTERNS[pattern], TERMS[term], GATES[gate], mlps[mlp]
+        (p, _), (seen, _), (terms, _), (gates, _), (mechanisms, _) = chosen
+        parts = {name: options for _, given in chosen for name, options in given.items()}
+        yield f"{gate}, {mlp}", make_model_config(p, seen, terms, gates, mechanisms, parts)
+
+
+@pytest.mark.parametrize("term", TERMS)
+@pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.parametrize("projection", PROJECTIONS)
+def test_equals_the_forward_pass(projection: str, pattern: str, term: str) -> None:
+    mlps = MLPS | (COUPLED if projection.startswith("latent") else {})
+    found = {
+        name: deviation(config, CALLS[i % len(CALLS)])
+        for i, (name, config) in enumerate(models(projection, pattern, term, mlps))
+    }
+    assert max(found.values()) <= TOLERANCE, found
+
+
+@pytest.mark.parametrize("calls", CALLS, ids=str)
+@pytest.mark.parametrize("name", EVERY)
+def test_however_the_tokens_are_split(name: str, calls: tuple[int, ...]) -> None:
+    assert deviation(make_model_config(n_layer=3, **EVERY[name]), calls) <= TOLERANCE
+
+
+def test_the_steps_of_the_study() -> None:
+    found = {slug: decoding.deviation(config) for slug, config in decoding.steps().items()}
+    assert len(found) == 19 and max(found.values()) <= TOLERANCE, found
+
+
+def test_what_is_kept() -> None:
+    """Of 12 tokens and one block: keys and values, queries, bottlenecks, in numbers."""
+
+    def kept(*arguments: Any, **changes: Any) -> int:
+        return make_model_config(*arguments, n_layer=1, **changes).cached_numbers(LENGTH)
+
+    ra = {"terms": ("reciprocal",), "parts": {"reciprocal": {"window": 5}}}
+    # C = 32, N = 4, H = 8, R = 8, two key/value heads, b = 8.
+    assert kept("dense") == 12 * 2 * 32
+    assert kept("grouped") == 12 * 2 * 2 * 8
+    assert kept("latent") == 12 * 2 * 8
+    assert kept("dense", "sliding") == 4 * 2 * 32
+    assert kept("dense", **ra) == 12 * 2 * 32 + 5 * 32
+    assert kept("latent", **ra) == 12 * 2 * 8 + 5 * 4 * 8
+    assert kept("dense", mechanisms=(CROSS,)) == 12 * (2 * 32 + 8)
+    assert kept("dense", "sliding", mechanisms=(CROSS,)) == 4 * (2 * 32 + 8)
+    assert kept("latent", mechanisms=(COUPLING, GATE)) == 12 * 2 * 8
+
+
+def test_rows_of_a_batch_are_independent_and_tensors_are_not_written_to() -> None:
+    model = drawn(make_model_config(**EVERYTHING))
+    idx_BT = tokens(model.config, batch=3, length=LENGTH)
+    together, _ = decoded(model, idx_BT, (5, 1, 6))
+    for row, idx_T in enumerate(idx_BT):
+        alone, _ = decoded(model, idx_T[None], (5, 1, 6))
+        torch.testing.assert_close(alone[0], together[row], rtol=0, atol=1e-12)
+
+    cache = model.new_cache()
+    model.decode(idx_BT[:, :5], cache)
+    before = {name: tensor.clone() for name, tensor in cache.blocks[0].kept.items()}
+    held = dict(cache.blocks[0].kept)
+    model.decode(idx_BT[:, 5:], cache)
+    assert all(torch.equal(held[name], before[name]) for name in before)
+
+
+def test_modules_keep_nothing() -> None:
+    model = drawn(make_model_config(**EVERYTHING))
+    idx_BT = tokens(model.config, length=LENGTH)
+    first, _ = decoded(model, idx_BT, CALLS[2])
+    decoded(model, idx_BT.flip(1), CALLS[1])
+    assert torch.equal(decoded(model, idx_BT, CALLS[2])[0], first)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_bfloat16_follows_the_forward_pass(name: str) -> None:
+    config = make_model_config(n_layer=3, **EVERY[name])
+    model = GPT(config).eval()
+    model.init_weights(0)
+    idx_BT = tokens(config, length=LENGTH)
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        whole = model(idx_BT)
+        cache = model.new_cache()
+        parts = [model.decode(part, cache) for part in idx_BT.split([3, 1, 1, 7], 1)]
+    torch.testing.assert_close(
+        torch.cat(parts, 1), whole, rtol=0, atol=0.02 * whole.abs().max().item()
+    )
+    assert cache.blocks[0].kept["k"].dtype == torch.bfloat16
+
+
+def test_more_tokens_than_the_context_are_refused() -> None:
+    model = drawn(make_model_config())
+    cache = model.new_cache()
+    model.decode(tokens(model.config, length=16), cache)
+    with pytest.raises(AssertionError, match="17 tokens exceed the context"):
+        model.decode(tokens(model.config, length=1), cache)
+    with pytest.raises(AssertionError, match="without dropout"):
+        model.train().decode(tokens(model.config, length=1), model.new_cache())
+
+
+def test_a_term_that_reads_more_than_it_declared_is_stopped() -> None:
+    config = make_model_config(terms=("reciprocal",), parts={"reciprocal": {"window": 4}})
+    model = drawn(config)
+    for block in model.h:
+        block.attn.reach = 2
+    cache = model.new_cache()
+    model.decode(tokens(config, length=10), cache)
+    with pytest.raises(AssertionError, match="does not keep"):
+        model.decode(tokens(config, length=2), cache)
+
+
+def test_the_table_has_every_combination_and_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = {"none": {}, "latent coupling, tied": {"MLP_LATENT": True}}
+    monkeypatch.setattr(decoding, "_MECHANISMS", kept)
+    text = decoding.to_markdown()
+    rows = [line.split(" | ") for line in text.splitlines()]
+    assert ["| none", "| latent coupling, tied"] == [row[0] for row in rows[2:4]]
+    # 2 · 12 blocks · 768 · 2 bytes a token; two of twelve heads; R = 128.
+    assert [cell.split(", ")[1].split()[0] for cell in rows[2][1:6:2]] == [
+        "36,864",
+        "6,144",
+        "6,144",
+    ]
+    assert rows[3][1:5] == ["not allowed"] * 4 and rows[3][5].endswith(", 6,144")
+    assert len(rows) == 2 + 2 + 3 + 19 and "| full | " in text
+
+
+def test_windows_of_the_table_are_shorter_than_its_sequences() -> None:
+    options = decoding.combinations(decoding.SMALL, decoding.SMALL_WINDOW)["RA"]["dense, sliding"]
+    windows = {options.attention.pattern.window, options.attention.terms[0].window}
+    assert max(windows) < sum(decoding.CALLS) == options.shape.block_size
+    assert dataclasses.replace(options.attention, terms=()).reach == 0
