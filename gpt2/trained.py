@@ -36,8 +36,9 @@ def find_run(name: str, build_dir: Path, steps: str = "", seeds: str = "") -> Ru
 
     ConfigError when there is none, when there are several, and when it is not finished.
     """
-    is_folder = name != "" and Path(name).is_dir()
-    run = RunDir(Path(name) if is_folder else _planned(name, build_dir, steps, seeds))
+    if not name:
+        raise ConfigError(Problem("names no run", "RUN", "type: make plan, which lists them"))
+    run = RunDir(Path(name) if Path(name).is_dir() else _planned(name, build_dir, steps, seeds))
     status = read_status(run)
     if status is None:
         raise ConfigError(Problem("has not been trained", str(run.path), "type: make"))

@@ -1,48 +1,89 @@
 """Text samples."""
 
 from collections.abc import Callable
+from itertools import islice
 
+import pytest
 import torch
+from torch import Tensor
 
+from gpt2 import generate as module
 from gpt2.generate import generate
+from gpt2.sampling import Sampling
 from gpt2.training.finish import text_sample
 from gpt2.training.session import Session
 from lib.repro.rng import rng_state
 
 Open = Callable[..., Session]
+PROMPT = [1, 2, 3]
 
 
-def write(opened: Session, count: int, seed: int = 5) -> torch.Tensor:
-    """The prompt 1, 2, 3 and what follows."""
-    prompt = torch.tensor([1, 2, 3])
-    return generate(opened.model, prompt, count, seed, 16, opened.config.machine)
+def write(opened: Session, count: int, seed: int = 5, **sampling: float) -> list[int]:
+    """What follows the prompt."""
+    prompt = torch.tensor(PROMPT)
+    drawn = generate(opened.model, prompt, seed, opened.config.machine, Sampling(**sampling))
+    return list(islice(drawn, count))
+
+
+def distinct(opened: Session) -> Session:
+    """With weights that make some tokens much more likely than others."""
+    with torch.no_grad():
+        opened.model.wte.weight.mul_(20)
+    return opened
+
+
+def last_logits(opened: Session, ids: list[int]) -> Tensor:
+    """Of the whole forward pass on the last 16 tokens, the context."""
+    opened.model.eval()
+    with torch.no_grad():
+        return opened.model(torch.tensor([ids[-16:]]))[0, -1]
 
 
 def test_tokens_follow_the_models_own_distribution(session: Open) -> None:
     """Drawn one at a time from softmax of the last logits, the context cut to the last 16."""
-    opened = session()
-    with torch.no_grad():
-        opened.model.wte.weight.mul_(20)
+    opened = distinct(session())
     found = write(opened, 24)
-    assert found[:3].tolist() == [1, 2, 3] and len(found) == 27
-    generator = torch.Generator().manual_seed(5)
-    opened.model.eval()
-    for end in range(3, 27):
-        with torch.no_grad():
-            logits = opened.model(found[max(0, end - 16) : end][None])[0, -1]
-        drawn = torch.multinomial(torch.softmax(logits, -1), 1, generator=generator)
-        assert found[end] == drawn
-    assert found.max() < 257
+    generator, ids = torch.Generator().manual_seed(5), list(PROMPT)
+    for token in found:
+        weights_V = torch.softmax(last_logits(opened, ids), -1)
+        assert token == torch.multinomial(weights_V, 1, generator=generator)
+        ids.append(token)
+    assert len(found) == 24 and max(found) < 257
+
+
+def test_the_most_likely_token_each_time(session: Open) -> None:
+    opened = distinct(session())
+    found, ids = write(opened, 24, temperature=0.0), list(PROMPT)
+    for token in found:
+        assert token == last_logits(opened, ids).argmax()
+        ids.append(token)
+    assert found == write(opened, 24, seed=6, top_k=1)
+
+
+def test_a_token_costs_one_pass_of_one_token(
+    session: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A long prompt is read in pieces; once the context is full, all of it is read again."""
+    opened = session()
+    lengths: list[int] = []
+    hidden = opened.model.hidden
+    monkeypatch.setattr(module, "_PIECE", 10)
+    monkeypatch.setattr(
+        opened.model, "hidden", lambda ids, cache: lengths.append(ids.size(1)) or hidden(ids, cache)
+    )
+    drawn = generate(opened.model, torch.arange(13), 5, opened.config.machine)
+    list(islice(drawn, 6))
+    assert lengths == [10, 3, 1, 1, 1, 10, 6, 10, 6]
 
 
 def test_the_seed_decides_and_nothing_else_is_touched(session: Open) -> None:
     opened = session()
     before = rng_state(opened.device)["torch"]
     first = write(opened, 8)
-    torch.testing.assert_close(write(opened, 8), first)
-    assert not torch.equal(write(opened, 8, seed=6), first)
+    assert write(opened, 8) == first
+    assert write(opened, 8, seed=6) != first
     assert torch.equal(rng_state(opened.device)["torch"], before)
-    assert opened.model.training
+    assert opened.model.training and torch.is_grad_enabled()
 
 
 def test_the_sample_starts_with_the_prompt(session: Open) -> None:

@@ -1,0 +1,70 @@
+"""How a token is drawn, against the definitions in plain loops."""
+
+import math
+
+import pytest
+import torch
+
+from gpt2.sampling import Sampling
+from lib.errors import ConfigError
+
+
+def naive(logits: list[float], sampling: Sampling) -> list[float]:
+    """Temperature, then the k most likely, then the smallest set that reaches p."""
+    weights = [math.exp((x - max(logits)) / sampling.temperature) for x in logits]
+    order = sorted(range(len(logits)), key=lambda i: (-logits[i], i))
+    kept = order[: sampling.top_k or None]
+    total = sum(weights[i] for i in kept)
+    nucleus, reached = [], 0.0
+    for i in kept:
+        if reached >= sampling.top_p and sampling.top_p < 1:
+            break
+        nucleus.append(i)
+        reached += weights[i] / total
+    total = sum(weights[i] for i in nucleus)
+    return [weights[i] / total if i in nucleus else 0.0 for i in range(len(logits))]
+
+
+@pytest.mark.parametrize("temperature", [0.3, 1.0, 2.5])
+@pytest.mark.parametrize("top_k", [0, 1, 5, 100])
+@pytest.mark.parametrize("top_p", [0.01, 0.5, 0.93, 1.0])
+def test_the_distribution_is_as_defined(temperature: float, top_k: int, top_p: float) -> None:
+    sampling = Sampling(temperature, top_k, top_p)
+    for seed in range(5):
+        logits_V = torch.randn(20, generator=torch.Generator().manual_seed(seed)) * 2
+        expected = torch.tensor(naive(logits_V.tolist(), sampling))
+        torch.testing.assert_close(sampling.distribution(logits_V), expected, rtol=1e-4, atol=1e-6)
+
+
+def test_of_equal_tokens_the_first_are_kept() -> None:
+    found = Sampling(top_k=2).distribution(torch.tensor([0.0, 1.0, 1.0, 1.0]))
+    assert found.tolist() == [0.0, 0.5, 0.5, 0.0]
+
+
+def test_nothing_set_is_the_models_own_distribution_to_the_bit() -> None:
+    logits_V = torch.randn(300) * 5
+    assert torch.equal(Sampling().distribution(logits_V), torch.softmax(logits_V, -1))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1e-6, 1e-300])
+def test_no_temperature_takes_the_most_likely(temperature: float) -> None:
+    logits_V = torch.tensor([0.1, 3.0, 2.9, -1.0])
+    assert Sampling(temperature).draw(logits_V, torch.Generator().manual_seed(0)) == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"temperature": -0.1}, ["TEMPERATURE"]),
+        ({"temperature": math.nan}, ["TEMPERATURE"]),
+        ({"temperature": math.inf}, ["TEMPERATURE"]),
+        ({"top_p": 0.0}, ["TOP_P"]),
+        ({"top_p": 1.01}, ["TOP_P"]),
+        ({"top_p": math.nan}, ["TOP_P"]),
+        ({"top_k": -1, "temperature": -1.0}, ["TEMPERATURE", "TOP_K"]),
+    ],
+)
+def test_what_means_nothing_is_refused(given: dict[str, float], named: list[str]) -> None:
+    with pytest.raises(ConfigError) as error:
+        Sampling(**given)
+    assert [problem.where for problem in error.value.problems] == named

@@ -1,0 +1,111 @@
+"""Text from a finished run: which run, what is refused, how characters and texts end."""
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gpt2.arguments import add_writing, new_parser
+from gpt2.config import Config
+from gpt2.sampling import Sampling
+from gpt2.trained import find_run, open_trained
+from gpt2.write import Order, Text, order, to_record, write
+from lib.binding import Value
+from lib.errors import ConfigError, DataError
+from lib.kconfig import Layer, Tree
+from lib.rundir import RunDir
+from tests.gpt2.training.conftest import BASE, Trainer
+
+QUICK: dict[str, Value] = {"MAX_ITERS": 2, "SAMPLE_TOKENS": 0, "EVAL_INTERVAL": 0}
+
+
+@pytest.fixture
+def run(train: Trainer, configure: Callable[..., Config]) -> RunDir:
+    """A finished run."""
+    return train(configure(**QUICK)).files
+
+
+def written(run: RunDir, build_dir: Path, *words: str) -> tuple[str, list[Text]]:
+    """All that is shown, and the texts."""
+    parser = new_parser("")
+    add_writing(parser)
+    given = parser.parse_args(["--run", str(run.path), *words])
+    shown: list[str] = []
+    trained = open_trained(find_run(given.run, build_dir), build_dir)
+    texts = write(trained, order(given), shown.append)
+    assert to_record(trained, order(given), texts)["run"] == run.path.name
+    return "".join(shown), texts
+
+
+def test_texts_are_decided_by_the_seed_and_their_number(run: RunDir, build_dir: Path) -> None:
+    one, _ = written(run, build_dir, "--prompt", "an é", "--tokens", "20")
+    two, texts = written(run, build_dir, "--prompt", "an é", "--tokens", "20", "--samples", "2")
+    other, _ = written(run, build_dir, "--prompt", "an é", "--tokens", "20", "--seed", "2")
+    assert one.startswith("an é") and one.endswith("\n")
+    assert two == one + "an é" + texts[1].text + "\n" and one != other
+    assert texts[0].text != texts[1].text and texts[0].seed != texts[1].seed
+    assert {text.tokens for text in texts} == {20} and texts[0].end == "length"
+
+
+def test_an_empty_prompt_begins_a_document(run: RunDir, build_dir: Path) -> None:
+    shown, (text,) = written(run, build_dir, "--tokens", "3")
+    assert shown == text.text + "\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        ("--temperature -1", "TEMPERATURE: -1.0 is not a number >= 0"),
+        ("--temperature hot", "TEMPERATURE: 'hot' is not a number"),
+        ("--top-k 1.5", "TOP_K: '1.5' is not a whole number"),
+        ("--tokens 0 --samples 0", "TOKENS: 0 is not a number >= 1\nSAMPLES: 0"),
+        ("--prompt aaaaaaaaaaaaaaaaa", "PROMPT: 17 tokens are more than the context of 16"),
+        ("--prompt \udcff", "PROMPT: is not UTF-8"),
+    ],
+)
+def test_what_means_nothing_is_refused(
+    run: RunDir, build_dir: Path, words: str, problem: str
+) -> None:
+    with pytest.raises(ConfigError) as error:
+        written(run, build_dir, *words.split())
+    assert str(error.value).startswith(problem)
+
+
+def test_unfinished_and_damaged_runs_are_refused(run: RunDir, build_dir: Path) -> None:
+    status = run.status.read_text()
+    run.status.write_text(status.replace("SUCCESS", "INTERRUPTED"))
+    with pytest.raises(ConfigError, match="is not finished: INTERRUPTED at iteration 2"):
+        written(run, build_dir)
+    run.status.write_text(status)
+    run.weights.write_bytes(run.weights.read_bytes()[:-40])
+    with pytest.raises(DataError, match="model.safetensors: cannot be read"):
+        written(run, build_dir)
+
+
+def test_a_pattern_names_one_run(build_dir: Path, tree: Tree) -> None:
+    tree.write_config([Layer.of("test", "test", BASE)], build_dir / ".config")
+    with pytest.raises(ConfigError, match="neither a folder nor a run of single"):
+        find_run("nope", build_dir)
+    with pytest.raises(ConfigError, match="names 2 runs: run-s1-.*, run-s2-.*\n.*name one of them"):
+        find_run("r*", build_dir, seeds="1,2")
+    with pytest.raises(ConfigError, match="run-s1-.* has not been trained"):
+        find_run("run", build_dir)
+    with pytest.raises(ConfigError, match="names no run"):
+        find_run("", build_dir)
+
+
+def test_characters_are_shown_whole_and_the_end_of_text_ends_it(
+    run: RunDir, build_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """é in two tokens, a byte that begins no character, one that never ends, the end of a text."""
+    ids = [*"é".encode(), 0xFF, *"b€".encode()[:-1], 256, 97]
+    monkeypatch.setattr("gpt2.write.generate", lambda *_: iter(ids))
+    shown: list[str] = []
+    trained = open_trained(run, build_dir)
+    given = Order("a", tokens=50, seed=1, samples=1, sampling=Sampling())
+    (text,) = write(trained, given, shown.append)
+    assert shown == ["a", "é", "\ufffd", "b", "\ufffd", "\n"]
+    assert (text.text, text.tokens, text.end) == ("é\ufffdb\ufffd", 6, "end_of_text")
+    (text,) = write(trained, dataclasses.replace(given, tokens=3), shown.append)
+    assert (text.text, text.tokens, text.end) == ("é\ufffd", 3, "length")
