@@ -82,6 +82,7 @@ def add_yes(parser: argparse.ArgumentParser) -> None:
 def add_writing(parser: argparse.ArgumentParser) -> None:
     """Which run writes, after which prompt, and how tokens are drawn."""
     add_variable(parser, "run", "directory of a finished run, or a pattern that names one")
+    add_variable(parser, "seeds", "seeds of .config's runs, where the pattern is to choose among them")
     add_variable(parser, "prompt", "text to go on from; without one, a new document begins")
     add_variable(parser, "tokens", "the most tokens of a text", "100")
     add_variable(parser, "temperature", "divides the logits; 0 takes the most likely token", "1")

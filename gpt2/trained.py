@@ -31,14 +31,14 @@ class Trained:
     tokenizer: Tokenizer
 
 
-def find_run(name: str, build_dir: Path, steps: str = "", seeds: str = "") -> RunDir:
+def find_run(name: str, build_dir: Path, seeds: str = "") -> RunDir:
     """The finished run that ``name`` means: its directory, or a pattern over .config's runs.
 
     ConfigError when there is none, when there are several, and when it is not finished.
     """
     if not name:
         raise ConfigError(Problem("names no run", "RUN", "type: make plan, which lists them"))
-    run = RunDir(Path(name) if Path(name).is_dir() else _planned(name, build_dir, steps, seeds))
+    run = RunDir(Path(name) if Path(name).is_dir() else _planned(name, build_dir, seeds))
     status = read_status(run)
     if status is None:
         raise ConfigError(Problem("has not been trained", str(run.path), "type: make"))
@@ -66,8 +66,8 @@ def open_trained(run: RunDir, build_dir: Path) -> Trained:
     return Trained(run, config, machine, model.to(machine.device).eval(), words)
 
 
-def _planned(pattern: str, build_dir: Path, steps: str, seeds: str) -> Path:
-    plan = make_plan(config_layers(build_dir), build_dir, steps=steps, seeds=seeds)
+def _planned(pattern: str, build_dir: Path, seeds: str) -> Path:
+    plan = make_plan(config_layers(build_dir), build_dir, seeds=seeds)
     found = [run for run in plan.runs if run.matches(pattern)]
     if not found:
         what = f"{pattern!r} is neither a folder nor a run of {plan.study}"

@@ -16,7 +16,7 @@ import sys
 
 import _start
 
-from gpt2.arguments import add_json, add_selection, add_writing, new_parser
+from gpt2.arguments import add_json, add_writing, new_parser
 from gpt2.trained import find_run, open_trained
 from gpt2.write import order, to_record, write
 from lib import cli
@@ -25,12 +25,11 @@ from lib import cli
 def main() -> int:
     """The command line."""
     parser = new_parser(__doc__)
-    add_selection(parser)
     add_writing(parser)
     add_json(parser)
     given = parser.parse_args()
     wanted = order(given)
-    run = find_run(given.run, given.build_dir, given.steps, given.seeds)
+    run = find_run(given.run, given.build_dir, given.seeds)
     trained = open_trained(run, given.build_dir)
     sys.stdout.reconfigure(encoding="utf-8")
     if given.json:
