@@ -181,7 +181,7 @@ mrproper: clean ## And .config, and a .venv that make made
 ##: TO=DIR  For export: the new folder
 ##: SET="A=1 B=y"  For defconfig-NAME and try: settings on top
 ##: SWEEP="A=1,2 B=.."  Combinations of .config instead, or a file of axes
-##: SAMPLES=n  For a sweep: that many, drawn at random; for generate: texts
+##: SAMPLES=n  For a sweep: so many at random; for generate: texts
 ##: ITERS=n  For try: iterations of each side
 ##: JOBS=n or -jN  Runs at a time
 ##: PROMPT="..."  For generate: the text to go on from

@@ -82,7 +82,9 @@ def add_yes(parser: argparse.ArgumentParser) -> None:
 def add_writing(parser: argparse.ArgumentParser) -> None:
     """Which run writes, after which prompt, and how tokens are drawn."""
     add_variable(parser, "run", "directory of a finished run, or a pattern that names one")
-    add_variable(parser, "seeds", "seeds of .config's runs, where the pattern is to choose among them")
+    add_variable(
+        parser, "seeds", "seeds of .config's runs, where the pattern is to choose among them"
+    )
     add_variable(parser, "prompt", "text to go on from; without one, a new document begins")
     add_variable(parser, "tokens", "the most tokens of a text", "100")
     add_variable(parser, "temperature", "divides the logits; 0 takes the most likely token", "1")
@@ -118,9 +120,7 @@ def number(given: argparse.Namespace, name: str, kind: type[int] | type[float]) 
         raise ConfigError(Problem(f"{text!r} is not {what}", name.upper())) from None
 
 
-def add_variable(
-    parser: argparse.ArgumentParser, name: str, text: str, default: str = ""
-) -> None:
+def add_variable(parser: argparse.ArgumentParser, name: str, text: str, default: str = "") -> None:
     """``--name``, whose default is the variable that make hands down."""
     variable = name.upper().replace("-", "_")
     # A variable that is set to nothing is as good as not set.

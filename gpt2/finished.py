@@ -7,23 +7,38 @@ from lib.errors import ConfigError, Problem
 from lib.rundir import RunDir
 from lib.status import State, read_status
 
+_LIST = "type: make plan, which lists the runs"
+_NAMED = 3
+
 
 def find_finished(named: str, build_dir: Path, *, steps: str = "", seeds: str = "") -> RunDir:
     """The run that ``named`` is: a directory, or a name in the plan of ``.config``.
 
     ConfigError unless it is one run, and done.
     """
+    if not named:
+        raise ConfigError(Problem("names no run", "RUN", _LIST))
     run = RunDir(Path(named))
     if not run.resolved_config.exists():
-        plan = make_plan(config_layers(build_dir), build_dir, steps=steps, seeds=seeds)
-        # A label has a blank in it, which would part two patterns.
-        found = [r for r in plan.runs if r.label == named] or plan.matching(named)
-        if len(found) > 1:
-            labels = ", ".join(r.label for r in found)
-            raise ConfigError(Problem(f"{named!r} names {len(found)} runs: {labels}", "RUN"))
-        run = RunDir(found[0].path)
+        run = RunDir(_planned(named, build_dir, steps, seeds))
     status = read_status(run)
-    if status is None or status.state is not State.SUCCESS:
-        state = "has not started" if status is None else f"is {status.state}"
-        raise ConfigError(Problem(f"the run {state}, not done", str(run.path), "type: make"))
+    if status is None:
+        raise ConfigError(Problem("has not been trained", str(run.path), "type: make"))
+    if status.state is not State.SUCCESS:
+        what = f"is not finished: {status.state} at iteration {status.iteration:,}"
+        raise ConfigError(Problem(what, str(run.path), "type: make, which goes on with it"))
     return run
+
+
+def _planned(named: str, build_dir: Path, steps: str, seeds: str) -> Path:
+    plan = make_plan(config_layers(build_dir), build_dir, steps=steps, seeds=seeds)
+    # A label has a blank in it, which would part two patterns.
+    found = [run for run in plan.runs if named == run.label or run.matches(named)]
+    if not found:
+        what = f"{named!r} is neither a run's folder nor a run of {plan.study}"
+        raise ConfigError(Problem(what, "RUN", _LIST))
+    if len(found) > 1:
+        labels = ", ".join(run.label for run in found[:_NAMED])
+        what = f"{named!r} names {len(found)} runs: {labels}" + (", …" if found[_NAMED:] else "")
+        raise ConfigError(Problem(what, "RUN", "name one of them, or SEEDS="))
+    return found[0].path

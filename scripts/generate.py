@@ -17,7 +17,8 @@ import sys
 import _start
 
 from gpt2.arguments import add_json, add_writing, new_parser
-from gpt2.trained import find_run, open_trained
+from gpt2.finished import find_finished
+from gpt2.trained import open_trained
 from gpt2.write import order, to_record, write
 from lib import cli
 
@@ -29,7 +30,7 @@ def main() -> int:
     add_json(parser)
     given = parser.parse_args()
     wanted = order(given)
-    run = find_run(given.run, given.build_dir, given.seeds)
+    run = find_finished(given.run, given.build_dir, seeds=given.seeds)
     trained = open_trained(run, given.build_dir)
     sys.stdout.reconfigure(encoding="utf-8")
     if given.json:

@@ -18,7 +18,7 @@ def configure(folder, **changes):
 def test_out_in_and_changed_behind_our_back(build):
     folder = build(**ONE)
     code, _, said = folder.command("scripts/export.py", "run")
-    assert code == 2 and "the run has not started, not done" in said
+    assert code == 2 and "has not been trained" in said
     assert folder.command("scripts/run_test_matrix.py")[0] == 0
     code, printed, said = folder.command("scripts/export.py", "single/run s1")
     assert code == 0, said

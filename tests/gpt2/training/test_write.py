@@ -9,10 +9,11 @@ import pytest
 from gpt2.arguments import add_writing, new_parser
 from gpt2.config import Config
 from gpt2.sampling import Sampling
-from gpt2.trained import find_run, open_trained
+from gpt2.finished import find_finished
+from gpt2.trained import open_trained
 from gpt2.write import Order, Text, order, to_record, write
 from lib.binding import Value
-from lib.errors import ConfigError, DataError
+from lib.errors import ConfigError, PreflightError
 from lib.kconfig import Layer, Tree
 from lib.rundir import RunDir
 from tests.gpt2.training.conftest import BASE, Trainer
@@ -32,7 +33,7 @@ def written(run: RunDir, build_dir: Path, *words: str) -> tuple[str, list[Text]]
     add_writing(parser)
     given = parser.parse_args(["--run", str(run.path), *words])
     shown: list[str] = []
-    trained = open_trained(find_run(given.run, build_dir), build_dir)
+    trained = open_trained(find_finished(given.run, build_dir), build_dir)
     texts = write(trained, order(given), shown.append)
     assert to_record(trained, order(given), texts)["run"] == run.path.name
     return "".join(shown), texts
@@ -79,20 +80,20 @@ def test_unfinished_and_damaged_runs_are_refused(run: RunDir, build_dir: Path) -
         written(run, build_dir)
     run.status.write_text(status)
     run.weights.write_bytes(run.weights.read_bytes()[:-40])
-    with pytest.raises(DataError, match="model.safetensors: cannot be read"):
+    with pytest.raises(PreflightError, match="model.safetensors: cannot be read"):
         written(run, build_dir)
 
 
 def test_a_pattern_names_one_run(build_dir: Path, tree: Tree) -> None:
     tree.write_config([Layer.of("test", "test", BASE)], build_dir / ".config")
-    with pytest.raises(ConfigError, match="neither a folder nor a run of single"):
-        find_run("nope", build_dir)
-    with pytest.raises(ConfigError, match="names 2 runs: run-s1-.*, run-s2-.*\n.*name one of them"):
-        find_run("r*", build_dir, seeds="1,2")
+    with pytest.raises(ConfigError, match="neither a run's folder nor a run of single"):
+        find_finished("nope", build_dir)
+    with pytest.raises(ConfigError, match="names 2 runs: single/run s1, single/run s2\n.*name one of them"):
+        find_finished("r*", build_dir, seeds="1,2")
     with pytest.raises(ConfigError, match="run-s1-.* has not been trained"):
-        find_run("run", build_dir)
+        find_finished("run", build_dir)
     with pytest.raises(ConfigError, match="names no run"):
-        find_run("", build_dir)
+        find_finished("", build_dir)
 
 
 def test_characters_are_shown_whole_and_the_end_of_text_ends_it(

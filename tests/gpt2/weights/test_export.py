@@ -205,11 +205,11 @@ class TestRefusals:
     ) -> None:
         run = finished(configure())
         write_status(run, Status(State.INTERRUPTED))
-        with pytest.raises(ConfigError, match="the run is INTERRUPTED, not done") as error:
+        with pytest.raises(ConfigError, match="is not finished: INTERRUPTED") as error:
             find_finished(str(run.path), tmp_path)
         assert error.value.exit_code == 2
         run.status.unlink()
-        with pytest.raises(ConfigError, match="the run has not started, not done"):
+        with pytest.raises(ConfigError, match="has not been trained"):
             find_finished(str(run.path), tmp_path)
 
     def test_damaged_weights(
@@ -291,7 +291,7 @@ class TestNamesOfRuns:
 
     @pytest.mark.parametrize("name", ["ra", "5", "ratio/05-ra", "ratio/05-ra s1", "ra-s1-*"])
     def test_a_name_as_the_plan_prints_it(self, planned: Path, name: str) -> None:
-        with pytest.raises(ConfigError, match="not done") as error:
+        with pytest.raises(ConfigError, match="has not been trained") as error:
             find_finished(name, planned)
         assert error.value.problems[0].where.startswith(f"{planned}/results/ratio/ra-s1-")
 
@@ -302,5 +302,5 @@ class TestNamesOfRuns:
             find_finished("ra", planned, seeds="1,2")
 
     def test_none(self, planned: Path) -> None:
-        with pytest.raises(ConfigError, match="'rope' names no run of ratio"):
+        with pytest.raises(ConfigError, match="'rope' is neither a run.s folder nor a run of ratio"):
             find_finished("rope", planned)
