@@ -1,0 +1,58 @@
+"""Names of GPUs as people write them."""
+
+import pytest
+
+from lib.errors import ConfigError
+from lib.machine.gpus import CONTEXT_BYTES, FRAGMENTATION, GIB, GPUS, gpu_named, gpu_with_memory
+
+
+@pytest.mark.parametrize(
+    ("written", "name"),
+    [
+        ("a10g", "a10g"),
+        ("NVIDIA A10G", "a10g"),
+        ("A100-SXM4-80GB", "a100-80"),
+        ("a100_40", "a100-40"),
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("GeForce RTX 4090", "rtx4090"),
+        ("AMD Radeon PRO W7900", "w7900"),
+        ("MI300X", "mi300x"),
+        ("V100-32GB", "v100-32"),
+    ],
+)
+def test_a_name_is_found_however_it_is_written(written: str, name: str) -> None:
+    assert gpu_named(written) is GPUS[name]
+
+
+@pytest.mark.parametrize(
+    ("written", "nearest"),
+    [("gtx9999", "rtx"), ("a100", "a100-40, a100-80"), ("h10", "h100"), ("w7800", "w7900")],
+)
+def test_an_unknown_or_doubtful_name_lists_the_nearest(written: str, nearest: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        gpu_named(written)
+    (problem,) = caught.value.problems
+    assert f"GPU={written}" in problem.what
+    assert nearest in problem.next
+
+
+@pytest.mark.parametrize("written", ["", "  ", "nvidia", "-"])
+def test_no_name_lists_the_table(written: str) -> None:
+    with pytest.raises(ConfigError, match="h200"):
+        gpu_named(written)
+
+
+def test_what_context_and_allocator_take_is_left_free() -> None:
+    gpu = gpu_with_memory(10)
+    most = (10 * GIB - CONTEXT_BYTES) / (1 + FRAGMENTATION)
+    assert gpu.holds(most * 0.9999)
+    assert not gpu.holds(most * 1.0001)
+
+
+def test_peaks_are_in_order() -> None:
+    """Dense peaks: half precision is at least as fast as TF32, and that as fp32."""
+    for gpu in GPUS.values():
+        peaks = gpu.tflops
+        assert peaks["fp32"] <= peaks.get("tf32", peaks["fp32"]) <= peaks["fp16"], gpu.name
+        assert peaks.get("bf16", peaks["fp16"]) == peaks["fp16"], gpu.name
+        assert ("bf16" in peaks) == gpu.flash, gpu.name
