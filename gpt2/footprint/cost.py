@@ -1,0 +1,77 @@
+"""FLOPs of single operations, and the memory that a kernel takes beside its inputs and outputs.
+
+Multiply and add count as two. B batch, N heads, T queries, S keys, H head dim.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_aten = torch.ops.aten
+
+
+def flops(func: Any, args: Any) -> float:
+    """FLOPs of a matrix product or an attention kernel; 0 for all else, as is customary."""
+    count = _FLOPS.get(func)
+    return count(args) if count else 0.0
+
+
+def scratch_bytes(func: Any, args: Any) -> int:
+    """Bytes that a kernel holds while it runs, which its fake form does not show.
+
+    The backward of flash and of memory-efficient attention sums dq in fp32 and keeps Σ do·o of
+    every query (Dao 2023, arXiv 2307.08691, algorithm 2).
+    """
+    if func not in (_FLASH_BACKWARD, _EFFICIENT_BACKWARD):
+        return 0
+    q_BNTH: Tensor = args[1]
+    return 4 * (q_BNTH.numel() + q_BNTH.numel() // q_BNTH.shape[-1])
+
+
+def _product(args: Any) -> float:
+    """[..., m, k] @ [..., k, n]."""
+    left, right = args[-2:]
+    return 2.0 * left.numel() * right.shape[-1]
+
+
+def _attention(products: int, queries_at: int, causal_at: int) -> Callable[[Any], float]:
+    """``products`` of T × S × H, over the visible pairs alone where the kernel is causal.
+
+    q and k stand at ``queries_at`` and after it, whether it is causal at ``causal_at``.
+    """
+
+    def count(args: Any) -> float:
+        q_BNTH, k_BKSH = args[queries_at : queries_at + 2]
+        batch, heads, queries, width = q_BNTH.shape
+        keys = k_BKSH.shape[2]
+        # torch leaves trailing arguments out that are at their default.
+        causal = len(args) > causal_at and args[causal_at]
+        pairs = queries * (queries + 1) / 2 if causal else queries * keys
+        return 2.0 * products * batch * heads * pairs * width
+
+    return count
+
+
+_FLASH = _aten._scaled_dot_product_flash_attention.default
+_FLASH_BACKWARD = _aten._scaled_dot_product_flash_attention_backward.default
+_CPU_FLASH = _aten._scaled_dot_product_flash_attention_for_cpu.default
+_CPU_FLASH_BACKWARD = _aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+_EFFICIENT = _aten._scaled_dot_product_efficient_attention.default
+_EFFICIENT_BACKWARD = _aten._scaled_dot_product_efficient_attention_backward.default
+# Forward has q kᵀ and p v; backward the scores once more, and the gradients of v, p, q and k.
+_FLOPS: dict[Any, Callable[[Any], float]] = {
+    _aten.mm.default: _product,
+    _aten.mm.out: _product,
+    _aten.bmm.default: _product,
+    _aten.addmm.default: _product,
+    _aten.addmm_.default: _product,
+    _aten.baddbmm.default: _product,
+    _FLASH: _attention(2, 0, 4),
+    _FLASH_BACKWARD: _attention(5, 1, 11),
+    _CPU_FLASH: _attention(2, 0, 4),
+    _CPU_FLASH_BACKWARD: _attention(5, 1, 7),
+    _EFFICIENT: _attention(2, 0, 6),
+    _EFFICIENT_BACKWARD: _attention(5, 1, 11),
+}

@@ -1,0 +1,104 @@
+"""Predicted against real peak memory of training steps on this CPU.
+
+    python -m gpt2.footprint.measure [CASE ...]
+
+Each case runs the trainer's own step in a process of its own, started as the trainer's workers are.
+Real is the process's largest resident set less what it had before the model was built.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+# Optimizers load it, which is no part of what a step needs.
+import torch._dynamo
+
+from gpt2.ablation.resolve import resolve_config
+from gpt2.config import Config
+from gpt2.footprint.predict import predict
+from gpt2.footprint.training import Training
+from lib.binding import Value
+from lib.kconfig import Layer, Tree, defconfig_layers
+from lib.machine.gpus import GIB
+from lib.machine.setup import environment
+from lib.project import ROOT
+
+_ADAMW: dict[str, Value] = {"OPTIMIZER_ADAMW": True, "DROPOUT": "0.0", "PRECISION_FP32": True}
+_BF16: dict[str, Value] = {"PRECISION_FP32": None, "PRECISION_BF16": True}
+# name → micro-batch, tokens, settings; GPT-2 124M
+CASES: dict[str, tuple[int, int, dict[str, Value | None]]] = {
+    "b1-t64-fp32": (1, 64, {}),
+    "b1-t1024-fp32": (1, 1024, {}),
+    "b1-t1024-bf16": (1, 1024, _BF16),
+    "b4-t1024-bf16": (4, 1024, _BF16),
+    "b1-t1024-fp32-dropout": (1, 1024, {"DROPOUT": "0.1"}),
+}
+# The first step makes the optimizer's state, so the second is the first whole one.
+_STEPS = 2
+
+
+def configuration(case: str) -> Config:
+    """The configuration of a case."""
+    batch, tokens, settings = CASES[case]
+    sizes: dict[str, Value | None] = {
+        "SINGLE_TRAINING": True,
+        "BLOCK_SIZE": tokens,
+        "GLOBAL_BATCH": batch,
+        "BATCH_SIZE": batch,
+        "GRAD_ACCUMULATION": 1,
+    }
+    merged = _ADAMW | sizes | settings
+    changes = {name: value for name, value in merged.items() if value is not None}
+    layers = [*defconfig_layers(ROOT, "gpt2-124m+cpu"), Layer.of("command line", case, changes)]
+    return resolve_config(Tree(), layers)
+
+
+def real_peak_bytes(config: Config) -> int:
+    """Of this process, which should be a fresh one, over a few steps on random tokens."""
+    torch.set_num_threads(config.machine.cpu_threads)
+    before = _resident("VmRSS")
+    training = Training(config)
+    training.model.init_weights(config.seed)
+    shape, batch = config.model.shape, config.train.batch_size
+    for _ in range(_STEPS):
+        tokens = torch.randint(shape.vocab_size, (batch, shape.block_size + 1))
+        training.step([tokens])
+    return _resident("VmHWM") - before
+
+
+def measure(case: str) -> tuple[float, float]:
+    """Predicted and real peak, GiB."""
+    config = configuration(case)
+    command = [sys.executable, "-m", "gpt2.footprint.measure", "--real", case]
+    variables = {**os.environ, **environment(config.machine)}
+    done = subprocess.run(command, env=variables, stdout=subprocess.PIPE, check=True)
+    return predict(config, "cpu").cpu_peak_bytes / GIB, json.loads(done.stdout) / GIB
+
+
+def main() -> None:
+    """The command line."""
+    if sys.argv[1:2] == ["--real"]:
+        sys.stdout.write(json.dumps(real_peak_bytes(configuration(sys.argv[2]))))
+        return
+    sys.stdout.write(f"{'case':24} predicted GiB  real GiB  real / predicted\n")
+    for case in sys.argv[1:] or CASES:
+        predicted, real = measure(case)
+        sys.stdout.write(f"{case:24} {predicted:13.2f} {real:9.2f} {real / predicted:17.2f}\n")
+        sys.stdout.flush()
+
+
+def _resident(field: str) -> int:
+    """Bytes of VmRSS or VmHWM of this process."""
+    status = Path("/proc/self/status").read_text()
+    found = re.search(rf"^{field}:\s+(\d+) kB$", status, re.MULTILINE)
+    assert found is not None, f"this kernel reports no {field}"
+    return int(found[1]) * 1024
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,118 @@
+"""Memory and FLOPs of a configuration on a target, before a GPU sees it."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from gpt2.config import Config
+from gpt2.footprint.fake import FakeTraining, Needs
+from gpt2.footprint.tracker import CATEGORIES, Bytes
+from lib.machine.gpus import GIB, Gpu
+
+# Resident memory of a training process on a CPU, above its tensors: what malloc cannot use again,
+# and the buffers of matrix products. 3 to 20 % in five cases (gpt2.footprint.measure).
+CPU_OVERHEAD = 0.11
+HEADINGS = ("params", "MFLOP/token", "peak of GPU GiB", "largest micro-batch", "CPU GiB")
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """What one process of a run needs.
+
+    ``peak_bytes`` are the tensors at the moment when most memory is held, which is in ``stage``;
+    what a GPU's context and allocator take on top is counted by ``fits`` alone
+    (``lib.machine.gpus``).
+    ``flops_per_token`` is counted under the fake step, with what is computed twice to save memory;
+    ``declared_flops_per_token`` is the model's own, without it.
+    ``largest_micro_batch`` is the largest divisor of a process's share of GLOBAL_BATCH that fits; 0
+    if not even one sequence does.
+    """
+
+    parameters: int
+    flops_per_token: float
+    declared_flops_per_token: float
+    peak_bytes: Mapping[str, int]
+    stage: str
+    # Resident memory that the same step takes on a CPU, with its kernels and its allocator.
+    cpu_peak_bytes: int
+    memory_gib: float
+    largest_micro_batch: int
+    fits: bool
+
+    @property
+    def total_bytes(self) -> int:
+        """All categories."""
+        return sum(self.peak_bytes.values())
+
+    def row(self) -> tuple[str, ...]:
+        """One line of a table, under ``HEADINGS``."""
+        return (
+            f"{self.parameters:,}",
+            f"{self.flops_per_token / 1e6:,.0f}",
+            f"{self.total_bytes / GIB:.1f} of {self.memory_gib:.1f}",
+            str(self.largest_micro_batch),
+            f"{self.cpu_peak_bytes / GIB:.1f}",
+        )
+
+
+def predict(config: Config, target: Gpu | Literal["cpu"]) -> Footprint:
+    """The footprint of ``config`` on ``target``, by a training step of fake tensors on the CPU.
+
+    Model, batch, sequence and precision are the configured ones; torch.compile is not followed. A
+    GPU's table entry decides kernels and memory; for "cpu" it is this machine's. RunError where
+    dimensions do not fit, with the place in the source.
+    """
+    gpu = None if target == "cpu" else target
+    training = FakeTraining(config)
+    batch = config.train.batch_size
+    needs = training.needs(gpu, batch)
+    peak, stage = _highest(needs)
+    cpu_peak, _ = _highest(training.needs(None, batch)) if gpu else (peak, stage)
+    memory = gpu or _this_machine()
+    largest = _largest_micro_batch(config, training, needs, gpu, memory)
+    shape = config.model.shape
+    return Footprint(
+        parameters=training.parameters,
+        flops_per_token=needs.flops / (batch * shape.block_size),
+        declared_flops_per_token=config.model.flops_per_token(),
+        peak_bytes={name: peak[name] for name in CATEGORIES},
+        stage=stage,
+        cpu_peak_bytes=round(cpu_peak.total() * (1 + CPU_OVERHEAD)),
+        memory_gib=memory.memory_gib,
+        largest_micro_batch=largest,
+        fits=memory.holds(peak.total()),
+    )
+
+
+def _largest_micro_batch(
+    config: Config, training: FakeTraining, needs: Needs, gpu: Gpu | None, memory: Gpu
+) -> int:
+    """From steps at two micro-batches: every stage's peak grows with it in a straight line."""
+    train, batch = config.train, config.train.batch_size
+    other = batch // 2 or 2
+    points = training.needs(gpu, other)
+    share = train.global_batch // train.gpus
+    # Smaller micro-batches than one that is the whole share have gradients to add to.
+    gradients = 0 if train.grad_accumulation > 1 else 4 * training.parameters
+
+    def peak(size: int) -> float:
+        at_batch = {stage: bytes_.total() for stage, bytes_ in needs.peaks.items()}
+        slopes = {s: (at_batch[s] - points.peaks[s].total()) / (batch - other) for s in at_batch}
+        highest = max(at_batch[s] + slopes[s] * (size - batch) for s in at_batch)
+        return highest + (gradients if size < share else 0)
+
+    sizes = (size for size in range(share, 0, -1) if share % size == 0)
+    return next((size for size in sizes if memory.holds(peak(size))), 0)
+
+
+def _highest(needs: Needs) -> tuple[Bytes, str]:
+    """The bytes of the stage that needs most, and its name."""
+    stage = max(needs.peaks, key=lambda stage: needs.peaks[stage].total())
+    return needs.peaks[stage], stage
+
+
+def _this_machine() -> Gpu:
+    """The memory of this machine, as if it were a GPU's."""
+    memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return Gpu("cpu", memory_bytes / GIB, {})

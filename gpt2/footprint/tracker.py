@@ -1,0 +1,123 @@
+"""Follows every storage of a fake training step: what is alive, for what, and when most of it is.
+
+The step is cut into stages, one for each part of the model and direction. Blocks between the first
+and the last are alike, so a model of three blocks tells what one of any depth needs: each stage's
+peak grows with the number of blocks in between by what such a block has left behind by then.
+"""
+
+import weakref
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from gpt2.footprint.cost import flops, scratch_bytes
+from gpt2.footprint.hollow import shape_only
+
+CATEGORIES = ("parameters", "gradients", "optimizer", "activations", "temporaries")
+# Bytes for each of them.
+Bytes = Counter[str]
+
+
+class Tracker(TorchDispatchMode):
+    """Bytes alive by category; for each stage those at its last start, at its peak, and its FLOPs.
+
+    What is made while ``making`` is "activations" is held for backward, or is forward's own
+    temporary; after it, what becomes no gradient is a temporary.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.making = "activations"
+        self.stage = "forward, first block"
+        self.starts: dict[str, Bytes] = {}
+        self._peaks: dict[str, dict[str, int]] = {}
+        self.flops: dict[str, float] = defaultdict(float)
+        # A plain dictionary: it is copied at every new peak, and copies of a Counter are slow.
+        self._alive = dict.fromkeys(CATEGORIES, 0)
+        # The storage's address → its watcher, bytes and category.
+        self._storages: dict[int, tuple[weakref.ref[Any], int, str]] = {}
+        self._total = self._highest = 0
+        # What of a storage's bytes, and of an operation's FLOPs, counts.
+        self._bytes_count, self._flops_count = True, 1.0
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # Nothing is compiled here; guarding every call against it would double its time.
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run the operation on shapes alone, then look for storages that are new."""
+        out = shape_only(func, args, kwargs or {})
+        for tensor in out if isinstance(out, tuple | list) else (out,):
+            if isinstance(tensor, Tensor):
+                self.see(tensor, self.making)
+        if count := flops(func, args):
+            self.flops[self.stage] += count * self._flops_count
+        if scratch := scratch_bytes(func, args):
+            self._note(scratch)
+        return out
+
+    @property
+    def peaks(self) -> dict[str, Bytes]:
+        """For each stage, what was alive when most was."""
+        return {stage: Counter(peak) for stage, peak in self._peaks.items()}
+
+    def enter(self, stage: str) -> None:
+        """What follows belongs to ``stage``, which may be entered several times."""
+        self.stage = stage
+        self.starts[stage] = Counter(self._alive)
+        self._highest = sum(self._peaks[stage].values()) if stage in self._peaks else 0
+        self._note(0)
+
+    def see(self, tensor: Tensor, category: str) -> None:
+        """Count the tensor's storage, unless it is known already."""
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key in self._storages:
+            return
+        size = storage.nbytes() if self._bytes_count else 0
+        watcher = weakref.ref(storage, partial(self._free, key))
+        self._storages[key] = (watcher, size, category)
+        self._alive[category] += size
+        self._total += size
+        if self._total > self._highest:
+            self._note(0)
+
+    def is_now(self, tensor: Tensor, category: str) -> None:
+        """Count the tensor's storage under ``category``, wherever it was."""
+        self.see(tensor, category)
+        key = tensor.untyped_storage()._cdata
+        watcher, size, before = self._storages[key]
+        self._alive[before] -= size
+        self._alive[category] += size
+        self._storages[key] = (watcher, size, category)
+
+    @contextmanager
+    def standing_for(self, share: float) -> Iterator[None]:
+        """A large piece of work in the place of many small ones: its FLOPs count by ``share``.
+
+        Its memory does not count: the small pieces that follow show what one needs.
+        """
+        self._bytes_count, self._flops_count = False, share
+        try:
+            yield
+        finally:
+            self._bytes_count, self._flops_count = True, 1.0
+
+    def _note(self, scratch: int) -> None:
+        """A new peak of this stage, if it is one with ``scratch`` more bytes of temporaries."""
+        if self._total + scratch <= self._highest:
+            return
+        self._highest = self._total + scratch
+        peak = self._peaks[self.stage] = self._alive.copy()
+        peak["temporaries"] += scratch
+
+    def _free(self, key: int, watcher: Any) -> None:
+        _, size, category = self._storages.pop(key)
+        self._alive[category] -= size
+        self._total -= size

@@ -1,0 +1,50 @@
+"""What a training step needs and no more: model, optimizer, pruner, and the trainer's own step.
+
+B micro-batch, T tokens.
+"""
+
+from types import SimpleNamespace
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from gpt2.config import Config
+from gpt2.model import GPT
+from gpt2.training.session import Session
+from gpt2.training.step import optimizer_step
+from lib.machine.setup import grad_scaler
+from lib.optim import OPTIMIZERS
+from lib.optim.groups import parameter_groups
+from lib.pruning import PRUNERS
+from lib.pruning.contract import Pruner
+from lib.pruning.mask import prunable_parameters
+
+
+class Training:
+    """Built as the trainer builds it, on the CPU, from random weights as torch leaves them."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.model = GPT(config.model)
+        groups = parameter_groups(self.model, config.optimizer.weight_decay)
+        self.optimizer = OPTIMIZERS.module(config.optimizer.name)(
+            groups, config.optimizer, config.schedule.learning_rate
+        )
+        prunable = prunable_parameters(self.model, config.pruning.include_embeddings)
+        self.pruner: Pruner = PRUNERS.module(config.pruning.name)(prunable, config.pruning)
+
+    def step(self, tokens_BT: list[Tensor], pruner: Pruner | None = None) -> None:
+        """One optimizer step, with a micro-batch for each of ``tokens_BT``, of T + 1 tokens."""
+        session = SimpleNamespace(
+            model=self.model,
+            forward=self.model,
+            config=self.config,
+            device=torch.device("cpu"),
+            optimizer=self.optimizer,
+            scaler=grad_scaler(self.config.machine),
+            pruner=pruner or self.pruner,
+            iteration=0,
+        )
+        micro_batches = [(t[:, :-1], t[:, 1:]) for t in tokens_BT]
+        optimizer_step(cast(Session, session), micro_batches, self.config.schedule.learning_rate)

@@ -1,0 +1,38 @@
+"""Configurations with GPT-2's vocabulary, and otherwise small."""
+
+from collections.abc import Callable
+
+import pytest
+
+from gpt2.ablation.ratio import RATIO
+from gpt2.ablation.resolve import resolve_config, step_layers
+from gpt2.config import Config
+from lib.binding import Value
+from lib.kconfig import Layer, Tree, defconfig_layers
+from lib.project import ROOT
+
+SMALL: dict[str, Value] = {
+    "MODEL_SIZE_CUSTOM": True,
+    "N_LAYER": 6,
+    "N_HEAD": 4,
+    "N_EMBD": 128,
+    "BLOCK_SIZE": 256,
+    "GLOBAL_BATCH": 8,
+    "BATCH_SIZE": 2,
+    "GRAD_ACCUMULATION": 4,
+}
+
+
+@pytest.fixture(scope="session")
+def configure() -> Callable[..., Config]:
+    """A step of the RATIO study, small, with some symbols changed; ``size=None`` leaves its size."""
+    tree = Tree()
+    base = defconfig_layers(ROOT, "gpt2-ratio-ablation")
+
+    def build(slug: str = "baseline", /, small: bool = True, **changes: Value) -> Config:
+        step = next(step for step in RATIO.steps if step.slug == slug)
+        symbols = (SMALL if small else {}) | changes
+        layers = [*base, Layer.of("command line", "test", symbols), *step_layers(RATIO, step)]
+        return resolve_config(tree, layers)
+
+    return build

@@ -1,0 +1,174 @@
+"""The prediction against other reckonings: torch's own tracker, full depth, closed formulas."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed._tools.mem_tracker import MemTracker
+
+from gpt2.config import Config
+from gpt2.footprint.fake import FakeTraining
+from gpt2.footprint.predict import predict
+from gpt2.footprint.training import Training
+from gpt2.mlp.base import Mlp
+from lib.errors import RunError
+from lib.machine.gpus import gpu_named, gpu_with_memory
+
+Configure = Callable[..., Config]
+GPU = gpu_named("a10g")
+MIXED = ("baseline", "pruned-50", "golden-gate-cross", "ra-mla-golden-mech", "full", "ract-weights")
+
+
+def totals(config: Config, batch: int, target: Any = GPU) -> dict[str, int]:
+    """Peak bytes of each stage."""
+    found = FakeTraining(config).needs(target, batch)
+    return {stage: peak.total() for stage, peak in found.peaks.items()}
+
+
+@pytest.mark.parametrize("accumulation", [1, 4])
+@pytest.mark.parametrize(
+    ("slug", "target"),
+    [(slug, GPU) for slug in MIXED] + [("baseline", None), ("full", None)],
+)
+def test_three_blocks_tell_of_all(
+    configure: Configure,
+    monkeypatch: pytest.MonkeyPatch,
+    accumulation: int,
+    slug: str,
+    target: Any,
+) -> None:
+    config = configure(slug, GLOBAL_BATCH=2 * accumulation, GRAD_ACCUMULATION=accumulation)
+    short = FakeTraining(config).needs(target, 2)
+    monkeypatch.setattr("gpt2.footprint.fake._BLOCKS", 6)
+    whole = FakeTraining(config).needs(target, 2)
+    assert whole.flops == short.flops
+    assert {s: p.total() for s, p in short.peaks.items()} == pytest.approx(
+        {s: p.total() for s, p in whole.peaks.items()}, rel=1e-3
+    )
+
+
+@pytest.mark.parametrize("slug", ["baseline", "full"])
+def test_as_torchs_memory_tracker(
+    configure: Configure, monkeypatch: pytest.MonkeyPatch, slug: str
+) -> None:
+    """It follows modules and saved tensors by other means, through every piece of work."""
+    config = configure(slug, GLOBAL_BATCH=2, GRAD_ACCUMULATION=1, DEVICE_CPU=True, N_LAYER=2)
+    monkeypatch.setattr("gpt2.training.step.require_finite", lambda *arguments: None)
+    with FakeTensorMode():
+        training = Training(config)
+        tokens_BT = torch.zeros((2, 257), dtype=torch.long)
+        training.step([tokens_BT])
+        tracker = MemTracker()
+        tracker.track_external(training.model, training.optimizer, tokens_BT)
+        with tracker:
+            training.step([tokens_BT])
+    expected = tracker.get_tracker_snapshot("peak")[torch.device("cpu")]["Total"]
+    assert max(totals(config, 2, None).values()) == pytest.approx(expected, rel=0.01)
+
+
+@pytest.mark.parametrize("slug", MIXED)
+def test_parameters_are_exact(configure: Configure, slug: str) -> None:
+    config = configure(slug)
+    assert FakeTraining(config).parameters == config.model.num_params()
+
+
+def test_flops_of_gpt2(configure: Configure) -> None:
+    """Three products for each matrix; flash attention has two forward and five backward."""
+    config = configure(DROPOUT="0.0")
+    shape = config.model.shape
+    matrices = shape.n_layer * 12 * shape.n_embd**2 + shape.padded_vocab_size * shape.n_embd
+    pairs = (shape.block_size + 1) / 2
+    expected = 6 * matrices + shape.n_layer * 14 * shape.n_embd * pairs
+    found = predict(config, GPU)
+    assert found.flops_per_token == pytest.approx(expected, rel=1e-12)
+    assert predict(config, "cpu").flops_per_token == pytest.approx(expected, rel=1e-12)
+    recomputed = shape.n_layer * 2 * shape.n_embd * pairs
+    assert found.declared_flops_per_token == pytest.approx(expected - recomputed, rel=1e-12)
+
+
+def test_flops_of_a_window(configure: Configure) -> None:
+    """No fused kernel skips what a mask hides: every pair is computed."""
+    config = configure(DROPOUT="0.0", ATTENTION_PATTERN_SLIDING=True, SLIDING_WINDOW=64)
+    shape = config.model.shape
+    full = predict(configure(DROPOUT="0.0"), GPU).flops_per_token
+    hidden = shape.block_size - (shape.block_size + 1) / 2
+    expected = full + shape.n_layer * 14 * shape.n_embd * hidden
+    assert predict(config, GPU).flops_per_token == pytest.approx(expected, rel=1e-12)
+
+
+def test_memory_of_gpt2(configure: Configure) -> None:
+    """Weights, gradients and two moments in fp32 are exact, and the step counters of AdamW."""
+    found = predict(configure(), GPU)
+    assert found.peak_bytes["parameters"] == 4 * found.parameters
+    assert found.peak_bytes["gradients"] == 4 * found.parameters
+    assert 0 <= found.peak_bytes["optimizer"] - 8 * found.parameters < 1000
+
+
+def test_a_gpu_keeps_no_square_of_the_length(configure: Configure) -> None:
+    """With dropout a CPU has only the plain products, which keep T × T numbers for each head."""
+    short = predict(configure(BLOCK_SIZE=128, BATCH_SIZE=4, GRAD_ACCUMULATION=2), GPU)
+    long = predict(configure(BLOCK_SIZE=256, BATCH_SIZE=2, GRAD_ACCUMULATION=4), GPU)
+    assert long.peak_bytes["activations"] == pytest.approx(
+        short.peak_bytes["activations"], rel=0.02
+    )
+    pairs = 6 * 4 * (2 * 256**2 - 4 * 128**2)
+    # Between five and fourteen bytes a pair: softmax, mask, and their product, in bf16 or fp32.
+    assert 5 * pairs < long.cpu_peak_bytes - short.cpu_peak_bytes < 14 * pairs
+
+
+def test_gpt2_124m_with_dropout(configure: Configure) -> None:
+    """B 8, T 1024, bf16: plain products on a CPU keep what flash on a GPU does not."""
+    config = configure(small=False)
+    squares = 12 * 8 * 12 * 1024**2
+    flash = predict(config, GPU).total_bytes
+    assert 5.0 < flash / 2**30 < 6.0
+    assert 5 * squares < predict(config, "cpu").total_bytes - flash < 14 * squares
+
+
+def test_more_sequences_need_more(configure: Configure) -> None:
+    needed = [max(totals(configure("ra"), batch).values()) for batch in (1, 2, 4)]
+    assert needed == sorted(set(needed))
+
+
+def test_the_largest_micro_batch_fits_and_the_next_does_not(configure: Configure) -> None:
+    config = configure(GLOBAL_BATCH=64, BATCH_SIZE=2, GRAD_ACCUMULATION=32)
+    gpu = gpu_with_memory(1.7)
+    largest = predict(config, gpu).largest_micro_batch
+    assert 2 < largest < 64
+    for batch, fits in ((largest, True), (2 * largest, False)):
+        train = dataclasses.replace(config.train, batch_size=batch, grad_accumulation=64 // batch)
+        assert predict(dataclasses.replace(config, train=train), gpu).fits is fits
+
+
+def test_nothing_fits_a_tiny_gpu(configure: Configure) -> None:
+    found = predict(configure(), gpu_with_memory(1.01))
+    assert (found.fits, found.largest_micro_batch) == (False, 0)
+
+
+def test_a_wrong_dimension_is_named_with_its_place(
+    configure: Configure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build = Mlp.__init__
+
+    def narrow(self: Mlp, *arguments: Any) -> None:
+        build(self, *arguments)
+        self.c_proj = torch.nn.Linear(self.c_fc.out_features - 1, self.c_fc.in_features)
+
+    monkeypatch.setattr(Mlp, "__init__", narrow)
+    with pytest.raises(RunError, match=r"gpt2/mlp/base.py:\d+: forward of h.0.mlp.c_proj: .*511"):
+        predict(configure(), GPU)
+
+
+def test_a_wrong_dimension_in_backward_is_named(
+    configure: Configure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wrong(soft: Any, dlast: torch.Tensor, dstatistics: Any) -> torch.Tensor:
+        return dlast[..., :-1]
+
+    monkeypatch.setattr("gpt2.attention.rows.backward.Backward._softmaxes", staticmethod(wrong))
+    expected = r"gpt2/attention/rows/backward.py:\d+: backward, last block: "
+    with pytest.raises(RunError, match=expected):
+        predict(configure("ract"), GPU)
