@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from gpt2.config import Config
 from gpt2.model import GPT
-from lib.machine.process import current_process
+from lib.machine.process import Process
 from lib.machine.setup import autocast, grad_scaler, preflight, set_up
 from lib.optim import OPTIMIZERS
 from lib.optim.groups import parameter_groups
@@ -30,7 +30,8 @@ def try_out(config: Config) -> list[str]:
     PreflightError when this machine lacks the device.
     """
     preflight(config.machine, config.train.gpus)
-    device = set_up(config.machine, current_process(), config.train.gpus)
+    # However many processes train the run, one of them shows whether it works.
+    device = set_up(config.machine, Process())
     model = GPT(config.model)
     model.init_weights(config.seed)
     model.to(device)

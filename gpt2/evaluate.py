@@ -3,11 +3,13 @@
 The total is the mean over tokens, not over batches, and can be recomputed from the documents'
 rows. Evaluation draws nothing and leaves the training's randomness where it was.
 
-B rows of a batch, T tokens.
+Batches are the same however many processes there are; each evaluates its share of them.
+
+B rows of a batch, T tokens, W windows.
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +19,7 @@ from gpt2.config import Config
 from gpt2.data.evaluation import IGNORED, eval_batches, evaluation_windows
 from gpt2.data.store import Split
 from gpt2.model import GPT
+from lib.machine.group import Group
 from lib.machine.setup import autocast
 
 
@@ -55,27 +58,45 @@ class Evaluation:
 class Evaluator:
     """The windows of one configuration, read anew by every evaluation."""
 
-    def __init__(self, config: Config, split: Split, device: torch.device) -> None:
+    def __init__(
+        self, config: Config, split: Split, device: torch.device, group: Group = Group()
+    ) -> None:
         """ConfigError when the evaluation budget is below one window."""
         self._machine = config.machine
         self._split = split
         self._block_size = config.model.shape.block_size
         self._batch_size = config.train.batch_size
         self._device = device
+        self._group = group
         self._windows = evaluation_windows(split, self._block_size, config.data.eval_tokens)
 
     def __call__(self, model: GPT, stop: Callable[[], bool] = lambda: False) -> Evaluation | None:
         """Evaluate ``model``; None when ``stop`` asked to give up between two batches."""
-        rows: list[tuple[str, Tensor]] = []
         training = model.training
         model.eval()
         with torch.random.fork_rng(self._gpus()), torch.no_grad():
-            for x, y, documents in self._batches():
-                if stop():
-                    break
-                rows += zip(documents, self._rows(model, torch.from_numpy(x), torch.from_numpy(y)))
+            rows_W3 = self._measure(model, stop)
         model.train(training)
-        return _collect(rows) if len(rows) == len(self._windows) else None
+        if rows_W3 is None:
+            return None
+        names = [window.document for window in self._windows]
+        # Each row is zero on every rank but one, so the sum is exact.
+        return _collect(names, self._group.add(rows_W3))
+
+    def _measure(self, model: GPT, stop: Callable[[], bool]) -> Tensor | None:
+        """The rows of this rank's batches, [W, 3] with zeros for the others; None to give up."""
+        rows_W3 = torch.zeros(len(self._windows), 3, dtype=torch.float64, device=self._device)
+        first = 0
+        for turn, (x, y, documents) in enumerate(self._batches()):
+            rank = turn % self._group.size
+            if rank == 0 and stop():
+                return None
+            last = first + len(documents)
+            if rank == self._group.rank:
+                x_BT, y_BT = torch.from_numpy(x), torch.from_numpy(y)
+                rows_W3[first:last] = self._rows(model, x_BT, y_BT)
+            first = last
+        return rows_W3
 
     def _batches(self) -> Iterable:
         return eval_batches(self._split, self._windows, self._block_size, self._batch_size)
@@ -93,11 +114,10 @@ class Evaluator:
         return torch.stack([column.double().sum(1) for column in columns], dim=1)
 
 
-def _collect(rows: list[tuple[str, Tensor]]) -> Evaluation:
+def _collect(names: Sequence[str], rows_W3: Tensor) -> Evaluation:
     """Add up the rows of each document; one copy from the device for all of them."""
-    values = torch.stack([row for _, row in rows]).tolist()
     documents: dict[str, list[list[float]]] = {}
-    for (name, _), row in zip(rows, values, strict=True):
+    for name, row in zip(names, rows_W3.tolist(), strict=True):
         documents.setdefault(name, []).append(row)
     return Evaluation(tuple(_document(name, documents[name]) for name in sorted(documents)))
 

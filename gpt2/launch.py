@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +14,8 @@ from lib.analysis.table import build_table
 from lib.cli import confirm
 from lib.console import say
 from lib.errors import EXIT_DONE, EXIT_FAILED, ConfigError, Problem
-from lib.machine.setup import environment
+from lib.machine.process import current_process
+from lib.machine.setup import environment, require_processes
 from lib.plan import Run, own_path
 from lib.rundir import RunDir
 from lib.runner import locks
@@ -80,7 +82,8 @@ def dry_run(plan: Plan) -> int:
 def train_here(plan: Plan) -> int:
     """Train the plan's one run in this process, where a debugger can reach it; the exit code.
 
-    ConfigError when the plan has more runs, or another process trains this one.
+    torchrun starts several of these, which train it together; the other ranks wait for rank 0 in
+    ``train.run``. ConfigError when the plan has more runs, or another process trains this one.
     """
     if len(plan.runs) != 1:
         what = f"{len(plan.runs)} runs are planned, and this trains one"
@@ -94,12 +97,16 @@ def train_here(plan: Plan) -> int:
     os.environ.update(environment(run.config.machine))
     from gpt2 import preflight, train
 
+    process = current_process()
+    require_processes(process, run.config.train.gpus)
     preflight.check_machine([run.config])
-    preflight.check_weights([run.config], plan.build_dir)
-    preflight.check_data([run.config], plan.build_dir)
-    run.path.mkdir(parents=True, exist_ok=True)
-    with locks.exclusive(RunDir(run.path).lock), Interrupts() as interrupts:
-        Gpt2Target(plan, new_pool(plan)).prepare(run)
+    with Interrupts() as interrupts, ExitStack() as held:
+        if process.is_main:
+            preflight.check_weights([run.config], plan.build_dir)
+            preflight.check_data([run.config], plan.build_dir)
+            run.path.mkdir(parents=True, exist_ok=True)
+            held.enter_context(locks.exclusive(RunDir(run.path).lock))
+            Gpt2Target(plan, new_pool(plan)).prepare(run)
         status = train.run(
             run.path,
             plan.build_dir,

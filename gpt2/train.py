@@ -5,6 +5,7 @@ killed at any moment: the next call goes on from the newest good checkpoint to t
 """
 
 import math
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,13 +18,15 @@ from gpt2.runs import read_resolved_config
 from gpt2.training.describe import manifest_facts, start_line
 from gpt2.training.finish import write_results
 from gpt2.training.log import Log
-from gpt2.training.records import Records, Report
+from gpt2.training.records import NoRecords, Records, Report
 from gpt2.training.session import Session
 from gpt2.training.start import open_session, resume, warm_up
 from gpt2.training.step import optimizer_step
 from gpt2.training.stopping import Stop
 from lib import checkpoint
 from lib.errors import EXIT_DONE, Problem, RunError
+from lib.machine.group import Group, lost_peer
+from lib.machine.process import current_process
 from lib.optim.schedule import learning_rate_at
 from lib.repro.manifest import begin_manifest, end_manifest
 from lib.repro.source import changed_since
@@ -42,6 +45,7 @@ def run(
 ) -> Status:
     """Train the run of ``run_dir/resolved_config.yaml`` to its end, or until ``stop()``.
 
+    The processes of one run all call it; rank 0 alone reports, asks ``stop`` and writes.
     ``report`` gets ``{"kind": "line", tag, text}`` and ``{"kind": "progress", iteration, iterations,
     loss, lr, grad_norm, tokens_per_second, eta_seconds}``. The status that is returned also stands
     in status.json. Errors before the first step are raised as KablateError; later ones make the
@@ -49,21 +53,27 @@ def run(
     """
     started = time.monotonic()
     files = RunDir(run_dir)
-    config = read_resolved_config(files)
-    stopping = Stop(stop, config.run_time_limit_seconds)
     try:
-        records = Records(files, report)
-        try:
-            session = open_session(config, build_dir, records, clock)
-            warm_up(session)
-            resume(session, allow_stale)
-            _begin(session)
-            return _to_the_end(session, stopping, started)
-        finally:
-            records.close()
+        with Group.join(current_process()) as group:
+            # Rank 0 came here after the file was written, and the others after rank 0.
+            config = read_resolved_config(files)
+            stopping = Stop(stop, config.run_time_limit_seconds, group.agree)
+            records = Records(files, report) if group.is_main else NoRecords(files)
+            try:
+                session = open_session(config, build_dir, records, clock, group)
+                warm_up(session)
+                resume(session, allow_stale)
+                _begin(session)
+                return _to_the_end(session, stopping, started)
+            finally:
+                records.close()
     # Comes this far before the first step, or where even the failure could not be written down.
     except OSError as error:
         raise RunError(Problem(f"cannot read or write: {error}", str(run_dir))) from error
+    except RuntimeError as error:
+        if not lost_peer(error):
+            raise
+        raise RunError(Problem("another process of this run is gone", str(run_dir))) from error
 
 
 def train(session: Session, stop: Stop) -> None:
@@ -99,7 +109,11 @@ def step(session: Session, micro_batches: list[tuple[Tensor, Tensor]], log: Log)
         # Progress is measured in seconds, so the GPU's work has to be done when they are read.
         torch.cuda.synchronize(session.device)
     session.iteration += 1
-    session.progress = session.budget.progress(session.iteration, session.watch.seconds)
+    seconds = session.watch.seconds
+    if session.budget.is_time:
+        # Each process has a clock of its own.
+        seconds = session.group.agree(seconds)
+    session.progress = session.budget.progress(session.iteration, seconds)
     session.pruner.after_step(session.iteration, session.progress, session.optimizer)
     log.add(measured, lr)
 
@@ -111,22 +125,26 @@ def save(session: Session) -> None:
         "metrics_bytes": session.records.position(),
         "origin": session.origin,
     }
-    keep = session.config.train.checkpoint_keep
-    checkpoint.save(session.run.checkpoints, session.iteration, session.weights(), state, keep)
+    if session.group.is_main:
+        keep = session.config.train.checkpoint_keep
+        checkpoint.save(session.run.checkpoints, session.iteration, session.weights(), state, keep)
     session.saved_at = session.iteration
     _write_status(session, State.RUNNING)
 
 
 def _begin(session: Session) -> None:
     """Record what is about to run, before it does."""
-    session.run.checkpoints.mkdir(exist_ok=True)
-    begin_manifest(
-        session.run,
-        session.config.machine,
-        session.device,
-        session.process,
-        manifest_facts(session),
-    )
+    pids = session.group.gather(torch.tensor(os.getpid())).tolist()
+    if session.group.is_main:
+        session.run.checkpoints.mkdir(exist_ok=True)
+        begin_manifest(
+            session.run,
+            session.config.machine,
+            session.device,
+            session.group.process,
+            pids,
+            manifest_facts(session),
+        )
     _write_status(session, State.RUNNING)
     session.records.line("TRAIN", start_line(session))
 
@@ -141,8 +159,9 @@ def _to_the_end(session: Session, stop: Stop, started: float) -> Status:
         if evaluation is None:
             return _interrupted(session, stop)
         _note_evaluation(session, evaluation)
-        write_results(session, evaluation, started)
-        end_manifest(session.run, changed_since(session.origin["sources"]))
+        if session.group.is_main:
+            write_results(session, evaluation, started)
+            end_manifest(session.run, changed_since(session.origin["sources"]))
     except RunError as error:
         return _failed(session, error.problems[0].what)
     except torch.OutOfMemoryError as error:
@@ -155,8 +174,9 @@ def _to_the_end(session: Session, stop: Stop, started: float) -> Status:
 
 def _succeeded(session: Session, evaluation: Evaluation) -> Status:
     status = _write_status(session, State.SUCCESS)
-    # The final weights are there, so nothing will be resumed.
-    checkpoint.delete_all(session.run.checkpoints)
+    if session.group.is_main:
+        # The final weights are there, so nothing will be resumed.
+        checkpoint.delete_all(session.run.checkpoints)
     seconds = session.watch.seconds
     session.records.line(
         "DONE",
@@ -173,6 +193,9 @@ def _interrupted(session: Session, stop: Stop) -> Status:
 
 
 def _failed(session: Session, message: str) -> Status:
+    if not session.group.is_main:
+        # Rank 0 may know nothing of it: whoever started the processes has to be told.
+        raise RunError(message)
     session.records.log("FAIL", message)
     return _write_status(session, State.FAILED, RunError.exit_code, message)
 
@@ -181,7 +204,8 @@ def _write_status(
     session: Session, state: State, exit_code: int = EXIT_DONE, message: str = ""
 ) -> Status:
     status = Status(state, exit_code, message, session.iteration, session.budget.iterations)
-    write_status(session.run, status)
+    if session.group.is_main:
+        write_status(session.run, status)
     return status
 
 

@@ -6,7 +6,7 @@ import torch
 
 from gpt2.training.session import Session
 from lib.machine.observe import GIB, hardware, knobs, sdpa_kernel
-from lib.repro.rng import POLICY
+from lib.repro.rng import POLICY, dropout_seed
 
 
 def start_line(session: Session) -> str:
@@ -26,6 +26,7 @@ def start_line(session: Session) -> str:
         f"{session.device} {name}, {memory:g} GiB",
         machine.precision,
         f"attention {attention_kernel(session)}",
+        *([f"{session.group.size} processes"] if session.group.size > 1 else []),
         f"{torch.get_num_threads()} thread(s)",
         *(habit for habit, on in habits.items() if on),
         f"{sum(w.numel() for w in session.weights().values()):,} parameters",
@@ -64,10 +65,24 @@ def manifest_facts(session: Session) -> dict[str, Any]:
             "accumulation": train.grad_accumulation,
             "tokens_per_iteration": session.budget.tokens_per_iteration,
         },
+        "processes": {
+            "world_size": session.group.size,
+            "backend": session.group.backend(session.device),
+            "init_digests": session.init_digests,
+        },
         "seeds": {
             "seed": config.seed,
+            "dropout": [dropout_seed(config.seed, rank) for rank in range(session.group.size)],
             "policy": POLICY,
-            "streams": ["init/PARAMETER", "data", "dropout", "numpy", "python", "sample"],
+            "streams": [
+                "init/PARAMETER",
+                "data",
+                "dropout",
+                "dropout/RANK",
+                "numpy",
+                "python",
+                "sample",
+            ],
             "dataloader_seed_policy": "sequence g is addressed by (seed, data, g); workers draw nothing",
         },
         "data": session.dataset.manifest,

@@ -73,6 +73,38 @@ class Records:
             os.close(descriptor)
 
 
+class NoRecords(Records):
+    """What a rank other than 0 writes and says: nothing."""
+
+    def __init__(self, run: RunDir) -> None:
+        self.run = run
+
+    def metrics(self, **record: Any) -> None:
+        """Rank 0 writes it."""
+
+    def timing(self, **record: Any) -> None:
+        """Rank 0 writes it."""
+
+    def line(self, tag: str, text: str) -> None:
+        """Rank 0 says it."""
+
+    def log(self, tag: str, text: str) -> None:
+        """Rank 0 writes it."""
+
+    def progress(self, **event: Any) -> None:
+        """Rank 0 shows it."""
+
+    def position(self) -> int:
+        """Rank 0 knows it."""
+        return 0
+
+    def rewind(self, position: int) -> None:
+        """Rank 0 does it."""
+
+    def close(self) -> None:
+        """There is nothing to close."""
+
+
 def _open(path: Path) -> int:
     """A descriptor that appends; a torn last line of a killed process is cut off first."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)

@@ -16,25 +16,28 @@ from gpt2.evaluate import Evaluator
 from gpt2.model import GPT
 from gpt2.training.budget import Budget, Stopwatch
 from gpt2.training.records import Records
-from lib.machine.process import Process
+from lib.machine.group import Group
 from lib.optim.contract import Optimizer
 from lib.pruning.contract import Pruner
 from lib.repro.rng import rng_state, set_rng_state
 from lib.rundir import RunDir
 
+# Generators that dropout draws from.
+_PER_RANK = {"torch", "cuda"}
+
 
 @dataclass
 class Session:
-    """One run in one process. Mutable state is in the parts and in the last four fields."""
+    """One run, as one of its processes sees it. Mutable state is in the parts and in the last four fields."""
 
     run: RunDir
     config: Config
-    process: Process
+    group: Group
     device: torch.device
     dataset: Dataset
     tokenizer: Tokenizer
     model: GPT
-    # The model, or what torch.compile made of it.
+    # The model, or what torch.compile made of it; its gradients are shared among the processes.
     forward: Callable[[Tensor, Tensor], Tensor]
     optimizer: Optimizer
     scaler: torch.amp.GradScaler
@@ -45,6 +48,8 @@ class Session:
     records: Records
     # Code and machine that the run was started with; a checkpoint says which made it.
     origin: dict[str, Any]
+    # SHA-256 of the first weights of each rank: all the same.
+    init_digests: list[str]
     # Optimizer steps done.
     iteration: int = 0
     # Part of the budget used by them.
@@ -78,15 +83,15 @@ class Session:
             self.config.data,
             train.global_batch,
             train.batch_size,
-            self.process.rank,
-            self.process.world_size,
+            self.group.rank,
+            self.group.size,
             self.iteration,
             self.device.type == "cuda",
         )
         return iter(loader)
 
     def state_dict(self) -> dict[str, Any]:
-        """All but the weights that an uninterrupted continuation needs."""
+        """All but the weights that an uninterrupted continuation needs. Every rank has to call it."""
         return {
             "iteration": self.iteration,
             "progress": self.progress,
@@ -96,7 +101,7 @@ class Session:
             "optimizer": self.optimizer.state_dict(),
             "scaler": self.scaler.state_dict(),
             "pruner": self.pruner.state_dict(),
-            "rng": rng_state(self.device),
+            "rng": self._rng_of_all_ranks(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -111,7 +116,7 @@ class Session:
         if self.scaler.is_enabled():
             self.scaler.load_state_dict(state["scaler"])
         self.pruner.load_state_dict(state["pruner"])
-        set_rng_state(state["rng"], self.device)
+        self._set_rng(state["rng"])
 
     @torch.no_grad()
     def load_weights(self, weights: dict[str, Tensor]) -> None:
@@ -120,3 +125,15 @@ class Session:
         assert parameters.keys() == weights.keys(), parameters.keys() ^ weights.keys()
         for name, parameter in parameters.items():
             parameter.copy_(weights[name])
+
+    def _rng_of_all_ranks(self) -> dict[str, Any]:
+        """The generators of this process; of those that differ from rank to rank, all: [R, bytes]."""
+        state = rng_state(self.device)
+        return state | {name: self.group.gather(state[name]) for name in _PER_RANK & state.keys()}
+
+    def _set_rng(self, state: dict[str, Any]) -> None:
+        """A rank that the saved run did not have keeps the stream that it was seeded with."""
+        if self.group.rank < len(state["torch"]):
+            # A copy: torch reads a row of a larger tensor from the wrong place, and crashes.
+            own = {n: state[n][self.group.rank].clone() for n in _PER_RANK & state.keys()}
+            set_rng_state(state | own, self.device)

@@ -21,7 +21,7 @@ from gpt2.weights.hf import initialise
 from lib.checkpoint import load_newest
 from lib.errors import Problem, RunError
 from lib.machine.observe import device_name
-from lib.machine.process import current_process
+from lib.machine.group import Group
 from lib.machine.setup import grad_scaler, preflight, set_up
 from lib.optim import OPTIMIZERS
 from lib.optim.groups import parameter_groups
@@ -30,6 +30,7 @@ from lib.pruning.mask import prunable_parameters
 from lib.repro.rng import seed_all
 from lib.repro.source import loaded_source
 from lib.repro.stale import differences
+from lib.repro.weights import weights_digest
 
 _NAMED_FILES = 5
 
@@ -39,14 +40,15 @@ def open_session(
     build_dir: Path,
     records: Records,
     clock: Callable[[], float] = time.perf_counter,
+    group: Group = Group(),
 ) -> Session:
     """Set the machine up, open the data, build model, optimizer and pruner.
 
-    PreflightError, DataError or ConfigError where that cannot be done; nothing has been trained.
+    PreflightError, DataError or ConfigError where that cannot be done, RunError where ``group``
+    does not start from the same weights; nothing has been trained.
     """
     preflight(config.machine, config.train.gpus)
-    process = current_process()
-    device = set_up(config.machine, process, config.train.gpus)
+    device = set_up(config.machine, group.process, config.train.gpus)
     shape = config.model.shape
     dataset = open_dataset(config.data, build_dir, shape.vocab_size)
     downloads = source.downloads_folder(config.data, build_dir)
@@ -54,6 +56,7 @@ def open_session(
     model.init_weights(config.seed)
     initial = initialise(model, config, build_dir, records.line)
     model.to(device)
+    init_digests = _same_weights(model, group)
     groups = parameter_groups(model, config.optimizer.weight_decay)
     optimizer = OPTIMIZERS.module(config.optimizer.name)(
         groups, config.optimizer, config.schedule.learning_rate
@@ -61,24 +64,25 @@ def open_session(
     prunable = prunable_parameters(model, config.pruning.include_embeddings)
     pruner = PRUNERS.module(config.pruning.name)(prunable, config.pruning)
     # After initialisation, which has generators of its own.
-    seed_all(config.seed)
+    seed_all(config.seed, group.rank)
     return Session(
         run=records.run,
         config=config,
-        process=process,
+        group=group,
         device=device,
         dataset=dataset,
         tokenizer=tokenizer.load(config.data.tokenizer, downloads),
         model=model,
-        forward=torch.compile(model) if config.machine.compile else model,
+        forward=group.share_gradients(torch.compile(model) if config.machine.compile else model),
         optimizer=optimizer,
         scaler=grad_scaler(config.machine),
         pruner=pruner,
         budget=run_budget(config),
         watch=Stopwatch(clock),
-        evaluate=Evaluator(config, dataset.val, device),
+        evaluate=Evaluator(config, dataset.val, device, group),
         records=records,
         origin=_origin(device, initial),
+        init_digests=init_digests,
     )
 
 
@@ -106,7 +110,9 @@ def resume(session: Session, allow_stale: bool = False) -> None:
     """
     records = session.records
     damaged: list[str] = []
-    found = load_newest(session.run.checkpoints, damaged.append)
+    # The first to read puts damaged ones aside.
+    with session.group.main_first():
+        found = load_newest(session.run.checkpoints, damaged.append)
     for text in damaged:
         records.line("WARN", text)
     if found is None:
@@ -121,6 +127,19 @@ def resume(session: Session, allow_stale: bool = False) -> None:
     session.load_state_dict(found.state["session"])
     session.saved_at = session.iteration
     records.line("TRAIN", f"resumes at iteration {session.iteration:,}")
+
+
+def _same_weights(model: GPT, group: Group) -> list[str]:
+    """The digest of each rank's weights. RunError naming the ranks that differ from rank 0.
+
+    Nothing later would show it: every rank adds the same gradients to weights of its own.
+    """
+    digest = bytearray.fromhex(weights_digest(dict(model.named_parameters())))
+    rows = group.gather(torch.frombuffer(digest, dtype=torch.uint8)).tolist()
+    digests = [bytes(row).hex() for row in rows]
+    if others := [str(rank) for rank, found in enumerate(digests) if found != digests[0]]:
+        raise RunError(f"the first weights of rank {', '.join(others)} are not those of rank 0")
+    return digests
 
 
 def _origin(device: torch.device, initial: dict[str, str]) -> dict[str, Any]:

@@ -96,13 +96,14 @@ def _backward(session: Session, micro_batches: list[MicroBatch]) -> Tensor:
     total = torch.zeros((), device=session.device)
     # One context around all of them: weights are cast once for the step, not once a micro-batch.
     with autocast(session.config.machine):
-        for x_BT, y_BT in _on_device(micro_batches, session.device):
-            loss = session.forward(x_BT, y_BT) * share
-            # Gradients take the types of the forward pass by themselves.
-            with torch.autocast(session.device.type, enabled=False):
-                session.scaler.scale(loss).backward()
+        for i, (x_BT, y_BT) in enumerate(_on_device(micro_batches, session.device), 1):
+            with session.group.exchange(session.forward, now=i == len(micro_batches)):
+                loss = session.forward(x_BT, y_BT) * share
+                # Gradients take the types of the forward pass by themselves.
+                with torch.autocast(session.device.type, enabled=False):
+                    session.scaler.scale(loss).backward()
             total += loss.detach()
-    return total
+    return session.group.add(total) / session.group.size
 
 
 def _on_device(batches: list[MicroBatch], device: torch.device) -> Iterable[MicroBatch]:

@@ -13,7 +13,7 @@ class MachineConfig:
     device: str = symbol("DEVICE")
     # fp32, bf16 or fp16 (fp16 with a gradient scaler)
     precision: str = symbol("PRECISION")
-    # Threads of one run on a CPU; part of the identity because sums depend on how work is split.
+    # Threads of each process of a run; part of the identity because sums depend on how work is split.
     cpu_threads: int = symbol("CPU_THREADS")
     compile: bool = symbol("COMPILE")
     deterministic: bool = symbol("DETERMINISTIC")

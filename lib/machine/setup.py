@@ -56,11 +56,7 @@ def set_up(machine: MachineConfig, process: Process, processes: int = 1) -> "tor
     """
     import torch
 
-    if process.world_size != processes:
-        raise PreflightError(
-            f"WORLD_SIZE={process.world_size} in the environment, but GPUS={processes}; "
-            "start the run with make, or unset WORLD_SIZE"
-        )
+    require_processes(process, processes)
     if missing := missing_variables(_gpu_environment(machine)):
         raise PreflightError(
             f"this process was started without {' '.join(missing)}; set it before Python starts"
@@ -78,6 +74,19 @@ def set_up(machine: MachineConfig, process: Process, processes: int = 1) -> "tor
     device = torch.device("cuda", process.local_rank)
     torch.cuda.set_device(device)
     return device
+
+
+def require_processes(process: Process, processes: int) -> None:
+    """PreflightError unless ``process`` is one of as many as the configuration says."""
+    if process.world_size == processes:
+        return
+    if process.world_size == 1:
+        what = f"GPUS={processes} trains in {processes} processes, and this is one"
+    else:
+        what = f"WORLD_SIZE={process.world_size} in the environment, but GPUS={processes}"
+    torchrun = f"torchrun --standalone --nproc-per-node {processes} scripts/train.py"
+    advice = f"type: make, which starts them itself, or: {torchrun}"
+    raise PreflightError(Problem(what, next=advice))
 
 
 def autocast(machine: MachineConfig) -> "torch.autocast":

@@ -5,11 +5,10 @@ are not written down: some of them are secrets.
 """
 
 import json
-import os
 import platform
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +29,12 @@ def begin_manifest(
     machine: MachineConfig,
     device: torch.device,
     process: Process,
+    pids: Sequence[int],
     facts: Mapping[str, Any],
 ) -> None:
     """Write the manifest of a run that starts or goes on; ``facts`` are the caller's own.
+
+    ``pids`` are the process ids of all ranks.
 
     Code and data are digested before the first step, so an edit during the run is not taken for
     what made it.
@@ -49,7 +51,7 @@ def begin_manifest(
         "oom_fallbacks": [],
         **facts,
         "artifacts": {},
-        "volatile": {"host": platform.node(), "pid": os.getpid(), "attempts": _attempts(run)},
+        "volatile": {"host": platform.node(), "pids": [*pids], "attempts": _attempts(run)},
     }
     write_json(run.manifest, record)
 

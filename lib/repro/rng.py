@@ -16,9 +16,14 @@ from lib.repro.streams import stream_seed
 POLICY = "63 bits of SHA-256('SEED:STREAM'), one stream per purpose"
 
 
-def seed_all(seed: int) -> None:
+def dropout_seed(seed: int, rank: int) -> int:
+    """The seed of a rank's dropout: ranks see other sequences, and drop other units."""
+    return stream_seed(seed, f"dropout/{rank}" if rank else "dropout")
+
+
+def seed_all(seed: int, rank: int = 0) -> None:
     """Seed torch (every device), NumPy and Python from the run's ``seed``."""
-    torch.manual_seed(stream_seed(seed, "dropout"))
+    torch.manual_seed(dropout_seed(seed, rank))
     # NumPy's legacy generator takes 32 bits.
     np.random.seed(stream_seed(seed, "numpy") % 2**32)
     random.seed(stream_seed(seed, "python"))

@@ -1,6 +1,9 @@
 """Runs small enough to train in a blink, with dropout, pruning, SPAM and all intervals at work."""
 
 import json
+import os
+import signal
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,11 +21,12 @@ from gpt2.train import run, step
 from gpt2.training.records import Records
 from gpt2.training.session import Session
 from gpt2.training.start import open_session
+from lib.machine.process import rank_variables
 from lib.binding import Value
 from lib.kconfig import Layer, Tree
 from lib.repro.rng import rng_state, set_rng_state
 from lib.rundir import RunDir
-from lib.status import Status
+from lib.status import State, Status, read_status
 
 ITERATIONS = 12
 BASE: dict[str, Value] = {
@@ -143,6 +147,11 @@ class Trainer:
             status = run(files.path, self.build_dir, events.append, stop, **arguments)
         return Trained(files, status, events)
 
+    def found(self, name: str) -> Trained:
+        """What other processes left of the run ``name``."""
+        files = RunDir(self.folder / name)
+        return Trained(files, read_status(files) or Status(State.RUNNING), [])
+
 
 @pytest.fixture
 def train(build_dir: Path, tmp_path: Path) -> Trainer:
@@ -175,6 +184,52 @@ def session(
     yield build
     for records in opened:
         records.close()
+
+
+@dataclass
+class Ranks:
+    """Forked processes that train together."""
+
+    folder: Path
+    meetings: int = 0
+
+    def __call__(self, size: int, body: Callable[[int], Any]) -> list[Any]:
+        """What ``body(rank)`` returns on each rank, as JSON gives it back; an error as its text.
+
+        A rank that a signal ended gives the signal's negative number.
+        """
+        self.meetings += 1
+        meeting = self.folder / f"meeting-{self.meetings}"
+        children = [self._fork(rank, size, meeting, body) for rank in range(size)]
+        deadline = time.monotonic() + 60
+        codes = [self._wait(child, deadline) for child in children]
+        told = [self.folder / f"{meeting.name}-rank-{rank}.json" for rank in range(size)]
+        return [code or json.loads(path.read_text()) for code, path in zip(codes, told)]
+
+    def _fork(self, rank: int, size: int, meeting: Path, body: Callable[[int], Any]) -> int:
+        if child := os.fork():
+            return child
+        os.environ.update(rank_variables(rank, size, meeting))
+        try:
+            told = body(rank)
+        # The error is what the parent wants to see, whatever it is.
+        except BaseException as error:
+            told = f"{type(error).__name__}: {error}"
+        (self.folder / f"{meeting.name}-rank-{rank}.json").write_text(json.dumps(told))
+        os._exit(0)
+
+    def _wait(self, child: int, deadline: float) -> int:
+        while (found := os.waitpid(child, os.WNOHANG)) == (0, 0):
+            if time.monotonic() > deadline:
+                os.kill(child, signal.SIGKILL)
+            time.sleep(0.005)
+        return -os.WTERMSIG(found[1])
+
+
+@pytest.fixture
+def ranks(tmp_path: Path) -> Ranks:
+    """Runs a function in several processes that find each other."""
+    return Ranks(tmp_path)
 
 
 @pytest.fixture(autouse=True)

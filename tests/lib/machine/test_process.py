@@ -1,9 +1,11 @@
 """The launcher's variables."""
 
+from pathlib import Path
+
 import pytest
 
 from lib.errors import PreflightError
-from lib.machine.process import Process, current_process, missing_variables
+from lib.machine.process import Process, current_process, missing_variables, rank_variables
 
 
 def test_without_a_launcher_there_is_one_process() -> None:
@@ -25,3 +27,11 @@ def test_a_rank_that_is_no_number_is_named() -> None:
 def test_missing_and_differing_variables_are_listed() -> None:
     wanted = {"A": "1", "B": "2", "C": "3"}
     assert missing_variables(wanted, {"A": "1", "B": "0"}) == ["B=2", "C=3"]
+
+
+def test_processes_of_one_machine_meet_at_a_file(tmp_path: Path) -> None:
+    found = current_process(rank_variables(1, 4, tmp_path / "meeting"))
+    assert (found.rank, found.world_size, found.local_rank) == (1, 4, 1)
+    assert found.rendezvous == f"file://{tmp_path}/meeting"
+    # torchrun says it otherwise, in variables that torch reads.
+    assert current_process({"WORLD_SIZE": "4"}).rendezvous == "env://"

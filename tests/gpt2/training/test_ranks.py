@@ -1,0 +1,291 @@
+"""One run in several processes: gloo on the CPU, forked, a file to meet."""
+
+import json
+import os
+import shutil
+import signal
+from collections.abc import Callable
+from itertools import count, islice
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+
+# DistributedDataParallel loads it: once here, not in every process that is forked.
+import torch._dynamo
+from torch import Tensor
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.futures import Future
+
+from gpt2.config import Config
+from gpt2.model import GPT
+from gpt2.train import step
+from gpt2.training.log import Log
+from gpt2.training.records import NoRecords
+from gpt2.training.session import Session
+from gpt2.training.start import open_session
+from gpt2.training.step import optimizer_step
+from lib.checkpoint import _tensors
+from lib.machine.group import Group
+from lib.machine.process import current_process
+from lib.repro.weights import weights_digest
+from lib.rundir import RunDir
+from lib.status import State, read_status
+
+Configure = Callable[..., Config]
+NO_DROPOUT = {"DROPOUT": "0.0"}
+# Four sequences in all, one in each forward pass.
+SPLITS = {
+    size: {"GPUS": size, "BATCH_SIZE": 1, "GRAD_ACCUMULATION": 4 // size} for size in (1, 2, 4)
+}
+
+
+@pytest.fixture
+def open_rank(configure: Configure, build_dir: Path, tmp_path: Path) -> Callable[..., Session]:
+    """Opens this rank's session of the base configuration with some symbols changed."""
+
+    def build(**changes: Any) -> Session:
+        group = Group.join(current_process())
+        records = NoRecords(RunDir(tmp_path))
+        return open_session(configure(**changes), build_dir, records, group=group)
+
+    return build
+
+
+@pytest.fixture
+def together(train: Callable, ranks: Callable) -> Callable:
+    """Trains one run in ``GPUS`` processes; what rank 0 left, and how each rank ended."""
+
+    def start(config: Config, name: str = "run", **arguments: Any) -> tuple[Any, list[Any]]:
+        def body(rank: int) -> list[Any]:
+            status = train(config, name, **arguments).status
+            return [status.state, status.iteration, status.message]
+
+        (train.folder / name).mkdir(exist_ok=True)
+        ended = ranks(config.train.gpus, body)
+        return train.found(name), ended
+
+    return start
+
+
+def losses(trained: Any) -> torch.Tensor:
+    """Loss and gradient norm of each iteration."""
+    rows = trained.rows("train")
+    assert [row["iteration"] for row in rows] == list(range(1, 13))
+    return torch.tensor([(r["loss"], r["grad_norm"]) for r in rows], dtype=torch.float64)
+
+
+def test_loss_tables_of_1_2_and_4_processes_are_one(
+    configure: Configure, together: Callable
+) -> None:
+    """Up to the order of sums: four micro-batches are added one by one, or in pairs."""
+    tables = {}
+    for size, split in SPLITS.items():
+        trained, ended = together(configure(**NO_DROPOUT, **split), f"run-{size}")
+        assert ended == [["SUCCESS", 12, ""]] * size
+        tables[size] = losses(trained)
+    for size in (2, 4):
+        torch.testing.assert_close(tables[size], tables[1], rtol=1e-6, atol=1e-6)
+
+
+def test_with_two_micro_batches_two_processes_leave_the_same_bytes(
+    configure: Configure, together: Callable
+) -> None:
+    """a / 2 + b / 2 has one order only, and half a number is exact."""
+    alone, _ = together(configure(**NO_DROPOUT), "alone")
+    both, _ = together(configure(**NO_DROPOUT, GPUS=2, GRAD_ACCUMULATION=1), "both")
+    assert both.core() == alone.core()
+
+
+def test_an_evaluation_is_the_same_in_any_number_of_processes(
+    open_rank: Callable, ranks: Callable
+) -> None:
+    def documents(**changes: Any) -> list[Any]:
+        opened = open_rank(**changes)
+        found = opened.evaluate(opened.model)
+        return [[d.document, d.n_tokens, d.n_correct, d.loss_sum] for d in found.documents]
+
+    (alone,) = ranks(1, lambda rank: documents(**SPLITS[1]))
+    assert len(alone) == 4
+    for size in (2, 4):
+        assert ranks(size, lambda rank: documents(**SPLITS[size])) == [alone] * size
+
+
+def test_nothing_is_exchanged_before_the_last_micro_batch(
+    open_rank: Callable, ranks: Callable
+) -> None:
+    def body(rank: int) -> list[str]:
+        opened, seen = open_rank(**SPLITS[2]), []
+        opened.model.register_forward_pre_hook(lambda *arguments: seen.append("forward"))
+
+        def counted(state: Any, bucket: dist.GradBucket) -> Future[Tensor]:
+            seen.append("gradients")
+            return allreduce_hook(state, bucket)
+
+        opened.forward.register_comm_hook(None, counted)
+        add = dist.all_reduce
+
+        def noted(tensor: Tensor, **named: Any) -> Any:
+            # The hook, too, comes here.
+            seen.extend(["loss"] if tensor.ndim == 0 else [])
+            return add(tensor, **named)
+
+        with mock.patch("torch.distributed.all_reduce", noted):
+            for micro_batches in islice(opened.batches(), 3):
+                optimizer_step(opened, micro_batches, 1e-3)
+        return seen
+
+    assert ranks(2, body) == [["forward", "forward", "gradients", "loss"] * 3] * 2
+
+
+def test_ranks_that_start_from_other_weights_are_named(
+    open_rank: Callable, ranks: Callable
+) -> None:
+    def body(rank: int) -> str:
+        initialize = GPT.init_weights
+
+        def drifting(model: GPT, seed: int) -> None:
+            initialize(model, seed)
+            if rank % 2:
+                model.wte.weight.data[3, 2] += 1e-6
+
+        with mock.patch("gpt2.model.GPT.init_weights", drifting):
+            return open_rank(**SPLITS[4]).label
+
+    expected = "RunError: the first weights of rank 1, 3 are not those of rank 0"
+    assert ranks(4, body) == [expected] * 4
+
+
+def test_weights_optimizer_and_masks_stay_the_same_on_all_ranks(
+    open_rank: Callable, ranks: Callable
+) -> None:
+    def body(rank: int) -> list[str]:
+        opened = open_rank(**SPLITS[2])
+        log = Log(opened)
+        for micro_batches in islice(opened.batches(), 6):
+            step(opened, micro_batches, log)
+        state = (opened.optimizer.state_dict(), opened.pruner.state_dict())
+        assert opened.pruner.sparsity() > 0
+        tensors = {str(i): tensor for i, tensor in enumerate(_tensors(state))}
+        assert len(tensors) > 10
+        return [weights_digest(opened.weights()), weights_digest(tensors)]
+
+    first, second = ranks(2, body)
+    assert first == second
+
+
+def test_each_rank_drops_other_units_and_the_same_ones_each_time(
+    open_rank: Callable, ranks: Callable
+) -> None:
+    def draws(rank: int) -> list[float]:
+        open_rank(GPUS=int(os.environ["WORLD_SIZE"]), GRAD_ACCUMULATION=1, BATCH_SIZE=2)
+        return torch.rand(4).tolist()
+
+    first = ranks(2, draws)
+    assert first[0] != first[1]
+    assert ranks(2, draws) == first
+    assert ranks(1, lambda rank: open_rank() and torch.rand(4).tolist()) == first[:1]
+
+
+def test_ranks_whose_clocks_differ_stop_at_the_same_step(
+    configure: Configure, train: Callable, ranks: Callable
+) -> None:
+    config = configure(
+        **SPLITS[2], BUDGET_TIME=True, GPT2_MAX_TIME=20, MAX_ITERS=None, EVAL_INTERVAL=0
+    )
+
+    def body(rank: int) -> list[Any]:
+        ticks = count()
+        status = train(config, clock=lambda: next(ticks) * (1.0, 0.3)[rank]).status
+        return [status.state, status.iteration]
+
+    first, second = ranks(2, body)
+    assert first == second
+    assert first[0] == "SUCCESS" and 1 < first[1] < 20
+    rows = train.found("run").rows("train")
+    assert rows[-1]["progress"] == 1.0 and len(rows) == first[1]
+
+
+def test_rank_0_decides_when_to_stop(
+    configure: Configure, train: Callable, ranks: Callable
+) -> None:
+    config = configure(**SPLITS[2])
+
+    def body(rank: int) -> list[Any]:
+        # Rank 1 would have stopped at once.
+        status = train(config, stop_at=(5, 0)[rank]).status
+        return [status.state, status.exit_code, status.iteration]
+
+    assert ranks(2, body) == [["INTERRUPTED", 130, 5]] * 2
+    assert (train.found("run").files.checkpoints / "step-00000005").is_dir()
+
+
+def test_a_number_that_is_not_finite_on_one_rank_stops_all_at_the_same_step(
+    configure: Configure, train: Callable, ranks: Callable
+) -> None:
+    def body(rank: int) -> str:
+        calls, forward = count(), GPT.forward
+
+        def spoiled(*arguments: Any) -> torch.Tensor:
+            bad = rank == 1 and next(calls) == 7
+            return forward(*arguments) * (float("nan") if bad else 1.0)
+
+        with mock.patch("gpt2.model.GPT.forward", spoiled):
+            return train(configure(**SPLITS[2])).status.message
+
+    main, other = ranks(2, body)
+    assert main.startswith("loss is NaN at it 4")
+    assert other == f"RunError: {main}"
+    assert read_status(train.found("run").files).state is State.FAILED
+
+
+def test_a_run_whose_rank_was_killed_goes_on_to_the_same_bytes(
+    configure: Configure, together: Callable
+) -> None:
+    """Dropout is on, so each rank has to find its own stream again."""
+    config = configure(**SPLITS[2])
+    whole, _ = together(config, "whole")
+
+    def deadly(session: Session, *rest: Any) -> Any:
+        if session.group.rank == 1 and session.iteration == 6:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return optimizer_step(session, *rest)
+
+    with mock.patch("gpt2.train.optimizer_step", deadly):
+        _, (main, other) = together(config, "killed")
+    assert "another process of this run is gone" in main
+    assert other == -signal.SIGKILL
+    resumed, ended = together(config, "killed")
+    assert ended == [["SUCCESS", 12, ""]] * 2
+    assert "resumes at iteration 4" in resumed.files.logs.read_text()
+    assert resumed.core() == whole.core()
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2), (2, 4)])
+def test_a_checkpoint_goes_on_in_another_number_of_processes(
+    configure: Configure, together: Callable, before: int, after: int
+) -> None:
+    whole, _ = together(configure(**NO_DROPOUT, **SPLITS[1]), "whole")
+    begun, _ = together(configure(**NO_DROPOUT, **SPLITS[before]), "begun", stop_at=7)
+    moved = begun.files.path.with_name("moved")
+    shutil.copytree(begun.files.checkpoints, moved / "checkpoints")
+    shutil.copy(begun.files.metrics, moved)
+    trained, ended = together(configure(**NO_DROPOUT, **SPLITS[after]), "moved")
+    assert ended == [["SUCCESS", 12, ""]] * after
+    assert "resumes at iteration 7" in trained.files.logs.read_text()
+    torch.testing.assert_close(losses(trained), losses(whole), rtol=1e-6, atol=1e-6)
+
+
+def test_the_manifest_tells_of_every_rank(configure: Configure, together: Callable) -> None:
+    trained, _ = together(configure(**SPLITS[2], MAX_ITERS=1))
+    manifest = json.loads(trained.files.manifest.read_text())
+    processes = manifest["processes"]
+    assert (processes["world_size"], processes["backend"]) == (2, "gloo")
+    first, second = processes["init_digests"]
+    assert first == second and len(first) == 64
+    assert manifest["knobs"]["world_size"]["observed"] == 2
+    assert len(set(manifest["seeds"]["dropout"])) == 2
+    assert len(set(manifest["volatile"]["pids"])) == 2
