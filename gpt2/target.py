@@ -69,6 +69,10 @@ class Gpt2Target:
         """Write resolved_config.yaml, from which the worker trains."""
         write_resolved_config(RunDir(run.path), run.config)
 
+    def processes(self, run: Run[Config]) -> int:
+        """``GPUS``, on a CPU too."""
+        return run.config.train.gpus
+
     def environment(self, run: Run[Config]) -> Mapping[str, str]:
         """What libraries of the run's worker read at their start."""
         return environment(run.config.machine)

@@ -98,9 +98,9 @@ class Pool:
                 found.pipe.close()
                 yield found, None
 
-    def signal(self, number: int) -> None:
-        """Send a signal to every worker."""
-        for running in self._workers:
+    def signal(self, number: int, workers: Sequence[Worker] | None = None) -> None:
+        """Send a signal to ``workers``, or to every worker."""
+        for running in self._workers if workers is None else workers:
             if running.process.pid and running.process.exitcode is None:
                 os.kill(running.process.pid, number)
 
@@ -116,13 +116,13 @@ class Pool:
         return started
 
 
-def describe_death(exit_code: int) -> str:
+def describe_death(exit_code: int, who: str = "worker") -> str:
     """What an exit code says of a worker that did not end orderly."""
     if exit_code >= 0:
-        return f"worker died with exit code {exit_code}"
+        return f"{who} died with exit code {exit_code}"
     name = signal.Signals(-exit_code).name
     hint = "; out of memory?" if -exit_code == signal.SIGKILL else ""
-    return f"worker died with signal {-exit_code} ({name}{hint})"
+    return f"{who} died with signal {-exit_code} ({name}{hint})"
 
 
 def _drain(pipe: Connection) -> Iterator[dict[str, Any]]:

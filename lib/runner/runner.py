@@ -25,11 +25,11 @@ from lib.runner import locks
 from lib.runner.decide import Action, Decision, decide, describe_changes, move_aside, refuse_stale
 from lib.runner.display import Display, choose_display, say_end
 from lib.runner.interrupts import Interrupts
-from lib.runner.pool import Pool, Worker, describe_death
+from lib.runner.pool import Pool, Worker
 from lib.runner.preflight import output_problems
 from lib.runner.progress import StudyProgress
 from lib.runner.target import Slot, Target
-from lib.runner.worker import Job
+from lib.runner.team import Team
 from lib.status import State, Status, read_status, write_status
 
 # How often a Ctrl-C is looked for.
@@ -131,7 +131,7 @@ class Runner:
         self._pool = pool
         self._keep_going = keep_going
         self._free = list(slots)
-        self._active: dict[Worker, tuple[Run[Any], Slot]] = {}
+        self._active: dict[Worker, Team] = {}
         self._progress = StudyProgress([decision.run for decision in todo])
         self._results: dict[str, Status] = {}
         # What a run said of its own end, to be shown in the line that ends it.
@@ -146,6 +146,8 @@ class Runner:
                         self._start(self._pending.popleft())
                     for worker, event in self._pool.events(_TICK_SECONDS):
                         self._handle(worker, event, display, interrupts)
+                    for team in set(self._active.values()):
+                        self._pool.signal(signal.SIGKILL, team.overdue())
                     self._pass_on(interrupts)
         finally:
             # Nobody is left at work unless an error ended this loop.
@@ -170,16 +172,8 @@ class Runner:
             message = f"cannot write: {error.strerror}: {error.filename}"
             self._note_end(run, Status(State.FAILED, EXIT_FAILED, message))
             return
-        slot = self._free.pop(0)
-        job = Job(
-            self._target.function,
-            run.path,
-            self._target.build_dir,
-            {**self._target.environment(run), **slot},
-            self._target.arguments,
-        )
-        worker = self._pool.start(job)
-        self._active[worker] = (run, slot)
+        team = Team(run, self._free.pop(0), self._target, self._pool)
+        self._active |= dict.fromkeys(team.workers, team)
 
     def _handle(
         self,
@@ -188,7 +182,7 @@ class Runner:
         display: Display,
         interrupts: Interrupts,
     ) -> None:
-        run, _ = self._active[worker]
+        run = self._active[worker].run
         if event is None:
             self._end(worker, interrupts)
         elif event["kind"] == "progress":
@@ -198,17 +192,21 @@ class Runner:
             self._last_words[run.label] = event["text"]
         elif event["kind"] == "line":
             say(event["tag"], f"{run.label}   {event['text']}")
+        elif event["kind"] == "failure":
+            self._active[worker].failed(worker, event)
         elif event["kind"] == "traceback" and verbose():
             say("TRACE", event["text"])
 
     def _end(self, worker: Worker, interrupts: Interrupts) -> None:
-        run, slot = self._active.pop(worker)
-        self._free.append(slot)
-        directory = RunDir(run.path)
+        team = self._active.pop(worker)
+        if not team.ended(worker):
+            return
+        self._free.append(team.slot)
+        directory = RunDir(team.run.path)
         status = read_status(directory) or Status(State.RUNNING)
-        if worker.exit_code or status.state is State.RUNNING:
-            status = self._after_death(directory, status, worker, interrupts)
-        self._note_end(run, status)
+        if cause := team.cause(status):
+            status = self._after_death(directory, status, cause, interrupts)
+        self._note_end(team.run, status)
 
     def _note_end(self, run: Run[Any], status: Status) -> None:
         self._results[run.label] = status
@@ -217,15 +215,14 @@ class Runner:
         say_end(run, status, words, self._progress, RunDir(run.path).logs)
 
     def _after_death(
-        self, directory: RunDir, status: Status, worker: Worker, interrupts: Interrupts
+        self, directory: RunDir, status: Status, cause: str, interrupts: Interrupts
     ) -> Status:
-        """The status of a run whose worker did not end orderly, or before it began."""
+        """The status of a run whose workers did not end orderly, or before it began."""
         came_to = (status.iteration, status.iterations)
         if interrupts.stopped:
             # Its last checkpoint is good; status.json still says RUNNING.
             return Status(State.INTERRUPTED, interrupts.exit_code, "stopped at once", *came_to)
-        message = describe_death(worker.exit_code or 0)
-        failed = Status(State.FAILED, EXIT_FAILED, message, *came_to)
+        failed = Status(State.FAILED, EXIT_FAILED, cause, *came_to)
         write_status(directory, failed)
         return failed
 

@@ -17,7 +17,8 @@ class Target(Protocol):
 
     ``function`` is the ``module:function`` that trains one: it is called in a worker with the run's
     directory, ``build_dir``, a function that takes events, a function that says when to stop, and
-    the keywords ``arguments``. It writes the run's status.
+    the keywords ``arguments``. It writes the run's status. Where several workers train a run, each
+    calls it, and rank 0 alone writes.
     """
 
     function: str
@@ -38,6 +39,9 @@ class Target(Protocol):
 
     def prepare(self, run: Run[Any]) -> None:
         """Write what ``function`` reads into the run's directory, which exists."""
+
+    def processes(self, run: Run[Any]) -> int:
+        """How many workers train the run together."""
 
     def environment(self, run: Run[Any]) -> Mapping[str, str]:
         """Variables that the run's worker needs."""

@@ -7,6 +7,7 @@ Any other end means that it died. Once nobody reads its events any more, it save
 import os
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -34,6 +35,8 @@ class Job:
     build_dir: Path
     environment: Mapping[str, str]
     arguments: Mapping[str, Any]
+    # Among the workers that train the run together; 0 holds its lock and writes its status.
+    rank: int = 0
 
 
 def block_signals() -> set[signal.Signals]:
@@ -89,13 +92,13 @@ def train(job: Job, pipe: Connection) -> None:
     stop = Stop(pipe)
     os.environ.update(job.environment)
     run = RunDir(job.run_dir)
+    if job.rank:
+        # It waits for rank 0, which waits for the lock.
+        _work(job, run, stop)
+        return
     with locks.waiting(run.lock, stop) as locked:
-        if not locked or _is_done(run):
-            return
-        _redirect_output(run.logs)
-        with _Outcome(run, stop):
-            function = find_function(job.function)
-            function(job.run_dir, job.build_dir, stop.send, stop, **job.arguments)
+        if locked and not _is_done(run):
+            _work(job, run, stop)
 
 
 def call(function: str, arguments: tuple[Any, ...], pipe: Connection) -> None:
@@ -108,12 +111,23 @@ def call(function: str, arguments: tuple[Any, ...], pipe: Connection) -> None:
     stop.send(answer)
 
 
-class _Outcome:
-    """Turns any error of a run into its FAILED status: the process boundary is the last to know."""
+def _work(job: Job, run: RunDir, stop: Stop) -> None:
+    _redirect_output(run.logs)
+    with _Outcome(run, stop, job.rank):
+        function = find_function(job.function)
+        function(job.run_dir, job.build_dir, stop.send, stop, **job.arguments)
 
-    def __init__(self, run: RunDir, stop: Stop) -> None:
+
+class _Outcome:
+    """Turns any error of a run into its FAILED status: the process boundary is the last to know.
+
+    An error of another rank than 0 is told to the parent, which knows what became of the others.
+    """
+
+    def __init__(self, run: RunDir, stop: Stop, rank: int) -> None:
         self._run = run
         self._stop = stop
+        self._rank = rank
 
     def __enter__(self) -> Self:
         return self
@@ -133,6 +147,10 @@ class _Outcome:
         known = isinstance(error, KablateError)
         code = error.exit_code if isinstance(error, KablateError) else EXIT_FAILED
         message = str(error) if known else f"{type(error).__name__}: {error}"
+        # The clock is one for all processes: the first to fail is the cause.
+        self._stop.send({"kind": "failure", "message": message, "at": time.monotonic()})
+        if self._rank:
+            return True
         before = read_status(self._run) or Status(State.RUNNING)
         write_status(
             self._run,

@@ -9,6 +9,7 @@ from typing import Any
 from lib import cli
 from lib.plan import Run, Variant, plan_runs
 from lib.rundir import RunDir
+from lib.runner import team
 from lib.runner.pool import Pool
 from lib.runner.runner import Options, run_all
 
@@ -57,6 +58,9 @@ class FakeTarget:
         }
         (run.path / "behaviour.json").write_text(json.dumps(behaviour))
 
+    def processes(self, run: Run[FakeConfig]) -> int:
+        return int(self._options.get("processes", 1))
+
     def environment(self, run: Run[FakeConfig]) -> dict[str, str]:
         return {}
 
@@ -66,6 +70,7 @@ def main() -> int:
     names = options.get("names", ["a", "b", "c"])
     block = [(Variant(name, number=i), FakeConfig(name)) for i, name in enumerate(names)]
     runs = plan_runs("fake", folder / "results", {1: block})
+    team.GRACE_SECONDS = options.get("grace", team.GRACE_SECONDS)
     pool = Pool(("lib.runner.runner",), {})
     given = Options(
         options.get("jobs", 0), options.get("stale", ""), options.get("keep_going", True)

@@ -19,6 +19,16 @@ def train(
     """Do the steps of behaviour.json, one line each in steps.txt; go on where it was left."""
     run = RunDir(run_dir)
     behaviour = json.loads((run_dir / "behaviour.json").read_text())
+    with open(run_dir / "ranks.txt", "a") as stream:
+        stream.write(f"{os.environ['RANK']}/{os.environ['WORLD_SIZE']}\n")
+    if os.environ["RANK"] != "0":
+        other_rank(behaviour)
+        return
+    if behaviour.get("waits"):
+        time.sleep(600)
+    if behaviour.get("follows"):
+        time.sleep(0.2)
+        raise ConnectionError("the connection to the other rank is gone")
     done, total = run_dir / "steps.txt", behaviour["steps"]
     first = len(done.read_text().splitlines()) if done.exists() else 0
     write_status(run, Status(State.RUNNING, iteration=first, iterations=total))
@@ -52,6 +62,14 @@ def misbehave(behaviour: dict[str, Any], step: int) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         case "exit":
             os._exit(7)
+
+
+def other_rank(behaviour: dict[str, Any]) -> None:
+    """What a rank other than 0 does: nothing, or ``rank_1``, or fail as all do."""
+    misbehave(
+        {**behaviour, "fails_by": behaviour.get("rank_1", behaviour.get("fails_by"))},
+        behaviour.get("fail_at"),
+    )
 
 
 def check(allowed: bool, slots: int) -> list[dict[str, str]]:

@@ -1,0 +1,146 @@
+"""Runs of several processes, from the command line: make's runner, and torchrun."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lib.project import ROOT
+from lib.rundir import RunDir
+from lib.status import State, read_status
+
+BOTH = {"RA_MLA_ABLATION_MODE": None, "SINGLE_TRAINING": True, "GPUS": 2, "GRAD_ACCUMULATION": 1}
+LONG = {**BOTH, "MAX_ITERS": 100000, "CHECKPOINT_INTERVAL": 20}
+RUNNER = [sys.executable, str(ROOT / "scripts/run_test_matrix.py")]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+_PATIENCE_SECONDS = 30.0
+
+
+def start(command: list[str], folder: Path) -> subprocess.Popen:
+    """The command in a session of its own, with the build folder."""
+    return subprocess.Popen(
+        [*command, "-O", str(folder)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def wait_for_rows(run: RunDir, count: int) -> list[int]:
+    """Wait until the run has trained ``count`` iterations; the process ids of its ranks."""
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    while not run.metrics.exists() or run.metrics.read_bytes().count(b"\n") < count:
+        assert time.monotonic() < deadline, "it does not train"
+        time.sleep(0.01)
+    found: list[int] = json.loads(run.manifest.read_text())["volatile"]["pids"]
+    return found
+
+
+def all_gone(session: int) -> bool:
+    """Whether no process of a session is left, or will be in a moment: servers end by themselves."""
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    while living(session):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def living(session: int) -> list[str]:
+    """Processes of a session."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            state, _, _, owner = (entry / "stat").read_text().rpartition(")")[2].split()[:4]
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if int(owner) == session and state != "Z":
+            found.append(entry.name)
+    return found
+
+
+def single(folder: Any) -> RunDir:
+    (path,) = folder.runs("")
+    return RunDir(path)
+
+
+def core(run: RunDir) -> list[bytes]:
+    return [path.read_bytes() for path in (run.metrics, run.per_query, run.weights, run.sample)]
+
+
+@pytest.mark.slow
+def test_make_and_torchrun_leave_the_same_bytes(build: Callable) -> None:
+    folder = build(**BOTH)
+    run = single(folder)
+    code, table, said = folder.command("scripts/run_test_matrix.py")
+    assert code == 0, said
+    assert "GPUS" not in said and "Traceback" not in run.logs.read_text()
+    made = core(run)
+    run.path.rename(run.path.with_name("made"))
+
+    process = start([*TORCHRUN, str(ROOT / "scripts/train.py")], folder.path)
+    said, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, said
+    assert said.count("DONE") == 1, "one rank speaks"
+    assert core(run) == made
+
+
+def test_without_a_launcher_it_says_what_starts_the_processes(build: Callable) -> None:
+    folder = build(**BOTH)
+    code, _, said = folder.command("scripts/train.py")
+    assert code == 3
+    assert "GPUS=2 trains in 2 processes, and this is one" in said
+    assert "torchrun --standalone --nproc-per-node 2" in said
+    assert not single(folder).path.exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_killed_rank_ends_the_run_with_one_message(build: Callable, rank: int) -> None:
+    folder = build(**LONG)
+    run = single(folder)
+    make = start(RUNNER, folder.path)
+    os.kill(wait_for_rows(run, 30)[rank], signal.SIGKILL)
+    killed = time.monotonic()
+    said, _ = make.communicate(timeout=_PATIENCE_SECONDS)
+    assert time.monotonic() - killed < _PATIENCE_SECONDS
+    assert make.returncode == 1
+    message = f"rank {rank} of 2 died with signal 9 (SIGKILL; out of memory?)"
+    (line,) = [line for line in said.splitlines() if line.startswith("FAIL    single")]
+    assert message in line
+    assert "gone" not in said and "Traceback" not in said
+    status = read_status(run)
+    assert (status.state, status.message) == (State.FAILED, message)
+    assert all_gone(make.pid)
+
+
+@pytest.mark.slow
+def test_ctrl_c_saves_once_for_all_ranks_and_make_goes_on(build: Callable) -> None:
+    folder = build(**LONG)
+    run = single(folder)
+    make = start(RUNNER, folder.path)
+    wait_for_rows(run, 30)
+    # A terminal sends it to every process.
+    os.killpg(make.pid, signal.SIGINT)
+    said, _ = make.communicate(timeout=_PATIENCE_SECONDS)
+    assert make.returncode == 130, said
+    status = read_status(run)
+    assert status.state is State.INTERRUPTED
+    assert (run.checkpoints / f"step-{status.iteration:08d}").is_dir()
+    assert all_gone(make.pid)
+
+    again = start(RUNNER, folder.path)
+    wait_for_rows(run, status.iteration + 5)
+    again.send_signal(signal.SIGTERM)
+    assert again.wait(timeout=_PATIENCE_SECONDS) == 143
+    again.stdout.close()
+    assert f"resumes at iteration {status.iteration:,}" in run.logs.read_text()
