@@ -8,7 +8,7 @@ from gpt2.data.prepare import prepare
 from gpt2.data.store import open_dataset
 from gpt2.weights.source import fetch, mismatches
 from lib.errors import ConfigError, KablateError, PreflightError, Problem
-from lib.machine.devices import gpu_slots, usable_cores
+from lib.machine.devices import gpu_groups, usable_cores
 from lib.machine.setup import preflight
 
 
@@ -68,10 +68,12 @@ def gpu_name() -> str:
 
 
 def _slots(configs: Sequence[Config]) -> list[dict[str, str]]:
-    """One for each GPU, or as many as cores hold runs of ``CPU_THREADS``."""
+    """One for each group of ``GPUS`` GPUs, or as many as cores hold runs of ``CPU_THREADS`` each
+    process."""
     if all(config.machine.device == "cpu" for config in configs):
-        threads = max(config.machine.cpu_threads for config in configs)
+        threads = max(config.machine.cpu_threads * config.train.gpus for config in configs)
         return [{}] * max(1, usable_cores() // threads)
     import torch
 
-    return gpu_slots(torch.cuda.device_count())
+    size = max(config.train.gpus for config in configs)
+    return gpu_groups(torch.cuda.device_count(), size, rocm=torch.version.hip is not None)

@@ -20,7 +20,7 @@ PAIRS = [
     for base in (NAMES if fragment.bases == ("*",) else fragment.bases)
 ]
 # What hardware may change without changing the result's global batch.
-HARDWARE = {"DEVICE", "BATCH_SIZE", "GRAD_ACCUMULATION", "JOBS"}
+HARDWARE = {"DEVICE", "BATCH_SIZE", "GRAD_ACCUMULATION", "GPUS", "JOBS"}
 
 
 @pytest.fixture(scope="module")
