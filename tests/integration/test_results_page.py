@@ -54,7 +54,7 @@ def test_every_file_and_field_of_a_run_is_in_the_page(build):
     assert resolved.keys() - common <= named(title)
     assert first_column(title) - {"manifest.json"} == manifest.keys() - common
     whole = ("code", "origin", "environment", "hardware", "knobs", "attention", "batch", "seeds")
-    for group in (*whole, "run", "data", "volatile"):
+    for group in (*whole, "run", "data", "processes", "volatile"):
         assert manifest[group].keys() <= named(title), group
     assert {key for knob in manifest["knobs"].values() for key in knob} <= named(title)
     assert {key for found in manifest["artifacts"].values() for key in found} <= named(title)

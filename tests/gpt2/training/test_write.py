@@ -88,7 +88,9 @@ def test_a_pattern_names_one_run(build_dir: Path, tree: Tree) -> None:
     tree.write_config([Layer.of("test", "test", BASE)], build_dir / ".config")
     with pytest.raises(ConfigError, match="neither a run's folder nor a run of single"):
         find_finished("nope", build_dir)
-    with pytest.raises(ConfigError, match="names 2 runs: single/run s1, single/run s2\n.*name one of them"):
+    with pytest.raises(
+        ConfigError, match="names 2 runs: single/run s1, single/run s2\n.*name one of them"
+    ):
         find_finished("r*", build_dir, seeds="1,2")
     with pytest.raises(ConfigError, match="run-s1-.* has not been trained"):
         find_finished("run", build_dir)

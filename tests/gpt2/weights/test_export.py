@@ -302,5 +302,7 @@ class TestNamesOfRuns:
             find_finished("ra", planned, seeds="1,2")
 
     def test_none(self, planned: Path) -> None:
-        with pytest.raises(ConfigError, match="'rope' is neither a run.s folder nor a run of ratio"):
+        with pytest.raises(
+            ConfigError, match="'rope' is neither a run.s folder nor a run of ratio"
+        ):
             find_finished("rope", planned)
