@@ -81,6 +81,25 @@ class Pool:
             raise answer["class"](*answer["problems"])
         return answer["value"]
 
+    def gather(self, function: str, calls: Sequence[Sequence[Any]]) -> Iterator[Any]:
+        """Values of the generator ``module:function``, called in one worker for each of ``calls``.
+
+        They come as they are made. Raises the KablateError that a worker raised, or RunError when
+        one died.
+        """
+        started = [self._start(worker.generate, function, tuple(words)) for words in calls]
+        done = 0
+        while done < len(started):
+            for found, event in self.events(timeout=None):
+                if event is None and found.exit_code:
+                    raise RunError(f"{function} {describe_death(found.exit_code)}")
+                if event is None:
+                    done += 1
+                elif event["kind"] == "error":
+                    raise event["class"](*event["problems"])
+                else:
+                    yield event["value"]
+
     def events(self, timeout: float | None) -> Iterator[tuple[Worker, dict[str, Any] | None]]:
         """Events as they come, for ``timeout`` seconds at most; None is the end of a worker.
 

@@ -111,6 +111,18 @@ def call(function: str, arguments: tuple[Any, ...], pipe: Connection) -> None:
     stop.send(answer)
 
 
+def generate(function: str, arguments: tuple[Any, ...], pipe: Connection) -> None:
+    """Send every value that a generator yields, or the problems of the error it raised."""
+    stop = Stop(pipe)
+    try:
+        for value in find_function(function)(*arguments):
+            stop.send({"kind": "result", "value": value})
+            if stop():
+                return
+    except KablateError as error:
+        stop.send({"kind": "error", "class": type(error), "problems": tuple(error.problems)})
+
+
 def _work(job: Job, run: RunDir, stop: Stop) -> None:
     _redirect_output(run.logs)
     with _Outcome(run, stop, job.rank):

@@ -21,7 +21,7 @@ _ENVIRONMENT = {
 }
 # Written into the build folder, and the tables.
 _WRITTEN = {".venv", ".config", ".config.old", "config.py", "defconfig", "data", "results"}
-_WRITTEN |= {"table.md", "table.csv"}
+_WRITTEN |= {"table.md", "table.csv", "check.json"}
 # Marketing for "complete"; a text says what it covers instead.
 _EMPTY_WORD = re.compile(r"compre[h]ensive", re.IGNORECASE)
 

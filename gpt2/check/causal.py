@@ -1,0 +1,69 @@
+"""No token sees a later one.
+
+B batch, T tokens, V vocabulary.
+"""
+
+import torch
+from torch import Tensor
+
+from gpt2.check.finding import Finding
+from gpt2.check.subject import Subject
+
+# Patterns whose sums change their order with the data, so that bits may differ.
+_BY_DATA = ("nsa",)
+_TOLERANCE = 1e-12
+
+
+def check(subject: Subject) -> list[Finding]:
+    """By changing a token and by differentiating, at several positions, in float64."""
+    with subject.in_pieces():
+        return _by_change(subject) + _by_gradient(subject)
+
+
+def _by_change(subject: Subject) -> list[Finding]:
+    model, idx_BT = subject.model, subject.tokens(1)
+    length = idx_BT.size(1)
+    exact = subject.config.model.attention.pattern.name not in _BY_DATA
+    with torch.no_grad():
+        before = model(idx_BT)
+        for t in _positions(length):
+            changed_BT = idx_BT.clone()
+            changed_BT[0, t] = (changed_BT[0, t] + 101) % 256
+            after = model(changed_BT)
+            difference = (after - before)[:, :t].abs().amax(-1)[0]
+            leaks = difference > (0.0 if exact else _TOLERANCE)
+            if bool(leaks.any()):
+                first = int(leaks.nonzero()[0])
+                text = f"logits at {first} change by {float(difference.max()):.1e}"
+                return [Finding(f"token {t} changes no logits before {t}", text)]
+            if torch.equal(after[:, t:], before[:, t:]):
+                return [Finding(f"token {t} changes logits from {t} on", "nothing changes")]
+    return []
+
+
+def _by_gradient(subject: Subject) -> list[Finding]:
+    """∂ logits at t / ∂ embedding at s is 0 for s > t; each row asks for another t."""
+    model = subject.model
+    positions = _positions(subject.tokens(1).size(1))[:-1]
+    idx_BT = subject.tokens(1).expand(len(positions), -1)
+    embedded: list[Tensor] = []
+    hook = model.wte.register_forward_hook(lambda module, inputs, out: embedded.append(out))
+    logits = model(idx_BT)
+    hook.remove()
+    rows = range(len(positions))
+    asked = torch.stack([logits[b, t] for b, t in zip(rows, positions, strict=True)])
+    (gradient,) = torch.autograd.grad(asked.square().sum(), embedded[:1])
+    for b, t in zip(rows, positions, strict=True):
+        later = gradient[b, t + 1 :].abs().amax(-1)
+        if bool(later.any()):
+            s = t + 1 + int(later.nonzero()[0])
+            expected = f"logits at {t} do not depend on token {s}"
+            return [Finding(expected, f"the gradient is {float(later.max()):.1e}")]
+        if not bool(gradient[b, t].any()):
+            return [Finding(f"logits at {t} depend on token {t}", "the gradient is zero")]
+    return []
+
+
+def _positions(length: int) -> list[int]:
+    """The second token, some between, the last."""
+    return sorted({1, length // 3, length // 2 + 1, length - 1})

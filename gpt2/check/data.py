@@ -1,0 +1,56 @@
+"""The prepared data: whole, of this tokenizer, and read as batches of the right shape.
+
+B micro-batch, T tokens.
+"""
+
+from gpt2.check.finding import Finding
+from gpt2.check.subject import Subject
+from gpt2.data import source
+from gpt2.data.loader import BatchLoader
+from gpt2.data.sampler import TrainSampler
+from gpt2.data.store import MANIFEST, open_dataset
+from lib.errors import DataError, Problem
+
+_STEPS = 2
+
+
+def check(subject: Subject) -> list[Finding]:
+    """Absent data is told with what to type, and is no failure; damaged data is one."""
+    config, build_dir = subject.config, subject.workshop.build_dir
+    try:
+        folder = source.dataset_folder(config.data, build_dir)
+    except DataError as error:
+        return [_absent(problem) for problem in error.problems[:1]]
+    if not (folder / MANIFEST).exists():
+        data = f"{config.data.dataset} with the {config.data.tokenizer} tokenizer"
+        return [_absent(Problem(f"no prepared {data}", str(folder), "type: make data"))]
+    try:
+        dataset = open_dataset(config.data, build_dir, config.model.shape.vocab_size)
+        sampler = TrainSampler(dataset.train, config.model.shape.block_size, config.seed)
+    except DataError as error:
+        return [Finding("an intact data set", str(problem)) for problem in error.problems]
+    return _batches(subject, sampler)
+
+
+def _batches(subject: Subject, sampler: TrainSampler) -> list[Finding]:
+    train, shape = subject.config.train, subject.config.model.shape
+    loader = BatchLoader(
+        sampler, subject.exact.data, train.global_batch, train.batch_size, 0, train.gpus, 0, False
+    )
+    wanted = (train.batch_size, shape.block_size)
+    for _, micro_batches in zip(range(_STEPS), loader):
+        for x_BT, y_BT in micro_batches:
+            if tuple(x_BT.shape) != wanted or tuple(y_BT.shape) != wanted:
+                return [Finding(f"batches of {wanted}", f"{tuple(x_BT.shape)}")]
+            largest = int(max(x_BT.max(), y_BT.max()))
+            if largest >= shape.vocab_size:
+                return [Finding(f"tokens below {shape.vocab_size}", f"a token {largest}")]
+            if not bool((x_BT[:, 1:] == y_BT[:, :-1]).all()):
+                return [Finding("targets one token ahead", "they are not")]
+    return []
+
+
+def _absent(problem: Problem) -> Finding:
+    place = f" ({problem.where})" if problem.where else ""
+    text = f"{problem.what}{place}" + (f"; {problem.next}" if problem.next else "")
+    return Finding("a prepared data set", text, absent=True)

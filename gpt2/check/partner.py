@@ -1,0 +1,96 @@
+"""A second process for what one process cannot show: a fresh start, and training in two."""
+
+import multiprocessing
+import traceback
+from multiprocessing.connection import Connection
+from types import TracebackType
+from typing import Any, Self
+
+from lib.errors import KablateError, RunError
+from lib.runner.worker import find_function
+
+# A partner that has died or waits for a message that never comes.
+_PATIENCE_SECONDS = 120.0
+
+
+class Partner:
+    """Forked when it is made, so that it runs the same code, patched or not."""
+
+    def __init__(self) -> None:
+        context = multiprocessing.get_context("fork")
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(theirs, self._pipe), daemon=True)
+        self._process.start()
+        theirs.close()
+
+    def start(self, function: str, *arguments: Any) -> None:
+        """Have ``module:function`` called over there."""
+        self._pipe.send((function, arguments))
+
+    def result(self) -> Any:
+        """What it returned. RunError where it raised, or the process died."""
+        try:
+            answered = self._pipe.poll(_PATIENCE_SECONDS)
+            kind, value = self._pipe.recv() if answered else ("error", "no answer")
+        except EOFError:
+            kind, value = "error", "the second process died"
+        if kind == "error":
+            raise RunError(value)
+        return value
+
+    def call(self, function: str, *arguments: Any) -> Any:
+        """``start`` and ``result``."""
+        self.start(function, *arguments)
+        return self.result()
+
+    def close(self) -> None:
+        """End the process."""
+        self._pipe.close()
+        self._process.join(1.0)
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join()
+
+
+class Outcome:
+    """Keeps an error as words, so that it is one more thing to tell."""
+
+    text = ""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool:
+        if not isinstance(error, Exception):
+            return False
+        self.text = describe(error)
+        return True
+
+
+def describe(error: Exception) -> str:
+    """An error in one line: what, and where in the tree it was raised."""
+    what = " ".join(str(error).split())
+    if isinstance(error, KablateError):
+        return what
+    last = traceback.extract_tb(error.__traceback__)[-1:]
+    where = "".join(f" ({frame.filename}:{frame.lineno})" for frame in last)
+    return f"{type(error).__name__}: {what}{where}"
+
+
+def _serve(pipe: Connection, theirs: Connection) -> None:
+    """Answer calls until nobody asks any more."""
+    theirs.close()
+    while True:
+        try:
+            function, arguments = pipe.recv()
+        except EOFError:
+            return
+        value = None
+        with Outcome() as outcome:
+            value = find_function(function)(*arguments)
+        pipe.send(("error", outcome.text) if outcome.text else ("value", value))

@@ -1,0 +1,27 @@
+"""The same seed twice gives the same bits."""
+
+import torch
+
+from gpt2.check.finding import Finding
+from gpt2.check.rehearsal import Rehearsal
+from gpt2.check.subject import Subject
+from gpt2.check.trial import WATCHED
+
+
+def check(subject: Subject) -> list[Finding]:
+    """Trains the first steps of the trial once more."""
+    trial, workshop = subject.trial, subject.workshop
+    rehearsal = Rehearsal(subject.shrunk, workshop.prepared(subject.shrunk), workshop.new_folder())
+    for name, weight in rehearsal.session.weights().items():
+        if not torch.equal(weight, trial.start[name]):
+            return [Finding(f"the same initial {name} for the same seed", "they differ")]
+    for i in range(WATCHED):
+        loss = rehearsal.step()
+        if loss != trial.losses[i]:
+            text = f"{trial.losses[i]!r}, then {loss!r}"
+            return [Finding(f"the same loss at step {i + 1} for the same seed", text)]
+    rehearsal.close()
+    for name, weight in rehearsal.session.weights().items():
+        if not torch.equal(weight, trial.watched[name]):
+            return [Finding(f"the same trained {name} for the same seed", "they differ")]
+    return []

@@ -1,0 +1,107 @@
+"""What was found, as a table for people and as a document for programs."""
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from gpt2.check import Check
+from gpt2.check.cases import Case, Cases
+from gpt2.check.run import Report, Result
+
+SCHEMA_VERSION = 1
+_RED, _YELLOW, _PLAIN = "\x1b[31m", "\x1b[33m", "\x1b[0m"
+_WORDS = {"failed": "FAIL", "absent": "ABSENT"}
+
+
+def document(
+    cases: Cases, checks: Sequence[Check], reports: Sequence[Report], command: str, seconds: float
+) -> dict[str, Any]:
+    """The content of check.json. ``command`` is what repeats a check once it names one."""
+    steps = []
+    for case, report in zip(cases.chosen, reports, strict=True):
+        results = {
+            name: {
+                "state": result.state,
+                "seconds": round(result.seconds, 4),
+                "findings": [
+                    {"expected": finding.expected, "found": finding.found}
+                    for finding in result.findings
+                ],
+                "repeat": repeat_command(command, cases, case, name),
+            }
+            for name, result in report.results.items()
+        }
+        steps.append({"label": case.label, "results": results})
+    passed, failed = totals(reports)
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "study": cases.study,
+        "checks": [check.name for check in checks],
+        "steps": steps,
+        "passed": passed,
+        "failed": failed,
+        "seconds": round(seconds, 3),
+    }
+
+
+def text(
+    cases: Cases, checks: Sequence[Check], reports: Sequence[Report], command: str, seconds: float
+) -> str:
+    """A table of seconds, a paragraph for each failure, and the totals as the last line."""
+    names = [check.name for check in checks]
+    width = max(len(case.label) for case in cases.chosen)
+    lines = ["  ".join([f"{'step':<{width}}", *(f"{name:>6}" for name in names)])]
+    for case, report in zip(cases.chosen, reports, strict=True):
+        cells = [_cell(report.results.get(name), max(6, len(name))) for name in names]
+        lines.append("  ".join([f"{case.label:<{width}}", *cells]))
+    lines += _failures(cases, reports, command)
+    passed, failed = totals(reports)
+    lines += [f"seconds of each check; {seconds:.1f} s in all", f"{passed} passed, {failed} failed"]
+    return "\n".join(lines) + "\n"
+
+
+def totals(reports: Sequence[Report]) -> tuple[int, int]:
+    """Checks that passed and that failed; absent data is neither."""
+    states = [result.state for report in reports for result in report.results.values()]
+    return states.count("passed"), states.count("failed")
+
+
+def repeat_command(command: str, cases: Cases, case: Case, name: str) -> str:
+    """What to type for one check of one case."""
+    steps = "" if cases.study == "single" else f" STEPS={case.selector}"
+    return f"{command}{steps} CHECKS={name}"
+
+
+def _failures(cases: Cases, reports: Sequence[Report], command: str) -> list[str]:
+    """Step, check, expected, found and the command that repeats it; equal absences once."""
+    lines: dict[str, None] = {}
+    for case, report in zip(cases.chosen, reports, strict=True):
+        for name, result in report.results.items():
+            for finding in result.findings:
+                if finding.absent:
+                    lines[f"{_word('absent')}  {name}: {finding.found}"] = None
+                    continue
+                repeat = repeat_command(command, cases, case, name)
+                lines[
+                    f"{_word('failed')}  {case.label}  {name}: expected {finding.expected}; "
+                    f"found: {finding.found}  [{repeat}]"
+                ] = None
+    return list(lines)
+
+
+def _cell(result: Result | None, width: int) -> str:
+    """Seconds of a check that passed, a word for one that did not, a hyphen for none."""
+    if result is None:
+        return f"{'-':>{width}}"
+    if result.state == "passed":
+        return f"{result.seconds:>{width}.2f}"
+    return " " * (width - len(_WORDS[result.state])) + _word(result.state)
+
+
+def _word(state: str) -> str:
+    word = _WORDS[state]
+    plain = os.environ.get("NO_COLOR") or os.environ.get("CI") or os.environ.get("TERM") == "dumb"
+    if plain or not sys.stdout.isatty():
+        return word
+    return f"{_RED if state == 'failed' else _YELLOW}{word}{_PLAIN}"

@@ -1,0 +1,9 @@
+"""Every assignment of a step takes effect, and all rules hold."""
+
+from gpt2.check.cases import Case
+from gpt2.check.finding import Finding
+
+
+def check(case: Case) -> list[Finding]:
+    """One finding for each problem; needs no torch, and takes the case itself."""
+    return [Finding("the step resolves", str(problem)) for problem in case.problems]

@@ -1,0 +1,161 @@
+"""A step small enough to train in a blink: the same symbols, smaller numbers.
+
+Nothing is built by hand: the changed symbols go through ``Config.from_values`` like any others, so
+every rule holds for the small step too, and it takes the code path of the large one.
+"""
+
+import math
+from collections.abc import Mapping
+
+from gpt2.config import Config
+from lib.binding import Value
+from lib.errors import ConfigError
+
+# First, middle and last block differ.
+LAYERS = 3
+HEADS = 4
+# Ratio sizing rounds well from the first on; the others are taken where it does not.
+WIDTHS = (96, 128, 160, 192, 256)
+CONTEXT = 40
+ITERATIONS = 6
+# Optimizer and pruning events come on the first iterations of so many.
+EVENTS = 3
+
+# What a text of bytes on a CPU needs, whatever the step trains on.
+_PLACE: dict[str, Value] = {
+    "MODEL_SIZE": "custom",
+    "TOKENIZER": "byte",
+    "DATASET": "custom",
+    "DATASET_STAND_IN": False,
+    "CUSTOM_PATH": "text",
+    "CUSTOM_FORMAT": "bin",
+    "DATA_DIR": "data",
+    "EVAL_TOKENS": 64,
+    "LOADER_WORKERS": 0,
+    "DEVICE": "cpu",
+    "CPU_THREADS": 1,
+    "COMPILE": False,
+    "TF32": False,
+    "CUDNN_BENCHMARK": False,
+    "EXPANDABLE_SEGMENTS": False,
+    "WARMUP_ITERATIONS": 0,
+    "GPUS": 1,
+    "BUDGET": "iterations",
+    "MAX_ITERS": ITERATIONS,
+    "GLOBAL_BATCH": 2,
+    "BATCH_SIZE": 1,
+    "GRAD_ACCUMULATION": 2,
+    "LOG_INTERVAL": 1,
+    "EVAL_INTERVAL": 0,
+    "CHECKPOINT_INTERVAL": 0,
+    "SAMPLE_TOKENS": 0,
+    "RUN_TIME_LIMIT_SECONDS": 0,
+}
+# Tokens back or in number, which keep their place between one and the whole context.
+_POSITIONS = (
+    "RECIPROCAL_WINDOW",
+    "SLIDING_WINDOW",
+    "RA_CROSS_TOKEN_TOPK",
+    "MLP_CROSS_TOKEN_TOPK",
+)
+# Widths that shrink with the model; 0 asks for a default and stays.
+_WIDTHS = {
+    "MLP_HIDDEN": 8,
+    "LATENT_DIM": 8,
+    "MLP_ATTN_GATE_DIM": 2,
+    "MLP_CROSS_TOKEN_DIM": 2,
+}
+
+
+def shrink(config: Config, **changes: Value) -> Config:
+    """The small form of ``config``, with ``changes`` on top.
+
+    ConfigError when no small width keeps the rules that the configured one keeps.
+    """
+    small = small_values(config) | changes
+    refused: ConfigError | None = None
+    for width in _widths(config):
+        try:
+            return Config.from_values(small | _dimensions(config, width) | changes)
+        except ConfigError as error:
+            refused = refused or error
+    assert refused is not None
+    raise refused
+
+
+def changed(config: Config, **changes: Value) -> Config:
+    """``config`` with some symbols changed. ConfigError where that breaks a rule."""
+    return Config.from_values({**config.values, **changes})
+
+
+def small_values(config: Config) -> dict[str, Value]:
+    """Every symbol; those that do not depend on the width are already small."""
+    values: dict[str, Value] = dict(config.values) | _PLACE
+    shape = config.model.shape
+    values["N_LAYER"] = min(shape.n_layer, LAYERS)
+    values["BLOCK_SIZE"] = context = min(shape.block_size, CONTEXT)
+    for name in _POSITIONS:
+        values[name] = _position(_number(values, name), shape.block_size, context)
+    # Kernels of a GPU alone.
+    if values["SDPA_BACKEND"] != "math":
+        values["SDPA_BACKEND"] = "auto"
+    # The narrow type that a CPU has.
+    if values["PRECISION"] == "fp16":
+        values["PRECISION"] = "bf16"
+    return values | _events(values)
+
+
+def _events(values: Mapping[str, Value]) -> dict[str, Value]:
+    """Warm-ups, resets and prunings that happen within the iterations."""
+    interval = EVENTS
+    return {
+        "WARMUP_STEPS": min(_number(values, "WARMUP_STEPS"), 2),
+        "PRUNING_FREQUENCY": 1,
+        "SPAM_INTERVAL": interval,
+        "SPAM_CLIP_DELAY": min(_number(values, "SPAM_CLIP_DELAY"), 2),
+        "SPAM_SPIKE_WINDOW": min(_number(values, "SPAM_SPIKE_WINDOW"), 3),
+        "SPAM_WARMUP_STEPS": min(_number(values, "SPAM_WARMUP_STEPS"), interval - 1),
+    }
+
+
+def _widths(config: Config) -> list[int]:
+    """Widths to try, the smallest first; a model that is narrow already keeps its own."""
+    width = config.model.shape.n_embd
+    return [*(w for w in WIDTHS if w < width), width]
+
+
+def _dimensions(config: Config, width: int) -> dict[str, Value]:
+    """Everything that goes with the width."""
+    values, shape = config.values, config.model.shape
+    found: dict[str, Value] = {"N_EMBD": width}
+    if width < shape.n_embd:
+        heads = min(shape.n_head, HEADS)
+        found |= {"N_HEAD": heads, "N_KV_HEAD": _kv_heads(config, heads)}
+    for name, least in _WIDTHS.items():
+        full = _number(values, name)
+        found[name] = max(least, round(full * width / shape.n_embd)) if full else 0
+    return found
+
+
+def _kv_heads(config: Config, heads: int) -> int:
+    """One, all, or between them, as configured."""
+    full = _number(config.values, "N_KV_HEAD")
+    if full == 1 or heads < HEADS:
+        return 1
+    return heads if full == config.model.shape.n_head else heads // 2
+
+
+def _position(full: int, context: int, small: int) -> int:
+    """A number of tokens: 0 and 1, and what reaches across the context, still do.
+
+    Between them it keeps its place on a logarithmic scale, where windows and counts are apart.
+    """
+    if full <= 1 or full >= context:
+        return min(full, small)
+    return min(small - 1, max(2, round(small ** (math.log(full) / math.log(context)))))
+
+
+def _number(values: Mapping[str, Value], name: str) -> int:
+    value = values[name]
+    assert isinstance(value, int), (name, value)
+    return value
