@@ -9,7 +9,7 @@ MAKEFLAGS += --no-builtin-rules --no-builtin-variables --no-print-directory
 # the scripts through the environment, and $(...), quotes and backquotes mean nothing on the way.
 SETTINGS := SET SYM A B STEPS SEEDS RUNS RUN TO JOBS STALE KEEP_GOING YES JSON V O EXTRAS PYTHON
 SETTINGS += SWEEP SAMPLES ITERS PROMPT TOKENS TEMPERATURE TOP_K TOP_P SEED
-SETTINGS += NO_COLOR KCONFIG_CONFIG MENUCONFIG_STYLE
+SETTINGS += CHECKS FAST DEFCONFIG DATA DRY_RUN NO_COLOR KCONFIG_CONFIG MENUCONFIG_STYLE
 freeze = $(eval override $(1) := $$(value $(1)))$(eval export $(1))
 given = $(filter-out undefined,$(origin $(1)))
 $(foreach v,$(SETTINGS) VIRTUAL_ENV CONDA_PREFIX,$(if $(call given,$v),$(call freeze,$v)))
@@ -68,7 +68,8 @@ list-defconfigs: setup ## The configurations that come with the tree
 
 ##: defconfig-NAME[+FRAG]  Load one of them, with fragments on top, and SET="..."
 DEFCONFIGS := $(patsubst defconfigs/%,defconfig-%,$(filter-out %/fragments,$(wildcard defconfigs/*)))
-load = $(Q)$(CONFIGURE) defconfig $(call quote,$*) --set "$$SET" $(INTO)
+dry_run = $(if $(filter-out 0 n,$(DRY_RUN)), DRY_RUN=y)
+load = $(Q)$(CONFIGURE) defconfig $(call quote,$*) --set "$$SET$(dry_run)" $(INTO)
 # Named one by one, so that a shell can complete them; combinations match the pattern.
 .PHONY: $(DEFCONFIGS) FORCE
 $(DEFCONFIGS): defconfig-%: setup
@@ -125,7 +126,10 @@ rerun: $(CONFIG_PY) ## Do the runs that RUNS= matches again
 	$(Q)$(jobs) $(PY) scripts/rerun.py $(INTO) -- "$${RUNS:?type make rerun RUNS=PATTERN}"
 
 ##@ Check
-.PHONY: test style
+.PHONY: check test style
+check: setup ## Prove every step on this CPU, before it costs GPU hours
+	$(Q)$(PY) scripts/check.py $(INTO)
+
 # The tests read local copies of the large data sets, with what reads the hub's.
 test: ## Run the tests; they need the extra datasets
 	@$(SETUP) "$$EXTRAS datasets"
@@ -165,7 +169,7 @@ help: ## This text
 		echo 'There is a .config: make plan tells what it would run')"
 
 clean: ## Remove generated files, but no .config, data or results
-	$(Q)for file in config.py defconfig; do rm -f $(call quote,$(BUILD))/$$file; done
+	$(Q)for file in config.py check.json defconfig; do rm -f $(call quote,$(BUILD))/$$file; done
 	$(Q)! test -w . || rm -rf .pytest_cache \
 		$$(find gpt2 lib scripts tests -name __pycache__ -prune)
 
@@ -183,6 +187,11 @@ mrproper: clean ## And .config, and a .venv that make made
 ##: SWEEP="A=1,2 B=.."  Combinations of .config instead, or a file of axes
 ##: SAMPLES=n  For a sweep: so many at random; for generate: texts
 ##: ITERS=n  For try: iterations of each side
+##: DRY_RUN=1  For defconfig-NAME: make will check, not train
+##: CHECKS=causal,data  For check: only these
+##: FAST=1  For check: leave the slow ones out
+##: DEFCONFIG=NAME  For check: this instead of .config
+##: DATA=require  For check: absent data is a failure
 ##: JOBS=n or -jN  Runs at a time
 ##: PROMPT="..."  For generate: the text to go on from
 ##: TOKENS=n  How many tokens of a text

@@ -8,6 +8,7 @@ import argparse
 import os
 from pathlib import Path
 
+from gpt2.check.command import Request
 from gpt2.combinations import Sweep
 from gpt2.planning import Plan, config_layers, make_plan
 from lib.errors import ConfigError, Problem
@@ -92,6 +93,30 @@ def add_writing(parser: argparse.ArgumentParser) -> None:
     add_variable(parser, "top-p", "draw among the most likely tokens that add up to p", "1")
     add_variable(parser, "seed", "decides what is drawn", "1")
     add_variable(parser, "samples", "number of texts", "1")
+
+
+def add_checking(parser: argparse.ArgumentParser) -> None:
+    """What ``make check`` takes."""
+    add_variable(parser, "steps", 'steps of a study, such as "0-3,ra,16"')
+    add_variable(parser, "checks", 'checks, such as "causal,reload"')
+    add_variable(parser, "defconfig", "check this configuration (NAME[+FRAGMENT]) instead of .config")
+    add_variable(parser, "data", "require: absent data is a failure")
+    parser.add_argument(
+        "--fast", action="store_true", default=_is_set("FAST"), help="leave the slow checks out"
+    )
+
+
+def check_request(arguments: argparse.Namespace) -> Request:
+    """What ``add_checking`` was given. ConfigError on a value that means nothing."""
+    return Request(
+        arguments.build_dir,
+        steps=arguments.steps,
+        checks=arguments.checks,
+        defconfig=arguments.defconfig,
+        data=arguments.data,
+        fast=arguments.fast,
+        json=arguments.json,
+    )
 
 
 def run_options(arguments: argparse.Namespace, default_jobs: int) -> Options:

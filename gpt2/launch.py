@@ -1,7 +1,6 @@
-"""What the run commands do with a plan: train it, try it out, train one run here, train again."""
+"""What the run commands do with a plan: train it, train one run here, train again."""
 
 import os
-from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
@@ -13,7 +12,7 @@ from lib.analysis.report import to_json, to_markdown, write_table
 from lib.analysis.table import build_table
 from lib.cli import confirm
 from lib.console import say
-from lib.errors import EXIT_DONE, EXIT_FAILED, ConfigError, Problem
+from lib.errors import EXIT_DONE, ConfigError, Problem
 from lib.machine.process import current_process
 from lib.machine.setup import environment, require_processes
 from lib.plan import Run, own_path
@@ -63,20 +62,6 @@ def report(plan: Plan, *, json: bool = False) -> str:
     for path in write_table(table, plan.folder):
         say("TABLE", str(path))
     return to_json(table) if json else to_markdown(table)
-
-
-def dry_run(plan: Plan) -> int:
-    """Try a few steps of every run on the configured device; the exit code. Writes nothing."""
-    _say_left_out(plan)
-    pool = new_pool(plan)
-    say("CHECK", "a few steps each on random tokens: whether a run works, not what it learns")
-    failed = 0
-    for run in plan.runs:
-        found: Sequence[str] = pool.call("gpt2.dry_run:try_out", run.config)
-        failed += bool(found)
-        say("FAIL" if found else "CHECK", f"{run.label}   {'; '.join(found) or 'ok'}")
-    say("CHECK", f"{len(plan.runs) - failed} passed, {failed} failed")
-    return EXIT_FAILED if failed else EXIT_DONE
 
 
 def train_here(plan: Plan) -> int:

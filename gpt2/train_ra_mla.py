@@ -16,6 +16,8 @@ import _start
 
 from gpt2 import launch
 from gpt2.arguments import add_running, new_parser, run_options
+from gpt2.check.cases import find_cases
+from gpt2.check.command import Request, check_cases
 from gpt2.planning import make_plan, step_layers, table_plan
 from lib import cli
 from lib.kconfig import parse_set
@@ -35,7 +37,7 @@ def main() -> int:
     for name in _NUMBERS:
         parser.add_argument(f"--{name}", metavar="N", help=f"{_symbol(name)}=N")
     parser.add_argument("--set", default="", metavar='"A=1 B=y"', help="any other setting")
-    parser.add_argument("--dry-run", action="store_true", help="a few steps; writes nothing")
+    parser.add_argument("--dry-run", action="store_true", help="check it as make check does")
     add_running(parser)
     given = parser.parse_args()
     values = vars(given)
@@ -48,7 +50,10 @@ def main() -> int:
     layers = step_layers(given.build_dir, [parse_set(words), parse_set(given.set)])
     plan = make_plan(layers, given.build_dir, steps=given.ra_mla_ablation_step)
     if given.dry_run or plan.base.study.dry_run:
-        return launch.dry_run(plan)
+        cases = find_cases(layers).only([run.variant.slug for run in plan.runs])
+        code, text = check_cases(cases, Request(given.build_dir))
+        sys.stdout.write(text)
+        return code
     options = run_options(given, plan.base.study.jobs)
     code, text = launch.train_plan(plan, options, table_plan(plan, layers))
     sys.stdout.write(text)
