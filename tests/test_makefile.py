@@ -79,6 +79,7 @@ def build(tmp_path_factory):
         ("try", "scripts/try_change.py"),
         ("curves", "scripts/draw_curves.py"),
         ("sweep-leaderboard", "scripts/sweep_leaderboard.py"),
+        ("check", "scripts/check.py"),
         ("test", "-m pytest"),
         ("style", "scripts/check_style.py"),
         ("setup", "-m lib.setup"),
@@ -95,6 +96,12 @@ def test_target_reaches_its_command(target, command, build):
 
 def test_the_tests_have_what_reads_the_large_data_sets():
     assert '--extras "$EXTRAS datasets"' in planned("test")
+
+
+def test_dry_run_is_a_setting_of_the_defconfig(build):
+    for given, set_to in (("1", "$SET DRY_RUN=y"), ("0", "$SET"), ("n", "$SET")):
+        printed = planned("defconfig-gpt2-quickstart", f"O={build}", f"DRY_RUN={given}")
+        assert f'--set "{set_to}"' in printed
 
 
 def test_every_setting_is_used():

@@ -1,0 +1,75 @@
+"""make check as a command line: its table, its record, its errors, and that it changes nothing."""
+
+import json
+
+import pytest
+
+from lib.kconfig import Layer, Tree
+from tests.integration.conftest import SMALL
+
+SCRIPT = "scripts/check.py"
+
+
+def test_it_tells_checks_by_step_and_leaves_the_configuration_alone(build):
+    folder = build()
+    before = (folder.path / ".config").read_bytes()
+    listed = {path.name for path in folder.path.iterdir()}
+    code, table, said = folder.command(SCRIPT, STEPS="1,5", CHECKS="resolve,causal,data", FAST="1")
+    assert code == 0, said
+    assert table.splitlines()[0].split() == ["step", "resolve", "causal", "data"]
+    assert "ratio/05-ra" in table and table.endswith("\n6 passed, 0 failed\n")
+    assert (folder.path / ".config").read_bytes() == before
+    assert {path.name for path in folder.path.iterdir()} - listed == {"check.json"}
+    record = json.loads((folder.path / "check.json").read_text())
+    assert (record["schema_version"], record["passed"], record["failed"]) == (1, 6, 0)
+    repeat = record["steps"][1]["results"]["causal"]["repeat"]
+    assert repeat == "make check STEPS=5 CHECKS=causal"
+
+
+def test_data_that_is_damaged_or_required_fails(build):
+    folder = build()
+    (shard,) = folder.path.glob("data/custom-*/train-*.bin")
+    shard.write_bytes(shard.read_bytes()[:-2] + b"\0\0")
+    words = ("--steps", "0", "--checks", "data")
+    code, table, _ = folder.command(SCRIPT, *words)
+    assert code == 1 and "expected an intact data set" in table and "SHA-256" in table
+    assert "[make check STEPS=0 CHECKS=data]" in table
+    (folder.path / "data").rename(folder.path / "gone")
+    code, table, _ = folder.command(SCRIPT, *words)
+    assert code == 0 and "ABSENT  data:" in table and "make data" in table
+    code, table, _ = folder.command(SCRIPT, *words, DATA="require")
+    assert code == 1 and table.endswith("0 passed, 1 failed\n")
+
+
+def test_a_step_that_does_not_resolve_is_a_row_of_its_own(build):
+    folder = build()
+    one_block = Layer.of("defconfig", "test", SMALL | {"N_LAYER": 1})
+    Tree().write_config([one_block], folder.path / ".config")
+    code, text, said = folder.command(SCRIPT, CHECKS="resolve", JSON="1", STEPS="0,3")
+    baseline, gate = (step["results"]["resolve"] for step in json.loads(text)["steps"])
+    assert (code, baseline["state"], gate["state"]) == (1, "passed", "failed"), said
+    assert "MLP_ATTN_GATE" in gate["findings"][0]["found"]
+    assert gate["repeat"] == "make check STEPS=3 CHECKS=resolve"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--steps", "99"), "'99' names no step of ratio"),
+        (("--checks", "causl"), "nearest: causal"),
+        (("--defconfig", "gpt2-124n"), "nearest: gpt2-124m"),
+        (("--data", "maybe"), "'maybe' is not require"),
+    ],
+)
+def test_a_word_that_means_nothing_is_told(build, words, message):
+    code, _, said = build().command(SCRIPT, *words)
+    assert (code, message in said) == (2, True), said
+
+
+def test_a_single_training_and_a_matrix_are_checked(build):
+    folder = build(RA_MLA_ABLATION_MODE=None, TEST_MATRIX_MODE=True)
+    code, table, said = folder.command(SCRIPT, CHECKS="declared,pruned", STEPS="*magnitude")
+    assert code == 0, said
+    assert table.count("matrix/") == 2 and table.endswith("4 passed, 0 failed\n")
+    code, table, _ = folder.command(SCRIPT, CHECKS="resolve", DEFCONFIG="gpt2-124m")
+    assert code == 0 and "single/run" in table
