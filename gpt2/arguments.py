@@ -99,7 +99,9 @@ def add_checking(parser: argparse.ArgumentParser) -> None:
     """What ``make check`` takes."""
     add_variable(parser, "steps", 'steps of a study, such as "0-3,ra,16"')
     add_variable(parser, "checks", 'checks, such as "causal,reload"')
-    add_variable(parser, "defconfig", "check this configuration (NAME[+FRAGMENT]) instead of .config")
+    add_variable(
+        parser, "defconfig", "check this configuration (NAME[+FRAGMENT]) instead of .config"
+    )
     add_variable(parser, "data", "require: absent data is a failure")
     parser.add_argument(
         "--fast", action="store_true", default=_is_set("FAST"), help="leave the slow checks out"

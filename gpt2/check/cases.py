@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from gpt2 import combinations
 from gpt2.ablation import STUDIES
 from gpt2.ablation.resolve import resolve_config, resolve_step
 from gpt2.ablation.step import Study
@@ -17,7 +18,6 @@ from lib.binding import Value
 from lib.errors import ConfigError, Problem
 from lib.kconfig import Layer, Tree, defconfig_layers
 from lib.kconfig.place import Place
-from lib.plan import plan_matrix
 from lib.project import ROOT
 
 # Checked where there is no .config.
@@ -79,7 +79,7 @@ def find_cases(layers: Sequence[Layer], steps: str = "") -> Cases:
             slugs = [step.slug for step in study.select(steps or base.study.steps)]
             return Cases(study.name, every, []).only(slugs)
         case "test_matrix_mode":
-            every = _combinations(tree, layers, base.study.axes)
+            every = _combinations(tree, layers, base)
             return Cases("matrix", every, _matching(every, steps))
         case _:
             every = [Case("single/run", "", "run", base)]
@@ -105,19 +105,19 @@ def _step(tree: Tree, layers: Sequence[Layer], study: Study, number: int) -> Cas
     )
 
 
-def _combinations(tree: Tree, layers: Sequence[Layer], axes: str) -> list[Case]:
-    found = []
-    for variant in plan_matrix(tree, layers, axes).variants:
-        delta = variant.delta or {}
-        axis = Layer.of("axis", f"TEST_MATRIX_AXES {variant.slug}", delta)
-        config, problems = None, ()
-        try:
-            config = resolve_config(tree, [*layers, axis])
-        except ConfigError as error:
-            problems = tuple(error.problems)
-        label, slug = f"matrix/{variant.number:02d}-{variant.slug}", variant.slug
-        found.append(Case(label, slug, slug, config, problems, delta=delta))
-    return found
+def _combinations(tree: Tree, layers: Sequence[Layer], base: Config) -> list[Case]:
+    """Those that the configuration allows; ``make plan`` lists the others."""
+    return [
+        Case(
+            label=f"matrix/{variant.number:02d}-{variant.slug}",
+            selector=variant.slug,
+            slug=variant.slug,
+            config=config,
+            parent=variant.parent,
+            delta=variant.delta or {},
+        )
+        for variant, config in combinations.matrix(tree, layers, base, yes=True).block
+    ]
 
 
 def _matching(every: Sequence[Case], patterns: str) -> list[Case]:

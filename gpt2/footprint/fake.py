@@ -203,6 +203,10 @@ class _Before:
         self.tracker.enter("update")
         self.pruner.mask_gradients()
 
+    def observe(self, gradient_norm: Tensor) -> None:
+        """As the pruner does."""
+        self.pruner.observe(gradient_norm)
+
 
 def _entering(tracker: Tracker, stage: str) -> Any:
     """A forward pre-hook that enters ``stage``."""

@@ -13,6 +13,7 @@ from gpt2.config import Config
 from gpt2.model import GPT
 from gpt2.training.session import Session
 from gpt2.training.step import optimizer_step
+from lib.machine.group import Group
 from lib.machine.setup import grad_scaler
 from lib.optim import OPTIMIZERS
 from lib.optim.groups import parameter_groups
@@ -41,6 +42,7 @@ class Training:
             forward=self.model,
             config=self.config,
             device=torch.device("cpu"),
+            group=Group(),
             optimizer=self.optimizer,
             scaler=grad_scaler(self.config.machine),
             pruner=pruner or self.pruner,
