@@ -9,7 +9,8 @@ MAKEFLAGS += --no-builtin-rules --no-builtin-variables --no-print-directory
 # the scripts through the environment, and $(...), quotes and backquotes mean nothing on the way.
 SETTINGS := SET SYM A B STEPS SEEDS RUNS RUN TO JOBS STALE KEEP_GOING YES JSON V O EXTRAS PYTHON
 SETTINGS += SWEEP SAMPLES ITERS PROMPT TOKENS TEMPERATURE TOP_K TOP_P SEED
-SETTINGS += CHECKS FAST DEFCONFIG DATA DRY_RUN NO_COLOR KCONFIG_CONFIG MENUCONFIG_STYLE
+SETTINGS += CHECKS FAST DEFCONFIG DATA GPU CHECK_GPU_MEMORY_GB DRY_RUN
+SETTINGS += NO_COLOR KCONFIG_CONFIG MENUCONFIG_STYLE
 freeze = $(eval override $(1) := $$(value $(1)))$(eval export $(1))
 given = $(filter-out undefined,$(origin $(1)))
 $(foreach v,$(SETTINGS) VIRTUAL_ENV CONDA_PREFIX,$(if $(call given,$v),$(call freeze,$v)))
@@ -192,6 +193,7 @@ mrproper: clean ## And .config, and a .venv that make made
 ##: FAST=1  For check: leave the slow ones out
 ##: DEFCONFIG=NAME  For check: this instead of .config
 ##: DATA=require  For check: absent data is a failure
+##: GPU=a10g  For check: what it has to fit; or CHECK_GPU_MEMORY_GB=24
 ##: JOBS=n or -jN  Runs at a time
 ##: PROMPT="..."  For generate: the text to go on from
 ##: TOKENS=n  How many tokens of a text

@@ -103,6 +103,8 @@ def add_checking(parser: argparse.ArgumentParser) -> None:
         parser, "defconfig", "check this configuration (NAME[+FRAGMENT]) instead of .config"
     )
     add_variable(parser, "data", "require: absent data is a failure")
+    add_variable(parser, "gpu", 'what the configured size has to fit, such as "a10g"')
+    add_variable(parser, "check-gpu-memory-gb", "memory in GiB of a GPU that has no name here")
     parser.add_argument(
         "--fast", action="store_true", default=_is_set("FAST"), help="leave the slow checks out"
     )
@@ -116,6 +118,8 @@ def check_request(arguments: argparse.Namespace) -> Request:
         checks=arguments.checks,
         defconfig=arguments.defconfig,
         data=arguments.data,
+        gpu=arguments.gpu,
+        gpu_memory_gb=arguments.check_gpu_memory_gb,
         fast=arguments.fast,
         json=arguments.json,
     )

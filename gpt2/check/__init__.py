@@ -33,6 +33,7 @@ CHECKS = {
     check.name: check
     for check in (
         Check("resolve"),
+        Check("full_size", slow=True),
         Check("distinct", joint=True),
         Check("declared"),
         Check("gradients", slow=True),
@@ -40,6 +41,7 @@ CHECKS = {
         Check("causal"),
         Check("isolated"),
         Check("reference"),
+        Check("decode"),
         Check("reload", slow=True),
         Check("repeat", slow=True),
         Check("pruned", slow=True),

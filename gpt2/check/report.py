@@ -29,6 +29,7 @@ def document(
                     for finding in result.findings
                 ],
                 "repeat": repeat_command(command, cases, case, name),
+                **({"facts": dict(result.facts)} if result.facts else {}),
             }
             for name, result in report.results.items()
         }
@@ -55,10 +56,29 @@ def text(
     for case, report in zip(cases.chosen, reports, strict=True):
         cells = [_cell(report.results.get(name), max(6, len(name))) for name in names]
         lines.append("  ".join([f"{case.label:<{width}}", *cells]))
+    lines += _full_size(cases, reports, width)
     lines += _failures(cases, reports, command)
     passed, failed = totals(reports)
     lines += [f"seconds of each check; {seconds:.1f} s in all", f"{passed} passed, {failed} failed"]
     return "\n".join(lines) + "\n"
+
+
+def _full_size(cases: Cases, reports: Sequence[Report], width: int) -> list[str]:
+    """What each step takes at its configured size; steps that take the same are one line."""
+    found: dict[tuple[str, ...], list[str]] = {}
+    heading: tuple[str, ...] = ()
+    for case, report in zip(cases.chosen, reports, strict=True):
+        if "full_size" in report.results and (facts := report.results["full_size"].facts):
+            heading = (f"full size, {facts['target']}", *facts["row"])
+            found.setdefault(tuple(facts["row"].values()), []).append(case.label)
+    if not found:
+        return []
+    more = {row: f" +{len(labels) - 1}" if labels[1:] else "" for row, labels in found.items()}
+    lines = [heading, *((labels[0] + more[row], *row) for row, labels in found.items())]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(heading))]
+    names = [line[0].ljust(max(widths[0], width)) for line in lines]
+    cells = [[c.rjust(w) for c, w in zip(line[1:], widths[1:], strict=True)] for line in lines]
+    return ["", *("  ".join([n, *c]) for n, c in zip(names, cells, strict=True)), ""]
 
 
 def totals(reports: Sequence[Report]) -> tuple[int, int]:

@@ -18,6 +18,7 @@ from gpt2.check.distinct import Fingerprint, compare
 from gpt2.check.finding import Finding
 from gpt2.check.partner import Outcome
 from lib.machine.devices import usable_cores
+from lib.machine.gpus import Gpu
 from lib.runner.pool import Pool
 
 # What a worker would otherwise load for itself.
@@ -28,8 +29,11 @@ PRELOAD = (
     "torch.distributed",
     "gpt2.train",
     "gpt2.check.subject",
-    *(f"gpt2.check.{name}" for name in ("causal", "declared", "isolated", "data")),
-    *(f"gpt2.check.{name}" for name in ("parallel", "pruned", "reference", "reload", "repeat")),
+    *(f"gpt2.check.{name}" for name in ("causal", "declared", "isolated", "data", "decode")),
+    *(
+        f"gpt2.check.{name}"
+        for name in ("full_size", "parallel", "pruned", "reference", "reload", "repeat")
+    ),
 )
 _ENDS = "the check runs to its end"
 
@@ -40,6 +44,8 @@ class Result:
 
     findings: Sequence[Finding]
     seconds: float
+    # What the check has to tell besides.
+    facts: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def state(self) -> str:
@@ -58,14 +64,20 @@ class Report:
     fingerprint: Fingerprint | None = None
 
 
-def run_all(cases: Cases, checks: Sequence[Check], build_dir: Path) -> list[Report]:
-    """Check every chosen case in workers, one for each core; reports in the order of the cases."""
+def run_all(
+    cases: Cases, checks: Sequence[Check], build_dir: Path, gpu: Gpu | None = None
+) -> list[Report]:
+    """Check every chosen case in workers, one for each core; reports in the order of the cases.
+
+    ``gpu`` is what the configured size has to fit, where the user named one.
+    """
     jobs = _jobs(cases, checks)
     found = {job.slug: Report(job.slug) for job in jobs}
     if jobs:
         pool = Pool(PRELOAD, {"OMP_NUM_THREADS": "1"})
         with tempfile.TemporaryDirectory(prefix="kablate-check-") as tickets:
-            arguments = (jobs, {case.slug: case for case in cases.every}, build_dir, Path(tickets))
+            others = {case.slug: case for case in cases.every}
+            arguments = (jobs, others, build_dir, Path(tickets), gpu)
             workers = min(usable_cores(), len(jobs))
             for report in pool.gather("gpt2.check.run:work", [arguments] * workers):
                 found[report.slug] = report
@@ -105,13 +117,17 @@ class Job:
 
 
 def work(
-    jobs: Sequence[Job], others: Mapping[str, Case], build_dir: Path, tickets: Path
+    jobs: Sequence[Job],
+    others: Mapping[str, Case],
+    build_dir: Path,
+    tickets: Path,
+    gpu: Gpu | None,
 ) -> Iterator[Report]:
     """In a worker: do jobs that no other worker has taken."""
     from gpt2.check.subject import Subject
     from gpt2.check.workshop import Workshop
 
-    with Workshop(build_dir) as workshop:
+    with Workshop(build_dir, gpu) as workshop:
         # Before anything is loaded or computed that it should not inherit.
         if any(check.name in ("reload", "parallel") for job in jobs for check in job.checks):
             _ = workshop.partner
@@ -206,7 +222,7 @@ def _timed(check: Check, subject: Any) -> Result:
         findings = check.function(subject)
     if outcome.text:
         findings = [Finding(_ENDS, outcome.text)]
-    return Result(findings, time.perf_counter() - started)
+    return Result(findings, time.perf_counter() - started, subject.facts.get(check.name, {}))
 
 
 def _taken(ticket: Path) -> bool:

@@ -6,6 +6,7 @@ B batch, T tokens.
 import contextlib
 from collections.abc import Iterator, Mapping
 from functools import cached_property
+from typing import Any
 from unittest import mock
 
 import torch
@@ -41,6 +42,8 @@ class Subject:
         self.case = case
         self.workshop = workshop
         self.others = others or {}
+        # What a check has to tell besides what is wrong, by the check's name.
+        self.facts: dict[str, Mapping[str, Any]] = {}
 
     @property
     def config(self) -> Config:

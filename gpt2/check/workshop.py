@@ -9,7 +9,7 @@ from importlib import import_module
 from itertools import count
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Literal, Self
 
 import numpy as np
 
@@ -17,7 +17,10 @@ from gpt2.check.partner import Partner
 from gpt2.config import Config
 from gpt2.data.prepare import prepare
 from gpt2.data.tokenizer import ByteTokenizer
+from lib.machine.gpus import GPUS, Gpu, present_gpu
 
+# Where none was named and none is here.
+USUAL_GPU = "a100-80"
 # Of Shakespeare's plays, which the default corpus holds.
 EXCERPT = Path(__file__).with_name("excerpt.txt")
 
@@ -25,11 +28,13 @@ EXCERPT = Path(__file__).with_name("excerpt.txt")
 class Workshop:
     """Use it as a context: it leaves nothing behind.
 
-    ``build_dir`` is the user's build folder, which is only read.
+    ``build_dir`` is the user's build folder, which is only read; ``gpu`` is the one that the user
+    named.
     """
 
-    def __init__(self, build_dir: Path = Path()) -> None:
+    def __init__(self, build_dir: Path = Path(), gpu: Gpu | None = None) -> None:
         self.build_dir = build_dir
+        self._gpu = gpu
         self._temporary = tempfile.TemporaryDirectory(prefix="kablate-check-")
         self._folders = count()
         # A launcher's variables are not meant for the small runs in here.
@@ -49,6 +54,13 @@ class Workshop:
             self.partner.close()
             import_module("gpt2.check.parallel").part()
         self._temporary.cleanup()
+
+    def target(self, device: str) -> Gpu | Literal["cpu"]:
+        """What a run on ``device`` has to fit: the GPU that was named, one that is here, or the
+        study's usual one."""
+        if self._gpu is not None:
+            return self._gpu
+        return "cpu" if device == "cpu" else present_gpu() or GPUS[USUAL_GPU]
 
     @cached_property
     def folder(self) -> Path:

@@ -41,6 +41,20 @@ def test_data_that_is_damaged_or_required_fails(build):
     assert code == 1 and table.endswith("0 passed, 1 failed\n")
 
 
+def test_what_the_full_size_takes_is_told_and_held_against_the_gpu(build):
+    folder = build()
+    words = ("--steps", "0,1,2", "--checks", "full_size")
+    code, table, said = folder.command(SCRIPT, *words, GPU="l4")
+    assert code == 0, said
+    assert "full size, l4" in table and "256,128" in table and "of 22.0" in table
+    code, table, _ = folder.command(SCRIPT, *words, CHECK_GPU_MEMORY_GB="1.0001")
+    assert code == 1 and "expected BATCH_SIZE=2 fits 1.0001 GiB" in table
+    assert "CHECK_GPU_MEMORY_GB=1.0001 STEPS=0 CHECKS=full_size]" in table
+    record = json.loads((folder.path / "check.json").read_text())
+    facts = record["steps"][0]["results"]["full_size"]["facts"]
+    assert facts["parameters"] == 256_128 and facts["largest_micro_batch"] == 0
+
+
 def test_a_step_that_does_not_resolve_is_a_row_of_its_own(build):
     folder = build()
     one_block = Layer.of("defconfig", "test", SMALL | {"N_LAYER": 1})
@@ -57,6 +71,8 @@ def test_a_step_that_does_not_resolve_is_a_row_of_its_own(build):
     [
         (("--steps", "99"), "'99' names no step of ratio"),
         (("--checks", "causl"), "nearest: causal"),
+        (("--gpu", "gtx9999"), "GPU=gtx9999: no such GPU in the table"),
+        (("--check-gpu-memory-gb", "much"), "CHECK_GPU_MEMORY_GB: 'much' is not a number above 0"),
         (("--defconfig", "gpt2-124n"), "nearest: gpt2-124m"),
         (("--data", "maybe"), "'maybe' is not require"),
     ],

@@ -12,6 +12,7 @@ import torch
 from gpt2.attention.base import Attention
 from gpt2.attention.reciprocal.module import Reciprocal
 from gpt2.attention.state import AttentionView, BlockState
+from gpt2.cache import BlockCache
 from gpt2.check import CHECKS
 from gpt2.check.cases import Case, Cases, checked_layers, find_cases
 from gpt2.check.run import Result, run_here
@@ -97,8 +98,8 @@ def gate_pools_over_the_future(patch: pytest.MonkeyPatch) -> None:
 def rows_leak(patch: pytest.MonkeyPatch) -> None:
     right = Attention.forward
 
-    def forward(self: Any, x: Any, state: BlockState) -> Any:
-        out, view = right(self, x, state)
+    def forward(self: Any, x: Any, state: BlockState, cache: Any = None) -> Any:
+        out, view = right(self, x, state, cache)
         return out + 1e-6 * out.mean(0, keepdim=True), view
 
     patch.setattr(Attention, "forward", forward)
@@ -107,6 +108,38 @@ def rows_leak(patch: pytest.MonkeyPatch) -> None:
 def keys_are_not_swapped(patch: pytest.MonkeyPatch) -> None:
     right = Reciprocal._scaled_keys
     patch.setattr(Reciprocal, "_scaled_keys", lambda self, *rest: right(self, *rest) * 1.001)
+
+
+def the_mix_has_another_width(patch: pytest.MonkeyPatch) -> None:
+    right = MlpCrossToken.__init__
+
+    def init(self: Any, options: Any, hidden: int, width: int, site: Any) -> None:
+        right(self, options, hidden, width, site)
+        # Not at the small size, where nothing is as wide.
+        if hidden > 1024:
+            self.up = torch.nn.Linear(width + 1, hidden, bias=False)
+
+    patch.setattr(MlpCrossToken, "__init__", init)
+
+
+def too_much_is_kept(patch: pytest.MonkeyPatch) -> None:
+    right = Attention.forward
+
+    def forward(self: Any, x: Any, *rest: Any) -> Any:
+        out, view = right(self, x, *rest)
+        return out * x.repeat(1, 1, 10000)[..., ::10000].exp(), view
+
+    patch.setattr(Attention, "forward", forward)
+
+
+def queries_are_kept_in_another_order(patch: pytest.MonkeyPatch) -> None:
+    right = BlockCache.extend
+
+    def extend(self: Any, name: str, new: Any, dim: int, reach: int | None = None) -> Any:
+        whole = right(self, name, new, dim, reach)
+        return whole.flip(dim) if name == "q" and self.position > 20 else whole
+
+    patch.setattr(BlockCache, "extend", extend)
 
 
 def masks_are_not_loaded(patch: pytest.MonkeyPatch) -> None:
@@ -135,6 +168,8 @@ def spam_is_adamw(patch: pytest.MonkeyPatch) -> None:
 
 
 RED: dict[str, tuple[str, str, Plant]] = {
+    "full_size dimensions": ("full_size", "golden-gate-cross", the_mix_has_another_width),
+    "full_size memory": ("full_size", "baseline", too_much_is_kept),
     "distinct": ("distinct", "ra", reciprocal_does_nothing),
     "declared": ("declared", "mla", one_more_is_declared),
     "gradients": ("gradients", "golden-gate-cross", mix_is_detached),
@@ -143,6 +178,7 @@ RED: dict[str, tuple[str, str, Plant]] = {
     "isolated": ("isolated", "baseline", rows_leak),
     "isolated calls": ("isolated", "golden-gate", gate_goes_to_the_next_call),
     "reference": ("reference", "ra", keys_are_not_swapped),
+    "decode": ("decode", "ra", queries_are_kept_in_another_order),
     "reload": ("reload", "pruned-50", masks_are_not_loaded),
     "repeat": ("repeat", "baseline", weights_are_not_seeded),
     "pruned": ("pruned", "pruned-50", nothing_is_pruned),

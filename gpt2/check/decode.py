@@ -1,0 +1,31 @@
+"""Generation with caches gives what the full forward pass gives, token by token.
+
+B batch, T tokens, V vocabulary.
+"""
+
+import torch
+
+from gpt2.check.finding import Finding
+from gpt2.check.subject import Subject
+
+_TOLERANCE = 1e-9
+
+
+def check(subject: Subject) -> list[Finding]:
+    """In float64: a prompt, one token at a time over every window, several at once."""
+    model, idx_BT = subject.model, subject.tokens(2)
+    length = idx_BT.size(1)
+    ends = sorted({length // 3, *range(length // 3 + 1, length - 2), length})
+    with torch.no_grad():
+        wanted_BTV = model(idx_BT)
+        cache, start = model.new_cache(), 0
+        for end in ends:
+            found_BTV = model.decode(idx_BT[:, start:end], cache)
+            error_T = (found_BTV - wanted_BTV[:, start:end]).abs().amax((0, 2))
+            wrong = ~(error_T <= _TOLERANCE * float(wanted_BTV.abs().max()))
+            if bool(wrong.any()):
+                first = int(wrong.nonzero()[0])
+                text = f"differ by {float(error_T[first]):.1e}, {end - start} token(s) at a time"
+                return [Finding(f"logits at {start + first} as without a cache", text)]
+            start = end
+    return []
