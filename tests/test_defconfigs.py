@@ -77,7 +77,7 @@ def test_hardware_changes_what_fits_the_machine_and_nothing_else(tree, fragment)
 def test_quick_runs_on_a_cpu_with_a_base_for_a_gpu(tree):
     config = Config.from_values(resolved(tree, "gpt2-ratio-ablation+cpu+quick"))
     assert config.model.num_params() == 124_475_904
-    assert (config.machine.device, config.train.max_iters) == ("cpu", 5)
+    assert (config.machine.device, config.train.max_iters) == ("cpu", 3)
     assert config.data.dataset == "default"
 
 
