@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""Time the trainer against transformers' GPT-2 in a plain loop, and every mechanism against GPT-2.
+"""Time the trainer against transformers' GPT-2 in a plain loop, every mechanism against GPT-2,
+and every optimizer against torch's fused AdamW.
 
-    bench.py                              all cases, then the mechanisms
+    bench.py                              all cases, then mechanisms and optimizers
     bench.py --case quickstart --rounds 5
-    bench.py --no-mechanisms
+    bench.py --no-mechanisms --no-optimizers
 
 The sides run in turn on this machine's CPU with the same AdamW settings and batches; figures are
 medians, ratios are of one round. A third side is the plain loop with the memory settings that the
@@ -19,7 +20,7 @@ import _start
 
 from gpt2.arguments import add_json, new_parser
 from gpt2.bench.cases import CASES
-from gpt2.bench.compare import compare, mechanisms, to_markdown
+from gpt2.bench.compare import compare, mechanisms, optimizers, to_markdown
 from lib import cli
 from lib.console import say
 from lib.errors import ConfigError
@@ -34,6 +35,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3, help="repetitions of both sides")
     parser.add_argument("--threads", type=int, default=usable_cores())
     parser.add_argument("--no-mechanisms", action="store_true")
+    parser.add_argument("--no-optimizers", action="store_true")
     given = parser.parse_args()
     if given.rounds < 1 or given.threads < 1:
         raise ConfigError("--rounds and --threads take a whole number of at least 1")
@@ -41,13 +43,20 @@ def main() -> int:
     say("BENCH", machine)
     found = [compare(c, given.threads, given.rounds, given.build_dir) for c in given.case]
     relative = {} if given.no_mechanisms else mechanisms(given.threads, given.rounds)
+    updates = {} if given.no_optimizers else optimizers(given.threads, given.rounds)
     if given.json:
         cases = [dataclasses.asdict(comparison) for comparison in found]
-        document = {"schema_version": 1, "machine": machine, "cases": cases, "mechanisms": relative}
+        document = {
+            "schema_version": 1,
+            "machine": machine,
+            "cases": cases,
+            "mechanisms": relative,
+            "optimizers": updates,
+        }
         print(json.dumps(document, sort_keys=True, allow_nan=False))
     else:
         print(f"{machine}, medians of {given.rounds} rounds (range)\n")
-        print(to_markdown(found, relative), end="")
+        print(to_markdown(found, relative, updates), end="")
     return 0
 
 

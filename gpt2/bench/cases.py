@@ -26,6 +26,6 @@ CASES: dict[str, tuple[str, dict[str, Value], int]] = {
 
 def configuration(spec: str, settings: dict[str, Value], threads: int) -> Config:
     """The configuration that a case times, with ``threads`` CPU threads."""
-    changes = {**_TRAINING, **settings, "CPU_THREADS": threads}
-    layers = [*defconfig_layers(ROOT, spec), Layer.of("command line", "bench", changes)]
+    common = Layer.of("command line", "bench", {**_TRAINING, "CPU_THREADS": threads})
+    layers = [*defconfig_layers(ROOT, spec), common, Layer.of("command line", "case", settings)]
     return resolve_config(Tree(), layers)

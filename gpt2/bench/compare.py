@@ -66,8 +66,18 @@ def mechanisms(threads: int, rounds: int) -> Mapping[str, Any]:
     return found
 
 
-def to_markdown(comparisons: list[Comparison], relative: Mapping[str, Any]) -> str:
-    """Both tables."""
+def optimizers(threads: int, rounds: int) -> Mapping[str, Any]:
+    """``gpt2.bench.optimizers`` in a process of its own: optimizer → seconds of each round,
+    relative to torch's fused AdamW, and state bytes a parameter."""
+    say("BENCH", "an update of every optimizer")
+    found: Mapping[str, Any] = _run("gpt2.bench.optimizers", [str(threads), str(rounds)], {})
+    return found
+
+
+def to_markdown(
+    comparisons: list[Comparison], relative: Mapping[str, Any], updates: Mapping[str, Any]
+) -> str:
+    """The tables of what was timed."""
     heads = ["case", "ours tok/s", "plain tok/s", "plain, our allocator tok/s"]
     heads += ["ours / plain", "ours / plain, our allocator"]
     lines = [f"| {' | '.join(heads)} |", "|-|" + "-:|" * (len(heads) - 1)]
@@ -82,6 +92,11 @@ def to_markdown(comparisons: list[Comparison], relative: Mapping[str, Any]) -> s
                 _spread(r[slug][p]) for r in relative.values() for p in ("forward", "backward")
             ]
             lines.append(f"| {slug} | {' | '.join(cells)} |")
+    if updates:
+        lines += ["", "| optimizer | update time | state bytes a parameter |", "|-|-:|-:|"]
+        for name, found in updates.items():
+            size = found["state_bytes_per_parameter"]
+            lines.append(f"| {name} | {_spread(found['seconds'])} | {size:.2f} |")
     return "\n".join(lines) + "\n"
 
 
