@@ -1,8 +1,9 @@
-"""What the row engine composes, and the chunks it walks.
+"""What the engines compose, and the chunks that the row engine walks.
 
 B batch, T tokens, N heads, H head dim.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -47,10 +48,11 @@ class RowPlan:
         return {part: [next(remaining) for _ in part.inputs()] for part in self.parts()}
 
     def chunks(self, q_BNTH: Tensor) -> Iterator[Chunk]:
-        """The rows in order."""
+        """The rows in order, in chunks of about the same height."""
         batch, heads, length, _ = q_BNTH.shape
         elements = CPU_CHUNK_ELEMENTS if q_BNTH.device.type == "cpu" else GPU_CHUNK_ELEMENTS
-        height = max(FEWEST_ROWS, elements // (batch * heads * length))
+        highest = max(FEWEST_ROWS, elements // (batch * heads * length))
+        height = math.ceil(length / math.ceil(length / highest))
         for first in range(0, length, height):
             yield Chunk(first, min(first + height, length), self.pattern.left(first))
 

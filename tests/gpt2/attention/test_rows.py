@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_leaves
 from gpt2.attention.grouped.options import GroupedOptions
 from gpt2.attention.ra_cross_token.statistics import Max, Topk
 from gpt2.attention.reciprocal.options import ReciprocalOptions
+from gpt2.attention.rows import plan
 from gpt2.attention.rows.engine import attend
 from gpt2.attention.rows.head_mean import HeadMean
 from gpt2.attention.rows.largest import PIECE, largest
@@ -214,3 +215,15 @@ def test_reader_is_not_a_gate(build):
     assert isinstance(case.module.reader, HeadMean)
     plain = build(20)
     torch.testing.assert_close(case()[0], plain()[0], atol=1e-12, rtol=1e-12)
+
+
+@pytest.mark.parametrize("length", [1, 31, 33, 1024, 1025])
+@pytest.mark.parametrize("highest", [32, 341])
+def test_chunks_are_about_equally_high(build, monkeypatch, length, highest):
+    """12 heads, batches of 8 and 1024 tokens made three chunks of 341 rows and one of a row."""
+    monkeypatch.setattr(plan, "CPU_CHUNK_ELEMENTS", highest * 8 * 12 * length)
+    q_BNTH = torch.empty(8, 12, length, 1, device="cpu")
+    chunks = list(RowPlan(build(9).module.pattern).chunks(q_BNTH))
+    heights = [chunk.height for chunk in chunks]
+    assert sum(heights) == length and len(chunks) == -(-length // highest)
+    assert max(heights) - min(heights) < len(chunks)
