@@ -18,10 +18,19 @@ def check_machine(configs: Sequence[Config]) -> list[dict[str, str]]:
     One set of environment variables for each run that may train at a time. PreflightError with all
     problems at once.
     """
+    from gpt2.attention.preflight import check_attention
+
     problems: list[Problem] = []
     for machine, gpus in {(c.machine, c.train.gpus): None for c in configs}:
         try:
             preflight(machine, gpus)
+        except KablateError as error:
+            problems.extend(error.problems)
+    if problems:
+        raise PreflightError(*dict.fromkeys(problems))
+    for model, machine in {(c.model, c.machine): None for c in configs}:
+        try:
+            check_attention(model, machine)
         except KablateError as error:
             problems.extend(error.problems)
     if problems:

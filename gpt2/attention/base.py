@@ -11,9 +11,12 @@ from torch import Tensor, nn
 
 from gpt2.attention import GATES, PATTERNS, PROJECTIONS, TERMS
 from gpt2.attention.decode import attend_cached
+from gpt2.attention.forms import choose_form
 from gpt2.attention.heads import Heads
+from gpt2.attention.joined import engine as joined
 from gpt2.attention.options import AttentionConfig
-from gpt2.attention.rows.engine import RowResult, attend
+from gpt2.attention.rows import engine as rows
+from gpt2.attention.rows.engine import RowResult
 from gpt2.attention.rows.head_mean import HeadMean
 from gpt2.attention.rows.plan import RowPlan
 from gpt2.attention.sdpa import plain_attention
@@ -27,7 +30,7 @@ class Attention(nn.Module):
 
     ``c_attn`` is the projection, whatever its kind, and ``c_proj`` the way back into the residual
     stream. Without a term, a gate or a request for weights attention is one SDPA call; with any of
-    them the row engine runs.
+    them it is the row engine or joined passes. Decoding uses the row engine's parts.
     """
 
     def __init__(
@@ -40,10 +43,14 @@ class Attention(nn.Module):
         self.gates = nn.ModuleDict({g.name: GATES.module(g.name)(shape, g) for g in options.gates})
         self.pattern = PATTERNS.module(options.pattern.name)(options.pattern)
         self.reader = HeadMean(request, self.pattern) if request else None
-        self.sdpa_backend = options.sdpa_backend
+        self.options, self.shape = options, shape
         self.dropout = shape.dropout
         self.scale = shape.head_dim**-0.5
         self.reach = options.reach
+
+    def form(self, device: str) -> str:
+        """How a whole sequence attends to itself on ``device``: sdpa, rows or joined."""
+        return choose_form(self.options, self.shape, self.reader is not None, device)
 
     def new_cache(self) -> BlockCache:
         """An empty cache for the block."""
@@ -81,9 +88,12 @@ class Attention(nn.Module):
     def _attend(self, heads: Heads) -> RowResult:
         """Of a whole sequence to itself."""
         dropout = self.dropout if self.training else 0.0
-        if self.terms or self.gates or self.reader:
-            return attend(heads.q_BNTH, heads.k_BKTH, heads.v_BKTH, self._plan(dropout))
-        return RowResult(plain_attention(heads, self.pattern, self.sdpa_backend, dropout), (), None)
+        form = self.form(heads.q_BNTH.device.type)
+        if form == "sdpa":
+            context = plain_attention(heads, self.pattern, self.options.backend, dropout)
+            return RowResult(context, (), None)
+        attend = rows.attend if form == "rows" else joined.attend
+        return attend(heads.q_BNTH, heads.k_BKTH, heads.v_BKTH, self._plan(dropout))
 
     def _plan(self, dropout: float) -> RowPlan:
         terms, gates = list(self.terms.values()), list(self.gates.values())

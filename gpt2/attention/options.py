@@ -57,6 +57,10 @@ class ScorePartOptions(Protocol):
     def flops_per_token(self, shape: Shape, keys: float) -> float:
         """Forward FLOPs added for one token of one block that sees ``keys`` keys."""
 
+    @property
+    def lacks_joined(self) -> str:
+        """What of the part only the row engine computes; empty where nothing."""
+
 
 class TermOptions(ScorePartOptions, Protocol):
     """A score term."""
@@ -74,8 +78,8 @@ class AttentionConfig:
     pattern: PatternOptions
     terms: tuple[TermOptions, ...]
     gates: tuple[ScorePartOptions, ...]
-    # Which kernel plain attention may use: auto, flash, efficient or math.
-    sdpa_backend: str = symbol("SDPA_BACKEND")
+    # auto, rows, joined, or a kernel of plain attention: see forms.py.
+    backend: str = symbol("ATTENTION_BACKEND")
 
     @classmethod
     def from_values(cls, values: Mapping[str, Value]) -> "AttentionConfig":
@@ -87,7 +91,7 @@ class AttentionConfig:
             pattern,
             TERMS.bind(values),
             GATES.bind(values),
-            sdpa_backend=str(values["SDPA_BACKEND"]),
+            backend=str(values["ATTENTION_BACKEND"]),
         )
 
     @property

@@ -3,21 +3,28 @@
 B batch, T tokens, N heads, K key/value heads, H head dim.
 """
 
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from gpt2.attention import PATTERNS
+from gpt2.attention.grouped.options import GroupedOptions
 from gpt2.attention.heads import Heads
 from gpt2.attention.rows.parts import Pattern
-from lib.errors import Problem, RunError
+from gpt2.config import ModelConfig
+from lib.errors import KablateError, PreflightError, Problem, RunError
+from lib.machine.observe import sdpa_choice
 
 BACKENDS = {
     "flash": SDPBackend.FLASH_ATTENTION,
     "efficient": SDPBackend.EFFICIENT_ATTENTION,
     "math": SDPBackend.MATH,
 }
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 # How torch says that no kernel of those allowed can run.
 REFUSALS = ("No available kernel", "No viable backend")
 
@@ -26,20 +33,44 @@ def plain_attention(heads: Heads, pattern: Pattern, backend: str, dropout: float
     """Head outputs, BNTH. RunError where the kernel asked for cannot run here."""
     q, k, v = heads.q_BNTH, heads.k_BKTH, heads.v_BKTH
     seen = pattern.sdpa_arguments(q.shape[2], q.device)
-    chosen = nullcontext() if backend == "auto" else sdpa_kernel(BACKENDS[backend])
+    with _allowed(backend, q, dropout, RunError):
+        return F.scaled_dot_product_attention(
+            q, k, v, dropout_p=dropout, enable_gqa=k.shape[1] < q.shape[1], **seen
+        )
+
+
+def torch_kernel(model: ModelConfig, precision: str, device: torch.device) -> str:
+    """The kernel that torch takes for plain attention in training: flash, efficient, cudnn or math.
+
+    PreflightError where the one that is configured cannot run.
+    """
+    options, shape = model.attention, model.shape
+    shared = options.projection
+    kv_heads = shared.n_kv_head if isinstance(shared, GroupedOptions) else shape.n_head
+    sizes = (1, shape.n_head, shape.block_size, shape.head_dim)
+    q = torch.empty(sizes, device=device, dtype=_DTYPES[precision], requires_grad=True)
+    pattern = PATTERNS.module(options.pattern.name)(options.pattern)
+    seen = pattern.sdpa_arguments(shape.block_size, device)
+    with _allowed(options.backend, q, shape.dropout, PreflightError):
+        return sdpa_choice(q, kv_heads, shape.dropout, seen)
+
+
+@contextmanager
+def _allowed(
+    backend: str, q_BNTH: Tensor, dropout: float, refused: type[KablateError]
+) -> Iterator[None]:
+    """Inside, torch takes the configured kernel; ``refused`` is raised where that cannot run."""
     try:
-        with chosen:
-            return F.scaled_dot_product_attention(
-                q, k, v, dropout_p=dropout, enable_gqa=k.shape[1] < q.shape[1], **seen
-            )
+        with sdpa_kernel(BACKENDS[backend]) if backend in BACKENDS else nullcontext():
+            yield
     except RuntimeError as error:
         if not any(refusal in str(error) for refusal in REFUSALS):
             raise
-        raise RunError(
+        raise refused(
             Problem(
-                f"the kernel {backend!r} cannot run this attention on {q.device.type} "
-                f"({q.dtype}, head dim {q.shape[-1]}, dropout {dropout})",
-                where=f"SDPA_BACKEND_{backend.upper()}",
-                next="set SDPA_BACKEND_AUTO=y, or turn off what the kernel lacks",
+                f"the kernel {backend!r} cannot run this attention on {q_BNTH.device.type} "
+                f"({q_BNTH.dtype}, head dim {q_BNTH.shape[-1]}, dropout {dropout})",
+                where=f"ATTENTION_BACKEND_{backend.upper()}",
+                next="set ATTENTION_BACKEND_AUTO=y, or turn off what the kernel lacks",
             )
         ) from error

@@ -97,8 +97,8 @@ def small_values(config: Config) -> dict[str, Value]:
     for name in _POSITIONS:
         values[name] = _position(_number(values, name), shape.block_size, context)
     # Kernels of a GPU alone.
-    if values["SDPA_BACKEND"] != "math":
-        values["SDPA_BACKEND"] = "auto"
+    if values["ATTENTION_BACKEND"] in ("flash", "efficient"):
+        values["ATTENTION_BACKEND"] = "auto"
     # The narrow type that a CPU has.
     if values["PRECISION"] == "fp16":
         values["PRECISION"] = "bf16"

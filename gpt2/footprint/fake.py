@@ -72,7 +72,7 @@ class FakeTraining:
         RunError names the place and the operation where dimensions do not fit.
         """
         tracker = Tracker()
-        backend = self.config.model.attention.sdpa_backend
+        backend = self.config.model.attention.backend
         with self._named_errors(), kernels_of(target, backend, tracker), tracker:
             static = self._known(tracker)
             hooks = self._hooks(tracker)

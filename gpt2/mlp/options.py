@@ -46,6 +46,8 @@ class MlpMechanismOptions(Protocol):
     name: str
     # Whether the mechanism has a width of its own that a share of parameters can pay for.
     sized: bool
+    # Whether the mechanism reads its block's attention weights.
+    reads_weights: bool
 
     def in_block(self, site: BlockSite) -> bool:
         """Whether the block builds the mechanism."""
@@ -98,6 +100,10 @@ class MlpConfig:
     def built(self, site: BlockSite) -> list[MlpMechanismOptions]:
         """The mechanisms that a block builds."""
         return [m for m in self.mechanisms if m.in_block(site)]
+
+    def reads_weights(self, site: BlockSite) -> bool:
+        """Whether a block's MLP reads its attention weights."""
+        return any(m.reads_weights for m in self.built(site))
 
     def size(self, site: BlockSite) -> BlockSize:
         """The widths of a block's MLP."""

@@ -4,8 +4,9 @@ from typing import Any
 
 import torch
 
+from gpt2.attention.sdpa import torch_kernel
 from gpt2.training.session import Session
-from lib.machine.observe import GIB, hardware, knobs, sdpa_kernel
+from lib.machine.observe import GIB, hardware, knobs
 from lib.repro.rng import POLICY, dropout_seed
 
 
@@ -36,17 +37,14 @@ def start_line(session: Session) -> str:
 
 
 def attention_kernel(session: Session) -> str:
-    """How scores are computed: torch's kernel for plain attention, else the row engine."""
-    attention, shape = session.model.h[0].attn, session.config.model.shape
-    if attention.terms or attention.gates or attention.reader:
+    """How scores are computed: by rows, joined, or torch's kernel for plain attention."""
+    form = session.model.h[0].attn.form(session.device.type)
+    if form == "rows":
         return "by rows"
-    if attention.sdpa_backend != "auto":
-        return f"sdpa {attention.sdpa_backend}"
-    dtypes = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-    dtype = dtypes[session.config.machine.precision]
-    seen = attention.pattern.sdpa_arguments(shape.block_size, session.device)
-    heads_NTH = (shape.n_head, shape.block_size, shape.head_dim)
-    return f"sdpa {sdpa_kernel(session.device, dtype, heads_NTH, shape.dropout, seen)}"
+    if form == "joined":
+        return "joined, flex" if session.device.type == "cuda" else "joined, all pairs"
+    precision = session.config.machine.precision
+    return f"sdpa {torch_kernel(session.config.model, precision, session.device)}"
 
 
 def manifest_facts(session: Session) -> dict[str, Any]:
@@ -56,7 +54,7 @@ def manifest_facts(session: Session) -> dict[str, Any]:
         "run": {"name": session.run.path.name, "hash8": config.hash8},
         "origin": session.origin,
         "attention": {
-            "sdpa_backend_requested": config.model.attention.sdpa_backend,
+            "backend_requested": config.model.attention.backend,
             "kernel": attention_kernel(session),
         },
         "batch": {

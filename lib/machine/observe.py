@@ -85,21 +85,20 @@ def deviations(found: dict[str, Any]) -> list[str]:
     return [name for name, knob in found.items() if knob["resolved"] != knob["observed"]]
 
 
-def sdpa_kernel(
-    device: torch.device,
-    dtype: torch.dtype,
-    heads_NTH: tuple[int, int, int],
-    dropout: float,
-    seen: Mapping[str, Any],
+def sdpa_choice(
+    q_BNTH: torch.Tensor, kv_heads: int, dropout: float, seen: Mapping[str, Any]
 ) -> str:
-    """The kernel torch picks for plain attention in training: flash, efficient, cudnn or math.
+    """The kernel torch picks for plain attention: flash, efficient, cudnn or math.
 
+    RuntimeError where none can run of those that ``torch.nn.attention.sdpa_kernel`` allows here.
     ``seen`` says which keys a query sees, as arguments of ``scaled_dot_product_attention``. Asks
     torch with tensors of that shape, rather than guessing from versions.
     """
-    shape = (1, *heads_NTH)
-    q, k, v = (torch.empty(shape, device=device, dtype=dtype, requires_grad=True) for _ in "qkv")
-    choice = torch._fused_sdp_choice(q, k, v, dropout_p=dropout, **seen)
+    batch, heads, length, width = q_BNTH.shape
+    k, v = (q_BNTH.new_empty(batch, kv_heads, length, width).requires_grad_() for _ in "kv")
+    choice = torch._fused_sdp_choice(
+        q_BNTH, k, v, dropout_p=dropout, enable_gqa=kv_heads < heads, **seen
+    )
     return SDPBackend(choice).name.lower().removesuffix("_attention")
 
 

@@ -66,7 +66,7 @@ def make_model_config(
     gates: tuple[str, ...] = (),
     mechanisms: tuple[str, ...] = (),
     parts: dict[str, dict[str, Any]] | None = None,
-    sdpa_backend: str = "auto",
+    attention_backend: str = "auto",
     **overrides: Any,
 ) -> ModelConfig:
     """A small dense GPT-2; ``overrides`` are fields of Shape and MlpConfig.
@@ -84,7 +84,7 @@ def make_model_config(
         options(PATTERNS, pattern),
         tuple(options(TERMS, name) for name in terms),
         tuple(options(GATES, name) for name in gates),
-        sdpa_backend=sdpa_backend,
+        backend=attention_backend,
     )
     mlp = {name: overrides.get(name, value) for name, value in MLP.items()}
     shape = {name: overrides.get(name, value) for name, value in SHAPE.items()}

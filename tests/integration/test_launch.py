@@ -76,6 +76,16 @@ def test_an_absent_device_is_told_before_anything_is_created_or_prepared(build):
     assert not (folder.path / "results").exists() and not (folder.path / "data").exists()
 
 
+def test_a_kernel_that_cannot_run_is_told_before_the_data(build):
+    folder = build(ATTENTION_BACKEND_FLASH=True)
+    (folder.path / "data").rename(folder.path / "gone")
+    code, _, said = folder.command("scripts/run_test_matrix.py")
+    assert code == 3
+    assert "ATTENTION_BACKEND_FLASH: the kernel 'flash' cannot run" in said
+    assert "ATTENTION_BACKEND_FLASH: flash attention has no form of: reciprocal" in said
+    assert not (folder.path / "results").exists() and not (folder.path / "data").exists()
+
+
 def test_missing_data_is_prepared_before_training(build):
     folder = build()
     (folder.path / "data").rename(folder.path / "gone")

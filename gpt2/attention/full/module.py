@@ -19,6 +19,10 @@ class Full:
         """What scaled_dot_product_attention needs to see the same."""
         return {"is_causal": True}
 
+    def longest_row(self, length: int) -> int:
+        """All of the sequence."""
+        return length
+
     def left(self, row: int) -> int:
         """Every row sees the first token."""
         return 0

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from gpt2.attention.joined.scores import Scores
+from gpt2.attention.ra_cross_token.joined import JOINED
 from gpt2.attention.ra_cross_token.options import RaCrossTokenOptions
 from gpt2.attention.ra_cross_token.statistics import STATISTICS
 from gpt2.attention.rows.parts import Rows
@@ -23,6 +25,7 @@ class RaCrossToken(nn.Module):
         self.head_average = options.head_average
         self.detach_stats = options.detach_stats
         self.scales_scores = options.apply == "weights"
+        self._mode = options.mode
         self._statistic = STATISTICS[options.mode](options)
         self.scale = nn.Parameter(torch.full((shape.n_head,), options.scale))
         self.bias = nn.Parameter(torch.full((shape.n_head,), options.bias))
@@ -40,6 +43,11 @@ class RaCrossToken(nn.Module):
     ) -> None:
         """Add the statistic's gradient to that of the weights, in place."""
         self._statistic.add_slope_(dweights_BNrc, dstatistic_BNr1, rows, known_BNrm)
+
+    def joined_statistic(self, scores: Scores, lse_BNT: Tensor) -> Tensor:
+        """The statistic of every row, BNT, differentiable, for modes that are ``joined``."""
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.detach_stats):
+            return JOINED[self._mode](scores, lse_BNT)
 
     def factor(self, statistic_BNT: Tensor, inputs: Sequence[Tensor]) -> Tensor:
         """(1 − α) + α σ(scale · statistic + bias), BNT."""

@@ -29,6 +29,11 @@ class RaCrossTokenOptions:
     # No gradient through the statistic.
     detach_stats: bool = symbol("RA_CROSS_TOKEN_DETACH_STATS")
 
+    @property
+    def lacks_joined(self) -> str:
+        """The statistics that need a row's weights themselves."""
+        return f"RA_CROSS_TOKEN_MODE_{self.mode.upper()}" if self.mode in ("topk", "max") else ""
+
     def num_params(self, shape: Shape) -> int:
         """A scale and a bias per head."""
         return 2 * shape.n_head

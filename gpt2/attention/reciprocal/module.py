@@ -4,10 +4,12 @@ B batch, T tokens, N heads, H head dim; r the rows of a chunk, b the columns of 
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
+from gpt2.attention.joined.scores import Branch
 from gpt2.attention.reciprocal.options import ReciprocalOptions
 from gpt2.attention.rows.parts import Chunk
 from gpt2.shape import Shape
@@ -38,7 +40,9 @@ class Reciprocal(nn.Module):
         """Add α k_i · q_j to the band's columns; q is already divided by √H."""
         left = self._left(chunk)
         queries = q_BNTH[:, :, chunk.slice(left)]
-        reverse = (self._scaled_keys(k_BNTH, chunk, inputs) @ queries.mT).to(scores_BNrc.dtype)
+        reverse = (self._scaled_keys(k_BNTH[:, :, chunk.rows], inputs) @ queries.mT).to(
+            scores_BNrc.dtype
+        )
         self._cut_(reverse, chunk, left)
         scores_BNrc[..., left - chunk.left :].add_(reverse)
 
@@ -58,7 +62,8 @@ class Reciprocal(nn.Module):
         dreverse = dscores_BNrc[..., left - chunk.left :].clone()
         self._cut_(dreverse, chunk, left)
         dreverse = dreverse.to(q_BNTH.dtype)
-        dq_BNTH[:, :, band].add_(dreverse.mT @ self._scaled_keys(k_BNTH, chunk, inputs))
+        keys = self._scaled_keys(k_BNTH[:, :, chunk.rows], inputs)
+        dq_BNTH[:, :, band].add_(dreverse.mT @ keys)
         dkeys = (dreverse @ q_BNTH[:, :, band]).to(dk_BNTH.dtype)
         if not inputs:
             dk_BNTH[:, :, chunk.rows].add_(dkeys, alpha=self.constant)
@@ -67,12 +72,26 @@ class Reciprocal(nn.Module):
         dk_BNTH[:, :, chunk.rows].add_(dkeys * alpha[:, None, None])
         return ((dkeys * k_BNTH[:, :, chunk.rows]).sum((0, 2, 3)),)
 
+    def branches(
+        self, branch: Branch, q_BNTH: Tensor, k_BNTH: Tensor, inputs: Sequence[Tensor]
+    ) -> list[Branch]:
+        """Outside the band as it was; inside [q, α k] · [k, q]: twice as wide, one product."""
+        outside = branch.part(self.window + 1, branch.beyond)
+        keys = self._scaled_keys(k_BNTH, inputs)
+        return outside + [
+            replace(
+                inside,
+                q_BNTD=torch.cat((inside.q_BNTD, keys), -1),
+                k_BNTD=torch.cat((inside.k_BNTD, q_BNTH), -1),
+            )
+            for inside in branch.part(0, self.window + 1)
+        ]
+
     def _left(self, chunk: Chunk) -> int:
         """The first visible column that some row of the chunk reaches."""
         return max(chunk.left, chunk.first - self.window)
 
-    def _scaled_keys(self, k_BNTH: Tensor, chunk: Chunk, inputs: Sequence[Tensor]) -> Tensor:
-        keys = k_BNTH[:, :, chunk.rows]
+    def _scaled_keys(self, keys: Tensor, inputs: Sequence[Tensor]) -> Tensor:
         return (keys * inputs[0][:, None, None]).to(keys.dtype) if inputs else keys * self.constant
 
     def _cut_(self, reverse_BNrb: Tensor, chunk: Chunk, left: int) -> None:

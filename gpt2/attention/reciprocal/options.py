@@ -12,6 +12,7 @@ class ReciprocalOptions:
     """Off means α = 0: the scores are left as they are."""
 
     name: ClassVar[str] = "reciprocal"
+    lacks_joined: ClassVar[str] = ""
 
     alpha: float = symbol("RECIPROCAL_ALPHA", low=0.0, high=2.0)
     # W: the band reaches this many tokens back.

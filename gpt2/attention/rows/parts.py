@@ -1,18 +1,21 @@
-"""What the row engine composes: a pattern, score terms, gates, and a reader of weights.
+"""What the engines compose: a pattern, score terms, gates, and a reader of weights.
 
 B batch, T tokens (queries), S tokens (keys), N heads, H head dim; r the rows of a chunk, c its
 columns. Scores and weights of a chunk are BNrc, a number per row is BNr1.
 
-Scores and weights are given in fp32 (fp64 for fp64 inputs). The engine differentiates by hand, so
-every part brings its derivative; tests compare each with autograd through a naive reference.
+Scores and weights are given in fp32 (fp64 for fp64 inputs). The row engine differentiates by hand,
+so every part brings its derivative; tests compare each with autograd through a naive reference.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from gpt2.attention.joined.scores import Branch, Scores
 
 # Added to the score of a hidden pair: exp() of it is an exact 0, and it stays finite when it is
 # multiplied by a weight of 0 or by a small gradient.
@@ -81,6 +84,9 @@ class Pattern(Protocol):
     def hide_(self, scores_BNrc: Tensor, chunk: Chunk) -> None:
         """Add HIDDEN to every pair that must not be seen, in place."""
 
+    def longest_row(self, length: int) -> int:
+        """w, where row i of ``length`` sees max(0, i − w + 1) ≤ j ≤ i."""
+
     def visible(self, chunk: Chunk, like: Tensor) -> Tensor:
         """How many columns each row sees, [r, 1]."""
 
@@ -113,6 +119,11 @@ class ScoreTerm(Protocol):
     ) -> tuple[Tensor, ...]:
         """Add to dq and dk in place; return the gradients of ``inputs``."""
 
+    def branches(
+        self, branch: "Branch", q_BNTH: Tensor, k_BNTH: Tensor, inputs: Sequence[Tensor]
+    ) -> "list[Branch]":
+        """The pairs of ``branch`` with the term in their scores. q is not divided by √H."""
+
 
 class Gate(Protocol):
     """A factor for every row, from a statistic of the row's first softmax.
@@ -136,6 +147,9 @@ class Gate(Protocol):
 
         A constant per row may be left out: the softmax's gradient takes it out again.
         """
+
+    def joined_statistic(self, scores: "Scores", lse_BNT: Tensor) -> Tensor:
+        """The statistic from the rows' log-sum-exps, BNT; of gates whose options are ``joined``."""
 
     def factor(self, statistic_BNT: Tensor, inputs: Sequence[Tensor]) -> Tensor:
         """The factor of every row, BNT, by differentiable operations."""

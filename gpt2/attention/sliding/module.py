@@ -22,6 +22,10 @@ class Sliding:
         seen = torch.ones(length, length, dtype=torch.bool, device=device)
         return {"attn_mask": seen.tril_().triu_(1 - self.window)}
 
+    def longest_row(self, length: int) -> int:
+        """w, or all."""
+        return min(self.window, length)
+
     def left(self, row: int) -> int:
         """i − w + 1, or the first token."""
         return max(0, row - self.window + 1)

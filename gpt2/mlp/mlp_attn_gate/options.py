@@ -17,6 +17,7 @@ class MlpAttnGateOptions:
 
     name: ClassVar[str] = "mlp_attn_gate"
     sized: ClassVar[bool] = True
+    reads_weights: ClassVar[bool] = False
 
     alpha: float = symbol("MLP_ATTN_GATE_ALPHA", low=0.0, high=1.0)
     bias: float = symbol("MLP_ATTN_GATE_BIAS", low=-10.0, high=10.0)

@@ -18,6 +18,7 @@ class MlpCrossTokenOptions:
 
     name: ClassVar[str] = "mlp_cross_token"
     sized: ClassVar[bool] = True
+    reads_weights: ClassVar[bool] = True
 
     alpha: float = symbol("MLP_CROSS_TOKEN_ALPHA", low=0.0, high=2.0)
     sparsity: str = symbol("MLP_CROSS_TOKEN_SPARSITY")

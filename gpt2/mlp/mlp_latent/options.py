@@ -19,6 +19,7 @@ class MlpLatentOptions:
 
     name: ClassVar[str] = "mlp_latent"
     sized: ClassVar[bool] = False
+    reads_weights: ClassVar[bool] = False
 
     alpha: float = symbol("MLP_LATENT_ALPHA", low=0.0, high=2.0)
     tying: str = symbol("MLP_LATENT_TYING")

@@ -1,0 +1,52 @@
+"""Which form computes attention: the row engine, joined passes, or torch's own; imports no torch."""
+
+from gpt2.attention.options import AttentionConfig
+from gpt2.shape import Shape
+from lib.errors import PreflightError, Problem
+
+# FlexAttention's kernels know no narrower head.
+NARROWEST_HEAD = 16
+
+
+def choose_form(attention: AttentionConfig, shape: Shape, shows_weights: bool, device: str) -> str:
+    """sdpa, rows or joined, on a ``device`` that is cpu or cuda.
+
+    ``shows_weights`` says that an MLP reads attention weights. PreflightError where the configured
+    backend has no form of the configured parts.
+    """
+    backend = attention.backend
+    extras = [part.name for part in (*attention.terms, *attention.gates)]
+    extras += ["an MLP that reads attention weights"] if shows_weights else []
+    lacking = joined_lacks(attention, shape, shows_weights, device)
+    if backend == "auto":
+        if not extras:
+            return "sdpa"
+        return "joined" if device == "cuda" and not lacking else "rows"
+    if backend in ("rows", "joined"):
+        missing = lacking if backend == "joined" else []
+    else:
+        backend, missing = "sdpa", extras
+    if missing:
+        raise PreflightError(
+            Problem(
+                f"{attention.backend} attention has no form of: {', '.join(missing)}",
+                where=f"ATTENTION_BACKEND_{attention.backend.upper()}",
+                next="type: SET=ATTENTION_BACKEND_AUTO=y",
+            )
+        )
+    return backend
+
+
+def joined_lacks(
+    attention: AttentionConfig, shape: Shape, shows_weights: bool, device: str
+) -> list[str]:
+    """What of this attention joined passes do not compute.
+
+    FlexAttention drops no weights, and a row's largest weights are no sum of exponentials.
+    """
+    lacking = [part.lacks_joined for part in (*attention.terms, *attention.gates)]
+    lacking += ["an MLP that reads attention weights"] if shows_weights else []
+    lacking += [f"DROPOUT={shape.dropout}"] if shape.dropout else []
+    if device == "cuda" and shape.head_dim < NARROWEST_HEAD:
+        lacking.append(f"heads of {shape.head_dim} numbers, fewer than {NARROWEST_HEAD}")
+    return [what for what in lacking if what]

@@ -1,0 +1,56 @@
+"""Runs of one configuration by different forms of its attention."""
+
+import json
+from collections.abc import Callable
+
+import pytest
+
+from gpt2.config import Config
+from gpt2.preflight import check_machine
+from lib.binding import Value
+from lib.errors import PreflightError
+
+Configure = Callable[..., Config]
+PARTS: dict[str, Value] = {
+    "DROPOUT": "0.0",
+    "RECIPROCAL": True,
+    "RECIPROCAL_WINDOW": 5,
+    "RECIPROCAL_LEARNABLE": True,
+    "RA_CROSS_TOKEN": True,
+    "RA_CROSS_TOKEN_MODE_ENTROPY": True,
+    "RA_CROSS_TOKEN_APPLY_WEIGHTS": True,
+    "ATTENTION_PATTERN_SLIDING": True,
+    "SLIDING_WINDOW": 9,
+}
+
+
+def test_joined_and_rows_train_alike(configure: Configure, train: Callable) -> None:
+    losses, hashes = [], set()
+    said = {"JOINED": "joined, all pairs", "ROWS": "by rows", "AUTO": "by rows"}
+    for backend, kernel in said.items():
+        config = configure(**PARTS, **{f"ATTENTION_BACKEND_{backend}": True})
+        done = train(config)
+        manifest = json.loads(done.files.manifest.read_text())
+        asked = {"backend_requested": backend.lower(), "kernel": kernel}
+        assert manifest["attention"] == asked and f"attention {kernel} |" in done.lines()
+        losses.append([row["loss"] for row in done.rows("train")])
+        hashes.add(config.hash8)
+    joined, rows, auto = losses
+    assert joined == pytest.approx(rows, rel=1e-4) and joined != rows and rows == auto
+    assert len(hashes) == 3
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"ATTENTION_BACKEND_FLASH": True},
+        {"ATTENTION_BACKEND_JOINED": True},
+        {"ATTENTION_BACKEND_MATH": True, "RECIPROCAL": True},
+    ],
+)
+def test_what_cannot_run_is_refused_with_the_machine(
+    configure: Configure, changes: dict[str, Value]
+) -> None:
+    check_machine([configure()])
+    with pytest.raises(PreflightError, match="ATTENTION_BACKEND_"):
+        check_machine([configure(), configure(**changes)])
