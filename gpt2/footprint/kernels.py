@@ -17,9 +17,15 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 from gpt2 import loss
+from gpt2.attention import base
+from gpt2.attention.forms import choose_form
+from gpt2.attention.joined import window
+from gpt2.attention.options import AttentionConfig
 from gpt2.attention.rows import plan
 from gpt2.attention.rows.parts import Chunk
+from gpt2.footprint.flex import flex_pass
 from gpt2.footprint.tracker import Tracker
+from gpt2.shape import Shape
 from gpt2.training import step
 from lib.machine.gpus import Gpu
 
@@ -45,6 +51,8 @@ def kernels_of(target: Gpu | None, backend: str, tracker: Tracker) -> Iterator[N
         # It reads numbers, and a fake tensor has none.
         stack.enter_context(_replaced(step, "require_finite", lambda *arguments: None))
         if target:
+            stack.enter_context(_replaced(base, "choose_form", _form_on_gpu))
+            stack.enter_context(_replaced(window, "_all_pairs", flex_pass(tracker)))
             stack.enter_context(_GpuKernels(target, backend))
         yield
 
@@ -102,6 +110,10 @@ class _GpuKernels(TorchFunctionMode):
 def _dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
     """A GPU keeps a byte for each element; a CPU keeps factors in the type of the input."""
     return torch.native_dropout(x, p, True)[0] if training and p > 0.0 else x
+
+
+def _form_on_gpu(attention: AttentionConfig, shape: Shape, shows_weights: bool, device: str) -> str:
+    return choose_form(attention, shape, shows_weights, "cuda")
 
 
 def _all_rows(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:

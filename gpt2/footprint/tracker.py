@@ -57,7 +57,7 @@ class Tracker(TorchDispatchMode):
             if isinstance(tensor, Tensor):
                 self.see(tensor, self.making)
         if count := flops(func, args):
-            self.flops[self.stage] += count * self._flops_count
+            self.compute(count)
         if scratch := scratch_bytes(func, args):
             self._note(scratch)
         return out
@@ -87,6 +87,10 @@ class Tracker(TorchDispatchMode):
         self._total += size
         if self._total > self._highest:
             self._note(0)
+
+    def compute(self, flops: float) -> None:
+        """FLOPs of what shows no operation."""
+        self.flops[self.stage] += flops * self._flops_count
 
     def is_now(self, tensor: Tensor, category: str) -> None:
         """Count the tensor's storage under ``category``, wherever it was."""

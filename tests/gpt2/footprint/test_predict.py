@@ -14,6 +14,7 @@ from gpt2.footprint.fake import FakeTraining
 from gpt2.footprint.predict import predict
 from gpt2.footprint.training import Training
 from gpt2.mlp.base import Mlp
+from lib.binding import Value
 from lib.errors import RunError
 from lib.machine.gpus import gpu_named, gpu_with_memory
 
@@ -97,6 +98,45 @@ def test_flops_of_a_window(configure: Configure) -> None:
     hidden = shape.block_size - (shape.block_size + 1) / 2
     expected = full + shape.n_layer * 14 * shape.n_embd * hidden
     assert predict(config, GPU).flops_per_token == pytest.approx(expected, rel=1e-12)
+
+
+def test_flops_of_joined_passes(configure: Configure) -> None:
+    """On a GPU, by blocks of 128 pairs: the band of 65 tokens has heads twice as wide."""
+    parts: dict[str, Value] = {"DROPOUT": "0.0", "RECIPROCAL": True, "RECIPROCAL_WINDOW": 64}
+    config = configure(BLOCK_SIZE=512, **parts)
+    shape = config.model.shape
+    # q k^T and p v forward; backward four products as wide as q, three as wide as v.
+    band, outside = (5 * 2 + 4, 7), (5 + 4, 4 + 3 + 2 + 1)
+    blocks = sum(products * count for products, count in (band, outside))
+    plain = predict(configure(BLOCK_SIZE=512, DROPOUT="0.0"), GPU).flops_per_token
+    plain -= shape.n_layer * 14 * shape.n_embd * (shape.block_size + 1) / 2
+    pairs = blocks * 128**2 / shape.block_size
+    expected = plain + shape.n_layer * 2 * shape.n_embd * pairs
+    assert predict(config, GPU).flops_per_token == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("mode", ["ENTROPY", "RMS"])
+def test_joined_passes_keep_no_square_of_the_length(configure: Configure, mode: str) -> None:
+    parts: dict[str, Value] = {
+        "DROPOUT": "0.0",
+        "RECIPROCAL": True,
+        "RA_CROSS_TOKEN": True,
+        f"RA_CROSS_TOKEN_MODE_{mode}": True,
+    }
+    short = predict(configure(BLOCK_SIZE=256, BATCH_SIZE=4, GRAD_ACCUMULATION=2, **parts), GPU)
+    long = predict(configure(BLOCK_SIZE=512, BATCH_SIZE=2, GRAD_ACCUMULATION=4, **parts), GPU)
+    assert long.peak_bytes["activations"] == pytest.approx(
+        short.peak_bytes["activations"], rel=0.03
+    )
+
+
+def test_joined_passes_in_three_blocks_tell_of_all(
+    configure: Configure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = configure("ra", DROPOUT="0.0")
+    short = totals(config, 2)
+    monkeypatch.setattr("gpt2.footprint.fake._BLOCKS", 6)
+    assert short == pytest.approx(totals(config, 2), rel=1e-3)
 
 
 def test_memory_of_gpt2(configure: Configure) -> None:
