@@ -85,7 +85,7 @@ def _compiled() -> Callable[..., tuple[Tensor, Tensor]]:
 
 @cache
 def _block_mask(window: int, length: int, device: torch.device) -> BlockMask:
-    """One for all blocks of a model: a kernel belongs to one mask function."""
+    """Made once, for all blocks of a model and all steps."""
     return create_block_mask(_sees(window), None, None, length, length, device=str(device))
 
 

@@ -46,6 +46,7 @@ class RaCrossToken(nn.Module):
 
     def joined_statistic(self, scores: Scores, lse_BNT: Tensor) -> Tensor:
         """The statistic of every row, BNT, differentiable, for modes that are ``joined``."""
+        # Detached, its passes need no backward.
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.detach_stats):
             return JOINED[self._mode](scores, lse_BNT)
 
