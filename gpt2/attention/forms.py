@@ -17,12 +17,11 @@ def choose_form(attention: AttentionConfig, shape: Shape, shows_weights: bool, d
     backend = attention.backend
     extras = [part.name for part in (*attention.terms, *attention.gates)]
     extras += ["an MLP that reads attention weights"] if shows_weights else []
-    lacking = joined_lacks(attention, shape, shows_weights, device)
     if backend == "auto":
-        if not extras:
-            return "sdpa"
-        return "joined" if device == "cuda" and not lacking else "rows"
+        # Joined passes have to be asked for: no GPU has shown yet that they are right and faster.
+        return "rows" if extras else "sdpa"
     if backend in ("rows", "joined"):
+        lacking = joined_lacks(attention, shape, shows_weights, device)
         missing = lacking if backend == "joined" else []
     else:
         backend, missing = "sdpa", extras

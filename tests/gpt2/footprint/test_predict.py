@@ -103,7 +103,7 @@ def test_flops_of_a_window(configure: Configure) -> None:
 def test_flops_of_joined_passes(configure: Configure) -> None:
     """On a GPU, by blocks of 128 pairs: the band of 65 tokens has heads twice as wide."""
     parts: dict[str, Value] = {"DROPOUT": "0.0", "RECIPROCAL": True, "RECIPROCAL_WINDOW": 64}
-    config = configure(BLOCK_SIZE=512, **parts)
+    config = configure(BLOCK_SIZE=512, ATTENTION_BACKEND_JOINED=True, **parts)
     shape = config.model.shape
     # q k^T and p v forward; backward four products as wide as q, three as wide as v.
     band, outside = (5 * 2 + 4, 7), (5 + 4, 4 + 3 + 2 + 1)
@@ -119,6 +119,7 @@ def test_flops_of_joined_passes(configure: Configure) -> None:
 def test_joined_passes_keep_no_square_of_the_length(configure: Configure, mode: str) -> None:
     parts: dict[str, Value] = {
         "DROPOUT": "0.0",
+        "ATTENTION_BACKEND_JOINED": True,
         "RECIPROCAL": True,
         "RA_CROSS_TOKEN": True,
         f"RA_CROSS_TOKEN_MODE_{mode}": True,
@@ -133,7 +134,7 @@ def test_joined_passes_keep_no_square_of_the_length(configure: Configure, mode: 
 def test_joined_passes_in_three_blocks_tell_of_all(
     configure: Configure, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = configure("ra", DROPOUT="0.0")
+    config = configure("ra", DROPOUT="0.0", ATTENTION_BACKEND_JOINED=True)
     short = totals(config, 2)
     monkeypatch.setattr("gpt2.footprint.fake._BLOCKS", 6)
     assert short == pytest.approx(totals(config, 2), rel=1e-3)
