@@ -192,6 +192,10 @@ def _check_model(model: ModelConfig) -> None:
                 f"N_KV_HEAD: {projection.n_kv_head} does not divide N_HEAD={model.shape.n_head}"
             )
         )
+    try:
+        model.attention.pattern.check(model.shape)
+    except ConfigError as error:
+        problems.extend(error.problems)
     for site in model.sites():
         try:
             model.mlp.check_ratio(site)

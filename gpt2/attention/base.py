@@ -15,6 +15,7 @@ from gpt2.attention.forms import choose_form
 from gpt2.attention.heads import Heads
 from gpt2.attention.joined import engine as joined
 from gpt2.attention.options import AttentionConfig
+from gpt2.attention.own import OwnAttention
 from gpt2.attention.rows import engine as rows
 from gpt2.attention.rows.engine import RowResult
 from gpt2.attention.rows.head_mean import HeadMean
@@ -30,7 +31,8 @@ class Attention(nn.Module):
 
     ``c_attn`` is the projection, whatever its kind, and ``c_proj`` the way back into the residual
     stream. Without a term, a gate or a request for weights attention is one SDPA call; with any of
-    them it is the row engine or joined passes. Decoding uses the row engine's parts.
+    them it is the row engine or joined passes. A pattern that attends by itself takes the place of
+    all. Decoding uses the row engine's parts.
     """
 
     def __init__(
@@ -41,7 +43,10 @@ class Attention(nn.Module):
         self.c_proj = nn.Linear(shape.n_embd, shape.n_embd, bias=shape.bias)
         self.terms = nn.ModuleDict({t.name: TERMS.module(t.name)(shape, t) for t in options.terms})
         self.gates = nn.ModuleDict({g.name: GATES.module(g.name)(shape, g) for g in options.gates})
-        self.pattern = PATTERNS.module(options.pattern.name)(options.pattern)
+        own = options.pattern.attends
+        given = (shape, options) if own else (options.pattern,)
+        self.pattern = PATTERNS.module(options.pattern.name)(*given)
+        assert not own or not (options.terms or options.gates or request), "it shows no weights"
         self.reader = HeadMean(request, self.pattern) if request else None
         self.options, self.shape = options, shape
         self.dropout = shape.dropout
@@ -63,7 +68,11 @@ class Attention(nn.Module):
 
         With a cache, ``x`` are the tokens after those that it was given before.
         """
-        if cache is None:
+        if isinstance(self.pattern, OwnAttention):
+            heads = self.c_attn(x_BTC, state)
+            result = RowResult(self.pattern(x_BTC, heads, cache), (), None)
+            context_BNTH = result.context_BNTH
+        elif cache is None:
             heads = self.c_attn(x_BTC, state)
             result = self._attend(heads)
             context_BNTH = result.context_BNTH

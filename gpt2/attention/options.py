@@ -4,9 +4,10 @@ Every part's options declare what the part costs, so that a plan can be printed 
 checked against it. All FLOPs are of a forward pass, multiply and add counted as two.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from gpt2.attention import GATES, PATTERNS, PROJECTIONS, TERMS
 from gpt2.shape import Shape
@@ -34,16 +35,39 @@ class ProjectionOptions(Protocol):
         """One token's queries, as decoding multiplies them with those keys."""
 
 
-class PatternOptions(Protocol):
-    """Which earlier tokens a token sees."""
+class PatternOptions(ABC):
+    """Which earlier tokens a token sees. As it stands, a pattern has no parameters."""
 
-    name: str
+    name: ClassVar[str]
+    # Its module is an ``OwnAttention``, which attends in the place of SDPA and the row engine.
+    attends: ClassVar[bool] = False
 
+    @abstractmethod
     def mean_keys(self, length: int) -> float:
-        """Visible keys per query, averaged over a sequence of ``length`` tokens."""
+        """Keys that a query is multiplied with, averaged over a sequence of ``length`` tokens."""
 
+    @abstractmethod
     def cached_tokens(self, length: int) -> int:
-        """Of ``length`` tokens those that the next one will see."""
+        """Of ``length`` tokens those whose keys and values decoding keeps for the next one."""
+
+    def check(self, shape: Shape) -> None:
+        """ConfigError where the pattern does not fit the shape."""
+
+    def weights(self, shape: Shape, projection: ProjectionOptions) -> int:
+        """Its own parameters in one block without biases: matrices only."""
+        return 0
+
+    def num_params(self, shape: Shape, projection: ProjectionOptions) -> int:
+        """Its own parameters in one block."""
+        return 0
+
+    def flops_per_token(self, shape: Shape, projection: ProjectionOptions) -> float:
+        """Forward FLOPs of these for one token of one block."""
+        return 0.0
+
+    def cached_numbers(self, shape: Shape, projection: ProjectionOptions, length: int) -> int:
+        """What decoding keeps of ``length`` tokens beside the projection's keys and values."""
+        return 0
 
 
 class ScorePartOptions(Protocol):
@@ -103,17 +127,20 @@ class AttentionConfig:
         """What decoding keeps of ``length`` tokens in one block's attention."""
         tokens = self.pattern.cached_tokens(length)
         queries = min(tokens, self.reach) * self.projection.query_numbers(shape)
-        return tokens * self.projection.cached_numbers(shape) + queries
+        own = self.pattern.cached_numbers(shape, self.projection, length)
+        return tokens * self.projection.cached_numbers(shape) + queries + own
 
     def weights(self, shape: Shape) -> int:
         """Parameters of one block without biases, the base of the MLP ratio: matrices only."""
-        return self.projection.weights(shape) + shape.n_embd**2
+        own = self.pattern.weights(shape, self.projection)
+        return self.projection.weights(shape) + shape.n_embd**2 + own
 
     def num_params(self, shape: Shape) -> int:
-        """Parameters of one block: projection, output projection ``c_proj``, terms and gates."""
+        """Parameters of one block: projection, output projection ``c_proj``, pattern and parts."""
         c_proj = shape.n_embd**2 + (shape.n_embd if shape.bias else 0)
         parts = sum(part.num_params(shape) for part in (*self.terms, *self.gates))
-        return self.projection.num_params(shape) + c_proj + parts
+        own = self.pattern.num_params(shape, self.projection)
+        return self.projection.num_params(shape) + c_proj + own + parts
 
     def flops_per_token(self, shape: Shape) -> float:
         """Forward FLOPs for one token of one block: projections, scores, aggregation, parts."""
@@ -121,4 +148,5 @@ class AttentionConfig:
         scores_and_values = 4 * shape.n_embd * keys
         parts = sum(part.flops_per_token(shape, keys) for part in (*self.terms, *self.gates))
         projections = self.projection.flops_per_token(shape) + 2 * shape.n_embd**2
-        return projections + scores_and_values + parts
+        own = self.pattern.flops_per_token(shape, self.projection)
+        return projections + scores_and_values + own + parts

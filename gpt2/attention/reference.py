@@ -33,6 +33,12 @@ def attention(
     ``parameters`` are those of the built attention, by name.
     """
     q, k, v = _heads(x_BTC, parameters, n_head, options, latent_shift_BTR)
+    if options.pattern.attends:
+        own = _own(parameters, "pattern.")
+        out_BTNH = _reference(options.pattern).attend(x_BTC, q, k, v, own, options)
+        if head_scale_BTN is not None:
+            out_BTNH = out_BTNH * head_scale_BTN[..., None]
+        return _project(out_BTNH.flatten(2), parameters), None
     sees = _reference(options.pattern).sees
     length = x_BTC.shape[1]
     outputs, shown = [], []
@@ -47,9 +53,7 @@ def attention(
             row_BS = x_BTC.new_zeros(x_BTC.shape[0], length)
             row_BS[:, columns] = thin_out(p_BNc.mean(1), request)
             shown.append(row_BS)
-    projected = torch.stack(outputs, 1) @ parameters["c_proj.weight"].T
-    if "c_proj.bias" in parameters:
-        projected = projected + parameters["c_proj.bias"]
+    projected = _project(torch.stack(outputs, 1), parameters)
     return projected, torch.stack(shown, 1) if request else None
 
 
@@ -65,6 +69,11 @@ def thin_out(mean_Bc: Tensor, request: WeightsRequest) -> Tensor:
             keep = torch.ones_like(row_c, dtype=torch.bool)
         rows.append(row_c * keep / (row_c * keep).sum())
     return torch.stack(rows)
+
+
+def _project(out_BTC: Tensor, parameters: Parameters) -> Tensor:
+    projected = out_BTC @ parameters["c_proj.weight"].T
+    return projected + parameters["c_proj.bias"] if "c_proj.bias" in parameters else projected
 
 
 def _row(

@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 
+from gpt2.attention.own import OwnAttention
 from gpt2.attention.sdpa import torch_kernel
 from gpt2.training.session import Session
 from lib.machine.observe import GIB, hardware, knobs
@@ -37,8 +38,11 @@ def start_line(session: Session) -> str:
 
 
 def attention_kernel(session: Session) -> str:
-    """How scores are computed: by rows, joined, or torch's kernel for plain attention."""
-    form = session.model.h[0].attn.form(session.device.type)
+    """How scores are computed: by rows, joined, as the pattern does, or by torch's kernel."""
+    attention = session.model.h[0].attn
+    if isinstance(attention.pattern, OwnAttention):
+        return attention.pattern.kernel
+    form = attention.form(session.device.type)
     if form == "rows":
         return "by rows"
     if form == "joined":

@@ -3,9 +3,11 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
+from gpt2.attention.options import PatternOptions
+
 
 @dataclass(frozen=True)
-class FullOptions:
+class FullOptions(PatternOptions):
     """Token i sees j ≤ i."""
 
     name: ClassVar[str] = "full"

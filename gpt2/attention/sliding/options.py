@@ -3,11 +3,12 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
+from gpt2.attention.options import PatternOptions
 from lib.binding import symbol
 
 
 @dataclass(frozen=True)
-class SlidingOptions:
+class SlidingOptions(PatternOptions):
     """Token i sees max(0, i − w + 1) ≤ j ≤ i: ``window`` tokens, itself included."""
 
     name: ClassVar[str] = "sliding"

@@ -1,0 +1,31 @@
+"""A pattern that attends by itself. B batch, T tokens, C n_embd, N heads, H head dim."""
+
+from abc import abstractmethod
+from typing import ClassVar
+
+from torch import Tensor, nn
+
+from gpt2.attention.heads import Heads
+from gpt2.cache import BlockCache
+
+
+class OwnAttention(nn.Module):
+    """A pattern with parameters, or with more than one softmax for a row.
+
+    It is built from the shape and the whole ``AttentionConfig``. No term, no gate and no reader of
+    weights goes with it.
+    """
+
+    # How scores are computed, for the first line of a run.
+    kernel: ClassVar[str]
+
+    @abstractmethod
+    def forward(self, x_BTC: Tensor, heads: Heads, cache: BlockCache | None = None) -> Tensor:
+        """Head outputs, BNTH; ``heads`` are the projection's of ``x``.
+
+        With a cache, ``x`` are the tokens after those that it was given before, and are added.
+        """
+
+    def left(self, row: int) -> int:
+        """The first token that a cache keeps for ``row``."""
+        return 0
