@@ -16,6 +16,7 @@ from gpt2.config import ModelConfig
 from gpt2.loss import linear_cross_entropy, linear_token_losses
 from gpt2.mlp.base import Mlp
 from gpt2.mlp.options import BlockSite
+from gpt2.zero_linear import ZeroLinear
 from lib.repro.streams import stream_seed
 
 # GPT-2's standard deviation of initial weights (Radford et al. 2019).
@@ -124,9 +125,11 @@ class GPT(nn.Module):
         matrices                            N(0, 0.02)
         ``c_proj`` (to the residual stream) N(0, 0.02 / √(2·n_layer))
         linear and norm biases, padding     0
+        weights of a ``ZeroLinear``         0
         norm weights                        1
         constants of mechanisms             as their constructors set them
         """
+        zeros = {m.weight for m in self.modules() if isinstance(m, ZeroLinear)}
         residual_std = INIT_STD / math.sqrt(2 * self.config.shape.n_layer)
         for module in self.modules():
             if isinstance(module, nn.LayerNorm):
@@ -134,7 +137,9 @@ class GPT(nn.Module):
             elif isinstance(module, nn.Linear) and module.bias is not None:
                 module.bias.zero_()
         for name, parameter in self.named_parameters():
-            if parameter.ndim < 2:
+            if parameter in zeros:
+                parameter.zero_()
+            if parameter.ndim < 2 or parameter in zeros:
                 continue
             std = residual_std if name.endswith("c_proj.weight") else INIT_STD
             generator = torch.Generator().manual_seed(stream_seed(seed, f"init/{name}"))
