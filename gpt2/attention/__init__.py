@@ -14,7 +14,11 @@ PROJECTIONS = Registry(
 PATTERNS = Registry(
     "attention pattern",
     choice="ATTENTION_PATTERN",
-    parts={"full": "gpt2.attention.full", "sliding": "gpt2.attention.sliding"},
+    parts={
+        "full": "gpt2.attention.full",
+        "sliding": "gpt2.attention.sliding",
+        "nsa": "gpt2.attention.nsa",
+    },
 )
 TERMS = Registry(
     "score term",

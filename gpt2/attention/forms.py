@@ -9,12 +9,17 @@ NARROWEST_HEAD = 16
 
 
 def choose_form(attention: AttentionConfig, shape: Shape, shows_weights: bool, device: str) -> str:
-    """sdpa, rows or joined, on a ``device`` that is cpu or cuda.
+    """sdpa, rows, joined, or own where the pattern attends by itself, on a ``device`` that is cpu or
+    cuda.
 
     ``shows_weights`` says that an MLP reads attention weights. PreflightError where the configured
     backend has no form of the configured parts.
     """
     backend = attention.backend
+    if attention.pattern.attends:
+        if backend != "auto":
+            raise _refusal(backend, [attention.pattern.name])
+        return "own"
     extras = [part.name for part in (*attention.terms, *attention.gates)]
     extras += ["an MLP that reads attention weights"] if shows_weights else []
     if backend == "auto":
@@ -26,13 +31,7 @@ def choose_form(attention: AttentionConfig, shape: Shape, shows_weights: bool, d
     else:
         backend, missing = "sdpa", extras
     if missing:
-        raise PreflightError(
-            Problem(
-                f"{attention.backend} attention has no form of: {', '.join(missing)}",
-                where=f"ATTENTION_BACKEND_{attention.backend.upper()}",
-                next="type: SET=ATTENTION_BACKEND_AUTO=y",
-            )
-        )
+        raise _refusal(attention.backend, missing)
     return backend
 
 
@@ -49,3 +48,9 @@ def joined_lacks(
     if device == "cuda" and shape.head_dim < NARROWEST_HEAD:
         lacking.append(f"heads of {shape.head_dim} numbers, fewer than {NARROWEST_HEAD}")
     return [what for what in lacking if what]
+
+
+def _refusal(backend: str, missing: list[str]) -> PreflightError:
+    what = f"{backend} attention has no form of: {', '.join(missing)}"
+    where = f"ATTENTION_BACKEND_{backend.upper()}"
+    return PreflightError(Problem(what, where, "type: SET=ATTENTION_BACKEND_AUTO=y"))

@@ -57,7 +57,9 @@ def _formulas(subject: Subject) -> list[Finding]:
 def _off(subject: Subject) -> list[Finding]:
     """Every mechanism that has a strength, at strength 0 and left out."""
     names = [name for registry in (TERMS, GATES, MECHANISMS) for name in registry]
-    on = [name.upper() for name in names if subject.exact.values[name.upper()]]
+    values = subject.exact.values
+    # What has no strength cannot be told to have none.
+    on = [n.upper() for n in names if values[n.upper()] and f"{n.upper()}_ALPHA" in values]
     if not on:
         return []
     # A mechanism is paid for by the width: it has to stay what it is.

@@ -9,6 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+# Makes the operations of kablate known to torch.
+import gpt2.attention.nsa.selected
+from gpt2.attention.nsa.options import selected_pairs
+
 _aten = torch.ops.aten
 
 
@@ -54,6 +58,18 @@ def _attention(products: int, queries_at: int, causal_at: int) -> Callable[[Any]
     return count
 
 
+def _selected(products: int, queries_at: int) -> Callable[[Any], float]:
+    """``products`` of T × S × H over the pairs that a selection sees; q stands at ``queries_at``."""
+
+    def count(args: Any) -> float:
+        q_BKTgH, _, _, blocks_BKTn, size = args[queries_at : queries_at + 5]
+        length = q_BKTgH.shape[2]
+        pairs = selected_pairs(length, size, blocks_BKTn.shape[-1])
+        return 2.0 * products * q_BKTgH.numel() / length * pairs
+
+    return count
+
+
 _FLASH = _aten._scaled_dot_product_flash_attention.default
 _FLASH_BACKWARD = _aten._scaled_dot_product_flash_attention_backward.default
 _CPU_FLASH = _aten._scaled_dot_product_flash_attention_for_cpu.default
@@ -74,4 +90,6 @@ _FLOPS: dict[Any, Callable[[Any], float]] = {
     _CPU_FLASH_BACKWARD: _attention(5, 1, 7),
     _EFFICIENT: _attention(2, 0, 6),
     _EFFICIENT_BACKWARD: _attention(5, 1, 11),
+    torch.ops.kablate.selected.default: _selected(2, 0),
+    torch.ops.kablate.selected_backward.default: _selected(5, 1),
 }

@@ -27,6 +27,17 @@ PARTS: dict[str, dict[str, Any]] = {
     "latent": {"latent_dim": 0, "shared_expansion": False},
     "full": {},
     "sliding": {"window": 5},
+    "nsa": {
+        "compress": 2,
+        "stride": 1,
+        "select": 2,
+        "count": 4,
+        "window": 5,
+        "shared_kv": False,
+        "phi": "mlp",
+        "hidden": 8,
+        "gate": "sigmoid",
+    },
     "reciprocal": {"alpha": 0.3, "window": 64, "learnable": False},
     "ra_cross_token": {
         "mode": "topk",

@@ -44,6 +44,7 @@ EVERY: dict[str, dict[str, Any]] = {
     },
     "dense": {"mechanisms": (CROSS, GATE)},
     "grouped": {"projection": "grouped", "gates": (RACT,), "bias": False},
+    "nsa": {"projection": "grouped", "pattern": "nsa", "mechanisms": (GATE,)},
 }
 every = pytest.mark.parametrize("name", EVERY)
 

@@ -213,3 +213,19 @@ def test_a_wrong_dimension_in_backward_is_named(
     expected = r"gpt2/attention/rows/backward.py:\d+: backward, last block: "
     with pytest.raises(RunError, match=expected):
         predict(configure("ract"), GPU)
+
+
+def test_flops_of_a_selection(configure: Configure) -> None:
+    """Of selected blocks exactly the visible pairs count, two products forward and five backward."""
+
+    def found(**given: Any) -> float:
+        sizes = {"NSA_COMPRESS_BLOCK": 8, "NSA_COMPRESS_STRIDE": 4, "NSA_SELECT_BLOCK": 16}
+        named = {"DROPOUT": "0.0", "ATTENTION_PROJECTION_GROUPED": True, "N_KV_HEAD": 2}
+        config = configure(ATTENTION_PATTERN_NSA=True, **named, **sizes, **given)
+        return config.model.shape, predict(config, "cpu").flops_per_token
+
+    shape, three = found(NSA_SELECT_COUNT=3)
+    four = found(NSA_SELECT_COUNT=4)[1]
+    # A fourth block of 16 tokens for all but the first three of them.
+    pairs = 16 * (shape.block_size - 3 * 16) / shape.block_size
+    assert four - three == pytest.approx(shape.n_layer * 14 * shape.n_embd * pairs, rel=1e-9)

@@ -1,0 +1,49 @@
+"""Which blocks a query selects (Yuan et al. 2025, equations 9 to 12). Nothing here has a gradient.
+
+B batch, T queries, K key/value heads, g query heads of one, M compressed blocks, J selection
+blocks, n selected ones; the last query is that of the last token.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gpt2.attention.nsa.options import NsaOptions
+
+
+def score_blocks(weights_BKgTM: Tensor, options: NsaOptions, blocks: int) -> Tensor:
+    """BKTJ in fp32: the weights of compressed blocks, each as far as it overlaps block j, over heads.
+
+    Σ_m Σ_n p[a j + m − n] for m < a = l'/d and n < b = l/d: the overlap in tokens divided by d.
+    The paper prints −m, which is off by a block.
+    """
+    weights_BKTM = weights_BKgTM.detach().sum(2, dtype=torch.float32)
+    per_block = options.select // options.stride
+    reach = options.compress // options.stride
+    offsets = torch.arange(1 - reach, per_block, device=weights_BKTM.device)
+    # How many of the (m, n) have m − n equal to the offset.
+    pairs = torch.minimum(offsets + reach, per_block - offsets).clamp(max=min(per_block, reach))
+    right = per_block * blocks - weights_BKTM.shape[-1]
+    padded = F.pad(weights_BKTM, (reach - 1, right))
+    return padded.unfold(-1, len(offsets), per_block) @ pairs.to(padded.dtype)
+
+
+def select_blocks(scores_BKTJ: Tensor, options: NsaOptions, first: int) -> Tensor:
+    """BKTn, ascending, −1 at the end where there are fewer than n. ``first`` is the first query's token.
+
+    The first block, the query's own and the one before are among them; the rest have the highest
+    scores ≥ 0, of equal ones the lower index. Blocks after the query's own are never taken.
+    """
+    length, blocks = scores_BKTJ.shape[-2:]
+    device = scores_BKTJ.device
+    index_J = torch.arange(blocks, device=device)
+    own_T1 = (torch.arange(first, first + length, device=device) // options.select)[:, None]
+    # The bits of floats ≥ 0 are in the order of the floats, so one integer holds score and index.
+    rank = scores_BKTJ.float().view(torch.int32).long()
+    forced_TJ = (index_J == 0) | (index_J == own_T1) | (index_J == own_T1 - 1)
+    rank = rank.masked_fill_(forced_TJ, 1 << 31) * blocks + (blocks - 1 - index_J)
+    rank = rank.masked_fill_(index_J > own_T1, -1)
+    best = rank.topk(min(options.count, blocks), sorted=False)
+    chosen_BKTn = best.indices.masked_fill(best.values < 0, blocks).sort(-1).values
+    chosen_BKTn = chosen_BKTn.masked_fill_(chosen_BKTn == blocks, -1)
+    return F.pad(chosen_BKTn, (0, options.count - chosen_BKTn.shape[-1]), value=-1)
