@@ -10,7 +10,7 @@ from gpt2.attention.preflight import check_attention
 from gpt2.model import GPT
 from lib.errors import PreflightError
 from lib.machine.options import MachineConfig
-from tests.gpt2.builders import EVERY, make_model_config
+from tests.gpt2.builders import make_model_config
 
 CPU = MachineConfig("cpu", "fp32", 1, False, True, False, False, False, 0)
 ENTROPY = {"ra_cross_token": {"mode": "entropy"}}
@@ -125,7 +125,7 @@ def test_flex_attention_needs_its_compiler(monkeypatch):
 
 @pytest.mark.parametrize("backend", ["flash", "rows", "joined"])
 def test_a_pattern_that_attends_by_itself_takes_no_backend(backend):
-    parts = EVERY["nsa"]
+    parts = {"projection": "grouped", "pattern": "nsa"}
     assert form(make_model_config(**parts), "cpu") == "own"
     with pytest.raises(PreflightError, match="has no form of: nsa"):
         form(make_model_config(**parts, attention_backend=backend), "cpu")
