@@ -3,6 +3,8 @@
 B micro-batch, T tokens.
 """
 
+from pathlib import Path
+
 from gpt2.check.finding import Finding
 from gpt2.check.subject import Subject
 from gpt2.data import source
@@ -22,14 +24,24 @@ def check(subject: Subject) -> list[Finding]:
     except DataError as error:
         return [_absent(problem) for problem in error.problems[:1]]
     if not (folder / MANIFEST).exists():
-        data = f"{config.data.dataset} with the {config.data.tokenizer} tokenizer"
-        return [_absent(Problem(f"no prepared {data}", str(folder), "type: make data"))]
+        return _refused(subject, folder)
     try:
         dataset = open_dataset(config.data, build_dir, config.model.shape.vocab_size)
         sampler = TrainSampler(dataset.train, config.model.shape.block_size, config.seed)
     except DataError as error:
         return [Finding("an intact data set", str(problem)) for problem in error.problems]
     return _batches(subject, sampler)
+
+
+def _refused(subject: Subject, folder: Path) -> list[Finding]:
+    """Nothing is trained on in place of data that is not there."""
+    config = subject.config.data
+    data = f"{config.dataset} with the {config.tokenizer} tokenizer"
+    try:
+        open_dataset(config, subject.workshop.build_dir, subject.config.model.shape.vocab_size)
+    except DataError:
+        return [_absent(Problem(f"no prepared {data}", str(folder), "type: make data"))]
+    return [Finding(f"no training without a prepared {data}", "another data set is opened")]
 
 
 def _batches(subject: Subject, sampler: TrainSampler) -> list[Finding]:

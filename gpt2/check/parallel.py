@@ -15,21 +15,26 @@ import torch
 import torch._dynamo
 import torch.distributed as dist
 from torch import Tensor
-from torch.nn.parallel import DistributedDataParallel
 
 from gpt2.check.finding import Finding
 from gpt2.check.subject import Subject
 from gpt2.config import Config
 from gpt2.model import GPT
+from lib.machine.group import Group
+from lib.machine.process import Process
 
 _LENGTH = 17
 _TOLERANCE = 1e-9
 _PATIENCE = timedelta(seconds=10)
+_RANKS = 2
 
 
 def check(subject: Subject) -> list[Finding]:
-    """Gradients of two halves of a batch, averaged over gloo, against those of the whole."""
-    config, ids_BT = subject.exact, subject.tokens(2, _LENGTH)
+    """Gradients of two halves of a batch, shared as training shares them, against the whole's.
+
+    Each half comes in two micro-batches, of which only the last one is to send anything.
+    """
+    config, ids_BT = subject.exact, subject.tokens(2 * _RANKS, _LENGTH)
     meeting = subject.workshop.folder / "rendezvous"
     partner = subject.workshop.partner
     # Tensors would be sent as shared memory, which two related processes cannot hand over.
@@ -58,9 +63,12 @@ def train(
     digest = hashlib.sha256()
     for parameter in model.parameters():
         digest.update(parameter.detach().numpy().tobytes())
-    wrapped = DistributedDataParallel(model)
-    half_BT = torch.tensor(rows[rank : rank + 1])
-    wrapped(half_BT[:, :-1], half_BT[:, 1:]).backward()
+    group = Group(Process(rank, _RANKS))
+    shared = group.share_gradients(model)
+    micro_batches = torch.tensor(rows[rank::_RANKS]).split(1)
+    for i, ids_BT in enumerate(micro_batches, 1):
+        with group.exchange(shared, now=i == len(micro_batches)):
+            (shared(ids_BT[:, :-1], ids_BT[:, 1:]) / len(micro_batches)).backward()
     gradients = {n: p.grad for n, p in model.named_parameters()}
     return digest.hexdigest(), {n: g if g is None else g.numpy() for n, g in gradients.items()}
 
@@ -77,7 +85,7 @@ def _meet(rank: int, meeting: Path) -> None:
         return
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     dist.init_process_group(
-        "gloo", init_method=f"file://{meeting}", rank=rank, world_size=2, timeout=_PATIENCE
+        "gloo", init_method=f"file://{meeting}", rank=rank, world_size=_RANKS, timeout=_PATIENCE
     )
 
 

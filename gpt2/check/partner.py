@@ -3,6 +3,7 @@
 import multiprocessing
 import traceback
 from multiprocessing.connection import Connection
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -73,13 +74,17 @@ class Outcome:
 
 
 def describe(error: Exception) -> str:
-    """An error in one line: what, and where in the tree it was raised."""
+    """An error in one line: whose it is, what, and where it was raised.
+
+    What a line of the check raises itself is a defect of the check, and says nothing of the step.
+    """
     what = " ".join(str(error).split())
     if isinstance(error, KablateError):
         return what
-    last = traceback.extract_tb(error.__traceback__)[-1:]
-    where = "".join(f" ({frame.filename}:{frame.lineno})" for frame in last)
-    return f"{type(error).__name__}: {what}{where}"
+    (last,) = traceback.extract_tb(error.__traceback__)[-1:]
+    own = Path(last.filename).is_relative_to(Path(__file__).parent)
+    whose = "the check itself fails" if own else "the checked code raises"
+    return f"{whose}: {type(error).__name__}: {what} ({last.filename}:{last.lineno})"
 
 
 def _serve(pipe: Connection, theirs: Connection) -> None:
