@@ -25,10 +25,12 @@ class Losses(Log):
     def __init__(self, session: Session) -> None:
         super().__init__(session)
         self.losses: list[float] = []
+        self.gradient_norm = 0.0
 
     def add(self, measured: Measured, lr: float) -> None:
-        """Take note of a step's loss."""
+        """Take note of a step's loss, and of the gradients' norm before clipping."""
         self.losses.append(measured.loss.item())
+        self.gradient_norm = measured.gradient_norm.item()
 
 
 class Rehearsal:
@@ -44,6 +46,11 @@ class Rehearsal:
     def losses(self) -> list[float]:
         """The loss of every step so far, in nats."""
         return self._log.losses
+
+    @property
+    def gradient_norm(self) -> float:
+        """Of the last step, before clipping."""
+        return self._log.gradient_norm
 
     def step(self, micro_batches: list[MicroBatch] | None = None) -> float:
         """The trainer's next step, on its own data or on ``micro_batches``; the loss."""

@@ -5,7 +5,7 @@ every rule holds for the small step too, and it takes the code path of the large
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from gpt2.config import Config
 from lib.binding import Value
@@ -67,12 +67,14 @@ _WIDTHS = {
 }
 
 
-def shrink(config: Config, **changes: Value) -> Config:
+def shrink(config: Config, among: Iterable[Config] = (), **changes: Value) -> Config:
     """The small form of ``config``, with ``changes`` on top.
+
+    Windows and counts that differ ``among`` the configurations of a study stay different.
 
     ConfigError when no small width keeps the rules that the configured one keeps.
     """
-    small = small_values(config) | changes
+    small = small_values(config, among) | changes
     refused: ConfigError | None = None
     for width in _widths(config):
         try:
@@ -88,14 +90,16 @@ def changed(config: Config, **changes: Value) -> Config:
     return Config.from_values({**config.values, **changes})
 
 
-def small_values(config: Config) -> dict[str, Value]:
+def small_values(config: Config, among: Iterable[Config] = ()) -> dict[str, Value]:
     """Every symbol; those that do not depend on the width are already small."""
     values: dict[str, Value] = dict(config.values) | _PLACE
     shape = config.model.shape
     values["N_LAYER"] = min(shape.n_layer, LAYERS)
     values["BLOCK_SIZE"] = context = min(shape.block_size, CONTEXT)
+    peers = [c for c in (config, *among) if c.model.shape.block_size == shape.block_size]
     for name in _POSITIONS:
-        values[name] = _position(_number(values, name), shape.block_size, context)
+        fulls = {_number(peer.values, name) for peer in peers}
+        values[name] = _places(fulls, shape.block_size, context)[_number(values, name)]
     # Kernels of a GPU alone.
     if values["ATTENTION_BACKEND"] in ("flash", "efficient"):
         values["ATTENTION_BACKEND"] = "auto"
@@ -145,14 +149,22 @@ def _kv_heads(config: Config, heads: int) -> int:
     return heads if full == config.model.shape.n_head else heads // 2
 
 
-def _position(full: int, context: int, small: int) -> int:
-    """A number of tokens: 0 and 1, and what reaches across the context, still do.
+def _places(fulls: Iterable[int], context: int, small: int) -> dict[int, int]:
+    """Numbers of tokens in a small context: 0 and 1, and what reaches across it, still do.
 
-    Between them it keeps its place on a logarithmic scale, where windows and counts are apart.
+    Between them a number keeps its place on a logarithmic scale, moved on where another has it,
+    and back where the context ends; more numbers than places share the first.
     """
-    if full <= 1 or full >= context:
-        return min(full, small)
-    return min(small - 1, max(2, round(small ** (math.log(full) / math.log(context)))))
+    found = {full: min(full, small) for full in fulls if full <= 1 or full >= context}
+    inner = sorted(set(fulls) - found.keys())
+    place = 1
+    for full in inner:
+        place = max(place + 1, round(small ** (math.log(full) / math.log(context))))
+        found[full] = place
+    last = small
+    for full in reversed(inner):
+        last = found[full] = max(2, min(last - 1, found[full]))
+    return found
 
 
 def _number(values: Mapping[str, Value], name: str) -> int:

@@ -57,15 +57,19 @@ class Subject:
         found = self.others.get(self.case.parent)
         return found if found and found.config else None
 
+    @property
+    def _among(self) -> list[Config]:
+        return [case.config for case in self.others.values() if case.config]
+
     @cached_property
     def shrunk(self) -> Config:
         """The small step, with its dropout and precision."""
-        return shrink(self.config)
+        return shrink(self.config, self._among)
 
     @cached_property
     def exact(self) -> Config:
         """The small step as a plain function: no dropout, nothing narrower than fp32."""
-        return shrink(self.config, DROPOUT="0.0", PRECISION="fp32")
+        return shrink(self.config, self._among, DROPOUT="0.0", PRECISION="fp32")
 
     @cached_property
     def model(self) -> GPT:
