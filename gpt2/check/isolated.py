@@ -35,12 +35,16 @@ def _rows(subject: Subject) -> list[Finding]:
 def _calls(subject: Subject) -> list[Finding]:
     """The same input gives the same output, whatever came between."""
     # Dropout that outlives training would draw another mask in every call.
-    model = subject.build(changed(subject.exact, DROPOUT=_DROPOUT))
+    config = changed(subject.exact, DROPOUT=_DROPOUT)
+    model, unused = subject.build(config), subject.build(config)
     idx_BT = subject.tokens(2)
+    other_BT = idx_BT.flip(1)
     with torch.no_grad():
         first = model(idx_BT)
         if not torch.equal(model(idx_BT), first):
             return [Finding("the same output for the same input", "the second call differs")]
+        if not torch.equal(model(other_BT), unused(other_BT)):
+            return [Finding("no trace of a first batch of this shape", "the next call differs")]
         model(subject.tokens(3, 7))
         if not torch.equal(model(idx_BT), first):
             return [Finding("no trace of another batch", "the call after it differs")]

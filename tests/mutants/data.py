@@ -1,0 +1,106 @@
+"""Faults of the data: invented, of another tokenizer, badly cut."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gpt2.check import data as check
+from gpt2.data import loader, store
+from gpt2.data.store import Dataset, Split
+from lib.errors import DataError
+from tests.mutants.mutant import Mutant, Plant, replaced, then
+
+_QUICKSTART = "gpt2-quickstart"
+TEXT = {"DATASET_CUSTOM": True, "CUSTOM_PATH": "text", "CUSTOM_FORMAT_BIN": True}
+
+
+class _Random(Split):
+    """Tokens from nowhere."""
+
+    def __init__(self) -> None:
+        self.name = "train"
+
+    n_tokens = 10_000
+
+    def window(self, offset: int, length: int) -> np.ndarray:
+        return np.random.default_rng(offset).integers(0, 256, length, dtype=np.uint16)
+
+
+def _invented(right: Any) -> Any:
+    """What the trainer gets where nothing is prepared."""
+
+    def open_dataset(*given: Any, **named: Any) -> Any:
+        try:
+            return right(*given, **named)
+        except DataError:
+            return Dataset(_Random(), _Random(), {})
+
+    return open_dataset
+
+
+def _opened(make: Any) -> Plant:
+    """The same function under the name that the check knows it by."""
+
+    def plant(patch: pytest.MonkeyPatch) -> None:
+        wrong = make(store.open_dataset)
+        patch.setattr(store, "open_dataset", wrong)
+        patch.setattr(check, "open_dataset", wrong)
+
+    return plant
+
+
+def _unshifted(out: Any, *given: Any) -> Any:
+    return out[0], out[0].clone()
+
+
+def _short(out: Any, *given: Any) -> Any:
+    return tuple(ids[:, :-1] for ids in out)
+
+
+MUTANTS = (
+    Mutant(
+        "missing data becomes random tokens",
+        "training begins without a data set",
+        "baseline",
+        {"data": "no training without a prepared .*; found: another data set is opened"},
+        _opened(_invented),
+        quick=True,
+    ),
+    Mutant(
+        "tokens of another tokenizer",
+        "ids beyond the vocabulary",
+        "baseline",
+        {"data": r"tokens below \d+; found: a token \d+"},
+        then(Split, "window", lambda out, *given: out + np.uint16(300)),
+        _QUICKSTART,
+        TEXT,
+    ),
+    Mutant(
+        "targets are not shifted",
+        "every token is asked for itself",
+        "baseline",
+        {"data": "targets one token ahead; found: they are not"},
+        then(loader._Windows, "__getitem__", _unshifted),
+        _QUICKSTART,
+        TEXT,
+    ),
+    Mutant(
+        "batches are too short",
+        "a token is cut off",
+        "baseline",
+        {"data": r"batches of \(\d+, 128\); found: \(\d+, 127\)"},
+        then(loader._Windows, "__getitem__", _short),
+        _QUICKSTART,
+        TEXT,
+    ),
+    Mutant(
+        "manifest is not that of the data",
+        "its seal does not fit",
+        "baseline",
+        {"data": "an intact data set; found: .*damaged: it does not match its own seal"},
+        replaced(store, "seal", lambda _: lambda manifest: "0" * 64),
+        _QUICKSTART,
+        TEXT,
+    ),
+)

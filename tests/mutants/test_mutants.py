@@ -1,0 +1,87 @@
+"""``make check`` turns red on every planted fault, and names the step and the check."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from gpt2.ablation.resolve import resolve_config
+from gpt2.check import CHECKS, report
+from gpt2.check.cases import Cases, find_cases
+from gpt2.check.run import Report, run_here
+from gpt2.data.prepare import prepare
+from lib.kconfig import Layer, Tree, defconfig_layers
+from lib.project import ROOT
+from lib.repro.rng import rng_state, set_rng_state
+from tests.mutants import attention, config, data, mlp, pruning, training
+from tests.mutants.mutant import Mutant
+
+AREAS = (attention, mlp, training, pruning, data, config)
+MUTANTS = [mutant for area in AREAS for mutant in area.MUTANTS]
+
+
+@pytest.fixture(autouse=True)
+def _as_before():
+    """What training sets for a whole process."""
+    state, threads = rng_state(torch.device("cpu")), torch.get_num_threads()
+    yield
+    set_rng_state(state, torch.device("cpu"))
+    torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture(scope="module")
+def build_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With a text, prepared as byte tokens."""
+    folder = tmp_path_factory.mktemp("build")
+    (folder / "text").mkdir()
+    for side in ("train", "val"):
+        (np.arange(20_000, dtype="<u2") % 251).tofile(folder / "text" / f"{side}.bin")
+    settings = {**data.TEXT, "TOKENIZER_BYTE": True}
+    prepare(resolve_config(Tree(), [Layer.of("text", "a test", settings)]).data, folder)
+    return folder
+
+
+def check(mutant: Mutant, build_dir: Path) -> tuple[str, str]:
+    """The label of the step, and what ``make check`` prints of it."""
+    layers = [
+        *defconfig_layers(ROOT, mutant.defconfig),
+        Layer.of("mutant", "a test", mutant.settings),
+    ]
+    cases = find_cases(layers)
+    (case,) = [case for case in cases.every if case.slug == mutant.step]
+    near = (case.parent, *mutant.beside)
+    others = {other.slug: other for other in cases.every if other.slug in near}
+    checks = [CHECKS[name] for name in mutant.caught_by]
+    results = run_here(case, checks, others, build_dir)
+    shown = Cases(cases.study, cases.every, [case])
+    found = [Report(case.slug, results)]
+    return case.label, report.text(shown, checks, found, "make check", 0.0)
+
+
+@pytest.mark.parametrize(
+    "mutant",
+    [
+        pytest.param(mutant, id=mutant.name, marks=() if mutant.quick else pytest.mark.long)
+        for mutant in MUTANTS
+    ],
+)
+def test_a_mutant_is_caught(mutant, monkeypatch, build_dir):
+    mutant.plant(monkeypatch)
+    label, text = check(mutant, build_dir)
+    for name, pattern in mutant.caught_by.items():
+        said = [line for line in text.splitlines() if line.startswith(f"FAIL  {label}  {name}: ")]
+        assert any(re.search(pattern, line) for line in said), text
+    assert "the check itself fails" not in text
+    assert text.endswith(f"0 passed, {len(mutant.caught_by)} failed\n")
+
+
+def test_mutants_have_names_of_their_own():
+    assert len(MUTANTS) >= 40
+    assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS)
+
+
+def test_every_check_has_a_mutant_that_each_run_of_the_tests_plants():
+    assert {name for mutant in MUTANTS if mutant.quick for name in mutant.caught_by} == set(CHECKS)

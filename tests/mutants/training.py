@@ -1,0 +1,336 @@
+"""Faults of the model as a whole and of the loop that trains it.
+
+B batch, T tokens, X = B·T, V vocabulary.
+"""
+
+import os
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gpt2 import loss, model, train
+from gpt2.data.sampler import TrainSampler
+from gpt2.model import GPT
+from gpt2.training import start, step
+from gpt2.training.session import Session
+from lib import checkpoint
+from lib.machine.group import Group
+from tests.mutants.mutant import Mutant, after_init, replaced, then, together
+
+_LOGITS = "logits as the formulas give it"
+_RELOAD = "the same (loss at step|weights in the end)"
+
+
+@torch.no_grad()
+def _by_chance(out: None, self: GPT, seed: int) -> None:
+    self.wte.weight.add_(int.from_bytes(os.urandom(2), "big") * 1e-6)
+
+
+@torch.no_grad()
+def _by_rank(out: None, self: GPT, seed: int) -> None:
+    rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
+    self.wpe.weight.add_(rank * 1e-3)
+
+
+def _without_positions(self: GPT, idx_BT: Tensor, cache: Any = None) -> Tensor:
+    x_BTC, state = self.dropout(self.wte(idx_BT)), model.BlockState()
+    for block in self.h:
+        x_BTC, state = block(x_BTC, state)
+    return self.ln_f(x_BTC)
+
+
+def _cut_off(right: Any) -> Any:
+    def forward(self: Any, x_BTC: Tensor, *rest: Any) -> Any:
+        return right(self, x_BTC.detach(), *rest)
+
+    return forward
+
+
+def _remembering(out: Tensor, self: GPT, *rest: Any) -> Tensor:
+    """The mean of the call before is added."""
+    before = vars(self).get("before", 0.0)
+    vars(self)["before"] = out.mean()
+    return out + before
+
+
+def _untied(self: GPT) -> None:
+    self.lm_head = nn.Linear(self.wte.embedding_dim, self.wte.num_embeddings, bias=False)
+
+
+def _frozen(self: GPT) -> None:
+    self.h[0].ln_1.weight.requires_grad_(False)
+
+
+def _padding_counts(right: Any) -> Any:
+    return lambda hidden, weight, targets, vocab: right(hidden, weight, targets, weight.size(0))
+
+
+def _ignored_count(out: Tensor, hidden: Tensor, weight: Tensor, targets: Tensor, *rest: Any) -> Any:
+    return out * (targets != loss.IGNORED).sum() / targets.numel()
+
+
+def _last_alone(right: Any) -> Any:
+    """Only the last micro-batch counts."""
+    return lambda session, batches: right(session, batches[-1:])
+
+
+def _summed(right: Any) -> Any:
+    def backward(session: Session, batches: list) -> Tensor:
+        total = right(session, batches)
+        for parameter in session.model.parameters():
+            if parameter.grad is not None:
+                parameter.grad.mul_(len(batches))
+        return total
+
+    return backward
+
+
+def _keeping_gradients(right: Any) -> Any:
+    def optimizer_step(session: Session, batches: list, lr: float) -> Any:
+        zero, session.optimizer.zero_grad = session.optimizer.zero_grad, lambda **named: None
+        try:
+            return right(session, batches, lr)
+        finally:
+            session.optimizer.zero_grad = zero
+
+    return optimizer_step
+
+
+def _without_biases(right: Any) -> Any:
+    def parameter_groups(module: nn.Module, weight_decay: float) -> list:
+        found = right(module, weight_decay)
+        for group in found:
+            group["params"] = [(n, p) for n, p in group["params"] if not n.endswith("c_fc.bias")]
+        return found
+
+    return parameter_groups
+
+
+def _all_decay(right: Any) -> Any:
+    return lambda module, decay: [group | {"weight_decay": decay} for group in right(module, decay)]
+
+
+def _restored_without(key: str) -> Any:
+    """A session that is told what it has already, in place of what was saved."""
+
+    def make(right: Any) -> Any:
+        def load(self: Session, state: dict) -> None:
+            right(self, state | {key: self.state_dict()[key]})
+
+        return load
+
+    return replaced(Session, "load_state_dict", make)
+
+
+def _narrowed(right: Any) -> Any:
+    def save(folder: Any, iteration: int, weights: dict, *rest: Any) -> None:
+        narrow = {name: weight.bfloat16().float() for name, weight in weights.items()}
+        right(folder, iteration, narrow, *rest)
+
+    return save
+
+
+def _uphill(right: Any) -> Any:
+    def backward(session: Session, batches: list) -> Tensor:
+        total = right(session, batches)
+        for parameter in session.model.parameters():
+            if parameter.grad is not None:
+                parameter.grad.neg_()
+        return total
+
+    return backward
+
+
+MUTANTS = (
+    Mutant(
+        "positions are left out",
+        "the position embedding is built and not read",
+        "baseline",
+        {"gradients": "a gradient of wpe.weight; found: none or zero", "reference": _LOGITS},
+        replaced(GPT, "hidden", lambda _: _without_positions),
+    ),
+    Mutant(
+        "attention is cut off from what is below",
+        "a detached path",
+        "ra-mla-ract",
+        {"reference": "the gradient of wte.weight as the formulas give it"},
+        replaced(model.Attention, "forward", _cut_off),
+    ),
+    Mutant(
+        "model remembers the call before",
+        "its graph too: the second backward walks what is freed",
+        "mla",
+        {
+            "steps": "the checked code raises: RuntimeError: .*backward through the graph a second",
+            "isolated": "no trace of a first batch of this shape",
+        },
+        then(GPT, "hidden", _remembering),
+    ),
+    Mutant(
+        "head is not tied",
+        "a matrix of its own, which nothing reads",
+        "baseline",
+        {"declared": "parameters, as declared", "gradients": "a gradient of lm_head.weight"},
+        after_init(GPT, _untied),
+    ),
+    Mutant(
+        "norm is frozen",
+        "a parameter that takes no gradient",
+        "golden",
+        {"declared": "every parameter is trained; found: h.0.ln_1.weight takes no gradient"},
+        after_init(GPT, _frozen),
+    ),
+    Mutant(
+        "padding takes part in the softmax",
+        "the loss is of more than the vocabulary",
+        "baseline",
+        {"reference": "the loss as the formulas give it"},
+        replaced(model, "linear_cross_entropy", _padding_counts),
+    ),
+    Mutant(
+        "ignored targets count",
+        "the mean is over all positions",
+        "baseline",
+        {"reference": "the loss as the formulas give it"},
+        then(model, "linear_cross_entropy", _ignored_count),
+    ),
+    Mutant(
+        "initial weights are not seeded",
+        "chance in every start",
+        "baseline",
+        {
+            "repeat": "the same initial wte.weight for the same seed; found: they differ",
+            "parallel": "the same initial weights on both ranks; found: they differ",
+        },
+        then(GPT, "init_weights", _by_chance),
+        quick=True,
+    ),
+    Mutant(
+        "initial weights depend on the rank",
+        "every rank trains a model of its own",
+        "full",
+        {"parallel": "the same initial weights on both ranks; found: they differ"},
+        then(GPT, "init_weights", _by_rank),
+    ),
+    Mutant(
+        "order of the data is not seeded",
+        "chance in every batch",
+        "baseline",
+        {"repeat": "the same loss at step 1 for the same seed"},
+        after_init(
+            TrainSampler, lambda self: setattr(self, "_key", int.from_bytes(os.urandom(7), "big"))
+        ),
+    ),
+    Mutant(
+        "dropout is not seeded",
+        "chance in every mask",
+        "baseline",
+        {"repeat": "the same loss at step 1 for the same seed"},
+        replaced(start, "seed_all", lambda _: lambda seed, rank=0: torch.seed()),
+    ),
+    Mutant(
+        "only the last micro-batch counts",
+        "accumulation throws the others away",
+        "baseline",
+        {"steps": "the gradient norm of the whole batch from two micro-batches"},
+        replaced(step, "_backward", _last_alone),
+    ),
+    Mutant(
+        "micro-batches add up",
+        "accumulation forgets to take the mean",
+        "mla-golden",
+        {"steps": "the gradient norm of the whole batch from two micro-batches"},
+        replaced(step, "_backward", _summed),
+    ),
+    Mutant(
+        "gradients are not zeroed",
+        "each step adds to the last one's",
+        "ra",
+        {"steps": "the gradient norm of the whole batch from two micro-batches"},
+        replaced(train, "optimizer_step", _keeping_gradients),
+    ),
+    Mutant(
+        "training goes uphill",
+        "the gradient's sign is turned",
+        "ract",
+        {"steps": "a loss that falls on a repeated batch"},
+        replaced(step, "_backward", _uphill),
+    ),
+    Mutant(
+        "learning rate has no schedule",
+        "every step runs at the peak",
+        "baseline",
+        {"steps": r"a learning rate of \S+ at step 1"},
+        replaced(
+            train, "learning_rate_at", lambda _: lambda options, *rest: options.learning_rate
+        ),
+    ),
+    Mutant(
+        "parameters are missing from the optimizer",
+        "biases never move",
+        "golden-gate",
+        {"gradients": "h.0.mlp.c_fc.bias in one group of the optimizer; found: in 0"},
+        replaced(start, "parameter_groups", _without_biases),
+    ),
+    Mutant(
+        "everything decays",
+        "norms and biases too",
+        "baseline",
+        {"pruned": "the trainer updates by adamwspam; found: ln_f.weight is not what"},
+        replaced(start, "parameter_groups", _all_decay),
+    ),
+    Mutant(
+        "checkpoint loses the optimizer",
+        "moments start anew",
+        "baseline",
+        {"reload": _RELOAD},
+        _restored_without("optimizer"),
+    ),
+    Mutant(
+        "checkpoint loses the generators",
+        "dropout draws other masks",
+        "baseline",
+        {"reload": _RELOAD},
+        _restored_without("rng"),
+    ),
+    Mutant(
+        "checkpoint loses the place in the data",
+        "a resumed run starts over",
+        "mla",
+        {"reload": "a checkpoint of step 3; found: resumes at step 0"},
+        _restored_without("iteration"),
+    ),
+    Mutant(
+        "checkpoint loses the progress",
+        "the schedule starts over",
+        "golden",
+        {"reload": _RELOAD},
+        _restored_without("progress"),
+    ),
+    Mutant(
+        "checkpoint rounds the weights",
+        "sixteen bits of each",
+        "full",
+        {"reload": _RELOAD},
+        replaced(checkpoint, "save", _narrowed),
+    ),
+    Mutant(
+        "ranks do not share gradients",
+        "every rank trains on its own part",
+        "golden-gate-cross",
+        {"parallel": "the gradient of .* as in one process; found: differs by"},
+        together(
+            replaced(Group, "share_gradients", lambda _: lambda self, module: module),
+            replaced(Group, "exchange", lambda _: lambda self, module, now: nullcontext()),
+        ),
+    ),
+    Mutant(
+        "ranks never exchange",
+        "accumulation holds every gradient back",
+        "mla",
+        {"parallel": "the gradient of .* as in one process; found: differs by"},
+        replaced(Group, "exchange", lambda _: lambda self, module, now: module.no_sync()),
+    ),
+)
