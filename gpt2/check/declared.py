@@ -72,8 +72,11 @@ def _delta(subject: Subject) -> list[Finding]:
     """Every symbol of the step stands in the configuration, and in the field that reads it."""
     values, found = subject.config.values, []
     fields = dict(_fields(subject.config))
+    chosen = {f"{choice}_{value}".upper() for choice, value in values.items()}
     for name, wanted in subject.case.delta.items():
-        if name in values and str(values[name]) != str(wanted):
+        if name not in values and wanted is not (name in chosen):
+            found.append(Finding(f"{name}={wanted}", "another member of its choice"))
+        elif name in values and str(values[name]) != str(wanted):
             found.append(Finding(f"{name}={wanted}", f"{name}={values[name]}"))
         elif name in fields and not _equal(fields[name], wanted):
             found.append(Finding(f"{name}={wanted} in the model", f"{fields[name]}"))

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from gpt2.check.finding import Finding
 from gpt2.check.shrink import changed
@@ -11,9 +11,12 @@ from gpt2.check.subject import Subject
 from gpt2.check.trial import FOLLOWED, Update
 from gpt2.config import Config
 from lib.optim import OPTIMIZERS
+from lib.pruning.mask import Unprunable
 
 # fp32, and one step of rounding in each iteration.
 _TOLERANCE = 1e-5
+# Part of a tensor that may come to a zero by itself.
+_ROUNDED = 0.01
 # A vector and its matrix; the plain optimizer that a special one has to differ from.
 _PLAIN = "adamw"
 
@@ -26,18 +29,33 @@ def check(subject: Subject) -> list[Finding]:
 
 def _sparsity(subject: Subject) -> list[Finding]:
     trial, target = subject.trial, subject.config.pruning.target
-    matrices = {name: w for name, w in trial.end.items() if _prunable(subject, name, w)}
+    kept = _kept(trial.rehearsal.session.model)
+    matrices = {
+        name: w
+        for name, w in trial.end.items()
+        if name not in kept and _prunable(subject, name, w)
+    }
     zeros = sum(int((w == 0).sum()) for w in matrices.values())
     reached = zeros / sum(w.numel() for w in matrices.values())
     found = []
     if abs(reached - target) > 0.01:
         text = f"{reached:.1%} of the weights are zero at the end of the budget"
         found.append(Finding(f"a sparsity of {target:.0%}", text))
+    for name in trial.end.keys() - matrices.keys():
+        more = int((trial.end[name] == 0).sum()) - int((trial.start[name] == 0).sum())
+        if more > _ROUNDED * trial.end[name].numel():
+            found.append(Finding(f"{name} is not pruned", f"{more} of its weights became zero"))
     fallen = any(b < a for a, b in zip(trial.sparsity, trial.sparsity[1:]))
     if fallen or trial.sparsity[0] >= target:
         steps = ", ".join(f"{s:.1%}" for s in trial.sparsity)
         found.append(Finding("a sparsity that grows along the ramp", steps))
     return found
+
+
+def _kept(model: nn.Module) -> set[str]:
+    """Parameters of modules that ask not to be pruned."""
+    asking = [path for path, module in model.named_modules() if isinstance(module, Unprunable)]
+    return {name for name, _ in model.named_parameters() if name.startswith(tuple(asking))}
 
 
 def _prunable(subject: Subject, name: str, weight: Tensor) -> bool:
