@@ -10,6 +10,7 @@ from gpt2.check.shrink import changed
 from gpt2.check.subject import Subject
 from gpt2.check.trial import FOLLOWED, Update
 from gpt2.config import Config
+from lib.binding import Value
 from lib.optim import OPTIMIZERS
 from lib.pruning.mask import Unprunable
 
@@ -19,6 +20,8 @@ _TOLERANCE = 1e-5
 _ROUNDED = 0.01
 # A vector and its matrix; the plain optimizer that a special one has to differ from.
 _PLAIN = "adamw"
+# Its numbers where the configured optimizer has none.
+_ADAM: dict[str, Value] = {"ADAM_BETA1": "0.9", "ADAM_BETA2": "0.999", "ADAM_EPS": "1e-8"}
 
 
 def check(subject: Subject) -> list[Finding]:
@@ -74,8 +77,11 @@ def _optimizer(subject: Subject) -> list[Finding]:
     if not _close(replayed[vector], trial.end[vector]):
         text = f"{vector} is not what {name} makes of its gradients"
         found.append(Finding(f"the trainer updates by {name}", text))
-    if name != _PLAIN:
-        plain = _replay(changed(config, OPTIMIZER=_PLAIN), start, trial.updates)
+    # AdamWPrune trains by its base: what it adds is pruning.
+    rule = config.optimizer.base.name if name == "adamwprune" else name
+    if rule != _PLAIN:
+        adam = {symbol: value for symbol, value in _ADAM.items() if not config.values[symbol]}
+        plain = _replay(changed(config, OPTIMIZER=_PLAIN, **adam), start, trial.updates)
         if all(_close(replayed[followed], plain[followed]) for followed in FOLLOWED):
             text = f"the same weights as {_PLAIN} from the same gradients"
             found.append(Finding(f"{name} acts", text))

@@ -10,6 +10,8 @@ from gpt2.check.cases import Case, Cases
 from gpt2.check.run import Report, Result
 
 SCHEMA_VERSION = 1
+# Lines for one check of one step; a wrong logit makes every gradient wrong.
+_SHOWN = 4
 _RED, _YELLOW, _PLAIN = "\x1b[31m", "\x1b[33m", "\x1b[0m"
 _WORDS = {"failed": "FAIL", "absent": "ABSENT"}
 
@@ -94,11 +96,14 @@ def repeat_command(command: str, cases: Cases, case: Case, name: str) -> str:
 
 
 def _failures(cases: Cases, reports: Sequence[Report], command: str) -> list[str]:
-    """Step, check, expected, found and the command that repeats it; equal absences once."""
+    """Step, check, expected, found and the command that repeats it; equal absences once.
+
+    The first findings of a check; the document has all of them.
+    """
     lines: dict[str, None] = {}
     for case, report in zip(cases.chosen, reports, strict=True):
         for name, result in report.results.items():
-            for finding in result.findings:
+            for finding in result.findings[:_SHOWN]:
                 if finding.absent:
                     lines[f"{_word('absent')}  {name}: {finding.found}"] = None
                     continue
@@ -107,6 +112,8 @@ def _failures(cases: Cases, reports: Sequence[Report], command: str) -> list[str
                     f"{_word('failed')}  {case.label}  {name}: expected {finding.expected}; "
                     f"found: {finding.found}  [{repeat}]"
                 ] = None
+            if (more := len(result.findings) - _SHOWN) > 0:
+                lines[f"      {case.label}  {name}: {more} more in check.json"] = None
     return list(lines)
 
 

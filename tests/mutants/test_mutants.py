@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -44,8 +45,8 @@ def build_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def check(mutant: Mutant, build_dir: Path) -> tuple[str, str]:
-    """The label of the step, and what ``make check`` prints of it."""
+def check(mutant: Mutant, build_dir: Path) -> tuple[dict[str, Any], str]:
+    """What ``make check`` writes into check.json of the mutant's step, and what it prints."""
     layers = [
         *defconfig_layers(ROOT, mutant.defconfig),
         Layer.of("mutant", "a test", mutant.settings),
@@ -55,10 +56,11 @@ def check(mutant: Mutant, build_dir: Path) -> tuple[str, str]:
     near = (case.parent, *mutant.beside)
     others = {other.slug: other for other in cases.every if other.slug in near}
     checks = [CHECKS[name] for name in mutant.caught_by]
-    results = run_here(case, checks, others, build_dir)
+    found = [Report(case.slug, run_here(case, checks, others, build_dir))]
     shown = Cases(cases.study, cases.every, [case])
-    found = [Report(case.slug, results)]
-    return case.label, report.text(shown, checks, found, "make check", 0.0)
+    arguments = shown, checks, found, "make check", 0.0
+    (step,) = report.document(*arguments)["steps"]
+    return step, report.text(*arguments)
 
 
 @pytest.mark.parametrize(
@@ -70,11 +72,13 @@ def check(mutant: Mutant, build_dir: Path) -> tuple[str, str]:
 )
 def test_a_mutant_is_caught(mutant, monkeypatch, build_dir):
     mutant.plant(monkeypatch)
-    label, text = check(mutant, build_dir)
+    step, text = check(mutant, build_dir)
     for name, pattern in mutant.caught_by.items():
-        said = [line for line in text.splitlines() if line.startswith(f"FAIL  {label}  {name}: ")]
-        assert any(re.search(pattern, line) for line in said), text
-    assert "the check itself fails" not in text
+        result = step["results"][name]
+        said = [f"expected {f['expected']}; found: {f['found']}" for f in result["findings"]]
+        assert result["state"] == "failed" and any(re.search(pattern, line) for line in said), said
+        assert f"FAIL  {step['label']}  {name}: {said[0]}  [make check " in text
+        assert not any("the check itself fails" in line for line in said), said
     assert text.endswith(f"0 passed, {len(mutant.caught_by)} failed\n")
 
 
