@@ -127,7 +127,7 @@ rerun: $(CONFIG_PY) ## Do the runs that RUNS= matches again
 	$(Q)$(jobs) $(PY) scripts/rerun.py $(INTO) -- "$${RUNS:?type make rerun RUNS=PATTERN}"
 
 ##@ Check
-.PHONY: check test style
+.PHONY: check test test-long style
 check: setup ## Prove every step on this CPU, before it costs GPU hours
 	$(Q)$(PY) scripts/check.py $(INTO)
 
@@ -135,6 +135,10 @@ check: setup ## Prove every step on this CPU, before it costs GPU hours
 test: ## Run the tests; they need the extra datasets
 	@$(SETUP) "$$EXTRAS datasets"
 	$(Q)$(PY) -m pytest
+
+test-long: ## Plant faults in the product one by one; the check has to name each
+	@$(SETUP) "$$EXTRAS datasets"
+	$(Q)$(PY) -m pytest -m long
 
 style: setup ## Formatting, whitespace, names in the documents
 	$(Q)$(PY) scripts/check_style.py

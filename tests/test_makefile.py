@@ -81,6 +81,7 @@ def build(tmp_path_factory):
         ("sweep-leaderboard", "scripts/sweep_leaderboard.py"),
         ("check", "scripts/check.py"),
         ("test", "-m pytest"),
+        ("test-long", "-m pytest -m long"),
         ("style", "scripts/check_style.py"),
         ("setup", "-m lib.setup"),
         ("help", "-m lib.make_help"),

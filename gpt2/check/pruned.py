@@ -34,9 +34,7 @@ def _sparsity(subject: Subject) -> list[Finding]:
     trial, target = subject.trial, subject.config.pruning.target
     kept = _kept(trial.rehearsal.session.model)
     matrices = {
-        name: w
-        for name, w in trial.end.items()
-        if name not in kept and _prunable(subject, name, w)
+        name: w for name, w in trial.end.items() if name not in kept and _prunable(subject, name, w)
     }
     zeros = sum(int((w == 0).sum()) for w in matrices.values())
     reached = zeros / sum(w.numel() for w in matrices.values())

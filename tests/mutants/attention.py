@@ -15,7 +15,7 @@ from gpt2.attention.base import Attention
 from gpt2.attention.dense.module import Dense
 from gpt2.attention.full.module import Full
 from gpt2.attention.grouped.module import Grouped
-from gpt2.attention.heads import Heads
+from gpt2.attention.heads import Heads, split_heads
 from gpt2.attention.latent.module import Latent
 from gpt2.attention.latent.options import LatentOptions
 from gpt2.attention.ra_cross_token.module import RaCrossToken
@@ -30,7 +30,9 @@ _LOGITS = "logits as the formulas give it"
 _SAME = "another function or another training than {}; found: outputs, gradients"
 
 
-def _not_transposed(self: Any, scores: Tensor, q: Tensor, k: Tensor, chunk: Any, inputs: Any) -> None:
+def _not_transposed(
+    self: Any, scores: Tensor, q: Tensor, k: Tensor, chunk: Any, inputs: Any
+) -> None:
     left = self._left(chunk)
     straight = self.constant * q[:, :, chunk.rows] @ k[:, :, chunk.slice(left)].mT
     self._cut_(straight, chunk, left)
@@ -58,12 +60,7 @@ def _values_shifted_too(self: Any, x_BTC: Tensor, state: Any) -> Heads:
     latent_BTR = self._latent_keys(x_BTC, state)
     v = self.expand_v(self.c_v(x_BTC) + latent_BTR - self.c_k(x_BTC))
     wide = self.c_q(x_BTC), self.expand_k(latent_BTR), v
-    return Heads(*(base_split(part, self.head_dim) for part in wide), latent_BTR)
-
-
-def base_split(x: Tensor, head_dim: int) -> Tensor:
-    """[B, T, N·H] → [B, N, T, H]."""
-    return x.unflatten(-1, (-1, head_dim)).transpose(1, 2)
+    return Heads(*(split_heads(part, self.head_dim) for part in wide), latent_BTR)
 
 
 def _latent_everywhere(right: Any) -> Any:
@@ -215,9 +212,7 @@ MUTANTS = (
         then(
             Grouped,
             "forward",
-            lambda out, *given: Heads(
-                out.q_BNTH, out.k_BKTH.roll(1, 1), out.v_BKTH.roll(1, 1)
-            ),
+            lambda out, *given: Heads(out.q_BNTH, out.k_BKTH.roll(1, 1), out.v_BKTH.roll(1, 1)),
         ),
         MECHANISMS,
     ),

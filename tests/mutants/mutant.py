@@ -53,7 +53,9 @@ def then(owner: Any, name: str, change: Callable[..., Any]) -> Plant:
 
 def nothing(owner: Any, *names: str) -> Plant:
     """Methods that do nothing."""
-    return together(*(replaced(owner, name, lambda _: lambda *given, **named: None) for name in names))
+    return together(
+        *(replaced(owner, name, lambda _: lambda *given, **named: None) for name in names)
+    )
 
 
 def together(*plants: Plant) -> Plant:

@@ -20,8 +20,6 @@ _RELOAD = "the same (loss at step|weights in the end)"
 _ACTS = "acts; found: the same weights as adamw from the same gradients"
 
 
-
-
 def _forgetting(self: Adamwspam, state: dict[str, Any]) -> None:
     """SPAM's own state is dropped."""
     torch.optim.AdamW.load_state_dict(self, {k: v for k, v in state.items() if k != "spam"})

@@ -263,9 +263,7 @@ MUTANTS = (
         "every step runs at the peak",
         "baseline",
         {"steps": r"a learning rate of \S+ at step 1"},
-        replaced(
-            train, "learning_rate_at", lambda _: lambda options, *rest: options.learning_rate
-        ),
+        replaced(train, "learning_rate_at", lambda _: lambda options, *rest: options.learning_rate),
     ),
     Mutant(
         "parameters are missing from the optimizer",

@@ -1,0 +1,115 @@
+"""Faults of what the small form cannot show, and of decoding.
+
+B batch, T tokens, C n_embd.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gpt2.attention.base import Attention
+from gpt2.attention.latent.module import Latent
+from gpt2.attention.sliding.module import Sliding
+from gpt2.cache import BlockCache, Cache
+from gpt2.mlp.mlp_attn_gate.module import MlpAttnGate
+from gpt2.mlp.mlp_cross_token.module import MlpCrossToken
+from tests.mutants.mutant import MECHANISMS, Mutant, after_init, replaced, then
+
+_DECODED = r"logits at \d+ as without a cache; found: differ by"
+# No small form is as wide.
+_WIDE = 1024
+
+
+def _wrong_where_wide(self: Any) -> None:
+    if self.up.out_features > _WIDE:
+        self.up = nn.Linear(self.up.in_features + 1, self.up.out_features, bias=False)
+
+
+def _keeping_scores(out: Any, self: Attention, x_BTC: Tensor, *rest: Any) -> Any:
+    """A thousand times the residual stream is kept for the backward pass."""
+    kept = torch.exp(x_BTC[..., None].expand(*x_BTC.shape, 1000))
+    return out[0] + 1e-9 * kept.square().sum(-1), out[1]
+
+
+def _turned(right: Any) -> Any:
+    def extend(self: BlockCache, name: str, new: Tensor, dim: int, **reach: Any) -> Tensor:
+        whole = right(self, name, new, dim, **reach)
+        return whole.flip(dim) if name == "q" and self.position > 20 else whole
+
+    return extend
+
+
+def _not_advanced(self: Cache, tokens: int) -> None:
+    """Blocks count, the whole does not: positions start at 0 in every call."""
+    for block in self.blocks:
+        block.position += tokens
+
+
+def _as_if_whole(self: Any, h_BTM: Tensor, view: Any, state: Any, cache: Any) -> Tensor:
+    return self(h_BTM, view, state)
+
+
+MUTANTS = (
+    Mutant(
+        "a width is wrong at the configured size",
+        "the small form has no such width",
+        "golden-gate-cross",
+        {"full_size": "a training step at the configured size; found: .*mlp_cross_token.up"},
+        after_init(MlpCrossToken, _wrong_where_wide),
+    ),
+    Mutant(
+        "a step keeps too much",
+        "more than the memory of the GPU",
+        "baseline",
+        {"full_size": r"BATCH_SIZE=\d+ fits .*; found: its tensors take"},
+        then(Attention, "forward", _keeping_scores),
+        quick=True,
+    ),
+    Mutant(
+        "decoding turns the kept queries round",
+        "the reciprocal term reads those of other tokens",
+        "ra",
+        {"decode": _DECODED},
+        replaced(BlockCache, "extend", _turned),
+        quick=True,
+    ),
+    Mutant(
+        "decoding forgets the oldest visible token",
+        "the cache's window is one token short",
+        "sliding",
+        {"decode": _DECODED},
+        replaced(
+            Sliding,
+            "left",
+            lambda _: lambda self, row: max(0, row - self.window + 2),
+        ),
+        MECHANISMS,
+    ),
+    Mutant(
+        "decoding expands values by the keys' matrix",
+        "K in place of U",
+        "mla",
+        {"decode": _DECODED},
+        replaced(
+            Latent,
+            "expand",
+            lambda _: lambda self, context: context @ self._per_head(self.expand_k).mT,
+        ),
+    ),
+    Mutant(
+        "decoding starts at position 0 in every call",
+        "position embeddings of other tokens",
+        "full",
+        {"decode": _DECODED},
+        replaced(Cache, "advance", lambda _: _not_advanced),
+    ),
+    Mutant(
+        "decoding pools the gate over new tokens alone",
+        "the running mean is not kept",
+        "gate-pooled",
+        {"decode": _DECODED},
+        replaced(MlpAttnGate, "decode", lambda _: _as_if_whole),
+        MECHANISMS,
+    ),
+)
