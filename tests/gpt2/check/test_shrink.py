@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from gpt2.ablation.resolve import resolve_config
 from gpt2.check.cases import checked_layers
 from gpt2.check.shrink import changed, shrink
-from gpt2.ablation.resolve import resolve_config
 from gpt2.config import Config
 from lib.kconfig import Layer, Tree
 
