@@ -3,6 +3,7 @@
 B micro-batch, T tokens.
 """
 
+import itertools
 import math
 
 import torch
@@ -39,7 +40,7 @@ def check(subject: Subject) -> list[Finding]:
         for where, loss in losses.items()
         if not math.isfinite(loss)
     ]
-    return found + _rates(subject)
+    return found + _updates(subject) + _batches(subject.trial.rehearsal.session)
 
 
 def _repeat(subject: Subject, rehearsal: Rehearsal) -> tuple[list[Finding], list[float]]:
@@ -79,12 +80,25 @@ def _plain(session: Session, x_BT: Tensor, y_BT: Tensor) -> tuple[float, float]:
     return loss.item(), norm.item()
 
 
-def _rates(subject: Subject) -> list[Finding]:
-    """Each step of the trial ran at the learning rate of its schedule."""
+def _updates(subject: Subject) -> list[Finding]:
+    """Each step of the trial ran at its schedule's learning rate, on clipped gradients."""
     config, session = subject.shrunk, subject.trial.rehearsal.session
+    clip = config.train.grad_clip or math.inf
     for i, update in enumerate(subject.trial.updates):
         progress = i / session.budget.iterations
         wanted = learning_rate_at(config.schedule, i, progress, session.budget.warmup_progress)
         if not math.isclose(update.lr, wanted, rel_tol=1e-9):
             return [Finding(f"a learning rate of {wanted:g} at step {i + 1}", f"{update.lr:g}")]
+        norm, wanted = update.clipped_norm.item(), min(clip, update.gradient_norm.item())
+        if not math.isclose(norm, wanted, rel_tol=_TOLERANCE):
+            what = f"gradients of norm {wanted:g} for the optimizer at step {i + 1}"
+            return [Finding(what, f"{norm:g}")]
+    return []
+
+
+def _batches(session: Session) -> list[Finding]:
+    """Two steps read different tokens."""
+    (first, *_), (second, *_) = itertools.islice(session.batches(), 2)
+    if torch.equal(first[0], second[0]):
+        return [Finding("other tokens in every step", "two steps read the same")]
     return []

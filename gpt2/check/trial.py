@@ -24,7 +24,9 @@ class Update:
     """What an optimizer step was given: its learning rate, and the gradients it saw by name."""
 
     lr: float
+    # Before clipping, and of what the optimizer saw.
     gradient_norm: Tensor
+    clipped_norm: Tensor
     gradients: dict[str, Tensor]
 
 
@@ -80,5 +82,7 @@ class Trial:
             for name in FOLLOWED
             if parameters[name].grad is not None
         }
-        lr = optimizer.param_groups[0]["lr"]
-        self.updates.append(Update(lr, named["gradient_norm"].clone(), gradients))
+        lr, norm = optimizer.param_groups[0]["lr"], named["gradient_norm"].clone()
+        seen = [p.grad for p in parameters.values() if p.grad is not None]
+        clipped = torch.nn.utils.get_total_norm(seen)
+        self.updates.append(Update(lr, norm, clipped, gradients))

@@ -3,6 +3,7 @@
 B batch, T tokens, X = B·T, V vocabulary.
 """
 
+import math
 import os
 from contextlib import nullcontext
 from typing import Any
@@ -17,7 +18,7 @@ from gpt2.training import start, step
 from gpt2.training.session import Session
 from lib import checkpoint
 from lib.machine.group import Group
-from tests.mutants.mutant import Mutant, after_init, replaced, then, together
+from tests.mutants.mutant import Mutant, after_init, nothing, replaced, then, together
 
 _LOGITS = "logits as the formulas give it"
 _RELOAD = "the same (loss at step|weights in the end)"
@@ -32,6 +33,12 @@ def _by_chance(out: None, self: GPT, seed: int) -> None:
 def _by_rank(out: None, self: GPT, seed: int) -> None:
     rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
     self.wpe.weight.add_(rank * 1e-3)
+
+
+@torch.no_grad()
+def _without_depth(out: None, self: GPT, seed: int) -> None:
+    for block in self.h:
+        block.attn.c_proj.weight.mul_(math.sqrt(2 * len(self.h)))
 
 
 def _without_positions(self: GPT, idx_BT: Tensor, cache: Any = None) -> Tensor:
@@ -330,5 +337,33 @@ MUTANTS = (
         "mla",
         {"parallel": "the gradient of .* as in one process; found: differs by"},
         replaced(Group, "exchange", lambda _: lambda self, module, now: module.no_sync()),
+    ),
+    Mutant(
+        "gradients are not clipped",
+        "the optimizer sees them as they are",
+        "baseline",
+        {"steps": r"gradients of norm 1 for the optimizer at step \d; found"},
+        nothing(torch.nn.utils, "clip_grads_with_norm_"),
+    ),
+    Mutant(
+        "every batch is the same",
+        "the sampler reads one place",
+        "golden",
+        {"steps": "other tokens in every step; found: two steps read the same"},
+        replaced(TrainSampler, "offsets", lambda _: lambda self, first, count: list(range(count))),
+    ),
+    Mutant(
+        "initial weights are too small",
+        "a hundredth of GPT-2's",
+        "baseline",
+        {"reference": r"a standard deviation of 0\.0200 of the initial wte.weight"},
+        lambda patch: patch.setattr(model, "INIT_STD", 0.0002),
+    ),
+    Mutant(
+        "residual projections start too large",
+        "the depth is left out",
+        "mla-golden",
+        {"reference": r"a standard deviation of 0\.00\d+ of the initial h.0.attn.c_proj.weight"},
+        then(GPT, "init_weights", _without_depth),
     ),
 )
