@@ -208,7 +208,7 @@ MUTANTS = (
         "cross-token sparsity is dead",
         "all weights are kept",
         "cross",
-        {"distinct": _SAME.format("cross-all"), "reference": ""},
+        {"distinct": _SAME.format("cross-all"), "reference": _LOGITS},
         replaced(
             HeadMean,
             "_kept",
