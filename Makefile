@@ -9,7 +9,7 @@ MAKEFLAGS += --no-builtin-rules --no-builtin-variables --no-print-directory
 # the scripts through the environment, and $(...), quotes and backquotes mean nothing on the way.
 SETTINGS := SET SYM A B STEPS SEEDS RUNS RUN TO JOBS STALE KEEP_GOING YES JSON V O EXTRAS PYTHON
 SETTINGS += SWEEP SAMPLES ITERS PROMPT TOKENS TEMPERATURE TOP_K TOP_P SEED
-SETTINGS += CHECKS FAST DEFCONFIG DATA GPU CHECK_GPU_MEMORY_GB DRY_RUN
+SETTINGS += N CHECKS FAST DEFCONFIG DATA GPU CHECK_GPU_MEMORY_GB DRY_RUN
 SETTINGS += NO_COLOR KCONFIG_CONFIG MENUCONFIG_STYLE
 freeze = $(eval override $(1) := $$(value $(1)))$(eval export $(1))
 given = $(filter-out undefined,$(origin $(1)))
@@ -127,9 +127,12 @@ rerun: $(CONFIG_PY) ## Do the runs that RUNS= matches again
 	$(Q)$(jobs) $(PY) scripts/rerun.py $(INTO) -- "$${RUNS:?type make rerun RUNS=PATTERN}"
 
 ##@ Check
-.PHONY: check test test-long style
+.PHONY: check randcheck test test-long style
 check: setup ## Prove every step on this CPU, before it costs GPU hours
 	$(Q)$(PY) scripts/check.py $(INTO)
+
+randcheck: setup ## The same for N= random configurations (SEED=)
+	$(Q)$(PY) scripts/randcheck.py $(INTO)
 
 # The tests read local copies of the large data sets, with what reads the hub's.
 test: ## Run the tests; they need the extra datasets
@@ -175,6 +178,7 @@ help: ## This text
 
 clean: ## Remove generated files, but no .config, data or results
 	$(Q)for file in config.py check.json defconfig; do rm -f $(call quote,$(BUILD))/$$file; done
+	$(Q)rm -f $(call quote,$(BUILD))/randcheck-*.defconfig
 	$(Q)! test -w . || rm -rf .pytest_cache \
 		$$(find gpt2 lib scripts tests -name __pycache__ -prune)
 
@@ -195,6 +199,7 @@ mrproper: clean ## And .config, and a .venv that make made
 ##: DRY_RUN=1  For defconfig-NAME: make will check, not train
 ##: CHECKS=causal,data  For check: only these
 ##: FAST=1  For check: leave the slow ones out
+##: N=50 SEED=1  For randcheck: how many configurations, and which
 ##: DEFCONFIG=NAME  For check: this instead of .config
 ##: DATA=require  For check: absent data is a failure
 ##: GPU=a10g  For check: what it has to fit; or CHECK_GPU_MEMORY_GB=24

@@ -8,6 +8,7 @@ import argparse
 import os
 from pathlib import Path
 
+from gpt2.check import randcheck
 from gpt2.check.command import Request
 from gpt2.combinations import Sweep
 from gpt2.planning import Plan, config_layers, make_plan
@@ -105,9 +106,7 @@ def add_checking(parser: argparse.ArgumentParser) -> None:
     add_variable(parser, "data", "require: absent data is a failure")
     add_variable(parser, "gpu", 'what the configured size has to fit, such as "a10g"')
     add_variable(parser, "check-gpu-memory-gb", "memory in GiB of a GPU that has no name here")
-    parser.add_argument(
-        "--fast", action="store_true", default=_is_set("FAST"), help="leave the slow checks out"
-    )
+    _add_fast(parser)
 
 
 def check_request(arguments: argparse.Namespace) -> Request:
@@ -120,6 +119,26 @@ def check_request(arguments: argparse.Namespace) -> Request:
         data=arguments.data,
         gpu=arguments.gpu,
         gpu_memory_gb=arguments.check_gpu_memory_gb,
+        fast=arguments.fast,
+        json=arguments.json,
+    )
+
+
+def add_random_checking(parser: argparse.ArgumentParser) -> None:
+    """What ``make randcheck`` takes."""
+    add_variable(parser, "n", "number of configurations", "50")
+    add_variable(parser, "seed", "decides which they are", "1")
+    add_variable(parser, "checks", 'checks, such as "causal,reload"')
+    _add_fast(parser)
+
+
+def random_request(arguments: argparse.Namespace) -> randcheck.Request:
+    """What ``add_random_checking`` was given. ConfigError on a value that means nothing."""
+    return randcheck.Request(
+        arguments.build_dir,
+        whole_number(arguments.n, "N"),
+        whole_number(arguments.seed, "SEED"),
+        checks=arguments.checks,
         fast=arguments.fast,
         json=arguments.json,
     )
@@ -157,6 +176,12 @@ def add_variable(parser: argparse.ArgumentParser, name: str, text: str, default:
     # A variable that is set to nothing is as good as not set.
     default = os.environ.get(variable) or default
     parser.add_argument(f"--{name}", default=default, help=f"{text} ({variable}=)")
+
+
+def _add_fast(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--fast", action="store_true", default=_is_set("FAST"), help="leave the slow checks out"
+    )
 
 
 def _is_set(variable: str) -> bool:

@@ -80,6 +80,7 @@ def build(tmp_path_factory):
         ("curves", "scripts/draw_curves.py"),
         ("sweep-leaderboard", "scripts/sweep_leaderboard.py"),
         ("check", "scripts/check.py"),
+        ("randcheck", "scripts/randcheck.py"),
         ("test", "-m pytest"),
         ("test-long", "-m pytest -m long"),
         ("style", "scripts/check_style.py"),

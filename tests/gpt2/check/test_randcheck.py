@@ -1,0 +1,180 @@
+"""Random configurations are legal and repeatable, and a failure is reduced to its cause."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from gpt2.check import CHECKS
+from gpt2.check.cases import checked_layers, find_cases
+from gpt2.check.draw import Drawn, draw, resolved
+from gpt2.check.randcheck import Request, case_of
+from gpt2.check.reduce import ddmin, differing, reduce_settings, reduce_to
+from gpt2.check.run import run_here
+from gpt2.config import Config
+from gpt2.mlp.base import ACTIVATIONS, Mlp
+from lib.errors import ConfigError
+from lib.kconfig import Layer, Tree
+from lib.project import ROOT
+from lib.repro.rng import rng_state, set_rng_state
+
+SCRIPT = [sys.executable, str(ROOT / "scripts" / "randcheck.py")]
+
+
+@pytest.fixture(scope="module")
+def tree() -> Tree:
+    return Tree()
+
+
+@pytest.fixture(scope="module")
+def drawn(tree: Tree) -> list[Drawn]:
+    return [draw(tree, 1, number) for number in range(60)]
+
+
+@pytest.fixture
+def _as_before():
+    """What training sets for a whole process."""
+    state, threads = rng_state(torch.device("cpu")), torch.get_num_threads()
+    yield
+    set_rng_state(state, torch.device("cpu"))
+    torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(False)
+
+
+class TestDraw:
+    def test_every_draw_is_legal_and_no_two_are_the_same(self, tree, drawn):
+        for one in drawn:
+            values = tree.resolve([Layer.of("defconfig", "test", one.settings)]).values
+            assert Config.from_values(values) == one.config
+        assert len({one.config.hash8 for one in drawn}) == len(drawn)
+
+    def test_the_seed_and_the_number_decide(self, drawn):
+        again = draw(Tree(), 1, 7)
+        assert again.settings == drawn[7].settings
+        assert draw(Tree(), 2, 7).settings != again.settings
+
+    def test_every_mechanism_optimizer_and_pruner_is_drawn(self, tree, drawn):
+        choices = (
+            "OPTIMIZER",
+            "PRUNING",
+            "ATTENTION_PROJECTION",
+            "ATTENTION_PATTERN",
+            "MLP_SIZING",
+        )
+        for name in choices:
+            members = {m.removeprefix(f"{name}_").lower() for m in self._members(tree, name)}
+            assert {str(one.config.values[name]) for one in drawn} == members
+        for name in ("RECIPROCAL", "RA_CROSS_TOKEN", "MLP_ATTN_GATE", "MLP_CROSS_TOKEN", "BIAS"):
+            assert {one.config.values[name] for one in drawn} == {True, False}
+
+    @staticmethod
+    def _members(tree: Tree, name: str) -> tuple[str, ...]:
+        (info,) = [s for s in tree.symbols() if s.name == name]
+        return info.members
+
+    def test_plans_and_free_text_stay_as_they_are(self, drawn):
+        for one in drawn:
+            values = one.config.values
+            assert values["RUN_MODE"] == "single_training" and not values["DRY_RUN"]
+            assert values["INIT_FROM"] == "" and values["DATA_DIR"] == "data"
+
+
+class TestReduce:
+    def test_the_fewest_names_are_left(self):
+        names, asked = list("abcdefghijklmnop"), []
+
+        def test(subset):
+            asked.append(tuple(subset))
+            return {"c", "k", "l"} <= set(subset)
+
+        assert ddmin(names, test) == ["c", "k", "l"]
+        assert len(set(asked)) == len(asked)
+
+    def test_names_that_need_each_other_go_together(self):
+        """b without c, and c without b, is no configuration."""
+
+        def test(subset):
+            return None if ("b" in subset) != ("c" in subset) else "a" in subset
+
+        assert ddmin(list("abcd"), test) == ["a"]
+
+    def test_what_fails_with_nothing_is_reduced_to_nothing(self):
+        assert ddmin(list("abc"), lambda subset: True) == []
+
+    def test_a_setting_goes_with_what_it_depends_on(self, tree, drawn):
+        one = next(o for o in drawn if "RECIPROCAL_WINDOW" in differing(tree, o.settings))
+        left = reduce_to(tree, one.settings, lambda c: bool(c.values["RECIPROCAL"]))
+        assert left == {"RECIPROCAL": "y"}
+
+    @pytest.mark.usefixtures("_as_before")
+    def test_a_fault_of_two_symbols_is_reduced_to_these(self, tree, drawn, monkeypatch, tmp_path):
+        """Tokens see the row's mean, but only without biases and with the exact GELU."""
+        right = Mlp.forward
+
+        def forward(self, x, *rest):
+            out, state = right(self, x, *rest)
+            both = self.c_fc.bias is None and self.activation is ACTIVATIONS["gelu_exact"]
+            return (out + x.mean(1, keepdim=True) if both else out), state
+
+        monkeypatch.setattr(Mlp, "forward", forward)
+        one = next(
+            o
+            for o in drawn
+            if not o.config.values["BIAS"] and o.config.values["ACTIVATION"] == "gelu_exact"
+        )
+        assert len(differing(tree, one.settings)) > 10
+        found = run_here(case_of(one), [CHECKS["causal"]], {})
+        assert found["causal"].state == "failed"
+        left = reduce_settings(one.settings, "causal", tmp_path)
+        assert left == {"BIAS": "n", "ACTIVATION_GELU_EXACT": "y"}
+        text = tree.minimal([Layer.of("defconfig", "test", left)])
+        (tmp_path / "it").write_text(text)
+        monkeypatch.setenv("KCONFIG_CONFIG", "it")
+        (case,) = find_cases(checked_layers(tmp_path)).chosen
+        assert case.config.identity() == resolved(tree, left).identity()
+
+
+class TestCommand:
+    def test_checks_and_counts(self, tmp_path):
+        (tmp_path / "randcheck-9.defconfig").touch()
+        words = ["-O", str(tmp_path), "--n", "2", "--checks", "causal", "--seed", "3", "--json"]
+        done = subprocess.run([*SCRIPT, *words], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        record = json.loads(done.stdout)
+        assert (record["configurations"], record["failures"], record["seed"]) == (2, [], 3)
+        assert "2/2 configurations, 0 failed" in done.stderr
+        assert list(tmp_path.iterdir()) == []
+
+    def test_an_interrupt_ends_it_with_130(self, tmp_path):
+        words = [*SCRIPT, "-O", str(tmp_path), "--n", "200", "--checks", "causal"]
+        with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as process:
+            assert "1/200 configurations, 0 failed, eta" in process.stderr.readline()
+            process.send_signal(signal.SIGINT)
+            _, said = process.communicate(timeout=30)
+        assert (process.returncode, said.endswith("EXIT    code 130\n")) == (130, True)
+        assert "Traceback" not in said
+
+    @pytest.mark.parametrize(
+        ("words", "message"),
+        [
+            (("--n", "0"), "draws no configuration"),
+            (("--n", "many"), "'many' is not a whole number"),
+            (("--seed", "x"), "'x' is not a whole number"),
+            (("--checks", "causl"), "nearest: causal"),
+        ],
+    )
+    def test_a_word_that_means_nothing_is_told(self, tmp_path, words, message):
+        environment = {k: v for k, v in os.environ.items() if k not in ("N", "SEED")}
+        command = [*SCRIPT, "-O", str(tmp_path), *words]
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+        assert (done.returncode, message in done.stderr) == (2, True), done.stderr
+
+
+def test_no_configuration_is_no_request():
+    with pytest.raises(ConfigError, match="draws no configuration"):
+        Request(Path(), 0, 1)
