@@ -67,7 +67,9 @@ def thin_out(mean_Bc: Tensor, request: WeightsRequest) -> Tensor:
             keep = row_c >= request.tau * (row_c**2).mean().sqrt()
         else:
             keep = torch.ones_like(row_c, dtype=torch.bool)
-        rows.append(row_c * keep / (row_c * keep).sum())
+        kept_c = row_c * keep
+        # A row of which nothing is kept has nothing to scale.
+        rows.append(kept_c / kept_c.sum() if keep.any() else kept_c)
     return torch.stack(rows)
 
 

@@ -104,5 +104,6 @@ def _initial(subject: Subject) -> list[Finding]:
 
 
 def _error(found: torch.Tensor, wanted: torch.Tensor) -> float:
-    """Largest difference relative to the largest value."""
-    return float((found - wanted).detach().abs().max() / wanted.detach().abs().max())
+    """Largest difference relative to the largest value, if that is not zero."""
+    difference, size = (found - wanted).detach().abs().max(), wanted.detach().abs().max()
+    return float(difference / size) if size else float(difference)
