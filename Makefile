@@ -134,6 +134,9 @@ check: setup ## Prove every step on this CPU, before it costs GPU hours
 randcheck: setup ## The same for N= random configurations (SEED=)
 	$(Q)$(PY) scripts/randcheck.py $(INTO)
 
+knobs: setup ## Prove that every symbol (or SYM=) changes something
+	$(Q)$(PY) scripts/check_knobs.py $(INTO)
+
 # The tests read local copies of the large data sets, with what reads the hub's.
 test: ## Run the tests; they need the extra datasets
 	@$(SETUP) "$$EXTRAS datasets"

@@ -81,6 +81,7 @@ def build(tmp_path_factory):
         ("sweep-leaderboard", "scripts/sweep_leaderboard.py"),
         ("check", "scripts/check.py"),
         ("randcheck", "scripts/randcheck.py"),
+        ("knobs", "scripts/check_knobs.py"),
         ("test", "-m pytest"),
         ("test-long", "-m pytest -m long"),
         ("style", "scripts/check_style.py"),

@@ -1,0 +1,113 @@
+"""A symbol that does nothing is named, and so is one that does what it says it does not."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from gpt2.attention.reciprocal.options import ReciprocalOptions
+from gpt2.check import readers
+from gpt2.check.flip import Effects, reveal, wrong
+from gpt2.check.knobs import ELSEWHERE, check_knobs, knobs
+from gpt2.check.workshop import Workshop
+from lib.errors import ConfigError
+from lib.kconfig import Tree
+from lib.optim.sgd.options import SgdOptions
+from lib.repro.rng import rng_state, set_rng_state
+
+
+@pytest.fixture(scope="module")
+def tree():
+    return Tree()
+
+
+@pytest.fixture(autouse=True)
+def _as_before():
+    """What training sets for a whole process."""
+    state, threads = rng_state(torch.device("cpu")), torch.get_num_threads()
+    yield
+    set_rng_state(state, torch.device("cpu"))
+    torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture
+def effects():
+    with Workshop() as workshop:
+        yield Effects(workshop)
+
+
+def ignore(monkeypatch, cls, field, value):
+    """Have every object of ``cls`` hold ``value`` in ``field``, whatever it was given."""
+    right = cls.__init__
+
+    def init(self, *given, **named):
+        right(self, *given, **named)
+        object.__setattr__(self, field, value)
+
+    monkeypatch.setattr(cls, "__init__", init)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["RECIPROCAL_WINDOW", "MLP_CROSS_TOKEN_TAU", "PRUNING_SCOPE", "DROPOUT", "CHECKPOINT_KEEP"],
+)
+def test_what_does_as_it_says_passes(tree, effects, name):
+    assert wrong(tree, name, effects) == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "cls", "field", "value"),
+    [
+        ("RECIPROCAL_WINDOW", ReciprocalOptions, "window", 5),
+        ("SGD_DAMPENING", SgdOptions, "dampening", 0.0),
+    ],
+)
+def test_a_dead_symbol_changes_nothing(tree, effects, monkeypatch, name, cls, field, value):
+    ignore(monkeypatch, cls, field, value)
+    assert wrong(tree, name, effects) == "changes nothing"
+
+
+def test_a_dead_member_of_a_choice_is_named(tree, effects, monkeypatch):
+    from gpt2.mlp import base
+
+    monkeypatch.setitem(base.ACTIVATIONS, "gelu_exact", base.ACTIVATIONS["gelu_tanh"])
+    assert wrong(tree, "ACTIVATION", effects) == "gelu_exact is no other than gelu_tanh"
+
+
+def test_a_symbol_that_is_declared_harmless_and_is_not(tree, effects, monkeypatch):
+    """As if the gradient's clip were no part of a run's identity."""
+    harmless = dataclasses.replace(readers.readers()["GRAD_CLIP"], identity=False)
+    monkeypatch.setitem(readers.readers(), "GRAD_CLIP", harmless)
+    assert wrong(tree, "GRAD_CLIP", effects) == "is declared to change nothing, and does"
+
+
+def test_every_symbol_has_a_base_and_is_tried_or_told_why_not(tree):
+    tried = knobs(tree)
+    for info in tried:
+        item = tree.find(info.name)
+        reveal(tree, item)
+        assert item.visibility, info.name
+    assert {s.name for s in tree.symbols()} >= ELSEWHERE.keys()
+    assert {info.name for info in tried} >= {"OPTIMIZER", "RECIPROCAL", "N_LAYER", "LOG_INTERVAL"}
+
+
+def test_the_command_names_file_and_line(monkeypatch, tree):
+    class Pool:
+        def __init__(self, *given):
+            pass
+
+        def gather(self, function, shares):
+            return ((name, "changes nothing") for (names,) in shares for name in names)
+
+    monkeypatch.setattr("gpt2.check.knobs.Pool", Pool)
+    (info,) = [info for info in knobs(tree) if info.name == "SLIDING_WINDOW"]
+    code, text = check_knobs("SLIDING_WINDOW")
+    what = "SLIDING_WINDOW: changes nothing  [make knobs SYM=SLIDING_WINDOW]"
+    assert (code, text) == (1, f"FAIL  {info.where}: {what}\n0 passed, 1 failed\n")
+
+
+@pytest.mark.parametrize("name", ["NONSENSE", "DEVICE", "JOBS"])
+def test_a_symbol_that_cannot_be_tried_is_an_error(name):
+    with pytest.raises(ConfigError, match=name):
+        check_knobs(name)
