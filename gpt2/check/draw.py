@@ -41,8 +41,16 @@ _BOUNDS: Mapping[str, tuple[float, float]] = {
     "MLP_ATTN_GATE_ALPHA": (0.05, 1.0),
     "MLP_CROSS_TOKEN_ALPHA": (0.05, 2.0),
     "MLP_LATENT_ALPHA": (0.05, 2.0),
-    # Beyond the root of a row's length nothing is kept of it.
-    "MLP_CROSS_TOKEN_TAU": (0.0, 1.5),
+    # Above 1, nothing is kept of rows that are even, as all are at first.
+    "MLP_CROSS_TOKEN_TAU": (0.0, 1.0),
+    # A gate that is shut or wide open has no gradient that fp32 can add.
+    "RA_CROSS_TOKEN_SCALE": (-3.0, 3.0),
+    "RA_CROSS_TOKEN_BIAS": (-3.0, 3.0),
+    "MLP_ATTN_GATE_BIAS": (-3.0, 3.0),
+    # In the few iterations of the small form the ramp has to have steps, and the loss to fall.
+    "PRUNING_SPARSITY": (0.05, 0.8),
+    "PRUNING_WARMUP": (0.0, 0.4),
+    "PRUNING_RAMP_END": (0.6, 1.0),
     "MLP_HIDDEN": (0, 8192),
     "MLP_ATTN_GATE_DIM": (1, 1024),
     "MLP_CROSS_TOKEN_DIM": (1, 1024),

@@ -39,7 +39,7 @@ def _sparsity(subject: Subject) -> list[Finding]:
     zeros = sum(int((w == 0).sum()) for w in matrices.values())
     reached = zeros / sum(w.numel() for w in matrices.values())
     found = []
-    if abs(reached - target) > 0.01:
+    if not target - _SPARSITY_TOLERANCE <= reached <= target + padding + _SPARSITY_TOLERANCE:
         text = f"{reached:.1%} of the weights are zero at the end of the budget"
         found.append(Finding(f"a sparsity of {target:.0%}", text))
     for name in trial.end.keys() - matrices.keys():

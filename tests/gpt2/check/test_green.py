@@ -26,6 +26,20 @@ RIGHT = {
     "sgd": ("gradients,steps,pruned", {"OPTIMIZER_SGD": "y", "MLP_ATTN_GATE": "y"}),
     # Its base is AdamW: what makes it another optimizer is the pruner.
     "adamwprune": ("pruned", {"OPTIMIZER_ADAMWPRUNE": "y"}),
+    # Gates are not pruned.
+    "gates": (
+        "pruned",
+        {"PRUNING_MAGNITUDE": "y", "MLP_ATTN_GATE": "y", "MLP_SIZING_RATIO": "y"},
+    ),
+    # Rows of padding are zero beside what is pruned.
+    "padding": (
+        "pruned",
+        {
+            "PRUNING_MOVEMENT": "y",
+            "PRUNING_INCLUDE_EMBEDDINGS": "y",
+            "VOCAB_MULTIPLE": "1024",
+        },
+    ),
     # Every gradient of the mechanism is zero, here and by the formulas.
     "strength 0": ("reference", {"MLP_ATTN_GATE": "y", "MLP_ATTN_GATE_ALPHA": "0"}),
     # No weight of any row is kept.
