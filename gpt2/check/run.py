@@ -226,9 +226,9 @@ def _timed(check: Check, subject: Any) -> Result:
 
 
 def _taken(ticket: Path) -> bool:
-    """Whether this process is the first to take the ticket."""
+    """Whether this process is the first to take the ticket; no tickets are left by an interrupt."""
     try:
         os.close(os.open(ticket, os.O_CREAT | os.O_EXCL))
-    except FileExistsError:
+    except (FileExistsError, FileNotFoundError):
         return False
     return True
