@@ -51,6 +51,8 @@ _BOUNDS: Mapping[str, tuple[float, float]] = {
     "PRUNING_SPARSITY": (0.05, 0.8),
     "PRUNING_WARMUP": (0.0, 0.4),
     "PRUNING_RAMP_END": (0.6, 1.0),
+    # Less than this is held by no small width.
+    "MLP_RATIO": (0.5, 20.0),
     "MLP_HIDDEN": (0, 8192),
     "MLP_ATTN_GATE_DIM": (1, 1024),
     "MLP_CROSS_TOKEN_DIM": (1, 1024),
