@@ -127,7 +127,7 @@ rerun: $(CONFIG_PY) ## Do the runs that RUNS= matches again
 	$(Q)$(jobs) $(PY) scripts/rerun.py $(INTO) -- "$${RUNS:?type make rerun RUNS=PATTERN}"
 
 ##@ Check
-.PHONY: check randcheck test test-long style
+.PHONY: check randcheck knobs test test-long style
 check: setup ## Prove every step on this CPU, before it costs GPU hours
 	$(Q)$(PY) scripts/check.py $(INTO)
 

@@ -215,7 +215,7 @@ def test_completion_lists_each_defconfig():
 def test_fragments_are_loaded_on_top(tmp_path):
     done = make(f"O={tmp_path}", "defconfig-gpt2-shakespeare+quick", f"{tmp_path}/config.py")
     assert done.returncode == 0, done.stderr
-    assert read_constants(tmp_path / "config.py")["MAX_ITERS"] == 5
+    assert read_constants(tmp_path / "config.py")["MAX_ITERS"] == 3
 
 
 def test_without_a_configuration_the_quickstart_is_taken_and_said(tmp_path):

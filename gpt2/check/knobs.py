@@ -17,7 +17,7 @@ from lib.runner.pool import Pool
 ELSEWHERE = {
     "MODEL_SIZE": "decides defaults alone",
     "DEVICE": "a GPU",
-    "SDPA_BACKEND": "a GPU's kernels",
+    "ATTENTION_BACKEND": "last bits: forms of the same function",
     "TF32": "a GPU's products",
     "CUDNN_BENCHMARK": "a GPU's kernels",
     "DETERMINISTIC": "operations of a GPU",
