@@ -142,7 +142,7 @@ test: ## Run the tests; they need the extra datasets
 	@$(SETUP) "$$EXTRAS datasets"
 	$(Q)$(PY) -m pytest
 
-test-long: ## Plant faults in the product one by one; the check has to name each
+test-long: ## Plant faults one by one; the check has to name each
 	@$(SETUP) "$$EXTRAS datasets"
 	$(Q)$(PY) -m pytest -m long
 
