@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from gpt2.config import Config
 from gpt2.evaluate import Evaluation
 from gpt2.runs import read_resolved_config
 from gpt2.training.describe import manifest_facts, start_line
@@ -60,11 +61,10 @@ def run(
             stopping = Stop(stop, config.run_time_limit_seconds, group.agree)
             records = Records(files, report) if group.is_main else NoRecords(files)
             try:
-                session = open_session(config, build_dir, records, clock, group)
-                warm_up(session)
-                resume(session, allow_stale)
-                _begin(session)
-                return _to_the_end(session, stopping, started)
+                # The session gets no name here: it has to be gone when the group is left.
+                return _to_the_end(
+                    _ready(config, build_dir, records, clock, group, allow_stale), stopping, started
+                )
             finally:
                 records.close()
     # Comes this far before the first step, or where even the failure could not be written down.
@@ -130,6 +130,22 @@ def save(session: Session) -> None:
         checkpoint.save(session.run.checkpoints, session.iteration, session.weights(), state, keep)
     session.saved_at = session.iteration
     _write_status(session, State.RUNNING)
+
+
+def _ready(
+    config: Config,
+    build_dir: Path,
+    records: Records,
+    clock: Callable[[], float],
+    group: Group,
+    allow_stale: bool,
+) -> Session:
+    """A session that is about to take its first step, or its next one."""
+    session = open_session(config, build_dir, records, clock, group)
+    warm_up(session)
+    resume(session, allow_stale)
+    _begin(session)
+    return session
 
 
 def _begin(session: Session) -> None:

@@ -4,12 +4,14 @@ Numbers on a CPU travel by gloo, gradients on GPUs by NCCL (RCCL on ROCm). Alone
 nobody to ask: each exchange then gives back what it was given. R ranks.
 """
 
+import gc
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
 from types import TracebackType
 from typing import Any, Self
+from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
@@ -28,6 +30,8 @@ class Group:
     """One process's view of the processes of its run. Every rank makes the same calls in order."""
 
     process: Process = field(default_factory=Process)
+    # What shares gradients and is still alive.
+    _sharing: WeakSet[nn.Module] = field(default_factory=WeakSet, repr=False, compare=False)
 
     @classmethod
     def join(cls, process: Process) -> Self:
@@ -52,8 +56,17 @@ class Group:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Part from the others. After an error, the end of the process does: it speaks first."""
+        """Part from the others. After an error, the end of the process does: it speaks first.
+
+        What shares gradients has to be gone by then. Were it the last to hold torch's process
+        group, it would wait, without letting go of the interpreter, for gloo's threads to end; and
+        they wait for the interpreter to let go of their last tensor (pytorch issue 56297).
+        """
         if self.size > 1 and error is None:
+            if self._sharing:
+                # A reference cycle may be all that holds it.
+                gc.collect()
+            assert not self._sharing, "what shares gradients outlives its group"
             dist.destroy_process_group()
 
     @property
@@ -110,10 +123,13 @@ class Group:
         """``module``, with gradients that are the mean over the ranks after ``backward``.
 
         Its weights are expected to be the same on every rank: nothing is sent to make them so.
+        Let go of it before the group is left.
         """
         if self.size == 1:
             return module
-        return DistributedDataParallel(module, init_sync=False)
+        shared = DistributedDataParallel(module, init_sync=False)
+        self._sharing.add(shared)
+        return shared
 
     def exchange(self, module: Any, now: bool) -> AbstractContextManager[None]:
         """A context for forward and backward of what ``share_gradients`` gave.

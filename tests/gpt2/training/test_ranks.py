@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+import time
 from collections.abc import Callable
 from itertools import count, islice
 from pathlib import Path
@@ -221,6 +222,31 @@ def test_rank_0_decides_when_to_stop(
 
     assert ranks(2, body) == [["INTERRUPTED", 130, 5]] * 2
     assert (train.found("run").files.checkpoints / "step-00000005").is_dir()
+
+
+def test_a_run_ends_although_gloo_still_holds_a_tensor(
+    configure: Configure, train: Callable, ranks: Callable
+) -> None:
+    """Its thread needs the interpreter to let go of it, when everything else is over."""
+    config, leave = configure(**SPLITS[2], MAX_ITERS=1), Group.__exit__
+
+    def leave_early(group: Group, *error: Any) -> None:
+        # Rank 0 leaves while its thread waits for rank 1.
+        time.sleep(0.3 * group.rank)
+        dist.all_reduce(torch.zeros(1), async_op=True)
+        leave(group, *error)
+
+    with mock.patch.object(Group, "__exit__", leave_early):
+        assert ranks(2, lambda rank: train(config).status.state) == ["SUCCESS"] * 2
+
+
+def test_what_shares_gradients_must_not_outlive_its_group(ranks: Callable) -> None:
+    def body(rank: int) -> None:
+        with Group.join(current_process()) as group:
+            shared = group.share_gradients(torch.nn.Linear(1, 1))
+        assert shared
+
+    assert ranks(2, body) == ["AssertionError: what shares gradients outlives its group"] * 2
 
 
 def test_a_number_that_is_not_finite_on_one_rank_stops_all_at_the_same_step(
