@@ -55,7 +55,7 @@ def save(
     try:
         folder.mkdir(exist_ok=True)
         _clean(folder)
-        _check_space(folder, step, (*weights.values(), *_tensors(state)))
+        _check_space(folder, step, (*weights.values(), *tensors_in(state)))
         temporary.mkdir()
         _write(temporary, step, weights, state)
         _remove(final)
@@ -185,16 +185,16 @@ def _check_space(folder: Path, step: int, tensors: tuple[Tensor, ...]) -> None:
         raise _cannot_save(step, folder, reason)
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
+def tensors_in(value: Any) -> Iterator[Tensor]:
     """Every tensor inside nested dictionaries, lists and tuples."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, Mapping):
         for item in value.values():
-            yield from _tensors(item)
+            yield from tensors_in(item)
     elif isinstance(value, (list, tuple)):
         for item in value:
-            yield from _tensors(item)
+            yield from tensors_in(item)
 
 
 def _cannot_save(step: int, folder: Path, reason: str) -> RunError:
