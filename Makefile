@@ -137,13 +137,14 @@ randcheck: setup ## The same for N= random configurations (SEED=)
 knobs: setup ## Prove that every symbol (or SYM=) changes something
 	$(Q)$(PY) scripts/check_knobs.py $(INTO)
 
-# The tests read local copies of the large data sets, with what reads the hub's.
-test: ## Run the tests; they need the extra datasets
-	@$(SETUP) "$$EXTRAS datasets"
+# The tests read local copies of the large data sets, with what reads the hub's, and log to every
+# tracker.
+test: ## Run the tests; they need the extras
+	@$(SETUP) "$$EXTRAS datasets tensorboard trackio"
 	$(Q)$(PY) -m pytest
 
 test-long: ## Plant faults one by one; the check has to name each
-	@$(SETUP) "$$EXTRAS datasets"
+	@$(SETUP) "$$EXTRAS datasets tensorboard trackio"
 	$(Q)$(PY) -m pytest -m long
 
 style: setup ## Formatting, whitespace, names in the documents

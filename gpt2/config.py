@@ -26,6 +26,7 @@ from lib.machine.options import MachineConfig
 from lib.optim import OPTIMIZERS
 from lib.optim.schedule import ScheduleOptions
 from lib.pruning import PRUNERS
+from lib.tracking.options import TrackingConfig
 
 
 @dataclass(frozen=True)
@@ -131,6 +132,7 @@ class Config:
     seed: int = symbol("SEED")
     run_time_limit_seconds: int = symbol("RUN_TIME_LIMIT_SECONDS", identity=False)
     study: StudyConfig = dataclasses.field(kw_only=True, metadata={"identity": False})
+    tracking: TrackingConfig = dataclasses.field(kw_only=True, metadata={"identity": False})
     values: Mapping[str, Value] = dataclasses.field(
         kw_only=True, repr=False, compare=False, metadata={"identity": False}
     )
@@ -160,6 +162,7 @@ class Config:
             "pruning": part(lambda: PRUNERS.bind(values)[0]),
             "machine": part(lambda: bind(MachineConfig, values)),
             "study": part(lambda: bind(StudyConfig, values)),
+            "tracking": part(lambda: TrackingConfig.from_values(values)),
         }
         if problems:
             raise ConfigError(*problems)

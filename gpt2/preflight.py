@@ -26,6 +26,7 @@ def check_machine(configs: Sequence[Config]) -> list[dict[str, str]]:
             preflight(machine, gpus)
         except KablateError as error:
             problems.extend(error.problems)
+    problems += [p for config in configs for p in config.tracking.missing_packages()]
     if problems:
         raise PreflightError(*dict.fromkeys(problems))
     for model, machine in {(c.model, c.machine): None for c in configs}:

@@ -8,6 +8,7 @@ import math
 import os
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import torch
@@ -24,6 +25,7 @@ from gpt2.training.session import Session
 from gpt2.training.start import open_session, resume, warm_up
 from gpt2.training.step import optimizer_step
 from gpt2.training.stopping import Stop
+from gpt2.training.tracking import start_trackers
 from lib import checkpoint
 from lib.errors import EXIT_DONE, Problem, RunError
 from lib.machine.group import Group, lost_peer
@@ -55,18 +57,19 @@ def run(
     started = time.monotonic()
     files = RunDir(run_dir)
     try:
-        with Group.join(current_process()) as group:
+        # Left last: no other rank waits for rank 0's trackers.
+        with ExitStack() as opened, Group.join(current_process()) as group:
             # Rank 0 came here after the file was written, and the others after rank 0.
             config = read_resolved_config(files)
             stopping = Stop(stop, config.run_time_limit_seconds, group.agree)
             records = Records(files, report) if group.is_main else NoRecords(files)
-            try:
-                # The session gets no name here: it has to be gone when the group is left.
-                return _to_the_end(
-                    _ready(config, build_dir, records, clock, group, allow_stale), stopping, started
-                )
-            finally:
-                records.close()
+            opened.callback(records.close)
+            # The session gets no name here: it has to be gone when the group is left.
+            return _to_the_end(
+                _ready(config, build_dir, records, clock, group, allow_stale, opened),
+                stopping,
+                started,
+            )
     # Comes this far before the first step, or where even the failure could not be written down.
     except OSError as error:
         raise RunError(Problem(f"cannot read or write: {error}", str(run_dir))) from error
@@ -139,12 +142,15 @@ def _ready(
     clock: Callable[[], float],
     group: Group,
     allow_stale: bool,
+    opened: ExitStack,
 ) -> Session:
-    """A session that is about to take its first step, or its next one."""
+    """A session that is about to take its first step, or its next one; ``opened`` ends its
+    trackers."""
     session = open_session(config, build_dir, records, clock, group)
     warm_up(session)
     resume(session, allow_stale)
     _begin(session)
+    session.trackers = opened.enter_context(start_trackers(session))
     return session
 
 

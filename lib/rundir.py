@@ -56,6 +56,20 @@ class RunDir:
         return self.path / "sample.txt"
 
     @property
+    def trackers(self) -> Path:
+        """What was told to trackers, and their own files."""
+        return self.path / "trackers"
+
+    @property
+    def tracker_facts(self) -> Path:
+        """What every tracker is told before the first metric."""
+        return self.trackers / "facts.json"
+
+    def tracker_log(self, name: str) -> Path:
+        """What a tracker's process printed."""
+        return self.trackers / f"{name}.log"
+
+    @property
     def checkpoints(self) -> Path:
         """One folder for each kept checkpoint."""
         return self.path / "checkpoints"

@@ -1,7 +1,7 @@
 """Everything a training run works with, and what of it a checkpoint carries."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from lib.optim.contract import Optimizer
 from lib.pruning.contract import Pruner
 from lib.repro.rng import rng_state, set_rng_state
 from lib.rundir import RunDir
+from lib.tracking.processes import Trackers
 
 # Generators that dropout draws from.
 _PER_RANK = {"torch", "cuda"}
@@ -50,6 +51,8 @@ class Session:
     origin: dict[str, Any]
     # SHA-256 of the first weights of each rank: all the same.
     init_digests: list[str]
+    # Opened once the manifest is written.
+    trackers: Trackers = field(default_factory=Trackers)
     # Optimizer steps done.
     iteration: int = 0
     # Part of the budget used by them.

@@ -26,6 +26,7 @@ _AROUND_TRAINING = (
     "lib/plan",
     "lib/runner/",
     "lib/setup/",
+    "lib/tracking/",
 )
 _PACKAGES = ("gpt2", "lib")
 # When this process, or the server it was forked from, began to load the tree.

@@ -18,10 +18,13 @@ _ENVIRONMENT = {
     "HIP_VISIBLE_DEVICES",
     "OMP_NUM_THREADS",
     "HF_TOKEN",
+    "WANDB_API_KEY",
+    "WANDB_BASE_URL",
+    "TRACKIO_DIR",
 }
 # Written into the build folder, and the tables.
 _WRITTEN = {".venv", ".config", ".config.old", "config.py", "defconfig", "data", "results"}
-_WRITTEN |= {"table.md", "table.csv", "check.json"}
+_WRITTEN |= {"table.md", "table.csv", "check.json", "trackers", "trackio"}
 # Marketing for "complete"; a text says what it covers instead.
 _EMPTY_WORD = re.compile(r"compre[h]ensive", re.IGNORECASE)
 

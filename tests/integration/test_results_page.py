@@ -31,8 +31,8 @@ def test_every_file_and_field_of_a_run_is_in_the_page(build):
     assert code == 0, said
     (run,) = folder.runs("0")
     files = {path.name for path in run.iterdir()}
-    # Checkpoints exist while a run is at work, an export once somebody asked for it.
-    assert first_column("A run's folder") == files | {"checkpoints", "export"}
+    # Checkpoints exist while a run is at work, an export and trackers once somebody asked for them.
+    assert first_column("A run's folder") == files | {"checkpoints", "export", "trackers"}
 
     common = {"schema_version"}
     status = json.loads((run / "status.json").read_text())

@@ -1,0 +1,397 @@
+"""Trackers show what the records say, and whatever becomes of them, a run does not notice."""
+
+import json
+import math
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from gpt2.config import Config
+from gpt2.preflight import check_machine
+from gpt2.training.step import optimizer_step
+from gpt2.training.tracking import start_trackers
+from lib.errors import PreflightError
+from lib.files import read_json_lines, sha256
+from lib.machine.group import Group
+from lib.machine.process import Process
+from lib.rundir import RunDir
+from lib.status import State
+from lib.tracking import options, processes
+
+Configure = Callable[..., Config]
+WANDB = {"TRACKER_WANDB": True}
+TENSORBOARD = {"TRACKER_TENSORBOARD": True}
+ALL = {**WANDB, **TENSORBOARD, "TRACKER_WANDB_MODE_OFFLINE": True, "TRACKER_TRACKIO": True}
+# As long as a real one.
+SECRET = "5ec7e7" * 7
+KEYS = (
+    "run_name batch_size gradient_accumulation num_gpus learning_rate warmup_steps max_time "
+    "compile_model git_commit seed dataset optimizer"
+).split()
+
+# The library's boundary: writes down what it is told, and fails as it is asked to.
+FAKE_WANDB = """
+import json, os, signal, time
+
+def tell(kind, **facts):
+    with open(os.environ["FAKE_LOG"], "a") as stream:
+        stream.write(json.dumps({"kind": kind, "pid": os.getpid(), **facts}) + "\\n")
+    trouble = os.environ.get("FAKE_TROUBLE", "").split()
+    if trouble[:1] == [kind]:
+        if trouble[1] == "raise":
+            raise RuntimeError("the fake has failed")
+        if trouble[1] == "exit":
+            os._exit(3)
+        if trouble[1] == "die":
+            os.kill(os.getpid(), signal.SIGSEGV)
+        time.sleep(60)
+
+class Settings:
+    def __init__(self, **given):
+        pass
+
+class Run:
+    config = {}
+    def log(self, metrics, step):
+        tell("log", step=step, metrics=metrics)
+    def finish(self, exit_code):
+        tell("finish", exit_code=exit_code, config=self.config)
+
+class Config(dict):
+    def update(self, found, allow_val_change):
+        super().update(found)
+
+def init(**given):
+    run = Run()
+    run.config = Config(given["config"])
+    del given["settings"]
+    tell("init", **{k: v if k == "config" else str(v) for k, v in given.items()})
+    return run
+"""
+
+
+@dataclass
+class Fake:
+    """A wandb that runs in the mirror's process, and its book."""
+
+    log: Path
+
+    def told(self, kind: str) -> list[dict[str, Any]]:
+        """Its calls of one kind."""
+        return [row for row in read_json_lines(self.log) if row["kind"] == kind]
+
+    def steps(self) -> list[int]:
+        """Iterations whose training loss it was told."""
+        return [row["step"] for row in self.told("log") if "train_loss" in row["metrics"]]
+
+
+@pytest.fixture
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fake:
+    (tmp_path / "fake").mkdir()
+    (tmp_path / "fake" / "wandb.py").write_text(FAKE_WANDB)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "fake"))
+    monkeypatch.setenv("FAKE_LOG", str(tmp_path / "fake.jsonl"))
+    return Fake(tmp_path / "fake.jsonl")
+
+
+def expected_history(rows: list[dict[str, Any]]) -> dict[str, dict[int, float]]:
+    """Metric → iteration → value, from the lines of metrics.jsonl."""
+    train = {r["iteration"]: r for r in rows if r["kind"] == "train"}
+    evals = {r["iteration"]: r for r in rows if r["kind"] == "eval"}
+    best = min(r["val_loss"] for r in evals.values())
+    last = max(train)
+    return {
+        "iteration": {i: i for i in train},
+        "train_loss": {i: r["loss"] for i, r in train.items()},
+        "train_perplexity": {i: math.exp(r["loss"]) for i, r in train.items()},
+        "learning_rate": {i: r["lr"] for i, r in train.items()},
+        "grad_norm": {i: r["grad_norm"] for i, r in train.items()},
+        "val_loss": {i: r["val_loss"] for i, r in evals.items()},
+        "val_perplexity": {i: math.exp(r["val_loss"]) for i, r in evals.items()},
+        "sparsity": {i: r["sparsity"] for i, r in evals.items()},
+        "final/best_val_loss": {last: best},
+        "final/best_val_perplexity": {last: math.exp(best)},
+    }
+
+
+def wandb_history(run: RunDir) -> tuple[dict[str, dict[int, float]], dict[str, Any]]:
+    """History and configuration of an offline run, as wandb's own reader shows them."""
+    (path,) = run.trackers.glob("wandb/offline-run-*/*.wandb")
+    command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(path.parent)]
+    text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    history: dict[str, dict[int, float]] = {}
+    config: dict[str, Any] = {}
+    for record in map(json.loads, text.splitlines()):
+        found = record.get("run", record).get("config", {}).get("update", {})
+        config |= found
+        items = record.get("history", {}).get("item", {})
+        for name, value in items.items():
+            if not name.startswith("_"):
+                history.setdefault(name, {})[items["_step"]] = value
+    return history, config
+
+
+def trackio_history(run: RunDir) -> tuple[dict[str, dict[int, float]], dict[str, Any]]:
+    """The same from trackio's database."""
+    (path,) = (run.path.parent / "trackio").glob("*.db")
+    history: dict[str, dict[int, float]] = {}
+    with sqlite3.connect(path) as base:
+        for step, text in base.execute("select step, metrics from metrics"):
+            for name, value in json.loads(text).items():
+                history.setdefault(name, {})[step] = value
+        ((text,),) = base.execute("select config from configs")
+    return history, json.loads(text)
+
+
+def tensorboard_history(run: RunDir) -> tuple[dict[str, dict[int, float]], dict[str, Any]]:
+    """The same from event files, whose numbers have 24 bits."""
+    found = EventAccumulator(str(run.trackers / "tensorboard")).Reload()
+    scalars = {
+        name: {event.step: event.value for event in found.Scalars(name)}
+        for name in found.Tags()["scalars"]
+    }
+    assert len(found.Scalars("train_loss")) == len(scalars["train_loss"])
+    return scalars, json.loads(found.Tensors("config")[0].tensor_proto.string_val[0])
+
+
+def test_three_trackers_show_the_run_that_would_have_been_without_them(
+    configure: Configure,
+    train: Callable,
+    uninterrupted: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", SECRET)
+    config = configure(**ALL)
+    assert config.hash8 == configure().hash8
+    done = train(config)
+    assert done.core() == uninterrupted
+    assert "WARN" not in done.lines()
+
+    expected = expected_history([*read_json_lines(done.files.metrics)])
+    for read in (wandb_history, trackio_history, tensorboard_history):
+        history, shown = read(done.files)
+        speeds = history.pop("tokens_per_second")
+        assert [*speeds] == [3, 6, 9, 12] and min(speeds.values()) > 0
+        history = {name: history[name] for name in history if name != "manifest_sha256"}
+        assert history.keys() == expected.keys(), read
+        for name, values in expected.items():
+            assert history[name] == pytest.approx(values, rel=1e-6), (read, name)
+        assert set(KEYS) <= shown.keys(), read
+        wanted = {"batch_size": 2, "gradient_accumulation": 2, "num_gpus": 1, "warmup_steps": 2}
+        wanted |= {"optimizer": "adamwspam", "seed": 1, "N_EMBD": 16, "step": "run"}
+        assert {name: shown[name] for name in wanted} == wanted, read
+
+    assert (tmp_path / "run/trackers/wandb").is_dir()
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert len(files) > 20
+    assert [path for path in files if SECRET.encode() in path.read_bytes()] == []
+
+
+def test_facts_reach_the_tracker(configure: Configure, train: Callable, fake: Fake) -> None:
+    done = train(configure(**WANDB, TRACKER_WANDB_ENTITY="me", TRACKER_RUN_NAME="mine"))
+    (init,) = fake.told("init")
+    facts = json.loads((done.files.trackers / "facts.json").read_text())
+    assert (init["name"], init["entity"], init["mode"]) == ("mine", "me", "online")
+    assert init["project"] == f"kablate-{done.files.path.parent.name}"
+    assert init["id"] == facts["id"] and len(facts["id"]) == 16
+    assert init["pid"] != os.getpid()
+    manifest = json.loads(done.files.manifest.read_text())
+    assert init["config"]["git_commit"] == manifest["code"]["git_sha"]
+    assert init["config"]["data_digest"] == manifest["data"]["digest"]
+    assert init["config"]["learning_rate"] == 1e-2
+    (end,) = fake.told("finish")
+    assert end["exit_code"] == 0
+    assert end["config"]["manifest_sha256"] == sha256(done.files.manifest)
+
+
+def test_names_are_made_where_none_is_given(
+    configure: Configure, train: Callable, fake: Fake
+) -> None:
+    train(configure(**WANDB), "first")
+    train(configure(**WANDB, TRACKER_PROJECT="ours"), "second")
+    first, second = fake.told("init")
+    assert (first["name"], second["name"]) == ("first", "second")
+    assert second["project"] == "ours"
+    assert first["id"] != second["id"]
+
+
+CAUSES = {
+    "init raise": "RuntimeError: the fake has failed",
+    "log raise": "RuntimeError: the fake has failed",
+    "finish raise": "RuntimeError: the fake has failed",
+    "log exit": "exit code 3",
+    "log die": "SIGSEGV",
+    "finish hang": "did not finish within 30 s",
+    "init hang": "did not finish within 30 s",
+}
+
+
+@pytest.mark.parametrize("trouble", CAUSES)
+def test_a_tracker_that_fails_costs_one_line(
+    configure: Configure,
+    train: Callable,
+    uninterrupted: dict[str, Any],
+    fake: Fake,
+    monkeypatch: pytest.MonkeyPatch,
+    trouble: str,
+) -> None:
+    monkeypatch.setenv("FAKE_TROUBLE", trouble)
+    monkeypatch.setattr(processes, "_PATIENCE_SECONDS", 2.0 if "hang" in trouble else 30.0)
+    done = train(configure(**WANDB, **TENSORBOARD))
+    assert (done.status.state, done.status.exit_code) == (State.SUCCESS, 0)
+    assert done.core() == uninterrupted
+    (line,) = [line for line in done.lines().splitlines() if line.startswith("WARN")]
+    assert "tracker_wandb is lost: " in line and CAUSES[trouble] in line
+    assert str(done.files.metrics) in line
+    if "hang" not in trouble:
+        # The other one is told everything.
+        assert tensorboard_history(done.files)[0]["final/best_val_loss"]
+
+
+def test_a_death_is_said_while_the_run_goes_on(
+    configure: Configure, train: Callable, fake: Fake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_TROUBLE", "init raise")
+    slow = processes.Trackers.check
+
+    def check(self: processes.Trackers) -> None:
+        for mirror in self._mirrors:
+            mirror.process.wait(30)
+        slow(self)
+
+    monkeypatch.setattr(processes.Trackers, "check", check)
+    tags = [line.split()[0] for line in train(configure(**WANDB)).lines().splitlines()]
+    assert tags.count("WARN") == 1
+    assert tags.index("WARN") < tags.index("DONE")
+
+
+def test_a_death_between_the_last_look_and_the_end_is_said_too(
+    configure: Configure, train: Callable, fake: Fake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def look_too_early(self: processes.Trackers) -> None:
+        for mirror in self._mirrors:
+            # Dead, and not yet asked for its exit code.
+            os.waitid(os.P_PID, mirror.process.pid, os.WEXITED | os.WNOWAIT)
+
+    monkeypatch.setenv("FAKE_TROUBLE", "init raise")
+    monkeypatch.setattr(processes.Trackers, "check", look_too_early)
+    done = train(configure(**WANDB))
+    assert (done.status.exit_code, done.lines().count("WARN tracker_wandb is lost")) == (0, 1)
+
+
+@pytest.mark.parametrize(("trouble", "before"), [("init raise", 0), ("finish raise", 12)])
+def test_what_a_lost_tracker_missed_can_be_told_later(
+    configure: Configure,
+    train: Callable,
+    fake: Fake,
+    monkeypatch: pytest.MonkeyPatch,
+    trouble: str,
+    before: int,
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setenv("FAKE_TROUBLE", trouble)
+        done = train(configure(**WANDB))
+    assert fake.steps() == [*range(1, before + 1)]
+    (line,) = [line for line in done.lines().splitlines() if line.startswith("WARN")]
+    command = line.partition("type: ")[2]
+    # The second time there is nothing left to tell.
+    for _ in range(2):
+        subprocess.run(command, shell=True, check=True)
+        assert fake.steps() == [*range(1, 13)]
+        assert len(fake.told("init")) == 2
+
+
+def test_a_folder_that_cannot_be_made_costs_one_line(
+    configure: Configure, train: Callable, uninterrupted: dict[str, Any], tmp_path: Path
+) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "trackers").write_text("in the way")
+    done = train(configure(**TENSORBOARD))
+    assert done.core() == uninterrupted
+    assert done.lines().count("WARN not every tracker could be started") == 1
+
+
+@pytest.mark.parametrize("iteration", [0, 4, 5, 11])
+def test_an_interrupted_run_goes_on_in_the_tracker(
+    configure: Configure, train: Callable, fake: Fake, iteration: int
+) -> None:
+    train(configure(**WANDB, **TENSORBOARD), stop_at=iteration)
+    done = train(configure(**WANDB, **TENSORBOARD))
+    assert fake.steps() == [*range(1, 13)]
+    first, second = fake.told("init")
+    assert (first["id"], first["resume"]) == (second["id"], "allow")
+    assert [end["exit_code"] for end in fake.told("finish")] == [130, 0]
+    history, _ = tensorboard_history(done.files)
+    assert history["train_loss"] == pytest.approx(
+        {r["iteration"]: r["loss"] for r in done.rows("train")}
+    )
+
+
+def test_a_killed_run_goes_on_in_the_tracker(
+    configure: Configure,
+    train: Callable,
+    uninterrupted: dict[str, Any],
+    fake: Fake,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The tracker was told iterations 5 and 6, which the newest checkpoint does not have."""
+    child = os.fork()
+    if child == 0:
+        steps = iter(range(7))
+
+        def deadly(*arguments: Any) -> Any:
+            if next(steps) == 6:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return optimizer_step(*arguments)
+
+        monkeypatch.setattr("gpt2.train.optimizer_step", deadly)
+        train(configure(**WANDB))
+        os._exit(0)
+    assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
+    deadline = time.monotonic() + 30
+    while not (fake.log.exists() and fake.told("finish")):
+        assert time.monotonic() < deadline, "the tracker did not notice"
+        time.sleep(0.05)
+    assert fake.steps() == [1, 2, 3, 4, 5, 6]
+
+    resumed = train(configure(**WANDB))
+    assert "resumes at iteration 4" in resumed.lines()
+    assert resumed.core() == uninterrupted
+    assert fake.steps() == [*range(1, 13)]
+    assert [end["exit_code"] for end in fake.told("finish")] == [1, 0]
+
+
+def test_only_rank_0_has_trackers(session: Callable, fake: Fake) -> None:
+    opened = session(**WANDB)
+    opened.group = Group(Process(rank=1, local_rank=1, world_size=2))
+    with start_trackers(opened):
+        assert not opened.run.trackers.exists()
+
+
+def test_a_missing_package_is_an_error_before_anything_starts(
+    configure: Configure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_machine([configure(**ALL)])
+    monkeypatch.setattr(options, "_is_installed", lambda package: False)
+    check_machine([configure()])
+    with pytest.raises(PreflightError) as refusal:
+        check_machine([configure(**ALL)])
+    for tracker in ("TRACKIO", "TENSORBOARD"):
+        extra = tracker.lower()
+        assert f"TRACKER_{tracker}=y, but the package {extra} is not installed" in str(
+            refusal.value
+        )
+        assert f"type: make setup EXTRAS={extra}" in str(refusal.value)
+    assert "package wandb is not installed\n        type: make setup\n" in str(refusal.value)
+    assert refusal.value.exit_code == 3

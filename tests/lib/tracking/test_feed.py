@@ -1,0 +1,155 @@
+"""Records become metrics once each, in order, whatever was interrupted."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lib.rundir import RunDir
+from lib.tracking.feed import Feed, Position, final_metrics
+
+
+def train_row(iteration: int, **changes: Any) -> dict[str, Any]:
+    row = {"kind": "train", "iteration": iteration, "loss": 2.0, "lr": 1e-3, "grad_norm": 0.5}
+    return row | changes
+
+
+def eval_row(iteration: int, loss: float) -> dict[str, Any]:
+    return {"kind": "eval", "iteration": iteration, "val_loss": loss, "sparsity": 0.25}
+
+
+def timing(iteration: int, speed: float = 100.0) -> dict[str, Any]:
+    return {"iteration": iteration, "tokens_per_second": speed}
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    return RunDir(tmp_path)
+
+
+def append(path: Path, *rows: dict[str, Any]) -> None:
+    with open(path, "a") as stream:
+        stream.writelines(json.dumps(row) + "\n" for row in rows)
+
+
+def told(run: RunDir, position: Position) -> list[tuple[int, set[str]]]:
+    """Iterations and the names of what is new at each."""
+    return [(i, set(found) - {"iteration"}) for i, found in Feed(run, position).new()]
+
+
+TRAIN = {"train_loss", "train_perplexity", "learning_rate", "grad_norm"}
+EVAL = {"val_loss", "val_perplexity", "sparsity"}
+SPEED = {"tokens_per_second"}
+
+
+def test_a_run_that_has_written_nothing_yet(run: RunDir) -> None:
+    assert told(run, Position()) == []
+
+
+def test_records_of_an_iteration_are_joined_under_the_published_names(run: RunDir) -> None:
+    append(run.metrics, train_row(1), train_row(2), eval_row(2, 3.0))
+    append(run.timing, timing(2))
+    found = dict(Feed(run, Position()).new())
+    assert found[1] == {
+        "iteration": 1,
+        "train_loss": 2.0,
+        "train_perplexity": math.exp(2.0),
+        "learning_rate": 1e-3,
+        "grad_norm": 0.5,
+    }
+    assert found[2] == found[1] | {
+        "iteration": 2,
+        "tokens_per_second": 100.0,
+        "val_loss": 3.0,
+        "val_perplexity": math.exp(3.0),
+        "sparsity": 0.25,
+    }
+
+
+def test_nothing_is_told_twice_while_a_run_goes_on(run: RunDir) -> None:
+    position = Position()
+    append(run.metrics, train_row(1), train_row(2))
+    append(run.timing, timing(2))
+    assert told(run, position) == [(1, TRAIN), (2, TRAIN | SPEED)]
+    assert told(run, position) == []
+    append(run.metrics, eval_row(2, 3.0))
+    assert told(run, position) == [(2, EVAL)]
+
+
+def test_a_timing_waits_for_its_iteration(run: RunDir) -> None:
+    """The reader may see a timing before the row that was written first."""
+    position = Position()
+    append(run.metrics, train_row(1))
+    append(run.timing, timing(3))
+    assert told(run, position) == [(1, TRAIN)]
+    append(run.metrics, train_row(2), train_row(3))
+    assert told(run, position) == [(2, TRAIN), (3, TRAIN | SPEED)]
+
+
+def test_a_reader_that_stays_tells_what_is_added(run: RunDir) -> None:
+    feed = Feed(run, Position())
+    assert [*feed.new()] == []
+    append(run.metrics, train_row(1), train_row(2))
+    append(run.timing, timing(2), timing(3))
+    assert [i for i, _ in feed.new()] == [1, 2]
+    append(run.metrics, train_row(3), eval_row(3, 3.0))
+    assert [(i, set(found) - {"iteration"}) for i, found in feed.new()] == [
+        (3, TRAIN | SPEED | EVAL)
+    ]
+    assert [*feed.new()] == []
+
+
+def test_rows_that_a_resumed_run_makes_again_are_passed_over(run: RunDir) -> None:
+    position = Position()
+    rows = [train_row(1), train_row(2), eval_row(2, 3.0), train_row(3), train_row(4)]
+    append(run.metrics, *rows)
+    append(run.timing, timing(2), timing(4))
+    told(run, position)
+    run.metrics.write_text("")
+    append(run.metrics, *rows[:3])
+    assert told(run, position) == []
+    append(run.metrics, *rows[3:], train_row(5), train_row(6))
+    append(run.timing, timing(4, 90.0), timing(6))
+    assert told(run, position) == [(5, TRAIN), (6, TRAIN | SPEED)]
+
+
+def test_a_new_reader_waits_until_the_run_is_where_the_old_one_was(run: RunDir) -> None:
+    feed = Feed(run, Position(rows=3, iteration=3))
+    append(run.metrics, train_row(1), train_row(2))
+    # Trackers take nothing older than what they have.
+    append(run.timing, timing(2))
+    assert [*feed.new()] == []
+    append(run.metrics, train_row(3), train_row(4))
+    assert [i for i, _ in feed.new()] == [4]
+
+
+def test_a_torn_last_line_waits_for_its_end(run: RunDir) -> None:
+    position = Position()
+    append(run.metrics, train_row(1))
+    whole = json.dumps(train_row(2))
+    with open(run.metrics, "a") as stream:
+        stream.write(whole[:20])
+    assert told(run, position) == [(1, TRAIN)]
+    with open(run.metrics, "a") as stream:
+        stream.write(whole[20:] + "\n")
+    assert told(run, position) == [(2, TRAIN)]
+
+
+def test_what_is_no_number_is_left_out(run: RunDir) -> None:
+    append(run.metrics, train_row(1, loss=800.0, grad_norm=None))
+    assert told(run, Position()) == [(1, {"train_loss", "learning_rate"})]
+
+
+def test_the_best_validation_is_the_lowest_not_the_last(run: RunDir) -> None:
+    append(run.metrics, eval_row(1, 3.0), train_row(2), eval_row(2, 2.5), eval_row(3, 2.75))
+    expected = {"final/best_val_loss": 2.5, "final/best_val_perplexity": math.exp(2.5)}
+    assert final_metrics(run) == expected
+
+
+def test_a_position_survives_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "position.json"
+    assert Position.read(path) == Position()
+    Position(5, 4, 3, complete=True).write(path)
+    assert Position.read(path) == Position(5, 4, 3, complete=True)
