@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from lib.machine.observe import deviations, device_name, hardware, knobs, sdpa_kernel
+from lib.machine.observe import deviations, device_name, hardware, knobs, sdpa_choice
 from lib.machine.options import MachineConfig
 from lib.machine.process import Process
 
@@ -60,7 +60,7 @@ def test_a_setting_that_cannot_be_read_is_recorded_as_such(
 
 def test_the_kernel_is_the_one_torch_picks() -> None:
     """On a CPU, flash attention; with dropout there is only the plain one."""
-    heads_NTH = (2, 16, 8)
+    q_BNTH = torch.empty(1, 2, 16, 8, requires_grad=True)
     causal = {"is_causal": True}
-    assert sdpa_kernel(CPU, torch.float32, heads_NTH, 0.0, causal) == "flash"
-    assert sdpa_kernel(CPU, torch.float32, heads_NTH, 0.1, causal) == "math"
+    assert sdpa_choice(q_BNTH, 2, 0.0, causal) == "flash"
+    assert sdpa_choice(q_BNTH, 2, 0.1, causal) == "math"
