@@ -17,6 +17,7 @@ from gpt2.config import Config, StudyConfig
 from lib.binding import Value
 from lib.errors import ConfigError
 from lib.kconfig import Layer, Tree
+from lib.tracking import TRACKERS
 
 # Part of the symbols that a draw sets.
 _SHARE = 0.6
@@ -122,7 +123,8 @@ def _drawable(tree: Tree) -> list[Symbol | Choice]:
 def _matters(item: Symbol | Choice) -> bool:
     reader = readers().get(item.name)
     if reader is None:
-        return True
+        # Whoever watches a run does not change it.
+        return item.name.lower() not in TRACKERS
     text = reader.kind is str and not isinstance(item, Choice)
     return reader.owner is not StudyConfig and not text
 

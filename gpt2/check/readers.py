@@ -11,6 +11,7 @@ from gpt2.mlp import MECHANISMS
 from lib.binding import bound_fields
 from lib.optim import BASES, OPTIMIZERS
 from lib.pruning import PRUNERS
+from lib.tracking import TRACKERS
 
 REGISTRIES = (PROJECTIONS, PATTERNS, TERMS, GATES, MECHANISMS, OPTIMIZERS, BASES, PRUNERS)
 
@@ -41,7 +42,8 @@ def readers() -> dict[str, Reader]:
 def _classes() -> list[type]:
     """Config, every dataclass below it, and the options of every part."""
     found: list[type] = []
-    waiting = [Config, *(registry.options(name) for registry in REGISTRIES for name in registry)]
+    registries = (*REGISTRIES, TRACKERS)
+    waiting = [Config, *(registry.options(name) for registry in registries for name in registry)]
     while waiting:
         if (owner := waiting.pop()) not in found:
             found.append(owner)
