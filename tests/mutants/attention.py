@@ -348,7 +348,7 @@ MUTANTS = (
         "q·k without 1/√H",
         "ract",
         {"reference": _LOGITS},
-        replaced(base, "attend", lambda right: lambda q, *rest: right(2 * q, *rest)),
+        replaced(base.rows, "attend", lambda right: lambda q, *rest: right(2 * q, *rest)),
     ),
     Mutant(
         "dropout outlives training",
