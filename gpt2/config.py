@@ -26,6 +26,7 @@ from lib.machine.options import MachineConfig
 from lib.optim import OPTIMIZERS
 from lib.optim.schedule import ScheduleOptions
 from lib.pruning import PRUNERS
+from lib.repro.options import ReproConfig
 from lib.tracking.options import TrackingConfig
 
 
@@ -129,6 +130,7 @@ class Config:
     optimizer: Any
     pruning: Any
     machine: MachineConfig
+    repro: ReproConfig
     seed: int = symbol("SEED")
     run_time_limit_seconds: int = symbol("RUN_TIME_LIMIT_SECONDS", identity=False)
     study: StudyConfig = dataclasses.field(kw_only=True, metadata={"identity": False})
@@ -161,6 +163,7 @@ class Config:
             "optimizer": part(lambda: OPTIMIZERS.bind(values)[0]),
             "pruning": part(lambda: PRUNERS.bind(values)[0]),
             "machine": part(lambda: bind(MachineConfig, values)),
+            "repro": part(lambda: bind(ReproConfig, values)),
             "study": part(lambda: bind(StudyConfig, values)),
             "tracking": part(lambda: TrackingConfig.from_values(values)),
         }

@@ -16,6 +16,7 @@ from lib.runner.pool import Pool
 # What a small run on the CPU cannot show, and why.
 ELSEWHERE = {
     "MODEL_SIZE": "decides defaults alone",
+    "RUN_PROFILE": "decides defaults and rules alone",
     "DEVICE": "a GPU",
     "ATTENTION_BACKEND": "last bits: forms of the same function",
     "TF32": "a GPU's products",
