@@ -27,6 +27,7 @@ from lib.optim import OPTIMIZERS
 from lib.optim.schedule import ScheduleOptions
 from lib.pruning import PRUNERS
 from lib.repro.options import ReproConfig
+from lib.telemetry.options import TelemetryOptions
 from lib.tracking.options import TrackingConfig
 
 
@@ -134,6 +135,7 @@ class Config:
     seed: int = symbol("SEED")
     run_time_limit_seconds: int = symbol("RUN_TIME_LIMIT_SECONDS", identity=False)
     study: StudyConfig = dataclasses.field(kw_only=True, metadata={"identity": False})
+    telemetry: TelemetryOptions = dataclasses.field(kw_only=True, metadata={"identity": False})
     tracking: TrackingConfig = dataclasses.field(kw_only=True, metadata={"identity": False})
     values: Mapping[str, Value] = dataclasses.field(
         kw_only=True, repr=False, compare=False, metadata={"identity": False}
@@ -165,6 +167,7 @@ class Config:
             "machine": part(lambda: bind(MachineConfig, values)),
             "repro": part(lambda: bind(ReproConfig, values)),
             "study": part(lambda: bind(StudyConfig, values)),
+            "telemetry": part(lambda: bind(TelemetryOptions, values)),
             "tracking": part(lambda: TrackingConfig.from_values(values)),
         }
         if problems:

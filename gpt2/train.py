@@ -25,7 +25,7 @@ from gpt2.training.session import Session
 from gpt2.training.start import open_session, resume, warm_up
 from gpt2.training.step import optimizer_step
 from gpt2.training.stopping import Stop
-from gpt2.training.tracking import start_trackers
+from gpt2.training.tracking import start_companions
 from lib import checkpoint
 from lib.errors import EXIT_DONE, Problem, RunError
 from lib.machine.group import Group, lost_peer
@@ -150,7 +150,7 @@ def _ready(
     warm_up(session)
     resume(session, allow_stale)
     _begin(session)
-    session.trackers = opened.enter_context(start_trackers(session))
+    session.companions = opened.enter_context(start_companions(session))
     return session
 
 

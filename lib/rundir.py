@@ -46,6 +46,11 @@ class RunDir:
         return self.path / "timing.jsonl"
 
     @property
+    def telemetry(self) -> Path:
+        """Samples of GPUs, memory and processor time, one JSON line each."""
+        return self.path / "telemetry.jsonl"
+
+    @property
     def logs(self) -> Path:
         """What the run printed."""
         return self.path / "logs.txt"

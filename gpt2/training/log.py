@@ -82,7 +82,7 @@ class Log:
             f"{_position(session)}   loss {loss:.4f}   lr {lr:.3e}   grad norm {norm}   "
             f"{speed:,.0f} tok/s   eta {clock_time(left)}",
         )
-        session.trackers.check()
+        session.companions.check()
         self._losses.clear()
         self._line_at = (session.iteration, seconds)
 

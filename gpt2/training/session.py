@@ -21,7 +21,7 @@ from lib.optim.contract import Optimizer
 from lib.pruning.contract import Pruner
 from lib.repro.rng import rng_state, set_rng_state
 from lib.rundir import RunDir
-from lib.tracking.processes import Trackers
+from lib.companions import Companions
 
 # Generators that dropout draws from.
 _PER_RANK = {"torch", "cuda"}
@@ -52,7 +52,7 @@ class Session:
     # SHA-256 of the first weights of each rank: all the same.
     init_digests: list[str]
     # Opened once the manifest is written.
-    trackers: Trackers = field(default_factory=Trackers)
+    companions: Companions = field(default_factory=Companions)
     # Optimizer steps done.
     iteration: int = 0
     # Part of the budget used by them.

@@ -1,4 +1,4 @@
-"""What trackers are told of a run."""
+"""The processes beside a run, and what trackers are told of it."""
 
 import hashlib
 import json
@@ -6,19 +6,29 @@ from typing import Any
 
 from gpt2.training.session import Session
 from lib.tracking.contract import Facts
-from lib.tracking.processes import Trackers
+from lib.companions import Companions
+from lib.telemetry.job import sampler_job
+from lib.tracking.jobs import mirror_job
 
 
-def start_trackers(session: Session) -> Trackers:
-    """Mirror the run to the trackers of its configuration; rank 0 does, after the manifest."""
-    names = [tracker.name for tracker in session.config.tracking.trackers]
-    if not (names and session.group.is_main):
-        return Trackers()
-    # Not the session itself, which has to be gone before its trackers are.
-    records = session.records
-    return Trackers.start(
-        session.run, names, run_facts(session), lambda text: records.line("WARN", text)
-    )
+def start_companions(session: Session) -> Companions:
+    """Sample the machine and mirror the run to its trackers; rank 0 does, after the manifest."""
+    if not session.group.is_main:
+        return Companions()
+    # Not the session itself, which has to be gone before its companions are.
+    records, run = session.records, session.run
+    companions = Companions(lambda text: records.line("WARN", text))
+    if seconds := session.config.telemetry.interval_seconds:
+        companions.start(sampler_job(run, seconds))
+    try:
+        run.trackers.mkdir(exist_ok=True)
+        run_facts(session).write(run.tracker_facts)
+    except OSError as error:
+        records.line("WARN", f"no tracker could be started: {error}; the run goes on without")
+        return companions
+    for tracker in session.config.tracking.trackers:
+        companions.start(mirror_job(run, tracker.name))
+    return companions
 
 
 def run_facts(session: Session) -> Facts:

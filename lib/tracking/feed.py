@@ -6,13 +6,18 @@ and those that were told are passed over.
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
 from lib.files import read_json_lines, write_json
 from lib.rundir import RunDir
+from lib.telemetry.metrics import averages
+
+# A sample is on the disk so long after it was taken, at the latest.
+_SAMPLE_SECONDS = 0.5
 
 SCHEMA_VERSION = 1
 
@@ -50,25 +55,40 @@ class Feed:
         self._position = position
         self._metrics = _Tail(run.metrics, position.rows)
         self._timing = _Tail(run.timing)
-        # Timings that were seen before the rows of their iterations.
+        self._telemetry = _Tail(run.telemetry)
+        # Samples of the log interval that is not over yet.
+        self._samples: list[dict[str, Any]] = []
+        # Rows and timings that were seen too early to be told.
+        self._held: list[dict[str, Any]] = []
         self._early: list[dict[str, Any]] = []
 
-    def new(self) -> Iterator[tuple[int, dict[str, float]]]:
-        """Iteration → metrics, in order. Moves the position when it is exhausted."""
+    def new(self, *, ended: bool = True) -> Iterator[tuple[int, dict[str, float]]]:
+        """Iteration → metrics, in order. Moves the position when it is exhausted.
+
+        While the run has not ``ended``, the newest timings wait for their interval's last sample.
+        """
         position = self._position
-        rows = self._metrics.new()
+        rows = [*self._held, *self._metrics.new()]
+        # Read after the rows: a timing is written after its iteration's row, so none is missed.
+        timings = [*self._early, *self._timing.new()]
+        # Read last: what was sampled before a settled timing is on the disk now.
+        self._samples += self._telemetry.new()
+        limit = math.inf if ended else _first_unsettled(timings)
+        self._held = [row for row in rows if row["iteration"] >= limit]
+        del rows[len(rows) - len(self._held) :]
         newest = max((row["iteration"] for row in rows), default=position.iteration)
         found: dict[int, dict[str, float]] = {}
         for row in rows:
             found.setdefault(row["iteration"], {}).update(_metrics(row))
-        # Read after the rows: a timing is written after its iteration's row, so none is missed.
-        timings = [*self._early, *self._timing.new()]
-        self._early = [timing for timing in timings if timing["iteration"] > newest]
+        self._early = [t for t in timings if t["iteration"] > newest or t["iteration"] >= limit]
         timed = position.timed
         for timing in timings:
+            if timing in self._early:
+                continue
             iteration = timing["iteration"]
+            machine = averages(self._sampled_before(timing["written_at"]))
             if position.iteration <= iteration <= newest and iteration > position.timed:
-                speed = {"tokens_per_second": timing["tokens_per_second"]}
+                speed = {"tokens_per_second": timing["tokens_per_second"], **machine}
                 found.setdefault(iteration, {"iteration": iteration}).update(speed)
                 timed = max(timed, iteration)
         for iteration in sorted(found):
@@ -76,12 +96,24 @@ class Feed:
         position.rows += len(rows)
         position.iteration, position.timed = newest, timed
 
+    def _sampled_before(self, moment: float) -> list[dict[str, Any]]:
+        """Takes the samples up to ``moment`` away from those that wait."""
+        taken = [sample for sample in self._samples if sample["ts"] <= moment]
+        self._samples = self._samples[len(taken) :]
+        return taken
+
 
 def final_metrics(run: RunDir) -> dict[str, float]:
     """The best validation of a finished run."""
     losses = [row["val_loss"] for row in read_json_lines(run.metrics) if row["kind"] == "eval"]
     best = min(losses)
     return {"final/best_val_loss": best, **_perplexity("final/best_val_perplexity", best)}
+
+
+def _first_unsettled(timings: Sequence[Mapping[str, Any]]) -> float:
+    """The first iteration with a timing so new that a sample before it may still be missing."""
+    settled = time.time() - _SAMPLE_SECONDS
+    return min((t["iteration"] for t in timings if t["written_at"] > settled), default=math.inf)
 
 
 class _Tail:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from lib.binding import bind
+from lib.companions import FINISH_SECONDS
 from lib.errors import EXIT_FAILED
 from lib.files import sha256
 from lib.rundir import RunDir
@@ -23,8 +24,6 @@ from lib.tracking import TRACKERS
 from lib.tracking.contract import Facts, Tracker
 from lib.tracking.feed import Feed, Position, final_metrics
 
-# What a tracker may take to keep or send the rest after the run's end.
-FINISH_SECONDS = 30
 _POLL_SECONDS = 0.5
 # Training comes first.
 _NICENESS = 10
@@ -66,7 +65,7 @@ def _follow(
             # Whatever a library waits for now, it cannot keep this process.
             signal.alarm(FINISH_SECONDS)
         before = position.rows, position.timed
-        for iteration, metrics in feed.new():
+        for iteration, metrics in feed.new(ended=at_end):
             tracker.log(metrics, iteration)
         if (position.rows, position.timed) != before:
             position.write(at)

@@ -57,6 +57,7 @@ BASE: dict[str, Value] = {
     "EVAL_INTERVAL": 5,
     "CHECKPOINT_INTERVAL": 4,
     "SAMPLE_TOKENS": 8,
+    "TELEMETRY_INTERVAL": 0,
 }
 
 

@@ -19,14 +19,16 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from gpt2.config import Config
 from gpt2.preflight import check_machine
 from gpt2.training.step import optimizer_step
-from gpt2.training.tracking import start_trackers
+from gpt2.training.tracking import start_companions
+from lib import companions
 from lib.errors import PreflightError
 from lib.files import read_json_lines, sha256
 from lib.machine.group import Group
 from lib.machine.process import Process
 from lib.rundir import RunDir
 from lib.status import State
-from lib.tracking import options, processes
+
+from lib.tracking import options
 
 Configure = Callable[..., Config]
 WANDB = {"TRACKER_WANDB": True}
@@ -247,7 +249,7 @@ def test_a_tracker_that_fails_costs_one_line(
     trouble: str,
 ) -> None:
     monkeypatch.setenv("FAKE_TROUBLE", trouble)
-    monkeypatch.setattr(processes, "_PATIENCE_SECONDS", 2.0 if "hang" in trouble else 30.0)
+    monkeypatch.setattr(companions, "_PATIENCE_SECONDS", 2.0 if "hang" in trouble else 30.0)
     done = train(configure(**WANDB, **TENSORBOARD))
     assert (done.status.state, done.status.exit_code) == (State.SUCCESS, 0)
     assert done.core() == uninterrupted
@@ -263,14 +265,14 @@ def test_a_death_is_said_while_the_run_goes_on(
     configure: Configure, train: Callable, fake: Fake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FAKE_TROUBLE", "init raise")
-    slow = processes.Trackers.check
+    slow = companions.Companions.check
 
-    def check(self: processes.Trackers) -> None:
-        for mirror in self._mirrors:
+    def check(self: companions.Companions) -> None:
+        for mirror in self._running:
             mirror.process.wait(30)
         slow(self)
 
-    monkeypatch.setattr(processes.Trackers, "check", check)
+    monkeypatch.setattr(companions.Companions, "check", check)
     tags = [line.split()[0] for line in train(configure(**WANDB)).lines().splitlines()]
     assert tags.count("WARN") == 1
     assert tags.index("WARN") < tags.index("DONE")
@@ -279,13 +281,13 @@ def test_a_death_is_said_while_the_run_goes_on(
 def test_a_death_between_the_last_look_and_the_end_is_said_too(
     configure: Configure, train: Callable, fake: Fake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def look_too_early(self: processes.Trackers) -> None:
-        for mirror in self._mirrors:
+    def look_too_early(self: companions.Companions) -> None:
+        for mirror in self._running:
             # Dead, and not yet asked for its exit code.
             os.waitid(os.P_PID, mirror.process.pid, os.WEXITED | os.WNOWAIT)
 
     monkeypatch.setenv("FAKE_TROUBLE", "init raise")
-    monkeypatch.setattr(processes.Trackers, "check", look_too_early)
+    monkeypatch.setattr(companions.Companions, "check", look_too_early)
     done = train(configure(**WANDB))
     assert (done.status.exit_code, done.lines().count("WARN tracker_wandb is lost")) == (0, 1)
 
@@ -319,7 +321,7 @@ def test_a_folder_that_cannot_be_made_costs_one_line(
     (tmp_path / "run" / "trackers").write_text("in the way")
     done = train(configure(**TENSORBOARD))
     assert done.core() == uninterrupted
-    assert done.lines().count("WARN not every tracker could be started") == 1
+    assert done.lines().count("WARN no tracker could be started") == 1
 
 
 @pytest.mark.parametrize("iteration", [0, 4, 5, 11])
@@ -375,7 +377,7 @@ def test_a_killed_run_goes_on_in_the_tracker(
 def test_only_rank_0_has_trackers(session: Callable, fake: Fake) -> None:
     opened = session(**WANDB)
     opened.group = Group(Process(rank=1, local_rank=1, world_size=2))
-    with start_trackers(opened):
+    with start_companions(opened):
         assert not opened.run.trackers.exists()
 
 

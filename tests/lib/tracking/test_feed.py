@@ -21,7 +21,7 @@ def eval_row(iteration: int, loss: float) -> dict[str, Any]:
 
 
 def timing(iteration: int, speed: float = 100.0) -> dict[str, Any]:
-    return {"iteration": iteration, "tokens_per_second": speed}
+    return {"iteration": iteration, "tokens_per_second": speed, "written_at": 100.0 + iteration}
 
 
 @pytest.fixture

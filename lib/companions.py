@@ -1,59 +1,64 @@
-"""The trainer's side: starts the processes that mirror its run, and says when one has died.
+"""Processes beside the trainer that follow its run: mirrors to trackers, the machine's sampler.
 
-Nothing that a tracker does reaches the training process: not its errors, threads or random numbers.
+Nothing they do reaches the training process: not their errors, threads or random numbers.
 """
 
-import shlex
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from lib.rundir import RunDir
 from lib.runner.pool import describe_death
-from lib.tracking.contract import Facts
-from lib.tracking.mirror import FINISH_SECONDS
 
+# What a companion may take to keep or send the rest after the run's end.
+FINISH_SECONDS = 30
 # A process that has not ended so long after its own limit hangs where the limit does not reach.
 _PATIENCE_SECONDS = FINISH_SECONDS + 5
 _MOST_CHARACTERS = 200
 
 
-class Trackers:
-    """All trackers of a run as one; at first there is none. Leaving the context ends them.
+@dataclass(frozen=True)
+class Job:
+    """What one companion is to do."""
 
-    Nothing here raises: the loss of a tracker is told to ``warn``, once, in one line.
+    # How it is called when it is lost.
+    name: str
+    # A module of this tree, and its arguments.
+    arguments: Sequence[str]
+    # What it prints.
+    log: Path
+    # What its loss means, and what to type.
+    consequence: str
+
+
+class Companions:
+    """All companions of a run as one; at first there is none. Leaving the context ends them.
+
+    Nothing here raises: a loss is told to ``warn``, once, in one line.
     """
 
-    def __init__(self) -> None:
-        self._warn: Callable[[str], None] = lambda text: None
-        self._mirrors: list[_Mirror] = []
+    def __init__(self, warn: Callable[[str], None] = lambda text: None) -> None:
+        self._warn = warn
+        self._running: list[_Companion] = []
 
-    @classmethod
-    def start(
-        cls, run: RunDir, names: Sequence[str], facts: Facts, warn: Callable[[str], None]
-    ) -> Self:
-        """Start a process for each of ``names``; ``facts`` are written down for them to read."""
-        trackers = cls()
-        trackers._warn = warn
+    def start(self, job: Job) -> None:
+        """Start a process for ``job``."""
         try:
-            run.trackers.mkdir(exist_ok=True)
-            facts.write(run.tracker_facts)
-            for name in names:
-                trackers._mirrors.append(_Mirror(run, name))
+            self._running.append(_Companion(job))
         except OSError as error:
-            warn(f"not every tracker could be started: {error}; the run goes on without")
-        return trackers
+            self._warn(f"{job.name} could not be started: {error}; {job.consequence}")
 
     def check(self) -> None:
-        """Say which trackers have died since the last time."""
-        for mirror in list(self._mirrors):
-            if mirror.process.poll() is not None:
-                self._mirrors.remove(mirror)
-                self._warn(mirror.epitaph())
+        """Say which have died since the last time."""
+        for companion in list(self._running):
+            if companion.process.poll() is not None:
+                self._running.remove(companion)
+                self._warn(companion.epitaph())
 
     def __enter__(self) -> Self:
         return self
@@ -64,31 +69,27 @@ class Trackers:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Let each tell the rest, and wait for it, but not for ever."""
+        """Let each do the rest, and wait for it, but not for ever."""
         self.check()
-        for mirror in self._mirrors:
-            mirror.end()
+        for companion in self._running:
+            companion.end()
         deadline = time.monotonic() + _PATIENCE_SECONDS
-        for mirror in self._mirrors:
-            if not mirror.finishes(deadline):
-                self._warn(mirror.epitaph())
-        self._mirrors.clear()
+        for companion in self._running:
+            if not companion.finishes(deadline):
+                self._warn(companion.epitaph())
+        self._running.clear()
 
 
-class _Mirror:
-    """One tracker's process."""
+class _Companion:
+    """One process."""
 
-    def __init__(self, run: RunDir, name: str) -> None:
+    def __init__(self, job: Job) -> None:
         """Start it. OSError where that cannot be done."""
-        self._run = run
-        self._name = name
+        self._job = job
         self._overdue = False
-        # -P: a folder called wandb in the working directory is not the package.
-        module = ["-P", "-m", "lib.tracking.mirror"]
-        self._command = [sys.executable, *module, str(run.path), name]
-        with open(run.tracker_log(name), "ab") as log:
+        with open(job.log, "ab") as log:
             self.process = subprocess.Popen(
-                self._command,
+                command(job.arguments),
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
@@ -108,7 +109,7 @@ class _Mirror:
             return
 
     def finishes(self, deadline: float) -> bool:
-        """Whether it has told everything; killed at ``deadline``."""
+        """Whether it has done everything; killed at ``deadline``."""
         try:
             return self.process.wait(max(0.0, deadline - time.monotonic())) == 0
         except subprocess.TimeoutExpired:
@@ -119,18 +120,21 @@ class _Mirror:
 
     def epitaph(self) -> str:
         """Why it died, what is not lost, and what to type."""
-        return (
-            f"{self._name} is lost: {self._cause()}; the run goes on, {self._run.metrics} has it "
-            f"all; to tell the rest, type: {shlex.join(self._command)} < /dev/null"
-        )
+        return f"{self._job.name} is lost: {self._cause()}; {self._job.consequence}"
 
     def _cause(self) -> str:
         code = self.process.returncode
         if self._overdue or code == -signal.SIGALRM:
             return f"it did not finish within {FINISH_SECONDS} s of the run's end"
-        path = self._run.tracker_log(self._name)
+        path = self._job.log
         log = path.read_text(errors="replace") if path.exists() else ""
         return code > 0 and _last_error(log) or describe_death(code, "its process")
+
+
+def command(arguments: Sequence[str]) -> list[str]:
+    """This interpreter with ``-m arguments``."""
+    # -P: a folder called wandb in the working directory is not the package.
+    return [sys.executable, "-P", "-m", *arguments]
 
 
 def _last_error(log: str) -> str:

@@ -1,0 +1,73 @@
+"""The process that samples the machine while one run trains.
+
+    python -m lib.telemetry RUN_DIRECTORY SECONDS
+
+It appends to telemetry.jsonl until there is something to read from its standard input, be it the
+end. Which processes and GPUs are the run's stands in its manifest.
+"""
+
+import json
+import os
+import select
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from lib.files import canonical_json
+from lib.rundir import RunDir
+from lib.telemetry.meter import Meter, NoGpus
+from lib.telemetry.processes import memory_and_time
+
+# Training comes first.
+_NICENESS = 10
+
+
+def sample(run: RunDir, seconds: float, ended: Callable[[float], bool]) -> None:
+    """Append a record every ``seconds``, the first at once, until ``ended(seconds)`` says so.
+
+    OSError where the GPUs' driver cannot be asked.
+    """
+    record = json.loads(run.manifest.read_text())
+    pids = record["volatile"]["pids"]
+    meter = _meter(record["hardware"], record["processes"]["world_size"])
+    with open(run.telemetry, "a", encoding="utf-8", buffering=1) as stream:
+        while True:
+            stream.write(canonical_json(_reading(meter, pids)) + "\n")
+            if ended(seconds):
+                return
+
+
+def _reading(meter: Meter, pids: list[int]) -> dict[str, Any]:
+    memory, cpu_seconds = memory_and_time(pids)
+    gpus = [asdict(reading) for reading in meter.read()]
+    return {
+        "ts": time.time(),
+        "rss_mib": memory,
+        "cpu_seconds": cpu_seconds,
+        "gpus": gpus,
+    }
+
+
+def _meter(hardware: dict[str, Any], gpus: int) -> Meter:
+    """Vendor libraries are loaded only where there is such a GPU."""
+    if hardware["gpu_name"] is None:
+        return NoGpus()
+    if hardware["hip_version"] is not None:
+        from lib.telemetry.amd import AmdMeter
+
+        return AmdMeter(gpus)
+    from lib.telemetry.nvidia import NvidiaMeter
+
+    return NvidiaMeter(gpus)
+
+
+def _input_ended(seconds: float) -> bool:
+    return bool(select.select([sys.stdin], [], [], seconds)[0])
+
+
+if __name__ == "__main__":
+    os.nice(_NICENESS)
+    sample(RunDir(Path(sys.argv[1])), float(sys.argv[2]), _input_ended)
