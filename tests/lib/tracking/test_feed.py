@@ -2,6 +2,7 @@
 
 import json
 import math
+import time
 from pathlib import Path
 from typing import Any
 
@@ -153,3 +154,32 @@ def test_a_position_survives_its_file(tmp_path: Path) -> None:
     assert Position.read(path) == Position()
     Position(5, 4, 3, complete=True).write(path)
     assert Position.read(path) == Position(5, 4, 3, complete=True)
+
+
+def sample(ts: float, mib: float) -> dict[str, Any]:
+    return {"ts": ts, "rss_mib": mib, "cpu_seconds": 0.0, "gpus": []}
+
+
+def test_samples_of_the_machine_belong_to_the_log_interval_they_fell_into(run: RunDir) -> None:
+    append(run.metrics, *(train_row(i) for i in range(1, 5)))
+    append(run.timing, timing(2), timing(4))
+    # Written at 102 and 104.
+    append(run.telemetry, sample(101.0, 1024), sample(102.0, 3072), sample(103.5, 5120))
+    found = dict(Feed(run, Position()).new())
+    assert "process/rss_gb" not in found[1] and "process/rss_gb" not in found[3]
+    assert (found[2]["process/rss_gb"], found[4]["process/rss_gb"]) == (2.0, 5.0)
+
+
+def test_a_timing_waits_until_the_samples_before_it_are_written(run: RunDir) -> None:
+    position = Position()
+    feed = Feed(run, position)
+    now = time.time()
+    append(run.metrics, train_row(1), train_row(2), train_row(3))
+    append(run.timing, {**timing(2), "written_at": now})
+    assert [i for i, _ in feed.new(ended=False)] == [1]
+    append(run.telemetry, sample(now - 0.1, 1024))
+    append(run.metrics, train_row(4))
+    told = dict(feed.new())
+    assert list(told) == [2, 3, 4]
+    assert (told[2]["process/rss_gb"], told[2]["tokens_per_second"]) == (1.0, 100.0)
+    assert position.timed == 2

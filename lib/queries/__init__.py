@@ -1,0 +1,1 @@
+"""Reading runs back, from whatever keeps them: their directories, or a tracker's store."""

@@ -1,0 +1,64 @@
+"""Which metrics and settings a run has been told with."""
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from lib.queries.contract import RunName, Source, metric_names, series
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True)
+class MetricKey:
+    """One metric: how often it stands, and where it begins and ends."""
+
+    name: str
+    count: int
+    first: float
+    last: float
+
+
+@dataclass(frozen=True)
+class Keys:
+    """All that a run can be asked for."""
+
+    run: str
+    metrics: list[MetricKey]
+    config: dict[str, Any]
+    # Names in the source's own stream of the machine.
+    system: list[str]
+
+
+def read_keys(source: Source, run: RunName) -> Keys:
+    """From the whole history."""
+    history = source.history(run)
+    metrics = []
+    for name in metric_names(history):
+        values = [value for _, value in series(history, name)]
+        metrics.append(MetricKey(name, len(values), values[0], values[-1]))
+    system = sorted({name for row in source.system(run) for name in row})
+    return Keys(run.name, metrics, dict(sorted(source.config(run).items())), system)
+
+
+def keys_to_json(keys: Keys) -> str:
+    """One document with sorted keys."""
+    document = {"schema_version": SCHEMA_VERSION, **asdict(keys)}
+    return json.dumps(document, sort_keys=True, indent=2, allow_nan=False) + "\n"
+
+
+def keys_to_text(keys: Keys) -> str:
+    """A line for each metric, setting and system counter."""
+    width = max((len(metric.name) for metric in keys.metrics), default=0)
+    lines = [f"run  {keys.run}", "", f"{len(keys.metrics)} metrics (rows, first, last)"]
+    lines += [
+        f"  {m.name:<{width}}  {m.count:>7,}  {m.first:>12.6g}  {m.last:>12.6g}"
+        for m in keys.metrics
+    ]
+    width = max((len(name) for name in keys.config), default=0)
+    lines += ["", f"{len(keys.config)} settings"]
+    lines += [f"  {name:<{width}}  {value}" for name, value in keys.config.items()]
+    if keys.system:
+        lines += ["", f"{len(keys.system)} counters of the source's own system stream"]
+        lines += [f"  {name}" for name in keys.system]
+    return "\n".join(lines) + "\n"

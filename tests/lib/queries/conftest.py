@@ -1,0 +1,114 @@
+"""A finished run on two GPUs as its directory tells it, and mirrored to W&B offline and trackio."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lib.files import canonical_json, write_json
+from lib.rundir import RunDir
+from lib.status import State, Status, write_status
+from lib.tracking.contract import Facts
+from tests.loopback.wandb_server import WandbServer, serving
+
+ITERATIONS = 6
+PROJECT = "kablate-single"
+KEY = "k" * 40
+
+
+def record_run(path: Path, **settings: Any) -> RunDir:
+    """Write what training leaves: rows, timings, samples, facts and the end."""
+    run = RunDir(path)
+    run.trackers.mkdir(parents=True)
+    rows = [
+        {"kind": "train", "iteration": i, "loss": 4.0 / i, "lr": 1e-3 / 3, "grad_norm": 0.1 * i}
+        for i in range(1, ITERATIONS + 1)
+    ]
+    rows.append({"kind": "eval", "iteration": ITERATIONS, "val_loss": 1.25, "sparsity": 0.0})
+    speed = settings.get("speed", 1000.0)
+    timings = [
+        {"iteration": i, "tokens_per_second": speed + i, "written_at": 100.0 + i} for i in (2, 4, 6)
+    ]
+    for path, records in (
+        (run.metrics, rows),
+        (run.timing, timings),
+        (run.telemetry, [_sample(101.0 + i, 10.0 * i) for i in range(6)]),
+    ):
+        path.write_text("".join(canonical_json(record) + "\n" for record in records))
+    compiled = settings.get("compile_model", False)
+    Facts(
+        id=run.path.name[-16:].replace("-", "x"),
+        project=PROJECT,
+        name=run.path.name,
+        study="single",
+        step=settings.get("step", "run"),
+        settings={"seed": 1, "compile_model": compiled, "git_commit": "c0ffee"},
+        symbols={
+            "TRACKER_WANDB": True,
+            "TRACKER_WANDB_MODE": "offline",
+            "TRACKER_WANDB_ENTITY": "",
+            "TRACKER_TRACKIO": True,
+        },
+    ).write(run.tracker_facts)
+    write_json(run.manifest, {"schema_version": 1})
+    write_status(run, Status(State.SUCCESS, 0, "", ITERATIONS, ITERATIONS))
+    return run
+
+
+def _sample(ts: float, busy: float) -> dict[str, Any]:
+    gpus = [
+        {
+            "index": index,
+            "compute_util": busy + index,
+            "memory_used_mib": 1024.0 * (index + 1),
+            "memory_total_mib": 24576.0,
+            "power_watts": 200.0 + busy,
+            "temperature_celsius": None if index else 60.0,
+        }
+        for index in range(2)
+    ]
+    return {"ts": ts, "rss_mib": 2000.0, "cpu_seconds": ts, "gpus": gpus}
+
+
+@dataclass
+class Kept:
+    """One run in four places."""
+
+    name: str
+    local: Path
+    offline: Path
+    trackio: Path
+    server: WandbServer
+
+    def ask(self, script: str, source: str, *more: str) -> subprocess.CompletedProcess:
+        """A query as a user types it; only the asked source is within reach."""
+        folder = {"local": self.local, "offline": self.offline, "trackio": self.trackio}
+        where = ["--folder", str(folder[source])] if source in folder else []
+        command = [sys.executable, f"scripts/{script}.py", "--source", source, *where]
+        command += ["--project", PROJECT, *more]
+        environment = {**os.environ, "WANDB_BASE_URL": self.server.url, "WANDB_API_KEY": KEY}
+        return subprocess.run(command, capture_output=True, text=True, env=environment)
+
+
+@pytest.fixture(scope="package")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kept]:
+    """The record, and each copy in a folder of its own."""
+    folder = tmp_path_factory.mktemp("kept")
+    run = record_run(folder / "results/single/run-s1-0123abcd")
+    offline = folder / "offline"
+    environment = {**os.environ, "TRACKIO_DIR": str(folder / "trackio")}
+    for tracker in ("tracker_wandb", "tracker_trackio"):
+        command = [sys.executable, "-P", "-m", "lib.tracking.mirror", str(run.path), tracker]
+        subprocess.run(command, stdin=subprocess.DEVNULL, check=True, env=environment)
+    (run.trackers / "wandb").rename(offline)
+    with serving() as server:
+        (path,) = offline.glob("offline-run-*")
+        sync = [sys.executable, "-P", "-m", "wandb", "sync", "-p", PROJECT, str(path)]
+        access = {"WANDB_BASE_URL": server.url, "WANDB_API_KEY": KEY}
+        subprocess.run(sync, check=True, capture_output=True, env={**os.environ, **access})
+        yield Kept(run.path.name, folder / "results", offline, folder / "trackio", server)

@@ -1,0 +1,64 @@
+"""Pairs of runs alike but for torch.compile, and what is drawn of them."""
+
+import struct
+from pathlib import Path
+
+import pytest
+
+from lib.errors import ConfigError
+from lib.queries.compile_impact import draw_compile_impact, impact_to_text, read_pairs
+from lib.queries.local import LocalSource
+from tests.lib.queries.conftest import PROJECT, record_run
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Two pairs, and a run that has no other side."""
+    for step, speed in (("baseline", 1000.0), ("ra", 800.0)):
+        record_run(tmp_path / f"s/{step}-s1-0000000a", step=step, speed=speed)
+        compiled = {"step": step, "speed": 1.5 * speed, "compile_model": True}
+        record_run(tmp_path / f"s/{step}-s1-0000000b", **compiled)
+    record_run(tmp_path / "s/alone-s1-0000000c", step="alone")
+    return tmp_path
+
+
+def test_runs_are_paired_when_nothing_else_differs(folder: Path) -> None:
+    pairs = read_pairs(LocalSource(folder), PROJECT)
+    assert [pair.name for pair in pairs] == ["baseline", "ra"]
+    first = pairs[0]
+    assert (first.eager.run, first.compiled.run) == ("baseline-s1-0000000a", "baseline-s1-0000000b")
+    # Without the first interval, which holds compilation.
+    assert first.eager.means["tokens_per_second"] == 1005.0
+    assert first.ratio("tokens_per_second") == pytest.approx(1505 / 1005)
+    assert "baseline  tokens per second  eager 1,005.00  compiled 1,505.00" in impact_to_text(pairs)
+
+
+def test_a_run_name_means_its_pair(folder: Path) -> None:
+    (pair,) = read_pairs(LocalSource(folder), PROJECT, "ra-s1-0000000a")
+    assert pair.name == "ra"
+    with pytest.raises(ConfigError, match="no two runs are alike but for torch.compile"):
+        read_pairs(LocalSource(folder), PROJECT, "alone-s1-0000000c")
+
+
+def test_two_runs_of_one_side_are_not_chosen_among(folder: Path) -> None:
+    record_run(folder / "s/baseline-s1-0000000d", step="baseline")
+    with pytest.raises(ConfigError, match="runs alike in everything, compilation too: baseline"):
+        read_pairs(LocalSource(folder), PROJECT)
+
+
+def test_four_figures_of_300_dots_per_inch(folder: Path, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    paths = draw_compile_impact(
+        read_pairs(LocalSource(folder), PROJECT, "ra-s1-0000000b"), tmp_path
+    )
+    assert [path.name for path in paths] == [
+        "torch_compile_comparison.png",
+        "torch_compile_grouped.png",
+        "torch_compile_before_after.png",
+        "ra-s1-0000000b_vs_baseline.png",
+    ]
+    for path in paths:
+        data = path.read_bytes()
+        at = data.index(b"pHYs") + 4
+        # Dots per metre, in the PNG itself.
+        assert struct.unpack(">II", data[at : at + 8]) == (11811, 11811)

@@ -1,0 +1,102 @@
+"""One question has one answer, whichever copy of a run is asked; the others are out of reach."""
+
+import json
+
+import pytest
+
+from lib.errors import ConfigError
+from lib.queries.contract import find
+from lib.queries.local import LocalSource
+from tests.lib.queries.conftest import ITERATIONS, Kept, record_run
+
+SOURCES = ("local", "offline", "trackio", "wandb")
+
+
+@pytest.fixture(scope="module")
+def answers(kept: Kept) -> dict[tuple[str, str], dict]:
+    """Script and source → document, without what only one source has."""
+    found = {}
+    for script in ("inspect_wandb_keys", "query_wandb_gpu", "query_wandb_gpu_full"):
+        for source in SOURCES:
+            done = kept.ask(script, source, "--run-name", kept.name, "--json")
+            assert done.returncode == 0, done.stderr
+            found[script, source] = json.loads(done.stdout)
+            # W&B samples the machine by itself while a run is mirrored.
+            found[script, source].pop("system", None)
+    return found
+
+
+@pytest.mark.parametrize(
+    "script", ["inspect_wandb_keys", "query_wandb_gpu", "query_wandb_gpu_full"]
+)
+@pytest.mark.parametrize("source", SOURCES[1:])
+def test_the_copy_says_what_the_record_says(
+    answers: dict[tuple[str, str], dict], script: str, source: str
+) -> None:
+    assert answers[script, source] == answers[script, "local"]
+
+
+def test_the_numbers_are_those_of_the_record(answers: dict[tuple[str, str], dict]) -> None:
+    keys = answers["inspect_wandb_keys", "wandb"]
+    metrics = {m["name"]: (m["count"], m["first"], m["last"]) for m in keys["metrics"]}
+    assert metrics["train_loss"] == (ITERATIONS, 4.0, 4.0 / ITERATIONS)
+    assert metrics["tokens_per_second"] == (3, 1002.0, 1006.0)
+    assert metrics["final/best_val_loss"] == (1, 1.25, 1.25)
+    assert keys["config"]["git_commit"] == "c0ffee"
+    assert len(keys["config"]["manifest_sha256"]) == 64
+
+    use = answers["query_wandb_gpu_full", "offline"]
+    means = {reading["name"]: reading["mean"] for reading in use["readings"]}
+    # Samples 0 and 10 %, 20 and 30 %, 40 and 50 %, and the second GPU one more.
+    assert means["gpu/compute_util_avg"] == pytest.approx(25.5)
+    assert means["gpu/1/compute_util"] == pytest.approx(26.0)
+    assert means["gpu/memory_used_total_gb"] == pytest.approx(3.0)
+    assert means["gpu/memory_util_avg"] == pytest.approx(6.25)
+    assert means["gpu/0/temperature_celsius"] == pytest.approx(60.0)
+    assert "gpu/1/temperature_celsius" not in means
+    assert [remark.split()[:2] for remark in use["remarks"]] == [
+        ["LOW", "compute"],
+        ["LOW", "memory"],
+    ]
+
+
+def test_a_name_that_is_no_run_lists_those_that_are(kept: Kept) -> None:
+    done = kept.ask("query_wandb_gpu", "local", "--run-name", "none")
+    assert done.returncode == 2
+    assert f"no run is called none in project kablate-single; there are: {kept.name}" in done.stderr
+
+
+def test_a_name_that_two_runs_have_lists_their_ids(tmp_path) -> None:
+    for hash8 in ("0000aaaa", "0000bbbb"):
+        run = record_run(tmp_path / f"single/run-s1-{hash8}")
+        facts = json.loads(run.tracker_facts.read_text()) | {"name": "mine"}
+        run.tracker_facts.write_text(json.dumps(facts))
+    source = LocalSource(tmp_path)
+    with pytest.raises(
+        ConfigError, match="2 runs are called mine in project kablate-single: "
+    ) as e:
+        find(source, "kablate-single", "mine")
+    ids = [run.id for run in source.names("")]
+    assert all(found in str(e.value) for found in ids) and ids[0] != ids[1]
+    assert find(source, "", ids[1]).id == ids[1]
+
+
+@pytest.mark.parametrize("code", [401, 500])
+def test_a_server_that_refuses_is_one_line(kept: Kept, code: int) -> None:
+    kept.server.refuse = code
+    try:
+        done = kept.ask("query_wandb_gpu", "wandb", "--run-name", kept.name)
+    finally:
+        kept.server.refuse = 0
+    assert done.returncode == 3
+    assert "W&B does not answer: " in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_run_without_gpus_is_told_so(tmp_path, kept: Kept) -> None:
+    run = record_run(tmp_path / "single/run-s1-0000cccc")
+    run.telemetry.unlink()
+    command = ["--run-name", run.path.name, "--folder", str(tmp_path)]
+    done = kept.ask("query_wandb_gpu", "local", *command)
+    assert done.returncode == 3
+    assert "has no metric of a GPU" in done.stderr

@@ -1,0 +1,277 @@
+"""A small W&B server on loopback: keeps what ``wandb sync`` sends, and answers ``wandb.Api``.
+
+It knows the operations that this project's scripts cause, and refuses every other by name, so that
+a test never passes on an empty answer.
+"""
+
+import json
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+USER = "me"
+
+
+@dataclass
+class Stored:
+    """A run as the server has it."""
+
+    project: str
+    name: str
+    display_name: str
+    config: dict[str, Any] = field(default_factory=dict)
+    # Lines of wandb-history.jsonl and wandb-events.jsonl, by their place.
+    files: dict[str, dict[int, str]] = field(default_factory=dict)
+    finished: bool = False
+    number: int = 0
+
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        """Rows in the order of steps."""
+        return self._rows("wandb-history.jsonl")
+
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        """The system stream."""
+        return self._rows("wandb-events.jsonl")
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """The newest value of each metric."""
+        found: dict[str, Any] = {}
+        for row in self.history:
+            found |= row
+        return found
+
+    def _rows(self, name: str) -> list[dict[str, Any]]:
+        lines = self.files.get(name, {})
+        return [json.loads(lines[at]) for at in sorted(lines)]
+
+
+@dataclass
+class WandbServer:
+    """Its runs, and where it listens."""
+
+    url: str = ""
+    runs: dict[tuple[str, str], Stored] = field(default_factory=dict)
+    operations: list[str] = field(default_factory=list)
+    # Answers that do not come, as a server that is away or a key that is wrong.
+    refuse: int = 0
+
+    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        """The data of one GraphQL request. KeyError for an operation that it does not know."""
+        named = re.search(r"(?:query|mutation)\s+(\w+)", request["query"])
+        operation, variables = named[1] if named else "", request.get("variables") or {}
+        self.operations.append(operation)
+        return _OPERATIONS[operation](self, variables, request["query"])
+
+    def stream(self, project: str, name: str, sent: dict[str, Any]) -> None:
+        """Lines of a run's files."""
+        run = self.runs[project, name]
+        for file, part in (sent.get("files") or {}).items():
+            lines = run.files.setdefault(file, {})
+            for at, line in enumerate(part["content"], part["offset"]):
+                lines[at] = line
+        run.finished |= bool(sent.get("complete"))
+
+
+@contextmanager
+def serving() -> Iterator[WandbServer]:
+    """A server until the end of the block."""
+    state = WandbServer()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(state))
+    state.url = f"http://127.0.0.1:{server.server_address[1]}"
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield state
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def _handler(state: WandbServer) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            if state.refuse:
+                self._send(state.refuse, {"error": "refused"})
+            elif self.path == "/graphql":
+                self._graphql(json.loads(body))
+            elif self.path.endswith("/file_stream"):
+                _, _, _, project, name, _ = self.path.split("/")
+                state.stream(project, name, json.loads(body))
+                self._send(200, {})
+            else:
+                state.operations.append(self.path)
+                self._send(404, {"error": "unknown"})
+
+        def _graphql(self, request: dict[str, Any]) -> None:
+            try:
+                self._send(200, {"data": state.answer(request)})
+            except KeyError as error:
+                self._send(200, {"errors": [{"message": f"this server does not know {error}"}]})
+
+        def _send(self, code: int, document: dict[str, Any]) -> None:
+            data = json.dumps(document).encode()
+            self.send_response(code)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, format: str, *arguments: Any) -> None:
+            """Quiet."""
+
+    return Handler
+
+
+def _viewer(server: WandbServer, variables: dict[str, Any], query: str) -> dict[str, Any]:
+    edges = {"edges": []}
+    user = {"id": "V", "entity": USER, "username": USER, "name": USER, "email": "me@localhost"}
+    return {"viewer": {**user, "flags": "{}", "admin": False, "teams": edges, "apiKeys": edges}}
+
+
+def _upsert(server: WandbServer, variables: dict[str, Any], query: str) -> dict[str, Any]:
+    key = variables["project"], variables["name"]
+    inserted = key not in server.runs
+    run = server.runs.setdefault(key, Stored(*key, display_name=key[1], number=len(server.runs)))
+    run.display_name = variables["displayName"] or run.display_name
+    if variables["config"]:
+        run.config |= json.loads(variables["config"])
+    project = {"id": "P", "name": run.project, "entity": {"id": "E", "name": USER}}
+    bucket = {
+        "id": f"B{run.number}",
+        "name": run.name,
+        "displayName": run.display_name,
+        "description": "",
+        "config": json.dumps(run.config),
+        "sweepName": None,
+        "project": project,
+        "historyLineCount": len(run.history),
+    }
+    return {"upsertBucket": {"bucket": bucket, "inserted": inserted}}
+
+
+def _files(server: WandbServer, variables: dict[str, Any], query: str) -> dict[str, Any]:
+    return {"createRunFiles": {"runID": "B", "uploadHeaders": [], "files": []}}
+
+
+def _runs(server: WandbServer, variables: dict[str, Any], query: str) -> dict[str, Any]:
+    found = [run for run in server.runs.values() if run.project == variables["project"]]
+    edges = [{"node": _node(run), "cursor": str(run.number)} for run in found]
+    page = {"hasNextPage": False, "endCursor": ""}
+    project = {
+        "internalId": "1",
+        "runCount": len(found),
+        "readOnly": False,
+        "runs": {"edges": edges, "pageInfo": page, "totalCount": len(found)},
+    }
+    return {"project": project}
+
+
+def _run(server: WandbServer, variables: dict[str, Any], query: str) -> dict[str, Any]:
+    return {"project": {"internalId": "1", "run": _node(_asked(server, variables))}}
+
+
+def _page(server: WandbServer, variables: dict[str, Any], query: str) -> dict[str, Any]:
+    spec = json.loads(variables["spec"])
+    low, high = spec.get("minStep", 0), spec.get("maxStep", 1 << 60)
+    rows = [r for r in _asked(server, variables).history if low <= r["_step"] < high]
+    keys = spec.get("keys")
+    if keys:
+        rows = [{k: r[k] for k in keys} for r in rows if all(k in r for k in keys)]
+    return {"project": {"run": {"sampledHistory": [rows]}}}
+
+
+def _history_page(server: WandbServer, variables: dict[str, Any], query: str) -> dict[str, Any]:
+    rows = _asked(server, variables).history
+    low, high = variables.get("minStep", 0), variables.get("maxStep", 1 << 60)
+    found = [json.dumps(row) for row in rows if low <= row["_step"] < high]
+    return {"project": {"run": {"history": found}}}
+
+
+def _keys(server: WandbServer, variables: dict[str, Any], query: str) -> dict[str, Any]:
+    rows = _asked(server, variables).history
+    keys = {
+        key: {"typeCounts": [{"type": "number", "count": 1}], "monotonic": False}
+        for row in rows
+        for key in row
+    }
+    last = max((row["_step"] for row in rows), default=-1)
+    return {"project": {"run": {"historyKeys": {"keys": keys, "lastStep": last, "sets": []}}}}
+
+
+def _parquet(server: WandbServer, variables: dict[str, Any], query: str) -> dict[str, Any]:
+    run = _asked(server, variables)
+    wanted = variables.get("liveKeys")
+    rows = [
+        {key: value for key, value in row.items() if not wanted or key in wanted}
+        for row in run.history
+    ]
+    return {"project": {"run": {"parquetHistory": {"liveData": rows, "parquetUrls": []}}}}
+
+
+def _full(server: WandbServer, variables: dict[str, Any], query: str) -> dict[str, Any]:
+    run = _asked(server, variables)
+    rows, name = (run.events, "events") if "events(" in query else (run.history, "history")
+    return {"project": {"run": {name: [json.dumps(row) for row in rows]}}}
+
+
+def _nothing(server: WandbServer, variables: dict[str, Any], query: str) -> dict[str, Any]:
+    return {"serverInfo": {"features": []}, "organization": None, "entity": None}
+
+
+def _asked(server: WandbServer, variables: dict[str, Any]) -> Stored:
+    names = (variables[key] for key in ("name", "runName", "run") if key in variables)
+    return server.runs[variables["project"], next(names)]
+
+
+def _node(run: Stored) -> dict[str, Any]:
+    return {
+        "id": f"B{run.number}",
+        "tags": [],
+        "name": run.name,
+        "displayName": run.display_name,
+        "sweepName": None,
+        "state": "finished" if run.finished else "running",
+        "config": json.dumps(run.config),
+        "group": None,
+        "jobType": None,
+        "commit": None,
+        "readOnly": False,
+        "createdAt": "2000-01-01T00:00:00",
+        "heartbeatAt": "2000-01-01T00:00:00",
+        "description": "",
+        "notes": "",
+        "projectId": "1",
+        "systemMetrics": "{}",
+        "summaryMetrics": json.dumps(run.summary),
+        "historyLineCount": len(run.history),
+        "user": {"name": USER, "username": USER},
+        "historyKeys": None,
+    }
+
+
+_OPERATIONS = {
+    "Viewer": _viewer,
+    "GetDefaultEntity": _viewer,
+    "UpsertBucket": _upsert,
+    "CreateRunFiles": _files,
+    "ServerFeaturesQuery": _nothing,
+    "OrganizationCoreWeaveOrganizationID": _nothing,
+    "Runs": _runs,
+    "Run": _run,
+    "SampledHistoryPage": _page,
+    "HistoryPage": _history_page,
+    "RunHistoryKeys": _keys,
+    "RunParquetHistory": _parquet,
+    "RunFullHistory": _full,
+}
