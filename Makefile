@@ -101,7 +101,7 @@ $(CONFIG_PY): $(call escape,$(DOTCONFIG)) $(KCONFIGS) | setup
 	$(Q)$(CONFIGURE) constants $(INTO)
 
 ##@ Run
-.PHONY: all data data-verify plan train try status rerun
+.PHONY: all data data-verify plan train try status watch stop rerun
 all: $(CONFIG_PY) ## Train what .config says, print the table (the default)
 	$(Q)$(jobs) $(PY) scripts/run_test_matrix.py $(INTO) $${RUNS:+--runs "$$RUNS"}
 
@@ -116,6 +116,12 @@ plan: $(CONFIG_PY) ## List the runs and what they cost; starts nothing
 
 status: $(CONFIG_PY) ## What is done, what runs, what is left
 	$(Q)$(PY) scripts/status.py $(INTO)
+
+watch: $(CONFIG_PY) ## Look at the runs, live: curves, time left, health
+	$(Q)$(PY) scripts/watch.py $(INTO)
+
+stop: $(CONFIG_PY) ## As Ctrl-C does: the runs at work (RUNS=) save and stop
+	$(Q)$(PY) scripts/stop.py $(INTO)
 
 train: $(CONFIG_PY) ## One run in this process, for debugging
 	$(Q)$(PY) scripts/train.py $(INTO)
@@ -171,9 +177,15 @@ bench: setup ## Time the trainer and every mechanism on this CPU
 	$(Q)$(PY) scripts/bench.py $(INTO)
 
 ##@ Operate
-.PHONY: setup help clean mrproper
+.PHONY: setup tensorboard trackio-view help clean mrproper
 setup: ## Make the Python environment; EXTRAS="..." adds to it
 	@$(SETUP) "$$EXTRAS"
+
+tensorboard: $(CONFIG_PY) ## Serve its page of the runs, to this machine alone
+	$(Q)$(PY) scripts/dashboard.py tensorboard $(INTO)
+
+trackio-view: $(CONFIG_PY) ## The same with trackio
+	$(Q)$(PY) scripts/dashboard.py trackio $(INTO)
 
 help: ## This text
 	@$(boot) -m lib.make_help Makefile "$$(test ! -f $(call quote,$(DOTCONFIG)) || \

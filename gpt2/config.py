@@ -29,6 +29,7 @@ from lib.pruning import PRUNERS
 from lib.repro.options import ReproConfig
 from lib.telemetry.options import TelemetryOptions
 from lib.tracking.options import TrackingConfig
+from lib.watch.options import WatchOptions
 
 
 @dataclass(frozen=True)
@@ -136,6 +137,7 @@ class Config:
     run_time_limit_seconds: int = symbol("RUN_TIME_LIMIT_SECONDS", identity=False)
     study: StudyConfig = dataclasses.field(kw_only=True, metadata={"identity": False})
     telemetry: TelemetryOptions = dataclasses.field(kw_only=True, metadata={"identity": False})
+    watch: WatchOptions = dataclasses.field(kw_only=True, metadata={"identity": False})
     tracking: TrackingConfig = dataclasses.field(kw_only=True, metadata={"identity": False})
     values: Mapping[str, Value] = dataclasses.field(
         kw_only=True, repr=False, compare=False, metadata={"identity": False}
@@ -168,6 +170,7 @@ class Config:
             "repro": part(lambda: bind(ReproConfig, values)),
             "study": part(lambda: bind(StudyConfig, values)),
             "telemetry": part(lambda: bind(TelemetryOptions, values)),
+            "watch": part(lambda: bind(WatchOptions, values)),
             "tracking": part(lambda: TrackingConfig.from_values(values)),
         }
         if problems:

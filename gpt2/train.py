@@ -7,7 +7,7 @@ killed at any moment: the next call goes on from the newest good checkpoint to t
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from gpt2.training.log import Log
 from gpt2.training.records import NoRecords, Records, Report
 from gpt2.training.session import Session
 from gpt2.training.start import open_session, resume, warm_up
-from gpt2.training.step import optimizer_step
+from gpt2.training.step import MicroBatch, optimizer_step
 from gpt2.training.stopping import Stop
 from gpt2.training.tracking import start_companions
 from lib import checkpoint
@@ -61,7 +61,8 @@ def run(
         with ExitStack() as opened, Group.join(current_process()) as group:
             # Rank 0 came here after the file was written, and the others after rank 0.
             config = read_resolved_config(files)
-            stopping = Stop(stop, config.run_time_limit_seconds, group.agree)
+            wished = _or_asked_by_file(stop, files)
+            stopping = Stop(wished, config.run_time_limit_seconds, group.agree)
             records = Records(files, report) if group.is_main else NoRecords(files)
             opened.callback(records.close)
             # The session gets no name here: it has to be gone when the group is left.
@@ -79,6 +80,12 @@ def run(
         raise RunError(Problem("another process of this run is gone", str(run_dir))) from error
 
 
+def _or_asked_by_file(stop: Callable[[], bool], files: RunDir) -> Callable[[], bool]:
+    """``stop``, or a file called stop in the run's directory; one of an earlier start is removed."""
+    files.stop_request.unlink(missing_ok=True)
+    return lambda: stop() or files.stop_request.exists()
+
+
 def train(session: Session, stop: Stop) -> None:
     """Step until the budget is used or ``stop()``; evaluate and save on the way."""
     config, log, batches = session.config.train, Log(session), session.batches()
@@ -91,7 +98,7 @@ def train(session: Session, stop: Stop) -> None:
             if session.progress >= 1.0:
                 return
             with session.watch:
-                step(session, next(batches), log)
+                step(session, _fetch(session, batches), log)
                 if _at(session, config.eval_interval, config.checkpoint_interval):
                     log.flush()
     finally:
@@ -135,6 +142,14 @@ def save(session: Session) -> None:
     _write_status(session, State.RUNNING)
 
 
+def _fetch(session: Session, batches: Iterator[list[MicroBatch]]) -> list[MicroBatch]:
+    """The next global batch's share, and how long it was waited for."""
+    started = time.perf_counter()
+    found = next(batches)
+    session.heartbeat.fetched(time.perf_counter() - started)
+    return found
+
+
 def _ready(
     config: Config,
     build_dir: Path,
@@ -168,6 +183,7 @@ def _begin(session: Session) -> None:
             manifest_facts(session),
         )
     _write_status(session, State.RUNNING)
+    session.heartbeat.beat("start", session.iteration)
     session.records.line("TRAIN", start_line(session))
 
 
@@ -241,6 +257,7 @@ def _note_evaluation(session: Session, evaluation: Evaluation | None) -> None:
     if not math.isfinite(evaluation.loss):
         raise RunError(f"validation loss is {evaluation.loss} at it {session.iteration}")
     session.evaluated_at = session.iteration
+    session.heartbeat.beat("eval", session.iteration, val_loss=evaluation.loss)
     session.records.metrics(
         kind="eval",
         iteration=session.iteration,

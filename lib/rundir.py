@@ -50,6 +50,15 @@ class RunDir:
         """Samples of GPUs, memory and processor time, one JSON line each."""
         return self.path / "telemetry.jsonl"
 
+    def heartbeat(self, rank: int) -> Path:
+        """Signs of life of one process, one JSON line each."""
+        return self.path / f"heartbeat_rank{rank}.jsonl"
+
+    def heartbeats(self) -> dict[int, Path]:
+        """Those that are there, by rank."""
+        found = self.path.glob("heartbeat_rank*.jsonl")
+        return {int(path.stem.removeprefix("heartbeat_rank")): path for path in sorted(found)}
+
     @property
     def logs(self) -> Path:
         """What the run printed."""
@@ -83,6 +92,11 @@ class RunDir:
     def weights(self) -> Path:
         """Final weights."""
         return self.path / "model.safetensors"
+
+    @property
+    def stop_request(self) -> Path:
+        """While it is there, the run saves and stops; the next start removes it."""
+        return self.path / "stop"
 
     @property
     def lock(self) -> Path:

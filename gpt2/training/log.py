@@ -82,6 +82,14 @@ class Log:
             f"{_position(session)}   loss {loss:.4f}   lr {lr:.3e}   grad norm {norm}   "
             f"{speed:,.0f} tok/s   eta {clock_time(left)}",
         )
+        session.heartbeat.beat(
+            "train",
+            session.iteration,
+            loss=loss,
+            grad_norm=self._grad_norm,
+            toks_per_s=speed,
+            eta_s=left,
+        )
         session.companions.check()
         self._losses.clear()
         self._line_at = (session.iteration, seconds)

@@ -15,6 +15,7 @@ from gpt2.data.tokenizer import Tokenizer
 from gpt2.evaluate import Evaluator
 from gpt2.model import GPT
 from gpt2.training.budget import Budget, Stopwatch
+from gpt2.training.heartbeat import Heartbeat
 from gpt2.training.records import Records
 from lib.machine.group import Group
 from lib.optim.contract import Optimizer
@@ -47,6 +48,7 @@ class Session:
     watch: Stopwatch
     evaluate: Evaluator
     records: Records
+    heartbeat: Heartbeat
     # Code and machine that the run was started with; a checkpoint says which made it.
     origin: dict[str, Any]
     # SHA-256 of the first weights of each rank: all the same.

@@ -14,6 +14,7 @@ from gpt2.data.store import open_dataset
 from gpt2.evaluate import Evaluator
 from gpt2.model import GPT
 from gpt2.training.budget import Stopwatch, run_budget
+from gpt2.training.heartbeat import Heartbeat
 from gpt2.training.records import Records
 from gpt2.training.session import Session
 from gpt2.training.step import optimizer_step
@@ -81,6 +82,7 @@ def open_session(
         watch=Stopwatch(clock),
         evaluate=Evaluator(config, dataset.val, device, group),
         records=records,
+        heartbeat=Heartbeat(records.run, group.rank, device),
         origin=_origin(device, initial),
         init_digests=init_digests,
     )

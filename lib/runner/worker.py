@@ -4,6 +4,7 @@ A worker ends orderly (exit code 0) with the run's status on the disk, whatever 
 Any other end means that it died. Once nobody reads its events any more, it saves and stops.
 """
 
+import faulthandler
 import os
 import signal
 import sys
@@ -125,6 +126,8 @@ def generate(function: str, arguments: tuple[Any, ...], pipe: Connection) -> Non
 
 def _work(job: Job, run: RunDir, stop: Stop) -> None:
     _redirect_output(run.logs)
+    # kill -USR1: what each thread is doing goes to the log, and the run goes on.
+    faulthandler.register(signal.SIGUSR1)
     with _Outcome(run, stop, job.rank):
         function = find_function(job.function)
         function(job.run_dir, job.build_dir, stop.send, stop, **job.arguments)

@@ -40,7 +40,7 @@ def test_a_run_on_a_cpu_is_sampled_until_it_ends(tmp_path: Path) -> None:
         process.stdin.write(b"\n")
         process.stdin.close()
         assert process.wait(20) == 0
-    rows = read_json_lines(run.telemetry)
+    rows = list(read_json_lines(run.telemetry))
     assert all(row["gpus"] == [] and row["rss_mib"] > 1 for row in rows)
     assert [row["ts"] for row in rows] == sorted(row["ts"] for row in rows)
 

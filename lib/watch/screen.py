@@ -1,0 +1,146 @@
+"""The screen of ``make watch``: a line for each run, its loss as a curve, and its alarms."""
+
+import json
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from lib.console import ascii_only
+from lib.plan import Run
+from lib.rundir import RunDir
+from lib.units import clock
+from lib.watch.facts import Facts, read_facts
+from lib.watch.options import WatchOptions
+from lib.watch.rules import alarms
+
+SCHEMA_VERSION = 1
+_CURVE_WIDTH = 24
+_BLOCKS = "▁▂▃▄▅▆▇█"
+_ASCII_BLOCKS = "_.-=+*#@"
+_REFRESH_SECONDS = 2.0
+_WIDEST = 200
+
+
+@dataclass(frozen=True)
+class Line:
+    """One run. None where nothing is known."""
+
+    run: str
+    state: str
+    iteration: int
+    iterations: int
+    loss: float | None
+    val_loss: float | None
+    tokens_per_second: float | None
+    eta_seconds: float | None
+    memory_mib: float | None
+    # Training losses, as many as the curve is wide.
+    curve: list[float]
+    # Rule → what it has to say.
+    alarms: dict[str, str]
+
+
+def look(runs: Sequence[Run[Any]], options: WatchOptions, now: float) -> list[Line]:
+    """A line for every run that has begun."""
+    begun = [run for run in runs if RunDir(run.path).status.exists()]
+    return [_line(run, read_facts(RunDir(run.path), now), options) for run in begun]
+
+
+def watch(read: Callable[[], list[Line]]) -> None:
+    """Show what ``read`` gives, again and again, until no run is at work or Ctrl-C."""
+    from rich.console import Console
+    from rich.live import Live
+
+    console = Console(highlight=False, safe_box=ascii_only())
+    with Live(table(read()), console=console, auto_refresh=False, screen=False) as live:
+        while True:
+            lines = read()
+            live.update(table(lines), refresh=True)
+            if not any(line.state == "running" for line in lines):
+                return
+            time.sleep(_REFRESH_SECONDS)
+
+
+def table(lines: Sequence[Line]) -> Any:
+    """The lines as a rich table."""
+    from rich.table import Table
+
+    found = Table(box=None, pad_edge=False)
+    for name in ("run", "state", "iteration", "loss", "", "val loss", "tok/s", "eta", "MiB"):
+        found.add_column(name, justify="left" if name in ("run", "state", "") else "right")
+    found.add_column("health", overflow="fold")
+    for line in lines:
+        total = f"/{line.iterations:,}" if line.iterations else ""
+        found.add_row(
+            line.run,
+            line.state,
+            f"{line.iteration:,}{total}",
+            _number(line.loss, ".4f"),
+            spark(line.curve, _ASCII_BLOCKS if ascii_only() else _BLOCKS),
+            _number(line.val_loss, ".4f"),
+            _number(line.tokens_per_second, ",.0f"),
+            "-" if line.eta_seconds is None else clock(line.eta_seconds),
+            _number(line.memory_mib, ",.0f"),
+            "; ".join(f"{name}: {said}" for name, said in line.alarms.items()) or "well",
+        )
+    return found
+
+
+def to_text(lines: Sequence[Line]) -> str:
+    """The table as text, as wide as it has to be."""
+    from rich.console import Console
+
+    console = Console(width=_WIDEST, highlight=False, color_system=None, safe_box=ascii_only())
+    with console.capture() as captured:
+        console.print(table(lines))
+    return "".join(f"{line.rstrip()}\n" for line in captured.get().splitlines())
+
+
+def to_json(lines: Sequence[Line]) -> str:
+    """One document with sorted keys."""
+    document = {"schema_version": SCHEMA_VERSION, "runs": [asdict(line) for line in lines]}
+    return json.dumps(document, sort_keys=True, indent=2, allow_nan=False) + "\n"
+
+
+def spark(values: Sequence[float], blocks: str) -> str:
+    """A curve of one character a value, the lowest of ``blocks`` for the smallest."""
+    if not values:
+        return ""
+    low, span = min(values), max(values) - min(values)
+    top = len(blocks) - 1
+    return "".join(blocks[round(top * (v - low) / span) if span else 0] for v in values)
+
+
+def _line(run: Run[Any], facts: Facts, options: WatchOptions) -> Line:
+    newest = dict(facts.beats[-1]) if facts.beats else {}
+    status = facts.status
+    assert status is not None
+    done = max(status.iteration, newest.get("step", 0))
+    running = facts.is_running
+    held = [beats[-1]["mem_reserved_mib"] for beats in facts.heartbeats.values() if beats]
+    return Line(
+        run=run.label,
+        state=status.state.lower(),
+        iteration=done,
+        iterations=status.iterations,
+        loss=facts.train[-1]["loss"] if facts.train else None,
+        val_loss=facts.evals[-1]["val_loss"] if facts.evals else None,
+        tokens_per_second=newest.get("toks_per_s"),
+        eta_seconds=newest.get("eta_s") if running else None,
+        memory_mib=sum(held) if held else None,
+        curve=_thinned([row["loss"] for row in facts.train]),
+        alarms=alarms(facts, options),
+    )
+
+
+def _thinned(values: Sequence[float]) -> list[float]:
+    """Means of as many equal parts as the curve is wide."""
+    size = math.ceil(len(values) / _CURVE_WIDTH) if values else 1
+    parts = [values[at : at + size] for at in range(0, len(values), size)]
+    return [sum(part) / len(part) for part in parts]
+
+
+def _number(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)

@@ -1,0 +1,103 @@
+"""Runs at work, seen and stopped from another process."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from lib.errors import EXIT_INTERRUPTED
+from lib.files import read_json_lines
+from lib.project import ROOT
+from lib.rundir import RunDir
+from lib.status import State, read_status
+
+
+@pytest.fixture
+def at_work(build) -> Iterator[tuple]:
+    """A study of two steps that would train for an hour, both past their first log line."""
+    folder = build(
+        MAX_ITERS=1_000_000, LOG_INTERVAL=1, JOBS=2, TELEMETRY_INTERVAL=0, WATCH_SPEED=100
+    )
+    command = [sys.executable, str(ROOT / "scripts/run_test_matrix.py"), "-O", str(folder.path)]
+    environment = {**os.environ, "STEPS": "0,2"}
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE) as process:
+        try:
+            for path in folder.runs("0,2"):
+                wait_for(lambda: _trains(RunDir(path)))
+            yield folder, process
+        finally:
+            if process.poll() is None:
+                process.send_signal(signal.SIGINT)
+                process.wait(60)
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def _trains(run: RunDir) -> bool:
+    beats = run.heartbeats()
+    return 0 in beats and any(row["msg"] == "train" for row in read_json_lines(beats[0]))
+
+
+def test_they_are_shown_and_stopped_one_by_one_and_all(at_work) -> None:
+    folder, process = at_work
+    paths = [RunDir(path) for path in folder.runs("0,2")]
+    code, text, said = folder.command("scripts/watch.py", "--json", STEPS="0,2")
+    assert code == 0, text + said
+    lines = json.loads(text)["runs"]
+    assert [(line["run"].split()[0], line["state"]) for line in lines] == [
+        ("ratio/00-baseline", "running"),
+        ("ratio/02-golden", "running"),
+    ]
+    for line in lines:
+        assert line["iteration"] >= 1 and line["iterations"] == 1_000_000
+        assert line["loss"] > 1 and line["tokens_per_second"] > 0 and line["memory_mib"] > 50
+        assert line["alarms"] == {}
+
+    # What it is doing goes to its log, and it goes on doing it.
+    os.kill(int(paths[0].lock.read_text()), signal.SIGUSR1)
+    wait_for(lambda: "most recent call first" in paths[0].logs.read_text())
+
+    code, _, said = folder.command("scripts/stop.py", "--runs", "golden", STEPS="0,2")
+    assert code == 0 and "ratio/02-golden s1   asked to save and stop" in said
+    wait_for(lambda: read_status(paths[1]).state is State.INTERRUPTED)
+    assert read_status(paths[0]).state is State.RUNNING
+    assert list(paths[1].checkpoints.iterdir())
+    code, _, said = folder.command("scripts/stop.py", "--runs", "golden", STEPS="0,2")
+    assert code == 2 and "none of these runs is at work" in said
+
+    code, _, said = folder.command("scripts/stop.py", STEPS="0,2")
+    assert code == 0 and f"process {process.pid} asked" in said
+    assert process.wait(60) == EXIT_INTERRUPTED
+    assert read_status(paths[0]).state is State.INTERRUPTED
+    code, _, said = folder.command("scripts/stop.py", STEPS="0,2")
+    assert code == 2 and "nobody is training here" in said
+
+
+def test_a_silent_run_is_an_alarm(build) -> None:
+    folder = build()
+    assert folder.command("scripts/run_test_matrix.py", STEPS="0")[0] == 0
+    (path,) = folder.runs("0")
+    _silence(RunDir(path))
+    code, text, _ = folder.command("scripts/watch.py", STEPS="0")
+    assert code == 1
+    assert "stall: no heartbeat of rank 0 for" in " ".join(text.split())
+
+
+def _silence(run: RunDir) -> None:
+    """As a run looks whose machine went away an hour ago."""
+    status = json.loads(run.status.read_text())
+    run.status.write_text(json.dumps(status | {"state": "RUNNING"}))
+    (path,) = run.heartbeats().values()
+    rows = [row | {"ts": row["ts"] - 3600} for row in read_json_lines(path)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
