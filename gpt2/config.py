@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpt2.attention.grouped.options import GroupedOptions
 from gpt2.attention.options import AttentionConfig
 from gpt2.data.options import DataConfig, vocab_size
-from gpt2.mlp.mlp_latent.options import MlpLatentOptions
 from gpt2.mlp.options import BlockSite, MlpConfig
+from gpt2.rules import broken_rules
 from gpt2.shape import Shape
 from gpt2.weights.options import InitOptions
 from lib.binding import Value, bind, symbol
@@ -173,10 +172,11 @@ class Config:
             "watch": part(lambda: bind(WatchOptions, values)),
             "tracking": part(lambda: TrackingConfig.from_values(values)),
         }
+        shape, attention, mlp = (parts.pop(name) for name in ("shape", "attention", "mlp"))
+        model = ModelConfig(shape, attention, mlp) if shape and attention and mlp else None
+        problems += broken_rules(values, attention, model, parts["machine"], parts["repro"])
         if problems:
             raise ConfigError(*problems)
-        model = ModelConfig(parts.pop("shape"), parts.pop("attention"), parts.pop("mlp"))
-        _check_model(model)
         return bind(cls, values, model=model, values=dict(values), **parts)
 
     def identity(self) -> dict[str, Any]:
@@ -192,33 +192,6 @@ class Config:
 def load_config(build_dir: Path) -> Config:
     """The configuration of ``build_dir``. ConfigError when there is none or a rule is broken."""
     return Config.from_values(read_constants(build_dir / "config.py"))
-
-
-def _check_model(model: ModelConfig) -> None:
-    """Rules across the parts of a model; ConfigError lists all that are broken."""
-    problems: list[Problem] = []
-    projection = model.attention.projection
-    if isinstance(projection, GroupedOptions) and model.shape.n_head % projection.n_kv_head:
-        problems.append(
-            Problem(
-                f"N_KV_HEAD: {projection.n_kv_head} does not divide N_HEAD={model.shape.n_head}"
-            )
-        )
-    try:
-        model.attention.pattern.check(model.shape)
-    except ConfigError as error:
-        problems.extend(error.problems)
-    for site in model.sites():
-        try:
-            model.mlp.check_ratio(site)
-            for mechanism in model.mlp.mechanisms:
-                if isinstance(mechanism, MlpLatentOptions):
-                    mechanism.check(model.mlp.size(site).hidden, site)
-        except ConfigError as error:
-            problems.extend(error.problems)
-            break
-    if problems:
-        raise ConfigError(*problems)
 
 
 def _identity(value: Any) -> Any:

@@ -93,11 +93,15 @@ def status_text(plan: Plan, views: Sequence[RunView]) -> str:
 
 
 def summary_line(plan: Plan, views: Sequence[RunView]) -> str:
-    """``ratio study, 19 variants x 3 seeds, 57 runs, 41 done, about 00:40 left``."""
+    """``ratio study (paper_repro), 19 x 3 seeds, 57 runs, 41 done, about 00:40 left``."""
     variants = len({run.variant.slug for run in plan.runs})
     seeds = len({run.seed for run in plan.runs})
     name = _STUDY_NAMES.get(plan.study, f"{plan.study} study")
-    parts = [name, f"{variants} x {seeds} seed{'s' * (seeds > 1)}", f"{len(views)} runs"]
+    parts = [
+        f"{name} ({plan.base.repro.profile})",
+        f"{variants} x {seeds} seed{'s' * (seeds > 1)}",
+        f"{len(views)} runs",
+    ]
     counts = {
         state: sum(v.state == state for v in views) for state in ("done", "failed", "running")
     }

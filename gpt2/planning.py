@@ -9,6 +9,7 @@ from gpt2.ablation import STUDIES
 from gpt2.ablation.resolve import resolve_config, resolve_study
 from gpt2.combinations import Sweep
 from gpt2.config import Config
+from gpt2.rules import refuse_lone_arms
 from lib.binding import Value
 from lib.designs.axes import slug
 from lib.errors import ConfigError, Problem
@@ -102,6 +103,7 @@ def make_plan(
             study, blocks[seed], left_out = "matrix", combined.block, combined.left_out
         else:
             study, blocks[seed] = "single", [(Variant("run"), resolve_config(tree, seeded))]
+    refuse_lone_arms([config for block in blocks.values() for _, config in block])
     output = build_dir / base.study.output_dir
     runs = plan_runs(study, output, blocks)
     return Plan(study, output / study, build_dir, base, runs, left_out, sweep)
@@ -129,6 +131,7 @@ def make_trial(layers: Sequence[Layer], build_dir: Path, change: Layer, iteratio
         (Variant("base"), resolve_config(tree, layers)),
         (Variant(name, parent="base", delta=delta), resolve_config(tree, [*layers, change])),
     ]
+    refuse_lone_arms([config for _, config in block])
     output = build_dir / base.study.output_dir
     runs = plan_runs("try", output, {base.seed: block})
     return Plan("try", output / "try", build_dir, base, runs)

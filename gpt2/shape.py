@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 
 from lib.binding import symbol
-from lib.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -23,13 +22,6 @@ class Shape:
     activation: str = symbol("ACTIVATION")
     # Tokens of the tokenizer; not a symbol, it follows from TOKENIZER.
     vocab_size: int = 0
-
-    def __post_init__(self) -> None:
-        if self.n_embd % self.n_head:
-            raise ConfigError(
-                f"N_EMBD: {self.n_embd} is not a multiple of N_HEAD={self.n_head}; "
-                "every head needs the same width"
-            )
 
     @property
     def head_dim(self) -> int:

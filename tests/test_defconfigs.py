@@ -21,6 +21,9 @@ PAIRS = [
 ]
 # What hardware may change without changing the result's global batch.
 HARDWARE = {"DEVICE", "BATCH_SIZE", "GRAD_ACCUMULATION", "GPUS", "JOBS"}
+# Symbols that exist for one kind of device only come and go with DEVICE.
+OF_ONE_DEVICE = {"CUDNN_BENCHMARK", "DEVICE_CPU", "DEVICE_CUDA"}
+MACHINES = {"a100", "a10g-x4", "cpu", "h100", "w7900"}
 
 
 @pytest.fixture(scope="module")
@@ -63,15 +66,31 @@ def test_i4_fragment_takes_effect_on_its_base(tree, base, fragment):
 
 
 @pytest.mark.parametrize(
-    "fragment", [f for f in FRAGMENTS if f.name != "quick"], ids=lambda fragment: fragment.name
+    "fragment", [f for f in FRAGMENTS if f.name in MACHINES], ids=lambda fragment: fragment.name
 )
 def test_hardware_changes_what_fits_the_machine_and_nothing_else(tree, fragment):
     for base in fragment.bases:
         before = resolved(tree, base)
         after = resolved(tree, f"{base}+{fragment.name}")
         changed = {name for name in before if before[name] != after[name]}
-        # Symbols that exist for one kind of device only come and go with DEVICE.
-        assert {name for name in changed if not name.startswith("DEVICE")} <= HARDWARE
+        assert changed <= HARDWARE | OF_ONE_DEVICE
+
+
+@pytest.mark.parametrize("defconfig", DEFCONFIGS, ids=NAMES)
+def test_a_defconfig_names_its_profile(tree, defconfig):
+    """The default one in words: an assignment would be none of savedefconfig's."""
+    values, text = resolved(tree, defconfig.name), defconfig.path.read_text()
+    on_gpu = values["DEVICE"] == "cuda"
+    assert values["RUN_PROFILE"] == ("maxout_speed" if on_gpu else "paper_repro")
+    assert ("CONFIG_RUN_PROFILE_MAXOUT_SPEED=y" in text) == on_gpu
+    assert ("# Run profile: paper_repro, the default." in text) == (not on_gpu)
+
+
+def test_paper_makes_the_large_ones_repeat_every_bit(tree):
+    config = Config.from_values(resolved(tree, "gpt2-ratio-ablation+a100+paper"))
+    assert config.repro.strict and config.model.attention.backend == "rows"
+    assert (config.machine.precision, config.machine.matmul_precision) == ("fp32", "highest")
+    assert config.machine.deterministic and not config.machine.cudnn_benchmark
 
 
 def test_quick_runs_on_a_cpu_with_a_base_for_a_gpu(tree):

@@ -7,7 +7,7 @@ from gpt2.ablation.step import Step, Study
 from gpt2.config import Config
 from lib.errors import ConfigError, Problem
 from lib.files import canonical_json
-from lib.kconfig import Layer, Tree, locate
+from lib.kconfig import Layer, Tree
 
 
 @dataclass(frozen=True)
@@ -36,11 +36,7 @@ def resolve_step(tree: Tree, base: Sequence[Layer], study: Study, step: Step) ->
 
 def resolve_config(tree: Tree, layers: Sequence[Layer]) -> Config:
     """The configuration of ``layers``. ConfigError points at the lines that broke a rule."""
-    resolution = tree.resolve(layers)
-    try:
-        return Config.from_values(resolution.values)
-    except ConfigError as error:
-        raise locate(error, resolution) from None
+    return tree.checked(layers, Config.from_values)[1]
 
 
 def resolve_study(tree: Tree, base: Sequence[Layer], study: Study) -> list[ResolvedStep]:

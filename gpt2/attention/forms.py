@@ -2,7 +2,7 @@
 
 from gpt2.attention.options import AttentionConfig
 from gpt2.shape import Shape
-from lib.errors import PreflightError, Problem
+from lib.errors import ConfigError, Problem
 
 # FlexAttention's kernels know no narrower head.
 NARROWEST_HEAD = 16
@@ -12,27 +12,21 @@ def choose_form(attention: AttentionConfig, shape: Shape, shows_weights: bool, d
     """sdpa, rows, joined, or own where the pattern attends by itself, on a ``device`` that is cpu or
     cuda.
 
-    ``shows_weights`` says that an MLP reads attention weights. PreflightError where the configured
-    backend has no form of the configured parts.
+    ``shows_weights`` says that an MLP reads attention weights. ConfigError where joined passes are
+    asked for and have no form of the configured parts.
     """
-    backend = attention.backend
     if attention.pattern.attends:
-        if backend != "auto":
-            raise _refusal(backend, [attention.pattern.name])
         return "own"
-    extras = [part.name for part in (*attention.terms, *attention.gates)]
-    extras += ["an MLP that reads attention weights"] if shows_weights else []
-    if backend == "auto":
-        # Joined passes have to be asked for: no GPU has shown yet that they are right and faster.
-        return "rows" if extras else "sdpa"
-    if backend in ("rows", "joined"):
-        lacking = joined_lacks(attention, shape, shows_weights, device)
-        missing = lacking if backend == "joined" else []
-    else:
-        backend, missing = "sdpa", extras
-    if missing:
-        raise _refusal(attention.backend, missing)
-    return backend
+    # Joined passes have to be asked for: no GPU has shown yet that they are right and faster.
+    if attention.backend == "joined":
+        if lacking := joined_lacks(attention, shape, shows_weights, device):
+            what = f"joined attention has no form of: {', '.join(lacking)}"
+            raise ConfigError(
+                Problem(f"ATTENTION_BACKEND: {what}", next="type: SET=ATTENTION_BACKEND_ROWS=y")
+            )
+        return "joined"
+    plain = not (attention.terms or attention.gates or shows_weights)
+    return "sdpa" if plain and attention.backend != "rows" else "rows"
 
 
 def joined_lacks(
@@ -48,9 +42,3 @@ def joined_lacks(
     if device == "cuda" and shape.head_dim < NARROWEST_HEAD:
         lacking.append(f"heads of {shape.head_dim} numbers, fewer than {NARROWEST_HEAD}")
     return [what for what in lacking if what]
-
-
-def _refusal(backend: str, missing: list[str]) -> PreflightError:
-    what = f"{backend} attention has no form of: {', '.join(missing)}"
-    where = f"ATTENTION_BACKEND_{backend.upper()}"
-    return PreflightError(Problem(what, where, "type: SET=ATTENTION_BACKEND_AUTO=y"))

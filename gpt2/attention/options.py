@@ -102,7 +102,8 @@ class AttentionConfig:
     pattern: PatternOptions
     terms: tuple[TermOptions, ...]
     gates: tuple[ScorePartOptions, ...]
-    # auto, rows, joined, or a kernel of plain attention: see forms.py.
+    # auto, rows, joined, or a kernel of plain attention (see forms.py); empty where the pattern
+    # attends by itself.
     backend: str = symbol("ATTENTION_BACKEND")
 
     @classmethod

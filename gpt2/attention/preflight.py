@@ -13,7 +13,7 @@ from lib.machine.process import current_process
 
 
 def check_attention(model: ModelConfig, machine: MachineConfig) -> None:
-    """Refuse a backend that has no form of the parts, or no kernel for this device.
+    """Refuse a backend that has no kernel for this device.
 
     PreflightError. Of a kernel that is named torch is asked, with tensors of the shape; none runs.
     """

@@ -71,6 +71,6 @@ def _allowed(
                 f"the kernel {backend!r} cannot run this attention on {q_BNTH.device.type} "
                 f"({q_BNTH.dtype}, head dim {q_BNTH.shape[-1]}, dropout {dropout})",
                 where=f"ATTENTION_BACKEND_{backend.upper()}",
-                next="set ATTENTION_BACKEND_AUTO=y, or turn off what the kernel lacks",
+                next="type: SET=ATTENTION_BACKEND_ROWS=y, or turn off what the kernel lacks",
             )
         ) from error

@@ -12,11 +12,10 @@ from random import Random
 
 from kconfiglib import BOOL, INT, Choice, Symbol
 
-from gpt2.attention.forms import choose_form
 from gpt2.check.readers import readers
 from gpt2.config import Config, StudyConfig
 from lib.binding import Value
-from lib.errors import ConfigError, PreflightError
+from lib.errors import ConfigError
 from lib.kconfig import Layer, Tree
 from lib.tracking import TRACKERS
 
@@ -91,19 +90,8 @@ def draw(tree: Tree, seed: int, number: int) -> Drawn:
 
 
 def resolved(tree: Tree, settings: Mapping[str, str]) -> Config:
-    """The configuration of ``settings`` on the defaults. ConfigError where a rule is broken.
-
-    That an attention has a form of all its parts is asked by preflight, and so here.
-    """
-    values = tree.resolve([Layer.of("defconfig", "random", settings)]).values
-    config = Config.from_values(values)
-    model = config.model
-    try:
-        for shows in {model.mlp.reads_weights(site) for site in model.sites()}:
-            choose_form(model.attention, model.shape, shows, "cpu")
-    except PreflightError as error:
-        raise ConfigError(*(f"ATTENTION_BACKEND: {p.what}" for p in error.problems)) from None
-    return config
+    """The configuration of ``settings`` on the defaults. ConfigError where a rule is broken."""
+    return Config.from_values(tree.resolve([Layer.of("defconfig", "random", settings)]).values)
 
 
 def applicable(tree: Tree, settings: Mapping[str, str]) -> Settings:

@@ -26,6 +26,8 @@ from lib.rundir import RunDir
 
 # Gradient norms that go up now and then, and a small rise that counts as a spike.
 _SPIKES = {"SPAM_SPIKE_THRESHOLD": "0.0", "SPAM_SPIKE_WINDOW": "2", "LEARNING_RATE": "0.03"}
+# The profile that takes bf16 and TF32 without a reason.
+_FAST = {"RUN_PROFILE_MAXOUT_SPEED": "y"}
 # Settings of the base without which a symbol would have nothing to act on.
 _BASE: Mapping[str, Settings] = {
     "SPAM_CLIP_DELAY": {"SPAM_THETA": "1"},
@@ -33,6 +35,9 @@ _BASE: Mapping[str, Settings] = {
     "SPAM_SPIKE_WINDOW": _SPIKES,
     "SPAM_MOMENT_DAMPING": _SPIKES,
     "SPAM_VARIANCE_DAMPING": _SPIKES,
+    "PRECISION": _FAST,
+    "PRECISION_WHY": _FAST,
+    "MATMUL_WHY": _FAST,
     # The first variant that trains for longer.
     "ADAMWPRUNE_STRETCH": {"ADAMWPRUNE_VARIANT_BITTER3": "y"},
 }

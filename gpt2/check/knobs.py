@@ -19,7 +19,7 @@ ELSEWHERE = {
     "RUN_PROFILE": "decides defaults and rules alone",
     "DEVICE": "a GPU",
     "ATTENTION_BACKEND": "last bits: forms of the same function",
-    "TF32": "a GPU's products",
+    "MATMUL_PRECISION": "a GPU's products",
     "CUDNN_BENCHMARK": "a GPU's kernels",
     "DETERMINISTIC": "operations of a GPU",
     "COMPILE": "last bits, after minutes of compilation",

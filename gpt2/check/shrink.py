@@ -37,7 +37,7 @@ _PLACE: dict[str, Value] = {
     "DEVICE": "cpu",
     "CPU_THREADS": 1,
     "COMPILE": False,
-    "TF32": False,
+    "MATMUL_PRECISION": "highest",
     "CUDNN_BENCHMARK": False,
     "EXPANDABLE_SEGMENTS": False,
     "WARMUP_ITERATIONS": 0,
@@ -102,9 +102,10 @@ def small_values(config: Config, among: Iterable[Config] = ()) -> dict[str, Valu
     for name in _POSITIONS:
         fulls = {_number(peer.values, name) for peer in peers}
         values[name] = _places(fulls, shape.block_size, context)[_number(values, name)]
-    # Kernels of a GPU alone.
-    if values["ATTENTION_BACKEND"] in ("flash", "efficient"):
-        values["ATTENTION_BACKEND"] = "auto"
+    # Kernels that a CPU has not, or not with dropout; this one is of the same form.
+    lacks = ("efficient", "flash") if shape.dropout else ("efficient",)
+    if values["ATTENTION_BACKEND"] in lacks:
+        values["ATTENTION_BACKEND"] = "math"
     # The narrow type that a CPU has.
     if values["PRECISION"] == "fp16":
         values["PRECISION"] = "bf16"

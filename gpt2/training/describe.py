@@ -21,10 +21,11 @@ def start_line(session: Session) -> str:
     habits = {
         "compiled": machine.compile,
         "deterministic": machine.deterministic,
-        "tf32": machine.tf32,
+        f"{machine.matmul_precision} fp32 products": machine.matmul_precision != "highest",
         "cudnn benchmark": machine.cudnn_benchmark,
     }
     parts = [
+        session.config.repro.profile,
         f"{session.device} {name}, {memory:g} GiB",
         machine.precision,
         f"attention {attention_kernel(session)}",

@@ -20,7 +20,7 @@ def defconfig(place: Place, spec: str, settings: str) -> None:
     """Load ``NAME[+FRAGMENT…]`` with ``SET`` on top into .config."""
     tree = Tree(place.root)
     layers = defconfig_layers(place.root, spec, settings)
-    resolution = place.checked(tree.resolve(layers))
+    resolution = place.resolve(tree, layers)
     tree.write_config(resolution, place.config)
     for problem in resolution.hidden:
         say("CONFIG", f"no longer applies: {problem}")
@@ -34,7 +34,7 @@ def olddefconfig(place: Place) -> None:
     tree = Tree(place.root)
     old = read_config(place.config) if place.config.exists() else Layer("config", ())
     adapted, dropped = tree.adapt(old)
-    resolution = with_origins(tree, place.checked(tree.resolve([adapted])), place.config)
+    resolution = with_origins(tree, place.resolve(tree, [adapted]), place.config)
     new = tree.new_symbols(old)
     tree.write_config(resolution, place.config)
     for problem in dropped:
@@ -56,7 +56,7 @@ def constants(place: Place) -> None:
     """Generate config.py from .config."""
     tree = Tree(place.root)
     layer = read_config(place.config)
-    resolution = place.checked(tree.resolve([layer]))
+    resolution = place.resolve(tree, [layer])
     new = tree.new_symbols(layer)
     target = place.build / "config.py"
     note = ""

@@ -1,13 +1,13 @@
 """Where a configuration lives: the tree it is for, and the folder it builds in."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from lib.binding import Value
-from lib.errors import ConfigError
-from lib.kconfig.layers import Resolution, locate
+from lib.kconfig.layers import Layer, Resolution
+from lib.kconfig.tree import Tree
 
 
 @dataclass(frozen=True)
@@ -24,10 +24,6 @@ class Place:
         """The configuration file."""
         return self.build / (os.environ.get("KCONFIG_CONFIG") or ".config")
 
-    def checked(self, resolution: Resolution) -> Resolution:
+    def resolve(self, tree: Tree, layers: Sequence[Layer]) -> Resolution:
         """The resolution, if it keeps the rules. ConfigError points at the lines that break one."""
-        try:
-            self.rules(resolution.values)
-        except ConfigError as error:
-            raise locate(error, resolution) from None
-        return resolution
+        return tree.checked(layers, self.rules)[0]

@@ -1,11 +1,14 @@
 """One parsed Kconfig tree, on which any number of configurations is resolved."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence, Set
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from pathlib import Path
+from typing import TypeVar
 
 from kconfiglib import Choice, Symbol
 
+from lib.binding import Value
 from lib.errors import ConfigError, Problem
 from lib.kconfig.check import (
     Finding,
@@ -17,12 +20,13 @@ from lib.kconfig.check import (
     holds,
 )
 from lib.kconfig.describe import SymbolInfo, describe, typed_value, value_text
-from lib.kconfig.layers import Assignment, Layer, Origin, Resolution
+from lib.kconfig.layers import Assignment, Layer, Origin, Resolution, locate
 from lib.kconfig.load import load_kconfig
 from lib.kconfig.origins import write_origins
 from lib.kconfig.save import save_config
 from lib.project import ROOT
 
+T = TypeVar("T")
 _OLDDEFCONFIG = "make olddefconfig drops the lines of .config that no longer apply"
 
 
@@ -43,17 +47,36 @@ class Tree:
         layer assigns the symbol (or another member of its choice) or makes it unavailable.
         Raises ConfigError with all problems of all layers.
         """
+        return self.checked(layers, dict)[0]
+
+    def checked(
+        self, layers: Sequence[Layer], rules: Callable[[Mapping[str, Value]], T]
+    ) -> tuple[Resolution, T]:
+        """``resolve``, and what ``rules`` makes of the values.
+
+        ``rules`` raises ConfigError with what Kconfig cannot say of values: each problem that begins
+        with ``NAME:`` then points at the line that set NAME. All problems come at once, but none that
+        names a symbol whose assignment did not take: its value is not what was asked for.
+        """
         findings, standing = self._apply(layers)
         problems = [problem for layer in layers for problem in layer.problems]
         problems += [finding.problem for finding in findings]
         broken, hidden, deciding = self._check_standing(standing)
         if any(finding.stale for finding in findings):
             problems[-1] = dataclasses.replace(problems[-1], next=_OLDDEFCONFIG)
-        if problems or broken:
-            raise ConfigError(*problems, *broken)
+        problems += broken
         values = {item.name: typed_value(item) for item in self.items()}
         origins = {name: deciding.get(name) for name in values}
-        return Resolution(values, origins, tuple(layers), tuple(hidden))
+        resolution = Resolution(values, origins, tuple(layers), tuple(hidden))
+        try:
+            made = rules(values)
+        except ConfigError as error:
+            failed = self._names(problem.what for problem in problems)
+            others = locate(error, resolution).problems
+            raise ConfigError(*problems, *(p for p in others if not failed & _words(p))) from None
+        if problems:
+            raise ConfigError(*problems)
+        return resolution, made
 
     def adapt(self, layer: Layer) -> tuple[Layer, list[Problem]]:
         """An old ``.config`` (label "config") without what no longer applies, and what that was.
@@ -180,6 +203,11 @@ class Tree:
             self._touched.add(symbol)
             symbol.set_value(assignment.value)
 
+    def _names(self, texts: Iterable[str]) -> set[str]:
+        """What the problems ``NAME=value: …`` are about: symbols, and the choices they belong to."""
+        names = {text.partition("=")[0] for text in texts}
+        return names | {self._key(name) for name in names}
+
     def _is_deselection(self, assignment: Assignment) -> bool:
         """Whether it is the n of a choice member, which the y of another member implies."""
         symbol = self.kconf.syms.get(assignment.name)
@@ -201,6 +229,10 @@ class Tree:
             text = f"{origin.name}={origin.value}: {explain_failure(symbol, origin)}"
             (broken if symbol.visibility else hidden).append(Problem(text, origin.where))
         return broken, hidden, deciding
+
+
+def _words(problem: Problem) -> set[str]:
+    return set(re.findall(r"\w+", problem.what))
 
 
 def _layers(layers_or_resolution: Sequence[Layer] | Resolution) -> Sequence[Layer]:

@@ -45,7 +45,8 @@ def device_name(device: torch.device) -> str:
 def knobs(machine: MachineConfig, device: torch.device, process: Process) -> dict[str, Any]:
     """Each setting as requested, as resolved for this machine, and as torch then reports it."""
     scaler = "GradScaler" if machine.precision == "fp16" else "none"
-    matmul = "high" if machine.tf32 else "highest"
+    matmul = machine.matmul_precision
+    tf32 = matmul != "highest"
     on_gpu = device.type == "cuda"
     table = {
         "device": (machine.device, str(device), _observed_device),
@@ -61,8 +62,8 @@ def knobs(machine: MachineConfig, device: torch.device, process: Process) -> dic
         ),
         "float32_matmul_precision": (matmul, matmul, torch.get_float32_matmul_precision),
         "allow_tf32_cudnn": (
-            machine.tf32,
-            machine.tf32,
+            tf32,
+            tf32,
             lambda: torch.backends.cudnn.allow_tf32,
         ),
         "cudnn_benchmark": (

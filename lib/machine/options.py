@@ -17,7 +17,8 @@ class MachineConfig:
     cpu_threads: int = symbol("CPU_THREADS")
     compile: bool = symbol("COMPILE")
     deterministic: bool = symbol("DETERMINISTIC")
-    tf32: bool = symbol("TF32")
+    # Inside fp32 matrix products: highest, high (TF32) or medium (bf16).
+    matmul_precision: str = symbol("MATMUL_PRECISION")
     cudnn_benchmark: bool = symbol("CUDNN_BENCHMARK")
     expandable_segments: bool = symbol("EXPANDABLE_SEGMENTS", identity=False)
     # Iterations run before timing starts, on a copy: no trace in weights, optimizer or RNG.

@@ -65,9 +65,9 @@ def set_up(machine: MachineConfig, process: Process, processes: int = 1) -> "tor
     torch.use_deterministic_algorithms(machine.deterministic)
     # Deterministic mode would fill every new tensor with NaN first: a write of all memory once more.
     torch.utils.deterministic.fill_uninitialized_memory = False
-    torch.set_float32_matmul_precision("high" if machine.tf32 else "highest")
+    torch.set_float32_matmul_precision(machine.matmul_precision)
     # torch leaves this one on by itself, whatever the precision of matrix products.
-    torch.backends.cudnn.allow_tf32 = machine.tf32
+    torch.backends.cudnn.allow_tf32 = machine.matmul_precision != "highest"
     torch.backends.cudnn.benchmark = machine.cudnn_benchmark
     if machine.device == "cpu":
         return torch.device("cpu")

@@ -301,6 +301,6 @@ def test_plan_and_status_load_no_torch_and_write_nothing(configure, script):
     found = subprocess.run(command, capture_output=True, text=True, cwd=ROOT / "scripts")
     assert found.returncode == 0, found.stderr
     assert "ratio/18-ract-entropy s1" in found.stdout
-    assert "ratio study, 19 x 1 seed, 19 runs, 0 done" in found.stdout
+    assert "ratio study (paper_repro), 19 x 1 seed, 19 runs, 0 done" in found.stdout
     assert "torch=False" in found.stderr
     assert sorted(build.rglob("*")) == before

@@ -175,11 +175,6 @@ def test_a_scalar_that_no_unit_would_use_is_refused(settings: str, refused: bool
         resolve_config(Tree(), layers)
 
 
-def test_width_is_a_multiple_of_the_heads() -> None:
-    with pytest.raises(ConfigError, match="N_EMBD: 30 is not a multiple of N_HEAD=4"):
-        make_model_config(n_embd=30)
-
-
 def test_vocabulary_is_padded_to_a_multiple() -> None:
     shape: Shape = make_model_config(vocab_size=257, vocab_multiple=64).shape
 

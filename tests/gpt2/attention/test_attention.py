@@ -176,7 +176,7 @@ def test_backends_that_run_agree(build, backend):
 
 @pytest.mark.parametrize("given", [dict(backend="efficient"), dict(backend="flash", dropout=0.5)])
 def test_a_backend_that_cannot_run_is_an_error(build, given):
-    with pytest.raises(RunError, match="ATTENTION_BACKEND_AUTO=y"):
+    with pytest.raises(RunError, match="ATTENTION_BACKEND_ROWS=y"):
         build(9, dtype=torch.float32, **given)()
 
 

@@ -8,11 +8,12 @@ import torch
 from gpt2.attention.forms import choose_form
 from gpt2.attention.preflight import check_attention
 from gpt2.model import GPT
-from lib.errors import PreflightError
+from lib.errors import ConfigError, PreflightError
+from lib.kconfig import Layer, Tree
 from lib.machine.options import MachineConfig
 from tests.gpt2.builders import make_model_config
 
-CPU = MachineConfig("cpu", "fp32", 1, False, True, False, False, False, 0)
+CPU = MachineConfig("cpu", "fp32", 1, False, True, "highest", False, False, 0)
 ENTROPY = {"ra_cross_token": {"mode": "entropy"}}
 RMS = {"ra_cross_token": {"mode": "rms"}}
 TOPK = {"ra_cross_token": {"mode": "topk"}}
@@ -46,8 +47,9 @@ def wide(**given):
         (RA | {"mechanisms": ("mlp_cross_token",)}, "rows"),
     ],
 )
-def test_auto_takes_what_has_been_proven(given, expected, device):
-    assert form(wide(**given), device) == expected
+@pytest.mark.parametrize("backend", ["auto", "flash", "efficient", "math"])
+def test_a_kernel_is_for_plain_attention_and_rows_for_the_rest(given, expected, device, backend):
+    assert form(wide(**given, attention_backend=backend), device) == expected
 
 
 @pytest.mark.parametrize("given", [{}, RA | gated(TOPK), {"mechanisms": ("mlp_cross_token",)}])
@@ -61,24 +63,21 @@ def test_joined_is_taken_on_a_cpu_too_when_named(given):
 
 
 @pytest.mark.parametrize(
-    ("backend", "given", "lacking"),
+    ("given", "lacking"),
     [
-        ("joined", gated(TOPK), "RA_CROSS_TOKEN_MODE_TOPK"),
-        ("joined", gated(MAX), "RA_CROSS_TOKEN_MODE_MAX"),
-        ("joined", {"dropout": 0.1}, "DROPOUT=0.1"),
-        ("joined", {"mechanisms": ("mlp_cross_token",)}, "reads attention weights"),
-        ("joined", RA | {"n_embd": 32}, "heads of 8 numbers"),
-        ("flash", RA, "reciprocal"),
-        ("math", gated(ENTROPY), "ra_cross_token"),
-        ("efficient", {"mechanisms": ("mlp_cross_token",)}, "reads attention weights"),
+        (gated(TOPK), "RA_CROSS_TOKEN_MODE_TOPK"),
+        (gated(MAX), "RA_CROSS_TOKEN_MODE_MAX"),
+        ({"dropout": 0.1}, "DROPOUT=0.1"),
+        ({"mechanisms": ("mlp_cross_token",)}, "reads attention weights"),
+        (RA | {"n_embd": 32}, "heads of 8 numbers"),
     ],
 )
-def test_a_backend_without_a_form_of_the_parts_is_refused(backend, given, lacking):
-    model = make_model_config(**{"n_embd": 64, **given}, attention_backend=backend)
-    with pytest.raises(PreflightError, match=lacking) as refused:
+def test_joined_passes_without_a_form_of_the_parts_are_refused(given, lacking):
+    model = make_model_config(**{"n_embd": 64, **given}, attention_backend="joined")
+    with pytest.raises(ConfigError, match=lacking) as refused:
         form(model, "cuda")
-    assert f"ATTENTION_BACKEND_{backend.upper()}: " in str(refused.value)
-    assert "SET=ATTENTION_BACKEND_AUTO=y" in str(refused.value)
+    assert "ATTENTION_BACKEND: " in str(refused.value)
+    assert "SET=ATTENTION_BACKEND_ROWS=y" in str(refused.value)
 
 
 @pytest.mark.parametrize("mechanism", ["mlp_cross_token", "mlp_latent", "mlp_attn_gate"])
@@ -123,9 +122,16 @@ def test_flex_attention_needs_its_compiler(monkeypatch):
     check_attention(model, CPU)
 
 
-@pytest.mark.parametrize("backend", ["flash", "rows", "joined"])
-def test_a_pattern_that_attends_by_itself_takes_no_backend(backend):
+@pytest.mark.parametrize("backend", ["", "flash", "rows", "joined"])
+def test_a_pattern_that_attends_by_itself_heeds_no_backend(backend):
     parts = {"projection": "grouped", "pattern": "nsa"}
-    assert form(make_model_config(**parts), "cpu") == "own"
-    with pytest.raises(PreflightError, match="has no form of: nsa"):
-        form(make_model_config(**parts, attention_backend=backend), "cpu")
+    assert form(make_model_config(**parts, attention_backend=backend), "cpu") == "own"
+
+
+def test_kconfig_offers_no_backend_to_a_pattern_that_attends_by_itself():
+    nsa = {"ATTENTION_PROJECTION_GROUPED": True, "ATTENTION_PATTERN_NSA": True}
+    tree = Tree()
+    values = tree.resolve([Layer.of("defconfig", "test", nsa)]).values
+    assert values["ATTENTION_BACKEND"] == ""
+    with pytest.raises(ConfigError, match="ATTENTION_BACKEND_ROWS=y: needs"):
+        tree.resolve([Layer.of("defconfig", "test", nsa | {"ATTENTION_BACKEND_ROWS": True})])

@@ -22,7 +22,7 @@ def machine() -> MachineConfig:
         cpu_threads=torch.get_num_threads(),
         compile=False,
         deterministic=torch.are_deterministic_algorithms_enabled(),
-        tf32=torch.backends.cudnn.allow_tf32,
+        matmul_precision=torch.get_float32_matmul_precision(),
         cudnn_benchmark=torch.backends.cudnn.benchmark,
         expandable_segments=False,
         warmup_iterations=0,

@@ -19,7 +19,7 @@ CPU = MachineConfig(
     cpu_threads=1,
     compile=False,
     deterministic=True,
-    tf32=False,
+    matmul_precision="highest",
     cudnn_benchmark=False,
     expandable_segments=False,
     warmup_iterations=0,
@@ -91,10 +91,10 @@ def test_settings_are_applied() -> None:
     assert torch.are_deterministic_algorithms_enabled()
     assert torch.get_float32_matmul_precision() == "highest"
     assert not torch.backends.cudnn.allow_tf32
-    set_up(replace(CPU, deterministic=False, tf32=True, cpu_threads=2), Process())
+    set_up(replace(CPU, deterministic=False, matmul_precision="medium", cpu_threads=2), Process())
     assert torch.get_num_threads() == 2
     assert not torch.are_deterministic_algorithms_enabled()
-    assert torch.get_float32_matmul_precision() == "high"
+    assert torch.get_float32_matmul_precision() == "medium"
     assert torch.backends.cudnn.allow_tf32
 
 

@@ -1,0 +1,200 @@
+"""What the run profiles decide and refuse, and that one failure lists all that is wrong."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gpt2.ablation.resolve import resolve_config, resolve_study
+from gpt2.ablation.ratio import RATIO
+from gpt2.check.cases import find_cases
+from gpt2.config import Config
+from gpt2.planning import make_plan
+from lib.binding import Value
+from lib.errors import ConfigError
+from lib.kconfig import Layer, Tree, defconfig_layers
+from lib.project import ROOT
+
+PAPER, FAST = "RUN_PROFILE_PAPER_REPRO", "RUN_PROFILE_MAXOUT_SPEED"
+
+
+@pytest.fixture(scope="module")
+def tree() -> Tree:
+    return Tree()
+
+
+@pytest.fixture
+def configure(tree: Tree) -> Callable[..., Config]:
+    """The configuration of some symbols on the defaults."""
+
+    def build(**settings: Value) -> Config:
+        return resolve_config(tree, [Layer.of("defconfig", "test", settings)])
+
+    return build
+
+
+@pytest.fixture
+def refused(configure: Callable[..., Config]) -> Callable[..., list[str]]:
+    """What is said of some symbols, a text for each problem."""
+
+    def problems(**settings: Value) -> list[str]:
+        with pytest.raises(ConfigError) as error:
+            configure(**settings)
+        return [str(problem) for problem in error.value.problems]
+
+    return problems
+
+
+# What docs/profiles.md says of each, on a GPU.
+TABLE = {
+    PAPER: {
+        "precision": "fp32",
+        "matmul_precision": "highest",
+        "deterministic": True,
+        "cudnn_benchmark": False,
+        "compile": False,
+    },
+    FAST: {
+        "precision": "fp32",
+        "matmul_precision": "high",
+        "deterministic": False,
+        "cudnn_benchmark": True,
+        "compile": False,
+    },
+}
+
+
+@pytest.mark.parametrize("profile", TABLE)
+def test_a_profile_decides_what_is_left_open(configure: Callable, profile: str) -> None:
+    machine = configure(**{profile: True}).machine
+    assert {name: vars(machine)[name] for name in TABLE[profile]} == TABLE[profile]
+
+
+def test_the_default_is_to_repeat_every_bit(configure: Callable) -> None:
+    assert configure().repro.strict and configure() == configure(**{PAPER: True})
+    assert not configure(**{FAST: True}).repro.strict
+
+
+@pytest.mark.parametrize(
+    ("settings", "backend"),
+    [
+        ({PAPER: True}, "rows"),
+        ({PAPER: True, "DEVICE_CPU": True}, "flash"),
+        # The CPU's flash attention drops no weights.
+        ({PAPER: True, "DEVICE_CPU": True, "DROPOUT": "0.1"}, "rows"),
+        ({FAST: True}, "auto"),
+    ],
+)
+def test_a_paper_names_its_kernel(
+    configure: Callable, settings: dict[str, Value], backend: str
+) -> None:
+    assert configure(**settings).model.attention.backend == backend
+
+
+def test_every_step_of_a_study_has_the_pinned_form(tree: Tree) -> None:
+    for spec in ("gpt2-quickstart", "gpt2-ratio-ablation+paper"):
+        steps = resolve_study(tree, defconfig_layers(ROOT, spec), RATIO)
+        backends = {step.config.model.attention.backend for step in steps}
+        assert len(steps) == 19 and len(backends) == 1 and backends != {"auto"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"DETERMINISTIC": False}, "DETERMINISTIC: n under paper_repro"),
+        ({"ATTENTION_BACKEND_AUTO": True}, "ATTENTION_BACKEND: auto under paper_repro"),
+        ({"PRECISION_BF16": True}, "PRECISION: bf16 under paper_repro needs a reason"),
+        ({"PRECISION_BF16": True, "PRECISION_WHY": "  "}, "PRECISION: bf16 under paper_repro"),
+        ({"PRECISION_FP16": True, "PRECISION_WHY": "x"}, "PRECISION: fp16 under paper_repro"),
+        ({"MATMUL_PRECISION_HIGH": True}, "MATMUL_PRECISION: high under paper_repro needs"),
+        ({FAST: True, "MATMUL_PRECISION_MEDIUM": True}, "MATMUL_PRECISION: medium under maxout"),
+        ({"ATTENTION_BACKEND_JOINED": True, "DROPOUT": "0.1"}, "ATTENTION_BACKEND: joined"),
+        ({"N_KV_HEAD": 5, "ATTENTION_PROJECTION_GROUPED": True}, "N_KV_HEAD: 5 does not divide"),
+        ({"N_KV_HEAD": 24, "ATTENTION_PROJECTION_GROUPED": True}, "N_KV_HEAD: 24 does not divide"),
+        ({"DEVICE_CPU": True, "PRECISION_FP16": True}, "PRECISION_FP16=y: needs DEVICE_CUDA=y"),
+        ({"SEED": -1}, "SEED=-1: out of range"),
+        ({"SEED_LIST": "1,-2"}, "SEED_LIST: '-2' is not a whole number"),
+        ({"QUANTIZATION": "int8"}, "QUANTIZATION=int8: no such symbol"),
+    ],
+)
+def test_what_is_refused_says_so_and_what_to_type(
+    refused: Callable, settings: dict[str, Value], said: str
+) -> None:
+    (problem,) = refused(**settings)
+    assert said in problem
+    if "_repro" in said or "maxout" in said:
+        assert "type: SET=" in problem
+
+
+def test_a_reason_is_enough(configure: Callable) -> None:
+    reason: dict[str, Value] = {"PRECISION_WHY": "the same within noise of three seeds"}
+    bf16 = configure(PRECISION_BF16=True, **reason)
+    assert bf16.repro.precision_why == reason["PRECISION_WHY"]
+    reason = {"MATMUL_WHY": "run 3 against run 4"}
+    assert configure(MATMUL_PRECISION_HIGH=True, **reason).machine.matmul_precision == "high"
+    # Words make no other run.
+    assert bf16.hash8 == configure(PRECISION_BF16=True, PRECISION_WHY="because").hash8
+
+
+def test_all_problems_come_at_once(refused: Callable) -> None:
+    """Out of range, a broken dependency, each part's own, across parts, the profile's."""
+    found = refused(
+        SEED=-1,
+        DEVICE_CPU=True,
+        PRECISION_FP16=True,
+        MODEL_SIZE_CUSTOM=True,
+        N_HEAD=4,
+        N_EMBD=130,
+        DROPOUT="2.0",
+        ATTENTION_PROJECTION_GROUPED=True,
+        N_KV_HEAD=3,
+        GLOBAL_BATCH=9,
+        LEARNING_RATE="fast",
+        DETERMINISTIC=False,
+        ATTENTION_BACKEND_AUTO=True,
+        MATMUL_PRECISION_MEDIUM=True,
+    )
+    symbols = (
+        "SEED=-1",
+        "PRECISION_FP16=y",
+        "N_EMBD: 130",
+        "N_KV_HEAD: 3",
+        "DROPOUT: 2.0",
+        "GLOBAL_BATCH: ",
+        "LEARNING_RATE: ",
+        "DETERMINISTIC: n",
+        "ATTENTION_BACKEND: auto",
+        "MATMUL_PRECISION: medium",
+    )
+    assert all(any(f"test: {symbol}" in text for text in found) for symbol in symbols), found
+    assert len(found) == len(symbols)
+
+
+def test_what_did_not_take_is_not_judged(refused: Callable) -> None:
+    """N_HEAD would be its default, which N_EMBD is no multiple of: nobody asked for that."""
+    (problem,) = refused(MODEL_SIZE_CUSTOM=True, N_HEAD=0, N_EMBD=128)
+    assert "N_HEAD=0: out of range" in problem
+
+
+COMPILED: dict[str, Value] = {"DEVICE_CPU": True, "COMPILE": True}
+BOTH: dict[str, Value] = {
+    "DEVICE_CPU": True,
+    "TEST_MATRIX_MODE": True,
+    "TEST_MATRIX_AXES": "COMPILE=n,y",
+}
+
+
+def test_a_paper_compiles_beside_the_same_run_without_it(tmp_path: Path) -> None:
+    """The same answer of what plans, trains or dry-runs, and of make check."""
+    for answer in (lambda layers: make_plan(layers, tmp_path), find_cases):
+        with pytest.raises(ConfigError, match="COMPILE: y under paper_repro") as refusal:
+            answer([Layer.of("defconfig", "test", COMPILED)])
+        assert 'TEST_MATRIX_AXES="COMPILE=n,y"' in str(refusal.value)
+        answer([Layer.of("defconfig", "test", BOTH)])
+        answer([Layer.of("defconfig", "test", COMPILED | {FAST: True})])
+        different = BOTH | {
+            "TEST_MATRIX_AXES": "COMPILE=n,y N_LAYER=1,2",
+            "MODEL_SIZE_CUSTOM": True,
+        }
+        answer([Layer.of("defconfig", "test", different)])
+    assert list(tmp_path.iterdir()) == []
