@@ -58,9 +58,20 @@ def test_spam_resets_at_exactly_the_configured_optimizer_steps(
     [
         {**NO_SPAM, **MOVEMENT, "OPTIMIZER_SGD": True, "SGD_NESTEROV": True},
         {**NO_SPAM, "OPTIMIZER_ADAM": True, "PRUNING_SCOPE_LAYER": True},
-        {**NO_SPAM, **MOVEMENT, "OPTIMIZER_ADAMWADV": True, "PRECISION_BF16": True},
+        {
+            **NO_SPAM,
+            **MOVEMENT,
+            "OPTIMIZER_ADAMWADV": True,
+            "PRECISION_BF16": True,
+            "PRECISION_WHY": "half",
+        },
         {**PRUNE, "ADAMWPRUNE_BASE_ADAMWSPAM": True, **SPAM, "ADAMWPRUNE_VARIANT_BITTER8": True},
-        {**PRUNE, "ADAMWPRUNE_VARIANT_BITTER4": True, "PRECISION_BF16": True},
+        {
+            **PRUNE,
+            "ADAMWPRUNE_VARIANT_BITTER4": True,
+            "PRECISION_BF16": True,
+            "PRECISION_WHY": "half",
+        },
     ],
     ids=["sgd-movement", "adam-magnitude", "adamwadv-movement-bf16", "prune-spam", "prune-bf16"],
 )

@@ -32,11 +32,11 @@ def test_cuda_without_a_gpu_is_an_error_before_step_0(
 
 def test_the_start_line_says_what_was_resolved(session: Callable[..., Session]) -> None:
     line = start_line(session())
-    for fact in ("cpu ", "GiB", "fp32", "sdpa math", "1 thread", "12 it x 64 tokens"):
+    for fact in ("cpu ", "GiB", "fp32", "attention by rows", "1 thread", "12 it x 64 tokens"):
         assert fact in line
     assert "sdpa flash" in start_line(session(DROPOUT="0.0"))
     assert "by rows" in start_line(session(RECIPROCAL=True))
-    assert "bf16" in start_line(session(PRECISION_BF16=True))
+    assert "bf16" in start_line(session(PRECISION_BF16=True, PRECISION_WHY="as it is"))
 
 
 def test_the_manifest_tells_what_made_the_run(

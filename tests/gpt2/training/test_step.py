@@ -22,7 +22,9 @@ NO_PRUNING = {"PRUNING_MAGNITUDE": None, "PRUNING_FREQUENCY": None}
 
 def test_bf16_gradients_are_those_of_each_micro_batch_by_itself(session: Open) -> None:
     """Weights are cast once for all micro-batches; casting them anew gives the same bits."""
-    opened = session(PRECISION_BF16=True, DROPOUT="0.0", GRAD_CLIP="0", **NO_PRUNING)
+    opened = session(
+        PRECISION_BF16=True, PRECISION_WHY="as it is", DROPOUT="0.0", GRAD_CLIP="0", **NO_PRUNING
+    )
     micro_batches = next(opened.batches())
     assert len(micro_batches) == 2
     for x_BT, y_BT in micro_batches:
@@ -135,7 +137,7 @@ def test_warm_up_leaves_no_trace(session: Open) -> None:
 
 
 def test_bf16_runs_matrix_products_in_bf16_and_keeps_weights_in_fp32(session: Open) -> None:
-    opened = session(PRECISION_BF16=True)
+    opened = session(PRECISION_BF16=True, PRECISION_WHY="as it is")
     seen = []
     linear = opened.model.h[0].mlp.c_fc
     linear.register_forward_hook(lambda module, inputs, output: seen.append(output.dtype))

@@ -142,7 +142,7 @@ def test_progress_is_reported(configure: Configure, train: Callable) -> None:
     assert events[-1]["eta_seconds"] == 0.0
     losses = [row["loss"] for row in done.rows("train")[9:]]
     assert events[-1]["loss"] == pytest.approx(sum(losses) / 3)
-    assert "TRAIN cpu " in done.lines() and "DONE val loss" in done.lines()
+    assert "TRAIN paper_repro | cpu " in done.lines() and "DONE val loss" in done.lines()
 
 
 def test_what_the_hour_decides_is_kept_apart(configure: Configure, train: Callable) -> None:
