@@ -3,6 +3,7 @@
 B batch, T tokens.
 """
 
+import contextlib
 import hashlib
 import os
 from datetime import timedelta
@@ -36,12 +37,16 @@ def check(subject: Subject) -> list[Finding]:
     """
     config, ids_BT = subject.exact, subject.tokens(2 * _RANKS, _LENGTH)
     meeting = subject.workshop.folder / "rendezvous"
-    partner = subject.workshop.partner
     # Tensors would be sent as shared memory, which two related processes cannot hand over.
     rows = ids_BT.tolist()
-    partner.start("gpt2.check.parallel:train", 1, config, meeting, rows)
-    digest, gradients = train(0, config, meeting, rows)
-    other_digest, others = partner.result()
+    with contextlib.ExitStack() as failure:
+        # In a group that one of them has left, the next step would fail too.
+        failure.callback(subject.workshop.dismiss)
+        partner = subject.workshop.partner
+        partner.start("gpt2.check.parallel:train", 1, config, meeting, rows)
+        digest, gradients = train(0, config, meeting, rows)
+        other_digest, others = partner.result()
+        failure.pop_all()
     found = []
     if digest != other_digest:
         found.append(Finding("the same initial weights on both ranks", "they differ"))

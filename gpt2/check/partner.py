@@ -1,5 +1,6 @@
 """A second process for what one process cannot show: a fresh start, and training in two."""
 
+import contextlib
 import multiprocessing
 import traceback
 from multiprocessing.connection import Connection
@@ -12,6 +13,8 @@ from lib.runner.worker import find_function
 
 # A partner that has died or waits for a message that never comes.
 _PATIENCE_SECONDS = 120.0
+# How a pipe says that its other end is closed.
+_GONE = (EOFError, BrokenPipeError, ConnectionResetError)
 
 
 class Partner:
@@ -22,19 +25,26 @@ class Partner:
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(target=_serve, args=(theirs, self._pipe), daemon=True)
         self._process.start()
+        self._calls = 0
         theirs.close()
 
     def start(self, function: str, *arguments: Any) -> None:
         """Have ``module:function`` called over there."""
-        self._pipe.send((function, arguments))
+        self._calls += 1
+        with contextlib.suppress(*_GONE):
+            self._pipe.send((self._calls, function, arguments))
 
     def result(self) -> Any:
-        """What it returned. RunError where it raised, or the process died."""
+        """What the last call returned. RunError where it raised, or the process died."""
+        number = 0
         try:
-            answered = self._pipe.poll(_PATIENCE_SECONDS)
-            kind, value = self._pipe.recv() if answered else ("error", "no answer")
-        except EOFError:
-            kind, value = "error", "the second process died"
+            # Of calls before it whose results were not taken, because something had failed here.
+            while number < self._calls:
+                if not self._pipe.poll(_PATIENCE_SECONDS):
+                    raise RunError("the second process does not answer")
+                number, kind, value = self._pipe.recv()
+        except _GONE:
+            raise RunError("the second process died") from None
         if kind == "error":
             raise RunError(value)
         return value
@@ -88,14 +98,12 @@ def describe(error: Exception) -> str:
 
 
 def _serve(pipe: Connection, theirs: Connection) -> None:
-    """Answer calls until nobody asks any more."""
+    """Answer calls until nobody asks, or wants to know, any more."""
     theirs.close()
-    while True:
-        try:
-            function, arguments = pipe.recv()
-        except EOFError:
-            return
-        value = None
-        with Outcome() as outcome:
-            value = find_function(function)(*arguments)
-        pipe.send(("error", outcome.text) if outcome.text else ("value", value))
+    with contextlib.suppress(*_GONE):
+        while True:
+            number, function, arguments = pipe.recv()
+            value = None
+            with Outcome() as outcome:
+                value = find_function(function)(*arguments)
+            pipe.send((number, "error", outcome.text) if outcome.text else (number, "value", value))

@@ -50,10 +50,16 @@ class Workshop:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self.dismiss()
+        self._temporary.cleanup()
+
+    def dismiss(self) -> None:
+        """End the second process, if there is one; the next use makes another."""
         if "partner" in vars(self):
             self.partner.close()
+            del self.partner
             import_module("gpt2.check.parallel").part()
-        self._temporary.cleanup()
+            (self.folder / "rendezvous").unlink(missing_ok=True)
 
     def target(self, device: str) -> Gpu | Literal["cpu"]:
         """What a run on ``device`` has to fit: the GPU that was named, one that is here, or the
