@@ -87,7 +87,7 @@ def fingerprint(subject: "Subject") -> Fingerprint:
     gradients = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
     found = projections(_by_shape(gradients))
     session.optimizer.zero_grad(set_to_none=True)
-    for i in range(small.train.max_iters):
+    for i in range(session.budget.iterations):
         piece_BT = subject.tokens(1, _LENGTH, skip=i * _LENGTH)
         rehearsal.step([(piece_BT[:, :-1], piece_BT[:, 1:])])
     trained = _by_shape(session.weights())

@@ -9,7 +9,6 @@ import torch
 
 from gpt2.check.finding import Finding
 from gpt2.check.rehearsal import Rehearsal
-from gpt2.check.shrink import ITERATIONS
 from gpt2.check.subject import Subject
 from gpt2.check.trial import SAVED_AT
 from gpt2.config import Config
@@ -40,7 +39,7 @@ def finish(config: Config, build_dir: Path, folder: Path) -> tuple[int, list[flo
     rehearsal = Rehearsal(config, build_dir, folder)
     resume(rehearsal.session)
     start = rehearsal.session.iteration
-    for _ in range(start, ITERATIONS):
+    for _ in range(start, rehearsal.session.budget.iterations):
         rehearsal.step()
     rehearsal.close()
     return start, rehearsal.losses, rehearsal.digest()

@@ -8,7 +8,6 @@ from torch import Tensor, nn
 
 from gpt2 import train
 from gpt2.check.rehearsal import Rehearsal
-from gpt2.check.shrink import ITERATIONS
 from gpt2.check.workshop import Workshop
 from gpt2.config import Config
 
@@ -48,7 +47,7 @@ class Trial:
         self.updates: list[Update] = []
         hooks = [self._watch(name, p) for name, p in session.model.named_parameters()]
         session.optimizer.register_step_pre_hook(self._note_update)
-        for i in range(1, ITERATIONS + 1):
+        for i in range(1, session.budget.iterations + 1):
             self.rehearsal.step()
             self.sparsity.append(session.pruner.sparsity())
             if i == WATCHED:

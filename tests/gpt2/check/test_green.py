@@ -40,6 +40,11 @@ RIGHT = {
             "VOCAB_MULTIPLE": "1024",
         },
     ),
+    # The variant trains for longer: the ramp ends in the last of its iterations.
+    "stretched": (
+        "pruned,reload",
+        {"OPTIMIZER_ADAMWPRUNE": "y", "ADAMWPRUNE_VARIANT_BITTER2": "y", "PRUNING_RAMP_END": "0.9"},
+    ),
     # Every gradient of the mechanism is zero, here and by the formulas.
     "strength 0": ("reference", {"MLP_ATTN_GATE": "y", "MLP_ATTN_GATE_ALPHA": "0"}),
     # No weight of any row is kept.
