@@ -52,6 +52,10 @@ class Registry:
         """The class that builds ``name``. ValueError names the known ones."""
         return self._load(name, "module", self.suffix)
 
+    def reference(self, name: str) -> type:
+        """The class with the formulas of ``name`` on plain numbers. ValueError names the known ones."""
+        return self._load(name, "reference", "Reference")
+
     def _load(self, name: str, module: str, suffix: str) -> type:
         if name not in self._packages:
             known = ", ".join(self._packages)

@@ -1,34 +1,26 @@
-"""Pruning and a special optimizer act."""
+"""Pruning and the optimizer act, by the formulas of those that are configured."""
 
-from collections.abc import Sequence
-
-import torch
 from torch import Tensor, nn
 
 from gpt2.check.finding import Finding
-from gpt2.check.shrink import changed
+from gpt2.check.replay import replay
 from gpt2.check.subject import Subject
-from gpt2.check.trial import FOLLOWED, Update
-from gpt2.config import Config
-from lib.binding import Value
-from lib.optim import OPTIMIZERS
+from gpt2.check.trial import FOLLOWED, first_numbers
+from lib.pruning import PRUNERS
 from lib.pruning.mask import Unprunable
 
-# fp32, and one step of rounding in each iteration.
-_TOLERANCE = 1e-5
 _SPARSITY_TOLERANCE = 0.01
 # Part of a tensor that may come to a zero by itself.
 _ROUNDED = 0.01
-# A vector and its matrix; the plain optimizer that a special one has to differ from.
-_PLAIN = "adamw"
-# Its numbers where the configured optimizer has none.
-_ADAM: dict[str, Value] = {"ADAM_BETA1": "0.9", "ADAM_BETA2": "0.999", "ADAM_EPS": "1e-8"}
+# Scores in fp32 change places, by this part of the largest.
+_TIE = 1e-5
 
 
 def check(subject: Subject) -> list[Finding]:
-    """Sparsity along the trial's ramp, and its updates replayed by the configured optimizer."""
-    found = _sparsity(subject) if subject.config.pruning.name != "none" else []
-    return found + _optimizer(subject)
+    """Sparsity along the trial's ramp, what was pruned for it, and every update."""
+    pruned = subject.config.pruning.name != "none"
+    found = _sparsity(subject) + _choice(subject) if pruned else []
+    return found + replay(subject)
 
 
 def _sparsity(subject: Subject) -> list[Finding]:
@@ -67,46 +59,17 @@ def _prunable(subject: Subject, name: str, weight: Tensor) -> bool:
     return weight.ndim >= 2 and (subject.config.pruning.include_embeddings or not embedding)
 
 
-def _optimizer(subject: Subject) -> list[Finding]:
-    trial, config = subject.trial, subject.shrunk
-    name, vector = config.optimizer.name, FOLLOWED[0]
-    start = {followed: trial.start[followed] for followed in FOLLOWED}
-    if not all(followed in update.gradients for update in trial.updates for followed in FOLLOWED):
-        return [Finding("a gradient in every optimizer step", "none for the final norm")]
-    replayed = _replay(config, start, trial.updates)
-    found = []
-    if not _close(replayed[vector], trial.end[vector]):
-        text = f"{vector} is not what {name} makes of its gradients"
-        found.append(Finding(f"the trainer updates by {name}", text))
-    # AdamWPrune trains by its base: what it adds is pruning.
-    rule = config.optimizer.base.name if name == "adamwprune" else name
-    if rule != _PLAIN:
-        adam = {symbol: value for symbol, value in _ADAM.items() if not config.values[symbol]}
-        plain = _replay(changed(config, OPTIMIZER=_PLAIN, **adam), start, trial.updates)
-        if all(_close(replayed[followed], plain[followed]) for followed in FOLLOWED):
-            text = f"the same weights as {_PLAIN} from the same gradients"
-            found.append(Finding(f"{name} acts", text))
-    return found
-
-
-def _replay(
-    config: Config, start: dict[str, Tensor], updates: Sequence[Update]
-) -> dict[str, Tensor]:
-    """What a new optimizer of the configuration makes of recorded gradients."""
-    parameters = {name: torch.nn.Parameter(value.clone()) for name, value in start.items()}
-    groups = [
-        {"params": [(n, p)], "weight_decay": config.optimizer.weight_decay if p.ndim >= 2 else 0.0}
-        for n, p in parameters.items()
-    ]
-    optimizer = OPTIMIZERS.module(config.optimizer.name)(groups, config.optimizer, updates[0].lr)
-    for update in updates:
-        for name, parameter in parameters.items():
-            parameter.grad = update.gradients[name].clone()
-        for group in optimizer.param_groups:
-            group["lr"] = update.lr
-        optimizer.step(gradient_norm=update.gradient_norm)
-    return {name: parameter.detach() for name, parameter in parameters.items()}
-
-
-def _close(a: Tensor, b: Tensor) -> bool:
-    return bool(torch.allclose(a, b, rtol=_TOLERANCE, atol=_TOLERANCE / 10))
+def _choice(subject: Subject) -> list[Finding]:
+    """Of a matrix, every time, the weights go that score lowest by the pruner's formulas."""
+    trial, options = subject.trial, subject.shrunk.pruning
+    reference = PRUNERS.reference(options.name)(options)
+    alive = [True] * len(first_numbers(trial.start[FOLLOWED[1]]))
+    for step, (seen, left) in enumerate(zip(trial.seen, trial.left, strict=True), 1):
+        scores = reference.scores(seen)
+        gone = [s for s, was, is_ in zip(scores, alive, left, strict=True) if was and not is_]
+        stay = [s for s, is_ in zip(scores, left, strict=True) if is_]
+        if gone and stay and max(gone) > min(stay) + _TIE * max(map(abs, scores)):
+            text = f"one of {max(gone):.3g} goes at step {step}, one of {min(stay):.3g} stays"
+            return [Finding(f"the lowest scores of {options.name} are pruned", text)]
+        alive = left
+    return []

@@ -3,31 +3,26 @@
 B batch, T tokens.
 """
 
-import math
-
 import torch
 
 from gpt2 import reference
 from gpt2.attention import GATES, TERMS
 from gpt2.check.finding import Finding
+from gpt2.check.initial import initial
 from gpt2.check.shrink import changed
 from gpt2.check.subject import Subject
 from gpt2.loss import IGNORED
 from gpt2.mlp import MECHANISMS
-from gpt2.model import GPT
 from lib.binding import Value
 
 _TOLERANCE = 1e-9
 # Beyond every small window, and more than one piece of attention's walk.
 _LENGTH = 14
-# Elements of which a standard deviation is known to 3 %, and what is allowed.
-_FEWEST = 500
-_SPREAD = 0.15
 
 
 def check(subject: Subject) -> list[Finding]:
     """In float64, where no parameter is zero."""
-    return _formulas(subject) + _off(subject) + _initial(subject)
+    return _formulas(subject) + _off(subject) + initial(subject)
 
 
 def _formulas(subject: Subject) -> list[Finding]:
@@ -85,22 +80,6 @@ def _off(subject: Subject) -> list[Finding]:
         return []
     what = f"{', '.join(on)} of strength 0 changes nothing"
     return [Finding(what, f"logits differ by {error:.1e} of their size")]
-
-
-def _initial(subject: Subject) -> list[Finding]:
-    """Matrices start at 0.02, those into the residual stream at 0.02 / √(2·n_layer)."""
-    model = GPT(subject.exact.model)
-    model.init_weights(subject.exact.seed)
-    shape = subject.exact.model.shape
-    for name, parameter in model.named_parameters():
-        weights = parameter[: shape.vocab_size] if name == "wte.weight" else parameter
-        wanted = 0.02 / math.sqrt(2 * shape.n_layer) if name.endswith("c_proj.weight") else 0.02
-        if weights.ndim < 2 or weights.numel() < _FEWEST:
-            continue
-        if abs(float(weights.detach().std()) / wanted - 1) > _SPREAD:
-            text = f"{float(weights.detach().std()):.4f}"
-            return [Finding(f"a standard deviation of {wanted:.4f} of the initial {name}", text)]
-    return []
 
 
 def _error(found: torch.Tensor, wanted: torch.Tensor) -> float:

@@ -10,12 +10,15 @@ from gpt2 import train
 from gpt2.check.rehearsal import Rehearsal
 from gpt2.check.workshop import Workshop
 from gpt2.config import Config
+from lib.pruning.seen import Seen
 
 # Every parameter has to have had a gradient by then.
 WATCHED = 3
 SAVED_AT = 3
 # One vector and one matrix, which every step has.
 FOLLOWED = ("ln_f.weight", "h.0.attn.c_proj.weight")
+# Of each of them: enough to see a rule, few enough to compute them again one at a time.
+_ELEMENTS = 128
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,8 @@ class Update:
     gradient_norm: Tensor
     clipped_norm: Tensor
     gradients: dict[str, Tensor]
+    # Of the matrix, before the step.
+    weights: Tensor
 
 
 class Trial:
@@ -45,11 +50,17 @@ class Trial:
         # After each step.
         self.sparsity: list[float] = []
         self.updates: list[Update] = []
+        # What a pruner reads of the matrix after each step, and which of its weights it leaves.
+        self.seen: list[Seen] = []
+        self.left: list[list[bool]] = []
         hooks = [self._watch(name, p) for name, p in session.model.named_parameters()]
         session.optimizer.register_step_pre_hook(self._note_update)
+        if config.pruning.name != "none":
+            session.optimizer.register_step_post_hook(self._note_scored)
         for i in range(1, session.budget.iterations + 1):
             self.rehearsal.step()
             self.sparsity.append(session.pruner.sparsity())
+            self.left.append([w != 0.0 for w in first_numbers(self._matrix)])
             if i == WATCHED:
                 for hook in hooks:
                     hook.remove()
@@ -84,4 +95,42 @@ class Trial:
         lr, norm = optimizer.param_groups[0]["lr"], named["gradient_norm"].clone()
         seen = [p.grad for p in parameters.values() if p.grad is not None]
         clipped = torch.nn.utils.get_total_norm(seen)
-        self.updates.append(Update(lr, norm, clipped, gradients))
+        weights = parameters[FOLLOWED[1]].detach().clone()
+        self.updates.append(Update(lr, norm, clipped, gradients, weights))
+
+    @property
+    def _matrix(self) -> Tensor:
+        return self.rehearsal.session.weights()[FOLLOWED[1]]
+
+    def _note_scored(self, optimizer: Any, arguments: tuple[Any, ...], named: Any) -> None:
+        """What the pruner is about to read; weights that are pruned later are not zero yet."""
+        if "gradient_norm" not in named:
+            return
+        parameter = dict(self.rehearsal.session.model.named_parameters())[FOLLOWED[1]]
+        state = optimizer.state[parameter]
+        moments = [
+            first_numbers(state[name]) for name in ("exp_avg", "exp_avg_sq") if name in state
+        ]
+        m, v = moments or ([], [])
+        history = [
+            (
+                first_numbers(update.gradients[FOLLOWED[1]] * _unclipped(update)),
+                first_numbers(update.weights),
+            )
+            for update in self.updates
+            if FOLLOWED[1] in update.gradients
+        ]
+        correction = 1.0
+        if moments:
+            correction -= optimizer.param_groups[0]["betas"][0] ** state["step"].item()
+        self.seen.append(Seen(first_numbers(parameter), history, m, v, correction))
+
+
+def first_numbers(tensor: Tensor) -> list[float]:
+    """The elements of a followed tensor that are computed again."""
+    numbers: list[float] = tensor.flatten()[:_ELEMENTS].tolist()
+    return numbers
+
+
+def _unclipped(update: Update) -> Tensor:
+    return update.gradient_norm / update.clipped_norm

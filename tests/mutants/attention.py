@@ -96,6 +96,12 @@ def _statistic_is(mode: str) -> Plant:
     return plant
 
 
+@torch.no_grad()
+def _one_higher(parameter: Tensor) -> None:
+    """Where it starts."""
+    parameter += 1.0
+
+
 def _unregistered(self: Any) -> None:
     bias = self.bias.detach().clone().requires_grad_()
     del self.bias
@@ -170,6 +176,28 @@ MUTANTS = (
         {"gradients": r"a gradient of h\.0\.attn\.terms\.reciprocal\.alpha; found: none or zero"},
         then(Reciprocal, "backward_", lambda out, *given: tuple(0 * o for o in out)),
         MECHANISMS,
+    ),
+    Mutant(
+        "reciprocal is a little too strong",
+        "a thousandth more than is configured",
+        "ra",
+        {"reference": _LOGITS},
+        then(Reciprocal, "_scaled_keys", lambda out, *given: out * 1.001),
+    ),
+    Mutant(
+        "learnable alpha starts elsewhere",
+        "one more than is configured",
+        "ra-learnable",
+        {"reference": r"0\.3 in the initial h\.0\.attn\.terms\.reciprocal\.alpha; found: 1\.3"},
+        after_init(Reciprocal, lambda self: self.alpha is None or _one_higher(self.alpha)),
+        MECHANISMS,
+    ),
+    Mutant(
+        "cross-token gate starts elsewhere",
+        "another bias than is configured",
+        "ract",
+        {"reference": r"in the initial h\.0\.attn\.gates\.ra_cross_token\.bias; found"},
+        after_init(RaCrossToken, lambda self: _one_higher(self.bias)),
     ),
     Mutant(
         "latent projection in every step",

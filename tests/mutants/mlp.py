@@ -152,6 +152,13 @@ MUTANTS = (
         replaced(MlpAttnGate, "_hand_on", _full_strength),
     ),
     Mutant(
+        "gate starts elsewhere",
+        "another bias than is configured",
+        "golden-gate",
+        {"reference": r"in the initial h\.0\.mlp\.mechanisms\.mlp_attn_gate\.bias; found: 1"},
+        after_init(MlpAttnGate, lambda self: nn.init.ones_(self.bias)),
+    ),
+    Mutant(
         "gate changes the hidden layer",
         "it scales its own block too",
         "mla-golden-mech",

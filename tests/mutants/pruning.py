@@ -4,16 +4,20 @@ from typing import Any
 
 import torch
 
+from gpt2.check.trial import FOLLOWED
 from gpt2.training import start
 from lib.optim import OPTIMIZERS
+from lib.optim.adam.module import Adam
 from lib.optim.adamwspam.module import Adamwspam
 from lib.optim.adamwspam.options import AdamwspamOptions
 from lib.pruning import PRUNERS
+from lib.pruning.magnitude.module import MagnitudePruner
 from lib.pruning.mask import MaskPruner
 from lib.pruning.movement.module import MovementPruner
 from lib.pruning.none.module import NonePruner
 from lib.pruning.options import PruningOptions
-from tests.mutants.mutant import Mutant, nothing, replaced, then, together
+from lib.pruning.state.module import StatePruner
+from tests.mutants.mutant import Mutant, after_init, nothing, replaced, then, together
 
 _MATRIX = "test-matrix-optimizers"
 _RELOAD = "the same (loss at step|weights in the end)"
@@ -31,6 +35,29 @@ def _reviving(self: MaskPruner, step: int, progress: float, optimizer: Any) -> N
     if self._is_due(step, progress):
         self._reached = self._options.sparsity_at(progress)
         self._update_masks(optimizer)
+
+
+def _grouped(**numbers: Any) -> Any:
+    """Every group of the optimizer gets other numbers than the options say."""
+    return after_init(Adam, lambda self: [group.update(numbers) for group in self.param_groups])
+
+
+def _turned(right: Any) -> Any:
+    """Groups say what is configured, and every update swaps the betas."""
+
+    def step(self: torch.optim.Adam, *given: Any, **named: Any) -> None:
+        for group in self.param_groups:
+            group["betas"] = group["betas"][::-1]
+        right(self, *given, **named)
+        for group in self.param_groups:
+            group["betas"] = group["betas"][::-1]
+
+    return step
+
+
+def _by_chance(out: torch.Tensor, *given: Any) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(out.numel())
+    return torch.rand(out.shape, generator=generator)
 
 
 def _everything(right: Any) -> Any:
@@ -134,6 +161,59 @@ MUTANTS = (
         ),
         _MATRIX,
         beside=("adamw-magnitude",),
+    ),
+    Mutant(
+        "betas change places",
+        "the optimizer is built with them swapped",
+        "baseline",
+        {"pruned": r"an optimizer with betas \(0\.9, 0\.95\); found: \(0\.95, 0\.9\)"},
+        _grouped(betas=(0.95, 0.9)),
+    ),
+    Mutant(
+        "betas change places in the update",
+        "the optimizer says that they do not",
+        "adamw-none",
+        {"pruned": rf"the trainer updates by adamw; found: ({'|'.join(FOLLOWED)}) is not what"},
+        replaced(torch.optim.Adam, "step", _turned),
+        _MATRIX,
+    ),
+    Mutant(
+        "epsilon is another",
+        "no gradient of the small form is small enough to show it",
+        "baseline",
+        {"pruned": r"an optimizer with eps 1e-08; found: 1e-07"},
+        _grouped(eps=1e-7),
+    ),
+    Mutant(
+        "AMSGrad is off",
+        "AdamWAdv is AdamW",
+        "adamwadv-magnitude",
+        {"pruned": f"adamwadv {_ACTS}"},
+        _grouped(amsgrad=False),
+        _MATRIX,
+    ),
+    Mutant(
+        "weights are pruned by chance",
+        "the scores are drawn, the same ones each time",
+        "pruned-50",
+        {"pruned": "the lowest scores of magnitude are pruned; found: one of .* goes at step"},
+        then(MagnitudePruner, "score", _by_chance),
+    ),
+    Mutant(
+        "movement is turned round",
+        "weights that grow are pruned",
+        "adamw-movement",
+        {"pruned": "the lowest scores of movement are pruned; found: one of .* goes at step"},
+        then(MovementPruner, "score", lambda out, *given: -out),
+        _MATRIX,
+    ),
+    Mutant(
+        "state pruning reads the weights alone",
+        "the moments of AdamWPrune's base are left out",
+        "adamwprune-state",
+        {"pruned": "the lowest scores of state are pruned; found: one of .* goes at step"},
+        then(StatePruner, "score", lambda out, self, name, *given: self._parameters[name].abs()),
+        _MATRIX,
     ),
     Mutant(
         "optimizer never steps",

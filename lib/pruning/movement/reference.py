@@ -1,9 +1,18 @@
 """Movement scores on plain lists."""
 
+from lib.pruning.movement.options import MovementOptions
+from lib.pruning.seen import Seen
 
-def scores(history: list[tuple[list[float], list[float]]]) -> list[float]:
-    """−Σ g w of each weight; ``history`` holds gradients and weights of each step."""
-    return [
-        -sum(gradients[i] * weights[i] for gradients, weights in history)
-        for i in range(len(history[0][0]))
-    ]
+
+class MovementReference:
+    """What MovementPruner adds up, one number at a time."""
+
+    def __init__(self, options: MovementOptions) -> None:
+        self.options = options
+
+    def scores(self, seen: Seen) -> list[float]:
+        """−Σ g w of each weight over all steps."""
+        return [
+            -sum(gradients[i] * weights[i] for gradients, weights in seen.history)
+            for i in range(len(seen.weights))
+        ]

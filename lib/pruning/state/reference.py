@@ -2,14 +2,23 @@
 
 import math
 
+from lib.pruning.seen import Seen
+from lib.pruning.state.options import StateOptions
 
-def scores(
-    variant: str, weights: list[float], m: list[float], v: list[float], bias_correction: float
-) -> list[float]:
-    """One score for each weight; the lowest go. ``bias_correction`` is 1 − β1ᵗ."""
-    found = [_score(variant, *numbers, bias_correction) for numbers in zip(weights, m, v)]
-    shift = min(found) if variant in ("bitter5", "bitter9") else 0.0
-    return [score - min(0.0, shift) for score in found]
+
+class StateReference:
+    """What StatePruner computes, one number at a time."""
+
+    def __init__(self, options: StateOptions) -> None:
+        self.options = options
+
+    def scores(self, seen: Seen) -> list[float]:
+        """One score for each weight; the lowest go."""
+        variant = self.options.variant
+        numbers = zip(seen.weights, seen.m, seen.v, strict=True)
+        found = [_score(variant, *each, seen.bias_correction) for each in numbers]
+        shift = min(found) if variant in ("bitter5", "bitter9") else 0.0
+        return [score - min(0.0, shift) for score in found]
 
 
 def _score(variant: str, w: float, m: float, v: float, bias_correction: float) -> float:

@@ -1,12 +1,16 @@
-"""Configurations at which checks once failed, with nothing wrong."""
+"""What is right is green, at configurations too at which checks once failed with nothing wrong."""
+
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
 from gpt2.check import CHECKS
-from gpt2.check.cases import Case
+from gpt2.check.cases import Case, checked_layers, find_cases
 from gpt2.check.draw import resolved
 from gpt2.check.run import run_here
+from lib.errors import Problem
 from lib.kconfig import Tree
 from lib.repro.rng import rng_state, set_rng_state
 
@@ -65,3 +69,21 @@ def test_what_is_right_is_green(name):
     case = Case("a", "a", "a", resolved(Tree(), settings))
     found = run_here(case, [CHECKS[check] for check in checks.split(",")], {})
     assert {check: result.findings for check, result in found.items() if result.findings} == {}
+
+
+@pytest.mark.parametrize("slug", ["pruned-50", "full"])
+def test_a_step_of_a_study_is_green(slug):
+    cases = find_cases(checked_layers(Path(), "gpt2-ratio-ablation"), slug)
+    (case,) = cases.chosen
+    parent = {c.slug: c for c in cases.every if c.slug == case.parent}
+    found = run_here(case, list(CHECKS.values()), parent)
+    states = {name: result.state for name, result in found.items()}
+    assert states == dict.fromkeys(CHECKS, "passed") | {"data": "absent"}, found
+
+
+def test_a_step_that_does_not_resolve_says_why():
+    (case,) = find_cases(checked_layers(Path(), "gpt2-124m")).chosen
+    broken = replace(case, config=None, problems=(Problem("no", "step ra"),))
+    found = run_here(broken, list(CHECKS.values()), {})
+    assert {name: r.state for name, r in found.items()} == {"resolve": "failed"}
+    assert found["resolve"].findings[0].found == "step ra: no"

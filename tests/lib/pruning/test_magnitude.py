@@ -4,7 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
-from lib.pruning.magnitude.reference import pruned
+from lib.pruning.magnitude.reference import MagnitudeReference
+from lib.pruning.seen import Seen
 
 
 @pytest.mark.parametrize("scope", ["global", "layer"])
@@ -14,9 +15,9 @@ def test_one_update_equals_the_reference(
     trial: Callable, scope: str, ramp: str, progress: float
 ) -> None:
     run = trial(f"magnitude-{scope}-{ramp}")
-    lists = [p.flatten().tolist() for p in run.weights.values()]
+    tensors = [Seen(p.flatten().tolist()) for p in run.weights.values()]
     run.pruner.after_step(10, progress, run.optimizer)
-    expected = pruned(lists, run.options, progress)
+    expected = MagnitudeReference(run.options).pruned(tensors, progress)
     for found, indices in zip(run.zeros().values(), expected, strict=True):
         assert set(found.flatten().nonzero().flatten().tolist()) == indices
 

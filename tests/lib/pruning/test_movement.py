@@ -6,14 +6,16 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from lib.pruning.movement.reference import scores
+from lib.pruning.movement.reference import MovementReference
+from lib.pruning.seen import Seen
 
 
 def test_scores_are_the_sum_over_all_steps_before_clipping(trial: Callable) -> None:
     run = trial("movement-global-cubic")
     run.steps(1, 30)
     for name, parameter in run.weights.items():
-        expected = torch.tensor(scores([step[name] for step in run.history]))
+        seen = Seen(parameter.flatten().tolist(), [step[name] for step in run.history])
+        expected = torch.tensor(MovementReference(run.options).scores(seen))
         found = run.pruner.score(name, run.optimizer).flatten()
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-7)
         # Training pushes both ways, or the sign would not be seen.

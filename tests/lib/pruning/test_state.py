@@ -11,7 +11,8 @@ from lib.designs.grid import grid
 from lib.errors import ConfigError
 from lib.kconfig import Layer, Tree
 from lib.pruning.state.options import VARIANTS, rescaled
-from lib.pruning.state.reference import scores
+from lib.pruning.seen import Seen
+from lib.pruning.state.reference import StateReference
 from tests.lib.pruning.cases import STEPS
 
 
@@ -52,7 +53,7 @@ def test_a_variant_brings_ramp_scope_and_budget(trial: Callable, variant: str) -
         assert trial(variant, ADAMWPRUNE_STRETCH=False).options.stretch == 1.0
 
 
-def _expected_scores(run, variant: str, steps: int) -> list[list[float]]:
+def _expected_scores(run, steps: int) -> list[list[float]]:
     found = []
     for parameter in run.weights.values():
         state = run.optimizer.state[parameter]
@@ -60,7 +61,9 @@ def _expected_scores(run, variant: str, steps: int) -> list[list[float]]:
         found.append(lists)
     # Scored together, because a shift is one number for all.
     joined = [sum(lists, []) for lists in zip(*found, strict=True)]
-    ranked = iter(scores(variant, *joined, bias_correction=1 - 0.9**steps))
+    weights, m, v = joined
+    seen = Seen(weights, m=m, v=v, bias_correction=1 - 0.9**steps)
+    ranked = iter(StateReference(run.options).scores(seen))
     return [[next(ranked) for _ in lists[0]] for lists in found]
 
 
@@ -68,7 +71,7 @@ def _expected_scores(run, variant: str, steps: int) -> list[list[float]]:
 def test_one_update_equals_the_reference(trial: Callable, variant: str) -> None:
     run = trial(variant)
     run.steps(1, 7)
-    expected = _expected_scores(run, variant, 7)
+    expected = _expected_scores(run, 7)
     found = [run.pruner.score(name, run.optimizer).flatten() for name in run.weights]
     shift = expected[0][0] - float(found[0][0]) if variant in ("bitter5", "bitter9") else 0.0
     for ours, theirs in zip(found, expected, strict=True):
