@@ -35,6 +35,7 @@ ELSEWHERE = {
     "TOKENIZER": "another text of tokens",
     "VAL_FRACTION": "another text of tokens",
     "CUSTOM_PATH": "another text of tokens",
+    "CUSTOM_VAL_PATH": "another text of tokens",
     "CUSTOM_FORMAT": "another text of tokens",
     "CUSTOM_TEXT_FIELD": "another text of tokens",
 }

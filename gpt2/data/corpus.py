@@ -27,6 +27,8 @@ class Document:
 
     id: str
     text: str
+    # The side that it was given for; None where the hash of its text decides.
+    held_out: bool | None = None
 
 
 class Corpus(Protocol):

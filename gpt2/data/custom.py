@@ -37,19 +37,30 @@ class Files:
     """What every custom data set has: files with their digests, and no packages."""
 
     files: tuple[SourceFile, ...]
+    # Files of documents that were given to be held out; without any, the hash of a text decides.
+    held_out: tuple[SourceFile, ...] = ()
     packages: tuple[Package, ...] = ()
 
     def identity(self) -> Any:
-        """The files' names and digests."""
-        return [[f.name, f.sha256] for f in self.files]
+        """The files' names and digests, side by side."""
+        return [[[f.name, f.sha256] for f in side] for side in (self.files, self.held_out)]
 
     def provenance(self) -> list[dict[str, Any]]:
-        """Name, size and digest of each file."""
-        return [{"file": f.name, "bytes": f.bytes, "sha256": f.sha256} for f in self.files]
+        """Name, size and digest of each file, and its side where that was given."""
+        return [
+            {"file": f.name, "bytes": f.bytes, "sha256": f.sha256}
+            | ({} if held_out is None else {"split": "val" if held_out else "train"})
+            for f, held_out in self.sided()
+        ]
 
     def text_bytes(self, downloads: Path) -> int:
         """The files' size."""
-        return sum(f.bytes for f in self.files)
+        return sum(f.bytes for f, _ in self.sided())
+
+    def sided(self) -> Iterator[tuple[SourceFile, bool | None]]:
+        """Each file, and whether it is to be held out; None where that was not said."""
+        yield from ((f, False if self.held_out else None) for f in self.files)
+        yield from ((f, True) for f in self.held_out)
 
 
 class TextCorpus(Files):
@@ -57,9 +68,9 @@ class TextCorpus(Files):
 
     def documents(self, downloads: Path) -> Iterator[Document]:
         """The files' text as it stands. DataError where it is not UTF-8."""
-        for file in self.files:
+        for file, held_out in self.sided():
             try:
-                yield Document(file.name, file.path.read_bytes().decode())
+                yield Document(file.name, file.path.read_bytes().decode(), held_out)
             except UnicodeDecodeError as error:
                 raise _bad(file.path, f"not UTF-8 at byte {error.start}") from None
 
@@ -76,12 +87,12 @@ class JsonlCorpus(Files):
 
     def documents(self, downloads: Path) -> Iterator[Document]:
         """The text of each line's field. DataError with file:line on a line without one."""
-        for file in self.files:
+        for file, held_out in self.sided():
             with open(file.path, "rb") as stream:
                 for number, line in enumerate(stream, start=1):
                     if line.strip():
                         text = self._text(line, f"{file.path}:{number}")
-                        yield Document(f"{file.name}:{number}", text)
+                        yield Document(f"{file.name}:{number}", text, held_out)
 
     def _text(self, line: bytes, where: str) -> str:
         try:
@@ -128,19 +139,27 @@ class BinCorpus(Files):
                 position += tokens.size
 
 
-def find(path: Path, data_format: str, field: str) -> TextCorpus | JsonlCorpus | BinCorpus:
+def find(
+    path: Path, data_format: str, field: str, val_path: Path | None = None
+) -> TextCorpus | JsonlCorpus | BinCorpus:
     """The custom data set at ``path``; ``field`` is read by jsonl alone.
 
-    Raises DataError when there is no such file or folder, or nothing of that format in it.
+    What ``val_path`` holds is held out, and the rest is trained on. Raises DataError when there is
+    no such file or folder, or nothing of that format in it.
     """
+    files = _files(path, data_format)
+    held_out = _files(val_path, data_format) if val_path else ()
+    if data_format == "jsonl":
+        return JsonlCorpus(files, held_out, field=field)
+    return BinCorpus(files) if data_format == "bin" else TextCorpus(files, held_out)
+
+
+def _files(path: Path, data_format: str) -> tuple[SourceFile, ...]:
     try:
         paths = _paths(path, data_format)
-        files = tuple(SourceFile(p, p.stat().st_size, sha256(p)) for p in paths)
+        return tuple(SourceFile(p, p.stat().st_size, sha256(p)) for p in paths)
     except OSError as error:
         raise _bad(error.filename or path, f"cannot read: {error.strerror}") from None
-    if data_format == "jsonl":
-        return JsonlCorpus(files, field=field)
-    return BinCorpus(files) if data_format == "bin" else TextCorpus(files)
 
 
 def _paths(path: Path, data_format: str) -> Sequence[Path]:
@@ -161,4 +180,4 @@ def _paths(path: Path, data_format: str) -> Sequence[Path]:
 
 
 def _bad(where: Path | str, what: str) -> DataError:
-    return DataError(Problem(what, str(where), "mend it, or set CUSTOM_PATH, and type: make data"))
+    return DataError(Problem(what, str(where), "mend it, or set another path, and type: make data"))

@@ -32,6 +32,8 @@ class DataConfig:
     val_fraction: float = symbol("VAL_FRACTION", low=0.01, high=0.5)
     # A relative path starts at the build folder.
     custom_path: str = symbol("CUSTOM_PATH")
+    # What is held out, in place of a share of CUSTOM_PATH; a relative path as there.
+    custom_val_path: str = symbol("CUSTOM_VAL_PATH")
     # text, jsonl or bin
     custom_format: str = symbol("CUSTOM_FORMAT")
     custom_text_field: str = symbol("CUSTOM_TEXT_FIELD")

@@ -17,14 +17,14 @@ from typing import Any
 
 import numpy as np
 
-from gpt2.data import packages, resume, store, tokenizer
+from gpt2.data import packages, proof, resume, store, tokenizer
 from gpt2.data.corpus import Document
 from gpt2.data.custom import BinCorpus
 from gpt2.data.hub import HubCorpus
 from gpt2.data.lock import exclusive
 from gpt2.data.options import DataConfig, vocab_size
-from gpt2.data.shards import SplitWriter, digest_of_digests
-from gpt2.data.source import Source, choose, folder_of
+from gpt2.data.shards import SplitWriter
+from gpt2.data.source import Source, choose, folder_of, given_split
 from lib.console import say
 from lib.errors import DataError, Problem
 from lib.files import sync_folder, write_json
@@ -98,8 +98,9 @@ def _write(corpus: Source, config: DataConfig, folder: Path, downloads: Path) ->
         sources = _fill(corpus, config, folder, downloads, sides)
         for side in sides.values():
             _check_side(side)
-        split = _split_proof(corpus, config, sides)
-        return _manifest(config, sources, split, sides)
+        counts = {name: side.close() for name, side in sides.items()}
+        split = {**_rule(corpus, config), "proof": proof.prove(sides["train"], sides["val"])}
+        return _manifest(config, sources, split, counts, sides)
     finally:
         for writer in sides.values():
             writer.discard()
@@ -116,9 +117,12 @@ def _fill(
     if isinstance(corpus, BinCorpus):
         progress = _Progress(corpus.text_bytes(downloads))
         for name, writer in sides.items():
+            pieces = proof.Pieces(tokenizer.end_of_text(config.tokenizer), writer.note_document)
             for tokens in corpus.tokens(name, vocab_size(config.tokenizer)):
                 writer.add(tokens)
+                pieces.add(tokens)
                 progress.advance(2 * tokens.size)
+            pieces.end()
         return corpus.provenance()
     encoder = tokenizer.load(config.tokenizer, downloads)
 
@@ -141,16 +145,18 @@ def _add(
 ) -> int:
     """Tokenize a document into its side of the split; the bytes of its text.
 
-    The side depends on the document's text alone: adding a document moves no other, and the same
-    text never stands on both sides.
+    Unless it was given for a side, that depends on its text alone: adding a document moves no
+    other, and the same text never stands on both sides.
     """
     text = document.text.encode()
-    digest = hashlib.sha256(text)
-    held_out = int.from_bytes(digest.digest()[:8], "big") / 2**64 < val_fraction
+    held_out = document.held_out
+    if held_out is None:
+        head = hashlib.sha256(text).digest()[:8]
+        held_out = int.from_bytes(head, "big") / 2**64 < val_fraction
     end = np.array([encoder.end_of_text], dtype=np.uint16)
     tokens = np.concatenate([encoder.encode(document.text), end])
     side = sides["val" if held_out else "train"]
-    side.add_document(document.id, digest.digest(), len(text), tokens)
+    side.add_document(document.id, text, proof.folded_digest(document.text), tokens)
     return len(text)
 
 
@@ -170,6 +176,7 @@ def _manifest(
     config: DataConfig,
     sources: list[dict[str, Any]],
     split: dict[str, Any],
+    counts: dict[str, dict[str, Any]],
     sides: dict[str, SplitWriter],
 ) -> dict[str, Any]:
     """The content of dataset.json: nothing in it depends on when or where it was made."""
@@ -183,7 +190,7 @@ def _manifest(
         },
         "sources": [*sources, *map(vars, tokenizer.packages(config.tokenizer))],
         "split": split,
-        "splits": {name: side.close() for name, side in sides.items()},
+        "splits": counts,
         "files": sides["train"].files | sides["val"].files,
         "unigram_entropy_nats": _entropy(sides["train"].counts),
     }
@@ -192,22 +199,15 @@ def _manifest(
     return manifest
 
 
-def _split_proof(
-    corpus: Source, config: DataConfig, sides: dict[str, SplitWriter]
-) -> dict[str, Any]:
-    """How the sides were told apart, and that no document stands on both."""
+def _rule(corpus: Source, config: DataConfig) -> dict[str, Any]:
+    """How the sides were told apart."""
     if isinstance(corpus, BinCorpus):
-        return {"rule": "as given: train.bin and val.bin", "common_documents": None}
-    train, val = sides["train"].digests, sides["val"].digests
-    common = np.intersect1d(train, val, assume_unique=True).size
-    assert common == 0, "one text, one hash, one side"
+        return {"rule": "as given: train.bin and val.bin"}
+    if given_split(corpus):
+        return {"rule": "as given: CUSTOM_PATH and CUSTOM_VAL_PATH"}
     return {
         "rule": "held out where the first 64 bits of SHA-256(text) / 2^64 < val_fraction",
         "val_fraction": config.val_fraction,
-        "common_documents": common,
-        "id": hashlib.sha256(
-            f"train:{digest_of_digests(train)}\nval:{digest_of_digests(val)}".encode()
-        ).hexdigest(),
     }
 
 

@@ -5,7 +5,7 @@ import hashlib
 import json
 import os
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -86,8 +86,10 @@ class SplitWriter:
         self.text_bytes = 0
         self.counts = np.zeros(vocab_size, dtype=np.int64)
         self.files: dict[str, dict[str, Any]] = {}
-        # SHA-256 of each document's text, one behind the other, in the order they came.
+        # Of each document, one behind the other in the order they came: the SHA-256 of its text,
+        # and the digest of it folded.
         self._digests = bytearray()
+        self._folded = bytearray()
         self._folder = folder
         self._shard: DigestedFile | None = None
         self._index_name = f"{name}-documents.jsonl"
@@ -99,8 +101,13 @@ class SplitWriter:
 
     @property
     def digests(self) -> np.ndarray:
-        """The distinct SHA-256 of the documents' texts [documents] (32 bytes each), sorted."""
-        return np.unique(np.frombuffer(bytes(self._digests), dtype="S32"))
+        """The SHA-256 of each document's text [documents] (32 bytes each), in their order."""
+        return np.frombuffer(bytes(self._digests), dtype="S32")
+
+    @property
+    def folded(self) -> np.ndarray:
+        """The digest of each folded text [documents] (16 bytes each); none of token files."""
+        return np.frombuffer(bytes(self._folded), dtype="S16")
 
     def add(self, tokens: np.ndarray) -> None:
         """Append ``tokens`` [T] (uint16), cutting shards where they are full."""
@@ -115,14 +122,39 @@ class SplitWriter:
             self._shard.write(piece.astype("<u2").tobytes())
             self.tokens += piece.size
 
-    def add_document(self, name: str, digest: bytes, text_bytes: int, tokens: np.ndarray) -> None:
-        """Append a document: its ``tokens`` [T], the end of text included, and its index line."""
+    def add_document(self, name: str, text: bytes, folded: bytes, tokens: np.ndarray) -> None:
+        """Append a document: its ``tokens`` [T], the end of text included, and its index line.
+
+        ``text`` is UTF-8, ``folded`` the digest of it folded.
+        """
         assert self._index is not None
-        line = {"id": name, "length": tokens.size, "offset": self.tokens, "sha256": digest.hex()}
+        digest = hashlib.sha256(text).digest()
+        line = {
+            "folded": folded.hex(),
+            "id": name,
+            "length": tokens.size,
+            "offset": self.tokens,
+            "sha256": digest.hex(),
+        }
         self._index.write(canonical_json(line).encode() + b"\n")
         self.add(tokens)
         self._digests += digest
-        self.text_bytes += text_bytes
+        self._folded += folded
+        self.text_bytes += len(text)
+
+    def note_document(self, digest: bytes) -> None:
+        """Count a document of a token file, which has neither name nor text."""
+        self._digests += digest
+
+    def names(self, positions: Sequence[int]) -> list[str]:
+        """What the documents at ``positions`` are called, once this side is closed."""
+        if self._index is None:
+            return [f"document {position}" for position in positions]
+        wanted = dict.fromkeys(positions, "")
+        for position, line in enumerate(read_index(self._folder / self._index_name)):
+            if position in wanted:
+                wanted[position] = line["id"]
+        return [wanted[position] for position in positions]
 
     def checkpoint(self) -> dict[str, Any]:
         """Put everything on the disk; what another process needs to go on from here."""
@@ -140,7 +172,7 @@ class SplitWriter:
         if self._index is None:
             return {"tokens": self.tokens, "shards": shards, "documents": None, "index": None}
         self.files[self._index_name] = self._index.close()
-        distinct = self.digests
+        distinct = np.unique(self.digests)
         return {
             "tokens": self.tokens,
             "shards": shards,
@@ -170,6 +202,7 @@ class SplitWriter:
         self._index = DigestedFile(self._folder / self._index_name, kept["index"])
         for line in read_index(self._folder / self._index_name):
             self._digests += bytes.fromhex(line["sha256"])
+            self._folded += bytes.fromhex(line["folded"])
 
     def _close_shard(self) -> None:
         if self._shard is not None:

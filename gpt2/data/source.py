@@ -11,10 +11,17 @@ from lib.errors import DataError, Problem
 from lib.files import canonical_json
 
 # Part of every data set's name: raise it when the same source gives other tokens or another split.
-PREPARATION = 1
+PREPARATION = 2
 
 # Where documents or, for BinCorpus, tokens come from.
 Source = Corpus | custom.BinCorpus | hub.HubCorpus
+
+
+def given_split(corpus: Source) -> bool:
+    """Whether the source says itself what is held out; else the hash of each text does."""
+    return isinstance(corpus, custom.BinCorpus) or bool(
+        isinstance(corpus, custom.Files) and corpus.held_out
+    )
 
 
 def data_folder(config: DataConfig, build_dir: Path) -> Path:
@@ -35,7 +42,8 @@ def choose(config: DataConfig, build_dir: Path) -> Source:
         if not config.custom_path:
             raise DataError(Problem("CUSTOM_PATH is empty", next="type: make menuconfig"))
         path = build_dir / config.custom_path
-        return custom.find(path, config.custom_format, config.custom_text_field)
+        val_path = build_dir / config.custom_val_path if config.custom_val_path else None
+        return custom.find(path, config.custom_format, config.custom_text_field, val_path)
     return hub.find(config, build_dir)
 
 
@@ -54,7 +62,7 @@ def folder_of(corpus: Source, config: DataConfig, build_dir: Path) -> Path:
         "preparation": PREPARATION,
         "source": [type(corpus).__name__, corpus.identity()],
         "tokenizer": tokenizer_digest(config.tokenizer),
-        "val_fraction": None if isinstance(corpus, custom.BinCorpus) else config.val_fraction,
+        "val_fraction": None if given_split(corpus) else config.val_fraction,
     }
     hash8 = hashlib.sha256(canonical_json(identity).encode()).hexdigest()[:8]
     return data_folder(config, build_dir) / f"{config.dataset}-{config.tokenizer}-{hash8}"

@@ -19,13 +19,16 @@ import numpy as np
 from gpt2.data import source
 from gpt2.data.options import DataConfig
 from gpt2.data.options import vocab_size as tokenizer_vocab_size
+from gpt2.data.resume import CHECKPOINT
 from gpt2.data.shards import read_index
 from gpt2.data.tokenizer import digest as tokenizer_digest
 from lib.errors import DataError, Problem
 from lib.files import canonical_json, sha256
 
 MANIFEST = "dataset.json"
-SCHEMA_VERSION = 1
+# What the manifest does not list: itself, and what a kill may leave of the preparation.
+_OWN = (MANIFEST, CHECKPOINT)
+SCHEMA_VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,8 +160,17 @@ def read_manifest(folder: Path, config: DataConfig) -> dict[str, Any]:
 
 
 def check_files(folder: Path, manifest: dict[str, Any], *, sizes_only: bool = False) -> None:
-    """Compare every file of ``folder`` with its size and SHA-256. DataError lists all that differ."""
-    problems = []
+    """Compare every file of ``folder`` with its size and SHA-256.
+
+    DataError lists all that differ, are missing, or do not belong there.
+    """
+    problems = [
+        Problem(
+            f"not of this data set, which has no such file; SHA-256 is {sha256(path)}", str(path)
+        )
+        for path in sorted(folder.iterdir())
+        if path.name not in (*manifest["files"], *_OWN) and not path.name.startswith(".")
+    ]
     for name, expected in manifest["files"].items():
         path = folder / name
         if not path.exists():

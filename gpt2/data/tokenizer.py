@@ -50,6 +50,11 @@ def digest(name: str) -> str:
     return hashlib.sha256(f"{name}:{rules[name]}".encode()).hexdigest()
 
 
+def end_of_text(name: str) -> int:
+    """The id that ends a document, the last of the vocabulary, without loading it."""
+    return vocab_size(name) - 1
+
+
 def packages(name: str) -> list[Package]:
     """The packages that hold the vocabulary of ``name``."""
     return [GPT2_VOCABULARY] if name == "gpt2" else []

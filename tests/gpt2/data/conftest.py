@@ -22,6 +22,7 @@ CONFIG = DataConfig(
     data_dir="data",
     val_fraction=0.3,
     custom_path="texts",
+    custom_val_path="",
     custom_format="text",
     custom_text_field="text",
     eval_tokens=65536,

@@ -78,7 +78,7 @@ def test_bin_keeps_its_split(config: Callable[..., DataConfig], tmp_path: Path) 
     assert dataset.train.window(0, 1000).tolist() == train.tolist()
     assert dataset.val.window(0, 300).tolist() == val.tolist()
     assert dataset.val.documents is None
-    assert dataset.manifest["split"]["common_documents"] is None
+    assert dataset.manifest["split"]["rule"] == "as given: train.bin and val.bin"
 
 
 def test_bin_of_another_tokenizer(config: Callable[..., DataConfig], tmp_path: Path) -> None:

@@ -110,9 +110,11 @@ def test_disjointness_is_recorded(config: Settings, texts: dict[str, str], tmp_p
         }
         lists[name] = hashlib.sha256("\n".join(sorted(digests)).encode()).hexdigest()
         assert manifest["splits"][name]["documents_sha256"] == lists[name]
-    assert manifest["split"]["common_documents"] == 0
-    proof = f"train:{lists['train']}\nval:{lists['val']}".encode()
-    assert manifest["split"]["id"] == hashlib.sha256(proof).hexdigest()
+    proof = manifest["split"]["proof"]
+    assert (proof["unit"], proof["overlap"]) == ("document", 0)
+    sides_of_it = f"train:{lists['train']}\nval:{lists['val']}".encode()
+    assert proof["digest"] == hashlib.sha256(sides_of_it).hexdigest()
+    assert proof["documents"] == {n: manifest["splits"][n]["documents"] for n in ("train", "val")}
     counts = [manifest["splits"][n] for n in ("train", "val")]
     assert sum(c["documents"] for c in counts) == 13
     assert sum(c["distinct_documents"] for c in counts) == 12

@@ -1,5 +1,6 @@
 """Opening: nothing damaged gets through, and shards read as one sequence."""
 
+import hashlib
 import json
 import pickle
 import shutil
@@ -61,12 +62,34 @@ def test_truncated_and_missing_are_listed_together(
         assert f"{folder / 'val-00000.bin'}: missing" in str(caught.value)
 
 
-def test_shards_with_swapped_names(folder: Path, config: Settings, tmp_path: Path) -> None:
-    content = {name: (folder / name).read_bytes() for name in FILES}
-    (folder / FILES[0]).write_bytes(content[FILES[2]])
-    (folder / FILES[2]).write_bytes(content[FILES[0]])
-    with pytest.raises(DataError, match="damaged"):
+def test_shards_with_swapped_names(
+    config: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shards, "SHARD_TOKENS", 100)
+    folder = prepare(config(), tmp_path)
+    pair = [folder / "train-00001.bin", folder / "train-00003.bin"]
+    first, second = (path.read_bytes() for path in pair)
+    assert len(first) == len(second) and first != second
+    pair[0].write_bytes(second)
+    pair[1].write_bytes(first)
+    with pytest.raises(DataError) as caught:
         open_dataset(config(), tmp_path)
+    digests = [hashlib.sha256(content).hexdigest() for content in (first, second)]
+    for path, expected, found in zip(pair, digests, reversed(digests)):
+        assert f"{path}: damaged: SHA-256 is {found}, should be {expected}" in str(caught.value)
+
+
+def test_an_added_shard(folder: Path, config: Settings, tmp_path: Path) -> None:
+    added = folder / "train-00001.bin"
+    added.write_bytes(b"\1\0")
+    digest = hashlib.sha256(b"\1\0").hexdigest()
+    for checked in (open_dataset, prepare):
+        with pytest.raises(DataError, match=f"{added}: not of this data set, .* {digest}"):
+            checked(config(), tmp_path)
+    added.unlink()
+    # What a kill between the last rename and the removal of the checkpoint leaves.
+    (folder / "checkpoint.json").write_text("{}")
+    open_dataset(config(), tmp_path)
 
 
 def test_every_byte_of_the_manifest_counts(folder: Path, config: Settings, tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ def test_the_manifest_tells_what_made_the_run(
     assert manifest["seeds"]["seed"] == config.seed
     assert manifest["deviations"] == []
     assert manifest["knobs"]["cpu_threads"] == {"requested": 1, "resolved": 1, "observed": 1}
-    assert manifest["data"]["split"]["common_documents"] == 0
+    assert manifest["data"]["split"]["proof"]["overlap"] == 0
     assert manifest["origin"]["sources"]["gpt2/train.py"]
     assert manifest["code"]["changed_during_run"] == []
     assert len(manifest["volatile"]["attempts"]) == 2

@@ -1,0 +1,131 @@
+"""Documents on both sides: equal ones are refused by name, nearly equal ones are listed."""
+
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gpt2.data.options import DataConfig
+from gpt2.data.prepare import prepare
+from gpt2.data.proof import Pieces, folded_digest
+from gpt2.data.source import dataset_folder
+from gpt2.data.store import open_dataset
+from lib.errors import DataError
+
+Settings = Callable[..., DataConfig]
+
+
+@pytest.fixture
+def apart(config: Settings, texts: dict[str, str], tmp_path: Path) -> Settings:
+    """The twelve documents to train on, and two others held out."""
+    held_out = tmp_path / "held-out"
+    held_out.mkdir()
+    (held_out / "00.txt").write_text("Held out, and nothing like the others.")
+    (held_out / "last.txt").write_text("The last one.")
+    return lambda **changes: config(**({"custom_val_path": "held-out"} | changes))
+
+
+def split_of(config: DataConfig, build_dir: Path) -> dict:
+    """What the manifest says of the split."""
+    found: dict = json.loads((prepare(config, build_dir) / "dataset.json").read_text())["split"]
+    return found
+
+
+def test_a_folder_of_its_own_is_held_out(
+    apart: Settings, texts: dict[str, str], tmp_path: Path
+) -> None:
+    split = split_of(apart(), tmp_path)
+    dataset = open_dataset(apart(), tmp_path)
+    assert [d.id for d in dataset.train.documents] == sorted(texts)
+    assert [d.id for d in dataset.val.documents] == ["00.txt", "last.txt"]
+    assert split["rule"] == "as given: CUSTOM_PATH and CUSTOM_VAL_PATH"
+    assert split["proof"]["documents"] == {"train": 12, "val": 2}
+    assert split["proof"]["near_duplicates"]["count"] == 0
+    sides = [source["split"] for source in dataset.manifest["sources"]]
+    assert sides == ["train"] * 12 + ["val"] * 2
+    # The share that is held out is not asked for.
+    assert dataset_folder(apart(val_fraction=0.1), tmp_path) == dataset_folder(apart(), tmp_path)
+    (tmp_path / "held-out" / "last.txt").write_text("Another end.")
+    assert not dataset_folder(apart(), tmp_path).exists()
+
+
+def test_an_exact_copy_is_refused_by_both_names(
+    apart: Settings, texts: dict[str, str], tmp_path: Path
+) -> None:
+    (tmp_path / "held-out" / "copied.txt").write_text(texts["07.txt"])
+    with pytest.raises(DataError) as caught:
+        prepare(apart(), tmp_path)
+    assert "07.txt of the training side is copied.txt of the held-out side" in str(caught.value)
+    assert "1 document(s) stand on both sides of the split" in str(caught.value)
+    assert caught.value.exit_code == 3
+    assert [p.name for p in (tmp_path / "data").iterdir()] == [".lock"]
+
+
+def test_lines_are_documents_too(config: Settings, tmp_path: Path) -> None:
+    lines = [json.dumps({"text": f"line {i}"}) for i in range(9)]
+    (tmp_path / "train.jsonl").write_text("\n".join(lines[:7]))
+    (tmp_path / "val.jsonl").write_text("\n".join([*lines[7:], lines[3]]))
+    both = config(custom_format="jsonl", custom_path="train.jsonl", custom_val_path="val.jsonl")
+    with pytest.raises(DataError, match="train.jsonl:4 of the training side is val.jsonl:3 of"):
+        prepare(both, tmp_path)
+
+
+def test_a_copy_in_other_blanks_and_case_is_listed(
+    apart: Settings, texts: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    changed = texts["04.txt"].upper().replace(" ", "\n\n ").replace("É", "E\u0301")
+    (tmp_path / "held-out" / "near.txt").write_text(changed)
+    near = split_of(apart(), tmp_path)["proof"]["near_duplicates"]
+    assert near["count"] == 1
+    assert near["pairs"] == [{"train": "04.txt", "val": "near.txt"}]
+    assert "WARN    1 document(s) stand on both sides but for case and blanks" in (
+        capsys.readouterr().err
+    )
+    assert folded_digest("a b") != folded_digest("ab")
+
+
+def test_where_the_hash_decides_near_copies_fall_on_either_side(
+    config: Settings, texts: dict[str, str], tmp_path: Path
+) -> None:
+    for name, text in texts.items():
+        (tmp_path / "texts" / f"loud-{name}").write_text(text.upper())
+
+    def held_out(text: str) -> bool:
+        return int(hashlib.sha256(text.encode()).hexdigest()[:16], 16) / 2**64 < 0.3
+
+    apart = sum(held_out(text) != held_out(text.upper()) for text in texts.values())
+    proof = split_of(config(), tmp_path)["proof"]
+    assert 0 < apart == proof["near_duplicates"]["count"] == len(proof["near_duplicates"]["pairs"])
+    assert proof["overlap"] == 0
+
+
+def test_token_files_are_compared_piece_by_piece(config: Settings, tmp_path: Path) -> None:
+    """Documents end with 256 here; the second of val.bin is the third of train.bin."""
+    (tmp_path / "texts").mkdir()
+    train = [1, 2, 256, 3, 256, 4, 5, 6, 256, 7]
+    np.array(train, dtype="<u2").tofile(tmp_path / "texts/train.bin")
+    np.array([1, 256, 4, 5, 6, 256], dtype="<u2").tofile(tmp_path / "texts/val.bin")
+    shared = "document 2 of the training side is document 1 of the held-out side"
+    with pytest.raises(DataError, match=shared):
+        prepare(config(custom_format="bin"), tmp_path)
+    np.array([1, 256, 256, 4, 5, 256], dtype="<u2").tofile(tmp_path / "texts/val.bin")
+    proof = split_of(config(custom_format="bin"), tmp_path)["proof"]
+    assert proof["documents"] == {"train": 4, "val": 2}
+    assert proof["near_duplicates"] is None
+
+
+def test_pieces_do_not_depend_on_how_they_are_read() -> None:
+    tokens = np.array([9, 1, 2, 9, 9, 3, 4, 5, 9, 6], dtype=np.uint16)
+    found = []
+    for width in (1, 3, 10):
+        digests: list[bytes] = []
+        pieces = Pieces(9, digests.append)
+        for start in range(0, len(tokens), width):
+            pieces.add(tokens[start : start + width])
+        pieces.end()
+        found.append(digests)
+    expected = [np.array(p, dtype="<u2").tobytes() for p in ([1, 2], [3, 4, 5], [6])]
+    assert found == [[hashlib.sha256(piece).digest() for piece in expected]] * 3
