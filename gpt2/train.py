@@ -17,6 +17,7 @@ from torch import Tensor
 from gpt2.config import Config
 from gpt2.evaluate import Evaluation
 from gpt2.runs import read_resolved_config
+from gpt2.training.belongs import made_for
 from gpt2.training.describe import manifest_facts, start_line
 from gpt2.training.finish import write_results
 from gpt2.training.log import Log
@@ -134,6 +135,7 @@ def save(session: Session) -> None:
         "session": session.state_dict(),
         "metrics_bytes": session.records.position(),
         "origin": session.origin,
+        "made_for": made_for(session),
     }
     if session.group.is_main:
         keep = session.config.train.checkpoint_keep

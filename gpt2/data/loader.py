@@ -5,7 +5,7 @@ B micro-batch, T tokens.
 
 import itertools
 import signal
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -18,6 +18,8 @@ from gpt2.data.sampler import TrainSampler
 Span = tuple[int, int]
 # Inputs x [B, T] and targets y [B, T], int64.
 Batch = tuple[torch.Tensor, torch.Tensor]
+# A batch, and the offsets [B] of its sequences in the split, int64.
+Placed = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def batches(
@@ -25,7 +27,7 @@ def batches(
     config: DataConfig,
     plan: Iterable[Span],
     device_is_cuda: bool = False,
-) -> Iterable[Batch]:
+) -> Iterable[Placed]:
     """The batch of each span of ``plan``, in order; y is x moved by one token.
 
     With ``loader_workers`` they are read ahead by that many processes, which end with the iterator,
@@ -55,6 +57,8 @@ class BatchLoader:
     Step s takes sequences s · global_batch and on; rank r takes the r-th equal part of them, in
     micro-batches of ``micro_batch``, so the ranks together see what one process would. Iterating
     again starts over at ``start_step``.
+
+    ``consumed`` is told the offsets [global_batch / world_size] of each step that is handed out.
     """
 
     def __init__(
@@ -67,6 +71,7 @@ class BatchLoader:
         world_size: int,
         start_step: int,
         device_is_cuda: bool,
+        consumed: Callable[[torch.Tensor], None] = lambda offsets: None,
     ) -> None:
         parts = micro_batch * world_size
         assert global_batch % parts == 0, (global_batch, micro_batch, world_size)
@@ -78,23 +83,27 @@ class BatchLoader:
             micro_batches=self._micro_batches,
         )
         self._batches = batches(sampler, data_config, plan, device_is_cuda)
+        self._consumed = consumed
 
     def __iter__(self) -> Iterator[list[Batch]]:
         """A list of this rank's (x [B, T], y [B, T]) for each optimizer step."""
         stream = iter(self._batches)
         while True:
-            yield [next(stream) for _ in range(self._micro_batches)]
+            placed = [next(stream) for _ in range(self._micro_batches)]
+            self._consumed(torch.cat([offsets_B for _, _, offsets_B in placed]))
+            yield [(x_BT, y_BT) for x_BT, y_BT, _ in placed]
 
 
 class _Windows(Dataset):
-    """Span → batch; what a worker process holds."""
+    """Span → batch and its place; what a worker process holds."""
 
     def __init__(self, sampler: TrainSampler) -> None:
         self._sampler = sampler
 
-    def __getitem__(self, span: Span) -> Batch:
-        tokens = torch.from_numpy(self._sampler.sequences(*span))
-        return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+    def __getitem__(self, span: Span) -> Placed:
+        offsets = self._sampler.offsets(*span)
+        tokens = torch.from_numpy(self._sampler.windows(offsets))
+        return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous(), torch.tensor(offsets)
 
 
 @dataclass(frozen=True)
@@ -105,10 +114,12 @@ class _InProcess:
     plan: Iterable[Span]
     pin: bool
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[Placed]:
         for span in self.plan:
-            x_BT, y_BT = self.windows[span]
-            yield (x_BT.pin_memory(), y_BT.pin_memory()) if self.pin else (x_BT, y_BT)
+            x_BT, y_BT, offsets_B = self.windows[span]
+            if self.pin:
+                x_BT, y_BT = x_BT.pin_memory(), y_BT.pin_memory()
+            yield x_BT, y_BT, offsets_B
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,7 @@ def start_line(session: Session) -> str:
         f"{torch.get_num_threads()} thread(s)",
         *(habit for habit, on in habits.items() if on),
         f"{sum(w.numel() for w in session.weights().values()):,} parameters",
+        f"seed {session.config.seed}",
         _length(session),
     ]
     return " | ".join(parts)

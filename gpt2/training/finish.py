@@ -62,6 +62,7 @@ def _summary(session: Session, evaluation: Evaluation, started: float) -> dict[s
     seconds = session.watch.seconds
     return {
         "schema_version": SCHEMA_VERSION,
+        "seed": session.config.seed,
         "final": {
             "val_loss": evaluation.loss,
             "val_perplexity": _perplexity(evaluation.loss),
@@ -71,6 +72,7 @@ def _summary(session: Session, evaluation: Evaluation, started: float) -> dict[s
             "train_loss": _train_loss(session),
             "iterations": session.iteration,
             "tokens": session.tokens,
+            "data_order_digest": session.order.digest,
             "unigram_entropy": session.dataset.unigram_entropy,
             "parameters": sum(w.numel() for w in session.weights().values()),
             "budget_stretch": session.budget.stretch,

@@ -16,6 +16,7 @@ from gpt2.evaluate import Evaluator
 from gpt2.model import GPT
 from gpt2.training.budget import Budget, Stopwatch
 from gpt2.training.heartbeat import Heartbeat
+from gpt2.training.order import DataOrder
 from gpt2.training.records import Records
 from lib.machine.group import Group
 from lib.optim.contract import Optimizer
@@ -53,6 +54,7 @@ class Session:
     origin: dict[str, Any]
     # SHA-256 of the first weights of each rank: all the same.
     init_digests: list[str]
+    order: DataOrder
     # Opened once the manifest is written.
     companions: Companions = field(default_factory=Companions)
     # Optimizer steps done.
@@ -78,7 +80,10 @@ class Session:
         return {name: p.detach() for name, p in self.model.named_parameters()}
 
     def batches(self) -> Iterator[list[tuple[Tensor, Tensor]]]:
-        """This process's micro-batches, a list for each step from ``iteration`` on."""
+        """This process's micro-batches, a list for each step from ``iteration`` on.
+
+        ``order`` takes note of each that is handed out.
+        """
         train = self.config.train
         sampler = TrainSampler(
             self.dataset.train, self.config.model.shape.block_size, self.config.seed
@@ -92,6 +97,7 @@ class Session:
             self.group.size,
             self.iteration,
             self.device.type == "cuda",
+            self.order.consumed,
         )
         return iter(loader)
 
@@ -106,6 +112,7 @@ class Session:
             "optimizer": self.optimizer.state_dict(),
             "scaler": self.scaler.state_dict(),
             "pruner": self.pruner.state_dict(),
+            "data_order": self.order.state_dict(),
             "rng": self._rng_of_all_ranks(),
         }
 
@@ -121,6 +128,7 @@ class Session:
         if self.scaler.is_enabled():
             self.scaler.load_state_dict(state["scaler"])
         self.pruner.load_state_dict(state["pruner"])
+        self.order.load_state_dict(state["data_order"])
         self._set_rng(state["rng"])
 
     @torch.no_grad()

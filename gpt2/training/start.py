@@ -13,8 +13,10 @@ from gpt2.data import source, tokenizer
 from gpt2.data.store import open_dataset
 from gpt2.evaluate import Evaluator
 from gpt2.model import GPT
+from gpt2.training.belongs import require_own
 from gpt2.training.budget import Stopwatch, run_budget
 from gpt2.training.heartbeat import Heartbeat
+from gpt2.training.order import DataOrder
 from gpt2.training.records import Records
 from gpt2.training.session import Session
 from gpt2.training.step import optimizer_step
@@ -85,6 +87,7 @@ def open_session(
         heartbeat=Heartbeat(records.run, group.rank, device),
         origin=_origin(device, initial),
         init_digests=init_digests,
+        order=DataOrder(group),
     )
 
 
@@ -108,7 +111,8 @@ def warm_up(session: Session) -> None:
 def resume(session: Session, allow_stale: bool = False) -> None:
     """Continue from the newest good checkpoint, or from the start where there is none.
 
-    RunError when other code, another torch or another device made it, unless ``allow_stale``.
+    RunError when it is of another configuration or other data; and when other code, another torch
+    or another device made it, unless ``allow_stale``.
     """
     records = session.records
     damaged: list[str] = []
@@ -122,6 +126,7 @@ def resume(session: Session, allow_stale: bool = False) -> None:
         if damaged:
             records.line("WARN", "no good checkpoint is left: starts over")
         return
+    require_own(session, found.step, found.state["made_for"], allow_stale)
     if changes := differences(found.state["origin"], session.origin):
         _refuse(session, found.step, changes, allow_stale)
     records.rewind(found.state["metrics_bytes"])

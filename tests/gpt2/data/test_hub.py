@@ -97,7 +97,8 @@ def test_loader_workers_change_no_batch(streamed: Settings, pages: Pages, tmp_pa
     sampler = TrainSampler(open_dataset(streamed(), tmp_path).train, 16, seed=3)
     plan = [(i * 4, 4) for i in range(6)]
     here, workers = (list(batches(sampler, streamed(loader_workers=n), plan)) for n in (0, 2))
-    assert all(x.equal(u) and y.equal(v) for (x, y), (u, v) in zip(here, workers, strict=True))
+    for own, read in zip(here, workers, strict=True):
+        assert all(one.equal(other) for one, other in zip(own, read, strict=True))
 
 
 def stop_at(monkeypatch: pytest.MonkeyPatch, number: int) -> None:

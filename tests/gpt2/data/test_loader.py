@@ -33,8 +33,20 @@ def sampler(config: Settings, texts: dict[str, str], tmp_path: Path) -> TrainSam
 def loader(config: Settings, sampler: TrainSampler) -> Loader:
     """A loader with a global batch of 12."""
 
-    def build(micro: int = 12, rank: int = 0, ranks: int = 1, step: int = 0, **changes: object):
-        return BatchLoader(sampler, config(**changes), 12, micro, rank, ranks, step, False)
+    def build(
+        micro: int = 12,
+        rank: int = 0,
+        ranks: int = 1,
+        step: int = 0,
+        told: list | None = None,
+        **changes: object,
+    ):
+        def consumed(offsets_B: torch.Tensor) -> None:
+            if told is not None:
+                told.append(offsets_B.tolist())
+
+        settings = config(**changes)
+        return BatchLoader(sampler, settings, 12, micro, rank, ranks, step, False, consumed)
 
     return build
 
@@ -86,6 +98,17 @@ def test_workers_change_nothing(persistent: bool, loader: Loader) -> None:
     assert children_are_gone()
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_what_is_handed_out_is_told(workers: int, loader: Loader, sampler: TrainSampler) -> None:
+    told: list[list[int]] = []
+    many = loader(micro=3, ranks=2, rank=1, step=4, loader_workers=workers, told=told)
+    stream = iter(many)
+    assert [next(stream) for _ in range(3)] and len(told) == 3
+    # The second half of steps 4, 5 and 6, whatever the workers have read ahead.
+    assert told == [sampler.offsets(12 * step + 6, 6) for step in (4, 5, 6)]
+    stream.close()
+
+
 def test_a_closed_iterator_leaves_no_process(loader: Loader) -> None:
     stream = iter(loader(loader_workers=2))
     next(stream)
@@ -96,8 +119,9 @@ def test_a_closed_iterator_leaves_no_process(loader: Loader) -> None:
 
 def test_a_plan_that_ends(config: Settings, sampler: TrainSampler) -> None:
     found = list(batches(sampler, config(), [(4, 2), (100, 3)]))
-    assert [x_BT.shape for x_BT, _ in found] == [(2, 16), (3, 16)]
+    assert [x_BT.shape for x_BT, _, _ in found] == [(2, 16), (3, 16)]
     assert np.array_equal(found[1][1].numpy(), sampler.sequences(100, 3)[:, 1:])
+    assert found[1][2].tolist() == sampler.offsets(100, 3)
 
 
 def test_only_the_loader_imports_torch() -> None:

@@ -1,11 +1,12 @@
 """Positions against the published generator, and what they must not depend on."""
 
+import hashlib
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from gpt2.data.sampler import TrainSampler
+from gpt2.data.sampler import TrainSampler, order_digest, order_digest_of
 from lib.errors import DataError
 from lib.repro.streams import stream_seed
 
@@ -69,3 +70,25 @@ def test_no_room_for_a_window() -> None:
     assert sampler(n_tokens=9).offsets(0, 5) == [0] * 5
     with pytest.raises(DataError, match="8 training tokens are fewer than one window of 9"):
         sampler(n_tokens=8)
+
+
+def test_the_order_is_a_chain_over_steps() -> None:
+    """Each link is SHA-256 of the one before and the step's offsets, little-endian in 64 bits."""
+    link = hashlib.sha256(b"").digest()
+    for step in range(5):
+        numbers = sampler(seed=7).offsets(step * 6, 6)
+        link = hashlib.sha256(link + b"".join(n.to_bytes(8, "little") for n in numbers)).digest()
+    assert order_digest(7, 10_000, 8, 6, 5) == link.hex()
+    others = [(8, 10_000, 8, 6, 5), (7, 9_990, 8, 6, 5), (7, 10_000, 9, 6, 5), (7, 10_000, 8, 6, 4)]
+    # Thirty sequences in ten steps of three are the same, but other steps.
+    others.append((7, 10_000, 8, 3, 10))
+    assert len({link.hex(), *(order_digest(*other) for other in others)}) == 6
+
+
+def test_the_order_follows_from_the_manifest_alone() -> None:
+    manifest = {
+        "seeds": {"seed": 7},
+        "batch": {"global_sequences": 6, "tokens_per_iteration": 48},
+        "data": {"splits": {"train": {"tokens": 10_000}}},
+    }
+    assert order_digest_of(manifest, 5) == order_digest(7, 10_000, 8, 6, 5)

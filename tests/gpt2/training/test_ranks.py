@@ -22,6 +22,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.futures import Future
 
 from gpt2.config import Config
+from gpt2.data.sampler import order_digest_of
 from gpt2.model import GPT
 from gpt2.train import step
 from gpt2.training.log import Log
@@ -81,6 +82,12 @@ def losses(trained: Any) -> torch.Tensor:
     return torch.tensor([(r["loss"], r["grad_norm"]) for r in rows], dtype=torch.float64)
 
 
+def order(trained: Any) -> str:
+    """The digest of the sequences that were trained on."""
+    found: str = trained.summary()["final"]["data_order_digest"]
+    return found
+
+
 def test_loss_tables_of_1_2_and_4_processes_are_one(
     configure: Configure, together: Callable
 ) -> None:
@@ -90,6 +97,8 @@ def test_loss_tables_of_1_2_and_4_processes_are_one(
         trained, ended = together(configure(**BARE, **split), f"run-{size}")
         assert ended == [["SUCCESS", 12, ""]] * size
         tables[size] = losses(trained)
+        manifest = json.loads(trained.files.manifest.read_text())
+        assert order(trained) == order_digest_of(manifest, 12)
     for size in (2, 4):
         torch.testing.assert_close(tables[size], tables[1], rtol=1e-6, atol=1e-6)
 
@@ -301,9 +310,13 @@ def test_a_checkpoint_goes_on_in_fewer_and_in_more_processes(
         moved = begun.files.path.with_name(f"moved-{size}")
         shutil.copytree(begun.files.checkpoints, moved / "checkpoints")
         shutil.copy(begun.files.metrics, moved)
-        trained, ended = together(configure(**BARE, **SPLITS[size]), moved.name)
+        moved_to = configure(**BARE, **SPLITS[size])
+        _, refused = together(moved_to, moved.name)
+        assert all(f"config.train.gpus (was 2, is {size})" in str(told) for told in refused)
+        trained, ended = together(moved_to, moved.name, allow_stale=True)
         assert ended == [["SUCCESS", 12, ""]] * size
         assert "resumes at iteration 7" in trained.files.logs.read_text()
+        assert order(trained) == order(whole)
         torch.testing.assert_close(losses(trained), losses(whole), rtol=1e-6, atol=1e-6)
 
 
