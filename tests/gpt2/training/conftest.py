@@ -79,6 +79,11 @@ class Trained:
         found: dict[str, Any] = json.loads(self.files.summary.read_text())
         return found
 
+    def manifest(self) -> dict[str, Any]:
+        """manifest.json."""
+        found: dict[str, Any] = json.loads(self.files.manifest.read_text())
+        return found
+
     def lines(self) -> str:
         """What was shown while it ran."""
         return "\n".join(f"{e['tag']} {e['text']}" for e in self.events if e["kind"] == "line")

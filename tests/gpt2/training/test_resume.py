@@ -123,6 +123,17 @@ def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_is_taken(
     assert resumed.core() == uninterrupted
 
 
+def test_a_newest_checkpoint_that_was_cut_short_is_not_taken(
+    configure: Configure, train: Callable, uninterrupted: dict[str, Any]
+) -> None:
+    stopped = train(configure(), stop_at=9)
+    state = stopped.files.checkpoints / "step-00000009" / "state.pt"
+    os.truncate(state, state.stat().st_size - 100)
+    resumed = train(configure())
+    assert "WARN checkpoint step-00000009 is damaged (state.pt is not what" in resumed.lines()
+    assert resumed.core() == uninterrupted
+
+
 def test_without_a_good_checkpoint_a_run_starts_over(
     configure: Configure, train: Callable, uninterrupted: dict[str, Any]
 ) -> None:

@@ -1,0 +1,86 @@
+"""A checkpoint goes on in no run but its own."""
+
+from collections.abc import Callable
+from pathlib import Path
+from unittest import mock
+
+import pytest
+
+from gpt2.config import Config
+from gpt2.data.prepare import prepare
+from gpt2.training.belongs import made_for
+from lib.errors import RunError
+from lib.files import canonical_json
+
+Configure = Callable[..., Config]
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"N_EMBD": 24}, "config.model.shape.n_embd (was 16, is 24)"),
+        ({"LEARNING_RATE": "2e-2"}, "config.schedule.learning_rate (was 0.01, is 0.02)"),
+        ({"SEED": 7}, "config.seed (was 1, is 7)"),
+    ],
+)
+def test_another_configuration_is_refused_by_name(
+    configure: Configure, train: Callable, changes: dict, named: str
+) -> None:
+    stopped = train(configure(), stop_at=5)
+    before = stopped.files.metrics.read_bytes()
+    for allow_stale in (False, True):
+        with pytest.raises(RunError, match="step 5 was made for another run: ") as refusal:
+            train(configure(**changes), allow_stale=allow_stale)
+        assert named in str(refusal.value) and "make rerun RUNS=run" in str(refusal.value)
+    assert stopped.files.metrics.read_bytes() == before
+
+
+def test_text_that_was_edited_meanwhile_is_refused(
+    configure: Configure, train: Callable, build_dir: Path
+) -> None:
+    """Neither the configuration nor the run's folder says what the files hold."""
+    stopped = train(configure(), stop_at=5)
+    added = build_dir / "texts" / "added.txt"
+    added.write_text("One more document. " * 9)
+    try:
+        prepare(configure().data, build_dir)
+        with pytest.raises(RunError, match=r"another run: data \(was [0-9a-f]{64}, is [0-9a-f]"):
+            train(configure())
+    finally:
+        added.unlink()
+    assert train(configure()).status.iteration == 12 and stopped.status.iteration == 5
+
+
+def test_another_tokenizer_is_refused(configure: Configure, train: Callable) -> None:
+    record = made_for
+
+    def other(session: object) -> dict:
+        found = record(session)
+        found["config"]["data"]["tokenizer"] = "gpt2"
+        return found
+
+    with mock.patch("gpt2.train.made_for", other):
+        train(configure(), stop_at=5)
+    with pytest.raises(RunError, match=r"config.data.tokenizer \(was gpt2, is byte\)"):
+        train(configure())
+
+
+def test_another_division_of_the_batch_goes_on_when_told(
+    configure: Configure, train: Callable
+) -> None:
+    train(configure(), stop_at=5)
+    whole = configure(BATCH_SIZE=4, GRAD_ACCUMULATION=1)
+    with pytest.raises(RunError, match="to go on all the same: make STALE=keep"):
+        train(whole)
+    done = train(whole, allow_stale=True)
+    assert "WARN the checkpoint of step 5 was made for another run" in done.lines()
+    assert done.status.iteration == 12
+
+
+def test_what_a_checkpoint_says_is_plain_and_of_the_configuration(
+    session: Callable,
+) -> None:
+    opened = session()
+    said = made_for(opened)
+    assert said["config"] == opened.config.identity()
+    assert canonical_json(said)

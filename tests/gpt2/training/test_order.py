@@ -1,0 +1,78 @@
+"""The digest of what was trained on: one for all ranks, workers, lengths and resumes."""
+
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from gpt2.config import Config
+from gpt2.data.loader import BatchLoader
+from gpt2.data.sampler import TrainSampler, order_digest, order_digest_of
+from gpt2.data.store import open_dataset
+from gpt2.training.order import DataOrder
+from gpt2.training.session import Session
+from lib.machine.group import Group
+from lib.machine.process import current_process
+
+# More than are exchanged at once.
+STEPS = 70
+
+
+@pytest.fixture
+def digest_of(configure: Callable[..., Config], build_dir: Path) -> Callable[[int], str]:
+    """The digest after ``STEPS`` steps of four sequences, as this process knows it in the end."""
+    config = configure()
+    sampler = TrainSampler(open_dataset(config.data, build_dir).train, 16, seed=3)
+
+    def digest(rank: int) -> str:
+        with Group.join(current_process()) as group:
+            order = DataOrder(group)
+            loader = BatchLoader(
+                sampler, config.data, 4, 1, rank, group.size, 0, False, order.consumed
+            )
+            assert all(islice(loader, STEPS))
+            return order.state_dict()
+
+    return digest
+
+
+def test_ranks_agree_on_what_one_process_would_consume(
+    configure: Callable[..., Config], build_dir: Path, digest_of: Callable, ranks: Callable
+) -> None:
+    n_tokens = open_dataset(configure().data, build_dir).train.n_tokens
+    expected = order_digest(3, n_tokens, 16, 4, STEPS)
+    assert digest_of(0) == expected
+    for size in (2, 4):
+        assert ranks(size, digest_of) == [expected] * size
+
+
+def test_length_and_workers_do_not_move_the_first_steps(session: Callable[..., Session]) -> None:
+    digests = []
+    for planned, workers in ((20, 0), (100, 0), (100, 2)):
+        opened = session(MAX_ITERS=planned, LOADER_WORKERS=workers)
+        assert len([*islice(opened.batches(), 20)]) == 20
+        digests.append(opened.order.state_dict())
+    tokens = opened.dataset.train.n_tokens
+    assert digests == [order_digest(opened.config.seed, tokens, 16, 4, 20)] * 3
+
+
+def test_a_batch_that_is_not_the_plans_shows(
+    session: Callable[..., Session], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The digest is of what was read, not of what should have been."""
+    opened = session()
+    right = TrainSampler.offsets
+    monkeypatch.setattr(TrainSampler, "offsets", lambda self, first, n: right(self, first + 1, n))
+    assert len([*islice(opened.batches(), 5)]) == 5
+    tokens = opened.dataset.train.n_tokens
+    assert opened.order.state_dict() != order_digest(opened.config.seed, tokens, 16, 4, 5)
+
+
+def test_an_interrupted_run_records_what_its_manifest_says(
+    configure: Callable[..., Config], train: Callable
+) -> None:
+    train(configure(WARMUP_ITERATIONS=2), stop_at=5)
+    done = train(configure(WARMUP_ITERATIONS=2))
+    recorded = done.summary()["final"]["data_order_digest"]
+    assert recorded == order_digest_of(done.manifest(), 12)

@@ -1,0 +1,71 @@
+"""Twice the same run, and what may be changed around it without a bit of it changing."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from gpt2.config import Config
+from gpt2.training.session import Session
+from gpt2.training.step import optimizer_step
+from lib.files import sha256
+
+Configure = Callable[..., Config]
+
+
+def test_manifests_differ_in_what_is_volatile_alone(
+    configure: Configure, train: Callable, tmp_path: Path
+) -> None:
+    manifests = []
+    for name in ("one", "another"):
+        (tmp_path / name).mkdir()
+        done = replace(train, folder=tmp_path / name)(configure())
+        manifests.append(done.manifest())
+        # The machine decides its seconds.
+        manifests[-1]["artifacts"].pop("summary.json")
+    first, second = manifests
+    assert first.pop("volatile") != second.pop("volatile")
+    assert first == second
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"EVAL_TOKENS": 120}, {"LOADER_WORKERS": 2, "PREFETCH_FACTOR": 5}],
+    ids=["evaluation", "workers"],
+)
+def test_evaluation_tokens_and_workers_leave_the_training_alone(
+    configure: Configure, train: Callable, changes: dict
+) -> None:
+    plain, other = train(configure(), "plain"), train(configure(**changes), "other")
+    assert plain.rows("train") == other.rows("train")
+    assert sha256(plain.files.weights) == sha256(other.files.weights)
+    less = "EVAL_TOKENS" in changes
+    assert (plain.rows("eval") != other.rows("eval")) == less
+
+
+def test_frozen_weights_are_evaluated_alike_at_any_step(session: Callable[..., Session]) -> None:
+    opened = session(PRUNING_MAGNITUDE=None, PRUNING_FREQUENCY=None)
+    first = opened.evaluate(opened.model)
+    for micro_batches in islice(opened.batches(), 3):
+        optimizer_step(opened, micro_batches, lr=0.0)
+    assert opened.evaluate(opened.model).documents == first.documents
+    optimizer_step(opened, next(opened.batches()), lr=0.1)
+    assert opened.evaluate(opened.model).documents != first.documents
+
+
+def test_the_seed_is_recorded_where_it_is_the_default_and_decides_everything(
+    configure: Configure, train: Callable
+) -> None:
+    runs = {1: train(configure(), "default"), 7: train(configure(SEED=7), "seven")}
+    for seed, done in runs.items():
+        assert done.manifest()["seeds"]["seed"] == seed
+        assert done.summary()["seed"] == seed
+        assert f"| seed {seed} |" in done.files.logs.read_text()
+    first, second = (done.rows("train")[0] for done in runs.values())
+    assert first["loss"] != second["loss"] and first["grad_norm"] != second["grad_norm"]
+    digests = [done.manifest()["processes"]["init_digests"] for done in runs.values()]
+    assert digests[0] != digests[1]
+    orders = [done.summary()["final"]["data_order_digest"] for done in runs.values()]
+    assert orders[0] != orders[1]

@@ -1,0 +1,62 @@
+"""What must not decide a bit: where, when, under which habits of the system a run is trained."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from lib.project import ROOT
+from lib.rundir import RunDir
+
+# Dropout, two layers, evaluations and checkpoints on the way.
+TINY = {
+    "RA_MLA_ABLATION_MODE": None,
+    "SINGLE_TRAINING": True,
+    "MAX_ITERS": 30,
+    "EVAL_INTERVAL": 7,
+    "CHECKPOINT_INTERVAL": 8,
+    "EVAL_TOKENS": 300,
+}
+
+
+def trained(folder: Path, cwd: Path, umask: int, **variables: str) -> dict[str, bytes]:
+    """What ``make train`` leaves of the one run in ``folder`` that no circumstance may decide."""
+    kept = {name: os.environ[name] for name in ("PATH", "HOME")}
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "scripts/train.py"), "-O", str(folder)],
+        cwd=cwd,
+        env=kept | variables,
+        umask=umask,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    (path,) = (folder / "results/single").glob("run-s1-*")
+    run = RunDir(path)
+    core = (run.metrics, run.per_query, run.weights, run.sample, run.resolved_config)
+    return {file.name: file.read_bytes() for file in core}
+
+
+def test_place_language_hour_and_habits_decide_no_bit(build: Callable, tmp_path: Path) -> None:
+    here = build(**TINY).path
+    there = tmp_path / "elsewhere, ünder another näme"
+    there.mkdir()
+    for name in (".config", "data", "text"):
+        source, copy = here / name, there / name
+        shutil.copytree(source, copy) if source.is_dir() else shutil.copy(source, copy)
+    first = trained(here, ROOT, 0o022, LC_ALL="C", TZ="UTC", PYTHONHASHSEED="0")
+    second = trained(
+        there,
+        tmp_path,
+        0o077,
+        LC_ALL="C.UTF-8",
+        LANG="tr_TR.UTF-8",
+        TZ="Asia/Kathmandu",
+        PYTHONHASHSEED="99",
+        COLUMNS="20",
+    )
+    assert first == second
+    assert [name for name in first if str(tmp_path).encode() in first[name]] == []
