@@ -73,8 +73,9 @@ class Workshop:
         """A build folder with the excerpt as nanoGPT's token files."""
         folder = Path(self._temporary.name)
         (folder / "text").mkdir()
-        for name in ("train", "val"):
-            self.tokens.tofile(folder / "text" / f"{name}.bin")
+        self.tokens.tofile(folder / "text" / "train.bin")
+        # The same document on both sides would be refused.
+        self.tokens[1:].tofile(folder / "text" / "val.bin")
         return folder
 
     @cached_property

@@ -51,11 +51,13 @@ def _opened(make: Any) -> Plant:
 
 
 def _unshifted(out: Any, *given: Any) -> Any:
-    return out[0], out[0].clone()
+    x_BT, _, offsets_B = out
+    return x_BT, x_BT.clone(), offsets_B
 
 
 def _short(out: Any, *given: Any) -> Any:
-    return tuple(ids[:, :-1] for ids in out)
+    x_BT, y_BT, offsets_B = out
+    return x_BT[:, :-1], y_BT[:, :-1], offsets_B
 
 
 MUTANTS = (

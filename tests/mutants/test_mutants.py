@@ -38,8 +38,9 @@ def build_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """With a text, prepared as byte tokens."""
     folder = tmp_path_factory.mktemp("build")
     (folder / "text").mkdir()
-    for side in ("train", "val"):
-        (np.arange(20_000, dtype="<u2") % 251).tofile(folder / "text" / f"{side}.bin")
+    for first, side in enumerate(("train", "val")):
+        tokens = (np.arange(20_000, dtype="<u2") + first) % 251
+        tokens.tofile(folder / "text" / f"{side}.bin")
     settings = {**data.TEXT, "TOKENIZER_BYTE": True}
     prepare(resolve_config(Tree(), [Layer.of("text", "a test", settings)]).data, folder)
     return folder
