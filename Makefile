@@ -8,7 +8,7 @@ MAKEFLAGS += --no-builtin-rules --no-builtin-variables --no-print-directory
 # What a user may set. A value is text: frozen here, before anything could expand it, it reaches
 # the scripts through the environment, and $(...), quotes and backquotes mean nothing on the way.
 SETTINGS := SET SYM A B STEPS SEEDS RUNS RUN TO JOBS STALE KEEP_GOING YES JSON V O EXTRAS PYTHON
-SETTINGS += SWEEP SAMPLES ITERS PROMPT TOKENS TEMPERATURE TOP_K TOP_P SEED
+SETTINGS += SWEEP SAMPLES ITERS QUANT PROMPT TOKENS TEMPERATURE TOP_K TOP_P SEED
 SETTINGS += N CHECKS FAST DEFCONFIG DATA GPU CHECK_GPU_MEMORY_GB DRY_RUN
 SETTINGS += NO_COLOR KCONFIG_CONFIG MENUCONFIG_STYLE
 freeze = $(eval override $(1) := $$(value $(1)))$(eval export $(1))
@@ -157,7 +157,7 @@ style: setup ## Formatting, whitespace, names in the documents
 	$(Q)$(PY) scripts/check_style.py
 
 ##@ Judge
-.PHONY: report curves sweep-leaderboard generate export bench
+.PHONY: report curves sweep-leaderboard evaluate generate export bench
 report: $(CONFIG_PY) ## Write the tables of the finished runs
 	$(Q)$(PY) scripts/report.py $(INTO)
 
@@ -166,6 +166,9 @@ curves: $(CONFIG_PY) ## Draw loss curves of the runs (RUNS=), needs matplotlib
 
 sweep-leaderboard: $(CONFIG_PY) ## The runs of sweeps, best first
 	$(Q)$(PY) scripts/sweep_leaderboard.py $(INTO)
+
+evaluate: setup ## Evaluate RUN= again; QUANT=int8 rounds its weights
+	$(Q)$(PY) scripts/evaluate.py $(INTO) --run "$${RUN:?type make evaluate RUN=NAME QUANT=int8}"
 
 generate: setup ## Write text with the finished run RUN=, after PROMPT=
 	$(Q)$(PY) scripts/generate.py $(INTO) --run "$${RUN:?type make generate RUN=PATTERN PROMPT=TEXT}"
@@ -205,7 +208,7 @@ mrproper: clean ## And .config, and a .venv that make made
 
 ##@ Variables
 ##: STEPS=0-3,ra,16  Only these steps of a study
-##: SEEDS=1,2,3  Every step with each of these seeds
+##: SEEDS=1,2,3  Every step with each of these seeds; or SEED=7 alone
 ##: RUN=NAME  One run, as make plan names it, or its directory
 ##: TO=DIR  For export: the new folder
 ##: SET="A=1 B=y"  For defconfig-NAME and try: settings on top
@@ -223,6 +226,7 @@ mrproper: clean ## And .config, and a .venv that make made
 ##: PROMPT="..."  For generate: the text to go on from
 ##: TOKENS=n  How many tokens of a text
 ##: TEMPERATURE=x SEED=n  How they are drawn; also TOP_K=n, TOP_P=x
+##: QUANT=int8  For evaluate: weights as none, int8, nf4 or fp4
 ##: O=DIR  .config, data and results there, not in the tree
 ##: KEEP_GOING=y|n  Whether a failed run stops the others
 ##: STALE=rerun|keep  Runs that were made by other code

@@ -12,6 +12,7 @@ from gpt2.check import randcheck
 from gpt2.check.command import Request
 from gpt2.combinations import Sweep
 from gpt2.planning import Plan, config_layers, make_plan
+from gpt2.quantized.options import refuse_training
 from lib.errors import ConfigError, Problem
 from lib.kconfig import Layer
 from lib.runner.runner import Options
@@ -42,6 +43,7 @@ def asked_plan(arguments: argparse.Namespace) -> tuple[list[Layer], Plan]:
 
     ConfigError with all problems of the configuration and of what was asked.
     """
+    refuse_training(os.environ.get("QUANT", ""))
     layers = config_layers(arguments.build_dir)
     sweep = None
     samples = whole_number(arguments.samples or "0", "SAMPLES")
@@ -53,7 +55,8 @@ def asked_plan(arguments: argparse.Namespace) -> tuple[list[Layer], Plan]:
         layers,
         arguments.build_dir,
         steps=arguments.steps,
-        seeds=arguments.seeds,
+        # What generate and randcheck call their one seed, a training has too.
+        seeds=arguments.seeds or os.environ.get("SEED", ""),
         sweep=sweep,
         yes=arguments.yes,
     )

@@ -35,14 +35,14 @@ def open_trained(run: RunDir, build_dir: Path) -> Trained:
     """
     config = read_resolved_config(run)
     words = tokenizer.load(config.data.tokenizer, source.downloads_folder(config.data, build_dir))
-    machine = _machine(config.machine)
+    machine = machine_here(config.machine)
     torch.set_num_threads(machine.cpu_threads)
     return Trained(run, config, machine, load_run(run.path).to(machine.device), words)
 
 
-def _machine(machine: MachineConfig) -> MachineConfig:
+def machine_here(machine: MachineConfig) -> MachineConfig:
     """The run's own, or the CPU where its device is not here: said, for the bits are others."""
     if machine.device == "cpu" or torch.cuda.is_available():
         return machine
-    say("WARN", "trained on a GPU, and here is none: written on the CPU in fp32")
+    say("WARN", "trained on a GPU, and here is none: used on the CPU in fp32")
     return replace(machine, device="cpu", precision="fp32")

@@ -93,6 +93,10 @@ class RunDir:
         """Final weights."""
         return self.path / "model.safetensors"
 
+    def evaluation(self, scheme: str) -> Path:
+        """What an evaluation after the training, with weights rounded by ``scheme``, leaves."""
+        return self.path / "evaluations" / scheme
+
     @property
     def stop_request(self) -> Path:
         """While it is there, the run saves and stops; the next start removes it."""

@@ -66,6 +66,7 @@ def build(tmp_path_factory):
         ("train", "scripts/train.py"),
         ("report", "scripts/report.py"),
         ("generate", "scripts/generate.py"),
+        ("evaluate", "scripts/evaluate.py"),
         ("bench", "scripts/bench.py"),
         ("export", "scripts/export.py"),
         ("menuconfig", "scripts/configure.py menuconfig"),

@@ -65,7 +65,7 @@ def _summary(session: Session, evaluation: Evaluation, started: float) -> dict[s
         "seed": session.config.seed,
         "final": {
             "val_loss": evaluation.loss,
-            "val_perplexity": _perplexity(evaluation.loss),
+            "val_perplexity": perplexity(evaluation.loss),
             "token_accuracy": evaluation.accuracy,
             "eval_tokens": evaluation.tokens,
             "eval_documents": len(evaluation.documents),
@@ -102,7 +102,7 @@ def _mean(values: Iterable[float]) -> float:
     return math.fsum(found) / len(found)
 
 
-def _perplexity(loss: float) -> float | str:
+def perplexity(loss: float) -> float | str:
     """exp(loss), as text where it is beyond floating point: JSON has no infinity."""
     try:
         return math.exp(loss)

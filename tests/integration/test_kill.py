@@ -1,11 +1,14 @@
 """I9: killed at any moment and continued by the next make, a study ends in the same bytes."""
 
+import json
 import os
+import random
+import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +18,7 @@ from lib.project import ROOT
 STEPS = "1,full"
 DETERMINISTIC = ("metrics.jsonl", "per_query.csv", "model.safetensors")
 INTERVALS = {"MAX_ITERS": 24, "CHECKPOINT_INTERVAL": 2, "EVAL_INTERVAL": 4, "EVAL_TOKENS": 512}
+KILLS = 20
 
 
 def start(folder: Path, jobs: int) -> subprocess.Popen:
@@ -85,3 +89,53 @@ def test_i9_killed_and_continued_equals_uninterrupted(build, whole, tmp_path, jo
 
     assert len(whole) == 2 * len(DETERMINISTIC)
     assert outcome(folder) == whole
+
+
+def last_rows(study: Path) -> Iterator[dict]:
+    """The last whole record of each run that has begun."""
+    for path in study.glob("*/metrics.jsonl"):
+        whole = path.read_bytes().rpartition(b"\n")[0]
+        if whole:
+            yield json.loads(whole.rpartition(b"\n")[2])
+
+
+@pytest.mark.long
+def test_twenty_random_kills_leave_the_bytes_of_an_uninterrupted_study(build, tmp_path, capsys):
+    """Every third while a checkpoint is written, every third in an evaluation, the others anywhere."""
+    folder = build(**INTERVALS).path
+    study = folder / "results/ratio"
+    began = time.monotonic()
+    assert start(folder, 2).wait() == 0
+    seconds = time.monotonic() - began
+    whole, chance = outcome(folder), random.Random(20)
+    assert len(whole) == 2 * len(DETERMINISTIC)
+
+    def evaluating() -> bool:
+        return any(
+            row["kind"] == "train" and row["iteration"] % INTERVALS["EVAL_INTERVAL"] == 0
+            for row in last_rows(study)
+        )
+
+    equal, reached = 0, {"writing": 0, "evaluating": 0, "elsewhere": 0}
+    for number in range(KILLS):
+        shutil.rmtree(folder / "results")
+        kind = ("writing", "evaluating", "elsewhere")[number % 3]
+        later = time.monotonic() + chance.uniform(0.3, 0.9) * seconds
+        # The first or a later one, so that not every kill comes to the same place.
+        rows = chance.randrange(40)
+
+        def moment() -> bool:
+            if kind == "elsewhere":
+                return time.monotonic() > later
+            done = sum(path.read_bytes().count(b"\n") for path in study.glob("*/metrics.jsonl"))
+            if done < rows:
+                return False
+            return any(study.glob("*/checkpoints/.tmp-*")) if kind == "writing" else evaluating()
+
+        kill_when(start(folder, 2), moment)
+        reached[kind] += 1
+        assert start(folder, 2).wait() == 0
+        equal += outcome(folder) == whole
+    with capsys.disabled():
+        sys.stdout.write(f"killed and continued, the same bytes: {equal}/{KILLS} {reached}\n")
+    assert equal == KILLS

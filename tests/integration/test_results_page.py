@@ -31,16 +31,17 @@ def test_every_file_and_field_of_a_run_is_in_the_page(build):
     assert code == 0, said
     (run,) = folder.runs("0")
     files = {re.sub(r"rank\d+", "rank*", path.name) for path in run.iterdir()}
-    # Checkpoints exist while a run is at work, and an export once somebody asked for it.
-    assert first_column("A run's folder") == files | {"checkpoints", "export"}
+    # Checkpoints exist while a run is at work, the others once somebody asked for them.
+    asked_for = {"export", "evaluations"}
+    assert first_column("A run's folder") == files | {"checkpoints"} | asked_for
 
     common = {"schema_version"}
     status = json.loads((run / "status.json").read_text())
     assert first_column("`status.json`") == status.keys() - common
     summary = json.loads((run / "summary.json").read_text())
-    groups = {k: v for k, v in summary.items() if k not in common}
+    groups = {k: v for k, v in summary.items() if k not in common | {"seed"}}
     fields = {f"{group}.{name}" for group, found in groups.items() for name in found}
-    assert first_column("`summary.json`") == fields
+    assert first_column("`summary.json`") == fields | {"seed"}
 
     rows = named("Rows")
     assert set(next(csv.reader((run / "per_query.csv").open()))) <= rows

@@ -1,0 +1,1 @@
+"""Evaluating a finished run with its weights rounded to a few bits; training has no such thing."""

@@ -1,0 +1,140 @@
+"""Rounding against plain loops and published tables; what is rounded and what is not."""
+
+import importlib.util
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from gpt2.ablation.resolve import resolve_config
+from gpt2.model import GPT
+from gpt2.quantized.options import parse_schemes, refuse_training
+from gpt2.quantized.schemes import int8_round_trip, quantize
+from lib.errors import ConfigError, PreflightError
+from lib.kconfig import Layer, Tree
+
+WITH_BITSANDBYTES = pytest.mark.skipif(
+    importlib.util.find_spec("bitsandbytes") is None, reason="an extra"
+)
+# The values that four bits of NormalFloat stand for (Dettmers et al. 2023, appendix E).
+NF4 = [-1.0, -0.6961928, -0.5250731, -0.3949175, -0.2844414, -0.1847734, -0.0910500, 0.0]
+NF4 += [0.0795803, 0.1609302, 0.2461123, 0.3379152, 0.4407098, 0.5626170, 0.7229568, 1.0]
+# Sign, two bits of exponent, one of mantissa, over the largest of them, 12.
+FP4 = [s * m / 12 for s in (1, -1) for m in (0, 0.0625, 2, 3, 4, 6, 8, 12)]
+SETTINGS: dict[str, Any] = {
+    "MODEL_SIZE_CUSTOM": True,
+    "N_LAYER": 2,
+    "N_HEAD": 2,
+    "N_EMBD": 16,
+    "BLOCK_SIZE": 16,
+    "TOKENIZER_BYTE": True,
+    "RECIPROCAL": True,
+}
+
+
+@pytest.fixture
+def model() -> GPT:
+    """A model with a mechanism, and weights that are far from round."""
+    built = GPT(resolve_config(Tree(), [Layer.of("test", "test", SETTINGS)]).model)
+    built.init_weights(seed=1)
+    return built
+
+
+def weight() -> Tensor:
+    """A matrix with a row of zeros and one that a single number dominates."""
+    weight_OI = torch.randn(5, 24, generator=torch.Generator().manual_seed(3)) * 0.02
+    weight_OI[2] = 0.0
+    weight_OI[4, 7] = -3.0
+    return weight_OI
+
+
+def test_int8_is_the_nearest_of_255_steps_of_each_row() -> None:
+    values, taken = int8_round_trip(weight())
+    for row, rounded in zip(weight().double().tolist(), values.tolist(), strict=True):
+        step = max(map(abs, row)) / 127
+        for number, found in zip(row, rounded, strict=True):
+            expected = round(number / step) * step if step else 0.0
+            assert found == pytest.approx(expected, rel=1e-6, abs=1e-12)
+            assert abs(found - number) <= step / 2 * (1 + 1e-5)
+    assert taken == 5 * 24 + 5 * 4
+    assert torch.equal(int8_round_trip(values)[0], values)
+
+
+@WITH_BITSANDBYTES
+@pytest.mark.parametrize(("scheme", "table"), [("nf4", NF4), ("fp4", FP4)])
+def test_four_bits_are_the_published_values_times_a_blocks_largest(
+    model: GPT, scheme: str, table: list[float]
+) -> None:
+    before = model.h[0].mlp.c_fc.weight.detach().clone().flatten()
+    quantize(model, scheme)
+    after = model.h[0].mlp.c_fc.weight.detach().flatten()
+    for first in range(0, before.numel(), 64):
+        block, rounded = before[first : first + 64], after[first : first + 64]
+        largest = block.abs().max()
+        allowed = torch.tensor(table) * largest
+        nearest = (rounded[:, None] - allowed).abs().min(1).values
+        assert nearest.max() <= 1e-4 * largest
+        # Never further off than half of the widest gap, give or take where a tie is cut.
+        gaps = torch.tensor(sorted(table)).diff().max()
+        assert (rounded - block).abs().max() <= 0.51 * gaps * largest
+    assert len(after[:64].unique()) <= 16
+
+
+@pytest.mark.parametrize(
+    "scheme",
+    ["none", "int8", pytest.param("nf4", marks=WITH_BITSANDBYTES)],
+)
+def test_matrices_of_the_blocks_alone_are_rounded(model: GPT, scheme: str) -> None:
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    found = quantize(model, scheme)
+    changed = {n for n, p in model.named_parameters() if not torch.equal(p, before[n])}
+    kinds = ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
+    matrices = {f"h.{i}.{kind}.weight" for i in range(2) for kind in kinds}
+    assert changed == (set() if scheme == "none" else matrices)
+    numbers = sum(before[name].numel() for name in changed)
+    assert found.quantized_parameters == numbers
+    assert found.full_precision_parameters == model.num_params() - numbers
+    rows = sum(before[name].size(0) for name in changed)
+    blocks = sum(math.ceil(before[name].numel() / 64) for name in changed)
+    packed = {"none": 0, "int8": numbers + 4 * rows, "nf4": numbers / 2 + 4 * blocks}[scheme]
+    assert found.stored_bytes == packed + 4 * found.full_precision_parameters
+
+
+def test_what_is_recorded_tells_the_scheme(model: GPT) -> None:
+    made = quantize(model, "int8").record()
+    assert made["quantization_enabled"] is True and made["quantization_scheme"] == "int8"
+    assert made["bnb_compute_dtype"] is made["bnb_double_quant"] is made["bnb_version"] is None
+    assert quantize(model, "none").record()["quantization_enabled"] is False
+
+
+@pytest.fixture
+def without_the_package(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """As where the extra was not asked for."""
+    right = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "bitsandbytes" else right(name)
+    )
+    yield
+
+
+@pytest.mark.usefixtures("without_the_package")
+def test_schemes_are_named_and_a_missing_package_is_one_error() -> None:
+    assert parse_schemes("") == ["none"]
+    assert parse_schemes("none, int8 none") == ["none", "int8"]
+    with pytest.raises(ConfigError, match="QUANT: 'int4' is none of none, int8, nf4, fp4"):
+        parse_schemes("int4")
+    with pytest.raises(PreflightError, match="fp4 needs the package bitsandbytes") as caught:
+        parse_schemes("int8,fp4,nf4")
+    assert "make setup EXTRAS=bitsandbytes" in str(caught.value)
+    assert (len(caught.value.problems), caught.value.exit_code) == (1, 3)
+
+
+def test_training_has_no_quantization() -> None:
+    refuse_training("")
+    refuse_training("none")
+    with pytest.raises(ConfigError, match="training has none\n.*make evaluate RUN=NAME QUANT=int8"):
+        refuse_training("nf4")
+    assert not [info.name for info in Tree().symbols() if "QUANT" in info.name]
