@@ -184,9 +184,19 @@ class Config:
         return _identity(self)
 
     @property
+    def digest(self) -> str:
+        """SHA-256, in hex, of the identity's canonical JSON."""
+        return identity_digest(self.identity())
+
+    @property
     def hash8(self) -> str:
-        """First eight hex digits of the SHA-256 of the identity's canonical JSON."""
-        return hashlib.sha256(canonical_json(self.identity()).encode()).hexdigest()[:8]
+        """Its first eight digits."""
+        return self.digest[:8]
+
+
+def identity_digest(identity: Mapping[str, Any]) -> str:
+    """SHA-256, in hex, of an identity, as a configuration gives it or a file holds it."""
+    return hashlib.sha256(canonical_json(identity).encode()).hexdigest()
 
 
 def load_config(build_dir: Path) -> Config:

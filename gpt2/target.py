@@ -9,9 +9,12 @@ from gpt2.config import Config
 from gpt2.planning import Plan
 from gpt2.preflight import check_data, check_weights
 from gpt2.runs import write_resolved_config
+from lib.kconfig.place import Place
+from lib.kconfig.settings import settings
 from lib.machine.devices import cpu_model
 from lib.machine.setup import environment
 from lib.plan import Run
+from lib.project import ROOT
 from lib.repro.stale import changes_since
 from lib.rundir import RunDir
 from lib.runner.pool import Pool
@@ -67,7 +70,8 @@ class Gpt2Target:
 
     def prepare(self, run: Run[Config]) -> None:
         """Write resolved_config.yaml, from which the worker trains."""
-        write_resolved_config(RunDir(run.path), run.config)
+        found = settings(Place(ROOT, self.build_dir).config, run.config.values, run.label)
+        write_resolved_config(RunDir(run.path), run.config, found)
 
     def processes(self, run: Run[Config]) -> int:
         """``GPUS``, on a CPU too."""

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,7 +19,7 @@ from gpt2.config import Config
 from gpt2.evaluate import Evaluation
 from gpt2.runs import read_resolved_config
 from gpt2.training.belongs import made_for
-from gpt2.training.describe import manifest_facts, start_line
+from gpt2.training.describe import closing_facts, manifest_facts, rng_of_ranks, start_line
 from gpt2.training.finish import write_results
 from gpt2.training.log import Log
 from gpt2.training.records import NoRecords, Records, Report
@@ -32,8 +33,8 @@ from lib.errors import EXIT_DONE, Problem, RunError
 from lib.machine.group import Group, lost_peer
 from lib.machine.process import current_process
 from lib.optim.schedule import learning_rate_at
-from lib.repro.manifest import begin_manifest, end_manifest
-from lib.repro.source import changed_since
+from lib.repro.manifest import begin_manifest
+from lib.repro.seal import end_run
 from lib.rundir import RunDir
 from lib.status import State, Status, write_status
 
@@ -164,25 +165,27 @@ def _ready(
     """A session that is about to take its first step, or its next one; ``opened`` ends its
     trackers."""
     session = open_session(config, build_dir, records, clock, group)
+    rng_at_start = rng_of_ranks(session)
     warm_up(session)
     resume(session, allow_stale)
-    _begin(session)
+    _begin(session, build_dir, rng_at_start)
     session.companions = opened.enter_context(start_companions(session))
     return session
 
 
-def _begin(session: Session) -> None:
+def _begin(session: Session, build_dir: Path, rng_at_start: dict[str, list[str]]) -> None:
     """Record what is about to run, before it does."""
     pids = session.group.gather(torch.tensor(os.getpid())).tolist()
     if session.group.is_main:
         session.run.checkpoints.mkdir(exist_ok=True)
         begin_manifest(
             session.run,
+            build_dir,
             session.config.machine,
             session.device,
             session.group.process,
             pids,
-            manifest_facts(session),
+            manifest_facts(session, rng_at_start),
         )
     _write_status(session, State.RUNNING)
     session.heartbeat.beat("start", session.iteration)
@@ -199,9 +202,9 @@ def _to_the_end(session: Session, stop: Stop, started: float) -> Status:
         if evaluation is None:
             return _interrupted(session, stop)
         _note_evaluation(session, evaluation)
+        facts = closing_facts(session)
         if session.group.is_main:
             write_results(session, evaluation, started)
-            end_manifest(session.run, changed_since(session.origin["sources"]))
     except RunError as error:
         return _failed(session, error.problems[0].what)
     except torch.OutOfMemoryError as error:
@@ -209,20 +212,21 @@ def _to_the_end(session: Session, stop: Stop, started: float) -> Status:
         return _failed(session, f"{message} Halve BATCH_SIZE and double GRAD_ACCUMULATION.")
     except OSError as error:
         return _failed(session, f"cannot write: {error}")
-    return _succeeded(session, evaluation)
+    return _succeeded(session, evaluation, facts)
 
 
-def _succeeded(session: Session, evaluation: Evaluation) -> Status:
-    status = _write_status(session, State.SUCCESS)
-    if session.group.is_main:
-        # The final weights are there, so nothing will be resumed.
-        checkpoint.delete_all(session.run.checkpoints)
+def _succeeded(session: Session, evaluation: Evaluation, facts: dict[str, Any]) -> Status:
     seconds = session.watch.seconds
+    # First: the manifest has a digest of the log.
     session.records.line(
         "DONE",
         f"val loss {evaluation.loss:.4f}   {session.iteration:,} it, {session.tokens:,} tokens in "
         f"{seconds:.1f} s   mean step {1000 * seconds / session.iteration:.1f} ms",
     )
+    status = _write_status(session, State.SUCCESS, facts=facts)
+    if session.group.is_main:
+        # The final weights are there, so nothing will be resumed.
+        checkpoint.delete_all(session.run.checkpoints)
     return status
 
 
@@ -241,11 +245,17 @@ def _failed(session: Session, message: str) -> Status:
 
 
 def _write_status(
-    session: Session, state: State, exit_code: int = EXIT_DONE, message: str = ""
+    session: Session,
+    state: State,
+    exit_code: int = EXIT_DONE,
+    message: str = "",
+    facts: dict[str, Any] | None = None,
 ) -> Status:
     status = Status(state, exit_code, message, session.iteration, session.budget.iterations)
-    if session.group.is_main:
+    if session.group.is_main and state is State.RUNNING:
         write_status(session.run, status)
+    elif session.group.is_main:
+        end_run(session.run, status, facts)
     return status
 
 

@@ -1,14 +1,19 @@
 """What a run says of itself at its start: one line for people, facts for the manifest."""
 
+import hashlib
 from typing import Any
 
 import torch
 
 from gpt2.attention.own import OwnAttention
 from gpt2.attention.sdpa import torch_kernel
+from gpt2.config import Config
+from gpt2.runs import read_settings
 from gpt2.training.session import Session
-from lib.machine.observe import GIB, hardware, knobs
-from lib.repro.rng import POLICY, dropout_seed
+from lib.machine.observe import hardware
+from lib.repro.rng import ALGORITHMS, POLICY, dropout_seed, rng_digests
+from lib.repro.streams import stream_seed
+from lib.repro.weights import state_digest, weights_digest
 
 
 def start_line(session: Session) -> str:
@@ -27,6 +32,8 @@ def start_line(session: Session) -> str:
     parts = [
         session.config.repro.profile,
         f"{session.device} {name}, {memory:g} GiB",
+        f"seed {session.config.seed}",
+        session.config.repro.profile,
         machine.precision,
         f"attention {attention_kernel(session)}",
         *([f"{session.group.size} processes"] if session.group.size > 1 else []),
@@ -53,11 +60,20 @@ def attention_kernel(session: Session) -> str:
     return f"sdpa {torch_kernel(session.config.model, precision, session.device)}"
 
 
-def manifest_facts(session: Session) -> dict[str, Any]:
-    """What the manifest says beyond the machine: the run, its seeds, its data, its code."""
+def manifest_facts(session: Session, rng_at_start: dict[str, list[str]]) -> dict[str, Any]:
+    """What the manifest says beyond the machine: the run, its seeds, its data, its code.
+
+    ``rng_at_start`` are the generators' digests before the first step.
+    """
     config, train = session.config, session.config.train
+    digest = config.digest
     return {
-        "run": {"name": session.run.path.name, "hash8": config.hash8},
+        "run": {
+            "run_id": _run_id(digest, session.dataset.digest),
+            "run_profile": config.repro.profile,
+            "hash8": config.hash8,
+        },
+        "config": {"config_digest": digest, **read_settings(session.run)},
         "origin": session.origin,
         "attention": {
             "backend_requested": config.model.attention.backend,
@@ -72,24 +88,62 @@ def manifest_facts(session: Session) -> dict[str, Any]:
         "processes": {
             "world_size": session.group.size,
             "backend": session.group.backend(session.device),
-            "init_digests": session.init_digests,
         },
         "seeds": {
             "seed": config.seed,
-            "dropout": [dropout_seed(config.seed, rank) for rank in range(session.group.size)],
             "policy": POLICY,
-            "streams": [
-                "init/PARAMETER",
-                "data",
-                "dropout",
-                "dropout/RANK",
-                "numpy",
-                "python",
-                "sample",
-            ],
             "dataloader_seed_policy": "sequence g is addressed by (seed, data, g); workers draw nothing",
         },
+        "rng": {"algorithms": ALGORITHMS, "streams": _streams(session)},
+        "rng_state_at_start": rng_at_start,
+        "rng_state_at_end": None,
+        "debug_flags": debug_flags(config),
+        "init_weights_digest": session.init_digests,
+        "final_weights_digest": None,
+        "optimizer_state_digest": None,
         "data": session.dataset.manifest,
+    }
+
+
+def closing_facts(session: Session) -> dict[str, Any]:
+    """What the manifest learns at the end of training; every rank has to call it."""
+    return {
+        "rng_state_at_end": rng_of_ranks(session),
+        "final_weights_digest": weights_digest(session.weights()),
+        "optimizer_state_digest": state_digest(session.optimizer.state_dict()),
+    }
+
+
+def rng_of_ranks(session: Session) -> dict[str, list[str]]:
+    """Each generator's state as a digest, one for each rank; every rank has to call it."""
+    own = rng_digests(session.device)
+    digests = bytearray(b"".join(bytes.fromhex(digest) for digest in own.values()))
+    rows = session.group.gather(torch.frombuffer(digests, dtype=torch.uint8)).tolist()
+    width = hashlib.sha256().digest_size
+    return {
+        name: [bytes(row[i * width : (i + 1) * width]).hex() for row in rows]
+        for i, name in enumerate(own)
+    }
+
+
+def debug_flags(config: Config) -> dict[str, bool]:
+    """What looks for faults while training, and slows it down."""
+    return {"check_numerics": False, "detect_anomaly": False}
+
+
+def _run_id(config_digest: str, data_digest: str) -> str:
+    """The same for every training of one configuration on the same data."""
+    return hashlib.sha256(f"{config_digest}:{data_digest}".encode()).hexdigest()[:16]
+
+
+def _streams(session: Session) -> dict[str, int | list[int] | dict[str, int]]:
+    """Each named stream with the seed derived for it; of dropout, one for each rank."""
+    seed = session.config.seed
+    names = ("data", "numpy", "python", "sample")
+    return {
+        **{name: stream_seed(seed, name) for name in names},
+        "dropout": [dropout_seed(seed, rank) for rank in range(session.group.size)],
+        "init": {name: stream_seed(seed, f"init/{name}") for name in session.weights()},
     }
 
 

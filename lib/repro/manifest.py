@@ -1,11 +1,13 @@
 """``manifest.json``: what made a run, so that it can be judged and built again.
 
-Everything that the hour or the host decides stands under ``volatile``. The environment's variables
-are not written down: some of them are secrets.
+Everything that the hour, the host or the folder decides stands under ``volatile``. Of the
+environment's variables a named few are written down: some of the others are secrets.
 """
 
 import json
+import os
 import platform
+import shlex
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -14,18 +16,20 @@ from typing import Any
 
 import torch
 
-from lib.files import sha256, write_json
 from lib.machine.observe import deviations, hardware, knobs
 from lib.machine.options import MachineConfig
 from lib.machine.process import Process
+from lib.project import ROOT
+from lib.repro.seal import SCHEMA_VERSION, write_manifest
+from lib.repro.software import thread_facts, torch_facts, variables
 from lib.repro.source import git_state
 from lib.rundir import RunDir
-
-SCHEMA_VERSION = 1
+from lib.status import State
 
 
 def begin_manifest(
     run: RunDir,
+    build_dir: Path,
     machine: MachineConfig,
     device: torch.device,
     process: Process,
@@ -42,44 +46,40 @@ def begin_manifest(
     settings = knobs(machine, device, process)
     record = {
         "schema_version": SCHEMA_VERSION,
-        "command": sys.argv,
+        "status": State.RUNNING,
+        "failure": None,
         "code": git_state(),
         "environment": environment(),
         "hardware": hardware(device),
+        "torch": torch_facts(),
+        "threads": thread_facts(),
+        "variables": variables(volatile=False),
         "knobs": settings,
         "deviations": deviations(settings),
         "oom_fallbacks": [],
         **facts,
         "artifacts": {},
-        "volatile": {"host": platform.node(), "pids": [*pids], "attempts": _attempts(run)},
+        "volatile": {
+            "name": run.path.name,
+            "host": platform.node(),
+            "pids": [*pids],
+            "git_root": str(ROOT),
+            "argv": sys.argv,
+            "working_directory": os.getcwd(),
+            "rerun": _rerun(run, build_dir),
+            "variables": variables(volatile=True),
+            "attempts": _attempts(run),
+            "artifacts": {},
+        },
     }
-    write_json(run.manifest, record)
-
-
-def end_manifest(run: RunDir, code_changed: list[str]) -> None:
-    """Add the digest of every result, the end, and the source files edited during the run."""
-    record = json.loads(run.manifest.read_text())
-    results = (
-        run.resolved_config,
-        run.metrics,
-        run.per_query,
-        run.summary,
-        run.weights,
-        run.sample,
-    )
-    record["artifacts"] = {path.name: _facts(path) for path in results if path.exists()}
-    record["code"]["changed_during_run"] = code_changed
-    record["volatile"]["attempts"][-1]["ended_at"] = time.time()
-    write_json(run.manifest, record)
+    write_manifest(run, record)
 
 
 def environment() -> dict[str, Any]:
-    """Versions of Python, torch and every installed package."""
+    """Versions of Python and every installed package."""
     return {
         "python_version": platform.python_version(),
         "platform": platform.platform(),
-        "torch_git": torch.version.git_version,
-        "cudnn_version": torch.backends.cudnn.version(),
         "packages": _packages(),
     }
 
@@ -94,14 +94,21 @@ def _packages() -> dict[str, str]:
     return dict(name.rsplit("-", 1) for name in sorted(installed))
 
 
-def _attempts(run: RunDir) -> list[dict[str, float]]:
-    """The starts of the run so far, this one last."""
+def _rerun(run: RunDir, build_dir: Path) -> str:
+    """What to type to train it again as ``.config`` plans it; the old folder is kept."""
+    words = ["make", "-C", str(ROOT), "rerun", f"RUNS={run.path.name}"]
+    if build_dir.resolve() != ROOT.resolve():
+        words.append(f"O={build_dir.resolve()}")
+    return shlex.join(words)
+
+
+def _attempts(run: RunDir) -> list[dict[str, Any]]:
+    """The starts of the run so far, this one last; one that wrote no end was killed."""
     try:
-        earlier = json.loads(run.manifest.read_text())["volatile"]["attempts"]
-    except (OSError, ValueError, KeyError):
-        earlier = []
-    return [*earlier, {"started_at": time.time()}]
-
-
-def _facts(path: Path) -> dict[str, Any]:
-    return {"bytes": path.stat().st_size, "sha256": sha256(path)}
+        attempts = json.loads(run.manifest.read_text())["volatile"]["attempts"]
+    except (OSError, ValueError, KeyError, TypeError):
+        attempts = []
+    for attempt in attempts:
+        if attempt["state"] == State.RUNNING:
+            attempt["state"] = "KILLED"
+    return [*attempts, {"state": State.RUNNING, "started_at": time.time()}]

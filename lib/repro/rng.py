@@ -11,9 +11,17 @@ import numpy as np
 import torch
 
 from lib.repro.streams import stream_seed
+from lib.repro.weights import state_digest
 
 # Written into the manifest, for a reader who wants to draw the same numbers.
 POLICY = "63 bits of SHA-256('SEED:STREAM'), one stream per purpose"
+# Matsumoto & Nishimura 1998; Salmon et al. 2011.
+ALGORITHMS = {
+    "torch": "MT19937 on a CPU, Philox 4x32-10 on a GPU",
+    "numpy": "MT19937, NumPy's legacy generator",
+    "python": "MT19937",
+    "data": "Philox 4x64-10, the sequence's number as its counter",
+}
 
 
 def dropout_seed(seed: int, rank: int) -> int:
@@ -40,6 +48,11 @@ def rng_state(device: torch.device) -> dict[str, Any]:
     if device.type == "cuda":
         state["cuda"] = torch.cuda.get_rng_state(device)
     return state
+
+
+def rng_digests(device: torch.device) -> dict[str, str]:
+    """SHA-256, in hex, of the state of every generator of this process."""
+    return {name: state_digest(value) for name, value in rng_state(device).items()}
 
 
 def set_rng_state(state: dict[str, Any], device: torch.device) -> None:

@@ -52,9 +52,17 @@ def changed_since(recorded: Mapping[str, str]) -> list[str]:
 def git_state() -> dict[str, str | bool | None]:
     """``git_sha``, ``branch`` and ``dirty_tree`` of this tree.
 
-    Outside git, or without the program, sha and branch are None and ``dirty_tree`` is ``unknown``,
-    which is not the same as clean.
+    Where this tree is no repository of its own, or without the program, sha and branch are None and
+    ``dirty_tree`` is ``unknown``, which is not the same as clean.
     """
+    unknown: dict[str, str | bool | None] = {
+        "git_sha": None,
+        "branch": None,
+        "dirty_tree": "unknown",
+    }
+    # git would answer for a repository that this tree lies in.
+    if not (ROOT / ".git").exists():
+        return unknown
     command = [
         "git",
         "--no-optional-locks",
@@ -67,7 +75,7 @@ def git_state() -> dict[str, str | bool | None]:
     try:
         output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     except (OSError, subprocess.CalledProcessError):
-        return {"git_sha": None, "branch": None, "dirty_tree": "unknown"}
+        return unknown
     lines = output.splitlines()
     heads = dict(line[2:].split(" ", 1) for line in lines if line.startswith("# branch."))
     return {

@@ -1,7 +1,8 @@
-"""One digest for all weights of a model."""
+"""One digest for all weights of a model, and one for any other state."""
 
 import hashlib
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,3 +15,34 @@ def weights_digest(weights: Mapping[str, Tensor]) -> str:
         digest.update(name.encode())
         digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().data)
     return digest.hexdigest()
+
+
+def state_digest(state: Any) -> str:
+    """SHA-256, in hex, of nested mappings and sequences of tensors, numbers and texts.
+
+    Types, shapes and every bit count; the order of a mapping's keys and the device do not.
+    """
+    digest = hashlib.sha256()
+    _add(digest, state)
+    return digest.hexdigest()
+
+
+def _add(digest: Any, value: Any) -> None:
+    """Each part is told from the next by its length or its end."""
+    if isinstance(value, Mapping):
+        digest.update(f"mapping {len(value)}\n".encode())
+        for key in sorted(value, key=repr):
+            _add(digest, key)
+            _add(digest, value[key])
+    elif isinstance(value, list | tuple):
+        digest.update(f"sequence {len(value)}\n".encode())
+        for item in value:
+            _add(digest, item)
+    elif isinstance(value, Tensor):
+        digest.update(f"{value.dtype} {tuple(value.shape)}\n".encode())
+        # A number has no bytes to view; as a vector of one it has.
+        flat = value.detach().cpu().contiguous().reshape(-1)
+        digest.update(flat.view(torch.uint8).numpy().data)
+    else:
+        assert value is None or isinstance(value, bool | int | float | str), type(value)
+        digest.update(f"{type(value).__name__} {value!r}\n".encode())

@@ -20,6 +20,7 @@ from lib.errors import (
     RunError,
 )
 from lib.plan import Run
+from lib.repro.seal import end_run
 from lib.rundir import RunDir
 from lib.runner import locks
 from lib.runner.decide import Action, Decision, decide, describe_changes, move_aside, refuse_stale
@@ -30,7 +31,7 @@ from lib.runner.preflight import output_problems
 from lib.runner.progress import StudyProgress
 from lib.runner.target import Slot, Target
 from lib.runner.team import Team
-from lib.status import State, Status, read_status, write_status
+from lib.status import State, Status, read_status
 
 # How often a Ctrl-C is looked for.
 _TICK_SECONDS = 0.2
@@ -223,7 +224,7 @@ class Runner:
             # Its last checkpoint is good; status.json still says RUNNING.
             return Status(State.INTERRUPTED, interrupts.exit_code, "stopped at once", *came_to)
         failed = Status(State.FAILED, EXIT_FAILED, cause, *came_to)
-        write_status(directory, failed)
+        end_run(directory, failed)
         return failed
 
     def _pass_on(self, interrupts: Interrupts) -> None:

@@ -19,9 +19,10 @@ from types import FrameType, TracebackType
 from typing import Any, Self
 
 from lib.errors import EXIT_FAILED, KablateError
+from lib.repro.seal import end_run
 from lib.rundir import RunDir
 from lib.runner import locks
-from lib.status import State, Status, read_status, write_status
+from lib.status import State, Status, read_status
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -167,7 +168,7 @@ class _Outcome:
         if self._rank:
             return True
         before = read_status(self._run) or Status(State.RUNNING)
-        write_status(
+        end_run(
             self._run,
             Status(State.FAILED, code, message, before.iteration, before.iterations),
         )

@@ -5,7 +5,10 @@ import json
 import re
 
 from lib.project import ROOT
+from lib.repro.software import VARIABLES
 
+# Of which rng_state_at_start and rng_state_at_end tell.
+GENERATORS = {"torch", "numpy", "python", "cuda"}
 PAGE = (ROOT / "docs" / "results.md").read_text()
 SECTIONS = dict(re.findall(r"^## (.+)\n((?:(?!## ).*\n)*)", PAGE, re.MULTILINE))
 
@@ -54,9 +57,16 @@ def test_every_file_and_field_of_a_run_is_in_the_page(build):
     manifest = json.loads((run / "manifest.json").read_text())
     assert resolved.keys() - common <= named(title)
     assert first_column(title) - {"manifest.json"} == manifest.keys() - common
-    whole = ("code", "origin", "environment", "hardware", "knobs", "attention", "batch", "seeds")
-    for group in (*whole, "run", "data", "processes", "volatile"):
-        assert manifest[group].keys() <= named(title), group
+    # Named files, packages, parameters and variables.
+    open_ended = {"artifacts"}
+    for group, found in manifest.items():
+        if isinstance(found, dict) and group not in open_ended:
+            assert found.keys() <= named(title) | set(VARIABLES) | GENERATORS, group
+    assert manifest["rng"]["streams"].keys() <= named(title)
+    assert {key for row in manifest["volatile"]["attempts"] for key in row} <= named(title)
+    assert {key for found in resolved["settings"].values() for key in found} <= named(title) | {
+        "value"
+    }
     assert {key for knob in manifest["knobs"].values() for key in knob} <= named(title)
     assert {key for found in manifest["artifacts"].values() for key in found} <= named(title)
 

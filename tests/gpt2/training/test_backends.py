@@ -29,7 +29,7 @@ def test_joined_and_rows_train_alike(configure: Configure, train: Callable) -> N
     said = {"JOINED": "joined, all pairs", "ROWS": "by rows", "MATH": "by rows"}
     for backend, kernel in said.items():
         config = configure(**PARTS, **{f"ATTENTION_BACKEND_{backend}": True})
-        done = train(config)
+        done = train(config, backend)
         manifest = json.loads(done.files.manifest.read_text())
         asked = {"backend_requested": backend.lower(), "kernel": kernel}
         assert manifest["attention"] == asked and f"attention {kernel} |" in done.lines()

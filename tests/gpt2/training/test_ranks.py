@@ -325,8 +325,10 @@ def test_the_manifest_tells_of_every_rank(configure: Configure, together: Callab
     manifest = json.loads(trained.files.manifest.read_text())
     processes = manifest["processes"]
     assert (processes["world_size"], processes["backend"]) == (2, "gloo")
-    first, second = processes["init_digests"]
+    first, second = manifest["init_weights_digest"]
     assert first == second and len(first) == 64
     assert manifest["knobs"]["world_size"]["observed"] == 2
-    assert len(set(manifest["seeds"]["dropout"])) == 2
+    assert len(set(manifest["rng"]["streams"]["dropout"])) == 2
+    for moment in ("rng_state_at_start", "rng_state_at_end"):
+        assert [len(set(found)) for found in manifest[moment].values()] == [1, 1, 2]
     assert len(set(manifest["volatile"]["pids"])) == 2

@@ -5,13 +5,19 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import safetensors.torch
+import torch
 
 from gpt2.config import Config
+from gpt2.model import GPT
 from gpt2.runs import read_resolved_config, write_resolved_config
 from gpt2.training.describe import start_line
 from gpt2.training.session import Session
 from lib.errors import ConfigError, DataError, PreflightError
 from lib.files import sha256
+from lib.repro.rng import rng_digests, seed_all
+from lib.repro.streams import stream_seed
+from lib.repro.weights import weights_digest
 from lib.rundir import RunDir
 
 Configure = Callable[..., Config]
@@ -49,17 +55,61 @@ def test_the_manifest_tells_what_made_the_run(
     text = done.files.manifest.read_text()
     manifest = json.loads(text)
     assert "hunter2-secret" not in text
-    assert manifest["schema_version"] == 1
-    assert manifest["run"] == {"name": "run", "hash8": config.hash8}
+    assert manifest["schema_version"] == 2
+    assert manifest["status"] == "SUCCESS"
+    assert (manifest["run"]["hash8"], manifest["run"]["run_profile"]) == (
+        config.hash8,
+        "paper_repro",
+    )
     assert manifest["seeds"]["seed"] == config.seed
     assert manifest["deviations"] == []
     assert manifest["knobs"]["cpu_threads"] == {"requested": 1, "resolved": 1, "observed": 1}
     assert manifest["data"]["split"]["proof"]["overlap"] == 0
     assert manifest["origin"]["sources"]["gpt2/train.py"]
     assert manifest["code"]["changed_during_run"] == []
-    assert len(manifest["volatile"]["attempts"]) == 2
-    for path in (done.files.weights, done.files.per_query, done.files.summary, done.files.metrics):
+    attempts = manifest["volatile"]["attempts"]
+    assert [(a["state"], a["iteration"]) for a in attempts] == [("INTERRUPTED", 5), ("SUCCESS", 12)]
+    for path in (done.files.weights, done.files.per_query, done.files.metrics, done.files.sample):
         assert manifest["artifacts"][path.name]["sha256"] == sha256(path)
+    for path in (done.files.summary, done.files.timing, done.files.logs):
+        assert manifest["volatile"]["artifacts"][path.name]["sha256"] == sha256(path)
+
+
+def test_the_manifest_has_the_digests_of_what_was_trained(
+    configure: Configure, train: Callable
+) -> None:
+    """Seeds, weights and generators, each computed here once more."""
+    config = configure()
+    done = train(config)
+    manifest = json.loads(done.files.manifest.read_text())
+    weights = safetensors.torch.load_file(done.files.weights)
+    model = GPT(config.model)
+    model.init_weights(config.seed)
+    names = [name for name, _ in model.named_parameters()]
+    assert manifest["final_weights_digest"] == weights_digest({n: weights[n] for n in names})
+    assert manifest["init_weights_digest"] == [weights_digest(dict(model.named_parameters()))]
+    streams = manifest["rng"]["streams"]
+    assert streams["data"] == stream_seed(config.seed, "data")
+    assert streams["init"]["wte.weight"] == stream_seed(config.seed, "init/wte.weight")
+    seed_all(config.seed)
+    found = rng_digests(torch.device("cpu"))
+    assert manifest["rng_state_at_start"] == {name: [digest] for name, digest in found.items()}
+    # Dropout has drawn from torch's generator, and nobody from the others.
+    moved = {n for n in found if manifest["rng_state_at_end"][n] != [found[n]]}
+    assert moved == {"torch"}
+
+
+def test_a_folder_that_holds_another_run_is_left_alone(
+    configure: Configure, tmp_path: Path
+) -> None:
+    run = RunDir(tmp_path)
+    write_resolved_config(run, configure())
+    before = run.resolved_config.read_bytes()
+    with pytest.raises(ConfigError, match="holds another run"):
+        write_resolved_config(run, configure(SEED=2))
+    assert run.resolved_config.read_bytes() == before
+    write_resolved_config(run, configure(LOG_INTERVAL=1))
+    assert run.resolved_config.read_bytes() != before
 
 
 def test_a_resolved_configuration_survives_the_round_trip(

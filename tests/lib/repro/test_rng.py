@@ -2,11 +2,13 @@
 
 import io
 import random
+from typing import Any
 
 import numpy as np
 import torch
 
 from lib.repro.rng import rng_state, seed_all, set_rng_state
+from lib.repro.weights import state_digest
 
 CPU = torch.device("cpu")
 
@@ -37,3 +39,21 @@ def test_the_state_goes_on_where_it_was_after_a_file() -> None:
     stream.seek(0)
     set_rng_state(torch.load(stream, weights_only=True), CPU)
     assert [draw(), draw()] == expected
+
+
+def test_a_state_digest_sees_every_bit_and_type() -> None:
+    one = {"a": [torch.tensor([1.0, 2.0]), 3], "b": {1: True}}
+    digest = state_digest(one)
+    assert state_digest({"b": {1: True}, "a": (torch.tensor([1.0, 2.0]), 3)}) == digest
+    others: list[Any] = [
+        one | {"a": [torch.tensor([1.0, 2.0000003]), 3]},
+        one | {"a": [torch.tensor([1.0, 2.0], dtype=torch.float64), 3]},
+        one | {"a": [torch.tensor([[1.0], [2.0]]), 3]},
+        one | {"a": [torch.tensor([1.0, 2.0]), 3.0]},
+        one | {"b": {1: 1}},
+        one | {"b": {"1": True}},
+        one | {"c": None},
+    ]
+    digests = {state_digest(other) for other in others}
+    assert len(digests) == len(others) and digest not in digests
+    assert state_digest(torch.tensor(1.5)) != state_digest(torch.tensor([1.5]))

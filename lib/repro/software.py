@@ -1,0 +1,69 @@
+"""What torch is made of, and the threads and variables that it works with: facts for a manifest."""
+
+import hashlib
+import os
+import re
+from typing import Any
+
+import torch
+
+# All that is recorded of the environment's variables: each can change a bit, none is a secret.
+VARIABLES = (
+    "CUBLAS_WORKSPACE_CONFIG",
+    "CUDA_VISIBLE_DEVICES",
+    "HIP_VISIBLE_DEVICES",
+    "MKL_CBWR",
+    "MKL_NUM_THREADS",
+    "NCCL_ALGO",
+    "NCCL_PROTO",
+    "NVIDIA_TF32_OVERRIDE",
+    "OMP_NUM_THREADS",
+    "PYTHONHASHSEED",
+    "PYTORCH_ALLOC_CONF",
+)
+# They change no bit of a result: two runs may differ in them and be the same.
+_VOLATILE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "PYTHONHASHSEED")
+
+
+def torch_facts() -> dict[str, Any]:
+    """Version, commit and libraries of the torch at work; null where it has none."""
+    built_with = torch.__config__.show()
+    blas = re.search(r"BLAS_INFO=(\w+)", built_with)
+    onednn = re.search(r"MKL-DNN (v\S+)", built_with)
+    return {
+        "version": str(torch.__version__),
+        "git": torch.version.git_version,
+        "cuda": torch.version.cuda,
+        "hip": torch.version.hip,
+        "cudnn": torch.backends.cudnn.version(),
+        "nccl": _nccl(),
+        "blas": blas[1] if blas else None,
+        "onednn": onednn[1] if onednn else None,
+        "build_digest": hashlib.sha256(built_with.encode()).hexdigest(),
+        "fill_uninitialized_memory": torch.utils.deterministic.fill_uninitialized_memory,
+        "reduced_precision_reduction": {
+            "bf16": torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction,
+            "fp16": torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction,
+        },
+    }
+
+
+def thread_facts() -> dict[str, Any]:
+    """Threads within an operation, threads for operations side by side, and OpenMP's variable."""
+    return {
+        "intra_op": torch.get_num_threads(),
+        "inter_op": torch.get_num_interop_threads(),
+        "omp_num_threads": os.environ.get("OMP_NUM_THREADS"),
+    }
+
+
+def variables(*, volatile: bool) -> dict[str, str | None]:
+    """The named variables and nothing else; null where one is not set."""
+    return {name: os.environ.get(name) for name in VARIABLES if (name in _VOLATILE) is volatile}
+
+
+def _nccl() -> str | None:
+    """NCCL's version, or RCCL's; null in a build without."""
+    if not torch.distributed.is_available() or not torch.distributed.is_nccl_available():
+        return None
+    return ".".join(map(str, torch.cuda.nccl.version()))

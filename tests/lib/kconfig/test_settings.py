@@ -1,0 +1,32 @@
+"""Who set what, as a run's directory tells it."""
+
+from pathlib import Path
+
+from lib.kconfig import Tree, defconfig_layers, read_config
+from lib.kconfig.settings import settings
+
+
+def test_each_value_that_is_no_default_has_its_source(tree: Tree, root: Path, tmp_path) -> None:
+    config = tmp_path / ".config"
+    tree.write_config(defconfig_layers(root, "base+quick", "N_HEAD=7"), config)
+    values = dict(tree.resolve([read_config(config)]).values)
+    found = settings(config, values, "demo/run s7")
+    assert found["N_HEAD"] == {"value": 7, "label": "command line", "where": "SET"}
+    labels = {setting["label"] for setting in found.values()}
+    assert labels == {"defconfig", "fragment", "command line"}
+    places = {s["where"].split(":")[0] for s in found.values() if s["label"] == "fragment"}
+    assert places == {"defconfigs/fragments/quick"}
+    assert len(found) < len(values)
+
+
+def test_edits_and_the_plan_are_told_from_the_rest(tree: Tree, root: Path, tmp_path) -> None:
+    config = tmp_path / ".config"
+    tree.write_config(defconfig_layers(root, "base"), config)
+    text = config.read_text()
+    assert "CONFIG_N_HEAD=12\n" in text
+    config.write_text(text.replace("CONFIG_N_HEAD=12\n", "CONFIG_N_HEAD=3\n"))
+    values = dict(tree.resolve([read_config(config)]).values)
+    edited = {"value": 3, "label": "edited", "where": ".config"}
+    assert settings(config, values, "x")["N_HEAD"] == edited
+    planned = {"value": 4, "label": "plan", "where": "x"}
+    assert settings(config, values | {"N_HEAD": 4}, "x")["N_HEAD"] == planned

@@ -1,0 +1,115 @@
+"""The manifest's own digests, and how a run's end is written down."""
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lib.files import sha256
+from lib.repro import seal
+from lib.rundir import RunDir
+from lib.status import State, Status, read_status
+
+BEGUN: dict[str, Any] = {
+    "status": "RUNNING",
+    "failure": None,
+    "code": {"git_sha": "abc"},
+    "origin": {"sources": {}},
+    "artifacts": {},
+    "volatile": {"host": "here", "attempts": [{"state": "RUNNING", "started_at": 1.5}]},
+}
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    """A run at work."""
+    run = RunDir(tmp_path)
+    seal.write_manifest(run, BEGUN)
+    run.metrics.write_text("{}\n")
+    run.logs.write_text("TRAIN\n")
+    return run
+
+
+def manifest(run: RunDir) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(run.manifest.read_text())
+    return found
+
+
+def test_the_digest_covers_all_but_what_is_volatile(run: RunDir) -> None:
+    written = manifest(run)
+    digest = written["manifest_digest"]
+    assert seal.manifest_digest(written) == digest
+    assert seal.manifest_digest(written | {"status": "SUCCESS"}) != digest
+    assert seal.manifest_digest(written | {"more": None}) != digest
+    assert seal.manifest_digest(written | {"volatile": {}}) == digest
+    volatile = written["volatile"]
+    assert seal.volatile_digest(volatile) == volatile["digest"]
+    assert seal.volatile_digest(volatile | {"host": "there"}) != volatile["digest"]
+
+
+def test_success_closes_the_manifest_and_is_written_last(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = seal.write_status
+
+    def after_the_manifest(run: RunDir, status: Status) -> None:
+        assert manifest(run)["status"] == "SUCCESS"
+        write(run, status)
+
+    monkeypatch.setattr(seal, "write_status", after_the_manifest)
+    seal.end_run(run, Status(State.SUCCESS, iteration=9), {"final_weights_digest": "w"})
+    closed = manifest(run)
+    assert (closed["failure"], closed["final_weights_digest"]) == (None, "w")
+    assert closed["artifacts"] == {"metrics.jsonl": {"bytes": 3, "sha256": sha256(run.metrics)}}
+    assert closed["volatile"]["artifacts"].keys() == {"logs.txt"}
+    (attempt,) = closed["volatile"]["attempts"]
+    assert (attempt["state"], attempt["iteration"]) == ("SUCCESS", 9)
+    assert attempt["ended_at"] > attempt["started_at"]
+    assert seal.manifest_digest(closed) == closed["manifest_digest"]
+    status = read_status(run)
+    assert status is not None and status.state is State.SUCCESS
+
+
+def test_a_failure_is_told_by_both_files(run: RunDir) -> None:
+    seal.end_run(run, Status(State.FAILED, 1, "the loss is nan"))
+    assert (manifest(run)["status"], manifest(run)["failure"]) == ("FAILED", "the loss is nan")
+    status = read_status(run)
+    assert status is not None and status.message == "the loss is nan"
+
+
+@pytest.mark.parametrize("content", [None, "", "{", "[]", '{"volatile": {"attempts": []}}'])
+def test_a_run_that_never_began_gets_a_status_alone(run: RunDir, content: str | None) -> None:
+    run.manifest.unlink()
+    if content is not None:
+        run.manifest.write_text(content)
+    seal.end_run(run, Status(State.FAILED, 3, "no data"))
+    status = read_status(run)
+    assert status is not None and status.state is State.FAILED
+    assert (run.manifest.read_text() if run.manifest.exists() else None) == content
+
+
+@pytest.mark.parametrize("moment", ["os.fsync", "os.replace"])
+@pytest.mark.parametrize("calls", [0, 1])
+def test_killed_at_any_moment_the_files_are_whole(run: RunDir, moment: str, calls: int) -> None:
+    """SIGKILL while manifest or status is written leaves the old content or the new."""
+    if not (child := os.fork()):
+        module, name = moment.split(".")
+        original, seen = vars(os)[name], []
+
+        def deadly(*arguments: Any) -> Any:
+            if len(seen) == calls:
+                os.kill(os.getpid(), signal.SIGKILL)
+            seen.append(1)
+            return original(*arguments)
+
+        vars(os)[name] = deadly
+        seal.end_run(run, Status(State.SUCCESS))
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    found = manifest(run)
+    assert found["status"] in ("RUNNING", "SUCCESS")
+    assert seal.manifest_digest(found) == found["manifest_digest"]
+    assert found["status"] == "SUCCESS" or read_status(run) is None
