@@ -5,12 +5,12 @@ rows. Evaluation draws nothing and leaves the training's randomness where it was
 
 Batches are the same however many processes there are; each evaluates its share of them.
 
-B rows of a batch, T tokens, W windows.
+B rows of a batch, T tokens, W windows, M bins of confidence, S sums of a window.
 """
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -22,15 +22,18 @@ from gpt2.model import GPT
 from lib.machine.group import Group
 from lib.machine.setup import autocast
 
+# Bins of equal width, as many as in Guo et al. 2017.
+BINS = 15
+
 
 @dataclass(frozen=True)
 class DocumentLoss:
-    """One row of per_query.csv; ``loss_sum`` is in nats over ``n_tokens`` predicted tokens."""
+    """What a document scored; ``nll_sum`` is in nats over ``n_tokens`` predicted tokens."""
 
-    document: str
+    item_id: str
     n_tokens: int
     n_correct: int
-    loss_sum: float
+    nll_sum: float
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,8 @@ class Evaluation:
     """The documents of one evaluation, in the order of their names."""
 
     documents: tuple[DocumentLoss, ...]
+    # n_tokens, n_correct and confidence_sum of each bin.
+    calibration: dict[str, list[float]] = field(default_factory=dict)
 
     @property
     def tokens(self) -> int:
@@ -47,7 +52,7 @@ class Evaluation:
     @property
     def loss(self) -> float:
         """Mean loss of a token in nats; exact summation, so the order of documents is no matter."""
-        return math.fsum(d.loss_sum for d in self.documents) / self.tokens
+        return math.fsum(d.nll_sum for d in self.documents) / self.tokens
 
     @property
     def accuracy(self) -> float:
@@ -63,29 +68,31 @@ class Evaluator:
     ) -> None:
         """ConfigError when the evaluation budget is below one window."""
         self._machine = config.machine
-        self._split = split
+        self.split = split
         self._block_size = config.model.shape.block_size
-        self._batch_size = config.train.batch_size
+        self.batch_size = config.train.batch_size
         self._device = device
         self._group = group
-        self._windows = evaluation_windows(split, self._block_size, config.data.eval_tokens)
+        self.windows = evaluation_windows(split, self._block_size, config.data.eval_tokens)
 
     def __call__(self, model: GPT, stop: Callable[[], bool] = lambda: False) -> Evaluation | None:
         """Evaluate ``model``; None when ``stop`` asked to give up between two batches."""
         training = model.training
         model.eval()
         with torch.random.fork_rng(self._gpus()), torch.no_grad():
-            rows_W3 = self._measure(model, stop)
+            rows_WS = self._measure(model, stop)
         model.train(training)
-        if rows_W3 is None:
+        if rows_WS is None:
             return None
-        names = [window.document for window in self._windows]
+        names = [window.document for window in self.windows]
         # Each row is zero on every rank but one, so the sum is exact.
-        return _collect(names, self._group.add(rows_W3))
+        rows = self._group.add(rows_WS).tolist()
+        return Evaluation(_documents(names, rows), _calibration(rows))
 
     def _measure(self, model: GPT, stop: Callable[[], bool]) -> Tensor | None:
-        """The rows of this rank's batches, [W, 3] with zeros for the others; None to give up."""
-        rows_W3 = torch.zeros(len(self._windows), 3, dtype=torch.float64, device=self._device)
+        """The rows of this rank's batches, [W, S] with zeros for the others; None to give up."""
+        sums = 3 + 3 * BINS
+        rows_WS = torch.zeros(len(self.windows), sums, dtype=torch.float64, device=self._device)
         first = 0
         for turn, (x, y, documents) in enumerate(self._batches()):
             rank = turn % self._group.size
@@ -94,34 +101,53 @@ class Evaluator:
             last = first + len(documents)
             if rank == self._group.rank:
                 x_BT, y_BT = torch.from_numpy(x), torch.from_numpy(y)
-                rows_W3[first:last] = self._rows(model, x_BT, y_BT)
+                rows_WS[first:last] = self._rows(model, x_BT, y_BT)
             first = last
-        return rows_W3
+        return rows_WS
 
     def _batches(self) -> Iterable:
-        return eval_batches(self._split, self._windows, self._block_size, self._batch_size)
+        return eval_batches(self.split, self.windows, self._block_size, self.batch_size)
 
     def _gpus(self) -> list[torch.device]:
         return [self._device] if self._device.type == "cuda" else []
 
     def _rows(self, model: GPT, x_BT: Tensor, y_BT: Tensor) -> Tensor:
-        """Tokens, right tokens and summed loss of each row, [B, 3] in float64."""
+        """Sums of each row, [B, S] in float64: tokens, right tokens and loss, then of each bin
+        tokens, right tokens and confidence."""
         x_BT, y_BT = x_BT.to(self._device), y_BT.to(self._device)
         with autocast(self._machine):
-            losses_BT, correct_BT = model.token_losses(x_BT, y_BT)
+            losses_BT, correct_BT, confidence_BT = model.token_losses(x_BT, y_BT)
         counted_BT = y_BT != IGNORED
         columns = (counted_BT, correct_BT & counted_BT, losses_BT * counted_BT)
-        return torch.stack([column.double().sum(1) for column in columns], dim=1)
+        whole = torch.stack([column.double().sum(1) for column in columns], dim=1)
+        # Bin m of M holds what is above m / M, up to (m + 1) / M.
+        bins_BT = (confidence_BT.double() * BINS).ceil().clamp(1, BINS) - 1
+        in_bin_BTM = bins_BT[..., None] == torch.arange(BINS, device=self._device)
+        in_bin_BTM &= counted_BT[..., None]
+        of_bins = (counted_BT, correct_BT, confidence_BT)
+        parts = [(in_bin_BTM * column.double()[..., None]).sum(1) for column in of_bins]
+        return torch.cat([whole, *parts], dim=1)
 
 
-def _collect(names: Sequence[str], rows_W3: Tensor) -> Evaluation:
-    """Add up the rows of each document; one copy from the device for all of them."""
-    documents: dict[str, list[list[float]]] = {}
-    for name, row in zip(names, rows_W3.tolist(), strict=True):
-        documents.setdefault(name, []).append(row)
-    return Evaluation(tuple(_document(name, documents[name]) for name in sorted(documents)))
+def _documents(names: Sequence[str], rows: Sequence[Sequence[float]]) -> tuple[DocumentLoss, ...]:
+    """The rows of each document, added up."""
+    found: dict[str, list[Sequence[float]]] = {}
+    for name, row in zip(names, rows, strict=True):
+        found.setdefault(name, []).append(row[:3])
+    return tuple(_document(name, found[name]) for name in sorted(found))
 
 
-def _document(name: str, rows: list[list[float]]) -> DocumentLoss:
+def _document(name: str, rows: list[Sequence[float]]) -> DocumentLoss:
     tokens, correct, losses = zip(*rows, strict=True)
     return DocumentLoss(name, int(sum(tokens)), int(sum(correct)), math.fsum(losses))
+
+
+def _calibration(rows: Sequence[Sequence[float]]) -> dict[str, list[float]]:
+    """The bins of all rows, added up exactly."""
+    sums = [math.fsum(column) for column in list(zip(*rows, strict=True))[3:]]
+    tokens, correct, confidence = (sums[i * BINS : (i + 1) * BINS] for i in range(3))
+    return {
+        "n_tokens": [int(n) for n in tokens],
+        "n_correct": [int(n) for n in correct],
+        "confidence_sum": confidence,
+    }

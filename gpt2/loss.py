@@ -8,6 +8,7 @@ Shapes: X tokens (batch and time together), C n_embd, V vocabulary (padded where
 """
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +21,17 @@ IGNORED = -100
 CHUNK_BYTES = 2**27
 # Elements of a block of rows: on a CPU, softmax from the cache takes a third of the time.
 BLOCK_ELEMENTS = 2**22
+
+
+class TokenScores(NamedTuple):
+    """What each target scored; all of one shape. An ``IGNORED`` one: 0, False and 0."""
+
+    # Cross-entropy in nats.
+    loss: Tensor
+    # Whether the target has the largest logit.
+    correct: Tensor
+    # Probability of the largest logit.
+    confidence: Tensor
 
 
 def linear_cross_entropy(
@@ -38,28 +50,31 @@ def linear_cross_entropy(
     if torch.is_grad_enabled():
         loss: Tensor = _LinearCrossEntropy.apply(hidden_XC, weight_VC, targets_X, vocab_size)
         return loss
-    losses_X, _ = linear_token_losses(hidden_XC, weight_VC, targets_X, vocab_size)
+    losses_X = linear_token_losses(hidden_XC, weight_VC, targets_X, vocab_size).loss
     return losses_X.sum() / (targets_X != IGNORED).sum()
 
 
 @torch.no_grad()
 def linear_token_losses(
     hidden_XC: Tensor, weight_VC: Tensor, targets_X: Tensor, vocab_size: int
-) -> tuple[Tensor, Tensor]:
-    """Each token's cross-entropy in nats, and whether its target has the largest logit.
-
-    An ``IGNORED`` target has loss 0 and is not correct.
-    """
+) -> TokenScores:
+    """The scores of each token [X]."""
     dtype = _gemm_dtype(hidden_XC)
     losses_X = hidden_XC.new_empty(len(targets_X), dtype=_wide_dtype(dtype))
+    confidence_X = torch.empty_like(losses_X)
     correct_X = torch.empty_like(targets_X, dtype=torch.bool)
+    every_X = targets_X, losses_X, correct_X, confidence_X
     for rows, logits_XV in _chunks(hidden_XC.to(dtype), weight_VC.to(dtype)):
-        parts = logits_XV[:, :vocab_size], targets_X[rows], losses_X[rows], correct_X[rows]
-        for logits_, targets_, losses_, correct_ in _blocks(*parts):
+        parts = logits_XV[:, :vocab_size], *(tensor[rows] for tensor in every_X)
+        for logits_, targets_, losses_, correct_, confidence_ in _blocks(*parts):
             logits = _wide(logits_)
             losses_.copy_(F.cross_entropy(logits, targets_, ignore_index=IGNORED, reduction="none"))
-            torch.eq(logits.argmax(-1), targets_, out=correct_)
-    return losses_X, correct_X
+            largest, first = logits.max(-1)
+            torch.eq(first, targets_, out=correct_)
+            # log p of the largest: its lead over the target, whose log p is −loss.
+            lead = largest - logits.gather(1, targets_.clamp(min=0)[:, None])[:, 0]
+            confidence_.copy_((lead - losses_).exp().clamp(max=1))
+    return TokenScores(losses_X, correct_X, confidence_X.masked_fill_(targets_X == IGNORED, 0))
 
 
 class _LinearCrossEntropy(torch.autograd.Function):

@@ -13,7 +13,7 @@ from gpt2.attention.base import Attention
 from gpt2.attention.state import BlockState
 from gpt2.cache import BlockCache, Cache
 from gpt2.config import ModelConfig
-from gpt2.loss import linear_cross_entropy, linear_token_losses
+from gpt2.loss import TokenScores, linear_cross_entropy, linear_token_losses
 from gpt2.mlp.base import Mlp
 from gpt2.mlp.options import BlockSite
 from gpt2.zero_linear import ZeroLinear
@@ -105,16 +105,13 @@ class GPT(nn.Module):
         return F.linear(x_BTC, self.wte.weight)[..., : self.config.shape.vocab_size]
 
     @torch.no_grad()
-    def token_losses(self, idx_BT: Tensor, targets_BT: Tensor) -> tuple[Tensor, Tensor]:
-        """Each target's cross-entropy in nats and whether it has the largest logit, both [B, T].
-
-        A target of −100 has loss 0 and is not correct.
-        """
+    def token_losses(self, idx_BT: Tensor, targets_BT: Tensor) -> TokenScores:
+        """The scores of each target [B, T]."""
         x_BTC = self.hidden(idx_BT)
-        losses_X, correct_X = linear_token_losses(
+        scores_X = linear_token_losses(
             x_BTC.flatten(0, 1), self.wte.weight, targets_BT.flatten(), self.config.shape.vocab_size
         )
-        return losses_X.view_as(targets_BT), correct_X.view_as(targets_BT)
+        return TokenScores(*(scores.view_as(targets_BT) for scores in scores_X))
 
     @torch.no_grad()
     def init_weights(self, seed: int) -> None:

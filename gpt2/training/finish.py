@@ -1,11 +1,8 @@
 """The files of a finished run: weights, rows, sample, summary and manifest."""
 
-import csv
-import io
 import itertools
-import math
 import time
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,24 +11,26 @@ import torch
 
 from gpt2.evaluate import Evaluation
 from gpt2.generate import generate
+from gpt2.items import item_facts
+from gpt2.training.describe import debug_flags
 from gpt2.training.session import Session
 from lib.files import read_json_lines, write_atomic, write_json
+from lib.repro.figures import evaluation_figures, expected_calibration_error, train_loss
+from lib.repro.per_query import Item, to_csv
 from lib.repro.streams import stream_seed
 
-SCHEMA_VERSION = 1
-PER_QUERY_COLUMNS = ("document", "n_tokens", "n_correct", "loss_sum")
-# The training loss of a run is the mean over this last part of its iterations.
-_TRAIN_LOSS_PART = 0.1
+SCHEMA_VERSION = 2
 
 
 def write_results(session: Session, evaluation: Evaluation, started: float) -> None:
     """Write everything but the status; the process began at ``started`` of time.monotonic."""
     weights = {name: tensor.contiguous() for name, tensor in session.weights().items()}
     write_atomic(session.run.weights, safetensors.torch.save(weights))
-    write_atomic(session.run.per_query, _per_query(evaluation))
+    items = _items(session, evaluation)
+    write_atomic(session.run.per_query, to_csv(items))
     if session.config.train.sample_tokens:
         write_atomic(session.run.sample, text_sample(session))
-    write_json(session.run.summary, _summary(session, evaluation, started))
+    write_json(session.run.summary, _summary(session, items, evaluation.calibration, started))
 
 
 def text_sample(session: Session) -> str:
@@ -47,29 +46,41 @@ def text_sample(session: Session) -> str:
     return words.decode(np.array([*ids.tolist(), *written])) + "\n"
 
 
-def _per_query(evaluation: Evaluation) -> str:
-    """CSV with one row for each document; floats in their shortest exact form."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(PER_QUERY_COLUMNS)
-    for row in evaluation.documents:
-        writer.writerow((row.document, row.n_tokens, row.n_correct, repr(row.loss_sum)))
-    return text.getvalue()
+def _items(session: Session, evaluation: Evaluation) -> list[Item]:
+    """The rows of per_query.csv, in the order of their names."""
+    measured, evaluate = {d.item_id: d for d in evaluation.documents}, session.evaluate
+    return [
+        Item(
+            **vars(facts),
+            n_correct=measured[facts.item_id].n_correct,
+            nll_sum=measured[facts.item_id].nll_sum,
+            eval_step=session.iteration,
+        )
+        for facts in item_facts(
+            evaluate.windows,
+            evaluate.split,
+            evaluate.batch_size,
+            session.config.data.dataset,
+            session.tokenizer,
+        )
+    ]
 
 
-def _summary(session: Session, evaluation: Evaluation, started: float) -> dict[str, Any]:
+def _summary(
+    session: Session,
+    items: Sequence[Item],
+    calibration: dict[str, list[float]],
+    started: float,
+) -> dict[str, Any]:
     """Everything outside ``timing`` is decided by the configuration and the seed."""
-    seconds = session.watch.seconds
+    config, seconds = session.config, session.watch.seconds
     return {
         "schema_version": SCHEMA_VERSION,
-        "seed": session.config.seed,
+        "run": {"seed": config.seed, "run_profile": config.repro.profile},
         "final": {
-            "val_loss": evaluation.loss,
-            "val_perplexity": perplexity(evaluation.loss),
-            "token_accuracy": evaluation.accuracy,
-            "eval_tokens": evaluation.tokens,
-            "eval_documents": len(evaluation.documents),
-            "train_loss": _train_loss(session),
+            **evaluation_figures(items),
+            "expected_calibration_error": expected_calibration_error(calibration),
+            "train_loss": train_loss(read_json_lines(session.run.metrics), session.iteration),
             "iterations": session.iteration,
             "tokens": session.tokens,
             "data_order_digest": session.order.digest,
@@ -79,7 +90,8 @@ def _summary(session: Session, evaluation: Evaluation, started: float) -> dict[s
             "sparsity": session.pruner.sparsity(),
             "sparsity_by_layer": session.pruner.sparsity_by_layer(),
         },
-        "numerics": {"check_numerics": False, "detect_anomaly": False},
+        "calibration": calibration,
+        "numerics": debug_flags(config),
         "timing": {
             "total_seconds": time.monotonic() - started,
             "train_seconds": seconds,
@@ -87,24 +99,3 @@ def _summary(session: Session, evaluation: Evaluation, started: float) -> dict[s
             "tokens_per_second": session.tokens / seconds,
         },
     }
-
-
-def _train_loss(session: Session) -> float:
-    """Mean over the last tenth of the iterations, at least one: less noise than one batch has."""
-    records = read_json_lines(session.run.metrics)
-    losses = {r["iteration"]: r["loss"] for r in records if r["kind"] == "train"}
-    first = session.iteration - max(1, int(session.iteration * _TRAIN_LOSS_PART))
-    return _mean(loss for iteration, loss in losses.items() if iteration > first)
-
-
-def _mean(values: Iterable[float]) -> float:
-    found = list(values)
-    return math.fsum(found) / len(found)
-
-
-def perplexity(loss: float) -> float | str:
-    """exp(loss), as text where it is beyond floating point: JSON has no infinity."""
-    try:
-        return math.exp(loss)
-    except OverflowError:
-        return "infinite"

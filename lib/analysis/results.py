@@ -76,5 +76,5 @@ def basis_of(directory: RunDir) -> str:
     """Digest of what two runs must share to be compared: the data set's digest, and every evaluation document with its length, in their order."""
     data = json.loads(directory.manifest.read_text())["data"]["digest"]
     with open(directory.per_query, encoding="utf-8", newline="") as stream:
-        documents = [[row["document"], row["n_tokens"]] for row in csv.DictReader(stream)]
+        documents = [[row["item_id"], row["n_tokens"]] for row in csv.DictReader(stream)]
     return hashlib.sha256(canonical_json([data, documents]).encode()).hexdigest()

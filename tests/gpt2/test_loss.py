@@ -156,12 +156,14 @@ def test_token_losses_and_hits(form: str) -> None:
     hidden, weight, targets = data()
     logits = (hidden @ weight[:VOCAB].T).detach()
 
-    losses, correct = linear_token_losses(hidden, weight, targets, VOCAB)
+    losses, correct, confidence = linear_token_losses(hidden, weight, targets, VOCAB)
 
     expected = F.cross_entropy(logits, targets, reduction="none")
     torch.testing.assert_close(losses, expected, rtol=1e-13, atol=0)
     assert correct.tolist() == (logits.argmax(-1) == targets).tolist()
-    assert not losses[::5].any() and not correct[::5].any()
+    largest = torch.softmax(logits, -1).amax(-1) * (targets != IGNORED)
+    torch.testing.assert_close(confidence, largest, rtol=1e-12, atol=0)
+    assert not losses[::5].any() and not correct[::5].any() and not confidence[::5].any()
     assert not losses.requires_grad
 
 
@@ -169,4 +171,4 @@ def test_token_losses_hit_where_the_target_leads(form: str) -> None:
     hidden, weight, _ = data()
     targets = (hidden @ weight[:VOCAB].T).argmax(-1)
 
-    assert linear_token_losses(hidden, weight, targets, VOCAB)[1].all()
+    assert linear_token_losses(hidden, weight, targets, VOCAB).correct.all()

@@ -269,14 +269,14 @@ def test_token_losses_are_the_terms_of_the_loss() -> None:
     idx_BT = tokens(config, length=16)
     targets_BT = shifted(idx_BT)
 
-    losses_BT, correct_BT = model.token_losses(idx_BT, targets_BT)
+    losses_BT, correct_BT, _ = model.token_losses(idx_BT, targets_BT)
 
     assert losses_BT.shape == correct_BT.shape == targets_BT.shape
     assert correct_BT.dtype == torch.bool
     torch.testing.assert_close(losses_BT.sum() / 30, model(idx_BT, targets_BT))
     assert not losses_BT[:, -1].any() and not correct_BT[:, -1].any()
     best_BT = model(idx_BT).argmax(-1)
-    assert model.token_losses(idx_BT, best_BT)[1].all()
+    assert model.token_losses(idx_BT, best_BT).correct.all()
     assert torch.equal(correct_BT, best_BT == targets_BT)
 
 

@@ -9,7 +9,9 @@ import torch
 
 from gpt2.data.evaluation import evaluation_windows
 from gpt2.evaluate import DocumentLoss, Evaluation
+from gpt2.loss import TokenScores
 from gpt2.training.session import Session
+from lib.repro.figures import expected_calibration_error
 from lib.repro.rng import rng_state
 
 Open = Callable[..., Session]
@@ -29,17 +31,40 @@ def test_documents_agree_with_a_plain_loop(session: Open) -> None:
         row[0] += len(right)
         row[1] += int((logits.argmax(-1) == right).sum())
         row[2] -= float(torch.log_softmax(logits, -1)[range(len(right)), right].sum())
-    assert [d.document for d in found.documents] == sorted(expected)
+    assert [d.item_id for d in found.documents] == sorted(expected)
     assert len(expected) > 1
     for document in found.documents:
-        tokens, correct, loss = expected[document.document]
+        tokens, correct, loss = expected[document.item_id]
         assert (document.n_tokens, document.n_correct) == (tokens, correct)
-        assert document.loss_sum == pytest.approx(loss, rel=1e-5)
+        assert document.nll_sum == pytest.approx(loss, rel=1e-5)
     assert found.tokens == sum(row[0] for row in expected.values())
     # Windows differ in length, so a mean over windows or batches would be another number.
     assert found.loss == pytest.approx(
         sum(row[2] for row in expected.values()) / found.tokens, rel=1e-6
     )
+
+
+def test_the_calibration_error_is_that_of_a_plain_loop(session: Open) -> None:
+    """Over |acc - conf| of 15 bins; sure answers, some of them wrong, fill the upper bins too."""
+    opened = session()
+    with torch.no_grad():
+        opened.model.wte.weight.mul_(60)
+    calibration = opened.evaluate(opened.model).calibration
+    split, model = opened.dataset.val, opened.model.eval()
+    bins: dict[int, list[tuple[float, bool]]] = defaultdict(list)
+    for window in evaluation_windows(split, 16, 300):
+        tokens = torch.from_numpy(split.window(window.offset, window.length).astype("int64"))
+        with torch.no_grad():
+            probabilities = torch.softmax(model(tokens[None, :-1])[0].double(), -1)
+        for p_V, right in zip(probabilities, tokens[1:], strict=True):
+            place = next(m for m in range(15) if p_V.max() <= (m + 1) / 15 or m == 14)
+            bins[place].append((float(p_V.max()), bool(p_V.argmax() == right)))
+    assert len(bins) > 5
+    n = sum(map(len, bins.values()))
+    gaps = [abs(sum(hit - p for p, hit in found)) / n for found in bins.values()]
+    assert expected_calibration_error(calibration) == pytest.approx(sum(gaps), rel=1e-4)
+    assert calibration["n_tokens"] == [len(bins[m]) for m in range(15)]
+    assert calibration["n_correct"] == [sum(hit for _, hit in bins[m]) for m in range(15)]
 
 
 def test_the_loss_is_weighted_by_tokens() -> None:
@@ -52,7 +77,7 @@ def test_randomness_and_mode_are_left_alone(session: Open, monkeypatch: pytest.M
     opened = session()
     measure = opened.model.token_losses
 
-    def drawing(*arguments: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def drawing(*arguments: torch.Tensor) -> TokenScores:
         assert not opened.model.training
         torch.rand(3)
         return measure(*arguments)

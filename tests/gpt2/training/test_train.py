@@ -39,7 +39,7 @@ def test_a_run_leaves_results_that_agree_with_each_other(
     assert final["parameters"] == config.model.num_params()
     assert sum(w.numel() for w in weights.values()) == config.model.num_params()
     tokens = sum(int(d["n_tokens"]) for d in documents)
-    losses = math.fsum(float(d["loss_sum"]) for d in documents)
+    losses = math.fsum(float(d["nll_sum"]) for d in documents)
     assert final["val_loss"] == losses / tokens
     assert final["token_accuracy"] == sum(int(d["n_correct"]) for d in documents) / tokens
     assert final["val_perplexity"] == pytest.approx(math.exp(final["val_loss"]))

@@ -62,7 +62,7 @@ def make_run(tmp_path: Path) -> Callable[..., Run[Named]]:
         timing = {"train_seconds": 61.0, "tokens_per_second": 33.6}
         write_json(directory.summary, {"final": {**figures, **final}, "timing": timing})
         rows = "".join(f"{name},10,5,31.4\n" for name in documents)
-        directory.per_query.write_text("document,n_tokens,n_correct,loss_sum\n" + rows)
+        directory.per_query.write_text("item_id,n_tokens,n_correct,nll_sum\n" + rows)
         write_status(directory, Status(State.SUCCESS))
         return run
 

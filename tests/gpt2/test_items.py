@@ -1,0 +1,67 @@
+"""What is said of evaluation documents, against their texts."""
+
+import hashlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gpt2.data.evaluation import EvalWindow, evaluation_windows
+from gpt2.data.store import Split
+from gpt2.data.tokenizer import ByteTokenizer
+from gpt2.items import item_facts
+from lib.files import canonical_json
+
+TEXTS = ["naïve and long enough for three windows.", "x", "two words"]
+WORDS = ByteTokenizer()
+END = np.array([WORDS.end_of_text], dtype="<u2")
+
+
+@pytest.fixture
+def split(tmp_path: Path) -> Split:
+    """The texts as a data set holds them."""
+    tokens, lines = [], []
+    for i, text in enumerate(TEXTS):
+        ids = np.concatenate([WORDS.encode(text), END])
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        offset = sum(map(len, tokens))
+        line = {"id": f"d{i}", "offset": offset, "length": len(ids), "sha256": digest}
+        tokens.append(ids)
+        lines.append(canonical_json(line) + "\n")
+    np.concatenate(tokens).astype("<u2").tofile(tmp_path / "val.bin")
+    (tmp_path / "val.jsonl").write_text("".join(lines))
+    return Split("val", [tmp_path / "val.bin"], tmp_path / "val.jsonl")
+
+
+def test_whole_documents_are_all_but_their_first_token(split: Split) -> None:
+    windows = evaluation_windows(split, 16, 1000)
+    found = item_facts(windows, split, 2, "texts", WORDS)
+    assert [item.item_id for item in found] == ["d0", "d1", "d2"]
+    for item, text in zip(found, TEXTS, strict=True):
+        data = text.encode()
+        predicted = np.concatenate([WORDS.encode(text)[1:], END]).astype("<u2")
+        assert item.doc_sha256 == hashlib.sha256(data).hexdigest()
+        assert item.tokens_sha256 == hashlib.sha256(predicted.tobytes()).hexdigest()
+        # The end of the text is predicted too, and is no byte.
+        assert (item.n_tokens, item.n_bytes) == (len(data), len(data) - 1)
+        first = next(i for i, w in enumerate(windows) if w.document == item.item_id)
+        assert (item.batch_index, item.row_in_batch) == (first // 2, first % 2)
+        assert (item.source, item.split) == ("texts", "val")
+
+
+def test_a_part_of_a_document_is_told_from_the_whole(split: Split) -> None:
+    some = item_facts([EvalWindow("d0", 16, 17)], split, 4, "texts", WORDS)
+    (part,) = some
+    expected = split.window(17, 16)
+    assert (part.n_tokens, part.n_bytes) == (16, 16)
+    assert part.tokens_sha256 == hashlib.sha256(expected.tobytes()).hexdigest()
+    other = item_facts([EvalWindow("d0", 0, 17)], split, 4, "texts", WORDS)
+    assert other[0].tokens_sha256 != part.tokens_sha256
+
+
+def test_token_files_have_no_texts_to_digest(split: Split, tmp_path: Path) -> None:
+    bare = Split("val", [tmp_path / "val.bin"], None)
+    found = item_facts(evaluation_windows(bare, 16, 1000), bare, 4, "custom", WORDS)
+    assert {item.doc_sha256 for item in found} == {""}
+    assert found[0].item_id == "window-000000"
+    assert sum(item.n_tokens for item in found) == bare.n_tokens - 1

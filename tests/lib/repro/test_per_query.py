@@ -1,0 +1,76 @@
+"""Rows that survive their file to the last bit, and files that are no rows."""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from lib.repro.figures import evaluation_figures, expected_calibration_error, train_loss
+from lib.repro.per_query import BadRow, Item, read_items, to_csv
+
+ROW = Item("a, b", "texts", "d" * 64, "e" * 64, "val", 3, 7, 0.1 + 0.2, 1, 12, 0, 1)
+OTHER = replace(ROW, item_id="c", doc_sha256="", n_bytes=0, nll_sum=1e-17)
+
+
+def test_rows_survive_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "per_query.csv"
+    path.write_text(to_csv([ROW, OTHER]))
+    assert read_items(path) == [ROW, OTHER]
+    assert "0.30000000000000004" in path.read_text()
+    assert ROW.bits_per_byte == pytest.approx(ROW.nll_sum / 7 / 0.6931471805599453)
+    assert OTHER.bits_per_byte is None
+
+
+DAMAGES: dict[str, tuple[Callable[[str], str], str]] = {
+    "empty": (lambda text: "", "the columns"),
+    "a placeholder": (lambda text: "note,placeholder\n", "the columns"),
+    "no rows": (lambda text: text.splitlines()[0] + "\n", "a row for each document"),
+    "a cell less": (lambda text: text.replace(",val,", ","), "line 2: 14 cells"),
+    "a word for a number": (lambda text: text.replace(",3,7,", ",three,7,"), "line 2: numbers"),
+    "nan": (lambda text: text.replace("0.30000000000000004", "nan"), "a finite nll_sum"),
+    "more right than there are": (lambda t: t.replace(",1,12,", ",4,12,"), "n_correct <= n_tokens"),
+    "another sum": (lambda t: t.replace("0.30000000000000004", "0.3"), "line 2: nll_mean"),
+    "a rounded mean": (lambda t: t.replace(repr(ROW.nll_mean), "0.1"), "line 2: nll_mean"),
+    "a blank": (lambda text: text.replace(",3,7,", ", 3,7,"), "line 2: n_tokens 3"),
+    "a short digest": (lambda text: text.replace("e" * 64, "e" * 63), "digests of 64"),
+    "twice": (lambda text: text + text.splitlines()[1] + "\n", "each item once"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_what_is_no_row_is_refused(damage: str, tmp_path: Path) -> None:
+    change, expected = DAMAGES[damage]
+    path = tmp_path / "per_query.csv"
+    path.write_text(change(to_csv([ROW])))
+    with pytest.raises(BadRow) as caught:
+        read_items(path)
+    assert expected in str(caught.value)
+
+
+def test_figures_are_weighted_by_tokens_and_summed_exactly() -> None:
+    rows = [
+        replace(ROW, n_tokens=1, nll_sum=1e16, n_correct=1),
+        replace(ROW, n_tokens=2, nll_sum=1.0, n_correct=0),
+        replace(ROW, n_tokens=1, nll_sum=1.0, n_correct=1),
+    ]
+    found = evaluation_figures(rows)
+    # Added up one by one, 1e16 + 1 + 1 is 1e16.
+    assert found["val_loss"] == (10**16 + 2) / 4
+    assert found["val_perplexity"] == "infinite"
+    assert (found["token_accuracy"], found["eval_tokens"]) == (0.5, 4)
+    assert found["bits_per_byte"] == pytest.approx((10**16 + 2) / 21 / math.log(2))
+
+
+def test_the_calibration_error_of_a_worked_example() -> None:
+    """Three answers at 0.9, two of them right, and one at 0.2, wrong: 0.7/4 + 0.2/4."""
+    bins = {"n_tokens": [1, 3], "n_correct": [0, 2], "confidence_sum": [0.2, 2.7]}
+    assert expected_calibration_error(bins) == pytest.approx((0.7 + 0.2) / 4)
+
+
+def test_the_training_loss_is_the_mean_of_the_last_tenth() -> None:
+    rows = [{"kind": "train", "iteration": i, "loss": float(i)} for i in range(1, 31)]
+    rows += [{"kind": "eval", "iteration": 30, "loss": 1e9}]
+    assert train_loss(rows, 30) == 29.0
+    assert train_loss(rows[:5], 5) == 5.0
