@@ -157,9 +157,12 @@ style: setup ## Formatting, whitespace, names in the documents
 	$(Q)$(PY) scripts/check_style.py
 
 ##@ Judge
-.PHONY: report curves sweep-leaderboard evaluate generate export bench
+.PHONY: report audit curves sweep-leaderboard evaluate generate export bench
 report: $(CONFIG_PY) ## Write the tables of the finished runs
 	$(Q)$(PY) scripts/report.py $(INTO)
+
+audit: setup ## Judge RUN= by its own files: VALID, or INVALID and why
+	$(Q)$(PY) scripts/audit_run.py $(INTO) --run "$${RUN:?type make audit RUN=NAME}"
 
 curves: $(CONFIG_PY) ## Draw loss curves of the runs (RUNS=), needs matplotlib
 	$(Q)$(PY) scripts/draw_curves.py $(INTO)

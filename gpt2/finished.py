@@ -30,6 +30,24 @@ def find_finished(named: str, build_dir: Path, *, steps: str = "", seeds: str = 
     return run
 
 
+def find_started(named: str, build_dir: Path, *, steps: str = "", seeds: str = "") -> list[RunDir]:
+    """All runs that ``named`` names, trained or not to their end: a directory, or names in the plan.
+
+    ConfigError where a name is none of a run, or of none that has begun.
+    """
+    if Path(named).is_dir():
+        return [RunDir(Path(named))]
+    words = named.replace(",", " ").split()
+    found = [RunDir(Path(word)) for word in words if Path(word).is_dir()]
+    if patterns := [word for word in words if not Path(word).is_dir()]:
+        plan = make_plan(config_layers(build_dir), build_dir, steps=steps, seeds=seeds)
+        found += [RunDir(run.path) for run in plan.matching(",".join(patterns))]
+    begun = [run for run in found if run.path.is_dir()]
+    if not begun:
+        raise ConfigError(Problem("names no run that has begun", "RUN", _LIST))
+    return begun
+
+
 def _planned(named: str, build_dir: Path, steps: str, seeds: str) -> Path:
     plan = make_plan(config_layers(build_dir), build_dir, steps=steps, seeds=seeds)
     # A label has a blank in it, which would part two patterns.

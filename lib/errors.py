@@ -11,6 +11,8 @@ EXIT_DONE = 0
 EXIT_FAILED = 1
 EXIT_CONFIG = 2
 EXIT_PREFLIGHT = 3
+# A run does not agree with its own records.
+EXIT_INVALID = 6
 EXIT_TIME_LIMIT = 124
 EXIT_INTERRUPTED = 130
 

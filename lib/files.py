@@ -54,3 +54,13 @@ def sha256(path: Path) -> str:
     """The hex SHA-256 of the file's content."""
     with open(path, "rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def sha256_of_start(path: Path, size: int) -> str:
+    """The hex SHA-256 of the first ``size`` bytes of the file."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as stream:
+        while size and (piece := stream.read(min(size, 1 << 20))):
+            digest.update(piece)
+            size -= len(piece)
+    return digest.hexdigest()

@@ -65,6 +65,7 @@ def build(tmp_path_factory):
         ("status", "scripts/status.py"),
         ("train", "scripts/train.py"),
         ("report", "scripts/report.py"),
+        ("audit", "scripts/audit_run.py"),
         ("generate", "scripts/generate.py"),
         ("evaluate", "scripts/evaluate.py"),
         ("bench", "scripts/bench.py"),

@@ -76,7 +76,8 @@ def _summary(
     config, seconds = session.config, session.watch.seconds
     return {
         "schema_version": SCHEMA_VERSION,
-        "run": {"seed": config.seed, "run_profile": config.repro.profile},
+        "seed": config.seed,
+        "run_profile": config.repro.profile,
         "final": {
             **evaluation_figures(items),
             "expected_calibration_error": expected_calibration_error(calibration),

@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from lib.audit.contract import broken_contract
 from lib.files import canonical_json
 from lib.plan import Run
 from lib.rundir import RunDir
@@ -47,6 +48,8 @@ def read_result(run: Run[Any]) -> Result | Hole:
         return Hole(run, "not started")
     if status.state is not State.SUCCESS:
         return Hole(run, status.state.lower(), status.message.split("\n")[0])
+    if broken := broken_contract(directory, every_byte=False):
+        return Hole(run, State.INVALID.lower(), str(broken[0]))
     try:
         made = json.loads(directory.resolved_config.read_text())["identity"]
         if canonical_json(made) != canonical_json(run.config.identity()):
@@ -54,7 +57,7 @@ def read_result(run: Run[Any]) -> Result | Hole:
         summary = json.loads(directory.summary.read_text())
         return _result(run, summary["final"], summary["timing"], basis_of(directory))
     except (OSError, ValueError, KeyError, TypeError) as error:
-        return Hole(run, "damaged", f"{type(error).__name__}: {error}")
+        return Hole(run, State.INVALID.lower(), f"{type(error).__name__}: {error}")
 
 
 def _result(run: Run[Any], final: dict[str, Any], timing: dict[str, Any], basis: str) -> Result:

@@ -76,10 +76,12 @@ def begin_manifest(
 
 
 def environment() -> dict[str, Any]:
-    """Versions of Python and every installed package."""
+    """Versions of Python, torch's parts and every installed package."""
     return {
         "python_version": platform.python_version(),
         "platform": platform.platform(),
+        "torch_git": torch.version.git_version,
+        "cudnn_version": torch.backends.cudnn.version(),
         "packages": _packages(),
     }
 

@@ -40,6 +40,12 @@ def volatile_digest(volatile: Mapping[str, Any]) -> str:
     return _digest({key: value for key, value in volatile.items() if key != "digest"})
 
 
+def with_artifacts(run: RunDir, record: Mapping[str, Any]) -> dict[str, Any]:
+    """``record`` with size and digest of every result that is there."""
+    volatile = {**record["volatile"], "artifacts": _table(volatile_files(run))}
+    return {**record, "artifacts": _table(deterministic_files(run)), "volatile": volatile}
+
+
 def end_run(run: RunDir, status: Status, facts: Mapping[str, Any] | None = None) -> None:
     """Close the manifest and write the status: SUCCESS last of all, any other end at once.
 
@@ -75,10 +81,8 @@ def _close_manifest(run: RunDir, status: Status, facts: Mapping[str, Any]) -> No
     record["status"] = status.state
     record["failure"] = status.message or None
     record["code"]["changed_during_run"] = changed_since(record["origin"]["sources"])
-    record["artifacts"] = _table(deterministic_files(run))
-    record["volatile"]["artifacts"] = _table(volatile_files(run))
     attempt |= {"state": status.state, "iteration": status.iteration, "ended_at": time.time()}
-    write_manifest(run, record)
+    write_manifest(run, with_artifacts(run, record))
 
 
 def _table(files: tuple[Path, ...]) -> dict[str, dict[str, Any]]:

@@ -26,16 +26,14 @@ _VOLATILE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "PYTHONHASHSEED")
 
 
 def torch_facts() -> dict[str, Any]:
-    """Version, commit and libraries of the torch at work; null where it has none."""
+    """Version and libraries of the torch at work; null where it has none."""
     built_with = torch.__config__.show()
     blas = re.search(r"BLAS_INFO=(\w+)", built_with)
     onednn = re.search(r"MKL-DNN (v\S+)", built_with)
     return {
         "version": str(torch.__version__),
-        "git": torch.version.git_version,
         "cuda": torch.version.cuda,
         "hip": torch.version.hip,
-        "cudnn": torch.backends.cudnn.version(),
         "nccl": _nccl(),
         "blas": blas[1] if blas else None,
         "onednn": onednn[1] if onednn else None,

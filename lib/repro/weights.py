@@ -9,9 +9,9 @@ from torch import Tensor
 
 
 def weights_digest(weights: Mapping[str, Tensor]) -> str:
-    """SHA-256, in hex, of names and bytes in their order; the device does not matter."""
+    """SHA-256, in hex, of names and bytes in the order of the names, on any device."""
     digest = hashlib.sha256()
-    for name, tensor in weights.items():
+    for name, tensor in sorted(weights.items()):
         digest.update(name.encode())
         digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().data)
     return digest.hexdigest()

@@ -24,8 +24,17 @@ def first_column(title):
     return {name for cell in cells for name in re.findall(r"`([^`]+)`", cell)}
 
 
+def strict(text):
+    """JSON as any reader takes it: no NaN, no infinity."""
+
+    def refuse(name):
+        raise AssertionError(f"{name} is no JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
 def lines(path):
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    return [strict(line) for line in path.read_text().splitlines()]
 
 
 def test_every_file_and_field_of_a_run_is_in_the_page(build):
@@ -38,13 +47,16 @@ def test_every_file_and_field_of_a_run_is_in_the_page(build):
     asked_for = {"export", "evaluations"}
     assert first_column("A run's folder") == files | {"checkpoints"} | asked_for
 
+    for path in [p for p in run.iterdir() if p.suffix in (".json", ".jsonl", ".yaml")]:
+        assert lines(path) if path.suffix == ".jsonl" else strict(path.read_text())
+
     common = {"schema_version"}
     status = json.loads((run / "status.json").read_text())
     assert first_column("`status.json`") == status.keys() - common
     summary = json.loads((run / "summary.json").read_text())
-    groups = {k: v for k, v in summary.items() if k not in common | {"seed"}}
+    groups = {k: v for k, v in summary.items() if isinstance(v, dict)}
     fields = {f"{group}.{name}" for group, found in groups.items() for name in found}
-    assert first_column("`summary.json`") == fields | {"seed"}
+    assert first_column("`summary.json`") == fields | summary.keys() - groups.keys() - common
 
     rows = named("Rows")
     assert set(next(csv.reader((run / "per_query.csv").open()))) <= rows

@@ -9,6 +9,7 @@ import pytest
 
 from lib.files import write_json
 from lib.plan import Run, Variant
+from lib.repro.seal import SCHEMA_VERSION, with_artifacts, write_manifest
 from lib.rundir import RunDir
 from lib.status import State, Status, write_status
 
@@ -21,6 +22,19 @@ class Named:
 
     def identity(self) -> dict[str, Any]:
         return {"name": self.hash8}
+
+
+def seal(run: RunDir, record: dict[str, Any]) -> None:
+    """Write a manifest that agrees with what lies beside it."""
+    whole = {
+        "schema_version": SCHEMA_VERSION,
+        "status": State.SUCCESS,
+        "code": {},
+        "environment": {},
+        "volatile": {},
+        **record,
+    }
+    write_manifest(run, with_artifacts(run, whole))
 
 
 @pytest.fixture
@@ -50,7 +64,6 @@ def make_run(tmp_path: Path) -> Callable[..., Run[Named]]:
         path.mkdir(parents=True)
         directory = RunDir(path)
         write_json(directory.resolved_config, {"identity": config.identity()})
-        write_json(directory.manifest, {"data": {"digest": data}})
         figures = {
             "val_loss": loss,
             "unigram_entropy": 3.145,
@@ -63,6 +76,9 @@ def make_run(tmp_path: Path) -> Callable[..., Run[Named]]:
         write_json(directory.summary, {"final": {**figures, **final}, "timing": timing})
         rows = "".join(f"{name},10,5,31.4\n" for name in documents)
         directory.per_query.write_text("item_id,n_tokens,n_correct,nll_sum\n" + rows)
+        for file in (directory.metrics, directory.timing, directory.logs, directory.weights):
+            file.write_text("{}\n")
+        seal(directory, {"data": {"digest": data}})
         write_status(directory, Status(State.SUCCESS))
         return run
 

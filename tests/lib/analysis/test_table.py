@@ -11,6 +11,7 @@ from lib.analysis.report import to_csv, to_json, to_markdown, write_table
 from lib.analysis.table import build_table
 from lib.rundir import RunDir
 from lib.status import State, Status, write_status
+from tests.lib.analysis.conftest import seal
 
 
 def _row(table, slug):
@@ -85,15 +86,27 @@ def test_runs_on_other_data_are_not_compared(make_run, other):
 def test_a_directory_of_another_configuration_is_not_compared(make_run):
     run = make_run("wide", 2.0, parent="base")
     RunDir(run.path).resolved_config.write_text('{"identity": {"name": "other"}}')
+    seal(RunDir(run.path), {"data": {"digest": "d1"}})
     wide = _row(build_table("demo", [make_run("base", 3.0), run]), "wide")
     assert wide.state == "not comparable"
 
 
-def test_a_damaged_summary_is_a_hole(make_run):
+@pytest.mark.parametrize("file", ["summary", "per_query", "metrics", "logs", "manifest"])
+def test_a_run_that_breaks_its_contract_is_no_result(make_run, file):
     run = make_run("base", 3.0)
-    RunDir(run.path).summary.write_text('{"final": {')
+    path = vars(RunDir)[file].fget(RunDir(run.path))
+    text = path.read_text()
+    path.write_text({"logs": "", "manifest": text.replace("d1", "d2")}.get(file, text + "\n"))
     table = build_table("demo", [run])
-    assert table.rows[0].state == "damaged" and table.unigram_entropy is None
+    assert table.rows[0].state == "invalid" and table.unigram_entropy is None
+    assert path.name in table.notes[0]
+
+
+def test_a_summary_of_other_fields_is_no_result(make_run):
+    run = make_run("base", 3.0)
+    RunDir(run.path).summary.write_text('{"final": {}, "timing": {}}')
+    seal(RunDir(run.path), {"data": {"digest": "d1"}})
+    assert build_table("demo", [run]).rows[0].state == "invalid"
 
 
 def test_runs_of_other_code_are_marked(make_run):

@@ -1,0 +1,145 @@
+"""``make audit``: whether runs are whole, agree with themselves and follow from their own files."""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gpt2.config import Config, identity_digest
+from gpt2.data import source, store, tokenizer
+from gpt2.data.evaluation import evaluation_windows
+from gpt2.data.store import Split
+from gpt2.items import ItemFacts, item_facts
+from lib.audit.contract import broken_contract
+from lib.audit.finding import Finding, differing
+from lib.audit.recompute import Contents, disagreements, read_contents
+from lib.errors import DataError, KablateError
+from lib.repro.source import changed_since
+from lib.rundir import RunDir
+
+SCHEMA_VERSION = 1
+_NAMED = 3
+
+
+@dataclass
+class Verdict:
+    """VALID without findings; ``notes`` say what could not be looked at."""
+
+    run: str
+    findings: list[Finding] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def valid(self) -> bool:
+        """Whether nothing is wrong."""
+        return not self.findings
+
+
+def audit(run: RunDir, build_dir: Path) -> Verdict:
+    """Everything that can be found out about a run from its folder, and the data where it is."""
+    verdict = Verdict(str(run.path), broken_contract(run, every_byte=True))
+    contents, misfits = read_contents(run)
+    verdict.findings += [found for found in misfits if found not in verdict.findings]
+    if contents is None:
+        verdict.notes.append("nothing was computed again: not every file can be read")
+        return verdict
+    try:
+        verdict.findings += disagreements(run, contents)
+        _configuration(run, contents, build_dir, verdict)
+        _weights(run, contents, verdict)
+    # Fields have the right names and types; what lists and tables hold may still be anything.
+    except (KeyError, IndexError, TypeError, ValueError, ArithmeticError) as error:
+        what = f"{type(error).__name__}: {error}"
+        verdict.findings.append(Finding(run.summary.name, "figures that can be computed", what))
+    return verdict
+
+
+def to_text(verdicts: Sequence[Verdict]) -> str:
+    """A line for each run, and below it one for each finding and note."""
+    lines = []
+    for verdict in verdicts:
+        lines.append(f"{'VALID' if verdict.valid else 'INVALID':<7} {verdict.run}")
+        lines += [f"        {finding}" for finding in verdict.findings]
+        lines += [f"        not looked at: {note}" for note in verdict.notes]
+    return "\n".join(lines)
+
+
+def to_json(verdicts: Sequence[Verdict]) -> str:
+    """The same as one document."""
+    runs = [{"valid": verdict.valid, **asdict(verdict)} for verdict in verdicts]
+    document = {"schema_version": SCHEMA_VERSION, "runs": runs}
+    return json.dumps(document, sort_keys=True, indent=2, allow_nan=False)
+
+
+def _weights(run: RunDir, contents: Contents, verdict: Verdict) -> None:
+    # Loads torch, which a damaged file need not wait for.
+    from lib.audit.weights import weight_findings
+
+    if run.weights.is_file():
+        verdict.findings += weight_findings(run.weights, contents.manifest, contents.summary)
+
+
+def _configuration(run: RunDir, contents: Contents, build_dir: Path, verdict: Verdict) -> None:
+    """Hashes from the identity, the identity from the symbols, the documents from the data."""
+    resolved, manifest, name = contents.resolved, contents.manifest, run.resolved_config.name
+    digest = identity_digest(resolved["identity"])
+    verdict.findings += differing(name, "hash8", digest[:8], resolved["hash8"])
+    recorded = manifest["config"]["config_digest"]
+    verdict.findings += differing(run.manifest.name, "config.config_digest", digest, recorded)
+    if changed := changed_since(manifest["origin"]["sources"]):
+        named = ", ".join(changed[:_NAMED]) + (", …" if changed[_NAMED:] else "")
+        verdict.notes.append(f"identity and documents: made by other code ({named})")
+        return
+    try:
+        config = Config.from_values(resolved["symbols"])
+    except (KablateError, KeyError) as error:
+        verdict.findings.append(Finding(name, "symbols of a configuration", str(error)))
+        return
+    verdict.findings += differing(name, "identity of the symbols", config.digest, digest)
+    try:
+        verdict.findings += _documents(run, contents, config, build_dir)
+    except DataError as error:
+        verdict.notes.append(f"evaluation documents: {error.problems[0].what}")
+
+
+def _documents(
+    run: RunDir, contents: Contents, config: Config, build_dir: Path
+) -> Iterator[Finding]:
+    """Rows against the documents that the evaluation reads. DataError where they are not at hand."""
+    split = _held_out(contents.manifest["data"]["digest"], config, build_dir)
+    words = tokenizer.load(config.data.tokenizer, source.downloads_folder(config.data, build_dir))
+    windows = evaluation_windows(split, config.model.shape.block_size, config.data.eval_tokens)
+    facts = item_facts(windows, split, config.train.batch_size, config.data.dataset, words)
+    name, rows = run.per_query.name, contents.items
+    names, found = [fact.item_id for fact in facts], [row.item_id for row in rows]
+    for lost in sorted(set(names) - set(found)):
+        yield Finding(name, f"a row of {lost}", "none")
+    for extra in sorted(set(found) - set(names)):
+        yield Finding(name, "documents of the evaluation", extra)
+    if set(names) == set(found) and names != found:
+        yield Finding(name, "rows in the order of their names", "another")
+    wanted = {fact.item_id: fact for fact in facts}
+    for row in rows:
+        if fact := wanted.get(row.item_id):
+            yield from _facts(name, fact, vars(row))
+
+
+def _facts(file: str, fact: ItemFacts, row: dict[str, Any]) -> Iterator[Finding]:
+    for field_name, value in vars(fact).items():
+        yield from differing(file, f"{field_name} of {fact.item_id}", value, row[field_name])
+
+
+def _held_out(digest: str, config: Config, build_dir: Path) -> Split:
+    """The held-out side of the data set ``digest``, every byte of it checked. DataError."""
+    data_dir = source.data_folder(config.data, build_dir)
+    for path in sorted(data_dir.glob(f"*/{store.MANIFEST}")):
+        manifest = store.read_manifest(path.parent, config.data)
+        if manifest["digest"] == digest:
+            side = manifest["splits"]["val"]
+            names = [*side["shards"], *filter(None, [side["index"]])]
+            files = {name: manifest["files"][name] for name in names}
+            store.check_files(path.parent, manifest | {"files": files})
+            index = path.parent / side["index"] if side["index"] else None
+            return Split("val", [path.parent / shard for shard in side["shards"]], index)
+    raise DataError(f"their data set is not below {data_dir}")

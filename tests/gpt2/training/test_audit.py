@@ -1,0 +1,243 @@
+"""A finished run is VALID; every kind of damage to it makes it INVALID, and is named."""
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+
+from gpt2.audit import audit, to_json, to_text
+from gpt2.config import Config
+from lib.files import sha256, write_json
+from lib.repro.seal import end_run, write_manifest
+from lib.rundir import RunDir
+from lib.status import State, Status
+from tests.gpt2.training.conftest import Trainer
+
+FIVE = ("summary.json", "per_query.csv", "manifest.json", "logs.txt", "resolved_config.yaml")
+Change = Callable[[Any], None]
+
+
+@pytest.fixture(scope="session")
+def whole(
+    configure: Callable[..., Config], build_dir: Path, tmp_path_factory: pytest.TempPathFactory
+) -> RunDir:
+    """A finished run with a snapshot of its environment and a difference of its code."""
+    torch.set_num_threads(1)
+    run = Trainer(build_dir, tmp_path_factory.mktemp("audited"))(configure()).files
+    (run.path / "environment").mkdir(exist_ok=True)
+    packages, diff = run.path / "environment" / "packages.txt", run.path / "code.diff"
+    packages.write_text("torch==2.13.0\n")
+    diff.write_text("--- a\n+++ b\n")
+    manifest = json.loads(run.manifest.read_text())
+    manifest["environment"]["snapshot"] = {packages.name: sha256(packages)}
+    manifest["code"]["diff"] = {"file": diff.name, "sha256": sha256(diff)}
+    write_manifest(run, manifest)
+    return run
+
+
+@pytest.fixture
+def run(whole: RunDir, tmp_path: Path) -> RunDir:
+    """A copy of it that a test may spoil."""
+    return RunDir(shutil.copytree(whole.path, tmp_path / "copy"))
+
+
+def found(run: RunDir, build_dir: Path) -> str:
+    """What the audit finds, one line each."""
+    return "\n".join(map(str, audit(run, build_dir).findings))
+
+
+def edit(path: Path, pattern: str, replacement: str) -> None:
+    """Replace the first match, which there is."""
+    text, count = re.subn(pattern, replacement, path.read_text(), count=1, flags=re.MULTILINE)
+    assert count == 1, pattern
+    path.write_text(text)
+
+
+def reseal(run: RunDir) -> None:
+    """Digests made anew, as somebody would who edits a result and knows of them."""
+    end_run(run, Status(State.SUCCESS))
+
+
+def edit_json(run: RunDir, path: Path, change: Change) -> None:
+    """Change one field, and make every digest anew."""
+    record = json.loads(path.read_text())
+    change(record)
+    if path == run.manifest:
+        write_manifest(run, record)
+    else:
+        write_json(path, record)
+        reseal(run)
+
+
+def test_a_finished_run_is_valid(run: RunDir, build_dir: Path) -> None:
+    verdict = audit(run, build_dir)
+    assert (verdict.findings, verdict.notes) == ([], [])
+    assert to_text([verdict]) == f"VALID   {run.path}"
+    (document,) = json.loads(to_json([verdict]))["runs"]
+    assert document["valid"] is True
+
+
+def test_what_is_not_at_hand_is_said_and_is_no_damage(run: RunDir, tmp_path: Path) -> None:
+    verdict = audit(run, tmp_path)
+    assert verdict.valid
+    assert "data set is not below" in to_text([verdict])
+
+
+def test_a_run_of_other_code_is_still_judged(
+    run: RunDir, build_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpt2.audit.changed_since", lambda sources: ["gpt2/model.py"])
+    verdict = audit(run, build_dir)
+    assert verdict.valid and "made by other code (gpt2/model.py)" in to_text([verdict])
+
+
+@pytest.mark.parametrize("name", (*FIVE, "metrics.jsonl", "model.safetensors", "timing.jsonl"))
+def test_each_file_has_to_be_there(run: RunDir, build_dir: Path, name: str) -> None:
+    (run.path / name).unlink()
+    assert f"{name}: expected a file, found none" in found(run, build_dir)
+    (run.path / name).touch()
+    assert f"{name}: expected content, found 0 bytes" in found(run, build_dir)
+
+
+EDITS: dict[str, tuple[str, str, str, str]] = {
+    "rows are a placeholder": (
+        "per_query.csv",
+        r"(?s)\A.*\Z",
+        "note,placeholder\n",
+        "found note,placeholder",
+    ),
+    "a digit of the loss": (
+        "summary.json",
+        r'("val_loss": \d\.\d)\d',
+        r"\g<1>X",
+        "final.val_loss",
+    ),
+    "one nll_sum": ("per_query.csv", r"(,\d+\.\d)\d", r"\g<1>X", "line 2: nll_sum|nll_mean"),
+    "a row is gone": ("per_query.csv", r"^0.*\n", "", "final.eval_documents 3, found 4"),
+    "a row twice": ("metrics.jsonl", r"^(.*\n)", r"\1\1", "iteration 1 for 2"),
+    "an iteration is gone": (
+        "metrics.jsonl",
+        r'^.*"iteration":7,.*\n',
+        "",
+        "found iteration 8 for 7",
+    ),
+    "a log line": ("logs.txt", r"TRAIN", "TRAIM", "SHA-256 of the first"),
+    "a time": ("timing.jsonl", r'"train_seconds":\d', '"train_seconds":7', "SHA-256"),
+    "a symbol": ("resolved_config.yaml", r'"SEED": 1', '"SEED": 2', "identity of the symbols"),
+    "a byte of a snapshot": ("environment/packages.txt", "2.13.0", "2.13.1", "SHA-256"),
+    "a byte of the difference": ("code.diff", "a", "c", "SHA-256"),
+    "a manifest field": ("manifest.json", r'"micro_batch": 2', '"micro_batch": 4', "digest"),
+    "a volatile field": ("manifest.json", r'"host": "', '"host": "x', "volatile.digest"),
+    "a status": ("status.json", "SUCCESS", "FAILED", "state SUCCESS, found FAILED"),
+    "NaN in JSON": ("summary.json", r'"train_loss": [\d.]+', '"train_loss": NaN', "NaN is no JSON"),
+    "a torn line": ("metrics.jsonl", r"\n\Z", "", "the last line is torn"),
+}
+
+
+@pytest.mark.parametrize("case", EDITS)
+def test_every_edit_is_named(run: RunDir, build_dir: Path, case: str) -> None:
+    name, pattern, replacement, expected = EDITS[case]
+    path = run.path / name
+    if "X" in replacement:
+        digit = re.search(pattern, path.read_text())
+        assert digit is not None
+        other = str((int(digit[0][-1]) + 1) % 10)
+        replacement = replacement.replace("X", other)
+    edit(path, pattern, replacement)
+    findings = found(run, build_dir)
+    assert re.search(expected, findings), findings
+    # Whatever else it says, it names the file.
+    assert name in findings
+
+
+def change(*path: str, to: Any) -> Change:
+    """A change of one field of nested objects."""
+
+    def apply(record: Any) -> None:
+        for key in path[:-1]:
+            record = record[key]
+        assert record[path[-1]] != to
+        record[path[-1]] = to
+
+    return apply
+
+
+FORGERIES: dict[str, tuple[str, Change, str]] = {
+    "loss": ("summary", change("final", "val_loss", to=1.5), "final.val_loss"),
+    "accuracy": ("summary", change("final", "token_accuracy", to=0.5), "final.token_accuracy"),
+    "bytes": ("summary", change("final", "bits_per_byte", to=1.5), "final.bits_per_byte"),
+    "training loss": ("summary", change("final", "train_loss", to=1.5), "final.train_loss"),
+    "calibration": (
+        "summary",
+        change("final", "expected_calibration_error", to=0.0),
+        "final.expected_calibration_error",
+    ),
+    "iterations": ("summary", change("final", "iterations", to=13), "each of 13 iterations"),
+    "tokens": ("summary", change("final", "tokens", to=1), "tokens 1, found 768"),
+    "parameters": ("summary", change("final", "parameters", to=1), "parameters 1, found"),
+    "sparsity": ("summary", change("final", "sparsity", to=0.25), "sparsity 0.25, found"),
+    "speed": ("summary", change("timing", "tokens_per_second", to=9.5), "tokens_per_second"),
+    "seed": ("summary", change("seed", to=9), "seed 1, found 9"),
+    "flags": ("summary", change("numerics", "detect_anomaly", to=True), "numerics.detect_anomaly"),
+    "type": ("summary", change("final", "eval_tokens", to="300"), "final.eval_tokens of type int"),
+    "field": ("summary", lambda record: record.pop("calibration"), "a field calibration.n_tokens"),
+    "bins": ("summary", change("calibration", "n_tokens", to=[]), "figures that can be computed"),
+    "hash": ("resolved_config", change("hash8", to="0" * 8), "hash8"),
+    "identity": ("resolved_config", change("identity", "seed", to=9), "identity of the symbols"),
+    "digest": ("manifest", change("config", "config_digest", to="0" * 64), "config.config_digest"),
+    "profile": ("manifest", change("run", "run_profile", to="maxout_speed"), "run.run_profile"),
+    "weights": ("manifest", change("final_weights_digest", to="0" * 64), "final_weights_digest"),
+    "ranks": ("manifest", change("init_weights_digest", to=["a", "b"]), "the same first weights"),
+    "state": ("manifest", change("status", to="FAILED"), "status \"SUCCESS\"|status 'SUCCESS'"),
+    "table": ("manifest", lambda record: record["artifacts"].clear(), "a digest of metrics.jsonl"),
+    "schema": ("manifest", change("schema_version", to=1), "schema_version 2, found 1"),
+}
+
+
+@pytest.mark.parametrize("case", FORGERIES)
+def test_what_does_not_follow_is_found_under_new_digests(
+    run: RunDir, build_dir: Path, case: str
+) -> None:
+    name, forge, expected = FORGERIES[case]
+    edit_json(run, vars(RunDir)[name].fget(run), forge)
+    findings = found(run, build_dir)
+    assert re.search(expected, findings), findings
+
+
+def test_rows_of_other_documents_are_found_under_new_digests(run: RunDir, build_dir: Path) -> None:
+    edit(run.per_query, r"[0-9a-f]{64}", "0" * 64)
+    reseal(run)
+    assert "doc_sha256 of" in found(run, build_dir)
+    edit(run.per_query, r"^(0\d)\.txt", r"\1.text")
+    reseal(run)
+    findings = found(run, build_dir)
+    assert re.search("a row of 0.*, found none", findings)
+    assert re.search(r"documents of the evaluation, found '?0\d.text", findings)
+
+
+@torch.no_grad()
+def test_other_weights_are_found_under_new_digests(run: RunDir, build_dir: Path) -> None:
+    weights = safetensors.torch.load_file(run.weights)
+    weights["h.0.attn.c_attn.weight"][weights["h.0.attn.c_attn.weight"] == 0] = 1e-3
+    weights["wpe.weight"][0, 0] = torch.inf
+    safetensors.torch.save_file(weights, run.weights)
+    reseal(run)
+    findings = found(run, build_dir)
+    assert "final_weights_digest" in findings
+    assert "sparsity of h.0.attn.c_attn.weight" in findings
+    assert "finite numbers in wpe.weight, found 1 others" in findings
+    run.weights.write_bytes(run.weights.read_bytes()[:50])
+    assert "model.safetensors: expected weights" in found(run, build_dir)
+
+
+def test_a_log_may_grow(run: RunDir, build_dir: Path) -> None:
+    """A tracker that is lost after the end is told there."""
+    with open(run.logs, "a") as log:
+        log.write("WARN\n")
+    assert found(run, build_dir) == ""

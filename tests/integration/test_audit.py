@@ -1,0 +1,33 @@
+"""``make audit`` as a command line: which runs it takes, what it prints, its exit codes."""
+
+import json
+
+from lib.errors import EXIT_CONFIG, EXIT_DONE, EXIT_INVALID
+from lib.rundir import RunDir
+
+SCRIPT = "scripts/audit_run.py"
+
+
+def test_a_trained_run_is_judged_by_name_and_by_folder(build):
+    folder = build(RA_MLA_ABLATION_MODE=None, SINGLE_TRAINING=True)
+    code, _, said = folder.command(SCRIPT, RUN="run*")
+    assert code == EXIT_CONFIG and "no run that has begun" in said
+    code, _, said = folder.command("scripts/train.py")
+    assert code == EXIT_DONE, said
+    (path,) = folder.runs("")
+
+    code, printed, said = folder.command(SCRIPT, RUN="run*")
+    assert (code, printed) == (EXIT_DONE, f"VALID   {path}\n"), printed + said
+
+    summary = RunDir(path).summary
+    summary.write_text(summary.read_text().replace('"val_loss": ', '"val_loss": 1'))
+    code, printed, _ = folder.command(SCRIPT, RUN=str(path))
+    first, *findings = printed.splitlines()
+    assert (code, first) == (EXIT_INVALID, f"INVALID {path}")
+    assert any("summary.json: expected final.val_loss" in line for line in findings)
+    code, printed, _ = folder.command(SCRIPT, RUN=str(path), JSON="1")
+    (run,) = json.loads(printed)["runs"]
+    assert code == EXIT_INVALID and not run["valid"] and run["findings"][0]["file"]
+
+    code, table, _ = folder.command("scripts/report.py")
+    assert code == EXIT_DONE and "invalid" in table
