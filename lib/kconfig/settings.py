@@ -31,14 +31,21 @@ def settings(config: Path, values: Mapping[str, Value], run: str) -> dict[str, S
     records = read_origins(config) or {}
     lines = {a.name: a.value for a in read_config(config).assignments}
     found = {}
-    for name, line in sorted(lines.items()):
-        value, record = values.get(name), records.get(name)
-        if value is None:
+    for name in sorted((records.keys() | lines.keys()) & values.keys()):
+        value, record, line = values[name], records.get(name), _line(lines, name, values[name])
+        if line is None and (record is None or record["value"] == as_text(value)):
+            # It means nothing in the file, nor in the run.
             continue
-        if as_text(value) != line:
+        if line != as_text(value):
             found[name] = Setting(value=value, label="plan", where=run)
         elif record is None or record["value"] != line:
             found[name] = Setting(value=value, label="edited", where=config.name)
         elif record["label"] != "default":
             found[name] = Setting(value=value, label=record["label"], where=record["where"])
     return found
+
+
+def _line(lines: Mapping[str, str], name: str, value: Value) -> str | None:
+    """What the file says of a symbol; of a choice, whose members it lists, ``value`` or nothing."""
+    member = f"{name}_{value}".upper()
+    return as_text(value) if lines.get(member) == "y" else lines.get(name)

@@ -5,6 +5,7 @@ it; ``volatile`` has a digest of its own. Neither is a signature: they show dama
 edits, not somebody who computes them again.
 """
 
+import contextlib
 import hashlib
 import json
 import time
@@ -56,7 +57,9 @@ def end_run(run: RunDir, status: Status, facts: Mapping[str, Any] | None = None)
         write_status(run, status)
     else:
         write_status(run, status)
-        _close_manifest(run, status, facts or {})
+        # A full disk may be why it failed, and the status says so already.
+        with contextlib.suppress(OSError):
+            _close_manifest(run, status, facts or {})
 
 
 def deterministic_files(run: RunDir) -> tuple[Path, ...]:

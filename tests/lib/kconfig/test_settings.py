@@ -12,6 +12,8 @@ def test_each_value_that_is_no_default_has_its_source(tree: Tree, root: Path, tm
     values = dict(tree.resolve([read_config(config)]).values)
     found = settings(config, values, "demo/run s7")
     assert found["N_HEAD"] == {"value": 7, "label": "command line", "where": "SET"}
+    latent = {"value": "latent", "label": "defconfig", "where": "defconfigs/base:5"}
+    assert found["PROJECTION"] == latent
     labels = {setting["label"] for setting in found.values()}
     assert labels == {"defconfig", "fragment", "command line"}
     places = {s["where"].split(":")[0] for s in found.values() if s["label"] == "fragment"}
@@ -30,3 +32,5 @@ def test_edits_and_the_plan_are_told_from_the_rest(tree: Tree, root: Path, tmp_p
     assert settings(config, values, "x")["N_HEAD"] == edited
     planned = {"value": 4, "label": "plan", "where": "x"}
     assert settings(config, values | {"N_HEAD": 4}, "x")["N_HEAD"] == planned
+    planned = {"value": "dense", "label": "plan", "where": "x"}
+    assert settings(config, values | {"PROJECTION": "dense"}, "x")["PROJECTION"] == planned

@@ -80,6 +80,21 @@ def test_a_failure_is_told_by_both_files(run: RunDir) -> None:
     assert status is not None and status.message == "the loss is nan"
 
 
+def test_a_full_disk_does_not_hide_the_failure(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*arguments: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(seal, "write_json", full)
+    seal.end_run(run, Status(State.FAILED, 1, "cannot write"))
+    status = read_status(run)
+    assert status is not None and status.message == "cannot write"
+    with pytest.raises(OSError, match="No space"):
+        seal.end_run(run, Status(State.SUCCESS))
+    assert read_status(run) == status
+
+
 @pytest.mark.parametrize("content", [None, "", "{", "[]", '{"volatile": {"attempts": []}}'])
 def test_a_run_that_never_began_gets_a_status_alone(run: RunDir, content: str | None) -> None:
     run.manifest.unlink()
