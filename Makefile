@@ -9,7 +9,7 @@ MAKEFLAGS += --no-builtin-rules --no-builtin-variables --no-print-directory
 # the scripts through the environment, and $(...), quotes and backquotes mean nothing on the way.
 SETTINGS := SET SYM A B STEPS SEEDS RUNS RUN TO JOBS STALE KEEP_GOING YES JSON V O EXTRAS PYTHON
 SETTINGS += SWEEP SAMPLES ITERS QUANT PROMPT TOKENS TEMPERATURE TOP_K TOP_P SEED
-SETTINGS += N CHECKS FAST DEFCONFIG DATA GPU CHECK_GPU_MEMORY_GB DRY_RUN
+SETTINGS += DIRTY N CHECKS FAST DEFCONFIG DATA GPU CHECK_GPU_MEMORY_GB DRY_RUN
 SETTINGS += NO_COLOR KCONFIG_CONFIG MENUCONFIG_STYLE
 freeze = $(eval override $(1) := $$(value $(1)))$(eval export $(1))
 given = $(filter-out undefined,$(origin $(1)))
@@ -133,7 +133,10 @@ rerun: $(CONFIG_PY) ## Do the runs that RUNS= matches again
 	$(Q)$(jobs) $(PY) scripts/rerun.py $(INTO) -- "$${RUNS:?type make rerun RUNS=PATTERN}"
 
 ##@ Check
-.PHONY: check randcheck knobs test test-long style
+.PHONY: preflight check randcheck knobs test test-long style
+preflight: $(CONFIG_PY) ## Whether this machine may train .config's runs
+	$(Q)$(PY) scripts/preflight_env.py $(INTO)
+
 check: setup ## Prove every step on this CPU, before it costs GPU hours
 	$(Q)$(PY) scripts/check.py $(INTO)
 
@@ -233,6 +236,7 @@ mrproper: clean ## And .config, and a .venv that make made
 ##: O=DIR  .config, data and results there, not in the tree
 ##: KEEP_GOING=y|n  Whether a failed run stops the others
 ##: STALE=rerun|keep  Runs that were made by other code
+##: DIRTY=y  Train code that is not committed
 ##: JSON=1  One JSON document on stdout
 ##: YES=1  Answer yes to questions
 ##: V=0|1|2  Short lines, full commands, why a target is remade

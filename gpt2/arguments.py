@@ -64,10 +64,21 @@ def asked_plan(arguments: argparse.Namespace) -> tuple[list[Layer], Plan]:
 
 
 def add_running(parser: argparse.ArgumentParser) -> None:
-    """``--jobs``, ``--stale`` and ``--keep-going``: how runs are run."""
+    """``--jobs``, ``--stale``, ``--keep-going`` and ``--dirty``: how runs are run."""
     add_variable(parser, "jobs", "runs at a time; 0 takes as many as fit")
     add_variable(parser, "stale", "what to do about runs of other code: rerun or keep")
     add_variable(parser, "keep-going", "y, or n to start nothing after a failed run")
+    add_dirty(parser)
+
+
+def add_dirty(parser: argparse.ArgumentParser) -> None:
+    """``--dirty``: train code that is not committed."""
+    parser.add_argument(
+        "--dirty",
+        action="store_true",
+        default=_is_set("DIRTY"),
+        help="train code that is not committed, and keep the difference (DIRTY=y)",
+    )
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
@@ -153,7 +164,7 @@ def run_options(arguments: argparse.Namespace, default_jobs: int) -> Options:
     keep_going = arguments.keep_going or "y"
     if keep_going not in ("y", "n"):
         raise ConfigError(Problem(f"{keep_going!r} is neither y nor n", "KEEP_GOING"))
-    return Options(jobs, arguments.stale, keep_going == "y")
+    return Options(jobs, arguments.stale, keep_going == "y", arguments.dirty)
 
 
 def whole_number(text: str, name: str) -> int:

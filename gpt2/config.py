@@ -18,6 +18,7 @@ from gpt2.rules import broken_rules
 from gpt2.shape import Shape
 from gpt2.weights.options import InitOptions
 from lib.binding import Value, bind, symbol
+from lib.environment.options import EnvironmentConfig
 from lib.errors import ConfigError, Problem
 from lib.files import canonical_json
 from lib.kconfig import read_constants
@@ -138,6 +139,7 @@ class Config:
     telemetry: TelemetryOptions = dataclasses.field(kw_only=True, metadata={"identity": False})
     watch: WatchOptions = dataclasses.field(kw_only=True, metadata={"identity": False})
     tracking: TrackingConfig = dataclasses.field(kw_only=True, metadata={"identity": False})
+    environment: EnvironmentConfig = dataclasses.field(kw_only=True, metadata={"identity": False})
     values: Mapping[str, Value] = dataclasses.field(
         kw_only=True, repr=False, compare=False, metadata={"identity": False}
     )
@@ -171,6 +173,7 @@ class Config:
             "telemetry": part(lambda: bind(TelemetryOptions, values)),
             "watch": part(lambda: bind(WatchOptions, values)),
             "tracking": part(lambda: TrackingConfig.from_values(values)),
+            "environment": part(lambda: bind(EnvironmentConfig, values)),
         }
         shape, attention, mlp = (parts.pop(name) for name in ("shape", "attention", "mlp"))
         model = ModelConfig(shape, attention, mlp) if shape and attention and mlp else None

@@ -39,7 +39,7 @@ def train_plan(
     """
     _say_left_out(plan)
     pool = new_pool(plan)
-    target = Gpt2Target(plan, pool, allow_stale=options.stale == "keep")
+    target = Gpt2Target(plan, pool, allow_stale=options.stale == "keep", dirty=options.dirty)
     code = run_all(plan.runs, plan.folder, target, pool, options)
     if code in _STOPPED:
         return code, ""
@@ -64,7 +64,7 @@ def report(plan: Plan, *, json: bool = False) -> str:
     return to_json(table) if json else to_markdown(table)
 
 
-def train_here(plan: Plan) -> int:
+def train_here(plan: Plan, *, dirty: bool = False) -> int:
     """Train the plan's one run in this process, where a debugger can reach it; the exit code.
 
     torchrun starts several of these, which train it together; the other ranks wait for rank 0 in
@@ -84,7 +84,8 @@ def train_here(plan: Plan) -> int:
 
     process = current_process()
     require_processes(process, run.config.train.gpus)
-    preflight.check_machine([run.config])
+    if process.is_main:
+        preflight.check_machine([run.config], preflight.Place(plan.build_dir, plan.folder, dirty))
     with Interrupts() as interrupts, ExitStack() as held:
         if process.is_main:
             preflight.check_weights([run.config], plan.build_dir)

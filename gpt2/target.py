@@ -7,9 +7,10 @@ from typing import Any
 
 from gpt2.config import Config
 from gpt2.planning import Plan
-from gpt2.preflight import check_data, check_weights
+from gpt2.preflight import Place, check_data, check_weights
 from gpt2.runs import write_resolved_config
-from lib.kconfig.place import Place
+from lib.environment.record import keep_snapshot
+from lib.kconfig.place import Place as KconfigPlace
 from lib.kconfig.settings import settings
 from lib.machine.devices import cpu_model
 from lib.machine.setup import environment
@@ -40,10 +41,13 @@ class Gpt2Target:
 
     function = "gpt2.train:run"
 
-    def __init__(self, plan: Plan, pool: Pool, *, allow_stale: bool = False) -> None:
+    def __init__(
+        self, plan: Plan, pool: Pool, *, allow_stale: bool = False, dirty: bool = False
+    ) -> None:
         self.build_dir: Path = plan.build_dir
         # Resume checkpoints of other code, as the user asked.
         self.arguments: Mapping[str, Any] = {"allow_stale": allow_stale}
+        self._place = Place(plan.build_dir, plan.folder, dirty)
         self._machine = plan.base.machine
         self._pool = pool
 
@@ -51,7 +55,7 @@ class Gpt2Target:
         """The machine, checked in a worker, and only then the data: a machine that cannot train
         is not made to download first."""
         configs = [run.config for run in runs]
-        slots: Sequence[Slot] = pool.call("gpt2.preflight:check_machine", configs)
+        slots: Sequence[Slot] = pool.call("gpt2.preflight:check_machine", configs, self._place)
         check_weights(configs, self.build_dir)
         check_data(configs, self.build_dir)
         return slots
@@ -69,9 +73,11 @@ class Gpt2Target:
         return changes_since(run, self._device)
 
     def prepare(self, run: Run[Config]) -> None:
-        """Write resolved_config.yaml, from which the worker trains."""
-        found = settings(Place(ROOT, self.build_dir).config, run.config.values, run.label)
+        """Write resolved_config.yaml, from which the worker trains, and what it trains in."""
+        found = settings(KconfigPlace(ROOT, self.build_dir).config, run.config.values, run.label)
         write_resolved_config(RunDir(run.path), run.config, found)
+        if run.config.environment.snapshot:
+            keep_snapshot(self.build_dir, RunDir(run.path))
 
     def processes(self, run: Run[Config]) -> int:
         """``GPUS``, on a CPU too."""

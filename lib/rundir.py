@@ -21,6 +21,16 @@ class RunDir:
         return self.path / "manifest.json"
 
     @property
+    def environment(self) -> Path:
+        """Snapshot of what the run was trained in."""
+        return self.path / "environment"
+
+    @property
+    def code_diff(self) -> Path:
+        """What no commit names of the code that trained the run, as git applies it."""
+        return self.path / "code.diff"
+
+    @property
     def resolved_config(self) -> Path:
         """The symbols that made the run, and its identity."""
         return self.path / "resolved_config.yaml"

@@ -11,7 +11,7 @@ Ctrl-C saves and stops; the same command goes on.
 import _start
 
 from gpt2 import launch
-from gpt2.arguments import add_selection, asked_plan, new_parser
+from gpt2.arguments import add_dirty, add_selection, asked_plan, new_parser
 from lib import cli
 
 
@@ -19,9 +19,10 @@ def main() -> int:
     """The command line."""
     parser = new_parser(__doc__)
     add_selection(parser)
+    add_dirty(parser)
     given = parser.parse_args()
     _, plan = asked_plan(given)
-    return launch.train_here(plan)
+    return launch.train_here(plan, dirty=given.dirty)
 
 
 if __name__ == "__main__":

@@ -24,6 +24,8 @@ HARDWARE = {"DEVICE", "BATCH_SIZE", "GRAD_ACCUMULATION", "GPUS", "JOBS"}
 # Symbols that exist for one kind of device only come and go with DEVICE.
 OF_ONE_DEVICE = {"CUDNN_BENCHMARK", "DEVICE_CPU", "DEVICE_CUDA"}
 MACHINES = {"a100", "a10g-x4", "cpu", "h100", "w7900"}
+# What a machine's environment has to be, on whatever hardware.
+ENVIRONMENTS = [fragment for fragment in FRAGMENTS if fragment.name.startswith("env-")]
 
 
 @pytest.fixture(scope="module")
@@ -91,6 +93,15 @@ def test_paper_makes_the_large_ones_repeat_every_bit(tree):
     assert config.repro.strict and config.model.attention.backend == "rows"
     assert (config.machine.precision, config.machine.matmul_precision) == ("fp32", "highest")
     assert config.machine.deterministic and not config.machine.cudnn_benchmark
+
+
+@pytest.mark.parametrize("fragment", ENVIRONMENTS, ids=lambda fragment: fragment.name)
+def test_an_environment_changes_no_run(tree, fragment):
+    for base in NAMES:
+        before = Config.from_values(resolved(tree, base))
+        after = Config.from_values(resolved(tree, f"{base}+{fragment.name}"))
+        assert before.environment.policy == "any" != after.environment.policy
+        assert before.hash8 == after.hash8
 
 
 def test_quick_runs_on_a_cpu_with_a_base_for_a_gpu(tree):

@@ -85,6 +85,7 @@ def build(tmp_path_factory):
         ("try", "scripts/try_change.py"),
         ("curves", "scripts/draw_curves.py"),
         ("sweep-leaderboard", "scripts/sweep_leaderboard.py"),
+        ("preflight", "scripts/preflight_env.py"),
         ("check", "scripts/check.py"),
         ("randcheck", "scripts/randcheck.py"),
         ("knobs", "scripts/check_knobs.py"),

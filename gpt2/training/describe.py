@@ -10,7 +10,9 @@ from gpt2.attention.sdpa import torch_kernel
 from gpt2.config import Config
 from gpt2.runs import read_settings
 from gpt2.training.session import Session
+from lib.environment.record import observed_environment
 from lib.machine.observe import hardware
+from lib.repro.manifest import environment
 from lib.repro.rng import ALGORITHMS, POLICY, dropout_seed, rng_digests
 from lib.repro.streams import stream_seed
 from lib.repro.weights import state_digest, weights_digest
@@ -75,6 +77,7 @@ def manifest_facts(session: Session, rng_at_start: dict[str, list[str]]) -> dict
         },
         "config": {"config_digest": digest, **read_settings(session.run)},
         "origin": session.origin,
+        "environment": environment() | observed_environment(session.run, config.environment.policy),
         "attention": {
             "backend_requested": config.model.attention.backend,
             "kernel": attention_kernel(session),

@@ -16,6 +16,9 @@ from typing import Any
 
 import torch
 
+from lib.environment.packages import installed
+from lib.environment.record import probed_hardware
+from lib.environment.tree import captured_diff
 from lib.machine.observe import deviations, hardware, knobs
 from lib.machine.options import MachineConfig
 from lib.machine.process import Process
@@ -48,8 +51,7 @@ def begin_manifest(
         "schema_version": SCHEMA_VERSION,
         "status": State.RUNNING,
         "failure": None,
-        "code": git_state(),
-        "environment": environment(),
+        "code": git_state() | {"diff": captured_diff(run.path)},
         "hardware": hardware(device),
         "torch": torch_facts(),
         "threads": thread_facts(),
@@ -70,6 +72,7 @@ def begin_manifest(
             "variables": variables(volatile=True),
             "attempts": _attempts(run),
             "artifacts": {},
+            "hardware_files": probed_hardware(run),
         },
     }
     write_manifest(run, record)
@@ -82,18 +85,8 @@ def environment() -> dict[str, Any]:
         "platform": platform.platform(),
         "torch_git": torch.version.git_version,
         "cudnn_version": torch.backends.cudnn.version(),
-        "packages": _packages(),
+        "packages": installed(),
     }
-
-
-def _packages() -> dict[str, str]:
-    """Name → version of what is installed, as the folders that pip makes are called.
-
-    Ten times faster than reading each package's metadata.
-    """
-    folders = (Path(entry) for entry in sys.path if entry)
-    installed = {info.stem for folder in folders for info in folder.glob("*.dist-info")}
-    return dict(name.rsplit("-", 1) for name in sorted(installed))
 
 
 def _rerun(run: RunDir, build_dir: Path) -> str:

@@ -5,10 +5,12 @@ files themselves say it all.
 """
 
 import functools
+import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from lib.files import sha256
@@ -22,6 +24,7 @@ _AROUND_TRAINING = (
     "lib/analysis/",
     "lib/cli.py",
     "lib/console.py",
+    "lib/environment/",
     "lib/kconfig/",
     "lib/plan",
     "lib/runner/",
@@ -49,40 +52,78 @@ def changed_since(recorded: Mapping[str, str]) -> list[str]:
     return [name for name, digest in recorded.items() if _digest(name) != digest]
 
 
+@dataclass(frozen=True)
+class Commit:
+    """The commit that the tree was made from, and the files that are others than in it."""
+
+    sha: str
+    branch: str
+    # Changed, added or removed since.
+    tracked: Sequence[str]
+    # Not known to git, ignored or not; only what Python could import or Kconfig read.
+    untracked: Sequence[str]
+
+    @property
+    def uncommitted(self) -> list[str]:
+        """All files that it does not name as they are."""
+        return [*self.tracked, *self.untracked]
+
+
+def commit() -> Commit | None:
+    """What git says of this tree; None where it cannot tell, which is not the same as clean."""
+    status = ("status", "--porcelain=v2", "--branch", "--untracked-files=no", "--no-renames", "-z")
+    state, others = git(*status), git("ls-files", "--others", "-z", "--", *_PACKAGES)
+    if state is None or others is None:
+        return None
+    lines = _entries(state)
+    heads = dict(line[2:].split(" ", 1) for line in lines if line.startswith("# branch."))
+    if heads["branch.oid"] == "(initial)":
+        return None
+    # Fields before the path: of a change, and of a conflict.
+    fields = {"1": 8, "u": 10}
+    tracked = [line.split(" ", fields[line[0]])[-1] for line in lines if line[0] in fields]
+    untracked = [name for name in _entries(others) if _is_code(name)]
+    return Commit(heads["branch.oid"], heads["branch.head"], sorted(tracked), sorted(untracked))
+
+
 def git_state() -> dict[str, str | bool | None]:
     """``git_sha``, ``branch`` and ``dirty_tree`` of this tree.
 
-    Where this tree is no repository of its own, or without the program, sha and branch are None and
-    ``dirty_tree`` is ``unknown``, which is not the same as clean.
+    Outside git, or without the program, sha and branch are None and ``dirty_tree`` is ``unknown``.
     """
-    unknown: dict[str, str | bool | None] = {
-        "git_sha": None,
-        "branch": None,
-        "dirty_tree": "unknown",
-    }
-    # git would answer for a repository that this tree lies in.
-    if not (ROOT / ".git").exists():
-        return unknown
-    command = [
-        "git",
-        "--no-optional-locks",
-        "-C",
-        str(ROOT),
-        "status",
-        "--porcelain=v2",
-        "--branch",
-    ]
-    try:
-        output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    except (OSError, subprocess.CalledProcessError):
-        return unknown
-    lines = output.splitlines()
-    heads = dict(line[2:].split(" ", 1) for line in lines if line.startswith("# branch."))
+    found = commit()
+    if found is None:
+        return {"git_sha": None, "branch": None, "dirty_tree": "unknown"}
     return {
-        "git_sha": heads["branch.oid"],
-        "branch": heads["branch.head"],
-        "dirty_tree": any(not line.startswith("#") for line in lines),
+        "git_sha": found.sha,
+        "branch": found.branch,
+        "dirty_tree": bool(found.uncommitted),
     }
+
+
+def git(*words: str, expected: Sequence[int] = (0,)) -> bytes | None:
+    """What git prints of this tree's own repository; None where it fails or is not there.
+
+    A repository that the tree merely lies in is not its own, and a variable that names another one
+    (git sets them for its hooks) is not followed.
+    """
+    variables = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
+    variables["GIT_CEILING_DIRECTORIES"] = str(ROOT.parent)
+    command = ["git", "--no-optional-locks", "-C", str(ROOT), *words]
+    try:
+        done = subprocess.run(command, capture_output=True, check=False, env=variables)
+    except OSError:
+        return None
+    return done.stdout if done.returncode in expected else None
+
+
+def _entries(output: bytes) -> list[str]:
+    return [entry for entry in os.fsdecode(output).split("\0") if entry]
+
+
+def _is_code(name: str) -> bool:
+    path = ROOT / name
+    return (path.suffix == ".py" or path.name.startswith("Kconfig")) and path.is_file()
 
 
 def _makes_results(name: str) -> bool:

@@ -49,6 +49,8 @@ class Options:
     stale: str = ""
     # Go on after a failed run.
     keep_going: bool = True
+    # Train code that no commit names.
+    dirty: bool = False
 
 
 def run_all(

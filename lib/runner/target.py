@@ -28,7 +28,7 @@ class Target(Protocol):
     def preflight(self, pool: Pool, runs: Sequence[Run[Any]]) -> Sequence[Slot]:
         """Whether this machine can train ``runs``; one slot for each that may run at a time.
 
-        Raises PreflightError with all problems at once. Writes nothing.
+        Raises PreflightError with all problems at once. Writes nothing where results go.
         """
 
     def bytes_needed(self, runs: Sequence[Run[Any]], jobs: int) -> int:

@@ -14,6 +14,7 @@ from lib.style.files import text_files, tree_files
 _ENVIRONMENT = {
     "VIRTUAL_ENV",
     "CONDA_PREFIX",
+    "CONDA_DEFAULT_ENV",
     "CUDA_VISIBLE_DEVICES",
     "HIP_VISIBLE_DEVICES",
     "OMP_NUM_THREADS",
@@ -25,6 +26,10 @@ _ENVIRONMENT = {
 # Written into the build folder, and the tables.
 _WRITTEN = {".venv", ".config", ".config.old", "config.py", "defconfig", "data", "results"}
 _WRITTEN |= {"table.md", "table.csv", "check.json", "trackers", "trackio"}
+# And into its folder environment.
+_WRITTEN |= {"environment", "packages.txt", "python_version.txt", "interpreter.json", "hw.json"}
+_WRITTEN |= {"nvidia_smi.txt", "rocm_smi.txt", "snapshot.json", "pip_freeze.txt", "uv_version.txt"}
+_WRITTEN |= {"conda_version.txt", "pip_version.txt", "conda_list_explicit.txt"}
 # Marketing for "complete"; a text says what it covers instead.
 _EMPTY_WORD = re.compile(r"compre[h]ensive", re.IGNORECASE)
 

@@ -1,6 +1,7 @@
 """How many runs a machine takes at a time; there need be no GPU."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -17,16 +18,17 @@ def with_processes(config: Config, device: str, gpus: int, threads: int) -> Conf
     return replace(config, train=train, machine=machine)
 
 
-def test_a_slot_is_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slot_is_a_group(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr("gpt2.preflight.preflight", lambda machine, gpus: None)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 8)
     monkeypatch.setattr("gpt2.preflight.usable_cores", lambda: 12)
     config = resolve_config(Tree(), [Layer.of("test", "test", {"SINGLE_TRAINING": True})])
+    place = preflight.Place(tmp_path, tmp_path, dirty=True)
     on_gpus = [with_processes(config, "cuda", 4, 1)]
-    assert preflight.check_machine(on_gpus) == [
+    assert preflight.check_machine(on_gpus, place) == [
         {"CUDA_VISIBLE_DEVICES": "0,1,2,3"},
         {"CUDA_VISIBLE_DEVICES": "4,5,6,7"},
     ]
-    assert len(preflight.check_machine([with_processes(config, "cpu", 2, 3)])) == 2
-    assert len(preflight.check_machine([with_processes(config, "cpu", 16, 1)])) == 1
+    assert len(preflight.check_machine([with_processes(config, "cpu", 2, 3)], place)) == 2
+    assert len(preflight.check_machine([with_processes(config, "cpu", 16, 1)], place)) == 1

@@ -17,7 +17,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from gpt2.config import Config
-from gpt2.preflight import check_machine
+from gpt2.preflight import Place, check_machine
 from gpt2.training.step import optimizer_step
 from gpt2.training.tracking import start_companions
 from lib import companions
@@ -382,13 +382,14 @@ def test_only_rank_0_has_trackers(session: Callable, fake: Fake) -> None:
 
 
 def test_a_missing_package_is_an_error_before_anything_starts(
-    configure: Configure, monkeypatch: pytest.MonkeyPatch
+    configure: Configure, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    check_machine([configure(**ALL)])
+    place = Place(tmp_path, tmp_path, dirty=True)
+    check_machine([configure(**ALL)], place)
     monkeypatch.setattr(options, "_is_installed", lambda package: False)
-    check_machine([configure()])
+    check_machine([configure()], place)
     with pytest.raises(PreflightError) as refusal:
-        check_machine([configure(**ALL)])
+        check_machine([configure(**ALL)], place)
     for tracker in ("TRACKIO", "TENSORBOARD"):
         extra = tracker.lower()
         assert f"TRACKER_{tracker}=y, but the package {extra} is not installed" in str(
