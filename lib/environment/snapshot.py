@@ -10,6 +10,7 @@ import re
 import shutil
 import sys
 import time
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,7 @@ def refresh_snapshot(
 ) -> None:
     """Take a snapshot into ``folder``, unless the one there is young enough and still true.
 
-    PreflightError with the first thing that cannot be found out, or written down.
+    PreflightError with all that cannot be found out, or written down.
     """
     packages = installed()
     facts = {
@@ -55,7 +56,7 @@ def refresh_snapshot(
         "python_version.txt": f"Python {found.python}\n",
         "interpreter.json": json.dumps(_interpreter(found), sort_keys=True, indent=2) + "\n",
     }
-    contents |= {question.file: question.answer() for question in _questions(config, found)}
+    contents |= _answers(_questions(config, found))
     if config.lock_file:
         contents[Path(config.lock_file).name] = (root / config.lock_file).read_text()
     try:
@@ -141,6 +142,20 @@ def _questions(config: EnvironmentConfig, found: Interpreter) -> list[Question]:
         ),
         freeze,
     ]
+
+
+def _answers(questions: Sequence[Question]) -> dict[str, str]:
+    """File → content. PreflightError with every question that has no answer."""
+    answers: dict[str, str] = {}
+    problems: list[Problem] = []
+    for question in questions:
+        try:
+            answers[question.file] = question.answer()
+        except PreflightError as error:
+            problems += error.problems
+    if problems:
+        raise PreflightError(*problems)
+    return answers
 
 
 def _pip_check(config: EnvironmentConfig, found: Interpreter) -> dict[str, Any] | None:

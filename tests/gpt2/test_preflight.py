@@ -1,14 +1,194 @@
-"""How many runs a machine takes at a time; there need be no GPU."""
+"""What has to hold before a run starts, and how many runs a machine takes at a time; there need be
+no GPU."""
 
+import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from gpt2 import preflight
+from gpt2 import launch, preflight
 from gpt2.ablation.resolve import resolve_config
 from gpt2.config import Config
+from gpt2.planning import Plan
+from gpt2.preflight import Place, check_machine, conditions, describe, describe_text
+from gpt2.target import Gpt2Target
+from lib.binding import Value, bound_fields
+from lib.environment import snapshot
+from lib.environment.detect import Interpreter
+from lib.environment.options import EnvironmentConfig
+from lib.environment.record import observed_environment
+from lib.errors import PreflightError
 from lib.kconfig import Layer, Tree
+from lib.plan import Run, Variant
+from lib.project import ROOT
+from lib.rundir import RunDir
+from lib.runner.worker import find_function
+
+SMALL: dict[str, Value] = {
+    "SINGLE_TRAINING": True,
+    "DEVICE_CPU": True,
+    "MODEL_SIZE_TINY": True,
+    "GLOBAL_BATCH": 1,
+    "BATCH_SIZE": 1,
+    "GRAD_ACCUMULATION": 1,
+}
+PAGE = (ROOT / "docs" / "environment.md").read_text()
+
+
+def configured(**changes: Value) -> Config:
+    """A small run on the CPU, with some symbols changed."""
+    symbols = SMALL | changes
+    if changes.get("DEVICE_CUDA"):
+        del symbols["DEVICE_CPU"]
+    return resolve_config(Tree(), [Layer.of("test", "test", symbols)])
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    """Where nothing is yet, and any code may be trained."""
+    return Place(tmp_path / "build", tmp_path / "build" / "results", dirty=True)
+
+
+@pytest.fixture
+def interpreter(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], Interpreter]:
+    """Makes the running interpreter one of an environment llmhe of some kind, without pip."""
+
+    def fake(kind: str) -> Interpreter:
+        found = Interpreter(kind, "llmhe", "3.13.1", tmp_path / "llmhe")
+        for module in ("gpt2.preflight", "lib.environment.record"):
+            monkeypatch.setattr(f"{module}.running", lambda: found)
+        monkeypatch.setattr(snapshot, "find_spec", lambda name: None)
+        monkeypatch.setattr(snapshot, "_answers", lambda questions: {q.file: "" for q in questions})
+        monkeypatch.setattr(snapshot, "run", lambda command: (0, "", ""))
+        monkeypatch.setenv("CONDA_PREFIX", str(found.prefix))
+        return found
+
+    return fake
+
+
+def failing(config: Config, place: Place) -> dict[str, str]:
+    """Conditions that do not hold, and in what words."""
+    found = conditions([config], place)
+    return {c.name: "\n".join(map(str, c.problems)) for c in found if c.problems}
+
+
+@pytest.mark.parametrize("asked", ["conda", "uv", "venv"])
+@pytest.mark.parametrize("kind", ["conda", "uv", "venv", "system"])
+def test_only_the_policy_decides_on_one_machine(
+    place: Place, interpreter: Callable, tmp_path: Path, kind: str, asked: str
+) -> None:
+    interpreter(kind)
+    assert failing(configured(), place) == {}
+    wanted = configured(**{f"ENV_POLICY_{asked.upper()}": True})
+    foreign = {"foreign tools"} if asked == "conda" and (ROOT / ".venv").exists() else set()
+    assert failing(wanted, place).keys() - foreign == (set() if kind == asked else {"environment"})
+    observed = observed_environment(RunDir(tmp_path), asked)
+    assert (observed["policy"], observed["kind"]) == (asked, kind)
+    assert observed["conda_env_name"] == ("llmhe" if kind == "conda" else None)
+
+
+def test_a_variable_makes_no_conda_environment(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CONDA_DEFAULT_ENV", "llmhe")
+    monkeypatch.setenv("CONDA_PREFIX", "/opt/conda/envs/llmhe")
+    monkeypatch.setattr(snapshot, "_answers", lambda questions: {})
+    found = failing(configured(ENV_POLICY_CONDA=True), place)
+    assert "ENV_POLICY=conda, but" in found["environment"]
+
+
+def test_all_that_is_wrong_is_told_at_once(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    place.build_dir.write_text("no folder")
+    monkeypatch.setattr("gpt2.preflight.tree_problems", lambda *given: ["edited"])
+    changes = {
+        "ENV_POLICY_UV": True,
+        "ENV_PYTHON": "2.7",
+        "ENV_LOCK_FILE": "uv.lock",
+        "MIN_DISK_GIB": 1_000_000,
+        "DEVICE_CUDA": True,
+    }
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    config = configured(**changes)
+    assert failing(config, place).keys() == {
+        "environment",
+        "python",
+        "lock file",
+        "disk",
+        "committed",
+        "device",
+        "snapshot",
+    }
+    with pytest.raises(PreflightError) as refusal:
+        check_machine([config], place)
+    assert len(refusal.value.problems) >= 7 and refusal.value.exit_code == 3
+    for words in ("ENV_PYTHON=2.7", "MIN_DISK_GIB=1000000", "DEVICE=cuda, but there is no GPU"):
+        assert words in str(refusal.value)
+
+
+def test_two_gpus_where_one_is_pinned(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = SimpleNamespace(name="G", total_memory=24 * 2**30)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda device: gpu)
+    monkeypatch.setattr("gpt2.attention.preflight.check_attention", lambda model, machine: None)
+    for visible, pinned, expected in ((2, True, {"device"}), (1, True, set()), (2, False, set())):
+        monkeypatch.setattr("torch.cuda.device_count", lambda: visible)
+        found = failing(configured(DEVICE_CUDA=True, GPU_PINNED=pinned), place)
+        assert found.keys() == expected
+        if expected:
+            assert (
+                "2 GPUs are visible\n        type: CUDA_VISIBLE_DEVICES=0 make" in found["device"]
+            )
+
+
+def test_a_snapshot_is_taken_unless_it_is_not_wanted(place: Place) -> None:
+    without = configured(RUN_PROFILE_MAXOUT_SPEED=True, ENV_SNAPSHOT=False)
+    check_machine([without], place)
+    assert not place.build_dir.exists()
+    check_machine([configured()], place)
+    files = {path.name for path in (place.build_dir / "environment").iterdir()}
+    assert {"packages.txt", "hw.json", "nvidia_smi.txt", "snapshot.json"} <= files
+
+
+def test_every_way_to_train_is_checked(place: Place) -> None:
+    config = configured(ENV_PYTHON="2.7")
+    run = Run("single", Variant("run"), 1, config, place.results / "run")
+    plan = Plan("single", place.results, place.build_dir, config, [run])
+    pool: Any = SimpleNamespace(call=lambda name, *given: find_function(name)(*given))
+    with pytest.raises(PreflightError, match="ENV_PYTHON=2.7"):
+        Gpt2Target(plan, pool, dirty=True).preflight(pool, plan.runs)
+    with pytest.raises(PreflightError, match="ENV_PYTHON=2.7"):
+        launch.train_here(plan, dirty=True)
+    assert not place.results.exists()
+
+
+def test_what_is_told_has_facts_and_conditions(place: Place) -> None:
+    told = describe([configured(ENV_PYTHON="2.7")], place)
+    assert told["facts"]["run_profiles"] == ["paper_repro"] and told["facts"]["cpu_cores"] >= 1
+    assert told["passed"] is False
+    text = describe_text(told)
+    assert re.search(r"^FACT    python +3\.\d+", text, re.MULTILINE)
+    assert re.search(r"^FAIL    python +ENV_PYTHON=2.7, but .*\n {8}how to", text, re.MULTILINE)
+    assert re.search(r"^OK      environment$", text, re.MULTILINE)
+
+
+def test_the_page_has_every_condition_symbol_and_file(place: Place) -> None:
+    _, conditions_table, _ = re.split(r"^(\| condition .*?)\n\n", PAGE, flags=re.M | re.S)
+    named = re.findall(r"^\| (\w[\w ]*?) \|", conditions_table, re.MULTILINE)[1:]
+    assert named == [c.name for c in conditions([configured()], place)]
+    symbols = {field.metadata["symbol"] for field in bound_fields(EnvironmentConfig)}
+    assert [name for name in symbols if f"`{name}" not in PAGE] == []
+    files = set(re.findall(r"^\| (`.+?) \|", PAGE.split("## The snapshot")[1], re.MULTILINE))
+    listed = {name for cell in files for name in re.findall(r"`([^`]+)`", cell)}
+    written = {path.name for path in (place.build_dir / "environment").iterdir()}
+    conda = Interpreter("conda", "llmhe", "3.13.1", place.build_dir)
+    for policy in ("conda", "uv", "venv"):
+        wanted = replace(configured().environment, policy=policy)
+        written |= {question.file for question in snapshot._questions(wanted, conda)}
+    assert listed == written | {"rocm_smi.txt"}
 
 
 def with_processes(config: Config, device: str, gpus: int, threads: int) -> Config:
@@ -18,13 +198,12 @@ def with_processes(config: Config, device: str, gpus: int, threads: int) -> Conf
     return replace(config, train=train, machine=machine)
 
 
-def test_a_slot_is_a_group(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_slot_is_a_group(monkeypatch: pytest.MonkeyPatch, place: Place) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr("gpt2.preflight.preflight", lambda machine, gpus: None)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 8)
     monkeypatch.setattr("gpt2.preflight.usable_cores", lambda: 12)
     config = resolve_config(Tree(), [Layer.of("test", "test", {"SINGLE_TRAINING": True})])
-    place = preflight.Place(tmp_path, tmp_path, dirty=True)
     on_gpus = [with_processes(config, "cuda", 4, 1)]
     assert preflight.check_machine(on_gpus, place) == [
         {"CUDA_VISIBLE_DEVICES": "0,1,2,3"},

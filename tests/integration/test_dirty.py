@@ -1,0 +1,88 @@
+"""Code that is not committed, from the command line, in a clone of this tree."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from lib.files import sha256
+from lib.project import ROOT
+
+
+def git(folder: Path, *words: str) -> str:
+    identity = ("-c", "user.name=test", "-c", "user.email=test@localhost")
+    command = ["git", "-C", str(folder), *identity, *words]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+@pytest.fixture
+def clone(build: Callable, tmp_path: Path) -> Path:
+    """The files of this tree as they are now, committed, with a configuration and data in place."""
+    folder = tmp_path / "clone"
+    listed = git(ROOT, "ls-files", "--cached", "--others", "--exclude-standard", "-z")
+    for name in filter(None, listed.split("\0")):
+        if (ROOT / name).exists():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, folder / name)
+    git(folder, "init", "-q")
+    git(folder, "add", "-A")
+    git(folder, "commit", "-qm", "all")
+    build(RA_MLA_ABLATION_MODE=None, SINGLE_TRAINING=True)
+    for name in (".config", "data", "text"):
+        (tmp_path / name).rename(folder / name)
+    return folder
+
+
+def command(clone: Path, script: str, *words: str, **variables: str) -> tuple[int, str, str]:
+    """A script of the clone, typed in another repository: exit code, stdout, stderr."""
+    elsewhere = clone.parent / "elsewhere"
+    git(ROOT, "init", "-q", str(elsewhere))
+    environment = {k: v for k, v in os.environ.items() if k != "DIRTY"}
+    done = subprocess.run(
+        [sys.executable, str(clone / script), "-O", str(clone), *words],
+        cwd=elsewhere,
+        env=environment | variables | {"PYTHONPATH": str(clone)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_it_trains_only_when_told_and_is_kept(clone: Path, tmp_path: Path) -> None:
+    model = clone / "gpt2" / "model.py"
+    model.write_text(model.read_text() + "# Edited.\n")
+    code, _, said = command(clone, "scripts/train.py")
+    assert (code, said.count("\n")) == (3, 2), said
+    assert said.startswith("ERROR   not committed: gpt2/model.py; commit it, or type: make DIRTY=y")
+    assert not (clone / "results").exists()
+
+    code, _, said = command(clone, "scripts/train.py", DIRTY="y")
+    assert code == 0, said
+    assert "DIRTY   not committed: gpt2/model.py; the difference is kept beside each run" in said
+    # What training writes is ignored; texts are data, which have a digest of their own.
+    assert set(git(clone, "status", "--porcelain").splitlines()) == {" M gpt2/model.py", "?? text/"}
+    (run,) = (clone / "results" / "single").glob("run-*")
+    manifest = json.loads((run / "manifest.json").read_text())
+    assert manifest["code"]["dirty_tree"] is True
+    assert manifest["code"]["diff"] == {"file": "code.diff", "sha256": sha256(run / "code.diff")}
+    environment = manifest["environment"]
+    assert environment["policy"] == "any" and environment["name"] == Path(sys.prefix).name
+    kept = {name: sha256(run / "environment" / name) for name in environment["snapshot"]}
+    assert environment["snapshot"] == kept and "packages.txt" in kept
+
+    again = tmp_path / "again"
+    git(tmp_path, "clone", "-q", str(clone), str(again))
+    git(again, "checkout", "-q", manifest["code"]["git_sha"])
+    git(again, "apply", str(run / "code.diff"))
+    assert sha256(again / "gpt2" / "model.py") == manifest["origin"]["sources"]["gpt2/model.py"]
+
+    git(clone, "commit", "-qam", "edited")
+    code, text, said = command(clone, "scripts/preflight_env.py", "--json")
+    told = json.loads(text)
+    assert (code, told["passed"], told["facts"]["dirty_tree"]) == (0, True, False), said

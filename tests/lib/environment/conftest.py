@@ -1,0 +1,85 @@
+"""Environments made by hand, with stubs for the programs that would have made them."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from lib.environment.detect import Interpreter, running
+from lib.environment.options import EnvironmentConfig
+
+EXPLICIT = "# platform: linux-64\n@EXPLICIT\nhttps://localhost/python-3.13.1-0.conda\n"
+HISTORY = "name: llmhe\nchannels:\n  - defaults\ndependencies:\n  - python=3.13\n"
+
+
+@pytest.fixture
+def config() -> EnvironmentConfig:
+    """Everything allowed."""
+    return EnvironmentConfig(
+        policy="any",
+        name="",
+        python="",
+        forbid_foreign=False,
+        lock_file="",
+        lock_enforce=False,
+        snapshot=True,
+        snapshot_max_age_hours=24,
+        gpu_pinned=False,
+        min_disk_gib=0,
+    )
+
+
+@pytest.fixture
+def conda_config(config: EnvironmentConfig) -> EnvironmentConfig:
+    """What the fragment env-conda-llmhe asks for."""
+    return replace(config, policy="conda", name="llmhe", forbid_foreign=True)
+
+
+@pytest.fixture
+def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+    """Makes a program that answers by its arguments; alone on PATH with the shell's own.
+
+    ``answers`` is a pattern of the shell and what is printed, or an exit code.
+    """
+    folder = tmp_path / "programs"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+
+    def make(name: str, answers: dict[str, str | int], where: Path = folder) -> Path:
+        cases = []
+        for pattern, answer in answers.items():
+            said = where / f"{name}-{len(cases)}.out"
+            said.write_text(answer if isinstance(answer, str) else "")
+            command = f"cat '{said}'" if isinstance(answer, str) else f"exit {answer}"
+            cases.append(f"  {pattern}) {command} ;;")
+        path = where / name
+        path.write_text("\n".join(["#!/bin/sh", 'case "$*" in', *cases, "esac", ""]))
+        path.chmod(0o755)
+        return path
+
+    return make
+
+
+@pytest.fixture
+def conda(program: Callable[..., Path], tmp_path: Path) -> Interpreter:
+    """The interpreter of a folder that looks like the conda environment llmhe."""
+    prefix = tmp_path / "envs" / "llmhe"
+    (prefix / "conda-meta").mkdir(parents=True)
+    (prefix / "conda-meta" / "history").write_text("==> 2026-01-01 00:00:00 <==\n")
+    (prefix / "bin").mkdir()
+    program(
+        "conda",
+        {
+            "--version": "conda 26.1.0\n",
+            f"'env export --from-history -p {prefix}'": HISTORY,
+            f"'list --explicit -p {prefix}'": EXPLICIT,
+        },
+    )
+    pip = {
+        "*' --version'": "pip 26.0 from nowhere (python 3.13)\n",
+        "*' freeze'": "# a comment\nnumpy==2.4.6\nmine @ file:///src\n-e git+https://a@b#egg=c\n",
+        "*' check'": "No broken requirements found.\n",
+    }
+    python = program("python", pip, prefix / "bin")
+    return running(prefix, prefix, str(python))

@@ -1,0 +1,81 @@
+"""The hardware's record, on machines with and without GPUs; none is needed here."""
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from lib.environment.hardware import gpu_problems, probe_hardware
+
+CPU = torch.device("cpu")
+GIB = 1024**3
+
+
+@pytest.fixture
+def gpus(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Makes torch see GPUs, two models in turn."""
+
+    def fake(count: int) -> None:
+        found = [SimpleNamespace(name=f"G{i}", total_memory=(24 + i) * GIB) for i in range(count)]
+        monkeypatch.setattr("torch.cuda.is_available", lambda: count > 0)
+        monkeypatch.setattr("torch.cuda.device_count", lambda: count)
+        monkeypatch.setattr(
+            "torch.cuda.get_device_properties",
+            lambda i: found[i if isinstance(i, int) else i.index],
+        )
+
+    return fake
+
+
+def test_a_machine_without_a_gpu_says_so(tmp_path: Path, program: Callable) -> None:
+    shutil.rmtree(tmp_path / "programs")
+    found = probe_hardware(tmp_path / "new", CPU)
+    assert json.loads((tmp_path / "new" / "hw.json").read_text()) == found
+    meminfo = Path("/proc/meminfo").read_text().split()[1]
+    assert found["ram_gib"] == pytest.approx(int(meminfo) / 2**20, abs=0.1)
+    free = os.statvfs(tmp_path)
+    assert found["disk_free_gib"] == pytest.approx(free.f_bavail * free.f_frsize / GIB, abs=1)
+    assert (found["gpus"], found["gpu_name"]) == ([], None)
+    if not shutil.which("nvidia-smi"):
+        said = (tmp_path / "new" / "nvidia_smi.txt").read_text()
+        assert said == "absent: no program nvidia-smi on this machine\n"
+        assert not (tmp_path / "new" / "rocm_smi.txt").exists()
+
+
+def test_every_visible_gpu_and_what_the_programs_say(
+    tmp_path: Path, program: Callable, gpus: Callable
+) -> None:
+    gpus(2)
+    program("nvidia-smi", {"*": "| Driver Version: 595.1 |\n"})
+    program("rocm-smi", {"*": 2})
+    found = probe_hardware(tmp_path, torch.device("cuda", 0))
+    assert found["gpus"] == [{"name": "G0", "vram_gib": 24}, {"name": "G1", "vram_gib": 25}]
+    assert (found["gpu_name"], found["vram_gib"]) == ("G0", 24)
+    assert (tmp_path / "nvidia_smi.txt").read_text() == "| Driver Version: 595.1 |\n"
+    assert (tmp_path / "rocm_smi.txt").read_text() == "failed: exit 2\n"
+
+
+@pytest.mark.parametrize(
+    ("visible", "pinned", "processes", "refused"),
+    [(2, True, 1, True), (1, True, 1, False), (2, False, 1, False), (2, True, 2, False)],
+)
+def test_gpus_that_a_run_leaves_unused(
+    gpus: Callable, visible: int, pinned: bool, processes: int, refused: bool
+) -> None:
+    gpus(visible)
+    problems = gpu_problems(pinned, processes)
+    assert bool(problems) == refused
+    if refused:
+        assert problems[0].what == "GPU_PINNED=y and GPUS=1, but 2 GPUs are visible"
+        assert problems[0].next == "type: CUDA_VISIBLE_DEVICES=0 make"
+
+
+def test_the_variable_of_rocm(gpus: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus(4)
+    monkeypatch.setattr("torch.version.hip", "7.0")
+    assert gpu_problems(True, 2)[0].next == "type: HIP_VISIBLE_DEVICES=0,1 make"

@@ -1,0 +1,146 @@
+"""Each condition of the environment: what passes, and the words of what does not."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from lib.environment import policy
+from lib.environment.detect import Interpreter
+from lib.environment.options import EnvironmentConfig
+from lib.environment.packages import installed
+from lib.errors import Problem
+
+KINDS = ("conda", "uv", "venv")
+
+
+def of_kind(kind: str, name: str = "llmhe") -> Interpreter:
+    return Interpreter(kind, name, "3.13.1", Path(f"/envs/{name}"), f"/envs/{name}/bin/python")
+
+
+def words(problems: list[Problem]) -> str:
+    """The only problem's."""
+    (problem,) = problems
+    return problem.what
+
+
+@pytest.mark.parametrize("asked", KINDS)
+@pytest.mark.parametrize("kind", (*KINDS, "system"))
+def test_each_policy_takes_its_own_kind_alone(
+    config: EnvironmentConfig, asked: str, kind: str
+) -> None:
+    variables = {"CONDA_PREFIX": "/envs/llmhe", "CONDA_DEFAULT_ENV": "llmhe"}
+    found = of_kind(kind)
+    assert policy.environment_problems(config, found, variables) == []
+    wanted = replace(config, policy=asked, name="llmhe")
+    problems = policy.environment_problems(wanted, found, variables)
+    if kind == asked:
+        assert problems == []
+    else:
+        belongs = "no environment" if kind == "system" else f"a {kind} environment"
+        assert f"ENV_POLICY={asked}, but /envs/llmhe/bin/python belongs to {belongs}" in words(
+            problems
+        )
+
+
+def test_another_name(conda_config: EnvironmentConfig) -> None:
+    other = {"CONDA_PREFIX": "/envs/other"}
+    problems = policy.environment_problems(conda_config, of_kind("conda", "other"), other)
+    assert words(problems) == "ENV_NAME=llmhe, but the environment is other (/envs/other)"
+    base = of_kind("conda", "base")
+    variables = {"CONDA_PREFIX": "/envs/base"}
+    assert "is base" in words(policy.environment_problems(conda_config, base, variables))
+    named = replace(conda_config, name="base")
+    assert policy.environment_problems(named, base, variables) == []
+    # Empty is any.
+    nameless = replace(conda_config, policy="venv", name="")
+    assert policy.environment_problems(nameless, of_kind("venv", "x"), {}) == []
+
+
+@pytest.mark.parametrize("active", ["/envs/other", None])
+def test_a_conda_environment_that_is_not_activated(
+    conda_config: EnvironmentConfig, active: str | None
+) -> None:
+    variables = {} if active is None else {"CONDA_PREFIX": active}
+    problems = policy.environment_problems(conda_config, of_kind("conda"), variables)
+    assert "the interpreter's environment is /envs/llmhe" in words(problems)
+    assert problems[0].next == "type: conda activate llmhe"
+
+
+@pytest.mark.parametrize(
+    ("asked", "passes"),
+    [("", True), ("3.13", True), ("3.13.1", True)]
+    + [(other, False) for other in ("3.1", "3.12", "3.13.2", "3.13.10")],
+)
+def test_python_by_as_many_parts_as_are_said(
+    config: EnvironmentConfig, asked: str, passes: bool
+) -> None:
+    problems = policy.python_problems(replace(config, python=asked), of_kind("uv"))
+    assert passes == (problems == [])
+    if not passes:
+        assert f"ENV_PYTHON={asked}, but" in words(problems) and "Python 3.13.1" in words(problems)
+
+
+@pytest.mark.parametrize("name", policy.FOREIGN)
+def test_a_trace_of_another_tool(
+    conda_config: EnvironmentConfig, tmp_path: Path, name: str
+) -> None:
+    assert policy.foreign_problems(conda_config, tmp_path) == []
+    (tmp_path / name).symlink_to(tmp_path / "gone")
+    assert f"there is {name}" in words(policy.foreign_problems(conda_config, tmp_path))
+    assert policy.foreign_problems(replace(conda_config, forbid_foreign=False), tmp_path) == []
+
+
+def test_what_the_tree_needs_is_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert policy.package_problems() == []
+    monkeypatch.setattr(policy, "import_path", lambda: [])
+    assert "lacks torch, kconfiglib" in words(policy.package_problems())
+
+
+def test_less_space_than_asked_for(config: EnvironmentConfig, tmp_path: Path) -> None:
+    folder = tmp_path / "results" / "study"
+    assert policy.disk_problems(config, folder) == []
+    problems = policy.disk_problems(replace(config, min_disk_gib=1_000_000), folder)
+    assert words(problems).startswith("MIN_DISK_GIB=1000000, but ")
+    assert problems[0].where == str(tmp_path)
+
+
+class TestLockFile:
+    """Of uv, of PEP 751, and a list; against what is installed here."""
+
+    FORMS = {
+        "uv.lock": ("version = 1\n", '[[package]]\nname = "{}"\nversion = "{}"\n'),
+        "pylock.toml": ('lock-version = "1.0"\n', '[[packages]]\nname = "{}"\nversion = "{}"\n'),
+        "pins.txt": ("# pins\n", "{}=={} ; python_version > '3' \\\n"),
+    }
+
+    @pytest.fixture(params=FORMS)
+    def lock(self, request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+        """A lock file of all that is installed, under names as people write them."""
+        head, line = self.FORMS[request.param]
+        lines = [line.format(n.replace("-", "_").upper(), v) for n, v in installed().items()]
+        # For another platform.
+        path = tmp_path / request.param
+        path.write_text(head + "".join([*lines, line.format("elsewhere", "1")]))
+        return path
+
+    def problems(self, config: EnvironmentConfig, lock: Path, enforce: bool = True) -> list:
+        wanted = replace(config, lock_file=lock.name, lock_enforce=enforce)
+        return policy.lock_problems(wanted, lock.parent)
+
+    def test_what_is_installed_stands_in_it(self, config: EnvironmentConfig, lock: Path) -> None:
+        assert self.problems(config, lock) == []
+        text = lock.read_text().replace("NUMPY", "BUMPY")
+        lock.write_text(text.replace(installed()["rich"], "0.0.1"))
+        said = words(self.problems(config, lock))
+        assert "ENV_LOCK_ENFORCE=y, but" in said
+        assert f"numpy {installed()['numpy']} (not in it)" in said
+        assert f"rich {installed()['rich']} (in it: 0.0.1)" in said
+        assert self.problems(config, lock, enforce=False) == []
+
+    def test_none_and_an_empty_one(self, config: EnvironmentConfig, tmp_path: Path) -> None:
+        assert words(self.problems(config, tmp_path / "uv.lock")) == "ENV_LOCK_FILE is not there"
+        (tmp_path / "uv.lock").write_text("version = 1\n")
+        assert "names no package" in words(self.problems(config, tmp_path / "uv.lock", False))
+        (tmp_path / "uv.lock").write_text("[[[")
+        assert "cannot be read" in words(self.problems(config, tmp_path / "uv.lock", False))

@@ -1,0 +1,164 @@
+"""Code that no commit names: what counts as such, and the patch that brings it back."""
+
+import hashlib
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from lib.environment.tree import captured_diff, describe_tree, tree_problems
+from lib.errors import RunError
+from lib.repro import source
+from lib.repro.source import commit, git_state
+
+Git = Callable[..., bytes]
+
+
+@pytest.fixture
+def git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Git:
+    """A repository with two packages and a committed state, taken for this tree."""
+    root = tmp_path / "tree"
+    for name in ("gpt2/model.py", "gpt2/old.py", "lib/a.py", "docs/page.md"):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(f"{name}\n")
+    (root / "lib" / "table.bin").write_bytes(bytes(range(256)))
+    (root / ".gitignore").write_text("results\nscratch.py\n")
+    monkeypatch.setattr(source, "ROOT", root)
+
+    def run(*words: str) -> bytes:
+        identity = ("-c", "user.name=a", "-c", "user.email=a@b")
+        command = ["git", *identity, *words]
+        return subprocess.run(command, cwd=root, check=True, capture_output=True).stdout
+
+    run("init", "-q", "-b", "trunk")
+    run("add", "-A")
+    run("commit", "-qm", "all")
+    return run
+
+
+@pytest.fixture
+def root(git: Git) -> Path:
+    return source.ROOT
+
+
+def test_a_committed_tree_leaves_no_patch(root: Path, git: Git, tmp_path: Path) -> None:
+    (tmp_path / "code.diff").write_text("of an earlier start\n")
+    (root / "results").mkdir()
+    (root / "results" / "table.md").write_text("generated\n")
+    (root / "texts").mkdir()
+    (root / "texts" / "mine.txt").write_text("no code\n")
+    (root / "gpt2" / "model.py").touch()
+    assert commit().uncommitted == []
+    assert describe_tree(commit()) == "" and tree_problems("paper_repro", allowed=False) == []
+    assert captured_diff(tmp_path) is None
+    assert not (tmp_path / "code.diff").exists()
+
+
+def edit(root: Path, git: Git) -> None:
+    """One of everything."""
+    (root / "gpt2" / "model.py").write_text("edited, é\n")
+    (root / "gpt2" / "old.py").unlink()
+    (root / "lib" / "table.bin").write_bytes(bytes(reversed(range(256))))
+    (root / "lib" / "staged.py").write_text("staged\n")
+    git("add", "lib/staged.py")
+    # The first name would be quoted, and the second is ignored; Python imports both.
+    (root / "lib" / "nové.py").write_text("new\n")
+    (root / "gpt2" / "scratch.py").write_text("ignored\n")
+    (root / "lib" / "empty.py").write_text("")
+    (root / "gpt2" / "Kconfig.mine").write_text("config MINE\n")
+    (root / "gpt2" / "notes.txt").write_text("no code\n")
+
+
+def code(root: Path) -> dict[str, bytes]:
+    """Every file that is code or known to git."""
+    found = [p for p in root.rglob("*") if p.is_file() and ".git" not in p.parts]
+    return {str(p.relative_to(root)): p.read_bytes() for p in found if p.suffix != ".txt"}
+
+
+def test_the_patch_makes_the_same_code_from_the_commit(
+    root: Path, git: Git, tmp_path: Path
+) -> None:
+    edit(root, git)
+    found = commit()
+    assert found.tracked == ["gpt2/model.py", "gpt2/old.py", "lib/staged.py", "lib/table.bin"]
+    new = ["gpt2/Kconfig.mine", "gpt2/scratch.py", "lib/empty.py", "lib/nové.py"]
+    assert found.untracked == new
+    record = captured_diff(tmp_path)
+    patch = (tmp_path / "code.diff").read_bytes()
+    assert record == {"file": "code.diff", "sha256": hashlib.sha256(patch).hexdigest()}
+    edited = code(root)
+    git("stash", "-q")
+    for name in new:
+        (root / name).unlink()
+    assert code(root) != edited
+    git("apply", str(tmp_path / "code.diff"))
+    assert code(root) == edited
+    # Known to git as before, it gives the same patch.
+    git("add", "lib/staged.py")
+    assert captured_diff(tmp_path) == record
+
+
+@pytest.mark.parametrize(
+    "setting", ["diff.noprefix", "diff.mnemonicPrefix", "color.diff", "diff.external"]
+)
+def test_a_user_s_settings_change_no_patch(
+    root: Path, git: Git, tmp_path: Path, setting: str
+) -> None:
+    edit(root, git)
+    record = captured_diff(tmp_path)
+    git("config", setting, {"color.diff": "always", "diff.external": "false"}.get(setting, "true"))
+    assert captured_diff(tmp_path) == record
+
+
+def test_one_line_says_what_is_not_committed_and_what_to_type(root: Path, git: Git) -> None:
+    edit(root, git)
+    (problem,) = tree_problems("paper_repro", allowed=False)
+    assert str(problem) == (
+        "not committed: gpt2/model.py, gpt2/old.py, lib/staged.py and 5 more; commit it, or type: "
+        "make DIRTY=y, which keeps the difference beside each run"
+    )
+    assert tree_problems("paper_repro", allowed=True) == []
+    assert tree_problems("maxout_speed", allowed=False) == []
+
+
+def test_what_git_cannot_tell_is_not_clean(
+    root: Path, git: Git, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unknown = {"git_sha": None, "branch": None, "dirty_tree": "unknown"}
+    # A tree that merely lies in somebody's repository has no commit of its own.
+    inner = root / "lib"
+    monkeypatch.setattr(source, "ROOT", inner)
+    assert git_state() == unknown
+    (problem,) = tree_problems("paper_repro", allowed=False)
+    assert problem.what.startswith("no commit names this code") and "DIRTY=y" in problem.what
+    assert captured_diff(tmp_path) is None
+    empty = tmp_path / "empty"
+    subprocess.run(["git", "init", "-q", empty], check=True)
+    monkeypatch.setattr(source, "ROOT", empty)
+    assert git_state() == unknown
+
+
+def test_the_caller_s_repository_is_not_asked(
+    root: Path, git: Git, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = git_state()
+    other = tmp_path / "other"
+    subprocess.run(["git", "init", "-q", other], check=True)
+    (other / "gpt2.py").write_text("")
+    monkeypatch.chdir(other)
+    # As git sets it for a hook.
+    monkeypatch.setenv("GIT_DIR", str(other / ".git"))
+    monkeypatch.setenv("GIT_WORK_TREE", str(other))
+    assert git_state() == here and here["dirty_tree"] is False
+
+
+def test_a_patch_that_git_cannot_make_is_an_error(
+    root: Path, git: Git, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    edit(root, git)
+    real = source.git
+    refuse = lambda *words, **given: real(*words, **given) if words[0] != "diff" else None
+    monkeypatch.setattr("lib.environment.tree.git", refuse)
+    with pytest.raises(RunError, match="git diff failed"):
+        captured_diff(tmp_path)
