@@ -23,6 +23,7 @@ from lib.errors import ConfigError, Problem
 from lib.files import canonical_json
 from lib.kconfig import read_constants
 from lib.machine.options import MachineConfig
+from lib.numerics.options import NumericsOptions
 from lib.optim import OPTIMIZERS
 from lib.optim.schedule import ScheduleOptions
 from lib.pruning import PRUNERS
@@ -87,6 +88,7 @@ class TrainConfig:
     sample_tokens: int = symbol("SAMPLE_TOKENS", identity=False)
     sample_prompt: str = symbol("SAMPLE_PROMPT", identity=False)
     grad_clip: float = symbol("GRAD_CLIP", low=0.0)
+    oom_fallback: bool = symbol("OOM_FALLBACK")
 
     def __post_init__(self) -> None:
         product = self.batch_size * self.grad_accumulation * self.gpus
@@ -133,6 +135,7 @@ class Config:
     pruning: Any
     machine: MachineConfig
     repro: ReproConfig
+    numerics: NumericsOptions
     seed: int = symbol("SEED")
     run_time_limit_seconds: int = symbol("RUN_TIME_LIMIT_SECONDS", identity=False)
     study: StudyConfig = dataclasses.field(kw_only=True, metadata={"identity": False})
@@ -169,6 +172,7 @@ class Config:
             "pruning": part(lambda: PRUNERS.bind(values)[0]),
             "machine": part(lambda: bind(MachineConfig, values)),
             "repro": part(lambda: bind(ReproConfig, values)),
+            "numerics": part(lambda: bind(NumericsOptions, values)),
             "study": part(lambda: bind(StudyConfig, values)),
             "telemetry": part(lambda: bind(TelemetryOptions, values)),
             "watch": part(lambda: bind(WatchOptions, values)),

@@ -78,7 +78,8 @@ def plan_text(plan: Plan, views: Sequence[RunView]) -> str:
             )
         )
     left_out = "".join(f"left out  {problem}\n" for problem in plan.left_out)
-    return f"{_columns(lines)}\n{left_out}{_note(views)}{summary_line(plan, views)}"
+    notes = f"{_note(views)}{_debug_note(plan)}"
+    return f"{_columns(lines)}\n{left_out}{notes}{summary_line(plan, views)}"
 
 
 def status_text(plan: Plan, views: Sequence[RunView]) -> str:
@@ -120,6 +121,7 @@ def to_json(plan: Plan, views: Sequence[RunView]) -> str:
         "schema_version": SCHEMA_VERSION,
         "study": plan.study,
         "folder": str(plan.folder),
+        "debug_flags": plan.base.numerics.debug_flags,
         "left_out": [str(problem) for problem in plan.left_out],
         "runs": [
             asdict(view) | {"directory": str(run.path), "seed": run.seed}
@@ -139,6 +141,13 @@ def _note(views: Sequence[RunView]) -> str:
     if "unknown" in sources:
         return "- not known before a first run of this plan has shown its speed on the GPU\n"
     return ""
+
+
+def _debug_note(plan: Plan) -> str:
+    """That runs are watched closely, where that is slow."""
+    if not plan.base.numerics.detect_anomaly:
+        return ""
+    return "DETECT_ANOMALY=y is slow: times of these runs are no claim of speed\n"
 
 
 def _view(run: Run[Config], known: "_Speed") -> RunView:

@@ -13,30 +13,36 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from gpt2.config import Config
 from gpt2.evaluate import Evaluation
 from gpt2.runs import read_resolved_config
 from gpt2.training.belongs import made_for
 from gpt2.training.describe import closing_facts, manifest_facts, rng_of_ranks, start_line
+from gpt2.training.failure import write_failure
+from gpt2.training.finite import bad_evaluation
 from gpt2.training.finish import write_results
 from gpt2.training.log import Log
+from gpt2.training.oom import DoesNotFit, fall_back
+from gpt2.training.passes import MicroBatch
 from gpt2.training.records import NoRecords, Records, Report
 from gpt2.training.session import Session
 from gpt2.training.start import open_session, resume, warm_up
-from gpt2.training.step import MicroBatch, optimizer_step
+from gpt2.training.step import optimizer_step
 from gpt2.training.stopping import Stop
 from gpt2.training.tracking import start_companions
 from lib import checkpoint
 from lib.errors import EXIT_DONE, Problem, RunError
 from lib.machine.group import Group, lost_peer
 from lib.machine.process import current_process
+from lib.numerics.guard import NumericsError
 from lib.optim.schedule import learning_rate_at
-from lib.repro.manifest import begin_manifest
+from lib.repro.manifest import begin_manifest, note_fallback
 from lib.repro.seal import end_run
 from lib.rundir import RunDir
 from lib.status import State, Status, write_status
+
+Batches = Iterator[list[MicroBatch]]
 
 
 def run(
@@ -100,7 +106,7 @@ def train(session: Session, stop: Stop) -> None:
             if session.progress >= 1.0:
                 return
             with session.watch:
-                step(session, _fetch(session, batches), log)
+                batches = _step_that_fits(session, batches, log)
                 if _at(session, config.eval_interval, config.checkpoint_interval):
                     log.flush()
     finally:
@@ -108,7 +114,7 @@ def train(session: Session, stop: Stop) -> None:
             log.flush()
 
 
-def step(session: Session, micro_batches: list[tuple[Tensor, Tensor]], log: Log) -> None:
+def step(session: Session, micro_batches: list[MicroBatch], log: Log) -> None:
     """One optimizer step, and all that moves with it: iteration, progress, pruning, log."""
     lr = learning_rate_at(
         session.config.schedule,
@@ -130,6 +136,28 @@ def step(session: Session, micro_batches: list[tuple[Tensor, Tensor]], log: Log)
     log.add(measured, lr)
 
 
+def _step_that_fits(session: Session, batches: Batches, log: Log) -> Batches:
+    """One step, after as many fallbacks as it takes; the batches to go on with.
+
+    A checkpoint follows a fallback, so that a resumed run takes it at the same step.
+    """
+    fallbacks = len(session.oom_fallbacks)
+    while True:
+        try:
+            step(session, _fetch(session, batches), log)
+            break
+        except DoesNotFit as error:
+            cause = str(error)
+        record = fall_back(session, cause)
+        if session.group.is_main:
+            note_fallback(session.run, record)
+        batches = session.batches()
+    if len(session.oom_fallbacks) > fallbacks:
+        log.flush()
+        save(session)
+    return batches
+
+
 def save(session: Session) -> None:
     """Write a checkpoint; metrics.jsonl is on the disk as far as the checkpoint counts it."""
     state = {
@@ -145,7 +173,7 @@ def save(session: Session) -> None:
     _write_status(session, State.RUNNING)
 
 
-def _fetch(session: Session, batches: Iterator[list[MicroBatch]]) -> list[MicroBatch]:
+def _fetch(session: Session, batches: Batches) -> list[MicroBatch]:
     """The next global batch's share, and how long it was waited for."""
     started = time.perf_counter()
     found = next(batches)
@@ -205,6 +233,8 @@ def _to_the_end(session: Session, stop: Stop, started: float) -> Status:
         facts = closing_facts(session)
         if session.group.is_main:
             write_results(session, evaluation, started)
+    except NumericsError as error:
+        return _not_finite(session, error)
     except RunError as error:
         return _failed(session, error.problems[0].what)
     except torch.OutOfMemoryError as error:
@@ -236,6 +266,22 @@ def _interrupted(session: Session, stop: Stop) -> Status:
     return _write_status(session, State.INTERRUPTED, stop.exit_code, message)
 
 
+def _not_finite(session: Session, error: NumericsError) -> Status:
+    """Leave what it takes to make the step again; every rank comes here."""
+    if error.undone:
+        try:
+            save(session)
+        except RunError as lost:
+            session.records.line("WARN", f"the step cannot be made again: {lost}")
+    if session.group.is_main:
+        for line in write_failure(session, error):
+            session.records.line("FAIL", line)
+    if error.undone:
+        # Rank 0 is still writing, and would be ended soon after the others have.
+        session.group.barrier()
+    return _failed(session, error.problems[0].what)
+
+
 def _failed(session: Session, message: str) -> Status:
     if not session.group.is_main:
         # Rank 0 may know nothing of it: whoever started the processes has to be told.
@@ -262,12 +308,12 @@ def _write_status(
 def _note_evaluation(session: Session, evaluation: Evaluation | None) -> None:
     """Append an evaluation's row; one that was interrupted leaves none, and is made another time.
 
-    RunError when its loss is not finite.
+    NumericsError when its loss is not finite.
     """
     if evaluation is None:
         return
     if not math.isfinite(evaluation.loss):
-        raise RunError(f"validation loss is {evaluation.loss} at it {session.iteration}")
+        raise bad_evaluation(session, evaluation.loss)
     session.evaluated_at = session.iteration
     session.heartbeat.beat("eval", session.iteration, val_loss=evaluation.loss)
     session.records.metrics(

@@ -80,6 +80,16 @@ class RunDir:
         return self.path / "sample.txt"
 
     @property
+    def numerics_failure(self) -> Path:
+        """What is known of the step whose numbers were not finite; only where there was one."""
+        return self.path / "numerics_failure.json"
+
+    @property
+    def numerics_batch(self) -> Path:
+        """Token ids and random states of that step, as all ranks began it."""
+        return self.path / "numerics_failure.safetensors"
+
+    @property
     def trackers(self) -> Path:
         """What was told to trackers, and their own files."""
         return self.path / "trackers"

@@ -3,6 +3,7 @@
 from gpt2.ablation.resolve import resolve_config
 from gpt2.config import Config
 from lib.binding import Value
+from lib.errors import ConfigError
 from lib.kconfig import Layer, Tree, defconfig_layers
 from lib.project import ROOT
 
@@ -12,6 +13,8 @@ _TRAINING: dict[str, Value] = {
     "DATASET_DEFAULT": True,
     "DEVICE_CPU": True,
     "LOG_INTERVAL": 10,
+    # A speed under a debug flag is no claim.
+    "CHECK_NUMERICS": False,
     "MAX_ITERS": 1000,
 }
 _ONE_SEQUENCE: dict[str, Value] = {"GLOBAL_BATCH": 1, "BATCH_SIZE": 1, "GRAD_ACCUMULATION": 1}
@@ -25,7 +28,13 @@ CASES: dict[str, tuple[str, dict[str, Value], int]] = {
 
 
 def configuration(spec: str, settings: dict[str, Value], threads: int) -> Config:
-    """The configuration that a case times, with ``threads`` CPU threads."""
+    """The configuration that a case times, with ``threads`` CPU threads.
+
+    ConfigError where it has a debug flag on.
+    """
     common = Layer.of("command line", "bench", {**_TRAINING, "CPU_THREADS": threads})
     layers = [*defconfig_layers(ROOT, spec), common, Layer.of("command line", "case", settings)]
-    return resolve_config(Tree(), layers)
+    config = resolve_config(Tree(), layers)
+    if flags := config.numerics.debug_flags:
+        raise ConfigError(f"{spec} has debug flags on, and a speed under them is no claim: {flags}")
+    return config

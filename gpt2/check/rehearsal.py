@@ -15,7 +15,7 @@ from gpt2.training.log import Log
 from gpt2.training.records import Records
 from gpt2.training.session import Session
 from gpt2.training.start import open_session
-from gpt2.training.step import Measured, MicroBatch
+from gpt2.training.passes import Measured, MicroBatch
 from lib.rundir import RunDir
 
 

@@ -13,7 +13,7 @@ from gpt2.check.subject import Subject
 from gpt2.check.trial import SAVED_AT
 from gpt2.config import Config
 from gpt2.training.start import resume
-from gpt2.training.step import MicroBatch
+from gpt2.training.passes import MicroBatch
 
 
 def check(subject: Subject) -> list[Finding]:

@@ -105,6 +105,7 @@ def manifest_facts(session: Session, rng_at_start: dict[str, list[str]]) -> dict
         "final_weights_digest": None,
         "optimizer_state_digest": None,
         "data": session.dataset.manifest,
+        "oom_fallbacks": session.oom_fallbacks,
     }
 
 
@@ -131,7 +132,8 @@ def rng_of_ranks(session: Session) -> dict[str, list[str]]:
 
 def debug_flags(config: Config) -> dict[str, bool]:
     """What looks for faults while training, and slows it down."""
-    return {"check_numerics": False, "detect_anomaly": False}
+    numerics = config.numerics
+    return {"check_numerics": numerics.check, "detect_anomaly": numerics.detect_anomaly}
 
 
 def _run_id(config_digest: str, data_digest: str) -> str:

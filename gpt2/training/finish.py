@@ -98,5 +98,7 @@ def _summary(
             "train_seconds": seconds,
             "mean_step_seconds": seconds / session.iteration,
             "tokens_per_second": session.tokens / seconds,
+            # Where there is one, these are no claims of speed.
+            "debug_flags": config.numerics.debug_flags,
         },
     }

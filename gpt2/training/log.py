@@ -6,8 +6,9 @@ from collections import deque
 import torch
 
 from gpt2.training.budget import seconds_left
+from gpt2.training.finite import require_finite
+from gpt2.training.passes import Measured
 from gpt2.training.session import Session
-from gpt2.training.step import Measured, require_finite
 
 
 class Log:
@@ -37,7 +38,7 @@ class Log:
             self._line(lr)
 
     def flush(self) -> None:
-        """Write the rows that are held back. RunError at the first that is not finite.
+        """Write the rows that are held back. NumericsError at the first not finite.
 
         A row does not depend on the log interval, nor on where a run was interrupted.
         """

@@ -1,8 +1,8 @@
 """Everything a training run works with, and what of it a checkpoint carries."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -27,6 +27,15 @@ from lib.companions import Companions
 
 # Generators that dropout draws from.
 _PER_RANK = {"torch", "cuda"}
+# The optimizer's state is made in the first step, so the second one needs the most memory.
+_UNPROVED = 2
+
+
+@runtime_checkable
+class Recomputing(Protocol):
+    """A model that can compute its blocks again in the backward pass instead of keeping them."""
+
+    grad_checkpointing: bool
 
 
 @dataclass
@@ -64,6 +73,10 @@ class Session:
     # Iterations of the last evaluation and of the last checkpoint.
     evaluated_at: int = 0
     saved_at: int = 0
+    # What was given up because memory ran out, in order: the manifest's ``oom_fallbacks``.
+    oom_fallbacks: list[dict[str, Any]] = field(default_factory=list)
+    # Steps to come of which several ranks do not know yet whether they fit on all of them.
+    unproved: int = _UNPROVED
 
     @property
     def label(self) -> str:
@@ -101,6 +114,22 @@ class Session:
         )
         return iter(loader)
 
+    def fall_back(self, record: dict[str, Any]) -> None:
+        """Go on as ``record["to"]`` says; ``config`` then has the new micro-batch."""
+        to = record["to"]
+        self.oom_fallbacks = [*self.oom_fallbacks, record]
+        self.unproved = _UNPROVED
+        if "micro_batch" in to:
+            train = replace(
+                self.config.train,
+                batch_size=to["micro_batch"],
+                grad_accumulation=to["accumulation"],
+            )
+            self.config = replace(self.config, train=train)
+        else:
+            assert isinstance(self.model, Recomputing)
+            self.model.grad_checkpointing = to["on"]
+
     def state_dict(self) -> dict[str, Any]:
         """All but the weights that an uninterrupted continuation needs. Every rank has to call it."""
         return {
@@ -114,6 +143,7 @@ class Session:
             "pruner": self.pruner.state_dict(),
             "data_order": self.order.state_dict(),
             "rng": self._rng_of_all_ranks(),
+            "oom_fallbacks": self.oom_fallbacks,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -130,6 +160,9 @@ class Session:
         self.pruner.load_state_dict(state["pruner"])
         self.order.load_state_dict(state["data_order"])
         self._set_rng(state["rng"])
+        self.oom_fallbacks = []
+        for record in state["oom_fallbacks"]:
+            self.fall_back(record)
 
     @torch.no_grad()
     def load_weights(self, weights: dict[str, Tensor]) -> None:

@@ -17,6 +17,7 @@ from gpt2.training.belongs import require_own
 from gpt2.training.budget import Stopwatch, run_budget
 from gpt2.training.heartbeat import Heartbeat
 from gpt2.training.order import DataOrder
+from gpt2.training.oom import DoesNotFit
 from gpt2.training.records import Records
 from gpt2.training.session import Session
 from gpt2.training.step import optimizer_step
@@ -102,8 +103,11 @@ def warm_up(session: Session) -> None:
     weights = {name: tensor.clone() for name, tensor in session.weights().items()}
     state = copy.deepcopy(session.state_dict())
     micro_batches = next(session.batches())
-    for _ in range(iterations):
-        optimizer_step(session, micro_batches, session.config.schedule.learning_rate)
+    try:
+        for _ in range(iterations):
+            optimizer_step(session, micro_batches, session.config.schedule.learning_rate)
+    except DoesNotFit as error:
+        session.records.line("OOM", f"the warm-up does not fit, the first step decides: {error}")
     session.load_weights(weights)
     session.load_state_dict(state)
 
@@ -133,7 +137,16 @@ def resume(session: Session, allow_stale: bool = False) -> None:
     session.load_weights(found.weights)
     session.load_state_dict(found.state["session"])
     session.saved_at = session.iteration
-    records.line("TRAIN", f"resumes at iteration {session.iteration:,}")
+    records.line("TRAIN", f"resumes at iteration {session.iteration:,}{_given_up(session)}")
+
+
+def _given_up(session: Session) -> str:
+    """What an earlier process fell back to when memory ran out; else nothing."""
+    if not session.oom_fallbacks:
+        return ""
+    train, count = session.config.train, len(session.oom_fallbacks)
+    geometry = f"BATCH_SIZE={train.batch_size} GRAD_ACCUMULATION={train.grad_accumulation}"
+    return f", after {count} fallback(s) out of memory: {geometry}"
 
 
 def _same_weights(model: GPT, group: Group) -> list[str]:

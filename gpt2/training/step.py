@@ -3,45 +3,32 @@
 B micro-batch, T tokens.
 """
 
-import math
-from collections.abc import Iterable
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor, nn
 
+from gpt2.training.finite import anomaly_detection, require_finite
+from gpt2.training.oom import DoesNotFit, prove_room
+from gpt2.training.passes import Begun, Measured, MicroBatch, forward_backward, on_device
 from gpt2.training.session import Session
-from lib.errors import Problem, RunError
 from lib.machine.setup import autocast
-
-MicroBatch = tuple[Tensor, Tensor]
-
-
-@dataclass(frozen=True)
-class Measured:
-    """What a step measured, still on the device: reading it makes the host wait for the GPU."""
-
-    # Mean over the tokens of the global batch, in nats.
-    loss: Tensor
-    # 2-norm of each parameter's gradient before clipping, in the model's order.
-    gradient_norms: Tensor
-    gradient_norm: Tensor
 
 
 def optimizer_step(session: Session, micro_batches: list[MicroBatch], lr: float) -> Measured:
-    """Move the weights once. RunError names the first bad tensor where a number is not finite.
+    """Move the weights once.
 
-    On a CPU that is found before the update; on a GPU when the numbers are read, because asking
-    now would stall it.
+    NumericsError where a number is not finite: with CHECK_NUMERICS before the update, else when the
+    numbers are read, because asking now would stall a GPU. DoesNotFit where memory ran out and
+    OOM_FALLBACK is on. After either, nothing has changed.
     """
+    begun = Begun.now(session, micro_batches, lr)
     parameters = list(session.model.parameters())
-    loss = _backward(session, micro_batches)
+    loss = _gradients(session, begun)
     session.scaler.unscale_(session.optimizer)
     session.pruner.mask_gradients()
-    norms = torch.stack(torch._foreach_norm(_gradients(parameters)))
+    norms = torch.stack(torch._foreach_norm(_found(parameters)))
     measured = Measured(loss, norms, torch.linalg.vector_norm(norms))
-    if session.device.type == "cpu":
-        require_finite(session, measured, session.iteration + 1)
+    if session.config.numerics.due(session.iteration + 1):
+        require_finite(session, measured, session.iteration + 1, begun)
     session.pruner.observe(measured.gradient_norm)
     if session.config.train.grad_clip > 0.0:
         torch.nn.utils.clip_grads_with_norm_(
@@ -55,39 +42,20 @@ def optimizer_step(session: Session, micro_batches: list[MicroBatch], lr: float)
     return measured
 
 
-def require_finite(session: Session, measured: Measured, iteration: int) -> None:
-    """RunError unless loss and gradients of ``iteration`` are finite.
-
-    fp16 gradients overflow now and then by design: the scaler skips such a step by itself.
-    """
-    loss = measured.loss.item()
-    norm = measured.gradient_norm.item()
-    if not math.isfinite(loss):
-        what = f"loss is {_word(loss)}"
-    elif not math.isfinite(norm) and not session.scaler.is_enabled():
-        what = f"gradient norm is {_word(norm)}"
-    else:
-        return
-    culprit = first_bad_tensor(session.model, measured)
-    raise RunError(
-        Problem(
-            f"{what} at it {iteration}, first bad tensor {culprit}",
-            str(session.run.logs),
-            "try a lower LEARNING_RATE, a longer WARMUP_STEPS or GRAD_CLIP=1.0",
-        )
-    )
-
-
-def first_bad_tensor(model: nn.Module, measured: Measured) -> str:
-    """The first weight that is not finite, else the first such gradient, in the model's order."""
-    for name, parameter in model.named_parameters():
-        if not torch.isfinite(parameter).all():
-            return name
-    names = [name for name, _ in model.named_parameters()]
-    for name, norm in zip(names, measured.gradient_norms.tolist(), strict=True):
-        if not math.isfinite(norm):
-            return f"gradient of {name}"
-    return "none of the weights and gradients: the model's output"
+def _gradients(session: Session, begun: Begun) -> Tensor:
+    """The passes, taken back where they do not fit and that can be answered."""
+    prove_room(session, begun)
+    try:
+        with anomaly_detection(session):
+            return _backward(session, begun.micro_batches)
+    except torch.OutOfMemoryError as error:
+        # Other ranks may be in the middle of an exchange, from which there is no way back.
+        if not session.config.train.oom_fallback or session.group.size > 1:
+            raise
+        cause = str(error).splitlines()[0]
+    # Here, where no traceback holds on to the step's tensors.
+    begun.undo(session)
+    raise DoesNotFit(cause)
 
 
 def _backward(session: Session, micro_batches: list[MicroBatch]) -> Tensor:
@@ -96,26 +64,11 @@ def _backward(session: Session, micro_batches: list[MicroBatch]) -> Tensor:
     total = torch.zeros((), device=session.device)
     # One context around all of them: weights are cast once for the step, not once a micro-batch.
     with autocast(session.config.machine):
-        for i, (x_BT, y_BT) in enumerate(_on_device(micro_batches, session.device), 1):
-            with session.group.exchange(session.forward, now=i == len(micro_batches)):
-                loss = session.forward(x_BT, y_BT) * share
-                # Gradients take the types of the forward pass by themselves.
-                with torch.autocast(session.device.type, enabled=False):
-                    session.scaler.scale(loss).backward()
-            total += loss.detach()
+        for i, (x_BT, y_BT) in enumerate(on_device(session, micro_batches), 1):
+            total += forward_backward(session, x_BT, y_BT, share, i == len(micro_batches))
     return session.group.add(total) / session.group.size
 
 
-def _on_device(batches: list[MicroBatch], device: torch.device) -> Iterable[MicroBatch]:
-    """Copies from page-locked memory overlap with the GPU's work."""
-    for x_BT, y_BT in batches:
-        yield x_BT.to(device, non_blocking=True), y_BT.to(device, non_blocking=True)
-
-
-def _gradients(parameters: list[nn.Parameter]) -> list[Tensor]:
-    """One for each parameter; zero where the loss does not depend on it."""
+def _found(parameters: list[nn.Parameter]) -> list[Tensor]:
+    """The gradient of each parameter; zero where the loss does not depend on it."""
     return [p.new_zeros(()) if p.grad is None else p.grad for p in parameters]
-
-
-def _word(number: float) -> str:
-    return "NaN" if math.isnan(number) else "infinite"

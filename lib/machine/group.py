@@ -106,6 +106,19 @@ class Group:
             dist.all_reduce(tensor)
         return tensor
 
+    def any(self, flag: bool) -> bool:
+        """Whether ``flag`` is true on any rank; the same answer on all of them."""
+        return flag if self.size == 1 else bool(self.gather(torch.tensor(flag)).any())
+
+    def gather_text(self, text: str) -> list[str]:
+        """The ``text`` of each rank."""
+        data = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+        sizes = self.gather(torch.tensor(data.numel())).tolist()
+        row = torch.zeros(max(sizes), dtype=torch.uint8)
+        row[: data.numel()] = data
+        rows = self.gather(row)
+        return [bytes(r[:n].tolist()).decode() for r, n in zip(rows, sizes, strict=True)]
+
     def barrier(self) -> None:
         """Wait for every rank."""
         self.add(torch.zeros(()))

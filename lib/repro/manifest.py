@@ -78,6 +78,13 @@ def begin_manifest(
     write_manifest(run, record)
 
 
+def note_fallback(run: RunDir, record: Mapping[str, Any]) -> None:
+    """Add to ``oom_fallbacks`` what a run has just given up because memory ran out."""
+    manifest = json.loads(run.manifest.read_text())
+    manifest["oom_fallbacks"].append(dict(record))
+    write_manifest(run, manifest)
+
+
 def environment() -> dict[str, Any]:
     """Versions of Python, torch's parts and every installed package."""
     return {

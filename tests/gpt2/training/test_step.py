@@ -11,7 +11,8 @@ from gpt2.train import step
 from gpt2.training.log import Log
 from gpt2.training.session import Session
 from gpt2.training.start import warm_up
-from gpt2.training.step import Measured, optimizer_step
+from gpt2.training.passes import Measured
+from gpt2.training.step import optimizer_step
 from lib.errors import RunError
 from lib.pruning.mask import prunable_parameters
 from lib.status import State, read_status

@@ -159,6 +159,7 @@ def test_what_the_hour_decides_is_kept_apart(configure: Configure, train: Callab
         "train_seconds",
         "mean_step_seconds",
         "tokens_per_second",
+        "debug_flags",
     }
 
 

@@ -1,0 +1,304 @@
+"""A step whose numbers are not finite ends the run, is named exactly, and can be made again."""
+
+import json
+import math
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from gpt2.config import Config
+from gpt2.model import GPT
+from gpt2.training.passes import Measured
+from gpt2.training.session import Session
+from gpt2.training.step import optimizer_step
+from lib.files import sha256
+from lib.numerics.guard import NumericsError
+from lib.status import State, read_status
+
+Configure = Callable[..., Config]
+Open = Callable[..., Session]
+CULPRIT = "h.1.mlp.c_proj.weight"
+OFF = {"CHECK_NUMERICS": False}
+TWO_RANKS = {"GPUS": 2, "BATCH_SIZE": 1, "GRAD_ACCUMULATION": 2}
+
+
+@contextmanager
+def bad_gradient(iteration: int, value: float, rank: int = 0) -> Iterator[None]:
+    """In the step ``iteration``, element [1, 5] of one gradient is ``value`` on ``rank``."""
+
+    def spoiled(session: Session, *rest: Any) -> Measured:
+        parameter = dict(session.model.named_parameters())[CULPRIT]
+
+        def spoil(gradient: Tensor) -> Tensor:
+            found = gradient.clone()
+            found[1, 5] = value
+            return found
+
+        bad = session.iteration + 1 == iteration and session.group.rank == rank
+        handle = parameter.register_hook(spoil) if bad else None
+        try:
+            return optimizer_step(session, *rest)
+        finally:
+            if handle:
+                handle.remove()
+
+    with mock.patch("gpt2.train.optimizer_step", spoiled):
+        yield
+
+
+def strictly(path: Path) -> dict[str, Any]:
+    """JSON as its standard has it: without NaN."""
+
+    def refuse(word: str) -> None:
+        raise ValueError(word)
+
+    found: dict[str, Any] = json.loads(path.read_text(), parse_constant=refuse)
+    return found
+
+
+@pytest.mark.parametrize(("value", "nan"), [(math.nan, 1), (math.inf, 0), (-math.inf, 0)])
+def test_one_bad_element_is_named_exactly_and_the_step_can_be_made_again(
+    configure: Configure,
+    train: Callable,
+    uninterrupted: dict[str, Any],
+    value: float,
+    nan: int,
+) -> None:
+    config = configure()
+    assert config.train.grad_clip > 0
+    with bad_gradient(7, value):
+        failed = train(config)
+    assert (failed.status.state, failed.status.exit_code) == (State.FAILED, 1)
+    expected = f"gradient norm is (NaN|infinite) at it 7, first bad tensor gradient of {CULPRIT}"
+    assert re.fullmatch(expected, read_status(failed.files).message)
+    assert not failed.files.weights.exists() and not failed.files.summary.exists()
+
+    record = strictly(failed.files.numerics_failure)
+    (row,) = record["tensors"]
+    assert row == {
+        "param": CULPRIT,
+        "holds": "gradient",
+        "shape": [16, 64],
+        "dtype": "float32",
+        "device": "cpu",
+        "nonfinite": 1,
+        "nan": nan,
+        "inf": 1 - nan,
+        "first_bad_index": 64 + 5,
+    }
+    shown = [line for line in failed.lines().splitlines() if line.startswith("FAIL")]
+    assert shown[0].split()[1:] == "param shape dtype device nonfinite nan inf".split()
+    counts = ["1", str(nan), str(1 - nan)]
+    assert shown[1].split()[1:] == [CULPRIT, "[16,", "64]", "float32", "cpu", *counts]
+    assert CULPRIT in failed.files.logs.read_text()
+    assert (record["iteration"], record["sequences"]) == (7, {"first": 24, "count": 4})
+    assert record["lr"] > 0 and record["found"] == "before the update"
+    assert [r["micro_batch"] for r in record["ranks"]] == [0]
+
+    # The same again from the record: its checkpoint is the start of the step.
+    assert record["checkpoint"] == 6
+    with bad_gradient(7, value):
+        again = train(config)
+    assert "resumes at iteration 6" in again.lines()
+    assert strictly(again.files.numerics_failure) == record
+    # And without the fault, as if nothing had happened.
+    assert train(config).core() == uninterrupted
+
+
+def test_the_batch_and_the_random_states_are_kept(
+    configure: Configure, train: Callable, session: Open
+) -> None:
+    with bad_gradient(1, math.nan):
+        failed = train(configure())
+    record = strictly(failed.files.numerics_failure)
+    assert record["batch"]["sha256"] == sha256(failed.files.numerics_batch)
+    kept = safetensors.torch.load_file(failed.files.numerics_batch)
+    opened = session()
+    first, second = next(opened.batches())
+    assert torch.equal(kept["x"], torch.stack([first[0], second[0]])[None])
+    assert torch.equal(kept["y"], torch.stack([first[1], second[1]])[None])
+    assert torch.equal(kept["rng.torch"][0], torch.get_rng_state())
+    # The losses of the record can be had from them alone.
+    torch.set_rng_state(kept["rng.torch"][0])
+    with torch.no_grad():
+        loss = opened.model(kept["x"][0, 0], kept["y"][0, 0])
+    assert record["ranks"][0]["losses"] == [loss.item()]
+
+
+def test_a_bad_output_is_traced_to_its_module(configure: Configure, train: Callable) -> None:
+    forward = torch.nn.LayerNorm.forward
+
+    def spoiled(norm: torch.nn.LayerNorm, x: Tensor) -> Tensor:
+        return forward(norm, x) * (math.nan if vars(norm).get("spoiled") else 1.0)
+
+    def marked(session: Session, *rest: Any) -> Measured:
+        vars(session.model.h[1].ln_2)["spoiled"] = session.iteration == 4
+        return optimizer_step(session, *rest)
+
+    with (
+        mock.patch("torch.nn.LayerNorm.forward", spoiled),
+        mock.patch("gpt2.train.optimizer_step", marked),
+    ):
+        failed = train(configure())
+    expected = "loss is NaN at it 5, every weight is finite, first bad output that of h.1.ln_2"
+    assert failed.status.message == expected
+    record = strictly(failed.files.numerics_failure)
+    assert record["loss"] == "NaN" and record["ranks"][0]["losses"] == ["NaN"]
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_without_the_check_such_a_run_is_failed_too(
+    configure: Configure, train: Callable, value: float
+) -> None:
+    with bad_gradient(7, value):
+        failed = train(configure(**OFF, LOG_INTERVAL=5, EVAL_INTERVAL=0, CHECKPOINT_INTERVAL=0))
+    assert (failed.status.state, failed.status.exit_code) == (State.FAILED, 1)
+    assert "at it 7, first bad tensor gradient of" in failed.status.message
+    record = strictly(failed.files.numerics_failure)
+    assert record["found"] == "after the update" and record["checkpoint"] is None
+    (row,) = record["tensors"]
+    assert (row["param"], row["nonfinite"]) == (CULPRIT, None)
+    assert [r["iteration"] for r in failed.rows("train")] == list(range(1, 7))
+    assert not failed.files.weights.exists()
+    # Weights that the step has spoiled are in no checkpoint.
+    assert list(failed.files.checkpoints.iterdir()) == []
+
+
+def test_a_bad_step_between_two_looks_is_found_and_not_saved(
+    configure: Configure, train: Callable
+) -> None:
+    with bad_gradient(4, math.nan):
+        failed = train(configure(CHECK_NUMERICS_EVERY=5, LOG_INTERVAL=100, EVAL_INTERVAL=0))
+    assert "gradient norm is NaN at it 4" in failed.status.message
+    assert list(failed.files.checkpoints.iterdir()) == []
+
+
+def test_watching_changes_no_result_and_is_told(
+    configure: Configure, train: Callable, uninterrupted: dict[str, Any]
+) -> None:
+    assert uninterrupted["summary"]["numerics"] == {"check_numerics": True, "detect_anomaly": False}
+    off = configure(**OFF)
+    anomaly = configure(DETECT_ANOMALY=True)
+    assert off.hash8 == anomaly.hash8 == configure().hash8
+    plain, watched = train(off, "off"), train(anomaly, "anomaly")
+    assert plain.summary()["timing"]["debug_flags"] == []
+    assert watched.summary()["timing"]["debug_flags"] == ["check_numerics", "detect_anomaly"]
+    for done, flags in ((plain, (False, False)), (watched, (True, True))):
+        core = done.core()
+        assert tuple(core["summary"].pop("numerics").values()) == flags
+        reference = {**uninterrupted, "summary": dict(uninterrupted["summary"])}
+        reference["summary"].pop("numerics")
+        assert core == reference
+
+
+def test_anomaly_detection_names_the_operation(configure: Configure, train: Callable) -> None:
+    forward = GPT.forward
+
+    def spoiled(model: GPT, *batch: Tensor) -> Tensor:
+        loss = forward(model, *batch)
+        # The root's slope at 0 is infinite, and 0 times that is NaN.
+        return loss + torch.sqrt(loss * 0.0)
+
+    with (
+        mock.patch("gpt2.model.GPT.forward", spoiled),
+        pytest.warns(UserWarning, match="Traceback of forward call"),
+    ):
+        failed = train(configure(DETECT_ANOMALY=True, **OFF))
+    assert failed.status.state is State.FAILED
+    assert failed.status.message.startswith("anomaly: Function 'MulBackward0' returned nan values")
+    assert strictly(failed.files.numerics_failure)["found"] == "in the backward pass"
+
+
+def test_another_error_of_the_backward_pass_stays_what_it_is(session: Open) -> None:
+    opened = session(DETECT_ANOMALY=True)
+
+    def fail(gradient: Tensor) -> None:
+        raise RuntimeError("another")
+
+    next(opened.model.parameters()).register_hook(fail)
+    with (
+        pytest.raises(RuntimeError, match="another") as caught,
+        pytest.warns(UserWarning, match="Traceback of forward"),
+    ):
+        optimizer_step(opened, next(opened.batches()), 1e-3)
+    assert not isinstance(caught.value, NumericsError)
+
+
+def test_a_bad_evaluation_leaves_a_record(configure: Configure, train: Callable) -> None:
+    with mock.patch("gpt2.evaluate.Evaluation.loss", math.inf):
+        failed = train(configure(EVAL_INTERVAL=0))
+    record = strictly(failed.files.numerics_failure)
+    assert (record["found"], record["iteration"]) == ("in an evaluation", 12)
+
+
+def test_after_an_error_the_step_has_changed_nothing(session: Open) -> None:
+    opened = session()
+    micro_batches = next(opened.batches())
+    parameter = dict(opened.model.named_parameters())[CULPRIT]
+    handle = parameter.register_hook(lambda gradient: gradient * math.nan)
+    weights = {name: w.clone() for name, w in opened.weights().items()}
+    before = opened.state_dict()
+    with pytest.raises(NumericsError) as caught:
+        optimizer_step(opened, micro_batches, 1e-3)
+    assert caught.value.undone
+    handle.remove()
+    assert all(torch.equal(w, weights[name]) for name, w in opened.weights().items())
+    assert all(p.grad is None for p in opened.model.parameters())
+    assert torch.equal(opened.state_dict()["rng"]["torch"], before["rng"]["torch"])
+    assert not opened.optimizer.state
+
+
+def test_all_ranks_stop_and_the_owners_rows_are_told(
+    configure: Configure, train: Callable, ranks: Callable
+) -> None:
+    """A gradient that is bad on rank 1 alone: after the exchange it is bad on both."""
+
+    def body(rank: int) -> str:
+        with bad_gradient(4, math.nan, rank=1):
+            return str(train(configure(**TWO_RANKS)).status.message)
+
+    started = time.monotonic()
+    main, other = ranks(2, body)
+    assert time.monotonic() - started < 30
+    expected = f"gradient norm is NaN (rank 1) at it 4, first bad tensor gradient of {CULPRIT}"
+    assert main == expected and other == f"RunError: {main}"
+    found = train.found("run")
+    assert read_status(found.files).state is State.FAILED
+    record = strictly(found.files.numerics_failure)
+    assert [r["micro_batch"] for r in record["ranks"]] == [None, 0]
+    (row,) = record["tensors"]
+    assert (row["rank"], row["param"], row["nonfinite"]) == (1, CULPRIT, 1)
+    assert record["ranks"][0]["rng"] != record["ranks"][1]["rng"]
+    kept = safetensors.torch.load_file(found.files.numerics_batch)
+    assert kept["x"].shape == (2, 2, 1, 16)
+    # Every rank stood at the same step when it was saved.
+    assert record["checkpoint"] == 3
+    assert [p.name for p in found.files.checkpoints.iterdir()] == ["step-00000003"]
+
+
+def test_a_weight_that_is_bad_on_one_rank_is_named_with_its_rank(
+    configure: Configure, train: Callable, ranks: Callable
+) -> None:
+    def body(rank: int) -> str:
+        def spoiled(session: Session, *rest: Any) -> Measured:
+            if rank == 1 and session.iteration == 2:
+                with torch.no_grad():
+                    dict(session.model.named_parameters())[CULPRIT][0, 3] = math.inf
+            return optimizer_step(session, *rest)
+
+        with mock.patch("gpt2.train.optimizer_step", spoiled):
+            return str(train(configure(**TWO_RANKS)).status.message)
+
+    main, _ = ranks(2, body)
+    assert main.endswith(f"(rank 1) at it 3, first bad tensor {CULPRIT}")
+    (row,) = strictly(train.found("run").files.numerics_failure)["tensors"]
+    assert (row["rank"], row["holds"], row["inf"], row["first_bad_index"]) == (1, "weight", 1, 3)

@@ -1,0 +1,260 @@
+"""A step that does not fit is undone and made again in smaller pieces, and the run says so.
+
+Memory runs out when a test says so: the forward pass raises what torch raises on a GPU.
+"""
+
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from torch import Tensor
+
+from gpt2.config import Config
+from gpt2.model import GPT
+from gpt2.training.oom import NOT_TAKEN
+from gpt2.training.passes import Measured
+from gpt2.training.session import Session
+from gpt2.training.step import optimizer_step
+from lib.errors import ConfigError
+from lib.status import State, read_status
+
+Configure = Callable[..., Config]
+Open = Callable[..., Session]
+FAST = {"RUN_PROFILE_MAXOUT_SPEED": True}
+WHOLE = {**FAST, "BATCH_SIZE": 4, "GRAD_ACCUMULATION": 1}
+SINGLES = {**FAST, "BATCH_SIZE": 1, "GRAD_ACCUMULATION": 4}
+DOWN_TO_1 = [
+    ({"micro_batch": 4, "accumulation": 1}, {"micro_batch": 2, "accumulation": 2}),
+    ({"micro_batch": 2, "accumulation": 2}, {"micro_batch": 1, "accumulation": 4}),
+]
+
+
+@contextmanager
+def memory_for(sequences: int, since: int = 1, rank: int | None = None) -> Iterator[None]:
+    """Training passes of more ``sequences`` run out of memory, from iteration ``since`` on.
+
+    On one ``rank`` alone, or on every one.
+    """
+    forward, at = GPT.forward, [0]
+
+    def noted(session: Session, *rest: Any) -> Measured:
+        at[0] = session.iteration + 1
+        return optimizer_step(session, *rest)
+
+    def limited(model: GPT, x_BT: Tensor, *rest: Tensor) -> Tensor:
+        here = rank is None or rank == int(os.environ.get("RANK", "0"))
+        if here and at[0] >= since and x_BT.size(0) > sequences:
+            # Something of the pass has been drawn before.
+            torch.rand(7)
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nmore")
+        return forward(model, x_BT, *rest)
+
+    with (
+        mock.patch("gpt2.model.GPT.forward", limited),
+        mock.patch("gpt2.train.optimizer_step", noted),
+    ):
+        yield
+
+
+def fallbacks(trained: Any) -> list[dict[str, Any]]:
+    """What the manifest says."""
+    found: list[dict[str, Any]] = json.loads(trained.files.manifest.read_text())["oom_fallbacks"]
+    return found
+
+
+def without_evaluations(trained: Any) -> list[Any]:
+    """What was learned, to the bit."""
+    return [trained.rows("train"), trained.files.weights.read_bytes()]
+
+
+def test_the_micro_batch_is_halved_until_it_fits_and_nothing_else_changes(
+    configure: Configure, train: Callable
+) -> None:
+    """From the first step on in pieces of one: the bytes of a run that was configured so."""
+    with memory_for(1):
+        fallen = train(configure(**WHOLE), "fallen")
+    assert fallen.status.state is State.SUCCESS
+    records = fallbacks(fallen)
+    assert [(r["from"], r["to"]) for r in records] == DOWN_TO_1
+    assert {(r["iteration"], r["action"]) for r in records} == {(1, "micro-batch")}
+    assert all(r["peak_bytes"] > 10**7 for r in records)
+    assert all(b["micro_batch"] * b["accumulation"] == 4 for _, b in DOWN_TO_1)
+    shown = [line for line in fallen.lines().splitlines() if line.startswith("OOM")]
+    assert len(shown) == 2 and "micro_batch=4 accumulation=1 -> micro_batch=2" in shown[0]
+    assert "Tried to allocate 2.00 GiB" in shown[0] and "more" not in shown[0]
+    # Dropout is on: what the failed passes drew was given back.
+    small = train(configure(**SINGLES), "small")
+    assert fallbacks(small) == []
+    assert without_evaluations(fallen) == without_evaluations(small)
+
+
+def test_in_the_middle_of_a_run_only_rounding_changes(
+    configure: Configure, train: Callable
+) -> None:
+    exact = {**WHOLE, "DROPOUT": "0.0", "PRUNING_MAGNITUDE": None, "PRUNING_FREQUENCY": None}
+    with memory_for(1, since=6):
+        fallen = train(configure(**exact, LOADER_WORKERS=1), "fallen")
+    plain = train(configure(**exact), "plain")
+    assert [r["iteration"] for r in fallbacks(fallen)] == [6, 6]
+    found, wanted = fallen.rows("train"), plain.rows("train")
+    assert found[:5] == wanted[:5] and found != wanted
+    # The same sequences in every step.
+    for a, b in zip(found, wanted, strict=True):
+        assert (a["iteration"], a["tokens"], a["lr"]) == (b["iteration"], b["tokens"], b["lr"])
+        assert a["loss"] == pytest.approx(b["loss"], rel=1e-4)
+
+
+def test_a_resumed_run_goes_on_with_what_it_fell_back_to(
+    configure: Configure, train: Callable
+) -> None:
+    """Memory is plenty when it goes on: the geometry is the checkpoint's all the same."""
+    with memory_for(1, since=6):
+        whole = train(configure(**WHOLE), "whole")
+        stopped = train(configure(**WHOLE), "stopped", stop_at=7)
+    assert stopped.status.state is State.INTERRUPTED
+    resumed = train(configure(**WHOLE), "stopped")
+    said = "resumes at iteration 7, after 2 fallback(s) out of memory: BATCH_SIZE=1"
+    assert said in resumed.lines()
+    assert resumed.core() == whole.core()
+    assert [r["to"] for r in fallbacks(resumed)] == [b for _, b in DOWN_TO_1]
+    manifest = json.loads(resumed.files.manifest.read_text())
+    assert (manifest["batch"]["micro_batch"], manifest["batch"]["accumulation"]) == (1, 4)
+
+
+def test_a_run_killed_right_after_a_fallback_takes_it_at_the_same_step(
+    configure: Configure, train: Callable
+) -> None:
+    config = configure(**WHOLE, CHECKPOINT_INTERVAL=0)
+    with memory_for(1, since=6):
+        whole = train(config, "whole")
+
+    def deadly(session: Session, *rest: Any) -> bool:
+        """Asked between two steps whether something is due."""
+        if session.iteration == 6:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return False
+
+    child = os.fork()
+    if child == 0:
+        with memory_for(1, since=6), mock.patch("gpt2.train._due", deadly):
+            train(config, "killed")
+        os._exit(0)
+    assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
+    resumed = train(config, "killed")
+    assert "resumes at iteration 6, after 2" in resumed.lines()
+    assert without_evaluations(resumed) == without_evaluations(whole)
+
+
+def test_at_the_end_of_the_ladder_the_run_fails_and_says_what_was_not_done(
+    configure: Configure, train: Callable
+) -> None:
+    with memory_for(0):
+        failed = train(configure(**WHOLE))
+    assert (failed.status.state, failed.status.exit_code) == (State.FAILED, 1)
+    assert "with BATCH_SIZE=1, gradient checkpointing not available" in failed.status.message
+    assert all(f"OOM {name}: not done" in failed.lines() for name in NOT_TAKEN)
+    assert [(r["from"], r["to"]) for r in fallbacks(failed)] == DOWN_TO_1
+
+
+def test_gradient_checkpointing_comes_after_one_sequence(
+    configure: Configure, train: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a model that has the switch, and that fits once it is on."""
+    monkeypatch.setattr(GPT, "grad_checkpointing", False, raising=False)
+    forward = GPT.forward
+
+    def limited(model: GPT, *batch: Tensor) -> Tensor:
+        if not model.grad_checkpointing and model.training and len(batch) == 2:
+            raise torch.OutOfMemoryError("out of memory")
+        return forward(model, *batch)
+
+    monkeypatch.setattr(GPT, "forward", limited)
+    stopped = train(configure(**WHOLE), stop_at=5)
+    assert stopped.status.state is State.INTERRUPTED
+    assert [r["action"] for r in fallbacks(stopped)] == [
+        "micro-batch",
+        "micro-batch",
+        "gradient checkpointing",
+    ]
+    assert train(configure(**WHOLE)).status.state is State.SUCCESS
+
+
+def test_under_paper_repro_the_run_fails_with_advice(configure: Configure, train: Callable) -> None:
+    with pytest.raises(ConfigError, match="OOM_FALLBACK"):
+        configure(OOM_FALLBACK=True)
+    with memory_for(1, since=6):
+        failed = train(configure(BATCH_SIZE=4, GRAD_ACCUMULATION=1))
+    assert (failed.status.state, failed.status.exit_code) == (State.FAILED, 1)
+    assert "Halve BATCH_SIZE and double GRAD_ACCUMULATION" in failed.status.message
+    assert fallbacks(failed) == []
+    assert len(failed.rows("train")) == 5
+
+
+def test_an_update_that_does_not_fit_cannot_be_undone(
+    configure: Configure, train: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*arguments: Any, **named: Any) -> None:
+        raise torch.OutOfMemoryError("out of memory")
+
+    monkeypatch.setattr("torch.nn.utils.clip_grads_with_norm_", full)
+    failed = train(configure(**WHOLE))
+    assert failed.status.state is State.FAILED and fallbacks(failed) == []
+
+
+def test_a_warm_up_that_does_not_fit_leaves_it_to_the_first_step(
+    configure: Configure, train: Callable
+) -> None:
+    forward = GPT.forward
+
+    def limited(model: GPT, x_BT: Tensor, *rest: Tensor) -> Tensor:
+        if x_BT.size(0) > 1 and model.training and rest:
+            raise torch.OutOfMemoryError("out of memory")
+        return forward(model, x_BT, *rest)
+
+    with mock.patch("gpt2.model.GPT.forward", limited):
+        warm = train(configure(**WHOLE, WARMUP_ITERATIONS=2), "warm")
+        cold = train(configure(**WHOLE), "cold")
+    assert "OOM the warm-up does not fit" in warm.lines()
+    assert warm.core() == cold.core()
+    assert [r["iteration"] for r in fallbacks(warm)] == [1, 1]
+
+
+def test_one_rank_that_runs_out_takes_all_down_together(
+    configure: Configure, train: Callable, ranks: Callable
+) -> None:
+    both = {**FAST, "GPUS": 2}
+    fallen = configure(**both, BATCH_SIZE=2, GRAD_ACCUMULATION=1)
+
+    def body(rank: int) -> list[Any]:
+        with memory_for(1, rank=1):
+            status = train(fallen, "fallen").status
+        return [status.state, status.iteration]
+
+    assert ranks(2, body) == [["SUCCESS", 12]] * 2
+    found = train.found("fallen")
+    assert [(r["iteration"], r["to"]["micro_batch"]) for r in fallbacks(found)] == [(1, 1)]
+    assert "memory ran out on another rank" in found.files.logs.read_text()
+    small = configure(**both, BATCH_SIZE=1, GRAD_ACCUMULATION=2)
+    ranks(2, lambda rank: train(small, "small").status.message)
+    assert without_evaluations(found) == without_evaluations(train.found("small"))
+
+
+def test_a_rank_that_runs_out_later_ends_the_run(
+    configure: Configure, train: Callable, ranks: Callable
+) -> None:
+    """In the middle of an exchange nobody can turn back."""
+    config = configure(**FAST, GPUS=2, BATCH_SIZE=2, GRAD_ACCUMULATION=1)
+
+    def body(rank: int) -> str:
+        with memory_for(1, since=5, rank=1):
+            return str(train(config).status.message)
+
+    main, other = ranks(2, body)
+    assert "another process of this run is gone" in main
+    assert "Halve BATCH_SIZE" in other and "Tried to allocate" in other

@@ -1,0 +1,86 @@
+"""Tensors with NaN and infinity are counted exactly, and shown in full."""
+
+import math
+
+import pytest
+import torch
+
+from lib.errors import Problem, RunError
+from lib.numerics.guard import (
+    COLUMNS,
+    MOST_ROWS,
+    FirstBadModule,
+    NumericsError,
+    as_rows,
+    bad_tensors,
+    number,
+    table,
+)
+from lib.numerics.options import NumericsOptions
+
+LONG = "h.11.attn.gates.ra_cross_token.a_name_that_goes_on_and_on_without_an_end.weight"
+
+
+def test_counts_are_exact_and_good_tensors_are_left_out() -> None:
+    bad = torch.zeros(3, 4, dtype=torch.float64)
+    bad[1, 2], bad[1, 3], bad[2, 0], bad[2, 3] = math.nan, math.inf, -math.inf, math.nan
+    (row,) = bad_tensors([("good", torch.ones(2)), ("none", None), (LONG, bad)], "gradient")
+    assert (row.nonfinite, row.nan, row.inf) == (4, 2, 2)
+    # Row 1, column 2 of 4.
+    assert row.first_bad_index == 6
+    assert (row.param, row.shape, row.dtype, row.device) == (LONG, [3, 4], "float64", "cpu")
+    assert row.name == f"gradient of {LONG}"
+
+
+def test_a_table_has_its_columns_and_whole_names() -> None:
+    tensor = torch.tensor([math.nan, 1.0])
+    rows = as_rows(bad_tensors([(LONG, tensor), ("b", -tensor)], "weight"))
+    head, first, second = table(rows)
+    assert tuple(head.split()) == COLUMNS
+    assert first.split() == [LONG, "[2]", "float32", "cpu", "1", "1", "0"]
+    assert first.index("[2]") == second.index("[2]") == head.index("shape")
+    many = as_rows(bad_tensors([(str(i), tensor) for i in range(MOST_ROWS + 3)], "weight"))
+    assert len(many) == MOST_ROWS + 3
+    assert table(many)[-1] == "and 3 more" and len(table(many)) == MOST_ROWS + 2
+
+
+def test_the_error_is_a_floating_point_error_and_a_users() -> None:
+    error = NumericsError(Problem("loss is NaN"), {})
+    assert isinstance(error, FloatingPointError) and isinstance(error, RunError)
+    assert error.exit_code == 1 and str(error) == "loss is NaN"
+
+
+@pytest.mark.parametrize(
+    ("value", "word"), [(math.nan, "NaN"), (math.inf, "infinity"), (-math.inf, "-infinity")]
+)
+def test_json_has_words_for_what_it_has_no_number_for(value: float, word: str) -> None:
+    assert number(value) == word and number(0.1) == 0.1
+
+
+def test_the_first_bad_module_is_the_innermost() -> None:
+    class Spoils(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.abs() / 0.0
+
+    class Masks(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x - math.inf
+
+    found = FirstBadModule()
+    inner = torch.nn.Sequential(torch.nn.Linear(2, 2), Spoils(), torch.nn.Linear(2, 2))
+    model = torch.nn.Sequential(torch.nn.Identity(), inner)
+    with found.watching(model):
+        model(torch.ones(1, 2))
+    assert found.name == "1.1"
+    assert not inner[1]._forward_hooks
+    masked, mask = FirstBadModule(), Masks()
+    with masked.watching(mask):
+        mask(torch.ones(1))
+    assert masked.name == ""
+
+
+def test_which_iterations_are_looked_at() -> None:
+    assert [i for i in range(1, 8) if NumericsOptions(True, 3, False).due(i)] == [3, 6]
+    assert not NumericsOptions(False, 1, True).due(1)
+    assert NumericsOptions(True, 1, True).debug_flags == ["check_numerics", "detect_anomaly"]
+    assert NumericsOptions(False, 0, False).debug_flags == []
