@@ -52,14 +52,13 @@ class Pool:
         # First, because starting it takes its own signals off the mask.
         resource_tracker.ensure_running()
         # The server and its children must outlive a Ctrl-C, which a terminal sends to all.
-        mask = worker.block_signals()
-        os.environ.update(self._environment)
-        try:
-            forkserver.ensure_running()
-        finally:
-            os.environ.clear()
-            os.environ.update(before)
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        with worker.signals_blocked():
+            os.environ.update(self._environment)
+            try:
+                forkserver.ensure_running()
+            finally:
+                os.environ.clear()
+                os.environ.update(before)
 
     def start(self, job: Job) -> Worker:
         """Start a worker that does ``job``."""
@@ -128,10 +127,12 @@ class Pool:
         ours, theirs = self._context.Pipe(duplex=True)
         # Not daemonic: a run may start loader processes of its own.
         process = self._context.Process(target=target, args=(*arguments, theirs))
-        process.start()
-        theirs.close()
-        started = Worker(process, ours)
-        self._workers.append(started)
+        # A Ctrl-C in between would leave the server with half a message, which it shows as an error.
+        with worker.signals_blocked():
+            process.start()
+            theirs.close()
+            started = Worker(process, ours)
+            self._workers.append(started)
         return started
 
 

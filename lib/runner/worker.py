@@ -10,7 +10,8 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from multiprocessing.connection import Connection
@@ -41,9 +42,14 @@ class Job:
     rank: int = 0
 
 
-def block_signals() -> set[signal.Signals]:
-    """Keep the stop signals from processes started from here on; what was blocked before."""
-    return signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+@contextmanager
+def signals_blocked() -> Iterator[None]:
+    """Inside, the stop signals wait; a process that is started there keeps them blocked."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def find_function(name: str) -> Callable[..., Any]:

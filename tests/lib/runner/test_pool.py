@@ -1,0 +1,39 @@
+"""The parent's side of a worker that is being started."""
+
+import os
+import subprocess
+import sys
+
+from lib.project import ROOT
+
+# A Ctrl-C that comes when the server has forked the worker, and the parent has told it nothing yet.
+INTERRUPTED = """
+import os, signal
+from multiprocessing import forkserver
+from lib import cli
+from lib.runner.pool import Pool
+
+connect = forkserver.connect_to_new_process
+
+def interrupted(descriptors):
+    found = connect(descriptors)
+    os.killpg(0, signal.SIGINT)
+    return found
+
+forkserver.connect_to_new_process = interrupted
+cli.run(lambda: Pool(("lib.runner.runner",), {}).call("os:getpid"))
+"""
+
+
+def test_ctrl_c_while_a_worker_starts_is_no_error_of_the_server():
+    made = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        start_new_session=True,
+    )
+    assert made.returncode == 130
+    assert made.stderr == "EXIT    code 130\n"
