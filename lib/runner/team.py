@@ -15,8 +15,11 @@ from lib.runner.target import Slot, Target
 from lib.runner.worker import Job
 from lib.status import State, Status
 
-# How long the others may take to end by themselves once one has ended.
+# How long the others may take to end by themselves once rank 0 has ended, or one has failed.
 GRACE_SECONDS = 10.0
+# How long rank 0 may take when the others have ended as they should: longer than it waits for its
+# companions (lib.companions), which only it has.
+FAREWELL_SECONDS = 60.0
 
 
 class Team:
@@ -58,10 +61,13 @@ class Team:
 
     def ended(self, worker: Worker) -> bool:
         """Take note of a worker's end; whether it was the last."""
+        rank = self.workers.index(worker)
         if worker.exit_code and not self._killed and not self._death:
-            self._death = describe_death(worker.exit_code, self._name(self.workers.index(worker)))
+            self._death = describe_death(worker.exit_code, self._name(rank))
         self._left.remove(worker)
-        self._deadline = min(self._deadline, time.monotonic() + GRACE_SECONDS)
+        failed = worker.exit_code or any(rank == other for _, other, _ in self._failures)
+        patience = GRACE_SECONDS if failed or rank == 0 else FAREWELL_SECONDS
+        self._deadline = min(self._deadline, time.monotonic() + patience)
         if not self._left:
             self._folder.cleanup()
         return not self._left

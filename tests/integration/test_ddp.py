@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lib.project import ROOT
 from lib.rundir import RunDir
@@ -144,3 +145,15 @@ def test_ctrl_c_saves_once_for_all_ranks_and_make_goes_on(build: Callable) -> No
     assert again.wait(timeout=_PATIENCE_SECONDS) == 143
     again.stdout.close()
     assert f"resumes at iteration {status.iteration:,}" in run.logs.read_text()
+
+
+@pytest.mark.slow
+def test_a_tracker_of_two_ranks_is_told_everything_once(build: Callable) -> None:
+    folder = build(**BOTH, TRACKER_TENSORBOARD=True)
+    run = single(folder)
+    code, _, said = folder.command("scripts/run_test_matrix.py")
+    assert code == 0 and "WARN" not in said, said
+    (events,) = run.path.rglob("events.out.tfevents.*")
+    found = EventAccumulator(str(events.parent)).Reload().Scalars("train_loss")
+    rows = map(json.loads, run.metrics.read_text().splitlines())
+    assert [e.step for e in found] == [r["iteration"] for r in rows if r["kind"] == "train"]

@@ -71,6 +71,7 @@ def main() -> int:
     block = [(Variant(name, number=i), FakeConfig(name)) for i, name in enumerate(names)]
     runs = plan_runs("fake", folder / "results", {1: block})
     team.GRACE_SECONDS = options.get("grace", team.GRACE_SECONDS)
+    team.FAREWELL_SECONDS = options.get("farewell", team.FAREWELL_SECONDS)
     pool = Pool(("lib.runner.runner",), {})
     given = Options(
         options.get("jobs", 0), options.get("stale", ""), options.get("keep_going", True)

@@ -2,6 +2,8 @@
 
 import time
 
+from lib import companions
+from lib.runner import team
 from lib.status import State
 
 
@@ -40,3 +42,18 @@ def test_the_first_error_is_told_and_not_what_follows_from_it(study):
     study.path("a").rename(study.folder / "aside")
     _, said = study.make(processes=2, names=["a"], all={"fail_at": 1, "fails_by": "raising"})
     assert "   ZeroDivisionError: division by a fake" in line_of_a(said)
+
+
+def test_rank_0_may_take_its_time_once_the_others_have_ended_well(study):
+    """It waits for its companions, which the others do not have."""
+    slow = {"steps": 4, "step_seconds": 0.5}
+    code, said = study.make(processes=2, grace=0.3, names=["a"], all=slow)
+    assert code == 0, said
+    assert study.status("a").state is State.SUCCESS
+    assert team.FAREWELL_SECONDS >= companions._PATIENCE_SECONDS + team.GRACE_SECONDS
+
+
+def test_rank_0_may_not_take_for_ever(study):
+    started = time.monotonic()
+    code, _ = study.make(processes=2, farewell=0.5, names=["a"], all={"waits": True})
+    assert code == 1 and time.monotonic() - started < 20
