@@ -1,0 +1,147 @@
+"""The comparisons that hold the loop to its word turn red on a fault planted in it.
+
+Each is one that a test of this package makes; here it is made with the fault and without.
+"""
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gpt2.config import Config
+from gpt2.data.loader import BatchLoader
+from gpt2.evaluate import Evaluator
+from gpt2.training.session import Session
+from gpt2.training.step import optimizer_step
+from lib import checkpoint
+from lib.files import canonical_json
+from tests.gpt2.training.test_resume import die_at_call
+
+Configure = Callable[..., Config]
+# Train, configure, patch: whether the property holds.
+Proof = Callable[[Callable, Configure, pytest.MonkeyPatch], bool]
+Plant = Callable[[pytest.MonkeyPatch], None]
+
+
+def repeated(train: Callable, configure: Configure, patch: pytest.MonkeyPatch) -> bool:
+    """Whatever was drawn before a run, the same configuration gives the same bytes."""
+    first = train(configure(), "first").core()
+    torch.manual_seed(999)
+    return bool(train(configure(), "second").core() == first)
+
+
+def resumed(train: Callable, configure: Configure, patch: pytest.MonkeyPatch) -> bool:
+    """Interrupted and resumed, a run leaves the bytes of one that was not."""
+    whole = train(configure(), "whole").core()
+    train(configure(), "stopped", stop_at=6)
+    return bool(train(configure(), "stopped").core() == whole)
+
+
+def evaluated(train: Callable, configure: Configure, patch: pytest.MonkeyPatch) -> bool:
+    """How often a run is evaluated does not change what it learns."""
+    often, never = train(configure(), "often"), train(configure(EVAL_INTERVAL=0), "never")
+    weights = [run.files.weights.read_bytes() for run in (often, never)]
+    return bool(often.rows("train") == never.rows("train") and weights[0] == weights[1])
+
+
+def logged(train: Callable, configure: Configure, patch: pytest.MonkeyPatch) -> bool:
+    """The log has the losses that were measured, to the last bit."""
+    measured: list[float] = []
+
+    def noted(session: Session, *rest: Any) -> Any:
+        found = optimizer_step(session, *rest)
+        measured.append(found.loss.item())
+        return found
+
+    patch.setattr("gpt2.train.optimizer_step", noted)
+    return [row["loss"] for row in train(configure()).rows("train")] == measured
+
+
+def killed(train: Callable, configure: Configure, patch: pytest.MonkeyPatch) -> bool:
+    """Killed while a checkpoint is written, a run has whole checkpoints alone."""
+    child = os.fork()
+    if child == 0:
+        die_at_call("torch.save", 1, patch)
+        train(configure())
+        os._exit(0)
+    assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
+    found = train(configure(), stop_at=5)
+    return "WARN" not in found.lines() and "resumes at iteration 4" in found.lines()
+
+
+def _never_restores_randomness(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Session, "_set_rng", lambda self, state: None)
+
+
+def _never_restores_the_optimizer(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(torch.optim.Optimizer, "load_state_dict", lambda self, state: None)
+
+
+def _starts_the_data_over(patch: pytest.MonkeyPatch) -> None:
+    def loader(*given: Any) -> BatchLoader:
+        *others, _, on_gpu = given
+        return BatchLoader(*others, 0, on_gpu)
+
+    patch.setattr("gpt2.training.session.BatchLoader", loader)
+
+
+def _draws_in_an_evaluation(patch: pytest.MonkeyPatch) -> None:
+    evaluate = Evaluator.__call__
+
+    def drawing(*given: Any) -> Any:
+        torch.rand(())
+        return evaluate(*given)
+
+    patch.setattr(Evaluator, "__call__", drawing)
+
+
+def _never_seeds(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr("gpt2.training.start.seed_all", lambda *seeds: None)
+
+
+def _saves_in_place(patch: pytest.MonkeyPatch) -> None:
+    def save(folder: Path, step: int, weights: Any, state: Any, keep: int) -> None:
+        final = folder / f"step-{step:08d}"
+        final.mkdir()
+        checkpoint._write(final, step, weights, state)
+
+    patch.setattr("lib.checkpoint.save", save)
+
+
+def _rounds_its_log(patch: pytest.MonkeyPatch) -> None:
+    def rounded(record: dict[str, Any]) -> str:
+        short = {k: round(v, 6) if isinstance(v, float) else v for k, v in record.items()}
+        return canonical_json(short)
+
+    patch.setattr("gpt2.training.records.canonical_json", rounded)
+
+
+FAULTS: dict[Plant, Proof] = {
+    _never_restores_randomness: resumed,
+    _never_restores_the_optimizer: resumed,
+    _starts_the_data_over: resumed,
+    _draws_in_an_evaluation: evaluated,
+    _never_seeds: repeated,
+    _saves_in_place: killed,
+    _rounds_its_log: logged,
+}
+
+
+@pytest.mark.parametrize("proof", dict.fromkeys(FAULTS.values()))
+def test_without_a_fault_it_holds(
+    train: Callable, configure: Configure, monkeypatch: pytest.MonkeyPatch, proof: Proof
+) -> None:
+    assert configure().model.shape.dropout > 0
+    assert proof(train, configure, monkeypatch)
+
+
+@pytest.mark.parametrize("plant", FAULTS)
+def test_a_fault_breaks_it(
+    train: Callable, configure: Configure, monkeypatch: pytest.MonkeyPatch, plant: Plant
+) -> None:
+    plant(monkeypatch)
+    assert not FAULTS[plant](train, configure, monkeypatch)
