@@ -83,9 +83,11 @@ def _next_step(session: Session) -> tuple[str, dict[str, Any], dict[str, Any]]:
         before = {"micro_batch": size, "accumulation": count}
         return "micro-batch", before, {"micro_batch": part, "accumulation": count * size // part}
     model = session.model
-    if isinstance(model, Recomputing) and not model.grad_checkpointing:
+    # Compiled blocks would draw other dropout when they are computed again.
+    able = isinstance(model, Recomputing) and not session.config.machine.compile
+    if able and not model.grad_checkpointing:
         return "gradient checkpointing", {"on": False}, {"on": True}
-    has = "on" if isinstance(model, Recomputing) else "not available"
+    has = "on" if able else "not available"
     for name, why in NOT_TAKEN.items():
         session.records.line("OOM", f"{name}: not done, it {why}")
     what = f"out of memory at it {session.iteration + 1} with BATCH_SIZE=1, gradient checkpointing"

@@ -8,6 +8,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -17,11 +18,11 @@ from torch import Tensor
 
 from gpt2.config import Config
 from gpt2.model import GPT
-from gpt2.training.oom import NOT_TAKEN
+from gpt2.training.oom import NOT_TAKEN, fall_back
 from gpt2.training.passes import Measured
 from gpt2.training.session import Session
 from gpt2.training.step import optimizer_step
-from lib.errors import ConfigError
+from lib.errors import ConfigError, RunError
 from lib.status import State, read_status
 
 Configure = Callable[..., Config]
@@ -183,6 +184,19 @@ def test_gradient_checkpointing_comes_after_one_sequence(
         "gradient checkpointing",
     ]
     assert train(configure(**WHOLE)).status.state is State.SUCCESS
+
+
+def test_compiled_blocks_are_not_computed_again(
+    session: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their dropout would be another one."""
+    monkeypatch.setattr(GPT, "grad_checkpointing", False, raising=False)
+    opened = session(**SINGLES)
+    compiled = replace(opened.config.machine, compile=True)
+    opened.config = replace(opened.config, machine=compiled)
+    with pytest.raises(RunError, match="gradient checkpointing not available"):
+        fall_back(opened, "out of memory")
+    assert opened.oom_fallbacks == []
 
 
 def test_under_paper_repro_the_run_fails_with_advice(configure: Configure, train: Callable) -> None:
