@@ -10,6 +10,7 @@ MAKEFLAGS += --no-builtin-rules --no-builtin-variables --no-print-directory
 SETTINGS := SET SYM A B STEPS SEEDS RUNS RUN TO JOBS STALE KEEP_GOING YES JSON V O EXTRAS PYTHON
 SETTINGS += SWEEP SAMPLES ITERS QUANT PROMPT TOKENS TEMPERATURE TOP_K TOP_P SEED
 SETTINGS += DIRTY N CHECKS FAST DEFCONFIG DATA GPU CHECK_GPU_MEMORY_GB DRY_RUN
+SETTINGS += AXIS LABEL_BY FORCE
 SETTINGS += NO_COLOR KCONFIG_CONFIG MENUCONFIG_STYLE
 freeze = $(eval override $(1) := $$(value $(1)))$(eval export $(1))
 given = $(filter-out undefined,$(origin $(1)))
@@ -133,7 +134,7 @@ rerun: $(CONFIG_PY) ## Do the runs that RUNS= matches again
 	$(Q)$(jobs) $(PY) scripts/rerun.py $(INTO) -- "$${RUNS:?type make rerun RUNS=PATTERN}"
 
 ##@ Check
-.PHONY: preflight check randcheck knobs test test-long style
+.PHONY: preflight check randcheck knobs reproduce determinism test test-long style
 preflight: $(CONFIG_PY) ## Whether this machine may train .config's runs
 	$(Q)$(PY) scripts/preflight_env.py $(INTO)
 
@@ -145,6 +146,12 @@ randcheck: setup ## The same for N= random configurations (SEED=)
 
 knobs: setup ## Prove that every symbol (or SYM=) changes something
 	$(Q)$(PY) scripts/check_knobs.py $(INTO)
+
+reproduce: setup ## Train the finished RUN= anew from its directory, compare
+	$(Q)$(PY) scripts/reproduce.py $(INTO)
+
+determinism: setup ## Train .config, RUN= or DEFCONFIG= twice, compare
+	$(Q)$(PY) scripts/determinism.py $(INTO)
 
 # The tests read local copies of the large data sets, with what reads the hub's, and log to every
 # tracker.
@@ -160,12 +167,18 @@ style: setup ## Formatting, whitespace, names in the documents
 	$(Q)$(PY) scripts/check_style.py
 
 ##@ Judge
-.PHONY: report audit curves sweep-leaderboard evaluate generate export bench
+.PHONY: report audit compare finalists curves sweep-leaderboard evaluate generate export bench
 report: $(CONFIG_PY) ## Write the tables of the finished runs
 	$(Q)$(PY) scripts/report.py $(INTO)
 
 audit: setup ## Judge RUN= by its own files: VALID, or INVALID and why
 	$(Q)$(PY) scripts/audit_run.py $(INTO) --run "$${RUN:?type make audit RUN=NAME}"
+
+compare: setup ## Runs A= and B=: the same bytes, or how far apart
+	$(Q)$(PY) scripts/compare_runs.py $(INTO)
+
+finalists: setup ## Test the variants in RUNS= over their seeds
+	$(Q)$(PY) scripts/finalists.py $(INTO)
 
 curves: $(CONFIG_PY) ## Draw loss curves of the runs (RUNS=), needs matplotlib
 	$(Q)$(PY) scripts/draw_curves.py $(INTO)
@@ -226,6 +239,11 @@ mrproper: clean ## And .config, and a .venv that make made
 ##: FAST=1  For check: leave the slow ones out
 ##: N=50 SEED=1  For randcheck: how many configurations, and which
 ##: DEFCONFIG=NAME  For check: this instead of .config
+##: A=RUN B=RUN  For compare: what is put side by side
+##: AXIS=SYMBOL,..  For compare: in what they were to differ
+##: LABEL_BY=FIELD,..  For compare and report: keep runs apart by it
+##: FORCE=1  For reproduce: in spite of what differs
+##: DATA=DIR  For reproduce: where the data is
 ##: DATA=require  For check: absent data is a failure
 ##: GPU=a10g  For check: what it has to fit; or CHECK_GPU_MEMORY_GB=24
 ##: JOBS=n or -jN  Runs at a time

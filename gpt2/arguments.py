@@ -95,6 +95,19 @@ def add_yes(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_labels(parser: argparse.ArgumentParser) -> None:
+    """``--axis`` and ``--label-by``: in what runs may differ that are put side by side."""
+    add_variable(parser, "axis", "symbols that were to differ, separated by commas")
+    add_variable(parser, "label-by", "symbols or fields that differ too, shown as labels")
+
+
+def add_force(parser: argparse.ArgumentParser) -> None:
+    """``--force``: go on in spite of what makes two runs not comparable."""
+    parser.add_argument(
+        "--force", action="store_true", default=_is_set("FORCE"), help="train all the same"
+    )
+
+
 def add_writing(parser: argparse.ArgumentParser) -> None:
     """Which run writes, after which prompt, and how tokens are drawn."""
     add_variable(parser, "run", "directory of a finished run, or a pattern that names one")

@@ -1,6 +1,7 @@
 """What the run commands do with a plan: train it, train one run here, train again."""
 
 import os
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
@@ -52,12 +53,15 @@ def train_plan(
     return code, text
 
 
-def report(plan: Plan, *, json: bool = False) -> str:
-    """Write the table of the plan's runs beside them; its text."""
+def report(plan: Plan, *, json: bool = False, label_by: Sequence[str] = ()) -> str:
+    """Write the table of the plan's runs beside them; its text.
+
+    Runs that differ in a field of ``label_by`` are kept apart. ConfigError where there is none.
+    """
     target = Gpt2Target(plan, new_pool(plan))
     started = [run for run in plan.runs if read_status(RunDir(run.path)) is not None]
     kept = [run.label for run in started if target.differences(RunDir(run.path))]
-    table = build_table(plan.study, plan.runs, kept)
+    table = build_table(plan.study, plan.runs, kept, label_by)
     plan.folder.mkdir(parents=True, exist_ok=True)
     for path in write_table(table, plan.folder):
         say("TABLE", str(path))

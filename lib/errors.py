@@ -11,6 +11,7 @@ EXIT_DONE = 0
 EXIT_FAILED = 1
 EXIT_CONFIG = 2
 EXIT_PREFLIGHT = 3
+EXIT_NOT_COMPARABLE = 4
 # A run does not agree with its own records.
 EXIT_INVALID = 6
 EXIT_TIME_LIMIT = 124

@@ -1,15 +1,15 @@
 """A sweep's runs, best first, read from their directories alone."""
 
-import csv
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lib.analysis.results import basis_of
 from lib.analysis.table import Stat
 from lib.binding import Value
+from lib.compare.facts import Facts, read_facts
+from lib.compare.keys import observed_differences
 from lib.errors import ConfigError, Problem
 from lib.rundir import RunDir
 from lib.status import State, read_status
@@ -47,14 +47,14 @@ class _Done:
     symbols: Mapping[str, Value]
     final: Mapping[str, Any]
     seconds: float
-    basis: str
+    facts: Facts
 
 
 def read_leaderboard(folder: Path, ignored: Sequence[str] = ()) -> Leaderboard:
     """Rank the finished runs of ``folder``; symbols in ``ignored`` cannot change a result.
 
-    Runs on other data or evaluation documents than most are left out, and so is what is not
-    finished. ConfigError when there is nothing to rank.
+    Runs that differ from most in what was observed, or in code, are left out, and so is what is
+    not finished. ConfigError when there is nothing to rank.
     """
     done, left_out = [], []
     for path in sorted(p for p in folder.glob("*-s*-*") if ".old-" not in p.name):
@@ -66,11 +66,9 @@ def read_leaderboard(folder: Path, ignored: Sequence[str] = ()) -> Leaderboard:
     if not done:
         what = "there is no finished run to rank"
         raise ConfigError(Problem(what, str(folder), 'type: make SWEEP="LEARNING_RATE=1e-4,3e-4"'))
-    bases = [found.basis for found in done]
-    basis = max(bases, key=bases.count)
-    other = "other data or evaluation documents than the rest"
-    left_out += [f"{found.name}: {other}" for found in done if found.basis != basis]
-    entries = _entries([found for found in done if found.basis == basis], ignored)
+    alike, others = _alike(done)
+    left_out += others
+    entries = _entries(alike, ignored)
     return Leaderboard(sorted(entries, key=lambda entry: entry.val_loss.mean), left_out)
 
 
@@ -83,9 +81,23 @@ def _read(run: RunDir) -> _Done | str:
         symbols = json.loads(run.resolved_config.read_text())["symbols"]
         summary = json.loads(run.summary.read_text())
         seconds = float(summary["timing"]["train_seconds"])
-        return _Done(run.path.name, symbols, summary["final"], seconds, basis_of(run))
-    except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
+        return _Done(run.path.name, symbols, summary["final"], seconds, read_facts(run))
+    except (OSError, ValueError, KeyError, TypeError, ConfigError) as error:
         return f"damaged: {type(error).__name__}: {error}"
+
+
+def _alike(done: Sequence[_Done]) -> tuple[list[_Done], list[str]]:
+    """The most runs that may be compared with one of them, and why each other may not."""
+    groups = [[x for x in done if not observed_differences(one.facts, x.facts)] for one in done]
+    # A run of which nothing is known is not even like itself.
+    largest = max(groups, key=len) or [done[0]]
+    reference = largest[0]
+    others = []
+    for found in done:
+        if found not in largest:
+            why = "; ".join(map(str, observed_differences(reference.facts, found.facts)))
+            others.append(f"{found.name}: not comparable: {why}")
+    return largest, others
 
 
 def _entries(done: Sequence[_Done], ignored: Sequence[str]) -> list[Entry]:

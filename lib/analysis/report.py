@@ -49,7 +49,19 @@ def write_table(table: Table, folder: Path) -> list[Path]:
 def to_markdown(table: Table) -> str:
     """A heading, the rows in columns of equal width, and the notes."""
     pruned = any(row.sparsity for row in table.rows)
-    header = ["#", "step", "val loss", "ppl", "Δ baseline", "Δ parent", "params", "tokens", "time"]
+    fields = label_fields(table)
+    header = [
+        "#",
+        "step",
+        *fields,
+        "val loss",
+        "ppl",
+        "Δ baseline",
+        "Δ parent",
+        "params",
+        "tokens",
+        "time",
+    ]
     header += ["sparsity"] * pruned + ["state"]
     lines = [header, *(_cells(row, pruned) for row in table.rows)]
     text = f"# {table.study}\n\n{_grid(lines)}\n"
@@ -60,6 +72,8 @@ def to_markdown(table: Table) -> str:
         )
     if any(stat and stat.n == 1 for row in table.rows for stat in _differences(row)):
         text += "n=1: one seed tells nothing of the spread; SEEDS=1,2,3 trains every step again.\n"
+    if fields:
+        text += f"Rows differ in {', '.join(fields)} too; only rows alike in that are compared.\n"
     text += _test_note([d for row in table.rows for d in _differences(row) if d])
     text += _marginal_text(marginals(table.rows))
     notes = "".join(f"- {note}\n" for note in table.notes)
@@ -94,9 +108,9 @@ def leaderboard_to_json(board: Leaderboard) -> str:
 def to_csv(table: Table) -> str:
     """One line for each row; an empty field is an absent figure."""
     stream = io.StringIO()
-    writer = csv.DictWriter(stream, _FIGURES, lineterminator="\n")
+    writer = csv.DictWriter(stream, [*_FIGURES, *label_fields(table)], lineterminator="\n")
     writer.writeheader()
-    writer.writerows(_figures(row) for row in table.rows)
+    writer.writerows(_figures(row) | dict(row.labels) for row in table.rows)
     return stream.getvalue()
 
 
@@ -106,11 +120,20 @@ def to_json(table: Table) -> str:
         "schema_version": SCHEMA_VERSION,
         "study": table.study,
         "unigram_entropy": table.unigram_entropy,
-        "rows": [_figures(row) for row in table.rows],
+        "rows": [_figures(row) | _labels(row) for row in table.rows],
         "notes": list(table.notes),
         "marginals": [asdict(marginal) for marginal in marginals(table.rows)],
     }
     return json.dumps(document, sort_keys=True, indent=2, allow_nan=False) + "\n"
+
+
+def label_fields(table: Table) -> list[str]:
+    """The fields that keep rows of ``table`` apart; none in a plain table."""
+    return list(dict.fromkeys(name for row in table.rows for name in row.labels))
+
+
+def _labels(row: Row) -> dict[str, Any]:
+    return {"labels": dict(row.labels)} if row.labels else {}
 
 
 def _figures(row: Row) -> dict[str, Any]:
@@ -142,6 +165,7 @@ def _cells(row: Row, pruned: bool) -> list[str]:
     cells = [
         number,
         row.variant.slug,
+        *row.labels.values(),
         _loss(row.val_loss),
         "-" if row.perplexity is None else f"{row.perplexity:.2f}",
         *(_change(stat) for stat in _differences(row)),

@@ -1,12 +1,12 @@
 """What one run directory says: a result, or why there is none."""
 
-import csv
-import hashlib
 import json
 from dataclasses import dataclass
 from typing import Any
 
 from lib.audit.contract import broken_contract
+from lib.compare.facts import Facts, read_facts
+from lib.errors import ConfigError
 from lib.files import canonical_json
 from lib.plan import Run
 from lib.rundir import RunDir
@@ -27,8 +27,8 @@ class Result:
     tokens_per_second: float
     # Part of the prunable weights that is zero.
     sparsity: float
-    # Digest of all that two runs must share to be compared: data, and evaluation documents.
-    basis: str
+    # What two runs must share to be compared.
+    facts: Facts
 
 
 @dataclass(frozen=True)
@@ -55,12 +55,14 @@ def read_result(run: Run[Any]) -> Result | Hole:
         if canonical_json(made) != canonical_json(run.config.identity()):
             return Hole(run, "not comparable", "its identity is not the planned one")
         summary = json.loads(directory.summary.read_text())
-        return _result(run, summary["final"], summary["timing"], basis_of(directory))
+        return _result(run, summary["final"], summary["timing"], read_facts(directory))
+    except ConfigError as error:
+        return Hole(run, State.INVALID.lower(), error.problems[0].what)
     except (OSError, ValueError, KeyError, TypeError) as error:
         return Hole(run, State.INVALID.lower(), f"{type(error).__name__}: {error}")
 
 
-def _result(run: Run[Any], final: dict[str, Any], timing: dict[str, Any], basis: str) -> Result:
+def _result(run: Run[Any], final: dict[str, Any], timing: dict[str, Any], facts: Facts) -> Result:
     return Result(
         run=run,
         val_loss=float(final["val_loss"]),
@@ -71,13 +73,5 @@ def _result(run: Run[Any], final: dict[str, Any], timing: dict[str, Any], basis:
         train_seconds=float(timing["train_seconds"]),
         tokens_per_second=float(timing["tokens_per_second"]),
         sparsity=float(final["sparsity"]),
-        basis=basis,
+        facts=facts,
     )
-
-
-def basis_of(directory: RunDir) -> str:
-    """Digest of what two runs must share to be compared: the data set's digest, and every evaluation document with its length, in their order."""
-    data = json.loads(directory.manifest.read_text())["data"]["digest"]
-    with open(directory.per_query, encoding="utf-8", newline="") as stream:
-        documents = [[row["item_id"], row["n_tokens"]] for row in csv.DictReader(stream)]
-    return hashlib.sha256(canonical_json([data, documents]).encode()).hexdigest()

@@ -1,4 +1,6 @@
-"""Whether a difference over seeds could be chance: the exact sign-flip test (Fisher 1935).
+"""Whether a difference over seeds could be chance: exact sign-flip and permutation tests.
+
+Both go back to Fisher (1935) and Pitman (1937).
 
 Runs of one seed are a pair. If a change did nothing, each pair's difference could as well have had
 the other sign, and all 2^n patterns of signs were equally likely. No distribution is assumed, and
@@ -6,8 +8,11 @@ few seeds show little: that is said with every p.
 """
 
 from collections.abc import Sequence
-from itertools import product
+from itertools import combinations, product
+from math import comb
 
+# Beyond this many ways to share seeds out they are too many, too.
+_MOST_WAYS = 1 << 20
 # Beyond this many seeds the patterns are too many to count one by one.
 _MOST = 20
 # Sums of the same numbers in another order may differ in their last bits.
@@ -35,3 +40,30 @@ def sign_flip_p(differences: Sequence[float]) -> float | None:
 def smallest_p(n: int) -> float:
     """What ``n`` ≥ 1 pairs reach when all agree: 2 of 2^n patterns."""
     return 2.0 ** (1 - n)
+
+
+def permutation_p(a: Sequence[float], b: Sequence[float]) -> float | None:
+    """Two-sided p without pairs: share of the ways to deal the values out to two groups of these
+    sizes whose means are at least as far apart.
+
+    None where a group has one value, which has no spread, and beyond a million ways.
+    """
+    if min(len(a), len(b)) < 2 or comb(len(a) + len(b), len(a)) > _MOST_WAYS:
+        return None
+    values = [*a, *b]
+    total, n, m = sum(values), len(a), len(b)
+
+    def gap(first: float) -> float:
+        return abs(first / n - (total - first) / m)
+
+    observed = gap(sum(a)) * (1 - _TOLERANCE)
+    ways = [gap(sum(chosen)) >= observed for chosen in combinations(values, n)]
+    return sum(ways) / len(ways)
+
+
+def smallest_permutation_p(n: int, m: int) -> float:
+    """What groups of ``n`` and ``m`` reach when they do not overlap.
+
+    Of groups of one size the mirror image is as extreme, and counts as well.
+    """
+    return (2 if n == m else 1) / comb(n + m, n)

@@ -6,10 +6,11 @@ same seed, and its spread is that of these differences. One seed gives no spread
 
 import math
 import statistics
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
+from lib.analysis.comparable import Part, parts
 from lib.analysis.results import Hole, Result, read_result
 from lib.analysis.significance import sign_flip_p
 from lib.plan import Run, Variant
@@ -62,6 +63,8 @@ class Row:
     sparsity: float | None
     # What the runs came to: "done", what is missing, "other code" where that made one.
     state: str
+    # Field → value, in a table that is labelled; rows of other labels are not compared with this.
+    labels: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -76,30 +79,28 @@ class Table:
     notes: Sequence[str]
 
 
-def build_table(study: str, runs: Sequence[Run[Any]], kept: Collection[str] = ()) -> Table:
+def build_table(
+    study: str,
+    runs: Sequence[Run[Any]],
+    kept: Collection[str] = (),
+    label_by: Sequence[str] = (),
+) -> Table:
     """Read the directories of ``runs`` and put them side by side.
 
-    ``kept`` are the labels of runs that other code made. A run on
-    other data or other evaluation documents than the first is not compared and says so.
+    ``kept`` are the labels of runs that other code made. A run that differs from the baseline in
+    more than its variant says is not compared and says so, unless ``label_by`` names the fields:
+    then its row stands apart, under their values. ConfigError where that names no field.
     """
-    found = [_comparable(item) for item in _with_basis([read_result(run) for run in runs])]
-    results = [item for item in found if isinstance(item, Result)]
-    holes = [item for item in found if isinstance(item, Hole)]
     variants = {run.variant.slug: run.variant for run in runs}
     baseline = next((v.slug for v in variants.values() if not v.parent), "")
-    rows = [
-        _row(
-            variant,
-            [r for r in results if r.run.variant.slug == slug],
-            [h for h in holes if h.run.variant.slug == slug],
-            [r for r in results if r.run.variant.slug == baseline != slug],
-            [r for r in results if r.run.variant.slug == variant.parent],
-            kept,
-        )
-        for slug, variant in variants.items()
-    ]
+    found = parts([read_result(run) for run in runs], baseline, label_by)
+    rows = [row for part in found for row in _rows(part, list(variants.values()), baseline, kept)]
+    items = [item for part in found for item in part.items]
+    results = [item for item in items if isinstance(item, Result)]
+    holes = [item for item in items if isinstance(item, Hole)]
     notes = [f"{h.run.label}: {h.state}: {h.reason}" for h in holes if h.reason]
     notes += [f"{r.run.label}: made by other code" for r in results if r.run.label in kept]
+    notes += [f"{r.run.label}: {note}" for r in results for note in _worth_knowing(r)]
     borrowed = [r.run for r in results if r.run.path.parent.name != study]
     notes += [
         f"{run.label}: the same run as {run.path.parent.name}/{run.path.name}" for run in borrowed
@@ -107,17 +108,34 @@ def build_table(study: str, runs: Sequence[Run[Any]], kept: Collection[str] = ()
     return Table(study, rows, results[0].unigram_entropy if results else None, notes)
 
 
-def _with_basis(found: Sequence[Result | Hole]) -> list[tuple[Result | Hole, str]]:
-    """Each with the basis of the first result, which all others must share."""
-    basis = next((item.basis for item in found if isinstance(item, Result)), "")
-    return [(item, basis) for item in found]
+def _rows(
+    part: Part, variants: Sequence[Variant], baseline: str, kept: Collection[str]
+) -> list[Row]:
+    results = [item for item in part.items if isinstance(item, Result)]
+    holes = [item for item in part.items if isinstance(item, Hole)]
+    present = {item.run.variant.slug for item in part.items}
+    return [
+        _row(
+            variant,
+            [r for r in results if r.run.variant.slug == variant.slug],
+            [h for h in holes if h.run.variant.slug == variant.slug],
+            [r for r in results if r.run.variant.slug == baseline != variant.slug],
+            [r for r in results if r.run.variant.slug == variant.parent],
+            kept,
+            part.labels,
+        )
+        for variant in variants
+        if variant.slug in present
+    ]
 
 
-def _comparable(pair: tuple[Result | Hole, str]) -> Result | Hole:
-    item, basis = pair
-    if isinstance(item, Hole) or item.basis == basis:
-        return item
-    return Hole(item.run, "not comparable", "other data or evaluation documents than the first run")
+def _worth_knowing(result: Result) -> list[str]:
+    """What all runs of a table may share, and a reader has to know."""
+    edited, fallbacks = (
+        result.facts.observed[name] for name in ("changed_during_run", "oom_fallbacks")
+    )
+    notes = [f"code was edited while it ran: {', '.join(edited)}"] if edited else []
+    return notes + ([f"memory ran out: {fallbacks}"] if fallbacks else [])
 
 
 def _row(
@@ -127,6 +145,7 @@ def _row(
     baseline: Sequence[Result],
     parent: Sequence[Result],
     kept: Collection[str],
+    labels: Mapping[str, str],
 ) -> Row:
     loss = Stat.of([r.val_loss for r in results])
     return Row(
@@ -140,6 +159,7 @@ def _row(
         train_seconds=_mean([r.train_seconds for r in results]),
         sparsity=_mean([r.sparsity for r in results]),
         state=_state(results, holes, kept),
+        labels=labels,
     )
 
 

@@ -7,11 +7,8 @@ from typing import Any
 
 import pytest
 
-from lib.files import write_json
 from lib.plan import Run, Variant
-from lib.repro.seal import SCHEMA_VERSION, with_artifacts, write_manifest
-from lib.rundir import RunDir
-from lib.status import State, Status, write_status
+from tests.lib.fabricated import MANIFEST, changed, write_run
 
 
 @dataclass(frozen=True)
@@ -22,19 +19,6 @@ class Named:
 
     def identity(self) -> dict[str, Any]:
         return {"name": self.hash8}
-
-
-def seal(run: RunDir, record: dict[str, Any]) -> None:
-    """Write a manifest that agrees with what lies beside it."""
-    whole = {
-        "schema_version": SCHEMA_VERSION,
-        "status": State.SUCCESS,
-        "code": {},
-        "environment": {},
-        "volatile": {},
-        **record,
-    }
-    write_manifest(run, with_artifacts(run, whole))
 
 
 @pytest.fixture
@@ -52,6 +36,7 @@ def make_run(tmp_path: Path) -> Callable[..., Run[Named]]:
         documents: tuple[str, ...] = ("x", "y"),
         study: str = "demo",
         levels: dict[str, str] | None = None,
+        manifest: dict[str, Any] | None = None,
         **final: Any,
     ) -> Run[Named]:
         config = Named(f"{slug}{seed}")
@@ -61,25 +46,13 @@ def make_run(tmp_path: Path) -> Callable[..., Run[Named]]:
         )
         if loss is None:
             return run
-        path.mkdir(parents=True)
-        directory = RunDir(path)
-        write_json(directory.resolved_config, {"identity": config.identity()})
-        figures = {
-            "val_loss": loss,
-            "unigram_entropy": 3.145,
-            "parameters": 1000,
-            "tokens": 2048,
-            "iterations": 2,
-            "sparsity": 0.0,
-        }
-        timing = {"train_seconds": 61.0, "tokens_per_second": 33.6}
-        write_json(directory.summary, {"final": {**figures, **final}, "timing": timing})
-        rows = "".join(f"{name},10,5,31.4\n" for name in documents)
-        directory.per_query.write_text("item_id,n_tokens,n_correct,nll_sum\n" + rows)
-        for file in (directory.metrics, directory.timing, directory.logs, directory.weights):
-            file.write_text("{}\n")
-        seal(directory, {"data": {"digest": data}})
-        write_status(directory, Status(State.SUCCESS))
+        write_run(
+            path,
+            identity=config.identity(),
+            manifest=changed(MANIFEST, data__digest=data, **(manifest or {})),
+            documents={name: (31.4, 5, 10) for name in documents},
+            final={"val_loss": loss, **final},
+        )
         return run
 
     return make

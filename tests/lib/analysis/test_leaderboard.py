@@ -50,7 +50,7 @@ def test_what_cannot_be_compared_is_named_and_not_ranked(swept):
     (folder / "d-s1-0123abcd").mkdir()
     board = read_leaderboard(folder)
     assert len(board.entries) == 2
-    assert any("c-s1" in line and "other data" in line for line in board.left_out)
+    assert any("c-s1" in line and "not comparable: data" in line for line in board.left_out)
     assert "d-s1-0123abcd: not started" in board.left_out
 
 

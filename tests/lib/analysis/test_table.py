@@ -4,14 +4,16 @@ import csv
 import io
 import json
 import math
+import re
 
 import pytest
 
 from lib.analysis.report import to_csv, to_json, to_markdown, write_table
 from lib.analysis.table import build_table
+from lib.errors import ConfigError
 from lib.rundir import RunDir
 from lib.status import State, Status, write_status
-from tests.lib.analysis.conftest import seal
+from tests.lib.fabricated import MANIFEST, seal
 
 
 def _row(table, slug):
@@ -76,17 +78,87 @@ def test_holes_are_rows_with_their_reason(make_run):
     assert table.notes == ["demo/00-wide s1: failed: loss is NaN at it 7"]
 
 
-@pytest.mark.parametrize("other", [{"data": "d2"}, {"documents": ("x", "z")}])
-def test_runs_on_other_data_are_not_compared(make_run, other):
+@pytest.mark.parametrize(
+    ("other", "field"),
+    [
+        ({"data": "d2"}, "data"),
+        ({"documents": ("x", "z")}, "documents"),
+        ({"manifest": {"origin__torch": "2.12.0"}}, "torch"),
+        ({"manifest": {"origin__device": "another cpu"}}, "device"),
+        ({"manifest": {"origin__sources": {"gpt2/train.py": "b" * 64}}}, "code"),
+        ({"manifest": {"knobs__cpu_threads__observed": 2}}, "knobs.cpu_threads"),
+        ({"manifest": {"oom_fallbacks": [{"action": "halve", "iteration": 3}]}}, "oom_fallbacks"),
+        ({"manifest": {"origin__torch": ...}}, "torch"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_run_that_differs_in_more_than_its_step_is_not_compared(make_run, other, field):
     runs = [make_run("base", 3.0), make_run("wide", 2.0, parent="base", **other)]
-    wide = _row(build_table("demo", runs), "wide")
-    assert wide.state == "not comparable" and wide.val_loss is None
+    table = build_table("demo", runs)
+    wide = _row(table, "wide")
+    assert wide.state == f"not comparable: {field}" and wide.val_loss is None
+    assert table.notes[0].startswith(f"demo/00-wide s1: not comparable: {field}: against demo/00-b")
+
+
+def test_a_label_keeps_rows_apart_that_differ_in_it(make_run):
+    other = {"manifest": {"origin__torch": "2.12.0"}}
+    runs = [make_run("base", 3.0), make_run("wide", 2.9, parent="base")]
+    runs += [make_run("base", 3.5, seed=2, **other)]
+    runs += [make_run("wide", 3.3, seed=2, parent="base", **other)]
+    table = build_table("demo", runs, label_by=["torch"])
+    found = [(r.variant.slug, r.labels["torch"], r.val_loss.mean) for r in table.rows]
+    assert found == [
+        ("base", "2.13.0", 3.0),
+        ("wide", "2.13.0", 2.9),
+        ("base", "2.12.0", 3.5),
+        ("wide", "2.12.0", 3.3),
+    ]
+    # Each against the baseline of its own torch, never over both.
+    assert [r.delta_baseline.mean for r in table.rows[1::2]] == pytest.approx([-0.1, -0.2])
+    assert re.search(r"\| step +\| +torch \|", to_markdown(table))
+    assert [row["torch"] for row in csv.DictReader(io.StringIO(to_csv(table)))][::2] == [
+        "2.13.0",
+        "2.12.0",
+    ]
+    assert json.loads(to_json(table))["rows"][2]["labels"] == {"torch": "2.12.0"}
+
+
+def test_a_label_does_not_excuse_what_it_does_not_name(make_run):
+    other = {"origin__torch": "2.12.0", "origin__device": "another cpu"}
+    runs = [make_run("base", 3.0), make_run("wide", 2.9, parent="base", manifest=other)]
+    runs += [make_run("base", 3.0, seed=2, manifest={"origin__torch": "2.12.0"})]
+    table = build_table("demo", runs, label_by=["torch"])
+    assert table.rows[-1].state == "not comparable: device"
+    with pytest.raises(ConfigError, match="'weather' is neither a symbol nor a field"):
+        build_table("demo", runs, label_by=["weather"])
+
+
+def test_runs_of_several_codes_stand_under_the_digest_of_what_they_share(make_run):
+    old = {"gpt2/train.py": "b" * 64, "gpt2/only_here.py": "c" * 64}
+    runs = [make_run("base", 3.0), make_run("wide", 2.9, parent="base")]
+    runs += [make_run("base", 3.1, seed=2, manifest={"origin__sources": old})]
+    table = build_table("demo", runs, label_by=["code"])
+    codes = [row.labels["code"] for row in table.rows]
+    assert codes[0] == codes[1] != codes[2] and len(codes[0]) == 12
+    assert [row.state for row in table.rows] == ["done"] * 3
+
+
+def test_what_all_runs_share_is_said_all_the_same(make_run):
+    facts = {"code__changed_during_run": ["gpt2/train.py"], "oom_fallbacks": [{"action": "halve"}]}
+    runs = [
+        make_run("base", 3.0, manifest=facts),
+        make_run("w", 2.9, parent="base", manifest=facts),
+    ]
+    table = build_table("demo", runs)
+    assert [row.state for row in table.rows] == ["done", "done"]
+    assert "demo/00-w s1: code was edited while it ran: gpt2/train.py" in table.notes
+    assert "demo/00-w s1: memory ran out: [{'action': 'halve'}]" in table.notes
 
 
 def test_a_directory_of_another_configuration_is_not_compared(make_run):
     run = make_run("wide", 2.0, parent="base")
     RunDir(run.path).resolved_config.write_text('{"identity": {"name": "other"}}')
-    seal(RunDir(run.path), {"data": {"digest": "d1"}})
+    seal(RunDir(run.path), MANIFEST)
     wide = _row(build_table("demo", [make_run("base", 3.0), run]), "wide")
     assert wide.state == "not comparable"
 
@@ -105,7 +177,7 @@ def test_a_run_that_breaks_its_contract_is_no_result(make_run, file):
 def test_a_summary_of_other_fields_is_no_result(make_run):
     run = make_run("base", 3.0)
     RunDir(run.path).summary.write_text('{"final": {}, "timing": {}}')
-    seal(RunDir(run.path), {"data": {"digest": "d1"}})
+    seal(RunDir(run.path), MANIFEST)
     assert build_table("demo", [run]).rows[0].state == "invalid"
 
 

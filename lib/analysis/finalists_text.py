@@ -1,0 +1,73 @@
+"""The report on finalists as text and as JSON."""
+
+import json
+from dataclasses import asdict
+
+from lib.analysis.finalists import Contrast, Group, Report
+
+SCHEMA_VERSION = 1
+
+
+def finalists_text(report: Report) -> str:
+    """Every value first; then means, differences and tests, with what they can reach."""
+    parts = [_group(group) for group in report.groups]
+    parts += [_contrast(contrast) for contrast in report.contrasts]
+    parts += [f"REFUSED  {problem}\n" for problem in report.problems]
+    return "\n".join(parts)
+
+
+def finalists_json(report: Report) -> str:
+    """One document with sorted keys."""
+    groups = [
+        {
+            "name": group.name,
+            "loss": group.loss and asdict(group.loss),
+            "problems": list(group.problems),
+            "seeds": [
+                {"directory": s.directory, "loss": s.loss, "seed": s.seed, "state": s.state}
+                for s in group.seeds
+            ],
+        }
+        for group in report.groups
+    ]
+    document = {
+        "schema_version": SCHEMA_VERSION,
+        "min_seeds": report.min_seeds,
+        "groups": groups,
+        "contrasts": [asdict(contrast) for contrast in report.contrasts],
+        "problems": list(report.problems),
+        "exit_code": report.exit_code,
+    }
+    return json.dumps(document, sort_keys=True, indent=2, allow_nan=False) + "\n"
+
+
+def _group(group: Group) -> str:
+    values = [
+        f"  seed {s.seed:<6} {s.state if s.loss is None else repr(s.loss)}" for s in group.seeds
+    ]
+    refused = [f"  REFUSED  {problem}" for problem in group.problems]
+    lines = [group.name, *values, *refused]
+    if group.loss is not None and group.loss.sd is not None:
+        lines.append(
+            f"  n={group.loss.n}, mean {group.loss.mean:.4f}, sd {group.loss.sd:.4f} nats per token"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _contrast(found: Contrast) -> str:
+    lines = [f"{found.name} against {found.against}: {found.difference:+.4f} nats per token"]
+    lines += [f"  changed    {change}" for change in found.changes]
+    if found.paired is not None:
+        lines.append(
+            f"  paired     {_p(found.paired.p)} by the exact sign-flip test over "
+            f"{found.paired.n} seeds; the smallest it can reach is {found.paired_smallest_p:.2g}"
+        )
+    lines.append(
+        f"  unpaired   {_p(found.unpaired_p)} by the exact permutation test; the smallest it can "
+        f"reach is {found.unpaired_smallest_p:.2g}"
+    )
+    return "\n".join(lines) + "\n"
+
+
+def _p(p: float | None) -> str:
+    return "p unknown" if p is None else f"p={p:.2g}"

@@ -1,0 +1,85 @@
+"""The first thing in which two runs part."""
+
+import pytest
+
+from lib.compare.bitwise import Agreement, Divergence, compare_bytes
+from lib.errors import ConfigError
+from tests.lib.fabricated import MANIFEST, changed, write_run
+
+
+@pytest.fixture
+def compared(tmp_path):
+    def compare(**other):
+        return compare_bytes(write_run(tmp_path / "a"), write_run(tmp_path / "b", **other))
+
+    return compare
+
+
+def test_the_same_bytes(compared):
+    found = compared()
+    assert isinstance(found, Agreement)
+    assert str(found).startswith("3 rows of metrics.jsonl, 2 documents, weights ")
+
+
+@pytest.mark.parametrize(
+    ("other", "told"),
+    [
+        (
+            {"losses": (3.5, 3.25), "weight": 0.25},
+            "metrics.jsonl, iteration 2: loss 3.2 and 3.25, +0.05",
+        ),
+        (
+            {"documents": {"x": (31.4, 5, 10), "y": (29.0, 7, 10)}, "weight": 0.25},
+            "per_query.csv, document y: n_correct '6' and '7'",
+        ),
+        ({"weight": 0.75}, "model.safetensors, wte.weight: element 0 0.5 and 0.75, +0.25"),
+        ({"final": {"sparsity": 0.1}}, "summary.json, final: sparsity 0.0 and 0.1, +0.1"),
+        (
+            {"manifest": changed(MANIFEST, processes__init_digests=["i2"]), "losses": (9.0, 9.0)},
+            "manifest.json, before step 1: first weights 'i1' and 'i2'",
+        ),
+    ],
+    ids=["a loss", "a document", "a weight", "the summary", "the first weights"],
+)
+def test_the_first_difference_is_told(compared, other, told):
+    found = compared(**other)
+    assert isinstance(found, Divergence) and str(found) == told
+
+
+def test_weights_that_are_equal_but_not_the_same_bits(tmp_path):
+    a, b = write_run(tmp_path / "a", weight=0.0), write_run(tmp_path / "b", weight=-0.0)
+    found = compare_bytes(a, b)
+    assert isinstance(found, Divergence) and (found.field, found.a, found.b) == (
+        "element 0",
+        0.0,
+        -0.0,
+    )
+
+
+def test_a_row_too_many_is_a_divergence(tmp_path):
+    a, b = write_run(tmp_path / "a"), write_run(tmp_path / "b")
+    b.metrics.write_text(b.metrics.read_text() + '{"kind":"train","iteration":3,"loss":3.0}\n')
+    found = compare_bytes(a, b)
+    assert isinstance(found, Divergence) and (found.place, found.field) == (
+        "iteration 3",
+        "train row",
+    )
+
+
+def test_evaluations_at_another_interval_are_left_out_and_counted(tmp_path):
+    a = write_run(tmp_path / "a", symbols={"EVAL_INTERVAL": 500})
+    b = write_run(tmp_path / "b", symbols={"EVAL_INTERVAL": 1})
+    b.metrics.write_text('{"kind":"eval","iteration":1,"val_loss":3.3}\n' + b.metrics.read_text())
+    found = compare_bytes(a, b)
+    assert isinstance(found, Agreement) and found.evaluations_left_out == 1
+    # The same row without another interval is one that should not be there.
+    c = write_run(tmp_path / "c", symbols={"EVAL_INTERVAL": 500})
+    c.metrics.write_text(b.metrics.read_text())
+    assert isinstance(compare_bytes(a, c), Divergence)
+
+
+def test_missing_files_are_the_users_error(tmp_path):
+    a, b = write_run(tmp_path / "a"), write_run(tmp_path / "b")
+    b.weights.unlink()
+    with pytest.raises(ConfigError, match="cannot be compared: FileNotFoundError"):
+        compare_bytes(a, b)

@@ -1,0 +1,131 @@
+"""Which fields keep two runs from being compared."""
+
+import json
+
+import pytest
+
+from lib.compare.facts import flatten, read_facts
+from lib.compare.keys import differences, observed_differences, speed_differences
+from lib.errors import ConfigError
+from tests.lib.fabricated import IDENTITY, MANIFEST, changed, write_run
+
+
+@pytest.fixture
+def fields(tmp_path):
+    """The fields in which a changed copy of a run differs from the run."""
+
+    def find(identity=IDENTITY, manifest=MANIFEST, of=differences, **rest):
+        a = read_facts(write_run(tmp_path / "a"))
+        b = read_facts(write_run(tmp_path / "b", identity=identity, manifest=manifest, **rest))
+        return [difference.field for difference in of(a, b)]
+
+    return find
+
+
+def test_a_run_and_its_copy_differ_in_nothing(fields):
+    assert fields() == []
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "field"),
+    [
+        ("machine__compile", True, "machine.compile"),
+        ("machine__precision", "bf16", "machine.precision"),
+        ("model__attention__backend", "math", "model.attention.backend"),
+        ("repro__profile", "maxout_speed", "repro.profile"),
+        ("train__batch_size", 4, "train.batch_size"),
+        ("optimizer__beta2", 0.99, "optimizer.beta2"),
+        ("seed", 2, "seed"),
+    ],
+)
+def test_a_setting_is_one_field(fields, path, value, field):
+    assert fields(identity=changed(IDENTITY, **{path: value})) == [field]
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "field"),
+    [
+        ("data__digest", "d2", "data"),
+        ("data__split", {"id": "s2"}, "split"),
+        ("data__tokenizer__digest", "t2", "tokenizer"),
+        ("origin__torch", "2.12.0", "torch"),
+        ("origin__device", "another", "device"),
+        ("environment__cudnn_version", 91002, "cudnn"),
+        ("hardware__cpu_capability", "AVX512", "cpu_capability"),
+        ("attention__kernel", "sdpa flash", "attention"),
+        ("batch__micro_batch", 4, "batch"),
+        ("processes__world_size", 2, "world_size"),
+        ("knobs__allow_tf32_cudnn__observed", True, "knobs.allow_tf32_cudnn"),
+        ("knobs__cpu_threads__observed", 2, "knobs.cpu_threads"),
+        ("knobs__torch_compile_enabled__observed", True, "knobs.torch_compile_enabled"),
+        ("oom_fallbacks", [{"action": "halve"}], "oom_fallbacks"),
+        ("code__changed_during_run", ["gpt2/train.py"], "changed_during_run"),
+        ("origin__sources", {"gpt2/train.py": "b" * 64}, "code"),
+    ],
+)
+def test_a_fact_is_one_field_and_absent_it_is_unknown(fields, path, value, field):
+    assert fields(manifest=changed(MANIFEST, **{path: value})) == [field]
+    if not field.startswith("knobs"):
+        assert fields(manifest=changed(MANIFEST, **{path: ...})) == [field]
+
+
+def test_what_nobody_wrote_down_is_not_taken_for_the_same(tmp_path):
+    both = changed(MANIFEST, origin__torch=..., knobs=..., oom_fallbacks=...)
+    a, b = (read_facts(write_run(tmp_path / name, manifest=both)) for name in "ab")
+    assert [d.field for d in differences(a, b)] == ["oom_fallbacks", "torch"]
+    # A manifest without any knob has nothing that could be compared by name.
+    whole = read_facts(write_run(tmp_path / "c"))
+    assert "knobs.cpu_threads" in [d.field for d in differences(a, whole)]
+
+
+def test_other_documents_are_a_field(fields):
+    assert fields(documents={"x": (31.4, 5, 10)}) == ["documents"]
+    assert fields(documents={"x": (30.0, 5, 10), "y": (29.0, 5, 10)}) == []
+
+
+def test_what_follows_from_a_setting_is_not_told_twice(fields):
+    identity = changed(IDENTITY, model__attention__terms=[{"name": "reciprocal", "alpha": 0.5}])
+    manifest = changed(MANIFEST, attention__kernel="by rows")
+    assert fields(identity, manifest) == ["model.attention.terms.reciprocal"]
+    knob = {"requested": "bf16", "resolved": "bf16", "observed": "bf16"}
+    manifest = changed(MANIFEST, knobs__precision_mode=knob)
+    assert fields(changed(IDENTITY, machine__precision="bf16"), manifest) == ["machine.precision"]
+    assert (
+        fields(changed(IDENTITY, machine__precision="bf16"), manifest, observed_differences) == []
+    )
+    # What was asked for and not had is a surprise.
+    knob = {"requested": "bf16", "resolved": "bf16", "observed": "fp32"}
+    manifest = changed(MANIFEST, knobs__precision_mode=knob, attention__kernel="by rows")
+    assert fields(changed(IDENTITY, seed=2), manifest, observed_differences) == ["attention"]
+
+
+def test_code_is_compared_where_both_have_it(fields):
+    both = {"gpt2/train.py": "a" * 64}
+    assert fields(manifest=changed(MANIFEST, origin__sources=both | {"gpt2/ra.py": "c"})) == []
+    assert fields(manifest=changed(MANIFEST, origin__sources={"gpt2/ra.py": "c"})) == ["code"]
+
+
+def test_code_that_was_edited_after_it_was_loaded_equals_nothing(tmp_path):
+    edited = changed(MANIFEST, origin__sources={"gpt2/train.py": "edited after it was loaded"})
+    a, b = (read_facts(write_run(tmp_path / name, manifest=edited)) for name in "ab")
+    (found,) = differences(a, b)
+    assert found.field == "code" and "gpt2/train.py" in found.a
+
+
+def test_speed_depends_on_more(fields):
+    manifest = changed(MANIFEST, hardware__driver_version="550", hardware__gpu_name="H100")
+    assert fields(manifest=manifest) == []
+    assert fields(manifest=manifest, of=speed_differences) == ["driver", "gpu"]
+
+
+def test_flat_paths():
+    flat = flatten({"a": {"name": "n", "b": [1, 2]}, "c": [{"name": "p", "d": 3}], "e": []})
+    assert flat == {"a": "n", "a.b": [1, 2], "c.p": "p", "c.p.d": 3}
+
+
+def test_a_directory_that_cannot_be_read_is_the_users_error(tmp_path):
+    run = write_run(tmp_path / "a")
+    run.summary.write_text("{")
+    with pytest.raises(ConfigError, match="cannot be compared: JSONDecodeError"):
+        read_facts(run)
+    assert json.loads(run.manifest.read_text()) == MANIFEST

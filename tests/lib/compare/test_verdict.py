@@ -1,0 +1,90 @@
+"""Verdicts on two runs, and the figures beside them."""
+
+import json
+
+import pytest
+
+from lib.compare.facts import read_facts
+from lib.compare.paired import paired_loss, sign_test_p
+from lib.compare.verdict import judge, to_json, to_text
+from lib.errors import ConfigError
+from tests.lib.fabricated import DOCUMENTS, IDENTITY, MANIFEST, changed, write_run
+
+NAMES = {"machine.compile": "COMPILE", "seed": "SEED"}
+# What the change made of each document.
+OTHER = {"x": (30.4, 5, 10), "y": (29.2, 6, 10)}
+
+
+@pytest.fixture
+def judged(tmp_path):
+    def find(axis=(), labels=(), **other):
+        a, b = write_run(tmp_path / "a"), write_run(tmp_path / "b", **other)
+        return judge(read_facts(a), read_facts(b), NAMES, axis, labels)
+
+    return find
+
+
+def test_the_same_run_twice_is_bitwise_and_one_that_parts_is_told(judged):
+    assert (judged().verdict, judged().exit_code) == ("BITWISE", 0)
+    found = judged(losses=(3.5, 3.25))
+    assert (found.verdict, found.exit_code) == ("DIVERGED", 1)
+    assert "first      metrics.jsonl, iteration 2: loss 3.2 and 3.25" in to_text(found)
+
+
+def test_another_setting_is_refused_unless_it_is_the_axis(judged):
+    other = {"identity": changed(IDENTITY, machine__compile=True), "documents": OTHER}
+    found = judged(**other)
+    assert (found.verdict, found.exit_code) == ("NOT COMPARABLE", 4)
+    assert found.reasons == ["COMPILE: False, True"] and found.losses is None
+    found = judged(axis=["COMPILE"], **other)
+    assert (found.verdict, found.exit_code) == ("COMPARED", 0)
+    assert found.axis == ["COMPILE: False, True"] and found.labels == []
+    assert found.losses.difference == pytest.approx(-0.8 / 20)
+    # Exactly one knob: the torch version is another one.
+    other["manifest"] = changed(MANIFEST, origin__torch="2.12.0")
+    assert judged(axis=["COMPILE"], **other).reasons == ["torch: 2.13.0, 2.12.0"]
+    found = judged(axis=["COMPILE"], labels=["torch"], **other)
+    assert found.verdict == "COMPARED" and found.labels == ["torch: 2.13.0, 2.12.0"]
+    assert "  label      torch: 2.13.0, 2.12.0\n" in to_text(found)
+
+
+def test_a_field_that_nobody_has_is_an_error(judged):
+    with pytest.raises(ConfigError, match="AXIS: 'WEATHER' is neither a symbol nor a field"):
+        judged(axis=["WEATHER"])
+
+
+def test_losses_on_other_documents_are_not_subtracted(judged):
+    found = judged(labels=["documents"], documents={"z": (31.4, 5, 10)})
+    assert found.verdict == "COMPARED" and found.losses is None
+    assert "no difference can be told" in to_text(found)
+
+
+def test_speed_is_told_only_where_it_can_be_compared(judged):
+    other = {"identity": changed(IDENTITY, machine__compile=True)}
+    assert "A 34, B 34 tokens per second" in to_text(judged(axis=["COMPILE"], **other))
+    other["manifest"] = changed(MANIFEST, hardware__driver_version="550")
+    text = to_text(judged(axis=["COMPILE"], **other))
+    assert "speed      not comparable: driver: None, 550" in text
+
+
+def test_paired_losses_by_hand(tmp_path):
+    found = paired_loss(
+        write_run(tmp_path / "a", documents=DOCUMENTS), write_run(tmp_path / "b", documents=OTHER)
+    )
+    # -0.1 and +0.02 nats per token.
+    assert found.mean == pytest.approx(-0.04) and found.sd == pytest.approx(0.0848528, abs=1e-6)
+    assert (found.better, found.equal, found.documents) == (1, 0, 2)
+    assert found.sign_test_p == 1.0
+
+
+@pytest.mark.parametrize(
+    ("better", "n", "p"), [(0, 0, None), (0, 5, 2 / 32), (5, 5, 2 / 32), (1, 6, 14 / 64), (3, 6, 1)]
+)
+def test_sign_test_is_the_binomial_tail(better, n, p):
+    assert sign_test_p(better, n) == p
+
+
+def test_json_holds_the_verdict(judged):
+    document = json.loads(to_json(judged(losses=(3.5, 3.25))))
+    assert (document["verdict"], document["exit_code"]) == ("DIVERGED", 1)
+    assert document["first"] | {"field": "loss", "a": 3.2, "b": 3.25} == document["first"]

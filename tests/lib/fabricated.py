@@ -1,0 +1,143 @@
+"""Run directories as the trainer leaves them, without training."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.numpy
+
+from lib.files import write_json
+from lib.repro.per_query import Item, to_csv
+from lib.repro.seal import SCHEMA_VERSION, with_artifacts, write_manifest
+from lib.rundir import RunDir
+from lib.status import State, Status, write_status
+
+IDENTITY: dict[str, Any] = {
+    "machine": {"compile": False, "device": "cpu", "precision": "fp32"},
+    "model": {"attention": {"terms": [], "backend": "auto"}, "shape": {"n_layer": 2}},
+    "optimizer": {"name": "adamw", "beta2": 0.95},
+    "repro": {"profile": "paper_repro"},
+    "seed": 1,
+    "train": {"batch_size": 2, "global_batch": 4, "gpus": 1},
+}
+MANIFEST: dict[str, Any] = {
+    "attention": {"backend_requested": "auto", "kernel": "sdpa math"},
+    "batch": {"micro_batch": 2, "accumulation": 2, "global_sequences": 4},
+    "code": {"changed_during_run": [], "dirty_tree": False, "git_sha": "0" * 40},
+    "data": {"digest": "d1", "split": {"id": "s1"}, "tokenizer": {"digest": "t1"}},
+    "environment": {"torch_git": "g1", "cudnn_version": None},
+    "hardware": {
+        "cpu_capability": "AVX2",
+        "cuda_version": None,
+        "hip_version": None,
+        "gpu_name": None,
+        "driver_version": None,
+    },
+    "knobs": {
+        name: {"requested": value, "resolved": value, "observed": value}
+        for name, value in {
+            "allow_tf32_cudnn": False,
+            "cpu_threads": 1,
+            "precision_mode": "fp32",
+            "torch_compile_enabled": False,
+        }.items()
+    },
+    "oom_fallbacks": [],
+    "origin": {"torch": "2.13.0", "device": "a cpu", "sources": {"gpt2/train.py": "a" * 64}},
+    "processes": {"world_size": 1, "backend": "none"},
+    "init_weights_digest": ["i1"],
+    "schema_version": SCHEMA_VERSION,
+    "status": State.SUCCESS,
+    "volatile": {},
+}
+# Loss, right tokens and length of each document.
+DOCUMENTS: Mapping[str, tuple[float, int, int]] = {"x": (31.4, 5, 10), "y": (29.0, 6, 10)}
+
+
+def changed(record: Mapping[str, Any], **values: Any) -> dict[str, Any]:
+    """A deep copy in which ``knobs__cpu_threads__observed=2`` sets what those keys lead to.
+
+    The value ``...`` takes the key out.
+    """
+    copy: dict[str, Any] = json.loads(json.dumps(record))
+    for path, value in values.items():
+        *place, last = path.split("__")
+        target = copy
+        for key in place:
+            target = target[key]
+        if value is ...:
+            del target[last]
+        else:
+            target[last] = value
+    return copy
+
+
+def write_run(
+    path: Path,
+    *,
+    identity: Mapping[str, Any] = IDENTITY,
+    manifest: Mapping[str, Any] = MANIFEST,
+    symbols: Mapping[str, Any] | None = None,
+    documents: Mapping[str, tuple[float, int, int]] = DOCUMENTS,
+    losses: Sequence[float] = (3.5, 3.2),
+    weight: float = 0.5,
+    final: Mapping[str, Any] | None = None,
+) -> RunDir:
+    """A finished run's directory; the figures in ``final`` replace those that the rows give."""
+    path.mkdir(parents=True, exist_ok=True)
+    run = RunDir(path)
+    record = {"identity": identity, "symbols": symbols or {"SEED": 1}}
+    write_json(run.resolved_config, record)
+    tokens = sum(n for _, _, n in documents.values())
+    figures = {
+        "val_loss": sum(loss for loss, _, _ in documents.values()) / tokens,
+        "unigram_entropy": 3.145,
+        "parameters": 1000,
+        "tokens": 2048,
+        "iterations": len(losses),
+        "sparsity": 0.0,
+    }
+    write_json(
+        run.summary,
+        {
+            "final": figures | dict(final or {}),
+            "numerics": {"check_numerics": False, "detect_anomaly": False},
+            "timing": {"train_seconds": 61.0, "tokens_per_second": 33.6},
+        },
+    )
+    run.per_query.write_text(to_csv(_item(k, *found) for k, found in documents.items()))
+    lines = [
+        {"kind": "train", "iteration": i, "lr": 0.1, "loss": loss, "grad_norm": 1.0, "tokens": i}
+        for i, loss in enumerate(losses, 1)
+    ]
+    lines.append({"kind": "eval", "iteration": len(losses), "val_loss": figures["val_loss"]})
+    run.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    weights = {"wte.weight": np.full((2, 3), weight, np.float32)}
+    run.weights.write_bytes(safetensors.numpy.save(weights))
+    for file in (run.timing, run.logs):
+        file.write_text("{}\n")
+    seal(run, manifest)
+    write_status(run, Status(State.SUCCESS))
+    return run
+
+
+def seal(run: RunDir, manifest: Mapping[str, Any]) -> None:
+    """Write a manifest that agrees with what lies beside it."""
+    write_manifest(run, with_artifacts(run, manifest))
+
+
+def _item(name: str, loss: float, right: int, tokens: int) -> Item:
+    digests = {"doc_sha256": "", "tokens_sha256": f"tokens of {name}"}
+    place = {"split": "val", "eval_step": 2, "batch_index": 0, "row_in_batch": 0}
+    return Item(
+        item_id=name,
+        source="default",
+        **digests,
+        **place,
+        n_tokens=tokens,
+        n_bytes=tokens,
+        nll_sum=loss,
+        n_correct=right,
+    )
