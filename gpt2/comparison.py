@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from glob import glob
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,7 @@ def compare(
 
 
 def finalists(named: str, build_dir: Path, **selection: str) -> Report:
-    """Judge the finalists that ``named`` lists: directories, or patterns over .config's plan.
+    """Judge the finalists that ``named`` lists: directories or patterns of them, or of .config's plan.
 
     ConfigError where a word names no run.
     """
@@ -56,8 +57,9 @@ def finalists(named: str, build_dir: Path, **selection: str) -> Report:
 
 
 def _named(word: str, build_dir: Path, **selection: str) -> list[Path]:
-    if RunDir(Path(word)).resolved_config.exists():
-        return [Path(word)]
+    folders = [Path(name) for name in sorted(glob(word)) if ".old-" not in name]
+    if found := [path for path in folders if RunDir(path).resolved_config.exists()]:
+        return found
     plan = make_plan(config_layers(build_dir), build_dir, **selection)
     return [run.path for run in plan.matching(word)]
 

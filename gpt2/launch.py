@@ -19,7 +19,7 @@ from lib.machine.setup import environment, require_processes
 from lib.plan import Run, own_path
 from lib.rundir import RunDir
 from lib.runner import locks
-from lib.runner.decide import move_aside
+from lib.runner.decide import move_aside, refuse_foreign
 from lib.runner.interrupts import Interrupts
 from lib.runner.pool import Pool
 from lib.runner.progress import RunProgress
@@ -78,6 +78,7 @@ def train_here(plan: Plan, *, dirty: bool = False) -> int:
         what = f"{len(plan.runs)} runs are planned, and this trains one"
         raise ConfigError(Problem(what, plan.study, "type: make train STEPS=7 SEEDS=1"))
     (run,) = plan.runs
+    refuse_foreign([run])
     status = read_status(RunDir(run.path))
     if status is not None and status.state is State.SUCCESS:
         say("SKIP", f"{run.label}   done; to train it again: make rerun RUNS={run.variant.slug}")

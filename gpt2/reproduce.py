@@ -28,7 +28,7 @@ from lib.compare.facts import Facts, read_facts
 from lib.compare.keys import observed_differences
 from lib.compare.verdict import DIVERGED, NOT_COMPARABLE, Comparison, same_bytes, to_json, to_text
 from lib.console import say
-from lib.errors import ConfigError
+from lib.errors import ConfigError, PreflightError
 from lib.kconfig import defconfig_layers
 from lib.project import ROOT
 from lib.rundir import RunDir
@@ -184,9 +184,7 @@ def _in_its_own_tree(
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix="source-") as scratch:
         tree = Path(scratch) / "tree"
-        check_out(sha, edits, tree)
-        if wrong := other_files(tree, original.sources):
-            reasons = [f"code: {name} is not what commit and code.diff give" for name in wrong]
+        if reasons := _put_together(tree, sha, edits, original):
             return _told(request, _refusal(run, reasons))
         say("SOURCE", f"commit {sha[:12]} with the edits of {edits}")
         command = [sys.executable, str(tree / "scripts" / "reproduce.py")]
@@ -198,6 +196,16 @@ def _in_its_own_tree(
             command, cwd=tree, env=variables, stdout=subprocess.PIPE, text=True, check=False
         )
     return done.returncode, done.stdout
+
+
+def _put_together(tree: Path, sha: str, edits: Path, original: Facts) -> list[str]:
+    """Write the run's own tree into ``tree``; why that is not what made the run."""
+    try:
+        check_out(sha, edits, tree)
+    except PreflightError as error:
+        return [f"code: {problem}" for problem in error.problems]
+    wrong = other_files(tree, original.sources)
+    return [f"code: {name} is not what commit and code.diff give" for name in wrong]
 
 
 def _told(request: Request, found: Comparison) -> tuple[int, str]:

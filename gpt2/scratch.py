@@ -12,7 +12,7 @@ from lib.console import say
 from lib.errors import ConfigError, Problem
 from lib.plan import Run, Variant
 from lib.rundir import RunDir
-from lib.runner.decide import move_aside
+from lib.runner.decide import holds_another, move_aside
 from lib.runner.runner import Options, run_all
 from lib.status import State, read_status
 from lib.tracking import TRACKERS
@@ -36,7 +36,7 @@ def train_scratch(plan: Plan, *, anew: bool = True) -> int:
     for run in plan.runs:
         status = read_status(RunDir(run.path))
         done = status is not None and status.state is State.SUCCESS
-        if run.path.exists() and (anew or done):
+        if run.path.exists() and (anew or done or holds_another(run)):
             say("RERUN", f"{run.path.name}   kept as {move_aside(RunDir(run.path)).name}")
     pool = new_pool(plan)
     return run_all(plan.runs, plan.folder, Gpt2Target(plan, pool), pool, Options(stale="rerun"))

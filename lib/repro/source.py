@@ -20,9 +20,14 @@ from lib.project import ROOT
 # stale. A worker has some of it loaded, depending on which command started it.
 _AROUND_TRAINING = (
     "gpt2/ablation/",
+    "gpt2/arguments.py",
+    "gpt2/comparison.py",
     "gpt2/planning.py",
+    "gpt2/reproduce.py",
+    "gpt2/scratch.py",
     "lib/analysis/",
     "lib/cli.py",
+    "lib/compare/",
     "lib/console.py",
     "lib/environment/",
     "lib/kconfig/",

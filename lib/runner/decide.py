@@ -1,5 +1,6 @@
 """What is to be done about each planned run: its own directory says, and nothing else does."""
 
+import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lib.errors import ConfigError, Problem
+from lib.files import canonical_json
 from lib.plan import Run
 from lib.rundir import RunDir
 from lib.status import State, read_status
@@ -64,6 +66,21 @@ def decide(run: Run[Any], differences: Differences, stale: str) -> Decision:
     return Decision(run, Action.RETRY if failed else Action.RESUME, changes)
 
 
+def refuse_foreign(runs: Sequence[Run[Any]]) -> None:
+    """ConfigError listing the directories that hold another run than the one that is planned."""
+    problems = [
+        Problem(
+            f"holds another run than {run.label}",
+            str(run.path),
+            "move it away, or set OUTPUT_DIR to another folder",
+        )
+        for run in runs
+        if holds_another(run)
+    ]
+    if problems:
+        raise ConfigError(*problems)
+
+
 def refuse_stale(decisions: Sequence[Decision]) -> None:
     """ConfigError listing the runs that were made by other code, and what to type."""
     stale = [d for d in decisions if d.action is Action.STALE]
@@ -83,6 +100,16 @@ def describe_changes(changes: Sequence[str]) -> str:
     named = ", ".join(changes[:_NAMED_REASONS])
     more = len(changes) - _NAMED_REASONS
     return f"changed since: {named}" + (f" and {more} more" if more > 0 else "")
+
+
+def holds_another(run: Run[Any]) -> bool:
+    """Whether the directory says that it was made with another configuration."""
+    try:
+        made = json.loads(RunDir(run.path).resolved_config.read_text())["identity"]
+    except (OSError, ValueError, KeyError, TypeError):
+        # A run that was killed before it began, or a damaged one: its state is told elsewhere.
+        return False
+    return canonical_json(made) != canonical_json(run.config.identity())
 
 
 def move_aside(run: RunDir) -> Path:

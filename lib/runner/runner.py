@@ -23,7 +23,15 @@ from lib.plan import Run
 from lib.repro.seal import end_run
 from lib.rundir import RunDir
 from lib.runner import locks
-from lib.runner.decide import Action, Decision, decide, describe_changes, move_aside, refuse_stale
+from lib.runner.decide import (
+    Action,
+    Decision,
+    decide,
+    describe_changes,
+    move_aside,
+    refuse_foreign,
+    refuse_stale,
+)
 from lib.runner.display import Display, choose_display, say_end
 from lib.runner.interrupts import Interrupts
 from lib.runner.pool import Pool, Worker
@@ -107,6 +115,7 @@ def _decide(
     runs: Sequence[Run[Any]], target: Target, options: Options, quiet: bool = False
 ) -> list[Decision]:
     """What is left to do; says what is not."""
+    refuse_foreign(runs)
     decisions = [decide(run, target.differences, options.stale) for run in runs]
     refuse_stale(decisions)
     for decision in decisions if not quiet else ():

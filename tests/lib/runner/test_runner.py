@@ -157,6 +157,20 @@ def test_a_second_make_refuses_while_the_first_is_at_work(study):
     assert study.finish(make)[0] == 130
 
 
+@pytest.mark.parametrize("state", ["SUCCESS", "RUNNING"])
+def test_a_directory_that_holds_another_run_is_refused_untouched(study, state):
+    foreign = study.path("b")
+    foreign.mkdir(parents=True)
+    (foreign / "resolved_config.yaml").write_text('{"identity": {"name": "z"}}')
+    (foreign / "status.json").write_text(json.dumps({"state": state, "schema_version": 1}))
+    before = {path.name: path.read_bytes() for path in foreign.iterdir()}
+    code, said = study.make()
+    assert code == 2
+    assert f"{foreign}: holds another run than fake/01-b s1" in said and "OUTPUT_DIR" in said
+    assert {path.name: path.read_bytes() for path in foreign.iterdir()} == before
+    assert study.journal() == []
+
+
 def test_runs_as_many_at_a_time_as_jobs_says(study):
     everyone = {"all": {"steps": 4, "step_seconds": 0.2}}
     code, _ = study.make(**everyone, jobs=2, names=["a", "b", "c", "d"])

@@ -1,0 +1,118 @@
+"""Comparing runs by the symbols that made them."""
+
+import json
+import re
+
+import pytest
+
+from gpt2.ablation.resolve import resolve_config
+from gpt2.comparison import compare, finalists, symbol_names
+from gpt2.runs import write_resolved_config
+from lib.binding import Value
+from lib.compare.facts import flatten
+from lib.errors import ConfigError
+from lib.kconfig import Layer, Tree
+from tests.integration.conftest import SMALL
+from tests.lib.fabricated import MANIFEST, changed, write_run
+
+
+@pytest.fixture(scope="module")
+def tree():
+    return Tree()
+
+
+@pytest.fixture
+def made(tree, tmp_path):
+    """A finished run of the small configuration with some symbols changed."""
+
+    def make(name, manifest=MANIFEST, final=None, **settings: Value):
+        config = resolve_config(tree, [Layer.of("test", "test", {**SMALL, **settings})])
+        run = write_run(tmp_path / name, manifest=manifest, final=final)
+        write_resolved_config(run, config)
+        return str(run.path)
+
+    return make
+
+
+def test_every_setting_has_a_symbol(tree):
+    config = resolve_config(
+        tree,
+        [
+            Layer.of(
+                "test",
+                "test",
+                {**SMALL, "RECIPROCAL": True, "MLP_ATTN_GATE": True, "PRUNING_MAGNITUDE": True},
+            )
+        ],
+    )
+    # As they stand in a file, where a tuple is a list.
+    paths = flatten(json.loads(json.dumps(config.identity())))
+    names = symbol_names(config)
+    # The vocabulary follows from the tokenizer.
+    assert set(paths) - set(names) == {"model.shape.vocab_size"}
+    symbols = {symbol.name for symbol in tree.symbols()}
+    assert set(names.values()) <= symbols
+    assert names["model.attention.terms.reciprocal"] == "RECIPROCAL"
+    assert names["pruning"] == "PRUNING" and names["optimizer.beta2"] == "ADAM_BETA2"
+
+
+@pytest.mark.parametrize(
+    ("settings", "symbol"),
+    [
+        ({"COMPILE": True}, "COMPILE"),
+        ({"PRECISION_BF16": True}, "PRECISION"),
+        ({"ATTENTION_BACKEND_MATH": True}, "ATTENTION_BACKEND"),
+        ({"CPU_THREADS": 2}, "CPU_THREADS"),
+        ({"DROPOUT": "0.2"}, "DROPOUT"),
+        ({"OPTIMIZER_SGD": True}, "OPTIMIZER"),
+        ({"RECIPROCAL": True}, "RECIPROCAL"),
+    ],
+)
+def test_one_knob_is_one_symbol(made, settings, symbol, tmp_path):
+    a, b = made("a"), made("b", **settings)
+    refused = compare(a, b, tmp_path)
+    assert refused.exit_code == 4
+    assert [re.match(r"\w+", reason)[0] for reason in refused.reasons] == [symbol]
+    assert compare(a, b, tmp_path, axis=symbol).verdict == "COMPARED"
+    assert compare(a, b, tmp_path, label_by=symbol).labels == refused.reasons
+
+
+def test_a_second_knob_is_not_overlooked(made, tmp_path):
+    a, b = made("a"), made("b", COMPILE=True, DROPOUT="0.2")
+    refused = compare(a, b, tmp_path, axis="COMPILE")
+    assert refused.reasons == ["DROPOUT: 0.1, 0.2"]
+
+
+def test_runs_of_code_that_is_gone_are_compared_by_paths(made, tmp_path):
+    a, b = made("a"), made("b", DROPOUT="0.2")
+    for path in (a, b):
+        file = f"{path}/resolved_config.yaml"
+        with open(file) as stream:
+            record = json.load(stream)
+        del record["symbols"]["N_LAYER"]
+        with open(file, "w") as stream:
+            json.dump(record, stream)
+    assert compare(a, b, tmp_path).reasons == ["model.shape.dropout: 0.1, 0.2"]
+
+
+def test_a_run_has_to_be_named(made, tmp_path):
+    with pytest.raises(ConfigError, match="make compare A=DIR B=DIR"):
+        compare(made("a"), "", tmp_path)
+
+
+def test_finalists_are_found_by_directory_and_grouped_by_symbols(made, tmp_path):
+    runs = [made(f"a-s{i}-x", final={"val_loss": 3.0 + i / 100}, SEED=i) for i in (1, 2, 3)]
+    runs += [
+        made(f"b-s{i}-x", final={"val_loss": 2.9 + i / 100}, SEED=i, DROPOUT="0.2")
+        for i in (1, 2, 3)
+    ]
+    (tmp_path / "a-s1-x.old-20260101-120000").mkdir()
+    report = finalists(f"{tmp_path}/a-s* {tmp_path}/b-s*", tmp_path)
+    assert report.exit_code == 0 and [len(g.seeds) for g in report.groups] == [3, 3]
+    assert report.contrasts[0].changes == ["DROPOUT: 0.1, 0.2"]
+    manifest = changed(MANIFEST, origin__torch="2.12.0")
+    runs[5] = made("b-s3-x", manifest, {"val_loss": 2.93}, SEED=3, DROPOUT="0.2")
+    refused = finalists(",".join(runs), tmp_path)
+    assert refused.groups[1].problems == [
+        "seed 3 cannot be compared with seed 1: torch: 2.13.0, 2.12.0"
+    ]

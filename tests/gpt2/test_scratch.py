@@ -1,0 +1,60 @@
+"""Where a run that is made again finds its data."""
+
+import shutil
+
+import pytest
+
+from gpt2.ablation.resolve import resolve_config
+from gpt2.config import Config
+from gpt2.data.prepare import prepare
+from gpt2.scratch import unobserved, with_data
+from lib.errors import ConfigError
+from lib.kconfig import Layer, Tree
+from tests.integration.conftest import SMALL
+
+
+@pytest.fixture
+def made(tmp_path):
+    """A configuration that reads the relative path "text", and its build folder with prepared data."""
+    build = tmp_path / "build"
+    (build / "text").mkdir(parents=True)
+    for i in range(12):
+        (build / f"text/{i}.txt").write_text(f"{i} makes {i * i}, as anybody knows. " * 9)
+    config = resolve_config(Tree(), [Layer.of("test", "test", SMALL)])
+    return config, build, prepare(config.data, build)
+
+
+def test_a_data_folder_is_taken_as_it_is(made, tmp_path):
+    config, build, folder = made
+    found, place = with_data(config, str(folder.parent), tmp_path / "scratch", build)
+    assert (found.hash8, place) == (config.hash8, build)
+    assert prepare(found.data, place) == folder and not (tmp_path / "scratch").exists()
+
+
+def test_the_text_of_a_custom_data_set_gives_the_same_data(made, tmp_path):
+    config, build, folder = made
+    elsewhere = shutil.move(build / "text", tmp_path / "elsewhere")
+    fresh = tmp_path / "fresh"
+    fresh.mkdir()
+    found, place = with_data(config, str(elsewhere), fresh / "reproduced", fresh)
+    assert found.hash8 == config.hash8 and found.data.custom_path == "text"
+    again = prepare(found.data, place)
+    assert (again.parent, again.name) == (fresh / "data", folder.name)
+    assert (again / "dataset.json").read_bytes() == (folder / "dataset.json").read_bytes()
+
+
+def test_data_that_is_not_there_is_the_users_error(made, tmp_path):
+    config, build, _ = made
+    with pytest.raises(ConfigError, match="no such file or folder"):
+        with_data(config, str(tmp_path / "nowhere"), tmp_path / "scratch", build)
+    absolute = Config.from_values({**config.values, "CUSTOM_PATH": "/nowhere/text"})
+    with pytest.raises(ConfigError, match="an absolute path, and no other place"):
+        with_data(absolute, str(build / "text"), tmp_path / "scratch", build)
+
+
+def test_trackers_and_time_limit_are_left_out_and_the_run_stays_the_same(made):
+    config, _, _ = made
+    values = {**config.values, "RUN_TIME_LIMIT_SECONDS": 60, "TRACKER_WANDB": True}
+    quiet = Config.from_values(unobserved(values))
+    assert quiet.hash8 == config.hash8
+    assert quiet.tracking.trackers == () and quiet.run_time_limit_seconds == 0

@@ -1,0 +1,191 @@
+"""A run made again on a fresh clone, from its directory and the data alone."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from gpt2.data.prepare import prepare
+from gpt2.planning import config_layers, make_plan
+from lib.kconfig import Layer, Tree
+from lib.project import ROOT
+from lib.rundir import RunDir
+from tests.integration.conftest import SMALL
+
+# A line of the trainer, and an edit that a training shows from its second step on.
+LINE = "    measured = optimizer_step(session, micro_batches, lr)\n"
+EDIT = "    measured = optimizer_step(session, micro_batches, lr * 1.01)\n"
+
+
+def git(folder: Path, *words: str) -> str:
+    identity = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "init.defaultBranch=main"]
+    command = ["git", *identity, "-C", str(folder), *words]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+@dataclass
+class Clone:
+    """A copy of the tree under git."""
+
+    path: Path
+
+    def command(self, script: str, *arguments: str, **variables: str) -> tuple[int, str, str]:
+        """Run a command line of this tree: exit code, stdout, stderr."""
+        unset = ("V", "JSON", "STEPS", "RUN", "DATA", "FORCE")
+        environment = {k: v for k, v in os.environ.items() if k not in unset}
+        done = subprocess.run(
+            [sys.executable, str(self.path / "scripts" / script), *arguments],
+            cwd=self.path,
+            env={**environment, "PYTHONPATH": str(self.path), "DIRTY": "y", **variables},
+            capture_output=True,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            timeout=120,
+        )
+        return done.returncode, done.stdout, done.stderr
+
+    def edit(self) -> None:
+        trainer = self.path / "gpt2" / "train.py"
+        assert LINE in trainer.read_text()
+        trainer.write_text(trainer.read_text().replace(LINE, EDIT))
+
+
+@pytest.fixture(scope="module")
+def origin(tmp_path_factory: pytest.TempPathFactory) -> Clone:
+    """This tree as it stands, committed."""
+    folder = tmp_path_factory.mktemp("origin") / "tree"
+    listed = subprocess.run(
+        ["git", "-C", str(ROOT), "ls-files", "-co", "--exclude-standard"],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    for name in listed.stdout.splitlines():
+        if (ROOT / name).is_file() and not name.startswith("tests/"):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, folder / name)
+    git(folder, "init", "-q")
+    git(folder, "add", "-A")
+    git(folder, "commit", "-q", "-m", "all")
+    return Clone(folder)
+
+
+@pytest.fixture
+def clone(origin: Clone, tmp_path: Path) -> Clone:
+    """What git clone gives, and nothing else."""
+    git(tmp_path, "clone", "-q", str(origin.path), "clone")
+    return Clone(tmp_path / "clone")
+
+
+@pytest.fixture(scope="module")
+def build(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A build folder with text and prepared data."""
+    folder = tmp_path_factory.mktemp("build")
+    (folder / "text").mkdir()
+    for i in range(12):
+        (folder / f"text/{i}.txt").write_text(f"{i} makes {i * i}, as anybody knows. " * 9)
+    configure(folder)
+    prepare(make_plan(config_layers(folder), folder).base.data, folder)
+    return folder
+
+
+def configure(folder: Path, **settings: object) -> None:
+    given = {**SMALL, "CUSTOM_PATH": str(folder / "text"), **settings}
+    del given["RA_MLA_ABLATION_MODE"]
+    layer = Layer.of("defconfig", "test", {**given, "SINGLE_TRAINING": True})
+    Tree().write_config([layer], folder / ".config")
+
+
+def trained(tree: Clone, build: Path) -> Path:
+    """The finished run of ``build``'s configuration."""
+    code, _, said = tree.command("run_test_matrix.py", "-O", str(build))
+    assert code == 0, said
+    return make_plan(config_layers(build), build).runs[0].path
+
+
+@pytest.fixture(scope="module")
+def original(origin: Clone, build: Path) -> Path:
+    return trained(origin, build)
+
+
+def reproduce(tree: Clone, run: Path, data: Path, *more: str) -> tuple[int, str, str]:
+    return tree.command("reproduce.py", "--run", str(run), "--data", str(data), *more)
+
+
+def test_a_fresh_clone_makes_the_same_bytes(original, build, clone, tmp_path):
+    # The directory is all that is left of the run: its place and its name are no matter.
+    run = Path(shutil.copytree(original, tmp_path / "a copy"))
+    code, told, said = reproduce(clone, run, build / "data")
+    assert code == 0, told + said
+    assert told.startswith("BITWISE\n") and "5 rows of metrics.jsonl" in told
+    again = RunDir(clone.path / "reproduced" / "a copy")
+    assert again.weights.read_bytes() == RunDir(original).weights.read_bytes()
+    assert not (clone.path / ".config").exists() and git(clone.path, "status", "--short") == ""
+
+
+def test_what_differs_is_told_before_anything_is_trained(original, build, clone, tmp_path):
+    run = RunDir(Path(shutil.copytree(original, tmp_path / "copy")))
+    manifest = json.loads(run.manifest.read_text())
+    manifest["origin"] |= {"torch": "1.0.0", "device": "abacus"}
+    run.manifest.write_text(json.dumps(manifest))
+    code, told, _ = reproduce(clone, run.path, build / "data")
+    assert code == 4 and told.startswith("NOT COMPARABLE\n")
+    assert "torch (was 1.0.0, is " in told and "device (was abacus, is " in told
+    assert not (clone.path / "reproduced").exists()
+
+
+def test_other_data_is_not_comparable(original, build, clone, tmp_path):
+    run = RunDir(Path(shutil.copytree(original, tmp_path / "copy")))
+    manifest = json.loads(run.manifest.read_text())
+    manifest["data"]["digest"] = "0" * 64
+    run.manifest.write_text(json.dumps(manifest))
+    code, told, _ = reproduce(clone, run.path, build / "data", "--json")
+    assert code == 4
+    (reason,) = json.loads(told)["reasons"]
+    assert reason.startswith("data (was 000000000000, is ")
+
+
+def test_an_edited_tree_is_refused_and_when_forced_diverges(original, build, clone):
+    clone.edit()
+    code, told, _ = reproduce(clone, original, build / "data")
+    assert code == 4 and "code: gpt2/train.py is another file here" in told
+    sha = git(clone.path, "rev-parse", "HEAD").strip()
+    assert f"git worktree add ../kablate-{sha[:8]} {sha} && make -C" in told
+    code, told, said = reproduce(clone, original, build / "data", "--force")
+    assert code == 1, told + said
+    assert told.startswith("DIVERGED\n") and "forced although code: gpt2/train.py" in said
+    # The first loss is computed before the first step; then the rate is told as it was scheduled.
+    assert "first      metrics.jsonl, iteration 2: loss 5." in told
+    assert "label      code: gpt2/train.py is another file here" in told
+
+
+def test_a_run_of_two_ranks_from_an_edited_tree_is_made_again_from_its_diff(
+    origin, build, clone, tmp_path
+):
+    edited = tmp_path / "edited"
+    git(tmp_path, "clone", "-q", str(origin.path), str(edited))
+    Clone(edited).edit()
+    configure(build, GPUS=2, BATCH_SIZE=1)
+    run = trained(Clone(edited), build)
+    # As the trainer keeps it.
+    (run / "code.diff").write_text(git(edited, "diff", "--binary", "HEAD"))
+    code, told, said = reproduce(clone, run, build / "data")
+    assert code == 0, told + said
+    assert told.startswith("BITWISE\n") and "SOURCE  commit" in said
+    ranks = json.loads((clone.path / "reproduced" / run.name / "manifest.json").read_text())
+    assert ranks["processes"]["world_size"] == 2
+    assert list((clone.path / "reproduced").glob("source-*")) == []
+    # Edits that are not those of the run.
+    diff = (run / "code.diff").read_text()
+    for other, reason in (
+        (diff.replace("lr * 1.01", "lr * 1.02"), "gpt2/train.py is not what commit and code.diff"),
+        (diff.replace("optimizer_step", "optimiser_step"), "git apply failed: error: patch failed"),
+    ):
+        (run / "code.diff").write_text(other)
+        code, told, _ = reproduce(clone, run, build / "data")
+        assert code == 4 and f"code: {reason}" in told
