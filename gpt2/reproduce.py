@@ -72,7 +72,8 @@ def reproduce(request: Request) -> tuple[int, str]:
     if request.force or not reasons:
         reasons += _data(config, build_dir, original)
     if reasons and not request.force:
-        return _told(request, _refusal(found, [*reasons, *_way_back(request, manifest, code)]))
+        more = _way_back(found, request.data, manifest["code"]) if code else []
+        return _told(request, _refusal(found, [*reasons, *more]))
     for reason in reasons:
         say("WARN", f"forced although {reason}")
     if exit_code := train_scratch(plan, anew=request.force):
@@ -93,7 +94,7 @@ def train_twice(
     if exit_code := train_scratch(plan):
         return exit_code, ""
     first, second = (read_facts(RunDir(run.path)) for run in plan.runs)
-    found = same_bytes(first, second)
+    found = same_bytes(first, second, _looseness(first))
     return found.exit_code, to_json(found) if json else to_text(found)
 
 
@@ -130,6 +131,7 @@ def _here(plan: Plan, run: RunDir) -> list[str]:
 
 
 def _as_reason(difference: str) -> str:
+    """torch and device say what they were; the rest are names of files."""
     return difference if " (was " in difference else f"code: {difference} is another file here"
 
 
@@ -148,7 +150,7 @@ def _data(config: Config, build_dir: Path, original: Facts) -> list[str]:
 
 def _judged(original: Facts, again: Facts, reasons: list[str]) -> Comparison:
     """The same bytes are the same whatever else differs; a divergence needs equal conditions."""
-    found = same_bytes(original, again, reasons)
+    found = same_bytes(original, again, [*reasons, *_looseness(original)])
     if found.verdict != DIVERGED or reasons:
         return found
     if others := [str(difference) for difference in observed_differences(original, again)]:
@@ -156,22 +158,28 @@ def _judged(original: Facts, again: Facts, reasons: list[str]) -> Comparison:
     return found
 
 
+def _looseness(facts: Facts) -> list[str]:
+    """Why even the same machine need not come to the same bits again."""
+    knob = "knobs.deterministic_algorithms"
+    if facts.observed.get(knob) is False:
+        return [f"{knob}: False, so two trainings need not agree"]
+    return []
+
+
 def _refusal(run: RunDir, reasons: list[str]) -> Comparison:
     return Comparison(str(run.path), "here", NOT_COMPARABLE, reasons=reasons)
 
 
-def _way_back(request: Request, manifest: Mapping[str, Any], code: list[str]) -> list[str]:
-    """How to get at the code that made the run, where only that is in the way."""
-    sha = str(manifest["code"]["git_sha"])
-    if not code:
-        return []
+def _way_back(run: RunDir, data: str, code: Mapping[str, Any]) -> list[str]:
+    """How to get at the code that made the run; ``code`` is what its manifest says of it."""
+    sha = str(code["git_sha"])
     if not has_commit(sha):
         return [f"its commit {sha} is not in this repository"]
-    if manifest["code"]["dirty_tree"] is not False:
+    if code["dirty_tree"] is not False:
         return ["it was made with edits that nobody has kept: there is no code.diff beside it"]
     tree = f"../kablate-{sha[:8]}"
-    words = ["make", "-C", tree, "reproduce", f"RUN={Path(request.run).absolute()}"]
-    words += [f"DATA={Path(request.data).absolute()}"] if request.data else []
+    words = ["make", "-C", tree, "reproduce", f"RUN={run.path}"]
+    words += [f"DATA={Path(data).absolute()}"] if data else []
     return [f"its code is here, type: git worktree add {tree} {sha} && {shlex.join(words)}"]
 
 

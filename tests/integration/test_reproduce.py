@@ -182,10 +182,6 @@ def test_a_run_of_two_ranks_from_an_edited_tree_is_made_again_from_its_diff(
     assert list((clone.path / "reproduced").glob("source-*")) == []
     # Edits that are not those of the run.
     diff = (run / "code.diff").read_text()
-    for other, reason in (
-        (diff.replace("lr * 1.01", "lr * 1.02"), "gpt2/train.py is not what commit and code.diff"),
-        (diff.replace("optimizer_step", "optimiser_step"), "git apply failed: error: patch failed"),
-    ):
-        (run / "code.diff").write_text(other)
-        code, told, _ = reproduce(clone, run, build / "data")
-        assert code == 4 and f"code: {reason}" in told
+    (run / "code.diff").write_text(diff.replace("lr * 1.01", "lr * 1.02"))
+    code, told, _ = reproduce(clone, run, build / "data")
+    assert code == 4 and "code: gpt2/train.py is not what commit and code.diff give" in told

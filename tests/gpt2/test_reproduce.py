@@ -1,0 +1,142 @@
+"""What is said of a run before it is made again, and of what came of it. Nothing is trained here."""
+
+import json
+
+import pytest
+
+import gpt2.reproduce
+from gpt2.ablation.resolve import resolve_config
+from gpt2.data.prepare import prepare
+from gpt2.data.store import read_manifest
+from gpt2.reproduce import Request, reproduce
+from gpt2.runs import write_resolved_config
+from lib.errors import ConfigError
+from lib.files import sha256
+from lib.kconfig import Layer, Tree
+from lib.machine.devices import cpu_model
+from lib.project import ROOT
+from lib.repro.stale import installed_torch
+from tests.integration.conftest import SMALL
+from tests.lib.fabricated import MANIFEST, changed, write_run
+
+
+@pytest.fixture(scope="module")
+def tree():
+    return Tree()
+
+
+@pytest.fixture
+def made(tree, tmp_path, monkeypatch):
+    """A run as this tree and this machine would have made it; what was changed of it is told."""
+    (tmp_path / "text").mkdir()
+    for i in range(12):
+        (tmp_path / f"text/{i}.txt").write_text(f"{i} makes {i * i}, as anybody knows. " * 9)
+
+    def make(manifest=None, **settings):
+        given = {k: v for k, v in {**SMALL, **settings}.items() if v is not None}
+        config = resolve_config(tree, [Layer.of("test", "test", given)])
+        data = read_manifest(prepare(config.data, tmp_path), config.data)
+        file = "gpt2/model.py"
+        origin = {
+            "torch": installed_torch(),
+            "device": cpu_model(),
+            "sources": {file: sha256(ROOT / file)},
+        }
+        facts = {**MANIFEST, "origin": origin, "data": data}
+        run = write_run(tmp_path / "run", manifest=changed(facts, **(manifest or {})))
+        write_resolved_config(run, config)
+        return run
+
+    return make
+
+
+@pytest.fixture
+def again(tmp_path, monkeypatch):
+    """Reproduce with a training that writes this instead."""
+
+    def reproduced(run, force=False, **rest):
+        def train(plan, *, anew):
+            (planned,) = plan.runs
+            facts = rest.pop("facts", {})
+            record = json.loads(run.manifest.read_text())
+            write_run(planned.path, manifest=changed(record, **facts), **rest)
+            return 0
+
+        monkeypatch.setattr(gpt2.reproduce, "train_scratch", train)
+        request = Request(str(run.path), tmp_path, force=force, json=True)
+        code, told = reproduce(request)
+        return code, json.loads(told)
+
+    return reproduced
+
+
+def test_the_same_bytes_are_bitwise(made, again):
+    code, found = again(made())
+    assert (code, found["verdict"], found["labels"]) == (0, "BITWISE", [])
+
+
+def test_a_divergence_under_equal_conditions_is_told(made, again):
+    code, found = again(made(), losses=(3.5, 3.25))
+    assert (code, found["verdict"]) == (1, "DIVERGED")
+    assert (found["first"]["place"], found["first"]["field"]) == ("iteration 2", "loss")
+
+
+def test_a_divergence_under_other_conditions_is_no_verdict_on_the_run(made, again):
+    code, found = again(made(), losses=(3.5, 3.25), facts={"knobs__cpu_threads__observed": 2})
+    assert (code, found["verdict"]) == (4, "NOT COMPARABLE")
+    assert found["reasons"] == ["knobs.cpu_threads: 1, 2"]
+
+
+def test_all_reasons_are_listed_and_a_forced_run_carries_them(made, again):
+    facts = {
+        "origin__torch": "1.0.0",
+        "origin__sources": {"gpt2/model.py": "0" * 64},
+        "code__git_sha": "0" * 40,
+    }
+    run = made(facts, BUDGET_TIME=True, MAX_ITERS=None)
+    code, found = again(run)
+    assert code == 4
+    assert [reason.split(" ")[0] for reason in found["reasons"]] == [
+        "torch",
+        "code:",
+        "budget:",
+        "its",
+    ]
+    assert found["reasons"][-1] == f"its commit {'0' * 40} is not in this repository"
+    code, found = again(run, force=True)
+    assert (code, found["verdict"], len(found["labels"])) == (0, "BITWISE", 3)
+
+
+def test_edits_that_nobody_has_kept_are_said(made, again, monkeypatch):
+    monkeypatch.setattr(gpt2.reproduce, "has_commit", lambda sha: True)
+    facts = {"origin__sources": {"gpt2/model.py": "0" * 64}}
+    code, found = again(made({**facts, "code__dirty_tree": True}))
+    assert code == 4 and "there is no code.diff beside it" in found["reasons"][-1]
+
+
+def test_a_configuration_of_other_code(made, again):
+    run = made()
+    record = json.loads(run.resolved_config.read_text())
+    run.resolved_config.write_text(json.dumps({**record, "hash8": "00000000"}))
+    code, found = again(run)
+    assert code == 4 and found["reasons"][0].startswith("configuration: its identity was 00000000")
+    del record["symbols"]["N_LAYER"]
+    run.resolved_config.write_text(json.dumps(record))
+    code, found = again(run, force=True)
+    assert code == 4
+    assert found["reasons"][0].startswith("this code does not take its configuration: N_LAYER")
+
+
+def test_a_run_that_was_not_deterministic_says_so(made, again):
+    knob = {"requested": False, "resolved": False, "observed": False}
+    run = made({"knobs__deterministic_algorithms": knob})
+    code, found = again(run, losses=(3.5, 3.25))
+    assert (code, found["verdict"]) == (1, "DIVERGED")
+    assert found["labels"][0].endswith("so two trainings need not agree")
+
+
+def test_what_is_no_finished_run_is_the_users_error(made, tmp_path):
+    run = made()
+    run.status.unlink()
+    with pytest.raises(ConfigError, match="has not been trained"):
+        reproduce(Request(str(run.path), tmp_path))
