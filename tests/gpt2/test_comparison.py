@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 
 import pytest
 
@@ -106,7 +107,7 @@ def test_finalists_are_found_by_directory_and_grouped_by_symbols(made, tmp_path)
         made(f"b-s{i}-x", final={"val_loss": 2.9 + i / 100}, SEED=i, DROPOUT="0.2")
         for i in (1, 2, 3)
     ]
-    (tmp_path / "a-s1-x.old-20260101-120000").mkdir()
+    shutil.copytree(tmp_path / "a-s1-x", tmp_path / "a-s1-x.old-20260101-120000")
     report = finalists(f"{tmp_path}/a-s* {tmp_path}/b-s*", tmp_path)
     assert report.exit_code == 0 and [len(g.seeds) for g in report.groups] == [3, 3]
     assert report.contrasts[0].changes == ["DROPOUT: 0.1, 0.2"]

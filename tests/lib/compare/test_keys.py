@@ -78,6 +78,19 @@ def test_what_nobody_wrote_down_is_not_taken_for_the_same(tmp_path):
     assert "knobs.cpu_threads" in [d.field for d in differences(a, whole)]
 
 
+def test_how_much_memory_there_was_is_no_field(tmp_path):
+    a, b = (
+        read_facts(
+            write_run(
+                tmp_path / name,
+                manifest=changed(MANIFEST, oom_fallbacks=[{"action": "halve", "peak_bytes": peak}]),
+            )
+        )
+        for name, peak in (("a", 100), ("b", 200))
+    )
+    assert differences(a, b) == []
+
+
 def test_other_documents_are_a_field(fields):
     assert fields(documents={"x": (31.4, 5, 10)}) == ["documents"]
     assert fields(documents={"x": (30.0, 5, 10), "y": (29.0, 5, 10)}) == []
