@@ -68,12 +68,12 @@ def test_speed_is_told_only_where_it_can_be_compared(judged):
 
 
 def test_paired_losses_by_hand(tmp_path):
-    found = paired_loss(
-        write_run(tmp_path / "a", documents=DOCUMENTS), write_run(tmp_path / "b", documents=OTHER)
-    )
-    # -0.1 and +0.02 nats per token.
-    assert found.mean == pytest.approx(-0.04) and found.sd == pytest.approx(0.0848528, abs=1e-6)
-    assert (found.better, found.equal, found.documents) == (1, 0, 2)
+    a = write_run(tmp_path / "a", documents={**DOCUMENTS, "z": (30.0, 5, 10)})
+    b = write_run(tmp_path / "b", documents={**OTHER, "z": (29.5, 5, 10)})
+    found = paired_loss(a, b)
+    # -0.1, +0.02 and -0.05 nats per token.
+    assert found.mean == pytest.approx(-0.13 / 3) and found.sd == pytest.approx(0.0602771, abs=1e-6)
+    assert (found.better, found.equal, found.documents) == (2, 0, 3)
     assert found.sign_test_p == 1.0
 
 
