@@ -61,7 +61,8 @@ def report(plan: Plan, *, json: bool = False, label_by: Sequence[str] = ()) -> s
     target = Gpt2Target(plan, new_pool(plan))
     started = [run for run in plan.runs if read_status(RunDir(run.path)) is not None]
     kept = [run.label for run in started if target.differences(RunDir(run.path))]
-    table = build_table(plan.study, plan.runs, kept, label_by)
+    left_out = [str(problem) for problem in plan.left_out]
+    table = build_table(plan.study, plan.runs, kept, left_out, label_by)
     plan.folder.mkdir(parents=True, exist_ok=True)
     for path in write_table(table, plan.folder):
         say("TABLE", str(path))

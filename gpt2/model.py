@@ -17,6 +17,7 @@ from gpt2.loss import TokenScores, linear_cross_entropy, linear_token_losses
 from gpt2.mlp.base import Mlp
 from gpt2.mlp.options import BlockSite
 from gpt2.zero_linear import ZeroLinear
+from lib.pruning.mask import PaddedEmbedding
 from lib.repro.streams import stream_seed
 
 # GPT-2's standard deviation of initial weights (Radford et al. 2019).
@@ -55,7 +56,7 @@ class GPT(nn.Module):
         super().__init__()
         self.config = config
         shape = config.shape
-        self.wte = nn.Embedding(shape.padded_vocab_size, shape.n_embd)
+        self.wte = PaddedEmbedding(shape.padded_vocab_size, shape.n_embd, shape.vocab_size)
         self.wpe = nn.Embedding(shape.block_size, shape.n_embd)
         self.dropout = nn.Dropout(shape.dropout)
         self.h = nn.ModuleList(Block(config, site) for site in config.sites())

@@ -19,7 +19,6 @@ from lib.optim import OPTIMIZERS
 from lib.optim.groups import parameter_groups
 from lib.pruning import PRUNERS
 from lib.pruning.contract import Pruner
-from lib.pruning.mask import prunable_parameters
 
 
 class Training:
@@ -32,8 +31,7 @@ class Training:
         self.optimizer = OPTIMIZERS.module(config.optimizer.name)(
             groups, config.optimizer, config.schedule.learning_rate
         )
-        prunable = prunable_parameters(self.model, config.pruning.include_embeddings)
-        self.pruner: Pruner = PRUNERS.module(config.pruning.name)(prunable, config.pruning)
+        self.pruner: Pruner = PRUNERS.module(config.pruning.name)(self.model, config.pruning)
 
     def step(self, tokens_BT: list[Tensor], pruner: Pruner | None = None) -> None:
         """One optimizer step, with a micro-batch for each of ``tokens_BT``, of T + 1 tokens."""

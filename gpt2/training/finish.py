@@ -90,6 +90,7 @@ def _summary(
             "budget_stretch": session.budget.stretch,
             "sparsity": session.pruner.sparsity(),
             "sparsity_by_layer": session.pruner.sparsity_by_layer(),
+            "prunable_weights": session.pruner.prunable_weights(),
         },
         "calibration": calibration,
         "numerics": debug_flags(config),

@@ -30,7 +30,6 @@ from lib.machine.setup import grad_scaler, preflight, set_up
 from lib.optim import OPTIMIZERS
 from lib.optim.groups import parameter_groups
 from lib.pruning import PRUNERS
-from lib.pruning.mask import prunable_parameters
 from lib.repro.rng import seed_all
 from lib.repro.source import loaded_source
 from lib.repro.stale import differences
@@ -65,8 +64,7 @@ def open_session(
     optimizer = OPTIMIZERS.module(config.optimizer.name)(
         groups, config.optimizer, config.schedule.learning_rate
     )
-    prunable = prunable_parameters(model, config.pruning.include_embeddings)
-    pruner = PRUNERS.module(config.pruning.name)(prunable, config.pruning)
+    pruner = PRUNERS.module(config.pruning.name)(model, config.pruning)
     # After initialisation, which has generators of its own.
     seed_all(config.seed, group.rank)
     return Session(

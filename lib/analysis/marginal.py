@@ -1,9 +1,10 @@
 """What each factor of a design does, averaged over the others.
 
-Levels of a factor are compared inside groups: cells that are alike in every other factor. Only
-groups in which every level has a result count, so that a combination that is left out, or failed,
-shifts no mean. Over all subsets of n features a group is a pair and there are 2^(n−1); in a design
-that leaves one feature out there is one.
+A level is compared with the factor's reference pair by pair: cells that are alike in every other
+factor. So a combination that is left out, or failed, takes its pair away and shifts no difference.
+Over all subsets of n features there are 2^(n−1) pairs; in a design that leaves one feature out there
+is one. A level that stands beside the reference nowhere, because the rest always differs too, has
+no difference.
 """
 
 import statistics
@@ -19,12 +20,13 @@ class Marginal:
 
     factor: str
     level: str
+    # Mean over all cells of the level, whatever the rest of them is.
     val_loss: float
-    # Against the factor's first level, over the groups; None for that level itself, and where no
-    # group has all levels: ``val_loss`` is then the mean of unlike cells.
+    cells: int
+    # The level that this one is compared with; its own name for the reference.
+    reference: str
+    # Loss minus the reference's, over the pairs; None without a pair, and for the reference.
     difference: Stat | None
-    # Complete groups; 0 where there is none.
-    groups: int
 
 
 def marginals(rows: Sequence[Row]) -> list[Marginal]:
@@ -48,17 +50,20 @@ def marginals(rows: Sequence[Row]) -> list[Marginal]:
 def _of_factor(
     factor: str, names: Sequence[str], cells: Sequence[tuple[Mapping[str, str], float]]
 ) -> list[Marginal]:
-    groups: dict[tuple, dict[str, float]] = {}
+    # Cells that are alike in the rest: level of the factor → loss.
+    alike: dict[tuple, dict[str, float]] = {}
     for levels, loss in cells:
         if factor in levels:
             rest = tuple(item for item in levels.items() if item[0] != factor)
-            groups.setdefault(rest, {})[levels[factor]] = loss
-    complete = [group for group in groups.values() if len(group) == len(names)]
-    used = complete or list(groups.values())
+            alike.setdefault(rest, {})[levels[factor]] = loss
+    groups = list(alike.values())
+    # The first of those that stand beside the most others.
+    reference = max(names, key=lambda name: len({n for g in groups if name in g for n in g}))
     marginal = []
     for name in names:
-        mean = statistics.fmean(group[name] for group in used if name in group)
-        differences = [group[name] - group[names[0]] for group in complete]
-        difference = Stat.of(differences) if name != names[0] else None
-        marginal.append(Marginal(factor, name, mean, difference, len(complete)))
+        losses = [group[name] for group in groups if name in group]
+        pairs = [g[name] - g[reference] for g in groups if {name, reference} <= g.keys()]
+        difference = Stat.of(pairs) if name != reference else None
+        mean = statistics.fmean(losses)
+        marginal.append(Marginal(factor, name, mean, len(losses), reference, difference))
     return marginal

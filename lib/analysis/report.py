@@ -48,23 +48,8 @@ def write_table(table: Table, folder: Path) -> list[Path]:
 
 def to_markdown(table: Table) -> str:
     """A heading, the rows in columns of equal width, and the notes."""
-    pruned = any(row.sparsity for row in table.rows)
     fields = label_fields(table)
-    header = [
-        "#",
-        "step",
-        *fields,
-        "val loss",
-        "ppl",
-        "Δ baseline",
-        "Δ parent",
-        "params",
-        "tokens",
-        "time",
-    ]
-    header += ["sparsity"] * pruned + ["state"]
-    lines = [header, *(_cells(row, pruned) for row in table.rows)]
-    text = f"# {table.study}\n\n{_grid(lines)}\n"
+    text = f"# {table.study}\n\n{_rows_text(table.rows, fields)}\n"
     if table.unigram_entropy is not None:
         text += (
             f"Unigram entropy of the training text: {table.unigram_entropy:.4f} nats per token, the "
@@ -75,9 +60,11 @@ def to_markdown(table: Table) -> str:
     if fields:
         text += f"Rows differ in {', '.join(fields)} too; only rows alike in that are compared.\n"
     text += _test_note([d for row in table.rows for d in _differences(row) if d])
-    text += _marginal_text(marginals(table.rows))
+    text += _marginal_text(marginals(table.rows)) + _layer_text(table.rows)
+    if table.left_out:
+        text += "\n## Left out\n\n" + "".join(f"- {what}\n" for what in table.left_out)
     notes = "".join(f"- {note}\n" for note in table.notes)
-    return text + (f"\n{notes}" if notes else "")
+    return text + (f"\n## Notes\n\n{notes}" if notes else "")
 
 
 def leaderboard_to_markdown(board: Leaderboard) -> str:
@@ -91,7 +78,7 @@ def leaderboard_to_markdown(board: Leaderboard) -> str:
         lines.append([str(rank), runs, _loss(entry.val_loss), *values, *size])
     notes = "".join(f"- {note}\n" for note in board.left_out)
     single = all(entry.val_loss.n == 1 for entry in board.entries)
-    text = _grid(lines)
+    text = _grid(lines, left=(1,))
     if single:
         text += (
             "\nn=1: the best of many single runs looks better than it is; SEEDS=1,2,3 tells more.\n"
@@ -120,7 +107,11 @@ def to_json(table: Table) -> str:
         "schema_version": SCHEMA_VERSION,
         "study": table.study,
         "unigram_entropy": table.unigram_entropy,
-        "rows": [_figures(row) | _labels(row) for row in table.rows],
+        "rows": [
+            {**_figures(row), **_labels(row), "sparsity_by_layer": dict(row.sparsity_by_layer)}
+            for row in table.rows
+        ],
+        "left_out": list(table.left_out),
         "notes": list(table.notes),
         "marginals": [asdict(marginal) for marginal in marginals(table.rows)],
     }
@@ -160,7 +151,17 @@ def _figures(row: Row) -> dict[str, Any]:
     }
 
 
-def _cells(row: Row, pruned: bool) -> list[str]:
+def _rows_text(rows: Sequence[Row], fields: Sequence[str]) -> str:
+    """The main table. Steps have parents; combinations are compared with the first of them."""
+    steps = any(row.variant.parent for row in rows)
+    pruned = any(row.sparsity for row in rows)
+    header = ["#", "step" if steps else "run", *fields, "val loss", "ppl"]
+    header += ["Δ baseline", "Δ parent"] if steps else ["Δ first row"]
+    header += ["params", "tokens", "time"] + ["sparsity"] * pruned + ["state"]
+    return _grid([header, *(_cells(row, steps, pruned) for row in rows)])
+
+
+def _cells(row: Row, steps: bool, pruned: bool) -> list[str]:
     number = "" if row.variant.number is None else str(row.variant.number)
     cells = [
         number,
@@ -168,7 +169,7 @@ def _cells(row: Row, pruned: bool) -> list[str]:
         *row.labels.values(),
         _loss(row.val_loss),
         "-" if row.perplexity is None else f"{row.perplexity:.2f}",
-        *(_change(stat) for stat in _differences(row)),
+        *(_change(stat) for stat in _differences(row)[: 1 + steps]),
         "-" if row.parameters is None else f"{row.parameters:,}",
         "-" if row.tokens is None else short(row.tokens),
         "-" if row.train_seconds is None else clock(row.train_seconds),
@@ -178,22 +179,36 @@ def _cells(row: Row, pruned: bool) -> list[str]:
     return [*cells, row.state]
 
 
+def _layer_text(rows: Sequence[Row]) -> str:
+    """Where the zeros of pruned models are; nothing where no model is pruned."""
+    pruned = [row for row in rows if row.sparsity]
+    layers = list(dict.fromkeys(layer for row in pruned for layer in row.sparsity_by_layer))
+    if not layers:
+        return ""
+    lines = [["run", "all", *layers]]
+    for row in pruned:
+        shares = [row.sparsity, *(row.sparsity_by_layer.get(layer) for layer in layers)]
+        lines.append([row.variant.slug, *("-" if s is None else f"{s:.1%}" for s in shares)])
+    return f"\n## Sparsity by layer\n\n{_grid(lines, left=(0,))}"
+
+
 def _marginal_text(found: Sequence[Marginal]) -> str:
     """The marginal means of a design's factors; nothing for a study of steps."""
     if not found:
         return ""
-    lines = [["factor", "level", "mean val loss", "Δ first level", "groups"]]
+    lines = [["factor", "level", "cells", "mean val loss", "Δ reference", "pairs"]]
     for m in found:
-        change = "-"
+        change = "reference" if m.level == m.reference else "-"
+        pairs = "-" if m.level == m.reference else "0"
         if m.difference is not None:
             sd = m.difference.sd
             change = f"{m.difference.mean:+.4f}" + ("" if sd is None else f" ± {sd:.4f}")
-        mark = "" if m.groups else " (unlike cells)"
-        lines.append([m.factor, m.level, f"{m.val_loss:.4f}{mark}", change, str(m.groups)])
+            pairs = str(m.difference.n)
+        lines.append([m.factor, m.level, str(m.cells), f"{m.val_loss:.4f}", change, pairs])
     return (
-        f"\n## Marginal means\n\n{_grid(lines)}\n"
-        "A group is a set of cells alike in every other factor and complete in this one; means and\n"
-        "differences are over groups.\n"
+        f"\n## Marginal means\n\n{_grid(lines, left=(0, 1))}\n"
+        "Δ is over pairs of cells that are alike in every other factor; a mean is over all cells of its\n"
+        "level, alike or not.\n"
     )
 
 
@@ -229,18 +244,18 @@ def _change(difference: Difference | None) -> str:
     return f"{difference.mean:+.4f} {spread}{p}"
 
 
-def _grid(lines: Sequence[Sequence[str]]) -> str:
-    """A Markdown table whose columns line up: names to the left, figures to the right."""
+def _grid(lines: Sequence[Sequence[str]], left: Sequence[int] = (1, -1)) -> str:
+    """A Markdown table whose columns line up: names, in the columns ``left``, to the left."""
     # "-:" is the shortest rule that Markdown takes.
     widths = [max(2, *(len(line[i]) for line in lines)) for i in range(len(lines[0]))]
-    left = {1, len(widths) - 1}
+    named = {i % len(widths) for i in left}
 
     def row(cells: Sequence[str]) -> str:
         padded = (
-            cell.ljust(width) if i in left else cell.rjust(width)
+            cell.ljust(width) if i in named else cell.rjust(width)
             for i, (cell, width) in enumerate(zip(cells, widths, strict=True))
         )
         return f"| {' | '.join(padded)} |\n"
 
-    rule = (("-" * w) if i in left else ("-" * (w - 1) + ":") for i, w in enumerate(widths))
+    rule = (("-" * w) if i in named else ("-" * (w - 1) + ":") for i, w in enumerate(widths))
     return row(lines[0]) + f"| {' | '.join(rule)} |\n" + "".join(row(line) for line in lines[1:])

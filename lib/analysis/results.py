@@ -1,6 +1,9 @@
 """What one run directory says: a result, or why there is none."""
 
 import json
+import re
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +30,8 @@ class Result:
     tokens_per_second: float
     # Part of the prunable weights that is zero.
     sparsity: float
+    # The same by layer: the matrices whose names begin alike, up to the first number.
+    sparsity_by_layer: Mapping[str, float]
     # What two runs must share to be compared.
     facts: Facts
 
@@ -73,5 +78,18 @@ def _result(run: Run[Any], final: dict[str, Any], timing: dict[str, Any], facts:
         train_seconds=float(timing["train_seconds"]),
         tokens_per_second=float(timing["tokens_per_second"]),
         sparsity=float(final["sparsity"]),
+        sparsity_by_layer=_by_layer(final["sparsity_by_layer"], final["prunable_weights"]),
         facts=facts,
     )
+
+
+def _by_layer(shares: Mapping[str, float], weights: Mapping[str, int]) -> dict[str, float]:
+    """Zeros of each layer's matrices together, from the matrices' own shares and sizes."""
+    zeros, sizes = Counter[str](), Counter[str]()
+    for name, share in shares.items():
+        # h.3.attn.c_attn.weight lies in h.3, and wte.weight in wte.
+        found = re.match(r".*?\d+(?=\.)", name)
+        layer = found[0] if found else name.rpartition(".")[0]
+        zeros[layer] += share * weights[name]
+        sizes[layer] += weights[name]
+    return {layer: zeros[layer] / size for layer, size in sizes.items()}

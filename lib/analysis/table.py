@@ -61,6 +61,8 @@ class Row:
     tokens: float | None
     train_seconds: float | None
     sparsity: float | None
+    # Of the prunable weights of each layer; empty without pruning.
+    sparsity_by_layer: Mapping[str, float]
     # What the runs came to: "done", what is missing, "other code" where that made one.
     state: str
     # Field → value, in a table that is labelled; rows of other labels are not compared with this.
@@ -77,19 +79,23 @@ class Table:
     unigram_entropy: float | None
     # What a reader must know of single runs: failures, runs by other code.
     notes: Sequence[str]
+    # Combinations that the configuration does not allow, each with its reason.
+    left_out: Sequence[str] = ()
 
 
 def build_table(
     study: str,
     runs: Sequence[Run[Any]],
     kept: Collection[str] = (),
+    left_out: Sequence[str] = (),
     label_by: Sequence[str] = (),
 ) -> Table:
     """Read the directories of ``runs`` and put them side by side.
 
-    ``kept`` are the labels of runs that other code made. A run that differs from the baseline in
-    more than its variant says is not compared and says so, unless ``label_by`` names the fields:
-    then its row stands apart, under their values. ConfigError where that names no field.
+    ``kept`` are the labels of runs that other code made, ``left_out`` what was not planned and why.
+    A run that differs from the baseline in more than its variant says is not compared and says so,
+    unless ``label_by`` names the fields: then its row stands apart, under their values. ConfigError
+    where that names no field.
     """
     variants = {run.variant.slug: run.variant for run in runs}
     baseline = next((v.slug for v in variants.values() if not v.parent), "")
@@ -105,7 +111,8 @@ def build_table(
     notes += [
         f"{run.label}: the same run as {run.path.parent.name}/{run.path.name}" for run in borrowed
     ]
-    return Table(study, rows, results[0].unigram_entropy if results else None, notes)
+    unigram_entropy = results[0].unigram_entropy if results else None
+    return Table(study, rows, unigram_entropy, notes, left_out)
 
 
 def _rows(
@@ -158,9 +165,15 @@ def _row(
         tokens=_mean([r.tokens for r in results]),
         train_seconds=_mean([r.train_seconds for r in results]),
         sparsity=_mean([r.sparsity for r in results]),
+        sparsity_by_layer=_layers([r.sparsity_by_layer for r in results]),
         state=_state(results, holes, kept),
         labels=labels,
     )
+
+
+def _layers(found: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Means over the seeds, whose models are alike."""
+    return {name: statistics.fmean(each[name] for each in found) for name in (found or ({},))[0]}
 
 
 def _difference(results: Sequence[Result], others: Sequence[Result]) -> Difference | None:

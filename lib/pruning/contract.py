@@ -33,6 +33,9 @@ class Pruner(Protocol):
     def sparsity_by_layer(self) -> dict[str, float]:
         """The same for each prunable parameter, by name."""
 
+    def prunable_weights(self) -> dict[str, int]:
+        """How many weights of each of them may be pruned, by name."""
+
     def state_dict(self) -> dict[str, Any]:
         """Tensors and plain numbers, all that an uninterrupted continuation needs."""
 

@@ -1,7 +1,7 @@
 """Gradual pruning by masks: all of a pruner but its score."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -14,6 +14,17 @@ from lib.pruning.options import PruningOptions
 
 class Unprunable(nn.Module):
     """A module that inherits this keeps all its weights: a gate, say, which zeros would shift."""
+
+
+class PaddedEmbedding(nn.Embedding):
+    """A table whose rows from ``used_rows`` on are padding: they have no part in anything.
+
+    They are zero without any pruning, so they neither count as pruned nor as prunable.
+    """
+
+    def __init__(self, num_embeddings: int, embedding_dim: int, used_rows: int) -> None:
+        super().__init__(num_embeddings, embedding_dim)
+        self.used_rows = used_rows
 
 
 def prunable_parameters(model: nn.Module, include_embeddings: bool) -> dict[str, nn.Parameter]:
@@ -34,9 +45,11 @@ class MaskPruner(ABC):
     keeps all that earlier ones pruned.
     """
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter], options: PruningOptions) -> None:
-        self._parameters = dict(parameters)
+    def __init__(self, model: nn.Module, options: PruningOptions) -> None:
+        self._parameters = prunable_parameters(model, options.include_embeddings)
         self._options = options
+        tables = [m for m in model.modules() if isinstance(m, PaddedEmbedding)]
+        self._used_rows = {id(table.weight): table.used_rows for table in tables}
         self.masks = {
             name: torch.ones_like(p, dtype=torch.bool) for name, p in self._parameters.items()
         }
@@ -72,12 +85,17 @@ class MaskPruner(ABC):
 
     def sparsity(self) -> float:
         """Zeros among the prunable weights, measured; 0 where nothing is prunable."""
-        zeros = sum(int((p == 0).sum()) for p in self._parameters.values())
-        return zeros / max(1, sum(p.numel() for p in self._parameters.values()))
+        zeros = sum(int((used == 0).sum()) for used in self._used_parameters().values())
+        return zeros / max(1, sum(self.prunable_weights().values()))
 
     def sparsity_by_layer(self) -> dict[str, float]:
         """Zeros of each prunable parameter, measured."""
-        return {name: int((p == 0).sum()) / p.numel() for name, p in self._parameters.items()}
+        used = self._used_parameters()
+        return {name: int((p == 0).sum()) / p.numel() for name, p in used.items()}
+
+    def prunable_weights(self) -> dict[str, int]:
+        """Size of each prunable parameter, without padding."""
+        return {name: p.numel() for name, p in self._used_parameters().items()}
 
     def state_dict(self) -> dict[str, Any]:
         """The masks and how far the ramp has come."""
@@ -99,15 +117,25 @@ class MaskPruner(ABC):
 
     def _update_masks(self, optimizer: torch.optim.Optimizer) -> None:
         """Scores are kept while they are ranked: one float32 copy, when no activation is alive."""
+        sizes = self.prunable_weights()
         for names, sparsity in self._scopes():
-            count = round(sparsity * sum(self.masks[name].numel() for name in names))
+            count = round(sparsity * sum(sizes[name] for name in names))
             if count:
-                scores = {name: self._alive_score(name, optimizer) for name in names}
+                scores = {
+                    name: self._used(name, self._alive_score(name, optimizer)) for name in names
+                }
                 for name, pruned in lowest(scores, count):
-                    torch.logical_not(pruned, out=self.masks[name])
+                    torch.logical_not(pruned, out=self._used(name, self.masks[name]))
 
     def _alive_score(self, name: str, optimizer: torch.optim.Optimizer) -> torch.Tensor:
         return self.score(name, optimizer).masked_fill_(~self.masks[name], -torch.inf)
+
+    def _used(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor of the shape of a parameter without the rows of its padding."""
+        return tensor[: self._used_rows.get(id(self._parameters[name]), len(tensor))]
+
+    def _used_parameters(self) -> dict[str, torch.Tensor]:
+        return {name: self._used(name, p.detach()) for name, p in self._parameters.items()}
 
     def _scopes(self) -> Iterator[tuple[list[str], float]]:
         """Groups of parameters that share a threshold, and the sparsity of each now."""
@@ -115,7 +143,7 @@ class MaskPruner(ABC):
         if self._options.scope == "global":
             yield names, self._reached
             return
-        sizes = [mask.numel() for mask in self.masks.values()]
+        sizes = list(self.prunable_weights().values())
         for name, sparsity in zip(
             names, self._options.layer_sparsities(self._reached, sizes), strict=True
         ):

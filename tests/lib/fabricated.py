@@ -98,6 +98,8 @@ def write_run(
         "tokens": 2048,
         "iterations": len(losses),
         "sparsity": 0.0,
+        "sparsity_by_layer": {},
+        "prunable_weights": {},
     }
     write_json(
         run.summary,

@@ -10,7 +10,7 @@ from lib.optim import OPTIMIZERS
 from lib.optim.adam.module import Adam
 from lib.optim.adamwspam.module import Adamwspam
 from lib.optim.adamwspam.options import AdamwspamOptions
-from lib.pruning import PRUNERS
+from lib.pruning import PRUNERS, mask
 from lib.pruning.magnitude.module import MagnitudePruner
 from lib.pruning.mask import MaskPruner
 from lib.pruning.movement.module import MovementPruner
@@ -82,7 +82,7 @@ MUTANTS = (
         "pruned-50",
         {"pruned": "a sparsity of 50%; found: 0.0% of the weights are zero"},
         lambda patch: patch.setattr(
-            PRUNERS, "module", lambda name: lambda parameters, options: NonePruner({}, options)
+            PRUNERS, "module", lambda name: lambda model, options: NonePruner(model, options)
         ),
     ),
     Mutant(
@@ -111,7 +111,7 @@ MUTANTS = (
         "the target is shared with the tokens' table",
         "pruned-50",
         {"pruned": r"wte\.weight is not pruned; found: \d+ of its weights became zero"},
-        replaced(start, "prunable_parameters", _everything),
+        replaced(mask, "prunable_parameters", _everything),
     ),
     Mutant(
         "checkpoint loses the masks",

@@ -4,7 +4,6 @@ g is the gradient of the loss, ∂L/∂w as the paper has it, before clipping sc
 that it was taken at. A weight whose loss falls when it grows away from zero scores high.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -17,8 +16,8 @@ from lib.pruning.movement.options import MovementOptions
 class MovementPruner(MaskPruner):
     """Keeps the weights that moved away from zero; one float32 more for each prunable weight."""
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter], options: MovementOptions) -> None:
-        super().__init__(parameters, options)
+    def __init__(self, model: nn.Module, options: MovementOptions) -> None:
+        super().__init__(model, options)
         self._scores = {
             name: torch.zeros_like(p, dtype=torch.float32) for name, p in self._parameters.items()
         }

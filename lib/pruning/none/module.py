@@ -1,6 +1,5 @@
 """The pruner that prunes nothing, so that the trainer need not ask whether there is one."""
 
-from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
@@ -11,7 +10,7 @@ from lib.pruning.none.options import NoneOptions
 class NonePruner:
     """Keeps ``lib.pruning.contract.Pruner`` without doing anything."""
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter], options: NoneOptions) -> None:
+    def __init__(self, model: nn.Module, options: NoneOptions) -> None:
         pass
 
     def mask_gradients(self) -> None:
@@ -28,6 +27,10 @@ class NonePruner:
         return 0.0
 
     def sparsity_by_layer(self) -> dict[str, float]:
+        """Empty: nothing is prunable."""
+        return {}
+
+    def prunable_weights(self) -> dict[str, int]:
         """Empty: nothing is prunable."""
         return {}
 

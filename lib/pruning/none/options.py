@@ -9,7 +9,6 @@ class NoneOptions:
     """Nothing to choose."""
 
     name: ClassVar[str] = "none"
-    include_embeddings: ClassVar[bool] = False
     stretch: ClassVar[float] = 1.0
 
     @property

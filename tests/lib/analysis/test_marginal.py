@@ -39,7 +39,7 @@ def effects(table):
     for m in marginals(table.rows):
         if m.difference is not None:
             sign = 1 if m.level == "on" else -1
-            found[m.factor] = (sign * m.difference.mean, m.groups)
+            found[m.factor] = (sign * m.difference.mean, m.difference.n)
     return found
 
 
@@ -49,7 +49,7 @@ def test_over_all_subsets_every_effect_is_recovered_from_sixteen_pairs(make_run)
 
 
 def test_cells_that_are_left_out_shift_no_effect(make_run):
-    # e needs b: cells with e alone are left out, so that b has fewer complete pairs.
+    # e needs b: cells with e alone are left out, so that b has fewer pairs.
     cells = [on for on in subsets() if "e" not in on or "b" in on]
     found = effects(rows(make_run, cells))
     assert {name: effect for name, (effect, _) in found.items()} == pytest.approx(EFFECTS)
@@ -68,18 +68,40 @@ def test_designs_of_single_changes_have_one_pair_for_each_feature(make_run, desi
     assert found == {name: (pytest.approx(effect), 1) for name, effect in EFFECTS.items()}
 
 
-def test_without_a_complete_group_the_mean_is_of_unlike_cells_and_says_so(make_run):
+def test_levels_that_stand_nowhere_beside_each_other_have_no_difference(make_run):
+    """Two optimizers with three pruners, and one that takes none of those but a fourth."""
+    optimizers, pruners = {"sgd": 0.9, "adam": 0.0}, {"none": 0.0, "mag": 0.01, "move": 0.04}
+    cells = [(o, p, 2.5 + x + y) for o, x in optimizers.items() for p, y in pruners.items()]
+    cells = [("own", "state", 2.4), *cells]
+    runs = [
+        make_run(f"{o}-{p}", loss, number=i, levels={"OPTIMIZER": o, "PRUNING": p})
+        for i, (o, p, loss) in enumerate(cells)
+    ]
+    table = build_table("demo", runs)
+    found = {m.level: m for m in marginals(table.rows)}
+    # The first row's levels are no reference: they stand beside none.
+    assert {m.reference for m in found.values()} == {"sgd", "none"}
+    assert found["adam"].difference.mean == pytest.approx(-0.9) and found["adam"].difference.n == 3
+    assert found["mag"].difference.mean == pytest.approx(0.01) and found["mag"].difference.n == 2
+    assert found["move"].difference.mean == pytest.approx(0.04)
+    assert found["own"].difference is found["state"].difference is found["sgd"].difference is None
+    assert found["none"].val_loss == pytest.approx(2.95) and found["none"].cells == 2
+    lines = [line.split() for line in to_markdown(table).splitlines()]
+    assert "| OPTIMIZER | own | 1 | 2.4000 | - | 0 |".split() in lines
+    assert "| OPTIMIZER | sgd | 3 | 3.4167 | reference | - |".split() in lines
+    assert "| OPTIMIZER | adam | 3 | 2.5167 | -0.9000 ± 0.0000 | 3 |".split() in lines
+
+
+def test_a_factor_that_part_of_the_cells_lacks(make_run):
     runs = [
         make_run("none", 3.0, levels={"PRUNING": "none"}),
         make_run("m3", 3.1, number=1, levels={"PRUNING": "magnitude", "SPARSITY": "0.3"}),
         make_run("m9", 3.4, number=2, levels={"PRUNING": "magnitude", "SPARSITY": "0.9"}),
     ]
-    table = build_table("demo", runs)
-    none, magnitude, low, high = marginals(table.rows)
-    assert (none.groups, none.difference, magnitude.val_loss) == (0, None, pytest.approx(3.25))
-    assert (low.groups, high.difference.mean) == (1, pytest.approx(0.3))
-    text = to_markdown(table)
-    assert "3.2500 (unlike cells)" in text and "## Marginal means" in text
+    none, magnitude, low, high = marginals(build_table("demo", runs).rows)
+    assert none.difference is magnitude.difference is low.difference is None
+    assert magnitude.val_loss == pytest.approx(3.25)
+    assert (high.difference.mean, high.difference.n) == (pytest.approx(0.3), 1)
 
 
 def test_a_study_of_steps_has_no_marginal_means(make_run):

@@ -195,6 +195,37 @@ def test_sparsity_is_a_column_where_something_is_pruned(make_run):
     assert "50.0%" in to_markdown(build_table("demo", runs))
 
 
+def test_zeros_are_shown_by_layer_and_weighed_by_size(make_run):
+    shares = {"h.0.attn.w": 0.9, "h.0.mlp.w": 0.3, "h.10.mlp.w": 0.25, "wte.weight": 0.1}
+    sizes = {"h.0.attn.w": 100, "h.0.mlp.w": 300, "h.10.mlp.w": 400, "wte.weight": 50}
+    pruned = {"sparsity": 0.5, "sparsity_by_layer": shares, "prunable_weights": sizes}
+    runs = [make_run("base", 3.0), make_run("pruned", 3.1, parent="base", **pruned)]
+    runs.append(make_run("pruned", 3.1, seed=2, parent="base", **pruned))
+    table = build_table("demo", runs)
+    # (90 + 90) of 400.
+    layers = pytest.approx({"h.0": 0.45, "h.10": 0.25, "wte": 0.1})
+    assert _row(table, "pruned").sparsity_by_layer == layers
+    assert json.loads(to_json(table))["rows"][1]["sparsity_by_layer"] == layers
+    lines = [line.split() for line in to_markdown(table).splitlines()]
+    assert "| run | all | h.0 | h.10 | wte |".split() in lines
+    assert "| pruned | 50.0% | 45.0% | 25.0% | 10.0% |".split() in lines
+    assert "by layer" not in to_markdown(build_table("demo", runs[:1]))
+
+
+def test_what_was_left_out_is_listed_with_its_reason(make_run):
+    reason = "sgd-state: PRUNING_STATE=y: needs OPTIMIZER_ADAMWPRUNE=y, which is n"
+    table = build_table("demo", [make_run("base", 3.0)], left_out=[reason])
+    assert f"## Left out\n\n- {reason}\n" in to_markdown(table)
+    assert json.loads(to_json(table))["left_out"] == [reason]
+    assert "Left out" not in to_markdown(build_table("demo", [make_run("lone", 3.0)]))
+
+
+def test_combinations_have_no_parents_and_differ_from_the_first(make_run):
+    text = to_markdown(build_table("demo", [make_run("a-x", 3.0), make_run("a-y", 2.9)]))
+    assert "Δ first row" in text and "-0.1000 n=1" in text
+    assert "parent" not in text and "baseline" not in text
+
+
 def test_columns_line_up(make_run):
     runs = [make_run("base", 3.0), make_run("a-much-longer-name", 12.25, parent="base", number=10)]
     grid = [line for line in to_markdown(build_table("demo", runs)).split("\n") if line[:1] == "|"]

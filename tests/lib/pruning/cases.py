@@ -10,7 +10,7 @@ from lib.binding import Value
 from lib.optim import OPTIMIZERS
 from lib.optim.groups import parameter_groups
 from lib.pruning import PRUNERS
-from lib.pruning.mask import prunable_parameters
+from lib.pruning.mask import PaddedEmbedding, prunable_parameters
 from lib.pruning.state.options import VARIANTS
 
 STEPS = 40
@@ -48,13 +48,14 @@ class Model(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(7)
-        self.wte = nn.Embedding(12, 24)
+        self.wte = PaddedEmbedding(20, 24, used_rows=12)
         self.norm = nn.LayerNorm(24)
         self.first = nn.Linear(24, 40)
         self.second = nn.Linear(40, 20)
         self.third = nn.Linear(20, 12)
         with torch.no_grad():
             self.second.weight.mul_(3.0)
+            self.wte.weight[12:] = 0.0
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         """Logits."""
@@ -72,7 +73,7 @@ class Trial:
         groups = parameter_groups(self.model, optimizer.weight_decay)
         self.optimizer: Any = OPTIMIZERS.module(optimizer.name)(groups, optimizer, 1e-2)
         self.weights = prunable_parameters(self.model, self.options.include_embeddings)
-        self.pruner: Any = PRUNERS.module(self.options.name)(self.weights, self.options)
+        self.pruner: Any = PRUNERS.module(self.options.name)(self.model, self.options)
         self.tokens = torch.arange(12)
         # Gradients and weights that movement is summed from.
         self.history: list[dict[str, tuple[list[float], list[float]]]] = []

@@ -4,7 +4,6 @@ import torch
 from torch import nn
 
 from lib.pruning import PRUNERS
-from lib.pruning.mask import prunable_parameters
 from lib.pruning.none.module import NonePruner
 from lib.pruning.none.options import NoneOptions
 
@@ -12,13 +11,14 @@ from lib.pruning.none.options import NoneOptions
 def test_changes_nothing() -> None:
     model = nn.Linear(3, 3)
     options = NoneOptions()
-    pruner = NonePruner(prunable_parameters(model, options.include_embeddings), options)
+    pruner = NonePruner(model, options)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     pruner.mask_gradients()
     pruner.after_step(1, 1.0, optimizer)
     assert all(torch.equal(before[name], t) for name, t in model.state_dict().items())
-    assert pruner.sparsity() == 0.0 and pruner.sparsity_by_layer() == {}
+    assert pruner.sparsity() == 0.0
+    assert pruner.sparsity_by_layer() == pruner.prunable_weights() == {}
     pruner.load_state_dict(pruner.state_dict())
 
 
