@@ -1,6 +1,5 @@
 """What holds for every optimizer: against loops in float64 and torch's own, resumed, skipped."""
 
-import importlib
 import io
 import math
 from collections.abc import Callable
@@ -15,41 +14,17 @@ from lib.binding import Value, bound_fields
 from lib.errors import ConfigError
 from lib.optim import BASES, OPTIMIZERS
 from lib.optim.adam.options import AdamFamilyOptions
-from lib.optim.sgd.options import SgdOptions
+from tests.lib.optim import parity
 from tests.lib.optim.cases import (
-    DECAYS,
     SETTINGS,
     SHAPES,
     STEPS,
     build,
     make_gradients,
-    make_groups,
     make_parameters,
-    rate,
     train,
 )
-
-
-def reference_of(options: Any, parameters: list[nn.Parameter]) -> Any:
-    """The float64 loop that stands beside the optimizer's module."""
-    if options.name == "adamwprune":
-        return reference_of(options.base, parameters)
-    module = importlib.import_module(f"lib.optim.{options.name}.reference")
-    kind = vars(module)[f"{options.name.capitalize()}Reference"]
-    return kind([p.flatten().tolist() for p in parameters], options, DECAYS)
-
-
-def plain_torch(options: Any, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    """torch's loop over single tensors."""
-    own = options.base if options.name == "adamwprune" else options
-    groups = make_groups(parameters)
-    if isinstance(own, SgdOptions):
-        momentum = {"momentum": own.momentum, "dampening": own.dampening}
-        return torch.optim.SGD(groups, nesterov=own.nesterov, foreach=False, **momentum)
-    kind = torch.optim.Adam if own.name == "adam" else torch.optim.AdamW
-    amsgrad = own.name == "adamwadv" or own.amsgrad
-    betas = (own.beta1, own.beta2)
-    return kind(groups, betas=betas, eps=own.eps, amsgrad=amsgrad, foreach=False)
+from tests.lib.optim.parity import from_loop, from_torch
 
 
 def test_every_optimizer_is_a_case() -> None:
@@ -59,24 +34,22 @@ def test_every_optimizer_is_a_case() -> None:
 
 @pytest.mark.parametrize("dtype, bound", [(torch.float64, 1e-12), (torch.float32, 5e-6)])
 def test_equals_the_naive_float64_loop(options: Any, dtype: torch.dtype, bound: float) -> None:
-    parameters = make_parameters(dtype)
-    reference = reference_of(options, parameters)
-    train(build(options, parameters), parameters)
-    for step, gradients in enumerate(make_gradients(dtype)):
-        reference.step([g.flatten().tolist() for g in gradients], rate(step))
-    for parameter, numbers in zip(parameters, reference.parameters, strict=True):
-        expected = torch.tensor(numbers, dtype=torch.float64)
-        assert float((parameter.detach().flatten() - expected).abs().max()) < bound
+    assert from_loop(options, dtype) < bound
 
 
 @pytest.mark.parametrize("options", [n for n in SETTINGS if "spam" not in n], indirect=True)
 def test_equals_torchs_plain_loop(options: Any) -> None:
-    ours, theirs = make_parameters(torch.float64), make_parameters(torch.float64)
-    plain = plain_torch(options, theirs)
-    train(build(options, ours), ours)
-    train(plain, theirs)
-    for a, b in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(a, b, rtol=0, atol=1e-13)
+    found = from_torch(options)
+    assert found is not None and found < 1e-13
+
+
+def test_the_command_prints_every_case(capsys: pytest.CaptureFixture) -> None:
+    parity.main()
+    rows = [line.split(" | ") for line in capsys.readouterr().out.splitlines()[4:]]
+    assert [row[0].removeprefix("| ") for row in rows] == list(SETTINGS)
+    for name, single, double, torch_own in rows:
+        assert float(single) < 5e-6 and float(double) < 1e-12
+        assert (torch_own == "- |") == ("spam" in name)
 
 
 @pytest.mark.parametrize("cut", [1, 19, 20, 21, 34])

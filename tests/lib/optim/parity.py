@@ -1,0 +1,95 @@
+"""How far every optimizer is from independent ones after 50 steps on a small problem.
+
+    python -m tests.lib.optim.parity
+
+prints the table; the tests hold its figures to bounds. The loop is ``reference.py`` beside each
+optimizer, in Python's float64; torch's own is its loop over single tensors, without fused kernels.
+"""
+
+import importlib
+import sys
+from typing import Any
+
+import torch
+from torch import nn
+
+from lib.kconfig import Layer, Tree
+from lib.optim import OPTIMIZERS
+from lib.optim.sgd.options import SgdOptions
+from tests.lib.optim.cases import (
+    DECAYS,
+    SETTINGS,
+    STEPS,
+    build,
+    make_gradients,
+    make_groups,
+    make_parameters,
+    rate,
+    train,
+)
+
+_PRECISIONS = (torch.float32, torch.float64)
+
+
+def from_loop(options: Any, dtype: torch.dtype) -> float:
+    """The largest difference of a weight from the float64 loop's."""
+    parameters = make_parameters(dtype)
+    reference = _loop(options, parameters)
+    train(build(options, parameters), parameters)
+    for step, gradients in enumerate(make_gradients(dtype)):
+        reference.step([g.flatten().tolist() for g in gradients], rate(step))
+    worst = 0.0
+    for parameter, numbers in zip(parameters, reference.parameters, strict=True):
+        expected = torch.tensor(numbers, dtype=torch.float64)
+        worst = max(worst, float((parameter.detach().flatten() - expected).abs().max()))
+    return worst
+
+
+def from_torch(options: Any) -> float | None:
+    """The same from torch's own loop, both in float64; None for SPAM, which torch lacks."""
+    if "spam" in str(options):
+        return None
+    ours, theirs = make_parameters(torch.float64), make_parameters(torch.float64)
+    plain = _plain_torch(options, theirs)
+    train(build(options, ours), ours)
+    train(plain, theirs)
+    return max(float((a - b).detach().abs().max()) for a, b in zip(ours, theirs, strict=True))
+
+
+def _loop(options: Any, parameters: list[nn.Parameter]) -> Any:
+    """The float64 loop that stands beside the optimizer's module."""
+    if options.name == "adamwprune":
+        return _loop(options.base, parameters)
+    module = importlib.import_module(f"lib.optim.{options.name}.reference")
+    kind = vars(module)[f"{options.name.capitalize()}Reference"]
+    return kind([p.flatten().tolist() for p in parameters], options, DECAYS)
+
+
+def _plain_torch(options: Any, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    """torch's loop over single tensors."""
+    own = options.base if options.name == "adamwprune" else options
+    groups = make_groups(parameters)
+    if isinstance(own, SgdOptions):
+        momentum = {"momentum": own.momentum, "dampening": own.dampening}
+        return torch.optim.SGD(groups, nesterov=own.nesterov, foreach=False, **momentum)
+    kind = torch.optim.Adam if own.name == "adam" else torch.optim.AdamW
+    amsgrad = own.name == "adamwadv" or own.amsgrad
+    betas = (own.beta1, own.beta2)
+    return kind(groups, betas=betas, eps=own.eps, amsgrad=amsgrad, foreach=False)
+
+
+def main() -> None:
+    """The command line."""
+    tree = Tree()
+    sys.stdout.write(f"largest difference of a weight after {STEPS} steps\n\n")
+    sys.stdout.write("| optimizer | fp32, loop | float64, loop | float64, torch |\n|-|-:|-:|-:|\n")
+    for name, settings in SETTINGS.items():
+        values = tree.resolve([Layer.of("parity", name, settings)]).values
+        (options,) = OPTIMIZERS.bind(values)
+        found = [*(from_loop(options, dtype) for dtype in _PRECISIONS), from_torch(options)]
+        cells = " | ".join("-" if d is None else f"{d:.1e}" for d in found)
+        sys.stdout.write(f"| {name} | {cells} |\n")
+
+
+if __name__ == "__main__":
+    main()
