@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from gpt2.ablation.resolve import resolve_config
@@ -52,7 +53,8 @@ def sweep(
         cells = _all(axes, "SWEEP", yes)
     single = Layer.of("command line", "SWEEP", {"SINGLE_TRAINING": True})
     layers = [*layers, single]
-    return combine_grid(tree, layers, cells, lambda c: _resolve(tree, layers, c, "SWEEP"))
+    resolve = partial(_resolve, tree, layers, "SWEEP")
+    return combine_grid(tree, layers, cells, resolve, "SWEEP")
 
 
 def matrix(
@@ -64,12 +66,13 @@ def matrix(
         where = "TEST_MATRIX_AXES"
         axes = parse_axes(tree, base.study.axes, where)
         cells = _all(axes, where, yes)
-        return combine_grid(tree, layers, cells, lambda c: _resolve(tree, layers, c, where))
+        resolve = partial(_resolve, tree, layers, where)
+        return combine_grid(tree, layers, cells, resolve, where)
     where = "ABLATION_FEATURES"
     features = parse_features(tree, layers, base.study.features, where)
     if design == "factorial":
         _confirm(2 ** len(features), yes)
-    return combine(DESIGNS[design](features), lambda c: _resolve(tree, layers, c, where))
+    return combine(DESIGNS[design](features), partial(_resolve, tree, layers, where))
 
 
 def _all(axes: Sequence[Axis], where: str, yes: bool) -> list[Cell]:
@@ -83,7 +86,7 @@ def _confirm(count: int, yes: bool) -> None:
         confirm(f"plan {count:,} combinations?", yes)
 
 
-def _resolve(tree: Tree, layers: Sequence[Layer], each: Cell, where: str) -> Config:
+def _resolve(tree: Tree, layers: Sequence[Layer], where: str, each: Cell) -> Config:
     """The cell's configuration; its accumulation follows a batch that is swept.
 
     GLOBAL_BATCH is what the result depends on, so a cell that changes the micro-batch keeps it.

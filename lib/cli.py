@@ -45,7 +45,7 @@ def confirm(question: str, yes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        raise ConfigError(Problem(question, next="there is no terminal to answer on: YES=1"))
+        raise ConfigError(Problem(question, next="there is no terminal to answer on: add YES=1"))
     sys.stderr.write(f"{question} [y/N] ")
     sys.stderr.flush()
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):

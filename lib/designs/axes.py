@@ -91,7 +91,7 @@ def find_symbol(tree: Tree, name: str) -> SymbolInfo:
     """The symbol or choice that can be set. ConfigError when there is none."""
     found = next((info for info in tree.symbols() if info.name == name), None)
     if found is None:
-        raise ConfigError(f"{name}: no such symbol or choice that can be set")
+        raise ConfigError(f"{name}: no such symbol or choice that can be set{tree.nearest(name)}")
     return found
 
 

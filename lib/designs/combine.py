@@ -43,9 +43,11 @@ def combine(cells: Sequence[Cell], resolve: Resolve[C]) -> Combined[C]:
 
 
 def combine_grid(
-    tree: Tree, base: Sequence[Layer], cells: Sequence[Cell], resolve: Resolve[C]
+    tree: Tree, base: Sequence[Layer], cells: Sequence[Cell], resolve: Resolve[C], where: str
 ) -> Combined[C]:
     """Every cell that resolves; where an axis does not apply, one cell without it.
+
+    ``where`` is what errors point at, before the cell's name.
 
     A sparsity does not apply to a run that prunes nothing: its values then give one run, not one
     each. A value that fits in no cell at all is a ConfigError, with its reason.
@@ -53,13 +55,14 @@ def combine_grid(
     block: list[tuple[Variant, C]] = []
     left_out: list[Problem] = []
     refused: list[tuple[Cell, ConfigError]] = []
+    inapplicable: list[tuple[Cell, ConfigError]] = []
     seen: set[str] = set()
     fitting: set[tuple[str, str]] = set()
     for each in cells:
-        reduced, error = _applicable(tree, base, each)
+        reduced, error = _applicable(tree, base, each, where)
         dropped = [factor for factor in each.texts if factor not in reduced.texts]
         if dropped and error is not None:
-            refused.append((each, error))
+            inapplicable.append((each, error))
         if reduced.slug in seen:
             continue
         seen.add(reduced.slug)
@@ -73,15 +76,19 @@ def combine_grid(
             what = f"{reduced.slug or 'base'}: one run, {', '.join(dropped)} does not apply"
             left_out.append(Problem(what))
         fitting |= {(level.factor, level.slug) for level in reduced.levels}
-    _refuse_unused(cells, fitting, refused)
+    # What is wrong with a value itself says more than where it does not apply.
+    _refuse_unused(cells, fitting, [*refused, *inapplicable])
     return Combined(block, left_out)
 
 
-def _applicable(tree: Tree, base: Sequence[Layer], each: Cell) -> tuple[Cell, ConfigError | None]:
+def _applicable(
+    tree: Tree, base: Sequence[Layer], each: Cell, where: str
+) -> tuple[Cell, ConfigError | None]:
     """The cell without the levels of symbols that its other levels make unavailable, and what is
     wrong with it as it was asked for."""
+    name = f"{where} {each.slug}"
     try:
-        tree.resolve([*base, Layer.of("axis", each.slug, each.delta)])
+        tree.resolve([*base, Layer.of("axis", name, each.delta)])
         return each, None
     except ConfigError as error:
         wrong = error
@@ -90,7 +97,7 @@ def _applicable(tree: Tree, base: Sequence[Layer], each: Cell) -> tuple[Cell, Co
     while True:
         known = {name: value for level in kept for name, value in level.delta.items()}
         try:
-            tree.resolve([*base, Layer.of("axis", each.slug, known)])
+            tree.resolve([*base, Layer.of("axis", name, known)])
         except ConfigError:
             # Something else is wrong with it, and the whole cell says what.
             return each, wrong

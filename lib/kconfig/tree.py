@@ -1,6 +1,7 @@
 """One parsed Kconfig tree, on which any number of configurations is resolved."""
 
 import dataclasses
+import difflib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from pathlib import Path
@@ -119,6 +120,12 @@ class Tree:
         defaults = {item.name: definition(item) for item in self.items()}
         write_origins(path, resolution, defaults)
         return resolution
+
+    def nearest(self, name: str) -> str:
+        """The end of an error about an unknown name: what it may have meant, if anything."""
+        names = [info.name for info in self.symbols()]
+        near = difflib.get_close_matches(name.upper(), names, n=3)
+        return f"; nearest: {', '.join(near)}" if near else ""
 
     def symbols(self) -> list[SymbolInfo]:
         """What can be set: every choice, then every prompted symbol, choice members included."""

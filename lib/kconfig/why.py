@@ -1,6 +1,5 @@
 """Explains one symbol or choice: its value, where that came from, and what it depends on."""
 
-import difflib
 import textwrap
 from typing import Any
 
@@ -24,7 +23,7 @@ def why(tree: Tree, resolution: Resolution, question: str) -> dict[str, Any]:
     name = question.partition("=")[0].removeprefix("CONFIG_")
     item = tree.find(name)
     if item is None:
-        raise ConfigError(Problem(f"{name}: no such symbol{_nearest(tree, name)}"))
+        raise ConfigError(Problem(f"{name}: no such symbol{tree.nearest(name)}"))
     asked = _try(tree, resolution, parse_set([question])) if "=" in question else None
     tree.resolve(resolution.layers)
     info = describe_item(item)
@@ -124,9 +123,3 @@ def _try(tree: Tree, resolution: Resolution, layer: Layer) -> dict[str, Any]:
     except ConfigError as error:
         return {"assignment": assignment, "problems": [p.what for p in error.problems]}
     return {"assignment": assignment, "problems": []}
-
-
-def _nearest(tree: Tree, name: str) -> str:
-    names = [info.name for info in tree.symbols()]
-    near = difflib.get_close_matches(name.upper(), names, n=3)
-    return f"; nearest: {', '.join(near)}" if near else ""

@@ -18,7 +18,7 @@ FIVE = "RATE=0.5 GATE WIDE CROSS N_LAYER=4"
 def combined(tree: Tree, axes: str, base: list[Layer]):
     """The matrix of ``axes`` with Kconfig's answer as configuration."""
     cells = grid(parse_axes(tree, axes, "AXES"), "AXES")
-    return combine_grid(tree, base, cells, lambda each: resolve(tree, base, each))
+    return combine_grid(tree, base, cells, lambda each: resolve(tree, base, each), "AXES")
 
 
 def resolve(tree: Tree, base: list[Layer], each: Cell):
@@ -55,6 +55,19 @@ def test_a_value_that_fits_nowhere_is_an_error_not_an_omission(tree):
         combined(tree, "PRUNING=none,movement", base)
     with pytest.raises(ConfigError, match="SPARSITY=0.3: needs PRUNING_MOVEMENT=y"):
         combined(tree, "PRUNING=none SPARSITY=0.3,0.4", [])
+
+
+def test_a_value_out_of_range_is_named_as_such_also_where_it_does_not_always_apply(tree):
+    cells = grid(parse_axes(tree, "PRUNING=none,movement SPARSITY=0.5,1.5", "AXES"), "AXES")
+
+    def bounded(each: Cell):
+        if each.delta.get("SPARSITY") == "1.5":
+            raise ConfigError(Problem("SPARSITY: 1.5 is out of range [0.01, 0.99]", each.slug))
+        return resolve(tree, [], each)
+
+    with pytest.raises(ConfigError) as caught:
+        combine_grid(tree, [], cells, bounded, "AXES")
+    assert str(caught.value) == "movement-sparsity-1.5: SPARSITY: 1.5 is out of range [0.01, 0.99]"
 
 
 def test_a_very_long_name_is_cut_and_stays_unique(tree):

@@ -23,7 +23,7 @@ def matrix_of(tree: Tree, base: list[Layer], axes: str) -> Combined:
     def resolve(cell):
         return tree.resolve([*base, Layer.of("axis", cell.slug, cell.delta)]).values
 
-    return combine_grid(tree, base, cells, resolve)
+    return combine_grid(tree, base, cells, resolve, "AXES")
 
 
 # ramp, scope, multiple of the budget
