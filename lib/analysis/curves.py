@@ -1,7 +1,8 @@
 """Loss curves of a plan's runs as one picture (PNG), over training tokens.
 
 Training loss is a running mean, validation loss a line with a dot for each evaluation. Seeds of a
-variant are drawn as their mean, over the tokens that all of them have seen.
+variant are drawn as their mean, over the tokens that all of them have seen. The first fifth of the
+training may begin above the frame.
 """
 
 import itertools
@@ -17,6 +18,8 @@ from lib.rundir import RunDir
 
 # Share of the curve that the running mean of the training loss looks back on.
 _SMOOTHING = 0.03
+# Share of the tokens whose losses may lie above the frame.
+_BEGINNING = 0.2
 _DPI = 150
 # Distinguishable without colour, too.
 _STYLES = ("-", "--", "-.", ":")
@@ -55,29 +58,43 @@ def draw_curves(curves: Sequence[Curve], title: str, path: Path) -> None:
 
         matplotlib.use("Agg")
         from matplotlib import pyplot
+        from matplotlib.ticker import EngFormatter
     except ImportError:
         advice = 'type: make setup EXTRAS="matplotlib"'
         raise PreflightError(Problem("the package matplotlib is missing", next=advice)) from None
-    with_val = any(len(curve.val) > 1 for curve in curves)
-    figure, axes = pyplot.subplots(
-        1, 2 if with_val else 1, figsize=(13 if with_val else 8, 5), squeeze=False
+    parts = ("train", "val") if any(len(curve.val) > 1 for curve in curves) else ("train",)
+    width = 3 + 5.5 * len(parts)
+    figure, panels = pyplot.subplots(
+        1, len(parts), figsize=(width, 5), squeeze=False, sharex=True, layout="constrained"
     )
-    parts = ("train", "val") if with_val else ("train",)
-    for panel, part in zip(axes[0], parts, strict=True):
-        styles = itertools.cycle(
-            (style, color) for style in _STYLES for color in pyplot.colormaps["tab10"].colors
-        )
+    colors = pyplot.colormaps["tab10"].colors
+    for panel, part in zip(panels[0], parts, strict=True):
+        styles = itertools.cycle((style, color) for style in _STYLES for color in colors)
         for curve, (style, color) in zip(curves, styles):
             tokens, losses = zip(*vars(curve)[part], strict=True) if vars(curve)[part] else ((), ())
             marker = "." if part == "val" else ""
-            panel.plot(tokens, losses, style, color=color, marker=marker, label=curve.name)
+            panel.plot(tokens, losses, style, color=color, marker=marker, lw=1.2, label=curve.name)
+        panel.set_ylim(*visible_losses([vars(curve)[part] for curve in curves]))
+        panel.set_xlim(left=0)
+        panel.xaxis.set_major_formatter(EngFormatter(sep=""))
         panel.set_xlabel("training tokens")
         panel.set_ylabel(f"{'validation' if part == 'val' else 'training'} loss (nats per token)")
         panel.grid(alpha=0.3)
-    axes[0][-1].legend(fontsize="small", bbox_to_anchor=(1.01, 1), loc="upper left")
+    figure.legend(*panels[0][0].get_legend_handles_labels(), loc="outside right upper")
     figure.suptitle(title)
-    figure.savefig(path, dpi=_DPI, bbox_inches="tight")
+    figure.savefig(path, dpi=_DPI)
     pyplot.close(figure)
+
+
+def visible_losses(series: Sequence[Sequence[tuple[int, float]]]) -> tuple[float, float]:
+    """Least and largest loss that a panel shows: without the fall at the beginning of training,
+    which would press all that differs between runs into one line."""
+    begun = _BEGINNING * max(at for points in series for at, _ in points)
+    later = [loss for points in series for at, loss in points if at > begun]
+    low, high = min(later), max(later)
+    # A twentieth of room; a flat line gets some, too.
+    room = 0.05 * (high - low) or 0.05
+    return low - room, high + room
 
 
 def _read(path: Path) -> tuple[dict[int, float], dict[int, float]]:

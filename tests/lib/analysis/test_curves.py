@@ -4,7 +4,7 @@ import builtins
 
 import pytest
 
-from lib.analysis.curves import Curve, draw_curves, read_curves
+from lib.analysis.curves import Curve, draw_curves, read_curves, visible_losses
 from lib.errors import ConfigError, PreflightError
 from lib.files import canonical_json
 from lib.rundir import RunDir
@@ -33,6 +33,27 @@ def test_the_running_mean_looks_back_and_not_ahead(make_run):
     (curve,) = read_curves([run])
     # Three of a hundred.
     assert [loss for _, loss in curve.train[:5]] == pytest.approx([0, 1 / 2, 1 / 3, 2 / 3, 1 / 3])
+
+
+def test_the_frame_leaves_the_first_fall_out_and_shows_all_that_comes_after():
+    falling = [(i, 100.0 / i) for i in range(1, 101)]
+    bumped = [(at, loss + 3.0 * (at == 80)) for at, loss in falling]
+    # 100 / 21 is the first after a fifth, 100 / 100 the last.
+    low, high = visible_losses([falling, bumped])
+    room = 0.05 * (100 / 21 - 1)
+    assert (low, high) == pytest.approx((1 - room, 100 / 21 + room))
+    assert visible_losses([falling, [(80, 9.0)]])[1] > 9.0
+    assert visible_losses([[(1, 2.0), (10, 2.0)], []]) == pytest.approx((1.95, 2.05))
+
+
+def test_a_picture_is_drawn_where_the_package_is_installed(tmp_path):
+    pytest.importorskip("matplotlib")
+    begun = Curve("begun", [(1, 5.0)], [])
+    curves = [Curve("base", [(1, 5.0), (10, 2.0)], [(5, 3.0), (10, 2.5)]), begun]
+    draw_curves(curves, "demo", tmp_path / "both.png")
+    draw_curves([begun], "demo", tmp_path / "train.png")
+    for name in ("both.png", "train.png"):
+        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
 
 
 def test_nothing_to_draw_is_an_error(make_run):
