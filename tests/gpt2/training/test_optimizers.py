@@ -17,6 +17,8 @@ from gpt2.training.log import Log
 from gpt2.training.session import Session
 from lib.binding import Value
 from lib.kconfig import Layer
+from lib.optim import BASES, OPTIMIZERS
+from lib.pruning import PRUNERS
 from tests.gpt2.training.conftest import BASE
 
 Configure = Callable[..., Config]
@@ -26,6 +28,28 @@ NO_MAGNITUDE = {"PRUNING_MAGNITUDE": None}
 MOVEMENT = {**NO_MAGNITUDE, "PRUNING_MOVEMENT": True}
 PRUNE = {**NO_SPAM, **NO_MAGNITUDE, "OPTIMIZER_ADAMWPRUNE": True}
 SPAM = {"SPAM_INTERVAL": 5, "SPAM_WARMUP_STEPS": 3, "SPAM_CLIP_DELAY": 2, "SPAM_SPIKE_WINDOW": 3}
+CLIP = {"GRAD_CLIP": "0.1"}
+BF16 = {"PRECISION_BF16": True, "PRECISION_WHY": "half"}
+_OTHERS: dict[str, dict[str, Any]] = {
+    "sgd-movement": {**MOVEMENT, "OPTIMIZER_SGD": True, "SGD_NESTEROV": True},
+    "adam-magnitude-layer": {"OPTIMIZER_ADAM": True, "PRUNING_SCOPE_LAYER": True},
+    "adamw-magnitude-bf16": {"OPTIMIZER_ADAMW": True, **BF16},
+    "adamwadv-movement-bf16": {**MOVEMENT, "OPTIMIZER_ADAMWADV": True, **BF16},
+}
+# Every optimizer, every pruner, every base; variants differ in formulas alone.
+TOGETHER = {name: {**NO_SPAM, **CLIP, **changes} for name, changes in _OTHERS.items()}
+TOGETHER["adamwspam-magnitude"] = {**CLIP, **SPAM}
+for _base, _variant, _more in (
+    ("adam", "bitter0", {}),
+    ("adamw", "bitter4", BF16),
+    ("adamwadv", "bitter6", BF16),
+    ("adamwspam", "bitter8", SPAM),
+):
+    _own = {
+        f"ADAMWPRUNE_BASE_{_base.upper()}": True,
+        f"ADAMWPRUNE_VARIANT_{_variant.upper()}": True,
+    }
+    TOGETHER[f"{_base}-{_variant}"] = {**PRUNE, **CLIP, **_own, **_more}
 
 
 @pytest.mark.parametrize("accumulation", [1, 4])
@@ -53,28 +77,16 @@ def test_spam_resets_at_exactly_the_configured_optimizer_steps(
     assert factors == pytest.approx([1] * 5 + [0.25, 0.75, 1, 1, 1] + [0.25, 0.75])
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {**NO_SPAM, **MOVEMENT, "OPTIMIZER_SGD": True, "SGD_NESTEROV": True},
-        {**NO_SPAM, "OPTIMIZER_ADAM": True, "PRUNING_SCOPE_LAYER": True},
-        {
-            **NO_SPAM,
-            **MOVEMENT,
-            "OPTIMIZER_ADAMWADV": True,
-            "PRECISION_BF16": True,
-            "PRECISION_WHY": "half",
-        },
-        {**PRUNE, "ADAMWPRUNE_BASE_ADAMWSPAM": True, **SPAM, "ADAMWPRUNE_VARIANT_BITTER8": True},
-        {
-            **PRUNE,
-            "ADAMWPRUNE_VARIANT_BITTER4": True,
-            "PRECISION_BF16": True,
-            "PRECISION_WHY": "half",
-        },
-    ],
-    ids=["sgd-movement", "adam-magnitude", "adamwadv-movement-bf16", "prune-spam", "prune-bf16"],
-)
+def test_every_optimizer_and_pruner_is_trained_here(configure: Configure) -> None:
+    configs = [configure(**changes) for changes in TOGETHER.values()]
+    assert {config.optimizer.name for config in configs} == set(OPTIMIZERS)
+    assert {config.pruning.name for config in configs} == set(PRUNERS) - {"none"}
+    bases = {c.optimizer.base.name for c in configs if c.optimizer.name == "adamwprune"}
+    assert bases == set(BASES)
+    assert {config.machine.precision for config in configs} == {"fp32", "bf16"}
+
+
+@pytest.mark.parametrize("changes", TOGETHER.values(), ids=TOGETHER)
 def test_killed_and_resumed_gives_the_same_bytes(
     configure: Configure, train: Callable, changes: dict[str, Any]
 ) -> None:
@@ -83,7 +95,23 @@ def test_killed_and_resumed_gives_the_same_bytes(
     train(config, "cut", stop_at=7)
     cut = train(config, "cut")
     assert cut.core() == whole.core()
-    assert whole.summary()["final"]["sparsity"] == pytest.approx(0.5, abs=0.0025)
+    final = whole.summary()["final"]
+    assert final["sparsity"] == pytest.approx(0.5, abs=0.0025)
+    # The clip is at work in every step.
+    assert all(row["grad_norm"] > 0.1 for row in whole.rows("train"))
+
+
+@pytest.mark.parametrize("changes", TOGETHER.values(), ids=TOGETHER)
+def test_two_processes_leave_the_bytes_of_one_that_accumulates(
+    configure: Configure, train: Callable, ranks: Callable, changes: dict[str, Any]
+) -> None:
+    """a / 2 + b / 2 has one order only, and half a number is exact."""
+    few = {**changes, "DROPOUT": "0.0"}
+    alone = train(configure(**few), "alone")
+    both = configure(**few, GPUS=2, GRAD_ACCUMULATION=1)
+    (train.folder / "both").mkdir()
+    assert ranks(2, lambda rank: train(both, "both").status.state) == ["SUCCESS"] * 2
+    assert train.found("both").core() == alone.core()
 
 
 def test_exported_weights_carry_their_zeros(configure: Configure, train: Callable) -> None:
