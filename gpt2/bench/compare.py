@@ -14,6 +14,7 @@ from gpt2.bench.cases import CASES, configuration
 from gpt2.data.prepare import prepare
 from lib.console import say
 from lib.errors import RunError
+from lib.machine.gpus import GIB
 from lib.machine.setup import environment
 
 
@@ -67,8 +68,8 @@ def mechanisms(threads: int, rounds: int) -> Mapping[str, Any]:
 
 
 def optimizers(threads: int, rounds: int) -> Mapping[str, Any]:
-    """``gpt2.bench.optimizers`` in a process of its own: optimizer → seconds of each round,
-    relative to torch's fused AdamW, and state bytes a parameter."""
+    """``gpt2.bench.optimizers`` in a process of its own: optimizer → seconds of each
+    round, and bytes of state."""
     say("BENCH", "an update of every optimizer")
     found: Mapping[str, Any] = _run("gpt2.bench.optimizers", [str(threads), str(rounds)], {})
     return found
@@ -93,10 +94,16 @@ def to_markdown(
             ]
             lines.append(f"| {slug} | {' | '.join(cells)} |")
     if updates:
-        lines += ["", "| optimizer | update time | state bytes a parameter |", "|-|-:|-:|"]
+        heads = ["optimizer", "update ms", "relative", "state GiB", "relative"]
+        lines += ["", f"| {' | '.join(heads)} |", "|-|" + "-:|" * (len(heads) - 1)]
+        first = next(iter(updates.values()))
         for name, found in updates.items():
-            size = found["state_bytes_per_parameter"]
-            lines.append(f"| {name} | {_spread(found['seconds'])} | {size:.2f} |")
+            milliseconds = 1000 * statistics.median(found["seconds"])
+            ratios = [a / b for a, b in zip(found["seconds"], first["seconds"], strict=True)]
+            size, relative_size = found["state_bytes"], found["state_bytes"] / first["state_bytes"]
+            cells = [f"{milliseconds:,.0f}", _spread(ratios)]
+            cells += [f"{size / GIB:.2f}", f"{relative_size:.2f}"]
+            lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 

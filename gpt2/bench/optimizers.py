@@ -1,16 +1,17 @@
-"""Update time and state of every optimizer, relative to torch's fused AdamW, on GPT-2's parameters.
+"""Update time and state of every optimizer beside torch's fused AdamW, on GPT-2's parameters.
 
     python -m gpt2.bench.optimizers THREADS ROUNDS
 
 The optimizers take their steps in turn on weights and gradients of the same shapes; a run's forward
-and backward pass are not in it.
+and backward pass are not in it. AdamWPrune's are AdamW's with state pruning, which makes new masks in
+one update of ten.
 """
 
 import json
-import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 
@@ -19,35 +20,31 @@ from gpt2.model import GPT
 from lib.binding import Value
 from lib.optim import OPTIMIZERS
 from lib.optim.groups import parameter_groups
+from lib.pruning import PRUNERS
+from lib.pruning.contract import Pruner
 
-_STEPS = 3
+# As often as masks are made anew by default.
+_STEPS = 10
 _LEARNING_RATE = 1e-4
 
 
 def measure(threads: int, rounds: int) -> dict[str, dict[str, float | list[float]]]:
-    """By optimizer: update seconds relative to fused AdamW of each round, state bytes a parameter."""
-    names = [name for name in OPTIMIZERS if name != "adamwprune"]
-    times: dict[str, list[float]] = {name: [] for name in ("torch fused AdamW", *names)}
+    """By optimizer: seconds of an update in each round, and bytes of state; torch's first."""
+    times: dict[str, list[float]] = {name: [] for name in ("torch fused AdamW", *OPTIMIZERS)}
     state: dict[str, float] = {}
     for _ in range(rounds):
         for name in times:
             # One at a time: the states of all would not fit beside each other.
-            optimizer = _build(name, threads)
-            times[name].append(_update_seconds(optimizer))
-            state[name] = _state_bytes(optimizer)
-            del optimizer
-    reference = times["torch fused AdamW"]
-    return {
-        name: {
-            "seconds": [a / b for a, b in zip(found, reference, strict=True)],
-            "state_bytes_per_parameter": state[name],
-        }
-        for name, found in times.items()
-    }
+            optimizer, pruner = _build(name, threads)
+            times[name].append(_update_seconds(optimizer, pruner))
+            state[name] = sum(_bytes(held) for held in optimizer.state.values())
+            state[name] += _bytes(pruner.state_dict().get("masks", {}))
+            del optimizer, pruner
+    return {name: {"seconds": found, "state_bytes": state[name]} for name, found in times.items()}
 
 
-def _build(name: str, threads: int) -> torch.optim.Optimizer:
-    """An optimizer over fresh weights that have a gradient each."""
+def _build(name: str, threads: int) -> tuple[torch.optim.Optimizer, Pruner]:
+    """An optimizer over fresh weights that have a gradient each, and its pruner."""
     own = name in OPTIMIZERS
     settings: dict[str, Value] = {f"OPTIMIZER_{name.upper()}": True} if own else {}
     if name == "adamwspam":
@@ -58,29 +55,30 @@ def _build(name: str, threads: int) -> torch.optim.Optimizer:
     model = GPT(config.model)
     for parameter in model.parameters():
         parameter.grad = torch.randn_like(parameter) * 1e-3
+    pruner = PRUNERS.module(config.pruning.name)(model, config.pruning)
     if not own:
-        return torch.optim.AdamW(model.parameters(), lr=_LEARNING_RATE, fused=True)
+        return torch.optim.AdamW(model.parameters(), lr=_LEARNING_RATE, fused=True), pruner
     groups = parameter_groups(model, config.optimizer.weight_decay)
     build: Callable[..., torch.optim.Optimizer] = OPTIMIZERS.module(name)
-    return build(groups, config.optimizer, _LEARNING_RATE)
+    return build(groups, config.optimizer, _LEARNING_RATE), pruner
 
 
-def _update_seconds(optimizer: torch.optim.Optimizer) -> float:
-    """Median of a few updates, after one that makes the state."""
-    seconds = []
+def _update_seconds(optimizer: torch.optim.Optimizer, pruner: Pruner) -> float:
+    """Mean of some updates, after one that makes the state."""
     for count in range(1 + _STEPS):
-        start = time.perf_counter()
+        if count == 1:
+            start = time.perf_counter()
+        pruner.mask_gradients()
         optimizer.step()
-        if count:
-            seconds.append(time.perf_counter() - start)
-    return statistics.median(seconds)
+        # In the middle of the ramp.
+        pruner.after_step(count, 0.4, optimizer)
+    return (time.perf_counter() - start) / _STEPS
 
 
-def _state_bytes(optimizer: torch.optim.Optimizer) -> float:
-    """Bytes of state for each parameter."""
-    tensors = (t for state in optimizer.state.values() for t in state.values())
-    held = sum(t.numel() * t.element_size() for t in tensors if isinstance(t, torch.Tensor))
-    return held / sum(p.numel() for group in optimizer.param_groups for p in group["params"])
+def _bytes(held: Mapping[str, Any]) -> int:
+    """Of the tensors among ``held``."""
+    tensors = [tensor for tensor in held.values() if isinstance(tensor, torch.Tensor)]
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 def main() -> None:

@@ -2,10 +2,14 @@
 
 import json
 
+from gpt2.ablation.resolve import resolve_config
 from gpt2.bench import mechanisms, optimizers, sides
 from gpt2.bench.cases import CASES, configuration
 from gpt2.bench.compare import Comparison, to_markdown
 from gpt2.planning import config_layers, make_plan
+from lib.kconfig import Layer, Tree, defconfig_layers
+from lib.optim import OPTIMIZERS
+from lib.project import ROOT
 
 
 def test_both_sides_take_the_steps_that_were_asked_for(build):
@@ -35,10 +39,14 @@ def test_table_gives_medians_and_the_spread_of_the_ratio():
     text = to_markdown(
         [Comparison("x", 1200.0, 1000.0, 1100.0, (1.1, 1.3, 1.2), (1.0, 1.2, 1.1))],
         {"256": {"ra": {"forward": [1.4, 1.5, 1.7], "backward": [1.25]}}},
-        {"sgd": {"seconds": [0.5, 0.4, 0.6], "state_bytes_per_parameter": 4.0}},
+        {
+            "torch fused AdamW": {"seconds": [0.5, 0.4, 0.5], "state_bytes": 2**30},
+            "sgd": {"seconds": [0.25, 0.16, 0.3], "state_bytes": 2**29},
+        },
     )
     assert "| x | 1,200 | 1,000 | 1,100 | 1.20 (1.10 to 1.30) | 1.10 (1.00 to 1.20) |" in text
-    assert "| sgd | 0.50 (0.40 to 0.60) | 4.00 |" in text
+    assert "| torch fused AdamW | 500 | 1.00 (1.00 to 1.00) | 1.00 | 1.00 |" in text
+    assert "| sgd | 250 | 0.50 (0.40 to 0.60) | 0.50 | 0.50 |" in text
     assert "| ra | 1.50 (1.40 to 1.70) | 1.25 (1.25 to 1.25) |" in text
 
 
@@ -52,8 +60,12 @@ def test_every_optimizer_is_timed_with_its_state(monkeypatch):
         lambda spec, settings, threads: right(spec, {**settings, **small}, threads),
     )
     found = optimizers.measure(1, 2)
-    assert next(iter(found)) == "torch fused AdamW" and "sgd" in found and "adamwspam" in found
-    assert found["torch fused AdamW"]["seconds"] == [1.0, 1.0]
-    state = {name: round(figures["state_bytes_per_parameter"]) for name, figures in found.items()}
-    # Two moments of four bytes, AMSGrad's maximum as a third, momentum alone.
+    assert list(found) == ["torch fused AdamW", *OPTIMIZERS]
+    assert all(len(figures["seconds"]) == 2 for figures in found.values())
+    layers = [*defconfig_layers(ROOT, "gpt2-124m+cpu"), Layer.of("test", "test", small)]
+    parameters = resolve_config(Tree(), layers).model.num_params()
+    state = {name: round(figures["state_bytes"] / parameters) for name, figures in found.items()}
+    # Two moments of four bytes, AMSGrad's maximum as a third, momentum alone; masks are one byte
+    # for the weights of matrices, which are most of this model.
     assert (state["adamw"], state["adamwadv"], state["sgd"]) == (8, 12, 4)
+    assert state["torch fused AdamW"] == 8 and state["adamwprune"] == 9
