@@ -20,7 +20,7 @@ number of heads: all of GPT-2's sizes but XL, which has 25.
                                    └─ cross-attached
 """
 
-from gpt2.ablation.ratio import GOLDEN, LATENT, NARROWER_MLP, RA, RACT, WIDER_MLP
+from gpt2.ablation.ratio import BASELINE, GOLDEN, MLA, MLA_GOLDEN, RA, RACT
 from gpt2.ablation.step import Step, Study
 
 # Of the 12 C² of GPT-2's block, two key and value heads leave 2 C²/N each for keys and for values
@@ -34,7 +34,7 @@ _SHARED = (-0.04, 0.0)
 MECHANISMS = Study(
     "mechanisms",
     (
-        Step("baseline", "GPT-2"),
+        BASELINE,
         Step(
             "gqa",
             "two heads of keys and values",
@@ -50,9 +50,9 @@ MECHANISMS = Study(
             "baseline",
             {"ATTENTION_PATTERN_SLIDING": True, "SLIDING_WINDOW": 64},
         ),
-        Step("ra", "reciprocal attention", "baseline", RA),
+        RA,
         Step("ra-learnable", "every head learns its alpha", "ra", {"RECIPROCAL_LEARNABLE": True}),
-        Step("ract", "cross-token gate: top-k, on the output", "baseline", RACT),
+        RACT,
         Step(
             "ract-max",
             "the gate reads the row's largest weight",
@@ -77,17 +77,11 @@ MECHANISMS = Study(
             "ract",
             {"RA_CROSS_TOKEN_DETACH_STATS": True},
         ),
-        Step(
-            "mla",
-            "latent attention, MLP as the baseline's",
-            "baseline",
-            {"ATTENTION_PROJECTION_LATENT": True, "LATENT_DIM": 0, "MLP_SIZING_HIDDEN": True},
-            LATENT,
-        ),
+        MLA,
         Step(
             "mla-shared", "heads share K and U", "mla", {"LATENT_SHARED_EXPANSION": True}, _SHARED
         ),
-        Step("mla-golden", "MLP at 2.5 times attention", "mla", GOLDEN, NARROWER_MLP),
+        MLA_GOLDEN,
         Step(
             "mla-tied",
             "MLP and latents coupled, one matrix for both directions",
@@ -106,7 +100,7 @@ MECHANISMS = Study(
             "mla-tied",
             {"MLP_LATENT_TYING_SCALAR": True},
         ),
-        Step("golden", "MLP at 2.5 times attention", "baseline", GOLDEN, WIDER_MLP),
+        GOLDEN,
         Step(
             "gate",
             "MLP gates the next block's heads, share 15 %",

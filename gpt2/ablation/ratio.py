@@ -19,9 +19,9 @@ parent without.
 from gpt2.ablation.step import Step, Study
 from lib.binding import Value
 
-GOLDEN: dict[str, Value] = {"MLP_SIZING_RATIO": True, "MLP_RATIO": "2.5"}
-RA: dict[str, Value] = {"RECIPROCAL": True, "RECIPROCAL_ALPHA": "0.3", "RECIPROCAL_WINDOW": 64}
-RACT: dict[str, Value] = {
+_GOLDEN: dict[str, Value] = {"MLP_SIZING_RATIO": True, "MLP_RATIO": "2.5"}
+_RA: dict[str, Value] = {"RECIPROCAL": True, "RECIPROCAL_ALPHA": "0.3", "RECIPROCAL_WINDOW": 64}
+_RACT: dict[str, Value] = {
     "RA_CROSS_TOKEN": True,
     "RA_CROSS_TOKEN_MODE_TOPK": True,
     "RA_CROSS_TOKEN_TOPK": 8,
@@ -36,21 +36,35 @@ _MECHANISMS: dict[str, Value] = {
 # From ratio 2.0 to 2.5 a block grows from 3.0 to 3.5 times its attention: 16.7 % at most, less what
 # the embeddings weigh. Latent attention at a sixth of the width takes 11.1 % off a block (a little
 # more or less where R is rounded), and then falls from ratio 3.0 to 2.5: 12.5 %.
-WIDER_MLP = (0.0, 0.18)
-LATENT = (-0.12, 0.0)
-NARROWER_MLP = (-0.14, 0.0)
+_WIDER_MLP = (0.0, 0.18)
+_LATENT = (-0.12, 0.0)
+_NARROWER_MLP = (-0.14, 0.0)
+
+# Steps that another study starts from, too.
+BASELINE = Step("baseline", "GPT-2")
+GOLDEN = Step("golden", "MLP at 2.5 times attention", "baseline", _GOLDEN, _WIDER_MLP)
+RA = Step("ra", "reciprocal attention", "baseline", _RA)
+MLA = Step(
+    "mla",
+    "latent attention, MLP as the baseline's",
+    "baseline",
+    {"ATTENTION_PROJECTION_LATENT": True, "LATENT_DIM": 0, "MLP_SIZING_HIDDEN": True},
+    _LATENT,
+)
+MLA_GOLDEN = Step("mla-golden", "MLP at 2.5 times attention", "mla", _GOLDEN, _NARROWER_MLP)
+RACT = Step("ract", "cross-token gate: top-k, on the output", "baseline", _RACT)
 
 RATIO = Study(
     "ratio",
     (
-        Step("baseline", "GPT-2"),
+        BASELINE,
         Step(
             "pruned-50",
             "magnitude pruning to 50 %",
             "baseline",
             {"PRUNING_MAGNITUDE": True, "PRUNING_SPARSITY": "0.5"},
         ),
-        Step("golden", "MLP at 2.5 times attention", "baseline", GOLDEN, WIDER_MLP),
+        GOLDEN,
         Step(
             "golden-gate",
             "MLP gates the next block's heads, share 15 %",
@@ -63,24 +77,18 @@ RATIO = Study(
             "golden-gate",
             {"MLP_CROSS_TOKEN": True, "MLP_SHARE": "0.20"},
         ),
-        Step("ra", "reciprocal attention", "baseline", RA),
-        Step("ra-golden", "MLP at 2.5 times attention", "ra", GOLDEN, WIDER_MLP),
+        RA,
+        Step("ra-golden", "MLP at 2.5 times attention", "ra", _GOLDEN, _WIDER_MLP),
         Step("ra-golden-mech", "both MLP mechanisms, share 20 %", "ra-golden", _MECHANISMS),
-        Step(
-            "mla",
-            "latent attention, MLP as the baseline's",
-            "baseline",
-            {"ATTENTION_PROJECTION_LATENT": True, "LATENT_DIM": 0, "MLP_SIZING_HIDDEN": True},
-            LATENT,
-        ),
-        Step("mla-golden", "MLP at 2.5 times attention", "mla", GOLDEN, NARROWER_MLP),
+        MLA,
+        MLA_GOLDEN,
         Step("mla-golden-mech", "both MLP mechanisms, share 20 %", "mla-golden", _MECHANISMS),
-        Step("ra-mla-golden", "reciprocal attention", "mla-golden", RA),
+        Step("ra-mla-golden", "reciprocal attention", "mla-golden", _RA),
         Step("ra-mla-golden-mech", "both MLP mechanisms, share 20 %", "ra-mla-golden", _MECHANISMS),
-        Step("ract", "cross-token gate: top-k, on the output", "baseline", RACT),
-        Step("mla-ract", "cross-token gate", "mla-golden", RACT),
-        Step("ra-mla-ract", "cross-token gate", "ra-mla-golden", RACT),
-        Step("full", "cross-token gate: all mechanisms", "ra-mla-golden-mech", RACT),
+        RACT,
+        Step("mla-ract", "cross-token gate", "mla-golden", _RACT),
+        Step("ra-mla-ract", "cross-token gate", "ra-mla-golden", _RACT),
+        Step("full", "cross-token gate: all mechanisms", "ra-mla-golden-mech", _RACT),
         Step(
             "ract-weights",
             "the gate acts on scores",
