@@ -9,6 +9,7 @@ from typing import Any
 from gpt2.config import Config
 from gpt2.planning import Plan
 from gpt2.target import PRELOAD, Gpt2Target
+from lib.analysis.leaderboard import note_elsewhere
 from lib.analysis.report import to_json, to_markdown, write_table
 from lib.analysis.table import build_table
 from lib.cli import confirm
@@ -66,6 +67,8 @@ def report(plan: Plan, *, json: bool = False, label_by: Sequence[str] = ()) -> s
     plan.folder.mkdir(parents=True, exist_ok=True)
     for path in write_table(table, plan.folder):
         say("TABLE", str(path))
+    if plan.sweep is not None:
+        note_elsewhere(plan.folder, [run.path for run in plan.runs])
     return to_json(table) if json else to_markdown(table)
 
 

@@ -2,7 +2,7 @@
 """Rank the runs of the sweeps that were made below OUTPUT_DIR, by validation loss.
 
 Reads run directories alone: what differs among them is shown, seeds of the same settings are one
-line. Runs that are not finished, or were judged on other documents, are left out and named.
+line. Runs that a sweep took from another study are ranked too. Runs that are not finished, or were judged on other documents, are left out and named.
 """
 
 import _start

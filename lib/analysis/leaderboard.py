@@ -1,6 +1,10 @@
-"""A sweep's runs, best first, read from their directories alone."""
+"""The runs of sweeps, best first, read from their directories.
+
+A run that another study had done already lies there; the file ``ELSEWHERE`` says where.
+"""
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,9 +15,11 @@ from lib.binding import Value
 from lib.compare.facts import Facts, read_facts
 from lib.compare.keys import observed_differences
 from lib.errors import ConfigError, Problem
+from lib.files import write_atomic
 from lib.rundir import RunDir
 from lib.status import State, read_status
 
+ELSEWHERE = "elsewhere.txt"
 # Seeds of the same settings are one entry.
 _SEED = "SEED"
 
@@ -50,14 +56,22 @@ class _Done:
     facts: Facts
 
 
+def note_elsewhere(folder: Path, runs: Sequence[Path]) -> None:
+    """Remember those of ``runs`` that lie outside ``folder``, besides those that it knows."""
+    outside = [os.path.relpath(run, folder) for run in runs if run.parent != folder]
+    known = _elsewhere(folder)
+    if more := [place for place in outside if place not in known]:
+        write_atomic(folder / ELSEWHERE, "".join(f"{place}\n" for place in [*known, *more]))
+
+
 def read_leaderboard(folder: Path, ignored: Sequence[str] = ()) -> Leaderboard:
-    """Rank the finished runs of ``folder``; symbols in ``ignored`` cannot change a result.
+    """Rank the finished runs of ``folder`` and those that it took from elsewhere; symbols in ``ignored`` cannot change a result.
 
     Runs that differ from most in what was observed, or in code, are left out, and so is what is
     not finished. ConfigError when there is nothing to rank.
     """
     done, left_out = [], []
-    for path in sorted(p for p in folder.glob("*-s*-*") if ".old-" not in p.name):
+    for path in _runs(folder):
         found = _read(RunDir(path))
         if isinstance(found, str):
             left_out.append(f"{path.name}: {found}")
@@ -70,6 +84,24 @@ def read_leaderboard(folder: Path, ignored: Sequence[str] = ()) -> Leaderboard:
     left_out += others
     entries = _entries(alike, ignored)
     return Leaderboard(sorted(entries, key=lambda entry: entry.val_loss.mean), left_out)
+
+
+def _runs(folder: Path) -> list[Path]:
+    """Directories of the sweeps' runs; one from elsewhere only while the folder has not its own."""
+    own = sorted(p for p in folder.glob("*-s*-*") if ".old-" not in p.name)
+    known = {_identity(path) for path in own}
+    taken = [folder / place for place in _elsewhere(folder)]
+    return own + [path for path in taken if path.exists() and _identity(path) not in known]
+
+
+def _elsewhere(folder: Path) -> list[str]:
+    path = folder / ELSEWHERE
+    return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+
+
+def _identity(path: Path) -> str:
+    """The end of a run directory's name: ``s<seed>-<hash8>``."""
+    return "-".join(path.name.rsplit("-", 2)[1:])
 
 
 def _read(run: RunDir) -> _Done | str:

@@ -156,12 +156,13 @@ def _rows_text(rows: Sequence[Row], fields: Sequence[str]) -> str:
     steps = any(row.variant.parent for row in rows)
     pruned = any(row.sparsity for row in rows)
     header = ["#", "step" if steps else "run", *fields, "val loss", "ppl"]
-    header += ["Δ baseline", "Δ parent"] if steps else ["Δ first row"]
+    differences = ["Δ baseline", "Δ parent"] if steps else ["Δ first row"] * (len(rows) > 1)
+    header += differences
     header += ["params", "tokens", "time"] + ["sparsity"] * pruned + ["state"]
-    return _grid([header, *(_cells(row, steps, pruned) for row in rows)])
+    return _grid([header, *(_cells(row, len(differences), pruned) for row in rows)])
 
 
-def _cells(row: Row, steps: bool, pruned: bool) -> list[str]:
+def _cells(row: Row, differences: int, pruned: bool) -> list[str]:
     number = "" if row.variant.number is None else str(row.variant.number)
     cells = [
         number,
@@ -169,7 +170,7 @@ def _cells(row: Row, steps: bool, pruned: bool) -> list[str]:
         *row.labels.values(),
         _loss(row.val_loss),
         "-" if row.perplexity is None else f"{row.perplexity:.2f}",
-        *(_change(stat) for stat in _differences(row)[: 1 + steps]),
+        *(_change(stat) for stat in _differences(row)[:differences]),
         "-" if row.parameters is None else f"{row.parameters:,}",
         "-" if row.tokens is None else short(row.tokens),
         "-" if row.train_seconds is None else clock(row.train_seconds),

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from lib.analysis.leaderboard import read_leaderboard
+from lib.analysis.leaderboard import ELSEWHERE, note_elsewhere, read_leaderboard
 from lib.analysis.report import leaderboard_to_json, leaderboard_to_markdown
 from lib.errors import ConfigError
 from lib.files import write_json
@@ -52,6 +52,29 @@ def test_what_cannot_be_compared_is_named_and_not_ranked(swept):
     assert len(board.entries) == 2
     assert any("c-s1" in line and "not comparable: data" in line for line in board.left_out)
     assert "d-s1-0123abcd: not started" in board.left_out
+
+
+def test_a_run_from_another_study_is_ranked_until_the_sweep_has_its_own(swept, make_run):
+    folder = swept("slow", 3.2, LEARNING_RATE="1e-4")
+    taken = make_run("run", 3.0, study="single")
+    settings = {"SEED": 1, "N_LAYER": 2, "LEARNING_RATE": "1e-3"}
+    write_json(RunDir(taken.path).resolved_config, {"identity": {}, "symbols": settings})
+    taken.path.rename(taken.path.with_name("run-s1-0123abcd"))
+    place = taken.path.with_name("run-s1-0123abcd")
+    for _ in range(2):
+        note_elsewhere(folder, [folder / "slow-s1-s1", place])
+    assert (folder / ELSEWHERE).read_text() == "../single/run-s1-0123abcd\n"
+    best, second = read_leaderboard(folder).entries
+    assert (best.val_loss.mean, best.runs) == (3.0, ["run-s1-0123abcd"])
+    assert second.val_loss.mean == 3.2
+    # Trained here too, it would count twice.
+    place.rename(folder / "fast-s1-0123abcd")
+    place.mkdir()
+    board = read_leaderboard(folder)
+    assert [entry.val_loss.n for entry in board.entries] == [1, 1] and not board.left_out
+    place.rmdir()
+    (folder / "fast-s1-0123abcd").rename(folder.parent / "gone")
+    assert len(read_leaderboard(folder).entries) == 1
 
 
 def test_nothing_to_rank_says_what_to_type(tmp_path):

@@ -1,0 +1,99 @@
+"""A matrix, a sweep and a trial end to end, and what is refused before anything is written."""
+
+import json
+
+import pytest
+
+from lib.kconfig import Layer, Tree, read_config, resolve_config, write_constants
+
+MATRIX = {
+    "RA_MLA_ABLATION_MODE": None,
+    "TEST_MATRIX_MODE": True,
+    "MIN_LEARNING_RATE": "0",
+    # At a learning rate of 10 it multiplies weights by -999 in every step, until they overflow.
+    "WEIGHT_DECAY": "100",
+    "MAX_ITERS": 20,
+    "TEST_MATRIX_AXES": "OPTIMIZER=sgd,adamwprune PRUNING=magnitude,state LEARNING_RATE=1e-3,10",
+}
+SINGLE = {"RA_MLA_ABLATION_MODE": None, "SINGLE_TRAINING": True}
+SCRIPT = "scripts/run_test_matrix.py"
+
+
+def cells(line: str) -> list[str]:
+    """The fields of a row of a Markdown table."""
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def test_a_cell_that_fails_is_a_hole_and_the_rest_is_a_table(build):
+    folder = build(**MATRIX)
+    code, table, said = folder.command(SCRIPT)
+    assert code == 1, said
+    assert said.endswith("EXIT    code 1\n")
+    rows = [cells(line) for line in table.splitlines() if line.startswith("|")]
+    states = {row[1]: row[-2:] for row in rows if row[0].isdecimal()}
+    assert states == {
+        "sgd-magnitude-learning-rate-1e-3": ["50.0%", "done"],
+        "sgd-magnitude-learning-rate-10": ["-", "failed"],
+        "adamwprune-state-learning-rate-1e-3": ["50.0%", "done"],
+        "adamwprune-state-learning-rate-10": ["-", "failed"],
+    }
+    assert ["run", "all", "h.0", "h.1"] in rows
+    assert "- sgd-state-learning-rate-1e-3: PRUNING_STATE=y: needs OPTIMIZER_ADAMWPRUNE=y" in table
+    assert "sgd-magnitude-learning-rate-10 s1: failed: loss is NaN at it " in table
+    assert "Marginal" in table and "| OPTIMIZER " in table
+
+
+def test_a_sweep_takes_what_is_done_and_the_leaderboard_ranks_it_too(build):
+    folder = build(**SINGLE, LEARNING_RATE="2e-3")
+    assert folder.command(SCRIPT)[0] == 0
+    code, table, said = folder.command(SCRIPT, SWEEP="LEARNING_RATE=1e-3,2e-3,4e-3")
+    assert code == 0, said
+    assert "sweep/01-learning-rate-2e-3 s1: the same run as single/run-s1-" in table
+    assert len(list(folder.path.glob("results/sweep/*-s1-*"))) == 2
+    write_constants(resolve_config(Tree(), folder.path / ".config"), folder.path / "config.py")
+    code, text, said = folder.command("scripts/sweep_leaderboard.py", JSON="1")
+    assert code == 0, said
+    entries = json.loads(text)["entries"]
+    rates = {entry["settings"]["LEARNING_RATE"] for entry in entries}
+    assert rates == {"1e-3", "2e-3", "4e-3"}
+    losses = [entry["val_loss"]["mean"] for entry in entries]
+    assert losses == sorted(losses)
+
+
+def test_a_trial_trains_both_sides_once_and_apart(build):
+    folder = build(**SINGLE)
+    code, table, said = folder.command("scripts/try_change.py", "RECIPROCAL=y", ITERS="3")
+    assert code == 0, said
+    assert [p.name for p in folder.path.glob("results/*")] == ["try"]
+    base, change = (cells(line) for line in table.splitlines()[4:6])
+    assert (base[1], change[1], change[-1]) == ("base", "reciprocal", "done")
+    assert change[4] == change[5] and change[4].endswith("n=1")
+    code, _, said = folder.command("scripts/try_change.py", "RECIPROCAL=y", ITERS="3")
+    assert code == 0 and "nothing to run: 2 of 2 done" in said
+
+
+@pytest.mark.parametrize(
+    ("axes", "message"),
+    [
+        ("", "TEST_MATRIX_AXES: names no axis"),
+        ("DROPOUT=0.1,7", "DROPOUT: 7 is out of range [0.0, 0.9]"),
+        ("PRUNING=none,magnitude PRUNING_SPARSITY=0.5,1.5", "1.5 is out of range [0.01, 0.99]"),
+        ("ADAMWPRUNE_VARIANT=bitter0,bitter10", "'bitter10' is not one of bitter0, bitter1"),
+        ("LEARNING_RAT=1e-3", "no such symbol or choice that can be set; nearest: LEARNING_RATE"),
+        ("DROPOUT=lin:0:0.5:100 LEARNING_RATE=lin:1e-3:1e-2:100", "plan 10,000 combinations?"),
+    ],
+)
+@pytest.mark.parametrize("sweep", [False, True])
+def test_what_cannot_be_is_one_error_and_leaves_nothing(build, axes, message, sweep):
+    if sweep and not axes:
+        pytest.skip("an empty SWEEP= is none")
+    folder = build(**SINGLE)
+    if not sweep:
+        settings = {"TEST_MATRIX_MODE": True, "TEST_MATRIX_AXES": axes}
+        config = read_config(folder.path / ".config")
+        Tree().write_config([config, Layer.of("test", "test", settings)], folder.path / ".config")
+    before = sorted(folder.path.rglob("*"))
+    code, table, said = folder.command(SCRIPT, SWEEP=axes if sweep else "")
+    assert (code, table) == (2, "")
+    assert said.count("ERROR") == 1 and message in said and said.endswith("EXIT    code 2\n")
+    assert sorted(folder.path.rglob("*")) == before
