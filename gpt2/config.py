@@ -40,6 +40,8 @@ class ModelConfig:
     shape: Shape
     attention: AttentionConfig
     mlp: MlpConfig
+    # Whether backward computes each block anew instead of keeping what is inside it.
+    grad_checkpointing: bool = symbol("GRAD_CHECKPOINTING")
 
     def sites(self) -> list[BlockSite]:
         """One site for each block."""
@@ -180,7 +182,9 @@ class Config:
             "environment": part(lambda: bind(EnvironmentConfig, values)),
         }
         shape, attention, mlp = (parts.pop(name) for name in ("shape", "attention", "mlp"))
-        model = ModelConfig(shape, attention, mlp) if shape and attention and mlp else None
+        model = None
+        if shape and attention and mlp:
+            model = bind(ModelConfig, values, shape=shape, attention=attention, mlp=mlp)
         problems += broken_rules(values, attention, model, parts["machine"], parts["repro"])
         if problems:
             raise ConfigError(*problems)

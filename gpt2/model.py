@@ -8,6 +8,7 @@ import math
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from gpt2.attention.base import Attention
 from gpt2.attention.state import BlockState
@@ -55,6 +56,8 @@ class GPT(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
+        # May be changed between two steps; gradients stay the same to the bit.
+        self.grad_checkpointing = config.grad_checkpointing
         shape = config.shape
         self.wte = PaddedEmbedding(shape.padded_vocab_size, shape.n_embd, shape.vocab_size)
         self.wpe = nn.Embedding(shape.block_size, shape.n_embd)
@@ -95,8 +98,13 @@ class GPT(nn.Module):
         x_BTC = self.dropout(self.wte(idx_BT) + self.wpe.weight[first:last])
         state = BlockState()
         caches = [None] * len(self.h) if cache is None else cache.blocks
+        again = self.grad_checkpointing and torch.is_grad_enabled()
         for block, kept in zip(self.h, caches, strict=True):
-            x_BTC, state = block(x_BTC, state, kept)
+            if again:
+                # Dropout is drawn anew from where the generators stood, as is its default.
+                x_BTC, state = checkpoint(block, x_BTC, state, use_reentrant=False)
+            else:
+                x_BTC, state = block(x_BTC, state, kept)
         if cache is not None:
             cache.advance(idx_BT.size(1))
         return self.ln_f(x_BTC)

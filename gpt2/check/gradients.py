@@ -1,15 +1,19 @@
 """Every parameter learns: a finite gradient other than zero, and a step of the optimizer."""
 
 import torch
+from torch import Tensor
 
 from gpt2.check.finding import Finding
 from gpt2.check.subject import Subject
 from gpt2.check.trial import WATCHED
+from gpt2.config import Config
+from gpt2.model import GPT
 
 
 def check(subject: Subject) -> list[Finding]:
     """From the real initialisation within three steps, from filled parameters at once."""
-    return _from_initialisation(subject) + _from_filled(subject) + _optimized(subject)
+    found = _from_initialisation(subject) + _from_filled(subject) + _optimized(subject)
+    return found + (_computed_again(subject) if subject.config.model.grad_checkpointing else [])
 
 
 def _from_initialisation(subject: Subject) -> list[Finding]:
@@ -42,6 +46,29 @@ def _from_filled(subject: Subject) -> list[Finding]:
         elif not bool(torch.isfinite(gradient).all()):
             found.append(Finding(f"a finite gradient of {name}", "NaN or infinite"))
     return found
+
+
+def _computed_again(subject: Subject) -> list[Finding]:
+    """Gradient checkpointing gives what keeping all would, with the configured dropout."""
+    config, idx_BT = subject.shrunk, subject.tokens()
+    kept, again = (_gradients(config, idx_BT, flag) for flag in (False, True))
+    text = "another one with GRAD_CHECKPOINTING=n"
+    return [
+        Finding(f"the gradient of {name} to the bit, computed again or kept", text)
+        for name in kept
+        if not torch.equal(kept[name], again[name])
+    ]
+
+
+def _gradients(config: Config, idx_BT: Tensor, grad_checkpointing: bool) -> dict[str, Tensor]:
+    """In fp32, of every parameter that has one, for one draw of dropout."""
+    model = GPT(config.model)
+    model.init_weights(config.seed)
+    model.grad_checkpointing = grad_checkpointing
+    with torch.random.fork_rng():
+        torch.manual_seed(config.seed)
+        model(idx_BT[:, :-1], idx_BT[:, 1:]).backward()
+    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
 
 def _optimized(subject: Subject) -> list[Finding]:

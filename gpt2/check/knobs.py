@@ -22,6 +22,7 @@ ELSEWHERE = {
     "MATMUL_PRECISION": "a GPU's products",
     "CUDNN_BENCHMARK": "a GPU's kernels",
     "DETERMINISTIC": "operations of a GPU",
+    "GRAD_CHECKPOINTING": "memory: the bits are the same",
     "COMPILE": "last bits, after minutes of compilation",
     "CPU_THREADS": "last bits of large sums",
     "GPUS": "several processes",

@@ -209,8 +209,13 @@ class _Before:
 
 
 def _entering(tracker: Tracker, stage: str) -> Any:
-    """A forward pre-hook that enters ``stage``."""
-    return lambda module, inputs: tracker.enter(stage)
+    """A forward pre-hook that enters ``stage``, unless a backward pass computes a block again."""
+
+    def enter(module: nn.Module, inputs: Any) -> None:
+        if not tracker.stage.startswith("backward"):
+            tracker.enter(stage)
+
+    return enter
 
 
 def _block_name(index: int, blocks: int) -> str:

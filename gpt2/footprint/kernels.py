@@ -14,7 +14,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.overrides import TorchFunctionMode
 
 from gpt2 import loss
 from gpt2.attention import base
@@ -53,27 +52,20 @@ def kernels_of(target: Gpu | None, backend: str, tracker: Tracker) -> Iterator[N
         if target:
             stack.enter_context(_replaced(base, "choose_form", _form_on_gpu))
             stack.enter_context(_replaced(window, "_all_pairs", flex_pass(tracker)))
-            stack.enter_context(_GpuKernels(target, backend))
+            attention = _Attention(target, backend)
+            stack.enter_context(_replaced(F, "scaled_dot_product_attention", attention))
+            stack.enter_context(_replaced(F, "dropout", _dropout))
         yield
 
 
-class _GpuKernels(TorchFunctionMode):
-    """Attention and dropout as a GPU runs them."""
+class _Attention:
+    """Plain attention as a GPU runs it, in the place of torch's own."""
 
     def __init__(self, target: Gpu, backend: str) -> None:
-        super().__init__()
         self.target, self.backend = target, backend
+        self.on_cpu = F.scaled_dot_product_attention
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """``func``, or what a GPU has in its place."""
-        kwargs = kwargs or {}
-        if func is F.scaled_dot_product_attention:
-            return self._attention(*args, **kwargs)
-        if func is F.dropout:
-            return _dropout(*args, **kwargs)
-        return func(*args, **kwargs)
-
-    def _attention(
+    def __call__(
         self,
         q: Tensor,
         k: Tensor,
@@ -95,9 +87,7 @@ class _GpuKernels(TorchFunctionMode):
             )[0]
         if self.backend == "math" or enable_gqa:
             with sdpa_kernel(SDPBackend.MATH):
-                return F.scaled_dot_product_attention(
-                    q, k, v, attn_mask, dropout_p, is_causal, enable_gqa=enable_gqa
-                )
+                return self.on_cpu(q, k, v, attn_mask, dropout_p, is_causal, enable_gqa=enable_gqa)
         bias = None
         if attn_mask is not None:
             shape = (q.shape[0], q.shape[1], *attn_mask.shape[-2:])

@@ -78,6 +78,7 @@ def make_model_config(
     mechanisms: tuple[str, ...] = (),
     parts: dict[str, dict[str, Any]] | None = None,
     attention_backend: str = "auto",
+    grad_checkpointing: bool = False,
     **overrides: Any,
 ) -> ModelConfig:
     """A small dense GPT-2; ``overrides`` are fields of Shape and MlpConfig.
@@ -100,4 +101,4 @@ def make_model_config(
     mlp = {name: overrides.get(name, value) for name, value in MLP.items()}
     shape = {name: overrides.get(name, value) for name, value in SHAPE.items()}
     built = tuple(options(MECHANISMS, name) for name in MECHANISMS if name in mechanisms)
-    return ModelConfig(Shape(**shape), attention, MlpConfig(built, **mlp))
+    return ModelConfig(Shape(**shape), attention, MlpConfig(built, **mlp), grad_checkpointing)

@@ -6,6 +6,7 @@ B batch, T tokens, X = B·T, V vocabulary.
 import math
 import os
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -337,6 +338,14 @@ MUTANTS = (
         "mla",
         {"parallel": "the gradient of .* as in one process; found: differs by"},
         replaced(Group, "exchange", lambda _: lambda self, module, now: module.no_sync()),
+    ),
+    Mutant(
+        "dropout is drawn anew in the backward pass",
+        "a block that is computed again drops other units",
+        "ra",
+        {"gradients": "the gradient of .* to the bit, computed again or kept; found: another"},
+        replaced(model, "checkpoint", lambda right: partial(right, preserve_rng_state=False)),
+        settings={"GRAD_CHECKPOINTING": True},
     ),
     Mutant(
         "gradients are not clipped",

@@ -31,8 +31,9 @@ def totals(config: Config, batch: int, target: Any = GPU) -> dict[str, int]:
 
 @pytest.mark.parametrize("accumulation", [1, 4])
 @pytest.mark.parametrize(
-    ("slug", "target"),
-    [(slug, GPU) for slug in MIXED] + [("baseline", None), ("full", None)],
+    ("slug", "target", "again"),
+    [(slug, GPU, False) for slug in MIXED]
+    + [("baseline", None, False), ("full", None, False), ("full", GPU, True)],
 )
 def test_three_blocks_tell_of_all(
     configure: Configure,
@@ -40,8 +41,10 @@ def test_three_blocks_tell_of_all(
     accumulation: int,
     slug: str,
     target: Any,
+    again: bool,
 ) -> None:
-    config = configure(slug, GLOBAL_BATCH=2 * accumulation, GRAD_ACCUMULATION=accumulation)
+    batch = {"GLOBAL_BATCH": 2 * accumulation, "GRAD_ACCUMULATION": accumulation}
+    config = configure(slug, **batch, GRAD_CHECKPOINTING=again)
     short = FakeTraining(config).needs(target, 2)
     monkeypatch.setattr("gpt2.footprint.fake._BLOCKS", 6)
     whole = FakeTraining(config).needs(target, 2)
@@ -51,12 +54,19 @@ def test_three_blocks_tell_of_all(
     )
 
 
-@pytest.mark.parametrize("slug", ["baseline", "full"])
+@pytest.mark.parametrize(("slug", "again"), [("baseline", False), ("full", False), ("full", True)])
 def test_as_torchs_memory_tracker(
-    configure: Configure, monkeypatch: pytest.MonkeyPatch, slug: str
+    configure: Configure, monkeypatch: pytest.MonkeyPatch, slug: str, again: bool
 ) -> None:
     """It follows modules and saved tensors by other means, through every piece of work."""
-    config = configure(slug, GLOBAL_BATCH=2, GRAD_ACCUMULATION=1, DEVICE_CPU=True, N_LAYER=2)
+    config = configure(
+        slug,
+        GLOBAL_BATCH=2,
+        GRAD_ACCUMULATION=1,
+        DEVICE_CPU=True,
+        N_LAYER=2,
+        GRAD_CHECKPOINTING=again,
+    )
     monkeypatch.setattr("gpt2.training.step.require_finite", lambda *arguments: None)
     with FakeTensorMode():
         training = Training(config)

@@ -4,6 +4,7 @@ import csv
 import json
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import safetensors.torch
@@ -160,6 +161,15 @@ def test_what_the_hour_decides_is_kept_apart(configure: Configure, train: Callab
         "mean_step_seconds",
         "tokens_per_second",
         "debug_flags",
+    }
+
+
+def test_blocks_computed_again_train_to_the_same_bytes(
+    configure: Configure, train: Callable, uninterrupted: dict[str, Any]
+) -> None:
+    core = train(configure(GRAD_CHECKPOINTING=True)).core()
+    assert {n: b for n, b in core.items() if n != "summary"} == {
+        n: b for n, b in uninterrupted.items() if n != "summary"
     }
 
 
