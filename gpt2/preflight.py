@@ -83,7 +83,10 @@ def conditions(configs: Sequence[Config], place: Place) -> list[Condition]:
     # Kernels are tried on the device.
     if not device:
         found.append(Condition("kernels", _kernel_problems(configs)))
-    return [*found, Condition("snapshot", _snapshot_problems(configs, place))]
+    # It asks the tools of an environment that is the right one.
+    if not found[0].problems:
+        found.append(Condition("snapshot", _snapshot_problems(configs, place)))
+    return found
 
 
 def describe(configs: Sequence[Config], place: Place) -> dict[str, Any]:

@@ -19,7 +19,7 @@ _PATCH += ("--no-color", "--src-prefix=a/", "--dst-prefix=b/")
 def describe_tree(found: Commit | None) -> str:
     """What is not committed, in one line; "" for nothing."""
     if found is None:
-        return "no commit names this code: git cannot tell what it is"
+        return "no commit names this code (git status says why)"
     if not found.uncommitted:
         return ""
     named = ", ".join(found.uncommitted[:_NAMED_FILES])

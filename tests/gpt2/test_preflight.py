@@ -102,7 +102,6 @@ def test_a_variable_makes_no_conda_environment(
 
 
 def test_all_that_is_wrong_is_told_at_once(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    place.build_dir.write_text("no folder")
     monkeypatch.setattr("gpt2.preflight.tree_problems", lambda *given: ["edited"])
     changes = {
         "ENV_POLICY_UV": True,
@@ -120,11 +119,10 @@ def test_all_that_is_wrong_is_told_at_once(place: Place, monkeypatch: pytest.Mon
         "disk",
         "committed",
         "device",
-        "snapshot",
     }
     with pytest.raises(PreflightError) as refusal:
         check_machine([config], place)
-    assert len(refusal.value.problems) >= 7 and refusal.value.exit_code == 3
+    assert len(refusal.value.problems) >= 6 and refusal.value.exit_code == 3
     for words in ("ENV_PYTHON=2.7", "MIN_DISK_GIB=1000000", "DEVICE=cuda, but there is no GPU"):
         assert words in str(refusal.value)
 
@@ -150,10 +148,15 @@ def test_a_snapshot_is_taken_unless_it_is_not_wanted(place: Place) -> None:
     assert not place.build_dir.exists()
     check_machine([configured()], place)
     files = {path.name for path in (place.build_dir / "environment").iterdir()}
+    nowhere = replace(place, build_dir=place.build_dir / "environment" / "hw.json")
+    refused = failing(configured(), nowhere)
+    assert refused.keys() == {"snapshot"} and "cannot be written" in refused["snapshot"]
     assert {"packages.txt", "hw.json", "nvidia_smi.txt", "snapshot.json"} <= files
 
 
-def test_every_way_to_train_is_checked(place: Place) -> None:
+def test_every_way_to_train_is_checked(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    for beyond in ("gpt2.preflight.check_data", "gpt2.target.check_data", "gpt2.train.run"):
+        monkeypatch.setattr(beyond, lambda *given: pytest.fail("went on"))
     config = configured(ENV_PYTHON="2.7")
     run = Run("single", Variant("run"), 1, config, place.results / "run")
     plan = Plan("single", place.results, place.build_dir, config, [run])

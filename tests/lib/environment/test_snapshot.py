@@ -55,7 +55,8 @@ def test_the_first_of_a_name_counts_and_old_forms_are_read(tmp_path: Path) -> No
 def test_any_policy_asks_no_program(
     config: EnvironmentConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("subprocess.run", None)
+    monkeypatch.setattr("lib.environment.programs.run", None)
+    monkeypatch.setattr(snapshot, "run", None)
     refresh_snapshot(tmp_path, config, running())
     assert names(tmp_path) == ALWAYS
     found = index(tmp_path)
