@@ -123,7 +123,7 @@ class Evaluator:
         # Bin m of M holds what is above m / M, up to (m + 1) / M.
         bins_BT = (confidence_BT.double() * BINS).ceil().clamp(1, BINS) - 1
         in_bin_BTM = bins_BT[..., None] == torch.arange(BINS, device=self._device)
-        in_bin_BTM &= counted_BT[..., None]
+        # What is not counted has neither a token nor a hit nor confidence to add.
         of_bins = (counted_BT, correct_BT, confidence_BT)
         parts = [(in_bin_BTM * column.double()[..., None]).sum(1) for column in of_bins]
         return torch.cat([whole, *parts], dim=1)

@@ -21,11 +21,13 @@ from lib.project import ROOT
 _AROUND_TRAINING = (
     "gpt2/ablation/",
     "gpt2/arguments.py",
+    "gpt2/audit.py",
     "gpt2/comparison.py",
     "gpt2/planning.py",
     "gpt2/reproduce.py",
     "gpt2/scratch.py",
     "lib/analysis/",
+    "lib/audit/",
     "lib/cli.py",
     "lib/compare/",
     "lib/console.py",

@@ -188,7 +188,7 @@ FORGERIES: dict[str, tuple[str, Change, str]] = {
     "type": ("summary", change("final", "eval_tokens", to="300"), "final.eval_tokens of type int"),
     "field": ("summary", lambda record: record.pop("calibration"), "a field calibration.n_tokens"),
     "bins": ("summary", change("calibration", "n_tokens", to=[]), "figures that can be computed"),
-    "hash": ("resolved_config", change("hash8", to="0" * 8), "hash8"),
+    "hash": ("resolved_config", change("hash8", to="0" * 8), "resolved_config.yaml: .* hash8"),
     "identity": ("resolved_config", change("identity", "seed", to=9), "identity of the symbols"),
     "digest": ("manifest", change("config", "config_digest", to="0" * 64), "config.config_digest"),
     "profile": ("manifest", change("run", "run_profile", to="maxout_speed"), "run.run_profile"),

@@ -56,4 +56,6 @@ def test_a_state_digest_sees_every_bit_and_type() -> None:
     ]
     digests = {state_digest(other) for other in others}
     assert len(digests) == len(others) and digest not in digests
+    zeros = torch.zeros(2)
+    assert state_digest(zeros) != state_digest(zeros.int())
     assert state_digest(torch.tensor(1.5)) != state_digest(torch.tensor([1.5]))
