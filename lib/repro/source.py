@@ -29,14 +29,18 @@ _AROUND_TRAINING = (
     "lib/analysis/",
     "lib/audit/",
     "lib/cli.py",
+    "lib/companions.py",
     "lib/compare/",
     "lib/console.py",
     "lib/environment/",
     "lib/kconfig/",
     "lib/plan",
+    "lib/queries/",
     "lib/runner/",
     "lib/setup/",
+    "lib/telemetry/",
     "lib/tracking/",
+    "lib/watch/",
 )
 _PACKAGES = ("gpt2", "lib")
 # When this process, or the server it was forked from, began to load the tree.

@@ -110,5 +110,7 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kept]:
         (path,) = offline.glob("offline-run-*")
         sync = [sys.executable, "-P", "-m", "wandb", "sync", "-p", PROJECT, str(path)]
         access = {"WANDB_BASE_URL": server.url, "WANDB_API_KEY": KEY}
-        subprocess.run(sync, check=True, capture_output=True, env={**os.environ, **access})
+        subprocess.run(
+            sync, check=True, capture_output=True, env={**os.environ, **access}, cwd=folder
+        )
         yield Kept(run.path.name, folder / "results", offline, folder / "trackio", server)
