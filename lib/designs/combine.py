@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 from lib.designs.cell import Cell, Level
@@ -29,16 +29,30 @@ Resolve = Callable[[Cell], C]
 
 
 def combine(cells: Sequence[Cell], resolve: Resolve[C]) -> Combined[C]:
-    """Every cell that resolves. ConfigError when none does, or one that others need does not."""
-    block, left_out, errors = [], [], []
+    """Every cell that resolves; one whose parent does not is compared with that one's parent.
+
+    ConfigError when none does, or there is nothing left that a cell could be compared with.
+    """
+    found: dict[str, tuple[int, C]] = {}
+    refused: dict[str, ConfigError] = {}
     for number, each in enumerate(cells):
         try:
-            block.append((_variant(each, number), resolve(each)))
+            found[each.slug] = (number, resolve(each))
         except ConfigError as error:
-            errors.append(error)
-            left_out.append(Problem(f"{each.slug}: {error.problems[0].what}"))
-    if not block:
-        raise ConfigError(*dict.fromkeys(p for error in errors for p in error.problems))
+            refused[each.slug] = error
+    if not found:
+        raise ConfigError(*dict.fromkeys(p for e in refused.values() for p in e.problems))
+    parents = {each.slug: each.parent for each in cells}
+    block = []
+    for slug, (number, config) in found.items():
+        parent = parents[slug]
+        while parent in refused:
+            if not parents[parent]:
+                what = f"{refused[parent].problems[0].what}; all others are compared with {parent}"
+                raise ConfigError(Problem(what, parent))
+            parent = parents[parent]
+        block.append((_variant(replace(cells[number], parent=parent), number), config))
+    left_out = [Problem(f"{slug}: {error.problems[0].what}") for slug, error in refused.items()]
     return Combined(block, left_out)
 
 

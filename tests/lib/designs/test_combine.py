@@ -120,6 +120,24 @@ def test_each_cell_is_compared_with_the_cell_it_changes(tree):
     assert parents["factorial"] == {"none": "", "wide": "none", "gate": "none", "gate-wide": "none"}
 
 
+def test_what_is_left_out_is_skipped_as_a_parent(tree):
+    features = parse_features(tree, [], "WIDE CROSS GATE", "FEATURES")
+    found = combine(DESIGNS["cumulative"](features), lambda each: resolve(tree, [], each))
+    parents = {variant.slug: variant.parent for variant, _ in found.block}
+    assert parents == {"none": "", "plus-wide": "none", "plus-gate": "plus-wide"}
+    assert [variant.number for variant, _ in found.block] == [0, 1, 3]
+    assert [str(p).split(":")[0] for p in found.left_out] == ["plus-cross"]
+
+
+def test_a_design_without_its_baseline_is_an_error(tree):
+    features = parse_features(tree, [], "OPTIMIZER_SPAM PRUNING_MOVEMENT GATE", "FEATURES")
+    message = (
+        "^all: PRUNING_MOVEMENT=y: needs OPTIMIZER_ADAMW=y, .*; all others are compared with all"
+    )
+    with pytest.raises(ConfigError, match=message):
+        combine(DESIGNS["leave_one_out"](features), lambda each: resolve(tree, [], each))
+
+
 def test_a_feature_may_be_several_settings(tree):
     (feature,) = parse_features(tree, [], "PRUNING_MOVEMENT+SPARSITY=0.9", "FEATURES")
     assert feature.delta == {"PRUNING_MOVEMENT": True, "SPARSITY": "0.9"}
