@@ -30,7 +30,7 @@ _WRITTEN |= {"table.md", "table.csv", "check.json", "trackers", "trackio"}
 _WRITTEN |= {"environment", "packages.txt", "python_version.txt", "interpreter.json", "hw.json"}
 _WRITTEN |= {"nvidia_smi.txt", "rocm_smi.txt", "snapshot.json", "pip_freeze.txt", "uv_version.txt"}
 _WRITTEN |= {"conda_version.txt", "pip_version.txt", "conda_list_explicit.txt"}
-_WRITTEN |= {"reproduced", "determinism"}
+_WRITTEN |= {"reproduced", "determinism", "elsewhere.txt"}
 # Marketing for "complete"; a text says what it covers instead.
 _EMPTY_WORD = re.compile(r"compre[h]ensive", re.IGNORECASE)
 
