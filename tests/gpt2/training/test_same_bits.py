@@ -65,7 +65,7 @@ def test_the_seed_is_recorded_where_it_is_the_default_and_decides_everything(
         assert f"| seed {seed} |" in done.files.logs.read_text()
     first, second = (done.rows("train")[0] for done in runs.values())
     assert first["loss"] != second["loss"] and first["grad_norm"] != second["grad_norm"]
-    digests = [done.manifest()["processes"]["init_digests"] for done in runs.values()]
+    digests = [done.manifest()["init_weights_digest"] for done in runs.values()]
     assert digests[0] != digests[1]
     orders = [done.summary()["final"]["data_order_digest"] for done in runs.values()]
     assert orders[0] != orders[1]

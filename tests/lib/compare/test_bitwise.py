@@ -35,7 +35,7 @@ def test_the_same_bytes(compared):
         ({"weight": 0.75}, "model.safetensors, wte.weight: element 0 0.5 and 0.75, +0.25"),
         ({"final": {"sparsity": 0.1}}, "summary.json, final: sparsity 0.0 and 0.1, +0.1"),
         (
-            {"manifest": changed(MANIFEST, processes__init_digests=["i2"]), "losses": (9.0, 9.0)},
+            {"manifest": changed(MANIFEST, init_weights_digest=["i2"]), "losses": (9.0, 9.0)},
             "manifest.json, before step 1: first weights 'i1' and 'i2'",
         ),
     ],
