@@ -9,6 +9,8 @@ import numpy as np
 from gpt2.data.evaluation import EvalWindow
 from gpt2.data.store import Split
 from gpt2.data.tokenizer import Tokenizer
+from gpt2.evaluate import Evaluation, Evaluator
+from lib.repro.per_query import Item
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,23 @@ class ItemFacts:
     n_bytes: int
     batch_index: int
     row_in_batch: int
+
+
+def items_of(
+    evaluation: Evaluation, evaluate: Evaluator, source: str, words: Tokenizer, step: int
+) -> list[Item]:
+    """The rows of ``per_query.csv``, in the order of their names, after ``step`` optimizer steps."""
+    measured = {document.item_id: document for document in evaluation.documents}
+    facts = item_facts(evaluate.windows, evaluate.split, evaluate.batch_size, source, words)
+    return [
+        Item(
+            **vars(known),
+            n_correct=measured[known.item_id].n_correct,
+            nll_sum=measured[known.item_id].nll_sum,
+            eval_step=step,
+        )
+        for known in facts
+    ]
 
 
 def item_facts(

@@ -126,6 +126,7 @@ def step(session: Session, micro_batches: list[MicroBatch], log: Log) -> None:
     if session.budget.is_time and session.device.type == "cuda":
         # Progress is measured in seconds, so the GPU's work has to be done when they are read.
         torch.cuda.synchronize(session.device)
+    session.order.consumed()
     session.iteration += 1
     seconds = session.watch.seconds
     if session.budget.is_time:

@@ -58,7 +58,7 @@ class BatchLoader:
     micro-batches of ``micro_batch``, so the ranks together see what one process would. Iterating
     again starts over at ``start_step``.
 
-    ``consumed`` is told the offsets [global_batch / world_size] of each step that is handed out.
+    ``offered`` is told the offsets [global_batch / world_size] of each step that is handed out.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class BatchLoader:
         world_size: int,
         start_step: int,
         device_is_cuda: bool,
-        consumed: Callable[[torch.Tensor], None] = lambda offsets: None,
+        offered: Callable[[torch.Tensor], None] = lambda offsets: None,
     ) -> None:
         parts = micro_batch * world_size
         assert global_batch % parts == 0, (global_batch, micro_batch, world_size)
@@ -83,14 +83,14 @@ class BatchLoader:
             micro_batches=self._micro_batches,
         )
         self._batches = batches(sampler, data_config, plan, device_is_cuda)
-        self._consumed = consumed
+        self._offered = offered
 
     def __iter__(self) -> Iterator[list[Batch]]:
         """A list of this rank's (x [B, T], y [B, T]) for each optimizer step."""
         stream = iter(self._batches)
         while True:
             placed = [next(stream) for _ in range(self._micro_batches)]
-            self._consumed(torch.cat([offsets_B for _, _, offsets_B in placed]))
+            self._offered(torch.cat([offsets_B for _, _, offsets_B in placed]))
             yield [(x_BT, y_BT) for x_BT, y_BT, _ in placed]
 
 

@@ -3,25 +3,26 @@
 What comes of it lies in a folder of its own; the run's own files are only read.
 """
 
-import csv
-import io
 import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from gpt2.config import Config
+from gpt2.data import source, tokenizer
 from gpt2.data.store import open_dataset
-from gpt2.evaluate import Evaluation, Evaluator
+from gpt2.evaluate import Evaluator
+from gpt2.items import items_of
 from gpt2.quantized.schemes import quantize
 from gpt2.trained import machine_here
-from gpt2.training.finish import perplexity
 from gpt2.weights.load import load_run
 from lib.console import say
 from lib.errors import DataError, Problem
 from lib.files import sha256, write_atomic, write_json
 from lib.machine.process import Process
 from lib.machine.setup import set_up
+from lib.repro.figures import evaluation_figures, expected_calibration_error
+from lib.repro.per_query import to_csv
 from lib.rundir import RunDir
 
 SCHEMA_VERSION = 1
@@ -39,8 +40,12 @@ def evaluate_run(run: RunDir, config: Config, build_dir: Path, scheme: str) -> d
     _require_data_of(run, dataset.digest)
     model = load_run(run.path).to(device)
     rounded = quantize(model, scheme)
-    found = Evaluator(config, dataset.val, device)(model)
+    evaluate = Evaluator(config, dataset.val, device)
+    found = evaluate(model)
     assert found is not None
+    words = tokenizer.load(config.data.tokenizer, source.downloads_folder(config.data, build_dir))
+    step = json.loads(run.summary.read_text())["final"]["iterations"]
+    items = items_of(found, evaluate, config.data.dataset, words, step)
     summary = {
         "schema_version": SCHEMA_VERSION,
         "run": run.path.name,
@@ -51,14 +56,11 @@ def evaluate_run(run: RunDir, config: Config, build_dir: Path, scheme: str) -> d
         "device": str(device),
         "quantization": rounded.record(),
         "final": {
-            "val_loss": found.loss,
-            "val_perplexity": perplexity(found.loss),
-            "token_accuracy": found.accuracy,
-            "eval_tokens": found.tokens,
-            "eval_documents": len(found.documents),
+            **evaluation_figures(items),
+            "expected_calibration_error": expected_calibration_error(found.calibration),
         },
     }
-    _write(run, scheme, _rows(run, found), summary)
+    _write(run, scheme, to_csv(items), summary)
     return summary
 
 
@@ -85,22 +87,6 @@ def _require_data_of(run: RunDir, digest: str) -> None:
     if digest != recorded:
         what = f"the data is {digest}, and the run was evaluated on {recorded}"
         raise DataError(Problem(what, str(run.manifest), "give the run's own data back"))
-
-
-def _rows(run: RunDir, found: Evaluation) -> str:
-    """The run's per_query.csv with what was measured now in place of what was measured then."""
-    measured = [{name: _cell(value) for name, value in vars(d).items()} for d in found.documents]
-    with open(run.per_query, encoding="utf-8", newline="") as stream:
-        own = list(csv.DictReader(stream))
-    text = io.StringIO()
-    writer = csv.DictWriter(text, own[0].keys(), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(old | new for old, new in zip(own, measured, strict=True))
-    return text.getvalue()
-
-
-def _cell(value: str | float) -> str:
-    return repr(value) if isinstance(value, float) else str(value)
 
 
 def _write(run: RunDir, scheme: str, rows: str, summary: dict[str, Any]) -> None:

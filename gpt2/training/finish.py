@@ -11,7 +11,7 @@ import torch
 
 from gpt2.evaluate import Evaluation
 from gpt2.generate import generate
-from gpt2.items import item_facts
+from gpt2.items import items_of
 from gpt2.training.describe import debug_flags
 from gpt2.training.session import Session
 from lib.files import read_json_lines, write_atomic, write_json
@@ -26,7 +26,8 @@ def write_results(session: Session, evaluation: Evaluation, started: float) -> N
     """Write everything but the status; the process began at ``started`` of time.monotonic."""
     weights = {name: tensor.contiguous() for name, tensor in session.weights().items()}
     write_atomic(session.run.weights, safetensors.torch.save(weights))
-    items = _items(session, evaluation)
+    dataset, step = session.config.data.dataset, session.iteration
+    items = items_of(evaluation, session.evaluate, dataset, session.tokenizer, step)
     write_atomic(session.run.per_query, to_csv(items))
     if session.config.train.sample_tokens:
         write_atomic(session.run.sample, text_sample(session))
@@ -44,26 +45,6 @@ def text_sample(session: Session) -> str:
     tokens = generate(session.model, ids, seed, config.machine)
     written = list(itertools.islice(tokens, config.train.sample_tokens))
     return words.decode(np.array([*ids.tolist(), *written])) + "\n"
-
-
-def _items(session: Session, evaluation: Evaluation) -> list[Item]:
-    """The rows of per_query.csv, in the order of their names."""
-    measured, evaluate = {d.item_id: d for d in evaluation.documents}, session.evaluate
-    return [
-        Item(
-            **vars(facts),
-            n_correct=measured[facts.item_id].n_correct,
-            nll_sum=measured[facts.item_id].nll_sum,
-            eval_step=session.iteration,
-        )
-        for facts in item_facts(
-            evaluate.windows,
-            evaluate.split,
-            evaluate.batch_size,
-            session.config.data.dataset,
-            session.tokenizer,
-        )
-    ]
 
 
 def _summary(

@@ -21,10 +21,15 @@ class DataOrder:
         self._digest = NO_ORDER
         # Of this rank, for each step that is not in the digest yet.
         self._pending: list[Tensor] = []
+        self._offered = torch.empty(0)
 
-    def consumed(self, offsets_B: Tensor) -> None:
-        """This rank's sequences of the next step. Every rank has to call it."""
-        self._pending.append(offsets_B)
+    def offered(self, offsets_B: Tensor) -> None:
+        """This rank's sequences of the next step, which may yet be offered another time."""
+        self._offered = offsets_B
+
+    def consumed(self) -> None:
+        """The step was made with what was offered last. Every rank has to call it."""
+        self._pending.append(self._offered)
         if len(self._pending) == _TOGETHER or self._group.size == 1:
             self._exchange()
 

@@ -95,7 +95,7 @@ class Session:
     def batches(self) -> Iterator[list[tuple[Tensor, Tensor]]]:
         """This process's micro-batches, a list for each step from ``iteration`` on.
 
-        ``order`` takes note of each that is handed out.
+        ``order`` is told of each that is handed out.
         """
         train = self.config.train
         sampler = TrainSampler(
@@ -110,7 +110,7 @@ class Session:
             self.group.size,
             self.iteration,
             self.device.type == "cuda",
-            self.order.consumed,
+            self.order.offered,
         )
         return iter(loader)
 

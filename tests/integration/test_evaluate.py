@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 
 from gpt2.data.prepare import prepare
 from gpt2.planning import config_layers, make_plan
@@ -35,7 +36,7 @@ def test_evaluated_again_beside_the_runs_own_files(build):
     with open(run.evaluation("int8") / "per_query.csv", newline="") as stream:
         rows = list(csv.DictReader(stream))
     tokens = sum(int(row["n_tokens"]) for row in rows)
-    assert sum(float(row["loss_sum"]) for row in rows) / tokens == rounded["val_loss"]
+    assert math.fsum(float(row["nll_sum"]) for row in rows) / tokens == rounded["val_loss"]
     assert [line.split()[0] for line in table.splitlines()] == [
         "weights",
         "trained",

@@ -29,12 +29,19 @@ def digest_of(configure: Callable[..., Config], build_dir: Path) -> Callable[[in
         with Group.join(current_process()) as group:
             order = DataOrder(group)
             loader = BatchLoader(
-                sampler, config.data, 4, 1, rank, group.size, 0, False, order.consumed
+                sampler, config.data, 4, 1, rank, group.size, 0, False, order.offered
             )
-            assert all(islice(loader, STEPS))
+            for _ in islice(loader, STEPS):
+                order.consumed()
             return order.state_dict()
 
     return digest
+
+
+def take(session: Session, steps: int) -> None:
+    """Go through batches as training does."""
+    for _ in islice(session.batches(), steps):
+        session.order.consumed()
 
 
 def test_ranks_agree_on_what_one_process_would_consume(
@@ -51,10 +58,21 @@ def test_length_and_workers_do_not_move_the_first_steps(session: Callable[..., S
     digests = []
     for planned, workers in ((20, 0), (100, 0), (100, 2)):
         opened = session(MAX_ITERS=planned, LOADER_WORKERS=workers)
-        assert len([*islice(opened.batches(), 20)]) == 20
+        take(opened, 20)
         digests.append(opened.order.state_dict())
     tokens = opened.dataset.train.n_tokens
     assert digests == [order_digest(opened.config.seed, tokens, 16, 4, 20)] * 3
+
+
+def test_a_batch_that_is_offered_again_counts_once(session: Callable[..., Session]) -> None:
+    """As when a step did not fit into memory, and was made another time."""
+    opened = session()
+    take(opened, 3)
+    opened.iteration = 3
+    next(opened.batches())
+    take(opened, 2)
+    tokens = opened.dataset.train.n_tokens
+    assert opened.order.state_dict() == order_digest(opened.config.seed, tokens, 16, 4, 5)
 
 
 def test_a_batch_that_is_not_the_plans_shows(
@@ -64,7 +82,7 @@ def test_a_batch_that_is_not_the_plans_shows(
     opened = session()
     right = TrainSampler.offsets
     monkeypatch.setattr(TrainSampler, "offsets", lambda self, first, n: right(self, first + 1, n))
-    assert len([*islice(opened.batches(), 5)]) == 5
+    take(opened, 5)
     tokens = opened.dataset.train.n_tokens
     assert opened.order.state_dict() != order_digest(opened.config.seed, tokens, 16, 4, 5)
 
