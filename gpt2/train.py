@@ -24,7 +24,7 @@ from gpt2.training.finite import bad_evaluation
 from gpt2.training.finish import write_results
 from gpt2.training.log import Log
 from gpt2.training.oom import DoesNotFit, fall_back
-from gpt2.training.passes import MicroBatch
+from gpt2.training.passes import MicroBatch, divided
 from gpt2.training.records import NoRecords, Records, Report
 from gpt2.training.session import Session
 from gpt2.training.start import open_session, resume, warm_up
@@ -142,21 +142,22 @@ def _step_that_fits(session: Session, batches: Batches, log: Log) -> Batches:
 
     A checkpoint follows a fallback, so that a resumed run takes it at the same step.
     """
-    fallbacks = len(session.oom_fallbacks)
+    fallbacks, micro_batches = len(session.oom_fallbacks), _fetch(session, batches)
     while True:
         try:
-            step(session, _fetch(session, batches), log)
+            step(session, micro_batches, log)
             break
         except DoesNotFit as error:
             cause = str(error)
         record = fall_back(session, cause)
         if session.group.is_main:
             note_fallback(session.run, record)
-        batches = session.batches()
-    if len(session.oom_fallbacks) > fallbacks:
-        log.flush()
-        save(session)
-    return batches
+        micro_batches = divided(micro_batches, session.config.train.batch_size)
+    if len(session.oom_fallbacks) == fallbacks:
+        return batches
+    log.flush()
+    save(session)
+    return session.batches()
 
 
 def save(session: Session) -> None:

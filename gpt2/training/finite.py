@@ -93,6 +93,8 @@ def _before_update(
     whose = [(r["rank"], row) for r in ranks for row in r["tensors"]]
     # Before pruning's masks, which turn an infinity into NaN, and before any sum.
     rows = [row | {"rank": rank} if several else row for rank, row in whose] or seen
+    if not rows and math.isfinite(measured.loss.item()):
+        rows = _bad_norms(session, measured, 0)
     guilty = [f"rank {r['rank']}" for r in ranks if r["micro_batch"] is not None]
     what = next(r["what"] for r in ranks if r["what"])
     what += f" ({', '.join(guilty)})" if several and guilty else ""
@@ -144,12 +146,8 @@ def _batch(session: Session, begun: Begun) -> dict[str, Tensor]:
 
 def _after_update(session: Session, measured: Measured, iteration: int, what: str) -> NumericsError:
     """Norms are all that is left of the gradients."""
-    rows = []
-    if math.isfinite(measured.loss.item()):
-        norms = measured.gradient_norms.tolist()
-        for (name, p), norm in zip(session.model.named_parameters(), norms, strict=True):
-            if not math.isfinite(norm):
-                rows.append(_without_counts(name, p))
+    finite = math.isfinite(measured.loss.item())
+    rows = _bad_norms(session, measured, None) if finite else []
     more = {
         "loss": number(measured.loss.item()),
         "gradient_norm": number(measured.gradient_norm.item()),
@@ -157,16 +155,25 @@ def _after_update(session: Session, measured: Measured, iteration: int, what: st
     return _error(session, what, iteration, "after the update", rows, more)
 
 
-def _without_counts(name: str, parameter: Tensor) -> dict[str, Any]:
-    counts = dict.fromkeys(("nonfinite", "nan", "inf", "first_bad_index"))
-    return {
-        "param": name,
-        "holds": "gradient",
-        "shape": list(parameter.shape),
-        "dtype": str(parameter.dtype).removeprefix("torch."),
-        "device": str(parameter.device),
-        **counts,
-    }
+def _bad_norms(session: Session, measured: Measured, count: int | None) -> list[dict[str, Any]]:
+    """A row for each gradient whose norm is not finite, with ``count`` bad elements of each kind.
+
+    0 where every element is finite, and together they are longer than fp32 can say.
+    """
+    found = zip(session.model.named_parameters(), measured.gradient_norms.tolist(), strict=True)
+    return [
+        {
+            "param": name,
+            "holds": "gradient",
+            "shape": list(p.shape),
+            "dtype": str(p.dtype).removeprefix("torch."),
+            "device": str(p.device),
+            **dict.fromkeys(("nonfinite", "nan", "inf"), count),
+            "first_bad_index": None,
+        }
+        for (name, p), norm in found
+        if not math.isfinite(norm)
+    ]
 
 
 def _error(
@@ -191,13 +198,7 @@ def _error(
         "accumulation": train.grad_accumulation,
         **more,
     }
-    if rows:
-        holds = "gradient of " * (rows[0]["holds"] == "gradient")
-        culprit = f"first bad tensor {holds}{rows[0]['param']}"
-    elif modules:
-        culprit = f"every weight is finite, first bad output that of {modules[0]}"
-    else:
-        culprit = f"found {found}"
+    culprit = _culprit(rows, modules, found)
     advice = _ADVICE
     if found == "after the update":
         advice = f"CHECK_NUMERICS=y looks before the update; else {_ADVICE}"
@@ -205,6 +206,18 @@ def _error(
         f"{what} at it {iteration}, {culprit}", str(session.run.numerics_failure), advice
     )
     return NumericsError(problem, record)
+
+
+def _culprit(rows: list[dict[str, Any]], modules: tuple[str, ...], found: str) -> str:
+    """The first thing to look at."""
+    if rows and rows[0]["nonfinite"] == 0:
+        return f"every gradient is finite, and the norm of {rows[0]['param']} overflows"
+    if rows:
+        holds = "gradient of " * (rows[0]["holds"] == "gradient")
+        return f"first bad tensor {holds}{rows[0]['param']}"
+    if modules:
+        return f"every weight is finite, first bad output that of {modules[0]}"
+    return f"found {found}"
 
 
 def _word(number: float) -> str:

@@ -1,6 +1,6 @@
 """What a step is made of before its update: micro-batches, their passes, what they measure.
 
-B micro-batch, T tokens.
+B micro-batch, b a part of it, T tokens.
 """
 
 from collections.abc import Iterable
@@ -49,6 +49,15 @@ class Begun:
         torch.set_rng_state(self.rng["torch"])
         if "cuda" in self.rng:
             torch.cuda.set_rng_state(self.rng["cuda"], session.device)
+
+
+def divided(batches: list[MicroBatch], size: int) -> list[MicroBatch]:
+    """The same sequences in the same order, ``size`` in each micro-batch; it divides each."""
+    return [
+        (x_bT, y_bT)
+        for x_BT, y_BT in batches
+        for x_bT, y_bT in zip(x_BT.split(size), y_BT.split(size), strict=True)
+    ]
 
 
 def on_device(session: Session, batches: list[MicroBatch]) -> Iterable[MicroBatch]:

@@ -32,15 +32,17 @@ TWO_RANKS = {"GPUS": 2, "BATCH_SIZE": 1, "GRAD_ACCUMULATION": 2}
 
 
 @contextmanager
-def bad_gradient(iteration: int, value: float, rank: int = 0) -> Iterator[None]:
-    """In the step ``iteration``, element [1, 5] of one gradient is ``value`` on ``rank``."""
+def bad_gradient(
+    iteration: int, value: float, rank: int = 0, where: Any = (1, 5)
+) -> Iterator[None]:
+    """In the step ``iteration``, one gradient is ``value`` at ``where`` on ``rank``."""
 
     def spoiled(session: Session, *rest: Any) -> Measured:
         parameter = dict(session.model.named_parameters())[CULPRIT]
 
         def spoil(gradient: Tensor) -> Tensor:
             found = gradient.clone()
-            found[1, 5] = value
+            found[where] = value
             return found
 
         bad = session.iteration + 1 == iteration and session.group.rank == rank
@@ -132,6 +134,18 @@ def test_the_batch_and_the_random_states_are_kept(
     with torch.no_grad():
         loss = opened.model(kept["x"][0, 0], kept["y"][0, 0])
     assert record["ranks"][0]["losses"] == [loss.item()]
+
+
+def test_a_norm_that_overflows_is_told_from_elements_that_are_infinite(
+    configure: Configure, train: Callable
+) -> None:
+    """2e38, of both micro-batches, is a number in fp32; 32 times that is none."""
+    with bad_gradient(3, 1e38, where=...):
+        failed = train(configure())
+    expected = f"at it 3, every gradient is finite, and the norm of {CULPRIT} overflows"
+    assert failed.status.message == f"gradient norm is infinite {expected}"
+    (row,) = strictly(failed.files.numerics_failure)["tensors"]
+    assert (row["param"], row["nonfinite"], row["first_bad_index"]) == (CULPRIT, 0, None)
 
 
 def test_a_bad_output_is_traced_to_its_module(configure: Configure, train: Callable) -> None:
