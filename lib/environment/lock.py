@@ -35,7 +35,10 @@ def lock_differences(path: Path, packages: Mapping[str, str]) -> list[str]:
 
 def _read(path: Path) -> dict[str, set[str]]:
     """Name → versions: a lock file for several platforms may name several of one package."""
-    text = path.read_text(encoding="utf-8")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise ConfigError(Problem("cannot be read: it is no text", str(path))) from None
     pins: dict[str, set[str]] = {}
     for name, version in _toml(text, path) if path.suffix in (".lock", ".toml") else _lines(text):
         pins.setdefault(normal(name), set()).add(version)

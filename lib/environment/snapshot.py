@@ -51,14 +51,16 @@ def refresh_snapshot(
     }
     if _is_current(folder, facts, config.snapshot_max_age_hours):
         return
-    contents = {
+    contents: dict[str, str | bytes] = {
         "packages.txt": listing(packages),
         "python_version.txt": f"Python {found.python}\n",
         "interpreter.json": json.dumps(_interpreter(found), sort_keys=True, indent=2) + "\n",
     }
     contents |= _answers(_questions(config, found))
-    if config.lock_file:
-        contents[Path(config.lock_file).name] = (root / config.lock_file).read_text()
+    lock = root / config.lock_file
+    # One that is not there is a condition of its own.
+    if lock.is_file():
+        contents[lock.name] = lock.read_bytes()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in contents.items():

@@ -142,5 +142,6 @@ class TestLockFile:
         assert words(self.problems(config, tmp_path / "uv.lock")) == "ENV_LOCK_FILE is not there"
         (tmp_path / "uv.lock").write_text("version = 1\n")
         assert "names no package" in words(self.problems(config, tmp_path / "uv.lock", False))
-        (tmp_path / "uv.lock").write_text("[[[")
-        assert "cannot be read" in words(self.problems(config, tmp_path / "uv.lock", False))
+        for content in (b"[[[", b"\xff"):
+            (tmp_path / "uv.lock").write_bytes(content)
+            assert "cannot be read" in words(self.problems(config, tmp_path / "uv.lock", False))
