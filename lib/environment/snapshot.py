@@ -40,13 +40,15 @@ def refresh_snapshot(
 
     PreflightError with all that cannot be found out, or written down.
     """
-    packages = installed()
+    packages, lock = installed(), root / config.lock_file
+    # One that is not there is a condition of its own.
+    locked = lock.is_file()
     facts = {
         "schema_version": SCHEMA_VERSION,
         "policy": config.policy,
         "environment": str(found),
         "prefix": str(found.prefix),
-        "lock_file": config.lock_file,
+        "lock_file": {lock.name: sha256(lock)} if locked else {},
         "packages_digest": digest(packages),
     }
     if _is_current(folder, facts, config.snapshot_max_age_hours):
@@ -57,9 +59,7 @@ def refresh_snapshot(
         "interpreter.json": json.dumps(_interpreter(found), sort_keys=True, indent=2) + "\n",
     }
     contents |= _answers(_questions(config, found))
-    lock = root / config.lock_file
-    # One that is not there is a condition of its own.
-    if lock.is_file():
+    if locked:
         contents[lock.name] = lock.read_bytes()
     try:
         folder.mkdir(parents=True, exist_ok=True)

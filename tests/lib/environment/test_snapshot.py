@@ -148,6 +148,9 @@ def test_uv_needs_no_pip_and_the_lock_file_is_kept(
     refresh_snapshot(tmp_path / "snapshot", wanted, found, tmp_path)
     assert names(tmp_path / "snapshot") == ALWAYS | {"uv_version.txt", "uv.lock"}
     assert index(tmp_path / "snapshot")["pip_check"] is None
+    (tmp_path / "uv.lock").write_text("version = 2\n")
+    refresh_snapshot(tmp_path / "snapshot", wanted, found, tmp_path)
+    assert (tmp_path / "snapshot" / "uv.lock").read_text() == "version = 2\n"
     refresh_snapshot(tmp_path / "other", replace(wanted, lock_file="gone.lock"), found, tmp_path)
     assert names(tmp_path / "other") == ALWAYS | {"uv_version.txt"}
 
