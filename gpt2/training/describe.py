@@ -68,14 +68,15 @@ def manifest_facts(session: Session, rng_at_start: dict[str, list[str]]) -> dict
     ``rng_at_start`` are the generators' digests before the first step.
     """
     config, train = session.config, session.config.train
-    digest = config.digest
+    # Not the session's own, whose batches may have been divided anew to fit the memory.
+    configured = Config.from_values(config.values)
     return {
         "run": {
-            "run_id": _run_id(digest, session.dataset.digest),
+            "run_id": _run_id(configured.digest, session.dataset.digest),
             "run_profile": config.repro.profile,
-            "hash8": config.hash8,
+            "hash8": configured.hash8,
         },
-        "config": {"config_digest": digest, **read_settings(session.run)},
+        "config": {"config_digest": configured.digest, **read_settings(session.run)},
         "origin": session.origin,
         "environment": environment() | observed_environment(session.run, config.environment.policy),
         "attention": {

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 from gpt2.config import Config
 from gpt2.model import GPT
 from gpt2.runs import read_resolved_config, write_resolved_config
-from gpt2.training.describe import start_line
+from gpt2.training.describe import manifest_facts, start_line
 from gpt2.training.session import Session
 from lib.errors import ConfigError, DataError, PreflightError
 from lib.files import sha256
@@ -96,6 +97,17 @@ def test_the_manifest_has_the_digests_of_what_was_trained(
     # Dropout has drawn from torch's generator, and nobody from the others.
     moved = {n for n in found if manifest["rng_state_at_end"][n] != [found[n]]}
     assert moved == {"torch"}
+
+
+def test_a_batch_that_was_divided_anew_keeps_the_identity(session: Callable[..., Session]) -> None:
+    opened = session()
+    write_resolved_config(opened.run, opened.config)
+    before = manifest_facts(opened, {})
+    smaller = replace(opened.config.train, batch_size=1, grad_accumulation=4)
+    opened.config = replace(opened.config, train=smaller)
+    after = manifest_facts(opened, {})
+    assert after["run"] == before["run"] and after["config"] == before["config"]
+    assert after["batch"]["micro_batch"] == 1
 
 
 def test_a_folder_that_holds_another_run_is_left_alone(
