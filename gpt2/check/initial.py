@@ -9,6 +9,7 @@ from gpt2.check.finding import Finding
 from gpt2.check.subject import Subject
 from gpt2.config import ModelConfig
 from gpt2.model import GPT
+from gpt2.zero_linear import ZeroLinear
 
 # Elements of which a standard deviation is known to 3 %, and what is allowed.
 _FEWEST = 500
@@ -27,12 +28,15 @@ def initial(subject: Subject) -> list[Finding]:
 
 
 def _matrices(model: GPT, config: ModelConfig) -> list[Finding]:
-    """At 0.02, those into the residual stream at 0.02 / √(2·n_layer)."""
+    """At 0.02, those into the residual stream at 0.02 / √(2·n_layer); what is to start at 0, at 0."""
     shape = config.shape
+    zero = [f"{path}.weight" for path, m in model.named_modules() if isinstance(m, ZeroLinear)]
     for name, parameter in model.named_parameters():
         weights = parameter[: shape.vocab_size] if name == "wte.weight" else parameter
         wanted = 0.02 / math.sqrt(2 * shape.n_layer) if name.endswith("c_proj.weight") else 0.02
-        if weights.ndim < 2 or weights.numel() < _FEWEST:
+        if name in zero and bool(weights.any()):
+            return [Finding(f"0 in the initial {name}", "other numbers")]
+        if name in zero or weights.ndim < 2 or weights.numel() < _FEWEST:
             continue
         if abs(float(weights.detach().std()) / wanted - 1) > _SPREAD:
             text = f"{float(weights.detach().std()):.4f}"

@@ -9,7 +9,7 @@ from gpt2.check.trial import WATCHED
 
 
 def check(subject: Subject) -> list[Finding]:
-    """Trains the first steps of the trial once more."""
+    """Trains the first steps of the trial once more, with an evaluation among them."""
     trial, workshop = subject.trial, subject.workshop
     rehearsal = Rehearsal(subject.shrunk, workshop.prepared(subject.shrunk), workshop.new_folder())
     for name, weight in rehearsal.session.weights().items():
@@ -18,8 +18,10 @@ def check(subject: Subject) -> list[Finding]:
     for i in range(WATCHED):
         loss = rehearsal.step()
         if loss != trial.losses[i]:
-            text = f"{trial.losses[i]!r}, then {loss!r}"
+            text = f"{trial.losses[i]!r}, then {loss!r}" + (", after an evaluation" if i else "")
             return [Finding(f"the same loss at step {i + 1} for the same seed", text)]
+        if i == 0:
+            rehearsal.session.evaluate(rehearsal.session.model)
     rehearsal.close()
     for name, weight in rehearsal.session.weights().items():
         if not torch.equal(weight, trial.watched[name]):

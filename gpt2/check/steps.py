@@ -3,17 +3,16 @@
 B micro-batch, T tokens.
 """
 
-import itertools
 import math
 
 import torch
 from torch import Tensor
 
 from gpt2.check.finding import Finding
+from gpt2.check.given import given
 from gpt2.check.rehearsal import Rehearsal
 from gpt2.check.subject import Subject
 from gpt2.training.session import Session
-from lib.optim.schedule import learning_rate_at
 
 _REPEATED = 3
 # Rows and lengths of batches that follow each other.
@@ -40,7 +39,7 @@ def check(subject: Subject) -> list[Finding]:
         for where, loss in losses.items()
         if not math.isfinite(loss)
     ]
-    return found + _updates(subject) + _batches(subject.trial.rehearsal.session)
+    return found + given(subject.trial)
 
 
 def _repeat(subject: Subject, rehearsal: Rehearsal) -> tuple[list[Finding], list[float]]:
@@ -78,27 +77,3 @@ def _plain(session: Session, x_BT: Tensor, y_BT: Tensor) -> tuple[float, float]:
     norm = torch.nn.utils.get_total_norm(gradients)
     session.optimizer.zero_grad(set_to_none=True)
     return loss.item(), norm.item()
-
-
-def _updates(subject: Subject) -> list[Finding]:
-    """Each step of the trial ran at its schedule's learning rate, on clipped gradients."""
-    config, session = subject.shrunk, subject.trial.rehearsal.session
-    clip = config.train.grad_clip or math.inf
-    for i, update in enumerate(subject.trial.updates):
-        progress = i / session.budget.iterations
-        wanted = learning_rate_at(config.schedule, i, progress, session.budget.warmup_progress)
-        if not math.isclose(update.lr, wanted, rel_tol=1e-9):
-            return [Finding(f"a learning rate of {wanted:g} at step {i + 1}", f"{update.lr:g}")]
-        norm, wanted = update.clipped_norm.item(), min(clip, update.gradient_norm.item())
-        if not math.isclose(norm, wanted, rel_tol=_TOLERANCE):
-            what = f"gradients of norm {wanted:g} for the optimizer at step {i + 1}"
-            return [Finding(what, f"{norm:g}")]
-    return []
-
-
-def _batches(session: Session) -> list[Finding]:
-    """Two steps read different tokens."""
-    (first, *_), (second, *_) = itertools.islice(session.batches(), 2)
-    if torch.equal(first[0], second[0]):
-        return [Finding("other tokens in every step", "two steps read the same")]
-    return []

@@ -47,6 +47,8 @@ class Trial:
         self.watched: dict[str, Tensor] = {}
         self.with_gradient: set[str] = set()
         self.not_finite: set[str] = set()
+        # Of what the matrix is multiplied into.
+        self.product_dtypes: set[torch.dtype] = set()
         # After each step.
         self.sparsity: list[float] = []
         self.updates: list[Update] = []
@@ -54,6 +56,8 @@ class Trial:
         self.seen: list[Seen] = []
         self.left: list[list[bool]] = []
         hooks = [self._watch(name, p) for name, p in session.model.named_parameters()]
+        product = session.model.get_submodule(FOLLOWED[1].removesuffix(".weight"))
+        hooks.append(product.register_forward_hook(self._note_product))
         session.optimizer.register_step_pre_hook(self._note_update)
         if config.pruning.name != "none":
             session.optimizer.register_step_post_hook(self._note_scored)
@@ -81,6 +85,9 @@ class Trial:
                 self.with_gradient.add(name)
 
         return parameter.register_hook(note)
+
+    def _note_product(self, module: nn.Module, given: tuple[Tensor, ...], product: Tensor) -> None:
+        self.product_dtypes.add(product.dtype)
 
     def _note_update(self, optimizer: Any, arguments: tuple[Any, ...], named: Any) -> None:
         """What the optimizer is about to read; it may change it. A step inside a step says less."""

@@ -49,6 +49,12 @@ RIGHT = {
         "pruned,reload",
         {"OPTIMIZER_ADAMWPRUNE": "y", "ADAMWPRUNE_VARIANT_BITTER2": "y", "PRUNING_RAMP_END": "0.9"},
     ),
+    # No form with dropout.
+    "joined": ("isolated", {"ATTENTION_BACKEND_JOINED": "y", "DROPOUT": "0.0"}),
+    "nsa": (
+        "isolated,reference,causal,decode",
+        {"ATTENTION_PROJECTION_GROUPED": "y", "ATTENTION_PATTERN_NSA": "y"},
+    ),
     # Every gradient of the mechanism is zero, here and by the formulas.
     "strength 0": ("reference", {"MLP_ATTN_GATE": "y", "MLP_ATTN_GATE_ALPHA": "0"}),
     # No weight of any row is kept.

@@ -1,0 +1,174 @@
+"""Faults of what a training step is given, and of the model as training alone sees it.
+
+B batch, T tokens.
+"""
+
+import itertools
+from collections.abc import Iterator
+from contextlib import nullcontext
+from typing import Any
+
+from torch import Tensor
+
+from gpt2 import model
+from gpt2.attention.base import Attention
+from gpt2.attention.reciprocal.module import Reciprocal
+from gpt2.data import loader
+from gpt2.data.loader import BatchLoader
+from gpt2.evaluate import Evaluator
+from gpt2.loss import IGNORED
+from gpt2.mlp.base import Mlp
+from gpt2.model import GPT
+from gpt2.training import step
+from gpt2.training.budget import Budget
+from lib.optim import schedule
+from tests.mutants.mutant import Mutant, after_init, replaced, then
+
+_SEQUENCES = r"sequences \d+ to \d+ in 2 steps of {} process\(es\); found: other ones"
+_RATE = r"a learning rate of \S+ at step \d; found"
+
+
+def _same_span(self: Any) -> Iterator[tuple[int, int]]:
+    for start in itertools.count(self.first, self.stride):
+        yield from itertools.repeat((start, self.micro_batch), self.micro_batches)
+
+
+def _as_rank_0(right: Any) -> Any:
+    def init(self: BatchLoader, *given: Any) -> None:
+        sampler, config, whole, micro, _, *rest = given
+        right(self, sampler, config, whole, micro, 0, *rest)
+
+    return init
+
+
+def _later_by_one(right: Any) -> Any:
+    def hidden(self: GPT, idx_BT: Tensor, cache: Any = None) -> Tensor:
+        table = self.wpe.weight
+        turned = table.roll(-1, 0) - table
+        hook = self.wte.register_forward_hook(
+            lambda module, given, x_BTC: x_BTC + turned[: x_BTC.size(1)]
+        )
+        out: Tensor = right(self, idx_BT, cache)
+        hook.remove()
+        return out
+
+    return hidden
+
+
+def _without_the_last(right: Any) -> Any:
+    def forward(self: GPT, idx_BT: Tensor, targets_BT: Tensor | None = None) -> Tensor:
+        if targets_BT is not None and self.training:
+            targets_BT = targets_BT.clone()
+            targets_BT[:, -1] = IGNORED
+        out: Tensor = right(self, idx_BT, targets_BT)
+        return out
+
+    return forward
+
+
+def _still_evaluating(out: Any, self: Evaluator, network: GPT, *rest: Any) -> Any:
+    network.eval()
+    return out
+
+
+def _first_twice(right: Any) -> Any:
+    return lambda session, batches: right(session, [*batches[:-1], batches[0]])
+
+
+MUTANTS = (
+    Mutant(
+        "micro-batches of a step are one",
+        "accumulation sees the same sequences again",
+        "baseline",
+        {"steps": _SEQUENCES.format(1)},
+        replaced(loader._Plan, "__iter__", lambda _: _same_span),
+    ),
+    Mutant(
+        "ranks read the same",
+        "each takes rank 0's part of the batch",
+        "full",
+        {"steps": _SEQUENCES.format(2)},
+        replaced(BatchLoader, "__init__", _as_rank_0),
+    ),
+    Mutant(
+        "cosine is a parabola",
+        "the decay has another shape",
+        "baseline",
+        {"steps": _RATE},
+        replaced(schedule, "_decayed_share", lambda _: lambda options, x: x * x),
+    ),
+    Mutant(
+        "progress is ahead",
+        "the schedule ends early",
+        "mla",
+        {"steps": _RATE},
+        then(Budget, "progress", lambda out, *given: min(1.0, out + 0.1)),
+    ),
+    Mutant(
+        "the last target is not learned",
+        "a loss mask that only training has",
+        "golden",
+        {"reference": "the loss as the formulas give it"},
+        replaced(GPT, "forward", _without_the_last),
+    ),
+    Mutant(
+        "evaluation goes on",
+        "after the first one training is without dropout",
+        "baseline",
+        {"repeat": "the same loss at step 2 for the same seed; found: .*, after an evaluation"},
+        then(Evaluator, "__call__", _still_evaluating),
+    ),
+    Mutant(
+        "attention drops nothing",
+        "neither weights nor what it adds",
+        "ra",
+        {"isolated": "50% of attention weights of block 0 dropped in training; found: 0%"},
+        after_init(Attention, lambda self: setattr(self, "dropout", 0.0)),
+    ),
+    Mutant(
+        "MLP drops twice as rarely",
+        "half of the configured part",
+        "baseline",
+        {"isolated": "50% of the MLP of block 0 dropped in training; found: 2[0-9]%"},
+        after_init(Mlp, lambda self: setattr(self.dropout, "p", self.dropout.p / 2)),
+    ),
+    Mutant(
+        "precision is ignored",
+        "products in fp32 where bf16 is configured",
+        "baseline",
+        {"steps": "products of the forward pass in torch.bfloat16; found: torch.float32"},
+        replaced(step, "autocast", lambda _: lambda machine: nullcontext()),
+    ),
+    Mutant(
+        "the first micro-batch counts twice",
+        "in the place of the last one",
+        "baseline",
+        {"steps": "the gradient norm of the whole batch from two micro-batches"},
+        replaced(step, "_backward", _first_twice),
+    ),
+    Mutant(
+        "positions are those of the next token",
+        "the table is turned by one row",
+        "baseline",
+        {"reference": "logits as the formulas give it"},
+        replaced(GPT, "hidden", _later_by_one),
+    ),
+    Mutant(
+        "head gives the embedding no gradient",
+        "tied in values alone",
+        "baseline",
+        {"reference": "the gradient of wte.weight as the formulas give it"},
+        replaced(
+            model,
+            "linear_cross_entropy",
+            lambda right: lambda hidden, weight, *rest: right(hidden, weight.detach(), *rest),
+        ),
+    ),
+    Mutant(
+        "reciprocal band is one token too wide",
+        "W + 2 tokens",
+        "ra-golden",
+        {"reference": "logits as the formulas give it"},
+        after_init(Reciprocal, lambda self: setattr(self, "window", self.window + 1)),
+    ),
+)
