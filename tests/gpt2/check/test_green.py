@@ -49,6 +49,19 @@ RIGHT = {
         "pruned,reload",
         {"OPTIMIZER_ADAMWPRUNE": "y", "ADAMWPRUNE_VARIANT_BITTER2": "y", "PRUNING_RAMP_END": "0.9"},
     ),
+    # Half of the weights go within the steps on one batch.
+    "ramp": (
+        "steps",
+        {
+            "OPTIMIZER_SGD": "y",
+            "PRUNING_MOVEMENT": "y",
+            "PRUNING_WARMUP": "0.0863",
+            "PRUNING_RAMP_LINEAR": "y",
+            "MLP_SIZING_RATIO": "y",
+            "MLP_RATIO": "13.6",
+            "GRAD_CLIP": "8.31",
+        },
+    ),
     # No form with dropout.
     "joined": ("isolated", {"ATTENTION_BACKEND_JOINED": "y", "DROPOUT": "0.0"}),
     "nsa": (
