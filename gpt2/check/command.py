@@ -71,6 +71,7 @@ def check_cases(cases: Cases, request: Request) -> tuple[int, str]:
         reports = [_require_data(found) for found in reports]
     given = {
         "DEFCONFIG": request.defconfig,
+        "DATA": request.data,
         "GPU": request.gpu,
         "CHECK_GPU_MEMORY_GB": request.gpu_memory_gb,
     }

@@ -6,4 +6,7 @@ from gpt2.check.finding import Finding
 
 def check(case: Case) -> list[Finding]:
     """One finding for each problem; needs no torch, and takes the case itself."""
-    return [Finding("the step resolves", str(problem)) for problem in case.problems]
+    return [
+        Finding("the step resolves", "; ".join(line.strip() for line in str(problem).splitlines()))
+        for problem in case.problems
+    ]

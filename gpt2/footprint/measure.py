@@ -37,6 +37,10 @@ CASES: dict[str, tuple[int, int, dict[str, Value | None]]] = {
     "b1-t1024-bf16": (1, 1024, _BF16),
     "b4-t1024-bf16": (4, 1024, _BF16),
     "b1-t1024-fp32-dropout": (1, 1024, {"DROPOUT": "0.1"}),
+    # CPU_OVERHEAD was set on those above, and is tried on these.
+    "b2-t512-bf16": (2, 512, _BF16),
+    "b1-t768-fp32-dropout": (1, 768, {"DROPOUT": "0.1"}),
+    "b1-t512-fp32-ra": (1, 512, {"RECIPROCAL": True}),
 }
 # The first step makes the optimizer's state, so the second is the first whole one.
 _STEPS = 2
