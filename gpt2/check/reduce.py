@@ -4,6 +4,7 @@ ddmin      Simplifying and Isolating Failure-Inducing Input, section 3
 """
 
 import itertools
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -15,14 +16,23 @@ from gpt2.config import Config
 from lib.errors import ConfigError
 from lib.kconfig import Layer, Tree, parse_text
 
+# For one configuration; what is left then may not be the fewest.
+_PATIENCE_SECONDS = 120.0
 # Whether a subset fails; None where it is no configuration.
 Test = Callable[[Sequence[str]], bool | None]
 
 
 def reduce_settings(settings: Mapping[str, str], check: str, build_dir: Path) -> Settings:
-    """What of ``settings`` the check ``check`` still fails with; for a worker, as it loads torch."""
+    """What of ``settings`` the check ``check`` still fails with; for a worker, as it loads torch.
+
+    Whatever has not been tried within two minutes counts as needed.
+    """
+
+    patience_ends = time.monotonic() + _PATIENCE_SECONDS
 
     def fails(config: Config) -> bool:
+        if time.monotonic() > patience_ends:
+            return False
         case = Case("random", "random", "random", config)
         return run_here(case, [CHECKS[check]], {}, build_dir)[check].state == "failed"
 

@@ -60,12 +60,13 @@ _POSITIONS = (
     "RA_CROSS_TOKEN_TOPK",
     "MLP_CROSS_TOKEN_TOPK",
 )
-# Widths that shrink with the model; 0 asks for a default and stays.
+# Widths that shrink with the model, to so many at least, and to so many times the model's at most;
+# 0 asks for a default and stays.
 _WIDTHS = {
-    "MLP_HIDDEN": 8,
-    "LATENT_DIM": 8,
-    "MLP_ATTN_GATE_DIM": 2,
-    "MLP_CROSS_TOKEN_DIM": 2,
+    "MLP_HIDDEN": (8, 8),
+    "LATENT_DIM": (8, 2),
+    "MLP_ATTN_GATE_DIM": (2, 2),
+    "MLP_CROSS_TOKEN_DIM": (2, 2),
 }
 
 
@@ -140,9 +141,10 @@ def _dimensions(config: Config, width: int) -> dict[str, Value]:
     if width < shape.n_embd:
         heads = min(shape.n_head, HEADS)
         found |= {"N_HEAD": heads, "N_KV_HEAD": _kv_heads(config, heads)}
-    for name, least in _WIDTHS.items():
+    for name, (least, times) in _WIDTHS.items():
         full = _number(values, name)
-        found[name] = max(least, round(full * width / shape.n_embd)) if full else 0
+        small = max(least, round(full * width / shape.n_embd)) if full else 0
+        found[name] = min(small, times * width)
     return found
 
 

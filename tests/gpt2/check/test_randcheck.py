@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gpt2.check import CHECKS
+from gpt2.check import CHECKS, reduce
 from gpt2.check.cases import checked_layers, find_cases
 from gpt2.check.draw import Drawn, draw, resolved
 from gpt2.check.randcheck import Request, case_of
@@ -139,6 +139,12 @@ class TestReduce:
         monkeypatch.setenv("KCONFIG_CONFIG", "it")
         (case,) = find_cases(checked_layers(tmp_path)).chosen
         assert case.config.identity() == resolved(tree, left).identity()
+
+    @pytest.mark.usefixtures("_as_before")
+    def test_it_ends_when_its_patience_does(self, tree, drawn, monkeypatch, tmp_path):
+        monkeypatch.setattr(reduce, "_PATIENCE_SECONDS", -1.0)
+        left = reduce_settings(drawn[0].settings, "causal", tmp_path)
+        assert left.items() >= differing(tree, drawn[0].settings).items()
 
 
 class TestCommand:

@@ -36,6 +36,11 @@ def test_windows_at_the_end_of_the_context_stay_apart(sliding):
     assert found == sorted(set(found)) and found[-2:] == [39, 40]
 
 
+@pytest.mark.parametrize(("full", "small"), [(0, 0), (16, 8), (3072, 384), (60_000, 768)])
+def test_no_width_keeps_the_small_form_from_being_small(sliding, full, small):
+    assert shrink(changed(sliding, MLP_HIDDEN=full)).values["MLP_HIDDEN"] == small
+
+
 def test_windows_of_another_context_do_not_matter(sliding):
     other = changed(sliding, BLOCK_SIZE=700, SLIDING_WINDOW=590)
     assert shrink(sliding, [other]) == shrink(sliding)
