@@ -23,6 +23,7 @@ from gpt2.training.failure import write_failure
 from gpt2.training.finite import bad_evaluation
 from gpt2.training.finish import write_results
 from gpt2.training.log import Log
+from gpt2.training.observe import require_observed
 from gpt2.training.oom import DoesNotFit, fall_back
 from gpt2.training.passes import MicroBatch, divided
 from gpt2.training.records import NoRecords, Records, Report
@@ -198,6 +199,7 @@ def _ready(
     rng_at_start = rng_of_ranks(session)
     warm_up(session)
     resume(session, allow_stale)
+    require_observed(session)
     _begin(session, build_dir, rng_at_start)
     session.companions = opened.enter_context(start_companions(session))
     return session
@@ -211,9 +213,7 @@ def _begin(session: Session, build_dir: Path, rng_at_start: dict[str, list[str]]
         begin_manifest(
             session.run,
             build_dir,
-            session.config.machine,
             session.device,
-            session.group.process,
             pids,
             manifest_facts(session, rng_at_start),
         )

@@ -21,7 +21,9 @@ def check_attention(model: ModelConfig, machine: MachineConfig) -> None:
     forms = {choose_form(model.attention, model.shape, s, machine.device) for s in shows}
     if "sdpa" in forms and model.attention.backend != "auto":
         index = current_process().local_rank if machine.device == "cuda" else None
-        torch_kernel(model, machine.precision, torch.device(machine.device, index))
+        torch_kernel(
+            model, machine.precision, torch.device(machine.device, index), model.shape.dropout
+        )
     on_gpu = machine.device == "cuda"
     if "joined" in forms and on_gpu and importlib.util.find_spec("triton") is None:
         raise PreflightError(

@@ -4,7 +4,7 @@ B batch, T tokens, N heads, K key/value heads, H head dim.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 import torch.nn.functional as F
@@ -24,6 +24,13 @@ BACKENDS = {
     "efficient": SDPBackend.EFFICIENT_ATTENTION,
     "math": SDPBackend.MATH,
 }
+# Each kernel's name, and how torch says whether it may be taken.
+KERNELS = {
+    "flash": torch.backends.cuda.flash_sdp_enabled,
+    "efficient": torch.backends.cuda.mem_efficient_sdp_enabled,
+    "math": torch.backends.cuda.math_sdp_enabled,
+    "cudnn": torch.backends.cuda.cudnn_sdp_enabled,
+}
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 # How torch says that no kernel of those allowed can run.
 REFUSALS = ("No available kernel", "No viable backend")
@@ -39,8 +46,15 @@ def plain_attention(heads: Heads, pattern: Pattern, backend: str, dropout: float
         )
 
 
-def torch_kernel(model: ModelConfig, precision: str, device: torch.device) -> str:
-    """The kernel that torch takes for plain attention in training: flash, efficient, cudnn or math.
+def allowed_kernels(backend: str) -> list[str]:
+    """The kernels among which torch may choose under ``backend``, as torch says it then."""
+    with _only(backend):
+        return sorted(name for name, enabled in KERNELS.items() if enabled())
+
+
+def torch_kernel(model: ModelConfig, precision: str, device: torch.device, dropout: float) -> str:
+    """The kernel that torch takes for plain attention with ``dropout``: flash, efficient, cudnn or
+    math.
 
     PreflightError where the one that is configured cannot run.
     """
@@ -51,8 +65,13 @@ def torch_kernel(model: ModelConfig, precision: str, device: torch.device) -> st
     q = torch.empty(sizes, device=device, dtype=_DTYPES[precision], requires_grad=True)
     pattern = PATTERNS.module(options.pattern.name)(options.pattern)
     seen = pattern.sdpa_arguments(shape.block_size, device)
-    with _allowed(options.backend, q, shape.dropout, PreflightError):
-        return sdpa_choice(q, kv_heads, shape.dropout, seen)
+    with _allowed(options.backend, q, dropout, PreflightError):
+        return sdpa_choice(q, kv_heads, dropout, seen)
+
+
+def _only(backend: str) -> AbstractContextManager[None]:
+    """Inside, torch takes the kernel ``backend``, or chooses where that names none."""
+    return sdpa_kernel(BACKENDS[backend]) if backend in BACKENDS else nullcontext()
 
 
 @contextmanager
@@ -61,7 +80,7 @@ def _allowed(
 ) -> Iterator[None]:
     """Inside, torch takes the configured kernel; ``refused`` is raised where that cannot run."""
     try:
-        with sdpa_kernel(BACKENDS[backend]) if backend in BACKENDS else nullcontext():
+        with _only(backend):
             yield
     except RuntimeError as error:
         if not any(refusal in str(error) for refusal in REFUSALS):

@@ -9,9 +9,10 @@ from gpt2.attention.own import OwnAttention
 from gpt2.attention.sdpa import torch_kernel
 from gpt2.config import Config
 from gpt2.runs import read_settings
+from gpt2.training.observe import run_knobs
 from gpt2.training.session import Session
 from lib.environment.record import observed_environment
-from lib.machine.observe import hardware
+from lib.machine.observe import deviations, hardware
 from lib.repro.manifest import environment
 from lib.repro.rng import ALGORITHMS, POLICY, dropout_seed, rng_digests
 from lib.repro.streams import stream_seed
@@ -58,8 +59,8 @@ def attention_kernel(session: Session) -> str:
         return "by rows"
     if form == "joined":
         return "joined, flex" if session.device.type == "cuda" else "joined, all pairs"
-    precision = session.config.machine.precision
-    return f"sdpa {torch_kernel(session.config.model, precision, session.device)}"
+    model, precision = session.config.model, session.config.machine.precision
+    return f"sdpa {torch_kernel(model, precision, session.device, model.shape.dropout)}"
 
 
 def manifest_facts(session: Session, rng_at_start: dict[str, list[str]]) -> dict[str, Any]:
@@ -70,7 +71,10 @@ def manifest_facts(session: Session, rng_at_start: dict[str, list[str]]) -> dict
     config, train = session.config, session.config.train
     # Not the session's own, whose batches may have been divided anew to fit the memory.
     configured = Config.from_values(config.values)
+    settings = run_knobs(session)
     return {
+        "knobs": settings,
+        "deviations": deviations(settings),
         "run": {
             "run_id": _run_id(configured.digest, session.dataset.digest),
             "run_profile": config.repro.profile,

@@ -6,14 +6,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.nn.attention import SDPBackend
 
+from lib.errors import PreflightError, Problem
 from lib.machine.devices import cpu_model, usable_cores
 from lib.machine.options import MachineConfig
 from lib.machine.process import Process, missing_variables
-from lib.machine.setup import autocast
+from lib.machine.setup import WORKSPACE, WORKSPACE_VARIABLE, autocast
 
 GIB = 1024**3
+# The states of a setting: requested, resolved, observed.
+Knob = dict[str, Any]
+_REMEDY = (
+    "paper_repro takes no other setting; type: SET=RUN_PROFILE_MAXOUT_SPEED=y to have it noted"
+)
 
 
 def hardware(device: torch.device) -> dict[str, Any]:
@@ -42,48 +49,75 @@ def device_name(device: torch.device) -> str:
     return cpu_model() if device.type == "cpu" else torch.cuda.get_device_name(device)
 
 
-def knobs(machine: MachineConfig, device: torch.device, process: Process) -> dict[str, Any]:
-    """Each setting as requested, as resolved for this machine, and as torch then reports it."""
-    scaler = "GradScaler" if machine.precision == "fp16" else "none"
-    matmul = machine.matmul_precision
-    tf32 = matmul != "highest"
-    on_gpu = device.type == "cuda"
-    table = {
-        "device": (machine.device, str(device), _observed_device),
-        "precision_mode": (machine.precision, machine.precision, lambda: _precision(machine)),
-        "grad_scaler": (scaler, scaler, lambda: scaler),
-        "cpu_threads": (machine.cpu_threads, machine.cpu_threads, torch.get_num_threads),
-        "world_size": (process.world_size, process.world_size, lambda: process.world_size),
-        "torch_compile_enabled": (machine.compile, machine.compile, lambda: machine.compile),
-        "deterministic_algorithms": (
-            machine.deterministic,
-            machine.deterministic,
-            torch.are_deterministic_algorithms_enabled,
+def knob(requested: Any, resolved: Any, read: Callable[[], Any]) -> Knob:
+    """A setting in its three states: as asked for, as resolved for this machine, as read back.
+
+    torch refuses to read old TF32 switches once new ones were set; the refusal is the fact then.
+    """
+    try:
+        observed = read()
+    except RuntimeError as error:
+        observed = f"unreadable: {error}"
+    return {"requested": requested, "resolved": resolved, "observed": observed}
+
+
+def knobs(
+    machine: MachineConfig, device: torch.device, process: Process, scaler: torch.amp.GradScaler
+) -> dict[str, Knob]:
+    """The settings of the machine and of torch, by name."""
+    mixed, on_gpu = machine.precision != "fp32", device.type == "cuda"
+    asked: dict[str, tuple[Any, Callable[[], Any]]] = {
+        "precision_mode": (machine.precision, lambda: _precision(machine)),
+        "amp_enabled": (mixed, lambda: _autocasts(machine)),
+        "grad_scaler_enabled": (machine.precision == "fp16", scaler.is_enabled),
+        "cpu_threads": (machine.cpu_threads, torch.get_num_threads),
+        "world_size": (process.world_size, _world_size),
+        "float32_matmul_precision": (
+            machine.matmul_precision,
+            torch.get_float32_matmul_precision,
         ),
-        "float32_matmul_precision": (matmul, matmul, torch.get_float32_matmul_precision),
-        "allow_tf32_cudnn": (
-            tf32,
-            tf32,
-            lambda: torch.backends.cudnn.allow_tf32,
+        "deterministic_algorithms": (machine.deterministic, _deterministic),
+        "cudnn_benchmark": (machine.cudnn_benchmark, lambda: torch.backends.cudnn.benchmark),
+        "fill_uninitialized_memory": (
+            False,
+            lambda: torch.utils.deterministic.fill_uninitialized_memory,
         ),
-        "cudnn_benchmark": (
-            machine.cudnn_benchmark,
-            machine.cudnn_benchmark,
-            lambda: torch.backends.cudnn.benchmark,
+    }
+    tf32 = machine.matmul_precision != "highest"
+    workspace = WORKSPACE if on_gpu and machine.deterministic else None
+    found = {name: knob(wanted, wanted, read) for name, (wanted, read) in asked.items()}
+    # What follows from others, or from the device.
+    found |= {
+        "device": knob(machine.device, str(device), _observed_device),
+        "allow_tf32_matmul": knob(
+            machine.matmul_precision, tf32, lambda: torch.backends.cuda.matmul.allow_tf32
+        ),
+        "allow_tf32_cudnn": knob(
+            machine.matmul_precision, tf32, lambda: torch.backends.cudnn.allow_tf32
+        ),
+        "cublas_workspace_config": knob(
+            machine.deterministic, workspace, lambda: _variable(WORKSPACE_VARIABLE, workspace)
         ),
     }
     if on_gpu:
         segments = machine.expandable_segments
-        table["expandable_segments"] = (segments, segments, _expandable_segments)
-    return {
-        name: {"requested": asked, "resolved": resolved, "observed": _observe(read)}
-        for name, (asked, resolved, read) in table.items()
-    }
+        found["expandable_segments"] = knob(segments, segments, _expandable_segments)
+    return found
 
 
-def deviations(found: dict[str, Any]) -> list[str]:
-    """Names of the knobs that torch reports otherwise than they were resolved."""
-    return [name for name, knob in found.items() if knob["resolved"] != knob["observed"]]
+def deviations(found: Mapping[str, Knob]) -> list[str]:
+    """Names of the knobs that are observed otherwise than they were resolved."""
+    return [name for name, state in found.items() if state["resolved"] != state["observed"]]
+
+
+def refuse_deviations(found: Mapping[str, Knob]) -> None:
+    """PreflightError that names every deviation, with both values."""
+    problems = [
+        f"{name} was resolved to {found[name]['resolved']} and is {found[name]['observed']}"
+        for name in deviations(found)
+    ]
+    if problems:
+        raise PreflightError(*(Problem(what, next=_REMEDY) for what in problems))
 
 
 def sdpa_choice(
@@ -103,19 +137,17 @@ def sdpa_choice(
     return SDPBackend(choice).name.lower().removesuffix("_attention")
 
 
-def _observe(read: Callable[[], Any]) -> Any:
-    """torch refuses to read old TF32 switches once new ones were set; the refusal is the fact."""
-    try:
-        return read()
-    except RuntimeError as error:
-        return f"unreadable: {error}"
-
-
 def _observed_device() -> str:
     """Where a new tensor of the training device lands."""
     if not torch.cuda.is_initialized():
         return "cpu"
     return str(torch.device("cuda", torch.cuda.current_device()))
+
+
+def _autocasts(machine: MachineConfig) -> bool:
+    """Inside the forward pass's context."""
+    with autocast(machine):
+        return torch.is_autocast_enabled(machine.device)
 
 
 def _precision(machine: MachineConfig) -> str:
@@ -125,6 +157,23 @@ def _precision(machine: MachineConfig) -> str:
             return "fp32"
         dtype = torch.get_autocast_dtype(machine.device)
     return {torch.bfloat16: "bf16", torch.float16: "fp16"}[dtype]
+
+
+def _deterministic() -> bool | str:
+    if torch.is_deterministic_algorithms_warn_only_enabled():
+        return "warn_only"
+    return torch.are_deterministic_algorithms_enabled()
+
+
+def _world_size() -> int:
+    """Of the process group that was joined; alone there is none."""
+    joined = dist.is_available() and dist.is_initialized()
+    return dist.get_world_size() if joined else 1
+
+
+def _variable(name: str, wanted: str | None) -> str | None:
+    """Of the environment; what nobody wants here is no setting of the run."""
+    return os.environ.get(name) if wanted is not None else None
 
 
 def _expandable_segments() -> bool:

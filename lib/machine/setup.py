@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 # every page in anew: 7 to 13 % of a bf16 step at 124M. These keep the memory in the process.
 _KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)}
 
+# cuBLAS is deterministic only with a fixed workspace: eight buffers of 4096 KiB.
+WORKSPACE_VARIABLE, WORKSPACE = "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
+
 
 def environment(machine: MachineConfig) -> dict[str, str]:
     """Variables that a worker must be started with: libraries read them once, at their start."""
@@ -108,8 +111,7 @@ def grad_scaler(machine: MachineConfig) -> "torch.amp.GradScaler":
 def _gpu_environment(machine: MachineConfig) -> dict[str, str]:
     variables = {}
     if machine.device == "cuda" and machine.deterministic:
-        # cuBLAS is deterministic only with a fixed workspace: eight buffers of 4096 KiB.
-        variables["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+        variables[WORKSPACE_VARIABLE] = WORKSPACE
     if machine.device == "cuda" and machine.expandable_segments:
         variables["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
     return variables

@@ -19,9 +19,7 @@ import torch
 from lib.environment.packages import installed
 from lib.environment.record import probed_hardware
 from lib.environment.tree import captured_diff
-from lib.machine.observe import deviations, hardware, knobs
-from lib.machine.options import MachineConfig
-from lib.machine.process import Process
+from lib.machine.observe import hardware
 from lib.project import ROOT
 from lib.repro.seal import SCHEMA_VERSION, write_manifest
 from lib.repro.software import thread_facts, torch_facts, variables
@@ -33,9 +31,7 @@ from lib.status import State
 def begin_manifest(
     run: RunDir,
     build_dir: Path,
-    machine: MachineConfig,
     device: torch.device,
-    process: Process,
     pids: Sequence[int],
     facts: Mapping[str, Any],
 ) -> None:
@@ -46,7 +42,6 @@ def begin_manifest(
     Code and data are digested before the first step, so an edit during the run is not taken for
     what made it.
     """
-    settings = knobs(machine, device, process)
     record = {
         "schema_version": SCHEMA_VERSION,
         "status": State.RUNNING,
@@ -56,8 +51,6 @@ def begin_manifest(
         "torch": torch_facts(),
         "threads": thread_facts(),
         "variables": variables(volatile=False),
-        "knobs": settings,
-        "deviations": deviations(settings),
         "oom_fallbacks": [],
         **facts,
         "artifacts": {},

@@ -1,7 +1,10 @@
 """Values, layers, origins, and what the tree tells about itself."""
 
+from collections.abc import Mapping
+
 import pytest
 
+from lib.binding import Value
 from lib.errors import ConfigError, Problem
 from lib.kconfig import Layer, Tree, locate, parse_set, parse_text
 
@@ -128,6 +131,24 @@ def test_locate_points_at_the_line_that_set_the_value(tree: Tree) -> None:
         "OUTPUT_DIR: no",
         "other",
     ]
+
+
+def test_rules_are_told_beside_what_did_not_take(tree: Tree) -> None:
+    """But not of N_LAYER, whose value is not what was asked for."""
+
+    def rules(values: Mapping[str, Value]) -> None:
+        raise ConfigError(
+            f"LEARNING_RATE: {values['LEARNING_RATE']} is no number",
+            f"N_HEAD: {values['N_HEAD']} does not go with N_LAYER={values['N_LAYER']}",
+        )
+
+    with pytest.raises(ConfigError) as refusal:
+        tree.checked([defconfig('CONFIG_N_LAYER=0\nCONFIG_LEARNING_RATE="fast"\n')], rules)
+    said = [str(problem) for problem in refusal.value.problems]
+    assert "f:1: N_LAYER=0: out of range" in said[0]
+    assert said[1:] == ["f:2: LEARNING_RATE: fast is no number"]
+    resolution, made = tree.checked([defconfig("CONFIG_N_LAYER=6\n")], len)
+    assert made == len(resolution.values)
 
 
 def test_minimal_text_gives_the_same_configuration(tree: Tree) -> None:

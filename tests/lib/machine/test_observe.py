@@ -1,32 +1,45 @@
 """Facts of the machine, and settings as torch reports them."""
 
 import os
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
-from lib.machine.observe import deviations, device_name, hardware, knobs, sdpa_choice
+from lib.errors import PreflightError
+from lib.machine.observe import (
+    deviations,
+    device_name,
+    hardware,
+    knobs,
+    refuse_deviations,
+    sdpa_choice,
+)
 from lib.machine.options import MachineConfig
 from lib.machine.process import Process
+from lib.machine.setup import set_up
 
 CPU = torch.device("cpu")
 
 
 @pytest.fixture
 def machine() -> MachineConfig:
-    """What this process is set to."""
-    return MachineConfig(
+    """What this process has been set to."""
+    plain = MachineConfig(
         device="cpu",
         precision="fp32",
         cpu_threads=torch.get_num_threads(),
         compile=False,
-        deterministic=torch.are_deterministic_algorithms_enabled(),
-        matmul_precision=torch.get_float32_matmul_precision(),
-        cudnn_benchmark=torch.backends.cudnn.benchmark,
+        deterministic=True,
+        matmul_precision="highest",
+        cudnn_benchmark=False,
         expandable_segments=False,
         warmup_iterations=0,
     )
+    set_up(plain, Process())
+    return plain
 
 
 def test_hardware_is_plausible() -> None:
@@ -37,14 +50,70 @@ def test_hardware_is_plausible() -> None:
     assert found["gpu_name"] is None
 
 
+def observed(machine: MachineConfig, scaler: bool = False) -> dict[str, dict[str, Any]]:
+    return knobs(machine, CPU, Process(), torch.amp.GradScaler("cpu", enabled=scaler))
+
+
 def test_what_torch_does_otherwise_is_a_deviation(machine: MachineConfig) -> None:
     asked = replace(machine, cpu_threads=torch.get_num_threads() + 5, precision="bf16")
-    found = knobs(asked, CPU, Process())
+    found = observed(asked)
     assert found["cpu_threads"]["observed"] == torch.get_num_threads()
     assert found["precision_mode"] == {"requested": "bf16", "resolved": "bf16", "observed": "bf16"}
-    assert "cpu_threads" in deviations(found)
-    assert "precision_mode" not in deviations(found)
-    assert "cpu_threads" not in deviations(knobs(machine, CPU, Process()))
+    assert found["amp_enabled"]["observed"]
+    assert deviations(found) == ["cpu_threads"]
+    assert deviations(observed(machine)) == []
+
+
+def test_a_strict_run_refuses_deviations(machine: MachineConfig) -> None:
+    refuse_deviations(observed(machine))
+    asked = replace(machine, cpu_threads=77, cudnn_benchmark=not machine.cudnn_benchmark)
+    with pytest.raises(PreflightError) as refusal:
+        refuse_deviations(observed(asked))
+    assert f"cpu_threads was resolved to 77 and is {torch.get_num_threads()}" in str(refusal.value)
+    assert "cudnn_benchmark was resolved to" in str(refusal.value)
+
+
+# What another hand may set behind a run's back, and how the record shows it.
+BEHIND: dict[str, tuple[Callable[[], None], Any]] = {
+    "float32_matmul_precision": (lambda: torch.set_float32_matmul_precision("medium"), "medium"),
+    "allow_tf32_matmul": (lambda: torch.set_float32_matmul_precision("high"), True),
+    "allow_tf32_cudnn": (lambda: setattr(torch.backends.cudnn, "allow_tf32", True), True),
+    "cudnn_benchmark": (lambda: setattr(torch.backends.cudnn, "benchmark", True), True),
+    "deterministic_algorithms": (
+        lambda: torch.use_deterministic_algorithms(True, warn_only=True),
+        "warn_only",
+    ),
+    "fill_uninitialized_memory": (
+        lambda: setattr(torch.utils.deterministic, "fill_uninitialized_memory", True),
+        True,
+    ),
+    "cpu_threads": (lambda: torch.set_num_threads(3), 3),
+}
+
+
+@pytest.mark.parametrize("name", BEHIND)
+def test_the_states_are_read_back(machine: MachineConfig, name: str) -> None:
+    change, seen = BEHIND[name]
+    change()
+    assert observed(machine)[name]["observed"] == seen
+    assert name in deviations(observed(machine))
+
+
+def test_a_scaler_that_was_left_out_shows(machine: MachineConfig) -> None:
+    half = replace(machine, precision="fp16")
+    assert "grad_scaler_enabled" in deviations(observed(half, scaler=False))
+    assert "grad_scaler_enabled" not in deviations(observed(half, scaler=True))
+
+
+def test_a_gpu_s_workspace_is_read_from_the_environment(
+    machine: MachineConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu = replace(machine, device="cuda", deterministic=True)
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
+    found = knobs(gpu, torch.device("cuda", 0), Process(), scaler)["cublas_workspace_config"]
+    assert (found["resolved"], found["observed"]) == (":4096:8", ":16:8")
+    assert observed(machine)["cublas_workspace_config"]["observed"] is None
 
 
 def test_a_setting_that_cannot_be_read_is_recorded_as_such(
@@ -54,7 +123,7 @@ def test_a_setting_that_cannot_be_read_is_recorded_as_such(
         raise RuntimeError("mixed TF32 settings")
 
     monkeypatch.setattr("torch.get_float32_matmul_precision", refuse)
-    found = knobs(machine, CPU, Process())["float32_matmul_precision"]
+    found = observed(machine)["float32_matmul_precision"]
     assert found["observed"] == "unreadable: mixed TF32 settings"
 
 

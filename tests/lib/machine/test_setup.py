@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -25,18 +24,6 @@ CPU = MachineConfig(
     warmup_iterations=0,
 )
 GPU = replace(CPU, device="cuda")
-
-
-@pytest.fixture(autouse=True)
-def _torch_as_before() -> Iterator[None]:
-    threads, fill = torch.get_num_threads(), torch.utils.deterministic.fill_uninitialized_memory
-    matmul, tf32 = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
-    yield
-    torch.set_num_threads(threads)
-    torch.use_deterministic_algorithms(False)
-    torch.utils.deterministic.fill_uninitialized_memory = fill
-    torch.set_float32_matmul_precision(matmul)
-    torch.backends.cudnn.allow_tf32 = tf32
 
 
 def test_libraries_are_told_before_they_start() -> None:

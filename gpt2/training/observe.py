@@ -1,0 +1,120 @@
+"""Every setting that trades speed, memory or bits, as it is at work in an open session."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
+
+from gpt2.attention.sdpa import BACKENDS, KERNELS, allowed_kernels, torch_kernel
+from gpt2.data.loader import batches
+from gpt2.data.sampler import TrainSampler
+from gpt2.training.session import Session
+from lib.machine.observe import Knob, knob, knobs, refuse_deviations
+
+# torch.compile's own, which nothing here changes.
+_COMPILER = {"backend": "inductor", "mode": "default", "options": None}
+
+
+def run_knobs(session: Session) -> dict[str, Knob]:
+    """The settings of the machine, the compiler, attention, memory and the loader, by name."""
+    machine = session.config.machine
+    found = knobs(machine, session.device, session.group.process, session.scaler)
+    return found | _compiler(session) | _attention(session) | _memory(session) | _loader(session)
+
+
+def require_observed(session: Session) -> None:
+    """PreflightError where a strict profile's run has another setting at work than was resolved."""
+    if session.config.repro.strict:
+        refuse_deviations(run_knobs(session))
+
+
+def _compiler(session: Session) -> dict[str, Knob]:
+    machine, forward = session.config.machine, session.forward
+    if isinstance(forward, DistributedDataParallel):
+        forward = forward.module
+    # The class is torch._dynamo's, whose import takes seconds.
+    compiled = type(forward).__name__ == "OptimizedModule"
+    wanted, found = (_COMPILER if on else {} for on in (machine.compile, compiled))
+    steps = machine.warmup_iterations
+    return {
+        "torch_compile_enabled": knob(machine.compile, machine.compile, lambda: compiled),
+        **{
+            f"torch_compile_{name}": _state(wanted.get(name), found.get(name)) for name in _COMPILER
+        },
+        "compile_warmup_steps": _state(steps, steps),
+    }
+
+
+def _attention(session: Session) -> dict[str, Knob]:
+    """Which form every block has; of plain attention the kernel for each distinct shape."""
+    model, device = session.config.model, session.device
+    asked, shape = model.attention.backend, model.shape
+    forms = sorted({block.attn.form(device.type) for block in session.model.h})
+    chosen: dict[str, str] = {}
+    allowed: tuple[list[str], list[str]] = ([], [])
+    if "sdpa" in forms:
+        allowed = ([asked] if asked in BACKENDS else sorted(KERNELS), allowed_kernels(asked))
+        # Training, and evaluation, which drops nothing.
+        for dropout in (shape.dropout, 0.0):
+            name = f"{shape.n_head}x{shape.block_size}x{shape.head_dim}, dropout {dropout:g}"
+            precision = session.config.machine.precision
+            chosen[name] = torch_kernel(model, precision, device, dropout)
+    # Without a pinned kernel, what torch chooses is what was asked for.
+    resolved = {name: asked if asked in BACKENDS else kernel for name, kernel in chosen.items()}
+    return {
+        "attention_impl": _state("+".join(forms), "+".join(forms), asked),
+        "sdpa_backends_allowed": _state(*allowed, asked),
+        "sdpa_backend_selected": _state(resolved, chosen, asked),
+        "flash_attention_enabled": _state(
+            "flash" in resolved.values(), "flash" in chosen.values(), asked
+        ),
+    }
+
+
+def _memory(session: Session) -> dict[str, Knob]:
+    again = session.config.model.grad_checkpointing
+    return {
+        "gradient_checkpointing_enabled": _state(again, session.model.grad_checkpointing),
+        # What is computed again draws the same dropout; there is no other way here.
+        "checkpoint_preserve_rng_state": _state(True, True),
+        # Of training: nothing here trains in other numbers.
+        "quantization_enabled": _state(False, False),
+        "quantization_scheme": _state("none", "none"),
+    }
+
+
+def _loader(session: Session) -> dict[str, Knob]:
+    """Read from a loader that is made as the one in use is, and started by nobody."""
+    data, on_gpu = session.config.data, session.device.type == "cuda"
+    length = session.config.model.shape.block_size
+    sampler = TrainSampler(session.dataset.train, length, session.config.seed)
+    loader: Iterable[Any] = batches(sampler, data, [], on_gpu)
+    found: dict[str, Any]
+    if isinstance(loader, DataLoader):
+        found = {
+            "num_workers": loader.num_workers,
+            "pin_memory": loader.pin_memory,
+            "prefetch_factor": loader.prefetch_factor,
+            "persistent_workers": loader.persistent_workers,
+        }
+    else:
+        found = {"num_workers": 0, "pin_memory": vars(loader)["pin"], "prefetch_factor": None}
+        found["persistent_workers"] = False
+    ahead = data.loader_workers > 0
+    return {
+        "num_workers": _state(data.loader_workers, found["num_workers"]),
+        "pin_memory": _state(data.pin_memory and on_gpu, found["pin_memory"], data.pin_memory),
+        "prefetch_factor": _state(
+            data.prefetch_factor if ahead else None, found["prefetch_factor"], data.prefetch_factor
+        ),
+        "persistent_workers": _state(
+            ahead and data.persistent_workers, found["persistent_workers"], data.persistent_workers
+        ),
+    }
+
+
+def _state(resolved: Any, observed: Any, requested: Any = None) -> Knob:
+    """``requested`` where it is not what it resolves to."""
+    asked = resolved if requested is None else requested
+    return {"requested": asked, "resolved": resolved, "observed": observed}

@@ -1,0 +1,109 @@
+"""The settings of a run as they are at work, and what a strict profile does about a difference."""
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from gpt2.config import Config
+from gpt2.training.observe import require_observed, run_knobs
+from gpt2.training.session import Session
+from gpt2.training.start import open_session
+from lib.errors import PreflightError
+from lib.machine.observe import deviations
+
+Configure = Callable[..., Config]
+FAST = {"RUN_PROFILE_MAXOUT_SPEED": True}
+MIXED = {"ATTENTION_BACKEND_MATH": True, "MLP_CROSS_TOKEN": True}
+
+
+@pytest.fixture(autouse=True)
+def _products_as_before() -> Iterator[None]:
+    before = torch.get_float32_matmul_precision()
+    yield
+    torch.set_float32_matmul_precision(before)
+
+
+def observed(session: Session) -> dict[str, Any]:
+    return {name: state["observed"] for name, state in run_knobs(session).items()}
+
+
+def test_a_run_is_as_it_was_resolved(session: Callable[..., Session]) -> None:
+    for changes in ({}, FAST, MIXED, {"DROPOUT": "0.0"}, {"LOADER_WORKERS": 1}):
+        assert deviations(run_knobs(session(**changes))) == [], changes
+
+
+def test_attention_is_recorded_by_form_and_shape(session: Callable[..., Session]) -> None:
+    rows = observed(session())
+    assert (rows["attention_impl"], rows["sdpa_backend_selected"]) == ("rows", {})
+    # With dropout to train and without it to evaluate, two shapes.
+    math = observed(session(ATTENTION_BACKEND_MATH=True))
+    assert math["sdpa_backends_allowed"] == ["math"] and math["attention_impl"] == "sdpa"
+    assert math["sdpa_backend_selected"] == {
+        "2x16x8, dropout 0.2": "math",
+        "2x16x8, dropout 0": "math",
+    }
+    flash = observed(session(DROPOUT="0.0"))
+    assert flash["sdpa_backend_selected"] == {"2x16x8, dropout 0": "flash"}
+    assert flash["flash_attention_enabled"] and flash["sdpa_backends_allowed"] == ["flash"]
+
+
+def test_what_torch_chooses_is_recorded_too(session: Callable[..., Session]) -> None:
+    found = run_knobs(session(**FAST))
+    chosen = {"2x16x8, dropout 0.2": "math", "2x16x8, dropout 0": "flash"}
+    asked = {"requested": "auto", "resolved": chosen, "observed": chosen}
+    assert found["sdpa_backend_selected"] == asked
+    assert len(found["sdpa_backends_allowed"]["observed"]) == 4
+
+
+def test_settings_of_the_built_parts_are_read(session: Callable[..., Session]) -> None:
+    opened = session(GRAD_CHECKPOINTING=True, LOADER_WORKERS=2, PREFETCH_FACTOR=3)
+    found = run_knobs(opened)
+    assert found["gradient_checkpointing_enabled"]["observed"]
+    loader = ("num_workers", "prefetch_factor", "persistent_workers")
+    assert [found[name]["observed"] for name in loader] == [2, 3, True]
+    # Without a GPU there is nothing to lock for.
+    assert found["pin_memory"] == {"requested": True, "resolved": False, "observed": False}
+    opened.model.grad_checkpointing = False
+    assert deviations(run_knobs(opened)) == ["gradient_checkpointing_enabled"]
+
+
+def test_a_compiled_model_is_seen(
+    configure: Configure, session: Callable[..., Session], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wrapped, and never run: that takes minutes."""
+    compiled = session(COMPILE=True)
+    found = observed(compiled)
+    assert found["torch_compile_enabled"] and found["torch_compile_backend"] == "inductor"
+    compiled.forward = compiled.model
+    assert {"torch_compile_enabled", "torch_compile_mode"} <= set(deviations(run_knobs(compiled)))
+    plain = observed(session())
+    assert plain["torch_compile_enabled"] is False and plain["torch_compile_backend"] is None
+
+
+def test_a_strict_run_ends_before_its_first_step(
+    configure: Configure, train: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody sets another precision once the session is open."""
+
+    def behind(*arguments: Any) -> Session:
+        opened = open_session(*arguments)
+        torch.set_float32_matmul_precision("medium")
+        return opened
+
+    monkeypatch.setattr("gpt2.train.open_session", behind)
+    with pytest.raises(PreflightError, match="float32_matmul_precision was resolved to highest"):
+        train(configure())
+    done = train(configure(**FAST, MATMUL_PRECISION_HIGHEST=True), "fast")
+    manifest = json.loads(done.files.manifest.read_text())
+    assert manifest["deviations"] == ["float32_matmul_precision", "allow_tf32_matmul"]
+
+
+def test_a_fast_run_goes_on(session: Callable[..., Session]) -> None:
+    opened = session(**FAST)
+    opened.forward = nn.Identity()
+    opened.model.grad_checkpointing = True
+    require_observed(opened)
