@@ -53,7 +53,7 @@ def prepare(config: DataConfig, build_dir: Path) -> Path:
                 # Another process may have made it while this one waited.
                 if not (folder / store.MANIFEST).exists():
                     _make(corpus, config, folder, data_dir / "downloads")
-    store.check_files(folder, store.read_manifest(folder, config), sizes_only=True)
+    store.check_folder(folder, store.read_manifest(folder, config), sizes_only=True)
     return folder
 
 

@@ -127,7 +127,7 @@ def open_dataset(config: DataConfig, build_dir: Path, vocab_size: int | None = N
                 next="type: make menuconfig, and choose the tokenizer that the model was made for",
             )
         )
-    check_files(folder, manifest)
+    check_folder(folder, manifest)
     return Dataset(_split(folder, manifest, "train"), _split(folder, manifest, "val"), manifest)
 
 
@@ -159,11 +159,8 @@ def read_manifest(folder: Path, config: DataConfig) -> dict[str, Any]:
     return manifest
 
 
-def check_files(folder: Path, manifest: dict[str, Any], *, sizes_only: bool = False) -> None:
-    """Compare every file of ``folder`` with its size and SHA-256.
-
-    DataError lists all that differ, are missing, or do not belong there.
-    """
+def check_folder(folder: Path, manifest: dict[str, Any], *, sizes_only: bool = False) -> None:
+    """``check_files``, and that nothing else is there. DataError lists all problems."""
     problems = [
         Problem(
             f"not of this data set, which has no such file; SHA-256 is {sha256(path)}", str(path)
@@ -171,6 +168,19 @@ def check_files(folder: Path, manifest: dict[str, Any], *, sizes_only: bool = Fa
         for path in sorted(folder.iterdir())
         if path.name not in (*manifest["files"], *_OWN) and not path.name.startswith(".")
     ]
+    problems += _differing(folder, manifest, sizes_only)
+    if problems:
+        raise _damaged(folder, *problems)
+
+
+def check_files(folder: Path, manifest: dict[str, Any]) -> None:
+    """Compare the files of ``manifest`` with their size and SHA-256. DataError lists all that differ."""
+    if problems := _differing(folder, manifest, sizes_only=False):
+        raise _damaged(folder, *problems)
+
+
+def _differing(folder: Path, manifest: dict[str, Any], sizes_only: bool) -> list[Problem]:
+    problems = []
     for name, expected in manifest["files"].items():
         path = folder / name
         if not path.exists():
@@ -181,8 +191,7 @@ def check_files(folder: Path, manifest: dict[str, Any], *, sizes_only: bool = Fa
         elif not sizes_only and (found := sha256(path)) != expected["sha256"]:
             what = f"damaged: SHA-256 is {found}, should be {expected['sha256']}"
             problems.append(Problem(what, str(path)))
-    if problems:
-        raise _damaged(folder, *problems)
+    return problems
 
 
 def content_digest(manifest: dict[str, Any]) -> str:

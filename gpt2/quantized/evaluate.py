@@ -34,10 +34,10 @@ def evaluate_run(run: RunDir, config: Config, build_dir: Path, scheme: str) -> d
     PreflightError where the weights are missing or damaged, DataError where the data is not what
     the run was evaluated on.
     """
-    config = replace(config, machine=machine_here(config.machine))
-    device = set_up(config.machine, Process())
     dataset = open_dataset(config.data, build_dir, config.model.shape.vocab_size)
     _require_data_of(run, dataset.digest)
+    config = replace(config, machine=machine_here(config.machine))
+    device = set_up(config.machine, Process())
     model = load_run(run.path).to(device)
     rounded = quantize(model, scheme)
     evaluate = Evaluator(config, dataset.val, device)

@@ -23,6 +23,9 @@ def test_made_once_checked_and_damage_is_named(build):
     shard.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     code, _, said = folder.command("scripts/prepare_data.py", "--verify")
     assert code == 3 and f"{shard}: damaged: SHA-256" in said and "&& make data" in said
+    code, _, trained = folder.command("scripts/train.py", "--steps", "0")
+    assert code == 3 and f"{shard}: damaged: SHA-256" in trained and ", should be " in trained
+    assert not (folder.path / "results").exists()
 
     shutil.rmtree(made)
     code, _, said = folder.command("scripts/prepare_data.py", "--verify")

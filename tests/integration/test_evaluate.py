@@ -4,8 +4,12 @@ import csv
 import json
 import math
 
+import pytest
+
 from gpt2.data.prepare import prepare
-from gpt2.planning import config_layers, make_plan
+from gpt2.quantized.evaluate import evaluate_run
+from gpt2.runs import read_resolved_config
+from lib.errors import DataError
 from lib.rundir import RunDir
 
 SCRIPT = "scripts/evaluate.py"
@@ -46,11 +50,8 @@ def test_evaluated_again_beside_the_runs_own_files(build):
     after = {file.name: file.read_bytes() for file in path.iterdir() if file.is_file()}
     assert after == before
 
-    for arguments, variables in (([], {}), (["--steps", "full"], {"RUN": "full"})):
-        code, _, said = folder.command("scripts/train.py", *arguments, QUANT="int8", **variables)
-        assert code == 2 and "QUANT: 'int8': quantization is for finished runs" in said
-
     (folder.path / "text/more.txt").write_text("And one more. " * 9)
-    prepare(make_plan(config_layers(folder.path), folder.path).base.data, folder.path)
-    code, _, said = folder.command(SCRIPT, "--run", "full", "--quant", "int8")
-    assert code == 3 and "the run was evaluated on" in said
+    config = read_resolved_config(run)
+    prepare(config.data, folder.path)
+    with pytest.raises(DataError, match="the run was evaluated on"):
+        evaluate_run(run, config, folder.path, "int8")

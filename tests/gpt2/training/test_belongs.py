@@ -1,5 +1,6 @@
 """A checkpoint goes on in no run but its own."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from unittest import mock
@@ -11,8 +12,17 @@ from gpt2.data.prepare import prepare
 from gpt2.training.belongs import made_for
 from lib.errors import RunError
 from lib.files import canonical_json
+from lib.rundir import RunDir
 
 Configure = Callable[..., Config]
+
+
+def brought_elsewhere(run: RunDir) -> RunDir:
+    """A directory with what another run needs to go on from the checkpoints of ``run``."""
+    elsewhere = RunDir(run.path.with_name("elsewhere"))
+    shutil.copytree(run.checkpoints, elsewhere.checkpoints)
+    shutil.copy(run.metrics, elsewhere.metrics)
+    return elsewhere
 
 
 @pytest.mark.parametrize(
@@ -26,13 +36,13 @@ Configure = Callable[..., Config]
 def test_another_configuration_is_refused_by_name(
     configure: Configure, train: Callable, changes: dict, named: str
 ) -> None:
-    stopped = train(configure(), stop_at=5)
-    before = stopped.files.metrics.read_bytes()
+    elsewhere = brought_elsewhere(train(configure(), stop_at=5).files)
+    before = elsewhere.metrics.read_bytes()
     for allow_stale in (False, True):
         with pytest.raises(RunError, match="step 5 was made for another run: ") as refusal:
-            train(configure(**changes), allow_stale=allow_stale)
-        assert named in str(refusal.value) and "make rerun RUNS=run" in str(refusal.value)
-    assert stopped.files.metrics.read_bytes() == before
+            train(configure(**changes), "elsewhere", allow_stale=allow_stale)
+        assert named in str(refusal.value) and "make rerun RUNS=elsewhere" in str(refusal.value)
+    assert elsewhere.metrics.read_bytes() == before
 
 
 def test_text_that_was_edited_meanwhile_is_refused(
@@ -68,11 +78,11 @@ def test_another_tokenizer_is_refused(configure: Configure, train: Callable) -> 
 def test_another_division_of_the_batch_goes_on_when_told(
     configure: Configure, train: Callable
 ) -> None:
-    train(configure(), stop_at=5)
+    brought_elsewhere(train(configure(), stop_at=5).files)
     whole = configure(BATCH_SIZE=4, GRAD_ACCUMULATION=1)
     with pytest.raises(RunError, match="to go on all the same: make STALE=keep"):
-        train(whole)
-    done = train(whole, allow_stale=True)
+        train(whole, "elsewhere")
+    done = train(whole, "elsewhere", allow_stale=True)
     assert "WARN the checkpoint of step 5 was made for another run" in done.lines()
     assert done.status.iteration == 12
 
