@@ -68,7 +68,7 @@ def reproduce(request: Request) -> tuple[int, str]:
     code = [] if request.force else _other_code(original)
     if code and edits.exists() and has_commit(str(manifest["code"]["git_sha"])):
         return _in_its_own_tree(request, found, manifest, original)
-    reasons += _here(plan, found)
+    reasons += _here(plan, original)
     if request.force or not reasons:
         reasons += _data(config, build_dir, original)
     if reasons and not request.force:
@@ -76,7 +76,8 @@ def reproduce(request: Request) -> tuple[int, str]:
         return _told(request, _refusal(found, [*reasons, *more]))
     for reason in reasons:
         say("WARN", f"forced although {reason}")
-    if exit_code := train_scratch(plan, anew=request.force):
+    settings = json.loads(found.resolved_config.read_text())["settings"]
+    if exit_code := train_scratch(plan, settings, anew=request.force):
         return exit_code, ""
     return _told(request, _judged(original, read_facts(RunDir(plan.runs[0].path)), reasons))
 
@@ -121,10 +122,12 @@ def _configuration(run: RunDir) -> tuple[Config | None, list[str]]:
     return config, [f"configuration: its identity was {record['hash8']}, here it is {config.hash8}"]
 
 
-def _here(plan: Plan, run: RunDir) -> list[str]:
+def _here(plan: Plan, original: Facts) -> list[str]:
     """What this machine and this tree have otherwise than the run had it."""
     target = Gpt2Target(plan, new_pool(plan))
-    reasons = [_as_reason(difference) for difference in target.differences(run)]
+    reasons = [_as_reason(difference) for difference in target.differences(original.run)]
+    if fallbacks := original.observed["oom_fallbacks"]:
+        reasons.append(f"oom_fallbacks: memory ran out while it was made, {fallbacks}")
     if plan.base.train.budget == "time":
         reasons.append("budget: it was in seconds, and how much fits in depends on the hour")
     return reasons

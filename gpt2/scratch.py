@@ -10,9 +10,11 @@ from gpt2.target import Gpt2Target
 from lib.binding import Value
 from lib.console import say
 from lib.errors import ConfigError, Problem
+from lib.kconfig.settings import Setting
 from lib.plan import Run, Variant
 from lib.rundir import RunDir
 from lib.runner.decide import holds_another, move_aside
+from lib.runner.pool import Pool
 from lib.runner.runner import Options, run_all
 from lib.status import State, read_status
 from lib.tracking import TRACKERS
@@ -27,11 +29,27 @@ def scratch_plan(config: Config, names: Sequence[str], folder: Path, build_dir: 
     return Plan(folder.name, folder, build_dir, config, runs)
 
 
-def train_scratch(plan: Plan, *, anew: bool = True) -> int:
+class _Target(Gpt2Target):
+    """Trains what no ``.config`` plans."""
+
+    def __init__(self, plan: Plan, pool: Pool, known: Mapping[str, Setting]) -> None:
+        # What matters is compared: every source file with the one that made the run.
+        super().__init__(plan, pool, dirty=True)
+        self._known = known
+
+    def settings(self, run: Run[Config]) -> Mapping[str, Setting]:
+        """As the run that is made again has them."""
+        return self._known
+
+
+def train_scratch(
+    plan: Plan, settings: Mapping[str, Setting] | None = None, *, anew: bool = True
+) -> int:
     """Train the runs of ``plan``; the exit code.
 
-    What was finished before is moved aside. What was begun is continued, unless ``anew``.
-    Raises ConfigError and PreflightError before anything is trained.
+    ``settings`` says who set what, for the record. What was finished before is moved aside. What
+    was begun is continued, unless ``anew``. Raises ConfigError and PreflightError before anything is
+    trained.
     """
     for run in plan.runs:
         status = read_status(RunDir(run.path))
@@ -39,7 +57,8 @@ def train_scratch(plan: Plan, *, anew: bool = True) -> int:
         if run.path.exists() and (anew or done or holds_another(run)):
             say("RERUN", f"{run.path.name}   kept as {move_aside(RunDir(run.path)).name}")
     pool = new_pool(plan)
-    return run_all(plan.runs, plan.folder, Gpt2Target(plan, pool), pool, Options(stale="rerun"))
+    target = _Target(plan, pool, settings or {})
+    return run_all(plan.runs, plan.folder, target, pool, Options(stale="rerun"))
 
 
 def unobserved(values: Mapping[str, Value]) -> dict[str, Value]:

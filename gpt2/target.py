@@ -11,7 +11,7 @@ from gpt2.preflight import Place, check_data, check_weights
 from gpt2.runs import write_resolved_config
 from lib.environment.record import keep_snapshot
 from lib.kconfig.place import Place as KconfigPlace
-from lib.kconfig.settings import settings
+from lib.kconfig.settings import Setting, settings
 from lib.machine.devices import cpu_model
 from lib.machine.setup import environment
 from lib.plan import Run
@@ -74,10 +74,14 @@ class Gpt2Target:
 
     def prepare(self, run: Run[Config]) -> None:
         """Write resolved_config.yaml, from which the worker trains, and what it trains in."""
-        found = settings(KconfigPlace(ROOT, self.build_dir).config, run.config.values, run.label)
-        write_resolved_config(RunDir(run.path), run.config, found)
+        write_resolved_config(RunDir(run.path), run.config, self.settings(run))
         if run.config.environment.snapshot:
             keep_snapshot(self.build_dir, RunDir(run.path))
+
+    def settings(self, run: Run[Config]) -> Mapping[str, Setting]:
+        """Who set what is no default in the run's configuration."""
+        place = KconfigPlace(ROOT, self.build_dir)
+        return settings(place.config, run.config.values, run.label)
 
     def processes(self, run: Run[Config]) -> int:
         """``GPUS``, on a CPU too."""

@@ -18,7 +18,7 @@ from lib.files import read_json_lines, sha256
 from lib.rundir import RunDir
 
 # Within a row, cause before effect; other fields come after these.
-_CAUSAL = ("tokens", "progress", "lr", "loss", "val_loss", "grad_norm")
+_CAUSAL = ("tokens", "progress", "lr", "loss", "val_loss", "grad_norm", "nll_sum", "n_correct")
 
 
 @dataclass(frozen=True)

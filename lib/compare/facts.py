@@ -27,7 +27,9 @@ _OBSERVED = {
     "tokenizer": ("data", "tokenizer", "digest"),
     "split": ("data", "split"),
     "torch": ("origin", "torch"),
-    "torch_git": ("environment", "torch_git"),
+    # Its compiler, BLAS and oneDNN.
+    "torch_build": ("torch", "build_digest"),
+    "reduced_precision": ("torch", "reduced_precision_reduction"),
     "device": ("origin", "device"),
     "cpu_capability": ("hardware", "cpu_capability"),
     "cuda": ("hardware", "cuda_version"),
@@ -38,12 +40,26 @@ _OBSERVED = {
     "world_size": ("processes", "world_size"),
     "backend": ("processes", "backend"),
     "changed_during_run": ("code", "changed_during_run"),
+    **{
+        f"variables.{name}": ("variables", name)
+        for name in (
+            "CUBLAS_WORKSPACE_CONFIG",
+            "MKL_CBWR",
+            "NCCL_ALGO",
+            "NCCL_PROTO",
+            "NVIDIA_TF32_OVERRIDE",
+        )
+    },
 }
 # What the speed of a run depends on beyond that.
-_SPEED = {"gpu": ("hardware", "gpu_name"), "driver": ("hardware", "driver_version")}
+_SPEED = {
+    "gpu": ("hardware", "gpu_name"),
+    "driver": ("hardware", "driver_version"),
+    "debug_flags": ("debug_flags",),
+}
 # Settings of these knobs change the speed alone.
 _SPEED_KNOBS = ("expandable_segments", "num_workers", "pin_memory", "prefetch_factor")
-_SPEED_KNOBS += ("persistent_workers",)
+_SPEED_KNOBS += ("persistent_workers", "compile_warmup_steps")
 
 
 @dataclass(frozen=True)
@@ -77,8 +93,7 @@ def read_facts(run: RunDir) -> Facts:
     try:
         resolved = json.loads(run.resolved_config.read_text())
         manifest = json.loads(run.manifest.read_text())
-        summary = json.loads(run.summary.read_text())
-        return _facts(run, resolved, manifest, summary)
+        return _facts(run, resolved, manifest)
     except (OSError, ValueError, KeyError, TypeError) as error:
         what = f"cannot be compared: {type(error).__name__}: {error}"
         raise ConfigError(Problem(what, str(run.path))) from None
@@ -115,7 +130,6 @@ def _facts(
     run: RunDir,
     resolved: Mapping[str, Any],
     manifest: Mapping[str, Any],
-    summary: Mapping[str, Any],
 ) -> Facts:
     observed = {name: _at(manifest, place) for name, place in _OBSERVED.items()}
     observed["documents"] = _documents(run)
@@ -123,10 +137,11 @@ def _facts(
     knobs = _at(manifest, ("knobs",))
     named = knobs if isinstance(knobs, Mapping) else {}
     speed = {name: _at(manifest, place) for name, place in _SPEED.items()}
-    speed["debug"] = _at(summary, ("numerics",))
     for name, knob in named.items():
         table = speed if name in _SPEED_KNOBS else observed
-        table[f"knobs.{name}"] = _without_index(knob["observed"])
+        seen = knob["observed"]
+        # Which of several alike it was is no matter.
+        table[f"knobs.{name}"] = str(seen).partition(":")[0] if name == "device" else seen
     sources = _at(manifest, ("origin", "sources"))
     return Facts(
         run=run,
@@ -148,8 +163,9 @@ def _at(record: Any, place: Sequence[str]) -> Any:
 
 
 def _documents(run: RunDir) -> str:
-    """Digest of every evaluation document with its length, in their order."""
-    documents = [[item.item_id, item.n_tokens] for item in read_items(run.per_query)]
+    """Digest of every evaluation document and its predicted tokens, in their order."""
+    items = read_items(run.per_query)
+    documents = [[item.item_id, item.tokens_sha256, item.n_tokens] for item in items]
     return hashlib.sha256(canonical_json(documents).encode()).hexdigest()
 
 
@@ -159,8 +175,3 @@ def _fallbacks(manifest: Mapping[str, Any]) -> Any:
     if not isinstance(found, list):
         return UNKNOWN
     return [{k: v for k, v in step.items() if k != "peak_bytes"} for step in found]
-
-
-def _without_index(value: Any) -> Any:
-    """The kind of a device: which of several alike it was is no matter."""
-    return value.partition(":")[0] if isinstance(value, str) else value

@@ -12,15 +12,21 @@ from lib.compare.facts import ABSENT, UNKNOWN, Facts, code_digest
 
 _NAMED_FILES = 3
 _WIDTH = 60
+_KERNEL = ("model", "machine", "train.batch_size")
 # Observed → settings that decide it; a path stands for all below it.
 _FOLLOWS = {
-    "attention": ("model", "machine", "train.batch_size"),
+    "attention": _KERNEL,
     "batch": ("train", "model.shape.block_size"),
     "world_size": ("train.gpus",),
     "backend": ("train.gpus", "machine.device"),
     "device": ("machine.device",),
     "cudnn": ("machine.device",),
     "knobs.world_size": ("train.gpus",),
+    "knobs.attention_impl": _KERNEL,
+    "knobs.sdpa_backends_allowed": _KERNEL,
+    "knobs.sdpa_backend_selected": _KERNEL,
+    "knobs.flash_attention_enabled": _KERNEL,
+    "variables.CUBLAS_WORKSPACE_CONFIG": ("machine",),
 }
 
 
@@ -92,7 +98,8 @@ def _follows(name: str, a: Facts, b: Facts, settings: Sequence[str]) -> bool:
     """Whether the fact differs because something else was asked for, and was had."""
     if name in a.requested and a.requested[name] != b.requested.get(name):
         return True
-    causes = _FOLLOWS.get(name, ())
+    # Every knob is one of the device's.
+    causes = _FOLLOWS.get(name, ("machine.device",) if name in a.requested else ())
     return any(s == cause or s.startswith(f"{cause}.") for s in settings for cause in causes)
 
 

@@ -61,7 +61,7 @@ def test_every_setting_has_a_symbol(tree):
     ("settings", "symbol"),
     [
         ({"COMPILE": True}, "COMPILE"),
-        ({"PRECISION_BF16": True}, "PRECISION"),
+        ({"WEIGHT_DECAY": "0.2"}, "WEIGHT_DECAY"),
         ({"ATTENTION_BACKEND_MATH": True}, "ATTENTION_BACKEND"),
         ({"CPU_THREADS": 2}, "CPU_THREADS"),
         ({"DROPOUT": "0.2"}, "DROPOUT"),
@@ -76,6 +76,13 @@ def test_one_knob_is_one_symbol(made, settings, symbol, tmp_path):
     assert [re.match(r"\w+", reason)[0] for reason in refused.reasons] == [symbol]
     assert compare(a, b, tmp_path, axis=symbol).verdict == "COMPARED"
     assert compare(a, b, tmp_path, label_by=symbol).labels == refused.reasons
+
+
+def test_profiles_are_never_put_side_by_side_without_a_label(made, tmp_path):
+    a, b = made("a"), made("b", RUN_PROFILE_MAXOUT_SPEED=True)
+    refused = compare(a, b, tmp_path)
+    assert refused.exit_code == 4
+    assert "RUN_PROFILE: paper_repro, maxout_speed" in refused.reasons
 
 
 def test_a_second_knob_is_not_overlooked(made, tmp_path):

@@ -55,7 +55,7 @@ def again(tmp_path, monkeypatch):
     """Reproduce with a training that writes this instead."""
 
     def reproduced(run, force=False, **rest):
-        def train(plan, *, anew):
+        def train(plan, settings, *, anew):
             (planned,) = plan.runs
             facts = rest.pop("facts", {})
             record = json.loads(run.manifest.read_text())
@@ -92,6 +92,7 @@ def test_all_reasons_are_listed_and_a_forced_run_carries_them(made, again):
         "origin__torch": "1.0.0",
         "origin__sources": {"gpt2/model.py": "0" * 64},
         "code__git_sha": "0" * 40,
+        "oom_fallbacks": [{"action": "micro-batch", "iteration": 3}],
     }
     run = made(facts, BUDGET_TIME=True, MAX_ITERS=None)
     code, found = again(run)
@@ -99,12 +100,13 @@ def test_all_reasons_are_listed_and_a_forced_run_carries_them(made, again):
     assert [reason.split(" ")[0] for reason in found["reasons"]] == [
         "torch",
         "code:",
+        "oom_fallbacks:",
         "budget:",
         "its",
     ]
     assert found["reasons"][-1] == f"its commit {'0' * 40} is not in this repository"
     code, found = again(run, force=True)
-    assert (code, found["verdict"], len(found["labels"])) == (0, "BITWISE", 3)
+    assert (code, found["verdict"], len(found["labels"])) == (0, "BITWISE", 4)
 
 
 def test_edits_that_nobody_has_kept_are_said(made, again, monkeypatch):

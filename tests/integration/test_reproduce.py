@@ -124,7 +124,10 @@ def test_a_fresh_clone_makes_the_same_bytes(original, build, clone, tmp_path):
     assert code == 0, told + said
     assert told.startswith("BITWISE\n") and "5 rows of metrics.jsonl" in told
     again = RunDir(clone.path / "reproduced" / "a copy")
-    assert again.weights.read_bytes() == RunDir(original).weights.read_bytes()
+    for file in (again.weights, again.metrics, again.per_query, again.sample):
+        assert file.read_bytes() == (original / file.name).read_bytes()
+    records = (json.loads(run.resolved_config.read_text()) for run in (again, RunDir(original)))
+    assert len({json.dumps([r["identity"], r["settings"]]) for r in records}) == 1
     assert not (clone.path / ".config").exists() and git(clone.path, "status", "--short") == ""
 
 

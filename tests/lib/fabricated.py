@@ -28,7 +28,8 @@ MANIFEST: dict[str, Any] = {
     "batch": {"micro_batch": 2, "accumulation": 2, "global_sequences": 4},
     "code": {"changed_during_run": [], "dirty_tree": False, "git_sha": "0" * 40},
     "data": {"digest": "d1", "split": {"id": "s1"}, "tokenizer": {"digest": "t1"}},
-    "environment": {"torch_git": "g1", "cudnn_version": None},
+    "debug_flags": {"check_numerics": False, "detect_anomaly": False},
+    "environment": {"cudnn_version": None},
     "hardware": {
         "cpu_capability": "AVX2",
         "cuda_version": None,
@@ -49,9 +50,16 @@ MANIFEST: dict[str, Any] = {
     "origin": {"torch": "2.13.0", "device": "a cpu", "sources": {"gpt2/train.py": "a" * 64}},
     "processes": {"world_size": 1, "backend": "none"},
     "init_weights_digest": ["i1"],
-    "schema_version": SCHEMA_VERSION,
-    "status": State.SUCCESS,
-    "volatile": {},
+    "torch": {"build_digest": "b1", "reduced_precision_reduction": {"bf16": True}},
+    "variables": dict.fromkeys(
+        (
+            "CUBLAS_WORKSPACE_CONFIG",
+            "MKL_CBWR",
+            "NCCL_ALGO",
+            "NCCL_PROTO",
+            "NVIDIA_TF32_OVERRIDE",
+        )
+    ),
 }
 # Loss, right tokens and length of each document.
 DOCUMENTS: Mapping[str, tuple[float, int, int]] = {"x": (31.4, 5, 10), "y": (29.0, 6, 10)}
@@ -73,6 +81,23 @@ def changed(record: Mapping[str, Any], **values: Any) -> dict[str, Any]:
         else:
             target[last] = value
     return copy
+
+
+def seal(run: RunDir, record: Mapping[str, Any]) -> None:
+    """Write a manifest that agrees with what lies beside it."""
+    whole = {
+        "schema_version": SCHEMA_VERSION,
+        "status": State.SUCCESS,
+        "volatile": {},
+        **record,
+    }
+    write_manifest(run, with_artifacts(run, whole))
+
+
+def _item(name: str, loss: float, right: int, tokens: int) -> Item:
+    """A row; the digest of its tokens is made of its name."""
+    digest = hashlib.sha256(name.encode()).hexdigest()
+    return Item(name, "demo", digest, digest, "val", tokens, 4 * tokens, loss, right, 2, 0, 0)
 
 
 def write_run(
@@ -110,7 +135,7 @@ def write_run(
             "timing": {"train_seconds": 61.0, "tokens_per_second": 33.6},
         },
     )
-    run.per_query.write_text(to_csv(_item(k, *found) for k, found in documents.items()))
+    run.per_query.write_text(to_csv(_item(name, *row) for name, row in documents.items()))
     lines = [
         {"kind": "train", "iteration": i, "lr": 0.1, "loss": loss, "grad_norm": 1.0, "tokens": i}
         for i, loss in enumerate(losses, 1)
@@ -124,23 +149,3 @@ def write_run(
     seal(run, manifest)
     write_status(run, Status(State.SUCCESS))
     return run
-
-
-def seal(run: RunDir, manifest: Mapping[str, Any]) -> None:
-    """Write a manifest that agrees with what lies beside it."""
-    write_manifest(run, with_artifacts(run, manifest))
-
-
-def _item(name: str, loss: float, right: int, tokens: int) -> Item:
-    digests = {"doc_sha256": "", "tokens_sha256": hashlib.sha256(name.encode()).hexdigest()}
-    place = {"split": "val", "eval_step": 2, "batch_index": 0, "row_in_batch": 0}
-    return Item(
-        item_id=name,
-        source="default",
-        **digests,
-        **place,
-        n_tokens=tokens,
-        n_bytes=tokens,
-        nll_sum=loss,
-        n_correct=right,
-    )

@@ -1,7 +1,5 @@
 """Which fields keep two runs from being compared."""
 
-import json
-
 import pytest
 
 from lib.compare.facts import flatten, read_facts
@@ -14,8 +12,8 @@ from tests.lib.fabricated import IDENTITY, MANIFEST, changed, write_run
 def fields(tmp_path):
     """The fields in which a changed copy of a run differs from the run."""
 
-    def find(identity=IDENTITY, manifest=MANIFEST, of=differences, **rest):
-        a = read_facts(write_run(tmp_path / "a"))
+    def find(identity=IDENTITY, manifest=MANIFEST, of=differences, first=MANIFEST, **rest):
+        a = read_facts(write_run(tmp_path / "a", manifest=first))
         b = read_facts(write_run(tmp_path / "b", identity=identity, manifest=manifest, **rest))
         return [difference.field for difference in of(a, b)]
 
@@ -50,6 +48,9 @@ def test_a_setting_is_one_field(fields, path, value, field):
         ("data__tokenizer__digest", "t2", "tokenizer"),
         ("origin__torch", "2.12.0", "torch"),
         ("origin__device", "another", "device"),
+        ("torch__build_digest", "b2", "torch_build"),
+        ("torch__reduced_precision_reduction", {"bf16": False}, "reduced_precision"),
+        ("variables__NVIDIA_TF32_OVERRIDE", "1", "variables.NVIDIA_TF32_OVERRIDE"),
         ("environment__cudnn_version", 91002, "cudnn"),
         ("hardware__cpu_capability", "AVX512", "cpu_capability"),
         ("attention__kernel", "sdpa flash", "attention"),
@@ -112,6 +113,43 @@ def test_what_follows_from_a_setting_is_not_told_twice(fields):
     assert fields(changed(IDENTITY, seed=2), manifest, observed_differences) == ["attention"]
 
 
+def test_the_kernel_of_a_mechanism_is_no_surprise_and_that_of_a_neighbour_is(fields):
+    kernel = {"requested": "auto", "resolved": "rows", "observed": "rows"}
+    plain = {**kernel, "resolved": "sdpa", "observed": "sdpa"}
+    identity = changed(IDENTITY, model__attention__terms=[{"name": "reciprocal"}])
+    seen = [
+        fields(one, changed(MANIFEST, knobs__attention_impl=kernel))
+        for one in (identity, changed(IDENTITY, optimizer__beta2=0.9))
+    ]
+    # The first run's manifest has no such knob: unknown, whatever the mechanism.
+    assert [found[-1] for found in seen] == ["knobs.attention_impl"] * 2
+    known = changed(MANIFEST, knobs__attention_impl=plain)
+    assert fields(identity, known, first=changed(MANIFEST, knobs__attention_impl=kernel)) == [
+        "model.attention.terms.reciprocal"
+    ]
+    other = changed(IDENTITY, optimizer__beta2=0.9)
+    assert fields(other, known, first=changed(MANIFEST, knobs__attention_impl=kernel)) == [
+        "optimizer.beta2",
+        "knobs.attention_impl",
+    ]
+
+
+def test_which_gpu_it_was_is_no_field_and_which_workspace_is(fields):
+    def knob(value):
+        return {"requested": "cuda", "resolved": value, "observed": value}
+
+    def facts(device, workspace):
+        return changed(
+            MANIFEST, knobs__device=knob(device), knobs__cublas_workspace_config=knob(workspace)
+        )
+
+    first = facts("cuda:0", ":4096:8")
+    assert fields(manifest=facts("cuda:1", ":4096:8"), first=first) == []
+    assert fields(manifest=facts("cuda:0", ":16:8"), first=first) == [
+        "knobs.cublas_workspace_config"
+    ]
+
+
 def test_code_is_compared_where_both_have_it(fields):
     both = {"gpt2/train.py": "a" * 64}
     assert fields(manifest=changed(MANIFEST, origin__sources=both | {"gpt2/ra.py": "c"})) == []
@@ -129,6 +167,8 @@ def test_speed_depends_on_more(fields):
     manifest = changed(MANIFEST, hardware__driver_version="550", hardware__gpu_name="H100")
     assert fields(manifest=manifest) == []
     assert fields(manifest=manifest, of=speed_differences) == ["driver", "gpu"]
+    manifest = changed(MANIFEST, debug_flags__detect_anomaly=True)
+    assert fields(manifest=manifest, of=speed_differences) == ["debug_flags"]
 
 
 def test_flat_paths():
@@ -138,8 +178,6 @@ def test_flat_paths():
 
 def test_a_directory_that_cannot_be_read_is_the_users_error(tmp_path):
     run = write_run(tmp_path / "a")
-    run.summary.write_text("{")
-    before = run.manifest.read_bytes()
+    run.resolved_config.write_text("{")
     with pytest.raises(ConfigError, match="cannot be compared: JSONDecodeError"):
         read_facts(run)
-    assert run.manifest.read_bytes() == before
