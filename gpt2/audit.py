@@ -9,6 +9,7 @@ from typing import Any
 from gpt2.config import Config, identity_digest
 from gpt2.data import source, store, tokenizer
 from gpt2.data.evaluation import evaluation_windows
+from gpt2.data.sampler import order_digest_of
 from gpt2.data.store import Split
 from gpt2.items import ItemFacts, item_facts
 from lib.audit.contract import broken_contract
@@ -97,6 +98,11 @@ def _configuration(run: RunDir, contents: Contents, build_dir: Path, verdict: Ve
         verdict.findings.append(Finding(name, "symbols of a configuration", str(error)))
         return
     verdict.findings += differing(name, "identity of the symbols", config.digest, digest)
+    final = contents.summary["final"]
+    order = order_digest_of(manifest, final["iterations"])
+    verdict.findings += differing(
+        run.summary.name, "final.data_order_digest", order, final["data_order_digest"]
+    )
     try:
         verdict.findings += _documents(run, contents, config, build_dir)
     except DataError as error:

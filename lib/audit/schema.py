@@ -88,6 +88,8 @@ SUMMARY: Schema = {
     "final.budget_stretch": float,
     "final.sparsity": _NUMBER,
     "final.sparsity_by_layer": dict,
+    "final.prunable_weights": dict,
+    "final.data_order_digest": str,
     "calibration.n_tokens": list,
     "calibration.n_correct": list,
     "calibration.confidence_sum": list,
@@ -97,6 +99,7 @@ SUMMARY: Schema = {
     "timing.train_seconds": float,
     "timing.mean_step_seconds": float,
     "timing.tokens_per_second": float,
+    "timing.debug_flags": list,
 }
 RESOLVED: Schema = {
     "schema_version": int,

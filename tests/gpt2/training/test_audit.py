@@ -183,6 +183,11 @@ FORGERIES: dict[str, tuple[str, Change, str]] = {
     "parameters": ("summary", change("final", "parameters", to=1), "parameters 1, found"),
     "sparsity": ("summary", change("final", "sparsity", to=0.25), "sparsity 0.25, found"),
     "speed": ("summary", change("timing", "tokens_per_second", to=9.5), "tokens_per_second"),
+    "order": (
+        "summary",
+        change("final", "data_order_digest", to="0" * 64),
+        "final.data_order_digest",
+    ),
     "seed": ("summary", change("seed", to=9), "seed 1, found 9"),
     "flags": ("summary", change("numerics", "detect_anomaly", to=True), "numerics.detect_anomaly"),
     "type": ("summary", change("final", "eval_tokens", to="300"), "final.eval_tokens of type int"),
