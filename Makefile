@@ -167,7 +167,8 @@ style: setup ## Formatting, whitespace, names in the documents
 	$(Q)$(PY) scripts/check_style.py
 
 ##@ Judge
-.PHONY: report audit compare finalists curves sweep-leaderboard evaluate generate export bench
+.PHONY: report audit compare finalists curves sweep-leaderboard evaluate generate export bench \
+	bench-knobs
 report: $(CONFIG_PY) ## Write the tables of the finished runs
 	$(Q)$(PY) scripts/report.py $(INTO)
 
@@ -197,6 +198,9 @@ export: $(CONFIG_PY) ## Write RUN= as a folder that transformers loads
 
 bench: setup ## Time the trainer and every mechanism on this CPU
 	$(Q)$(PY) scripts/bench.py $(INTO)
+
+bench-knobs: $(CONFIG_PY) ## Time each setting that trades speed (SYM=), one by one
+	$(Q)$(PY) scripts/bench_knobs.py $(INTO)
 
 ##@ Operate
 .PHONY: setup tensorboard trackio-view help clean mrproper
@@ -233,7 +237,7 @@ mrproper: clean ## And .config, and a .venv that make made
 ##: SET="A=1 B=y"  For defconfig-NAME and try: settings on top
 ##: SWEEP="A=1,2 B=.."  Combinations of .config instead, or a file of axes
 ##: SAMPLES=n  For a sweep: so many at random; for generate: texts
-##: ITERS=n  For try: iterations of each side
+##: ITERS=n  For try and bench-knobs: iterations of each side
 ##: DRY_RUN=1  For defconfig-NAME: make will check, not train
 ##: CHECKS=causal,data  For check: only these
 ##: FAST=1  For check: leave the slow ones out

@@ -73,6 +73,7 @@ def build(tmp_path_factory):
         ("finalists", "scripts/finalists.py"),
         ("reproduce", "scripts/reproduce.py"),
         ("determinism", "scripts/determinism.py"),
+        ("bench-knobs", "scripts/bench_knobs.py"),
         ("export", "scripts/export.py"),
         ("menuconfig", "scripts/configure.py menuconfig"),
         ("savedefconfig", "scripts/configure.py savedefconfig"),

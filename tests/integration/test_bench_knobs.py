@@ -1,0 +1,99 @@
+"""Settings are changed one at a time and compared within rounds; how fast they are, no test judges."""
+
+import pytest
+
+from gpt2.bench import arm, knobs
+from gpt2.bench.knobs import BASE, Figures
+from gpt2.planning import config_layers
+from lib.errors import ConfigError, RunError
+from lib.kconfig import Tree
+
+
+def test_each_arm_changes_one_setting_of_the_configuration(build):
+    folder = build(DROPOUT="0.0").path
+    every, left_out = knobs.arms(Tree(), config_layers(folder))
+    base, *others = every
+    changed = {
+        a.name: {
+            n
+            for n, v in a.config.identity()["machine"].items()
+            if v != vars(base.config.machine)[n]
+        }
+        for a in others
+    }
+    assert changed["DETERMINISTIC=n"] == {"deterministic"}
+    assert changed["PRECISION_BF16"] == {"precision"}
+    assert changed["MATMUL_PRECISION_MEDIUM"] == {"matmul_precision"}
+    backends = [a.config.model.attention.backend for a in others if "BACKEND" in a.name]
+    # The base has flash already.
+    assert backends == ["auto", "math", "rows"]
+    loader = [a for a in others if a.config.data != base.config.data]
+    assert [a.name for a in loader][:2] == ["PIN_MEMORY=n", "LOADER_WORKERS=2"]
+    reasons = [problem.what for problem in left_out]
+    assert any("PRECISION_FP16: " in what and "DEVICE_CUDA" in what for what in reasons)
+    assert base.config.study.mode == "single_training"
+    assert [a.name for a in knobs.arms(Tree(), config_layers(folder), "COMPILE")[0]] == [
+        BASE,
+        "COMPILE",
+    ]
+
+
+@pytest.mark.parametrize(("names", "said"), [("LEARNING_RATE", "LEARNING_RATE: is none of")])
+def test_what_is_no_such_setting_is_refused(build, names, said):
+    with pytest.raises(ConfigError, match=said):
+        knobs.arms(Tree(), config_layers(build().path), names)
+
+
+def test_nothing_is_timed_while_faults_are_looked_for(build, monkeypatch):
+    layers = config_layers(build().path)
+    # Any bool of the base can stand for a debugging switch.
+    monkeypatch.setattr(knobs, "_DEBUGGING", ("BIAS",))
+    with pytest.raises(ConfigError, match="BIAS: y looks for faults") as refusal:
+        knobs.arms(Tree(), layers)
+    assert "SET=BIAS=n" in str(refusal.value)
+
+
+def test_the_arms_take_turns_and_a_failed_one_is_left_out(build):
+    every = knobs.arms(Tree(), config_layers(build().path), "COMPILE,GRAD_CHECKPOINTING")[0]
+    order = []
+
+    def train(one):
+        order.append(one.name)
+        if one.name == "COMPILE":
+            raise RunError("no compiler")
+        return Figures(100.0 * len(order), 2**20, 2.5, one.name)
+
+    found = knobs.measure(every, 3, train)
+    assert order == [BASE, "COMPILE", "GRAD_CHECKPOINTING"] + [BASE, "GRAD_CHECKPOINTING"] * 2
+    assert found.keys() == {BASE, "GRAD_CHECKPOINTING"}
+
+
+def test_the_table_compares_within_rounds():
+    base = [Figures(s, 2**20, 2.5, "a") for s in (100.0, 200.0, 50.0)]
+    other = [Figures(s, 2**21, 2.25, w) for s, w in ((150.0, "b"), (200.0, "b"), (100.0, "b"))]
+    text = knobs.to_markdown({BASE: base, "TWICE": other, "SAME": base})
+    assert "| base | 100 | 1.00 (1.00 to 1.00) | 1 | 2.5 | as the base |" in text
+    assert "| TWICE | 150 | 1.50 (1.00 to 2.00) | 2 | 2.25 | other |" in text
+    assert "| SAME | 100 | 1.00 (1.00 to 1.00) | 1 | 2.5 | as the base |" in text
+    unsteady = [base[0], base[1], other[0]]
+    assert "differ from round to round" in knobs.to_markdown({BASE: base, "X": unsteady})
+
+
+def test_a_setting_without_an_effect_on_bits_leaves_the_weights_alone(build):
+    """Trained here, three times: as it is, computed again, and in other numbers."""
+    folder = build(DROPOUT="0.1").path
+    asked = "GRAD_CHECKPOINTING,PRECISION_BF16"
+    every = knobs.arms(Tree(), config_layers(folder), asked)[0]
+    plain, half, again = (arm.measure(one.config, folder, 1) for one in every)
+    assert plain.weights == again.weights != half.weights
+    assert plain.loss == again.loss and min(plain.tokens_per_second, plain.peak_bytes) > 0
+
+
+def test_an_arm_is_a_process_of_its_own_and_says_why_it_cannot_train(build):
+    folder = build()
+    code, _, said = folder.command("scripts/bench_knobs.py", "--rounds", "2", "--sym", "COMPILE")
+    assert code == 2 and "--rounds at least 3" in said
+    every = knobs.arms(Tree(), config_layers(folder.path), "ATTENTION_BACKEND_FLASH")[0]
+    # The CPU's flash attention drops no weights.
+    with pytest.raises(RunError, match="ATTENTION_BACKEND_FLASH: the kernel 'flash' cannot run"):
+        knobs.train_apart(every[1], 1, folder.path)
