@@ -7,9 +7,12 @@ import pytest
 from gpt2.ablation.resolve import resolve_config
 from gpt2.config import Config
 from gpt2.data.prepare import prepare
-from gpt2.scratch import unobserved, with_data
+from gpt2.runs import write_resolved_config
+from gpt2.scratch import scratch_plan, train_scratch, unobserved, with_data
 from lib.errors import ConfigError
 from lib.kconfig import Layer, Tree
+from lib.rundir import RunDir
+from lib.status import State, Status, write_status
 from tests.integration.conftest import SMALL
 
 
@@ -58,3 +61,30 @@ def test_trackers_and_time_limit_are_left_out_and_the_run_stays_the_same(made):
     quiet = Config.from_values(unobserved(values))
     assert quiet.hash8 == config.hash8
     assert quiet.tracking.trackers == () and quiet.run_time_limit_seconds == 0
+
+
+@pytest.mark.parametrize(
+    ("state", "other", "anew", "kept"),
+    [
+        ("RUNNING", {}, False, True),
+        ("INTERRUPTED", {}, False, True),
+        ("RUNNING", {}, True, False),
+        ("SUCCESS", {}, False, False),
+        ("RUNNING", {"MAX_ITERS": 5}, False, False),
+    ],
+)
+def test_what_was_begun_is_continued_and_nothing_is_lost(
+    made, tmp_path, monkeypatch, state, other, anew, kept
+):
+    config, build, _ = made
+    plan = scratch_plan(config, ["one"], tmp_path / "scratch", build)
+    run = RunDir(plan.runs[0].path)
+    run.path.mkdir(parents=True)
+    write_resolved_config(
+        run, resolve_config(Tree(), [Layer.of("test", "test", {**SMALL, **other})])
+    )
+    write_status(run, Status(State(state)))
+    monkeypatch.setattr("gpt2.scratch.run_all", lambda *given: 0)
+    assert train_scratch(plan, anew=anew) == 0
+    assert run.path.exists() == kept
+    assert len(list((tmp_path / "scratch").glob("one*"))) == 1
