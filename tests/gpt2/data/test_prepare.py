@@ -33,7 +33,7 @@ from gpt2.data.options import DataConfig
 from gpt2.data.prepare import prepare
 large = ("", "", "", 0)
 config = DataConfig(
-    "default", False, *large, "byte", "data", 0.1, "", "", "", 1, 0, False, False, 2
+    "default", False, *large, "byte", "data", 0.1, *4 * ("",), 1, 0, False, False, 2
 )
 prepare(config, Path(sys.argv[1]))
 """
