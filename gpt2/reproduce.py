@@ -64,7 +64,7 @@ def reproduce(request: Request) -> tuple[int, str]:
     folder = request.build_dir / FOLDER
     config, build_dir = with_data(config, request.data, folder, request.build_dir)
     plan = scratch_plan(config, [found.path.name], folder, build_dir)
-    edits = found.path / "code.diff"
+    edits = found.code_diff
     code = [] if request.force else _other_code(original)
     if code and edits.exists() and has_commit(str(manifest["code"]["git_sha"])):
         return _in_its_own_tree(request, found, manifest, original)
@@ -190,7 +190,7 @@ def _in_its_own_tree(
     request: Request, run: RunDir, manifest: Mapping[str, Any], original: Facts
 ) -> tuple[int, str]:
     """Reproduce in a copy of the tree as it was, with the edits that were captured."""
-    sha, edits = str(manifest["code"]["git_sha"]), run.path / "code.diff"
+    sha, edits = str(manifest["code"]["git_sha"]), run.code_diff
     folder = request.build_dir.absolute() / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix="source-") as scratch:

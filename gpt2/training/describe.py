@@ -35,15 +35,12 @@ def start_line(session: Session) -> str:
     parts = [
         session.config.repro.profile,
         f"{session.device} {name}, {memory:g} GiB",
-        f"seed {session.config.seed}",
-        session.config.repro.profile,
         machine.precision,
         f"attention {attention_kernel(session)}",
         *([f"{session.group.size} processes"] if session.group.size > 1 else []),
         f"{torch.get_num_threads()} thread(s)",
         *(habit for habit, on in habits.items() if on),
         f"{sum(w.numel() for w in session.weights().values()):,} parameters",
-        f"seed {session.config.seed}",
         _length(session),
     ]
     return " | ".join(parts)

@@ -23,7 +23,7 @@ TINY = {
 
 def trained(folder: Path, cwd: Path, umask: int, **variables: str) -> dict[str, bytes]:
     """What ``make train`` leaves of the one run in ``folder`` that no circumstance may decide."""
-    kept = {name: os.environ[name] for name in ("PATH", "HOME")}
+    kept = {name: os.environ[name] for name in ("PATH", "HOME", "DIRTY")}
     done = subprocess.run(
         [sys.executable, str(ROOT / "scripts/train.py"), "-O", str(folder)],
         cwd=cwd,
@@ -44,7 +44,7 @@ def test_place_language_hour_and_habits_decide_no_bit(build: Callable, tmp_path:
     here = build(**TINY).path
     there = tmp_path / "elsewhere, ünder another näme"
     there.mkdir()
-    for name in (".config", "data", "text"):
+    for name in (".config", ".config.origins", "data", "text"):
         source, copy = here / name, there / name
         shutil.copytree(source, copy) if source.is_dir() else shutil.copy(source, copy)
     first = trained(here, ROOT, 0o022, LC_ALL="C", TZ="UTC", PYTHONHASHSEED="0")

@@ -83,8 +83,8 @@ def _never_restores_the_optimizer(patch: pytest.MonkeyPatch) -> None:
 
 def _starts_the_data_over(patch: pytest.MonkeyPatch) -> None:
     def loader(*given: Any) -> BatchLoader:
-        *others, _, on_gpu = given
-        return BatchLoader(*others, 0, on_gpu)
+        *others, _, on_gpu, offered = given
+        return BatchLoader(*others, 0, on_gpu, offered)
 
     patch.setattr("gpt2.training.session.BatchLoader", loader)
 

@@ -158,9 +158,12 @@ def test_at_the_end_of_the_ladder_the_run_fails_and_says_what_was_not_done(
     with memory_for(0):
         failed = train(configure(**WHOLE))
     assert (failed.status.state, failed.status.exit_code) == (State.FAILED, 1)
-    assert "with BATCH_SIZE=1, gradient checkpointing not available" in failed.status.message
+    assert "with BATCH_SIZE=1, gradient checkpointing on" in failed.status.message
     assert all(f"OOM {name}: not done" in failed.lines() for name in NOT_TAKEN)
-    assert [(r["from"], r["to"]) for r in fallbacks(failed)] == DOWN_TO_1
+    assert [(r["from"], r["to"]) for r in fallbacks(failed)] == [
+        *DOWN_TO_1,
+        ({"on": False}, {"on": True}),
+    ]
 
 
 def test_gradient_checkpointing_comes_after_one_sequence(
