@@ -35,6 +35,7 @@ def start_line(session: Session) -> str:
     parts = [
         session.config.repro.profile,
         f"{session.device} {name}, {memory:g} GiB",
+        f"seed {session.config.seed}",
         machine.precision,
         f"attention {attention_kernel(session)}",
         *([f"{session.group.size} processes"] if session.group.size > 1 else []),

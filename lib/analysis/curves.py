@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lib.errors import ConfigError, PreflightError, Problem
+from lib import figures
+from lib.errors import ConfigError, Problem
 from lib.files import read_json_lines
 from lib.plan import Run
 from lib.rundir import RunDir
@@ -53,15 +54,9 @@ def read_curves(runs: Sequence[Run[Any]]) -> list[Curve]:
 
 def draw_curves(curves: Sequence[Curve], title: str, path: Path) -> None:
     """Write the picture. PreflightError with the install command when matplotlib is missing."""
-    try:
-        import matplotlib
+    pyplot = figures.pyplot()
+    from matplotlib.ticker import EngFormatter
 
-        matplotlib.use("Agg")
-        from matplotlib import pyplot
-        from matplotlib.ticker import EngFormatter
-    except ImportError:
-        advice = 'type: make setup EXTRAS="matplotlib"'
-        raise PreflightError(Problem("the package matplotlib is missing", next=advice)) from None
     parts = ("train", "val") if any(len(curve.val) > 1 for curve in curves) else ("train",)
     width = 3 + 5.5 * len(parts)
     figure, panels = pyplot.subplots(
