@@ -46,6 +46,15 @@ _SMALL: Mapping[str, Mapping[str, Value]] = {
     "BLOCK_SIZE": {"EVAL_TOKENS": 256},
     "BUDGET": {"MAX_TOKENS": 160, "GPT2_MAX_TIME": 1},
     "MAX_TOKENS": {"BUDGET": "tokens", "MAX_TOKENS": 320},
+    # More blocks than are selected.
+    "NSA_SELECT_COUNT": {
+        "BLOCK_SIZE": 32,
+        "NSA_COMPRESS_BLOCK": 4,
+        "NSA_COMPRESS_STRIDE": 2,
+        "NSA_SELECT_BLOCK": 4,
+        "NSA_SELECT_COUNT": 3,
+        "NSA_WINDOW": 4,
+    },
 }
 # What a rule wants to be changed with it.
 _TOGETHER: Mapping[str, Mapping[str, Value]] = {

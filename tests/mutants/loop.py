@@ -15,8 +15,8 @@ def from_the_first_step(right: Any) -> Any:
     """A loader that begins with the first sequence wherever the run stands."""
 
     def loader(*given: Any) -> Any:
-        *others, start_step, on_gpu = given
-        return right(*others, 0, on_gpu)
+        *others, start_step, on_gpu, offered = given
+        return right(*others, 0, on_gpu, offered)
 
     return loader
 
