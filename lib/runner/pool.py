@@ -4,6 +4,7 @@ A forked worker is ready in about 20 ms, a fresh interpreter that imports torch 
 server only imports: threads that an operation would start do not survive a fork.
 """
 
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -120,7 +121,9 @@ class Pool:
         """Send a signal to ``workers``, or to every worker."""
         for running in self._workers if workers is None else workers:
             if running.process.pid and running.process.exitcode is None:
-                os.kill(running.process.pid, number)
+                # It is the server's child: its end may not be known here yet.
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(running.process.pid, number)
 
     def _start(self, target: Any, *arguments: Any) -> Worker:
         self.warm_up()

@@ -1,10 +1,13 @@
 """The parent's side of a worker that is being started."""
 
 import os
+import signal
 import subprocess
 import sys
+from types import SimpleNamespace
 
 from lib.project import ROOT
+from lib.runner.pool import Pool
 
 # A Ctrl-C that comes when the server has forked the worker, and the parent has told it nothing yet.
 INTERRUPTED = """
@@ -37,3 +40,9 @@ def test_ctrl_c_while_a_worker_starts_is_no_error_of_the_server():
     )
     assert made.returncode == 130
     assert made.stderr == "EXIT    code 130\n"
+
+
+def test_a_worker_that_has_just_died_is_no_error():
+    """The server knows of its end, and the parent not yet."""
+    gone = SimpleNamespace(process=SimpleNamespace(pid=2**22 + 1, exitcode=None))
+    Pool((), {}).signal(signal.SIGKILL, [gone])
