@@ -103,7 +103,7 @@ def manifest_facts(session: Session, rng_at_start: dict[str, list[str]]) -> dict
         "rng": {"algorithms": ALGORITHMS, "streams": _streams(session)},
         "rng_state_at_start": rng_at_start,
         "rng_state_at_end": None,
-        "debug_flags": debug_flags(config),
+        "debug_flags": config.numerics.flags,
         "init_weights_digest": session.init_digests,
         "final_weights_digest": None,
         "optimizer_state_digest": None,
@@ -131,12 +131,6 @@ def rng_of_ranks(session: Session) -> dict[str, list[str]]:
         name: [bytes(row[i * width : (i + 1) * width]).hex() for row in rows]
         for i, name in enumerate(own)
     }
-
-
-def debug_flags(config: Config) -> dict[str, bool]:
-    """What looks for faults while training, and slows it down."""
-    numerics = config.numerics
-    return {"check_numerics": numerics.check, "detect_anomaly": numerics.detect_anomaly}
 
 
 def _run_id(config_digest: str, data_digest: str) -> str:

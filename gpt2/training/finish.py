@@ -12,7 +12,6 @@ import torch
 from gpt2.evaluate import Evaluation
 from gpt2.generate import generate
 from gpt2.items import items_of
-from gpt2.training.describe import debug_flags
 from gpt2.training.session import Session
 from lib.files import read_json_lines, write_atomic, write_json
 from lib.repro.figures import evaluation_figures, expected_calibration_error, train_loss
@@ -74,7 +73,7 @@ def _summary(
             "prunable_weights": session.pruner.prunable_weights(),
         },
         "calibration": calibration,
-        "numerics": debug_flags(config),
+        "numerics": config.numerics.flags,
         "timing": {
             "total_seconds": time.monotonic() - started,
             "train_seconds": seconds,

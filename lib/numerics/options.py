@@ -19,7 +19,11 @@ class NumericsOptions:
         return self.check and iteration % self.every == 0
 
     @property
+    def flags(self) -> dict[str, bool]:
+        """What looks for faults while training, and slows it down, as records call it."""
+        return {"check_numerics": self.check, "detect_anomaly": self.detect_anomaly}
+
+    @property
     def debug_flags(self) -> list[str]:
         """Names of the flags that are on: a speed measured under one is no claim."""
-        flags = {"check_numerics": self.check, "detect_anomaly": self.detect_anomaly}
-        return [name for name, on in flags.items() if on]
+        return [name for name, on in self.flags.items() if on]
