@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,26 +11,14 @@ import pytest
 
 from lib.files import sha256
 from lib.project import ROOT
-
-
-def git(folder: Path, *words: str) -> str:
-    identity = ("-c", "user.name=test", "-c", "user.email=test@localhost")
-    command = ["git", "-C", str(folder), *identity, *words]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+from tests.integration.tree import commit_copy, git
 
 
 @pytest.fixture
 def clone(build: Callable, tmp_path: Path) -> Path:
     """The files of this tree as they are now, committed, with a configuration and data in place."""
     folder = tmp_path / "clone"
-    listed = git(ROOT, "ls-files", "--cached", "--others", "--exclude-standard", "-z")
-    for name in filter(None, listed.split("\0")):
-        if (ROOT / name).exists():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / name, folder / name)
-    git(folder, "init", "-q")
-    git(folder, "add", "-A")
-    git(folder, "commit", "-qm", "all")
+    commit_copy(folder)
     build(RA_MLA_ABLATION_MODE=None, SINGLE_TRAINING=True)
     for name in (".config", "data", "text"):
         (tmp_path / name).rename(folder / name)

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import venv
@@ -14,31 +13,17 @@ import pytest
 from lib.project import ROOT
 from lib.setup.interpreter import PROJECT, import_path
 from lib.style import makefile
+from tests.integration.tree import commit_copy, git
 
 # A file's name in bold and the block after it, or a block alone.
 BLOCK = re.compile(r"(?:^\*\*(\S+)\*\*\n\n)?^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-
-
-def git(folder: Path, *words: str, given: str = "") -> str:
-    identity = ("-c", "user.name=test", "-c", "user.email=test@localhost")
-    command = ["git", *identity, *words]
-    return subprocess.run(
-        command, cwd=folder, input=given, check=True, capture_output=True, text=True
-    ).stdout
 
 
 @pytest.fixture
 def clone(tmp_path: Path) -> Path:
     """A repository with the files of this tree as they are now, and an interpreter for it."""
     folder = tmp_path / "clone"
-    listed = git(ROOT, "ls-files", "--cached", "--others", "--exclude-standard", "-z")
-    for name in filter(None, listed.split("\0")):
-        if (ROOT / name).exists():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / name, folder / name)
-    git(folder, "init", "-q")
-    git(folder, "add", "-A")
-    git(folder, "commit", "-qm", "all")
+    commit_copy(folder)
     _install(folder, tmp_path / "venv")
     return folder
 

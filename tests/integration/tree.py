@@ -1,0 +1,28 @@
+"""The files of this tree as they are now, in a repository of their own."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+from lib.project import ROOT
+
+
+def git(folder: Path, *words: str, given: str = "") -> str:
+    """What git prints in ``folder``; ``given`` is its input."""
+    identity = ("-c", "user.name=test", "-c", "user.email=test@localhost")
+    command = ["git", *identity, *words]
+    return subprocess.run(
+        command, cwd=folder, input=given, check=True, capture_output=True, text=True
+    ).stdout
+
+
+def commit_copy(folder: Path) -> None:
+    """Copy this tree to ``folder``, ignored files left out, and commit all of it there."""
+    listed = git(ROOT, "ls-files", "--cached", "--others", "--exclude-standard", "-z")
+    for name in filter(None, listed.split("\0")):
+        if (ROOT / name).exists():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, folder / name)
+    git(folder, "init", "-q")
+    git(folder, "add", "-A")
+    git(folder, "commit", "-qm", "all")
