@@ -18,10 +18,10 @@ from lib.binding import bound_fields
 def check(subject: Subject) -> list[Finding]:
     """Builds the step at its full size, without memory for it."""
     model = _built(subject.config)
+    # For the steps that are measured against this one.
+    subject.workshop.built_params[subject.case.slug] = model.num_params()
     found = _count(subject.config, model) + _ratio(subject.config, model)
-    if subject.parent and subject.parent.config:
-        found += _bound(subject, model, _built(subject.parent.config))
-    return found + _delta(subject)
+    return found + _bound(subject, model) + _delta(subject)
 
 
 def _built(config: Config) -> GPT:
@@ -56,12 +56,16 @@ def _ratio(config: Config, model: GPT) -> list[Finding]:
     return found[:1]
 
 
-def _bound(subject: Subject, model: GPT, parent: GPT) -> list[Finding]:
+def _bound(subject: Subject, model: GPT) -> list[Finding]:
     """The change of the parameter count that the step promises, on what is built."""
-    if subject.case.params is None:
+    parent = subject.parent
+    if subject.case.params is None or parent is None or parent.config is None:
         return []
     low, high = subject.case.params
-    change = model.num_params() / parent.num_params() - 1
+    counted = subject.workshop.built_params
+    if parent.slug not in counted:
+        counted[parent.slug] = _built(parent.config).num_params()
+    change = model.num_params() / counted[parent.slug] - 1
     if low <= change <= high:
         return []
     expected = f"{low:+.1%} to {high:+.1%} parameters against {subject.case.parent}"

@@ -3,6 +3,7 @@
 B batch, T tokens, C n_embd.
 """
 
+import copy
 import math
 from typing import Any
 
@@ -54,7 +55,8 @@ def _calls(subject: Subject) -> list[Finding]:
     except ConfigError:
         # NSA and joined passes have none.
         config = subject.exact
-    model, unused = subject.build(config), subject.build(config)
+    model = subject.build(config)
+    unused = copy.deepcopy(model)
     idx_BT = subject.tokens(2)
     other_BT = idx_BT.flip(1)
     with torch.no_grad():

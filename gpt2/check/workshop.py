@@ -37,6 +37,8 @@ class Workshop:
         self._gpu = gpu
         self._temporary = tempfile.TemporaryDirectory(prefix="kablate-check-")
         self._folders = count()
+        # Of full-size steps that others are compared with, by slug.
+        self.built_params: dict[str, int] = {}
         # A launcher's variables are not meant for the small runs in here.
         for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
             os.environ.pop(name, None)

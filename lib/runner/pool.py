@@ -16,7 +16,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from lib.errors import RunError
-from lib.runner import worker
+from lib.runner import preload, worker
 from lib.runner.worker import Job
 
 
@@ -36,25 +36,26 @@ class Worker:
 class Pool:
     """Starts workers and collects their events. Use it from one thread, one at a time."""
 
-    def __init__(self, preload: Sequence[str], environment: Mapping[str, str]) -> None:
-        """The server starts at the first use, with ``preload`` imported.
+    def __init__(self, modules: Sequence[str], environment: Mapping[str, str]) -> None:
+        """The server starts at the first use, with ``modules`` imported.
 
         ``environment`` is for what libraries read when they are loaded.
         """
         self._context = multiprocessing.get_context("forkserver")
-        self._preload = list(preload)
+        self._modules = list(modules)
         self._environment = dict(environment)
         self._workers: list[Worker] = []
 
     def warm_up(self) -> None:
         """Start the server, and let it import while this process does something else."""
-        self._context.set_forkserver_preload(self._preload)
+        self._context.set_forkserver_preload([preload.__name__])
         before = dict(os.environ)
         # First, because starting it takes its own signals off the mask.
         resource_tracker.ensure_running()
         # The server and its children must outlive a Ctrl-C, which a terminal sends to all.
         with worker.signals_blocked():
             os.environ.update(self._environment)
+            os.environ[preload.MODULES] = ",".join(self._modules)
             try:
                 forkserver.ensure_running()
             finally:

@@ -46,3 +46,35 @@ def test_a_worker_that_has_just_died_is_no_error():
     """The server knows of its end, and the parent not yet."""
     gone = SimpleNamespace(process=SimpleNamespace(pid=2**22 + 1, exitcode=None))
     Pool((), {}).signal(signal.SIGKILL, [gone])
+
+
+PRELOADED = """
+from lib import cli
+from lib.runner.pool import Pool
+
+def show():
+    pool = Pool(("colorsys",), {})
+    for question in (("builtins:eval", "'colorsys' in __import__('sys').modules"),
+                     ("gc:isenabled",), ("gc:get_freeze_count",), ("os:getenv", "KABLATE_PRELOAD")):
+        print(pool.call(*question))
+    return 0
+
+if __name__ == "__main__":
+    cli.run(show)
+"""
+
+
+def test_workers_start_with_modules_loaded_and_out_of_the_collectors_way(tmp_path):
+    script = tmp_path / "show.py"
+    script.write_text(PRELOADED)
+    made = subprocess.run(
+        [sys.executable, script],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    loaded, collecting, frozen, variable = made.stdout.splitlines()
+    assert (loaded, collecting, variable) == ("True", "True", "None")
+    # More than the modules of a bare interpreter.
+    assert int(frozen) > 10_000
