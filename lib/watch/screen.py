@@ -17,6 +17,8 @@ from lib.watch.rules import alarms
 
 SCHEMA_VERSION = 1
 _CURVE_WIDTH = 24
+# One value in so many is above the scale.
+_CUT_EVERY = 8
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _ASCII_BLOCKS = "_.-=+*#@"
 _REFRESH_SECONDS = 2.0
@@ -54,7 +56,8 @@ def watch(read: Callable[[], list[Line]]) -> None:
     from rich.live import Live
 
     console = Console(highlight=False, safe_box=ascii_only())
-    with Live(table(read()), console=console, auto_refresh=False, screen=False) as live:
+    # Its stand-in for stderr would hide what the terminal can show.
+    with Live(table(read()), console=console, auto_refresh=False, redirect_stderr=False) as live:
         while True:
             lines = read()
             live.update(table(lines), refresh=True)
@@ -105,12 +108,16 @@ def to_json(lines: Sequence[Line]) -> str:
 
 
 def spark(values: Sequence[float], blocks: str) -> str:
-    """A curve of one character a value, the lowest of ``blocks`` for the smallest."""
+    """A curve of one character a value, the lowest of ``blocks`` for the smallest.
+
+    Of a long one the largest values share the highest block: a loss starts far above the rest.
+    """
     if not values:
         return ""
-    low, span = min(values), max(values) - min(values)
-    top = len(blocks) - 1
-    return "".join(blocks[round(top * (v - low) / span) if span else 0] for v in values)
+    ascending = sorted(values)
+    low, high = ascending[0], ascending[-1 - len(values) // _CUT_EVERY]
+    span, top = high - low, len(blocks) - 1
+    return "".join(blocks[round(top * (min(v, high) - low) / span) if span else 0] for v in values)
 
 
 def _line(run: Run[Any], facts: Facts, options: WatchOptions) -> Line:
