@@ -54,7 +54,9 @@ def plateau(facts: Facts, options: WatchOptions) -> str:
 
 
 def throughput(facts: Facts, options: WatchOptions) -> str:
-    """The newest log interval was slower or faster than usual."""
+    """The newest log interval of a running run was slower or faster than usual."""
+    if not facts.is_running:
+        return ""
     speeds = _values(facts.beats, "toks_per_s")[_STARTING_BEATS:]
     if len(speeds) < _LEAST_BEATS or speeds[-1] <= 0:
         return ""

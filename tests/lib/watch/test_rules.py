@@ -109,3 +109,9 @@ def test_a_run_that_is_over_does_not_stall() -> None:
 
 def test_a_run_that_has_not_begun_raises_no_alarm() -> None:
     assert alarms(well(status=None, heartbeats={}, train=[]), OPTIONS) == {}
+
+
+def test_the_end_of_a_run_that_is_over_is_not_judged_by_its_speed() -> None:
+    build, _ = CASES["throughput"]
+    over = Status(State.SUCCESS, 0, "", 100, 100)
+    assert alarms(Facts(**(vars(build()) | {"status": over})), OPTIONS) == {}
