@@ -68,9 +68,9 @@ def _eager(config: "Config") -> str:
 def _profile(repro: ReproConfig, machine: MachineConfig) -> Iterator[Problem]:
     """What the profile does not take, or not without a reason."""
     under, precision, matmul = f"under {repro.profile}", machine.precision, machine.matmul_precision
-    if repro.strict and not machine.deterministic:
-        what = f"DETERMINISTIC: n {under}, where every bit has to come out again"
-        yield Problem(what, next=f"type: SET=DETERMINISTIC=y, {_OTHER_PROFILE}")
+    if repro.strict and not machine.repeats:
+        what = f"DETERMINISTIC: off {under}, where every bit has to come out again"
+        yield Problem(what, next=f"type: SET=DETERMINISTIC_STRICT=y, {_OTHER_PROFILE}")
     if repro.strict and precision == "fp16":
         what = f"PRECISION: fp16 {under}, which takes fp32, or bf16 with a reason"
         yield Problem(what, next=f"type: SET=PRECISION_FP32=y, {_OTHER_PROFILE}")

@@ -36,6 +36,7 @@ from lib import checkpoint
 from lib.errors import EXIT_DONE, Problem, RunError
 from lib.machine.group import Group, lost_peer
 from lib.machine.process import current_process
+from lib.machine.warned import noting_warned
 from lib.numerics.guard import NumericsError
 from lib.optim.schedule import learning_rate_at
 from lib.repro.manifest import begin_manifest, note_fallback
@@ -44,6 +45,8 @@ from lib.rundir import RunDir
 from lib.status import State, Status, write_status
 
 Batches = Iterator[list[MicroBatch]]
+
+_UNSURE = "no deterministic form, its bits may differ from run to run: "
 
 
 def run(
@@ -195,7 +198,10 @@ def _ready(
 ) -> Session:
     """A session that is about to take its first step, or its next one; ``opened`` ends its
     trackers."""
+    noting = noting_warned(config.machine, lambda name: records.line("WARN", _UNSURE + name))
+    warned = opened.enter_context(noting)
     session = open_session(config, build_dir, records, clock, group)
+    session.warned = warned
     rng_at_start = rng_of_ranks(session)
     warm_up(session)
     resume(session, allow_stale)

@@ -92,7 +92,7 @@ def test_paper_makes_the_large_ones_repeat_every_bit(tree):
     config = Config.from_values(resolved(tree, "gpt2-ratio-ablation+a100+paper"))
     assert config.repro.strict and config.model.attention.backend == "rows"
     assert (config.machine.precision, config.machine.matmul_precision) == ("fp32", "highest")
-    assert config.machine.deterministic and not config.machine.cudnn_benchmark
+    assert config.machine.deterministic == "strict" and not config.machine.cudnn_benchmark
 
 
 @pytest.mark.parametrize("fragment", ENVIRONMENTS, ids=lambda fragment: fragment.name)

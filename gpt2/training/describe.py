@@ -1,6 +1,7 @@
 """What a run says of itself at its start: one line for people, facts for the manifest."""
 
 import hashlib
+import json
 from typing import Any
 
 import torch
@@ -28,7 +29,8 @@ def start_line(session: Session) -> str:
     name = found["gpu_name"] if on_gpu else found["cpu_model"]
     habits = {
         "compiled": machine.compile,
-        "deterministic": machine.deterministic,
+        "deterministic": machine.deterministic == "strict",
+        "deterministic or noted": machine.deterministic == "warn",
         f"{machine.matmul_precision} fp32 products": machine.matmul_precision != "highest",
         "cudnn benchmark": machine.cudnn_benchmark,
     }
@@ -109,6 +111,7 @@ def manifest_facts(session: Session, rng_at_start: dict[str, list[str]]) -> dict
         "optimizer_state_digest": None,
         "data": session.dataset.manifest,
         "oom_fallbacks": session.oom_fallbacks,
+        "nondeterministic_ops_warned": None if session.warned is None else [],
     }
 
 
@@ -118,6 +121,7 @@ def closing_facts(session: Session) -> dict[str, Any]:
         "rng_state_at_end": rng_of_ranks(session),
         "final_weights_digest": weights_digest(session.weights()),
         "optimizer_state_digest": state_digest(session.optimizer.state_dict()),
+        "nondeterministic_ops_warned": _warned_of_ranks(session),
     }
 
 
@@ -131,6 +135,14 @@ def rng_of_ranks(session: Session) -> dict[str, list[str]]:
         name: [bytes(row[i * width : (i + 1) * width]).hex() for row in rows]
         for i, name in enumerate(own)
     }
+
+
+def _warned_of_ranks(session: Session) -> list[str] | None:
+    """What torch warned of on any rank; None where it was not asked to."""
+    if session.warned is None:
+        return None
+    told = session.group.gather_text(json.dumps(session.warned.names))
+    return sorted({name for text in told for name in json.loads(text)})
 
 
 def _run_id(config_digest: str, data_digest: str) -> str:

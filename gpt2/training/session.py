@@ -19,6 +19,7 @@ from gpt2.training.heartbeat import Heartbeat
 from gpt2.training.order import DataOrder
 from gpt2.training.records import Records
 from lib.machine.group import Group
+from lib.machine.warned import WarnedOperations
 from lib.optim.contract import Optimizer
 from lib.pruning.contract import Pruner
 from lib.repro.rng import rng_state, set_rng_state
@@ -66,6 +67,8 @@ class Session:
     order: DataOrder
     # Opened once the manifest is written.
     companions: Companions = field(default_factory=Companions)
+    # Where DETERMINISTIC is warn: what had no deterministic form.
+    warned: WarnedOperations | None = None
     # Optimizer steps done.
     iteration: int = 0
     # Part of the budget used by them.
@@ -144,6 +147,7 @@ class Session:
             "data_order": self.order.state_dict(),
             "rng": self._rng_of_all_ranks(),
             "oom_fallbacks": self.oom_fallbacks,
+            "warned": self.warned.names if self.warned else [],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -160,6 +164,8 @@ class Session:
         self.pruner.load_state_dict(state["pruner"])
         self.order.load_state_dict(state["data_order"])
         self._set_rng(state["rng"])
+        if self.warned:
+            self.warned.add(state["warned"])
         self.oom_fallbacks = []
         for record in state["oom_fallbacks"]:
             self.fall_back(record)

@@ -40,6 +40,7 @@ MANIFEST: Schema = {
     "knobs": dict,
     "deviations": list,
     "oom_fallbacks": list,
+    "nondeterministic_ops_warned": (list, type(None)),
     "debug_flags.check_numerics": bool,
     "debug_flags.detect_anomaly": bool,
     "attention.kernel": str,

@@ -76,7 +76,6 @@ def knobs(
             machine.matmul_precision,
             torch.get_float32_matmul_precision,
         ),
-        "deterministic_algorithms": (machine.deterministic, _deterministic),
         "cudnn_benchmark": (machine.cudnn_benchmark, lambda: torch.backends.cudnn.benchmark),
         "fill_uninitialized_memory": (
             False,
@@ -84,7 +83,8 @@ def knobs(
         ),
     }
     tf32 = machine.matmul_precision != "highest"
-    workspace = WORKSPACE if on_gpu and machine.deterministic else None
+    workspace = WORKSPACE if on_gpu and machine.repeats else None
+    warns = machine.deterministic == "warn"
     found = {name: knob(wanted, wanted, read) for name, (wanted, read) in asked.items()}
     # What follows from others, or from the device.
     found |= {
@@ -94,6 +94,9 @@ def knobs(
         ),
         "allow_tf32_cudnn": knob(
             machine.matmul_precision, tf32, lambda: torch.backends.cudnn.allow_tf32
+        ),
+        "deterministic_algorithms": knob(
+            machine.deterministic, "warn_only" if warns else machine.repeats, _deterministic
         ),
         "cublas_workspace_config": knob(
             machine.deterministic, workspace, lambda: _variable(WORKSPACE_VARIABLE, workspace)

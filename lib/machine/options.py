@@ -16,10 +16,16 @@ class MachineConfig:
     # Threads of each process of a run; part of the identity because sums depend on how work is split.
     cpu_threads: int = symbol("CPU_THREADS")
     compile: bool = symbol("COMPILE")
-    deterministic: bool = symbol("DETERMINISTIC")
+    # Of operations without a deterministic form: off, warn or strict
+    deterministic: str = symbol("DETERMINISTIC")
     # Inside fp32 matrix products: highest, high (TF32) or medium (bf16).
     matmul_precision: str = symbol("MATMUL_PRECISION")
     cudnn_benchmark: bool = symbol("CUDNN_BENCHMARK")
     expandable_segments: bool = symbol("EXPANDABLE_SEGMENTS", identity=False)
     # Iterations run before timing starts, on a copy: no trace in weights, optimizer or RNG.
     warmup_iterations: int = symbol("WARMUP_ITERATIONS", identity=False)
+
+    @property
+    def repeats(self) -> bool:
+        """Whether the deterministic form of an operation is taken where there is one."""
+        return self.deterministic != "off"

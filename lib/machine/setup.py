@@ -65,7 +65,7 @@ def set_up(machine: MachineConfig, process: Process, processes: int = 1) -> "tor
             f"this process was started without {' '.join(missing)}; set it before Python starts"
         )
     torch.set_num_threads(machine.cpu_threads)
-    torch.use_deterministic_algorithms(machine.deterministic)
+    torch.use_deterministic_algorithms(machine.repeats, warn_only=machine.deterministic == "warn")
     # Deterministic mode would fill every new tensor with NaN first: a write of all memory once more.
     torch.utils.deterministic.fill_uninitialized_memory = False
     torch.set_float32_matmul_precision(machine.matmul_precision)
@@ -110,7 +110,7 @@ def grad_scaler(machine: MachineConfig) -> "torch.amp.GradScaler":
 
 def _gpu_environment(machine: MachineConfig) -> dict[str, str]:
     variables = {}
-    if machine.device == "cuda" and machine.deterministic:
+    if machine.device == "cuda" and machine.repeats:
         variables[WORKSPACE_VARIABLE] = WORKSPACE
     if machine.device == "cuda" and machine.expandable_segments:
         variables["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"

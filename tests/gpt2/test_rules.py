@@ -50,14 +50,14 @@ TABLE = {
     PAPER: {
         "precision": "fp32",
         "matmul_precision": "highest",
-        "deterministic": True,
+        "deterministic": "strict",
         "cudnn_benchmark": False,
         "compile": False,
     },
     FAST: {
         "precision": "fp32",
         "matmul_precision": "high",
-        "deterministic": False,
+        "deterministic": "off",
         "cudnn_benchmark": True,
         "compile": False,
     },
@@ -101,7 +101,7 @@ def test_every_step_of_a_study_has_the_pinned_form(tree: Tree) -> None:
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"DETERMINISTIC": False}, "DETERMINISTIC: n under paper_repro"),
+        ({"DETERMINISTIC_OFF": True}, "DETERMINISTIC: off under paper_repro"),
         ({"ATTENTION_BACKEND_AUTO": True}, "ATTENTION_BACKEND: auto under paper_repro"),
         ({"PRECISION_BF16": True}, "PRECISION: bf16 under paper_repro needs a reason"),
         ({"PRECISION_BF16": True, "PRECISION_WHY": "  "}, "PRECISION: bf16 under paper_repro"),
@@ -150,7 +150,7 @@ def test_all_problems_come_at_once(refused: Callable) -> None:
         N_KV_HEAD=3,
         GLOBAL_BATCH=9,
         LEARNING_RATE="fast",
-        DETERMINISTIC=False,
+        DETERMINISTIC_OFF=True,
         ATTENTION_BACKEND_AUTO=True,
         MATMUL_PRECISION_MEDIUM=True,
     )
@@ -162,7 +162,7 @@ def test_all_problems_come_at_once(refused: Callable) -> None:
         "DROPOUT: 2.0",
         "GLOBAL_BATCH: ",
         "LEARNING_RATE: ",
-        "DETERMINISTIC: n",
+        "DETERMINISTIC: off",
         "ATTENTION_BACKEND: auto",
         "MATMUL_PRECISION: medium",
     )

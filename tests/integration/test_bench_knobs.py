@@ -21,7 +21,7 @@ def test_each_arm_changes_one_setting_of_the_configuration(build):
         }
         for a in others
     }
-    assert changed["DETERMINISTIC=n"] == {"deterministic"}
+    assert changed["DETERMINISTIC_OFF"] == {"deterministic"}
     assert changed["PRECISION_BF16"] == {"precision"}
     assert changed["MATMUL_PRECISION_MEDIUM"] == {"matmul_precision"}
     backends = [a.config.model.attention.backend for a in others if "BACKEND" in a.name]

@@ -47,6 +47,7 @@ MANIFEST: dict[str, Any] = {
         }.items()
     },
     "oom_fallbacks": [],
+    "nondeterministic_ops_warned": None,
     "origin": {"torch": "2.13.0", "device": "a cpu", "sources": {"gpt2/train.py": "a" * 64}},
     "processes": {"world_size": 1, "backend": "none"},
     "init_weights_digest": ["i1"],

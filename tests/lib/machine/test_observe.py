@@ -32,7 +32,7 @@ def machine() -> MachineConfig:
         precision="fp32",
         cpu_threads=torch.get_num_threads(),
         compile=False,
-        deterministic=True,
+        deterministic="strict",
         matmul_precision="highest",
         cudnn_benchmark=False,
         expandable_segments=False,
@@ -108,7 +108,7 @@ def test_a_scaler_that_was_left_out_shows(machine: MachineConfig) -> None:
 def test_a_gpu_s_workspace_is_read_from_the_environment(
     machine: MachineConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gpu = replace(machine, device="cuda", deterministic=True)
+    gpu = replace(machine, device="cuda", deterministic="strict")
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
     scaler = torch.amp.GradScaler("cpu", enabled=False)
     found = knobs(gpu, torch.device("cuda", 0), Process(), scaler)["cublas_workspace_config"]

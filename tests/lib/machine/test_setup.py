@@ -17,7 +17,7 @@ CPU = MachineConfig(
     precision="fp32",
     cpu_threads=1,
     compile=False,
-    deterministic=True,
+    deterministic="strict",
     matmul_precision="highest",
     cudnn_benchmark=False,
     expandable_segments=False,
@@ -35,7 +35,7 @@ def test_libraries_are_told_before_they_start() -> None:
         "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
         "PYTORCH_ALLOC_CONF": "expandable_segments:True",
     }
-    assert "CUBLAS_WORKSPACE_CONFIG" not in environment(replace(GPU, deterministic=False))
+    assert "CUBLAS_WORKSPACE_CONFIG" not in environment(replace(GPU, deterministic="off"))
 
 
 def test_asking_for_the_environment_loads_no_torch() -> None:
@@ -78,7 +78,7 @@ def test_settings_are_applied() -> None:
     assert torch.are_deterministic_algorithms_enabled()
     assert torch.get_float32_matmul_precision() == "highest"
     assert not torch.backends.cudnn.allow_tf32
-    set_up(replace(CPU, deterministic=False, matmul_precision="medium", cpu_threads=2), Process())
+    set_up(replace(CPU, deterministic="off", matmul_precision="medium", cpu_threads=2), Process())
     assert torch.get_num_threads() == 2
     assert not torch.are_deterministic_algorithms_enabled()
     assert torch.get_float32_matmul_precision() == "medium"

@@ -1,0 +1,62 @@
+"""A run whose operations have no deterministic form says which, where it was asked to warn."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from gpt2.config import Config
+from gpt2.training import step
+from lib.machine.process import current_process
+
+Configure = Callable[..., Config]
+WARN = {"DETERMINISTIC_WARN": True, "EVAL_INTERVAL": 0}
+
+
+@pytest.fixture
+def scattering(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every pass of the last rank also does what has no deterministic form."""
+    passes = step.forward_backward
+
+    def scattered(*arguments: Any) -> torch.Tensor:
+        if current_process().rank == current_process().world_size - 1:
+            torch.zeros(3).put_(torch.tensor([0]), torch.tensor([1.0]))
+        return passes(*arguments)
+
+    monkeypatch.setattr(step, "forward_backward", scattered)
+
+
+@pytest.mark.usefixtures("scattering")
+def test_what_warned_is_named_once_and_outlives_an_interruption(
+    configure: Configure, train: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = configure(**WARN)
+    lines = train(config, stop_at=7).lines()
+    assert lines.count("no deterministic form, its bits may differ from run to run: put_") == 1
+    # What goes on meets no such operation.
+    monkeypatch.undo()
+    manifest = train(config).manifest()
+    assert manifest["nondeterministic_ops_warned"] == ["put_"]
+    states = {"requested": "warn", "resolved": "warn_only", "observed": "warn_only"}
+    assert manifest["knobs"]["deterministic_algorithms"] == states
+    assert manifest["deviations"] == []
+
+
+@pytest.mark.usefixtures("scattering")
+def test_a_warning_of_any_rank_is_named(
+    configure: Configure, train: Callable, ranks: Callable
+) -> None:
+    config = configure(GPUS=2, BATCH_SIZE=1, **WARN)
+    assert ranks(2, lambda rank: train(config).status.state) == ["SUCCESS"] * 2
+    assert train.found("run").manifest()["nondeterministic_ops_warned"] == ["put_"]
+
+
+def test_nothing_warned_is_not_the_same_as_nobody_asked(
+    configure: Configure, train: Callable
+) -> None:
+    for name, how, found in (("warn", "WARN", []), ("strict", "STRICT", None)):
+        config = configure(**{**WARN, "DETERMINISTIC_WARN": None, f"DETERMINISTIC_{how}": True})
+        assert train(config, name).manifest()["nondeterministic_ops_warned"] == found
+    # The same kernels, so the same bits.
+    assert train.found("warn").core() == train.found("strict").core()

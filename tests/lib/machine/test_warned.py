@@ -1,0 +1,67 @@
+"""Operations without a deterministic form are noted by name, and nothing else is held back."""
+
+import warnings
+from dataclasses import replace
+
+import pytest
+import torch
+
+from lib.machine.process import Process
+from lib.machine.setup import set_up
+from lib.machine.warned import WarnedOperations, noting_warned
+from tests.lib.machine.test_setup import CPU
+
+WARN = replace(CPU, deterministic="warn")
+
+
+def scatter() -> None:
+    """put_ without accumulation: which of two values lands in a place is not said."""
+    torch.zeros(3).put_(torch.tensor([0]), torch.tensor([1.0]))
+
+
+def test_each_operation_is_noted_once() -> None:
+    set_up(WARN, Process())
+    for _ in range(2):
+        # torch and Python give some warnings once; a second run in one process has them too.
+        said: list[str] = []
+        with noting_warned(WARN, said.append) as met, warnings.catch_warnings():
+            scatter()
+            scatter()
+        assert met is not None and met.names == said == ["put_"]
+
+
+def test_other_warnings_are_shown_as_before() -> None:
+    with pytest.warns(UserWarning, match="something else"):
+        with noting_warned(WARN, lambda name: None) as met:
+            warnings.warn("something else", stacklevel=1)
+    assert met is not None and met.names == []
+
+
+@pytest.mark.parametrize("how", ["off", "strict"])
+def test_only_warn_notes(how: str) -> None:
+    with noting_warned(replace(CPU, deterministic=how), lambda name: None) as met:
+        assert met is None
+
+
+def test_strict_refuses_the_operation_and_off_says_nothing() -> None:
+    set_up(CPU, Process())
+    with pytest.raises(RuntimeError, match="put_ does not have a deterministic implementation"):
+        scatter()
+    set_up(replace(CPU, deterministic="off"), Process())
+    with warnings.catch_warnings(record=True) as shown:
+        scatter()
+    assert not shown
+
+
+def test_the_words_of_attention_and_of_the_matrix_library_are_known() -> None:
+    """As torch's sources have them; these operations are a GPU's."""
+    met = WarnedOperations(lambda name: None)
+    assert met.meet("Flash Attention defaults to a non-deterministic algorithm. To explicitly")
+    assert met.meet(
+        "Deterministic behavior was enabled with either `torch.use_deterministic_algorithms(True)` "
+        "or `at::Context::setDeterministicAlgorithms(true)`, but this operation is not "
+        "deterministic because it uses CuBLAS and you have CUDA >= 10.2."
+    )
+    assert met.meet("cumsum_cuda_kernel does not have a deterministic implementation, but you set")
+    assert not met.meet("a deterministic implementation was taken")
+    assert met.names == ["CuBLAS", "Flash Attention", "cumsum_cuda_kernel"]
