@@ -122,6 +122,8 @@ class StudyConfig:
     output_dir: str = symbol("OUTPUT_DIR")
     jobs: int = symbol("JOBS")
     dry_run: bool = symbol("DRY_RUN")
+    # Whether each compiled run has its like without the compiler beside it.
+    eager_twin: bool = symbol("COMPILE_EAGER_TWIN")
 
 
 @dataclass(frozen=True)

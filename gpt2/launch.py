@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from gpt2.config import Config
-from gpt2.planning import Plan
+from gpt2.planning import EAGER, Plan
 from gpt2.target import PRELOAD, Gpt2Target
 from lib.analysis.leaderboard import note_elsewhere
 from lib.analysis.report import to_json, to_markdown, write_table
@@ -73,15 +73,18 @@ def report(plan: Plan, *, json: bool = False, label_by: Sequence[str] = ()) -> s
 
 
 def train_here(plan: Plan, *, dirty: bool = False) -> int:
-    """Train the plan's one run in this process, where a debugger can reach it; the exit code.
+    """Train the plan's one run, no twin, in this process, where a debugger can reach it.
+
+    Returns the exit code.
 
     torchrun starts several of these, which train it together; the other ranks wait for rank 0 in
     ``train.run``. ConfigError when the plan has more runs, or another process trains this one.
     """
-    if len(plan.runs) != 1:
-        what = f"{len(plan.runs)} runs are planned, and this trains one"
+    runs = [run for run in plan.runs if run.variant.arm != EAGER]
+    if len(runs) != 1:
+        what = f"{len(runs)} runs are planned, and this trains one"
         raise ConfigError(Problem(what, plan.study, "type: make train STEPS=7 SEEDS=1"))
-    (run,) = plan.runs
+    (run,) = runs
     refuse_foreign([run])
     status = read_status(RunDir(run.path))
     if status is not None and status.state is State.SUCCESS:

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from gpt2.config import Config
-from gpt2.planning import Plan
+from gpt2.planning import EAGER, Plan
 from gpt2.training.budget import Budget, run_budget
 from lib.machine import speed
 from lib.machine.devices import usable_cores
@@ -78,7 +78,7 @@ def plan_text(plan: Plan, views: Sequence[RunView]) -> str:
             )
         )
     left_out = "".join(f"left out  {problem}\n" for problem in plan.left_out)
-    notes = f"{_note(views)}{_debug_note(plan)}"
+    notes = f"{_note(views)}{_twin_note(plan, views)}{_debug_note(plan)}"
     return f"{_columns(lines)}\n{left_out}{notes}{summary_line(plan, views)}"
 
 
@@ -141,6 +141,20 @@ def _note(views: Sequence[RunView]) -> str:
     if "unknown" in sources:
         return "- not known before a first run of this plan has shown its speed on the GPU\n"
     return ""
+
+
+def _twin_note(plan: Plan, views: Sequence[RunView]) -> str:
+    """What the runs cost that nobody listed, and how to do without them."""
+    arms = zip(plan.runs, views, strict=True)
+    twins = [view for run, view in arms if run.variant.arm == EAGER]
+    if not twins:
+        return ""
+    seconds = [view.seconds for view in twins if view.seconds is not None]
+    time = f", {clock(sum(seconds))} of training" if len(seconds) == len(twins) else ""
+    return (
+        f"{len(twins)} run(s) called -{EAGER}{time}: the same without torch.compile, apart in every "
+        "table;\nSET=COMPILE_EAGER_TWIN=n plans none\n"
+    )
 
 
 def _debug_note(plan: Plan) -> str:

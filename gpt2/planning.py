@@ -9,7 +9,7 @@ from gpt2.ablation import STUDIES
 from gpt2.ablation.resolve import resolve_config, resolve_study
 from gpt2.combinations import Sweep
 from gpt2.config import Config
-from gpt2.rules import refuse_lone_arms
+from gpt2.rules import refuse_lone_arms, wants_twins
 from lib.binding import Value
 from lib.designs.axes import slug
 from lib.errors import ConfigError, Problem
@@ -20,6 +20,9 @@ from lib.project import ROOT
 
 # Taken by train_ra_mla.py where there is no .config.
 _STUDY_DEFCONFIG = "gpt2-ratio-ablation"
+
+# The arm of runs without torch.compile that stand beside those with it, and the end of their slugs.
+EAGER = "eager"
 
 Block = Sequence[tuple[Variant, Config]]
 
@@ -103,6 +106,9 @@ def make_plan(
             study, blocks[seed], left_out = "matrix", combined.block, combined.left_out
         else:
             study, blocks[seed] = "single", [(Variant("run"), resolve_config(tree, seeded))]
+    # A sweep looks for settings: what the compiler does to each is asked once they are found.
+    if sweep is None:
+        blocks = {seed: _with_twins(block) for seed, block in blocks.items()}
     refuse_lone_arms([config for block in blocks.values() for _, config in block])
     output = build_dir / base.study.output_dir
     runs = plan_runs(study, output, blocks)
@@ -164,3 +170,26 @@ def _steps(tree: Tree, layers: Sequence[Layer], base: Config, steps: str) -> Blo
         for s in resolve_study(tree, layers, study)
         if s.step in chosen
     ]
+
+
+def _with_twins(block: Block) -> Block:
+    """``block``, and behind it the same runs without torch.compile where it wants them.
+
+    A twin has neither number nor levels: those name the configured runs, and marginal means are theirs.
+    """
+    if not wants_twins([config for _, config in block]):
+        return block
+    eager = [(_eager_twin(variant), _without_compiler(config)) for variant, config in block]
+    return [*((replace(variant, arm="compiled"), config) for variant, config in block), *eager]
+
+
+def _eager_twin(variant: Variant) -> Variant:
+    parent = variant.parent and f"{variant.parent}-{EAGER}"
+    slug, title = f"{variant.slug}-{EAGER}", f"{variant.title}, {EAGER}".removeprefix(", ")
+    apart = {"number": None, "levels": None, "arm": EAGER}
+    return replace(variant, slug=slug, title=title, parent=parent, **apart)
+
+
+def _without_compiler(config: Config) -> Config:
+    off: dict[str, Value] = {"COMPILE": False, "COMPILE_EAGER_TWIN": False}
+    return Config.from_values({**config.values, **off})

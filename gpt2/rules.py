@@ -55,8 +55,16 @@ def refuse_lone_arms(configs: "Sequence[Config]") -> None:
         return
     profile = next(iter(compiled.values())).repro.profile
     what = f"COMPILE: y under {profile}, and the same run without it is not planned"
-    both = "SET='TEST_MATRIX_MODE=y TEST_MATRIX_AXES=\"COMPILE=n,y\"'"
-    raise ConfigError(Problem(what, next=f"type: SET=COMPILE=n, {_OTHER_PROFILE}, or {both}"))
+    both = "or plan both: SET=COMPILE_EAGER_TWIN=y, or COMPILE=n,y among a matrix's or sweep's axes"
+    raise ConfigError(Problem(what, next=f"type: SET=COMPILE=n, {_OTHER_PROFILE}, {both}"))
+
+
+def wants_twins(configs: "Sequence[Config]") -> bool:
+    """Whether the plan of ``configs`` has the eager twin of each beside it.
+
+    Where some are compiled and some are not, that is a comparison already, and the plan's own.
+    """
+    return bool(configs) and all(c.machine.compile and c.study.eager_twin for c in configs)
 
 
 def _eager(config: "Config") -> str:

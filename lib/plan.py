@@ -48,6 +48,8 @@ class Variant:
     delta: Mapping[str, Value] | None = None
     # Factor → level, in a design whose factors can be told apart.
     levels: Mapping[str, str] | None = None
+    # What sets it apart from the other half of a plan that has two: no table compares across it.
+    arm: str = ""
 
 
 @dataclass(frozen=True)

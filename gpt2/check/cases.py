@@ -14,7 +14,7 @@ from gpt2.ablation.resolve import resolve_config, resolve_step
 from gpt2.ablation.step import Study
 from gpt2.config import Config
 from gpt2.planning import config_layers
-from gpt2.rules import refuse_lone_arms
+from gpt2.rules import refuse_lone_arms, wants_twins
 from lib.binding import Value
 from lib.errors import ConfigError, Problem
 from lib.kconfig import Layer, Tree, defconfig_layers
@@ -77,17 +77,24 @@ def find_cases(layers: Sequence[Layer], steps: str = "") -> Cases:
         case "ra_mla_ablation_mode":
             study = STUDIES[base.study.study]
             every = [_step(tree, layers, study, i) for i in range(len(study.steps))]
-            refuse_lone_arms([case.config for case in every if case.config])
+            _refuse_lone_arms(every)
             slugs = [step.slug for step in study.select(steps or base.study.steps)]
             return Cases(study.name, every, []).only(slugs)
         case "test_matrix_mode":
             every = _combinations(tree, layers, base)
-            refuse_lone_arms([case.config for case in every if case.config])
+            _refuse_lone_arms(every)
             return Cases("matrix", every, _matching(every, steps))
         case _:
             every = [Case("single/run", "", "run", base)]
-            refuse_lone_arms([base])
+            _refuse_lone_arms(every)
             return Cases("single", every, _matching(every, steps))
+
+
+def _refuse_lone_arms(every: Sequence[Case]) -> None:
+    """As a plan does, whose eager twins are no cases of their own: a check compiles nothing."""
+    configs = [case.config for case in every if case.config]
+    if not wants_twins(configs):
+        refuse_lone_arms(configs)
 
 
 def _step(tree: Tree, layers: Sequence[Layer], study: Study, number: int) -> Case:

@@ -7,7 +7,7 @@ same seed, and its spread is that of these differences. One seed gives no spread
 import math
 import statistics
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from lib.analysis.comparable import Part, parts
@@ -94,14 +94,18 @@ def build_table(
 
     ``kept`` are the labels of runs that other code made, ``left_out`` what was not planned and why.
     A run that differs from the baseline in more than its variant says is not compared and says so,
-    unless ``label_by`` names the fields: then its row stands apart, under their values. ConfigError
-    where that names no field.
+    unless ``label_by`` names the fields: then its row stands apart, under their values. So do the
+    rows of each arm of a plan. ConfigError where ``label_by`` names no field.
     """
-    variants = {run.variant.slug: run.variant for run in runs}
-    baseline = next((v.slug for v in variants.values() if not v.parent), "")
-    found = parts([read_result(run) for run in runs], baseline, label_by)
-    rows = [row for part in found for row in _rows(part, list(variants.values()), baseline, kept)]
-    items = [item for part in found for item in part.items]
+    read = [read_result(run) for run in runs]
+    rows, items = [], []
+    for arm, of_arm in _by_arm(read).items():
+        variants = list({item.run.variant.slug: item.run.variant for item in of_arm}.values())
+        baseline = next((v.slug for v in variants if not v.parent), "")
+        for part in parts(of_arm, baseline, label_by):
+            labelled = replace(part, labels={"arm": arm, **part.labels}) if arm else part
+            rows += _rows(labelled, variants, baseline, kept)
+            items += part.items
     results = [item for item in items if isinstance(item, Result)]
     holes = [item for item in items if isinstance(item, Hole)]
     notes = [f"{h.run.label}: {h.state}: {h.reason}" for h in holes if h.reason]
@@ -113,6 +117,14 @@ def build_table(
     ]
     unigram_entropy = results[0].unigram_entropy if results else None
     return Table(study, rows, unigram_entropy, notes, left_out)
+
+
+def _by_arm(read: Sequence[Result | Hole]) -> dict[str, list[Result | Hole]]:
+    """The runs of each arm of the plan, in order; a plan without arms is one."""
+    found: dict[str, list[Result | Hole]] = {}
+    for item in read:
+        found.setdefault(item.run.variant.arm, []).append(item)
+    return found
 
 
 def _rows(

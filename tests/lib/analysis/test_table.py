@@ -5,6 +5,7 @@ import io
 import json
 import math
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -121,6 +122,27 @@ def test_a_label_keeps_rows_apart_that_differ_in_it(make_run):
         "2.12.0",
     ]
     assert json.loads(to_json(table))["rows"][2]["labels"] == {"torch": "2.12.0"}
+
+
+def test_the_arms_of_a_plan_are_never_compared(make_run):
+    """Eager losses lie higher here by 1 throughout: any mixture would show."""
+    runs = [make_run("base", 3.0), make_run("wide", 2.9, parent="base")]
+    runs += [make_run("base-eager", 4.0), make_run("wide-eager", 3.8, parent="base-eager")]
+    arms = ("compiled", "compiled", "eager", "eager")
+    runs = [
+        replace(run, variant=replace(run.variant, arm=arm))
+        for run, arm in zip(runs, arms, strict=True)
+    ]
+    table = build_table("demo", runs)
+    assert [row.labels for row in table.rows] == [{"arm": arm} for arm in arms]
+    assert [r.delta_baseline.mean for r in table.rows[1::2]] == pytest.approx([-0.1, -0.2])
+    assert [r.delta_parent.mean for r in table.rows[1::2]] == pytest.approx([-0.1, -0.2])
+    assert table.rows[0].delta_baseline is table.rows[2].delta_baseline is None
+    assert re.search(r"\| step +\| +arm \|", to_markdown(table))
+    # One that has not begun stands in its own arm too.
+    late = make_run("late-eager", parent="base-eager")
+    late = replace(late, variant=replace(late.variant, arm="eager"))
+    assert build_table("demo", [*runs, late]).rows[-1].labels == {"arm": "eager"}
 
 
 def test_a_label_does_not_excuse_what_it_does_not_name(make_run):
