@@ -168,7 +168,7 @@ style: setup ## Formatting, whitespace, names in the documents
 
 ##@ Judge
 .PHONY: report audit compare finalists curves sweep-leaderboard evaluate generate export bench \
-	bench-knobs
+	bench-knobs bench-overhead
 report: $(CONFIG_PY) ## Write the tables of the finished runs
 	$(Q)$(PY) scripts/report.py $(INTO)
 
@@ -201,6 +201,9 @@ bench: setup ## Time the trainer and every mechanism on this CPU
 
 bench-knobs: $(CONFIG_PY) ## Time each setting that trades speed (SYM=), one by one
 	$(Q)$(PY) scripts/bench_knobs.py $(INTO)
+
+bench-overhead: $(CONFIG_PY) ## Time what records cost, and trackers; N= pairs
+	$(Q)$(PY) scripts/bench_overhead.py $(INTO)
 
 ##@ Operate
 .PHONY: setup tensorboard trackio-view help clean mrproper
@@ -237,11 +240,12 @@ mrproper: clean ## And .config, and a .venv that make made
 ##: SET="A=1 B=y"  For defconfig-NAME and try: settings on top
 ##: SWEEP="A=1,2 B=.."  Combinations of .config instead, or a file of axes
 ##: SAMPLES=n  For a sweep: so many at random; for generate: texts
-##: ITERS=n  For try and bench-knobs: iterations of each side
+##: ITERS=n  For try and bench-*: iterations of each side
 ##: DRY_RUN=1  For defconfig-NAME: make will check, not train
+##: N=9  For bench-overhead: pairs
 ##: CHECKS=causal,data  For check: only these
 ##: FAST=1  For check: leave the slow ones out
-##: N=50 SEED=1  For randcheck: how many configurations, and which
+##: N=50 SEED=1  For randcheck: how many, and which
 ##: DEFCONFIG=NAME  For check: this instead of .config
 ##: A=RUN B=RUN  For compare: what is put side by side
 ##: AXIS=SYMBOL,..  For compare: in what they were to differ

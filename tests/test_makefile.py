@@ -74,6 +74,7 @@ def build(tmp_path_factory):
         ("reproduce", "scripts/reproduce.py"),
         ("determinism", "scripts/determinism.py"),
         ("bench-knobs", "scripts/bench_knobs.py"),
+        ("bench-overhead", "scripts/bench_overhead.py"),
         ("export", "scripts/export.py"),
         ("menuconfig", "scripts/configure.py menuconfig"),
         ("savedefconfig", "scripts/configure.py savedefconfig"),

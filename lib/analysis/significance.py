@@ -8,6 +8,7 @@ few seeds show little: that is said with every p.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import combinations, product
 from math import comb
 
@@ -67,3 +68,30 @@ def smallest_permutation_p(n: int, m: int) -> float:
     Of groups of one size the mirror image is as extreme, and counts as well.
     """
     return (2 if n == m else 1) / comb(n + m, n)
+
+
+@dataclass(frozen=True)
+class Interval:
+    """Two order statistics, and how often such a pair has the true median between them."""
+
+    low: float
+    high: float
+    coverage: float
+
+
+def median_interval(values: Sequence[float], level: float = 0.95) -> Interval:
+    """The narrowest pair of order statistics, as many from either end, that covers the median with
+    at least ``level``; the extremes where even they do not (fewer than six values at 0.95).
+
+    Each value lies below the median with probability 1/2, whatever the distribution, so that the
+    count that does is binomial (Thompson 1936).
+    """
+    ordered, n = sorted(values), len(values)
+    # Values left out at either end, and how often the median lies among those of both ends.
+    left_out, missed = 0, 2 / 2**n
+    while 2 * (left_out + 2) < n:
+        more = 2 * comb(n, left_out + 1) / 2**n
+        if missed + more > 1 - level:
+            break
+        left_out, missed = left_out + 1, missed + more
+    return Interval(ordered[left_out], ordered[n - 1 - left_out], 1 - missed)

@@ -1,0 +1,139 @@
+"""One training of ``make bench-overhead``, in a process of its own, as a worker is started.
+
+    python -m gpt2.bench.loops recorded|bare BUILD_DIR STARTED < VALUES.json
+
+prints its figures as JSON; STARTED is when it was started, in seconds as time.time() has them. ``recorded`` is the trainer as users have it, in a directory that is
+thrown away. ``bare`` builds the same model, optimizer, pruner and batches and steps them, and keeps
+nothing: no row, no digest, no check of a number, no file, no process beside it.
+"""
+
+import json
+import os
+import sys
+import tempfile
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+
+from gpt2.bench.overhead import NOT_TIMED, Figures
+from gpt2.config import Config
+from gpt2.data.loader import BatchLoader
+from gpt2.data.sampler import TrainSampler
+from gpt2.preflight import Place, check_machine
+from gpt2.runs import write_resolved_config
+from gpt2.train import run
+from gpt2.training.records import NoRecords
+from gpt2.training.session import Session
+from gpt2.training.start import open_session
+from lib import cli
+from lib.errors import RunError
+from lib.machine.setup import autocast
+from lib.optim.schedule import learning_rate_at
+from lib.repro.weights import weights_digest
+from lib.rundir import RunDir
+from lib.status import State
+
+
+class Heads:
+    """When each iteration began, and when the last one had ended: whole iterations, seen from outside."""
+
+    def __init__(self, config: Config, started: float) -> None:
+        self._iterations = config.train.max_iters
+        self._on_gpu = config.machine.device == "cuda"
+        self._started = started
+        # Wall and processor seconds of this process.
+        self._times: list[tuple[float, float]] = []
+
+    def __call__(self) -> bool:
+        """Note the time, once the GPU has done what it was given; never a reason to stop."""
+        # What is asked later is no iteration: the evaluation after the last step.
+        if len(self._times) <= self._iterations:
+            if self._on_gpu:
+                torch.cuda.synchronize()
+            self._times.append((time.time(), time.process_time()))
+        return False
+
+    def figures(self, weights: str) -> Figures:
+        """Seconds from the first iteration that counts to the end of the last, and before them."""
+        (begun, spent), (ended, spent_then) = self._times[NOT_TIMED], self._times[self._iterations]
+        start_up = self._times[0][0] - self._started
+        return Figures(ended - begun, spent_then - spent, start_up, weights)
+
+
+def recorded(config: Config, build_dir: Path, folder: Path, heads: Heads) -> Figures:
+    """The trainer itself. RunError where it does not come to its end."""
+    files = RunDir(folder)
+    write_resolved_config(files, config)
+    status = run(folder, build_dir, lambda event: None, heads)
+    if status.state is not State.SUCCESS:
+        raise RunError(f"the recorded side ended {status.state}: {status.message}")
+    return heads.figures(json.loads(files.manifest.read_text())["final_weights_digest"])
+
+
+def bare(config: Config, build_dir: Path, folder: Path, heads: Heads) -> Figures:
+    """The loop alone, to the same weights."""
+    session = open_session(config, build_dir, NoRecords(RunDir(folder)))
+    session.model.train()
+    batches = iter(_batches(session))
+    for iteration in range(config.train.max_iters):
+        heads()
+        _bare_step(session, next(batches), iteration)
+    heads()
+    return heads.figures(weights_digest(session.weights()))
+
+
+def _bare_step(
+    session: Session, micro_batches: list[tuple[torch.Tensor, torch.Tensor]], iteration: int
+) -> None:
+    config, optimizer = session.config, session.optimizer
+    parameters = list(session.model.parameters())
+    with autocast(config.machine):
+        for x_BT, y_BT in micro_batches:
+            x_BT, y_BT = x_BT.to(session.device), y_BT.to(session.device)
+            loss = session.forward(x_BT, y_BT) / len(micro_batches)
+            with torch.autocast(session.device.type, enabled=False):
+                session.scaler.scale(loss).backward()
+    session.scaler.unscale_(optimizer)
+    session.pruner.mask_gradients()
+    norm = torch.nn.utils.clip_grad_norm_(parameters, config.train.grad_clip or float("inf"))
+    session.pruner.observe(norm)
+    progress, warm_up = session.budget.progress(iteration, 0.0), session.budget.warmup_progress
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate_at(config.schedule, iteration, progress, warm_up)
+    session.scaler.step(optimizer, gradient_norm=norm)
+    session.scaler.update()
+    optimizer.zero_grad(set_to_none=True)
+    done = session.budget.progress(iteration + 1, 0.0)
+    session.pruner.after_step(iteration + 1, done, optimizer)
+
+
+def _batches(session: Session) -> BatchLoader:
+    """The session's, of which no digest is taken."""
+    config, train = session.config, session.config.train
+    length = config.model.shape.block_size
+    sampler = TrainSampler(session.dataset.train, length, config.seed)
+    on_gpu = session.device.type == "cuda"
+    return BatchLoader(sampler, config.data, train.global_batch, train.batch_size, 0, 1, 0, on_gpu)
+
+
+def main() -> int:
+    """The command line."""
+    side, build_dir, started = sys.argv[1], Path(sys.argv[2]), float(sys.argv[3])
+    config = Config.from_values(json.load(sys.stdin))
+    # A measurement is no run: what it was made of need not be committed.
+    check_machine([config], Place(build_dir, build_dir, dirty=True))
+    loop = {"recorded": recorded, "bare": bare}[side]
+    with tempfile.TemporaryDirectory(dir=build_dir, prefix="overhead-") as scratch:
+        folder = Path(scratch) / "overhead" / f"run-s{config.seed}-{config.hash8}"
+        folder.mkdir(parents=True)
+        # Whatever a tracker is told to keep elsewhere belongs to this measurement too.
+        os.environ["TRACKIO_DIR"] = scratch
+        figures = loop(config, build_dir, folder, Heads(config, started))
+    sys.stdout.write(json.dumps(asdict(figures)) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    cli.run(main)

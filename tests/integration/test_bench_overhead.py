@@ -1,0 +1,97 @@
+"""What is on and what is off, and the arithmetic; how much it costs, no test judges."""
+
+import json
+import time
+from math import comb
+
+import pytest
+
+from gpt2.bench import loops, overhead
+from gpt2.bench.overhead import NOT_TIMED, Figures
+from gpt2.planning import config_layers
+from lib.analysis.significance import median_interval
+from lib.kconfig import Tree
+
+SINGLE = {"RA_MLA_ABLATION_MODE": None, "SINGLE_TRAINING": True}
+
+
+def asked(folder, iterations=2):
+    return overhead.questions(Tree(), config_layers(folder), iterations)
+
+
+def test_sides_differ_in_records_and_trackers_alone(build):
+    machinery, trackers = asked(build(**SINGLE).path, 7)
+    assert machinery.on.config is machinery.off.config
+    assert (machinery.on.loop, machinery.off.loop) == ("recorded", "bare")
+    assert trackers.on.config.hash8 == trackers.off.config.hash8
+    assert trackers.on.loop == trackers.off.loop == "recorded"
+    names = {tracker.name for tracker in trackers.on.config.tracking.trackers}
+    assert names == {"tracker_wandb", "tracker_trackio", "tracker_tensorboard"}
+    assert trackers.off.config.tracking.trackers == ()
+    # A paper looks at every number, and that is part of what is measured.
+    assert machinery.on.config.numerics.flags["check_numerics"]
+    assert machinery.on.config.telemetry.interval_seconds
+    assert machinery.on.config.train.max_iters == NOT_TIMED + 7
+
+
+@pytest.mark.parametrize("settings", [{}, {"PRUNING_MAGNITUDE": True, "OPTIMIZER_ADAMWSPAM": True}])
+def test_the_bare_loop_trains_the_same_weights_and_keeps_nothing(build, tmp_path, settings):
+    folder = build(**SINGLE, **settings).path
+    config = asked(folder)[0].on.config
+    weights = set()
+    for name, loop in (("recorded", loops.recorded), ("bare", loops.bare)):
+        place = tmp_path / "scratch" / name
+        place.mkdir(parents=True)
+        figures = loop(config, folder, place, loops.Heads(config, time.time()))
+        weights.add(figures.weights)
+        assert figures.seconds > 0 and figures.cpu_seconds > 0 and figures.start_up_seconds > 0
+        kept = {path.name for path in place.iterdir()}
+        assert kept >= {"manifest.json", "metrics.jsonl"} if name == "recorded" else kept == set()
+    assert len(weights) == 1
+
+
+def test_a_side_is_timed_in_a_process_of_its_own(build):
+    folder = build(**SINGLE).path
+    figures = overhead.train_apart(asked(folder)[0].off, folder)
+    assert figures.start_up_seconds > figures.seconds > 0
+    assert list(folder.glob("overhead-*")) == []
+
+
+def test_whole_iterations_are_counted_after_the_first_few(build, monkeypatch):
+    config = asked(build(**SINGLE).path, 2)[0].on.config
+    wall, processor = iter([10, 20, 30, 40, 45, 52, 99]), iter(range(7))
+    monkeypatch.setattr(loops.time, "time", lambda: float(next(wall)))
+    monkeypatch.setattr(loops.time, "process_time", lambda: float(next(processor)))
+    heads = loops.Heads(config, 4.0)
+    assert not any(heads() for _ in range(9))
+    assert heads.figures("w") == Figures(12.0, 2.0, 6.0, "w")
+
+
+def test_pairs_change_their_order_and_keep_their_ratio(build):
+    order = []
+
+    def train(side):
+        order.append(side.name)
+        seconds = 1.0 + 0.1 * (side.name != "the bare loop") + 0.1 * ("three" in side.name)
+        return Figures(seconds, 2 * seconds, 5.0, "w")
+
+    every = asked(build(**SINGLE).path)
+    machinery, trackers = answers = overhead.measure(every, 2, train)
+    on, off, tracked = "the trainer", "the bare loop", "with three trackers"
+    assert order == [off, on, on, tracked, on, off, tracked, on]
+    assert machinery.ratios("seconds") == pytest.approx([1.1, 1.1])
+    assert trackers.ratios("cpu_seconds") == pytest.approx([1.2 / 1.1] * 2)
+    told = json.loads(overhead.to_json(answers, 2))["questions"]["machinery"]
+    assert told["same_weights"] and told["seconds_ratio"]["median"] == pytest.approx(1.1)
+    text = overhead.to_text(answers, 2)
+    assert "2 pairs of 2 iterations of 500.0 ms" in text and "+10.00 %" in text
+    assert "start-up   5.0 against 5.0 s" in text
+
+
+@pytest.mark.parametrize(("n", "k"), [(5, 1), (6, 1), (8, 1), (9, 2), (15, 4), (20, 6)])
+def test_the_interval_of_a_median_is_the_textbook_s(n, k):
+    """The k-th from either end, as tables of the sign test have it for 95 %."""
+    values = [float(i) for i in range(n, 0, -1)]
+    found = median_interval(values)
+    assert (found.low, found.high) == (k, n + 1 - k)
+    assert found.coverage == pytest.approx(1 - 2 * sum(comb(n, i) for i in range(k)) / 2**n)
