@@ -8,7 +8,6 @@ import math
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gpt2.attention.heads import Heads, split_heads
@@ -16,12 +15,9 @@ from gpt2.attention.nsa.compress import Phi, compress
 from gpt2.attention.nsa.compressed import attend_compressed
 from gpt2.attention.nsa.options import NsaOptions
 from gpt2.attention.nsa.selected import attend_selected
+from gpt2.attention.nsa.window import attend_window
 from gpt2.attention.options import AttentionConfig
 from gpt2.attention.own import OwnAttention
-from gpt2.attention.rows.engine import attend
-from gpt2.attention.rows.plan import RowPlan
-from gpt2.attention.sliding.module import Sliding
-from gpt2.attention.sliding.options import SlidingOptions
 from gpt2.cache import BlockCache
 from gpt2.shape import Shape
 from gpt2.zero_linear import ZeroLinear
@@ -135,22 +131,6 @@ def attend_branches(q_BNTH: Tensor, keys: Keys, options: NsaOptions, first: int)
         selected = attend_selected(by_token, *keys.selected_BKSH, blocks_BKTn, options.select)
         window = attend_window(q_BNTH, *keys.window_BKSH, options.window)
     return [compressed.flatten(1, 2), selected.transpose(2, 3).flatten(1, 2), window]
-
-
-def attend_window(q_BNTH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, window: int) -> Tensor:
-    """Head outputs BNTH: the last ``window`` tokens, the query's own included.
-
-    The last query is that of the last token.
-    """
-    queries, tokens = q_BNTH.shape[2], k_BKSH.shape[2]
-    if queries == tokens:
-        plan = RowPlan(Sliding(SlidingOptions(window)))
-        return attend(q_BNTH, k_BKSH, v_BKSH, plan).context_BNTH
-    seen_TS = torch.ones(queries, tokens, dtype=torch.bool, device=q_BNTH.device)
-    seen_TS = seen_TS.tril_(tokens - queries).triu_(tokens - queries - window + 1)
-    return F.scaled_dot_product_attention(
-        q_BNTH, k_BKSH, v_BKSH, attn_mask=seen_TS, enable_gqa=q_BNTH.shape[1] > k_BKSH.shape[1]
-    )
 
 
 def combine(branches_BNTH: list[Tensor], gates_3BNT: Tensor) -> Tensor:

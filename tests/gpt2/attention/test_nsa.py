@@ -14,6 +14,7 @@ from gpt2.attention.nsa.compressed import attend_compressed
 from gpt2.attention.nsa.options import NsaOptions
 from gpt2.attention.nsa.reference import selected_blocks
 from gpt2.attention.nsa.selected import attend_selected
+from gpt2.attention.nsa.window import attend_window
 from gpt2.model import GPT
 from lib.errors import ConfigError
 from lib.kconfig import Layer, Tree
@@ -114,7 +115,7 @@ class TestWhatIsSeen:
 
     def test_window(self):
         q, k = drawn(1, 4, self.length, 4), drawn(1, 2, self.length, 4, seed=1)
-        found = self.seen(lambda v: module.attend_window(q, k, v, 5))
+        found = self.seen(lambda v: attend_window(q, k, v, 5))
         assert found == [list(range(max(0, t - 4), t + 1)) for t in range(self.length)]
 
     def test_compressed(self):
