@@ -33,7 +33,7 @@ class Block(nn.Module):
         shape = config.shape
         mlp = Mlp(site, config.mlp)
         self.ln_1 = nn.LayerNorm(shape.n_embd, bias=shape.bias)
-        self.attn = Attention(shape, config.attention, mlp.request)
+        self.attn = Attention(shape, config.attention, mlp.request, site.block)
         self.ln_2 = nn.LayerNorm(shape.n_embd, bias=shape.bias)
         self.mlp = mlp
 

@@ -54,7 +54,9 @@ def _block(
     attn = _own(parameters, "attn.")
     handed = state.head_scale_BTN, state.latent_shift_BTR
     n_head = config.shape.n_head
-    out_BTC, weights_BTS = attention(normed_BTC, attn, n_head, config.attention, request, *handed)
+    out_BTC, weights_BTS = attention(
+        normed_BTC, attn, n_head, config.attention, request, *handed, site.block
+    )
     x_BTC = x_BTC + out_BTC
     latent_BTR = None
     if isinstance(config.attention.projection, LatentOptions):

@@ -32,11 +32,15 @@ class Attention(nn.Module):
     ``c_attn`` is the projection, whatever its kind, and ``c_proj`` the way back into the residual
     stream. Without a term, a gate or a request for weights attention is one SDPA call; with any of
     them it is the row engine or joined passes. A pattern that attends by itself takes the place of
-    all. Decoding uses the row engine's parts.
+    all. Decoding uses the row engine's parts. ``block`` is the number of the layer.
     """
 
     def __init__(
-        self, shape: Shape, options: AttentionConfig, request: WeightsRequest | None = None
+        self,
+        shape: Shape,
+        options: AttentionConfig,
+        request: WeightsRequest | None = None,
+        block: int = 0,
     ) -> None:
         super().__init__()
         self.c_attn = PROJECTIONS.module(options.projection.name)(shape, options.projection)
@@ -44,7 +48,7 @@ class Attention(nn.Module):
         self.terms = nn.ModuleDict({t.name: TERMS.module(t.name)(shape, t) for t in options.terms})
         self.gates = nn.ModuleDict({g.name: GATES.module(g.name)(shape, g) for g in options.gates})
         own = options.pattern.attends
-        given = (shape, options) if own else (options.pattern,)
+        given = (shape, options, block) if own else (options.pattern,)
         self.pattern = PATTERNS.module(options.pattern.name)(*given)
         assert not own or not (options.terms or options.gates or request), "it shows no weights"
         self.reader = HeadMean(request, self.pattern) if request else None

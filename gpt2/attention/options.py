@@ -53,6 +53,10 @@ class PatternOptions(ABC):
     def check(self, shape: Shape) -> None:
         """ConfigError where the pattern does not fit the shape."""
 
+    def notes(self, shape: Shape) -> list[str]:
+        """What whoever plans a run has to know of the pattern at this context."""
+        return []
+
     def weights(self, shape: Shape, projection: ProjectionOptions) -> int:
         """Its own parameters in one block without biases: matrices only."""
         return 0

@@ -12,8 +12,8 @@ from gpt2.cache import BlockCache
 class OwnAttention(nn.Module):
     """A pattern with parameters, or with more than one softmax for a row.
 
-    It is built from the shape and the whole ``AttentionConfig``. No term, no gate and no reader of
-    weights goes with it.
+    It is built from the shape, the whole ``AttentionConfig`` and the number of its layer. No term, no
+    gate and no reader of weights goes with it.
     """
 
     # How scores are computed, for the first line of a run.

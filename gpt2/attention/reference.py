@@ -27,15 +27,16 @@ def attention(
     request: WeightsRequest | None = None,
     head_scale_BTN: Tensor | None = None,
     latent_shift_BTR: Tensor | None = None,
+    block: int = 0,
 ) -> tuple[Tensor, Tensor | None]:
     """A block's attention without dropout: output BTC, and the weights an MLP asked for, BTS.
 
-    ``parameters`` are those of the built attention, by name.
+    ``parameters`` are those of the built attention, by name; ``block`` is the number of the layer.
     """
     q, k, v = _heads(x_BTC, parameters, n_head, options, latent_shift_BTR)
     if options.pattern.attends:
         own = _own(parameters, "pattern.")
-        out_BTNH = _reference(options.pattern).attend(x_BTC, q, k, v, own, options)
+        out_BTNH = _reference(options.pattern).attend(x_BTC, q, k, v, own, options, block)
         if head_scale_BTN is not None:
             out_BTNH = out_BTNH * head_scale_BTN[..., None]
         return _project(out_BTNH.flatten(2), parameters), None

@@ -37,6 +37,10 @@ PARTS: dict[str, dict[str, Any]] = {
         "phi": "mlp",
         "hidden": 8,
         "gate": "sigmoid",
+        "select_by": "score",
+        "branch_compressed": True,
+        "branch_selected": True,
+        "branch_window": True,
     },
     "reciprocal": {"alpha": 0.3, "window": 64, "learnable": False},
     "ra_cross_token": {

@@ -44,10 +44,20 @@ def attend_compressed(
     """Head outputs BKgTH, and the selected blocks BKTn. q is divided by √H.
 
     Query t is that of token ``first`` + t. It sees the blocks that end with it or before; where
-    there are none its output is 0.
+    there are none its output is 0. No block is selected unless ``options.ranks``.
     """
     found: tuple[Tensor, Tensor] = _Compressed.apply(q_BKgTH, k_BKMH, v_BKMH, options, first)
     return found
+
+
+@torch.no_grad()
+def rank_compressed(q_BKgTH: Tensor, k_BKMH: Tensor, options: NsaOptions, first: int = 0) -> Tensor:
+    """The selected blocks BKTn of ``attend_compressed``, without its output."""
+    chosen = (
+        _ranked(_weights(q_BKgTH, k_BKMH, options, rows), options, rows)
+        for rows in _chunks(q_BKgTH, k_BKMH, first)
+    )
+    return torch.cat(list(chosen), 2)
 
 
 class _Compressed(torch.autograd.Function):
@@ -65,10 +75,9 @@ class _Compressed(torch.autograd.Function):
             context[..., rows.start : rows.stop, :] = _product(
                 weights_BKgrc.to(v.dtype), v[:, :, seen]
             )
-            blocks = -(-(rows.first + rows.stop - rows.start) // options.select)
-            scores_BKrJ = score_blocks(weights_BKgrc, options, blocks)
-            chosen.append(select_blocks(scores_BKrJ, options, rows.first))
-        chosen_BKTn = torch.cat(chosen, 2)
+            if options.ranks:
+                chosen.append(_ranked(weights_BKgrc, options, rows))
+        chosen_BKTn = torch.cat(chosen, 2) if chosen else q.new_empty(0, dtype=torch.long)
         ctx.mark_non_differentiable(chosen_BKTn)
         return context, chosen_BKTn
 
@@ -90,6 +99,12 @@ class _Compressed(torch.autograd.Function):
             dq[..., these, :] = _product(dscores, k[:, :, seen])
             dk[:, :, seen] += _sum_of_rows(dscores, q[..., these, :])
         return dq, dk.to(k.dtype), dv.to(v.dtype), None, None
+
+
+def _ranked(weights_BKgrc: Tensor, options: NsaOptions, rows: _Rows) -> Tensor:
+    """The blocks that a chunk's rows select, BKrn."""
+    blocks = -(-(rows.first + rows.stop - rows.start) // options.select)
+    return select_blocks(score_blocks(weights_BKgrc, options, blocks), options, rows.first)
 
 
 def _chunks(q_BKgTH: Tensor, k_BKMH: Tensor, first: int) -> Iterator[_Rows]:

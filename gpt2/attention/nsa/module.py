@@ -1,18 +1,19 @@
-"""Native sparse attention (Yuan et al. 2025, arXiv 2502.11089): three branches and their gates.
+"""Native sparse attention (Yuan et al. 2025, arXiv 2502.11089): its branches and their gates.
 
 B batch, T tokens (queries), S tokens (keys), C n_embd, N heads, K key/value heads, g = N/K, H head
 dim, M compressed blocks, n selected ones.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
 from gpt2.attention.heads import Heads, split_heads
 from gpt2.attention.nsa.compress import Phi, compress
-from gpt2.attention.nsa.compressed import attend_compressed
+from gpt2.attention.nsa.compressed import attend_compressed, rank_compressed
+from gpt2.attention.nsa.drawn import drawn_blocks
 from gpt2.attention.nsa.options import NsaOptions
 from gpt2.attention.nsa.selected import attend_selected
 from gpt2.attention.nsa.window import attend_window
@@ -23,17 +24,25 @@ from gpt2.shape import Shape
 from gpt2.zero_linear import ZeroLinear
 from lib.pruning.mask import Unprunable
 
-# σ of it is 1/3, and a softmax of three of it too: the branches start as their mean.
-THIRD = -math.log(2)
+# How a cache calls the tokens of a branch that has keys of its own.
+_ENDINGS = {"compressed": "_raw", "window": "_window"}
+# Keys and values.
+Pair = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
 class Keys:
-    """Keys and values of the branches, of all tokens that the queries may see."""
+    """Keys and values of the branches, of all tokens that the queries may see; None without one."""
 
-    compressed_BKMH: tuple[Tensor, Tensor]
-    selected_BKSH: tuple[Tensor, Tensor]
-    window_BKSH: tuple[Tensor, Tensor]
+    # Where they only rank blocks, the keys alone.
+    compressed_BKMH: tuple[Tensor, ...] | None
+    selected_BKSH: Pair | None
+    window_BKSH: Pair | None
+
+    @property
+    def heads(self) -> int:
+        """Key heads K."""
+        return next(k for k in vars(self).values() if k)[0].shape[1]
 
 
 class BranchGates(Unprunable):
@@ -42,35 +51,44 @@ class BranchGates(Unprunable):
     def __init__(self, shape: Shape, options: NsaOptions) -> None:
         super().__init__()
         self.kind = options.gate
-        self.c_gate = ZeroLinear(shape.n_embd, 3 * shape.n_head, bias=False)
-        self.bias = nn.Parameter(torch.full((3 * shape.n_head,), THIRD))
+        self.branches = len(options.branches)
+        width = self.branches * shape.n_head
+        self.c_gate = ZeroLinear(shape.n_embd, width, bias=False)
+        # σ of it is 1/c, and a softmax of c of it too: the branches start as their mean.
+        self.bias = nn.Parameter(torch.full((width,), -math.log(self.branches - 1)))
 
     def forward(self, x_BTC: Tensor) -> Tensor:
-        """Of the compressed, the selected and the window branch: 3BNT."""
-        logits_3BNT = (self.c_gate(x_BTC) + self.bias).unflatten(-1, (3, -1)).permute(2, 0, 3, 1)
-        return logits_3BNT.softmax(0) if self.kind == "softmax" else logits_3BNT.sigmoid()
+        """Of the branches that are built: cBNT."""
+        logits_BTX = self.c_gate(x_BTC) + self.bias
+        logits_cBNT = logits_BTX.unflatten(-1, (self.branches, -1)).permute(2, 0, 3, 1)
+        return logits_cBNT.softmax(0) if self.kind == "softmax" else logits_cBNT.sigmoid()
 
 
 class Nsa(OwnAttention):
-    """Compressed blocks, selected blocks and a window, gated and summed.
+    """Compressed blocks, selected blocks and a window, gated and summed, as far as they are built.
 
-    The projection's keys and values are those of the selected branch. ``c_kv`` makes the others',
-    C → 4·K·H in the order compressed k and v, window k and v.
+    The projection's keys and values are those of ``options.owner``. ``c_kv`` makes the others',
+    C → 2·K·H for each, in the order compressed k and v, window k and v. ``block`` is the number of
+    the layer.
     """
 
     kernel = "nsa by blocks"
 
-    def __init__(self, shape: Shape, options: AttentionConfig) -> None:
+    def __init__(self, shape: Shape, options: AttentionConfig, block: int) -> None:
         super().__init__()
         assert isinstance(options.pattern, NsaOptions)
         self.options = options.pattern
+        self.block = block
         self.head_dim = shape.head_dim
-        width = 2 * options.projection.cached_numbers(shape)
-        shared, mean = self.options.shared_kv, self.options.phi == "mean"
-        self.c_kv = None if shared else nn.Linear(shape.n_embd, width, bias=shape.bias)
-        self.phi_k = None if mean else Phi(shape, self.options)
-        self.phi_v = None if mean else Phi(shape, self.options)
-        self.gates = BranchGates(shape, self.options)
+        branches, owner = self.options.branches, self.options.owner
+        others = [] if self.options.shared_kv else [name for name in branches if name != owner]
+        self.others = others
+        width = len(others) * options.projection.cached_numbers(shape)
+        self.c_kv = nn.Linear(shape.n_embd, width, bias=shape.bias) if others else None
+        learns = self.options.learns_phi
+        self.phi_k = Phi(shape, self.options) if learns else None
+        self.phi_v = Phi(shape, self.options) if learns else None
+        self.gates = BranchGates(shape, self.options) if len(branches) > 1 else None
 
     @torch.compiler.disable
     def forward(self, x_BTC: Tensor, heads: Heads, cache: BlockCache | None = None) -> Tensor:
@@ -78,63 +96,104 @@ class Nsa(OwnAttention):
         raw = self._raw(x_BTC, heads)
         keys = self._keys(raw) if cache is None else self._cached_keys(raw, cache)
         first = 0 if cache is None else cache.position
-        branches = attend_branches(heads.q_BNTH, keys, self.options, first)
-        return combine(branches, self.gates(x_BTC))
+        branches = attend_branches(heads.q_BNTH, keys, self.options, first, self.block)
+        return branches[0] if self.gates is None else combine(branches, self.gates(x_BTC))
 
-    def _raw(self, x_BTC: Tensor, heads: Heads) -> list[tuple[Tensor, Tensor]]:
-        """Keys and values of the new tokens: compressed, selected, window."""
-        selected = heads.k_BKTH, heads.v_BKTH
-        if self.c_kv is None:
-            return [selected, selected, selected]
-        k_cmp, v_cmp, k_win, v_win = (
-            split_heads(part, self.head_dim) for part in self.c_kv(x_BTC).chunk(4, -1)
-        )
-        return [(k_cmp, v_cmp), selected, (k_win, v_win)]
+    def _raw(self, x_BTC: Tensor, heads: Heads) -> dict[str, Pair]:
+        """Keys and values of the new tokens, by branch."""
+        raw = dict.fromkeys(self.options.branches, (heads.k_BKTH, heads.v_BKTH))
+        if self.c_kv is not None:
+            parts = self.c_kv(x_BTC).chunk(2 * len(self.others), -1)
+            split = iter([split_heads(part, self.head_dim) for part in parts])
+            raw |= {name: (next(split), next(split)) for name in self.others}
+        return raw
 
-    def _keys(self, raw: list[tuple[Tensor, Tensor]]) -> Keys:
-        (k, v), selected, window = raw
-        compressed = (compress(k, self.options, self.phi_k), compress(v, self.options, self.phi_v))
-        return Keys(compressed, selected, window)
+    def _keys(self, raw: dict[str, Pair]) -> Keys:
+        return Keys(self._compressed(raw), raw.get("selected"), raw.get("window"))
 
-    def _cached_keys(self, raw: list[tuple[Tensor, Tensor]], cache: BlockCache) -> Keys:
+    def _compressed(self, raw: dict[str, Pair]) -> tuple[Tensor, ...] | None:
+        """Complete blocks of keys and values; where they only rank, means of the selected keys."""
+        if "compressed" in raw:
+            k, v = raw["compressed"]
+            return compress(k, self.options, self.phi_k), compress(v, self.options, self.phi_v)
+        if not self.options.ranks:
+            return None
+        return (compress(raw["selected"][0].detach(), self.options, None),)
+
+    def _cached_keys(self, raw: dict[str, Pair], cache: BlockCache) -> Keys:
         """Those kept and the new ones; keeps what later tokens need.
 
         Of tokens that are to be compressed, those of blocks that are not complete stay.
         """
         options = self.options
-        last = cache.position + raw[1][0].shape[2]
-        begun = options.compressed(last) * options.stride
-        before = options.compressed(cache.position) * options.stride
+        last = cache.position + raw[options.owner][0].shape[2]
+        seen: dict[str, Pair] = {}
+        for name in (options.owner, *self.others):
+            served = options.branches if options.shared_kv else (name,)
+            reach = max(options.kept(branch, last) for branch in served)
+            ending = "" if name == options.owner else _ENDINGS[name]
+            k, v = (
+                cache.extend(f"{x}{ending}", new, dim=2, reach=reach)
+                for x, new in zip("kv", raw[name], strict=True)
+            )
+            seen |= dict.fromkeys(served, (k, v))
+        return self._with_blocks(seen, cache, last)
+
+    def _with_blocks(self, seen: dict[str, Pair], cache: BlockCache, last: int) -> Keys:
+        """The keys of ``seen`` and all compressed blocks, of which those that are new are made."""
+        before = self.options.compressed(cache.position) * self.options.stride
+        # The first token that no block has used up; of each what is kept ends with the last one.
+        new = self._compressed(
+            {
+                name: (k[:, :, before - last :], v[:, :, before - last :])
+                for name, (k, v) in seen.items()
+            }
+        )
+        keys = Keys(None, seen.get("selected"), seen.get("window"))
+        if new is None:
+            return keys
         found = []
-        for i, (name, phi) in enumerate((("k", self.phi_k), ("v", self.phi_v))):
-            selected = cache.extend(name, raw[1][i], dim=2)
-            if self.c_kv is None:
-                tokens, window = selected[:, :, before:], selected
-            else:
-                tokens = cache.extend(f"{name}_raw", raw[0][i], dim=2, reach=last - begun)
-                window = cache.extend(f"{name}_window", raw[2][i], dim=2, reach=options.window - 1)
-            new = compress(tokens, options, phi)
+        for name, blocks in zip("kv", new):
             earlier = [cache.kept[f"{name}_compressed"]] if cache.position else []
-            compressed = torch.cat([*earlier, new], 2)
-            cache.kept[f"{name}_compressed"] = compressed
-            found.append((compressed, selected, window))
-        return Keys(*zip(*found))
+            cache.kept[f"{name}_compressed"] = torch.cat([*earlier, blocks], 2)
+            found.append(cache.kept[f"{name}_compressed"])
+        return replace(keys, compressed_BKMH=tuple(found))
 
 
-def attend_branches(q_BNTH: Tensor, keys: Keys, options: NsaOptions, first: int) -> list[Tensor]:
-    """Head outputs BNTH of the three branches; the first query is that of token ``first``."""
+def attend_branches(
+    q_BNTH: Tensor, keys: Keys, options: NsaOptions, first: int, block: int = 0
+) -> list[Tensor]:
+    """Head outputs BNTH of the branches that are built; the first query is that of token ``first``.
+
+    ``block`` is the number of the layer, on which blocks that are drawn depend.
+    """
+    found: list[Tensor] = []
     with torch.autocast(q_BNTH.device.type, enabled=False):
-        heads = keys.selected_BKSH[0].shape[1]
-        q_BKgTH = (q_BNTH * q_BNTH.shape[-1] ** -0.5).unflatten(1, (heads, -1))
-        compressed, blocks_BKTn = attend_compressed(q_BKgTH, *keys.compressed_BKMH, options, first)
-        by_token = q_BKgTH.transpose(2, 3)
-        selected = attend_selected(by_token, *keys.selected_BKSH, blocks_BKTn, options.select)
-        window = attend_window(q_BNTH, *keys.window_BKSH, options.window)
-    return [compressed.flatten(1, 2), selected.transpose(2, 3).flatten(1, 2), window]
+        q_BKgTH = (q_BNTH * q_BNTH.shape[-1] ** -0.5).unflatten(1, (keys.heads, -1))
+        blocks_BKTn = None
+        if options.branch_compressed:
+            assert keys.compressed_BKMH
+            k_BKMH, v_BKMH = keys.compressed_BKMH
+            compressed, blocks_BKTn = attend_compressed(q_BKgTH, k_BKMH, v_BKMH, options, first)
+            found.append(compressed.flatten(1, 2))
+        elif options.ranks:
+            assert keys.compressed_BKMH
+            blocks_BKTn = rank_compressed(q_BKgTH, keys.compressed_BKMH[0], options, first)
+        if keys.selected_BKSH:
+            if not options.ranks:
+                batch, heads, _, length = q_BKgTH.shape[:4]
+                drawn = drawn_blocks(options, block, heads, first, length, q_BNTH.device)
+                blocks_BKTn = drawn.expand(batch, -1, -1, -1)
+            by_token = q_BKgTH.transpose(2, 3)
+            selected = attend_selected(by_token, *keys.selected_BKSH, blocks_BKTn, options.select)
+            found.append(selected.transpose(2, 3).flatten(1, 2))
+        if keys.window_BKSH:
+            found.append(attend_window(q_BNTH, *keys.window_BKSH, options.window))
+    return found
 
 
-def combine(branches_BNTH: list[Tensor], gates_3BNT: Tensor) -> Tensor:
+def combine(branches_BNTH: list[Tensor], gates_cBNT: Tensor) -> Tensor:
     """Σ g_c · o_c, BNTH."""
-    weighted = (g[..., None] * o for g, o in zip(gates_3BNT, branches_BNTH, strict=True))
+    weighted = (g[..., None] * o for g, o in zip(gates_cBNT, branches_BNTH, strict=True))
     out_BNTH: Tensor = sum(weighted)
-    return out_BNTH.to(branches_BNTH[1].dtype)
+    return out_BNTH.to(branches_BNTH[0].dtype)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from gpt2.attention.nsa.options import NsaOptions
 from gpt2.attention.options import AttentionConfig
+from lib.repro.streams import stream_seed
 
 Parameters = Mapping[str, Tensor]
 
@@ -23,54 +24,87 @@ def attend(
     v_BNTH: Tensor,
     parameters: Parameters,
     options: AttentionConfig,
+    block: int,
 ) -> Tensor:
-    """Head outputs BTNH; keys and values are repeated for the heads that share them."""
+    """Head outputs BTNH; keys and values are repeated for the heads that share them.
+
+    ``block`` is the number of the layer.
+    """
     nsa = options.pattern
     assert isinstance(nsa, NsaOptions)
     n_head, length = q_BNTH.shape[1:3]
     group = n_head // options.projection.n_kv_head
-    own = _own_keys(x_BTC, parameters, n_head, options)
-    k_cmp, v_cmp, k_win, v_win = own or (k_BNTH, v_BNTH, k_BNTH, v_BNTH)
-    k_blocks = _compressed(k_cmp, parameters, "phi_k.", nsa)
-    v_blocks = _compressed(v_cmp, parameters, "phi_v.", nsa)
-    gates_BTN3 = _gates(x_BTC, parameters, n_head, nsa)
+    keys = _keys(x_BTC, k_BNTH, v_BNTH, parameters, options)
+    k_blocks, v_blocks = _blocks(keys, parameters, nsa)
+    gates_BTNc = _gates(x_BTC, parameters, n_head, nsa)
     rows = []
     for t in range(length):
         q_BNH = q_BNTH[:, :, t]
         seen = [i for i in range(len(k_blocks)) if i * nsa.stride + nsa.compress - 1 <= t]
         p_BNi, compressed_BNH = _attention(q_BNH, [k_blocks[i] for i in seen], v_blocks)
-        window = range(max(0, t - nsa.window + 1), t + 1)
-        window_BNH = _tokens(q_BNH, k_win, v_win, list(window))
-        selected = []
-        for b in range(len(x_BTC)):
-            for n in range(n_head):
-                heads = range(n // group * group, (n // group + 1) * group)
-                p_i = p_BNi[b, heads.start : heads.stop].detach().sum(0).tolist()
-                tokens = _selected_tokens(t, p_i, nsa)
-                at = (slice(b, b + 1), slice(n, n + 1))
-                selected.append(_tokens(q_BNH[at], k_BNTH[at], v_BNTH[at], tokens))
-        selected_BNH = torch.cat(selected, 1).view_as(window_BNH)
-        branches_BNH3 = torch.stack([compressed_BNH, selected_BNH, window_BNH], -1)
-        rows.append((branches_BNH3 * gates_BTN3[:, t, :, None]).sum(-1))
+        branches = {}
+        if nsa.branch_compressed:
+            branches["compressed"] = compressed_BNH
+        if nsa.branch_selected:
+            selected = []
+            for b in range(len(x_BTC)):
+                for n in range(n_head):
+                    chosen = _selection(t, p_BNi[b].detach(), n // group, group, nsa, block)
+                    tokens = [s for s in range(t + 1) if s // nsa.select in chosen]
+                    k_BNSH, v_BNSH = (x[b : b + 1, n : n + 1] for x in keys["selected"])
+                    selected.append(_tokens(q_BNH[b : b + 1, n : n + 1], k_BNSH, v_BNSH, tokens))
+            branches["selected"] = torch.cat(selected, 1).view_as(q_BNH)
+        if nsa.branch_window:
+            window = range(max(0, t - nsa.window + 1), t + 1)
+            branches["window"] = _tokens(q_BNH, *keys["window"], list(window))
+        branches_BNHc = torch.stack(list(branches.values()), -1)
+        rows.append((branches_BNHc * gates_BTNc[:, t, :, None]).sum(-1))
     return torch.stack(rows, 1)
+
+
+def drawn(layer: int, head: int, token: int, block: int) -> int:
+    """The number that ranks a block of a token where blocks are drawn: 24 bits."""
+    state = stream_seed(0, f"nsa/{layer}/{head}") % 2**32
+    for number in (token, block):
+        state = _hash(state) ^ number
+    return _hash(state) // 2**8
+
+
+def _hash(x: int) -> int:
+    """Thomas Mueller's hash of 32 bits."""
+    x = (x // 2**16 ^ x) * 0x45D9F3B % 2**32
+    x = (x // 2**16 ^ x) * 0x45D9F3B % 2**32
+    return x // 2**16 ^ x
+
+
+def _selection(
+    t: int, p_Ni: Tensor, head: int, group: int, nsa: NsaOptions, layer: int
+) -> list[int]:
+    """The blocks of query t for a key head, which ``group`` query heads share."""
+    if nsa.select_by == "random":
+        own = t // nsa.select
+        return best({j: float(drawn(layer, head, t, j)) for j in range(own + 1)}, nsa)
+    heads = slice(head * group, (head + 1) * group)
+    return selected_blocks(t, p_Ni[heads].sum(0).tolist(), nsa)
 
 
 def selected_blocks(t: int, p_i: list[float], nsa: NsaOptions) -> list[int]:
     """The blocks of query t, given the weights of the compressed blocks it sees."""
-    own = t // nsa.select
-    forced = {0, own, max(0, own - 1)}
-    score = {j: 0.0 for j in range(own + 1)}
+    score = {j: 0.0 for j in range(t // nsa.select + 1)}
     for j in score:
         for i, p in enumerate(p_i):
             mine = set(range(i * nsa.stride, i * nsa.stride + nsa.compress))
             both = mine & set(range(j * nsa.select, (j + 1) * nsa.select))
             score[j] += p * len(both) / nsa.stride
+    return best(score, nsa)
+
+
+def best(score: dict[int, float], nsa: NsaOptions) -> list[int]:
+    """The first block, the last and the one before, and of the others those of the highest scores."""
+    own = max(score)
+    forced = {0, own, max(0, own - 1)}
     others = sorted(score.keys() - forced, key=lambda j: (-score[j], j))
     return sorted(forced | set(others[: nsa.count - len(forced)]))
-
-
-def _selected_tokens(t: int, p_i: list[float], nsa: NsaOptions) -> list[int]:
-    return [s for s in range(t + 1) if s // nsa.select in selected_blocks(t, p_i, nsa)]
 
 
 def _attention(q_BNH: Tensor, keys: list[Tensor], values: list[Tensor]) -> tuple[Tensor, Tensor]:
@@ -90,6 +124,19 @@ def _tokens(q_BNH: Tensor, k_BNTH: Tensor, v_BNTH: Tensor, tokens: list[int]) ->
     return torch.einsum("bnc,bnch->bnh", weights_BNc, v_BNTH[:, :, tokens])
 
 
+def _blocks(
+    keys: dict[str, tuple[Tensor, Tensor]], parameters: Parameters, nsa: NsaOptions
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Compressed keys and values. Without a branch of them, means of selected keys rank blocks."""
+    if nsa.branch_compressed:
+        k, v = keys["compressed"]
+        return _compressed(k, parameters, "phi_k.", nsa), _compressed(v, parameters, "phi_v.", nsa)
+    if nsa.branch_selected and nsa.select_by == "score":
+        means = _compressed(keys["selected"][0].detach(), {}, "", nsa)
+        return means, means
+    return [], []
+
+
 def _compressed(
     x_BNTH: Tensor, parameters: Parameters, prefix: str, nsa: NsaOptions
 ) -> list[Tensor]:
@@ -98,7 +145,7 @@ def _compressed(
     while start + nsa.compress <= x_BNTH.shape[2]:
         block_BNlH = x_BNTH[:, :, start : start + nsa.compress]
         one_BNH = block_BNlH.sum(2) / nsa.compress
-        if nsa.phi == "mlp":
+        if f"{prefix}position" in parameters:
             flat = block_BNlH.reshape(*one_BNH.shape[:2], -1) + parameters[f"{prefix}position"]
             hidden = torch.einsum("bnx,ux->bnu", flat, parameters[f"{prefix}up.weight"])
             hidden = hidden * 0.5 * (1 + torch.erf(hidden / math.sqrt(2)))
@@ -110,35 +157,58 @@ def _compressed(
     return found
 
 
-def _own_keys(
-    x_BTC: Tensor, parameters: Parameters, n_head: int, options: AttentionConfig
-) -> tuple[Tensor, ...] | None:
-    """Compressed k and v, window k and v, for every query head BNTH; None where they are shared."""
-    if "c_kv.weight" not in parameters:
-        return None
+def _keys(
+    x_BTC: Tensor,
+    k_BNTH: Tensor,
+    v_BNTH: Tensor,
+    parameters: Parameters,
+    options: AttentionConfig,
+) -> dict[str, tuple[Tensor, Tensor]]:
+    """Keys and values of each branch for every query head BNTH."""
+    nsa, n_head = options.pattern, k_BNTH.shape[1]
+    assert isinstance(nsa, NsaOptions)
+    built = {
+        "compressed": nsa.branch_compressed,
+        "selected": nsa.branch_selected,
+        "window": nsa.branch_window,
+    }
+    names = [name for name in built if built[name]]
+    first = "selected" if nsa.branch_selected else names[0]
+    found = {name: (k_BNTH, v_BNTH) for name in names}
+    if not nsa.shared_kv:
+        others = [name for name in names if name != first]
+        for i, name in enumerate(others):
+            k, v = (_own(x_BTC, parameters, n_head, options, part) for part in (2 * i, 2 * i + 1))
+            found[name] = k, v
+    return found
+
+
+def _own(
+    x_BTC: Tensor, parameters: Parameters, n_head: int, options: AttentionConfig, part: int
+) -> Tensor:
+    """A branch's own keys or values for every query head, BNTH: the rows of ``part`` of c_kv."""
     weight, key_heads = parameters["c_kv.weight"], options.projection.n_kv_head
-    width = x_BTC.shape[-1] // n_head
-    found = []
-    for part in range(4):
-        heads = []
-        for n in range(n_head):
-            start = (part * key_heads + n * key_heads // n_head) * width
-            head = torch.einsum("btc,hc->bth", x_BTC, weight[start : start + width])
-            if "c_kv.bias" in parameters:
-                head = head + parameters["c_kv.bias"][start : start + width]
-            heads.append(head)
-        found.append(torch.stack(heads, 1))
-    return tuple(found)
+    width, heads = x_BTC.shape[-1] // n_head, []
+    for n in range(n_head):
+        start = (part * key_heads + n * key_heads // n_head) * width
+        head = torch.einsum("btc,hc->bth", x_BTC, weight[start : start + width])
+        if "c_kv.bias" in parameters:
+            head = head + parameters["c_kv.bias"][start : start + width]
+        heads.append(head)
+    return torch.stack(heads, 1)
 
 
 def _gates(x_BTC: Tensor, parameters: Parameters, n_head: int, nsa: NsaOptions) -> Tensor:
-    """BTN3."""
+    """BTNc; 1 of a branch that stands alone."""
+    count = nsa.branch_compressed + nsa.branch_selected + nsa.branch_window
+    if count == 1:
+        return x_BTC.new_ones(*x_BTC.shape[:2], n_head, 1)
     parts = []
-    for c in range(3):
+    for c in range(count):
         rows = slice(c * n_head, (c + 1) * n_head)
         weight_NC, bias_N = parameters["gates.c_gate.weight"][rows], parameters["gates.bias"][rows]
         parts.append(torch.exp(torch.einsum("btc,nc->btn", x_BTC, weight_NC) + bias_N))
-    exps_BTN3 = torch.stack(parts, -1)
+    exps_BTNc = torch.stack(parts, -1)
     if nsa.gate == "softmax":
-        return exps_BTN3 / exps_BTN3.sum(-1, keepdim=True)
-    return exps_BTN3 / (1 + exps_BTN3)
+        return exps_BTNc / exps_BTNc.sum(-1, keepdim=True)
+    return exps_BTNc / (1 + exps_BTNc)

@@ -24,6 +24,8 @@ PAIR = GroupedOptions(n_kv_head=2)
 # Of 33 tokens six blocks, of which a query gets three that are forced and one by its score.
 SIZES = {"compress": 4, "stride": 2, "select": 6, "count": 4, "window": 5}
 FORM = {"shared_kv": False, "phi": "mlp", "hidden": 3, "gate": "sigmoid"}
+BRANCHES = {f"branch_{name}": True for name in ("compressed", "selected", "window")}
+FORM |= {"select_by": "score", **BRANCHES}
 PAPER = {"compress": 32, "stride": 16, "select": 64, "count": 16, "window": 512}
 
 
@@ -412,8 +414,7 @@ class TestConfiguration:
 
     def test_symbols(self):
         found = resolve_config(Tree(), self.layers(NSA_PHI_MEAN=True)).model.attention.pattern
-        form = {"shared_kv": False, "phi": "mean", "hidden": 0, "gate": "sigmoid"}
-        assert found == NsaOptions(**PAPER, **form)
+        assert found == options(**PAPER, phi="mean", hidden=0)
 
     @pytest.mark.parametrize(
         "symbols",

@@ -1,0 +1,201 @@
+"""Native sparse attention with branches left out, and with blocks that are drawn."""
+
+import itertools
+
+import pytest
+import torch
+
+from gpt2.ablation.resolve import resolve_config
+from gpt2.attention.grouped.options import GroupedOptions
+from gpt2.attention.nsa.drawn import drawn_blocks
+from gpt2.attention.nsa.options import NsaOptions
+from gpt2.attention.nsa.reference import best, drawn
+from gpt2.model import GPT
+from gpt2.shape import Shape
+from lib.errors import ConfigError
+from lib.kconfig import Layer, Tree
+from tests.gpt2.builders import PARTS, SHAPE, make_model_config
+
+PAIR = GroupedOptions(n_kv_head=2)
+NAMES = ("compressed", "selected", "window")
+SUBSETS = [c for k in (1, 2, 3) for c in itertools.combinations(NAMES, k)]
+CPU = torch.device("cpu")
+
+
+def options(branches=NAMES, **given):
+    """Of 33 tokens six blocks, of which three are forced and one is not."""
+    sizes = {"compress": 4, "stride": 2, "select": 6, "count": 4, "window": 5, "hidden": 3}
+    built = {f"branch_{name}": name in branches for name in NAMES}
+    return NsaOptions(**(PARTS["nsa"] | sizes | built | given))
+
+
+def forms():
+    for branches in SUBSETS:
+        kinds = ("score", "random") if "selected" in branches else ("score",)
+        yield from itertools.product([branches], kinds, [False, True])
+
+
+every_form = pytest.mark.parametrize(
+    ("branches", "kind", "shared"),
+    list(forms()),
+    ids=lambda given: "+".join(given) if isinstance(given, tuple) else str(given),
+)
+
+
+@every_form
+def test_values_and_gradients_are_those_of_the_definition(
+    build, thin_chunks, branches, kind, shared
+):
+    pattern = options(branches, select_by=kind, shared_kv=shared)
+    build(27, projection=PAIR, pattern=pattern).assert_equals_reference(1e-10)
+
+
+@every_form
+def test_what_is_built_and_kept_is_what_is_declared(build, branches, kind, shared):
+    """Parameters, all of which learn; numbers of the cache, and the forward pass from it."""
+    pattern = options(branches, select_by=kind, shared_kv=shared)
+    case = build(20, projection=PAIR, pattern=pattern)
+    parameters = dict(case.module.named_parameters())
+    assert sum(p.numel() for p in parameters.values()) == case.options.num_params(case.shape)
+    matrices = sum(p.numel() for p in parameters.values() if p.ndim >= 2)
+    assert matrices == case.options.weights(case.shape)
+    whole = case()[0]
+    slopes = torch.autograd.grad(whole.square().sum(), list(parameters.values()))
+    assert [n for n, s in zip(parameters, slopes) if not s.count_nonzero()] == []
+    cache, found = case.module.new_cache(), []
+    for part in case.x_BTC.split([7] + [1] * 11 + [2], 1):
+        found.append(case.module(part, case.state, cache)[0])
+        cache.position += part.shape[1]
+        kept = sum(x.untyped_storage().nbytes() for x in cache.kept.values()) / (2 * 8)
+        assert kept == case.options.cached_numbers(case.shape, cache.position)
+    torch.testing.assert_close(torch.cat(found, 1), whole, atol=1e-11, rtol=1e-11)
+
+
+@pytest.mark.parametrize("branches", SUBSETS, ids="+".join)
+def test_pairs_and_costs_are_of_what_is_built(branches):
+    whole, part = options().pairs(33), options(branches, shared_kv=True).pairs(33)
+    # Compressed keys rank blocks without a branch of their own.
+    ranks = {"compressed"} if "selected" in branches else set[str]()
+    assert part == tuple(p if n in {*branches} | ranks else 0 for n, p in zip(NAMES, whole))
+    shape = Shape(**{**SHAPE, "block_size": 33, "bias": False})
+    if ranks and "compressed" not in branches:
+        kinds = [options(branches, shared_kv=True, select_by=kind) for kind in ("score", "random")]
+        costs = [4 * shape.n_embd * o.mean_keys(33) + o.flops_per_token(shape, PAIR) for o in kinds]
+        # q·k for each of them, and nothing else.
+        assert costs[0] - costs[1] == pytest.approx(2 * shape.n_embd * whole[0] / 33)
+
+
+class TestDrawnBlocks:
+    """The first, the own and the previous block, and others that only chance decides."""
+
+    given = options(select_by="random", count=5)
+
+    def blocks(self, layer=0, heads=2, first=0, length=80, **given):
+        return drawn_blocks(
+            options(**{**vars(self.given), **given}), layer, heads, first, length, CPU
+        )
+
+    def test_are_those_of_the_definition(self, monkeypatch):
+        # Several chunks.
+        monkeypatch.setattr("gpt2.attention.nsa.drawn.CHUNK_ELEMENTS", 100)
+        found = self.blocks(layer=3)
+        assert found.shape == (1, 2, 80, 5)
+        for head, t in itertools.product(range(2), range(80)):
+            score = {j: float(drawn(3, head, t, j)) for j in range(t // 6 + 1)}
+            row = best(score, self.given)
+            assert found[0, head, t].tolist() == row + [-1] * (5 - len(row))
+
+    def test_a_part_draws_what_the_whole_does(self):
+        whole = self.blocks()
+        assert torch.equal(self.blocks(first=50, length=1), whole[:, :, 50:51])
+        assert torch.equal(self.blocks(length=41), whole[:, :, :41])
+
+    def test_differ_by_layer_token_and_head(self):
+        found, other = self.blocks(), self.blocks(layer=1)
+        rows = {tuple(row) for row in found[0, 0, 66:72].tolist()}
+        assert len(rows) > 1
+        assert not torch.equal(found[:, 0], found[:, 1])
+        assert not torch.equal(found, other)
+
+    def test_every_earlier_block_comes_as_often(self):
+        """Of 18 blocks before the previous one two are drawn, by 20 heads for six tokens."""
+        found = self.blocks(heads=400, first=120, length=6)[0]
+        counts = torch.bincount(found.flatten(), minlength=21).double() / (400 * 6)
+        assert counts[[0, 19, 20]].tolist() == [1.0, 1.0, 1.0]
+        # A share of 1/9 has a standard deviation of 0.0064.
+        assert (counts[1:19] - 2 / 18).abs().max() < 4 * 0.0064
+
+    def test_a_later_token_changes_nothing(self, build):
+        case = build(33, projection=PAIR, pattern=options(select_by="random"))
+        changed = case.x_BTC.detach().clone()
+        changed[:, 20:] *= 8
+        before, after = (case.module(x, case.state)[0][:, :20] for x in (case.x_BTC, changed))
+        torch.testing.assert_close(after, before, atol=1e-12, rtol=1e-12)
+
+    def test_layers_of_a_model_draw_their_own(self):
+        parts = {"nsa": {"select_by": "random"}}
+        model = GPT(make_model_config("grouped", "nsa", parts=parts))
+        assert [block.attn.pattern.block for block in model.h] == [0, 1]
+
+
+@pytest.mark.parametrize("gate", ["sigmoid", "softmax"])
+@pytest.mark.parametrize("branches", SUBSETS, ids="+".join)
+def test_branches_start_as_their_mean(branches, gate):
+    built = {f"branch_{name}": name in branches for name in NAMES}
+    model = GPT(make_model_config("grouped", "nsa", parts={"nsa": {"gate": gate, **built}}))
+    model.init_weights(0)
+    gates = model.h[1].attn.pattern.gates
+    if len(branches) == 1:
+        assert gates is None
+        return
+    found = gates(torch.randn(2, 9, 32))
+    assert found.shape == (len(branches), 2, 4, 9)
+    torch.testing.assert_close(found, torch.full_like(found, 1 / len(branches)))
+
+
+class TestConfiguration:
+    """What is refused, and what is not asked for where it has no meaning."""
+
+    def config(self, **symbols):
+        chosen = {"ATTENTION_PROJECTION_GROUPED": True, "ATTENTION_PATTERN_NSA": True}
+        return resolve_config(Tree(), [Layer.of("command line", "test", {**chosen, **symbols})])
+
+    def test_blocks_cannot_be_drawn_where_all_are_taken(self):
+        with pytest.raises(ConfigError, match="16 x NSA_SELECT_BLOCK=64 >= BLOCK_SIZE=1024") as e:
+            self.config(NSA_SELECT_BY_RANDOM=True)
+        assert "SET=NSA_SELECT_COUNT=15" in str(e.value)
+        self.config(NSA_SELECT_BY_RANDOM=True, NSA_SELECT_COUNT=15)
+
+    def test_one_branch_has_to_be_left(self):
+        none = {f"NSA_BRANCH_{name.upper()}": False for name in NAMES}
+        with pytest.raises(ConfigError, match="NSA_BRANCH_WINDOW: n, and no other branch is left"):
+            self.config(**none)
+
+    def test_sizes_of_what_is_left_out_are_not_set(self):
+        pattern = self.config(
+            NSA_SELECT_BY_RANDOM=True, NSA_SELECT_COUNT=8, NSA_BRANCH_COMPRESSED=False
+        ).model.attention.pattern
+        assert (pattern.compress, pattern.stride, pattern.phi, pattern.hidden) == (0, 0, "", 0)
+        pattern = self.config(
+            NSA_BRANCH_SELECTED=False, NSA_BRANCH_WINDOW=False
+        ).model.attention.pattern
+        assert (pattern.select, pattern.count, pattern.window, pattern.gate) == (0, 0, 0, "")
+        assert pattern.select_by == "" and not pattern.ranks and pattern.branches == NAMES[:1]
+
+    @pytest.mark.parametrize(
+        ("length", "expected"),
+        [
+            (
+                1024,
+                [
+                    "selection takes every block: NSA_SELECT_COUNT=16 x NSA_SELECT_BLOCK=64 >= "
+                    "BLOCK_SIZE=1024",
+                    "query-key pairs, full attention / NSA: 0.55, so full " "attention does less",
+                ],
+            ),
+            (4096, ["query-key pairs, full attention / NSA: 1.38"]),
+        ],
+    )
+    def test_what_a_plan_has_to_say(self, length, expected):
+        model = self.config(BLOCK_SIZE=length).model
+        assert model.attention.pattern.notes(model.shape) == expected
