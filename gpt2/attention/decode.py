@@ -31,6 +31,8 @@ def attend_cached(
     q_BNTH = heads.q_BNTH * scale
     k_BKSH = cache.extend("k", heads.k_BKTH, dim=2)
     v_BKSH = cache.extend("v", heads.v_BKTH, dim=2)
+    if last - first == 1:
+        cache.reads["keys"] += k_BKSH.shape[2]
     queries = cache.extend("q", q_BNTH, dim=2, reach=reach) if reach else q_BNTH
     chunk = Chunk(first, last, cache.left(first), origin=last - queries.shape[2])
     with torch.autocast(q_BNTH.device.type, enabled=False):

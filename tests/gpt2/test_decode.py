@@ -139,7 +139,7 @@ def test_what_is_kept() -> None:
     assert kept("latent", mechanisms=(COUPLING, GATE)) == 12 * 2 * 8
 
 
-def test_rows_of_a_batch_are_independent_and_tensors_are_not_written_to() -> None:
+def test_rows_of_a_batch_are_independent_and_what_is_kept_stays() -> None:
     model = drawn(make_model_config(**EVERYTHING))
     idx_BT = tokens(model.config, batch=3, length=LENGTH)
     together, _ = decoded(model, idx_BT, (5, 1, 6))
@@ -153,6 +153,30 @@ def test_rows_of_a_batch_are_independent_and_tensors_are_not_written_to() -> Non
     held = dict(cache.blocks[0].kept)
     model.decode(idx_BT[:, 5:], cache)
     assert all(torch.equal(held[name], before[name]) for name in before)
+
+
+@pytest.mark.parametrize("pattern", ["full", "sliding"])
+def test_a_token_that_is_added_is_not_a_copy_of_all_before_it(pattern: str) -> None:
+    """Of 200 tokens, one by one: the room moves a few times, and is at most twice what is kept."""
+    config = make_model_config("dense", pattern, n_layer=1, block_size=200)
+    model = drawn(config)
+    cache, moves, before = model.new_cache(), 0, None
+    for token_B1 in tokens(config, length=200).split(1, 1):
+        model.decode(token_B1, cache)
+        run, kept = cache.blocks[0].runs["k"], cache.blocks[0].kept["k"]
+        moves += run.room is not before
+        before = run.room
+        assert run.room.nbytes <= 2 * kept.nbytes + config.shape.n_embd * 2 * kept.itemsize
+    assert moves <= (9 if pattern == "full" else 3 + 200 // 4)
+
+
+def test_reads_are_counted_where_a_token_comes_by_itself() -> None:
+    for pattern, expected in (("full", 4 + 5 + 6), ("sliding", 4 + 5 + 5)):
+        config = make_model_config(pattern=pattern, n_layer=2)
+        model, cache = drawn(config), drawn(config).new_cache()
+        for part in tokens(config, length=6).split([3, 1, 1, 1], 1):
+            model.decode(part, cache)
+        assert cache.reads() == {"keys": 2 * expected}
 
 
 def test_modules_keep_nothing() -> None:

@@ -296,7 +296,7 @@ class TestDecoding:
         for part in case.x_BTC.split([prompt] + [1] * (18 - prompt) + [2], 1):
             found.append(case.module(part, case.state, cache)[0])
             cache.position += part.shape[1]
-            numbers = sum(x.untyped_storage().nbytes() for x in cache.kept.values()) / (2 * 8)
+            numbers = sum(x.nbytes for x in cache.kept.values()) / (2 * 8)
             assert numbers == case.options.cached_numbers(case.shape, cache.position)
         torch.testing.assert_close(torch.cat(found, 1), whole, atol=1e-11, rtol=1e-11)
         kept = {name: x.shape[2] for name, x in cache.kept.items()}
