@@ -63,6 +63,8 @@ class Attention(nn.Module):
 
     def new_cache(self) -> BlockCache:
         """An empty cache for the block."""
+        if isinstance(self.pattern, OwnAttention):
+            return self.pattern.new_cache()
         return BlockCache(self.pattern.left)
 
     def forward(

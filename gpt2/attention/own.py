@@ -26,6 +26,6 @@ class OwnAttention(nn.Module):
         With a cache, ``x`` are the tokens after those that it was given before, and are added.
         """
 
-    def left(self, row: int) -> int:
-        """The first token that a cache keeps for ``row``."""
-        return 0
+    @abstractmethod
+    def new_cache(self) -> BlockCache:
+        """An empty cache for the block."""

@@ -5,12 +5,12 @@ dim, M compressed blocks, n selected ones.
 """
 
 import math
-from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
 from gpt2.attention.heads import Heads, split_heads
+from gpt2.attention.nsa.cache import Keys, NsaCache, Pair
 from gpt2.attention.nsa.compress import Phi, compress
 from gpt2.attention.nsa.compressed import attend_compressed, rank_compressed
 from gpt2.attention.nsa.drawn import drawn_blocks
@@ -23,26 +23,6 @@ from gpt2.cache import BlockCache
 from gpt2.shape import Shape
 from gpt2.zero_linear import ZeroLinear
 from lib.pruning.mask import Unprunable
-
-# How a cache calls the tokens of a branch that has keys of its own.
-_ENDINGS = {"compressed": "_raw", "window": "_window"}
-# Keys and values.
-Pair = tuple[Tensor, Tensor]
-
-
-@dataclass(frozen=True)
-class Keys:
-    """Keys and values of the branches, of all tokens that the queries may see; None without one."""
-
-    # Where they only rank blocks, the keys alone.
-    compressed_BKMH: tuple[Tensor, ...] | None
-    selected_BKSH: Pair | None
-    window_BKSH: Pair | None
-
-    @property
-    def heads(self) -> int:
-        """Key heads K."""
-        return next(k for k in vars(self).values() if k)[0].shape[1]
 
 
 class BranchGates(Unprunable):
@@ -94,10 +74,20 @@ class Nsa(OwnAttention):
     def forward(self, x_BTC: Tensor, heads: Heads, cache: BlockCache | None = None) -> Tensor:
         """Head outputs, BNTH."""
         raw = self._raw(x_BTC, heads)
-        keys = self._keys(raw) if cache is None else self._cached_keys(raw, cache)
-        first = 0 if cache is None else cache.position
-        branches = attend_branches(heads.q_BNTH, keys, self.options, first, self.block)
+        if cache is None:
+            branches = attend_branches(heads.q_BNTH, self._keys(raw), self.options, 0, self.block)
+        else:
+            assert isinstance(cache, NsaCache)
+            keys, first = cache.add(raw, self._compressed), cache.position
+            if x_BTC.shape[1] == 1:
+                branches = cache.attend(heads.q_BNTH, keys)
+            else:
+                branches = attend_branches(heads.q_BNTH, keys, self.options, first, self.block)
         return branches[0] if self.gates is None else combine(branches, self.gates(x_BTC))
+
+    def new_cache(self) -> NsaCache:
+        """An empty cache for the block."""
+        return NsaCache(self.options, self.block)
 
     def _raw(self, x_BTC: Tensor, heads: Heads) -> dict[str, Pair]:
         """Keys and values of the new tokens, by branch."""
@@ -119,45 +109,6 @@ class Nsa(OwnAttention):
         if not self.options.ranks:
             return None
         return (compress(raw["selected"][0].detach(), self.options, None),)
-
-    def _cached_keys(self, raw: dict[str, Pair], cache: BlockCache) -> Keys:
-        """Those kept and the new ones; keeps what later tokens need.
-
-        Of tokens that are to be compressed, those of blocks that are not complete stay.
-        """
-        options = self.options
-        last = cache.position + raw[options.owner][0].shape[2]
-        seen: dict[str, Pair] = {}
-        for name in (options.owner, *self.others):
-            served = options.branches if options.shared_kv else (name,)
-            reach = max(options.kept(branch, last) for branch in served)
-            ending = "" if name == options.owner else _ENDINGS[name]
-            k, v = (
-                cache.extend(f"{x}{ending}", new, dim=2, reach=reach)
-                for x, new in zip("kv", raw[name], strict=True)
-            )
-            seen |= dict.fromkeys(served, (k, v))
-        return self._with_blocks(seen, cache, last)
-
-    def _with_blocks(self, seen: dict[str, Pair], cache: BlockCache, last: int) -> Keys:
-        """The keys of ``seen`` and all compressed blocks, of which those that are new are made."""
-        before = self.options.compressed(cache.position) * self.options.stride
-        # The first token that no block has used up; of each what is kept ends with the last one.
-        new = self._compressed(
-            {
-                name: (k[:, :, before - last :], v[:, :, before - last :])
-                for name, (k, v) in seen.items()
-            }
-        )
-        keys = Keys(None, seen.get("selected"), seen.get("window"))
-        if new is None:
-            return keys
-        found = []
-        for name, blocks in zip("kv", new):
-            earlier = [cache.kept[f"{name}_compressed"]] if cache.position else []
-            cache.kept[f"{name}_compressed"] = torch.cat([*earlier, blocks], 2)
-            found.append(cache.kept[f"{name}_compressed"])
-        return replace(keys, compressed_BKMH=tuple(found))
 
 
 def attend_branches(

@@ -112,14 +112,10 @@ class NsaOptions(PatternOptions):
         return sum(self.pairs(length)) / length
 
     def kept(self, branch: str, length: int) -> int:
-        """Of ``length`` tokens those whose keys and values a branch needs for the next one."""
-        match branch:
-            case "selected":
-                # Any block may be selected again.
-                return length
-            case "compressed":
-                return length - self.compressed(length) * self.stride
-        return min(length, self.window - 1)
+        """Of ``length`` tokens those whose keys and values a branch keeps for the next one."""
+        # Any block may be selected again. The others are rings: a block's tokens, and a window's.
+        most = {"selected": length, "compressed": self.compress, "window": self.window}
+        return min(length, most[branch])
 
     def cached_tokens(self, length: int) -> int:
         """Of the projection's keys and values: what their branch needs, or all that share them."""
@@ -180,7 +176,7 @@ class NsaOptions(PatternOptions):
         return own - 2 * shape.n_embd * ranked / shape.block_size
 
     def cached_numbers(self, shape: Shape, projection: ProjectionOptions, length: int) -> int:
-        """Compressed keys and values; of branches with their own, what later blocks and windows need."""
+        """Compressed keys and values; of branches with their own, their tokens."""
         numbers = projection.cached_numbers(shape)
         blocks = self.compressed(length) * numbers
         others = [] if self.shared_kv else [name for name in self.branches if name != self.owner]

@@ -300,7 +300,7 @@ class TestDecoding:
             assert numbers == case.options.cached_numbers(case.shape, cache.position)
         torch.testing.assert_close(torch.cat(found, 1), whole, atol=1e-11, rtol=1e-11)
         kept = {name: x.shape[2] for name, x in cache.kept.items()}
-        own = {} if shared else {"raw": 20 - 9 * 2, "window": 4}
+        own = {} if shared else {"raw": 4, "window": 5}
         assert kept == {
             f"{x}{rest and '_'}{rest}": length
             for x in "kv"
