@@ -86,9 +86,11 @@ def _parse_line(line: str) -> tuple[str, str, bool] | None:
     name, value = match.groups()
     if value[:1].isspace():
         raise ValueError(f"spaces around '='; write {PREFIX}{name}={value.strip()}")
-    if value.startswith('"'):
-        return name, _parse_string(value), True
-    return name, _parse_bare(value), False
+    quoted = value.startswith('"')
+    try:
+        return name, _parse_string(value) if quoted else _parse_bare(value), quoted
+    except ValueError as error:
+        raise ValueError(f"{PREFIX}{name}: {error}") from None
 
 
 def _parse_comment(line: str) -> tuple[str, str, bool] | None:

@@ -60,11 +60,12 @@ class Tree:
         names a symbol whose assignment did not take: its value is not what was asked for.
         """
         findings, standing = self._apply(layers)
-        problems = [problem for layer in layers for problem in layer.problems]
-        problems += [finding.problem for finding in findings]
+        problems = [self._with_value(p) for layer in layers for p in layer.problems]
+        problems += [self._with_value(f.problem, f.assignment.name) for f in findings]
         broken, hidden, deciding = self._check_standing(standing)
         if any(finding.stale for finding in findings):
-            problems[-1] = dataclasses.replace(problems[-1], next=_OLDDEFCONFIG)
+            advice = "\n        ".join(filter(None, (problems[-1].next, _OLDDEFCONFIG)))
+            problems[-1] = dataclasses.replace(problems[-1], next=advice)
         problems += broken
         values = {item.name: typed_value(item) for item in self.items()}
         origins = {name: deciding.get(name) for name in values}
@@ -214,6 +215,18 @@ class Tree:
         """What the problems ``NAME=value: …`` are about: symbols, and the choices they belong to."""
         names = {text.partition("=")[0] for text in texts}
         return names | {self._key(name) for name in names}
+
+    def _with_value(self, problem: Problem, name: str = "") -> Problem:
+        """``problem`` with the value that kconfiglib would go on with, without a word.
+
+        The symbol is ``name``, else the first that the problem speaks of.
+        """
+        spoken = re.search(r"CONFIG_(\w+)", problem.what)
+        found = self.find(self._key(name or (spoken[1] if spoken else "")))
+        if found is None:
+            return problem
+        value = f"be {value_text(found)}" if value_text(found) else "have no value"
+        return dataclasses.replace(problem, next=f"let pass, {found.name} would {value}")
 
     def _is_deselection(self, assignment: Assignment) -> bool:
         """Whether it is the n of a choice member, which the y of another member implies."""

@@ -24,7 +24,7 @@ def tree(root: Path) -> Tree:
 
 @pytest.fixture
 def refused(tree: Tree):
-    """A function from the text of a file, or a layer, to the errors it causes, one a line."""
+    """A function from the text of a file, or a layer, to the errors it causes, without advice."""
 
     def resolve(*sources: str | Layer) -> list[str]:
         layers = [
@@ -34,6 +34,6 @@ def refused(tree: Tree):
         with pytest.raises(ConfigError) as caught:
             tree.resolve(layers)
         assert caught.value.exit_code == 2
-        return [str(problem) for problem in caught.value.problems]
+        return [f"{problem.where}: {problem.what}" for problem in caught.value.problems]
 
     return resolve

@@ -59,6 +59,7 @@ def test_a_bad_value_ends_with_exit_code_2_and_leaves_config_alone(place: Place)
     assert done.stderr == (
         "ERROR   SET: N_HEADS=1: no such symbol; nearest: N_HEAD, N_KV_HEAD\n"
         "ERROR   SET: LATENT_DIM=9999: out of range 0 to 4096\n"
+        "        let pass, LATENT_DIM would be 128\n"
         "EXIT    code 2\n"
     )
     assert before == {path.name: path.read_bytes() for path in place.build.iterdir()}
