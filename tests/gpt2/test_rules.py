@@ -8,6 +8,7 @@ import pytest
 from gpt2.ablation.resolve import resolve_config, resolve_study
 from gpt2.ablation.ratio import RATIO
 from gpt2.check.cases import find_cases
+from gpt2.combinations import Sweep
 from gpt2.config import Config
 from gpt2.planning import make_plan
 from lib.binding import Value
@@ -168,6 +169,50 @@ def test_all_problems_come_at_once(refused: Callable) -> None:
     )
     assert all(any(f"test: {symbol}" in text for text in found) for symbol in symbols), found
     assert len(found) == len(symbols)
+
+
+WRONG: dict[str, Value] = {
+    "DEVICE_CPU": True,
+    "MODEL_SIZE_CUSTOM": True,
+    "N_HEAD": 4,
+    "N_EMBD": 130,
+    "ATTENTION_PROJECTION_GROUPED": True,
+    "N_KV_HEAD": 3,
+    "PRECISION_BF16": True,
+    "ATTENTION_BACKEND_AUTO": True,
+}
+
+
+@pytest.mark.parametrize(
+    "runs",
+    [
+        {"SINGLE_TRAINING": True},
+        {"RA_MLA_ABLATION_MODE": True},
+        {"TEST_MATRIX_MODE": True, "TEST_MATRIX_AXES": "N_LAYER=1,2"},
+        {"SINGLE_TRAINING": True, "DRY_RUN": True},
+    ],
+    ids=["training", "study", "matrix", "dry run"],
+)
+def test_every_way_in_tells_the_same_before_anything_is_there(
+    tmp_path: Path, runs: dict[str, Value]
+) -> None:
+    """One validator: what plans and trains, a sweep, and what make check takes."""
+    layers = [Layer.of("defconfig", "test", WRONG | runs)]
+    sweep = Sweep("LEARNING_RATE=1e-3,2e-3")
+    told = []
+    for answer in (
+        lambda: make_plan(layers, tmp_path),
+        lambda: make_plan(layers, tmp_path, sweep=sweep),
+        lambda: find_cases(layers),
+    ):
+        with pytest.raises(ConfigError) as refusal:
+            answer()
+        told.append([problem.what for problem in refusal.value.problems])
+    assert told[0] == told[1] == told[2]
+    symbols = ("N_EMBD: 130", "N_KV_HEAD: 3", "PRECISION: bf16", "ATTENTION_BACKEND: auto")
+    assert len(told[0]) == len(symbols)
+    assert all(any(what.startswith(symbol) for what in told[0]) for symbol in symbols), told[0]
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_what_did_not_take_is_not_judged(refused: Callable) -> None:

@@ -56,6 +56,9 @@ def test_it_trains_only_when_told_and_is_kept(clone: Path, tmp_path: Path) -> No
     assert set(git(clone, "status", "--porcelain").splitlines()) == {" M gpt2/model.py", "?? text/"}
     (run,) = (clone / "results" / "single").glob("run-*")
     manifest = json.loads((run / "manifest.json").read_text())
+    # Of the tree that trains, and never of the repository in whose folder it was typed.
+    assert manifest["volatile"]["git_root"] == str(clone)
+    assert manifest["code"]["git_sha"] == git(clone, "rev-parse", "HEAD").strip()
     assert manifest["code"]["dirty_tree"] is True
     assert manifest["code"]["diff"] == {"file": "code.diff", "sha256": sha256(run / "code.diff")}
     environment = manifest["environment"]

@@ -57,14 +57,19 @@ def bad_gradient(
         yield
 
 
-def strictly(path: Path) -> dict[str, Any]:
+def strict(text: str) -> dict[str, Any]:
     """JSON as its standard has it: without NaN."""
 
     def refuse(word: str) -> None:
         raise ValueError(word)
 
-    found: dict[str, Any] = json.loads(path.read_text(), parse_constant=refuse)
+    found: dict[str, Any] = json.loads(text, parse_constant=refuse)
     return found
+
+
+def strictly(path: Path) -> dict[str, Any]:
+    """A file of such JSON."""
+    return strict(path.read_text())
 
 
 @pytest.mark.parametrize(("value", "nan"), [(math.nan, 1), (math.inf, 0), (-math.inf, 0)])
@@ -102,6 +107,12 @@ def test_one_bad_element_is_named_exactly_and_the_step_can_be_made_again(
     counts = ["1", str(nan), str(1 - nan)]
     assert shown[1].split()[1:] == [CULPRIT, "[16,", "64]", "float32", "cpu", *counts]
     assert CULPRIT in failed.files.logs.read_text()
+    documents = [path for path in failed.files.path.iterdir() if path.suffix in (".json", ".yaml")]
+    assert {"manifest.json", "status.json", "resolved_config.yaml"} <= {p.name for p in documents}
+    assert all(map(strictly, documents))
+    assert strictly(failed.files.manifest)["status"] == "FAILED"
+    for path in failed.files.path.glob("*.jsonl"):
+        assert all(strict(line) for line in path.read_text().splitlines())
     assert (record["iteration"], record["sequences"]) == (7, {"first": 24, "count": 4})
     assert record["lr"] > 0 and record["found"] == "before the update"
     assert [r["micro_batch"] for r in record["ranks"]] == [0]

@@ -260,9 +260,12 @@ def test_what_shares_gradients_must_not_outlive_its_group(ranks: Callable) -> No
     assert ranks(2, body) == ["AssertionError: what shares gradients outlives its group"] * 2
 
 
+@pytest.mark.parametrize("looked_for", [True, False])
 def test_a_number_that_is_not_finite_on_one_rank_stops_all_at_the_same_step(
-    configure: Configure, train: Callable, ranks: Callable
+    configure: Configure, train: Callable, ranks: Callable, looked_for: bool
 ) -> None:
+    config = configure(**SPLITS[2], CHECK_NUMERICS=looked_for, LOG_INTERVAL=1)
+
     def body(rank: int) -> str:
         calls, forward = count(), GPT.forward
 
@@ -271,9 +274,11 @@ def test_a_number_that_is_not_finite_on_one_rank_stops_all_at_the_same_step(
             return forward(*arguments) * (float("nan") if bad else 1.0)
 
         with mock.patch("gpt2.model.GPT.forward", spoiled):
-            return train(configure(**SPLITS[2])).status.message
+            return train(config).status.message
 
+    started = time.monotonic()
     main, other = ranks(2, body)
+    assert time.monotonic() - started < 30
     assert main.startswith("loss is NaN at it 4")
     assert other == f"RunError: {main}"
     assert read_status(train.found("run").files).state is State.FAILED

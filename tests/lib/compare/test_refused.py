@@ -1,0 +1,99 @@
+"""Whatever may change a loss is refused by name where it was not to differ, and kept apart by label.
+
+One run is a forged copy of the other that differs in one thing.
+"""
+
+import pytest
+
+from lib.analysis.report import to_markdown
+from lib.analysis.table import build_table
+from lib.compare.facts import read_facts
+from lib.compare.verdict import judge
+from lib.plan import Run, Variant
+from tests.lib.fabricated import IDENTITY, MANIFEST, changed, write_run
+
+# A knob that the copies do not have otherwise.
+KNOBS = {
+    "quantization_scheme": "none",
+    "allow_tf32_matmul": False,
+}
+WHOLE = changed(
+    MANIFEST,
+    **{
+        f"knobs__{name}": {"requested": value, "resolved": value, "observed": value}
+        for name, value in KNOBS.items()
+    },
+)
+# What differs → how it is forged, and the field that is told.
+SETTINGS = {
+    "compiler": ({"machine__compile": True}, "machine.compile"),
+    "precision": ({"machine__precision": "bf16"}, "machine.precision"),
+    "attention kernel": ({"model__attention__backend": "math"}, "model.attention.backend"),
+    "profile": ({"repro__profile": "maxout_speed"}, "repro.profile"),
+    # Evaluations are read in the micro-batches of training.
+    "evaluation batch": ({"train__batch_size": 4}, "train.batch_size"),
+}
+FACTS = {
+    "quantization": ({"knobs__quantization_scheme__observed": "int8"}, "knobs.quantization_scheme"),
+    "TF32": ({"knobs__allow_tf32_matmul__observed": True}, "knobs.allow_tf32_matmul"),
+    "memory that ran out": ({"oom_fallbacks": [{"action": "halve"}]}, "oom_fallbacks"),
+    "threads": ({"knobs__cpu_threads__observed": 2}, "knobs.cpu_threads"),
+    "torch": ({"origin__torch": "2.12.0"}, "torch"),
+}
+
+
+@pytest.fixture
+def forged(tmp_path):
+    """A run and its copy, which differs in ``name`` alone; nothing without."""
+
+    def make(name=""):
+        settings, facts = SETTINGS.get(name, ({},))[0], FACTS.get(name, ({},))[0]
+        a = write_run(tmp_path / "a", manifest=WHOLE)
+        identity, manifest = changed(IDENTITY, **settings), changed(WHOLE, **facts)
+        return a, write_run(tmp_path / "b", identity=identity, manifest=manifest)
+
+    return make
+
+
+def verdict(pair, labels=()):
+    return judge(*(read_facts(run) for run in pair), {}, [], labels)
+
+
+@pytest.mark.parametrize("name", [*SETTINGS, *FACTS])
+def test_two_runs_that_differ_in_it_are_refused_or_labelled(forged, name):
+    field = (SETTINGS | FACTS)[name][1]
+    found = verdict(forged(name))
+    assert (found.verdict, found.exit_code) == ("NOT COMPARABLE", 4)
+    assert [reason.split(":")[0] for reason in found.reasons] == [field] and found.losses is None
+    labelled = verdict(forged(name), [field])
+    assert labelled.exit_code == 0 and labelled.labels[0].startswith(f"{field}: ")
+
+
+def test_two_runs_that_differ_in_nothing_pass(forged):
+    assert (verdict(forged()).verdict, verdict(forged()).exit_code) == ("BITWISE", 0)
+
+
+@pytest.mark.parametrize("name", FACTS)
+def test_a_table_has_no_figures_for_it_or_a_column_of_its_own(forged, name):
+    field = FACTS[name][1]
+
+    class Planned:
+        hash8 = "0123abcd"
+
+        def identity(self):
+            return IDENTITY
+
+    runs = [
+        Run("demo", Variant(slug, parent=parent), 1, Planned(), run.path)
+        for run, slug, parent in zip(forged(name), ("base", "wide"), ("", "base"), strict=True)
+    ]
+    base, wide = build_table("demo", runs).rows
+    assert (base.state, wide.state) == ("done", f"not comparable: {field}")
+    assert wide.val_loss is None and wide.delta_baseline is None
+    table = build_table("demo", runs, label_by=[field])
+    assert [row.state for row in table.rows] == ["done", "done"]
+    values = [row.labels[field] for row in table.rows]
+    # Side by side, and never subtracted.
+    assert values[0] != values[1] and table.rows[1].delta_baseline is None
+    head = next(line for line in to_markdown(table).splitlines() if line.startswith("|"))
+    assert field in head.replace("|", " ").split()
