@@ -1,0 +1,32 @@
+"""Small sizes of native sparse attention, and full attention by its formula."""
+
+import torch
+
+from gpt2.attention.grouped.options import GroupedOptions
+from gpt2.attention.nsa.options import NsaOptions
+
+PAIR = GroupedOptions(n_kv_head=2)
+# Of 33 tokens six blocks, of which a query gets three that are forced and one by its score.
+SIZES = {"compress": 4, "stride": 2, "select": 6, "count": 4, "window": 5}
+FORM = {"shared_kv": False, "phi": "mlp", "hidden": 3, "gate": "sigmoid"}
+BRANCHES = {f"branch_{name}": True for name in ("compressed", "selected", "window")}
+FORM |= {"select_by": "score", **BRANCHES}
+PAPER = {"compress": 32, "stride": 16, "select": 64, "count": 16, "window": 512}
+
+
+def options(**given):
+    return NsaOptions(**{**SIZES, **FORM, **given})
+
+
+def drawn(*shape, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+
+def full_attention(q_BNTH, k_BKSH, v_BKSH):
+    """By its formula; the last query is that of the last token."""
+    k, v = (x.repeat_interleave(q_BNTH.shape[1] // x.shape[1], 1) for x in (k_BKSH, v_BKSH))
+    scores = torch.einsum("bnth,bnsh->bnts", q_BNTH, k) / q_BNTH.shape[-1] ** 0.5
+    queries, tokens = scores.shape[-2:]
+    later = torch.arange(tokens) > torch.arange(tokens - queries, tokens)[:, None]
+    return torch.softmax(scores.masked_fill(later, -torch.inf), -1) @ v

@@ -1,0 +1,75 @@
+"""Which blocks a query selects."""
+
+import itertools
+
+import pytest
+import torch
+
+from gpt2.attention.nsa.blocks import score_blocks, select_blocks
+from gpt2.attention.nsa.compressed import attend_compressed
+from gpt2.attention.nsa.reference import selected_blocks
+from tests.gpt2.attention.nsa.sizes import PAPER, drawn, options
+
+
+class TestSelection:
+    """Scores, forced blocks, ties."""
+
+    @pytest.mark.parametrize(
+        "sizes", [(32, 16, 64), (16, 8, 32), (32, 32, 64), (16, 16, 16), (6, 2, 8)]
+    )
+    def test_weights_count_as_far_as_they_overlap(self, sizes):
+        compress_, stride, select = sizes
+        given = options(compress=compress_, stride=stride, select=select)
+        tokens = 5 * select
+        count = given.compressed(tokens)
+        alone = torch.eye(count, dtype=torch.float64)[None, None, None]
+        found = score_blocks(alone, given, 5)[0, 0]
+        for i, j in itertools.product(range(count), range(5)):
+            low, high = max(i * stride, j * select), min(i * stride + compress_, (j + 1) * select)
+            assert found[i, j] == max(0, high - low) / stride
+
+    def test_weights_of_the_third_block(self):
+        """Tokens 128 to 191, compressed blocks of 32 at every 16th token."""
+        alone = torch.eye(19)[None, None, None]
+        found = score_blocks(alone, options(**PAPER), 5)[0, 0, :, 2].tolist()
+        assert found == [0] * 7 + [1, 2, 2, 2, 1] + [0] * 7
+
+    def test_heads_of_a_group_are_summed_after_their_softmax(self):
+        weights = drawn(1, 2, 3, 8, 9).softmax(-1)
+        both = score_blocks(weights, options(), 4)
+        each = sum(score_blocks(weights[:, :, g : g + 1], options(), 4) for g in range(3))
+        torch.testing.assert_close(both, each)
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+    def test_of_equal_scores_the_first(self, dtype):
+        scores = torch.full((1, 1, 40, 10), 0.125, dtype=dtype)
+        chosen = select_blocks(scores, options(select=4, count=5), 0)[0, 0].tolist()
+        assert chosen[3] == [0, -1, -1, -1, -1] and chosen[13] == [0, 1, 2, 3, -1]
+        assert chosen[39] == [0, 1, 2, 8, 9]
+
+    def test_equals_a_search_from_the_definition(self):
+        given = options(count=4)
+        weights = drawn(1, 1, 1, 60, given.compressed(60), seed=4).softmax(-1)
+        for t in range(60):
+            weights[..., t, given.compressed(t + 1) :] = 0
+        found = select_blocks(score_blocks(weights, given, 10), given, 0)[0, 0]
+        for t, row in enumerate(found.tolist()):
+            seen = weights[0, 0, 0, t, : given.compressed(t + 1)].tolist()
+            expected = selected_blocks(t, seen, given)
+            assert row == expected + [-1] * (4 - len(expected))
+            assert len(expected) == min(4, t // 6 + 1)
+            assert {0, t // 6, max(0, t // 6 - 1)} <= set(expected)
+
+    def test_rows_from_a_later_token_on(self):
+        scores = drawn(1, 2, 40, 7, seed=6).abs()
+        whole = select_blocks(scores, options(), 0)
+        assert torch.equal(select_blocks(scores[:, :, 17:], options(), 17), whole[:, :, 17:])
+
+    def test_heads_in_another_order_select_the_same(self):
+        q, keys = drawn(1, 2, 3, 33, 4), drawn(1, 2, 15, 4, seed=1)
+        out, blocks = attend_compressed(q, keys, keys, options())
+        turned, same = attend_compressed(q.flip(2), keys, keys, options())
+        assert torch.equal(blocks, same)
+        torch.testing.assert_close(turned, out.flip(2))
+        q[:, 0, 1] *= 5
+        assert torch.equal(attend_compressed(q, keys, keys, options())[1][:, 1], blocks[:, 1])
