@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from gpt2.ablation.mechanisms import MECHANISMS
+from gpt2.ablation.nsa import NSA
 from gpt2.ablation.ratio import RATIO
 from gpt2.config import Config
 from lib.kconfig import Tree, defconfig_layers, list_defconfigs, parse_text, read_file
@@ -156,14 +157,19 @@ def test_ratio_ablation_is_the_published_setting(tree):
 
 
 @pytest.mark.parametrize(
-    ("name", "study"), [("gpt2-ratio-ablation", RATIO), ("gpt2-mechanisms", MECHANISMS)]
+    ("name", "study", "size"),
+    [
+        ("gpt2-ratio-ablation", RATIO, "at 124M"),
+        ("gpt2-mechanisms", MECHANISMS, "at 124M"),
+        ("nsa-quickstart", NSA, "on a small byte model"),
+    ],
 )
-def test_a_study_s_defconfig_names_every_step(tree, name, study):
+def test_a_study_s_defconfig_names_every_step(tree, name, study, size):
     text = (ROOT / "defconfigs" / name).read_text()
     listed = re.findall(r"^#  +(\d+)  (\S+) +(.+?)(?: \(([^()]+)\))?$", text, re.MULTILINE)
     steps = [(str(n), s.slug, s.title, s.parent) for n, s in enumerate(study.steps)]
     assert listed == steps
-    assert text.startswith(f"# {study.name.upper()} study: {len(steps)} steps at 124M")
+    assert text.startswith(f"# {study.name.upper()} study: {len(steps)} steps {size}")
     assert resolved(tree, name)["ABLATION_STUDY"] == study.name
 
 

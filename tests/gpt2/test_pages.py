@@ -1,12 +1,16 @@
 """Every mechanism has a page that names its symbols, its costs and the steps that use it."""
 
+import re
+
 import pytest
 
-from gpt2.ablation.mechanisms import MECHANISMS as STUDY
+from gpt2.ablation import STUDIES
 from gpt2.attention import GATES, PATTERNS, PROJECTIONS, TERMS
+from gpt2.attention.nsa.options import NsaOptions
 from gpt2.mlp import MECHANISMS
 from lib.kconfig import Tree
 from lib.project import ROOT
+from tests.gpt2.builders import PARTS as PARTS_OF_MODELS
 
 PARTS = [*PROJECTIONS, *PATTERNS, *TERMS, *GATES, *MECHANISMS]
 
@@ -28,8 +32,24 @@ def test_a_page_names_symbols_costs_and_what_off_means(folders, part):
         assert f"\n| {row}" in text, row
 
 
-def test_a_page_names_the_steps_of_its_options(folders):
-    for step in STUDY.steps:
+@pytest.mark.parametrize("study", ["mechanisms", "nsa"])
+def test_a_page_names_the_steps_of_its_options(folders, study):
+    for step in STUDIES[study].steps:
         for part in {folders[name] for name in step.set} & set(PARTS):
             text = (ROOT / "docs" / "mechanisms" / f"{part}.md").read_text()
             assert f"`{step.slug}`" in text, (part, step.slug)
+
+
+def test_the_costs_on_the_page_of_nsa_are_those_declared():
+    text = (ROOT / "docs" / "mechanisms" / "nsa.md").read_text()
+    rows = re.findall(r"^\| (\d+) \| (.+) \|$", text, re.MULTILINE)
+    sizes = [(32, 16, 64, 16, 512), (32, 16, 64, 8, 256), (16, 8, 32, 8, 128)]
+    named = [dict(zip(("compress", "stride", "select", "count", "window"), s)) for s in sizes]
+    forms = [NsaOptions(**(PARTS_OF_MODELS["nsa"] | given)) for given in named]
+    assert [int(length) for length, _ in rows] == [2**i for i in range(9, 17)]
+    for length, found in ((int(n), cells.split(" | ")) for n, cells in rows):
+        pairs = [round(p / length) for p in forms[0].pairs(length)]
+        ratios = [f"{(length + 1) / 2 / form.mean_keys(length):.2f}" for form in forms]
+        reads = sum(forms[0].pairs(length)) - sum(forms[0].pairs(length - 1))
+        expected = [", ".join(map(str, pairs)), *ratios, str(reads), f"{length / reads:.2f}"]
+        assert found == expected, length

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from gpt2.ablation.mechanisms import MECHANISMS
+from gpt2.ablation.nsa import NSA
 from gpt2.ablation.ratio import RATIO
 from gpt2.ablation.resolve import resolve_study
 from gpt2.ablation.step import Study
@@ -19,12 +20,14 @@ from lib.project import ROOT
 EQUAL = {
     "ratio": {("baseline", "pruned-50")},
     "mechanisms": {("ra", "ra-learnable"), ("ract", "ract-detached"), ("cross", "cross-attached")},
+    "nsa": {("nsa", "nsa-softmax")},
 }
 
 
 def configs(study: Study, block_size: int) -> dict[str, Config]:
     short = Layer.of("command line", "test", {"BLOCK_SIZE": block_size})
-    steps = resolve_study(Tree(), [*defconfig_layers(ROOT, "gpt2-quickstart"), short], study)
+    defconfig = "nsa-quickstart" if study is NSA else "gpt2-quickstart"
+    steps = resolve_study(Tree(), [*defconfig_layers(ROOT, defconfig), short], study)
     return {found.step.slug: found.config for found in steps}
 
 
@@ -36,8 +39,8 @@ def built(config: Config) -> tuple[GPT, Tensor]:
     return model, model(torch.randint(0, 256, shape, generator=torch.Generator().manual_seed(1)))
 
 
-# The mechanisms' window has to hide something: it is 64.
-@pytest.mark.parametrize(("study", "block_size"), [(RATIO, 32), (MECHANISMS, 80)])
+# The mechanisms' window has to hide something: it is 64. That of NSA's control is 511.
+@pytest.mark.parametrize(("study", "block_size"), [(RATIO, 32), (MECHANISMS, 80), (NSA, 576)])
 def test_i6_different_steps_are_different_functions(study, block_size):
     steps = configs(study, block_size)
     with torch.no_grad():
@@ -55,9 +58,15 @@ def test_pruning_acts_on_training_and_so_on_the_configuration_alone():
     assert steps["pruned-50"].pruning.name == "magnitude" != steps["baseline"].pruning.name
 
 
-@pytest.mark.parametrize(("parent", "step"), sorted(EQUAL["mechanisms"]))
-def test_steps_that_start_as_the_same_function_train_differently(parent, step):
-    steps = configs(MECHANISMS, 32)
+@pytest.mark.parametrize(
+    ("study", "block_size", "parent", "step"),
+    [
+        *((MECHANISMS, 32, *pair) for pair in sorted(EQUAL["mechanisms"])),
+        *((NSA, 272, *pair) for pair in sorted(EQUAL["nsa"])),
+    ],
+)
+def test_steps_that_start_as_the_same_function_train_differently(study, block_size, parent, step):
+    steps = configs(study, block_size)
     gradients = []
     for slug in (parent, step):
         model, logits = built(steps[slug])

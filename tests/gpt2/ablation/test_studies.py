@@ -3,6 +3,7 @@
 import pytest
 
 from gpt2.ablation import STUDIES
+from gpt2.ablation.nsa import READS
 from gpt2.ablation.resolve import resolve_study
 from gpt2.ablation.step import Study
 from lib.kconfig import Layer, Tree, defconfig_layers
@@ -26,9 +27,13 @@ SIZES = [
     },
 ]
 
+# What the steps of a study share.
+SHARED = {"nsa": {"ATTENTION_PROJECTION_GROUPED": True, "N_KV_HEAD": 2, "BLOCK_SIZE": 1024}}
+
 
 def chosen(study: Study) -> Layer:
-    return Layer.of("command line", "test", {f"ABLATION_STUDY_{study.name.upper()}": True})
+    settings = {f"ABLATION_STUDY_{study.name.upper()}": True, **SHARED.get(study.name, {})}
+    return Layer.of("command line", "test", settings)
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +50,7 @@ def quickstart(tree):
 def test_the_studies_are_the_members_of_the_choice(tree):
     members = {s.name for s in tree.symbols() if s.choice == "ABLATION_STUDY"}
     assert members == {f"ABLATION_STUDY_{name.upper()}" for name in STUDIES}
-    assert list(STUDIES) == ["ratio", "mechanisms"]
+    assert list(STUDIES) == ["ratio", "mechanisms", "nsa"]
 
 
 @every_study
@@ -53,7 +58,7 @@ def test_the_studies_are_the_members_of_the_choice(tree):
 def test_i5_every_step_is_unique_and_keeps_its_promises_at_every_size(
     tree, full_config, study, size
 ):
-    if study.name == "mechanisms" and "MODEL_SIZE_XL" in size:
+    if study.name in ("mechanisms", "nsa") and "MODEL_SIZE_XL" in size:
         pytest.skip("two heads of keys and values do not divide 25")
     resolved = resolve_study(tree, [full_config(**size), chosen(study)], study)
     assert len({found.config.hash8 for found in resolved}) == len(study.steps)
@@ -78,7 +83,7 @@ def test_a_step_changes_what_it_says_and_what_comes_and_goes_with_it(tree, quick
 
 
 def test_steps_of_one_name_are_one_configuration(quickstart):
-    ratio, mechanisms = (quickstart(study) for study in STUDIES.values())
+    ratio, mechanisms = (quickstart(STUDIES[name]) for name in ("ratio", "mechanisms"))
     for slug in ("baseline", "ra", "ract", "mla", "mla-golden", "golden"):
         assert ratio[slug].config.hash8 == mechanisms[slug].config.hash8
     # RATIO calls it golden-gate, beside golden-gate-cross.
@@ -93,7 +98,7 @@ def test_every_option_of_the_studied_mechanisms_is_a_step(tree, quickstart):
         parts = (attention.projection, attention.pattern, *attention.terms, *attention.gates)
         folders |= {f"gpt2/attention/{part.name}/Kconfig" for part in parts}
         folders |= {f"gpt2/mlp/{part.name}/Kconfig" for part in config.model.mlp.mechanisms}
-    assert len(folders) == 11
+    assert len(folders) == 12
     options = set()
     for s in tree.symbols():
         if s.where.partition(":")[0] in folders and s.choice:
@@ -102,3 +107,45 @@ def test_every_option_of_the_studied_mechanisms_is_a_step(tree, quickstart):
             options |= {(s.name, True), (s.name, False)}
     assert len(options) > 30
     assert options <= {item for config in configs for item in config.values.items()}
+
+
+class TestNsa:
+    """What makes the steps of the NSA study comparable."""
+
+    @pytest.fixture(scope="class")
+    def steps(self, tree):
+        layers = defconfig_layers(ROOT, "nsa-quickstart")
+        return {s.step.slug: s.config.model for s in resolve_study(tree, layers, STUDIES["nsa"])}
+
+    def test_all_have_the_key_heads_and_the_context_of_the_control(self, steps):
+        shared = {(m.attention.projection, m.shape) for m in steps.values()}
+        assert len(shared) == 1
+        assert steps["baseline"].attention.pattern.name == "full"
+
+    def test_the_window_is_as_wide_as_the_most_that_a_token_reads(self, steps):
+        nsa, window = (steps[slug].attention.pattern for slug in ("nsa", "sliding"))
+        reads = [sum(nsa.pairs(t + 1)) - sum(nsa.pairs(t)) for t in range(1024)]
+        assert max(reads) == reads[-1] == window.window == READS
+
+    def test_selection_takes_at_most_half_and_full_attention_scores_more_pairs(self, steps):
+        nsa = steps["nsa"].attention.pattern
+        assert nsa.count * nsa.select <= 1024 / 2
+        assert round(1025 / 2 / nsa.mean_keys(1024), 2) == 1.30
+
+    def test_parameters_are_those_worked_out_by_hand(self, steps):
+        """C = 128, two key heads of 32 in 4 layers: 2 · 128 · 64 for keys and values of a branch."""
+        counts = {slug: model.num_params() for slug, model in steps.items()}
+        pair, phi, gate = 4 * (2 * 128 * 64 + 128), 4 * 2 * (16 * 17 * 32 + 16 * 32), 4 * 4 * 129
+        added = {slug: count - counts["baseline"] for slug, count in counts.items()}
+        assert added == {
+            "baseline": 0,
+            "sliding": 0,
+            "nsa": 2 * pair + phi + 3 * gate,
+            "nsa-shared": phi + 3 * gate,
+            "nsa-mean": 2 * pair + 3 * gate,
+            "nsa-softmax": 2 * pair + phi + 3 * gate,
+            "nsa-no-compressed": pair + 2 * gate,
+            "nsa-no-selected": pair + phi + 2 * gate,
+            "nsa-no-window": pair + phi + 2 * gate,
+            "nsa-random": 2 * pair + phi + 3 * gate,
+        }
