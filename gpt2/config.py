@@ -61,6 +61,15 @@ class ModelConfig:
         attention = self.attention.cached_numbers(self.shape, length)
         return sum(attention + self.mlp.cached_numbers(site, length) for site in self.sites())
 
+    def pairs_per_token(self) -> float:
+        """Query-key pairs of a head for a token of a full context, on average."""
+        return self.attention.pattern.mean_keys(self.shape.block_size)
+
+    def reads(self) -> int:
+        """Keys that a head reads for the last token of a full context."""
+        length, keys = self.shape.block_size, self.attention.pattern.mean_keys
+        return round(length * keys(length) - (length - 1) * keys(length - 1))
+
     def flops_per_token(self) -> float:
         """Training FLOPs for one token at full context: forward, and twice that backward."""
         attention = self.attention.flops_per_token(self.shape)

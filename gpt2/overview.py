@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from gpt2.config import Config
+from gpt2.notes import note_lines
 from gpt2.planning import EAGER, Plan
 from gpt2.training.budget import Budget, run_budget
 from lib.machine import speed
@@ -37,6 +38,9 @@ class RunView:
     # Hidden units and mechanism widths of the first and the last block.
     widths: str
     flops_per_token: float
+    # Query-key pairs of a head for a token, on average and of the last one of a context.
+    pairs_per_token: float
+    reads: int
     # None where a time budget leaves it open.
     tokens: int | None
     # Multiple of the configured budget that the run trains for by design.
@@ -61,8 +65,10 @@ def look(plan: Plan) -> list[RunView]:
 
 def plan_text(plan: Plan, views: Sequence[RunView]) -> str:
     """The plan as columns, and what it adds up to."""
-    header = ("run", "params", "ratio", "widths", "FLOP/token", "tokens", "time", "state", "delta")
-    lines = [header]
+    seen = len({view.pairs_per_token for view in views}) > 1
+    pairs = ("pairs", "reads") if seen else ()
+    sizes = ("run", "params", "ratio", "widths", "FLOP/token", *pairs)
+    lines = [(*sizes, "tokens", "time", "state", "delta")]
     for view in views:
         lines.append(
             (
@@ -71,6 +77,7 @@ def plan_text(plan: Plan, views: Sequence[RunView]) -> str:
                 view.ratio,
                 view.widths,
                 short(view.flops_per_token),
+                *((f"{view.pairs_per_token:.0f}", str(view.reads)) if seen else ()),
                 _tokens(view),
                 "~" * (view.seconds_from == "machine") + _time(view.seconds),
                 view.state,
@@ -78,7 +85,8 @@ def plan_text(plan: Plan, views: Sequence[RunView]) -> str:
             )
         )
     left_out = "".join(f"left out  {problem}\n" for problem in plan.left_out)
-    notes = f"{_note(views)}{_twin_note(plan, views)}{_debug_note(plan)}"
+    sizes = "".join(f"{line}\n" for line in _pattern_notes(plan))
+    notes = f"{sizes}{_note(views)}{_twin_note(plan, views)}{_debug_note(plan)}"
     return f"{_columns(lines)}\n{left_out}{notes}{summary_line(plan, views)}"
 
 
@@ -122,6 +130,7 @@ def to_json(plan: Plan, views: Sequence[RunView]) -> str:
         "study": plan.study,
         "folder": str(plan.folder),
         "debug_flags": plan.base.numerics.debug_flags,
+        "notes": _pattern_notes(plan),
         "left_out": [str(problem) for problem in plan.left_out],
         "runs": [
             asdict(view) | {"directory": str(run.path), "seed": run.seed}
@@ -157,6 +166,10 @@ def _twin_note(plan: Plan, views: Sequence[RunView]) -> str:
     )
 
 
+def _pattern_notes(plan: Plan) -> list[str]:
+    return note_lines((run.label, run.config) for run in plan.runs)
+
+
 def _debug_note(plan: Plan) -> str:
     """That runs are watched closely, where that is slow."""
     if not plan.base.numerics.detect_anomaly:
@@ -187,6 +200,8 @@ def _view(run: Run[Config], known: "_Speed") -> RunView:
         ratio=ratio,
         widths=widths,
         flops_per_token=flops,
+        pairs_per_token=config.model.pairs_per_token(),
+        reads=config.model.reads(),
         tokens=tokens,
         stretch=budget.stretch,
         seconds=seconds,

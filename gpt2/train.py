@@ -16,6 +16,7 @@ import torch
 
 from gpt2.config import Config
 from gpt2.evaluate import Evaluation
+from gpt2.notes import notes
 from gpt2.runs import read_resolved_config
 from gpt2.training.belongs import made_for
 from gpt2.training.describe import closing_facts, manifest_facts, rng_of_ranks, start_line
@@ -226,6 +227,8 @@ def _begin(session: Session, build_dir: Path, rng_at_start: dict[str, list[str]]
     _write_status(session, State.RUNNING)
     session.heartbeat.beat("start", session.iteration)
     session.records.line("TRAIN", start_line(session))
+    for note in notes(session.config):
+        session.records.line(note.tag, note.text)
 
 
 def _to_the_end(session: Session, stop: Stop, started: float) -> Status:

@@ -35,6 +35,19 @@ class ProjectionOptions(Protocol):
         """One token's queries, as decoding multiplies them with those keys."""
 
 
+@dataclass(frozen=True)
+class Note:
+    """Something to know before a run is started."""
+
+    text: str
+    warns: bool = False
+
+    @property
+    def tag(self) -> str:
+        """What the line begins with."""
+        return "WARN" if self.warns else "NOTE"
+
+
 class PatternOptions(ABC):
     """Which earlier tokens a token sees. As it stands, a pattern has no parameters."""
 
@@ -53,7 +66,7 @@ class PatternOptions(ABC):
     def check(self, shape: Shape) -> None:
         """ConfigError where the pattern does not fit the shape."""
 
-    def notes(self, shape: Shape) -> list[str]:
+    def notes(self, shape: Shape) -> list[Note]:
         """What whoever plans a run has to know of the pattern at this context."""
         return []
 

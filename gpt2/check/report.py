@@ -8,6 +8,7 @@ from typing import Any
 from gpt2.check import Check
 from gpt2.check.cases import Case, Cases
 from gpt2.check.run import Report, Result
+from gpt2.notes import note_lines
 
 SCHEMA_VERSION = 1
 # Lines for one check of one step; a wrong logit makes every gradient wrong.
@@ -41,6 +42,7 @@ def document(
         "schema_version": SCHEMA_VERSION,
         "study": cases.study,
         "checks": [check.name for check in checks],
+        "notes": _notes(cases),
         "steps": steps,
         "passed": passed,
         "failed": failed,
@@ -59,6 +61,7 @@ def text(
         cells = [_cell(report.results.get(name), max(6, len(name))) for name in names]
         lines.append("  ".join([f"{case.label:<{width}}", *cells]))
     lines += _full_size(cases, reports, width)
+    lines += _notes(cases)
     lines += _failures(cases, reports, command)
     passed, failed = totals(reports)
     lines += [f"seconds of each check; {seconds:.1f} s in all", f"{passed} passed, {failed} failed"]
@@ -81,6 +84,11 @@ def _full_size(cases: Cases, reports: Sequence[Report], width: int) -> list[str]
     names = [line[0].ljust(max(widths[0], width)) for line in lines]
     cells = [[c.rjust(w) for c, w in zip(line[1:], widths[1:], strict=True)] for line in lines]
     return ["", *("  ".join([n, *c]) for n, c in zip(names, cells, strict=True)), ""]
+
+
+def _notes(cases: Cases) -> list[str]:
+    """Of the configured sizes, which small forms do not show."""
+    return note_lines((case.label, case.config) for case in cases.chosen if case.config)
 
 
 def totals(reports: Sequence[Report]) -> tuple[int, int]:

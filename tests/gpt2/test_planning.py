@@ -304,3 +304,22 @@ def test_plan_and_status_load_no_torch_and_write_nothing(configure, script):
     assert "ratio study (paper_repro), 19 x 1 seed, 19 runs, 0 done" in found.stdout
     assert "torch=False" in found.stderr
     assert sorted(build.rglob("*")) == before
+
+
+def test_pairs_and_reads_are_listed_where_runs_differ_in_them(planned):
+    """Of full attention T/2 and T, of a window w less what the first tokens lack, and w."""
+    plan = planned(RA_MLA_ABLATION_MODE=True, ABLATION_STUDY_MECHANISMS=True, steps="0,3,4")
+    views = overview.look(plan)
+    assert [(v.pairs_per_token, v.reads) for v in views] == [(64.5, 128), (48.25, 64), (64.5, 128)]
+    lines = [line.split("  ") for line in overview.plan_text(plan, views).splitlines()]
+    assert [word for word in lines[0] if word][5:7] == ["pairs", "reads"]
+    assert "pairs" not in overview.plan_text(planned(), overview.look(planned()))
+
+
+def test_a_plan_says_where_native_sparse_attention_does_not_pay(planned):
+    chosen = {"ATTENTION_PROJECTION_GROUPED": True, "ATTENTION_PATTERN_NSA": True}
+    plan = planned(**chosen, SEED_LIST="1,2")
+    text = overview.plan_text(plan, overview.look(plan))
+    assert "\nWARN  single/run s1 +1: selection takes every block: NSA_SELECT_COUNT=16" in text
+    assert "full attention / NSA: 0.49, so full attention does less\n" in text
+    assert len(json.loads(overview.to_json(plan, overview.look(plan)))["notes"]) == 2

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from gpt2.attention.options import PatternOptions, ProjectionOptions
+from gpt2.attention.options import Note, PatternOptions, ProjectionOptions
 from gpt2.shape import Shape
 from lib.binding import symbol
 from lib.errors import ConfigError, Problem
@@ -122,15 +122,17 @@ class NsaOptions(PatternOptions):
         sharing = self.branches if self.shared_kv else (self.owner,)
         return max(self.kept(branch, length) for branch in sharing)
 
-    def notes(self, shape: Shape) -> list[str]:
-        """That selection leaves nothing out, or that full attention has fewer pairs."""
-        length, found = shape.block_size, []
+    def notes(self, shape: Shape) -> list[Note]:
+        """How many pairs full attention has, and whether selection leaves anything out."""
+        length, found = shape.block_size, list[Note]()
         if self.selects_all(length):
             sizes = f"NSA_SELECT_COUNT={self.count} x NSA_SELECT_BLOCK={self.select}"
-            found.append(f"selection takes every block: {sizes} >= BLOCK_SIZE={length}")
+            what = f"selection takes every block: {sizes} >= BLOCK_SIZE={length}"
+            found.append(Note(what, warns=True))
         ratio = (length + 1) / 2 / self.mean_keys(length)
         text = f"query-key pairs, full attention / NSA: {ratio:.2f}"
-        return [*found, text if ratio >= 1 else f"{text}, so full attention does less"]
+        less = ratio < 1
+        return [*found, Note(text + ", so full attention does less" * less, warns=less)]
 
     def check(self, shape: Shape) -> None:
         """ConfigError with dropout, with a block that never is complete, or nothing to draw."""

@@ -11,6 +11,7 @@ from gpt2.attention.nsa.drawn import drawn_blocks
 from gpt2.attention.nsa.options import NsaOptions
 from gpt2.attention.nsa.reference import best, drawn
 from gpt2.model import GPT
+from gpt2.notes import notes
 from gpt2.shape import Shape
 from lib.errors import ConfigError
 from lib.kconfig import Layer, Tree
@@ -188,14 +189,18 @@ class TestConfiguration:
             (
                 1024,
                 [
-                    "selection takes every block: NSA_SELECT_COUNT=16 x NSA_SELECT_BLOCK=64 >= "
+                    "WARN selection takes every block: NSA_SELECT_COUNT=16 x NSA_SELECT_BLOCK=64 >= "
                     "BLOCK_SIZE=1024",
-                    "query-key pairs, full attention / NSA: 0.55, so full " "attention does less",
+                    "WARN query-key pairs, full attention / NSA: 0.55, so full attention does less",
                 ],
             ),
-            (4096, ["query-key pairs, full attention / NSA: 1.38"]),
+            (
+                1025,
+                ["WARN query-key pairs, full attention / NSA: 0.55, so full attention does less"],
+            ),
+            (4096, ["NOTE query-key pairs, full attention / NSA: 1.38"]),
         ],
     )
     def test_what_a_plan_has_to_say(self, length, expected):
-        model = self.config(BLOCK_SIZE=length).model
-        assert model.attention.pattern.notes(model.shape) == expected
+        found = notes(self.config(BLOCK_SIZE=length))
+        assert [f"{note.tag} {note.text}" for note in found] == expected
