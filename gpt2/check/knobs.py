@@ -26,6 +26,7 @@ ELSEWHERE = {
     "COMPILE": "last bits, after minutes of compilation",
     "CPU_THREADS": "last bits of large sums",
     "GPUS": "several processes",
+    "DDP_SAFE": "several processes",
     "GPT2_MAX_TIME": "seconds: no two runs are the same",
     "OOM_FALLBACK": "memory that runs out",
     "INIT_FROM": "weights of somebody else",

@@ -10,17 +10,22 @@ from gpt2.attention.sdpa import BACKENDS, KERNELS, allowed_kernels, torch_kernel
 from gpt2.data.loader import batches
 from gpt2.data.sampler import TrainSampler
 from gpt2.training.session import Session
+from lib.machine.group import SAFE_BUCKET_MIB
 from lib.machine.observe import Knob, knob, knobs, refuse_deviations
 
 # torch.compile's own, which nothing here changes.
 _COMPILER = {"backend": "inductor", "mode": "default", "options": None}
+# torch's own, too.
+_BUCKET_MIB = 25
+MIB = 1 << 20
 
 
 def run_knobs(session: Session) -> dict[str, Knob]:
     """The settings of the machine, the compiler, attention, memory and the loader, by name."""
     machine = session.config.machine
     found = knobs(machine, session.device, session.group.process, session.scaler)
-    return found | _compiler(session) | _attention(session) | _memory(session) | _loader(session)
+    found |= _compiler(session) | _sharing(session) | _attention(session)
+    return found | _memory(session) | _loader(session)
 
 
 def require_observed(session: Session) -> None:
@@ -43,6 +48,19 @@ def _compiler(session: Session) -> dict[str, Knob]:
             f"torch_compile_{name}": _state(wanted.get(name), found.get(name)) for name in _COMPILER
         },
         "compile_warmup_steps": _state(steps, steps),
+    }
+
+
+def _sharing(session: Session) -> dict[str, Knob]:
+    """How gradients travel; nothing where a process is alone."""
+    asked, forward = session.config.machine.ddp_safe, session.forward
+    shares = isinstance(forward, DistributedDataParallel)
+    mib = forward.bucket_bytes_cap / MIB if shares else None
+    wanted = (SAFE_BUCKET_MIB if asked else _BUCKET_MIB) if session.group.size > 1 else None
+    copied = not forward.gradient_as_bucket_view if shares else None
+    return {
+        "ddp_bucket_cap_mib": _state(wanted, mib, asked),
+        "ddp_gradients_copied": _state(True if session.group.size > 1 else None, copied, asked),
     }
 
 
@@ -78,6 +96,7 @@ def _memory(session: Session) -> dict[str, Knob]:
         "gradient_checkpointing_enabled": _state(again, session.model.grad_checkpointing),
         # What is computed again draws the same dropout; there is no other way here.
         "checkpoint_preserve_rng_state": _state(True, True),
+        "checkpoint_use_reentrant": _state(False, False),
         # Of training: nothing here trains in other numbers.
         "quantization_enabled": _state(False, False),
         "quantization_scheme": _state("none", "none"),

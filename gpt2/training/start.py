@@ -75,7 +75,9 @@ def open_session(
         dataset=dataset,
         tokenizer=tokenizer.load(config.data.tokenizer, downloads),
         model=model,
-        forward=group.share_gradients(torch.compile(model) if config.machine.compile else model),
+        forward=group.share_gradients(
+            torch.compile(model) if config.machine.compile else model, config.machine.ddp_safe
+        ),
         optimizer=optimizer,
         scaler=grad_scaler(config.machine),
         pruner=pruner,

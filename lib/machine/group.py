@@ -20,6 +20,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from lib.machine.process import Process
 
+# torch's own are 25.
+SAFE_BUCKET_MIB = 2
 # Longer than anything that rank 0 does while the others wait: a checkpoint, the final files. Whoever
 # started the processes ends them all when one of them dies, so no failure waits for this.
 _TIMEOUT = timedelta(hours=4)
@@ -132,15 +134,18 @@ class Group:
         if self.is_main:
             self.barrier()
 
-    def share_gradients(self, module: nn.Module) -> nn.Module:
+    def share_gradients(self, module: nn.Module, safe: bool = False) -> nn.Module:
         """``module``, with gradients that are the mean over the ranks after ``backward``.
 
-        Its weights are expected to be the same on every rank: nothing is sent to make them so.
+        ``safe`` sends them in small buckets, of which each is a copy. Its weights are expected to be the same on every rank: nothing is sent to make them so.
         Let go of it before the group is left.
         """
         if self.size == 1:
             return module
-        shared = DistributedDataParallel(module, init_sync=False)
+        buckets = {"bucket_cap_mb": SAFE_BUCKET_MIB} if safe else {}
+        shared = DistributedDataParallel(
+            module, init_sync=False, gradient_as_bucket_view=False, **buckets
+        )
         self._sharing.add(shared)
         return shared
 

@@ -24,6 +24,8 @@ class MachineConfig:
     expandable_segments: bool = symbol("EXPANDABLE_SEGMENTS", identity=False)
     # Iterations run before timing starts, on a copy: no trace in weights, optimizer or RNG.
     warmup_iterations: int = symbol("WARMUP_ITERATIONS", identity=False)
+    # How gradients are shared among processes; the order of their sums may depend on it.
+    ddp_safe: bool = symbol("DDP_SAFE")
 
     @property
     def repeats(self) -> bool:

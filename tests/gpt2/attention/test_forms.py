@@ -13,7 +13,7 @@ from lib.kconfig import Layer, Tree
 from lib.machine.options import MachineConfig
 from tests.gpt2.builders import make_model_config
 
-CPU = MachineConfig("cpu", "fp32", 1, False, True, "highest", False, False, 0)
+CPU = MachineConfig("cpu", "fp32", 1, False, True, "highest", False, False, 0, False)
 ENTROPY = {"ra_cross_token": {"mode": "entropy"}}
 RMS = {"ra_cross_token": {"mode": "rms"}}
 TOPK = {"ra_cross_token": {"mode": "topk"}}

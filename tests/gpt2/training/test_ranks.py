@@ -337,3 +337,19 @@ def test_the_manifest_tells_of_every_rank(configure: Configure, together: Callab
     for moment in ("rng_state_at_start", "rng_state_at_end"):
         assert [len(set(found)) for found in manifest[moment].values()] == [1, 1, 2]
     assert len(set(manifest["volatile"]["pids"])) == 2
+
+
+def test_a_safe_exchange_has_small_buckets_and_the_same_gradients(
+    configure: Configure, together: Callable
+) -> None:
+    """Sums of two ranks have one order; without, torch's own size stands in the manifest."""
+    plain, _ = together(configure(**SPLITS[2], MAX_ITERS=3))
+    safe, ended = together(configure(**SPLITS[2], MAX_ITERS=3, DDP_SAFE=True), "safe")
+    assert ended == [["SUCCESS", 3, ""]] * 2
+    assert safe.rows("train") == plain.rows("train")
+    for trained, mib in ((plain, 25), (safe, 2)):
+        manifest = json.loads(trained.files.manifest.read_text())
+        assert manifest["knobs"]["ddp_bucket_cap_mib"]["observed"] == mib
+        assert manifest["knobs"]["ddp_gradients_copied"]["observed"] is True
+        assert manifest["deviations"] == []
+    assert manifest["knobs"]["ddp_bucket_cap_mib"]["requested"] is True

@@ -22,6 +22,7 @@ CPU = MachineConfig(
     cudnn_benchmark=False,
     expandable_segments=False,
     warmup_iterations=0,
+    ddp_safe=False,
 )
 GPU = replace(CPU, device="cuda")
 
