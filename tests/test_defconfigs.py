@@ -24,7 +24,7 @@ PAIRS = [
 HARDWARE = {"DEVICE", "BATCH_SIZE", "GRAD_ACCUMULATION", "GPUS", "JOBS"}
 # Symbols that exist for one kind of device only come and go with DEVICE.
 OF_ONE_DEVICE = {"CUDNN_BENCHMARK", "DEVICE_CPU", "DEVICE_CUDA"}
-MACHINES = {"a100", "a10g-x4", "cpu", "h100", "w7900"}
+MACHINES = {"a100", "a100-x2", "a10g-x4", "cpu", "h100", "w7900"}
 # What a machine's environment has to be, on whatever hardware.
 ENVIRONMENTS = [fragment for fragment in FRAGMENTS if fragment.name.startswith("env-")]
 
@@ -204,3 +204,21 @@ def test_what_kconfig_cannot_check_is_refused_before_anything_is_written(tmp_pat
 def test_quick_replaces_a_corpus_only_where_it_is_a_large_download(spec, dataset):
     resolution = Tree().resolve(defconfig_layers(ROOT, f"{spec}+quick"))
     assert Config.from_values(resolution.values).data.dataset == dataset
+
+
+def test_a_long_run_of_nsa_is_one_that_can_be_stopped_and_pays(tree):
+    config = Config.from_values(resolved(tree, "nsa-125m-production"))
+    shape, train, nsa = config.model.shape, config.train, config.model.attention.pattern
+    assert (shape.n_embd, shape.n_layer, shape.n_head, shape.block_size) == (768, 12, 12, 2048)
+    assert config.model.attention.projection.n_kv_head == 2
+    assert (config.machine.precision, config.model.grad_checkpointing) == ("bf16", True)
+    assert (train.max_iters, train.checkpoint_interval, train.eval_interval) == (50000, 5000, 1000)
+    assert (config.schedule.learning_rate, config.schedule.warmup_steps) == (2e-4, 2000)
+    assert not nsa.selects_all(2048) and config.model.pairs_per_token() < 2049 / 2
+
+
+def test_the_speed_of_nsa_is_measured_on_the_model_of_the_long_run(tree):
+    fast, long = (resolved(tree, name) for name in ("nsa-perf", "nsa-125m-production"))
+    same = {name for name in fast if name.startswith("NSA_") or name.startswith("N_")}
+    assert {name: fast[name] for name in same} == {name: long[name] for name in same}
+    assert (fast["MAX_ITERS"], fast["JOBS"], fast["GLOBAL_BATCH"]) == (200, 1, long["GLOBAL_BATCH"])
