@@ -95,6 +95,7 @@ class TrainConfig:
     log_interval: int = symbol("LOG_INTERVAL", identity=False)
     eval_interval: int = symbol("EVAL_INTERVAL", identity=False)
     checkpoint_interval: int = symbol("CHECKPOINT_INTERVAL", identity=False)
+    long_run_iterations: int = symbol("LONG_RUN_ITERATIONS", identity=False)
     checkpoint_keep: int = symbol("CHECKPOINT_KEEP", identity=False)
     sample_tokens: int = symbol("SAMPLE_TOKENS", identity=False)
     sample_prompt: str = symbol("SAMPLE_PROMPT", identity=False)

@@ -10,6 +10,7 @@ from typing import Any
 from gpt2.config import Config
 from gpt2.data.prepare import prepare
 from gpt2.data.store import open_dataset
+from gpt2.long_runs import intended, long_run_problems
 from gpt2.weights.source import fetch, mismatches
 from lib.console import say
 from lib.environment import policy
@@ -20,6 +21,7 @@ from lib.errors import ConfigError, KablateError, PreflightError, Problem
 from lib.machine.devices import gpu_groups, usable_cores
 from lib.machine.setup import preflight
 from lib.repro.source import commit, git_state
+from lib.runner.preflight import output_problems
 
 SCHEMA_VERSION = 1
 
@@ -74,10 +76,12 @@ def conditions(configs: Sequence[Config], place: Place) -> list[Condition]:
     ]
     trackers = [p for c in configs for p in c.tracking.missing_packages()]
     committed = [p for name in profiles for p in tree_problems(name, place.dirty)]
+    long = [p for c in configs for p in long_run_problems(c)]
     device = _device_problems(configs)
     found += [
         Condition("trackers", trackers),
         Condition("committed", committed),
+        Condition("long runs", list(dict.fromkeys(long))),
         Condition("device", device),
     ]
     # Kernels are tried on the device.
@@ -102,8 +106,11 @@ def describe(configs: Sequence[Config], place: Place) -> dict[str, Any]:
     on_gpu = torch.cuda.is_available() and any(c.machine.device == "cuda" for c in configs)
     found = describe_hardware(place.results, torch.device("cuda" if on_gpu else "cpu"))
     examined = conditions(configs, place)
+    # The runner asks it too, with the sizes of what it is about to train.
+    examined.append(Condition("output folder", output_problems(place.results, 0)))
     return {
         "schema_version": SCHEMA_VERSION,
+        "runs": list(dict.fromkeys(intended(c) for c in configs)),
         "facts": {
             "interpreter": here.program,
             "environment": f"{here.kind} {here.name}",
@@ -125,9 +132,10 @@ def describe(configs: Sequence[Config], place: Place) -> dict[str, Any]:
 
 
 def describe_text(told: Mapping[str, Any]) -> str:
-    """``describe`` for people: a line for each fact, for each condition that holds, and for each
-    problem."""
-    lines = [f"FACT    {name:18} {_words(value)}" for name, value in told["facts"].items()]
+    """``describe`` for people: a line for each kind of run, each fact, each condition that holds and
+    each problem."""
+    lines = [f"RUN     {text}" for text in told["runs"]]
+    lines += [f"FACT    {name:18} {_words(value)}" for name, value in told["facts"].items()]
     for condition in told["conditions"]:
         problems = [Problem(**found) for found in condition["problems"]]
         lines += [f"FAIL    {condition['name']:18} {problem}" for problem in problems]

@@ -13,6 +13,7 @@ import pytest
 from gpt2 import launch, preflight
 from gpt2.ablation.resolve import resolve_config
 from gpt2.config import Config
+from gpt2.long_runs import long_run_problems
 from gpt2.planning import Plan
 from gpt2.preflight import Place, check_machine, conditions, describe, describe_text
 from gpt2.target import Gpt2Target
@@ -214,3 +215,58 @@ def test_a_slot_is_a_group(monkeypatch: pytest.MonkeyPatch, place: Place) -> Non
     ]
     assert len(preflight.check_machine([with_processes(config, "cpu", 2, 3)], place)) == 2
     assert len(preflight.check_machine([with_processes(config, "cpu", 16, 1)], place)) == 1
+
+
+LONG: dict[str, Value] = {"MAX_ITERS": 50_000, "MODEL_SIZE_TINY": True}
+HOURS: dict[str, Value] = {"BUDGET_TIME": True, "GPT2_MAX_TIME": 3600}
+
+
+class TestLongRuns:
+    """Nothing that takes hours begins without checkpoints, or in fp32 on a GPU by mistake."""
+
+    @pytest.mark.parametrize(
+        ("given", "why"),
+        [
+            (
+                LONG | {"CHECKPOINT_INTERVAL": 0},
+                "0 saves nothing before the end of a run of 50,000",
+            ),
+            (LONG | {"CHECKPOINT_INTERVAL": 50_000}, "=50000 saves nothing before the end"),
+            (HOURS | {"CHECKPOINT_INTERVAL": 0}, "before the end of a run of 3,600 s"),
+            (LONG, ""),
+            (LONG | {"CHECKPOINT_INTERVAL": 0, "LONG_RUN_ITERATIONS": 50_001}, ""),
+            ({"CHECKPOINT_INTERVAL": 0, "MAX_ITERS": 1999}, ""),
+            (HOURS | {"GPT2_MAX_TIME": 3599, "CHECKPOINT_INTERVAL": 0}, ""),
+        ],
+    )
+    def test_a_long_run_without_checkpoints_is_refused(
+        self, place: Place, given: dict[str, Value], why: str
+    ) -> None:
+        found = failing(configured(**given), place)
+        assert found.keys() == ({"long runs"} if why else set())
+        assert why in found.get("long runs", "")
+
+    def test_nothing_is_written_where_results_go(self, place: Place) -> None:
+        with pytest.raises(PreflightError, match="CHECKPOINT_INTERVAL=0 saves nothing") as refused:
+            check_machine([configured(**LONG, CHECKPOINT_INTERVAL=0)], place)
+        assert refused.value.exit_code == 3 and not place.results.exists()
+
+    @pytest.mark.parametrize("precise", ["PRECISION_BF16", "RUN_PROFILE_PAPER_REPRO", ""])
+    def test_on_a_gpu_it_is_in_bf16_or_for_a_paper(self, precise: str) -> None:
+        given = {"DEVICE_CUDA": True, "RUN_PROFILE_MAXOUT_SPEED": True, **LONG}
+        if precise == "RUN_PROFILE_PAPER_REPRO":
+            del given["RUN_PROFILE_MAXOUT_SPEED"]
+        found = long_run_problems(configured(**given, **({precise: True} if precise else {})))
+        assert bool(found) is not bool(precise)
+        assert not found or "PRECISION=fp32 on a GPU under maxout_speed" in found[0].what
+
+    def test_what_would_be_trained_is_shown_first(self, place: Place, tmp_path: Path) -> None:
+        text = describe_text(describe([configured(**LONG)] * 2, place))
+        assert text.splitlines()[0] == (
+            "RUN     7.2M parameters, 4 layers, 4 heads, 128 wide, context 128, dense full, fp32 on "
+            "cpu, 50,000 it x 128 tokens, adamw 0.0006, checkpoint every 500 it"
+        )
+        assert "RUN" not in text.splitlines()[1] and "OK      output folder" in text
+        (tmp_path / "file").write_text("")
+        told = describe([configured()], replace(place, results=tmp_path / "file" / "results"))
+        assert "FAIL    output folder" in describe_text(told)
