@@ -93,6 +93,8 @@ class TrainConfig:
     grad_accumulation: int = symbol("GRAD_ACCUMULATION")
     gpus: int = symbol("GPUS")
     log_interval: int = symbol("LOG_INTERVAL", identity=False)
+    first_steps: int = symbol("FIRST_STEPS", identity=False)
+    first_steps_speed: int = symbol("FIRST_STEPS_SPEED", identity=False)
     eval_interval: int = symbol("EVAL_INTERVAL", identity=False)
     checkpoint_interval: int = symbol("CHECKPOINT_INTERVAL", identity=False)
     long_run_iterations: int = symbol("LONG_RUN_ITERATIONS", identity=False)

@@ -12,6 +12,7 @@ import torch
 from gpt2.evaluate import Evaluation
 from gpt2.generate import generate
 from gpt2.items import items_of
+from gpt2.training.first_steps import first_steps
 from gpt2.training.session import Session
 from lib.files import read_json_lines, write_atomic, write_json
 from lib.repro.figures import evaluation_figures, expected_calibration_error, train_loss
@@ -53,7 +54,7 @@ def _summary(
     started: float,
 ) -> dict[str, Any]:
     """Everything outside ``timing`` is decided by the configuration and the seed."""
-    config, seconds = session.config, session.watch.seconds
+    config, seconds, began = session.config, session.watch.seconds, first_steps(session)
     return {
         "schema_version": SCHEMA_VERSION,
         "seed": config.seed,
@@ -79,6 +80,7 @@ def _summary(
             "train_seconds": seconds,
             "mean_step_seconds": seconds / session.iteration,
             "tokens_per_second": session.tokens / seconds,
+            "first_steps": began.record() if began else None,
             # Where there is one, these are no claims of speed.
             "debug_flags": config.numerics.debug_flags,
         },

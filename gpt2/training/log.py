@@ -7,6 +7,7 @@ import torch
 
 from gpt2.training.budget import seconds_left
 from gpt2.training.finite import require_finite
+from gpt2.training.first_steps import tell_first_steps
 from gpt2.training.passes import Measured
 from gpt2.training.session import Session
 
@@ -91,6 +92,7 @@ class Log:
             toks_per_s=speed,
             eta_s=left,
         )
+        tell_first_steps(session, self._line_at[0])
         session.companions.check()
         self._losses.clear()
         self._line_at = (session.iteration, seconds)

@@ -161,6 +161,7 @@ def test_what_the_hour_decides_is_kept_apart(configure: Configure, train: Callab
         "mean_step_seconds",
         "tokens_per_second",
         "debug_flags",
+        "first_steps",
     }
 
 

@@ -1,0 +1,123 @@
+"""What a run says of its first steps: every criterion, and that looking changes nothing."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from gpt2.config import Config
+from gpt2.training.first_steps import judge
+from lib.watch.facts import Facts
+
+Configure = Callable[..., Config]
+UNIFORM = math.log(257)
+
+
+def rows(losses: Sequence[float], norms: Sequence[float | None]) -> list[dict[str, Any]]:
+    return [
+        {"iteration": i, "loss": loss, "grad_norm": norm}
+        for i, (loss, norm) in enumerate(zip(losses, norms, strict=True), 1)
+    ]
+
+
+def beats(speeds: Sequence[float], **gates: float) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = [
+        {"step": 2 * i, "toks_per_s": speed} for i, speed in enumerate(speeds, 1)
+    ]
+    return [*found, {"step": 2 * len(speeds), **gates}] if gates else found
+
+
+GOOD = [5.6 - 0.1 * i for i in range(20)]
+NORMS: list[float | None] = [1.0] * 20
+STEADY = [10.0, 50.0, 100.0, 101.0, 99.0, 100.0, 120.0]
+
+
+@pytest.fixture
+def verdict(configure: Configure) -> Callable[..., Any]:
+    config = configure(FIRST_STEPS=20)
+
+    def give(
+        losses: Sequence[float] = GOOD,
+        norms: Sequence[float | None] = NORMS,
+        speeds: Sequence[float] = STEADY,
+        **gates: float,
+    ) -> Any:
+        return judge(Facts(None, 0.0, {0: beats(speeds, **gates)}, rows(losses, norms), ()), config)
+
+    return give
+
+
+def test_a_good_beginning(verdict: Callable) -> None:
+    found = verdict(gate_entropy=1.0, gate_max=0.4)
+    assert found.passed and list(found.found) == ["loss", "gradients", "gates", "speed"]
+    assert found.text == (
+        f"first 20 it well: loss 5.550 to 3.750, of guessing {UNIFORM:.3f}, gradient norms 1.000 to "
+        "1.000 of 20 steps, gates open, speed within 20 % of 100 tok/s"
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "wrong"),
+    [
+        # Falls, and is worse than guessing.
+        ({"losses": [7.0 - 0.01 * i for i in range(20)]}, "loss"),
+        # Below guessing from the first step on, and rises.
+        ({"losses": [3.0 + 0.01 * i for i in range(20)]}, "loss"),
+        ({"losses": [*GOOD[:19], math.inf]}, "loss"),
+        ({"norms": [*NORMS[:10], 0.0, *NORMS[:9]]}, "gradients"),
+        ({"norms": [None] * 10 + NORMS[:10]}, "gradients"),
+        ({"norms": [None] * 20}, "gradients"),
+        ({"gate_entropy": 0.49, "gate_max": 0.5}, "gates"),
+        ({"gate_entropy": 0.6, "gate_max": 0.91}, "gates"),
+        ({"speeds": [*STEADY[:6], 126.0]}, "speed"),
+        ({"speeds": [*STEADY[:6], 74.0]}, "speed"),
+    ],
+)
+def test_each_criterion_fails_alone(verdict: Callable, given: dict, wrong: str) -> None:
+    found = verdict(**given)
+    assert not found.passed
+    assert [name for name, (holds, _) in found.found.items() if not holds] == [wrong]
+    assert found.text == f"first 20 it not well: {found.found[wrong][1]}"
+
+
+def test_what_has_nothing_to_look_at_is_not_asked(verdict: Callable) -> None:
+    assert list(verdict(speeds=STEADY[:6]).found) == ["loss", "gradients"]
+    # Later steps are not looked at.
+    assert verdict([*GOOD, 9.0], [*NORMS, 0.0], [*STEADY, 100.0, 100.0, 100.0, 9.0]).passed
+
+
+def test_a_run_says_it_once_and_keeps_it(configure: Configure, train: Callable) -> None:
+    done = train(configure(FIRST_STEPS=8))
+    said = [e for e in done.events if e["kind"] == "line" and "first 8 it" in e["text"]]
+    assert len(said) == 1 and said[0]["tag"] in ("FIRST", "WARN")
+    kept = done.summary()["timing"]["first_steps"]
+    assert kept["steps"] == 8 and list(kept["criteria"]) == ["gradients", "loss"]
+    assert kept["criteria"]["loss"]["found"] in said[0]["text"]
+    # The log line after the eighth step, which is the third of four.
+    lines = [line for line in done.files.logs.read_text().splitlines() if "it 9/12" in line]
+    assert lines and said[0]["text"] in done.files.logs.read_text().split(lines[0])[1]
+
+
+def test_it_changes_no_bit(configure: Configure, train: Callable) -> None:
+    looked, blind = train(configure(FIRST_STEPS=8), "a"), train(configure(FIRST_STEPS=0), "b")
+    assert blind.summary()["timing"]["first_steps"] is None
+    assert looked.core() == blind.core()
+
+
+def test_a_shorter_run_is_not_judged(configure: Configure, train: Callable) -> None:
+    done = train(configure())
+    assert done.summary()["timing"]["first_steps"] is None
+    assert not any("first " in event.get("text", "") for event in done.events)
+
+
+def test_a_run_of_native_sparse_attention_says_what_it_has_to_do(
+    configure: Configure, train: Callable
+) -> None:
+    sizes = {"COMPRESS_BLOCK": 4, "COMPRESS_STRIDE": 2, "SELECT_BLOCK": 4, "SELECT_COUNT": 3}
+    given = {f"NSA_{name}": size for name, size in sizes.items()} | {"NSA_WINDOW": 4}
+    # 49, 120 and 58 pairs in 16 tokens, of which full attention has 136.
+    chosen = {"ATTENTION_PROJECTION_GROUPED": True, "ATTENTION_PATTERN_NSA": True, "DROPOUT": "0.0"}
+    done = train(configure(**chosen, **given, N_KV_HEAD=1, MAX_ITERS=1))
+    told = [e["text"] for e in done.events if e["kind"] == "line" and e["tag"] == "WARN"]
+    assert told == ["query-key pairs, full attention / NSA: 0.60, so full attention does less"]
