@@ -8,6 +8,7 @@ from typing import Any
 
 from gpt2.config import Config
 from gpt2.planning import EAGER, Plan
+from gpt2.sections import sections
 from gpt2.target import PRELOAD, Gpt2Target
 from lib.analysis.leaderboard import note_elsewhere
 from lib.analysis.report import to_json, to_markdown, write_table
@@ -64,6 +65,7 @@ def report(plan: Plan, *, json: bool = False, label_by: Sequence[str] = ()) -> s
     kept = [run.label for run in started if target.differences(RunDir(run.path))]
     left_out = [str(problem) for problem in plan.left_out]
     table = build_table(plan.study, plan.runs, kept, left_out, label_by)
+    table = replace(table, sections=sections(plan))
     plan.folder.mkdir(parents=True, exist_ok=True)
     for path in write_table(table, plan.folder):
         say("TABLE", str(path))

@@ -61,6 +61,9 @@ def to_markdown(table: Table) -> str:
         text += f"Rows differ in {', '.join(fields)} too; only rows alike in that are compared.\n"
     text += _test_note([d for row in table.rows for d in _differences(row) if d])
     text += _marginal_text(marginals(table.rows)) + _layer_text(table.rows)
+    for part in table.sections:
+        grid = _grid([part.header, *part.rows], left=(0,))
+        text += f"\n## {part.title}\n\n{grid}\n{part.note}"
     if table.left_out:
         text += "\n## Left out\n\n" + "".join(f"- {what}\n" for what in table.left_out)
     notes = "".join(f"- {note}\n" for note in table.notes)
@@ -113,6 +116,13 @@ def to_json(table: Table) -> str:
         ],
         "left_out": list(table.left_out),
         "notes": list(table.notes),
+        "sections": [
+            {
+                "title": part.title,
+                "rows": [dict(zip(part.header, row, strict=True)) for row in part.rows],
+            }
+            for part in table.sections
+        ],
         "marginals": [asdict(marginal) for marginal in marginals(table.rows)],
     }
     return json.dumps(document, sort_keys=True, indent=2, allow_nan=False) + "\n"

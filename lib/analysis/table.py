@@ -70,6 +70,16 @@ class Row:
 
 
 @dataclass(frozen=True)
+class Section:
+    """A small table below the main one: what its runs show besides, as text."""
+
+    title: str
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    note: str = ""
+
+
+@dataclass(frozen=True)
 class Table:
     """A study's rows, and what holds for all of them."""
 
@@ -81,6 +91,7 @@ class Table:
     notes: Sequence[str]
     # Combinations that the configuration does not allow, each with its reason.
     left_out: Sequence[str] = ()
+    sections: Sequence[Section] = ()
 
 
 def build_table(

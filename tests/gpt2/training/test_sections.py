@@ -1,0 +1,103 @@
+"""What stands below a result table: keys read and gates, speed and memory."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpt2.config import Config
+from gpt2.planning import Plan
+from gpt2.sections import sections
+from lib.analysis.report import to_json, to_markdown
+from lib.analysis.table import Section, Table
+from lib.files import canonical_json
+from lib.plan import Run, Variant
+
+Configure = Callable[..., Config]
+NSA = {
+    "ATTENTION_PROJECTION_GROUPED": True,
+    "ATTENTION_PATTERN_NSA": True,
+    "DROPOUT": "0.0",
+    "NSA_COMPRESS_BLOCK": 4,
+    "NSA_COMPRESS_STRIDE": 2,
+    "NSA_SELECT_BLOCK": 4,
+    "NSA_SELECT_COUNT": 3,
+    "NSA_WINDOW": 4,
+    "N_KV_HEAD": 1,
+}
+
+
+@pytest.fixture
+def planned(configure: Configure, train: Callable, tmp_path: Path) -> Callable[..., Plan]:
+    """A plan of two runs, full attention and native sparse attention, both of them done."""
+
+    def plan(**settings: Any) -> Plan:
+        runs = []
+        for slug, given in (("full", {}), ("sparse", NSA)):
+            config = configure(**{"MAX_ITERS": 1, **given, **settings})
+            path = train(config, slug).files.path
+            runs.append(Run("nsa", Variant(slug), 1, config, path))
+        return Plan("nsa", tmp_path, tmp_path, runs[0].config, runs)
+
+    return plan
+
+
+def test_pairs_and_reads_stand_below_where_runs_differ_in_them(planned: Callable) -> None:
+    plan = planned()
+    (keys,) = sections(plan)
+    # Of 16 tokens: 136 and 227 pairs; 16 keys, and 7 + 12 + 4.
+    assert keys.header[:3] == ("run", "pairs", "reads")
+    shown = [row[:3] for row in keys.rows]
+    assert shown == [("full s1", "8.5", "16"), ("sparse s1", "14.2", "23")]
+    assert sections(replace(plan, runs=plan.runs[:1])) == []
+
+
+def test_gates_are_those_of_the_last_statistics(
+    planned: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = planned()
+    # Rows that no run has written are added.
+    monkeypatch.setattr("lib.analysis.results.broken_contract", lambda *given, **named: [])
+    metrics = plan.runs[1].path / "metrics.jsonl"
+    for moved in ([0.9, 0.9], [0.25, 0.75, None]):
+        row = {"kind": "statistics", "values": {"nsa/gate_moved": moved, "other": [1.0]}}
+        metrics.write_text(metrics.read_text() + canonical_json(row) + "\n")
+    (keys,) = sections(plan)
+    assert keys.header == ("run", "pairs", "reads", "gates moved")
+    assert [row[-1] for row in keys.rows] == ["-", "0.500"]
+    assert "how far from their start" in keys.note
+
+
+def test_speed_is_shown_of_combinations(planned: Callable) -> None:
+    plan = planned(TEST_MATRIX_MODE=True, SINGLE_TRAINING=None)
+    speed = sections(plan)[-1]
+    assert speed.title == "Speed"
+    timing = json.loads((plan.runs[1].path / "summary.json").read_text())["timing"]
+    manifest = json.loads((plan.runs[1].path / "manifest.json").read_text())
+    beats = (plan.runs[1].path / "heartbeat_rank0.jsonl").read_text().splitlines()
+    most = max(json.loads(beat)["mem_reserved_mib"] for beat in beats)
+    name, step, tokens, backend, held, commit, device = speed.rows[1]
+    assert (name, backend) == ("sparse s1", manifest["attention"]["kernel"])
+    assert step == f"{1000 * timing['train_seconds']:.1f}"
+    assert tokens == f"{timing['tokens_per_second']:,.0f}" and held == f"{most:,.0f}"
+    assert commit.removesuffix(" edited") == manifest["code"]["git_sha"][:12]
+    assert device == manifest["hardware"]["cpu_model"]
+
+
+def test_a_run_without_a_result_is_left_out(planned: Callable) -> None:
+    plan = planned(TEST_MATRIX_MODE=True, SINGLE_TRAINING=None)
+    (plan.runs[1].path / "summary.json").unlink()
+    (speed,) = sections(plan)
+    assert [row[0] for row in speed.rows] == ["full s1"]
+
+
+def test_a_section_is_in_the_text_and_in_the_document() -> None:
+    part = Section("Speed", ("run", "step ms"), [("a", "1.0"), ("b", "20.0")], "By the clock.\n")
+    table = Table("demo", [], None, [], sections=[part])
+    expected = "\n## Speed\n\n| run | step ms |\n| --- | ------: |\n| a   |     1.0 |\n"
+    assert expected in to_markdown(table) and to_markdown(table).endswith("By the clock.\n")
+    rows = [{"run": "a", "step ms": "1.0"}, {"run": "b", "step ms": "20.0"}]
+    assert json.loads(to_json(table))["sections"] == [{"title": "Speed", "rows": rows}]
