@@ -22,7 +22,9 @@ from gpt2.attention.rows.head_mean import HeadMean
 from gpt2.attention.rows.plan import RowPlan
 from gpt2.attention.sdpa import plain_attention
 from gpt2.attention.state import AttentionView, BlockState, WeightsRequest
+from gpt2.attention.statistics import row_statistics
 from gpt2.cache import BlockCache
+from gpt2.mechanism_statistics import Values
 from gpt2.shape import Shape
 
 
@@ -99,6 +101,16 @@ class Attention(nn.Module):
         out_BTC = self.c_proj(context_BNTH.transpose(1, 2).flatten(-2))
         out_BTC = F.dropout(out_BTC, self.dropout, self.training)
         return out_BTC, AttentionView(result.weights_BTS, heads.latent_BTR)
+
+    def statistics(
+        self, x_BTC: Tensor, state: BlockState, cache: BlockCache | None = None
+    ) -> Values:
+        """What ``row_statistics`` tells; a pattern that attends by itself tells what it will."""
+        if isinstance(self.pattern, OwnAttention):
+            return {}
+        heads = self.c_attn(x_BTC, state)
+        terms, gates = dict(self.terms.items()), dict(self.gates.items())
+        return row_statistics(heads.q_BNTH, heads.k_BKTH, self._plan(0.0), terms, gates)
 
     def _attend(self, heads: Heads) -> RowResult:
         """Of a whole sequence to itself."""

@@ -16,10 +16,12 @@ from gpt2.attention.nsa.compressed import attend_compressed, rank_compressed
 from gpt2.attention.nsa.drawn import drawn_blocks
 from gpt2.attention.nsa.options import NsaOptions
 from gpt2.attention.nsa.selected import attend_selected
+from gpt2.attention.nsa.statistics import block_values, branch_values, selection
 from gpt2.attention.nsa.window import attend_window
 from gpt2.attention.options import AttentionConfig
 from gpt2.attention.own import OwnAttention
 from gpt2.cache import BlockCache
+from gpt2.mechanism_statistics import Values
 from gpt2.shape import Shape
 from gpt2.zero_linear import ZeroLinear
 from lib.pruning.mask import Unprunable
@@ -84,6 +86,17 @@ class Nsa(OwnAttention):
             else:
                 branches = attend_branches(heads.q_BNTH, keys, self.options, first, self.block)
         return branches[0] if self.gates is None else combine(branches, self.gates(x_BTC))
+
+    def statistics(self, x_BTC: Tensor, heads: Heads, cache: BlockCache | None = None) -> Values:
+        """Of the gates, and of the blocks that are selected."""
+        keys = self._keys(self._raw(x_BTC, heads))
+        found: Values = {}
+        if self.gates is not None:
+            found |= branch_values(self.gates(x_BTC), self.options.branches)
+        if self.options.branch_selected:
+            blocks_BKTn = selection(heads.q_BNTH, keys, self.options, self.block)
+            found |= block_values(blocks_BKTn, self.options)
+        return found
 
     def new_cache(self) -> NsaCache:
         """An empty cache for the block."""

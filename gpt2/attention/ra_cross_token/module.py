@@ -51,11 +51,14 @@ class RaCrossToken(nn.Module):
             return JOINED[self._mode](scores, lse_BNT)
 
     def factor(self, statistic_BNT: Tensor, inputs: Sequence[Tensor]) -> Tensor:
-        """(1 − α) + α σ(scale · statistic + bias), BNT."""
+        """(1 − α) + α g, BNT."""
+        return (1 - self.alpha) + self.alpha * self.gate(statistic_BNT, inputs)
+
+    def gate(self, statistic_BNT: Tensor, inputs: Sequence[Tensor]) -> Tensor:
+        """g = σ(scale · statistic + bias), BNT."""
         scale, bias = inputs
         if self.detach_stats:
             statistic_BNT = statistic_BNT.detach()
         if self.head_average:
             statistic_BNT = statistic_BNT.mean(1, keepdim=True)
-        gate = torch.sigmoid(scale[:, None] * statistic_BNT + bias[:, None])
-        return (1 - self.alpha) + self.alpha * gate
+        return torch.sigmoid(scale[:, None] * statistic_BNT + bias[:, None])

@@ -153,3 +153,6 @@ class Gate(Protocol):
 
     def factor(self, statistic_BNT: Tensor, inputs: Sequence[Tensor]) -> Tensor:
         """The factor of every row, BNT, by differentiable operations."""
+
+    def gate(self, statistic_BNT: Tensor, inputs: Sequence[Tensor]) -> Tensor:
+        """How open the gate is in every row, from 0 to 1, BNT: what the factor is made of."""

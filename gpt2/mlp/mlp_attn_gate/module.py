@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from gpt2.attention.state import AttentionView, BlockState
 from gpt2.cache import BlockCache
+from gpt2.mechanism_statistics import Values, gate_values
 from gpt2.mlp.base import MlpMechanism
 from gpt2.mlp.mlp_attn_gate.options import MlpAttnGateOptions
 from gpt2.mlp.options import BlockSite
@@ -28,10 +29,7 @@ class MlpAttnGate(MlpMechanism, Unprunable):
 
     def forward(self, h_BTM: Tensor, view: AttentionView, state: BlockState) -> Tensor:
         """Sets ``state.head_scale_BTN``."""
-        bottleneck_BTG = self.down(h_BTM)
-        if self.options.pooled:
-            bottleneck_BTG = _mean_so_far(bottleneck_BTG.cumsum(1), 0)
-        self._hand_on(bottleneck_BTG, state)
+        self._hand_on(self._pooled(h_BTM), state)
         return h_BTM
 
     def decode(
@@ -50,10 +48,24 @@ class MlpAttnGate(MlpMechanism, Unprunable):
         self._hand_on(_mean_so_far(sums_BTG, cache.position), state)
         return h_BTM
 
+    def statistics(self, h_BTM: Tensor, view: AttentionView, state: BlockState) -> Values:
+        """Of γ."""
+        return gate_values(self.options.name, self._gate(self._pooled(h_BTM)).transpose(1, 2))
+
+    def _pooled(self, h_BTM: Tensor) -> Tensor:
+        """W₁ h, BTG."""
+        bottleneck_BTG = self.down(h_BTM)
+        if not self.options.pooled:
+            return bottleneck_BTG
+        return _mean_so_far(bottleneck_BTG.cumsum(1), 0)
+
+    def _gate(self, bottleneck_BTG: Tensor) -> Tensor:
+        """γ, BTN."""
+        return torch.sigmoid(self.up(bottleneck_BTG) + self.bias)
+
     def _hand_on(self, bottleneck_BTG: Tensor, state: BlockState) -> None:
-        gate_BTN = torch.sigmoid(self.up(bottleneck_BTG) + self.bias)
         alpha = self.options.alpha
-        state.head_scale_BTN = (1 - alpha) + alpha * gate_BTN
+        state.head_scale_BTN = (1 - alpha) + alpha * self._gate(bottleneck_BTG)
 
 
 def _mean_so_far(sums_BTG: Tensor, position: int) -> Tensor:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from gpt2.attention.state import AttentionView, BlockState, WeightsRequest
 from gpt2.cache import BlockCache
+from gpt2.mechanism_statistics import Values, relative_size
 from gpt2.mlp.base import MlpMechanism
 from gpt2.mlp.mlp_cross_token.options import MlpCrossTokenOptions
 from gpt2.mlp.options import BlockSite
@@ -41,7 +42,23 @@ class MlpCrossToken(MlpMechanism):
         down_BSK = cache.extend("mlp_cross_token", self.down(h_BTM), dim=1)
         return self._mix(h_BTM, down_BSK, view)
 
+    def statistics(self, h_BTM: Tensor, view: AttentionView, state: BlockState) -> Values:
+        """What is added beside h, how many tokens a row keeps, how much of W lies on others."""
+        weights_BTS = view.weights_BTS
+        assert weights_BTS is not None
+        own_BT = weights_BTS.diagonal(dim1=1, dim2=2)
+        added_BTM = self.alpha * self._gathered(self.down(h_BTM), view)
+        return {
+            "mlp_cross_token/share": relative_size(added_BTM, h_BTM),
+            "mlp_cross_token/kept": (weights_BTS > 0).sum(-1).double().mean(),
+            "mlp_cross_token/others": (weights_BTS.sum(-1) - own_BT).mean(),
+        }
+
     def _mix(self, h_BTM: Tensor, down_BSK: Tensor, view: AttentionView) -> Tensor:
+        return torch.add(h_BTM, self._gathered(down_BSK, view), alpha=self.alpha)
+
+    def _gathered(self, down_BSK: Tensor, view: AttentionView) -> Tensor:
+        """(W h) A Bᵀ, BTM."""
         assert view.weights_BTS is not None, "the block's attention was not asked for its weights"
-        mixed_BTK = view.weights_BTS @ down_BSK
-        return torch.add(h_BTM, self.up(mixed_BTK), alpha=self.alpha)
+        gathered_BTM: Tensor = self.up(view.weights_BTS @ down_BSK)
+        return gathered_BTM

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gpt2.attention.state import AttentionView, BlockState
+from gpt2.mechanism_statistics import Values, relative_size
 from gpt2.mlp.base import MlpMechanism
 from gpt2.mlp.mlp_latent.options import MlpLatentOptions
 from gpt2.mlp.options import BlockSite
@@ -35,6 +36,12 @@ class MlpLatent(MlpMechanism):
         if self.writes:
             state.latent_shift_BTR = self.alpha * self.coupling.write(h_BTM)
         return h_BTM
+
+    def statistics(self, h_BTM: Tensor, view: AttentionView, state: BlockState) -> Values:
+        """What is added beside h."""
+        assert view.latent_BTR is not None
+        added_BTM = self.alpha * self.coupling.read(view.latent_BTR)
+        return {"mlp_latent/share": relative_size(added_BTM, h_BTM)}
 
 
 class _Coupling(nn.Module):

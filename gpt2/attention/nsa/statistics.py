@@ -1,0 +1,93 @@
+"""What native sparse attention tells of itself: whether its gates are well, and what is selected.
+
+B batch, T tokens (queries), N heads, K key/value heads, H head dim, M compressed blocks, J
+selection blocks, n selected ones.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from gpt2.attention.nsa.cache import Keys
+from gpt2.attention.nsa.compressed import attend_compressed, rank_compressed
+from gpt2.attention.nsa.drawn import drawn_blocks
+from gpt2.attention.nsa.options import NsaOptions
+
+SHORT = {"compressed": "cmp", "selected": "sel", "window": "win"}
+# A row has collapsed onto one branch below this entropy, in nats, and above this share.
+LOW_ENTROPY, LARGE_SHARE = 0.1, 0.95
+
+
+def branch_values(gates_cBNT: Tensor, branches: Sequence[str]) -> dict[str, Tensor]:
+    """Of the gates of ``branches``, and of their shares p_c = g_c / Σ g, for every head and token.
+
+    nsa/gate_entropy     −Σ p ln p in nats, at most ln 3 with three branches; and its least, nsa/gate_entropy_min
+    nsa/gate_largest     the largest p; and the largest of all, nsa/gate_largest_max
+    nsa/gate_collapsed   share of rows with an entropy below 0.1 and a p above 0.95
+    nsa/gate_moved       |g − 1/c|, of c branches: how far from where training starts
+    nsa/share_*          p of the compressed, the selected and the window branch
+    """
+    gates_cBNT = gates_cBNT.float()
+    shares_cBNT = gates_cBNT / gates_cBNT.sum(0).clamp_min(torch.finfo(torch.float32).tiny)
+    entropy_BNT = torch.special.entr(shares_cBNT).sum(0)
+    largest_BNT = shares_cBNT.amax(0)
+    collapsed_BNT = (entropy_BNT < LOW_ENTROPY) & (largest_BNT > LARGE_SHARE)
+    return {
+        "nsa/gate_entropy": entropy_BNT.mean(),
+        "nsa/gate_entropy_min": entropy_BNT.min(),
+        "nsa/gate_largest": largest_BNT.mean(),
+        "nsa/gate_largest_max": largest_BNT.max(),
+        "nsa/gate_collapsed": collapsed_BNT.float().mean(),
+        "nsa/gate_moved": (gates_cBNT - 1 / len(branches)).abs().mean(),
+        **{
+            f"nsa/share_{SHORT[name]}": share_BNT.mean()
+            for name, share_BNT in zip(branches, shares_cBNT, strict=True)
+        },
+    }
+
+
+def selection(q_BNTH: Tensor, keys: Keys, options: NsaOptions, block: int) -> Tensor:
+    """The blocks BKTn that a whole sequence selects in layer ``block``, −1 for none."""
+    with torch.autocast(q_BNTH.device.type, enabled=False):
+        q_BKgTH = (q_BNTH * q_BNTH.shape[-1] ** -0.5).unflatten(1, (keys.heads, -1))
+        if not options.ranks:
+            batch, heads, _, length = q_BKgTH.shape[:4]
+            drawn_KTn = drawn_blocks(options, block, heads, 0, length, q_BNTH.device)
+            return drawn_KTn.expand(batch, -1, -1, -1)
+        assert keys.compressed_BKMH
+        if options.branch_compressed:
+            return attend_compressed(q_BKgTH, *keys.compressed_BKMH, options)[1]
+        return rank_compressed(q_BKgTH, keys.compressed_BKMH[0], options, 0)
+
+
+def block_values(blocks_BKTn: Tensor, options: NsaOptions) -> dict[str, Tensor]:
+    """Of the selected blocks; those that every token has to take are the first, its own and the one
+    before.
+
+    nsa/blocks      how many a token has; and the most, nsa/blocks_max
+    nsa/chosen      share of them that were not forced
+    nsa/distance    tokens from the end of a block that was not forced to the query
+    nsa/overlap     share of a token's blocks that the token before has too
+    """
+    length = blocks_BKTn.shape[2]
+    count = -(-length // options.select)
+    # Column 0 takes those that stand for none.
+    has_BKTJ = torch.zeros(*blocks_BKTn.shape[:3], count + 1, device=blocks_BKTn.device)
+    has_BKTJ = has_BKTJ.scatter_(-1, blocks_BKTn + 1, 1.0)[..., 1:]
+    tokens_T1 = torch.arange(length, device=has_BKTJ.device)[:, None]
+    index_J = torch.arange(count, device=has_BKTJ.device)
+    own_T1 = tokens_T1 // options.select
+    forced_TJ = (index_J == 0) | (index_J == own_T1) | (index_J == own_T1 - 1)
+    chosen_BKTJ = has_BKTJ * ~forced_TJ
+    distance_TJ = tokens_T1 - ((index_J + 1) * options.select - 1)
+    how_many_BKT = has_BKTJ.sum(-1)
+    shared_BKT = (has_BKTJ[:, :, 1:] * has_BKTJ[:, :, :-1]).sum(-1)
+    return {
+        "nsa/blocks": how_many_BKT.mean(),
+        "nsa/blocks_max": how_many_BKT.max(),
+        "nsa/chosen": chosen_BKTJ.sum() / how_many_BKT.sum(),
+        # Not a number where none was chosen freely, and then left out.
+        "nsa/distance": (chosen_BKTJ * distance_TJ).sum() / chosen_BKTJ.sum(),
+        "nsa/overlap": (shared_BKT / how_many_BKT[:, :, 1:]).mean(),
+    }

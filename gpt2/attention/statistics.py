@@ -1,0 +1,79 @@
+"""What attention tells of itself: the entropy of its rows, and what terms and gates do to them.
+
+B batch, T tokens (queries), N heads, K key/value heads, H head dim; r the rows of a chunk, c its
+columns.
+
+Rows are computed in chunks by the row engine's parts, whatever form trains, so no B×N×T×T tensor is
+made and every form tells the same.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from gpt2.attention.rows.forward import Softmaxes, softmaxes
+from gpt2.attention.rows.parts import Chunk, Gate, ScoreTerm
+from gpt2.attention.rows.plan import Inputs, RowPlan, per_query_head
+from gpt2.mechanism_statistics import gate_values
+
+
+def row_statistics(
+    q_BNTH: Tensor,
+    k_BKTH: Tensor,
+    plan: RowPlan,
+    terms: Mapping[str, ScoreTerm],
+    gates: Mapping[str, Gate],
+) -> dict[str, Tensor]:
+    """Means over all rows, of the weights p that multiply V, before dropout.
+
+    attention/entropy   −Σ_j p_ij ln p_ij, nats
+    <term>/share        Σ_j p_ij |r_ij| / (|r_ij| + |s_ij|): r what the term adds to the score s
+    <term>/moved        ½ Σ_j |p_ij − p⁰_ij|: p⁰ the weights without the term
+    <gate>/gate_*       see ``gate_values``
+    """
+    inputs = plan.by_part(plan.inputs())
+    sums: dict[str, list[Tensor]] = defaultdict(list)
+    statistics: dict[str, list[Tensor]] = defaultdict(list)
+    with torch.autocast(q_BNTH.device.type, enabled=False):
+        q_BNTH = q_BNTH * q_BNTH.shape[-1] ** -0.5
+        k_BNTH = per_query_head(k_BKTH, q_BNTH.shape[1])
+        for chunk in plan.chunks(q_BNTH):
+            soft = softmaxes(plan, q_BNTH, k_BNTH, chunk, inputs)
+            sums["attention/entropy"].append(torch.special.entr(soft.last_BNrc).sum())
+            for name, term in terms.items():
+                for what, total in _of_term(term, plan, q_BNTH, k_BNTH, chunk, inputs, soft):
+                    sums[f"{name}/{what}"].append(total)
+            for name, known_BNrm in zip(gates, soft.known_BNrm, strict=True):
+                statistics[name].append(known_BNrm[..., 0])
+        rows = q_BNTH.shape[:3].numel()
+        found = {name: torch.stack(each).double().sum() / rows for name, each in sums.items()}
+        for name, gate in gates.items():
+            gate_BNT = gate.gate(torch.cat(statistics[name], 2), gate.inputs())
+            found |= gate_values(name, gate_BNT)
+    return found
+
+
+def _of_term(
+    term: ScoreTerm,
+    plan: RowPlan,
+    q_BNTH: Tensor,
+    k_BNTH: Tensor,
+    chunk: Chunk,
+    inputs: Inputs,
+    soft: Softmaxes,
+) -> Iterator[tuple[str, Tensor]]:
+    """Sums over a chunk's rows."""
+    others = replace(plan, terms=[each for each in plan.terms if each is not term])
+    without = softmaxes(others, q_BNTH, k_BNTH, chunk, inputs)
+    weights_BNrc = soft.last_BNrc
+    added_BNrc = torch.zeros_like(weights_BNrc)
+    term.add_(added_BNrc, q_BNTH, k_BNTH, chunk, inputs[term])
+    added_BNrc.abs_()
+    # A hidden pair's score is not finite in spirit, and its weight is 0.
+    both_BNrc = added_BNrc + without.first.scores_BNrc.abs()
+    tiny = torch.finfo(both_BNrc.dtype).tiny
+    yield "share", (weights_BNrc * added_BNrc / both_BNrc.clamp_min(tiny)).sum()
+    yield "moved", (weights_BNrc - without.last_BNrc).abs().sum() / 2

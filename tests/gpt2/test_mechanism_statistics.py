@@ -1,0 +1,355 @@
+"""What mechanisms tell of themselves, against the formulas computed by hand from the same inputs."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from gpt2.attention.base import Attention
+from gpt2.attention.nsa.reference import selected_blocks
+from gpt2.attention.nsa.drawn import drawn_blocks
+from gpt2.attention.nsa.statistics import block_values, branch_values, selection
+from gpt2.attention.rows import plan
+from gpt2.attention.state import BlockState
+from gpt2.mechanism_statistics import Layers, Telling, gate_values, statistics_of
+from gpt2.model import GPT
+from tests.gpt2.builders import EVERYTHING, make_model_config
+
+T, WINDOW = 40, 7
+
+
+@pytest.fixture(autouse=True)
+def _several_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "FEWEST_ROWS", 8)
+    monkeypatch.setattr(plan, "CPU_CHUNK_ELEMENTS", 1)
+
+
+def built(**parts: Any) -> GPT:
+    """A model in double precision whose every parameter is random and none is small."""
+    torch.manual_seed(3)
+    model = GPT(make_model_config(block_size=T, **parts)).double().eval()
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, 0.0, 0.5)
+    return model
+
+
+def tokens(model: GPT) -> Tensor:
+    generator = torch.Generator().manual_seed(4)
+    return torch.randint(model.config.shape.vocab_size, (2, T), generator=generator)
+
+
+def given_to(model: GPT, part: nn.Module) -> tuple[Any, ...]:
+    """The inputs of ``part`` in the pass that tells."""
+    found: list[tuple[Any, ...]] = []
+    hook = part.register_forward_pre_hook(lambda _, inputs: found.append(inputs))
+    with torch.no_grad():
+        model.hidden(tokens(model))
+    hook.remove()
+    return found[0]
+
+
+def by_hand(attention: Attention, x_BTC: Tensor, seen: Callable, alpha: float) -> list[Tensor]:
+    """Entropy, share and shift of every row, pair by pair, with a reciprocal term α in the window."""
+    q, k = (part.double() for part in heads_of(attention, x_BTC))
+    root = math.sqrt(q.shape[-1])
+    entropy, share, moved = [], [], []
+    for b in range(q.shape[0]):
+        for n in range(q.shape[1]):
+            for i in range(T):
+                columns = [j for j in range(i + 1) if seen(i, j)]
+                own = torch.stack([q[b, n, i] @ k[b, n, j] / root for j in columns])
+                added = torch.stack(
+                    [alpha * (q[b, n, j] @ k[b, n, i]) / root * (i - j <= WINDOW) for j in columns]
+                )
+                p, p0 = torch.softmax(own + added, 0), torch.softmax(own, 0)
+                entropy.append(-(p * p.log()).sum())
+                share.append((p * added.abs() / (added.abs() + own.abs())).sum())
+                moved.append((p - p0).abs().sum() / 2)
+    return [torch.stack(rows).mean() for rows in (entropy, share, moved)]
+
+
+def heads_of(attention: Attention, x_BTC: Tensor) -> tuple[Tensor, Tensor]:
+    """Queries and keys of a dense projection, by its matrix."""
+    n_head = attention.shape.n_head
+    made = x_BTC @ attention.c_attn.weight.T + attention.c_attn.bias
+    q, k, _ = (part.unflatten(-1, (n_head, -1)).transpose(1, 2) for part in made.chunk(3, -1))
+    return q, k
+
+
+PATTERNS: dict[str, Callable[[int, int], bool]] = {
+    "full": lambda i, j: True,
+    "sliding": lambda i, j: i - j < 11,
+}
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_entropy_of_attention_and_what_a_term_does(pattern: str) -> None:
+    parts = {"reciprocal": {"window": WINDOW, "alpha": 0.4}, "sliding": {"window": 11}}
+    model = built(pattern=pattern, terms=("reciprocal",), parts=parts)
+    attention = model.h[1].attn
+    x_BTC = given_to(model, attention)[0]
+    expected = by_hand(attention, x_BTC, PATTERNS[pattern], 0.4)
+    told = statistics_of(model, tokens(model))
+    names = ("attention/entropy", "reciprocal/share", "reciprocal/moved")
+    assert [told[name][1] for name in names] == pytest.approx([e.item() for e in expected])
+    assert told["reciprocal/moved"][1] > 0.1
+
+
+def test_without_a_term_there_is_entropy_alone_by_every_form() -> None:
+    model = built()
+    assert {block.attn.form("cpu") for block in model.h} == {"sdpa"}
+    told = statistics_of(model, tokens(model))
+    assert told.keys() == {"attention/entropy"}
+    x_BTC = given_to(model, model.h[0].attn)[0]
+    entropy = by_hand(model.h[0].attn, x_BTC, PATTERNS["full"], 0.0)[0]
+    assert told["attention/entropy"][0] == pytest.approx(entropy.item())
+    joined = built(attention_backend="joined")
+    assert statistics_of(joined, tokens(joined)) == told
+
+
+def test_gates_on_rows() -> None:
+    """RA-CT's gate, from the largest weight of each row."""
+    ract = {"mode": "max", "apply": "output"}
+    model = built(gates=("ra_cross_token",), parts={"ra_cross_token": ract})
+    attention = model.h[0].attn
+    gate = attention.gates["ra_cross_token"]
+    gate.bias.data = torch.tensor([-6.0, 0.0, 0.5, 6.0]).double()
+    q, k = heads_of(attention, given_to(model, attention)[0])
+    hidden = torch.ones(T, T, dtype=torch.bool).triu(1)
+    scores = (q @ k.mT / math.sqrt(q.shape[-1])).masked_fill(hidden, -math.inf)
+    largest = scores.softmax(-1).amax(-1)
+    g = 1 / (1 + (-gate.scale[:, None] * largest - gate.bias[:, None]).exp())
+    check_gate(statistics_of(model, tokens(model)), "ra_cross_token", g, layer=0)
+    # The mode that takes the softmax again: the entropy is that of the second one.
+    again = built(
+        gates=("ra_cross_token",), parts={"ra_cross_token": {"mode": "max", "apply": "weights"}}
+    )
+    gate = again.h[0].attn.gates["ra_cross_token"]
+    g = 1 / (1 + (-gate.scale[:, None] * largest - gate.bias[:, None]).exp())
+    p = (scores * (0.8 + 0.2 * g[..., None])).softmax(-1)
+    entropy = -(p * p.clamp_min(1e-300).log()).sum(-1).mean().item()
+    told = statistics_of(again, tokens(again))
+    assert told["attention/entropy"][0] == pytest.approx(entropy)
+
+
+@pytest.mark.parametrize("pooled", [False, True])
+def test_the_gate_of_an_mlp(pooled: bool) -> None:
+    model = built(mechanisms=("mlp_attn_gate",), parts={"mlp_attn_gate": {"pooled": pooled}})
+    gate = model.h[0].mlp.mechanisms["mlp_attn_gate"]
+    h_BTM, _, _ = given_to(model, gate)
+    if pooled:
+        h_BTM = torch.stack([h_BTM[:, : t + 1].mean(1) for t in range(T)], 1)
+    g_BTN = 1 / (1 + (-(h_BTM @ gate.down.weight.T @ gate.up.weight.T + gate.bias)).exp())
+    told = statistics_of(model, tokens(model))
+    check_gate(told, "mlp_attn_gate", g_BTN.transpose(1, 2), layer=0)
+    assert told["mlp_attn_gate/gate_mean"][1] is None, "the last block has none"
+
+
+def check_gate(told: Layers, name: str, g_BNT: Tensor, layer: int) -> None:
+    """Mean, spread over tokens, ends."""
+    flat = g_BNT.detach().double().transpose(0, 1).flatten(1).tolist()
+    every = [g for head in flat for g in head]
+    deviations = [
+        math.sqrt(sum((g - sum(head) / len(head)) ** 2 for g in head) / len(head)) for head in flat
+    ]
+    expected = {
+        "gate_mean": sum(every) / len(every),
+        "gate_std": sum(deviations) / len(flat),
+        "gate_closed": sum(g < 0.05 for g in every) / len(every),
+        "gate_open": sum(g > 0.95 for g in every) / len(every),
+    }
+    found = {what: told[f"{name}/{what}"][layer] for what in expected}
+    assert found == pytest.approx(expected, rel=1e-5)
+    assert expected["gate_std"] > 0.01
+
+
+def test_a_gate_that_is_shut_for_some_and_open_for_others() -> None:
+    g = torch.tensor([[[0.01, 0.02], [0.96, 0.99]]])
+    found = {name: value.item() for name, value in gate_values("it", g).items()}
+    assert (found["it/gate_closed"], found["it/gate_open"]) == (0.5, 0.5)
+    assert found["it/gate_std"] == pytest.approx((0.005 + 0.015) / 2)
+
+
+def test_what_comes_from_other_tokens_and_from_keys() -> None:
+    model = built(projection="latent", mechanisms=("mlp_cross_token", "mlp_latent"))
+    cross, latent = (model.h[0].mlp.mechanisms[name] for name in ("mlp_cross_token", "mlp_latent"))
+    h_BTM, view, _ = given_to(model, cross)
+    told = {name: layers[0] for name, layers in statistics_of(model, tokens(model)).items()}
+    w_BTS = view.weights_BTS
+    added = 0.3 * (w_BTS @ h_BTM @ cross.down.weight.T @ cross.up.weight.T)
+    assert told["mlp_cross_token/share"] == pytest.approx((added.norm() / h_BTM.norm()).item())
+    kept = [sum(w > 0 for w in row) for rows in w_BTS.tolist() for row in rows]
+    assert told["mlp_cross_token/kept"] == sum(kept) / len(kept)
+    others = [1 - w_BTS[b, t, t].item() for b in range(2) for t in range(T)]
+    assert told["mlp_cross_token/others"] == pytest.approx(sum(others) / len(others))
+    h_BTM, view, _ = given_to(model, latent)
+    added = 0.2 * (view.latent_BTR @ latent.coupling.to_hidden.weight.T)
+    assert told["mlp_latent/share"] == pytest.approx((added.norm() / h_BTM.norm()).item())
+
+
+@pytest.mark.parametrize("gate", ["sigmoid", "softmax"])
+def test_gates_of_sparse_attention(gate: str) -> None:
+    model = built(projection="grouped", pattern="nsa", parts={"nsa": {"gate": gate}})
+    nsa = model.h[0].attn.pattern
+    x_BTC = given_to(model, nsa)[0]
+    logits = (x_BTC @ nsa.gates.c_gate.weight.T + nsa.gates.bias).unflatten(-1, (3, 4))
+    entropies, largest, moved, shares, collapsed = [], [], [], [0.0, 0.0, 0.0], 0
+    for row in logits.permute(0, 1, 3, 2).reshape(-1, 3).tolist():
+        e = [math.exp(v) for v in row]
+        g = [v / sum(e) for v in e] if gate == "softmax" else [v / (1 + v) for v in e]
+        p = [v / sum(g) for v in g]
+        entropies.append(-sum(v * math.log(v) for v in p if v))
+        largest.append(max(p))
+        moved += [abs(v - 1 / 3) for v in g]
+        shares = [s + v for s, v in zip(shares, p)]
+        collapsed += entropies[-1] < 0.1 and max(p) > 0.95
+    count = len(entropies)
+    told = {name: layers[0] for name, layers in statistics_of(model, tokens(model)).items()}
+    expected = {
+        "nsa/gate_entropy": sum(entropies) / count,
+        "nsa/gate_entropy_min": min(entropies),
+        "nsa/gate_largest": sum(largest) / count,
+        "nsa/gate_largest_max": max(largest),
+        "nsa/gate_collapsed": collapsed / count,
+        "nsa/gate_moved": sum(moved) / len(moved),
+        "nsa/share_cmp": shares[0] / count,
+        "nsa/share_sel": shares[1] / count,
+        "nsa/share_win": shares[2] / count,
+    }
+    # Gates are narrowed to single precision.
+    found = {name: told[name] for name in expected}
+    assert found == pytest.approx(expected, rel=1e-4, abs=1e-6)
+    assert "attention/entropy" not in told
+
+
+def test_a_model_that_begins_has_gates_of_a_third() -> None:
+    model = GPT(make_model_config(projection="grouped", pattern="nsa")).eval()
+    model.init_weights(1)
+    told = statistics_of(model, tokens(model)[:, :16])
+    assert told["nsa/gate_entropy"] == pytest.approx([math.log(3)] * 2)
+    assert told["nsa/gate_moved"] == pytest.approx([0.0, 0.0], abs=1e-7)
+    assert told["nsa/gate_collapsed"] == [0.0, 0.0]
+
+
+def test_selected_blocks() -> None:
+    sizes = {"compress": 4, "stride": 2, "select": 4, "count": 5, "window": 6}
+    model = built(projection="grouped", pattern="nsa", parts={"nsa": sizes})
+    nsa = model.h[0].attn.pattern
+    x_BTC, heads = given_to(model, nsa)[:2]
+    with torch.no_grad():
+        every_key = nsa._keys(nsa._raw(x_BTC, heads))
+        chosen = selection(heads.q_BNTH, every_key, nsa.options, 0)
+        q_BKgTH = heads.q_BNTH.unflatten(1, (2, 2)) / math.sqrt(heads.q_BNTH.shape[-1])
+    keys = every_key.compressed_BKMH
+    sets: dict[tuple[int, int, int], set[int]] = {}
+    for b in range(2):
+        for k in range(2):
+            for t in range(T):
+                seen = [i for i in range(keys[0].shape[2]) if 2 * i + 3 <= t]
+                scores = q_BKgTH[b, k, :, t] @ keys[0][b, k, seen].T
+                weights = scores.softmax(-1).sum(0).tolist() if seen else []
+                sets[b, k, t] = set(selected_blocks(t, weights, nsa.options))
+                assert {j for j in chosen[b, k, t].tolist() if j >= 0} == sets[b, k, t]
+    forced = {t: {0, t // 4, t // 4 - 1} for t in range(T)}
+    free = [(t, j) for (_, _, t), found in sets.items() for j in found - forced[t]]
+    every = [len(found) for found in sets.values()]
+    overlaps = [
+        len(found & sets[b, k, t - 1]) / len(found) for (b, k, t), found in sets.items() if t
+    ]
+    expected = {
+        "nsa/blocks": sum(every) / len(every),
+        "nsa/blocks_max": max(every),
+        "nsa/chosen": len(free) / sum(every),
+        "nsa/distance": sum(t - (4 * j + 3) for t, j in free) / len(free),
+        "nsa/overlap": sum(overlaps) / len(overlaps),
+    }
+    told = {name: layers[0] for name, layers in statistics_of(model, tokens(model)).items()}
+    assert {name: told[name] for name in expected} == pytest.approx(expected, rel=1e-5)
+    assert 0 < expected["nsa/chosen"] < 1
+
+
+def test_where_no_block_is_free_its_distance_is_left_out() -> None:
+    options = built(projection="grouped", pattern="nsa").h[0].attn.pattern.options
+    found = block_values(torch.tensor([[[[0, -1], [0, -1], [0, 1]]]]), options)
+    assert math.isnan(found["nsa/distance"]) and found["nsa/chosen"] == 0
+    model = built(projection="grouped", pattern="nsa")
+    told = statistics_of(model, tokens(model)[:, :4])
+    assert told["nsa/distance"] == [None, None]
+
+
+def test_branches_that_are_left_out_tell_nothing() -> None:
+    two = built(projection="grouped", pattern="nsa", parts={"nsa": {"branch_window": False}})
+    told = statistics_of(two, tokens(two))
+    assert "nsa/share_win" not in told
+    assert told["nsa/share_cmp"][0] + told["nsa/share_sel"][0] == pytest.approx(1)
+    no_blocks = {"branch_selected": False}
+    no_selection = built(projection="grouped", pattern="nsa", parts={"nsa": no_blocks})
+    assert "nsa/chosen" not in statistics_of(no_selection, tokens(no_selection))
+    alone = built(
+        projection="grouped",
+        pattern="nsa",
+        parts={"nsa": {"branch_compressed": False, **no_blocks}},
+    )
+    assert not any(name.startswith("nsa/") for name in statistics_of(alone, tokens(alone)))
+
+
+def test_blocks_that_are_drawn_are_the_ones_that_are_told() -> None:
+    sizes = {"compress": 2, "stride": 2, "select": 2, "count": 4, "select_by": "random"}
+    model = built(projection="grouped", pattern="nsa", parts={"nsa": sizes})
+    nsa = model.h[1].attn.pattern
+    x_BTC, heads = given_to(model, nsa)[:2]
+    with torch.no_grad():
+        chosen = selection(heads.q_BNTH, nsa._keys(nsa._raw(x_BTC, heads)), nsa.options, 1)
+    drawn_KTn = drawn_blocks(nsa.options, 1, 2, 0, T, chosen.device)
+    assert torch.equal(chosen, drawn_KTn.expand_as(chosen))
+
+
+def test_collapsed_gates_are_counted() -> None:
+    gates = torch.tensor([[1.0, 0.5], [1e-4, 0.5], [1e-4, 0.5]])[:, None, None]
+    found = branch_values(gates, ("compressed", "selected", "window"))
+    assert found["nsa/gate_collapsed"] == 0.5 and found["nsa/share_cmp"] > 0.6
+
+
+def test_nothing_is_left_behind_and_nothing_is_drawn() -> None:
+    model = built(dropout=0.5, **EVERYTHING)
+    weights = {name: p.clone() for name, p in model.named_parameters()}
+    generator, state = torch.get_rng_state(), vars(model.h[0].attn).copy()
+    first = statistics_of(model, tokens(model))
+    assert statistics_of(model, tokens(model)) == first
+    assert torch.equal(torch.get_rng_state(), generator)
+    assert not any(part._forward_hooks for part in model.modules())
+    assert vars(model.h[0].attn) == state
+    for name, parameter in model.named_parameters():
+        assert torch.equal(parameter, weights[name]) and parameter.grad is None
+    with pytest.raises(AssertionError, match="dropout would draw"):
+        statistics_of(model.train(), tokens(model))
+
+
+def test_every_mechanism_with_a_gate_or_a_mix_tells_something() -> None:
+    """By what it is, not by its name."""
+    models = [built(**EVERYTHING), built(projection="grouped", pattern="nsa")]
+    parts = [part for model in models for part in model.h[0].modules() if isinstance(part, Telling)]
+    assert {type(part).__name__ for part in parts} == {
+        "Attention",
+        "MlpCrossToken",
+        "MlpLatent",
+        "MlpAttnGate",
+        "Nsa",
+    }
+    names = {name.split("/")[0] for model in models for name in statistics_of(model, tokens(model))}
+    mechanisms = {"reciprocal", "ra_cross_token", "nsa", "attention"}
+    assert names == mechanisms | {"mlp_cross_token", "mlp_latent", "mlp_attn_gate"}
+
+
+def test_an_attention_alone_is_asked_like_a_whole_model() -> None:
+    model = built(terms=("reciprocal",))
+    attention = model.h[0].attn
+    with torch.no_grad():
+        alone = attention.statistics(given_to(model, attention)[0], BlockState())
+    told = statistics_of(model, tokens(model))
+    assert {name: value.item() for name, value in alone.items()} == {
+        name: layers[0] for name, layers in told.items()
+    }
