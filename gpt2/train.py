@@ -30,6 +30,7 @@ from gpt2.training.passes import MicroBatch, divided
 from gpt2.training.records import NoRecords, Records, Report
 from gpt2.training.session import Session
 from gpt2.training.start import open_session, resume, warm_up
+from gpt2.training.statistics import statistics_due, tell_statistics
 from gpt2.training.step import optimizer_step
 from gpt2.training.stopping import Stop
 from gpt2.training.tracking import start_companions
@@ -104,6 +105,8 @@ def train(session: Session, stop: Stop) -> None:
     config, log, batches = session.config.train, Log(session), session.batches()
     try:
         while not stop():
+            if statistics_due(session):
+                tell_statistics(session)
             if _due(session, config.eval_interval, session.evaluated_at):
                 _note_evaluation(session, session.evaluate(session.model, stop))
             if _due(session, config.checkpoint_interval, session.saved_at):
@@ -112,7 +115,9 @@ def train(session: Session, stop: Stop) -> None:
                 return
             with session.watch:
                 batches = _step_that_fits(session, batches, log)
-                if _at(session, config.eval_interval, config.checkpoint_interval):
+                if statistics_due(session) or _at(
+                    session, config.eval_interval, config.checkpoint_interval
+                ):
                     log.flush()
     finally:
         with session.watch:
@@ -225,7 +230,7 @@ def _begin(session: Session, build_dir: Path, rng_at_start: dict[str, list[str]]
             manifest_facts(session, rng_at_start),
         )
     _write_status(session, State.RUNNING)
-    session.heartbeat.beat("start", session.iteration)
+    session.heartbeat.beat("start", session.iteration, fallbacks=len(session.oom_fallbacks))
     session.records.line("TRAIN", start_line(session))
     for note in notes(session.config):
         session.records.line(note.tag, note.text)

@@ -89,8 +89,10 @@ class Log:
             session.iteration,
             loss=loss,
             grad_norm=self._grad_norm,
+            lr=lr,
             toks_per_s=speed,
             eta_s=left,
+            fallbacks=len(session.oom_fallbacks),
         )
         tell_first_steps(session, self._line_at[0])
         session.companions.check()

@@ -16,6 +16,8 @@ from lib.errors import Problem, RunError
 from lib.files import canonical_json
 from lib.rundir import RunDir
 
+# Bytes; a row of statistics has some thirty numbers for each layer.
+_LONGEST_RECORD = 1 << 20
 # What the runner shows: a line, or the progress of a run.
 Report = Callable[[dict[str, Any]], None]
 
@@ -109,8 +111,7 @@ def _open(path: Path) -> int:
     """A descriptor that appends; a torn last line of a killed process is cut off first."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
     size = os.fstat(descriptor).st_size
-    # No record is longer than this.
-    tail = os.pread(descriptor, 1 << 16, max(0, size - (1 << 16)))
+    tail = os.pread(descriptor, _LONGEST_RECORD, max(0, size - _LONGEST_RECORD))
     os.ftruncate(descriptor, size - len(tail) + tail.rfind(b"\n") + 1)
     return descriptor
 

@@ -73,8 +73,9 @@ class Session:
     iteration: int = 0
     # Part of the budget used by them.
     progress: float = 0.0
-    # Iterations of the last evaluation and of the last checkpoint.
+    # Iterations of the last evaluation, statistics and checkpoint.
     evaluated_at: int = 0
+    told_at: int = 0
     saved_at: int = 0
     # What was given up because memory ran out, in order: the manifest's ``oom_fallbacks``.
     oom_fallbacks: list[dict[str, Any]] = field(default_factory=list)
@@ -139,6 +140,7 @@ class Session:
             "iteration": self.iteration,
             "progress": self.progress,
             "evaluated_at": self.evaluated_at,
+            "told_at": self.told_at,
             "train_seconds": self.watch.seconds,
             "budget": self.budget.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -155,6 +157,7 @@ class Session:
         self.iteration = state["iteration"]
         self.progress = state["progress"]
         self.evaluated_at = state["evaluated_at"]
+        self.told_at = state["told_at"]
         self.watch.resume_at(state["train_seconds"])
         self.budget.load_state_dict(state["budget"])
         self.optimizer.load_state_dict(state["optimizer"])

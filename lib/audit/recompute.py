@@ -73,7 +73,8 @@ def _metrics(path: Path, findings: list[Finding]) -> list[dict[str, Any]]:
         if kind in schema.ROWS:
             findings.extend(schema.misfits(place, record, schema.ROWS[kind]))
         else:
-            findings.append(Finding(place, "a kind, train or eval", repr(kind)))
+            kinds = ", ".join(schema.ROWS)
+            findings.append(Finding(place, f"a kind, one of {kinds}", repr(kind)))
     return records
 
 
@@ -120,7 +121,8 @@ def _calibration(run: RunDir, summary: Mapping[str, Any]) -> Iterator[Finding]:
 def _rows(run: RunDir, contents: Contents) -> Iterator[Finding]:
     """An iteration without a row, or with two; a last evaluation that is not the summary's."""
     name, final = run.metrics.name, contents.summary["final"]
-    places = [(row["iteration"], row["kind"] == "eval") for row in contents.metrics]
+    order = [*schema.ROWS]
+    places = [(row["iteration"], order.index(row["kind"])) for row in contents.metrics]
     if places != sorted(set(places)):
         yield Finding(name, "rows in the order of iterations, each once", "others")
     if gap := _gap(contents):

@@ -109,7 +109,7 @@ RESOLVED: Schema = {
     "settings": dict,
     "symbols": dict,
 }
-# Rows of metrics.jsonl by their kind.
+# Rows of metrics.jsonl by their kind, in the order in which those of an iteration stand.
 ROWS: Mapping[str, Schema] = {
     "train": {
         "iteration": int,
@@ -118,6 +118,11 @@ ROWS: Mapping[str, Schema] = {
         "lr": _NUMBER,
         "loss": float,
         "grad_norm": (float, type(None)),
+    },
+    "statistics": {
+        "iteration": int,
+        "tokens": int,
+        "values": dict,
     },
     "eval": {
         "iteration": int,

@@ -17,6 +17,9 @@ from lib.errors import ConfigError, Problem
 from lib.files import read_json_lines, sha256
 from lib.rundir import RunDir
 
+# What sets the iterations of a kind of rows, and the text of statistics.
+_INTERVALS = {"eval": "EVAL_INTERVAL", "statistics": "STATISTICS_INTERVAL"}
+_ROWS = "STATISTICS_ROWS"
 # Within a row, cause before effect; other fields come after these.
 _CAUSAL = ("tokens", "progress", "lr", "loss", "val_loss", "grad_norm", "nll_sum", "n_correct")
 
@@ -47,8 +50,8 @@ class Agreement:
     rows: int
     documents: int
     weights_sha256: str
-    # Evaluations that one of the two made at other iterations.
-    evaluations_left_out: int
+    # Rows that one of the two made at other iterations, as its intervals say.
+    rows_left_out: int
 
     def __str__(self) -> str:
         words = [
@@ -56,8 +59,8 @@ class Agreement:
             f"{self.documents} documents",
             f"weights {self.weights_sha256[:12]}",
         ]
-        if self.evaluations_left_out:
-            words.append(f"{self.evaluations_left_out} evaluations at other iterations left out")
+        if self.rows_left_out:
+            words.append(f"{self.rows_left_out} rows of other intervals left out")
         return ", ".join(words)
 
 
@@ -65,7 +68,7 @@ def compare_bytes(a: RunDir, b: RunDir) -> Agreement | Divergence:
     """Compare two finished runs. ConfigError where a file is missing or unreadable."""
     try:
         left, right = _rows(a), _rows(b)
-        skipped = _other_evaluations(a, b, left, right)
+        skipped = _other_intervals(a, b, left, right)
         documents = list(zip(_documents(a), _documents(b)))
         found = next(_divergences(a, b, left, right, skipped), None)
         # Files that came to other numbers of rows, at last.
@@ -93,15 +96,15 @@ def _documents(run: RunDir) -> list[dict[str, Any]]:
         return list(csv.DictReader(stream))
 
 
-def _other_evaluations(a: RunDir, b: RunDir, left: _Rows, right: _Rows) -> set[_Key]:
-    """Evaluations that only one made because it was told another interval."""
-    intervals = [
-        json.loads(run.resolved_config.read_text())["symbols"].get("EVAL_INTERVAL")
-        for run in (a, b)
-    ]
-    if intervals[0] == intervals[1]:
-        return set()
-    return {key for key in left.keys() ^ right.keys() if key[0] == "eval"}
+def _other_intervals(a: RunDir, b: RunDir, left: _Rows, right: _Rows) -> set[_Key]:
+    """Rows that only one made because it was told another interval; statistics of other text too."""
+    old, new = (json.loads(run.resolved_config.read_text())["symbols"] for run in (a, b))
+    differ = {name for name in (*_INTERVALS.values(), _ROWS) if old.get(name) != new.get(name)}
+    one_has = left.keys() ^ right.keys()
+    skipped = {key for key in one_has if _INTERVALS.get(key[0]) in differ}
+    if _ROWS in differ:
+        skipped |= {key for key in left.keys() | right.keys() if key[0] == "statistics"}
+    return skipped
 
 
 def _divergences(

@@ -14,6 +14,7 @@ from typing import Any, Self
 
 from lib.files import read_json_lines, write_json
 from lib.rundir import RunDir
+from lib.telemetry.layers import each_layer, over_layers
 from lib.telemetry.metrics import averages
 
 # A sample is on the disk so long after it was taken, at the latest.
@@ -141,6 +142,9 @@ def _metrics(row: Mapping[str, Any]) -> dict[str, float]:
     if row["kind"] == "eval":
         losses = {"val_loss": row["val_loss"], **_perplexity("val_perplexity", row["val_loss"])}
         return {"iteration": row["iteration"], **losses, "sparsity": row["sparsity"]}
+    if row["kind"] == "statistics":
+        values = row["values"]
+        return {"iteration": row["iteration"], **over_layers(values), **each_layer(values)}
     # fp16 overflowed: the step was skipped and has no norm.
     norm = {} if row["grad_norm"] is None else {"grad_norm": row["grad_norm"]}
     return {

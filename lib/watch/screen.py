@@ -121,7 +121,8 @@ def spark(values: Sequence[float], blocks: str) -> str:
 
 
 def _line(run: Run[Any], facts: Facts, options: WatchOptions) -> Line:
-    newest = dict(facts.beats[-1]) if facts.beats else {}
+    # Not every heartbeat tells everything.
+    newest = {k: v for beat in facts.beats for k, v in beat.items() if v is not None}
     status = facts.status
     assert status is not None
     done = max(status.iteration, newest.get("step", 0))

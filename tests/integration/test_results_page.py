@@ -64,7 +64,8 @@ def test_every_file_and_field_of_a_run_is_in_the_page(build):
     assert set(next(csv.reader((run / "per_query.csv").open()))) <= rows
     for name in ("metrics.jsonl", "timing.jsonl", "heartbeat_rank0.jsonl", "telemetry.jsonl"):
         assert {key for row in lines(run / name) for key in row} <= rows
-    assert {row["kind"] for row in lines(run / "metrics.jsonl")} == {"train", "eval"}
+    kinds = {row["kind"] for row in lines(run / "metrics.jsonl")}
+    assert kinds == {"train", "statistics", "eval"}
 
     title = "`resolved_config.yaml` and `manifest.json`"
     resolved = json.loads((run / "resolved_config.yaml").read_text())

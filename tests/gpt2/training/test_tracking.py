@@ -112,7 +112,11 @@ def expected_history(rows: list[dict[str, Any]]) -> dict[str, dict[int, float]]:
     evals = {r["iteration"]: r for r in rows if r["kind"] == "eval"}
     best = min(r["val_loss"] for r in evals.values())
     last = max(train)
+    (told,) = (r for r in rows if r["kind"] == "statistics")
+    entropies = told["values"]["attention/entropy"]
     return {
+        "attention/entropy": {last: sum(entropies) / 2},
+        **{f"layer/{i}/attention/entropy": {last: found} for i, found in enumerate(entropies)},
         "iteration": {i: i for i in train},
         "train_loss": {i: r["loss"] for i, r in train.items()},
         "train_perplexity": {i: math.exp(r["loss"]) for i, r in train.items()},

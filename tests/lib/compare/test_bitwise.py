@@ -71,7 +71,7 @@ def test_evaluations_at_another_interval_are_left_out_and_counted(tmp_path):
     b = write_run(tmp_path / "b", symbols={"EVAL_INTERVAL": 1})
     b.metrics.write_text('{"kind":"eval","iteration":1,"val_loss":3.3}\n' + b.metrics.read_text())
     found = compare_bytes(a, b)
-    assert isinstance(found, Agreement) and found.evaluations_left_out == 1
+    assert isinstance(found, Agreement) and found.rows_left_out == 1
     # The same row without another interval is one that should not be there.
     c = write_run(tmp_path / "c", symbols={"EVAL_INTERVAL": 500})
     c.metrics.write_text(b.metrics.read_text())

@@ -1,0 +1,77 @@
+"""What mechanisms tell of themselves while a run trains; changes no bit of it.
+
+A pass of its own, without gradients and in evaluation mode, on the first training sequences of the
+seed's order: the same text at every iteration and in every run of a study.
+"""
+
+import itertools
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gpt2.data.sampler import TrainSampler
+from gpt2.mechanism_statistics import Layers, statistics_of
+from gpt2.training.session import Session
+from lib.machine.setup import autocast
+from lib.telemetry.layers import known_values, over_layers
+
+
+def statistics_due(session: Session) -> bool:
+    """Whether this iteration ends an interval, or training, and has not been told of."""
+    interval = session.config.telemetry.statistics_interval
+    if not interval or session.iteration == session.told_at:
+        return False
+    return session.iteration % interval == 0 or session.progress >= 1.0
+
+
+def tell_statistics(session: Session) -> None:
+    """Append a row to metrics.jsonl and a heartbeat; rank 0 does."""
+    session.told_at = session.iteration
+    if not session.group.is_main:
+        return
+    try:
+        values = _measure(session)
+    except torch.OutOfMemoryError:
+        rows = session.config.telemetry.statistics_rows
+        what = f"no statistics at iteration {session.iteration}: memory ran out"
+        session.records.line("WARN", f"{what}; STATISTICS_ROWS={rows} may be smaller")
+        return
+    session.records.metrics(
+        kind="statistics", iteration=session.iteration, tokens=session.tokens, values=values
+    )
+    session.heartbeat.beat(
+        "statistics", session.iteration, statistics=over_layers(values), **_watched(values)
+    )
+
+
+def _measure(session: Session) -> Layers:
+    model, training = session.model, session.model.training
+    model.eval()
+    gpus = [session.device] if session.device.type == "cuda" else []
+    try:
+        with torch.random.fork_rng(gpus), autocast(session.config.machine):
+            return statistics_of(model, _sequences(session))
+    finally:
+        model.train(training)
+
+
+def _sequences(session: Session) -> Tensor:
+    """STATISTICS_ROWS of them, BT."""
+    length = session.config.model.shape.block_size
+    sampler = TrainSampler(session.dataset.train, length, session.config.seed)
+    windows = sampler.sequences(0, session.config.telemetry.statistics_rows)
+    return torch.from_numpy(windows[:, :-1]).to(session.device)
+
+
+def _watched(values: Layers) -> dict[str, Any]:
+    """What the watch rules look at: gates over branches, of the layer that is worst off."""
+    entropies, largest = (_ending(values, end) for end in ("/gate_entropy", "/gate_largest"))
+    found = {"gate_entropy": min(entropies)} if entropies else {}
+    return found | ({"gate_max": max(largest)} if largest else {})
+
+
+def _ending(values: Layers, end: str) -> list[float]:
+    """Of every mechanism and layer."""
+    found = (known_values(layers) for name, layers in values.items() if name.endswith(end))
+    return list(itertools.chain.from_iterable(found))

@@ -1,0 +1,240 @@
+"""Statistics of mechanisms in a run: its bytes are those without, and whoever watches is told."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from torch import Tensor
+
+from gpt2.config import Config
+from gpt2.mechanism_statistics import statistics_of
+from gpt2.model import GPT
+from gpt2.training.session import Session
+from gpt2.training.statistics import tell_statistics
+from lib.audit.recompute import disagreements, read_contents
+from lib.files import read_json_lines
+from lib.status import State
+from lib.tracking.feed import Feed, Position, final_metrics
+from lib.watch.facts import read_facts
+from lib.watch.rules import alarms
+from tests.gpt2.training.test_oom import memory_for
+
+Configure = Callable[..., Config]
+NONE = {"STATISTICS_INTERVAL": 0}
+ALWAYS = {"STATISTICS_INTERVAL": 1, "STATISTICS_ROWS": 3}
+EVERYTHING = {
+    "ATTENTION_PROJECTION_LATENT": True,
+    "RECIPROCAL": True,
+    "RA_CROSS_TOKEN": True,
+    "MLP_ATTN_GATE": True,
+    "MLP_CROSS_TOKEN": True,
+    "MLP_LATENT": True,
+}
+NSA = {
+    "ATTENTION_PROJECTION_GROUPED": True,
+    "N_KV_HEAD": 1,
+    "ATTENTION_PATTERN_NSA": True,
+    "NSA_COMPRESS_BLOCK": 4,
+    "NSA_COMPRESS_STRIDE": 2,
+    "NSA_SELECT_BLOCK": 4,
+    "NSA_SELECT_COUNT": 3,
+    "NSA_WINDOW": 4,
+    "DROPOUT": "0.0",
+}
+
+
+def learned(done: Any) -> list[Any]:
+    """All that training and evaluation leave."""
+    summary = done.summary()
+    summary.pop("timing")
+    files = (done.files.weights, done.files.per_query, done.files.sample)
+    rows = [done.rows("train"), done.rows("eval"), summary]
+    return rows + [file.read_bytes() for file in files]
+
+
+@pytest.mark.parametrize("mechanisms", [{}, EVERYTHING, NSA], ids=["plain", "everything", "nsa"])
+def test_they_do_not_change_a_bit(configure: Configure, train: Callable, mechanisms: dict) -> None:
+    without, told = configure(**mechanisms, **NONE), configure(**mechanisms, **ALWAYS)
+    assert without.hash8 == told.hash8
+    plain, watched = train(without, "plain"), train(told, "told")
+    assert learned(plain) == learned(watched)
+    assert plain.rows("statistics") == []
+    assert [row["iteration"] for row in watched.rows("statistics")] == [*range(1, 13)]
+    # An audit finds each row as it should be, and where.
+    contents, findings = read_contents(watched.files)
+    assert contents is not None and findings == []
+    assert disagreements(watched.files, contents) == []
+
+
+def test_they_are_made_at_the_interval_and_at_the_end(
+    configure: Configure, train: Callable
+) -> None:
+    done = train(configure(STATISTICS_INTERVAL=5))
+    rows = done.rows("statistics")
+    assert [(row["iteration"], row["tokens"]) for row in rows] == [(5, 320), (10, 640), (12, 768)]
+    kinds = [row["kind"] for row in read_json_lines(done.files.metrics)]
+    assert kinds[4:7] == ["train", "statistics", "eval"]
+    assert kinds[-3:] == ["train", "statistics", "eval"]
+
+
+def test_they_are_of_the_same_text_at_every_iteration(session: Callable[..., Session]) -> None:
+    seen: list[Tensor] = []
+
+    def note(model: GPT, idx_BT: Tensor) -> Any:
+        seen.append(idx_BT)
+        return statistics_of(model, idx_BT)
+
+    opened = session(**ALWAYS)
+    opened.model.train()
+    with mock.patch("gpt2.training.statistics.statistics_of", note):
+        for opened.iteration in (1, 2):
+            tell_statistics(opened)
+    assert opened.model.training
+    assert torch.equal(seen[0], seen[1])
+    # The first sequences of the order.
+    opened.iteration = 0
+    first = torch.cat([x_BT for x_BT, _ in next(opened.batches())])
+    assert torch.equal(seen[0], first[:3])
+
+
+def test_interrupted_and_resumed_they_are_the_same_bytes(
+    configure: Configure, train: Callable
+) -> None:
+    config = configure(STATISTICS_INTERVAL=2)
+    whole = train(config, "whole").core()
+    # Between two of them, at one, with a checkpoint and with an evaluation, and at the end.
+    for iteration in (3, 4, 10, 12):
+        train(config, "resumed", stop_at=iteration)
+    assert train(config, "resumed").core() == whole
+
+
+def test_killed_while_they_are_made(configure: Configure, train: Callable) -> None:
+    config = configure(STATISTICS_INTERVAL=2)
+    whole, calls = train(config, "whole").core(), [0]
+
+    def die(*given: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == 3:
+            raise RuntimeError("killed")
+        return statistics_of(*given)
+
+    with mock.patch("gpt2.training.statistics.statistics_of", die):
+        with pytest.raises(RuntimeError, match="killed"):
+            train(config)
+    # From the checkpoint of iteration 4.
+    assert train(config).core() == whole
+
+
+def test_without_memory_for_them_training_goes_on(configure: Configure, train: Callable) -> None:
+    plain = train(configure(**NONE), "plain")
+    trouble = torch.OutOfMemoryError("CUDA out of memory")
+    with mock.patch("gpt2.training.statistics.statistics_of", side_effect=trouble):
+        done = train(configure(STATISTICS_INTERVAL=6))
+    assert done.status.state is State.SUCCESS and learned(done) == learned(plain)
+    shown = [line for line in done.lines().splitlines() if line.startswith("WARN")]
+    assert len(shown) == 2 and "no statistics at iteration 6: memory ran out" in shown[0]
+
+
+def test_one_of_several_processes_makes_them(
+    configure: Configure, train: Callable, ranks: Callable
+) -> None:
+    split = {"GPUS": 2, "BATCH_SIZE": 1, "GRAD_ACCUMULATION": 2, "MAX_ITERS": 4}
+
+    def left(changes: dict[str, Any], name: str) -> Any:
+        config = configure(**split, **changes)
+        assert ranks(2, lambda rank: train(config, name).status.state) == ["SUCCESS"] * 2
+        return train.found(name)
+
+    plain, told = left(NONE, "plain"), left(ALWAYS, "told")
+    assert learned(plain) == learned(told)
+    assert [row["iteration"] for row in told.rows("statistics")] == [1, 2, 3, 4]
+    beats = [[*read_json_lines(told.files.heartbeat(rank))] for rank in (0, 1)]
+    assert [sum(b["msg"] == "statistics" for b in found) for found in beats] == [4, 0]
+
+
+def collapsed(model: GPT, seed: int, initial: Callable = GPT.init_weights) -> None:
+    """All gates of the second block on the window branch."""
+    initial(model, seed)
+    bias = model.h[1].attn.pattern.gates.bias.data.view(3, -1)
+    bias[:2], bias[2] = -9.0, 9.0
+
+
+def watched(done: Any, config: Config) -> dict[str, str]:
+    """What make watch says of the run, as its files are."""
+    return alarms(read_facts(done.files, time.time()), config.watch)
+
+
+def test_collapsed_gates_reach_the_alarms(configure: Configure, train: Callable) -> None:
+    config = configure(**NSA, LEARNING_RATE="1e-6", MIN_LEARNING_RATE="1e-7")
+    well = watched(train(config, "well"), config)
+    assert not well.keys() & {"gate-entropy", "gate-max", "fallbacks"}
+    with mock.patch.object(GPT, "init_weights", collapsed):
+        done = train(config, "collapsed")
+    ill = watched(done, config)
+    assert ill["gate-entropy"].startswith("mean gate entropy 0.0")
+    assert ill["gate-max"] == "mean of the largest gate 1.000, more than 0.9"
+    (beat,) = (b for b in read_json_lines(done.files.heartbeat(0)) if b["msg"] == "statistics")
+    # Of all layers together, and for the alarms of the one that is worst off.
+    assert beat["statistics"]["nsa/gate_collapsed"] == 0.5
+    assert beat["gate_entropy"] < 0.01 < 0.5 < beat["statistics"]["nsa/gate_entropy"]
+
+
+def test_a_fallback_reaches_the_alarms(configure: Configure, train: Callable) -> None:
+    config = configure(RUN_PROFILE_MAXOUT_SPEED=True, BATCH_SIZE=4, GRAD_ACCUMULATION=1)
+    with memory_for(2, since=2):
+        done = train(config)
+    assert watched(done, config)["fallbacks"] == "1 fallbacks, 0 at the start"
+
+
+HEARTBEAT = (
+    "ts iso pid rank step msg loss lr toks_per_s dt_fetch_s mem_alloc_mib mem_reserved_mib "
+    "grad_norm eta_s fallbacks"
+).split()
+
+
+def test_heartbeats_have_every_published_field(configure: Configure, train: Callable) -> None:
+    done = train(configure())
+    beats = [*read_json_lines(done.files.heartbeat(0))]
+    trained = [beat for beat in beats if beat["msg"] == "train"]
+    assert len(trained) == 4
+    for beat in trained:
+        assert beat.keys() == set(HEARTBEAT)
+        assert None not in beat.values()
+        # MiB: a process that has torch loaded has some hundred, and not as many GiB or bytes.
+        assert 50 < beat["mem_alloc_mib"] < 50_000
+    assert [beat["msg"] for beat in beats if beat["step"] == 12][-2:] == ["statistics", "eval"]
+
+
+PUBLISHED = (
+    "train_loss train_perplexity val_loss val_perplexity learning_rate sparsity iteration "
+    "final/best_val_loss final/best_val_perplexity grad_norm tokens_per_second "
+    "gpu/compute_util_avg gpu/memory_util_avg gpu/memory_used_avg_gb gpu/memory_used_total_gb "
+    "gpu/memory_total_gb process/rss_gb attention/entropy reciprocal/share "
+    "ra_cross_token/gate_mean ra_cross_token/gate_std mlp_attn_gate/gate_mean "
+    "layer/1/attention/entropy layer/0/mlp_attn_gate/gate_std"
+).split()
+
+
+def test_trackers_are_told_every_published_name(configure: Configure, train: Callable) -> None:
+    """Of a real run, with the samples of a GPU beside it."""
+    done = train(configure(**EVERYTHING))
+    gpu = {"index": 0, "compute_util": 91.0, "memory_used_mib": 1024.0, "memory_total_mib": 4096.0}
+    gpu |= {"power_watts": None, "temperature_celsius": None}
+    sample = {"ts": 0.0, "rss_mib": 512.0, "cpu_seconds": 1.0, "gpus": [gpu]}
+    done.files.telemetry.write_text(f"{sample}\n".replace("'", '"').replace("None", "null"))
+    told: dict[str, float] = {}
+    for _, metrics in Feed(done.files, Position()).new():
+        told |= metrics
+    told |= final_metrics(done.files)
+    assert [name for name in PUBLISHED if name not in told] == []
+    values = done.rows("statistics")[0]["values"]
+    shares = values["reciprocal/share"]
+    assert told["reciprocal/share"] == pytest.approx(sum(shares) / len(shares))
+    assert told["layer/1/attention/entropy"] == values["attention/entropy"][1]
+    # The last block has no such gate.
+    assert values["mlp_attn_gate/gate_mean"][1] is None
+    assert told["mlp_attn_gate/gate_mean"] == values["mlp_attn_gate/gate_mean"][0]
+    assert "layer/1/mlp_attn_gate/gate_mean" not in told
