@@ -10,6 +10,7 @@ from gpt2.training.finite import require_finite
 from gpt2.training.first_steps import tell_first_steps
 from gpt2.training.passes import Measured
 from gpt2.training.session import Session
+from gpt2.training.utilisation import mfu, peak_flops
 
 
 class Log:
@@ -23,6 +24,7 @@ class Log:
         self._losses: list[float] = []
         self._grad_norm: float | None = None
         self._line_at = (session.iteration, session.watch.seconds)
+        self._peak_flops = peak_flops(session)
 
     def add(self, measured: Measured, lr: float) -> None:
         """Take note of the step just made; write and show it when the log interval is over."""
@@ -58,6 +60,7 @@ class Log:
         iterations, seconds = session.iteration - self._line_at[0], session.watch.seconds
         tokens = iterations * session.budget.tokens_per_iteration
         speed = tokens / max(seconds - self._line_at[1], 1e-9)
+        used = mfu(session, speed, self._peak_flops)
         loss = math.fsum(self._losses) / len(self._losses)
         left = seconds_left(session.progress, seconds)
         session.records.timing(
@@ -65,6 +68,7 @@ class Log:
             iterations=session.budget.iterations,
             train_seconds=seconds,
             tokens_per_second=speed,
+            mfu=used,
             eta_seconds=left,
             **session.optimizer.statistics(),
         )
@@ -82,7 +86,8 @@ class Log:
         session.records.log(
             "TRAIN",
             f"{_position(session)}   loss {loss:.4f}   lr {lr:.3e}   grad norm {norm}   "
-            f"{speed:,.0f} tok/s   eta {clock_time(left)}",
+            f"{speed:,.0f} tok/s{'' if used is None else f' ({used:.1%} MFU)'}   "
+            f"eta {clock_time(left)}",
         )
         session.heartbeat.beat(
             "train",
@@ -91,6 +96,7 @@ class Log:
             grad_norm=self._grad_norm,
             lr=lr,
             toks_per_s=speed,
+            mfu=used,
             eta_s=left,
             fallbacks=len(session.oom_fallbacks),
         )

@@ -3,7 +3,7 @@
 import difflib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from lib.errors import ConfigError, Problem
 
@@ -28,6 +28,8 @@ class Gpu:
     tflops: Mapping[str, float]
     # Whether torch has a flash attention kernel for it: Ampere and later, and ROCm.
     flash: bool = True
+    # ``tflops`` of its PCIe form, where that is slower.
+    pcie: Mapping[str, float] = field(default_factory=dict)
 
     def holds(self, tensor_bytes: float) -> bool:
         """Whether tensors of so many bytes fit, beside the context and the allocator's losses."""
@@ -40,6 +42,7 @@ def _peaks(fp32: float, tf32: float, half: float) -> dict[str, float]:
 
 
 _VOLTA = {"fp32": 15.7, "fp16": 125.0}
+_VOLTA_PCIE = {"fp32": 14.0, "fp16": 112.0}
 # Peaks are from the vendors' data sheets (SXM or OAM form where there are several; without
 # sparsity). Memory is what torch.cuda.get_device_properties reports, which is less than what is
 # sold: error correction and the driver take their part.
@@ -52,11 +55,11 @@ GPUS: Mapping[str, Gpu] = {
         Gpu("rtx3090", 23.6, _peaks(35.6, 35.6, 71.0)),
         Gpu("rtx4090", 23.5, _peaks(82.6, 82.6, 165.2)),
         Gpu("t4", 14.5, {"fp32": 8.1, "fp16": 65.0}, flash=False),
-        Gpu("v100-16", 15.7, _VOLTA, flash=False),
-        Gpu("v100-32", 31.7, _VOLTA, flash=False),
+        Gpu("v100-16", 15.7, _VOLTA, flash=False, pcie=_VOLTA_PCIE),
+        Gpu("v100-32", 31.7, _VOLTA, flash=False, pcie=_VOLTA_PCIE),
         Gpu("a100-40", 39.3, _peaks(19.5, 156.0, 312.0)),
         Gpu("a100-80", 79.1, _peaks(19.5, 156.0, 312.0)),
-        Gpu("h100", 79.1, _peaks(66.9, 494.7, 989.4)),
+        Gpu("h100", 79.1, _peaks(66.9, 494.7, 989.4), pcie=_peaks(51.2, 378.0, 756.0)),
         Gpu("h200", 139.7, _peaks(66.9, 494.7, 989.4)),
         Gpu("w7900", 44.9, _peaks(61.3, 0.0, 122.6)),
         Gpu("mi300x", 191.5, _peaks(163.4, 653.7, 1307.4)),
@@ -89,6 +92,21 @@ def gpu_named(name: str) -> Gpu:
             next=f"one of: {', '.join(near or GPUS)}; or say CHECK_GPU_MEMORY_GB=24",
         )
     )
+
+
+def peak_tflops(device_name: str, precision: str, matmul_precision: str) -> float | None:
+    """The data sheet's peak of dense products, TFLOP/s, of the device that a driver calls so.
+
+    ``precision`` is fp32, bf16 or fp16; fp32 products that may be rounded are TF32's where there
+    are such. None for a device that is not in the table: no number is made up.
+    """
+    try:
+        gpu = gpu_named(device_name)
+    except ConfigError:
+        return None
+    peaks = gpu.pcie if gpu.pcie and "pcie" in device_name.lower() else gpu.tflops
+    rounded = precision == "fp32" and matmul_precision != "highest"
+    return peaks["tf32"] if rounded and "tf32" in peaks else peaks.get(precision)
 
 
 def gpu_with_memory(memory_gib: float) -> Gpu:

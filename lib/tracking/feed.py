@@ -89,8 +89,8 @@ class Feed:
             iteration = timing["iteration"]
             machine = averages(self._sampled_before(timing["written_at"]))
             if position.iteration <= iteration <= newest and iteration > position.timed:
-                speed = {"tokens_per_second": timing["tokens_per_second"], **machine}
-                found.setdefault(iteration, {"iteration": iteration}).update(speed)
+                found.setdefault(iteration, {"iteration": iteration})
+                found[iteration].update(_speed(timing) | machine)
                 timed = max(timed, iteration)
         for iteration in sorted(found):
             yield iteration, found[iteration]
@@ -154,6 +154,12 @@ def _metrics(row: Mapping[str, Any]) -> dict[str, float]:
         "learning_rate": row["lr"],
         **norm,
     }
+
+
+def _speed(timing: Mapping[str, Any]) -> dict[str, float]:
+    """Without ``mfu`` where the device's peak is not known."""
+    names = ("tokens_per_second", "mfu")
+    return {name: timing[name] for name in names if timing.get(name) is not None}
 
 
 def _perplexity(name: str, loss: float) -> dict[str, float]:

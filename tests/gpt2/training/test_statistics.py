@@ -190,13 +190,13 @@ def test_a_fallback_reaches_the_alarms(configure: Configure, train: Callable) ->
 
 
 HEARTBEAT = (
-    "ts iso pid rank step msg loss lr toks_per_s dt_fetch_s mem_alloc_mib mem_reserved_mib "
+    "ts iso pid rank step msg loss lr toks_per_s mfu dt_fetch_s mem_alloc_mib mem_reserved_mib "
     "grad_norm eta_s fallbacks"
 ).split()
 
 
 def test_heartbeats_have_every_published_field(configure: Configure, train: Callable) -> None:
-    done = train(configure())
+    done = train(configure(PEAK_TFLOPS="1"))
     beats = [*read_json_lines(done.files.heartbeat(0))]
     trained = [beat for beat in beats if beat["msg"] == "train"]
     assert len(trained) == 4
@@ -210,7 +210,7 @@ def test_heartbeats_have_every_published_field(configure: Configure, train: Call
 
 PUBLISHED = (
     "train_loss train_perplexity val_loss val_perplexity learning_rate sparsity iteration "
-    "final/best_val_loss final/best_val_perplexity grad_norm tokens_per_second "
+    "final/best_val_loss final/best_val_perplexity grad_norm tokens_per_second mfu "
     "gpu/compute_util_avg gpu/memory_util_avg gpu/memory_used_avg_gb gpu/memory_used_total_gb "
     "gpu/memory_total_gb process/rss_gb attention/entropy reciprocal/share "
     "ra_cross_token/gate_mean ra_cross_token/gate_std mlp_attn_gate/gate_mean "
@@ -220,7 +220,7 @@ PUBLISHED = (
 
 def test_trackers_are_told_every_published_name(configure: Configure, train: Callable) -> None:
     """Of a real run, with the samples of a GPU beside it."""
-    done = train(configure(**EVERYTHING))
+    done = train(configure(**EVERYTHING, PEAK_TFLOPS="0.5"))
     gpu = {"index": 0, "compute_util": 91.0, "memory_used_mib": 1024.0, "memory_total_mib": 4096.0}
     gpu |= {"power_watts": None, "temperature_celsius": None}
     sample = {"ts": 0.0, "rss_mib": 512.0, "cpu_seconds": 1.0, "gpus": [gpu]}

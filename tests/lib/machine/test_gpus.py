@@ -4,6 +4,7 @@ import pytest
 
 from lib.errors import ConfigError
 from lib.machine.gpus import CONTEXT_BYTES, FRAGMENTATION, GIB, GPUS, gpu_named, gpu_with_memory
+from lib.machine.gpus import peak_tflops
 
 
 @pytest.mark.parametrize(
@@ -56,3 +57,46 @@ def test_peaks_are_in_order() -> None:
         assert peaks["fp32"] <= peaks.get("tf32", peaks["fp32"]) <= peaks["fp16"], gpu.name
         assert peaks.get("bf16", peaks["fp16"]) == peaks["fp16"], gpu.name
         assert ("bf16" in peaks) == gpu.flash, gpu.name
+
+
+# Names as torch gives them; dense TFLOP/s of the data sheets.
+PEAKS = [
+    ("NVIDIA A100-SXM4-80GB", "bf16", "highest", 312.0),
+    ("NVIDIA A100-PCIE-40GB", "fp16", "highest", 312.0),
+    ("NVIDIA A100-SXM4-80GB", "fp32", "highest", 19.5),
+    ("NVIDIA A100-SXM4-80GB", "fp32", "high", 156.0),
+    ("NVIDIA H100 80GB HBM3", "bf16", "highest", 989.4),
+    ("NVIDIA H100 PCIe", "bf16", "highest", 756.0),
+    ("NVIDIA H100 PCIe", "fp32", "medium", 378.0),
+    ("Tesla V100-PCIE-16GB", "fp16", "highest", 112.0),
+    ("Tesla V100-SXM2-32GB", "fp16", "highest", 125.0),
+    # Without TF32, fp32 products stay what they are.
+    ("AMD Radeon PRO W7900", "fp32", "high", 61.3),
+    ("AMD Instinct MI300X", "bf16", "highest", 1307.4),
+]
+
+
+@pytest.mark.parametrize(("name", "precision", "products", "peak"), PEAKS)
+def test_peaks_of_devices_by_the_drivers_name(
+    name: str, precision: str, products: str, peak: float
+) -> None:
+    assert peak_tflops(name, precision, products) == peak
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "NVIDIA H100 NVL",
+        "NVIDIA GeForce RTX 4090 Laptop GPU",
+        "NVIDIA A100-SXM4-80GB MIG 1g.10gb",
+        "NVIDIA RTX A6000",
+        "AMD EPYC 7B13",
+        "",
+    ],
+)
+def test_of_another_device_no_peak_is_made_up(name: str) -> None:
+    assert peak_tflops(name, "bf16", "highest") is None
+
+
+def test_a_type_that_the_hardware_lacks_has_no_peak() -> None:
+    assert peak_tflops("Tesla T4", "bf16", "highest") is None

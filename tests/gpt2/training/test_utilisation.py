@@ -1,0 +1,64 @@
+"""MFU is the model's FLOPs over what the devices could do, and absent where that is not known."""
+
+from collections.abc import Callable
+from unittest import mock
+
+import pytest
+import torch
+
+from gpt2.config import Config
+from gpt2.training.session import Session
+from gpt2.training.utilisation import mfu, peak_flops
+from lib.errors import ConfigError
+from lib.files import read_json_lines
+from lib.tracking.feed import Feed, Position
+
+Configure = Callable[..., Config]
+
+
+def matrix_flops(config: Config) -> float:
+    """Of one token's forward and backward, counted by hand for two dense blocks."""
+    c, t, vocabulary = 16, 16, config.model.shape.padded_vocab_size
+    of_a_block = 2 * (3 * c * c + c * c + 8 * c * c) + 4 * c * (t + 1) / 2
+    return 3 * (2 * of_a_block + 2 * c * vocabulary)
+
+
+def test_it_is_flops_of_the_tokens_over_the_peak(configure: Configure, train: Callable) -> None:
+    done = train(configure(PEAK_TFLOPS="0.25"))
+    rows = [*read_json_lines(done.files.timing)]
+    flops = matrix_flops(configure())
+    for row in rows:
+        assert row["mfu"] == pytest.approx(flops * row["tokens_per_second"] / 0.25e12)
+    assert "% MFU)" in done.files.logs.read_text()
+    told = dict(Feed(done.files, Position()).new())
+    assert [told[row["iteration"]]["mfu"] for row in rows] == [row["mfu"] for row in rows]
+
+
+def test_of_a_processor_there_is_none_and_one_line_says_so(
+    configure: Configure, train: Callable
+) -> None:
+    done = train(configure())
+    assert {row["mfu"] for row in read_json_lines(done.files.timing)} == {None}
+    (line,) = [text for text in done.files.logs.read_text().splitlines() if "MFU" in text]
+    assert "no MFU: the fp32 peak of" in line and "PEAK_TFLOPS can give it" in line
+    assert not any("mfu" in metrics for _, metrics in Feed(done.files, Position()).new())
+
+
+def test_all_devices_of_a_run_count(session: Callable[..., Session]) -> None:
+    opened = session()
+    opened.device = torch.device("cuda")
+    with (
+        mock.patch("gpt2.training.utilisation.device_name", return_value="NVIDIA A100-SXM4-80GB"),
+        mock.patch.object(type(opened.group), "size", 4),
+    ):
+        peak = peak_flops(opened)
+    assert peak == 4 * 19.5e12
+    per_token = opened.config.model.flops_per_token()
+    assert mfu(opened, peak / per_token / 2, peak) == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("text", ["fast", "0", "-3", "nan", "inf"])
+def test_a_peak_is_a_number_above_zero(configure: Configure, text: str) -> None:
+    with pytest.raises(ConfigError, match="PEAK_TFLOPS"):
+        configure(PEAK_TFLOPS=text)
+    assert configure(PEAK_TFLOPS="19.5").hash8 == configure().hash8
