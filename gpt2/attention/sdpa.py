@@ -18,6 +18,7 @@ from gpt2.attention.rows.parts import Pattern
 from gpt2.config import ModelConfig
 from lib.errors import KablateError, PreflightError, Problem, RunError
 from lib.machine.observe import sdpa_choice
+from lib.machine.routing import kernel_that_made
 
 BACKENDS = {
     "flash": SDPBackend.FLASH_ATTENTION,
@@ -59,14 +60,36 @@ def torch_kernel(model: ModelConfig, precision: str, device: torch.device, dropo
     PreflightError where the one that is configured cannot run.
     """
     options, shape = model.attention, model.shape
-    shared = options.projection
-    kv_heads = shared.n_kv_head if isinstance(shared, GroupedOptions) else shape.n_head
-    sizes = (1, shape.n_head, shape.block_size, shape.head_dim)
-    q = torch.empty(sizes, device=device, dtype=_DTYPES[precision], requires_grad=True)
+    q = _zeros(model, shape.n_head, precision, device)
     pattern = PATTERNS.module(options.pattern.name)(options.pattern)
     seen = pattern.sdpa_arguments(shape.block_size, device)
     with _allowed(options.backend, q, dropout, PreflightError):
-        return sdpa_choice(q, kv_heads, dropout, seen)
+        return sdpa_choice(q, _kv_heads(model), dropout, seen)
+
+
+def kernel_at_work(model: ModelConfig, precision: str, device: torch.device, dropout: float) -> str:
+    """The kernel that ran: flash, efficient, cudnn or math, by one pass of plain attention.
+
+    Of one sequence and the heads that share a key. Draws nothing that anybody else would draw.
+    """
+    options = model.attention
+    group = model.shape.n_head // _kv_heads(model)
+    q, k, v = (_zeros(model, heads, precision, device) for heads in (group, 1, 1))
+    pattern = PATTERNS.module(options.pattern.name)(options.pattern)
+    gpus = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(gpus), torch.enable_grad():
+        return kernel_that_made(plain_attention(Heads(q, k, v), pattern, options.backend, dropout))
+
+
+def _zeros(model: ModelConfig, heads: int, precision: str, device: torch.device) -> Tensor:
+    """A sequence of so many heads that wants a gradient, as in training."""
+    sizes = (1, heads, model.shape.block_size, model.shape.head_dim)
+    return torch.zeros(sizes, device=device, dtype=_DTYPES[precision], requires_grad=True)
+
+
+def _kv_heads(model: ModelConfig) -> int:
+    shared = model.attention.projection
+    return shared.n_kv_head if isinstance(shared, GroupedOptions) else model.shape.n_head
 
 
 def _only(backend: str) -> AbstractContextManager[None]:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from gpt2.attention.own import OwnAttention
-from gpt2.attention.sdpa import torch_kernel
+from gpt2.attention.sdpa import kernel_at_work
 from gpt2.config import Config
 from gpt2.runs import read_settings
 from gpt2.training.observe import run_knobs
@@ -50,7 +50,7 @@ def start_line(session: Session) -> str:
 
 
 def attention_kernel(session: Session) -> str:
-    """How scores are computed: by rows, joined, as the pattern does, or by torch's kernel."""
+    """How scores are computed: by rows, joined, as the pattern does, or by the kernel that ran."""
     attention = session.model.h[0].attn
     if isinstance(attention.pattern, OwnAttention):
         return attention.pattern.kernel
@@ -60,7 +60,7 @@ def attention_kernel(session: Session) -> str:
     if form == "joined":
         return "joined, flex" if session.device.type == "cuda" else "joined, all pairs"
     model, precision = session.config.model, session.config.machine.precision
-    return f"sdpa {torch_kernel(model, precision, session.device, model.shape.dropout)}"
+    return f"sdpa {kernel_at_work(model, precision, session.device, model.shape.dropout)}"
 
 
 def manifest_facts(session: Session, rng_at_start: dict[str, list[str]]) -> dict[str, Any]:

@@ -6,7 +6,13 @@ from typing import Any
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
-from gpt2.attention.sdpa import BACKENDS, KERNELS, allowed_kernels, torch_kernel
+from gpt2.attention.sdpa import (
+    BACKENDS,
+    KERNELS,
+    allowed_kernels,
+    kernel_at_work,
+    torch_kernel,
+)
 from gpt2.data.loader import batches
 from gpt2.data.sampler import TrainSampler
 from gpt2.training.session import Session
@@ -65,11 +71,15 @@ def _sharing(session: Session) -> dict[str, Knob]:
 
 
 def _attention(session: Session) -> dict[str, Knob]:
-    """Which form every block has; of plain attention the kernel for each distinct shape."""
+    """Which form every block has; of plain attention the kernel for each distinct shape.
+
+    Resolved is what torch says it will take, observed what ran.
+    """
     model, device = session.config.model, session.device
     asked, shape = model.attention.backend, model.shape
     forms = sorted({block.attn.form(device.type) for block in session.model.h})
     chosen: dict[str, str] = {}
+    ran: dict[str, str] = {}
     allowed: tuple[list[str], list[str]] = ([], [])
     if "sdpa" in forms:
         allowed = ([asked] if asked in BACKENDS else sorted(KERNELS), allowed_kernels(asked))
@@ -78,14 +88,15 @@ def _attention(session: Session) -> dict[str, Knob]:
             name = f"{shape.n_head}x{shape.block_size}x{shape.head_dim}, dropout {dropout:g}"
             precision = session.config.machine.precision
             chosen[name] = torch_kernel(model, precision, device, dropout)
+            ran[name] = kernel_at_work(model, precision, device, dropout)
     # Without a pinned kernel, what torch chooses is what was asked for.
     resolved = {name: asked if asked in BACKENDS else kernel for name, kernel in chosen.items()}
     return {
         "attention_impl": _state("+".join(forms), "+".join(forms), asked),
         "sdpa_backends_allowed": _state(*allowed, asked),
-        "sdpa_backend_selected": _state(resolved, chosen, asked),
+        "sdpa_backend_selected": _state(resolved, ran, asked),
         "flash_attention_enabled": _state(
-            "flash" in resolved.values(), "flash" in chosen.values(), asked
+            "flash" in resolved.values(), "flash" in ran.values(), asked
         ),
     }
 

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from torch import nn
 
 from gpt2.config import Config
+from gpt2.training.describe import attention_kernel
 from gpt2.training.observe import require_observed, run_knobs
 from gpt2.training.session import Session
 from gpt2.training.start import open_session
@@ -57,6 +59,45 @@ def test_what_torch_chooses_is_recorded_too(session: Callable[..., Session]) -> 
     asked = {"requested": "auto", "resolved": chosen, "observed": chosen}
     assert found["sdpa_backend_selected"] == asked
     assert len(found["sdpa_backends_allowed"]["observed"]) == 4
+
+
+def test_another_kernel_than_the_pinned_one_is_a_deviation(
+    session: Callable[..., Session], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pin is lost between what is asked and what runs."""
+    pinned = session(ATTENTION_BACKEND_MATH=True, DROPOUT="0.0")
+    assert attention_kernel(pinned) == "sdpa math"
+    assert deviations(run_knobs(pinned)) == []
+    monkeypatch.setattr("gpt2.attention.sdpa._only", lambda backend: nullcontext())
+    found = run_knobs(pinned)
+    assert found["sdpa_backend_selected"] == {
+        "requested": "math",
+        "resolved": {"2x16x8, dropout 0": "math"},
+        "observed": {"2x16x8, dropout 0": "flash"},
+    }
+    assert {"sdpa_backend_selected", "flash_attention_enabled"} <= {*deviations(found)}
+    assert attention_kernel(pinned) == "sdpa flash"
+    with pytest.raises(PreflightError, match="sdpa_backend_selected was resolved to"):
+        require_observed(pinned)
+
+
+def test_what_ran_counts_and_not_what_torch_announces(
+    session: Callable[..., Session], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = session(**FAST, DROPOUT="0.0")
+    monkeypatch.setattr("gpt2.attention.sdpa.sdpa_choice", lambda *given: "efficient")
+    found = run_knobs(opened)["sdpa_backend_selected"]
+    assert (found["resolved"], found["observed"]) == (
+        {"2x16x8, dropout 0": "efficient"},
+        {"2x16x8, dropout 0": "flash"},
+    )
+
+
+def test_looking_for_the_kernel_draws_nothing(session: Callable[..., Session]) -> None:
+    opened = session(**FAST)
+    before = torch.get_rng_state()
+    assert observed(opened)["sdpa_backend_selected"]["2x16x8, dropout 0.2"] == "math"
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_settings_of_the_built_parts_are_read(session: Callable[..., Session]) -> None:
