@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lib.analysis.leaderboard import Leaderboard
+from lib.analysis.machine import COLUMNS
 from lib.analysis.marginal import Marginal, marginals
 from lib.analysis.significance import smallest_p
 from lib.analysis.table import Difference, Row, Stat, Table
@@ -64,6 +65,7 @@ def to_markdown(table: Table) -> str:
     for part in table.sections:
         grid = _grid([part.header, *part.rows], left=(0,))
         text += f"\n## {part.title}\n\n{grid}\n{part.note}"
+    text += _machine_text(table.rows)
     if table.left_out:
         text += "\n## Left out\n\n" + "".join(f"- {what}\n" for what in table.left_out)
     notes = "".join(f"- {note}\n" for note in table.notes)
@@ -111,7 +113,12 @@ def to_json(table: Table) -> str:
         "study": table.study,
         "unigram_entropy": table.unigram_entropy,
         "rows": [
-            {**_figures(row), **_labels(row), "sparsity_by_layer": dict(row.sparsity_by_layer)}
+            {
+                **_figures(row),
+                **_labels(row),
+                "sparsity_by_layer": dict(row.sparsity_by_layer),
+                "machine": dict(row.machine),
+            }
             for row in table.rows
         ],
         "left_out": list(table.left_out),
@@ -201,6 +208,21 @@ def _layer_text(rows: Sequence[Row]) -> str:
         shares = [row.sparsity, *(row.sparsity_by_layer.get(layer) for layer in layers)]
         lines.append([row.variant.slug, *("-" if s is None else f"{s:.1%}" for s in shares)])
     return f"\n## Sparsity by layer\n\n{_grid(lines, left=(0,))}"
+
+
+def _machine_text(rows: Sequence[Row]) -> str:
+    """Speed, memory and utilisation of each row; nothing where nothing was sampled."""
+    known = [name for name in COLUMNS if any(name in row.machine for row in rows)]
+    if not set(known) - {"tokens_per_second"}:
+        return ""
+    lines = [["run", *(COLUMNS[name][0] for name in known)]]
+    for row in rows:
+        cells = (
+            format(row.machine[name], COLUMNS[name][1]) if name in row.machine else "-"
+            for name in known
+        )
+        lines.append([row.variant.slug, *cells])
+    return f"\n## Machine\n\n{_grid(lines, left=(0,))}"
 
 
 def _marginal_text(found: Sequence[Marginal]) -> str:

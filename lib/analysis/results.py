@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from lib.analysis.machine import machine_figures
 from lib.audit.contract import broken_contract
 from lib.compare.facts import Facts, read_facts
 from lib.errors import ConfigError
@@ -32,6 +33,8 @@ class Result:
     sparsity: float
     # The same by layer: the matrices whose names begin alike, up to the first number.
     sparsity_by_layer: Mapping[str, float]
+    # What it took of its machine, by name.
+    machine: Mapping[str, float]
     # What two runs must share to be compared.
     facts: Facts
 
@@ -79,6 +82,7 @@ def _result(run: Run[Any], final: dict[str, Any], timing: dict[str, Any], facts:
         tokens_per_second=float(timing["tokens_per_second"]),
         sparsity=float(final["sparsity"]),
         sparsity_by_layer=_by_layer(final["sparsity_by_layer"], final["prunable_weights"]),
+        machine=machine_figures(RunDir(run.path), float(timing["tokens_per_second"])),
         facts=facts,
     )
 

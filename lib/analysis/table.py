@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from lib.analysis.comparable import Part, parts
+from lib.analysis.machine import over_seeds
 from lib.analysis.results import Hole, Result, read_result
 from lib.analysis.significance import sign_flip_p
 from lib.plan import Run, Variant
@@ -63,6 +64,8 @@ class Row:
     sparsity: float | None
     # Of the prunable weights of each layer; empty without pruning.
     sparsity_by_layer: Mapping[str, float]
+    # Of speed, memory and utilisation those that are known; means over the seeds.
+    machine: Mapping[str, float]
     # What the runs came to: "done", what is missing, "other code" where that made one.
     state: str
     # Field → value, in a table that is labelled; rows of other labels are not compared with this.
@@ -189,6 +192,7 @@ def _row(
         train_seconds=_mean([r.train_seconds for r in results]),
         sparsity=_mean([r.sparsity for r in results]),
         sparsity_by_layer=_layers([r.sparsity_by_layer for r in results]),
+        machine=over_seeds([r.machine for r in results]),
         state=_state(results, holes, kept),
         labels=labels,
     )

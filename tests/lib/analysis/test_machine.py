@@ -1,0 +1,89 @@
+"""Speed, memory and utilisation of each row of a table, from what was sampled beside its runs."""
+
+import json
+from typing import Any
+
+import pytest
+
+from lib.analysis.machine import machine_figures
+from lib.analysis.report import to_json, to_markdown
+from lib.analysis.table import build_table
+from lib.rundir import RunDir
+from tests.lib.fabricated import MANIFEST, changed, seal
+
+GIB = 1024.0
+
+
+def sample(moment: float, rss: float, *gpus: float | None) -> dict[str, Any]:
+    """One record of telemetry.jsonl: GPUs of 80 GiB with so much memory in use."""
+    found = [
+        {
+            "index": i,
+            "compute_util": 90.0 + i,
+            "memory_used_mib": used,
+            "memory_total_mib": 80 * GIB,
+            "power_watts": None,
+            "temperature_celsius": None,
+        }
+        for i, used in enumerate(gpus)
+    ]
+    return {"ts": moment, "rss_mib": rss, "cpu_seconds": 2 * moment, "gpus": found}
+
+
+def beside(run, *samples: dict[str, Any], mfu: tuple[float | None, ...] = ()) -> None:
+    files = RunDir(run.path)
+    files.telemetry.write_text("".join(json.dumps(s) + "\n" for s in samples))
+    files.timing.write_text("".join(json.dumps({"mfu": m}) + "\n" for m in mfu) or "{}\n")
+    seal(files, changed(MANIFEST, data__digest="d1"))
+
+
+def test_memory_and_utilisation_of_each_step(make_run):
+    base, wide = make_run("base", 3.0), make_run("wide", 2.9, parent="base")
+    first = sample(0.0, 100.0, 0.0, 0.0)
+    beside(
+        base,
+        first,
+        sample(10.0, GIB, 8 * GIB, 8 * GIB),
+        sample(20.0, 3 * GIB, 24 * GIB, 8 * GIB),
+        mfu=(0.1, 0.4, 0.42),
+    )
+    beside(wide, first, sample(10.0, 2 * GIB, 40 * GIB, None))
+    table = build_table("demo", [base, wide])
+    expected = {
+        "tokens_per_second": 33.6,
+        "mfu": 0.4,
+        "gpu/compute_util_avg": 90.5,
+        # Of 80 GiB: 8, 8, 24 and 8.
+        "gpu/memory_util_avg": 15.0,
+        "gpu/memory_used_peak_gb": 32.0,
+        "process/cpu_cores": 2.0,
+        "process/rss_peak_gb": 3.0,
+    }
+    rows = json.loads(to_json(table))["rows"]
+    assert rows[0]["machine"] == pytest.approx(expected)
+    # A card that lacks the counter, one sample, and no peak that is known.
+    lacking = {"mfu", "gpu/memory_used_peak_gb", "process/cpu_cores"}
+    assert rows[1]["machine"].keys() == expected.keys() - lacking
+    text = to_markdown(table)
+    section = text[text.index("## Machine") :].splitlines()
+    assert section[2].split("|")[2].strip() == "tok/s" and "RSS GB, peak" in section[2]
+    assert [cell.strip() for cell in section[4].split("|")[1:-1]] == [
+        *("base", "34", "40.0%", "90", "15", "32.00", "2.00", "3.00")
+    ]
+    assert "-" in section[5]
+
+
+def test_seeds_are_taken_together(make_run):
+    runs = [make_run("base", 3.0, seed=seed) for seed in (1, 2)]
+    for run, memory in zip(runs, (1.0, 3.0)):
+        beside(run, sample(0.0, 1.0), sample(9.0, memory * GIB))
+    (row,) = build_table("demo", runs).rows
+    assert row.machine["process/rss_peak_gb"] == 2.0
+
+
+def test_without_samples_there_is_no_section_and_damage_costs_no_table(make_run):
+    run = make_run("base", 3.0)
+    assert "## Machine" not in to_markdown(build_table("demo", [run]))
+    RunDir(run.path).telemetry.write_text('{"ts": 1, "rss_{"ts": 2}\n{"ts": 3}\n')
+    assert machine_figures(RunDir(run.path), 5.0) == {"tokens_per_second": 5.0}
+    assert build_table("demo", [run]).rows[0].state == "done"
