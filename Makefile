@@ -10,7 +10,7 @@ MAKEFLAGS += --no-builtin-rules --no-builtin-variables --no-print-directory
 SETTINGS := SET SYM A B STEPS SEEDS RUNS RUN TO JOBS STALE KEEP_GOING YES JSON V O EXTRAS PYTHON
 SETTINGS += SWEEP SAMPLES ITERS QUANT PROMPT TOKENS TEMPERATURE TOP_K TOP_P SEED
 SETTINGS += DIRTY N CHECKS FAST DEFCONFIG DATA GPU CHECK_GPU_MEMORY_GB DRY_RUN
-SETTINGS += AXIS LABEL_BY FORCE
+SETTINGS += AXIS LABEL_BY FORCE SOURCE
 SETTINGS += NO_COLOR KCONFIG_CONFIG MENUCONFIG_STYLE
 freeze = $(eval override $(1) := $$(value $(1)))$(eval export $(1))
 given = $(filter-out undefined,$(origin $(1)))
@@ -167,8 +167,8 @@ style: setup ## Formatting, whitespace, names in the documents
 	$(Q)$(PY) scripts/check_style.py
 
 ##@ Judge
-.PHONY: report audit compare finalists curves sweep-leaderboard evaluate generate export bench \
-	bench-knobs bench-overhead
+.PHONY: report audit compare finalists verify-results curves sweep-leaderboard evaluate generate \
+	export bench bench-knobs bench-overhead
 report: $(CONFIG_PY) ## Write the tables of the finished runs
 	$(Q)$(PY) scripts/report.py $(INTO)
 
@@ -180,6 +180,9 @@ compare: setup ## Runs A= and B=: the same bytes, or how far apart
 
 finalists: setup ## Test the variants in RUNS= over their seeds
 	$(Q)$(PY) scripts/finalists.py $(INTO)
+
+verify-results: $(CONFIG_PY) ## Whether the runs (RUNS=) may be published together
+	$(Q)$(PY) scripts/verify_results.py $(INTO)
 
 curves: $(CONFIG_PY) ## Draw loss curves of the runs (RUNS=), needs matplotlib
 	$(Q)$(PY) scripts/draw_curves.py $(INTO)
@@ -248,7 +251,8 @@ mrproper: clean ## And .config, and a .venv that make made
 ##: N=50 SEED=1  For randcheck: how many, and which
 ##: DEFCONFIG=NAME  For check: this instead of .config
 ##: A=RUN B=RUN  For compare: what is put side by side
-##: AXIS=SYMBOL,..  For compare: in what they were to differ
+##: AXIS=SYMBOL,..  For compare, verify-results: what was to differ
+##: SOURCE=wandb  For verify-results: ask offline, trackio, wandb
 ##: LABEL_BY=FIELD,..  For compare and report: keep runs apart by it
 ##: FORCE=1  For reproduce: in spite of what differs
 ##: DATA=DIR  For reproduce: where the data is

@@ -131,18 +131,18 @@ def _facts(
     resolved: Mapping[str, Any],
     manifest: Mapping[str, Any],
 ) -> Facts:
-    observed = {name: _at(manifest, place) for name, place in _OBSERVED.items()}
+    observed = {name: at(manifest, place) for name, place in _OBSERVED.items()}
     observed["documents"] = _documents(run)
     observed["oom_fallbacks"] = _fallbacks(manifest)
-    knobs = _at(manifest, ("knobs",))
+    knobs = at(manifest, ("knobs",))
     named = knobs if isinstance(knobs, Mapping) else {}
-    speed = {name: _at(manifest, place) for name, place in _SPEED.items()}
+    speed = {name: at(manifest, place) for name, place in _SPEED.items()}
     for name, knob in named.items():
         table = speed if name in _SPEED_KNOBS else observed
         seen = knob["observed"]
         # Which of several alike it was is no matter.
         table[f"knobs.{name}"] = str(seen).partition(":")[0] if name == "device" else seen
-    sources = _at(manifest, ("origin", "sources"))
+    sources = at(manifest, ("origin", "sources"))
     return Facts(
         run=run,
         settings=flatten(resolved["identity"]),
@@ -154,7 +154,8 @@ def _facts(
     )
 
 
-def _at(record: Any, place: Sequence[str]) -> Any:
+def at(record: Any, place: Sequence[str]) -> Any:
+    """What stands at ``place``, key by key, in a record; UNKNOWN where it does not."""
     for key in place:
         if not isinstance(record, Mapping) or key not in record:
             return UNKNOWN
@@ -171,7 +172,7 @@ def _documents(run: RunDir) -> str:
 
 def _fallbacks(manifest: Mapping[str, Any]) -> Any:
     """What was changed for want of memory; how much there was is the machine's affair."""
-    found = _at(manifest, ("oom_fallbacks",))
+    found = at(manifest, ("oom_fallbacks",))
     if not isinstance(found, list):
         return UNKNOWN
     return [{k: v for k, v in step.items() if k != "peak_bytes"} for step in found]

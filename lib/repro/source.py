@@ -26,6 +26,7 @@ _AROUND_TRAINING = (
     "gpt2/planning.py",
     "gpt2/reproduce.py",
     "gpt2/scratch.py",
+    "gpt2/verification/",
     "lib/analysis/",
     "lib/audit/",
     "lib/cli.py",
@@ -40,6 +41,7 @@ _AROUND_TRAINING = (
     "lib/setup/",
     "lib/telemetry/",
     "lib/tracking/",
+    "lib/verify/",
     "lib/watch/",
 )
 _PACKAGES = ("gpt2", "lib")

@@ -1,0 +1,73 @@
+"""What a reader of the results has to be told, from runs that agree in it."""
+
+from collections.abc import Mapping, Sequence
+
+from gpt2.verification.training import is_compiled, max_time
+from lib.verify.evidence import Evidence
+from lib.verify.groups import LENGTH, SOFTWARE
+from lib.verify.rows import Row, spread
+
+
+def said(runs: Sequence[Evidence]) -> dict[str, str]:
+    """Group → what its row says where all runs agree."""
+    first = runs[0]
+    digest, words = first.of("data", "digest"), first.facts.observed["tokenizer"]
+    return {
+        "hardware": _hardware(first),
+        "compile": "on" if is_compiled(first) is True else "off",
+        "effective batch": _batch(first),
+        LENGTH: _length(runs),
+        "evaluation": (
+            f"{first.figure('final', 'eval_documents')} documents, "
+            f"{first.figure('final', 'eval_tokens')} tokens, "
+            f"batches of {first.of('batch', 'micro_batch')}"
+        ),
+        "data and preprocessing": f"{first.of('data', 'dataset')} {digest}, tokenizer {words}",
+        SOFTWARE: (
+            f"torch {first.facts.observed['torch']}, "
+            f"Python {first.of('environment', 'python_version')}"
+        ),
+    }
+
+
+def to_publish(runs: Sequence[Evidence], rows: Sequence[Row]) -> Mapping[str, str]:
+    """Name → text, in the order of a methods section."""
+    what = {row.check: row.what for row in rows}
+    axis = sorted({name for each in runs for name in each.axis})
+    return {
+        "commit": f"{runs[0].of('code', 'git_sha')} ({what['commit is public']})",
+        "runs": ", ".join(each.name for each in runs),
+        "seeds": what["seeds"],
+        "differ in": ", ".join(axis) or "nothing that was declared",
+        "hardware": what["hardware"],
+        "training": what[LENGTH],
+        "effective batch": what["effective batch"],
+        "compile": what["compile"],
+        "data": what["data and preprocessing"],
+        "evaluation": what["evaluation"],
+        "software": what[SOFTWARE],
+    }
+
+
+def _hardware(each: Evidence) -> str:
+    gpu, driver = each.of("hardware", "gpu_name"), each.of("hardware", "driver_version")
+    name = gpu or each.of("hardware", "cpu_model")
+    behind = f", driver {driver}" if driver else ""
+    return f"{each.of('processes', 'world_size')} × {name}{behind}"
+
+
+def _batch(each: Evidence) -> str:
+    whole, micro, accumulation = (
+        each.of("batch", name) for name in ("global_sequences", "micro_batch", "accumulation")
+    )
+    processes, tokens = each.of("processes", "world_size"), each.of("batch", "tokens_per_iteration")
+    return f"{whole} sequences = {micro} × {accumulation} × {processes}, {tokens} tokens"
+
+
+def _length(runs: Sequence[Evidence]) -> str:
+    seconds = [each.figure("timing", "train_seconds") for each in runs]
+    known = [value for value in seconds if isinstance(value, float)]
+    measured = f"{min(known):,.1f} to {max(known):,.1f} s of training" if known else "not timed"
+    tokens = spread((each.name, each.figure("final", "tokens")) for each in runs)
+    limit = max_time(runs[0])
+    return f"{'' if limit is None else f'{limit} s each, '}tokens: {tokens}; {measured}"

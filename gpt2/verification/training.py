@@ -1,0 +1,132 @@
+"""What trackers and manifests call a training's settings, and whether it was as long as declared."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from lib.compare.facts import UNKNOWN
+from lib.status import State, read_status
+from lib.verify.evidence import Evidence
+from lib.verify.rows import Remark, Row, Verdict, row, spread
+from lib.verify.settings import Key
+
+# A run in seconds ends with the step that uses its time up; steps are not equally long.
+_LATE_STEPS = 3
+
+
+def max_time(each: Evidence) -> Any:
+    """Seconds of the configured budget; None where it is not one of time."""
+    budget = each.setting("train.budget")
+    return each.setting("train.max_time_seconds") if budget in ("time", UNKNOWN) else None
+
+
+def is_compiled(each: Evidence) -> Any:
+    """Whether torch.compile was at work, as it was observed."""
+    return each.of("knobs", "torch_compile_enabled", "observed")
+
+
+KEYS = (
+    Key("batch_size", "BATCH_SIZE", lambda e: e.of("batch", "micro_batch")),
+    Key("gradient_accumulation", "GRAD_ACCUMULATION", lambda e: e.of("batch", "accumulation")),
+    Key("num_gpus", "GPUS", lambda e: e.of("processes", "world_size")),
+    Key("learning_rate", "LEARNING_RATE", lambda e: e.setting("schedule.learning_rate")),
+    Key("warmup_steps", "WARMUP_STEPS", lambda e: e.setting("schedule.warmup_steps")),
+    Key("max_time", "GPT2_MAX_TIME", max_time),
+    Key("compile_model", "COMPILE", is_compiled),
+    Key("optimizer", "OPTIMIZER", lambda e: e.setting("optimizer")),
+    Key("dataset", "DATASET", lambda e: e.of("data", "dataset")),
+    Key("data_digest", "", lambda e: e.of("data", "digest")),
+    Key("git_commit", "", lambda e: e.of("code", "git_sha")),
+)
+
+
+def stop_row(runs: Sequence[Evidence]) -> Row:
+    """Each run ended because its budget was used up."""
+    remarks, resumed = [], []
+    for each in runs:
+        status, done = read_status(each.run), each.figure("final", "iterations")
+        seconds, limit = each.figure("timing", "train_seconds"), _seconds(each)
+        if status is None or UNKNOWN in (done, seconds, limit):
+            what = f"it is not recorded why {each.name} stopped"
+            remarks.append(Remark(Verdict.UNKNOWN, what, each.name))
+        elif status.state is not State.SUCCESS or done != (status.iterations or done):
+            what = f"{each.name}: {status.state} at {done} of {status.iterations} iterations"
+            remarks.append(Remark(Verdict.FAIL, what, each.name))
+        elif limit is not None and seconds < limit:
+            what = f"{each.name} stopped after {seconds:.1f} of {limit:g} s"
+            remarks.append(Remark(Verdict.FAIL, what, each.name))
+        attempts = each.of("volatile", "attempts")
+        resumed += [each.name] if isinstance(attempts, list) and len(attempts) > 1 else []
+    again = f"; resumed in between: {', '.join(resumed)}" if resumed else ""
+    return row("stop reason", f"every budget was used up{again}", remarks)
+
+
+def seeds_row(runs: Sequence[Evidence]) -> Row:
+    """Seeds are shown; they may differ, but have to be known, there and in the tracker."""
+    remarks = []
+    for each in runs:
+        seed, told = each.of("seeds", "seed"), each.tracked("seed")
+        if UNKNOWN in (seed, told):
+            remarks.append(Remark(Verdict.UNKNOWN, f"{each.name} has no seed", each.name))
+        elif seed != told:
+            what = f"the tracker says {told}, the manifest {seed} of {each.name}"
+            remarks.append(Remark(Verdict.FAIL, what, each.name))
+    return row("seeds", spread((each.name, each.of("seeds", "seed")) for each in runs), remarks)
+
+
+def length_remarks(runs: Sequence[Evidence]) -> Iterator[Remark]:
+    """Equal time where the budget is one of time, else equal tokens; longer only as pruning says."""
+    for each in runs:
+        tokens, seconds, step = (
+            each.figure("final", "tokens"),
+            each.figure("timing", "train_seconds"),
+            each.figure("timing", "mean_step_seconds"),
+        )
+        limit = _seconds(each)
+        if UNKNOWN in (tokens, seconds, step, limit, _stretch(each)):
+            yield Remark(Verdict.UNKNOWN, f"the length of {each.name} is not known", each.name)
+        elif limit is not None and seconds > limit + _LATE_STEPS * step:
+            what = f"{each.name} trained for {seconds:.1f} s of {limit:g}"
+            yield Remark(Verdict.FAIL, what, each.name)
+        elif limit is None and not _as_long(runs[0], each):
+            told = spread((one.name, one.figure("final", "tokens")) for one in runs)
+            yield Remark(Verdict.FAIL, f"tokens: {told}", each.name)
+
+
+def batch_remarks(runs: Sequence[Evidence]) -> Iterator[Remark]:
+    """Micro-batch × accumulation × processes is what an optimizer step averages over."""
+    for each in runs:
+        parts = [key.own(each) for key in KEYS[:3]]
+        whole = each.of("batch", "global_sequences")
+        if UNKNOWN in (*parts, whole):
+            yield Remark(Verdict.UNKNOWN, f"the batch of {each.name} is not known", each.name)
+        elif parts[0] * parts[1] * parts[2] != whole:
+            what = f"{each.name}: {' × '.join(map(str, parts))} is not {whole}"
+            yield Remark(Verdict.FAIL, what, each.name)
+    wholes = [(each.name, each.of("batch", "global_sequences")) for each in runs]
+    for name, whole in wholes:
+        if UNKNOWN not in (whole, wholes[0][1]) and whole != wholes[0][1]:
+            yield Remark(Verdict.FAIL, f"sequences: {spread(wholes)}", name)
+
+
+def _stretch(each: Evidence) -> Any:
+    return each.figure("final", "budget_stretch")
+
+
+def _seconds(each: Evidence) -> Any:
+    """The budget in seconds, as long as pruning declares; None where it is not one of time."""
+    limit = max_time(each)
+    if limit is None or UNKNOWN in (limit, _stretch(each)):
+        return limit
+    return limit * _stretch(each)
+
+
+def _as_long(first: Evidence, each: Evidence) -> bool:
+    """Whether two runs have the same tokens, less what pruning stretched them by."""
+    tokens = [one.figure("final", "tokens") for one in (first, each)]
+    stretches = [_stretch(one) for one in (first, each)]
+    if UNKNOWN in (*tokens, *stretches) or stretches[0] == stretches[1]:
+        return tokens[0] == tokens[1]
+    # A stretched budget is a whole number of iterations.
+    iteration = each.of("batch", "tokens_per_iteration")
+    gap = abs(tokens[0] / stretches[0] - tokens[1] / stretches[1])
+    return iteration != UNKNOWN and gap <= iteration

@@ -1,0 +1,63 @@
+"""What a study declares is all in which its steps differ, and nothing that it does not declare."""
+
+from pathlib import Path
+
+import pytest
+
+from gpt2.comparison import symbol_names
+from gpt2.config import Config
+from gpt2.planning import Plan, make_plan
+from gpt2.verification.select import chosen_runs, declared_axes, whole_study
+from lib.compare.facts import Facts, flatten
+from lib.compare.keys import differences
+from lib.errors import ConfigError
+from lib.kconfig import Layer, defconfig_layers
+from lib.plan import Run
+from lib.project import ROOT
+from lib.rundir import RunDir
+
+STUDIES = ["gpt2-ratio-ablation", "gpt2-mechanisms", "test-matrix-optimizers"]
+
+
+def facts(run: Run[Config]) -> Facts:
+    """The settings of a run that has not been trained."""
+    settings = flatten(run.config.identity())
+    return Facts(RunDir(run.path), settings, {}, {}, {"code": "c"}, {}, run.config.values)
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_the_steps_of_a_study_differ_in_what_they_declare(name: str, tmp_path: Path) -> None:
+    layers = defconfig_layers(ROOT, name)
+    study = whole_study(make_plan(layers, tmp_path), layers)
+    axes = declared_axes(study, [RunDir(run.path) for run in study.runs], "")
+    assert len(study.runs) > 2
+    first = study.runs[0]
+    for run in study.runs[1:]:
+        names = symbol_names(first.config) | symbol_names(run.config)
+        found = {d.field for d in differences(facts(first), facts(run), names)}
+        assert found and found <= axes[first.path] | axes[run.path], run.label
+
+
+def test_a_step_declares_what_the_steps_below_it_change(tmp_path: Path) -> None:
+    layers = defconfig_layers(ROOT, "gpt2-ratio-ablation")
+    plan = make_plan(layers, tmp_path, steps="0,7")
+    (last,) = declared_axes(whole_study(plan, layers), [RunDir(plan.runs[1].path)], "").values()
+    assert {"RECIPROCAL", "MLP_SIZING", "MLP_ATTN_GATE", "MLP_CROSS_TOKEN"} <= last
+    # A choice, not the member that the step sets.
+    assert "MLP_SIZING_RATIO" not in last
+    assert not last & {"BATCH_SIZE", "COMPILE", "LEARNING_RATE"}
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Plan:
+    layers = [*defconfig_layers(ROOT, "gpt2-quickstart"), Layer.of("test", "test", {})]
+    return make_plan(layers, tmp_path, steps="0,5")
+
+
+def test_names_that_are_no_finished_run_are_errors(plan: Plan) -> None:
+    with pytest.raises(ConfigError, match="no run is finished"):
+        chosen_runs(plan, plan, "")
+    with pytest.raises(ConfigError, match="'nonesuch' names no run"):
+        chosen_runs(plan, plan, "nonesuch")
+    with pytest.raises(ConfigError, match="is not started"):
+        chosen_runs(plan, plan, "ra")

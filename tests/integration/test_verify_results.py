@@ -1,0 +1,414 @@
+"""Two runs that may be published together, and the same two with one thing planted in the second.
+
+They are trained once, in a repository whose commit a remote has, mirrored to W&B's offline files
+and to trackio; planted is in copies, whose digests are computed again.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpt2.config import Config
+from gpt2.data.prepare import prepare
+from gpt2.planning import config_layers, make_plan
+from gpt2.verification.verify import verify
+from lib.files import write_json
+from lib.kconfig import Layer, Tree
+from lib.queries.contract import Source
+from lib.queries.offline import OfflineSource
+from lib.queries.trackio import TrackioSource
+from lib.repro.seal import with_artifacts, write_manifest
+from lib.rundir import RunDir
+from lib.verify.checklist import Checklist
+from lib.verify.evidence import Ask, ask_record, ask_tracker
+from lib.verify.rows import Row, Verdict
+from tests.integration.conftest import SMALL
+from tests.integration.tree import commit_copy, git
+from tests.lib.fabricated import changed
+from tests.loopback.wandb_server import serving
+
+STEPS = "0,5"
+TRACKERS = {"TRACKER_WANDB": True, "TRACKER_WANDB_MODE_OFFLINE": True, "TRACKER_TRACKIO": True}
+
+
+@dataclass
+class Pair:
+    """A repository, its build folder, and what was trained there."""
+
+    tree: Path
+    build: Path
+    runs: list[RunDir]
+
+    def make(self, *words: str, **variables: str) -> subprocess.CompletedProcess:
+        """``make verify-results`` in that repository."""
+        unset = {"MAKEFLAGS", "MAKELEVEL", "MFLAGS", "STEPS", "SEEDS", "RUNS", "JSON", "V"}
+        environment = {k: v for k, v in os.environ.items() if k not in unset}
+        # The interpreter has another tree installed, and is told of this one by PYTHONPATH.
+        ready = ["make", "-o", "setup", f"PYTHON={sys.executable}", f"O={self.build}"]
+        return subprocess.run(
+            [*ready, "verify-results", *words],
+            cwd=self.tree,
+            env={**environment, "PYTHONPATH": str(self.tree), **variables},
+            capture_output=True,
+            text=True,
+        )
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    folder = tmp_path_factory.mktemp("published")
+    tree, build = folder / "tree", folder / "build"
+    tree.mkdir()
+    commit_copy(tree)
+    git(folder, "init", "-q", "--bare", "remote")
+    git(tree, "remote", "add", "origin", str(folder / "remote"))
+    git(tree, "push", "-q", "origin", "HEAD")
+    (build / "text").mkdir(parents=True)
+    for i in range(12):
+        (build / f"text/{i}.txt").write_text(f"{i} makes {i * i}, as anybody knows. " * 9)
+    Tree().write_config([Layer.of("defconfig", "test", SMALL | TRACKERS)], build / ".config")
+    plan = make_plan(config_layers(build), build, steps=STEPS)
+    prepare(plan.base.data, build)
+    environment = {k: v for k, v in os.environ.items() if k not in ("V", "JSON", "DIRTY")}
+    done = subprocess.run(
+        [sys.executable, str(tree / "scripts/run_test_matrix.py"), "-O", str(build)],
+        cwd=tree,
+        env={**environment, "PYTHONPATH": str(tree), "STEPS": STEPS},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "WARN" not in done.stderr
+    return Pair(tree, build, [RunDir(run.path) for run in plan.runs])
+
+
+@pytest.fixture
+def check(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Checklist]:
+    """The checklist of two runs that were to differ in reciprocal attention."""
+
+    def found(*runs: RunDir, ask: Ask = ask_record, tree: Path = pair.tree) -> Checklist:
+        monkeypatch.setattr("lib.repro.source.ROOT", tree)
+        monkeypatch.setattr("lib.compare.checkout.ROOT", tree)
+        return verify(runs, {run.path: {"RECIPROCAL"} for run in runs}, ask, "test")
+
+    return found
+
+
+@pytest.fixture
+def copies(pair: Pair, tmp_path: Path) -> list[RunDir]:
+    return [RunDir(Path(shutil.copytree(r.path, tmp_path / r.path.name))) for r in pair.runs]
+
+
+def plant(
+    run: RunDir,
+    symbols: Mapping[str, Any] = {},
+    manifest: Mapping[str, Any] = {},
+    told: Mapping[str, Any] = {},
+) -> None:
+    """Make ``run`` one that was trained so, its trackers told so, and every digest right."""
+    resolved, facts = json.loads(run.resolved_config.read_text()), read_facts(run)
+    record = json.loads(run.manifest.read_text())
+    if symbols:
+        config = Config.from_values(resolved["symbols"] | symbols)
+        resolved |= {"symbols": dict(config.values), "identity": config.identity()}
+        resolved["hash8"] = record["run"]["hash8"] = config.hash8
+        record["config"]["config_digest"] = config.digest
+        facts["symbols"] |= symbols
+        write_json(run.resolved_config, resolved)
+    facts["settings"] |= told
+    write_json(run.tracker_facts, facts)
+    write_manifest(run, with_artifacts(run, changed(record, **manifest)))
+
+
+def read_facts(run: RunDir) -> dict[str, Any]:
+    facts: dict[str, Any] = json.loads(run.tracker_facts.read_text())
+    return facts
+
+
+def failing(found: Checklist) -> dict[str, Row]:
+    return {row.check: row for row in found.failing}
+
+
+def test_a_fair_pair_passes_and_says_what_to_publish(pair: Pair) -> None:
+    done = pair.make()
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "| FAIL |" not in done.stdout and "| UNKNOWN |" not in done.stdout
+    assert "17 runs of the study are not started" in done.stderr
+    published = done.stdout.partition("## To publish")[2]
+    sha = git(pair.tree, "rev-parse", "HEAD").strip()
+    assert f"| commit | {sha} (on origin/" in published
+    for text in (
+        ", ".join(run.path.name for run in pair.runs),
+        "RECIPROCAL",
+        "4 sequences = 2 × 2 × 1, 64 tokens",
+        "tokens: 256; ",
+        "| compile | off |",
+        "| evaluation | 3 documents, 64 tokens, batches of 2 |",
+    ):
+        assert text in published, text
+
+
+@pytest.mark.parametrize("source", ["offline", "trackio"])
+def test_a_tracker_has_the_same_settings(pair: Pair, source: str) -> None:
+    done = pair.make(f"SOURCE={source}", "JSON=1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    document = json.loads(done.stdout)
+    assert document["source"] == source and document["exit_code"] == 0
+    assert {row["verdict"] for row in document["rows"]} == {"PASS"}
+    assert document["publish"]["seeds"] == "1"
+
+
+def compiled(run: RunDir) -> None:
+    knob = dict.fromkeys(("requested", "resolved", "observed"), True)
+    plant(run, {"COMPILE": True}, {"knobs__torch_compile_enabled": knob}, {"compile_model": True})
+
+
+def other_batch(run: RunDir) -> None:
+    symbols = {"BATCH_SIZE": 4, "GLOBAL_BATCH": 8}
+    batch = {"batch__micro_batch": 4, "batch__global_sequences": 8}
+    plant(run, symbols, batch | {"batch__tokens_per_iteration": 128}, {"batch_size": 4})
+
+
+def other_accumulation(run: RunDir) -> None:
+    symbols = {"GRAD_ACCUMULATION": 4, "GLOBAL_BATCH": 8}
+    batch = {"batch__accumulation": 4, "batch__global_sequences": 8}
+    batch["batch__tokens_per_iteration"] = 128
+    plant(run, symbols, batch, {"gradient_accumulation": 4})
+
+
+def other_time(run: RunDir) -> None:
+    plant(run, {"BUDGET": "time", "GPT2_MAX_TIME": 60}, told={"max_time": 60})
+
+
+def other_hardware(run: RunDir) -> None:
+    plant(run, manifest={"origin__device": "abacus", "hardware__cpu_model": "abacus"})
+
+
+def other_data(run: RunDir) -> None:
+    plant(run, manifest={"data__digest": "0" * 64}, told={"data_digest": "0" * 64})
+
+
+def fewer_samples(run: RunDir) -> None:
+    rows = run.per_query.read_text().splitlines(keepends=True)
+    run.per_query.write_text("".join(rows[:-1]))
+    summary = json.loads(run.summary.read_text())
+    write_json(run.summary, changed(summary, final__eval_documents=2, final__eval_tokens=40))
+    plant(run)
+
+
+def dirty(run: RunDir) -> None:
+    plant(run, manifest={"code__dirty_tree": True})
+
+
+def no_commit(run: RunDir) -> None:
+    plant(run, manifest={"code__git_sha": "0" * 40}, told={"git_commit": "0" * 40})
+
+
+def other_torch(run: RunDir) -> None:
+    plant(run, manifest={"origin__torch": "1.0.0", "environment__packages__torch": "1.0.0"})
+
+
+PLANTED = [
+    (compiled, {"compile_model", "compile"}, "COMPILE: no ("),
+    (other_batch, {"batch_size", "effective batch", "evaluation"}, "BATCH_SIZE: 2 ("),
+    (other_accumulation, {"gradient_accumulation", "effective batch"}, "manifests: 2 ("),
+    (other_time, {"max_time", "training length", "stop reason"}, "BUDGET: iterations ("),
+    (other_hardware, {"hardware"}, "), abacus (ra-s1-"),
+    (other_data, {"data_digest", "data and preprocessing"}, "), 0000000"),
+    (fewer_samples, {"evaluation"}, "eval_documents: 3 ("),
+    (dirty, {"commit is clean"}, "was trained with code that no commit names"),
+    (no_commit, {"git_commit", "commit exists"}, "000000000000 of ra-s1-"),
+    (other_torch, {"software"}, "torch: 2."),
+]
+
+
+@pytest.mark.parametrize(
+    ("confound", "checks", "words"), PLANTED, ids=lambda v: v.__name__ if callable(v) else ""
+)
+def test_a_confound_is_refused_and_named(
+    check: Callable, copies: list[RunDir], confound: Callable, checks: set[str], words: str
+) -> None:
+    confound(copies[1])
+    found = check(*copies)
+    rows = failing(found)
+    assert found.exit_code == 4
+    assert {name for name, row in rows.items() if row.verdict is Verdict.FAIL} == checks
+    # What follows from a commit that is not there.
+    unknown = {"commit is public", "commit holds the code"} if confound is no_commit else set()
+    assert rows.keys() == checks | unknown
+    assert words in " ".join(row.what for row in rows.values())
+    assert all(copies[1].path.name in rows[name].runs for name in checks)
+
+
+def test_other_versions_of_a_package_both_have(check: Callable, copies: list[RunDir]) -> None:
+    plant(copies[1], manifest={"environment__packages__fortune": "1.0"})
+    assert check(*copies).failing == []
+    plant(copies[0], manifest={"environment__packages__fortune": "2.0"})
+    rows = failing(check(*copies))
+    assert rows.keys() == {"software"}
+    assert rows["software"].what.startswith("package fortune: 2.0 (baseline-s1-")
+
+
+def test_nothing_planted_passes(check: Callable, copies: list[RunDir]) -> None:
+    plant(copies[1])
+    assert check(*copies).failing == []
+
+
+def test_what_was_declared_may_differ_and_is_said(
+    pair: Pair, copies: list[RunDir], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled(copies[1])
+    monkeypatch.setattr("lib.repro.source.ROOT", pair.tree)
+    monkeypatch.setattr("lib.compare.checkout.ROOT", pair.tree)
+    axes = {copies[0].path: set(), copies[1].path: {"RECIPROCAL", "COMPILE"}}
+    found = verify(copies, axes, ask_record, "local")
+    assert found.failing == []
+    what = {row.check: row.what for row in found.rows}
+    assert what["compile_model"].startswith("declared to differ (COMPILE): no (baseline-s1-")
+    assert what["compile"] == "off; declared to differ: COMPILE"
+
+
+def test_a_tracker_that_says_otherwise_than_the_manifest(
+    check: Callable, copies: list[RunDir]
+) -> None:
+    plant(copies[1], told={"learning_rate": 1.0, "seed": 7})
+    rows = failing(check(*copies))
+    assert rows.keys() == {"learning_rate", "seeds"}
+    said = f"the tracker says 1.0, the manifest 0.0006 of {copies[1].path.name}"
+    assert said in rows["learning_rate"].what
+    assert "tracker: 0.0006 (baseline-s1-" in rows["learning_rate"].what
+    assert (rows["seeds"].verdict, rows["seeds"].runs) == (Verdict.FAIL, [copies[1].path.name])
+
+
+def test_a_key_that_nobody_has_is_unknown_and_not_equal(
+    check: Callable, copies: list[RunDir]
+) -> None:
+    for run in copies:
+        facts = read_facts(run)
+        write_json(
+            run.tracker_facts, changed(facts, settings__warmup_steps=..., symbols__N_HEAD=...)
+        )
+        plant(run, manifest={"batch__accumulation": ..., "hardware__cpu_model": ...})
+    found = check(*copies)
+    rows = failing(found)
+    assert found.exit_code == 4
+    expected = {"warmup_steps", "symbols", "gradient_accumulation", "effective batch", "hardware"}
+    assert rows.keys() == expected
+    assert {row.verdict for row in rows.values()} == {Verdict.UNKNOWN}
+    for run in copies:
+        assert f"the tracker has no warmup_steps of {run.path.name}" in rows["warmup_steps"].what
+        assert f"the manifest has no gradient_accumulation of {run.path.name}" in (
+            rows["gradient_accumulation"].what
+        )
+
+
+def test_a_run_without_facts_for_trackers_is_unknown(check: Callable, copies: list[RunDir]) -> None:
+    copies[1].tracker_facts.unlink()
+    rows = failing(check(*copies))
+    assert {row.verdict for row in rows.values()} == {Verdict.UNKNOWN}
+    assert {"manifest", "batch_size", "git_commit", "symbols", "seeds"} <= rows.keys()
+
+
+def test_an_edit_that_is_not_sealed_is_found(check: Callable, copies: list[RunDir]) -> None:
+    summary = json.loads(copies[1].summary.read_text())
+    write_json(copies[1].summary, changed(summary, final__val_loss=1.0))
+    assert failing(check(*copies)).keys() == {"records"}
+
+
+@pytest.mark.parametrize("store", [OfflineSource, TrackioSource])
+def test_a_sealed_edit_is_found_by_what_the_tracker_was_told(
+    check: Callable, pair: Pair, copies: list[RunDir], store: Callable[[Path], Source]
+) -> None:
+    plant(copies[1], {"LEARNING_RATE": "1e-3"}, told={"learning_rate": 1e-3})
+    source = store(pair.build / "results")
+    rows = failing(check(*copies, ask=ask_tracker(source)))
+    assert rows.keys() == {"manifest", "learning_rate", "symbols", "other settings and kernels"}
+    said = f"the tracker says 0.0006, the manifest 0.001 of {copies[1].path.name}"
+    assert said in rows["learning_rate"].what
+    assert rows["manifest"].runs == [copies[1].path.name]
+
+
+def test_a_server_has_the_same_settings(pair: Pair) -> None:
+    with serving() as server:
+        access = {"WANDB_BASE_URL": server.url, "WANDB_API_KEY": "k" * 40}
+        environment = {**os.environ, **access}
+        folders = [path for run in pair.runs for path in run.trackers.glob("wandb/offline-run-*")]
+        sync = [sys.executable, "-P", "-m", "wandb", "sync", "-p", "kablate-ratio"]
+        subprocess.run([*sync, *map(str, folders)], check=True, env=environment, cwd=pair.build)
+        done = pair.make("SOURCE=wandb", "JSON=1", **access)
+        assert done.returncode == 0, done.stdout + done.stderr
+        for run in server.runs.values():
+            run.config["batch_size"]["value"] = 64
+        done = pair.make("SOURCE=wandb", "JSON=1", **access)
+    assert done.returncode == 2 and "code 4" in done.stderr
+    assert "the tracker says 64, the manifest 2 of baseline-s1-" in done.stderr
+
+
+@pytest.fixture
+def clone(pair: Pair, tmp_path: Path) -> Path:
+    """The repository as somebody else has it."""
+    git(tmp_path, "clone", "-q", str(pair.tree), "clone")
+    return tmp_path / "clone"
+
+
+def test_without_a_remote_nothing_is_known_to_be_public(
+    check: Callable, pair: Pair, clone: Path
+) -> None:
+    git(clone, "remote", "remove", "origin")
+    found = check(*pair.runs, tree=clone)
+    (row,) = found.failing
+    assert (row.check, row.verdict, row.what) == (
+        "commit is public",
+        Verdict.UNKNOWN,
+        "no remote is known",
+    )
+    assert row.next == "type: git remote add origin URL && git push origin HEAD"
+    assert found.exit_code == 4
+
+
+def test_a_commit_that_was_not_pushed_is_not_public(
+    check: Callable, pair: Pair, clone: Path, tmp_path: Path
+) -> None:
+    git(tmp_path, "init", "-q", "--bare", "empty")
+    git(clone, "remote", "set-url", "origin", str(tmp_path / "empty"))
+    git(clone, "fetch", "-q", "--prune", "origin")
+    (row,) = check(*pair.runs, tree=clone).failing
+    assert (row.check, row.verdict) == ("commit is public", Verdict.FAIL)
+    assert "git push origin" in row.next
+
+
+def test_files_that_are_not_those_of_the_commit_are_found(
+    check: Callable, copies: list[RunDir]
+) -> None:
+    sources = json.loads(copies[1].manifest.read_text())["origin"]["sources"]
+    for run in copies:
+        plant(run, manifest={"origin__sources": {**sources, "gpt2/train.py": "0" * 64}})
+    rows = failing(check(*copies))
+    assert rows.keys() == {"commit holds the code"}
+    assert "loaded other files: gpt2/train.py" in rows["commit holds the code"].what
+
+
+def test_a_run_that_is_not_finished_is_named(pair: Pair, copies: list[RunDir]) -> None:
+    copies[1].status.unlink()
+    words = [f"RUNS={copies[0].path} {copies[1].path}", "AXIS=RECIPROCAL"]
+    done = pair.make(*words)
+    assert done.returncode == 2 and "code 2" in done.stderr
+    assert f"{copies[1].path.name}: is not started" in done.stderr
+
+
+def test_directories_declare_nothing_by_themselves(pair: Pair, copies: list[RunDir]) -> None:
+    named = f"RUNS={copies[0].path} {copies[1].path}"
+    done = pair.make(named)
+    assert "REFUSE  other settings and kernels: RECIPROCAL: - (baseline-s1-" in done.stderr
+    assert "EXIT    code 4" in done.stderr and "Not to be published: 1 of " in done.stdout
+    assert "## To publish" not in done.stdout
+    done = pair.make(named, "AXIS=RECIPROCAL")
+    assert done.returncode == 0, done.stderr
