@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 # Makes the operations of kablate known to torch.
-import gpt2.attention.nsa.selected
-from gpt2.attention.nsa.options import selected_pairs
+import gpt2.attention.nsa.ops
+from gpt2.attention.nsa.options import selected_pairs, window_pairs
 
 _aten = torch.ops.aten
 
@@ -62,10 +62,21 @@ def _selected(products: int, queries_at: int) -> Callable[[Any], float]:
     """``products`` of T × S × H over the pairs that a selection sees; q stands at ``queries_at``."""
 
     def count(args: Any) -> float:
-        q_BKTgH, _, _, blocks_BKTn, size = args[queries_at : queries_at + 5]
+        q_BKTgH, (blocks_BKTn, size) = args[queries_at], args[-2:]
         length = q_BKTgH.shape[2]
         pairs = selected_pairs(length, size, blocks_BKTn.shape[-1])
         return 2.0 * products * q_BKTgH.numel() / length * pairs
+
+    return count
+
+
+def _window(products: int, queries_at: int) -> Callable[[Any], float]:
+    """The same over the pairs of a window."""
+
+    def count(args: Any) -> float:
+        q_BKgTH, size = args[queries_at], args[-1]
+        length = q_BKgTH.shape[3]
+        return 2.0 * products * q_BKgTH.numel() / length * window_pairs(length, size)
 
     return count
 
@@ -92,4 +103,6 @@ _FLOPS: dict[Any, Callable[[Any], float]] = {
     _EFFICIENT_BACKWARD: _attention(5, 1, 11),
     torch.ops.kablate.selected.default: _selected(2, 0),
     torch.ops.kablate.selected_backward.default: _selected(5, 1),
+    torch.ops.kablate.window.default: _window(2, 0),
+    torch.ops.kablate.window_backward.default: _window(5, 1),
 }

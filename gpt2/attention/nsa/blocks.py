@@ -20,12 +20,14 @@ def score_blocks(weights_BKgTM: Tensor, options: NsaOptions, blocks: int) -> Ten
     weights_BKTM = weights_BKgTM.detach().sum(2, dtype=torch.float32)
     per_block = options.select // options.stride
     reach = options.compress // options.stride
-    offsets = torch.arange(1 - reach, per_block, device=weights_BKTM.device)
-    # How many of the (m, n) have m − n equal to the offset.
-    pairs = torch.minimum(offsets + reach, per_block - offsets).clamp(max=min(per_block, reach))
-    right = per_block * blocks - weights_BKTM.shape[-1]
-    padded = F.pad(weights_BKTM, (reach - 1, right))
-    return padded.unfold(-1, len(offsets), per_block) @ pairs.to(padded.dtype)
+    padded = F.pad(weights_BKTM, (reach - 1, per_block * blocks - weights_BKTM.shape[-1]))
+    scores_BKTJ = padded.new_zeros(*padded.shape[:-1], blocks)
+    for offset in range(1 - reach, per_block):
+        # How many of the (m, n) have m − n equal to the offset.
+        pairs = min(offset + reach, per_block - offset, reach, per_block)
+        begin = offset + reach - 1
+        scores_BKTJ.add_(padded[..., begin : begin + per_block * blocks : per_block], alpha=pairs)
+    return scores_BKTJ
 
 
 def select_blocks(scores_BKTJ: Tensor, options: NsaOptions, first: int) -> Tensor:

@@ -2,14 +2,15 @@
 
 import pytest
 
-from gpt2.attention.nsa import compressed, module
+from gpt2.attention.nsa import by_blocks, by_rows, module
 
 
 @pytest.fixture
-def thin_rows(monkeypatch, thin_chunks):
+def thin_rows(monkeypatch):
     """Chunks of eight rows in every branch."""
-    monkeypatch.setattr(compressed, "CHUNK_ELEMENTS", 0)
-    monkeypatch.setattr(compressed, "FEWEST_ROWS", 8)
+    monkeypatch.setattr(by_rows, "CHUNK_ELEMENTS", 0)
+    monkeypatch.setattr(by_rows, "FEWEST_ROWS", 8)
+    monkeypatch.setattr(by_blocks, "ROWS", 5)
 
 
 @pytest.fixture
