@@ -40,3 +40,25 @@ class TestNumbers:
         sums = given[0][..., 3:, :].sum(-1)
         assert sums.dtype == torch.float32
         torch.testing.assert_close(sums, torch.ones_like(sums), rtol=0, atol=1e-6)
+
+    def test_a_batch_selects_what_its_rows_do(self):
+        q, keys = drawn(5, 2, 3, 33, 4).float(), drawn(5, 2, 15, 4, seed=1).float()
+        together = attend_compressed(q, keys, keys, options())[1]
+        alone = [
+            attend_compressed(*(x[b : b + 1] for x in (q, keys, keys)), options())[1]
+            for b in range(5)
+        ]
+        assert torch.equal(torch.cat(alone), together)
+        assert torch.equal(attend_compressed(q, keys, keys, options())[1], together)
+
+    def test_narrow_numbers_without_autocast(self, build):
+        """bfloat16 parameters: near the definition in fp32, finite before the first block is complete."""
+        wide = build(33, projection=PAIR, pattern=options(), dtype=torch.float32)
+        with torch.no_grad():
+            for parameter in wide.module.parameters():
+                parameter.mul_(0.3)
+        exact = wide.reference()[0]
+        narrow = wide.module.to(torch.bfloat16)(wide.x_BTC.bfloat16(), wide.state)[0].float()
+        assert narrow[:, :3].isfinite().all()
+        error = (narrow - exact).norm() / exact.norm()
+        assert error < 2e-2

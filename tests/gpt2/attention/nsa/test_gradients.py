@@ -1,0 +1,117 @@
+"""Gradients: to every parameter, by differences, and however a step is split."""
+
+import pytest
+import torch
+
+from gpt2.attention.nsa.compress import Phi, compress
+from gpt2.attention.nsa.compressed import attend_compressed
+from gpt2.attention.nsa.module import BranchGates
+from gpt2.attention.nsa.selected import attend_selected
+from gpt2.model import GPT
+from gpt2.shape import Shape
+from tests.gpt2.attention.nsa.sizes import PAIR, SIZES, drawn, options
+from tests.gpt2.builders import make_model_config
+from tests.gpt2.test_model import drawn as drawn_model
+
+
+def shape():
+    return Shape(1, 4, 16, 20, 64, 0.0, True, "gelu_tanh", 50)
+
+
+def randomized(module):
+    """In float64, every parameter away from its start."""
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for parameter in module.double().parameters():
+            parameter.normal_(0, 0.5)
+    return module
+
+
+@pytest.mark.parametrize("gate", ["sigmoid", "softmax"])
+@pytest.mark.parametrize("phi", ["mean", "mlp"])
+@pytest.mark.parametrize("shared", [True, False])
+def test_every_parameter_has_one(build, gate, phi, shared):
+    pattern = options(gate=gate, phi=phi, shared_kv=shared)
+    case = build(23, projection=PAIR, pattern=pattern)
+    case()[0].square().sum().backward()
+    for name, parameter in case.module.named_parameters():
+        assert parameter.grad is not None and parameter.grad.isfinite().all(), name
+        # Each key head and each branch has its part of a matrix.
+        rows = parameter.grad.flatten(1) if parameter.ndim > 1 else parameter.grad[:, None]
+        assert rows.count_nonzero(), name
+    c_kv = case.module.pattern.c_kv
+    if c_kv is not None:
+        assert all(part.count_nonzero() for part in c_kv.weight.grad.chunk(8))
+
+
+def test_every_parameter_has_one_in_the_first_step():
+    """Of a new model: what starts at zero moves, and what it multiplies does from then on."""
+    model = GPT(make_model_config("grouped", "nsa", parts={"nsa": SIZES}, block_size=33))
+    model.init_weights(0)
+    idx_BT = torch.randint(0, 50, (2, 34), generator=torch.Generator().manual_seed(0))
+    model(idx_BT[:, :-1], idx_BT[:, 1:]).backward()
+    silent = [n for n, p in model.named_parameters() if not p.grad.count_nonzero()]
+    assert silent == []
+
+
+class TestByDifferences:
+    """torch.autograd.gradcheck, in float64, with the lists of blocks held fixed."""
+
+    def test_selected(self):
+        q, k, v = drawn(1, 13, 2, 2, 3) / 2, drawn(1, 13, 13, 3)[:, :2], drawn(1, 2, 13, 3, seed=2)
+        q, k, v = (x.contiguous().requires_grad_() for x in (q.transpose(1, 2), k, v))
+        keys = compress(k.detach(), options(), None)
+        by_head = q.detach().transpose(2, 3)
+        lists = attend_compressed(by_head, keys, keys, options(select=4, count=3))[1]
+        assert lists[0, :, -1].ne(-1).all()
+        assert torch.autograd.gradcheck(lambda *qkv: attend_selected(*qkv, lists, 4), (q, k, v))
+
+    def test_compressed(self):
+        given = options(select=4, count=3)
+        q, k, v = drawn(1, 2, 2, 9, 3), drawn(1, 2, 3, 3, seed=1), drawn(1, 2, 3, 3, seed=2)
+        arguments = [x.requires_grad_() for x in (q, k, v)]
+        assert torch.autograd.gradcheck(
+            lambda *qkv: attend_compressed(*qkv, given)[0], arguments, atol=1e-6
+        )
+
+    def test_phi(self):
+        phi = randomized(Phi(shape(), options()))
+        parameters = tuple(phi.parameters())
+        x = drawn(1, 2, 9, 4).requires_grad_()
+        assert torch.autograd.gradcheck(
+            lambda x, *_: compress(x, options(), phi), (x, *parameters), atol=1e-6
+        )
+
+    @pytest.mark.parametrize("gate", ["sigmoid", "softmax"])
+    def test_gates(self, gate):
+        gates = randomized(BranchGates(shape(), options(gate=gate)))
+        x = drawn(1, 3, 16).requires_grad_()
+        assert torch.autograd.gradcheck(lambda x, *_: gates(x), (x, *gates.parameters()))
+
+
+def test_blocks_computed_again_have_the_same():
+    """Four layers with weights of their own."""
+    config = make_model_config("grouped", "nsa", parts={"nsa": SIZES}, n_layer=4, block_size=33)
+    model = drawn_model(config).train()
+    idx_BT = torch.randint(0, 50, (2, 34), generator=torch.Generator().manual_seed(0))
+    found = []
+    for again in (False, True):
+        model.grad_checkpointing = again
+        loss = model(idx_BT[:, :-1], idx_BT[:, 1:])
+        found.append(torch.autograd.grad(loss, list(model.parameters())))
+    for kept, computed_again in zip(*found, strict=True):
+        torch.testing.assert_close(computed_again, kept, atol=1e-12, rtol=1e-12)
+
+
+def test_micro_batches_are_one_batch():
+    config = make_model_config("grouped", "nsa", parts={"nsa": SIZES}, block_size=33)
+    model = drawn_model(config).train()
+    idx_BT = torch.randint(0, 50, (6, 34), generator=torch.Generator().manual_seed(0))
+    found = []
+    for parts in (1, 3):
+        model.zero_grad()
+        for rows in idx_BT.chunk(parts):
+            (model(rows[:, :-1], rows[:, 1:]) / parts).backward()
+        found.append([p.grad.clone() for p in model.parameters()])
+    for whole, summed in zip(*found, strict=True):
+        torch.testing.assert_close(summed, whole, atol=1e-12, rtol=1e-10)
