@@ -1,8 +1,6 @@
 """A pattern that attends by itself. B batch, T tokens, C n_embd, N heads, H head dim."""
 
 from abc import abstractmethod
-from typing import ClassVar
-
 from torch import Tensor, nn
 
 from gpt2.attention.heads import Heads
@@ -16,8 +14,9 @@ class OwnAttention(nn.Module):
     gate and no reader of weights goes with it.
     """
 
-    # How scores are computed, for the first line of a run.
-    kernel: ClassVar[str]
+    @abstractmethod
+    def kernel(self, device: str) -> str:
+        """How scores are computed on a ``device`` of this type, for the first line of a run."""
 
     @abstractmethod
     def forward(self, x_BTC: Tensor, heads: Heads, cache: BlockCache | None = None) -> Tensor:

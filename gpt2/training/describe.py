@@ -53,7 +53,7 @@ def attention_kernel(session: Session) -> str:
     """How scores are computed: by rows, joined, as the pattern does, or by the kernel that ran."""
     attention = session.model.h[0].attn
     if isinstance(attention.pattern, OwnAttention):
-        return attention.pattern.kernel
+        return attention.pattern.kernel(session.device.type)
     form = attention.form(session.device.type)
     if form == "rows":
         return "by rows"

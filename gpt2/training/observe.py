@@ -6,6 +6,8 @@ from typing import Any
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
+from gpt2.attention.nsa.backend import resolve_backend
+from gpt2.attention.nsa.options import NsaOptions
 from gpt2.attention.sdpa import (
     BACKENDS,
     KERNELS,
@@ -92,6 +94,7 @@ def _attention(session: Session) -> dict[str, Knob]:
     # Without a pinned kernel, what torch chooses is what was asked for.
     resolved = {name: asked if asked in BACKENDS else kernel for name, kernel in chosen.items()}
     return {
+        **_own_attention(session),
         "attention_impl": _state("+".join(forms), "+".join(forms), asked),
         "sdpa_backends_allowed": _state(*allowed, asked),
         "sdpa_backend_selected": _state(resolved, ran, asked),
@@ -99,6 +102,16 @@ def _attention(session: Session) -> dict[str, Knob]:
             "flash" in resolved.values(), "flash" in ran.values(), asked
         ),
     }
+
+
+def _own_attention(session: Session) -> dict[str, Knob]:
+    """Of native sparse attention, how the selected branch is computed."""
+    options, device = session.config.model.attention.pattern, session.device.type
+    if not isinstance(options, NsaOptions) or not options.branch_selected:
+        return {}
+    kernels = {block.attn.pattern.kernel(device) for block in session.model.h}
+    observed = "+".join(sorted(kernel.removeprefix("nsa by ") for kernel in kernels))
+    return {"nsa_backend": _state(resolve_backend(options, device), observed, options.backend)}
 
 
 def _memory(session: Session) -> dict[str, Knob]:

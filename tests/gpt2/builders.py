@@ -41,6 +41,9 @@ PARTS: dict[str, dict[str, Any]] = {
         "branch_compressed": True,
         "branch_selected": True,
         "branch_window": True,
+        "backend": "auto",
+        "ranges": "lists",
+        "ranges_min": 0,
     },
     "reciprocal": {"alpha": 0.3, "window": 64, "learnable": False},
     "ra_cross_token": {

@@ -10,10 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from gpt2.attention.heads import Heads, split_heads
+from gpt2.attention.nsa.backend import merges, resolve_backend
 from gpt2.attention.nsa.cache import Keys, NsaCache, Pair
 from gpt2.attention.nsa.compress import Phi, compress
 from gpt2.attention.nsa.compressed import attend_compressed, rank_compressed
 from gpt2.attention.nsa.drawn import drawn_blocks
+from gpt2.attention.nsa.gather import Fallbacks, attend_gathered
 from gpt2.attention.nsa.options import NsaOptions
 from gpt2.attention.nsa.selected import attend_selected
 from gpt2.attention.nsa.statistics import block_values, branch_values, selection
@@ -54,8 +56,6 @@ class Nsa(OwnAttention):
     the layer.
     """
 
-    kernel = "nsa by blocks"
-
     def __init__(self, shape: Shape, options: AttentionConfig, block: int) -> None:
         super().__init__()
         assert isinstance(options.pattern, NsaOptions)
@@ -71,20 +71,26 @@ class Nsa(OwnAttention):
         self.phi_k = Phi(shape, self.options) if learns else None
         self.phi_v = Phi(shape, self.options) if learns else None
         self.gates = BranchGates(shape, self.options) if len(branches) > 1 else None
+        self.fallbacks = Fallbacks()
+
+    def kernel(self, device: str) -> str:
+        """Of the selected branch."""
+        backend = resolve_backend(self.options, device)
+        return f"nsa by {backend}" if backend else "nsa"
 
     @torch.compiler.disable
     def forward(self, x_BTC: Tensor, heads: Heads, cache: BlockCache | None = None) -> Tensor:
         """Head outputs, BNTH."""
         raw = self._raw(x_BTC, heads)
         if cache is None:
-            branches = attend_branches(heads.q_BNTH, self._keys(raw), self.options, 0, self.block)
+            branches = self._attend(heads.q_BNTH, self._keys(raw), 0)
         else:
             assert isinstance(cache, NsaCache)
             keys, first = cache.add(raw, self._compressed), cache.position
             if x_BTC.shape[1] == 1:
                 branches = cache.attend(heads.q_BNTH, keys)
             else:
-                branches = attend_branches(heads.q_BNTH, keys, self.options, first, self.block)
+                branches = self._attend(heads.q_BNTH, keys, first)
         return branches[0] if self.gates is None else combine(branches, self.gates(x_BTC))
 
     def statistics(self, x_BTC: Tensor, heads: Heads, cache: BlockCache | None = None) -> Values:
@@ -97,6 +103,9 @@ class Nsa(OwnAttention):
             blocks_BKTn = selection(heads.q_BNTH, keys, self.options, self.block)
             found |= block_values(blocks_BKTn, self.options)
         return found
+
+    def _attend(self, q_BNTH: Tensor, keys: Keys, first: int) -> list[Tensor]:
+        return attend_branches(q_BNTH, keys, self.options, first, self.block, self.fallbacks)
 
     def new_cache(self) -> NsaCache:
         """An empty cache for the block."""
@@ -125,11 +134,17 @@ class Nsa(OwnAttention):
 
 
 def attend_branches(
-    q_BNTH: Tensor, keys: Keys, options: NsaOptions, first: int, block: int = 0
+    q_BNTH: Tensor,
+    keys: Keys,
+    options: NsaOptions,
+    first: int,
+    block: int = 0,
+    fallbacks: Fallbacks | None = None,
 ) -> list[Tensor]:
     """Head outputs BNTH of the branches that are built; the first query is that of token ``first``.
 
-    ``block`` is the number of the layer, on which blocks that are drawn depend.
+    ``block`` is the number of the layer, on which blocks that are drawn depend; ``fallbacks`` counts
+    kernels that could not be taken.
     """
     found: list[Tensor] = []
     with torch.autocast(q_BNTH.device.type, enabled=False):
@@ -149,7 +164,12 @@ def attend_branches(
                 drawn = drawn_blocks(options, block, heads, first, length, q_BNTH.device)
                 blocks_BKTn = drawn.expand(batch, -1, -1, -1)
             by_token = q_BKgTH.transpose(2, 3)
-            selected = attend_selected(by_token, *keys.selected_BKSH, blocks_BKTn, options.select)
+            given = (by_token, *keys.selected_BKSH, blocks_BKTn, options.select)
+            if resolve_backend(options, q_BNTH.device.type) == "blocks":
+                selected = attend_selected(*given)
+            else:
+                merged = merges(options, keys.selected_BKSH[0].shape[2])
+                selected = attend_gathered(*given, merged, fallbacks or Fallbacks())
             found.append(selected.transpose(2, 3).flatten(1, 2))
         if keys.window_BKSH:
             found.append(attend_window(q_BNTH, *keys.window_BKSH, options.window))

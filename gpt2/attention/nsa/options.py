@@ -41,6 +41,11 @@ class NsaOptions(PatternOptions):
     branch_compressed: bool = symbol("NSA_BRANCH_COMPRESSED")
     branch_selected: bool = symbol("NSA_BRANCH_SELECTED")
     branch_window: bool = symbol("NSA_BRANCH_WINDOW")
+    # How selected blocks are computed: auto, blocks or gather.
+    backend: str = symbol("NSA_BACKEND")
+    # What gather takes at once: lists, merged or, merged from ranges_min tokens on, adaptive.
+    ranges: str = symbol("NSA_RANGES")
+    ranges_min: int = symbol("NSA_RANGES_MIN_S")
 
     def __post_init__(self) -> None:
         wrong = []

@@ -53,6 +53,16 @@ def test_attention_is_recorded_by_form_and_shape(session: Callable[..., Session]
     assert flash["flash_attention_enabled"] and flash["sdpa_backends_allowed"] == ["flash"]
 
 
+def test_the_backend_of_sparse_attention_is_recorded(session: Callable[..., Session]) -> None:
+    sizes = {"NSA_COMPRESS_BLOCK": 4, "NSA_COMPRESS_STRIDE": 2, "NSA_SELECT_BLOCK": 4}
+    named = {"DROPOUT": "0.0", "ATTENTION_PROJECTION_GROUPED": True, "N_KV_HEAD": 1}
+    sparse = {"ATTENTION_PATTERN_NSA": True, **named, **sizes}
+    by_default = {"requested": "auto", "resolved": "blocks", "observed": "blocks"}
+    assert run_knobs(session(**sparse))["nsa_backend"] == by_default
+    assert observed(session(**sparse, NSA_BACKEND_GATHER=True))["nsa_backend"] == "gather"
+    assert "nsa_backend" not in observed(session())
+
+
 def test_what_torch_chooses_is_recorded_too(session: Callable[..., Session]) -> None:
     found = run_knobs(session(**FAST))
     chosen = {"2x16x8, dropout 0.2": "math", "2x16x8, dropout 0": "flash"}

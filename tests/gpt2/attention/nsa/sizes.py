@@ -11,6 +11,7 @@ SIZES = {"compress": 4, "stride": 2, "select": 6, "count": 4, "window": 5}
 FORM = {"shared_kv": False, "phi": "mlp", "hidden": 3, "gate": "sigmoid"}
 BRANCHES = {f"branch_{name}": True for name in ("compressed", "selected", "window")}
 FORM |= {"select_by": "score", **BRANCHES}
+FORM |= {"backend": "auto", "ranges": "lists", "ranges_min": 0}
 PAPER = {"compress": 32, "stride": 16, "select": 64, "count": 16, "window": 512}
 
 

@@ -1,0 +1,198 @@
+"""How the branches are computed: every backend, range and chunk gives the same attention."""
+
+import itertools
+from dataclasses import replace
+
+import pytest
+import torch
+
+from gpt2.ablation.resolve import resolve_config
+from gpt2.attention.grouped.options import GroupedOptions
+from gpt2.attention.nsa import by_blocks, gather
+from gpt2.attention.nsa.backend import merges, resolve_backend
+from gpt2.attention.nsa.gather import Fallbacks, attend_gathered
+from gpt2.attention.nsa.options import NsaOptions
+from gpt2.attention.nsa.ranges import ranges_of
+from gpt2.attention.nsa.selected import attend_selected
+from gpt2.attention.nsa.window import attend_window
+from lib.errors import ConfigError, PreflightError
+from lib.kconfig import Layer, Tree
+from tests.gpt2.builders import PARTS
+
+OPTIONS = NsaOptions(**PARTS["nsa"])
+PAIR = GroupedOptions(n_kv_head=2)
+
+
+def normal(*shape: int, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+
+def selection(queries: int, length: int, size: int, count: int, touching: bool) -> torch.Tensor:
+    """[1, 2, T, n]: the own block and earlier ones, drawn or in one run up to it."""
+    lists = torch.full((1, 2, queries, count), -1)
+    generator = torch.Generator().manual_seed(length)
+    for head, t in itertools.product(range(2), range(queries)):
+        own = (length - queries + t) // size
+        earlier = torch.randperm(own, generator=generator)
+        earlier = earlier.sort(descending=True).values if touching else earlier
+        chosen = sorted({own, *earlier[: count - 1].tolist()})
+        lists[0, head, t, : len(chosen)] = torch.tensor(chosen)
+    return lists
+
+
+def by_formula(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, blocks: torch.Tensor, size: int
+) -> torch.Tensor:
+    """BKTgH, from a mask of all pairs. q is divided by √H."""
+    queries, length = q.shape[2], k.shape[2]
+    tokens = torch.arange(length)
+    chosen = (tokens // size == blocks[..., None]).any(3)
+    seen = chosen & (tokens <= torch.arange(length - queries, length)[:, None])
+    scores = torch.einsum("bktgh,bksh->bktgs", q, k).masked_fill(~seen[:, :, :, None], -torch.inf)
+    return torch.einsum("bktgs,bksh->bktgh", scores.softmax(-1), v)
+
+
+def with_gradients(attend, *leaves: torch.Tensor) -> list[torch.Tensor]:
+    leaves = [x.clone().requires_grad_() for x in leaves]
+    out = attend(*leaves)
+    return [out, *torch.autograd.grad((out * normal(*out.shape, seed=9)).sum(), leaves)]
+
+
+class TestSelected:
+    """Values and gradients of both backends are those of the formula."""
+
+    # Queries, tokens, tokens of a block, blocks.
+    SHAPES = [(1, 1, 4, 3), (33, 33, 6, 4), (20, 33, 6, 4), (40, 40, 1, 3), (1, 50, 8, 5)]
+
+    @pytest.mark.parametrize("shape", SHAPES)
+    @pytest.mark.parametrize("touching", [True, False])
+    @pytest.mark.parametrize("backend", ["blocks", "lists", "merged"])
+    def test_equals_the_formula(self, monkeypatch, shape, touching, backend):
+        monkeypatch.setattr(by_blocks, "ROWS", 7)
+        monkeypatch.setattr(gather, "CHUNK_NUMBERS", 500)
+        queries, length, size, count = shape
+        q, k, v = (
+            normal(1, 2, queries, 3, 4),
+            normal(1, 2, length, 4, seed=1),
+            normal(1, 2, length, 4, seed=2),
+        )
+        blocks = selection(queries, length, size, count, touching)
+        fallbacks = Fallbacks()
+
+        def attend(q, k, v):
+            if backend == "blocks":
+                return attend_selected(q, k, v, blocks, size)
+            return attend_gathered(q, k, v, blocks, size, backend == "merged", fallbacks)
+
+        expected = with_gradients(lambda *x: by_formula(*x, blocks, size), q, k, v)
+        for found, right in zip(with_gradients(attend, q, k, v), expected, strict=True):
+            torch.testing.assert_close(found, right, atol=1e-11, rtol=1e-11)
+        assert fallbacks.count == 0
+
+    @pytest.mark.parametrize("scale", [30.0, 3000.0])
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+    def test_a_key_that_outweighs_the_own_one_by_far(self, scale, dtype):
+        """Relative to the own key's score the sum of weights would overflow."""
+        q, k, v = normal(1, 1, 20, 2, 4), normal(1, 1, 20, 4, seed=1), normal(1, 1, 20, 4, seed=2)
+        q, k, v = (x.to(dtype) for x in (q * scale, k, v))
+        blocks = selection(20, 20, 4, 4, False)[:, :1]
+        found = attend_selected(q, k, v, blocks, 4)
+        exact = by_formula(q.double(), k.double(), v.double(), blocks, 4)
+        assert found.isfinite().all()
+        tolerance = 1e-11 if dtype == torch.float64 else 1e-5 * scale
+        torch.testing.assert_close(found.double(), exact, atol=tolerance, rtol=tolerance)
+
+    def test_a_model_of_it(self, build):
+        """The pattern as a whole, against its definitions."""
+        for backend, ranges in (("gather", "lists"), ("gather", "merged")):
+            pattern = replace(OPTIONS, backend=backend, ranges=ranges)
+            build(27, projection=PAIR, pattern=pattern).assert_equals_reference(1e-10)
+
+
+class TestWindow:
+    """The window of queries that begin anywhere, in chunks of any height."""
+
+    @pytest.mark.parametrize("queries", [1, 5, 40])
+    @pytest.mark.parametrize("window", [1, 6, 39, 40, 90])
+    @pytest.mark.parametrize("elements", [0, 1 << 18])
+    def test_equals_the_formula(self, monkeypatch, queries, window, elements):
+        monkeypatch.setattr("gpt2.attention.nsa.by_rows.CHUNK_ELEMENTS", elements)
+        monkeypatch.setattr("gpt2.attention.nsa.by_rows.FEWEST_ROWS", 7)
+        q, k, v = normal(1, 4, queries, 4), normal(1, 2, 40, 4, seed=1), normal(1, 2, 40, 4, seed=2)
+
+        def expected(q, k, v):
+            k, v = (x.repeat_interleave(2, 1) for x in (k, v))
+            i, j = torch.arange(40 - queries, 40)[:, None], torch.arange(40)
+            scores = (q @ k.mT / 2).masked_fill((j > i) | (j <= i - window), -torch.inf)
+            return scores.softmax(-1) @ v
+
+        right = with_gradients(expected, q, k, v)
+        found = with_gradients(lambda *x: attend_window(*x, window), q, k, v)
+        for one, other in zip(found, right, strict=True):
+            torch.testing.assert_close(one, other, atol=1e-11, rtol=1e-11)
+
+
+class TestRanges:
+    """Blocks as ranges of tokens."""
+
+    def test_blocks_that_touch(self):
+        blocks = torch.tensor([[0, 1, 3, 4, 5], [0, 2, 4, -1, -1]])
+        tokens = torch.tensor([22, 17])
+        lists = ranges_of(blocks, tokens, 4, merged=False)
+        assert lists.starts_f.tolist() == [0, 4, 12, 16, 20, 0, 8, 16]
+        assert lists.ends_f.tolist() == [4, 8, 16, 20, 23, 4, 12, 18]
+        merged = ranges_of(blocks, tokens, 4, merged=True)
+        assert merged.starts_f.tolist() == [0, 12, 0, 8, 16]
+        assert merged.ends_f.tolist() == [8, 23, 4, 12, 18]
+        assert merged.lengths_r.tolist() == [19, 10]
+
+    @pytest.mark.parametrize("seed", range(4))
+    def test_the_same_tokens_and_no_later_one(self, seed):
+        length, size = 61 + seed, 5
+        blocks = selection(length, length, size, 6, touching=bool(seed % 2))[0, seed % 2]
+        tokens = torch.arange(length)
+        lists, merged = (ranges_of(blocks, tokens, size, m) for m in (False, True))
+        assert torch.equal(lists.tokens(), merged.tokens())
+        assert torch.equal(lists.lengths_r, merged.lengths_r)
+        assert len(merged.starts_f) < len(lists.starts_f)
+        expected = [
+            [s for s in range(t + 1) if s // size in row] for t, row in enumerate(blocks.tolist())
+        ]
+        assert [
+            part.tolist() for part in lists.tokens().split(lists.lengths_r.tolist())
+        ] == expected
+
+    def test_adaptive_merges_from_a_length_on(self):
+        options = replace(OPTIONS, ranges="adaptive", ranges_min=100)
+        assert [merges(options, length) for length in (99, 100)] == [False, True]
+        assert merges(replace(OPTIONS, ranges="merged"), 1) and not merges(OPTIONS, 10**6)
+
+
+class TestChoice:
+    """Which backend runs where."""
+
+    def layers(self, **symbols):
+        chosen = {"ATTENTION_PROJECTION_GROUPED": True, "ATTENTION_PATTERN_NSA": True}
+        return [Layer.of("command line", "test", {**chosen, **symbols})]
+
+    def test_by_device(self):
+        assert [resolve_backend(OPTIONS, device) for device in ("cpu", "cuda")] == [
+            "blocks",
+            "gather",
+        ]
+        fixed = replace(OPTIONS, backend="gather")
+        assert resolve_backend(fixed, "cpu") == "gather"
+        with pytest.raises(PreflightError, match=r"(?s)gather.*'mps'.*SET=NSA_BACKEND_BLOCKS=y"):
+            resolve_backend(fixed, "mps")
+
+    def test_symbols(self):
+        pattern = resolve_config(Tree(), self.layers()).model.attention.pattern
+        assert (pattern.backend, pattern.ranges) == ("auto", "lists")
+        found = self.layers(NSA_BACKEND_GATHER=True, NSA_RANGES_ADAPTIVE=True)
+        pattern = resolve_config(Tree(), found).model.attention.pattern
+        assert (pattern.backend, pattern.ranges, pattern.ranges_min) == ("gather", "adaptive", 1024)
+
+    def test_ranges_are_those_of_gather(self):
+        with pytest.raises(ConfigError, match="NSA_RANGES"):
+            resolve_config(Tree(), self.layers(NSA_BACKEND_BLOCKS=True, NSA_RANGES_MERGED=True))
