@@ -63,17 +63,18 @@ class TestWhatIsSeen:
 
     @pytest.mark.parametrize("scale", [1.0, 8.0, 100.0])
     def test_later_tokens_change_neither_selection_nor_output(self, build, scale):
-        case = build(49, projection=PAIR, pattern=options(), n_embd=32)
+        """Of ten blocks a query selects four; those of a later one must not tip the balance."""
+        case = build(72, projection=PAIR, pattern=options(), n_head=6, n_embd=24)
         changed = case.x_BTC.detach().clone()
-        changed[:, 20:] = scale * drawn(*changed[:, 20:].shape, seed=5)
-        before, after = ((case.module(x, case.state)[0][:, :20]) for x in (case.x_BTC, changed))
+        changed[:, 60:] = scale * drawn(*changed[:, 60:].shape, seed=5)
+        before, after = ((case.module(x, case.state)[0][:, :60]) for x in (case.x_BTC, changed))
         torch.testing.assert_close(after, before, atol=1e-12, rtol=1e-12)
-        q, k = drawn(1, 2, 2, 49, 4), drawn(1, 2, 49, 4, seed=1)
+        q, k = drawn(4, 2, 3, 72, 4), 2 * drawn(4, 2, 72, 4, seed=1)
         lists = []
         for factor in (1.0, scale):
-            k[:, :, 20:] = factor * drawn(1, 2, 29, 4, seed=int(factor))
+            k[:, :, 60:] = factor * drawn(4, 2, 12, 4, seed=int(factor))
             keys = compress.compress(k, options(), None)
-            lists.append(compressed.attend_compressed(q, keys, keys, options())[1][:, :, :20])
+            lists.append(compressed.attend_compressed(q, keys, keys, options())[1][:, :, :60])
         assert torch.equal(*lists)
 
     def test_a_beginning_alone_gives_the_same(self, build):
@@ -87,3 +88,21 @@ class TestWhatIsSeen:
         case = build(33, batch=3, projection=PAIR, pattern=options())
         alone = case.module(case.x_BTC[1:2], case.state)[0]
         torch.testing.assert_close(alone[0], case()[0][1], atol=1e-12, rtol=1e-12)
+
+    def test_no_later_token_is_seen_however_low_the_scores_are(self):
+        """Scores of −10⁶: a mask that only adds a large number would point at what it hides."""
+        given, q = options(phi="mean"), torch.ones(1, 2, 2, self.length, 4, dtype=torch.float64)
+        k, v = torch.full((1, 2, self.length, 4), -5e5).double(), drawn(1, 2, self.length, 4)
+        later = v.clone()
+        later[:, :, 20:] += 1e3
+        outputs = []
+        for values in (v, later):
+            keys = compress.compress(k, given, None)
+            found, lists = compressed.attend_compressed(
+                q, keys, compress.compress(values, given, None), given
+            )
+            chosen = selected.attend_selected(q.transpose(2, 3), k, values, lists, given.select)
+            windowed = window.attend_window(q.flatten(1, 2), k, values, given.window)
+            outputs.append((found[..., :20, :], chosen[:, :, :20], windowed[:, :, :20]))
+        for before, after in zip(*outputs, strict=True):
+            torch.testing.assert_close(after, before, atol=1e-9, rtol=1e-9)

@@ -1,0 +1,240 @@
+"""Faults that are planted in the product, and the tests that have to notice each of them.
+
+B batch, T queries, K key/value heads, g query heads of one, M compressed blocks, H head dim.
+"""
+
+import importlib
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gpt2 import model
+from gpt2.attention import heads
+from gpt2.attention.nsa import blocks, by_rows, compressed, window
+from gpt2.attention.nsa.cache import NsaCache, Ring
+from gpt2.attention.nsa.module import BranchGates
+
+HERE = Path(__file__).parent
+FILES = sorted(path.stem for path in HERE.glob("test_*.py") if path != Path(__file__))
+Plant = Callable[[pytest.MonkeyPatch], None]
+
+
+def everywhere(right: Any, make: Callable[[Any], Any]) -> Plant:
+    """Puts ``make(right)`` in the place of a function under each name that it was imported by."""
+
+    def plant(patch: pytest.MonkeyPatch) -> None:
+        wrong = make(right)
+        for name, module in list(sys.modules.items()):
+            if name.startswith(("gpt2.attention", "tests.gpt2.attention.nsa")):
+                for key in [key for key, value in vars(module).items() if value is right]:
+                    patch.setattr(module, key, wrong)
+
+    return plant
+
+
+def method(owner: type, name: str, make: Callable[[Any], Any]) -> Plant:
+    """The same of a method."""
+    return lambda patch: patch.setattr(owner, name, make(vars(owner)[name]))
+
+
+def _first_key_alone(right: Any) -> Any:
+    """What ``is_causal`` does to one query in front of many keys."""
+
+    def read(self: Any, branch: str, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return right(self, branch, q, k[:, :, :1], v[:, :, :1])
+
+    return read
+
+
+def _masked_after(right: Any) -> Any:
+    """Blocks that are not visible yet take part in the softmax that ranks."""
+
+    def attend(q_BKgTH: Tensor, k: Tensor, v: Tensor, options: Any, first: int = 0) -> Any:
+        context, _ = right(q_BKgTH, k, v, options, first)
+        weights_BKgTM = (q_BKgTH @ k[:, :, None].mT).softmax(-1)
+        length = first + q_BKgTH.shape[3]
+        for t in range(first, length):
+            weights_BKgTM[..., t - first, options.compressed(t + 1) :] = 0
+        count = -(-length // options.select)
+        scores = blocks.score_blocks(weights_BKgTM, options, count)
+        return context, blocks.select_blocks(scores, options, first)
+
+    return attend
+
+
+def _later_overlap(right: Any) -> Any:
+    """Equation 9 with + m + n."""
+
+    def score(weights_BKgTM: Tensor, options: Any, count: int) -> Tensor:
+        reach = options.compress // options.stride - 1
+        return right(F.pad(weights_BKgTM[..., reach:], (0, reach)), options, count)
+
+    return score
+
+
+def _averaged_logits(right: Any) -> Any:
+    """Logits have the same mean as logarithms of their softmax, but for a constant of the row."""
+
+    def score(weights_BKgTM: Tensor, options: Any, count: int) -> Tensor:
+        mean = weights_BKgTM.log().mean(2, keepdim=True).exp()
+        return right(mean / mean.sum(-1, keepdim=True).clamp(min=1e-300), options, count)
+
+    return score
+
+
+def _own_block_only_when_complete(right: Any) -> Any:
+    def select(scores_BKTJ: Tensor, options: Any, first: int) -> Tensor:
+        tokens_T1 = torch.arange(first, first + scores_BKTJ.shape[2])[:, None]
+        partial = (tokens_T1 + 1) % options.select != 0
+        chosen_BKTn = right(scores_BKTJ, options, first)
+        return chosen_BKTn.masked_fill(partial & (chosen_BKTn == tokens_T1 // options.select), -1)
+
+    return select
+
+
+def _heads_are_columns(x: Tensor, head_dim: int) -> Tensor:
+    """Number h of head n is taken from place h·N + n: a head's numbers come from all heads."""
+    return x.unflatten(-1, (head_dim, -1)).movedim(-1, 1)
+
+
+def _not_after_a_prompt(right: Any) -> Any:
+    """Tokens of a prompt never enter the ring of those that are to be compressed."""
+
+    def write(self: Any, new_BKTH: Tensor, position: int) -> Tensor:
+        if self.size != 4 or new_BKTH.shape[2] == 1:
+            return right(self, new_BKTH, position)
+        return right(self, torch.zeros_like(new_BKTH), position)
+
+    return write
+
+
+def _by_the_formula(right: Any) -> Any:
+    """The published bound of what a token reads."""
+
+    def weigh(self: Any, branch: str, q: Tensor, k: Tensor) -> Tensor:
+        weights, options = right(self, branch, q, k), self.options
+        bound = {"selected": options.count * options.select, "window": options.window}
+        self.reads[branch] += bound.get(branch, k.shape[2]) - k.shape[2]
+        return weights
+
+    return weigh
+
+
+def _late_binding(right: Any) -> Any:
+    """A closure over the loop's variable: what is computed again is the last block."""
+    called = []
+
+    def checkpoint(block: Any, *given: Any, **named: Any) -> Any:
+        called.append(block)
+        return right(lambda *again: called[-1](*again), *given, **named)
+
+    return checkpoint
+
+
+def _first_value(right: Any) -> Any:
+    def attend(q: Tensor, k: Tensor, v: Tensor, options: Any, first: int = 0) -> Any:
+        context, chosen = right(q, k, v, options, first)
+        return v[:, :, None, :1].expand_as(context), chosen
+
+    return attend
+
+
+def _sentinel(right: Any) -> Any:
+    """−10000 instead of −∞."""
+
+    def hide_(self: Any, scores: Tensor) -> None:
+        hidden = torch.zeros_like(scores)
+        right(self, hidden)
+        scores.masked_fill_(hidden.isinf(), -1e4)
+
+    return hide_
+
+
+def _never_wrapped(self: Any, start: int, stop: int) -> Tensor:
+    return torch.arange(start, stop).clamp(max=self.size - 1)
+
+
+MUTANTS: dict[str, tuple[Plant, str]] = {
+    "is_causal on a one-row query": (
+        method(NsaCache, "_read", _first_key_alone),
+        "test_cache.py::TestDecoding::test_equals_the_forward_pass[13-False]",
+    ),
+    "mask after the softmax": (
+        everywhere(compressed.attend_compressed, _masked_after),
+        "test_field.py::TestWhatIsSeen::test_later_tokens_change_neither_selection_nor_output",
+    ),
+    "window off by one": (
+        everywhere(window.attend_window, lambda right: lambda q, k, v, w: right(q, k, v, w + 1)),
+        "test_field.py::TestWhatIsSeen::test_window",
+    ),
+    "partial block excluded": (
+        everywhere(blocks.select_blocks, _own_block_only_when_complete),
+        "test_selection.py::TestSelection::test_equals_a_search_from_the_definition",
+    ),
+    "equation 9 with + m + n": (
+        everywhere(blocks.score_blocks, _later_overlap),
+        "test_selection.py::TestSelection::test_weights_count_as_far_as_they_overlap",
+    ),
+    "logits averaged before the softmax": (
+        everywhere(blocks.score_blocks, _averaged_logits),
+        "test_selection.py::TestSelection::test_heads_of_a_group_are_summed_after_their_softmax",
+    ),
+    "a head's numbers taken across all heads": (
+        everywhere(heads.split_heads, lambda right: _heads_are_columns),
+        "test_reference.py::TestAgainstReference::test_lengths[13]",
+    ),
+    "trimmed window indexed absolutely": (
+        method(Ring, "_places", lambda right: _never_wrapped),
+        "test_cache.py::TestDecoding::test_equals_the_forward_pass[1-False]",
+    ),
+    "raw ring not filled by a prompt": (
+        method(Ring, "write", _not_after_a_prompt),
+        "test_cache.py::TestDecoding::test_equals_the_forward_pass[7-False]",
+    ),
+    "reads taken from the formula": (
+        method(NsaCache, "_weigh", _by_the_formula),
+        "test_cache.py::TestReads::test_a_token_reads_what_it_sees",
+    ),
+    "late-binding closure in checkpointing": (
+        lambda patch: patch.setattr(model, "checkpoint", _late_binding(model.checkpoint)),
+        "test_gradients.py::test_blocks_computed_again_have_the_same",
+    ),
+    "a branch replaced by its first value": (
+        everywhere(compressed.attend_compressed, _first_value),
+        "test_field.py::TestWhatIsSeen::test_compressed",
+    ),
+    "gates frozen": (
+        method(BranchGates, "forward", lambda right: lambda self, x: right(self, x).detach()),
+        "test_gradients.py::test_every_parameter_has_one[True-mean-sigmoid]",
+    ),
+    "a mask of -10000": (
+        method(by_rows.Chunk, "hide_", _sentinel),
+        "test_field.py::TestWhatIsSeen::test_no_later_token_is_seen_however_low_the_scores_are",
+    ),
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_mutant_breaks_the_test_that_is_named(
+    name: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """In this process. It fails by what it asserts, and is green without the fault."""
+    for stem in FILES:
+        # Before the fault is there to be imported.
+        importlib.import_module(f"tests.gpt2.attention.nsa.{stem}")
+    plant, test = MUTANTS[name]
+    alone = ["-o", "addopts=--import-mode=importlib", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    arguments = [*alone, "-q", "--tb=line", "--no-header", str(HERE / test)]
+    plant(monkeypatch)
+    assert pytest.main(arguments) == pytest.ExitCode.TESTS_FAILED
+    said = capfd.readouterr().out
+    assert " error" not in said.splitlines()[-1], said
+    monkeypatch.undo()
+    assert pytest.main(arguments) == pytest.ExitCode.OK
