@@ -9,9 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from gpt2.attention.base import Attention
-from gpt2.attention.nsa.reference import selected_blocks
-from gpt2.attention.nsa.drawn import drawn_blocks
-from gpt2.attention.nsa.statistics import block_values, branch_values, selection
 from gpt2.attention.rows import plan
 from gpt2.attention.state import BlockState
 from gpt2.mechanism_statistics import Layers, Telling, gate_values, statistics_of
@@ -190,129 +187,6 @@ def test_what_comes_from_other_tokens_and_from_keys() -> None:
     assert told["mlp_latent/share"] == pytest.approx((added.norm() / h_BTM.norm()).item())
 
 
-@pytest.mark.parametrize("gate", ["sigmoid", "softmax"])
-def test_gates_of_sparse_attention(gate: str) -> None:
-    model = built(projection="grouped", pattern="nsa", parts={"nsa": {"gate": gate}})
-    nsa = model.h[0].attn.pattern
-    x_BTC = given_to(model, nsa)[0]
-    logits = (x_BTC @ nsa.gates.c_gate.weight.T + nsa.gates.bias).unflatten(-1, (3, 4))
-    entropies, largest, moved, shares, collapsed = [], [], [], [0.0, 0.0, 0.0], 0
-    for row in logits.permute(0, 1, 3, 2).reshape(-1, 3).tolist():
-        e = [math.exp(v) for v in row]
-        g = [v / sum(e) for v in e] if gate == "softmax" else [v / (1 + v) for v in e]
-        p = [v / sum(g) for v in g]
-        entropies.append(-sum(v * math.log(v) for v in p if v))
-        largest.append(max(p))
-        moved += [abs(v - 1 / 3) for v in g]
-        shares = [s + v for s, v in zip(shares, p)]
-        collapsed += entropies[-1] < 0.1 and max(p) > 0.95
-    count = len(entropies)
-    told = {name: layers[0] for name, layers in statistics_of(model, tokens(model)).items()}
-    expected = {
-        "nsa/gate_entropy": sum(entropies) / count,
-        "nsa/gate_entropy_min": min(entropies),
-        "nsa/gate_largest": sum(largest) / count,
-        "nsa/gate_largest_max": max(largest),
-        "nsa/gate_collapsed": collapsed / count,
-        "nsa/gate_moved": sum(moved) / len(moved),
-        "nsa/share_cmp": shares[0] / count,
-        "nsa/share_sel": shares[1] / count,
-        "nsa/share_win": shares[2] / count,
-    }
-    # Gates are narrowed to single precision.
-    found = {name: told[name] for name in expected}
-    assert found == pytest.approx(expected, rel=1e-4, abs=1e-6)
-    assert "attention/entropy" not in told
-
-
-def test_a_model_that_begins_has_gates_of_a_third() -> None:
-    model = GPT(make_model_config(projection="grouped", pattern="nsa")).eval()
-    model.init_weights(1)
-    told = statistics_of(model, tokens(model)[:, :16])
-    assert told["nsa/gate_entropy"] == pytest.approx([math.log(3)] * 2)
-    assert told["nsa/gate_moved"] == pytest.approx([0.0, 0.0], abs=1e-7)
-    assert told["nsa/gate_collapsed"] == [0.0, 0.0]
-
-
-def test_selected_blocks() -> None:
-    sizes = {"compress": 4, "stride": 2, "select": 4, "count": 5, "window": 6}
-    model = built(projection="grouped", pattern="nsa", parts={"nsa": sizes})
-    nsa = model.h[0].attn.pattern
-    x_BTC, heads = given_to(model, nsa)[:2]
-    with torch.no_grad():
-        every_key = nsa._keys(nsa._raw(x_BTC, heads))
-        chosen = selection(heads.q_BNTH, every_key, nsa.options, 0)
-        q_BKgTH = heads.q_BNTH.unflatten(1, (2, 2)) / math.sqrt(heads.q_BNTH.shape[-1])
-    keys = every_key.compressed_BKMH
-    sets: dict[tuple[int, int, int], set[int]] = {}
-    for b in range(2):
-        for k in range(2):
-            for t in range(T):
-                seen = [i for i in range(keys[0].shape[2]) if 2 * i + 3 <= t]
-                scores = q_BKgTH[b, k, :, t] @ keys[0][b, k, seen].T
-                weights = scores.softmax(-1).sum(0).tolist() if seen else []
-                sets[b, k, t] = set(selected_blocks(t, weights, nsa.options))
-                assert {j for j in chosen[b, k, t].tolist() if j >= 0} == sets[b, k, t]
-    forced = {t: {0, t // 4, t // 4 - 1} for t in range(T)}
-    free = [(t, j) for (_, _, t), found in sets.items() for j in found - forced[t]]
-    every = [len(found) for found in sets.values()]
-    overlaps = [
-        len(found & sets[b, k, t - 1]) / len(found) for (b, k, t), found in sets.items() if t
-    ]
-    expected = {
-        "nsa/blocks": sum(every) / len(every),
-        "nsa/blocks_max": max(every),
-        "nsa/chosen": len(free) / sum(every),
-        "nsa/distance": sum(t - (4 * j + 3) for t, j in free) / len(free),
-        "nsa/overlap": sum(overlaps) / len(overlaps),
-    }
-    told = {name: layers[0] for name, layers in statistics_of(model, tokens(model)).items()}
-    assert {name: told[name] for name in expected} == pytest.approx(expected, rel=1e-5)
-    assert 0 < expected["nsa/chosen"] < 1
-
-
-def test_where_no_block_is_free_its_distance_is_left_out() -> None:
-    options = built(projection="grouped", pattern="nsa").h[0].attn.pattern.options
-    found = block_values(torch.tensor([[[[0, -1], [0, -1], [0, 1]]]]), options)
-    assert math.isnan(found["nsa/distance"]) and found["nsa/chosen"] == 0
-    model = built(projection="grouped", pattern="nsa")
-    told = statistics_of(model, tokens(model)[:, :4])
-    assert told["nsa/distance"] == [None, None]
-
-
-def test_branches_that_are_left_out_tell_nothing() -> None:
-    two = built(projection="grouped", pattern="nsa", parts={"nsa": {"branch_window": False}})
-    told = statistics_of(two, tokens(two))
-    assert "nsa/share_win" not in told
-    assert told["nsa/share_cmp"][0] + told["nsa/share_sel"][0] == pytest.approx(1)
-    no_blocks = {"branch_selected": False}
-    no_selection = built(projection="grouped", pattern="nsa", parts={"nsa": no_blocks})
-    assert "nsa/chosen" not in statistics_of(no_selection, tokens(no_selection))
-    alone = built(
-        projection="grouped",
-        pattern="nsa",
-        parts={"nsa": {"branch_compressed": False, **no_blocks}},
-    )
-    assert not any(name.startswith("nsa/") for name in statistics_of(alone, tokens(alone)))
-
-
-def test_blocks_that_are_drawn_are_the_ones_that_are_told() -> None:
-    sizes = {"compress": 2, "stride": 2, "select": 2, "count": 4, "select_by": "random"}
-    model = built(projection="grouped", pattern="nsa", parts={"nsa": sizes})
-    nsa = model.h[1].attn.pattern
-    x_BTC, heads = given_to(model, nsa)[:2]
-    with torch.no_grad():
-        chosen = selection(heads.q_BNTH, nsa._keys(nsa._raw(x_BTC, heads)), nsa.options, 1)
-    drawn_KTn = drawn_blocks(nsa.options, 1, 2, 0, T, chosen.device)
-    assert torch.equal(chosen, drawn_KTn.expand_as(chosen))
-
-
-def test_collapsed_gates_are_counted() -> None:
-    gates = torch.tensor([[1.0, 0.5], [1e-4, 0.5], [1e-4, 0.5]])[:, None, None]
-    found = branch_values(gates, ("compressed", "selected", "window"))
-    assert found["nsa/gate_collapsed"] == 0.5 and found["nsa/share_cmp"] > 0.6
-
-
 def test_nothing_is_left_behind_and_nothing_is_drawn() -> None:
     model = built(dropout=0.5, **EVERYTHING)
     weights = {name: p.clone() for name, p in model.named_parameters()}
@@ -330,17 +204,16 @@ def test_nothing_is_left_behind_and_nothing_is_drawn() -> None:
 
 def test_every_mechanism_with_a_gate_or_a_mix_tells_something() -> None:
     """By what it is, not by its name."""
-    models = [built(**EVERYTHING), built(projection="grouped", pattern="nsa")]
-    parts = [part for model in models for part in model.h[0].modules() if isinstance(part, Telling)]
+    model = built(**EVERYTHING)
+    parts = [part for part in model.h[0].modules() if isinstance(part, Telling)]
     assert {type(part).__name__ for part in parts} == {
         "Attention",
         "MlpCrossToken",
         "MlpLatent",
         "MlpAttnGate",
-        "Nsa",
     }
-    names = {name.split("/")[0] for model in models for name in statistics_of(model, tokens(model))}
-    mechanisms = {"reciprocal", "ra_cross_token", "nsa", "attention"}
+    names = {name.split("/")[0] for name in statistics_of(model, tokens(model))}
+    mechanisms = {"reciprocal", "ra_cross_token", "attention"}
     assert names == mechanisms | {"mlp_cross_token", "mlp_latent", "mlp_attn_gate"}
 
 

@@ -18,7 +18,7 @@ from gpt2.attention.nsa.drawn import drawn_blocks
 from gpt2.attention.nsa.gather import Fallbacks, attend_gathered
 from gpt2.attention.nsa.options import NsaOptions
 from gpt2.attention.nsa.selected import attend_selected
-from gpt2.attention.nsa.statistics import block_values, branch_values, selection
+from gpt2.attention.nsa.statistics import block_values, branch_values, chosen_blocks
 from gpt2.attention.nsa.window import attend_window
 from gpt2.attention.options import AttentionConfig
 from gpt2.attention.own import OwnAttention
@@ -95,14 +95,11 @@ class Nsa(OwnAttention):
 
     def statistics(self, x_BTC: Tensor, heads: Heads, cache: BlockCache | None = None) -> Values:
         """Of the gates, and of the blocks that are selected."""
+        branches = self.options.branches
+        found = {} if self.gates is None else branch_values(self.gates(x_BTC), branches)
         keys = self._keys(self._raw(x_BTC, heads))
-        found: Values = {}
-        if self.gates is not None:
-            found |= branch_values(self.gates(x_BTC), self.options.branches)
-        if self.options.branch_selected:
-            blocks_BKTn = selection(heads.q_BNTH, keys, self.options, self.block)
-            found |= block_values(blocks_BKTn, self.options)
-        return found
+        blocks_BKTn = chosen_blocks(heads.q_BNTH, keys, self.options, self.block)
+        return found if blocks_BKTn is None else found | block_values(blocks_BKTn, self.options)
 
     def _attend(self, q_BNTH: Tensor, keys: Keys, first: int) -> list[Tensor]:
         return attend_branches(q_BNTH, keys, self.options, first, self.block, self.fallbacks)

@@ -1,31 +1,29 @@
 """What native sparse attention tells of itself: whether its gates are well, and what is selected.
 
-B batch, T tokens (queries), N heads, K key/value heads, H head dim, M compressed blocks, J
-selection blocks, n selected ones.
+B batch, T tokens (queries), N heads, K key/value heads, H head dim, J selection blocks, n selected
+ones, c branches that are built.
 """
-
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from gpt2.attention.nsa.cache import Keys
-from gpt2.attention.nsa.compressed import attend_compressed, rank_compressed
+from gpt2.attention.nsa.compressed import rank_compressed
 from gpt2.attention.nsa.drawn import drawn_blocks
 from gpt2.attention.nsa.options import NsaOptions
 
-SHORT = {"compressed": "cmp", "selected": "sel", "window": "win"}
+_SHORT = {"compressed": "cmp", "selected": "sel", "window": "win"}
 # A row has collapsed onto one branch below this entropy, in nats, and above this share.
 LOW_ENTROPY, LARGE_SHARE = 0.1, 0.95
 
 
-def branch_values(gates_cBNT: Tensor, branches: Sequence[str]) -> dict[str, Tensor]:
-    """Of the gates of ``branches``, and of their shares p_c = g_c / Σ g, for every head and token.
+def branch_values(gates_cBNT: Tensor, branches: tuple[str, ...]) -> dict[str, Tensor]:
+    """Of the gates, and of their shares p_c = g_c / Σ g, for every head and token.
 
-    nsa/gate_entropy     −Σ p ln p in nats, at most ln 3 with three branches; and its least, nsa/gate_entropy_min
+    nsa/gate_entropy     −Σ p ln p in nats, at most ln c; and its least, nsa/gate_entropy_min
     nsa/gate_largest     the largest p; and the largest of all, nsa/gate_largest_max
     nsa/gate_collapsed   share of rows with an entropy below 0.1 and a p above 0.95
-    nsa/gate_moved       |g − 1/c|, of c branches: how far from where training starts
+    nsa/gate_moved       |g − 1/c|: how far from where training starts
     nsa/share_*          p of the compressed, the selected and the window branch
     """
     gates_cBNT = gates_cBNT.float()
@@ -41,24 +39,27 @@ def branch_values(gates_cBNT: Tensor, branches: Sequence[str]) -> dict[str, Tens
         "nsa/gate_collapsed": collapsed_BNT.float().mean(),
         "nsa/gate_moved": (gates_cBNT - 1 / len(branches)).abs().mean(),
         **{
-            f"nsa/share_{SHORT[name]}": share_BNT.mean()
+            f"nsa/share_{_SHORT[name]}": share_BNT.mean()
             for name, share_BNT in zip(branches, shares_cBNT, strict=True)
         },
     }
 
 
-def selection(q_BNTH: Tensor, keys: Keys, options: NsaOptions, block: int) -> Tensor:
-    """The blocks BKTn that a whole sequence selects in layer ``block``, −1 for none."""
+def chosen_blocks(q_BNTH: Tensor, keys: Keys, options: NsaOptions, block: int) -> Tensor | None:
+    """The blocks BKTn that a whole sequence selects in layer ``block``, −1 for none.
+
+    None where the selected branch is not built.
+    """
+    if not options.branch_selected:
+        return None
+    batch, _, length, width = q_BNTH.shape
+    if not options.ranks:
+        drawn = drawn_blocks(options, block, keys.heads, 0, length, q_BNTH.device)
+        return drawn.expand(batch, -1, -1, -1)
+    assert keys.compressed_BKMH
     with torch.autocast(q_BNTH.device.type, enabled=False):
-        q_BKgTH = (q_BNTH * q_BNTH.shape[-1] ** -0.5).unflatten(1, (keys.heads, -1))
-        if not options.ranks:
-            batch, heads, _, length = q_BKgTH.shape[:4]
-            drawn_KTn = drawn_blocks(options, block, heads, 0, length, q_BNTH.device)
-            return drawn_KTn.expand(batch, -1, -1, -1)
-        assert keys.compressed_BKMH
-        if options.branch_compressed:
-            return attend_compressed(q_BKgTH, *keys.compressed_BKMH, options)[1]
-        return rank_compressed(q_BKgTH, keys.compressed_BKMH[0], options, 0)
+        q_BKgTH = (q_BNTH * width**-0.5).unflatten(1, (keys.heads, -1))
+        return rank_compressed(q_BKgTH, keys.compressed_BKMH[0], options)
 
 
 def block_values(blocks_BKTn: Tensor, options: NsaOptions) -> dict[str, Tensor]:

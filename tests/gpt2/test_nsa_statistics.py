@@ -1,0 +1,145 @@
+"""What native sparse attention tells of itself, against its definitions counted by hand."""
+
+import math
+
+import pytest
+import torch
+
+from gpt2.attention.nsa.reference import selected_blocks
+from gpt2.attention.nsa.statistics import block_values, branch_values, chosen_blocks
+from gpt2.mechanism_statistics import Telling, statistics_of
+from gpt2.model import GPT
+from tests.gpt2.builders import make_model_config
+from tests.gpt2.test_mechanism_statistics import T, built, given_to, tokens
+
+ALL = ("compressed", "selected", "window")
+
+
+@pytest.mark.parametrize("gate", ["sigmoid", "softmax"])
+def test_gates_of_sparse_attention(gate: str) -> None:
+    model = built(projection="grouped", pattern="nsa", parts={"nsa": {"gate": gate}})
+    nsa = model.h[0].attn.pattern
+    x_BTC = given_to(model, nsa)[0]
+    logits = (x_BTC @ nsa.gates.c_gate.weight.T + nsa.gates.bias).unflatten(-1, (3, 4))
+    entropies, largest, moved, shares, collapsed = [], [], [], [0.0, 0.0, 0.0], 0
+    for row in logits.permute(0, 1, 3, 2).reshape(-1, 3).tolist():
+        e = [math.exp(v) for v in row]
+        g = [v / sum(e) for v in e] if gate == "softmax" else [v / (1 + v) for v in e]
+        p = [v / sum(g) for v in g]
+        entropies.append(-sum(v * math.log(v) for v in p if v))
+        largest.append(max(p))
+        moved += [abs(v - 1 / 3) for v in g]
+        shares = [s + v for s, v in zip(shares, p)]
+        collapsed += entropies[-1] < 0.1 and max(p) > 0.95
+    count = len(entropies)
+    told = {name: layers[0] for name, layers in statistics_of(model, tokens(model)).items()}
+    expected = {
+        "nsa/gate_entropy": sum(entropies) / count,
+        "nsa/gate_entropy_min": min(entropies),
+        "nsa/gate_largest": sum(largest) / count,
+        "nsa/gate_largest_max": max(largest),
+        "nsa/gate_collapsed": collapsed / count,
+        "nsa/gate_moved": sum(moved) / len(moved),
+        "nsa/share_cmp": shares[0] / count,
+        "nsa/share_sel": shares[1] / count,
+        "nsa/share_win": shares[2] / count,
+    }
+    # Gates are narrowed to single precision.
+    found = {name: told[name] for name in expected}
+    assert found == pytest.approx(expected, rel=1e-4, abs=1e-6)
+    assert "attention/entropy" not in told
+
+
+@pytest.mark.parametrize("built", [ALL, ALL[1:]], ids=["three", "two"])
+def test_gates_begin_alike(built: tuple[str, ...]) -> None:
+    parts = {"nsa": {f"branch_{name}": name in built for name in ALL}}
+    model = GPT(make_model_config(projection="grouped", pattern="nsa", parts=parts)).eval()
+    model.init_weights(1)
+    told = statistics_of(model, tokens(model)[:, :16])
+    assert told["nsa/gate_entropy"] == pytest.approx([math.log(len(built))] * 2)
+    assert told["nsa/gate_moved"] == pytest.approx([0.0, 0.0], abs=1e-7)
+    assert told["nsa/gate_collapsed"] == [0.0, 0.0]
+
+
+def test_selected_blocks() -> None:
+    sizes = {"compress": 4, "stride": 2, "select": 4, "count": 5, "window": 6}
+    model = built(projection="grouped", pattern="nsa", parts={"nsa": sizes})
+    nsa = model.h[0].attn.pattern
+    x_BTC, heads = given_to(model, nsa)[:2]
+    with torch.no_grad():
+        made = nsa._keys(nsa._raw(x_BTC, heads))
+        keys = made.compressed_BKMH
+        chosen = chosen_blocks(heads.q_BNTH, made, nsa.options, nsa.block)
+        q_BKgTH = heads.q_BNTH.unflatten(1, (2, 2)) / math.sqrt(heads.q_BNTH.shape[-1])
+    sets: dict[tuple[int, int, int], set[int]] = {}
+    for b in range(2):
+        for k in range(2):
+            for t in range(T):
+                seen = [i for i in range(keys[0].shape[2]) if 2 * i + 3 <= t]
+                scores = q_BKgTH[b, k, :, t] @ keys[0][b, k, seen].T
+                weights = scores.softmax(-1).sum(0).tolist() if seen else []
+                sets[b, k, t] = set(selected_blocks(t, weights, nsa.options))
+                assert {j for j in chosen[b, k, t].tolist() if j >= 0} == sets[b, k, t]
+    forced = {t: {0, t // 4, t // 4 - 1} for t in range(T)}
+    free = [(t, j) for (_, _, t), found in sets.items() for j in found - forced[t]]
+    every = [len(found) for found in sets.values()]
+    overlaps = [
+        len(found & sets[b, k, t - 1]) / len(found) for (b, k, t), found in sets.items() if t
+    ]
+    expected = {
+        "nsa/blocks": sum(every) / len(every),
+        "nsa/blocks_max": max(every),
+        "nsa/chosen": len(free) / sum(every),
+        "nsa/distance": sum(t - (4 * j + 3) for t, j in free) / len(free),
+        "nsa/overlap": sum(overlaps) / len(overlaps),
+    }
+    told = {name: layers[0] for name, layers in statistics_of(model, tokens(model)).items()}
+    assert {name: told[name] for name in expected} == pytest.approx(expected, rel=1e-5)
+    assert 0 < expected["nsa/chosen"] < 1
+
+
+def test_where_no_block_is_free_its_distance_is_left_out() -> None:
+    options = built(projection="grouped", pattern="nsa").h[0].attn.pattern.options
+    found = block_values(torch.tensor([[[[0, -1], [0, -1], [0, 1]]]]), options)
+    assert math.isnan(found["nsa/distance"]) and found["nsa/chosen"] == 0
+    model = built(projection="grouped", pattern="nsa")
+    told = statistics_of(model, tokens(model)[:, :4])
+    assert told["nsa/distance"] == [None, None]
+
+
+def test_collapsed_gates_are_counted() -> None:
+    gates = torch.tensor([[1.0, 0.5], [1e-4, 0.5], [1e-4, 0.5]])[:, None, None]
+    found = branch_values(gates, ALL)
+    assert found["nsa/gate_collapsed"] == 0.5 and found["nsa/share_cmp"] > 0.6
+
+
+def test_drawn_blocks_and_branches_that_are_not_built() -> None:
+    drawn = built(projection="grouped", pattern="nsa", parts={"nsa": {"select_by": "random"}})
+    told = statistics_of(drawn, tokens(drawn))
+    own = drawn.h[1].attn.pattern
+    x_BTC, heads = given_to(drawn, own)[:2]
+    with torch.no_grad():
+        blocks = chosen_blocks(heads.q_BNTH, own._keys(own._raw(x_BTC, heads)), own.options, 1)
+    assert told["nsa/blocks"][1] == pytest.approx((blocks >= 0).sum(-1).float().mean().item())
+    # Layers draw blocks of their own, of the same number.
+    assert told["nsa/blocks"][0] == told["nsa/blocks"][1]
+    assert told["nsa/distance"][0] != told["nsa/distance"][1]
+
+    gated = {"select_by": "random", "branch_compressed": False}
+    two = built(projection="grouped", pattern="nsa", parts={"nsa": gated})
+    told = statistics_of(two, tokens(two))
+    assert "nsa/share_cmp" not in told
+    shares = [told["nsa/share_sel"][0], told["nsa/share_win"][0]]
+    assert sum(shares) == pytest.approx(1.0) and told["nsa/gate_entropy"][0] <= math.log(2)
+
+    window = {"branch_compressed": False, "branch_selected": False, "select_by": "random"}
+    alone = built(projection="grouped", pattern="nsa", parts={"nsa": window})
+    assert isinstance(alone.h[0].attn.pattern, Telling)
+    assert statistics_of(alone, tokens(alone)) == {}
+
+
+def test_where_blocks_are_ranked_by_keys_of_no_branch() -> None:
+    parts = {"nsa": {"branch_compressed": False}}
+    model = built(projection="grouped", pattern="nsa", parts=parts)
+    told = statistics_of(model, tokens(model))
+    assert 0 < told["nsa/chosen"][0] < 1
