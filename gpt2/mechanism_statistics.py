@@ -34,6 +34,24 @@ class Telling(Protocol):
         """Of one forward pass with these ``inputs``, without gradients and without dropout."""
 
 
+class Counted(Protocol):
+    """How often something happened."""
+
+    count: int
+
+
+@runtime_checkable
+class FallingBack(Protocol):
+    """A module that counts how often it took a slower way than the one that was asked for."""
+
+    fallbacks: Counted
+
+
+def fallbacks_of(model: nn.Module) -> int:
+    """Of all parts of ``model`` so far."""
+    return sum(part.fallbacks.count for part in model.modules() if isinstance(part, FallingBack))
+
+
 def gate_values(mechanism: str, gate_BNT: Tensor) -> dict[str, Tensor]:
     """Mean, spread over tokens (the heads' mean standard deviation), shares closed and open."""
     gate_BNT = gate_BNT.float()

@@ -30,7 +30,7 @@ from gpt2.training.passes import MicroBatch, divided
 from gpt2.training.records import NoRecords, Records, Report
 from gpt2.training.session import Session
 from gpt2.training.start import open_session, resume, warm_up
-from gpt2.training.statistics import statistics_due, tell_statistics
+from gpt2.training.statistics import fallbacks, statistics_due, tell_statistics
 from gpt2.training.step import optimizer_step
 from gpt2.training.stopping import Stop
 from gpt2.training.tracking import start_companions
@@ -230,7 +230,7 @@ def _begin(session: Session, build_dir: Path, rng_at_start: dict[str, list[str]]
             manifest_facts(session, rng_at_start),
         )
     _write_status(session, State.RUNNING)
-    session.heartbeat.beat("start", session.iteration, fallbacks=len(session.oom_fallbacks))
+    session.heartbeat.beat("start", session.iteration, fallbacks=fallbacks(session))
     session.records.line("TRAIN", start_line(session))
     for note in notes(session.config):
         session.records.line(note.tag, note.text)

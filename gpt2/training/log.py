@@ -10,6 +10,7 @@ from gpt2.training.finite import require_finite
 from gpt2.training.first_steps import tell_first_steps
 from gpt2.training.passes import Measured
 from gpt2.training.session import Session
+from gpt2.training.statistics import fallbacks
 from gpt2.training.utilisation import mfu, peak_flops
 
 
@@ -98,7 +99,7 @@ class Log:
             toks_per_s=speed,
             mfu=used,
             eta_s=left,
-            fallbacks=len(session.oom_fallbacks),
+            fallbacks=fallbacks(session),
         )
         tell_first_steps(session, self._line_at[0])
         session.companions.check()

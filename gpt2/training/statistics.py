@@ -11,10 +11,15 @@ import torch
 from torch import Tensor
 
 from gpt2.data.sampler import TrainSampler
-from gpt2.mechanism_statistics import Layers, statistics_of
+from gpt2.mechanism_statistics import Layers, fallbacks_of, statistics_of
 from gpt2.training.session import Session
 from lib.machine.setup import autocast
 from lib.telemetry.layers import known_values, over_layers
+
+
+def fallbacks(session: Session) -> int:
+    """How often less was taken because memory ran out, or a slower way by a part of the model."""
+    return len(session.oom_fallbacks) + fallbacks_of(session.model)
 
 
 def statistics_due(session: Session) -> bool:
