@@ -15,6 +15,9 @@ from lib.setup.interpreter import PROJECT, import_path
 from lib.style import makefile
 from tests.integration.tree import commit_copy, git
 
+# Contexts of nsa-perf.
+PERF_CELLS = 3
+
 # A file's name in bold and the block after it, or a block alone.
 BLOCK = re.compile(r"(?:^\*\*(\S+)\*\*\n\n)?^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
@@ -107,3 +110,22 @@ def test_a_step_is_two_patches(clone):
     assert changed(clone) == {"gpt2/ablation/mechanisms.py", "defconfigs/gpt2-mechanisms"}
     assert re.search(r"24-ra-narrow .*850,688", printed)
     assert re.search(r"^[0-9]+ passed, 0 failed$", printed, re.MULTILINE)
+
+
+@pytest.mark.long
+def test_a_long_run_is_a_page_of_commands(clone):
+    printed = follow(clone, "docs/nsa-runbook.md")
+    assert re.search(
+        r"^RUN     978k parameters, .* grouped nsa, bf16 on cpu, 120 it", printed, re.M
+    )
+    assert "query-key pairs, full attention / NSA: 1.15" in printed
+    log = (clone / "nsa.log").read_text()
+    assert "STOP" in log and "DONE" not in log
+    run = next((clone / "nsa_125m_production" / "single").glob("run-s1-*"))
+    assert re.search(r"(FIRST|WARN) +first 40 it", (run / "logs.txt").read_text())
+    assert "resumes at iteration" in (run / "logs.txt").read_text()
+    assert re.search(r"^VALID .*single/run s1", printed, re.MULTILINE)
+    table = (clone / "nsa_perf" / "matrix" / "table.md").read_text()
+    cells = re.findall(r"^\| \S+ s1 .*", table.split("## Speed")[1], re.MULTILINE)
+    assert len(cells) == PERF_CELLS
+    assert all("nsa" in cell for cell in cells)
