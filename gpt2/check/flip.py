@@ -38,6 +38,8 @@ _BASE: Mapping[str, Settings] = {
     "PRECISION": _FAST,
     "PRECISION_WHY": _FAST,
     "MATMUL_WHY": _FAST,
+    # Fewer blocks than the context has.
+    "NSA_SELECT_BY": {"NSA_SELECT_COUNT": "4"},
     # The first variant that trains for longer.
     "ADAMWPRUNE_STRETCH": {"ADAMWPRUNE_VARIANT_BITTER3": "y"},
 }
