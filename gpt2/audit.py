@@ -11,11 +11,12 @@ from gpt2.data import source, store, tokenizer
 from gpt2.data.evaluation import evaluation_windows
 from gpt2.data.sampler import order_digest_of
 from gpt2.data.store import Split
-from gpt2.items import ItemFacts, item_facts
+from gpt2.items import item_facts
 from lib.audit.contract import broken_contract
 from lib.audit.finding import Finding, differing
 from lib.audit.recompute import Contents, disagreements, read_contents
 from lib.errors import DataError, KablateError
+from lib.repro.per_query import ItemFacts
 from lib.repro.source import changed_since
 from lib.rundir import RunDir
 

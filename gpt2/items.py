@@ -2,7 +2,6 @@
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -10,22 +9,7 @@ from gpt2.data.evaluation import EvalWindow
 from gpt2.data.store import Split
 from gpt2.data.tokenizer import Tokenizer
 from gpt2.evaluate import Evaluation, Evaluator
-from lib.repro.per_query import Item
-
-
-@dataclass(frozen=True)
-class ItemFacts:
-    """Fields of ``lib.repro.per_query.Item`` that data and configuration decide."""
-
-    item_id: str
-    source: str
-    doc_sha256: str
-    tokens_sha256: str
-    split: str
-    n_tokens: int
-    n_bytes: int
-    batch_index: int
-    row_in_batch: int
+from lib.repro.per_query import Item, ItemFacts
 
 
 def items_of(

@@ -11,8 +11,11 @@ _DIGEST_DIGITS = 64
 
 
 @dataclass(frozen=True)
-class Item:
-    """One document. Its first token is not predicted, and a budget may leave out a part of it."""
+class ItemFacts:
+    """One document, as data and configuration decide it before any model is asked.
+
+    Its first token is not predicted, and a budget may leave out a part of it.
+    """
 
     # Id of the document, or window-000123 where token files tell no documents.
     item_id: str
@@ -26,14 +29,20 @@ class Item:
     n_tokens: int
     # Text that the predicted tokens stand for; the end of a text stands for none.
     n_bytes: int
+    # Where the first of its windows stood.
+    batch_index: int
+    row_in_batch: int
+
+
+@dataclass(frozen=True)
+class Item(ItemFacts):
+    """The same, and what the model made of it."""
+
     # Nats over the predicted tokens.
     nll_sum: float
     n_correct: int
     # Optimizer steps done before the evaluation.
     eval_step: int
-    # Where the first of its windows stood.
-    batch_index: int
-    row_in_batch: int
 
     @property
     def nll_mean(self) -> float:

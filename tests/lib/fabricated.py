@@ -98,7 +98,7 @@ def seal(run: RunDir, record: Mapping[str, Any]) -> None:
 def _item(name: str, loss: float, right: int, tokens: int) -> Item:
     """A row; the digest of its tokens is made of its name."""
     digest = hashlib.sha256(name.encode()).hexdigest()
-    return Item(name, "demo", digest, digest, "val", tokens, 4 * tokens, loss, right, 2, 0, 0)
+    return Item(name, "demo", digest, digest, "val", tokens, 4 * tokens, 0, 0, loss, right, 2)
 
 
 def write_run(

@@ -10,7 +10,7 @@ import pytest
 from lib.repro.figures import evaluation_figures, expected_calibration_error, train_loss
 from lib.repro.per_query import BadRow, Item, read_items, to_csv
 
-ROW = Item("a, b", "texts", "d" * 64, "e" * 64, "val", 3, 7, 0.1 + 0.2, 1, 12, 0, 1)
+ROW = Item("a, b", "texts", "d" * 64, "e" * 64, "val", 3, 7, 0, 1, 0.1 + 0.2, 1, 12)
 OTHER = replace(ROW, item_id="c", doc_sha256="", n_bytes=0, nll_sum=1e-17)
 
 
