@@ -55,10 +55,12 @@ def prove(train: SplitWriter, val: SplitWriter) -> dict[str, Any]:
     """What the manifest says of the two closed sides. DataError where they share a document.
 
     Documents that are equal but for case and blanks are listed and said, and are no error. A token
-    file holds no text, so nothing is known of those.
+    file holds no text, so nothing is known of those, which is said too.
     """
     if shared := _common(train.digests, val.digests):
         raise DataError(*_shared(train, val, shared))
+    if not train.folded.size:
+        say("WARN", "token files hold no text: no copies in other case or blanks were looked for")
     digests = {side.name: digest_of_digests(np.unique(side.digests)) for side in (train, val)}
     return {
         "unit": "document",

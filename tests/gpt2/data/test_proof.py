@@ -102,7 +102,9 @@ def test_where_the_hash_decides_near_copies_fall_on_either_side(
     assert proof["overlap"] == 0
 
 
-def test_token_files_are_compared_piece_by_piece(config: Settings, tmp_path: Path) -> None:
+def test_token_files_are_compared_piece_by_piece(
+    config: Settings, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Documents end with 256 here; the second of val.bin is the third of train.bin."""
     (tmp_path / "texts").mkdir()
     train = [1, 2, 256, 3, 256, 4, 5, 6, 256, 7]
@@ -115,6 +117,7 @@ def test_token_files_are_compared_piece_by_piece(config: Settings, tmp_path: Pat
     proof = split_of(config(custom_format="bin"), tmp_path)["proof"]
     assert proof["documents"] == {"train": 4, "val": 2}
     assert proof["near_duplicates"] is None
+    assert "no copies in other case or blanks were looked for" in capsys.readouterr().err
 
 
 def test_pieces_do_not_depend_on_how_they_are_read() -> None:
