@@ -54,5 +54,12 @@ class Tracker(Protocol):
     def log(self, metrics: Mapping[str, float], iteration: int) -> None:
         """Show ``metrics`` at ``iteration``, which never decreases and may come twice."""
 
+    def kept(self, told: int) -> int:
+        """The newest iteration up to which all that was told surely outlives this process.
+
+        ``told`` is the newest that was told. Asked at the end, and before anything is told to a run
+        that was lost: libraries have queues of their own, and some lose them in silence.
+        """
+
     def finish(self, exit_code: int, settings: Mapping[str, Any]) -> None:
         """Keep or send all that is left; ``settings`` are those known only at the end."""

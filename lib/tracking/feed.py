@@ -34,6 +34,8 @@ class Position:
     timed: int = 0
     # Everything, the end included.
     complete: bool = False
+    # Told by a process that has not closed the tracker: some of it may be lost.
+    open: bool = False
 
     @classmethod
     def read(cls, path: Path) -> Self:
@@ -43,6 +45,13 @@ class Position:
         record = json.loads(path.read_text())
         record.pop("schema_version")
         return cls(**record)
+
+    def back_to(self, iteration: int, run: RunDir) -> None:
+        """Count as told only what stands up to ``iteration`` in the run's records."""
+        if iteration < self.iteration:
+            rows = read_json_lines(run.metrics)
+            self.rows = sum(row["iteration"] <= iteration for row in rows)
+            self.iteration, self.timed = iteration, min(self.timed, iteration)
 
     def write(self, path: Path) -> None:
         """Replace the file."""

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from lib.binding import bind
 from lib.companions import FINISH_SECONDS
-from lib.errors import EXIT_FAILED
+from lib.errors import EXIT_FAILED, RunError
 from lib.files import sha256
 from lib.rundir import RunDir
 from lib.runner import locks
@@ -43,6 +43,9 @@ def mirror(run: RunDir, name: str, ended: Callable[[float], bool]) -> None:
         options = bind(TRACKERS.options(name), facts.symbols)
         tracker: Tracker = TRACKERS.module(name)(options, run)
         tracker.start(facts, resumed=position.rows > 0)
+        if position.open:
+            position.back_to(tracker.kept(position.iteration), run)
+        position.open = True
         _follow(run, tracker, position, at, ended)
         status = read_status(run)
         done = status is not None and status.state is State.SUCCESS
@@ -51,7 +54,11 @@ def mirror(run: RunDir, name: str, ended: Callable[[float], bool]) -> None:
         # A run that is still RUNNING now was killed.
         code = EXIT_FAILED if status is None or status.state is State.RUNNING else status.exit_code
         tracker.finish(code, {"manifest_sha256": sha256(run.manifest)})
-        position.complete = done
+        if (kept := tracker.kept(position.iteration)) < position.iteration:
+            said = f"iterations up to {kept} of {position.iteration}"
+            what = f"it is sure to have kept only {said}; is its disk full?"
+            raise RunError(what)
+        position.complete, position.open = done, False
         position.write(at)
 
 

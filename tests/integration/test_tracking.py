@@ -1,6 +1,18 @@
 """A tracker that fails, seen from the command line."""
 
 import json
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from lib.project import ROOT
+from lib.queries.contract import series
+from lib.queries.offline import OfflineSource
+from lib.queries.trackio import TrackioSource
+from lib.rundir import RunDir
 
 
 def test_a_lost_tracker_is_one_line_and_no_failure(build, tmp_path):
@@ -17,3 +29,58 @@ def test_a_lost_tracker_is_one_line_and_no_failure(build, tmp_path):
     facts = json.loads((run / "trackers/facts.json").read_text())
     assert (facts["project"], facts["study"], facts["name"]) == ("kablate-ratio", "ratio", run.name)
     assert facts["step"] == run.name.rsplit("-", 2)[0] == "baseline"
+
+
+@pytest.fixture(scope="session")
+def own_mounts() -> None:
+    """Processes here may have file systems of their own."""
+    probe = ["unshare", "-Urm", "true"]
+    if shutil.which("unshare") is None or subprocess.run(probe, capture_output=True).returncode:
+        pytest.skip("needs unshare and user namespaces")
+
+
+# Enough to begin with; tracker → folder of the run's study and size in KiB.
+@pytest.mark.parametrize(
+    ("tracker", "where", "size"),
+    [
+        ("wandb", "{run}/trackers/wandb", 20),
+        ("trackio", "trackio", 12),
+        ("tensorboard", "{run}/trackers/tensorboard", 8),
+        ("tensorboard", "{run}/trackers", 4),
+    ],
+)
+def test_a_disk_that_is_full_for_a_tracker_alone(build, own_mounts, tracker, where, size):
+    """On a small file system of its own; the mirror's command then tells all to a larger one."""
+    settings = {f"TRACKER_{tracker.upper()}": True, "TRACKER_WANDB_MODE_OFFLINE": True}
+    if tracker != "wandb":
+        del settings["TRACKER_WANDB_MODE_OFFLINE"]
+    folder = build(MAX_ITERS=60, LOG_INTERVAL=5, EVAL_INTERVAL=30, **settings)
+    (path,) = folder.runs("0")
+    run, full = RunDir(path), path.parent / where.format(run=path.name)
+    full.mkdir(parents=True)
+    mount = f'mount -t tmpfs -o size={size}k tmpfs "$0" && exec "$@"'
+    script = [sys.executable, str(ROOT / "scripts/run_test_matrix.py"), "-O", str(folder.path)]
+    done = subprocess.run(
+        ["unshare", "-Urm", "sh", "-c", mount, str(full), *script],
+        env={**os.environ, "STEPS": "0", "DIRTY": "y"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("WARN")]
+    metrics = run.metrics.read_bytes()
+    assert metrics.count(b'"kind":"train"') == 60
+    if size == 4:
+        # Not even what they are to be told can be written.
+        assert "no tracker could be started: [Errno 28] No space left on device" in line
+        return
+    assert f"tracker_{tracker} is lost: " in line
+    expected = "No space left" if tracker == "tensorboard" else "is its disk full?"
+    assert expected in line
+    # The small file system is gone with all that was on it, as a folder that was emptied.
+    subprocess.run(line.partition("type: ")[2], shell=True, check=True)
+    assert json.loads((run.trackers / f"tracker_{tracker}.json").read_text())["complete"]
+    if tracker != "tensorboard":
+        source = (OfflineSource if tracker == "wandb" else TrackioSource)(path.parent)
+        (name,) = source.names("kablate-ratio")
+        assert [step for step, _ in series(source.history(name), "train_loss")] == [*range(1, 61)]

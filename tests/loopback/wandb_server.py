@@ -6,9 +6,10 @@ a test never passes on an empty answer.
 
 import json
 import re
+import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -79,11 +80,36 @@ class WandbServer:
         run.finished |= bool(sent.get("complete"))
 
 
+class _Server(ThreadingHTTPServer):
+    """One that can end as a machine does that is switched off: with all its connections."""
+
+    daemon_threads = True
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._connections: list[socket.socket] = []
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        connection, address = super().get_request()
+        self._connections.append(connection)
+        return connection, address
+
+    def server_close(self) -> None:
+        super().server_close()
+        for connection in self._connections:
+            # Closed by the client already.
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Quiet: a client may go away while it is answered."""
+
+
 @contextmanager
-def serving() -> Iterator[WandbServer]:
-    """A server until the end of the block."""
-    state = WandbServer()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(state))
+def serving(state: WandbServer | None = None) -> Iterator[WandbServer]:
+    """A server until the end of the block; ``state`` is what an earlier one had."""
+    state = state or WandbServer()
+    server = _Server(("127.0.0.1", 0), _handler(state))
     state.url = f"http://127.0.0.1:{server.server_address[1]}"
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
@@ -158,6 +184,30 @@ def _upsert(server: WandbServer, variables: dict[str, Any], query: str) -> dict[
         "historyLineCount": len(run.history),
     }
     return {"upsertBucket": {"bucket": bucket, "inserted": inserted}}
+
+
+def _resume(server: WandbServer, variables: dict[str, Any], query: str) -> dict[str, Any]:
+    """Where a run stands that is opened again; no bucket for one that is new."""
+    run = server.runs.get((variables["project"], variables["name"]))
+    return {"model": {"bucket": None if run is None else _bucket(run)}}
+
+
+def _bucket(run: Stored) -> dict[str, Any]:
+    tails = {
+        f"{name}Tail": json.dumps([json.dumps(row) for row in rows[-1:]])
+        for name, rows in (("history", run.history), ("events", run.events))
+    }
+    return {
+        "name": run.name,
+        "historyLineCount": len(run.history),
+        "eventsLineCount": len(run.events),
+        "logLineCount": 0,
+        **tails,
+        "summaryMetrics": json.dumps(run.summary),
+        "config": json.dumps(run.config),
+        "tags": [],
+        "wandbConfig": json.dumps({"t": 1}),
+    }
 
 
 def _files(server: WandbServer, variables: dict[str, Any], query: str) -> dict[str, Any]:
@@ -263,6 +313,7 @@ def _node(run: Stored) -> dict[str, Any]:
 _OPERATIONS = {
     "Viewer": _viewer,
     "GetDefaultEntity": _viewer,
+    "RunResumeStatus": _resume,
     "UpsertBucket": _upsert,
     "CreateRunFiles": _files,
     "ServerFeaturesQuery": _nothing,

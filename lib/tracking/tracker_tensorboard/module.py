@@ -36,6 +36,10 @@ class TrackerTensorboard:
         values = [Summary.Value(tag=tag, simple_value=found) for tag, found in metrics.items()]
         self._write(Summary(value=values), iteration)
 
+    def kept(self, told: int) -> int:
+        """All of it: an event that cannot be written is an error at once."""
+        return told
+
     def finish(self, exit_code: int, settings: Mapping[str, Any]) -> None:
         """Write what is known only now, and close the file."""
         self._text("end", {**settings, "exit_code": exit_code})

@@ -1,7 +1,10 @@
 """trackio: a SQLite database for each project."""
 
+import itertools
 import os
+import sqlite3
 from collections.abc import Mapping
+from contextlib import closing
 from typing import Any
 
 from lib.rundir import RunDir
@@ -22,6 +25,7 @@ class TrackerTrackio:
         # Reads the variable when it is imported.
         import trackio
 
+        self._store = trackio.SQLiteStorage.get_project_db_path(facts.project)
         self._run = trackio.init(
             project=facts.project,
             name=facts.name,
@@ -37,6 +41,17 @@ class TrackerTrackio:
         """Show metrics at an iteration."""
         self._iteration = iteration
         self._run.log(dict(metrics), step=iteration)
+
+    def kept(self, told: int) -> int:
+        """As many as stand in the database without a gap: trackio goes on where it cannot write."""
+        query = "SELECT DISTINCT step FROM metrics WHERE run_id = ?"
+        try:
+            with closing(sqlite3.connect(self._store)) as store:
+                steps = {step for (step,) in store.execute(query, (self._run.id,))}
+        except sqlite3.OperationalError:
+            # No table was ever written.
+            steps = set()
+        return next(i for i in itertools.count() if i + 1 not in steps)
 
     def finish(self, exit_code: int, settings: Mapping[str, Any]) -> None:
         """Write what is left; a configuration cannot be added to, so ``settings`` are a last row."""

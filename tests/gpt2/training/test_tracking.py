@@ -58,6 +58,9 @@ def tell(kind, **facts):
             os.kill(os.getpid(), signal.SIGSEGV)
         time.sleep(60)
 
+class errors:
+    Error = ()
+
 class Settings:
     def __init__(self, **given):
         pass
@@ -73,8 +76,15 @@ class Config(dict):
     def update(self, found, allow_val_change):
         super().update(found)
 
+def told_steps():
+    if not os.path.exists(os.environ["FAKE_LOG"]):
+        return [0]
+    with open(os.environ["FAKE_LOG"]) as stream:
+        return [0, *(row["step"] for row in map(json.loads, stream) if row["kind"] == "log")]
+
 def init(**given):
     run = Run()
+    run.starting_step = max(told_steps()) + 1
     run.config = Config(given["config"])
     del given["settings"]
     tell("init", **{k: v if k == "config" else str(v) for k, v in given.items()})

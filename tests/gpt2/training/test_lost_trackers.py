@@ -1,0 +1,108 @@
+"""The real W&B client and a server that goes away, or refuses: the run ends as it would have."""
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from gpt2.config import Config
+from gpt2.training.step import optimizer_step
+from lib import companions
+from lib.files import sha256
+from lib.status import State
+from tests.loopback.wandb_server import WandbServer, serving
+
+Configure = Callable[..., Config]
+ITERATIONS = [*range(1, 13)]
+
+
+@pytest.fixture
+def online(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[WandbServer, ExitStack]]:
+    """A server that W&B's client knows, and what switches it off."""
+    with ExitStack() as up:
+        server = up.enter_context(serving())
+        monkeypatch.setenv("WANDB_BASE_URL", server.url)
+        monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
+        yield server, up
+
+
+def the_warning(done: Any) -> str:
+    """The one line that a lost tracker costs."""
+    (line,) = [line for line in done.lines().splitlines() if line.startswith("WARN")]
+    assert line.startswith("WARN tracker_wandb is lost: ")
+    assert f"the run goes on, {done.files.metrics} has it all" in line
+    return line
+
+
+def test_a_server_that_is_switched_off_in_mid_run(
+    configure: Configure,
+    train: Callable,
+    uninterrupted: dict[str, Any],
+    online: tuple[WandbServer, ExitStack],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    server, up = online
+    steps = iter(range(len(ITERATIONS)))
+
+    def step(*arguments: Any) -> Any:
+        if next(steps) == 7:
+            deadline = time.monotonic() + 60
+            while "CreateRunFiles" not in server.operations:
+                assert time.monotonic() < deadline, server.operations
+                time.sleep(0.05)
+            up.close()
+        return optimizer_step(*arguments)
+
+    # The client would go on asking for the whole of its half minute.
+    monkeypatch.setattr(companions, "_PATIENCE_SECONDS", 2.0)
+    with monkeypatch.context() as patch:
+        patch.setattr("gpt2.train.optimizer_step", step)
+        done = train(configure(TRACKER_WANDB=True))
+    assert (done.status.state, done.status.exit_code) == (State.SUCCESS, 0)
+    assert done.core() == uninterrupted
+    line = the_warning(done)
+    assert "it did not finish within 30 s of the run's end" in line
+
+    # All was told to a client that could not pass it on, and yet the rest is what the server lacks.
+    (run,) = server.runs.values()
+    assert not run.finished and len(run.history) < len(ITERATIONS)
+    with serving(server) as back:
+        environment = {**os.environ, "WANDB_BASE_URL": back.url}
+        subprocess.run(line.partition("type: ")[2], shell=True, check=True, env=environment)
+    assert run.finished
+    assert [row["_step"] for row in run.history if "train_loss" in row] == ITERATIONS
+    assert [row["train_loss"] for row in run.history] == [r["loss"] for r in done.rows("train")]
+    assert run.config["manifest_sha256"]["value"] == sha256(done.files.manifest)
+
+
+def test_a_key_that_the_server_does_not_take(
+    configure: Configure,
+    train: Callable,
+    uninterrupted: dict[str, Any],
+    online: tuple[WandbServer, ExitStack],
+) -> None:
+    online[0].refuse = 401
+    done = train(configure(TRACKER_WANDB=True))
+    assert (done.status.state, done.status.exit_code) == (State.SUCCESS, 0)
+    assert done.core() == uninterrupted
+    assert "the server takes no such key (401): set WANDB_API_KEY" in the_warning(done)
+
+
+def test_a_run_that_goes_on_is_the_same_one_on_the_server(
+    configure: Configure, train: Callable, online: tuple[WandbServer, ExitStack]
+) -> None:
+    train(configure(TRACKER_WANDB=True), stop_at=5)
+    (run,) = online[0].runs.values()
+    assert [row["_step"] for row in run.history] == [1, 2, 3, 4, 5]
+    done = train(configure(TRACKER_WANDB=True))
+    assert "WARN" not in done.lines()
+    assert list(online[0].runs.values()) == [run] and run.finished
+    told = [(row["_step"], row["train_loss"]) for row in run.history]
+    assert told == [(row["iteration"], row["loss"]) for row in done.rows("train")]
+    facts = json.loads(done.files.tracker_facts.read_text())
+    assert run.name == facts["id"]
