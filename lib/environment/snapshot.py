@@ -21,11 +21,12 @@ from lib.environment.detect import Interpreter
 from lib.environment.options import EnvironmentConfig
 from lib.environment.packages import digest, installed, listing
 from lib.environment.programs import Question, run
+from lib.environment.redact import without_secrets
 from lib.errors import PreflightError, Problem
 from lib.files import sha256, write_atomic, write_json
 from lib.project import ROOT
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 FOLDER = "environment"
 # When it was taken, of what, and the digest of each file: written last.
 INDEX = "snapshot.json"
@@ -152,7 +153,7 @@ def _answers(questions: Sequence[Question]) -> dict[str, str]:
     problems: list[Problem] = []
     for question in questions:
         try:
-            answers[question.file] = question.answer()
+            answers[question.file] = without_secrets(question.answer())
         except PreflightError as error:
             problems += error.problems
     if problems:

@@ -60,6 +60,8 @@ class WandbServer:
     url: str = ""
     runs: dict[tuple[str, str], Stored] = field(default_factory=dict)
     operations: list[str] = field(default_factory=list)
+    # Addresses and bodies, as they came.
+    received: list[bytes] = field(default_factory=list)
     # Answers that do not come, as a server that is away or a key that is wrong.
     refuse: int = 0
 
@@ -127,6 +129,7 @@ def _handler(state: WandbServer) -> type[BaseHTTPRequestHandler]:
 
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            state.received += [self.path.encode(), body]
             if state.refuse:
                 self._send(state.refuse, {"error": "refused"})
             elif self.path == "/graphql":

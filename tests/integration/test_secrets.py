@@ -1,0 +1,56 @@
+"""Secrets of the environment are in no file that a study leaves, and in nothing that it says."""
+
+import base64
+
+from tests.loopback.wandb_server import serving
+
+# As recognisable as they are long; W&B takes no key of less than forty characters.
+SECRETS = {
+    name: f"{name.lower().replace('_', '')}5ec7e7{'0123456789' * 3}"
+    for name in (
+        "WANDB_API_KEY",
+        "HF_TOKEN",
+        "HUGGING_FACE_HUB_TOKEN",
+        "AWS_SECRET_ACCESS_KEY",
+        "MY_SERVICE_TOKEN",
+        "SIGNING_KEY",
+        "CLIENT_SECRET",
+    )
+}
+
+
+def forms(secret: str) -> list[bytes]:
+    """As it is, and as HTTP's basic authorization writes it."""
+    return [secret.encode(), base64.b64encode(f"api:{secret}".encode())]
+
+
+def test_no_file_and_no_word_has_a_secret(build):
+    folder = build(TRACKER_WANDB=True, TRACKER_TRACKIO=True, TRACKER_TENSORBOARD=True)
+    with serving() as server:
+        code, told, said = folder.command(
+            "scripts/run_test_matrix.py",
+            STEPS="0,2",
+            V="1",
+            DIRTY="y",
+            WANDB_BASE_URL=server.url,
+            **SECRETS,
+        )
+    assert code == 0, said
+    assert "WARN" not in said
+    # The trackers were at work, and the key was taken.
+    assert [run.finished for run in server.runs.values()] == [True, True]
+    files = [path for path in folder.path.rglob("*") if path.is_file()]
+    names = {path.name for path in files}
+    assert {"manifest.json", "facts.json", "packages.txt", "kablate-ratio.db", "logs.txt"} <= names
+    assert any(name.startswith("events.out") for name in names)
+    assert any(name.endswith(".wandb") for name in names)
+    wholes = {str(path): path.read_bytes() for path in files}
+    wholes |= {"stdout": told.encode(), "stderr": said.encode()}
+    wholes["what the server was sent"] = b"\n".join(server.received)
+    leaks = [
+        (name, where)
+        for name, secret in SECRETS.items()
+        for where, content in wholes.items()
+        if any(form in content for form in forms(secret))
+    ]
+    assert leaks == []

@@ -1,0 +1,53 @@
+"""What programs print of addresses and variables, without what opens them."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+
+from lib.environment.detect import running
+from lib.environment.options import EnvironmentConfig
+from lib.environment.redact import without_secrets
+from lib.environment.snapshot import refresh_snapshot
+
+
+@pytest.mark.parametrize(
+    ("printed", "kept"),
+    [
+        (
+            "-e git+https://me:s3cret@host/x.git@c0ffee#egg=x",
+            "-e git+https://host/x.git@c0ffee#egg=x",
+        ),
+        ("y @ https://s3cret@host/y.whl", "y @ https://host/y.whl"),
+        ("y @ https://me:s3@cret@host/y.whl", "y @ https://host/y.whl"),
+        ("z @ git+ssh://git@host/z.git", "z @ git+ssh://git@host/z.git"),
+        ("z @ git+ssh://me:s3cret@host/z.git", "z @ git+ssh://me@host/z.git"),
+        ("https://conda.host/t/tk-s3cret/label", "https://conda.host/t/<TOKEN>/label"),
+        ("mine @ file:///src\n-e git+https://b/c@d", "mine @ file:///src\n-e git+https://b/c@d"),
+        ("numpy==2.4.6\n", "numpy==2.4.6\n"),
+    ],
+)
+def test_credentials_of_an_address_are_taken_out(printed: str, kept: str) -> None:
+    assert without_secrets(printed) == kept
+
+
+def test_the_variables_of_a_conda_environment_are_taken_out() -> None:
+    printed = "name: a\ndependencies:\n- python=3.13\nvariables:\n  TOKEN: s3cret\nprefix: /a\n"
+    kept = {"name": "a", "dependencies": ["python=3.13"], "prefix": "/a"}
+    assert yaml.safe_load(without_secrets(printed)) == kept
+
+
+def test_a_snapshot_has_no_password_of_a_remote(
+    config: EnvironmentConfig, program: Callable[..., Path], tmp_path: Path
+) -> None:
+    pip = {"*' freeze'": "-e git+https://me:s3cret@host/x.git#egg=x\n", "*' check'": "fine\n"}
+    python = program("python", pip)
+    found = running(tmp_path, tmp_path, str(python))
+    refresh_snapshot(tmp_path / "snapshot", replace(config, policy="venv"), found)
+    files = [path for path in (tmp_path / "snapshot").iterdir() if path.is_file()]
+    assert (tmp_path / "snapshot/pip_freeze.txt").read_text() == "-e git+https://host/x.git#egg=x\n"
+    assert json.loads((tmp_path / "snapshot/snapshot.json").read_text())["files"]
+    assert [path.name for path in files if "s3cret" in path.read_text()] == []
