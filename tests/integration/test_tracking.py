@@ -43,10 +43,10 @@ def own_mounts() -> None:
 @pytest.mark.parametrize(
     ("tracker", "where", "size"),
     [
-        ("wandb", "{run}/trackers/wandb", 20),
+        pytest.param("wandb", "{run}/trackers/wandb", 20, marks=pytest.mark.long),
         ("trackio", "trackio", 12),
-        ("tensorboard", "{run}/trackers/tensorboard", 8),
-        ("tensorboard", "{run}/trackers", 4),
+        pytest.param("tensorboard", "{run}/trackers/tensorboard", 8, marks=pytest.mark.long),
+        pytest.param("tensorboard", "{run}/trackers", 4, marks=pytest.mark.long),
     ],
 )
 def test_a_disk_that_is_full_for_a_tracker_alone(build, own_mounts, tracker, where, size):

@@ -73,8 +73,8 @@ class TrackerWandb:
             return 0
         # Its other process writes the last records only when it ends.
         wandb.teardown()
-        (file,) = Path(self._run.sync_dir).glob("*.wandb")
-        return told if ends_whole(file) else 0
+        files = [*Path(self._run.sync_dir).glob("*.wandb")]
+        return told if files and all(map(ends_whole, files)) else 0
 
     def finish(self, exit_code: int, settings: Mapping[str, Any]) -> None:
         """Send what is left, or close the file."""
@@ -91,7 +91,7 @@ def ends_whole(file: Path) -> bool:
     W&B's own. Where the disk was full, it was cut off somewhere.
     """
     size = file.stat().st_size
-    start = (size - 1) // _BLOCK * _BLOCK
+    start = max(0, size - 1) // _BLOCK * _BLOCK
     with open(file, "rb") as stream:
         stream.seek(start)
         block = stream.read()

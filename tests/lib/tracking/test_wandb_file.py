@@ -1,0 +1,48 @@
+"""A file of W&B's is whole up to the last byte of a record, and nowhere else."""
+
+import struct
+from pathlib import Path
+
+from lib.tracking.tracker_wandb.module import ends_whole
+
+BLOCK, HEAD = 32768, 7
+WHOLE, FIRST, MIDDLE, LAST = 1, 2, 3, 4
+
+
+def log(*records: int) -> tuple[bytes, set[int]]:
+    """The bytes of records of these lengths, and where each ends; as LevelDB's log is described."""
+    data, ends = bytearray(b":W&B\xe1\xbe\x00"), set()
+    for length in records:
+        left, begun = length, False
+        while True:
+            room = BLOCK - len(data) % BLOCK
+            if room < HEAD:
+                data += bytes(room)
+                room = BLOCK
+            part = min(left, room - HEAD)
+            left -= part
+            kind = {(False, True): WHOLE, (False, False): FIRST, (True, True): LAST}
+            chunk = kind.get((begun, left == 0), MIDDLE)
+            data += struct.pack("<IHB", 0, part, chunk) + b"\x07" * part
+            begun = True
+            if not left:
+                break
+        ends.add(len(data))
+    return bytes(data), ends
+
+
+def test_a_cut_is_noticed_wherever_it_is(tmp_path: Path) -> None:
+    data, ends = log(100, 300, 40_000, 5, 70_000, 25_000, 9)
+    assert len(data) > 4 * BLOCK
+    near = {end + shift for end in ends for shift in range(-9, 10)}
+    pages = {*range(4096, len(data), 4096)}
+    path = tmp_path / "run.wandb"
+    for cut in sorted(size for size in near | pages if HEAD < size <= len(data)):
+        path.write_bytes(data[:cut])
+        assert ends_whole(path) is (cut in ends), cut
+
+
+def test_nothing_is_not_whole(tmp_path: Path) -> None:
+    for content in (b"", b":W&B\xe1\xbe\x00", b":W"):
+        (tmp_path / "run.wandb").write_bytes(content)
+        assert not ends_whole(tmp_path / "run.wandb")
