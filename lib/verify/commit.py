@@ -1,12 +1,15 @@
 """The commit that runs were made from: in the repository, clean, public, and holding their code."""
 
-import tempfile
+import contextlib
+import functools
+import hashlib
+import io
+import tarfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from lib.compare.checkout import check_out, has_commit, other_files
+from lib.compare.checkout import has_commit
 from lib.compare.facts import UNKNOWN
-from lib.errors import PreflightError
 from lib.repro.source import git
 from lib.verify.evidence import Evidence
 from lib.verify.rows import Remark, Row, Verdict, row
@@ -87,27 +90,33 @@ def _public(runs: Sequence[Evidence], here: Sequence[str]) -> Row:
 
 def _code(runs: Sequence[Evidence], here: Sequence[str]) -> Iterator[Remark]:
     """Each file that a run loaded, against what the commit has."""
-    for sha in here:
-        with tempfile.TemporaryDirectory() as folder:
-            tree = Path(folder) / "tree"
-            try:
-                check_out(sha, None, tree)
-            except PreflightError as error:
-                yield Remark(Verdict.UNKNOWN, error.problems[0].what)
-                continue
-            for each in runs:
-                if each.of("code", "git_sha") != sha:
-                    continue
-                if not each.facts.sources:
-                    what = f"no digest of a file is recorded of {each.name}"
-                    yield Remark(Verdict.UNKNOWN, what, each.name)
-                elif others := other_files(tree, each.facts.sources):
-                    what = f"{each.name} loaded other files: {_files(others)}"
-                    yield Remark(Verdict.FAIL, what, each.name)
     for each in runs:
-        if each.of("code", "git_sha") not in here:
-            what = f"the commit of {each.name} is not here to be compared with"
+        sha, sources = each.of("code", "git_sha"), each.facts.sources
+        # Weights that a run began with are no part of the tree.
+        names = tuple(name for name in sources if not Path(name).is_absolute())
+        committed = _committed(sha, names) if sha in here and names else None
+        if committed is None:
+            what = f"what {each.name} loaded and its commit cannot be compared"
             yield Remark(Verdict.UNKNOWN, what, each.name)
+        elif others := [name for name in names if committed.get(name) != sources[name]]:
+            what = f"{each.name} loaded other files: {_files(others)}"
+            yield Remark(Verdict.FAIL, what, each.name)
+
+
+@functools.cache
+def _committed(sha: str, names: Sequence[str]) -> dict[str, str] | None:
+    """File → SHA-256 for those of ``names`` that a commit has; None where git cannot tell."""
+    packed = git("archive", "--format=tar", sha)
+    if packed is None:
+        return None
+    found = {}
+    with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
+        # A link may lead out of the tree, and is then none of its files.
+        for name in names:
+            with contextlib.suppress(KeyError):
+                if (stream := archive.extractfile(name)) is not None:
+                    found[name] = hashlib.sha256(stream.read()).hexdigest()
+    return found
 
 
 def _files(names: Sequence[str]) -> str:

@@ -156,14 +156,11 @@ def test_a_fair_pair_passes_and_says_what_to_publish(pair: Pair) -> None:
         assert text in published, text
 
 
-@pytest.mark.parametrize("source", ["offline", "trackio"])
-def test_a_tracker_has_the_same_settings(pair: Pair, source: str) -> None:
-    done = pair.make(f"SOURCE={source}", "JSON=1")
-    assert done.returncode == 0, done.stdout + done.stderr
-    document = json.loads(done.stdout)
-    assert document["source"] == source and document["exit_code"] == 0
-    assert {row["verdict"] for row in document["rows"]} == {"PASS"}
-    assert document["publish"]["seeds"] == "1"
+@pytest.mark.parametrize("store", [OfflineSource, TrackioSource])
+def test_a_tracker_has_the_same_settings(
+    check: Callable, pair: Pair, store: Callable[[Path], Source]
+) -> None:
+    assert check(*pair.runs, ask=ask_tracker(store(pair.build / "results"))).failing == []
 
 
 def compiled(run: RunDir) -> None:
@@ -336,20 +333,23 @@ def test_a_sealed_edit_is_found_by_what_the_tracker_was_told(
     assert rows["manifest"].runs == [copies[1].path.name]
 
 
-def test_a_server_has_the_same_settings(pair: Pair) -> None:
+def test_a_server_is_asked_for_its_own_settings(pair: Pair) -> None:
     with serving() as server:
         access = {"WANDB_BASE_URL": server.url, "WANDB_API_KEY": "k" * 40}
         environment = {**os.environ, **access}
         folders = [path for run in pair.runs for path in run.trackers.glob("wandb/offline-run-*")]
         sync = [sys.executable, "-P", "-m", "wandb", "sync", "-p", "kablate-ratio"]
         subprocess.run([*sync, *map(str, folders)], check=True, env=environment, cwd=pair.build)
-        done = pair.make("SOURCE=wandb", "JSON=1", **access)
-        assert done.returncode == 0, done.stdout + done.stderr
         for run in server.runs.values():
             run.config["batch_size"]["value"] = 64
         done = pair.make("SOURCE=wandb", "JSON=1", **access)
     assert done.returncode == 2 and "code 4" in done.stderr
     assert "the tracker says 64, the manifest 2 of baseline-s1-" in done.stderr
+    document = json.loads(done.stdout)
+    assert (document["source"], document["exit_code"]) == ("wandb", 4)
+    verdicts = {row["check"]: row["verdict"] for row in document["rows"]}
+    assert verdicts.pop("batch_size") == "FAIL" and set(verdicts.values()) == {"PASS"}
+    assert document["publish"] is None
 
 
 @pytest.fixture
@@ -396,12 +396,12 @@ def test_files_that_are_not_those_of_the_commit_are_found(
     assert "loaded other files: gpt2/train.py" in rows["commit holds the code"].what
 
 
-def test_a_run_that_is_not_finished_is_named(pair: Pair, copies: list[RunDir]) -> None:
-    copies[1].status.unlink()
-    words = [f"RUNS={copies[0].path} {copies[1].path}", "AXIS=RECIPROCAL"]
-    done = pair.make(*words)
-    assert done.returncode == 2 and "code 2" in done.stderr
-    assert f"{copies[1].path.name}: is not started" in done.stderr
+def test_seeds_may_differ_and_are_shown(check: Callable, copies: list[RunDir]) -> None:
+    plant(copies[1], {"SEED": 2}, {"seeds__seed": 2}, {"seed": 2})
+    found = check(*copies)
+    assert found.failing == []
+    seeds = f"1 ({copies[0].path.name}), 2 ({copies[1].path.name})"
+    assert found.publish["seeds"] == seeds
 
 
 def test_directories_declare_nothing_by_themselves(pair: Pair, copies: list[RunDir]) -> None:
@@ -410,5 +410,3 @@ def test_directories_declare_nothing_by_themselves(pair: Pair, copies: list[RunD
     assert "REFUSE  other settings and kernels: RECIPROCAL: - (baseline-s1-" in done.stderr
     assert "EXIT    code 4" in done.stderr and "Not to be published: 1 of " in done.stdout
     assert "## To publish" not in done.stdout
-    done = pair.make(named, "AXIS=RECIPROCAL")
-    assert done.returncode == 0, done.stderr
