@@ -20,7 +20,7 @@ from gpt2.notes import notes
 from gpt2.runs import read_resolved_config
 from gpt2.training.belongs import made_for
 from gpt2.training.describe import closing_facts, manifest_facts, rng_of_ranks, start_line
-from gpt2.training.failure import write_failure
+from gpt2.training.failure import set_apart, write_failure
 from gpt2.training.finite import bad_evaluation
 from gpt2.training.finish import write_results
 from gpt2.training.log import Log
@@ -248,6 +248,7 @@ def _to_the_end(session: Session, stop: Stop, started: float) -> Status:
         _note_evaluation(session, evaluation)
         facts = closing_facts(session)
         if session.group.is_main:
+            set_apart(session)
             write_results(session, evaluation, started)
     except NumericsError as error:
         return _not_finite(session, error)
@@ -283,13 +284,13 @@ def _interrupted(session: Session, stop: Stop) -> Status:
 
 
 def _not_finite(session: Session, error: NumericsError) -> Status:
-    """Leave what it takes to make the step again; every rank comes here."""
+    """Leave what it takes to make the step again; every rank comes here, or one alone."""
     if error.undone:
         try:
             save(session)
         except RunError as lost:
             session.records.line("WARN", f"the step cannot be made again: {lost}")
-    if session.group.is_main:
+    if session.group.is_main or error.alone:
         for line in write_failure(session, error):
             session.records.line("FAIL", line)
     if error.undone:

@@ -90,6 +90,11 @@ class RunDir:
         return self.path / "numerics_failure.safetensors"
 
     @property
+    def overcome(self) -> Path:
+        """Both of them, in a run that a later start has got past that step."""
+        return self.path / "overcome"
+
+    @property
     def trackers(self) -> Path:
         """What was told to trackers, and their own files."""
         return self.path / "trackers"

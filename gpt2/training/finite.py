@@ -68,10 +68,13 @@ def anomaly_detection(session: Session) -> Iterator[None]:
     except RuntimeError as error:
         if _ANOMALY not in str(error):
             raise
+        several = session.group.size > 1
         what = f"anomaly: {str(error).splitlines()[0].rstrip('.')}"
-        raise _error(
-            session, what, session.iteration + 1, "in the backward pass", [], {}
-        ) from error
+        what += f" (rank {session.group.rank})" if several else ""
+        where, who = "in the backward pass", {"rank": session.group.rank} if several else {}
+        found = _error(session, what, session.iteration + 1, where, [], who)
+        found.alone = several
+        raise found from error
 
 
 def _before_update(

@@ -20,7 +20,8 @@ class NumericsError(RunError, FloatingPointError):
     """A number that has to be finite is not; ``record`` holds what is known of it, as plain JSON.
 
     ``tensors`` go into a file beside the record. ``undone`` says that weights, optimizer and random
-    numbers are, on every rank, those that the step began with.
+    numbers are, on every rank, those that the step began with. ``alone`` says that the other ranks
+    do not know of it.
     """
 
     def __init__(
@@ -29,11 +30,13 @@ class NumericsError(RunError, FloatingPointError):
         record: Mapping[str, Any],
         tensors: Mapping[str, Tensor] | None = None,
         undone: bool = False,
+        alone: bool = False,
     ) -> None:
         super().__init__(problem)
         self.record = record
         self.tensors = dict(tensors or {})
         self.undone = undone
+        self.alone = alone
 
 
 @dataclass(frozen=True)

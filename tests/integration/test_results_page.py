@@ -45,7 +45,7 @@ def test_every_file_and_field_of_a_run_is_in_the_page(build):
     files = {re.sub(r"rank\d+", "rank*", path.name) for path in run.iterdir()}
     # Checkpoints exist while a run is at work, a difference where the code is not committed, a
     # failure after one, the others once somebody asked for them.
-    sometimes = {"checkpoints", "code.diff", "export", "evaluations"}
+    sometimes = {"checkpoints", "code.diff", "export", "evaluations", "overcome"}
     sometimes |= {"numerics_failure.json", "numerics_failure.safetensors"}
     assert first_column("A run's folder") == files | sometimes
 

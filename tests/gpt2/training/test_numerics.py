@@ -4,6 +4,7 @@ import json
 import math
 import re
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -123,8 +124,14 @@ def test_one_bad_element_is_named_exactly_and_the_step_can_be_made_again(
         again = train(config)
     assert "resumes at iteration 6" in again.lines()
     assert strictly(again.files.numerics_failure) == record
-    # And without the fault, as if nothing had happened.
-    assert train(config).core() == uninterrupted
+    # And without the fault, as if nothing had happened, but for a record that it once did.
+    done = train(config)
+    assert done.core() == uninterrupted
+    assert not done.files.numerics_failure.exists() and not done.files.numerics_batch.exists()
+    assert strictly(done.files.overcome / "numerics_failure.json") == record
+    kept = done.files.overcome / "numerics_failure.safetensors"
+    assert sha256(kept) == record["batch"]["sha256"]
+    assert f"this one did not: {done.files.overcome}" in done.lines()
 
 
 def test_the_batch_and_the_random_states_are_kept(
@@ -241,6 +248,27 @@ def test_anomaly_detection_names_the_operation(configure: Configure, train: Call
     assert failed.status.state is State.FAILED
     assert failed.status.message.startswith("anomaly: Function 'MulBackward0' returned nan values")
     assert strictly(failed.files.numerics_failure)["found"] == "in the backward pass"
+
+
+def test_anomaly_detection_on_another_rank_leaves_the_record_too(
+    configure: Configure, train: Callable, ranks: Callable
+) -> None:
+    def body(rank: int) -> str:
+        forward = GPT.forward
+
+        def spoiled(model: GPT, *batch: Tensor) -> Tensor:
+            loss = forward(model, *batch)
+            return loss + torch.sqrt(loss * 0.0) if rank == 1 else loss
+
+        with mock.patch("gpt2.model.GPT.forward", spoiled), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return str(train(configure(DETECT_ANOMALY=True, **OFF, **TWO_RANKS)).status.message)
+
+    _, other = ranks(2, body)
+    assert other.startswith("RunError: anomaly: Function 'MulBackward0' returned nan values in its")
+    assert "(rank 1) at it 1" in other
+    record = strictly(train.found("run").files.numerics_failure)
+    assert (record["rank"], record["found"], record["iteration"]) == (1, "in the backward pass", 1)
 
 
 def test_another_error_of_the_backward_pass_stays_what_it_is(session: Open) -> None:
