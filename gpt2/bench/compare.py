@@ -113,7 +113,7 @@ def _spread(ratios: Sequence[float]) -> str:
 
 
 def _run(module: str, arguments: list[str], variables: Mapping[str, str]) -> Any:
-    command = [sys.executable, "-m", module, *arguments]
+    command = [sys.executable, "-P", "-m", module, *arguments]
     done = subprocess.run(
         command, env={**os.environ, **variables}, stdout=subprocess.PIPE, text=True, check=False
     )

@@ -135,7 +135,7 @@ def train_apart(arm: Arm, steps: int, build_dir: Path) -> Figures:
     """Train ``steps`` steps in a new process. RunError where it fails."""
     variables = {**os.environ, **environment(arm.config.machine)}
     done = subprocess.run(
-        [sys.executable, "-m", "gpt2.bench.arm", str(steps), str(build_dir)],
+        [sys.executable, "-P", "-m", "gpt2.bench.arm", str(steps), str(build_dir)],
         input=canonical_json(dict(arm.config.values)),
         env=variables,
         capture_output=True,

@@ -140,7 +140,15 @@ def train_apart(side: Side, build_dir: Path) -> Figures:
     """Train one side in a new process. RunError where it fails."""
     variables, started = {**os.environ, **environment(side.config.machine)}, str(time.time())
     done = subprocess.run(
-        [sys.executable, "-m", "gpt2.bench.loops", side.loop, str(build_dir.absolute()), started],
+        [
+            sys.executable,
+            "-P",
+            "-m",
+            "gpt2.bench.loops",
+            side.loop,
+            str(build_dir.absolute()),
+            started,
+        ],
         input=canonical_json(dict(side.config.values)),
         env=variables,
         capture_output=True,

@@ -36,7 +36,7 @@ def _measured(threads: int) -> float:
     """fp32 FLOPs a second of a matrix product on ``threads`` threads."""
     names = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS")
     environment = os.environ | dict.fromkeys(names, str(threads))
-    command = [sys.executable, "-m", __name__]
+    command = [sys.executable, "-P", "-m", __name__]
     run = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
     return float(run.stdout)
 

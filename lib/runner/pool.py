@@ -54,7 +54,8 @@ class Pool:
         resource_tracker.ensure_running()
         # The server and its children must outlive a Ctrl-C, which a terminal sends to all.
         with worker.signals_blocked():
-            os.environ.update(self._environment)
+            # The working directory may be another checkout, whose modules are not ours.
+            os.environ.update({**self._environment, "PYTHONSAFEPATH": "1"})
             os.environ[preload.MODULES] = ",".join(self._modules)
             try:
                 forkserver.ensure_running()

@@ -26,9 +26,11 @@ def clone(build: Callable, tmp_path: Path) -> Path:
 
 
 def command(clone: Path, script: str, *words: str, **variables: str) -> tuple[int, str, str]:
-    """A script of the clone, typed in another repository: exit code, stdout, stderr."""
+    """A script of the clone, typed in another repository with a lib: exit code, stdout, stderr."""
     elsewhere = clone.parent / "elsewhere"
     git(ROOT, "init", "-q", str(elsewhere))
+    (elsewhere / "lib").mkdir(exist_ok=True)
+    (elsewhere / "lib" / "__init__.py").write_text('raise SystemExit("another lib")\n')
     environment = {k: v for k, v in os.environ.items() if k != "DIRTY"}
     done = subprocess.run(
         [sys.executable, str(clone / script), "-O", str(clone), *words],
@@ -49,7 +51,8 @@ def test_it_trains_only_when_told_and_is_kept(clone: Path, tmp_path: Path) -> No
     assert said.startswith("ERROR   not committed: gpt2/model.py; commit it, or type: make DIRTY=y")
     assert not (clone / "results").exists()
 
-    code, _, said = command(clone, "scripts/train.py", DIRTY="y")
+    # Through a worker, too.
+    code, _, said = command(clone, "scripts/run_test_matrix.py", DIRTY="y")
     assert code == 0, said
     assert "DIRTY   not committed: gpt2/model.py; the difference is kept beside each run" in said
     # What training writes is ignored; texts are data, which have a digest of their own.
