@@ -168,7 +168,7 @@ style: setup ## Formatting, whitespace, names in the documents
 
 ##@ Judge
 .PHONY: report audit compare finalists verify-results curves sweep-leaderboard evaluate generate \
-	export bench bench-knobs bench-overhead
+	export bench bench-knobs bench-overhead bench-nsa
 report: $(CONFIG_PY) ## Write the tables of the finished runs
 	$(Q)$(PY) scripts/report.py $(INTO)
 
@@ -207,6 +207,9 @@ bench-knobs: $(CONFIG_PY) ## Time each setting that trades speed (SYM=), one by 
 
 bench-overhead: $(CONFIG_PY) ## Time what records cost, and trackers; N= pairs
 	$(Q)$(PY) scripts/bench_overhead.py $(INTO)
+
+bench-nsa: setup ## Sparse beside full attention (TOKENS=), needs matplotlib
+	$(Q)$(PY) scripts/bench_nsa.py $(INTO)
 
 ##@ Operate
 .PHONY: setup tensorboard trackio-view help clean mrproper
@@ -260,7 +263,7 @@ mrproper: clean ## And .config, and a .venv that make made
 ##: GPU=a10g  For check: what it has to fit; or CHECK_GPU_MEMORY_GB=24
 ##: JOBS=n or -jN  Runs at a time
 ##: PROMPT="..."  For generate: the text to go on from
-##: TOKENS=n  How many tokens of a text
+##: TOKENS=n  How many tokens of a text; for bench-nsa the most
 ##: TEMPERATURE=x SEED=n  How they are drawn; also TOP_K=n, TOP_P=x
 ##: QUANT=int8  For evaluate: weights as none, int8, nf4 or fp4
 ##: O=DIR  .config, data and results there, not in the tree

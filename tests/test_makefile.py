@@ -76,6 +76,7 @@ def build(tmp_path_factory):
         ("determinism", "scripts/determinism.py"),
         ("bench-knobs", "scripts/bench_knobs.py"),
         ("bench-overhead", "scripts/bench_overhead.py"),
+        ("bench-nsa", "scripts/bench_nsa.py"),
         ("export", "scripts/export.py"),
         ("menuconfig", "scripts/configure.py menuconfig"),
         ("savedefconfig", "scripts/configure.py savedefconfig"),

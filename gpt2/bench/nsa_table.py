@@ -1,0 +1,101 @@
+"""What ``gpt2.bench.nsa`` measures, as a table, a CSV file and a figure; imports no torch."""
+
+import csv
+import io
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+from lib.errors import RunError
+from lib.figures import pyplot
+from lib.files import write_atomic
+
+# As the trainer's workers are started on a CPU: freed memory stays in the process.
+_KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One kind of work on one length; ``ratio`` is full / NSA, medians of rounds and their range.
+
+    ``keys`` are query-key pairs of a head in whole sequences, and keys read for a token in decoding.
+    """
+
+    setting: str
+    work: str
+    tokens: int
+    nsa_ms: float
+    expanded_ms: float
+    gqa_ms: float
+    ratio: float
+    lowest: float
+    highest: float
+    full_keys: int
+    nsa_keys: int
+    full_saved_bytes: int
+    nsa_saved_bytes: int
+
+    @property
+    def keys_ratio(self) -> float:
+        """Full / NSA."""
+        return self.full_keys / self.nsa_keys
+
+
+def measure_apart(longest: int, rounds: int) -> tuple[str, list[Row]]:
+    """The device, and all rows, from a process of its own. RunError where it fails."""
+    command = [sys.executable, "-m", "gpt2.bench.nsa", str(longest), str(rounds)]
+    variables = {**os.environ, "OMP_NUM_THREADS": "1", **_KEEP_MEMORY}
+    done = subprocess.run(command, env=variables, stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode:
+        raise RunError(f"gpt2.bench.nsa ended with code {done.returncode}")
+    document = json.loads(done.stdout.splitlines()[-1])
+    return document["device"], [Row(**row) for row in document["rows"]]
+
+
+def to_markdown(rows: Sequence[Row]) -> str:
+    """A table of all rows."""
+    heads = ["setting", "work", "tokens", "NSA ms", "expanded ms", "enable_gqa ms"]
+    heads += ["full / NSA", "keys, full / NSA", "saved MiB, full", "saved MiB, NSA"]
+    lines = [f"| {' | '.join(heads)} |", "|-|-|" + "-:|" * (len(heads) - 2)]
+    for row in rows:
+        saved = (row.full_saved_bytes, row.nsa_saved_bytes)
+        cells = [row.setting, row.work, f"{row.tokens:,}"]
+        cells += [f"{ms:,.2f}" for ms in (row.nsa_ms, row.expanded_ms, row.gqa_ms)]
+        cells += [f"{row.ratio:.2f} ({row.lowest:.2f} to {row.highest:.2f})"]
+        cells += [f"{row.keys_ratio:.2f}", *(f"{x / 2**20:,.1f}" if x else "" for x in saved)]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def write_csv(rows: Sequence[Row], path: Path) -> None:
+    """A line for each row, in the order of its fields."""
+    text = io.StringIO()
+    names = [field.name for field in fields(Row)]
+    writer = csv.DictWriter(text, names, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(asdict(row) for row in rows)
+    write_atomic(path, text.getvalue())
+
+
+def draw(rows: Sequence[Row], path: Path) -> None:
+    """Full / NSA over tokens as PNG, and as dashes the ratio of keys. Needs matplotlib."""
+    plots = pyplot()
+    works = list(dict.fromkeys(row.work for row in rows))
+    figure, axes = plots.subplots(1, len(works), figsize=(5 * len(works), 4), squeeze=False)
+    for work, panel in zip(works, axes[0]):
+        for setting in dict.fromkeys(row.setting for row in rows):
+            own = [row for row in rows if (row.work, row.setting) == (work, setting)]
+            tokens = [row.tokens for row in own]
+            (line,) = panel.plot(tokens, [row.ratio for row in own], marker="o", label=setting)
+            keys = [row.keys_ratio for row in own]
+            panel.plot(tokens, keys, "--", color=line.get_color(), label=f"{setting}, keys")
+        panel.axhline(1, color="black", linewidth=0.5)
+        panel.set(xscale="log", yscale="log", title=work, xlabel="tokens", ylabel="full / NSA")
+        panel.legend()
+    figure.tight_layout()
+    figure.savefig(path, metadata={"Software": None})
+    plots.close(figure)

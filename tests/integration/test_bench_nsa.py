@@ -1,0 +1,58 @@
+"""The bench of sparse attention: what it counts and writes; how fast it is, no test judges."""
+
+import csv
+import json
+from itertools import pairwise
+
+
+from gpt2.bench import nsa
+from gpt2.bench.nsa_table import to_markdown
+
+
+def test_the_command_line(build):
+    folder = build()
+    arguments = ("--tokens", "512", "--rounds", "1", "--json")
+    code, out, said = folder.command("scripts/bench_nsa.py", *arguments)
+    assert code == 0, said
+    rows = json.loads(out)["rows"]
+    found = {(row["setting"], row["work"], row["tokens"]): row for row in rows}
+    prefill = found["n=16, w=512", "forward + backward", 512]
+    # Every block and the whole window are seen, and the compressed blocks besides.
+    pairs = 512 * 513 // 2
+    assert prefill["full_keys"] == pairs and prefill["nsa_keys"] > 2 * pairs
+    assert prefill["full_saved_bytes"] > 0 and prefill["nsa_saved_bytes"] > 0
+    # Table 4 of Yuan et al. 2025: 1599 at 1024 tokens; 16 are timed, warm-up included.
+    decode = found["n=16, w=512", "decode", 1024]
+    assert abs(decode["nsa_keys"] - 1599) < 64 and decode["full_keys"] == 1024 + 8
+    assert all(row["lowest"] <= row["ratio"] <= row["highest"] for row in rows)
+    with (folder.path / "bench_nsa.csv").open(newline="") as lines:
+        assert len(list(csv.DictReader(lines))) == len(rows) == 10
+    assert (folder.path / "bench_nsa.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_what_is_too_short_is_refused(build):
+    code, _, said = build().command("scripts/bench_nsa.py", "--tokens", "100")
+    assert code == 2 and "TOKENS is at least 512" in said
+
+
+def test_both_sides_take_turns_and_the_faster_full_one_counts(monkeypatch):
+    seconds = iter([9.0, 9.0, 9.0, 1.0, 4.0, 3.0, 2.0, 3.0, 8.0])
+    order = []
+    monkeypatch.setattr(nsa, "_seconds", lambda side, device: side() or next(seconds))
+    sides = {name: lambda name=name: order.append(name) for name in ("nsa", "expanded", "gqa")}
+    times = nsa.timed(sides, 2, "cpu")
+    assert order == ["nsa", "expanded", "gqa"] * 3
+    row = nsa._row("s", "forward", 8, times, (36, 18), {})
+    assert (row.lowest, row.ratio, row.highest) == (1.5, 2.25, 3.0) and row.keys_ratio == 2
+    assert "| s | forward | 8 | 1,500.00 | 3,500.00 | 5,500.00 | 2.25 (1.50 to 3.00) | 2.00 |" in (
+        to_markdown([row])
+    )
+
+
+def test_saved_bytes_grow_with_the_length():
+    options = nsa.options_of("n=8, w=256")
+    saved = [
+        nsa.saved_bytes(nsa.prefill(options, tokens, "cpu")["forward + backward"]["nsa"])
+        for tokens in (128, 256, 512)
+    ]
+    assert all(b / a <= 2.1 for a, b in pairwise(saved))
