@@ -14,9 +14,8 @@ from gpt2.zero_linear import ZeroLinear
 # Elements of which a standard deviation is known to 3 %, and what is allowed.
 _FEWEST = 500
 _SPREAD = 0.15
-# Vectors that no option names: of norms; factors, which leave all as it was; three gates, whose sum
-# is a mean.
-_STARTS = {"weight": 1.0, "factors": 1.0, "gates.bias": -math.log(2.0)}
+# Vectors that no option names: of norms; factors, which leave all as it was.
+_STARTS = {"weight": 1.0, "factors": 1.0}
 
 
 def initial(subject: Subject) -> list[Finding]:
@@ -57,6 +56,9 @@ def _vectors(model: GPT, config: ModelConfig) -> list[Finding]:
             continue
         words = name.split(".")
         wanted = starts.get(".".join(words[-2:]), starts.get(words[-1], 0.0))
+        if name.endswith("gates.bias"):
+            # Each of c gates for a head begins with σ(b) = 1/c: their sum is a mean.
+            wanted = -math.log(parameter.numel() / config.shape.n_head - 1)
         if not torch.allclose(parameter, torch.full_like(parameter, wanted), rtol=1e-6, atol=0.0):
             text = f"{float(parameter.detach().mean()):g}"
             found.append(Finding(f"{wanted:g} in the initial {name}", text))

@@ -68,6 +68,15 @@ RIGHT = {
         "isolated,reference,causal,decode",
         {"ATTENTION_PROJECTION_GROUPED": "y", "ATTENTION_PATTERN_NSA": "y"},
     ),
+    # Two gates start at a half.
+    "two branches": (
+        "declared,reference,causal,decode",
+        {
+            "ATTENTION_PROJECTION_GROUPED": "y",
+            "ATTENTION_PATTERN_NSA": "y",
+            "NSA_BRANCH_COMPRESSED": "n",
+        },
+    ),
     # Every gradient of the mechanism is zero, here and by the formulas.
     "strength 0": ("reference", {"MLP_ATTN_GATE": "y", "MLP_ATTN_GATE_ALPHA": "0"}),
     # No weight of any row is kept.
