@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpt2.check.finding import Finding
+from gpt2.check.shrink import CONTEXT
 from lib.files import canonical_json
 
 if TYPE_CHECKING:
@@ -16,7 +17,8 @@ if TYPE_CHECKING:
 # float64 noise stays far below, a change of the function or the optimizer far above.
 _TOLERANCE = 1e-9
 _TRAINED_TOLERANCE = 1e-7
-_LENGTH = 24
+# The whole small context: a window may hide its first tokens alone.
+_LENGTH = CONTEXT
 
 # A tensor's product with a random one of its name, and its norm.
 Projections = Mapping[str, tuple[float, float]]

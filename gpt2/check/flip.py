@@ -40,6 +40,7 @@ _BASE: Mapping[str, Settings] = {
     "MATMUL_WHY": _FAST,
     # Fewer blocks than the context has.
     "NSA_SELECT_BY": {"NSA_SELECT_COUNT": "4"},
+    "NSA_SELECT_BLOCK": {"NSA_SELECT_COUNT": "4"},
     # The first variant that trains for longer.
     "ADAMWPRUNE_STRETCH": {"ADAMWPRUNE_VARIANT_BITTER3": "y"},
 }

@@ -7,6 +7,8 @@ every rule holds for the small step too, and it takes the code path of the large
 import math
 from collections.abc import Iterable, Mapping
 
+from gpt2.attention.nsa.options import NsaOptions
+from gpt2.attention.options import PatternOptions
 from gpt2.config import Config
 from lib.binding import Value
 from lib.errors import ConfigError
@@ -57,6 +59,7 @@ _PLACE: dict[str, Value] = {
 _POSITIONS = (
     "RECIPROCAL_WINDOW",
     "SLIDING_WINDOW",
+    "NSA_WINDOW",
     "RA_CROSS_TOKEN_TOPK",
     "MLP_CROSS_TOKEN_TOPK",
 )
@@ -67,7 +70,12 @@ _WIDTHS = {
     "LATENT_DIM": (8, 2),
     "MLP_ATTN_GATE_DIM": (2, 2),
     "MLP_CROSS_TOKEN_DIM": (2, 2),
+    "NSA_PHI_HIDDEN": (8, 2),
 }
+# Strides of a block of native sparse attention, at most, and blocks that a query selects: so few
+# that a check's few tokens have more.
+_STRIDES = 2
+_SELECTED = 4
 
 
 def shrink(config: Config, among: Iterable[Config] = (), **changes: Value) -> Config:
@@ -112,7 +120,27 @@ def small_values(config: Config, among: Iterable[Config] = ()) -> dict[str, Valu
         values["PRECISION"] = "bf16"
     if values["OPTIMIZER"] == "sgd":
         values["LEARNING_RATE"] = str(max(SGD_LEARNING_RATE, float(values["LEARNING_RATE"])))
-    return values | _events(values)
+    return (
+        values | _events(values) | _nsa(config.model.attention.pattern, shape.block_size, context)
+    )
+
+
+def _nsa(pattern: PatternOptions, full: int, context: int) -> dict[str, Value]:
+    """Blocks of one stride or two, of one token each; selection takes all where it takes all of
+    ``full`` tokens. Sizes that nothing needs stay 0."""
+    if not isinstance(pattern, NsaOptions):
+        return {}
+    stride = max(1, pattern.stride)
+    compress, select = (min(_STRIDES, n // stride) for n in (pattern.compress, pattern.select))
+    count = min(_SELECTED, pattern.count)
+    if pattern.selects_all(full):
+        count = max(count, -(-context // select))
+    return {
+        "NSA_COMPRESS_BLOCK": compress,
+        "NSA_COMPRESS_STRIDE": min(1, pattern.stride),
+        "NSA_SELECT_BLOCK": select,
+        "NSA_SELECT_COUNT": count,
+    }
 
 
 def _events(values: Mapping[str, Value]) -> dict[str, Value]:

@@ -5,10 +5,11 @@ from pathlib import Path
 import pytest
 
 from gpt2.ablation.resolve import resolve_config
-from gpt2.check.cases import checked_layers
+from gpt2.check.cases import checked_layers, find_cases
 from gpt2.check.shrink import changed, shrink
 from gpt2.config import Config
-from lib.kconfig import Layer, Tree
+from lib.kconfig import Layer, Tree, defconfig_layers
+from lib.project import ROOT
 
 
 @pytest.fixture(scope="module")
@@ -44,3 +45,24 @@ def test_no_width_keeps_the_small_form_from_being_small(sliding, full, small):
 def test_windows_of_another_context_do_not_matter(sliding):
     other = changed(sliding, BLOCK_SIZE=700, SLIDING_WINDOW=590)
     assert shrink(sliding, [other]) == shrink(sliding)
+
+
+@pytest.mark.parametrize("name", ["nsa-quickstart", "nsa-perf", "nsa-125m-production"])
+def test_selection_takes_all_blocks_where_it_does_at_full_size(name):
+    """And what is random stays so; a check's 14 tokens have more blocks than are selected."""
+    configs = [c.config for c in find_cases(defconfig_layers(ROOT, name)).every]
+    small = [shrink(config, configs) for config in configs]
+    seen = [(full, shrink_) for full, shrink_ in zip(configs, small) if is_nsa(full)]
+    assert seen
+    for full, shrunk in seen:
+        nsa, its = full.model.attention.pattern, shrunk.model.attention.pattern
+        sizes = full.model.shape.block_size, shrunk.model.shape.block_size
+        assert nsa.selects_all(sizes[0]) == its.selects_all(sizes[1]) == (sizes[0] == 512)
+        assert its.selects_all(14) == its.selects_all(40)
+        assert (nsa.branches, nsa.select_by) == (its.branches, its.select_by)
+        assert its.window <= 27 and its.hidden <= 12
+    assert len({config.hash8 for config in small}) == len(small)
+
+
+def is_nsa(config: Config) -> bool:
+    return config.model.attention.pattern.name == "nsa"
