@@ -115,13 +115,15 @@ def test_every_option_of_the_studied_mechanisms_is_a_step(tree, quickstart):
     assert options <= {item for config in configs for item in config.values.items()}
 
 
+@pytest.fixture(scope="module")
+def steps(tree):
+    """The models of the NSA study, by slug."""
+    layers = defconfig_layers(ROOT, "nsa-quickstart")
+    return {s.step.slug: s.config.model for s in resolve_study(tree, layers, STUDIES["nsa"])}
+
+
 class TestNsa:
     """What makes the steps of the NSA study comparable."""
-
-    @pytest.fixture(scope="class")
-    def steps(self, tree):
-        layers = defconfig_layers(ROOT, "nsa-quickstart")
-        return {s.step.slug: s.config.model for s in resolve_study(tree, layers, STUDIES["nsa"])}
 
     def test_all_have_the_key_heads_and_the_context_of_the_control(self, steps):
         shared = {(m.attention.projection, m.shape) for m in steps.values()}
