@@ -42,6 +42,8 @@ CHECKS = {
         Check("isolated"),
         Check("reference"),
         Check("decode"),
+        Check("field", slow=True),
+        Check("entropy", slow=True),
         Check("reload", slow=True),
         Check("repeat", slow=True),
         Check("pruned", slow=True),

@@ -29,7 +29,10 @@ PRELOAD = (
     "torch.distributed",
     "gpt2.train",
     "gpt2.check.subject",
-    *(f"gpt2.check.{name}" for name in ("causal", "declared", "isolated", "data", "decode")),
+    *(
+        f"gpt2.check.{name}"
+        for name in ("causal", "declared", "isolated", "data", "decode", "entropy", "field")
+    ),
     *(
         f"gpt2.check.{name}"
         for name in ("full_size", "parallel", "pruned", "reference", "reload", "repeat")

@@ -16,10 +16,10 @@ from gpt2.data.prepare import prepare
 from lib.kconfig import Layer, Tree, defconfig_layers
 from lib.project import ROOT
 from lib.repro.rng import rng_state, set_rng_state
-from tests.mutants import attention, config, data, given, loop, mlp, pruning, scale, training
+from tests.mutants import attention, config, data, given, loop, mlp, nsa, pruning, scale, training
 from tests.mutants.mutant import Mutant
 
-AREAS = (attention, mlp, training, given, loop, pruning, data, config, scale)
+AREAS = (attention, nsa, mlp, training, given, loop, pruning, data, config, scale)
 MUTANTS = [mutant for area in AREAS for mutant in area.MUTANTS]
 
 
