@@ -83,3 +83,25 @@ def test_missing_files_are_the_users_error(tmp_path):
     b.weights.unlink()
     with pytest.raises(ConfigError, match="cannot be compared: FileNotFoundError"):
         compare_bytes(a, b)
+
+
+def test_statistics_of_another_interval_or_text_are_left_out(tmp_path):
+    def told(name, interval, rows, value, iterations):
+        run = write_run(
+            tmp_path / name, symbols={"STATISTICS_INTERVAL": interval, "STATISTICS_ROWS": rows}
+        )
+        row = '{{"kind":"statistics","iteration":{},"values":{{"a/b":[{}]}}}}\n'
+        lines = "".join(row.format(i, value) for i in iterations)
+        run.metrics.write_text(lines + run.metrics.read_text())
+        return run
+
+    a, often = told("a", 2, 1, 0.5, [2]), told("often", 1, 1, 0.5, [1, 2])
+    found = compare_bytes(a, often)
+    assert isinstance(found, Agreement) and found.rows_left_out == 1
+    assert "1 rows of other intervals left out" in str(found)
+    # Of the same text they are the same, or the runs part there.
+    other = told("other", 1, 1, 0.75, [1, 2])
+    found = compare_bytes(a, other)
+    assert isinstance(found, Divergence) and found.place == "iteration 2"
+    longer = told("longer", 2, 8, 0.75, [2])
+    assert isinstance(compare_bytes(a, longer), Agreement)

@@ -1,0 +1,26 @@
+"""What make watch shows of a run, from the files of one."""
+
+import json
+
+from lib.plan import Run, Variant
+from lib.rundir import RunDir
+from lib.status import State, Status, write_status
+from lib.watch.screen import look
+from tests.lib.fabricated import write_run
+from tests.lib.watch.test_rules import OPTIONS
+
+
+def test_the_newest_of_each_figure_is_shown_whichever_heartbeat_has_it(tmp_path) -> None:
+    path = tmp_path / "base-s1-00000000"
+    write_run(path)
+    write_status(RunDir(path), Status(State.RUNNING, 0, "", 1, 100))
+    beats = [
+        {"ts": 1.0, "step": 10, "mem_reserved_mib": 5.0, "toks_per_s": 100.0, "eta_s": 9.0},
+        {"ts": 2.0, "step": 20, "mem_reserved_mib": 6.0, "toks_per_s": 200.0, "eta_s": 8.0},
+        {"ts": 3.0, "step": 20, "mem_reserved_mib": 7.0, "gate_entropy": 0.1, "eta_s": None},
+    ]
+    text = "".join(json.dumps(beat) + "\n" for beat in beats)
+    RunDir(path).heartbeat(0).write_text(text)
+    (line,) = look([Run("demo", Variant("base"), 1, None, path)], OPTIONS, now=4.0)
+    assert (line.tokens_per_second, line.eta_seconds, line.iteration) == (200.0, 8.0, 20)
+    assert line.memory_mib == 7.0 and line.alarms.keys() == {"gate-entropy"}
