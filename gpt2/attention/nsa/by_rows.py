@@ -18,8 +18,9 @@ from torch import Tensor
 
 from gpt2.attention.nsa.buffers import LOG2_E, Buffers, ending_in_minus_one, with_shift
 from gpt2.attention.rows.parts import HIDDEN
+from gpt2.attention.rows.plan import GPU_CHUNK_ELEMENTS
 
-# Scores of a chunk: they and what is made of them stay near a second-level cache.
+# Scores of a chunk on a CPU: they and what is made of them stay near a second-level cache.
 CHUNK_ELEMENTS = 1 << 18
 # Fewer rows make the matrix products too thin.
 FEWEST_ROWS = 32
@@ -48,13 +49,13 @@ class Sight:
         """The first key that the last of ``tokens`` tokens sees."""
         return 0 if self.window is None else max(0, self.complete(tokens) - self.window)
 
-    def chunks(self, heads: int) -> "Iterator[Chunk]":
-        """All queries in order: the fewer keys they see, the more at once."""
+    def chunks(self, heads: int, elements: int) -> "Iterator[Chunk]":
+        """All queries in order, of about so many scores: the fewer keys they see, the more at once."""
         start, height = 0, self.queries
         while start < self.queries:
             first, last = self.first + start, self.first + start + height
             seen = self.complete(last) - self.begin(first + 1)
-            if height > FEWEST_ROWS and heads * height * seen > CHUNK_ELEMENTS:
+            if height > FEWEST_ROWS and heads * height * seen > elements:
                 height = max(FEWEST_ROWS, height // 2)
                 continue
             stop = min(start + height, self.queries)
@@ -111,7 +112,7 @@ def forward(
     """Head outputs gTH, 0 where a query sees no key, and log₂-sums gT. q is divided by √H."""
     context_gTH, buffers = q_gTH.new_empty(*q_gTH.shape[:-1], v_MH.shape[-1]), Buffers(q_gTH)
     logsums_gT = q_gTH.new_empty(q_gTH.shape[:-1])
-    for chunk in sight.chunks(len(q_gTH)):
+    for chunk in _chunks(q_gTH, sight):
         part = q_gTH[:, chunk.rows]
         q_RH = torch.mul(part, LOG2_E, out=buffers.get("q", *part.shape)).flatten(0, 1)
         weights_grc = _scores(q_RH, k_MH, chunk, buffers)
@@ -136,7 +137,7 @@ def backward(
     dq_gTH, dk_MH, dv_MH = (torch.zeros_like(x) for x in (q_gTH, k_MH, v_MH))
     k_Mx, v_Mx = ending_in_minus_one(k_MH), ending_in_minus_one(v_MH)
     buffers = Buffers(q_gTH)
-    for chunk in sight.chunks(len(q_gTH)):
+    for chunk in _chunks(q_gTH, sight):
         rows, columns = chunk.rows, chunk.columns
         q_Rx = with_shift(q_gTH[:, rows], LOG2_E, logsums_gT[:, rows], buffers, "q")
         weights_Rc = _scores(q_Rx, k_Mx, chunk, buffers).exp2_().flatten(0, 1)
@@ -150,6 +151,11 @@ def backward(
         dq_gTH[:, rows] = found_RH.view_as(dout)
     # q came with the factor of binary logarithms.
     return dq_gTH, dk_MH.div_(LOG2_E), dv_MH
+
+
+def _chunks(q_gTH: Tensor, sight: Sight) -> Iterator[Chunk]:
+    elements = GPU_CHUNK_ELEMENTS if q_gTH.is_cuda else CHUNK_ELEMENTS
+    return sight.chunks(len(q_gTH), elements)
 
 
 def _scores(q_Rx: Tensor, k_Mx: Tensor, chunk: Chunk, buffers: Buffers) -> Tensor:
