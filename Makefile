@@ -10,7 +10,7 @@ MAKEFLAGS += --no-builtin-rules --no-builtin-variables --no-print-directory
 SETTINGS := SET SYM A B STEPS SEEDS RUNS RUN TO JOBS STALE KEEP_GOING YES JSON V O EXTRAS PYTHON
 SETTINGS += SWEEP SAMPLES ITERS QUANT PROMPT TOKENS TEMPERATURE TOP_K TOP_P SEED
 SETTINGS += DIRTY N CHECKS FAST DEFCONFIG DATA GPU CHECK_GPU_MEMORY_GB DRY_RUN
-SETTINGS += AXIS LABEL_BY FORCE SOURCE
+SETTINGS += AXIS LABEL_BY FORCE SOURCE FULL
 SETTINGS += NO_COLOR KCONFIG_CONFIG MENUCONFIG_STYLE
 freeze = $(eval override $(1) := $$(value $(1)))$(eval export $(1))
 given = $(filter-out undefined,$(origin $(1)))
@@ -168,7 +168,7 @@ style: setup ## Formatting, whitespace, names in the documents
 
 ##@ Judge
 .PHONY: report audit compare finalists verify-results curves sweep-leaderboard evaluate generate \
-	export bench bench-knobs bench-overhead bench-nsa
+	export bench bench-knobs bench-overhead bench-nsa validate-machine
 report: $(CONFIG_PY) ## Write the tables of the finished runs
 	$(Q)$(PY) scripts/report.py $(INTO)
 
@@ -211,6 +211,9 @@ bench-overhead: $(CONFIG_PY) ## Time what records cost, and trackers; N= pairs
 bench-nsa: setup ## Sparse beside full attention (TOKENS=), needs matplotlib
 	$(Q)$(PY) scripts/bench_nsa.py $(INTO)
 
+validate-machine: setup ## Prove native sparse attention on this device; FULL=1 at full length
+	$(Q)$(PY) scripts/validate_machine.py $(INTO)
+
 ##@ Operate
 .PHONY: setup tensorboard trackio-view help clean mrproper
 setup: ## Make the Python environment; EXTRAS="..." adds to it
@@ -251,6 +254,7 @@ mrproper: clean ## And .config, and a .venv that make made
 ##: N=9  For bench-overhead: pairs
 ##: CHECKS=causal,data  For check: only these
 ##: FAST=1  For check: leave the slow ones out
+##: FULL=1  For validate-machine: the long context at full length
 ##: N=50 SEED=1  For randcheck: how many, and which
 ##: DEFCONFIG=NAME  For check: this instead of .config
 ##: A=RUN B=RUN  For compare: what is put side by side

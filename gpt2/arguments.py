@@ -211,5 +211,12 @@ def _add_fast(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_full(parser: argparse.ArgumentParser) -> None:
+    """``--full``: at full length."""
+    parser.add_argument(
+        "--full", action="store_true", default=_is_set("FULL"), help="the long context in full"
+    )
+
+
 def _is_set(variable: str) -> bool:
     return os.environ.get(variable, "") not in ("", "0", "n")

@@ -1,0 +1,50 @@
+#!/usr/bin/env python3
+"""Prove native sparse attention on the present device before anything is trained on it.
+
+    validate_machine.py           some seconds
+    validate_machine.py --full    with 8192 tokens on a CPU, 65,536 on a GPU
+    validate_machine.py --device cpu
+
+Both backends of the selected branch: the float64 reference in values and gradients, causality,
+decoding against the whole pass, bfloat16 and float16, a long context. PASS, FAIL, or ABSENT with the
+reason where the device has it not. Exit codes: 0 nothing failed, 1 something did, 2 usage.
+"""
+
+import dataclasses
+import json
+import sys
+
+import _start
+import torch
+
+from gpt2.arguments import add_full, add_json, new_parser
+from gpt2.validation.machine import to_markdown, validate
+from lib import cli
+from lib.console import say
+from lib.errors import EXIT_DONE, EXIT_FAILED
+from lib.machine.observe import device_name
+
+
+def main() -> int:
+    """The command line."""
+    parser = new_parser(__doc__)
+    add_json(parser)
+    add_full(parser)
+    parser.add_argument(
+        "--device", choices=("cpu", "cuda"), help="default: a GPU where there is one"
+    )
+    given = parser.parse_args()
+    device = torch.device(given.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    say("CHECK", f"{device_name(device)}, torch {torch.__version__}")
+    rows = validate(device, given.full)
+    if given.json:
+        found = [dataclasses.asdict(row) for row in rows]
+        document = {"schema_version": 1, "device": device_name(device), "rows": found}
+        sys.stdout.write(json.dumps(document, sort_keys=True, allow_nan=False) + "\n")
+    else:
+        sys.stdout.write(to_markdown(rows))
+    return EXIT_FAILED if any(row.state == "FAIL" for row in rows) else EXIT_DONE
+
+
+if __name__ == "__main__":
+    cli.run(main)
