@@ -88,8 +88,9 @@ def _delta(subject: Subject) -> list[Finding]:
 
 
 def _equal(value: Any, wanted: Any) -> bool:
-    """A float stands as text in a configuration."""
-    return value == (float(wanted) if isinstance(value, float) else wanted)
+    """A float stands as text in a configuration, and every number on an axis."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return bool(value == (type(value)(wanted) if is_number else wanted))
 
 
 def _fields(value: Any) -> Iterator[tuple[str, Any]]:

@@ -11,7 +11,7 @@ from gpt2.check.cases import Case, checked_layers, find_cases
 from gpt2.check.draw import resolved
 from gpt2.check.run import run_here
 from lib.errors import Problem
-from lib.kconfig import Tree
+from lib.kconfig import Layer, Tree
 from lib.repro.rng import rng_state, set_rng_state
 
 
@@ -115,3 +115,14 @@ def test_a_step_that_does_not_resolve_says_why():
     found = run_here(broken, list(CHECKS.values()), {})
     assert {name: r.state for name, r in found.items()} == {"resolve": "failed"}
     assert found["resolve"].findings[0].found == "step ra: no"
+
+
+def test_a_number_of_an_axis_is_in_the_model() -> None:
+    settings = {"TEST_MATRIX_MODE": True, "TEST_MATRIX_AXES": "BLOCK_SIZE=256,512 DROPOUT=0,0.1"}
+    layers = [*checked_layers(Path(), "gpt2-124m"), Layer.of("matrix", "a test", settings)]
+    case = find_cases(layers).chosen[-1]
+    assert case.delta == {"BLOCK_SIZE": "512", "DROPOUT": "0.1"}
+    found = run_here(case, [CHECKS["declared"]], {})
+    assert found["declared"].findings == []
+    wrong = replace(case, delta={"BLOCK_SIZE": "256"})
+    assert run_here(wrong, [CHECKS["declared"]], {})["declared"].findings
