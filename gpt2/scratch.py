@@ -78,7 +78,12 @@ def with_data(config: Config, data: str, folder: Path, build_dir: Path) -> tuple
     place = Path(data).absolute()
     if not place.exists():
         raise ConfigError(Problem("no such file or folder", data, "type: make reproduce DATA=DIR"))
-    if config.data.dataset != "custom" or _is_data_folder(place):
+    custom = config.data.dataset == "custom"
+    if custom and _is_data_folder(place) and not (build_dir / config.data.custom_path).exists():
+        # Its name follows from the text, and so does what is to be read of it.
+        what = f"a data folder, and the text {config.data.custom_path} of the run is not here"
+        raise ConfigError(Problem(what, str(place), "type: make reproduce DATA=THE_TEXT"))
+    if not custom or _is_data_folder(place):
         return Config.from_values({**config.values, "DATA_DIR": str(place)}), build_dir
     return _own_text(config, place, folder, build_dir)
 

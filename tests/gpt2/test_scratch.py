@@ -47,7 +47,10 @@ def test_the_text_of_a_custom_data_set_gives_the_same_data(made, tmp_path):
 
 
 def test_data_that_is_not_there_is_the_users_error(made, tmp_path):
-    config, build, _ = made
+    config, build, folder = made
+    fresh = tmp_path / "fresh"
+    with pytest.raises(ConfigError, match="the text text of the run is not here\n.*DATA=THE_TEXT"):
+        with_data(config, str(folder.parent), fresh / "reproduced", fresh)
     with pytest.raises(ConfigError, match="no such file or folder"):
         with_data(config, str(tmp_path / "nowhere"), tmp_path / "scratch", build)
     absolute = Config.from_values({**config.values, "CUSTOM_PATH": "/nowhere/text"})
