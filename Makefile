@@ -211,7 +211,7 @@ bench-overhead: $(CONFIG_PY) ## Time what records cost, and trackers; N= pairs
 bench-nsa: setup ## Sparse beside full attention (TOKENS=), needs matplotlib
 	$(Q)$(PY) scripts/bench_nsa.py $(INTO)
 
-validate-machine: setup ## Prove native sparse attention on this device; FULL=1 at full length
+validate-machine: setup ## Prove NSA on this device (FULL=1: long contexts)
 	$(Q)$(PY) scripts/validate_machine.py $(INTO)
 
 ##@ Operate
