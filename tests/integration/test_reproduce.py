@@ -122,7 +122,7 @@ def test_a_fresh_clone_makes_the_same_bytes(original, build, clone, tmp_path):
     run = Path(shutil.copytree(original, tmp_path / "a copy"))
     code, told, said = reproduce(clone, run, build / "data")
     assert code == 0, told + said
-    assert told.startswith("BITWISE\n") and "5 rows of metrics.jsonl" in told
+    assert told.startswith("BITWISE\n") and "6 rows of metrics.jsonl" in told
     again = RunDir(clone.path / "reproduced" / "a copy")
     for file in (again.weights, again.metrics, again.per_query, again.sample):
         assert file.read_bytes() == (original / file.name).read_bytes()
