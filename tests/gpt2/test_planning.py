@@ -17,7 +17,7 @@ from gpt2.planning import Plan, config_layers, make_plan, make_trial, step_layer
 from lib.binding import Value
 from lib.errors import ConfigError
 from lib.files import write_json
-from lib.kconfig import Layer, Tree, parse_set
+from lib.kconfig import Layer, Tree, defconfig_layers, parse_set
 from lib.project import ROOT
 from lib.machine import speed
 from lib.rundir import RunDir
@@ -323,3 +323,11 @@ def test_a_plan_says_where_native_sparse_attention_does_not_pay(planned):
     assert "\nWARN  single/run s1 +1: selection takes every block: NSA_SELECT_COUNT=16" in text
     assert "full attention / NSA: 0.49, so full attention does less\n" in text
     assert len(json.loads(overview.to_json(plan, overview.look(plan)))["notes"]) == 2
+
+
+def test_one_command_measures_nine_runs_of_native_sparse_attention(tmp_path):
+    plan = make_plan(defconfig_layers(ROOT, "nsa-perf"), tmp_path)
+    found = [(r.config.model.shape.block_size, r.config.values["NSA_RANGES"]) for r in plan.runs]
+    assert found == [(s, r) for s in (512, 1024, 2048) for r in ("lists", "merged", "adaptive")]
+    assert {run.config.train.max_iters for run in plan.runs} == {200}
+    assert plan.left_out == []

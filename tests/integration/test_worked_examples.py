@@ -15,8 +15,8 @@ from lib.setup.interpreter import PROJECT, import_path
 from lib.style import makefile
 from tests.integration.tree import commit_copy, git
 
-# Contexts of nsa-perf.
-PERF_CELLS = 3
+# Contexts of nsa-perf, times forms of ranges.
+PERF_CELLS = 9
 
 # A file's name in bold and the block after it, or a block alone.
 BLOCK = re.compile(r"(?:^\*\*(\S+)\*\*\n\n)?^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
