@@ -323,7 +323,6 @@ class TestEnvironments:
         assert "lib.setup" in modules and not modules & {"torch", "numpy", "pip", "kconfiglib"}
 
 
-
 class TestClean:
     """On a copy of the Makefile: mrproper would take the tree's own environment away."""
 
