@@ -168,7 +168,7 @@ style: setup ## Formatting, whitespace, names in the documents
 
 ##@ Judge
 .PHONY: report audit compare finalists verify-results curves sweep-leaderboard evaluate generate \
-	export bench bench-knobs bench-overhead bench-nsa validate-machine
+	export bench bench-knobs bench-overhead bench-nsa needle validate-machine
 report: $(CONFIG_PY) ## Write the tables of the finished runs
 	$(Q)$(PY) scripts/report.py $(INTO)
 
@@ -210,6 +210,9 @@ bench-overhead: $(CONFIG_PY) ## Time what records cost, and trackers; N= pairs
 
 bench-nsa: setup ## Sparse beside full attention (TOKENS=), needs matplotlib
 	$(Q)$(PY) scripts/bench_nsa.py $(INTO)
+
+needle: setup ## Train small models to find what only selection reaches
+	$(Q)$(PY) scripts/needle.py $(INTO)
 
 validate-machine: setup ## Prove NSA on this device (FULL=1: long contexts)
 	$(Q)$(PY) scripts/validate_machine.py $(INTO)

@@ -78,6 +78,7 @@ def build(tmp_path_factory):
         ("bench-overhead", "scripts/bench_overhead.py"),
         ("bench-nsa", "scripts/bench_nsa.py"),
         ("export", "scripts/export.py"),
+        ("needle", "scripts/needle.py"),
         ("validate-machine", "scripts/validate_machine.py"),
         ("menuconfig", "scripts/configure.py menuconfig"),
         ("savedefconfig", "scripts/configure.py savedefconfig"),
