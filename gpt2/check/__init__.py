@@ -39,7 +39,7 @@ CHECKS = {
         Check("gradients", slow=True),
         Check("steps", slow=True),
         Check("causal"),
-        Check("isolated"),
+        Check("isolated", slow=True),
         Check("reference"),
         Check("decode"),
         Check("field", slow=True),

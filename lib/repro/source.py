@@ -146,24 +146,30 @@ def _makes_results(name: str) -> bool:
 
 def _loaded_digest(name: str) -> str:
     """Of the file as it was loaded: workers are forked long after the code was read."""
+    path = f"{ROOT}/{name}"
     try:
-        modified_ns = (ROOT / name).stat().st_mtime_ns
+        found = os.stat(path)
     except OSError:
         return EDITED
     # A time in the future is a clock that is wrong, and says nothing.
-    return EDITED if _LOADED_NS < modified_ns <= time.time_ns() else _digest(name)
+    if _LOADED_NS < found.st_mtime_ns <= time.time_ns():
+        return EDITED
+    return _digest_of(path, found.st_mtime_ns, found.st_size)
 
 
 def _digest(name: str) -> str:
-    path = ROOT / name
+    path = f"{ROOT}/{name}"
     try:
-        found = path.stat()
+        found = os.stat(path)
     except OSError:
         return "absent"
     return _digest_of(path, found.st_mtime_ns, found.st_size)
 
 
 @functools.cache
-def _digest_of(path: Path, modified_ns: int, size: int) -> str:
-    """Cached on what changes when a file is written: one process asks for many runs."""
-    return sha256(path)
+def _digest_of(path: str, modified_ns: int, size: int) -> str:
+    """Cached on what changes when a file is written: one process asks for many runs.
+
+    Text, not paths, which take longer to make than a file to look up.
+    """
+    return sha256(Path(path))
