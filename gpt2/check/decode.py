@@ -15,7 +15,7 @@ def check(subject: Subject) -> list[Finding]:
     """In float64: a prompt, one token at a time over every window, several at once."""
     model, idx_BT = subject.model, subject.tokens(2)
     length = idx_BT.size(1)
-    ends = sorted({length // 3, *range(length // 3 + 1, length - 2), length})
+    ends = sorted({length // 2, *range(length // 2 + 1, length - 2), length})
     with torch.no_grad():
         wanted_BTV = model(idx_BT)
         cache, start = model.new_cache(), 0
