@@ -64,8 +64,8 @@ def _values_shifted_too(self: Any, x_BTC: Tensor, state: Any) -> Heads:
 
 
 def _latent_everywhere(right: Any) -> Any:
-    def init(self: Any, shape: Any, options: Any, request: Any = None) -> None:
-        right(self, shape, replace(options, projection=LatentOptions(0, False)), request)
+    def init(self: Any, shape: Any, options: Any, *others: Any) -> None:
+        right(self, shape, replace(options, projection=LatentOptions(0, False)), *others)
 
     return init
 
