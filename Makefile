@@ -153,14 +153,14 @@ reproduce: setup ## Train the finished RUN= anew from its directory, compare
 determinism: setup ## Train .config, RUN= or DEFCONFIG= twice, compare
 	$(Q)$(PY) scripts/determinism.py $(INTO)
 
-# The tests read local copies of the large data sets, with what reads the hub's, and log to every
-# tracker.
+# The tests read local copies of the large data sets, with what reads the hub's, log to every
+# tracker, and draw.
 test: ## Run the tests; they need the extras
-	@$(SETUP) "$$EXTRAS datasets tensorboard trackio"
+	@$(SETUP) "$$EXTRAS datasets matplotlib tensorboard trackio"
 	$(Q)$(PY) -m pytest
 
 test-long: ## Plant faults one by one; the check has to name each
-	@$(SETUP) "$$EXTRAS datasets tensorboard trackio"
+	@$(SETUP) "$$EXTRAS datasets matplotlib tensorboard trackio"
 	$(Q)$(PY) -m pytest -m long
 
 style: setup ## Formatting, whitespace, names in the documents

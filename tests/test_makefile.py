@@ -115,7 +115,7 @@ def test_target_reaches_its_command(target, command, build):
 
 
 def test_the_tests_have_what_reads_the_large_data_sets():
-    assert '--extras "$EXTRAS datasets tensorboard trackio"' in planned("test")
+    assert '--extras "$EXTRAS datasets matplotlib tensorboard trackio"' in planned("test")
 
 
 def test_dry_run_is_a_setting_of_the_defconfig(build):

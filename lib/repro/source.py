@@ -146,7 +146,7 @@ def _makes_results(name: str) -> bool:
 
 def _loaded_digest(name: str) -> str:
     """Of the file as it was loaded: workers are forked long after the code was read."""
-    path = f"{ROOT}/{name}"
+    path = os.path.join(str(ROOT), name)
     try:
         found = os.stat(path)
     except OSError:
@@ -158,7 +158,7 @@ def _loaded_digest(name: str) -> str:
 
 
 def _digest(name: str) -> str:
-    path = f"{ROOT}/{name}"
+    path = os.path.join(str(ROOT), name)
     try:
         found = os.stat(path)
     except OSError:
