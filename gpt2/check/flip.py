@@ -65,6 +65,8 @@ _TOGETHER: Mapping[str, Mapping[str, Value]] = {
     "BATCH_SIZE": {"BATCH_SIZE": 2, "GRAD_ACCUMULATION": 1},
     "GRAD_ACCUMULATION": {"BATCH_SIZE": 2, "GRAD_ACCUMULATION": 1},
     "LOADER_WORKERS": {"LOADER_WORKERS": 1, "PREFETCH_FACTOR": 2},
+    # Empty where the device is to know it.
+    "PEAK_TFLOPS": {"PEAK_TFLOPS": "1.5"},
 }
 
 
