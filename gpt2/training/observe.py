@@ -108,7 +108,8 @@ def _own_attention(session: Session) -> dict[str, Knob]:
     """Of native sparse attention, how the selected branch is computed."""
     options, device = session.config.model.attention.pattern, session.device.type
     if not isinstance(options, NsaOptions) or not options.branch_selected:
-        return {}
+        # Said of every run, so that one without the pattern can be compared with one that has it.
+        return {"nsa_backend": _state("none", "none")}
     kernels = {block.attn.pattern.kernel(device) for block in session.model.h}
     observed = "+".join(sorted(kernel.removeprefix("nsa by ") for kernel in kernels))
     return {"nsa_backend": _state(resolve_backend(options, device), observed, options.backend)}

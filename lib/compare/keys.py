@@ -26,6 +26,7 @@ _FOLLOWS = {
     "knobs.sdpa_backends_allowed": _KERNEL,
     "knobs.sdpa_backend_selected": _KERNEL,
     "knobs.flash_attention_enabled": _KERNEL,
+    "knobs.nsa_backend": _KERNEL,
     "variables.CUBLAS_WORKSPACE_CONFIG": ("machine",),
 }
 
