@@ -6,8 +6,6 @@ no torch.
 
 import json
 from collections.abc import Mapping, Sequence
-from statistics import fmean
-from typing import Any
 
 from gpt2.config import Config
 from gpt2.planning import Plan
@@ -16,6 +14,7 @@ from lib.analysis.table import Section
 from lib.files import read_json_lines
 from lib.plan import Run
 from lib.rundir import RunDir
+from lib.telemetry.layers import Layers, over_layers
 
 # Of the statistics that native sparse attention tells of itself, and their headings.
 _GATES = {
@@ -93,11 +92,10 @@ def _most_reserved(run: RunDir) -> float:
 
 def _statistics(run: RunDir) -> Mapping[str, float]:
     """The last that the run told of its mechanisms, over the layers that have a value."""
-    told: Mapping[str, Sequence[Any]] = {}
+    told: Layers = {}
     for row in read_json_lines(run.metrics):
         told = row["values"] if row["kind"] == "statistics" else told
-    known = {name: [v for v in layers if v is not None] for name, layers in told.items()}
-    return {name: fmean(layers) for name, layers in known.items() if layers}
+    return over_layers(told)
 
 
 def _name(run: Run[Config]) -> str:
