@@ -5,7 +5,6 @@ Nothing they do reaches the training process: not their errors, threads or rando
 
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from lib.modules import module_command
 from lib.runner.pool import describe_death
 
 # What a companion may take to keep or send the rest after the run's end.
@@ -89,7 +89,7 @@ class _Companion:
         self._overdue = False
         with open(job.log, "ab") as log:
             self.process = subprocess.Popen(
-                command(job.arguments),
+                module_command(*job.arguments),
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
@@ -129,12 +129,6 @@ class _Companion:
         path = self._job.log
         log = path.read_text(errors="replace") if path.exists() else ""
         return code > 0 and _last_error(log) or describe_death(code, "its process")
-
-
-def command(arguments: Sequence[str]) -> list[str]:
-    """This interpreter with ``-m arguments``."""
-    # -P: a folder called wandb in the working directory is not the package.
-    return [sys.executable, "-P", "-m", *arguments]
 
 
 def _last_error(log: str) -> str:

@@ -4,7 +4,6 @@ import json
 import os
 import statistics
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from lib.console import say
 from lib.errors import RunError
 from lib.machine.gpus import GIB
 from lib.machine.setup import environment
+from lib.modules import module_command
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ def _spread(ratios: Sequence[float]) -> str:
 
 
 def _run(module: str, arguments: list[str], variables: Mapping[str, str]) -> Any:
-    command = [sys.executable, "-P", "-m", module, *arguments]
+    command = module_command(module, *arguments)
     done = subprocess.run(
         command, env={**os.environ, **variables}, stdout=subprocess.PIPE, text=True, check=False
     )

@@ -19,6 +19,7 @@ from gpt2.data.lock import exclusive
 from lib.console import say
 from lib.errors import DataError, Problem
 from lib.files import sha256, sync_folder
+from lib.modules import module_command
 
 _PARTIAL = ".fetch-"
 
@@ -111,7 +112,7 @@ def _download(packages: Sequence[Package], downloads: Path) -> None:
     if importlib.util.find_spec("pip") is None:
         raise _download_error(f"{sys.executable} has no pip", names, downloads)
     with tempfile.TemporaryDirectory(prefix=_PARTIAL, dir=downloads) as folder:
-        command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
+        command = module_command("pip", "download", "--no-deps", "--only-binary=:all:")
         command += ["--disable-pip-version-check", "--no-input", "--dest", folder, *names]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:

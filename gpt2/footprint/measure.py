@@ -26,6 +26,7 @@ from lib.binding import Value
 from lib.kconfig import Layer, Tree, defconfig_layers
 from lib.machine.gpus import GIB
 from lib.machine.setup import environment
+from lib.modules import module_command
 from lib.project import ROOT
 
 _ADAMW: dict[str, Value] = {"OPTIMIZER_ADAMW": True, "DROPOUT": "0.0", "PRECISION_FP32": True}
@@ -78,7 +79,7 @@ def real_peak_bytes(config: Config) -> int:
 def measure(case: str) -> tuple[float, float]:
     """Predicted and real peak, GiB."""
     config = configuration(case)
-    command = [sys.executable, "-m", "gpt2.footprint.measure", "--real", case]
+    command = module_command("gpt2.footprint.measure", "--real", case)
     variables = {**os.environ, **environment(config.machine)}
     done = subprocess.run(command, env=variables, stdout=subprocess.PIPE, check=True)
     return predict(config, "cpu").cpu_peak_bytes / GIB, json.loads(done.stdout) / GIB

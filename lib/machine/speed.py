@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 from lib.machine.options import MachineConfig
+from lib.modules import module_command
 
 # Share of the matrix product's speed that training reaches on a CPU, in the FLOPs that a plan
 # counts. Seen on two kinds of cores: 0.5 with a byte vocabulary and 128 columns, 0.8 at 124M.
@@ -36,7 +37,7 @@ def _measured(threads: int) -> float:
     """fp32 FLOPs a second of a matrix product on ``threads`` threads."""
     names = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS")
     environment = os.environ | dict.fromkeys(names, str(threads))
-    command = [sys.executable, "-P", "-m", __name__]
+    command = module_command(__name__)
     run = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
     return float(run.stdout)
 

@@ -1,11 +1,11 @@
 """Python is formatted by black, as ``pyproject.toml`` sets it."""
 
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from lib.errors import Problem
+from lib.modules import module_command
 from lib.style.files import tree_files
 
 
@@ -23,7 +23,7 @@ def reformat(root: Path) -> list[str]:
 
 def _run(root: Path, options: Sequence[str]) -> list[str]:
     files = [str(path.relative_to(root)) for path in tree_files(root) if path.suffix == ".py"]
-    command = [sys.executable, "-m", "black", *options, *files]
+    command = module_command("black", *options, *files)
     return subprocess.run(
         command, cwd=root, capture_output=True, text=True, check=False
     ).stderr.splitlines()

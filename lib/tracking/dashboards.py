@@ -8,6 +8,7 @@ from typing import NoReturn
 
 from lib.console import say
 from lib.errors import PreflightError, Problem
+from lib.modules import module_command
 
 _LOOPBACK = "127.0.0.1"
 # trackio.cli has no entry of its own for "-m".
@@ -35,7 +36,7 @@ def serve(name: str, study: Path, port: int) -> NoReturn:
 def _command(name: str, study: Path, port: int) -> list[str]:
     if name == "tensorboard":
         where = ["--logdir", str(study), "--host", _LOOPBACK, "--port", str(port)]
-        return [sys.executable, "-P", "-m", "tensorboard.main", "serve", *where]
+        return module_command("tensorboard.main", "serve", *where)
     return [sys.executable, "-P", "-c", _TRACKIO, "show", "--host", _LOOPBACK]
 
 
