@@ -123,7 +123,7 @@ def rerun(plan: Plan, patterns: str, *, yes: bool = False) -> Plan:
     """
     runs = plan.matching(patterns)
     locks.refuse_if_held(plan.folder / LOCK)
-    # What another study has done stays there, and is trained here once more.
+    # What was done under another name stays there, and is trained here once more.
     runs = [replace(run, path=own_path(run, plan.folder)) for run in runs]
     existing = [run for run in runs if run.path.exists()]
     if existing:

@@ -82,7 +82,7 @@ def make_plan(
     """Plan the runs of a configuration; ``steps``, ``seeds`` and ``sweep`` override its own.
 
     Raises ConfigError with every problem of every step at once. Asks before it plans very many,
-    unless ``yes``. Writes nothing; of results it reads only which runs other studies have done.
+    unless ``yes``. Writes nothing; of results it reads only which runs are done.
     """
     tree = Tree()
     base = resolve_config(tree, layers)

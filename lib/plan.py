@@ -80,15 +80,15 @@ def plan_runs(
 ) -> list[Run[C]]:
     """One run for each variant of each seed's block, in that order, below ``folder / study``.
 
-    A run that another study below ``folder`` has done is taken from there: the same configuration
-    and seed are the same run, whatever it is called.
+    A run that is done below ``folder`` under another name or in another study is taken from there:
+    the same configuration and seed are the same run, whatever it is called.
     Raises ConfigError when two runs would be the same: the same variant, or another name for it.
     """
-    elsewhere = _finished(folder, study)
+    done = _finished(folder)
 
     def path(variant: Variant, seed: int, config: C) -> Path:
         own = run_path(folder / study, variant.slug, seed, config)
-        return own if own.exists() else elsewhere.get(_identity(own), own)
+        return own if own.exists() else done.get(_identity(own), own)
 
     runs = [
         Run(study, variant, seed, config, path(variant, seed, config))
@@ -116,10 +116,10 @@ def run_path(folder: Path, slug: str, seed: int, config: RunConfig) -> Path:
     return folder / f"{slug}-s{seed}-{config.hash8}"
 
 
-def _finished(folder: Path, study: str) -> dict[str, Path]:
-    """The runs that other studies have done, by seed and hash."""
-    found = (path for path in folder.glob("*/*-s*-*") if path.parent.name != study)
-    return {_identity(path): path for path in sorted(found) if _is_done(path)}
+def _finished(folder: Path) -> dict[str, Path]:
+    """The runs of all studies that are done, by seed and hash."""
+    found = sorted(folder.glob("*/*-s*-*"))
+    return {_identity(path): path for path in found if _is_done(path)}
 
 
 def _identity(path: Path) -> str:

@@ -14,7 +14,7 @@ from lib.analysis.comparable import Part, parts
 from lib.analysis.machine import over_seeds
 from lib.analysis.results import Hole, Result, read_result
 from lib.analysis.significance import sign_flip_p
-from lib.plan import Run, Variant
+from lib.plan import Run, Variant, own_path
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,9 @@ def build_table(
     notes = [f"{h.run.label}: {h.state}: {h.reason}" for h in holes if h.reason]
     notes += [f"{r.run.label}: made by other code" for r in results if r.run.label in kept]
     notes += [f"{r.run.label}: {note}" for r in results for note in _worth_knowing(r)]
-    borrowed = [r.run for r in results if r.run.path.parent.name != study]
+    borrowed = [
+        r.run for r in results if r.run.path != own_path(r.run, r.run.path.parents[1] / study)
+    ]
     notes += [
         f"{run.label}: the same run as {run.path.parent.name}/{run.path.name}" for run in borrowed
     ]

@@ -11,6 +11,8 @@ from gpt2.planning import Plan, config_layers, make_plan, make_trial
 from lib.binding import Value
 from lib.errors import ConfigError
 from lib.kconfig import Layer, Tree, parse_set
+from lib.rundir import RunDir
+from lib.status import State, Status, write_status
 
 SMALL: dict[str, Value] = {
     "RUN_PROFILE_MAXOUT_SPEED": True,
@@ -59,6 +61,15 @@ def test_a_training_has_its_twin(planned: Callable[..., Plan]) -> None:
     (plain,) = planned(COMPILE=None).runs
     assert eager.config.identity() == plain.config.identity()
     assert compiled.config.machine.compile and not plain.config.machine.compile
+
+
+def test_what_was_done_without_the_compiler_is_the_twin(planned: Callable[..., Plan]) -> None:
+    (plain,) = planned(COMPILE=None).runs
+    plain.path.mkdir(parents=True)
+    write_status(RunDir(plain.path), Status(State.SUCCESS))
+    compiled, eager = planned().runs
+    assert eager.path == plain.path != compiled.path
+    assert (eager.label, eager.variant.arm) == ("single/run-eager s1", "eager")
 
 
 def test_a_study_has_a_twin_of_every_step_and_seed(planned: Callable[..., Plan]) -> None:

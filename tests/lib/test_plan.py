@@ -79,6 +79,21 @@ def test_a_run_that_another_study_has_done_is_taken_from_there(tmp_path):
     assert plan_runs("two", tmp_path, other)[0].path == own_path(done, tmp_path / "two")
 
 
+def test_a_run_that_its_own_study_has_done_under_another_name_is_taken(tmp_path):
+    done, begun = plan_runs(
+        "one", tmp_path, {s: [(Variant("a"), Named("0123abcd"))] for s in (1, 2)}
+    )
+    for run, state in ((done, State.SUCCESS), (begun, State.INTERRUPTED)):
+        run.path.mkdir(parents=True)
+        write_status(RunDir(run.path), Status(state))
+    # A run that was moved aside has another end of its name.
+    done.path.with_name(f"{done.path.name}.old-20260101-000000").mkdir()
+    renamed = {s: [(Variant("b"), Named("0123abcd"))] for s in (1, 2)}
+    taken, own = plan_runs("one", tmp_path, renamed)
+    assert taken.path == done.path and taken.label == "one/b s1"
+    assert own.path == tmp_path / "one/b-s2-0123abcd"
+
+
 def test_another_configuration_is_not_taken_for_the_same(tmp_path):
     (run,) = plan_runs("one", tmp_path, {1: [(Variant("base"), Named("0123abcd"))]})
     run.path.mkdir(parents=True)

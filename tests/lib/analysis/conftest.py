@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lib.plan import Run, Variant
+from lib.plan import Run, Variant, run_path
 from tests.lib.fabricated import MANIFEST, changed, write_run
 
 
@@ -40,7 +40,7 @@ def make_run(tmp_path: Path) -> Callable[..., Run[Named]]:
         **final: Any,
     ) -> Run[Named]:
         config = Named(f"{slug}{seed}")
-        path = tmp_path / study / f"{slug}-s{seed}"
+        path = run_path(tmp_path / study, slug, seed, config)
         run = Run(
             "demo", Variant(slug, number=number, parent=parent, levels=levels), seed, config, path
         )

@@ -110,4 +110,4 @@ def test_a_study_of_steps_has_no_marginal_means(make_run):
 
 def test_a_result_from_another_study_is_named(make_run):
     runs = [make_run("base", 3.0, study="earlier"), make_run("wide", 2.9, parent="base")]
-    assert "the same run as earlier/base-s1" in to_markdown(build_table("demo", runs))
+    assert "the same run as earlier/base-s1-base1" in to_markdown(build_table("demo", runs))

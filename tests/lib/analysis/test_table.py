@@ -273,3 +273,10 @@ def test_writes_beside_the_runs(make_run, tmp_path):
     assert [path.name for path in paths] == ["table.md", "table.csv"]
     assert paths[0].read_text() == to_markdown(table)
     assert not list(tmp_path.glob(".*.tmp"))
+
+
+def test_a_run_that_is_called_otherwise_in_its_own_study_is_told(make_run):
+    run = make_run("base", 3.0)
+    twin = replace(run, variant=replace(run.variant, slug="base-eager"))
+    notes = build_table("demo", [twin]).notes
+    assert notes == ["demo/00-base-eager s1: the same run as demo/base-s1-base1"]
