@@ -42,7 +42,7 @@ def main() -> int:
     every, left_out = knobs.arms(Tree(), config_layers(given.build_dir), given.sym)
     prepare(every[0].config.data, given.build_dir)
     figures = knobs.measure(
-        every, given.rounds, lambda arm: knobs.train_apart(arm, steps, given.build_dir)
+        every, given.rounds, lambda arm: knobs.train_arm(arm, steps, given.build_dir)
     )
     if given.json:
         rows = {name: [asdict(f) for f in found] for name, found in figures.items()}

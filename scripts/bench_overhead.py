@@ -40,7 +40,7 @@ def main() -> int:
     asked = overhead.questions(Tree(), config_layers(given.build_dir), iterations)
     prepare(asked[0].on.config.data, given.build_dir)
     answers = overhead.measure(
-        asked, pairs, lambda side: overhead.train_apart(side, given.build_dir)
+        asked, pairs, lambda side: overhead.train_side(side, given.build_dir)
     )
     tell = overhead.to_json if given.json else overhead.to_text
     print(tell(answers, iterations), end="")

@@ -5,24 +5,19 @@ Every arm of a round is a process of its own, started as a worker is; the arms t
 figures of one round are compared.
 """
 
-import json
-import os
 import statistics
-import subprocess
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from gpt2.ablation.resolve import resolve_config
+from gpt2.bench.apart import train_apart
 from gpt2.config import Config
 from lib.binding import Value
 from lib.console import say
 from lib.errors import ConfigError, Problem, RunError
-from lib.files import canonical_json
 from lib.kconfig import Layer, Tree
-from lib.machine.setup import environment
 
 BASE = "base"
 FEWEST_ROUNDS = 3
@@ -81,7 +76,7 @@ class Figures:
     weights: str
 
 
-# One more training of an arm.
+# One more training of an arm. RunError with its name where it fails.
 Train = Callable[[Arm], Figures]
 
 
@@ -123,7 +118,7 @@ def measure(every: Sequence[Arm], rounds: int, train: Train) -> dict[str, list[F
             except RunError as error:
                 if arm.name == BASE:
                     raise
-                say("WARN", f"{arm.name} is left out: {error}")
+                say("WARN", f"left out: {error}")
                 del figures[arm.name]
                 continue
             last = figures[arm.name][-1]
@@ -131,22 +126,10 @@ def measure(every: Sequence[Arm], rounds: int, train: Train) -> dict[str, list[F
     return figures
 
 
-def train_apart(arm: Arm, steps: int, build_dir: Path) -> Figures:
+def train_arm(arm: Arm, steps: int, build_dir: Path) -> Figures:
     """Train ``steps`` steps in a new process. RunError where it fails."""
-    variables = {**os.environ, **environment(arm.config.machine)}
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", "gpt2.bench.arm", str(steps), str(build_dir)],
-        input=canonical_json(dict(arm.config.values)),
-        env=variables,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode:
-        said = done.stderr.strip().splitlines() or ["it says nothing"]
-        errors = [line.removeprefix("ERROR").strip() for line in said if line.startswith("ERROR")]
-        raise RunError((errors or said[-1:])[0])
-    return Figures(**json.loads(done.stdout.splitlines()[-1]))
+    arguments = (str(steps), str(build_dir))
+    return Figures(**train_apart(arm.name, arm.config, "gpt2.bench.arm", *arguments))
 
 
 def to_markdown(figures: Mapping[str, Sequence[Figures]]) -> str:

@@ -7,10 +7,7 @@ ratio is kept, so that a machine that becomes slower does not favour one.
 """
 
 import json
-import os
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -18,14 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from gpt2.ablation.resolve import resolve_config
+from gpt2.bench.apart import train_apart
 from gpt2.config import Config
 from lib.analysis.significance import Interval, median_interval
 from lib.binding import Value
 from lib.console import say
-from lib.errors import RunError
-from lib.files import canonical_json
 from lib.kconfig import Layer, Tree
-from lib.machine.setup import environment
 
 SCHEMA_VERSION = 1
 FEWEST_PAIRS = 9
@@ -136,30 +131,10 @@ def measure(
     return [Answer(q, on, off) for q, (on, off) in zip(asked, found, strict=True)]
 
 
-def train_apart(side: Side, build_dir: Path) -> Figures:
+def train_side(side: Side, build_dir: Path) -> Figures:
     """Train one side in a new process. RunError where it fails."""
-    variables, started = {**os.environ, **environment(side.config.machine)}, str(time.time())
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-P",
-            "-m",
-            "gpt2.bench.loops",
-            side.loop,
-            str(build_dir.absolute()),
-            started,
-        ],
-        input=canonical_json(dict(side.config.values)),
-        env=variables,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode:
-        said = done.stderr.strip().splitlines() or ["it says nothing"]
-        errors = [line for line in said if line.startswith("ERROR")]
-        raise RunError(f"{side.name}: {(errors or said[-1:])[0]}")
-    return Figures(**json.loads(done.stdout.splitlines()[-1]))
+    arguments = (side.loop, str(build_dir.absolute()), str(time.time()))
+    return Figures(**train_apart(side.name, side.config, "gpt2.bench.loops", *arguments))
 
 
 def to_text(answers: Sequence[Answer], iterations: int) -> str:
