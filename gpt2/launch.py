@@ -99,7 +99,9 @@ def train_here(plan: Plan, *, dirty: bool = False) -> int:
     process = current_process()
     require_processes(process, run.config.train.gpus)
     if process.is_main:
-        preflight.check_machine([run.config], preflight.Place(plan.build_dir, plan.folder, dirty))
+        preflight.check_machine(
+            [run.config], preflight.TrainingPlace(plan.build_dir, plan.folder, dirty)
+        )
     with Interrupts() as interrupts, ExitStack() as held:
         if process.is_main:
             preflight.check_weights([run.config], plan.build_dir)

@@ -27,7 +27,7 @@ SCHEMA_VERSION = 1
 
 
 @dataclass(frozen=True)
-class Place:
+class TrainingPlace:
     """Where runs are made, and what the user allows there."""
 
     build_dir: Path
@@ -45,7 +45,7 @@ class Condition:
     problems: Sequence[Problem]
 
 
-def check_machine(configs: Sequence[Config], place: Place) -> list[dict[str, str]]:
+def check_machine(configs: Sequence[Config], place: TrainingPlace) -> list[dict[str, str]]:
     """Check the machine and the environment of ``configs``; called in a worker, for it loads torch.
 
     Writes the snapshot of the environment. One set of environment variables for each run that may
@@ -59,7 +59,7 @@ def check_machine(configs: Sequence[Config], place: Place) -> list[dict[str, str
     return _slots(configs)
 
 
-def conditions(configs: Sequence[Config], place: Place) -> list[Condition]:
+def conditions(configs: Sequence[Config], place: TrainingPlace) -> list[Condition]:
     """Every condition of a start, looked at one by one: none hides another."""
     here = running()
     profiles = {c.repro.profile for c in configs}
@@ -93,7 +93,7 @@ def conditions(configs: Sequence[Config], place: Place) -> list[Condition]:
     return found
 
 
-def describe(configs: Sequence[Config], place: Place) -> dict[str, Any]:
+def describe(configs: Sequence[Config], place: TrainingPlace) -> dict[str, Any]:
     """What ``make preflight`` tells: facts of this machine, and every condition.
 
     Writes the snapshot of the environment; trains nothing and downloads nothing.
@@ -201,7 +201,7 @@ def _kernel_problems(configs: Sequence[Config]) -> list[Problem]:
     return [p for model, machine in models for p in _problems(check_attention, model, machine)]
 
 
-def _snapshot_problems(configs: Sequence[Config], place: Place) -> list[Problem]:
+def _snapshot_problems(configs: Sequence[Config], place: TrainingPlace) -> list[Problem]:
     """Take the snapshot of the environment and of the hardware; why that cannot be done."""
     import torch
 

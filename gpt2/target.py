@@ -7,10 +7,10 @@ from typing import Any
 
 from gpt2.config import Config
 from gpt2.planning import Plan
-from gpt2.preflight import Place, check_data, check_weights
+from gpt2.preflight import TrainingPlace, check_data, check_weights
 from gpt2.runs import write_resolved_config
 from lib.environment.record import keep_snapshot
-from lib.kconfig.place import Place as KconfigPlace
+from lib.kconfig.place import Place
 from lib.kconfig.settings import Setting, settings
 from lib.machine.devices import cpu_model
 from lib.machine.setup import environment
@@ -47,7 +47,7 @@ class Gpt2Target:
         self.build_dir: Path = plan.build_dir
         # Resume checkpoints of other code, as the user asked.
         self.arguments: Mapping[str, Any] = {"allow_stale": allow_stale}
-        self._place = Place(plan.build_dir, plan.folder, dirty)
+        self._place = TrainingPlace(plan.build_dir, plan.folder, dirty)
         self._machine = plan.base.machine
         self._pool = pool
 
@@ -80,7 +80,7 @@ class Gpt2Target:
 
     def settings(self, run: Run[Config]) -> Mapping[str, Setting]:
         """Who set what is no default in the run's configuration."""
-        place = KconfigPlace(ROOT, self.build_dir)
+        place = Place(ROOT, self.build_dir)
         return settings(place.config, run.config.values, run.label)
 
     def processes(self, run: Run[Config]) -> int:

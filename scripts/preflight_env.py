@@ -32,7 +32,7 @@ def main() -> int:
     os.environ.update(environment(plan.base.machine))
     from gpt2 import preflight
 
-    place = preflight.Place(plan.build_dir, plan.folder, given.dirty)
+    place = preflight.TrainingPlace(plan.build_dir, plan.folder, given.dirty)
     told = preflight.describe([run.config for run in plan.runs], place)
     as_json = json.dumps(told, sort_keys=True, allow_nan=False) + "\n"
     print(as_json if given.json else preflight.describe_text(told), end="")

@@ -19,7 +19,7 @@ from gpt2 import train
 from gpt2.bench.knobs import Figures
 from gpt2.check.rehearsal import Losses
 from gpt2.config import Config
-from gpt2.preflight import Place, check_machine
+from gpt2.preflight import TrainingPlace, check_machine
 from gpt2.training.records import Records
 from gpt2.training.session import Session
 from gpt2.training.start import open_session
@@ -34,7 +34,7 @@ _NOT_TIMED = 3
 def measure(config: Config, build_dir: Path, steps: int) -> Figures:
     """Train a new model for ``steps`` steps and a few before them. PreflightError where it cannot."""
     # A measurement is no run: what it was made of need not be committed.
-    check_machine([config], Place(build_dir, build_dir, dirty=True))
+    check_machine([config], TrainingPlace(build_dir, build_dir, dirty=True))
     with tempfile.TemporaryDirectory() as folder:
         records = Records(RunDir(Path(folder)), lambda event: None)
         session = open_session(config, build_dir, records)

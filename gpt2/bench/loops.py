@@ -21,7 +21,7 @@ from gpt2.bench.overhead import NOT_TIMED, Figures
 from gpt2.config import Config
 from gpt2.data.loader import BatchLoader
 from gpt2.data.sampler import TrainSampler
-from gpt2.preflight import Place, check_machine
+from gpt2.preflight import TrainingPlace, check_machine
 from gpt2.runs import write_resolved_config
 from gpt2.train import run
 from gpt2.training.records import NoRecords
@@ -123,7 +123,7 @@ def main() -> int:
     side, build_dir, started = sys.argv[1], Path(sys.argv[2]), float(sys.argv[3])
     config = Config.from_values(json.load(sys.stdin))
     # A measurement is no run: what it was made of need not be committed.
-    check_machine([config], Place(build_dir, build_dir, dirty=True))
+    check_machine([config], TrainingPlace(build_dir, build_dir, dirty=True))
     loop = {"recorded": recorded, "bare": bare}[side]
     with tempfile.TemporaryDirectory(dir=build_dir, prefix="overhead-") as scratch:
         folder = Path(scratch) / "overhead" / f"run-s{config.seed}-{config.hash8}"

@@ -15,7 +15,7 @@ from gpt2.ablation.resolve import resolve_config
 from gpt2.config import Config
 from gpt2.long_runs import long_run_problems
 from gpt2.planning import Plan
-from gpt2.preflight import Place, check_machine, conditions, describe, describe_text
+from gpt2.preflight import TrainingPlace, check_machine, conditions, describe, describe_text
 from gpt2.target import Gpt2Target
 from lib.binding import Value, bound_fields
 from lib.environment import snapshot
@@ -49,9 +49,9 @@ def configured(**changes: Value) -> Config:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Place:
+def place(tmp_path: Path) -> TrainingPlace:
     """Where nothing is yet, and any code may be trained."""
-    return Place(tmp_path / "build", tmp_path / "build" / "results", dirty=True)
+    return TrainingPlace(tmp_path / "build", tmp_path / "build" / "results", dirty=True)
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def interpreter(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[st
     return fake
 
 
-def failing(config: Config, place: Place) -> dict[str, str]:
+def failing(config: Config, place: TrainingPlace) -> dict[str, str]:
     """Conditions that do not hold, and in what words."""
     found = conditions([config], place)
     return {c.name: "\n".join(map(str, c.problems)) for c in found if c.problems}
@@ -80,7 +80,7 @@ def failing(config: Config, place: Place) -> dict[str, str]:
 @pytest.mark.parametrize("asked", ["conda", "uv", "venv"])
 @pytest.mark.parametrize("kind", ["conda", "uv", "venv", "system"])
 def test_only_the_policy_decides_on_one_machine(
-    place: Place, interpreter: Callable, tmp_path: Path, kind: str, asked: str
+    place: TrainingPlace, interpreter: Callable, tmp_path: Path, kind: str, asked: str
 ) -> None:
     interpreter(kind)
     assert failing(configured(), place) == {}
@@ -93,7 +93,7 @@ def test_only_the_policy_decides_on_one_machine(
 
 
 def test_a_variable_makes_no_conda_environment(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    place: TrainingPlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CONDA_DEFAULT_ENV", "llmhe")
     monkeypatch.setenv("CONDA_PREFIX", "/opt/conda/envs/llmhe")
@@ -102,7 +102,9 @@ def test_a_variable_makes_no_conda_environment(
     assert "ENV_POLICY=conda, but" in found["environment"]
 
 
-def test_all_that_is_wrong_is_told_at_once(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_that_is_wrong_is_told_at_once(
+    place: TrainingPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("gpt2.preflight.tree_problems", lambda *given: ["edited"])
     changes = {
         "ENV_POLICY_UV": True,
@@ -128,7 +130,9 @@ def test_all_that_is_wrong_is_told_at_once(place: Place, monkeypatch: pytest.Mon
         assert words in str(refusal.value)
 
 
-def test_two_gpus_where_one_is_pinned(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_gpus_where_one_is_pinned(
+    place: TrainingPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
     gpu = SimpleNamespace(name="G", total_memory=24 * 2**30)
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.get_device_properties", lambda device: gpu)
@@ -143,7 +147,7 @@ def test_two_gpus_where_one_is_pinned(place: Place, monkeypatch: pytest.MonkeyPa
             )
 
 
-def test_a_snapshot_is_taken_unless_it_is_not_wanted(place: Place) -> None:
+def test_a_snapshot_is_taken_unless_it_is_not_wanted(place: TrainingPlace) -> None:
     without = configured(RUN_PROFILE_MAXOUT_SPEED=True, ENV_SNAPSHOT=False)
     check_machine([without], place)
     assert not place.build_dir.exists()
@@ -155,7 +159,9 @@ def test_a_snapshot_is_taken_unless_it_is_not_wanted(place: Place) -> None:
     assert {"packages.txt", "hw.json", "nvidia_smi.txt", "snapshot.json"} <= files
 
 
-def test_every_way_to_train_is_checked(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_way_to_train_is_checked(
+    place: TrainingPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for beyond in ("gpt2.preflight.check_data", "gpt2.target.check_data", "gpt2.train.run"):
         monkeypatch.setattr(beyond, lambda *given: pytest.fail("went on"))
     config = configured(ENV_PYTHON="2.7")
@@ -169,7 +175,7 @@ def test_every_way_to_train_is_checked(place: Place, monkeypatch: pytest.MonkeyP
     assert not place.results.exists()
 
 
-def test_what_is_told_has_facts_and_conditions(place: Place) -> None:
+def test_what_is_told_has_facts_and_conditions(place: TrainingPlace) -> None:
     told = describe([configured(ENV_PYTHON="2.7")], place)
     assert told["facts"]["run_profiles"] == ["paper_repro"] and told["facts"]["cpu_cores"] >= 1
     assert told["passed"] is False
@@ -179,7 +185,7 @@ def test_what_is_told_has_facts_and_conditions(place: Place) -> None:
     assert re.search(r"^OK      environment$", text, re.MULTILINE)
 
 
-def test_the_page_has_every_condition_symbol_and_file(place: Place) -> None:
+def test_the_page_has_every_condition_symbol_and_file(place: TrainingPlace) -> None:
     _, conditions_table, _ = re.split(r"^(\| condition .*?)\n\n", PAGE, flags=re.M | re.S)
     named = re.findall(r"^\| (\w[\w ]*?) \|", conditions_table, re.MULTILINE)[1:]
     assert named == [c.name for c in conditions([configured()], place)]
@@ -202,7 +208,7 @@ def with_processes(config: Config, device: str, gpus: int, threads: int) -> Conf
     return replace(config, train=train, machine=machine)
 
 
-def test_a_slot_is_a_group(monkeypatch: pytest.MonkeyPatch, place: Place) -> None:
+def test_a_slot_is_a_group(monkeypatch: pytest.MonkeyPatch, place: TrainingPlace) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr("gpt2.preflight.preflight", lambda machine, gpus: None)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 8)
@@ -240,13 +246,13 @@ class TestLongRuns:
         ],
     )
     def test_a_long_run_without_checkpoints_is_refused(
-        self, place: Place, given: dict[str, Value], why: str
+        self, place: TrainingPlace, given: dict[str, Value], why: str
     ) -> None:
         found = failing(configured(**given), place)
         assert found.keys() == ({"long runs"} if why else set())
         assert why in found.get("long runs", "")
 
-    def test_nothing_is_written_where_results_go(self, place: Place) -> None:
+    def test_nothing_is_written_where_results_go(self, place: TrainingPlace) -> None:
         with pytest.raises(PreflightError, match="CHECKPOINT_INTERVAL=0 saves nothing") as refused:
             check_machine([configured(**LONG, CHECKPOINT_INTERVAL=0)], place)
         assert refused.value.exit_code == 3 and not place.results.exists()
@@ -260,7 +266,9 @@ class TestLongRuns:
         assert bool(found) is not bool(precise)
         assert not found or "PRECISION=fp32 on a GPU under maxout_speed" in found[0].what
 
-    def test_what_would_be_trained_is_shown_first(self, place: Place, tmp_path: Path) -> None:
+    def test_what_would_be_trained_is_shown_first(
+        self, place: TrainingPlace, tmp_path: Path
+    ) -> None:
         text = describe_text(describe([configured(**LONG)] * 2, place))
         assert text.splitlines()[0] == (
             "RUN     7.2M parameters, 4 layers, 4 heads, 128 wide, context 128, dense full, fp32 on "

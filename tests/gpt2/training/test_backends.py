@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpt2.config import Config
-from gpt2.preflight import Place, check_machine
+from gpt2.preflight import TrainingPlace, check_machine
 from lib.binding import Value
 from lib.errors import PreflightError
 
@@ -43,7 +43,7 @@ def test_joined_and_rows_train_alike(configure: Configure, train: Callable) -> N
 
 def test_what_cannot_run_is_refused_with_the_machine(configure: Configure, tmp_path: Path) -> None:
     """On a CPU, flash attention with dropout."""
-    place = Place(tmp_path, tmp_path, dirty=True)
+    place = TrainingPlace(tmp_path, tmp_path, dirty=True)
     check_machine([configure()], place)
     with pytest.raises(PreflightError, match="ATTENTION_BACKEND_FLASH"):
         check_machine([configure(), configure(ATTENTION_BACKEND_FLASH=True)], place)

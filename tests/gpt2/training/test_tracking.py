@@ -17,7 +17,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from gpt2.config import Config
-from gpt2.preflight import Place, check_machine
+from gpt2.preflight import TrainingPlace, check_machine
 from gpt2.training.step import optimizer_step
 from gpt2.training.tracking import start_companions
 from lib import companions
@@ -398,7 +398,7 @@ def test_only_rank_0_has_trackers(session: Callable, fake: Fake) -> None:
 def test_a_missing_package_is_an_error_before_anything_starts(
     configure: Configure, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    place = Place(tmp_path, tmp_path, dirty=True)
+    place = TrainingPlace(tmp_path, tmp_path, dirty=True)
     check_machine([configure(**ALL)], place)
     monkeypatch.setattr(options, "_is_installed", lambda package: False)
     check_machine([configure()], place)
