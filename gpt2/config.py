@@ -41,7 +41,7 @@ class ModelConfig:
     attention: AttentionConfig
     mlp: MlpConfig
     # Whether backward computes each block anew instead of keeping what is inside it.
-    grad_checkpointing: bool = symbol("GRAD_CHECKPOINTING")
+    grad_checkpointing: bool = symbol("GRAD_CHECKPOINTING", form=True)
 
     def sites(self) -> list[BlockSite]:
         """One site for each block."""
@@ -206,7 +206,11 @@ class Config:
 
     def identity(self) -> dict[str, Any]:
         """All that may change a bit of the result, as plain JSON types."""
-        return _identity(self)
+        return _identity(self, forms=True)
+
+    def function(self) -> dict[str, Any]:
+        """The identity without what chooses among forms of one function."""
+        return _identity(self, forms=False)
 
     @property
     def digest(self) -> str:
@@ -229,13 +233,14 @@ def load_config(build_dir: Path) -> Config:
     return Config.from_values(read_constants(build_dir / "config.py"))
 
 
-def _identity(value: Any) -> Any:
+def _identity(value: Any, *, forms: bool) -> Any:
     """Dataclasses become dictionaries of their identity fields, with their part's name."""
     if isinstance(value, tuple):
-        return [_identity(item) for item in value]
+        return [_identity(item, forms=forms) for item in value]
     if not dataclasses.is_dataclass(value):
         return value
     fields = (f for f in dataclasses.fields(value) if f.metadata.get("identity", True))
-    found = {f.name: _identity(vars(value)[f.name]) for f in fields}
+    chosen = (f for f in fields if forms or not f.metadata.get("form", False))
+    found = {f.name: _identity(vars(value)[f.name], forms=forms) for f in chosen}
     name = vars(type(value)).get("name")
     return {"name": name, **found} if isinstance(name, str) else found

@@ -19,16 +19,22 @@ Value = bool | int | str
 
 
 def symbol(
-    name: str, *, low: float | None = None, high: float | None = None, identity: bool = True
+    name: str,
+    *,
+    low: float | None = None,
+    high: float | None = None,
+    identity: bool = True,
+    form: bool = False,
 ) -> Any:
     """A field bound to the Kconfig symbol or choice ``name``.
 
     ``low`` and ``high`` bound a float (inclusive). ``identity=False`` marks a setting that cannot
     change a bit of a run's result (folders, intervals), and so stays out of the run's hash.
+    ``form=True`` marks one that chooses how a function is computed, not which: last bits, memory
+    and time.
     """
-    return dataclasses.field(
-        metadata={"symbol": name, "low": low, "high": high, "identity": identity}
-    )
+    metadata = {"symbol": name, "low": low, "high": high, "identity": identity, "form": form}
+    return dataclasses.field(metadata=metadata)
 
 
 class Parts(Protocol):

@@ -121,7 +121,7 @@ class AttentionConfig:
     gates: tuple[ScorePartOptions, ...]
     # auto, rows, joined, or a kernel of plain attention (see forms.py); empty where the pattern
     # attends by itself.
-    backend: str = symbol("ATTENTION_BACKEND")
+    backend: str = symbol("ATTENTION_BACKEND", form=True)
 
     @classmethod
     def from_values(cls, values: Mapping[str, Value]) -> "AttentionConfig":

@@ -5,7 +5,7 @@ B batch, T tokens.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gpt2.check.finding import Finding
 from gpt2.check.shrink import CONTEXT
@@ -20,9 +20,6 @@ _TRAINED_TOLERANCE = 1e-7
 # The whole small context: a window may hide its first tokens alone.
 _LENGTH = CONTEXT
 
-# Fields of an identity that say how a function is computed, not which: no two of them differ in it.
-_FORMS = {"backend", "ranges", "ranges_min", "grad_checkpointing"}
-
 # A tensor's product with a random one of its name, and its norm.
 Projections = Mapping[str, tuple[float, float]]
 
@@ -35,8 +32,8 @@ class Fingerprint:
     """
 
     full_identity: str
-    # Of the small form, without what chooses among forms of one function.
-    small_identity: str
+    # Of the small form.
+    small_function: str
     outputs: Projections
     gradients: Projections
     trained: Projections
@@ -59,7 +56,7 @@ def compare(slug: str, fingerprints: Mapping[str, Fingerprint]) -> list[Finding]
             continue
         if mine.full_identity == its.full_identity:
             found.append(Finding(f"another configuration than {other}", "the same configuration"))
-        elif mine.small_identity != its.small_identity and same(mine, its):
+        elif mine.small_function != its.small_function and same(mine, its):
             what = "outputs, gradients and trained weights are equal for equal parameters"
             found.append(Finding(f"another function or another training than {other}", what))
     return found
@@ -102,18 +99,11 @@ def fingerprint(subject: "Subject") -> Fingerprint:
     rehearsal.close()
     return Fingerprint(
         canonical_json(subject.config.identity()),
-        canonical_json(_without_forms(small.identity())),
+        canonical_json(small.function()),
         projections({"logits": logits}),
         found,
         projections(trained),
     )
-
-
-def _without_forms(identity: Any) -> Any:
-    """An identity, or a part of one, without what chooses among forms of one function."""
-    if isinstance(identity, dict):
-        return {k: _without_forms(v) for k, v in identity.items() if k not in _FORMS}
-    return [_without_forms(v) for v in identity] if isinstance(identity, list) else identity
 
 
 def _by_shape(tensors: Mapping) -> dict:

@@ -18,16 +18,9 @@ ELSEWHERE = {
     "MODEL_SIZE": "decides defaults alone",
     "RUN_PROFILE": "decides defaults and rules alone",
     "DEVICE": "a GPU",
-    "ATTENTION_BACKEND": "last bits: forms of the same function",
-    "NSA_BACKEND": "last bits: forms of the same function",
-    "NSA_RANGES": "last bits: forms of the same function",
-    "NSA_RANGES_MIN_S": "last bits: forms of the same function",
     "MATMUL_PRECISION": "a GPU's products",
     "CUDNN_BENCHMARK": "a GPU's kernels",
     "DETERMINISTIC": "operations of a GPU",
-    "GRAD_CHECKPOINTING": "memory: the bits are the same",
-    "COMPILE": "last bits, after minutes of compilation",
-    "CPU_THREADS": "last bits of large sums",
     "GPUS": "several processes",
     "DDP_SAFE": "several processes",
     "GPT2_MAX_TIME": "seconds: no two runs are the same",
@@ -48,10 +41,11 @@ ELSEWHERE = {
 
 
 def knobs(tree: Tree) -> list[SymbolInfo]:
-    """Symbols and choices of a run, without what only plans runs, and members of choices."""
+    """Symbols and choices of a run, without members of choices, what only plans runs, and what only
+    chooses among forms of one function: there last bits may change or not."""
     selecting = {name for registry in REGISTRIES for name in registry.symbols()}
-    planning = {name for name, reader in readers().items() if reader.owner is StudyConfig}
-    known = (readers().keys() | selecting) - planning - ELSEWHERE.keys()
+    told = {name for name, r in readers().items() if r.owner is StudyConfig or r.form}
+    known = (readers().keys() | selecting) - told - ELSEWHERE.keys()
     return [info for info in tree.symbols() if info.name in known and not info.choice]
 
 
@@ -81,5 +75,8 @@ def check_knobs(names: str = "") -> tuple[int, str]:
 
 
 def _unknown(name: str) -> Problem:
-    reason = f"needs {ELSEWHERE[name]}" if name in ELSEWHERE else "is no symbol of a run"
+    if name in readers() and readers()[name].form:
+        reason = "chooses among forms of one function: last bits, memory and time"
+    else:
+        reason = f"needs {ELSEWHERE[name]}" if name in ELSEWHERE else "is no symbol of a run"
     return Problem(f"{name}: {reason}", "SYM")

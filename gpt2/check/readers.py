@@ -18,13 +18,15 @@ REGISTRIES = (PROJECTIONS, PATTERNS, TERMS, GATES, MECHANISMS, OPTIMIZERS, BASES
 
 @dataclass(frozen=True)
 class Reader:
-    """A field: the class that has it, its type, the bounds of a float, whether it is identity."""
+    """A field: the class that has it, its type, the bounds of a float, whether it is identity, and
+    whether it only chooses among forms of one function."""
 
     owner: type
     kind: type
     low: float | None
     high: float | None
     identity: bool
+    form: bool
 
 
 @cache
@@ -34,7 +36,7 @@ def readers() -> dict[str, Reader]:
     for owner in _classes():
         kinds = typing.get_type_hints(owner)
         for field in bound_fields(owner):
-            given = {key: field.metadata[key] for key in ("low", "high", "identity")}
+            given = {key: field.metadata[key] for key in ("low", "high", "identity", "form")}
             found[field.metadata["symbol"]] = Reader(owner, kinds[field.name], **given)
     return found
 

@@ -14,8 +14,8 @@ class MachineConfig:
     # fp32, bf16 or fp16 (fp16 with a gradient scaler)
     precision: str = symbol("PRECISION")
     # Threads of each process of a run; part of the identity because sums depend on how work is split.
-    cpu_threads: int = symbol("CPU_THREADS")
-    compile: bool = symbol("COMPILE")
+    cpu_threads: int = symbol("CPU_THREADS", form=True)
+    compile: bool = symbol("COMPILE", form=True)
     # Of operations without a deterministic form: off, warn or strict
     deterministic: str = symbol("DETERMINISTIC")
     # Inside fp32 matrix products: highest, high (TF32) or medium (bf16).

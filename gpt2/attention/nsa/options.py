@@ -42,10 +42,10 @@ class NsaOptions(PatternOptions):
     branch_selected: bool = symbol("NSA_BRANCH_SELECTED")
     branch_window: bool = symbol("NSA_BRANCH_WINDOW")
     # How selected blocks are computed: auto, blocks or gather.
-    backend: str = symbol("NSA_BACKEND")
+    backend: str = symbol("NSA_BACKEND", form=True)
     # What gather takes at once: lists, merged or, merged from ranges_min tokens on, adaptive.
-    ranges: str = symbol("NSA_RANGES")
-    ranges_min: int = symbol("NSA_RANGES_MIN_S")
+    ranges: str = symbol("NSA_RANGES", form=True)
+    ranges_min: int = symbol("NSA_RANGES_MIN_S", form=True)
 
     def __post_init__(self) -> None:
         wrong = []

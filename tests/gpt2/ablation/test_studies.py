@@ -6,6 +6,7 @@ from gpt2.ablation import STUDIES
 from gpt2.ablation.nsa import READS
 from gpt2.ablation.resolve import resolve_study
 from gpt2.ablation.step import Study
+from gpt2.check.readers import readers
 from lib.kconfig import Layer, Tree, defconfig_layers
 from lib.project import ROOT
 
@@ -90,10 +91,6 @@ def test_steps_of_one_name_are_one_configuration(quickstart):
     assert ratio["golden-gate"].config.hash8 == mechanisms["gate"].config.hash8
 
 
-# How something is computed, with the same result.
-COMPUTED = {"NSA_BACKEND", "NSA_RANGES"}
-
-
 def test_every_option_of_the_studied_mechanisms_is_a_step(tree, quickstart):
     configs = [found.config for study in STUDIES.values() for found in quickstart(study).values()]
     folders = {"gpt2/mlp/Kconfig"}
@@ -103,9 +100,9 @@ def test_every_option_of_the_studied_mechanisms_is_a_step(tree, quickstart):
         folders |= {f"gpt2/attention/{part.name}/Kconfig" for part in parts}
         folders |= {f"gpt2/mlp/{part.name}/Kconfig" for part in config.model.mlp.mechanisms}
     assert len(folders) == 12
-    options = set()
+    options, forms = set(), {name for name, reader in readers().items() if reader.form}
     for s in tree.symbols():
-        if s.choice in COMPUTED:
+        if s.choice in forms:
             continue
         if s.where.partition(":")[0] in folders and s.choice:
             options.add((s.choice, s.name.removeprefix(f"{s.choice}_").lower()))

@@ -5,13 +5,14 @@ import dataclasses
 import pytest
 import torch
 
+from gpt2.ablation.resolve import resolve_config
 from gpt2.attention.reciprocal.options import ReciprocalOptions
 from gpt2.check import readers
 from gpt2.check.flip import Effects, reveal, wrong
 from gpt2.check.knobs import ELSEWHERE, check_knobs, knobs
 from gpt2.check.workshop import Workshop
 from lib.errors import ConfigError
-from lib.kconfig import Tree
+from lib.kconfig import Layer, Tree
 from lib.optim.sgd.options import SgdOptions
 from lib.repro.rng import rng_state, set_rng_state
 
@@ -92,6 +93,19 @@ def test_every_symbol_has_a_base_and_is_tried_or_told_why_not(tree):
     assert {info.name for info in tried} >= {"OPTIMIZER", "RECIPROCAL", "N_LAYER", "LOG_INTERVAL"}
 
 
+def test_forms_of_one_function_are_neither_tried_nor_compared_among_steps(tree):
+    forms = {name for name, reader in readers.readers().items() if reader.form}
+    assert forms >= {"ATTENTION_BACKEND", "NSA_RANGES", "GRAD_CHECKPOINTING", "COMPILE"}
+    assert not forms & (ELSEWHERE.keys() | {info.name for info in knobs(tree)})
+    given = {"DEVICE_CPU": True, "RUN_PROFILE_MAXOUT_SPEED": True, "MODEL_SIZE_TINY": True}
+    plain, again, exact = (
+        resolve_config(tree, [Layer.of("defconfig", "test", given | change)])
+        for change in ({}, {"GRAD_CHECKPOINTING": True}, {"ACTIVATION_GELU_EXACT": True})
+    )
+    assert again.hash8 != plain.hash8 and again.function() == plain.function()
+    assert exact.function() != plain.function()
+
+
 def test_the_command_names_file_and_line(monkeypatch, tree):
     class Pool:
         def __init__(self, *given):
@@ -107,7 +121,7 @@ def test_the_command_names_file_and_line(monkeypatch, tree):
     assert (code, text) == (1, f"FAIL  {info.where}: {what}\n0 passed, 1 failed\n")
 
 
-@pytest.mark.parametrize("name", ["NONSENSE", "DEVICE", "JOBS"])
+@pytest.mark.parametrize("name", ["NONSENSE", "DEVICE", "JOBS", "NSA_RANGES"])
 def test_a_symbol_that_cannot_be_tried_is_an_error(name):
     with pytest.raises(ConfigError, match=name):
         check_knobs(name)
