@@ -3,8 +3,9 @@
 B batch, T tokens, N heads, K key/value heads, H head dim.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -33,18 +34,16 @@ KERNELS = {
     "cudnn": torch.backends.cuda.cudnn_sdp_enabled,
 }
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+# Enough to see which kernel of a CPU runs; whole long sequences take it seconds.
+_CPU_TOKENS = 128
 # How torch says that no kernel of those allowed can run.
 REFUSALS = ("No available kernel", "No viable backend")
 
 
 def plain_attention(heads: Heads, pattern: Pattern, backend: str, dropout: float) -> Tensor:
     """Head outputs, BNTH. RunError where the kernel asked for cannot run here."""
-    q, k, v = heads.q_BNTH, heads.k_BKTH, heads.v_BKTH
-    seen = pattern.sdpa_arguments(q.shape[2], q.device)
-    with _allowed(backend, q, dropout, RunError):
-        return F.scaled_dot_product_attention(
-            q, k, v, dropout_p=dropout, enable_gqa=k.shape[1] < q.shape[1], **seen
-        )
+    seen = pattern.sdpa_arguments(heads.q_BNTH.shape[2], heads.q_BNTH.device)
+    return _attend(heads, seen, backend, dropout)
 
 
 def allowed_kernels(backend: str) -> list[str]:
@@ -60,7 +59,7 @@ def torch_kernel(model: ModelConfig, precision: str, device: torch.device, dropo
     PreflightError where the one that is configured cannot run.
     """
     options, shape = model.attention, model.shape
-    q = _zeros(model, shape.n_head, precision, device)
+    q = _zeros(model, shape.n_head, shape.block_size, precision, device)
     pattern = PATTERNS.module(options.pattern.name)(options.pattern)
     seen = pattern.sdpa_arguments(shape.block_size, device)
     with _allowed(options.backend, q, dropout, PreflightError):
@@ -70,20 +69,36 @@ def torch_kernel(model: ModelConfig, precision: str, device: torch.device, dropo
 def kernel_at_work(model: ModelConfig, precision: str, device: torch.device, dropout: float) -> str:
     """The kernel that ran: flash, efficient, cudnn or math, by one pass of plain attention.
 
-    Of one sequence and the heads that share a key. Draws nothing that anybody else would draw.
+    Of one sequence and the heads that share a key; on a CPU, whose kernel does not go by the
+    length, of a piece of it. Draws nothing that anybody else would draw.
     """
-    options = model.attention
+    options, length = model.attention, model.shape.block_size
     group = model.shape.n_head // _kv_heads(model)
-    q, k, v = (_zeros(model, heads, precision, device) for heads in (group, 1, 1))
     pattern = PATTERNS.module(options.pattern.name)(options.pattern)
+    seen = pattern.sdpa_arguments(length, device)
+    if device.type == "cpu" and length > _CPU_TOKENS:
+        length = _CPU_TOKENS
+        # Whether there is a mask may decide: it is that of the whole length.
+        seen = {n: v[:length, :length] if isinstance(v, Tensor) else v for n, v in seen.items()}
+    q, k, v = (_zeros(model, heads, length, precision, device) for heads in (group, 1, 1))
     gpus = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(gpus), torch.enable_grad():
-        return kernel_that_made(plain_attention(Heads(q, k, v), pattern, options.backend, dropout))
+        return kernel_that_made(_attend(Heads(q, k, v), seen, options.backend, dropout))
 
 
-def _zeros(model: ModelConfig, heads: int, precision: str, device: torch.device) -> Tensor:
-    """A sequence of so many heads that wants a gradient, as in training."""
-    sizes = (1, heads, model.shape.block_size, model.shape.head_dim)
+def _attend(heads: Heads, seen: Mapping[str, Any], backend: str, dropout: float) -> Tensor:
+    q, k, v = heads.q_BNTH, heads.k_BKTH, heads.v_BKTH
+    with _allowed(backend, q, dropout, RunError):
+        return F.scaled_dot_product_attention(
+            q, k, v, dropout_p=dropout, enable_gqa=k.shape[1] < q.shape[1], **seen
+        )
+
+
+def _zeros(
+    model: ModelConfig, heads: int, length: int, precision: str, device: torch.device
+) -> Tensor:
+    """``length`` tokens of so many heads that want a gradient, as in training."""
+    sizes = (1, heads, length, model.shape.head_dim)
     return torch.zeros(sizes, device=device, dtype=_DTYPES[precision], requires_grad=True)
 
 

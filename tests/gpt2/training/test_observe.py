@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
+from gpt2.attention.sdpa import kernel_at_work, torch_kernel
 from gpt2.config import Config
 from gpt2.training.describe import attention_kernel
 from gpt2.training.observe import require_observed, run_knobs
@@ -51,6 +53,27 @@ def test_attention_is_recorded_by_form_and_shape(session: Callable[..., Session]
     flash = observed(session(DROPOUT="0.0"))
     assert flash["sdpa_backend_selected"] == {"2x16x8, dropout 0": "flash"}
     assert flash["flash_attention_enabled"] and flash["sdpa_backends_allowed"] == ["flash"]
+
+
+@pytest.mark.parametrize(("window", "masked"), [(512, True), (4096, False)])
+def test_a_cpu_shows_its_kernel_on_a_piece_of_a_long_sequence(
+    configure: Configure, monkeypatch: pytest.MonkeyPatch, window: int, masked: bool
+) -> None:
+    asked: list[tuple[int, bool]] = []
+    real = F.scaled_dot_product_attention
+
+    def attend(q: torch.Tensor, *given: torch.Tensor, **named: Any) -> torch.Tensor:
+        asked.append((q.shape[2], "attn_mask" in named))
+        return real(q, *given, **named)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", attend)
+    sliding = {"ATTENTION_PATTERN_SLIDING": True, "SLIDING_WINDOW": window}
+    model = configure(BLOCK_SIZE=4096, **sliding).model
+    for dropout, kernel in ((0.0, "flash"), (0.2, "math")):
+        assert kernel_at_work(model, "fp32", torch.device("cpu"), dropout) == kernel
+        assert torch_kernel(model, "fp32", torch.device("cpu"), dropout) == kernel
+    # The mask is there where the whole sequence has one, though the piece is within the window.
+    assert asked == [(128, masked)] * 2
 
 
 def test_the_backend_of_sparse_attention_is_recorded(session: Callable[..., Session]) -> None:
