@@ -65,7 +65,7 @@ def to_markdown(table: Table) -> str:
     for part in table.sections:
         grid = _grid([part.header, *part.rows], left=(0,))
         text += f"\n## {part.title}\n\n{grid}\n{part.note}"
-    text += _machine_text(table.rows)
+    text += _machine_text(table)
     if table.left_out:
         text += "\n## Left out\n\n" + "".join(f"- {what}\n" for what in table.left_out)
     notes = "".join(f"- {note}\n" for note in table.notes)
@@ -210,9 +210,12 @@ def _layer_text(rows: Sequence[Row]) -> str:
     return f"\n## Sparsity by layer\n\n{_grid(lines, left=(0,))}"
 
 
-def _machine_text(rows: Sequence[Row]) -> str:
-    """Speed, memory and utilisation of each row; nothing where nothing was sampled."""
-    known = [name for name in COLUMNS if any(name in row.machine for row in rows)]
+def _machine_text(table: Table) -> str:
+    """Speed, memory and utilisation of each row; nothing where nothing was sampled, and no column
+    that a section of single runs has."""
+    told = {heading for part in table.sections for heading in part.header}
+    rows, columns = table.rows, [name for name in COLUMNS if COLUMNS[name][0] not in told]
+    known = [name for name in columns if any(name in row.machine for row in rows)]
     if not set(known) - {"tokens_per_second"}:
         return ""
     lines = [["run", *(COLUMNS[name][0] for name in known)]]

@@ -1,13 +1,14 @@
 """Speed, memory and utilisation of each row of a table, from what was sampled beside its runs."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from lib.analysis.machine import machine_figures
 from lib.analysis.report import to_json, to_markdown
-from lib.analysis.table import build_table
+from lib.analysis.table import Section, build_table
 from lib.rundir import RunDir
 from tests.lib.fabricated import MANIFEST, changed, seal
 
@@ -71,6 +72,17 @@ def test_memory_and_utilisation_of_each_step(make_run):
         *("base", "34", "40.0%", "90", "15", "32.00", "2.00", "3.00")
     ]
     assert "-" in section[5]
+
+
+def test_speed_stands_once_in_a_table(make_run):
+    run = make_run("base", 3.0)
+    beside(run, sample(0.0, 1.0), sample(9.0, GIB))
+    speed = Section("Speed", ("run", "tok/s"), [("base s1", "34")], "")
+    table = replace(build_table("demo", [run]), sections=[speed])
+    before, _, machine = to_markdown(table).partition("## Machine")
+    assert "tok/s" in before and "tok/s" not in machine and "RSS GB, peak" in machine
+    (row,) = json.loads(to_json(table))["rows"]
+    assert row["machine"]["tokens_per_second"] == 33.6
 
 
 def test_seeds_are_taken_together(make_run):
