@@ -2,17 +2,15 @@
 
 import json
 import os
-import pty
 import re
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
 from lib.status import State
+from tests.lib.terminal import Terminal
 
 SLOW = {"steps": 200, "step_seconds": 0.02}
 
@@ -233,30 +231,11 @@ def test_output_of_a_run_goes_to_its_log(study):
 
 
 def test_a_terminal_gets_a_live_table_and_ends_clean(study):
-    parent, child = pty.openpty()
-    environment = {k: v for k, v in os.environ.items() if k not in ("CI", "NO_COLOR")}
     script = Path(__file__).with_name("fake_make.py")
-    process = subprocess.Popen(
-        [
-            sys.executable,
-            str(script),
-            str(study.folder),
-            json.dumps({"all": {"step_seconds": 0.3}}),
-        ],
-        stderr=child,
-        env={**environment, "TERM": "xterm", "COLUMNS": "100"},
-    )
-    os.close(child)
-    screen = b""
-    try:
-        while chunk := os.read(parent, 65536):
-            screen += chunk
-    # A pseudo-terminal ends with this error where a pipe ends with no bytes.
-    except OSError:
-        pass
-    os.close(parent)
-    assert process.wait() == 0
-    text = screen.decode()
+    options = json.dumps({"all": {"step_seconds": 0.3}})
+    terminal = Terminal([str(script), str(study.folder), options], COLUMNS="100")
+    text = terminal.rest()
+    assert terminal.finish() == 0
     assert "RUNS" in text and "passed 00:0" in text
     assert text.count("fake/00-a s1   val loss 3.0") == 1
     # The cursor is shown again.

@@ -1,12 +1,7 @@
 """The screen of a terminal, as a terminal gets it."""
 
-import os
-import pty
-import subprocess
-import sys
-
-from lib.project import ROOT
 from lib.watch.screen import spark
+from tests.lib.terminal import Terminal
 
 LOOK = """
 from lib.watch.screen import Line, watch
@@ -17,26 +12,10 @@ watch(lambda: [Line("fall", "success", 2, 2, 1.0, 1.0, None, None, None, [2.0, 1
 
 def test_a_curve_is_drawn_with_what_the_terminal_can_show() -> None:
     for encoding, curve, other in (("utf-8", "█▁", "@_"), ("ascii", "@_", "█▁")):
-        ours, theirs = pty.openpty()
-        child = subprocess.Popen(
-            [sys.executable, "-c", LOOK],
-            cwd=ROOT,
-            env={**os.environ, "PYTHONIOENCODING": encoding, "TERM": "xterm", "COLUMNS": "120"},
-            stdin=theirs,
-            stdout=theirs,
-            stderr=theirs,
-        )
-        os.close(theirs)
-        shown = b""
-        try:
-            while piece := os.read(ours, 4096):
-                shown += piece
-        # The other end is closed.
-        except OSError:
-            pass
-        os.close(ours)
-        assert child.wait() == 0
-        assert curve in shown.decode() and other not in shown.decode()
+        terminal = Terminal(["-c", LOOK], PYTHONIOENCODING=encoding, COLUMNS="120")
+        shown = terminal.rest()
+        assert terminal.finish() == 0
+        assert curve in shown and other not in shown
 
 
 def test_the_start_of_a_loss_does_not_flatten_the_rest() -> None:
