@@ -10,6 +10,7 @@ from gpt2.attention import PATTERNS, PROJECTIONS
 from gpt2.config import Config
 from gpt2.finished import find_finished
 from gpt2.planning import config_layers, make_plan
+from gpt2.positions import POSITIONS
 from gpt2.runs import read_resolved_config
 from lib.analysis.finalists import Report, judge_finalists
 from lib.compare.facts import read_facts
@@ -22,6 +23,7 @@ from lib.rundir import RunDir
 # Path of a part that a choice selects → the choice.
 _CHOICES = {
     "model.attention.pattern": PATTERNS.choice,
+    "model.attention.positions": POSITIONS.choice,
     "model.attention.projection": PROJECTIONS.choice,
     "optimizer": OPTIMIZERS.choice,
     "pruning": PRUNERS.choice,

@@ -51,7 +51,8 @@ class ModelConfig:
         """Declared parameters; the output head is tied to the token embedding."""
         shape = self.shape
         norm = shape.n_embd * (2 if shape.bias else 1)
-        embeddings = (shape.padded_vocab_size + shape.block_size) * shape.n_embd
+        embeddings = shape.padded_vocab_size * shape.n_embd
+        embeddings += self.attention.positions.num_params(shape)
         attention = self.attention.num_params(shape)
         blocks = sum(attention + self.mlp.num_params(site) + 2 * norm for site in self.sites())
         return embeddings + blocks + norm

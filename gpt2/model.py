@@ -50,6 +50,8 @@ class Block(nn.Module):
 class GPT(nn.Module):
     """Token and position embeddings, blocks, a final norm, and a head tied to ``wte``.
 
+    Without ``wpe`` where attention rotates queries and keys by their positions.
+
     ``wte`` has ``padded_vocab_size`` rows; rows from ``vocab_size`` on take no part in anything.
     """
 
@@ -60,7 +62,8 @@ class GPT(nn.Module):
         self.grad_checkpointing = config.grad_checkpointing
         shape = config.shape
         self.wte = PaddedEmbedding(shape.padded_vocab_size, shape.n_embd, shape.vocab_size)
-        self.wpe = nn.Embedding(shape.block_size, shape.n_embd)
+        rotates = config.attention.positions.rotates
+        self.wpe = None if rotates else nn.Embedding(shape.block_size, shape.n_embd)
         self.dropout = nn.Dropout(shape.dropout)
         self.h = nn.ModuleList(Block(config, site) for site in config.sites())
         self.ln_f = nn.LayerNorm(shape.n_embd, bias=shape.bias)
@@ -95,7 +98,10 @@ class GPT(nn.Module):
         first = 0 if cache is None else cache.position
         last = first + idx_BT.size(1)
         assert last <= self.config.shape.block_size, f"{last} tokens exceed the context"
-        x_BTC = self.dropout(self.wte(idx_BT) + self.wpe.weight[first:last])
+        x_BTC = self.wte(idx_BT)
+        if self.wpe is not None:
+            x_BTC = x_BTC + self.wpe.weight[first:last]
+        x_BTC = self.dropout(x_BTC)
         state = BlockState()
         caches = [None] * len(self.h) if cache is None else cache.blocks
         again = self.grad_checkpointing and torch.is_grad_enabled()

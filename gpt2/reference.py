@@ -31,7 +31,9 @@ def gpt(
     ``parameters`` are those of the built model, by name; ``requests`` what each block's MLP asks
     of its attention.
     """
-    x_BTC = parameters["wte.weight"][idx_BT] + parameters["wpe.weight"][: idx_BT.shape[1]]
+    x_BTC = parameters["wte.weight"][idx_BT]
+    if not config.attention.positions.rotates:
+        x_BTC = x_BTC + parameters["wpe.weight"][: idx_BT.shape[1]]
     state = BlockState()
     for site, request in zip(config.sites(), requests, strict=True):
         x_BTC, state = _block(

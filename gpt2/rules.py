@@ -105,6 +105,12 @@ def _heads(values: Mapping[str, Value], attention: AttentionConfig | None) -> It
     if width % heads:
         what = f"N_EMBD: {width} is not a multiple of N_HEAD={heads}"
         yield Problem(f"{what}; every head needs the same width")
+    elif attention and attention.positions.rotates and width // heads % 2:
+        what = (
+            f"POSITIONS_ROPE: heads of {width // heads} numbers, N_EMBD={width} by N_HEAD={heads}"
+        )
+        advice = "type: SET=POSITIONS_LEARNED=y, or take another N_EMBD"
+        yield Problem(f"{what}, have no pairs to rotate", next=advice)
     projection = attention.projection if attention else None
     if isinstance(projection, GroupedOptions) and heads % projection.n_kv_head:
         yield Problem(f"N_KV_HEAD: {projection.n_kv_head} does not divide N_HEAD={heads}")

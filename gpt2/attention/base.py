@@ -1,4 +1,4 @@
-"""Attention: one projection × one pattern × any score terms × any gates.
+"""Attention: one projection × one pattern × one kind of positions × any score terms × any gates.
 
 B batch, T tokens (queries), S tokens (keys), C n_embd, N heads, H head dim, R latent dim.
 """
@@ -25,6 +25,7 @@ from gpt2.attention.state import AttentionView, BlockState, WeightsRequest
 from gpt2.attention.statistics import row_statistics
 from gpt2.cache import BlockCache
 from gpt2.mechanism_statistics import Values
+from gpt2.positions import POSITIONS
 from gpt2.shape import Shape
 
 
@@ -49,6 +50,8 @@ class Attention(nn.Module):
         self.c_proj = nn.Linear(shape.n_embd, shape.n_embd, bias=shape.bias)
         self.terms = nn.ModuleDict({t.name: TERMS.module(t.name)(shape, t) for t in options.terms})
         self.gates = nn.ModuleDict({g.name: GATES.module(g.name)(shape, g) for g in options.gates})
+        positions = options.positions
+        self.positions = POSITIONS.module(positions.name)(shape, positions)
         own = options.pattern.attends
         given = (shape, options, block) if own else (options.pattern,)
         self.pattern = PATTERNS.module(options.pattern.name)(*given)
@@ -81,11 +84,11 @@ class Attention(nn.Module):
             result = RowResult(self.pattern(x_BTC, heads, cache), (), None)
             context_BNTH = result.context_BNTH
         elif cache is None:
-            heads = self.c_attn(x_BTC, state)
+            heads = self.c_attn(x_BTC, state).at(self.positions, 0)
             result = self._attend(heads)
             context_BNTH = result.context_BNTH
         else:
-            heads = self.c_attn.decode(x_BTC, state)
+            heads = self.c_attn.decode(x_BTC, state).at(self.positions, cache.position)
             result = attend_cached(heads, self._plan(0.0), self.scale, self.reach, cache)
             context_BNTH = self.c_attn.expand(result.context_BNTH)
         factors_BNT = [
@@ -108,7 +111,7 @@ class Attention(nn.Module):
         """What ``row_statistics`` tells; a pattern that attends by itself tells what it will."""
         if isinstance(self.pattern, OwnAttention):
             return {}
-        heads = self.c_attn(x_BTC, state)
+        heads = self.c_attn(x_BTC, state).at(self.positions, 0)
         terms, gates = dict(self.terms.items()), dict(self.gates.items())
         return row_statistics(heads.q_BNTH, heads.k_BKTH, self._plan(0.0), terms, gates)
 

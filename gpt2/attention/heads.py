@@ -3,11 +3,12 @@
 B batch, T tokens, C n_embd, N heads, K key/value heads, H head dim, R latent dim.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor, nn
 
 from gpt2.attention.state import BlockState
+from gpt2.positions.base import Positions
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,11 @@ class Heads:
     v_BKTH: Tensor
     # c_k of a latent projection.
     latent_BTR: Tensor | None = None
+
+    def at(self, positions: Positions, first: int) -> "Heads":
+        """With queries and keys as they are scored, the first of them those of token ``first``."""
+        q_BNTH, k_BKTH = (positions(x, first) for x in (self.q_BNTH, self.k_BKTH))
+        return replace(self, q_BNTH=q_BNTH, k_BKTH=k_BKTH)
 
 
 class Projection(nn.Module):

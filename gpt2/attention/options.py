@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
 from gpt2.attention import GATES, PATTERNS, PROJECTIONS, TERMS
+from gpt2.positions import POSITIONS
+from gpt2.positions.options import PositionOptions
 from gpt2.shape import Shape
 from lib.binding import Value, symbol
 
@@ -113,10 +115,11 @@ class TermOptions(ScorePartOptions, Protocol):
 
 @dataclass(frozen=True)
 class AttentionConfig:
-    """One projection, one pattern, any terms, any gates."""
+    """One projection, one pattern, one kind of positions, any terms, any gates."""
 
     projection: ProjectionOptions
     pattern: PatternOptions
+    positions: PositionOptions
     terms: tuple[TermOptions, ...]
     gates: tuple[ScorePartOptions, ...]
     # auto, rows, joined, or a kernel of plain attention (see forms.py); empty where the pattern
@@ -128,9 +131,11 @@ class AttentionConfig:
         """Select and fill the parts. ConfigError on a bad symbol."""
         (projection,) = PROJECTIONS.bind(values)
         (pattern,) = PATTERNS.bind(values)
+        (positions,) = POSITIONS.bind(values)
         return cls(
             projection,
             pattern,
+            positions,
             TERMS.bind(values),
             GATES.bind(values),
             backend=str(values["ATTENTION_BACKEND"]),

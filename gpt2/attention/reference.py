@@ -42,6 +42,9 @@ def attention(
         return _project(out_BTNH.flatten(2), parameters), None
     sees = _reference(options.pattern).sees
     length = x_BTC.shape[1]
+    if options.positions.rotates:
+        rotated = _reference(options.positions).rotated
+        q, k = (rotated(x, range(length), options.positions) for x in (q, k))
     outputs, shown = [], []
     for i in range(length):
         columns = [j for j in range(length) if sees(i, j, options.pattern)]

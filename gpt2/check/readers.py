@@ -8,12 +8,14 @@ from functools import cache
 from gpt2.attention import GATES, PATTERNS, PROJECTIONS, TERMS
 from gpt2.config import Config
 from gpt2.mlp import MECHANISMS
+from gpt2.positions import POSITIONS
 from lib.binding import bound_fields
 from lib.optim import BASES, OPTIMIZERS
 from lib.pruning import PRUNERS
 from lib.tracking import TRACKERS
 
-REGISTRIES = (PROJECTIONS, PATTERNS, TERMS, GATES, MECHANISMS, OPTIMIZERS, BASES, PRUNERS)
+REGISTRIES = (PROJECTIONS, PATTERNS, POSITIONS, TERMS, GATES, MECHANISMS)
+REGISTRIES += (OPTIMIZERS, BASES, PRUNERS)
 
 
 @dataclass(frozen=True)

@@ -61,7 +61,7 @@ def _settings(trial: Trial, config: Config) -> list[Finding]:
     if "beta1" in options:
         wanted["betas"] = (options["beta1"], options["beta2"])
     found = []
-    tables = {id(session.model.wte.weight), id(session.model.wpe.weight)}
+    tables = {id(t.weight) for t in (session.model.wte, session.model.wpe) if t is not None}
     for group in session.optimizer.param_groups:
         for name, value in wanted.items():
             if group[name] != value:

@@ -101,6 +101,9 @@ def differences(model: ModelConfig, theirs: Mapping[str, Any]) -> list[str]:
         found.append(f"{has}, and theirs has vocab_size={theirs['vocab_size']}")
     if model.attention.projection.name != "dense":
         found.append(f"ATTENTION_PROJECTION={model.attention.projection.name}, and theirs is dense")
+    if model.attention.positions.rotates:
+        learned = "theirs are learned: set POSITIONS_LEARNED=y"
+        found.append(f"POSITIONS={model.attention.positions.name}, and {learned}")
     hidden = sorted({model.mlp.size(site).hidden for site in model.sites()})
     if hidden != [theirs["n_inner"]]:
         units = "/".join(map(str, hidden))
@@ -119,8 +122,9 @@ def differences(model: ModelConfig, theirs: Mapping[str, Any]) -> list[str]:
 def without_form(model: ModelConfig) -> list[str]:
     """The parts of ``model`` that transformers' GPT-2 does not have."""
     attention = model.attention
-    plain = {"dense", "full"}
-    kinds = [p.name for p in (attention.projection, attention.pattern) if p.name not in plain]
+    plain = {"dense", "full", "learned"}
+    parts = (attention.projection, attention.pattern, attention.positions)
+    kinds = [part.name for part in parts if part.name not in plain]
     added = (*attention.terms, *attention.gates, *model.mlp.mechanisms)
     return kinds + [part.name for part in added]
 

@@ -7,6 +7,7 @@ from gpt2.attention.options import AttentionConfig
 from gpt2.config import ModelConfig
 from gpt2.mlp import MECHANISMS
 from gpt2.mlp.options import MlpConfig
+from gpt2.positions import POSITIONS
 from gpt2.shape import Shape
 
 SHAPE = {
@@ -27,6 +28,8 @@ PARTS: dict[str, dict[str, Any]] = {
     "latent": {"latent_dim": 0, "shared_expansion": False},
     "full": {},
     "sliding": {"window": 5},
+    "learned": {},
+    "rope": {"base": 100.0},
     "nsa": {
         "compress": 2,
         "stride": 1,
@@ -85,6 +88,7 @@ def make_model_config(
     mechanisms: tuple[str, ...] = (),
     parts: dict[str, dict[str, Any]] | None = None,
     attention_backend: str = "auto",
+    positions: str = "learned",
     grad_checkpointing: bool = False,
     **overrides: Any,
 ) -> ModelConfig:
@@ -101,6 +105,7 @@ def make_model_config(
     attention = AttentionConfig(
         options(PROJECTIONS, projection),
         options(PATTERNS, pattern),
+        options(POSITIONS, positions),
         tuple(options(TERMS, name) for name in terms),
         tuple(options(GATES, name) for name in gates),
         backend=attention_backend,

@@ -44,6 +44,13 @@ EVERY: dict[str, dict[str, Any]] = {
     },
     "dense": {"mechanisms": (CROSS, GATE)},
     "grouped": {"projection": "grouped", "gates": (RACT,), "bias": False},
+    "rope": {
+        "projection": "grouped",
+        "positions": "rope",
+        "terms": ("reciprocal",),
+        "gates": (RACT,),
+        "mechanisms": (CROSS, GATE),
+    },
     "nsa": {"projection": "grouped", "pattern": "nsa", "mechanisms": (GATE,)},
 }
 every = pytest.mark.parametrize("name", EVERY)

@@ -8,11 +8,12 @@ from gpt2.ablation import STUDIES
 from gpt2.attention import GATES, PATTERNS, PROJECTIONS, TERMS
 from gpt2.attention.nsa.options import NsaOptions
 from gpt2.mlp import MECHANISMS
+from gpt2.positions import POSITIONS
 from lib.kconfig import Tree
 from lib.project import ROOT
 from tests.gpt2.builders import PARTS as PARTS_OF_MODELS
 
-PARTS = [*PROJECTIONS, *PATTERNS, *TERMS, *GATES, *MECHANISMS]
+PARTS = [*PROJECTIONS, *PATTERNS, *POSITIONS, *TERMS, *GATES, *MECHANISMS]
 
 
 @pytest.fixture(scope="module")

@@ -99,7 +99,8 @@ def test_every_option_of_the_studied_mechanisms_is_a_step(tree, quickstart):
         parts = (attention.projection, attention.pattern, *attention.terms, *attention.gates)
         folders |= {f"gpt2/attention/{part.name}/Kconfig" for part in parts}
         folders |= {f"gpt2/mlp/{part.name}/Kconfig" for part in config.model.mlp.mechanisms}
-    assert len(folders) == 12
+        folders.add(f"gpt2/positions/{attention.positions.name}/Kconfig")
+    assert len(folders) == 14
     options, forms = set(), {name for name, reader in readers().items() if reader.form}
     for s in tree.symbols():
         if s.choice in forms:

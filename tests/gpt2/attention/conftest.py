@@ -15,6 +15,7 @@ from gpt2.attention.options import AttentionConfig
 from gpt2.attention.ra_cross_token.options import RaCrossTokenOptions
 from gpt2.attention.rows import plan
 from gpt2.attention.state import BlockState, WeightsRequest
+from gpt2.positions.learned.options import LearnedOptions
 from gpt2.shape import Shape
 
 
@@ -79,6 +80,7 @@ def build_case(
     dtype: torch.dtype = torch.float64,
     batch: int = 2,
     handed_on: bool = False,
+    positions: Any = LearnedOptions(),
     **shape: Any,
 ) -> Case:
     """Parameters far from their start, so that no gradient is small."""
@@ -86,7 +88,7 @@ def build_case(
     n_head, n_embd = shape.pop("n_head", 4), shape.pop("n_embd", 16)
     given = {"dropout": 0.0, "bias": True, **shape}
     sizes = Shape(2, n_head, n_embd, length, 64, activation="gelu_tanh", vocab_size=50, **given)
-    options = AttentionConfig(projection, pattern, terms, gates, backend=backend)
+    options = AttentionConfig(projection, pattern, positions, terms, gates, backend=backend)
     module = Attention(sizes, options, request)
     if dtype != torch.get_default_dtype():
         module.to(dtype)

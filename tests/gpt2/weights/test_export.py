@@ -39,6 +39,7 @@ FORMLESS: dict[str, dict[str, Any]] = {
     "sliding": {"ATTENTION_PATTERN_SLIDING": True},
     "grouped": {"ATTENTION_PROJECTION_GROUPED": True, "N_KV_HEAD": 2},
     "latent": {"ATTENTION_PROJECTION_LATENT": True},
+    "rope": {"POSITIONS_ROPE": True},
     "reciprocal": {"RECIPROCAL": True},
     "ra_cross_token": {"RA_CROSS_TOKEN": True},
     "mlp_attn_gate": {"MLP_ATTN_GATE": True},

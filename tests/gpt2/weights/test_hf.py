@@ -221,6 +221,13 @@ class TestWhatDoesNotFit:
         assert "set these symbols to theirs" in error.value.problems[-1].next
         assert {path.name for path in folder.parent.iterdir()} == {"theirs"}
 
+    def test_rotary_positions_have_no_table_to_fill(
+        self, configure: Configure, folder: Path
+    ) -> None:
+        what = "POSITIONS=rope, and theirs are learned: set POSITIONS_LEARNED=y"
+        with pytest.raises(ConfigError, match=what):
+            preflight.check_weights([configure(**HERE, POSITIONS_ROPE=True)], folder.parent)
+
     def test_a_variant_of_gpt2_is_refused(self, configure: Configure, tmp_path: Path) -> None:
         random_gpt2(scale_attn_by_inverse_layer_idx=True, layer_norm_epsilon=1e-6).save_pretrained(
             tmp_path / "theirs"

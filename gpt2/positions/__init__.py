@@ -1,0 +1,9 @@
+"""How a model knows where a token stands: in x, or in queries and keys."""
+
+from lib.registry import Registry
+
+POSITIONS = Registry(
+    "kind of positions",
+    choice="POSITIONS",
+    parts={"learned": "gpt2.positions.learned", "rope": "gpt2.positions.rope"},
+)

@@ -1,0 +1,18 @@
+"""What learned positions do to queries and keys. B batch, N heads, T tokens, H head dim."""
+
+from torch import Tensor
+
+from gpt2.positions.base import Positions
+from gpt2.positions.learned.options import LearnedOptions
+from gpt2.shape import Shape
+
+
+class Learned(Positions):
+    """Nothing: x, of which they are made, holds its position already."""
+
+    def __init__(self, shape: Shape, options: LearnedOptions) -> None:
+        pass
+
+    def __call__(self, x_BNTH: Tensor, first: int = 0, step: int = 1) -> Tensor:
+        """``x``."""
+        return x_BNTH

@@ -1,0 +1,18 @@
+"""Options of learned positions."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from gpt2.shape import Shape
+
+
+@dataclass(frozen=True)
+class LearnedOptions:
+    """GPT-2's ``wpe``: a row for each position."""
+
+    name: ClassVar[str] = "learned"
+    rotates: ClassVar[bool] = False
+
+    def num_params(self, shape: Shape) -> int:
+        """``block_size`` · C."""
+        return shape.block_size * shape.n_embd

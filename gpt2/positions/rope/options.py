@@ -1,0 +1,21 @@
+"""Options of rotary positions (Su et al. 2021, arXiv 2104.09864)."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from gpt2.shape import Shape
+from lib.binding import symbol
+
+
+@dataclass(frozen=True)
+class RopeOptions:
+    """Pair j of a head's H numbers turns by t · ``base``^(−2j/H) at token t."""
+
+    name: ClassVar[str] = "rope"
+    rotates: ClassVar[bool] = True
+
+    base: float = symbol("ROPE_BASE", low=2.0, high=1e9)
+
+    def num_params(self, shape: Shape) -> int:
+        """None."""
+        return 0

@@ -1,0 +1,219 @@
+"""Rotary positions: scores of distances, head by head, in every form of attention."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from gpt2.ablation.resolve import resolve_config
+from gpt2.attention.dense.options import DenseOptions
+from gpt2.attention.full.options import FullOptions
+from gpt2.attention.grouped.options import GroupedOptions
+from gpt2.attention.ra_cross_token.options import RaCrossTokenOptions
+from gpt2.attention.reciprocal.options import ReciprocalOptions
+from gpt2.attention.rows import plan
+from gpt2.attention.sliding.options import SlidingOptions
+from gpt2.attention.state import WeightsRequest
+from gpt2.config import Config
+from gpt2.model import GPT
+from gpt2.positions.rope.module import Rope
+from gpt2.positions.rope.options import RopeOptions
+from gpt2.positions.rope.reference import rotated
+from gpt2.shape import Shape
+from lib.binding import Value
+from lib.errors import ConfigError
+from lib.kconfig import Layer, Tree
+from tests.gpt2.attention.conftest import build_case
+from tests.gpt2.builders import SHAPE, make_model_config
+from tests.gpt2.test_decode import CALLS, decoded, deviation
+from tests.gpt2.test_model import drawn, tokens
+
+ROPE = RopeOptions(base=50.0)
+TIGHT = 1e-10
+SEEN = {"full": FullOptions(), "sliding": SlidingOptions(window=11)}
+MADE = {"dense": DenseOptions(), "grouped": GroupedOptions(n_kv_head=2)}
+
+
+@pytest.fixture(scope="module")
+def tree() -> Tree:
+    return Tree()
+
+
+@pytest.fixture
+def rope() -> Rope:
+    return Rope(Shape(**SHAPE), ROPE)
+
+
+def random(*shape: int) -> Tensor:
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+
+class TestRotation:
+    """By itself."""
+
+    def test_scores_of_every_head_depend_on_distances(self, rope: Rope) -> None:
+        q, k = random(2, 3, 9, 8), random(2, 3, 9, 8).flip(2)
+        near = rope(q) @ rope(k).mT
+        far = rope(q, 1000) @ rope(k, 1000).mT
+        torch.testing.assert_close(far, near, rtol=0, atol=1e-9)
+        assert float((rope(q, 1000) @ rope(k).mT - near).abs().max()) > 0.1
+
+    def test_heads_of_attention_by_themselves(self) -> None:
+        """Attention at tokens 1000 and following, as a decoder meets them, scores as at the first."""
+        case = build_case(7, projection=MADE["grouped"], positions=ROPE, n_embd=32)
+        heads = case.module.c_attn(case.x_BTC, case.state)
+        found = []
+        for first in (0, 1000):
+            at = heads.at(case.module.positions, first)
+            found.append(at.q_BNTH @ at.k_BKTH.repeat_interleave(2, 1).mT)
+            assert at.v_BKTH is heads.v_BKTH
+        torch.testing.assert_close(*found, rtol=0, atol=1e-9)
+
+    def test_equals_the_formula(self, rope: Rope) -> None:
+        x = random(2, 3, 9, 8)
+        torch.testing.assert_close(rope(x), rotated(x, range(9), ROPE), rtol=0, atol=1e-13)
+        places = range(7, 7 + 9 * 16, 16)
+        torch.testing.assert_close(rope(x, 7, 16), rotated(x, places, ROPE), rtol=0, atol=1e-12)
+        # Written out for one pair of a head of 8: j = 1 turns by 50^(-1/4) for each token.
+        angle = torch.tensor(3 * 50**-0.25, dtype=torch.float64)
+        turned = x[0, 0, 3, 1] * angle.cos() - x[0, 0, 3, 5] * angle.sin()
+        torch.testing.assert_close(rope(x)[0, 0, 3, 1], turned, rtol=0, atol=1e-13)
+
+    @pytest.mark.parametrize("first", [0, 1_000_000])
+    def test_narrow_types_are_rounded_once(self, rope: Rope, first: int) -> None:
+        narrow = random(1, 2, 5, 8).bfloat16()
+        exact = rope(narrow.double(), first)
+        found = rope(narrow, first)
+        assert found.dtype == torch.bfloat16
+        # Half of the last of eight bits, and what fp32 leaves of two products that cancel.
+        torch.testing.assert_close(found.double(), exact, rtol=2**-8, atol=1e-6)
+
+    def test_no_tokens(self, rope: Rope) -> None:
+        assert rope(random(1, 2, 0, 8), 5, 3).shape == (1, 2, 0, 8)
+
+
+class TestAttention:
+    """Values and gradients, against the formulas."""
+
+    @pytest.mark.parametrize("backend", ["auto", "math", "rows", "joined"])
+    @pytest.mark.parametrize("pattern", SEEN)
+    @pytest.mark.parametrize("projection", MADE)
+    def test_every_form(self, projection: str, pattern: str, backend: str) -> None:
+        made, seen = MADE[projection], SEEN[pattern]
+        case = build_case(projection=made, pattern=seen, backend=backend, positions=ROPE)
+        case.assert_equals_reference(TIGHT)
+
+    @pytest.mark.parametrize("mode", ["topk", "entropy"])
+    @pytest.mark.parametrize("apply", ["output", "weights"])
+    def test_terms_gates_and_readers_of_weights(self, monkeypatch, apply, mode) -> None:
+        monkeypatch.setattr(plan, "FEWEST_ROWS", 8)
+        monkeypatch.setattr(plan, "CPU_CHUNK_ELEMENTS", 0)
+        gate = {"alpha": 0.7, "topk": 5, "scale": 1.5, "bias": 0.2}
+        gate |= {"head_average": False, "detach_stats": False}
+        case = build_case(
+            projection=MADE["grouped"],
+            terms=(ReciprocalOptions(alpha=0.6, window=5, learnable=True),),
+            gates=(RaCrossTokenOptions(mode, apply, **gate),),
+            request=WeightsRequest("rms", topk=0, tau=0.8, detach=False),
+            positions=ROPE,
+        )
+        case.assert_equals_reference(TIGHT)
+
+    def test_the_order_of_earlier_tokens_matters(self) -> None:
+        case = build_case(9, positions=ROPE)
+        with torch.no_grad():
+            out = case()[0][:, -1]
+            case.x_BTC[:, :8] = case.x_BTC[:, :8].flip(1)
+            assert float((case()[0][:, -1] - out).abs().max()) > 0.1
+
+    def test_statistics_are_those_of_rotated_heads(self) -> None:
+        """The entropy of rows that an MLP would read."""
+        every = WeightsRequest("none", topk=0, tau=0.0, detach=True)
+        case = build_case(n_head=1, request=every, positions=ROPE)
+        with torch.no_grad():
+            weights_BTS = case()[1]
+            told = case.module.statistics(case.x_BTC, case.state)["attention/entropy"]
+        wanted = torch.special.entr(weights_BTS).sum(-1).mean()
+        torch.testing.assert_close(told, wanted, rtol=0, atol=1e-10)
+
+
+class TestModel:
+    """A GPT without a table of positions."""
+
+    @pytest.mark.parametrize("pattern", SEEN)
+    @pytest.mark.parametrize("projection", MADE)
+    def test_has_the_parameters_that_are_declared(self, projection: str, pattern: str) -> None:
+        learned, rope = (
+            make_model_config(projection, pattern, positions=positions)
+            for positions in ("learned", "rope")
+        )
+        model = GPT(rope)
+        assert model.num_params() == rope.num_params() == learned.num_params() - 16 * 32
+        assert set(model.state_dict()) == set(GPT(learned).state_dict()) - {"wpe.weight"}
+        assert rope.flops_per_token() == learned.flops_per_token()
+
+    @pytest.mark.parametrize("calls", CALLS, ids=str)
+    @pytest.mark.parametrize("pattern", SEEN)
+    @pytest.mark.parametrize("projection", MADE)
+    def test_decoding_equals_the_forward_pass(self, projection, pattern, calls) -> None:
+        parts = {"sliding": {"window": 4}, "reciprocal": {"window": 2}}
+        for terms in ((), ("reciprocal",)):
+            config = make_model_config(projection, pattern, terms, positions="rope", parts=parts)
+            assert deviation(config, calls) <= TIGHT
+
+    def test_a_prefix_has_the_logits_of_the_whole(self) -> None:
+        model = drawn(make_model_config(positions="rope"))
+        idx_BT = tokens(model.config, length=16)
+        with torch.no_grad():
+            whole = model(idx_BT)
+            for length in (1, 7, 15):
+                found = model(idx_BT[:, :length])
+                torch.testing.assert_close(found, whole[:, :length], rtol=0, atol=1e-12)
+
+    def test_is_the_same_function_further_on(self) -> None:
+        """A cache that begins with token 5 gives what one from the start does."""
+        model = drawn(make_model_config(positions="rope"))
+        idx_BT = tokens(model.config, length=6)
+        wanted, _ = decoded(model, idx_BT, (5, 1))
+        cache = model.new_cache()
+        cache.advance(5)
+        for block in cache.blocks:
+            block.left = lambda row: 5
+        found = [model.decode(part, cache) for part in idx_BT.split([5, 1], 1)]
+        torch.testing.assert_close(torch.cat(found, 1), wanted, rtol=0, atol=1e-10)
+
+    def test_compiles_as_a_whole(self) -> None:
+        model = drawn(make_model_config(positions="rope"), torch.float32)
+        idx_BT = tokens(model.config)
+        with torch.no_grad():
+            found = torch.compile(model, backend="aot_eager", fullgraph=True)(idx_BT)
+            torch.testing.assert_close(found, model(idx_BT), rtol=1e-5, atol=1e-5)
+
+
+class TestConfiguration:
+    """Symbols, and what is refused."""
+
+    def build(self, tree: Tree, **settings: Value) -> Config:
+        return resolve_config(tree, [Layer.of("defconfig", "test", settings)])
+
+    def test_the_default_is_gpt2s(self, tree: Tree) -> None:
+        assert self.build(tree).model.attention.positions.name == "learned"
+        found = self.build(tree, POSITIONS_ROPE=True).model.attention.positions
+        assert found == RopeOptions(base=10000.0)
+        found = self.build(tree, POSITIONS_ROPE=True, ROPE_BASE="500000").model.attention.positions
+        assert found.base == 500000.0
+
+    @pytest.mark.parametrize(
+        ("settings", "said"),
+        [
+            (
+                {"MODEL_SIZE_CUSTOM": True, "N_EMBD": 36, "N_HEAD": 4},
+                "POSITIONS_ROPE: heads of 9 numbers, N_EMBD=36 by N_HEAD=4, have no pairs",
+            ),
+            ({"ATTENTION_PROJECTION_LATENT": True}, "POSITIONS_ROPE=y: needs ATTENTION_PROJ"),
+            ({"ROPE_BASE": "1.5"}, r"ROPE_BASE: 1.5 is out of range \[2.0, 1000000000.0\]"),
+        ],
+    )
+    def test_what_does_not_go_with_it(self, tree: Tree, settings: dict, said: str) -> None:
+        with pytest.raises(ConfigError, match=said):
+            self.build(tree, POSITIONS_ROPE=True, **settings)
