@@ -65,6 +65,10 @@ class PatternOptions(ABC):
     def cached_tokens(self, length: int) -> int:
         """Of ``length`` tokens those whose keys and values decoding keeps for the next one."""
 
+    def unrotated_tokens(self, length: int) -> int:
+        """Of ``length`` tokens those whose keys decoding keeps as they were made, beside rotated ones."""
+        return 0
+
     def check(self, shape: Shape) -> None:
         """ConfigError where the pattern does not fit the shape."""
 
@@ -151,7 +155,10 @@ class AttentionConfig:
         tokens = self.pattern.cached_tokens(length)
         queries = min(tokens, self.reach) * self.projection.query_numbers(shape)
         own = self.pattern.cached_numbers(shape, self.projection, length)
-        return tokens * self.projection.cached_numbers(shape) + queries + own
+        pair = self.projection.cached_numbers(shape)
+        if self.positions.rotates:
+            own += self.pattern.unrotated_tokens(length) * pair // 2
+        return tokens * pair + queries + own
 
     def weights(self, shape: Shape) -> int:
         """Parameters of one block without biases, the base of the MLP ratio: matrices only."""

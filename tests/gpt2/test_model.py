@@ -52,6 +52,12 @@ EVERY: dict[str, dict[str, Any]] = {
         "mechanisms": (CROSS, GATE),
     },
     "nsa": {"projection": "grouped", "pattern": "nsa", "mechanisms": (GATE,)},
+    "nsa, rope": {
+        "projection": "grouped",
+        "pattern": "nsa",
+        "positions": "rope",
+        "parts": {"nsa": {"shared_kv": True}},
+    },
 }
 every = pytest.mark.parametrize("name", EVERY)
 

@@ -14,6 +14,7 @@ from gpt2.attention.nsa.blocks import score_blocks, select_blocks
 from gpt2.attention.nsa.drawn import drawn_blocks
 from gpt2.attention.nsa.options import NsaOptions
 from gpt2.cache import BlockCache
+from gpt2.positions.base import Positions
 
 # Keys and values.
 Pair = tuple[Tensor, Tensor]
@@ -72,13 +73,15 @@ class NsaCache(BlockCache):
     """Keys and values of all tokens where they may be selected, of compressed blocks, and rings.
 
     A branch with keys of its own has its own ring: of a block's tokens, or of a window's. Branches
-    that share them read what the one with the longest memory keeps.
+    that share them read what the one with the longest memory keeps. Where keys are rotated, that is
+    kept rotated, and of keys that are to be compressed too the last block as they were made.
     """
 
-    def __init__(self, options: NsaOptions, block: int) -> None:
-        """``block`` is the layer's number, on which blocks that are drawn depend."""
+    def __init__(self, options: NsaOptions, block: int, positions: Positions | None = None) -> None:
+        """``block`` is the layer's number, on which blocks that are drawn depend; ``positions``
+        rotates keys, where they are."""
         super().__init__(lambda row: 0)
-        self.options, self.block = options, block
+        self.options, self.block, self.positions = options, block, positions
         self.rings: dict[str, Ring] = {}
 
     def add(self, raw: dict[str, Pair], compressed: Compress) -> Keys:
@@ -97,13 +100,34 @@ class NsaCache(BlockCache):
         for source in dict.fromkeys((options.owner, *others)):
             served = options.branches if options.shared_kv else (source,)
             asked = {name: start for name, start in starts.items() if name in served}
-            for x, new_BKTH in zip("kv", raw[source], strict=True):
-                for name, tokens in self._tokens(x, source, new_BKTH, served, asked).items():
+            k_BKTH, v_BKTH = raw[source]
+            for found in (
+                self._keys(source, k_BKTH, served, asked),
+                self._tokens("v", source, v_BKTH, served, asked),
+            ):
+                for name, tokens in found.items():
                     seen.setdefault(name, []).append(tokens)
-        pairs = {name: (k, v) for name, (k, v) in seen.items()}
         if due:
-            self._compress(pairs, starts["compressed"], compressed)
+            self._compress(seen, starts["compressed"], compressed)
+        pairs = {name: (seen[name][0], seen[name][1]) for name in seen if name != "compressed"}
         return Keys(self._blocks(raw), pairs.get("selected"), pairs.get("window"))
+
+    def _keys(
+        self, source: str, k_BKTH: Tensor, served: Sequence[str], starts: dict[str, int]
+    ) -> dict[str, Tensor]:
+        """``_tokens`` of keys; they are rotated, but for those of a branch that is compressed."""
+        if self.positions is None or list(served) == ["compressed"]:
+            return self._tokens("k", source, k_BKTH, served, starts)
+        options, first = self.options, self.position
+        attended = {name: start for name, start in starts.items() if name != "compressed"}
+        found = self._tokens("k", source, self.positions(k_BKTH, first), served, attended)
+        if options.compresses_attended:
+            ring = self.rings.setdefault("k_raw", Ring(options.compress))
+            complete, last = options.compressed(first), first + k_BKTH.shape[2]
+            if options.compressed(last) > complete:
+                found["compressed"] = ring.with_new(k_BKTH, first, complete * options.stride)
+            self.kept["k_raw"] = ring.write(k_BKTH, first)
+        return found
 
     def _tokens(
         self, x: str, source: str, new_BKTH: Tensor, served: Sequence[str], starts: dict[str, int]
@@ -128,14 +152,18 @@ class NsaCache(BlockCache):
             found["window"] = self.kept[name]
         return found
 
-    def _compress(self, pairs: dict[str, Pair], start: int, compressed: Compress) -> None:
+    def _compress(self, seen: dict[str, list[Tensor]], start: int, compressed: Compress) -> None:
         """Keep the blocks that begin at token ``start`` and later and are complete now."""
         if self.options.branch_compressed:
-            new = compressed({"compressed": pairs["compressed"]})
+            k_BKSH, v_BKSH = seen["compressed"]
+            new = compressed({"compressed": (k_BKSH, v_BKSH)})
         else:
-            k, v = pairs["selected"]
-            new = compressed({"selected": (k[:, :, start:], v[:, :, start:])})
+            k_BKSH = seen["compressed"][0] if self.positions else seen["selected"][0][:, :, start:]
+            # Values take no part.
+            new = compressed({"selected": (k_BKSH, k_BKSH)})
         for x, blocks_BKMH in zip("kv", new or ()):
+            if x == "k" and self.positions:
+                blocks_BKMH = self.positions(blocks_BKMH, start, self.options.stride)
             self.extend(f"{x}_compressed", blocks_BKMH, dim=2)
 
     def _blocks(self, raw: dict[str, Pair]) -> tuple[Tensor, ...] | None:

@@ -24,6 +24,7 @@ from gpt2.attention.options import AttentionConfig
 from gpt2.attention.own import OwnAttention
 from gpt2.cache import BlockCache
 from gpt2.mechanism_statistics import Values
+from gpt2.positions import POSITIONS
 from gpt2.shape import Shape
 from gpt2.zero_linear import ZeroLinear
 from lib.pruning.mask import Unprunable
@@ -54,6 +55,9 @@ class Nsa(OwnAttention):
     The projection's keys and values are those of ``options.owner``. ``c_kv`` makes the others',
     C → 2·K·H for each, in the order compressed k and v, window k and v. ``block`` is the number of
     the layer.
+
+    Keys are compressed as they are made; what is rotated by positions is rotated after that, and a
+    compressed key as one at the first token of its block.
     """
 
     def __init__(self, shape: Shape, options: AttentionConfig, block: int) -> None:
@@ -62,6 +66,8 @@ class Nsa(OwnAttention):
         self.options = options.pattern
         self.block = block
         self.head_dim = shape.head_dim
+        self.rotates = options.positions.rotates
+        self.positions = POSITIONS.module(options.positions.name)(shape, options.positions)
         branches, owner = self.options.branches, self.options.owner
         others = [] if self.options.shared_kv else [name for name in branches if name != owner]
         self.others = others
@@ -83,14 +89,15 @@ class Nsa(OwnAttention):
         """Head outputs, BNTH."""
         raw = self._raw(x_BTC, heads)
         if cache is None:
-            branches = self._attend(heads.q_BNTH, self._keys(raw), 0)
+            branches = self._attend(self.positions(heads.q_BNTH), self._keys(raw), 0)
         else:
             assert isinstance(cache, NsaCache)
             keys, first = cache.add(raw, self._compressed), cache.position
+            q_BNTH = self.positions(heads.q_BNTH, first)
             if x_BTC.shape[1] == 1:
-                branches = cache.attend(heads.q_BNTH, keys)
+                branches = cache.attend(q_BNTH, keys)
             else:
-                branches = self._attend(heads.q_BNTH, keys, first)
+                branches = self._attend(q_BNTH, keys, first)
         return branches[0] if self.gates is None else combine(branches, self.gates(x_BTC))
 
     def statistics(self, x_BTC: Tensor, heads: Heads, cache: BlockCache | None = None) -> Values:
@@ -98,7 +105,8 @@ class Nsa(OwnAttention):
         branches = self.options.branches
         found = {} if self.gates is None else branch_values(self.gates(x_BTC), branches)
         keys = self._keys(self._raw(x_BTC, heads))
-        blocks_BKTn = chosen_blocks(heads.q_BNTH, keys, self.options, self.block)
+        q_BNTH = self.positions(heads.q_BNTH)
+        blocks_BKTn = chosen_blocks(q_BNTH, keys, self.options, self.block)
         return found if blocks_BKTn is None else found | block_values(blocks_BKTn, self.options)
 
     def _attend(self, q_BNTH: Tensor, keys: Keys, first: int) -> list[Tensor]:
@@ -106,7 +114,7 @@ class Nsa(OwnAttention):
 
     def new_cache(self) -> NsaCache:
         """An empty cache for the block."""
-        return NsaCache(self.options, self.block)
+        return NsaCache(self.options, self.block, self.positions if self.rotates else None)
 
     def _raw(self, x_BTC: Tensor, heads: Heads) -> dict[str, Pair]:
         """Keys and values of the new tokens, by branch."""
@@ -118,7 +126,15 @@ class Nsa(OwnAttention):
         return raw
 
     def _keys(self, raw: dict[str, Pair]) -> Keys:
-        return Keys(self._compressed(raw), raw.get("selected"), raw.get("window"))
+        """Of a whole sequence, as they are scored."""
+        blocks = self._compressed(raw)
+        if blocks:
+            blocks = (self.positions(blocks[0], 0, self.options.stride), *blocks[1:])
+        attended = {name: raw[name] for name in ("selected", "window") if name in raw}
+        # Once for branches that share them.
+        placed = {id(k): self.positions(k) for k, _ in attended.values()}
+        pairs = {name: (placed[id(k)], v) for name, (k, v) in attended.items()}
+        return Keys(blocks, pairs.get("selected"), pairs.get("window"))
 
     def _compressed(self, raw: dict[str, Pair]) -> tuple[Tensor, ...] | None:
         """Complete blocks of keys and values; where they only rank, means of the selected keys."""

@@ -86,6 +86,13 @@ class NsaOptions(PatternOptions):
         return self.branch_compressed or self.ranks
 
     @property
+    def compresses_attended(self) -> bool:
+        """Whether keys that are compressed are those of a branch of tokens too."""
+        if self.branch_compressed:
+            return self.shared_kv and len(self.branches) > 1
+        return self.ranks
+
+    @property
     def learns_phi(self) -> bool:
         """Whether MLPs take part in compressing."""
         return self.branch_compressed and self.phi == "mlp"
@@ -126,6 +133,10 @@ class NsaOptions(PatternOptions):
         """Of the projection's keys and values: what their branch needs, or all that share them."""
         sharing = self.branches if self.shared_kv else (self.owner,)
         return max(self.kept(branch, length) for branch in sharing)
+
+    def unrotated_tokens(self, length: int) -> int:
+        """Those of the next block to be compressed, where rotated keys are kept of them too."""
+        return self.kept("compressed", length) if self.compresses_attended else 0
 
     def notes(self, shape: Shape) -> list[Note]:
         """How many pairs full attention has, and whether selection leaves anything out."""

@@ -12,6 +12,8 @@ from torch import Tensor
 
 from gpt2.attention.nsa.options import NsaOptions
 from gpt2.attention.options import AttentionConfig
+from gpt2.positions.rope.options import RopeOptions
+from gpt2.positions.rope.reference import rotated
 from lib.repro.streams import stream_seed
 
 Parameters = Mapping[str, Tensor]
@@ -36,6 +38,16 @@ def attend(
     group = n_head // options.projection.n_kv_head
     keys = _keys(x_BTC, k_BNTH, v_BNTH, parameters, options)
     k_blocks, v_blocks = _blocks(keys, parameters, nsa)
+    rope = options.positions
+    if isinstance(rope, RopeOptions):
+        tokens = range(length)
+        q_BNTH = rotated(q_BNTH, tokens, rope)
+        keys = {name: (rotated(k, tokens, rope), v) for name, (k, v) in keys.items()}
+        # A block's key stands where the block begins.
+        k_blocks = [
+            rotated(k_BNH[:, :, None], [i * nsa.stride], rope)[:, :, 0]
+            for i, k_BNH in enumerate(k_blocks)
+        ]
     gates_BTNc = _gates(x_BTC, parameters, n_head, nsa)
     rows = []
     for t in range(length):

@@ -19,6 +19,7 @@ from gpt2.attention import heads
 from gpt2.attention.nsa import blocks, by_rows, compressed, window
 from gpt2.attention.nsa.cache import NsaCache, Ring
 from gpt2.attention.nsa.module import BranchGates
+from gpt2.positions.rope.module import Rope
 
 HERE = Path(__file__).parent
 FILES = sorted(path.stem for path in HERE.glob("test_*.py") if path != Path(__file__))
@@ -156,6 +157,17 @@ def _sentinel(right: Any) -> Any:
     return hide_
 
 
+def _as_one_vector(right: Any) -> Any:
+    """All heads are rotated as one vector of C numbers."""
+
+    def rotate(self: Any, x_BNTH: Tensor, first: int = 0, step: int = 1) -> Tensor:
+        whole_B1TC = x_BNTH.transpose(1, 2).flatten(2)[:, None]
+        turned_BTC = right(self, whole_B1TC, first, step)[:, 0]
+        return heads.split_heads(turned_BTC, x_BNTH.shape[-1])
+
+    return rotate
+
+
 def _never_wrapped(self: Any, start: int, stop: int) -> Tensor:
     return torch.arange(start, stop).clamp(max=self.size - 1)
 
@@ -212,6 +224,10 @@ MUTANTS: dict[str, tuple[Plant, str]] = {
     "gates frozen": (
         method(BranchGates, "forward", lambda right: lambda self, x: right(self, x).detach()),
         "test_gradients.py::test_every_parameter_has_one[True-mean-sigmoid]",
+    ),
+    "rotation over the flattened heads": (
+        method(Rope, "__call__", _as_one_vector),
+        "test_rope.py::TestPositions::test_scores_of_every_branch_depend_on_distances[True]",
     ),
     "a mask of -10000": (
         method(by_rows.Chunk, "hide_", _sentinel),
