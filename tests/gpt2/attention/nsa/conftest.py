@@ -1,26 +1,29 @@
-"""Branches by themselves, and short chunks."""
+"""Every backend of the selected branch, and short chunks."""
+
+from functools import partial
 
 import pytest
 
-from gpt2.attention.nsa import by_blocks, by_rows, module
+from gpt2.attention.nsa import by_blocks, by_rows, gather, module
+from tests.gpt2.attention.nsa.sizes import BACKENDS, options
+
+
+@pytest.fixture(params=BACKENDS)
+def nsa(request, monkeypatch):
+    """``options`` by each backend; what is called for the other one fails."""
+    other = "attend_gathered" if request.param == "blocks" else "attend_selected"
+
+    def refuse(*given):
+        raise AssertionError(f"{other} in place of {request.param}")
+
+    monkeypatch.setattr(module, other, refuse)
+    return partial(options, **BACKENDS[request.param])
 
 
 @pytest.fixture
 def thin_rows(monkeypatch):
-    """Chunks of eight rows in every branch."""
+    """Chunks of eight rows in every branch, and of a few where the selected one has its own."""
     monkeypatch.setattr(by_rows, "CHUNK_ELEMENTS", 0)
     monkeypatch.setattr(by_rows, "FEWEST_ROWS", 8)
     monkeypatch.setattr(by_blocks, "ROWS", 5)
-
-
-@pytest.fixture
-def branch(monkeypatch):
-    """Makes one branch stand alone: gates of 1 and 0."""
-
-    def only(number):
-        def gated(branches, gates):
-            return branches[number]
-
-        monkeypatch.setattr(module, "combine", gated)
-
-    return only
+    monkeypatch.setattr(gather, "CHUNK_NUMBERS", 500)

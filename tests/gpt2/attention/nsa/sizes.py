@@ -1,8 +1,11 @@
-"""Small sizes of native sparse attention, and full attention by its formula."""
+"""Small sizes of native sparse attention, its branches, and full attention by its formula."""
 
 import torch
 
 from gpt2.attention.grouped.options import GroupedOptions
+from gpt2.attention.nsa.compress import compress
+from gpt2.attention.nsa.module import Keys, attend_branches
+from gpt2.attention.nsa.options import BRANCHES as NAMES
 from gpt2.attention.nsa.options import NsaOptions
 
 PAIR = GroupedOptions(n_kv_head=2)
@@ -12,6 +15,12 @@ FORM = {"shared_kv": False, "phi": "mlp", "hidden": 3, "gate": "sigmoid"}
 BRANCHES = {f"branch_{name}": True for name in ("compressed", "selected", "window")}
 FORM |= {"select_by": "score", **BRANCHES}
 FORM |= {"backend": "auto", "ranges": "lists", "ranges_min": 0}
+# How the selected branch is computed.
+BACKENDS = {
+    "blocks": {"backend": "blocks"},
+    "lists": {"backend": "gather", "ranges": "lists"},
+    "merged": {"backend": "gather", "ranges": "merged"},
+}
 PAPER = {"compress": 32, "stride": 16, "select": 64, "count": 16, "window": 512}
 
 
@@ -31,3 +40,11 @@ def full_attention(q_BNTH, k_BKSH, v_BKSH):
     queries, tokens = scores.shape[-2:]
     later = torch.arange(tokens) > torch.arange(tokens - queries, tokens)[:, None]
     return torch.softmax(scores.masked_fill(later, -torch.inf), -1) @ v
+
+
+def attended(q_BNTH, k_BKSH, v_BKSH, given):
+    """Head outputs of each branch, of the same keys and values; the last query is the last token's."""
+    blocks = compress(k_BKSH, given, None), compress(v_BKSH, given, None)
+    keys = Keys(blocks, (k_BKSH, v_BKSH), (k_BKSH, v_BKSH))
+    first = k_BKSH.shape[2] - q_BNTH.shape[2]
+    return dict(zip(NAMES, attend_branches(q_BNTH, keys, given, first), strict=True))

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from gpt2.ablation.resolve import resolve_config
-from gpt2.attention.grouped.options import GroupedOptions
 from gpt2.attention.nsa import by_blocks, gather
 from gpt2.attention.nsa.backend import merges, resolve_backend
 from gpt2.attention.nsa.gather import Fallbacks, attend_gathered
@@ -20,7 +19,6 @@ from lib.kconfig import Layer, Tree
 from tests.gpt2.builders import PARTS
 
 OPTIONS = NsaOptions(**PARTS["nsa"])
-PAIR = GroupedOptions(n_kv_head=2)
 
 
 def normal(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -102,12 +100,6 @@ class TestSelected:
         assert found.isfinite().all()
         tolerance = 1e-11 if dtype == torch.float64 else 1e-5 * scale
         torch.testing.assert_close(found.double(), exact, atol=tolerance, rtol=tolerance)
-
-    def test_a_model_of_it(self, build):
-        """The pattern as a whole, against its definitions."""
-        for backend, ranges in (("gather", "lists"), ("gather", "merged")):
-            pattern = replace(OPTIONS, backend=backend, ranges=ranges)
-            build(27, projection=PAIR, pattern=pattern).assert_equals_reference(1e-10)
 
 
 class TestWindow:

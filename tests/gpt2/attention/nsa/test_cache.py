@@ -1,15 +1,16 @@
 """Decoding: equal to the whole pass, from what is kept, reading what a token sees."""
 
+import itertools
 import math
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gpt2.attention.nsa import cache as nsa_cache
 from gpt2.attention.nsa.cache import NsaCache, Ring
 from gpt2.attention.nsa.compress import compress
 from gpt2.attention.nsa.options import BRANCHES
+from gpt2.attention.nsa.reference import selected_blocks
 from tests.gpt2.attention.nsa.sizes import PAIR, drawn, options
 
 LENGTH = 34
@@ -18,34 +19,49 @@ PROMPTS = (1, 3, 4, 5, 6, 7, 12, 13, 20)
 
 
 def decoded(case, calls):
-    """Outputs of all calls, and the cache."""
-    cache, found = case.module.new_cache(), []
+    """Outputs of all calls, the cache, and what each call reads of each branch."""
+    cache, found, reads = case.module.new_cache(), [], []
     for part_BTC in case.x_BTC.detach().split(list(calls), 1):
+        before = cache.reads.copy()
         found.append(case.module(part_BTC, case.state, cache)[0])
         cache.position += part_BTC.shape[1]
-    return torch.cat(found, 1), cache
+        reads.append([cache.reads[name] - before[name] for name in BRANCHES])
+    return torch.cat(found, 1), cache, reads
 
 
-def fed(cache, length, seed=0):
-    """Keeps random tokens, one after the other; of every call the reads, and the last keys."""
+def token(t):
+    """Random keys and values of each branch."""
+    return {
+        name: tuple(drawn(2, 2, 1, 4, seed=10 * t + 2 * i + j) for j in range(2))
+        for i, name in enumerate(BRANCHES)
+    }
+
+
+def query(t):
+    return drawn(2, 6, 1, 4, seed=10 * t + 9)
+
+
+def fed(cache, length):
+    """Keeps random tokens, one after the other; what each reads of each branch."""
     reads = []
     for t in range(length):
-        token = {
-            name: tuple(drawn(2, 2, 1, 4, seed=seed + 10 * t + 2 * i + j) for j in range(2))
-            for i, name in enumerate(BRANCHES)
-        }
-        keys = cache.add(token, halves)
-        before = dict(cache.reads)
-        out = cache.attend(drawn(2, 6, 1, 4, seed=seed + 10 * t + 9), keys)
-        reads.append([cache.reads[name] - before.get(name, 0) for name in BRANCHES])
+        before = cache.reads.copy()
+        cache.attend(query(t), cache.add(token(t), means(cache.options)))
+        reads.append([cache.reads[name] - before[name] for name in BRANCHES])
         cache.position += 1
-    return reads, keys, out
+    return reads
 
 
-def halves(raw):
+def seen(given, t):
+    """Keys of each branch that token t sees, by the definition."""
+    blocks = 0 if t + 1 < given.compress else (t + 1 - given.compress) // given.stride + 1
+    chosen = (min(given.count, t // given.select + 1) - 1) * given.select
+    return [blocks, chosen + t % given.select + 1, min(given.window, t + 1)]
+
+
+def means(given):
     """Blocks by their mean."""
-    k, v = raw["compressed"]
-    return compress(k, options(phi="mean"), None), compress(v, options(phi="mean"), None)
+    return lambda raw: tuple(compress(x, given, None) for x in raw["compressed"])
 
 
 class TestDecoding:
@@ -53,11 +69,10 @@ class TestDecoding:
 
     @pytest.mark.parametrize("shared", [True, False])
     @pytest.mark.parametrize("prompt", PROMPTS)
-    def test_equals_the_forward_pass(self, build, shared, prompt):
-        case = build(
-            LENGTH, projection=PAIR, pattern=options(shared_kv=shared), n_head=6, n_embd=24
-        )
-        found, _ = decoded(case, [prompt, *[1] * (LENGTH - prompt - 2), 2])
+    def test_equals_the_forward_pass(self, build, nsa, shared, prompt):
+        """Two tokens at a time in the end."""
+        case = build(LENGTH, projection=PAIR, pattern=nsa(shared_kv=shared), n_head=6, n_embd=24)
+        found, *_ = decoded(case, [prompt, *[1] * (LENGTH - prompt - 2), 2])
         torch.testing.assert_close(found, case()[0], atol=1e-10, rtol=1e-10)
 
     @pytest.mark.parametrize("shared", [True, False])
@@ -65,9 +80,9 @@ class TestDecoding:
         """The same numbers in the same places after any prompt."""
         pattern = options(shared_kv=shared)
         case = build(LENGTH, projection=PAIR, pattern=pattern)
-        _, stepwise = decoded(case, [1] * LENGTH)
+        _, stepwise, _ = decoded(case, [1] * LENGTH)
         for prompt in (*PROMPTS, LENGTH):
-            _, other = decoded(case, [prompt, *[1] * (LENGTH - prompt)])
+            _, other, _ = decoded(case, [prompt, *[1] * (LENGTH - prompt)])
             assert other.kept.keys() == stepwise.kept.keys()
             for name, kept in stepwise.kept.items():
                 torch.testing.assert_close(other.kept[name], kept, atol=1e-12, rtol=1e-12)
@@ -76,7 +91,7 @@ class TestDecoding:
     def test_what_is_kept(self, build, shared):
         pattern = options(shared_kv=shared)
         case = build(20, projection=PAIR, pattern=pattern)
-        _, cache = decoded(case, [20])
+        _, cache, _ = decoded(case, [20])
         own = {} if shared else {"_raw": 4, "_window": 5}
         lengths = {"": 20, "_compressed": 9, **own}
         assert {name: x.shape[2] for name, x in cache.kept.items()} == {
@@ -100,35 +115,20 @@ def test_a_ring_holds_the_last_tokens():
 class TestReads:
     """Keys of each branch, counted where they are multiplied."""
 
-    def expected(self, given, t):
-        blocks = 0 if t + 1 < given.compress else (t + 1 - given.compress) // given.stride + 1
-        chosen = (min(given.count, t // given.select + 1) - 1) * given.select
-        return [blocks, chosen + t % given.select + 1, min(given.window, t + 1)]
-
     @pytest.mark.parametrize("sizes", [{}, {"count": 3, "window": 12}, {"compress": 6}])
     def test_a_token_reads_what_it_sees(self, sizes):
         given = options(**sizes, phi="mean")
-        cache = NsaCache(given, 0)
-        cache_reads = []
-        for t in range(3 * given.window + 20):
-            token = {n: (drawn(1, 2, 1, 4, seed=t), drawn(1, 2, 1, 4, seed=-t)) for n in BRANCHES}
-            keys = cache.add(
-                token, lambda raw: tuple(compress(x, given, None) for x in raw["compressed"])
-            )
-            before = cache.reads.copy()
-            cache.attend(drawn(1, 4, 1, 4, seed=t), keys)
-            cache_reads.append([cache.reads[n] - before[n] for n in BRANCHES])
-            cache.position += 1
-        assert cache_reads == [self.expected(given, t) for t in range(len(cache_reads))]
+        length = 3 * given.window + 20
+        assert fed(NsaCache(given, 0), length) == [seen(given, t) for t in range(length)]
 
     @pytest.mark.parametrize("prompt", PROMPTS)
     def test_after_a_prompt(self, build, prompt):
         pattern = options()
         case = build(LENGTH, projection=PAIR, pattern=pattern)
-        _, cache = decoded(case, [prompt, *[1] * (LENGTH - prompt)])
-        first = prompt if prompt > 1 else 0
-        rows = [self.expected(pattern, t) for t in range(first, LENGTH)]
-        assert [cache.reads[name] for name in BRANCHES] == [sum(x) for x in zip(*rows)]
+        reads = decoded(case, [prompt, *[1] * (LENGTH - prompt)])[2]
+        assert reads[1:] == [seen(pattern, t) for t in range(prompt, LENGTH)]
+        # Of several tokens at once none is counted.
+        assert reads[0] == (seen(pattern, 0) if prompt == 1 else [0, 0, 0])
 
     def test_the_papers_table(self):
         """Of 32 · 16 · 64 · 16 · 512 at a thousand tokens and more."""
@@ -136,13 +136,9 @@ class TestReads:
         for length in (1, 31, 32, 64, 1024, 2048):
             given = options(compress=32, stride=16, select=64, count=16, window=512, phi="mean")
             cache = NsaCache(given, 0)
-
-            def blocks(raw):
-                return tuple(compress(x, given, None) for x in raw["compressed"])
-
             for count in filter(None, (length - 1, 1)):
                 new = {n: (torch.ones(1, 1, count, 2),) * 2 for n in BRANCHES}
-                keys = cache.add(new, blocks)
+                keys = cache.add(new, means(given))
                 cache.position += count
             cache.position -= 1
             cache.attend(torch.ones(1, 1, 1, 2), keys)
@@ -150,62 +146,79 @@ class TestReads:
         assert reads == [2, 62, 65, 131, 1599, 1663]
 
 
+class Step:
+    """The next token after ``length`` others, and where what it may read lies."""
+
+    def __init__(self, shared, length):
+        self.cache = NsaCache(options(phi="mean", shared_kv=shared), 0)
+        fed(self.cache, length)
+        self.cache.reads.clear()
+        self.t, self.shared = length, shared
+        self.keys = self.cache.add(token(length), means(self.cache.options))
+
+    def __call__(self):
+        return self.cache.attend(query(self.t), self.keys)
+
+    def rooms(self, x):
+        """Of keys or of values, by what they are kept for."""
+        cache = self.cache
+        found = {"compressed": cache.runs[f"{x}_compressed"].room, "tokens": cache.runs[x].room}
+        if not self.shared:
+            found |= {name: cache.rings[f"{x}_{name}"].room_BKSH for name in ("raw", "window")}
+        return found
+
+    def places(self, room, b, k):
+        """What each branch has to read of a room, by the definition; window t stands in t mod w."""
+        given, t = self.cache.options, self.t
+        window = range(t - given.window + 1, t + 1)
+        if room == "window":
+            return {"window": set(range(given.window))}
+        keys_MH = self.cache.kept["k_compressed"][b, k]
+        if room == "compressed":
+            return {"compressed": set(range(len(keys_MH)))}
+        if room == "raw":
+            return {}
+        weights_gM = (query(t)[b, 3 * k : 3 * k + 3, 0] @ keys_MH.T / 2).softmax(-1)
+        chosen = selected_blocks(t, weights_gM.sum(0).tolist(), given)
+        selected = {s for s in range(t + 1) if s // given.select in chosen}
+        return {"selected": selected} | ({"window": set(window)} if self.shared else {})
+
+
+@pytest.mark.parametrize("shared", [True, False])
+# In the middle of a block, and at its end.
+@pytest.mark.parametrize("length", [40, 41])
 class TestPoison:
-    """What a step does not count it does not read: NaN there changes nothing."""
+    """A step reads what it counts and nothing else, told by NaN in each place of what is kept."""
 
-    def step(self, spoil, length=41):
-        """The output of a step on a cache in which ``spoil`` has been put."""
-        cache = NsaCache(options(phi="mean"), 0)
-        fed(cache, length)
-        token = {n: (drawn(2, 2, 1, 4, seed=1000), drawn(2, 2, 1, 4, seed=1001)) for n in BRANCHES}
-        keys = cache.add(token, halves)
-        spoil(cache)
-        return cache.attend(drawn(2, 6, 1, 4, seed=1002), keys), cache
+    rows = list(itertools.product(range(2), range(2)))
 
-    def selected(self):
-        """The blocks of the step, by batch row and head."""
-        seen = []
-        right = nsa_cache.select_blocks
+    def test_in_one_place(self, shared, length):
+        step = Step(shared, length)
+        step()
+        assert [step.cache.reads[name] for name in BRANCHES] == seen(step.cache.options, length)
+        for (b, k), (name, room) in itertools.product(self.rows, step.rooms("v").items()):
+            read = step.places(name, b, k)
+            for branch, places in read.items():
+                assert len(places) == seen(step.cache.options, length)[BRANCHES.index(branch)]
+            for place in range(room.shape[2]):
+                kept = room[b, k, place].clone()
+                room[b, k, place] = math.nan
+                for branch, out in zip(BRANCHES, step(), strict=True):
+                    lost = torch.zeros(2, 6, dtype=torch.bool)
+                    lost[b, 3 * k : 3 * k + 3] = place in read.get(branch, ())
+                    lost = lost[..., None, None].expand_as(out)
+                    assert torch.equal(out.isnan(), lost), (name, place, branch)
+                room[b, k, place] = kept
 
-        def note(*given):
-            seen.append(right(*given))
-            return seen[-1]
-
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(nsa_cache, "select_blocks", note)
-            self.step(lambda cache: None)
-        return seen[-1][:, :, 0]
-
-    def test_outside_of_what_is_read(self):
-        blocks_BKn = self.selected()
-        assert len({tuple(row) for row in blocks_BKn.flatten(0, 1).tolist()}) > 1
-
-        def spoil(cache):
-            for x in "kv":
-                room = cache.runs[x].room
-                places = torch.arange(room.shape[2])
-                for b, k in torch.cartesian_prod(torch.arange(2), torch.arange(2)).tolist():
-                    read = torch.isin(places // 6, blocks_BKn[b, k]) & (places <= cache.position)
-                    room[b, k, ~read] = math.nan
-                blocks = cache.runs[f"{x}_compressed"]
-                blocks.room[:, :, blocks.stop :] = math.nan
-                cache.rings[f"{x}_raw"].room_BKSH.fill_(math.nan)
-
-        clean, poisoned = self.step(lambda cache: None)[0], self.step(spoil)[0]
-        assert all(map(torch.equal, clean, poisoned))
-
-    @pytest.mark.parametrize("branch", range(3))
-    def test_inside(self, branch):
-        blocks_BKn = self.selected()
-        place = (0, 1, int(blocks_BKn[0, 1, 1]) * 6)
-
-        def spoil(cache):
-            name = ("v_compressed", "v", "v_window")[branch]
-            kept = cache.kept[name]
-            kept[place if branch == 1 else (0, 1, 3)] = math.nan
-
-        found = self.step(spoil)[0]
-        assert [not out.isfinite().all() for out in found] == [i == branch for i in range(3)]
+    def test_wherever_nothing_is_read(self, shared, length):
+        """Keys, too."""
+        step = Step(shared, length)
+        clean = step()
+        for x, (b, k) in itertools.product("vk", self.rows):
+            for name, room in step.rooms(x).items():
+                read = set().union(*step.places(name, b, k).values())
+                room[b, k, sorted(set(range(room.shape[2])) - read)] = math.nan
+        assert all(map(torch.equal, step(), clean))
 
 
 def test_a_step_makes_no_copy_of_what_is_kept():
@@ -213,15 +226,16 @@ def test_a_step_makes_no_copy_of_what_is_kept():
 
     def made(length):
         cache = NsaCache(options(phi="mean"), 0)
-        cache.add({n: (drawn(1, 2, length, 4), drawn(1, 2, length, 4)) for n in BRANCHES}, halves)
+        many, one = ((drawn(1, 2, count, 4),) * 2 for count in (length, 1))
+        blocks = means(cache.options)
+        cache.add(dict.fromkeys(BRANCHES, many), blocks)
         cache.position = length
-        token = {n: (drawn(1, 2, 1, 4), drawn(1, 2, 1, 4)) for n in BRANCHES}
         # The first tokens after a prompt make room for as many again.
         for _ in range(8):
-            cache.add(token, halves)
+            cache.add(dict.fromkeys(BRANCHES, one), blocks)
             cache.position += 1
         with Made() as count:
-            cache.attend(drawn(1, 2, 1, 4), cache.add(token, halves))
+            cache.attend(drawn(1, 2, 1, 4), cache.add(dict.fromkeys(BRANCHES, one), blocks))
         return count.numbers
 
     # A token has half a compressed key and a sixth of a block for each of two heads, and no copy of

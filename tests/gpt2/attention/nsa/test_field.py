@@ -3,106 +3,125 @@
 import pytest
 import torch
 
-from gpt2.attention.nsa import blocks, compress, compressed, selected, window
-from tests.gpt2.attention.nsa.sizes import PAIR, drawn, options
+from gpt2.attention.nsa.compress import compress
+from gpt2.attention.nsa.compressed import attend_compressed
+from tests.gpt2.attention.nsa.sizes import PAIR, attended, drawn, options
+
+LENGTH = 33
 
 
-class TestWhatIsSeen:
-    """Exactly the tokens of the definition: no later one, and none fewer."""
+def lists(q, k, given):
+    """The blocks of every query."""
+    q_BKgTH = (q / q.shape[-1] ** 0.5).unflatten(1, (k.shape[1], -1))
+    keys = compress(k, given, None)
+    return attend_compressed(q_BKgTH, keys, keys, given)[1]
 
-    length = 33
 
-    def seen(self, of_values):
-        """For each query the tokens whose values its output depends on."""
-        v = drawn(1, 2, self.length, 4, seed=3).requires_grad_()
-        out_NTH = of_values(v)[0]
+class TestField:
+    """The tokens whose values the outputs of the first key head's queries depend on."""
+
+    q, k = drawn(1, 4, LENGTH, 4), drawn(1, 2, LENGTH, 4, seed=1)
+
+    def seen(self, branch, given):
+        v = drawn(1, 2, LENGTH, 4, seed=3).requires_grad_()
+        out_NTH = attended(self.q, self.k, v, given)[branch][0]
         found = []
-        for t in range(self.length):
-            (slope,) = torch.autograd.grad(out_NTH[0, t].sum(), v, retain_graph=True)
+        for t in range(LENGTH):
+            (slope,) = torch.autograd.grad(out_NTH[:2, t].sum(), v, retain_graph=True)
+            assert not slope[0, 1].count_nonzero()
             found.append(slope[0, 0].abs().sum(-1).nonzero().flatten().tolist())
         return found
 
     def test_window(self):
-        q, k = drawn(1, 4, self.length, 4), drawn(1, 2, self.length, 4, seed=1)
-        found = self.seen(lambda v: window.attend_window(q, k, v, 5))
-        assert found == [list(range(max(0, t - 4), t + 1)) for t in range(self.length)]
+        found = self.seen("window", options())
+        assert found == [list(range(max(0, t - 4), t + 1)) for t in range(LENGTH)]
 
     def test_compressed(self):
-        given = options(phi="mean", compress=4, stride=2)
-        q, k = drawn(1, 2, 2, self.length, 4), drawn(1, 2, self.length, 4, seed=1)
-        keys = compress.compress(k, given, None)
-        found = self.seen(
-            lambda v: compressed.attend_compressed(
-                q, keys, compress.compress(v, given, None), given
-            )[0].flatten(1, 2)
-        )
+        found = self.seen("compressed", options())
         # Blocks end with token 3, 5, 7 …; the last one that t sees ends with t or before.
-        assert found == [list(range((t + 1) // 2 * 2 if t >= 3 else 0)) for t in range(self.length)]
+        assert found == [list(range((t + 1) // 2 * 2 if t >= 3 else 0)) for t in range(LENGTH)]
 
-    def test_selected(self):
-        given = options(phi="mean")
-        q, k = drawn(1, 2, 2, self.length, 4), drawn(1, 2, self.length, 4, seed=1)
-        keys = compress.compress(k, given, None)
-        blocks = compressed.attend_compressed(q, keys, keys, given)[1]
-        chosen = [set(row) - {-1} for row in blocks[0, 0].tolist()]
+    def test_selected(self, nsa, thin_rows):
+        chosen = [set(row) - {-1} for row in lists(self.q, self.k, nsa())[0, 0].tolist()]
         assert len(chosen[-1]) == 4 and len(set(map(frozenset, chosen[30:]))) > 1
-        found = self.seen(
-            lambda v: selected.attend_selected(q.transpose(2, 3), k, v, blocks, given.select)
-            .transpose(2, 3)
-            .flatten(1, 2)
-        )
         expected = [[s for s in range(t + 1) if s // 6 in row] for t, row in enumerate(chosen)]
-        assert found == expected
+        assert self.seen("selected", nsa()) == expected
+
+
+class TestLaterTokens:
+    """They change nothing, by gradients and by replacing them."""
 
     @pytest.mark.parametrize("token", [0, 3, 12, 31])
-    def test_no_gradient_to_a_later_token(self, build, thin_rows, token):
-        case = build(33, projection=PAIR, pattern=options())
+    def test_have_no_gradient(self, build, thin_rows, nsa, token):
+        case = build(LENGTH, projection=PAIR, pattern=nsa())
         (found,) = torch.autograd.grad(case()[0][:, token].sum(), case.x_BTC)
         assert found[:, token + 1 :].count_nonzero() == 0
         assert found[:, token].count_nonzero() > 0
 
     @pytest.mark.parametrize("scale", [1.0, 8.0, 100.0])
-    def test_later_tokens_change_neither_selection_nor_output(self, build, scale):
-        """Of ten blocks a query selects four; those of a later one must not tip the balance."""
-        case = build(72, projection=PAIR, pattern=options(), n_head=6, n_embd=24)
+    def test_change_no_output(self, build, nsa, scale):
+        case = build(72, projection=PAIR, pattern=nsa(), n_head=6, n_embd=24)
         changed = case.x_BTC.detach().clone()
         changed[:, 60:] = scale * drawn(*changed[:, 60:].shape, seed=5)
-        before, after = ((case.module(x, case.state)[0][:, :60]) for x in (case.x_BTC, changed))
+        before, after = (case.module(x, case.state)[0][:, :60] for x in (case.x_BTC, changed))
         torch.testing.assert_close(after, before, atol=1e-12, rtol=1e-12)
-        q, k = drawn(4, 2, 3, 72, 4), 2 * drawn(4, 2, 72, 4, seed=1)
-        lists = []
-        for factor in (1.0, scale):
-            k[:, :, 60:] = factor * drawn(4, 2, 12, 4, seed=int(factor))
-            keys = compress.compress(k, options(), None)
-            lists.append(compressed.attend_compressed(q, keys, keys, options())[1][:, :, :60])
-        assert torch.equal(*lists)
 
-    def test_a_beginning_alone_gives_the_same(self, build):
-        case = build(33, projection=PAIR, pattern=options())
-        whole = case()[0]
-        for stop in (1, 5, 6, 7, 18, 32):
-            part = case.module(case.x_BTC[:, :stop], case.state)[0]
-            torch.testing.assert_close(part, whole[:, :stop], atol=1e-12, rtol=1e-12)
+    @pytest.mark.parametrize("scale", [1.0, 8.0, 100.0])
+    def test_change_no_selection(self, scale):
+        """Of ten blocks a query selects four; those of a later one must not tip the balance."""
+        q, k, found = drawn(4, 6, 72, 4), 2 * drawn(4, 2, 72, 4, seed=1), []
+        for seed, factor in ((5, 1.0), (6, scale)):
+            k[:, :, 60:] = factor * drawn(4, 2, 12, 4, seed=seed)
+            found.append(lists(2 * q, k, options())[:, :, :60])
+        assert torch.equal(*found)
 
-    def test_sequences_of_a_batch_do_not_meet(self, build):
-        case = build(33, batch=3, projection=PAIR, pattern=options())
-        alone = case.module(case.x_BTC[1:2], case.state)[0]
-        torch.testing.assert_close(alone[0], case()[0][1], atol=1e-12, rtol=1e-12)
-
-    def test_no_later_token_is_seen_however_low_the_scores_are(self):
+    def test_are_not_seen_however_low_the_scores_are(self, nsa):
         """Scores of −10⁶: a mask that only adds a large number would point at what it hides."""
-        given, q = options(phi="mean"), torch.ones(1, 2, 2, self.length, 4, dtype=torch.float64)
-        k, v = torch.full((1, 2, self.length, 4), -5e5).double(), drawn(1, 2, self.length, 4)
+        q, k = torch.ones(1, 4, LENGTH, 4).double(), torch.full((1, 2, LENGTH, 4), -5e5).double()
+        v = drawn(1, 2, LENGTH, 4)
         later = v.clone()
         later[:, :, 20:] += 1e3
-        outputs = []
-        for values in (v, later):
-            keys = compress.compress(k, given, None)
-            found, lists = compressed.attend_compressed(
-                q, keys, compress.compress(values, given, None), given
+        before, after = (attended(q, k, values, nsa()) for values in (v, later))
+        for name, found in after.items():
+            torch.testing.assert_close(
+                found[:, :, :20], before[name][:, :, :20], atol=1e-9, rtol=1e-9
             )
-            chosen = selected.attend_selected(q.transpose(2, 3), k, values, lists, given.select)
-            windowed = window.attend_window(q.flatten(1, 2), k, values, given.window)
-            outputs.append((found[..., :20, :], chosen[:, :, :20], windowed[:, :, :20]))
-        for before, after in zip(*outputs, strict=True):
-            torch.testing.assert_close(after, before, atol=1e-9, rtol=1e-9)
+
+
+def test_a_beginning_alone_gives_the_same(build, nsa):
+    """Of every length."""
+    case = build(LENGTH, projection=PAIR, pattern=nsa())
+    whole = case()[0]
+    for stop in range(1, LENGTH):
+        part = case.module(case.x_BTC[:, :stop], case.state)[0]
+        torch.testing.assert_close(part, whole[:, :stop], atol=1e-12, rtol=1e-12)
+
+
+def test_sequences_of_a_batch_do_not_meet(build, nsa):
+    case = build(LENGTH, batch=3, projection=PAIR, pattern=nsa())
+    alone = case.module(case.x_BTC[1:2], case.state)[0]
+    torch.testing.assert_close(alone[0], case()[0][1], atol=1e-12, rtol=1e-12)
+
+
+class TestHeads:
+    """Those of a key head share its blocks, whatever those of another one do."""
+
+    q, k, v = drawn(1, 6, LENGTH, 4), drawn(1, 2, LENGTH, 4, seed=1), drawn(1, 2, LENGTH, 4, seed=2)
+    turned = [2, 0, 1, 3, 4, 5]
+
+    def test_in_another_order(self, nsa):
+        chosen, again = (lists(q, self.k, nsa()) for q in (self.q, self.q[:, self.turned]))
+        assert chosen.shape == (1, 2, LENGTH, 4) and torch.equal(again, chosen)
+        found = attended(self.q[:, self.turned], self.k, self.v, nsa())
+        for name, out in attended(self.q, self.k, self.v, nsa()).items():
+            torch.testing.assert_close(found[name], out[:, self.turned], atol=1e-12, rtol=1e-12)
+
+    def test_of_another_key_head(self, nsa):
+        q = self.q.clone()
+        q[:, 1] *= -5
+        chosen, changed = (lists(x, self.k, nsa()) for x in (self.q, q))
+        assert torch.equal(changed[:, 1], chosen[:, 1])
+        assert not torch.equal(changed[:, 0], chosen[:, 0])
+        found = attended(q, self.k, self.v, nsa())
+        for name, out in attended(self.q, self.k, self.v, nsa()).items():
+            assert torch.equal(found[name][:, 3:], out[:, 3:])

@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from gpt2.attention.nsa.selected import attend_selected
-from tests.gpt2.attention.nsa.sizes import PAIR, drawn, full_attention, options
+from tests.gpt2.attention.nsa.sizes import PAIR, attended, drawn, full_attention
 
 
 def test_the_formula_is_a_lower_triangle():
@@ -24,37 +23,26 @@ def test_the_formula_is_a_lower_triangle():
 class TestFullAttention:
     """Each branch is full attention where it leaves nothing out."""
 
-    # A branch, and sizes at which it sees everything.
+    # Sizes at which a branch sees everything.
     CASES = {
-        "compressed": (0, {"compress": 1, "stride": 1, "select": 1, "phi": "mean"}),
-        "selected": (1, {"count": 7}),
-        "window": (2, {"window": 40}),
+        "compressed": {"compress": 1, "stride": 1, "select": 1},
+        "selected": {"count": 7},
+        "window": {"window": 40},
     }
 
+    @pytest.mark.parametrize("queries", [40, 7])
     @pytest.mark.parametrize("name", CASES)
-    def test_one_branch(self, build, branch, thin_rows, name):
-        number, sizes = self.CASES[name]
-        branch(number)
-        case = build(40, projection=PAIR, pattern=options(shared_kv=True, **sizes))
-        plain = build(40, projection=PAIR)
-        plain.module.load_state_dict(case.module.state_dict(), strict=False)
-        plain.x_BTC = case.x_BTC
-        torch.testing.assert_close(case()[0], plain()[0], atol=1e-10, rtol=1e-10)
+    def test_one_branch(self, thin_rows, nsa, name, queries):
+        q, k, v = drawn(2, 4, queries, 4), drawn(2, 2, 40, 4, seed=1), drawn(2, 2, 40, 4, seed=2)
+        found = attended(q, k, v, nsa(**self.CASES[name]))[name]
+        torch.testing.assert_close(found, full_attention(q, k, v), atol=1e-12, rtol=1e-12)
 
-    def test_all_three(self, build):
-        every = {name: size for _, sizes in self.CASES.values() for name, size in sizes.items()}
-        pattern = options(**{**every, "count": 40}, shared_kv=True, gate="softmax")
+    def test_all_three(self, build, thin_rows, nsa):
+        """Gates that sum to 1, over keys and values that are shared."""
+        every = {name: size for sizes in self.CASES.values() for name, size in sizes.items()}
+        pattern = nsa(**{**every, "count": 40}, phi="mean", shared_kv=True, gate="softmax")
         case, plain = build(40, projection=PAIR, pattern=pattern), build(40, projection=PAIR)
         plain.module.load_state_dict(case.module.state_dict(), strict=False)
         torch.testing.assert_close(
             case()[0], plain.module(case.x_BTC, plain.state)[0], atol=1e-10, rtol=1e-10
         )
-
-    def test_queries_after_the_first_token(self):
-        q, k, v = drawn(2, 2, 7, 2, 4), drawn(2, 2, 33, 4, seed=1), drawn(2, 2, 33, 4, seed=2)
-        blocks = torch.arange(6).expand(2, 2, 7, 6).clone()
-        # The first five tokens of them are of block 4, which does not see block 5.
-        blocks[:, :, :4, 5] = -1
-        found = attend_selected(q / 2, k, v, blocks, 6).transpose(2, 3).flatten(1, 2)
-        expected = full_attention(q.transpose(2, 3).flatten(1, 2), k, v)
-        torch.testing.assert_close(found, expected, atol=1e-12, rtol=1e-12)

@@ -3,13 +3,13 @@
 import pytest
 import torch
 
+from gpt2.attention.nsa import module
 from gpt2.attention.nsa.compress import Phi, compress
 from gpt2.attention.nsa.compressed import attend_compressed
 from gpt2.attention.nsa.module import BranchGates
-from gpt2.attention.nsa.selected import attend_selected
 from gpt2.model import GPT
 from gpt2.shape import Shape
-from tests.gpt2.attention.nsa.sizes import PAIR, SIZES, drawn, options
+from tests.gpt2.attention.nsa.sizes import PAIR, attended, drawn, options
 from tests.gpt2.builders import make_model_config
 from tests.gpt2.test_model import drawn as drawn_model
 
@@ -30,8 +30,8 @@ def randomized(module):
 @pytest.mark.parametrize("gate", ["sigmoid", "softmax"])
 @pytest.mark.parametrize("phi", ["mean", "mlp"])
 @pytest.mark.parametrize("shared", [True, False])
-def test_every_parameter_has_one(build, gate, phi, shared):
-    pattern = options(gate=gate, phi=phi, shared_kv=shared)
+def test_every_parameter_has_one(build, nsa, gate, phi, shared):
+    pattern = nsa(gate=gate, phi=phi, shared_kv=shared)
     case = build(23, projection=PAIR, pattern=pattern)
     case()[0].square().sum().backward()
     for name, parameter in case.module.named_parameters():
@@ -44,9 +44,13 @@ def test_every_parameter_has_one(build, gate, phi, shared):
         assert all(part.count_nonzero() for part in c_kv.weight.grad.chunk(8))
 
 
-def test_every_parameter_has_one_in_the_first_step():
+def model_config(given, **shape):
+    return make_model_config("grouped", "nsa", parts={"nsa": vars(given)}, block_size=33, **shape)
+
+
+def test_every_parameter_has_one_in_the_first_step(nsa):
     """Of a new model: what starts at zero moves, and what it multiplies does from then on."""
-    model = GPT(make_model_config("grouped", "nsa", parts={"nsa": SIZES}, block_size=33))
+    model = GPT(model_config(nsa()))
     model.init_weights(0)
     idx_BT = torch.randint(0, 50, (2, 34), generator=torch.Generator().manual_seed(0))
     model(idx_BT[:, :-1], idx_BT[:, 1:]).backward()
@@ -57,14 +61,23 @@ def test_every_parameter_has_one_in_the_first_step():
 class TestByDifferences:
     """torch.autograd.gradcheck, in float64, with the lists of blocks held fixed."""
 
-    def test_selected(self):
-        q, k, v = drawn(1, 13, 2, 2, 3) / 2, drawn(1, 13, 13, 3)[:, :2], drawn(1, 2, 13, 3, seed=2)
-        q, k, v = (x.contiguous().requires_grad_() for x in (q.transpose(1, 2), k, v))
-        keys = compress(k.detach(), options(), None)
-        by_head = q.detach().transpose(2, 3)
-        lists = attend_compressed(by_head, keys, keys, options(select=4, count=3))[1]
-        assert lists[0, :, -1].ne(-1).all()
-        assert torch.autograd.gradcheck(lambda *qkv: attend_selected(*qkv, lists, 4), (q, k, v))
+    def test_selected(self, nsa, monkeypatch):
+        q, k, v = drawn(1, 2, 13, 3), drawn(1, 1, 13, 3, seed=1), drawn(1, 1, 13, 3, seed=2)
+        given, lists = nsa(compress=2, stride=1, select=2), []
+        right = module.attend_compressed
+
+        def held(*given):
+            context, blocks = right(*given)
+            lists.append(blocks)
+            return context, lists[0]
+
+        monkeypatch.setattr(module, "attend_compressed", held)
+        arguments = [x.requires_grad_() for x in (q, k, v)]
+        assert torch.autograd.gradcheck(
+            lambda *qkv: attended(*qkv, given)["selected"], arguments, atol=1e-6
+        )
+        # One of blocks 1 to 4 was chosen, and it is not the first of them.
+        assert lists[0][0, 0, -1].tolist() == [0, 3, 5, 6]
 
     def test_compressed(self):
         given = options(select=4, count=3)
@@ -89,10 +102,9 @@ class TestByDifferences:
         assert torch.autograd.gradcheck(lambda x, *_: gates(x), (x, *gates.parameters()))
 
 
-def test_blocks_computed_again_have_the_same():
+def test_blocks_computed_again_have_the_same(nsa):
     """Four layers with weights of their own."""
-    config = make_model_config("grouped", "nsa", parts={"nsa": SIZES}, n_layer=4, block_size=33)
-    model = drawn_model(config).train()
+    model = drawn_model(model_config(nsa(), n_layer=4)).train()
     idx_BT = torch.randint(0, 50, (2, 34), generator=torch.Generator().manual_seed(0))
     found = []
     for again in (False, True):
@@ -103,9 +115,8 @@ def test_blocks_computed_again_have_the_same():
         torch.testing.assert_close(computed_again, kept, atol=1e-12, rtol=1e-12)
 
 
-def test_micro_batches_are_one_batch():
-    config = make_model_config("grouped", "nsa", parts={"nsa": SIZES}, block_size=33)
-    model = drawn_model(config).train()
+def test_micro_batches_are_one_batch(nsa):
+    model = drawn_model(model_config(nsa())).train()
     idx_BT = torch.randint(0, 50, (6, 34), generator=torch.Generator().manual_seed(0))
     found = []
     for parts in (1, 3):

@@ -175,15 +175,15 @@ def _never_wrapped(self: Any, start: int, stop: int) -> Tensor:
 MUTANTS: dict[str, tuple[Plant, str]] = {
     "is_causal on a one-row query": (
         method(NsaCache, "_read", _first_key_alone),
-        "test_cache.py::TestDecoding::test_equals_the_forward_pass[13-False]",
+        "test_cache.py::TestDecoding::test_equals_the_forward_pass[blocks-13-False]",
     ),
     "mask after the softmax": (
         everywhere(compressed.attend_compressed, _masked_after),
-        "test_field.py::TestWhatIsSeen::test_later_tokens_change_neither_selection_nor_output",
+        "test_field.py::TestLaterTokens::test_change_no_selection",
     ),
     "window off by one": (
         everywhere(window.attend_window, lambda right: lambda q, k, v, w: right(q, k, v, w + 1)),
-        "test_field.py::TestWhatIsSeen::test_window",
+        "test_field.py::TestField::test_window",
     ),
     "partial block excluded": (
         everywhere(blocks.select_blocks, _own_block_only_when_complete),
@@ -199,15 +199,15 @@ MUTANTS: dict[str, tuple[Plant, str]] = {
     ),
     "a head's numbers taken across all heads": (
         everywhere(heads.split_heads, lambda right: _heads_are_columns),
-        "test_reference.py::TestAgainstReference::test_lengths[13]",
+        "test_reference.py::TestAgainstReference::test_lengths[blocks-13]",
     ),
     "trimmed window indexed absolutely": (
         method(Ring, "_places", lambda right: _never_wrapped),
-        "test_cache.py::TestDecoding::test_equals_the_forward_pass[1-False]",
+        "test_cache.py::TestDecoding::test_equals_the_forward_pass[blocks-1-False]",
     ),
     "raw ring not filled by a prompt": (
         method(Ring, "write", _not_after_a_prompt),
-        "test_cache.py::TestDecoding::test_equals_the_forward_pass[7-False]",
+        "test_cache.py::TestDecoding::test_equals_the_forward_pass[blocks-7-False]",
     ),
     "reads taken from the formula": (
         method(NsaCache, "_weigh", _by_the_formula),
@@ -219,11 +219,11 @@ MUTANTS: dict[str, tuple[Plant, str]] = {
     ),
     "a branch replaced by its first value": (
         everywhere(compressed.attend_compressed, _first_value),
-        "test_field.py::TestWhatIsSeen::test_compressed",
+        "test_field.py::TestField::test_compressed",
     ),
     "gates frozen": (
         method(BranchGates, "forward", lambda right: lambda self, x: right(self, x).detach()),
-        "test_gradients.py::test_every_parameter_has_one[True-mean-sigmoid]",
+        "test_gradients.py::test_every_parameter_has_one[blocks-True-mean-sigmoid]",
     ),
     "rotation over the flattened heads": (
         method(Rope, "__call__", _as_one_vector),
@@ -231,26 +231,34 @@ MUTANTS: dict[str, tuple[Plant, str]] = {
     ),
     "a mask of -10000": (
         method(by_rows.Chunk, "hide_", _sentinel),
-        "test_field.py::TestWhatIsSeen::test_no_later_token_is_seen_however_low_the_scores_are",
+        "test_field.py::TestLaterTokens::test_are_not_seen_however_low_the_scores_are",
     ),
 }
 
 
+class Failures:
+    """Of a run of pytest: when each came, and what was raised."""
+
+    def __init__(self) -> None:
+        self.found: set[tuple[str, str]] = set()
+
+    def pytest_exception_interact(self, call: pytest.CallInfo[Any]) -> None:
+        assert call.excinfo
+        self.found.add((call.when, call.excinfo.typename))
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("name", MUTANTS)
-def test_a_mutant_breaks_the_test_that_is_named(
-    name: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_mutant_breaks_the_test_that_is_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In this process. It fails by what it asserts, and is green without the fault."""
     for stem in FILES:
         # Before the fault is there to be imported.
         importlib.import_module(f"tests.gpt2.attention.nsa.{stem}")
     plant, test = MUTANTS[name]
     alone = ["-o", "addopts=--import-mode=importlib", "-p", "no:cacheprovider", "-p", "no:xdist"]
-    arguments = [*alone, "-q", "--tb=line", "--no-header", str(HERE / test)]
+    arguments, failures = [*alone, "-q", str(HERE / test)], Failures()
     plant(monkeypatch)
-    assert pytest.main(arguments) == pytest.ExitCode.TESTS_FAILED
-    said = capfd.readouterr().out
-    assert " error" not in said.splitlines()[-1], said
+    assert pytest.main(arguments, [failures]) == pytest.ExitCode.TESTS_FAILED
+    assert failures.found == {("call", "AssertionError")}
     monkeypatch.undo()
     assert pytest.main(arguments) == pytest.ExitCode.OK

@@ -14,27 +14,26 @@ class TestAgainstReference:
     @pytest.mark.parametrize(
         "form", list(itertools.product([True, False], ["mean", "mlp"], ["sigmoid", "softmax"]))
     )
-    def test_forms(self, build, thin_rows, form):
+    def test_forms(self, build, thin_rows, nsa, form):
         shared, phi, gate = form
-        pattern = options(shared_kv=shared, phi=phi, gate=gate)
+        pattern = nsa(shared_kv=shared, phi=phi, gate=gate)
         build(27, projection=PAIR, pattern=pattern).assert_equals_reference(1e-10)
 
     @pytest.mark.parametrize("key_heads", [1, 4])
-    def test_key_heads(self, build, thin_rows, key_heads):
-        case = build(20, projection=GroupedOptions(key_heads), pattern=options(), bias=False)
+    def test_key_heads(self, build, thin_rows, nsa, key_heads):
+        case = build(20, projection=GroupedOptions(key_heads), pattern=nsa(), bias=False)
         case.assert_equals_reference(1e-10)
 
     @pytest.mark.parametrize("sizes", [(1, 1, 1), (2, 1, 3), (4, 4, 4), (6, 2, 6), (3, 3, 9)])
-    @pytest.mark.parametrize("shared", [True, False])
-    def test_sizes(self, build, thin_rows, sizes, shared):
+    def test_sizes(self, build, thin_rows, nsa, sizes):
         named = dict(zip(("compress", "stride", "select"), sizes))
-        pattern = options(**named, shared_kv=shared, count=4)
+        pattern = nsa(**named, count=4)
         build(23, batch=1, projection=PAIR, pattern=pattern).assert_equals_reference(1e-10)
 
-    # Around l = 4, l' = 6 and w = 5, and at none of their multiples.
+    # Around l = 4, l' = 6 and w = 5, and 2w + 3, at none of their multiples.
     @pytest.mark.parametrize("length", [1, 2, 3, 4, 5, 6, 7, 13])
-    def test_lengths(self, build, thin_rows, length):
-        build(length, projection=PAIR, pattern=options()).assert_equals_reference(1e-10)
+    def test_lengths(self, build, thin_rows, nsa, length):
+        build(length, projection=PAIR, pattern=nsa()).assert_equals_reference(1e-10)
 
     def test_a_scale_of_heads_from_the_mlp(self, build):
         case = build(15, projection=PAIR, pattern=options(), handed_on=True)

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from gpt2.attention.nsa.blocks import score_blocks, select_blocks
-from gpt2.attention.nsa.compressed import attend_compressed
 from gpt2.attention.nsa.reference import selected_blocks
 from tests.gpt2.attention.nsa.sizes import PAPER, drawn, options
 
@@ -64,12 +63,3 @@ class TestSelection:
         scores = drawn(1, 2, 40, 7, seed=6).abs()
         whole = select_blocks(scores, options(), 0)
         assert torch.equal(select_blocks(scores[:, :, 17:], options(), 17), whole[:, :, 17:])
-
-    def test_heads_in_another_order_select_the_same(self):
-        q, keys = drawn(1, 2, 3, 33, 4), drawn(1, 2, 15, 4, seed=1)
-        out, blocks = attend_compressed(q, keys, keys, options())
-        turned, same = attend_compressed(q.flip(2), keys, keys, options())
-        assert torch.equal(blocks, same)
-        torch.testing.assert_close(turned, out.flip(2))
-        q[:, 0, 1] *= 5
-        assert torch.equal(attend_compressed(q, keys, keys, options())[1][:, 1], blocks[:, 1])
