@@ -2,10 +2,10 @@
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from gpt2.attention.nsa import module
-from gpt2.attention.nsa.compress import compress
-from tests.gpt2.attention.nsa.sizes import PAIR, PAPER, options
+from gpt2.attention.nsa import by_blocks, by_rows, gather, ops
+from tests.gpt2.attention.nsa.sizes import PAIR, PAPER, SIZES, options
 
 
 class TestWhatItCosts:
@@ -41,21 +41,66 @@ class TestWhatItCosts:
         rounded = {s: round(ratio, 2) for s, ratio in ratios.items()}
         assert rounded == {1024: 0.55, 4096: 1.38, 8192: 2.43, 65536: 9.25}
 
-    def test_what_backward_needs_grows_with_the_length(self):
-        def saved(length):
-            total = 0
 
-            def count(x):
-                nonlocal total
-                total += x.untyped_storage().nbytes()
-                return x
+def test_what_backward_needs_grows_with_the_length(build, nsa):
+    """Bytes that the graph of the whole module keeps, each once."""
 
-            q = torch.randn(1, 4, length, 8, requires_grad=True)
-            kv = [torch.randn(1, 2, length, 8, requires_grad=True) for _ in range(2)]
-            small = tuple(compress(x, options(), None) for x in kv)
-            keys = module.Keys(small, (kv[0], kv[1]), (kv[0], kv[1]))
-            with torch.autograd.graph.saved_tensors_hooks(count, lambda x: x):
-                module.attend_branches(q, keys, options(), 0)
-            return total
+    def saved(length):
+        storages = {}
 
-        assert saved(512) / saved(256) <= 2.1
+        def keep(x):
+            storages[x.untyped_storage().data_ptr()] = x.untyped_storage()
+            return x
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+            build(length, projection=PAIR, pattern=nsa())()
+        return sum(storage.nbytes() for storage in storages.values())
+
+    assert saved(512) / saved(256) <= 2.1
+
+
+class Operations(TorchDispatchMode):
+    """How many run, those that the product's own are made of included."""
+
+    count = 0
+
+    def __torch_dispatch__(self, function, types, given=(), named=None):
+        self.count += 1
+        if function.namespace != "kablate":
+            return function(*given, **(named or {}))
+        own = vars(ops)[function.overloadpacket.__name__]
+        with self:
+            return own._init_fn(*given, **(named or {}))
+
+
+class TestOperations:
+    """Of forward and backward, whatever they take."""
+
+    def counted(self, case):
+        with Operations() as found:
+            case()[0].sum().backward()
+        return found.count
+
+    def test_of_larger_blocks_and_chunks_there_are_no_more(self, build, nsa, monkeypatch):
+        """Nothing goes token by token: four times as many in each, and as many in all."""
+        found = []
+        for scale in (1, 4):
+            monkeypatch.setattr(by_rows, "CHUNK_ELEMENTS", 0)
+            monkeypatch.setattr(by_rows, "FEWEST_ROWS", 8 * scale)
+            monkeypatch.setattr(by_blocks, "ROWS", 12 * scale)
+            # Keys of four blocks of so many tokens, for 12 queries each time.
+            monkeypatch.setattr(gather, "CHUNK_NUMBERS", 12 * scale * 8 * 6 * scale * 4)
+            named = ("compress", "stride", "select", "window")
+            sizes = {name: scale * SIZES[name] for name in named}
+            # All blocks are selected, so that what is chosen does not matter.
+            pattern = nsa(**sizes, count=8)
+            found.append(self.counted(build(48 * scale, projection=PAIR, pattern=pattern)))
+        assert found[0] == found[1]
+
+    def test_grow_as_the_number_of_blocks(self, build, nsa):
+        """The first block's queries fill several visits at once, which is not quite four times."""
+        few, many = (
+            self.counted(build(length, batch=1, projection=PAIR, pattern=nsa()))
+            for length in (480, 1920)
+        )
+        assert many <= 4.1 * few
