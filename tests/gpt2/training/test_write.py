@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from gpt2.arguments import add_writing, new_parser
+from gpt2.attention.nsa.options import BRANCHES
+from gpt2.cache import Cache
 from gpt2.config import Config
 from gpt2.sampling import Sampling
 from gpt2.finished import find_finished
@@ -16,9 +18,22 @@ from lib.binding import Value
 from lib.errors import ConfigError, PreflightError
 from lib.kconfig import Layer, Tree
 from lib.rundir import RunDir
+from tests.gpt2.attention.nsa.sizes import seen
 from tests.gpt2.training.conftest import BASE, Trainer
 
 QUICK: dict[str, Value] = {"MAX_ITERS": 2, "SAMPLE_TOKENS": 0, "EVAL_INTERVAL": 0}
+SPARSE: dict[str, Value] = {
+    "ATTENTION_PROJECTION_GROUPED": True,
+    "N_KV_HEAD": 1,
+    "ATTENTION_PATTERN_NSA": True,
+    "NSA_COMPRESS_BLOCK": 4,
+    "NSA_COMPRESS_STRIDE": 2,
+    "NSA_SELECT_BLOCK": 6,
+    "NSA_SELECT_COUNT": 4,
+    "NSA_WINDOW": 5,
+    "BLOCK_SIZE": 48,
+    "DROPOUT": "0.0",
+}
 
 
 @pytest.fixture
@@ -47,6 +62,32 @@ def test_texts_are_decided_by_the_seed_and_their_number(run: RunDir, build_dir: 
     assert two == one + "an é" + texts[1].text + "\n" and one != other
     assert texts[0].text != texts[1].text and texts[0].seed != texts[1].seed
     assert {text.tokens for text in texts} == {20} and texts[0].end == "length"
+
+
+def test_each_token_reads_what_sparse_attention_lets_it_see(
+    train: Trainer,
+    configure: Callable[..., Config],
+    build_dir: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Keys of each branch, in each of two layers, counted where they are multiplied."""
+    config = configure(**QUICK, **SPARSE)
+    run, told, advance = train(config).files, [], Cache.advance
+
+    def noted(cache: Cache, tokens: int) -> None:
+        advance(cache, tokens)
+        told.append([cache.position, *(cache.reads()[name] for name in BRANCHES)])
+
+    monkeypatch.setattr(Cache, "advance", noted)
+    written(run, build_dir, "--prompt", "a b c", "--tokens", "40")
+    # The last token is not asked for another one.
+    assert [position for position, *_ in told] == list(range(5, 45))
+    expected = [0, 0, 0]
+    for position, *reads in told:
+        if position > 5:
+            keys = seen(config.model.attention.pattern, position - 1)
+            expected = [before + 2 * count for before, count in zip(expected, keys)]
+        assert reads == expected
 
 
 def test_an_empty_prompt_begins_a_document(run: RunDir, build_dir: Path) -> None:

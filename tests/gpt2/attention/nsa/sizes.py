@@ -33,6 +33,13 @@ def drawn(*shape, seed=0):
     return torch.randn(shape, generator=generator, dtype=torch.float64)
 
 
+def seen(given, t):
+    """Keys of each branch that token t sees, by the definition."""
+    blocks = 0 if t + 1 < given.compress else (t + 1 - given.compress) // given.stride + 1
+    chosen = (min(given.count, t // given.select + 1) - 1) * given.select
+    return [blocks, chosen + t % given.select + 1, min(given.window, t + 1)]
+
+
 def full_attention(q_BNTH, k_BKSH, v_BKSH):
     """By its formula; the last query is that of the last token."""
     k, v = (x.repeat_interleave(q_BNTH.shape[1] // x.shape[1], 1) for x in (k_BKSH, v_BKSH))

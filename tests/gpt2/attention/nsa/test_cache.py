@@ -11,7 +11,7 @@ from gpt2.attention.nsa.cache import NsaCache, Ring
 from gpt2.attention.nsa.compress import compress
 from gpt2.attention.nsa.options import BRANCHES
 from gpt2.attention.nsa.reference import selected_blocks
-from tests.gpt2.attention.nsa.sizes import PAIR, drawn, options
+from tests.gpt2.attention.nsa.sizes import PAIR, drawn, options, seen
 
 LENGTH = 34
 # Around l = 4, l + d = 6 = l', l' + 1, w = 5 and w + 1; the last ends in the middle of a block.
@@ -50,13 +50,6 @@ def fed(cache, length):
         reads.append([cache.reads[name] - before[name] for name in BRANCHES])
         cache.position += 1
     return reads
-
-
-def seen(given, t):
-    """Keys of each branch that token t sees, by the definition."""
-    blocks = 0 if t + 1 < given.compress else (t + 1 - given.compress) // given.stride + 1
-    chosen = (min(given.count, t // given.select + 1) - 1) * given.select
-    return [blocks, chosen + t % given.select + 1, min(given.window, t + 1)]
 
 
 def means(given):
