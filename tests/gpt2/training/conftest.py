@@ -59,6 +59,19 @@ BASE: dict[str, Value] = {
     "SAMPLE_TOKENS": 8,
     "TELEMETRY_INTERVAL": 0,
 }
+# Native sparse attention that leaves tokens out.
+SPARSE: dict[str, Value] = {
+    "ATTENTION_PROJECTION_GROUPED": True,
+    "N_KV_HEAD": 1,
+    "ATTENTION_PATTERN_NSA": True,
+    "NSA_COMPRESS_BLOCK": 4,
+    "NSA_COMPRESS_STRIDE": 2,
+    "NSA_SELECT_BLOCK": 6,
+    "NSA_SELECT_COUNT": 4,
+    "NSA_WINDOW": 5,
+    "BLOCK_SIZE": 48,
+    "DROPOUT": "0.0",
+}
 
 
 @dataclass

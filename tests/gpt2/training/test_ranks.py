@@ -30,12 +30,14 @@ from gpt2.training.records import NoRecords
 from gpt2.training.session import Session
 from gpt2.training.start import open_session
 from gpt2.training.step import optimizer_step
+from lib.binding import Value
 from lib.checkpoint import tensors_in
 from lib.machine.group import Group
 from lib.machine.process import current_process
 from lib.repro.weights import weights_digest
 from lib.rundir import RunDir
 from lib.status import State, read_status
+from tests.gpt2.training.conftest import SPARSE
 
 Configure = Callable[..., Config]
 NO_DROPOUT = {"DROPOUT": "0.0"}
@@ -103,12 +105,14 @@ def test_loss_tables_of_1_2_and_4_processes_are_one(
         torch.testing.assert_close(tables[size], tables[1], rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("attention", [{}, SPARSE], ids=["full", "sparse"])
 def test_with_two_micro_batches_two_processes_leave_the_same_bytes(
-    configure: Configure, together: Callable
+    configure: Configure, together: Callable, attention: dict[str, Value]
 ) -> None:
     """a / 2 + b / 2 has one order only, and half a number is exact."""
-    alone, _ = together(configure(**NO_DROPOUT), "alone")
-    both, _ = together(configure(**NO_DROPOUT, GPUS=2, GRAD_ACCUMULATION=1), "both")
+    given = {**NO_DROPOUT, **attention}
+    alone, _ = together(configure(**given), "alone")
+    both, _ = together(configure(**given, GPUS=2, GRAD_ACCUMULATION=1), "both")
     assert both.core() == alone.core()
 
 

@@ -19,21 +19,9 @@ from lib.errors import ConfigError, PreflightError
 from lib.kconfig import Layer, Tree
 from lib.rundir import RunDir
 from tests.gpt2.attention.nsa.sizes import seen
-from tests.gpt2.training.conftest import BASE, Trainer
+from tests.gpt2.training.conftest import BASE, SPARSE, Trainer
 
 QUICK: dict[str, Value] = {"MAX_ITERS": 2, "SAMPLE_TOKENS": 0, "EVAL_INTERVAL": 0}
-SPARSE: dict[str, Value] = {
-    "ATTENTION_PROJECTION_GROUPED": True,
-    "N_KV_HEAD": 1,
-    "ATTENTION_PATTERN_NSA": True,
-    "NSA_COMPRESS_BLOCK": 4,
-    "NSA_COMPRESS_STRIDE": 2,
-    "NSA_SELECT_BLOCK": 6,
-    "NSA_SELECT_COUNT": 4,
-    "NSA_WINDOW": 5,
-    "BLOCK_SIZE": 48,
-    "DROPOUT": "0.0",
-}
 
 
 @pytest.fixture
