@@ -22,7 +22,12 @@ from lib.queries.compile_impact import read_pairs
 def main() -> int:
     """The command line."""
     parser = query_parser(__doc__)
-    parser.add_argument("--run-name", default="", help="only the pair that this run is part of")
+    parser.add_argument(
+        "--run-name",
+        action="append",
+        default=[],
+        help="only the pair that this run is part of; may be given again",
+    )
     parser.add_argument("--to", type=Path, default=Path("."), help="folder of the figures")
     given = parser.parse_args()
     pairs = read_pairs(open_source(given), given.project, given.run_name)

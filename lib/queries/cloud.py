@@ -45,10 +45,11 @@ class CloudSource:
         return merged(rows)
 
     def system(self, run: RunName) -> list[dict[str, float]]:
-        """W&B's own samples, as many as the server keeps."""
+        """W&B's own samples, as many as the server keeps, in the names of its offline files."""
+        rows = run.key.history(samples=_MOST_SAMPLES, stream="system", pandas=False)
         return [
-            dict(row)
-            for row in run.key.history(samples=_MOST_SAMPLES, stream="system", pandas=False)
+            {name.removeprefix("system."): value for name, value in plain(row).items()}
+            for row in rows
         ]
 
 

@@ -1,7 +1,7 @@
 """What torch.compile did to speed and memory: pairs of runs alike but for it, as figures."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -20,9 +20,10 @@ COUNTERS = (
     ("gpu/memory_used_avg_gb", "GPU memory (GB)"),
 )
 _EAGER, _COMPILED = "#8c8c8c", "#1f77b4"
-# What may differ between the two of a pair, beside compilation: names, and what follows from them.
+# What may differ between the two of a pair: compilation, names, and what follows from them.
 _OWN = {
     "COMPILE",
+    "COMPILE_EAGER_TWIN",
     "compile_model",
     "run_name",
     "hash8",
@@ -30,6 +31,7 @@ _OWN = {
     "TRACKER_RUN_NAME",
     "WARMUP_ITERATIONS",
 }
+_NAMED = 6
 
 
 @dataclass(frozen=True)
@@ -56,30 +58,37 @@ class Pair:
         return after / before if before and after is not None else None
 
 
-def read_pairs(source: Source, project: str, run_name: str = "") -> list[Pair]:
-    """The pairs of ``project``, or the one of ``run_name``.
+@dataclass(frozen=True)
+class _Candidate:
+    """A run that may be a side of a pair; ``rest`` is all that has to be alike."""
+
+    name: RunName
+    compiled: bool
+    step: str
+    rest: Mapping[str, Any]
+
+
+def read_pairs(source: Source, project: str, named: Sequence[str] = ()) -> list[Pair]:
+    """The pairs of ``project``, or those of the runs ``named``, which are chosen among runs alike.
 
     ConfigError where there is none, where a run does not say whether it was compiled, and where
     more than one run would be the other side.
     """
-    runs = source.names(project)
-    wanted = {find(source, project, run_name).id} if run_name else {run.id for run in runs}
-    sides: dict[str, list[tuple[bool, RunName, str]]] = {}
+    wanted = {find(source, project, name).id for name in named}
+    names = sorted(source.names(project), key=lambda run: run.name)
+    runs = [_candidate(source, run) for run in names]
+    sides: dict[str, list[_Candidate]] = {}
     for run in runs:
-        config = source.config(run)
-        if "compile_model" not in config:
-            raise ConfigError(Problem(f"{run.name} has no compile_model in its configuration"))
-        rest = {name: value for name, value in config.items() if name not in _OWN}
-        compiled, step = bool(config["compile_model"]), str(config.get("step") or run.name)
-        sides.setdefault(_key(rest), []).append((compiled, run, step))
+        sides.setdefault(_key(run.rest), []).append(run)
     pairs = [
-        _pair(source, found)
+        _pair(source, found, wanted)
         for found in sides.values()
-        if {compiled for compiled, *_ in found} == {True, False}
-        and wanted & {run.id for _, run, _ in found}
+        if {run.compiled for run in found} == {True, False}
+        and (not wanted or wanted & {run.name.id for run in found})
     ]
     if not pairs:
-        what = "no two runs are alike but for torch.compile"
+        of = [run for run in runs if run.name.id in wanted] or runs
+        what = f"no two runs are alike but for torch.compile{_nearest(of, runs)}"
         raise ConfigError(Problem(what, next="type: make try SET=COMPILE=y"))
     return sorted(pairs, key=lambda pair: pair.name)
 
@@ -131,17 +140,51 @@ def _plain(side: Side) -> dict[str, Any]:
     return {"run": side.run, "means": dict(side.means)}
 
 
+def _candidate(source: Source, run: RunName) -> _Candidate:
+    config = source.config(run)
+    if "compile_model" not in config:
+        raise ConfigError(Problem(f"{run.name} has no compile_model in its configuration"))
+    # A step is the symbols that it sets; where they are told, it is one more name.
+    own = _OWN | ({"step"} if "COMPILE" in config else set())
+    rest = {name: value for name, value in config.items() if name not in own}
+    return _Candidate(run, bool(config["compile_model"]), str(config.get("step") or run.name), rest)
+
+
 def _key(config: Mapping[str, Any]) -> str:
     return repr(sorted((name, repr(value)) for name, value in config.items()))
 
 
-def _pair(source: Source, found: Sequence[tuple[bool, RunName, str]]) -> Pair:
-    eager, compiled = ([run for side, run, _ in found if side is is_it] for is_it in (False, True))
-    if len(eager) > 1 or len(compiled) > 1:
-        names = ", ".join(run.name for _, run, _ in found)
+def _nearest(some: Sequence[_Candidate], all_runs: Sequence[_Candidate]) -> str:
+    """The two that differ in the fewest settings, in words; "" where all runs are of one side."""
+    both = [(a, b) for a in some for b in all_runs if a.compiled is not b.compiled]
+    if not both:
+        return ": all of them are " + ("compiled" if some and some[0].compiled else "eager")
+    a, b = min(both, key=lambda pair: len(_differing(*pair)))
+    names = _differing(a, b)
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return f": {a.name.name} and {b.name.name} differ in {', '.join(names[:_NAMED])}{more}"
+
+
+def _differing(a: _Candidate, b: _Candidate) -> list[str]:
+    missing = object()
+    names = sorted(a.rest.keys() | b.rest.keys())
+    return [n for n in names if a.rest.get(n, missing) != b.rest.get(n, missing)]
+
+
+def _pair(source: Source, found: Sequence[_Candidate], wanted: Set[str]) -> Pair:
+    eager, compiled = (_side_of(found, is_it, wanted) for is_it in (False, True))
+    return Pair(compiled.step, _side(source, eager.name), _side(source, compiled.name))
+
+
+def _side_of(found: Sequence[_Candidate], compiled: bool, wanted: Set[str]) -> _Candidate:
+    """The one run of a side; of several the one that was asked for."""
+    runs = [run for run in found if run.compiled is compiled]
+    runs = [run for run in runs if run.name.id in wanted] or runs
+    if len(runs) > 1:
+        names = ", ".join(f"{run.name.name} ({run.name.id})" for run in runs)
         what = f"runs alike in everything, compilation too: {names}"
-        raise ConfigError(Problem(what, next="name one of them: --run-name"))
-    return Pair(found[0][2], _side(source, eager[0]), _side(source, compiled[0]))
+        raise ConfigError(Problem(what, next="name one of them: --run-name NAME, or ID"))
+    return runs[0]
 
 
 def _side(source: Source, run: RunName) -> Side:

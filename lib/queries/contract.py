@@ -64,7 +64,8 @@ def merged(rows: Iterable[tuple[int, Mapping[str, Any]]]) -> History:
     found: dict[int, dict[str, float]] = {}
     for step, metrics in rows:
         row = found.setdefault(step, {"step": step})
-        row.update({name: value for name, value in metrics.items() if _is_metric(name, value)})
+        # Some stores write 0.0 as 0.
+        row |= {name: float(value) for name, value in metrics.items() if _is_metric(name, value)}
     return [found[step] for step in sorted(found)]
 
 

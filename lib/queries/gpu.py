@@ -102,7 +102,7 @@ def _from_system(rows: Sequence[dict[str, float]]) -> list[Reading]:
     found: dict[str, list[float]] = {}
     for row in rows:
         for name, value in row.items():
-            match = re.fullmatch(r"(?:system\.)?gpu\.(\d+)\.(\w+)", name)
+            match = re.fullmatch(r"gpu\.(\d+)\.(\w+)", name)
             if match and match[2] in _SYSTEM:
                 found.setdefault(f"gpu/{match[1]}/{_SYSTEM[match[2]]}", []).append(value)
     return [_reading(n, _UNITS[n.split("/")[2]], values) for n, values in sorted(found.items())]

@@ -2,6 +2,9 @@
 
 It knows the operations that this project's scripts cause, and refuses every other by name, so that
 a test never passes on an empty answer.
+
+To try tracking and queries without an account, ``python -m tests.loopback.wandb_server`` serves until
+Ctrl-C, and forgets all then.
 """
 
 import json
@@ -329,3 +332,10 @@ _OPERATIONS = {
     "RunParquetHistory": _parquet,
     "RunFullHistory": _full,
 }
+
+
+if __name__ == "__main__":
+    with serving() as served, suppress(KeyboardInterrupt):
+        # No key is looked at; wandb takes none of less than forty characters.
+        print(f"export WANDB_BASE_URL={served.url} WANDB_API_KEY={'0' * 40}", flush=True)
+        threading.Event().wait()

@@ -53,6 +53,7 @@ def record_run(path: Path, **settings: Any) -> RunDir:
             "TRACKER_WANDB_MODE": "offline",
             "TRACKER_WANDB_ENTITY": "",
             "TRACKER_TRACKIO": True,
+            **settings.get("symbols", {}),
         },
     ).write(run.tracker_facts)
     write_json(run.manifest, {"schema_version": 1})

@@ -34,23 +34,46 @@ def test_runs_are_paired_when_nothing_else_differs(folder: Path) -> None:
 
 
 def test_a_run_name_means_its_pair(folder: Path) -> None:
-    (pair,) = read_pairs(LocalSource(folder), PROJECT, "ra-s1-0000000a")
+    (pair,) = read_pairs(LocalSource(folder), PROJECT, ["ra-s1-0000000a"])
     assert pair.name == "ra"
     with pytest.raises(ConfigError, match="no two runs are alike but for torch.compile"):
-        read_pairs(LocalSource(folder), PROJECT, "alone-s1-0000000c")
+        read_pairs(LocalSource(folder), PROJECT, ["alone-s1-0000000c"])
 
 
-def test_two_runs_of_one_side_are_not_chosen_among(folder: Path) -> None:
+def test_two_runs_of_one_side_are_chosen_among_by_name_alone(folder: Path) -> None:
     record_run(folder / "s/baseline-s1-0000000d", step="baseline")
     with pytest.raises(ConfigError, match="runs alike in everything, compilation too: baseline"):
         read_pairs(LocalSource(folder), PROJECT)
+    named = ["baseline-s1-0000000d", "ra-s1-0000000a"]
+    pairs = read_pairs(LocalSource(folder), PROJECT, named)
+    assert [pair.eager.run for pair in pairs] == named
+
+
+def test_an_eager_twin_is_the_other_side(tmp_path: Path) -> None:
+    """As a plan makes it: a step of its own, without what only a compiled run is asked."""
+    compiled = {"COMPILE": True, "COMPILE_EAGER_TWIN": True}
+    record_run(tmp_path / "s/ra-s1-0000000a", step="ra", compile_model=True, symbols=compiled)
+    eager = {"COMPILE": False, "COMPILE_EAGER_TWIN": False}
+    record_run(tmp_path / "s/ra-eager-s1-0000000b", step="ra-eager", symbols=eager)
+    (pair,) = read_pairs(LocalSource(tmp_path), PROJECT)
+    assert (pair.name, pair.eager.run) == ("ra", "ra-eager-s1-0000000b")
+
+
+def test_no_pair_says_what_keeps_the_nearest_two_apart(tmp_path: Path) -> None:
+    record_run(tmp_path / "s/ra-s1-0000000a", compile_model=True, symbols={"SEED": 1, "A": 1})
+    record_run(tmp_path / "s/ra-s1-0000000b", symbols={"SEED": 2, "A": 1})
+    record_run(tmp_path / "s/ra-s1-0000000c", symbols={"SEED": 2, "A": 2})
+    said = "ra-s1-0000000a and ra-s1-0000000b differ in SEED\n"
+    with pytest.raises(ConfigError, match=said):
+        read_pairs(LocalSource(tmp_path), PROJECT)
+    with pytest.raises(ConfigError, match="ra-s1-0000000c and ra-s1-0000000a differ in A, SEED\n"):
+        read_pairs(LocalSource(tmp_path), PROJECT, ["ra-s1-0000000c"])
 
 
 def test_four_figures_of_300_dots_per_inch(folder: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    paths = draw_compile_impact(
-        read_pairs(LocalSource(folder), PROJECT, "ra-s1-0000000b"), tmp_path
-    )
+    pairs = read_pairs(LocalSource(folder), PROJECT, ["ra-s1-0000000b"])
+    paths = draw_compile_impact(pairs, tmp_path)
     assert [path.name for path in paths] == [
         "torch_compile_comparison.png",
         "torch_compile_grouped.png",
