@@ -15,8 +15,8 @@ import _start
 from lib import cli
 from lib.console import say
 from lib.queries.arguments import open_source, query_parser
-from lib.queries.compile_impact import draw_compile_impact, impact_to_json, impact_to_text
-from lib.queries.compile_impact import read_pairs
+from lib.queries.compile_figures import draw_compile_impact
+from lib.queries.compile_impact import impact_to_json, impact_to_text, read_pairs
 
 
 def main() -> int:

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from lib.errors import ConfigError
-from lib.queries.compile_impact import draw_compile_impact, impact_to_text, read_pairs
+from lib.queries.compile_figures import draw_compile_impact
+from lib.queries.compile_impact import impact_to_text, read_pairs
 from lib.queries.local import LocalSource
 from tests.lib.queries.conftest import PROJECT, record_run
 
@@ -68,6 +69,27 @@ def test_no_pair_says_what_keeps_the_nearest_two_apart(tmp_path: Path) -> None:
         read_pairs(LocalSource(tmp_path), PROJECT)
     with pytest.raises(ConfigError, match="ra-s1-0000000c and ra-s1-0000000a differ in A, SEED\n"):
         read_pairs(LocalSource(tmp_path), PROJECT, ["ra-s1-0000000c"])
+
+
+def test_one_log_interval_alone_is_no_speed(tmp_path: Path) -> None:
+    """It holds the compilation."""
+    for name, compiled in (("a", False), ("b", True)):
+        run = record_run(tmp_path / f"s/ra-s1-0000000{name}", compile_model=compiled)
+        run.timing.write_text(run.timing.read_text().splitlines(keepends=True)[0])
+        run.telemetry.unlink()
+    pairs = read_pairs(LocalSource(tmp_path), PROJECT)
+    assert impact_to_text(pairs) == "\n"
+    with pytest.raises(ConfigError, match="more than one log interval"):
+        draw_compile_impact(pairs, tmp_path)
+
+
+def test_steps_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    for seed in (1, 2):
+        for name, compiled in (("a", False), ("b", True)):
+            path = tmp_path / f"s/ra-s{seed}-0000000{name}"
+            record_run(path, step="ra", compile_model=compiled, symbols={"SEED": seed})
+    pairs = read_pairs(LocalSource(tmp_path), PROJECT)
+    assert [pair.name for pair in pairs] == ["ra-s1-0000000b", "ra-s2-0000000b"]
 
 
 def test_four_figures_of_300_dots_per_inch(folder: Path, tmp_path: Path) -> None:
