@@ -35,7 +35,7 @@ def to_publish(runs: Sequence[Evidence], rows: Sequence[Row]) -> Mapping[str, st
     what = {row.check: row.what for row in rows}
     axis = sorted({name for each in runs for name in each.axis})
     return {
-        "commit": f"{runs[0].of('code', 'git_sha')} ({what['commit is public']})",
+        "commit": f"{what['git_commit']} ({what['commit is public']})",
         "runs": ", ".join(each.name for each in runs),
         "seeds": what["seeds"],
         "differ in": ", ".join(axis) or "nothing that was declared",

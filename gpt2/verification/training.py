@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from lib.compare.facts import UNKNOWN
+from lib.compare.keys import code_differences
 from lib.status import State, read_status
 from lib.verify.evidence import Evidence
 from lib.verify.rows import Remark, Row, Verdict, row, spread
@@ -24,6 +25,11 @@ def is_compiled(each: Evidence) -> Any:
     return each.of("knobs", "torch_compile_enabled", "observed")
 
 
+def same_code(first: Evidence, each: Evidence) -> str:
+    """Commits may differ in what no run loads, such as its documents."""
+    return "" if any(code_differences(first.facts, each.facts)) else "the code is the same"
+
+
 KEYS = (
     Key("batch_size", "BATCH_SIZE", lambda e: e.of("batch", "micro_batch")),
     Key("gradient_accumulation", "GRAD_ACCUMULATION", lambda e: e.of("batch", "accumulation")),
@@ -35,7 +41,7 @@ KEYS = (
     Key("optimizer", "OPTIMIZER", lambda e: e.setting("optimizer")),
     Key("dataset", "DATASET", lambda e: e.of("data", "dataset")),
     Key("data_digest", "", lambda e: e.of("data", "digest")),
-    Key("git_commit", "", lambda e: e.of("code", "git_sha")),
+    Key("git_commit", "", lambda e: e.of("code", "git_sha"), same_code),
 )
 
 

@@ -53,12 +53,12 @@ def differences(a: Facts, b: Facts, names: Mapping[str, str] | None = None) -> l
         Difference((names or {}).get(p, p), a.settings.get(p, ABSENT), b.settings.get(p, ABSENT))
         for p in paths
     ]
-    return [*settings, *_observed(a, b, paths), *_code(a, b)]
+    return [*settings, *_observed(a, b, paths), *code_differences(a, b)]
 
 
 def observed_differences(a: Facts, b: Facts) -> list[Difference]:
     """The same between runs whose settings differ as they were meant to."""
-    return [*_observed(a, b, _differing_settings(a, b)), *_code(a, b)]
+    return [*_observed(a, b, _differing_settings(a, b)), *code_differences(a, b)]
 
 
 def speed_differences(a: Facts, b: Facts) -> list[Difference]:
@@ -68,6 +68,26 @@ def speed_differences(a: Facts, b: Facts) -> list[Difference]:
         for name in sorted({*a.speed, *b.speed})
         if not _same(a.speed.get(name, UNKNOWN), b.speed.get(name, UNKNOWN))
     ]
+
+
+def code_differences(a: Facts, b: Facts) -> Iterator[Difference]:
+    """Files that both loaded and that are not the same.
+
+    What only one of them loaded follows from its settings: a file that both have imports it.
+    """
+    shared = sorted(a.sources.keys() & b.sources.keys())
+    if not shared:
+        yield Difference("code", UNKNOWN, UNKNOWN)
+        return
+    # A file edited after it was loaded has no digest, and its words are the same in both.
+    other = [n for n in shared if a.sources[n] != b.sources[n] or not _is_digest(a.sources[n])]
+    if other:
+        named = " ".join(other[:_NAMED_FILES]) + (" …" if other[_NAMED_FILES:] else "")
+        yield Difference(
+            "code",
+            f"{code_digest(a.sources, shared)} ({named})",
+            code_digest(b.sources, shared),
+        )
 
 
 def _differing_settings(a: Facts, b: Facts) -> list[str]:
@@ -102,26 +122,6 @@ def _follows(name: str, a: Facts, b: Facts, settings: Sequence[str]) -> bool:
     # Every knob is one of the device's.
     causes = _FOLLOWS.get(name, ("machine.device",) if name in a.requested else ())
     return any(s == cause or s.startswith(f"{cause}.") for s in settings for cause in causes)
-
-
-def _code(a: Facts, b: Facts) -> Iterator[Difference]:
-    """Files that both loaded and that are not the same.
-
-    What only one of them loaded follows from its settings: a file that both have imports it.
-    """
-    shared = sorted(a.sources.keys() & b.sources.keys())
-    if not shared:
-        yield Difference("code", UNKNOWN, UNKNOWN)
-        return
-    # A file edited after it was loaded has no digest, and its words are the same in both.
-    other = [n for n in shared if a.sources[n] != b.sources[n] or not _is_digest(a.sources[n])]
-    if other:
-        named = " ".join(other[:_NAMED_FILES]) + (" …" if other[_NAMED_FILES:] else "")
-        yield Difference(
-            "code",
-            f"{code_digest(a.sources, shared)} ({named})",
-            code_digest(b.sources, shared),
-        )
 
 
 def _is_digest(text: str) -> bool:

@@ -18,6 +18,8 @@ class Key:
     symbol: str
     # What the run's own records say.
     own: Callable[[Evidence], Any]
+    # Why two runs may differ in it, though nothing was declared; "" where they may not.
+    reason: Callable[[Evidence, Evidence], str] = lambda first, each: ""
 
 
 def key_row(key: Key, runs: Sequence[Evidence]) -> Row:
@@ -25,8 +27,9 @@ def key_row(key: Key, runs: Sequence[Evidence]) -> Row:
     own = [(each, key.own(each)) for each in runs]
     remarks = [*_missing(key, own), *_contradictions(key, own), *_differences(key, own)]
     said = spread((each.name, value) for each, value in own)
-    if len({repr(value) for _, value in own}) > 1:
-        said = f"declared to differ ({key.symbol}): {said}"
+    if others := [each for each, value in own if value != own[0][1]]:
+        why = key.reason(runs[0], others[0]) or f"declared to differ ({key.symbol})"
+        said = f"{why}: {said}"
     return row(key.name, said, remarks)
 
 
@@ -83,7 +86,7 @@ def _contradictions(key: Key, own: _Own) -> Iterator[Remark]:
 
 
 def _differences(key: Key, own: _Own) -> Iterator[Remark]:
-    """Against the first run, in the manifests and in the tracker, unless that was declared."""
+    """Against the first run, in the manifests and in the tracker, unless there is a reason."""
     first, value = own[0]
     told = first.tracked(key.name)
     for who, reference, values in (
@@ -97,6 +100,7 @@ def _differences(key: Key, own: _Own) -> Iterator[Remark]:
             if reference != UNKNOWN
             and found != reference
             and key.symbol not in first.axis | each.axis
+            and not key.reason(first, each)
         ]
         if others:
             what = f"{who}: {spread((each.name, found) for each, found in known)}"

@@ -222,7 +222,7 @@ PLANTED = [
     (other_data, {"data_digest", "data and preprocessing"}, "), 0000000"),
     (fewer_samples, {"evaluation"}, "eval_documents: 3 ("),
     (dirty, {"commit is clean"}, "was trained with code that no commit names"),
-    (no_commit, {"git_commit", "commit exists"}, "000000000000 of ra-s1-"),
+    (no_commit, {"commit exists"}, "000000000000 of ra-s1-"),
     (other_torch, {"software"}, "torch: 2."),
 ]
 
@@ -383,6 +383,25 @@ def test_a_commit_that_was_not_pushed_is_not_public(
     (row,) = check(*pair.runs, tree=clone).failing
     assert (row.check, row.verdict) == ("commit is public", Verdict.FAIL)
     assert "git push origin" in row.next
+
+
+def test_another_commit_of_the_same_code_is_shown_and_passes(
+    check: Callable, copies: list[RunDir], clone: Path
+) -> None:
+    (clone / "README.md").write_text("Other words.\n")
+    git(clone, "commit", "-q", "-a", "-m", "words")
+    git(clone, "push", "-q", "origin", "HEAD:refs/heads/words")
+    first, second = git(clone, "rev-parse", "HEAD~", "HEAD").split()
+    plant(copies[1], manifest={"code__git_sha": second}, told={"git_commit": second})
+    found = check(*copies, tree=clone)
+    assert found.failing == []
+    both = f"{first} ({copies[0].path.name}), {second} ({copies[1].path.name})"
+    assert found.publish["commit"].startswith(f"the code is the same: {both} (on origin/")
+    sources = json.loads(copies[1].manifest.read_text())["origin"]["sources"]
+    plant(copies[1], manifest={"origin__sources": {**sources, "gpt2/train.py": "0" * 64}})
+    rows = failing(check(*copies, tree=clone))
+    assert rows.keys() == {"git_commit", "code", "commit holds the code"}
+    assert rows["git_commit"].what == f"manifests: {both}; tracker: {both}"
 
 
 def test_files_that_are_not_those_of_the_commit_are_found(
