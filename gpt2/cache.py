@@ -6,7 +6,6 @@ B batch, T tokens.
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-import torch
 from torch import Tensor
 
 

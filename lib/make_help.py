@@ -9,7 +9,6 @@ a group. SUMMARY says what the configuration would run; without it, the help say
 import re
 import sys
 from collections.abc import Iterable
-from pathlib import Path
 
 _GROUP = re.compile(r"##@ (?P<title>.+)")
 _ENTRY = re.compile(r"(?:##: (?P<label>\S.*?)  |(?P<target>[a-z][a-z-]*):.*?## )(?P<text>.+)")

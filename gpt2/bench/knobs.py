@@ -9,7 +9,6 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from gpt2.ablation.resolve import resolve_config
 from gpt2.bench.apart import train_apart

@@ -5,15 +5,12 @@ B batch, T tokens.
 
 from pathlib import Path
 
-import torch
-
 from gpt2.check.finding import Finding
 from gpt2.check.rehearsal import Rehearsal
 from gpt2.check.subject import Subject
 from gpt2.check.trial import SAVED_AT
 from gpt2.config import Config
 from gpt2.training.start import resume
-from gpt2.training.passes import MicroBatch
 
 
 def check(subject: Subject) -> list[Finding]:

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
 
 from lib.compare.bitwise import Agreement, Divergence, compare_bytes
 from lib.compare.facts import Facts

@@ -1,6 +1,5 @@
 """A .config that would not mean what it says is refused, whatever kconfiglib would make of it."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest

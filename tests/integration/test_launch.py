@@ -6,7 +6,6 @@ import resource
 
 import pytest
 
-from lib.project import ROOT
 from lib.rundir import RunDir
 from lib.status import State, read_status
 

@@ -19,7 +19,6 @@ from gpt2.mlp.base import Mlp
 from gpt2.mlp.mlp_attn_gate.module import MlpAttnGate
 from gpt2.mlp.mlp_attn_gate.options import MlpAttnGateOptions
 from gpt2.mlp.mlp_cross_token.module import MlpCrossToken
-from gpt2.mlp.mlp_cross_token.options import MlpCrossTokenOptions
 from gpt2.mlp.mlp_latent.module import MlpLatent, _Coupling, _ScalarCoupling
 from gpt2.mlp.options import BlockSize, MlpConfig
 from tests.mutants.mutant import MECHANISMS, RAISES, Mutant, after_init, nothing, replaced, then

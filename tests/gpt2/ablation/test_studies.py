@@ -7,7 +7,7 @@ from gpt2.ablation.nsa import READS
 from gpt2.ablation.resolve import resolve_study
 from gpt2.ablation.step import Study
 from gpt2.check.readers import readers
-from lib.kconfig import Layer, Tree, defconfig_layers
+from lib.kconfig import Layer, defconfig_layers
 from lib.project import ROOT
 
 every_study = pytest.mark.parametrize("study", STUDIES.values(), ids=STUDIES)

@@ -23,7 +23,7 @@ from gpt2.training.passes import Measured
 from gpt2.training.session import Session
 from gpt2.training.step import optimizer_step
 from lib.errors import ConfigError, RunError
-from lib.status import State, read_status
+from lib.status import State
 
 Configure = Callable[..., Config]
 Open = Callable[..., Session]

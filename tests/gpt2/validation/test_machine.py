@@ -2,7 +2,6 @@
 
 import dataclasses
 
-import pytest
 import torch
 
 from gpt2.attention.nsa import module

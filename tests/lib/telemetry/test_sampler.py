@@ -1,6 +1,5 @@
 """Samples of a run: taken by a process of its own, and joined to the run's log intervals."""
 
-import json
 import os
 import subprocess
 import sys
