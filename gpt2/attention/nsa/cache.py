@@ -121,7 +121,7 @@ class NsaCache(BlockCache):
         options, first = self.options, self.position
         attended = {name: start for name, start in starts.items() if name != "compressed"}
         found = self._tokens("k", source, self.positions(k_BKTH, first), served, attended)
-        if options.compresses_attended:
+        if options.compresses_attended and source == options.owner:
             ring = self.rings.setdefault("k_raw", Ring(options.compress))
             complete, last = options.compressed(first), first + k_BKTH.shape[2]
             if options.compressed(last) > complete:

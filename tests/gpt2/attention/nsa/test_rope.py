@@ -150,9 +150,10 @@ class TestDecoding:
 
     @every_form
     def test_every_form_keeps_what_is_declared(self, rotating, branches, kind, shared):
-        case = rotating(20, pattern=pattern_of(branches, kind, shared))
+        """Of up to six blocks four are selected, so that ranking matters."""
+        case = rotating(LENGTH, pattern=pattern_of(branches, kind, shared))
         cache, found = case.module.new_cache(), []
-        for part_BTC in case.x_BTC.split([7] + [1] * 11 + [2], 1):
+        for part_BTC in case.x_BTC.split([7] + [1] * (LENGTH - 9) + [2], 1):
             found.append(case.module(part_BTC, case.state, cache)[0])
             cache.position += part_BTC.shape[1]
             kept = sum(x.nbytes for x in cache.kept.values()) / (2 * 8)
