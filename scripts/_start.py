@@ -1,5 +1,6 @@
 """Imported first by every script: ends with what to type where the tree is not installed.
 
+Ctrl-C while the rest is being imported, some seconds of them torch, ends in one line as it does later.
 Standard library only, and readable by an older Python.
 """
 
@@ -26,6 +27,15 @@ def advice() -> str:
     return "type make -C " + shlex.quote(ROOT) + " setup"
 
 
+def interrupted(kind, error, trace):
+    """As lib.cli does; Python itself then ends by the signal, which a shell calls 130."""
+    if issubclass(kind, KeyboardInterrupt):
+        sys.stderr.write("EXIT    code 130\n")
+    else:
+        sys.__excepthook__(kind, error, trace)
+
+
+sys.excepthook = interrupted
 if advice():
     sys.stderr.write("ERROR   %s does not find this tree: %s\n" % (sys.executable, advice()))
     sys.exit(2)
