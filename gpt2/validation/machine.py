@@ -132,15 +132,21 @@ def _apart(found: Tensor, wanted: Tensor, tolerance: float) -> str:
 
 
 def _parity(config: Config, device: torch.device) -> str:
-    """Logits and the gradient of the token embeddings."""
+    """Logits and the gradient of every parameter."""
     model, idx_BT = _model(config, device), _tokens(device)[:1, :_COMPARED]
     parameters = {n: p.detach().cpu().requires_grad_() for n, p in model.named_parameters()}
     wanted = reference.gpt(idx_BT.cpu(), parameters, config.model, [None] * len(model.h))
     found = model(idx_BT)
-    slopes = []
-    for logits, weight in ((found, model.wte.weight), (wanted, parameters["wte.weight"])):
-        slopes += torch.autograd.grad(logits.square().mean(), [weight])
-    return _apart(found, wanted, _EXACT) or _apart(*slopes, _EXACT)
+    if wrong := _apart(found, wanted, _EXACT):
+        return wrong
+    mine, its = (
+        torch.autograd.grad(logits.square().mean(), list(leaves), materialize_grads=True)
+        for logits, leaves in ((found, model.parameters()), (wanted, parameters.values()))
+    )
+    for name, slope, right in zip(parameters, mine, its, strict=True):
+        if wrong := _apart(slope, right, _EXACT):
+            return f"gradient of {name}: {wrong}"
+    return ""
 
 
 @torch.no_grad()

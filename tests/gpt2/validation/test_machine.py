@@ -38,6 +38,29 @@ def test_a_leak_and_a_wrong_step_are(monkeypatch):
     assert states(monkeypatch, "decode = prefill")["decode = prefill"].state == "FAIL"
 
 
+def test_a_gradient_of_one_parameter_and_narrow_numbers_are(monkeypatch):
+    def frozen(gates, x_BTC):
+        logits_BTX = gates.c_gate(x_BTC) + gates.bias.detach()
+        return logits_BTX.unflatten(-1, (3, -1)).permute(2, 0, 3, 1).sigmoid()
+
+    monkeypatch.setattr(module.BranchGates, "forward", frozen)
+    found = states(monkeypatch, "float64 reference", "causality")
+    assert found["causality"].state == "PASS"
+    wrong = found["float64 reference"].detail
+    assert wrong == "gradient of h.0.attn.pattern.gates.bias: differs by 1.0e+00 of the largest"
+    monkeypatch.undo()
+
+    combine = module.combine
+
+    def off(branches, gates):
+        exact = torch.finfo(branches[0].dtype).eps < 1e-6
+        return combine(branches, gates) * (1 if exact else 1.1)
+
+    monkeypatch.setattr(module, "combine", off)
+    found = states(monkeypatch, "float64 reference", "bfloat16", "float16")
+    assert [row.state for row in found.values()] == ["PASS", "FAIL", "FAIL"]
+
+
 def test_what_cannot_run_is_absent(monkeypatch):
     def refuse(options, device):
         raise PreflightError(Problem("gather cannot run here"))
