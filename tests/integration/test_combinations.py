@@ -72,21 +72,24 @@ def test_a_trial_trains_both_sides_once_and_apart(build):
     assert code == 0 and "nothing to run: 2 of 2 done" in said
 
 
+WRONG_AXES = [
+    ("DROPOUT=0.1,7", "DROPOUT: 7 is out of range [0.0, 0.9]"),
+    ("PRUNING=none,magnitude PRUNING_SPARSITY=0.5,1.5", "1.5 is out of range [0.01, 0.99]"),
+    ("ADAMWPRUNE_VARIANT=bitter0,bitter10", "'bitter10' is not one of bitter0, bitter1"),
+    ("LEARNING_RAT=1e-3", "no such symbol or choice that can be set; nearest: LEARNING_RATE"),
+    ("DROPOUT=lin:0:0.5:100 LEARNING_RATE=lin:1e-3:1e-2:100", "plan 10,000 combinations?"),
+]
+
+
 @pytest.mark.parametrize(
-    ("axes", "message"),
+    ("axes", "message", "sweep"),
     [
-        ("", "TEST_MATRIX_AXES: names no axis"),
-        ("DROPOUT=0.1,7", "DROPOUT: 7 is out of range [0.0, 0.9]"),
-        ("PRUNING=none,magnitude PRUNING_SPARSITY=0.5,1.5", "1.5 is out of range [0.01, 0.99]"),
-        ("ADAMWPRUNE_VARIANT=bitter0,bitter10", "'bitter10' is not one of bitter0, bitter1"),
-        ("LEARNING_RAT=1e-3", "no such symbol or choice that can be set; nearest: LEARNING_RATE"),
-        ("DROPOUT=lin:0:0.5:100 LEARNING_RATE=lin:1e-3:1e-2:100", "plan 10,000 combinations?"),
+        # An empty SWEEP= is none.
+        ("", "TEST_MATRIX_AXES: names no axis", False),
+        *((*wrong, sweep) for wrong in WRONG_AXES for sweep in (False, True)),
     ],
 )
-@pytest.mark.parametrize("sweep", [False, True])
 def test_what_cannot_be_is_one_error_and_leaves_nothing(build, axes, message, sweep):
-    if sweep and not axes:
-        pytest.skip("an empty SWEEP= is none")
     folder = build(**SINGLE)
     if not sweep:
         settings = {"TEST_MATRIX_MODE": True, "TEST_MATRIX_AXES": axes}

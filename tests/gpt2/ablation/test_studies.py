@@ -1,5 +1,7 @@
 """I5, for every study: steps that are unique, keep their promises, and change what they say."""
 
+import itertools
+
 import pytest
 
 from gpt2.ablation import STUDIES
@@ -7,18 +9,21 @@ from gpt2.ablation.nsa import READS
 from gpt2.ablation.resolve import resolve_study
 from gpt2.ablation.step import Study
 from gpt2.check.readers import readers
+from lib.errors import ConfigError
 from lib.kconfig import Layer, defconfig_layers
 from lib.project import ROOT
 
 every_study = pytest.mark.parametrize("study", STUDIES.values(), ids=STUDIES)
 
+# Of 25 heads.
+XL = {"MODEL_SIZE_XL": True}
 SIZES = [
     {"MODEL_SIZE_TINY": True, "TOKENIZER_BYTE": True},
     {"MODEL_SIZE_GPT2": True, "TOKENIZER_BYTE": True},
     {"MODEL_SIZE_GPT2": True},
     {"MODEL_SIZE_MEDIUM": True},
     {"MODEL_SIZE_LARGE": True},
-    {"MODEL_SIZE_XL": True},
+    XL,
     {
         "MODEL_SIZE_CUSTOM": True,
         "N_LAYER": 4,
@@ -54,20 +59,33 @@ def test_the_studies_are_the_members_of_the_choice(tree):
     assert list(STUDIES) == ["ratio", "mechanisms", "nsa"]
 
 
-@every_study
-@pytest.mark.parametrize("size", SIZES, ids=lambda s: "-".join(map(str, s)))
+@pytest.mark.parametrize(
+    ("size", "study"),
+    [
+        pytest.param(size, study, id=f"{'-'.join(size)}-{study.name}")
+        for size, study in itertools.product(SIZES, STUDIES.values())
+        if size != XL or study.name != "mechanisms"
+    ],
+)
 def test_i5_every_step_is_unique_and_keeps_its_promises_at_every_size(
     tree, full_config, study, size
 ):
-    if study.name in ("mechanisms", "nsa") and "MODEL_SIZE_XL" in size:
-        pytest.skip("two heads of keys and values do not divide 25")
-    resolved = resolve_study(tree, [full_config(**size), chosen(study)], study)
+    layers = [full_config(**size), chosen(study)]
+    if size == XL and study.name == "nsa":
+        layers.append(Layer.of("command line", "heads that divide 25", {"N_KV_HEAD": 5}))
+    resolved = resolve_study(tree, layers, study)
     assert len({found.config.hash8 for found in resolved}) == len(study.steps)
     for found in resolved:
         model = found.config.model
         if model.mlp.sizing == "ratio":
             for site in model.sites():
                 assert abs(model.mlp.built_ratio(site) / 2.5 - 1) <= 0.01
+
+
+def test_two_heads_of_keys_and_values_do_not_divide_25(tree, full_config):
+    study = STUDIES["mechanisms"]
+    with pytest.raises(ConfigError, match="gqa: N_KV_HEAD: 2 does not divide N_HEAD=25"):
+        resolve_study(tree, [full_config(**XL), chosen(study)], study)
 
 
 @every_study
