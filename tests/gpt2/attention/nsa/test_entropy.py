@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from gpt2.model import GPT
-from tests.gpt2.attention.nsa.sizes import SIZES
 from tests.gpt2.builders import make_model_config
 
 VOCAB = 16
@@ -15,12 +14,12 @@ STEPS = 200
 
 
 @pytest.mark.long
-def test_loss_on_random_tokens_stays_at_its_entropy():
+def test_loss_on_random_tokens_stays_at_its_entropy(nsa):
     """Fresh uniform tokens in every step; ln V at every position, but for what was seen by chance."""
     config = make_model_config(
         "grouped",
         "nsa",
-        parts={"nsa": SIZES},
+        parts={"nsa": vars(nsa())},
         n_layer=1,
         n_embd=32,
         block_size=LENGTH,
