@@ -16,7 +16,7 @@ from torch import Tensor
 
 from gpt2 import model
 from gpt2.attention import heads
-from gpt2.attention.nsa import blocks, by_rows, compressed, window
+from gpt2.attention.nsa import backend, blocks, by_rows, compressed, ranges, window
 from gpt2.attention.nsa.cache import NsaCache, Ring
 from gpt2.attention.nsa.module import BranchGates
 from gpt2.positions.rope.module import Rope
@@ -168,6 +168,15 @@ def _as_one_vector(right: Any) -> Any:
     return rotate
 
 
+def _a_token_late(right: Any) -> Any:
+    """Ranges end after the next token, where there is one."""
+
+    def make(blocks_rn: Tensor, tokens_r: Tensor, size: int, merged: bool) -> Any:
+        return right(blocks_rn, (tokens_r + 1).clamp(max=int(tokens_r[-1])), size, merged)
+
+    return make
+
+
 def _never_wrapped(self: Any, start: int, stop: int) -> Tensor:
     return torch.arange(start, stop).clamp(max=self.size - 1)
 
@@ -232,6 +241,14 @@ MUTANTS: dict[str, tuple[Plant, str]] = {
     "a mask of -10000": (
         method(by_rows.Chunk, "hide_", _sentinel),
         "test_field.py::TestLaterTokens::test_are_not_seen_however_low_the_scores_are",
+    ),
+    "a gathered range that ends a token late": (
+        everywhere(ranges.ranges_of, _a_token_late),
+        "test_field.py::TestLaterTokens::test_have_no_gradient[lists-3]",
+    ),
+    "blocks where gathering is asked for": (
+        everywhere(backend.resolve_backend, lambda right: lambda options, device: "blocks"),
+        "test_reference.py::TestAgainstReference::test_lengths[merged-13]",
     ),
 }
 
