@@ -101,6 +101,6 @@ class TestOperations:
         """The first block's queries fill several visits at once, which is not quite four times."""
         few, many = (
             self.counted(build(length, batch=1, projection=PAIR, pattern=nsa()))
-            for length in (480, 1920)
+            for length in (240, 960)
         )
         assert many <= 4.1 * few

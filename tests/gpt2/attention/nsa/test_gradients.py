@@ -62,7 +62,7 @@ class TestByDifferences:
     """torch.autograd.gradcheck, in float64, with the lists of blocks held fixed."""
 
     def test_selected(self, nsa, monkeypatch):
-        q, k, v = drawn(1, 2, 13, 3), drawn(1, 1, 13, 3, seed=1), drawn(1, 1, 13, 3, seed=2)
+        q, k, v = drawn(1, 2, 13, 2), drawn(1, 1, 13, 2, seed=1), drawn(1, 1, 13, 2, seed=2)
         given, lists = nsa(compress=2, stride=1, select=2), []
         right = module.attend_compressed
 

@@ -35,6 +35,13 @@ class TestAgainstReference:
     def test_lengths(self, build, thin_rows, nsa, length):
         build(length, projection=PAIR, pattern=nsa()).assert_equals_reference(1e-10)
 
+    @pytest.mark.parametrize("select_by", ["score", "random"])
+    def test_selection_alone(self, build, thin_rows, nsa, select_by):
+        """Ranked by keys of no branch, and drawn."""
+        alone = {"branch_compressed": False, "branch_window": False}
+        pattern = nsa(select_by=select_by, **alone)
+        build(27, projection=PAIR, pattern=pattern).assert_equals_reference(1e-10)
+
     def test_a_scale_of_heads_from_the_mlp(self, build):
         case = build(15, projection=PAIR, pattern=options(), handed_on=True)
         case.assert_equals_reference(1e-10)
