@@ -1,5 +1,6 @@
 """The one way a script ends: its exit code, and errors without a wall of traceback."""
 
+import signal
 import sys
 import traceback
 from collections.abc import Callable
@@ -15,6 +16,9 @@ def run(main: Callable[[], int]) -> NoReturn:
     Every problem of a ``KablateError`` is one line on stderr, and the last line names the exit
     code, because make turns every failure into 2. ``V=1`` adds the traceback.
     """
+    # What is ignored stays so; while scripts were imported, Ctrl-C ended them at once.
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         code = main()
     except KablateError as error:

@@ -1,11 +1,13 @@
 """Imported first by every script: ends with what to type where the tree is not installed.
 
-Ctrl-C while the rest is being imported, some seconds of them torch, ends in one line as it does later.
+Ctrl-C while the rest is imported, seconds of them torch, ends at once, in the line that lib.cli writes.
+Raised there it would be a long traceback, or be swallowed by an import that catches everything.
 Standard library only, and readable by an older Python.
 """
 
 import os
 import shlex
+import signal
 import sys
 from importlib.util import find_spec
 
@@ -27,15 +29,16 @@ def advice() -> str:
     return "type make -C " + shlex.quote(ROOT) + " setup"
 
 
-def interrupted(kind, error, trace):
-    """As lib.cli does; Python itself then ends by the signal, which a shell calls 130."""
-    if issubclass(kind, KeyboardInterrupt):
-        sys.stderr.write("EXIT    code 130\n")
-    else:
-        sys.__excepthook__(kind, error, trace)
+def interrupted(number, frame):
+    """Until ``lib.cli.run`` takes over."""
+    os.write(2, b"EXIT    code 130\n")
+    os._exit(130)
 
 
-sys.excepthook = interrupted
+# A worker process imports its parent's script too, and deals with signals in its own way.
+WORKER = "multiprocessing" in sys.modules
+if signal.getsignal(signal.SIGINT) is signal.default_int_handler and not WORKER:
+    signal.signal(signal.SIGINT, interrupted)
 if advice():
     sys.stderr.write("ERROR   %s does not find this tree: %s\n" % (sys.executable, advice()))
     sys.exit(2)
