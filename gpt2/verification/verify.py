@@ -33,15 +33,9 @@ def tracker(plan: Plan, source: str, folder: Path | None, entity: str) -> Ask:
         raise ConfigError(Problem(f"{source!r} is no tracker's store; known: {known}", "SOURCE"))
     if source == "local":
         return ask_record
-    return ask_tracker(
-        open_source(
-            Namespace(
-                source=source,
-                folder=folder or plan.folder.parent,
-                entity=entity or plan.base.values["TRACKER_WANDB_ENTITY"],
-            )
-        )
-    )
+    entity = entity or plan.base.values["TRACKER_WANDB_ENTITY"]
+    asked = Namespace(source=source, folder=folder, entity=entity)
+    return ask_tracker(open_source(asked, plan.folder.parent))
 
 
 def verify(

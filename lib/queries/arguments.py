@@ -1,6 +1,7 @@
 """What every query asks of the command line."""
 
 import argparse
+import os
 from pathlib import Path
 
 from lib.queries.contract import RunName, Source, find
@@ -24,14 +25,17 @@ def query_parser(text: str) -> argparse.ArgumentParser:
         help="a W&B server, its offline files, trackio's store, or the run directories",
     )
     parser.add_argument(
-        "--folder", type=Path, default=Path("results"), help="where the last three are (results)"
+        "--folder",
+        type=Path,
+        help="where the last three are (results, or for trackio TRACKIO_DIR where that is set)",
     )
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
     return parser
 
 
-def open_source(given: argparse.Namespace) -> Source:
-    """The source that was asked for."""
+def open_source(given: argparse.Namespace, results: Path = Path("results")) -> Source:
+    """The source that was asked for; files are looked for below ``results`` if nobody says where."""
+    folder = given.folder or results
     if given.source == "wandb":
         from lib.queries.cloud import CloudSource
 
@@ -39,14 +43,16 @@ def open_source(given: argparse.Namespace) -> Source:
     if given.source == "offline":
         from lib.queries.offline import OfflineSource
 
-        return OfflineSource(given.folder)
+        return OfflineSource(folder)
     if given.source == "trackio":
         from lib.queries.trackio import TrackioSource
 
-        return TrackioSource(given.folder)
+        # Where the tracker itself wrote.
+        own = os.environ.get("TRACKIO_DIR")
+        return TrackioSource(Path(own) if own and not given.folder else folder)
     from lib.queries.local import LocalSource
 
-    return LocalSource(given.folder)
+    return LocalSource(folder)
 
 
 def asked_run(given: argparse.Namespace) -> tuple[Source, RunName]:

@@ -13,6 +13,8 @@ _MOST_SAMPLES = 100_000
 class CloudSource:
     """Keeps ``lib.queries.contract.Source``. The key is in WANDB_API_KEY, or ``wandb login``'s."""
 
+    advice = "name another: --project NAME, --entity NAME"
+
     def __init__(self, entity: str) -> None:
         """``entity`` is a user or a team; empty takes the account's own. PreflightError offline."""
         # Half a second, and only this source needs it.
@@ -22,6 +24,7 @@ class CloudSource:
         try:
             self._api = wandb.Api()
             self._entity = entity or self._api.default_entity
+            self.place = f"{self._entity} at {self._api.settings['base_url']}"
         except self._errors as error:
             raise _unreachable(error) from error
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from statistics import fmean, geometric_mean
 from typing import Any
 
-from lib.errors import ConfigError, Problem
+from lib.errors import ConfigError, PreflightError, Problem
 from lib.figures import pyplot
 from lib.queries.compile_impact import COUNTERS, Pair
 
@@ -19,7 +19,8 @@ _WITHOUT = "means without the first log interval"
 def draw_compile_impact(pairs: Sequence[Pair], folder: Path) -> list[Path]:
     """Three figures of all pairs, and one for each pair; their paths.
 
-    ConfigError where no pair has a counter to compare, or the folder cannot be written.
+    ConfigError where no pair has a counter to compare, PreflightError where the folder cannot be
+    written.
     """
     counters = [(m, label) for m, label in COUNTERS if any(p.ratio(m) is not None for p in pairs)]
     if not counters:
@@ -39,9 +40,7 @@ def draw_compile_impact(pairs: Sequence[Pair], folder: Path) -> list[Path]:
             pyplot().close(figure)
     except OSError as error:
         what = f"cannot be written: {error.strerror}"
-        raise ConfigError(
-            Problem(what, str(folder), next="name another folder: --to DIR")
-        ) from None
+        raise PreflightError(Problem(what, str(folder), "name another folder: --to DIR")) from None
     return [folder / name for name in drawn]
 
 

@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from lib.errors import ConfigError, Problem
-from lib.queries.contract import RunName, Source, find, series
+from lib.queries.contract import RunName, Source, find, runs_of, series
 
 SCHEMA_VERSION = 1
 # What is compared: metric and label.
@@ -73,8 +73,7 @@ def read_pairs(source: Source, project: str, named: Sequence[str] = ()) -> list[
     more than one run would be the other side.
     """
     wanted = {find(source, project, name).id for name in named}
-    names = sorted(source.names(project), key=lambda run: run.name)
-    runs = [_candidate(source, run) for run in names]
+    runs = [_candidate(source, run) for run in runs_of(source, project)]
     sides: dict[str, list[_Candidate]] = {}
     for run in runs:
         sides.setdefault(_key(run.rest), []).append(run)

@@ -11,6 +11,9 @@ from lib.errors import ConfigError, Problem
 History = list[dict[str, float]]
 # What trackers add to a row by themselves.
 _THEIRS = "_"
+# What to type of a folder that holds nothing, and of a copy that is damaged.
+FOLDER_ADVICE = "name another folder or project: --folder DIR, --project NAME"
+ANOTHER_COPY = "ask another copy: --source local, offline, trackio or wandb"
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,10 @@ class RunName:
 class Source(Protocol):
     """A place where runs are kept. Errors are PreflightError (exit 3)."""
 
+    # In words, and what to type where it is another one.
+    place: str
+    advice: str
+
     def names(self, project: str) -> Sequence[RunName]:
         """The runs of ``project``, or of all where it is empty."""
 
@@ -41,19 +48,29 @@ class Source(Protocol):
         """The source's own stream of the machine, row by row; empty where it has none."""
 
 
+def runs_of(source: Source, project: str) -> Sequence[RunName]:
+    """The runs of ``project``, or of all where it is empty, by name. ConfigError where none is."""
+    found = sorted(source.names(project), key=lambda run: run.name)
+    if not found:
+        what = f"no run of {f'project {project}' if project else 'any project'} is there"
+        raise ConfigError(Problem(what, source.place, source.advice))
+    return found
+
+
 def find(source: Source, project: str, name: str) -> RunName:
     """The run called ``name``, or whose id that is.
 
     ConfigError with the names that there are, or with the candidates where several have it.
     """
-    known = source.names(project)
+    known = runs_of(source, project)
     found = [run for run in known if name in (run.name, run.id)]
     if len(found) == 1:
         return found[0]
     where = f"project {project}" if project else "all projects"
     if not found:
-        names = ", ".join(sorted({run.name for run in known})) or "none"
-        raise ConfigError(Problem(f"no run is called {name} in {where}; there are: {names}"))
+        names = ", ".join(dict.fromkeys(run.name for run in known))
+        what = f"no run is called {name} in {where}; there are: {names}"
+        raise ConfigError(Problem(what, next="name one of them: --run-name NAME"))
     candidates = ", ".join(f"{run.id} ({run.project})" for run in found)
     what = f"{len(found)} runs are called {name} in {where}: {candidates}"
     raise ConfigError(Problem(what, next="name one by its id: --run-name ID"))

@@ -7,22 +7,29 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from lib.console import say
 from lib.errors import PreflightError, Problem
-from lib.queries.contract import History, RunName, merged, plain
+from lib.queries.contract import ANOTHER_COPY, FOLDER_ADVICE, History, RunName, merged, plain
 
 
 class OfflineSource:
     """Keeps ``lib.queries.contract.Source``. A resumed run has a file for each start."""
 
+    advice = FOLDER_ADVICE
+
     def __init__(self, folder: Path) -> None:
         """Any folder that holds ``offline-run-*`` folders, however deep."""
         self._folder = folder
+        self.place = str(folder)
 
     def names(self, project: str) -> Sequence[RunName]:
         """The runs of ``project``, or all."""
         found: dict[tuple[str, str, str], list[Path]] = {}
         for path in sorted(self._folder.glob("**/offline-run-*/*.wandb")):
-            told = next((r["run"] for r in _records(path) if r["type"] == "run"), None)
+            records, remark = _read(path)
+            if remark:
+                say("WARN", f"{path}: {remark}")
+            told = next((r["run"] for r in records if r["type"] == "run"), None)
             if told and project in ("", told["project"]):
                 name = told.get("display_name", told["run_id"])
                 found.setdefault((told["project"], name, told["run_id"]), []).append(path)
@@ -48,14 +55,18 @@ class OfflineSource:
 
     def _all(self, run: RunName) -> Iterator[dict[str, Any]]:
         for path in run.key:
-            yield from _records(path)
+            yield from _read(path)[0]
 
 
-def _records(path: Path) -> Iterator[dict[str, Any]]:
-    """The file's records. PreflightError where wandb cannot read it."""
+def _read(path: Path) -> tuple[Iterator[dict[str, Any]], str]:
+    """The file's records, and what wandb remarks: that it ends early, as after an interruption.
+
+    PreflightError where wandb cannot read it, or leaves out what is damaged.
+    """
     command = [sys.executable, "-P", "-m", "wandb", "leet", "inspect", "--json", str(path)]
     done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise PreflightError(Problem(f"wandb cannot read it: {last}", str(path)))
-    return map(json.loads, done.stdout.splitlines())
+    said = (done.stderr.strip().splitlines() or [""])[-1].removeprefix("wandb leet inspect: ")
+    if done.returncode or "corrupt" in said:
+        what = f"wandb cannot read it: {said or 'no message'}"
+        raise PreflightError(Problem(what, str(path), ANOTHER_COPY))
+    return map(json.loads, done.stdout.splitlines()), said

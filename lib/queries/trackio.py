@@ -8,15 +8,18 @@ from pathlib import Path
 from typing import Any
 
 from lib.errors import PreflightError, Problem
-from lib.queries.contract import History, RunName, merged, plain
+from lib.queries.contract import ANOTHER_COPY, FOLDER_ADVICE, History, RunName, merged, plain
 
 
 class TrackioSource:
     """Keeps ``lib.queries.contract.Source``; reads the tables that ``trackio query`` shows."""
 
+    advice = FOLDER_ADVICE
+
     def __init__(self, folder: Path) -> None:
         """Any folder that holds ``<project>.db``, however deep."""
         self._folder = folder
+        self.place = str(folder)
 
     def names(self, project: str) -> Sequence[RunName]:
         """The runs of ``project``, or all."""
@@ -57,4 +60,5 @@ def _ask(path: Path, query: str, *values: str) -> list[tuple[Any, ...]]:
         with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as store:
             return store.execute(query, values).fetchall()
     except sqlite3.Error as error:
-        raise PreflightError(Problem(f"not a store of trackio: {error}", str(path))) from error
+        what = f"not a store of trackio: {error}"
+        raise PreflightError(Problem(what, str(path), ANOTHER_COPY)) from error

@@ -25,10 +25,10 @@ def serve(name: str, study: Path, port: int) -> NoReturn:
     if find_spec(name) is None:
         advice = f"type: make setup EXTRAS={name}"
         raise PreflightError(Problem(f"the package {name} is missing", next=advice))
-    found = study.glob("*/trackers/tensorboard" if name == "tensorboard" else "trackio/*.db")
-    if not any(found):
+    shown = study if name == "tensorboard" else _store(study)
+    if not any(shown.glob("*/trackers/tensorboard" if name == "tensorboard" else "*.db")):
         advice = f"train with SET=TRACKER_{name.upper()}=y"
-        raise PreflightError(Problem(f"no run here was shown to {name}", str(study), advice))
+        raise PreflightError(Problem(f"no run here was shown to {name}", str(shown), advice))
     say("SERVE", f"{name} at http://{_LOOPBACK}:{port}   Ctrl-C ends it")
     os.execve(sys.executable, _command(name, study, port), _environment(name, study, port))
 
@@ -43,6 +43,10 @@ def _command(name: str, study: Path, port: int) -> list[str]:
 def _environment(name: str, study: Path, port: int) -> dict[str, str]:
     if name == "tensorboard":
         return dict(os.environ)
-    folder = os.environ.get("TRACKIO_DIR", str(study / "trackio"))
     # trackio takes its port from where gradio does.
-    return {**os.environ, "TRACKIO_DIR": folder, "GRADIO_SERVER_PORT": str(port)}
+    return {**os.environ, "TRACKIO_DIR": str(_store(study)), "GRADIO_SERVER_PORT": str(port)}
+
+
+def _store(study: Path) -> Path:
+    """Where the study's trackers have trackio keep its runs."""
+    return Path(os.environ.get("TRACKIO_DIR") or study / "trackio")

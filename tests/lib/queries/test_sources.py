@@ -1,13 +1,18 @@
 """One question has one answer, whichever copy of a run is asked; the others are out of reach."""
 
 import json
+import shutil
+from argparse import Namespace
+from pathlib import Path
 
 import pytest
 
 from lib.errors import ConfigError
+from lib.queries.arguments import open_source
 from lib.queries.contract import find
 from lib.queries.local import LocalSource
-from tests.lib.queries.conftest import ITERATIONS, Kept, record_run
+from lib.rundir import RunDir
+from tests.lib.queries.conftest import ITERATIONS, PROJECT, Kept, record_run
 
 SOURCES = ("local", "offline", "trackio", "wandb")
 
@@ -92,6 +97,55 @@ def test_a_server_that_refuses_is_one_line(kept: Kept, code: int) -> None:
     assert done.returncode == 3
     assert "W&B does not answer: " in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def refused(kept: Kept, source: str, *more: str, code: int = 3) -> str:
+    """What a query says that ends with ``code``, in ERROR lines alone."""
+    done = kept.ask("inspect_wandb_keys", source, "--run-name", kept.name, *more)
+    assert (done.returncode, done.stdout) == (code, ""), done.stderr
+    assert done.stderr.startswith("ERROR ") and done.stderr.count("ERROR ") == 1
+    return done.stderr
+
+
+@pytest.mark.parametrize("source", SOURCES[:3])
+def test_a_folder_without_runs_is_named(kept: Kept, source: str, tmp_path: Path) -> None:
+    said = refused(kept, source, "--folder", str(tmp_path), code=2)
+    assert f"{tmp_path}: no run of project {PROJECT} is there" in said
+    assert "name another folder or project: --folder DIR, --project NAME" in said
+
+
+def test_a_line_that_is_damaged_is_named(kept: Kept, tmp_path: Path) -> None:
+    copy = RunDir(tmp_path / "single" / kept.name)
+    shutil.copytree(kept.local / "single" / kept.name, copy.path)
+    lines = copy.metrics.read_text().splitlines(keepends=True)
+    copy.metrics.write_text("".join([*lines[:2], '{"kind": "tr\n', *lines[3:]]))
+    said = refused(kept, "local", "--folder", str(tmp_path))
+    assert f"{copy.metrics}:3: its records cannot be read: JSONDecodeError" in said
+    assert f"type: make audit RUN={copy.path}" in said
+    copy.tracker_facts.write_text("{}")
+    assert f"{copy.tracker_facts}: " in refused(kept, "local", "--folder", str(tmp_path))
+
+
+def test_rows_that_are_damaged_are_not_left_out(kept: Kept, tmp_path: Path) -> None:
+    """wandb's reader goes on behind them."""
+    shutil.copytree(kept.offline, tmp_path / "offline", symlinks=True)
+    (path,) = tmp_path.glob("offline/offline-run-*/*.wandb")
+    data = bytearray(path.read_bytes())
+    middle = len(data) // 2
+    data[middle : middle + 64] = bytes(64)
+    path.write_bytes(data)
+    said = refused(kept, "offline", "--folder", str(tmp_path))
+    assert f"{path}: wandb cannot read it: " in said and "ask another copy" in said
+
+
+def test_trackio_is_looked_for_where_it_was_told_to_write(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRACKIO_DIR", str(kept.trackio))
+    assert open_source(Namespace(source="trackio", folder=None)).names(PROJECT)
+    assert not open_source(Namespace(source="trackio", folder=kept.local)).names(PROJECT)
+    monkeypatch.delenv("TRACKIO_DIR")
+    assert open_source(Namespace(source="trackio", folder=None), kept.trackio).names(PROJECT)
 
 
 def test_a_run_without_gpus_is_told_so(tmp_path, kept: Kept) -> None:

@@ -64,6 +64,21 @@ def test_without_runs_it_says_which_setting_makes_some(name: str, tmp_path: Path
         dashboards.serve(name, tmp_path, 1)
 
 
+def test_trackio_is_served_from_where_it_was_told_to_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("trackio")
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "store"))
+    with pytest.raises(PreflightError, match=f"{tmp_path}/store: no run here"):
+        dashboards.serve("trackio", tmp_path, 1)
+    (tmp_path / "store").mkdir()
+    (tmp_path / "store/kablate-single.db").touch()
+    started = []
+    monkeypatch.setattr(dashboards.os, "execve", lambda *told: started.append(told))
+    dashboards.serve("trackio", tmp_path, 1)
+    assert started[0][2]["TRACKIO_DIR"] == str(tmp_path / "store")
+
+
 def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dashboards, "find_spec", lambda name: None)
     with pytest.raises(PreflightError, match="make setup EXTRAS=trackio"):
