@@ -23,6 +23,11 @@ _BLOCKS = "▁▂▃▄▅▆▇█"
 _ASCII_BLOCKS = "_.-=+*#@"
 _REFRESH_SECONDS = 2.0
 _WIDEST = 200
+_COLUMNS = ("run", "state", "iteration", "loss", "", "val loss", "tok/s", "eta", "MiB", "health")
+_LEFT = ("run", "state", "", "health")
+# What a narrow terminal does without, first to last: never which run it is, and how it is.
+_EXPENDABLE = ("", "MiB", "val loss", "tok/s", "state", "eta")
+_HEALTH_WIDTH = 12
 
 
 @dataclass(frozen=True)
@@ -57,38 +62,53 @@ def watch(read: Callable[[], list[Line]]) -> None:
 
     console = Console(highlight=False, safe_box=ascii_only())
     # Its stand-in for stderr would hide what the terminal can show.
-    with Live(table(read()), console=console, auto_refresh=False, redirect_stderr=False) as live:
+    first = table(read(), console.width)
+    with Live(first, console=console, auto_refresh=False, redirect_stderr=False) as live:
         while True:
             lines = read()
-            live.update(table(lines), refresh=True)
+            live.update(table(lines, console.width), refresh=True)
             if not any(line.state == "running" for line in lines):
                 return
             time.sleep(_REFRESH_SECONDS)
 
 
-def table(lines: Sequence[Line]) -> Any:
-    """The lines as a rich table."""
+def table(lines: Sequence[Line], width: int) -> Any:
+    """The lines as a rich table, with as many columns as ``width`` characters hold."""
     from rich.table import Table
 
+    rows = [_cells(line) for line in lines]
+    wide = {name: max([len(name), *(len(row[name]) for row in rows)]) for name in _COLUMNS}
+    # It may go on in the next line.
+    wide["health"] = min(wide["health"], _HEALTH_WIDTH)
+    names = list(_COLUMNS)
+    for name in _EXPENDABLE:
+        if sum(wide[kept] + 2 for kept in names) - 2 > width:
+            names.remove(name)
     found = Table(box=None, pad_edge=False)
-    for name in ("run", "state", "iteration", "loss", "", "val loss", "tok/s", "eta", "MiB"):
-        found.add_column(name, justify="left" if name in ("run", "state", "") else "right")
-    found.add_column("health", overflow="fold")
-    for line in lines:
-        total = f"/{line.iterations:,}" if line.iterations else ""
-        found.add_row(
-            line.run,
-            line.state,
-            f"{line.iteration:,}{total}",
-            _number(line.loss, ".4f"),
-            spark(line.curve, _ASCII_BLOCKS if ascii_only() else _BLOCKS),
-            _number(line.val_loss, ".4f"),
-            _number(line.tokens_per_second, ",.0f"),
-            "-" if line.eta_seconds is None else clock(line.eta_seconds),
-            _number(line.memory_mib, ",.0f"),
-            "; ".join(f"{name}: {said}" for name, said in line.alarms.items()) or "well",
-        )
+    for name in names:
+        least = {"overflow": "fold"} if name == "health" else {"no_wrap": True}
+        side = "left" if name in _LEFT else "right"
+        found.add_column(name, justify=side, min_width=wide[name], **least)
+    for row in rows:
+        found.add_row(*(row[name] for name in names))
     return found
+
+
+def _cells(line: Line) -> dict[str, str]:
+    """Column → text."""
+    total = f"/{line.iterations:,}" if line.iterations else ""
+    return {
+        "run": line.run,
+        "state": line.state,
+        "iteration": f"{line.iteration:,}{total}",
+        "loss": _number(line.loss, ".4f"),
+        "": spark(line.curve, _ASCII_BLOCKS if ascii_only() else _BLOCKS),
+        "val loss": _number(line.val_loss, ".4f"),
+        "tok/s": _number(line.tokens_per_second, ",.0f"),
+        "eta": "-" if line.eta_seconds is None else clock(line.eta_seconds),
+        "MiB": _number(line.memory_mib, ",.0f"),
+        "health": "; ".join(f"{name}: {said}" for name, said in line.alarms.items()) or "well",
+    }
 
 
 def to_text(lines: Sequence[Line]) -> str:
@@ -97,7 +117,7 @@ def to_text(lines: Sequence[Line]) -> str:
 
     console = Console(width=_WIDEST, highlight=False, color_system=None, safe_box=ascii_only())
     with console.capture() as captured:
-        console.print(table(lines))
+        console.print(table(lines, _WIDEST))
     return "".join(f"{line.rstrip()}\n" for line in captured.get().splitlines())
 
 

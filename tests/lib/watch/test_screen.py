@@ -2,10 +2,13 @@
 
 import json
 
+import pytest
+from rich.console import Console
+
 from lib.plan import Run, Variant
 from lib.rundir import RunDir
 from lib.status import State, Status, write_status
-from lib.watch.screen import look
+from lib.watch.screen import Line, look, table
 from tests.lib.fabricated import write_run
 from tests.lib.watch.test_rules import OPTIONS
 
@@ -24,3 +27,17 @@ def test_the_newest_of_each_figure_is_shown_whichever_heartbeat_has_it(tmp_path)
     (line,) = look([Run("demo", Variant("base"), 1, None, path)], OPTIONS, now=4.0)
     assert (line.tokens_per_second, line.eta_seconds, line.iteration) == (200.0, 8.0, 20)
     assert line.memory_mib == 7.0 and line.alarms.keys() == {"gate-entropy"}
+
+
+@pytest.mark.parametrize(("width", "left_out"), [(200, []), (80, ["MiB"]), (60, ["MiB", "tok/s"])])
+def test_a_narrow_terminal_still_tells_which_run_it_is(width: int, left_out: list[str]) -> None:
+    name = "ratio/07-ra-golden-mech s1"
+    line = Line(
+        name, "running", 200, 10400, 2.5, 2.4, 1500.0, 500.0, 400.0, [3.0] * 24, {"stall": "x"}
+    )
+    console = Console(width=width, color_system=None)
+    with console.capture() as captured:
+        console.print(table([line], width))
+    heads, told = captured.get().splitlines()
+    assert [head for head in ("MiB", "tok/s") if head not in heads] == left_out
+    assert told.startswith(f"{name} ") and "200/10,400" in told and "stall: x" in told
