@@ -69,9 +69,13 @@ class Run(Generic[C]):
         return f"{self.study}/{number}{self.variant.slug} s{self.seed}"
 
     def matches(self, pattern: str) -> bool:
-        """Whether a shell pattern names the run: by slug, number, label or directory."""
+        """Whether a shell pattern names the run: by slug, number or directory.
+
+        One with a slash is for the label: ``ra*`` means no run that is in ``ratio`` only.
+        """
         number = "" if self.variant.number is None else str(self.variant.number)
-        names = (self.variant.slug, number, self.label, self.label.split()[0], self.path.name)
+        labels = (self.label, self.label.split()[0])
+        names = labels if "/" in pattern else (self.variant.slug, number, self.path.name)
         return any(fnmatch.fnmatchcase(name, pattern) for name in names)
 
 

@@ -49,6 +49,13 @@ def test_a_pattern_names_a_run_in_several_ways(pattern):
     assert not run.matches("a") and not run.matches("17")
 
 
+def test_a_pattern_that_the_study_begins_with_does_not_name_all_its_runs():
+    block = [(Variant("baseline"), Named("a")), (Variant("ra-golden"), Named("b"))]
+    runs = plan_runs("ratio", Path("results"), {1: block})
+    assert [run.variant.slug for run in runs if run.matches("ra*")] == ["ra-golden"]
+    assert all(run.matches("ra*/*") for run in runs)
+
+
 @pytest.mark.parametrize(
     ("text", "expected"), [("1", (1,)), ("1,2 5", (1, 2, 5)), ("2-4", (2, 3, 4)), ("", ())]
 )
