@@ -1,5 +1,6 @@
 """Taking secrets out of what programs print, before it is kept beside a run."""
 
+import io
 import re
 
 import yaml
@@ -22,3 +23,12 @@ def without_secrets(text: str) -> str:
     for pattern, instead in _RULES:
         text = pattern.sub(instead, text)
     return text
+
+
+class Redacting(io.TextIOWrapper):
+    """A text stream that writes no credentials of addresses."""
+
+    def write(self, text: str) -> int:
+        """``text`` without them; its own length, as if it had been written."""
+        super().write(without_secrets(text))
+        return len(text)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from lib.binding import bind
 from lib.companions import FINISH_SECONDS
+from lib.environment.redact import Redacting
 from lib.errors import EXIT_FAILED, RunError
 from lib.files import sha256
 from lib.rundir import RunDir
@@ -84,4 +85,7 @@ def _input_ended(seconds: float) -> bool:
 
 if __name__ == "__main__":
     os.nice(_NICENESS)
+    # A library says which server it talks to, and WANDB_BASE_URL may hold a password.
+    sys.stdout = Redacting(sys.stdout.buffer, line_buffering=True)
+    sys.stderr = Redacting(sys.stderr.buffer, line_buffering=True)
     mirror(RunDir(Path(sys.argv[1])), sys.argv[2], _input_ended)

@@ -18,6 +18,9 @@ SECRETS = {
     )
 }
 
+# In the address of a server that is behind a login.
+PASSWORD = f"password5ec7e7{'0123456789' * 3}"
+
 
 def forms(secret: str) -> list[bytes]:
     """As it is, and as HTTP's basic authorization writes it."""
@@ -32,7 +35,7 @@ def test_no_file_and_no_word_has_a_secret(build):
             STEPS="0,2",
             V="1",
             DIRTY="y",
-            WANDB_BASE_URL=server.url,
+            WANDB_BASE_URL=server.url.replace("//", f"//me:{PASSWORD}@"),
             **SECRETS,
         )
     assert code == 0, said
@@ -49,7 +52,7 @@ def test_no_file_and_no_word_has_a_secret(build):
     wholes["what the server was sent"] = b"\n".join(server.received)
     leaks = [
         (name, where)
-        for name, secret in SECRETS.items()
+        for name, secret in (*SECRETS.items(), ("the password", PASSWORD))
         for where, content in wholes.items()
         if any(form in content for form in forms(secret))
     ]
