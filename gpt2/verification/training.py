@@ -72,7 +72,8 @@ def seeds_row(runs: Sequence[Evidence]) -> Row:
     for each in runs:
         seed, told = each.of("seeds", "seed"), each.tracked("seed")
         if UNKNOWN in (seed, told):
-            remarks.append(Remark(Verdict.UNKNOWN, f"{each.name} has no seed", each.name))
+            what = each.told if isinstance(each.told, str) else f"{each.name} has no seed"
+            remarks.append(Remark(Verdict.UNKNOWN, what, each.name))
         elif seed != told:
             what = f"the tracker says {told}, the manifest {seed} of {each.name}"
             remarks.append(Remark(Verdict.FAIL, what, each.name))

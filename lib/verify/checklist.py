@@ -59,10 +59,15 @@ def to_json(found: Checklist) -> str:
 
 
 def say_failing(found: Checklist) -> None:
-    """A line on stderr for each row that does not pass, and what to type."""
+    """A line on stderr for each reason that rows do not pass, with their names, and what to type."""
+    rows: dict[tuple[Verdict, str], list[Row]] = {}
     for row in found.failing:
-        tag = "REFUSE" if row.verdict is Verdict.FAIL else "UNKNOWN"
-        say(tag, f"{row.check}: {row.what}" + (f"\n        {row.next}" if row.next else ""))
+        rows.setdefault((row.verdict, row.what), []).append(row)
+    for (verdict, what), alike in rows.items():
+        tag = "REFUSE" if verdict is Verdict.FAIL else "UNKNOWN"
+        names = ", ".join(row.check for row in alike)
+        advice = next((row.next for row in alike if row.next), "")
+        say(tag, f"{names}: {what}" + (f"\n        {advice}" if advice else ""))
 
 
 def _cell(text: str) -> str:

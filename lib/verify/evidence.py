@@ -93,6 +93,7 @@ def ask_tracker(source: Source) -> Ask:
             configs = [one for one in configs if one.get("manifest_sha256") == digest]
         if len(configs) == 1:
             return configs[0]
-        return f"{len(found) or 'no'} runs there are called {facts.name} in {facts.project}"
+        number = f"{len(found) or 'no'} runs of {facts.project} in {source.place}"
+        return f"{number} are called {facts.name}"
 
     return ask

@@ -58,7 +58,9 @@ def manifest_row(runs: Sequence[Evidence], digest: Callable[[Evidence], str]) ->
         elif told != digest(each):
             what = "manifest.json is another than when the tracker was told its digest"
             remarks.append(Remark(Verdict.FAIL, what, each.name))
-    return row("manifest", "the one that the tracker knows", remarks)
+    lost = any(isinstance(each.told, str) for each in runs)
+    advice = "another SOURCE=, or scripts/verify_results.py --folder DIR" if lost else ""
+    return row("manifest", "the one that the tracker knows", remarks, advice)
 
 
 def _untold(each: Evidence, name: str) -> str:

@@ -333,6 +333,15 @@ def test_a_sealed_edit_is_found_by_what_the_tracker_was_told(
     assert rows["manifest"].runs == [copies[1].path.name]
 
 
+def test_a_folder_without_the_runs_is_one_line(pair: Pair, tmp_path: Path) -> None:
+    done = pair.make("SOURCE=trackio", TRACKIO_DIR=str(tmp_path))
+    said = [line for line in done.stderr.splitlines() if line.startswith("UNKNOWN ")]
+    assert len(said) == 1 and "manifest, batch_size, " in said[0] and "REFUSE" not in done.stderr
+    assert f"no runs of kablate-ratio in {tmp_path} are called baseline-s1-" in said[0]
+    assert "another SOURCE=, or scripts/verify_results.py --folder DIR" in done.stderr
+    assert "EXIT    code 4" in done.stderr
+
+
 def test_a_server_is_asked_for_its_own_settings(pair: Pair) -> None:
     with serving() as server:
         access = {"WANDB_BASE_URL": server.url, "WANDB_API_KEY": "k" * 40}
