@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from gpt2.ablation.resolve import resolve_config
 from gpt2.check import CHECKS, report
@@ -15,22 +14,13 @@ from gpt2.check.run import Report, run_here
 from gpt2.data.prepare import prepare
 from lib.kconfig import Layer, Tree, defconfig_layers
 from lib.project import ROOT
-from lib.repro.rng import rng_state, set_rng_state
 from tests.mutants import attention, config, data, given, loop, mlp, nsa, pruning, scale, training
 from tests.mutants.mutant import Mutant
 
+pytestmark = pytest.mark.usefixtures("torch_as_before")
+
 AREAS = (attention, nsa, mlp, training, given, loop, pruning, data, config, scale)
 MUTANTS = [mutant for area in AREAS for mutant in area.MUTANTS]
-
-
-@pytest.fixture(autouse=True)
-def _as_before():
-    """What training sets for a whole process."""
-    state, threads = rng_state(torch.device("cpu")), torch.get_num_threads()
-    yield
-    set_rng_state(state, torch.device("cpu"))
-    torch.set_num_threads(threads)
-    torch.use_deterministic_algorithms(False)
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
 from gpt2.check import CHECKS
 from gpt2.check.cases import Case, checked_layers, find_cases
@@ -12,17 +11,8 @@ from gpt2.check.draw import resolved
 from gpt2.check.run import run_here
 from lib.errors import Problem
 from lib.kconfig import Layer, Tree
-from lib.repro.rng import rng_state, set_rng_state
 
-
-@pytest.fixture(autouse=True)
-def _as_before():
-    """What training sets for a whole process."""
-    state, threads = rng_state(torch.device("cpu")), torch.get_num_threads()
-    yield
-    set_rng_state(state, torch.device("cpu"))
-    torch.set_num_threads(threads)
-    torch.use_deterministic_algorithms(False)
+pytestmark = pytest.mark.usefixtures("torch_as_before")
 
 
 RIGHT = {

@@ -3,7 +3,6 @@
 import dataclasses
 
 import pytest
-import torch
 
 from gpt2.ablation.resolve import resolve_config
 from gpt2.attention.reciprocal.options import ReciprocalOptions
@@ -14,22 +13,13 @@ from gpt2.check.workshop import Workshop
 from lib.errors import ConfigError
 from lib.kconfig import Layer, Tree
 from lib.optim.sgd.options import SgdOptions
-from lib.repro.rng import rng_state, set_rng_state
+
+pytestmark = pytest.mark.usefixtures("torch_as_before")
 
 
 @pytest.fixture(scope="module")
 def tree():
     return Tree()
-
-
-@pytest.fixture(autouse=True)
-def _as_before():
-    """What training sets for a whole process."""
-    state, threads = rng_state(torch.device("cpu")), torch.get_num_threads()
-    yield
-    set_rng_state(state, torch.device("cpu"))
-    torch.set_num_threads(threads)
-    torch.use_deterministic_algorithms(False)
 
 
 @pytest.fixture

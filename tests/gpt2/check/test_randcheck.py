@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 from gpt2.check import CHECKS, reduce
 from gpt2.check.cases import checked_layers, find_cases
@@ -21,7 +20,6 @@ from gpt2.mlp.base import ACTIVATIONS, Mlp
 from lib.errors import ConfigError
 from lib.kconfig import Layer, Tree
 from lib.project import ROOT
-from lib.repro.rng import rng_state, set_rng_state
 
 SCRIPT = [sys.executable, str(ROOT / "scripts" / "randcheck.py")]
 
@@ -34,16 +32,6 @@ def tree() -> Tree:
 @pytest.fixture(scope="module")
 def drawn(tree: Tree) -> list[Drawn]:
     return [draw(tree, 1, number) for number in range(60)]
-
-
-@pytest.fixture
-def _as_before():
-    """What training sets for a whole process."""
-    state, threads = rng_state(torch.device("cpu")), torch.get_num_threads()
-    yield
-    set_rng_state(state, torch.device("cpu"))
-    torch.set_num_threads(threads)
-    torch.use_deterministic_algorithms(False)
 
 
 class TestDraw:
@@ -113,7 +101,7 @@ class TestReduce:
         left = reduce_to(tree, one.settings, lambda c: bool(c.values["RECIPROCAL"]))
         assert left == {"RECIPROCAL": "y"}
 
-    @pytest.mark.usefixtures("_as_before")
+    @pytest.mark.usefixtures("torch_as_before")
     def test_a_fault_of_two_symbols_is_reduced_to_these(self, tree, drawn, monkeypatch, tmp_path):
         """Tokens see the row's mean, but only without biases and with the exact GELU."""
         right = Mlp.forward
@@ -140,7 +128,7 @@ class TestReduce:
         (case,) = find_cases(checked_layers(tmp_path)).chosen
         assert case.config.identity() == resolved(tree, left).identity()
 
-    @pytest.mark.usefixtures("_as_before")
+    @pytest.mark.usefixtures("torch_as_before")
     def test_it_ends_when_its_patience_does(self, tree, drawn, monkeypatch, tmp_path):
         monkeypatch.setattr(reduce, "_PATIENCE_SECONDS", -1.0)
         left = reduce_settings(drawn[0].settings, "causal", tmp_path)

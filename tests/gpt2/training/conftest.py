@@ -24,7 +24,6 @@ from gpt2.training.start import open_session
 from lib.machine.process import rank_variables
 from lib.binding import Value
 from lib.kconfig import Layer, Tree
-from lib.repro.rng import rng_state, set_rng_state
 from lib.rundir import RunDir
 from lib.status import State, Status, read_status
 
@@ -252,13 +251,5 @@ def ranks(tmp_path: Path) -> Ranks:
 
 
 @pytest.fixture(autouse=True)
-def _torch_as_before() -> Iterator[None]:
-    """Put back what training sets for a whole process."""
-    state, threads = rng_state(torch.device("cpu")), torch.get_num_threads()
-    fill = torch.utils.deterministic.fill_uninitialized_memory
+def _one_thread(torch_as_before: None) -> None:
     torch.set_num_threads(1)
-    yield
-    set_rng_state(state, torch.device("cpu"))
-    torch.set_num_threads(threads)
-    torch.use_deterministic_algorithms(False)
-    torch.utils.deterministic.fill_uninitialized_memory = fill

@@ -1,7 +1,7 @@
 """The settings of a run as they are at work, and what a strict profile does about a difference."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
@@ -22,13 +22,6 @@ from lib.machine.observe import deviations
 Configure = Callable[..., Config]
 FAST = {"RUN_PROFILE_MAXOUT_SPEED": True}
 MIXED = {"ATTENTION_BACKEND_MATH": True, "MLP_CROSS_TOKEN": True}
-
-
-@pytest.fixture(autouse=True)
-def _products_as_before() -> Iterator[None]:
-    before = torch.get_float32_matmul_precision()
-    yield
-    torch.set_float32_matmul_precision(before)
 
 
 def observed(session: Session) -> dict[str, Any]:

@@ -72,10 +72,6 @@ class FakeStudy:
             assert time.monotonic() < end, "waited in vain"
             time.sleep(0.01)
 
-    def worker_pid(self, name: str) -> int:
-        """The process that holds the run's lock."""
-        return int((self.path(name) / ".lock").read_text())
-
 
 @pytest.fixture
 def study(tmp_path: Path) -> Iterator[FakeStudy]:
