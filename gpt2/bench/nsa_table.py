@@ -5,7 +5,6 @@ import io
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -13,6 +12,7 @@ from pathlib import Path
 from lib.errors import RunError
 from lib.figures import pyplot
 from lib.files import write_atomic
+from lib.modules import module_command
 
 # As the trainer's workers are started on a CPU: freed memory stays in the process.
 _KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)}
@@ -47,7 +47,7 @@ class Row:
 
 def measure_apart(longest: int, rounds: int) -> tuple[str, list[Row]]:
     """The device, and all rows, from a process of its own. RunError where it fails."""
-    command = [sys.executable, "-m", "gpt2.bench.nsa", str(longest), str(rounds)]
+    command = module_command("gpt2.bench.nsa", str(longest), str(rounds))
     variables = {**os.environ, "OMP_NUM_THREADS": "1", **_KEEP_MEMORY}
     done = subprocess.run(command, env=variables, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode:

@@ -2,13 +2,13 @@
 
 import json
 import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from lib.console import say
 from lib.errors import PreflightError, Problem
+from lib.modules import module_command
 from lib.queries.contract import ANOTHER_COPY, FOLDER_ADVICE, History, RunName, merged, plain
 
 
@@ -63,7 +63,7 @@ def _read(path: Path) -> tuple[Iterator[dict[str, Any]], str]:
 
     PreflightError where wandb cannot read it, or leaves out what is damaged.
     """
-    command = [sys.executable, "-P", "-m", "wandb", "leet", "inspect", "--json", str(path)]
+    command = module_command("wandb", "leet", "inspect", "--json", str(path))
     done = subprocess.run(command, capture_output=True, text=True)
     said = (done.stderr.strip().splitlines() or [""])[-1].removeprefix("wandb leet inspect: ")
     if done.returncode or "corrupt" in said:

@@ -57,6 +57,14 @@ def prints(tree: ast.Module) -> Iterator[str]:
             yield f"{call.lineno}: print"
 
 
+def modules_started(tree: ast.Module) -> Iterator[str]:
+    """Command lines of this interpreter and a module: ``lib.modules`` makes them."""
+    for node in ast.walk(tree):
+        words = [ast.unparse(word) for word in node.elts] if isinstance(node, ast.List) else []
+        if words[:1] == ["sys.executable"] and "'-m'" in words:
+            yield f"{node.lineno}: sys.executable -m"
+
+
 def code_from_data(tree: ast.Module) -> Iterator[str]:
     """Calls that run or unpickle what they are given."""
     for call in _calls(tree):
