@@ -26,7 +26,7 @@ from lib.runner.interrupts import Interrupts
 from lib.runner.pool import Pool
 from lib.runner.progress import RunProgress
 from lib.runner.runner import LOCK, Options, run_all
-from lib.status import State, read_status
+from lib.status import is_done, read_status
 
 # After one of these there is more to come, and no table yet.
 _STOPPED = range(124, 256)
@@ -88,8 +88,7 @@ def train_here(plan: Plan, *, dirty: bool = False) -> int:
         raise ConfigError(Problem(what, plan.study, "type: make train STEPS=7 SEEDS=1"))
     (run,) = runs
     refuse_foreign([run])
-    status = read_status(RunDir(run.path))
-    if status is not None and status.state is State.SUCCESS:
+    if is_done(RunDir(run.path)):
         say("SKIP", f"{run.label}   done; to train it again: make rerun RUNS={run.variant.slug}")
         return EXIT_DONE
     # Before torch is loaded: libraries read these once, at their start.

@@ -18,8 +18,8 @@ from lib.kconfig.place import Place
 from lib.plan import Run, Variant, parse_seeds, plan_runs
 from lib.project import ROOT
 
-# Taken by train_ra_mla.py where there is no .config.
-_STUDY_DEFCONFIG = "gpt2-ratio-ablation"
+# Taken by train_ra_mla.py and by checks where there is no .config.
+STUDY_DEFCONFIG = "gpt2-ratio-ablation"
 
 # The arm of runs without torch.compile that stand beside those with it, and the end of their slugs.
 EAGER = "eager"
@@ -65,7 +65,7 @@ def config_layers(build_dir: Path) -> list[Layer]:
 def step_layers(build_dir: Path, settings: Sequence[Layer]) -> list[Layer]:
     """``.config``, or the study's own defconfig where there is none, turned into the study."""
     config = Place(ROOT, build_dir).config
-    base = [read_config(config)] if config.exists() else defconfig_layers(ROOT, _STUDY_DEFCONFIG)
+    base = [read_config(config)] if config.exists() else defconfig_layers(ROOT, STUDY_DEFCONFIG)
     study = Layer.of("command line", "--ra-mla-ablation-step", {"RA_MLA_ABLATION_MODE": True})
     return [*base, study, *settings]
 

@@ -16,7 +16,7 @@ from lib.rundir import RunDir
 from lib.runner.decide import holds_another, move_aside
 from lib.runner.pool import Pool
 from lib.runner.runner import Options, run_all
-from lib.status import State, read_status
+from lib.status import is_done
 from lib.tracking import TRACKERS
 
 # Settings of a path; a relative one starts at the build folder.
@@ -52,9 +52,7 @@ def train_scratch(
     trained.
     """
     for run in plan.runs:
-        status = read_status(RunDir(run.path))
-        done = status is not None and status.state is State.SUCCESS
-        if run.path.exists() and (anew or done or holds_another(run)):
+        if run.path.exists() and (anew or is_done(RunDir(run.path)) or holds_another(run)):
             say("RERUN", f"{run.path.name}   kept as {move_aside(RunDir(run.path)).name}")
     pool = new_pool(plan)
     target = _Target(plan, pool, settings or {})

@@ -3,8 +3,10 @@
 Nothing they do reaches the training process: not their errors, threads or random numbers.
 """
 
+import select
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -78,6 +80,11 @@ class Companions:
             if not companion.finishes(deadline):
                 self._warn(companion.epitaph())
         self._running.clear()
+
+
+def told_to_end(seconds: float) -> bool:
+    """Whether this process, a companion, is told within ``seconds`` that the run is over."""
+    return bool(select.select([sys.stdin], [], [], seconds)[0])
 
 
 class _Companion:

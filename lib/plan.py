@@ -15,7 +15,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from lib.binding import Value
 from lib.errors import ConfigError, Problem
 from lib.rundir import RunDir
-from lib.status import State, read_status
+from lib.status import is_done
 
 # A longer range is a typing error.
 _MOST_SEEDS = 1000
@@ -92,7 +92,7 @@ def plan_runs(
 
     def path(variant: Variant, seed: int, config: C) -> Path:
         own = run_path(folder / study, variant.slug, seed, config)
-        return own if own.exists() else done.get(_identity(own), own)
+        return own if own.exists() else done.get(run_identity(own), own)
 
     runs = [
         Run(study, variant, seed, config, path(variant, seed, config))
@@ -120,20 +120,15 @@ def run_path(folder: Path, slug: str, seed: int, config: RunConfig) -> Path:
     return folder / f"{slug}-s{seed}-{config.hash8}"
 
 
-def _finished(folder: Path) -> dict[str, Path]:
-    """The runs of all studies that are done, by seed and hash."""
-    found = sorted(folder.glob("*/*-s*-*"))
-    return {_identity(path): path for path in found if _is_done(path)}
-
-
-def _identity(path: Path) -> str:
+def run_identity(path: Path) -> str:
     """The end of a run directory's name: ``s<seed>-<hash8>``."""
     return "-".join(path.name.rsplit("-", 2)[1:])
 
 
-def _is_done(path: Path) -> bool:
-    status = read_status(RunDir(path))
-    return status is not None and status.state is State.SUCCESS
+def _finished(folder: Path) -> dict[str, Path]:
+    """The runs of all studies that are done, by seed and hash."""
+    found = sorted(folder.glob("*/*-s*-*"))
+    return {run_identity(path): path for path in found if is_done(RunDir(path))}
 
 
 def parse_seeds(text: str) -> tuple[int, ...]:

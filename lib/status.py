@@ -41,6 +41,12 @@ def write_status(run: RunDir, status: Status) -> None:
     write_json(run.status, record)
 
 
+def is_done(run: RunDir) -> bool:
+    """Whether the run has SUCCESS, which is written last."""
+    status = read_status(run)
+    return status is not None and status.state is State.SUCCESS
+
+
 def read_status(run: RunDir) -> Status | None:
     """The status, or None for a run that was never started or whose file cannot be read."""
     try:

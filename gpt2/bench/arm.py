@@ -6,7 +6,6 @@ prints the figures of so many of the trainer's steps, after a few that are not t
 """
 
 import json
-import resource
 import sys
 import tempfile
 import time
@@ -24,6 +23,7 @@ from gpt2.training.records import Records
 from gpt2.training.session import Session
 from gpt2.training.start import open_session
 from lib import cli
+from lib.machine.memory import peak_bytes
 from lib.repro.weights import weights_digest
 from lib.rundir import RunDir
 
@@ -48,7 +48,7 @@ def measure(config: Config, build_dir: Path, steps: int) -> Figures:
         records.close()
     tokens = steps * config.train.tokens_per_iteration(config.model.shape.block_size)
     weights = weights_digest(session.weights())
-    return Figures(tokens / seconds, _peak_bytes(session), log.losses[-1], weights)
+    return Figures(tokens / seconds, peak_bytes(session.device), log.losses[-1], weights)
 
 
 def _now(session: Session) -> float:
@@ -56,14 +56,6 @@ def _now(session: Session) -> float:
     if session.device.type == "cuda":
         torch.cuda.synchronize(session.device)
     return time.perf_counter()
-
-
-def _peak_bytes(session: Session) -> int:
-    if session.device.type == "cuda":
-        return torch.cuda.max_memory_allocated(session.device)
-    # Bytes on macOS, KiB elsewhere.
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def main() -> int:

@@ -13,16 +13,13 @@ from gpt2.ablation import STUDIES
 from gpt2.ablation.resolve import resolve_config, resolve_step
 from gpt2.ablation.step import Study
 from gpt2.config import Config
-from gpt2.planning import config_layers
+from gpt2.planning import STUDY_DEFCONFIG, config_layers
 from gpt2.rules import refuse_lone_arms, wants_twins
 from lib.binding import Value
 from lib.errors import ConfigError, Problem
 from lib.kconfig import Layer, Tree, defconfig_layers
 from lib.kconfig.place import Place
 from lib.project import ROOT
-
-# Checked where there is no .config.
-STUDY_DEFCONFIG = "gpt2-ratio-ablation"
 
 
 @dataclass(frozen=True)

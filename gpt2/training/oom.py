@@ -5,8 +5,6 @@ What would change the experiment is not done, but said. B micro-batch, T tokens.
 """
 
 import gc
-import resource
-import sys
 from typing import Any
 
 import torch
@@ -14,6 +12,7 @@ import torch
 from gpt2.training.passes import Begun, forward_backward, on_device
 from gpt2.training.session import Recomputing, Session
 from lib.errors import Problem, RunError
+from lib.machine.memory import peak_bytes
 from lib.machine.setup import autocast
 from lib.units import short
 
@@ -65,7 +64,7 @@ def fall_back(session: Session, cause: str) -> dict[str, Any]:
         "action": action,
         "from": before,
         "to": after,
-        "peak_bytes": _peak_bytes(session),
+        "peak_bytes": peak_bytes(session.device),
     }
     session.fall_back(record)
     text = f"it {record['iteration']}: {action} {_words(before)} -> {_words(after)}"
@@ -97,12 +96,3 @@ def _next_step(session: Session) -> tuple[str, dict[str, Any], dict[str, Any]]:
 
 def _words(values: dict[str, Any]) -> str:
     return " ".join(f"{name}={value}" for name, value in values.items())
-
-
-def _peak_bytes(session: Session) -> int:
-    """The most that was allocated so far: of the GPU, or by this process."""
-    if session.device.type == "cuda":
-        return torch.cuda.max_memory_allocated(session.device)
-    # Bytes on macOS, KiB elsewhere.
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

@@ -16,6 +16,7 @@ from lib.compare.facts import Facts, read_facts
 from lib.compare.keys import observed_differences
 from lib.errors import ConfigError, Problem
 from lib.files import write_atomic
+from lib.plan import run_identity
 from lib.rundir import RunDir
 from lib.status import State, read_status
 
@@ -89,19 +90,14 @@ def read_leaderboard(folder: Path, ignored: Sequence[str] = ()) -> Leaderboard:
 def _runs(folder: Path) -> list[Path]:
     """Directories of the sweeps' runs; one from elsewhere only while the folder has not its own."""
     own = sorted(p for p in folder.glob("*-s*-*") if ".old-" not in p.name)
-    known = {_identity(path) for path in own}
+    known = {run_identity(path) for path in own}
     taken = [folder / place for place in _elsewhere(folder)]
-    return own + [path for path in taken if path.exists() and _identity(path) not in known]
+    return own + [path for path in taken if path.exists() and run_identity(path) not in known]
 
 
 def _elsewhere(folder: Path) -> list[str]:
     path = folder / ELSEWHERE
     return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-
-
-def _identity(path: Path) -> str:
-    """The end of a run directory's name: ``s<seed>-<hash8>``."""
-    return "-".join(path.name.rsplit("-", 2)[1:])
 
 
 def _read(run: RunDir) -> _Done | str:

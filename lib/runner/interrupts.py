@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Self
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # What a shell reports for a process that a signal ended: 128 and the signal's number.
 _SIGNAL_EXIT = 128
 
@@ -20,7 +20,7 @@ class Interrupts:
         self._told = 0
 
     def __enter__(self) -> Self:
-        self._before = {number: signal.signal(number, self._note) for number in _SIGNALS}
+        self._before = {number: signal.signal(number, self._note) for number in SIGNALS}
         return self
 
     def __exit__(self, *exception: object) -> None:

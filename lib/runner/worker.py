@@ -23,9 +23,8 @@ from lib.errors import EXIT_FAILED, KablateError
 from lib.repro.seal import end_run
 from lib.rundir import RunDir
 from lib.runner import locks
-from lib.status import State, Status, read_status
-
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+from lib.runner.interrupts import SIGNALS
+from lib.status import State, Status, is_done, read_status
 
 
 @dataclass(frozen=True)
@@ -45,7 +44,7 @@ class Job:
 @contextmanager
 def signals_blocked() -> Iterator[None]:
     """Inside, the stop signals wait; a process that is started there keeps them blocked."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
         yield
     finally:
@@ -74,7 +73,7 @@ class Stop:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, self._on_signal)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
     def __call__(self) -> bool:
         # The parent never writes: something to read is the end of the pipe.
@@ -105,7 +104,8 @@ def train(job: Job, pipe: Connection) -> None:
         _work(job, run, stop)
         return
     with locks.waiting(run.lock, stop) as locked:
-        if locked and not _is_done(run):
+        # Another process may have finished the run while this one waited.
+        if locked and not is_done(run):
             _work(job, run, stop)
 
 
@@ -179,12 +179,6 @@ class _Outcome:
             Status(State.FAILED, code, message, before.iteration, before.iterations),
         )
         return True
-
-
-def _is_done(run: RunDir) -> bool:
-    """Whether another process finished the run while this one waited for the lock."""
-    status = read_status(run)
-    return status is not None and status.state is State.SUCCESS
 
 
 def _redirect_output(path: Path) -> None:

@@ -8,7 +8,6 @@ end. Which processes and GPUs are the run's stands in its manifest.
 
 import json
 import os
-import select
 import sys
 import time
 from collections.abc import Callable
@@ -16,6 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from lib.companions import told_to_end
 from lib.files import canonical_json
 from lib.rundir import RunDir
 from lib.telemetry.meter import Meter, NoGpus
@@ -64,10 +64,6 @@ def _meter(hardware: dict[str, Any], gpus: int) -> Meter:
     return NvidiaMeter(gpus)
 
 
-def _input_ended(seconds: float) -> bool:
-    return bool(select.select([sys.stdin], [], [], seconds)[0])
-
-
 if __name__ == "__main__":
     os.nice(_NICENESS)
-    sample(RunDir(Path(sys.argv[1])), float(sys.argv[2]), _input_ended)
+    sample(RunDir(Path(sys.argv[1])), float(sys.argv[2]), told_to_end)

@@ -7,14 +7,13 @@ and then tells the tracker how the run ended. Started by hand, it tells what a t
 """
 
 import os
-import select
 import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 from lib.binding import bind
-from lib.companions import FINISH_SECONDS
+from lib.companions import FINISH_SECONDS, told_to_end
 from lib.environment.redact import Redacting
 from lib.errors import EXIT_FAILED, RunError
 from lib.files import sha256
@@ -79,13 +78,9 @@ def _follow(
             position.write(at)
 
 
-def _input_ended(seconds: float) -> bool:
-    return bool(select.select([sys.stdin], [], [], seconds)[0])
-
-
 if __name__ == "__main__":
     os.nice(_NICENESS)
     # A library says which server it talks to, and WANDB_BASE_URL may hold a password.
     sys.stdout = Redacting(sys.stdout.buffer, line_buffering=True)
     sys.stderr = Redacting(sys.stderr.buffer, line_buffering=True)
-    mirror(RunDir(Path(sys.argv[1])), sys.argv[2], _input_ended)
+    mirror(RunDir(Path(sys.argv[1])), sys.argv[2], told_to_end)
