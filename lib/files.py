@@ -37,9 +37,14 @@ def canonical_json(value: Any) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
+def indented_json(value: Any) -> str:
+    """``value`` for a reader: indented, with sorted keys, without NaN, ending a line."""
+    return json.dumps(value, sort_keys=True, indent=2, allow_nan=False) + "\n"
+
+
 def write_json(path: Path, value: Any) -> None:
     """Write ``value`` atomically as indented JSON with sorted keys and without NaN."""
-    write_atomic(path, json.dumps(value, sort_keys=True, indent=2, allow_nan=False) + "\n")
+    write_atomic(path, indented_json(value))
 
 
 def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:

@@ -6,7 +6,6 @@ the trainer with none. Both sides of a pair run one after the other, in turns fi
 ratio is kept, so that a machine that becomes slower does not favour one.
 """
 
-import json
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -20,6 +19,7 @@ from gpt2.config import Config
 from lib.analysis.significance import Interval, median_interval
 from lib.binding import Value
 from lib.console import say
+from lib.files import indented_json
 from lib.kconfig import Layer, Tree
 
 SCHEMA_VERSION = 1
@@ -158,7 +158,7 @@ def to_json(answers: Sequence[Answer], iterations: int) -> str:
             for answer in answers
         },
     }
-    return json.dumps(document, sort_keys=True, indent=2, allow_nan=False) + "\n"
+    return indented_json(document)
 
 
 def _summary(ratios: Sequence[float]) -> dict[str, Any]:

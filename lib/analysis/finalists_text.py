@@ -1,9 +1,9 @@
 """The report on finalists as text and as JSON."""
 
-import json
 from dataclasses import asdict
 
 from lib.analysis.finalists import Contrast, Group, Report
+from lib.files import indented_json
 
 SCHEMA_VERSION = 1
 
@@ -38,7 +38,7 @@ def finalists_json(report: Report) -> str:
         "problems": list(report.problems),
         "exit_code": report.exit_code,
     }
-    return json.dumps(document, sort_keys=True, indent=2, allow_nan=False) + "\n"
+    return indented_json(document)
 
 
 def _group(group: Group) -> str:

@@ -2,7 +2,6 @@
 
 import csv
 import io
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -13,7 +12,7 @@ from lib.analysis.machine import COLUMNS
 from lib.analysis.marginal import Marginal, marginals
 from lib.analysis.significance import smallest_p
 from lib.analysis.table import Difference, Row, Stat, Table
-from lib.files import write_atomic
+from lib.files import indented_json, write_atomic
 from lib.units import clock, short
 
 SCHEMA_VERSION = 1
@@ -94,7 +93,7 @@ def leaderboard_to_markdown(board: Leaderboard) -> str:
 def leaderboard_to_json(board: Leaderboard) -> str:
     """One document with sorted keys."""
     document = {"schema_version": SCHEMA_VERSION, **asdict(board)}
-    return json.dumps(document, sort_keys=True, indent=2, allow_nan=False) + "\n"
+    return indented_json(document)
 
 
 def to_csv(table: Table) -> str:
@@ -132,7 +131,7 @@ def to_json(table: Table) -> str:
         ],
         "marginals": [asdict(marginal) for marginal in marginals(table.rows)],
     }
-    return json.dumps(document, sort_keys=True, indent=2, allow_nan=False) + "\n"
+    return indented_json(document)
 
 
 def label_fields(table: Table) -> list[str]:

@@ -1,6 +1,5 @@
 """The screen of ``make watch``: a line for each run, its loss as a curve, and its alarms."""
 
-import json
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -8,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from lib.console import ascii_only
+from lib.files import indented_json
 from lib.plan import Run
 from lib.rundir import RunDir
 from lib.units import clock
@@ -124,7 +124,7 @@ def to_text(lines: Sequence[Line]) -> str:
 def to_json(lines: Sequence[Line]) -> str:
     """One document with sorted keys."""
     document = {"schema_version": SCHEMA_VERSION, "runs": [asdict(line) for line in lines]}
-    return json.dumps(document, sort_keys=True, indent=2, allow_nan=False) + "\n"
+    return indented_json(document)
 
 
 def spark(values: Sequence[float], blocks: str) -> str:
