@@ -1,6 +1,5 @@
 """What torch.compile did to speed and memory: pairs of runs alike but for it."""
 
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
@@ -8,6 +7,7 @@ from statistics import fmean
 from typing import Any
 
 from lib.errors import ConfigError, Problem
+from lib.files import indented_json
 from lib.queries.contract import RunName, Source, find, runs_of, series
 
 SCHEMA_VERSION = 1
@@ -113,7 +113,7 @@ def impact_to_json(pairs: Sequence[Pair]) -> str:
         for pair in pairs
     ]
     document = {"schema_version": SCHEMA_VERSION, "pairs": rows}
-    return json.dumps(document, sort_keys=True, indent=2, allow_nan=False) + "\n"
+    return indented_json(document)
 
 
 def _plain(side: Side) -> dict[str, Any]:

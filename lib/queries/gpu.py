@@ -1,12 +1,12 @@
 """How well a run used its GPUs, from whatever keeps the run."""
 
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean
 
 from lib.errors import PreflightError, Problem
+from lib.files import indented_json
 from lib.queries.contract import History, RunName, Source, metric_names, series
 
 SCHEMA_VERSION = 1
@@ -77,7 +77,7 @@ def read_gpu(source: Source, run: RunName, *, full: bool = False) -> GpuUse:
 def gpu_to_json(use: GpuUse) -> str:
     """One document with sorted keys."""
     document = {"schema_version": SCHEMA_VERSION, **asdict(use)}
-    return json.dumps(document, sort_keys=True, indent=2, allow_nan=False) + "\n"
+    return indented_json(document)
 
 
 def gpu_to_text(use: GpuUse) -> str:

@@ -1,9 +1,9 @@
 """Which metrics and settings a run has been told with."""
 
-import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from lib.files import indented_json
 from lib.queries.contract import RunName, Source, metric_names, series
 
 SCHEMA_VERSION = 1
@@ -44,7 +44,7 @@ def read_keys(source: Source, run: RunName) -> Keys:
 def keys_to_json(keys: Keys) -> str:
     """One document with sorted keys."""
     document = {"schema_version": SCHEMA_VERSION, **asdict(keys)}
-    return json.dumps(document, sort_keys=True, indent=2, allow_nan=False) + "\n"
+    return indented_json(document)
 
 
 def keys_to_text(keys: Keys) -> str:

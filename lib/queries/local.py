@@ -10,7 +10,7 @@ from lib.errors import PreflightError, Problem
 from lib.files import sha256
 from lib.queries.contract import FOLDER_ADVICE, History, RunName, merged
 from lib.rundir import RunDir
-from lib.status import State, read_status
+from lib.status import is_done
 from lib.tracking.contract import Facts
 from lib.tracking.feed import Feed, Position, final_metrics
 
@@ -38,7 +38,7 @@ class LocalSource:
     def config(self, run: RunName) -> dict[str, Any]:
         """As trackers are told it, at the end too."""
         config = _facts(run.key).config
-        if _is_done(run.key):
+        if is_done(run.key):
             config["manifest_sha256"] = sha256(run.key.manifest)
         return config
 
@@ -47,7 +47,7 @@ class LocalSource:
         position = Position()
         with _readable(run.key, run.key.metrics, run.key.timing, run.key.telemetry):
             rows = list(Feed(run.key, position).new())
-            if _is_done(run.key):
+            if is_done(run.key):
                 rows.append((position.iteration, final_metrics(run.key)))
             return merged(rows)
 
@@ -84,8 +84,3 @@ def _no_json(path: Path) -> str:
         except ValueError:
             return f"{path}:{number}"
     return ""
-
-
-def _is_done(run: RunDir) -> bool:
-    status = read_status(run)
-    return status is not None and status.state is State.SUCCESS

@@ -1,11 +1,11 @@
 """All rows of one comparison, its verdict, and how both are told."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from lib.console import say
 from lib.errors import EXIT_DONE, EXIT_NOT_COMPARABLE
+from lib.files import indented_json
 from lib.verify.rows import Row, Verdict
 
 SCHEMA_VERSION = 1
@@ -55,7 +55,7 @@ def to_json(found: Checklist) -> str:
         "publish": None if found.failing else dict(found.publish),
         "exit_code": found.exit_code,
     }
-    return json.dumps(document, sort_keys=True, indent=2, allow_nan=False) + "\n"
+    return indented_json(document)
 
 
 def say_failing(found: Checklist) -> None:
