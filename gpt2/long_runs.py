@@ -54,6 +54,7 @@ def intended(config: Config) -> str:
         f"{shape.n_layer} layers, {shape.n_head} heads, {shape.n_embd} wide",
         f"context {shape.block_size}",
         f"{attention.projection.name} {attention.pattern.name}",
+        f"{attention.positions.name} positions",
         f"{machine.precision} on {machine.device}",
         f"{length(config)} x {short(train.tokens_per_iteration(shape.block_size))} tokens",
         f"{config.optimizer.name} {config.schedule.learning_rate:g}",

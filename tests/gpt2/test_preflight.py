@@ -271,8 +271,8 @@ class TestLongRuns:
     ) -> None:
         text = describe_text(describe([configured(**LONG)] * 2, place))
         assert text.splitlines()[0] == (
-            "RUN     7.2M parameters, 4 layers, 4 heads, 128 wide, context 128, dense full, fp32 on "
-            "cpu, 50,000 it x 128 tokens, adamw 0.0006, checkpoint every 500 it"
+            "RUN     7.2M parameters, 4 layers, 4 heads, 128 wide, context 128, dense full, "
+            "learned positions, fp32 on cpu, 50,000 it x 128 tokens, adamw 0.0006, checkpoint every 500 it"
         )
         assert "RUN" not in text.splitlines()[1] and "OK      output folder" in text
         (tmp_path / "file").write_text("")

@@ -108,7 +108,7 @@ def test_a_mechanism_is_a_folder_a_line_a_test_and_a_page(clone):
 def test_a_step_is_two_patches(clone):
     printed = follow(clone, "docs/add-an-ablation-step.md")
     assert changed(clone) == {"gpt2/ablation/mechanisms.py", "defconfigs/gpt2-mechanisms"}
-    assert re.search(r"24-ra-narrow .*850,688", printed)
+    assert re.search(r"25-ra-narrow .*850,688", printed)
     assert re.search(r"^[0-9]+ passed, 0 failed$", printed, re.MULTILINE)
 
 
@@ -116,7 +116,9 @@ def test_a_step_is_two_patches(clone):
 def test_a_long_run_is_a_page_of_commands(clone):
     printed = follow(clone, "docs/nsa-runbook.md")
     assert re.search(
-        r"^RUN     978k parameters, .* grouped nsa, bf16 on cpu, 120 it", printed, re.M
+        r"^RUN     978k parameters, .* grouped nsa, learned positions, bf16 on cpu, 120 it",
+        printed,
+        re.M,
     )
     assert "query-key pairs, full attention / NSA: 1.15" in printed
     log = (clone / "nsa.log").read_text()
