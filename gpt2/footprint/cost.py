@@ -62,10 +62,10 @@ def _selected(products: int, queries_at: int) -> Callable[[Any], float]:
     """``products`` of T × S × H over the pairs that a selection sees; q stands at ``queries_at``."""
 
     def count(args: Any) -> float:
-        q_BKTgH, (blocks_BKTn, size) = args[queries_at], args[-2:]
-        length = q_BKTgH.shape[2]
+        q_BKgTH, (blocks_BKTn, size) = args[queries_at], args[-2:]
+        length = q_BKgTH.shape[3]
         pairs = selected_pairs(length, size, blocks_BKTn.shape[-1])
-        return 2.0 * products * q_BKTgH.numel() / length * pairs
+        return 2.0 * products * q_BKgTH.numel() / length * pairs
 
     return count
 

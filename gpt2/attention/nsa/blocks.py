@@ -4,6 +4,8 @@ B batch, T queries, K key/value heads, g query heads of one, M compressed blocks
 blocks, n selected ones; the last query is that of the last token.
 """
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -38,13 +40,19 @@ def select_blocks(scores_BKTJ: Tensor, options: NsaOptions, first: int) -> Tenso
     """
     length, blocks = scores_BKTJ.shape[-2:]
     device = scores_BKTJ.device
-    index_J = torch.arange(blocks, device=device)
-    own_T1 = (torch.arange(first, first + length, device=device) // options.select)[:, None]
+    own_T = torch.arange(first, first + length, device=device) // options.select
+    forced_T3 = torch.stack([torch.zeros_like(own_T), (own_T - 1).clamp_(min=0), own_T], 1)
+    scores_BKTJ = scores_BKTJ.float()
+    scores_BKTJ = scores_BKTJ.scatter(
+        -1, forced_T3.expand(*scores_BKTJ.shape[:2], -1, -1), math.inf
+    )
+    # The first query's own block and all before it are seen by every query.
+    seen = first // options.select + 1
+    later_TJ = torch.arange(seen, blocks, device=device) > own_T[:, None]
+    scores_BKTJ[..., seen:].masked_fill_(later_TJ, -1.0)
     # The bits of floats ≥ 0 are in the order of the floats, so one integer holds score and index.
-    rank = scores_BKTJ.float().view(torch.int32).long()
-    forced_TJ = (index_J == 0) | (index_J == own_T1) | (index_J == own_T1 - 1)
-    rank = rank.masked_fill_(forced_TJ, 1 << 31) * blocks + (blocks - 1 - index_J)
-    rank = rank.masked_fill_(index_J > own_T1, -1)
+    before_J = torch.arange(blocks - 1, -1, -1, device=device)
+    rank = torch.add(before_J, scores_BKTJ.view(torch.int32), alpha=blocks)
     best = rank.topk(min(options.count, blocks), sorted=False)
     chosen_BKTn = best.indices.masked_fill(best.values < 0, blocks).sort(-1).values
     chosen_BKTn = chosen_BKTn.masked_fill_(chosen_BKTn == blocks, -1)

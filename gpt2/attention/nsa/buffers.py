@@ -8,12 +8,39 @@ from torch import Tensor
 LOG2_E = math.log2(math.e)
 
 
+class Masks:
+    """Hides scores. Most chunks are masked alike, so what was made for one is kept."""
+
+    def __init__(self) -> None:
+        self.held: dict[tuple[int, ...], Tensor] = {}
+
+    def hide_(
+        self, scores_grc: Tensor, since: int, stride: int = 1, complete: bool = False
+    ) -> None:
+        """−∞ where key c is not complete, or where it is: ``stride`` tokens after key c − 1.
+
+        Key 0 is so ``since`` tokens before the token of row 0.
+        """
+        rows, keys = scores_grc.shape[-2:]
+        place = (rows, keys, since, stride, complete)
+        if place not in self.held:
+            device = scores_grc.device
+            tokens_r1 = torch.arange(since, since + rows, device=device)[:, None]
+            complete_rc = tokens_r1 >= torch.arange(keys, device=device) * stride
+            hidden_rc = complete_rc if complete else ~complete_rc
+            most_rc = scores_grc.new_full((rows, keys), math.inf)
+            self.held[place] = most_rc.masked_fill_(hidden_rc, -math.inf)
+        # Several times as fast as to fill scores where a mask says so.
+        torch.minimum(scores_grc, self.held[place], out=scores_grc)
+
+
 class Buffers:
     """Memory that blocks take turns in: as it is used again it is in cache."""
 
     def __init__(self, like: Tensor) -> None:
         self.like = like
         self.held: dict[str, Tensor] = {}
+        self.masks = Masks()
 
     def get(self, name: str, *shape: int) -> Tensor:
         """Of any content. The one of the same name before it is overwritten."""

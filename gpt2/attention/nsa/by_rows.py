@@ -16,14 +16,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gpt2.attention.nsa.buffers import LOG2_E, Buffers, ending_in_minus_one, with_shift
+from gpt2.attention.nsa.buffers import LOG2_E, Buffers, Masks, ending_in_minus_one, with_shift
 from gpt2.attention.rows.parts import HIDDEN
 from gpt2.attention.rows.plan import GPU_CHUNK_ELEMENTS
 
-# Scores of a chunk on a CPU: they and what is made of them stay near a second-level cache.
-CHUNK_ELEMENTS = 1 << 18
+# Scores of a chunk on a CPU: few enough to stay near a second-level cache, and enough work for a call.
+CHUNK_ELEMENTS = 1 << 19
 # Fewer rows make the matrix products too thin.
-FEWEST_ROWS = 32
+FEWEST_ROWS = 64
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,10 @@ class Sight:
 
     def chunks(self, heads: int, elements: int) -> "Iterator[Chunk]":
         """All queries in order, of about so many scores: the fewer keys they see, the more at once."""
-        start, height = 0, self.queries
+        start, height, masks = 0, self.queries, Masks()
+        if self.window is not None:
+            # More of a window see less of the keys that one of them sees.
+            height = min(height, max(FEWEST_ROWS, self.window // 8))
         while start < self.queries:
             first, last = self.first + start, self.first + start + height
             seen = self.complete(last) - self.begin(first + 1)
@@ -59,7 +62,7 @@ class Sight:
                 height = max(FEWEST_ROWS, height // 2)
                 continue
             stop = min(start + height, self.queries)
-            yield Chunk(self, slice(start, stop))
+            yield Chunk(self, slice(start, stop), masks)
             start = stop
 
 
@@ -69,6 +72,7 @@ class Chunk:
 
     sight: Sight
     rows: slice
+    masks: Masks
 
     @property
     def first(self) -> int:
@@ -88,18 +92,16 @@ class Chunk:
     def hide_(self, scores_grc: Tensor) -> None:
         """−∞ where a query does not see a key."""
         sight, columns = self.sight, self.columns
-        tokens_r1 = torch.arange(self.first, self.last, device=scores_grc.device)[:, None]
-        complete_r1 = (tokens_r1 + 1 - sight.size).div(sight.stride, rounding_mode="floor") + 1
         # All see the keys between these.
         low, high = sight.begin(self.last), sight.complete(self.first + 1)
+        since = self.first + 1 - sight.size
         if high < columns.stop:
-            later_c = torch.arange(high, columns.stop, device=scores_grc.device)
-            part = scores_grc[..., high - columns.start :]
-            part.masked_fill_(later_c >= complete_r1, -math.inf)
+            later_grc = scores_grc[..., high - columns.start :]
+            self.masks.hide_(later_grc, since - high * sight.stride, sight.stride)
         if sight.window is not None and low > columns.start:
-            earlier_c = torch.arange(columns.start, low, device=scores_grc.device)
-            part = scores_grc[..., : len(earlier_c)]
-            part.masked_fill_(earlier_c < complete_r1 - sight.window, -math.inf)
+            earlier_grc = scores_grc[..., : low - columns.start]
+            since -= (columns.start + sight.window) * sight.stride
+            self.masks.hide_(earlier_grc, since, sight.stride, complete=True)
 
 
 # Is shown each chunk and its weights, grc.
@@ -107,21 +109,26 @@ Show = Callable[[Chunk, Tensor], None]
 
 
 def forward(
-    q_gTH: Tensor, k_MH: Tensor, v_MH: Tensor, sight: Sight, show: Show | None = None
-) -> tuple[Tensor, Tensor]:
-    """Head outputs gTH, 0 where a query sees no key, and log₂-sums gT. q is divided by √H."""
-    context_gTH, buffers = q_gTH.new_empty(*q_gTH.shape[:-1], v_MH.shape[-1]), Buffers(q_gTH)
-    logsums_gT = q_gTH.new_empty(q_gTH.shape[:-1])
+    q_gTH: Tensor,
+    k_MH: Tensor,
+    v_MH: Tensor,
+    sight: Sight,
+    context_gTH: Tensor,
+    logsums_gT: Tensor,
+    show: Show | None = None,
+) -> None:
+    """Writes head outputs, 0 where a query sees no key, and log₂-sums. q is divided by √H."""
+    buffers = Buffers(q_gTH)
     for chunk in _chunks(q_gTH, sight):
         part = q_gTH[:, chunk.rows]
         q_RH = torch.mul(part, LOG2_E, out=buffers.get("q", *part.shape)).flatten(0, 1)
         weights_grc = _scores(q_RH, k_MH, chunk, buffers)
-        logsums_gT[:, chunk.rows] = _softmax_(weights_grc)
+        logsums_gT[:, chunk.rows], inverse_gr1 = _exponentials_(weights_grc)
         found_RH = buffers.product("found", weights_grc.flatten(0, 1), v_MH[chunk.columns])
-        context_gTH[:, chunk.rows] = found_RH.view(*part.shape[:-1], -1)
+        found_grH = found_RH.view(*part.shape[:-1], -1)
+        torch.mul(found_grH, inverse_gr1, out=context_gTH[:, chunk.rows])
         if show:
-            show(chunk, weights_grc)
-    return context_gTH, logsums_gT
+            show(chunk, weights_grc.mul_(inverse_gr1))
 
 
 def backward(
@@ -132,9 +139,10 @@ def backward(
     context_gTH: Tensor,
     logsums_gT: Tensor,
     sight: Sight,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q, k and v."""
-    dq_gTH, dk_MH, dv_MH = (torch.zeros_like(x) for x in (q_gTH, k_MH, v_MH))
+    dq_gTH: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Gradients of k and v; writes that of q."""
+    dk_MH, dv_MH = torch.zeros_like(k_MH), torch.zeros_like(v_MH)
     k_Mx, v_Mx = ending_in_minus_one(k_MH), ending_in_minus_one(v_MH)
     buffers = Buffers(q_gTH)
     for chunk in _chunks(q_gTH, sight):
@@ -150,7 +158,7 @@ def backward(
         found_RH = buffers.product("found", dscores_Rc, k_MH[columns])
         dq_gTH[:, rows] = found_RH.view_as(dout)
     # q came with the factor of binary logarithms.
-    return dq_gTH, dk_MH.div_(LOG2_E), dv_MH
+    return dk_MH.div_(LOG2_E), dv_MH
 
 
 def _chunks(q_gTH: Tensor, sight: Sight) -> Iterator[Chunk]:
@@ -166,13 +174,13 @@ def _scores(q_Rx: Tensor, k_Mx: Tensor, chunk: Chunk, buffers: Buffers) -> Tenso
     return scores_grc
 
 
-def _softmax_(scores_grc: Tensor) -> Tensor:
-    """In place, to base 2; returns the log₂-sums gr. Rows of −∞, or of nothing, become 0."""
+def _exponentials_(scores_grc: Tensor) -> tuple[Tensor, Tensor]:
+    """In place, to base 2, the highest 1 or, in rows of −∞, 0; log₂-sums gr of the scores, and what to
+    multiply the exponentials with that they sum to 1."""
     if not scores_grc.shape[-1]:
-        return scores_grc.sum(-1)
+        nothing_gr = scores_grc.sum(-1)
+        return nothing_gr, nothing_gr[..., None]
     highest_gr = scores_grc.amax(-1).clamp_(min=HIDDEN)
-    weights_grc = scores_grc.sub_(highest_gr[..., None]).exp2_()
-    # A row's highest weight is 1.
-    sums_gr = weights_grc.sum(-1).clamp_(min=1)
-    weights_grc.div_(sums_gr[..., None])
-    return sums_gr.log2_().add_(highest_gr)
+    sums_gr = scores_grc.sub_(highest_gr[..., None]).exp2_().sum(-1).clamp_(min=1)
+    inverse_gr1 = sums_gr.reciprocal()[..., None]
+    return sums_gr.log2_().add_(highest_gr), inverse_gr1

@@ -51,7 +51,7 @@ class _Compressed(torch.autograd.Function):
         for at in heads_of(k):
             given = (x[at].to(logsums.dtype) for x in (q, k, v))
             show = ranking if options.ranks else None
-            context[at], logsums[at] = by_rows.forward(*given, ctx.sight, show)
+            by_rows.forward(*given, ctx.sight, context[at], logsums[at], show)
         ctx.save_for_backward(q, k, v, context, logsums)
         chosen = ranking.chosen_BKTn(*k.shape[:2]) if options.ranks else q.new_empty(0).long()
         ctx.mark_non_differentiable(chosen)
@@ -61,12 +61,11 @@ class _Compressed(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dcontext: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, context, logsums = ctx.saved_tensors
-        found = [torch.empty_like(x) for x in (q, k, v)]
+        dq, dk, dv = (torch.empty_like(x) for x in (q, k, v))
         for at in heads_of(k):
             given = (x[at].to(logsums.dtype) for x in (dcontext, q, k, v, context, logsums))
-            for x, gradient in zip(found, by_rows.backward(*given, ctx.sight)):
-                x[at] = gradient
-        return *found, None, None
+            dk[at], dv[at] = by_rows.backward(*given, ctx.sight, dq[at])
+        return dq, dk, dv, None, None
 
 
 class _Ranking:

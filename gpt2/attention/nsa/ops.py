@@ -17,39 +17,45 @@ from gpt2.attention.nsa.by_rows import Sight
 
 @library.custom_op("kablate::selected", mutates_args=())
 def selected(
-    q_BKTgH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, blocks_BKTn: Tensor, size: int
+    q_BKgTH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, blocks_BKTn: Tensor, size: int
 ) -> tuple[Tensor, Tensor]:
-    """BKTgH and BKTg. Blocks are of ``size`` tokens, −1 for none."""
-    context, logsums = _outputs(q_BKTgH)
+    """BKgTH and BKgT. Blocks are of ``size`` tokens, −1 for none."""
+    context, logsums = _outputs(q_BKgTH)
     buffers = Buffers(logsums)
     for at in heads_of(k_BKSH):
-        given = (x[at].to(logsums.dtype) for x in (q_BKTgH, k_BKSH, v_BKSH))
-        visits = by_blocks.visits_of(blocks_BKTn[at], size, k_BKSH.shape[2])
-        context[at], logsums[at] = by_blocks.forward(*given, visits, buffers)
+        q_TgH, context_TgH, logsums_Tg = (
+            x[at].transpose(0, 1) for x in (q_BKgTH, context, logsums)
+        )
+        given = (x.to(logsums.dtype) for x in (q_TgH, k_BKSH[at], v_BKSH[at]))
+        bands = by_blocks.bands_of(blocks_BKTn[at], size, k_BKSH.shape[2])
+        by_blocks.forward(*given, bands, buffers, context_TgH, logsums_Tg)
     return context, logsums
 
 
 @library.custom_op("kablate::selected_backward", mutates_args=())
 def selected_backward(
-    dcontext_BKTgH: Tensor,
-    q_BKTgH: Tensor,
+    dcontext_BKgTH: Tensor,
+    q_BKgTH: Tensor,
     k_BKSH: Tensor,
     v_BKSH: Tensor,
-    context_BKTgH: Tensor,
-    logsums_BKTg: Tensor,
+    context_BKgTH: Tensor,
+    logsums_BKgT: Tensor,
     blocks_BKTn: Tensor,
     size: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k and v."""
-    found = [torch.empty_like(x) for x in (q_BKTgH, k_BKSH, v_BKSH)]
-    buffers = Buffers(logsums_BKTg)
+    dq, dk, dv = (torch.empty_like(x) for x in (q_BKgTH, k_BKSH, v_BKSH))
+    buffers = Buffers(logsums_BKgT)
     for at in heads_of(k_BKSH):
-        every = (dcontext_BKTgH, q_BKTgH, k_BKSH, v_BKSH, context_BKTgH, logsums_BKTg)
-        given = (x[at].to(logsums_BKTg.dtype) for x in every)
-        visits = by_blocks.visits_of(blocks_BKTn[at], size, k_BKSH.shape[2])
-        for x, gradient in zip(found, by_blocks.backward(*given, visits, buffers)):
-            x[at] = gradient
-    dq, dk, dv = found
+        by_token = [
+            x[at].transpose(0, 1).to(logsums_BKgT.dtype)
+            for x in (dcontext_BKgTH, q_BKgTH, context_BKgTH, logsums_BKgT)
+        ]
+        keys = [x[at].to(logsums_BKgT.dtype) for x in (k_BKSH, v_BKSH)]
+        bands = by_blocks.bands_of(blocks_BKTn[at], size, k_BKSH.shape[2])
+        dk[at], dv[at] = by_blocks.backward(
+            *by_token, *keys, bands, buffers, dq[at].transpose(0, 1)
+        )
     return dq, dk, dv
 
 
@@ -59,7 +65,8 @@ def window(q_BKgTH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, size: int) -> tuple[
     context, logsums = _outputs(q_BKgTH)
     for at in heads_of(k_BKSH):
         given = (x[at].to(logsums.dtype) for x in (q_BKgTH, k_BKSH, v_BKSH))
-        context[at], logsums[at] = by_rows.forward(*given, _sight(q_BKgTH, k_BKSH, size))
+        sight = _sight(q_BKgTH, k_BKSH, size)
+        by_rows.forward(*given, sight, context[at], logsums[at])
     return context, logsums
 
 
@@ -74,14 +81,11 @@ def window_backward(
     size: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k and v."""
-    found = [torch.empty_like(x) for x in (q_BKgTH, k_BKSH, v_BKSH)]
+    dq, dk, dv = (torch.empty_like(x) for x in (q_BKgTH, k_BKSH, v_BKSH))
     for at in heads_of(k_BKSH):
         every = (dcontext_BKgTH, q_BKgTH, k_BKSH, v_BKSH, context_BKgTH, logsums_BKgT)
         given = (x[at].to(logsums_BKgT.dtype) for x in every)
-        gradients = by_rows.backward(*given, _sight(q_BKgTH, k_BKSH, size))
-        for x, gradient in zip(found, gradients):
-            x[at] = gradient
-    dq, dk, dv = found
+        dk[at], dv[at] = by_rows.backward(*given, _sight(q_BKgTH, k_BKSH, size), dq[at])
     return dq, dk, dv
 
 

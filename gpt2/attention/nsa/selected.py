@@ -16,6 +16,6 @@ def attend_selected(
     ``blocks`` are blocks of ``size`` tokens, −1 for none; every query has selected its own, in
     which it sees the tokens up to itself.
     """
-    given = (x.contiguous() for x in (q_BKTgH, k_BKSH, v_BKSH))
-    context, _ = ops.selected(*given, blocks_BKTn, size)
-    return context
+    given = (x.contiguous() for x in (q_BKTgH.transpose(2, 3), k_BKSH, v_BKSH))
+    context_BKgTH, _ = ops.selected(*given, blocks_BKTn, size)
+    return context_BKgTH.transpose(2, 3)

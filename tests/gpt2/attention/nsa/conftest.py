@@ -25,5 +25,6 @@ def thin_rows(monkeypatch):
     """Chunks of eight rows in every branch, and of a few where the selected one has its own."""
     monkeypatch.setattr(by_rows, "CHUNK_ELEMENTS", 0)
     monkeypatch.setattr(by_rows, "FEWEST_ROWS", 8)
+    monkeypatch.setattr(by_blocks, "BAND", 16)
     monkeypatch.setattr(by_blocks, "ROWS", 5)
     monkeypatch.setattr(gather, "CHUNK_NUMBERS", 500)

@@ -67,6 +67,7 @@ class TestSelected:
     @pytest.mark.parametrize("touching", [True, False])
     @pytest.mark.parametrize("backend", ["blocks", "lists", "merged"])
     def test_equals_the_formula(self, monkeypatch, shape, touching, backend):
+        monkeypatch.setattr(by_blocks, "BAND", 15)
         monkeypatch.setattr(by_blocks, "ROWS", 7)
         monkeypatch.setattr(gather, "CHUNK_NUMBERS", 500)
         queries, length, size, count = shape
