@@ -2,8 +2,9 @@
 
     python -m gpt2.bench.nsa LONGEST ROUNDS
 
-prints a JSON list, one entry for each setting, kind of work and length up to LONGEST tokens (four
-times as many for decoding). Attention alone, without projections: compression, scores, choice and
+prints JSON lines: the device and how many rows there will be, then each row when it is measured, one
+for each setting, kind of work and length up to LONGEST tokens (four times as many for decoding); on
+stderr how far it is. Attention alone, without projections: compression, scores, choice and
 the three branches, against torch's own attention with keys that are repeated for the heads that share
 them and with ``enable_gqa``. Sides take turns; a ratio is that of one round, to the faster full side.
 On a CPU times are process CPU time of one thread, in fp32; on a GPU those of its events, in bf16.
@@ -15,8 +16,8 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -32,7 +33,9 @@ from gpt2.bench.nsa_table import Row
 from gpt2.cache import BlockCache
 from lib import cli
 from lib.binding import Value
+from lib.console import say
 from lib.kconfig import Layer, Tree
+from lib.units import clock
 
 HEADS, KEY_HEADS, WIDTH = 12, 2, 64
 SHORTEST = {"cpu": 512, "cuda": 8192}
@@ -42,7 +45,50 @@ SETTINGS: dict[str, dict[str, Value]] = {
     "n=16, w=512": {},
     "n=8, w=256": {"NSA_SELECT_COUNT": 8, "NSA_WINDOW": 256},
 }
+# A line of progress comes this often, between rounds.
+_SECONDS = 5.0
 Side = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Job:
+    """What one row is measured by."""
+
+    setting: str
+    work: str
+    tokens: int
+
+    @property
+    def cost(self) -> int:
+        """Of a round, roughly, in pairs of a whole sequence's forward pass."""
+        if self.work == "decode":
+            return 256 * self.tokens
+        return self.tokens**2 * (1 if self.work == "forward" else 4)
+
+    def __str__(self) -> str:
+        return f"{self.setting}, {self.work}, {self.tokens:,} tokens"
+
+
+class Progress:
+    """Says how far the rounds of all jobs are, and how long the rest takes at this pace."""
+
+    def __init__(self, jobs: list[Job], rounds: int) -> None:
+        # One more warms up.
+        self.rounds = 1 + rounds
+        self.total = sum(job.cost for job in jobs) * self.rounds
+        self.done = 0
+        self.started = self.said = time.monotonic()
+
+    def add(self, job: Job, count: int) -> None:
+        """Round ``count`` of a job is over."""
+        self.done += job.cost
+        now = time.monotonic()
+        if now - self.said < _SECONDS and self.done < self.total:
+            return
+        self.said = now
+        left = (now - self.started) * (self.total / self.done - 1)
+        part = f"{job}: {count} of {self.rounds} rounds"
+        say("BENCH", f"{part}   {self.done / self.total:.0%}, eta {clock(left)}")
 
 
 def options_of(setting: str) -> NsaOptions:
@@ -79,6 +125,21 @@ def drawn(heads: int, tokens: int, device: str) -> Tensor:
 def repeated(x_BKSH: Tensor) -> Tensor:
     """BNSH, in memory."""
     return x_BKSH.repeat_interleave(HEADS // KEY_HEADS, 1)
+
+
+def jobs_of(longest: int, device: str) -> list[Job]:
+    """Every setting and length, prefill first."""
+    found = []
+    for setting in SETTINGS:
+        for works, most in (
+            (("forward", "forward + backward"), longest),
+            (("decode",), 4 * longest),
+        ):
+            tokens = SHORTEST[device]
+            while tokens <= most:
+                found += [Job(setting, work, tokens) for work in works]
+                tokens *= 2
+    return found
 
 
 def prefill(options: NsaOptions, tokens: int, device: str) -> dict[str, dict[str, Side]]:
@@ -137,14 +198,23 @@ def decode(options: NsaOptions, tokens: int, device: str) -> tuple[dict[str, Sid
     return sides, sparse
 
 
-def timed(sides: Mapping[str, Side], rounds: int, device: str) -> dict[str, list[float]]:
-    """Seconds of each round, the sides in turn, after one round that warms up."""
+def timed(
+    sides: Mapping[str, Side],
+    rounds: int,
+    device: str,
+    tell: Callable[[int], None] = lambda _: None,
+) -> dict[str, list[float]]:
+    """Seconds of each round, the sides in turn, after one round that warms up.
+
+    ``tell`` is told how many rounds there were, after each.
+    """
     found: dict[str, list[float]] = {name: [] for name in sides}
     for count in range(1 + rounds):
         for name, side in sides.items():
             seconds = _seconds(side, device)
             if count:
                 found[name].append(seconds)
+        tell(1 + count)
     return found
 
 
@@ -161,32 +231,38 @@ def saved_bytes(side: Side) -> int:
     return sum(storages.values())
 
 
-def measure(longest: int, rounds: int, device: str) -> list[Row]:
-    """Every setting and length, prefill first."""
-    rows = []
-    for setting in SETTINGS:
-        options, tokens = options_of(setting), SHORTEST[device]
-        while tokens <= longest:
-            torch.manual_seed(0)
-            for work, sides in prefill(options, tokens, device).items():
-                saved = {name: saved_bytes(side) for name, side in sides.items()}
-                counts = (tokens * (tokens + 1) // 2, sum(options.pairs(tokens)))
-                times = timed(sides, rounds, device)
-                # Without gradients nothing is kept.
-                kept = saved if work != "forward" else {}
-                rows.append(_row(setting, work, tokens, times, counts, kept))
-            tokens *= 2
-        tokens = SHORTEST[device]
-        while tokens <= 4 * longest:
-            with torch.no_grad():
-                sides, cache = decode(options, tokens, device)
-                times = timed(sides, rounds, device)
-            steps = _STEPS * (1 + rounds)
-            counts = (tokens + steps // 2, round(sum(cache.reads.values()) / steps))
-            per_token = {name: [x / _STEPS for x in found] for name, found in times.items()}
-            rows.append(_row(setting, "decode", tokens, per_token, counts, {}))
-            tokens *= 2
-    return rows
+def measure(jobs: list[Job], rounds: int, device: str) -> Iterator[Row]:
+    """A row for each job."""
+    progress = Progress(jobs, rounds)
+    for job in jobs:
+
+        def tell(count: int, job: Job = job) -> None:
+            progress.add(job, count)
+
+        yield (_decoded if job.work == "decode" else _prefilled)(job, rounds, device, tell)
+
+
+def _prefilled(job: Job, rounds: int, device: str, tell: Callable[[int], None]) -> Row:
+    options, tokens = options_of(job.setting), job.tokens
+    torch.manual_seed(0)
+    sides = prefill(options, tokens, device)[job.work]
+    # Without gradients nothing is kept.
+    backward = job.work != "forward"
+    saved = {name: saved_bytes(side) for name, side in sides.items()} if backward else {}
+    counts = (tokens * (tokens + 1) // 2, sum(options.pairs(tokens)))
+    times = timed(sides, rounds, device, tell)
+    return _row(job.setting, job.work, tokens, times, counts, saved)
+
+
+@torch.no_grad()
+def _decoded(job: Job, rounds: int, device: str, tell: Callable[[int], None]) -> Row:
+    torch.manual_seed(0)
+    sides, cache = decode(options_of(job.setting), job.tokens, device)
+    times = timed(sides, rounds, device, tell)
+    steps = _STEPS * (1 + rounds)
+    counts = (job.tokens + steps // 2, round(sum(cache.reads.values()) / steps))
+    per_token = {name: [x / _STEPS for x in found] for name, found in times.items()}
+    return _row(job.setting, job.work, job.tokens, per_token, counts, {})
 
 
 def _row(
@@ -249,14 +325,21 @@ def _seconds(side: Side, device: str) -> float:
     return time.process_time() - started
 
 
+def _write(document: Mapping[str, Any]) -> None:
+    sys.stdout.write(json.dumps(document) + "\n")
+    # The reader writes each row down.
+    sys.stdout.flush()
+
+
 def main() -> int:
     """The command line."""
     longest, rounds = map(int, sys.argv[1:])
     torch.set_num_threads(1)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    rows = measure(longest, rounds, device)
-    document = {"device": device, "rows": [asdict(row) for row in rows]}
-    sys.stdout.write(json.dumps(document) + "\n")
+    jobs = jobs_of(longest, device)
+    _write({"device": device, "rows": len(jobs)})
+    for row in measure(jobs, rounds, device):
+        _write(asdict(row))
     return 0
 
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
+from lib.console import say
 from lib.errors import RunError
 from lib.figures import pyplot
 from lib.files import write_atomic
@@ -45,15 +46,38 @@ class Row:
         return self.full_keys / self.nsa_keys
 
 
-def measure_apart(longest: int, rounds: int) -> tuple[str, list[Row]]:
-    """The device, and all rows, from a process of its own. RunError where it fails."""
+def measure_apart(longest: int, rounds: int, path: Path) -> tuple[str, list[Row], bool]:
+    """The device, the rows, and whether all were measured before Ctrl-C.
+
+    A process of its own measures; each row is in the CSV file as soon as it is known. RunError where
+    the process fails.
+    """
     command = module_command("gpt2.bench.nsa", str(longest), str(rounds))
     variables = {**os.environ, "OMP_NUM_THREADS": "1", **_KEEP_MEMORY}
-    done = subprocess.run(command, env=variables, stdout=subprocess.PIPE, text=True, check=False)
-    if done.returncode:
-        raise RunError(f"gpt2.bench.nsa ended with code {done.returncode}")
-    document = json.loads(done.stdout.splitlines()[-1])
-    return document["device"], [Row(**row) for row in document["rows"]]
+    device, total, rows = "", 0, list[Row]()
+    # In a session of its own, so that Ctrl-C reaches nobody but us.
+    with subprocess.Popen(
+        command, env=variables, stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        assert process.stdout is not None
+        try:
+            for line in process.stdout:
+                values = json.loads(line)
+                if not total:
+                    device, total = values["device"], values["rows"]
+                    say("BENCH", f"{total} rows, one after the other into {path}")
+                    continue
+                rows.append(Row(**values))
+                write_csv(rows, path)
+            process.wait()
+        except KeyboardInterrupt:
+            say("BENCH", f"interrupted after {len(rows)} of {total} rows")
+            return device, rows, False
+        finally:
+            process.terminate()
+    if process.returncode:
+        raise RunError(f"gpt2.bench.nsa ended with code {process.returncode}")
+    return device, rows, True
 
 
 def to_markdown(rows: Sequence[Row]) -> str:

@@ -2,11 +2,15 @@
 
 import csv
 import json
+import signal
+import subprocess
+import sys
+import time
 from itertools import pairwise
-
 
 from gpt2.bench import nsa
 from gpt2.bench.nsa_table import to_markdown
+from lib.project import ROOT
 
 
 def test_the_command_line(build):
@@ -14,6 +18,8 @@ def test_the_command_line(build):
     arguments = ("--tokens", "512", "--rounds", "1", "--json")
     code, out, said = folder.command("scripts/bench_nsa.py", *arguments)
     assert code == 0, said
+    assert "BENCH   10 rows, one after the other into" in said
+    assert "BENCH   n=8, w=256, decode, 2,048 tokens: 2 of 2 rounds   100%, eta 00:00" in said
     rows = json.loads(out)["rows"]
     found = {(row["setting"], row["work"], row["tokens"]): row for row in rows}
     prefill = found["n=16, w=512", "forward + backward", 512]
@@ -28,6 +34,25 @@ def test_the_command_line(build):
     with (folder.path / "bench_nsa.csv").open(newline="") as lines:
         assert len(list(csv.DictReader(lines))) == len(rows) == 10
     assert (folder.path / "bench_nsa.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_ctrl_c_keeps_what_is_measured(tmp_path):
+    table = tmp_path / "bench_nsa.csv"
+    command = [sys.executable, str(ROOT / "scripts/bench_nsa.py"), "-O", str(tmp_path)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, **pipes) as bench:
+        deadline = time.monotonic() + 60
+        while not table.exists() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        bench.send_signal(signal.SIGINT)
+        # The process that measures holds stderr too, so it has ended.
+        out, said = bench.communicate(timeout=60)
+    assert bench.returncode == 130, said
+    with table.open(newline="") as lines:
+        rows = list(csv.DictReader(lines))
+    assert rows and f"interrupted after {len(rows)} of 40 rows" in said
+    assert out.count("| n=16, w=512 | forward ") == len(rows)
+    assert (tmp_path / "bench_nsa.png").exists() and "Traceback" not in said
 
 
 def test_what_is_too_short_is_refused(build):
