@@ -8,7 +8,8 @@
 Attention alone, 12 heads of 64 that share 2 key heads, against torch's own with repeated keys and
 with enable_gqa; ratios are to the faster of the two. On a CPU: one thread, fp32, process CPU time,
 interleaved; on a GPU, where there is one, bf16 from 8192 tokens on. Beside each ratio stands that of
-query-key pairs, or of keys read for a token.
+query-key pairs, or of keys read for a token, and below how time grows with four times the tokens.
+
 Writes bench_nsa.csv, row by row, and bench_nsa.png into the build folder, the table to stdout. How far
 it is goes to stderr; Ctrl-C ends it with exit code 130, and with what it has. Needs matplotlib.
 Nothing passes or fails: quiet the machine first.

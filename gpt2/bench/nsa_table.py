@@ -41,6 +41,11 @@ class Row:
     nsa_saved_bytes: int
 
     @property
+    def full_ms(self) -> float:
+        """Of the faster full side."""
+        return min(self.expanded_ms, self.gqa_ms)
+
+    @property
     def keys_ratio(self) -> float:
         """Full / NSA."""
         return self.full_keys / self.nsa_keys
@@ -92,7 +97,21 @@ def to_markdown(rows: Sequence[Row]) -> str:
         cells += [f"{row.ratio:.2f} ({row.lowest:.2f} to {row.highest:.2f})"]
         cells += [f"{row.keys_ratio:.2f}", *(f"{x / 2**20:,.1f}" if x else "" for x in saved)]
         lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *_growth(rows)]) + "\n"
+
+
+def _growth(rows: Sequence[Row]) -> list[str]:
+    """A table of how time grows with the length, as far as it was measured."""
+    by_length = {(row.setting, row.work, row.tokens): row for row in rows}
+    lines = []
+    for (setting, work, tokens), row in by_length.items():
+        longer = by_length.get((setting, work, 4 * tokens))
+        if longer:
+            grown = (longer.nsa_ms / row.nsa_ms, longer.full_ms / row.full_ms)
+            cells = [setting, work, f"{tokens:,} to {4 * tokens:,}", *(f"{x:.1f}" for x in grown)]
+            lines.append(f"| {' | '.join(cells)} |")
+    heads = "| setting | work | tokens | time NSA, times | time full, times |"
+    return ["", heads, "|-|-|-:|-:|-:|", *lines] if lines else []
 
 
 def write_csv(rows: Sequence[Row], path: Path) -> None:

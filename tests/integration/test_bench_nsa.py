@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from itertools import pairwise
 
 from gpt2.bench import nsa
@@ -72,6 +73,15 @@ def test_both_sides_take_turns_and_the_faster_full_one_counts(monkeypatch):
     assert "| s | forward | 8 | 1,500.00 | 3,500.00 | 5,500.00 | 2.25 (1.50 to 3.00) | 2.00 |" in (
         to_markdown([row])
     )
+
+
+def test_growth_is_that_of_four_times_the_tokens():
+    short = nsa._row(
+        "s", "forward", 8, {"nsa": [1.0], "expanded": [2.0], "gqa": [3.0]}, (36, 18), {}
+    )
+    longer = replace(short, tokens=32, nsa_ms=5000.0, expanded_ms=30000.0, gqa_ms=28000.0)
+    assert "| s | forward | 8 to 32 | 5.0 | 14.0 |" in to_markdown([short, longer])
+    assert "8 to" not in to_markdown([short, replace(longer, tokens=16)])
 
 
 def test_saved_bytes_grow_with_the_length():
