@@ -185,7 +185,8 @@ def attend_branches(
                 selected = attend_gathered(*given, merged, fallbacks or Fallbacks())
             found.append(selected.transpose(2, 3).flatten(1, 2))
         if keys.window_BKSH:
-            found.append(attend_window(q_BNTH, *keys.window_BKSH, options.window))
+            # The same tensor for all branches, so that backward keeps one.
+            found.append(attend_window(q_BKgTH.flatten(1, 2), *keys.window_BKSH, options.window))
     return found
 
 

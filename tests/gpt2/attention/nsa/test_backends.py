@@ -121,7 +121,7 @@ class TestWindow:
             return scores.softmax(-1) @ v
 
         right = with_gradients(expected, q, k, v)
-        found = with_gradients(lambda *x: attend_window(*x, window), q, k, v)
+        found = with_gradients(lambda q, k, v: attend_window(q / 2, k, v, window), q, k, v)
         for one, other in zip(found, right, strict=True):
             torch.testing.assert_close(one, other, atol=1e-11, rtol=1e-11)
 

@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gpt2.attention.nsa import by_blocks, by_rows, gather, ops
+from gpt2.attention.nsa import by_blocks, by_rows, gather, module, ops
+from gpt2.attention.nsa.compress import compress
 from tests.gpt2.attention.nsa.sizes import PAIR, PAPER, SIZES, options
 
 
@@ -42,21 +43,38 @@ class TestWhatItCosts:
         assert rounded == {1024: 0.55, 4096: 1.38, 8192: 2.43, 65536: 9.25}
 
 
+def kept_bytes(forward):
+    """Of what the graph keeps for backward, each storage once."""
+    storages = {}
+
+    def keep(x):
+        storages[x.untyped_storage().data_ptr()] = x.untyped_storage()
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+        forward()
+    return sum(storage.nbytes() for storage in storages.values())
+
+
 def test_what_backward_needs_grows_with_the_length(build, nsa):
-    """Bytes that the graph of the whole module keeps, each once."""
+    """Of the whole module."""
+    short, long = (kept_bytes(build(s, projection=PAIR, pattern=nsa())) for s in (256, 512))
+    assert long / short <= 2.1
 
-    def saved(length):
-        storages = {}
 
-        def keep(x):
-            storages[x.untyped_storage().data_ptr()] = x.untyped_storage()
-            return x
+def test_backward_keeps_queries_once():
+    """Beside them outputs, log-sums and keys of the branches, and the selection."""
+    heads, groups, length, width = 4, 2, 64, 8
+    q = torch.randn(1, heads, length, width, requires_grad=True)
+    kv = [torch.randn(1, groups, length, width, requires_grad=True) for _ in range(4)]
+    small = tuple(compress(x, options(), None) for x in kv[:2])
 
-        with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
-            build(length, projection=PAIR, pattern=nsa())()
-        return sum(storage.nbytes() for storage in storages.values())
+    def forward():
+        keys = module.Keys(small, (kv[0], kv[1]), (kv[2], kv[3]))
+        return module.attend_branches(q, keys, options(), 0)
 
-    assert saved(512) / saved(256) <= 2.1
+    numbers = q.numel() * (1 + 3) + heads * length * 3 + sum(x.numel() for x in (*kv, *small))
+    assert kept_bytes(forward) == 4 * numbers + 8 * groups * length * options().count
 
 
 class Operations(TorchDispatchMode):
