@@ -4,7 +4,8 @@ Blocks of tokens tell values: a block has one key, and in a test every value sta
 place that chance decides. After each block come questions for a key and a place. Where the answer
 lies further back than the window and two blocks, nothing but a selected block leads there: a
 compressed one is the mean of all values, whatever their order. The same model with blocks that are
-drawn, and with the window alone, has to guess.
+drawn, and with the window alone, has to guess. A test counts what is asked late, when blocks are many:
+few that are drawn hold the answer, and how few is known.
 
 B batch, T tokens, K blocks told, l tokens of one, Q questions, V values, C n_embd.
 """
@@ -18,13 +19,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gpt2.ablation.resolve import resolve_config
+from gpt2.attention.nsa.drawn import drawn_blocks
+from gpt2.attention.nsa.options import NsaOptions
 from gpt2.config import ModelConfig
 from gpt2.model import GPT
 from lib.binding import Value
 from lib.kconfig import Layer, Tree
 
 _BLOCK = 8
-_BLOCKS = 12
+_BLOCKS = 16
 # One layer, so that nothing can be handed on from window to window; one head; and an MLP too small to
 # look anything up by itself.
 MODEL: dict[str, Value] = {
@@ -60,13 +63,15 @@ _FAR = 3 * _BLOCK
 _TOLD = _BLOCKS * _BLOCK * _BLOCK
 _ANSWERS = _TOLD + _BLOCKS * _BLOCK
 _VOCAB = _ANSWERS + _BLOCK
-STEPS = 350
+STEPS = 400
 _ROWS = 32
 _LEARNING_RATE = 5e-3
 _WARMUP = 20
 # Learning rates fall over the last part of training.
 _DECAY = 0.3
-_TESTED = 256
+_TESTED = 512
+# Of a test the questions in so many blocks count, the last.
+_LATE = 2
 # A line of progress comes this often.
 _SECONDS = 5.0
 
@@ -82,10 +87,16 @@ class Sequences:
 
 @dataclass(frozen=True)
 class Found:
-    """Right answers to questions for the first block, which is always selected, and for far ones."""
+    """Shares of right answers to late questions.
 
-    first: float
+    far    whose answers lie further back than the window and two blocks
+    luck   far ones, of who sees the answer if a drawn block happens to hold it and guesses if not
+    first  whose answers are in the first block, which is always selected
+    """
+
     far: float
+    luck: float
+    first: float
     seconds: float
 
 
@@ -141,7 +152,29 @@ def train(arm: str, steps: int, seed: int, tell: Callable[[str], None]) -> Found
             left = (now - started) / step * (steps - step)
             tell(f"{arm}: step {step} of {steps}, loss {loss.item():.2f}, {left:.0f} s left")
             told = now
-    return _ask(model, draw(_TESTED, generator, test=True), time.monotonic() - started)
+    found = ask(model, arm, draw(_TESTED, generator, test=True), time.monotonic() - started)
+    tell(f"{arm}: {100 * found.far:.1f} % found, {100 * found.luck:.1f} % by luck")
+    return found
+
+
+@torch.no_grad()
+def ask(model: GPT, arm: str, sequences: Sequences, seconds: float) -> Found:
+    """What a model that was trained for ``seconds`` answers late in test sequences."""
+    late = slice(-_LATE * _BLOCK, None)
+    values_BQ, places_BQ = sequences.values_BQ[:, late], sequences.places_BQ[:, late]
+    right_BQ = (_answers(model, sequences, _LATE).argmax(-1) == values_BQ).float()
+    told_BQ = _token(places_BQ)
+    asked_Q = _token(torch.arange(_BLOCKS * _BLOCK)[late]) + _BLOCK
+    # The first block is always selected: what stands there is no needle.
+    first_BQ = places_BQ < _BLOCK
+    far_BQ = (asked_Q - told_BQ > _FAR) & ~first_BQ
+    drawn = _draws(arm, asked_Q, told_BQ)[far_BQ].float().mean().item()
+    return Found(
+        far=right_BQ[far_BQ].mean().item(),
+        luck=chance() + (1 - chance()) * drawn,
+        first=right_BQ[first_BQ].mean().item(),
+        seconds=seconds,
+    )
 
 
 def chance() -> float:
@@ -152,35 +185,37 @@ def chance() -> float:
 def to_markdown(found: dict[str, Found]) -> str:
     """A row for each arm."""
     rows = [
-        f"| {arm} | {100 * f.far:.1f} | {100 * f.first:.1f} | {f.seconds:.0f} |"
+        f"| {arm} | {100 * f.far:.1f} | {100 * f.luck:.1f} | {100 * f.first:.1f} | {f.seconds:.0f} |"
         for arm, f in found.items()
     ]
     head = [
-        f"Right answers in percent, by how far back the answer is; chance is {100 * chance():.1f}.",
+        f"Right answers in percent, where the answer is over {_FAR} tokens back and in the first block.",
+        f"By luck: chance, {100 * chance():.1f}, and the far answers that drawn blocks happen to hold.",
         "",
-        f"| | over {_FAR} tokens | in the first block | seconds |",
-        "|---|---:|---:|---:|",
+        f"| | over {_FAR} tokens | by luck | in the first block | seconds |",
+        "|---|---:|---:|---:|---:|",
     ]
     return "\n".join([*head, *rows]) + "\n"
 
 
-def _answers(model: GPT, sequences: Sequences) -> Tensor:
-    """Logits of the values at every question, BQV."""
+def _answers(model: GPT, sequences: Sequences, late: int = _BLOCKS) -> Tensor:
+    """Logits of the values at every question of the last blocks, BQV."""
     hidden_BTC = model.hidden(sequences.idx_BT)
-    asked_BQC = hidden_BTC.unflatten(1, (_BLOCKS, 2, _BLOCK))[:, :, 1].flatten(1, 2)
+    asked_BQC = hidden_BTC.unflatten(1, (_BLOCKS, 2, _BLOCK))[:, -late:, 1].flatten(1, 2)
     return model.logits(asked_BQC)[..., _ANSWERS:]
 
 
-@torch.no_grad()
-def _ask(model: GPT, sequences: Sequences, seconds: float) -> Found:
-    right_BQ = _answers(model, sequences).argmax(-1) == sequences.values_BQ
-    asked_Q, told_BQ = (
-        2 * _BLOCK * (places // _BLOCK) + places % _BLOCK
-        for places in (torch.arange(_BLOCKS * _BLOCK), sequences.places_BQ)
-    )
-    # The first block is always selected: what stands there is no needle.
-    first_BQ = sequences.places_BQ < _BLOCK
-    far_BQ = (asked_Q + _BLOCK - told_BQ > _FAR) & ~first_BQ
-    return Found(
-        right_BQ[first_BQ].float().mean().item(), right_BQ[far_BQ].float().mean().item(), seconds
-    )
+def _token(places: Tensor) -> Tensor:
+    """Where in the sequence a place among all that are told stands."""
+    return 2 * _BLOCK * (places // _BLOCK) + places % _BLOCK
+
+
+def _draws(arm: str, asked_Q: Tensor, told_BQ: Tensor) -> Tensor:
+    """Whether token ``asked`` draws the block that token ``told`` is in, BQ."""
+    options = model_config(arm).attention.pattern
+    assert isinstance(options, NsaOptions)
+    if not options.branch_selected or options.ranks:
+        return torch.zeros_like(told_BQ, dtype=torch.bool)
+    # Of the one layer and its one key head.
+    blocks_Tn = drawn_blocks(options, 0, 1, 0, int(asked_Q[-1]) + 1, asked_Q.device)[0, 0]
+    return (told_BQ[..., None] // _BLOCK == blocks_Tn[asked_Q]).any(-1)

@@ -4,6 +4,8 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 from lib.project import ROOT
 
 
@@ -17,9 +19,22 @@ def test_the_machine_s_proof_as_json() -> None:
     assert done.stderr.startswith("CHECK   ")
 
 
-def test_the_needle_s_table_and_progress() -> None:
-    command = [sys.executable, str(ROOT / "scripts/needle.py"), "--arms", "window only"]
-    done = subprocess.run(command + ["--steps", "1"], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "| window only | " in done.stdout and "chance is 12.5" in done.stdout
-    assert "NEEDLE  window only: step 1 of 1, loss 2." in done.stderr
+def test_the_needle_s_table_and_progress(build) -> None:
+    code, table, said = build().command("scripts/needle.py", "--arms", "window only", STEPS="1")
+    assert code == 0, said
+    assert "| window only | " in table and "chance, 12.5" in table
+    assert "NEEDLE  window only: step 1 of 1, loss 2." in said
+    assert said.endswith(" % found, 12.5 % by luck\n")
+
+
+@pytest.mark.parametrize(
+    "variable, value, problem",
+    [
+        ("STEPS", "0", "there is nothing to learn in 0 steps"),
+        ("SEED", "few", "'few' is not a whole number"),
+    ],
+)
+def test_what_the_needle_refuses(build, variable, value, problem) -> None:
+    code, table, said = build().command("scripts/needle.py", **{variable: value})
+    assert (code, table) == (2, "")
+    assert said == f"ERROR   {variable}: {problem}\nEXIT    code 2\n"
