@@ -29,7 +29,7 @@ def advice() -> str:
     return "type make -C " + shlex.quote(ROOT) + " setup"
 
 
-def interrupted(number, frame):
+def interrupted(number: int, frame: object) -> None:
     """Until ``lib.cli.run`` takes over."""
     os.write(2, b"EXIT    code 130\n")
     os._exit(130)

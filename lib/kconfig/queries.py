@@ -8,7 +8,7 @@ from typing import Any
 
 from kconfiglib import escape
 
-from lib.errors import ConfigError
+from lib.errors import ConfigError, Problem
 from lib.kconfig.defconfigs import Defconfig, defconfig_layers, list_defconfigs
 from lib.kconfig.diff import diff, render_diff
 from lib.kconfig.dotconfig import read_config, resolve_config
@@ -41,6 +41,9 @@ def new_symbols(place: Place, json: bool) -> str:
 def differences(place: Place, a: str, b: str, json: bool) -> str:
     """What differs from A to B, each a file or a NAME[+FRAGMENT…]; "" is .config.old or .config."""
     old = place.config.with_name(place.config.name + ".old")
+    if not a and not old.exists():
+        what = "this is the first configuration here; to compare it, type: make diffconfig A=NAME"
+        raise ConfigError(Problem(what, str(old)))
     found = diff(_assignments(place, a or str(old)), _assignments(place, b or str(place.config)))
     return _document(asdict(found)) if json else render_diff(found)
 

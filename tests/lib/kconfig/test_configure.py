@@ -142,6 +142,8 @@ def test_diffconfig_prints_as_the_kernel_does(place: Place) -> None:
 
 def test_diffconfig_compares_with_the_config_before(place: Place) -> None:
     commands.defconfig(place, "plain", "")
+    with pytest.raises(ConfigError, match="the first configuration here; .* diffconfig A=NAME"):
+        queries.differences(place, "", "", json=False)
     commands.defconfig(place, "plain", "N_LAYER=4")
     assert run(place, "diffconfig").stdout == " N_LAYER 12 -> 4\n"
     with pytest.raises(ConfigError, match="absent: cannot read it: No such file"):
