@@ -145,7 +145,7 @@ class TestDecoding:
     @pytest.mark.parametrize("prompt", PROMPTS)
     def test_equals_the_forward_pass(self, rotating, shared, prompt):
         case = rotating(LENGTH, pattern=options(shared_kv=shared))
-        found, _ = decoded(case, [prompt, *[1] * (LENGTH - prompt - 2), 2])
+        found, *_ = decoded(case, [prompt, *[1] * (LENGTH - prompt - 2), 2])
         torch.testing.assert_close(found, case()[0], atol=1e-10, rtol=1e-10)
 
     @every_form
@@ -163,10 +163,10 @@ class TestDecoding:
     @pytest.mark.parametrize("shared", [True, False])
     def test_what_is_kept_does_not_depend_on_the_calls(self, rotating, shared):
         case = rotating(LENGTH, pattern=options(shared_kv=shared))
-        _, stepwise = decoded(case, [1] * LENGTH)
+        _, stepwise, _ = decoded(case, [1] * LENGTH)
         assert ("k_raw" in stepwise.kept) and ("v_raw" in stepwise.kept) is not shared
         for prompt in (3, 7, 20, LENGTH):
-            _, other = decoded(case, [prompt, *[1] * (LENGTH - prompt)])
+            _, other, _ = decoded(case, [prompt, *[1] * (LENGTH - prompt)])
             assert other.kept.keys() == stepwise.kept.keys()
             for name, kept in stepwise.kept.items():
                 torch.testing.assert_close(other.kept[name], kept, atol=1e-12, rtol=1e-12)
