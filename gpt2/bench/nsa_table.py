@@ -137,7 +137,11 @@ def draw(rows: Sequence[Row], path: Path) -> None:
             keys = [row.keys_ratio for row in own]
             panel.plot(tokens, keys, "--", color=line.get_color(), label=f"{setting}, keys")
         panel.axhline(1, color="black", linewidth=0.5)
-        panel.set(xscale="log", yscale="log", title=work, xlabel="tokens", ylabel="full / NSA")
+        panel.set(title=work, xlabel="tokens", ylabel="full / NSA")
+        panel.set_xscale("log", base=2)
+        panel.set_yscale("log", base=2)
+        panel.xaxis.set_major_formatter("{x:,.0f}")
+        panel.yaxis.set_major_formatter("{x:g}")
         panel.legend()
     figure.tight_layout()
     figure.savefig(path, metadata={"Software": None})
