@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from gpt2.ablation.resolve import resolve_config
-from gpt2.attention.grouped.options import GroupedOptions
 from gpt2.attention.nsa.drawn import drawn_blocks
 from gpt2.attention.nsa.options import NsaOptions
 from gpt2.attention.nsa.reference import best, drawn
@@ -15,11 +14,9 @@ from gpt2.notes import notes
 from gpt2.shape import Shape
 from lib.errors import ConfigError
 from lib.kconfig import Layer, Tree
+from tests.gpt2.attention.nsa.sizes import NAMES, PAIR, SUBSETS, every_form
 from tests.gpt2.builders import PARTS, SHAPE, make_model_config
 
-PAIR = GroupedOptions(n_kv_head=2)
-NAMES = ("compressed", "selected", "window")
-SUBSETS = [c for k in (1, 2, 3) for c in itertools.combinations(NAMES, k)]
 CPU = torch.device("cpu")
 
 
@@ -28,19 +25,6 @@ def options(branches=NAMES, **given):
     sizes = {"compress": 4, "stride": 2, "select": 6, "count": 4, "window": 5, "hidden": 3}
     built = {f"branch_{name}": name in branches for name in NAMES}
     return NsaOptions(**(PARTS["nsa"] | sizes | built | given))
-
-
-def forms():
-    for branches in SUBSETS:
-        kinds = ("score", "random") if "selected" in branches else ("score",)
-        yield from itertools.product([branches], kinds, [False, True])
-
-
-every_form = pytest.mark.parametrize(
-    ("branches", "kind", "shared"),
-    list(forms()),
-    ids=lambda given: "+".join(given) if isinstance(given, tuple) else str(given),
-)
 
 
 @every_form

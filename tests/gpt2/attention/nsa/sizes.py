@@ -1,5 +1,8 @@
 """Small sizes of native sparse attention, its branches, and full attention by its formula."""
 
+import itertools
+
+import pytest
 import torch
 
 from gpt2.attention.grouped.options import GroupedOptions
@@ -22,6 +25,21 @@ BACKENDS = {
     "merged": {"backend": "gather", "ranges": "merged"},
 }
 PAPER = {"compress": 32, "stride": 16, "select": 64, "count": 16, "window": 512}
+SUBSETS = [c for k in (1, 2, 3) for c in itertools.combinations(NAMES, k)]
+
+
+def forms():
+    """Branches, how blocks are selected, whether keys are shared."""
+    for branches in SUBSETS:
+        kinds = ("score", "random") if "selected" in branches else ("score",)
+        yield from itertools.product([branches], kinds, [False, True])
+
+
+every_form = pytest.mark.parametrize(
+    ("branches", "kind", "shared"),
+    list(forms()),
+    ids=lambda given: "+".join(given) if isinstance(given, tuple) else str(given),
+)
 
 
 def options(**given):

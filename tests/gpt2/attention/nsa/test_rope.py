@@ -1,7 +1,5 @@
 """Rotary positions in the branches: compressed keys at their blocks' first tokens, all else at its own."""
 
-import itertools
-
 import pytest
 import torch
 
@@ -11,29 +9,13 @@ from gpt2.check.fill import fill
 from gpt2.model import GPT
 from gpt2.positions.rope.module import Rope
 from gpt2.positions.rope.options import RopeOptions
-from tests.gpt2.attention.nsa.sizes import PAIR, SIZES, drawn, options
+from tests.gpt2.attention.nsa.sizes import NAMES, PAIR, SIZES, drawn, every_form, options
 from tests.gpt2.attention.nsa.test_cache import LENGTH, PROMPTS, decoded
 from tests.gpt2.builders import make_model_config
 from tests.gpt2.test_decode import decoded as decoded_logits
 from tests.gpt2.test_model import tokens
 
 ROPE = RopeOptions(base=50.0)
-NAMES = ("compressed", "selected", "window")
-SUBSETS = [c for k in (1, 2, 3) for c in itertools.combinations(NAMES, k)]
-
-
-def forms():
-    """Branches, how blocks are selected, whether keys are shared."""
-    for branches in SUBSETS:
-        kinds = ("score", "random") if "selected" in branches else ("score",)
-        yield from itertools.product([branches], kinds, [False, True])
-
-
-every_form = pytest.mark.parametrize(
-    ("branches", "kind", "shared"),
-    list(forms()),
-    ids=lambda given: "+".join(given) if isinstance(given, tuple) else str(given),
-)
 
 
 def pattern_of(branches, kind, shared, **given):
