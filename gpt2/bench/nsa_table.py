@@ -13,10 +13,8 @@ from lib.console import say
 from lib.errors import RunError
 from lib.figures import pyplot
 from lib.files import write_atomic
+from lib.machine.setup import KEEP_MEMORY
 from lib.modules import module_command
-
-# As the trainer's workers are started on a CPU: freed memory stays in the process.
-_KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)}
 
 
 @dataclass(frozen=True)
@@ -58,7 +56,8 @@ def measure_apart(longest: int, rounds: int, path: Path) -> tuple[str, list[Row]
     the process fails.
     """
     command = module_command("gpt2.bench.nsa", str(longest), str(rounds))
-    variables = {**os.environ, "OMP_NUM_THREADS": "1", **_KEEP_MEMORY}
+    # As the trainer's workers are started on a CPU.
+    variables = {**os.environ, "OMP_NUM_THREADS": "1", **KEEP_MEMORY}
     device, total, rows = "", 0, list[Row]()
     # In a session of its own, so that Ctrl-C reaches nobody but us.
     with subprocess.Popen(

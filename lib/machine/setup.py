@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 # glibc gives large blocks back to the kernel as soon as they are freed, and the next step faults
 # every page in anew: 7 to 13 % of a bf16 step at 124M. These keep the memory in the process.
-_KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)}
+KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)}
 
 # cuBLAS is deterministic only with a fixed workspace: eight buffers of 4096 KiB.
 WORKSPACE_VARIABLE, WORKSPACE = "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
@@ -27,7 +27,7 @@ def environment(machine: MachineConfig) -> dict[str, str]:
     """Variables that a worker must be started with: libraries read them once, at their start."""
     variables = {"OMP_NUM_THREADS": str(machine.cpu_threads)}
     if machine.device == "cpu":
-        variables |= _KEEP_MEMORY
+        variables |= KEEP_MEMORY
     return {**variables, **_gpu_environment(machine)}
 
 
