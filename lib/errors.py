@@ -5,7 +5,7 @@ is raised is a defect of the program and keeps its traceback.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 EXIT_DONE = 0
 EXIT_FAILED = 1
@@ -20,14 +20,23 @@ EXIT_INTERRUPTED = 130
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong: ``what``, ``where`` it stands, and what to type ``next``."""
+    """One user-facing problem.
+
+    ``what`` states the problem (``SYMBOL: problem (expected X, got Y)``), ``where`` its location
+    (``file:line``, a run or a step), ``next`` the command that helps. ``code`` identifies the kind
+    of problem (``area.kebab-name``, such as ``config.out-of-range``): it never changes when the
+    wording does, tests and JSON readers rely on it.
+    """
 
     what: str
     where: str = ""
     next: str = ""
+    code: str = field(default="", kw_only=True)
 
     def __str__(self) -> str:
         text = f"{self.where}: {self.what}" if self.where else self.what
+        if self.code:
+            text += f" [{self.code}]"
         return f"{text}\n        {self.next}" if self.next else text
 
 
@@ -41,6 +50,11 @@ class KablateError(Exception):
             p if isinstance(p, Problem) else Problem(p) for p in problems
         ]
         super().__init__("\n".join(str(p) for p in self.problems))
+
+    @property
+    def codes(self) -> list[str]:
+        """Return the code of each problem, in order."""
+        return [problem.code for problem in self.problems]
 
 
 class ConfigError(KablateError):
