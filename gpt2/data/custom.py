@@ -1,4 +1,4 @@
-"""A person's own data: text files, JSON lines, or token files that are split already."""
+"""Custom data sets: text files, JSON lines, or token files that are already split."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -20,7 +20,7 @@ _CHUNK_TOKENS = 1 << 22
 
 @dataclass(frozen=True)
 class SourceFile:
-    """A file as it was found: its name within the data set, size and digest."""
+    """A source file: its path, size and digest."""
 
     path: Path
     bytes: int
@@ -28,25 +28,25 @@ class SourceFile:
 
     @property
     def name(self) -> str:
-        """The file's own name; the folder it stands in changes nothing."""
+        """Return the file name; the folder is not part of the data set's identity."""
         return self.path.name
 
 
 @dataclass(frozen=True)
 class Files:
-    """What every custom data set has: files with their digests, and no packages."""
+    """Base class of custom data sets: files with their digests, no packages."""
 
     files: tuple[SourceFile, ...]
-    # Files of documents that were given to be held out; without any, the hash of a text decides.
+    # Files of held-out documents; if empty, the hash of each text decides.
     held_out: tuple[SourceFile, ...] = ()
     packages: tuple[Package, ...] = ()
 
     def identity(self) -> Any:
-        """The files' names and digests, side by side."""
+        """Return the files' names and digests, training files first, then held-out files."""
         return [[[f.name, f.sha256] for f in side] for side in (self.files, self.held_out)]
 
     def provenance(self) -> list[dict[str, Any]]:
-        """Name, size and digest of each file, and its side where that was given."""
+        """Return name, size and digest of each file, and its split if explicit."""
         return [
             {"file": f.name, "bytes": f.bytes, "sha256": f.sha256}
             | ({} if held_out is None else {"split": "val" if held_out else "train"})
@@ -54,39 +54,41 @@ class Files:
         ]
 
     def text_bytes(self, downloads: Path) -> int:
-        """The files' size."""
+        """Return the total size of the files."""
         return sum(f.bytes for f, _ in self.sided())
 
     def sided(self) -> Iterator[tuple[SourceFile, bool | None]]:
-        """Each file, and whether it is to be held out; None where that was not said."""
+        """Yield each file and whether it is held out; None if the hash of each text decides."""
         yield from ((f, False if self.held_out else None) for f in self.files)
         yield from ((f, True) for f in self.held_out)
 
 
 class TextCorpus(Files):
-    """A document for each file, named after it."""
+    """A corpus with one document per text file, named after the file."""
 
     def documents(self, downloads: Path) -> Iterator[Document]:
-        """The files' text as it stands. DataError where it is not UTF-8."""
+        """Yield the text of each file. Raises DataError if a file is not UTF-8."""
         for file, held_out in self.sided():
             try:
                 yield Document(file.name, file.path.read_bytes().decode(), held_out)
             except UnicodeDecodeError as error:
-                raise _bad(file.path, f"not UTF-8 at byte {error.start}") from None
+                raise _bad(
+                    file.path, f"not UTF-8 at byte {error.start}", "data.invalid-format"
+                ) from None
 
 
 @dataclass(frozen=True)
 class JsonlCorpus(Files):
-    """A document for each line, named ``file:line``; blank lines are no documents."""
+    """A corpus with one document per JSON line, named ``file:line``; blank lines are skipped."""
 
     field: str = "text"
 
     def identity(self) -> Any:
-        """The files, and which field holds the text."""
+        """Return the files' identity and the name of the text field."""
         return [self.field, super().identity()]
 
     def documents(self, downloads: Path) -> Iterator[Document]:
-        """The text of each line's field. DataError with file:line on a line without one."""
+        """Yield the text of each line. Raises DataError with file:line if a line is invalid."""
         for file, held_out in self.sided():
             with open(file.path, "rb") as stream:
                 for number, line in enumerate(stream, start=1):
@@ -98,42 +100,48 @@ class JsonlCorpus(Files):
         try:
             value = json.loads(line)
         except ValueError as error:
-            raise _bad(where, f"not JSON in UTF-8: {error}") from None
+            raise _bad(where, f"not JSON in UTF-8: {error}", "data.invalid-format") from None
         if not isinstance(value, dict):
-            raise _bad(where, f"expected a JSON object, found {type(value).__name__}")
+            what = f"invalid line (expected a JSON object, got {type(value).__name__})"
+            raise _bad(where, what, "data.invalid-format")
         text = value.get(self.field)
         if not isinstance(text, str):
-            found = f"found {type(text).__name__}" if self.field in value else "there is none"
-            raise _bad(where, f"expected text in the field {self.field!r}, {found}")
+            actual = type(text).__name__ if self.field in value else "no such field"
+            what = f"invalid field {self.field!r} (expected a string, got {actual})"
+            raise _bad(where, what, "data.invalid-format")
         try:
             text.encode()
         except UnicodeEncodeError:
-            raise _bad(where, f"the field {self.field!r} holds half of a surrogate pair") from None
+            what = f"invalid field {self.field!r}: unpaired surrogate"
+            raise _bad(where, what, "data.invalid-format") from None
         return text
 
 
 class BinCorpus(Files):
-    """nanoGPT's ``train.bin`` and ``val.bin``: token ids, split already, documents unknown."""
+    """nanoGPT's ``train.bin`` and ``val.bin``: token ids, already split, without documents."""
 
     def tokens(self, split: str, vocab_size: int) -> Iterator[np.ndarray]:
-        """The ids of ``split`` (train or val) in pieces [T] (uint16).
+        """Yield the ids of ``split`` (train or val) in chunks [T] (uint16).
 
-        Raises DataError at the first id that is not below ``vocab_size``.
+        Raises DataError at the first id ≥ ``vocab_size``, or if the file has an odd size.
         """
         path = next(f.path for f in self.files if f.name == f"{split}.bin")
         with open(path, "rb") as stream:
             position = 0
             while content := stream.read(2 * _CHUNK_TOKENS):
                 if len(content) % 2:
-                    raise _bad(path, "an odd number of bytes; token ids take two each")
+                    raise _bad(
+                        path, "odd file size (token ids are two bytes)", "data.invalid-format"
+                    )
                 tokens = np.frombuffer(content, dtype="<u2")
                 beyond = np.flatnonzero(tokens >= vocab_size)
                 if beyond.size:
                     first = int(beyond[0])
                     raise _bad(
                         path,
-                        f"token {position + first} is {tokens[first]}, the tokenizer has "
-                        f"{vocab_size}: was the file made by another tokenizer?",
+                        f"token {position + first} is out of range (expected an id below "
+                        f"{vocab_size}, got {tokens[first]}): wrong tokenizer?",
+                        "data.tokenizer-mismatch",
                     )
                 yield tokens
                 position += tokens.size
@@ -142,10 +150,10 @@ class BinCorpus(Files):
 def find(
     path: Path, data_format: str, field: str, val_path: Path | None = None
 ) -> TextCorpus | JsonlCorpus | BinCorpus:
-    """The custom data set at ``path``; ``field`` is read by jsonl alone.
+    """Return the custom data set at ``path``; ``field`` is used by jsonl only.
 
-    What ``val_path`` holds is held out, and the rest is trained on. Raises DataError when there is
-    no such file or folder, or nothing of that format in it.
+    Documents in ``val_path`` are held out, all of ``path`` is then training data. Raises DataError
+    if a path is missing or unreadable, or contains no file of the format.
     """
     files = _files(path, data_format)
     held_out = _files(val_path, data_format) if val_path else ()
@@ -159,25 +167,27 @@ def _files(path: Path, data_format: str) -> tuple[SourceFile, ...]:
         paths = _paths(path, data_format)
         return tuple(SourceFile(p, p.stat().st_size, sha256(p)) for p in paths)
     except OSError as error:
-        raise _bad(error.filename or path, f"cannot read: {error.strerror}") from None
+        what = f"cannot read: {error.strerror}"
+        raise _bad(error.filename or path, what, "data.unreadable") from None
 
 
 def _paths(path: Path, data_format: str) -> Sequence[Path]:
     if not path.exists():
-        raise _bad(path, "no such file or folder")
+        raise _bad(path, "no such file or folder", "data.missing")
     if data_format == "bin":
         paths = [path / "train.bin", path / "val.bin"]
         missing = [p.name for p in paths if not p.is_file()]
         if missing:
-            raise _bad(path, f"no {' and no '.join(missing)} in it")
+            raise _bad(path, f"missing {' and '.join(missing)}", "data.missing")
         return paths
     if path.is_file():
         return [path]
     paths = sorted(path.glob(f"*{_SUFFIX[data_format]}"))
     if not paths:
-        raise _bad(path, f"no *{_SUFFIX[data_format]} in it")
+        raise _bad(path, f"contains no *{_SUFFIX[data_format]} file", "data.missing")
     return paths
 
 
-def _bad(where: Path | str, what: str) -> DataError:
-    return DataError(Problem(what, str(where), "mend it, or set another path, and type: make data"))
+def _bad(where: Path | str, what: str, code: str) -> DataError:
+    remedy = "fix the file, or set another path, and type: make data"
+    return DataError(Problem(what, str(where), remedy, code=code))

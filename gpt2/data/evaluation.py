@@ -1,4 +1,4 @@
-"""The fixed list of windows that every evaluation reads; no randomness anywhere."""
+"""The fixed, deterministic list of windows that every evaluation reads."""
 
 import hashlib
 from collections.abc import Iterator, Sequence
@@ -9,33 +9,33 @@ import numpy as np
 from gpt2.data.store import DocumentSpan, Split
 from lib.errors import ConfigError, Problem
 
-# Target of a position that predicts nothing; torch's cross-entropy ignores it.
+# Target of padded positions; torch's cross-entropy ignores it.
 IGNORED = -100
 
 
 @dataclass(frozen=True)
 class EvalWindow:
-    """Tokens ``offset`` to ``offset + length`` of the split; all but the first are predicted."""
+    """Window of ``length`` tokens at ``offset`` of a split; all but the first are predicted."""
 
-    # Id of the document, or window-000123 where documents are unknown.
+    # Id of the document, or window-000123 if document boundaries are unknown.
     document: str
     offset: int
     length: int
 
     @property
     def predicted(self) -> int:
-        """Tokens that it predicts."""
+        """Return the number of predicted tokens."""
         return self.length - 1
 
 
 def evaluation_windows(split: Split, block_size: int, budget_tokens: int) -> list[EvalWindow]:
-    """The windows of an evaluation of at most ``budget_tokens`` predicted tokens.
+    """Return the windows of an evaluation of at most ``budget_tokens`` predicted tokens.
 
-    Every document is cut into windows of ``block_size + 1`` tokens that overlap by one, so each
-    token but a document's first is predicted once, and none with another document in its context.
-    They are put in the order of SHA-256(document digest, window number), which mixes documents,
-    and taken from the front until the budget is full: a larger budget only adds windows.
-    Raises ConfigError when the budget is below the first window.
+    Every document is cut into windows of ``block_size + 1`` tokens that overlap by one token, so
+    each token except a document's first is predicted once, and no context crosses a document
+    boundary. Windows are sorted by SHA-256(document digest, window number), which mixes documents,
+    and selected from the front until the budget is used: a larger budget only adds windows.
+    Raises ConfigError if the budget is smaller than the first window.
     """
     if split.documents is None:
         windows = _unit_windows(split, block_size)
@@ -51,9 +51,10 @@ def evaluation_windows(split: Split, block_size: int, budget_tokens: int) -> lis
     if not chosen:
         raise ConfigError(
             Problem(
-                f"no evaluation window of up to {block_size} predicted tokens fits",
+                f"smaller than one evaluation window of {block_size} predicted tokens",
                 "EVAL_TOKENS",
-                "type: make menuconfig, and set EVAL_TOKENS to BLOCK_SIZE or more",
+                "type: make menuconfig, and set EVAL_TOKENS to at least BLOCK_SIZE",
+                code="config.out-of-range",
             )
         )
     return chosen
@@ -62,10 +63,10 @@ def evaluation_windows(split: Split, block_size: int, budget_tokens: int) -> lis
 def eval_batches(
     split: Split, windows: Sequence[EvalWindow], block_size: int, batch_size: int
 ) -> Iterator[tuple[np.ndarray, np.ndarray, list[str]]]:
-    """Inputs x [B, T], targets y [B, T] (int64) and the document id of each row.
+    """Yield inputs x [B, T], targets y [B, T] (int64) and the document id of each row.
 
-    T is ``block_size``; behind a short window x is 0 and y is ``IGNORED``. The last batch may hold
-    fewer rows.
+    T is ``block_size``; a short window is padded with x = 0 and y = ``IGNORED``. The last batch may
+    have fewer rows.
     """
     for start in range(0, len(windows), batch_size):
         rows = windows[start : start + batch_size]
@@ -85,13 +86,13 @@ def _cut(document: DocumentSpan, block_size: int) -> list[EvalWindow]:
 
 
 def _order(document: DocumentSpan, window: EvalWindow) -> tuple[bytes, int]:
-    """Equal documents have equal hashes; their position then decides."""
+    """Return the sort key of a window; identical documents are ordered by their position."""
     within = window.offset - document.offset
     return hashlib.sha256(f"{document.digest}:{within}".encode()).digest(), window.offset
 
 
 def _unit_windows(split: Split, block_size: int) -> list[EvalWindow]:
-    """Where documents are unknown, the split is cut as one, and each window is a unit."""
+    """Cut a split with unknown document boundaries as one document; each window is a unit."""
     whole = DocumentSpan("", 0, split.n_tokens, split.name)
     windows = sorted(_cut(whole, block_size), key=lambda w: _order(whole, w))
     return [EvalWindow(f"window-{w.offset // block_size:06d}", w.offset, w.length) for w in windows]

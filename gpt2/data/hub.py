@@ -1,4 +1,4 @@
-"""Large data sets of the Hugging Face hub, read as a stream: from the hub, or from a local copy."""
+"""Large data sets of the Hugging Face hub, streamed from the hub or from a local copy."""
 
 import hashlib
 import re
@@ -14,17 +14,17 @@ from gpt2.data.options import DataConfig
 from gpt2.data.packages import Package
 from lib.errors import DataError, Problem
 
-# Parquet ends with its footer, the footer's length in four bytes, and this.
+# A parquet file ends with its footer, the footer's length in four bytes, and this magic number.
 _PARQUET = b"PAR1"
 _TAIL_BYTES = 8
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-# What a URL asks for may be signed: it is a secret.
+# The query of a signed URL is a secret.
 _URL_QUERY = re.compile(r"\?[^\s'\")]+")
 
 
 @dataclass(frozen=True)
 class Published:
-    """A data set as its authors publish it: its repository on the hub, and its licence."""
+    """A published data set: its repository on the hub and its licence."""
 
     repository: str
     licence: str
@@ -44,10 +44,10 @@ PUBLISHED = {
 
 @dataclass(frozen=True)
 class ParquetFile:
-    """A file of a local copy: its path within it, its size, and the SHA-256 of its footer.
+    """A parquet file of a local copy: relative path, size, and SHA-256 of the footer.
 
-    The footer holds the schema and where each column of each row group lies, with its statistics:
-    enough to tell files apart without reading tens of gigabytes.
+    The footer contains the schema and the position and statistics of each column of each row group:
+    enough to identify a file without reading tens of gigabytes.
     """
 
     name: str
@@ -65,17 +65,17 @@ class HubCorpus:
     revision: str
     path: Path | None
     files: tuple[ParquetFile, ...]
-    # Training tokens after which it is enough.
+    # Budget in training tokens.
     tokens: int
     packages: tuple[Package, ...] = ()
 
     def identity(self) -> Any:
-        """Repository, subset, revision or files, and how much of it is taken."""
+        """Return repository, subset, revision, files and token budget."""
         files = [[f.name, f.bytes, f.footer_sha256] for f in self.files]
         return [self.published.repository, self.subset, self.revision, files, self.tokens]
 
     def provenance(self, commit: str) -> list[dict[str, Any]]:
-        """One record: what was read, as the hub resolved it, and its licence."""
+        """Return one record: what was read, with the commit the hub resolved, and the licence."""
         return [
             {
                 "repository": self.published.repository,
@@ -90,12 +90,15 @@ class HubCorpus:
 
     @property
     def place(self) -> str:
-        """The repository, or the local folder."""
+        """Return the repository or the local folder."""
         return str(self.path or self.published.repository)
 
 
 def find(config: DataConfig, build_dir: Path) -> HubCorpus:
-    """What ``config`` chooses, without a network. DataError on a bad DATASET_PATH."""
+    """Return the data set that ``config`` selects, without network access.
+
+    Raises DataError if DATASET_PATH is missing or invalid.
+    """
     path = build_dir / config.dataset_path if config.dataset_path else None
     return HubCorpus(
         PUBLISHED[config.dataset],
@@ -108,21 +111,26 @@ def find(config: DataConfig, build_dir: Path) -> HubCorpus:
 
 
 class Stream:
-    """The documents of ``corpus`` in its own order, from the start or from a ``position``.
+    """Iterator over the documents of ``corpus`` in published order, resumable at a ``position``.
 
-    ``commit`` is what an earlier part was read at; "" asks the hub. Raises DataError where the
-    package, the hub or the files are missing, and when reading breaks off.
+    ``commit`` is the commit at which an earlier part was read; "" resolves it on the hub. Raises
+    DataError if the package, the hub or the files are missing, or if reading fails.
     """
 
     def __init__(
         self, corpus: HubCorpus, commit: str = "", position: Mapping[str, Any] | None = None
     ) -> None:
         if find_spec("datasets") is None:
-            what = f"{corpus.place} is read with the package datasets, which is not installed"
-            raise DataError(Problem(what, next="type: make setup EXTRAS=datasets"))
+            raise DataError(
+                Problem(
+                    f"{corpus.place}: requires the package datasets (not installed)",
+                    next="type: make setup EXTRAS=datasets",
+                    code="env.missing-package",
+                )
+            )
         self._corpus = corpus
         with _source_errors(corpus):
-            # "" for a local folder, which has no history.
+            # "" for a local folder, because it has no commits.
             self.commit = commit or ("" if corpus.path else _resolve(corpus))
             self._dataset = _load(corpus, self.commit)
         self._number = 0
@@ -131,11 +139,11 @@ class Stream:
             self._number = position["number"]
 
     def position(self) -> dict[str, Any]:
-        """Where it stands, as JSON types: behind the last document that it gave."""
+        """Return the position after the last document yielded, as JSON types."""
         return {"dataset": self._dataset.state_dict(), "number": self._number}
 
     def __iter__(self) -> Iterator[Document]:
-        """The documents that are left, with the id they were published with, or their number."""
+        """Yield the remaining documents; a document without an id gets its number as id."""
         with _source_errors(self._corpus):
             rows = iter(self._dataset)
         while True:
@@ -149,15 +157,24 @@ class Stream:
         number, self._number = self._number, self._number + 1
         text, name = row.get("text"), row.get("id")
         if not isinstance(text, str):
-            found = f"row {number} has none" if "text" in row else f"there are {', '.join(row)}"
-            what = f"expected text in the column text; {found}"
-            raise DataError(Problem(what, self._corpus.place, "give files of the same columns"))
+            if "text" in row:
+                actual = f"{type(text).__name__} in row {number}"
+            else:
+                actual = f"columns {', '.join(row)}"
+            raise DataError(
+                Problem(
+                    f"invalid rows (expected strings in the column text, got {actual})",
+                    self._corpus.place,
+                    "provide files with a column text",
+                    code="data.invalid-format",
+                )
+            )
         return Document(name if isinstance(name, str) else str(number), text)
 
 
 def _load(corpus: HubCorpus, commit: str) -> Any:
-    """The one call that reads the hub and a local folder alike."""
-    # Imported here: an extra, which takes a second to load.
+    """Open the hub or a local folder as a streaming dataset."""
+    # Imported here: an optional package that takes a second to import.
     import datasets
 
     datasets.disable_progress_bars()
@@ -171,23 +188,23 @@ def _load(corpus: HubCorpus, commit: str) -> Any:
 
 
 def _resolve(corpus: HubCorpus) -> str:
-    """The commit that the revision now stands for; "" where datasets knows it from its cache."""
+    """Return the current commit of the revision; "" if datasets resolves it from its cache."""
     import datasets
 
     subset, revision = corpus.subset or None, corpus.revision or None
-    found = datasets.load_dataset_builder(corpus.place, name=subset, revision=revision).hash
-    return found if found and _COMMIT.fullmatch(found) else ""
+    commit = datasets.load_dataset_builder(corpus.place, name=subset, revision=revision).hash
+    return commit if commit and _COMMIT.fullmatch(commit) else ""
 
 
 def _local_files(folder: Path) -> tuple[ParquetFile, ...]:
     paths = sorted(folder.rglob("*.parquet"))
     if not paths:
-        what = "no *.parquet in it" if folder.is_dir() else "no such folder"
-        raise _bad(folder, what)
-    return tuple(_look(path, path.relative_to(folder).as_posix()) for path in paths)
+        what = "contains no *.parquet file" if folder.is_dir() else "no such folder"
+        raise _bad_path(folder, what, "data.missing")
+    return tuple(_read_footer(path, path.relative_to(folder).as_posix()) for path in paths)
 
 
-def _look(path: Path, name: str) -> ParquetFile:
+def _read_footer(path: Path, name: str) -> ParquetFile:
     try:
         size = path.stat().st_size
         with open(path, "rb") as stream:
@@ -195,34 +212,37 @@ def _look(path: Path, name: str) -> ParquetFile:
             tail = stream.read()
             footer = int.from_bytes(tail[:4], "little") + _TAIL_BYTES
             if not tail.endswith(_PARQUET) or footer > size:
-                raise _bad(path, "not a whole parquet file: it has no footer")
+                raise _bad_path(path, "truncated parquet file: no footer", "data.damaged")
             stream.seek(size - footer)
             return ParquetFile(name, size, hashlib.sha256(stream.read()).hexdigest())
     except OSError as error:
-        raise _bad(path, f"cannot read: {error.strerror}") from None
+        raise _bad_path(path, f"cannot read: {error.strerror}", "data.unreadable") from None
 
 
-def _bad(where: Path, what: str) -> DataError:
-    return DataError(Problem(what, str(where), "mend it, or set DATASET_PATH, and type: make data"))
+def _bad_path(path: Path, what: str, code: str) -> DataError:
+    remedy = "fix the files, or change DATASET_PATH, and type: make data"
+    return DataError(Problem(what, str(path), remedy, code=code))
 
 
 @contextmanager
 def _source_errors(corpus: HubCorpus) -> Iterator[None]:
-    """What the hub, the network or a file refuses, with every way to go on."""
+    """Convert errors of the hub, the network or a file to DataError with all remedies."""
     import datasets
     from huggingface_hub.utils import httpx
 
     try:
         yield
-    # ValueError: no such subset, and what pyarrow says of a damaged file.
+    # ValueError: no such subset, or a damaged file (from pyarrow).
     except (OSError, ValueError, httpx.HTTPError, datasets.exceptions.DatasetsError) as error:
-        # One line, and at times an empty one.
+        # The message on one line; some errors have none.
         reason = " ".join(_URL_QUERY.sub("", str(error)).split()) or type(error).__name__
-        raise DataError(Problem(f"cannot be read: {reason}", corpus.place, _REMEDY)) from error
+        raise DataError(
+            Problem(f"cannot read: {reason}", corpus.place, _REMEDY, code="data.unreadable")
+        ) from error
 
 
 _REMEDY = (
-    "with a network, type make data: it goes on from what is done. Without one: "
+    "with network access, type make data: it resumes from the last checkpoint. Without: "
     "make menuconfig, and set DATASET_PATH to a folder of its parquet files, or DATASET_STAND_IN "
     "for the default corpus, or DATASET_CUSTOM with a train.bin and val.bin"
 )

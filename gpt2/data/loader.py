@@ -1,6 +1,6 @@
-"""Training batches as tensors, read here or by worker processes; the same ones either way.
+"""Training batches as tensors, read in this process or by worker processes with equal results.
 
-B micro-batch, T tokens.
+Shape suffixes: B micro-batch, T tokens.
 """
 
 import itertools
@@ -14,11 +14,11 @@ from torch.utils.data import DataLoader, Dataset
 from gpt2.data.options import DataConfig
 from gpt2.data.sampler import TrainSampler
 
-# First sequence and number of sequences.
+# Number of the first sequence, and count of sequences.
 Span = tuple[int, int]
 # Inputs x [B, T] and targets y [B, T], int64.
 Batch = tuple[torch.Tensor, torch.Tensor]
-# A batch, and the offsets [B] of its sequences in the split, int64.
+# A batch (x, y), and the offsets [B] of its sequences in the split, int64.
 Placed = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
@@ -28,10 +28,10 @@ def batches(
     plan: Iterable[Span],
     device_is_cuda: bool = False,
 ) -> Iterable[Placed]:
-    """The batch of each span of ``plan``, in order; y is x moved by one token.
+    """Return an iterable of the batch of each span of ``plan``, in order; y is x shifted by one.
 
-    With ``loader_workers`` they are read ahead by that many processes, which end with the iterator,
-    or, if they persist, with what is returned. Takes nothing from torch's random streams.
+    With ``loader_workers``, that many processes read batches ahead. They exit with the iterator or,
+    with ``persistent_workers``, with the returned iterable. Draws nothing from torch's generators.
     """
     windows = _Windows(sampler)
     pin = config.pin_memory and device_is_cuda
@@ -45,20 +45,21 @@ def batches(
         pin_memory=pin,
         persistent_workers=config.persistent_workers,
         prefetch_factor=config.prefetch_factor,
-        worker_init_fn=_outlive_interrupt,
-        # Without one, its seed would be drawn from torch's global generator.
+        worker_init_fn=_ignore_interrupt,
+        # Without it, DataLoader draws a seed from torch's global generator.
         generator=torch.Generator().manual_seed(0),
     )
 
 
 class BatchLoader:
-    """The micro-batches of one rank, step by step, from ``start_step`` on without an end.
+    """Endless iterable over the micro-batches of one rank, one list per step from ``start_step``.
 
-    Step s takes sequences s · global_batch and on; rank r takes the r-th equal part of them, in
-    micro-batches of ``micro_batch``, so the ranks together see what one process would. Iterating
-    again starts over at ``start_step``.
+    Step s consumes ``global_batch`` sequences from s · global_batch on; rank r gets the r-th equal
+    part of them in micro-batches of ``micro_batch``, so all ranks together see the same sequences
+    as a single process. Iterating again starts over at ``start_step``.
 
-    ``offered`` is told the offsets [global_batch / world_size] of each step that is handed out.
+    ``offered`` is called with the offsets [global_batch / world_size] of each step before the step
+    is yielded.
     """
 
     def __init__(
@@ -86,7 +87,7 @@ class BatchLoader:
         self._offered = offered
 
     def __iter__(self) -> Iterator[list[Batch]]:
-        """A list of this rank's (x [B, T], y [B, T]) for each optimizer step."""
+        """Yield a list of this rank's (x [B, T], y [B, T]) for each optimizer step."""
         stream = iter(self._batches)
         while True:
             placed = [next(stream) for _ in range(self._micro_batches)]
@@ -95,7 +96,7 @@ class BatchLoader:
 
 
 class _Windows(Dataset):
-    """Span → batch and its place; what a worker process holds."""
+    """Map-style dataset: span → batch and offsets. Worker processes receive a copy."""
 
     def __init__(self, sampler: TrainSampler) -> None:
         self._sampler = sampler
@@ -108,7 +109,7 @@ class _Windows(Dataset):
 
 @dataclass(frozen=True)
 class _InProcess:
-    """The batches of a plan, read when they are asked for."""
+    """Batches of a plan, read on demand in this process."""
 
     windows: _Windows
     plan: Iterable[Span]
@@ -124,7 +125,7 @@ class _InProcess:
 
 @dataclass(frozen=True)
 class _Plan:
-    """The spans of one rank, in order, without an end; ``stride`` sequences from step to step."""
+    """Endless spans of one rank, in order; steps are ``stride`` sequences apart."""
 
     first: int
     stride: int
@@ -137,6 +138,6 @@ class _Plan:
                 yield start + i * self.micro_batch, self.micro_batch
 
 
-def _outlive_interrupt(worker: int) -> None:
-    """Ctrl-C reaches the whole process group, but the step that is under way needs its batches."""
+def _ignore_interrupt(worker: int) -> None:
+    """Ignore SIGINT: Ctrl-C reaches all processes, but the running step needs its batches."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)

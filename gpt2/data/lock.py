@@ -1,4 +1,4 @@
-"""One process at a time in a folder; the system drops the lock of a process that dies."""
+"""An exclusive lock on a folder; the operating system releases it when its process dies."""
 
 import fcntl
 from collections.abc import Iterator
@@ -10,11 +10,11 @@ from lib.console import say
 
 @contextmanager
 def exclusive(folder: Path) -> Iterator[None]:
-    """Hold the lock of ``folder`` (its file ``.lock``), waiting for another process if need be."""
+    """Acquire the lock of ``folder`` (the file ``.lock`` in it); wait if another process has it."""
     with open(folder / ".lock", "a") as stream:
         try:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            say("WAIT", f"another process prepares data in {folder}")
+            say("WAIT", f"another process is preparing data in {folder}")
             fcntl.flock(stream, fcntl.LOCK_EX)
         yield

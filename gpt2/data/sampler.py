@@ -1,7 +1,7 @@
-"""Training windows addressed by their number: no state to save, to restore or to share.
+"""Stateless sampler: training windows addressed by their sequence number.
 
-Sequence g of a run is a window at a position that depends on the run's seed and on g alone, so it
-is the same however many ranks, micro-batches, workers or steps the run has.
+The position of sequence g depends only on the run's seed and on g, so it is the same for any number
+of ranks, micro-batches, workers or steps, and there is no state to checkpoint.
 """
 
 import hashlib
@@ -16,10 +16,10 @@ from lib.repro.streams import stream_seed
 
 
 class TrainSampler:
-    """Uniformly random windows of ``block_size + 1`` tokens, with replacement.
+    """Sampler of uniformly random windows of ``block_size + 1`` tokens, with replacement.
 
-    The randomness is Philox 4×64-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3",
-    2011): a counter-based generator, keyed by the seed's stream ``data``, with g as the counter.
+    The generator is Philox 4×64-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3",
+    2011): counter-based, keyed by the seed's stream ``data``, with g as the counter.
     """
 
     def __init__(self, split: Split, block_size: int, seed: int) -> None:
@@ -30,55 +30,56 @@ class TrainSampler:
         if self._positions < 1:
             raise DataError(
                 Problem(
-                    f"{split.n_tokens} {split.name} tokens are fewer than one window of "
-                    f"{self._length}",
+                    f"{split.name} split is shorter than one window "
+                    f"(expected at least {self._length} tokens, got {split.n_tokens})",
                     "BLOCK_SIZE",
                     "type: make menuconfig, and choose a shorter context or a larger data set",
+                    code="data.too-small",
                 )
             )
 
     def offsets(self, first: int, count: int) -> list[int]:
-        """Position of the first token of sequences ``first`` to ``first + count``."""
+        """Return the offset of the first token of sequences ``first`` to ``first + count``."""
         return offsets(self._key, self._positions, first, count)
 
     def windows(self, offsets: Sequence[int]) -> np.ndarray:
-        """The windows that begin there, as ids [offsets, block_size + 1] (int64)."""
+        """Return the windows at ``offsets`` as ids [offsets, block_size + 1] (int64)."""
         windows = np.empty((len(offsets), self._length), dtype=np.int64)
         for row, offset in zip(windows, offsets, strict=True):
             row[:] = self._split.window(offset, self._length)
         return windows
 
     def sequences(self, first: int, count: int) -> np.ndarray:
-        """Sequences ``first`` to ``first + count``, as ids [count, block_size + 1] (int64)."""
+        """Return sequences ``first`` to ``first + count``, ids [count, block_size + 1] (int64)."""
         return self.windows(self.offsets(first, count))
 
 
 def data_key(seed: int) -> int:
-    """The generator's key for the run's ``seed``."""
+    """Return the generator's key for the run's ``seed``."""
     return stream_seed(seed, "data")
 
 
 def offsets(key: int, positions: int, first: int, count: int) -> list[int]:
-    """Which of ``positions`` the sequences ``first`` to ``first + count`` begin at.
+    """Return the start, in [0, positions), of sequences ``first`` to ``first + count``.
 
-    The generator's raw 64 bits b are scaled to ⌊b · positions / 2^64⌋: numpy promises the raw
-    stream, while its bounded integers may change from version to version. The bias is below
+    The generator's raw 64 bits b are scaled to ⌊b · positions / 2^64⌋: numpy guarantees the raw
+    stream, while its bounded integers may change between versions. The bias is below
     positions / 2^64.
     """
-    # A counter's block holds four numbers; the first is used.
+    # Each counter value yields a block of four 64-bit words; the first is used.
     bits = np.random.Philox(key=key, counter=first).random_raw(4 * count)[::4]
     return [(int(b) * positions) >> 64 for b in bits]
 
 
-# Before the first step.
+# Digest of the data order before the first step.
 NO_ORDER = hashlib.sha256().hexdigest()
 
 
 def next_order(digest: str, step_offsets: np.ndarray) -> str:
-    """The digest of the order of the data after one more step, from that before it.
+    """Return the digest of the data order after one more step.
 
-    SHA-256 of the digest before and the offsets [global batch] (int64, little-endian) that the step
-    consumed, in the order of their numbers: a chain, so that 64 digits carry it over a resume.
+    SHA-256 of the previous ``digest`` and of the offsets [global batch] (int64, little-endian) that
+    the step consumed, in sequence order. Chained, so a checkpoint stores only 64 hex digits.
     """
     content = bytes.fromhex(digest) + step_offsets.astype("<i8").tobytes()
     return hashlib.sha256(content).hexdigest()
@@ -87,7 +88,7 @@ def next_order(digest: str, step_offsets: np.ndarray) -> str:
 def order_digest(
     seed: int, n_tokens: int, block_size: int, global_batch: int, iterations: int
 ) -> str:
-    """The digest of what a run of ``iterations`` steps consumes of ``n_tokens`` training tokens."""
+    """Return the data order's digest after ``iterations`` steps on ``n_tokens`` training tokens."""
     key, digest = data_key(seed), NO_ORDER
     for step in range(iterations):
         step_offsets = offsets(key, n_tokens - block_size, step * global_batch, global_batch)
@@ -96,7 +97,7 @@ def order_digest(
 
 
 def order_digest_of(manifest: Mapping[str, Any], iterations: int) -> str:
-    """``order_digest`` of the run with that ``manifest.json``, without its data."""
+    """Return ``order_digest`` of the run with this ``manifest.json``, without reading its data."""
     batch = manifest["batch"]
     return order_digest(
         manifest["seeds"]["seed"],

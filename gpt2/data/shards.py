@@ -1,4 +1,4 @@
-"""Writing one side of a data set: token shards and the index of its documents."""
+"""Writers of one split of a data set: token shards and the document index."""
 
 import contextlib
 import hashlib
@@ -14,17 +14,17 @@ import numpy as np
 from lib.errors import DataError, Problem
 from lib.files import canonical_json
 
-# 64 MiB of 16-bit ids in a shard.
+# 64 MiB of 16-bit ids per shard.
 SHARD_TOKENS = 32 << 20
 
 
 class DigestedFile:
-    """A file that is hashed as it is written and is on the disk once it is synced or closed."""
+    """A file hashed while it is written, and fsynced when it is synced or closed."""
 
     def __init__(self, path: Path, kept: Mapping[str, Any] | None = None) -> None:
-        """Begin ``path`` anew, or go on behind the part of it that ``sync`` described.
+        """Create ``path``, or append after the part described by ``kept``, a result of ``sync``.
 
-        Raises DataError where that part is no longer what it was.
+        Raises DataError if the file no longer starts with that part.
         """
         self.name = path.name
         self._hash = hashlib.sha256()
@@ -33,14 +33,14 @@ class DigestedFile:
             self._stream: BinaryIO = open(path, "wb")
             return
         if not path.exists():
-            raise _damaged(path, "it is missing")
+            raise _cannot_resume(path, "missing")
         self._stream = open(path, "r+b")
         self._stream.truncate(kept["bytes"])
         while piece := self._stream.read(1 << 20):
             self._hash.update(piece)
             self._bytes += len(piece)
         if self._digest() != kept:
-            raise _damaged(path, "it is not what the checkpoint says")
+            raise _cannot_resume(path, "file differs from the checkpoint")
 
     def write(self, content: bytes) -> None:
         """Append ``content``."""
@@ -49,19 +49,19 @@ class DigestedFile:
         self._bytes += len(content)
 
     def sync(self) -> dict[str, Any]:
-        """Put it on the disk; the size and SHA-256 so far."""
+        """Write the file to the disk and return its size and SHA-256 so far."""
         self._stream.flush()
         os.fsync(self._stream.fileno())
         return self._digest()
 
     def close(self) -> dict[str, Any]:
-        """Sync and close; the file's size and SHA-256."""
-        found = self.sync()
+        """Sync and close the file; return its size and SHA-256."""
+        digest = self.sync()
         self._stream.close()
-        return found
+        return digest
 
     def discard(self) -> None:
-        """Close a file that will be thrown away; what a full disk cannot take no longer matters."""
+        """Close a file that will be deleted; errors of a full disk are ignored."""
         with contextlib.suppress(OSError):
             self._stream.close()
 
@@ -70,7 +70,7 @@ class DigestedFile:
 
 
 class SplitWriter:
-    """One side of the split: shards of little-endian 16-bit ids, and a line for each document."""
+    """Writer of one split: shards of little-endian 16-bit ids, and one index line per document."""
 
     def __init__(
         self,
@@ -80,14 +80,17 @@ class SplitWriter:
         documents: bool,
         kept: Mapping[str, Any] | None = None,
     ) -> None:
-        """Begin anew, or where ``checkpoint`` returned ``kept``. DataError on a damaged file."""
+        """Start empty, or resume from ``kept``, a result of ``checkpoint``.
+
+        Raises DataError if a file of the checkpoint is missing or damaged.
+        """
         self.name = name
         self.tokens = 0
         self.text_bytes = 0
         self.counts = np.zeros(vocab_size, dtype=np.int64)
         self.files: dict[str, dict[str, Any]] = {}
-        # Of each document, one behind the other in the order they came: the SHA-256 of its text,
-        # and the digest of it folded.
+        # Concatenated digests of the documents in order: SHA-256 of the text, and digest of the
+        # case-folded text.
         self._digests = bytearray()
         self._folded = bytearray()
         self._folder = folder
@@ -95,22 +98,22 @@ class SplitWriter:
         self._index_name = f"{name}-documents.jsonl"
         self._index: DigestedFile | None = None
         if kept is not None:
-            self._go_on(kept)
+            self._resume(kept)
         elif documents:
             self._index = DigestedFile(folder / self._index_name)
 
     @property
     def digests(self) -> np.ndarray:
-        """The SHA-256 of each document's text [documents] (32 bytes each), in their order."""
+        """Return the SHA-256 of each document's text [documents] (32 bytes each), in order."""
         return np.frombuffer(bytes(self._digests), dtype="S32")
 
     @property
     def folded(self) -> np.ndarray:
-        """The digest of each folded text [documents] (16 bytes each); none of token files."""
+        """Return the digest of each folded text [documents] (16 bytes each); empty without text."""
         return np.frombuffer(bytes(self._folded), dtype="S16")
 
     def add(self, tokens: np.ndarray) -> None:
-        """Append ``tokens`` [T] (uint16), cutting shards where they are full."""
+        """Append ``tokens`` [T] (uint16), starting a new shard when one is full."""
         self.counts += np.bincount(tokens, minlength=self.counts.size)
         while tokens.size:
             number, filled = divmod(self.tokens, SHARD_TOKENS)
@@ -123,9 +126,9 @@ class SplitWriter:
             self.tokens += piece.size
 
     def add_document(self, name: str, text: bytes, folded: bytes, tokens: np.ndarray) -> None:
-        """Append a document: its ``tokens`` [T], the end of text included, and its index line.
+        """Append a document: its ``tokens`` [T] with end of text, and its index line.
 
-        ``text`` is UTF-8, ``folded`` the digest of it folded.
+        ``text`` is UTF-8; ``folded`` is the digest of the folded text.
         """
         assert self._index is not None
         digest = hashlib.sha256(text).digest()
@@ -143,21 +146,21 @@ class SplitWriter:
         self.text_bytes += len(text)
 
     def note_document(self, digest: bytes) -> None:
-        """Count a document of a token file, which has neither name nor text."""
+        """Count a document of a token file (without name and text)."""
         self._digests += digest
 
     def names(self, positions: Sequence[int]) -> list[str]:
-        """What the documents at ``positions`` are called, once this side is closed."""
+        """Return the names of the documents at ``positions``. Call after ``close``."""
         if self._index is None:
             return [f"document {position}" for position in positions]
-        wanted = dict.fromkeys(positions, "")
+        names = dict.fromkeys(positions, "")
         for position, line in enumerate(read_index(self._folder / self._index_name)):
-            if position in wanted:
-                wanted[position] = line["id"]
-        return [wanted[position] for position in positions]
+            if position in names:
+                names[position] = line["id"]
+        return [names[position] for position in positions]
 
     def checkpoint(self) -> dict[str, Any]:
-        """Put everything on the disk; what another process needs to go on from here."""
+        """Write everything to the disk and return the state needed to resume from here."""
         assert self._index is not None
         files = dict(self.files)
         if self._shard is not None:
@@ -166,7 +169,7 @@ class SplitWriter:
         return {"shards": files, "index": index, "text_bytes": self.text_bytes}
 
     def close(self) -> dict[str, Any]:
-        """Close all files; what the manifest says of this side."""
+        """Close all files and return the manifest entry of this split."""
         self._close_shard()
         shards = list(self.files)
         if self._index is None:
@@ -184,22 +187,22 @@ class SplitWriter:
         }
 
     def discard(self) -> None:
-        """Let go of the open files; what was written is thrown away with its folder."""
+        """Close open files without syncing; the caller deletes the folder."""
         for file in (self._shard, self._index):
             if file is not None:
                 file.discard()
 
-    def _go_on(self, kept: Mapping[str, Any]) -> None:
-        """Open the files as they were, and count again what they hold."""
-        self.text_bytes = kept["text_bytes"]
-        for name, facts in sorted(kept["shards"].items()):
+    def _resume(self, checkpoint: Mapping[str, Any]) -> None:
+        """Open the files of ``checkpoint`` and recompute counts and digests from their content."""
+        self.text_bytes = checkpoint["text_bytes"]
+        for name, shard in sorted(checkpoint["shards"].items()):
             self._close_shard()
             path = self._folder / name
-            self._shard = DigestedFile(path, facts)
+            self._shard = DigestedFile(path, shard)
             tokens = np.fromfile(path, dtype="<u2")
             self.counts += np.bincount(tokens, minlength=self.counts.size)
             self.tokens += tokens.size
-        self._index = DigestedFile(self._folder / self._index_name, kept["index"])
+        self._index = DigestedFile(self._folder / self._index_name, checkpoint["index"])
         for line in read_index(self._folder / self._index_name):
             self._digests += bytes.fromhex(line["sha256"])
             self._folded += bytes.fromhex(line["folded"])
@@ -210,18 +213,18 @@ class SplitWriter:
 
 
 def digest_of_digests(distinct: np.ndarray) -> str:
-    """SHA-256 of sorted digests [documents] (32 bytes each): in hex, joined by line ends."""
+    """Return the SHA-256 of sorted digests [documents] (32 bytes), in hex joined by newlines."""
     return hashlib.sha256(distinct.tobytes().hex("\n", 32).encode()).hexdigest()
 
 
 def read_index(path: Path) -> Iterator[dict[str, Any]]:
-    """The lines of a document index: id, offset and length in tokens, sha256 of the text."""
+    """Yield the lines of a document index: id, offset and length in tokens, digests of the text."""
     with open(path, encoding="utf-8") as stream:
         for line in stream:
             yield json.loads(line)
 
 
-def _damaged(path: Path, what: str) -> DataError:
-    """An unfinished data set that cannot be gone on with."""
+def _cannot_resume(path: Path, reason: str) -> DataError:
     remedy = f"type: rm -r {shlex.quote(str(path.parent))} && make data"
-    return DataError(Problem(f"cannot go on: {what}", str(path), remedy))
+    what = f"cannot resume the preparation: {reason}"
+    return DataError(Problem(what, str(path), remedy, code="data.damaged-checkpoint"))

@@ -1,4 +1,4 @@
-"""What the configuration chooses: the source of the text, and the folder its tokens lie in."""
+"""The text source that the configuration selects, and the folder of the prepared tokens."""
 
 import hashlib
 from pathlib import Path
@@ -10,37 +10,47 @@ from gpt2.data.tokenizer import digest as tokenizer_digest
 from lib.errors import DataError, Problem
 from lib.files import canonical_json
 
-# Part of every data set's name: raise it when the same source gives other tokens or another split.
+# Version of the preparation, part of every data set's hash. Increase it if the same source yields
+# different tokens or another split.
 PREPARATION = 2
 
-# Where documents or, for BinCorpus, tokens come from.
+# Source of documents or, for BinCorpus, of tokens.
 Source = Corpus | custom.BinCorpus | hub.HubCorpus
 
 
 def given_split(corpus: Source) -> bool:
-    """Whether the source says itself what is held out; else the hash of each text does."""
+    """Return whether the source defines the split; otherwise the hash of each text does."""
     return isinstance(corpus, custom.BinCorpus) or bool(
         isinstance(corpus, custom.Files) and corpus.held_out
     )
 
 
 def data_folder(config: DataConfig, build_dir: Path) -> Path:
-    """DATA_DIR; a relative one starts at ``build_dir``."""
+    """Return DATA_DIR; a relative path is relative to ``build_dir``."""
     return build_dir / config.data_dir
 
 
 def downloads_folder(config: DataConfig, build_dir: Path) -> Path:
-    """Where the wheels are kept."""
+    """Return the folder of downloaded wheels."""
     return data_folder(config, build_dir) / "downloads"
 
 
 def choose(config: DataConfig, build_dir: Path) -> Source:
-    """The source of the text. DataError when it is absent; the hub is not asked."""
+    """Return the text source of ``config`` without querying the hub.
+
+    Raises DataError if local files of the source are missing or invalid.
+    """
     if config.dataset in PACKAGED:
         return PACKAGED[config.dataset]
     if config.dataset == "custom":
         if not config.custom_path:
-            raise DataError(Problem("CUSTOM_PATH is empty", next="type: make menuconfig"))
+            raise DataError(
+                Problem(
+                    "CUSTOM_PATH: required for a custom data set, but empty",
+                    next="type: make menuconfig",
+                    code="config.missing-value",
+                )
+            )
         path = build_dir / config.custom_path
         val_path = build_dir / config.custom_val_path if config.custom_val_path else None
         return custom.find(path, config.custom_format, config.custom_text_field, val_path)
@@ -48,16 +58,16 @@ def choose(config: DataConfig, build_dir: Path) -> Source:
 
 
 def dataset_folder(config: DataConfig, build_dir: Path) -> Path:
-    """``DATA_DIR/<dataset>-<tokenizer>-<hash8>``, the hash over all that decides the content.
+    """Return ``DATA_DIR/<dataset>-<tokenizer>-<hash8>``, with a hash of all that affects content.
 
-    That is the source's digests, the tokenizer, the split and the way of preparing; a custom
-    source is read for it. Raises DataError as ``choose`` does.
+    Hashed are the source's digests, the tokenizer, the split and the preparation version; a custom
+    source is read to compute them. Raises DataError like ``choose``.
     """
     return folder_of(choose(config, build_dir), config, build_dir)
 
 
 def folder_of(corpus: Source, config: DataConfig, build_dir: Path) -> Path:
-    """``dataset_folder`` where the source is known already."""
+    """Return ``dataset_folder`` for a source that is already resolved."""
     identity = {
         "preparation": PREPARATION,
         "source": [type(corpus).__name__, corpus.identity()],

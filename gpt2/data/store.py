@@ -1,15 +1,15 @@
-"""Opening a prepared data set: everything is checked first, then memory-mapped.
+"""Prepared data sets: verification of all files, then memory-mapped access.
 
-A data set is a folder. ``dataset.json``, written last, names every other file with its size and
-SHA-256. Two digests stand in it: ``digest`` covers what a run reads (tokens, documents, tokenizer),
-``seal`` covers the manifest itself.
+A data set is a folder. Its manifest ``dataset.json``, written last, lists every other file with
+size and SHA-256, and has two digests: ``digest`` covers all that a run reads (tokens, documents,
+tokenizer), ``seal`` covers the manifest.
 """
 
 import hashlib
 import json
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -26,52 +26,52 @@ from lib.errors import DataError, Problem
 from lib.files import canonical_json, sha256
 
 MANIFEST = "dataset.json"
-# What the manifest does not list: itself, and what a kill may leave of the preparation.
-_OWN = (MANIFEST, CHECKPOINT)
+# Files that the manifest does not list: the manifest, and the leftover of a killed preparation.
+_UNLISTED = (MANIFEST, CHECKPOINT)
 SCHEMA_VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)
 class DocumentSpan:
-    """Where a document's tokens lie in its split, its end of text included."""
+    """Position of a document's tokens in its split, including the end-of-text token."""
 
     id: str
     offset: int
     length: int
-    # SHA-256 of its text.
+    # SHA-256 of the text.
     digest: str
 
 
 class Split:
-    """One side of a data set: its tokens as one sequence, however many shards hold them."""
+    """One split of a data set: a single token sequence, stored in any number of shards."""
 
     def __init__(self, name: str, shards: Sequence[Path], index: Path | None) -> None:
         self.name = name
         self._paths = list(shards)
         self._index = index
-        # Position of each shard's first token, and of the end.
+        # Offset of each shard's first token, and of the end.
         sizes = [path.stat().st_size // 2 for path in self._paths]
         self._starts = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
 
     def __getstate__(self) -> dict[str, Any]:
-        """Paths only: another process maps the files again instead of receiving their content."""
+        """Return the paths only, so that another process maps the files instead of copying them."""
         return {k: v for k, v in vars(self).items() if k not in ("_maps", "documents")}
 
     @property
     def n_tokens(self) -> int:
-        """Tokens of this side."""
+        """Return the number of tokens of the split."""
         return int(self._starts[-1])
 
     @cached_property
     def documents(self) -> list[DocumentSpan] | None:
-        """The documents in order, or None where they are unknown (token files)."""
+        """Return the documents in order, or None if unknown (token files)."""
         if self._index is None:
             return None
         lines = read_index(self._index)
         return [DocumentSpan(d["id"], d["offset"], d["length"], d["sha256"]) for d in lines]
 
     def window(self, offset: int, length: int) -> np.ndarray:
-        """Tokens ``offset`` to ``offset + length`` [length] (uint16). A view where it can be one."""
+        """Return tokens ``offset`` to ``offset + length`` (uint16), as a view if possible."""
         end = offset + length
         assert 0 <= offset <= end <= self.n_tokens, (offset, length, self.n_tokens)
         shard = int(np.searchsorted(self._starts, offset, side="right")) - 1
@@ -89,7 +89,7 @@ class Split:
 
 @dataclass(frozen=True)
 class Dataset:
-    """A checked data set."""
+    """A verified data set."""
 
     train: Split
     val: Split
@@ -98,23 +98,23 @@ class Dataset:
 
     @property
     def digest(self) -> str:
-        """Identity of the content: the tokenizer and the SHA-256 of every file (hex)."""
+        """Return the digest of the content: the tokenizer and the SHA-256 of every file (hex)."""
         return str(self.manifest["digest"])
 
     @property
     def unigram_entropy(self) -> float:
-        """Entropy of the training tokens' frequencies, in nats per token.
+        """Return the entropy of the training tokens' frequencies, in nats per token.
 
-        A model that knows only how often each token occurs reaches this loss.
+        This is the loss of a model that predicts only unigram frequencies.
         """
         return float(self.manifest["unigram_entropy_nats"])
 
 
 def open_dataset(config: DataConfig, build_dir: Path, vocab_size: int | None = None) -> Dataset:
-    """The prepared data set of ``config``, every byte of it checked.
+    """Open the prepared data set of ``config`` after verifying every byte of it.
 
-    ``vocab_size`` is what the model can take. Raises DataError when the data set is missing,
-    damaged, made by another tokenizer, or too large in vocabulary.
+    ``vocab_size`` is the model's vocabulary size. Raises DataError if the data set is missing,
+    damaged, prepared with another tokenizer, or needs a larger vocabulary.
     """
     folder = source.dataset_folder(config, build_dir)
     manifest = read_manifest(folder, config)
@@ -122,9 +122,10 @@ def open_dataset(config: DataConfig, build_dir: Path, vocab_size: int | None = N
     if vocab_size is not None and vocab_size < tokens:
         raise DataError(
             Problem(
-                f"the model's vocabulary of {vocab_size} is smaller than the {tokens} tokens of "
-                f"{config.tokenizer}",
-                next="type: make menuconfig, and choose the tokenizer that the model was made for",
+                f"the model's vocabulary is too small for the tokenizer {config.tokenizer} "
+                f"(expected at least {tokens} tokens, got {vocab_size})",
+                next="type: make menuconfig, and choose the model's tokenizer",
+                code="data.vocabulary-too-large",
             )
         )
     check_folder(folder, manifest)
@@ -132,89 +133,98 @@ def open_dataset(config: DataConfig, build_dir: Path, vocab_size: int | None = N
 
 
 def read_manifest(folder: Path, config: DataConfig) -> dict[str, Any]:
-    """The manifest of ``folder``, its own digests and its tokenizer checked. Raises DataError."""
+    """Read the manifest of ``folder`` and check its schema, seal and tokenizer.
+
+    Raises DataError if the manifest is missing, damaged, or of another tokenizer.
+    """
     path = folder / MANIFEST
     if not path.exists():
         what = f"no prepared data for {config.dataset} with the {config.tokenizer} tokenizer"
-        raise DataError(Problem(what, str(folder), "type: make data"))
+        raise DataError(Problem(what, str(folder), "type: make data", code="data.missing"))
     try:
         manifest = json.loads(path.read_bytes())
         version = manifest["schema_version"]
         intact = manifest["seal"] == seal(manifest)
     except (ValueError, KeyError, TypeError) as error:
-        raise _damaged(folder, Problem(f"not a manifest: {error}", str(path))) from None
+        what = f"not a data set manifest: {error}"
+        raise _rebuild_error(folder, Problem(what, str(path), code="data.damaged")) from None
     if version != SCHEMA_VERSION:
-        what = f"schema version {version}; this program reads {SCHEMA_VERSION}"
-        raise _damaged(folder, Problem(what, str(path)))
+        what = f"unsupported schema version (expected {SCHEMA_VERSION}, got {version})"
+        raise _rebuild_error(folder, Problem(what, str(path), code="data.unsupported-version"))
     if not intact:
-        raise _damaged(folder, Problem("damaged: it does not match its own seal", str(path)))
-    made_by = manifest["tokenizer"]
+        what = "damaged: seal mismatch"
+        raise _rebuild_error(folder, Problem(what, str(path), code="data.damaged"))
+    recorded = manifest["tokenizer"]
     expected = {"name": config.tokenizer, "digest": tokenizer_digest(config.tokenizer)}
-    if {key: made_by[key] for key in expected} != expected:
+    if {key: recorded[key] for key in expected} != expected:
         what = (
-            f"made by the tokenizer {made_by['name']} ({made_by['digest'][:8]}); the configuration "
-            f"says {config.tokenizer} ({expected['digest'][:8]})"
+            f"wrong tokenizer (expected {config.tokenizer} {expected['digest'][:8]}, "
+            f"got {recorded['name']} {recorded['digest'][:8]})"
         )
-        raise _damaged(folder, Problem(what, str(path)))
+        raise _rebuild_error(folder, Problem(what, str(path), code="data.tokenizer-mismatch"))
     return manifest
 
 
 def check_folder(folder: Path, manifest: dict[str, Any], *, sizes_only: bool = False) -> None:
-    """``check_files``, and that nothing else is there. DataError lists all problems."""
+    """Run ``check_files`` and check for unlisted files. The DataError lists all problems."""
     problems = [
         Problem(
-            f"not of this data set, which has no such file; SHA-256 is {sha256(path)}", str(path)
+            f"file is not part of the data set (SHA-256 {sha256(path)})",
+            str(path),
+            code="data.unexpected-file",
         )
         for path in sorted(folder.iterdir())
-        if path.name not in (*manifest["files"], *_OWN) and not path.name.startswith(".")
+        if path.name not in (*manifest["files"], *_UNLISTED) and not path.name.startswith(".")
     ]
-    problems += _differing(folder, manifest, sizes_only)
+    problems += _file_problems(folder, manifest, sizes_only)
     if problems:
-        raise _damaged(folder, *problems)
+        raise _rebuild_error(folder, *problems)
 
 
 def check_files(folder: Path, manifest: dict[str, Any]) -> None:
-    """Compare the files of ``manifest`` with their size and SHA-256. DataError lists all that differ."""
-    if problems := _differing(folder, manifest, sizes_only=False):
-        raise _damaged(folder, *problems)
+    """Compare the files of ``manifest`` with their recorded size and SHA-256.
+
+    Raises DataError listing every missing or damaged file.
+    """
+    if problems := _file_problems(folder, manifest, sizes_only=False):
+        raise _rebuild_error(folder, *problems)
 
 
-def _differing(folder: Path, manifest: dict[str, Any], sizes_only: bool) -> list[Problem]:
+def _file_problems(folder: Path, manifest: dict[str, Any], sizes_only: bool) -> list[Problem]:
     problems = []
     for name, expected in manifest["files"].items():
         path = folder / name
         if not path.exists():
-            problems.append(Problem("missing", str(path)))
+            problems.append(Problem("missing", str(path), code="data.missing"))
         elif (size := path.stat().st_size) != expected["bytes"]:
-            what = f"damaged: {size} bytes, should be {expected['bytes']}"
-            problems.append(Problem(what, str(path)))
-        elif not sizes_only and (found := sha256(path)) != expected["sha256"]:
-            what = f"damaged: SHA-256 is {found}, should be {expected['sha256']}"
-            problems.append(Problem(what, str(path)))
+            what = f"damaged: wrong size (expected {expected['bytes']} bytes, got {size})"
+            problems.append(Problem(what, str(path), code="data.damaged"))
+        elif not sizes_only and (digest := sha256(path)) != expected["sha256"]:
+            what = f"damaged: SHA-256 mismatch (expected {expected['sha256']}, got {digest})"
+            problems.append(Problem(what, str(path), code="data.damaged"))
     return problems
 
 
 def content_digest(manifest: dict[str, Any]) -> str:
-    """SHA-256 of what a run reads: the tokenizer, and each file's name and digest."""
+    """Return the SHA-256 of all that a run reads: the tokenizer, each file's name and digest."""
     files = {name: file["sha256"] for name, file in manifest["files"].items()}
     content = {"files": files, "tokenizer": manifest["tokenizer"]["digest"]}
     return hashlib.sha256(canonical_json(content).encode()).hexdigest()
 
 
 def seal(manifest: dict[str, Any]) -> str:
-    """SHA-256 of the manifest without its seal."""
+    """Return the SHA-256 of the manifest without its seal."""
     rest = {key: value for key, value in manifest.items() if key != "seal"}
     return hashlib.sha256(canonical_json(rest).encode()).hexdigest()
 
 
 def _split(folder: Path, manifest: dict[str, Any], name: str) -> Split:
-    facts = manifest["splits"][name]
-    index = folder / facts["index"] if facts["index"] else None
-    return Split(name, [folder / shard for shard in facts["shards"]], index)
+    split = manifest["splits"][name]
+    index = folder / split["index"] if split["index"] else None
+    return Split(name, [folder / shard for shard in split["shards"]], index)
 
 
-def _damaged(folder: Path, *problems: Problem) -> DataError:
-    """The last problem says how to make the data set anew."""
-    last = problems[-1]
+def _rebuild_error(folder: Path, *problems: Problem) -> DataError:
+    """Build the error; its last problem gets the command to prepare the data set again."""
     remedy = f"type: rm -r {shlex.quote(str(folder))} && make data"
-    return DataError(*problems[:-1], Problem(last.what, last.where, remedy))
+    return DataError(*problems[:-1], replace(problems[-1], next=remedy))

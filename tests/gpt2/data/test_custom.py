@@ -1,4 +1,4 @@
-"""Custom data: each format read as it is, and bad input named with its place."""
+"""Custom data sets: every format is read unchanged; errors name file and line."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -29,37 +29,45 @@ def test_jsonl_lines(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "message"),
+    ("line", "detail"),
     [
-        (b"{not json}", "not JSON"),
-        (b'{"text": "\xff"}', "not JSON in UTF-8"),
-        (b'["text"]', "expected a JSON object, found list"),
-        (b'{"body": "x"}', "expected text in the field 'text', there is none"),
-        (b'{"text": 3}', "expected text in the field 'text', found int"),
-        (b'{"text": "\\ud800"}', "the field 'text' holds half of a surrogate pair"),
+        (b"{not json}", "JSON"),
+        (b'{"text": "\xff"}', "UTF-8"),
+        (b'["text"]', "list"),
+        (b'{"body": "x"}', "'text'"),
+        (b'{"text": 3}', "int"),
+        (b'{"text": "\\ud800"}', "surrogate"),
     ],
 )
-def test_bad_jsonl_line(line: bytes, message: str, tmp_path: Path) -> None:
+def test_bad_jsonl_line(line: bytes, detail: str, tmp_path: Path) -> None:
     path = tmp_path / "d.jsonl"
     path.write_bytes(b'{"text": "good"}\n' + line + b"\n")
     with pytest.raises(DataError) as caught:
         list(find(path, "jsonl", "text").documents(tmp_path))
-    assert str(caught.value).startswith(f"{path}:2: {message}")
+    assert caught.value.codes == ["data.invalid-format"]
+    (problem,) = caught.value.problems
+    assert problem.where == f"{path}:2" and detail in problem.what
 
 
 def test_text_that_is_not_utf8(tmp_path: Path) -> None:
     path = tmp_path / "d.txt"
     path.write_bytes(b"ab\xff")
-    with pytest.raises(DataError, match=f"{path}: not UTF-8 at byte 2"):
+    with pytest.raises(DataError) as caught:
         list(find(path, "text", "").documents(tmp_path))
+    assert caught.value.codes == ["data.invalid-format"]
+    (problem,) = caught.value.problems
+    assert problem.where == str(path) and "byte 2" in problem.what
 
 
 @pytest.mark.parametrize("data_format", ["text", "jsonl", "bin"])
-def test_nothing_there(data_format: str, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no such file or folder"):
-        find(tmp_path / "none", data_format, "text")
-    with pytest.raises(DataError, match=r"no (\*\.txt|\*\.jsonl|train\.bin and no val\.bin) in it"):
-        find(tmp_path, data_format, "text")
+def test_missing_files(data_format: str, tmp_path: Path) -> None:
+    pattern = {"text": "*.txt", "jsonl": "*.jsonl", "bin": "train.bin and val.bin"}
+    for path in (tmp_path / "none", tmp_path):
+        with pytest.raises(DataError) as caught:
+            find(path, data_format, "text")
+        assert caught.value.codes == ["data.missing"]
+        assert caught.value.problems[0].where == str(path)
+    assert pattern[data_format] in str(caught.value)
 
 
 def bin_folder(folder: Path, train: np.ndarray, val: np.ndarray) -> None:
@@ -83,9 +91,13 @@ def test_bin_keeps_its_split(config: Callable[..., DataConfig], tmp_path: Path) 
 
 def test_bin_of_another_tokenizer(config: Callable[..., DataConfig], tmp_path: Path) -> None:
     bin_folder(tmp_path / "texts", np.array([1, 256, 257]), np.array([1]))
-    with pytest.raises(DataError, match="train.bin: token 2 is 257, the tokenizer has 257"):
+    with pytest.raises(DataError) as caught:
         prepare(config(custom_format="bin"), tmp_path)
+    assert caught.value.codes == ["data.tokenizer-mismatch"]
+    assert "token 2 " in str(caught.value) and "got 257" in str(caught.value)
     (tmp_path / "texts" / "train.bin").write_bytes(b"\1\0\2")
-    with pytest.raises(DataError, match="train.bin: an odd number of bytes"):
+    with pytest.raises(DataError) as caught:
         prepare(config(custom_format="bin"), tmp_path)
+    assert caught.value.codes == ["data.invalid-format"]
+    assert caught.value.problems[0].where.endswith("train.bin")
     assert not list((tmp_path / "data").glob("*custom*"))

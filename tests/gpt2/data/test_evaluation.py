@@ -69,8 +69,11 @@ def test_order_follows_the_text_not_the_place() -> None:
 
 
 def test_budget_below_a_window() -> None:
-    with pytest.raises(ConfigError, match="EVAL_TOKENS: no evaluation window.*\n.*BLOCK_SIZE"):
+    with pytest.raises(ConfigError) as caught:
         evaluation_windows(split(documents=False), 8, 7)
+    assert caught.value.codes == ["config.out-of-range"]
+    (problem,) = caught.value.problems
+    assert problem.where == "EVAL_TOKENS" and "BLOCK_SIZE" in problem.next
 
 
 def test_unknown_documents_make_a_unit_of_each_window() -> None:

@@ -1,4 +1,4 @@
-"""Data sets of the hub: one call for hub and local copies, and what is said when it fails."""
+"""Data sets of the hub: streaming from the hub and from local copies, and their errors."""
 
 import importlib.util
 import json
@@ -41,7 +41,7 @@ run(lambda: prepare(DataConfig(**json.loads(sys.argv[1])), Path(sys.argv[2])) an
 
 
 def in_process(config: DataConfig, build_dir: Path, **variables: str) -> tuple[int, str]:
-    """Prepare in a process of its own: exit code and what it said."""
+    """Prepare in another process; return its exit code and stderr."""
     command = [sys.executable, "-c", PREPARE, json.dumps(asdict(config)), str(build_dir)]
     environment = {**os.environ, "HF_HOME": str(build_dir / "hf"), **variables}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
@@ -52,7 +52,7 @@ def test_every_page_is_there_whole_and_in_order(
     streamed: Settings, pages: Pages, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     prepare(streamed(), tmp_path)
-    assert "ends after" in capsys.readouterr().err
+    assert "DATASET_TOKENS" in capsys.readouterr().err
     dataset = open_dataset(streamed(), tmp_path)
     texts = dict(pages)
     order = [page for page, _ in pages]
@@ -194,7 +194,8 @@ def test_offline_says_every_way_on(streamed: Settings, tmp_path: Path) -> None:
     code, said = in_process(hub_settings, tmp_path, HF_HUB_OFFLINE="1", HF_TOKEN=secret)
     assert code == 3
     errors = [line for line in said.splitlines() if line.startswith("ERROR")]
-    assert len(errors) == 1 and "HuggingFaceFW/fineweb-edu: cannot be read: " in errors[0]
+    assert len(errors) == 1 and "HuggingFaceFW/fineweb-edu: " in errors[0]
+    assert "[data.unreadable]" in errors[0]
     for way in ("make data", "DATASET_PATH", "DATASET_STAND_IN", "train.bin"):
         assert way in said
     assert "Traceback" not in said and secret not in said
@@ -208,8 +209,10 @@ def test_what_a_signed_url_asks_for_is_not_shown(
         raise ConnectionError("403 for url: https://cdn.example/x.parquet?Signature=s3cr3t (x)")
 
     monkeypatch.setattr(datasets, "load_dataset_builder", refuse)
-    with pytest.raises(DataError, match=r"cannot be read: 403.*x\.parquet \(x\)") as caught:
+    with pytest.raises(DataError) as caught:
         prepare(streamed(dataset_path=""), tmp_path)
+    assert caught.value.codes == ["data.unreadable"]
+    assert "403 for url: https://cdn.example/x.parquet (x)" in str(caught.value)
     assert "s3cr3t" not in str(caught.value)
 
 
@@ -219,8 +222,10 @@ def test_without_the_package(
     find_spec = importlib.util.find_spec
     lacking = lambda name: None if name == "datasets" else find_spec(name)  # noqa: E731
     monkeypatch.setattr(hub, "find_spec", lacking)
-    with pytest.raises(DataError, match="package datasets.*\n.*make setup EXTRAS=datasets"):
+    with pytest.raises(DataError) as caught:
         prepare(streamed(), tmp_path)
+    assert caught.value.codes == ["env.missing-package"]
+    assert "make setup EXTRAS=datasets" in caught.value.problems[0].next
 
 
 def test_once_prepared_it_needs_neither_package_nor_hub(
@@ -235,32 +240,44 @@ def test_once_prepared_it_needs_neither_package_nor_hub(
 
 
 @pytest.mark.parametrize(
-    ("damage", "message"),
+    ("damage", "code", "details"),
     [
-        (lambda f: shutil.rmtree(f), "pages: no such folder"),
-        (lambda f: [p.unlink() for p in f.rglob("*.parquet")], r"pages: no \*\.parquet in it"),
-        (lambda f: (f / "000_00000.parquet").write_bytes(b"x" * 99), "not a whole parquet file"),
-        (lambda f: (f / "000_00001.parquet").write_bytes(b""), "not a whole parquet file"),
+        (lambda f: shutil.rmtree(f), "data.missing", "pages: "),
+        (lambda f: [p.unlink() for p in f.rglob("*.parquet")], "data.missing", "*.parquet"),
+        (
+            lambda f: (f / "000_00000.parquet").write_bytes(b"x" * 99),
+            "data.damaged",
+            "000_00000.parquet: ",
+        ),
+        (
+            lambda f: (f / "000_00001.parquet").write_bytes(b""),
+            "data.damaged",
+            "000_00001.parquet: ",
+        ),
         (
             lambda f: pq.write_table(pa.table({"body": ["x"]}), f / "000_00000.parquet"),
-            "expected text in the column text",
+            "data.invalid-format",
+            "got columns body",
         ),
         (
             lambda f: pq.write_table(pa.table({"text": ["x", None]}), f / "000_00000.parquet"),
-            "expected text in the column text; row 1 has none",
+            "data.invalid-format",
+            "NoneType in row 1",
         ),
     ],
 )
 def test_a_bad_local_copy(
     damage: Callable[[Path], Any],
-    message: str,
+    code: str,
+    details: str,
     streamed: Settings,
     pages: Pages,
     tmp_path: Path,
 ) -> None:
     damage(tmp_path / "pages")
-    with pytest.raises(DataError, match=message):
+    with pytest.raises(DataError) as caught:
         prepare(streamed(), tmp_path)
+    assert caught.value.codes == [code] and details in str(caught.value)
 
 
 def test_a_damaged_page_of_a_file(streamed: Settings, pages: Pages, tmp_path: Path) -> None:
@@ -268,5 +285,7 @@ def test_a_damaged_page_of_a_file(streamed: Settings, pages: Pages, tmp_path: Pa
     content = np.fromfile(path, dtype=np.uint8)
     content[4:400] = 255
     content.tofile(path)
-    with pytest.raises(DataError, match="pages: cannot be read: "):
+    with pytest.raises(DataError) as caught:
         prepare(streamed(), tmp_path)
+    assert caught.value.codes == ["data.unreadable"]
+    assert caught.value.problems[0].where == str(tmp_path / "pages")

