@@ -1,1 +1,1 @@
-"""What a trained or a built model does on this machine: retrieval, and the same numbers as elsewhere."""
+"""Validation of models on the present machine: kernel correctness and long-range retrieval."""

@@ -1,4 +1,4 @@
-"""``make validate-machine``: native sparse attention on the present device, by both backends.
+"""``make validate-machine``: check native sparse attention on the present device, by both backends.
 
 B batch, T tokens, V vocabulary, N heads, K key/value heads, H head dim.
 """
@@ -43,19 +43,21 @@ _SMALL: dict[str, Value] = {
     "NSA_WINDOW": 8,
 }
 _LENGTH = 72
-# The reference goes query by query: five blocks, of which four are selected.
-_COMPARED = 29
-# In float64, relative to the largest logit.
-_EXACT = 1e-9
-# Of fp32: the same, where sums come in another order. Of half types: relative to the norm.
-_FP32, _HALF = 1e-3, 2e-2
-# Tokens of the long context: in short, with FULL=1 on a CPU, and on a GPU.
-_LONG, _FULL_CPU, _FULL_GPU = 1024, 8192, 65536
+# Tokens compared with the slow query-by-query reference: five blocks, of which four are selected.
+_REFERENCE_LENGTH = 29
+# Tolerance in float64, relative to the largest element.
+_FP64_TOLERANCE = 1e-9
+# Tolerance in fp32, relative to the largest element, for sums in different orders.
+_FP32_TOLERANCE = 1e-3
+# Tolerance of half-precision types, relative to the norm.
+_HALF_TOLERANCE = 2e-2
+# Tokens of the long-context check: by default, and with FULL=1 on a CPU and on a GPU.
+_LONG_CONTEXT, _FULL_CONTEXT_CPU, _FULL_CONTEXT_GPU = 1024, 8192, 65536
 
 
 @dataclass(frozen=True)
 class Row:
-    """One property of one backend: PASS, FAIL, or ABSENT where this device has it not."""
+    """Result of one check of one backend: PASS, FAIL, or ABSENT if the device cannot run it."""
 
     check: str
     backend: str
@@ -65,25 +67,25 @@ class Row:
 
 
 def validate(device: torch.device, full: bool) -> list[Row]:
-    """All properties; ``full`` takes the long context at its full length."""
+    """Run all checks of both backends on ``device``; ``full`` uses the full long context."""
     checks: dict[str, Callable[[Config, torch.device], str]] = {
         "float64 reference": _parity,
         "causality": _causality,
         "decode = prefill": _decode,
-        "bfloat16": lambda config, device: _narrow(config, device, torch.bfloat16),
-        "float16": lambda config, device: _narrow(config, device, torch.float16),
+        "bfloat16": lambda config, device: _half_precision(config, device, torch.bfloat16),
+        "float16": lambda config, device: _half_precision(config, device, torch.float16),
     }
-    length = _LONG
+    length = _LONG_CONTEXT
     if full:
-        length = _FULL_CPU if device.type == "cpu" else _FULL_GPU
-    checks[f"{length} tokens"] = lambda config, device: _long(config, device, length)
+        length = _FULL_CONTEXT_CPU if device.type == "cpu" else _FULL_CONTEXT_GPU
+    checks[f"{length} tokens"] = lambda config, device: _long_context(config, device, length)
     return [
         _row(name, check, backend, device) for backend in BACKENDS for name, check in checks.items()
     ]
 
 
 def to_markdown(rows: list[Row]) -> str:
-    """A line for each."""
+    """Return the results as a Markdown table, one line per row."""
     lines = [
         f"| {r.check} | {r.backend} | {r.state} | {r.seconds:.1f} | {r.detail} |" for r in rows
     ]
@@ -99,10 +101,11 @@ def _row(
     started = time.perf_counter()
     try:
         resolve_backend(_options(config), device.type)
-        wrong = check(config, device)
+        failure = check(config, device)
     except (PreflightError, NotImplementedError) as error:
         return Row(name, backend, "ABSENT", time.perf_counter() - started, str(error))
-    return Row(name, backend, "FAIL" if wrong else "PASS", time.perf_counter() - started, wrong)
+    state = "FAIL" if failure else "PASS"
+    return Row(name, backend, state, time.perf_counter() - started, failure)
 
 
 def _options(config: Config) -> NsaOptions:
@@ -112,7 +115,7 @@ def _options(config: Config) -> NsaOptions:
 
 
 def _model(config: Config, device: torch.device, dtype: torch.dtype = torch.float64) -> GPT:
-    """No parameter is zero."""
+    """Build a model in which no parameter is zero."""
     model = GPT(config.model)
     model.init_weights(config.seed)
     fill(model.double())
@@ -124,28 +127,29 @@ def _tokens(device: torch.device) -> Tensor:
     return torch.randint(256, (2, _LENGTH), generator=generator).to(device)
 
 
-def _apart(found: Tensor, wanted: Tensor, tolerance: float) -> str:
-    """By how much, where it is too much."""
-    found, wanted = found.detach().cpu(), wanted.detach().cpu()
-    error = float((found - wanted).abs().max() / wanted.abs().max())
+def _difference(actual: Tensor, expected: Tensor, tolerance: float) -> str:
+    """Return a description of the relative difference if it exceeds ``tolerance``, else ""."""
+    actual, expected = actual.detach().cpu(), expected.detach().cpu()
+    error = float((actual - expected).abs().max() / expected.abs().max())
     return "" if error <= tolerance else f"differs by {error:.1e} of the largest"
 
 
 def _parity(config: Config, device: torch.device) -> str:
-    """Logits and the gradient of every parameter."""
-    model, idx_BT = _model(config, device), _tokens(device)[:1, :_COMPARED]
+    """Compare logits and the gradient of every parameter with the reference."""
+    model, idx_BT = _model(config, device), _tokens(device)[:1, :_REFERENCE_LENGTH]
     parameters = {n: p.detach().cpu().requires_grad_() for n, p in model.named_parameters()}
-    wanted = reference.gpt(idx_BT.cpu(), parameters, config.model, [None] * len(model.h))
-    found = model(idx_BT)
-    if wrong := _apart(found, wanted, _EXACT):
-        return wrong
-    mine, its = (
+    expected = reference.gpt(idx_BT.cpu(), parameters, config.model, [None] * len(model.h))
+    actual = model(idx_BT)
+    if difference := _difference(actual, expected, _FP64_TOLERANCE):
+        return difference
+    gradients, expected_gradients = (
         torch.autograd.grad(logits.square().mean(), list(leaves), materialize_grads=True)
-        for logits, leaves in ((found, model.parameters()), (wanted, parameters.values()))
+        for logits, leaves in ((actual, model.parameters()), (expected, parameters.values()))
     )
-    for name, slope, right in zip(parameters, mine, its, strict=True):
-        if wrong := _apart(slope, right, _EXACT):
-            return f"gradient of {name}: {wrong}"
+    pairs = zip(parameters, gradients, expected_gradients, strict=True)
+    for name, gradient, expected_gradient in pairs:
+        if difference := _difference(gradient, expected_gradient, _FP64_TOLERANCE):
+            return f"gradient of {name}: {difference}"
     return ""
 
 
@@ -156,43 +160,44 @@ def _causality(config: Config, device: torch.device) -> str:
     for t in (1, _LENGTH // 2, _LENGTH - 7):
         changed_BT = idx_BT.clone()
         changed_BT[:, t:] = (changed_BT[:, t:] + 101) % 256
-        wrong = _apart(model(changed_BT)[:, :t], before[:, :t], _EXACT)
-        if wrong:
-            return f"token {t}: {wrong}"
+        difference = _difference(model(changed_BT)[:, :t], before[:, :t], _FP64_TOLERANCE)
+        if difference:
+            return f"token {t}: {difference}"
     return ""
 
 
 @torch.no_grad()
 def _decode(config: Config, device: torch.device) -> str:
-    """A prompt that ends within a block, then one token at a time."""
+    """Decode a prompt that ends within a block, then one token at a time."""
     model, idx_BT = _model(config, device), _tokens(device)
     cache = model.new_cache()
     parts = idx_BT.split([13, *[1] * (_LENGTH - 13)], 1)
-    return _apart(torch.cat([model.decode(x, cache) for x in parts], 1), model(idx_BT), _EXACT)
+    decoded = torch.cat([model.decode(x, cache) for x in parts], 1)
+    return _difference(decoded, model(idx_BT), _FP64_TOLERANCE)
 
 
 @torch.no_grad()
-def _narrow(config: Config, device: torch.device, dtype: torch.dtype) -> str:
-    """Under autocast, against fp32."""
+def _half_precision(config: Config, device: torch.device, dtype: torch.dtype) -> str:
+    """Compare autocast to ``dtype`` with fp32."""
     model, idx_BT = _model(config, device, torch.float32), _tokens(device)
-    wanted = model(idx_BT)
+    expected = model(idx_BT)
     with torch.autocast(device.type, dtype=dtype):
-        found = model(idx_BT).float()
-    error = float((found - wanted).norm() / wanted.norm())
-    return "" if error <= _HALF else f"differs by {error:.1e} of the norm"
+        actual = model(idx_BT).float()
+    error = float((actual - expected).norm() / expected.norm())
+    return "" if error <= _HALF_TOLERANCE else f"differs by {error:.1e} of the norm"
 
 
 @torch.no_grad()
-def _long(config: Config, device: torch.device, length: int) -> str:
-    """The last token of a long sequence: by itself from a cache, and with all others."""
+def _long_context(config: Config, device: torch.device, length: int) -> str:
+    """Compare decoding of the last token of a long sequence with the full forward pass."""
     options = _options(config)
     generator = torch.Generator().manual_seed(0)
 
-    def drawn(heads: int) -> Tensor:
+    def random(heads: int) -> Tensor:
         return torch.randn(1, heads, length, 64, generator=generator).to(device)
 
-    q_BNTH = drawn(4)
-    raw: dict[str, Pair] = {name: (drawn(2), drawn(2)) for name in BRANCHES}
+    q_BNTH = random(4)
+    raw: dict[str, Pair] = {name: (random(2), random(2)) for name in BRANCHES}
 
     def blocks(tokens: dict[str, Pair]) -> Pair:
         k, v = tokens["compressed"]
@@ -207,8 +212,8 @@ def _long(config: Config, device: torch.device, length: int) -> str:
     single = cache.attend(q_BNTH[:, :, -1:], last)
     for name, all_BNTH, one_BNTH in zip(BRANCHES, whole, single, strict=True):
         if not all_BNTH.isfinite().all():
-            return f"{name}: not finite"
-        wrong = _apart(one_BNTH, all_BNTH[:, :, -1:], _FP32)
-        if wrong:
-            return f"{name}: {wrong}"
+            return f"{name}: non-finite output"
+        difference = _difference(one_BNTH, all_BNTH[:, :, -1:], _FP32_TOLERANCE)
+        if difference:
+            return f"{name}: {difference}"
     return ""

@@ -1,13 +1,14 @@
-"""``make needle``: does selection find what is far away?
+"""``make needle``: a synthetic retrieval task that tests block selection over long distances.
 
-Blocks of tokens tell values: a block has one key, and in a test every value stands in it once, at a
-place that chance decides. After each block come questions for a key and a place. Where the answer
-lies further back than the window and two blocks, nothing but a selected block leads there: a
-compressed one is the mean of all values, whatever their order. The same model with blocks that are
-drawn, and with the window alone, has to guess. A test counts what is asked late, when blocks are many:
-few that are drawn hold the answer, and how few is known.
+A sequence alternates fact blocks and question blocks. A fact block assigns values to the positions
+of one key; in test sequences every value occurs once per block, at a random position. A question
+names a key and a position, and the answer is the value stored there. If the fact is further back
+than the window and two blocks, only a selected block reaches it: a compressed block is the mean of
+all its values, whatever their order. The same model with random selection, or with the window
+alone, has to guess. Only the questions of the last blocks are scored: among many blocks, random
+selection rarely covers the answer, and the hit rate of random selection is computed exactly.
 
-B batch, T tokens, K blocks told, l tokens of one, Q questions, V values, C n_embd.
+B batch, T tokens, K fact blocks, l tokens per block, Q questions, V values, C n_embd.
 """
 
 import time
@@ -28,8 +29,8 @@ from lib.kconfig import Layer, Tree
 
 _BLOCK = 8
 _BLOCKS = 16
-# One layer, so that nothing can be handed on from window to window; one head; and an MLP too small to
-# look anything up by itself.
+# One layer, so that information cannot travel from window to window; one head; and an MLP that is
+# too small to memorize facts.
 MODEL: dict[str, Value] = {
     "MODEL_SIZE_CUSTOM": True,
     "N_LAYER": 1,
@@ -57,28 +58,27 @@ ARMS: dict[str, dict[str, Value]] = {
     "random blocks": {**_SELECTION, "NSA_SELECT_BY_RANDOM": True},
     "window only": {"NSA_BRANCH_COMPRESSED": False, "NSA_BRANCH_SELECTED": False},
 }
-# The window and two blocks.
-_FAR = 3 * _BLOCK
-# Told are triples of key, place and value; asked are key and place; then come the answers.
-_TOLD = _BLOCKS * _BLOCK * _BLOCK
-_ANSWERS = _TOLD + _BLOCKS * _BLOCK
+# Answers are far beyond the window and two blocks.
+_FAR_DISTANCE = 3 * _BLOCK
+# Vocabulary: fact tokens (key, position, value), question tokens (key, position), answer tokens.
+_NUM_FACTS = _BLOCKS * _BLOCK * _BLOCK
+_ANSWERS = _NUM_FACTS + _BLOCKS * _BLOCK
 _VOCAB = _ANSWERS + _BLOCK
 STEPS = 400
-_ROWS = 32
+_BATCH_SIZE = 32
 _LEARNING_RATE = 5e-3
 _WARMUP = 20
-# Learning rates fall over the last part of training.
-_DECAY = 0.3
-_TESTED = 512
-# Of a test the questions in so many blocks count, the last.
-_LATE = 2
-# A line of progress comes this often.
-_SECONDS = 5.0
+# The learning rate decays linearly over this last fraction of training.
+_DECAY_FRACTION = 0.3
+_TEST_SEQUENCES = 512
+# Number of question blocks, counted from the end, that a test scores.
+_SCORED_BLOCKS = 2
+_PROGRESS_INTERVAL_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
 class Sequences:
-    """Tokens BT; of each question, BQ, the value, and where it stands among all that are told."""
+    """Tokens BT, and for each question (BQ) the value and the index of the fact among all facts."""
 
     idx_BT: Tensor
     values_BQ: Tensor
@@ -87,11 +87,12 @@ class Sequences:
 
 @dataclass(frozen=True)
 class Found:
-    """Shares of right answers to late questions.
+    """Accuracy on the scored questions.
 
-    far    whose answers lie further back than the window and two blocks
-    luck   far ones, of who sees the answer if a drawn block happens to hold it and guesses if not
-    first  whose answers are in the first block, which is always selected
+    far    facts further back than the window and two blocks
+    luck   expected accuracy on the far facts of a model that sees the fact if a random block
+           contains it, and guesses otherwise
+    first  facts in the first block, which is always selected
     """
 
     far: float
@@ -101,46 +102,50 @@ class Found:
 
 
 def draw(rows: int, generator: torch.Generator, *, test: bool = False) -> Sequences:
-    """Fresh sequences: blocks of one key each and of any values, each before a block of questions.
+    """Generate sequences of fact blocks, each followed by a block of questions.
 
-    In a test every value stands once in a block, so that the mean of all says nothing. Training could
-    not begin like that: attention that is spread evenly would have nothing to tell either.
+    Every fact block has one key. In test sequences every value occurs once per block, so the block
+    mean carries no information. Training on such sequences could not start, since uniform attention
+    would carry no information either; training values are therefore drawn independently.
     """
     keys_BK = torch.rand(rows, _BLOCKS, generator=generator).argsort(1)
     values_BKl = torch.randint(_BLOCK, (rows, _BLOCKS, _BLOCK), generator=generator)
     if test:
         values_BKl = torch.rand(rows, _BLOCKS, _BLOCK, generator=generator).argsort(2)
     within_l = torch.arange(_BLOCK)
-    told_BKl = (keys_BK[..., None] * _BLOCK + within_l) * _BLOCK + values_BKl
-    told_Q = (torch.arange(_BLOCKS * _BLOCK) // _BLOCK + 1) * _BLOCK
-    places_BQ = (torch.rand(rows, len(told_Q), generator=generator) * told_Q).long()
+    facts_BKl = (keys_BK[..., None] * _BLOCK + within_l) * _BLOCK + values_BKl
+    # Number of facts before each question.
+    facts_Q = (torch.arange(_BLOCKS * _BLOCK) // _BLOCK + 1) * _BLOCK
+    places_BQ = (torch.rand(rows, len(facts_Q), generator=generator) * facts_Q).long()
     values_BQ = values_BKl.flatten(1).gather(1, places_BQ)
     keys_BQ = keys_BK.gather(1, places_BQ // _BLOCK)
-    asked_BQ = _TOLD + keys_BQ * _BLOCK + places_BQ % _BLOCK
-    idx_BT = torch.stack([told_BKl, asked_BQ.view_as(told_BKl)], 2).flatten(1)
+    questions_BQ = _NUM_FACTS + keys_BQ * _BLOCK + places_BQ % _BLOCK
+    idx_BT = torch.stack([facts_BKl, questions_BQ.view_as(facts_BKl)], 2).flatten(1)
     return Sequences(idx_BT, values_BQ, places_BQ)
 
 
 def model_config(arm: str) -> ModelConfig:
-    """Of one arm, with the task's vocabulary."""
-    found = resolve_config(Tree(), [Layer.of("needle", "make needle", MODEL | ARMS[arm])]).model
-    return replace(found, shape=replace(found.shape, vocab_size=_VOCAB))
+    """Return the model configuration of one arm, with the vocabulary of the task."""
+    model = resolve_config(Tree(), [Layer.of("needle", "make needle", MODEL | ARMS[arm])]).model
+    return replace(model, shape=replace(model.shape, vocab_size=_VOCAB))
 
 
-def train(arm: str, steps: int, seed: int, tell: Callable[[str], None]) -> Found:
-    """Train one arm on fresh sequences, and ask it."""
+def train(arm: str, steps: int, seed: int, log: Callable[[str], None]) -> Found:
+    """Train one arm on generated sequences and test it; progress lines go to ``log``."""
     model = GPT(model_config(arm))
     model.init_weights(seed)
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=_LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.0
     )
     generator = torch.Generator().manual_seed(seed)
-    started = told = time.monotonic()
+    started = logged = time.monotonic()
     for step in range(1, steps + 1):
-        rate = _LEARNING_RATE * min(1.0, step / _WARMUP, (steps - step + 1) / (_DECAY * steps))
+        rate = _LEARNING_RATE * min(
+            1.0, step / _WARMUP, (steps - step + 1) / (_DECAY_FRACTION * steps)
+        )
         for group in optimizer.param_groups:
             group["lr"] = rate
-        sequences = draw(_ROWS, generator)
+        sequences = draw(_BATCH_SIZE, generator)
         optimizer.zero_grad()
         logits_BQV = _answers(model, sequences)
         loss = F.cross_entropy(logits_BQV.flatten(0, 1), sequences.values_BQ.flatten())
@@ -148,27 +153,31 @@ def train(arm: str, steps: int, seed: int, tell: Callable[[str], None]) -> Found
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         now = time.monotonic()
-        if now - told > _SECONDS or step == steps:
-            left = (now - started) / step * (steps - step)
-            tell(f"{arm}: step {step} of {steps}, loss {loss.item():.2f}, {left:.0f} s left")
-            told = now
-    found = ask(model, arm, draw(_TESTED, generator, test=True), time.monotonic() - started)
-    tell(f"{arm}: {100 * found.far:.1f} % found, {100 * found.luck:.1f} % by luck")
-    return found
+        if now - logged > _PROGRESS_INTERVAL_SECONDS or step == steps:
+            eta = (now - started) / step * (steps - step)
+            log(f"{arm}: step {step} of {steps}, loss {loss.item():.2f}, eta {eta:.0f} s")
+            logged = now
+    sequences = draw(_TEST_SEQUENCES, generator, test=True)
+    accuracy = ask(model, arm, sequences, time.monotonic() - started)
+    log(f"{arm}: accuracy {100 * accuracy.far:.1f} %, by luck {100 * accuracy.luck:.1f} %")
+    return accuracy
 
 
 @torch.no_grad()
 def ask(model: GPT, arm: str, sequences: Sequences, seconds: float) -> Found:
-    """What a model that was trained for ``seconds`` answers late in test sequences."""
-    late = slice(-_LATE * _BLOCK, None)
-    values_BQ, places_BQ = sequences.values_BQ[:, late], sequences.places_BQ[:, late]
-    right_BQ = (_answers(model, sequences, _LATE).argmax(-1) == values_BQ).float()
-    told_BQ = _token(places_BQ)
-    asked_Q = _token(torch.arange(_BLOCKS * _BLOCK)[late]) + _BLOCK
-    # The first block is always selected: what stands there is no needle.
+    """Score a model on the last questions of test sequences.
+
+    ``seconds`` is the training time, stored in the result.
+    """
+    scored = slice(-_SCORED_BLOCKS * _BLOCK, None)
+    values_BQ, places_BQ = sequences.values_BQ[:, scored], sequences.places_BQ[:, scored]
+    right_BQ = (_answers(model, sequences, _SCORED_BLOCKS).argmax(-1) == values_BQ).float()
+    facts_BQ = _fact_tokens(places_BQ)
+    questions_Q = _fact_tokens(torch.arange(_BLOCKS * _BLOCK)[scored]) + _BLOCK
+    # The first block is always selected, so facts in the first block do not test selection.
     first_BQ = places_BQ < _BLOCK
-    far_BQ = (asked_Q - told_BQ > _FAR) & ~first_BQ
-    drawn = _draws(arm, asked_Q, told_BQ)[far_BQ].float().mean().item()
+    far_BQ = (questions_Q - facts_BQ > _FAR_DISTANCE) & ~first_BQ
+    drawn = _covers_by_chance(arm, questions_Q, facts_BQ)[far_BQ].float().mean().item()
     return Found(
         far=right_BQ[far_BQ].mean().item(),
         luck=chance() + (1 - chance()) * drawn,
@@ -178,44 +187,45 @@ def ask(model: GPT, arm: str, sequences: Sequences, seconds: float) -> Found:
 
 
 def chance() -> float:
-    """The share of right answers of who does not know."""
+    """Return the accuracy of random guessing."""
     return 1 / _BLOCK
 
 
 def to_markdown(found: dict[str, Found]) -> str:
-    """A row for each arm."""
-    rows = [
-        f"| {arm} | {100 * f.far:.1f} | {100 * f.luck:.1f} | {100 * f.first:.1f} | {f.seconds:.0f} |"
-        for arm, f in found.items()
-    ]
+    """Return the results as a Markdown table, one row per arm."""
+    rows = []
+    for arm, f in found.items():
+        percentages = " | ".join(f"{100 * share:.1f}" for share in (f.far, f.luck, f.first))
+        rows.append(f"| {arm} | {percentages} | {f.seconds:.0f} |")
     head = [
-        f"Right answers in percent, where the answer is over {_FAR} tokens back and in the first block.",
-        f"By luck: chance, {100 * chance():.1f}, and the far answers that drawn blocks happen to hold.",
+        f"Accuracy in percent on facts over {_FAR_DISTANCE} tokens back and in the first block.",
+        f"By luck: guessing (chance {100 * chance():.1f}), plus far facts in random blocks.",
         "",
-        f"| | over {_FAR} tokens | by luck | in the first block | seconds |",
+        f"| | over {_FAR_DISTANCE} tokens | by luck | in the first block | seconds |",
         "|---|---:|---:|---:|---:|",
     ]
     return "\n".join([*head, *rows]) + "\n"
 
 
-def _answers(model: GPT, sequences: Sequences, late: int = _BLOCKS) -> Tensor:
-    """Logits of the values at every question of the last blocks, BQV."""
+def _answers(model: GPT, sequences: Sequences, blocks: int = _BLOCKS) -> Tensor:
+    """Return the logits of the values at every question of the last ``blocks`` blocks, BQV."""
     hidden_BTC = model.hidden(sequences.idx_BT)
-    asked_BQC = hidden_BTC.unflatten(1, (_BLOCKS, 2, _BLOCK))[:, -late:, 1].flatten(1, 2)
-    return model.logits(asked_BQC)[..., _ANSWERS:]
+    questions_BQC = hidden_BTC.unflatten(1, (_BLOCKS, 2, _BLOCK))[:, -blocks:, 1].flatten(1, 2)
+    return model.logits(questions_BQC)[..., _ANSWERS:]
 
 
-def _token(places: Tensor) -> Tensor:
-    """Where in the sequence a place among all that are told stands."""
+def _fact_tokens(places: Tensor) -> Tensor:
+    """Return the token positions in the sequence of facts given by index among all facts."""
     return 2 * _BLOCK * (places // _BLOCK) + places % _BLOCK
 
 
-def _draws(arm: str, asked_Q: Tensor, told_BQ: Tensor) -> Tensor:
-    """Whether token ``asked`` draws the block that token ``told`` is in, BQ."""
+def _covers_by_chance(arm: str, questions_Q: Tensor, facts_BQ: Tensor) -> Tensor:
+    """Return whether random selection of token ``question`` covers the block of ``fact``, BQ."""
     options = model_config(arm).attention.pattern
     assert isinstance(options, NsaOptions)
     if not options.branch_selected or options.ranks:
-        return torch.zeros_like(told_BQ, dtype=torch.bool)
-    # Of the one layer and its one key head.
-    blocks_Tn = drawn_blocks(options, 0, 1, 0, int(asked_Q[-1]) + 1, asked_Q.device)[0, 0]
-    return (told_BQ[..., None] // _BLOCK == blocks_Tn[asked_Q]).any(-1)
+        return torch.zeros_like(facts_BQ, dtype=torch.bool)
+    # The model has one layer and one key head.
+    length = int(questions_Q[-1]) + 1
+    blocks_Tn = drawn_blocks(options, 0, 1, 0, length, questions_Q.device)[0, 0]
+    return (facts_BQ[..., None] // _BLOCK == blocks_Tn[questions_Q]).any(-1)

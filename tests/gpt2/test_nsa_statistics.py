@@ -1,4 +1,4 @@
-"""What native sparse attention tells of itself, against its definitions counted by hand."""
+"""Training statistics of native sparse attention against independent computations."""
 
 import math
 
@@ -32,7 +32,7 @@ def test_gates_of_sparse_attention(gate: str) -> None:
         shares = [s + v for s, v in zip(shares, p)]
         collapsed += entropies[-1] < 0.1 and max(p) > 0.95
     count = len(entropies)
-    told = {name: layers[0] for name, layers in statistics_of(model, tokens(model)).items()}
+    values = {name: layers[0] for name, layers in statistics_of(model, tokens(model)).items()}
     expected = {
         "nsa/gate_entropy": sum(entropies) / count,
         "nsa/gate_entropy_min": min(entropies),
@@ -45,9 +45,9 @@ def test_gates_of_sparse_attention(gate: str) -> None:
         "nsa/share_win": shares[2] / count,
     }
     # Gates are narrowed to single precision.
-    found = {name: told[name] for name in expected}
+    found = {name: values[name] for name in expected}
     assert found == pytest.approx(expected, rel=1e-4, abs=1e-6)
-    assert "attention/entropy" not in told
+    assert "attention/entropy" not in values
 
 
 @pytest.mark.parametrize("built", [ALL, ALL[1:]], ids=["three", "two"])
@@ -55,10 +55,10 @@ def test_gates_begin_alike(built: tuple[str, ...]) -> None:
     parts = {"nsa": {f"branch_{name}": name in built for name in ALL}}
     model = GPT(make_model_config(projection="grouped", pattern="nsa", parts=parts)).eval()
     model.init_weights(1)
-    told = statistics_of(model, tokens(model)[:, :16])
-    assert told["nsa/gate_entropy"] == pytest.approx([math.log(len(built))] * 2)
-    assert told["nsa/gate_moved"] == pytest.approx([0.0, 0.0], abs=1e-7)
-    assert told["nsa/gate_collapsed"] == [0.0, 0.0]
+    values = statistics_of(model, tokens(model)[:, :16])
+    assert values["nsa/gate_entropy"] == pytest.approx([math.log(len(built))] * 2)
+    assert values["nsa/gate_moved"] == pytest.approx([0.0, 0.0], abs=1e-7)
+    assert values["nsa/gate_collapsed"] == [0.0, 0.0]
 
 
 def test_selected_blocks() -> None:
@@ -93,8 +93,8 @@ def test_selected_blocks() -> None:
         "nsa/distance": sum(t - (4 * j + 3) for t, j in free) / len(free),
         "nsa/overlap": sum(overlaps) / len(overlaps),
     }
-    told = {name: layers[0] for name, layers in statistics_of(model, tokens(model)).items()}
-    assert {name: told[name] for name in expected} == pytest.approx(expected, rel=1e-5)
+    values = {name: layers[0] for name, layers in statistics_of(model, tokens(model)).items()}
+    assert {name: values[name] for name in expected} == pytest.approx(expected, rel=1e-5)
     assert 0 < expected["nsa/chosen"] < 1
 
 
@@ -103,8 +103,8 @@ def test_where_no_block_is_free_its_distance_is_left_out() -> None:
     found = block_values(torch.tensor([[[[0, -1], [0, -1], [0, 1]]]]), options)
     assert math.isnan(found["nsa/distance"]) and found["nsa/chosen"] == 0
     model = built(projection="grouped", pattern="nsa")
-    told = statistics_of(model, tokens(model)[:, :4])
-    assert told["nsa/distance"] == [None, None]
+    values = statistics_of(model, tokens(model)[:, :4])
+    assert values["nsa/distance"] == [None, None]
 
 
 def test_collapsed_gates_are_counted() -> None:
@@ -115,22 +115,22 @@ def test_collapsed_gates_are_counted() -> None:
 
 def test_drawn_blocks_and_branches_that_are_not_built() -> None:
     drawn = built(projection="grouped", pattern="nsa", parts={"nsa": {"select_by": "random"}})
-    told = statistics_of(drawn, tokens(drawn))
+    values = statistics_of(drawn, tokens(drawn))
     own = drawn.h[1].attn.pattern
     x_BTC, heads = given_to(drawn, own)[:2]
     with torch.no_grad():
         blocks = chosen_blocks(heads.q_BNTH, own._keys(own._raw(x_BTC, heads)), own.options, 1)
-    assert told["nsa/blocks"][1] == pytest.approx((blocks >= 0).sum(-1).float().mean().item())
+    assert values["nsa/blocks"][1] == pytest.approx((blocks >= 0).sum(-1).float().mean().item())
     # Layers draw blocks of their own, of the same number.
-    assert told["nsa/blocks"][0] == told["nsa/blocks"][1]
-    assert told["nsa/distance"][0] != told["nsa/distance"][1]
+    assert values["nsa/blocks"][0] == values["nsa/blocks"][1]
+    assert values["nsa/distance"][0] != values["nsa/distance"][1]
 
     gated = {"select_by": "random", "branch_compressed": False}
     two = built(projection="grouped", pattern="nsa", parts={"nsa": gated})
-    told = statistics_of(two, tokens(two))
-    assert "nsa/share_cmp" not in told
-    shares = [told["nsa/share_sel"][0], told["nsa/share_win"][0]]
-    assert sum(shares) == pytest.approx(1.0) and told["nsa/gate_entropy"][0] <= math.log(2)
+    values = statistics_of(two, tokens(two))
+    assert "nsa/share_cmp" not in values
+    shares = [values["nsa/share_sel"][0], values["nsa/share_win"][0]]
+    assert sum(shares) == pytest.approx(1.0) and values["nsa/gate_entropy"][0] <= math.log(2)
 
     window = {"branch_compressed": False, "branch_selected": False, "select_by": "random"}
     alone = built(projection="grouped", pattern="nsa", parts={"nsa": window})
@@ -141,5 +141,5 @@ def test_drawn_blocks_and_branches_that_are_not_built() -> None:
 def test_where_blocks_are_ranked_by_keys_of_no_branch() -> None:
     parts = {"nsa": {"branch_compressed": False}}
     model = built(projection="grouped", pattern="nsa", parts=parts)
-    told = statistics_of(model, tokens(model))
-    assert 0 < told["nsa/chosen"][0] < 1
+    values = statistics_of(model, tokens(model))
+    assert 0 < values["nsa/chosen"][0] < 1

@@ -1,7 +1,7 @@
-"""Which blocks a query selects (Yuan et al. 2025, equations 9 to 12). Nothing here has a gradient.
+"""Block scores and top-k block selection (Yuan et al. 2025, equations 9 to 12), without gradients.
 
-B batch, T queries, K key/value heads, g query heads of one, M compressed blocks, J selection
-blocks, n selected ones; the last query is that of the last token.
+B batch, T queries, K key/value heads, g query heads per key/value head, M compressed blocks,
+J selection blocks, n selected blocks. The last query belongs to the last token.
 """
 
 import math
@@ -14,10 +14,11 @@ from gpt2.attention.nsa.options import NsaOptions
 
 
 def score_blocks(weights_BKgTM: Tensor, options: NsaOptions, blocks: int) -> Tensor:
-    """BKTJ in fp32: the weights of compressed blocks, each as far as it overlaps block j, over heads.
+    """Return the score of every selection block, BKTJ in fp32, summed over query heads.
 
-    Σ_m Σ_n p[a j + m − n] for m < a = l'/d and n < b = l/d: the overlap in tokens divided by d.
-    The paper prints −m, which is off by a block.
+    The score of block j is Σ_m Σ_n p[a j + m − n] for m < a = l'/d and n < b = l/d, so each
+    compressed block is weighted by the number of tokens shared with block j, divided by d. The
+    paper prints −m, which is off by one block.
     """
     weights_BKTM = weights_BKgTM.detach().sum(2, dtype=torch.float32)
     per_block = options.select // options.stride
@@ -25,7 +26,7 @@ def score_blocks(weights_BKgTM: Tensor, options: NsaOptions, blocks: int) -> Ten
     padded = F.pad(weights_BKTM, (reach - 1, per_block * blocks - weights_BKTM.shape[-1]))
     scores_BKTJ = padded.new_zeros(*padded.shape[:-1], blocks)
     for offset in range(1 - reach, per_block):
-        # How many of the (m, n) have m − n equal to the offset.
+        # Number of pairs (m, n) with m − n equal to the offset.
         pairs = min(offset + reach, per_block - offset, reach, per_block)
         begin = offset + reach - 1
         scores_BKTJ.add_(padded[..., begin : begin + per_block * blocks : per_block], alpha=pairs)
@@ -33,10 +34,11 @@ def score_blocks(weights_BKgTM: Tensor, options: NsaOptions, blocks: int) -> Ten
 
 
 def select_blocks(scores_BKTJ: Tensor, options: NsaOptions, first: int) -> Tensor:
-    """BKTn, ascending, −1 at the end where there are fewer than n. ``first`` is the first query's token.
+    """Return the selected block indices BKTn in ascending order, padded with −1 at the end.
 
-    The first block, the query's own and the one before are among them; the rest have the highest
-    scores ≥ 0, of equal ones the lower index. Blocks after the query's own are never taken.
+    ``first`` is the token of the first query. The first block, the block of the query and the
+    previous block are always selected. The others have the highest scores ≥ 0; ties go to the
+    lower index. Blocks after the query's block are never selected.
     """
     length, blocks = scores_BKTJ.shape[-2:]
     device = scores_BKTJ.device
@@ -46,11 +48,11 @@ def select_blocks(scores_BKTJ: Tensor, options: NsaOptions, first: int) -> Tenso
     scores_BKTJ = scores_BKTJ.scatter(
         -1, forced_T3.expand(*scores_BKTJ.shape[:2], -1, -1), math.inf
     )
-    # The first query's own block and all before it are seen by every query.
+    # Every query sees the first query's block and all earlier blocks.
     seen = first // options.select + 1
     later_TJ = torch.arange(seen, blocks, device=device) > own_T[:, None]
     scores_BKTJ[..., seen:].masked_fill_(later_TJ, -1.0)
-    # The bits of floats ≥ 0 are in the order of the floats, so one integer holds score and index.
+    # The bit patterns of floats ≥ 0 sort like the floats, so one integer encodes score and index.
     before_J = torch.arange(blocks - 1, -1, -1, device=device)
     rank = torch.add(before_J, scores_BKTJ.view(torch.int32), alpha=blocks)
     best = rank.topk(min(options.count, blocks), sorted=False)

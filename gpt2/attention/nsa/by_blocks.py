@@ -1,14 +1,14 @@
-"""Attention to selected blocks: block after block, each with all queries that selected it.
+"""Block-major attention to selected blocks: each block is processed with all queries selecting it.
 
-T queries, S tokens, g query heads of one key head, H head dim, n selected blocks, x = H + 1; t the
-queries of a band, r those of a visit, c the tokens of its block, R = r·g. Scores are those of
-``by_rows``.
+T queries, S tokens, g query heads per key head, H head dim, n selected blocks, x = H + 1; t the
+queries of a band, r the queries of a visit, c the tokens of the visited block, R = r·g. Scores are
+binary logarithms as in ``by_rows``.
 
-A row's weights are taken relative to the score of the query with its own key, which it always sees:
-they sum to 1 or more without a maximum that would have to be carried from block to block. Where
-another key scores so much higher that the sum overflows, the rows' maxima are looked up first.
-A query meets a block once, so all writes are to distinct rows and the result does not depend on an
-order.
+The softmax weights of a row are computed relative to the score of the query with its own key,
+which every query sees. The weights then sum to at least 1, and no running maximum has to be carried
+from block to block. If another key scores so much higher that the sum overflows, the maximum of
+each row is computed first and the band is repeated. A query visits a block once, so all writes go
+to distinct rows and the result does not depend on the order.
 """
 
 import math
@@ -20,19 +20,20 @@ from torch import Tensor
 
 from gpt2.attention.nsa.buffers import LOG2_E, Buffers, ending_in_minus_one, with_shift
 
-# Queries of a band: with six heads of 64 numbers each, they and their outputs take 12 MiB, which stay
-# in a third-level cache while block after block comes by.
+# Queries per band. With six heads of 64 elements, a band and its outputs take 12 MiB and stay in
+# the L3 cache while all blocks are processed.
 BAND = 4096
-# Queries of a visit: its matrices stay in a second-level cache.
+# Queries per visit. The matrices of a visit stay in the L2 cache.
 ROWS = 512
 
 
 @dataclass(frozen=True)
 class Visit:
-    """Distinct queries of a band at a block of tokens; the band's first is query 0.
+    """Distinct queries of a band that attend to one block; query 0 is the band's first query.
 
-    Queries that follow each other are a slice: they need not be gathered. The first ``own`` of them
-    are the block's own tokens from ``since`` on: each sees those up to itself.
+    ``columns`` are the block's tokens and ``rows`` the ``height`` queries. Consecutive queries are
+    a slice, so that they need no gather. The first ``own`` queries belong to tokens of the block
+    itself, from the block's token ``since`` on, and see the block's tokens up to their own.
     """
 
     columns: slice
@@ -44,16 +45,18 @@ class Visit:
 
 @dataclass(frozen=True)
 class Band:
-    """Queries ``rows``, and their visits in the order of blocks."""
+    """Queries ``rows`` and the visits of these queries, in block order."""
 
     rows: slice
     visits: list[Visit]
 
 
 def bands_of(blocks_Tn: Tensor, size: int, length: int) -> list[Band]:
-    """Of blocks of ``size`` tokens, −1 for none. The last query is that of token ``length`` − 1.
+    """Split the queries into bands and group each band's queries by selected block.
 
-    A query sees of its own block, which it has to have selected, the tokens up to itself.
+    ``blocks_Tn`` are indices of blocks of ``size`` tokens, −1 for none. The last query belongs to
+    token ``length`` − 1. Every query must have selected its own block and sees the tokens of that
+    block up to its own token.
     """
     first = length - len(blocks_Tn)
     bands = []
@@ -72,7 +75,7 @@ def forward(
     context_TgH: Tensor,
     logsums_Tg: Tensor,
 ) -> None:
-    """Writes head outputs, and the log₂-sum of every row. q is divided by √H."""
+    """Write the head outputs and the log₂-sum of every row. q must be divided by √H already."""
     keys_Sx = ending_in_minus_one(k_SH)
     own_T1H = k_SH[len(k_SH) - len(q_TgH) :, None]
     for band in bands:
@@ -80,10 +83,11 @@ def forward(
         products = torch.mul(q_tgH, own_T1H[band.rows], out=buffers.get("out", *q_tgH.shape))
         shift_tg = products.sum(-1).mul_(LOG2_E)
         out_tgH, sums_tg = _sums(q_tgH, shift_tg, keys_Sx, v_SH, band, buffers)
-        # Below the root no product of a weight and a value overflows either. NaN is not below it.
+        # Below the square root, products of weights and values cannot overflow either. NaN compares
+        # as False and is recomputed too.
         limit = torch.finfo(sums_tg.dtype).max ** 0.5
         if not bool((sums_tg < limit).all()):
-            shift_tg = _highest(q_tgH, keys_Sx, band, buffers)
+            shift_tg = _row_maxima(q_tgH, keys_Sx, band, buffers)
             out_tgH, sums_tg = _sums(q_tgH, shift_tg, keys_Sx, v_SH, band, buffers)
         context_TgH[band.rows] = out_tgH.div_(sums_tg[..., None])
         logsums_Tg[band.rows] = sums_tg.log2_().add_(shift_tg)
@@ -100,16 +104,16 @@ def backward(
     buffers: Buffers,
     dq_TgH: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of k and v; writes that of q."""
+    """Return the gradients of k and v, and write the gradient of q to ``dq_TgH``."""
     keys_Sx, values_Sx = ending_in_minus_one(k_SH), ending_in_minus_one(v_SH)
     dk_SH, dv_SH = torch.zeros_like(k_SH), torch.zeros_like(v_SH)
     for band in bands:
         dout_tgH = dcontext_TgH[band.rows]
-        found_tgH = buffers.get("out", *dout_tgH.shape)
-        inner_tg = torch.mul(dout_tgH, context_TgH[band.rows], out=found_tgH).sum(-1)
-        dout_tgx = _every(dout_tgH, 1.0, inner_tg, buffers, "every dout")
-        q_tgx = _every(q_TgH[band.rows], LOG2_E, logsums_Tg[band.rows], buffers, "every q")
-        found_tgH.zero_()
+        dq_tgH = buffers.get("out", *dout_tgH.shape)
+        inner_tg = torch.mul(dout_tgH, context_TgH[band.rows], out=dq_tgH).sum(-1)
+        dout_tgx = _shifted(dout_tgH, 1.0, inner_tg, buffers, "band dout")
+        q_tgx = _shifted(q_TgH[band.rows], LOG2_E, logsums_Tg[band.rows], buffers, "band q")
+        dq_tgH.zero_()
         for visit in band.visits:
             columns = visit.columns
             q_Rx = _take(q_tgx, visit, buffers, "q")
@@ -119,45 +123,46 @@ def backward(
             dscores_Rc = buffers.product("dscores", dout_Rx, values_Sx[columns].T)
             dscores_Rc.mul_(weights_Rc)
             dk_SH[columns].addmm_(dscores_Rc.T, q_Rx[:, :-1])
-            _add_product(found_tgH, visit, dscores_Rc, k_SH[columns], buffers)
-        dq_TgH[band.rows] = found_tgH
-    # q came with the factor of binary logarithms.
+            _add_product(dq_tgH, visit, dscores_Rc, k_SH[columns], buffers)
+        dq_TgH[band.rows] = dq_tgH
+    # The rows of q were scaled by log₂ e.
     return dk_SH.div_(LOG2_E), dv_SH
 
 
 def _visits(blocks_tn: Tensor, size: int, first: int, length: int) -> list[Visit]:
-    """Of the queries from token ``first`` on."""
+    """Group the queries of a band, which starts at token ``first``, by selected block."""
     queries, count = blocks_tn.shape
-    # In a stable order the queries of a block ascend: first those of its own tokens, then those of
-    # the next block's, which as a rule take the block before theirs too and follow each other.
+    # A stable sort lists the queries of a block in ascending order: first the queries of its own
+    # tokens, then those of the next block, which usually select the previous block too and are
+    # therefore consecutive.
     by_block, order = blocks_tn.flatten().sort(stable=True)
     rows = order // count
     near = by_block[(first + rows) // size - by_block < 2]
     blocks = -(-length // size)
-    how_many, how_near = (
+    counts, near_counts = (
         torch.bincount(x + 1, minlength=blocks + 1).tolist() for x in (by_block, near)
     )
-    spans, start = list[tuple[int, int, int]](), how_many[0]
-    for block, (near_ones, all_ones) in enumerate(zip(how_near[1:], how_many[1:])):
-        spans += _even(block, start, start + near_ones)
-        spans += _even(block, start + near_ones, start + all_ones)
-        start += all_ones
+    spans, start = list[tuple[int, int, int]](), counts[0]
+    for block, (near_count, total) in enumerate(zip(near_counts[1:], counts[1:])):
+        spans += _even_spans(block, start, start + near_count)
+        spans += _even_spans(block, start + near_count, start + total)
+        start += total
     starts = rows[[start for _, start, _ in spans]].tolist()
     lasts = rows[[stop - 1 for *_, stop in spans]].tolist()
-    found = []
+    visits = []
     for (block, start, stop), low, last in zip(spans, starts, lasts):
         begin, end = block * size, min((block + 1) * size, length)
-        follow = last - low == stop - start - 1
-        # Every query of the block's own tokens is there.
+        consecutive = last - low == stop - start - 1
+        # All queries of the block's own tokens have selected the block.
         own = min(stop - start, end - first - low)
-        here = slice(low, last + 1) if follow else rows[start:stop]
-        visit = Visit(slice(begin, end), here, stop - start, max(0, own), first + low - begin)
-        found.append(visit)
-    return found
+        queries_r = slice(low, last + 1) if consecutive else rows[start:stop]
+        columns, since = slice(begin, end), first + low - begin
+        visits.append(Visit(columns, queries_r, stop - start, max(0, own), since))
+    return visits
 
 
-def _even(block: int, start: int, stop: int) -> list[tuple[int, int, int]]:
-    """Parts of at most ``ROWS``, of about the same height, since thin products are slow."""
+def _even_spans(block: int, start: int, stop: int) -> list[tuple[int, int, int]]:
+    """Split [start, stop) into spans of similar size, at most ``ROWS``; thin products are slow."""
     parts = max(1, -(-(stop - start) // ROWS))
     step = max(1, -(-(stop - start) // parts))
     return [(block, begin, min(begin + step, stop)) for begin in range(start, stop, step)]
@@ -166,8 +171,8 @@ def _even(block: int, start: int, stop: int) -> list[tuple[int, int, int]]:
 def _sums(
     q_tgH: Tensor, shift_tg: Tensor, keys_Sx: Tensor, v_SH: Tensor, band: Band, buffers: Buffers
 ) -> tuple[Tensor, Tensor]:
-    """Σ 2^(score − shift) · v of every row, tgH, and without v, tg."""
-    q_tgx = _every(q_tgH, LOG2_E, shift_tg, buffers, "every q")
+    """Return Σ 2^(score − shift) · v (tgH) and Σ 2^(score − shift) (tg) of every row."""
+    q_tgx = _shifted(q_tgH, LOG2_E, shift_tg, buffers, "band q")
     out_tgH, sums_tg = buffers.get("out", *q_tgH.shape).zero_(), torch.zeros_like(shift_tg)
     for visit in band.visits:
         q_Rx = _take(q_tgx, visit, buffers, "q")
@@ -177,32 +182,32 @@ def _sums(
     return out_tgH, sums_tg
 
 
-def _highest(q_tgH: Tensor, keys_Sx: Tensor, band: Band, buffers: Buffers) -> Tensor:
-    """The highest score of every row, tg."""
+def _row_maxima(q_tgH: Tensor, keys_Sx: Tensor, band: Band, buffers: Buffers) -> Tensor:
+    """Return the highest score of every row, tg."""
     highest_tg = q_tgH.new_full(q_tgH.shape[:-1], -math.inf)
-    q_tgx = _every(q_tgH, LOG2_E, torch.zeros_like(highest_tg), buffers, "every q")
+    q_tgx = _shifted(q_tgH, LOG2_E, torch.zeros_like(highest_tg), buffers, "band q")
     for visit in band.visits:
         scores_Rc = _scores(_take(q_tgx, visit, buffers, "q"), keys_Sx, visit, buffers)
-        found_rg = scores_Rc.amax(-1).view(visit.height, -1)
-        highest_tg[visit.rows] = torch.maximum(highest_tg[visit.rows], found_rg)
+        maxima_rg = scores_Rc.amax(-1).view(visit.height, -1)
+        highest_tg[visit.rows] = torch.maximum(highest_tg[visit.rows], maxima_rg)
     return highest_tg
 
 
-def _every(x_tgH: Tensor, factor: float, shift_tg: Tensor, buffers: Buffers, name: str) -> Tensor:
-    """tgx."""
+def _shifted(x_tgH: Tensor, factor: float, shift_tg: Tensor, buffers: Buffers, name: str) -> Tensor:
+    """Return ``with_shift`` of a whole band, tgx."""
     return with_shift(x_tgH, factor, shift_tg, buffers, name).unflatten(0, x_tgH.shape[:2])
 
 
 def _take(x_tgx: Tensor, visit: Visit, buffers: Buffers, name: str) -> Tensor:
-    """Rx."""
+    """Return the rows of a visit's queries, Rx."""
     if isinstance(visit.rows, slice):
         return x_tgx[visit.rows].flatten(0, 1)
-    found = buffers.get(name, visit.height, *x_tgx.shape[1:])
-    return torch.index_select(x_tgx, 0, visit.rows, out=found).flatten(0, 1)
+    rows_rgx = buffers.get(name, visit.height, *x_tgx.shape[1:])
+    return torch.index_select(x_tgx, 0, visit.rows, out=rows_rgx).flatten(0, 1)
 
 
 def _scores(q_Rx: Tensor, keys_Sx: Tensor, visit: Visit, buffers: Buffers) -> Tensor:
-    """Rc, −∞ where a query does not see a token."""
+    """Return the scores of a visit, Rc, with −∞ for tokens that a query must not see."""
     scores_Rc = buffers.product("scores", q_Rx, keys_Sx[visit.columns].T)
     if visit.own:
         scores_rgc = scores_Rc.unflatten(0, (visit.height, -1))[: visit.own]
@@ -210,22 +215,21 @@ def _scores(q_Rx: Tensor, keys_Sx: Tensor, visit: Visit, buffers: Buffers) -> Te
     return scores_Rc
 
 
-def _add(sums_tg: Tensor, visit: Visit, found_R: Tensor) -> None:
-    """To the rows of the queries."""
-    found_rg = found_R.view(visit.height, -1)
+def _add(sums_tg: Tensor, visit: Visit, values_R: Tensor) -> None:
+    values_rg = values_R.view(visit.height, -1)
     if isinstance(visit.rows, slice):
-        sums_tg[visit.rows].add_(found_rg)
+        sums_tg[visit.rows].add_(values_rg)
     else:
-        sums_tg.index_add_(0, visit.rows, found_rg)
+        sums_tg.index_add_(0, visit.rows, values_rg)
 
 
 def _add_product(
     sums_tgH: Tensor, visit: Visit, left_Rc: Tensor, right_cH: Tensor, buffers: Buffers
 ) -> None:
-    """To the rows of the queries."""
+    """Add ``left_Rc`` · ``right_cH`` to the rows of the visit's queries."""
     if isinstance(visit.rows, slice):
         sums_tgH[visit.rows].flatten(0, 1).addmm_(left_Rc, right_cH)
     else:
-        found_RH = buffers.product("found", left_Rc, right_cH)
-        found_rgH = found_RH.view(visit.height, *sums_tgH.shape[1:])
-        sums_tgH.index_add_(0, visit.rows, found_rgH)
+        product_RH = buffers.product("product", left_Rc, right_cH)
+        product_rgH = product_RH.view(visit.height, *sums_tgH.shape[1:])
+        sums_tgH.index_add_(0, visit.rows, product_rgH)

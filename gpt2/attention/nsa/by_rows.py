@@ -1,12 +1,12 @@
-"""Attention of queries that see a run of keys: chunk of queries after chunk of queries.
+"""Query-major attention to a contiguous range of keys per query, in chunks of queries.
 
-T queries, M keys, g query heads of one key head, H head dim, x = H + 1; r the queries of a chunk, c
-the keys that one of them sees, R = g·r.
+T queries, M keys, g query heads per key head, H head dim, x = H + 1; r the queries of a chunk,
+c the keys that any query of the chunk sees, R = g·r.
 
-Scores are binary logarithms, since exp2 is cheaper than exp. Backward computes the weights again
-from the rows' log₂-sums, as FlashAttention does (Dao et al. 2022, arXiv 2205.14135), so nothing of
-T·M elements is kept. What is subtracted from each score there is one more number of the query, times
-−1 in the key, so that the matrix product does it.
+Scores are binary logarithms, since exp2 is cheaper than exp. Backward recomputes the weights from
+the log₂-sums of the rows, as FlashAttention does (Dao et al. 2022, arXiv 2205.14135), so no tensor
+of T·M elements is saved. The value subtracted from each score in backward is an additional element
+of the query, multiplied by −1 in the key, so that the matrix product does the subtraction.
 """
 
 import math
@@ -20,7 +20,7 @@ from gpt2.attention.nsa.buffers import LOG2_E, Buffers, Masks, ending_in_minus_o
 from gpt2.attention.rows.parts import HIDDEN
 from gpt2.attention.rows.plan import GPU_CHUNK_ELEMENTS
 
-# Scores of a chunk on a CPU: few enough to stay near a second-level cache, and enough work for a call.
+# Scores per chunk on a CPU: small enough for the L2 cache, large enough to amortize a kernel call.
 CHUNK_ELEMENTS = 1 << 19
 # Fewer rows make the matrix products too thin.
 FEWEST_ROWS = 64
@@ -28,10 +28,10 @@ FEWEST_ROWS = 64
 
 @dataclass(frozen=True)
 class Sight:
-    """What queries see of ``keys`` keys: query t is that of token ``first`` + t.
+    """Mask of ``queries`` queries over ``keys`` keys; query t belongs to token ``first`` + t.
 
-    Key i stands for tokens [i·stride, i·stride + size). A query sees those that end with it or
-    before, of these the last ``window``.
+    Key i covers the tokens [i·stride, i·stride + size). A query sees the keys whose tokens end at
+    or before its own token, and only the last ``window`` of these if ``window`` is set.
     """
 
     queries: int
@@ -42,18 +42,21 @@ class Sight:
     window: int | None = None
 
     def complete(self, tokens: int) -> int:
-        """Keys that stand for none but the first ``tokens`` tokens."""
+        """Return the number of keys that cover only the first ``tokens`` tokens."""
         return min(self.keys, max(0, (tokens - self.size) // self.stride + 1))
 
     def begin(self, tokens: int) -> int:
-        """The first key that the last of ``tokens`` tokens sees."""
+        """Return the first key that the last of ``tokens`` tokens sees."""
         return 0 if self.window is None else max(0, self.complete(tokens) - self.window)
 
     def chunks(self, heads: int, elements: int) -> "Iterator[Chunk]":
-        """All queries in order, of about so many scores: the fewer keys they see, the more at once."""
+        """Yield all queries in order, in chunks of about ``elements`` scores.
+
+        The fewer keys the queries see, the more queries form a chunk.
+        """
         start, height, masks = 0, self.queries, Masks()
         if self.window is not None:
-            # More of a window see less of the keys that one of them sees.
+            # In a taller chunk, each query sees a smaller share of the keys loaded for the chunk.
             height = min(height, max(FEWEST_ROWS, self.window // 8))
         while start < self.queries:
             first, last = self.first + start, self.first + start + height
@@ -68,7 +71,7 @@ class Sight:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Queries ``rows``, and the keys that one of them sees."""
+    """Queries ``rows`` and the keys that any of these queries sees."""
 
     sight: Sight
     rows: slice
@@ -76,23 +79,23 @@ class Chunk:
 
     @property
     def first(self) -> int:
-        """The first query's token."""
+        """Return the token of the first query."""
         return self.sight.first + self.rows.start
 
     @property
     def last(self) -> int:
-        """The token after the last query's."""
+        """Return the token after that of the last query."""
         return self.sight.first + self.rows.stop
 
     @property
     def columns(self) -> slice:
-        """The keys."""
+        """Return the range of keys that any query of the chunk sees."""
         return slice(self.sight.begin(self.first + 1), self.sight.complete(self.last))
 
     def hide_(self, scores_grc: Tensor) -> None:
-        """−∞ where a query does not see a key."""
+        """Set the scores of invisible keys to −∞ in place."""
         sight, columns = self.sight, self.columns
-        # All see the keys between these.
+        # Every query of the chunk sees the keys [low, high).
         low, high = sight.begin(self.last), sight.complete(self.first + 1)
         since = self.first + 1 - sight.size
         if high < columns.stop:
@@ -104,7 +107,7 @@ class Chunk:
             self.masks.hide_(earlier_grc, since, sight.stride, complete=True)
 
 
-# Is shown each chunk and its weights, grc.
+# Callback that receives each chunk and the attention weights of the chunk, grc.
 Show = Callable[[Chunk, Tensor], None]
 
 
@@ -117,16 +120,19 @@ def forward(
     logsums_gT: Tensor,
     show: Show | None = None,
 ) -> None:
-    """Writes head outputs, 0 where a query sees no key, and log₂-sums. q is divided by √H."""
+    """Write the head outputs (0 if a query sees no key) and the log₂-sums of the rows.
+
+    q must be divided by √H already. ``show`` is called with each chunk and its weights.
+    """
     buffers = Buffers(q_gTH)
     for chunk in _chunks(q_gTH, sight):
-        part = q_gTH[:, chunk.rows]
-        q_RH = torch.mul(part, LOG2_E, out=buffers.get("q", *part.shape)).flatten(0, 1)
+        q_grH = q_gTH[:, chunk.rows]
+        q_RH = torch.mul(q_grH, LOG2_E, out=buffers.get("q", *q_grH.shape)).flatten(0, 1)
         weights_grc = _scores(q_RH, k_MH, chunk, buffers)
         logsums_gT[:, chunk.rows], inverse_gr1 = _exponentials_(weights_grc)
-        found_RH = buffers.product("found", weights_grc.flatten(0, 1), v_MH[chunk.columns])
-        found_grH = found_RH.view(*part.shape[:-1], -1)
-        torch.mul(found_grH, inverse_gr1, out=context_gTH[:, chunk.rows])
+        out_RH = buffers.product("out", weights_grc.flatten(0, 1), v_MH[chunk.columns])
+        out_grH = out_RH.view(*q_grH.shape[:-1], -1)
+        torch.mul(out_grH, inverse_gr1, out=context_gTH[:, chunk.rows])
         if show:
             show(chunk, weights_grc.mul_(inverse_gr1))
 
@@ -141,7 +147,7 @@ def backward(
     sight: Sight,
     dq_gTH: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of k and v; writes that of q."""
+    """Return the gradients of k and v, and write the gradient of q to ``dq_gTH``."""
     dk_MH, dv_MH = torch.zeros_like(k_MH), torch.zeros_like(v_MH)
     k_Mx, v_Mx = ending_in_minus_one(k_MH), ending_in_minus_one(v_MH)
     buffers = Buffers(q_gTH)
@@ -155,9 +161,9 @@ def backward(
         dv_MH[columns].addmm_(weights_Rc.T, dout_Rx[:, :-1])
         dscores_Rc = buffers.product("dscores", dout_Rx, v_Mx[columns].T).mul_(weights_Rc)
         dk_MH[columns].addmm_(dscores_Rc.T, q_Rx[:, :-1])
-        found_RH = buffers.product("found", dscores_Rc, k_MH[columns])
-        dq_gTH[:, rows] = found_RH.view_as(dout)
-    # q came with the factor of binary logarithms.
+        dq_RH = buffers.product("dq", dscores_Rc, k_MH[columns])
+        dq_gTH[:, rows] = dq_RH.view_as(dout)
+    # The rows of q were scaled by log₂ e.
     return dk_MH.div_(LOG2_E), dv_MH
 
 
@@ -167,19 +173,25 @@ def _chunks(q_gTH: Tensor, sight: Sight) -> Iterator[Chunk]:
 
 
 def _scores(q_Rx: Tensor, k_Mx: Tensor, chunk: Chunk, buffers: Buffers) -> Tensor:
-    """grc. Hidden before the softmax: a later key must not change how earlier ones compare."""
-    found_Rc = buffers.product("scores", q_Rx, k_Mx[chunk.columns].T)
-    scores_grc = found_Rc.unflatten(0, (-1, chunk.rows.stop - chunk.rows.start))
+    """Return the masked scores of a chunk, grc.
+
+    The mask is applied before the softmax: a later key must not change the ranking of earlier keys.
+    """
+    scores_Rc = buffers.product("scores", q_Rx, k_Mx[chunk.columns].T)
+    scores_grc = scores_Rc.unflatten(0, (-1, chunk.rows.stop - chunk.rows.start))
     chunk.hide_(scores_grc)
     return scores_grc
 
 
 def _exponentials_(scores_grc: Tensor) -> tuple[Tensor, Tensor]:
-    """In place, to base 2, the highest 1 or, in rows of −∞, 0; log₂-sums gr of the scores, and what to
-    multiply the exponentials with that they sum to 1."""
+    """Replace scores by 2^(score − row maximum) in place.
+
+    Rows of −∞ become 0. Returns the log₂-sums of the scores, gr, and the factors gr1 that normalize
+    the exponentials to a sum of 1.
+    """
     if not scores_grc.shape[-1]:
-        nothing_gr = scores_grc.sum(-1)
-        return nothing_gr, nothing_gr[..., None]
+        zeros_gr = scores_grc.sum(-1)
+        return zeros_gr, zeros_gr[..., None]
     highest_gr = scores_grc.amax(-1).clamp_(min=HIDDEN)
     sums_gr = scores_grc.sub_(highest_gr[..., None]).exp2_().sum(-1).clamp_(min=1)
     inverse_gr1 = sums_gr.reciprocal()[..., None]

@@ -1,7 +1,7 @@
-"""What decoding keeps of the three branches, and the attention of one token to it.
+"""KV cache of the three branches, and single-token decoding from the cache.
 
-B batch, T new tokens, S tokens, N heads, K key/value heads, g query heads of one, H head dim, M
-compressed blocks, n selected blocks; c the keys that are read.
+B batch, T new tokens, S tokens, N heads, K key/value heads, g query heads per key/value head,
+H head dim, M compressed blocks, n selected blocks; c the keys that are read.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,48 +16,51 @@ from gpt2.attention.nsa.options import NsaOptions
 from gpt2.cache import BlockCache
 from gpt2.positions.base import Positions
 
-# Keys and values.
+# Keys and values of a branch.
 Pair = tuple[Tensor, Tensor]
-# How the tokens of a branch that has keys of its own are called.
-_ENDINGS = {"compressed": "_raw", "window": "_window"}
-# From tokens, by branch, to complete blocks of keys and values, or of keys alone.
+# Suffix of the cache entries of a branch with separate keys and values.
+_SUFFIXES = {"compressed": "_raw", "window": "_window"}
+# Function from the tokens of each branch to the complete compressed keys and values, or keys alone.
 Compress = Callable[[dict[str, Pair]], tuple[Tensor, ...] | None]
 
 
 @dataclass(frozen=True)
 class Keys:
-    """Keys and values of the branches, of all tokens that the queries may see; None without one."""
+    """Keys and values of each branch, for all tokens that the queries may see.
 
-    # Where they only rank blocks, the keys alone.
+    A field is None if its branch is not built.
+    """
+
+    # Only the keys if the compressed blocks are used for ranking alone.
     compressed_BKMH: tuple[Tensor, ...] | None
     selected_BKSH: Pair | None
     window_BKSH: Pair | None
 
     @property
     def heads(self) -> int:
-        """Key heads K."""
+        """Return the number of key heads K."""
         return next(k for k in vars(self).values() if k)[0].shape[1]
 
 
 class Ring:
-    """The last ``size`` tokens: token t stands in place t mod ``size``."""
+    """Ring buffer of the last ``size`` tokens; token t is stored at index t mod ``size``."""
 
     def __init__(self, size: int) -> None:
         self.size = size
         self.room_BKSH: Tensor | None = None
 
     def write(self, new_BKTH: Tensor, position: int) -> Tensor:
-        """Keep tokens ``position`` and following; all that is kept, not in the order of tokens."""
+        """Store the tokens from ``position`` on and return all stored tokens, in no token order."""
         if self.room_BKSH is None:
             batch, heads, _, width = new_BKTH.shape
             self.room_BKSH = new_BKTH.new_empty(batch, heads, self.size, width)
         last = position + new_BKTH.shape[2]
-        places = self._places(max(position, last - self.size), last)
-        self.room_BKSH.index_copy_(2, places, new_BKTH[:, :, -len(places) :].detach())
+        indices = self._places(max(position, last - self.size), last)
+        self.room_BKSH.index_copy_(2, indices, new_BKTH[:, :, -len(indices) :].detach())
         return self.room_BKSH[:, :, : min(last, self.size)]
 
     def with_new(self, new_BKTH: Tensor, position: int, start: int) -> Tensor:
-        """Tokens [start, position), which the ring still holds, and the new ones, in their order."""
+        """Return the stored tokens [start, position) followed by the new tokens, in token order."""
         if start >= position:
             return new_BKTH
         assert self.room_BKSH is not None
@@ -70,24 +73,29 @@ class Ring:
 
 
 class NsaCache(BlockCache):
-    """Keys and values of all tokens where they may be selected, of compressed blocks, and rings.
+    """KV cache of one NSA layer.
 
-    A branch with keys of its own has its own ring: of a block's tokens, or of a window's. Branches
-    that share them read what the one with the longest memory keeps. Where keys are rotated, that is
-    kept rotated, and of keys that are to be compressed too the last block as they were made.
+    The cache stores the keys and values of all tokens if blocks can be selected, the compressed
+    blocks, and ring buffers. A branch with separate keys and values has its own ring buffer, of one
+    compressed block or of the window. Branches with shared keys and values read the entry of the
+    branch with the longest memory. With rotary positions the stored keys are rotated; if attended
+    keys are compressed too, the last block is also stored unrotated.
     """
 
     def __init__(self, options: NsaOptions, block: int, positions: Positions | None = None) -> None:
-        """``block`` is the layer's number, on which blocks that are drawn depend; ``positions``
-        rotates keys, where they are."""
+        """Create an empty cache for the layer with index ``block``, which seeds random selection.
+
+        ``positions`` rotates the keys; None if keys are not rotated.
+        """
         super().__init__(lambda row: 0)
         self.options, self.block, self.positions = options, block, positions
         self.rings: dict[str, Ring] = {}
 
     def add(self, raw: dict[str, Pair], compressed: Compress) -> Keys:
-        """Keep keys and values of new tokens, by branch; ``compressed`` makes complete blocks of them.
+        """Store keys and values of new tokens and return the keys and values that the tokens see.
 
-        Of a single token the window's keys are in no order of tokens.
+        ``raw`` maps branches to new keys and values; ``compressed`` computes the complete
+        compressed blocks. For a single new token the window's keys are in no token order.
         """
         options, first = self.options, self.position
         last = first + raw[options.owner][0].shape[2]
@@ -96,70 +104,73 @@ class NsaCache(BlockCache):
         if due:
             starts["compressed"] = options.compressed(first) * options.stride
         others = () if options.shared_kv else options.branches
-        seen: dict[str, list[Tensor]] = {}
+        visible: dict[str, list[Tensor]] = {}
         for source in dict.fromkeys((options.owner, *others)):
             served = options.branches if options.shared_kv else (source,)
-            asked = {name: start for name, start in starts.items() if name in served}
+            served_starts = {name: start for name, start in starts.items() if name in served}
             k_BKTH, v_BKTH = raw[source]
-            for found in (
-                self._keys(source, k_BKTH, served, asked),
-                self._tokens("v", source, v_BKTH, served, asked),
+            for by_branch in (
+                self._keys(source, k_BKTH, served, served_starts),
+                self._tokens("v", source, v_BKTH, served, served_starts),
             ):
-                for name, tokens in found.items():
-                    seen.setdefault(name, []).append(tokens)
+                for name, tokens in by_branch.items():
+                    visible.setdefault(name, []).append(tokens)
         if due:
-            self._compress(seen, starts["compressed"], compressed)
-        pairs = {name: (seen[name][0], seen[name][1]) for name in seen if name != "compressed"}
+            self._compress(visible, starts["compressed"], compressed)
+        pairs = {name: (kv[0], kv[1]) for name, kv in visible.items() if name != "compressed"}
         return Keys(self._blocks(raw), pairs.get("selected"), pairs.get("window"))
 
     def _keys(
         self, source: str, k_BKTH: Tensor, served: Sequence[str], starts: dict[str, int]
     ) -> dict[str, Tensor]:
-        """``_tokens`` of keys; they are rotated, but for those of a branch that is compressed."""
+        """Return ``_tokens`` of the keys, rotated unless the keys are only compressed."""
         if self.positions is None or list(served) == ["compressed"]:
             return self._tokens("k", source, k_BKTH, served, starts)
         options, first = self.options, self.position
         attended = {name: start for name, start in starts.items() if name != "compressed"}
-        found = self._tokens("k", source, self.positions(k_BKTH, first), served, attended)
+        tokens = self._tokens("k", source, self.positions(k_BKTH, first), served, attended)
         if options.compresses_attended and source == options.owner:
             ring = self.rings.setdefault("k_raw", Ring(options.compress))
             complete, last = options.compressed(first), first + k_BKTH.shape[2]
             if options.compressed(last) > complete:
-                found["compressed"] = ring.with_new(k_BKTH, first, complete * options.stride)
+                tokens["compressed"] = ring.with_new(k_BKTH, first, complete * options.stride)
             self.kept["k_raw"] = ring.write(k_BKTH, first)
-        return found
+        return tokens
 
     def _tokens(
         self, x: str, source: str, new_BKTH: Tensor, served: Sequence[str], starts: dict[str, int]
     ) -> dict[str, Tensor]:
-        """Of each branch the tokens from its start on; keeps the new ones."""
+        """Store the new tokens and return, for each branch, the tokens from its start on."""
         options, first = self.options, self.position
         if "selected" in served:
             whole = self.extend(x, new_BKTH, dim=2, unit=options.select)
             return {name: whole[:, :, start:] for name, start in starts.items()}
-        name = x if source == options.owner else f"{x}{_ENDINGS[source]}"
+        name = x if source == options.owner else f"{x}{_SUFFIXES[source]}"
         sizes = {"compressed": options.compress, "window": options.window}
         size = max(sizes[branch] for branch in served)
         ring = self.rings.setdefault(name, Ring(size))
-        found = {}
-        # A window of exactly the ring needs no order when its only query is the last token.
+        tokens = {}
+        # If the window is the whole ring and the last token is the only query, order is irrelevant.
         whole_ring = size == options.window and new_BKTH.shape[2] == 1
         for branch, start in starts.items():
             if not (branch == "window" and whole_ring):
-                found[branch] = ring.with_new(new_BKTH, first, start)
+                tokens[branch] = ring.with_new(new_BKTH, first, start)
         self.kept[name] = ring.write(new_BKTH, first)
         if "window" in starts and whole_ring:
-            found["window"] = self.kept[name]
-        return found
+            tokens["window"] = self.kept[name]
+        return tokens
 
-    def _compress(self, seen: dict[str, list[Tensor]], start: int, compressed: Compress) -> None:
-        """Keep the blocks that begin at token ``start`` and later and are complete now."""
+    def _compress(self, visible: dict[str, list[Tensor]], start: int, compressed: Compress) -> None:
+        """Store the newly complete compressed blocks, which begin at token ``start`` or later."""
         if self.options.branch_compressed:
-            k_BKSH, v_BKSH = seen["compressed"]
+            k_BKSH, v_BKSH = visible["compressed"]
             new = compressed({"compressed": (k_BKSH, v_BKSH)})
         else:
-            k_BKSH = seen["compressed"][0] if self.positions else seen["selected"][0][:, :, start:]
-            # Values take no part.
+            if self.positions:
+                k_BKSH = visible["compressed"][0]
+            else:
+                k_BKSH = visible["selected"][0][:, :, start:]
+            # Only keys are compressed; the values are ignored.
             new = compressed({"selected": (k_BKSH, k_BKSH)})
         for x, blocks_BKMH in zip("kv", new or ()):
             if x == "k" and self.positions:
@@ -167,38 +178,38 @@ class NsaCache(BlockCache):
             self.extend(f"{x}_compressed", blocks_BKMH, dim=2)
 
     def _blocks(self, raw: dict[str, Pair]) -> tuple[Tensor, ...] | None:
-        """All compressed blocks; the keys alone where they only rank."""
+        """Return all compressed blocks, or only their keys if they are used for ranking alone."""
         if not self.options.compresses:
             return None
-        none = raw[self.options.owner][0][:, :, :0]
+        empty = raw[self.options.owner][0][:, :, :0]
         names = "kv" if self.options.branch_compressed else "k"
-        return tuple(self.kept.get(f"{x}_compressed", none) for x in names)
+        return tuple(self.kept.get(f"{x}_compressed", empty) for x in names)
 
     def attend(self, q_BNTH: Tensor, keys: Keys) -> list[Tensor]:
-        """Head outputs BNTH of the branches that are built, for T = 1.
+        """Return the head outputs BNTH of every built branch, for T = 1.
 
-        ``keys`` are what ``add`` gave for the token. Nothing is masked: only what the token sees is
-        read, and counted in ``reads``.
+        ``keys`` is the result of ``add`` for the token. No mask is needed: only visible keys are
+        read, and the number of keys read is added to ``reads``.
         """
         q_BKgH = (q_BNTH[:, :, 0] * q_BNTH.shape[-1] ** -0.5).unflatten(1, (keys.heads, -1))
-        found, weights_BKgM = [], None
+        outputs, weights_BKgM = [], None
         with torch.autocast(q_BNTH.device.type, enabled=False):
             if keys.compressed_BKMH:
                 weights_BKgM = self._weigh("compressed", q_BKgH, keys.compressed_BKMH[0])
             if self.options.branch_compressed:
                 assert keys.compressed_BKMH and weights_BKgM is not None
                 v_BKMH = keys.compressed_BKMH[1]
-                found.append(weights_BKgM.to(v_BKMH.dtype) @ v_BKMH)
+                outputs.append(weights_BKgM.to(v_BKMH.dtype) @ v_BKMH)
             if keys.selected_BKSH:
                 blocks_BKn = self._select(weights_BKgM, keys.heads, q_BNTH.device)
                 chosen = (self._chosen(x, blocks_BKn) for x in "kv")
-                found.append(self._read("selected", q_BKgH, *chosen))
+                outputs.append(self._read("selected", q_BKgH, *chosen))
             if keys.window_BKSH:
-                found.append(self._read("window", q_BKgH, *keys.window_BKSH))
-        return [context_BKgH.flatten(1, 2)[:, :, None] for context_BKgH in found]
+                outputs.append(self._read("window", q_BKgH, *keys.window_BKSH))
+        return [context_BKgH.flatten(1, 2)[:, :, None] for context_BKgH in outputs]
 
     def _select(self, weights_BKgM: Tensor | None, heads: int, device: torch.device) -> Tensor:
-        """BKn, by the compressed weights, or drawn."""
+        """Return the selected blocks BKn, ranked by the compressed weights or drawn at random."""
         options, token = self.options, self.position
         if not options.ranks:
             return drawn_blocks(options, self.block, heads, token, 1, device)[:, :, 0]
@@ -208,7 +219,10 @@ class NsaCache(BlockCache):
         return select_blocks(scores_BKTJ, options, token)[:, :, 0]
 
     def _chosen(self, x: str, blocks_BKn: Tensor) -> Tensor:
-        """Tokens of the selected blocks up to the token's own, BKcH: its own block is the last."""
+        """Return the tokens of the selected blocks up to the current token, BKcH.
+
+        The block of the current token comes last.
+        """
         size, token = self.options.select, self.position
         room = self.runs[x].room
         assert room is not None
@@ -221,11 +235,11 @@ class NsaCache(BlockCache):
         return chosen.view(batch, heads, -1, width)[:, :, : token + 1 - (own + 1 - count) * size]
 
     def _weigh(self, branch: str, q_BKgH: Tensor, k_BKcH: Tensor) -> Tensor:
-        """The softmax over all keys given, BKgc in fp32 or wider."""
+        """Return the softmax weights over all keys, BKgc in fp32 or wider, and count the reads."""
         self.reads[branch] += k_BKcH.shape[2]
         wide = torch.promote_types(q_BKgH.dtype, torch.float32)
         return (q_BKgH @ k_BKcH.mT).to(wide).softmax(-1)
 
     def _read(self, branch: str, q_BKgH: Tensor, k_BKcH: Tensor, v_BKcH: Tensor) -> Tensor:
-        """Attention to all keys given, BKgH; 0 where there is none."""
+        """Return attention over all keys, BKgH; 0 if there are no keys."""
         return self._weigh(branch, q_BKgH, k_BKcH).to(v_BKcH.dtype) @ v_BKcH

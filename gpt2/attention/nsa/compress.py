@@ -1,6 +1,6 @@
-"""From blocks of keys or values to one each (Yuan et al. 2025, equation 7).
+"""Compression of blocks of keys or values to one vector per block (Yuan et al. 2025, equation 7).
 
-B batch, S tokens, K key/value heads, H head dim, M compressed blocks, l tokens of a block.
+B batch, S tokens, K key/value heads, H head dim, M compressed blocks, l tokens per block.
 """
 
 import torch
@@ -12,26 +12,30 @@ from gpt2.shape import Shape
 
 
 class Phi(nn.Module):
-    """W₂ gelu(W₁ (block + position)), added to a block's mean, from which it starts to learn."""
+    """MLP W₂ gelu(W₁ (block + position)), a learned correction that is added to the block mean."""
 
     def __init__(self, shape: Shape, options: NsaOptions) -> None:
         super().__init__()
         width = options.compress * shape.head_dim
-        # As one vector, which weight decay leaves alone.
+        # One flat vector, so that weight decay does not apply.
         self.position = nn.Parameter(torch.zeros(width))
         self.up = nn.Linear(width, options.hidden, bias=False)
         self.down = nn.Linear(options.hidden, shape.head_dim, bias=False)
 
     def forward(self, blocks_BKMlH: Tensor) -> Tensor:
-        """BKMH."""
+        """Return the correction of every block, BKMH."""
         flat = blocks_BKMlH.flatten(-2) + self.position
         correction: Tensor = self.down(F.gelu(self.up(flat)))
         return correction
 
 
 def compress(x_BKSH: Tensor, options: NsaOptions, phi: Phi | None) -> Tensor:
-    """BKMH: block i is made of tokens [i·d, i·d + l); M is 0 before the first is complete."""
-    # A slice of no tokens keeps the graph together where there is no block yet.
+    """Return the compressed blocks BKMH; block i covers the tokens [i·d, i·d + l).
+
+    M is 0 until the first block is complete. A block is the mean of its tokens, plus ``phi`` of the
+    block if ``phi`` is given.
+    """
+    # Without a complete block, an empty slice keeps the result connected to the autograd graph.
     complete = x_BKSH.shape[2] >= options.compress
     blocks_BKMHl = (
         x_BKSH.unfold(2, options.compress, options.stride)

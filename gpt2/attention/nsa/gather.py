@@ -1,12 +1,13 @@
-"""Attention to selected blocks: query after query, each with the keys that it sees gathered.
+"""Gather backend of the selected branch: for every query the visible keys are gathered.
 
-B batch, T queries, S tokens, K key/value heads, g query heads of one, H head dim, n selected blocks;
-r the queries of a chunk, c all keys of a chunk one after the other, L the most keys of a query.
+B batch, T queries, S tokens, K key/value heads, g query heads per key/value head, H head dim,
+n selected blocks; r the queries of a chunk, c all gathered keys of a chunk, L the largest number of
+keys of a query.
 
-The heads that share a selection are queries of one attention, so keys are gathered once for all of
-them, and exactly those that are seen: nothing is causal any more. FlashAttention takes such packed
-rows (Dao 2023, arXiv 2307.08691) where it can run; elsewhere they are padded and masked. Backward
-gathers again, so nothing of T·n keys is kept.
+The heads that share a selection are the queries of one attention call, so the keys are gathered
+once for all of these heads. Only visible keys are gathered, so no causal mask is needed.
+FlashAttention (Dao 2023, arXiv 2307.08691) processes the packed rows if it is available; otherwise
+the rows are padded and masked. Backward gathers again, so no tensor of T·n keys is saved.
 """
 
 from dataclasses import dataclass
@@ -20,13 +21,13 @@ from torch.autograd.function import once_differentiable
 from gpt2.attention.nsa.buffers import heads_of, wide
 from gpt2.attention.nsa.ranges import Ranges, ranges_of
 
-# Numbers of the keys that a chunk gathers at most.
+# Largest number of key elements that a chunk gathers.
 CHUNK_NUMBERS = 1 << 24
 
 
 @dataclass
 class Fallbacks:
-    """How often chunks on a GPU were padded, for want of a kernel for packed rows."""
+    """Counter of chunks on a GPU that were padded because no kernel for packed rows can run."""
 
     count: int = 0
 
@@ -40,9 +41,12 @@ def attend_gathered(
     merged: bool,
     fallbacks: Fallbacks,
 ) -> Tensor:
-    """What ``attend_selected`` gives. ``merged`` takes blocks that touch as one range of tokens."""
-    given = (blocks_BKTn, size, merged, fallbacks)
-    context: Tensor = _Gathered.apply(q_BKTgH, k_BKSH, v_BKSH, *given)
+    """Return the same head outputs as ``attend_selected``, computed by gathering.
+
+    ``merged`` treats adjacent blocks as one range of tokens. ``fallbacks`` counts padded chunks.
+    """
+    settings = (blocks_BKTn, size, merged, fallbacks)
+    context: Tensor = _Gathered.apply(q_BKTgH, k_BKSH, v_BKSH, *settings)
     return context
 
 
@@ -59,37 +63,37 @@ class _Gathered(torch.autograd.Function):
         fallbacks: Fallbacks,
     ) -> Tensor:
         context = torch.empty_like(q)
-        for at in heads_of(k):
+        for index in heads_of(k):
             for rows in _chunks(q, blocks, size):
-                here = (*at, rows)
-                ranges = _ranges(k, blocks[here], rows, q.shape[2], size, merged)
+                chunk = (*index, rows)
+                ranges = _ranges(k, blocks[chunk], rows, q.shape[2], size, merged)
                 tokens_c = ranges.tokens()
-                given = (q[here], k[at][tokens_c], v[at][tokens_c])
-                context[here] = _attend(*given, ranges.lengths_r, fallbacks)
+                qkv = (q[chunk], k[index][tokens_c], v[index][tokens_c])
+                context[chunk] = _attend(*qkv, ranges.lengths_r, fallbacks)
         ctx.save_for_backward(q, k, v, blocks)
-        ctx.given = size, merged, fallbacks
+        ctx.settings = size, merged, fallbacks
         return context
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dcontext: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, blocks = ctx.saved_tensors
-        size, merged, fallbacks = ctx.given
+        size, merged, fallbacks = ctx.settings
         dq = torch.empty_like(q)
         dk, dv = (torch.zeros_like(x, dtype=wide(x)) for x in (k, v))
-        for at in heads_of(k):
+        for index in heads_of(k):
             for rows in _chunks(q, blocks, size):
-                here = (*at, rows)
-                ranges = _ranges(k, blocks[here], rows, q.shape[2], size, merged)
+                chunk = (*index, rows)
+                ranges = _ranges(k, blocks[chunk], rows, q.shape[2], size, merged)
                 tokens_c = ranges.tokens()
-                taken = [q[here], k[at][tokens_c], v[at][tokens_c]]
+                qkv = [q[chunk], k[index][tokens_c], v[index][tokens_c]]
                 with torch.enable_grad():
-                    leaves = [x.detach().requires_grad_() for x in taken]
+                    leaves = [x.detach().requires_grad_() for x in qkv]
                     out = _attend(*leaves, ranges.lengths_r, fallbacks)
-                found = torch.autograd.grad(out, leaves, dcontext[here])
-                dq[here] = found[0]
-                for sums, part in zip((dk, dv), found[1:]):
-                    sums[at].index_add_(0, tokens_c, part.to(sums.dtype))
+                gradients = torch.autograd.grad(out, leaves, dcontext[chunk])
+                dq[chunk] = gradients[0]
+                for sums, gradient in zip((dk, dv), gradients[1:]):
+                    sums[index].index_add_(0, tokens_c, gradient.to(sums.dtype))
         return dq, dk.to(k.dtype), dv.to(v.dtype), None, None, None, None
 
 
@@ -110,37 +114,40 @@ def _ranges(
 def _attend(
     q_rgH: Tensor, k_cH: Tensor, v_cH: Tensor, lengths_r: Tensor, fallbacks: Fallbacks
 ) -> Tensor:
-    """Head outputs rgH; row r sees the next ``lengths_r`` of the keys. q is divided by √H."""
-    if _packs(q_rgH):
-        return _packed(q_rgH, k_cH, v_cH, lengths_r)
+    """Return the head outputs rgH; row r attends to the next ``lengths_r[r]`` keys.
+
+    q must be divided by √H already.
+    """
+    if _has_packed_kernel(q_rgH):
+        return _attend_packed(q_rgH, k_cH, v_cH, lengths_r)
     if q_rgH.is_cuda:
         fallbacks.count += 1
     longest = int(lengths_r.max())
-    places_L = torch.arange(longest, device=q_rgH.device)
-    seen_rL = places_L < lengths_r[:, None]
+    offsets_L = torch.arange(longest, device=q_rgH.device)
+    visible_rL = offsets_L < lengths_r[:, None]
     begins_r1 = (lengths_r.cumsum(0) - lengths_r)[:, None]
-    # Padding repeats the last key, and is masked.
-    index_rL = (begins_r1 + places_L).clamp_(max=len(k_cH) - 1)
+    # Padding repeats the last key and is masked.
+    index_rL = (begins_r1 + offsets_L).clamp_(max=len(k_cH) - 1)
     k_r1LH, v_r1LH = (x[index_rL][:, None] for x in (k_cH, v_cH))
     return F.scaled_dot_product_attention(
-        q_rgH[:, None], k_r1LH, v_r1LH, attn_mask=seen_rL[:, None, None], scale=1.0
+        q_rgH[:, None], k_r1LH, v_r1LH, attn_mask=visible_rL[:, None, None], scale=1.0
     )[:, 0]
 
 
-def _packs(q: Tensor) -> bool:
-    """Whether FlashAttention runs here: on a GPU, in half precision."""
+def _has_packed_kernel(q: Tensor) -> bool:
+    """Return whether FlashAttention can run: on a GPU, in half precision."""
     half = q.dtype in (torch.bfloat16, torch.float16)
     return q.is_cuda and half and torch.backends.cuda.is_flash_attention_available()
 
 
-def _packed(q_rgH: Tensor, k_cH: Tensor, v_cH: Tensor, lengths_r: Tensor) -> Tensor:
-    # Its import takes time, and torch without CUDA has no use for it.
+def _attend_packed(q_rgH: Tensor, k_cH: Tensor, v_cH: Tensor, lengths_r: Tensor) -> Tensor:
+    # A slow import that torch without CUDA does not need.
     from torch.nn.attention.varlen import varlen_attn
 
     rows, heads, width = q_rgH.shape
     queries = torch.arange(rows + 1, device=q_rgH.device, dtype=torch.int32) * heads
     keys = F.pad(lengths_r.cumsum(0), (1, 0)).to(torch.int32)
-    # It divides by √H itself.
+    # varlen_attn divides by √H itself.
     packed_R1H = (q_rgH * width**0.5).reshape(-1, 1, width)
     columns = (x[:, None].contiguous() for x in (k_cH, v_cH))
     longest = int(lengths_r.max())

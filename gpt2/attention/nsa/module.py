@@ -1,7 +1,7 @@
-"""Native sparse attention (Yuan et al. 2025, arXiv 2502.11089): its branches and their gates.
+"""Native sparse attention (Yuan et al. 2025, arXiv 2502.11089): the branches and their gates.
 
 B batch, T tokens (queries), S tokens (keys), C n_embd, N heads, K key/value heads, g = N/K, H head
-dim, M compressed blocks, n selected ones.
+dim, M compressed blocks, n selected blocks.
 """
 
 import math
@@ -31,7 +31,7 @@ from lib.pruning.mask import Unprunable
 
 
 class BranchGates(Unprunable):
-    """How much of each branch a head takes, from the layer's input."""
+    """Gates that weight each branch per head and token, computed from the layer's input."""
 
     def __init__(self, shape: Shape, options: NsaOptions) -> None:
         super().__init__()
@@ -39,25 +39,26 @@ class BranchGates(Unprunable):
         self.branches = len(options.branches)
         width = self.branches * shape.n_head
         self.c_gate = ZeroLinear(shape.n_embd, width, bias=False)
-        # σ of it is 1/c, and a softmax of c of it too: the branches start as their mean.
+        # Both σ(bias) and the softmax over c equal biases are 1/c, so the output starts as the mean
+        # of the branches.
         self.bias = nn.Parameter(torch.full((width,), -math.log(self.branches - 1)))
 
     def forward(self, x_BTC: Tensor) -> Tensor:
-        """Of the branches that are built: cBNT."""
+        """Return the gates of the built branches, cBNT."""
         logits_BTX = self.c_gate(x_BTC) + self.bias
         logits_cBNT = logits_BTX.unflatten(-1, (self.branches, -1)).permute(2, 0, 3, 1)
         return logits_cBNT.softmax(0) if self.kind == "softmax" else logits_cBNT.sigmoid()
 
 
 class Nsa(OwnAttention):
-    """Compressed blocks, selected blocks and a window, gated and summed, as far as they are built.
+    """Gated sum of the built branches: compressed blocks, selected blocks and a window.
 
-    The projection's keys and values are those of ``options.owner``. ``c_kv`` makes the others',
-    C → 2·K·H for each, in the order compressed k and v, window k and v. ``block`` is the number of
-    the layer.
+    The branch ``options.owner`` uses the keys and values of the projection. ``c_kv`` computes the
+    keys and values of the other branches, C → 2·K·H for each branch, in the order compressed k and
+    v, window k and v. ``block`` is the layer index.
 
-    Keys are compressed as they are made; what is rotated by positions is rotated after that, and a
-    compressed key as one at the first token of its block.
+    Keys are compressed before rotary positions are applied. A compressed key is rotated to the
+    position of the first token of its block.
     """
 
     def __init__(self, shape: Shape, options: AttentionConfig, block: int) -> None:
@@ -80,13 +81,13 @@ class Nsa(OwnAttention):
         self.fallbacks = Fallbacks()
 
     def kernel(self, device: str) -> str:
-        """Of the selected branch."""
+        """Return the kernel name, which includes the backend of the selected branch."""
         backend = resolve_backend(self.options, device)
         return f"nsa by {backend}" if backend else "nsa"
 
     @torch.compiler.disable
     def forward(self, x_BTC: Tensor, heads: Heads, cache: BlockCache | None = None) -> Tensor:
-        """Head outputs, BNTH."""
+        """Return the head outputs, BNTH."""
         raw = self._raw(x_BTC, heads)
         if cache is None:
             branches = self._attend(self.positions(heads.q_BNTH), self._keys(raw), 0)
@@ -101,43 +102,47 @@ class Nsa(OwnAttention):
         return branches[0] if self.gates is None else combine(branches, self.gates(x_BTC))
 
     def statistics(self, x_BTC: Tensor, heads: Heads, cache: BlockCache | None = None) -> Values:
-        """Of the gates, and of the blocks that are selected."""
+        """Return statistics of the gates and of the selected blocks."""
         branches = self.options.branches
-        found = {} if self.gates is None else branch_values(self.gates(x_BTC), branches)
+        values = {} if self.gates is None else branch_values(self.gates(x_BTC), branches)
         keys = self._keys(self._raw(x_BTC, heads))
         q_BNTH = self.positions(heads.q_BNTH)
         blocks_BKTn = chosen_blocks(q_BNTH, keys, self.options, self.block)
-        return found if blocks_BKTn is None else found | block_values(blocks_BKTn, self.options)
+        return values if blocks_BKTn is None else values | block_values(blocks_BKTn, self.options)
 
     def _attend(self, q_BNTH: Tensor, keys: Keys, first: int) -> list[Tensor]:
         return attend_branches(q_BNTH, keys, self.options, first, self.block, self.fallbacks)
 
     def new_cache(self) -> NsaCache:
-        """An empty cache for the block."""
+        """Return an empty cache for the layer."""
         return NsaCache(self.options, self.block, self.positions if self.rotates else None)
 
     def _raw(self, x_BTC: Tensor, heads: Heads) -> dict[str, Pair]:
-        """Keys and values of the new tokens, by branch."""
+        """Return the unrotated keys and values of the new tokens, by branch."""
         raw = dict.fromkeys(self.options.branches, (heads.k_BKTH, heads.v_BKTH))
         if self.c_kv is not None:
-            parts = self.c_kv(x_BTC).chunk(2 * len(self.others), -1)
-            split = iter([split_heads(part, self.head_dim) for part in parts])
-            raw |= {name: (next(split), next(split)) for name in self.others}
+            chunks = self.c_kv(x_BTC).chunk(2 * len(self.others), -1)
+            by_head = iter([split_heads(chunk, self.head_dim) for chunk in chunks])
+            raw |= {name: (next(by_head), next(by_head)) for name in self.others}
         return raw
 
     def _keys(self, raw: dict[str, Pair]) -> Keys:
-        """Of a whole sequence, as they are scored."""
+        """Return the keys and values of a whole sequence, with positions applied to the keys."""
         blocks = self._compressed(raw)
         if blocks:
             blocks = (self.positions(blocks[0], 0, self.options.stride), *blocks[1:])
         attended = {name: raw[name] for name in ("selected", "window") if name in raw}
-        # Once for branches that share them.
-        placed = {id(k): self.positions(k) for k, _ in attended.values()}
-        pairs = {name: (placed[id(k)], v) for name, (k, v) in attended.items()}
+        # Branches with shared keys rotate the keys once.
+        rotated = {id(k): self.positions(k) for k, _ in attended.values()}
+        pairs = {name: (rotated[id(k)], v) for name, (k, v) in attended.items()}
         return Keys(blocks, pairs.get("selected"), pairs.get("window"))
 
     def _compressed(self, raw: dict[str, Pair]) -> tuple[Tensor, ...] | None:
-        """Complete blocks of keys and values; where they only rank, means of the selected keys."""
+        """Return the complete compressed keys and values.
+
+        Without the compressed branch, returns only the block means of the selected branch's keys,
+        which rank blocks; None if blocks are not ranked.
+        """
         if "compressed" in raw:
             k, v = raw["compressed"]
             return compress(k, self.options, self.phi_k), compress(v, self.options, self.phi_v)
@@ -154,12 +159,12 @@ def attend_branches(
     block: int = 0,
     fallbacks: Fallbacks | None = None,
 ) -> list[Tensor]:
-    """Head outputs BNTH of the branches that are built; the first query is that of token ``first``.
+    """Return the head outputs BNTH of every built branch; the first query is token ``first``.
 
-    ``block`` is the number of the layer, on which blocks that are drawn depend; ``fallbacks`` counts
-    kernels that could not be taken.
+    ``block`` is the layer index, which seeds random selection. ``fallbacks`` counts the chunks for
+    which no packed kernel can run.
     """
-    found: list[Tensor] = []
+    outputs: list[Tensor] = []
     with torch.autocast(q_BNTH.device.type, enabled=False):
         q_BKgTH = (q_BNTH * q_BNTH.shape[-1] ** -0.5).unflatten(1, (keys.heads, -1))
         blocks_BKTn = None
@@ -167,7 +172,7 @@ def attend_branches(
             assert keys.compressed_BKMH
             k_BKMH, v_BKMH = keys.compressed_BKMH
             compressed, blocks_BKTn = attend_compressed(q_BKgTH, k_BKMH, v_BKMH, options, first)
-            found.append(compressed.flatten(1, 2))
+            outputs.append(compressed.flatten(1, 2))
         elif options.ranks:
             assert keys.compressed_BKMH
             blocks_BKTn = rank_compressed(q_BKgTH, keys.compressed_BKMH[0], options, first)
@@ -177,21 +182,21 @@ def attend_branches(
                 drawn = drawn_blocks(options, block, heads, first, length, q_BNTH.device)
                 blocks_BKTn = drawn.expand(batch, -1, -1, -1)
             by_token = q_BKgTH.transpose(2, 3)
-            given = (by_token, *keys.selected_BKSH, blocks_BKTn, options.select)
+            inputs = (by_token, *keys.selected_BKSH, blocks_BKTn, options.select)
             if resolve_backend(options, q_BNTH.device.type) == "blocks":
-                selected = attend_selected(*given)
+                selected = attend_selected(*inputs)
             else:
                 merged = merges(options, keys.selected_BKSH[0].shape[2])
-                selected = attend_gathered(*given, merged, fallbacks or Fallbacks())
-            found.append(selected.transpose(2, 3).flatten(1, 2))
+                selected = attend_gathered(*inputs, merged, fallbacks or Fallbacks())
+            outputs.append(selected.transpose(2, 3).flatten(1, 2))
         if keys.window_BKSH:
-            # The same tensor for all branches, so that backward keeps one.
-            found.append(attend_window(q_BKgTH.flatten(1, 2), *keys.window_BKSH, options.window))
-    return found
+            # All branches share one query tensor, so that autograd saves a single copy.
+            outputs.append(attend_window(q_BKgTH.flatten(1, 2), *keys.window_BKSH, options.window))
+    return outputs
 
 
 def combine(branches_BNTH: list[Tensor], gates_cBNT: Tensor) -> Tensor:
-    """Σ g_c · o_c, BNTH."""
+    """Return the gated sum Σ g_c · o_c of the branches, BNTH."""
     weighted = (g[..., None] * o for g, o in zip(gates_cBNT, branches_BNTH, strict=True))
     out_BNTH: Tensor = sum(weighted)
     return out_BNTH.to(branches_BNTH[0].dtype)

@@ -1,8 +1,9 @@
-"""The selected and the window branch as torch operations, with a form for fake tensors.
+"""Custom torch operators of the selected and the window branch, with fake-tensor support.
 
-B batch, T queries, S tokens, K key/value heads, g query heads of one, H head dim, n selected blocks.
-Products and sums are in fp32 or wider, whatever the type of q, k and v. q is divided by √H, and the
-last query is that of the last token. Each gives head outputs and the log₂-sum of every row.
+B batch, T queries, S tokens, K key/value heads, g query heads per key/value head, H head dim,
+n selected blocks. Products and sums are computed in fp32 or wider for every dtype of q, k and v.
+q must be divided by √H already, and the last query belongs to the last token. Each forward operator
+returns the head outputs and the log₂-sum of every row.
 """
 
 from typing import Any
@@ -19,16 +20,16 @@ from gpt2.attention.nsa.by_rows import Sight
 def selected(
     q_BKgTH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, blocks_BKTn: Tensor, size: int
 ) -> tuple[Tensor, Tensor]:
-    """BKgTH and BKgT. Blocks are of ``size`` tokens, −1 for none."""
+    """Return attention to selected blocks of ``size`` tokens (−1 for none): BKgTH and BKgT."""
     context, logsums = _outputs(q_BKgTH)
     buffers = Buffers(logsums)
-    for at in heads_of(k_BKSH):
+    for index in heads_of(k_BKSH):
         q_TgH, context_TgH, logsums_Tg = (
-            x[at].transpose(0, 1) for x in (q_BKgTH, context, logsums)
+            x[index].transpose(0, 1) for x in (q_BKgTH, context, logsums)
         )
-        given = (x.to(logsums.dtype) for x in (q_TgH, k_BKSH[at], v_BKSH[at]))
-        bands = by_blocks.bands_of(blocks_BKTn[at], size, k_BKSH.shape[2])
-        by_blocks.forward(*given, bands, buffers, context_TgH, logsums_Tg)
+        qkv = (x.to(logsums.dtype) for x in (q_TgH, k_BKSH[index], v_BKSH[index]))
+        bands = by_blocks.bands_of(blocks_BKTn[index], size, k_BKSH.shape[2])
+        by_blocks.forward(*qkv, bands, buffers, context_TgH, logsums_Tg)
     return context, logsums
 
 
@@ -43,30 +44,30 @@ def selected_backward(
     blocks_BKTn: Tensor,
     size: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q, k and v."""
+    """Return the gradients of q, k and v for ``selected``."""
     dq, dk, dv = (torch.empty_like(x) for x in (q_BKgTH, k_BKSH, v_BKSH))
     buffers = Buffers(logsums_BKgT)
-    for at in heads_of(k_BKSH):
+    for index in heads_of(k_BKSH):
         by_token = [
-            x[at].transpose(0, 1).to(logsums_BKgT.dtype)
+            x[index].transpose(0, 1).to(logsums_BKgT.dtype)
             for x in (dcontext_BKgTH, q_BKgTH, context_BKgTH, logsums_BKgT)
         ]
-        keys = [x[at].to(logsums_BKgT.dtype) for x in (k_BKSH, v_BKSH)]
-        bands = by_blocks.bands_of(blocks_BKTn[at], size, k_BKSH.shape[2])
-        dk[at], dv[at] = by_blocks.backward(
-            *by_token, *keys, bands, buffers, dq[at].transpose(0, 1)
+        keys = [x[index].to(logsums_BKgT.dtype) for x in (k_BKSH, v_BKSH)]
+        bands = by_blocks.bands_of(blocks_BKTn[index], size, k_BKSH.shape[2])
+        dk[index], dv[index] = by_blocks.backward(
+            *by_token, *keys, bands, buffers, dq[index].transpose(0, 1)
         )
     return dq, dk, dv
 
 
 @library.custom_op("kablate::window", mutates_args=())
 def window(q_BKgTH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """BKgTH and BKgT. A query sees the last ``size`` tokens, its own included."""
+    """Return attention to the last ``size`` tokens, including the query's own: BKgTH and BKgT."""
     context, logsums = _outputs(q_BKgTH)
-    for at in heads_of(k_BKSH):
-        given = (x[at].to(logsums.dtype) for x in (q_BKgTH, k_BKSH, v_BKSH))
+    for index in heads_of(k_BKSH):
+        qkv = (x[index].to(logsums.dtype) for x in (q_BKgTH, k_BKSH, v_BKSH))
         sight = _sight(q_BKgTH, k_BKSH, size)
-        by_rows.forward(*given, sight, context[at], logsums[at])
+        by_rows.forward(*qkv, sight, context[index], logsums[index])
     return context, logsums
 
 
@@ -80,12 +81,12 @@ def window_backward(
     logsums_BKgT: Tensor,
     size: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q, k and v."""
+    """Return the gradients of q, k and v for ``window``."""
     dq, dk, dv = (torch.empty_like(x) for x in (q_BKgTH, k_BKSH, v_BKSH))
-    for at in heads_of(k_BKSH):
-        every = (dcontext_BKgTH, q_BKgTH, k_BKSH, v_BKSH, context_BKgTH, logsums_BKgT)
-        given = (x[at].to(logsums_BKgT.dtype) for x in every)
-        dk[at], dv[at] = by_rows.backward(*given, _sight(q_BKgTH, k_BKSH, size), dq[at])
+    for index in heads_of(k_BKSH):
+        tensors = (dcontext_BKgTH, q_BKgTH, k_BKSH, v_BKSH, context_BKgTH, logsums_BKgT)
+        inputs = (x[index].to(logsums_BKgT.dtype) for x in tensors)
+        dk[index], dv[index] = by_rows.backward(*inputs, _sight(q_BKgTH, k_BKSH, size), dq[index])
     return dq, dk, dv
 
 
@@ -95,7 +96,7 @@ def _sight(q_BKgTH: Tensor, k_BKSH: Tensor, size: int) -> Sight:
 
 
 def _outputs(q: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    """Head outputs and log₂-sums, of any content."""
+    """Return uninitialized head outputs and log₂-sums."""
     return torch.empty_like(q), q.new_empty(q.shape[:-1], dtype=wide(q))
 
 
@@ -103,7 +104,7 @@ def _gradients(_: Tensor, q: Tensor, k: Tensor, v: Tensor, *__: Any) -> tuple[Te
     return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     q, k, v, *blocks, ctx.size = inputs
     ctx.save_for_backward(q, k, v, *output, *blocks)
     ctx.mark_non_differentiable(output[1])
@@ -113,12 +114,12 @@ def _register(forward: Any, backward: Any) -> None:
     def differentiate(ctx: Any, dcontext: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
         q, *saved = ctx.saved_tensors
         gradients = backward(dcontext.to(q.dtype).contiguous(), q, *saved, ctx.size)
-        # Blocks and their size have none.
+        # Block indices and the block size have no gradient.
         return *gradients, *(None for _ in saved[4:]), None
 
     forward.register_fake(_outputs)
     backward.register_fake(_gradients)
-    forward.register_autograd(differentiate, setup_context=_keep)
+    forward.register_autograd(differentiate, setup_context=_save_for_backward)
 
 
 _register(selected, selected_backward)

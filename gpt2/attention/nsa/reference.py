@@ -1,4 +1,4 @@
-"""Native sparse attention by its definitions, query by query.
+"""Reference implementation of native sparse attention: the paper's definitions, query by query.
 
 B batch, T tokens, C n_embd, N heads, K key/value heads, H head dim; i compressed blocks, c tokens
 that a query sees. Blocks are ranked by overlaps counted token by token.
@@ -28,9 +28,9 @@ def attend(
     options: AttentionConfig,
     block: int,
 ) -> Tensor:
-    """Head outputs BTNH; keys and values are repeated for the heads that share them.
+    """Return the head outputs BTNH. Keys and values are already repeated for every query head.
 
-    ``block`` is the number of the layer.
+    ``block`` is the layer index.
     """
     nsa = options.pattern
     assert isinstance(nsa, NsaOptions)
@@ -43,7 +43,7 @@ def attend(
         tokens = range(length)
         q_BNTH = rotated(q_BNTH, tokens, rope)
         keys = {name: (rotated(k, tokens, rope), v) for name, (k, v) in keys.items()}
-        # A block's key stands where the block begins.
+        # A compressed key has the position of the first token of its block.
         k_blocks = [
             rotated(k_BNH[:, :, None], [i * nsa.stride], rope)[:, :, 0]
             for i, k_BNH in enumerate(k_blocks)
@@ -52,8 +52,8 @@ def attend(
     rows = []
     for t in range(length):
         q_BNH = q_BNTH[:, :, t]
-        seen = [i for i in range(len(k_blocks)) if i * nsa.stride + nsa.compress - 1 <= t]
-        p_BNi, compressed_BNH = _attention(q_BNH, [k_blocks[i] for i in seen], v_blocks)
+        visible = [i for i in range(len(k_blocks)) if i * nsa.stride + nsa.compress - 1 <= t]
+        p_BNi, compressed_BNH = _attention(q_BNH, [k_blocks[i] for i in visible], v_blocks)
         branches = {}
         if nsa.branch_compressed:
             branches["compressed"] = compressed_BNH
@@ -75,7 +75,7 @@ def attend(
 
 
 def drawn(layer: int, head: int, token: int, block: int) -> int:
-    """The number that ranks a block of a token where blocks are drawn: 24 bits."""
+    """Return the 24-bit hash that ranks ``block`` for ``token`` in random selection."""
     state = stream_seed(0, f"nsa/{layer}/{head}") % 2**32
     for number in (token, block):
         state = _hash(state) ^ number
@@ -83,7 +83,7 @@ def drawn(layer: int, head: int, token: int, block: int) -> int:
 
 
 def _hash(x: int) -> int:
-    """Thomas Mueller's hash of 32 bits."""
+    """Return Thomas Mueller's 32-bit hash."""
     x = (x // 2**16 ^ x) * 0x45D9F3B % 2**32
     x = (x // 2**16 ^ x) * 0x45D9F3B % 2**32
     return x // 2**16 ^ x
@@ -92,7 +92,7 @@ def _hash(x: int) -> int:
 def _selection(
     t: int, p_Ni: Tensor, head: int, group: int, nsa: NsaOptions, layer: int
 ) -> list[int]:
-    """The blocks of query t for a key head, which ``group`` query heads share."""
+    """Return the blocks that query t selects for a key head shared by ``group`` query heads."""
     if nsa.select_by == "random":
         own = t // nsa.select
         return best({j: float(drawn(layer, head, t, j)) for j in range(own + 1)}, nsa)
@@ -101,18 +101,18 @@ def _selection(
 
 
 def selected_blocks(t: int, p_i: list[float], nsa: NsaOptions) -> list[int]:
-    """The blocks of query t, given the weights of the compressed blocks it sees."""
+    """Return the blocks selected by query t, given the weights of its visible compressed blocks."""
     score = {j: 0.0 for j in range(t // nsa.select + 1)}
     for j in score:
         for i, p in enumerate(p_i):
-            mine = set(range(i * nsa.stride, i * nsa.stride + nsa.compress))
-            both = mine & set(range(j * nsa.select, (j + 1) * nsa.select))
-            score[j] += p * len(both) / nsa.stride
+            compressed = set(range(i * nsa.stride, i * nsa.stride + nsa.compress))
+            overlap = compressed & set(range(j * nsa.select, (j + 1) * nsa.select))
+            score[j] += p * len(overlap) / nsa.stride
     return best(score, nsa)
 
 
 def best(score: dict[int, float], nsa: NsaOptions) -> list[int]:
-    """The first block, the last and the one before, and of the others those of the highest scores."""
+    """Return the first, the last and the previous block, and the highest-scoring other blocks."""
     own = max(score)
     forced = {0, own, max(0, own - 1)}
     others = sorted(score.keys() - forced, key=lambda j: (-score[j], j))
@@ -120,7 +120,10 @@ def best(score: dict[int, float], nsa: NsaOptions) -> list[int]:
 
 
 def _attention(q_BNH: Tensor, keys: list[Tensor], values: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """Weights BNi and their sum of the values; no weights and 0 where there are no keys."""
+    """Return the weights BNi and the weighted sum of the values.
+
+    Without keys, the weights are empty and the sum is 0.
+    """
     if not keys:
         return q_BNH[..., :0], torch.zeros_like(q_BNH)
     scores = [(q_BNH * k).sum(-1) / math.sqrt(q_BNH.shape[-1]) for k in keys]
@@ -139,7 +142,10 @@ def _tokens(q_BNH: Tensor, k_BNTH: Tensor, v_BNTH: Tensor, tokens: list[int]) ->
 def _blocks(
     keys: dict[str, tuple[Tensor, Tensor]], parameters: Parameters, nsa: NsaOptions
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Compressed keys and values. Without a branch of them, means of selected keys rank blocks."""
+    """Return the compressed keys and values.
+
+    Without the compressed branch, the block means of the selected branch's keys rank blocks.
+    """
     if nsa.branch_compressed:
         k, v = keys["compressed"]
         return _compressed(k, parameters, "phi_k.", nsa), _compressed(v, parameters, "phi_v.", nsa)
@@ -152,21 +158,21 @@ def _blocks(
 def _compressed(
     x_BNTH: Tensor, parameters: Parameters, prefix: str, nsa: NsaOptions
 ) -> list[Tensor]:
-    """Each complete block, BNH."""
-    found, start = [], 0
+    """Return every complete block, compressed to BNH."""
+    blocks, start = [], 0
     while start + nsa.compress <= x_BNTH.shape[2]:
         block_BNlH = x_BNTH[:, :, start : start + nsa.compress]
-        one_BNH = block_BNlH.sum(2) / nsa.compress
+        mean_BNH = block_BNlH.sum(2) / nsa.compress
         if f"{prefix}position" in parameters:
-            flat = block_BNlH.reshape(*one_BNH.shape[:2], -1) + parameters[f"{prefix}position"]
+            flat = block_BNlH.reshape(*mean_BNH.shape[:2], -1) + parameters[f"{prefix}position"]
             hidden = torch.einsum("bnx,ux->bnu", flat, parameters[f"{prefix}up.weight"])
             hidden = hidden * 0.5 * (1 + torch.erf(hidden / math.sqrt(2)))
-            one_BNH = one_BNH + torch.einsum(
-                "bnu,hu->bnh", hidden, parameters[f"{prefix}down.weight"]
-            )
-        found.append(one_BNH)
+            down = torch.einsum("bnu,hu->bnh", hidden, parameters[f"{prefix}down.weight"])
+            blocks.append(mean_BNH + down)
+        else:
+            blocks.append(mean_BNH)
         start += nsa.stride
-    return found
+    return blocks
 
 
 def _keys(
@@ -176,7 +182,7 @@ def _keys(
     parameters: Parameters,
     options: AttentionConfig,
 ) -> dict[str, tuple[Tensor, Tensor]]:
-    """Keys and values of each branch for every query head BNTH."""
+    """Return the keys and values of each branch, repeated for every query head, BNTH."""
     nsa, n_head = options.pattern, k_BNTH.shape[1]
     assert isinstance(nsa, NsaOptions)
     built = {
@@ -186,19 +192,22 @@ def _keys(
     }
     names = [name for name in built if built[name]]
     first = "selected" if nsa.branch_selected else names[0]
-    found = {name: (k_BNTH, v_BNTH) for name in names}
+    keys = {name: (k_BNTH, v_BNTH) for name in names}
     if not nsa.shared_kv:
         others = [name for name in names if name != first]
         for i, name in enumerate(others):
-            k, v = (_own(x_BTC, parameters, n_head, options, part) for part in (2 * i, 2 * i + 1))
-            found[name] = k, v
-    return found
+            k, v = (
+                _separate_kv(x_BTC, parameters, n_head, options, part)
+                for part in (2 * i, 2 * i + 1)
+            )
+            keys[name] = k, v
+    return keys
 
 
-def _own(
+def _separate_kv(
     x_BTC: Tensor, parameters: Parameters, n_head: int, options: AttentionConfig, part: int
 ) -> Tensor:
-    """A branch's own keys or values for every query head, BNTH: the rows of ``part`` of c_kv."""
+    """Return a branch's separate keys or values per query head, BNTH: slice ``part`` of c_kv."""
     weight, key_heads = parameters["c_kv.weight"], options.projection.n_kv_head
     width, heads = x_BTC.shape[-1] // n_head, []
     for n in range(n_head):
@@ -211,16 +220,16 @@ def _own(
 
 
 def _gates(x_BTC: Tensor, parameters: Parameters, n_head: int, nsa: NsaOptions) -> Tensor:
-    """BTNc; 1 of a branch that stands alone."""
+    """Return the gates BTNc; the gate of a single branch is 1."""
     count = nsa.branch_compressed + nsa.branch_selected + nsa.branch_window
     if count == 1:
         return x_BTC.new_ones(*x_BTC.shape[:2], n_head, 1)
-    parts = []
+    exps = []
     for c in range(count):
         rows = slice(c * n_head, (c + 1) * n_head)
         weight_NC, bias_N = parameters["gates.c_gate.weight"][rows], parameters["gates.bias"][rows]
-        parts.append(torch.exp(torch.einsum("btc,nc->btn", x_BTC, weight_NC) + bias_N))
-    exps_BTNc = torch.stack(parts, -1)
+        exps.append(torch.exp(torch.einsum("btc,nc->btn", x_BTC, weight_NC) + bias_N))
+    exps_BTNc = torch.stack(exps, -1)
     if nsa.gate == "softmax":
         return exps_BTNc / exps_BTNc.sum(-1, keepdim=True)
     return exps_BTNc / (1 + exps_BTNc)

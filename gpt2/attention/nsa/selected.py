@@ -1,6 +1,7 @@
-"""Attention to selected blocks of tokens.
+"""Attention to selected blocks of tokens, by the block-major backend.
 
-B batch, T queries, S tokens, K key/value heads, g query heads of one, H head dim, n selected blocks.
+B batch, T queries, S tokens, K key/value heads, g query heads per key/value head, H head dim,
+n selected blocks.
 """
 
 from torch import Tensor
@@ -11,11 +12,12 @@ from gpt2.attention.nsa import ops
 def attend_selected(
     q_BKTgH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, blocks_BKTn: Tensor, size: int
 ) -> Tensor:
-    """Head outputs BKTgH. q is divided by √H; the last query is that of the last token.
+    """Return the head outputs BKTgH.
 
-    ``blocks`` are blocks of ``size`` tokens, −1 for none; every query has selected its own, in
-    which it sees the tokens up to itself.
+    q must be divided by √H already, and the last query belongs to the last token. ``blocks_BKTn``
+    are indices of blocks of ``size`` tokens, −1 for none. Every query must have selected its own
+    block and sees this block up to its own token.
     """
-    given = (x.contiguous() for x in (q_BKTgH.transpose(2, 3), k_BKSH, v_BKSH))
-    context_BKgTH, _ = ops.selected(*given, blocks_BKTn, size)
+    qkv = (x.contiguous() for x in (q_BKTgH.transpose(2, 3), k_BKSH, v_BKSH))
+    context_BKgTH, _ = ops.selected(*qkv, blocks_BKTn, size)
     return context_BKgTH.transpose(2, 3)

@@ -1,7 +1,7 @@
-"""What native sparse attention tells of itself: whether its gates are well, and what is selected.
+"""Training statistics of native sparse attention: health of the gates, and block selection.
 
 B batch, T tokens (queries), N heads, K key/value heads, H head dim, J selection blocks, n selected
-ones, c branches that are built.
+blocks, c built branches.
 """
 
 import torch
@@ -12,19 +12,19 @@ from gpt2.attention.nsa.compressed import rank_compressed
 from gpt2.attention.nsa.drawn import drawn_blocks
 from gpt2.attention.nsa.options import NsaOptions
 
-_SHORT = {"compressed": "cmp", "selected": "sel", "window": "win"}
-# A row has collapsed onto one branch below this entropy, in nats, and above this share.
+_SHORT_NAMES = {"compressed": "cmp", "selected": "sel", "window": "win"}
+# A row counts as collapsed onto one branch below this entropy (in nats) and above this share.
 LOW_ENTROPY, LARGE_SHARE = 0.1, 0.95
 
 
 def branch_values(gates_cBNT: Tensor, branches: tuple[str, ...]) -> dict[str, Tensor]:
-    """Of the gates, and of their shares p_c = g_c / Σ g, for every head and token.
+    """Return statistics of the gates and of the gate shares p_c = g_c / Σ g over heads and tokens.
 
-    nsa/gate_entropy     −Σ p ln p in nats, at most ln c; and its least, nsa/gate_entropy_min
-    nsa/gate_largest     the largest p; and the largest of all, nsa/gate_largest_max
+    nsa/gate_entropy     mean of −Σ p ln p in nats, at most ln c; nsa/gate_entropy_min: the minimum
+    nsa/gate_largest     mean of the largest p; nsa/gate_largest_max: the maximum
     nsa/gate_collapsed   share of rows with an entropy below 0.1 and a p above 0.95
-    nsa/gate_moved       |g − 1/c|: how far from where training starts
-    nsa/share_*          p of the compressed, the selected and the window branch
+    nsa/gate_moved       mean of |g − 1/c|, the distance from the initial value
+    nsa/share_*          mean p of the compressed, the selected and the window branch
     """
     gates_cBNT = gates_cBNT.float()
     shares_cBNT = gates_cBNT / gates_cBNT.sum(0).clamp_min(torch.finfo(torch.float32).tiny)
@@ -39,16 +39,16 @@ def branch_values(gates_cBNT: Tensor, branches: tuple[str, ...]) -> dict[str, Te
         "nsa/gate_collapsed": collapsed_BNT.float().mean(),
         "nsa/gate_moved": (gates_cBNT - 1 / len(branches)).abs().mean(),
         **{
-            f"nsa/share_{_SHORT[name]}": share_BNT.mean()
+            f"nsa/share_{_SHORT_NAMES[name]}": share_BNT.mean()
             for name, share_BNT in zip(branches, shares_cBNT, strict=True)
         },
     }
 
 
 def chosen_blocks(q_BNTH: Tensor, keys: Keys, options: NsaOptions, block: int) -> Tensor | None:
-    """The blocks BKTn that a whole sequence selects in layer ``block``, −1 for none.
+    """Return the blocks BKTn that a whole sequence selects in layer ``block``, −1 for none.
 
-    None where the selected branch is not built.
+    Returns None if the selected branch is not built.
     """
     if not options.branch_selected:
         return None
@@ -63,17 +63,19 @@ def chosen_blocks(q_BNTH: Tensor, keys: Keys, options: NsaOptions, block: int) -
 
 
 def block_values(blocks_BKTn: Tensor, options: NsaOptions) -> dict[str, Tensor]:
-    """Of the selected blocks; those that every token has to take are the first, its own and the one
-    before.
+    """Return statistics of the selected blocks.
 
-    nsa/blocks      how many a token has; and the most, nsa/blocks_max
-    nsa/chosen      share of them that were not forced
-    nsa/distance    tokens from the end of a block that was not forced to the query
-    nsa/overlap     share of a token's blocks that the token before has too
+    The first block, the token's own block and the previous block are forced.
+
+    nsa/blocks      mean number of blocks per token; nsa/blocks_max: the maximum
+    nsa/chosen      share of blocks that were not forced
+    nsa/distance    mean distance in tokens from the end of an unforced block to the query;
+                    NaN, and therefore omitted from records, if no block was unforced
+    nsa/overlap     mean share of a token's blocks that the previous token selects too
     """
     length = blocks_BKTn.shape[2]
     count = -(-length // options.select)
-    # Column 0 takes those that stand for none.
+    # Column 0 collects the padding (−1).
     has_BKTJ = torch.zeros(*blocks_BKTn.shape[:3], count + 1, device=blocks_BKTn.device)
     has_BKTJ = has_BKTJ.scatter_(-1, blocks_BKTn + 1, 1.0)[..., 1:]
     tokens_T1 = torch.arange(length, device=has_BKTJ.device)[:, None]
@@ -82,13 +84,12 @@ def block_values(blocks_BKTn: Tensor, options: NsaOptions) -> dict[str, Tensor]:
     forced_TJ = (index_J == 0) | (index_J == own_T1) | (index_J == own_T1 - 1)
     chosen_BKTJ = has_BKTJ * ~forced_TJ
     distance_TJ = tokens_T1 - ((index_J + 1) * options.select - 1)
-    how_many_BKT = has_BKTJ.sum(-1)
+    counts_BKT = has_BKTJ.sum(-1)
     shared_BKT = (has_BKTJ[:, :, 1:] * has_BKTJ[:, :, :-1]).sum(-1)
     return {
-        "nsa/blocks": how_many_BKT.mean(),
-        "nsa/blocks_max": how_many_BKT.max(),
-        "nsa/chosen": chosen_BKTJ.sum() / how_many_BKT.sum(),
-        # Not a number where none was chosen freely, and then left out.
+        "nsa/blocks": counts_BKT.mean(),
+        "nsa/blocks_max": counts_BKT.max(),
+        "nsa/chosen": chosen_BKTJ.sum() / counts_BKT.sum(),
         "nsa/distance": (chosen_BKTJ * distance_TJ).sum() / chosen_BKTJ.sum(),
-        "nsa/overlap": (shared_BKT / how_many_BKT[:, :, 1:]).mean(),
+        "nsa/overlap": (shared_BKT / counts_BKT[:, :, 1:]).mean(),
     }

@@ -1,4 +1,4 @@
-"""The device's proof: green as it is, red on a fault, absent where a backend cannot run."""
+"""Machine validation: passes without faults, fails on faults, absent if a backend cannot run."""
 
 import dataclasses
 
@@ -13,32 +13,32 @@ CPU = torch.device("cpu")
 
 
 def states(monkeypatch, *names):
-    """Of these checks, on the blocks backend."""
+    """Return the rows of the named checks, on the blocks backend."""
     monkeypatch.setattr(machine, "BACKENDS", ("blocks",))
     return {row.check: row for row in machine.validate(CPU, False) if row.check in names}
 
 
-def test_nothing_is_red_without_a_fault():
+def test_passes_without_a_fault():
     rows = machine.validate(CPU, False)
     assert {row.state for row in rows} == {"PASS"}, machine.to_markdown(rows)
     assert {row.backend for row in rows} == {"blocks", "gather"} and len(rows) == 12
 
 
-def test_a_leak_and_a_wrong_step_are(monkeypatch):
+def test_a_leak_and_a_wrong_decoding_step_fail(monkeypatch):
     right = module.attend_window
     monkeypatch.setattr(
         module, "attend_window", lambda q, k, v, w: right(q, k.roll(-1, 2), v.roll(-1, 2), w)
     )
     found = states(monkeypatch, "causality", "float64 reference", "1024 tokens")
     assert [row.state for row in found.values()] == ["FAIL"] * 3
-    assert found["1024 tokens"].detail.startswith("window: differs by")
+    assert found["1024 tokens"].detail.startswith("window: ")
     monkeypatch.undo()
     read = NsaCache._read
     monkeypatch.setattr(NsaCache, "_read", lambda self, b, q, k, v: 1.01 * read(self, b, q, k, v))
     assert states(monkeypatch, "decode = prefill")["decode = prefill"].state == "FAIL"
 
 
-def test_a_gradient_of_one_parameter_and_narrow_numbers_are(monkeypatch):
+def test_a_wrong_gradient_and_wrong_half_precision_fail(monkeypatch):
     def frozen(gates, x_BTC):
         logits_BTX = gates.c_gate(x_BTC) + gates.bias.detach()
         return logits_BTX.unflatten(-1, (3, -1)).permute(2, 0, 3, 1).sigmoid()
@@ -46,8 +46,8 @@ def test_a_gradient_of_one_parameter_and_narrow_numbers_are(monkeypatch):
     monkeypatch.setattr(module.BranchGates, "forward", frozen)
     found = states(monkeypatch, "float64 reference", "causality")
     assert found["causality"].state == "PASS"
-    wrong = found["float64 reference"].detail
-    assert wrong == "gradient of h.0.attn.pattern.gates.bias: differs by 1.0e+00 of the largest"
+    detail = found["float64 reference"].detail
+    assert "h.0.attn.pattern.gates.bias: " in detail and " 1.0e+00 " in detail
     monkeypatch.undo()
 
     combine = module.combine
@@ -61,7 +61,7 @@ def test_a_gradient_of_one_parameter_and_narrow_numbers_are(monkeypatch):
     assert [row.state for row in found.values()] == ["PASS", "FAIL", "FAIL"]
 
 
-def test_what_cannot_run_is_absent(monkeypatch):
+def test_an_unsupported_backend_is_absent(monkeypatch):
     def refuse(options, device):
         raise PreflightError(Problem("gather cannot run here"))
 

@@ -1,4 +1,4 @@
-"""The retrieval task: its answers are where it says, and selection alone finds them."""
+"""The retrieval task: answers are at the stated positions, and only selection finds them."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ TOLD = 16
 
 
 class Answers:
-    """In place of a model: right at some of the last 16 questions, wrong at all others."""
+    """Fake model that answers some of the last 16 questions correctly and all others wrongly."""
 
     def __init__(self, sequences, right_BQ):
         self.answers_BQ = (sequences.values_BQ[:, -16:] + ~right_BQ) % 8
@@ -25,7 +25,7 @@ class Answers:
 
 
 def exam(rows):
-    """Test sequences; of each of their last 16 questions its token and that of its answer."""
+    """Return test sequences, and the tokens of question and answer for the last 16 questions."""
     sequences = needle.draw(rows, torch.Generator().manual_seed(0), test=True)
     late = [*range(16 * TOLD - 24, 16 * TOLD - 16), *range(16 * TOLD - 8, 16 * TOLD)]
     tokens = [
@@ -38,7 +38,7 @@ def exam(rows):
 def test_the_answer_stands_at_its_place():
     found = needle.draw(5, torch.Generator().manual_seed(0), test=True)
     told = found.idx_BT.unflatten(1, (TOLD, 2, 8))[:, :, 0].flatten(1)
-    asked = found.idx_BT.unflatten(1, (TOLD, 2, 8))[:, :, 1].flatten(1) - needle._TOLD
+    asked = found.idx_BT.unflatten(1, (TOLD, 2, 8))[:, :, 1].flatten(1) - needle._NUM_FACTS
     answer = told.gather(1, found.places_BQ)
     assert torch.equal(answer % 8, found.values_BQ)
     # Key and place of the question are those of what is told.

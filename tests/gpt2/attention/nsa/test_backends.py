@@ -1,4 +1,4 @@
-"""How the branches are computed: every backend, range and chunk gives the same attention."""
+"""Every backend, range and chunk size of the branches computes the same attention."""
 
 import itertools
 from dataclasses import replace
@@ -27,7 +27,7 @@ def normal(*shape: int, seed: int = 0) -> torch.Tensor:
 
 
 def selection(queries: int, length: int, size: int, count: int, touching: bool) -> torch.Tensor:
-    """[1, 2, T, n]: the own block and earlier ones, drawn or in one run up to it."""
+    """Return blocks [1, 2, T, n]: the own block and earlier ones, random or adjacent to it."""
     lists = torch.full((1, 2, queries, count), -1)
     generator = torch.Generator().manual_seed(length)
     for head, t in itertools.product(range(2), range(queries)):
@@ -42,7 +42,7 @@ def selection(queries: int, length: int, size: int, count: int, touching: bool) 
 def by_formula(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, blocks: torch.Tensor, size: int
 ) -> torch.Tensor:
-    """BKTgH, from a mask of all pairs. q is divided by √H."""
+    """Return attention BKTgH from a mask of all pairs. q must be divided by √H already."""
     queries, length = q.shape[2], k.shape[2]
     tokens = torch.arange(length)
     chosen = (tokens // size == blocks[..., None]).any(3)
@@ -58,7 +58,7 @@ def with_gradients(attend, *leaves: torch.Tensor) -> list[torch.Tensor]:
 
 
 class TestSelected:
-    """Values and gradients of both backends are those of the formula."""
+    """Values and gradients of both backends equal the formula."""
 
     # Queries, tokens, tokens of a block, blocks.
     SHAPES = [(1, 1, 4, 3), (33, 33, 6, 4), (20, 33, 6, 4), (40, 40, 1, 3), (1, 50, 8, 5)]
@@ -92,7 +92,7 @@ class TestSelected:
     @pytest.mark.parametrize("scale", [30.0, 3000.0])
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
     def test_a_key_that_outweighs_the_own_one_by_far(self, scale, dtype):
-        """Relative to the own key's score the sum of weights would overflow."""
+        """Check that weights relative to the own key's score do not overflow."""
         q, k, v = normal(1, 1, 20, 2, 4), normal(1, 1, 20, 4, seed=1), normal(1, 1, 20, 4, seed=2)
         q, k, v = (x.to(dtype) for x in (q * scale, k, v))
         blocks = selection(20, 20, 4, 4, False)[:, :1]
@@ -104,7 +104,7 @@ class TestSelected:
 
 
 class TestWindow:
-    """The window of queries that begin anywhere, in chunks of any height."""
+    """Window attention of queries from any token on, in chunks of any height."""
 
     @pytest.mark.parametrize("queries", [1, 5, 40])
     @pytest.mark.parametrize("window", [1, 6, 39, 40, 90])
@@ -127,7 +127,7 @@ class TestWindow:
 
 
 class TestRanges:
-    """Blocks as ranges of tokens."""
+    """Blocks as token ranges."""
 
     def test_blocks_that_touch(self):
         blocks = torch.tensor([[0, 1, 3, 4, 5], [0, 2, 4, -1, -1]])
@@ -163,7 +163,7 @@ class TestRanges:
 
 
 class TestChoice:
-    """Which backend runs where."""
+    """Selection of the backend by device."""
 
     def layers(self, **symbols):
         chosen = {"ATTENTION_PROJECTION_GROUPED": True, "ATTENTION_PATTERN_NSA": True}
@@ -176,8 +176,11 @@ class TestChoice:
         ]
         fixed = replace(OPTIONS, backend="gather")
         assert resolve_backend(fixed, "cpu") == "gather"
-        with pytest.raises(PreflightError, match=r"(?s)gather.*'mps'.*SET=NSA_BACKEND_BLOCKS=y"):
+        with pytest.raises(PreflightError) as caught:
             resolve_backend(fixed, "mps")
+        assert caught.value.codes == ["gpu.unsupported"]
+        assert "'mps'" in caught.value.problems[0].what
+        assert "SET=NSA_BACKEND_BLOCKS=y" in caught.value.problems[0].next
 
     def test_symbols(self):
         pattern = resolve_config(Tree(), self.layers()).model.attention.pattern

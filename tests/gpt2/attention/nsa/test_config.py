@@ -1,4 +1,4 @@
-"""Sizes that do not go together, and what it does not go with."""
+"""Incompatible sizes, and settings that native sparse attention does not support."""
 
 import pytest
 import torch
@@ -12,20 +12,38 @@ from tests.gpt2.builders import make_model_config
 
 
 class TestConfiguration:
-    """Sizes that do not go together, and what it does not go with."""
+    """Incompatible sizes and unsupported settings."""
 
     @pytest.mark.parametrize(
-        ("sizes", "message"),
+        ("sizes", "symbol", "code", "values"),
         [
-            ({"compress": 5}, "NSA_COMPRESS_BLOCK: 5 is not a multiple"),
-            ({"select": 7}, "NSA_SELECT_BLOCK: 7 is not a multiple"),
-            ({"compress": 8}, "NSA_COMPRESS_BLOCK: 8 is above NSA_SELECT_BLOCK=6"),
-            ({"count": 2}, "NSA_SELECT_COUNT: 2 leaves no room"),
+            (
+                {"compress": 5},
+                "NSA_COMPRESS_BLOCK",
+                "config.conflict",
+                ("NSA_COMPRESS_STRIDE=2", "got 5"),
+            ),
+            (
+                {"select": 7},
+                "NSA_SELECT_BLOCK",
+                "config.conflict",
+                ("NSA_COMPRESS_STRIDE=2", "got 7"),
+            ),
+            (
+                {"compress": 8},
+                "NSA_COMPRESS_BLOCK",
+                "config.conflict",
+                ("NSA_SELECT_BLOCK=6", "got 8"),
+            ),
+            ({"count": 2}, "NSA_SELECT_COUNT", "config.out-of-range", ("at least 3", "got 2")),
         ],
     )
-    def test_sizes(self, sizes, message):
-        with pytest.raises(ConfigError, match=message):
+    def test_sizes(self, sizes, symbol, code, values):
+        with pytest.raises(ConfigError) as caught:
             options(**sizes)
+        assert caught.value.codes == [code]
+        what = caught.value.problems[0].what
+        assert what.startswith(f"{symbol}:") and all(value in what for value in values)
 
     def layers(self, **symbols):
         chosen = {"ATTENTION_PROJECTION_GROUPED": True, "ATTENTION_PATTERN_NSA": True}
@@ -42,14 +60,30 @@ class TestConfiguration:
             {"RA_CROSS_TOKEN": True},
             {"MLP_CROSS_TOKEN": True},
             {"ATTENTION_PROJECTION_GROUPED": False, "ATTENTION_PROJECTION_DENSE": True},
-            {"DROPOUT": "0.1"},
-            {"NSA_COMPRESS_BLOCK": 2048, "NSA_SELECT_BLOCK": 2048},
         ],
-        ids=lambda given: next(reversed(given)),
+        ids=lambda symbols: next(reversed(symbols)),
     )
-    def test_what_does_not_go_with_it(self, symbols):
-        with pytest.raises(ConfigError, match=next(iter(symbols)).split("_PROJECTION")[0]):
+    def test_unsupported_symbols(self, symbols):
+        with pytest.raises(ConfigError) as caught:
             resolve_config(Tree(), self.layers(**symbols))
+        assert next(iter(symbols)).split("_PROJECTION")[0] in str(caught.value)
+
+    @pytest.mark.parametrize(
+        ("symbols", "symbol", "value"),
+        [
+            ({"DROPOUT": "0.1"}, "DROPOUT", "got 0.1"),
+            (
+                {"NSA_COMPRESS_BLOCK": 2048, "NSA_SELECT_BLOCK": 2048},
+                "NSA_COMPRESS_BLOCK",
+                "BLOCK_SIZE=1024, got 2048",
+            ),
+        ],
+    )
+    def test_conflicts_with_the_model(self, symbols, symbol, value):
+        with pytest.raises(ConfigError) as caught:
+            resolve_config(Tree(), self.layers(**symbols))
+        found = [p for p in caught.value.problems if p.what.startswith(f"{symbol}:")]
+        assert [p.code for p in found] == ["config.conflict"] and value in found[0].what
 
     @pytest.mark.parametrize("gate", ["sigmoid", "softmax"])
     def test_gates_start_at_a_third(self, gate):
