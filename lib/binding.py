@@ -1,8 +1,8 @@
-"""Symbol ↔ field: a dataclass whose fields name the Kconfig symbols they hold.
+"""Bindings of dataclass fields to Kconfig symbols.
 
 ``symbol("N_LAYER")`` marks a field; ``bind(cls, values)`` fills the class from a mapping of symbol
-names to values. Kconfig has no float, so such symbols are strings that a ``float`` field converts
-and bounds here; everything else keeps the type that Kconfig gave it.
+names to values. Kconfig has no float type, so a ``float`` field is bound to a string symbol, which
+is converted and range-checked here; every other value keeps its Kconfig type.
 """
 
 import dataclasses
@@ -26,47 +26,47 @@ def symbol(
     identity: bool = True,
     form: bool = False,
 ) -> Any:
-    """A field bound to the Kconfig symbol or choice ``name``.
+    """Return a dataclass field bound to the Kconfig symbol or choice ``name``.
 
     ``low`` and ``high`` bound a float (inclusive). ``identity=False`` marks a setting that cannot
-    change a bit of a run's result (folders, intervals), and so stays out of the run's hash.
-    ``form=True`` marks one that chooses how a function is computed, not which: last bits, memory
-    and time.
+    change a bit of a run's result (folders, intervals) and is therefore excluded from the run's
+    hash. ``form=True`` marks a setting that selects an implementation of the same function: it
+    affects rounding, memory and time only.
     """
     metadata = {"symbol": name, "low": low, "high": high, "identity": identity, "form": form}
     return dataclasses.field(metadata=metadata)
 
 
 class Parts(Protocol):
-    """What ``part`` selects from: a registry."""
+    """Registry that ``part`` selects from."""
 
     def bind(self, values: Mapping[str, Value]) -> tuple:
-        """The options of every selected part."""
+        """Return the options of every selected part."""
 
 
 def part(registry: Parts) -> Any:
-    """A field that holds the options of the one part that ``registry`` selects."""
+    """Return a dataclass field for the options of the one part that ``registry`` selects."""
     return dataclasses.field(metadata={"part": registry})
 
 
 def bound_fields(cls: type) -> Iterator[dataclasses.Field]:
-    """The fields of ``cls`` that are bound to a symbol."""
+    """Yield the fields of ``cls`` that are bound to a symbol."""
     return (f for f in dataclasses.fields(cls) if "symbol" in f.metadata)
 
 
-def bind(cls: type[T], values: Mapping[str, Value], /, **given: Any) -> T:
-    """Build ``cls`` from symbol values; ``given`` supplies the unbound fields.
+def bind(cls: type[T], values: Mapping[str, Value], /, **unbound: Any) -> T:
+    """Build ``cls`` from symbol values; ``unbound`` supplies the unbound fields.
 
-    Raises ConfigError with every bad symbol at once.
+    Raises ConfigError with every invalid symbol at once.
     """
     hints = typing.get_type_hints(cls)
-    filled: dict[str, Any] = dict(given)
+    filled: dict[str, Any] = dict(unbound)
     problems = []
     for field in bound_fields(cls):
         try:
             filled[field.name] = _convert(field, hints[field.name], values)
-        except ValueError as error:
-            problems.append(Problem(f"{field.metadata['symbol']}: {error}"))
+        except _InvalidValue as error:
+            problems.append(Problem(f"{field.metadata['symbol']}: {error}", code=error.code))
     for field in (f for f in dataclasses.fields(cls) if "part" in f.metadata):
         try:
             (filled[field.name],) = field.metadata["part"].bind(values)
@@ -77,17 +77,26 @@ def bind(cls: type[T], values: Mapping[str, Value], /, **given: Any) -> T:
     return cls(**filled)
 
 
+class _InvalidValue(ValueError):
+    """Value that a field cannot take, with its error code."""
+
+    def __init__(self, what: str, code: str) -> None:
+        super().__init__(what)
+        self.code = code
+
+
 def _convert(field: dataclasses.Field, kind: Any, values: Mapping[str, Value]) -> Any:
     name = field.metadata["symbol"]
     if name not in values:
-        raise ValueError("the configuration has no such symbol; run make olddefconfig")
+        what = "missing in the configuration; run make olddefconfig"
+        raise _InvalidValue(what, "config.missing-symbol")
     value = values[name]
     if kind is float:
         return _to_float(str(value), field.metadata["low"], field.metadata["high"])
     if isinstance(kind, types.GenericAlias) and typing.get_origin(kind) is tuple:
         return tuple(_to_int(word) for word in str(value).replace(",", " ").split())
     if type(value) is not kind:
-        raise ValueError(f"expected {kind.__name__}, found {value!r}")
+        raise _InvalidValue(f"expected {kind.__name__}, got {value!r}", "config.wrong-type")
     return value
 
 
@@ -95,15 +104,15 @@ def _to_float(text: str, low: float | None, high: float | None) -> float:
     try:
         number = float(text)
     except ValueError:
-        raise ValueError(f"{text!r} is not a number") from None
+        raise _InvalidValue(f"{text!r} is not a number", "config.wrong-type") from None
     if not math.isfinite(number):
-        raise ValueError(f"{text!r} is not a finite number")
+        raise _InvalidValue(f"{text!r} is not a finite number", "config.non-finite")
     if low is not None and number < low or high is not None and number > high:
-        raise ValueError(f"{text} is out of range [{low}, {high}]")
+        raise _InvalidValue(f"{text} is out of range [{low}, {high}]", "config.out-of-range")
     return number
 
 
 def _to_int(text: str) -> int:
     if not text.isdecimal():
-        raise ValueError(f"{text!r} is not a whole number ≥ 0")
+        raise _InvalidValue(f"{text!r} is not an integer >= 0", "config.wrong-type")
     return int(text)

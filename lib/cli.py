@@ -1,4 +1,4 @@
-"""The one way a script ends: its exit code, and errors without a wall of traceback."""
+"""Entry point of every script: exit codes, and user errors without a traceback."""
 
 import signal
 import sys
@@ -11,12 +11,12 @@ from lib.errors import EXIT_INTERRUPTED, EXIT_PREFLIGHT, ConfigError, KablateErr
 
 
 def run(main: Callable[[], int]) -> NoReturn:
-    """Call ``main`` and exit with what it returns; a user's error becomes ERROR lines.
+    """Call ``main`` and exit with its return value; report a user's error as ERROR lines.
 
-    Every problem of a ``KablateError`` is one line on stderr, and the last line names the exit
-    code, because make turns every failure into 2. ``V=1`` adds the traceback.
+    Every problem of a ``KablateError`` is one line on stderr. The last line names the exit code,
+    because make turns every failure into 2. ``V=1`` adds the traceback.
     """
-    # What is ignored stays so; while scripts were imported, Ctrl-C ended them at once.
+    # Keep an ignored SIGINT ignored. During the imports, Ctrl-C killed the script at once.
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
@@ -28,11 +28,11 @@ def run(main: Callable[[], int]) -> NoReturn:
             say("ERROR", str(problem))
         code = error.exit_code
     except BrokenPipeError:
-        # The reader of our output (head, less) went away: not an error of ours.
+        # The reader of the output (head, less) exited: not an error.
         sys.stderr.close()
         code = 0
     except OSError as error:
-        # A full disk, a read-only folder, a missing permission: the machine's answer, not a defect.
+        # A full disk, a read-only folder or a missing permission is not a defect of the program.
         if verbose():
             traceback.print_exc()
         say("ERROR", f"{error.filename or 'input/output'}: {error.strerror or error}")
@@ -45,12 +45,16 @@ def run(main: Callable[[], int]) -> NoReturn:
 
 
 def confirm(question: str, yes: bool) -> None:
-    """Ask on the terminal, unless ``yes``. ConfigError without a terminal, or without a yes."""
+    """Prompt on the terminal, unless ``yes``.
+
+    Raises ConfigError without a terminal, or if the answer is not yes.
+    """
     if yes:
         return
     if not sys.stdin.isatty():
-        raise ConfigError(Problem(question, next="there is no terminal to answer on: add YES=1"))
+        advice = "no terminal to confirm on: add YES=1"
+        raise ConfigError(Problem(question, next=advice, code="usage.no-terminal"))
     sys.stderr.write(f"{question} [y/N] ")
     sys.stderr.flush()
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-        raise ConfigError("nothing was done")
+        raise ConfigError(Problem("cancelled, nothing was changed", code="usage.cancelled"))

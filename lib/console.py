@@ -1,4 +1,4 @@
-"""What a terminal shows: one line per event on stderr, a fixed-width tag first, made for grep."""
+"""Terminal output: one line per event on stderr, with a fixed-width tag for grep."""
 
 import os
 import sys
@@ -8,18 +8,18 @@ _COLOURS = {"FAIL": "31", "ERROR": "31", "REFUSE": "31", "WARN": "33", "DONE": "
 
 
 def colour_wanted() -> bool:
-    """Whether stderr takes colour: a terminal, no ``NO_COLOR``, no ``TERM=dumb``, no ``CI``."""
+    """Return whether stderr supports colour: a terminal, no ``NO_COLOR``, ``TERM=dumb`` or ``CI``."""
     plain = os.environ.get("NO_COLOR") or os.environ.get("CI")
     return sys.stderr.isatty() and not plain and os.environ.get("TERM") != "dumb"
 
 
 def ascii_only() -> bool:
-    """Whether the locale cannot show more than ASCII."""
+    """Return whether the locale is limited to ASCII."""
     return "utf" not in (sys.stderr.encoding or "").lower()
 
 
 def say(tag: str, text: str) -> None:
-    """Write one event line ``TAG     text`` to stderr in a single write."""
+    """Write one event line ``TAG text`` to stderr in a single write."""
     head = f"{tag:<{TAG_WIDTH}}"
     if colour_wanted() and tag in _COLOURS:
         head = f"\x1b[{_COLOURS[tag]}m{head}\x1b[0m"
@@ -31,5 +31,5 @@ def say(tag: str, text: str) -> None:
 
 
 def verbose() -> bool:
-    """Whether the user asked for full commands and tracebacks (``V=1`` or ``V=2``)."""
+    """Return whether full commands and tracebacks are enabled (``V=1`` or ``V=2``)."""
     return os.environ.get("V", "0") not in ("", "0")

@@ -1,4 +1,4 @@
-"""The drawing library, loaded where a figure is asked for."""
+"""Lazy import of the plotting library."""
 
 from typing import Any
 
@@ -6,13 +6,17 @@ from lib.errors import PreflightError, Problem
 
 
 def pyplot() -> Any:
-    """``matplotlib.pyplot``, drawing into files. PreflightError with what to type without it."""
+    """Return ``matplotlib.pyplot`` with a file backend.
+
+    Raises PreflightError if matplotlib is not installed.
+    """
     try:
         import matplotlib
 
         matplotlib.use("Agg")
-        from matplotlib import pyplot as found
+        from matplotlib import pyplot as plt
     except ImportError:
-        advice = 'type: make setup EXTRAS="matplotlib"'
-        raise PreflightError(Problem("the package matplotlib is missing", next=advice)) from None
-    return found
+        advice = 'make setup EXTRAS="matplotlib"'
+        problem = Problem("matplotlib is not installed", next=advice, code="env.missing-package")
+        raise PreflightError(problem) from None
+    return plt

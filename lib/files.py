@@ -1,4 +1,4 @@
-"""Writing files so that a crash leaves the old content or the new, never half of one."""
+"""Atomic file writes: after a crash, a file has the old content or the new, never a part of it."""
 
 import hashlib
 import json
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def write_atomic(path: Path, content: bytes | str) -> None:
-    """Write ``content`` to a temporary file beside ``path``, fsync it, rename it, fsync the folder."""
+    """Write ``content`` to a temporary file beside ``path``, fsync and rename it, fsync the folder."""
     data = content.encode() if isinstance(content, str) else content
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -24,7 +24,7 @@ def write_atomic(path: Path, content: bytes | str) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make a rename inside ``folder`` survive a power cut."""
+    """Make a rename inside ``folder`` durable across a power failure."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -33,12 +33,15 @@ def sync_folder(folder: Path) -> None:
 
 
 def canonical_json(value: Any) -> str:
-    """The one spelling of ``value``: sorted keys, no spaces, no NaN. TypeError on anything else."""
+    """Return the canonical JSON of ``value``: sorted keys, no spaces, no NaN.
+
+    Raises TypeError if ``value`` has no JSON form, ValueError on a non-finite number.
+    """
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
 def indented_json(value: Any) -> str:
-    """``value`` for a reader: indented, with sorted keys, without NaN, ending a line."""
+    """Return ``value`` as indented JSON with sorted keys, without NaN, with a final newline."""
     return json.dumps(value, sort_keys=True, indent=2, allow_nan=False) + "\n"
 
 
@@ -48,7 +51,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The records of an append-only file; a torn last line, of a killed process, is left out."""
+    """Yield the records of an append-only file; skip a truncated last line of a killed process."""
     with open(path, encoding="utf-8") as stream:
         for line in stream:
             if line.endswith("\n"):
@@ -56,13 +59,13 @@ def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def sha256(path: Path) -> str:
-    """The hex SHA-256 of the file's content."""
+    """Return the hex SHA-256 of the file's content."""
     with open(path, "rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def sha256_of_start(path: Path, size: int) -> str:
-    """The hex SHA-256 of the first ``size`` bytes of the file."""
+    """Return the hex SHA-256 of the first ``size`` bytes of the file."""
     digest = hashlib.sha256()
     with open(path, "rb") as stream:
         while size and (piece := stream.read(min(size, 1 << 20))):

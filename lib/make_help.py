@@ -1,9 +1,10 @@
-"""``make help``: the ``##`` texts of the Makefile, in their groups. Standard library only.
+"""``make help``: the ``##`` texts of the Makefile by group. Standard library only.
 
     python3 -m lib.make_help MAKEFILE [SUMMARY]
 
-``target: ... ## text`` describes a target, ``##: label  text`` anything else, and ``##@ Group`` begins
-a group. SUMMARY says what the configuration would run; without it, the help says how to get one.
+``target: ... ## text`` describes a target, ``##: label text`` any other entry, and ``##@ Group``
+begins a group. SUMMARY describes the configured runs; without SUMMARY, the help explains how to
+create a configuration.
 """
 
 import re
@@ -12,13 +13,13 @@ from collections.abc import Iterable
 
 _GROUP = re.compile(r"##@ (?P<title>.+)")
 _ENTRY = re.compile(r"(?:##: (?P<label>\S.*?)  |(?P<target>[a-z][a-z-]*):.*?## )(?P<text>.+)")
-# One blank more than defconfig-NAME[+FRAG], the longest.
+# One column wider than the longest label, defconfig-NAME[+FRAG].
 _COLUMN = 22
-_NO_CONFIG = "No .config yet: make takes gpt2-quickstart; make list-defconfigs has more"
+_NO_CONFIG = "No .config yet: make uses gpt2-quickstart; make list-defconfigs lists others"
 
 
 def help_text(makefile: Iterable[str], summary: str) -> str:
-    """The help, at most 80 columns; ``summary`` stands first in the Run group."""
+    """Return the help, at most 80 columns wide; ``summary`` is the first line of the Run group."""
     lines: list[str] = []
     for line in makefile:
         if group := _GROUP.match(line):

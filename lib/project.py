@@ -1,4 +1,4 @@
-"""Where this tree is: scripts run from any folder."""
+"""Location of the source tree, so that scripts run from any folder."""
 
 from pathlib import Path
 

@@ -1,8 +1,8 @@
-"""Name → part, without importing what is not used.
+"""Registries of parts by name; a part's modules are imported only when used.
 
-A part lives in a package named after its noun: ``options.py`` holds ``<Noun>Options`` and imports no
-torch, ``module.py`` holds ``<Noun>``, or ``<Noun><Suffix>``. The registry knows only the package; configuration, plan and
-report ask it for the options class, the model asks it for the module class.
+A part is a package named after its noun: ``options.py`` contains ``<Noun>Options`` and imports no
+torch, ``module.py`` contains ``<Noun>`` or ``<Noun><Suffix>``. A registry maps names to packages;
+the configuration, the plan and the report load the options class, the model loads the module class.
 """
 
 from collections.abc import Iterator, Mapping
@@ -12,10 +12,10 @@ from lib.binding import Value, bind
 
 
 class Registry:
-    """One kind of part: registry name → package.
+    """Registry of one kind of part: name → package.
 
-    With ``choice``, exactly one part is selected, by the Kconfig choice of that name. Without it, a
-    part is selected by the bool symbol that is its name in capitals, and any number may be.
+    With ``choice``, the Kconfig choice of that name selects exactly one part. Without ``choice``,
+    each part has a bool symbol (its name in capitals), and any number of parts can be selected.
     """
 
     def __init__(
@@ -23,7 +23,7 @@ class Registry:
     ) -> None:
         self.kind = kind
         self.choice = choice
-        # Ends the module's class name, where a noun alone would not do: ``NonePruner``.
+        # Suffix of the module's class name if the noun alone is ambiguous: ``NonePruner``.
         self.suffix = suffix
         self._packages = dict(parts)
 
@@ -31,35 +31,35 @@ class Registry:
         return iter(self._packages)
 
     def symbols(self) -> list[str]:
-        """The Kconfig names that select parts: the choice, or one bool each."""
+        """Return the Kconfig names that select parts: the choice, or one bool per part."""
         return [self.choice] if self.choice else [name.upper() for name in self]
 
     def selected(self, values: Mapping[str, Value]) -> list[str]:
-        """The names that a configuration selects, in registry order."""
+        """Return the names that a configuration selects, in registry order."""
         if self.choice:
             return [str(values[self.choice])]
         return [name for name in self if values[name.upper()]]
 
     def bind(self, values: Mapping[str, Value]) -> tuple:
-        """The options of every selected part, filled from the configuration."""
+        """Return the options of every selected part, filled from the configuration."""
         return tuple(bind(self.options(name), values) for name in self.selected(values))
 
     def options(self, name: str) -> type:
-        """The options class of ``name``; imports no torch. ValueError names the known ones."""
+        """Return the options class of ``name``; imports no torch. Raises ValueError if unknown."""
         return self._load(name, "options", "Options")
 
     def module(self, name: str) -> type:
-        """The class that builds ``name``. ValueError names the known ones."""
+        """Return the class that builds ``name``. Raises ValueError if unknown."""
         return self._load(name, "module", self.suffix)
 
     def reference(self, name: str) -> type:
-        """The class with the formulas of ``name`` on plain numbers. ValueError names the known ones."""
+        """Return the plain-Python reference class of ``name``. Raises ValueError if unknown."""
         return self._load(name, "reference", "Reference")
 
     def _load(self, name: str, module: str, suffix: str) -> type:
         if name not in self._packages:
-            known = ", ".join(self._packages)
-            raise ValueError(f"unknown {self.kind} {name!r}; known: {known}")
+            names = ", ".join(self._packages)
+            raise ValueError(f"unknown {self.kind} {name!r}; known: {names}")
         noun = "".join(word.capitalize() for word in name.split("_"))
-        found: type = vars(import_module(f"{self._packages[name]}.{module}"))[noun + suffix]
-        return found
+        cls: type = vars(import_module(f"{self._packages[name]}.{module}"))[noun + suffix]
+        return cls

@@ -1,8 +1,8 @@
-"""How times and large numbers are written for people."""
+"""Human-readable durations and large numbers."""
 
 
 def clock(seconds: float) -> str:
-    """``00:41``, ``1:02:03`` or ``3d 04:05``."""
+    """Return a duration as ``00:41``, ``1:02:03`` or ``3d 04:05``."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     days, hours = divmod(hours, 24)
@@ -12,7 +12,7 @@ def clock(seconds: float) -> str:
 
 
 def short(number: float) -> str:
-    """``812``, ``10.4k``, ``124M``: three digits."""
+    """Return a number with three digits and a unit: ``812``, ``10.4k``, ``124M``."""
     for unit in ("", "k", "M", "G", "T"):
         if abs(number) < 999.5:
             break

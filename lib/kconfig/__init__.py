@@ -1,11 +1,12 @@
-"""Strict configuration: what is asked for takes effect, or is an error with its file and line.
+"""Strict Kconfig configuration: every requested setting takes effect or is reported as an error.
 
     defconfig, fragments, SET ─ read_file, parse_set ─> Layers ─ Tree.resolve ─> Resolution
     Resolution ─ Tree.write_config ─> .config (and .config.origins, .config.old)
     .config ─ resolve_config ─> Resolution ─ write_constants ─> config.py ─ read_constants ─> values
 
-kconfiglib parses the Kconfig files, evaluates them and renders ``.config``. It drops what does not
-fit with a warning, so files are read and every assignment is verified here.
+kconfiglib parses the Kconfig files, evaluates them and renders ``.config``. kconfiglib only warns
+about invalid assignments and drops them, so this package parses the files and verifies every
+assignment.
 """
 
 from lib.kconfig.constants import read_constants, write_constants

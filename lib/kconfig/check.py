@@ -1,7 +1,7 @@
-"""Whether assignments fit the Kconfig tree, and whether they took; each rule says what to do.
+"""Checks of assignments against the Kconfig tree, with a hint for each failure.
 
-Form is checked before a layer is applied (names, types, duplicates), effect after it (dependencies,
-ranges, choices), because only then are the values known that dependencies look at.
+Names, types and duplicates are checked before a layer is applied. Dependencies, ranges and choices
+are checked after the layer is applied, because they depend on the resulting values.
 """
 
 import difflib
@@ -9,6 +9,7 @@ import re
 import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from kconfiglib import BOOL, INT, STRING, Choice, Kconfig, Symbol
 
@@ -16,12 +17,19 @@ from lib.errors import Problem
 from lib.kconfig.expressions import range_text, selectors, unmet
 from lib.kconfig.layers import Assignment, Layer
 
-_WHOLE_NUMBER = re.compile(r"0|-?[1-9][0-9]*")
+_INTEGER = re.compile(r"0|-?[1-9][0-9]*")
+
+
+class Failure(NamedTuple):
+    """Reason that an assignment fails, with its error code."""
+
+    what: str
+    code: str
 
 
 @dataclass(frozen=True)
 class Finding:
-    """An assignment that fails; ``stale`` if a ``.config`` comes to hold it as the tree changes."""
+    """Failed assignment. ``stale`` marks a line of ``.config`` that the current tree outdates."""
 
     assignment: Assignment
     problem: Problem
@@ -29,51 +37,53 @@ class Finding:
 
 
 def has_prompt(item: Symbol | Choice) -> bool:
-    """Whether a user can set ``item``; without a prompt it is derived from others."""
+    """Return whether a user can set ``item``; an item without a prompt is derived from others."""
     return any(node.prompt for node in item.nodes)
 
 
 def holds(symbol: Symbol, assignment: Assignment) -> bool:
-    """Whether the symbol has the assigned value now."""
+    """Return whether the symbol currently has the assigned value."""
     return bool(symbol.str_value == assignment.value)
 
 
 def definition(item: Symbol | Choice) -> str:
-    """``file:line`` of the definition that carries the prompt."""
+    """Return ``file:line`` of the definition that carries the prompt."""
     node = next((n for n in item.nodes if n.prompt), item.nodes[0])
     return f"{node.filename}:{node.linenr}"
 
 
 def check_form(kconf: Kconfig, layer: Layer) -> tuple[list[Assignment], list[Finding]]:
-    """Split a layer into assignments that can be tried and findings on the others."""
-    good: list[Assignment] = []
+    """Split a layer into well-formed assignments and findings about the other assignments."""
+    valid: list[Assignment] = []
     findings: list[Finding] = []
     first: dict[str, Assignment] = {}
     chosen: dict[Choice, Assignment] = {}
     for assignment in layer.assignments:
         symbol = kconf.syms.get(assignment.name)
-        known = symbol is not None and bool(symbol.nodes)
-        if not known:
-            what = _unknown(kconf, assignment.name)
+        exists = symbol is not None and bool(symbol.nodes)
+        failure: Failure | None
+        if not exists:
+            failure = _unknown(kconf, assignment.name)
         elif not has_prompt(symbol) and layer.label != "config":
             what = f"is derived (no prompt, {definition(symbol)}) and cannot be set"
+            failure = Failure(what, "config.not-settable")
         else:
-            what = (
+            failure = (
                 _wrong_type(symbol, assignment)
                 or _duplicate(first, assignment)
                 or _second_member(chosen, symbol, assignment)
             )
-        if what:
-            findings.append(_finding(layer, assignment, what, stale=not known))
+        if failure:
+            findings.append(_finding(layer, assignment, failure, stale=not exists))
         else:
-            good.append(assignment)
-    return good, findings
+            valid.append(assignment)
+    return valid, findings
 
 
 def check_effect(
     kconf: Kconfig, layer: Layer, assignments: Sequence[Assignment]
 ) -> Iterator[Finding]:
-    """The assignments, just applied, that did not take."""
+    """Yield a finding for each just applied assignment without effect."""
     for assignment in assignments:
         symbol = kconf.syms[assignment.name]
         if not holds(symbol, assignment):
@@ -81,68 +91,82 @@ def check_effect(
             yield _finding(layer, assignment, explain_failure(symbol, assignment), stale)
 
 
-def explain_failure(symbol: Symbol, assignment: Assignment) -> str:
-    """Why an applied assignment has no effect."""
+def explain_failure(symbol: Symbol, assignment: Assignment) -> Failure:
+    """Return why an applied assignment has no effect."""
     if not has_prompt(symbol):
-        return f"is derived (no prompt, {definition(symbol)}) and is {symbol.str_value} here"
+        what = f"is derived (no prompt, {definition(symbol)}), current value {symbol.str_value}"
+        return Failure(what, "config.not-settable")
     if not symbol.visibility:
-        return unmet(symbol)
+        return Failure(unmet(symbol), "config.unmet-dependency")
     if symbol.choice:
-        return f"is selected in the choice {symbol.choice.name}; set another member to y instead"
+        what = f"selected member of the choice {symbol.choice.name}; set another member to y"
+        return Failure(what, "config.conflict")
     if symbol.orig_type is INT and range_text(symbol):
-        return f"out of range {range_text(symbol)}"
+        return Failure(f"out of range {range_text(symbol)}", "config.out-of-range")
     forced = selectors(symbol)
     if forced:
-        return f"is y because {' and '.join(forced)} selects it"
-    return f"did not take, the value is {symbol.str_value!r}"
+        return Failure(f"must be y, selected by {' and '.join(forced)}", "config.conflict")
+    return Failure(f"has no effect, the value is {symbol.str_value!r}", "config.no-effect")
 
 
-def _finding(layer: Layer, assignment: Assignment, what: str, stale: bool) -> Finding:
-    problem = Problem(f"{assignment.name}={assignment.value}: {what}", assignment.where)
+def _finding(layer: Layer, assignment: Assignment, failure: Failure, stale: bool) -> Finding:
+    what = f"{assignment.name}={assignment.value}: {failure.what}"
+    problem = Problem(what, assignment.where, code=failure.code)
     return Finding(assignment, problem, stale and layer.label == "config")
 
 
-def _unknown(kconf: Kconfig, name: str) -> str:
+def _unknown(kconf: Kconfig, name: str) -> Failure:
     if name in kconf.named_choices:
         members = ", ".join(member.name for member in kconf.named_choices[name].syms)
-        return f"is a choice; set one of its members to y: {members}"
+        what = f"is a choice; set one of its members to y: {members}"
+        return Failure(what, "config.not-settable")
     names = [s.name for s in kconf.unique_defined_syms] + list(kconf.named_choices)
     near = difflib.get_close_matches(name.upper(), names, n=3)
-    return "no such symbol" + (f"; nearest: {', '.join(near)}" if near else "")
+    what = "no such symbol" + (f"; nearest: {', '.join(near)}" if near else "")
+    return Failure(what, "config.unknown-symbol")
 
 
-def _wrong_type(symbol: Symbol, assignment: Assignment) -> str:
+def _wrong_type(symbol: Symbol, assignment: Assignment) -> Failure | None:
     value, quoted = assignment.value, assignment.quoted
     if symbol.orig_type is STRING:
         if quoted is False:
-            return f'is a string and takes quotes: CONFIG_{symbol.name}="{value}"'
+            what = f'a string requires quotes: CONFIG_{symbol.name}="{value}"'
+            return Failure(what, "config.wrong-type")
         return _unprintable(value)
-    kind, form = ("bool", "y or n") if symbol.orig_type is BOOL else ("int", "a whole number")
-    fits = value in ("y", "n") if symbol.orig_type is BOOL else _WHOLE_NUMBER.fullmatch(value)
+    kind, form = ("bool", "y or n") if symbol.orig_type is BOOL else ("int", "an integer")
+    fits = value in ("y", "n") if symbol.orig_type is BOOL else _INTEGER.fullmatch(value)
     if not fits:
-        return f"wrong type, {symbol.name} is {kind}: {form}"
-    return f"wrong type, {symbol.name} is {kind} and takes no quotes" if quoted else ""
+        return Failure(f"wrong type, {symbol.name} is {kind}: {form}", "config.wrong-type")
+    if quoted:
+        what = f"wrong type, {symbol.name} is {kind}: remove the quotes"
+        return Failure(what, "config.wrong-type")
+    return None
 
 
-def _unprintable(value: str) -> str:
-    """Refuse what would break a line-based file: line separators, control and non-UTF-8 bytes."""
+def _unprintable(value: str) -> Failure | None:
+    """Reject line separators, control characters and non-UTF-8 bytes: .config is line-based."""
     for character in value:
         if unicodedata.category(character) in ("Cc", "Cs", "Zl", "Zp") and character != "\t":
-            return f"holds {character!r}: no line breaks, control characters or non-UTF-8 bytes"
-    return ""
+            what = f"line break, control character or non-UTF-8 byte {character!r} in a string"
+            return Failure(what, "config.invalid-character")
+    return None
 
 
-def _duplicate(first: dict[str, Assignment], assignment: Assignment) -> str:
+def _duplicate(first: dict[str, Assignment], assignment: Assignment) -> Failure | None:
     earlier = first.setdefault(assignment.name, assignment)
     if earlier.value == assignment.value:
-        return ""
-    return f"duplicate with another value: {earlier.value} at {earlier.where}"
+        return None
+    what = f"duplicate with another value: {earlier.value} at {earlier.where}"
+    return Failure(what, "config.duplicate")
 
 
-def _second_member(chosen: dict[Choice, Assignment], symbol: Symbol, assignment: Assignment) -> str:
+def _second_member(
+    chosen: dict[Choice, Assignment], symbol: Symbol, assignment: Assignment
+) -> Failure | None:
     if not symbol.choice or assignment.value != "y":
-        return ""
+        return None
     earlier = chosen.setdefault(symbol.choice, assignment)
     if earlier.name == assignment.name:
-        return ""
-    return f"second member of the choice {symbol.choice.name}: {earlier.name}=y at {earlier.where}"
+        return None
+    what = f"second member of the choice {symbol.choice.name}: {earlier.name}=y at {earlier.where}"
+    return Failure(what, "config.conflict")

@@ -1,4 +1,4 @@
-"""The ``configure.py`` commands that write: what they do is said on stderr, one line an event."""
+"""Commands of ``configure.py`` that write files; each logs one line per event to stderr."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,13 +24,13 @@ def defconfig(place: Place, spec: str, settings: str) -> None:
     tree.write_config(resolution, place.config)
     for problem in resolution.hidden:
         say("CONFIG", f"no longer applies: {problem}")
-    chosen = sum(origin is not None for origin in resolution.origins.values())
+    explicit = sum(origin is not None for origin in resolution.origins.values())
     count = len(resolution.values)
-    say("CONFIG", f"{spec} -> {place.config} ({count} symbols, {chosen} not left to the default)")
+    say("CONFIG", f"{spec} -> {place.config} ({count} symbols, {explicit} set explicitly)")
 
 
 def olddefconfig(place: Place) -> None:
-    """Bring .config up to date: drop what no longer applies, take defaults for what is new."""
+    """Update .config: drop settings that no longer apply, use the defaults of new symbols."""
     tree = Tree(place.root)
     old = read_config(place.config) if place.config.exists() else Layer("config", ())
     adapted, dropped = tree.adapt(old)
@@ -44,7 +44,7 @@ def olddefconfig(place: Place) -> None:
 
 
 def savedefconfig(place: Place) -> None:
-    """Write what differs from the defaults to ``defconfig`` beside .config."""
+    """Write the settings that differ from their defaults to ``defconfig`` beside .config."""
     tree = Tree(place.root)
     target = place.config.with_name("defconfig")
     text = tree.minimal([read_config(place.config)])
@@ -65,7 +65,7 @@ def constants(place: Place) -> None:
         note = f", {changed} changed since the last write"
     write_constants(resolution, target)
     if new:
-        say("CONFIG", f"{len(new)} new symbols took their defaults (make listnewconfig)")
+        say("CONFIG", f"{len(new)} new symbols at their defaults (make listnewconfig)")
     say("CONFIG", f"{place.config} -> {target} ({len(resolution.values)} symbols{note})")
 
 
@@ -75,7 +75,7 @@ def menuconfig(place: Place) -> None:
 
 
 def _previous_constants(path: Path) -> dict[str, Value]:
-    """The last config.py; nothing if it was damaged, for it is about to be replaced."""
+    """Return the values of the last config.py, or none if the file is damaged: it will be replaced."""
     try:
         return read_constants(path)
     except ConfigError:

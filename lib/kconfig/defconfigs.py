@@ -1,4 +1,4 @@
-"""The configurations that ship with the tree, and the fragments that go on top of them."""
+"""Configurations that ship with the tree (defconfigs) and fragments to combine with them."""
 
 import difflib
 import re
@@ -16,7 +16,7 @@ _BASES = re.compile(r"#\s*bases:(.*)")
 
 @dataclass(frozen=True)
 class Defconfig:
-    """A defconfig, or a fragment with the bases that its comment names ("*" is any)."""
+    """Defconfig or fragment. ``bases`` are the defconfigs a fragment supports ("*" for any)."""
 
     name: str
     # First comment line.
@@ -26,18 +26,18 @@ class Defconfig:
 
 
 def list_defconfigs(root: Path) -> tuple[list[Defconfig], list[Defconfig]]:
-    """The defconfigs and the fragments of a tree, each sorted by name."""
+    """Return the defconfigs and the fragments of a tree, each sorted by name."""
     return _list(root / FOLDER), _list(root / FRAGMENTS)
 
 
 def defconfig_layers(root: Path, spec: str, settings: str = "") -> list[Layer]:
-    """The layers of ``NAME[+FRAGMENT…]``, and of ``SET`` on top.
+    """Return the layers of ``NAME[+FRAGMENT…]``, followed by the layer of ``SET`` if any.
 
-    Raises ConfigError with every name that does not exist and the nearest ones that do.
+    Raises ConfigError with every unknown name and its nearest matches.
     """
     names = spec.split("+")
     bases, fragments = (
-        {found.name: found.path for found in listed} for listed in list_defconfigs(root)
+        {defconfig.name: defconfig.path for defconfig in listed} for listed in list_defconfigs(root)
     )
     missing = [] if names[0] in bases else [_unknown("defconfig", names[0], bases, fragments)]
     missing += [_unknown("fragment", n, fragments, bases) for n in names[1:] if n not in fragments]
@@ -59,19 +59,19 @@ def _describe(path: Path) -> Defconfig:
     text = path.read_text(encoding="utf-8", errors="replace")
     lines = text.split("\n")
     comments = [line for line in lines if line[:1] == "#" and not line.endswith(" is not set")]
-    bases = [match.group(1).split() for match in map(_BASES.match, comments) if match]
+    matches = [match.group(1).split() for match in map(_BASES.match, comments) if match]
     summaries = (c.lstrip("# ").strip() for c in comments if not _BASES.match(c))
-    named = tuple(name for names in bases for name in names)
-    return Defconfig(path.name, next(summaries, ""), path, named)
+    bases = tuple(name for names in matches for name in names)
+    return Defconfig(path.name, next(summaries, ""), path, bases)
 
 
-def _unknown(kind: str, name: str, known: dict[str, Path], others: dict[str, Path]) -> Problem:
-    what = f"no {kind} is called {name!r}"
-    near = difflib.get_close_matches(name, known, n=3)
+def _unknown(kind: str, name: str, names: dict[str, Path], others: dict[str, Path]) -> Problem:
+    what = f"unknown {kind} {name!r}"
+    near = difflib.get_close_matches(name, names, n=3)
     if name in others and kind == "defconfig":
-        what += f"; it is a fragment: make defconfig-NAME+{name}"
+        what += f"; {name} is a fragment: make defconfig-NAME+{name}"
     elif name in others:
-        what += f"; it is a defconfig, and comes first: make defconfig-{name}"
+        what += f"; {name} is a defconfig, put it first: make defconfig-{name}"
     elif near:
         what += f"; nearest: {', '.join(near)}"
-    return Problem(what, next="make list-defconfigs")
+    return Problem(what, next="make list-defconfigs", code=f"config.unknown-{kind}")

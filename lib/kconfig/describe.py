@@ -1,4 +1,4 @@
-"""What the Kconfig tree offers: every symbol and choice that a user can set."""
+"""Descriptions of every symbol and choice that a user can set."""
 
 from dataclasses import dataclass
 
@@ -9,32 +9,32 @@ from lib.kconfig.check import definition, has_prompt
 
 @dataclass(frozen=True)
 class SymbolInfo:
-    """One prompted symbol, or one choice (``type`` is then "choice" and ``members`` is filled)."""
+    """One symbol with a prompt, or one choice (``type`` "choice", with its ``members``)."""
 
     name: str
     # bool, int, string or choice.
     type: str
     prompt: str
     help: str
-    # Lower and upper bound as written, numbers or names of symbols; None without a range.
+    # Lower and upper bound as written (numbers or symbol names), None without a range.
     range: tuple[str, str] | None
-    # Whether a default is written down; a bool without one is n.
+    # Whether Kconfig declares a default; a bool without one defaults to n.
     has_default: bool
     # file:line of the definition that carries the prompt.
     where: str
-    # The choice that the symbol is a member of, or "".
+    # Name of the choice that contains the symbol, or "".
     choice: str
     members: tuple[str, ...] = ()
 
 
 def describe(kconf: Kconfig) -> list[SymbolInfo]:
-    """Every prompted symbol and every choice, in the order of the Kconfig files."""
+    """Return every choice and every symbol with a prompt, in the order of the Kconfig files."""
     choices = [describe_item(choice) for choice in kconf.unique_choices]
     return choices + [describe_item(s) for s in kconf.unique_defined_syms if has_prompt(s)]
 
 
 def describe_item(item: Symbol | Choice) -> SymbolInfo:
-    """The static description of one symbol or choice; prompt and help are "" if it has none."""
+    """Return the static description of a symbol or choice; a missing prompt or help is ""."""
     is_choice = isinstance(item, Choice)
     bounds = [] if is_choice else item.ranges
     node = next((n for n in item.nodes if n.prompt), item.nodes[0])
@@ -52,7 +52,7 @@ def describe_item(item: Symbol | Choice) -> SymbolInfo:
 
 
 def value_text(item: Symbol | Choice) -> str:
-    """The value as text; a choice's is its member's name in lower case, without CHOICE_."""
+    """Return the value as text; a choice's value is its member in lower case, without CHOICE_."""
     if isinstance(item, Symbol):
         return str(item.str_value)
     if item.selection is None:
@@ -61,7 +61,7 @@ def value_text(item: Symbol | Choice) -> str:
 
 
 def typed_value(item: Symbol | Choice) -> bool | int | str:
-    """The value with its Python type; an int that is not available is 0."""
+    """Return the value with its Python type; an unavailable int is 0."""
     text = value_text(item)
     if isinstance(item, Choice):
         return text

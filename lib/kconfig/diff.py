@@ -1,4 +1,4 @@
-"""What differs between two configurations, printed as the kernel's diffconfig prints it."""
+"""Differences between two configurations, in the format of the kernel's diffconfig."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Diff:
-    """Names only in A, in both with other values, and only in B."""
+    """Settings only in A, in both with different values, and only in B."""
 
     removed: Mapping[str, str]
     changed: Mapping[str, tuple[str, str]]
@@ -22,9 +22,9 @@ def diff(a: Mapping[str, str], b: Mapping[str, str]) -> Diff:
     )
 
 
-def render_diff(found: Diff) -> str:
-    """``-NAME value``, `` NAME old -> new``, ``+NAME value``, one a line."""
-    lines = [f"-{name} {value}" for name, value in found.removed.items()]
-    lines += [f" {name} {old} -> {new}" for name, (old, new) in found.changed.items()]
-    lines += [f"+{name} {value}" for name, value in found.added.items()]
+def render_diff(difference: Diff) -> str:
+    """Format one line per setting: ``-NAME value``, `` NAME old -> new`` or ``+NAME value``."""
+    lines = [f"-{name} {value}" for name, value in difference.removed.items()]
+    lines += [f" {name} {old} -> {new}" for name, (old, new) in difference.changed.items()]
+    lines += [f"+{name} {value}" for name, value in difference.added.items()]
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""Reads a ``.config`` back, with the origins of its values."""
+"""Reader of ``.config`` files, with the origins of the values."""
 
 import dataclasses
 from pathlib import Path
@@ -11,23 +11,26 @@ from lib.kconfig.tree import Tree
 
 
 def read_config(path: Path) -> Layer:
-    """The full configuration as one layer. ConfigError says how to get one if there is none."""
+    """Return the full configuration as one layer. Raises ConfigError if ``path`` does not exist."""
     if not path.exists():
         advice = "make list-defconfigs, then make defconfig-NAME; or make menuconfig"
-        raise ConfigError(Problem("there is no configuration", str(path), advice))
+        raise ConfigError(Problem("no configuration", str(path), advice, code="config.missing"))
     return read_file(path, "config")
 
 
 def resolve_config(tree: Tree, path: Path, *layers: Layer) -> Resolution:
-    """The configuration of ``path`` with more layers on top, each value with its first origin.
+    """Resolve ``path`` with ``layers`` on top; each value has its original source as origin.
 
-    A line of the file that differs from what was written there has the label "edited".
+    A line of the file that was changed since ``.config`` was written has the label "edited".
     """
     return with_origins(tree, tree.resolve([read_config(path), *layers]), path)
 
 
 def with_origins(tree: Tree, resolution: Resolution, path: Path) -> Resolution:
-    """``resolution``, just made by ``tree``, with the origins that are recorded beside ``path``."""
+    """Return ``resolution`` with the origins recorded beside ``path``.
+
+    ``tree`` must have resolved ``resolution`` last.
+    """
     records = read_origins(path)
     if records is None:
         return resolution

@@ -1,4 +1,4 @@
-"""Puts Kconfig's conditions and ranges into words, with the values they have now."""
+"""Text for Kconfig conditions and ranges, with the current values of their symbols."""
 
 from typing import Any, TypeAlias
 
@@ -11,7 +11,7 @@ Item: TypeAlias = Symbol | Choice
 
 
 def requirements(item: Item) -> list[Expression]:
-    """The conditions that must all hold for ``item`` to be set; a choice stands for its own."""
+    """Return the conditions for setting ``item``; a choice is replaced by its conditions."""
     conditions = [node.prompt[1] for node in item.nodes if node.prompt]
     met = [condition for condition in conditions if kconfiglib.expr_value(condition)]
     clauses: list[Expression] = []
@@ -24,13 +24,13 @@ def requirements(item: Item) -> list[Expression]:
 
 
 def unmet(item: Item) -> str:
-    """Why ``item`` cannot be set, such as ``needs LATENT=y, which is n``."""
+    """Return why ``item`` cannot be set, such as ``needs LATENT=y (currently n)``."""
     false = (c for c in requirements(item) if not kconfiglib.expr_value(c))
-    return "needs " + "; ".join(f"{condition(c)}, {_why_false(c)}" for c in false)
+    return "needs " + "; ".join(f"{condition(c)} ({_why_false(c)})" for c in false)
 
 
 def condition(clause: Expression) -> str:
-    """What a clause asks for: ``A=y``, ``A=n``, ``N > 1`` or ``A || B``."""
+    """Return the text of a required condition: ``A=y``, ``A=n``, ``N > 1`` or ``A || B``."""
     symbol = _operand(clause)
     if symbol is None:
         return str(kconfiglib.expr_str(clause))
@@ -38,13 +38,13 @@ def condition(clause: Expression) -> str:
 
 
 def current(clause: Expression) -> dict[str, str]:
-    """The values that decide a clause now, by name."""
+    """Return the current values of the symbols in a clause, by name."""
     items = [item for item in kconfiglib.expr_items(clause) if item.nodes]
     return {item.name: item.str_value for item in sorted(items, key=lambda item: item.name)}
 
 
 def _operand(clause: Expression) -> Symbol | None:
-    """The symbol A of the clauses ``A`` and ``!A``; None for any other."""
+    """Return the symbol A of the clauses ``A`` and ``!A``, None for any other clause."""
     inner = clause[1] if isinstance(clause, tuple) and clause[0] is NOT else clause
     return inner if isinstance(inner, Symbol) and not inner.is_constant else None
 
@@ -52,13 +52,13 @@ def _operand(clause: Expression) -> Symbol | None:
 def _why_false(clause: Expression) -> str:
     symbol = _operand(clause)
     if symbol is not None:
-        return f"which is {symbol.str_value}"
-    values = " and ".join(f"{name} is {value}" for name, value in current(clause).items())
-    return f"where {values}" if values else "which nothing can meet"
+        return f"currently {symbol.str_value}"
+    values = ", ".join(f"{name}={value}" for name, value in current(clause).items())
+    return f"currently {values}" if values else "never true"
 
 
 def range_text(symbol: Symbol) -> str:
-    """The range in words, with the name of a bound that is itself a symbol; "" without one."""
+    """Return the active range, bounds that are symbols with name and value; "" without a range."""
     for low, high, when in symbol.ranges:
         if kconfiglib.expr_value(when):
             return f"{_bound(low)} to {_bound(high)}"
@@ -70,7 +70,7 @@ def _bound(bound: Symbol) -> str:
 
 
 def selectors(symbol: Symbol) -> list[str]:
-    """The names of the symbols that force ``symbol`` to y now."""
+    """Return the names of the symbols that currently force ``symbol`` to y."""
     causes = kconfiglib.split_expr(symbol.rev_dep, kconfiglib.OR)
     active = (cause for cause in causes if kconfiglib.expr_value(cause))
     return [kconfiglib.split_expr(cause, AND)[0].name for cause in active]

@@ -1,7 +1,7 @@
-"""What is asked of a configuration, layer on layer, and what came of it."""
+"""Layers of assignments and the configuration that they resolve to."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from lib.binding import Value
 from lib.errors import ConfigError, Problem
@@ -11,21 +11,21 @@ from lib.errors import ConfigError, Problem
 class Assignment:
     """One symbol set to one value.
 
-    ``name`` is without ``CONFIG_``; ``value`` is plain text: y or n, a number, or a string's own
-    characters without quotes and escapes; ``where`` is what an error points at: a file and line,
-    ``SET``, or a step.
+    ``name`` has no ``CONFIG_`` prefix. ``value`` is plain text: y or n, a number, or a string
+    without quotes and escapes. ``where`` is the source shown in errors: a file and line, ``SET``,
+    or a step.
     """
 
     name: str
     value: str
     where: str
-    # Whether a file wrote it in quotes; None where the source knows none (SET, steps).
+    # Whether the value is quoted in a file; None for sources without quotes (SET, steps).
     quoted: bool | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
 class Origin(Assignment):
-    """The assignment that a value came from, and the label of its layer."""
+    """Assignment that a value comes from, with the label of its layer."""
 
     label: str = ""
 
@@ -35,7 +35,7 @@ class Layer:
     """Assignments from one source.
 
     ``label`` is one of defconfig, fragment, config (a full ``.config``), command line, step,
-    menuconfig. ``problems`` are the lines that could not be read; resolving raises them.
+    menuconfig. ``problems`` are the unreadable lines; resolving the layer raises them.
     """
 
     label: str
@@ -44,17 +44,18 @@ class Layer:
 
     @classmethod
     def of(cls, label: str, where: str, settings: Mapping[str, Value]) -> "Layer":
-        """A layer from Python values, such as a step's delta."""
+        """Return a layer of Python values, such as a step's delta."""
         return cls(label, tuple(Assignment(k, as_text(v), where) for k, v in settings.items()))
 
 
 @dataclass(frozen=True)
 class Resolution:
-    """The configuration that layers add up to.
+    """Configuration that layers resolve to.
 
-    ``values`` holds every symbol with its Python type, and every choice as the lower-cased name of
-    its selected member ("" when the choice is not available). ``origins`` has the same keys; None
-    is the default. ``hidden`` tells which assignments a later layer has made meaningless.
+    ``values`` maps every symbol to its value (with its Python type) and every choice to the
+    lower-case name of the selected member ("" if the choice is unavailable). ``origins`` has the
+    same keys; None marks a default. ``hidden`` lists the assignments that a later layer made
+    inapplicable.
     """
 
     values: Mapping[str, Value]
@@ -64,14 +65,14 @@ class Resolution:
 
 
 def as_text(value: Value) -> str:
-    """A value as an assignment spells it: y or n, a number, a string."""
+    """Return a value as written in an assignment: y or n, a number, a string."""
     if isinstance(value, bool):
         return "y" if value else "n"
     return str(value)
 
 
 def locate(error: ConfigError, resolution: Resolution) -> ConfigError:
-    """The same error, with each ``NAME: …`` problem pointing at the line that set NAME."""
+    """Return the error with each ``NAME: …`` problem located at the line that set NAME."""
     return ConfigError(*(_located(p, resolution.origins) for p in error.problems))
 
 
@@ -79,4 +80,4 @@ def _located(problem: Problem, origins: Mapping[str, Origin | None]) -> Problem:
     origin = origins.get(problem.what.partition(":")[0])
     if problem.where or origin is None:
         return problem
-    return Problem(problem.what, origin.where, problem.next)
+    return replace(problem, where=origin.where)

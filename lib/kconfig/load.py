@@ -1,4 +1,4 @@
-"""Parses the Kconfig files of a tree, out of reach of the environment, and refuses loose ends."""
+"""Parser of a tree's Kconfig files, isolated from the environment; rejects every parser warning."""
 
 import os
 import re
@@ -15,23 +15,23 @@ from lib.kconfig.save import rendered, save_config
 HEADER = """\
 #
 # Kablate configuration, in full. Change it with make menuconfig, or load another
-# with make defconfig-NAME SET="A=1 B=y"; make why SYM=A tells where a value is from.
+# with make defconfig-NAME SET="A=1 B=y"; make why SYM=A shows the origin of a value.
 #
 """
 
 
 class AtomicKconfig(Kconfig):
-    """kconfiglib's tree, whose ``.config`` is written so that a crash spoils nothing.
+    """kconfiglib's tree with an atomic write of ``.config``.
 
     menuconfig saves through ``write_config`` too.
     """
 
     def config_text(self) -> str:
-        """The full ``.config`` of the present values."""
+        """Return the full ``.config`` text of the current values."""
         return rendered(super().write_config)
 
     def minimal_text(self) -> str:
-        """What differs from the defaults, as savedefconfig writes it."""
+        """Return the settings that differ from their defaults, in savedefconfig format."""
         return rendered(lambda path: self.write_min_config(path, header=""))
 
     def write_config(
@@ -41,31 +41,35 @@ class AtomicKconfig(Kconfig):
         save_old: bool = True,
         verbose: None = None,
     ) -> str:
-        """Write ``filename`` and say so; kconfiglib's signature, of which only the name is used."""
+        """Write ``filename`` and return a message; kconfiglib's other arguments are unused."""
         assert filename is not None and header is None
         changed = save_config(Path(filename), self.config_text())
         return f"{'Configuration saved to' if changed else 'No change in'} {filename}"
 
 
 def load_kconfig(root: Path) -> AtomicKconfig:
-    """Parse ``root/Kconfig`` and all that it sources.
+    """Parse ``root/Kconfig`` and every file that it sources.
 
-    Raises ConfigError on a syntax error, an undefined symbol in a condition, any other warning of
-    the parser, and on what values cannot express (tristate, hex, a choice without a name).
+    Raises ConfigError on a syntax error, an undefined symbol in a condition, any other parser
+    warning, and unsupported constructs (tristate, hex, a choice without a name).
     """
     with _environment(
         srctree=str(root.resolve()),
         KCONFIG_CONFIG_HEADER=HEADER,
         KCONFIG_WARN_UNDEF="y",
-        # Otherwise kconfiglib would import and run any module named kconfigfunctions it finds.
+        # Otherwise kconfiglib would import any module called kconfigfunctions on the path.
         KCONFIG_FUNCTIONS="lib.kconfig.no_such_module",
     ):
         try:
             kconf = AtomicKconfig("Kconfig", warn_to_stderr=False)
         except OSError as error:
-            raise ConfigError(Problem("cannot read the Kconfig files", str(error))) from None
+            problem = Problem(
+                "cannot read the Kconfig files", str(error), code="kconfig.unreadable"
+            )
+            raise ConfigError(problem) from None
         except KconfigError as error:
-            raise ConfigError(str(error).strip()) from None
+            problem = Problem(str(error).strip(), code="kconfig.syntax-error")
+            raise ConfigError(problem) from None
     problems = [_from_warning(text) for text in kconf.warnings] + list(_unsupported(kconf))
     if problems:
         raise ConfigError(*problems)
@@ -73,11 +77,11 @@ def load_kconfig(root: Path) -> AtomicKconfig:
 
 
 @contextmanager
-def _environment(**only: str) -> Iterator[None]:
-    """Replace the whole environment: $(NAME) in a Kconfig file must mean the same everywhere."""
+def _environment(**variables: str) -> Iterator[None]:
+    """Replace the whole environment, so that Kconfig's $(NAME) means the same everywhere."""
     saved = dict(os.environ)
     os.environ.clear()
-    os.environ.update(only)
+    os.environ.update(variables)
     try:
         yield
     finally:
@@ -89,18 +93,22 @@ def _from_warning(text: str) -> Problem:
     text = text.removeprefix("warning: ")
     undefined = re.match(r"undefined symbol (\w+):", text)
     if not undefined:
-        return Problem(text)
-    where = re.findall(r"Referenced at (\S+:\d+)", text)
-    return Problem(f"{undefined.group(1)} is used but defined nowhere", ", ".join(where))
+        return Problem(text, code="kconfig.warning")
+    where = ", ".join(re.findall(r"Referenced at (\S+:\d+)", text))
+    what = f"{undefined.group(1)}: undefined symbol"
+    return Problem(what, where, code="kconfig.undefined-symbol")
 
 
 def _unsupported(kconf: Kconfig) -> Iterator[Problem]:
     for symbol in kconf.unique_defined_syms:
         if symbol.orig_type not in (BOOL, INT, STRING):
-            kind = TYPE_TO_STR[symbol.orig_type]
-            yield Problem(f"{symbol.name}: type {kind} is not supported", definition(symbol))
+            what = f"{symbol.name}: unsupported type {TYPE_TO_STR[symbol.orig_type]}"
+            yield Problem(what, definition(symbol), code="kconfig.unsupported-type")
     for choice in kconf.unique_choices:
         if choice.name is None:
-            yield Problem("a choice needs a name", definition(choice))
+            yield Problem(
+                "choice without a name", definition(choice), code="kconfig.unnamed-choice"
+            )
         elif choice.name in kconf.syms and kconf.syms[choice.name].nodes:
-            yield Problem(f"{choice.name} names a choice and a symbol", definition(choice))
+            what = f"{choice.name}: name of both a choice and a symbol"
+            yield Problem(what, definition(choice), code="kconfig.duplicate-name")

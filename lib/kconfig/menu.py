@@ -1,4 +1,4 @@
-"""Runs kconfiglib's menuconfig on a ``.config``, and records what the user changed in it."""
+"""kconfiglib's menuconfig on a ``.config``, with a record of the user's changes."""
 
 import dataclasses
 import os
@@ -13,19 +13,20 @@ from lib.kconfig.tree import Tree
 
 
 def run_menuconfig(tree: Tree, path: Path) -> None:
-    """Edit ``path`` on the terminal; MENUCONFIG_STYLE is kconfiglib's.
+    """Edit ``path`` on the terminal; kconfiglib reads MENUCONFIG_STYLE.
 
-    Lines of an old file that no longer apply are told and left out, as olddefconfig does. Raises
-    ConfigError without a terminal, or when the file has anything else wrong.
+    Lines of an old file that no longer apply are logged and dropped, as in olddefconfig. Raises
+    ConfigError without a terminal, or if anything else in the file is invalid.
     """
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        advice = 'make defconfig-NAME SET="A=1 B=y" needs none'
-        raise ConfigError(Problem("menuconfig needs a terminal", next=advice))
+        advice = 'without a terminal, use make defconfig-NAME SET="A=1 B=y"'
+        problem = Problem("menuconfig needs a terminal", next=advice, code="usage.no-terminal")
+        raise ConfigError(problem)
     old = read_config(path) if path.exists() else Layer("config", ())
     adapted, dropped = tree.adapt(old)
     before = with_origins(tree, tree.resolve([adapted]), path)
     for problem in dropped:
-        say("WARN", f"menuconfig leaves out {problem}")
+        say("WARN", f"dropped {problem}")
     content = path.read_bytes() if path.exists() else b""
     _edit(tree, path)
     if path.exists() and path.read_bytes() != content:
@@ -33,7 +34,7 @@ def run_menuconfig(tree: Tree, path: Path) -> None:
 
 
 def record_edits(tree: Tree, before: Resolution, path: Path) -> None:
-    """Rewrite the origins of ``path``: what differs from ``before`` came from menuconfig."""
+    """Update the origins of ``path``: values that differ from ``before`` come from menuconfig."""
     after = tree.resolve([read_config(path)])
     origins = {name: _origin(tree, name, before, after) for name in after.values}
     tree.write_config(Resolution(after.values, origins, after.layers), path)
@@ -54,9 +55,9 @@ def _origin(tree: Tree, name: str, before: Resolution, after: Resolution) -> Ori
 
 
 def _edit(tree: Tree, path: Path) -> None:
-    # curses is needed here only, and Python may have been built without it.
+    # Imported here because it needs curses, and Python may have been built without curses.
     from menuconfig import menuconfig
 
-    # An absolute name: kconfiglib looks for a relative one in the source tree too.
+    # Absolute, because kconfiglib also searches the source tree for a relative path.
     os.environ["KCONFIG_CONFIG"] = str(path.absolute())
     menuconfig(tree.kconf)

@@ -1,4 +1,4 @@
-"""Where each value of a ``.config`` came from, kept beside it in ``.config.origins`` (JSON)."""
+"""Origins of the values of a ``.config``, stored beside it in ``.config.origins`` (JSON)."""
 
 import json
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ SCHEMA_VERSION = 1
 
 
 class Record(TypedDict):
-    """The value as text, the label of its layer ("default" for none) and the place it stands at."""
+    """Value as text, label of its layer ("default" for none), and location of the assignment."""
 
     value: str
     label: str
@@ -21,12 +21,12 @@ class Record(TypedDict):
 
 
 def origins_path(config: Path) -> Path:
-    """The origins of the configuration file ``config``."""
+    """Return the path of the origins of the configuration file ``config``."""
     return config.with_name(config.name + ".origins")
 
 
 def write_origins(config: Path, resolution: Resolution, defaults: Mapping[str, str]) -> None:
-    """Record the origin of every value; ``defaults`` tells where each item is defined."""
+    """Write the origin of every value; ``defaults`` maps names to locations of definitions."""
     records: dict[str, Record] = {}
     for name, value in resolution.values.items():
         origin = resolution.origins[name]
@@ -36,7 +36,10 @@ def write_origins(config: Path, resolution: Resolution, defaults: Mapping[str, s
 
 
 def read_origins(config: Path) -> dict[str, Record] | None:
-    """The recorded origins by name; None when nobody recorded any. ConfigError if damaged."""
+    """Return the recorded origins by name, None if there is no record.
+
+    Raises ConfigError if the record is damaged.
+    """
     path = origins_path(config)
     if not path.exists():
         return None
@@ -47,4 +50,5 @@ def read_origins(config: Path) -> dict[str, Record] | None:
             for name, r in document["origins"].items()
         }
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise ConfigError(Problem("damaged", str(path), f"rm {path}")) from None
+        problem = Problem("damaged", str(path), f"rm {path}", code="config.damaged")
+        raise ConfigError(problem) from None

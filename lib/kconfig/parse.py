@@ -1,7 +1,7 @@
-"""Reads ``CONFIG_NAME=value`` lines and ``SET="A=1 B=y"``, and refuses what only looks like them.
+"""Strict parser of ``CONFIG_NAME=value`` files and ``SET="A=1 B=y"``.
 
-A file is data: nothing in a value is expanded. Inside quotes ``\\"`` and ``\\\\`` are the only
-escapes; kconfiglib would drop any other backslash in silence.
+Files are data: nothing in a value is expanded. Inside quotes ``\\"`` and ``\\\\`` are the only
+escapes; kconfiglib would silently drop any other backslash.
 """
 
 import re
@@ -19,51 +19,62 @@ _NOT_SET = re.compile(r"# CONFIG_([A-Za-z0-9_]+) is not set")
 _ALMOST_NOT_SET = re.compile(r"\s*#\s*(CONFIG_\w+)\s+is\s+not\s+set\b")
 _STRING = re.compile(r'"((?:[^"\\]|\\["\\])*)"(.*)', re.DOTALL)
 _STRING_WITH_ANY_ESCAPE = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
-_COMMENT_BEHIND = "comment behind a value; give it a line of its own"
+_TRAILING_COMMENT = "comment after a value; move it to a separate line"
+
+
+class _LineError(ValueError):
+    """Malformed line, with its error code."""
+
+    def __init__(self, what: str, code: str) -> None:
+        super().__init__(what)
+        self.code = code
 
 
 def read_file(path: Path, label: str, shown: str = "") -> Layer:
-    """The assignments of a ``.config``, defconfig or fragment; ``shown`` names it in errors.
+    """Read the assignments of a ``.config``, defconfig or fragment; errors call the file ``shown``.
 
-    Malformed lines become the layer's ``problems``, so that they are listed with all the others.
-    Raises ConfigError when the file cannot be read at all or is not UTF-8.
+    Malformed lines become the layer's ``problems``, to be listed together with all others. Raises
+    ConfigError if the file is unreadable or not UTF-8.
     """
     shown = shown or str(path)
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise ConfigError(Problem(f"cannot read it: {error.strerror}", shown)) from None
+        problem = Problem(f"unreadable: {error.strerror}", shown, code="config.unreadable")
+        raise ConfigError(problem) from None
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        raise ConfigError(Problem("not UTF-8 text", f"{shown}:{line}")) from None
+        problem = Problem("not UTF-8 text", f"{shown}:{line}", code="config.not-utf8")
+        raise ConfigError(problem) from None
     return parse_text(text, label, shown)
 
 
 def parse_text(text: str, label: str, shown: str) -> Layer:
-    """The assignments in the text of a configuration file that errors call ``shown``."""
+    """Parse the text of a configuration file; errors call the file ``shown``."""
     assignments, problems = [], []
     for number, line in enumerate(text.split("\n"), 1):
         where = f"{shown}:{number}"
         try:
-            found = _parse_line(line.rstrip(" \t\r"))
-        except ValueError as error:
-            problems.append(Problem(str(error), where))
+            parsed = _parse_line(line.rstrip(" \t\r"))
+        except _LineError as error:
+            problems.append(Problem(str(error), where, code=error.code))
             continue
-        if found:
-            name, value, quoted = found
+        if parsed:
+            name, value, quoted = parsed
             assignments.append(Assignment(name, value, where, quoted))
     return Layer(label, tuple(assignments), tuple(problems))
 
 
 def parse_set(text_or_words: str | Sequence[str]) -> Layer:
-    """The layer of ``SET="A=1 B=y"``: one text, split as a shell would, or words split already."""
+    """Parse ``SET="A=1 B=y"``: one text, split like a shell does, or words that are split already."""
     words: Sequence[str]
     try:
         words = shlex.split(text_or_words) if isinstance(text_or_words, str) else text_or_words
     except ValueError:
-        return Layer("command line", (), (Problem("unterminated quotes", "SET"),))
+        problem = Problem("unterminated quotes", "SET", code="config.unterminated-quotes")
+        return Layer("command line", (), (problem,))
     assignments, problems = [], []
     for word in words:
         name, equals, value = word.partition("=")
@@ -71,26 +82,27 @@ def parse_set(text_or_words: str | Sequence[str]) -> Layer:
         if equals and _NAME.fullmatch(name):
             assignments.append(Assignment(name, value, "SET"))
         else:
-            what = f"{word!r} is not NAME=value, written without spaces around '='"
-            problems.append(Problem(what, "SET"))
+            what = f"malformed {word!r} (expected NAME=value without spaces around '=')"
+            problems.append(Problem(what, "SET", code="config.malformed"))
     return Layer("command line", tuple(assignments), tuple(problems))
 
 
 def _parse_line(line: str) -> tuple[str, str, bool] | None:
-    """Name, value and whether it was quoted; None for a comment. ValueError says what is wrong."""
+    """Return name, value and whether the value is quoted, None for a comment. Raises _LineError."""
     if not line or line.lstrip().startswith("#"):
         return _parse_comment(line)
     match = _ASSIGNMENT.fullmatch(line)
     if not match:
-        raise ValueError(_what_is_malformed(line))
+        raise _malformed(line)
     name, value = match.groups()
     if value[:1].isspace():
-        raise ValueError(f"spaces around '='; write {PREFIX}{name}={value.strip()}")
+        what = f"spaces around '='; write {PREFIX}{name}={value.strip()}"
+        raise _LineError(what, "config.spaces")
     quoted = value.startswith('"')
     try:
         return name, _parse_string(value) if quoted else _parse_bare(value), quoted
-    except ValueError as error:
-        raise ValueError(f"{PREFIX}{name}: {error}") from None
+    except _LineError as error:
+        raise _LineError(f"{PREFIX}{name}: {error}", error.code) from None
 
 
 def _parse_comment(line: str) -> tuple[str, str, bool] | None:
@@ -99,40 +111,44 @@ def _parse_comment(line: str) -> tuple[str, str, bool] | None:
         return match.group(1), "n", False
     almost = _ALMOST_NOT_SET.match(line)
     if almost:
-        raise ValueError(f"malformed line; write '# {almost.group(1)} is not set' and no more")
+        what = f"malformed line (expected exactly '# {almost.group(1)} is not set')"
+        raise _LineError(what, "config.malformed")
     return None
 
 
-def _what_is_malformed(line: str) -> str:
+def _malformed(line: str) -> _LineError:
     name, equals, value = (part.strip() for part in line.partition("="))
     if equals and _NAME.fullmatch(name):
         if not name.startswith(PREFIX):
-            return f"malformed line; write {PREFIX}{name}={value}"
+            what = f"prefix {PREFIX} is missing; write {PREFIX}{name}={value}"
+            return _LineError(what, "config.missing-prefix")
         if line[0].isspace():
-            return f"space before {name}"
-        return f"spaces around '='; write {name}={value}"
-    return f"malformed line {line!r}; neither {PREFIX}NAME=value nor a comment"
+            return _LineError(f"space before {name}", "config.spaces")
+        return _LineError(f"spaces around '='; write {name}={value}", "config.spaces")
+    what = f"malformed line {line!r} (expected {PREFIX}NAME=value or a comment)"
+    return _LineError(what, "config.malformed")
 
 
 def _parse_string(value: str) -> str:
     match = _STRING.fullmatch(value)
     if not match:
         if _STRING_WITH_ANY_ESCAPE.match(value):
-            raise ValueError(r"a backslash in a string is written \\, and a quote \"")
-        raise ValueError("unterminated quotes")
+            raise _LineError(r"invalid escape; write \\ or \"", "config.invalid-escape")
+        raise _LineError("unterminated quotes", "config.unterminated-quotes")
     text, rest = match.groups()
     if rest.lstrip().startswith("#"):
-        raise ValueError(_COMMENT_BEHIND)
+        raise _LineError(_TRAILING_COMMENT, "config.trailing-comment")
     if rest:
-        raise ValueError(r"text behind the closing quote; a quote inside a string is written \"")
+        what = r"text after the closing quote; write \" for a quote inside a string"
+        raise _LineError(what, "config.trailing-text")
     return re.sub(r"\\(.)", r"\1", text)
 
 
 def _parse_bare(value: str) -> str:
     if not value:
-        raise ValueError("no value behind '='")
+        raise _LineError("value is missing after '='", "config.missing-value")
     if "#" in value:
-        raise ValueError(_COMMENT_BEHIND)
+        raise _LineError(_TRAILING_COMMENT, "config.trailing-comment")
     if '"' in value or any(character.isspace() for character in value):
-        raise ValueError(f"malformed value {value}; a string stands in quotes")
+        raise _LineError(f"malformed value {value}; quote a string", "config.missing-quotes")
     return value

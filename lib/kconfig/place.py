@@ -1,4 +1,4 @@
-"""Where a configuration lives: the tree it is for, and the folder it builds in."""
+"""Source tree and build folder of a configuration."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -12,18 +12,18 @@ from lib.kconfig.tree import Tree
 
 @dataclass(frozen=True)
 class Place:
-    """A source tree and a build folder; ``KCONFIG_CONFIG`` overrides the name of ``.config``."""
+    """Source tree and build folder; ``KCONFIG_CONFIG`` overrides the name of ``.config``."""
 
     root: Path
     build: Path
-    # What Kconfig cannot say of values (floats, rules across symbols): raises ConfigError.
+    # Checks that Kconfig cannot express (floats, rules across symbols); raises ConfigError.
     rules: Callable[[Mapping[str, Value]], object] = dict
 
     @property
     def config(self) -> Path:
-        """The configuration file."""
+        """Return the path of the configuration file."""
         return self.build / (os.environ.get("KCONFIG_CONFIG") or ".config")
 
     def resolve(self, tree: Tree, layers: Sequence[Layer]) -> Resolution:
-        """The resolution, if it keeps the rules. ConfigError points at the lines that break one."""
+        """Resolve ``layers`` and check the rules. Raises ConfigError with the offending lines."""
         return tree.checked(layers, self.rules)[0]

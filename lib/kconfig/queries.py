@@ -1,4 +1,4 @@
-"""The ``configure.py`` commands that only look: each returns text or JSON for stdout."""
+"""Read-only ``configure.py`` commands; each returns text or JSON for stdout."""
 
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -20,14 +20,14 @@ from lib.kconfig.why import render_why, why
 
 
 def explain(place: Place, question: str, json: bool) -> str:
-    """Explain NAME, or whether NAME=VALUE would take."""
+    """Explain the value of NAME, or whether NAME=VALUE would take effect."""
     tree = Tree(place.root)
-    found = why(tree, resolve_config(tree, place.config), question)
-    return _document(found) if json else render_why(found)
+    explanation = why(tree, resolve_config(tree, place.config), question)
+    return _document(explanation) if json else render_why(explanation)
 
 
 def new_symbols(place: Place, json: bool) -> str:
-    """The symbols that .config does not mention, with the defaults they would get."""
+    """List the symbols that .config does not mention, with their defaults."""
     tree = Tree(place.root)
     layer = read_config(place.config)
     adapted, _ = tree.adapt(layer)
@@ -39,21 +39,24 @@ def new_symbols(place: Place, json: bool) -> str:
 
 
 def differences(place: Place, a: str, b: str, json: bool) -> str:
-    """What differs from A to B, each a file or a NAME[+FRAGMENT…]; "" is .config.old or .config."""
+    """Compare A with B, each a file or a NAME[+FRAGMENT…].
+
+    An empty A is .config.old, an empty B is .config.
+    """
     old = place.config.with_name(place.config.name + ".old")
     if not a and not old.exists():
-        what = "this is the first configuration here; to compare it, type: make diffconfig A=NAME"
-        raise ConfigError(Problem(what, str(old)))
-    found = diff(_assignments(place, a or str(old)), _assignments(place, b or str(place.config)))
-    return _document(asdict(found)) if json else render_diff(found)
+        what = "no previous configuration to compare with"
+        raise ConfigError(Problem(what, str(old), "make diffconfig A=NAME", code="config.missing"))
+    result = diff(_assignments(place, a or str(old)), _assignments(place, b or str(place.config)))
+    return _document(asdict(result)) if json else render_diff(result)
 
 
 def show_defconfigs(place: Place, json: bool, plain: bool) -> str:
-    """The defconfigs and fragments, each with its first comment line."""
+    """List the defconfigs and fragments, each with its first comment line."""
     bases, fragments = list_defconfigs(place.root)
     if json:
         fields = {"defconfigs": bases, "fragments": fragments}
-        return _document({key: [_plain(d) for d in found] for key, found in fields.items()})
+        return _document({key: [_plain(d) for d in listed] for key, listed in fields.items()})
     if plain:
         return "\n".join([d.name for d in bases] + [f"+{d.name}" for d in fragments])
     width = max((len(d.name) for d in [*bases, *fragments]), default=0) + 2
@@ -70,8 +73,8 @@ def _bases_note(fragment: Defconfig) -> str:
     return " [any]" if "*" in fragment.bases else f" [{', '.join(fragment.bases)}]"
 
 
-def _plain(found: Defconfig) -> dict[str, Any]:
-    return {"name": found.name, "summary": found.summary, "bases": list(found.bases)}
+def _plain(defconfig: Defconfig) -> dict[str, Any]:
+    return {"name": defconfig.name, "summary": defconfig.summary, "bases": list(defconfig.bases)}
 
 
 def _document(content: Mapping[str, Any]) -> str:
@@ -80,7 +83,7 @@ def _document(content: Mapping[str, Any]) -> str:
 
 
 def _assignments(place: Place, source: str) -> dict[str, str]:
-    """Name to value, strings in quotes; a file as it stands, a NAME[+FRAGMENT…] in full."""
+    """Return values by name, strings in quotes; a file as written, a NAME[+FRAGMENT…] in full."""
     if "/" in source or source.startswith(".") or Path(source).exists():
         layer = read_file(Path(source), "config")
     else:

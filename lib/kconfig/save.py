@@ -1,4 +1,4 @@
-"""Gets kconfiglib's text of a configuration, and puts it on disk so that a crash spoils nothing."""
+"""Rendering of kconfiglib's configuration text and atomic writes of ``.config``."""
 
 import tempfile
 from collections.abc import Callable
@@ -8,7 +8,7 @@ from lib.files import write_atomic
 
 
 def rendered(write: Callable[[str], str]) -> str:
-    """The text that kconfiglib's ``write(path)`` writes; it offers files only."""
+    """Return the text that kconfiglib's ``write(path)`` writes; kconfiglib only writes files."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "text")
         write(str(path))
@@ -16,7 +16,7 @@ def rendered(write: Callable[[str], str]) -> str:
 
 
 def save_config(path: Path, text: str) -> bool:
-    """Write ``.config``, keeping a differing older one as ``.old``. False: it was the same."""
+    """Write ``.config`` and save a different previous file as ``.old``. Return whether it changed."""
     old = path.read_bytes() if path.exists() else None
     if old == text.encode():
         return False

@@ -1,4 +1,4 @@
-"""Who set what in a run's configuration: all that is no default, each value with its source."""
+"""Explicit settings of a run's configuration: every non-default value with its source."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,10 +11,10 @@ from lib.kconfig.origins import read_origins
 
 
 class Setting(TypedDict):
-    """The value, what kind of source it has, and where it stands there.
+    """Value, kind of source, and location in that source.
 
-    ``label`` is defconfig, fragment, command line, menuconfig; "edited" for a line of ``.config``
-    that somebody changed since; "plan" for what a step, a seed or a sweep changes.
+    ``label`` is defconfig, fragment, command line or menuconfig; "edited" for a line of ``.config``
+    that was edited by hand; "plan" for a value set by a step, a seed or a sweep.
     """
 
     value: Value
@@ -23,29 +23,29 @@ class Setting(TypedDict):
 
 
 def settings(config: Path, values: Mapping[str, Value], run: str) -> dict[str, Setting]:
-    """What in ``values``, a run planned from the file ``config``, is no default.
+    """Return the non-default settings in ``values``, a run planned from the file ``config``.
 
-    ``run`` is how the run is called in the plan. Where nobody recorded origins beside the file,
-    each of its lines counts as edited. ConfigError when a file is damaged.
+    ``run`` is the name of the run in the plan. Without recorded origins, every line of the file
+    counts as edited. Raises ConfigError if a file is damaged.
     """
     records = read_origins(config) or {}
     lines = {a.name: a.value for a in read_config(config).assignments}
-    found = {}
+    explicit = {}
     for name in sorted((records.keys() | lines.keys()) & values.keys()):
         value, record, line = values[name], records.get(name), _line(lines, name, values[name])
         if line is None and (record is None or record["value"] == as_text(value)):
-            # It means nothing in the file, nor in the run.
+            # The symbol is unavailable in the file and in the run.
             continue
         if line != as_text(value):
-            found[name] = Setting(value=value, label="plan", where=run)
+            explicit[name] = Setting(value=value, label="plan", where=run)
         elif record is None or record["value"] != line:
-            found[name] = Setting(value=value, label="edited", where=config.name)
+            explicit[name] = Setting(value=value, label="edited", where=config.name)
         elif record["label"] != "default":
-            found[name] = Setting(value=value, label=record["label"], where=record["where"])
-    return found
+            explicit[name] = Setting(value=value, label=record["label"], where=record["where"])
+    return explicit
 
 
 def _line(lines: Mapping[str, str], name: str, value: Value) -> str | None:
-    """What the file says of a symbol; of a choice, whose members it lists, ``value`` or nothing."""
+    """Return the file's value of a symbol; for a choice, return ``value`` if the file selects it."""
     member = f"{name}_{value}".upper()
     return as_text(value) if lines.get(member) == "y" else lines.get(name)

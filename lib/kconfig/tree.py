@@ -1,4 +1,4 @@
-"""One parsed Kconfig tree, on which any number of configurations is resolved."""
+"""A parsed Kconfig tree that resolves any number of configurations."""
 
 import dataclasses
 import difflib
@@ -28,13 +28,13 @@ from lib.kconfig.save import save_config
 from lib.project import ROOT
 
 T = TypeVar("T")
-_OLDDEFCONFIG = "make olddefconfig drops the lines of .config that no longer apply"
+_OLDDEFCONFIG = "make olddefconfig drops lines of .config that no longer apply"
 
 
 class Tree:
-    """The symbols of ``root/Kconfig``; ``kconf`` is kconfiglib's object, as last resolved.
+    """Symbols of ``root/Kconfig``; ``kconf`` is kconfiglib's tree in its last resolved state.
 
-    Not for use by several threads at once.
+    Not thread-safe.
     """
 
     def __init__(self, root: Path = ROOT) -> None:
@@ -42,10 +42,10 @@ class Tree:
         self._touched: set[Symbol] = set()
 
     def resolve(self, layers: Sequence[Layer]) -> Resolution:
-        """Apply the layers in order, a later one over an earlier one.
+        """Apply the layers in order; a later layer overrides an earlier one.
 
-        Every assignment must hold when its layer has been applied, and afterwards until a later
-        layer assigns the symbol (or another member of its choice) or makes it unavailable.
+        Every assignment must take effect when its layer is applied, and remain in effect until a
+        later layer assigns the symbol (or another member of its choice) or makes it unavailable.
         Raises ConfigError with all problems of all layers.
         """
         return self.checked(layers, dict)[0]
@@ -53,16 +53,17 @@ class Tree:
     def checked(
         self, layers: Sequence[Layer], rules: Callable[[Mapping[str, Value]], T]
     ) -> tuple[Resolution, T]:
-        """``resolve``, and what ``rules`` makes of the values.
+        """Resolve ``layers`` and return the resolution and the result of ``rules`` on its values.
 
-        ``rules`` raises ConfigError with what Kconfig cannot say of values: each problem that begins
-        with ``NAME:`` then points at the line that set NAME. All problems come at once, but none that
-        names a symbol whose assignment did not take: its value is not what was asked for.
+        ``rules`` checks conditions that Kconfig cannot express and raises ConfigError; each problem
+        that begins with ``NAME:`` is located at the line that set NAME. All problems are raised
+        together, except rule problems about a symbol whose assignment failed, because its value is
+        not the requested one.
         """
-        findings, standing = self._apply(layers)
+        findings, effective = self._apply(layers)
         problems = [self._with_value(p) for layer in layers for p in layer.problems]
         problems += [self._with_value(f.problem, f.assignment.name) for f in findings]
-        broken, hidden, deciding = self._check_standing(standing)
+        broken, hidden, deciding = self._check_effective(effective)
         if any(finding.stale for finding in findings):
             advice = "\n        ".join(filter(None, (problems[-1].next, _OLDDEFCONFIG)))
             problems[-1] = dataclasses.replace(problems[-1], next=advice)
@@ -71,46 +72,50 @@ class Tree:
         origins = {name: deciding.get(name) for name in values}
         resolution = Resolution(values, origins, tuple(layers), tuple(hidden))
         try:
-            made = rules(values)
+            result = rules(values)
         except ConfigError as error:
             failed = self._names(problem.what for problem in problems)
             others = locate(error, resolution).problems
             raise ConfigError(*problems, *(p for p in others if not failed & _words(p))) from None
         if problems:
             raise ConfigError(*problems)
-        return resolution, made
+        return resolution, result
 
     def adapt(self, layer: Layer) -> tuple[Layer, list[Problem]]:
-        """An old ``.config`` (label "config") without what no longer applies, and what that was.
+        """Drop the assignments of an old ``.config`` that no longer apply.
 
-        Dropped are unknown and derived symbols and unmet dependencies; anything else that is wrong
-        stays, for ``resolve`` to refuse.
+        Returns the adapted layer and the problems of the dropped assignments: unknown symbols,
+        derived symbols and unmet dependencies. Any other invalid assignment remains, and
+        ``resolve`` raises it.
         """
         dropped: list[Problem] = []
-        kept = tuple(a for a in layer.assignments if not self._is_deselection(a))
+        assignments = tuple(a for a in layer.assignments if not self._is_deselection(a))
         while True:
-            layer = Layer(layer.label, kept, layer.problems)
+            layer = Layer(layer.label, assignments, layer.problems)
             stale = [finding for finding in self._apply([layer])[0] if finding.stale]
             if not stale:
                 return layer, dropped
             dropped += [finding.problem for finding in stale]
-            gone = [finding.assignment for finding in stale]
-            kept = tuple(assignment for assignment in kept if assignment not in gone)
+            outdated = [finding.assignment for finding in stale]
+            assignments = tuple(a for a in assignments if a not in outdated)
 
     def config_text(self, layers_or_resolution: Sequence[Layer] | Resolution) -> str:
-        """The full canonical ``.config``. ConfigError as in ``resolve``."""
+        """Return the full canonical ``.config``. Raises ConfigError like ``resolve``."""
         self.resolve(_layers(layers_or_resolution))
         return self.kconf.config_text()
 
     def minimal(self, layers_or_resolution: Sequence[Layer] | Resolution) -> str:
-        """The savedefconfig text: only what differs from the defaults. ConfigError as before."""
+        """Return only the settings that differ from their defaults.
+
+        Raises ConfigError like ``resolve``.
+        """
         self.resolve(_layers(layers_or_resolution))
         return self.kconf.minimal_text()
 
     def write_config(
         self, layers_or_resolution: Sequence[Layer] | Resolution, path: Path
     ) -> Resolution:
-        """Write ``.config`` and its origins; a differing older one is kept as ``.config.old``.
+        """Write ``.config`` and its origins; a different previous file is saved as ``.config.old``.
 
         An identical file keeps its modification time, so that make rebuilds nothing.
         """
@@ -123,33 +128,33 @@ class Tree:
         return resolution
 
     def nearest(self, name: str) -> str:
-        """The end of an error about an unknown name: what it may have meant, if anything."""
+        """Return the nearest names to an unknown name as the tail of an error message, or ""."""
         names = [info.name for info in self.symbols()]
         near = difflib.get_close_matches(name.upper(), names, n=3)
         return f"; nearest: {', '.join(near)}" if near else ""
 
     def symbols(self) -> list[SymbolInfo]:
-        """What can be set: every choice, then every prompted symbol, choice members included."""
+        """Return every settable choice, then every settable symbol, members of choices included."""
         return describe(self.kconf)
 
     def new_symbols(self, layer: Layer) -> list[Symbol]:
-        """What a user could set now, having resolved ``layer``, that it does not mention."""
-        known = {assignment.name for assignment in layer.assignments}
+        """Return the currently settable symbols that ``layer``, resolved last, does not mention."""
+        names = {assignment.name for assignment in layer.assignments}
         symbols = self.kconf.unique_defined_syms
-        return [s for s in symbols if s.visibility and s.name not in known]
+        return [s for s in symbols if s.visibility and s.name not in names]
 
     def find(self, name: str) -> Symbol | Choice | None:
-        """The symbol or choice called ``name``, or None."""
+        """Return the symbol or choice called ``name``, or None."""
         symbol = self.kconf.syms.get(name)
         return symbol if symbol and symbol.nodes else self.kconf.named_choices.get(name)
 
     def items(self) -> list[Symbol | Choice]:
-        """All that has a value: symbols that are no choice members, and choices."""
+        """Return everything with a value: symbols outside choices, and choices."""
         symbols = [s for s in self.kconf.unique_defined_syms if s.choice is None]
         return symbols + list(self.kconf.unique_choices)
 
     def default(self, item: Symbol | Choice) -> str:
-        """The text of the value that ``item`` would have now if nobody had set it."""
+        """Return the text of the value that ``item`` would currently have without an assignment."""
         if isinstance(item, Choice):
             selected = item.user_selection
             item.unset_value()
@@ -165,7 +170,7 @@ class Tree:
         return text
 
     def _apply(self, layers: Sequence[Layer]) -> tuple[list[Finding], dict[str, Origin]]:
-        """Set everything; what failed, and by item the last assignment that held."""
+        """Set every assignment; return the failures and the last effective assignment by item."""
         for symbol in self._touched:
             symbol.unset_value()
             if symbol.choice:
@@ -173,35 +178,39 @@ class Tree:
         self._touched.clear()
         self.kconf.warnings.clear()
         findings: list[Finding] = []
-        standing: dict[str, Origin] = {}
+        effective: dict[str, Origin] = {}
         for layer in layers:
-            good, bad = check_form(self.kconf, layer)
-            for assignment in good:
+            valid, failed = check_form(self.kconf, layer)
+            for assignment in valid:
                 self._set(assignment)
-            bad += check_effect(self.kconf, layer, good)
-            findings += sorted(bad, key=lambda f: layer.assignments.index(f.assignment))
-            self._note_standing(standing, layer, good, {f.assignment.name for f in bad})
-        return findings, standing
+            failed += check_effect(self.kconf, layer, valid)
+            findings += sorted(failed, key=lambda f: layer.assignments.index(f.assignment))
+            self._record_effective(effective, layer, valid, {f.assignment.name for f in failed})
+        return findings, effective
 
-    def _note_standing(
-        self, standing: dict[str, Origin], layer: Layer, tried: Sequence[Assignment], bad: Set[str]
+    def _record_effective(
+        self,
+        effective: dict[str, Origin],
+        layer: Layer,
+        valid: Sequence[Assignment],
+        failed: Set[str],
     ) -> None:
-        """Enter what holds into ``standing``; a layer overrides what earlier ones asked for."""
-        for name in bad:
-            standing.pop(self._key(name), None)
-        for assignment in tried:
-            if assignment.name in bad or self._is_deselection(assignment):
+        """Update ``effective`` with the assignments of ``layer`` that took effect."""
+        for name in failed:
+            effective.pop(self._key(name), None)
+        for assignment in valid:
+            if assignment.name in failed or self._is_deselection(assignment):
                 continue
             symbol = self.kconf.syms[assignment.name]
             if layer.label == "config" and not symbol.visibility:
-                # A full .config states derived values as well; nobody asked for those.
+                # A full .config lists derived values too; they are not requests.
                 symbol.unset_value()
             else:
                 origin = Origin(**vars(assignment), label=layer.label)
-                standing[self._key(assignment.name)] = origin
+                effective[self._key(assignment.name)] = origin
 
     def _key(self, name: str) -> str:
-        """The name that a symbol's value goes by: its own, or its choice's."""
+        """Return the name under which a symbol's value is stored: the choice of a choice member."""
         symbol = self.kconf.syms.get(name)
         return name if symbol is None or symbol.choice is None else str(symbol.choice.name)
 
@@ -212,42 +221,44 @@ class Tree:
             symbol.set_value(assignment.value)
 
     def _names(self, texts: Iterable[str]) -> set[str]:
-        """What the problems ``NAME=value: …`` are about: symbols, and the choices they belong to."""
+        """Return the symbols in the problems ``NAME=value: …``, and the choices of these symbols."""
         names = {text.partition("=")[0] for text in texts}
         return names | {self._key(name) for name in names}
 
     def _with_value(self, problem: Problem, name: str = "") -> Problem:
-        """``problem`` with the value that kconfiglib would go on with, without a word.
+        """Return ``problem`` with the value that kconfiglib would silently use instead.
 
-        The symbol is ``name``, else the first that the problem speaks of.
+        The symbol is ``name``, or the first CONFIG_NAME in the problem.
         """
-        spoken = re.search(r"CONFIG_(\w+)", problem.what)
-        found = self.find(self._key(name or (spoken[1] if spoken else "")))
-        if found is None:
+        match = re.search(r"CONFIG_(\w+)", problem.what)
+        item = self.find(self._key(name or (match[1] if match else "")))
+        if item is None:
             return problem
-        value = f"be {value_text(found)}" if value_text(found) else "have no value"
-        return dataclasses.replace(problem, next=f"let pass, {found.name} would {value}")
+        value = f"be {value_text(item)}" if value_text(item) else "have no value"
+        return dataclasses.replace(problem, next=f"if ignored, {item.name} would {value}")
 
     def _is_deselection(self, assignment: Assignment) -> bool:
-        """Whether it is the n of a choice member, which the y of another member implies."""
+        """Return whether the assignment is a choice member's n, implied by another member's y."""
         symbol = self.kconf.syms.get(assignment.name)
         return bool(symbol and symbol.choice and assignment.value == "n")
 
-    def _check_standing(
-        self, standing: Mapping[str, Origin]
+    def _check_effective(
+        self, effective: Mapping[str, Origin]
     ) -> tuple[list[Problem], list[Problem], dict[str, Origin]]:
-        """What later layers broke, what they made unavailable, and what decides a value now."""
+        """Return problems that later layers caused, hidden assignments, and deciding origins."""
         broken: list[Problem] = []
         hidden: list[Problem] = []
         deciding: dict[str, Origin] = {}
-        for key, origin in standing.items():
+        for key, origin in effective.items():
             symbol = self.kconf.syms[origin.name]
             if holds(symbol, origin):
                 if symbol.visibility:
                     deciding[key] = origin
                 continue
-            text = f"{origin.name}={origin.value}: {explain_failure(symbol, origin)}"
-            (broken if symbol.visibility else hidden).append(Problem(text, origin.where))
+            failure = explain_failure(symbol, origin)
+            what = f"{origin.name}={origin.value}: {failure.what}"
+            problem = Problem(what, origin.where, code=failure.code)
+            (broken if symbol.visibility else hidden).append(problem)
         return broken, hidden, deciding
 
 

@@ -1,4 +1,4 @@
-"""Explains one symbol or choice: its value, where that came from, and what it depends on."""
+"""Explanation of one symbol or choice: its value, the origin of the value, and its dependencies."""
 
 import textwrap
 from typing import Any
@@ -16,15 +16,16 @@ from lib.kconfig.tree import Tree
 
 
 def why(tree: Tree, resolution: Resolution, question: str) -> dict[str, Any]:
-    """The explanation of ``NAME`` as plain data; ``NAME=VALUE`` also asks whether that would take.
+    """Explain ``NAME`` as plain data; ``NAME=VALUE`` also tries the assignment.
 
-    Raises ConfigError with the nearest names when there is no such symbol or choice.
+    Raises ConfigError with the nearest names if there is no such symbol or choice.
     """
     name = question.partition("=")[0].removeprefix("CONFIG_")
     item = tree.find(name)
     if item is None:
-        raise ConfigError(Problem(f"{name}: no such symbol{tree.nearest(name)}"))
-    asked = _try(tree, resolution, parse_set([question])) if "=" in question else None
+        what = f"{name}: no such symbol{tree.nearest(name)}"
+        raise ConfigError(Problem(what, code="config.unknown-symbol"))
+    trial = _try(tree, resolution, parse_set([question])) if "=" in question else None
     tree.resolve(resolution.layers)
     info = describe_item(item)
     bounds = range_text(item) if isinstance(item, Symbol) else ""
@@ -43,32 +44,37 @@ def why(tree: Tree, resolution: Resolution, question: str) -> dict[str, Any]:
         "members": _members(item) if isinstance(item, Choice) else [],
         "help": info.help,
         "defined": [f"{node.filename}:{node.linenr}" for node in item.nodes],
-        "asked": asked,
+        "asked": trial,
     }
 
 
-def render_why(found: dict[str, Any]) -> str:
-    """The explanation for a terminal."""
-    name, value, origin = found["symbol"], found["value"], found["origin"]
-    shown = f'"{kconfiglib.escape(value)}"' if found["type"] == "string" else as_text(value)
+def render_why(explanation: dict[str, Any]) -> str:
+    """Format the explanation for a terminal."""
+    name, value, origin = explanation["symbol"], explanation["value"], explanation["origin"]
+    shown = f'"{kconfiglib.escape(value)}"' if explanation["type"] == "string" else as_text(value)
     rows = [
         ("from", f"{origin['where']} ({origin['label']})  {origin['assignment']}".rstrip()),
-        ("prompt", found["prompt"] or "none: derived from others, cannot be set"),
-        ("type", found["type"] + (f", {found['range']}" if found["range"] else "")),
-        ("default", found["default"]),
-        ("choice", found["choice"]),
-        *(("member", _member_row(member)) for member in found["members"]),
-        *(("needs", _need_row(need)) for need in found["needs"]),
-        ("forced", ", ".join(found["selected_by"])),
-        ("defined", ", ".join(found["defined"])),
+        ("prompt", explanation["prompt"] or "none: derived, cannot be set"),
+        (
+            "type",
+            explanation["type"] + (f", {explanation['range']}" if explanation["range"] else ""),
+        ),
+        ("default", explanation["default"]),
+        ("choice", explanation["choice"]),
+        *(("member", _member_row(member)) for member in explanation["members"]),
+        *(("needs", _need_row(need)) for need in explanation["needs"]),
+        ("forced", ", ".join(explanation["selected_by"])),
+        ("defined", ", ".join(explanation["defined"])),
     ]
-    lines = [f"{name} = {shown}" if found["available"] else f"{name} = {shown} (not available)"]
+    lines = [
+        f"{name} = {shown}" if explanation["available"] else f"{name} = {shown} (not available)"
+    ]
     lines += [f"    {title:8} {text}" for title, text in rows if text]
-    if found["help"]:
-        lines += ["", textwrap.indent(found["help"], "    ")]
-    if found["asked"]:
-        problems = found["asked"]["problems"]
-        lines += ["", *(problems or [f"{found['asked']['assignment']} would take effect"])]
+    if explanation["help"]:
+        lines += ["", textwrap.indent(explanation["help"], "    ")]
+    if explanation["asked"]:
+        problems = explanation["asked"]["problems"]
+        lines += ["", *(problems or [f"{explanation['asked']['assignment']} would take effect"])]
     return "\n".join(lines)
 
 
@@ -106,7 +112,7 @@ def _members(choice: Choice) -> list[dict[str, Any]]:
 
 
 def _origin(resolution: Resolution, item: Symbol | Choice) -> dict[str, str]:
-    """Where the value is from; a choice member's value is decided where its choice's is."""
+    """Return the origin of the value; a choice member has the origin of its choice."""
     decider = item.choice or item if isinstance(item, Symbol) else item
     origin = resolution.origins[decider.name]
     if origin is None:

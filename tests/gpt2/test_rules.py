@@ -114,7 +114,7 @@ def test_every_step_of_a_study_has_the_pinned_form(tree: Tree) -> None:
         ({"N_KV_HEAD": 24, "ATTENTION_PROJECTION_GROUPED": True}, "N_KV_HEAD: 24 does not divide"),
         ({"DEVICE_CPU": True, "PRECISION_FP16": True}, "PRECISION_FP16=y: needs DEVICE_CUDA=y"),
         ({"SEED": -1}, "SEED=-1: out of range"),
-        ({"SEED_LIST": "1,-2"}, "SEED_LIST: '-2' is not a whole number"),
+        ({"SEED_LIST": "1,-2"}, "SEED_LIST: '-2' is not an integer"),
         ({"QUANTIZATION": "int8"}, "QUANTIZATION=int8: no such symbol"),
     ],
 )

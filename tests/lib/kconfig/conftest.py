@@ -1,10 +1,10 @@
-"""The fixture tree: small, with a choice spread over files, derived symbols and nested needs."""
+"""Fixture tree: small, with a choice spread over files, derived symbols and nested dependencies."""
 
 from pathlib import Path
 
 import pytest
 
-from lib.errors import ConfigError
+from lib.errors import ConfigError, Problem
 from lib.kconfig import Layer, Tree, parse_text
 
 FIXTURE = Path(__file__).with_name("fixtures") / "tree"
@@ -12,21 +12,21 @@ FIXTURE = Path(__file__).with_name("fixtures") / "tree"
 
 @pytest.fixture(scope="session")
 def root() -> Path:
-    """The folder of the fixture tree."""
+    """Return the folder of the fixture tree."""
     return FIXTURE
 
 
 @pytest.fixture
 def tree(root: Path) -> Tree:
-    """The fixture tree, parsed."""
+    """Return the parsed fixture tree."""
     return Tree(root)
 
 
 @pytest.fixture
 def refused(tree: Tree):
-    """A function from the text of a file, or a layer, to the errors it causes, without advice."""
+    """Return a function that resolves texts or layers and returns the problems raised."""
 
-    def resolve(*sources: str | Layer) -> list[str]:
+    def resolve(*sources: str | Layer) -> list[Problem]:
         layers = [
             parse_text(source, "defconfig", "f") if isinstance(source, str) else source
             for source in sources
@@ -34,6 +34,6 @@ def refused(tree: Tree):
         with pytest.raises(ConfigError) as caught:
             tree.resolve(layers)
         assert caught.value.exit_code == 2
-        return [f"{problem.where}: {problem.what}" for problem in caught.value.problems]
+        return list(caught.value.problems)
 
     return resolve

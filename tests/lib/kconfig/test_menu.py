@@ -1,4 +1,4 @@
-"""menuconfig on a pseudo-terminal: change, save, and quit without saving."""
+"""Tests of menuconfig on a pseudo-terminal: change and save, or quit without saving."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Who set what, as a run's directory tells it."""
+"""Tests of the explicit settings stored in a run's directory."""
 
 from pathlib import Path
 
@@ -21,7 +21,7 @@ def test_each_value_that_is_no_default_has_its_source(tree: Tree, root: Path, tm
     assert len(found) < len(values)
 
 
-def test_edits_and_the_plan_are_told_from_the_rest(tree: Tree, root: Path, tmp_path) -> None:
+def test_edits_and_planned_values_have_their_labels(tree: Tree, root: Path, tmp_path) -> None:
     config = tmp_path / ".config"
     tree.write_config(defconfig_layers(root, "base"), config)
     text = config.read_text()

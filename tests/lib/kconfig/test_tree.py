@@ -1,4 +1,4 @@
-"""Values, layers, origins, and what the tree tells about itself."""
+"""Tests of resolved values, layers, origins, and the description of the tree."""
 
 from collections.abc import Mapping
 
@@ -62,12 +62,12 @@ def test_later_layers_win(tree: Tree) -> None:
     assert where.keys() == found.values.keys()
 
 
-def test_a_later_layer_may_make_an_assignment_meaningless_and_it_is_told(tree: Tree) -> None:
+def test_an_assignment_that_a_later_layer_hides_is_reported(tree: Tree) -> None:
     base = defconfig("CONFIG_PROJECTION_LATENT=y\nCONFIG_LATENT_DIM=64\n")
     found = tree.resolve([base, parse_set("PROJECTION_DENSE=y")])
-    assert [str(problem) for problem in found.hidden] == [
-        "f:2: LATENT_DIM=64: needs PROJECTION_LATENT=y, which is n"
-    ]
+    (problem,) = found.hidden
+    assert (problem.where, problem.code) == ("f:2", "config.unmet-dependency")
+    assert problem.what.startswith("LATENT_DIM=64: ") and "PROJECTION_LATENT=y" in problem.what
     assert found.origins["LATENT_DIM"] is None
     assert not tree.resolve([base]).hidden
 
@@ -100,43 +100,46 @@ def test_a_full_config_states_derived_values_without_asking_for_them(tree: Tree)
 def test_a_full_config_with_a_wrong_derived_value_is_refused(tree: Tree, refused) -> None:
     text = tree.config_text([]).replace('"shallow"', '"deep"')
     layer = parse_text(text, "config", ".config")
-    (found,) = refused(layer)
-    assert "DEPTH_NAME=deep: is derived (no prompt, Kconfig:35) and is shallow here" in found
-    with pytest.raises(ConfigError, match="make olddefconfig drops the lines of .config that no"):
-        tree.resolve([layer])
+    (problem,) = refused(layer)
+    assert problem.code == "config.not-settable" and problem.what.startswith("DEPTH_NAME=deep: ")
+    assert "Kconfig:35" in problem.what and problem.what.endswith(" shallow")
+    assert "make olddefconfig" in problem.next
 
 
 def test_adapt_drops_what_no_longer_applies_and_nothing_else(tree: Tree, refused) -> None:
     text = tree.config_text([defconfig("CONFIG_PROJECTION_LATENT=y\nCONFIG_LATENT_DIM=64\n")])
     text = text.replace("CONFIG_PROJECTION_LATENT=y", "CONFIG_PROJECTION_GONE=y")
     adapted, dropped = tree.adapt(parse_text(text + "CONFIG_N_HEAD=0\n", "config", "c"))
-    assert [problem.what for problem in dropped] == [
-        "PROJECTION_GONE=y: no such symbol; "
-        "nearest: PROJECTION, PROJECTION_DENSE, PROJECTION_LATENT",
-        "LATENT_DIM=64: needs PROJECTION_LATENT=y, which is n",
-    ]
-    (found,) = refused(adapted)
-    assert "N_HEAD=0: duplicate with another value: 12 at c:6" in found
+    unknown, unmet = dropped
+    assert unknown.code == "config.unknown-symbol"
+    assert unknown.what.startswith("PROJECTION_GONE=y: ")
+    assert unknown.what.endswith("PROJECTION, PROJECTION_DENSE, PROJECTION_LATENT")
+    assert unmet.code == "config.unmet-dependency" and unmet.what.startswith("LATENT_DIM=64: ")
+    (problem,) = refused(adapted)
+    assert problem.code == "config.duplicate" and problem.what.startswith("N_HEAD=0: ")
+    assert problem.what.endswith("12 at c:6")
 
 
 def test_locate_points_at_the_line_that_set_the_value(tree: Tree) -> None:
     found = tree.resolve([defconfig('CONFIG_LEARNING_RATE="fast"\n')])
     error = ConfigError(
-        Problem("LEARNING_RATE: 'fast' is not a number"),
+        Problem("LEARNING_RATE: 'fast' is not a number", code="a.number"),
         Problem("LEARNING_RATE: elsewhere", "g:9"),
         Problem("OUTPUT_DIR: no"),
         "other",
     )
-    assert [str(problem) for problem in locate(error, found).problems] == [
-        "f:1: LEARNING_RATE: 'fast' is not a number",
-        "g:9: LEARNING_RATE: elsewhere",
-        "OUTPUT_DIR: no",
-        "other",
+    located = locate(error, found)
+    assert [(problem.where, problem.what) for problem in located.problems] == [
+        ("f:1", "LEARNING_RATE: 'fast' is not a number"),
+        ("g:9", "LEARNING_RATE: elsewhere"),
+        ("", "OUTPUT_DIR: no"),
+        ("", "other"),
     ]
+    assert located.codes == ["a.number", "", "", ""]
 
 
-def test_rules_are_told_beside_what_did_not_take(tree: Tree) -> None:
-    """But not of N_LAYER, whose value is not what was asked for."""
+def test_rule_problems_are_raised_with_failed_assignments(tree: Tree) -> None:
+    """But not the rule about N_LAYER, because its value is not the requested one."""
 
     def rules(values: Mapping[str, Value]) -> None:
         raise ConfigError(
@@ -146,9 +149,10 @@ def test_rules_are_told_beside_what_did_not_take(tree: Tree) -> None:
 
     with pytest.raises(ConfigError) as refusal:
         tree.checked([defconfig('CONFIG_N_LAYER=0\nCONFIG_LEARNING_RATE="fast"\n')], rules)
-    said = [str(problem) for problem in refusal.value.problems]
-    assert "f:1: N_LAYER=0: out of range" in said[0]
-    assert said[1:] == ["f:2: LEARNING_RATE: fast is no number"]
+    first, second = refusal.value.problems
+    assert (first.where, first.code) == ("f:1", "config.out-of-range")
+    assert first.what.startswith("N_LAYER=0: ")
+    assert str(second) == "f:2: LEARNING_RATE: fast is no number"
     resolution, made = tree.checked([defconfig("CONFIG_N_LAYER=6\n")], len)
     assert made == len(resolution.values)
 
@@ -194,33 +198,33 @@ def test_the_environment_cannot_change_the_tree(root, tree, monkeypatch, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("kconfig", "what"),
+    ("kconfig", "code", "part"),
     [
-        (
-            "config A\n\tbool\n\tdepends on NOBODY\n",
-            "Kconfig:1: NOBODY is used but defined nowhere",
-        ),
-        ('config A\n\ttristate "a"\n', "Kconfig:1: A: type tristate is not supported"),
-        ('config A\n\thex "a"\n\tdefault 0x1\n', "Kconfig:1: A: type hex is not supported"),
+        ("config A\n\tbool\n\tdepends on NOBODY\n", "undefined-symbol", "Kconfig:1: NOBODY"),
+        ('config A\n\ttristate "a"\n', "unsupported-type", "Kconfig:1: A: "),
+        ('config A\n\thex "a"\n\tdefault 0x1\n', "unsupported-type", "Kconfig:1: A: "),
         (
             'choice\n\tprompt "p"\nconfig A\n\tbool "a"\nendchoice\n',
-            "Kconfig:1: a choice needs a name",
+            "unnamed-choice",
+            "Kconfig:1: ",
         ),
         (
             'choice A\n\tprompt "p"\nconfig B\n\tbool "b"\nendchoice\nconfig A\n\tbool "a"\n',
-            "Kconfig:1: A names a choice and a symbol",
+            "duplicate-name",
+            "Kconfig:1: A: ",
         ),
-        ("config A\n\tboool\n", "Kconfig:2"),
-        ('source "absent"\n', "absent"),
+        ("config A\n\tboool\n", "syntax-error", "Kconfig:2"),
+        ('source "absent"\n', "syntax-error", "absent"),
     ],
 )
-def test_a_faulty_tree_is_refused(tmp_path, kconfig: str, what: str) -> None:
+def test_a_faulty_tree_is_rejected(tmp_path, kconfig: str, code: str, part: str) -> None:
     (tmp_path / "Kconfig").write_text(kconfig)
     with pytest.raises(ConfigError) as caught:
         Tree(tmp_path)
-    assert what in str(caught.value)
+    assert f"kconfig.{code}" in caught.value.codes and part in str(caught.value)
 
 
 def test_a_missing_tree_is_an_error(tmp_path) -> None:
-    with pytest.raises(ConfigError, match="cannot read the Kconfig files"):
+    with pytest.raises(ConfigError) as caught:
         Tree(tmp_path)
+    assert caught.value.codes == ["kconfig.unreadable"]
