@@ -1,1 +1,1 @@
-"""Starts planned runs in worker processes, a few at a time, and knows what is already done."""
+"""Job runner: starts planned runs in worker processes and skips runs that are already done."""

@@ -1,9 +1,9 @@
-"""What is to be done about each planned run: its own directory says, and nothing else does."""
+"""Decide what to do with each planned run, based only on the contents of its run directory."""
 
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -14,32 +14,32 @@ from lib.plan import Run
 from lib.rundir import RunDir
 from lib.status import State, read_status
 
-_NAMED_REASONS = 3
+_MAX_CHANGES_SHOWN = 3
 
 
 class Action(StrEnum):
-    """What the runner does with a run."""
+    """Action of the runner for one planned run."""
 
-    # Finished by this code: nothing.
+    # Finished with the current code: nothing to do.
     SKIP = "done"
-    # Finished, kept although code, torch or device are others now.
+    # Finished, kept although code, torch version or device changed.
     KEEP = "done by other code"
     START = "new"
     RESUME = "to be continued"
     RETRY = "failed, to be tried again"
-    # Moved aside, and started anew.
+    # Old directory renamed, then trained from scratch.
     RESTART = "to be trained again"
-    # Begun or finished by other code, and nobody has said what to do about it.
+    # Started or finished with other code, and STALE is not set.
     STALE = "made by other code"
 
 
-# What differs between then and now, such as a source file or the torch version.
+# Returns what changed since a run was made, such as source files or the torch version.
 Differences = Callable[[RunDir], Sequence[str]]
 
 
 @dataclass(frozen=True)
 class Decision:
-    """A run, what to do with it, and what has changed since it was made."""
+    """A run, the action to take, and the changes since the run was made."""
 
     run: Run[Any]
     action: Action
@@ -47,9 +47,10 @@ class Decision:
 
 
 def decide(run: Run[Any], differences: Differences, stale: str) -> Decision:
-    """Look at the run's directory. ``stale`` is what the user wants of old results: rerun or keep.
+    """Return the action for ``run``, based on its directory.
 
-    A run that failed under other code is started anew without asking: there is nothing to lose.
+    ``stale`` is the user's choice for results of other code: "rerun" or "keep" ("" stops). A run
+    that failed with other code is restarted in any case, since no result is lost.
     """
     directory = RunDir(run.path)
     status = read_status(directory)
@@ -67,12 +68,13 @@ def decide(run: Run[Any], differences: Differences, stale: str) -> Decision:
 
 
 def refuse_foreign(runs: Sequence[Run[Any]]) -> None:
-    """ConfigError listing the directories that hold another run than the one that is planned."""
+    """Raise ConfigError listing the run directories that contain a different run than planned."""
     problems = [
         Problem(
-            f"holds another run than {run.label}",
+            f"directory belongs to a different run (expected {run.label})",
             str(run.path),
             "move it away, or set OUTPUT_DIR to another folder",
+            code="run.config-mismatch",
         )
         for run in runs
         if holds_another(run)
@@ -82,38 +84,42 @@ def refuse_foreign(runs: Sequence[Run[Any]]) -> None:
 
 
 def refuse_stale(decisions: Sequence[Decision]) -> None:
-    """ConfigError listing the runs that were made by other code, and what to type."""
+    """Raise ConfigError listing the runs that were made by other code, with the make commands."""
     stale = [d for d in decisions if d.action is Action.STALE]
     if not stale:
         return
-    problems = [Problem(f"{d.run.label}: {describe_changes(d.changes)}") for d in stale]
-    last = problems.pop()
+    problems = [
+        Problem(f"{d.run.label}: {describe_changes(d.changes)}", code="run.stale") for d in stale
+    ]
     advice = (
-        "type: make STALE=rerun, which trains them again and keeps the old directories,\n"
-        "        or make STALE=keep, which keeps them and marks them in the table"
+        "type: make STALE=rerun to train these runs again (old directories are kept),\n"
+        "        or make STALE=keep to keep the results and mark them in the table"
     )
-    raise ConfigError(*problems, Problem(last.what, next=advice))
+    raise ConfigError(*problems[:-1], replace(problems[-1], next=advice))
 
 
 def describe_changes(changes: Sequence[str]) -> str:
-    """The first few changes, and how many more there are."""
-    named = ", ".join(changes[:_NAMED_REASONS])
-    more = len(changes) - _NAMED_REASONS
-    return f"changed since: {named}" + (f" and {more} more" if more > 0 else "")
+    """Return the first few changes as text, with the number of the remaining changes."""
+    shown = ", ".join(changes[:_MAX_CHANGES_SHOWN])
+    hidden = len(changes) - _MAX_CHANGES_SHOWN
+    return f"changed since: {shown}" + (f" and {hidden} more" if hidden > 0 else "")
 
 
 def holds_another(run: Run[Any]) -> bool:
-    """Whether the directory says that it was made with another configuration."""
+    """Return whether the run directory was made with a different configuration."""
     try:
-        made = json.loads(RunDir(run.path).resolved_config.read_text())["identity"]
+        identity = json.loads(RunDir(run.path).resolved_config.read_text())["identity"]
     except (OSError, ValueError, KeyError, TypeError):
-        # A run that was killed before it began, or a damaged one: its state is told elsewhere.
+        # A run that was killed before it started, or a damaged one: decide() reports its state.
         return False
-    return canonical_json(made) != canonical_json(run.config.identity())
+    return canonical_json(identity) != canonical_json(run.config.identity())
 
 
 def move_aside(run: RunDir) -> Path:
-    """Rename the run's directory to ``….old-<time>``, its new path; results are never deleted."""
+    """Rename the run directory to ``….old-<time>`` and return the new path.
+
+    Results are never deleted.
+    """
     stamp = time.strftime("%Y%m%d-%H%M%S")
     target = run.path.with_name(f"{run.path.name}.old-{stamp}")
     count = 1

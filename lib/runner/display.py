@@ -1,4 +1,4 @@
-"""What the runner shows: a live table on a terminal, plain lines everywhere else."""
+"""Progress display of the runner: a live table on a terminal, plain lines everywhere else."""
 
 import os
 import sys
@@ -14,30 +14,30 @@ from lib.runner.progress import StudyProgress
 from lib.status import State, Status
 from lib.units import clock
 
-_PLAIN_LINE_SECONDS = 30.0
+_PLAIN_INTERVAL_SECONDS = 30.0
 _LIVE_REFRESHES_PER_SECOND = 4
 
 
 class Display(Protocol):
-    """Shows the runs at work; used as a context manager."""
+    """Protocol of a progress display, used as a context manager."""
 
     def __enter__(self) -> Self:
-        """Begin to show."""
+        """Start the display."""
 
     def __exit__(self, *exception: object) -> None:
-        """Leave the terminal as it was."""
+        """Restore the terminal."""
 
     def news(self, run: Run[Any]) -> None:
-        """A run has made progress."""
+        """Report that ``run`` has made progress."""
 
 
 class PlainDisplay:
-    """One line for a run when it begins to train, and then at most one every 30 seconds."""
+    """Plain output: one line when a run starts training, then at most one every 30 seconds."""
 
     def __init__(self, progress: StudyProgress, now: Callable[[], float] = time.monotonic) -> None:
         self._progress = progress
         self._now = now
-        self._said_at: dict[str, float] = {}
+        self._printed_at: dict[str, float] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -46,19 +46,19 @@ class PlainDisplay:
         pass
 
     def news(self, run: Run[Any]) -> None:
-        """Say where the run is, unless that was said a moment ago."""
-        last = self._said_at.get(run.label)
-        if last is not None and self._now() - last < _PLAIN_LINE_SECONDS:
+        """Print the progress of ``run`` unless a line was printed less than 30 seconds ago."""
+        last = self._printed_at.get(run.label)
+        if last is not None and self._now() - last < _PLAIN_INTERVAL_SECONDS:
             return
-        self._said_at[run.label] = self._now()
+        self._printed_at[run.label] = self._now()
         say("TRAIN", f"{run.label}   {self._progress.active[run.label].describe()}")
 
 
 class LiveDisplay:
-    """A table of the runs at work that stays below the lines."""
+    """Live table of the active runs below the log lines."""
 
     def __init__(self, progress: StudyProgress) -> None:
-        # Imported here: plain output has no use for it.
+        # Imported here because plain output does not need rich.
         from rich.console import Console
         from rich.live import Live
 
@@ -85,7 +85,7 @@ class LiveDisplay:
         self._live.stop()
 
     def news(self, run: Run[Any]) -> None:
-        """The next refresh shows it."""
+        """Do nothing: the next refresh reads the progress."""
 
     def _table(self) -> Any:
         from rich.progress_bar import ProgressBar
@@ -101,7 +101,7 @@ class LiveDisplay:
 
 
 def choose_display(progress: StudyProgress) -> Display:
-    """Live where stderr is a terminal and neither ``CI`` nor ``TERM=dumb`` says otherwise."""
+    """Return a live display if stderr is a terminal and neither ``CI`` nor ``TERM=dumb`` is set."""
     plain = os.environ.get("CI") or os.environ.get("TERM") == "dumb"
     if sys.stderr.isatty() and not plain:
         return LiveDisplay(progress)
@@ -109,7 +109,10 @@ def choose_display(progress: StudyProgress) -> Display:
 
 
 def say_end(run: Run[Any], status: Status, words: str, progress: StudyProgress, log: Path) -> None:
-    """The one line that says how a run ended; ``words`` is what the run says of it."""
+    """Print one line with the outcome of a run.
+
+    ``words`` is the final message of the run itself.
+    """
     lines = words.strip().split("\n")
     match status.state:
         case State.SUCCESS:

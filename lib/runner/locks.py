@@ -1,4 +1,4 @@
-"""Locks that the system drops with the process that holds them, however it dies."""
+"""File locks that the operating system releases when the owning process ends for any reason."""
 
 import fcntl
 import os
@@ -14,7 +14,10 @@ _POLL_SECONDS = 0.1
 
 
 def holder(path: Path) -> str:
-    """The process id of whoever holds the lock ``path``; empty when it is free. Creates nothing."""
+    """Return the process id of the owner of lock ``path``, or "" if the lock is free.
+
+    Creates no file.
+    """
     try:
         with open(path, "r+") as stream:
             return "" if _try_lock(stream) else _read_pid(stream)
@@ -23,25 +26,28 @@ def holder(path: Path) -> str:
 
 
 def refuse_if_held(path: Path) -> None:
-    """ConfigError naming the process that holds the lock ``path``."""
+    """Raise ConfigError naming the owner if lock ``path`` is taken."""
     pid = holder(path)
     if pid:
-        raise _held(path, pid)
+        raise _locked_error(path, pid)
 
 
 @contextmanager
 def exclusive(path: Path) -> Iterator[None]:
-    """Hold the lock ``path``; its folder exists. ConfigError when another process holds it."""
+    """Take the lock ``path``; its folder must exist.
+
+    Raises ConfigError if another process owns the lock.
+    """
     with open(path, "a+") as stream:
         if not _try_lock(stream):
-            raise _held(path, _read_pid(stream))
+            raise _locked_error(path, _read_pid(stream))
         _write_pid(stream)
         yield
 
 
 @contextmanager
 def waiting(path: Path, give_up: Callable[[], bool]) -> Iterator[bool]:
-    """Hold the lock ``path`` as soon as it is free; False when ``give_up`` said so before."""
+    """Wait for the lock ``path`` and yield True; yield False if ``give_up`` returned True first."""
     with open(path, "a+") as stream:
         while not (locked := _try_lock(stream)) and not give_up():
             time.sleep(_POLL_SECONDS)
@@ -50,9 +56,10 @@ def waiting(path: Path, give_up: Callable[[], bool]) -> Iterator[bool]:
         yield locked
 
 
-def _held(path: Path, pid: str) -> ConfigError:
+def _locked_error(path: Path, pid: str) -> ConfigError:
     what = f"process {pid} is training in this folder"
-    return ConfigError(Problem(what, str(path.parent), f"wait for it, or type: kill {pid}"))
+    advice = f"wait until it ends, or type: kill {pid}"
+    return ConfigError(Problem(what, str(path.parent), advice, code="run.locked"))
 
 
 def _try_lock(stream: IO[str]) -> bool:

@@ -1,19 +1,19 @@
-"""Imported by the fork server alone: loads what its workers would otherwise load for themselves.
+"""Preloading of modules in the fork server, so that forked workers do not import them again.
 
-The garbage collector is off meanwhile, since modules make many objects and next to no garbage, and
-what is there afterwards is frozen: no collection in a worker walks it again, or writes to pages
-that are shared.
+The garbage collector is disabled during the imports, which create many objects and almost no
+garbage. Afterwards all objects are frozen, so that collections in workers do not traverse them or
+write to shared memory pages.
 """
 
 import gc
 import os
 from importlib import import_module
 
-# Names of modules, separated by commas.
+# Environment variable with comma-separated module names.
 MODULES = "KABLATE_PRELOAD"
 
 if MODULES in os.environ:
-    # Not for what a worker starts itself.
+    # Removed, so that child processes of a worker do not preload.
     modules = os.environ.pop(MODULES)
     gc.disable()
     try:

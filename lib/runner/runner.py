@@ -1,5 +1,7 @@
-"""Does what is missing of a plan: skips what is done, continues what was stopped, goes on after a
-failure. A second runner in the same folder is refused while the first is at work."""
+"""Runner of a plan: skips finished runs, resumes interrupted runs and continues after a failure.
+
+A second runner in the same folder is refused while the first one is active.
+"""
 
 import itertools
 import signal
@@ -41,37 +43,38 @@ from lib.runner.target import Slot, Target
 from lib.runner.team import Team
 from lib.status import State, Status, read_status
 
-# How often a Ctrl-C is looked for.
+# Interval between checks for Ctrl-C.
 _TICK_SECONDS = 0.2
-# In a study's folder, held while its runs are at work.
+# Lock file in a study's folder, locked while its runs are active.
 LOCK = ".lock"
 
 
 @dataclass(frozen=True)
 class Options:
-    """How to run: changes no result."""
+    """Options of a runner invocation; none of them affects results."""
 
-    # Runs at a time; 0 takes as many as preflight gives slots.
+    # Concurrent runs; 0 uses every slot returned by preflight.
     jobs: int = 0
-    # What to do about results of other code: "" stops, "rerun" or "keep".
+    # Handling of results of other code: "" stops, "rerun" or "keep".
     stale: str = ""
-    # Go on after a failed run.
+    # Continue after a failed run.
     keep_going: bool = True
-    # Train code that no commit names.
+    # Train with uncommitted code.
     dirty: bool = False
 
 
 def run_all(
     runs: Sequence[Run[Any]], folder: Path, target: Target, pool: Pool, options: Options
 ) -> int:
-    """Bring ``runs``, which all lie in ``folder``, to their end; the exit code.
+    """Train ``runs``, all of them below ``folder``, to completion and return the exit code.
 
-    Nothing is created before every check has passed. Raises ConfigError when another process is at
-    work in ``folder`` or results are stale, PreflightError when this machine cannot do it, RunError
-    when the disk refuses a run that has begun.
+    Nothing is created before every check has passed. Raises ConfigError if another process is
+    active in ``folder`` or if results are stale, PreflightError if this machine cannot train the
+    runs, and RunError if a disk error stops a run that has started.
     """
     if options.stale not in ("", "rerun", "keep"):
-        raise ConfigError(Problem(f"{options.stale!r} is neither rerun nor keep", "STALE"))
+        what = f"invalid value (expected rerun or keep, got {options.stale!r})"
+        raise ConfigError(Problem(what, "STALE", code="usage.invalid-value"))
     locks.refuse_if_held(folder / LOCK)
     todo = _decide(runs, target, options)
     if not todo:
@@ -79,25 +82,29 @@ def run_all(
         return EXIT_DONE
     pool.warm_up()
     slots = _preflight([decision.run for decision in todo], folder, target, pool, options)
-    # What the error of a disk that refuses is called: before the first run starts, and after.
+    # Class of a disk error: PreflightError before the first run starts, RunError afterwards.
     failure: type[KablateError] = PreflightError
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with locks.exclusive(folder / LOCK):
-            # Another process may have been at work until a moment ago.
+            # Another process may have finished runs since the first check.
             todo = _decide(runs, target, options, quiet=True)
             failure = RunError
             return Runner(todo, slots, target, pool, options.keep_going).run()
     except OSError as error:
         what = f"cannot write: {error.strerror or error}"
-        advice = "free some space or mend the permissions; to go on, type: make"
-        raise failure(Problem(what, str(error.filename or folder), advice)) from error
+        advice = "free some space or fix the permissions; to resume, type: make"
+        problem = Problem(what, str(error.filename or folder), advice, code="disk.write-failed")
+        raise failure(problem) from error
 
 
 def _preflight(
     runs: Sequence[Run[Any]], folder: Path, target: Target, pool: Pool, options: Options
 ) -> Sequence[Slot]:
-    """A slot for each run that may train at a time. PreflightError with all that is in the way."""
+    """Return one slot per concurrent run.
+
+    Raises PreflightError with all problems at once.
+    """
     problems: list[Problem] = []
     slots: Sequence[Slot] = ()
     try:
@@ -114,7 +121,7 @@ def _preflight(
 def _decide(
     runs: Sequence[Run[Any]], target: Target, options: Options, quiet: bool = False
 ) -> list[Decision]:
-    """What is left to do; says what is not."""
+    """Return the decisions that require work; print the skipped runs."""
     refuse_foreign(runs)
     decisions = [decide(run, target.differences, options.stale) for run in runs]
     refuse_stale(decisions)
@@ -128,7 +135,7 @@ def _decide(
 
 
 class Runner:
-    """Starts workers as slots become free, and tells what became of each run."""
+    """Scheduler that starts workers as slots become free and reports the outcome of each run."""
 
     def __init__(
         self,
@@ -146,11 +153,11 @@ class Runner:
         self._active: dict[Worker, Team] = {}
         self._progress = StudyProgress([decision.run for decision in todo])
         self._results: dict[str, Status] = {}
-        # What a run said of its own end, to be shown in the line that ends it.
-        self._last_words: dict[str, str] = {}
+        # Final message of each run, printed in the line that reports its outcome.
+        self._final_messages: dict[str, str] = {}
 
     def run(self) -> int:
-        """Work until nothing is left or the user stops it; the exit code."""
+        """Run until nothing is pending or the user stops the runner; return the exit code."""
         try:
             with Interrupts() as interrupts, choose_display(self._progress) as display:
                 while self._active or (self._pending and self._may_start(interrupts)):
@@ -160,9 +167,9 @@ class Runner:
                         self._handle(worker, event, display, interrupts)
                     for team in set(self._active.values()):
                         self._pool.signal(signal.SIGKILL, team.overdue())
-                    self._pass_on(interrupts)
+                    self._forward_interrupts(interrupts)
         finally:
-            # Nobody is left at work unless an error ended this loop.
+            # No worker is left unless an error ended this loop.
             self._pool.signal(signal.SIGTERM)
         return self._conclude(interrupts)
 
@@ -179,10 +186,10 @@ class Runner:
                 say("RERUN", f"{run.label}   {describe_changes(decision.changes)}")
             run.path.mkdir(exist_ok=True)
             self._target.prepare(run)
-        # A disk that has filled up since preflight fails this run, not the others at work.
+        # A disk that has filled up since preflight fails this run, not the other active runs.
         except OSError as error:
             message = f"cannot write: {error.strerror}: {error.filename}"
-            self._note_end(run, Status(State.FAILED, EXIT_FAILED, message))
+            self._record_end(run, Status(State.FAILED, EXIT_FAILED, message))
             return
         team = Team(run, self._free.pop(0), self._target, self._pool)
         self._active |= dict.fromkeys(team.workers, team)
@@ -201,7 +208,7 @@ class Runner:
             self._progress.active[run.label].update(event)
             display.news(run)
         elif event["kind"] == "line" and event["tag"] == "DONE":
-            self._last_words[run.label] = event["text"]
+            self._final_messages[run.label] = event["text"]
         elif event["kind"] == "line":
             say(event["tag"], f"{run.label}   {event['text']}")
         elif event["kind"] == "failure":
@@ -217,33 +224,33 @@ class Runner:
         directory = RunDir(team.run.path)
         status = read_status(directory) or Status(State.RUNNING)
         if cause := team.cause(status):
-            status = self._after_death(directory, status, cause, interrupts)
-        self._note_end(team.run, status)
+            status = self._status_after_death(directory, status, cause, interrupts)
+        self._record_end(team.run, status)
 
-    def _note_end(self, run: Run[Any], status: Status) -> None:
+    def _record_end(self, run: Run[Any], status: Status) -> None:
         self._results[run.label] = status
         self._progress.end(run, status)
-        words = self._last_words.pop(run.label, status.message)
-        say_end(run, status, words, self._progress, RunDir(run.path).logs)
+        message = self._final_messages.pop(run.label, status.message)
+        say_end(run, status, message, self._progress, RunDir(run.path).logs)
 
-    def _after_death(
+    def _status_after_death(
         self, directory: RunDir, status: Status, cause: str, interrupts: Interrupts
     ) -> Status:
-        """The status of a run whose workers did not end orderly, or before it began."""
-        came_to = (status.iteration, status.iterations)
+        """Return the status of a run whose workers died or that failed before it started."""
+        progress = (status.iteration, status.iterations)
         if interrupts.stopped:
-            # Its last checkpoint is good; status.json still says RUNNING.
-            return Status(State.INTERRUPTED, interrupts.exit_code, "stopped at once", *came_to)
-        failed = Status(State.FAILED, EXIT_FAILED, cause, *came_to)
+            # The last checkpoint is valid; status.json still contains RUNNING.
+            return Status(State.INTERRUPTED, interrupts.exit_code, "stopped immediately", *progress)
+        failed = Status(State.FAILED, EXIT_FAILED, cause, *progress)
         end_run(directory, failed)
         return failed
 
-    def _pass_on(self, interrupts: Interrupts) -> None:
-        """Forward the user's wish to the workers: first to save and stop, then to stop at once."""
+    def _forward_interrupts(self, interrupts: Interrupts) -> None:
+        """Forward interrupts to the workers: the first saves and stops, the second kills."""
         for count in interrupts.news():
             if count == 1:
                 if self._active:
-                    say("STOP", "saving; once more stops at once")
+                    say("STOP", "saving checkpoints; interrupt again to stop immediately")
                 self._pool.signal(signal.SIGTERM)
             else:
                 self._pool.signal(signal.SIGKILL)
@@ -251,11 +258,11 @@ class Runner:
     def _conclude(self, interrupts: Interrupts) -> int:
         states = [status.state for status in self._results.values()]
         failed = states.count(State.FAILED) + states.count(State.INVALID)
-        left = len(self._pending) + states.count(State.INTERRUPTED)
-        passed = f"{states.count(State.SUCCESS)} done, {failed} failed, {left} left"
-        if left or failed:
-            again = "to go on" if left else "to try again"
-            say("STOP" if left else "FAIL", f"{passed}; {again}, type: make")
+        unfinished = len(self._pending) + states.count(State.INTERRUPTED)
+        summary = f"{states.count(State.SUCCESS)} done, {failed} failed, {unfinished} left"
+        if unfinished or failed:
+            purpose = "to resume" if unfinished else "to retry"
+            say("STOP" if unfinished else "FAIL", f"{summary}; {purpose}, type: make")
         if interrupts.stopped:
             return interrupts.exit_code
         if failed:

@@ -1,4 +1,4 @@
-"""Asking runs at work to save and stop, from another process."""
+"""Stopping active runs from another process; the runs save a checkpoint first."""
 
 import os
 import signal
@@ -15,21 +15,30 @@ from lib.runner.runner import LOCK
 
 
 def stop_runs(runs: Sequence[Run[Any]]) -> int:
-    """Leave a request in the directory of each that is at work. ConfigError where none is."""
-    at_work = [run for run in runs if locks.holder(RunDir(run.path).lock)]
-    if not at_work:
-        raise ConfigError(Problem("none of these runs is at work", "RUNS", "type: make status"))
-    for run in at_work:
+    """Create a stop request in the directory of each active run.
+
+    Raises ConfigError if none of ``runs`` is active.
+    """
+    active = [run for run in runs if locks.holder(RunDir(run.path).lock)]
+    if not active:
+        raise ConfigError(
+            Problem("no matching run is active", "RUNS", "type: make status", code="run.not-active")
+        )
+    for run in active:
         RunDir(run.path).stop_request.touch()
-        say("STOP", f"{run.label}   asked to save and stop; make goes on with it")
+        say("STOP", f"{run.label}   stop requested; make resumes it")
     return EXIT_DONE
 
 
 def stop_all(folder: Path) -> int:
-    """Interrupt whoever trains in a study's ``folder``. ConfigError where nobody does."""
+    """Interrupt the process that trains in the study folder ``folder``.
+
+    Raises ConfigError if there is no such process.
+    """
     pid = locks.holder(folder / LOCK)
     if not pid.isdecimal():
-        raise ConfigError(Problem("nobody is training here", str(folder), "type: make status"))
+        what, advice = "no process is training in this folder", "type: make status"
+        raise ConfigError(Problem(what, str(folder), advice, code="run.not-active"))
     os.kill(int(pid), signal.SIGINT)
-    say("STOP", f"process {pid} asked to save its runs and stop; make goes on with them")
+    say("STOP", f"process {pid} stops after saving its runs; make resumes them")
     return EXIT_DONE

@@ -1,4 +1,4 @@
-"""What the runner has to know of the program whose runs it starts."""
+"""Protocol of the program whose runs the runner starts."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -8,17 +8,17 @@ from lib.plan import Run
 from lib.rundir import RunDir
 from lib.runner.pool import Pool
 
-# Environment variables of the workers that share one place, such as a GPU.
+# Environment variables that select the device of a run, such as a GPU.
 Slot = Mapping[str, str]
 
 
 class Target(Protocol):
     """A program that can train a run.
 
-    ``function`` is the ``module:function`` that trains one: it is called in a worker with the run's
-    directory, ``build_dir``, a function that takes events, a function that says when to stop, and
-    the keywords ``arguments``. It writes the run's status. Where several workers train a run, each
-    calls it, and rank 0 alone writes.
+    ``function`` is the ``module:function`` that trains one run. A worker calls it with the run
+    directory, ``build_dir``, a function that accepts events, a function that returns whether to
+    stop, and the keyword arguments ``arguments``. The function writes the run status. If several
+    workers train one run, each worker calls ``function``, and only rank 0 writes files.
     """
 
     function: str
@@ -26,22 +26,22 @@ class Target(Protocol):
     arguments: Mapping[str, Any]
 
     def preflight(self, pool: Pool, runs: Sequence[Run[Any]]) -> Sequence[Slot]:
-        """Whether this machine can train ``runs``; one slot for each that may run at a time.
+        """Check that this machine can train ``runs``; return one slot per concurrent run.
 
-        Raises PreflightError with all problems at once. Writes nothing where results go.
+        Raises PreflightError with all problems at once. Writes nothing to the output folder.
         """
 
     def bytes_needed(self, runs: Sequence[Run[Any]], jobs: int) -> int:
-        """Disk space for the results of ``runs``, ``jobs`` of them at a time."""
+        """Return the disk space for the results of ``runs`` with ``jobs`` concurrent runs."""
 
     def differences(self, run: RunDir) -> Sequence[str]:
-        """What is other now than when the run was made: code, library versions, device."""
+        """Return what changed since ``run`` was made: code, library versions, device."""
 
     def prepare(self, run: Run[Any]) -> None:
-        """Write what ``function`` reads into the run's directory, which exists."""
+        """Write the input files of ``function`` to the run's existing directory."""
 
     def processes(self, run: Run[Any]) -> int:
-        """How many workers train the run together."""
+        """Return the number of workers that train ``run`` together."""
 
     def environment(self, run: Run[Any]) -> Mapping[str, str]:
-        """Variables that the run's worker needs."""
+        """Return the environment variables for the run's workers."""

@@ -1,6 +1,6 @@
-"""The workers that train one run together: they end together, and one message says why.
+"""Workers that train one run together: they end together, and one message reports the cause.
 
-A worker that is alone is a team of one.
+A single worker is a team of one.
 """
 
 import tempfile
@@ -15,24 +15,24 @@ from lib.runner.target import Slot, Target
 from lib.runner.worker import Job
 from lib.status import State, Status
 
-# How long the others may take to end by themselves once rank 0 has ended, or one has failed.
+# Time for the remaining workers to exit after rank 0 has ended or any rank has failed.
 GRACE_SECONDS = 10.0
-# How long rank 0 may take when the others have ended as they should: longer than it waits for its
-# companions (lib.companions), which only it has.
+# Time for rank 0 to exit after the other ranks have exited cleanly. Must exceed the time that rank
+# 0 waits for its sidecar processes (lib.companions), which other ranks do not have.
 FAREWELL_SECONDS = 60.0
 
 
 class Team:
-    """The workers of one run, by rank."""
+    """Workers of one run, indexed by rank."""
 
     def __init__(self, run: Run[Any], slot: Slot, target: Target, pool: Pool) -> None:
-        """Start them."""
+        """Start the workers."""
         self.run = run
         self.slot = slot
-        # Where they meet. Rank 0 alone writes into the run's own directory.
+        # Folder of the rendezvous file. Only rank 0 writes to the run directory.
         self._folder = tempfile.TemporaryDirectory(prefix="kablate-")
         size = target.processes(run)
-        meeting = Path(self._folder.name) / "rendezvous"
+        rendezvous = Path(self._folder.name) / "rendezvous"
         variables = {**target.environment(run), **slot}
         self.workers = [
             pool.start(
@@ -40,59 +40,60 @@ class Team:
                     target.function,
                     run.path,
                     target.build_dir,
-                    {**variables, **rank_variables(rank, size, meeting)},
+                    {**variables, **rank_variables(rank, size, rendezvous)},
                     target.arguments,
                     rank,
                 )
             )
             for rank in range(size)
         ]
-        self._left = list(self.workers)
+        self._running = list(self.workers)
         self._deadline = float("inf")
         self._killed = False
-        # What was first to end otherwise than orderly.
+        # Description of the first worker that did not exit cleanly.
         self._death = ""
-        # When a rank raised an error, which one, and what it said.
+        # (time, rank, message) of each error.
         self._failures: list[tuple[float, int, str]] = []
 
     def failed(self, worker: Worker, event: dict[str, Any]) -> None:
-        """Take note of a worker's error."""
+        """Record an error reported by ``worker``."""
         self._failures.append((event["at"], self.workers.index(worker), event["message"]))
 
     def ended(self, worker: Worker) -> bool:
-        """Take note of a worker's end; whether it was the last."""
+        """Record the end of ``worker``; return whether it was the last one."""
         rank = self.workers.index(worker)
         if worker.exit_code and not self._killed and not self._death:
             self._death = describe_death(worker.exit_code, self._name(rank))
-        self._left.remove(worker)
+        self._running.remove(worker)
         failed = worker.exit_code or any(rank == other for _, other, _ in self._failures)
-        patience = GRACE_SECONDS if failed or rank == 0 else FAREWELL_SECONDS
-        self._deadline = min(self._deadline, time.monotonic() + patience)
-        if not self._left:
+        grace = GRACE_SECONDS if failed or rank == 0 else FAREWELL_SECONDS
+        self._deadline = min(self._deadline, time.monotonic() + grace)
+        if not self._running:
             self._folder.cleanup()
-        return not self._left
+        return not self._running
 
     def overdue(self) -> list[Worker]:
-        """Workers that still run although the run is over, to be killed."""
+        """Return the workers to be killed: those still running after the deadline."""
         if time.monotonic() < self._deadline:
             return []
         self._killed = True
-        return self._left
+        return self._running
 
     def cause(self, status: Status) -> str:
-        """Why the run failed, where its ``status`` does not say so by itself; else empty.
+        """Return the cause of a failure if ``status`` does not contain it, else "".
 
-        A death comes before the errors that it causes in others, and so does the first error.
+        The death of a worker takes precedence over the errors that it causes in other ranks, and
+        the first error over later ones.
         """
         if self._death:
             return self._death
-        if self._failures and (status.state is State.RUNNING or self._failed_at_main()):
+        if self._failures and (status.state is State.RUNNING or self._main_rank_failed()):
             _, rank, message = min(self._failures)
             return "" if message == status.message else f"{self._name(rank)}: {message}"
         return describe_death(0) if status.state is State.RUNNING else ""
 
-    def _failed_at_main(self) -> bool:
-        """Whether rank 0 met an error that it had not foreseen, such as the death of another."""
+    def _main_rank_failed(self) -> bool:
+        """Return whether rank 0 raised an unexpected error, such as a lost peer."""
         return any(rank == 0 for _, rank, _ in self._failures)
 
     def _name(self, rank: int) -> str:

@@ -1,7 +1,7 @@
-"""The worker's side: one run in one fresh process, forked from a server that has torch loaded.
+"""Worker process: trains one run in a fresh process forked from a server with torch loaded.
 
-A worker ends orderly (exit code 0) with the run's status on the disk, whatever became of the run.
-Any other end means that it died. Once nobody reads its events any more, it saves and stops.
+A worker exits cleanly (exit code 0) after writing the run status, whether or not the run succeeded.
+Any other exit means that the worker died. If the parent disappears, the worker saves and stops.
 """
 
 import faulthandler
@@ -29,7 +29,10 @@ from lib.status import State, Status, is_done, read_status
 
 @dataclass(frozen=True)
 class Job:
-    """What a worker is to do: call ``function(run_dir, build_dir, report, stop, **arguments)``."""
+    """Arguments of a worker for one run.
+
+    The worker calls ``function(run_dir, build_dir, report, stop, **arguments)``.
+    """
 
     # "module:function"
     function: str
@@ -37,13 +40,13 @@ class Job:
     build_dir: Path
     environment: Mapping[str, str]
     arguments: Mapping[str, Any]
-    # Among the workers that train the run together; 0 holds its lock and writes its status.
+    # Rank among the workers of the run; rank 0 takes the lock and writes the status.
     rank: int = 0
 
 
 @contextmanager
 def signals_blocked() -> Iterator[None]:
-    """Inside, the stop signals wait; a process that is started there keeps them blocked."""
+    """Block the stop signals; a process started inside keeps them blocked."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
         yield
@@ -52,37 +55,37 @@ def signals_blocked() -> Iterator[None]:
 
 
 def find_function(name: str) -> Callable[..., Any]:
-    """The function that ``module:function`` names."""
+    """Return the function named by ``module:function``."""
     module, function = name.split(":")
-    found: Callable[..., Any] = vars(import_module(module))[function]
-    return found
+    target: Callable[..., Any] = vars(import_module(module))[function]
+    return target
 
 
 class Stop:
-    """Whether the run should save and stop: SIGTERM came, or the parent is gone.
+    """Stop condition of a run: SIGTERM was received, or the parent process is gone.
 
-    SIGTERM may come twice, to the whole group and from the parent, and means the same each time;
-    the parent uses SIGKILL where its user cannot wait.
+    SIGTERM may arrive twice, sent to the process group and by the parent; repeated signals have no
+    further effect. The parent sends SIGKILL to stop a worker immediately.
     """
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe
-        self._asked = False
+        self._requested = False
         self._orphaned = False
-        # A terminal sends Ctrl-C to every process; the parent alone decides.
+        # A terminal sends Ctrl-C to every process; only the parent handles it.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, self._on_signal)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
     def __call__(self) -> bool:
-        # The parent never writes: something to read is the end of the pipe.
+        # The parent never writes: a readable pipe has been closed.
         if not self._orphaned and self._pipe.poll():
             self._orphaned = True
-        return self._asked or self._orphaned
+        return self._requested or self._orphaned
 
     def send(self, event: Mapping[str, Any]) -> None:
-        """Hand an event to the parent, if it is still there."""
+        """Send an event to the parent if the parent is still alive."""
         if self._orphaned:
             return
         try:
@@ -91,36 +94,36 @@ class Stop:
             self._orphaned = True
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self._asked = True
+        self._requested = True
 
 
 def train(job: Job, pipe: Connection) -> None:
-    """Train one run under its lock, its output in the run's log."""
+    """Train one run under its lock and redirect output to the run's log."""
     stop = Stop(pipe)
     os.environ.update(job.environment)
     run = RunDir(job.run_dir)
     if job.rank:
-        # It waits for rank 0, which waits for the lock.
-        _work(job, run, stop)
+        # Other ranks wait for rank 0, which waits for the lock.
+        _run_job(job, run, stop)
         return
     with locks.waiting(run.lock, stop) as locked:
-        # Another process may have finished the run while this one waited.
+        # Another process may have finished the run during the wait.
         if locked and not is_done(run):
-            _work(job, run, stop)
+            _run_job(job, run, stop)
 
 
 def call(function: str, arguments: tuple[Any, ...], pipe: Connection) -> None:
-    """Call a function and send what it returns, or the problems of the error it raised."""
+    """Call a function and send its result, or the problems of the error it raised."""
     stop = Stop(pipe)
     try:
-        answer = {"kind": "result", "value": find_function(function)(*arguments)}
+        event = {"kind": "result", "value": find_function(function)(*arguments)}
     except KablateError as error:
-        answer = {"kind": "error", "class": type(error), "problems": tuple(error.problems)}
-    stop.send(answer)
+        event = {"kind": "error", "class": type(error), "problems": tuple(error.problems)}
+    stop.send(event)
 
 
 def generate(function: str, arguments: tuple[Any, ...], pipe: Connection) -> None:
-    """Send every value that a generator yields, or the problems of the error it raised."""
+    """Send every value of a generator, or the problems of the error it raised."""
     stop = Stop(pipe)
     try:
         for value in find_function(function)(*arguments):
@@ -131,9 +134,9 @@ def generate(function: str, arguments: tuple[Any, ...], pipe: Connection) -> Non
         stop.send({"kind": "error", "class": type(error), "problems": tuple(error.problems)})
 
 
-def _work(job: Job, run: RunDir, stop: Stop) -> None:
+def _run_job(job: Job, run: RunDir, stop: Stop) -> None:
     _redirect_output(run.logs)
-    # kill -USR1: what each thread is doing goes to the log, and the run goes on.
+    # kill -USR1 writes the stack of each thread to the log; the run continues.
     faulthandler.register(signal.SIGUSR1)
     with _Outcome(run, stop, job.rank):
         function = find_function(job.function)
@@ -141,9 +144,9 @@ def _work(job: Job, run: RunDir, stop: Stop) -> None:
 
 
 class _Outcome:
-    """Turns any error of a run into its FAILED status: the process boundary is the last to know.
+    """Context that turns any error of a run into a FAILED status at the process boundary.
 
-    An error of another rank than 0 is told to the parent, which knows what became of the others.
+    Errors of ranks other than 0 are sent to the parent, which knows the state of all ranks.
     """
 
     def __init__(self, run: RunDir, stop: Stop, rank: int) -> None:
@@ -166,10 +169,10 @@ class _Outcome:
         sys.stderr.write(text)
         sys.stderr.flush()
         self._stop.send({"kind": "traceback", "text": text})
-        known = isinstance(error, KablateError)
+        expected = isinstance(error, KablateError)
         code = error.exit_code if isinstance(error, KablateError) else EXIT_FAILED
-        message = str(error) if known else f"{type(error).__name__}: {error}"
-        # The clock is one for all processes: the first to fail is the cause.
+        message = str(error) if expected else f"{type(error).__name__}: {error}"
+        # The monotonic clock is shared by all processes: the first failure is the cause.
         self._stop.send({"kind": "failure", "message": message, "at": time.monotonic()})
         if self._rank:
             return True
@@ -182,7 +185,7 @@ class _Outcome:
 
 
 def _redirect_output(path: Path) -> None:
-    """Send stdout and stderr, those of libraries and child processes too, to the run's log."""
+    """Redirect stdout and stderr, including those of libraries and child processes, to the log."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     for stream in (sys.stdout, sys.stderr):
         stream.flush()

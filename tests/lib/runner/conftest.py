@@ -1,4 +1,4 @@
-"""A study of fake runs, started as make would: in a process of its own."""
+"""Study of fake runs, started in a separate process like make."""
 
 import json
 import os
@@ -22,13 +22,13 @@ _PATIENCE_SECONDS = 30.0
 
 @dataclass
 class FakeStudy:
-    """Starts ``fake_make.py`` in a folder and looks at what it leaves."""
+    """Starts ``fake_make.py`` in a folder and inspects the results."""
 
     folder: Path
     started: list[subprocess.Popen] = field(default_factory=list)
 
     def start(self, **options: Any) -> subprocess.Popen:
-        """Begin a make in a process group of its own, as a terminal does."""
+        """Start a make in a separate process group, as a terminal does."""
         environment = {k: v for k, v in os.environ.items() if k not in ("V", "CI", "NO_COLOR")}
         process = subprocess.Popen(
             [sys.executable, str(_SCRIPT), str(self.folder), json.dumps(options)],
@@ -41,13 +41,13 @@ class FakeStudy:
         return process
 
     def make(self, **options: Any) -> tuple[int, str]:
-        """A whole make: its exit code and what it said."""
+        """Run a whole make; return exit code and stderr."""
         return self.finish(self.start(**options))
 
     def finish(self, process: subprocess.Popen) -> tuple[int, str]:
-        """Wait for a make to end; its exit code and what it said."""
-        _, said = process.communicate(timeout=_PATIENCE_SECONDS)
-        return process.returncode, said
+        """Wait for a make to end; return exit code and stderr."""
+        _, stderr = process.communicate(timeout=_PATIENCE_SECONDS)
+        return process.returncode, stderr
 
     def path(self, name: str) -> Path:
         return self.folder / f"results/fake/{name}-s1-{name}"
@@ -56,28 +56,28 @@ class FakeStudy:
         return read_status(RunDir(self.path(name)))
 
     def steps(self, name: str) -> list[int]:
-        """The steps that were done, in the order they were done."""
+        """Return the completed steps in order."""
         path = self.path(name) / "steps.txt"
         return [int(line) for line in path.read_text().split()] if path.exists() else []
 
     def journal(self) -> list[str]:
-        """Every start of a run: its name and the step it began at."""
+        """Return name and first step of every start of a run."""
         path = self.folder / "journal"
         return path.read_text().splitlines() if path.exists() else []
 
     def wait_until(self, condition: Callable[[], Any]) -> None:
-        """Look until ``condition`` holds."""
+        """Poll until ``condition`` is true."""
         end = time.monotonic() + _PATIENCE_SECONDS
         while not condition():
-            assert time.monotonic() < end, "waited in vain"
+            assert time.monotonic() < end, "timed out"
             time.sleep(0.01)
 
 
 @pytest.fixture
 def study(tmp_path: Path) -> Iterator[FakeStudy]:
-    made = FakeStudy(tmp_path)
-    yield made
-    for process in made.started:
+    fake_study = FakeStudy(tmp_path)
+    yield fake_study
+    for process in fake_study.started:
         try:
             os.killpg(process.pid, signal.SIGKILL)
         except ProcessLookupError:

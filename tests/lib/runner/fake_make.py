@@ -1,4 +1,4 @@
-"""The parent of a fake study: ``fake_make.py FOLDER OPTIONS-AS-JSON``."""
+"""Parent process of a fake study: ``fake_make.py FOLDER OPTIONS-AS-JSON``."""
 
 import json
 import sys
@@ -16,7 +16,7 @@ from lib.runner.runner import Options, run_all
 
 @dataclass(frozen=True)
 class FakeConfig:
-    """A configuration that is its name."""
+    """Configuration that consists of a name."""
 
     name: str
 
@@ -29,7 +29,7 @@ class FakeConfig:
 
 
 class FakeTarget:
-    """Trains with ``fake_target.train``; options say how each run behaves."""
+    """Target that trains with ``fake_target.train``; options control the behaviour of each run."""
 
     function = "fake_target:train"
     arguments: dict[str, Any] = {}
@@ -73,10 +73,10 @@ def main() -> int:
     team.GRACE_SECONDS = options.get("grace", team.GRACE_SECONDS)
     team.FAREWELL_SECONDS = options.get("farewell", team.FAREWELL_SECONDS)
     pool = Pool(("lib.runner.runner",), {})
-    given = Options(
+    runner_options = Options(
         options.get("jobs", 0), options.get("stale", ""), options.get("keep_going", True)
     )
-    return run_all(runs, folder / "results/fake", FakeTarget(folder, options), pool, given)
+    return run_all(runs, folder / "results/fake", FakeTarget(folder, options), pool, runner_options)
 
 
 if __name__ == "__main__":

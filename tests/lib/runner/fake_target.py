@@ -1,4 +1,4 @@
-"""A trainer without training: counts steps, keeps its place, and misbehaves when told to."""
+"""Fake trainer: counts steps, resumes, and fails on request."""
 
 import json
 import os
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from lib.errors import PreflightError
+from lib.errors import PreflightError, Problem
 from lib.rundir import RunDir
 from lib.status import State, Status, write_status
 
@@ -16,7 +16,7 @@ from lib.status import State, Status, write_status
 def train(
     run_dir: Path, build_dir: Path, report: Callable[..., None], stop: Callable[[], bool]
 ) -> None:
-    """Do the steps of behaviour.json, one line each in steps.txt; go on where it was left."""
+    """Run the steps of behaviour.json, one line each in steps.txt; resume after the last step."""
     run = RunDir(run_dir)
     behaviour = json.loads((run_dir / "behaviour.json").read_text())
     with open(run_dir / "ranks.txt", "a") as stream:
@@ -52,7 +52,7 @@ def train(
 
 
 def misbehave(behaviour: dict[str, Any], step: int) -> None:
-    """Fail at the step that the behaviour names, unless the file that heals it exists."""
+    """Fail at the configured step unless the file ``healed`` exists."""
     if step != behaviour.get("fail_at") or Path(behaviour["healed"]).exists():
         return
     match behaviour["fails_by"]:
@@ -65,7 +65,7 @@ def misbehave(behaviour: dict[str, Any], step: int) -> None:
 
 
 def other_rank(behaviour: dict[str, Any]) -> None:
-    """What a rank other than 0 does: nothing, or ``rank_1``, or fail as all do."""
+    """Act as a rank other than 0: do nothing, do ``rank_1``, or fail like rank 0."""
     misbehave(
         {**behaviour, "fails_by": behaviour.get("rank_1", behaviour.get("fails_by"))},
         behaviour.get("fail_at"),
@@ -73,7 +73,7 @@ def other_rank(behaviour: dict[str, Any]) -> None:
 
 
 def check(allowed: bool, slots: int) -> list[dict[str, str]]:
-    """The preflight of the fake."""
+    """Run the preflight check of the fake target."""
     if not allowed:
-        raise PreflightError("there is no fake device")
+        raise PreflightError(Problem("no fake device", code="gpu.missing"))
     return [{"FAKE_SLOT": str(i)} for i in range(slots)]

@@ -1,4 +1,4 @@
-"""Moving results aside."""
+"""Renaming of old run directories."""
 
 from lib.rundir import RunDir
 from lib.runner.decide import move_aside

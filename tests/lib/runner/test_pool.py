@@ -1,4 +1,4 @@
-"""The parent's side of a worker that is being started."""
+"""Worker pool: interrupts during start, workers that have died, and preloading."""
 
 import os
 import signal
@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from lib.project import ROOT
 from lib.runner.pool import Pool
 
-# A Ctrl-C that comes when the server has forked the worker, and the parent has told it nothing yet.
+# Ctrl-C after the server has forked the worker and before the parent has sent the job.
 INTERRUPTED = """
 import os, signal
 from multiprocessing import forkserver
@@ -19,9 +19,9 @@ from lib.runner.pool import Pool
 connect = forkserver.connect_to_new_process
 
 def interrupted(descriptors):
-    found = connect(descriptors)
+    connection = connect(descriptors)
     os.killpg(0, signal.SIGINT)
-    return found
+    return connection
 
 forkserver.connect_to_new_process = interrupted
 cli.run(lambda: Pool(("lib.runner.runner",), {}).call("os:getpid"))
@@ -43,7 +43,7 @@ def test_ctrl_c_while_a_worker_starts_is_no_error_of_the_server():
 
 
 def test_a_worker_that_has_just_died_is_no_error():
-    """The server knows of its end, and the parent not yet."""
+    """The server knows that the worker has exited, but the parent does not yet."""
     gone = SimpleNamespace(process=SimpleNamespace(pid=2**22 + 1, exitcode=None))
     Pool((), {}).signal(signal.SIGKILL, [gone])
 

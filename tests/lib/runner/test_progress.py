@@ -1,4 +1,4 @@
-"""Pace, time left, and how often plain lines come; with a clock of its own."""
+"""Pace, time left, and frequency of plain lines, with a fake clock."""
 
 from pathlib import Path
 from types import SimpleNamespace

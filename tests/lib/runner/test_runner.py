@@ -1,4 +1,4 @@
-"""What make does about runs, told as scenarios; see conftest.py for the fake study."""
+"""Scenarios of make with fake runs; see conftest.py for the fake study."""
 
 import json
 import os
@@ -16,13 +16,13 @@ SLOW = {"steps": 200, "step_seconds": 0.02}
 
 
 def test_trains_everything_once_and_then_nothing(study):
-    code, said = study.make()
+    code, stderr = study.make()
     assert code == 0
     assert [study.status(name).state for name in "abc"] == [State.SUCCESS] * 3
-    assert re.search(r"^DONE    fake/00-a s1   val loss 3\.0   \(1/3", said, re.M)
-    code, said = study.make()
+    assert re.search(r"^DONE    fake/00-a s1   val loss 3\.0   \(1/3", stderr, re.M)
+    code, stderr = study.make()
     assert code == 0
-    assert said.count("SKIP") == 3 and "nothing to run: 3 of 3 done" in said
+    assert stderr.count("SKIP") == 3 and "3 of 3 done" in stderr
     assert study.journal() == ["a-s1-a 0", "b-s1-b 0", "c-s1-c 0"]
 
 
@@ -37,50 +37,49 @@ def test_trains_exactly_the_run_whose_directory_was_removed(study):
 
 def test_goes_on_after_a_failure_and_says_where_the_log_is(study):
     runs = {"a": {"fail_at": 1, "fails_by": "raising"}}
-    code, said = study.make(runs=runs)
+    code, stderr = study.make(runs=runs)
     assert code == 1
     assert study.status("a").message == "ZeroDivisionError: division by a fake"
     assert [study.status(name).state for name in "bc"] == [State.SUCCESS] * 2
-    (line,) = re.findall(r"^FAIL    fake/00-a s1 .*$", said, re.M)
+    (line,) = re.findall(r"^FAIL    fake/00-a s1 .*$", stderr, re.M)
     assert "division by a fake" in line and line.endswith(f"log: {study.path('a')}/logs.txt")
-    assert "Traceback" not in said
+    assert "Traceback" not in stderr
     assert "Traceback" in (study.path("a") / "logs.txt").read_text()
-    assert said.splitlines()[-1] == "EXIT    code 1"
+    assert stderr.splitlines()[-1] == "EXIT    code 1"
 
 
 def test_stops_after_a_failure_where_asked_to(study):
     runs = {"a": {"fail_at": 1, "fails_by": "raising"}}
-    code, said = study.make(runs=runs, keep_going=False)
+    code, stderr = study.make(runs=runs, keep_going=False)
     assert code == 1
     assert study.status("b") is None and study.status("c") is None
-    assert "0 done, 1 failed, 2 left" in said
+    assert "0 done, 1 failed, 2 left" in stderr
 
 
 @pytest.mark.parametrize(
-    ("manner", "message"),
-    [("sigkill", "worker died with signal 9 (SIGKILL"), ("exit", "worker died with exit code 7")],
+    ("manner", "cause"), [("sigkill", "signal 9 (SIGKILL"), ("exit", "exit code 7")]
 )
-def test_a_worker_that_dies_is_a_failed_run_and_is_tried_again(study, manner, message):
+def test_a_worker_that_dies_is_a_failed_run_and_is_tried_again(study, manner, cause):
     runs = {"b": {"fail_at": 2, "fails_by": manner}}
-    code, said = study.make(runs=runs)
+    code, stderr = study.make(runs=runs)
     assert code == 1
-    assert message in study.status("b").message and message in said
+    assert cause in study.status("b").message and cause in stderr
     assert [study.status(name).state for name in "ac"] == [State.SUCCESS] * 2
     (study.folder / "healed").touch()
     assert study.make(runs=runs)[0] == 0
-    # It goes on where it was: no step is done twice.
+    # The run resumes: no step is repeated.
     assert study.steps("b") == [0, 1, 2]
 
 
 def test_ctrl_c_saves_says_how_to_go_on_and_is_continued(study):
     make = study.start(all=SLOW, slots=2)
     study.wait_until(lambda: len(study.steps("a")) > 3 and len(study.steps("b")) > 3)
-    # A terminal sends it to the whole group: parent, server and workers.
+    # A terminal signals the whole group: parent, server and workers.
     os.killpg(make.pid, signal.SIGINT)
-    code, said = study.finish(make)
+    code, stderr = study.finish(make)
     assert code == 130
-    assert "3 left; to go on, type: make" in said
-    assert said.splitlines()[-1] == "EXIT    code 130"
+    assert re.search(r"^STOP .*\b3 left; .*type: make$", stderr, re.M)
+    assert stderr.splitlines()[-1] == "EXIT    code 130"
     assert [study.status(name).state for name in "ab"] == [State.INTERRUPTED] * 2
     assert study.status("c") is None
     assert study.make(all={**SLOW, "step_seconds": 0})[0] == 0
@@ -95,20 +94,21 @@ def test_ctrl_c_twice_stops_at_once(study):
     time.sleep(0.5)
     os.killpg(make.pid, signal.SIGINT)
     started = time.monotonic()
-    code, said = study.finish(make)
+    code, stderr = study.finish(make)
     assert code == 130 and time.monotonic() - started < 5
-    assert "stopped at once" in said
+    (line,) = re.findall(r"^STOP    fake/00-a s1 .*$", stderr, re.M)
+    assert "saved at" not in line and study.steps("a") == []
 
 
 def test_sigterm_is_like_ctrl_c(study):
     make = study.start(all=SLOW)
     study.wait_until(lambda: len(study.steps("a")) > 3)
-    # To the whole group, as a batch system does.
+    # Signal the whole group, as a batch system does.
     os.killpg(make.pid, signal.SIGTERM)
-    code, said = study.finish(make)
+    code, stderr = study.finish(make)
     assert code == 143
-    # The parent waited for the worker, whose server did not go down with the group.
-    assert "fake/00-a s1   interrupted; saved at iteration" in said
+    # The parent waited for the worker, whose server survived the signal.
+    assert "fake/00-a s1   interrupted; saved at iteration" in stderr
     assert study.status("a").state is State.INTERRUPTED
 
 
@@ -139,7 +139,7 @@ def test_waits_for_a_worker_that_outlives_its_parent(study):
     make = study.start(all={"steps": 6, "step_seconds": 0.4})
     study.wait_until(lambda: len(study.steps("a")) == 1)
     os.kill(make.pid, signal.SIGKILL)
-    # The old worker finishes its step before it looks; nobody else trains the run meanwhile.
+    # The old worker finishes its step before it stops; no other worker trains the run meanwhile.
     assert study.make(all={"steps": 6, "step_seconds": 0.4}, slots=3)[0] == 0
     assert study.steps("a") == list(range(6))
 
@@ -147,10 +147,10 @@ def test_waits_for_a_worker_that_outlives_its_parent(study):
 def test_a_second_make_refuses_while_the_first_is_at_work(study):
     make = study.start(all=SLOW)
     study.wait_until(lambda: len(study.steps("a")) > 3)
-    # Before anything else is looked at: the device may be busy with the first.
-    code, said = study.make(all=SLOW, device=False)
+    # Refused before any other check, since the device may be busy with the first make.
+    code, stderr = study.make(all=SLOW, device=False)
     assert code == 2
-    assert f"process {make.pid} is training in this folder" in said
+    assert "[run.locked]" in stderr and f"kill {make.pid}" in stderr
     os.kill(make.pid, signal.SIGINT)
     assert study.finish(make)[0] == 130
 
@@ -162,9 +162,10 @@ def test_a_directory_that_holds_another_run_is_refused_untouched(study, state):
     (foreign / "resolved_config.yaml").write_text('{"identity": {"name": "z"}}')
     (foreign / "status.json").write_text(json.dumps({"state": state, "schema_version": 1}))
     before = {path.name: path.read_bytes() for path in foreign.iterdir()}
-    code, said = study.make()
+    code, stderr = study.make()
     assert code == 2
-    assert f"{foreign}: holds another run than fake/01-b s1" in said and "OUTPUT_DIR" in said
+    assert "[run.config-mismatch]" in stderr and "OUTPUT_DIR" in stderr
+    assert f"{foreign}: " in stderr and "fake/01-b s1" in stderr
     assert {path.name: path.read_bytes() for path in foreign.iterdir()} == before
     assert study.journal() == []
 
@@ -182,12 +183,12 @@ def test_runs_as_many_at_a_time_as_jobs_says(study):
 
 def test_stale_results_stop_make_until_the_user_says(study):
     study.make()
-    code, said = study.make(changed=["gpt2/model.py", "torch"])
+    code, stderr = study.make(changed=["gpt2/model.py", "torch"])
     assert code == 2
-    assert said.count("changed since: gpt2/model.py, torch") == 3
-    assert "STALE=rerun" in said and "STALE=keep" in said
-    code, said = study.make(changed=["gpt2/model.py"], stale="keep")
-    assert code == 0 and said.count("kept, changed since: gpt2/model.py") == 3
+    assert stderr.count("[run.stale]") == stderr.count("gpt2/model.py, torch") == 3
+    assert "STALE=rerun" in stderr and "STALE=keep" in stderr
+    code, stderr = study.make(changed=["gpt2/model.py"], stale="keep")
+    assert code == 0 and len(re.findall(r"^SKIP .*kept.* gpt2/model\.py$", stderr, re.M)) == 3
     assert len(study.journal()) == 3
     code, _ = study.make(changed=["gpt2/model.py"], stale="rerun")
     assert code == 0 and len(study.journal()) == 6
@@ -206,27 +207,27 @@ def test_a_stale_failure_is_started_anew_without_asking(study):
 
 
 def test_preflight_lists_everything_and_creates_nothing(study):
-    code, said = study.make(device=False, bytes=1 << 60)
+    code, stderr = study.make(device=False, bytes=1 << 60)
     assert code == 3
-    assert "there is no fake device" in said and "MiB are needed" in said
+    assert "[gpu.missing]" in stderr and "[disk.no-space]" in stderr
     assert list(study.folder.iterdir()) == []
 
 
 def test_a_file_in_place_of_the_results_is_refused(study):
     (study.folder / "results").write_text("")
-    code, said = study.make()
+    code, stderr = study.make()
     assert code == 3
-    assert "is a file, not a folder" in said
+    assert "[output.not-a-folder]" in stderr and str(study.folder / "results") in stderr
 
 
 def test_a_wrong_word_for_stale_is_refused(study):
-    code, said = study.make(stale="maybe")
-    assert code == 2 and "'maybe' is neither rerun nor keep" in said
+    code, stderr = study.make(stale="maybe")
+    assert code == 2 and "[usage.invalid-value]" in stderr and "'maybe'" in stderr
 
 
 def test_output_of_a_run_goes_to_its_log(study):
-    code, said = study.make()
-    assert code == 0 and "hello" not in said
+    code, stderr = study.make()
+    assert code == 0 and "hello" not in stderr
     assert (study.path("a") / "logs.txt").read_text() == "hello from a-s1-a\n"
 
 
