@@ -215,7 +215,7 @@ def test_help_is_readable_in_80_columns_and_knows_every_target():
     assert titles == ["Configure", "Run", "Check", "Judge", "Operate", "Variables"]
     described = set(re.findall(r"^  ([a-z][a-z-]*)  ", text, re.MULTILINE))
     assert makefile.targets(MAKEFILE) <= described
-    assert "make takes gpt2-quickstart" in text
+    assert "gpt2-quickstart" in text
 
 
 def test_help_says_what_the_configuration_would_run(build):
@@ -309,11 +309,12 @@ class TestEnvironments:
     def test_a_dead_one_is_an_error(self, tmp_path):
         done = make("setup", VIRTUAL_ENV=str(tmp_path))
         assert done.returncode == 2
-        assert f"{tmp_path}/bin/python cannot be run" in done.stderr
+        assert f"{tmp_path}/bin/python: " in done.stderr
+        assert "[env.no-interpreter]" in done.stderr
 
     def test_an_unknown_extra_is_an_error(self):
         done = make("setup", "EXTRAS=trackoi")
-        assert "unknown trackoi; known: trackio" in done.stderr
+        assert "trackoi" in done.stderr and "[env.unknown-extra]" in done.stderr
 
     def test_a_current_set_up_says_nothing_and_loads_nothing_large(self):
         """It stands before every other target."""

@@ -1,4 +1,4 @@
-"""Lists of combinations: grids and samples of axes, and designs over features.
+"""Sweep designs: grids and samples over axes, and ablation designs over features.
 
-Each way only makes Cells; ``combine`` finds out which of them the configuration allows.
+Each design generates Cells; ``combine`` resolves them and drops those that are not configurable.
 """

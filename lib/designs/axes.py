@@ -1,11 +1,11 @@
-"""Axes of a matrix or a sweep: ``NAME=value,value``, or a range of numbers.
+"""Axes of a matrix or a sweep: ``NAME=value,value``, or a numeric range.
 
-    OPTIMIZER=adamw,sgd         a choice takes the names of its members
-    LEARNING_RATE=1e-4,3e-4     any symbol takes values
-    LEARNING_RATE=log:1e-4:1e-2:5   five values, equal factors between them
-    DROPOUT=lin:0:0.3:4         four values, equal steps between them
+    OPTIMIZER=adamw,sgd         a choice, by the names of its members
+    LEARNING_RATE=1e-4,3e-4     values of any symbol
+    LEARNING_RATE=log:1e-4:1e-2:5   five values, evenly spaced in the logarithm
+    DROPOUT=lin:0:0.3:4         four values, evenly spaced
 
-Without the last number a range is a continuum, of which a sample can be drawn.
+A range without the last number is continuous and can only be sampled.
 """
 
 import math
@@ -13,7 +13,7 @@ import random
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lib.binding import Value
 from lib.designs.cell import Level
@@ -21,13 +21,13 @@ from lib.errors import ConfigError, Problem
 from lib.kconfig import SymbolInfo, Tree
 
 _RANGE = re.compile(r"(lin|log):([^:]+):([^:]+)(?::([0-9]+))?")
-# Enough to tell points of a sweep apart, and short enough for a folder's name.
+# Enough to distinguish points of a sweep, and short enough for a folder name.
 _DIGITS = 3
 
 
 @dataclass(frozen=True)
 class Continuum:
-    """All numbers from ``low`` to ``high``, drawn evenly, or evenly in their logarithm."""
+    """Numeric interval from ``low`` to ``high``, sampled uniformly or log-uniformly."""
 
     low: float
     high: float
@@ -35,7 +35,7 @@ class Continuum:
     whole: bool
 
     def at(self, share: float) -> str:
-        """The number at ``share`` (0 to 1) of the way, with three digits."""
+        """Return the number at fraction ``share`` (0 to 1) of the interval, with three digits."""
         if self.logarithmic:
             number = self.low * (self.high / self.low) ** share
         else:
@@ -45,94 +45,104 @@ class Continuum:
 
 @dataclass(frozen=True)
 class Axis:
-    """A symbol or a choice, and the levels it takes; or the continuum that they are drawn from."""
+    """Symbol or choice with its levels, or with the continuum to sample levels from."""
 
     name: str
     levels: Sequence[Level]
     continuum: Continuum | None = None
 
     def draw(self, source: random.Random) -> Level:
-        """One level."""
+        """Return one random level."""
         if self.continuum is None:
             return source.choice(self.levels)
         return _level(self.name, self.continuum.at(source.random()))
 
 
 def parse_axes(tree: Tree, text: str, where: str) -> list[Axis]:
-    """The axes that ``text`` names; ``where`` is what errors point at.
+    """Parse the axes in ``text``; ``where`` is the location shown in errors.
 
-    ConfigError lists every unknown name, unreadable value, and what stands twice.
+    Raises ConfigError with every unknown name, malformed value and duplicate.
     """
     axes, problems = [], []
     for word in text.split():
         try:
             axes.append(_axis(tree, word))
         except ConfigError as error:
-            problems += [Problem(p.what, where, p.next) for p in error.problems]
+            problems += [replace(problem, where=where) for problem in error.problems]
     if not axes and not problems:
-        problems.append(Problem("names no axis", where))
+        problems.append(Problem("no axis given", where, code="design.empty"))
     names = Counter(axis.name for axis in axes)
-    problems += [Problem(f"{n} stands twice", where) for n, count in names.items() if count > 1]
+    duplicates = [f"duplicate axis {name}" for name, count in names.items() if count > 1]
     for axis in axes:
         slugs = Counter(level.slug for level in axis.levels)
-        twice = [slug for slug, count in slugs.items() if count > 1]
-        problems += [Problem(f"{axis.name}: {slug} stands twice", where) for slug in twice]
+        repeated = [slug for slug, count in slugs.items() if count > 1]
+        duplicates += [f"{axis.name}: duplicate value {slug}" for slug in repeated]
+    problems += [Problem(what, where, code="design.duplicate") for what in duplicates]
     if problems:
         raise ConfigError(*problems)
     return axes
 
 
 def slug(text: str) -> str:
-    """Lower case, and hyphens for what a folder's name or a shell would stumble over."""
+    """Return ``text`` in lower case, other characters replaced by hyphens: safe in folder names."""
     return re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-")
 
 
 def find_symbol(tree: Tree, name: str) -> SymbolInfo:
-    """The symbol or choice that can be set. ConfigError when there is none."""
-    found = next((info for info in tree.symbols() if info.name == name), None)
-    if found is None:
-        raise ConfigError(f"{name}: no such symbol or choice that can be set{tree.nearest(name)}")
-    return found
+    """Return the settable symbol or choice. Raises ConfigError if there is none."""
+    info = next((info for info in tree.symbols() if info.name == name), None)
+    if info is None:
+        what = f"{name}: no settable symbol or choice{tree.nearest(name)}"
+        raise ConfigError(Problem(what, code="config.unknown-symbol"))
+    return info
 
 
 def member(info: SymbolInfo, value: str) -> str:
-    """The member of a choice that ``value`` names. ConfigError lists those that there are."""
+    """Return the member of a choice called ``value``. Raises ConfigError with the member names."""
     members = {m.removeprefix(f"{info.name}_").lower(): m for m in info.members}
     if value not in members:
-        raise ConfigError(f"{info.name}: {value!r} is not one of {', '.join(members)}")
+        what = f"{info.name}: {value!r} is not one of {', '.join(members)}"
+        raise ConfigError(Problem(what, code="config.unknown-value"))
     return members[value]
 
 
 def _axis(tree: Tree, word: str) -> Axis:
-    name, equals, listed = word.partition("=")
+    name, equals, text = word.partition("=")
     name = name.removeprefix("CONFIG_")
-    values = listed.split(",")
+    values = text.split(",")
     if not equals or "" in values:
-        raise ConfigError(f"{word!r} is not NAME=value,value")
+        what = f"malformed axis {word!r} (expected NAME=value,value)"
+        raise ConfigError(Problem(what, code="design.malformed-axis"))
     if name == "SEED":
-        raise ConfigError(Problem("SEED is no axis", next="type: make SEEDS=1,2,3"))
+        what = "SEED: not supported as an axis"
+        raise ConfigError(Problem(what, next="make SEEDS=1,2,3", code="design.seed-axis"))
     info = find_symbol(tree, name)
     if info.type == "choice":
         return Axis(name, [Level(name, v, slug(v), {member(info, v): True}) for v in values])
-    if listed.startswith(("lin:", "log:")):
-        return _range(name, listed, info.type == "int")
+    if text.startswith(("lin:", "log:")):
+        return _range(name, text, info.type == "int")
     return Axis(name, [_level(name, value) for value in values])
 
 
 def _range(name: str, text: str, whole: bool) -> Axis:
     match = _RANGE.fullmatch(text)
     if match is None:
-        raise ConfigError(f"{name}: {text!r} is not lin:LOW:HIGH:COUNT or log:LOW:HIGH:COUNT")
+        raise _invalid_range(name, text, "lin:LOW:HIGH:COUNT or log:LOW:HIGH:COUNT")
     low, high = (_number(name, match[i]) for i in (2, 3))
     if not low < high or (match[1] == "log" and low <= 0):
-        raise ConfigError(f"{name}: {text!r} needs LOW < HIGH" + ", and LOW > 0" * (low <= 0))
+        raise _invalid_range(name, text, "LOW < HIGH" + " and LOW > 0" * (low <= 0))
     continuum = Continuum(low, high, match[1] == "log", whole)
     if match[4] is None:
         return Axis(name, (), continuum)
     count = int(match[4])
     if count < 2:
-        raise ConfigError(f"{name}: {text!r} needs at least 2 values")
+        raise _invalid_range(name, text, "COUNT of at least 2")
     return Axis(name, [_level(name, continuum.at(i / (count - 1))) for i in range(count)])
+
+
+def _invalid_range(name: str, text: str, expected: str) -> ConfigError:
+    what = f"{name}: invalid range {text!r} (expected {expected})"
+    return ConfigError(Problem(what, code="design.invalid-range"))
 
 
 def _number(name: str, text: str) -> float:
@@ -141,7 +151,8 @@ def _number(name: str, text: str) -> float:
     except ValueError:
         number = math.nan
     if not math.isfinite(number):
-        raise ConfigError(f"{name}: {text!r} is not a number")
+        what = f"{name}: {text!r} is not a finite number"
+        raise ConfigError(Problem(what, code="design.invalid-range"))
     return number
 
 

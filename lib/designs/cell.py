@@ -1,4 +1,4 @@
-"""One combination of a design, before anybody has asked whether it can be configured."""
+"""Cells of a design: combinations of factor levels, not yet resolved."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from lib.binding import Value
 
 @dataclass(frozen=True)
 class Level:
-    """One value of one factor: what it is called, and what it sets."""
+    """One value of one factor: its name and its settings."""
 
     factor: str
     text: str
@@ -18,8 +18,7 @@ class Level:
 
 @dataclass(frozen=True)
 class Cell:
-    """One level of every factor. ``parent`` is the slug of the cell that it is to be compared with;
-    "" is a baseline."""
+    """One level of every factor. ``parent`` is the slug of the comparison cell, "" for a baseline."""
 
     slug: str
     levels: tuple[Level, ...]
@@ -27,10 +26,10 @@ class Cell:
 
     @property
     def delta(self) -> dict[str, Value]:
-        """The settings of all levels together."""
+        """Return the settings of all levels."""
         return {name: value for level in self.levels for name, value in level.delta.items()}
 
     @property
     def texts(self) -> dict[str, str]:
-        """Factor → level."""
+        """Return the level names by factor."""
         return {level.factor: level.text for level in self.levels}

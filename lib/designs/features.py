@@ -1,16 +1,17 @@
-"""Designs over features: settings that are on together or not at all.
+"""Ablation designs over features: groups of settings that are toggled together.
 
-``RECIPROCAL MLP_SIZING_RATIO+MLP_RATIO=2.5`` are two features; a name alone is ``=y``.
+``RECIPROCAL MLP_SIZING_RATIO+MLP_RATIO=2.5`` defines two features; a name alone is ``=y``.
 
-    leave_one_out   all of them, and all but each
-    add_one_in      none of them, and each alone
+    leave_one_out   all features, and all but each one
+    add_one_in      no feature, and each one alone
     cumulative      none, the first, the first two, …, all
-    factorial       every subset: 2^n
+    factorial       every subset: 2^n cells
 """
 
 import itertools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from lib.binding import Value
 from lib.designs.axes import find_symbol, slug
@@ -22,10 +23,10 @@ ON, OFF = "on", "off"
 
 
 def parse_features(tree: Tree, base: Sequence[Layer], text: str, where: str) -> list[Level]:
-    """The features that ``text`` names, each as its level "on".
+    """Parse the features in ``text``, each as its level "on"; ``where`` is shown in errors.
 
-    ConfigError for an unknown symbol, a feature that stands twice, and one that the base already
-    has: leaving it out would change nothing.
+    Raises ConfigError for an unknown symbol, a duplicate feature, or a feature that the base
+    already enables (leaving it out would change nothing).
     """
     features, problems = [], []
     values = tree.resolve(base).values
@@ -33,35 +34,37 @@ def parse_features(tree: Tree, base: Sequence[Layer], text: str, where: str) -> 
         try:
             features.append(_feature(tree, word))
         except ConfigError as error:
-            problems += [Problem(p.what, where, p.next) for p in error.problems]
+            problems += [replace(problem, where=where) for problem in error.problems]
     for feature in features:
         if _holds(tree, feature.delta, values):
-            problems.append(Problem(f"{feature.factor} is on in the base already", where))
-    twice = [name for name, n in Counter(f.factor for f in features).items() if n > 1]
-    problems += [Problem(f"{name} stands twice", where) for name in twice]
+            what = f"{feature.factor}: already on in the base configuration"
+            problems.append(Problem(what, where, code="design.no-effect"))
+    counts = Counter(f.factor for f in features)
+    duplicates = [f"duplicate feature {name}" for name, n in counts.items() if n > 1]
+    problems += [Problem(what, where, code="design.duplicate") for what in duplicates]
     if not features and not problems:
-        problems.append(Problem("names no feature", where))
+        problems.append(Problem("no feature given", where, code="design.empty"))
     if problems:
         raise ConfigError(*problems)
     return features
 
 
 def leave_one_out(features: Sequence[Level]) -> list[Cell]:
-    """n + 1 cells; the one with all features is the baseline."""
-    whole = Cell("all", tuple(features))
+    """Return n + 1 cells; the cell with all features is the baseline."""
+    baseline = Cell("all", tuple(features))
     names = {f.factor for f in features}
-    rest = (_subset(features, names - {f.factor}, f"no-{f.slug}", "all") for f in features)
-    return [whole, *rest]
+    cells = (_subset(features, names - {f.factor}, f"no-{f.slug}", "all") for f in features)
+    return [baseline, *cells]
 
 
 def add_one_in(features: Sequence[Level]) -> list[Cell]:
-    """n + 1 cells; the one without a feature is the baseline."""
+    """Return n + 1 cells; the cell without features is the baseline."""
     none = _subset(features, set(), "none", "")
     return [none, *(_subset(features, {f.factor}, f.slug, "none") for f in features)]
 
 
 def cumulative(features: Sequence[Level]) -> list[Cell]:
-    """n + 1 cells, each on top of the one before it."""
+    """Return n + 1 cells, each with one more feature than its parent."""
     cells = [_subset(features, set(), "none", "")]
     for count, feature in enumerate(features, 1):
         on = {f.factor for f in features[:count]}
@@ -70,7 +73,7 @@ def cumulative(features: Sequence[Level]) -> list[Cell]:
 
 
 def factorial(features: Sequence[Level]) -> list[Cell]:
-    """2^n cells; the one without a feature is the baseline."""
+    """Return 2^n cells; the cell without features is the baseline."""
     cells = []
     for pattern in itertools.product((False, True), repeat=len(features)):
         on = [f for f, present in zip(features, pattern, strict=True) if present]
@@ -93,18 +96,19 @@ def _feature(tree: Tree, word: str) -> Level:
         name, equals, value = part.partition("=")
         name = name.removeprefix("CONFIG_")
         if not name or (equals and not value):
-            raise ConfigError(f"{word!r} is not NAME, NAME=value or several joined by +")
-        found = find_symbol(tree, name)
-        if found.type == "choice":
-            what = f"{name} is a choice: name one of {', '.join(found.members)}"
-            raise ConfigError(what)
+            what = f"malformed feature {word!r} (expected NAME or NAME=value, joined by +)"
+            raise ConfigError(Problem(what, code="design.malformed-feature"))
+        info = find_symbol(tree, name)
+        if info.type == "choice":
+            what = f"{name}: is a choice (expected one of {', '.join(info.members)})"
+            raise ConfigError(Problem(what, code="config.not-settable"))
         delta[name] = value if equals else True
     first = next(iter(delta))
     return Level(first, ON, slug(first), delta)
 
 
 def _holds(tree: Tree, delta: Mapping[str, Value], values: Mapping[str, Value]) -> bool:
-    """Whether the base has all settings of a feature."""
+    """Return whether the base has all settings of a feature."""
     return all(_value(tree, name, values) == _text(value) for name, value in delta.items())
 
 

@@ -1,4 +1,4 @@
-"""Every combination of some axes, or a sample of them."""
+"""Cross product of axes, and random samples of it."""
 
 import itertools
 import math
@@ -9,39 +9,43 @@ from lib.designs.axes import Axis
 from lib.designs.cell import Cell, Level
 from lib.errors import ConfigError, Problem
 
-# A sample gives up after so many draws in a row that were there already.
-_VAIN_DRAWS = 1000
+# Sampling stops after this many consecutive duplicate draws.
+_MAX_DUPLICATE_DRAWS = 1000
 
 
 def size(axes: Sequence[Axis]) -> int:
-    """Cells of the grid, before anything is left out."""
+    """Return the number of cells of the grid, before any are skipped."""
     return math.prod(len(axis.levels) for axis in axes)
 
 
 def grid(axes: Sequence[Axis], where: str) -> list[Cell]:
-    """The cross product, the last axis fastest. ConfigError for a range without a count."""
-    endless = [axis.name for axis in axes if axis.continuum and not axis.levels]
-    if endless:
-        what = f"{endless[0]} is a range without a count"
-        raise ConfigError(Problem(what, where, "add one, as in log:1e-4:1e-2:5, or set SAMPLES=n"))
+    """Return the cross product, the last axis fastest.
+
+    Raises ConfigError for a range without a count.
+    """
+    continuous = [axis.name for axis in axes if axis.continuum and not axis.levels]
+    if continuous:
+        what = f"{continuous[0]}: range without a count"
+        advice = "add a count, such as log:1e-4:1e-2:5, or set SAMPLES=n"
+        raise ConfigError(Problem(what, where, advice, code="design.continuous-axis"))
     return [cell(levels) for levels in itertools.product(*(axis.levels for axis in axes))]
 
 
 def sample(axes: Sequence[Axis], count: int, seed: int) -> list[Cell]:
-    """``count`` different cells drawn at random, fewer where there are no more.
+    """Return ``count`` distinct random cells, or fewer if the grid is smaller.
 
-    The first n of a longer sample are the sample of n: a sweep can be extended.
+    A sample of n is a prefix of any longer sample with the same seed, so a sweep can be extended.
     """
     source = random.Random(seed)
-    found: dict[str, Cell] = {}
-    vain = 0
-    while len(found) < count and vain < _VAIN_DRAWS:
+    cells: dict[str, Cell] = {}
+    duplicates = 0
+    while len(cells) < count and duplicates < _MAX_DUPLICATE_DRAWS:
         drawn = cell([axis.draw(source) for axis in axes])
-        vain = vain + 1 if drawn.slug in found else 0
-        found.setdefault(drawn.slug, drawn)
-    return list(found.values())
+        duplicates = duplicates + 1 if drawn.slug in cells else 0
+        cells.setdefault(drawn.slug, drawn)
+    return list(cells.values())
 
 
 def cell(levels: Sequence[Level]) -> Cell:
-    """The cell of some levels."""
+    """Return the cell of ``levels``."""
     return Cell("-".join(level.slug for level in levels), tuple(levels))

@@ -1,4 +1,4 @@
-"""Setting up: an interpreter that has what the tree needs. Standard library only, and no torch.
+"""Environment set-up. Standard library only, no torch.
 
-It runs before anything is installed, as ``python3 -m lib.setup`` from the tree's top folder.
+It runs before any package is installed, as ``python3 -m lib.setup`` from the root of the tree.
 """

@@ -1,14 +1,14 @@
-"""Make an interpreter ready for this tree, or say in one command what it lacks.
+"""Set up the Python environment of this tree, or print the command that completes it.
 
 make runs this before every target. With --venv, the folder is created and filled as needed. With
---active, that interpreter is the user's own: nothing is installed.
+--active, the interpreter belongs to the user: nothing is installed.
 """
 
 import sys
 
 if sys.version_info < (3, 11):
-    found = ".".join(map(str, sys.version_info[:3]))
-    sys.exit(f"ERROR   Python 3.11 or newer is needed, {sys.executable} is {found}")
+    version = ".".join(map(str, sys.version_info[:3]))
+    sys.exit(f"ERROR   Python 3.11 or newer is required, {sys.executable} is {version}")
 
 import argparse
 import shutil
@@ -25,10 +25,10 @@ from lib.setup.virtualenv import VirtualEnvironment
 
 
 def main() -> int:
-    """Set up as the command line says. ConfigError where the user has to act."""
+    """Set up the environment from the command line. Raises ConfigError if the user has to act."""
     parser = argparse.ArgumentParser(prog="python -m lib.setup", description=__doc__)
     target = parser.add_mutually_exclusive_group(required=True)
-    target.add_argument("--venv", type=Path, metavar="DIR", help="the environment make looks after")
+    target.add_argument("--venv", type=Path, metavar="DIR", help="the environment make manages")
     target.add_argument("--active", metavar="PYTHON", help="the user's own interpreter")
     parser.add_argument("--extras", default="", help="names of extras in pyproject.toml")
     args = parser.parse_args()
@@ -45,17 +45,19 @@ def main() -> int:
 
 
 def _check(python: str, extras: Sequence[str]) -> None:
-    """ConfigError with the one command to type where ``python``, which runs this, lacks something."""
+    """Raise ConfigError, with the install command, if ``python`` (this process) is incomplete."""
     if shutil.which(python) is None:
-        hint = "leave that environment, or name another: make PYTHON=/path/to/python"
-        raise ConfigError(Problem(f"{python} cannot be run", next=hint))
+        hint = "deactivate that environment, or use another: make PYTHON=/path/to/python"
+        what = f"{python}: not executable"
+        raise ConfigError(Problem(what, next=hint, code="env.no-interpreter"))
     requirements = default_requirements(ROOT) + extra_requirements(ROOT, extras)
     findings = look(ROOT, requirements, import_path())
     if not findings.complete:
-        problem = f"{python} lacks {findings.describe_lacking()}"
-        raise ConfigError(Problem(problem, next=install_command(ROOT, findings)))
+        what = f"{python} lacks {findings.describe_lacking()}"
+        command = install_command(ROOT, findings)
+        raise ConfigError(Problem(what, next=command, code="env.missing-package"))
     if findings.differing:
-        say("SETUP", f"accepted in {python}: {findings.describe_differing()}")
+        say("SETUP", f"{python} has untested versions: {findings.describe_differing()}")
 
 
 cli.run(main)

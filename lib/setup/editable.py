@@ -1,8 +1,8 @@
-"""The build backend (PEP 660): an editable install is one ``.pth`` line that names this tree.
+"""PEP 660 build backend: an editable install is one ``.pth`` line that points to this tree.
 
-Standard library only, so nothing is fetched to build it, and nothing is written into the tree,
-which may be read-only. A plain install is refused: Kconfig files, defconfigs and scripts are used
-where they are.
+Standard library only, so that building fetches nothing. Nothing is written into the tree, which may
+be read-only. A regular install is rejected, because Kconfig files, defconfigs and scripts are used
+in place.
 """
 
 import base64
@@ -21,7 +21,7 @@ def build_editable(
     config_settings: dict[str, Any] | None = None,
     metadata_directory: str | None = None,
 ) -> str:
-    """Write the wheel; the front end has made the tree the current folder."""
+    """Write the wheel and return its name; the front end has made the tree the working directory."""
     root = Path.cwd()
     project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
     stem = f"{project['name']}-{project['version']}"
@@ -46,7 +46,7 @@ def build_wheel(
     config_settings: dict[str, Any] | None = None,
     metadata_directory: str | None = None,
 ) -> NoReturn:
-    """Refuse a plain install with the command that works."""
+    """Reject a regular install with the command that works."""
     raise SystemExit(f"kablate runs from its tree: pip install -e {Path.cwd()}")
 
 
@@ -58,7 +58,7 @@ def _metadata(project: dict[str, Any]) -> str:
         f"Version: {project['version']}",
         f"Summary: {project['description']}",
         f"Requires-Python: {project['requires-python']}",
-        *(f"Requires-Dist: {needed}" for needed in project["dependencies"]),
+        *(f"Requires-Dist: {dependency}" for dependency in project["dependencies"]),
         *(f"Provides-Extra: {name}" for name in extras),
         *(f'Requires-Dist: {p}; extra == "{name}"' for name, ps in extras.items() for p in ps),
     ]

@@ -1,4 +1,4 @@
-"""What the running interpreter has and lacks."""
+"""Comparison of the running interpreter's packages with the requirements."""
 
 import json
 import shlex
@@ -19,21 +19,21 @@ PROJECT = "kablate"
 
 @dataclass(frozen=True)
 class Findings:
-    """Each tuple holds (requirement, installed version); "" where the package is absent."""
+    """Missing and differing packages as (requirement, installed version); "" if not installed."""
 
     lacking: Sequence[tuple[Requirement, str]]
     # In range, but not the tested version.
     differing: Sequence[tuple[Requirement, str]]
-    # Whether ``import lib`` from any folder finds this tree.
+    # Whether ``import lib`` from any folder imports this tree.
     installed: bool
 
     @property
     def complete(self) -> bool:
-        """Whether everything is there."""
+        """Return whether every requirement is met."""
         return self.installed and not self.lacking
 
     def describe_lacking(self) -> str:
-        """What is missing, in words."""
+        """Return the missing packages as text."""
         words = [
             f"{r.name} {r.operator} {r.bound} (has {version})" if version else r.name
             for r, version in self.lacking
@@ -43,12 +43,12 @@ class Findings:
         return ", ".join(words)
 
     def describe_differing(self) -> str:
-        """What is in range without being the tested version, in words; "" for nothing."""
+        """Return the packages in range but not at the tested version as text, "" if none."""
         return ", ".join(f"{r.name} {version} (tested: {r.pin})" for r, version in self.differing)
 
 
 def look(root: Path, requirements: Sequence[Requirement], path: Sequence[str]) -> Findings:
-    """Compare what is installed in the folders of ``path`` with ``requirements`` and ``root``."""
+    """Compare the packages installed in the folders of ``path`` with ``requirements`` and ``root``."""
     lacking, differing = [], []
     for requirement in requirements:
         version = _version(requirement.name, path)
@@ -60,12 +60,12 @@ def look(root: Path, requirements: Sequence[Requirement], path: Sequence[str]) -
 
 
 def import_path() -> list[str]:
-    """Where packages are installed. The tree itself, which ``python -m`` puts first, has none."""
+    """Return the folders of installed packages: sys.path without the tree (first in ``python -m``)."""
     return [folder for folder in sys.path if Path(folder).resolve() != ROOT]
 
 
 def install_command(root: Path, findings: Findings) -> str:
-    """The one command that installs what is missing into the running interpreter."""
+    """Return the one command that installs the missing packages into the running interpreter."""
     packages = [str(requirement) for requirement, _ in findings.lacking]
     words = [*packages, "-e", str(root)]
     if find_spec("pip") is None and shutil.which("uv"):
@@ -74,13 +74,13 @@ def install_command(root: Path, findings: Findings) -> str:
 
 
 def _version(name: str, path: Sequence[str]) -> str:
-    return next((found.version for found in distributions(name=name, path=list(path))), "")
+    return next((package.version for package in distributions(name=name, path=list(path))), "")
 
 
 def _is_installed(root: Path, path: Sequence[str]) -> bool:
-    """Whether the first installed project of our name is an editable install of ``root``."""
-    for found in distributions(name=PROJECT, path=list(path)):
-        origin = found.read_text("direct_url.json")
+    """Return whether the first installed package called PROJECT is an editable install of ``root``."""
+    for package in distributions(name=PROJECT, path=list(path)):
+        origin = package.read_text("direct_url.json")
         if origin is None:
             return False
         folder = unquote(urlsplit(json.loads(origin)["url"]).path)

@@ -1,4 +1,4 @@
-"""What the tree needs: ranges from ``pyproject.toml``, pins from ``requirements.txt``."""
+"""Requirements of the tree: ranges from ``pyproject.toml``, pins from ``requirements.txt``."""
 
 import hashlib
 import re
@@ -10,7 +10,7 @@ from typing import Any
 
 from lib.errors import ConfigError, Problem
 
-# The files that decide what is installed.
+# The files that determine the installed packages.
 PYPROJECT = "pyproject.toml"
 PINS = "requirements.txt"
 CONSTRAINTS = "constraints.txt"
@@ -20,22 +20,22 @@ _SPECIFIER = re.compile(r"(?P<name>[A-Za-z0-9._-]+?)(?P<operator>>=|==)(?P<versi
 
 @dataclass(frozen=True)
 class Requirement:
-    """A package: the versions it may have, and the one that is tested."""
+    """Package with its accepted versions and its tested version."""
 
     name: str
-    # ">=" or "==", and the version it refers to
+    # ">=" or "==", and the version to compare with.
     operator: str
     bound: str
     pin: str
 
     def accepts(self, version: str) -> bool:
-        """Whether an installed version is in the range."""
+        """Return whether an installed version is in the range."""
         if self.operator == "==":
             return _release(version) == _release(self.bound)
         return _release(version) >= _release(self.bound)
 
     def is_pin(self, version: str) -> bool:
-        """Whether it is the tested version; a build label (``+cpu``) is no difference."""
+        """Return whether ``version`` is the tested version; a build label (``+cpu``) is ignored."""
         return _release(version) == _release(self.pin)
 
     def __str__(self) -> str:
@@ -43,28 +43,30 @@ class Requirement:
 
 
 def default_requirements(root: Path) -> list[Requirement]:
-    """The default set. ConfigError for a package without a pin."""
+    """Return the default requirements. Raises ConfigError for a package without a pin."""
     pins = dict(_split(line)[::2] for line in _lines(root / PINS))
-    found = []
+    requirements = []
     for name, operator, bound in map(_split, _project(root)["dependencies"]):
         if name not in pins:
-            raise ConfigError(Problem(f"{name} has no pin", PINS, f"add {name}==<version>"))
-        found.append(Requirement(name, operator, bound, pins[name]))
-    return found
+            advice = f"add {name}==<version>"
+            raise ConfigError(Problem(f"{name}: no pin", PINS, advice, code="env.unpinned-package"))
+        requirements.append(Requirement(name, operator, bound, pins[name]))
+    return requirements
 
 
 def extra_requirements(root: Path, names: Iterable[str]) -> list[Requirement]:
-    """The pinned packages of the named extras. ConfigError names the known ones."""
+    """Return the pinned packages of the named extras. Raises ConfigError for an unknown extra."""
     extras = _project(root)["optional-dependencies"]
     unknown = sorted(set(names) - set(extras))
     if unknown:
-        raise ConfigError(f"EXTRAS: unknown {', '.join(unknown)}; known: {', '.join(extras)}")
+        what = f"EXTRAS: unknown {', '.join(unknown)} (expected {', '.join(extras)})"
+        raise ConfigError(Problem(what, code="env.unknown-extra"))
     packages = (_split(text) for name in names for text in extras[name])
     return [Requirement(name, operator, pin, pin) for name, operator, pin in packages]
 
 
 def digest(root: Path) -> str:
-    """One hex digest of the files that decide what is installed, and of where the tree is."""
+    """Return one hex digest of the files that determine the packages, and of the tree's path."""
     total = hashlib.sha256(str(root).encode())
     for name in (PYPROJECT, PINS, CONSTRAINTS):
         total.update((root / name).read_bytes())
@@ -82,13 +84,13 @@ def _lines(path: Path) -> list[str]:
 
 
 def _split(text: str) -> tuple[str, str, str]:
-    found = _SPECIFIER.fullmatch(text)
-    assert found, f"{text!r}: name>=version or name==version is all that is understood"
-    return found["name"], found["operator"], found["version"]
+    match = _SPECIFIER.fullmatch(text)
+    assert match, f"{text!r}: unsupported (expected name>=version or name==version)"
+    return match["name"], match["operator"], match["version"]
 
 
 def _release(version: str) -> tuple[int, ...]:
-    """``2.13.0+cpu`` → (2, 13): without label, pre-release part and trailing zeros."""
+    """Return ``2.13.0+cpu`` as (2, 13): without label, pre-release part and trailing zeros."""
     head = re.match(r"[0-9]+(\.[0-9]+)*", version)
     numbers = [int(part) for part in head[0].split(".")] if head else []
     while numbers and numbers[-1] == 0:

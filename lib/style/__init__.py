@@ -1,1 +1,1 @@
-"""How the tree is written: whitespace, formatting, the truth of its documents, its architecture."""
+"""Style checks of the tree: whitespace, formatting, names in documents, architecture rules."""

@@ -1,4 +1,4 @@
-"""Python is formatted by black, as ``pyproject.toml`` sets it."""
+"""Python formatting with black, configured in ``pyproject.toml``."""
 
 import subprocess
 from collections.abc import Sequence
@@ -10,14 +10,16 @@ from lib.style.files import tree_files
 
 
 def black_problems(root: Path) -> list[Problem]:
-    """One problem for each file that black would change or cannot read."""
+    """Return one problem for each file that black would change or cannot parse."""
     return [
-        Problem(line) for line in _run(root, ["--check"]) if line.startswith(("would", "error"))
+        Problem(line, code="style.unformatted")
+        for line in _run(root, ["--check"])
+        if line.startswith(("would", "error"))
     ]
 
 
 def reformat(root: Path) -> list[str]:
-    """Let black rewrite what it would change; its messages."""
+    """Reformat the tree with black and return its messages."""
     return [line for line in _run(root, []) if line.startswith(("reformatted", "error"))]
 
 

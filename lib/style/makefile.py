@@ -1,4 +1,4 @@
-"""What the Makefile offers."""
+"""Targets and variables of the Makefile."""
 
 import re
 
@@ -7,10 +7,10 @@ _SETTINGS = re.compile(r"^SETTINGS [:+]= (.*)$", re.MULTILINE)
 
 
 def targets(makefile: str) -> set[str]:
-    """The targets with a name of their own; patterns and generated ones are left out."""
+    """Return the explicit targets, without pattern rules and generated targets."""
     return set(_TARGETS.findall(makefile))
 
 
 def settings(makefile: str) -> set[str]:
-    """The variables that a user may set."""
+    """Return the variables that a user may set."""
     return set(" ".join(_SETTINGS.findall(makefile)).split())

@@ -1,4 +1,4 @@
-"""The rules of the architecture, one function each: a parsed module in, what breaks the rule out."""
+"""Architecture rules: each function takes a parsed module and yields the violations."""
 
 import ast
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def long_functions(tree: ast.Module) -> Iterator[str]:
-    """Functions of more than ``MAX_FUNCTION_LINES`` lines, docstring included."""
+    """Yield functions of more than ``MAX_FUNCTION_LINES`` lines, docstring included."""
     for node in ast.walk(tree):
         if isinstance(node, _FUNCTIONS):
             lines = (node.end_lineno or node.lineno) - node.lineno + 1
@@ -21,7 +21,7 @@ def long_functions(tree: ast.Module) -> Iterator[str]:
 
 
 def broad_excepts(tree: ast.Module) -> Iterator[str]:
-    """Handlers that catch everything."""
+    """Yield handlers that catch every exception."""
     for node in ast.walk(tree):
         if isinstance(node, ast.ExceptHandler):
             caught = node.type.elts if isinstance(node.type, ast.Tuple) else [node.type]
@@ -30,7 +30,7 @@ def broad_excepts(tree: ast.Module) -> Iterator[str]:
 
 
 def attribute_guesses(tree: ast.Module) -> Iterator[str]:
-    """``hasattr``, and ``getattr`` with a default: an attribute is there, or its absence is a bug."""
+    """Yield ``hasattr`` and ``getattr`` with a default: a missing attribute should be an error."""
     for call in _calls(tree):
         name = call.func.id if isinstance(call.func, ast.Name) else ""
         if name == "hasattr" or name == "getattr" and len(call.args) > 2:
@@ -38,7 +38,7 @@ def attribute_guesses(tree: ast.Module) -> Iterator[str]:
 
 
 def path_edits(tree: ast.Module) -> Iterator[str]:
-    """Anything that changes ``sys.path``."""
+    """Yield statements that change ``sys.path``."""
     for node in ast.walk(tree):
         target = None
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
@@ -51,14 +51,14 @@ def path_edits(tree: ast.Module) -> Iterator[str]:
 
 
 def prints(tree: ast.Module) -> Iterator[str]:
-    """Calls of ``print``."""
+    """Yield calls of ``print``."""
     for call in _calls(tree):
         if isinstance(call.func, ast.Name) and call.func.id == "print":
             yield f"{call.lineno}: print"
 
 
 def modules_started(tree: ast.Module) -> Iterator[str]:
-    """Command lines of this interpreter and a module: ``lib.modules`` makes them."""
+    """Yield commands that run a module with this interpreter: only ``lib.modules`` may build them."""
     for node in ast.walk(tree):
         words = [ast.unparse(word) for word in node.elts] if isinstance(node, ast.List) else []
         if words[:1] == ["sys.executable"] and "'-m'" in words:
@@ -66,7 +66,7 @@ def modules_started(tree: ast.Module) -> Iterator[str]:
 
 
 def code_from_data(tree: ast.Module) -> Iterator[str]:
-    """Calls that run or unpickle what they are given."""
+    """Yield calls that execute or unpickle data."""
     for call in _calls(tree):
         name = ast.unparse(call.func)
         if name in ("eval", "exec", "pickle.load", "pickle.loads", "os.system"):
@@ -76,7 +76,7 @@ def code_from_data(tree: ast.Module) -> Iterator[str]:
 
 
 def undocumented(tree: ast.Module) -> Iterator[str]:
-    """Public names without a docstring or without types, and a module without a docstring."""
+    """Yield public names without a docstring or type annotations, and modules without a docstring."""
     if not ast.get_docstring(tree):
         yield "1: the module has no docstring"
     for node in tree.body:
@@ -89,22 +89,23 @@ def undocumented(tree: ast.Module) -> Iterator[str]:
 
 
 def imports(tree: ast.Module, *, at_import: bool = False) -> set[str]:
-    """Absolute names of what a module imports; ``at_import`` leaves out what functions import.
+    """Return the absolute names that a module imports.
 
-    ``from a.b import c`` gives both ``a.b`` and ``a.b.c``: c may be a module.
+    ``at_import`` skips imports inside functions. ``from a.b import c`` yields both ``a.b`` and
+    ``a.b.c``, because c may be a module.
     """
-    found: set[str] = set()
+    names: set[str] = set()
     for node in _statements(tree) if at_import else ast.walk(tree):
         if isinstance(node, ast.Import):
-            found.update(alias.name for alias in node.names)
+            names.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
-            found.add(node.module)
-            found.update(f"{node.module}.{alias.name}" for alias in node.names)
-    return found
+            names.add(node.module)
+            names.update(f"{node.module}.{alias.name}" for alias in node.names)
+    return names
 
 
 def _statements(node: ast.AST) -> Iterator[ast.AST]:
-    """All that runs when a module is imported: not the bodies of functions."""
+    """Yield everything that runs when a module is imported: no function bodies."""
     for child in ast.iter_child_nodes(node):
         if not isinstance(child, _FUNCTIONS) and not _is_type_checking(child):
             yield child
@@ -122,9 +123,9 @@ def _undocumented_function(node: ast.AST, owner: str) -> Iterator[str]:
     if node.name != "__init__" and not ast.get_docstring(node):
         yield f"{node.lineno}: {name} has no docstring"
     arguments = node.args
-    given = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
-    given += [a for a in (arguments.vararg, arguments.kwarg) if a]
-    untyped = [a.arg for a in given if a.annotation is None and a.arg not in ("self", "cls")]
+    parameters = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
+    parameters += [a for a in (arguments.vararg, arguments.kwarg) if a]
+    untyped = [a.arg for a in parameters if a.annotation is None and a.arg not in ("self", "cls")]
     if untyped or node.returns is None:
         yield f"{node.lineno}: {name} is not typed: {', '.join(untyped) or 'return'}"
 

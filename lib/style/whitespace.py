@@ -1,4 +1,4 @@
-"""Blanks: none at the end of a line, one line end at the end of a file, tabs only where they mean."""
+"""Whitespace rules: no trailing whitespace, one final newline, tabs only in Kconfig and make files."""
 
 import re
 from collections.abc import Iterator
@@ -10,12 +10,12 @@ _LEADING_BLANKS = re.compile(r"^(?: {8})+", re.MULTILINE)
 
 
 def wants_tabs(path: Path) -> bool:
-    """Whether lines are indented by tabs: Kconfig files, as in Linux, and make's."""
+    """Return whether lines are indented with tabs: Kconfig files (as in Linux) and Makefiles."""
     return path.name.startswith(("Kconfig", "Makefile"))
 
 
 def fixed(path: Path, text: str) -> str:
-    """``text`` as it should be."""
+    """Return ``text`` with its whitespace corrected."""
     lines = [line.rstrip(" \t\r") for line in text.split("\n")]
     text = "\n".join(lines).rstrip("\n") + "\n" if text.strip() else ""
     if wants_tabs(path):
@@ -24,14 +24,15 @@ def fixed(path: Path, text: str) -> str:
 
 
 def check(path: Path, text: str) -> Iterator[Problem]:
-    """One problem for each line that ``fixed`` would change, and for the end of the file."""
+    """Yield one problem for each line that ``fixed`` would change, and for the end of the file."""
     for number, line in enumerate(text.split("\n"), 1):
         where = f"{path}:{number}"
         if line != line.rstrip(" \t\r"):
-            yield Problem("blanks at the end of the line", where)
+            yield Problem("trailing whitespace", where, code="style.trailing-whitespace")
         if wants_tabs(path) and line.startswith(" " * 8):
-            yield Problem("indented by blanks, not by tabs", where)
+            yield Problem("indented with spaces (expected tabs)", where, code="style.indentation")
         if path.suffix == ".py" and "\t" in line:
-            yield Problem("a tab", where)
+            yield Problem("tab character", where, code="style.tab")
     if text and text != text.rstrip("\n") + "\n":
-        yield Problem("ends without a line end, or with empty lines", str(path))
+        what = "missing final newline, or empty lines at the end"
+        yield Problem(what, str(path), code="style.end-of-file")

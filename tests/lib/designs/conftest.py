@@ -1,4 +1,4 @@
-"""A small Kconfig tree: two choices, a symbol that one member makes available, three features."""
+"""Small Kconfig tree: two choices, a symbol enabled by one member, three features."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Which cells can be trained, and what is said of the others."""
+"""Tests of cell resolution: trainable variants, and problems of skipped cells."""
 
 import itertools
 
@@ -16,7 +16,7 @@ FIVE = "RATE=0.5 GATE WIDE CROSS N_LAYER=4"
 
 
 def combined(tree: Tree, axes: str, base: list[Layer]):
-    """The matrix of ``axes`` with Kconfig's answer as configuration."""
+    """Return the matrix of ``axes``, with the resolved values as configurations."""
     cells = grid(parse_axes(tree, axes, "AXES"), "AXES")
     return combine_grid(tree, base, cells, lambda each: resolve(tree, base, each), "AXES")
 
@@ -32,8 +32,8 @@ def test_a_matrix_is_the_cross_product_without_what_kconfig_forbids(tree):
     assert matrix.block[1][0].delta == {"OPTIMIZER_ADAMW": True, "PRUNING_MOVEMENT": True}
     assert matrix.block[1][0].levels == {"OPTIMIZER": "adamw", "PRUNING": "movement"}
     (left_out,) = matrix.left_out
-    assert str(left_out).startswith("spam-movement: ")
-    assert "needs OPTIMIZER_ADAMW=y" in str(left_out)
+    assert left_out.what.startswith("spam-movement: ") and "OPTIMIZER_ADAMW=y" in left_out.what
+    assert left_out.code == "config.unmet-dependency"
 
 
 def test_an_axis_that_does_not_apply_gives_one_run(tree):
@@ -41,20 +41,37 @@ def test_an_axis_that_does_not_apply_gives_one_run(tree):
     slugs = [variant.slug for variant, _ in matrix.block]
     assert slugs[:2] == ["none-n-layer-1", "none-n-layer-2"]
     assert len(slugs) == 2 + 3 * 2
-    assert [str(p) for p in matrix.left_out] == [
-        "none-n-layer-1: one run, SPARSITY does not apply",
-        "none-n-layer-2: one run, SPARSITY does not apply",
-    ]
+    assert [p.what.partition(": ")[0] for p in matrix.left_out] == slugs[:2]
+    assert [p.code for p in matrix.left_out] == ["design.not-applicable"] * 2
+    assert all("SPARSITY" in p.what for p in matrix.left_out)
 
 
-def test_a_value_that_fits_nowhere_is_an_error_not_an_omission(tree):
-    with pytest.raises(ConfigError, match="N_LAYER=9: .*out of range"):
-        combined(tree, "N_LAYER=2,9 PRUNING=none,movement", [])
-    base = [Layer.of("config", ".config", {"OPTIMIZER_SPAM": True})]
-    with pytest.raises(ConfigError, match="PRUNING_MOVEMENT=y: .*OPTIMIZER_ADAMW"):
-        combined(tree, "PRUNING=none,movement", base)
-    with pytest.raises(ConfigError, match="SPARSITY=0.3: needs PRUNING_MOVEMENT=y"):
-        combined(tree, "PRUNING=none SPARSITY=0.3,0.4", [])
+OPTIMIZER_SPAM = Layer.of("config", ".config", {"OPTIMIZER_SPAM": True})
+
+
+@pytest.mark.parametrize(
+    ("axes", "base", "code", "parts"),
+    [
+        ("N_LAYER=2,9 PRUNING=none,movement", [], "config.out-of-range", ["N_LAYER=9: "]),
+        (
+            "PRUNING=none,movement",
+            [OPTIMIZER_SPAM],
+            "config.unmet-dependency",
+            ["PRUNING_MOVEMENT=y: ", "OPTIMIZER_ADAMW"],
+        ),
+        (
+            "PRUNING=none SPARSITY=0.3,0.4",
+            [],
+            "config.unmet-dependency",
+            ["SPARSITY=0.3: ", "PRUNING_MOVEMENT=y"],
+        ),
+    ],
+)
+def test_a_value_valid_in_no_cell_is_an_error(tree, axes, base, code, parts):
+    with pytest.raises(ConfigError) as caught:
+        combined(tree, axes, base)
+    problem = caught.value.problems[0]
+    assert problem.code == code and all(part in problem.what for part in parts)
 
 
 def test_a_value_out_of_range_is_named_as_such_also_where_it_does_not_always_apply(tree):
@@ -77,12 +94,12 @@ def test_a_very_long_name_is_cut_and_stays_unique(tree):
 
 
 def allowed(on: set[str]) -> bool:
-    """The one rule of the tree: CROSS needs GATE."""
+    """Return whether ``on`` satisfies the only rule of the tree: CROSS needs GATE."""
     return "CROSS" not in on or "GATE" in on
 
 
 def expected(design: str, names: list[str]) -> list[set[str]]:
-    """The features that are on in each cell, from the definition of the design."""
+    """Return the enabled features of each cell, from the definition of the design."""
     everything = set(names)
     return {
         "leave_one_out": [everything, *(everything - {n} for n in names)],
@@ -100,12 +117,13 @@ def expected(design: str, names: list[str]) -> list[set[str]]:
 def test_a_design_has_the_cells_of_its_definition_and_lists_what_is_forbidden(tree, design):
     features = parse_features(tree, [], FIVE, "FEATURES")
     found = combine(DESIGNS[design](features), lambda each: resolve(tree, [], each))
-    wanted = expected(design, [f.factor for f in features])
-    legal = [on for on in wanted if allowed(on)]
+    cells = expected(design, [f.factor for f in features])
+    legal = [on for on in cells if allowed(on)]
     trained = [{f for f, level in v.levels.items() if level == "on"} for v, _ in found.block]
     assert sorted(map(sorted, trained)) == sorted(map(sorted, legal))
-    assert len(found.left_out) == len(wanted) - len(legal)
-    assert all("CROSS=y: needs GATE=y" in str(problem) for problem in found.left_out)
+    assert len(found.left_out) == len(cells) - len(legal)
+    assert all("CROSS=y: " in problem.what for problem in found.left_out)
+    assert all(problem.code == "config.unmet-dependency" for problem in found.left_out)
     assert bool(found.left_out) == (design != "cumulative")
 
 
@@ -131,11 +149,11 @@ def test_what_is_left_out_is_skipped_as_a_parent(tree):
 
 def test_a_design_without_its_baseline_is_an_error(tree):
     features = parse_features(tree, [], "OPTIMIZER_SPAM PRUNING_MOVEMENT GATE", "FEATURES")
-    message = (
-        "^all: PRUNING_MOVEMENT=y: needs OPTIMIZER_ADAMW=y, .*; all others are compared with all"
-    )
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError) as caught:
         combine(DESIGNS["leave_one_out"](features), lambda each: resolve(tree, [], each))
+    (problem,) = caught.value.problems
+    assert (problem.where, problem.code) == ("all", "design.invalid-baseline")
+    assert problem.what.startswith("PRUNING_MOVEMENT=y: ") and "OPTIMIZER_ADAMW=y" in problem.what
 
 
 def test_a_feature_may_be_several_settings(tree):
@@ -144,26 +162,29 @@ def test_a_feature_may_be_several_settings(tree):
 
 
 @pytest.mark.parametrize(
-    ("features", "message"),
+    ("features", "code", "part"),
     [
-        ("", "names no feature"),
-        ("NO_SUCH", "no such symbol"),
-        ("GATE GATE", "GATE stands twice"),
-        ("PRUNING", "is a choice: name one of PRUNING_NONE, PRUNING_MOVEMENT"),
-        ("GATE=", "is not NAME"),
-        ("N_LAYER=2", "N_LAYER is on in the base already"),
-        ("PRUNING_NONE", "PRUNING_NONE is on in the base already"),
+        ("", "design.empty", ""),
+        ("NO_SUCH", "config.unknown-symbol", "NO_SUCH: "),
+        ("GATE GATE", "design.duplicate", "GATE"),
+        ("PRUNING", "config.not-settable", "PRUNING_NONE, PRUNING_MOVEMENT"),
+        ("GATE=", "design.malformed-feature", "'GATE='"),
+        ("N_LAYER=2", "design.no-effect", "N_LAYER: "),
+        ("PRUNING_NONE", "design.no-effect", "PRUNING_NONE: "),
     ],
 )
-def test_a_bad_feature_is_refused(tree, features, message):
-    with pytest.raises(ConfigError, match=message):
+def test_an_invalid_feature_is_rejected(tree, features, code, part):
+    with pytest.raises(ConfigError) as caught:
         parse_features(tree, [], features, "FEATURES")
+    (problem,) = caught.value.problems
+    assert (problem.where, problem.code) == ("FEATURES", code) and part in problem.what
 
 
-def test_a_design_of_which_nothing_can_be_trained_is_an_error(tree):
+def test_a_design_without_trainable_cells_is_an_error(tree):
     def never(each: Cell):
-        raise ConfigError(Problem("broken rule"))
+        raise ConfigError(Problem("broken rule", code="test.broken-rule"))
 
     features = parse_features(tree, [], "GATE WIDE", "FEATURES")
-    with pytest.raises(ConfigError, match="broken rule"):
+    with pytest.raises(ConfigError) as caught:
         combine(DESIGNS["add_one_in"](features), never)
+    assert caught.value.codes == ["test.broken-rule"]

@@ -1,4 +1,4 @@
-"""The environment that make looks after: what counts as finished, whose it is, who may change it."""
+"""Tests of the managed virtual environment: when it is finished, owned by make, and changeable."""
 
 import fcntl
 import json
@@ -33,7 +33,7 @@ nothing = []
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory):
-    """A tree with our set-up and no requirements."""
+    """Return a tree with this set-up code and no requirements."""
     root = tmp_path_factory.mktemp("some trees") / "a tree"
     code = shutil.ignore_patterns("__pycache__")
     shutil.copytree(ROOT / "lib" / "setup", root / "lib" / "setup", ignore=code)
@@ -46,7 +46,7 @@ def tree(tmp_path_factory):
 
 
 def set_up(tree, *options, **variables):
-    """``python -m lib.setup`` for the tree's own .venv, with a Python outside of it."""
+    """Run ``python -m lib.setup`` for the tree's .venv, with a Python outside of it."""
     command = [sys.executable, "-m", "lib.setup", "--venv", ".venv", *options]
     environment = {**os.environ, **variables}
     return subprocess.run(
@@ -74,7 +74,7 @@ def test_it_is_made_used_and_not_made_again(tree):
     (tree.parent / "pip" / "__init__.py").write_text("raise SystemExit('not the real pip')")
     made = set_up(tree, PYTHONPATH=str(tree.parent))
     assert made.returncode == 0, made.stderr
-    assert "creating" in made.stderr and "is ready" in made.stderr
+    assert f"{tree}/.venv" in made.stderr and "SETUP" in made.stderr
     python = tree / ".venv" / "bin" / "python"
     code = "import lib; print(lib.__file__)"
     found = subprocess.run(
@@ -141,16 +141,20 @@ def test_a_second_make_waits_for_the_first(venv, monkeypatch):
 
 def test_without_ensurepip_the_error_names_the_package(venv, monkeypatch):
     monkeypatch.setattr(virtualenv, "find_spec", lambda name: None if name == "ensurepip" else 1)
-    with pytest.raises(ConfigError, match="apt-get install python3-venv"):
+    with pytest.raises(ConfigError) as caught:
         venv.bring_up([])
+    (problem,) = caught.value.problems
+    assert problem.code == "env.missing-package"
+    assert problem.next.endswith("apt-get install python3-venv")
     assert not venv.path.exists()
 
 
 def test_a_failing_pip_leaves_it_unfinished(venv, monkeypatch):
     monkeypatch.setattr(VirtualEnvironment, "_create", lambda self: venv.python.parent.mkdir())
     monkeypatch.setattr(virtualenv, "_run_pip", lambda command, root: 1)
-    with pytest.raises(RunError, match="pip failed"):
+    with pytest.raises(RunError) as caught:
         venv.bring_up([])
+    assert caught.value.codes == ["env.install-failed"]
     assert venv.is_ours() and not venv.is_current([])
 
 

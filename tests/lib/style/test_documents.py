@@ -1,4 +1,4 @@
-"""Documents that name what does not exist are found, those that tell the truth are left alone."""
+"""Tests of the document check: wrong names are found, correct names are accepted."""
 
 from pathlib import Path
 
@@ -19,24 +19,27 @@ KNOWN = Known(
 
 
 def problems(text):
-    return [str(p) for p in documents.check(Path("README.md"), text, KNOWN)]
+    """Return location, code and last word of each problem."""
+    found = documents.check(Path("README.md"), text, KNOWN)
+    return [(p.where, p.code, p.what.split(" ")[-1]) for p in found]
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"),
+    ("text", "code", "name"),
     [
-        ("`make paln`", "make has no target paln"),
-        ("`make && make paln`", "make has no target paln"),
-        ("```\nmake plan STEP=3\n```", "make has no variable STEP"),
-        ("`make defconfig-gpt2-124m+gpu`", "make has no target defconfig-gpt2-124m+gpu"),
-        ('`make all SET="N_LAYERS=4"`', "there is no symbol or variable N_LAYERS"),
-        ("`CONFIG_N_LAYERS`", "there is no symbol or variable N_LAYERS"),
-        ("`lib/bindings.py`", "there is no file or folder lib/bindings.py"),
-        ("see `lib/nothing/`", "there is no file or folder lib/nothing/"),
+        ("`make paln`", "unknown-target", "paln"),
+        ("`make && make paln`", "unknown-target", "paln"),
+        ("```\nmake plan STEP=3\n```", "unknown-variable", "STEP"),
+        ("`make defconfig-gpt2-124m+gpu`", "unknown-target", "defconfig-gpt2-124m+gpu"),
+        ('`make all SET="N_LAYERS=4"`', "unknown-symbol", "N_LAYERS"),
+        ("`CONFIG_N_LAYERS`", "unknown-symbol", "N_LAYERS"),
+        ("`lib/bindings.py`", "unknown-path", "lib/bindings.py"),
+        ("see `lib/nothing/`", "unknown-path", "lib/nothing/"),
     ],
 )
-def test_a_wrong_name_is_found(text, expected):
-    assert problems(text) == [f"README.md:{2 if '```' in text else 1}: {expected}"]
+def test_a_wrong_name_is_found(text, code, name):
+    where = f"README.md:{2 if '```' in text else 1}"
+    assert problems(text) == [(where, f"style.{code}", name)]
 
 
 @pytest.mark.parametrize(
@@ -56,7 +59,7 @@ def test_the_truth_is_left_alone(text):
 
 def test_lines_are_counted_through_continued_commands():
     text = "\n```\nmake plan \\\n  STEPS=1\nmake paln\n```\n"
-    assert problems(text) == ["README.md:5: make has no target paln"]
+    assert problems(text) == [("README.md:5", "style.unknown-target", "paln")]
 
 
 def test_what_the_makefile_offers():

@@ -1,4 +1,4 @@
-"""Each rule of the architecture finds what it forbids, and nothing else."""
+"""Tests of the architecture rules: each finds its violations and nothing else."""
 
 import ast
 

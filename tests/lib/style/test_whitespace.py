@@ -1,4 +1,4 @@
-"""Blanks: what is found is what is repaired."""
+"""Tests of the whitespace rules: every reported problem is fixed."""
 
 import subprocess
 from pathlib import Path
@@ -7,26 +7,32 @@ import pytest
 
 from lib.errors import ConfigError
 from lib.style import formatting, whitespace
-from lib.style.check import _empty_words
+from lib.style.check import _vague_words
 from lib.style.files import text_files
 
 
 @pytest.mark.parametrize(
-    ("name", "bad", "good", "where"),
+    ("name", "bad", "good", "where", "code"),
     [
-        ("a.py", "x = 1 \n", "x = 1\n", "a.py:1"),
-        ("a.md", "a\n\nb\t\n", "a\n\nb\n", "a.md:3"),
-        ("a.md", "a\r\n", "a\n", "a.md:1"),
-        ("a.md", "a", "a\n", "a.md"),
-        ("a.md", "a\n\n\n", "a\n", "a.md"),
-        ("a.py", "if x:\n\ty()\n", "if x:\n    y()\n", "a.py:2"),
-        ("Kconfig.a", "config A\n        bool\n", "config A\n\tbool\n", "Kconfig.a:2"),
-        ("Kconfig", "\thelp\n                a\n", "\thelp\n\t\ta\n", "Kconfig:2"),
+        ("a.py", "x = 1 \n", "x = 1\n", "a.py:1", "trailing-whitespace"),
+        ("a.md", "a\n\nb\t\n", "a\n\nb\n", "a.md:3", "trailing-whitespace"),
+        ("a.md", "a\r\n", "a\n", "a.md:1", "trailing-whitespace"),
+        ("a.md", "a", "a\n", "a.md", "end-of-file"),
+        ("a.md", "a\n\n\n", "a\n", "a.md", "end-of-file"),
+        ("a.py", "if x:\n\ty()\n", "if x:\n    y()\n", "a.py:2", "tab"),
+        (
+            "Kconfig.a",
+            "config A\n        bool\n",
+            "config A\n\tbool\n",
+            "Kconfig.a:2",
+            "indentation",
+        ),
+        ("Kconfig", "\thelp\n                a\n", "\thelp\n\t\ta\n", "Kconfig:2", "indentation"),
     ],
 )
-def test_found_and_repaired(name, bad, good, where):
+def test_found_and_fixed(name, bad, good, where, code):
     found = list(whitespace.check(Path(name), bad))
-    assert [problem.where for problem in found] == [where]
+    assert [(problem.where, problem.code) for problem in found] == [(where, f"style.{code}")]
     assert whitespace.fixed(Path(name), bad) == good
     assert list(whitespace.check(Path(name), good)) == []
 
@@ -37,9 +43,9 @@ def test_what_is_right_stays():
         assert list(whitespace.check(Path(name), text)) == []
 
 
-def test_the_empty_word_is_found_whatever_its_case():
+def test_the_vague_word_is_found_in_any_case():
     text = "A fine\nCOMPRE" + "HENSIVE list\n"
-    assert [p.where for p in _empty_words(Path("a.md"), text)] == ["a.md:2"]
+    assert [p.where for p in _vague_words(Path("a.md"), text)] == ["a.md:2"]
 
 
 @pytest.fixture
@@ -59,13 +65,15 @@ def test_text_files_are_those_git_would_take(tree):
 
 
 def test_without_git_there_is_one_error(tmp_path):
-    with pytest.raises(ConfigError, match="git cannot list the files"):
+    with pytest.raises(ConfigError) as caught:
         list(text_files(tmp_path))
+    assert caught.value.codes == ["git.failed"]
 
 
-def test_black_finds_and_repairs(tree):
+def test_black_finds_and_fixes(tree):
     (tree / "a.py").write_text("x=1\n")
-    assert [str(p) for p in formatting.black_problems(tree)] == ["would reformat a.py"]
+    (problem,) = formatting.black_problems(tree)
+    assert problem.code == "style.unformatted" and problem.what.endswith(" a.py")
     assert formatting.reformat(tree) == ["reformatted a.py"]
     assert (tree / "a.py").read_text() == "x = 1\n"
     assert formatting.black_problems(tree) == []
