@@ -1,9 +1,9 @@
-"""Checkpoints that are whole or not there, and that are checked before they are believed.
+"""Checkpoints that are written atomically and verified by digests before they are loaded.
 
 A checkpoint is a folder ``step-00000123`` with the weights (safetensors), all other state
 (``state.pt``) and, written last, ``digests.json`` with the size and SHA-256 of both. The folder is
-written under a temporary name and renamed: a crash leaves the older checkpoints and a leftover that
-the next save removes. A flipped byte would load without an error, hence the digests.
+written under a temporary name and renamed: after a crash, older checkpoints are intact and the next
+save removes the temporary folder. Digests are needed because a flipped byte loads without an error.
 """
 
 import hashlib
@@ -29,13 +29,13 @@ _STATE = "state.pt"
 _DIGESTS = "digests.json"
 _NAME = "step-{:08d}"
 _TEMPORARY = ".tmp-"
-# Folder, zip directory and digests, beside the tensors themselves.
+# Overhead in addition to the tensors: folder, zip directory and digests.
 _SPACE_MARGIN_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a checkpoint holds, on the CPU."""
+    """Content of a checkpoint, on the CPU."""
 
     step: int
     weights: dict[str, Tensor]
@@ -45,10 +45,10 @@ class Checkpoint:
 def save(
     folder: Path, step: int, weights: Mapping[str, Tensor], state: Mapping[str, Any], keep: int
 ) -> None:
-    """Write the checkpoint of ``step`` below ``folder``; keep the newest ``keep``.
+    """Write the checkpoint of ``step`` below ``folder`` and keep the newest ``keep`` checkpoints.
 
-    Older ones are deleted only after the new one has been read back and agrees with its digests.
-    RunError when the disk is full or cannot be written; the older checkpoints are then untouched.
+    Older checkpoints are deleted only after the new one has been read back and matches its digests.
+    Raises RunError if the disk is full or not writable; older checkpoints are then unchanged.
     """
     final = folder / _NAME.format(step)
     temporary = folder / f"{_TEMPORARY}{final.name}"
@@ -61,20 +61,21 @@ def save(
         _remove(final)
         os.rename(temporary, final)
         sync_folder(folder)
-    # torch.save turns an error of the disk into a RuntimeError.
+    # torch.save raises RuntimeError for disk errors.
     except (OSError, RuntimeError, SafetensorError) as error:
         shutil.rmtree(temporary, ignore_errors=True)
         raise _cannot_save(step, folder, str(error)) from error
     if damage := _damage(final):
-        raise _cannot_save(step, folder, f"read back, {damage}")
+        raise _cannot_save(step, folder, f"verification failed: {damage}", "checkpoint.damaged")
     for old in _steps(folder)[keep:]:
         _remove(old)
 
 
 def load_newest(folder: Path, warn: Callable[[str], None]) -> Checkpoint | None:
-    """The newest checkpoint whose digests agree, or None when there is none.
+    """Return the newest checkpoint whose digests match, or None if there is none.
 
-    A damaged one is renamed to ``damaged-…`` and named to ``warn``; the one before it is taken.
+    A damaged checkpoint is renamed to ``damaged-…`` and reported to ``warn``; the previous
+    checkpoint is tried next.
     """
     for path in _steps(folder):
         damage = _damage(path)
@@ -83,17 +84,17 @@ def load_newest(folder: Path, warn: Callable[[str], None]) -> Checkpoint | None:
         aside = path.with_name(f"damaged-{path.name}")
         _remove(aside)
         path.rename(aside)
-        warn(f"checkpoint {path.name} is damaged ({damage}) and is not used; kept as {aside.name}")
+        warn(f"checkpoint {path.name} is damaged ({damage}), skipped and renamed to {aside.name}")
     return None
 
 
 def delete_all(folder: Path) -> None:
-    """Remove every checkpoint: the final weights have made them useless."""
+    """Remove every checkpoint after the final weights have been written."""
     shutil.rmtree(folder, ignore_errors=True)
 
 
 class _DigestedFile:
-    """What ``torch.save`` writes to: hashes the bytes as they are handed over."""
+    """File for ``torch.save`` that hashes the bytes as they are written."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
@@ -109,7 +110,7 @@ class _DigestedFile:
         self._stream.flush()
 
     def facts(self) -> dict[str, Any]:
-        """Size and digest of what was written."""
+        """Return the size and digest of the written bytes."""
         return {"bytes": self._bytes, "sha256": self._hash.hexdigest()}
 
 
@@ -143,7 +144,7 @@ def _load(path: Path) -> Checkpoint:
 
 
 def _damage(path: Path) -> str:
-    """What is wrong with a checkpoint; empty when its files agree with their digests."""
+    """Return a description of the damage; "" if all files match their digests."""
     try:
         record = json.loads((path / _DIGESTS).read_text())
         files = [(name, record["files"][name]["sha256"]) for name in (_WEIGHTS, _STATE)]
@@ -152,41 +153,41 @@ def _damage(path: Path) -> str:
     for name, digest in files:
         try:
             if sha256(path / name) != digest:
-                return f"{name} is not what was written"
+                return f"{name}: digest mismatch"
         except OSError as error:
             return f"{name}: {error.strerror}"
     return ""
 
 
 def _steps(folder: Path) -> list[Path]:
-    """Complete checkpoints, the newest first; the number is padded, so names sort by step."""
+    """Return complete checkpoints, newest first; step numbers are padded, so names sort by step."""
     return sorted(folder.glob("step-*"), reverse=True)
 
 
 def _clean(folder: Path) -> None:
-    """Remove what a killed process left half written or half deleted."""
+    """Remove folders that a killed process left partially written or deleted."""
     for leftover in folder.glob(f"{_TEMPORARY}*"):
         shutil.rmtree(leftover)
 
 
 def _remove(path: Path) -> None:
-    """Delete a checkpoint; renamed first, so that a crash never leaves half of one behind."""
+    """Delete a checkpoint; renamed first, so that a crash never leaves a partial checkpoint."""
     if path.exists():
-        doomed = path.with_name(f"{_TEMPORARY}old-{path.name}")
-        os.rename(path, doomed)
-        shutil.rmtree(doomed)
+        temporary = path.with_name(f"{_TEMPORARY}old-{path.name}")
+        os.rename(path, temporary)
+        shutil.rmtree(temporary)
 
 
 def _check_space(folder: Path, step: int, tensors: tuple[Tensor, ...]) -> None:
     needed = sum(t.numel() * t.element_size() for t in tensors) + _SPACE_MARGIN_BYTES
     free = shutil.disk_usage(folder).free
     if free < needed:
-        reason = f"it needs {needed / 2**20:,.1f} MiB and {free / 2**20:,.1f} MiB are free"
-        raise _cannot_save(step, folder, reason)
+        sizes = f"{needed / 2**20:,.1f} MiB needed, {free / 2**20:,.1f} MiB free"
+        raise _cannot_save(step, folder, f"not enough disk space ({sizes})", "disk.no-space")
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
-    """Every tensor inside nested dictionaries, lists and tuples."""
+    """Yield every tensor inside nested dictionaries, lists and tuples."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, Mapping):
@@ -197,6 +198,8 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
             yield from tensors_in(item)
 
 
-def _cannot_save(step: int, folder: Path, reason: str) -> RunError:
+def _cannot_save(
+    step: int, folder: Path, reason: str, code: str = "checkpoint.write-failed"
+) -> RunError:
     what = f"cannot save the checkpoint of step {step}: {reason}"
-    return RunError(Problem(what, str(folder), "free some space, then type: make"))
+    return RunError(Problem(what, str(folder), "free some space, then type: make", code=code))

@@ -1,6 +1,7 @@
-"""Processes beside the trainer that follow its run: mirrors to trackers, the machine's sampler.
+"""Sidecar processes of a training run: mirrors to trackers and the telemetry sampler.
 
-Nothing they do reaches the training process: not their errors, threads or random numbers.
+Sidecars are isolated from the training process: it does not share errors, threads or random
+generators with them.
 """
 
 import select
@@ -17,31 +18,31 @@ from typing import Self
 from lib.modules import module_command
 from lib.runner.pool import describe_death
 
-# What a companion may take to keep or send the rest after the run's end.
+# Time limit for a sidecar to store or send remaining records after the end of the run.
 FINISH_SECONDS = 30
-# A process that has not ended so long after its own limit hangs where the limit does not reach.
+# A process that is still running after this time hangs outside the reach of its own limit.
 _PATIENCE_SECONDS = FINISH_SECONDS + 5
-_MOST_CHARACTERS = 200
+_MAX_MESSAGE_CHARACTERS = 200
 
 
 @dataclass(frozen=True)
 class Job:
-    """What one companion is to do."""
+    """Command of one sidecar process."""
 
-    # How it is called when it is lost.
+    # Name in messages.
     name: str
-    # A module of this tree, and its arguments.
+    # A module of this tree and its arguments.
     arguments: Sequence[str]
-    # What it prints.
+    # File for stdout and stderr.
     log: Path
-    # What its loss means, and what to type.
+    # Consequence of losing this process, and the command that helps.
     consequence: str
 
 
 class Companions:
-    """All companions of a run as one; at first there is none. Leaving the context ends them.
+    """All sidecars of a run, initially none. Leaving the context ends them.
 
-    Nothing here raises: a loss is told to ``warn``, once, in one line.
+    No method raises: a lost sidecar is reported once to ``warn``, in one line.
     """
 
     def __init__(self, warn: Callable[[str], None] = lambda text: None) -> None:
@@ -53,10 +54,10 @@ class Companions:
         try:
             self._running.append(_Companion(job))
         except OSError as error:
-            self._warn(f"{job.name} could not be started: {error}; {job.consequence}")
+            self._warn(f"{job.name} cannot be started: {error}; {job.consequence}")
 
     def check(self) -> None:
-        """Say which have died since the last time."""
+        """Report the sidecars that have died since the last check."""
         for companion in list(self._running):
             if companion.process.poll() is not None:
                 self._running.remove(companion)
@@ -71,7 +72,7 @@ class Companions:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Let each do the rest, and wait for it, but not for ever."""
+        """Signal the end of the run to all sidecars and wait for them, with a time limit."""
         self.check()
         for companion in self._running:
             companion.end()
@@ -83,15 +84,18 @@ class Companions:
 
 
 def told_to_end(seconds: float) -> bool:
-    """Whether this process, a companion, is told within ``seconds`` that the run is over."""
+    """Return whether this sidecar process receives the end of the run within ``seconds``."""
     return bool(select.select([sys.stdin], [], [], seconds)[0])
 
 
 class _Companion:
-    """One process."""
+    """One running sidecar process."""
 
     def __init__(self, job: Job) -> None:
-        """Start it. OSError where that cannot be done."""
+        """Start the process.
+
+        Raises OSError if the process cannot be started.
+        """
         self._job = job
         self._overdue = False
         with open(job.log, "ab") as log:
@@ -100,23 +104,23 @@ class _Companion:
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
-                # A Ctrl-C at the terminal is for the trainer.
+                # Ctrl-C at the terminal must reach only the trainer.
                 start_new_session=True,
             )
 
     def end(self) -> None:
-        """Tell it that the run is over."""
+        """Signal the end of the run to the process."""
         assert self.process.stdin is not None
         try:
-            # Not only the end of the pipe, which a loader's process may hold open longer.
+            # A newline is needed because a data loader process may keep the pipe open longer.
             self.process.stdin.write(b"\n")
             self.process.stdin.close()
         except BrokenPipeError:
-            # It has died just now, and its exit code says so.
+            # The process has just died; its exit code is reported later.
             return
 
     def finishes(self, deadline: float) -> bool:
-        """Whether it has done everything; killed at ``deadline``."""
+        """Wait for a successful exit; kill the process at ``deadline``."""
         try:
             return self.process.wait(max(0.0, deadline - time.monotonic())) == 0
         except subprocess.TimeoutExpired:
@@ -126,21 +130,21 @@ class _Companion:
             return False
 
     def epitaph(self) -> str:
-        """Why it died, what is not lost, and what to type."""
+        """Return the cause of the loss, its consequence and the command that helps."""
         return f"{self._job.name} is lost: {self._cause()}; {self._job.consequence}"
 
     def _cause(self) -> str:
         code = self.process.returncode
         if self._overdue or code == -signal.SIGALRM:
-            return f"it did not finish within {FINISH_SECONDS} s of the run's end"
+            return f"still running {FINISH_SECONDS} s after the end of the run"
         path = self._job.log
         log = path.read_text(errors="replace") if path.exists() else ""
         return code > 0 and _last_error(log) or describe_death(code, "its process")
 
 
 def _last_error(log: str) -> str:
-    """The first line of the message that follows the last traceback; "" where there is none."""
+    """Return the first line of the message after the last traceback; "" if there is none."""
     traceback = log.rpartition("Traceback (most recent call last):\n")
     lines = traceback[2].splitlines() if traceback[1] else []
     message = next((line for line in lines if line.strip() and not line.startswith(" ")), "")
-    return message[:_MOST_CHARACTERS]
+    return message[:_MAX_MESSAGE_CHARACTERS]

@@ -1,7 +1,8 @@
-"""The list of runs. A study, a test matrix and one training are all ways to make it.
+"""List of planned runs, created for a study, a test matrix or a single training.
 
-A plan is blocks of configurations, one block for each seed: every variant is trained once before
-any is trained a second time, so that a study that is stopped early is still a comparison.
+A plan consists of blocks of configurations, one block per seed: every variant is trained with the
+first seed before any is trained with the second, so that a study stopped early is still a
+comparison.
 """
 
 import fnmatch
@@ -17,19 +18,19 @@ from lib.errors import ConfigError, Problem
 from lib.rundir import RunDir
 from lib.status import is_done
 
-# A longer range is a typing error.
-_MOST_SEEDS = 1000
+# A longer range is assumed to be a typing error.
+_MAX_SEEDS = 1000
 
 
 class RunConfig(Protocol):
-    """What the planner and the runner may ask of a run's configuration."""
+    """Protocol of a run configuration, as used by the planner and the runner."""
 
     @property
     def hash8(self) -> str:
-        """Eight hex digits that differ where the configuration may change a result."""
+        """Return eight hex digits that differ if configurations may give different results."""
 
     def identity(self) -> dict[str, Any]:
-        """All that may change a bit of the result."""
+        """Return all settings that may affect a bit of the result."""
 
 
 C = TypeVar("C", bound=RunConfig)
@@ -37,24 +38,24 @@ C = TypeVar("C", bound=RunConfig)
 
 @dataclass(frozen=True)
 class Variant:
-    """One row of a comparison, before seeds: what it is called and how it differs."""
+    """One row of a comparison, before seeds: its name and its difference from the parent."""
 
     slug: str
     title: str = ""
-    # Place in its study; None where there is only one.
+    # Number in its study; None if the study has only one variant.
     number: int | None = None
     # Slug of the variant that ``delta`` changes; "" for a baseline.
     parent: str = ""
     delta: Mapping[str, Value] | None = None
-    # Factor → level, in a design whose factors can be told apart.
+    # Factor → level, if the variant belongs to a factorial design.
     levels: Mapping[str, str] | None = None
-    # What sets it apart from the other half of a plan that has two: no table compares across it.
+    # Name of the half of a paired plan (such as eager runs); tables never compare across arms.
     arm: str = ""
 
 
 @dataclass(frozen=True)
 class Run(Generic[C]):
-    """One training: a variant, a seed, its configuration, and the directory that holds it."""
+    """One training run: variant, seed, configuration and run directory."""
 
     study: str
     variant: Variant
@@ -64,14 +65,15 @@ class Run(Generic[C]):
 
     @property
     def label(self) -> str:
-        """How output names the run: ``ratio/07-ra-golden-mech s2``."""
+        """Return the name of the run in output: ``ratio/07-ra-golden-mech s2``."""
         number = "" if self.variant.number is None else f"{self.variant.number:02d}-"
         return f"{self.study}/{number}{self.variant.slug} s{self.seed}"
 
     def matches(self, pattern: str) -> bool:
-        """Whether a shell pattern names the run: by slug, number or directory.
+        """Return whether a shell pattern matches the slug, number or directory of the run.
 
-        One with a slash is for the label: ``ra*`` means no run that is in ``ratio`` only.
+        A pattern with a slash is matched against the label, so that ``ra*`` does not match every
+        run of the study ``ratio``.
         """
         number = "" if self.variant.number is None else str(self.variant.number)
         labels = (self.label, self.label.split()[0])
@@ -82,17 +84,19 @@ class Run(Generic[C]):
 def plan_runs(
     study: str, folder: Path, blocks: Mapping[int, Sequence[tuple[Variant, C]]]
 ) -> list[Run[C]]:
-    """One run for each variant of each seed's block, in that order, below ``folder / study``.
+    """Return one run per variant of each seed's block, in that order, below ``folder / study``.
 
-    A run that is done below ``folder`` under another name or in another study is taken from there:
-    the same configuration and seed are the same run, whatever it is called.
-    Raises ConfigError when two runs would be the same: the same variant, or another name for it.
+    If a finished run below ``folder`` has the same configuration and seed, its directory is reused,
+    regardless of its name and study. Raises ConfigError if two runs have the same configuration and
+    seed.
     """
-    done = _finished(folder)
+    finished = _finished(folder)
 
     def path(variant: Variant, seed: int, config: C) -> Path:
-        own = run_path(folder / study, variant.slug, seed, config)
-        return own if own.exists() else done.get(run_identity(own), own)
+        default_path = run_path(folder / study, variant.slug, seed, config)
+        if default_path.exists():
+            return default_path
+        return finished.get(run_identity(default_path), default_path)
 
     runs = [
         Run(study, variant, seed, config, path(variant, seed, config))
@@ -102,45 +106,51 @@ def plan_runs(
     problems = []
     first: dict[tuple[int, str], Run[C]] = {}
     for run in runs:
-        twin = first.setdefault((run.seed, run.config.hash8), run)
-        if twin is not run:
-            problems.append(Problem(f"{run.label} is the same run as {twin.label}"))
+        other = first.setdefault((run.seed, run.config.hash8), run)
+        if other is not run:
+            what = f"duplicate run: {run.label} equals {other.label}"
+            problems.append(Problem(what, code="run.duplicate"))
     if problems:
         raise ConfigError(*problems)
     return runs
 
 
 def own_path(run: Run[Any], folder: Path) -> Path:
-    """Where ``run`` lies in its own study's ``folder``, wherever it was found."""
+    """Return the path of ``run`` in its study's ``folder``, even if another directory is reused."""
     return run_path(folder, run.variant.slug, run.seed, run.config)
 
 
 def run_path(folder: Path, slug: str, seed: int, config: RunConfig) -> Path:
-    """``<slug>-s<seed>-<hash8>``: another configuration is another directory."""
+    """Return ``<slug>-s<seed>-<hash8>``: each configuration has its own directory."""
     return folder / f"{slug}-s{seed}-{config.hash8}"
 
 
 def run_identity(path: Path) -> str:
-    """The end of a run directory's name: ``s<seed>-<hash8>``."""
+    """Return the end of the name of a run directory: ``s<seed>-<hash8>``."""
     return "-".join(path.name.rsplit("-", 2)[1:])
 
 
 def _finished(folder: Path) -> dict[str, Path]:
-    """The runs of all studies that are done, by seed and hash."""
-    found = sorted(folder.glob("*/*-s*-*"))
-    return {run_identity(path): path for path in found if is_done(RunDir(path))}
+    """Return the finished runs of all studies by seed and hash."""
+    paths = sorted(folder.glob("*/*-s*-*"))
+    return {run_identity(path): path for path in paths if is_done(RunDir(path))}
 
 
 def parse_seeds(text: str) -> tuple[int, ...]:
-    """``1,2,3`` or ``1-3``. ConfigError on anything else and on a seed that stands twice."""
+    """Parse seeds such as ``1,2,3`` or ``1-3``.
+
+    Raises ConfigError if the text is invalid or a seed is repeated.
+    """
     seeds: list[int] = []
     for word in text.replace(",", " ").split():
         match = re.fullmatch(r"([0-9]+)(?:-([0-9]+))?", word)
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, -1)
-        if not 0 <= last - first < _MOST_SEEDS:
-            raise ConfigError(Problem(f"{word!r} is neither a seed nor a short range", "SEEDS"))
+        if not 0 <= last - first < _MAX_SEEDS:
+            what = f"invalid seed {word!r} (expected N or FIRST-LAST, at most {_MAX_SEEDS} seeds)"
+            raise ConfigError(Problem(what, "SEEDS", code="usage.invalid-seed"))
         seeds += range(first, last + 1)
-    twice = [seed for seed, count in Counter(seeds).items() if count > 1]
-    if twice:
-        raise ConfigError(Problem(f"{twice[0]} stands twice", "SEEDS"))
+    duplicates = [seed for seed, count in Counter(seeds).items() if count > 1]
+    if duplicates:
+        what = f"duplicate seed {duplicates[0]}"
+        raise ConfigError(Problem(what, "SEEDS", code="usage.duplicate-seed"))
     return tuple(seeds)

@@ -1,4 +1,4 @@
-"""``status.json``: what became of a run. Done means that it says SUCCESS; nothing parses a log."""
+"""``status.json``: state of a run. A run is done if its state is SUCCESS; logs are never parsed."""
 
 import json
 import time
@@ -12,7 +12,7 @@ SCHEMA_VERSION = 1
 
 
 class State(StrEnum):
-    """The states of a run; a run without a status file has not been started."""
+    """States of a run; a run without a status file has not been started."""
 
     RUNNING = "RUNNING"
     SUCCESS = "SUCCESS"
@@ -23,32 +23,32 @@ class State(StrEnum):
 
 @dataclass(frozen=True)
 class Status:
-    """State, exit code, one-line message, and how far training came."""
+    """State, exit code, one-line message, and training progress."""
 
     state: State
     exit_code: int = 0
     message: str = ""
     iteration: int = 0
-    # Planned iterations; 0 where a time budget leaves it open.
+    # Planned iterations; 0 if a time budget limits the run.
     iterations: int = 0
     # Seconds since the epoch at which this status was written.
     written_at: float = 0.0
 
 
 def write_status(run: RunDir, status: Status) -> None:
-    """Replace the status atomically."""
+    """Replace the status file atomically."""
     record = {**asdict(status), "written_at": time.time(), "schema_version": SCHEMA_VERSION}
     write_json(run.status, record)
 
 
 def is_done(run: RunDir) -> bool:
-    """Whether the run has SUCCESS, which is written last."""
+    """Return whether the state is SUCCESS, which is written last."""
     status = read_status(run)
     return status is not None and status.state is State.SUCCESS
 
 
 def read_status(run: RunDir) -> Status | None:
-    """The status, or None for a run that was never started or whose file cannot be read."""
+    """Return the status, or None if the run was never started or the file is unreadable."""
     try:
         record = json.loads(run.status.read_text())
         record.pop("schema_version")

@@ -1,1 +1,1 @@
-"""What a run is trained in: its interpreter and packages, the machine's hardware, the code's tree."""
+"""Environment of a run: interpreter and packages, hardware, and the state of the source tree."""

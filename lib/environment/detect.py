@@ -1,6 +1,6 @@
-"""Which environment the running interpreter belongs to: its own folder says, and no variable does.
+"""Detection of the environment of the running interpreter from its folder, not from variables.
 
-A variable such as CONDA_DEFAULT_ENV outlives the environment that set it, and anybody can set it.
+A variable such as CONDA_DEFAULT_ENV can be set by anybody and stays set outside its environment.
 """
 
 import platform
@@ -11,13 +11,13 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Interpreter:
-    """The interpreter, and the environment that its packages come from."""
+    """An interpreter and the environment of its packages."""
 
-    # conda, uv, venv or system
+    # conda, uv, venv or system.
     kind: str
-    # Last part of the environment's path; "base" for the folder that conda itself is installed in.
+    # Last component of the path; "base" for the installation folder of conda.
     name: str
-    # Such as 3.13.1.
+    # Full version, such as 3.13.1.
     python: str
     prefix: Path
     program: str = sys.executable
@@ -31,24 +31,25 @@ def running(
     base_prefix: Path = Path(sys.base_prefix),
     program: str = sys.executable,
 ) -> Interpreter:
-    """The interpreter whose environment is ``prefix``, made from that in ``base_prefix``.
+    """Return the interpreter of the environment ``prefix``, created from the one in
+    ``base_prefix``.
 
-    uv writes its version into pyvenv.cfg, and conda a folder conda-meta into each environment. A
-    virtual environment made from conda's Python is a virtual environment.
+    uv records its version in pyvenv.cfg, and conda creates a folder conda-meta in each environment.
+    A virtual environment created from conda's Python counts as a virtual environment.
     """
     keys = _pyvenv_keys(prefix) if prefix != base_prefix else set()
     if keys:
         kind = "uv" if "uv" in keys else "venv"
     else:
         kind = "conda" if (prefix / "conda-meta").is_dir() else "system"
-    # Only conda's own folder holds the program that the others are activated with.
+    # Only the installation folder of conda contains condabin.
     is_base = kind == "conda" and (prefix / "condabin").is_dir()
     name = "base" if is_base else prefix.name
     return Interpreter(kind, name, platform.python_version(), prefix, program)
 
 
 def _pyvenv_keys(prefix: Path) -> set[str]:
-    """The keys of pyvenv.cfg; none where the folder is no virtual environment."""
+    """Return the keys of pyvenv.cfg; empty if the folder is not a virtual environment."""
     try:
         lines = (prefix / "pyvenv.cfg").read_text(encoding="utf-8").splitlines()
     except OSError:

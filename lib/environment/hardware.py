@@ -1,4 +1,4 @@
-"""The hardware as files: ``hw.json``, and what the GPU's own program says of it."""
+"""Hardware record of a run: ``hw.json`` and the output of nvidia-smi and rocm-smi."""
 
 import shutil
 from collections.abc import Mapping
@@ -16,30 +16,30 @@ if TYPE_CHECKING:
 
 SCHEMA_VERSION = 1
 HARDWARE = "hw.json"
-# Program → file: of NVIDIA's driver, which is looked for everywhere, and of AMD's.
+# Program → file. The file of nvidia-smi is always written, the file of rocm-smi only if present.
 _PROGRAMS = {"nvidia-smi": "nvidia_smi.txt", "rocm-smi": "rocm_smi.txt"}
 
 
 def probe_hardware(folder: Path, device: "torch.device") -> dict[str, Any]:
-    """Write what the machine is into ``folder``, and return the content of ``hw.json``.
+    """Write the hardware record to ``folder`` and return the content of ``hw.json``.
 
-    GPUs are looked at where ``device`` is one: that begins a context on it. PreflightError where the
-    folder cannot be written to.
+    GPUs are queried only if ``device`` is a GPU, because this creates a context on it. Raises
+    PreflightError if the folder is not writable.
     """
-    found = describe_hardware(folder, device)
+    record = describe_hardware(folder, device)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        write_json(folder / HARDWARE, found)
+        write_json(folder / HARDWARE, record)
         for program, name in _PROGRAMS.items():
             if shutil.which(program) or name == "nvidia_smi.txt":
-                write_atomic(folder / name, _words(program))
+                write_atomic(folder / name, _program_output(program))
     except OSError as error:
         raise unwritable(folder, error) from error
-    return found
+    return record
 
 
 def describe_hardware(folder: Path, device: "torch.device") -> dict[str, Any]:
-    """The machine's facts, each visible GPU, and the free space where ``folder`` is or will be."""
+    """Return hardware facts, each visible GPU, and the free disk space of ``folder``."""
     existing = folder.absolute()
     while not existing.exists():
         existing = existing.parent
@@ -52,7 +52,7 @@ def describe_hardware(folder: Path, device: "torch.device") -> dict[str, Any]:
 
 
 def gpu_problems(pinned: bool, processes: int) -> list[Problem]:
-    """More visible GPUs than a run's ``processes`` use, where ``pinned`` forbids them."""
+    """Return a problem if ``pinned`` and more GPUs are visible than ``processes``."""
     import torch
 
     visible = torch.cuda.device_count()
@@ -60,19 +60,19 @@ def gpu_problems(pinned: bool, processes: int) -> list[Problem]:
         return []
     variable = "HIP_VISIBLE_DEVICES" if torch.version.hip else "CUDA_VISIBLE_DEVICES"
     names = ",".join(map(str, range(processes)))
-    what = f"GPU_PINNED=y and GPUS={processes}, but {visible} GPUs are visible"
-    return [Problem(what, next=f"type: {variable}={names} make")]
+    what = f"GPU_PINNED: too many visible GPUs (expected GPUS={processes}, got {visible})"
+    return [Problem(what, next=f"type: {variable}={names} make", code="gpu.not-pinned")]
 
 
 def _gpus() -> list[Mapping[str, Any]]:
     import torch
 
-    found = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
-    return [{"name": gpu.name, "vram_gib": round(gpu.total_memory / GIB, 1)} for gpu in found]
+    properties = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
+    return [{"name": gpu.name, "vram_gib": round(gpu.total_memory / GIB, 1)} for gpu in properties]
 
 
-def _words(program: str) -> str:
-    """What ``program`` prints; its absence or failure in words, which is a fact as well."""
+def _program_output(program: str) -> str:
+    """Return the output of ``program``, or a line that records its absence or failure."""
     if shutil.which(program) is None:
         return f"absent: no program {program} on this machine\n"
     try:

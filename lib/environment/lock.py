@@ -1,4 +1,4 @@
-"""Lock files: the versions that an environment was solved for."""
+"""Lock files: comparison of installed packages with locked versions."""
 
 import re
 import tomllib
@@ -10,54 +10,56 @@ from lib.errors import ConfigError, Problem
 from lib.setup.interpreter import PROJECT
 
 _PIN = re.compile(r"([A-Za-z0-9._-]+)==([^\s;\\]+)")
-# Installers, which no solution names.
+# Installers and the project itself, which lock files omit.
 _INSTALLERS = {"pip", "setuptools", "uv", "wheel", PROJECT}
 
 
 def lock_differences(path: Path, packages: Mapping[str, str]) -> list[str]:
-    """How the installed ``packages`` (name → version) differ from the lock file, in words.
+    """Return the installed ``packages`` (name → version) that differ from the lock file, as text.
 
-    A package of the lock file that is not installed is no difference: it may be for another
-    platform. A build label (``+cpu``) is none either. FileNotFoundError where there is no such
-    file, ConfigError where it names no package.
+    Locked packages that are not installed are ignored, because they may be for another platform. A
+    build label (``+cpu``) is ignored too. Raises FileNotFoundError if the file is missing, and
+    ConfigError if it names no package.
     """
     pins = _read(path)
-    words = []
+    differences = []
     for name, version in packages.items():
         if name in _INSTALLERS:
             continue
         if name not in pins:
-            words.append(f"{name} {version} (not in it)")
+            differences.append(f"{name} {version} (not locked)")
         elif not {version, version.partition("+")[0]} & pins[name]:
-            words.append(f"{name} {version} (in it: {', '.join(sorted(pins[name]))})")
-    return words
+            differences.append(f"{name} {version} (locked: {', '.join(sorted(pins[name]))})")
+    return differences
 
 
 def _read(path: Path) -> dict[str, set[str]]:
-    """Name → versions: a lock file for several platforms may name several of one package."""
+    """Return name → versions: a lock file for several platforms may list several versions."""
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
-        raise ConfigError(Problem("cannot be read: it is no text", str(path))) from None
+        raise ConfigError(Problem("not a text file", str(path), code="lock-file.damaged")) from None
     pins: dict[str, set[str]] = {}
     for name, version in _toml(text, path) if path.suffix in (".lock", ".toml") else _lines(text):
         pins.setdefault(normal(name), set()).add(version)
     if not pins:
-        raise ConfigError(Problem("ENV_LOCK_FILE names no package", str(path)))
+        what = "ENV_LOCK_FILE: no packages listed"
+        raise ConfigError(Problem(what, str(path), code="lock-file.empty"))
     return pins
 
 
 def _toml(text: str, path: Path) -> list[tuple[str, str]]:
-    """uv.lock has tables called package, pylock.toml (PEP 751) packages."""
+    """Return the packages of uv.lock (table package) or pylock.toml (PEP 751, table packages)."""
     try:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(Problem(f"cannot be read: {error}", str(path))) from None
-    found = document.get("package", []) + document.get("packages", [])
-    # The project itself has no version where it is installed from its folder.
-    return [(str(item["name"]), str(item["version"])) for item in found if "version" in item]
+        what = f"invalid TOML: {error}"
+        raise ConfigError(Problem(what, str(path), code="lock-file.damaged")) from None
+    packages = document.get("package", []) + document.get("packages", [])
+    # The project has no version if it is installed from its folder.
+    return [(str(item["name"]), str(item["version"])) for item in packages if "version" in item]
 
 
 def _lines(text: str) -> list[tuple[str, str]]:
-    found = (_PIN.match(line.strip()) for line in text.splitlines())
-    return [(match[1], match[2]) for match in found if match]
+    matches = (_PIN.match(line.strip()) for line in text.splitlines())
+    return [(match[1], match[2]) for match in matches if match]

@@ -1,4 +1,4 @@
-"""What a run may be trained in; imports no torch."""
+"""Options of the training environment; imports no torch."""
 
 from dataclasses import dataclass
 
@@ -7,16 +7,16 @@ from lib.binding import symbol
 
 @dataclass(frozen=True)
 class EnvironmentConfig:
-    """Conditions of a start. None of them can change a bit of a result."""
+    """Conditions checked before training starts. None of them affects results."""
 
-    # any, conda, uv or venv
+    # any, conda, uv or venv.
     policy: str = symbol("ENV_POLICY", identity=False)
-    # Last part of the environment's path; "" takes any.
+    # Last component of the environment's path; "" accepts any.
     name: str = symbol("ENV_NAME", identity=False)
-    # Leading parts of Python's version; "" takes any.
+    # Python version or a prefix of it; "" accepts any.
     python: str = symbol("ENV_PYTHON", identity=False)
     forbid_foreign: bool = symbol("ENV_FORBID_FOREIGN", identity=False)
-    # Relative to the tree; "" where there is none.
+    # Relative to the tree; "" if there is no lock file.
     lock_file: str = symbol("ENV_LOCK_FILE", identity=False)
     lock_enforce: bool = symbol("ENV_LOCK_ENFORCE", identity=False)
     snapshot: bool = symbol("ENV_SNAPSHOT", identity=False)

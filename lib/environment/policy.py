@@ -1,6 +1,6 @@
-"""What the configuration asks of the environment, each condition with a message of its own.
+"""Checks of the environment against the configuration, one function per condition.
 
-Imports no torch, and no program is asked: the answers are in the interpreter's and the tree's files.
+Imports no torch and starts no program: only files of the interpreter and of the tree are read.
 """
 
 import os
@@ -18,60 +18,64 @@ from lib.project import ROOT
 from lib.setup.interpreter import import_path, install_command, look
 from lib.setup.requirements import default_requirements
 
-# Traces of tools that a house rule of conda alone forbids.
+# Files of other package managers, refused by ENV_FORBID_FOREIGN.
 FOREIGN = (".venv", "uv.lock", "poetry.lock", "Pipfile")
 _GIB = 1024**3
-_DOCUMENT = "how to make one: docs/environment.md"
+_ADVICE = "see docs/environment.md"
 
 
 def environment_problems(
-    config: EnvironmentConfig, found: Interpreter, variables: Mapping[str, str] = os.environ
+    config: EnvironmentConfig, interpreter: Interpreter, variables: Mapping[str, str] = os.environ
 ) -> list[Problem]:
-    """Another kind of environment than ``ENV_POLICY``, another name, or one not activated."""
+    """Check the kind, name and activation of the environment against ``ENV_POLICY``."""
     if config.policy == "any":
         return []
-    if found.kind != config.policy:
-        what = f"ENV_POLICY={config.policy}, but {found.program} belongs to {_kind(found)}"
-        return [Problem(what, next=_DOCUMENT)]
+    if interpreter.kind != config.policy:
+        environment = _describe_kind(interpreter)
+        what = f"ENV_POLICY={config.policy}: {interpreter.program} belongs to {environment}"
+        return [Problem(what, next=_ADVICE, code="env.wrong-kind")]
     problems = []
-    if config.name and found.name != config.name:
-        what = f"ENV_NAME={config.name}, but the environment is {found.name} ({found.prefix})"
-        problems.append(Problem(what, next=_DOCUMENT))
-    # Its activation sets what libraries outside Python read.
+    if config.name and interpreter.name != config.name:
+        what = f"ENV_NAME={config.name}: environment is {interpreter.name} ({interpreter.prefix})"
+        problems.append(Problem(what, next=_ADVICE, code="env.wrong-name"))
+    # Activation sets variables that libraries outside Python read.
     active = variables.get("CONDA_PREFIX", "")
-    if config.policy == "conda" and Path(active or "/").resolve() != found.prefix.resolve():
-        what = f"CONDA_PREFIX is {active!r}, but the interpreter's environment is {found.prefix}"
-        problems.append(Problem(what, next=f"type: conda activate {found.name}"))
+    if config.policy == "conda" and Path(active or "/").resolve() != interpreter.prefix.resolve():
+        values = f"expected CONDA_PREFIX={interpreter.prefix}, got {active!r}"
+        what = f"environment not activated ({values})"
+        advice = f"type: conda activate {interpreter.name}"
+        problems.append(Problem(what, next=advice, code="env.not-activated"))
     return problems
 
 
-def python_problems(config: EnvironmentConfig, found: Interpreter) -> list[Problem]:
-    """Another Python than ``ENV_PYTHON``."""
-    if not config.python or f"{found.python}.".startswith(f"{config.python}."):
+def python_problems(config: EnvironmentConfig, interpreter: Interpreter) -> list[Problem]:
+    """Check the Python version against ``ENV_PYTHON``."""
+    if not config.python or f"{interpreter.python}.".startswith(f"{config.python}."):
         return []
-    what = f"ENV_PYTHON={config.python}, but {found.program} is Python {found.python}"
-    return [Problem(what, next=_DOCUMENT)]
+    what = f"ENV_PYTHON={config.python}: {interpreter.program} is Python {interpreter.python}"
+    return [Problem(what, next=_ADVICE, code="env.wrong-python")]
 
 
 def package_problems() -> list[Problem]:
-    """What the tree needs and this interpreter lacks."""
+    """Check that all required packages are installed."""
     findings = look(ROOT, default_requirements(ROOT), import_path())
     if not findings.lacking:
         return []
-    what = f"{sys.executable} lacks {findings.describe_lacking()}"
-    return [Problem(what, next=install_command(ROOT, findings))]
+    what = f"packages missing in {sys.executable}: {findings.describe_lacking()}"
+    return [Problem(what, next=install_command(ROOT, findings), code="env.missing-package")]
 
 
 def foreign_problems(config: EnvironmentConfig, root: Path = ROOT) -> list[Problem]:
-    """Traces of other tools than conda in the tree."""
+    """Check that the tree contains no files of package managers other than conda."""
     if not config.forbid_foreign:
         return []
-    remedies = {".venv": "type: make mrproper, which removes one that make has made"}
+    remedies = {".venv": "type: make mrproper (removes a .venv created by make)"}
     return [
         Problem(
-            f"ENV_FORBID_FOREIGN=y, but there is {name}",
+            f"ENV_FORBID_FOREIGN=y: found {name}",
             str(root / name),
             remedies.get(name, "remove it"),
+            code="env.foreign-file",
         )
         for name in FOREIGN
         if os.path.lexists(root / name)
@@ -79,36 +83,39 @@ def foreign_problems(config: EnvironmentConfig, root: Path = ROOT) -> list[Probl
 
 
 def lock_problems(config: EnvironmentConfig, root: Path = ROOT) -> list[Problem]:
-    """A lock file that is absent or unreadable, or that says otherwise than what is installed."""
+    """Check that the lock file is readable and matches the installed packages."""
     if not config.lock_file:
         return []
     path = root / config.lock_file
     try:
         differences = lock_differences(path, installed())
     except FileNotFoundError:
-        return [Problem("ENV_LOCK_FILE is not there", str(path), "type: uv lock")]
+        what = "ENV_LOCK_FILE: file not found"
+        return [Problem(what, str(path), "type: uv lock", code="lock-file.missing")]
     except ConfigError as error:
         return list(error.problems)
     if not differences or not config.lock_enforce:
         return []
-    named = ", ".join(differences[:5]) + (" …" if len(differences) > 5 else "")
-    what = f"ENV_LOCK_ENFORCE=y, but {len(differences)} packages differ: {named}"
-    return [Problem(what, str(path), "type: uv sync, or uv pip sync with the lock file")]
+    shown = ", ".join(differences[:5]) + (" …" if len(differences) > 5 else "")
+    what = f"ENV_LOCK_ENFORCE=y: {len(differences)} packages differ: {shown}"
+    advice = "type: uv sync, or uv pip sync with the lock file"
+    return [Problem(what, str(path), advice, code="lock-file.mismatch")]
 
 
 def disk_problems(config: EnvironmentConfig, folder: Path) -> list[Problem]:
-    """Less space where ``folder`` is, or will be, than ``MIN_DISK_GIB``."""
+    """Check that the file system of ``folder`` has ``MIN_DISK_GIB`` of free space."""
     existing = folder.absolute()
     while not existing.exists():
         existing = existing.parent
     free = shutil.disk_usage(existing).free / _GIB
     if free >= config.min_disk_gib:
         return []
-    what = f"MIN_DISK_GIB={config.min_disk_gib}, but {free:.1f} GiB are free"
-    return [Problem(what, str(existing), "free some space, or set OUTPUT_DIR")]
+    what = f"MIN_DISK_GIB={config.min_disk_gib}: not enough disk space ({free:.1f} GiB free)"
+    advice = "free some space, or set OUTPUT_DIR"
+    return [Problem(what, str(existing), advice, code="disk.no-space")]
 
 
-def _kind(found: Interpreter) -> str:
-    if found.kind == "system":
-        return f"no environment ({found.prefix})"
-    return f"a {found.kind} environment ({found.prefix})"
+def _describe_kind(interpreter: Interpreter) -> str:
+    if interpreter.kind == "system":
+        return f"no environment ({interpreter.prefix})"
+    return f"a {interpreter.kind} environment ({interpreter.prefix})"

@@ -1,4 +1,4 @@
-"""Asking a program for a fact: it has to be there, to succeed, and to say something that reads."""
+"""Execution of external programs whose output is recorded in a snapshot, with validation."""
 
 import shlex
 import subprocess
@@ -7,36 +7,44 @@ from dataclasses import dataclass
 
 from lib.errors import PreflightError, Problem
 
-# A solver that looks something up in the network never answers otherwise.
+# A solver that waits for the network would never finish.
 _TIMEOUT_SECONDS = 120
 
 
 @dataclass(frozen=True)
 class Question:
-    """A command, the file its answer goes to, and whether an answer is one."""
+    """A command, the file for its output, and a predicate that validates the output."""
 
     file: str
     command: Sequence[str]
     reads: Callable[[str], bool]
 
     def answer(self) -> str:
-        """What the command prints. PreflightError where it fails, or its answer is none."""
-        words = shlex.join(self.command)
+        """Run the command and return its output.
+
+        Raises PreflightError if the command fails or its output is invalid.
+        """
+        command = shlex.join(self.command)
         code, output, errors = run(self.command)
         if code:
-            last = (errors.strip() or output.strip() or "no message").splitlines()[-1]
-            raise _refusal(f"{words} failed with exit code {code}: {last}")
+            last_line = (errors.strip() or output.strip() or "no message").splitlines()[-1]
+            raise _error(f"{command} failed with exit code {code}: {last_line}", "program.failed")
         if not output.strip():
-            raise _refusal(f"{words} printed nothing")
+            raise _error(f"{command}: no output", "program.no-output")
         if not self.reads(output):
-            raise _refusal(f"{words} printed what is no {self.file}: {output.splitlines()[0]!r}")
+            first = output.splitlines()[0]
+            what = f"{command}: invalid output for {self.file}, got {first!r}"
+            raise _error(what, "program.invalid-output")
         return output
 
 
 def run(command: Sequence[str]) -> tuple[int, str, str]:
-    """Exit code, output and error output. PreflightError where the program cannot be run."""
+    """Return exit code, stdout and stderr of ``command``.
+
+    Raises PreflightError if the program cannot be started or times out.
+    """
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             command,
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -45,10 +53,11 @@ def run(command: Sequence[str]) -> tuple[int, str, str]:
             timeout=_TIMEOUT_SECONDS,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise _refusal(f"{shlex.join(command)} cannot be run: {error}") from error
-    return done.returncode, done.stdout, done.stderr
+        what = f"{shlex.join(command)} cannot be run: {error}"
+        raise _error(what, "program.cannot-run") from error
+    return process.returncode, process.stdout, process.stderr
 
 
-def _refusal(what: str) -> PreflightError:
-    advice = "mend it; with RUN_PROFILE_MAXOUT_SPEED=y, ENV_SNAPSHOT=n does without a snapshot"
-    return PreflightError(Problem(f"snapshot: {what}", next=advice))
+def _error(what: str, code: str) -> PreflightError:
+    advice = "fix it, or skip the snapshot: RUN_PROFILE_MAXOUT_SPEED=y with ENV_SNAPSHOT=n"
+    return PreflightError(Problem(f"snapshot: {what}", next=advice, code=code))

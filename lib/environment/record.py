@@ -1,4 +1,4 @@
-"""What a run's folder and its manifest say of the environment that it was trained in."""
+"""Record of the training environment in a run's folder and manifest."""
 
 import shutil
 from pathlib import Path
@@ -12,43 +12,43 @@ from lib.rundir import RunDir
 
 
 def keep_snapshot(build_dir: Path, run: RunDir) -> None:
-    """Copy the build folder's snapshot into the run's folder, in place of an earlier one."""
+    """Copy the build folder's snapshot to the run's folder, replacing an earlier snapshot."""
     source, target = build_dir / FOLDER, run.environment
-    wanted = {*read_index(source).get("files", ()), *VOLATILE}
+    names = {*read_index(source).get("files", ()), *VOLATILE}
     target.mkdir(exist_ok=True)
-    for left in target.iterdir():
-        left.unlink()
-    for name in sorted(wanted):
+    for old in target.iterdir():
+        old.unlink()
+    for name in sorted(names):
         if (source / name).is_file():
             shutil.copyfile(source / name, target / name)
 
 
 def observed_environment(run: RunDir | None = None, policy: str = "any") -> dict[str, Any]:
-    """The running interpreter's environment, and the files in the run's folder that describe it.
+    """Return facts of the running environment and digests of the snapshot in the run's folder.
 
-    ``policy`` is what the configuration asks for, ``kind`` and ``name`` what was found. Nothing in
-    it depends on the moment.
+    ``policy`` is the configured policy; ``kind`` and ``name`` are detected. No fact depends on
+    time.
     """
-    found = running()
+    interpreter = running()
     packages = installed()
     return {
         "policy": policy,
-        "kind": found.kind,
-        "name": found.name,
-        "conda_env_name": found.name if found.kind == "conda" else None,
-        "python": found.python,
+        "kind": interpreter.kind,
+        "name": interpreter.name,
+        "conda_env_name": interpreter.name if interpreter.kind == "conda" else None,
+        "python": interpreter.python,
         "packages_digest": digest(packages),
         "snapshot": {} if run is None else _digests(run, volatile=False),
     }
 
 
 def probed_hardware(run: RunDir) -> dict[str, str]:
-    """The digests of the files that the moment decides too: free disk space, temperatures."""
+    """Return the digests of volatile files, which contain free disk space or temperatures."""
     return _digests(run, volatile=True)
 
 
 def _digests(run: RunDir, volatile: bool) -> dict[str, str]:
-    """File → SHA-256, of the snapshot in the run's folder."""
+    """Return file → SHA-256 of the snapshot in the run's folder."""
     files = sorted(run.environment.glob("*")) if run.environment.is_dir() else []
-    chosen = (path for path in files if (path.name in VOLATILE) == volatile)
-    return {path.name: sha256(path) for path in chosen if not path.name.startswith(".")}
+    selected = (path for path in files if (path.name in VOLATILE) == volatile)
+    return {path.name: sha256(path) for path in selected if not path.name.startswith(".")}

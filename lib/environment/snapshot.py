@@ -1,7 +1,7 @@
-"""The environment as files: what is installed, in the words of the tools that installed it.
+"""Snapshot of the environment: installed packages as reported by pip, conda or uv.
 
-Taken in the build folder and copied beside each run, so that a run's folder alone says what made
-it. Every command's exit status is checked; the output has to read as what it should be.
+The snapshot is taken in the build folder and copied to each run, so that the run's folder describes
+its environment completely. Exit status and output format of every command are checked.
 """
 
 import json
@@ -28,27 +28,27 @@ from lib.project import ROOT
 
 SCHEMA_VERSION = 2
 FOLDER = "environment"
-# When it was taken, of what, and the digest of each file: written last.
+# Time, facts and the digest of each file; written last.
 INDEX = "snapshot.json"
-# What the moment decides: no file of these makes two environments different.
+# Files that depend on time; ignored when environments are compared.
 VOLATILE = (INDEX, "hw.json", "nvidia_smi.txt", "rocm_smi.txt")
 
 
 def refresh_snapshot(
-    folder: Path, config: EnvironmentConfig, found: Interpreter, root: Path = ROOT
+    folder: Path, config: EnvironmentConfig, interpreter: Interpreter, root: Path = ROOT
 ) -> None:
-    """Take a snapshot into ``folder``, unless the one there is young enough and still true.
+    """Take a snapshot in ``folder``, unless the existing one is recent and still valid.
 
-    PreflightError with all that cannot be found out, or written down.
+    Raises PreflightError listing every command that failed, or if the folder is not writable.
     """
     packages, lock = installed(), root / config.lock_file
-    # One that is not there is a condition of its own.
+    # A missing lock file is reported by lock_problems.
     locked = lock.is_file()
     facts = {
         "schema_version": SCHEMA_VERSION,
         "policy": config.policy,
-        "environment": str(found),
-        "prefix": str(found.prefix),
+        "environment": str(interpreter),
+        "prefix": str(interpreter.prefix),
         "lock_file": {lock.name: sha256(lock)} if locked else {},
         "packages_digest": digest(packages),
     }
@@ -56,10 +56,10 @@ def refresh_snapshot(
         return
     contents: dict[str, str | bytes] = {
         "packages.txt": listing(packages),
-        "python_version.txt": f"Python {found.python}\n",
-        "interpreter.json": json.dumps(_interpreter(found), sort_keys=True, indent=2) + "\n",
+        "python_version.txt": f"Python {interpreter.python}\n",
+        "interpreter.json": json.dumps(_interpreter(interpreter), sort_keys=True, indent=2) + "\n",
     }
-    contents |= _answers(_questions(config, found))
+    contents |= _answers(_questions(config, interpreter))
     if locked:
         contents[lock.name] = lock.read_bytes()
     try:
@@ -67,7 +67,7 @@ def refresh_snapshot(
         for name, text in contents.items():
             write_atomic(folder / name, text)
         digests = {name: sha256(folder / name) for name in contents}
-        check = _pip_check(config, found)
+        check = _pip_check(config, interpreter)
         record = facts | {"files": digests, "pip_check": check, "taken_at": time.time()}
         write_json(folder / INDEX, record)
     except OSError as error:
@@ -75,39 +75,40 @@ def refresh_snapshot(
 
 
 def unwritable(folder: Path, error: OSError) -> PreflightError:
-    """The refusal where a record of the environment cannot be written."""
+    """Return the error for an environment record that cannot be written."""
     advice = "make it writable, or type: make O=DIR"
-    what = f"the snapshot cannot be written: {error.strerror or error}"
-    return PreflightError(Problem(what, str(error.filename or folder), advice))
+    what = f"cannot write the snapshot: {error.strerror or error}"
+    path = str(error.filename or folder)
+    return PreflightError(Problem(what, path, advice, code="snapshot.write-failed"))
 
 
 def read_index(folder: Path) -> dict[str, Any]:
-    """What ``snapshot.json`` says; empty where there is none that can be read."""
+    """Return the content of ``snapshot.json``, or {} if the file is missing or unreadable."""
     try:
-        found: dict[str, Any] = json.loads((folder / INDEX).read_text())
-        return found
+        index: dict[str, Any] = json.loads((folder / INDEX).read_text())
+        return index
     except (OSError, ValueError):
         return {}
 
 
 def _is_current(folder: Path, facts: dict[str, Any], max_age_hours: int) -> bool:
-    """Whether the snapshot is of these facts, not too old, and whole."""
+    """Return whether the snapshot matches ``facts``, is recent and is undamaged."""
     index = read_index(folder)
     if any(index.get(name) != value for name, value in facts.items()):
         return False
     age_hours = (time.time() - index["taken_at"]) / 3600
-    # A time in the future is a clock that was wrong.
+    # A time in the future indicates a wrong clock.
     if not 0 <= age_hours < max_age_hours:
         return False
     files = index["files"].items()
     return all((folder / name).is_file() and sha256(folder / name) == d for name, d in files)
 
 
-def _interpreter(found: Interpreter) -> dict[str, Any]:
-    """Facts of the interpreter that hold wherever it stands."""
+def _interpreter(interpreter: Interpreter) -> dict[str, Any]:
+    """Return facts of the interpreter that do not depend on its location."""
     return {
-        "kind": found.kind,
-        "name": found.name,
+        "kind": interpreter.kind,
+        "name": interpreter.name,
         "version": sys.version,
         "implementation": platform.python_implementation(),
         "compiler": platform.python_compiler(),
@@ -118,21 +119,21 @@ def _interpreter(found: Interpreter) -> dict[str, Any]:
     }
 
 
-def _questions(config: EnvironmentConfig, found: Interpreter) -> list[Question]:
-    """What the policy's own tools are asked."""
-    pip = (found.program, "-m", "pip", "--disable-pip-version-check")
+def _questions(config: EnvironmentConfig, interpreter: Interpreter) -> list[Question]:
+    """Return the commands of the tools that belong to the policy."""
+    pip = (interpreter.program, "-m", "pip", "--disable-pip-version-check")
     freeze = Question("pip_freeze.txt", (*pip, "freeze"), _is_freeze)
     if config.policy == "uv":
-        return [Question("uv_version.txt", (_path("uv"), "--version"), _begins(r"uv \d"))]
+        return [Question("uv_version.txt", (_path("uv"), "--version"), _starts_with(r"uv \d"))]
     if config.policy == "venv":
         return [freeze] if find_spec("pip") else []
     if config.policy != "conda":
         return []
-    conda, prefix = _path("conda"), str(found.prefix)
-    # The list of packages leaves out what pip installed, and the history is no lock: all are needed.
+    conda, prefix = _path("conda"), str(interpreter.prefix)
+    # conda list omits packages installed by pip, the history has no versions: both are needed.
     return [
-        Question("conda_version.txt", (conda, "--version"), _begins(r"conda \d")),
-        Question("pip_version.txt", (*pip, "--version"), _begins(r"pip \d")),
+        Question("conda_version.txt", (conda, "--version"), _starts_with(r"conda \d")),
+        Question("pip_version.txt", (*pip, "--version"), _starts_with(r"pip \d")),
         Question(
             "conda_env_from_history.yml",
             (conda, "env", "export", "--from-history", "-p", prefix),
@@ -148,7 +149,10 @@ def _questions(config: EnvironmentConfig, found: Interpreter) -> list[Question]:
 
 
 def _answers(questions: Sequence[Question]) -> dict[str, str]:
-    """File → content. PreflightError with every question that has no answer."""
+    """Return file → output.
+
+    Raises PreflightError listing every command that failed.
+    """
     answers: dict[str, str] = {}
     problems: list[Problem] = []
     for question in questions:
@@ -161,24 +165,24 @@ def _answers(questions: Sequence[Question]) -> dict[str, str]:
     return answers
 
 
-def _pip_check(config: EnvironmentConfig, found: Interpreter) -> dict[str, Any] | None:
-    """What ``pip check`` says of requirements that do not go together: recorded, not judged.
+def _pip_check(config: EnvironmentConfig, interpreter: Interpreter) -> dict[str, Any] | None:
+    """Return the result of ``pip check``, which is recorded but refuses nothing.
 
-    None where there is no pip, or the policy leaves packages alone.
+    Returns None if pip is not installed or the policy does not use pip.
     """
     if config.policy not in ("conda", "venv") or (config.policy == "venv" and not find_spec("pip")):
         return None
-    command = (found.program, "-m", "pip", "--disable-pip-version-check", "check")
+    command = (interpreter.program, "-m", "pip", "--disable-pip-version-check", "check")
     code, output, errors = run(command)
     return {"exit_code": code, "output": (output + errors).splitlines()}
 
 
 def _path(program: str) -> str:
-    """Where it is; its bare name where it is not, so that the error says so."""
+    """Return the path of ``program``, or its bare name if missing, for the error message."""
     return shutil.which(program) or program
 
 
-def _begins(pattern: str) -> Any:
+def _starts_with(pattern: str) -> Any:
     return lambda text: re.match(pattern, text) is not None
 
 

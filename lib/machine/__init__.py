@@ -1,1 +1,1 @@
-"""The machine a run uses: device, precision, kernels; requested, then resolved, then observed."""
+"""Machine of a run: device, precision and kernels, as requested, resolved and observed."""

@@ -1,4 +1,4 @@
-"""What computes here, as far as that can be known without loading torch."""
+"""CPU model, core count and GPU groups, as far as they are available without importing torch."""
 
 import os
 import platform
@@ -10,7 +10,7 @@ _HIP = "HIP_VISIBLE_DEVICES"
 
 
 def cpu_model() -> str:
-    """The processor's name as the kernel gives it."""
+    """Return the processor name reported by the kernel."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -20,21 +20,22 @@ def cpu_model() -> str:
 
 
 def usable_cores() -> int:
-    """Cores that this process may run on."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
 def gpu_groups(
     count: int, size: int, rocm: bool, variables: Mapping[str, str] = os.environ
 ) -> list[dict[str, str]]:
-    """For each group of ``size`` of the ``count`` visible GPUs, the variable that shows it alone.
+    """Return one environment per group of ``size`` GPUs that makes only this group visible.
 
-    GPUs that the user has hidden stay hidden; what is left over after the last group is not used.
-    ROCm has a variable of its own, but takes CUDA's too where its own is not set.
+    ``count`` is the number of visible GPUs. GPUs hidden by the user stay hidden; GPUs beyond the
+    last full group are unused. ROCm uses HIP_VISIBLE_DEVICES and falls back to
+    CUDA_VISIBLE_DEVICES.
     """
-    given = variables.get(_CUDA, "")
+    visible = variables.get(_CUDA, "")
     if rocm:
-        given = variables.get(_HIP, "") or given
-    names = [n.strip() for n in given.split(",")] if given else [str(i) for i in range(count)]
+        visible = variables.get(_HIP, "") or visible
+    names = [n.strip() for n in visible.split(",")] if visible else [str(i) for i in range(count)]
     groups = [names[i : i + size] for i in range(0, count - size + 1, size)]
     return [{_HIP if rocm else _CUDA: ",".join(group)} for group in groups]

@@ -1,4 +1,4 @@
-"""The GPUs that a check may be told to think of; imports no torch."""
+"""Table of GPUs with memory and peak throughput, used for memory checks; imports no torch."""
 
 import difflib
 import re
@@ -8,44 +8,44 @@ from dataclasses import dataclass, field
 from lib.errors import ConfigError, Problem
 
 GIB = 1024**3
-# CUDA or HIP context with loaded kernels, and the workspaces of the matrix library.
+# CUDA or HIP context with loaded kernels, and workspaces of the BLAS library.
 CONTEXT_BYTES = GIB
-# Part of the tensors' bytes that torch's caching allocator holds on top, in blocks too small for
-# what is asked for next.
+# Overhead of torch's caching allocator relative to the tensors' bytes: free blocks that are too
+# small for the next allocation.
 FRAGMENTATION = 0.05
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """What it has: memory as the driver reports it to a program, and what it computes at most.
+    """Memory and peak throughput of a GPU model.
 
-    ``tflops`` is the data sheet's peak of dense products for each precision, TFLOP/s; one that the
-    hardware lacks is missing.
+    ``memory_gib`` is the memory that the driver reports to a program. ``tflops`` maps each
+    supported precision to the data sheet's peak of dense products in TFLOP/s.
     """
 
     name: str
     memory_gib: float
     tflops: Mapping[str, float]
-    # Whether torch has a flash attention kernel for it: Ampere and later, and ROCm.
+    # Whether torch has a flash attention kernel for this GPU: Ampere and later, and ROCm.
     flash: bool = True
-    # ``tflops`` of its PCIe form, where that is slower.
+    # ``tflops`` of the PCIe variant, if slower.
     pcie: Mapping[str, float] = field(default_factory=dict)
 
     def holds(self, tensor_bytes: float) -> bool:
-        """Whether tensors of so many bytes fit, beside the context and the allocator's losses."""
+        """Return whether tensors of ``tensor_bytes`` fit beside context and allocator overhead."""
         return tensor_bytes * (1 + FRAGMENTATION) + CONTEXT_BYTES <= self.memory_gib * GIB
 
 
 def _peaks(fp32: float, tf32: float, half: float) -> dict[str, float]:
-    """fp32, tf32, and bf16 and fp16 alike; 0 is left out."""
+    """Return peaks for fp32, tf32 (omitted if 0), bf16 and fp16 (both ``half``)."""
     return {"fp32": fp32, "bf16": half, "fp16": half} | ({"tf32": tf32} if tf32 else {})
 
 
 _VOLTA = {"fp32": 15.7, "fp16": 125.0}
 _VOLTA_PCIE = {"fp32": 14.0, "fp16": 112.0}
-# Peaks are from the vendors' data sheets (SXM or OAM form where there are several; without
-# sparsity). Memory is what torch.cuda.get_device_properties reports, which is less than what is
-# sold: error correction and the driver take their part.
+# Peaks are from the vendors' data sheets (SXM or OAM variant if there are several; without
+# sparsity). Memory is the value of torch.cuda.get_device_properties, below the nominal size because
+# of error correction and the driver.
 GPUS: Mapping[str, Gpu] = {
     gpu.name: gpu
     for gpu in (
@@ -65,40 +65,41 @@ GPUS: Mapping[str, Gpu] = {
         Gpu("mi300x", 191.5, _peaks(163.4, 653.7, 1307.4)),
     )
 }
-# Words of full product names that say nothing the table needs.
+# Words of full product names that do not identify a GPU of the table.
 _NOISE = r"nvidia|amd|geforce|radeon|instinct|tesla|pro|sxm\d?|pcie|hbm\d?e?|gib|gb|tensor|core|gpu"
 
 
 def gpu_named(name: str) -> Gpu:
-    """The GPU of that name, as loosely written as ``A100 80GB`` or ``NVIDIA A10G``.
+    """Return the GPU with this name, in any common spelling (``A100 80GB``, ``NVIDIA A10G``).
 
-    ConfigError names the nearest ones where there is none, or several.
+    Raises ConfigError listing the closest names if the name is unknown or ambiguous.
     """
-    wanted = _key(name)
-    keys = {_key(known): gpu for known, gpu in GPUS.items()}
-    if wanted in keys:
-        return keys[wanted]
-    # A size that is no part of the name, as in ``H100 80GB``.
-    shorter = re.sub(r"(?<=\D\d\d\d)\d{2,3}$", "", wanted)
-    if shorter in keys:
-        return keys[shorter]
-    several = [gpu.name for key, gpu in keys.items() if wanted and key.startswith(wanted)]
-    near = several or [
-        keys[key].name for key in difflib.get_close_matches(wanted, keys, n=3, cutoff=0.5)
+    key = _key(name)
+    keys = {_key(gpu_name): gpu for gpu_name, gpu in GPUS.items()}
+    if key in keys:
+        return keys[key]
+    # A memory size that is not part of the name, as in ``H100 80GB``.
+    short_key = re.sub(r"(?<=\D\d\d\d)\d{2,3}$", "", key)
+    if short_key in keys:
+        return keys[short_key]
+    matches = [gpu.name for other, gpu in keys.items() if key and other.startswith(key)]
+    candidates = matches or [
+        keys[match].name for match in difflib.get_close_matches(key, keys, n=3, cutoff=0.5)
     ]
     raise ConfigError(
         Problem(
-            f"GPU={name}: {'which one?' if several else 'no such GPU in the table'}",
-            next=f"one of: {', '.join(near or GPUS)}; or say CHECK_GPU_MEMORY_GB=24",
+            f"GPU={name}: {'ambiguous' if matches else 'unknown'} GPU name",
+            next=f"use one of: {', '.join(candidates or GPUS)}; or set CHECK_GPU_MEMORY_GB=24",
+            code="gpu.ambiguous-name" if matches else "gpu.unknown-name",
         )
     )
 
 
 def peak_tflops(device_name: str, precision: str, matmul_precision: str) -> float | None:
-    """The data sheet's peak of dense products, TFLOP/s, of the device that a driver calls so.
+    """Return the data sheet's peak of dense products in TFLOP/s for a driver's device name.
 
-    ``precision`` is fp32, bf16 or fp16; fp32 products that may be rounded are TF32's where there
-    are such. None for a device that is not in the table: no number is made up.
+    ``precision`` is fp32, bf16 or fp16. If ``matmul_precision`` allows rounding fp32 products, the
+    TF32 peak is returned if there is one. Returns None for a device that is not in the table.
     """
     try:
         gpu = gpu_named(device_name)
@@ -110,12 +111,15 @@ def peak_tflops(device_name: str, precision: str, matmul_precision: str) -> floa
 
 
 def gpu_with_memory(memory_gib: float) -> Gpu:
-    """A GPU that is not in the table, of which only the memory is known."""
+    """Return a GPU outside the table of which only the memory is specified."""
     return Gpu(f"{memory_gib:g} GiB", memory_gib, {})
 
 
 def present_gpu() -> Gpu | None:
-    """The first GPU of this machine, None without one; imports torch and asks the driver."""
+    """Return the first GPU of this machine, or None if there is no GPU.
+
+    Imports torch and queries the driver.
+    """
     import torch
 
     if not torch.cuda.is_available():

@@ -1,7 +1,7 @@
-"""The processes that train one run together, and what they tell each other.
+"""Process group of a run: the ranks that train one run together, and their collective operations.
 
-Numbers on a CPU travel by gloo, gradients on GPUs by NCCL (RCCL on ROCm). Alone, a process has
-nobody to ask: each exchange then gives back what it was given. R ranks.
+CPU tensors are exchanged with gloo, gradients on GPUs with NCCL (RCCL on ROCm). With a world size
+of 1, every collective returns its input. R in shapes is the number of ranks.
 """
 
 import gc
@@ -20,27 +20,27 @@ from torch.nn.parallel import DistributedDataParallel
 
 from lib.machine.process import Process
 
-# torch's own are 25.
+# Bucket size for DDP_SAFE; torch's default is 25.
 SAFE_BUCKET_MIB = 2
-# Longer than anything that rank 0 does while the others wait: a checkpoint, the final files. Whoever
-# started the processes ends them all when one of them dies, so no failure waits for this.
+# Longer than anything rank 0 does while the others wait (a checkpoint, the final files). If one
+# process dies, the launcher terminates all of them, so that no failure waits for this timeout.
 _TIMEOUT = timedelta(hours=4)
 
 
 @dataclass(frozen=True)
 class Group:
-    """One process's view of the processes of its run. Every rank makes the same calls in order."""
+    """Process group as seen by one rank. Every rank makes the same calls in the same order."""
 
     process: Process = field(default_factory=Process)
-    # What shares gradients and is still alive.
-    _sharing: WeakSet[nn.Module] = field(default_factory=WeakSet, repr=False, compare=False)
+    # Live modules from share_gradients.
+    _wrapped_modules: WeakSet[nn.Module] = field(default_factory=WeakSet, repr=False, compare=False)
 
     @classmethod
     def join(cls, process: Process) -> Self:
-        """Meet the other processes; waits until all are there."""
+        """Initialize the process group; blocks until all ranks have joined."""
         if process.world_size > 1:
             dist.init_process_group(
-                # Both: what is agreed upon lies on the CPU, and asking a GPU would stall it.
+                # Both backends: agreed values are CPU tensors, since reading GPU tensors would stall the GPU.
                 "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
                 init_method=process.rendezvous,
                 rank=process.rank,
@@ -58,44 +58,48 @@ class Group:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Part from the others. After an error, the end of the process does: it speaks first.
+        """Leave the process group.
 
-        What shares gradients has to be gone by then. Were it the last to hold torch's process
-        group, it would wait, without letting go of the interpreter, for gloo's threads to end; and
-        they wait for the interpreter to let go of their last tensor (pytorch issue 56297).
+        After an error, skip this and let the process exit, so that the original error is reported
+        first.
+
+        Modules returned by ``share_gradients`` must be deleted before. If one of them were the last
+        owner of torch's process group, its destructor would wait for gloo's threads without
+        releasing the GIL, and the threads wait for the GIL to release their last tensor (pytorch
+        issue 56297).
         """
         if self.size > 1 and error is None:
-            if self._sharing:
-                # A reference cycle may be all that holds it.
+            if self._wrapped_modules:
+                # A reference cycle may keep a module alive.
                 gc.collect()
-            assert not self._sharing, "what shares gradients outlives its group"
+            assert not self._wrapped_modules, "a module from share_gradients outlives its group"
             dist.destroy_process_group()
 
     @property
     def size(self) -> int:
-        """Number of processes."""
+        """Return the number of processes."""
         return self.process.world_size
 
     @property
     def rank(self) -> int:
-        """Number of this process."""
+        """Return the rank of this process."""
         return self.process.rank
 
     @property
     def is_main(self) -> bool:
-        """Whether this is rank 0, which decides, writes and speaks."""
+        """Return whether this process is rank 0, which makes decisions, writes files and logs."""
         return self.process.is_main
 
     def agree(self, number: float) -> float:
-        """Rank 0's ``number``, on every rank."""
+        """Broadcast rank 0's ``number`` to every rank."""
         if self.size == 1:
             return number
-        told = torch.tensor(number, dtype=torch.float64)
-        dist.broadcast(told, src=0)
-        return told.item()
+        value = torch.tensor(number, dtype=torch.float64)
+        dist.broadcast(value, src=0)
+        return value.item()
 
     def gather(self, row: Tensor) -> Tensor:
-        """The ``row`` of each rank, which lies on the CPU and has one shape on all: [R, …]."""
+        """Gather each rank's CPU tensor ``row``, of equal shape on all ranks: [R, …]."""
         if self.size == 1:
             return row[None].clone()
         rows = [torch.empty_like(row) for _ in range(self.size)]
@@ -103,17 +107,17 @@ class Group:
         return torch.stack(rows)
 
     def add(self, tensor: Tensor) -> Tensor:
-        """Replace ``tensor`` by its sum over the ranks, and return it."""
+        """Replace ``tensor`` by its sum over the ranks (all-reduce) and return it."""
         if self.size > 1:
             dist.all_reduce(tensor)
         return tensor
 
     def any(self, flag: bool) -> bool:
-        """Whether ``flag`` is true on any rank; the same answer on all of them."""
+        """Return whether ``flag`` is true on any rank; all ranks get the same result."""
         return flag if self.size == 1 else bool(self.gather(torch.tensor(flag)).any())
 
     def gather_text(self, text: str) -> list[str]:
-        """The ``text`` of each rank."""
+        """Gather the ``text`` of each rank."""
         data = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
         sizes = self.gather(torch.tensor(data.numel())).tolist()
         row = torch.zeros(max(sizes), dtype=torch.uint8)
@@ -127,7 +131,7 @@ class Group:
 
     @contextmanager
     def main_first(self) -> Iterator[None]:
-        """Rank 0 does what stands inside; then the others do."""
+        """Run the body on rank 0 first, then on the other ranks."""
         if not self.is_main:
             self.barrier()
         yield
@@ -135,10 +139,10 @@ class Group:
             self.barrier()
 
     def share_gradients(self, module: nn.Module, safe: bool = False) -> nn.Module:
-        """``module``, with gradients that are the mean over the ranks after ``backward``.
+        """Return ``module`` wrapped so that ``backward`` averages gradients over the ranks.
 
-        ``safe`` sends them in small buckets, of which each is a copy. Its weights are expected to be the same on every rank: nothing is sent to make them so.
-        Let go of it before the group is left.
+        ``safe`` uses small buckets with copies of the gradients. Weights must already be equal on
+        every rank: they are not broadcast. Delete the result before leaving the group.
         """
         if self.size == 1:
             return module
@@ -146,23 +150,26 @@ class Group:
         shared = DistributedDataParallel(
             module, init_sync=False, gradient_as_bucket_view=False, **buckets
         )
-        self._sharing.add(shared)
+        self._wrapped_modules.add(shared)
         return shared
 
     def exchange(self, module: Any, now: bool) -> AbstractContextManager[None]:
-        """A context for forward and backward of what ``share_gradients`` gave.
+        """Return a context for forward and backward of a module from ``share_gradients``.
 
-        Gradients stay on their rank, and add up there, until one with ``now``.
+        Gradients accumulate locally until a context with ``now=True``.
         """
         return nullcontext() if now or self.size == 1 else module.no_sync()
 
     def backend(self, device: torch.device) -> str:
-        """What gradients on ``device`` travel by: none, gloo or nccl."""
+        """Return the backend for gradients on ``device``: none, gloo or nccl."""
         if self.size == 1:
             return "none"
         return "gloo" if device.type == "cpu" else "nccl"
 
 
 def lost_peer(error: RuntimeError) -> bool:
-    """Whether ``error`` says that another process is gone; gloo has no class of its own for it."""
+    """Return whether ``error`` reports a lost peer.
+
+    The messages are searched because gloo has no exception class for this.
+    """
     return isinstance(error, dist.DistError) or "gloo/transport" in str(error)

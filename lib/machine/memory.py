@@ -1,4 +1,4 @@
-"""How much memory this process has taken."""
+"""Peak memory of this process."""
 
 import resource
 import sys
@@ -9,7 +9,10 @@ if TYPE_CHECKING:
 
 
 def peak_bytes(device: "torch.device") -> int:
-    """The most that was allocated so far: of the GPU by tensors, or by this process."""
+    """Return the peak memory so far in bytes.
+
+    On a GPU, the memory allocated for tensors; on a CPU, the resident set size of this process.
+    """
     if device.type == "cuda":
         import torch
 

@@ -1,4 +1,4 @@
-"""What the machine is, and what torch reports of its own state: facts read back, not requests."""
+"""Hardware facts, and settings read back from torch to compare them with the requested ones."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -16,15 +16,15 @@ from lib.machine.process import Process, missing_variables
 from lib.machine.setup import WORKSPACE, WORKSPACE_VARIABLE, autocast
 
 GIB = 1024**3
-# The states of a setting: requested, resolved, observed.
+# Three states of a setting: requested, resolved, observed.
 Knob = dict[str, Any]
-_REMEDY = (
-    "paper_repro takes no other setting; type: SET=RUN_PROFILE_MAXOUT_SPEED=y to have it noted"
+_ADVICE = (
+    "paper_repro allows no deviation; type: SET=RUN_PROFILE_MAXOUT_SPEED=y to record it instead"
 )
 
 
 def hardware(device: torch.device) -> dict[str, Any]:
-    """Processor, memory and, on a GPU, its name, memory and driver. Absent facts are None."""
+    """Return processor, memory and, on a GPU, name, memory and driver; None for missing facts."""
     facts: dict[str, Any] = {
         "cpu_model": cpu_model(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
@@ -45,14 +45,15 @@ def hardware(device: torch.device) -> dict[str, Any]:
 
 
 def device_name(device: torch.device) -> str:
-    """The model of the device that computes: what a run's bits may depend on."""
+    """Return the model of the training device, which can affect the bits of a run."""
     return cpu_model() if device.type == "cpu" else torch.cuda.get_device_name(device)
 
 
 def knob(requested: Any, resolved: Any, read: Callable[[], Any]) -> Knob:
-    """A setting in its three states: as asked for, as resolved for this machine, as read back.
+    """Return a setting in three states: requested, resolved for this machine, and read back.
 
-    torch refuses to read old TF32 switches once new ones were set; the refusal is the fact then.
+    torch raises RuntimeError for old TF32 switches once new ones were set; the error is recorded as
+    the observed value.
     """
     try:
         observed = read()
@@ -64,9 +65,9 @@ def knob(requested: Any, resolved: Any, read: Callable[[], Any]) -> Knob:
 def knobs(
     machine: MachineConfig, device: torch.device, process: Process, scaler: torch.amp.GradScaler
 ) -> dict[str, Knob]:
-    """The settings of the machine and of torch, by name."""
+    """Return the settings of the machine and of torch, by name."""
     mixed, on_gpu = machine.precision != "fp32", device.type == "cuda"
-    asked: dict[str, tuple[Any, Callable[[], Any]]] = {
+    requested: dict[str, tuple[Any, Callable[[], Any]]] = {
         "precision_mode": (machine.precision, lambda: _precision(machine)),
         "amp_enabled": (mixed, lambda: _autocasts(machine)),
         "grad_scaler_enabled": (machine.precision == "fp16", scaler.is_enabled),
@@ -85,9 +86,9 @@ def knobs(
     tf32 = machine.matmul_precision != "highest"
     workspace = WORKSPACE if on_gpu and machine.repeats else None
     warns = machine.deterministic == "warn"
-    found = {name: knob(wanted, wanted, read) for name, (wanted, read) in asked.items()}
-    # What follows from others, or from the device.
-    found |= {
+    settings = {name: knob(value, value, read) for name, (value, read) in requested.items()}
+    # Settings derived from other settings or from the device.
+    settings |= {
         "device": knob(machine.device, str(device), _observed_device),
         "allow_tf32_matmul": knob(
             machine.matmul_precision, tf32, lambda: torch.backends.cuda.matmul.allow_tf32
@@ -104,33 +105,35 @@ def knobs(
     }
     if on_gpu:
         segments = machine.expandable_segments
-        found["expandable_segments"] = knob(segments, segments, _expandable_segments)
-    return found
+        settings["expandable_segments"] = knob(segments, segments, _expandable_segments)
+    return settings
 
 
-def deviations(found: Mapping[str, Knob]) -> list[str]:
-    """Names of the knobs that are observed otherwise than they were resolved."""
-    return [name for name, state in found.items() if state["resolved"] != state["observed"]]
+def deviations(settings: Mapping[str, Knob]) -> list[str]:
+    """Return the names of settings whose observed value differs from the resolved value."""
+    return [name for name, state in settings.items() if state["resolved"] != state["observed"]]
 
 
-def refuse_deviations(found: Mapping[str, Knob]) -> None:
-    """PreflightError that names every deviation, with both values."""
+def refuse_deviations(settings: Mapping[str, Knob]) -> None:
+    """Raise PreflightError listing every deviation with both values."""
     problems = [
-        f"{name} was resolved to {found[name]['resolved']} and is {found[name]['observed']}"
-        for name in deviations(found)
+        f"{name}: setting differs (expected {settings[name]['resolved']}, "
+        f"got {settings[name]['observed']})"
+        for name in deviations(settings)
     ]
     if problems:
-        raise PreflightError(*(Problem(what, next=_REMEDY) for what in problems))
+        code = "machine.setting-mismatch"
+        raise PreflightError(*(Problem(what, next=_ADVICE, code=code) for what in problems))
 
 
 def sdpa_choice(
     q_BNTH: torch.Tensor, kv_heads: int, dropout: float, seen: Mapping[str, Any]
 ) -> str:
-    """The kernel torch picks for plain attention: flash, efficient, cudnn or math.
+    """Return the kernel torch selects for attention: flash, efficient, cudnn or math.
 
-    RuntimeError where none can run of those that ``torch.nn.attention.sdpa_kernel`` allows here.
-    ``seen`` says which keys a query sees, as arguments of ``scaled_dot_product_attention``. Asks
-    torch with tensors of that shape, rather than guessing from versions.
+    ``seen`` contains the mask arguments of ``scaled_dot_product_attention``. torch itself is
+    queried with tensors of that shape, because the choice depends on versions. Raises RuntimeError
+    if no kernel allowed by ``torch.nn.attention.sdpa_kernel`` supports the input.
     """
     batch, heads, length, width = q_BNTH.shape
     k, v = (q_BNTH.new_empty(batch, kv_heads, length, width).requires_grad_() for _ in "kv")
@@ -141,20 +144,20 @@ def sdpa_choice(
 
 
 def _observed_device() -> str:
-    """Where a new tensor of the training device lands."""
+    """Return the device of a new tensor on the training device."""
     if not torch.cuda.is_initialized():
         return "cpu"
     return str(torch.device("cuda", torch.cuda.current_device()))
 
 
 def _autocasts(machine: MachineConfig) -> bool:
-    """Inside the forward pass's context."""
+    """Return whether autocast is enabled in the context of the forward pass."""
     with autocast(machine):
         return torch.is_autocast_enabled(machine.device)
 
 
 def _precision(machine: MachineConfig) -> str:
-    """The precision of a matrix product inside the forward pass's context."""
+    """Return the precision of a matrix product in the context of the forward pass."""
     with autocast(machine):
         if not torch.is_autocast_enabled(machine.device):
             return "fp32"
@@ -169,14 +172,14 @@ def _deterministic() -> bool | str:
 
 
 def _world_size() -> int:
-    """Of the process group that was joined; alone there is none."""
+    """Return the size of the joined process group, or 1 if there is none."""
     joined = dist.is_available() and dist.is_initialized()
     return dist.get_world_size() if joined else 1
 
 
-def _variable(name: str, wanted: str | None) -> str | None:
-    """Of the environment; what nobody wants here is no setting of the run."""
-    return os.environ.get(name) if wanted is not None else None
+def _variable(name: str, resolved: str | None) -> str | None:
+    """Return the environment variable, or None if this run does not use it."""
+    return os.environ.get(name) if resolved is not None else None
 
 
 def _expandable_segments() -> bool:
@@ -184,7 +187,7 @@ def _expandable_segments() -> bool:
 
 
 def _driver_version() -> str | None:
-    """Of the NVIDIA or AMD kernel driver, or None where the kernel does not say."""
+    """Return the version of the NVIDIA or AMD kernel driver, or None if unavailable."""
     nvidia = _read_text(Path("/proc/driver/nvidia/version"))
     if nvidia:
         return nvidia.splitlines()[0].removeprefix("NVRM version:").strip()

@@ -1,4 +1,4 @@
-"""What a run asks of the machine; imports no torch."""
+"""Options of the machine: device, precision and kernels; imports no torch."""
 
 from dataclasses import dataclass
 
@@ -7,27 +7,27 @@ from lib.binding import symbol
 
 @dataclass(frozen=True)
 class MachineConfig:
-    """Device, precision and the habits of a GPU, each a symbol that acts."""
+    """Device, precision and kernel options; each field is a Kconfig symbol."""
 
     # cpu or cuda; ROCm builds of torch call their devices cuda too.
     device: str = symbol("DEVICE")
     # fp32, bf16 or fp16 (fp16 with a gradient scaler)
     precision: str = symbol("PRECISION")
-    # Threads of each process of a run; part of the identity because sums depend on how work is split.
+    # Threads per process; part of the identity because sums depend on how work is split.
     cpu_threads: int = symbol("CPU_THREADS", form=True)
     compile: bool = symbol("COMPILE", form=True)
-    # Of operations without a deterministic form: off, warn or strict
+    # Operations without a deterministic implementation: off, warn or strict.
     deterministic: str = symbol("DETERMINISTIC")
-    # Inside fp32 matrix products: highest, high (TF32) or medium (bf16).
+    # Precision inside fp32 matrix products: highest, high (TF32) or medium (bf16).
     matmul_precision: str = symbol("MATMUL_PRECISION")
     cudnn_benchmark: bool = symbol("CUDNN_BENCHMARK")
     expandable_segments: bool = symbol("EXPANDABLE_SEGMENTS", identity=False)
-    # Iterations run before timing starts, on a copy: no trace in weights, optimizer or RNG.
+    # Iterations before timing starts, on a copy: weights, optimizer and RNG are unaffected.
     warmup_iterations: int = symbol("WARMUP_ITERATIONS", identity=False)
-    # How gradients are shared among processes; the order of their sums may depend on it.
+    # Conservative gradient synchronization; may change the order of sums.
     ddp_safe: bool = symbol("DDP_SAFE")
 
     @property
     def repeats(self) -> bool:
-        """Whether the deterministic form of an operation is taken where there is one."""
+        """Return whether deterministic implementations are used if available."""
         return self.deterministic != "off"

@@ -1,4 +1,4 @@
-"""Which process of a run this is: the one reader of a launcher's environment variables."""
+"""Rank and world size from the launcher's environment, which only this module reads."""
 
 import os
 import sys
@@ -6,33 +6,34 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from lib.errors import PreflightError
+from lib.errors import PreflightError, Problem
 
-# A file through which the processes of a run find each other: no port that could be taken.
+# Rendezvous file of the processes of a run; unlike a port, it cannot be in use already.
 _RENDEZVOUS = "KABLATE_RENDEZVOUS"
 
 
 @dataclass(frozen=True)
 class Process:
-    """Place of this process among those that train one run together."""
+    """Rank of this process among the processes that train one run together."""
 
     rank: int = 0
     world_size: int = 1
-    # Rank within this machine; picks the GPU.
+    # Rank within this machine; selects the GPU.
     local_rank: int = 0
-    # Where the processes meet: torchrun says it in variables that torch reads by itself.
+    # Init method of torch.distributed; env:// reads the variables set by torchrun.
     rendezvous: str = "env://"
 
     @property
     def is_main(self) -> bool:
-        """Whether this process writes the run's files."""
+        """Return whether this process writes the run's files."""
         return self.rank == 0
 
 
 def current_process(variables: Mapping[str, str] = os.environ) -> Process:
-    """The place that ``RANK``, ``WORLD_SIZE`` and ``LOCAL_RANK`` give, as torchrun sets them.
+    """Return the process described by ``RANK``, ``WORLD_SIZE`` and ``LOCAL_RANK`` (as set by
+    torchrun).
 
-    PreflightError when one of them is not a number.
+    Raises PreflightError if one of them is not a number.
     """
     file = variables.get(_RENDEZVOUS)
     return Process(
@@ -44,9 +45,10 @@ def current_process(variables: Mapping[str, str] = os.environ) -> Process:
 
 
 def rank_variables(rank: int, world_size: int, rendezvous: Path) -> dict[str, str]:
-    """Variables of one of ``world_size`` processes on this machine that meet at ``rendezvous``.
+    """Return the environment of one of ``world_size`` processes on this machine.
 
-    The file must not exist yet. They talk over the loopback interface.
+    ``rendezvous`` is a file that must not exist yet. Processes communicate over the loopback
+    interface.
     """
     return {
         "RANK": str(rank),
@@ -60,12 +62,13 @@ def rank_variables(rank: int, world_size: int, rendezvous: Path) -> dict[str, st
 def missing_variables(
     wanted: Mapping[str, str], variables: Mapping[str, str] = os.environ
 ) -> list[str]:
-    """``NAME=value`` for each of ``wanted`` that this process was not started with."""
+    """Return ``NAME=value`` for each entry of ``wanted`` that is not set in ``variables``."""
     return [f"{name}={value}" for name, value in wanted.items() if variables.get(name) != value]
 
 
 def _number(variables: Mapping[str, str], name: str, default: int) -> int:
     text = variables.get(name, str(default))
     if not text.isdecimal():
-        raise PreflightError(f"{name}={text!r} in the environment is not a number")
+        what = f"invalid environment variable {name}={text!r} (expected a number)"
+        raise PreflightError(Problem(what, code="env.invalid-variable"))
     return int(text)

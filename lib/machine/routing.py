@@ -1,7 +1,7 @@
-"""Which kernel computed attention: a fact read from what came out, not torch's announcement.
+"""Detection of the attention kernel from the autograd graph of its output.
 
-Autograd writes down what made a tensor. That is quieter and a hundred times cheaper than a profile,
-whose start takes over a second and writes lines of its own into a run's log.
+Autograd records the operation that produced a tensor. Reading this record is a hundred times
+cheaper than a profile, which takes over a second to start and writes to the log of the run.
 """
 
 import re
@@ -12,10 +12,11 @@ _FUSED = re.compile(r"ScaledDotProduct(\w+?)Attention")
 
 
 def kernel_that_made(context: Tensor) -> str:
-    """flash, efficient, cudnn or math; ``context`` is scaled_dot_product_attention's and wants a
-    gradient. "unknown" where neither a fused kernel nor a softmax is in its record.
+    """Return flash, efficient, cudnn or math, or "unknown" if neither is in the graph.
+
+    ``context`` is the output of scaled_dot_product_attention and must require a gradient.
     """
-    found, nodes = "unknown", [context.grad_fn]
+    kernel, nodes = "unknown", [context.grad_fn]
     while nodes:
         node = nodes.pop()
         if node is None:
@@ -23,6 +24,6 @@ def kernel_that_made(context: Tensor) -> str:
         if fused := _FUSED.search(node.name()):
             return fused[1].lower()
         if "Softmax" in node.name():
-            found = "math"
-        nodes += [before for before, _ in node.next_functions]
-    return found
+            kernel = "math"
+        nodes += [parent for parent, _ in node.next_functions]
+    return kernel

@@ -1,7 +1,7 @@
-"""Making the machine do what the configuration says, and refusing where it cannot.
+"""Setup of the machine according to the configuration, and preflight checks of the machine.
 
-Three moments: ``environment`` before torch starts, ``preflight`` before anything is written, and
-``set_up`` in the process that trains.
+There are three stages: ``environment`` before torch starts, ``preflight`` before anything is
+written, and ``set_up`` in the training process.
 """
 
 import importlib.util
@@ -15,8 +15,8 @@ from lib.machine.process import Process, missing_variables
 if TYPE_CHECKING:
     import torch
 
-# glibc gives large blocks back to the kernel as soon as they are freed, and the next step faults
-# every page in anew: 7 to 13 % of a bf16 step at 124M. These keep the memory in the process.
+# glibc returns large blocks to the kernel when they are freed, and the next step faults every page
+# in again: 7 to 13 % of a bf16 step at 124M. These variables keep the memory in the process.
 KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)}
 
 # cuBLAS is deterministic only with a fixed workspace: eight buffers of 4096 KiB.
@@ -24,7 +24,10 @@ WORKSPACE_VARIABLE, WORKSPACE = "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
 
 
 def environment(machine: MachineConfig) -> dict[str, str]:
-    """Variables that a worker must be started with: libraries read them once, at their start."""
+    """Return the environment variables of a worker.
+
+    They must be set before a worker starts, because libraries read them once, when they are loaded.
+    """
     variables = {"OMP_NUM_THREADS": str(machine.cpu_threads)}
     if machine.device == "cpu":
         variables |= KEEP_MEMORY
@@ -32,10 +35,10 @@ def environment(machine: MachineConfig) -> dict[str, str]:
 
 
 def preflight(machine: MachineConfig, processes: int = 1) -> None:
-    """Refuse what this machine cannot run; writes nothing and starts nothing.
+    """Check that this machine supports the configuration; writes and starts nothing.
 
-    Imports torch and asks the GPU driver, so call it in a process that may use the GPU. Raises
-    PreflightError with every reason at once.
+    Imports torch and queries the GPU driver, so call it in a process that may use the GPU. Raises
+    PreflightError with all problems at once.
     """
     import torch
 
@@ -52,24 +55,24 @@ def preflight(machine: MachineConfig, processes: int = 1) -> None:
 
 
 def set_up(machine: MachineConfig, process: Process, processes: int = 1) -> "torch.device":
-    """Apply threads, determinism and GPU habits; return the device of this process.
+    """Apply thread, determinism and GPU settings; return the device of this process.
 
-    PreflightError when the launcher started another number of processes than the configuration
-    says, or left out a variable that a library has already read.
+    Raises PreflightError if the launcher started a different number of processes than configured,
+    or omitted a variable that a library has already read.
     """
     import torch
 
     require_processes(process, processes)
     if missing := missing_variables(_gpu_environment(machine)):
-        raise PreflightError(
-            f"this process was started without {' '.join(missing)}; set it before Python starts"
-        )
+        what = f"environment variables not set: {' '.join(missing)}"
+        advice = "set them before Python starts"
+        raise PreflightError(Problem(what, next=advice, code="env.missing-variable"))
     torch.set_num_threads(machine.cpu_threads)
     torch.use_deterministic_algorithms(machine.repeats, warn_only=machine.deterministic == "warn")
-    # Deterministic mode would fill every new tensor with NaN first: a write of all memory once more.
+    # Deterministic mode would first fill every new tensor with NaN, an extra write of all memory.
     torch.utils.deterministic.fill_uninitialized_memory = False
     torch.set_float32_matmul_precision(machine.matmul_precision)
-    # torch leaves this one on by itself, whatever the precision of matrix products.
+    # Enabled by default in torch, independent of the precision of matrix products.
     torch.backends.cudnn.allow_tf32 = machine.matmul_precision != "highest"
     torch.backends.cudnn.benchmark = machine.cudnn_benchmark
     if machine.device == "cpu":
@@ -80,20 +83,20 @@ def set_up(machine: MachineConfig, process: Process, processes: int = 1) -> "tor
 
 
 def require_processes(process: Process, processes: int) -> None:
-    """PreflightError unless ``process`` is one of as many as the configuration says."""
+    """Raise PreflightError unless the world size of ``process`` equals ``processes``."""
     if process.world_size == processes:
         return
     if process.world_size == 1:
-        what = f"GPUS={processes} trains in {processes} processes, and this is one"
+        what = f"GPUS={processes}: run requires {processes} processes, got 1"
     else:
-        what = f"WORLD_SIZE={process.world_size} in the environment, but GPUS={processes}"
+        what = f"GPUS={processes}: process count mismatch, got WORLD_SIZE={process.world_size}"
     torchrun = f"torchrun --standalone --nproc-per-node {processes} scripts/train.py"
-    advice = f"type: make, which starts them itself, or: {torchrun}"
-    raise PreflightError(Problem(what, next=advice))
+    advice = f"type: make, which starts the processes, or: {torchrun}"
+    raise PreflightError(Problem(what, next=advice, code="ranks.count-mismatch"))
 
 
 def autocast(machine: MachineConfig) -> "torch.autocast":
-    """The context of a forward pass: matrix products in ``PRECISION``, weights stay fp32."""
+    """Return the context of a forward pass: matrix products in ``PRECISION``, weights stay fp32."""
     import torch
 
     enabled = machine.precision != "fp32"
@@ -102,7 +105,7 @@ def autocast(machine: MachineConfig) -> "torch.autocast":
 
 
 def grad_scaler(machine: MachineConfig) -> "torch.amp.GradScaler":
-    """The loss scaler that fp16 needs; passes everything through at other precisions."""
+    """Return the loss scaler required by fp16; disabled at other precisions."""
     import torch
 
     return torch.amp.GradScaler(machine.device, enabled=machine.precision == "fp16")
@@ -118,32 +121,37 @@ def _gpu_environment(machine: MachineConfig) -> dict[str, str]:
 
 
 def _no_gpu(torch: Any) -> Problem:
-    built = torch.version.cuda or torch.version.hip
-    reason = "the driver shows none" if built else f"torch {torch.__version__} is built for the CPU"
+    gpu_build = torch.version.cuda or torch.version.hip
+    reason = (
+        "no GPU reported by the driver"
+        if gpu_build
+        else f"torch {torch.__version__} is gpu_build for the CPU"
+    )
     return Problem(
-        f"DEVICE=cuda, but there is no GPU: {reason}",
+        f"DEVICE=cuda: no GPU available ({reason})",
         next="type: make defconfig-NAME+cpu   (or add SET=DEVICE_CPU=y)",
+        code="gpu.missing",
     )
 
 
 def _gpu_problems(torch: Any, machine: MachineConfig, processes: int) -> list[Problem]:
     problems = []
     if torch.cuda.device_count() < processes:
-        problems.append(
-            Problem(f"GPUS={processes}, but {torch.cuda.device_count()} GPU(s) are visible")
-        )
+        what = f"GPUS={processes}: not enough GPUs ({torch.cuda.device_count()} visible)"
+        problems.append(Problem(what, code="gpu.too-few"))
     if machine.precision == "bf16" and not torch.cuda.is_bf16_supported(including_emulation=False):
         name = torch.cuda.get_device_name(0)
-        problems.append(
-            Problem(f"PRECISION=bf16: {name} has no bf16", next="type: SET=PRECISION_FP16=y")
-        )
+        what = f"PRECISION=bf16: {name} does not support bf16"
+        problems.append(Problem(what, next="type: SET=PRECISION_FP16=y", code="gpu.unsupported"))
     return problems
 
 
 def _compiler_problems(device: str) -> list[Problem]:
-    """torch.compile writes C++ for a CPU and Triton for a GPU; both need their compiler."""
+    """Return missing compilers: torch.compile requires C++ on a CPU and Triton on a GPU."""
     if device == "cpu" and not any(shutil.which(name) for name in ("c++", "g++", "clang++")):
-        return [Problem("COMPILE=y: no C++ compiler found", next="type: apt-get install g++")]
+        what = "COMPILE=y: no C++ compiler found"
+        return [Problem(what, next="type: apt-get install g++", code="env.missing-compiler")]
     if device == "cuda" and importlib.util.find_spec("triton") is None:
-        return [Problem("COMPILE=y: the package triton is missing", next="type: SET=COMPILE=n")]
+        what = "COMPILE=y: package triton is missing"
+        return [Problem(what, next="type: SET=COMPILE=n", code="env.missing-package")]
     return []

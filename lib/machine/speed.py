@@ -1,7 +1,7 @@
-"""How fast this machine may train, from a matrix product of a tenth of a second; without torch.
+"""Estimate of the training speed from a matrix product of a tenth of a second; without torch.
 
-Run as a module it measures, in a process of its own: the library that multiplies reads the number
-of its threads once, when it is loaded.
+Run as a module, this file measures in a separate process, because the BLAS library reads its thread
+count only once, when it is loaded.
 """
 
 import os
@@ -13,28 +13,28 @@ from pathlib import Path
 from lib.machine.options import MachineConfig
 from lib.modules import module_command
 
-# Share of the matrix product's speed that training reaches on a CPU, in the FLOPs that a plan
-# counts. Seen on two kinds of cores: 0.5 with a byte vocabulary and 128 columns, 0.8 at 124M.
-_CPU_SHARE = 0.65
-# A bf16 step at 124M against fp32, where the processor multiplies bf16 itself.
-_BF16_GAIN = 1.8
+# Training speed on a CPU relative to the matrix product, in FLOPs as counted by a plan. Measured on
+# two kinds of cores: 0.5 with a byte vocabulary and width 128, 0.8 at 124M.
+_CPU_EFFICIENCY = 0.65
+# Speed of a bf16 step at 124M relative to fp32 on a processor with bf16 instructions.
+_BF16_SPEEDUP = 1.8
 _SIZE = 768
 _REPETITIONS = 5
 
 
 def flops_per_second(machine: MachineConfig) -> float | None:
-    """Training speed to expect of one run, right within a factor of two or so.
+    """Estimate the training speed of one run in FLOP/s, within a factor of about two.
 
-    None for a GPU: nothing short of a run tells.
+    Returns None for a GPU, whose speed can only be measured by a run.
     """
     if machine.device != "cpu":
         return None
-    gain = _BF16_GAIN if machine.precision == "bf16" and _multiplies_bf16() else 1.0
-    return _CPU_SHARE * gain * _measured(machine.cpu_threads)
+    speedup = _BF16_SPEEDUP if machine.precision == "bf16" and _has_bf16_instructions() else 1.0
+    return _CPU_EFFICIENCY * speedup * _measure(machine.cpu_threads)
 
 
-def _measured(threads: int) -> float:
-    """fp32 FLOPs a second of a matrix product on ``threads`` threads."""
+def _measure(threads: int) -> float:
+    """Measure fp32 FLOP/s of a matrix product on ``threads`` threads."""
     names = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS")
     environment = os.environ | dict.fromkeys(names, str(threads))
     command = module_command(__name__)
@@ -42,7 +42,7 @@ def _measured(threads: int) -> float:
     return float(run.stdout)
 
 
-def _multiplies_bf16() -> bool:
+def _has_bf16_instructions() -> bool:
     try:
         flags = Path("/proc/cpuinfo").read_text()
     except OSError:
@@ -50,8 +50,8 @@ def _multiplies_bf16() -> bool:
     return "avx512_bf16" in flags or "amx_bf16" in flags
 
 
-def _multiply() -> float:
-    """FLOPs a second of the fastest of a few products."""
+def _time_matmul() -> float:
+    """Return the FLOP/s of the fastest of a few products."""
     import numpy as np
 
     a = np.random.default_rng(0).random((_SIZE, _SIZE), dtype=np.float32)
@@ -64,4 +64,4 @@ def _multiply() -> float:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(f"{_multiply()}\n")
+    sys.stdout.write(f"{_time_matmul()}\n")

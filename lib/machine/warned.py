@@ -1,4 +1,4 @@
-"""Operations that have no deterministic form, as torch warns of them: each noted once."""
+"""Recording of non-deterministic operations from the warnings of torch, each operation once."""
 
 import re
 import warnings
@@ -10,7 +10,7 @@ import torch
 
 from lib.machine.options import MachineConfig
 
-# How torch puts it: an operation by name, a fused attention kernel, a product without a workspace.
+# Wording of torch for an operation, a fused attention kernel and a product without a workspace.
 _WARNING = (
     r"(?P<name>.+?) (does not have a deterministic implementation"
     r"|defaults to a non-deterministic algorithm)"
@@ -19,7 +19,7 @@ _WARNING = (
 
 
 class WarnedOperations:
-    """Names of operations; ``said`` is called with each when it is met for the first time."""
+    """Names of non-deterministic operations; ``said`` is called with each new name."""
 
     def __init__(self, said: Callable[[str], None]) -> None:
         self._said = said
@@ -27,19 +27,19 @@ class WarnedOperations:
 
     @property
     def names(self) -> list[str]:
-        """All that were met, sorted."""
+        """Return all recorded names, sorted."""
         return sorted(self._names)
 
     def add(self, names: Iterable[str]) -> None:
-        """Note what an earlier process met."""
+        """Add names recorded by an earlier process."""
         self._names.update(names)
 
     def meet(self, message: str) -> bool:
-        """Whether ``message`` is torch's word on such an operation, which is then noted."""
-        found = re.match(_WARNING, message, re.DOTALL)
-        if found is None:
+        """Record the operation if ``message`` is such a warning; return whether it is."""
+        match = re.match(_WARNING, message, re.DOTALL)
+        if match is None:
             return False
-        name = found["name"] or found["library"]
+        name = match["name"] or match["library"]
         if name not in self._names:
             self._names.add(name)
             self._said(name)
@@ -50,18 +50,19 @@ class WarnedOperations:
 def noting_warned(
     machine: MachineConfig, said: Callable[[str], None]
 ) -> Iterator[WarnedOperations | None]:
-    """Inside, torch's warnings of that kind are noted and not shown; None unless they are asked for.
+    """Record such warnings of torch inside the context instead of printing them.
 
-    The filters are the process's. torch gives some warnings once in a process, and Python once in a
-    place; inside, each comes every time. What the backward pass warns of comes from its thread.
+    Yields None unless ``DETERMINISTIC`` is warn. Warning filters are process-wide. torch emits some
+    warnings once per process, and Python once per location; inside, each is emitted every time.
+    Warnings of the backward pass come from its thread.
     """
     if machine.deterministic != "warn":
         yield None
         return
-    met, always = WarnedOperations(said), torch.is_warn_always_enabled()
+    operations, warn_always = WarnedOperations(said), torch.is_warn_always_enabled()
     with warnings.catch_warnings():
         warnings.filterwarnings("always", message=_WARNING)
-        shown = warnings.showwarning
+        showwarning = warnings.showwarning
 
         def show(
             message: Warning | str,
@@ -71,12 +72,12 @@ def noting_warned(
             file: TextIO | None = None,
             line: str | None = None,
         ) -> Any:
-            if not met.meet(str(message)):
-                shown(message, category, filename, lineno, file, line)
+            if not operations.meet(str(message)):
+                showwarning(message, category, filename, lineno, file, line)
 
         warnings.showwarning = show
         torch.set_warn_always(True)
         try:
-            yield met
+            yield operations
         finally:
-            torch.set_warn_always(always)
+            torch.set_warn_always(warn_always)

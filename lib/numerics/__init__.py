@@ -1,1 +1,1 @@
-"""Numbers that are not finite: looking for them, and telling which tensors hold them."""
+"""Detection of non-finite values and of the tensors that contain them."""

@@ -1,4 +1,4 @@
-"""Which tensors hold NaN or infinity, as rows of a table; and where a number was not finite first."""
+"""Detection of tensors with NaN or infinity, and of the first module that outputs them."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
@@ -12,16 +12,16 @@ from torch import Tensor, nn
 from lib.errors import Problem, RunError
 
 COLUMNS = ("param", "shape", "dtype", "device", "nonfinite", "nan", "inf")
-# Of a table on a terminal; the record has every row.
+# Maximum rows of a table on a terminal; the record contains every row.
 MOST_ROWS = 12
 
 
 class NumericsError(RunError, FloatingPointError):
-    """A number that has to be finite is not; ``record`` holds what is known of it, as plain JSON.
+    """A value is non-finite; ``record`` contains the diagnostics as plain JSON.
 
-    ``tensors`` go into a file beside the record. ``undone`` says that weights, optimizer and random
-    numbers are, on every rank, those that the step began with. ``alone`` says that the other ranks
-    do not know of it.
+    ``tensors`` are stored in a file next to the record. ``undone`` means that weights, optimizer
+    and random generators were restored, on every rank, to the start of the step. ``alone`` means
+    that the error was raised on this rank only.
     """
 
     def __init__(
@@ -41,10 +41,10 @@ class NumericsError(RunError, FloatingPointError):
 
 @dataclass(frozen=True)
 class BadTensor:
-    """A weight or gradient that is not finite everywhere."""
+    """A weight or gradient with non-finite elements."""
 
     param: str
-    # weight or gradient
+    # weight or gradient.
     holds: str
     shape: list[int]
     dtype: str
@@ -52,39 +52,39 @@ class BadTensor:
     nonfinite: int
     nan: int
     inf: int
-    # Of the first such element, counted in row-major order.
+    # Row-major index of the first non-finite element.
     first_bad_index: int
 
     @property
     def name(self) -> str:
-        """How it is called in a message."""
+        """Return the name of the tensor for messages."""
         return self.param if self.holds == "weight" else f"gradient of {self.param}"
 
 
-def bad_tensors(found: Iterable[tuple[str, Tensor | None]], holds: str) -> list[BadTensor]:
-    """A row for each named tensor with an element that is not finite, in the order given."""
-    rows = ((name, t, ~torch.isfinite(t.detach())) for name, t in found if t is not None)
+def bad_tensors(tensors: Iterable[tuple[str, Tensor | None]], holds: str) -> list[BadTensor]:
+    """Return a row for each named tensor with non-finite elements, in input order."""
+    rows = ((name, t, ~torch.isfinite(t.detach())) for name, t in tensors if t is not None)
     return [_row(name, t.detach(), bad, holds) for name, t, bad in rows if bool(bad.any())]
 
 
 def table(rows: Iterable[Mapping[str, Any]], first: tuple[str, ...] = ()) -> list[str]:
-    """Rows under ``COLUMNS`` (and ``first`` before them) as lines that line up; names in full."""
+    """Format rows as aligned lines: columns ``first``, then ``COLUMNS``; full names."""
     columns = (*first, *COLUMNS)
-    found = [[str(row[column]) for column in columns] for row in rows]
-    shown = [list(columns), *found[:MOST_ROWS]]
+    cells = [[str(row[column]) for column in columns] for row in rows]
+    shown = [list(columns), *cells[:MOST_ROWS]]
     widths = [max(len(line[i]) for line in shown) for i in range(len(columns))]
     lines = ["  ".join(c.ljust(w) for c, w in zip(line, widths)).rstrip() for line in shown]
-    more = len(found) - MOST_ROWS
-    return [*lines, f"and {more} more"] if more > 0 else lines
+    hidden = len(cells) - MOST_ROWS
+    return [*lines, f"and {hidden} more"] if hidden > 0 else lines
 
 
-def as_rows(found: Iterable[BadTensor]) -> list[dict[str, Any]]:
-    """As plain JSON."""
-    return [asdict(row) for row in found]
+def as_rows(tensors: Iterable[BadTensor]) -> list[dict[str, Any]]:
+    """Return the tensors as plain JSON."""
+    return [asdict(row) for row in tensors]
 
 
 def number(value: float) -> float | str:
-    """``value``, as text where JSON has no number for it: NaN, infinity or -infinity."""
+    """Return ``value``, or "NaN", "infinity" or "-infinity", for which JSON has no number."""
     if math.isfinite(value):
         return value
     return "NaN" if math.isnan(value) else "infinity" if value > 0 else "-infinity"
@@ -92,14 +92,14 @@ def number(value: float) -> float | str:
 
 @dataclass
 class FirstBadModule:
-    """The module that was the first to give something that is not finite, innermost first."""
+    """Recorder of the first (innermost) module with non-finite output."""
 
     name: str = ""
     _handles: list[Any] = field(default_factory=list, repr=False)
 
     @contextmanager
     def watching(self, model: nn.Module) -> Iterator[None]:
-        """Look at what every module of ``model`` gives in forward passes inside."""
+        """Check the output of every module of ``model`` in forward passes inside the context."""
         for name, module in model.named_modules():
             self._handles.append(module.register_forward_hook(self._hook(name)))
         try:
@@ -109,14 +109,14 @@ class FirstBadModule:
                 handle.remove()
 
     def _hook(self, name: str) -> Any:
-        def look(module: nn.Module, inputs: Any, outputs: Any) -> None:
-            found = outputs if isinstance(outputs, tuple) else (outputs,)
-            tensors = [t for t in found if isinstance(t, Tensor) and t.is_floating_point()]
-            # Scores of what a query must not see are -infinity by design.
+        def check(module: nn.Module, inputs: Any, outputs: Any) -> None:
+            values = outputs if isinstance(outputs, tuple) else (outputs,)
+            tensors = [t for t in values if isinstance(t, Tensor) and t.is_floating_point()]
+            # Masked attention scores are -infinity by design.
             if not self.name and any(bool((t.isnan() | t.isposinf()).any()) for t in tensors):
                 self.name = name or "the model"
 
-        return look
+        return check
 
 
 def _row(name: str, tensor: Tensor, bad: Tensor, holds: str) -> BadTensor:

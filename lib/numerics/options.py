@@ -1,4 +1,4 @@
-"""How closely a run watches its numbers; imports no torch."""
+"""Options for the detection of non-finite values; imports no torch."""
 
 from dataclasses import dataclass
 
@@ -7,23 +7,23 @@ from lib.binding import symbol
 
 @dataclass(frozen=True)
 class NumericsOptions:
-    """The debug flags of a run. Either one costs time, so a timing says which were on."""
+    """Debug flags of a run. Each flag costs time, so timings record the active flags."""
 
-    # Look at loss and gradients before they are clipped, each ``every`` iterations.
+    # Check loss and gradients before clipping, every ``every`` iterations.
     check: bool = symbol("CHECK_NUMERICS", identity=False)
     every: int = symbol("CHECK_NUMERICS_EVERY", identity=False)
     detect_anomaly: bool = symbol("DETECT_ANOMALY", identity=False)
 
     def due(self, iteration: int) -> bool:
-        """Whether ``iteration``, counted from 1, is looked at before its update."""
+        """Return whether ``iteration``, counted from 1, is checked before its update."""
         return self.check and iteration % self.every == 0
 
     @property
     def flags(self) -> dict[str, bool]:
-        """What looks for faults while training, and slows it down, as records call it."""
+        """Return all debug flags by their name in records."""
         return {"check_numerics": self.check, "detect_anomaly": self.detect_anomaly}
 
     @property
     def debug_flags(self) -> list[str]:
-        """Names of the flags that are on: a speed measured under one is no claim."""
+        """Return the names of active flags; speed measured with a flag is not representative."""
         return [name for name, on in self.flags.items() if on]

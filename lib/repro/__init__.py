@@ -1,1 +1,1 @@
-"""What a run needs to be rebuilt: seeds and streams, the machine, the code, the record of them."""
+"""Reproducibility of runs: seeds and random streams, provenance of the code, and the manifest."""

@@ -1,7 +1,7 @@
-"""The figures of ``summary.json`` that follow from other files, each by one formula; no torch.
+"""Metrics of ``summary.json`` that are computed from other files of the run; no torch.
 
-The trainer writes them and the audit computes them again. Sums are exact (``math.fsum``), so the
-order of rows is no matter.
+The trainer writes these metrics, and the audit recomputes them with the same functions. Sums are
+exact (``math.fsum``), so they do not depend on the order of rows.
 """
 
 import math
@@ -10,12 +10,12 @@ from typing import Any
 
 from lib.repro.per_query import Item, bits_per_byte
 
-# The training loss of a run is the mean over this last part of its iterations.
-_TRAIN_LOSS_PART = 0.1
+# The training loss of a run is the mean over this final fraction of its iterations.
+_TRAIN_LOSS_FRACTION = 0.1
 
 
 def evaluation_figures(items: Sequence[Item]) -> dict[str, Any]:
-    """Loss, perplexity, bits per byte, accuracy and size of an evaluation."""
+    """Compute loss, perplexity, bits per byte, accuracy and size of an evaluation."""
     tokens = sum(item.n_tokens for item in items)
     nats = math.fsum(item.nll_sum for item in items)
     return {
@@ -29,10 +29,10 @@ def evaluation_figures(items: Sequence[Item]) -> dict[str, Any]:
 
 
 def expected_calibration_error(calibration: Mapping[str, Sequence[float]]) -> float:
-    """Σ_m |B_m| / n · |acc(B_m) − conf(B_m)| over bins of equal width (Guo et al. 2017, eq. 3).
+    """Compute Σ_m |B_m| / n · |acc(B_m) − conf(B_m)| over bins of equal width.
 
-    ``calibration`` has for each bin ``n_tokens``, ``n_correct`` and ``confidence_sum``, the
-    probabilities that the model gave to its own first choice.
+    Source: Guo et al. 2017, eq. 3. ``calibration`` contains one entry per bin for ``n_tokens``,
+    ``n_correct`` and ``confidence_sum``, the sum of the top-1 probabilities.
     """
     bins = zip(calibration["n_correct"], calibration["confidence_sum"], strict=True)
     gaps = [abs(correct - confidence) for correct, confidence in bins]
@@ -40,18 +40,19 @@ def expected_calibration_error(calibration: Mapping[str, Sequence[float]]) -> fl
 
 
 def train_loss(records: Iterable[Mapping[str, Any]], iterations: int) -> float:
-    """Mean over the last tenth of the iterations, at least one: less noise than one batch has.
+    """Return the mean loss over the last tenth of the iterations, but at least one iteration.
 
-    ``records`` are those of ``metrics.jsonl``.
+    The mean has less noise than the loss of one batch. ``records`` are the rows of
+    ``metrics.jsonl``.
     """
     losses = {r["iteration"]: r["loss"] for r in records if r["kind"] == "train"}
-    first = iterations - max(1, int(iterations * _TRAIN_LOSS_PART))
+    first = iterations - max(1, int(iterations * _TRAIN_LOSS_FRACTION))
     last = [loss for iteration, loss in losses.items() if iteration > first]
     return math.fsum(last) / len(last)
 
 
 def perplexity(loss: float) -> float | str:
-    """exp(loss), as text where it is beyond floating point: JSON has no infinity."""
+    """Return exp(loss), or "infinite" on overflow, because JSON has no infinity."""
     try:
         return math.exp(loss)
     except OverflowError:

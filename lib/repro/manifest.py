@@ -1,7 +1,7 @@
-"""``manifest.json``: what made a run, so that it can be judged and built again.
+"""``manifest.json``: provenance of a run, for auditing and for reproducing the run.
 
-Everything that the hour, the host or the folder decides stands under ``volatile``. Of the
-environment's variables a named few are written down: some of the others are secrets.
+Fields that depend on time, host or folder are stored under ``volatile``. Only a fixed list of
+environment variables is recorded, because other variables may contain secrets.
 """
 
 import json
@@ -35,12 +35,11 @@ def begin_manifest(
     pids: Sequence[int],
     facts: Mapping[str, Any],
 ) -> None:
-    """Write the manifest of a run that starts or goes on; ``facts`` are the caller's own.
+    """Write the manifest of a run that starts or resumes.
 
-    ``pids`` are the process ids of all ranks.
-
-    Code and data are digested before the first step, so an edit during the run is not taken for
-    what made it.
+    ``pids`` are the process ids of all ranks, ``facts`` additional entries from the caller. Code
+    and data are digested before the first step, so that edits during the run are not attributed to
+    it.
     """
     record = {
         "schema_version": SCHEMA_VERSION,
@@ -72,14 +71,14 @@ def begin_manifest(
 
 
 def note_fallback(run: RunDir, record: Mapping[str, Any]) -> None:
-    """Add to ``oom_fallbacks`` what a run has just given up because memory ran out."""
+    """Append the record of an out-of-memory fallback to ``oom_fallbacks``."""
     manifest = json.loads(run.manifest.read_text())
     manifest["oom_fallbacks"].append(dict(record))
     write_manifest(run, manifest)
 
 
 def environment() -> dict[str, Any]:
-    """Versions of Python, torch's parts and every installed package."""
+    """Return versions of Python, torch and its libraries, and every installed package."""
     return {
         "python_version": platform.python_version(),
         "platform": platform.platform(),
@@ -90,7 +89,7 @@ def environment() -> dict[str, Any]:
 
 
 def _rerun(run: RunDir, build_dir: Path) -> str:
-    """What to type to train it again as ``.config`` plans it; the old folder is kept."""
+    """Return the command that trains the run again from ``.config``; the old folder is kept."""
     words = ["make", "-C", str(ROOT), "rerun", f"RUNS={run.path.name}"]
     if build_dir.resolve() != ROOT.resolve():
         words.append(f"O={build_dir.resolve()}")
@@ -98,7 +97,10 @@ def _rerun(run: RunDir, build_dir: Path) -> str:
 
 
 def _attempts(run: RunDir) -> list[dict[str, Any]]:
-    """The starts of the run so far, this one last; one that wrote no end was killed."""
+    """Return the attempts of the run so far, the current attempt last.
+
+    An earlier attempt without a recorded end was killed.
+    """
     try:
         attempts = json.loads(run.manifest.read_text())["volatile"]["attempts"]
     except (OSError, ValueError, KeyError, TypeError):

@@ -1,4 +1,4 @@
-"""What a run is for, and how strictly it is held to that; imports no torch."""
+"""Options of the run profile and its rules; imports no torch."""
 
 from dataclasses import dataclass
 
@@ -7,17 +7,17 @@ from lib.binding import symbol
 
 @dataclass(frozen=True)
 class ReproConfig:
-    """The run's profile and the rules that come with it."""
+    """Profile of a run and the rules of the profile."""
 
     # paper_repro or maxout_speed
     profile: str = symbol("RUN_PROFILE")
-    # Reasons for what a paper does not take for granted; empty where there is none.
+    # Reasons for settings that a paper must justify; "" if none.
     precision_why: str = symbol("PRECISION_WHY", identity=False)
     matmul_why: str = symbol("MATMUL_WHY", identity=False)
-    # Seeds without which a final result is none.
+    # Minimum number of seeds of a final result.
     finalist_min_seeds: int = symbol("FINALIST_MIN_SEEDS", identity=False)
 
     @property
     def strict(self) -> bool:
-        """Whether every bit has to come out again: paper_repro."""
+        """Return whether results must be bitwise reproducible (profile paper_repro)."""
         return self.profile == "paper_repro"

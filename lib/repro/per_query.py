@@ -7,55 +7,56 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-_DIGEST_DIGITS = 64
+_DIGEST_LENGTH = 64
 
 
 @dataclass(frozen=True)
 class ItemFacts:
-    """One document, as data and configuration decide it before any model is asked.
+    """Per-document facts that depend only on data and configuration, not on the model.
 
-    Its first token is not predicted, and a budget may leave out a part of it.
+    The first token of a document is not predicted, and an evaluation budget may truncate a
+    document.
     """
 
-    # Id of the document, or window-000123 where token files tell no documents.
+    # Id of the document, or window-000123 if the token files do not mark documents.
     item_id: str
     # Name of the data set.
     source: str
-    # Of the document's text; "" where only tokens are known.
+    # Digest of the document's text; "" if only tokens are available.
     doc_sha256: str
-    # Of the predicted tokens, 16 bits each, little-endian, in the order of the text.
+    # Digest of the predicted tokens, 16 bits each, little-endian, in text order.
     tokens_sha256: str
     split: str
     n_tokens: int
-    # Text that the predicted tokens stand for; the end of a text stands for none.
+    # Bytes of text of the predicted tokens; the end-of-text token has none.
     n_bytes: int
-    # Where the first of its windows stood.
+    # Position of the document's first window.
     batch_index: int
     row_in_batch: int
 
 
 @dataclass(frozen=True)
 class Item(ItemFacts):
-    """The same, and what the model made of it."""
+    """Per-document facts and the results of the model."""
 
     # Nats over the predicted tokens.
     nll_sum: float
     n_correct: int
-    # Optimizer steps done before the evaluation.
+    # Optimizer steps before the evaluation.
     eval_step: int
 
     @property
     def nll_mean(self) -> float:
-        """Nats per token."""
+        """Return nats per token."""
         return self.nll_sum / self.n_tokens
 
     @property
     def bits_per_byte(self) -> float | None:
-        """Bits per byte of text; None where there is no byte."""
+        """Return bits per byte of text, or None if there are no bytes."""
         return bits_per_byte(self.nll_sum, self.n_bytes)
 
 
-# Derived ones stand where a reader looks for them.
+# Derived columns are placed next to the columns they are computed from.
 COLUMNS = (
     *("item_id", "source", "doc_sha256", "tokens_sha256", "split", "n_tokens", "n_bytes"),
     *("nll_sum", "nll_mean", "bits_per_byte", "n_correct"),
@@ -65,41 +66,44 @@ _TYPES = {field.name: field.type for field in fields(Item)}
 
 
 class BadRow(ValueError):
-    """What stands in the file, and what should."""
+    """Invalid content of the file: the expected and the actual value."""
 
     def __init__(self, expected: str, found: str) -> None:
         self.expected = expected
         self.found = found
-        super().__init__(f"expected {expected}, found {found}")
+        super().__init__(f"expected {expected}, got {found}")
 
 
 def bits_per_byte(nats: float, n_bytes: int) -> float | None:
-    """nats / (bytes · ln 2); None where there is no byte."""
+    """Compute nats / (bytes · ln 2); return None if there are no bytes."""
     return nats / n_bytes / math.log(2) if n_bytes else None
 
 
 def to_csv(items: Iterable[Item]) -> str:
-    """One line for each item under the columns' names; floats in their shortest exact form."""
+    """Return a header and one line per item; floats in their shortest exact form."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(COLUMNS)
     for item in items:
-        writer.writerow(_spelled(item, name) for name in COLUMNS)
+        writer.writerow(_cell(item, name) for name in COLUMNS)
     return text.getvalue()
 
 
 def read_items(path: Path) -> list[Item]:
-    """The rows of the file. BadRow at the first that is not as ``to_csv`` writes it."""
+    """Read the rows of the file.
+
+    Raises BadRow at the first row that differs from the format of ``to_csv``.
+    """
     with open(path, encoding="utf-8", newline="") as stream:
         lines = list(csv.reader(stream))
     if not lines or tuple(lines[0]) != COLUMNS:
-        found = ",".join(lines[0]) if lines else "nothing"
-        raise BadRow(f"the columns {','.join(COLUMNS)}", found)
+        header = ",".join(lines[0]) if lines else "nothing"
+        raise BadRow(f"columns {','.join(COLUMNS)}", header)
     items = [_item(number, cells) for number, cells in enumerate(lines[1:], 2)]
     if not items:
-        raise BadRow("a row for each document", "none")
-    if twice := next(_repeated(item.item_id for item in items), None):
-        raise BadRow("each item once", f"{twice} again")
+        raise BadRow("at least one row", "none")
+    if duplicate := next(_duplicates(item.item_id for item in items), None):
+        raise BadRow("unique item ids", f"duplicate {duplicate}")
     return items
 
 
@@ -118,23 +122,23 @@ def _item(number: int, cells: Sequence[str]) -> Item:
             f"{item.n_tokens}, {item.nll_sum}, {item.n_correct}",
         )
     for name in COLUMNS:
-        if row[name] != str(_spelled(item, name)):
-            raise BadRow(f"line {number}: {name} {_spelled(item, name)}", row[name])
+        if row[name] != str(_cell(item, name)):
+            raise BadRow(f"line {number}: {name} {_cell(item, name)}", row[name])
     digests = [item.tokens_sha256, *filter(None, [item.doc_sha256])]
-    if wrong := [d for d in digests if len(d) != _DIGEST_DIGITS]:
-        raise BadRow(f"line {number}: digests of {_DIGEST_DIGITS} digits", wrong[0])
+    if invalid := [d for d in digests if len(d) != _DIGEST_LENGTH]:
+        raise BadRow(f"line {number}: digests of {_DIGEST_LENGTH} hex digits", invalid[0])
     return item
 
 
-def _spelled(item: Item, name: str) -> str | int:
-    """Exactly what a cell holds."""
+def _cell(item: Item, name: str) -> str | int:
+    """Return the exact content of a cell."""
     value = vars(item)[name] if name in _TYPES else vars(Item)[name].fget(item)
     if value is None:
         return ""
     return repr(value) if isinstance(value, float) else value
 
 
-def _repeated(names: Iterable[str]) -> Iterator[str]:
+def _duplicates(names: Iterable[str]) -> Iterator[str]:
     seen = set()
     for name in names:
         if name in seen:

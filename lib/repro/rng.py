@@ -1,7 +1,7 @@
-"""The process-wide random generators: seeding them, and carrying their state across a resume.
+"""Process-wide random generators: seeding, and saving and restoring their state.
 
-Only dropout draws from torch's generators; everything else has a generator of its own. Python's and
-NumPy's are seeded too, so that no library can bring in chance.
+Only dropout draws from torch's global generators; every other use has its own generator. The
+generators of Python and NumPy are seeded too, so that libraries behave deterministically.
 """
 
 import random
@@ -13,7 +13,7 @@ import torch
 from lib.repro.streams import stream_seed
 from lib.repro.weights import state_digest
 
-# Written into the manifest, for a reader who wants to draw the same numbers.
+# Recorded in the manifest, so that readers can reproduce the streams.
 POLICY = "63 bits of SHA-256('SEED:STREAM'), one stream per purpose"
 # Matsumoto & Nishimura 1998; Salmon et al. 2011.
 ALGORITHMS = {
@@ -25,20 +25,20 @@ ALGORITHMS = {
 
 
 def dropout_seed(seed: int, rank: int) -> int:
-    """The seed of a rank's dropout: ranks see other sequences, and drop other units."""
+    """Return the dropout seed of a rank: ranks process different data and drop different units."""
     return stream_seed(seed, f"dropout/{rank}" if rank else "dropout")
 
 
 def seed_all(seed: int, rank: int = 0) -> None:
-    """Seed torch (every device), NumPy and Python from the run's ``seed``."""
+    """Seed torch (every device), NumPy and Python from the ``seed`` of the run."""
     torch.manual_seed(dropout_seed(seed, rank))
-    # NumPy's legacy generator takes 32 bits.
+    # NumPy's legacy generator accepts 32-bit seeds.
     np.random.seed(stream_seed(seed, "numpy") % 2**32)
     random.seed(stream_seed(seed, "python"))
 
 
 def rng_state(device: torch.device) -> dict[str, Any]:
-    """The state of every generator, in types that torch.load(weights_only=True) accepts."""
+    """Return the state of every generator, in types that torch.load(weights_only=True) accepts."""
     name, keys, position, has_gauss, gauss = np.random.get_state()
     state = {
         "torch": torch.get_rng_state(),
@@ -51,12 +51,12 @@ def rng_state(device: torch.device) -> dict[str, Any]:
 
 
 def rng_digests(device: torch.device) -> dict[str, str]:
-    """SHA-256, in hex, of the state of every generator of this process."""
+    """Return the hexadecimal SHA-256 of the state of every generator of this process."""
     return {name: state_digest(value) for name, value in rng_state(device).items()}
 
 
 def set_rng_state(state: dict[str, Any], device: torch.device) -> None:
-    """Put every generator where ``rng_state`` found it."""
+    """Restore the state of every generator as returned by ``rng_state``."""
     torch.set_rng_state(state["torch"])
     name, keys, position, has_gauss, gauss = state["numpy"]
     np.random.set_state((name, keys.numpy(), position, has_gauss, gauss))

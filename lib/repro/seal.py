@@ -1,8 +1,8 @@
-"""Writes ``manifest.json`` with digests of the results and of itself; imports no torch.
+"""Finalization of ``manifest.json``: digests of the results and of the manifest; imports no torch.
 
-What two runs of one configuration share stands outside ``volatile``, and ``manifest_digest`` covers
-it; ``volatile`` has a digest of its own. Neither is a signature: they show damage and careless
-edits, not somebody who computes them again.
+Fields outside ``volatile`` are equal for two runs of one configuration and are covered by
+``manifest_digest``; ``volatile`` has a separate digest. The digests detect damage and accidental
+edits. They are not signatures: anybody can recompute them.
 """
 
 import contextlib
@@ -19,8 +19,8 @@ from lib.rundir import RunDir
 from lib.status import State, Status, write_status
 
 SCHEMA_VERSION = 2
-# Not covered by the manifest's own digest.
-_OUTSIDE = ("volatile", "manifest_digest")
+# Keys that the manifest digest does not cover.
+_NOT_DIGESTED = ("volatile", "manifest_digest")
 
 
 def write_manifest(run: RunDir, record: Mapping[str, Any]) -> None:
@@ -32,52 +32,53 @@ def write_manifest(run: RunDir, record: Mapping[str, Any]) -> None:
 
 
 def manifest_digest(record: Mapping[str, Any]) -> str:
-    """SHA-256 of the canonical JSON of all but ``volatile`` and the digest itself."""
-    return _digest({key: value for key, value in record.items() if key not in _OUTSIDE})
+    """Return the SHA-256 of the canonical JSON without ``volatile`` and the digest itself."""
+    return _digest({key: value for key, value in record.items() if key not in _NOT_DIGESTED})
 
 
 def volatile_digest(volatile: Mapping[str, Any]) -> str:
-    """The same of what stands under ``volatile``, but for its own digest."""
+    """Return the SHA-256 of the canonical JSON of ``volatile`` without its digest."""
     return _digest({key: value for key, value in volatile.items() if key != "digest"})
 
 
 def with_artifacts(run: RunDir, record: Mapping[str, Any]) -> dict[str, Any]:
-    """``record`` with size and digest of every result that is there."""
+    """Return ``record`` with the size and digest of every existing result file."""
     volatile = {**record["volatile"], "artifacts": _table(volatile_files(run))}
     return {**record, "artifacts": _table(deterministic_files(run)), "volatile": volatile}
 
 
 def end_run(run: RunDir, status: Status, facts: Mapping[str, Any] | None = None) -> None:
-    """Close the manifest and write the status: SUCCESS last of all, any other end at once.
+    """Close the manifest and write the status.
 
-    ``facts`` are added to the manifest. A run that never began has none, and gets a status alone.
+    SUCCESS is written after the manifest, any other state before it. ``facts`` are added to the
+    manifest. A run that never started has no manifest and gets only a status.
     """
     if status.state is State.SUCCESS:
         _close_manifest(run, status, facts or {})
         write_status(run, status)
     else:
         write_status(run, status)
-        # A full disk may be why it failed, and the status says so already.
+        # A full disk may be the cause of the failure, which the status already contains.
         with contextlib.suppress(OSError):
             _close_manifest(run, status, facts or {})
 
 
 def deterministic_files(run: RunDir) -> tuple[Path, ...]:
-    """Results whose every byte follows from configuration and seed."""
+    """Return the result files whose bytes depend only on configuration and seed."""
     return (run.resolved_config, run.metrics, run.per_query, run.weights, run.sample)
 
 
 def volatile_files(run: RunDir) -> tuple[Path, ...]:
-    """Results that the machine or the hour has a part in."""
+    """Return the result files that depend on the machine or the time."""
     return (run.summary, run.timing, run.logs)
 
 
 def _close_manifest(run: RunDir, status: Status, facts: Mapping[str, Any]) -> None:
-    """How it ended, digests of what it left, and the source files edited while it was at work."""
+    """Record the outcome, digests of the results, and source files edited during the run."""
     try:
         record = json.loads(run.manifest.read_text())
         attempt = record["volatile"]["attempts"][-1]
-    # Whatever it is, it is no manifest of this program: the audit says so.
+    # Not a manifest of this program: the audit reports that.
     except (FileNotFoundError, ValueError, KeyError, TypeError, IndexError):
         return
     record |= facts

@@ -1,4 +1,4 @@
-"""What torch is made of, and the threads and variables that it works with: facts for a manifest."""
+"""Facts for the manifest: libraries of torch, numbers of threads and environment variables."""
 
 import hashlib
 import os
@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-# All that is recorded of the environment's variables: each can change a bit, none is a secret.
+# The only environment variables recorded: each can affect results, none is a secret.
 VARIABLES = (
     "CUBLAS_WORKSPACE_CONFIG",
     "CUDA_VISIBLE_DEVICES",
@@ -21,12 +21,12 @@ VARIABLES = (
     "PYTHONHASHSEED",
     "PYTORCH_ALLOC_CONF",
 )
-# They change no bit of a result: two runs may differ in them and be the same.
+# Variables that do not affect results: identical runs may differ in them.
 _VOLATILE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "PYTHONHASHSEED")
 
 
 def torch_facts() -> dict[str, Any]:
-    """Version and libraries of the torch at work; null where it has none."""
+    """Return the version of torch and of its libraries; None for a missing library."""
     built_with = torch.__config__.show()
     blas = re.search(r"BLAS_INFO=(\w+)", built_with)
     onednn = re.search(r"MKL-DNN (v\S+)", built_with)
@@ -47,7 +47,7 @@ def torch_facts() -> dict[str, Any]:
 
 
 def thread_facts() -> dict[str, Any]:
-    """Threads within an operation, threads for operations side by side, and OpenMP's variable."""
+    """Return intra-op threads, inter-op threads and OMP_NUM_THREADS."""
     return {
         "intra_op": torch.get_num_threads(),
         "inter_op": torch.get_num_interop_threads(),
@@ -56,12 +56,12 @@ def thread_facts() -> dict[str, Any]:
 
 
 def variables(*, volatile: bool) -> dict[str, str | None]:
-    """The named variables and nothing else; null where one is not set."""
+    """Return the recorded environment variables; None for an unset variable."""
     return {name: os.environ.get(name) for name in VARIABLES if (name in _VOLATILE) is volatile}
 
 
 def _nccl() -> str | None:
-    """NCCL's version, or RCCL's; null in a build without."""
+    """Return the version of NCCL (or RCCL), or None if torch was built without it."""
     if not torch.distributed.is_available() or not torch.distributed.is_nccl_available():
         return None
     return ".".join(map(str, torch.cuda.nccl.version()))

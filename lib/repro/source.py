@@ -1,7 +1,7 @@
-"""Which code made a result: a digest of every source file of this tree that the process loaded.
+"""Provenance of the code: a digest of every source file of this tree that the process loaded.
 
-``git status`` is clean when an ignored file is imported, and a commit says nothing about edits; the
-files themselves say it all.
+``git status`` is clean if an ignored file is imported, and a commit does not record edits, so the
+files themselves are digested.
 """
 
 import functools
@@ -16,9 +16,9 @@ from pathlib import Path
 from lib.files import sha256
 from lib.project import ROOT
 
-# What only plans and starts runs or reads their results: a change there makes no finished run
-# stale. A worker has some of it loaded, depending on which command started it.
-_AROUND_TRAINING = (
+# Code that only plans and starts runs or reads their results: editing these files does not make a
+# finished run stale. A worker has some of them loaded, depending on the command that started it.
+_NOT_TRAINING = (
     "gpt2/ablation/",
     "gpt2/arguments.py",
     "gpt2/audit.py",
@@ -45,15 +45,15 @@ _AROUND_TRAINING = (
     "lib/watch/",
 )
 _PACKAGES = ("gpt2", "lib")
-# When this process, or the server it was forked from, began to load the tree.
+# Time at which this process, or the server it was forked from, started to import the tree.
 _LOADED_NS = time.time_ns()
-# Stands for a digest nobody can know any more; it equals none, so the run counts as changed.
+# Placeholder for a digest that can no longer be computed; equals no digest, so the run is stale.
 EDITED = "edited after it was loaded"
 
 
 def loaded_source() -> dict[str, str]:
-    """Path below the tree → SHA-256, for every loaded module that can change a run's result."""
-    # Text, not paths: a process that trains has loaded two thousand modules.
+    """Return path in the tree → SHA-256 of every loaded module that can affect results."""
+    # Strings instead of Path objects: a training process has loaded two thousand modules.
     root = f"{ROOT}/"
     files = [vars(module).get("__file__") or "" for module in list(sys.modules.values())]
     names = {file.removeprefix(root) for file in files if file.startswith(root)}
@@ -61,73 +61,78 @@ def loaded_source() -> dict[str, str]:
 
 
 def changed_since(recorded: Mapping[str, str]) -> list[str]:
-    """The files of ``recorded`` whose content is another now, or that are gone."""
+    """Return the files of ``recorded`` that were edited or removed since."""
     return [name for name, digest in recorded.items() if _digest(name) != digest]
 
 
 @dataclass(frozen=True)
 class Commit:
-    """The commit that the tree was made from, and the files that are others than in it."""
+    """HEAD commit of the tree and the files that differ from it."""
 
     sha: str
     branch: str
-    # Changed, added or removed since.
+    # Tracked files that were changed, added or removed since the commit.
     tracked: Sequence[str]
-    # Not known to git, ignored or not; only what Python could import or Kconfig read.
+    # Files not tracked by git, ignored or not, that Python could import or Kconfig could read.
     untracked: Sequence[str]
 
     @property
     def uncommitted(self) -> list[str]:
-        """All files that it does not name as they are."""
+        """Return all files that differ from the commit."""
         return [*self.tracked, *self.untracked]
 
 
 def commit() -> Commit | None:
-    """What git says of this tree; None where it cannot tell, which is not the same as clean."""
-    status = ("status", "--porcelain=v2", "--branch", "--untracked-files=no", "--no-renames", "-z")
-    state, others = git(*status), git("ls-files", "--others", "-z", "--", *_PACKAGES)
-    if state is None or others is None:
+    """Return the commit of this tree and its uncommitted files.
+
+    Returns None if git cannot tell, which is different from a clean tree.
+    """
+    status_args = ("--porcelain=v2", "--branch", "--untracked-files=no", "--no-renames", "-z")
+    status_output = git("status", *status_args)
+    untracked_output = git("ls-files", "--others", "-z", "--", *_PACKAGES)
+    if status_output is None or untracked_output is None:
         return None
-    lines = _entries(state)
+    lines = _entries(status_output)
     heads = dict(line[2:].split(" ", 1) for line in lines if line.startswith("# branch."))
     if heads["branch.oid"] == "(initial)":
         return None
-    # Fields before the path: of a change, and of a conflict.
+    # Number of fields before the path, for a change and for a conflict.
     fields = {"1": 8, "u": 10}
     tracked = [line.split(" ", fields[line[0]])[-1] for line in lines if line[0] in fields]
-    untracked = [name for name in _entries(others) if _is_code(name)]
+    untracked = [name for name in _entries(untracked_output) if _is_code(name)]
     return Commit(heads["branch.oid"], heads["branch.head"], sorted(tracked), sorted(untracked))
 
 
 def git_state() -> dict[str, str | bool | None]:
-    """``git_sha``, ``branch`` and ``dirty_tree`` of this tree.
+    """Return ``git_sha``, ``branch`` and ``dirty_tree`` of this tree.
 
-    Outside git, or without the program, sha and branch are None and ``dirty_tree`` is ``unknown``.
+    Outside a repository, or if git is not installed, sha and branch are None and ``dirty_tree`` is
+    "unknown".
     """
-    found = commit()
-    if found is None:
+    head = commit()
+    if head is None:
         return {"git_sha": None, "branch": None, "dirty_tree": "unknown"}
     return {
-        "git_sha": found.sha,
-        "branch": found.branch,
-        "dirty_tree": bool(found.uncommitted),
+        "git_sha": head.sha,
+        "branch": head.branch,
+        "dirty_tree": bool(head.uncommitted),
     }
 
 
-def git(*words: str, expected: Sequence[int] = (0,)) -> bytes | None:
-    """What git prints of this tree's own repository; None where it fails or is not there.
+def git(*args: str, expected: Sequence[int] = (0,)) -> bytes | None:
+    """Run git in the repository of this tree and return its output.
 
-    A repository that the tree merely lies in is not its own, and a variable that names another one
-    (git sets them for its hooks) is not followed.
+    Returns None if git fails or the tree is not a repository root: an enclosing repository is
+    ignored, and so are variables that select another repository (git sets them for hooks).
     """
-    variables = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
-    variables["GIT_CEILING_DIRECTORIES"] = str(ROOT.parent)
-    command = ["git", "--no-optional-locks", "-C", str(ROOT), *words]
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
+    environment["GIT_CEILING_DIRECTORIES"] = str(ROOT.parent)
+    command = ["git", "--no-optional-locks", "-C", str(ROOT), *args]
     try:
-        done = subprocess.run(command, capture_output=True, check=False, env=variables)
+        process = subprocess.run(command, capture_output=True, check=False, env=environment)
     except OSError:
         return None
-    return done.stdout if done.returncode in expected else None
+    return process.stdout if process.returncode in expected else None
 
 
 def _entries(output: bytes) -> list[str]:
@@ -141,35 +146,35 @@ def _is_code(name: str) -> bool:
 
 def _makes_results(name: str) -> bool:
     inside = name.split("/", 1)[0] in _PACKAGES
-    return inside and not name.startswith(_AROUND_TRAINING)
+    return inside and not name.startswith(_NOT_TRAINING)
 
 
 def _loaded_digest(name: str) -> str:
-    """Of the file as it was loaded: workers are forked long after the code was read."""
+    """Return the digest of the file as it was loaded: workers are forked long after the import."""
     path = os.path.join(str(ROOT), name)
     try:
-        found = os.stat(path)
+        info = os.stat(path)
     except OSError:
         return EDITED
-    # A time in the future is a clock that is wrong, and says nothing.
-    if _LOADED_NS < found.st_mtime_ns <= time.time_ns():
+    # A time in the future indicates a wrong clock and is ignored.
+    if _LOADED_NS < info.st_mtime_ns <= time.time_ns():
         return EDITED
-    return _digest_of(path, found.st_mtime_ns, found.st_size)
+    return _digest_of(path, info.st_mtime_ns, info.st_size)
 
 
 def _digest(name: str) -> str:
     path = os.path.join(str(ROOT), name)
     try:
-        found = os.stat(path)
+        info = os.stat(path)
     except OSError:
         return "absent"
-    return _digest_of(path, found.st_mtime_ns, found.st_size)
+    return _digest_of(path, info.st_mtime_ns, info.st_size)
 
 
 @functools.cache
 def _digest_of(path: str, modified_ns: int, size: int) -> str:
-    """Cached on what changes when a file is written: one process asks for many runs.
+    """Compute SHA-256; cached by modification time and size, since one process checks many runs.
 
-    Text, not paths, which take longer to make than a file to look up.
+    ``path`` is a string because creating Path objects takes longer than the cache lookup.
     """
     return sha256(Path(path))

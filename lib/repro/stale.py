@@ -1,4 +1,4 @@
-"""What has changed since a run was made, beyond its configuration; imports no torch."""
+"""Drift since a run was made: source files, torch version and device; imports no torch."""
 
 import ast
 import importlib.util
@@ -12,9 +12,9 @@ from lib.rundir import RunDir
 
 
 def changes_since(run: RunDir, device: str) -> list[str]:
-    """Source files, torch version and device model that are others now than in the manifest.
+    """Return source files, torch version and device model that differ from the manifest of ``run``.
 
-    ``device`` is the model that would compute now. Empty for a run that never began.
+    ``device`` is the device model that would be used now. Returns [] for a run that never started.
     """
     try:
         recorded = json.loads(run.manifest.read_text())["origin"]
@@ -22,11 +22,11 @@ def changes_since(run: RunDir, device: str) -> list[str]:
     except FileNotFoundError:
         return []
     except (ValueError, KeyError, TypeError):
-        return [f"{run.manifest.name}, which cannot be read"]
+        return [f"{run.manifest.name}, unreadable"]
 
 
 def differences(recorded: Mapping[str, Any], now: Mapping[str, str]) -> list[str]:
-    """Torch version, device model and source files of ``recorded`` that are others now."""
+    """Return torch version, device model and source files of ``recorded`` that changed."""
     facts = [
         f"{name} (was {recorded[name]}, is {now[name]})"
         for name in ("torch", "device")
@@ -36,14 +36,14 @@ def differences(recorded: Mapping[str, Any], now: Mapping[str, str]) -> list[str
 
 
 def installed_torch() -> str:
-    """``torch.__version__`` without importing torch; "none" where it is not installed.
+    """Return ``torch.__version__`` without importing torch, or "none" if torch is not installed.
 
-    The package's metadata may lack the part after ``+`` that names the build.
+    The package metadata may lack the local version (after ``+``) that names the build.
     """
-    found = importlib.util.find_spec("torch")
-    if found is None or found.origin is None:
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
         return "none"
-    tree = ast.parse(Path(found.origin).with_name("version.py").read_text())
+    tree = ast.parse(Path(spec.origin).with_name("version.py").read_text())
     for node in tree.body:
         if isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(node.value, ast.Constant):
             target = node.target if isinstance(node, ast.AnnAssign) else node.targets[0]

@@ -1,4 +1,4 @@
-"""One digest for all weights of a model, and one for any other state."""
+"""Digests of model weights and of arbitrary nested state."""
 
 import hashlib
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def weights_digest(weights: Mapping[str, Tensor]) -> str:
-    """SHA-256, in hex, of names and bytes in the order of the names, on any device."""
+    """Return the hexadecimal SHA-256 of names and bytes, sorted by name, for any device."""
     digest = hashlib.sha256()
     for name, tensor in sorted(weights.items()):
         digest.update(name.encode())
@@ -18,9 +18,10 @@ def weights_digest(weights: Mapping[str, Tensor]) -> str:
 
 
 def state_digest(state: Any) -> str:
-    """SHA-256, in hex, of nested mappings and sequences of tensors, numbers and texts.
+    """Return the hexadecimal SHA-256 of nested mappings and sequences of tensors, numbers and
+    strings.
 
-    Types, shapes and every bit count; the order of a mapping's keys and the device do not.
+    Types, shapes and every bit count; the key order of mappings and the device do not.
     """
     digest = hashlib.sha256()
     _add(digest, state)
@@ -28,7 +29,7 @@ def state_digest(state: Any) -> str:
 
 
 def _add(digest: Any, value: Any) -> None:
-    """Each part is told from the next by its length or its end."""
+    """Add ``value`` to ``digest``, delimited by its length or a terminator."""
     if isinstance(value, Mapping):
         digest.update(f"mapping {len(value)}\n".encode())
         for key in sorted(value, key=repr):
@@ -40,7 +41,7 @@ def _add(digest: Any, value: Any) -> None:
             _add(digest, item)
     elif isinstance(value, Tensor):
         digest.update(f"{value.dtype} {tuple(value.shape)}\n".encode())
-        # A number has no bytes to view; as a vector of one it has.
+        # A 0-d tensor cannot be viewed as bytes, a 1-d tensor can.
         flat = value.detach().cpu().contiguous().reshape(-1)
         digest.update(flat.view(torch.uint8).numpy().data)
     else:

@@ -74,7 +74,7 @@ def refuse_foreign(runs: Sequence[Run[Any]]) -> None:
             f"directory belongs to a different run (expected {run.label})",
             str(run.path),
             "move it away, or set OUTPUT_DIR to another folder",
-            code="run.config-mismatch",
+            code="run.foreign-directory",
         )
         for run in runs
         if holds_another(run)

@@ -1,10 +1,10 @@
-"""Secrets of the environment are in no file that a study leaves, and in nothing that it says."""
+"""Secrets of the environment do not appear in files or output of a study."""
 
 import base64
 
 from tests.loopback.wandb_server import serving
 
-# As recognisable as they are long; W&B takes no key of less than forty characters.
+# Recognizable values; W&B requires keys of at least forty characters.
 SECRETS = {
     name: f"{name.lower().replace('_', '')}5ec7e7{'0123456789' * 3}"
     for name in (
@@ -18,19 +18,19 @@ SECRETS = {
     )
 }
 
-# In the address of a server that is behind a login.
+# Password in the URL of a server.
 PASSWORD = f"password5ec7e7{'0123456789' * 3}"
 
 
 def forms(secret: str) -> list[bytes]:
-    """As it is, and as HTTP's basic authorization writes it."""
+    """Return the secret in plain form and as in HTTP basic authorization."""
     return [secret.encode(), base64.b64encode(f"api:{secret}".encode())]
 
 
 def test_no_file_and_no_word_has_a_secret(build):
     folder = build(TRACKER_WANDB=True, TRACKER_TRACKIO=True, TRACKER_TENSORBOARD=True)
     with serving() as server:
-        code, told, said = folder.command(
+        code, stdout, stderr = folder.command(
             "scripts/run_test_matrix.py",
             STEPS="0,2",
             V="1",
@@ -38,22 +38,22 @@ def test_no_file_and_no_word_has_a_secret(build):
             WANDB_BASE_URL=server.url.replace("//", f"//me:{PASSWORD}@"),
             **SECRETS,
         )
-    assert code == 0, said
-    assert "WARN" not in said
-    # The trackers were at work, and the key was taken.
+    assert code == 0, stderr
+    assert "WARN" not in stderr
+    # The trackers were active, and the key was used.
     assert [run.finished for run in server.runs.values()] == [True, True]
     files = [path for path in folder.path.rglob("*") if path.is_file()]
     names = {path.name for path in files}
     assert {"manifest.json", "facts.json", "packages.txt", "kablate-ratio.db", "logs.txt"} <= names
     assert any(name.startswith("events.out") for name in names)
     assert any(name.endswith(".wandb") for name in names)
-    wholes = {str(path): path.read_bytes() for path in files}
-    wholes |= {"stdout": told.encode(), "stderr": said.encode()}
-    wholes["what the server was sent"] = b"\n".join(server.received)
+    contents = {str(path): path.read_bytes() for path in files}
+    contents |= {"stdout": stdout.encode(), "stderr": stderr.encode()}
+    contents["data sent to the server"] = b"\n".join(server.received)
     leaks = [
         (name, where)
         for name, secret in (*SECRETS.items(), ("the password", PASSWORD))
-        for where, content in wholes.items()
+        for where, content in contents.items()
         if any(form in content for form in forms(secret))
     ]
     assert leaks == []

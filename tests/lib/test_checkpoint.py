@@ -1,4 +1,4 @@
-"""Checkpoints: whole or absent, checked before they are loaded, never the last one lost."""
+"""Checkpoints: atomic writes, verification before loading, and survival of older checkpoints."""
 
 import json
 import os
@@ -22,18 +22,18 @@ def save(folder: Path, step: int, keep: int = 2) -> None:
 
 
 def names(folder: Path) -> list[str]:
-    """Everything in the folder, hidden files too."""
+    """Return all names in the folder, including hidden files."""
     return sorted(os.listdir(folder))
 
 
-def nobody(text: str) -> None:
-    """A warning that must not come."""
+def fail_on_warning(text: str) -> None:
+    """Fail on a warning."""
     raise AssertionError(text)
 
 
 def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
     save(tmp_path / "checkpoints", 3)
-    found = checkpoint.load_newest(tmp_path / "checkpoints", nobody)
+    found = checkpoint.load_newest(tmp_path / "checkpoints", fail_on_warning)
     assert found is not None and found.step == 3
     assert found.weights.keys() == WEIGHTS.keys()
     assert all(torch.equal(found.weights[name], WEIGHTS[name]) for name in WEIGHTS)
@@ -45,18 +45,18 @@ def test_the_newest_are_kept(tmp_path: Path) -> None:
     for step in (2, 10, 9, 100_000_000):
         save(tmp_path, step, keep=2)
     assert names(tmp_path) == ["step-00000010", "step-100000000"]
-    assert checkpoint.load_newest(tmp_path, nobody).step == 100_000_000
+    assert checkpoint.load_newest(tmp_path, fail_on_warning).step == 100_000_000
 
 
 def test_no_checkpoint_is_none(tmp_path: Path) -> None:
-    assert checkpoint.load_newest(tmp_path / "absent", nobody) is None
+    assert checkpoint.load_newest(tmp_path / "absent", fail_on_warning) is None
 
 
 def test_saving_a_step_again_replaces_it(tmp_path: Path) -> None:
     save(tmp_path, 5)
     checkpoint.save(tmp_path, 5, {"a": torch.zeros(1)}, {}, 2)
     assert names(tmp_path) == ["step-00000005"]
-    assert checkpoint.load_newest(tmp_path, nobody).weights["a"].shape == (1,)
+    assert checkpoint.load_newest(tmp_path, fail_on_warning).weights["a"].shape == (1,)
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "state.pt", "digests.json"])
@@ -80,7 +80,7 @@ def test_a_leftover_is_no_checkpoint_and_goes_with_the_next(tmp_path: Path) -> N
     save(tmp_path, 1)
     (tmp_path / ".tmp-step-00000002").mkdir()
     (tmp_path / ".tmp-step-00000002" / "state.pt").write_bytes(b"half")
-    assert checkpoint.load_newest(tmp_path, nobody).step == 1
+    assert checkpoint.load_newest(tmp_path, fail_on_warning).step == 1
     save(tmp_path, 3)
     assert names(tmp_path) == ["step-00000001", "step-00000003"]
 
@@ -103,11 +103,12 @@ def test_a_full_disk_is_one_error_and_loses_nothing(
         raise error
 
     monkeypatch.setattr(target, fail)
-    with pytest.raises(RunError, match="cannot save the checkpoint of step 3") as raised:
+    with pytest.raises(RunError) as raised:
         save(tmp_path, 3)
-    assert "free some space" in str(raised.value)
+    assert raised.value.codes == ["checkpoint.write-failed"]
+    assert "step 3" in str(raised.value) and str(error).split("] ")[-1] in str(raised.value)
     assert names(tmp_path) == ["step-00000001", "step-00000002"]
-    assert checkpoint.load_newest(tmp_path, nobody).step == 2
+    assert checkpoint.load_newest(tmp_path, fail_on_warning).step == 2
 
 
 def test_too_little_space_is_seen_before_writing(
@@ -116,15 +117,17 @@ def test_too_little_space_is_seen_before_writing(
     free = checkpoint.shutil.disk_usage(tmp_path)._replace(free=1000)
     monkeypatch.setattr("lib.checkpoint.shutil.disk_usage", lambda path: free)
     monkeypatch.setattr("torch.save", pytest.fail)
-    with pytest.raises(RunError, match="needs 1.0 MiB and 0.0 MiB are free"):
+    with pytest.raises(RunError) as raised:
         save(tmp_path, 1)
+    assert raised.value.codes == ["disk.no-space"]
+    assert "1.0 MiB" in str(raised.value) and "0.0 MiB" in str(raised.value)
     assert names(tmp_path) == []
 
 
 def test_the_old_one_stays_when_the_new_one_is_bad_on_the_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A disk that takes the bytes and keeps others."""
+    """The disk stores other bytes than the ones written."""
     save(tmp_path, 1, keep=1)
     rename = os.rename
 
@@ -134,8 +137,9 @@ def test_the_old_one_stays_when_the_new_one_is_bad_on_the_disk(
         rename(source, target)
 
     monkeypatch.setattr("os.rename", corrupting)
-    with pytest.raises(RunError, match="read back, state.pt is not what was written"):
+    with pytest.raises(RunError) as raised:
         save(tmp_path, 2, keep=1)
+    assert raised.value.codes == ["checkpoint.damaged"] and "state.pt" in str(raised.value)
     assert checkpoint.load_newest(tmp_path, lambda text: None).step == 1
 
 
@@ -146,7 +150,7 @@ def test_a_state_that_runs_code_is_not_loaded(tmp_path: Path) -> None:
 
     checkpoint.save(tmp_path / "c", 1, WEIGHTS, {"trap": Trap()}, 2)
     with pytest.raises(Exception, match="[Ww]eights.only"):
-        checkpoint.load_newest(tmp_path / "c", nobody)
+        checkpoint.load_newest(tmp_path / "c", fail_on_warning)
     assert not (tmp_path / "sprung").exists()
 
 

@@ -1,4 +1,4 @@
-"""Seeds, blocks and directories."""
+"""Planned runs: seeds, blocks, patterns and run directories."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,8 +38,10 @@ def test_another_configuration_is_another_directory():
 
 def test_two_names_for_one_run_are_refused():
     block = [(Variant("a"), Named("same")), (Variant("b"), Named("same"))]
-    with pytest.raises(ConfigError, match="study/b s1 is the same run as study/a s1"):
+    with pytest.raises(ConfigError) as caught:
         plan_runs("study", Path("results"), {1: block})
+    assert caught.value.codes == ["run.duplicate"]
+    assert "study/a s1" in str(caught.value) and "study/b s1" in str(caught.value)
 
 
 @pytest.mark.parametrize("pattern", ["a-b", "7", "study/07-a-b", "study/*", "a-*", "a-b-s1-*"])
@@ -63,10 +65,18 @@ def test_seeds(text, expected):
     assert parse_seeds(text) == expected
 
 
-@pytest.mark.parametrize("text", ["x", "1,-2", "3-1", "1,1", "1-3,2", "1.5", "1-9999999999"])
+@pytest.mark.parametrize("text", ["x", "1,-2", "3-1", "1.5", "1-9999999999"])
 def test_bad_seeds_are_refused(text):
-    with pytest.raises(ConfigError):
+    with pytest.raises(ConfigError) as caught:
         parse_seeds(text)
+    assert caught.value.codes == ["usage.invalid-seed"]
+
+
+@pytest.mark.parametrize("text", ["1,1", "1-3,2"])
+def test_repeated_seeds_are_refused(text):
+    with pytest.raises(ConfigError) as caught:
+        parse_seeds(text)
+    assert caught.value.codes == ["usage.duplicate-seed"]
 
 
 def test_a_run_that_another_study_has_done_is_taken_from_there(tmp_path):
@@ -79,7 +89,7 @@ def test_a_run_that_another_study_has_done_is_taken_from_there(tmp_path):
     other = {seed: [(Variant("none"), config)] for seed in (1, 2)}
     done, begun = plan_runs("two", tmp_path, other)
     assert done.path == first.path and done.label == "two/none s1"
-    # What was only begun is trained here.
+    # An unfinished run is trained in the new study.
     assert begun.path == tmp_path / "two/none-s2-0123abcd"
     assert own_path(done, tmp_path / "two") == tmp_path / "two/none-s1-0123abcd"
     own_path(done, tmp_path / "two").mkdir(parents=True)
@@ -93,7 +103,7 @@ def test_a_run_that_its_own_study_has_done_under_another_name_is_taken(tmp_path)
     for run, state in ((done, State.SUCCESS), (begun, State.INTERRUPTED)):
         run.path.mkdir(parents=True)
         write_status(RunDir(run.path), Status(state))
-    # A run that was moved aside has another end of its name.
+    # The directory of a run that was moved aside has a different suffix.
     done.path.with_name(f"{done.path.name}.old-20260101-000000").mkdir()
     renamed = {s: [(Variant("b"), Named("0123abcd"))] for s in (1, 2)}
     taken, own = plan_runs("one", tmp_path, renamed)

@@ -1,4 +1,4 @@
-"""Environments made by hand, with stubs for the programs that would have made them."""
+"""Environments made by hand, with stubs of the programs that usually create them."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,7 +15,7 @@ HISTORY = "name: llmhe\nchannels:\n  - defaults\ndependencies:\n  - python=3.13\
 
 @pytest.fixture
 def config() -> EnvironmentConfig:
-    """Everything allowed."""
+    """Return options that allow everything."""
     return EnvironmentConfig(
         policy="any",
         name="",
@@ -32,15 +32,15 @@ def config() -> EnvironmentConfig:
 
 @pytest.fixture
 def conda_config(config: EnvironmentConfig) -> EnvironmentConfig:
-    """What the fragment env-conda-llmhe asks for."""
+    """Return the options of the fragment env-conda-llmhe."""
     return replace(config, policy="conda", name="llmhe", forbid_foreign=True)
 
 
 @pytest.fixture
 def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
-    """Makes a program that answers by its arguments; alone on PATH with the shell's own.
+    """Return a function that creates a stub program on PATH.
 
-    ``answers`` is a pattern of the shell and what is printed, or an exit code.
+    ``answers`` maps a shell pattern of the arguments to the output or to an exit code.
     """
     folder = tmp_path / "programs"
     folder.mkdir()
@@ -49,9 +49,9 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Pa
     def make(name: str, answers: dict[str, str | int], where: Path = folder) -> Path:
         cases = []
         for pattern, answer in answers.items():
-            said = where / f"{name}-{len(cases)}.out"
-            said.write_text(answer if isinstance(answer, str) else "")
-            command = f"cat '{said}'" if isinstance(answer, str) else f"exit {answer}"
+            output = where / f"{name}-{len(cases)}.out"
+            output.write_text(answer if isinstance(answer, str) else "")
+            command = f"cat '{output}'" if isinstance(answer, str) else f"exit {answer}"
             cases.append(f"  {pattern}) {command} ;;")
         path = where / name
         path.write_text("\n".join(["#!/bin/sh", 'case "$*" in', *cases, "esac", ""]))
@@ -63,7 +63,7 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Pa
 
 @pytest.fixture
 def conda(program: Callable[..., Path], tmp_path: Path) -> Interpreter:
-    """The interpreter of a folder that looks like the conda environment llmhe."""
+    """Return the interpreter of a folder that looks like the conda environment llmhe."""
     prefix = tmp_path / "envs" / "llmhe"
     (prefix / "conda-meta").mkdir(parents=True)
     (prefix / "conda-meta" / "history").write_text("==> 2026-01-01 00:00:00 <==\n")

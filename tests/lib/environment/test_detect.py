@@ -1,4 +1,4 @@
-"""The kind and the name of an environment, from its folder."""
+"""Kind and name of an environment, detected from its folder."""
 
 import subprocess
 import sys
@@ -21,7 +21,7 @@ def described(prefix: Path, base: Path) -> tuple[str, str]:
     [
         ("home = /usr/bin\nversion = 3.13.1\n", "venv"),
         ("home = /usr/bin\nimplementation = CPython\nuv = 0.9.8\nversion_info = 3.13.1\n", "uv"),
-        # The word alone, in a path, is no key.
+        # The word in a path is not a key.
         ("home = /opt/uv/bin\ncommand = /opt/uv/bin/python -m venv x\n", "venv"),
     ],
 )

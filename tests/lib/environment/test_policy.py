@@ -1,5 +1,6 @@
-"""Each condition of the environment: what passes, and the words of what does not."""
+"""Conditions of the environment: what passes, and the problems of what does not."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,9 +19,10 @@ def of_kind(kind: str, name: str = "llmhe") -> Interpreter:
     return Interpreter(kind, name, "3.13.1", Path(f"/envs/{name}"), f"/envs/{name}/bin/python")
 
 
-def words(problems: list[Problem]) -> str:
-    """The only problem's."""
+def words(problems: list[Problem], code: str) -> str:
+    """Check that there is one problem with ``code``; return its text."""
     (problem,) = problems
+    assert problem.code == code
     return problem.what
 
 
@@ -37,19 +39,20 @@ def test_each_policy_takes_its_own_kind_alone(
     if kind == asked:
         assert problems == []
     else:
-        belongs = "no environment" if kind == "system" else f"a {kind} environment"
-        assert f"ENV_POLICY={asked}, but /envs/llmhe/bin/python belongs to {belongs}" in words(
-            problems
-        )
+        said = words(problems, "env.wrong-kind")
+        assert f"ENV_POLICY={asked}" in said and "/envs/llmhe/bin/python" in said
+        assert ("no environment" if kind == "system" else f"{kind} environment") in said
 
 
 def test_another_name(conda_config: EnvironmentConfig) -> None:
     other = {"CONDA_PREFIX": "/envs/other"}
     problems = policy.environment_problems(conda_config, of_kind("conda", "other"), other)
-    assert words(problems) == "ENV_NAME=llmhe, but the environment is other (/envs/other)"
+    said = words(problems, "env.wrong-name")
+    assert "ENV_NAME=llmhe" in said and "other (/envs/other)" in said
     base = of_kind("conda", "base")
     variables = {"CONDA_PREFIX": "/envs/base"}
-    assert "is base" in words(policy.environment_problems(conda_config, base, variables))
+    problems = policy.environment_problems(conda_config, base, variables)
+    assert "base (/envs/base)" in words(problems, "env.wrong-name")
     named = replace(conda_config, name="base")
     assert policy.environment_problems(named, base, variables) == []
     # Empty is any.
@@ -63,7 +66,7 @@ def test_a_conda_environment_that_is_not_activated(
 ) -> None:
     variables = {} if active is None else {"CONDA_PREFIX": active}
     problems = policy.environment_problems(conda_config, of_kind("conda"), variables)
-    assert "the interpreter's environment is /envs/llmhe" in words(problems)
+    assert "CONDA_PREFIX=/envs/llmhe" in words(problems, "env.not-activated")
     assert problems[0].next == "type: conda activate llmhe"
 
 
@@ -78,7 +81,8 @@ def test_python_by_as_many_parts_as_are_said(
     problems = policy.python_problems(replace(config, python=asked), of_kind("uv"))
     assert passes == (problems == [])
     if not passes:
-        assert f"ENV_PYTHON={asked}, but" in words(problems) and "Python 3.13.1" in words(problems)
+        said = words(problems, "env.wrong-python")
+        assert f"ENV_PYTHON={asked}:" in said and "Python 3.13.1" in said
 
 
 @pytest.mark.parametrize("name", policy.FOREIGN)
@@ -87,26 +91,27 @@ def test_a_trace_of_another_tool(
 ) -> None:
     assert policy.foreign_problems(conda_config, tmp_path) == []
     (tmp_path / name).symlink_to(tmp_path / "gone")
-    assert f"there is {name}" in words(policy.foreign_problems(conda_config, tmp_path))
+    problems = policy.foreign_problems(conda_config, tmp_path)
+    assert name in words(problems, "env.foreign-file")
     assert policy.foreign_problems(replace(conda_config, forbid_foreign=False), tmp_path) == []
 
 
 def test_what_the_tree_needs_is_here(monkeypatch: pytest.MonkeyPatch) -> None:
     assert policy.package_problems() == []
     monkeypatch.setattr(policy, "import_path", lambda: [])
-    assert "lacks torch, kconfiglib" in words(policy.package_problems())
+    assert "torch, kconfiglib" in words(policy.package_problems(), "env.missing-package")
 
 
 def test_less_space_than_asked_for(config: EnvironmentConfig, tmp_path: Path) -> None:
     folder = tmp_path / "results" / "study"
     assert policy.disk_problems(config, folder) == []
     problems = policy.disk_problems(replace(config, min_disk_gib=1_000_000), folder)
-    assert words(problems).startswith("MIN_DISK_GIB=1000000, but ")
+    assert words(problems, "disk.no-space").startswith("MIN_DISK_GIB=1000000:")
     assert problems[0].where == str(tmp_path)
 
 
 class TestLockFile:
-    """Of uv, of PEP 751, and a list; against what is installed here."""
+    """Lock files of uv, of PEP 751 and plain lists, compared with installed packages."""
 
     FORMS = {
         "uv.lock": ("version = 1\n", '[[package]]\nname = "{}"\nversion = "{}"\n'),
@@ -116,7 +121,7 @@ class TestLockFile:
 
     @pytest.fixture(params=FORMS)
     def lock(self, request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-        """A lock file of all that is installed, under names as people write them."""
+        """Return a lock file of all installed packages, with names in another spelling."""
         head, line = self.FORMS[request.param]
         lines = [line.format(n.replace("-", "_").upper(), v) for n, v in installed().items()]
         # For another platform.
@@ -132,16 +137,16 @@ class TestLockFile:
         assert self.problems(config, lock) == []
         text = lock.read_text().replace("NUMPY", "BUMPY")
         lock.write_text(text.replace(installed()["rich"], "0.0.1"))
-        said = words(self.problems(config, lock))
-        assert "ENV_LOCK_ENFORCE=y, but" in said
-        assert f"numpy {installed()['numpy']} (not in it)" in said
-        assert f"rich {installed()['rich']} (in it: 0.0.1)" in said
+        said = words(self.problems(config, lock), "lock-file.mismatch")
+        assert "ENV_LOCK_ENFORCE=y:" in said
+        assert f"numpy {installed()['numpy']} (not " in said
+        assert re.search(rf"rich {re.escape(installed()['rich'])} \(.*0\.0\.1\)", said)
         assert self.problems(config, lock, enforce=False) == []
 
     def test_none_and_an_empty_one(self, config: EnvironmentConfig, tmp_path: Path) -> None:
-        assert words(self.problems(config, tmp_path / "uv.lock")) == "ENV_LOCK_FILE is not there"
+        words(self.problems(config, tmp_path / "uv.lock"), "lock-file.missing")
         (tmp_path / "uv.lock").write_text("version = 1\n")
-        assert "names no package" in words(self.problems(config, tmp_path / "uv.lock", False))
+        words(self.problems(config, tmp_path / "uv.lock", False), "lock-file.empty")
         for content in (b"[[[", b"\xff"):
             (tmp_path / "uv.lock").write_bytes(content)
-            assert "cannot be read" in words(self.problems(config, tmp_path / "uv.lock", False))
+            words(self.problems(config, tmp_path / "uv.lock", False), "lock-file.damaged")

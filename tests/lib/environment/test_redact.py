@@ -1,4 +1,4 @@
-"""What programs print of addresses and variables, without what opens them."""
+"""Removal of credentials from URLs and variables in program output."""
 
 import json
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Snapshots: what is in them, when they are taken, and what is refused."""
+"""Snapshots: content, refresh conditions and errors."""
 
 import hashlib
 import json
@@ -81,13 +81,17 @@ def test_conda_s_six_files(
 
 
 @pytest.mark.parametrize(
-    ("answers", "words"),
+    ("answers", "code", "words"),
     [
-        ({"*": 3}, "--version failed with exit code 3: no message"),
-        ({"*": ""}, "--version printed nothing"),
-        ({"*": "\n \n"}, "--version printed nothing"),
-        ({"*": "mamba 2.0\n"}, "printed what is no conda_version.txt: 'mamba 2.0'"),
-        ({"--version": "conda 26.1.0\n", "*": "x: [\n"}, "is no conda_env_from_history.yml"),
+        ({"*": 3}, "program.failed", "exit code 3"),
+        ({"*": ""}, "program.no-output", "--version"),
+        ({"*": "\n \n"}, "program.no-output", "--version"),
+        ({"*": "mamba 2.0\n"}, "program.invalid-output", "conda_version.txt, got 'mamba 2.0'"),
+        (
+            {"--version": "conda 26.1.0\n", "*": "x: [\n"},
+            "program.invalid-output",
+            "conda_env_from_history.yml",
+        ),
     ],
 )
 def test_a_program_that_fails_is_named(
@@ -96,11 +100,13 @@ def test_a_program_that_fails_is_named(
     program: Callable,
     tmp_path: Path,
     answers: dict,
+    code: str,
     words: str,
 ) -> None:
     program("conda", answers)
     with pytest.raises(PreflightError) as refusal:
         refresh_snapshot(tmp_path / "snapshot", conda_config, conda)
+    assert code in refusal.value.codes
     assert words in str(refusal.value) and "conda" in str(refusal.value)
     assert not (tmp_path / "snapshot").exists()
 
@@ -119,8 +125,10 @@ def test_a_program_that_is_not_there(
     conda: Interpreter, conda_config: EnvironmentConfig, tmp_path: Path
 ) -> None:
     (tmp_path / "programs" / "conda").unlink()
-    with pytest.raises(PreflightError, match="conda --version cannot be run"):
+    with pytest.raises(PreflightError) as refusal:
         refresh_snapshot(tmp_path / "snapshot", conda_config, conda)
+    assert "program.cannot-run" in refusal.value.codes
+    assert "conda --version" in str(refusal.value)
 
 
 def test_what_pip_check_finds_is_recorded_and_refuses_nothing(
@@ -171,7 +179,7 @@ def test_a_venv_is_frozen_where_it_has_pip(
 
 
 class TestRefresh:
-    """A snapshot that is young and true is left alone."""
+    """A recent and valid snapshot is not replaced."""
 
     @pytest.fixture
     def taken(self, config: EnvironmentConfig, tmp_path: Path) -> Path:
@@ -179,7 +187,7 @@ class TestRefresh:
         return tmp_path
 
     def again(self, folder: Path, config: EnvironmentConfig) -> bool:
-        """Whether it was taken once more."""
+        """Refresh; return whether the snapshot was replaced."""
         before = index(folder)["taken_at"]
         refresh_snapshot(folder, config, running())
         return index(folder)["taken_at"] != before
@@ -228,20 +236,22 @@ def test_a_folder_that_cannot_be_written_to(
     with pytest.raises(PreflightError) as refusal:
         refresh_snapshot(folder, config, running())
     (problem,) = refusal.value.problems
-    assert "the snapshot cannot be written" in problem.what and problem.where == str(folder)
+    assert problem.code == "snapshot.write-failed" and problem.where == str(folder)
 
 
 def test_a_read_only_folder(
     config: EnvironmentConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Permissions do not stop root, who runs some machines' tests."""
+    """File permissions do not stop root, which runs the tests on some machines."""
 
     def refuse(path: Path, content: object) -> None:
         raise OSError(30, "Read-only file system", str(path))
 
     monkeypatch.setattr(snapshot, "write_atomic", refuse)
-    with pytest.raises(PreflightError, match="cannot be written: Read-only file system"):
+    with pytest.raises(PreflightError) as refusal:
         refresh_snapshot(tmp_path, config, running())
+    assert refusal.value.codes == ["snapshot.write-failed"]
+    assert "Read-only file system" in str(refusal.value)
 
 
 def test_a_run_keeps_a_copy_and_its_digests(config: EnvironmentConfig, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Code that no commit names: what counts as such, and the patch that brings it back."""
+"""Uncommitted code: what counts as uncommitted, and the patch that restores it."""
 
 import hashlib
 import subprocess
@@ -87,7 +87,7 @@ def test_the_patch_makes_the_same_code_from_the_commit(
     record = captured_diff(tmp_path)
     patch = (tmp_path / "code.diff").read_bytes()
     assert record == {"file": "code.diff", "sha256": hashlib.sha256(patch).hexdigest()}
-    # With none of the objects that the index has already.
+    # A clone without the objects of the index.
     again = tmp_path / "again"
     git("clone", "-q", "--no-local", str(root), str(again))
     assert code(again) != code(root)
@@ -110,10 +110,8 @@ def test_a_user_s_settings_change_no_patch(
 def test_one_line_says_what_is_not_committed_and_what_to_type(root: Path, git: Git) -> None:
     edit(root, git)
     (problem,) = tree_problems("paper_repro", allowed=False)
-    assert str(problem) == (
-        "not committed: gpt2/model.py, gpt2/old.py, lib/staged.py and 5 more; commit it, or type: "
-        "make DIRTY=y, which keeps the difference beside each run"
-    )
+    assert problem.code == "code.uncommitted" and "make DIRTY=y" in problem.what
+    assert "gpt2/model.py, gpt2/old.py, lib/staged.py and 5 more" in problem.what
     assert tree_problems("paper_repro", allowed=True) == []
     assert tree_problems("maxout_speed", allowed=False) == []
 
@@ -122,12 +120,12 @@ def test_what_git_cannot_tell_is_not_clean(
     root: Path, git: Git, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     unknown = {"git_sha": None, "branch": None, "dirty_tree": "unknown"}
-    # A tree that merely lies in somebody's repository has no commit of its own.
+    # A folder inside another repository has no commit.
     inner = root / "lib"
     monkeypatch.setattr(source, "ROOT", inner)
     assert git_state() == unknown
     (problem,) = tree_problems("paper_repro", allowed=False)
-    assert problem.what.startswith("no commit names this code (git") and "DIRTY=y" in problem.what
+    assert problem.code == "code.uncommitted" and "DIRTY=y" in problem.what
     assert captured_diff(tmp_path) is None
     empty = tmp_path / "empty"
     subprocess.run(["git", "init", "-q", empty], check=True)
@@ -143,7 +141,7 @@ def test_the_caller_s_repository_is_not_asked(
     subprocess.run(["git", "init", "-q", other], check=True)
     (other / "gpt2.py").write_text("")
     monkeypatch.chdir(other)
-    # As git sets it for a hook.
+    # git sets these variables for hooks.
     monkeypatch.setenv("GIT_DIR", str(other / ".git"))
     monkeypatch.setenv("GIT_WORK_TREE", str(other))
     assert git_state() == here and here["dirty_tree"] is False
@@ -154,7 +152,8 @@ def test_a_patch_that_git_cannot_make_is_an_error(
 ) -> None:
     edit(root, git)
     real = source.git
-    refuse = lambda *words, **given: real(*words, **given) if words[0] != "diff" else None
+    refuse = lambda *args, **options: real(*args, **options) if args[0] != "diff" else None
     monkeypatch.setattr("lib.environment.tree.git", refuse)
-    with pytest.raises(RunError, match="git diff failed"):
+    with pytest.raises(RunError) as caught:
         captured_diff(tmp_path)
+    assert caught.value.codes == ["git.failed"]

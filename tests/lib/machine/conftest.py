@@ -1,4 +1,4 @@
-"""torch's settings are the process's own: each test leaves them as it found them."""
+"""Restore process-wide torch settings after each test."""
 
 import pytest
 

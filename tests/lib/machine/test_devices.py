@@ -1,4 +1,4 @@
-"""GPUs in groups, by the variables that show them; there need be no GPU."""
+"""GPU groups and their environment variables; no GPU needed."""
 
 from lib.machine.devices import gpu_groups
 
@@ -15,10 +15,12 @@ def test_each_group_has_gpus_of_its_own() -> None:
 
 
 def test_gpus_that_the_user_hid_stay_hidden() -> None:
-    given = {"CUDA_VISIBLE_DEVICES": "3, GPU-8f2a,1"}
-    assert gpu_groups(3, 1, rocm=False, variables=given) == [
+    visible = {"CUDA_VISIBLE_DEVICES": "3, GPU-8f2a,1"}
+    assert gpu_groups(3, 1, rocm=False, variables=visible) == [
         {"CUDA_VISIBLE_DEVICES": name} for name in ("3", "GPU-8f2a", "1")
     ]
     both = {"CUDA_VISIBLE_DEVICES": "0", "HIP_VISIBLE_DEVICES": "6,7"}
     assert gpu_groups(2, 2, rocm=True, variables=both) == [{"HIP_VISIBLE_DEVICES": "6,7"}]
-    assert gpu_groups(3, 3, rocm=True, variables=given) == [{"HIP_VISIBLE_DEVICES": "3,GPU-8f2a,1"}]
+    assert gpu_groups(3, 3, rocm=True, variables=visible) == [
+        {"HIP_VISIBLE_DEVICES": "3,GPU-8f2a,1"}
+    ]

@@ -1,4 +1,4 @@
-"""Names of GPUs as people write them."""
+"""Lookup of GPUs by name, memory and peak throughput."""
 
 import pytest
 
@@ -26,21 +26,31 @@ def test_a_name_is_found_however_it_is_written(written: str, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("written", "nearest"),
-    [("gtx9999", "rtx"), ("a100", "a100-40, a100-80"), ("h10", "h100"), ("w7800", "w7900")],
+    ("written", "nearest", "code"),
+    [
+        ("gtx9999", "rtx", "gpu.unknown-name"),
+        ("a100", "a100-40, a100-80", "gpu.ambiguous-name"),
+        ("h10", "h100", "gpu.ambiguous-name"),
+        ("w7800", "w7900", "gpu.unknown-name"),
+    ],
 )
-def test_an_unknown_or_doubtful_name_lists_the_nearest(written: str, nearest: str) -> None:
+def test_an_unknown_or_doubtful_name_lists_the_nearest(
+    written: str, nearest: str, code: str
+) -> None:
     with pytest.raises(ConfigError) as caught:
         gpu_named(written)
     (problem,) = caught.value.problems
+    assert problem.code == code
     assert f"GPU={written}" in problem.what
     assert nearest in problem.next
 
 
 @pytest.mark.parametrize("written", ["", "  ", "nvidia", "-"])
 def test_no_name_lists_the_table(written: str) -> None:
-    with pytest.raises(ConfigError, match="h200"):
+    with pytest.raises(ConfigError) as caught:
         gpu_named(written)
+    assert caught.value.codes == ["gpu.unknown-name"]
+    assert all(name in str(caught.value) for name in GPUS)
 
 
 def test_what_context_and_allocator_take_is_left_free() -> None:
@@ -59,7 +69,7 @@ def test_peaks_are_in_order() -> None:
         assert ("bf16" in peaks) == gpu.flash, gpu.name
 
 
-# Names as torch gives them; dense TFLOP/s of the data sheets.
+# Names as reported by torch; dense TFLOP/s of the data sheets.
 PEAKS = [
     ("NVIDIA A100-SXM4-80GB", "bf16", "highest", 312.0),
     ("NVIDIA A100-PCIE-40GB", "fp16", "highest", 312.0),
@@ -70,7 +80,7 @@ PEAKS = [
     ("NVIDIA H100 PCIe", "fp32", "medium", 378.0),
     ("Tesla V100-PCIE-16GB", "fp16", "highest", 112.0),
     ("Tesla V100-SXM2-32GB", "fp16", "highest", 125.0),
-    # Without TF32, fp32 products stay what they are.
+    # Without TF32, fp32 products stay fp32.
     ("AMD Radeon PRO W7900", "fp32", "high", 61.3),
     ("AMD Instinct MI300X", "bf16", "highest", 1307.4),
 ]

@@ -1,4 +1,4 @@
-"""The kernel that computed attention, against what a profile of the same call saw."""
+"""Detection of the attention kernel, compared with a profile of the same call."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ def test_it_is_read_from_what_came_out(call: str) -> None:
     arguments, kernel = CALLS[call]
     q = queries()
     assert kernel_that_made(F.scaled_dot_product_attention(q, q, q, **arguments)) == kernel
-    # Whatever is done to it afterwards.
+    # Operations on the output do not matter.
     shared = F.scaled_dot_product_attention(q, q[:, :1], q[:, :1], enable_gqa=True, **arguments)
     assert kernel_that_made(shared[..., :3].transpose(1, 2) * 2) == kernel
 

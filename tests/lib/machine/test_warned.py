@@ -1,4 +1,4 @@
-"""Operations without a deterministic form are noted by name, and nothing else is held back."""
+"""Non-deterministic operations are recorded by name; other warnings are printed."""
 
 import warnings
 from dataclasses import replace
@@ -15,14 +15,14 @@ WARN = replace(CPU, deterministic="warn")
 
 
 def scatter() -> None:
-    """put_ without accumulation: which of two values lands in a place is not said."""
+    """Run put_ without accumulation, whose result is undefined for duplicate indices."""
     torch.zeros(3).put_(torch.tensor([0]), torch.tensor([1.0]))
 
 
 def test_each_operation_is_noted_once() -> None:
     set_up(WARN, Process())
     for _ in range(2):
-        # torch and Python give some warnings once; a second run in one process has them too.
+        # torch and Python emit some warnings once; a second run in the process must record them too.
         said: list[str] = []
         with noting_warned(WARN, said.append) as met, warnings.catch_warnings():
             scatter()
@@ -54,7 +54,7 @@ def test_strict_refuses_the_operation_and_off_says_nothing() -> None:
 
 
 def test_the_words_of_attention_and_of_the_matrix_library_are_known() -> None:
-    """As torch's sources have them; these operations are a GPU's."""
+    """Messages are copied from torch's sources; these operations exist on GPUs only."""
     met = WarnedOperations(lambda name: None)
     assert met.meet("Flash Attention defaults to a non-deterministic algorithm. To explicitly")
     assert met.meet(

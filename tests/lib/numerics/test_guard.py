@@ -1,4 +1,4 @@
-"""Tensors with NaN and infinity are counted exactly, and shown in full."""
+"""Detection of tensors with NaN and infinity, and the table of these tensors."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Rows that survive their file to the last bit, and files that are no rows."""
+"""per_query.csv: exact round trip, and refusal of invalid files."""
 
 import math
 from collections.abc import Callable
@@ -24,18 +24,18 @@ def test_rows_survive_the_file(tmp_path: Path) -> None:
 
 
 DAMAGES: dict[str, tuple[Callable[[str], str], str]] = {
-    "empty": (lambda text: "", "the columns"),
-    "a placeholder": (lambda text: "note,placeholder\n", "the columns"),
-    "no rows": (lambda text: text.splitlines()[0] + "\n", "a row for each document"),
-    "a cell less": (lambda text: text.replace(",val,", ","), "line 2: 14 cells"),
-    "a word for a number": (lambda text: text.replace(",3,7,", ",three,7,"), "line 2: numbers"),
-    "nan": (lambda text: text.replace("0.30000000000000004", "nan"), "a finite nll_sum"),
+    "empty": (lambda text: "", "item_id,"),
+    "a placeholder": (lambda text: "note,placeholder\n", "item_id,"),
+    "no rows": (lambda text: text.splitlines()[0] + "\n", "at least one row"),
+    "a cell less": (lambda text: text.replace(",val,", ","), "line 2: 14 "),
+    "a word for a number": (lambda text: text.replace(",3,7,", ",three,7,"), "'three'"),
+    "nan": (lambda text: text.replace("0.30000000000000004", "nan"), "nll_sum"),
     "more right than there are": (lambda t: t.replace(",1,12,", ",4,12,"), "n_correct <= n_tokens"),
     "another sum": (lambda t: t.replace("0.30000000000000004", "0.3"), "line 2: nll_mean"),
     "a rounded mean": (lambda t: t.replace(repr(ROW.nll_mean), "0.1"), "line 2: nll_mean"),
     "a blank": (lambda text: text.replace(",3,7,", ", 3,7,"), "line 2: n_tokens 3"),
-    "a short digest": (lambda text: text.replace("e" * 64, "e" * 63), "digests of 64"),
-    "twice": (lambda text: text + text.splitlines()[1] + "\n", "each item once"),
+    "a short digest": (lambda text: text.replace("e" * 64, "e" * 63), "line 2: digests of 64"),
+    "twice": (lambda text: text + text.splitlines()[1] + "\n", "duplicate a, b"),
 }
 
 
@@ -64,7 +64,7 @@ def test_figures_are_weighted_by_tokens_and_summed_exactly() -> None:
 
 
 def test_the_calibration_error_of_a_worked_example() -> None:
-    """Three answers at 0.9, two of them right, and one at 0.2, wrong: 0.7/4 + 0.2/4."""
+    """Three answers at 0.9, two of them correct, and one incorrect at 0.2: 0.7/4 + 0.2/4."""
     bins = {"n_tokens": [1, 3], "n_correct": [0, 2], "confidence_sum": [0.2, 2.7]}
     assert expected_calibration_error(bins) == pytest.approx((0.7 + 0.2) / 4)
 

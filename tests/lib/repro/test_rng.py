@@ -1,4 +1,4 @@
-"""Process-wide generators."""
+"""Seeding, saving and restoring of process-wide random generators."""
 
 import io
 import random
@@ -14,7 +14,7 @@ CPU = torch.device("cpu")
 
 
 def draw() -> list[float]:
-    """A number from each generator, the second normal one of a pair among them."""
+    """Return one value per generator, including the second value of a normal pair."""
     return [random.random(), random.gauss(0, 1), np.random.randn(), torch.rand(()).item()]
 
 

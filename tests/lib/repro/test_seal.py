@@ -1,4 +1,4 @@
-"""The manifest's own digests, and how a run's end is written down."""
+"""Digests of the manifest, and how a run's end is recorded."""
 
 import json
 import os
@@ -25,7 +25,7 @@ BEGUN: dict[str, Any] = {
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunDir:
-    """A run at work."""
+    """Return the directory of an active run."""
     run = RunDir(tmp_path)
     seal.write_manifest(run, BEGUN)
     run.metrics.write_text("{}\n")
@@ -109,7 +109,7 @@ def test_a_run_that_never_began_gets_a_status_alone(run: RunDir, content: str | 
 @pytest.mark.parametrize("moment", ["os.fsync", "os.replace"])
 @pytest.mark.parametrize("calls", [0, 1])
 def test_killed_at_any_moment_the_files_are_whole(run: RunDir, moment: str, calls: int) -> None:
-    """SIGKILL while manifest or status is written leaves the old content or the new."""
+    """SIGKILL while manifest or status is written leaves the old or the new content."""
     if not (child := os.fork()):
         module, name = moment.split(".")
         original, seen = vars(os)[name], []

@@ -1,4 +1,4 @@
-"""Digests of the loaded code, and what git says."""
+"""Digests of loaded code, and the state of the git repository."""
 
 import os
 import subprocess

@@ -164,7 +164,7 @@ def test_a_directory_that_holds_another_run_is_refused_untouched(study, state):
     before = {path.name: path.read_bytes() for path in foreign.iterdir()}
     code, stderr = study.make()
     assert code == 2
-    assert "[run.config-mismatch]" in stderr and "OUTPUT_DIR" in stderr
+    assert "[run.foreign-directory]" in stderr and "OUTPUT_DIR" in stderr
     assert f"{foreign}: " in stderr and "fake/01-b s1" in stderr
     assert {path.name: path.read_bytes() for path in foreign.iterdir()} == before
     assert study.journal() == []
