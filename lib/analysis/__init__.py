@@ -1,1 +1,3 @@
-"""Reads run directories, and nothing else, and puts comparable runs side by side."""
+"""Analysis of finished runs: result tables, curves, significance tests and leaderboards, computed
+from run directories only.
+"""

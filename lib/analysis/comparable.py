@@ -1,5 +1,9 @@
-"""Which results may stand in one table: those that differ from the baseline as planned, and in
-nothing else. The rest is named, or kept apart under a label that the user asks for."""
+"""Split results into groups that can be compared, and flag results that cannot.
+
+A result is comparable with the baseline if the two runs differ only in planned settings. Any other
+result is reported as a hole, or put into a separate part if the user names the differing fields as
+labels.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,27 +17,27 @@ from lib.errors import ConfigError, Problem
 
 @dataclass(frozen=True)
 class Part:
-    """Results that may be compared with each other, and the holes beside them."""
+    """Results that can be compared with each other, and the holes listed beside them."""
 
-    # Field → the value that all of them share; empty without labels.
+    # Field → value shared by all results of the part; empty without labels.
     labels: Mapping[str, str]
     items: Sequence[Result | Hole]
 
 
 def parts(
-    found: Sequence[Result | Hole], baseline: str, label_by: Sequence[str] = ()
+    items: Sequence[Result | Hole], baseline: str, label_by: Sequence[str] = ()
 ) -> list[Part]:
-    """One part, or one for each combination of the labels' values.
+    """Return one part, or one part per combination of label values.
 
-    A result that differs from its part's first result of the variant ``baseline`` in what was
-    observed, or in code, is a hole that says so. Runs without a result stand in the first part.
-    ConfigError where ``label_by`` names no field.
+    A result that differs in an observed fact or in code from its part's first result of the variant
+    ``baseline`` becomes a hole with the reason. Runs without a result are listed in the first part.
+    Raises ConfigError if ``label_by`` contains an unknown field.
     """
-    results = [item for item in found if isinstance(item, Result)]
+    results = [item for item in items if isinstance(item, Result)]
     grouped: dict[tuple[str, ...], list[Result | Hole]] = {}
     for item, label in zip(results, _labels(results, label_by), strict=True):
         grouped.setdefault(label, []).append(item)
-    holes = [item for item in found if isinstance(item, Hole)]
+    holes = [item for item in items if isinstance(item, Hole)]
     if not grouped:
         return [Part({}, holes)]
     return [
@@ -45,18 +49,18 @@ def parts(
     ]
 
 
-def _checked(items: Sequence[Any], baseline: str) -> list[Result | Hole]:
-    reference = next((r for r in items if r.run.variant.slug == baseline), items[0])
-    return [_against(reference, item) for item in items]
+def _checked(results: Sequence[Any], baseline: str) -> list[Result | Hole]:
+    reference = next((r for r in results if r.run.variant.slug == baseline), results[0])
+    return [_against(reference, item) for item in results]
 
 
-def _against(reference: Result, item: Result) -> Result | Hole:
-    others = observed_differences(reference.facts, item.facts)
-    if not others:
-        return item
-    fields = ", ".join(difference.field for difference in others)
-    reason = f"against {reference.run.label}: " + "; ".join(map(str, others))
-    return Hole(item.run, f"not comparable: {fields}", reason)
+def _against(reference: Result, result: Result) -> Result | Hole:
+    mismatches = observed_differences(reference.facts, result.facts)
+    if not mismatches:
+        return result
+    fields = ", ".join(difference.field for difference in mismatches)
+    reason = f"against {reference.run.label}: " + "; ".join(map(str, mismatches))
+    return Hole(result.run, f"not comparable: {fields}", reason)
 
 
 def _labels(results: Sequence[Result], label_by: Sequence[str]) -> list[tuple[str, ...]]:
@@ -77,6 +81,7 @@ def _labels(results: Sequence[Result], label_by: Sequence[str]) -> list[tuple[st
                 )
             )
         except KeyError as error:
-            what = f"{error.args[0]!r} is neither a symbol nor a field of {result.run.label}"
-            raise ConfigError(Problem(what, "LABEL_BY")) from None
+            known = f"a symbol or field of {result.run.label}"
+            what = f"unknown field {error.args[0]!r} (expected {known})"
+            raise ConfigError(Problem(what, "LABEL_BY", code="usage.unknown-field")) from None
     return labels

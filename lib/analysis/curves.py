@@ -1,8 +1,8 @@
-"""Loss curves of a plan's runs as one picture (PNG), over training tokens.
+"""Loss curves of a plan's runs over training tokens, written as one PNG.
 
-Training loss is a running mean, validation loss a line with a dot for each evaluation. Seeds of a
-variant are drawn as their mean, over the tokens that all of them have seen. The first fifth of the
-training may begin above the frame.
+The training loss is drawn as a running mean, the validation loss as a line with one dot per
+evaluation. Each variant is drawn as the mean over its seeds at the token counts that all seeds have
+reached. Losses of the first fifth of training may lie above the visible range.
 """
 
 import itertools
@@ -17,18 +17,18 @@ from lib.files import read_json_lines
 from lib.plan import Run
 from lib.rundir import RunDir
 
-# Share of the curve that the running mean of the training loss looks back on.
+# Window of the running mean of the training loss, as a fraction of the curve.
 _SMOOTHING = 0.03
-# Share of the tokens whose losses may lie above the frame.
-_BEGINNING = 0.2
+# Fraction of the tokens, from the start, whose losses may lie above the visible range.
+_HIDDEN_START = 0.2
 _DPI = 150
-# Distinguishable without colour, too.
+# Line styles keep the curves distinguishable without colour.
 _STYLES = ("-", "--", "-.", ":")
 
 
 @dataclass(frozen=True)
 class Curve:
-    """Losses of one variant in nats per token, each with the training tokens seen."""
+    """Losses of one variant in nats per token, as (training tokens, loss) pairs."""
 
     name: str
     train: Sequence[tuple[int, float]]
@@ -36,24 +36,30 @@ class Curve:
 
 
 def read_curves(runs: Sequence[Run[Any]]) -> list[Curve]:
-    """A curve for each variant that has begun. ConfigError when none has."""
-    found: dict[str, list[tuple[dict[int, float], dict[int, float]]]] = {}
+    """Return one curve per variant with logged losses. Raises ConfigError if no run has any."""
+    by_variant: dict[str, list[tuple[dict[int, float], dict[int, float]]]] = {}
     for run in runs:
         path = RunDir(run.path).metrics
         if path.exists():
-            found.setdefault(run.variant.slug, []).append(_read(path))
+            by_variant.setdefault(run.variant.slug, []).append(_read(path))
     curves = [
         Curve(slug, _smooth(_mean([t for t, _ in seeds])), _mean([v for _, v in seeds]))
-        for slug, seeds in found.items()
+        for slug, seeds in by_variant.items()
     ]
     curves = [curve for curve in curves if curve.train]
     if not curves:
-        raise ConfigError(Problem("no run has a row in its metrics.jsonl yet", next="type: make"))
+        raise ConfigError(
+            Problem(
+                "no run has a row in its metrics.jsonl yet",
+                next="type: make",
+                code="run.missing-metric",
+            )
+        )
     return curves
 
 
 def draw_curves(curves: Sequence[Curve], title: str, path: Path) -> None:
-    """Write the picture. PreflightError with the install command when matplotlib is missing."""
+    """Write the figure to ``path``. Raises PreflightError if matplotlib is not installed."""
     pyplot = figures.pyplot()
     from matplotlib.ticker import EngFormatter
 
@@ -82,18 +88,21 @@ def draw_curves(curves: Sequence[Curve], title: str, path: Path) -> None:
 
 
 def visible_losses(series: Sequence[Sequence[tuple[int, float]]]) -> tuple[float, float]:
-    """Least and largest loss that a panel shows: without the fall at the beginning of training,
-    which would press all that differs between runs into one line."""
-    begun = _BEGINNING * max(at for points in series for at, _ in points)
-    later = [loss for points in series for at, loss in points if at > begun]
+    """Return the smallest and largest loss of a panel's y-axis.
+
+    The steep fall at the start of training is excluded; it would compress the differences between
+    runs into one line.
+    """
+    start = _HIDDEN_START * max(at for points in series for at, _ in points)
+    later = [loss for points in series for at, loss in points if at > start]
     low, high = min(later), max(later)
-    # A twentieth of room; a flat line gets some, too.
-    room = 0.05 * (high - low) or 0.05
-    return low - room, high + room
+    # A margin of 5 %, with a minimum for a flat line.
+    margin = 0.05 * (high - low) or 0.05
+    return low - margin, high + margin
 
 
 def _read(path: Path) -> tuple[dict[int, float], dict[int, float]]:
-    """Training and validation loss by tokens."""
+    """Return training and validation loss by training tokens."""
     train, val = {}, {}
     for record in read_json_lines(path):
         if record["kind"] == "train":
@@ -104,15 +113,15 @@ def _read(path: Path) -> tuple[dict[int, float], dict[int, float]]:
 
 
 def _mean(seeds: Sequence[dict[int, float]]) -> list[tuple[int, float]]:
-    """Mean over the seeds, where all of them have a value."""
+    """Return the mean over the seeds at every token count that all seeds have."""
     shared = set.intersection(*(set(seed) for seed in seeds))
     return [(at, sum(seed[at] for seed in seeds) / len(seeds)) for at in sorted(shared)]
 
 
 def _smooth(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
-    """Each loss as the mean of the last few."""
-    back = max(1, round(len(points) * _SMOOTHING))
+    """Return the running mean of the losses."""
+    window = max(1, round(len(points) * _SMOOTHING))
     return [
-        (at, sum(loss for _, loss in points[max(0, i - back + 1) : i + 1]) / min(back, i + 1))
+        (at, sum(loss for _, loss in points[max(0, i - window + 1) : i + 1]) / min(window, i + 1))
         for i, (at, _) in enumerate(points)
     ]

@@ -1,8 +1,8 @@
-"""Several seeds of each finalist, held to what a claim needs, and the tests that they allow.
+"""Comparison of variants over several seeds, with exact significance tests.
 
-Nothing is left out of what is shown. A variant with too few seeds, a seed twice, a seed that did not
-end well, losses that are all the same or no better than an untrained model's, gets no mean: it would
-stand for something that was not measured.
+Every run is shown. A variant gets no mean if it has too few seeds, a duplicate seed, a seed that
+did not finish, identical losses, or a loss no better than the unigram entropy: a mean of such runs
+would not estimate anything.
 """
 
 import json
@@ -20,20 +20,20 @@ from lib.errors import EXIT_DONE, EXIT_NOT_COMPARABLE, ConfigError, Problem
 from lib.rundir import RunDir
 from lib.status import State, read_status
 
-# Fewer have no spread that deserves the name.
+# With fewer seeds, the standard deviation is too uncertain to report.
 MIN_SEEDS = 3
-_NOT_FINITE = re.compile(r"\b(nan|inf|infinite|non-?finite|not finite|diverged)\b", re.IGNORECASE)
+_NON_FINITE = re.compile(r"\b(nan|inf|infinite|non-?finite|not finite|diverged)\b", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class Finalist:
-    """One seed of a variant: its loss in nats per token, or what became of it."""
+    """One seed of a variant: its validation loss in nats per token, or the reason for having none."""
 
     directory: str
     seed: int
     loss: float | None
     state: str
-    # Of a finished run alone.
+    # Set only for a finished run.
     facts: Facts | None
     unigram_entropy: float | None = None
 
@@ -45,18 +45,18 @@ class Group:
     name: str
     seeds: Sequence[Finalist]
     problems: Sequence[str]
-    # None where there are problems.
+    # None if there are problems.
     loss: Stat | None
 
 
 @dataclass(frozen=True)
 class Contrast:
-    """A variant against the first: what was changed, and whether chance could do it."""
+    """One variant compared with the first: changed settings, loss difference and p-values."""
 
     name: str
     against: str
     changes: Sequence[str]
-    # Over the seeds that both have; None where that is less than two.
+    # Over the seeds that both variants have; None with fewer than two such seeds.
     paired: Difference | None
     paired_smallest_p: float | None
     difference: float
@@ -66,7 +66,7 @@ class Contrast:
 
 @dataclass(frozen=True)
 class Report:
-    """The variants, and each sound one against the first sound one."""
+    """All variants, and a contrast of each valid variant with the first valid one."""
 
     min_seeds: int
     groups: Sequence[Group]
@@ -75,44 +75,54 @@ class Report:
 
     @property
     def exit_code(self) -> int:
-        """0 where every variant can be claimed something of, else 4."""
+        """Return 0 if every variant is valid and comparable, else 4."""
         refused = self.problems or any(group.problems for group in self.groups)
         return EXIT_NOT_COMPARABLE if refused else EXIT_DONE
 
 
 def judge_finalists(runs: Sequence[RunDir], names: Mapping[str, str]) -> Report:
-    """Group runs that differ in their seed alone, and test each group against the first.
+    """Group runs that differ only in their seed, and test each group against the first.
 
-    ``names`` calls settings by their symbols. ConfigError where a directory holds no run.
+    ``names`` maps setting paths to symbols. Raises ConfigError if ``runs`` is empty or a directory
+    does not contain a run.
     """
     if not runs:
-        raise ConfigError(Problem("names no run", "RUNS", 'type: make finalists RUNS="DIR DIR"'))
+        raise ConfigError(
+            Problem(
+                "no run given",
+                "RUNS",
+                'type: make finalists RUNS="DIR DIR"',
+                code="usage.missing-argument",
+            )
+        )
     grouped: dict[str, list[Finalist]] = {}
-    least = MIN_SEEDS
+    min_seeds = MIN_SEEDS
     for run in runs:
         resolved = _resolved(run)
         settings = flatten(resolved["identity"])
         seed = settings.pop("seed")
-        least = max(least, int(resolved["symbols"].get("FINALIST_MIN_SEEDS", 0)))
+        min_seeds = max(min_seeds, int(resolved["symbols"].get("FINALIST_MIN_SEEDS", 0)))
         key = json.dumps(settings, sort_keys=True)
         grouped.setdefault(key, []).append(_finalist(run, seed))
-    groups = [_group(seeds, least) for seeds in grouped.values()]
-    sound = [group for group in groups if not group.problems]
+    groups = [_group(seeds, min_seeds) for seeds in grouped.values()]
+    valid = [group for group in groups if not group.problems]
     contrasts, problems = [], []
-    for group in sound[1:]:
-        if others := _apart(sound[0].seeds[0], group.seeds[0]):
-            problems.append(f"{group.name} cannot be compared with {sound[0].name}: {others}")
+    for group in valid[1:]:
+        if mismatches := _mismatches(valid[0].seeds[0], group.seeds[0]):
+            problems.append(f"{group.name} cannot be compared with {valid[0].name}: {mismatches}")
         else:
-            contrasts.append(_contrast(sound[0], group, names))
-    return Report(least, groups, contrasts, problems)
+            contrasts.append(_contrast(valid[0], group, names))
+    return Report(min_seeds, groups, contrasts, problems)
 
 
 def _resolved(run: RunDir) -> dict[str, Any]:
     try:
-        found: dict[str, Any] = json.loads(run.resolved_config.read_text())
+        resolved: dict[str, Any] = json.loads(run.resolved_config.read_text())
     except (OSError, ValueError) as error:
-        raise ConfigError(Problem(f"holds no run: {error}", str(run.path), "RUNS=")) from None
-    return found
+        raise ConfigError(
+            Problem(f"not a run directory: {error}", str(run.path), "RUNS=", code="run.not-found")
+        ) from None
+    return resolved
 
 
 def _finalist(run: RunDir, seed: int) -> Finalist:
@@ -120,43 +130,45 @@ def _finalist(run: RunDir, seed: int) -> Finalist:
     if status is None or status.state is not State.SUCCESS:
         state = "not started" if status is None else status.state.lower()
         message = "" if status is None else status.message.split("\n")[0]
-        word = "diverged" if _NOT_FINITE.search(message) else state
-        told = f"{word}: {message}" if message else word
-        return Finalist(str(run.path), seed, None, told, None)
+        label = "diverged" if _NON_FINITE.search(message) else state
+        reason = f"{label}: {message}" if message else label
+        return Finalist(str(run.path), seed, None, reason, None)
     facts = read_facts(run)
     final = json.loads(run.summary.read_text())["final"]
     entropy = float(final["unigram_entropy"])
     return Finalist(str(run.path), seed, float(final["val_loss"]), "done", facts, entropy)
 
 
-def _group(seeds: Sequence[Finalist], least: int) -> Group:
+def _group(seeds: Sequence[Finalist], min_seeds: int) -> Group:
     losses = [s.loss for s in seeds if s.loss is not None]
     problems = [
-        f"seed {s.seed} {s.state}; a mean over the others would hide it"
+        f"seed {s.seed} {s.state}; a mean over the other seeds would hide this"
         for s in seeds
         if s.loss is None
     ]
     counts = Counter(s.seed for s in seeds)
-    if twice := [str(seed) for seed, count in counts.items() if count > 1]:
-        problems.append(f"seed {', '.join(twice)} stands there more than once")
-    if len(counts) < least:
-        problems.append(f"n={len(counts)}: at least {least} seeds are needed")
+    if duplicates := [str(seed) for seed, count in counts.items() if count > 1]:
+        problems.append(f"duplicate seed {', '.join(duplicates)}")
+    if len(counts) < min_seeds:
+        problems.append(f"too few seeds (expected at least {min_seeds}, got n={len(counts)})")
     if len(losses) > 1 and len(set(losses)) == 1:
-        problems.append("all losses are the same to the last digit: the seed has no effect")
+        problems.append("all losses are identical to the last digit: the seed has no effect")
     for s in seeds:
         if s.loss is not None and s.unigram_entropy is not None and s.loss >= s.unigram_entropy:
             problems.append(
-                f"seed {s.seed} is untrained: its loss of {s.loss:.4f} is no better than knowing "
-                f"how often each token occurs, {s.unigram_entropy:.4f}"
+                f"seed {s.seed} is untrained: loss {s.loss:.4f} is not below the unigram entropy "
+                f"{s.unigram_entropy:.4f}"
             )
     for s in seeds[1:]:
-        if others := _apart(seeds[0], s):
-            problems.append(f"seed {s.seed} cannot be compared with seed {seeds[0].seed}: {others}")
+        if mismatches := _mismatches(seeds[0], s):
+            problems.append(
+                f"seed {s.seed} cannot be compared with seed {seeds[0].seed}: {mismatches}"
+            )
     name = seeds[0].directory.rstrip("/").rsplit("/", 1)[-1].rsplit("-s", 1)[0]
     return Group(name, seeds, problems, None if problems else Stat.of(losses))
 
 
-def _apart(a: Finalist, b: Finalist) -> str:
+def _mismatches(a: Finalist, b: Finalist) -> str:
     if a.facts is None or b.facts is None:
         return ""
     return "; ".join(map(str, observed_differences(a.facts, b.facts)))

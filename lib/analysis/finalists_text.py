@@ -1,4 +1,4 @@
-"""The report on finalists as text and as JSON."""
+"""Text and JSON output of the comparison over several seeds."""
 
 from dataclasses import asdict
 
@@ -9,7 +9,7 @@ SCHEMA_VERSION = 1
 
 
 def finalists_text(report: Report) -> str:
-    """Every value first; then means, differences and tests, with what they can reach."""
+    """Return the report as text: all losses first, then means, differences and p-values."""
     parts = [_group(group) for group in report.groups]
     parts += [_contrast(contrast) for contrast in report.contrasts]
     parts += [f"REFUSED  {problem}\n" for problem in report.problems]
@@ -17,7 +17,7 @@ def finalists_text(report: Report) -> str:
 
 
 def finalists_json(report: Report) -> str:
-    """One document with sorted keys."""
+    """Return the report as one JSON document with sorted keys."""
     groups = [
         {
             "name": group.name,
@@ -45,8 +45,8 @@ def _group(group: Group) -> str:
     values = [
         f"  seed {s.seed:<6} {s.state if s.loss is None else repr(s.loss)}" for s in group.seeds
     ]
-    refused = [f"  REFUSED  {problem}" for problem in group.problems]
-    lines = [group.name, *values, *refused]
+    problems = [f"  REFUSED  {problem}" for problem in group.problems]
+    lines = [group.name, *values, *problems]
     if group.loss is not None and group.loss.sd is not None:
         lines.append(
             f"  n={group.loss.n}, mean {group.loss.mean:.4f}, sd {group.loss.sd:.4f} nats per token"
@@ -54,17 +54,19 @@ def _group(group: Group) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _contrast(found: Contrast) -> str:
-    lines = [f"{found.name} against {found.against}: {found.difference:+.4f} nats per token"]
-    lines += [f"  changed    {change}" for change in found.changes]
-    if found.paired is not None:
+def _contrast(contrast: Contrast) -> str:
+    lines = [
+        f"{contrast.name} against {contrast.against}: {contrast.difference:+.4f} nats per token"
+    ]
+    lines += [f"  changed    {change}" for change in contrast.changes]
+    if contrast.paired is not None:
         lines.append(
-            f"  paired     {_p(found.paired.p)} by the exact sign-flip test over "
-            f"{found.paired.n} seeds; the smallest it can reach is {found.paired_smallest_p:.2g}"
+            f"  paired     {_p(contrast.paired.p)} by the exact sign-flip test over "
+            f"{contrast.paired.n} seeds; smallest possible p={contrast.paired_smallest_p:.2g}"
         )
     lines.append(
-        f"  unpaired   {_p(found.unpaired_p)} by the exact permutation test; the smallest it can "
-        f"reach is {found.unpaired_smallest_p:.2g}"
+        f"  unpaired   {_p(contrast.unpaired_p)} by the exact permutation test; smallest possible "
+        f"p={contrast.unpaired_smallest_p:.2g}"
     )
     return "\n".join(lines) + "\n"
 

@@ -1,6 +1,7 @@
-"""The runs of sweeps, best first, read from their directories.
+"""Leaderboard of sweep runs, read from the run directories and sorted by validation loss.
 
-A run that another study had done already lies there; the file ``ELSEWHERE`` says where.
+A sweep reuses runs that another study has already trained; the file ``ELSEWHERE`` lists the paths
+of these runs.
 """
 
 import json
@@ -21,13 +22,13 @@ from lib.rundir import RunDir
 from lib.status import State, read_status
 
 ELSEWHERE = "elsewhere.txt"
-# Seeds of the same settings are one entry.
+# Runs that differ only in the seed form one entry.
 _SEED = "SEED"
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One combination of settings over its seeds. Loss in nats per token."""
+    """One combination of settings over its seeds. The loss is in nats per token."""
 
     val_loss: Stat
     # The symbols in which the sweep's runs differ.
@@ -42,7 +43,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Leaderboard:
-    """Entries by loss, and what was left out, with the reason."""
+    """Entries sorted by loss, and the runs left out, each with the reason."""
 
     entries: Sequence[Entry]
     left_out: Sequence[str]
@@ -58,41 +59,50 @@ class _Done:
 
 
 def note_elsewhere(folder: Path, runs: Sequence[Path]) -> None:
-    """Remember those of ``runs`` that lie outside ``folder``, besides those that it knows."""
+    """Add the ``runs`` outside ``folder`` to the folder's list of reused runs."""
     outside = [os.path.relpath(run, folder) for run in runs if run.parent != folder]
-    known = _elsewhere(folder)
-    if more := [place for place in outside if place not in known]:
-        write_atomic(folder / ELSEWHERE, "".join(f"{place}\n" for place in [*known, *more]))
+    listed = _elsewhere(folder)
+    if missing := [path for path in outside if path not in listed]:
+        write_atomic(folder / ELSEWHERE, "".join(f"{path}\n" for path in [*listed, *missing]))
 
 
 def read_leaderboard(folder: Path, ignored: Sequence[str] = ()) -> Leaderboard:
-    """Rank the finished runs of ``folder`` and those that it took from elsewhere; symbols in ``ignored`` cannot change a result.
+    """Rank the finished runs of ``folder`` and the runs it reuses from other studies.
 
-    Runs that differ from most in what was observed, or in code, are left out, and so is what is
-    not finished. ConfigError when there is nothing to rank.
+    Symbols in ``ignored`` do not separate entries. Unfinished runs, and runs that differ from the
+    majority in an observed fact or in code, are left out with the reason. Raises ConfigError if
+    there is no finished run.
     """
-    done, left_out = [], []
+    finished, left_out = [], []
     for path in _runs(folder):
-        found = _read(RunDir(path))
-        if isinstance(found, str):
-            left_out.append(f"{path.name}: {found}")
+        run = _read(RunDir(path))
+        if isinstance(run, str):
+            left_out.append(f"{path.name}: {run}")
         else:
-            done.append(found)
-    if not done:
-        what = "there is no finished run to rank"
-        raise ConfigError(Problem(what, str(folder), 'type: make SWEEP="LEARNING_RATE=1e-4,3e-4"'))
-    alike, others = _alike(done)
-    left_out += others
-    entries = _entries(alike, ignored)
+            finished.append(run)
+    if not finished:
+        raise ConfigError(
+            Problem(
+                "no finished run to rank",
+                str(folder),
+                'type: make SWEEP="LEARNING_RATE=1e-4,3e-4"',
+                code="run.not-finished",
+            )
+        )
+    comparable, excluded = _split_comparable(finished)
+    left_out += excluded
+    entries = _entries(comparable, ignored)
     return Leaderboard(sorted(entries, key=lambda entry: entry.val_loss.mean), left_out)
 
 
 def _runs(folder: Path) -> list[Path]:
-    """Directories of the sweeps' runs; one from elsewhere only while the folder has not its own."""
-    own = sorted(p for p in folder.glob("*-s*-*") if ".old-" not in p.name)
-    known = {run_identity(path) for path in own}
-    taken = [folder / place for place in _elsewhere(folder)]
-    return own + [path for path in taken if path.exists() and run_identity(path) not in known]
+    """Return the run directories of the folder, and reused runs without a copy in the folder."""
+    local = sorted(p for p in folder.glob("*-s*-*") if ".old-" not in p.name)
+    identities = {run_identity(path) for path in local}
+    reused = [folder / path for path in _elsewhere(folder)]
+    return local + [
+        path for path in reused if path.exists() and run_identity(path) not in identities
+    ]
 
 
 def _elsewhere(folder: Path) -> list[str]:
@@ -101,7 +111,7 @@ def _elsewhere(folder: Path) -> list[str]:
 
 
 def _read(run: RunDir) -> _Done | str:
-    """A finished run, or why it is none."""
+    """Return the finished run, or the reason that the run cannot be ranked."""
     status = read_status(run)
     if status is None or status.state is not State.SUCCESS:
         return "not started" if status is None else status.state.lower()
@@ -114,33 +124,36 @@ def _read(run: RunDir) -> _Done | str:
         return f"damaged: {type(error).__name__}: {error}"
 
 
-def _alike(done: Sequence[_Done]) -> tuple[list[_Done], list[str]]:
-    """The most runs that may be compared with one of them, and why each other may not."""
-    groups = [[x for x in done if not observed_differences(one.facts, x.facts)] for one in done]
-    # A run of which nothing is known is not even like itself.
+def _split_comparable(done: Sequence[_Done]) -> tuple[list[_Done], list[str]]:
+    """Return the largest set of comparable runs, and the reason for each other run."""
+    groups = [
+        [run for run in done if not observed_differences(candidate.facts, run.facts)]
+        for candidate in done
+    ]
+    # Unknown facts never compare equal, so such a run is not even comparable with itself.
     largest = max(groups, key=len) or [done[0]]
     reference = largest[0]
-    others = []
-    for found in done:
-        if found not in largest:
-            why = "; ".join(map(str, observed_differences(reference.facts, found.facts)))
-            others.append(f"{found.name}: not comparable: {why}")
-    return largest, others
+    excluded = []
+    for run in done:
+        if run not in largest:
+            reason = "; ".join(map(str, observed_differences(reference.facts, run.facts)))
+            excluded.append(f"{run.name}: not comparable: {reason}")
+    return largest, excluded
 
 
 def _entries(done: Sequence[_Done], ignored: Sequence[str]) -> list[Entry]:
-    names = [name for found in done for name in found.symbols if name not in (*ignored, _SEED)]
-    differing = [n for n in dict.fromkeys(names) if len({f.symbols.get(n) for f in done}) > 1]
+    names = [name for run in done for name in run.symbols if name not in (*ignored, _SEED)]
+    differing = [n for n in dict.fromkeys(names) if len({run.symbols.get(n) for run in done}) > 1]
     groups: dict[tuple, list[_Done]] = {}
-    for found in done:
-        groups.setdefault(tuple(found.symbols.get(n) for n in differing), []).append(found)
+    for run in done:
+        groups.setdefault(tuple(run.symbols.get(n) for n in differing), []).append(run)
     return [
         _entry(dict(zip(differing, values, strict=True)), group) for values, group in groups.items()
     ]
 
 
 def _entry(settings: Mapping[str, Value], group: Sequence[_Done]) -> Entry:
-    loss = Stat.of([float(found.final["val_loss"]) for found in group])
+    loss = Stat.of([float(run.final["val_loss"]) for run in group])
     assert loss is not None
     first = group[0].final
     return Entry(
@@ -148,6 +161,6 @@ def _entry(settings: Mapping[str, Value], group: Sequence[_Done]) -> Entry:
         settings=settings,
         parameters=int(first["parameters"]),
         tokens=int(first["tokens"]),
-        train_seconds=sum(found.seconds for found in group) / len(group),
-        runs=[found.name for found in group],
+        train_seconds=sum(run.seconds for run in group) / len(group),
+        runs=[run.name for run in group],
     )

@@ -1,4 +1,4 @@
-"""What a finished run took of its machine, from the samples and timings beside it."""
+"""Speed, memory and utilisation of a finished run, from its telemetry and timing records."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,7 +10,7 @@ from lib.rundir import RunDir
 from lib.telemetry.metrics import averages
 
 _MIB_PER_GB = 1024
-# Name → heading and form, in the order of the table. GB are 2^30 bytes.
+# Name → (heading, number format), in table order. 1 GB is 2^30 bytes.
 COLUMNS: Mapping[str, tuple[str, str]] = {
     "tokens_per_second": ("tok/s", ",.0f"),
     "mfu": ("MFU", ".1%"),
@@ -23,30 +23,30 @@ COLUMNS: Mapping[str, tuple[str, str]] = {
 
 
 def machine_figures(run: RunDir, tokens_per_second: float) -> dict[str, float]:
-    """Name of ``COLUMNS`` → figure, of all GPUs of the run together; what is not known is absent.
+    """Return the known figures of ``COLUMNS`` by name, over all GPUs of the run.
 
-    Of the samples after the first, which is taken before the first step. A sampler that was killed
-    may have left a damaged file, for which nobody should lose a table: it counts as none.
+    The first telemetry sample is skipped: the sampler takes it before the first step. A damaged
+    telemetry file counts as empty, because a killed sampler must not prevent the table.
     """
-    speeds = [row["mfu"] for row in _records(run.timing) if row.get("mfu") is not None]
-    found = {"tokens_per_second": tokens_per_second}
-    found |= {"mfu": median(speeds)} if speeds else {}
+    mfu = [row["mfu"] for row in _records(run.timing) if row.get("mfu") is not None]
+    figures = {"tokens_per_second": tokens_per_second}
+    figures |= {"mfu": median(mfu)} if mfu else {}
     if samples := _records(run.telemetry)[1:]:
-        found |= averages(samples) | _peaks(samples)
-    return {name: found[name] for name in COLUMNS if name in found}
+        figures |= averages(samples) | _peaks(samples)
+    return {name: figures[name] for name in COLUMNS if name in figures}
 
 
-def over_seeds(found: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Means of the figures that every run has."""
-    names = [name for name in COLUMNS if found and all(name in each for each in found)]
-    return {name: fmean(each[name] for each in found) for name in names}
+def over_seeds(by_seed: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return the means over the seeds of the figures that every run has."""
+    names = [name for name in COLUMNS if by_seed and all(name in figures for figures in by_seed)]
+    return {name: fmean(figures[name] for figures in by_seed) for name in names}
 
 
 def _peaks(samples: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     used = [[gpu["memory_used_mib"] for gpu in sample["gpus"]] for sample in samples]
-    known = [sum(gpus) for gpus in used if gpus and None not in gpus]
+    totals = [sum(gpus) for gpus in used if gpus and None not in gpus]
     peaks = {"process/rss_peak_gb": max(s["rss_mib"] for s in samples) / _MIB_PER_GB}
-    return peaks | ({"gpu/memory_used_peak_gb": max(known) / _MIB_PER_GB} if known else {})
+    return peaks | ({"gpu/memory_used_peak_gb": max(totals) / _MIB_PER_GB} if totals else {})
 
 
 def _records(path: Path) -> list[dict[str, Any]]:

@@ -1,10 +1,9 @@
-"""What each factor of a design does, averaged over the others.
+"""Marginal effect of each factor of a sweep, averaged over the other factors.
 
-A level is compared with the factor's reference pair by pair: cells that are alike in every other
-factor. So a combination that is left out, or failed, takes its pair away and shifts no difference.
-Over all subsets of n features there are 2^(n−1) pairs; in a design that leaves one feature out there
-is one. A level that stands beside the reference nowhere, because the rest always differs too, has
-no difference.
+Each level is compared with the factor's reference level over pairs of cells that agree in every
+other factor. A missing or failed combination removes its pair and does not bias the difference. All
+subsets of n features give 2^(n−1) pairs; a leave-one-out design gives one. A level without any such
+pair has no difference.
 """
 
 import statistics
@@ -16,21 +15,21 @@ from lib.analysis.table import Row, Stat
 
 @dataclass(frozen=True)
 class Marginal:
-    """One level of one factor. Losses in nats per token."""
+    """One level of one factor. Losses are in nats per token."""
 
     factor: str
     level: str
-    # Mean over all cells of the level, whatever the rest of them is.
+    # Mean over all cells of the level, whatever their other factors are.
     val_loss: float
     cells: int
-    # The level that this one is compared with; its own name for the reference.
+    # The reference level; equal to ``level`` for the reference itself.
     reference: str
-    # Loss minus the reference's, over the pairs; None without a pair, and for the reference.
+    # Loss minus reference loss over the pairs; None without pairs and for the reference.
     difference: Stat | None
 
 
 def marginals(rows: Sequence[Row]) -> list[Marginal]:
-    """Every level of every factor that has more than one, in the order of the rows."""
+    """Return every level of every factor with more than one level, in the order of the rows."""
     cells = [
         (row.variant.levels, row.val_loss.mean)
         for row in rows
@@ -40,24 +39,24 @@ def marginals(rows: Sequence[Row]) -> list[Marginal]:
     for levels, _ in cells:
         for factor, level in levels.items():
             factors.setdefault(factor, {})[level] = None
-    found: list[Marginal] = []
+    effects: list[Marginal] = []
     for factor, levels_of in factors.items():
         if len(levels_of) > 1:
-            found += _of_factor(factor, list(levels_of), cells)
-    return found
+            effects += _factor_marginals(factor, list(levels_of), cells)
+    return effects
 
 
-def _of_factor(
+def _factor_marginals(
     factor: str, names: Sequence[str], cells: Sequence[tuple[Mapping[str, str], float]]
 ) -> list[Marginal]:
-    # Cells that are alike in the rest: level of the factor → loss.
-    alike: dict[tuple, dict[str, float]] = {}
+    # Settings of the other factors → level of this factor → loss.
+    by_rest: dict[tuple, dict[str, float]] = {}
     for levels, loss in cells:
         if factor in levels:
             rest = tuple(item for item in levels.items() if item[0] != factor)
-            alike.setdefault(rest, {})[levels[factor]] = loss
-    groups = list(alike.values())
-    # The first of those that stand beside the most others.
+            by_rest.setdefault(rest, {})[levels[factor]] = loss
+    groups = list(by_rest.values())
+    # The level paired with the most other levels; the first one on a tie.
     reference = max(names, key=lambda name: len({n for g in groups if name in g for n in g}))
     marginal = []
     for name in names:

@@ -1,4 +1,4 @@
-"""A table as Markdown, CSV and JSON, and on the disk."""
+"""Result tables as Markdown, CSV and JSON."""
 
 import csv
 import io
@@ -39,7 +39,7 @@ _FIGURES = (
 
 
 def write_table(table: Table, folder: Path) -> list[Path]:
-    """Write table.md and table.csv into ``folder``, which exists; their paths."""
+    """Write table.md and table.csv into the existing ``folder`` and return their paths."""
     markdown, comma = folder / "table.md", folder / "table.csv"
     write_atomic(markdown, to_markdown(table))
     write_atomic(comma, to_csv(table))
@@ -47,32 +47,36 @@ def write_table(table: Table, folder: Path) -> list[Path]:
 
 
 def to_markdown(table: Table) -> str:
-    """A heading, the rows in columns of equal width, and the notes."""
+    """Return the table as Markdown: heading, aligned rows, sections and notes."""
     fields = label_fields(table)
     text = f"# {table.study}\n\n{_rows_text(table.rows, fields)}\n"
     if table.unigram_entropy is not None:
         text += (
             f"Unigram entropy of the training text: {table.unigram_entropy:.4f} nats per token, the "
-            "loss of a\nmodel that knows only how often each token occurs.\n"
+            "loss of a\nmodel that predicts token frequencies only.\n"
         )
     if any(stat and stat.n == 1 for row in table.rows for stat in _differences(row)):
-        text += "n=1: one seed tells nothing of the spread; SEEDS=1,2,3 trains every step again.\n"
+        text += "n=1: one seed gives no spread; SEEDS=1,2,3 trains every step with three seeds.\n"
     if fields:
-        text += f"Rows differ in {', '.join(fields)} too; only rows alike in that are compared.\n"
+        text += (
+            f"Rows also differ in {', '.join(fields)}; only rows with equal values are compared.\n"
+        )
     text += _test_note([d for row in table.rows for d in _differences(row) if d])
     text += _marginal_text(marginals(table.rows)) + _layer_text(table.rows)
-    for part in table.sections:
-        grid = _grid([part.header, *part.rows], left=(0,))
-        text += f"\n## {part.title}\n\n{grid}\n{part.note}"
+    for section in table.sections:
+        grid = _grid([section.header, *section.rows], left=(0,))
+        text += f"\n## {section.title}\n\n{grid}\n{section.note}"
     text += _machine_text(table)
     if table.left_out:
-        text += "\n## Left out\n\n" + "".join(f"- {what}\n" for what in table.left_out)
+        text += "\n## Left out\n\n" + "".join(f"- {entry}\n" for entry in table.left_out)
     notes = "".join(f"- {note}\n" for note in table.notes)
     return text + (f"\n## Notes\n\n{notes}" if notes else "")
 
 
 def leaderboard_to_markdown(board: Leaderboard) -> str:
-    """Best first: loss, the settings that differ, size and time; then what was left out."""
+    """Return the leaderboard as Markdown, lowest loss first: loss, differing settings, parameters,
+    tokens and time; then the runs left out.
+    """
     names = list(board.entries[0].settings)
     lines = [["rank", "settings", "val loss", *names, "params", "tokens", "time"]]
     for rank, entry in enumerate(board.entries, 1):
@@ -84,20 +88,18 @@ def leaderboard_to_markdown(board: Leaderboard) -> str:
     single = all(entry.val_loss.n == 1 for entry in board.entries)
     text = _grid(lines, left=(1,))
     if single:
-        text += (
-            "\nn=1: the best of many single runs looks better than it is; SEEDS=1,2,3 tells more.\n"
-        )
+        text += "\nn=1: the lowest of many single-seed losses is biased low; use SEEDS=1,2,3.\n"
     return text + (f"\n{notes}" if notes else "")
 
 
 def leaderboard_to_json(board: Leaderboard) -> str:
-    """One document with sorted keys."""
+    """Return the leaderboard as one JSON document with sorted keys."""
     document = {"schema_version": SCHEMA_VERSION, **asdict(board)}
     return indented_json(document)
 
 
 def to_csv(table: Table) -> str:
-    """One line for each row; an empty field is an absent figure."""
+    """Return the table as CSV with one line per row; a missing figure is an empty field."""
     stream = io.StringIO()
     writer = csv.DictWriter(stream, [*_FIGURES, *label_fields(table)], lineterminator="\n")
     writer.writeheader()
@@ -106,7 +108,7 @@ def to_csv(table: Table) -> str:
 
 
 def to_json(table: Table) -> str:
-    """One document with sorted keys; an absent figure is null."""
+    """Return the table as one JSON document with sorted keys; a missing figure is null."""
     document = {
         "schema_version": SCHEMA_VERSION,
         "study": table.study,
@@ -124,10 +126,10 @@ def to_json(table: Table) -> str:
         "notes": list(table.notes),
         "sections": [
             {
-                "title": part.title,
-                "rows": [dict(zip(part.header, row, strict=True)) for row in part.rows],
+                "title": section.title,
+                "rows": [dict(zip(section.header, row, strict=True)) for row in section.rows],
             }
-            for part in table.sections
+            for section in table.sections
         ],
         "marginals": [asdict(marginal) for marginal in marginals(table.rows)],
     }
@@ -135,7 +137,7 @@ def to_json(table: Table) -> str:
 
 
 def label_fields(table: Table) -> list[str]:
-    """The fields that keep rows of ``table`` apart; none in a plain table."""
+    """Return the label fields of the rows of ``table``; an empty list for a table without labels."""
     return list(dict.fromkeys(name for row in table.rows for name in row.labels))
 
 
@@ -168,7 +170,10 @@ def _figures(row: Row) -> dict[str, Any]:
 
 
 def _rows_text(rows: Sequence[Row], fields: Sequence[str]) -> str:
-    """The main table. Steps have parents; combinations are compared with the first of them."""
+    """Return the main table.
+
+    Steps of a study are compared with their parent, combinations of a sweep with the first row.
+    """
     steps = any(row.variant.parent for row in rows)
     pruned = any(row.sparsity for row in rows)
     header = ["#", "step" if steps else "run", *fields, "val loss", "ppl"]
@@ -197,7 +202,7 @@ def _cells(row: Row, differences: int, pruned: bool) -> list[str]:
 
 
 def _layer_text(rows: Sequence[Row]) -> str:
-    """Where the zeros of pruned models are; nothing where no model is pruned."""
+    """Return the sparsity of each layer of pruned models; "" without pruned models."""
     pruned = [row for row in rows if row.sparsity]
     layers = list(dict.fromkeys(layer for row in pruned for layer in row.sparsity_by_layer))
     if not layers:
@@ -210,52 +215,65 @@ def _layer_text(rows: Sequence[Row]) -> str:
 
 
 def _machine_text(table: Table) -> str:
-    """Speed, memory and utilisation of each row; nothing where nothing was sampled, and no column
-    that a section of single runs has."""
-    told = {heading for part in table.sections for heading in part.header}
-    rows, columns = table.rows, [name for name in COLUMNS if COLUMNS[name][0] not in told]
-    known = [name for name in columns if any(name in row.machine for row in rows)]
-    if not set(known) - {"tokens_per_second"}:
+    """Return speed, memory and utilisation of each row; "" if no run was sampled.
+
+    Columns that a section of single runs already shows are left out.
+    """
+    section_headings = {heading for part in table.sections for heading in part.header}
+    rows, columns = table.rows, [
+        name for name in COLUMNS if COLUMNS[name][0] not in section_headings
+    ]
+    shown = [name for name in columns if any(name in row.machine for row in rows)]
+    if not set(shown) - {"tokens_per_second"}:
         return ""
-    lines = [["run", *(COLUMNS[name][0] for name in known)]]
+    lines = [["run", *(COLUMNS[name][0] for name in shown)]]
     for row in rows:
         cells = (
             format(row.machine[name], COLUMNS[name][1]) if name in row.machine else "-"
-            for name in known
+            for name in shown
         )
         lines.append([row.variant.slug, *cells])
     return f"\n## Machine\n\n{_grid(lines, left=(0,))}"
 
 
-def _marginal_text(found: Sequence[Marginal]) -> str:
-    """The marginal means of a design's factors; nothing for a study of steps."""
-    if not found:
+def _marginal_text(effects: Sequence[Marginal]) -> str:
+    """Return the marginal means of a sweep's factors; "" for a study of steps."""
+    if not effects:
         return ""
     lines = [["factor", "level", "cells", "mean val loss", "Δ reference", "pairs"]]
-    for m in found:
-        change = "reference" if m.level == m.reference else "-"
-        pairs = "-" if m.level == m.reference else "0"
-        if m.difference is not None:
-            sd = m.difference.sd
-            change = f"{m.difference.mean:+.4f}" + ("" if sd is None else f" ± {sd:.4f}")
-            pairs = str(m.difference.n)
-        lines.append([m.factor, m.level, str(m.cells), f"{m.val_loss:.4f}", change, pairs])
+    for effect in effects:
+        change = "reference" if effect.level == effect.reference else "-"
+        pairs = "-" if effect.level == effect.reference else "0"
+        if effect.difference is not None:
+            sd = effect.difference.sd
+            change = f"{effect.difference.mean:+.4f}" + ("" if sd is None else f" ± {sd:.4f}")
+            pairs = str(effect.difference.n)
+        lines.append(
+            [
+                effect.factor,
+                effect.level,
+                str(effect.cells),
+                f"{effect.val_loss:.4f}",
+                change,
+                pairs,
+            ]
+        )
     return (
         f"\n## Marginal means\n\n{_grid(lines, left=(0, 1))}\n"
-        "Δ is over pairs of cells that are alike in every other factor; a mean is over all cells of its\n"
-        "level, alike or not.\n"
+        "Δ is the mean over pairs of cells that agree in every other factor; the mean val loss is "
+        "over all\ncells of the level, paired or not.\n"
     )
 
 
 def _test_note(differences: Sequence[Difference]) -> str:
-    """What p means, and how little few seeds can show; nothing where no p stands."""
+    """Return a note on the test behind p and its smallest possible values; "" if no p is shown."""
     counts = sorted({d.n for d in differences if d.p is not None})
     if not counts:
         return ""
     reach = ", ".join(f"{smallest_p(n):.2g} at n={n}" for n in counts)
     return (
-        "p: exact two-sided sign-flip test over seeds, each row by itself. The smallest that can be "
-        f"reached is\n{reach}; six seeds reach {smallest_p(6):.2g}.\n"
+        "p: exact two-sided sign-flip test over seeds, not corrected for multiple rows. The smallest "
+        f"possible p is\n{reach}; six seeds allow {smallest_p(6):.2g}.\n"
     )
 
 
@@ -280,17 +298,17 @@ def _change(difference: Difference | None) -> str:
 
 
 def _grid(lines: Sequence[Sequence[str]], left: Sequence[int] = (1, -1)) -> str:
-    """A Markdown table whose columns line up: names, in the columns ``left``, to the left."""
-    # "-:" is the shortest rule that Markdown takes.
+    """Return a Markdown table with aligned columns; the columns ``left`` are left-aligned."""
+    # "-:" is the shortest column rule that Markdown accepts.
     widths = [max(2, *(len(line[i]) for line in lines)) for i in range(len(lines[0]))]
-    named = {i % len(widths) for i in left}
+    left_columns = {i % len(widths) for i in left}
 
     def row(cells: Sequence[str]) -> str:
         padded = (
-            cell.ljust(width) if i in named else cell.rjust(width)
+            cell.ljust(width) if i in left_columns else cell.rjust(width)
             for i, (cell, width) in enumerate(zip(cells, widths, strict=True))
         )
         return f"| {' | '.join(padded)} |\n"
 
-    rule = (("-" * w) if i in named else ("-" * (w - 1) + ":") for i, w in enumerate(widths))
+    rule = (("-" * w) if i in left_columns else ("-" * (w - 1) + ":") for i, w in enumerate(widths))
     return row(lines[0]) + f"| {' | '.join(rule)} |\n" + "".join(row(line) for line in lines[1:])

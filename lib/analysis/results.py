@@ -1,4 +1,4 @@
-"""What one run directory says: a result, or why there is none."""
+"""The result of one run, read from its directory, or the reason that there is no result."""
 
 import json
 import re
@@ -19,7 +19,7 @@ from lib.status import State, read_status
 
 @dataclass(frozen=True)
 class Result:
-    """A finished run's figures. Losses are in nats per token."""
+    """Figures of a finished run. Losses are in nats per token."""
 
     run: Run[Any]
     val_loss: float
@@ -29,19 +29,19 @@ class Result:
     iterations: int
     train_seconds: float
     tokens_per_second: float
-    # Part of the prunable weights that is zero.
+    # Fraction of the prunable weights that is zero.
     sparsity: float
-    # The same by layer: the matrices whose names begin alike, up to the first number.
+    # Sparsity by layer: matrices are grouped by their name up to the first number.
     sparsity_by_layer: Mapping[str, float]
-    # What it took of its machine, by name.
+    # Speed, memory and utilisation by name.
     machine: Mapping[str, float]
-    # What two runs must share to be compared.
+    # Facts that two runs must share to be compared.
     facts: Facts
 
 
 @dataclass(frozen=True)
 class Hole:
-    """A planned run without a result, and why."""
+    """A planned run without a result, and the reason."""
 
     run: Run[Any]
     state: str
@@ -49,19 +49,21 @@ class Hole:
 
 
 def read_result(run: Run[Any]) -> Result | Hole:
-    """The figures of a run whose status is SUCCESS; a hole for any other, and for damaged files."""
+    """Return the figures of a run with status SUCCESS; a hole for any other status or damaged
+    files.
+    """
     directory = RunDir(run.path)
     status = read_status(directory)
     if status is None:
         return Hole(run, "not started")
     if status.state is not State.SUCCESS:
         return Hole(run, status.state.lower(), status.message.split("\n")[0])
-    if broken := broken_contract(directory, every_byte=False):
-        return Hole(run, State.INVALID.lower(), str(broken[0]))
+    if findings := broken_contract(directory, every_byte=False):
+        return Hole(run, State.INVALID.lower(), str(findings[0]))
     try:
-        made = json.loads(directory.resolved_config.read_text())["identity"]
-        if canonical_json(made) != canonical_json(run.config.identity()):
-            return Hole(run, "not comparable", "its identity is not the planned one")
+        identity = json.loads(directory.resolved_config.read_text())["identity"]
+        if canonical_json(identity) != canonical_json(run.config.identity()):
+            return Hole(run, "not comparable", "identity differs from the planned run")
         summary = json.loads(directory.summary.read_text())
         return _result(run, summary["final"], summary["timing"], read_facts(directory))
     except ConfigError as error:
@@ -88,12 +90,12 @@ def _result(run: Run[Any], final: dict[str, Any], timing: dict[str, Any], facts:
 
 
 def _by_layer(shares: Mapping[str, float], weights: Mapping[str, int]) -> dict[str, float]:
-    """Zeros of each layer's matrices together, from the matrices' own shares and sizes."""
+    """Return the fraction of zeros in each layer from the matrices' fractions and sizes."""
     zeros, sizes = Counter[str](), Counter[str]()
     for name, share in shares.items():
-        # h.3.attn.c_attn.weight lies in h.3, and wte.weight in wte.
-        found = re.match(r".*?\d+(?=\.)", name)
-        layer = found[0] if found else name.rpartition(".")[0]
+        # h.3.attn.c_attn.weight belongs to layer h.3, wte.weight to wte.
+        match = re.match(r".*?\d+(?=\.)", name)
+        layer = match[0] if match else name.rpartition(".")[0]
         zeros[layer] += share * weights[name]
         sizes[layer] += weights[name]
     return {layer: zeros[layer] / size for layer, size in sizes.items()}

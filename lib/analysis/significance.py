@@ -1,10 +1,10 @@
-"""Whether a difference over seeds could be chance: exact sign-flip and permutation tests.
+"""Exact significance tests for loss differences over seeds.
 
-Both go back to Fisher (1935) and Pitman (1937).
+The sign-flip and permutation tests go back to Fisher (1935) and Pitman (1937).
 
-Runs of one seed are a pair. If a change did nothing, each pair's difference could as well have had
-the other sign, and all 2^n patterns of signs were equally likely. No distribution is assumed, and
-few seeds show little: that is said with every p.
+Two runs with the same seed form a pair. Under the null hypothesis each pair's difference is equally
+likely to have either sign, so all 2^n sign patterns are equally likely. The tests assume no
+distribution. With few seeds the smallest possible p is large, so it is reported beside every p.
 """
 
 from collections.abc import Sequence
@@ -12,25 +12,25 @@ from dataclasses import dataclass
 from itertools import combinations, product
 from math import comb
 
-# Beyond this many ways to share seeds out they are too many, too.
-_MOST_WAYS = 1 << 20
-# Beyond this many seeds the patterns are too many to count one by one.
-_MOST = 20
-# Sums of the same numbers in another order may differ in their last bits.
+# Limit of the permutation test: more partitions into two groups take too long to enumerate.
+_MAX_PARTITIONS = 1 << 20
+# Limit of the sign-flip test: more seeds give too many sign patterns to enumerate.
+_MAX_PAIRS = 20
+# Sums of the same numbers in another order can differ in their last bits.
 _TOLERANCE = 1e-12
 
 
 def sign_flip_p(differences: Sequence[float]) -> float | None:
-    """Two-sided p: share of sign patterns whose sum is at least as far from zero.
+    """Return the two-sided p: the share of sign patterns whose sum is at least as far from zero.
 
-    None for one difference, which shows nothing, and beyond 20.
+    Returns None for fewer than two or more than 20 differences.
     """
     n = len(differences)
-    if not 1 < n <= _MOST:
+    if not 1 < n <= _MAX_PAIRS:
         return None
     observed = abs(sum(differences)) * (1 - _TOLERANCE)
     first, rest = differences[0], differences[1:]
-    # A pattern and its opposite are equally far: half of them is enough.
+    # A pattern and its negation have the same distance from zero: enumerate half of them.
     extreme = sum(
         abs(first + sum(s * d for s, d in zip(signs, rest, strict=True))) >= observed
         for signs in product((1, -1), repeat=n - 1)
@@ -39,17 +39,18 @@ def sign_flip_p(differences: Sequence[float]) -> float | None:
 
 
 def smallest_p(n: int) -> float:
-    """What ``n`` ≥ 1 pairs reach when all agree: 2 of 2^n patterns."""
+    """Return the smallest possible p of ``n`` ≥ 1 pairs: 2 of 2^n sign patterns."""
     return 2.0 ** (1 - n)
 
 
 def permutation_p(a: Sequence[float], b: Sequence[float]) -> float | None:
-    """Two-sided p without pairs: share of the ways to deal the values out to two groups of these
-    sizes whose means are at least as far apart.
+    """Return the two-sided p of two unpaired groups.
 
-    None where a group has one value, which has no spread, and beyond a million ways.
+    p is the share of partitions of all values into groups of these sizes whose means differ at
+    least as much. Returns None if a group has fewer than two values or there are more than 2^20
+    partitions.
     """
-    if min(len(a), len(b)) < 2 or comb(len(a) + len(b), len(a)) > _MOST_WAYS:
+    if min(len(a), len(b)) < 2 or comb(len(a) + len(b), len(a)) > _MAX_PARTITIONS:
         return None
     values = [*a, *b]
     total, n, m = sum(values), len(a), len(b)
@@ -58,21 +59,21 @@ def permutation_p(a: Sequence[float], b: Sequence[float]) -> float | None:
         return abs(first / n - (total - first) / m)
 
     observed = gap(sum(a)) * (1 - _TOLERANCE)
-    ways = [gap(sum(chosen)) >= observed for chosen in combinations(values, n)]
-    return sum(ways) / len(ways)
+    extreme = [gap(sum(group)) >= observed for group in combinations(values, n)]
+    return sum(extreme) / len(extreme)
 
 
 def smallest_permutation_p(n: int, m: int) -> float:
-    """What groups of ``n`` and ``m`` reach when they do not overlap.
+    """Return the smallest possible p of groups of ``n`` and ``m`` values that do not overlap.
 
-    Of groups of one size the mirror image is as extreme, and counts as well.
+    With equal sizes the mirrored partition is just as extreme and counts too.
     """
     return (2 if n == m else 1) / comb(n + m, n)
 
 
 @dataclass(frozen=True)
 class Interval:
-    """Two order statistics, and how often such a pair has the true median between them."""
+    """An interval between two order statistics, and its coverage of the true median."""
 
     low: float
     high: float
@@ -80,18 +81,19 @@ class Interval:
 
 
 def median_interval(values: Sequence[float], level: float = 0.95) -> Interval:
-    """The narrowest pair of order statistics, as many from either end, that covers the median with
-    at least ``level``; the extremes where even they do not (fewer than six values at 0.95).
+    """Return the narrowest symmetric pair of order statistics that covers the median with at least
+    ``level``.
 
-    Each value lies below the median with probability 1/2, whatever the distribution, so that the
-    count that does is binomial (Thompson 1936).
+    Returns the extremes if even they do not reach ``level`` (fewer than six values at 0.95). Each
+    value lies below the median with probability 1/2 for any continuous distribution, so the number
+    of values below the median is binomial (Thompson 1936).
     """
     ordered, n = sorted(values), len(values)
-    # Values left out at either end, and how often the median lies among those of both ends.
-    left_out, missed = 0, 2 / 2**n
-    while 2 * (left_out + 2) < n:
-        more = 2 * comb(n, left_out + 1) / 2**n
-        if missed + more > 1 - level:
+    # Values excluded at either end, and the probability that the median lies outside the interval.
+    excluded, outside = 0, 2 / 2**n
+    while 2 * (excluded + 2) < n:
+        more = 2 * comb(n, excluded + 1) / 2**n
+        if outside + more > 1 - level:
             break
-        left_out, missed = left_out + 1, missed + more
-    return Interval(ordered[left_out], ordered[n - 1 - left_out], 1 - missed)
+        excluded, outside = excluded + 1, outside + more
+    return Interval(ordered[excluded], ordered[n - 1 - excluded], 1 - outside)

@@ -1,7 +1,8 @@
-"""The result table: one row for each variant, seeds taken together, differences pair by pair.
+"""The result table: one row per variant over its seeds, with paired differences.
 
-Runs of one seed see the same data in the same order, so a difference is taken between runs of the
-same seed, and its spread is that of these differences. One seed gives no spread and no verdict.
+Runs with the same seed see the same data in the same order, so differences are taken between runs
+of the same seed, and their spread is the spread of these paired differences. One seed gives neither
+a spread nor a p-value.
 """
 
 import math
@@ -27,7 +28,7 @@ class Stat:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> "Stat | None":
-        """None without values."""
+        """Return the statistics of ``values``; None if there are none."""
         if not values:
             return None
         sd = statistics.stdev(values) if len(values) > 1 else None
@@ -36,20 +37,20 @@ class Stat:
 
 @dataclass(frozen=True)
 class Difference(Stat):
-    """Paired differences; ``p`` is their exact sign-flip test's, None for one value."""
+    """Paired differences; ``p`` is the exact sign-flip p-value, None for one value."""
 
     p: float | None
 
     @classmethod
     def of(cls, values: Sequence[float]) -> "Difference | None":
-        """None without values."""
+        """Return the statistics of ``values``; None if there are none."""
         stat = Stat.of(values)
         return stat and cls(stat.mean, stat.sd, stat.n, sign_flip_p(values))
 
 
 @dataclass(frozen=True)
 class Row:
-    """One variant over its seeds; figures are None where no run has a result."""
+    """One variant over its seeds; figures are None if no run has a result."""
 
     variant: Variant
     val_loss: Stat | None
@@ -62,19 +63,19 @@ class Row:
     tokens: float | None
     train_seconds: float | None
     sparsity: float | None
-    # Of the prunable weights of each layer; empty without pruning.
+    # Sparsity of the prunable weights of each layer; empty without pruning.
     sparsity_by_layer: Mapping[str, float]
-    # Of speed, memory and utilisation those that are known; means over the seeds.
+    # Known figures of speed, memory and utilisation; means over the seeds.
     machine: Mapping[str, float]
-    # What the runs came to: "done", what is missing, "other code" where that made one.
+    # "done", the states of unfinished runs, "other code" if a run was made by different code.
     state: str
-    # Field → value, in a table that is labelled; rows of other labels are not compared with this.
+    # Field → value in a labelled table; rows with different labels are not compared.
     labels: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Section:
-    """A small table below the main one: what its runs show besides, as text."""
+    """A small table below the main one, as text."""
 
     title: str
     header: Sequence[str]
@@ -84,15 +85,15 @@ class Section:
 
 @dataclass(frozen=True)
 class Table:
-    """A study's rows, and what holds for all of them."""
+    """The rows of a study with shared notes."""
 
     study: str
     rows: Sequence[Row]
-    # Nats per token: the loss of a model that knows only how often each token occurs.
+    # Nats per token: the loss of a model that predicts token frequencies only.
     unigram_entropy: float | None
-    # What a reader must know of single runs: failures, runs by other code.
+    # Remarks on single runs, such as failures and runs made by different code.
     notes: Sequence[str]
-    # Combinations that the configuration does not allow, each with its reason.
+    # Combinations that the configuration rules out, each with its reason.
     left_out: Sequence[str] = ()
     sections: Sequence[Section] = ()
 
@@ -104,43 +105,42 @@ def build_table(
     left_out: Sequence[str] = (),
     label_by: Sequence[str] = (),
 ) -> Table:
-    """Read the directories of ``runs`` and put them side by side.
+    """Read the directories of ``runs`` and return the table of their results.
 
-    ``kept`` are the labels of runs that other code made, ``left_out`` what was not planned and why.
-    A run that differs from the baseline in more than its variant says is not compared and says so,
-    unless ``label_by`` names the fields: then its row stands apart, under their values. So do the
-    rows of each arm of a plan. ConfigError where ``label_by`` names no field.
+    ``kept`` lists the labels of runs made by different code, ``left_out`` the unplanned
+    combinations with reasons. A run that differs from the baseline in more than its variant's
+    settings is reported as not comparable, unless ``label_by`` lists the differing fields: then it
+    gets a separate row labelled with their values. Each arm of a plan gets separate rows too.
+    Raises ConfigError if ``label_by`` contains an unknown field.
     """
-    read = [read_result(run) for run in runs]
-    rows, items = [], []
-    for arm, of_arm in _by_arm(read).items():
-        variants = list({item.run.variant.slug: item.run.variant for item in of_arm}.values())
+    items = [read_result(run) for run in runs]
+    rows, compared = [], []
+    for arm, arm_items in _by_arm(items).items():
+        variants = list({item.run.variant.slug: item.run.variant for item in arm_items}.values())
         baseline = next((v.slug for v in variants if not v.parent), "")
-        for part in parts(of_arm, baseline, label_by):
+        for part in parts(arm_items, baseline, label_by):
             labelled = replace(part, labels={"arm": arm, **part.labels}) if arm else part
             rows += _rows(labelled, variants, baseline, kept)
-            items += part.items
-    results = [item for item in items if isinstance(item, Result)]
-    holes = [item for item in items if isinstance(item, Hole)]
+            compared += part.items
+    results = [item for item in compared if isinstance(item, Result)]
+    holes = [item for item in compared if isinstance(item, Hole)]
     notes = [f"{h.run.label}: {h.state}: {h.reason}" for h in holes if h.reason]
-    notes += [f"{r.run.label}: made by other code" for r in results if r.run.label in kept]
-    notes += [f"{r.run.label}: {note}" for r in results for note in _worth_knowing(r)]
-    borrowed = [
+    notes += [f"{r.run.label}: made by different code" for r in results if r.run.label in kept]
+    notes += [f"{r.run.label}: {note}" for r in results for note in _remarks(r)]
+    reused = [
         r.run for r in results if r.run.path != own_path(r.run, r.run.path.parents[1] / study)
     ]
-    notes += [
-        f"{run.label}: the same run as {run.path.parent.name}/{run.path.name}" for run in borrowed
-    ]
+    notes += [f"{run.label}: reuses run {run.path.parent.name}/{run.path.name}" for run in reused]
     unigram_entropy = results[0].unigram_entropy if results else None
     return Table(study, rows, unigram_entropy, notes, left_out)
 
 
-def _by_arm(read: Sequence[Result | Hole]) -> dict[str, list[Result | Hole]]:
-    """The runs of each arm of the plan, in order; a plan without arms is one."""
-    found: dict[str, list[Result | Hole]] = {}
-    for item in read:
-        found.setdefault(item.run.variant.arm, []).append(item)
-    return found
+def _by_arm(items: Sequence[Result | Hole]) -> dict[str, list[Result | Hole]]:
+    """Return the runs by arm of the plan, in order; a plan without arms has one."""
+    arms: dict[str, list[Result | Hole]] = {}
+    for item in items:
+        arms.setdefault(item.run.variant.arm, []).append(item)
+    return arms
 
 
 def _rows(
@@ -164,13 +164,13 @@ def _rows(
     ]
 
 
-def _worth_knowing(result: Result) -> list[str]:
-    """What all runs of a table may share, and a reader has to know."""
+def _remarks(result: Result) -> list[str]:
+    """Return remarks on the run that hold even if every run of the table shares them."""
     edited, fallbacks = (
         result.facts.observed[name] for name in ("changed_during_run", "oom_fallbacks")
     )
-    notes = [f"code was edited while it ran: {', '.join(edited)}"] if edited else []
-    return notes + ([f"memory ran out: {fallbacks}"] if fallbacks else [])
+    notes = [f"code was edited during the run: {', '.join(edited)}"] if edited else []
+    return notes + ([f"out of memory, fallbacks applied: {fallbacks}"] if fallbacks else [])
 
 
 def _row(
@@ -200,13 +200,15 @@ def _row(
     )
 
 
-def _layers(found: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Means over the seeds, whose models are alike."""
-    return {name: statistics.fmean(each[name] for each in found) for name in (found or ({},))[0]}
+def _layers(by_seed: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return the means over the seeds; all seeds have the same layers."""
+    return {
+        name: statistics.fmean(each[name] for each in by_seed) for name in (by_seed or ({},))[0]
+    }
 
 
 def _difference(results: Sequence[Result], others: Sequence[Result]) -> Difference | None:
-    """Loss minus the other's, for each seed that both have."""
+    """Return the difference from ``others`` over the seeds that both have."""
     by_seed = {other.run.seed: other.val_loss for other in others}
     return Difference.of(
         [r.val_loss - by_seed[r.run.seed] for r in results if r.run.seed in by_seed]
@@ -222,7 +224,7 @@ def _state(results: Sequence[Result], holes: Sequence[Hole], kept: Collection[st
 
 
 def _perplexity(loss: Stat | None) -> float | None:
-    """exp(loss); None, too, where it is beyond floating point."""
+    """Return exp(loss); None if there is no loss or the result overflows."""
     try:
         return None if loss is None else math.exp(loss.mean)
     except OverflowError:

@@ -1,2 +1,1 @@
-"""Whether two run directories may be compared, whether they are the same bytes, and by how much
-their losses differ. Reads run directories, and nothing else."""
+"""Comparison of two run directories: comparability, bitwise equality and loss differences."""

@@ -1,7 +1,8 @@
-"""Whether two runs are the same bytes, and if not, the first thing in which they part.
+"""Bitwise comparison of two runs that reports the first difference.
 
-In the order in which a run comes by them: first weights, rows of metrics.jsonl, rows of
-per_query.csv, final weights, summary. ``timing`` and logs are the machine's and the hour's.
+Files are compared in the order in which a run writes them: initial weights, rows of metrics.jsonl,
+rows of per_query.csv, final weights, summary. ``timing`` and logs depend on the machine and are not
+compared.
 """
 
 import csv
@@ -17,20 +18,21 @@ from lib.errors import ConfigError, Problem
 from lib.files import read_json_lines, sha256
 from lib.rundir import RunDir
 
-# What sets the iterations of a kind of rows, and the text of statistics.
+# Kind of row → symbol that sets its interval.
 _INTERVALS = {"eval": "EVAL_INTERVAL", "statistics": "STATISTICS_INTERVAL"}
-_ROWS = "STATISTICS_ROWS"
-# Within a row, cause before effect; other fields come after these.
+# Symbol that sets the sequences behind the statistics rows.
+_STATISTICS_ROWS = "STATISTICS_ROWS"
+# Order of fields within a row, cause before effect; other fields follow.
 _CAUSAL = ("tokens", "progress", "lr", "loss", "val_loss", "grad_norm", "nll_sum", "n_correct")
 
 
 @dataclass(frozen=True)
 class Divergence:
-    """The first field that differs, where it stands, and its two values."""
+    """The first differing field, its location and both values."""
 
-    # metrics.jsonl and the like
+    # File name, such as "metrics.jsonl".
     file: str
-    # "iteration 7", a document, a tensor
+    # Location in the file: "iteration 7", a document or a tensor.
     place: str
     field: str
     a: Any
@@ -45,44 +47,45 @@ class Divergence:
 
 @dataclass(frozen=True)
 class Agreement:
-    """What was compared and found the same."""
+    """Counts of the records compared and found identical."""
 
     rows: int
     documents: int
     weights_sha256: str
-    # Rows that one of the two made at other iterations, as its intervals say.
+    # Rows that only one run has because the two runs use different intervals.
     rows_left_out: int
 
     def __str__(self) -> str:
-        words = [
+        fields = [
             f"{self.rows} rows of metrics.jsonl",
             f"{self.documents} documents",
             f"weights {self.weights_sha256[:12]}",
         ]
         if self.rows_left_out:
-            words.append(f"{self.rows_left_out} rows of other intervals left out")
-        return ", ".join(words)
+            fields.append(f"{self.rows_left_out} rows skipped because of different intervals")
+        return ", ".join(fields)
 
 
 def compare_bytes(a: RunDir, b: RunDir) -> Agreement | Divergence:
-    """Compare two finished runs. ConfigError where a file is missing or unreadable."""
+    """Compare two finished runs. Raises ConfigError if a file is missing or unreadable."""
     try:
         left, right = _rows(a), _rows(b)
         skipped = _other_intervals(a, b, left, right)
         documents = list(zip(_documents(a), _documents(b)))
-        found = next(_divergences(a, b, left, right, skipped), None)
-        # Files that came to other numbers of rows, at last.
-        found = found or _lengths(left, right, skipped, _documents(a), _documents(b))
-        if found is not None:
-            return found
-        kept = sum(key not in skipped for key in left)
-        return Agreement(kept, len(documents), sha256(a.weights), len(skipped))
+        divergence = next(_divergences(a, b, left, right, skipped), None)
+        # Compare the lengths last: a difference inside the common rows is the earlier one.
+        divergence = divergence or _lengths(left, right, skipped, _documents(a), _documents(b))
+        if divergence is not None:
+            return divergence
+        compared = sum(key not in skipped for key in left)
+        return Agreement(compared, len(documents), sha256(a.weights), len(skipped))
     except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
         what = f"cannot be compared: {type(error).__name__}: {error}"
-        raise ConfigError(Problem(what, f"{a.path} and {b.path}")) from None
+        where = f"{a.path} and {b.path}"
+        raise ConfigError(Problem(what, where, code="run.damaged")) from None
 
 
-# What tells a row of metrics.jsonl from the others: its kind and its iteration.
+# Kind and iteration identify a row of metrics.jsonl.
 _Key = tuple[str, int]
 _Rows = Mapping[_Key, Mapping[str, Any]]
 
@@ -97,12 +100,14 @@ def _documents(run: RunDir) -> list[dict[str, Any]]:
 
 
 def _other_intervals(a: RunDir, b: RunDir, left: _Rows, right: _Rows) -> set[_Key]:
-    """Rows that only one made because it was told another interval; statistics of other text too."""
+    """Return the rows to skip because the runs use different intervals or statistics sequences."""
     old, new = (json.loads(run.resolved_config.read_text())["symbols"] for run in (a, b))
-    differ = {name for name in (*_INTERVALS.values(), _ROWS) if old.get(name) != new.get(name)}
-    one_has = left.keys() ^ right.keys()
-    skipped = {key for key in one_has if _INTERVALS.get(key[0]) in differ}
-    if _ROWS in differ:
+    changed = {
+        name for name in (*_INTERVALS.values(), _STATISTICS_ROWS) if old.get(name) != new.get(name)
+    }
+    one_sided = left.keys() ^ right.keys()
+    skipped = {key for key in one_sided if _INTERVALS.get(key[0]) in changed}
+    if _STATISTICS_ROWS in changed:
         skipped |= {key for key in left.keys() | right.keys() if key[0] == "statistics"}
     return skipped
 
@@ -110,7 +115,7 @@ def _other_intervals(a: RunDir, b: RunDir, left: _Rows, right: _Rows) -> set[_Ke
 def _divergences(
     a: RunDir, b: RunDir, left: _Rows, right: _Rows, skipped: set[_Key]
 ) -> Iterator[Divergence]:
-    yield from _first_weights(a, b)
+    yield from _initial_weights(a, b)
     for key in (k for k in left if k not in skipped and k in right):
         yield from _fields("metrics.jsonl", f"iteration {key[1]}", left[key], right[key])
     for old, new in zip(_documents(a), _documents(b)):
@@ -132,7 +137,7 @@ def _rank(name: str) -> int:
 
 
 def _number(value: Any) -> Any:
-    """A CSV's number as a number, so that a difference can be told."""
+    """Return a decimal CSV value as float so that a difference can be computed."""
     try:
         return float(value) if isinstance(value, str) and "." in value else value
     except ValueError:
@@ -146,23 +151,23 @@ def _lengths(
     old: Sequence[Mapping[str, Any]],
     new: Sequence[Mapping[str, Any]],
 ) -> Divergence | None:
-    only = [
+    one_sided = [
         key for key in (*left, *right) if key not in skipped and (key in left) != (key in right)
     ]
-    if only:
-        kind, iteration = min(only, key=lambda key: key[1])
+    if one_sided:
+        kind, iteration = min(one_sided, key=lambda key: key[1])
         place = f"iteration {iteration}"
-        here = (kind, iteration) in left
-        return Divergence("metrics.jsonl", place, f"{kind} row", here, not here)
+        in_left = (kind, iteration) in left
+        return Divergence("metrics.jsonl", place, f"{kind} row", in_left, not in_left)
     if len(old) != len(new):
         return Divergence("per_query.csv", "the end", "documents", len(old), len(new))
     return None
 
 
-def _first_weights(a: RunDir, b: RunDir) -> Iterator[Divergence]:
+def _initial_weights(a: RunDir, b: RunDir) -> Iterator[Divergence]:
     digests = [json.loads(run.manifest.read_text())["init_weights_digest"][0] for run in (a, b)]
     if digests[0] != digests[1]:
-        yield Divergence("manifest.json", "before step 1", "first weights", *digests)
+        yield Divergence("manifest.json", "before step 1", "initial weights", *digests)
 
 
 def _final_weights(a: RunDir, b: RunDir) -> Iterator[Divergence]:
@@ -175,7 +180,7 @@ def _final_weights(a: RunDir, b: RunDir) -> Iterator[Divergence]:
         for name in sorted({*old.keys(), *new.keys()}):
             if name not in old.keys() or name not in new.keys():
                 yield Divergence(
-                    a.weights.name, name, "is there", name in old.keys(), name in new.keys()
+                    a.weights.name, name, "present", name in old.keys(), name in new.keys()
                 )
                 continue
             first, second = old.get_tensor(name), new.get_tensor(name)
@@ -187,10 +192,10 @@ def _final_weights(a: RunDir, b: RunDir) -> Iterator[Divergence]:
 
 
 def _element(file: str, tensor: str, old: np.ndarray, new: np.ndarray) -> Divergence:
-    """The first element whose bits differ, of two flat arrays that are not the same bytes."""
+    """Return the first element whose bits differ in two flat arrays of the same shape."""
     bits = f"u{old.itemsize}"
-    at = int(np.flatnonzero(old.view(bits) != new.view(bits))[0])
-    return Divergence(file, tensor, f"element {at}", float(old[at]), float(new[at]))
+    index = int(np.flatnonzero(old.view(bits) != new.view(bits))[0])
+    return Divergence(file, tensor, f"element {index}", float(old[index]), float(new[index]))
 
 
 def _summaries(a: RunDir, b: RunDir) -> Iterator[Divergence]:

@@ -1,4 +1,4 @@
-"""The source that made a run, put together again: its commit, and the edits that it was made with."""
+"""Reconstruction of the source tree behind a run: the recorded commit with the recorded diff."""
 
 import subprocess
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from lib.project import ROOT
 
 
 def has_commit(sha: str) -> bool:
-    """Whether the repository of this tree holds the commit ``sha``."""
+    """Return whether this repository contains the commit ``sha``."""
     try:
         return not _git(ROOT, "cat-file", "-e", f"{sha}^{{commit}}").returncode
     except OSError:
@@ -18,10 +18,10 @@ def has_commit(sha: str) -> bool:
 
 
 def check_out(sha: str, diff: Path | None, folder: Path) -> None:
-    """Write the tree of ``sha``, with ``diff`` applied, into ``folder``, which does not exist.
+    """Write the tree of ``sha`` with ``diff`` applied into ``folder``, which must not exist.
 
-    It is a clone that borrows the objects of this repository, whose own state stays as it is.
-    PreflightError with git's own words where that does not work.
+    The tree is a clone that shares the objects of this repository; this repository does not change.
+    Raises PreflightError with git's message if a git command fails.
     """
     steps = [
         (ROOT, ["clone", "-q", "--shared", "--no-checkout", str(ROOT), str(folder)]),
@@ -29,17 +29,17 @@ def check_out(sha: str, diff: Path | None, folder: Path) -> None:
     ]
     if diff is not None:
         steps.append((folder, ["apply", "--binary", "--whitespace=nowarn", str(diff.absolute())]))
-    for place, words in steps:
-        done = _git(place, *words)
+    for directory, args in steps:
+        done = _git(directory, *args)
         if done.returncode:
-            what = f"git {words[0]} failed: {done.stderr.strip()}"
-            raise PreflightError(Problem(what, str(diff or sha)))
+            what = f"git {args[0]} failed: {done.stderr.strip()}"
+            raise PreflightError(Problem(what, str(diff or sha), code="git.failed"))
 
 
 def other_files(folder: Path, recorded: Mapping[str, str]) -> list[str]:
-    """The files of ``recorded`` that are not in ``folder`` with that digest.
+    """Return the files of ``recorded`` that are missing from ``folder`` or have another digest.
 
-    A name that is an absolute path is no part of the tree, and left out.
+    Absolute paths are skipped because they are not part of the tree.
     """
     return [
         name
@@ -49,6 +49,6 @@ def other_files(folder: Path, recorded: Mapping[str, str]) -> list[str]:
     ]
 
 
-def _git(place: Path, *words: str) -> subprocess.CompletedProcess:
-    command = ["git", "--no-optional-locks", "-C", str(place), *words]
+def _git(directory: Path, *args: str) -> subprocess.CompletedProcess:
+    command = ["git", "--no-optional-locks", "-C", str(directory), *args]
     return subprocess.run(command, capture_output=True, text=True, check=False)

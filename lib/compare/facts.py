@@ -1,8 +1,8 @@
-"""All that may change a run's loss, as one flat table of a run directory.
+"""All facts of a run directory that can change its loss, as one flat table.
 
-Three kinds of fields: what the configuration says (``optimizer.beta1``), what was observed
-(``torch``, ``knobs.precision_mode``), and the code. A field that a manifest does not have is
-UNKNOWN, and that equals nothing, not even itself.
+The table has three kinds of fields: settings (``optimizer.beta1``), observed facts (``torch``,
+``knobs.precision_mode``) and the digests of the code. A field missing from a manifest is UNKNOWN,
+and UNKNOWN compares unequal to everything, including itself.
 """
 
 import hashlib
@@ -16,18 +16,18 @@ from lib.files import canonical_json
 from lib.repro.per_query import read_items
 from lib.rundir import RunDir
 
-# Stands for a fact that nobody wrote down.
+# Value of a fact that was not recorded.
 UNKNOWN = "unknown"
-# Stands for a setting of a part that the other run does not have.
+# Value of a setting of a component that the run does not have.
 ABSENT = "-"
 
-# Field → where the manifest has it.
+# Field → path in the manifest.
 _OBSERVED = {
     "data": ("data", "digest"),
     "tokenizer": ("data", "tokenizer", "digest"),
     "split": ("data", "split"),
     "torch": ("origin", "torch"),
-    # Its compiler, BLAS and oneDNN.
+    # Compiler, BLAS and oneDNN of the torch build.
     "torch_build": ("torch", "build_digest"),
     "reduced_precision": ("torch", "reduced_precision_reduction"),
     "device": ("origin", "device"),
@@ -51,35 +51,38 @@ _OBSERVED = {
         )
     },
 }
-# What the speed of a run depends on beyond that.
+# Further facts that affect only the speed.
 _SPEED = {
     "gpu": ("hardware", "gpu_name"),
     "driver": ("hardware", "driver_version"),
     "debug_flags": ("debug_flags",),
 }
-# Settings of these knobs change the speed alone.
+# Knobs that affect only the speed.
 _SPEED_KNOBS = ("expandable_segments", "num_workers", "pin_memory", "prefetch_factor")
 _SPEED_KNOBS += ("persistent_workers", "compile_warmup_steps")
 
 
 @dataclass(frozen=True)
 class Facts:
-    """One run, as its directory describes it."""
+    """Settings, observed facts and code digests of one run, read from its directory."""
 
     run: RunDir
-    # Path → value of the identity; a part's name stands under the part's own path.
+    # Path → value of the identity; the name of a component is the value at the component's path.
     settings: Mapping[str, Any]
     observed: Mapping[str, Any]
-    # Knob → what was asked for; a knob observed otherwise for that reason is no surprise.
+    # Knob → requested value; explains an observed value that differs for that reason.
     requested: Mapping[str, Any]
-    # File → SHA-256, for all code that can change the result and was loaded.
+    # File → SHA-256 of all loaded code that can change the result.
     sources: Mapping[str, str]
-    # Beyond all that, what the speed depends on.
+    # Further facts that affect only the speed.
     speed: Mapping[str, Any]
     symbols: Mapping[str, Any]
 
     def value(self, field: str) -> Any:
-        """What ``field`` is: an observed fact, ``code``, a setting or a symbol. KeyError if none."""
+        """Return the value of ``field``: an observed fact, ``code``, a setting or a symbol.
+
+        Raises KeyError if there is no such field.
+        """
         if field == "code":
             return code_digest(self.sources, self.sources)
         for table in (self.observed, self.settings, self.symbols):
@@ -89,38 +92,42 @@ class Facts:
 
 
 def read_facts(run: RunDir) -> Facts:
-    """The facts of a run directory. ConfigError where its records are missing or unreadable."""
+    """Return the facts of a run directory.
+
+    Raises ConfigError if a record is missing or unreadable.
+    """
     try:
         resolved = json.loads(run.resolved_config.read_text())
         manifest = json.loads(run.manifest.read_text())
         return _facts(run, resolved, manifest)
     except (OSError, ValueError, KeyError, TypeError) as error:
         what = f"cannot be compared: {type(error).__name__}: {error}"
-        raise ConfigError(Problem(what, str(run.path))) from None
+        raise ConfigError(Problem(what, str(run.path), code="run.damaged")) from None
 
 
 def code_digest(sources: Mapping[str, str], names: Sequence[str] | Mapping[str, str]) -> str:
-    """The first twelve hex digits over the files ``names`` of ``sources``."""
+    """Return the first twelve hex digits of the digest over the files ``names`` of ``sources``."""
     content = canonical_json({name: sources[name] for name in sorted(names)})
     return hashlib.sha256(content.encode()).hexdigest()[:12]
 
 
 def flatten(identity: Any, path: str = "") -> dict[str, Any]:
-    """Path → value: ``{"optimizer": {"name": "adamw", "eps": 1}}`` is optimizer, optimizer.eps.
+    """Return path → value of a nested identity.
 
-    The parts of a list stand under their names, so that their order is no matter.
+    ``{"optimizer": {"name": "adamw", "eps": 1}}`` gives ``optimizer`` and ``optimizer.eps``.
+    Components in a list are keyed by their names, so their order does not matter.
     """
     if isinstance(identity, Mapping):
-        found = {path: identity["name"]} if path and "name" in identity else {}
+        flat = {path: identity["name"]} if path and "name" in identity else {}
         for key, value in identity.items():
             if not (path and key == "name"):
-                found |= flatten(value, f"{path}.{key}" if path else key)
-        return found
+                flat |= flatten(value, f"{path}.{key}" if path else key)
+        return flat
     if isinstance(identity, list) and any(isinstance(item, Mapping) for item in identity):
-        found = {}
+        flat = {}
         for item in identity:
-            found |= flatten(item, f"{path}.{item['name']}")
-        return found
+            flat |= flatten(item, f"{path}.{item['name']}")
+        return flat
     if isinstance(identity, list):
         return {path: identity} if identity else {}
     return {path: identity}
@@ -131,23 +138,25 @@ def _facts(
     resolved: Mapping[str, Any],
     manifest: Mapping[str, Any],
 ) -> Facts:
-    observed = {name: at(manifest, place) for name, place in _OBSERVED.items()}
+    observed = {name: at(manifest, path) for name, path in _OBSERVED.items()}
     observed["documents"] = _documents(run)
     observed["oom_fallbacks"] = _fallbacks(manifest)
     knobs = at(manifest, ("knobs",))
-    named = knobs if isinstance(knobs, Mapping) else {}
-    speed = {name: at(manifest, place) for name, place in _SPEED.items()}
-    for name, knob in named.items():
+    by_name = knobs if isinstance(knobs, Mapping) else {}
+    speed = {name: at(manifest, path) for name, path in _SPEED.items()}
+    for name, knob in by_name.items():
         table = speed if name in _SPEED_KNOBS else observed
-        seen = knob["observed"]
-        # Which of several alike it was is no matter.
-        table[f"knobs.{name}"] = str(seen).partition(":")[0] if name == "device" else seen
+        observed_value = knob["observed"]
+        # The index among identical devices does not matter.
+        table[f"knobs.{name}"] = (
+            str(observed_value).partition(":")[0] if name == "device" else observed_value
+        )
     sources = at(manifest, ("origin", "sources"))
     return Facts(
         run=run,
         settings=flatten(resolved["identity"]),
         observed=observed,
-        requested={f"knobs.{name}": knob["requested"] for name, knob in named.items()},
+        requested={f"knobs.{name}": knob["requested"] for name, knob in by_name.items()},
         sources=sources if isinstance(sources, Mapping) else {},
         speed=speed,
         symbols=resolved["symbols"],
@@ -155,7 +164,7 @@ def _facts(
 
 
 def at(record: Any, place: Sequence[str]) -> Any:
-    """What stands at ``place``, key by key, in a record; UNKNOWN where it does not."""
+    """Return the value at the key path ``place`` of a record; UNKNOWN if it is missing."""
     for key in place:
         if not isinstance(record, Mapping) or key not in record:
             return UNKNOWN
@@ -164,15 +173,15 @@ def at(record: Any, place: Sequence[str]) -> Any:
 
 
 def _documents(run: RunDir) -> str:
-    """Digest of every evaluation document and its predicted tokens, in their order."""
+    """Return the digest over all evaluation documents and their predicted tokens, in order."""
     items = read_items(run.per_query)
     documents = [[item.item_id, item.tokens_sha256, item.n_tokens] for item in items]
     return hashlib.sha256(canonical_json(documents).encode()).hexdigest()
 
 
 def _fallbacks(manifest: Mapping[str, Any]) -> Any:
-    """What was changed for want of memory; how much there was is the machine's affair."""
-    found = at(manifest, ("oom_fallbacks",))
-    if not isinstance(found, list):
+    """Return the fallbacks applied after running out of memory, without their peak memory."""
+    steps = at(manifest, ("oom_fallbacks",))
+    if not isinstance(steps, list):
         return UNKNOWN
-    return [{k: v for k, v in step.items() if k != "peak_bytes"} for step in found]
+    return [{k: v for k, v in step.items() if k != "peak_bytes"} for step in steps]

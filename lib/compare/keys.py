@@ -1,7 +1,7 @@
-"""The fields in which two runs differ, less those that were to differ.
+"""Fields in which two runs differ, apart from fields expected to differ.
 
-An observed fact that follows from a setting (a kernel from the mechanism that needs it) is not
-counted where that setting differs: the setting itself is.
+An observed fact that follows from a setting (such as the attention kernel from the mechanism) is
+not reported if that setting differs: the setting is reported instead.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,10 +10,10 @@ from typing import Any
 
 from lib.compare.facts import ABSENT, UNKNOWN, Facts, code_digest
 
-_NAMED_FILES = 3
-_WIDTH = 60
+_MAX_FILES_SHOWN = 3
+_MAX_VALUE_CHARS = 60
 _KERNEL = ("model", "machine", "train.batch_size")
-# Observed → settings that decide it; a path stands for all below it.
+# Observed fact → settings that determine it; a path includes all paths below it.
 _FOLLOWS = {
     "attention": _KERNEL,
     "batch": ("train", "model.shape.block_size"),
@@ -33,7 +33,7 @@ _FOLLOWS = {
 
 @dataclass(frozen=True)
 class Difference:
-    """One field and its two values."""
+    """One field and its values in both runs."""
 
     field: str
     a: Any
@@ -44,9 +44,9 @@ class Difference:
 
 
 def differences(a: Facts, b: Facts, names: Mapping[str, str] | None = None) -> list[Difference]:
-    """Every field that may change a loss and is not known to be the same, settings first.
+    """Return every field that can change a loss and is not known to be equal, settings first.
 
-    ``names`` are the names to call settings by instead of their paths, such as symbols.
+    ``names`` maps setting paths to the names to report, such as symbols.
     """
     paths = _differing_settings(a, b)
     settings = [
@@ -57,12 +57,12 @@ def differences(a: Facts, b: Facts, names: Mapping[str, str] | None = None) -> l
 
 
 def observed_differences(a: Facts, b: Facts) -> list[Difference]:
-    """The same between runs whose settings differ as they were meant to."""
+    """Return differing observed facts and code of runs whose settings differ on purpose."""
     return [*_observed(a, b, _differing_settings(a, b)), *code_differences(a, b)]
 
 
 def speed_differences(a: Facts, b: Facts) -> list[Difference]:
-    """What keeps the speeds of two runs from being compared, beyond what keeps their losses."""
+    """Return further differences that make the speeds of two runs incomparable."""
     return [
         Difference(name, a.speed.get(name, UNKNOWN), b.speed.get(name, UNKNOWN))
         for name in sorted({*a.speed, *b.speed})
@@ -71,34 +71,34 @@ def speed_differences(a: Facts, b: Facts) -> list[Difference]:
 
 
 def code_differences(a: Facts, b: Facts) -> Iterator[Difference]:
-    """Files that both loaded and that are not the same.
+    """Yield a difference if files that both runs loaded are not identical.
 
-    What only one of them loaded follows from its settings: a file that both have imports it.
+    A file loaded by only one run follows from the settings: a file that both runs share imports it.
     """
     shared = sorted(a.sources.keys() & b.sources.keys())
     if not shared:
         yield Difference("code", UNKNOWN, UNKNOWN)
         return
-    # A file edited after it was loaded has no digest, and its words are the same in both.
-    other = [n for n in shared if a.sources[n] != b.sources[n] or not _is_digest(a.sources[n])]
-    if other:
-        named = " ".join(other[:_NAMED_FILES]) + (" …" if other[_NAMED_FILES:] else "")
+    # A file edited after loading has a fixed text in place of a digest, equal in both runs.
+    changed = [n for n in shared if a.sources[n] != b.sources[n] or not _is_digest(a.sources[n])]
+    if changed:
+        shown = " ".join(changed[:_MAX_FILES_SHOWN]) + (" …" if changed[_MAX_FILES_SHOWN:] else "")
         yield Difference(
             "code",
-            f"{code_digest(a.sources, shared)} ({named})",
+            f"{code_digest(a.sources, shared)} ({shown})",
             code_digest(b.sources, shared),
         )
 
 
 def _differing_settings(a: Facts, b: Facts) -> list[str]:
-    """Paths, those below a part that only one run has left out."""
-    found = [
+    """Return the differing paths, without paths below a component that only one run has."""
+    paths = [
         path
         for path in sorted({*a.settings, *b.settings})
         if a.settings.get(path, ABSENT) != b.settings.get(path, ABSENT)
     ]
-    one_sided = {path for path in found if path not in a.settings or path not in b.settings}
-    return [p for p in found if p not in one_sided or not any(map(p.startswith, _below(found)))]
+    one_sided = {path for path in paths if path not in a.settings or path not in b.settings}
+    return [p for p in paths if p not in one_sided or not any(map(p.startswith, _below(paths)))]
 
 
 def _below(paths: Sequence[str]) -> list[str]:
@@ -116,10 +116,10 @@ def _observed(a: Facts, b: Facts, settings: Sequence[str]) -> Iterator[Differenc
 
 
 def _follows(name: str, a: Facts, b: Facts, settings: Sequence[str]) -> bool:
-    """Whether the fact differs because something else was asked for, and was had."""
+    """Return whether the fact differs because of a differing request or setting."""
     if name in a.requested and a.requested[name] != b.requested.get(name):
         return True
-    # Every knob is one of the device's.
+    # Every knob depends on the device.
     causes = _FOLLOWS.get(name, ("machine.device",) if name in a.requested else ())
     return any(s == cause or s.startswith(f"{cause}.") for s in settings for cause in causes)
 
@@ -134,4 +134,4 @@ def _same(left: Any, right: Any) -> bool:
 
 def _shown(value: Any) -> str:
     text = str(value)
-    return text if len(text) <= _WIDTH else f"{text[:_WIDTH]}…"
+    return text if len(text) <= _MAX_VALUE_CHARS else f"{text[:_MAX_VALUE_CHARS]}…"

@@ -1,7 +1,7 @@
-"""How far two runs' losses lie apart, document by document.
+"""Paired loss difference of two runs over their evaluation documents.
 
-Both were judged on the same documents, so each is a pair. The spread is that over documents of
-these two models: another seed would train two others, and of that it says nothing.
+Both runs are evaluated on the same documents, so each document gives a pair. The spread is over
+documents of these two models; it does not estimate the spread over seeds.
 """
 
 import math
@@ -15,36 +15,36 @@ from lib.rundir import RunDir
 
 @dataclass(frozen=True)
 class PairedLoss:
-    """B less A in nats per token; negative is better for B."""
+    """Loss of B minus loss of A in nats per token; negative if B is better."""
 
     loss_a: float
     loss_b: float
     documents: int
-    # Mean and sample standard deviation over documents of the difference of their mean losses.
+    # Mean and sample standard deviation over documents of the difference in mean document loss.
     mean: float
     sd: float | None
-    # Documents on which B has the lower loss, and those on which the two are equal.
+    # Number of documents on which B has the lower loss, and on which both losses are equal.
     better: int
     equal: int
-    # Exact two-sided sign test over the documents that differ; None where none does.
+    # Exact two-sided sign test over documents with different losses; None without any.
     sign_test_p: float | None
 
     @property
     def difference(self) -> float:
-        """Of the losses per token, over all tokens."""
+        """Return the difference of the per-token losses over all tokens."""
         return self.loss_b - self.loss_a
 
 
 def paired_loss(a: RunDir, b: RunDir) -> PairedLoss:
-    """Compare the rows of two per_query.csv that have the same documents in the same order."""
-    old, new = _losses(a), _losses(b)
-    assert [row[:2] for row in old] == [row[:2] for row in new], "other documents"
-    gaps = [(y - x) / n for (_, n, x), (_, _, y) in zip(old, new, strict=True)]
+    """Compare two per_query.csv files that contain the same documents in the same order."""
+    rows_a, rows_b = _losses(a), _losses(b)
+    assert [row[:2] for row in rows_a] == [row[:2] for row in rows_b], "documents differ"
+    gaps = [(y - x) / n for (_, n, x), (_, _, y) in zip(rows_a, rows_b, strict=True)]
     better, equal = sum(gap < 0 for gap in gaps), sum(gap == 0 for gap in gaps)
-    tokens = sum(n for _, n, _ in old)
+    tokens = sum(n for _, n, _ in rows_a)
     return PairedLoss(
-        loss_a=math.fsum(loss for _, _, loss in old) / tokens,
-        loss_b=math.fsum(loss for _, _, loss in new) / tokens,
+        loss_a=math.fsum(loss for _, _, loss in rows_a) / tokens,
+        loss_b=math.fsum(loss for _, _, loss in rows_b) / tokens,
         documents=len(gaps),
         mean=statistics.fmean(gaps),
         sd=statistics.stdev(gaps) if len(gaps) > 1 else None,
@@ -55,7 +55,7 @@ def paired_loss(a: RunDir, b: RunDir) -> PairedLoss:
 
 
 def sign_test_p(better: int, n: int) -> float | None:
-    """Exact two-sided p of ``better`` of ``n`` signs under even odds (Arbuthnot 1710)."""
+    """Return the exact two-sided p of ``better`` of ``n`` fair signs (Arbuthnot 1710)."""
     if n == 0:
         return None
     tail = sum(math.comb(n, k) for k in range(min(better, n - better) + 1))

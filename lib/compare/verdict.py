@@ -1,4 +1,4 @@
-"""What comparing two runs came to: the same bytes, apart at one place, a difference, or refused."""
+"""Verdict of comparing two runs: bitwise equal, diverged, compared, or not comparable."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ SCHEMA_VERSION = 1
 BITWISE = "BITWISE"
 DIVERGED = "DIVERGED"
 NOT_COMPARABLE = "NOT COMPARABLE"
-# Two runs that were meant to differ, and do in that alone.
+# Two runs that differ only in the declared fields.
 COMPARED = "COMPARED"
 EXIT_CODES = {
     BITWISE: EXIT_DONE,
@@ -26,26 +26,26 @@ EXIT_CODES = {
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two runs side by side; A is the older or the baseline."""
+    """Two runs side by side; A is the older run or the baseline."""
 
     a: str
     b: str
     verdict: str
-    # Why they are not comparable, one field each.
+    # Reasons why the runs are not comparable, one per field.
     reasons: Sequence[str] = ()
-    # What was to differ, and what the user names as a label.
+    # Differences declared as the axis of comparison, and differences declared as labels.
     axis: Sequence[str] = ()
     labels: Sequence[str] = ()
     same: Agreement | None = None
     first: Divergence | None = None
     losses: PairedLoss | None = None
-    # Tokens per second, or what keeps them from being compared.
+    # Tokens per second of both runs, and the reasons why they are not comparable.
     speed: Sequence[float] = ()
     speed_reasons: Sequence[str] = field(default_factory=tuple)
 
     @property
     def exit_code(self) -> int:
-        """0 the same or compared, 1 diverged, 4 not comparable."""
+        """Return 0 if bitwise equal or compared, 1 if diverged, 4 if not comparable."""
         return EXIT_CODES[self.verdict]
 
 
@@ -58,87 +58,97 @@ def judge(
 ) -> Comparison:
     """Compare two finished runs.
 
-    With nothing between them they have to be the same bytes. What differs must stand in ``axis`` or
-    in ``labels``; ``names`` calls settings by another name than their path. ConfigError where one
-    of these is no field.
+    Runs without differing fields must be bitwise equal. Every differing field must be listed in
+    ``axis`` or ``labels``; ``names`` maps setting paths to the names to report. Raises ConfigError
+    if ``axis`` or ``labels`` contains an unknown field.
     """
     for variable, fields in (("AXIS", axis), ("LABEL_BY", labels)):
-        _known(a, b, names, fields, variable)
-    found = differences(a, b, names)
+        _check_fields(a, b, names, fields, variable)
+    differing = differences(a, b, names)
     pair = str(a.run.path), str(b.run.path)
-    if not found:
+    if not differing:
         return same_bytes(a, b)
-    named = {*axis, *labels}
-    off_axis = [str(d) for d in found if d.field not in named]
+    declared = {*axis, *labels}
+    off_axis = [str(d) for d in differing if d.field not in declared]
     if off_axis:
         return Comparison(*pair, NOT_COMPARABLE, reasons=off_axis)
     return Comparison(
         *pair,
         COMPARED,
-        axis=[str(d) for d in found if d.field not in labels],
-        labels=[str(d) for d in found if d.field in labels],
-        losses=_losses(a, b, found),
+        axis=[str(d) for d in differing if d.field not in labels],
+        labels=[str(d) for d in differing if d.field in labels],
+        losses=_losses(a, b, differing),
         speed=_speeds(a, b),
         speed_reasons=[str(d) for d in speed_differences(a, b)],
     )
 
 
 def same_bytes(a: Facts, b: Facts, labels: Sequence[str] = ()) -> Comparison:
-    """BITWISE, or DIVERGED at the first field; whoever calls has settled that they should agree."""
-    found = compare_bytes(a.run, b.run)
+    """Return BITWISE, or DIVERGED at the first differing field, for runs that must be equal."""
+    outcome = compare_bytes(a.run, b.run)
     pair = str(a.run.path), str(b.run.path)
-    if isinstance(found, Agreement):
-        return Comparison(*pair, BITWISE, labels=labels, same=found)
-    return Comparison(*pair, DIVERGED, labels=labels, first=found)
+    if isinstance(outcome, Agreement):
+        return Comparison(*pair, BITWISE, labels=labels, same=outcome)
+    return Comparison(*pair, DIVERGED, labels=labels, first=outcome)
 
 
-def to_text(found: Comparison) -> str:
-    """The verdict first, then what it rests on."""
-    lines = [found.verdict, f"  A  {found.a}", f"  B  {found.b}"]
-    lines += [f"  differs    {reason}" for reason in found.reasons]
-    lines += [f"  axis       {difference}" for difference in found.axis]
-    lines += [f"  label      {difference}" for difference in found.labels]
-    if found.same is not None:
-        lines.append(f"  the same   {found.same}")
-    if found.first is not None:
-        lines.append(f"  first      {found.first}")
-    if found.losses is not None:
-        lines += _loss_lines(found.losses)
-    elif found.verdict == COMPARED:
-        lines.append("  losses     judged on other documents: no difference can be told")
-    if found.speed_reasons:
-        lines += [f"  speed      not comparable: {reason}" for reason in found.speed_reasons]
-    elif found.speed:
-        lines.append("  speed      A {:,.0f}, B {:,.0f} tokens per second".format(*found.speed))
+def to_text(comparison: Comparison) -> str:
+    """Return the comparison as text, verdict first."""
+    lines = [comparison.verdict, f"  A  {comparison.a}", f"  B  {comparison.b}"]
+    lines += [f"  differs    {reason}" for reason in comparison.reasons]
+    lines += [f"  axis       {difference}" for difference in comparison.axis]
+    lines += [f"  label      {difference}" for difference in comparison.labels]
+    if comparison.same is not None:
+        lines.append(f"  the same   {comparison.same}")
+    if comparison.first is not None:
+        lines.append(f"  first      {comparison.first}")
+    if comparison.losses is not None:
+        lines += _loss_lines(comparison.losses)
+    elif comparison.verdict == COMPARED:
+        lines.append("  losses     not comparable: evaluated on different documents")
+    if comparison.speed_reasons:
+        lines += [f"  speed      not comparable: {reason}" for reason in comparison.speed_reasons]
+    elif comparison.speed:
+        lines.append(
+            "  speed      A {:,.0f}, B {:,.0f} tokens per second".format(*comparison.speed)
+        )
     return "\n".join(lines) + "\n"
 
 
-def to_json(found: Comparison) -> str:
-    """One document with sorted keys."""
-    document = {"schema_version": SCHEMA_VERSION, **asdict(found), "exit_code": found.exit_code}
-    if found.losses is not None:
-        document["losses"]["difference"] = found.losses.difference
+def to_json(comparison: Comparison) -> str:
+    """Return the comparison as one JSON document with sorted keys."""
+    document = {
+        "schema_version": SCHEMA_VERSION,
+        **asdict(comparison),
+        "exit_code": comparison.exit_code,
+    }
+    if comparison.losses is not None:
+        document["losses"]["difference"] = comparison.losses.difference
     return json.dumps(document, sort_keys=True, indent=2, allow_nan=False, default=str) + "\n"
 
 
-def _known(
+def _check_fields(
     a: Facts, b: Facts, names: Mapping[str, str], fields: Sequence[str], variable: str
 ) -> None:
-    known = {*names.values(), "code"}
+    valid = {*names.values(), "code"}
     for facts in (a, b):
-        known |= {*facts.observed, *facts.settings, *facts.symbols}
+        valid |= {*facts.observed, *facts.settings, *facts.symbols}
     problems = [
-        Problem(f"{name!r} is neither a symbol nor a field of these runs", variable)
+        Problem(
+            f"unknown field {name!r} (expected a symbol or field of these runs)",
+            variable,
+            code="usage.unknown-field",
+        )
         for name in fields
-        if name not in known
+        if name not in valid
     ]
     if problems:
         raise ConfigError(*problems)
 
 
-def _losses(a: Facts, b: Facts, found: Sequence[Difference]) -> PairedLoss | None:
-    """None where they were not judged on the same tokens."""
-    if {"documents", "data", "tokenizer"} & {d.field for d in found}:
+def _losses(a: Facts, b: Facts, differing: Sequence[Difference]) -> PairedLoss | None:
+    """Return the paired losses; None if the runs were evaluated on different tokens."""
+    if {"documents", "data", "tokenizer"} & {d.field for d in differing}:
         return None
     return paired_loss(a.run, b.run)
 
@@ -159,5 +169,5 @@ def _loss_lines(losses: PairedLoss) -> list[str]:
         "per token",
         f"  documents  {losses.documents}: mean {losses.mean:+.4f}{spread}; B better on "
         f"{losses.better} ({share:.0%}), equal on {losses.equal}{p}",
-        "  one seed each: the spread is over documents, not over trainings",
+        "  one seed each: the spread is over documents, not over seeds",
     ]

@@ -1,4 +1,4 @@
-"""Run directories as the trainer leaves them, without training."""
+"""Fabricated directories of finished runs, for tests that need no training."""
 
 import hashlib
 import json
@@ -67,9 +67,10 @@ DOCUMENTS: Mapping[str, tuple[float, int, int]] = {"x": (31.4, 5, 10), "y": (29.
 
 
 def changed(record: Mapping[str, Any], **values: Any) -> dict[str, Any]:
-    """A deep copy in which ``knobs__cpu_threads__observed=2`` sets what those keys lead to.
+    """Return a deep copy with ``knobs__cpu_threads__observed=2`` setting the value at that key
+    path.
 
-    The value ``...`` takes the key out.
+    The value ``...`` removes the key.
     """
     copy: dict[str, Any] = json.loads(json.dumps(record))
     for path, value in values.items():
@@ -85,7 +86,7 @@ def changed(record: Mapping[str, Any], **values: Any) -> dict[str, Any]:
 
 
 def seal(run: RunDir, record: Mapping[str, Any]) -> None:
-    """Write a manifest that agrees with what lies beside it."""
+    """Write a manifest that is consistent with the files beside it."""
     whole = {
         "schema_version": SCHEMA_VERSION,
         "status": State.SUCCESS,
@@ -96,7 +97,7 @@ def seal(run: RunDir, record: Mapping[str, Any]) -> None:
 
 
 def _item(name: str, loss: float, right: int, tokens: int) -> Item:
-    """A row; the digest of its tokens is made of its name."""
+    """Return a row whose token digest is derived from its name."""
     digest = hashlib.sha256(name.encode()).hexdigest()
     return Item(name, "demo", digest, digest, "val", tokens, 4 * tokens, 0, 0, loss, right, 2)
 
@@ -112,7 +113,7 @@ def write_run(
     weight: float = 0.5,
     final: Mapping[str, Any] | None = None,
 ) -> RunDir:
-    """A finished run's directory; the figures in ``final`` replace those that the rows give."""
+    """Write a finished run's directory; ``final`` overrides figures computed from the rows."""
     path.mkdir(parents=True, exist_ok=True)
     run = RunDir(path)
     record = {"identity": identity, "symbols": symbols or {"SEED": 1}}

@@ -1,4 +1,4 @@
-"""Run directories as the trainer leaves them, without training."""
+"""Planned runs with fabricated results."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from tests.lib.fabricated import MANIFEST, changed, write_run
 
 @dataclass(frozen=True)
 class Named:
-    """A configuration that is its name."""
+    """A configuration that consists of its name."""
 
     hash8: str
 
@@ -23,7 +23,7 @@ class Named:
 
 @pytest.fixture
 def make_run(tmp_path: Path) -> Callable[..., Run[Named]]:
-    """A planned run, with the results of a finished one where a loss is given."""
+    """Return a factory of planned runs; with a loss, the run's finished directory is written too."""
 
     def make(
         slug: str,

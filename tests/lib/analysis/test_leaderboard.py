@@ -1,4 +1,4 @@
-"""Ranking finished runs of a sweep from their directories."""
+"""Ranking of finished sweep runs from their directories."""
 
 import json
 
@@ -13,7 +13,7 @@ from lib.rundir import RunDir
 
 @pytest.fixture
 def swept(make_run):
-    """A finished run of the sweep, with the symbols that its resolved configuration holds."""
+    """Return a factory of finished sweep runs with given symbols; returns the sweep's folder."""
 
     def make(slug, loss, seed=1, data="d1", **symbols):
         run = make_run(f"{slug}-s{seed}", loss, seed=seed, study="sweep", data=data)
@@ -77,6 +77,8 @@ def test_a_run_from_another_study_is_ranked_until_the_sweep_has_its_own(swept, m
     assert len(read_leaderboard(folder).entries) == 1
 
 
-def test_nothing_to_rank_says_what_to_type(tmp_path):
-    with pytest.raises(ConfigError, match="no finished run"):
+def test_nothing_to_rank_is_an_error_with_a_command(tmp_path):
+    with pytest.raises(ConfigError) as caught:
         read_leaderboard(tmp_path / "sweep")
+    assert caught.value.codes == ["run.not-finished"]
+    assert "make SWEEP=" in caught.value.problems[0].next

@@ -1,4 +1,4 @@
-"""Speed, memory and utilisation of each row of a table, from what was sampled beside its runs."""
+"""Speed, memory and utilisation of each table row, from telemetry beside the runs."""
 
 import json
 from dataclasses import replace
@@ -16,8 +16,8 @@ GIB = 1024.0
 
 
 def sample(moment: float, rss: float, *gpus: float | None) -> dict[str, Any]:
-    """One record of telemetry.jsonl: GPUs of 80 GiB with so much memory in use."""
-    found = [
+    """Return one record of telemetry.jsonl: GPUs of 80 GiB with the given memory in use."""
+    readings = [
         {
             "index": i,
             "compute_util": 90.0 + i,
@@ -28,7 +28,7 @@ def sample(moment: float, rss: float, *gpus: float | None) -> dict[str, Any]:
         }
         for i, used in enumerate(gpus)
     ]
-    return {"ts": moment, "rss_mib": rss, "cpu_seconds": 2 * moment, "gpus": found}
+    return {"ts": moment, "rss_mib": rss, "cpu_seconds": 2 * moment, "gpus": readings}
 
 
 def beside(run, *samples: dict[str, Any], mfu: tuple[float | None, ...] = ()) -> None:

@@ -1,4 +1,4 @@
-"""Planted effects are recovered, whatever cells are missing."""
+"""Marginal means recover planted effects, whatever cells are missing."""
 
 import itertools
 
@@ -12,7 +12,7 @@ EFFECTS = {"a": -0.30, "b": 0.05, "c": 0.0, "d": -0.01, "e": 0.2}
 
 
 def rows(make_run, cells):
-    """A table row for each set of features that is on, its loss the sum of their effects."""
+    """Return a table with one row per feature set; its loss is the sum of the features' effects."""
     runs = [
         make_run(
             "-".join(sorted(on)) or "none",
@@ -34,7 +34,7 @@ def subsets():
 
 
 def effects(table):
-    """The difference of "on" to "off", whichever stands first."""
+    """Return the difference of "on" to "off" by factor, whichever is the reference."""
     found = {}
     for m in marginals(table.rows):
         if m.difference is not None:
@@ -110,4 +110,4 @@ def test_a_study_of_steps_has_no_marginal_means(make_run):
 
 def test_a_result_from_another_study_is_named(make_run):
     runs = [make_run("base", 3.0, study="earlier"), make_run("wide", 2.9, parent="base")]
-    assert "the same run as earlier/base-s1-base1" in to_markdown(build_table("demo", runs))
+    assert "earlier/base-s1-base1" in to_markdown(build_table("demo", runs))

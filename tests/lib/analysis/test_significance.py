@@ -1,4 +1,4 @@
-"""The sign-flip test against a count of all patterns, and what n seeds can reach."""
+"""The sign-flip test against an enumeration of all patterns, and its smallest p for n seeds."""
 
 import random
 from itertools import product
@@ -9,7 +9,7 @@ from lib.analysis.significance import sign_flip_p, smallest_p
 
 
 def by_counting(differences: list[float]) -> float:
-    """All 2^n patterns, none spared."""
+    """Return p by enumerating all 2^n patterns."""
     patterns = list(product((1, -1), repeat=len(differences)))
     sums = [abs(sum(s * d for s, d in zip(signs, differences))) for signs in patterns]
     return sum(found >= abs(sum(differences)) - 1e-9 for found in sums) / len(patterns)

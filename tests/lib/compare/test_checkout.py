@@ -1,4 +1,4 @@
-"""Putting a tree together again from a commit and a diff."""
+"""Reconstruction of a source tree from a commit and a diff."""
 
 import subprocess
 
@@ -9,14 +9,14 @@ from lib.errors import PreflightError
 from lib.files import sha256
 
 
-def git(folder, *words):
-    command = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "-C", str(folder), *words]
+def git(folder, *args):
+    command = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "-C", str(folder), *args]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
 @pytest.fixture
 def repository(tmp_path, monkeypatch):
-    """Two commits of one file, which is then edited; the folder and the first commit."""
+    """Create two commits of one file, then edit it; return the folder and the first commit."""
     root = tmp_path / "root"
     root.mkdir()
     monkeypatch.setattr("lib.compare.checkout.ROOT", root)
@@ -42,15 +42,19 @@ def test_a_commit_and_the_edits_on_top(repository, tmp_path):
     assert git(root, "worktree", "list").count("\n") == 1
 
 
-def test_what_cannot_be_put_together_is_told_in_gits_words(repository, tmp_path):
+def test_a_failed_checkout_reports_gits_message(repository, tmp_path):
     root, first = repository
     assert has_commit(first) and not has_commit("0" * 40) and not has_commit("None")
     diff = tmp_path / "code.diff"
     diff.write_text(git(root, "diff", "--binary", "HEAD"))
-    with pytest.raises(PreflightError, match="git apply failed: error: patch failed: a.py"):
+    with pytest.raises(PreflightError) as caught:
         check_out(first, diff, tmp_path / "wrong")
-    with pytest.raises(PreflightError, match="git checkout failed"):
+    assert caught.value.codes == ["git.failed"]
+    # The second part is git's own message.
+    assert "git apply" in str(caught.value) and "error: patch failed: a.py" in str(caught.value)
+    with pytest.raises(PreflightError) as caught:
         check_out("0" * 40, None, tmp_path / "absent")
+    assert caught.value.codes == ["git.failed"] and "git checkout" in str(caught.value)
 
 
 def test_files_that_are_not_as_they_were_recorded(tmp_path):

@@ -1,4 +1,4 @@
-"""Which fields keep two runs from being compared."""
+"""Fields that make two runs incomparable."""
 
 import pytest
 
@@ -10,7 +10,7 @@ from tests.lib.fabricated import IDENTITY, MANIFEST, changed, write_run
 
 @pytest.fixture
 def fields(tmp_path):
-    """The fields in which a changed copy of a run differs from the run."""
+    """Return a function that lists the fields in which a changed copy differs from the run."""
 
     def find(identity=IDENTITY, manifest=MANIFEST, of=differences, first=MANIFEST, **rest):
         a = read_facts(write_run(tmp_path / "a", manifest=first))
@@ -70,7 +70,7 @@ def test_a_fact_is_one_field_and_absent_it_is_unknown(fields, path, value, field
         assert fields(manifest=changed(MANIFEST, **{path: ...})) == [field]
 
 
-def test_what_nobody_wrote_down_is_not_taken_for_the_same(tmp_path):
+def test_unrecorded_facts_do_not_compare_equal(tmp_path):
     both = changed(MANIFEST, origin__torch=..., knobs=..., oom_fallbacks=...)
     a, b = (read_facts(write_run(tmp_path / name, manifest=both)) for name in "ab")
     assert [d.field for d in differences(a, b)] == ["oom_fallbacks", "torch"]
@@ -97,7 +97,7 @@ def test_other_documents_are_a_field(fields):
     assert fields(documents={"x": (30.0, 5, 10), "y": (29.0, 5, 10)}) == []
 
 
-def test_what_follows_from_a_setting_is_not_told_twice(fields):
+def test_a_consequence_of_a_setting_is_not_reported_twice(fields):
     identity = changed(IDENTITY, model__attention__terms=[{"name": "reciprocal", "alpha": 0.5}])
     manifest = changed(MANIFEST, attention__kernel="by rows")
     assert fields(identity, manifest) == ["model.attention.terms.reciprocal"]
@@ -107,7 +107,7 @@ def test_what_follows_from_a_setting_is_not_told_twice(fields):
     assert (
         fields(changed(IDENTITY, machine__precision="bf16"), manifest, observed_differences) == []
     )
-    # What was asked for and not had is a surprise.
+    # An observed value that differs from the request is reported.
     knob = {"requested": "bf16", "resolved": "bf16", "observed": "fp32"}
     manifest = changed(MANIFEST, knobs__precision_mode=knob, attention__kernel="by rows")
     assert fields(changed(IDENTITY, seed=2), manifest, observed_differences) == ["attention"]
@@ -179,5 +179,7 @@ def test_flat_paths():
 def test_a_directory_that_cannot_be_read_is_the_users_error(tmp_path):
     run = write_run(tmp_path / "a")
     run.resolved_config.write_text("{")
-    with pytest.raises(ConfigError, match="cannot be compared: JSONDecodeError"):
+    with pytest.raises(ConfigError) as caught:
         read_facts(run)
+    assert caught.value.codes == ["run.damaged"] and "JSONDecodeError" in str(caught.value)
+    assert str(run.path) in str(caught.value)

@@ -1,6 +1,6 @@
-"""Whatever may change a loss is refused by name where it was not to differ, and kept apart by label.
+"""Every fact that can change a loss makes runs incomparable by name, or separates them by label.
 
-One run is a forged copy of the other that differs in one thing.
+One run is a copy of the other that differs in one fact.
 """
 
 import pytest
@@ -12,7 +12,7 @@ from lib.compare.verdict import judge
 from lib.plan import Run, Variant
 from tests.lib.fabricated import IDENTITY, MANIFEST, changed, write_run
 
-# A knob that the copies do not have otherwise.
+# Knobs missing from the fabricated manifest.
 KNOBS = {
     "quantization_scheme": "none",
     "allow_tf32_matmul": False,
@@ -24,7 +24,7 @@ WHOLE = changed(
         for name, value in KNOBS.items()
     },
 )
-# What differs → how it is forged, and the field that is told.
+# Difference → changed values, and the field to be reported.
 SETTINGS = {
     "compiler": ({"machine__compile": True}, "machine.compile"),
     "precision": ({"machine__precision": "bf16"}, "machine.precision"),
@@ -44,7 +44,7 @@ FACTS = {
 
 @pytest.fixture
 def forged(tmp_path):
-    """A run and its copy, which differs in ``name`` alone; nothing without."""
+    """Return a factory of a run and a copy that differs only in ``name``; equal without a name."""
 
     def make(name=""):
         settings, facts = SETTINGS.get(name, ({},))[0], FACTS.get(name, ({},))[0]
