@@ -1,1 +1,1 @@
-"""Reading runs back, from whatever keeps them: their directories, or a tracker's store."""
+"""Queries that read runs back from their directories or from a tracker's store."""

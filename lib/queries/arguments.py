@@ -1,4 +1,4 @@
-"""What every query asks of the command line."""
+"""Command-line arguments shared by all queries."""
 
 import argparse
 import os
@@ -10,52 +10,59 @@ SOURCES = ("wandb", "offline", "trackio", "local")
 
 
 def query_parser(text: str) -> argparse.ArgumentParser:
-    """A parser with ``--source`` and all that says which run is meant; ``text`` is the help."""
+    """Return a parser with ``--source`` and the arguments that select a run.
+
+    ``text`` is the description in the help.
+    """
     parser = argparse.ArgumentParser(
         description=text, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--entity", default="", help="W&B user or team; the account's own if absent"
+        "--entity", default="", help="W&B user or team (default: the account's default entity)"
     )
-    parser.add_argument("--project", default="", help="as trackers know it: kablate-<study>")
+    parser.add_argument(
+        "--project", default="", help="project name in the tracker: kablate-<study>"
+    )
     parser.add_argument(
         "--source",
         choices=SOURCES,
         default="wandb",
-        help="a W&B server, its offline files, trackio's store, or the run directories",
+        help="W&B server, W&B offline files, trackio store, or run directories",
     )
     parser.add_argument(
         "--folder",
         type=Path,
-        help="where the last three are (results, or for trackio TRACKIO_DIR where that is set)",
+        help="folder of the last three sources (default: results; for trackio TRACKIO_DIR if set)",
     )
-    parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
+    parser.add_argument("--json", action="store_true", help="print one JSON document to stdout")
     return parser
 
 
-def open_source(given: argparse.Namespace, results: Path = Path("results")) -> Source:
-    """The source that was asked for; files are looked for below ``results`` if nobody says where."""
-    folder = given.folder or results
-    if given.source == "wandb":
+def open_source(args: argparse.Namespace, results: Path = Path("results")) -> Source:
+    """Return the selected source; without ``--folder``, files are searched below ``results``."""
+    folder = args.folder or results
+    if args.source == "wandb":
         from lib.queries.cloud import CloudSource
 
-        return CloudSource(given.entity)
-    if given.source == "offline":
+        return CloudSource(args.entity)
+    if args.source == "offline":
         from lib.queries.offline import OfflineSource
 
         return OfflineSource(folder)
-    if given.source == "trackio":
+    if args.source == "trackio":
         from lib.queries.trackio import TrackioSource
 
-        # Where the tracker itself wrote.
-        own = os.environ.get("TRACKIO_DIR")
-        return TrackioSource(Path(own) if own and not given.folder else folder)
+        # The folder that the tracker wrote to.
+        env_folder = os.environ.get("TRACKIO_DIR")
+        return TrackioSource(Path(env_folder) if env_folder and not args.folder else folder)
     from lib.queries.local import LocalSource
 
     return LocalSource(folder)
 
 
-def asked_run(given: argparse.Namespace) -> tuple[Source, RunName]:
-    """The source and the run that ``--run-name`` means. ConfigError where it is not one."""
-    source = open_source(given)
-    return source, find(source, given.project, given.run_name)
+def asked_run(args: argparse.Namespace) -> tuple[Source, RunName]:
+    """Return the source and the run of ``--run-name``. Raises ConfigError unless exactly one
+    matches.
+    """
+    source = open_source(args)
+    return source, find(source, args.project, args.run_name)

@@ -1,4 +1,4 @@
-"""Runs on a W&B server: wandb.ai, or the one that WANDB_BASE_URL names."""
+"""Runs on a W&B server: wandb.ai or the server in WANDB_BASE_URL."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,18 +6,24 @@ from typing import Any
 from lib.errors import ConfigError, PreflightError, Problem
 from lib.queries.contract import History, RunName, merged, plain
 
-# A server samples this stream by itself where it has more; ten days of one in ten seconds.
-_MOST_SAMPLES = 100_000
+# The server downsamples longer streams; this is ten days at one sample per ten seconds.
+_MAX_SYSTEM_SAMPLES = 100_000
 
 
 class CloudSource:
-    """Keeps ``lib.queries.contract.Source``. The key is in WANDB_API_KEY, or ``wandb login``'s."""
+    """Implementation of ``lib.queries.contract.Source`` for W&B servers.
 
-    advice = "name another: --project NAME, --entity NAME"
+    The API key is read from WANDB_API_KEY or from the file that ``wandb login`` writes.
+    """
+
+    advice = "choose another project: --project NAME, --entity NAME"
 
     def __init__(self, entity: str) -> None:
-        """``entity`` is a user or a team; empty takes the account's own. PreflightError offline."""
-        # Half a second, and only this source needs it.
+        """Connect as ``entity``, a user or team; "" selects the account's default entity.
+
+        Raises PreflightError if the server is unreachable.
+        """
+        # Importing wandb takes half a second and only this source needs it.
         import wandb
 
         self._errors = (wandb.errors.Error, wandb.errors.CommError, ValueError)
@@ -29,9 +35,15 @@ class CloudSource:
             raise _unreachable(error) from error
 
     def names(self, project: str) -> Sequence[RunName]:
-        """The runs of ``project``."""
+        """Return the runs of ``project``. Raises ConfigError if ``project`` is empty."""
         if not project:
-            raise ConfigError(Problem("a server has many projects", next="add --project NAME"))
+            raise ConfigError(
+                Problem(
+                    "a server query needs a project",
+                    next="add --project NAME",
+                    code="usage.missing-argument",
+                )
+            )
         path = f"{self._entity}/{project}"
         try:
             return [RunName(project, run.name, run.id, run) for run in self._api.runs(path)]
@@ -39,17 +51,17 @@ class CloudSource:
             raise _unreachable(error) from error
 
     def config(self, run: RunName) -> dict[str, Any]:
-        """As the server has it."""
+        """Return the configuration stored on the server."""
         return plain(run.key.config)
 
     def history(self, run: RunName) -> History:
-        """Every row: scanned, never sampled."""
+        """Return every row, scanned without downsampling."""
         rows = ((row["_step"], row) for row in run.key.scan_history())
         return merged(rows)
 
     def system(self, run: RunName) -> list[dict[str, float]]:
-        """W&B's own samples, as many as the server keeps, in the names of its offline files."""
-        rows = run.key.history(samples=_MOST_SAMPLES, stream="system", pandas=False)
+        """Return W&B's system samples from the server, with the names of the offline files."""
+        rows = run.key.history(samples=_MAX_SYSTEM_SAMPLES, stream="system", pandas=False)
         return [
             {name.removeprefix("system."): value for name, value in plain(row).items()}
             for row in rows
@@ -59,5 +71,9 @@ class CloudSource:
 def _unreachable(error: Exception) -> PreflightError:
     what = str(error).splitlines()[0] if str(error) else type(error).__name__
     return PreflightError(
-        Problem(f"W&B does not answer: {what}", next="set WANDB_API_KEY, or WANDB_BASE_URL")
+        Problem(
+            f"W&B is unreachable: {what}",
+            next="set WANDB_API_KEY, or WANDB_BASE_URL",
+            code="tracker.unreachable",
+        )
     )

@@ -1,4 +1,4 @@
-"""What every source of runs tells, in one form, so that one question has one answer."""
+"""The common interface of all sources of runs, and helpers for their rows."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -7,100 +7,105 @@ from typing import Any, Protocol
 
 from lib.errors import ConfigError, Problem
 
-# One row for each step, in their order: metric → number, "step" among them.
+# One row per step, in order: metric → value, including "step".
 History = list[dict[str, float]]
-# What trackers add to a row by themselves.
-_THEIRS = "_"
-# What to type of a folder that holds nothing, and of a copy that is damaged.
-FOLDER_ADVICE = "name another folder or project: --folder DIR, --project NAME"
-ANOTHER_COPY = "ask another copy: --source local, offline, trackio or wandb"
+# Prefix of the fields that trackers add to a row.
+_INTERNAL_PREFIX = "_"
+# Advice for an empty folder, and for a damaged store.
+FOLDER_ADVICE = "choose another folder or project: --folder DIR, --project NAME"
+ANOTHER_COPY = "query another copy: --source local, offline, trackio or wandb"
 
 
 @dataclass(frozen=True)
 class RunName:
-    """How a source knows a run."""
+    """Identification of a run within a source."""
 
     project: str
     name: str
-    # The tracker's own; two runs may have one name.
+    # Assigned by the tracker; names are not unique.
     id: str
-    # What the source needs to find it again.
+    # Handle that the source uses to read the run.
     key: Any = field(default=None, compare=False, repr=False)
 
 
 class Source(Protocol):
-    """A place where runs are kept. Errors are PreflightError (exit 3)."""
+    """A store of runs. Errors are PreflightError (exit code 3)."""
 
-    # In words, and what to type where it is another one.
+    # Description of the location, and advice if it is the wrong one.
     place: str
     advice: str
 
     def names(self, project: str) -> Sequence[RunName]:
-        """The runs of ``project``, or of all where it is empty."""
+        """Return the runs of ``project``, or of all projects if it is empty."""
 
     def config(self, run: RunName) -> dict[str, Any]:
-        """The configuration as it was told to trackers."""
+        """Return the configuration that was sent to trackers."""
 
     def history(self, run: RunName) -> History:
-        """Every row, at full resolution."""
+        """Return every row at full resolution."""
 
     def system(self, run: RunName) -> list[dict[str, float]]:
-        """The source's own stream of the machine, row by row; empty where it has none."""
+        """Return the rows of the source's own system metrics; empty if it has none."""
 
 
 def runs_of(source: Source, project: str) -> Sequence[RunName]:
-    """The runs of ``project``, or of all where it is empty, by name. ConfigError where none is."""
-    found = sorted(source.names(project), key=lambda run: run.name)
-    if not found:
-        what = f"no run of {f'project {project}' if project else 'any project'} is there"
-        raise ConfigError(Problem(what, source.place, source.advice))
-    return found
+    """Return the runs of ``project`` (all projects if empty), sorted by name.
+
+    Raises ConfigError if there is none.
+    """
+    runs = sorted(source.names(project), key=lambda run: run.name)
+    if not runs:
+        what = f"no run of {f'project {project}' if project else 'any project'} found"
+        raise ConfigError(Problem(what, source.place, source.advice, code="run.not-found"))
+    return runs
 
 
 def find(source: Source, project: str, name: str) -> RunName:
-    """The run called ``name``, or whose id that is.
+    """Return the run with the name or id ``name``.
 
-    ConfigError with the names that there are, or with the candidates where several have it.
+    Raises ConfigError if no run or more than one run matches; the message lists the candidates.
     """
-    known = runs_of(source, project)
-    found = [run for run in known if name in (run.name, run.id)]
-    if len(found) == 1:
-        return found[0]
-    where = f"project {project}" if project else "all projects"
-    if not found:
-        names = ", ".join(dict.fromkeys(run.name for run in known))
-        what = f"no run is called {name} in {where}; there are: {names}"
-        raise ConfigError(Problem(what, next="name one of them: --run-name NAME"))
-    candidates = ", ".join(f"{run.id} ({run.project})" for run in found)
-    what = f"{len(found)} runs are called {name} in {where}: {candidates}"
-    raise ConfigError(Problem(what, next="name one by its id: --run-name ID"))
+    runs = runs_of(source, project)
+    matches = [run for run in runs if name in (run.name, run.id)]
+    if len(matches) == 1:
+        return matches[0]
+    scope = f"project {project}" if project else "all projects"
+    if not matches:
+        names = ", ".join(dict.fromkeys(run.name for run in runs))
+        what = f"no run named {name} in {scope} (available: {names})"
+        advice = "choose one of them: --run-name NAME"
+        raise ConfigError(Problem(what, next=advice, code="run.not-found"))
+    candidates = ", ".join(f"{run.id} ({run.project})" for run in matches)
+    what = f"{len(matches)} runs are named {name} in {scope}: {candidates}"
+    advice = "select one by its id: --run-name ID"
+    raise ConfigError(Problem(what, next=advice, code="run.ambiguous"))
 
 
 def merged(rows: Iterable[tuple[int, Mapping[str, Any]]]) -> History:
-    """Rows of one step joined, in the order of steps; what is no number, or the tracker's, left out."""
-    found: dict[int, dict[str, float]] = {}
+    """Join the rows of each step, sorted by step; skip non-numeric and tracker-internal values."""
+    by_step: dict[int, dict[str, float]] = {}
     for step, metrics in rows:
-        row = found.setdefault(step, {"step": step})
-        # Some stores write 0.0 as 0.
+        row = by_step.setdefault(step, {"step": step})
+        # Some stores write 0.0 as the integer 0.
         row |= {name: float(value) for name, value in metrics.items() if _is_metric(name, value)}
-    return [found[step] for step in sorted(found)]
+    return [by_step[step] for step in sorted(by_step)]
 
 
 def series(history: History, metric: str) -> list[tuple[int, float]]:
-    """(step, value) wherever the metric stands."""
+    """Return the (step, value) pairs of the metric, for rows that contain the metric."""
     return [(int(row["step"]), row[metric]) for row in history if metric in row]
 
 
 def metric_names(history: History) -> list[str]:
-    """All of them, sorted."""
+    """Return all metric names, sorted."""
     return sorted({name for row in history for name in row} - {"step"})
 
 
 def plain(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration without what the tracker added."""
-    return {name: value for name, value in config.items() if not name.startswith(_THEIRS)}
+    """Return a configuration without the fields added by the tracker."""
+    return {name: value for name, value in config.items() if not name.startswith(_INTERNAL_PREFIX)}
 
 
 def _is_metric(name: str, value: Any) -> bool:
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    return number and math.isfinite(value) and not name.startswith(_THEIRS)
+    return number and math.isfinite(value) and not name.startswith(_INTERNAL_PREFIX)

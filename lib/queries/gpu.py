@@ -1,4 +1,4 @@
-"""How well a run used its GPUs, from whatever keeps the run."""
+"""GPU utilisation and memory of a run, from any source."""
 
 import re
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from lib.files import indented_json
 from lib.queries.contract import History, RunName, Source, metric_names, series
 
 SCHEMA_VERSION = 1
-# Percent; below, a GPU is paid for and not used.
+# Percent; lower means are reported as underused GPUs.
 LOW_COMPUTE = 50.0
 LOW_MEMORY = 20.0
 _OVER_ALL = (
@@ -27,7 +27,7 @@ _UNITS = {
     "power_watts": "W",
     "temperature_celsius": "°C",
 }
-# W&B's names for the same counters, in its own stream.
+# W&B's system stream names → the same counters.
 _SYSTEM = {
     "gpu": "compute_util",
     "memoryAllocated": "memory_util",
@@ -38,7 +38,7 @@ _SYSTEM = {
 
 @dataclass(frozen=True)
 class Reading:
-    """A counter over the whole run."""
+    """Statistics of a counter over the whole run."""
 
     name: str
     unit: str
@@ -50,7 +50,7 @@ class Reading:
 
 @dataclass(frozen=True)
 class GpuUse:
-    """All readings of a run, and what is to be said of them."""
+    """All readings of a run, and remarks on low utilisation."""
 
     run: str
     readings: list[Reading]
@@ -58,30 +58,30 @@ class GpuUse:
 
 
 def read_gpu(source: Source, run: RunName, *, full: bool = False) -> GpuUse:
-    """Over all GPUs; with ``full`` of each, with power and temperature.
+    """Return readings over all GPUs; with ``full`` also per GPU, with power and temperature.
 
-    PreflightError where the run has no such metric.
+    Raises PreflightError if the run has no GPU metric.
     """
     history = source.history(run)
-    found = [_reading(name, unit, _values(history, name)) for name, unit in _OVER_ALL]
+    candidates = [_reading(name, unit, _values(history, name)) for name, unit in _OVER_ALL]
     if full:
-        found += _each(history) or _from_system(source.system(run))
-    readings = [reading for reading in found if reading.n]
+        candidates += _each(history) or _from_system(source.system(run))
+    readings = [reading for reading in candidates if reading.n]
     if not readings:
-        what = f"{run.name} has no metric of a GPU"
-        advice = "runs on a CPU have none; scripts/inspect_wandb_keys.py lists what there is"
-        raise PreflightError(Problem(what, next=advice))
+        what = f"{run.name} has no GPU metric"
+        advice = "CPU runs have none; scripts/inspect_wandb_keys.py lists the metrics of a run"
+        raise PreflightError(Problem(what, next=advice, code="run.missing-metric"))
     return GpuUse(run.name, readings, _remarks(readings))
 
 
 def gpu_to_json(use: GpuUse) -> str:
-    """One document with sorted keys."""
+    """Return the readings as one JSON document with sorted keys."""
     document = {"schema_version": SCHEMA_VERSION, **asdict(use)}
     return indented_json(document)
 
 
 def gpu_to_text(use: GpuUse) -> str:
-    """A line for each counter, then the remarks."""
+    """Return one line per counter, then the remarks."""
     width = max(len(reading.name) for reading in use.readings)
     lines = [f"run  {use.run}", "", f"{'':<{width}}         mean       lowest      highest"]
     lines += [
@@ -92,20 +92,22 @@ def gpu_to_text(use: GpuUse) -> str:
 
 
 def _each(history: History) -> list[Reading]:
-    """Of each GPU, as this tree's telemetry names them."""
+    """Return readings of each GPU from this project's telemetry metrics."""
     names = [name for name in metric_names(history) if re.fullmatch(r"gpu/\d+/\w+", name)]
     return [_reading(n, _UNITS.get(n.split("/")[2], ""), _values(history, n)) for n in names]
 
 
 def _from_system(rows: Sequence[dict[str, float]]) -> list[Reading]:
-    """Of each GPU, from W&B's own stream: what runs of other programs have."""
-    found: dict[str, list[float]] = {}
+    """Return readings of each GPU from W&B's system stream, for runs of other programs."""
+    by_counter: dict[str, list[float]] = {}
     for row in rows:
         for name, value in row.items():
             match = re.fullmatch(r"gpu\.(\d+)\.(\w+)", name)
             if match and match[2] in _SYSTEM:
-                found.setdefault(f"gpu/{match[1]}/{_SYSTEM[match[2]]}", []).append(value)
-    return [_reading(n, _UNITS[n.split("/")[2]], values) for n, values in sorted(found.items())]
+                by_counter.setdefault(f"gpu/{match[1]}/{_SYSTEM[match[2]]}", []).append(value)
+    return [
+        _reading(n, _UNITS[n.split("/")[2]], values) for n, values in sorted(by_counter.items())
+    ]
 
 
 def _values(history: History, metric: str) -> list[float]:
@@ -120,15 +122,15 @@ def _reading(name: str, unit: str, values: Sequence[float]) -> Reading:
 
 def _remarks(readings: Sequence[Reading]) -> list[str]:
     mean = {reading.name: reading.mean for reading in readings}
-    said = []
+    remarks = []
     if (compute := mean.get("gpu/compute_util_avg", LOW_COMPUTE)) < LOW_COMPUTE:
-        said.append(
-            f"LOW     compute {compute:.0f} % of the time, less than {LOW_COMPUTE:.0f} %: "
-            "the GPU waits; try COMPILE=y, a larger BATCH_SIZE, more LOADER_WORKERS"
+        remarks.append(
+            f"LOW     compute {compute:.0f} % of the time (below {LOW_COMPUTE:.0f} %): "
+            "the GPU is idle; try COMPILE=y, a larger BATCH_SIZE, more LOADER_WORKERS"
         )
     if (memory := mean.get("gpu/memory_util_avg", LOW_MEMORY)) < LOW_MEMORY:
-        said.append(
-            f"LOW     memory {memory:.0f} %, less than {LOW_MEMORY:.0f} %: "
+        remarks.append(
+            f"LOW     memory {memory:.0f} % (below {LOW_MEMORY:.0f} %): "
             "a larger BATCH_SIZE (with less GRAD_ACCUMULATION) fits"
         )
-    return said or ["OK      nothing to remark"]
+    return remarks or ["OK      utilisation is not low"]

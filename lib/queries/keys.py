@@ -1,4 +1,4 @@
-"""Which metrics and settings a run has been told with."""
+"""Metrics and settings recorded for a run."""
 
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -11,7 +11,7 @@ SCHEMA_VERSION = 1
 
 @dataclass(frozen=True)
 class MetricKey:
-    """One metric: how often it stands, and where it begins and ends."""
+    """One metric: number of rows, first and last value."""
 
     name: str
     count: int
@@ -21,17 +21,17 @@ class MetricKey:
 
 @dataclass(frozen=True)
 class Keys:
-    """All that a run can be asked for."""
+    """All metrics, settings and system counters of a run."""
 
     run: str
     metrics: list[MetricKey]
     config: dict[str, Any]
-    # Names in the source's own stream of the machine.
+    # Names in the source's own system stream.
     system: list[str]
 
 
 def read_keys(source: Source, run: RunName) -> Keys:
-    """From the whole history."""
+    """Return the keys of a run, read from its whole history."""
     history = source.history(run)
     metrics = []
     for name in metric_names(history):
@@ -42,13 +42,13 @@ def read_keys(source: Source, run: RunName) -> Keys:
 
 
 def keys_to_json(keys: Keys) -> str:
-    """One document with sorted keys."""
+    """Return the keys as one JSON document with sorted keys."""
     document = {"schema_version": SCHEMA_VERSION, **asdict(keys)}
     return indented_json(document)
 
 
 def keys_to_text(keys: Keys) -> str:
-    """A line for each metric, setting and system counter."""
+    """Return one line per metric, setting and system counter."""
     width = max((len(metric.name) for metric in keys.metrics), default=0)
     lines = [f"run  {keys.run}", "", f"{len(keys.metrics)} metrics (rows, first, last)"]
     lines += [

@@ -1,4 +1,4 @@
-"""Runs in their own directories: the record that trackers mirror."""
+"""Runs read from their own directories, the records that trackers mirror."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -16,34 +16,34 @@ from lib.tracking.feed import Feed, Position, final_metrics
 
 
 class LocalSource:
-    """Keeps ``lib.queries.contract.Source``."""
+    """Implementation of ``lib.queries.contract.Source`` for run directories."""
 
     advice = FOLDER_ADVICE
 
     def __init__(self, folder: Path) -> None:
-        """``folder`` holds studies, and they their runs."""
+        """Read from ``folder``, which contains study folders with run directories."""
         self._folder = folder
         self.place = str(folder)
 
     def names(self, project: str) -> Sequence[RunName]:
-        """The runs of ``project``, or all."""
+        """Return the runs of ``project``, or all runs."""
         runs = [RunDir(path) for path in sorted(self._folder.glob("*/*-s*-*"))]
         facts = [(run, _facts(run)) for run in runs if run.tracker_facts.exists()]
         return [
-            RunName(told.project, told.name, told.id, run)
-            for run, told in facts
-            if project in ("", told.project)
+            RunName(run_facts.project, run_facts.name, run_facts.id, run)
+            for run, run_facts in facts
+            if project in ("", run_facts.project)
         ]
 
     def config(self, run: RunName) -> dict[str, Any]:
-        """As trackers are told it, at the end too."""
+        """Return the configuration sent to trackers, including the entries added at the end."""
         config = _facts(run.key).config
         if is_done(run.key):
             config["manifest_sha256"] = sha256(run.key.manifest)
         return config
 
     def history(self, run: RunName) -> History:
-        """Every row that a tracker would be told."""
+        """Return every row that a tracker receives."""
         position = Position()
         with _readable(run.key, run.key.metrics, run.key.timing, run.key.telemetry):
             rows = list(Feed(run.key, position).new())
@@ -52,7 +52,7 @@ class LocalSource:
             return merged(rows)
 
     def system(self, run: RunName) -> list[dict[str, float]]:
-        """None: what the machine did stands in the history."""
+        """Return an empty list: the history contains the machine metrics."""
         return []
 
 
@@ -63,18 +63,20 @@ def _facts(run: RunDir) -> Facts:
 
 @contextmanager
 def _readable(run: RunDir, *records: Path) -> Iterator[None]:
-    """PreflightError where one of ``records`` is damaged, with the line if it is no JSON at all."""
+    """Raise PreflightError if one of ``records`` is damaged, with the first invalid line."""
     try:
         yield
     except (ValueError, KeyError, TypeError) as error:
-        where = next((found for path in records if (found := _no_json(path))), str(run.path))
-        what = f"its records cannot be read: {type(error).__name__}: {error}"
+        where = next(
+            (location for path in records if (location := _invalid_json_line(path))), str(run.path)
+        )
+        what = f"unreadable record: {type(error).__name__}: {error}"
         advice = f"type: make audit RUN={run.path}"
-        raise PreflightError(Problem(what, where, advice)) from error
+        raise PreflightError(Problem(what, where, advice, code="run.damaged")) from error
 
 
-def _no_json(path: Path) -> str:
-    """``path:line`` of the first line that is no JSON; "" without one."""
+def _invalid_json_line(path: Path) -> str:
+    """Return ``path:line`` of the first line that is not valid JSON; "" if all lines are valid."""
     if path.suffix != ".jsonl":
         return str(path)
     lines = path.read_text(errors="replace").splitlines() if path.exists() else []

@@ -1,4 +1,4 @@
-"""Runs in W&B's own offline files, read by wandb's own reader."""
+"""Runs in W&B's offline files, read with wandb's own reader."""
 
 import json
 import subprocess
@@ -13,44 +13,49 @@ from lib.queries.contract import ANOTHER_COPY, FOLDER_ADVICE, History, RunName, 
 
 
 class OfflineSource:
-    """Keeps ``lib.queries.contract.Source``. A resumed run has a file for each start."""
+    """Implementation of ``lib.queries.contract.Source`` for W&B offline files.
+
+    A resumed run has one file per start.
+    """
 
     advice = FOLDER_ADVICE
 
     def __init__(self, folder: Path) -> None:
-        """Any folder that holds ``offline-run-*`` folders, however deep."""
+        """Read from ``folder``, which contains ``offline-run-*`` folders at any depth."""
         self._folder = folder
         self.place = str(folder)
 
     def names(self, project: str) -> Sequence[RunName]:
-        """The runs of ``project``, or all."""
-        found: dict[tuple[str, str, str], list[Path]] = {}
+        """Return the runs of ``project``, or all runs."""
+        paths_by_run: dict[tuple[str, str, str], list[Path]] = {}
         for path in sorted(self._folder.glob("**/offline-run-*/*.wandb")):
-            records, remark = _read(path)
-            if remark:
-                say("WARN", f"{path}: {remark}")
-            told = next((r["run"] for r in records if r["type"] == "run"), None)
-            if told and project in ("", told["project"]):
-                name = told.get("display_name", told["run_id"])
-                found.setdefault((told["project"], name, told["run_id"]), []).append(path)
-        return [RunName(*names, key=paths) for names, paths in found.items()]
+            records, warning = _read(path)
+            if warning:
+                say("WARN", f"{path}: {warning}")
+            run_record = next((r["run"] for r in records if r["type"] == "run"), None)
+            if run_record and project in ("", run_record["project"]):
+                name = run_record.get("display_name", run_record["run_id"])
+                paths_by_run.setdefault(
+                    (run_record["project"], name, run_record["run_id"]), []
+                ).append(path)
+        return [RunName(*names, key=paths) for names, paths in paths_by_run.items()]
 
     def config(self, run: RunName) -> dict[str, Any]:
-        """With what was added later."""
-        found: dict[str, Any] = {}
+        """Return the configuration, including later updates."""
+        config: dict[str, Any] = {}
         for record in self._all(run):
-            told = record["run"].get("config", {}) if record["type"] == "run" else {}
-            told = record["config"] if record["type"] == "config" else told
-            found.update(told.get("update", {}))
-        return plain(found)
+            change = record["run"].get("config", {}) if record["type"] == "run" else {}
+            change = record["config"] if record["type"] == "config" else change
+            config.update(change.get("update", {}))
+        return plain(config)
 
     def history(self, run: RunName) -> History:
-        """Every row."""
+        """Return every row."""
         rows = (record["history"] for record in self._all(run) if record["type"] == "history")
         return merged((row["step"]["num"], row["item"]) for row in rows)
 
     def system(self, run: RunName) -> list[dict[str, float]]:
-        """W&B's own samples."""
+        """Return W&B's system samples."""
         return [record["stats"]["item"] for record in self._all(run) if record["type"] == "stats"]
 
     def _all(self, run: RunName) -> Iterator[dict[str, Any]]:
@@ -59,14 +64,15 @@ class OfflineSource:
 
 
 def _read(path: Path) -> tuple[Iterator[dict[str, Any]], str]:
-    """The file's records, and what wandb remarks: that it ends early, as after an interruption.
+    """Return the file's records, and wandb's warning if the file ends early, as after an
+    interruption.
 
-    PreflightError where wandb cannot read it, or leaves out what is damaged.
+    Raises PreflightError if wandb cannot read the file or skips damaged records.
     """
     command = module_command("wandb", "leet", "inspect", "--json", str(path))
     done = subprocess.run(command, capture_output=True, text=True)
-    said = (done.stderr.strip().splitlines() or [""])[-1].removeprefix("wandb leet inspect: ")
-    if done.returncode or "corrupt" in said:
-        what = f"wandb cannot read it: {said or 'no message'}"
-        raise PreflightError(Problem(what, str(path), ANOTHER_COPY))
-    return map(json.loads, done.stdout.splitlines()), said
+    message = (done.stderr.strip().splitlines() or [""])[-1].removeprefix("wandb leet inspect: ")
+    if done.returncode or "corrupt" in message:
+        what = f"wandb cannot read the file: {message or 'no message'}"
+        raise PreflightError(Problem(what, str(path), ANOTHER_COPY, code="tracker.damaged-store"))
+    return map(json.loads, done.stdout.splitlines()), message

@@ -1,4 +1,4 @@
-"""Runs in trackio's store: one SQLite file for each project."""
+"""Runs in trackio's store, one SQLite file per project."""
 
 import json
 import sqlite3
@@ -12,53 +12,55 @@ from lib.queries.contract import ANOTHER_COPY, FOLDER_ADVICE, History, RunName, 
 
 
 class TrackioSource:
-    """Keeps ``lib.queries.contract.Source``; reads the tables that ``trackio query`` shows."""
+    """Implementation of ``lib.queries.contract.Source`` for trackio's SQLite tables."""
 
     advice = FOLDER_ADVICE
 
     def __init__(self, folder: Path) -> None:
-        """Any folder that holds ``<project>.db``, however deep."""
+        """Read from ``folder``, which contains ``<project>.db`` files at any depth."""
         self._folder = folder
         self.place = str(folder)
 
     def names(self, project: str) -> Sequence[RunName]:
-        """The runs of ``project``, or all."""
+        """Return the runs of ``project``, or all runs."""
         paths = sorted(self._folder.glob(f"**/{project or '*'}.db"))
         return [
             RunName(path.stem, name, run_id, path)
             for path in paths
-            for run_id, name in _ask(path, "SELECT DISTINCT run_id, run_name FROM metrics")
+            for run_id, name in _query(path, "SELECT DISTINCT run_id, run_name FROM metrics")
         ]
 
     def config(self, run: RunName) -> dict[str, Any]:
-        """As it was told, and what the last row adds."""
-        found: dict[str, Any] = {}
-        for (text,) in _ask(run.key, "SELECT config FROM configs WHERE run_id = ?", run.id):
-            found = json.loads(text)
+        """Return the stored configuration, with the text values of the last rows added."""
+        config: dict[str, Any] = {}
+        for (text,) in _query(run.key, "SELECT config FROM configs WHERE run_id = ?", run.id):
+            config = json.loads(text)
         for _, metrics in self._rows(run):
-            found |= {name: value for name, value in metrics.items() if isinstance(value, str)}
-        return plain(found)
+            config |= {name: value for name, value in metrics.items() if isinstance(value, str)}
+        return plain(config)
 
     def history(self, run: RunName) -> History:
-        """Every row."""
+        """Return every row."""
         return merged(self._rows(run))
 
     def system(self, run: RunName) -> list[dict[str, float]]:
-        """trackio's own samples; this tree takes none with it."""
-        rows = _ask(run.key, "SELECT metrics FROM system_metrics WHERE run_id = ?", run.id)
+        """Return trackio's system samples; runs of this project have none."""
+        rows = _query(run.key, "SELECT metrics FROM system_metrics WHERE run_id = ?", run.id)
         return [json.loads(text) for (text,) in rows]
 
     def _rows(self, run: RunName) -> list[tuple[int, dict[str, Any]]]:
         query = "SELECT step, metrics FROM metrics WHERE run_id = ? ORDER BY id"
-        return [(step, json.loads(text)) for step, text in _ask(run.key, query, run.id)]
+        return [(step, json.loads(text)) for step, text in _query(run.key, query, run.id)]
 
 
-def _ask(path: Path, query: str, *values: str) -> list[tuple[Any, ...]]:
-    """The rows. PreflightError where the file is no store of trackio's."""
+def _query(path: Path, query: str, *values: str) -> list[tuple[Any, ...]]:
+    """Return the rows of a query. Raises PreflightError if the file is not a trackio store."""
     try:
-        # Read only: a tracker may be writing.
+        # Read only, because a tracker may be writing.
         with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as store:
             return store.execute(query, values).fetchall()
     except sqlite3.Error as error:
-        what = f"not a store of trackio: {error}"
-        raise PreflightError(Problem(what, str(path), ANOTHER_COPY)) from error
+        what = f"not a trackio store: {error}"
+        raise PreflightError(
+            Problem(what, str(path), ANOTHER_COPY, code="tracker.damaged-store")
+        ) from error

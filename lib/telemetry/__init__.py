@@ -1,1 +1,1 @@
-"""What the machine does while a run trains, sampled by a process of its own."""
+"""Machine telemetry of a training run, sampled by a sidecar process."""

@@ -1,9 +1,9 @@
-"""The process that samples the machine while one run trains.
+"""The sidecar process that samples the machine while one run trains.
 
     python -m lib.telemetry RUN_DIRECTORY SECONDS
 
-It appends to telemetry.jsonl until there is something to read from its standard input, be it the
-end. Which processes and GPUs are the run's stands in its manifest.
+The process appends samples to telemetry.jsonl until its standard input becomes readable or is
+closed. The run's manifest lists the processes and GPUs to sample.
 """
 
 import json
@@ -21,14 +21,14 @@ from lib.rundir import RunDir
 from lib.telemetry.meter import Meter, NoGpus
 from lib.telemetry.processes import memory_and_time
 
-# Training comes first.
+# Training has priority.
 _NICENESS = 10
 
 
 def sample(run: RunDir, seconds: float, ended: Callable[[float], bool]) -> None:
-    """Append a record every ``seconds``, the first at once, until ``ended(seconds)`` says so.
+    """Append a sample every ``seconds``, starting at once, until ``ended(seconds)`` returns true.
 
-    OSError where the GPUs' driver cannot be asked.
+    Raises OSError if the GPU driver cannot be queried.
     """
     record = json.loads(run.manifest.read_text())
     pids = record["volatile"]["pids"]
@@ -52,7 +52,7 @@ def _reading(meter: Meter, pids: list[int]) -> dict[str, Any]:
 
 
 def _meter(hardware: dict[str, Any], gpus: int) -> Meter:
-    """Vendor libraries are loaded only where there is such a GPU."""
+    """Return the meter of the GPU vendor; the vendor's library is imported only if needed."""
     if hardware["gpu_name"] is None:
         return NoGpus()
     if hardware["hip_version"] is not None:

@@ -1,6 +1,6 @@
-"""Readings of AMD GPUs, through the program that every ROCm has.
+"""Readings of AMD GPUs, from the rocm-smi program of every ROCm installation.
 
-Keys are those of rocm-smi's JSON; a card that lacks a counter leaves its key out, or says N/A.
+Keys are the keys of rocm-smi's JSON. If a card lacks a counter, its key is missing or N/A.
 """
 
 import json
@@ -12,28 +12,28 @@ from lib.telemetry.meter import GpuReading, visible
 
 _MIB = 1 << 20
 _COMMAND = ["rocm-smi", "--showuse", "--showmeminfo", "vram", "--showpower", "--showtemp", "--json"]
-# Names have changed with the driver; the first that is there is taken.
+# Key names differ between driver versions; the first key present is used.
 _POWER = ("Average Graphics Package Power (W)", "Current Socket Graphics Package Power (W)")
 _TEMPERATURE = ("Temperature (Sensor edge) (C)", "Temperature (Sensor junction) (C)")
-_SECONDS = 10
+_TIMEOUT_SECONDS = 10
 
 
 class AmdMeter:
-    """Keeps ``lib.telemetry.meter.Meter``."""
+    """Implementation of ``lib.telemetry.meter.Meter`` for AMD GPUs."""
 
     def __init__(self, gpus: int) -> None:
-        """The first ``gpus`` that this process sees. OSError where there is no rocm-smi."""
-        shown = os.environ.get("HIP_VISIBLE_DEVICES", "") or os.environ.get(
+        """Select the first ``gpus`` visible GPUs. Raises OSError if rocm-smi is missing or fails."""
+        variable = os.environ.get("HIP_VISIBLE_DEVICES", "") or os.environ.get(
             "CUDA_VISIBLE_DEVICES", ""
         )
-        self._cards = [f"card{name}" for name in visible(shown, gpus)[:gpus]]
+        self._cards = [f"card{name}" for name in visible(variable, gpus)[:gpus]]
         self.read()
 
     def read(self) -> Sequence[GpuReading]:
-        """One reading for each GPU."""
+        """Return one reading per GPU."""
         try:
             output = subprocess.run(
-                _COMMAND, capture_output=True, text=True, check=True, timeout=_SECONDS
+                _COMMAND, capture_output=True, text=True, check=True, timeout=_TIMEOUT_SECONDS
             ).stdout
             cards = json.loads(output)
             return [_reading(int(card.removeprefix("card")), cards[card]) for card in self._cards]
@@ -55,7 +55,7 @@ def _reading(index: int, card: Mapping[str, str]) -> GpuReading:
 
 
 def _number(card: Mapping[str, str], *names: str) -> float | None:
-    """The first of ``names`` that the card tells as a number."""
+    """Return the first of ``names`` with a numeric value."""
     for name in names:
         try:
             return float(card[name])

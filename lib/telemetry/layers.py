@@ -1,23 +1,24 @@
-"""Statistics of a model's layers as the metrics that trackers and heartbeats show."""
+"""Per-layer statistics of a model as metrics for trackers and heartbeats."""
 
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
-# Name → a value for each layer; None where the layer has none.
+# Name → one value per layer; None if the layer has none.
 Layers = Mapping[str, Sequence[float | None]]
 
 
 def over_layers(values: Layers) -> dict[str, float]:
-    """One value for each name: the layers' mean; of ``*_min`` the least, of ``*_max`` the largest.
+    """Return one value per name over all layers: the minimum of ``*_min``, the maximum of
+    ``*_max``, else the mean.
 
-    A name that no layer has a value of is left out.
+    A name without a value in any layer is left out.
     """
-    known = {name: known_values(layers) for name, layers in values.items()}
-    return {name: _taken_together(name, found) for name, found in known.items() if found}
+    values_by_name = {name: known_values(layers) for name, layers in values.items()}
+    return {name: _reduce(name, present) for name, present in values_by_name.items() if present}
 
 
 def each_layer(values: Layers) -> dict[str, float]:
-    """``layer/<i>/<name>`` for every layer that has a value, from 0."""
+    """Return ``layer/<i>/<name>`` for every layer with a value, counted from 0."""
     return {
         f"layer/{i}/{name}": value
         for name, layers in values.items()
@@ -27,11 +28,11 @@ def each_layer(values: Layers) -> dict[str, float]:
 
 
 def known_values(layers: Sequence[float | None]) -> list[float]:
-    """Of the layers that have one."""
+    """Return the values that are not None."""
     return [value for value in layers if value is not None]
 
 
-def _taken_together(name: str, found: Sequence[float]) -> float:
+def _reduce(name: str, values: Sequence[float]) -> float:
     if name.endswith("_min"):
-        return min(found)
-    return max(found) if name.endswith("_max") else fmean(found)
+        return min(values)
+    return max(values) if name.endswith("_max") else fmean(values)

@@ -1,4 +1,4 @@
-"""What a reading of the machine holds, whoever made the GPU."""
+"""GPU readings in one format for all vendors."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,11 +7,11 @@ from typing import Protocol
 
 @dataclass(frozen=True)
 class GpuReading:
-    """One GPU at one moment. A counter that the driver does not have is None."""
+    """One GPU at one moment. A counter that the driver lacks is None."""
 
-    # Its place among all of the machine's GPUs.
+    # Index among all GPUs of the machine.
     index: int
-    # Share of the last sampling period in which a kernel ran, in percent.
+    # Percent of the last sampling period during which a kernel was running.
     compute_util: float | None
     memory_used_mib: float | None
     memory_total_mib: float | None
@@ -20,24 +20,25 @@ class GpuReading:
 
 
 class Meter(Protocol):
-    """The GPUs of a run."""
+    """Interface for reading the GPUs of a run."""
 
     def read(self) -> Sequence[GpuReading]:
-        """One reading for each. OSError where the driver does not answer any more."""
+        """Return one reading per GPU. Raises OSError if the driver stops responding."""
 
 
 class NoGpus:
-    """Of a run on the CPU."""
+    """Meter of a run on the CPU."""
 
     def read(self) -> Sequence[GpuReading]:
-        """None."""
+        """Return no readings."""
         return ()
 
 
 def visible(variable: str, count: int) -> list[int | str]:
-    """The GPUs that a ``*_VISIBLE_DEVICES`` value shows, by index or by the driver's own name.
+    """Return the GPUs listed in a ``*_VISIBLE_DEVICES`` value, by index or driver name.
 
-    Vendor libraries count all GPUs of the machine, whatever the variable hides from torch.
+    Vendor libraries count all GPUs of the machine, including GPUs that the variable hides from
+    torch.
     """
     if not variable:
         return list(range(count))

@@ -1,6 +1,6 @@
-"""Samples of the machine as the metrics that trackers show.
+"""Telemetry samples as metrics for trackers.
 
-GB are 2^30 bytes here, as in the names that scripts know.
+In metric names, 1 GB is 2^30 bytes.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,23 +18,23 @@ _COUNTERS = (
 
 
 def averages(samples: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Means over ``samples``, the records of telemetry.jsonl of one log interval; nothing of none.
+    """Return means over ``samples``, the telemetry.jsonl records of one log interval.
 
-    A counter that a GPU does not have is left out.
+    The result is empty without samples. A counter that a GPU lacks is left out.
     """
     if not samples:
         return {}
-    found = {"process/rss_gb": fmean(s["rss_mib"] for s in samples) / _MIB_PER_GB}
+    metrics = {"process/rss_gb": fmean(s["rss_mib"] for s in samples) / _MIB_PER_GB}
     seconds = samples[-1]["ts"] - samples[0]["ts"]
     if seconds > 0:
         used = samples[-1]["cpu_seconds"] - samples[0]["cpu_seconds"]
-        found["process/cpu_cores"] = used / seconds
-    return {**found, **_all_gpus(samples), **_each_gpu(samples)}
+        metrics["process/cpu_cores"] = used / seconds
+    return {**metrics, **_all_gpus(samples), **_each_gpu(samples)}
 
 
 def _all_gpus(samples: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Over all GPUs of the run."""
-    gpus = [_with_share(gpu) for sample in samples for gpu in sample["gpus"]]
+    """Return means over all GPUs of the run."""
+    gpus = [_with_memory_util(gpu) for sample in samples for gpu in sample["gpus"]]
     totals = [sum(_known(sample["gpus"], "memory_used_mib")) for sample in samples]
     capacity = sum(_known(samples[-1]["gpus"], "memory_total_mib"))
     used = list(_known(gpus, "memory_used_mib"))
@@ -48,22 +48,22 @@ def _all_gpus(samples: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def _each_gpu(samples: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """``gpu/<index>/<counter>``: the mean of each counter of each GPU."""
-    found: dict[str, float] = {}
+    """Return ``gpu/<index>/<counter>``: the mean of each counter of each GPU."""
+    metrics: dict[str, float] = {}
     for index in sorted({gpu["index"] for sample in samples for gpu in sample["gpus"]}):
-        of_one = [
-            _with_share(gpu)
+        readings = [
+            _with_memory_util(gpu)
             for sample in samples
             for gpu in sample["gpus"]
             if gpu["index"] == index
         ]
         for counter in _COUNTERS:
-            found |= _mean(f"gpu/{index}/{counter}", _known(of_one, counter))
-    return found
+            metrics |= _mean(f"gpu/{index}/{counter}", _known(readings, counter))
+    return metrics
 
 
-def _with_share(gpu: Mapping[str, Any]) -> dict[str, Any]:
-    """The reading, and the share of its memory that is in use, in percent."""
+def _with_memory_util(gpu: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the reading with its memory utilisation in percent added."""
     used, total = gpu["memory_used_mib"], gpu["memory_total_mib"]
     return {**gpu, "memory_util": 100 * used / total if used is not None and total else None}
 
@@ -73,5 +73,5 @@ def _known(readings: Iterable[Mapping[str, Any]], counter: str) -> list[float]:
 
 
 def _mean(name: str, values: Iterable[float]) -> dict[str, float]:
-    found = list(values)
-    return {name: fmean(found)} if found else {}
+    present = list(values)
+    return {name: fmean(present)} if present else {}

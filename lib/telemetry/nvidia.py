@@ -1,4 +1,4 @@
-"""Readings of NVIDIA GPUs, through the driver's management library."""
+"""Readings of NVIDIA GPUs, from the driver's management library (NVML)."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -12,10 +12,10 @@ _MIB = 1 << 20
 
 
 class NvidiaMeter:
-    """Keeps ``lib.telemetry.meter.Meter``."""
+    """Implementation of ``lib.telemetry.meter.Meter`` for NVIDIA GPUs."""
 
     def __init__(self, gpus: int) -> None:
-        """The first ``gpus`` that this process sees. OSError where there is no driver."""
+        """Select the first ``gpus`` visible GPUs. Raises OSError if there is no driver."""
         try:
             pynvml.nvmlInit()
             shown = visible(os.environ.get("CUDA_VISIBLE_DEVICES", ""), gpus)
@@ -24,7 +24,7 @@ class NvidiaMeter:
             raise OSError(f"NVML: {error}") from error
 
     def read(self) -> Sequence[GpuReading]:
-        """One reading for each GPU."""
+        """Return one reading per GPU."""
         return [_reading(handle) for handle in self._handles]
 
 
@@ -35,11 +35,11 @@ def _handle(name: int | str) -> Any:
 
 
 def _reading(handle: Any) -> GpuReading:
-    memory = _ask(lambda: pynvml.nvmlDeviceGetMemoryInfo(handle))
-    rates = _ask(lambda: pynvml.nvmlDeviceGetUtilizationRates(handle))
-    milliwatts = _ask(lambda: pynvml.nvmlDeviceGetPowerUsage(handle))
+    memory = _query(lambda: pynvml.nvmlDeviceGetMemoryInfo(handle))
+    rates = _query(lambda: pynvml.nvmlDeviceGetUtilizationRates(handle))
+    milliwatts = _query(lambda: pynvml.nvmlDeviceGetPowerUsage(handle))
     sensor = pynvml.NVML_TEMPERATURE_GPU
-    celsius = _ask(lambda: pynvml.nvmlDeviceGetTemperature(handle, sensor))
+    celsius = _query(lambda: pynvml.nvmlDeviceGetTemperature(handle, sensor))
     return GpuReading(
         index=pynvml.nvmlDeviceGetIndex(handle),
         compute_util=None if rates is None else float(rates.gpu),
@@ -50,8 +50,8 @@ def _reading(handle: Any) -> GpuReading:
     )
 
 
-def _ask(counter: Callable[[], Any]) -> Any:
-    """None where this GPU has no such counter, which is so for some in most consumer cards."""
+def _query(counter: Callable[[], Any]) -> Any:
+    """Return the counter's value; None if this GPU lacks the counter, as many consumer cards do."""
     try:
         return counter()
     except (pynvml.NVMLError_NotSupported, pynvml.NVMLError_NoPermission):

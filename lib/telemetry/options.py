@@ -1,32 +1,33 @@
-"""How often the machine and the model's parts are looked at; imports no torch."""
+"""Sampling intervals of telemetry and of model statistics. Imports no torch."""
 
 import math
 from dataclasses import dataclass
 
 from lib.binding import symbol
-from lib.errors import ConfigError
+from lib.errors import ConfigError, Problem
 
 
 @dataclass(frozen=True)
 class TelemetryOptions:
-    """None of them changes a result."""
+    """Options of telemetry and model statistics; none of them changes a result."""
 
-    # 0 takes no samples.
+    # 0 disables sampling.
     interval_seconds: int = symbol("TELEMETRY_INTERVAL", identity=False)
-    # Iterations; 0 makes no statistics.
+    # Iterations; 0 disables statistics.
     statistics_interval: int = symbol("STATISTICS_INTERVAL", identity=False)
-    # Sequences that they are made of.
+    # Number of sequences that the statistics are computed on.
     statistics_rows: int = symbol("STATISTICS_ROWS", identity=False)
-    # A number, or nothing: then the table of GPUs decides.
+    # A number, or "" for the value in the GPU table.
     peak: str = symbol("PEAK_TFLOPS", identity=False)
 
     def __post_init__(self) -> None:
         if self.peak and not _is_peak(self.peak):
-            raise ConfigError(f"PEAK_TFLOPS: {self.peak!r} is no number above 0, such as 989.4")
+            what = f"PEAK_TFLOPS: invalid value (expected a number > 0, got {self.peak!r})"
+            raise ConfigError(Problem(what, code="config.invalid-value"))
 
     @property
     def peak_tflops(self) -> float | None:
-        """What the user says of one device."""
+        """Return the user's value for one device in TFLOP/s; None if not set."""
         return float(self.peak) if self.peak else None
 
 

@@ -1,4 +1,4 @@
-"""Memory and processor time of processes, as the kernel counts them."""
+"""Resident memory and CPU time of processes, read from /proc."""
 
 import os
 from collections.abc import Sequence
@@ -8,15 +8,15 @@ _MIB = 1 << 20
 
 
 def memory_and_time(pids: Sequence[int]) -> tuple[float, float]:
-    """Resident memory in MiB and processor seconds, summed; a process that is gone counts nothing."""
-    found = [_of(Path("/proc", str(pid))) for pid in pids]
-    return sum(memory for memory, _ in found), sum(seconds for _, seconds in found)
+    """Return resident memory in MiB and CPU seconds, summed over ``pids``; ended ones count 0."""
+    usage = [_memory_and_time(Path("/proc", str(pid))) for pid in pids]
+    return sum(memory for memory, _ in usage), sum(seconds for _, seconds in usage)
 
 
-def _of(folder: Path) -> tuple[float, float]:
+def _memory_and_time(folder: Path) -> tuple[float, float]:
     try:
         pages = int((folder / "statm").read_text().split()[1])
-        # After the name, which is in parentheses and may hold anything.
+        # Skip the process name, which is in parentheses and may contain any character.
         fields = (folder / "stat").read_text().rpartition(")")[2].split()
     except OSError:
         return 0.0, 0.0

@@ -1,7 +1,7 @@
-"""Trackers: programs that show a run to people while it trains. The run's directory is the truth.
+"""Trackers: external programs that display a run while it trains.
 
-Each is fed by a process of its own, which follows the run's records; training neither calls a
-tracker's library nor waits for it.
+A separate process per tracker follows the run's records; training neither calls a tracker library
+nor waits for one. The run directory remains the authoritative record.
 """
 
 from lib.registry import Registry

@@ -1,4 +1,4 @@
-"""What a tracker is told of a run, and what it has to do with it."""
+"""The interface of a tracker, and the facts of a run that it receives."""
 
 import json
 from collections.abc import Mapping
@@ -14,52 +14,58 @@ SCHEMA_VERSION = 1
 
 @dataclass(frozen=True)
 class Facts:
-    """What a tracker is told before the first metric."""
+    """Facts of a run that a tracker receives before the first metric."""
 
-    # Stays the same when the run is resumed.
+    # Unchanged when the run is resumed.
     id: str
     project: str
     name: str
-    # Study, and the step of it that the run is.
+    # The study and its step that this run trains.
     study: str
     step: str
-    # What is shown as the run's configuration, in the names that scripts ask for.
+    # Entries of the displayed configuration, under the names that query scripts use.
     settings: Mapping[str, Any]
     # Every Kconfig symbol's value.
     symbols: Mapping[str, Value]
 
     @property
     def config(self) -> dict[str, Any]:
-        """All of it, one level deep; names in small letters and symbols in capitals never meet."""
+        """Return settings and symbols as one flat dict.
+
+        Setting names are lower case and symbols upper case, so they cannot collide.
+        """
         return {**self.symbols, **self.settings, "study": self.study, "step": self.step}
 
     def write(self, path: Path) -> None:
-        """Write it as JSON."""
+        """Write the facts as JSON."""
         write_json(path, {"schema_version": SCHEMA_VERSION, **asdict(self)})
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """What ``write`` wrote. OSError or ValueError where that cannot be read."""
+        """Read the facts that ``write`` wrote. Raises OSError or ValueError if they are unreadable."""
         record = json.loads(path.read_text())
         record.pop("schema_version")
         return cls(**record)
 
 
 class Tracker(Protocol):
-    """Built from its options and the ``RunDir``, in a process of its own: any error ends only that."""
+    """A tracker backend, built from its options and the ``RunDir`` in a process of its own.
+
+    An error ends only the tracker's process.
+    """
 
     def start(self, facts: Facts, *, resumed: bool) -> None:
-        """Open the run; ``resumed`` when this tracker has been told a part of it before."""
+        """Open the run; ``resumed`` if this tracker has already received a part of it."""
 
     def log(self, metrics: Mapping[str, float], iteration: int) -> None:
-        """Show ``metrics`` at ``iteration``, which never decreases and may come twice."""
+        """Log ``metrics`` at ``iteration``, which never decreases and may be repeated."""
 
     def kept(self, told: int) -> int:
-        """The newest iteration up to which all that was told surely outlives this process.
+        """Return the newest iteration up to which all logged data is durable.
 
-        ``told`` is the newest that was told. Asked at the end, and before anything is told to a run
-        that was lost: libraries have queues of their own, and some lose them in silence.
+        ``told`` is the newest logged iteration. The method is called at the end, and before logging
+        to a run whose previous process died: libraries queue data, and some drop it silently.
         """
 
     def finish(self, exit_code: int, settings: Mapping[str, Any]) -> None:
-        """Keep or send all that is left; ``settings`` are those known only at the end."""
+        """Flush all data and close the run; ``settings`` are those known only at the end."""

@@ -1,7 +1,7 @@
-"""The records of a run as metrics, each once, also when the run or the reader was killed between.
+"""Reader that turns the records of a run into metrics, each exactly once across restarts.
 
-``metrics.jsonl`` is cut back when a run resumes, and the same rows are made again: rows are counted,
-and those that were told are passed over.
+When a run resumes, ``metrics.jsonl`` is truncated and the same rows are written again: rows are
+counted so that rows already sent are skipped.
 """
 
 import json
@@ -17,29 +17,29 @@ from lib.rundir import RunDir
 from lib.telemetry.layers import each_layer, over_layers
 from lib.telemetry.metrics import averages
 
-# A sample is on the disk so long after it was taken, at the latest.
-_SAMPLE_SECONDS = 0.5
+# Maximum delay between taking a telemetry sample and its appearance on disk.
+_SAMPLE_DELAY_SECONDS = 0.5
 
 SCHEMA_VERSION = 1
 
 
 @dataclass
 class Position:
-    """What a tracker has been told."""
+    """The records that a tracker has received so far."""
 
-    # Rows of metrics.jsonl.
+    # Number of rows of metrics.jsonl.
     rows: int = 0
-    # The newest iteration, and the newest with a timing.
+    # The newest iteration, and the newest iteration with a timing.
     iteration: int = 0
     timed: int = 0
-    # Everything, the end included.
+    # All records and the end of the run were sent.
     complete: bool = False
-    # Told by a process that has not closed the tracker: some of it may be lost.
+    # The sending process has not closed the tracker: some records may be lost.
     open: bool = False
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """The one that was written, or the beginning."""
+        """Return the saved position, or the start if there is no file."""
         if not path.exists():
             return cls()
         record = json.loads(path.read_text())
@@ -47,7 +47,7 @@ class Position:
         return cls(**record)
 
     def back_to(self, iteration: int, run: RunDir) -> None:
-        """Count as told only what stands up to ``iteration`` in the run's records."""
+        """Rewind to ``iteration``; later rows of the run's records count as not sent."""
         if iteration < self.iteration:
             rows = read_json_lines(run.metrics)
             self.rows = sum(row["iteration"] <= iteration for row in rows)
@@ -59,92 +59,97 @@ class Position:
 
 
 class Feed:
-    """Reads what a run has written since the last time."""
+    """Incremental reader of a run's records."""
 
     def __init__(self, run: RunDir, position: Position) -> None:
         self._position = position
         self._metrics = _Tail(run.metrics, position.rows)
         self._timing = _Tail(run.timing)
         self._telemetry = _Tail(run.telemetry)
-        # Samples of the log interval that is not over yet.
+        # Samples of the current log interval.
         self._samples: list[dict[str, Any]] = []
-        # Rows and timings that were seen too early to be told.
-        self._held: list[dict[str, Any]] = []
-        self._early: list[dict[str, Any]] = []
+        # Rows and timings that must wait for samples or for their row.
+        self._pending_rows: list[dict[str, Any]] = []
+        self._pending_timings: list[dict[str, Any]] = []
 
     def new(self, *, ended: bool = True) -> Iterator[tuple[int, dict[str, float]]]:
-        """Iteration → metrics, in order. Moves the position when it is exhausted.
+        """Yield (iteration, metrics) in order, and advance the position once exhausted.
 
-        While the run has not ``ended``, the newest timings wait for their interval's last sample.
+        While the run has not ``ended``, the newest timings wait for the last sample of their
+        interval.
         """
         position = self._position
-        rows = [*self._held, *self._metrics.new()]
-        # Read after the rows: a timing is written after its iteration's row, so none is missed.
-        timings = [*self._early, *self._timing.new()]
-        # Read last: what was sampled before a settled timing is on the disk now.
+        rows = [*self._pending_rows, *self._metrics.new()]
+        # Read timings after rows: a timing is written after its row, so its row is known.
+        timings = [*self._pending_timings, *self._timing.new()]
+        # Read samples last: all samples before a settled timing are on disk by now.
         self._samples += self._telemetry.new()
-        limit = math.inf if ended else _first_unsettled(timings)
-        self._held = [row for row in rows if row["iteration"] >= limit]
-        del rows[len(rows) - len(self._held) :]
+        first_unsettled = math.inf if ended else _first_unsettled(timings)
+        self._pending_rows = [row for row in rows if row["iteration"] >= first_unsettled]
+        del rows[len(rows) - len(self._pending_rows) :]
         newest = max((row["iteration"] for row in rows), default=position.iteration)
-        found: dict[int, dict[str, float]] = {}
+        metrics: dict[int, dict[str, float]] = {}
         for row in rows:
-            found.setdefault(row["iteration"], {}).update(_metrics(row))
-        self._early = [t for t in timings if t["iteration"] > newest or t["iteration"] >= limit]
+            metrics.setdefault(row["iteration"], {}).update(_metrics(row))
+        self._pending_timings = [
+            t for t in timings if t["iteration"] > newest or t["iteration"] >= first_unsettled
+        ]
         timed = position.timed
         for timing in timings:
-            if timing in self._early:
+            if timing in self._pending_timings:
                 continue
             iteration = timing["iteration"]
             machine = averages(self._sampled_before(timing["written_at"]))
             if position.iteration <= iteration <= newest and iteration > position.timed:
-                found.setdefault(iteration, {"iteration": iteration})
-                found[iteration].update(_speed(timing) | machine)
+                metrics.setdefault(iteration, {"iteration": iteration})
+                metrics[iteration].update(_speed(timing) | machine)
                 timed = max(timed, iteration)
-        for iteration in sorted(found):
-            yield iteration, found[iteration]
+        for iteration in sorted(metrics):
+            yield iteration, metrics[iteration]
         position.rows += len(rows)
         position.iteration, position.timed = newest, timed
 
     def _sampled_before(self, moment: float) -> list[dict[str, Any]]:
-        """Takes the samples up to ``moment`` away from those that wait."""
-        taken = [sample for sample in self._samples if sample["ts"] <= moment]
-        self._samples = self._samples[len(taken) :]
-        return taken
+        """Return the samples up to ``moment`` and remove them from the queue."""
+        samples = [sample for sample in self._samples if sample["ts"] <= moment]
+        self._samples = self._samples[len(samples) :]
+        return samples
 
 
 def final_metrics(run: RunDir) -> dict[str, float]:
-    """The best validation of a finished run."""
+    """Return the best validation loss and perplexity of a finished run."""
     losses = [row["val_loss"] for row in read_json_lines(run.metrics) if row["kind"] == "eval"]
     best = min(losses)
     return {"final/best_val_loss": best, **_perplexity("final/best_val_perplexity", best)}
 
 
 def _first_unsettled(timings: Sequence[Mapping[str, Any]]) -> float:
-    """The first iteration with a timing so new that a sample before it may still be missing."""
-    settled = time.time() - _SAMPLE_SECONDS
+    """Return the first iteration whose timing is so new that a sample before it may still be
+    missing.
+    """
+    settled = time.time() - _SAMPLE_DELAY_SECONDS
     return min((t["iteration"] for t in timings if t["written_at"] > settled), default=math.inf)
 
 
 class _Tail:
-    """The whole lines of a growing file, each parsed once; the first ``passed`` are passed over."""
+    """Reader of complete lines of a growing JSONL file; the first ``passed`` lines are skipped."""
 
-    def __init__(self, path: Path, passed: int = 0) -> None:
+    def __init__(self, path: Path, skip: int = 0) -> None:
         self._path = path
-        self._passed = passed
-        self._at = 0
+        self._skip = skip
+        self._offset = 0
 
     def new(self) -> list[dict[str, Any]]:
-        """The records since the last time; none while there is no file."""
+        """Return the records since the last call; none while the file does not exist."""
         if not self._path.exists():
             return []
         with open(self._path, "rb") as stream:
-            stream.seek(self._at)
-            whole, newline, _ = stream.read().rpartition(b"\n")
-        self._at += len(whole) + len(newline)
-        lines = whole.split(b"\n") if newline else []
-        told, self._passed = lines[self._passed :], max(0, self._passed - len(lines))
-        return [json.loads(line) for line in told]
+            stream.seek(self._offset)
+            complete, newline, _ = stream.read().rpartition(b"\n")
+        self._offset += len(complete) + len(newline)
+        lines = complete.split(b"\n") if newline else []
+        new_lines, self._skip = lines[self._skip :], max(0, self._skip - len(lines))
+        return [json.loads(line) for line in new_lines]
 
 
 def _metrics(row: Mapping[str, Any]) -> dict[str, float]:
@@ -154,7 +159,7 @@ def _metrics(row: Mapping[str, Any]) -> dict[str, float]:
     if row["kind"] == "statistics":
         values = row["values"]
         return {"iteration": row["iteration"], **over_layers(values), **each_layer(values)}
-    # fp16 overflowed: the step was skipped and has no norm.
+    # After an fp16 overflow the step is skipped and has no gradient norm.
     norm = {} if row["grad_norm"] is None else {"grad_norm": row["grad_norm"]}
     return {
         "iteration": row["iteration"],
@@ -166,13 +171,13 @@ def _metrics(row: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _speed(timing: Mapping[str, Any]) -> dict[str, float]:
-    """Without ``mfu`` where the device's peak is not known."""
+    """Return tokens per second, and MFU if the device's peak is known."""
     names = ("tokens_per_second", "mfu")
     return {name: timing[name] for name in names if timing.get(name) is not None}
 
 
 def _perplexity(name: str, loss: float) -> dict[str, float]:
-    """exp(loss); nothing where that is beyond floating point."""
+    """Return exp(loss); nothing if the result overflows."""
     try:
         return {name: math.exp(loss)}
     except OverflowError:

@@ -1,4 +1,4 @@
-"""The processes that mirror a run to its trackers."""
+"""Sidecar processes that mirror a run to its trackers."""
 
 import shlex
 
@@ -8,10 +8,11 @@ from lib.rundir import RunDir
 
 
 def mirror_job(run: RunDir, name: str) -> Job:
-    """The one for the tracker ``name``; what it misses can be told later."""
+    """Return the sidecar process for the tracker ``name``; missed records can be sent later."""
     arguments = ["lib.tracking.mirror", str(run.path), name]
-    again = shlex.join(module_command(*arguments))
+    command = shlex.join(module_command(*arguments))
     consequence = (
-        f"the run goes on, {run.metrics} has it all; to tell the rest, type: {again} < /dev/null"
+        f"training continues, {run.metrics} is complete; to send the rest, type: "
+        f"{command} < /dev/null"
     )
     return Job(name, arguments, run.tracker_log(name), consequence)

@@ -1,1 +1,1 @@
-"""Whether runs at work are well: rules over what they record, and a screen that shows them."""
+"""Monitoring of running trainings: alarm rules over recorded values, and a live screen."""

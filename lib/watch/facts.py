@@ -1,4 +1,4 @@
-"""What a run has recorded, as the rules and the screen look at it; imports no torch."""
+"""Recorded values of a run, as read by the alarm rules and the screen. Imports no torch."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,13 +11,13 @@ from lib.status import State, Status, read_status
 
 @dataclass(frozen=True)
 class Facts:
-    """One run at one moment."""
+    """Records of one run at one moment."""
 
-    # None before its first step.
+    # None before the first step.
     status: Status | None
     # Seconds since 1970.
     now: float
-    # Of each rank, the newest last.
+    # Heartbeats of each rank, newest last.
     heartbeats: Mapping[int, Sequence[Mapping[str, Any]]]
     # Rows of metrics.jsonl, in order.
     train: Sequence[Mapping[str, Any]]
@@ -25,17 +25,17 @@ class Facts:
 
     @property
     def is_running(self) -> bool:
-        """Whether its status says so; a process that was killed leaves it so."""
+        """Return whether the status is RUNNING; a killed run keeps this status."""
         return self.status is not None and self.status.state is State.RUNNING
 
     @property
     def beats(self) -> Sequence[Mapping[str, Any]]:
-        """Rank 0's heartbeats."""
+        """Return rank 0's heartbeats."""
         return self.heartbeats.get(0, ())
 
 
 def read_facts(run: RunDir, now: float) -> Facts:
-    """From the run's directory; whatever is not there yet is empty."""
+    """Read the run directory; missing files give empty values."""
     rows = list(read_json_lines(run.metrics)) if run.metrics.exists() else []
     beats = {rank: list(read_json_lines(path)) for rank, path in run.heartbeats().items()}
     return Facts(

@@ -1,4 +1,4 @@
-"""Thresholds of the rules; imports no torch."""
+"""Thresholds of the alarm rules. Imports no torch."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from lib.binding import symbol
 
 @dataclass(frozen=True)
 class WatchOptions:
-    """None of them changes a result."""
+    """Thresholds of the alarm rules; none of them changes a result."""
 
     stall_seconds: int = symbol("WATCH_STALL", identity=False)
     plateau_iterations: int = symbol("WATCH_PLATEAU", identity=False)

@@ -1,4 +1,4 @@
-"""Signs that a run is not well. A rule that has nothing to look at says nothing."""
+"""Alarm rules for unhealthy runs. A rule without data returns ""."""
 
 from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean, median
@@ -8,41 +8,41 @@ from lib.units import clock
 from lib.watch.facts import Facts
 from lib.watch.options import WatchOptions
 
-# The first log intervals hold compilation and the allocator's growth.
-_STARTING_BEATS = 2
-_LEAST_BEATS = 5
+# The first log intervals contain compilation and allocator growth.
+_WARMUP_BEATS = 2
+_MIN_BEATS = 5
 
 Rule = Callable[[Facts, WatchOptions], str]
 
 
 def alarms(facts: Facts, options: WatchOptions) -> dict[str, str]:
-    """Name of the rule → what it has to say; empty for a run that is well."""
-    found = {name: rule(facts, options) for name, rule in RULES.items()}
-    return {name: said for name, said in found.items() if said}
+    """Return rule name → alarm text; empty for a healthy run."""
+    texts = {name: rule(facts, options) for name, rule in RULES.items()}
+    return {name: text for name, text in texts.items() if text}
 
 
 def stall(facts: Facts, options: WatchOptions) -> str:
-    """A process of a running run has been silent for too long."""
+    """Report ranks of a running run without a recent heartbeat."""
     if not facts.is_running:
         return ""
     silent = {
         rank: facts.now - beats[-1]["ts"] for rank, beats in facts.heartbeats.items() if beats
     }
-    late = {rank: s for rank, s in silent.items() if s > options.stall_seconds}
-    if not late:
+    stalled = {rank: s for rank, s in silent.items() if s > options.stall_seconds}
+    if not stalled:
         return ""
-    ranks = ", ".join(map(str, late))
-    return f"no heartbeat of rank {ranks} for {clock(max(late.values()))}"
+    ranks = ", ".join(map(str, stalled))
+    return f"no heartbeat of rank {ranks} for {clock(max(stalled.values()))}"
 
 
 def zero_throughput(facts: Facts, options: WatchOptions) -> str:
-    """The newest log interval made no tokens."""
+    """Report if the newest log interval processed no tokens."""
     speeds = _values(facts.beats, "toks_per_s")
     return "0 tokens per second" if speeds and speeds[-1] <= 0 else ""
 
 
 def plateau(facts: Facts, options: WatchOptions) -> str:
-    """The training loss is no lower than it was."""
+    """Report if the mean training loss has stopped falling."""
     count = options.plateau_iterations
     losses = [row["loss"] for row in facts.train[-2 * count :]]
     if len(losses) < 2 * count:
@@ -50,44 +50,44 @@ def plateau(facts: Facts, options: WatchOptions) -> str:
     before, after = fmean(losses[:count]), fmean(losses[count:])
     if after < before:
         return ""
-    return f"mean loss of the last {count} iterations {after:.4f}, of those before {before:.4f}"
+    return f"mean loss {after:.4f} over the last {count} iterations, {before:.4f} before"
 
 
 def throughput(facts: Facts, options: WatchOptions) -> str:
-    """The newest log interval of a running run was slower or faster than usual."""
+    """Report if the newest log interval of a running run was slower or faster than the median."""
     if not facts.is_running:
         return ""
-    speeds = _values(facts.beats, "toks_per_s")[_STARTING_BEATS:]
-    if len(speeds) < _LEAST_BEATS or speeds[-1] <= 0:
+    speeds = _values(facts.beats, "toks_per_s")[_WARMUP_BEATS:]
+    if len(speeds) < _MIN_BEATS or speeds[-1] <= 0:
         return ""
-    usual = median(speeds)
-    percent = 100 * (speeds[-1] / usual - 1)
+    median_speed = median(speeds)
+    percent = 100 * (speeds[-1] / median_speed - 1)
     if abs(percent) <= options.speed_percent:
         return ""
-    return f"{speeds[-1]:,.0f} tok/s, {percent:+.0f} % against the median {usual:,.0f}"
+    return f"{speeds[-1]:,.0f} tok/s, {percent:+.0f} % from the median {median_speed:,.0f}"
 
 
 def memory_creep(facts: Facts, options: WatchOptions) -> str:
-    """Memory goes on growing after the start."""
+    """Report if memory keeps growing after the start."""
     for rank, beats in facts.heartbeats.items():
-        held = _values(beats, "mem_reserved_mib")
-        quarter = len(held) // 4
-        if quarter < _STARTING_BEATS:
+        reserved = _values(beats, "mem_reserved_mib")
+        quarter = len(reserved) // 4
+        if quarter < _WARMUP_BEATS:
             continue
-        before, after = median(held[quarter : 2 * quarter]), median(held[-quarter:])
+        before, after = median(reserved[quarter : 2 * quarter]), median(reserved[-quarter:])
         if after > before * (1 + options.memory_percent / 100):
-            return f"rank {rank} holds {after:,.0f} MiB, {before:,.0f} near its start"
+            return f"rank {rank} reserves {after:,.0f} MiB, {before:,.0f} near the start"
     return ""
 
 
 def zero_gradient(facts: Facts, options: WatchOptions) -> str:
-    """The newest step had no gradient."""
+    """Report if the newest step had a zero gradient."""
     norms = [row["grad_norm"] for row in facts.train[-1:]]
     return "the gradient is 0" if norms == [0.0] else ""
 
 
 def fallbacks(facts: Facts, options: WatchOptions) -> str:
-    """A slower way was taken in place of the one that was asked for, and more often now."""
+    """Report if the number of fallbacks to slower kernels has grown since the start."""
     counts = _values(facts.beats, "fallbacks")
     if len(counts) < 2 or counts[-1] <= counts[0]:
         return ""
@@ -95,19 +95,19 @@ def fallbacks(facts: Facts, options: WatchOptions) -> str:
 
 
 def gate_entropy(facts: Facts, options: WatchOptions) -> str:
-    """Gates over branches have lost their spread."""
-    found = _values(facts.beats, "gate_entropy")
-    if not found or found[-1] >= options.gate_entropy:
+    """Report if gates over branches have collapsed."""
+    entropies = _values(facts.beats, "gate_entropy")
+    if not entropies or entropies[-1] >= options.gate_entropy:
         return ""
-    return f"mean gate entropy {found[-1]:.3f} nats, less than {options.gate_entropy:g}"
+    return f"mean gate entropy {entropies[-1]:.3f} nats (below {options.gate_entropy:g})"
 
 
 def gate_max(facts: Facts, options: WatchOptions) -> str:
-    """One branch gets nearly all."""
-    found = _values(facts.beats, "gate_max")
-    if not found or found[-1] <= options.gate_max:
+    """Report if one branch dominates the gates."""
+    maxima = _values(facts.beats, "gate_max")
+    if not maxima or maxima[-1] <= options.gate_max:
         return ""
-    return f"mean of the largest gate {found[-1]:.3f}, more than {options.gate_max:g}"
+    return f"mean of the largest gate {maxima[-1]:.3f} (above {options.gate_max:g})"
 
 
 RULES: Mapping[str, Rule] = {
@@ -127,5 +127,5 @@ RULES: Mapping[str, Rule] = {
 
 
 def _values(beats: Sequence[Mapping[str, Any]], name: str) -> list[float]:
-    """What the heartbeats say of ``name``, where they say anything."""
+    """Return the values of ``name`` in the heartbeats that contain it."""
     return [beat[name] for beat in beats if beat.get(name) is not None]

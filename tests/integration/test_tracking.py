@@ -1,4 +1,4 @@
-"""A tracker that fails, seen from the command line."""
+"""Failing trackers, seen from the command line."""
 
 import json
 import os
@@ -24,7 +24,7 @@ def test_a_lost_tracker_is_one_line_and_no_failure(build, tmp_path):
     )
     assert code == 0, said
     (line,) = [line for line in said.splitlines() if line.startswith("WARN")]
-    assert "tracker_wandb is lost: RuntimeError: away; the run goes on" in line
+    assert "tracker_wandb" in line and "RuntimeError: away" in line
     (run,) = folder.runs("0")
     facts = json.loads((run / "trackers/facts.json").read_text())
     assert (facts["project"], facts["study"], facts["name"]) == ("kablate-ratio", "ratio", run.name)
@@ -33,13 +33,13 @@ def test_a_lost_tracker_is_one_line_and_no_failure(build, tmp_path):
 
 @pytest.fixture(scope="session")
 def own_mounts() -> None:
-    """Processes here may have file systems of their own."""
+    """Skip unless processes can mount file systems in a user namespace."""
     probe = ["unshare", "-Urm", "true"]
     if shutil.which("unshare") is None or subprocess.run(probe, capture_output=True).returncode:
         pytest.skip("needs unshare and user namespaces")
 
 
-# Enough to begin with; tracker → folder of the run's study and size in KiB.
+# Tracker, its folder below the study, and a size in KiB that suffices only for the start.
 @pytest.mark.parametrize(
     ("tracker", "where", "size"),
     [
@@ -50,7 +50,7 @@ def own_mounts() -> None:
     ],
 )
 def test_a_disk_that_is_full_for_a_tracker_alone(build, own_mounts, tracker, where, size):
-    """On a small file system of its own; the mirror's command then tells all to a larger one."""
+    """Fill the tracker's own small file system, then send everything to a larger one."""
     settings = {f"TRACKER_{tracker.upper()}": True, "TRACKER_WANDB_MODE_OFFLINE": True}
     if tracker != "wandb":
         del settings["TRACKER_WANDB_MODE_OFFLINE"]
@@ -71,13 +71,12 @@ def test_a_disk_that_is_full_for_a_tracker_alone(build, own_mounts, tracker, whe
     metrics = run.metrics.read_bytes()
     assert metrics.count(b'"kind":"train"') == 60
     if size == 4:
-        # Not even what they are to be told can be written.
-        assert "no tracker could be started: [Errno 28] No space left on device" in line
+        # Even the facts for the trackers cannot be written.
+        assert "[Errno 28] No space left on device" in line
         return
-    assert f"tracker_{tracker} is lost: " in line
-    expected = "No space left" if tracker == "tensorboard" else "is its disk full?"
-    assert expected in line
-    # The small file system is gone with all that was on it, as a folder that was emptied.
+    assert f"tracker_{tracker}" in line
+    assert ("No space left" if tracker == "tensorboard" else "[tracker.data-lost]") in line
+    # The small file system is gone with its content, which looks like an emptied folder.
     subprocess.run(line.partition("type: ")[2], shell=True, check=True)
     assert json.loads((run.trackers / f"tracker_{tracker}.json").read_text())["complete"]
     if tracker != "tensorboard":

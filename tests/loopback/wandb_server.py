@@ -1,10 +1,10 @@
-"""A small W&B server on loopback: keeps what ``wandb sync`` sends, and answers ``wandb.Api``.
+"""A small W&B server on loopback that stores ``wandb sync`` uploads and serves ``wandb.Api``.
 
-It knows the operations that this project's scripts cause, and refuses every other by name, so that
-a test never passes on an empty answer.
+The server implements the operations used by this project's scripts and rejects every other one by
+name, so that no test passes on an empty answer.
 
-To try tracking and queries without an account, ``python -m tests.loopback.wandb_server`` serves until
-Ctrl-C, and forgets all then.
+To try tracking and queries without an account, run ``python -m tests.loopback.wandb_server``; it
+serves until Ctrl-C and stores nothing on disk.
 """
 
 import json
@@ -22,34 +22,34 @@ USER = "me"
 
 @dataclass
 class Stored:
-    """A run as the server has it."""
+    """A run as stored by the server."""
 
     project: str
     name: str
     display_name: str
     config: dict[str, Any] = field(default_factory=dict)
-    # Lines of wandb-history.jsonl and wandb-events.jsonl, by their place.
+    # Lines of wandb-history.jsonl and wandb-events.jsonl, by line number.
     files: dict[str, dict[int, str]] = field(default_factory=dict)
     finished: bool = False
     number: int = 0
 
     @property
     def history(self) -> list[dict[str, Any]]:
-        """Rows in the order of steps."""
+        """Return the rows in order of steps."""
         return self._rows("wandb-history.jsonl")
 
     @property
     def events(self) -> list[dict[str, Any]]:
-        """The system stream."""
+        """Return the system stream."""
         return self._rows("wandb-events.jsonl")
 
     @property
     def summary(self) -> dict[str, Any]:
-        """The newest value of each metric."""
-        found: dict[str, Any] = {}
+        """Return the newest value of each metric."""
+        newest: dict[str, Any] = {}
         for row in self.history:
-            found |= row
-        return found
+            newest |= row
+        return newest
 
     def _rows(self, name: str) -> list[dict[str, Any]]:
         lines = self.files.get(name, {})
@@ -58,25 +58,25 @@ class Stored:
 
 @dataclass
 class WandbServer:
-    """Its runs, and where it listens."""
+    """State of the server: stored runs, address and received requests."""
 
     url: str = ""
     runs: dict[tuple[str, str], Stored] = field(default_factory=dict)
     operations: list[str] = field(default_factory=list)
-    # Addresses and bodies, as they came.
+    # Paths and bodies in order of arrival.
     received: list[bytes] = field(default_factory=list)
-    # Answers that do not come, as a server that is away or a key that is wrong.
+    # HTTP status to answer every request with, such as 401 for a wrong key; 0 answers normally.
     refuse: int = 0
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """The data of one GraphQL request. KeyError for an operation that it does not know."""
+        """Return the data of one GraphQL request. Raises KeyError for an unknown operation."""
         named = re.search(r"(?:query|mutation)\s+(\w+)", request["query"])
         operation, variables = named[1] if named else "", request.get("variables") or {}
         self.operations.append(operation)
         return _OPERATIONS[operation](self, variables, request["query"])
 
     def stream(self, project: str, name: str, sent: dict[str, Any]) -> None:
-        """Lines of a run's files."""
+        """Store lines of a run's files."""
         run = self.runs[project, name]
         for file, part in (sent.get("files") or {}).items():
             lines = run.files.setdefault(file, {})
@@ -86,7 +86,7 @@ class WandbServer:
 
 
 class _Server(ThreadingHTTPServer):
-    """One that can end as a machine does that is switched off: with all its connections."""
+    """HTTP server that can stop like a machine that is switched off, with all its connections."""
 
     daemon_threads = True
 
@@ -102,17 +102,17 @@ class _Server(ThreadingHTTPServer):
     def server_close(self) -> None:
         super().server_close()
         for connection in self._connections:
-            # Closed by the client already.
+            # The client may already have closed the connection.
             with suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Quiet: a client may go away while it is answered."""
+        """Ignore errors: a client may disconnect during an answer."""
 
 
 @contextmanager
 def serving(state: WandbServer | None = None) -> Iterator[WandbServer]:
-    """A server until the end of the block; ``state`` is what an earlier one had."""
+    """Serve until the end of the block; ``state`` restores the runs of an earlier server."""
     state = state or WandbServer()
     server = _Server(("127.0.0.1", 0), _handler(state))
     state.url = f"http://127.0.0.1:{server.server_address[1]}"
@@ -149,7 +149,7 @@ def _handler(state: WandbServer) -> type[BaseHTTPRequestHandler]:
             try:
                 self._send(200, {"data": state.answer(request)})
             except KeyError as error:
-                self._send(200, {"errors": [{"message": f"this server does not know {error}"}]})
+                self._send(200, {"errors": [{"message": f"unsupported operation {error}"}]})
 
         def _send(self, code: int, document: dict[str, Any]) -> None:
             data = json.dumps(document).encode()
@@ -193,7 +193,7 @@ def _upsert(server: WandbServer, variables: dict[str, Any], query: str) -> dict[
 
 
 def _resume(server: WandbServer, variables: dict[str, Any], query: str) -> dict[str, Any]:
-    """Where a run stands that is opened again; no bucket for one that is new."""
+    """Return the state of a run to resume; no bucket for a new run."""
     run = server.runs.get((variables["project"], variables["name"]))
     return {"model": {"bucket": None if run is None else _bucket(run)}}
 
@@ -336,6 +336,6 @@ _OPERATIONS = {
 
 if __name__ == "__main__":
     with serving() as served, suppress(KeyboardInterrupt):
-        # No key is looked at; wandb takes none of less than forty characters.
+        # Keys are not checked, but wandb requires at least forty characters.
         print(f"export WANDB_BASE_URL={served.url} WANDB_API_KEY={'0' * 40}", flush=True)
         threading.Event().wait()

@@ -1,1 +1,1 @@
-"""TensorBoard."""
+"""TensorBoard tracker."""

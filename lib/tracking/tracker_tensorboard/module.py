@@ -1,6 +1,6 @@
-"""TensorBoard: event files.
+"""TensorBoard tracker, writing event files.
 
-Written with the package's own writer: torch's SummaryWriter would load torch for it.
+The tracker uses the writer of the tensorboard package: torch's SummaryWriter would import torch.
 """
 
 import json
@@ -20,33 +20,33 @@ from lib.tracking.tracker_tensorboard.options import TrackerTensorboardOptions
 
 
 class TrackerTensorboard:
-    """Keeps ``lib.tracking.contract.Tracker``; its files lie in ``trackers/tensorboard``."""
+    """Implementation of ``lib.tracking.contract.Tracker``; writes to ``trackers/tensorboard``."""
 
     def __init__(self, options: TrackerTensorboardOptions, run: RunDir) -> None:
         self._folder = run.trackers / "tensorboard"
 
     def start(self, facts: Facts, *, resumed: bool) -> None:
-        """Begin a file, which goes on where the one before ends; write the configuration as text."""
+        """Open a new event file; TensorBoard appends it to earlier ones. Write the configuration."""
         self._writer = EventFileWriter(str(self._folder))
         if not resumed:
             self._text("config", {**facts.config, "project": facts.project, "id": facts.id})
 
     def log(self, metrics: Mapping[str, float], iteration: int) -> None:
         """Write metrics at an iteration."""
-        values = [Summary.Value(tag=tag, simple_value=found) for tag, found in metrics.items()]
+        values = [Summary.Value(tag=tag, simple_value=value) for tag, value in metrics.items()]
         self._write(Summary(value=values), iteration)
 
     def kept(self, told: int) -> int:
-        """All of it: an event that cannot be written is an error at once."""
+        """Return ``told``: every event is flushed, and a failed write raises at once."""
         return told
 
     def finish(self, exit_code: int, settings: Mapping[str, Any]) -> None:
-        """Write what is known only now, and close the file."""
+        """Write the settings known at the end, and close the file."""
         self._text("end", {**settings, "exit_code": exit_code})
         self._writer.close()
 
     def _text(self, tag: str, facts: Mapping[str, Any]) -> None:
-        # Four blanks before each line: Markdown shows it as it stands.
+        # Indent by four spaces so that Markdown shows the text as a code block.
         lines = json.dumps(facts, indent=4, sort_keys=True).splitlines()
         text = "\n".join(f"    {line}" for line in lines)
         plugin = SummaryMetadata.PluginData(plugin_name="text")
@@ -59,5 +59,5 @@ class TrackerTensorboard:
 
     def _write(self, summary: Summary, iteration: int) -> None:
         self._writer.add_event(Event(wall_time=time.time(), step=iteration, summary=summary))
-        # What the position says was told has to be in the file if this process is killed.
+        # Events counted as sent must be in the file even if this process is killed.
         self._writer.flush()

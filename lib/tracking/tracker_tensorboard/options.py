@@ -1,4 +1,4 @@
-"""Options of mirroring to TensorBoard: there are none."""
+"""Options of the TensorBoard tracker."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -6,7 +6,7 @@ from typing import ClassVar
 
 @dataclass(frozen=True)
 class TrackerTensorboardOptions:
-    """Nothing to choose."""
+    """Options of the TensorBoard tracker; it has none."""
 
     name: ClassVar[str] = "tracker_tensorboard"
     package: ClassVar[str] = "tensorboard"

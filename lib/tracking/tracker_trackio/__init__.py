@@ -1,1 +1,1 @@
-"""trackio."""
+"""trackio tracker."""

@@ -1,4 +1,4 @@
-"""trackio: a SQLite database for each project."""
+"""trackio tracker, writing one SQLite database per project."""
 
 import itertools
 import os
@@ -13,16 +13,16 @@ from lib.tracking.tracker_trackio.options import TrackerTrackioOptions
 
 
 class TrackerTrackio:
-    """Keeps ``lib.tracking.contract.Tracker``; the database is that of the study."""
+    """Implementation of ``lib.tracking.contract.Tracker``; a study has one database."""
 
     def __init__(self, options: TrackerTrackioOptions, run: RunDir) -> None:
         self._folder = run.path.parent / "trackio"
         self._iteration = 0
 
     def start(self, facts: Facts, *, resumed: bool) -> None:
-        """Open the run, or go on with the newest one of its name."""
+        """Open a new run, or resume the newest run of this name."""
         os.environ.setdefault("TRACKIO_DIR", str(self._folder))
-        # Reads the variable when it is imported.
+        # trackio reads the variable on import.
         import trackio
 
         self._store = trackio.SQLiteStorage.get_project_db_path(facts.project)
@@ -38,22 +38,22 @@ class TrackerTrackio:
         )
 
     def log(self, metrics: Mapping[str, float], iteration: int) -> None:
-        """Show metrics at an iteration."""
+        """Log metrics at an iteration."""
         self._iteration = iteration
         self._run.log(dict(metrics), step=iteration)
 
     def kept(self, told: int) -> int:
-        """As many as stand in the database without a gap: trackio goes on where it cannot write."""
+        """Return the last iteration before a gap in the database; trackio ignores failed writes."""
         query = "SELECT DISTINCT step FROM metrics WHERE run_id = ?"
         try:
             with closing(sqlite3.connect(self._store)) as store:
                 steps = {step for (step,) in store.execute(query, (self._run.id,))}
         except sqlite3.OperationalError:
-            # No table was ever written.
+            # The table does not exist if nothing was written.
             steps = set()
         return next(i for i in itertools.count() if i + 1 not in steps)
 
     def finish(self, exit_code: int, settings: Mapping[str, Any]) -> None:
-        """Write what is left; a configuration cannot be added to, so ``settings`` are a last row."""
+        """Flush all data; ``settings`` become a last row, because trackio's configuration is fixed."""
         self._run.log(dict(settings), step=self._iteration)
         self._run.finish()

@@ -1,4 +1,4 @@
-"""Options of mirroring to trackio: there are none."""
+"""Options of the trackio tracker."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -6,7 +6,7 @@ from typing import ClassVar
 
 @dataclass(frozen=True)
 class TrackerTrackioOptions:
-    """Nothing to choose."""
+    """Options of the trackio tracker; it has none."""
 
     name: ClassVar[str] = "tracker_trackio"
     package: ClassVar[str] = "trackio"

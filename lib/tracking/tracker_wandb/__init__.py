@@ -1,1 +1,1 @@
-"""Weights & Biases."""
+"""Weights & Biases tracker."""

@@ -1,4 +1,4 @@
-"""Weights & Biases, online or offline."""
+"""Weights & Biases tracker, online or offline."""
 
 import re
 import struct
@@ -8,34 +8,34 @@ from typing import Any
 
 import wandb
 
-from lib.errors import RunError
+from lib.errors import Problem, RunError
 from lib.rundir import RunDir
 from lib.tracking.contract import Facts
 from lib.tracking.tracker_wandb.options import TrackerWandbOptions
 
-# A server that has not answered by then is away.
-_INIT_SECONDS = 20.0
+# Time limit for opening a run; a slower server counts as unreachable.
+_INIT_TIMEOUT_SECONDS = 20.0
 _BLOCK = 1 << 15
-_CHUNK_HEAD = 7
-_REFUSED = re.compile(r"\b401\b")
+_CHUNK_HEADER = 7
+_UNAUTHORIZED = re.compile(r"\b401\b")
 
 
 class TrackerWandb:
-    """Keeps ``lib.tracking.contract.Tracker``; its files lie in ``trackers/wandb``."""
+    """Implementation of ``lib.tracking.contract.Tracker``; writes to ``trackers/wandb``."""
 
     def __init__(self, options: TrackerWandbOptions, run: RunDir) -> None:
         self._options = options
         self._folder = run.trackers
 
     def start(self, facts: Facts, *, resumed: bool) -> None:
-        """Open the run, or go on with it: the server, or "wandb sync", knows it by its id."""
+        """Open the run or resume it by its id, on the server or in "wandb sync"."""
         online = self._options.mode == "online"
         self._finished = False
         settings = wandb.Settings(
             console="off",
-            # The configuration has the commit; an address of a remote may hold a password.
+            # The configuration records the commit; a remote's URL may contain a password.
             disable_git=True,
-            init_timeout=_INIT_SECONDS,
+            init_timeout=_INIT_TIMEOUT_SECONDS,
         )
         try:
             self._run = wandb.init(
@@ -52,51 +52,52 @@ class TrackerWandb:
                 settings=settings,
             )
         except wandb.errors.Error as error:
-            if _REFUSED.search(str(error)) is None:
+            if _UNAUTHORIZED.search(str(error)) is None:
                 raise
-            what = "the server takes no such key (401): set WANDB_API_KEY, or type wandb login"
-            raise RunError(what) from error
+            what = "the W&B server rejected the API key (401)"
+            advice = "set WANDB_API_KEY, or type: wandb login"
+            raise RunError(Problem(what, next=advice, code="tracker.unauthorized")) from error
 
     def log(self, metrics: Mapping[str, float], iteration: int) -> None:
-        """Show metrics at an iteration."""
+        """Log metrics at an iteration."""
         self._run.log(dict(metrics), step=iteration)
 
     def kept(self, told: int) -> int:
-        """What the server had when the run was opened; all of it at the end.
+        """Return the iterations already on the server when the run was opened; ``told`` at the end.
 
-        Offline, each start begins a file, which has to be whole at the end: W&B goes on in silence
-        where it cannot write.
+        Offline, each start writes a separate file, which must be complete at the end: W&B ignores
+        failed writes.
         """
         if self._options.mode == "online":
             return told if self._finished else self._run.starting_step - 1
         if not self._finished:
             return 0
-        # Its other process writes the last records only when it ends.
+        # W&B's service process writes the last records only when it ends.
         wandb.teardown()
         files = [*Path(self._run.sync_dir).glob("*.wandb")]
         return told if files and all(map(ends_whole, files)) else 0
 
     def finish(self, exit_code: int, settings: Mapping[str, Any]) -> None:
-        """Send what is left, or close the file."""
+        """Send all remaining data, or close the file."""
         self._run.config.update(dict(settings), allow_val_change=True)
         self._run.finish(exit_code=exit_code)
         self._finished = True
 
 
 def ends_whole(file: Path) -> bool:
-    """Whether the last record of W&B's offline file is there to its last byte.
+    """Return whether the last record of W&B's offline file is complete.
 
-    The file is a log of LevelDB's form: blocks of 32 KiB, in them chunks of checksum, length, kind (1
-    a whole record, 4 the last part of one) and content; the first block begins with seven bytes of
-    W&B's own. Where the disk was full, it was cut off somewhere.
+    The file is a LevelDB log: blocks of 32 KiB with chunks of checksum, length, type (1 a full
+    record, 4 the last part of a record) and content; the first block starts with seven bytes of
+    W&B's own header. A full disk truncates the file at any byte.
     """
     size = file.stat().st_size
     start = max(0, size - 1) // _BLOCK * _BLOCK
     with open(file, "rb") as stream:
         stream.seek(start)
         block = stream.read()
-    at, kind = (0 if start else _CHUNK_HEAD), 0
-    while at + _CHUNK_HEAD <= len(block):
+    at, kind = (0 if start else _CHUNK_HEADER), 0
+    while at + _CHUNK_HEADER <= len(block):
         length, kind = struct.unpack_from("<HB", block, at + 4)
-        at += _CHUNK_HEAD + length
+        at += _CHUNK_HEADER + length
     return at == len(block) and kind in (1, 4)

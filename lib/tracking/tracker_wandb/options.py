@@ -1,4 +1,4 @@
-"""Options of mirroring to Weights & Biases."""
+"""Options of the Weights & Biases tracker."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -8,11 +8,11 @@ from lib.binding import symbol
 
 @dataclass(frozen=True)
 class TrackerWandbOptions:
-    """Where the runs go."""
+    """Mode and entity of the Weights & Biases tracker."""
 
     name: ClassVar[str] = "tracker_wandb"
     package: ClassVar[str] = "wandb"
     # online or offline
     mode: str = symbol("TRACKER_WANDB_MODE", identity=False)
-    # "" is the account's own.
+    # "" selects the account's default entity.
     entity: str = symbol("TRACKER_WANDB_ENTITY", identity=False)

@@ -1,4 +1,4 @@
-"""A finished run on two GPUs as its directory tells it, and mirrored to W&B offline and trackio."""
+"""A fabricated run on two GPUs, in its directory and mirrored to W&B offline files and trackio."""
 
 import os
 import subprocess
@@ -22,7 +22,7 @@ KEY = "k" * 40
 
 
 def record_run(path: Path, **settings: Any) -> RunDir:
-    """Write what training leaves: rows, timings, samples, facts and the end."""
+    """Write the records of a finished training: rows, timings, samples, facts and status."""
     run = RunDir(path)
     run.trackers.mkdir(parents=True)
     rows = [
@@ -78,7 +78,7 @@ def _sample(ts: float, busy: float) -> dict[str, Any]:
 
 @dataclass
 class Kept:
-    """One run in four places."""
+    """One run in four stores."""
 
     name: str
     local: Path
@@ -87,10 +87,10 @@ class Kept:
     server: WandbServer
 
     def ask(self, script: str, source: str, *more: str) -> subprocess.CompletedProcess:
-        """A query as a user types it; only the asked source is within reach."""
+        """Run a query script like a user; only the selected source is reachable."""
         folder = {"local": self.local, "offline": self.offline, "trackio": self.trackio}
-        where = ["--folder", str(folder[source])] if source in folder else []
-        command = [sys.executable, f"scripts/{script}.py", "--source", source, *where]
+        location = ["--folder", str(folder[source])] if source in folder else []
+        command = [sys.executable, f"scripts/{script}.py", "--source", source, *location]
         command += ["--project", PROJECT, *more]
         environment = {**os.environ, "WANDB_BASE_URL": self.server.url, "WANDB_API_KEY": KEY}
         return subprocess.run(command, capture_output=True, text=True, env=environment)
@@ -98,7 +98,7 @@ class Kept:
 
 @pytest.fixture(scope="package")
 def kept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kept]:
-    """The record, and each copy in a folder of its own."""
+    """Write the run directory and mirror it to each store, in separate folders."""
     folder = tmp_path_factory.mktemp("kept")
     run = record_run(folder / "results/single/run-s1-0123abcd")
     offline = folder / "offline"

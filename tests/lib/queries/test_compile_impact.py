@@ -1,4 +1,4 @@
-"""Pairs of runs alike but for torch.compile, and what is drawn of them."""
+"""Pairs of runs that differ only in torch.compile, and their figures."""
 
 import struct
 from pathlib import Path
@@ -14,7 +14,7 @@ from tests.lib.queries.conftest import PROJECT, record_run
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Two pairs, and a run that has no other side."""
+    """Write two pairs, and a run without a partner."""
     for step, speed in (("baseline", 1000.0), ("ra", 800.0)):
         record_run(tmp_path / f"s/{step}-s1-0000000a", step=step, speed=speed)
         compiled = {"step": step, "speed": 1.5 * speed, "compile_model": True}
@@ -28,7 +28,7 @@ def test_runs_are_paired_when_nothing_else_differs(folder: Path) -> None:
     assert [pair.name for pair in pairs] == ["baseline", "ra"]
     first = pairs[0]
     assert (first.eager.run, first.compiled.run) == ("baseline-s1-0000000a", "baseline-s1-0000000b")
-    # Without the first interval, which holds compilation.
+    # Without the first interval, which contains compilation.
     assert first.eager.means["tokens_per_second"] == 1005.0
     assert first.ratio("tokens_per_second") == pytest.approx(1505 / 1005)
     assert "baseline  tokens per second  eager 1,005.00  compiled 1,505.00" in impact_to_text(pairs)
@@ -37,21 +37,24 @@ def test_runs_are_paired_when_nothing_else_differs(folder: Path) -> None:
 def test_a_run_name_means_its_pair(folder: Path) -> None:
     (pair,) = read_pairs(LocalSource(folder), PROJECT, ["ra-s1-0000000a"])
     assert pair.name == "ra"
-    with pytest.raises(ConfigError, match="no two runs are alike but for torch.compile"):
+    with pytest.raises(ConfigError) as caught:
         read_pairs(LocalSource(folder), PROJECT, ["alone-s1-0000000c"])
+    assert caught.value.codes == ["run.no-compile-pair"]
 
 
 def test_two_runs_of_one_side_are_chosen_among_by_name_alone(folder: Path) -> None:
     record_run(folder / "s/baseline-s1-0000000d", step="baseline")
-    with pytest.raises(ConfigError, match="runs alike in everything, compilation too: baseline"):
+    with pytest.raises(ConfigError) as caught:
         read_pairs(LocalSource(folder), PROJECT)
+    assert caught.value.codes == ["run.ambiguous"]
+    assert all(f"baseline-s1-0000000{x} (" in str(caught.value) for x in "ad")
     named = ["baseline-s1-0000000d", "ra-s1-0000000a"]
     pairs = read_pairs(LocalSource(folder), PROJECT, named)
     assert [pair.eager.run for pair in pairs] == named
 
 
 def test_an_eager_twin_is_the_other_side(tmp_path: Path) -> None:
-    """As a plan makes it: a step of its own, without what only a compiled run is asked."""
+    """Pair a compiled run with its planned eager run, a separate step with fewer symbols."""
     compiled = {"COMPILE": True, "COMPILE_EAGER_TWIN": True}
     record_run(tmp_path / "s/ra-s1-0000000a", step="ra", compile_model=True, symbols=compiled)
     eager = {"COMPILE": False, "COMPILE_EAGER_TWIN": False}
@@ -64,23 +67,29 @@ def test_no_pair_says_what_keeps_the_nearest_two_apart(tmp_path: Path) -> None:
     record_run(tmp_path / "s/ra-s1-0000000a", compile_model=True, symbols={"SEED": 1, "A": 1})
     record_run(tmp_path / "s/ra-s1-0000000b", symbols={"SEED": 2, "A": 1})
     record_run(tmp_path / "s/ra-s1-0000000c", symbols={"SEED": 2, "A": 2})
-    said = "ra-s1-0000000a and ra-s1-0000000b differ in SEED\n"
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError) as caught:
         read_pairs(LocalSource(tmp_path), PROJECT)
-    with pytest.raises(ConfigError, match="ra-s1-0000000c and ra-s1-0000000a differ in A, SEED\n"):
+    (problem,) = caught.value.problems
+    assert problem.code == "run.no-compile-pair" and problem.what.endswith(" SEED")
+    assert "ra-s1-0000000a" in problem.what and "ra-s1-0000000b" in problem.what
+    with pytest.raises(ConfigError) as caught:
         read_pairs(LocalSource(tmp_path), PROJECT, ["ra-s1-0000000c"])
+    (problem,) = caught.value.problems
+    assert problem.what.endswith(" A, SEED")
+    assert "ra-s1-0000000c" in problem.what and "ra-s1-0000000a" in problem.what
 
 
 def test_one_log_interval_alone_is_no_speed(tmp_path: Path) -> None:
-    """It holds the compilation."""
+    """Ignore the first interval, which contains compilation."""
     for name, compiled in (("a", False), ("b", True)):
         run = record_run(tmp_path / f"s/ra-s1-0000000{name}", compile_model=compiled)
         run.timing.write_text(run.timing.read_text().splitlines(keepends=True)[0])
         run.telemetry.unlink()
     pairs = read_pairs(LocalSource(tmp_path), PROJECT)
     assert impact_to_text(pairs) == "\n"
-    with pytest.raises(ConfigError, match="more than one log interval"):
+    with pytest.raises(ConfigError) as caught:
         draw_compile_impact(pairs, tmp_path)
+    assert caught.value.codes == ["run.missing-metric"]
 
 
 def test_steps_of_one_name_are_told_apart(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Figures of layers, taken together and one by one."""
+"""Layer statistics, reduced over layers and per layer."""
 
 from lib.telemetry.layers import each_layer, over_layers
 

@@ -1,4 +1,4 @@
-"""Readings of both vendors' GPUs, from recorded answers at the vendor's boundary."""
+"""Readings of both vendors' GPUs, from recorded answers of the vendor libraries."""
 
 import json
 from pathlib import Path
@@ -16,7 +16,7 @@ GIB = 1 << 30
 
 
 class NVMLError(Exception):
-    """As pynvml's."""
+    """Stand-in for pynvml.NVMLError."""
 
 
 class NotSupported(NVMLError):
@@ -24,7 +24,7 @@ class NotSupported(NVMLError):
 
 
 class FakeNvml:
-    """Replays two GPUs; the second has no power counter, as many consumer cards."""
+    """Fake of two GPUs; the second has no power counter, like many consumer cards."""
 
     NVMLError = NVMLError
     NVMLError_NotSupported = NotSupported
@@ -78,13 +78,13 @@ def test_nvidia(
     assert NvidiaMeter(gpus).read() == expected
 
 
-def test_nvidia_without_a_driver_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nvidia_without_a_driver_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nvidia, "pynvml", FakeNvml(lost=True))
     with pytest.raises(OSError, match="NVML: Driver Not Loaded"):
         NvidiaMeter(1)
 
 
-# Of rocm-smi's JSON, two cards; the second says N/A for its power and has no edge sensor.
+# rocm-smi JSON of two cards; the second has power N/A and no edge sensor.
 ROCM = {
     "card0": {
         "Temperature (Sensor edge) (C)": "48.0",
@@ -105,7 +105,7 @@ ROCM = {
 
 @pytest.fixture
 def rocm_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A rocm-smi that prints what was recorded."""
+    """Install a rocm-smi that prints the recorded JSON."""
     program = tmp_path / "rocm-smi"
     program.write_text(f"#!/bin/sh\ncat <<'END'\n{json.dumps(ROCM)}\nEND\n")
     program.chmod(0o755)
@@ -124,7 +124,7 @@ def test_amd(rocm_smi: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("trouble", ["exit 2", "echo nonsense", "echo '{}'"])
-def test_amd_that_does_not_answer_says_so(rocm_smi: Path, trouble: str) -> None:
+def test_amd_without_a_valid_answer_raises(rocm_smi: Path, trouble: str) -> None:
     rocm_smi.write_text(f"#!/bin/sh\n{trouble}\n")
     with pytest.raises(OSError, match="rocm-smi: "):
         AmdMeter(1)

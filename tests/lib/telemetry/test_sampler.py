@@ -1,4 +1,4 @@
-"""Samples of a run: taken by a process of its own, and joined to the run's log intervals."""
+"""Telemetry samples, taken by a separate process and averaged over log intervals."""
 
 import os
 import subprocess
@@ -44,7 +44,7 @@ def test_a_run_on_a_cpu_is_sampled_until_it_ends(tmp_path: Path) -> None:
     assert [row["ts"] for row in rows] == sorted(row["ts"] for row in rows)
 
 
-def test_a_driver_that_is_away_ends_it_with_its_words(tmp_path: Path) -> None:
+def test_a_missing_driver_ends_the_sampler_with_an_error(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     manifest(run, gpu_name="a card", hip_version="6.4")
     command = [sys.executable, "-P", "-m", "lib.telemetry", str(tmp_path), "1"]
@@ -61,7 +61,7 @@ def test_memory_and_time_of_processes_are_the_kernels() -> None:
     assert memory == pytest.approx(kib / 1024, rel=0.2)
     assert seconds == pytest.approx(time.process_time(), abs=0.5)
     assert memory_and_time([os.getpid(), os.getpid()])[0] > 1.5 * memory
-    # A process that is gone.
+    # A process that has ended.
     assert memory_and_time([2**22 + 1]) == (0.0, 0.0)
 
 

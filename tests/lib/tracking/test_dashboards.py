@@ -1,4 +1,4 @@
-"""A tracker's page is served to this machine alone."""
+"""Local dashboards are reachable from this machine only."""
 
 import socket
 import subprocess
@@ -58,28 +58,34 @@ def wait_for_page(url: str) -> str:
 
 
 @pytest.mark.parametrize("name", dashboards.PORTS)
-def test_without_runs_it_says_which_setting_makes_some(name: str, tmp_path: Path) -> None:
+def test_without_runs_the_error_gives_the_setting(name: str, tmp_path: Path) -> None:
     pytest.importorskip(name)
-    with pytest.raises(PreflightError, match=f"no run here was shown to {name}"):
+    with pytest.raises(PreflightError) as caught:
         dashboards.serve(name, tmp_path, 1)
+    assert caught.value.codes == ["run.not-found"]
+    assert f"SET=TRACKER_{name.upper()}=y" in str(caught.value)
 
 
-def test_trackio_is_served_from_where_it_was_told_to_write(
+def test_trackio_is_served_from_the_folder_that_it_writes_to(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("trackio")
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "store"))
-    with pytest.raises(PreflightError, match=f"{tmp_path}/store: no run here"):
+    with pytest.raises(PreflightError) as caught:
         dashboards.serve("trackio", tmp_path, 1)
+    assert caught.value.codes == ["run.not-found"]
+    assert caught.value.problems[0].where == f"{tmp_path}/store"
     (tmp_path / "store").mkdir()
     (tmp_path / "store/kablate-single.db").touch()
     started = []
-    monkeypatch.setattr(dashboards.os, "execve", lambda *told: started.append(told))
+    monkeypatch.setattr(dashboards.os, "execve", lambda *args: started.append(args))
     dashboards.serve("trackio", tmp_path, 1)
     assert started[0][2]["TRACKIO_DIR"] == str(tmp_path / "store")
 
 
 def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dashboards, "find_spec", lambda name: None)
-    with pytest.raises(PreflightError, match="make setup EXTRAS=trackio"):
+    with pytest.raises(PreflightError) as caught:
         dashboards.serve("trackio", tmp_path, 1)
+    assert caught.value.codes == ["env.missing-package"]
+    assert "make setup EXTRAS=trackio" in str(caught.value)

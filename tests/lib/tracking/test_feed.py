@@ -1,4 +1,4 @@
-"""Records become metrics once each, in order, whatever was interrupted."""
+"""Records become metrics exactly once each, in order, whatever was interrupted."""
 
 import json
 import math
@@ -35,9 +35,9 @@ def append(path: Path, *rows: dict[str, Any]) -> None:
         stream.writelines(json.dumps(row) + "\n" for row in rows)
 
 
-def told(run: RunDir, position: Position) -> list[tuple[int, set[str]]]:
-    """Iterations and the names of what is new at each."""
-    return [(i, set(found) - {"iteration"}) for i, found in Feed(run, position).new()]
+def new_metrics(run: RunDir, position: Position) -> list[tuple[int, set[str]]]:
+    """Return the iterations and metric names of all new records."""
+    return [(i, set(metrics) - {"iteration"}) for i, metrics in Feed(run, position).new()]
 
 
 TRAIN = {"train_loss", "train_perplexity", "learning_rate", "grad_norm"}
@@ -46,7 +46,7 @@ SPEED = {"tokens_per_second"}
 
 
 def test_a_run_that_has_written_nothing_yet(run: RunDir) -> None:
-    assert told(run, Position()) == []
+    assert new_metrics(run, Position()) == []
 
 
 def test_records_of_an_iteration_are_joined_under_the_published_names(run: RunDir) -> None:
@@ -69,27 +69,27 @@ def test_records_of_an_iteration_are_joined_under_the_published_names(run: RunDi
     }
 
 
-def test_nothing_is_told_twice_while_a_run_goes_on(run: RunDir) -> None:
+def test_no_record_is_sent_twice_while_a_run_continues(run: RunDir) -> None:
     position = Position()
     append(run.metrics, train_row(1), train_row(2))
     append(run.timing, timing(2))
-    assert told(run, position) == [(1, TRAIN), (2, TRAIN | SPEED)]
-    assert told(run, position) == []
+    assert new_metrics(run, position) == [(1, TRAIN), (2, TRAIN | SPEED)]
+    assert new_metrics(run, position) == []
     append(run.metrics, eval_row(2, 3.0))
-    assert told(run, position) == [(2, EVAL)]
+    assert new_metrics(run, position) == [(2, EVAL)]
 
 
 def test_a_timing_waits_for_its_iteration(run: RunDir) -> None:
-    """The reader may see a timing before the row that was written first."""
+    """Hold back a timing that is read before its row."""
     position = Position()
     append(run.metrics, train_row(1))
     append(run.timing, timing(3))
-    assert told(run, position) == [(1, TRAIN)]
+    assert new_metrics(run, position) == [(1, TRAIN)]
     append(run.metrics, train_row(2), train_row(3))
-    assert told(run, position) == [(2, TRAIN), (3, TRAIN | SPEED)]
+    assert new_metrics(run, position) == [(2, TRAIN), (3, TRAIN | SPEED)]
 
 
-def test_a_reader_that_stays_tells_what_is_added(run: RunDir) -> None:
+def test_one_reader_returns_appended_records(run: RunDir) -> None:
     feed = Feed(run, Position())
     assert [*feed.new()] == []
     append(run.metrics, train_row(1), train_row(2))
@@ -102,24 +102,24 @@ def test_a_reader_that_stays_tells_what_is_added(run: RunDir) -> None:
     assert [*feed.new()] == []
 
 
-def test_rows_that_a_resumed_run_makes_again_are_passed_over(run: RunDir) -> None:
+def test_rows_that_a_resumed_run_repeats_are_skipped(run: RunDir) -> None:
     position = Position()
     rows = [train_row(1), train_row(2), eval_row(2, 3.0), train_row(3), train_row(4)]
     append(run.metrics, *rows)
     append(run.timing, timing(2), timing(4))
-    told(run, position)
+    new_metrics(run, position)
     run.metrics.write_text("")
     append(run.metrics, *rows[:3])
-    assert told(run, position) == []
+    assert new_metrics(run, position) == []
     append(run.metrics, *rows[3:], train_row(5), train_row(6))
     append(run.timing, timing(4, 90.0), timing(6))
-    assert told(run, position) == [(5, TRAIN), (6, TRAIN | SPEED)]
+    assert new_metrics(run, position) == [(5, TRAIN), (6, TRAIN | SPEED)]
 
 
 def test_a_new_reader_waits_until_the_run_is_where_the_old_one_was(run: RunDir) -> None:
     feed = Feed(run, Position(rows=3, iteration=3))
     append(run.metrics, train_row(1), train_row(2))
-    # Trackers take nothing older than what they have.
+    # Trackers reject iterations older than the newest one.
     append(run.timing, timing(2))
     assert [*feed.new()] == []
     append(run.metrics, train_row(3), train_row(4))
@@ -132,15 +132,15 @@ def test_a_torn_last_line_waits_for_its_end(run: RunDir) -> None:
     whole = json.dumps(train_row(2))
     with open(run.metrics, "a") as stream:
         stream.write(whole[:20])
-    assert told(run, position) == [(1, TRAIN)]
+    assert new_metrics(run, position) == [(1, TRAIN)]
     with open(run.metrics, "a") as stream:
         stream.write(whole[20:] + "\n")
-    assert told(run, position) == [(2, TRAIN)]
+    assert new_metrics(run, position) == [(2, TRAIN)]
 
 
-def test_what_is_no_number_is_left_out(run: RunDir) -> None:
+def test_missing_and_overflowing_values_are_left_out(run: RunDir) -> None:
     append(run.metrics, train_row(1, loss=800.0, grad_norm=None))
-    assert told(run, Position()) == [(1, {"train_loss", "learning_rate"})]
+    assert new_metrics(run, Position()) == [(1, {"train_loss", "learning_rate"})]
 
 
 def test_the_best_validation_is_the_lowest_not_the_last(run: RunDir) -> None:
@@ -179,7 +179,7 @@ def test_a_timing_waits_until_the_samples_before_it_are_written(run: RunDir) -> 
     assert [i for i, _ in feed.new(ended=False)] == [1]
     append(run.telemetry, sample(now - 0.1, 1024))
     append(run.metrics, train_row(4))
-    told = dict(feed.new())
-    assert list(told) == [2, 3, 4]
-    assert (told[2]["process/rss_gb"], told[2]["tokens_per_second"]) == (1.0, 100.0)
+    metrics = dict(feed.new())
+    assert list(metrics) == [2, 3, 4]
+    assert (metrics[2]["process/rss_gb"], metrics[2]["tokens_per_second"]) == (1.0, 100.0)
     assert position.timed == 2

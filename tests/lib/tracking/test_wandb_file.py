@@ -1,4 +1,4 @@
-"""A file of W&B's is whole up to the last byte of a record, and nowhere else."""
+"""W&B's offline file is complete exactly at the end of a record."""
 
 import struct
 from pathlib import Path
@@ -10,22 +10,22 @@ WHOLE, FIRST, MIDDLE, LAST = 1, 2, 3, 4
 
 
 def log(*records: int) -> tuple[bytes, set[int]]:
-    """The bytes of records of these lengths, and where each ends; as LevelDB's log is described."""
+    """Return a LevelDB log of records with these lengths, and the end offset of each record."""
     data, ends = bytearray(b":W&B\xe1\xbe\x00"), set()
     for length in records:
-        left, begun = length, False
+        remaining, started = length, False
         while True:
             room = BLOCK - len(data) % BLOCK
             if room < HEAD:
                 data += bytes(room)
                 room = BLOCK
-            part = min(left, room - HEAD)
-            left -= part
+            part = min(remaining, room - HEAD)
+            remaining -= part
             kind = {(False, True): WHOLE, (False, False): FIRST, (True, True): LAST}
-            chunk = kind.get((begun, left == 0), MIDDLE)
+            chunk = kind.get((started, remaining == 0), MIDDLE)
             data += struct.pack("<IHB", 0, part, chunk) + b"\x07" * part
-            begun = True
-            if not left:
+            started = True
+            if not remaining:
                 break
         ends.add(len(data))
     return bytes(data), ends

@@ -1,4 +1,4 @@
-"""The screen of a terminal, as a terminal gets it."""
+"""The live screen, captured from a pseudo-terminal."""
 
 from lib.watch.screen import spark
 from tests.lib.terminal import Terminal

@@ -1,4 +1,4 @@
-"""What make watch shows of a run, from the files of one."""
+"""The lines of ``make watch``, from the files of a run."""
 
 import json
 
@@ -30,7 +30,9 @@ def test_the_newest_of_each_figure_is_shown_whichever_heartbeat_has_it(tmp_path)
 
 
 @pytest.mark.parametrize(("width", "left_out"), [(200, []), (80, ["MiB"]), (60, ["MiB", "tok/s"])])
-def test_a_narrow_terminal_still_tells_which_run_it_is(width: int, left_out: list[str]) -> None:
+def test_a_narrow_terminal_still_shows_the_run_and_its_alarms(
+    width: int, left_out: list[str]
+) -> None:
     name = "ratio/07-ra-golden-mech s1"
     line = Line(
         name, "running", 200, 10400, 2.5, 2.4, 1500.0, 500.0, 400.0, [3.0] * 24, {"stall": "x"}
@@ -38,6 +40,6 @@ def test_a_narrow_terminal_still_tells_which_run_it_is(width: int, left_out: lis
     console = Console(width=width, color_system=None)
     with console.capture() as captured:
         console.print(table([line], width))
-    heads, told = captured.get().splitlines()
-    assert [head for head in ("MiB", "tok/s") if head not in heads] == left_out
-    assert told.startswith(f"{name} ") and "200/10,400" in told and "stall: x" in told
+    headings, row = captured.get().splitlines()
+    assert [name for name in ("MiB", "tok/s") if name not in headings] == left_out
+    assert row.startswith(f"{line.run} ") and "200/10,400" in row and "stall: x" in row
