@@ -1,7 +1,7 @@
-"""``make check``: what every step has to prove on a CPU before it may cost GPU hours.
+"""``make check``: properties that every step must satisfy on a CPU before it costs GPU hours.
 
-A check is the function ``check(subject)`` of the module with its name: it returns what it found
-wrong, nothing if all is well. It can be called on one step in any process, whose code it runs.
+Each check is the function ``check(subject)`` of the module with the check's name. It returns a list
+of findings, empty if the property holds, and can be called on one step in any process.
 """
 
 import difflib
@@ -15,18 +15,18 @@ from lib.errors import ConfigError, Problem
 
 @dataclass(frozen=True)
 class Check:
-    """A property by its name; ``slow`` ones are left out by FAST=1."""
+    """A checked property, by name; FAST=1 skips ``slow`` checks."""
 
     name: str
     slow: bool = False
-    # Compares steps with each other, so it waits for all of them.
+    # Compares steps with each other, so it runs after all of them.
     joint: bool = False
 
     @property
     def function(self) -> Callable[[Any], list]:
-        """Takes the subject; returns the findings."""
-        found: Callable[[Any], list] = vars(import_module(f"gpt2.check.{self.name}"))["check"]
-        return found
+        """Return the check's function, which maps a subject to its findings."""
+        function: Callable[[Any], list] = vars(import_module(f"gpt2.check.{self.name}"))["check"]
+        return function
 
 
 CHECKS = {
@@ -54,20 +54,21 @@ CHECKS = {
 
 
 def select(names: str, *, fast: bool = False) -> list[Check]:
-    """The checks that ``names`` lists, in order; all of them, or all quick ones, where it is empty.
+    """Return the checks listed in ``names``, in the standard order.
 
-    ConfigError lists every unknown name with the nearest known ones.
+    An empty ``names`` selects all checks, or all that are not slow if ``fast``. Raises ConfigError
+    that lists every unknown name with its nearest matches.
     """
-    words = names.replace(",", " ").split()
-    problems = [_unknown(word) for word in words if word not in CHECKS]
+    requested = names.replace(",", " ").split()
+    problems = [_unknown(name) for name in requested if name not in CHECKS]
     if problems:
         raise ConfigError(*problems)
-    if words:
-        return [check for check in CHECKS.values() if check.name in words]
+    if requested:
+        return [check for check in CHECKS.values() if check.name in requested]
     return [check for check in CHECKS.values() if not (fast and check.slow)]
 
 
-def _unknown(word: str) -> Problem:
-    near = difflib.get_close_matches(word, CHECKS, n=3)
-    hint = f"nearest: {', '.join(near)}" if near else f"known: {', '.join(CHECKS)}"
-    return Problem(f"no check is called {word!r}; {hint}", "CHECKS")
+def _unknown(name: str) -> Problem:
+    similar = difflib.get_close_matches(name, CHECKS, n=3)
+    hint = f"nearest: {', '.join(similar)}" if similar else f"available: {', '.join(CHECKS)}"
+    return Problem(f"unknown check {name!r}; {hint}", "CHECKS", code="usage.unknown-check")

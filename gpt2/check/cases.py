@@ -1,6 +1,6 @@
-"""From a configuration to what is checked: the steps of a study, a matrix, or one training.
+"""Cases to check, derived from a configuration: steps of a study, a matrix, or one training.
 
-A step that does not resolve is a case too: its problems are what the check has to tell.
+A step that does not resolve is a case too; the check reports its problems.
 """
 
 import fnmatch
@@ -26,36 +26,36 @@ from lib.project import ROOT
 class Case:
     """One step, combination or training, without its seeds."""
 
-    # How output names it, and what STEPS= takes.
+    # Name in the output, and value for STEPS=.
     label: str
     selector: str
     slug: str
-    # None where it does not resolve, for the reasons in ``problems``.
+    # None if the step does not resolve; ``problems`` has the reasons.
     config: Config | None
     problems: Sequence[Problem] = ()
-    # Slug of the case that ``delta`` changes; "" for a baseline.
+    # Slug of the case that ``delta`` modifies; "" for a baseline.
     parent: str = ""
     delta: Mapping[str, Value] = field(default_factory=dict)
-    # Promised change of the parameter count against the parent, as fractions.
+    # Declared range of the change in parameter count against the parent, as fractions.
     params: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True)
 class Cases:
-    """All that a configuration plans, and which of it is to be checked."""
+    """All cases that a configuration plans, and the chosen ones."""
 
     study: str
     every: Sequence[Case]
     chosen: Sequence[Case]
 
     def only(self, slugs: Sequence[str]) -> "Cases":
-        """The same with the cases of ``slugs`` alone."""
+        """Return the same cases with only those in ``slugs`` chosen."""
         chosen = [case for case in self.every if case.slug in slugs]
         return Cases(self.study, self.every, chosen)
 
 
 def checked_layers(build_dir: Path, defconfig: str = "") -> list[Layer]:
-    """The layers of ``defconfig``, else of ``.config``, else of the RATIO study."""
+    """Return the layers of ``defconfig``, else of ``.config``, else of the RATIO study."""
     if defconfig:
         return defconfig_layers(ROOT, defconfig)
     if Place(ROOT, build_dir).config.exists():
@@ -64,9 +64,10 @@ def checked_layers(build_dir: Path, defconfig: str = "") -> list[Layer]:
 
 
 def find_cases(layers: Sequence[Layer], steps: str = "") -> Cases:
-    """The cases of a configuration; ``steps`` chooses among them.
+    """Return the cases of a configuration; ``steps`` chooses among them.
 
-    ConfigError where the configuration itself does not resolve, or ``steps`` names nothing.
+    Raises ConfigError if the configuration itself does not resolve, or if ``steps`` matches no
+    step.
     """
     tree = Tree()
     base = resolve_config(tree, layers)
@@ -88,7 +89,10 @@ def find_cases(layers: Sequence[Layer], steps: str = "") -> Cases:
 
 
 def _refuse_lone_arms(every: Sequence[Case]) -> None:
-    """As a plan does, whose eager twins are no cases of their own: a check compiles nothing."""
+    """Apply the plan's rule on lone arms to the cases.
+
+    Eager twins are not cases of their own, because a check compiles nothing.
+    """
     configs = [case.config for case in every if case.config]
     if not wants_twins(configs):
         refuse_lone_arms(configs)
@@ -114,7 +118,7 @@ def _step(tree: Tree, layers: Sequence[Layer], study: Study, number: int) -> Cas
 
 
 def _combinations(tree: Tree, layers: Sequence[Layer], base: Config) -> list[Case]:
-    """Those that the configuration allows; ``make plan`` lists the others."""
+    """Return the combinations that the configuration allows; ``make plan`` lists the others."""
     return [
         Case(
             label=f"matrix/{variant.number:02d}-{variant.slug}",
@@ -129,14 +133,23 @@ def _combinations(tree: Tree, layers: Sequence[Layer], base: Config) -> list[Cas
 
 
 def _matching(every: Sequence[Case], patterns: str) -> list[Case]:
-    """Cases by number, slug or pattern; all of them without patterns."""
-    words = patterns.replace(",", " ").split() or ["*"]
+    """Return the cases selected by number, slug or pattern; all cases without patterns."""
+    requested = patterns.replace(",", " ").split() or ["*"]
 
-    def names(number: int, case: Case, word: str) -> bool:
-        return word in ("all", str(number)) or fnmatch.fnmatchcase(case.slug, word)
+    def matches(number: int, case: Case, pattern: str) -> bool:
+        return pattern in ("all", str(number)) or fnmatch.fnmatchcase(case.slug, pattern)
 
-    lost = [w for w in words if not any(names(i, c, w) for i, c in enumerate(every))]
-    if lost:
-        known = ", ".join(case.slug for case in every)
-        raise ConfigError(*(Problem(f"{w!r} names nothing; known: {known}", "STEPS") for w in lost))
-    return [c for i, c in enumerate(every) if any(names(i, c, w) for w in words)]
+    unmatched = [p for p in requested if not any(matches(i, c, p) for i, c in enumerate(every))]
+    if unmatched:
+        available = ", ".join(case.slug for case in every)
+        raise ConfigError(
+            *(
+                Problem(
+                    f"{pattern!r} matches no step (available: {available})",
+                    "STEPS",
+                    code="usage.unknown-step",
+                )
+                for pattern in unmatched
+            )
+        )
+    return [c for i, c in enumerate(every) if any(matches(i, c, p) for p in requested)]

@@ -1,4 +1,4 @@
-"""``make check`` from its variables to its exit code; imports no torch."""
+"""The ``make check`` command, from its variables to its exit code; imports no torch."""
 
 import json
 import math
@@ -18,7 +18,7 @@ RECORD = "check.json"
 
 @dataclass(frozen=True)
 class Request:
-    """What a user asked for; empty words choose all."""
+    """Arguments of ``make check``; an empty string selects everything."""
 
     build_dir: Path
     steps: str = ""
@@ -26,7 +26,7 @@ class Request:
     defconfig: str = ""
     # "" or require
     data: str = ""
-    # Name in the table of GPUs, and memory in GiB of one that is not in it.
+    # Name in the GPU table, or the memory in GiB of a GPU that the table lacks.
     gpu: str = ""
     gpu_memory_gb: str = ""
     fast: bool = False
@@ -35,47 +35,61 @@ class Request:
     def __post_init__(self) -> None:
         if self.data not in ("", "require"):
             problem = Problem(
-                f"{self.data!r} is not require", "DATA", "type: make check DATA=require"
+                f"invalid value (expected require, got {self.data!r})",
+                "DATA",
+                "type: make check DATA=require",
+                code="usage.invalid-argument",
             )
             raise ConfigError(problem)
 
     @property
     def target(self) -> Gpu | None:
-        """The GPU that was named. ConfigError when it is unknown, or no GPU."""
+        """Return the GPU that was named, or None.
+
+        Raises ConfigError if the GPU is unknown or its memory is invalid.
+        """
         if not self.gpu_memory_gb:
             return gpu_named(self.gpu) if self.gpu else None
         if self.gpu:
-            raise ConfigError(Problem("says what GPU= says already", "CHECK_GPU_MEMORY_GB"))
+            problem = Problem(
+                "cannot be combined with GPU=", "CHECK_GPU_MEMORY_GB", code="usage.conflict"
+            )
+            raise ConfigError(problem)
         try:
             memory_gib = float(self.gpu_memory_gb)
         except ValueError:
             memory_gib = math.nan
         if not 0 < memory_gib < math.inf:
-            what = f"{self.gpu_memory_gb!r} is not a number above 0"
-            raise ConfigError(Problem(what, "CHECK_GPU_MEMORY_GB"))
+            what = f"invalid value (expected a number > 0, got {self.gpu_memory_gb!r})"
+            raise ConfigError(Problem(what, "CHECK_GPU_MEMORY_GB", code="usage.invalid-argument"))
         return gpu_with_memory(memory_gib)
 
 
 def check(request: Request) -> tuple[int, str]:
-    """Check a configuration; the exit code and the text for stdout."""
+    """Check a configuration. Return the exit code and the text for stdout."""
     layers = checked_layers(request.build_dir, request.defconfig)
     return check_cases(find_cases(layers, request.steps), request)
 
 
 def check_cases(cases: Cases, request: Request) -> tuple[int, str]:
-    """Check some cases; also writes ``check.json`` into the build folder."""
+    """Check the chosen cases and write ``check.json`` into the build folder.
+
+    Returns the exit code and the text for stdout.
+    """
     started = time.perf_counter()
     checks = select(request.checks, fast=request.fast)
     reports = run_all(cases, checks, request.build_dir, request.target)
     if request.data == "require":
-        reports = [_require_data(found) for found in reports]
-    given = {
+        reports = [_require_data(each) for each in reports]
+    variables = {
         "DEFCONFIG": request.defconfig,
         "DATA": request.data,
         "GPU": request.gpu,
         "CHECK_GPU_MEMORY_GB": request.gpu_memory_gb,
     }
-    command = " ".join(["make check", *(f"{name}={text}" for name, text in given.items() if text)])
+    command = " ".join(
+        ["make check", *(f"{name}={value}" for name, value in variables.items() if value)]
+    )
     seconds = time.perf_counter() - started
     record = report.document(cases, checks, reports, command, seconds)
     request.build_dir.mkdir(parents=True, exist_ok=True)
@@ -86,10 +100,10 @@ def check_cases(cases: Cases, request: Request) -> tuple[int, str]:
     return code, report.text(cases, checks, reports, command, seconds)
 
 
-def _require_data(found: Report) -> Report:
-    """Absent data as a failure."""
+def _require_data(report: Report) -> Report:
+    """Return the report with absent data turned into a failure."""
     results = {
         name: Result([replace(f, absent=False) for f in result.findings], result.seconds)
-        for name, result in found.results.items()
+        for name, result in report.results.items()
     }
-    return Report(found.slug, results)
+    return Report(report.slug, results)

@@ -1,4 +1,4 @@
-"""The prepared data: whole, of this tokenizer, and read as batches of the right shape.
+"""Prepared data: intact, made by the configured tokenizer, and read as batches of the right shape.
 
 B micro-batch, T tokens.
 """
@@ -17,7 +17,10 @@ _STEPS = 2
 
 
 def check(subject: Subject) -> list[Finding]:
-    """Absent data is told with what to type, and is no failure; damaged data is one."""
+    """Check the data set and its first batches.
+
+    Absent data is reported with the command that prepares it and is not a failure; damaged data is.
+    """
     config, build_dir = subject.config, subject.workshop.build_dir
     try:
         folder = source.dataset_folder(config.data, build_dir)
@@ -29,19 +32,23 @@ def check(subject: Subject) -> list[Finding]:
         dataset = open_dataset(config.data, build_dir, config.model.shape.vocab_size)
         sampler = TrainSampler(dataset.train, config.model.shape.block_size, config.seed)
     except DataError as error:
-        return [Finding("an intact data set", str(problem)) for problem in error.problems]
+        return [
+            Finding("intact-data", "an intact data set", str(problem)) for problem in error.problems
+        ]
     return _batches(subject, sampler)
 
 
 def _refused(subject: Subject, folder: Path) -> list[Finding]:
-    """Nothing is trained on in place of data that is not there."""
+    """Check that no other data is used in place of a missing data set."""
     config = subject.config.data
-    data = f"{config.dataset} with the {config.tokenizer} tokenizer"
+    description = f"{config.dataset} with the {config.tokenizer} tokenizer"
     try:
         open_dataset(config, subject.workshop.build_dir, subject.config.model.shape.vocab_size)
     except DataError:
-        return [_absent(Problem(f"no prepared {data}", str(folder), "type: make data"))]
-    return [Finding(f"no training without a prepared {data}", "another data set is opened")]
+        what, command = f"no prepared {description}", "type: make data"
+        return [_absent(Problem(what, str(folder), command, code="data.missing"))]
+    expected = f"no training without a prepared {description}"
+    return [Finding("no-substitute-data", expected, "another data set is opened")]
 
 
 def _batches(subject: Subject, sampler: TrainSampler) -> list[Finding]:
@@ -49,20 +56,21 @@ def _batches(subject: Subject, sampler: TrainSampler) -> list[Finding]:
     loader = BatchLoader(
         sampler, subject.exact.data, train.global_batch, train.batch_size, 0, train.gpus, 0, False
     )
-    wanted = (train.batch_size, shape.block_size)
+    shape_BT = (train.batch_size, shape.block_size)
     for _, micro_batches in zip(range(_STEPS), loader):
         for x_BT, y_BT in micro_batches:
-            if tuple(x_BT.shape) != wanted or tuple(y_BT.shape) != wanted:
-                return [Finding(f"batches of {wanted}", f"{tuple(x_BT.shape)}")]
+            if tuple(x_BT.shape) != shape_BT or tuple(y_BT.shape) != shape_BT:
+                return [Finding("batch-shape", f"batches of {shape_BT}", f"{tuple(x_BT.shape)}")]
             largest = int(max(x_BT.max(), y_BT.max()))
             if largest >= shape.vocab_size:
-                return [Finding(f"tokens below {shape.vocab_size}", f"a token {largest}")]
+                expected = f"tokens below {shape.vocab_size}"
+                return [Finding("token-range", expected, f"token {largest}")]
             if not bool((x_BT[:, 1:] == y_BT[:, :-1]).all()):
-                return [Finding("targets one token ahead", "they are not")]
+                return [Finding("shifted-targets", "targets shifted by one token", "other targets")]
     return []
 
 
 def _absent(problem: Problem) -> Finding:
-    place = f" ({problem.where})" if problem.where else ""
-    text = f"{problem.what}{place}" + (f"; {problem.next}" if problem.next else "")
-    return Finding("a prepared data set", text, absent=True)
+    location = f" ({problem.where})" if problem.where else ""
+    text = f"{problem.what}{location}" + (f"; {problem.next}" if problem.next else "")
+    return Finding("prepared-data", "a prepared data set", text, absent=True)

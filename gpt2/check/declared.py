@@ -1,4 +1,4 @@
-"""What the configuration declares is what is built: parameters, ratio, the step's own change."""
+"""The built model matches its declaration: parameters, MLP ratio, and the step's own changes."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -16,12 +16,12 @@ from lib.binding import bound_fields
 
 
 def check(subject: Subject) -> list[Finding]:
-    """Builds the step at its full size, without memory for it."""
+    """Build the step at its full size on the meta device and check it."""
     model = _built(subject.config)
-    # For the steps that are measured against this one.
+    # Steps whose parent is this one compare with it.
     subject.workshop.built_params[subject.case.slug] = model.num_params()
-    found = _count(subject.config, model) + _ratio(subject.config, model)
-    return found + _bound(subject, model) + _delta(subject)
+    findings = _count(subject.config, model) + _ratio(subject.config, model)
+    return findings + _bound(subject, model) + _delta(subject)
 
 
 def _built(config: Config) -> GPT:
@@ -30,71 +30,81 @@ def _built(config: Config) -> GPT:
 
 
 def _count(config: Config, model: GPT) -> list[Finding]:
-    """As many parameters as declared, all of them trainable, none outside the model's list."""
-    found = []
+    """Check that parameters match the declared count, and that all are trainable and registered."""
+    findings = []
     built, declared = model.num_params(), config.model.num_params()
     if built != declared:
-        found.append(Finding(f"{declared:,} parameters, as declared", f"{built:,} built"))
+        expected = f"{declared:,} parameters, as declared"
+        findings.append(Finding("parameter-count", expected, f"{built:,} built"))
     frozen = [name for name, p in model.named_parameters() if not p.requires_grad]
     if frozen:
-        found.append(Finding("every parameter is trained", f"{_few(frozen)} takes no gradient"))
+        text = f"no gradient for {_few(frozen)}"
+        findings.append(Finding("trainable-parameters", "every parameter is trained", text))
     if strays := list(_strays(model)):
-        found.append(Finding("every trained tensor is a parameter", f"{_few(strays)} is none"))
-    return found
+        expected = "every trained tensor is a parameter"
+        findings.append(Finding("registered-parameters", expected, f"unregistered: {_few(strays)}"))
+    return findings
 
 
 def _ratio(config: Config, model: GPT) -> list[Finding]:
-    """Matrices of the MLP / matrices of attention, counted in every block."""
+    """Check the ratio of MLP matrices to attention matrices in every block."""
     if config.model.mlp.sizing != "ratio":
         return []
-    wanted, found = config.model.mlp.ratio, []
+    expected, findings = config.model.mlp.ratio, []
     for i, block in enumerate(model.h):
-        built = _matrices(block.mlp) / _matrices(block.attn)
-        if abs(built / wanted - 1) > RATIO_TOLERANCE:
-            text = f"block {i} is built at {built:.4f}"
-            found.append(Finding(f"MLP / attention of {wanted} within 1 %", text))
-    return found[:1]
+        ratio = _matrices(block.mlp) / _matrices(block.attn)
+        if abs(ratio / expected - 1) > RATIO_TOLERANCE:
+            what = f"MLP / attention of {expected} within 1 %"
+            findings.append(Finding("mlp-ratio", what, f"{ratio:.4f} in block {i}"))
+    return findings[:1]
 
 
 def _bound(subject: Subject, model: GPT) -> list[Finding]:
-    """The change of the parameter count that the step promises, on what is built."""
+    """Check the change in parameter count that the step declares, on the built models."""
     parent = subject.parent
     if subject.case.params is None or parent is None or parent.config is None:
         return []
     low, high = subject.case.params
-    counted = subject.workshop.built_params
-    if parent.slug not in counted:
-        counted[parent.slug] = _built(parent.config).num_params()
-    change = model.num_params() / counted[parent.slug] - 1
+    built_params = subject.workshop.built_params
+    if parent.slug not in built_params:
+        built_params[parent.slug] = _built(parent.config).num_params()
+    change = model.num_params() / built_params[parent.slug] - 1
     if low <= change <= high:
         return []
     expected = f"{low:+.1%} to {high:+.1%} parameters against {subject.case.parent}"
-    return [Finding(expected, f"{change:+.1%}: {model.num_params():,} built")]
+    return [Finding("size-change", expected, f"{change:+.1%}: {model.num_params():,} built")]
 
 
 def _delta(subject: Subject) -> list[Finding]:
-    """Every symbol of the step stands in the configuration, and in the field that reads it."""
-    values, found = subject.config.values, []
+    """Check that each symbol of the step is set in the configuration and in the bound field."""
+    values, findings = subject.config.values, []
     fields = dict(_fields(subject.config))
     chosen = {f"{choice}_{value}".upper() for choice, value in values.items()}
-    for name, wanted in subject.case.delta.items():
-        if name not in values and wanted is not (name in chosen):
-            found.append(Finding(f"{name}={wanted}", "another member of its choice"))
-        elif name in values and str(values[name]) != str(wanted):
-            found.append(Finding(f"{name}={wanted}", f"{name}={values[name]}"))
-        elif name in fields and not _equal(fields[name], wanted):
-            found.append(Finding(f"{name}={wanted} in the model", f"{fields[name]}"))
-    return found
+    for name, value in subject.case.delta.items():
+        if name not in values and value is not (name in chosen):
+            findings.append(
+                Finding("step-setting", f"{name}={value}", "another member of the choice")
+            )
+        elif name in values and str(values[name]) != str(value):
+            findings.append(Finding("step-setting", f"{name}={value}", f"{name}={values[name]}"))
+        elif name in fields and not _equal(fields[name], value):
+            findings.append(
+                Finding("step-field", f"{name}={value} in the model", f"{fields[name]}")
+            )
+    return findings
 
 
-def _equal(value: Any, wanted: Any) -> bool:
-    """A float stands as text in a configuration, and every number on an axis."""
+def _equal(value: Any, expected: Any) -> bool:
+    """Compare a field with the value of a symbol.
+
+    Floats are text in a configuration, and all numbers are text on a matrix axis.
+    """
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return bool(value == (type(value)(wanted) if is_number else wanted))
+    return bool(value == (type(value)(expected) if is_number else expected))
 
 
 def _fields(value: Any) -> Iterator[tuple[str, Any]]:
-    """Symbol and value of every bound field below ``value``."""
+    """Yield symbol and value of every bound field below ``value``."""
     if isinstance(value, tuple):
         for item in value:
             yield from _fields(item)
@@ -109,7 +119,7 @@ def _fields(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _strays(model: nn.Module) -> Iterator[str]:
-    """Tensors that want a gradient and hang on a module without being its parameter."""
+    """Yield tensors that require a gradient but are not registered as parameters."""
     for path, module in model.named_modules():
         for name, value in vars(module).items():
             items = value if isinstance(value, (list, tuple)) else [value]
@@ -122,5 +132,5 @@ def _matrices(module: nn.Module) -> int:
 
 
 def _few(names: list[str]) -> str:
-    more = len(names) - 3
-    return ", ".join(names[:3]) + (f" and {more} more" if more > 0 else "")
+    hidden = len(names) - 3
+    return ", ".join(names[:3]) + (f" and {hidden} more" if hidden > 0 else "")

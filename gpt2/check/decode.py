@@ -1,4 +1,4 @@
-"""Generation with caches gives what the full forward pass gives, token by token.
+"""Decoding with the KV cache gives the same logits as the full forward pass.
 
 B batch, T tokens, V vocabulary.
 """
@@ -12,20 +12,21 @@ _TOLERANCE = 1e-9
 
 
 def check(subject: Subject) -> list[Finding]:
-    """In float64: a prompt, one token at a time over every window, several at once."""
+    """Decode in float64: a prompt, single tokens beyond every window, several tokens at once."""
     model, idx_BT = subject.model, subject.tokens(2)
     length = idx_BT.size(1)
     ends = sorted({length // 2, *range(length // 2 + 1, length - 2), length})
     with torch.no_grad():
-        wanted_BTV = model(idx_BT)
+        expected_BTV = model(idx_BT)
         cache, start = model.new_cache(), 0
         for end in ends:
-            found_BTV = model.decode(idx_BT[:, start:end], cache)
-            error_T = (found_BTV - wanted_BTV[:, start:end]).abs().amax((0, 2))
-            wrong = ~(error_T <= _TOLERANCE * float(wanted_BTV.abs().max()))
+            decoded_BTV = model.decode(idx_BT[:, start:end], cache)
+            error_T = (decoded_BTV - expected_BTV[:, start:end]).abs().amax((0, 2))
+            wrong = ~(error_T <= _TOLERANCE * float(expected_BTV.abs().max()))
             if bool(wrong.any()):
                 first = int(wrong.nonzero()[0])
                 text = f"differ by {float(error_T[first]):.1e}, {end - start} token(s) at a time"
-                return [Finding(f"logits at {start + first} as without a cache", text)]
+                expected = f"logits at {start + first} as without a cache"
+                return [Finding("cached-logits", expected, text)]
             start = end
     return []

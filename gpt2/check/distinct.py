@@ -1,4 +1,4 @@
-"""No two steps are the same: not as configurations, and not in what they compute and learn.
+"""No two steps have the same configuration, or compute and learn the same function.
 
 B batch, T tokens.
 """
@@ -14,25 +14,25 @@ from lib.files import canonical_json
 if TYPE_CHECKING:
     from gpt2.check.subject import Subject
 
-# float64 noise stays far below, a change of the function or the optimizer far above.
+# float64 noise is far smaller, a change of the function or the optimizer far larger.
 _TOLERANCE = 1e-9
 _TRAINED_TOLERANCE = 1e-7
-# The whole small context: a window may hide its first tokens alone.
+# The whole small context: a window may mask only its first tokens.
 _LENGTH = CONTEXT
 
-# A tensor's product with a random one of its name, and its norm.
+# Inner product of a tensor with a random tensor seeded by its name, and the tensor's norm.
 Projections = Mapping[str, tuple[float, float]]
 
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """What a filled step computes and learns without dropout, as numbers that can be compared.
+    """Numbers that identify the function a filled step computes and learns, without dropout.
 
     Keys of the mappings are a parameter's name and shape.
     """
 
     full_identity: str
-    # Of the small form.
+    # Function of the small form.
     small_function: str
     outputs: Projections
     gradients: Projections
@@ -40,7 +40,7 @@ class Fingerprint:
 
 
 def check(subject: "Subject") -> list[Finding]:
-    """Compares with every other step that resolves."""
+    """Compare the step with every other step that resolves."""
     fingerprints = {subject.case.slug: subject.fingerprint}
     for slug, case in subject.others.items():
         if case.config and slug != subject.case.slug:
@@ -49,21 +49,26 @@ def check(subject: "Subject") -> list[Finding]:
 
 
 def compare(slug: str, fingerprints: Mapping[str, Fingerprint]) -> list[Finding]:
-    """A finding for each step that ``slug`` is the same as."""
-    mine, found = fingerprints[slug], []
-    for other, its in fingerprints.items():
+    """Return a finding for each step that is equal to ``slug``."""
+    this, findings = fingerprints[slug], []
+    for other, peer in fingerprints.items():
         if other == slug:
             continue
-        if mine.full_identity == its.full_identity:
-            found.append(Finding(f"another configuration than {other}", "the same configuration"))
-        elif mine.small_function != its.small_function and same(mine, its):
-            what = "outputs, gradients and trained weights are equal for equal parameters"
-            found.append(Finding(f"another function or another training than {other}", what))
-    return found
+        if this.full_identity == peer.full_identity:
+            expected = f"another configuration than {other}"
+            findings.append(Finding("distinct-configuration", expected, "the same configuration"))
+        elif this.small_function != peer.small_function and same(this, peer):
+            text = "outputs, gradients and trained weights are equal for equal parameters"
+            expected = f"another function or another training than {other}"
+            findings.append(Finding("distinct-function", expected, text))
+    return findings
 
 
 def same(a: Fingerprint, b: Fingerprint) -> bool:
-    """Whether two steps cannot be told apart; a parameter that only one has tells nothing."""
+    """Return whether two fingerprints are equal.
+
+    Parameters that only one of the two steps has are ignored.
+    """
     return (
         _close(a.outputs, b.outputs, _TOLERANCE)
         and _close(a.gradients, b.gradients, _TOLERANCE)
@@ -72,7 +77,7 @@ def same(a: Fingerprint, b: Fingerprint) -> bool:
 
 
 def fingerprint(subject: "Subject") -> Fingerprint:
-    """Logits and gradients of the filled model, and what the trainer makes of it."""
+    """Compute logits and gradients of the filled model, and the result of training it."""
     import torch
 
     from gpt2.check.fill import fill, projections
@@ -85,10 +90,10 @@ def fingerprint(subject: "Subject") -> Fingerprint:
     fill(model)
     idx_BT = subject.tokens(2, _LENGTH)
     logits = model(idx_BT[:, :-1])
-    # The trainer's own path to the loss.
+    # Compute the loss as the trainer does.
     session.forward(idx_BT[:, :-1], idx_BT[:, 1:]).backward()
     gradients = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
-    found = projections(_by_shape(gradients))
+    gradient_projections = projections(_by_shape(gradients))
     session.optimizer.zero_grad(set_to_none=True)
     for i in range(session.budget.iterations):
         piece_BT = subject.tokens(1, _LENGTH, skip=i * _LENGTH)
@@ -101,7 +106,7 @@ def fingerprint(subject: "Subject") -> Fingerprint:
         canonical_json(subject.config.identity()),
         canonical_json(small.function()),
         projections({"logits": logits}),
-        found,
+        gradient_projections,
         projections(trained),
     )
 
@@ -111,7 +116,7 @@ def _by_shape(tensors: Mapping) -> dict:
 
 
 def _close(a: Projections, b: Projections, tolerance: float) -> bool:
-    """Whether all that both have is equal, relative to its norm."""
+    """Return whether all common entries are equal, relative to their norms."""
     return all(
         abs(a[name][0] - b[name][0]) <= tolerance * max(a[name][1], b[name][1])
         for name in a.keys() & b.keys()

@@ -1,7 +1,7 @@
-"""Random configurations that the Kconfig tree and all rules allow; imports no torch.
+"""Random configurations that satisfy the Kconfig tree and all rules; imports no torch.
 
-What a user can set is set with some probability, once what it depends on has been drawn. A broken
-rule names its symbol first: that one is made to fit, drawn again, or the whole draw is rejected.
+Each symbol is set with some probability once its dependencies are drawn. A violated rule starts its
+message with a symbol: that symbol is derived or drawn again, or the whole draw is rejected.
 """
 
 import math
@@ -19,13 +19,13 @@ from lib.errors import ConfigError
 from lib.kconfig import Layer, Tree
 from lib.tracking import TRACKERS
 
-# Part of the symbols that a draw sets.
-_SHARE = 0.6
-# Part of the numbers that are an end of their range.
-_EDGE = 0.1
-_REPAIRS = 30
-# Narrower than the legal bounds: beyond them nothing learns, as a check would rightly say, or the
-# small form of the configuration, which keeps its proportions, is not small.
+# Probability that an available symbol is set.
+_SET_PROBABILITY = 0.6
+# Probability that a number is an end of its range.
+_EDGE_PROBABILITY = 0.1
+_MAX_REPAIRS = 30
+# Narrower than the legal bounds. Beyond these, training does not learn and checks rightly fail, or the
+# small form, which keeps the configuration's proportions, is not small.
 _BOUNDS: Mapping[str, tuple[float, float]] = {
     "LEARNING_RATE": (1e-4, 3e-3),
     "MIN_LEARNING_RATE": (0.0, 1e-3),
@@ -36,23 +36,23 @@ _BOUNDS: Mapping[str, tuple[float, float]] = {
     "ADAM_BETA2": (0.5, 0.9999),
     "ADAM_EPS": (1e-12, 1e-6),
     "SGD_MOMENTUM": (0.0, 0.99),
-    # A strength of 0 is off.
+    # A strength of 0 turns the mechanism off.
     "RECIPROCAL_ALPHA": (0.05, 2.0),
     "RA_CROSS_TOKEN_ALPHA": (0.05, 1.0),
     "MLP_ATTN_GATE_ALPHA": (0.05, 1.0),
     "MLP_CROSS_TOKEN_ALPHA": (0.05, 2.0),
     "MLP_LATENT_ALPHA": (0.05, 2.0),
-    # Above 1, nothing is kept of rows that are even, as all are at first.
+    # Above 1, no weight of a uniform row remains, and all rows are nearly uniform at first.
     "MLP_CROSS_TOKEN_TAU": (0.0, 1.0),
-    # A gate that is shut or wide open has no gradient that fp32 can add.
+    # The gradient of a saturated gate is below fp32 resolution.
     "RA_CROSS_TOKEN_SCALE": (-3.0, 3.0),
     "RA_CROSS_TOKEN_BIAS": (-3.0, 3.0),
     "MLP_ATTN_GATE_BIAS": (-3.0, 3.0),
-    # In the few iterations of the small form the ramp has to have steps, and the loss to fall.
+    # Within the few iterations of the small form the ramp needs steps, and the loss has to fall.
     "PRUNING_SPARSITY": (0.05, 0.8),
     "PRUNING_WARMUP": (0.0, 0.4),
     "PRUNING_RAMP_END": (0.6, 1.0),
-    # Less than this is held by no small width.
+    # No small width allows less than this.
     "MLP_RATIO": (0.5, 20.0),
     "MLP_HIDDEN": (0, 8192),
     "MLP_ATTN_GATE_DIM": (1, 1024),
@@ -61,13 +61,13 @@ _BOUNDS: Mapping[str, tuple[float, float]] = {
 }
 _NAME = re.compile(r"[A-Z][A-Z0-9_]+")
 
-# Symbol → text of the value, as a configuration file has it.
+# Symbol → text of the value, as in a configuration file.
 Settings = dict[str, str]
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """A configuration, what was set for it, and how many draws were given up before."""
+    """A random configuration, its settings, and the number of draws rejected before it."""
 
     number: int
     settings: Mapping[str, str]
@@ -76,97 +76,106 @@ class Drawn:
 
 
 def draw(tree: Tree, seed: int, number: int) -> Drawn:
-    """The draw ``number`` of ``seed``: always the same one on the same tree."""
+    """Return draw ``number`` of ``seed``, which is deterministic for a given tree."""
     random = Random(f"{seed}/{number}")
     rejected = 0
     while True:
-        settings = _settings(tree, random)
-        for _ in range(_REPAIRS):
+        settings = _random_settings(tree, random)
+        for _ in range(_MAX_REPAIRS):
             try:
                 return Drawn(number, settings, resolved(tree, settings), rejected)
             except ConfigError as error:
-                settings = _repaired(tree, settings, error, random)
+                settings = _redraw_failing(tree, settings, error, random)
         rejected += 1
 
 
 def resolved(tree: Tree, settings: Mapping[str, str]) -> Config:
-    """The configuration of ``settings`` on the defaults. ConfigError where a rule is broken."""
+    """Return the configuration of ``settings`` on top of the defaults.
+
+    Raises ConfigError if a rule is violated.
+    """
     return Config.from_values(tree.resolve([Layer.of("defconfig", "random", settings)]).values)
 
 
 def applicable(tree: Tree, settings: Mapping[str, str]) -> Settings:
-    """What of ``settings`` a user could set; the tree is then at what they add up to."""
-    # Dropped are unmet dependencies and nothing else, because every value is in range.
+    """Return the subset of ``settings`` that a user could set.
+
+    Afterwards the tree is in the state that these settings produce.
+    """
+    # Only unmet dependencies are dropped, because every value is in range.
     layer, _ = tree.adapt(Layer.of("config", "random", settings))
     return {assignment.name: assignment.value for assignment in layer.assignments}
 
 
-def _settings(tree: Tree, random: Random) -> Settings:
-    """Values for symbols in the order in which they come to be available."""
+def _random_settings(tree: Tree, random: Random) -> Settings:
+    """Draw values for symbols in the order in which they become available."""
     settings: Settings = {}
     seen: set[str] = set()
     applicable(tree, settings)
-    while new := [item for item in _drawable(tree) if item.name not in seen]:
-        for item in new:
+    while items := [item for item in _drawable_items(tree) if item.name not in seen]:
+        for item in items:
             seen.add(item.name)
-            if random.random() < _SHARE:
-                settings |= _setting(item, random)
+            if random.random() < _SET_PROBABILITY:
+                settings |= _random_setting(item, random)
         settings = applicable(tree, settings)
     return settings
 
 
-def _drawable(tree: Tree) -> list[Symbol | Choice]:
-    """What a user could set now and a run could depend on; free text stays as it is."""
-    return [item for item in tree.items() if item.visibility and _matters(item)]
+def _drawable_items(tree: Tree) -> list[Symbol | Choice]:
+    """Return the visible items that affect a run; free text keeps its default."""
+    return [item for item in tree.items() if item.visibility and _affects_run(item)]
 
 
-def _matters(item: Symbol | Choice) -> bool:
+def _affects_run(item: Symbol | Choice) -> bool:
     reader = readers().get(item.name)
     if reader is None:
-        # Whoever watches a run does not change it.
+        # A tracker does not change the run.
         return item.name.lower() not in TRACKERS
-    text = reader.kind is str and not isinstance(item, Choice)
-    return reader.owner is not StudyConfig and not text
+    is_text = reader.kind is str and not isinstance(item, Choice)
+    return reader.owner is not StudyConfig and not is_text
 
 
-def _setting(item: Symbol | Choice, random: Random) -> Settings:
-    """A legal value, by the name that is assigned."""
+def _random_setting(item: Symbol | Choice, random: Random) -> Settings:
+    """Draw a legal value; the key is the name that is assigned."""
     if isinstance(item, Choice):
         return {random.choice([member.name for member in item.syms if member.visibility]): "y"}
     if item.orig_type is BOOL:
         return {item.name: random.choice("yn")}
     if item.orig_type is INT:
-        least, most = _BOUNDS.get(item.name) or _range(item)
-        return {item.name: str(_whole(int(least), int(most), random))}
+        low, high = _BOUNDS.get(item.name) or _range(item)
+        return {item.name: str(_random_integer(int(low), int(high), random))}
     reader = readers()[item.name]
     low, high = _BOUNDS.get(item.name, (reader.low, reader.high))
     assert low is not None and high is not None, item.name
-    return {item.name: f"{_real(low, high, random):.3g}"}
+    return {item.name: f"{_random_float(low, high, random):.3g}"}
 
 
-def _whole(low: int, high: int, random: Random) -> int:
-    """Even on a logarithmic scale, and the ends more often."""
-    if random.random() < _EDGE:
+def _random_integer(low: int, high: int, random: Random) -> int:
+    """Draw from a log-uniform distribution, with extra weight on the ends."""
+    if random.random() < _EDGE_PROBABILITY:
         return random.choice((low, high))
     return round(math.exp(random.uniform(math.log(max(low, 1)), math.log(high))))
 
 
-def _real(low: float, high: float, random: Random) -> float:
-    """Even, but on a logarithmic scale where the bounds are orders of magnitude apart."""
-    if random.random() < _EDGE:
+def _random_float(low: float, high: float, random: Random) -> float:
+    """Draw from a uniform distribution, with extra weight on the ends.
+
+    The distribution is log-uniform if the bounds differ by more than two orders of magnitude.
+    """
+    if random.random() < _EDGE_PROBABILITY:
         return random.choice((low, high))
     if low > 0.0 and high / low > 100.0:
         return math.exp(random.uniform(math.log(low), math.log(high)))
     return random.uniform(low, high)
 
 
-def _repaired(tree: Tree, settings: Settings, error: ConfigError, random: Random) -> Settings:
-    """Other values for the symbols that the problems name."""
+def _redraw_failing(tree: Tree, settings: Settings, error: ConfigError, random: Random) -> Settings:
+    """Draw other values for the symbols named by the problems."""
     settings = applicable(tree, settings)
     values = tree.resolve([Layer.of("defconfig", "random", settings)]).values
     for problem in error.problems:
-        named = _NAME.match(problem.what)
-        item = tree.find(named[0]) if named else None
+        match = _NAME.match(problem.what)
+        item = tree.find(match[0]) if match else None
         if item is None:
             continue
         if isinstance(item, Symbol) and item.choice:
@@ -174,25 +183,25 @@ def _repaired(tree: Tree, settings: Settings, error: ConfigError, random: Random
         if isinstance(item, Choice):
             settings = {k: v for k, v in settings.items() if k not in {m.name for m in item.syms}}
         if item.visibility:
-            settings |= _fitting(item, values) or _setting(item, random)
+            settings |= _derived_setting(item, values) or _random_setting(item, random)
     return applicable(tree, settings)
 
 
-def _fitting(item: Symbol | Choice, values: Mapping[str, Value]) -> Settings:
-    """What a rule leaves no choice about; an end of the range where that lies outside."""
+def _derived_setting(item: Symbol | Choice, values: Mapping[str, Value]) -> Settings:
+    """Return the value that a rule determines, clamped to the symbol's range."""
     if item.name not in ("GLOBAL_BATCH", "N_EMBD"):
         return {}
     low, high = _range(item)
     if item.name == "GLOBAL_BATCH":
-        each = int(values["BATCH_SIZE"]) * int(values["GPUS"])
-        passes = max(1, min(int(values["GRAD_ACCUMULATION"]), high // each))
-        batch = min(high, each * passes)
+        per_pass = int(values["BATCH_SIZE"]) * int(values["GPUS"])
+        passes = max(1, min(int(values["GRAD_ACCUMULATION"]), high // per_pass))
+        batch = min(high, per_pass * passes)
         return {"GLOBAL_BATCH": str(batch), "GRAD_ACCUMULATION": str(passes)}
     heads = int(values["N_HEAD"])
     return {"N_EMBD": str(max(low, int(values["N_EMBD"]) // heads * heads, heads))}
 
 
 def _range(item: Symbol) -> tuple[int, int]:
-    """Both ends of a number's range."""
+    """Return both ends of an integer symbol's range."""
     low, high = item.ranges[0][:2]
     return int(low.str_value), int(high.str_value)

@@ -1,7 +1,7 @@
-"""What a query of native sparse attention sees: the tokens of the definition, none more, none fewer.
+"""Receptive field of native sparse attention: exactly the tokens of the paper's definition.
 
-T tokens, S those that are changed, one in each row of a batch, N heads, K key/value heads, H head
-dim, M compressed blocks.
+T tokens, S perturbed tokens, one in each row of a batch, N heads, K key/value heads, H head dim, M
+compressed blocks, n selected blocks.
 """
 
 import torch
@@ -15,12 +15,15 @@ from gpt2.attention.nsa.reference import selected_blocks
 from gpt2.check.finding import Finding
 from gpt2.check.subject import Subject
 
-# Of a head output, where a value changes by 1. Weights are at least about e^-20.
-_CHANGED = 1e-13
+# Change of a head's output that counts, if a value changes by 1; weights are above about e^-20.
+_MIN_CHANGE = 1e-13
 
 
 def check(subject: Subject) -> list[Finding]:
-    """Of steps with the pattern: every query and token of the small size, branch by branch."""
+    """Check every query and token of the small size, branch by branch.
+
+    Only steps with native sparse attention are checked; others pass.
+    """
     attention = subject.model.h[0].attn
     if not isinstance(attention.pattern, Nsa):
         return []
@@ -33,7 +36,7 @@ def check(subject: Subject) -> list[Finding]:
         torch.randn(1, count, length, pattern.head_dim, generator=generator).double()
         for count in (heads, key_heads)
     )
-    # Row 0 as it is, row s + 1 with another value of token s.
+    # Row 0 is the original; in row s + 1 the value of token s differs.
     v_BKTH = torch.randn(1, key_heads, length, pattern.head_dim, generator=generator).double()
     v_BKTH = v_BKTH.repeat(length + 1, 1, 1, 1)
     for s in range(length):
@@ -41,77 +44,81 @@ def check(subject: Subject) -> list[Finding]:
     k_BKTH, q_BNTH = (x.expand(length + 1, -1, -1, -1) for x in (k_1KTH, q_1NTH))
     with torch.no_grad():
         blocks_MH = compress(k_1KTH, options, pattern.phi_k)
-        blocks = (
+        compressed_kv = (
             blocks_MH.expand(length + 1, -1, -1, -1),
             compress(v_BKTH, options, pattern.phi_v),
         )
-        compressed = blocks if options.branch_compressed else blocks[:1] if options.ranks else None
-        pair = (k_BKTH, v_BKTH)
+        compressed = (
+            compressed_kv
+            if options.branch_compressed
+            else compressed_kv[:1] if options.ranks else None
+        )
+        keys_values = (k_BKTH, v_BKTH)
         keys = Keys(
             compressed,
-            pair if options.branch_selected else None,
-            pair if options.branch_window else None,
+            keys_values if options.branch_selected else None,
+            keys_values if options.branch_window else None,
         )
         branches = attend_branches(q_BNTH, keys, options, 0, pattern.block)
-        lists = _lists(options, q_1NTH, blocks_MH, pattern.block)
-    found = []
+        selected_KTn = _selected_blocks(options, q_1NTH, blocks_MH, pattern.block)
+    findings = []
     for name, out_BNTH in zip(options.branches, branches, strict=True):
-        changes_SNT = (out_BNTH[1:] - out_BNTH[:1]).abs().amax(-1) > _CHANGED
-        found += _compare(name, options, changes_SNT, lists)
-    return found
+        changes_SNT = (out_BNTH[1:] - out_BNTH[:1]).abs().amax(-1) > _MIN_CHANGE
+        findings += _compare(name, options, changes_SNT, selected_KTn)
+    return findings
 
 
 def _compare(
-    name: str, options: NsaOptions, changes_SNT: Tensor, lists: list[list[list[int]]]
+    name: str, options: NsaOptions, changes_SNT: Tensor, selected_KTn: list[list[list[int]]]
 ) -> list[Finding]:
-    """The first query that sees others than the definition says."""
+    """Return a finding for the first query whose visible tokens differ from the definition."""
     for n in range(changes_SNT.shape[1]):
-        chosen = lists[n * len(lists) // changes_SNT.shape[1]]
+        selected_Tn = selected_KTn[n * len(selected_KTn) // changes_SNT.shape[1]]
         for t in range(changes_SNT.shape[2]):
             seen = changes_SNT[:, n, t].nonzero().flatten().tolist()
-            wanted = _tokens(name, options, t, chosen[t])
-            if seen != wanted:
-                what = f"query {t} of head {n} sees tokens {_short(wanted)} in its {name} branch"
-                return [Finding(what, _short(seen))]
+            expected = _expected_tokens(name, options, t, selected_Tn[t])
+            if seen != expected:
+                text = f"query {t} of head {n} sees tokens {_ranges(expected)} in its {name} branch"
+                return [Finding("receptive-field", text, _ranges(seen))]
     return []
 
 
-def _tokens(name: str, options: NsaOptions, t: int, chosen: list[int]) -> list[int]:
-    """By the definition."""
+def _expected_tokens(name: str, options: NsaOptions, t: int, selected: list[int]) -> list[int]:
+    """Return the tokens visible to query ``t``, from the paper's definition."""
     match name:
         case "window":
             return list(range(max(0, t - options.window + 1), t + 1))
         case "selected":
-            return [s for s in range(t + 1) if s // options.select in chosen]
+            return [s for s in range(t + 1) if s // options.select in selected]
     ends = range(options.compress, t + 2, options.stride)
     return sorted({s for end in ends for s in range(end - options.compress, end)})
 
 
-def _lists(
+def _selected_blocks(
     options: NsaOptions, q_1NTH: Tensor, blocks_1KMH: Tensor, block: int
 ) -> list[list[list[int]]]:
-    """Of every key head and query the selected blocks, by the definition."""
+    """Return the selected blocks of each key head and query, from the definition."""
     heads, (_, n_head, length, width) = blocks_1KMH.shape[1], q_1NTH.shape
     if not options.branch_selected:
         return [[[]] * length] * heads
     if not options.ranks:
-        drawn = drawn_blocks(options, block, heads, 0, length, q_1NTH.device)
-        return [[[j for j in row if j >= 0] for row in rows] for rows in drawn[0].tolist()]
-    found = []
+        blocks_BKTn = drawn_blocks(options, block, heads, 0, length, q_1NTH.device)
+        return [[[j for j in row if j >= 0] for row in rows] for rows in blocks_BKTn[0].tolist()]
+    selected = []
     for k in range(heads):
         queries_gTH = q_1NTH[0, k * n_head // heads : (k + 1) * n_head // heads]
         scores_gTM = queries_gTH @ blocks_1KMH[0, k].mT * width**-0.5
         rows = []
         for t in range(length):
-            seen = max(0, (t + 1 - options.compress) // options.stride + 1)
-            weights_M = scores_gTM[:, t, :seen].softmax(-1).sum(0)
+            visible = max(0, (t + 1 - options.compress) // options.stride + 1)
+            weights_M = scores_gTM[:, t, :visible].softmax(-1).sum(0)
             rows.append(selected_blocks(t, weights_M.tolist(), options))
-        found.append(rows)
-    return found
+        selected.append(rows)
+    return selected
 
 
-def _short(tokens: list[int]) -> str:
-    """Runs of tokens: 0-3, 8-15."""
+def _ranges(tokens: list[int]) -> str:
+    """Format tokens as ranges, such as 0-3, 8-15."""
     runs: list[list[int]] = []
     for token in tokens:
         if runs and token == runs[-1][1] + 1:

@@ -1,4 +1,4 @@
-"""One symbol, changed alone on a small base that makes it available, and what comes of it."""
+"""Effect of changing one symbol alone, on a small base that makes the symbol available."""
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,16 +20,16 @@ from gpt2.training.records import Records
 from gpt2.training.start import open_session, warm_up
 from gpt2.training.stopping import Stop
 from lib.binding import Value
-from lib.errors import ConfigError
+from lib.errors import ConfigError, Problem
 from lib.kconfig import Tree
 from lib.rundir import RunDir
 
-# Gradient norms that go up now and then, and a small rise that counts as a spike.
+# Gradient norms that rise now and then, and a threshold that counts small rises as spikes.
 _SPIKES = {"SPAM_SPIKE_THRESHOLD": "0.0", "SPAM_SPIKE_WINDOW": "2", "LEARNING_RATE": "0.03"}
-# The profile that takes bf16 and TF32 without a reason.
+# The profile that allows bf16 and TF32 without a reason.
 _FAST = {"RUN_PROFILE_MAXOUT_SPEED": "y"}
-# Settings of the base without which a symbol would have nothing to act on.
-_BASE: Mapping[str, Settings] = {
+# Settings of the base without which a symbol has no effect.
+_BASE_SETTINGS: Mapping[str, Settings] = {
     "SPAM_CLIP_DELAY": {"SPAM_THETA": "1"},
     "SPAM_SPIKE_THRESHOLD": _SPIKES,
     "SPAM_SPIKE_WINDOW": _SPIKES,
@@ -44,8 +44,8 @@ _BASE: Mapping[str, Settings] = {
     # The first variant that trains for longer.
     "ADAMWPRUNE_STRETCH": {"ADAMWPRUNE_VARIANT_BITTER3": "y"},
 }
-# Values of the small base itself, which shrinking would not leave.
-_SMALL: Mapping[str, Mapping[str, Value]] = {
+# Values of the small base that shrinking would change.
+_SMALL_VALUES: Mapping[str, Mapping[str, Value]] = {
     "BLOCK_SIZE": {"EVAL_TOKENS": 256},
     "BUDGET": {"MAX_TOKENS": 160, "GPT2_MAX_TIME": 1},
     "MAX_TOKENS": {"BUDGET": "tokens", "MAX_TOKENS": 320},
@@ -59,31 +59,33 @@ _SMALL: Mapping[str, Mapping[str, Value]] = {
         "NSA_WINDOW": 4,
     },
 }
-# What a rule wants to be changed with it.
-_TOGETHER: Mapping[str, Mapping[str, Value]] = {
+# Symbols that a rule requires to change together.
+_JOINT_CHANGES: Mapping[str, Mapping[str, Value]] = {
     "GLOBAL_BATCH": {"GLOBAL_BATCH": 4, "GRAD_ACCUMULATION": 4},
     "BATCH_SIZE": {"BATCH_SIZE": 2, "GRAD_ACCUMULATION": 1},
     "GRAD_ACCUMULATION": {"BATCH_SIZE": 2, "GRAD_ACCUMULATION": 1},
     "LOADER_WORKERS": {"LOADER_WORKERS": 1, "PREFETCH_FACTOR": 2},
-    # Empty where the device is to know it.
+    # Empty if the device determines it.
     "PEAK_TFLOPS": {"PEAK_TFLOPS": "1.5"},
 }
 
 
 def work(names: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """In a worker: each symbol, and what is wrong with it, or ""."""
+    """Yield each symbol and its problem, or ""; runs in a worker."""
     tree = Tree()
     with Workshop() as workshop:
         effects = Effects(workshop)
         for name in names:
-            fault = ""
+            problem = None
             with Outcome() as outcome:
-                fault = wrong(tree, name, effects)
-            yield name, outcome.text or fault
+                problem = wrong(tree, name, effects)
+            if outcome.code:
+                problem = Problem(outcome.text, code=outcome.code)
+            yield name, str(problem) if problem else ""
 
 
 class Effects:
-    """What configurations compute and learn, each found out once."""
+    """Cache of the functions and training results of configurations."""
 
     def __init__(self, workshop: Workshop) -> None:
         self._workshop = workshop
@@ -91,18 +93,20 @@ class Effects:
         self._runs: dict[str, tuple[Any, ...]] = {}
 
     def differ(self, a: Config, b: Config) -> bool:
-        """As functions of their parameters, or as runs of the trainer."""
-        return not same(self._fingerprint(a), self._fingerprint(b)) or self._run(a) != self._run(b)
+        """Return whether the functions or the training runs of two configurations differ."""
+        return not same(self._fingerprint(a), self._fingerprint(b)) or self._train(
+            a
+        ) != self._train(b)
 
     def _fingerprint(self, config: Config) -> Fingerprint:
         key = repr(sorted(config.values.items()))
         if key not in self._fingerprints:
             case = Case("knobs", "knobs", "knobs", config)
-            self._fingerprints[key] = fingerprint(_Small(case, self._workshop))
+            self._fingerprints[key] = fingerprint(_SmallSubject(case, self._workshop))
         return self._fingerprints[key]
 
-    def _run(self, config: Config) -> tuple[Any, ...]:
-        """Steps, and the loss and size of an evaluation after them: any other weight shows."""
+    def _train(self, config: Config) -> tuple[Any, ...]:
+        """Train and evaluate. Return the steps, and the loss and token count of the evaluation."""
         key = repr(sorted(config.values.items()))
         if key not in self._runs:
             records = Records(RunDir(self._workshop.new_folder()), lambda event: None)
@@ -110,52 +114,64 @@ class Effects:
             warm_up(session)
             limit = config.run_time_limit_seconds
             train.train(session, Stop(lambda: False, limit, session.group.agree))
-            found = session.evaluate(session.model)
-            assert found is not None
-            self._runs[key] = (session.iteration, found.loss, found.tokens)
+            evaluation = session.evaluate(session.model)
+            assert evaluation is not None
+            self._runs[key] = (session.iteration, evaluation.loss, evaluation.tokens)
             records.close()
         return self._runs[key]
 
 
-class _Small(Subject):
-    """A configuration that is small already."""
+class _SmallSubject(Subject):
+    """A subject whose configuration is small already."""
 
     @property
     def exact(self) -> Config:  # type: ignore[override]
-        """Without dropout and narrow types."""
+        """Return the configuration without dropout and narrow types."""
         return changed(self.config, DROPOUT="0.0", PRECISION="fp32")
 
 
 def reveal(tree: Tree, item: Symbol | Choice) -> Settings:
-    """The fewest settings with which a user could set ``item``; ConfigError where none are found."""
+    """Return a minimal set of settings with which a user could set ``item``.
+
+    Raises ConfigError if there is none.
+    """
     settings = _reveal(tree, item, {})
     if settings is None:
-        raise ConfigError(f"{item.name}: no base was found on which it can be set")
+        what = f"{item.name}: no base configuration makes it available"
+        raise ConfigError(Problem(what, code="symbol.unreachable"))
     return settings
 
 
-def wrong(tree: Tree, name: str, effects: Effects) -> str:
-    """What is wrong with the symbol or choice ``name``; "" where it does as it is declared."""
+def wrong(tree: Tree, name: str, effects: Effects) -> Problem | None:
+    """Return the problem of the symbol or choice ``name``, or None.
+
+    A symbol passes if changing it has an effect exactly when it is declared to have one.
+    """
     item = tree.find(name)
     assert item is not None
     reader = readers().get(name)
     acts = reader is None or reader.identity
     try:
-        settings = reveal(tree, item) | _BASE.get(name, {})
-        base = changed(_small(resolved(tree, settings)), **_SMALL.get(name, {}))
+        settings = reveal(tree, item) | _BASE_SETTINGS.get(name, {})
+        base = changed(_small(resolved(tree, settings)), **_SMALL_VALUES.get(name, {}))
         flips = list(_flips(tree, item, settings, base))
     except ConfigError as error:
-        return str(error)
+        return error.problems[0]
     if not flips:
-        return "has no other value on its base"
+        return Problem("no other legal value on its base", code="symbol.single-value")
     changes = (effects.differ(base, flipped) for flipped in flips)
     if not acts:
-        return "is declared to change nothing, and does" if any(changes) else ""
+        if not any(changes):
+            return None
+        what = "changes results (declared to have no effect on them)"
+        return Problem(what, code="symbol.unexpected-effect")
     if not isinstance(item, Choice):
-        return "" if any(changes) else "changes nothing"
+        return None if any(changes) else Problem("no effect", code="symbol.no-effect")
     same_as = base.values[name]
     idle = [str(f.values[name]) for f, differs in zip(flips, changes, strict=True) if not differs]
-    return f"{', '.join(idle)} is no other than {same_as}" if idle else ""
+    if not idle:
+        return None
+    return Problem(f"{', '.join(idle)} equals {same_as}", code="symbol.no-effect")
 
 
 def _small(config: Config) -> Config:
@@ -163,14 +179,14 @@ def _small(config: Config) -> Config:
 
 
 def _flips(tree: Tree, item: Symbol | Choice, settings: Settings, base: Config) -> Iterator[Config]:
-    """The base with other values of ``item`` alone, as far as they are legal."""
-    if item.name in _TOGETHER:
-        yield changed(base, **_TOGETHER[item.name])
+    """Yield the base with other legal values of ``item`` alone."""
+    if item.name in _JOINT_CHANGES:
+        yield changed(base, **_JOINT_CHANGES[item.name])
         return
     smalls = [_small(config) for config in _reconfigured(tree, item, settings)]
     other = [small for small in smalls if small.values[item.name] != base.values[item.name]]
     if other:
-        yield from (changed(small, **_SMALL.get(item.name, {})) for small in other)
+        yield from (changed(small, **_SMALL_VALUES.get(item.name, {})) for small in other)
         return
     for value in _other_values(item, base.values[item.name]):
         try:
@@ -180,24 +196,24 @@ def _flips(tree: Tree, item: Symbol | Choice, settings: Settings, base: Config) 
 
 
 def _reconfigured(tree: Tree, item: Symbol | Choice, settings: Settings) -> Iterator[Config]:
-    """By way of Kconfig, for what makes other symbols available."""
+    """Yield configurations resolved by Kconfig, for items that make other symbols available."""
     applicable(tree, settings)
     if isinstance(item, Choice):
         names = [m.name for m in item.syms if m.visibility and m is not item.selection]
-        given = [{name: "y"} for name in names]
+        changes = [{name: "y"} for name in names]
     elif item.orig_type is BOOL:
-        given = [{item.name: "n" if item.str_value == "y" else "y"}]
+        changes = [{item.name: "n" if item.str_value == "y" else "y"}]
     else:
-        given = []
-    for more in given:
+        changes = []
+    for change in changes:
         try:
-            yield resolved(tree, applicable(tree, settings | more))
+            yield resolved(tree, applicable(tree, settings | change))
         except ConfigError:
             continue
 
 
 def _other_values(item: Symbol | Choice, value: Value) -> Iterator[Value]:
-    """Values near and far; of a choice and a bool all."""
+    """Yield other values: all of a choice or bool, near and distant ones of a number."""
     if isinstance(item, Choice):
         members = (m.name.removeprefix(f"{item.name}_").lower() for m in item.syms)
         yield from (member for member in members if member != value)
@@ -206,12 +222,12 @@ def _other_values(item: Symbol | Choice, value: Value) -> Iterator[Value]:
     elif item.orig_type is INT:
         number = int(value)
         low, high = (int(bound.str_value) for bound in item.ranges[0][:2])
-        near = dict.fromkeys((2 * number, number + 1, number // 2, number - 1, low))
-        yield from (n for n in near if low <= n <= high and n != number)
+        candidates = dict.fromkeys((2 * number, number + 1, number // 2, number - 1, low))
+        yield from (n for n in candidates if low <= n <= high and n != number)
     elif readers()[item.name].kind is float:
         real, reader = float(value), readers()[item.name]
-        around = dict.fromkeys((real / 2, 2 * real, real + 0.5, reader.low, reader.high))
-        yield from (str(x) for x in around if x is not None and x != real)
+        candidates = dict.fromkeys((real / 2, 2 * real, real + 0.5, reader.low, reader.high))
+        yield from (str(x) for x in candidates if x is not None and x != real)
     else:
         yield f"{value}x"
 
@@ -223,9 +239,11 @@ def _reveal(tree: Tree, item: Symbol | Choice, settings: Settings) -> Settings |
     conditions = [node.prompt[1] for node in item.nodes if node.prompt] + [item.direct_dep]
     needed: set[Any] = set()
     for condition in conditions:
-        needed |= {found for found in expr_items((AND, condition, condition)) if found.nodes}
-    ways = [list(_changes(tree, operand, settings)) for operand in sorted(needed, key=_name)]
-    for combined in sorted(itertools.product(*ways), key=lambda c: sum(map(len, c))):
+        needed |= {item for item in expr_items((AND, condition, condition)) if item.nodes}
+    alternatives = [
+        list(_changes(tree, operand, settings)) for operand in sorted(needed, key=_name)
+    ]
+    for combined in sorted(itertools.product(*alternatives), key=lambda c: sum(map(len, c))):
         trial = dict(settings)
         for change in combined:
             trial |= change
@@ -236,7 +254,7 @@ def _reveal(tree: Tree, item: Symbol | Choice, settings: Settings) -> Settings |
 
 
 def _changes(tree: Tree, operand: Symbol | Choice, settings: Settings) -> Iterator[Settings]:
-    """Ways to give an operand of a condition another value; first, to leave it."""
+    """Yield ways to change an operand of a condition; the first leaves it unchanged."""
     yield {}
     if isinstance(operand, Choice):
         yield _reveal(tree, operand, settings) or {}
@@ -250,8 +268,8 @@ def _changes(tree: Tree, operand: Symbol | Choice, settings: Settings) -> Iterat
         yield from ({m.name: "y"} for m in operand.choice.syms if m is not operand)
     elif operand.str_value == "y":
         yield {operand.name: "n"}
-    elif (shown := _reveal(tree, operand, before)) is not None:
-        yield shown | {operand.name: "y"}
+    elif (revealed := _reveal(tree, operand, before)) is not None:
+        yield revealed | {operand.name: "y"}
 
 
 def _name(item: Symbol | Choice) -> str:

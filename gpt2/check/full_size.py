@@ -1,6 +1,6 @@
-"""A training step at the configured size works, and fits the memory of its target.
+"""A training step at the configured size runs and fits the memory of its target.
 
-By fake tensors, on any machine; what it takes is noted beside what is wrong with it.
+Fake tensors predict the step on any machine; the prediction is recorded with the findings.
 """
 
 from gpt2.check.finding import Finding
@@ -11,12 +11,12 @@ from lib.machine.gpus import GIB
 
 
 def check(subject: Subject) -> list[Finding]:
-    """Dimensions, types and memory of model, batch, sequence and optimizer as configured."""
+    """Check dimensions, types and peak memory of a training step as configured."""
     config, target = subject.config, subject.workshop.target(subject.config.machine.device)
     try:
         needs = predict(config, target)
     except RunError as error:
-        return [Finding("a training step at the configured size", str(error))]
+        return [Finding("training-step", "a training step at the configured size", str(error))]
     name = target if isinstance(target, str) else target.name
     subject.facts["full_size"] = {
         "target": name,
@@ -32,10 +32,10 @@ def check(subject: Subject) -> list[Finding]:
     if needs.fits:
         return []
     peak, largest = needs.total_bytes / GIB, needs.largest_micro_batch
-    text = f"its tensors take {peak:.1f} of {needs.memory_gib:.1f} GiB at their peak"
+    text = f"peak memory of tensors {peak:.1f} of {needs.memory_gib:.1f} GiB"
     if largest:
         steps = config.train.global_batch // (largest * config.train.gpus)
         text += f"; SET='BATCH_SIZE={largest} GRAD_ACCUMULATION={steps}' fits"
     else:
-        text += "; not even one sequence fits"
-    return [Finding(f"BATCH_SIZE={config.train.batch_size} fits {name}", text)]
+        text += "; a single sequence does not fit either"
+    return [Finding("fits-memory", f"BATCH_SIZE={config.train.batch_size} fits {name}", text)]

@@ -1,4 +1,4 @@
-"""Every parameter learns: a finite gradient other than zero, and a step of the optimizer."""
+"""Every parameter learns: its gradient is finite and nonzero, and the optimizer updates it."""
 
 import torch
 from torch import Tensor
@@ -11,29 +11,30 @@ from gpt2.model import GPT
 
 
 def check(subject: Subject) -> list[Finding]:
-    """From the real initialisation within three steps, from filled parameters at once."""
-    found = _from_initialisation(subject) + _from_filled(subject) + _optimized(subject)
-    return found + (_computed_again(subject) if subject.config.model.grad_checkpointing else [])
+    """Check gradients from the real initialization and from filled parameters."""
+    findings = _from_initialization(subject) + _from_filled(subject) + _optimized(subject)
+    return findings + (_recomputed(subject) if subject.config.model.grad_checkpointing else [])
 
 
-def _from_initialisation(subject: Subject) -> list[Finding]:
-    trial, found = subject.trial, []
-    # SGD moves by the size of the gradient, which may be less than fp32 can add to a weight.
+def _from_initialization(subject: Subject) -> list[Finding]:
+    trial, findings = subject.trial, []
+    # The step of SGD scales with the gradient and may be below the fp32 resolution of a weight.
     always_moves = subject.config.optimizer.name != "sgd"
     for name, before in trial.start.items():
         if name in trial.not_finite:
-            found.append(Finding(f"a finite gradient of {name}", "NaN or infinite"))
+            expected = f"a finite gradient of {name}"
+            findings.append(Finding("finite-gradient", expected, "NaN or infinite"))
         elif name not in trial.with_gradient:
-            text = f"none or zero in {WATCHED} optimizer steps from the initialisation"
-            found.append(Finding(f"a gradient of {name}", text))
+            text = f"none or zero in {WATCHED} optimizer steps from the initialization"
+            findings.append(Finding("nonzero-gradient", f"a gradient of {name}", text))
         elif always_moves and torch.equal(trial.watched[name], before):
-            text = f"equal after {WATCHED} optimizer steps"
-            found.append(Finding(f"the optimizer moves {name}", text))
-    return found
+            text = f"no change after {WATCHED} optimizer steps"
+            findings.append(Finding("moving-parameter", f"the optimizer updates {name}", text))
+    return findings
 
 
 def _from_filled(subject: Subject) -> list[Finding]:
-    model, found = subject.model, []
+    model, findings = subject.model, []
     idx_BT = subject.tokens()
     with subject.in_pieces():
         model(idx_BT[:, :-1], idx_BT[:, 1:]).backward()
@@ -41,27 +42,30 @@ def _from_filled(subject: Subject) -> list[Finding]:
         gradient = parameter.grad
         parameter.grad = None
         if gradient is None or not bool(gradient.any()):
-            text = "none or zero where no parameter is zero"
-            found.append(Finding(f"a gradient of {name}", text))
+            text = "none or zero, although no parameter is zero"
+            findings.append(Finding("nonzero-gradient", f"a gradient of {name}", text))
         elif not bool(torch.isfinite(gradient).all()):
-            found.append(Finding(f"a finite gradient of {name}", "NaN or infinite"))
-    return found
+            expected = f"a finite gradient of {name}"
+            findings.append(Finding("finite-gradient", expected, "NaN or infinite"))
+    return findings
 
 
-def _computed_again(subject: Subject) -> list[Finding]:
-    """Gradient checkpointing gives what keeping all would, with the configured dropout."""
+def _recomputed(subject: Subject) -> list[Finding]:
+    """Check that gradient checkpointing leaves gradients unchanged, with configured dropout."""
     config, idx_BT = subject.shrunk, subject.tokens()
-    kept, again = (_gradients(config, idx_BT, flag) for flag in (False, True))
-    text = "another one with GRAD_CHECKPOINTING=n"
+    stored, recomputed = (_gradients(config, idx_BT, flag) for flag in (False, True))
+    text = "another gradient with GRAD_CHECKPOINTING=n"
     return [
-        Finding(f"the gradient of {name} to the bit, computed again or kept", text)
-        for name in kept
-        if not torch.equal(kept[name], again[name])
+        Finding(
+            "recomputed-gradient", f"the same bits of the gradient of {name} if recomputed", text
+        )
+        for name in stored
+        if not torch.equal(stored[name], recomputed[name])
     ]
 
 
 def _gradients(config: Config, idx_BT: Tensor, grad_checkpointing: bool) -> dict[str, Tensor]:
-    """In fp32, of every parameter that has one, for one draw of dropout."""
+    """Return all gradients in fp32, for one seed of dropout."""
     model = GPT(config.model)
     model.init_weights(config.seed)
     model.grad_checkpointing = grad_checkpointing
@@ -72,11 +76,15 @@ def _gradients(config: Config, idx_BT: Tensor, grad_checkpointing: bool) -> dict
 
 
 def _optimized(subject: Subject) -> list[Finding]:
-    """Each parameter stands in exactly one group of the optimizer."""
+    """Check that each parameter is in exactly one parameter group of the optimizer."""
     session = subject.trial.rehearsal.session
-    given = [id(p) for group in session.optimizer.param_groups for p in group["params"]]
+    grouped = [id(p) for group in session.optimizer.param_groups for p in group["params"]]
     return [
-        Finding(f"{name} in one group of the optimizer", f"in {given.count(id(parameter))}")
+        Finding(
+            "optimizer-groups",
+            f"{name} in one parameter group",
+            f"in {grouped.count(id(parameter))}",
+        )
         for name, parameter in session.model.named_parameters()
-        if given.count(id(parameter)) != 1
+        if grouped.count(id(parameter)) != 1
     ]

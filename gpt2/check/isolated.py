@@ -1,4 +1,4 @@
-"""A sequence depends on nothing but itself: no other row, no earlier call, no mode before.
+"""Outputs of a sequence depend on nothing else: other rows, earlier calls, or earlier modes.
 
 B batch, T tokens, C n_embd.
 """
@@ -17,18 +17,18 @@ from gpt2.model import GPT
 from lib.errors import ConfigError
 
 _DROPOUT = 0.5
-# Standard deviations of what chance drops.
-_SPREAD = 4.5
+# Allowed deviation of a dropped share, in standard deviations.
+_MAX_DEVIATION = 4.5
 
 
 def check(subject: Subject) -> list[Finding]:
-    """Bits are compared, at one batch size."""
+    """Check isolation bit by bit, at one batch size."""
     with subject.in_pieces():
         return _rows(subject) + _calls(subject)
 
 
 def _rows(subject: Subject) -> list[Finding]:
-    """The first row beside others, and the last."""
+    """Check that the first and last rows do not depend on the middle row."""
     model, idx_BT = subject.model, subject.tokens(3)
     changed_BT = idx_BT.clone()
     changed_BT[1] = idx_BT[1].flip(0)
@@ -37,23 +37,24 @@ def _rows(subject: Subject) -> list[Finding]:
     for row in (0, 2):
         if not torch.equal(before[row], after[row]):
             text = f"logits change by {float((before - after)[row].abs().max()):.1e}"
-            return [Finding(f"row {row} does not depend on row 1 of the batch", text)]
+            expected = f"row {row} does not depend on row 1 of the batch"
+            return [Finding("independent-rows", expected, text)]
     return []
 
 
 def _calls(subject: Subject) -> list[Finding]:
-    """The same input gives the same output, whatever came between."""
-    # Flash attention drops no weights on a CPU; this kernel is of the same form.
+    """Check that the same input gives the same output after other calls."""
+    # Flash attention does not support dropout on a CPU; the math kernel computes the same form.
     kernel = (
         {"ATTENTION_BACKEND": "math"}
         if subject.exact.values["ATTENTION_BACKEND"] == "flash"
         else {}
     )
     try:
-        # Dropout that outlives training would draw another mask in every call.
+        # Dropout still active in eval mode would draw another mask in every call.
         config = changed(subject.exact, DROPOUT=str(_DROPOUT), **kernel)
     except ConfigError:
-        # NSA and joined passes have none.
+        # NSA and joined passes do not support dropout.
         config = subject.exact
     model = subject.build(config)
     unused = copy.deepcopy(model)
@@ -62,55 +63,59 @@ def _calls(subject: Subject) -> list[Finding]:
     with torch.no_grad():
         first = model(idx_BT)
         if not torch.equal(model(idx_BT), first):
-            return [Finding("the same output for the same input", "the second call differs")]
+            expected = "the same output for the same input"
+            return [Finding("repeatable-call", expected, "the second call differs")]
         if not torch.equal(model(other_BT), unused(other_BT)):
-            return [Finding("no trace of a first batch of this shape", "the next call differs")]
+            expected = "no state from a first batch of the same shape"
+            return [Finding("stateless-call", expected, "the next call differs")]
         model(subject.tokens(3, 7))
         if not torch.equal(model(idx_BT), first):
-            return [Finding("no trace of another batch", "the call after it differs")]
+            expected = "no state from a batch of another shape"
+            return [Finding("stateless-call", expected, "the next call differs")]
     model.train()
-    if found := _dropped(model, subject.tokens(32, 5), config.model.shape.dropout):
-        return found
+    if findings := _dropped(model, subject.tokens(32, 5), config.model.shape.dropout):
+        return findings
     model.zero_grad(set_to_none=True)
     model.eval()
     with torch.no_grad():
         if not torch.equal(model(idx_BT), first):
-            return [Finding("no trace of a training step without update", "evaluation differs")]
+            expected = "no state from a training step without update"
+            return [Finding("stateless-training", expected, "the evaluation differs")]
     return []
 
 
-def _dropped(model: GPT, ids_BT: Tensor, wanted: float) -> list[Finding]:
-    """Training drops its part of the embeddings, of every branch, and of the attention weights."""
+def _dropped(model: GPT, ids_BT: Tensor, rate: float) -> list[Finding]:
+    """Check the dropout rates of embeddings, branches and attention weights in training."""
     zeros: dict[str, Tensor] = {}
 
-    def note(place: str, x: Tensor) -> None:
-        zeros[place] = x == 0.0
+    def record(location: str, x: Tensor) -> None:
+        zeros[location] = x == 0.0
 
-    attended: list[Tensor] = []
+    has_keys_BT: list[Tensor] = []
 
-    def note_first_token(place: str, x_BTC: Tensor) -> None:
-        """Its heads have one key to see, or none."""
-        attended[:] = [x_BTC.any(-1)]
-        note(place, x_BTC[:, 0].unflatten(-1, (model.config.shape.n_head, -1))[..., 0])
+    def record_first_token(location: str, x_BTC: Tensor) -> None:
+        """Record the heads of the first token, which attends to one key or none."""
+        has_keys_BT[:] = [x_BTC.any(-1)]
+        record(location, x_BTC[:, 0].unflatten(-1, (model.config.shape.n_head, -1))[..., 0])
 
-    def note_attention(place: str, x_BTC: Tensor) -> None:
-        """Of tokens that saw any key; without a bias the others get nothing to drop."""
-        note(place, x_BTC[attended[0]])
+    def record_attention(location: str, x_BTC: Tensor) -> None:
+        """Record tokens that attend to any key; others have no output to drop without a bias."""
+        record(location, x_BTC[has_keys_BT[0]])
 
-    def before(note: Any, place: str) -> Any:
-        return lambda module, given: note(place, given[0])
+    def before(record: Any, location: str) -> Any:
+        return lambda module, given: record(location, given[0])
 
-    def after(note: Any, place: str) -> Any:
-        return lambda module, given, out: note(place, out[0])
+    def after(record: Any, location: str) -> Any:
+        return lambda module, given, out: record(location, out[0])
 
-    hooks = [model.h[0].register_forward_pre_hook(before(note, "embeddings"))]
+    hooks = [model.h[0].register_forward_pre_hook(before(record, "embeddings"))]
     for i, block in enumerate(model.h):
-        seen = before(note_first_token, f"attention weights of block {i}")
-        hooks.append(block.attn.c_proj.register_forward_pre_hook(seen))
+        hook = before(record_first_token, f"attention weights of block {i}")
+        hooks.append(block.attn.c_proj.register_forward_pre_hook(hook))
         hooks.append(
-            block.attn.register_forward_hook(after(note_attention, f"the attention of block {i}"))
+            block.attn.register_forward_hook(after(record_attention, f"the attention of block {i}"))
         )
-        hooks.append(block.mlp.register_forward_hook(after(note, f"the MLP of block {i}")))
+        hooks.append(block.mlp.register_forward_hook(after(record, f"the MLP of block {i}")))
     with torch.random.fork_rng([]):
         torch.manual_seed(0)
         model(ids_BT[:, :-1], ids_BT[:, 1:]).backward()
@@ -118,8 +123,11 @@ def _dropped(model: GPT, ids_BT: Tensor, wanted: float) -> list[Finding]:
         hook.remove()
     return [
         Finding(
-            f"{wanted:.0%} of {place} dropped in training", f"{float(zero.double().mean()):.0%}"
+            "dropout-rate",
+            f"{rate:.0%} of {location} dropped in training",
+            f"{float(zero.double().mean()):.0%}",
         )
-        for place, zero in zeros.items()
-        if abs(int(zero.sum()) / zero.numel() - wanted) > _SPREAD * 0.5 / math.sqrt(zero.numel())
+        for location, zero in zeros.items()
+        if abs(int(zero.sum()) / zero.numel() - rate)
+        > _MAX_DEVIATION * 0.5 / math.sqrt(zero.numel())
     ]

@@ -1,7 +1,8 @@
-"""``make knobs``: every symbol acts, or is declared not to; imports no torch.
+"""The ``make knobs`` command: every symbol has an effect, or is declared to have none.
 
-Changed alone on a small base, a symbol changes what is computed, learned or evaluated; one that is
-declared to change no bit of a result changes none. That is a property of the tree and not of a step.
+Changed alone on a small base, a symbol must change what is computed, learned or evaluated; a symbol
+declared to leave results unchanged must not change a bit. This is a property of the tree, not of a
+step. Imports no torch.
 """
 
 from gpt2.check.readers import REGISTRIES, readers
@@ -13,70 +14,75 @@ from lib.kconfig import SymbolInfo, Tree
 from lib.machine.devices import usable_cores
 from lib.runner.pool import Pool
 
-# What a small run on the CPU cannot show, and why.
+# Symbols whose effect a small run on the CPU cannot show, and what shows it.
 ELSEWHERE = {
-    "MODEL_SIZE": "decides defaults alone",
-    "RUN_PROFILE": "decides defaults and rules alone",
+    "MODEL_SIZE": "only sets defaults",
+    "RUN_PROFILE": "only sets defaults and rules",
     "DEVICE": "a GPU",
-    "MATMUL_PRECISION": "a GPU's products",
-    "CUDNN_BENCHMARK": "a GPU's kernels",
+    "MATMUL_PRECISION": "matrix products on a GPU",
+    "CUDNN_BENCHMARK": "kernels of a GPU",
     "DETERMINISTIC": "operations of a GPU",
     "GPUS": "several processes",
     "DDP_SAFE": "several processes",
-    "GPT2_MAX_TIME": "seconds: no two runs are the same",
-    "OOM_FALLBACK": "memory that runs out",
-    "INIT_FROM": "weights of somebody else",
+    "GPT2_MAX_TIME": "a time budget, which is not deterministic",
+    "OOM_FALLBACK": "running out of memory",
+    "INIT_FROM": "pretrained weights",
     "DATASET": "downloads",
     "DATASET_TOKENS": "downloads",
     "DATASET_PATH": "downloads",
     "DATASET_SUBSET": "downloads",
     "DATASET_REVISION": "downloads",
-    "TOKENIZER": "another text of tokens",
-    "VAL_FRACTION": "another text of tokens",
-    "CUSTOM_PATH": "another text of tokens",
-    "CUSTOM_VAL_PATH": "another text of tokens",
-    "CUSTOM_FORMAT": "another text of tokens",
-    "CUSTOM_TEXT_FIELD": "another text of tokens",
+    "TOKENIZER": "a different token stream",
+    "VAL_FRACTION": "a different token stream",
+    "CUSTOM_PATH": "a different token stream",
+    "CUSTOM_VAL_PATH": "a different token stream",
+    "CUSTOM_FORMAT": "a different token stream",
+    "CUSTOM_TEXT_FIELD": "a different token stream",
 }
 
 
 def knobs(tree: Tree) -> list[SymbolInfo]:
-    """Symbols and choices of a run, without members of choices, what only plans runs, and what only
-    chooses among forms of one function: there last bits may change or not."""
+    """Return the symbols and choices whose effect is tested.
+
+    Excluded are members of choices, symbols that only plan runs, and symbols that only select a
+    backend, which may or may not change the last bits.
+    """
     selecting = {name for registry in REGISTRIES for name in registry.symbols()}
-    told = {name for name, r in readers().items() if r.owner is StudyConfig or r.form}
-    known = (readers().keys() | selecting) - told - ELSEWHERE.keys()
-    return [info for info in tree.symbols() if info.name in known and not info.choice]
+    not_tried = {name for name, r in readers().items() if r.owner is StudyConfig or r.form}
+    candidates = (readers().keys() | selecting) - not_tried - ELSEWHERE.keys()
+    return [info for info in tree.symbols() if info.name in candidates and not info.choice]
 
 
 def check_knobs(names: str = "") -> tuple[int, str]:
-    """Try ``names``, or every symbol, in workers; the exit code and the text for stdout."""
-    asked, every = names.replace(",", " ").split(), knobs(Tree())
-    known = {info.name for info in every}
-    if unknown := [name for name in asked if name not in known]:
+    """Test ``names``, or every symbol, in workers. Return the exit code and the text for stdout."""
+    requested, available = names.replace(",", " ").split(), knobs(Tree())
+    available_names = {info.name for info in available}
+    if unknown := [name for name in requested if name not in available_names]:
         raise ConfigError(*(_unknown(name) for name in unknown))
-    tried = [info for info in every if not asked or info.name in asked]
-    workers = min(usable_cores(), len(tried))
-    shares = [([info.name for info in tried[i::workers]],) for i in range(workers)]
+    selected = [info for info in available if not requested or info.name in requested]
+    workers = min(usable_cores(), len(selected))
+    shares = [([info.name for info in selected[i::workers]],) for i in range(workers)]
     pool = Pool((*PRELOAD, "gpt2.check.flip"), {"OMP_NUM_THREADS": "1"})
-    faults: dict[str, str] = {}
-    for done, (name, fault) in enumerate(pool.gather("gpt2.check.flip:work", shares), 1):
-        faults[name] = fault
+    problems: dict[str, str] = {}
+    for done, (name, problem) in enumerate(pool.gather("gpt2.check.flip:work", shares), 1):
+        problems[name] = problem
         if done % 20 == 0:
-            say("KNOBS", f"{done}/{len(tried)} symbols")
+            say("KNOBS", f"{done}/{len(selected)} symbols")
     lines = [
-        f"FAIL  {info.where}: {info.name}: {faults[info.name]}  [make knobs SYM={info.name}]"
-        for info in tried
-        if faults[info.name]
+        f"FAIL  {info.where}: {info.name}: {problems[info.name]}  [make knobs SYM={info.name}]"
+        for info in selected
+        if problems[info.name]
     ]
     code = EXIT_FAILED if lines else EXIT_DONE
-    lines.append(f"{len(tried) - len(lines)} passed, {len(lines)} failed")
+    lines.append(f"{len(selected) - len(lines)} passed, {len(lines)} failed")
     return code, "\n".join(lines) + "\n"
 
 
 def _unknown(name: str) -> Problem:
     if name in readers() and readers()[name].form:
-        reason = "chooses among forms of one function: last bits, memory and time"
-    else:
-        reason = f"needs {ELSEWHERE[name]}" if name in ELSEWHERE else "is no symbol of a run"
-    return Problem(f"{name}: {reason}", "SYM")
+        reason = "only selects a backend, which affects rounding, memory and time"
+        return Problem(f"{name}: {reason}", "SYM", code="usage.unsupported-symbol")
+    if name in ELSEWHERE:
+        reason = f"no effect in a small run on a CPU ({ELSEWHERE[name]})"
+        return Problem(f"{name}: {reason}", "SYM", code="usage.unsupported-symbol")
+    return Problem(f"{name}: not a symbol of a run", "SYM", code="usage.unknown-symbol")

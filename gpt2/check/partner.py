@@ -1,56 +1,61 @@
-"""A second process for what one process cannot show: a fresh start, and training in two."""
+"""A second process, for fresh starts and training on two ranks."""
 
 import contextlib
 import multiprocessing
 import traceback
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from lib.errors import KablateError, RunError
+from lib.errors import KablateError, Problem, RunError
 from lib.runner.worker import find_function
 
-# A partner that has died or waits for a message that never comes.
-_PATIENCE_SECONDS = 120.0
-# How a pipe says that its other end is closed.
-_GONE = (EOFError, BrokenPipeError, ConnectionResetError)
+# Limit for a result of the partner, which may be blocked in a collective operation.
+_TIMEOUT_SECONDS = 120.0
+# Errors of a pipe whose other end is closed.
+_PIPE_CLOSED = (EOFError, BrokenPipeError, ConnectionResetError)
 
 
 class Partner:
-    """Forked when it is made, so that it runs the same code, patched or not."""
+    """A forked process, which runs the same code as this process, patched or not."""
 
     def __init__(self) -> None:
         context = multiprocessing.get_context("fork")
-        self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs, self._pipe), daemon=True)
+        self._pipe, child_pipe = context.Pipe()
+        self._process = context.Process(target=_serve, args=(child_pipe, self._pipe), daemon=True)
         self._process.start()
         self._calls = 0
-        theirs.close()
+        child_pipe.close()
 
     def start(self, function: str, *arguments: Any) -> None:
-        """Have ``module:function`` called over there."""
+        """Start a call of ``module:function`` in the partner."""
         self._calls += 1
-        with contextlib.suppress(*_GONE):
+        with contextlib.suppress(*_PIPE_CLOSED):
             self._pipe.send((self._calls, function, arguments))
 
     def result(self) -> Any:
-        """What the last call returned. RunError where it raised, or the process died."""
+        """Return the result of the last call.
+
+        Raises RunError if the call raised, timed out, or the process died.
+        """
         number = 0
         try:
-            # Of calls before it whose results were not taken, because something had failed here.
+            # Skip results of earlier calls, left unread because of an error in this process.
             while number < self._calls:
-                if not self._pipe.poll(_PATIENCE_SECONDS):
-                    raise RunError("the second process does not answer")
-                number, kind, value = self._pipe.recv()
-        except _GONE:
-            raise RunError("the second process died") from None
-        if kind == "error":
-            raise RunError(value)
+                if not self._pipe.poll(_TIMEOUT_SECONDS):
+                    what = f"no result from the second process within {_TIMEOUT_SECONDS:.0f} s"
+                    raise RunError(Problem(what, code="check.peer-timeout"))
+                number, error_code, value = self._pipe.recv()
+        except _PIPE_CLOSED:
+            raise RunError(Problem("the second process died", code="check.peer-died")) from None
+        if error_code:
+            raise RunError(Problem(value, code=error_code))
         return value
 
     def call(self, function: str, *arguments: Any) -> Any:
-        """``start`` and ``result``."""
+        """Call ``module:function`` in the partner and return its result."""
         self.start(function, *arguments)
         return self.result()
 
@@ -64,9 +69,11 @@ class Partner:
 
 
 class Outcome:
-    """Keeps an error as words, so that it is one more thing to tell."""
+    """Context that catches an exception and stores its code and message for a finding."""
 
     text = ""
+    # As in Finding.property.
+    code = ""
 
     def __enter__(self) -> Self:
         return self
@@ -79,31 +86,34 @@ class Outcome:
     ) -> bool:
         if not isinstance(error, Exception):
             return False
-        self.text = describe(error)
+        self.code, self.text = describe(error)
         return True
 
 
-def describe(error: Exception) -> str:
-    """An error in one line: whose it is, what, and where it was raised.
+def describe(error: Exception) -> tuple[str, str]:
+    """Return the code and a one-line description of an error.
 
-    What a line of the check raises itself is a defect of the check, and says nothing of the step.
+    An exception raised in a file of this package is a defect of the check, and not a property of
+    the step.
     """
-    what = " ".join(str(error).split())
     if isinstance(error, KablateError):
-        return what
+        text = " ".join(str(replace(problem, code="")) for problem in error.problems)
+        return error.codes[0] or "check.error", " ".join(text.split())
+    what = " ".join(str(error).split())
     (last,) = traceback.extract_tb(error.__traceback__)[-1:]
-    own = Path(last.filename).is_relative_to(Path(__file__).parent)
-    whose = "the check itself fails" if own else "the checked code raises"
-    return f"{whose}: {type(error).__name__}: {what} ({last.filename}:{last.lineno})"
+    in_check = Path(last.filename).is_relative_to(Path(__file__).parent)
+    code = "check.defect" if in_check else "check.exception"
+    source = "defect of the check" if in_check else "exception in the checked code"
+    return code, f"{source}: {type(error).__name__}: {what} ({last.filename}:{last.lineno})"
 
 
-def _serve(pipe: Connection, theirs: Connection) -> None:
-    """Answer calls until nobody asks, or wants to know, any more."""
-    theirs.close()
-    with contextlib.suppress(*_GONE):
+def _serve(pipe: Connection, parent_pipe: Connection) -> None:
+    """Serve calls until the parent closes the pipe."""
+    parent_pipe.close()
+    with contextlib.suppress(*_PIPE_CLOSED):
         while True:
             number, function, arguments = pipe.recv()
             value = None
             with Outcome() as outcome:
                 value = find_function(function)(*arguments)
-            pipe.send((number, "error", outcome.text) if outcome.text else (number, "value", value))
+            pipe.send((number, outcome.code, outcome.text if outcome.code else value))

@@ -1,4 +1,4 @@
-"""Pruning and the optimizer act, by the formulas of those that are configured."""
+"""Pruner and optimizer follow the formulas of the configured algorithms."""
 
 from torch import Tensor, nn
 
@@ -10,50 +10,51 @@ from lib.pruning import PRUNERS
 from lib.pruning.mask import Unprunable
 
 _SPARSITY_TOLERANCE = 0.005
-# Part of a tensor that may come to a zero by itself.
-_ROUNDED = 0.01
-# Scores in fp32 change places, by this part of the largest.
-_TIE = 1e-5
+# Share of a tensor that may reach zero without pruning.
+_MAX_ZERO_SHARE = 0.01
+# Scores closer than this share of the largest are ties in fp32.
+_TIE_TOLERANCE = 1e-5
 
 
 def check(subject: Subject) -> list[Finding]:
-    """Sparsity along the trial's ramp, what was pruned for it, and every update."""
+    """Check sparsity along the trial's ramp, the pruned weights, and every optimizer update."""
     pruned = subject.config.pruning.name != "none"
-    found = _sparsity(subject) + _choice(subject) if pruned else []
-    return found + replay(subject)
+    findings = _sparsity(subject) + _pruning_order(subject) if pruned else []
+    return findings + replay(subject)
 
 
 def _sparsity(subject: Subject) -> list[Finding]:
     trial, target = subject.trial, subject.config.pruning.target
-    kept = _kept(trial.rehearsal.session.model)
-    # Rows that pad the vocabulary are zero from the start.
-    used = {"wte.weight": subject.shrunk.model.shape.vocab_size}
+    unprunable = _unprunable(trial.rehearsal.session.model)
+    # Padding rows of the vocabulary are zero from the start.
+    used_rows = {"wte.weight": subject.shrunk.model.shape.vocab_size}
     matrices = {
-        name: w[: used.get(name)]
+        name: w[: used_rows.get(name)]
         for name, w in trial.end.items()
-        if name not in kept and _prunable(subject, name, w)
+        if name not in unprunable and _prunable(subject, name, w)
     }
     size = sum(w.numel() for w in matrices.values())
     reached = sum(int((w == 0).sum()) for w in matrices.values()) / size
-    found = []
+    findings = []
     if not target - _SPARSITY_TOLERANCE <= reached <= target + _SPARSITY_TOLERANCE:
         text = f"{reached:.1%} of the weights are zero at the end of the budget"
-        found.append(Finding(f"a sparsity of {target:.0%}", text))
+        findings.append(Finding("target-sparsity", f"a sparsity of {target:.0%}", text))
     for name in trial.end.keys() - matrices.keys():
-        more = int((trial.end[name] == 0).sum()) - int((trial.start[name] == 0).sum())
-        if more > _ROUNDED * trial.end[name].numel():
-            found.append(Finding(f"{name} is not pruned", f"{more} of its weights became zero"))
-    fallen = any(b < a for a, b in zip(trial.sparsity, trial.sparsity[1:]))
-    if fallen or trial.sparsity[0] >= target:
+        new_zeros = int((trial.end[name] == 0).sum()) - int((trial.start[name] == 0).sum())
+        if new_zeros > _MAX_ZERO_SHARE * trial.end[name].numel():
+            text = f"{new_zeros} weights became zero"
+            findings.append(Finding("unpruned-parameter", f"no pruning of {name}", text))
+    decreases = any(b < a for a, b in zip(trial.sparsity, trial.sparsity[1:]))
+    if decreases or trial.sparsity[0] >= target:
         steps = ", ".join(f"{s:.1%}" for s in trial.sparsity)
-        found.append(Finding("a sparsity that grows along the ramp", steps))
-    return found
+        findings.append(Finding("sparsity-ramp", "a sparsity that grows along the ramp", steps))
+    return findings
 
 
-def _kept(model: nn.Module) -> set[str]:
-    """Parameters of modules that ask not to be pruned."""
-    asking = [path for path, module in model.named_modules() if isinstance(module, Unprunable)]
-    return {name for name, _ in model.named_parameters() if name.startswith(tuple(asking))}
+def _unprunable(model: nn.Module) -> set[str]:
+    """Return the parameters of modules that must not be pruned."""
+    paths = [path for path, module in model.named_modules() if isinstance(module, Unprunable)]
+    return {name for name, _ in model.named_parameters() if name.startswith(tuple(paths))}
 
 
 def _prunable(subject: Subject, name: str, weight: Tensor) -> bool:
@@ -61,17 +62,22 @@ def _prunable(subject: Subject, name: str, weight: Tensor) -> bool:
     return weight.ndim >= 2 and (subject.config.pruning.include_embeddings or not embedding)
 
 
-def _choice(subject: Subject) -> list[Finding]:
-    """Of a matrix, every time, the weights go that score lowest by the pruner's formulas."""
+def _pruning_order(subject: Subject) -> list[Finding]:
+    """Check that the weights of a matrix with the lowest scores are pruned at every event."""
     trial, options = subject.trial, subject.shrunk.pruning
     reference = PRUNERS.reference(options.name)(options)
     alive = [True] * len(first_numbers(trial.start[FOLLOWED[1]]))
-    for step, (seen, left) in enumerate(zip(trial.seen, trial.left, strict=True), 1):
-        scores = reference.scores(seen)
-        gone = [s for s, was, is_ in zip(scores, alive, left, strict=True) if was and not is_]
-        stay = [s for s, is_ in zip(scores, left, strict=True) if is_]
-        if gone and stay and max(gone) > min(stay) + _TIE * max(map(abs, scores)):
-            text = f"one of {max(gone):.3g} goes at step {step}, one of {min(stay):.3g} stays"
-            return [Finding(f"the lowest scores of {options.name} are pruned", text)]
-        alive = left
+    for step, (inputs, mask) in enumerate(zip(trial.seen, trial.left, strict=True), 1):
+        scores = reference.scores(inputs)
+        pruned = [s for s, was, is_ in zip(scores, alive, mask, strict=True) if was and not is_]
+        remaining = [s for s, is_ in zip(scores, mask, strict=True) if is_]
+        if (
+            pruned
+            and remaining
+            and max(pruned) > min(remaining) + _TIE_TOLERANCE * max(map(abs, scores))
+        ):
+            text = f"step {step} prunes {max(pruned):.3g} and leaves {min(remaining):.3g}"
+            expected = f"the lowest scores of {options.name} are pruned"
+            return [Finding("pruning-order", expected, text)]
+        alive = mask
     return []

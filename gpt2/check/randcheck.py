@@ -1,4 +1,4 @@
-"""``make randcheck``: random configurations through the checks; imports no torch."""
+"""The ``make randcheck`` command: random configurations through all checks; imports no torch."""
 
 import json
 import tempfile
@@ -21,14 +21,14 @@ from lib.machine.devices import usable_cores
 from lib.runner.pool import Pool
 from lib.units import clock
 
-# resolve holds for every draw, there is no data to prepare for it, and no GPU that it has to fit.
-_LEFT_OUT = ("resolve", "data", "full_size")
-_SAYS_SECONDS = 5.0
+# Every draw resolves, needs no prepared data, and has no target GPU.
+_SKIPPED_CHECKS = ("resolve", "data", "full_size")
+_PROGRESS_INTERVAL_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
 class Request:
-    """What a user asked for."""
+    """Arguments of ``make randcheck``."""
 
     build_dir: Path
     count: int
@@ -39,49 +39,56 @@ class Request:
 
     def __post_init__(self) -> None:
         if self.count < 1:
-            raise ConfigError(Problem("draws no configuration", "N", "type: make randcheck N=50"))
+            problem = Problem(
+                f"invalid value (expected at least 1, got {self.count})",
+                "N",
+                "type: make randcheck N=50",
+                code="usage.invalid-argument",
+            )
+            raise ConfigError(problem)
 
 
 @dataclass(frozen=True)
 class Failure:
-    """A draw that failed a check, and the fewest settings that do, as a defconfig."""
+    """A draw that failed a check, and a minimal defconfig that still fails it."""
 
     number: int
     check: str
-    # Other checks that it failed, which the reduced one need not.
+    # Other checks that the draw failed; the reduced configuration may pass them.
     others: Sequence[str]
     expected: str
     found: str
     defconfig: str
-    # A file of the build folder.
+    # File name in the build folder.
     file: str
 
     @property
     def repeat(self) -> str:
-        """What to type to see it again."""
+        """Return the command that repeats the check."""
         return f"make check KCONFIG_CONFIG={self.file} CHECKS={self.check}"
 
 
 def randcheck(request: Request) -> tuple[int, str]:
-    """Draw, check, reduce; the exit code and the text for stdout.
+    """Draw and check configurations, and reduce those that fail.
 
-    Writes ``randcheck-N.defconfig`` into the build folder for the draw N that failed.
+    Writes ``randcheck-N.defconfig`` into the build folder for each draw N that failed. Returns the
+    exit code and the text for stdout.
     """
     started = time.monotonic()
-    checks = [c for c in select(request.checks, fast=request.fast) if c.name not in _LEFT_OUT]
+    checks = [c for c in select(request.checks, fast=request.fast) if c.name not in _SKIPPED_CHECKS]
     tree = Tree()
     drawn = [draw(tree, request.seed, number) for number in range(request.count)]
     request.build_dir.mkdir(parents=True, exist_ok=True)
     for old in request.build_dir.glob("randcheck-*.defconfig"):
         old.unlink()
     pool = Pool(PRELOAD, {"OMP_NUM_THREADS": "1"})
-    reports = _checked(pool, drawn, checks, request.build_dir)
+    reports = _check_all(pool, drawn, checks, request.build_dir)
     failures = []
     for one in drawn:
-        if failed := _failed(reports[str(one.number)]):
-            say("REDUCE", f"configuration {one.number}, which fails {failed[0]}")
+        if failed := _failed_checks(reports[str(one.number)]):
+            say("REDUCE", f"configuration {one.number} ({failed[0]} failed)")
             report = reports[str(one.number)]
-            failures.append(_reduced(pool, tree, one, report, failed, request.build_dir))
+            failures.append(_reduce(pool, tree, one, report, failed, request.build_dir))
     record = {
         "schema_version": SCHEMA_VERSION,
         "seed": request.seed,
@@ -97,42 +104,42 @@ def randcheck(request: Request) -> tuple[int, str]:
     return code, _text(record, failures)
 
 
-def _checked(
+def _check_all(
     pool: Pool, drawn: Sequence[Drawn], checks: Sequence[Check], build_dir: Path
 ) -> dict[str, Report]:
-    """The reports by the number of the draw, from one worker for each core."""
+    """Check draws with one worker per core. Return the reports by draw number."""
     jobs = [Job(case_of(one), checks, False) for one in drawn]
-    found: dict[str, Report] = {}
-    started, said = time.monotonic(), 0.0
+    reports: dict[str, Report] = {}
+    started, last_log = time.monotonic(), 0.0
     with tempfile.TemporaryDirectory(prefix="kablate-check-") as tickets:
         arguments = (jobs, {}, build_dir, Path(tickets), None)
         workers = min(usable_cores(), len(jobs))
         for report in pool.gather("gpt2.check.run:work", [arguments] * workers):
-            found[report.slug] = report
+            reports[report.slug] = report
             now = time.monotonic()
-            if now - said >= _SAYS_SECONDS or len(found) == len(jobs):
-                said = now
-                failed = sum(bool(_failed(report)) for report in found.values())
-                left = (now - started) / len(found) * (len(jobs) - len(found))
-                text = f"{len(found)}/{len(jobs)} configurations, {failed} failed"
-                say("CHECK", f"{text}, eta {clock(left)}" if left else text)
-    return found
+            if now - last_log >= _PROGRESS_INTERVAL_SECONDS or len(reports) == len(jobs):
+                last_log = now
+                failed = sum(bool(_failed_checks(report)) for report in reports.values())
+                eta_seconds = (now - started) / len(reports) * (len(jobs) - len(reports))
+                text = f"{len(reports)}/{len(jobs)} configurations, {failed} failed"
+                say("CHECK", f"{text}, eta {clock(eta_seconds)}" if eta_seconds else text)
+    return reports
 
 
 def case_of(one: Drawn) -> Case:
-    """A draw as what is checked."""
+    """Return the case of a draw."""
     number = str(one.number)
     return Case(f"random/{number}", number, number, one.config)
 
 
-def _failed(report: Report) -> list[str]:
+def _failed_checks(report: Report) -> list[str]:
     return [name for name, result in report.results.items() if result.state == "failed"]
 
 
-def _reduced(
+def _reduce(
     pool: Pool, tree: Tree, one: Drawn, report: Report, failed: Sequence[str], build_dir: Path
 ) -> Failure:
-    """The first of the failed checks, with the fewest settings; also writes them down."""
+    """Reduce a draw to the fewest settings that fail its first failed check, and write them."""
     arguments = (one.settings, failed[0], build_dir)
     settings: Mapping[str, str] = pool.call("gpt2.check.reduce:reduce_settings", *arguments)
     text = tree.minimal([Layer.of("defconfig", "random", settings)])
@@ -145,8 +152,8 @@ def _reduced(
 def _text(record: Mapping[str, Any], failures: Sequence[Failure]) -> str:
     lines = []
     for failure in failures:
-        found = f"expected {failure.expected}; found: {failure.found}  [{failure.repeat}]"
-        lines.append(f"FAIL  random/{failure.number}  {failure.check}: {found}")
+        outcome = f"expected {failure.expected}; found: {failure.found}  [{failure.repeat}]"
+        lines.append(f"FAIL  random/{failure.number}  {failure.check}: {outcome}")
         if failure.others:
             lines.append(f"      also failed {', '.join(failure.others)}")
         lines += [f"      {line}" for line in failure.defconfig.splitlines()]

@@ -1,4 +1,4 @@
-"""Which field of a configuration holds a symbol, and what it may be; imports no torch."""
+"""Configuration fields by symbol, with types and bounds; imports no torch."""
 
 import dataclasses
 import typing
@@ -20,8 +20,11 @@ REGISTRIES += (OPTIMIZERS, BASES, PRUNERS)
 
 @dataclass(frozen=True)
 class Reader:
-    """A field: the class that has it, its type, the bounds of a float, whether it is identity, and
-    whether it only chooses among forms of one function."""
+    """A bound field: its class, its type, and the bounds of a float.
+
+    ``identity``: the field is part of a run's identity. ``form``: the field only selects a backend
+    of the same function.
+    """
 
     owner: type
     kind: type
@@ -33,24 +36,24 @@ class Reader:
 
 @cache
 def readers() -> dict[str, Reader]:
-    """By symbol. A choice that selects parts has none, nor has a bool that does."""
-    found: dict[str, Reader] = {}
+    """Return the reader of each symbol; choices and bools that select components have none."""
+    by_symbol: dict[str, Reader] = {}
     for owner in _classes():
         kinds = typing.get_type_hints(owner)
         for field in bound_fields(owner):
-            given = {key: field.metadata[key] for key in ("low", "high", "identity", "form")}
-            found[field.metadata["symbol"]] = Reader(owner, kinds[field.name], **given)
-    return found
+            metadata = {key: field.metadata[key] for key in ("low", "high", "identity", "form")}
+            by_symbol[field.metadata["symbol"]] = Reader(owner, kinds[field.name], **metadata)
+    return by_symbol
 
 
 def _classes() -> list[type]:
-    """Config, every dataclass below it, and the options of every part."""
-    found: list[type] = []
+    """Return Config, every dataclass below it, and the options of every component."""
+    classes: list[type] = []
     registries = (*REGISTRIES, TRACKERS)
-    waiting = [Config, *(registry.options(name) for registry in registries for name in registry)]
-    while waiting:
-        if (owner := waiting.pop()) not in found:
-            found.append(owner)
+    pending = [Config, *(registry.options(name) for registry in registries for name in registry)]
+    while pending:
+        if (owner := pending.pop()) not in classes:
+            classes.append(owner)
             hints = typing.get_type_hints(owner).values()
-            waiting += [hint for hint in hints if dataclasses.is_dataclass(hint)]
-    return found
+            pending += [hint for hint in hints if dataclasses.is_dataclass(hint)]
+    return classes

@@ -1,6 +1,6 @@
-"""The fewest symbols that still make a check fail, by delta debugging (Zeller and Hildebrandt 2002).
+"""Reduction of a failing configuration by delta debugging (Zeller and Hildebrandt 2002).
 
-ddmin      Simplifying and Isolating Failure-Inducing Input, section 3
+ddmin Simplifying and Isolating Failure-Inducing Input, section 3
 """
 
 import itertools
@@ -16,22 +16,22 @@ from gpt2.config import Config
 from lib.errors import ConfigError
 from lib.kconfig import Layer, Tree, parse_text
 
-# For one configuration; what is left then may not be the fewest.
-_PATIENCE_SECONDS = 120.0
-# Whether a subset fails; None where it is no configuration.
+# Limit for one configuration; after it, the result may not be minimal.
+_TIME_LIMIT_SECONDS = 120.0
+# Returns whether a subset fails, or None if it is not a valid configuration.
 Test = Callable[[Sequence[str]], bool | None]
 
 
 def reduce_settings(settings: Mapping[str, str], check: str, build_dir: Path) -> Settings:
-    """What of ``settings`` the check ``check`` still fails with; for a worker, as it loads torch.
+    """Return a minimal subset of ``settings`` that still fails ``check``; runs in a worker.
 
-    Whatever has not been tried within two minutes counts as needed.
+    Settings not tested within two minutes are kept.
     """
 
-    patience_ends = time.monotonic() + _PATIENCE_SECONDS
+    deadline = time.monotonic() + _TIME_LIMIT_SECONDS
 
     def fails(config: Config) -> bool:
-        if time.monotonic() > patience_ends:
+        if time.monotonic() > deadline:
             return False
         case = Case("random", "random", "random", config)
         return run_here(case, [CHECKS[check]], {}, build_dir)[check].state == "failed"
@@ -40,9 +40,9 @@ def reduce_settings(settings: Mapping[str, str], check: str, build_dir: Path) ->
 
 
 def reduce_to(tree: Tree, settings: Mapping[str, str], fails: Callable[[Config], bool]) -> Settings:
-    """The fewest of ``settings`` whose configuration ``fails``; all of them have to.
+    """Return a minimal subset of ``settings`` whose configuration ``fails``.
 
-    A setting whose dependencies were left out is left out too.
+    ``settings`` itself must fail. Removing a setting also removes the settings that depend on it.
     """
     full = differing(tree, settings)
 
@@ -59,47 +59,47 @@ def reduce_to(tree: Tree, settings: Mapping[str, str], fails: Callable[[Config],
 
 
 def differing(tree: Tree, settings: Mapping[str, str]) -> Settings:
-    """What of ``settings`` is not the default already."""
+    """Return the subset of ``settings`` that differs from the defaults."""
     text = tree.minimal([Layer.of("defconfig", "random", settings)])
     return {a.name: a.value for a in parse_text(text, "defconfig", "random").assignments}
 
 
 def ddmin(names: Sequence[str], test: Test) -> list[str]:
-    """A subset that fails, and does not without any one of its names.
+    """Return a subset that fails, and passes without any one of its names.
 
-    Two names that only make a configuration without each other are tried together.
+    Two names that are only valid together are removed together.
     """
-    known: dict[tuple[str, ...], bool | None] = {}
+    results: dict[tuple[str, ...], bool | None] = {}
 
-    def asked(subset: list[str]) -> bool | None:
+    def cached_test(subset: list[str]) -> bool | None:
         key = tuple(subset)
-        if key not in known:
-            known[key] = test(subset)
-        return known[key]
+        if key not in results:
+            results[key] = test(subset)
+        return results[key]
 
-    if asked([]):
+    if cached_test([]):
         return []
-    found, pieces = list(names), 2
-    while len(found) > 1:
-        size = -(-len(found) // pieces)
-        chunks = [found[i : i + size] for i in range(0, len(found), size)]
-        rests = [[name for name in found if name not in chunk] for chunk in chunks]
-        smaller = next((s for s in (*chunks, *rests) if s and asked(s)), None)
-        if smaller is not None:
-            pieces = 2 if smaller in chunks else max(2, pieces - 1)
-            found = smaller
-        elif pieces < len(found):
-            pieces = min(len(found), 2 * pieces)
+    failing, pieces = list(names), 2
+    while len(failing) > 1:
+        size = -(-len(failing) // pieces)
+        chunks = [failing[i : i + size] for i in range(0, len(failing), size)]
+        rests = [[name for name in failing if name not in chunk] for chunk in chunks]
+        reduced = next((s for s in (*chunks, *rests) if s and cached_test(s)), None)
+        if reduced is not None:
+            pieces = 2 if reduced in chunks else max(2, pieces - 1)
+            failing = reduced
+        elif pieces < len(failing):
+            pieces = min(len(failing), 2 * pieces)
         else:
             break
-    return _without_pairs(found, asked)
+    return _without_pairs(failing, cached_test)
 
 
-def _without_pairs(found: list[str], asked: Test) -> list[str]:
-    """Leave out pairs of names of which neither can be left out alone."""
-    bound = [name for name in found if asked([n for n in found if n != name]) is None]
-    for pair in itertools.combinations(bound, 2):
-        rest = [name for name in found if name not in pair]
-        if rest and asked(rest):
-            return ddmin(rest, asked)
-    return found
+def _without_pairs(failing: list[str], test: Test) -> list[str]:
+    """Remove pairs of names that cannot be removed alone."""
+    dependent = [name for name in failing if test([n for n in failing if n != name]) is None]
+    for pair in itertools.combinations(dependent, 2):
+        rest = [name for name in failing if name not in pair]
+        if rest and test(rest):
+            return ddmin(rest, test)
+    return failing

@@ -1,4 +1,4 @@
-"""The fast form equals the formulas, and a mechanism of strength 0 equals none.
+"""The optimized model equals the reference formulas, and strength 0 equals absence.
 
 B batch, T tokens.
 """
@@ -16,60 +16,60 @@ from gpt2.mlp import MECHANISMS
 from lib.binding import Value
 
 _TOLERANCE = 1e-9
-# Beyond every small window, and more than one piece of attention's walk.
+# Longer than every small window, and more than one chunk of attention.
 _LENGTH = 14
 
 
 def check(subject: Subject) -> list[Finding]:
-    """In float64, where no parameter is zero."""
-    return _formulas(subject) + _off(subject) + initial(subject)
+    """Check formulas, strength 0 and initialization, in float64 with no parameter at zero."""
+    return _formulas(subject) + _zero_strength(subject) + initial(subject)
 
 
 def _formulas(subject: Subject) -> list[Finding]:
-    """Logits, loss, and the gradient of every parameter."""
+    """Compare logits, loss and the gradient of every parameter with the reference."""
     model = subject.model
     ids_BT = subject.tokens(2, _LENGTH + 1)
     idx_BT, targets_BT = ids_BT[:, :-1], ids_BT[:, 1:].clone()
     targets_BT[0, 3] = IGNORED
     parameters = {n: p.detach().clone().requires_grad_() for n, p in model.named_parameters()}
     requests = [block.mlp.request for block in model.h]
-    expected = reference.gpt(idx_BT, parameters, subject.exact.model, requests)
+    logits_by_formula = reference.gpt(idx_BT, parameters, subject.exact.model, requests)
     loss = torch.nn.functional.cross_entropy(
-        expected.flatten(0, 1), targets_BT.flatten(), ignore_index=IGNORED
+        logits_by_formula.flatten(0, 1), targets_BT.flatten(), ignore_index=IGNORED
     )
     loss.backward()
     with subject.in_pieces():
         with torch.no_grad():
             logits = model(idx_BT)
-        # Without dropout training is the same function.
-        mine = model.train()(idx_BT, targets_BT)
-        mine.backward()
+        # Without dropout, training computes the same function.
+        actual_loss = model.train()(idx_BT, targets_BT)
+        actual_loss.backward()
         model.eval()
-    pairs = {"logits": (logits, expected), "the loss": (mine, loss)}
+    pairs = {"logits": (logits, logits_by_formula), "the loss": (actual_loss, loss)}
     for name, parameter in model.named_parameters():
         if parameter.grad is not None and parameters[name].grad is not None:
             pairs[f"the gradient of {name}"] = (parameter.grad, parameters[name].grad)
     model.zero_grad(set_to_none=True)
     return [
-        Finding(f"{what} as the formulas give it", f"differs by {error:.1e} of its size")
-        for what, (found, wanted) in pairs.items()
-        if not (error := _error(found, wanted)) <= _TOLERANCE
+        Finding("reference-formulas", f"{what} by the formulas", f"a relative error of {error:.1e}")
+        for what, (actual, expected) in pairs.items()
+        if not (error := _error(actual, expected)) <= _TOLERANCE
     ]
 
 
-def _off(subject: Subject) -> list[Finding]:
-    """Every mechanism that has a strength, at strength 0 and left out."""
+def _zero_strength(subject: Subject) -> list[Finding]:
+    """Compare mechanisms at strength 0 with a model without them."""
     names = [name for registry in (TERMS, GATES, MECHANISMS) for name in registry]
     values = subject.exact.values
-    # What has no strength cannot be told to have none.
+    # Mechanisms without a strength cannot be set to strength 0.
     on = [n.upper() for n in names if values[n.upper()] and f"{n.upper()}_ALPHA" in values]
     if not on:
         return []
-    # A mechanism is paid for by the width: it has to stay what it is.
+    # Parameters of a mechanism reduce the MLP width under ratio sizing, so the width is fixed here.
     hidden = subject.exact.model.shape.n_embd * 2
     sized: dict[str, Value] = {"MLP_SIZING": "hidden", "MLP_HIDDEN": hidden}
     sized |= {"MLP_ATTN_GATE_DIM": 8, "MLP_CROSS_TOKEN_DIM": 8}
-    # A learned strength would start at 0 and be filled.
+    # A learned strength would start at 0 and then be filled.
     zero: dict[str, Value] = {f"{name}_ALPHA": "0.0" for name in on} | {
         "RECIPROCAL_LEARNABLE": False
     }
@@ -80,11 +80,11 @@ def _off(subject: Subject) -> list[Finding]:
         none = subject.build(changed(subject.exact, **sized, **without))(idx_BT)
     if (error := _error(off, none)) <= _TOLERANCE:
         return []
-    what = f"{', '.join(on)} of strength 0 changes nothing"
-    return [Finding(what, f"logits differ by {error:.1e} of their size")]
+    expected = f"{', '.join(on)} of strength 0 has no effect"
+    return [Finding("zero-strength", expected, f"logits have a relative error of {error:.1e}")]
 
 
-def _error(found: torch.Tensor, wanted: torch.Tensor) -> float:
-    """Largest difference relative to the largest value, if that is not zero."""
-    difference, size = (found - wanted).detach().abs().max(), wanted.detach().abs().max()
+def _error(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    """Return the largest difference, relative to the largest expected value unless that is 0."""
+    difference, size = (actual - expected).detach().abs().max(), expected.detach().abs().max()
     return float(difference / size) if size else float(difference)

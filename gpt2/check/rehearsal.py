@@ -1,4 +1,4 @@
-"""A run of the real trainer, a few iterations long, in a folder of its own.
+"""A short run of the real trainer, in its own directory.
 
 B micro-batch, T tokens.
 """
@@ -20,7 +20,7 @@ from lib.rundir import RunDir
 
 
 class Losses(Log):
-    """The trainer's log, which keeps what it is given."""
+    """The trainer's log, which also records losses and the gradient norm."""
 
     def __init__(self, session: Session) -> None:
         super().__init__(session)
@@ -28,13 +28,13 @@ class Losses(Log):
         self.gradient_norm = 0.0
 
     def add(self, measured: Measured, lr: float) -> None:
-        """Take note of a step's loss, and of the gradients' norm before clipping."""
+        """Record the loss of a step, and the gradient norm before clipping."""
         self.losses.append(measured.loss.item())
         self.gradient_norm = measured.gradient_norm.item()
 
 
 class Rehearsal:
-    """An open session and its batches; ``build_dir`` holds the data, ``folder`` the run."""
+    """An open training session; ``build_dir`` contains the data, ``folder`` the run."""
 
     def __init__(self, config: Config, build_dir: Path, folder: Path) -> None:
         self._records = Records(RunDir(folder), lambda event: None)
@@ -44,34 +44,37 @@ class Rehearsal:
 
     @property
     def losses(self) -> list[float]:
-        """The loss of every step so far, in nats."""
+        """Return the loss of every step so far, in nats."""
         return self._log.losses
 
     @property
     def gradient_norm(self) -> float:
-        """Of the last step, before clipping."""
+        """Return the gradient norm of the last step, before clipping."""
         return self._log.gradient_norm
 
     def step(self, micro_batches: list[MicroBatch] | None = None) -> float:
-        """The trainer's next step, on its own data or on ``micro_batches``; the loss."""
+        """Run the trainer's next step and return its loss.
+
+        The step uses the run's own data unless ``micro_batches`` are given.
+        """
         if micro_batches is None:
-            # Read from where the session stands, which a resume may have moved.
+            # Start at the session's current iteration, which a resume may have changed.
             self._batches = self._batches or self.session.batches()
             micro_batches = next(self._batches)
         step(self.session, micro_batches, self._log)
         return self.losses[-1]
 
     def digest(self) -> str:
-        """SHA-256 of every weight's bytes (hex)."""
-        found = hashlib.sha256()
+        """Return the SHA-256 of the bytes of all weights (hex)."""
+        sha256 = hashlib.sha256()
         for name, weight in self.session.weights().items():
-            found.update(name.encode())
-            found.update(weight.contiguous().numpy().tobytes())
-        return found.hexdigest()
+            sha256.update(name.encode())
+            sha256.update(weight.contiguous().numpy().tobytes())
+        return sha256.hexdigest()
 
     @torch.no_grad()
     def logits(self, idx_BT: Tensor) -> Tensor:
-        """Logits without dropout; the model is left in training mode."""
+        """Return logits without dropout; the model is in training mode afterwards."""
         self.session.model.eval()
         logits: Tensor = self.session.model(idx_BT)
         self.session.model.train()

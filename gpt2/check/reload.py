@@ -1,4 +1,4 @@
-"""A checkpoint holds everything: another process goes on from it to the same bits.
+"""A checkpoint is complete: another process resumes from it with identical bits.
 
 B batch, T tokens.
 """
@@ -14,25 +14,30 @@ from gpt2.training.start import resume
 
 
 def check(subject: Subject) -> list[Finding]:
-    """Resumes the trial half way in the partner, and compares the rest of it."""
+    """Resume the trial from its checkpoint in the partner, and compare the remaining steps."""
     trial = subject.trial
     arguments = (trial.config, subject.workshop.folder, trial.folder)
-    at, losses, digest = subject.workshop.partner.call("gpt2.check.reload:finish", *arguments)
-    found = []
-    if at != SAVED_AT:
-        found.append(Finding(f"a checkpoint of step {SAVED_AT}", f"resumes at step {at}"))
-    for i, (mine, its) in enumerate(zip(trial.losses[SAVED_AT:], losses), SAVED_AT + 1):
-        if mine != its:
-            text = f"{its!r} after a reload, {mine!r} without"
-            found.append(Finding(f"the same loss at step {i}", text))
+    start, losses, digest = subject.workshop.partner.call("gpt2.check.reload:finish", *arguments)
+    findings = []
+    if start != SAVED_AT:
+        expected = f"a resume at step {SAVED_AT}"
+        findings.append(Finding("resumed-step", expected, f"a resume at step {start}"))
+    for i, (loss, resumed_loss) in enumerate(zip(trial.losses[SAVED_AT:], losses), SAVED_AT + 1):
+        if loss != resumed_loss:
+            text = f"{resumed_loss!r} after a resume, {loss!r} without"
+            findings.append(Finding("resumed-loss", f"the same loss at step {i}", text))
             break
     if digest != trial.digest:
-        found.append(Finding("the same weights in the end", "they differ after a reload"))
-    return found
+        expected = "the same weights at the end"
+        findings.append(Finding("resumed-weights", expected, "other weights after a resume"))
+    return findings
 
 
 def finish(config: Config, build_dir: Path, folder: Path) -> tuple[int, list[float], str]:
-    """Resume a run and train it to its end: the step it resumed at, losses, digest of weights."""
+    """Resume a run and train it to its end.
+
+    Returns the step at which it resumed, its losses, and the digest of its weights.
+    """
     rehearsal = Rehearsal(config, build_dir, folder)
     resume(rehearsal.session)
     start = rehearsal.session.iteration

@@ -1,4 +1,4 @@
-"""The same seed twice gives the same bits."""
+"""Training twice with the same seed gives identical bits."""
 
 import torch
 
@@ -9,21 +9,24 @@ from gpt2.check.trial import WATCHED
 
 
 def check(subject: Subject) -> list[Finding]:
-    """Trains the first steps of the trial once more, with an evaluation among them."""
+    """Repeat the first steps of the trial, with an evaluation between them."""
     trial, workshop = subject.trial, subject.workshop
     rehearsal = Rehearsal(subject.shrunk, workshop.prepared(subject.shrunk), workshop.new_folder())
     for name, weight in rehearsal.session.weights().items():
         if not torch.equal(weight, trial.start[name]):
-            return [Finding(f"the same initial {name} for the same seed", "they differ")]
+            expected = f"the same initial {name} for the same seed"
+            return [Finding("same-initial-weights", expected, "other values")]
     for i in range(WATCHED):
         loss = rehearsal.step()
         if loss != trial.losses[i]:
             text = f"{trial.losses[i]!r}, then {loss!r}" + (", after an evaluation" if i else "")
-            return [Finding(f"the same loss at step {i + 1} for the same seed", text)]
+            expected = f"the same loss at step {i + 1} for the same seed"
+            return [Finding("same-loss", expected, text)]
         if i == 0:
             rehearsal.session.evaluate(rehearsal.session.model)
     rehearsal.close()
     for name, weight in rehearsal.session.weights().items():
         if not torch.equal(weight, trial.watched[name]):
-            return [Finding(f"the same trained {name} for the same seed", "they differ")]
+            expected = f"the same trained {name} for the same seed"
+            return [Finding("same-trained-weights", expected, "other values")]
     return []

@@ -1,4 +1,4 @@
-"""What was found, as a table for people and as a document for programs."""
+"""Reports of checks, as a table for people and as JSON for programs."""
 
 import os
 import sys
@@ -11,16 +11,19 @@ from gpt2.check.run import Report, Result
 from gpt2.notes import note_lines
 
 SCHEMA_VERSION = 1
-# Lines for one check of one step; a wrong logit makes every gradient wrong.
-_SHOWN = 4
+# Findings shown for one check of one step; a wrong logit makes every gradient wrong.
+_MAX_FINDINGS_SHOWN = 4
 _RED, _YELLOW, _PLAIN = "\x1b[31m", "\x1b[33m", "\x1b[0m"
-_WORDS = {"failed": "FAIL", "absent": "ABSENT"}
+_TAGS = {"failed": "FAIL", "absent": "ABSENT"}
 
 
 def document(
     cases: Cases, checks: Sequence[Check], reports: Sequence[Report], command: str, seconds: float
 ) -> dict[str, Any]:
-    """The content of check.json. ``command`` is what repeats a check once it names one."""
+    """Return the content of check.json.
+
+    ``command`` repeats a check if the names of step and check are appended.
+    """
     steps = []
     for case, report in zip(cases.chosen, reports, strict=True):
         results = {
@@ -28,7 +31,11 @@ def document(
                 "state": result.state,
                 "seconds": round(result.seconds, 4),
                 "findings": [
-                    {"expected": finding.expected, "found": finding.found}
+                    {
+                        "property": finding.property,
+                        "expected": finding.expected,
+                        "found": finding.found,
+                    }
                     for finding in result.findings
                 ],
                 "repeat": repeat_command(command, cases, case, name),
@@ -53,7 +60,7 @@ def document(
 def text(
     cases: Cases, checks: Sequence[Check], reports: Sequence[Report], command: str, seconds: float
 ) -> str:
-    """A table of seconds, a paragraph for each failure, and the totals as the last line."""
+    """Return a table of seconds, a line for each finding, and the totals as the last line."""
     names = [check.name for check in checks]
     width = max(len(case.label) for case in cases.chosen)
     lines = ["  ".join([f"{'step':<{width}}", *(f"{name:>6}" for name in names)])]
@@ -69,17 +76,19 @@ def text(
 
 
 def _full_size(cases: Cases, reports: Sequence[Report], width: int) -> list[str]:
-    """What each step takes at its configured size; steps that take the same are one line."""
-    found: dict[tuple[str, ...], list[str]] = {}
+    """Return the table of full-size predictions; steps with equal rows share a line."""
+    labels_by_row: dict[tuple[str, ...], list[str]] = {}
     heading: tuple[str, ...] = ()
     for case, report in zip(cases.chosen, reports, strict=True):
         if "full_size" in report.results and (facts := report.results["full_size"].facts):
             heading = (f"full size, {facts['target']}", *facts["row"])
-            found.setdefault(tuple(facts["row"].values()), []).append(case.label)
-    if not found:
+            labels_by_row.setdefault(tuple(facts["row"].values()), []).append(case.label)
+    if not labels_by_row:
         return []
-    more = {row: f" +{len(labels) - 1}" if labels[1:] else "" for row, labels in found.items()}
-    lines = [heading, *((labels[0] + more[row], *row) for row, labels in found.items())]
+    suffixes = {
+        row: f" +{len(labels) - 1}" if labels[1:] else "" for row, labels in labels_by_row.items()
+    }
+    lines = [heading, *((labels[0] + suffixes[row], *row) for row, labels in labels_by_row.items())]
     widths = [max(len(line[i]) for line in lines) for i in range(len(heading))]
     names = [line[0].ljust(max(widths[0], width)) for line in lines]
     cells = [[c.rjust(w) for c, w in zip(line[1:], widths[1:], strict=True)] for line in lines]
@@ -87,56 +96,56 @@ def _full_size(cases: Cases, reports: Sequence[Report], width: int) -> list[str]
 
 
 def _notes(cases: Cases) -> list[str]:
-    """Of the configured sizes, which small forms do not show."""
+    """Return notes on the configured sizes, which small forms do not show."""
     return note_lines((case.label, case.config) for case in cases.chosen if case.config)
 
 
 def totals(reports: Sequence[Report]) -> tuple[int, int]:
-    """Checks that passed and that failed; absent data is neither."""
+    """Return the numbers of passed and failed checks; absent data counts as neither."""
     states = [result.state for report in reports for result in report.results.values()]
     return states.count("passed"), states.count("failed")
 
 
 def repeat_command(command: str, cases: Cases, case: Case, name: str) -> str:
-    """What to type for one check of one case."""
+    """Return the command that repeats one check of one case."""
     steps = "" if cases.study == "single" else f" STEPS={case.selector}"
     return f"{command}{steps} CHECKS={name}"
 
 
 def _failures(cases: Cases, reports: Sequence[Report], command: str) -> list[str]:
-    """Step, check, expected, found and the command that repeats it; equal absences once.
+    """Return a line for each finding: step, check, expected, found and the command to repeat it.
 
-    The first findings of a check; the document has all of them.
+    Equal absences share a line. Only the first findings of a check are listed; check.json has all.
     """
     lines: dict[str, None] = {}
     for case, report in zip(cases.chosen, reports, strict=True):
         for name, result in report.results.items():
-            for finding in result.findings[:_SHOWN]:
+            for finding in result.findings[:_MAX_FINDINGS_SHOWN]:
                 if finding.absent:
-                    lines[f"{_word('absent')}  {name}: {finding.found}"] = None
+                    lines[f"{_tag('absent')}  {name}: {finding.found}"] = None
                     continue
                 repeat = repeat_command(command, cases, case, name)
                 lines[
-                    f"{_word('failed')}  {case.label}  {name}: expected {finding.expected}; "
+                    f"{_tag('failed')}  {case.label}  {name}: expected {finding.expected}; "
                     f"found: {finding.found}  [{repeat}]"
                 ] = None
-            if (more := len(result.findings) - _SHOWN) > 0:
-                lines[f"      {case.label}  {name}: {more} more in check.json"] = None
+            if (hidden := len(result.findings) - _MAX_FINDINGS_SHOWN) > 0:
+                lines[f"      {case.label}  {name}: {hidden} more in check.json"] = None
     return list(lines)
 
 
 def _cell(result: Result | None, width: int) -> str:
-    """Seconds of a check that passed, a word for one that did not, a hyphen for none."""
+    """Return the seconds of a passed check, the tag of any other result, or a hyphen for none."""
     if result is None:
         return f"{'-':>{width}}"
     if result.state == "passed":
         return f"{result.seconds:>{width}.2f}"
-    return " " * (width - len(_WORDS[result.state])) + _word(result.state)
+    return " " * (width - len(_TAGS[result.state])) + _tag(result.state)
 
 
-def _word(state: str) -> str:
-    word = _WORDS[state]
+def _tag(state: str) -> str:
+    tag = _TAGS[state]
     plain = os.environ.get("NO_COLOR") or os.environ.get("CI") or os.environ.get("TERM") == "dumb"
     if plain or not sys.stdout.isatty():
-        return word
-    return f"{_RED if state == 'failed' else _YELLOW}{word}{_PLAIN}"
+        return tag
+    return f"{_RED if state == 'failed' else _YELLOW}{tag}{_PLAIN}"

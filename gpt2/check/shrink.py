@@ -1,7 +1,7 @@
-"""A step small enough to train in a blink: the same symbols, smaller numbers.
+"""A small form of a step that trains in a fraction of a second: same symbols, smaller numbers.
 
-Nothing is built by hand: the changed symbols go through ``Config.from_values`` like any others, so
-every rule holds for the small step too, and it takes the code path of the large one.
+The changed symbols go through ``Config.from_values``, so that every rule applies to the small step
+too, and the small step takes the same code path as the large one.
 """
 
 import math
@@ -16,17 +16,17 @@ from lib.errors import ConfigError
 # First, middle and last block differ.
 LAYERS = 3
 HEADS = 4
-# Ratio sizing rounds well from the first on; the others are taken where it does not.
+# Widths to try in order; the first usually satisfies ratio sizing despite rounding.
 WIDTHS = (96, 128, 160, 192, 256)
 CONTEXT = 40
 ITERATIONS = 6
-# Of SGD at least: at Adam's rates it moves less in these iterations than fp32 can hold.
+# Minimum for SGD: at Adam's rates, its updates in these iterations are below fp32 resolution.
 SGD_LEARNING_RATE = 0.1
-# Optimizer and pruning events come on the first iterations of so many.
+# Interval of optimizer and pruning events, in iterations.
 EVENTS = 3
 
-# What a text of bytes on a CPU needs, whatever the step trains on.
-_PLACE: dict[str, Value] = {
+# Settings of a small run on byte tokens on a CPU.
+_ENVIRONMENT: dict[str, Value] = {
     "MODEL_SIZE": "custom",
     "TOKENIZER": "byte",
     "DATASET": "custom",
@@ -55,7 +55,7 @@ _PLACE: dict[str, Value] = {
     "SAMPLE_TOKENS": 0,
     "RUN_TIME_LIMIT_SECONDS": 0,
 }
-# Tokens back or in number, which keep their place between one and the whole context.
+# Window sizes and counts, scaled so that their order relative to the context is preserved.
 _POSITIONS = (
     "RECIPROCAL_WINDOW",
     "SLIDING_WINDOW",
@@ -63,8 +63,8 @@ _POSITIONS = (
     "RA_CROSS_TOKEN_TOPK",
     "MLP_CROSS_TOKEN_TOPK",
 )
-# Widths that shrink with the model, to so many at least, and to so many times the model's at most;
-# 0 asks for a default and stays.
+# Widths that shrink with the model: minimum, and maximum as a multiple of the model's width; 0
+# selects a default and stays 0.
 _WIDTHS = {
     "MLP_HIDDEN": (8, 8),
     "LATENT_DIM": (8, 2),
@@ -72,50 +72,52 @@ _WIDTHS = {
     "MLP_CROSS_TOKEN_DIM": (2, 2),
     "NSA_PHI_HIDDEN": (8, 2),
 }
-# Strides of a block of native sparse attention, at most, and blocks that a query selects: so few
-# that a check's few tokens have more.
-_STRIDES = 2
-_SELECTED = 4
+# Maximum strides per block of native sparse attention, and maximum blocks selected by a query, so
+# that the few tokens of a check have more blocks than that.
+_MAX_STRIDES = 2
+_MAX_SELECTED = 4
 
 
 def shrink(config: Config, among: Iterable[Config] = (), **changes: Value) -> Config:
-    """The small form of ``config``, with ``changes`` on top.
+    """Return the small form of ``config``, with ``changes`` on top.
 
-    Windows and counts that differ ``among`` the configurations of a study stay different.
-
-    ConfigError when no small width keeps the rules that the configured one keeps.
+    Windows and counts that differ ``among`` the configurations of a study stay different. Raises
+    ConfigError if no small width satisfies the rules that the configured width satisfies.
     """
     small = small_values(config, among) | changes
-    refused: ConfigError | None = None
+    first_error: ConfigError | None = None
     for width in _widths(config):
         try:
             return Config.from_values(small | _dimensions(config, width) | changes)
         except ConfigError as error:
-            refused = refused or error
-    assert refused is not None
-    raise refused
+            first_error = first_error or error
+    assert first_error is not None
+    raise first_error
 
 
 def changed(config: Config, **changes: Value) -> Config:
-    """``config`` with some symbols changed. ConfigError where that breaks a rule."""
+    """Return ``config`` with some symbols changed.
+
+    Raises ConfigError if that violates a rule.
+    """
     return Config.from_values({**config.values, **changes})
 
 
 def small_values(config: Config, among: Iterable[Config] = ()) -> dict[str, Value]:
-    """Every symbol; those that do not depend on the width are already small."""
-    values: dict[str, Value] = dict(config.values) | _PLACE
+    """Return the value of every symbol; those that do not depend on the width are small."""
+    values: dict[str, Value] = dict(config.values) | _ENVIRONMENT
     shape = config.model.shape
     values["N_LAYER"] = min(shape.n_layer, LAYERS)
     values["BLOCK_SIZE"] = context = min(shape.block_size, CONTEXT)
     peers = [c for c in (config, *among) if c.model.shape.block_size == shape.block_size]
     for name in _POSITIONS:
         fulls = {_number(peer.values, name) for peer in peers}
-        values[name] = _places(fulls, shape.block_size, context)[_number(values, name)]
-    # Kernels that a CPU has not, or not with dropout; this one is of the same form.
-    lacks = ("efficient", "flash") if shape.dropout else ("efficient",)
-    if values["ATTENTION_BACKEND"] in lacks:
+        values[name] = _small_positions(fulls, shape.block_size, context)[_number(values, name)]
+    # A CPU lacks these kernels, or their dropout; the math kernel computes the same form.
+    unsupported = ("efficient", "flash") if shape.dropout else ("efficient",)
+    if values["ATTENTION_BACKEND"] in unsupported:
         values["ATTENTION_BACKEND"] = "math"
-    # The narrow type that a CPU has.
+    # The narrow type that a CPU supports.
     if values["PRECISION"] == "fp16":
         values["PRECISION"] = "bf16"
     if values["OPTIMIZER"] == "sgd":
@@ -126,13 +128,15 @@ def small_values(config: Config, among: Iterable[Config] = ()) -> dict[str, Valu
 
 
 def _nsa(pattern: PatternOptions, full: int, context: int) -> dict[str, Value]:
-    """Blocks of one stride or two, of one token each; selection takes all where it takes all of
-    ``full`` tokens. Sizes that nothing needs stay 0."""
+    """Return block sizes of one or two strides, with a stride of one token.
+
+    Selection takes all blocks if it does for ``full`` tokens. Unused sizes stay 0.
+    """
     if not isinstance(pattern, NsaOptions):
         return {}
     stride = max(1, pattern.stride)
-    compress, select = (min(_STRIDES, n // stride) for n in (pattern.compress, pattern.select))
-    count = min(_SELECTED, pattern.count)
+    compress, select = (min(_MAX_STRIDES, n // stride) for n in (pattern.compress, pattern.select))
+    count = min(_MAX_SELECTED, pattern.count)
     if pattern.selects_all(full):
         count = max(count, -(-context // select))
     return {
@@ -144,7 +148,7 @@ def _nsa(pattern: PatternOptions, full: int, context: int) -> dict[str, Value]:
 
 
 def _events(values: Mapping[str, Value]) -> dict[str, Value]:
-    """Warm-ups, resets and prunings that happen within the iterations."""
+    """Return warm-ups, resets and prunings that happen within the iterations."""
     interval = EVENTS
     return {
         "WARMUP_STEPS": min(_number(values, "WARMUP_STEPS"), 2),
@@ -157,49 +161,49 @@ def _events(values: Mapping[str, Value]) -> dict[str, Value]:
 
 
 def _widths(config: Config) -> list[int]:
-    """Widths to try, the smallest first; a model that is narrow already keeps its own."""
+    """Return the widths to try, smallest first; a narrow model only has its own."""
     width = config.model.shape.n_embd
     return [*(w for w in WIDTHS if w < width), width]
 
 
 def _dimensions(config: Config, width: int) -> dict[str, Value]:
-    """Everything that goes with the width."""
+    """Return all symbols that depend on the width."""
     values, shape = config.values, config.model.shape
-    found: dict[str, Value] = {"N_EMBD": width}
+    dimensions: dict[str, Value] = {"N_EMBD": width}
     if width < shape.n_embd:
         heads = min(shape.n_head, HEADS)
-        found |= {"N_HEAD": heads, "N_KV_HEAD": _kv_heads(config, heads)}
-    for name, (least, times) in _WIDTHS.items():
+        dimensions |= {"N_HEAD": heads, "N_KV_HEAD": _kv_heads(config, heads)}
+    for name, (low, times) in _WIDTHS.items():
         full = _number(values, name)
-        small = max(least, round(full * width / shape.n_embd)) if full else 0
-        found[name] = min(small, times * width)
-    return found
+        small = max(low, round(full * width / shape.n_embd)) if full else 0
+        dimensions[name] = min(small, times * width)
+    return dimensions
 
 
 def _kv_heads(config: Config, heads: int) -> int:
-    """One, all, or between them, as configured."""
+    """Return one, all or half of the heads, as configured."""
     full = _number(config.values, "N_KV_HEAD")
     if full == 1 or heads < HEADS:
         return 1
     return heads if full == config.model.shape.n_head else heads // 2
 
 
-def _places(fulls: Iterable[int], context: int, small: int) -> dict[int, int]:
-    """Numbers of tokens in a small context: 0 and 1, and what reaches across it, still do.
+def _small_positions(fulls: Iterable[int], context: int, small: int) -> dict[int, int]:
+    """Map token counts to a small context; 0, 1, and the whole context keep their meaning.
 
-    Between them a number keeps its place on a logarithmic scale, moved on where another has it,
-    and back where the context ends; more numbers than places share the first.
+    Other counts keep their position on a logarithmic scale, shifted up to stay distinct, and down
+    at the end of the context. Counts beyond the available positions share the first.
     """
-    found = {full: min(full, small) for full in fulls if full <= 1 or full >= context}
-    inner = sorted(set(fulls) - found.keys())
-    place = 1
+    positions = {full: min(full, small) for full in fulls if full <= 1 or full >= context}
+    inner = sorted(set(fulls) - positions.keys())
+    position = 1
     for full in inner:
-        place = max(place + 1, round(small ** (math.log(full) / math.log(context))))
-        found[full] = place
+        position = max(position + 1, round(small ** (math.log(full) / math.log(context))))
+        positions[full] = position
     last = small
     for full in reversed(inner):
-        last = found[full] = max(2, min(last - 1, found[full]))
-    return found
+        last = positions[full] = max(2, min(last - 1, positions[full]))
+    return positions
 
 
 def _number(values: Mapping[str, Value], name: str) -> int:

@@ -1,4 +1,4 @@
-"""What a check is given: one step, its small forms, and what its checks share.
+"""The step under check, its small forms, and state shared by its checks.
 
 B batch, T tokens.
 """
@@ -23,75 +23,75 @@ from gpt2.check.workshop import Workshop
 from gpt2.config import Config
 from gpt2.model import GPT
 
-# Rows of attention and logits of a loss that are walked at a time, so that a small model is walked
-# in several pieces as the large one is.
+# Chunk sizes of attention rows and of logits, so that a small model needs several chunks, as the
+# large one does.
 _ROWS = 16
 _LOGITS = 4096
 
 
 class Subject:
-    """One step under check; every property is made at its first use.
+    """One step under check; properties are computed at their first use.
 
-    ``others`` are all cases of the study by slug, the parent among them.
+    ``others`` are all cases of the study by slug, including the parent.
     """
 
     def __init__(
         self, case: Case, workshop: Workshop, others: Mapping[str, Case] | None = None
     ) -> None:
-        assert case.config is not None, "a case that does not resolve has nothing to check"
+        assert case.config is not None, "the case does not resolve"
         self.case = case
         self.workshop = workshop
         self.others = others or {}
-        # What a check has to tell besides what is wrong, by the check's name.
+        # Additional results, by the name of the check.
         self.facts: dict[str, Mapping[str, Any]] = {}
 
     @property
     def config(self) -> Config:
-        """The configured step."""
+        """Return the configuration of the step."""
         assert self.case.config is not None
         return self.case.config
 
     @property
     def parent(self) -> Case | None:
-        """The step that this one changes; None where there is none, or it does not resolve."""
-        found = self.others.get(self.case.parent)
-        return found if found and found.config else None
+        """Return the case that this step modifies, or None if there is none that resolves."""
+        parent = self.others.get(self.case.parent)
+        return parent if parent and parent.config else None
 
     @property
-    def _among(self) -> list[Config]:
+    def _study_configs(self) -> list[Config]:
         return [case.config for case in self.others.values() if case.config]
 
     @cached_property
     def shrunk(self) -> Config:
-        """The small step, with its dropout and precision."""
-        return shrink(self.config, self._among)
+        """Return the small step, with its dropout and precision."""
+        return shrink(self.config, self._study_configs)
 
     @cached_property
     def exact(self) -> Config:
-        """The small step as a plain function: no dropout, nothing narrower than fp32."""
-        return shrink(self.config, self._among, DROPOUT="0.0", PRECISION="fp32")
+        """Return the small step as a deterministic function: no dropout, fp32."""
+        return shrink(self.config, self._study_configs, DROPOUT="0.0", PRECISION="fp32")
 
     @cached_property
     def model(self) -> GPT:
-        """The exact step in float64, evaluating, every parameter filled by its name."""
+        """Return the exact step in float64, in eval mode, with every parameter filled."""
         return self.build(self.exact)
 
     @cached_property
     def trial(self) -> Trial:
-        """The small step, trained."""
+        """Return a training run of the small step."""
         return Trial(self.shrunk, self.workshop)
 
     @cached_property
     def fingerprint(self) -> "distinct.Fingerprint":
-        """What tells this step from others."""
+        """Return the fingerprint that distinguishes this step from others."""
         return distinct.fingerprint(self)
 
     def beside(self, case: Case) -> "Subject":
-        """Another step of the same study."""
+        """Return the subject of another step of the same study."""
         return Subject(case, self.workshop, self.others)
 
     def build(self, config: Config) -> GPT:
-        """A filled model in float64, evaluating."""
+        """Build a filled model in float64, in eval mode."""
         model = GPT(config.model)
         model.init_weights(config.seed)
         model.double().eval()
@@ -99,14 +99,17 @@ class Subject:
         return model
 
     def tokens(self, batch: int = 2, length: int = CONTEXT, skip: int = 0) -> Tensor:
-        """Consecutive pieces of the excerpt as ids [B, T]; T at most the small context."""
+        """Return consecutive pieces of the excerpt as ids [B, T].
+
+        T is at most the small context.
+        """
         length = min(length, self.exact.model.shape.block_size)
         ids = torch.from_numpy(self.workshop.tokens.astype("int64"))[skip:]
         return ids[: batch * length].view(batch, length).clone()
 
     @contextlib.contextmanager
     def in_pieces(self) -> Iterator[None]:
-        """Walk attention and loss in pieces, as the configured size does."""
+        """Process attention and loss in chunks, as at the configured size."""
         shape = self.config.model.shape
         tokens = self.config.train.batch_size * shape.block_size
         with contextlib.ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""One short training of a step, watched: what several checks read."""
+"""One instrumented short training run of a step, shared by several checks."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -12,30 +12,30 @@ from gpt2.check.workshop import Workshop
 from gpt2.config import Config
 from lib.pruning.seen import Seen
 
-# Every parameter has to have had a gradient by then.
+# Steps after which every parameter must have received a gradient.
 WATCHED = 3
 SAVED_AT = 3
-# One vector and one matrix, which every step has.
+# One vector and one matrix that every model has.
 FOLLOWED = ("ln_f.weight", "h.0.attn.c_proj.weight")
-# Of each of them: enough to see a rule, few enough to compute them again one at a time.
-_ELEMENTS = 128
+# Elements of each followed tensor: enough to identify an algorithm, few enough for scalar formulas.
+_MAX_ELEMENTS = 128
 
 
 @dataclass(frozen=True)
 class Update:
-    """What an optimizer step was given: its learning rate, and the gradients it saw by name."""
+    """Inputs of an optimizer step: learning rate, and gradients by name."""
 
     lr: float
-    # Before clipping, and of what the optimizer saw.
+    # Gradient norms before and after clipping.
     gradient_norm: Tensor
     clipped_norm: Tensor
     gradients: dict[str, Tensor]
-    # Of the matrix, before the step.
+    # Weights of the followed matrix before the step.
     weights: Tensor
 
 
 class Trial:
-    """Trains the whole budget of ``config`` and saves a checkpoint half way."""
+    """Training of the whole budget of ``config``, with a checkpoint half way."""
 
     def __init__(self, config: Config, workshop: Workshop) -> None:
         self.config = config
@@ -43,24 +43,24 @@ class Trial:
         self.rehearsal = Rehearsal(config, workshop.prepared(config), self.folder)
         session = self.rehearsal.session
         self.start = {name: w.clone() for name, w in session.weights().items()}
-        # Weights after the watched steps, and names of parameters in them.
+        # Weights after the watched steps, and names of parameters with gradients in these steps.
         self.watched: dict[str, Tensor] = {}
         self.with_gradient: set[str] = set()
         self.not_finite: set[str] = set()
-        # Of what the matrix is multiplied into.
+        # Types of the outputs of the followed matrix.
         self.product_dtypes: set[torch.dtype] = set()
-        # After each step.
+        # Sparsity after each step.
         self.sparsity: list[float] = []
         self.updates: list[Update] = []
-        # What a pruner reads of the matrix after each step, and which of its weights it leaves.
+        # Inputs of the pruner for the matrix after each step, and the mask of remaining weights.
         self.seen: list[Seen] = []
         self.left: list[list[bool]] = []
         hooks = [self._watch(name, p) for name, p in session.model.named_parameters()]
         product = session.model.get_submodule(FOLLOWED[1].removesuffix(".weight"))
-        hooks.append(product.register_forward_hook(self._note_product))
-        session.optimizer.register_step_pre_hook(self._note_update)
+        hooks.append(product.register_forward_hook(self._record_product))
+        session.optimizer.register_step_pre_hook(self._record_update)
         if config.pruning.name != "none":
-            session.optimizer.register_step_post_hook(self._note_scored)
+            session.optimizer.register_step_post_hook(self._record_pruner_inputs)
         for i in range(1, session.budget.iterations + 1):
             self.rehearsal.step()
             self.sparsity.append(session.pruner.sparsity())
@@ -76,21 +76,26 @@ class Trial:
         self.end = {name: w.clone() for name, w in session.weights().items()}
 
     def _watch(self, name: str, parameter: nn.Parameter) -> Any:
-        """Note whether the parameter gets a gradient other than zero."""
+        """Record whether the parameter gets a nonzero gradient."""
 
-        def note(gradient: Tensor) -> None:
+        def record(gradient: Tensor) -> None:
             if not bool(torch.isfinite(gradient).all()):
                 self.not_finite.add(name)
             elif bool(gradient.any()):
                 self.with_gradient.add(name)
 
-        return parameter.register_hook(note)
+        return parameter.register_hook(record)
 
-    def _note_product(self, module: nn.Module, given: tuple[Tensor, ...], product: Tensor) -> None:
+    def _record_product(
+        self, module: nn.Module, inputs: tuple[Tensor, ...], product: Tensor
+    ) -> None:
         self.product_dtypes.add(product.dtype)
 
-    def _note_update(self, optimizer: Any, arguments: tuple[Any, ...], named: Any) -> None:
-        """What the optimizer is about to read; it may change it. A step inside a step says less."""
+    def _record_update(self, optimizer: Any, arguments: tuple[Any, ...], named: Any) -> None:
+        """Record the inputs of an optimizer step, which may modify them.
+
+        A step nested in another step passes no gradient norm and is skipped.
+        """
         if "gradient_norm" not in named:
             return
         parameters = dict(self.rehearsal.session.model.named_parameters())
@@ -100,8 +105,8 @@ class Trial:
             if parameters[name].grad is not None
         }
         lr, norm = optimizer.param_groups[0]["lr"], named["gradient_norm"].clone()
-        seen = [p.grad for p in parameters.values() if p.grad is not None]
-        clipped = torch.nn.utils.get_total_norm(seen)
+        all_gradients = [p.grad for p in parameters.values() if p.grad is not None]
+        clipped = torch.nn.utils.get_total_norm(all_gradients)
         weights = parameters[FOLLOWED[1]].detach().clone()
         self.updates.append(Update(lr, norm, clipped, gradients, weights))
 
@@ -109,8 +114,8 @@ class Trial:
     def _matrix(self) -> Tensor:
         return self.rehearsal.session.weights()[FOLLOWED[1]]
 
-    def _note_scored(self, optimizer: Any, arguments: tuple[Any, ...], named: Any) -> None:
-        """What the pruner is about to read; weights that are pruned later are not zero yet."""
+    def _record_pruner_inputs(self, optimizer: Any, arguments: tuple[Any, ...], named: Any) -> None:
+        """Record the pruner's inputs, before its weights are set to zero."""
         if "gradient_norm" not in named:
             return
         parameter = dict(self.rehearsal.session.model.named_parameters())[FOLLOWED[1]]
@@ -134,8 +139,8 @@ class Trial:
 
 
 def first_numbers(tensor: Tensor) -> list[float]:
-    """The elements of a followed tensor that are computed again."""
-    numbers: list[float] = tensor.flatten()[:_ELEMENTS].tolist()
+    """Return the elements of a followed tensor that are recomputed."""
+    numbers: list[float] = tensor.flatten()[:_MAX_ELEMENTS].tolist()
     return numbers
 
 

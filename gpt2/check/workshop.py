@@ -1,4 +1,4 @@
-"""What the checks of one process share: a folder, a prepared text, a second process."""
+"""State shared by the checks of one process: a directory, a prepared text, a second process."""
 
 import contextlib
 import io
@@ -19,17 +19,17 @@ from gpt2.data.prepare import prepare
 from gpt2.data.tokenizer import ByteTokenizer
 from lib.machine.gpus import GPUS, Gpu, present_gpu
 
-# Where none was named and none is here.
+# Target if no GPU is named or present.
 USUAL_GPU = "a100-80"
-# Of Shakespeare's plays, which the default corpus holds.
+# An excerpt of Shakespeare's plays, the default corpus.
 EXCERPT = Path(__file__).with_name("excerpt.txt")
 
 
 class Workshop:
-    """Use it as a context: it leaves nothing behind.
+    """Context for the checks of one process; removes its files on exit.
 
-    ``build_dir`` is the user's build folder, which is only read; ``gpu`` is the one that the user
-    named.
+    ``build_dir`` is the user's build folder, which is only read; ``gpu`` is the GPU named by the
+    user.
     """
 
     def __init__(self, build_dir: Path = Path(), gpu: Gpu | None = None) -> None:
@@ -37,9 +37,9 @@ class Workshop:
         self._gpu = gpu
         self._temporary = tempfile.TemporaryDirectory(prefix="kablate-check-")
         self._folders = count()
-        # Of full-size steps that others are compared with, by slug.
+        # Parameter counts of full-size steps by slug, for comparison with other steps.
         self.built_params: dict[str, int] = {}
-        # A launcher's variables are not meant for the small runs in here.
+        # The small runs must not read a launcher's variables.
         for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
             os.environ.pop(name, None)
 
@@ -56,7 +56,7 @@ class Workshop:
         self._temporary.cleanup()
 
     def dismiss(self) -> None:
-        """End the second process, if there is one; the next use makes another."""
+        """End the second process, if any; the next use forks another."""
         if "partner" in vars(self):
             self.partner.close()
             del self.partner
@@ -64,44 +64,47 @@ class Workshop:
             (self.folder / "rendezvous").unlink(missing_ok=True)
 
     def target(self, device: str) -> Gpu | Literal["cpu"]:
-        """What a run on ``device`` has to fit: the GPU that was named, one that is here, or the
-        study's usual one."""
+        """Return the target of a run on ``device``.
+
+        The target is the GPU named by the user, a GPU of this machine, or the usual GPU of the
+        study.
+        """
         if self._gpu is not None:
             return self._gpu
         return "cpu" if device == "cpu" else present_gpu() or GPUS[USUAL_GPU]
 
     @cached_property
     def folder(self) -> Path:
-        """A build folder with the excerpt as nanoGPT's token files."""
+        """Return a build folder with the excerpt as nanoGPT's token files."""
         folder = Path(self._temporary.name)
         (folder / "text").mkdir()
         self.tokens.tofile(folder / "text" / "train.bin")
-        # The same document on both sides would be refused.
+        # An identical document in both splits is an error.
         self.tokens[1:].tofile(folder / "text" / "val.bin")
         return folder
 
     @cached_property
     def tokens(self) -> np.ndarray:
-        """The excerpt's byte tokens (uint16)."""
+        """Return the excerpt's byte tokens (uint16)."""
         return ByteTokenizer().encode(EXCERPT.read_text(encoding="utf-8")).astype("<u2")
 
     @cached_property
     def partner(self) -> Partner:
-        """Another process with the same code, which has seen no step yet."""
-        # Before the fork: the two processes load nothing on their own.
+        """Return another process with the same code, forked before any step was built."""
+        # Import before the fork, so that the two processes share the modules.
         import_module("gpt2.check.parallel")
         import_module("gpt2.check.reload")
         return Partner()
 
     def prepared(self, config: Config) -> Path:
-        """The build folder, with the excerpt prepared as the small ``config`` wants it."""
-        # What it says of the excerpt's size is of no interest.
+        """Return the build folder, with the excerpt prepared for the small ``config``."""
+        # Suppress warnings about the size of the excerpt.
         with contextlib.redirect_stderr(io.StringIO()):
             prepare(config.data, self.folder)
         return self.folder
 
     def new_folder(self) -> Path:
-        """An empty folder."""
+        """Create an empty folder."""
         folder = self.folder / f"run-{next(self._folders)}"
         folder.mkdir()
         return folder

@@ -1,1 +1,1 @@
-"""What a training step needs, predicted at full size without running it: memory and FLOPs."""
+"""Memory and FLOPs of a full-size training step, predicted without running the step."""

@@ -1,4 +1,4 @@
-"""FLOPs of single operations, and the memory that a kernel takes beside its inputs and outputs.
+"""FLOPs of single operations, and temporary memory of kernels besides inputs and outputs.
 
 Multiply and add count as two. B batch, N heads, T queries, S keys, H head dim.
 """
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# Makes the operations of kablate known to torch.
+# Registers kablate's operations with torch.
 import gpt2.attention.nsa.ops
 from gpt2.attention.nsa.options import selected_pairs, window_pairs
 
@@ -17,16 +17,16 @@ _aten = torch.ops.aten
 
 
 def flops(func: Any, args: Any) -> float:
-    """FLOPs of a matrix product or an attention kernel; 0 for all else, as is customary."""
+    """Return the FLOPs of a matrix product or an attention kernel; 0 for other operations."""
     count = _FLOPS.get(func)
     return count(args) if count else 0.0
 
 
 def scratch_bytes(func: Any, args: Any) -> int:
-    """Bytes that a kernel holds while it runs, which its fake form does not show.
+    """Return the temporary bytes of a running kernel, which its fake implementation omits.
 
-    The backward of flash and of memory-efficient attention sums dq in fp32 and keeps Σ do·o of
-    every query (Dao 2023, arXiv 2307.08691, algorithm 2).
+    The backward pass of flash and of memory-efficient attention accumulates dq in fp32 and stores Σ
+    do·o of every query (Dao 2023, arXiv 2307.08691, algorithm 2).
     """
     if func not in (_FLASH_BACKWARD, _EFFICIENT_BACKWARD):
         return 0
@@ -35,22 +35,22 @@ def scratch_bytes(func: Any, args: Any) -> int:
 
 
 def _product(args: Any) -> float:
-    """[..., m, k] @ [..., k, n]."""
+    """Return the FLOPs of [..., m, k] @ [..., k, n]."""
     left, right = args[-2:]
     return 2.0 * left.numel() * right.shape[-1]
 
 
 def _attention(products: int, queries_at: int, causal_at: int) -> Callable[[Any], float]:
-    """``products`` of T × S × H, over the visible pairs alone where the kernel is causal.
+    """Count ``products`` of T × S × H; a causal kernel only computes the visible pairs.
 
-    q and k stand at ``queries_at`` and after it, whether it is causal at ``causal_at``.
+    ``queries_at`` is the argument index of q, followed by k; ``causal_at`` that of the causal flag.
     """
 
     def count(args: Any) -> float:
         q_BNTH, k_BKSH = args[queries_at : queries_at + 2]
         batch, heads, queries, width = q_BNTH.shape
         keys = k_BKSH.shape[2]
-        # torch leaves trailing arguments out that are at their default.
+        # torch omits trailing arguments that have their default value.
         causal = len(args) > causal_at and args[causal_at]
         pairs = queries * (queries + 1) / 2 if causal else queries * keys
         return 2.0 * products * batch * heads * pairs * width
@@ -59,7 +59,10 @@ def _attention(products: int, queries_at: int, causal_at: int) -> Callable[[Any]
 
 
 def _selected(products: int, queries_at: int) -> Callable[[Any], float]:
-    """``products`` of T × S × H over the pairs that a selection sees; q stands at ``queries_at``."""
+    """Count ``products`` of T × S × H over the pairs of a block selection.
+
+    ``queries_at`` is the argument index of q.
+    """
 
     def count(args: Any) -> float:
         q_BKgTH, (blocks_BKTn, size) = args[queries_at], args[-2:]
@@ -71,7 +74,10 @@ def _selected(products: int, queries_at: int) -> Callable[[Any], float]:
 
 
 def _window(products: int, queries_at: int) -> Callable[[Any], float]:
-    """The same over the pairs of a window."""
+    """Count ``products`` of T × S × H over the pairs of a window.
+
+    ``queries_at`` is the argument index of q.
+    """
 
     def count(args: Any) -> float:
         q_BKgTH, size = args[queries_at], args[-1]
@@ -87,7 +93,7 @@ _CPU_FLASH = _aten._scaled_dot_product_flash_attention_for_cpu.default
 _CPU_FLASH_BACKWARD = _aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 _EFFICIENT = _aten._scaled_dot_product_efficient_attention.default
 _EFFICIENT_BACKWARD = _aten._scaled_dot_product_efficient_attention_backward.default
-# Forward has q kᵀ and p v; backward the scores once more, and the gradients of v, p, q and k.
+# Forward computes q kᵀ and p v; backward recomputes the scores, and computes dv, dp, dq and dk.
 _FLOPS: dict[Any, Callable[[Any], float]] = {
     _aten.mm.default: _product,
     _aten.mm.out: _product,

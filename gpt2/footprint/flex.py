@@ -1,4 +1,4 @@
-"""FlexAttention's pass as shapes: what it keeps, what it takes while it runs, and its FLOPs.
+"""FlexAttention's pass by shapes: saved tensors, temporary memory, and FLOPs.
 
 B batch, T tokens, N heads, D width of queries and keys, E width of values.
 """
@@ -11,26 +11,26 @@ from torch import Tensor
 
 from gpt2.footprint.tracker import Tracker
 
-# Pairs are computed or left out by blocks of so many queries and keys.
+# Pairs are computed or skipped in blocks of this many queries and keys.
 BLOCK = 128
 
 
 def flex_pass(
     tracker: Tracker,
 ) -> Callable[[Tensor, Tensor, Tensor, int, float], tuple[Tensor, Tensor]]:
-    """In the place of ``window_attention``'s twin; tells ``tracker`` its FLOPs."""
+    """Return a replacement for ``window_attention``'s twin that adds its FLOPs to ``tracker``."""
 
     def run(
         q_BNTD: Tensor, k_BNTD: Tensor, v_BNTE: Tensor, window: int, scale: float
     ) -> tuple[Tensor, Tensor]:
-        made: tuple[Tensor, Tensor] = _Pass.apply(tracker, q_BNTD, k_BNTD, v_BNTE, window)
-        return made
+        outputs: tuple[Tensor, Tensor] = _FlexPass.apply(tracker, q_BNTD, k_BNTD, v_BNTE, window)
+        return outputs
 
     return run
 
 
 def computed_pairs(length: int, window: int) -> int:
-    """Pairs of the blocks in which some query sees some key."""
+    """Return the number of pairs in blocks in which any query attends to any key."""
     blocks = 0
     for first in range(0, length, BLOCK):
         left = max(0, first - window + 1)
@@ -38,7 +38,7 @@ def computed_pairs(length: int, window: int) -> int:
     return blocks * BLOCK**2
 
 
-class _Pass(torch.autograd.Function):
+class _FlexPass(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, tracker: Tracker, q_BNTD: Tensor, k_BNTD: Tensor, v_BNTE: Tensor, window: int
@@ -58,10 +58,10 @@ class _Pass(torch.autograd.Function):
         ctx: Any, dcontext_BNTE: Tensor, dlse_BNT: Tensor
     ) -> tuple[None, Tensor, Tensor, Tensor, None]:
         q, k, v, _, lse = ctx.saved_tensors
-        # Σ do·o of every query, which is in fp32.
+        # Σ do·o of every query, in fp32.
         delta = torch.empty_like(lse)
-        # One walk makes dq, another dk and dv, and each computes scores and do vᵀ again.
+        # One pass computes dq, another dk and dv; each recomputes scores and do vᵀ.
         ctx.tracker.compute(2.0 * ctx.pairs * (4 * q.shape[-1] + 3 * v.shape[-1]))
-        found = None, *(torch.empty_like(x) for x in (q, k, v)), None
+        gradients = None, *(torch.empty_like(x) for x in (q, k, v)), None
         del delta
-        return found
+        return gradients

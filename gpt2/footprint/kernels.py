@@ -1,8 +1,8 @@
-"""Makes a fake step on the CPU take the kernels and the piece sizes of a target.
+"""Kernels and chunk sizes of a target, for a fake step on the CPU.
 
-torch without CUDA cannot run backward on a fake CUDA tensor, so the step is fake on the CPU. Where
-a GPU takes another kernel, that kernel's own fake form stands in: what it saves for backward is
-what a GPU would save.
+torch without CUDA cannot run backward on a fake CUDA tensor, so the step is fake on the CPU. If a
+GPU uses another kernel, the fake implementation of that kernel replaces the CPU's, so that the same
+tensors are saved for backward as on the GPU.
 """
 
 from collections.abc import Callable, Iterator
@@ -28,17 +28,17 @@ from gpt2.shape import Shape
 from gpt2.training import step
 from lib.machine.gpus import Gpu
 
-# More chunks than this are walked as one large one and the last ones.
-_MOST_CHUNKS = 6
-# Chunks and blocks whose memory is followed: one's is still held when the next one is computed.
-_FOLLOWED = 2
+# Above this count, chunks are replaced by one large chunk and the last ones.
+_MAX_CHUNKS = 6
+# Chunks and blocks to run: the memory of one is still in use while the next is computed.
+_CHUNKS_RUN = 2
 
 
 @contextmanager
 def kernels_of(target: Gpu | None, backend: str, tracker: Tracker) -> Iterator[None]:
-    """Inside, training steps use the kernels of ``target``, or the CPU's own where it is None.
+    """Use the kernels of ``target`` in training steps, or the CPU's if it is None.
 
-    ``backend`` is the configuration's choice for plain attention.
+    ``backend`` is the configured backend of plain attention.
     """
     blocks = _all_rows if target else _first_blocks(loss._blocks)
     elements = plan.GPU_CHUNK_ELEMENTS if target else plan.CPU_CHUNK_ELEMENTS
@@ -47,7 +47,7 @@ def kernels_of(target: Gpu | None, backend: str, tracker: Tracker) -> Iterator[N
         stack.enter_context(_replaced(plan, "CPU_CHUNK_ELEMENTS", elements))
         chunks = _few_chunks(plan.RowPlan.chunks, tracker)
         stack.enter_context(_replaced(plan.RowPlan, "chunks", chunks))
-        # It reads numbers, and a fake tensor has none.
+        # require_finite reads values, and a fake tensor has none.
         stack.enter_context(_replaced(step, "require_finite", lambda *arguments: None))
         if target:
             stack.enter_context(_replaced(base, "choose_form", _form_on_gpu))
@@ -59,7 +59,7 @@ def kernels_of(target: Gpu | None, backend: str, tracker: Tracker) -> Iterator[N
 
 
 class _Attention:
-    """Plain attention as a GPU runs it, in the place of torch's own."""
+    """Replacement of torch's attention that selects kernels as a GPU does."""
 
     def __init__(self, target: Gpu, backend: str) -> None:
         self.target, self.backend = target, backend
@@ -75,9 +75,9 @@ class _Attention:
         is_causal: bool = False,
         enable_gqa: bool = False,
     ) -> Tensor:
-        """As torch chooses on a GPU: flash, else memory-efficient, else plain products.
+        """Run flash, else memory-efficient attention, else plain products.
 
-        Flash knows half precision and no mask; memory-efficient knows no shared heads.
+        Flash requires half precision and no mask; memory-efficient attention does not support GQA.
         """
         half = q.dtype in (torch.bfloat16, torch.float16)
         flash = self.target.flash and half and attn_mask is None
@@ -98,7 +98,10 @@ class _Attention:
 
 
 def _dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-    """A GPU keeps a byte for each element; a CPU keeps factors in the type of the input."""
+    """Drop elements as a GPU does.
+
+    A GPU saves a byte per element; a CPU saves factors of the input's type.
+    """
     return torch.native_dropout(x, p, True)[0] if training and p > 0.0 else x
 
 
@@ -107,34 +110,40 @@ def _form_on_gpu(attention: AttentionConfig, shape: Shape, shows_weights: bool, 
 
 
 def _all_rows(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """The loss's blocks on a GPU: all rows at once."""
+    """Yield all rows at once, as the loss on a GPU does."""
     yield tensors
 
 
 def _first_blocks(
     blocks: Callable[..., Iterator[tuple[Tensor, ...]]],
 ) -> Callable[..., Iterator[tuple[Tensor, ...]]]:
-    """The loss's blocks on a CPU are alike and leave nothing behind: the first few say it all."""
-    return lambda *tensors: islice(blocks(*tensors), _FOLLOWED)
+    """Limit the loss on a CPU to its first blocks.
+
+    The blocks are alike and release their memory, so that a few determine the peak.
+    """
+    return lambda *tensors: islice(blocks(*tensors), _CHUNKS_RUN)
 
 
 def _few_chunks(
     chunks: Callable[[plan.RowPlan, Tensor], Iterator[Chunk]], tracker: Tracker
 ) -> Callable[[plan.RowPlan, Tensor], Iterator[Chunk]]:
-    """The row engine's chunks; of very many, one in the place of all but the last, which are the
-    widest. Its FLOPs count by the share of its pairs that the chunks compute."""
+    """Merge all but the last chunks of the row engine if there are many.
+
+    The last chunks are the widest. FLOPs of the merged chunk count by the share of its pairs that
+    the original chunks compute.
+    """
 
     def few(self: plan.RowPlan, q_BNTH: Tensor) -> Iterator[Chunk]:
-        found = list(chunks(self, q_BNTH))
-        if len(found) <= _MOST_CHUNKS:
-            yield from found
+        all_chunks = list(chunks(self, q_BNTH))
+        if len(all_chunks) <= _MAX_CHUNKS:
+            yield from all_chunks
             return
-        others = found[:-_FOLLOWED]
-        whole = Chunk(0, others[-1].last, 0)
-        pairs = sum(chunk.height * (chunk.last - chunk.left) for chunk in others)
+        merged = all_chunks[:-_CHUNKS_RUN]
+        whole = Chunk(0, merged[-1].last, 0)
+        pairs = sum(chunk.height * (chunk.last - chunk.left) for chunk in merged)
         with tracker.standing_for(pairs / whole.last**2):
             yield whole
-        yield from found[-_FOLLOWED:]
+        yield from all_chunks[-_CHUNKS_RUN:]
 
     return few
 

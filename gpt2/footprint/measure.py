@@ -1,9 +1,9 @@
-"""Predicted against real peak memory of training steps on this CPU.
+"""Predicted and real peak memory of training steps on this CPU.
 
-    python -m gpt2.footprint.measure [CASE ...]
+     python -m gpt2.footprint.measure [CASE ...]
 
-Each case runs the trainer's own step in a process of its own, started as the trainer's workers are.
-Real is the process's largest resident set less what it had before the model was built.
+Each case runs the trainer's step in a separate process, started as the trainer's workers are. Real
+peak memory is the maximum resident set minus the resident set before the model is built.
 """
 
 import json
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-# Optimizers load it, which is no part of what a step needs.
+# Optimizers import it; import it first, so that its memory is not attributed to a step.
 import torch._dynamo
 
 from gpt2.ablation.resolve import resolve_config
@@ -38,17 +38,17 @@ CASES: dict[str, tuple[int, int, dict[str, Value | None]]] = {
     "b1-t1024-bf16": (1, 1024, _BF16),
     "b4-t1024-bf16": (4, 1024, _BF16),
     "b1-t1024-fp32-dropout": (1, 1024, {"DROPOUT": "0.1"}),
-    # CPU_OVERHEAD was set on those above, and is tried on these.
+    # CPU_OVERHEAD was fitted to the cases above; the following cases validate it.
     "b2-t512-bf16": (2, 512, _BF16),
     "b1-t768-fp32-dropout": (1, 768, {"DROPOUT": "0.1"}),
     "b1-t512-fp32-ra": (1, 512, {"RECIPROCAL": True}),
 }
-# The first step makes the optimizer's state, so the second is the first whole one.
+# The first step creates the optimizer's state, so the second is the first complete one.
 _STEPS = 2
 
 
 def configuration(case: str) -> Config:
-    """The configuration of a case."""
+    """Return the configuration of a case."""
     batch, tokens, settings = CASES[case]
     sizes: dict[str, Value | None] = {
         "SINGLE_TRAINING": True,
@@ -64,7 +64,10 @@ def configuration(case: str) -> Config:
 
 
 def real_peak_bytes(config: Config) -> int:
-    """Of this process, which should be a fresh one, over a few steps on random tokens."""
+    """Run a few steps on random tokens and return this process's peak memory growth.
+
+    The process should be a fresh one.
+    """
     torch.set_num_threads(config.machine.cpu_threads)
     before = _resident("VmRSS")
     training = Training(config)
@@ -77,7 +80,7 @@ def real_peak_bytes(config: Config) -> int:
 
 
 def measure(case: str) -> tuple[float, float]:
-    """Predicted and real peak, GiB."""
+    """Return predicted and real peak memory of a case, in GiB."""
     config = configuration(case)
     command = module_command("gpt2.footprint.measure", "--real", case)
     variables = {**os.environ, **environment(config.machine)}
@@ -86,7 +89,7 @@ def measure(case: str) -> tuple[float, float]:
 
 
 def main() -> None:
-    """The command line."""
+    """Print a table of cases, or with --real the peak bytes of this process as JSON."""
     if sys.argv[1:2] == ["--real"]:
         sys.stdout.write(json.dumps(real_peak_bytes(configuration(sys.argv[2]))))
         return
@@ -98,11 +101,11 @@ def main() -> None:
 
 
 def _resident(field: str) -> int:
-    """Bytes of VmRSS or VmHWM of this process."""
+    """Return VmRSS or VmHWM of this process in bytes."""
     status = Path("/proc/self/status").read_text()
-    found = re.search(rf"^{field}:\s+(\d+) kB$", status, re.MULTILINE)
-    assert found is not None, f"this kernel reports no {field}"
-    return int(found[1]) * 1024
+    match = re.search(rf"^{field}:\s+(\d+) kB$", status, re.MULTILINE)
+    assert match is not None, f"this kernel reports no {field}"
+    return int(match[1]) * 1024
 
 
 if __name__ == "__main__":

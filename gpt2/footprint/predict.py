@@ -1,4 +1,4 @@
-"""Memory and FLOPs of a configuration on a target, before a GPU sees it."""
+"""Memory and FLOPs of a configuration on a target, predicted before a GPU is used."""
 
 import os
 from collections.abc import Mapping
@@ -10,23 +10,21 @@ from gpt2.footprint.fake import FakeTraining, Needs
 from gpt2.footprint.tracker import CATEGORIES, Bytes
 from lib.machine.gpus import GIB, Gpu
 
-# Resident memory of a training process on a CPU, above its tensors: what malloc cannot use again,
-# and the buffers of matrix products. 3 to 20 % in five cases (gpt2.footprint.measure).
+# Resident memory of a training process on a CPU relative to its tensors: fragmentation, and buffers
+# of matrix products. 3 to 20 % in five cases (gpt2.footprint.measure).
 CPU_OVERHEAD = 0.11
 HEADINGS = ("params", "MFLOP/token", "peak of GPU GiB", "largest micro-batch", "CPU GiB")
 
 
 @dataclass(frozen=True)
 class Footprint:
-    """What one process of a run needs.
+    """Predicted needs of one process of a run.
 
-    ``peak_bytes`` are the tensors at the moment when most memory is held, which is in ``stage``;
-    what a GPU's context and allocator take on top is counted by ``fits`` alone
-    (``lib.machine.gpus``).
-    ``flops_per_token`` is counted under the fake step, with what is computed twice to save memory;
-    ``declared_flops_per_token`` is the model's own, without it.
-    ``largest_micro_batch`` is the largest divisor of a process's share of GLOBAL_BATCH that fits; 0
-    if not even one sequence does.
+    ``peak_bytes`` are the tensors at peak memory, which is reached in ``stage``; only ``fits`` adds
+    the overhead of a GPU's context and allocator (``lib.machine.gpus``). ``flops_per_token`` is
+    counted in the fake step and includes recomputation; ``declared_flops_per_token`` is the model's
+    own count without recomputation. ``largest_micro_batch`` is the largest divisor of a process's
+    share of GLOBAL_BATCH that fits, or 0 if a single sequence does not fit.
     """
 
     parameters: int
@@ -34,7 +32,7 @@ class Footprint:
     declared_flops_per_token: float
     peak_bytes: Mapping[str, int]
     stage: str
-    # Resident memory that the same step takes on a CPU, with its kernels and its allocator.
+    # Resident memory of the same step on a CPU, with the CPU's kernels and allocator.
     cpu_peak_bytes: int
     memory_gib: float
     largest_micro_batch: int
@@ -42,11 +40,11 @@ class Footprint:
 
     @property
     def total_bytes(self) -> int:
-        """All categories."""
+        """Return the sum over all categories."""
         return sum(self.peak_bytes.values())
 
     def row(self) -> tuple[str, ...]:
-        """One line of a table, under ``HEADINGS``."""
+        """Return one line of a table with the columns ``HEADINGS``."""
         return (
             f"{self.parameters:,}",
             f"{self.flops_per_token / 1e6:,.0f}",
@@ -57,11 +55,11 @@ class Footprint:
 
 
 def predict(config: Config, target: Gpu | Literal["cpu"]) -> Footprint:
-    """The footprint of ``config`` on ``target``, by a training step of fake tensors on the CPU.
+    """Return the footprint of ``config`` on ``target``, from a step of fake tensors on the CPU.
 
-    Model, batch, sequence and precision are the configured ones; torch.compile is not followed. A
-    GPU's table entry decides kernels and memory; for "cpu" it is this machine's. RunError where
-    dimensions do not fit, with the place in the source.
+    Model, batch, sequence and precision are the configured ones; torch.compile is ignored. The
+    GPU's table entry determines kernels and memory; "cpu" uses this machine's. Raises RunError with
+    the source line if dimensions do not fit.
     """
     gpu = None if target == "cpu" else target
     training = FakeTraining(config)
@@ -88,12 +86,12 @@ def predict(config: Config, target: Gpu | Literal["cpu"]) -> Footprint:
 def _largest_micro_batch(
     config: Config, training: FakeTraining, needs: Needs, gpu: Gpu | None, memory: Gpu
 ) -> int:
-    """From steps at two micro-batches: every stage's peak grows with it in a straight line."""
+    """Extrapolate linearly from two micro-batch sizes, separately for every stage's peak."""
     train, batch = config.train, config.train.batch_size
     other = batch // 2 or 2
     points = training.needs(gpu, other)
     share = train.global_batch // train.gpus
-    # Smaller micro-batches than one that is the whole share have gradients to add to.
+    # Micro-batches smaller than the whole share accumulate gradients.
     gradients = 0 if train.grad_accumulation > 1 else 4 * training.parameters
 
     def peak(size: int) -> float:
@@ -107,12 +105,12 @@ def _largest_micro_batch(
 
 
 def _highest(needs: Needs) -> tuple[Bytes, str]:
-    """The bytes of the stage that needs most, and its name."""
+    """Return the bytes of the stage with the highest peak, and the stage's name."""
     stage = max(needs.peaks, key=lambda stage: needs.peaks[stage].total())
     return needs.peaks[stage], stage
 
 
 def _this_machine() -> Gpu:
-    """The memory of this machine, as if it were a GPU's."""
+    """Return the memory of this machine as a Gpu."""
     memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return Gpu("cpu", memory_bytes / GIB, {})

@@ -1,8 +1,8 @@
-"""Follows every storage of a fake training step: what is alive, for what, and when most of it is.
+"""Storages of a fake training step: bytes alive by category, and their peak.
 
-The step is cut into stages, one for each part of the model and direction. Blocks between the first
-and the last are alike, so a model of three blocks tells what one of any depth needs: each stage's
-peak grows with the number of blocks in between by what such a block has left behind by then.
+The step is divided into stages, one for each part of the model and direction. Inner blocks are
+alike, so a model of three blocks determines the memory of any depth: the peak of each stage grows
+with the number of inner blocks by the bytes that one such block has left behind by then.
 """
 
 import weakref
@@ -19,15 +19,15 @@ from gpt2.footprint.cost import flops, scratch_bytes
 from gpt2.footprint.hollow import shape_only
 
 CATEGORIES = ("parameters", "gradients", "optimizer", "activations", "temporaries")
-# Bytes for each of them.
+# Bytes per category.
 Bytes = Counter[str]
 
 
 class Tracker(TorchDispatchMode):
-    """Bytes alive by category; for each stage those at its last start, at its peak, and its FLOPs.
+    """Bytes alive by category, and for each stage its start, its peak and its FLOPs.
 
-    What is made while ``making`` is "activations" is held for backward, or is forward's own
-    temporary; after it, what becomes no gradient is a temporary.
+    Storages created while ``making`` is "activations" are saved for backward or are temporaries of
+    the forward pass; afterwards, storages other than gradients are temporaries.
     """
 
     def __init__(self) -> None:
@@ -42,16 +42,16 @@ class Tracker(TorchDispatchMode):
         # The storage's address → its watcher, bytes and category.
         self._storages: dict[int, tuple[weakref.ref[Any], int, str]] = {}
         self._total = self._highest = 0
-        # What of a storage's bytes, and of an operation's FLOPs, counts.
+        # Whether bytes of new storages count, and the factor on FLOPs.
         self._bytes_count, self._flops_count = True, 1.0
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        # Nothing is compiled here; guarding every call against it would double its time.
+        # Nothing is compiled here, and guards on every call would double the time.
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run the operation on shapes alone, then look for storages that are new."""
+        """Infer the operation's outputs, then track their new storages."""
         out = shape_only(func, args, kwargs or {})
         for tensor in out if isinstance(out, tuple | list) else (out,):
             if isinstance(tensor, Tensor):
@@ -64,18 +64,18 @@ class Tracker(TorchDispatchMode):
 
     @property
     def peaks(self) -> dict[str, Bytes]:
-        """For each stage, what was alive when most was."""
+        """Return the bytes alive at the peak of each stage."""
         return {stage: Counter(peak) for stage, peak in self._peaks.items()}
 
     def enter(self, stage: str) -> None:
-        """What follows belongs to ``stage``, which may be entered several times."""
+        """Enter ``stage``, which may be entered several times."""
         self.stage = stage
         self.starts[stage] = Counter(self._alive)
         self._highest = sum(self._peaks[stage].values()) if stage in self._peaks else 0
         self._note(0)
 
     def see(self, tensor: Tensor, category: str) -> None:
-        """Count the tensor's storage, unless it is known already."""
+        """Count the tensor's storage, unless it is already tracked."""
         storage = tensor.untyped_storage()
         key = storage._cdata
         if key in self._storages:
@@ -89,11 +89,11 @@ class Tracker(TorchDispatchMode):
             self._note(0)
 
     def compute(self, flops: float) -> None:
-        """FLOPs of what shows no operation."""
+        """Add FLOPs of work that dispatches no operation."""
         self.flops[self.stage] += flops * self._flops_count
 
     def is_now(self, tensor: Tensor, category: str) -> None:
-        """Count the tensor's storage under ``category``, wherever it was."""
+        """Move the tensor's storage to ``category``."""
         self.see(tensor, category)
         key = tensor.untyped_storage()._cdata
         watcher, size, before = self._storages[key]
@@ -103,9 +103,10 @@ class Tracker(TorchDispatchMode):
 
     @contextmanager
     def standing_for(self, share: float) -> Iterator[None]:
-        """A large piece of work in the place of many small ones: its FLOPs count by ``share``.
+        """Count only a ``share`` of FLOPs, and no memory, inside the context.
 
-        Its memory does not count: the small pieces that follow show what one needs.
+        Use it for one large operation that replaces many small ones, whose memory is measured
+        separately.
         """
         self._bytes_count, self._flops_count = False, share
         try:
@@ -114,7 +115,7 @@ class Tracker(TorchDispatchMode):
             self._bytes_count, self._flops_count = True, 1.0
 
     def _note(self, scratch: int) -> None:
-        """A new peak of this stage, if it is one with ``scratch`` more bytes of temporaries."""
+        """Record the peak of the stage if ``scratch`` additional temporary bytes exceed it."""
         if self._total + scratch <= self._highest:
             return
         self._highest = self._total + scratch

@@ -1,4 +1,4 @@
-"""What a training step needs and no more: model, optimizer, pruner, and the trainer's own step.
+"""A minimal training step: model, optimizer, pruner, and the trainer's own step function.
 
 B micro-batch, T tokens.
 """
@@ -22,7 +22,7 @@ from lib.pruning.contract import Pruner
 
 
 class Training:
-    """Built as the trainer builds it, on the CPU, from random weights as torch leaves them."""
+    """Model, optimizer and pruner as built by the trainer, on the CPU, randomly initialized."""
 
     def __init__(self, config: Config) -> None:
         self.config = config
@@ -34,7 +34,10 @@ class Training:
         self.pruner: Pruner = PRUNERS.module(config.pruning.name)(self.model, config.pruning)
 
     def step(self, tokens_BT: list[Tensor], pruner: Pruner | None = None) -> None:
-        """One optimizer step, with a micro-batch for each of ``tokens_BT``, of T + 1 tokens."""
+        """Run one optimizer step, with one micro-batch for each of ``tokens_BT``.
+
+        Each has T + 1 tokens per row.
+        """
         session = SimpleNamespace(
             model=self.model,
             forward=self.model,
