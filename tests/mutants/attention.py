@@ -23,11 +23,8 @@ from gpt2.attention.ra_cross_token.statistics import STATISTICS, Entropy, Max, T
 from gpt2.attention.reciprocal.module import Reciprocal
 from gpt2.attention.rows.parts import HIDDEN
 from gpt2.attention.sliding.module import Sliding
-from tests.mutants.mutant import MECHANISMS, Mutant, Plant, after_init, nothing, replaced, then
-from tests.mutants.mutant import together
-
-_LOGITS = "logits as the formulas give it"
-_SAME = "another function or another training than {}; found: outputs, gradients"
+from tests.mutants.mutant import LOGITS, MECHANISMS, Mutant, Plant, after_init, nothing, replaced
+from tests.mutants.mutant import same_as, then, together
 
 
 def _not_transposed(
@@ -74,20 +71,20 @@ def _shared_anyway(right: Any) -> Any:
     return lambda self, shape, options: right(self, shape, replace(options, shared_expansion=True))
 
 
-def _kept(right: Any) -> Any:
-    """The first keys of all calls are used in each."""
+def _mix_first_keys(right: Any) -> Any:
+    """Mix the keys of the first call into every call."""
 
     def forward(self: Any, x_BTC: Tensor, state: Any) -> Heads:
         heads = right(self, x_BTC, state)
-        kept = vars(self).setdefault("kept", heads.k_BKTH.detach())
-        same = kept.shape == heads.k_BKTH.shape
-        return replace(heads, k_BKTH=(heads.k_BKTH + kept) / 2 if same else heads.k_BKTH)
+        first_BKTH = vars(self).setdefault("first", heads.k_BKTH.detach())
+        same = first_BKTH.shape == heads.k_BKTH.shape
+        return replace(heads, k_BKTH=(heads.k_BKTH + first_BKTH) / 2 if same else heads.k_BKTH)
 
     return forward
 
 
 def _statistic_is(mode: str) -> Plant:
-    """Whatever mode was asked for."""
+    """Return a plant that ignores the configured mode."""
 
     def plant(patch: Any) -> None:
         for name in STATISTICS:
@@ -98,7 +95,7 @@ def _statistic_is(mode: str) -> Plant:
 
 @torch.no_grad()
 def _one_higher(parameter: Tensor) -> None:
-    """Where it starts."""
+    """Shift the initial value."""
     parameter += 1.0
 
 
@@ -126,7 +123,7 @@ MUTANTS = (
         "reciprocal does nothing",
         "the score term adds nothing: a copy of the baseline under another name",
         "ra",
-        {"distinct": _SAME.format("baseline"), "reference": _LOGITS},
+        {"distinct": same_as("baseline"), "reference": LOGITS},
         together(
             nothing(Reciprocal, "add_"),
             replaced(Reciprocal, "backward_", lambda _: lambda *given: ()),
@@ -135,37 +132,37 @@ MUTANTS = (
     ),
     Mutant(
         "reciprocal is not transposed",
-        "the score seen from the other side is the same score again",
+        "the transposed score is the score itself",
         "ra",
-        {"reference": _LOGITS},
+        {"reference": LOGITS},
         replaced(Reciprocal, "add_", lambda _: _not_transposed),
     ),
     Mutant(
         "reciprocal band off by one",
         "the band ends one token early",
         "ra-golden",
-        {"reference": _LOGITS},
+        {"reference": LOGITS},
         replaced(Reciprocal, "_cut_", lambda _: _narrower_band),
     ),
     Mutant(
         "reciprocal strength is not the configured one",
-        "alpha is 0.2 whatever is asked for",
+        "alpha is always 0.2",
         "ra-mla-golden",
-        {"reference": _LOGITS},
+        {"reference": LOGITS},
         after_init(Reciprocal, lambda self: setattr(self, "constant", 0.2)),
     ),
     Mutant(
         "reciprocal leaves the queries without its gradient",
         "the hand-written derivative forgets one side",
         "ra",
-        {"reference": "the gradient of h.0.attn.c_attn.weight as the formulas give it"},
+        {"reference": ("reference-formulas", r"gradient of h\.0\.attn\.c_attn\.weight")},
         replaced(Reciprocal, "backward_", lambda _: lambda *given: ()),
     ),
     Mutant(
         "learnable alpha is a constant",
         "the flag builds no parameter",
         "ra-learnable",
-        {"declared": "parameters, as declared", "distinct": _SAME.format("ra")},
+        {"declared": "parameter-count", "distinct": same_as("ra")},
         after_init(Reciprocal, lambda self: setattr(self, "alpha", None)),
         MECHANISMS,
     ),
@@ -173,53 +170,56 @@ MUTANTS = (
         "learnable alpha gets no gradient",
         "a dead parameter",
         "ra-learnable",
-        {"gradients": r"a gradient of h\.0\.attn\.terms\.reciprocal\.alpha; found: none or zero"},
+        {"gradients": ("nonzero-gradient", r"h\.0\.attn\.terms\.reciprocal\.alpha")},
         then(Reciprocal, "backward_", lambda out, *given: tuple(0 * o for o in out)),
         MECHANISMS,
     ),
     Mutant(
         "reciprocal is a little too strong",
-        "a thousandth more than is configured",
+        "alpha is 0.1 % too large",
         "ra",
-        {"reference": _LOGITS},
+        {"reference": LOGITS},
         then(Reciprocal, "_scaled_keys", lambda out, *given: out * 1.001),
     ),
     Mutant(
-        "learnable alpha starts elsewhere",
-        "one more than is configured",
+        "learnable alpha has another initial value",
+        "initial value + 1",
         "ra-learnable",
-        {"reference": r"0\.3 in the initial h\.0\.attn\.terms\.reciprocal\.alpha; found: 1\.3"},
+        {"reference": ("initial-value", r"^0\.3 .*h\.0\.attn\.terms\.reciprocal\.alpha; 1\.3$")},
         after_init(Reciprocal, lambda self: self.alpha is None or _one_higher(self.alpha)),
         MECHANISMS,
     ),
     Mutant(
-        "cross-token gate starts elsewhere",
-        "another bias than is configured",
+        "cross-token gate has another initial bias",
+        "bias + 1",
         "ract",
-        {"reference": r"in the initial h\.0\.attn\.gates\.ra_cross_token\.bias; found"},
+        {"reference": ("initial-value", r"h\.0\.attn\.gates\.ra_cross_token\.bias;")},
         after_init(RaCrossToken, lambda self: _one_higher(self.bias)),
     ),
     Mutant(
         "latent projection in every step",
         "the baseline is built with the latent projection too",
         "baseline",
-        {"declared": "parameters, as declared"},
+        {"declared": "parameter-count"},
         replaced(Attention, "__init__", _latent_everywhere),
     ),
     Mutant(
         "latent expansions are shared unasked",
         "one K and U for all heads",
         "mla",
-        {"declared": "parameters, as declared"},
+        {"declared": "parameter-count"},
         replaced(Latent, "__init__", _shared_anyway),
     ),
     Mutant(
         "latent shift is dropped",
-        "what the block before hands on reaches nothing",
+        "the latent of the previous block is ignored",
         "mla-untied",
         {
-            "gradients": "a gradient of h.0.mlp.mechanisms.mlp_latent.coupling.to_latent.weight",
-            "reference": _LOGITS,
+            "gradients": (
+                "nonzero-gradient",
+                r"h\.0\.mlp\.mechanisms\.mlp_latent\.coupling\.to_latent\.weight",
+            ),
+            "reference": LOGITS,
         },
         replaced(Latent, "_latent_keys", lambda _: lambda self, x_BTC, state: self.c_k(x_BTC)),
         MECHANISMS,
@@ -228,15 +228,15 @@ MUTANTS = (
         "latent shift moves the values",
         "c_v is shifted with c_k",
         "mla-tied",
-        {"reference": _LOGITS},
+        {"reference": LOGITS},
         replaced(Latent, "forward", lambda _: _values_shifted_too),
         MECHANISMS,
     ),
     Mutant(
         "query heads read the wrong group",
-        "key and value heads are turned by one",
+        "key and value heads are rotated by one",
         "gqa",
-        {"reference": _LOGITS},
+        {"reference": LOGITS},
         then(
             Grouped,
             "forward",
@@ -245,47 +245,47 @@ MUTANTS = (
         MECHANISMS,
     ),
     Mutant(
-        "queries and keys change places",
+        "queries and keys are swapped",
         "a wrong order in c_attn",
         "baseline",
-        {"reference": _LOGITS},
+        {"reference": LOGITS},
         then(Dense, "forward", lambda out, *given: Heads(out.k_BKTH, out.q_BNTH, out.v_BKTH)),
     ),
     Mutant(
-        "keys of the call before",
+        "keys of the previous call",
         "attention keeps context between calls",
         "baseline",
-        {"isolated": "no trace of a first batch of this shape"},
-        replaced(Dense, "forward", _kept),
+        {"isolated": "stateless-call"},
+        replaced(Dense, "forward", _mix_first_keys),
     ),
     Mutant(
         "mask off by one in SDPA",
-        "every token sees the next one",
+        "every token attends to the next token",
         "baseline",
-        {"causal": r"token \d+ changes no logits before \d+; found: logits at \d+ change"},
+        {"causal": "causal-logits"},
         replaced(Full, "sdpa_arguments", lambda _: _sees_next),
         quick=True,
     ),
     Mutant(
         "mask off by one in the row engine",
-        "every token sees the next one",
+        "every token attends to the next token",
         "ra-mla-golden-mech",
-        {"causal": r"token \d+ changes no logits before \d+; found: logits at \d+ change"},
+        {"causal": "causal-logits"},
         replaced(Full, "hide_", lambda _: _hides_all_but_next),
     ),
     Mutant(
         "sliding window off by one",
-        "w + 1 tokens are seen",
+        "w + 1 tokens are visible",
         "sliding",
-        {"reference": _LOGITS},
+        {"reference": LOGITS},
         replaced(Sliding, "sdpa_arguments", lambda _: _wide_window),
         MECHANISMS,
     ),
     Mutant(
-        "sliding window hides nothing",
+        "sliding window masks nothing",
         "a copy of the baseline under another name",
         "sliding",
-        {"distinct": _SAME.format("baseline")},
+        {"distinct": same_as("baseline")},
         replaced(
             Sliding, "sdpa_arguments", lambda _: lambda self, length, device: {"is_causal": True}
         ),
@@ -295,14 +295,14 @@ MUTANTS = (
         "cross-token statistic detached unasked",
         "no gradient through the statistic",
         "ract",
-        {"reference": "the gradient of h.0.attn.c_attn.weight as the formulas give it"},
+        {"reference": ("reference-formulas", r"gradient of h\.0\.attn\.c_attn\.weight")},
         after_init(RaCrossToken, lambda self: setattr(self, "detach_stats", True)),
     ),
     Mutant(
         "cross-token detach flag is dead",
         "a copy of its parent",
         "ract-detached",
-        {"distinct": _SAME.format("ract")},
+        {"distinct": same_as("ract")},
         after_init(RaCrossToken, lambda self: setattr(self, "detach_stats", False)),
         MECHANISMS,
     ),
@@ -310,29 +310,29 @@ MUTANTS = (
         "cross-token gate on weights is the gate on outputs",
         "rows are scaled after the softmax",
         "ract-weights",
-        {"distinct": _SAME.format("ract"), "reference": _LOGITS},
+        {"distinct": same_as("ract"), "reference": LOGITS},
         after_init(RaCrossToken, lambda self: setattr(self, "scales_scores", False)),
     ),
     Mutant(
         "cross-token head average is dead",
         "a copy of its parent",
         "ract-head-average",
-        {"distinct": _SAME.format("ract")},
+        {"distinct": same_as("ract")},
         after_init(RaCrossToken, lambda self: setattr(self, "head_average", False)),
         MECHANISMS,
     ),
     Mutant(
         "cross-token mode is dead",
-        "every mode reads the k largest",
+        "every mode reads the top k",
         "ract-entropy",
-        {"reference": _LOGITS},
+        {"reference": LOGITS},
         _statistic_is("topk"),
     ),
     Mutant(
         "cross-token max is the entropy",
         "the wrong statistic of two",
         "ract-max",
-        {"reference": _LOGITS},
+        {"reference": LOGITS},
         _statistic_is("entropy"),
         MECHANISMS,
     ),
@@ -340,56 +340,56 @@ MUTANTS = (
         "entropy is not normalised",
         "it grows with the row",
         "ract-entropy",
-        {"reference": _LOGITS},
+        {"reference": LOGITS},
         replaced(Entropy, "of", lambda _: _unnormalised),
     ),
     Mutant(
-        "top-k has the slope of the maximum",
+        "top-k has the gradient of the maximum",
         "a wrong hand-written derivative",
         "ract",
-        {"reference": "the gradient of"},
+        {"reference": ("reference-formulas", "^the gradient of")},
         replaced(Topk, "add_slope_", lambda _: Max.add_slope_),
     ),
     Mutant(
         "cross-token gate reads the next row",
         "a statistic of the future",
         "ract",
-        {"causal": r"changes no logits before"},
+        {"causal": "causal-logits"},
         then(RaCrossToken, "factor", lambda out, *given: out.roll(-1, 2)),
     ),
     Mutant(
         "cross-token gate without its strength",
         "alpha counts as 1",
         "mla-ract",
-        {"reference": "RA_CROSS_TOKEN of strength 0 changes nothing"},
+        {"reference": ("zero-strength", "RA_CROSS_TOKEN ")},
         after_init(RaCrossToken, lambda self: setattr(self, "alpha", 1.0)),
     ),
     Mutant(
         "cross-token bias is no parameter",
-        "an unregistered tensor that wants a gradient",
+        "an unregistered tensor that requires a gradient",
         "ra-mla-ract",
-        {"declared": "every trained tensor is a parameter; found: h.0.attn.gates.*bias"},
+        {"declared": ("registered-parameters", r"h\.0\.attn\.gates.*bias")},
         after_init(RaCrossToken, _unregistered),
     ),
     Mutant(
         "scores are not scaled",
         "q·k without 1/√H",
         "ract",
-        {"reference": _LOGITS},
+        {"reference": LOGITS},
         replaced(base.rows, "attend", lambda right: lambda q, *rest: right(2 * q, *rest)),
     ),
     Mutant(
         "dropout outlives training",
-        "attention drops while evaluating",
+        "attention applies dropout in eval mode",
         "baseline",
-        {"isolated": "the same output for the same input; found: the second call differs"},
+        {"isolated": "repeatable-call"},
         then(Attention, "forward", _dropping_always),
     ),
     Mutant(
         "rows of the batch leak",
         "a mean over the batch",
         "baseline",
-        {"isolated": "row 0 does not depend on row 1 of the batch; found: logits change"},
+        {"isolated": ("independent-rows", r"^row 0 .* row 1 ")},
         then(Attention, "forward", _leaking),
         quick=True,
     ),

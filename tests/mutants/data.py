@@ -1,4 +1,4 @@
-"""Faults of the data: invented, of another tokenizer, badly cut."""
+"""Faults of the data: random tokens, another tokenizer, wrong batches."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ TEXT = {"DATASET_CUSTOM": True, "CUSTOM_PATH": "text", "CUSTOM_FORMAT_BIN": True
 
 
 class _Random(Split):
-    """Tokens from nowhere."""
+    """A split of random tokens."""
 
     def __init__(self) -> None:
         self.name = "train"
@@ -28,7 +28,7 @@ class _Random(Split):
 
 
 def _invented(right: Any) -> Any:
-    """What the trainer gets where nothing is prepared."""
+    """Return random tokens if no data is prepared."""
 
     def open_dataset(*given: Any, **named: Any) -> Any:
         try:
@@ -40,7 +40,7 @@ def _invented(right: Any) -> Any:
 
 
 def _opened(make: Any) -> Plant:
-    """The same function under the name that the check knows it by."""
+    """Return a plant that replaces open_dataset in the store and in the check."""
 
     def plant(patch: pytest.MonkeyPatch) -> None:
         wrong = make(store.open_dataset)
@@ -80,7 +80,7 @@ MUTANTS = (
     ),
     Mutant(
         "targets are not shifted",
-        "every token is asked for itself",
+        "the target of every token is the token itself",
         "baseline",
         {"data": "shifted-targets"},
         then(loader._Windows, "__getitem__", _unshifted),
@@ -89,7 +89,7 @@ MUTANTS = (
     ),
     Mutant(
         "batches are too short",
-        "a token is cut off",
+        "the last token is dropped",
         "baseline",
         {"data": ("batch-shape", r"\(\d+, 128\); \(\d+, 127\)$")},
         then(loader._Windows, "__getitem__", _short),
@@ -97,8 +97,8 @@ MUTANTS = (
         TEXT,
     ),
     Mutant(
-        "manifest is not that of the data",
-        "its seal does not fit",
+        "manifest does not match the data",
+        "the digest differs",
         "baseline",
         {"data": ("intact-data", r"\[data\.damaged\]")},
         replaced(store, "seal", lambda _: lambda manifest: "0" * 64),

@@ -1,4 +1,4 @@
-"""Faults of what a training step is given, and of the model as training alone sees it.
+"""Faults of the inputs of a training step, and of the model in training mode only.
 
 B batch, T tokens.
 """
@@ -22,10 +22,9 @@ from gpt2.model import GPT
 from gpt2.training import step
 from gpt2.training.budget import Budget
 from lib.optim import schedule
-from tests.mutants.mutant import Mutant, after_init, replaced, then
+from tests.mutants.mutant import LOGITS, Mutant, after_init, replaced, then
 
-_SEQUENCES = r"sequences \d+ to \d+ in 2 steps of {} process\(es\); found: other ones"
-_RATE = r"a learning rate of \S+ at step \d; found"
+_RATE = "learning-rate"
 
 
 def _same_span(self: Any) -> Iterator[tuple[int, int]]:
@@ -77,22 +76,22 @@ def _first_twice(right: Any) -> Any:
 
 MUTANTS = (
     Mutant(
-        "micro-batches of a step are one",
-        "accumulation sees the same sequences again",
+        "micro-batches of a step are equal",
+        "accumulation repeats the same sequences",
         "baseline",
-        {"steps": _SEQUENCES.format(1)},
+        {"steps": ("data-order", r"of 1 process\(es\)")},
         replaced(loader._Plan, "__iter__", lambda _: _same_span),
     ),
     Mutant(
         "ranks read the same",
-        "each takes rank 0's part of the batch",
+        "every rank reads rank 0's share of the batch",
         "full",
-        {"steps": _SEQUENCES.format(2)},
+        {"steps": ("data-order", r"of 2 process\(es\)")},
         replaced(BatchLoader, "__init__", _as_rank_0),
     ),
     Mutant(
         "cosine is a parabola",
-        "the decay has another shape",
+        "the decay follows another curve",
         "baseline",
         {"steps": _RATE},
         replaced(schedule, "_decayed_share", lambda _: lambda options, x: x * x),
@@ -106,58 +105,58 @@ MUTANTS = (
     ),
     Mutant(
         "the last target is not learned",
-        "a loss mask that only training has",
+        "the loss mask in training differs",
         "golden",
-        {"reference": "the loss as the formulas give it"},
+        {"reference": ("reference-formulas", "^the loss")},
         replaced(GPT, "forward", _without_the_last),
     ),
     Mutant(
-        "evaluation goes on",
-        "after the first one training is without dropout",
+        "evaluation mode persists",
+        "training after the first evaluation has no dropout",
         "baseline",
-        {"repeat": "the same loss at step 2 for the same seed; found: .*, after an evaluation"},
+        {"repeat": ("same-loss", "step 2 .*evaluation")},
         then(Evaluator, "__call__", _still_evaluating),
     ),
     Mutant(
-        "attention drops nothing",
-        "neither weights nor what it adds",
+        "attention has no dropout",
+        "neither on weights nor on the output",
         "ra",
-        {"isolated": "50% of attention weights of block 0 dropped in training; found: 0%"},
+        {"isolated": ("dropout-rate", "^50% of attention weights of block 0 .*; 0%$")},
         after_init(Attention, lambda self: setattr(self, "dropout", 0.0)),
     ),
     Mutant(
-        "MLP drops twice as rarely",
-        "half of the configured part",
+        "MLP has half the dropout",
+        "half of the configured rate",
         "baseline",
-        {"isolated": "50% of the MLP of block 0 dropped in training; found: 2[0-9]%"},
+        {"isolated": ("dropout-rate", "^50% of the MLP of block 0 .*; 2[0-9]%$")},
         after_init(Mlp, lambda self: setattr(self.dropout, "p", self.dropout.p / 2)),
     ),
     Mutant(
         "precision is ignored",
-        "products in fp32 where bf16 is configured",
+        "products in fp32 although bf16 is configured",
         "baseline",
-        {"steps": "products of the forward pass in torch.bfloat16; found: torch.float32"},
+        {"steps": ("precision", r"torch\.bfloat16; torch\.float32$")},
         replaced(step, "autocast", lambda _: lambda machine: nullcontext()),
     ),
     Mutant(
         "the first micro-batch counts twice",
-        "in the place of the last one",
+        "it replaces the last one",
         "baseline",
-        {"steps": "the gradient norm of the whole batch from two micro-batches"},
+        {"steps": ("accumulation", "gradient norm")},
         replaced(step, "_backward", _first_twice),
     ),
     Mutant(
         "positions are those of the next token",
-        "the table is turned by one row",
+        "the table is rotated by one row",
         "baseline",
-        {"reference": "logits as the formulas give it"},
+        {"reference": LOGITS},
         replaced(GPT, "hidden", _later_by_one),
     ),
     Mutant(
-        "head gives the embedding no gradient",
-        "tied in values alone",
+        "no gradient from the head to the embedding",
+        "only values are tied",
         "baseline",
-        {"reference": "the gradient of wte.weight as the formulas give it"},
+        {"reference": ("reference-formulas", r"gradient of wte\.weight")},
         replaced(
             model,
             "linear_cross_entropy",
@@ -168,7 +167,7 @@ MUTANTS = (
         "reciprocal band is one token too wide",
         "W + 2 tokens",
         "ra-golden",
-        {"reference": "logits as the formulas give it"},
+        {"reference": LOGITS},
         after_init(Reciprocal, lambda self: setattr(self, "window", self.window + 1)),
     ),
 )

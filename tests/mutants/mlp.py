@@ -1,4 +1,4 @@
-"""Faults of the MLP, its mechanisms, and what blocks hand on.
+"""Faults of the MLP, its mechanisms, and the state passed between blocks.
 
 B batch, T tokens, S keys, M hidden units, G and K bottlenecks, N heads; r the rows of a chunk, c its
 columns.
@@ -21,18 +21,15 @@ from gpt2.mlp.mlp_attn_gate.options import MlpAttnGateOptions
 from gpt2.mlp.mlp_cross_token.module import MlpCrossToken
 from gpt2.mlp.mlp_latent.module import MlpLatent, _Coupling, _ScalarCoupling
 from gpt2.mlp.options import BlockSize, MlpConfig
-from tests.mutants.mutant import MECHANISMS, RAISES, Mutant, after_init, nothing, replaced, then
-from tests.mutants.mutant import together
-
-_LOGITS = "logits as the formulas give it"
-_SAME = "another function or another training than {}; found: outputs, gradients"
+from tests.mutants.mutant import LOGITS, MECHANISMS, Mutant, after_init, nothing, replaced
+from tests.mutants.mutant import same_as, then, together
 
 
 def _to_the_next_call(right: Any) -> Any:
     def forward(self: Any, h: Tensor, view: AttentionView, state: BlockState) -> Tensor:
         out = right(self, h, view, state)
-        kept = vars(self).get("kept", state.head_scale_BTN)
-        vars(self)["kept"], state.head_scale_BTN = state.head_scale_BTN, kept
+        previous_BTN = vars(self).get("previous", state.head_scale_BTN)
+        vars(self)["previous"], state.head_scale_BTN = state.head_scale_BTN, previous_BTN
         return out
 
     return forward
@@ -62,20 +59,20 @@ def _mixes_the_future(self: Any, h: Tensor, down: Tensor, view: AttentionView) -
 
 
 def _all_units(self: Any) -> None:
-    """A and B of M × M: what was to cost a tenth costs most of the block."""
+    """Replace the bottleneck matrices by M × M matrices."""
     hidden = self.down.in_features
     self.down = nn.Linear(hidden, hidden, bias=False)
     self.up = nn.Linear(hidden, hidden, bias=False)
 
 
-def _asks_for(**changes: Any) -> Any:
+def _request_with(**changes: Any) -> Any:
     return after_init(
         MlpCrossToken, lambda self: setattr(self, "request", replace(self.request, **changes))
     )
 
 
 def _four_times(right: Any) -> Any:
-    """GPT-2's width, whatever the ratio asks for."""
+    """Use GPT-2's width regardless of the ratio."""
 
     def size(self: Any, site: Any) -> BlockSize:
         return BlockSize(4 * site.shape.n_embd, right(self, site).widths)
@@ -84,7 +81,7 @@ def _four_times(right: Any) -> Any:
 
 
 def _expensive(right: Any) -> Any:
-    """The width of the mix is not paid for by the hidden units."""
+    """Widen the mix without reducing the hidden units."""
 
     def size(self: Any, site: Any) -> BlockSize:
         found = right(self, site)
@@ -105,70 +102,73 @@ _unchecked = nothing(MlpConfig, "check_ratio")
 
 MUTANTS = (
     Mutant(
-        "gate goes to the next call",
-        "the same block reads it with the next batch, and walks a freed graph",
+        "gate is applied in the next call",
+        "the block uses the gate of the previous batch, whose graph is freed",
         "golden-gate",
         {
-            "steps": f"{RAISES}: RuntimeError: .*backward through the graph a second time",
-            "isolated": "no trace of a first batch of this shape",
+            "steps": (
+                "check.exception",
+                "RuntimeError: .*backward through the graph a second time",
+            ),
+            "isolated": "stateless-call",
         },
         replaced(MlpAttnGate, "forward", _to_the_next_call),
         quick=True,
     ),
     Mutant(
         "gate pools over the future",
-        "its mean runs over all positions",
+        "the mean covers all positions",
         "golden-gate",
-        {"causal": r"token \d+ changes no logits before \d+; found: logits at \d+ change"},
+        {"causal": "causal-logits"},
         replaced(MlpAttnGate, "forward", _pooled_over_all),
     ),
     Mutant(
         "gate is dropped between blocks",
-        "nobody receives it",
+        "no block receives the gate",
         "golden-gate",
         {
-            "gradients": r"a gradient of h\.0\.mlp\.mechanisms\.mlp_attn_gate",
-            "reference": _LOGITS,
+            "gradients": ("nonzero-gradient", r"h\.0\.mlp\.mechanisms\.mlp_attn_gate"),
+            "reference": LOGITS,
         },
         then(Mlp, "forward", lambda out, *given: (out[0], BlockState())),
         quick=True,
     ),
     Mutant(
-        "gate stands in the last block",
+        "gate exists in the last block",
         "parameters without a receiver",
         "golden-gate",
         {
-            "gradients": r"a gradient of h\.2\.mlp\.mechanisms\.mlp_attn_gate.*; found: none or zero",
-            "parallel": "a gradient of h.2.mlp.mechanisms.mlp_attn_gate.*on both ranks",
+            "gradients": ("nonzero-gradient", r"h\.2\.mlp\.mechanisms\.mlp_attn_gate"),
+            "parallel": ("gradient-on-all-ranks", r"h\.2\.mlp\.mechanisms\.mlp_attn_gate"),
         },
         replaced(MlpAttnGateOptions, "in_block", lambda _: lambda self, site: True),
     ),
     Mutant(
         "gate has full strength",
-        "alpha is left out",
+        "alpha is ignored",
         "golden-gate",
-        {"reference": "MLP_ATTN_GATE of strength 0 changes nothing"},
+        {"reference": ("zero-strength", "MLP_ATTN_GATE ")},
         replaced(MlpAttnGate, "_hand_on", _full_strength),
     ),
     Mutant(
-        "gate starts elsewhere",
-        "another bias than is configured",
+        "gate has another initial bias",
+        "bias is 1",
         "golden-gate",
-        {"reference": r"in the initial h\.0\.mlp\.mechanisms\.mlp_attn_gate\.bias; found: 1"},
+        {"reference": ("initial-value", r"h\.0\.mlp\.mechanisms\.mlp_attn_gate\.bias; 1$")},
         after_init(MlpAttnGate, lambda self: nn.init.ones_(self.bias)),
     ),
     Mutant(
         "gate changes the hidden layer",
-        "it scales its own block too",
+        "the gate scales its own block too",
         "mla-golden-mech",
-        {"reference": _LOGITS},
+        {"reference": LOGITS},
         then(MlpAttnGate, "forward", lambda out, *given: out * 0.99),
     ),
     Mutant(
         "gate pooling is dead",
         "a copy of its parent",
         "gate-pooled",
-        {"distinct": _SAME.format("gate")},
+        {"distinct": same_as("gate")},
         after_init(
             MlpAttnGate, lambda self: setattr(self, "options", replace(self.options, pooled=False))
         ),
@@ -176,45 +176,50 @@ MUTANTS = (
     ),
     Mutant(
         "cross-token mix is detached",
-        "its matrices never learn",
+        "the matrices never learn",
         "golden-gate-cross",
-        {"gradients": r"a gradient of h\.0\.mlp\.mechanisms\.mlp_cross_token\.down\.weight"},
+        {
+            "gradients": (
+                "nonzero-gradient",
+                r"h\.0\.mlp\.mechanisms\.mlp_cross_token\.down\.weight",
+            )
+        },
         replaced(MlpCrossToken, "_mix", lambda _: _detached_mix),
     ),
     Mutant(
         "cross-token mix reads the future",
         "the weights are transposed",
         "ra-golden-mech",
-        {"causal": "changes no logits before"},
+        {"causal": "causal-logits"},
         replaced(MlpCrossToken, "_mix", lambda _: _mixes_the_future),
     ),
     Mutant(
         "cross-token share costs a multiple",
-        "M x M matrices in place of a bottleneck",
+        "M x M matrices instead of a bottleneck",
         "golden-gate-cross",
-        {"declared": "parameters, as declared"},
+        {"declared": "parameter-count"},
         after_init(MlpCrossToken, _all_units),
         quick=True,
     ),
     Mutant(
         "cross-token share is declared as a multiple",
-        "what is built and what is declared are wrong alike, and the rule that refuses it is off",
+        "built and declared sizes are equally wrong, and the rule is disabled",
         "golden-gate-cross",
-        {"declared": r"-1\.0% to \+1\.0% parameters against golden-gate; found: \+"},
+        {"declared": ("size-change", r"^-1\.0% to \+1\.0% .* golden-gate; \+")},
         together(replaced(MlpConfig, "size", _expensive), _unchecked),
     ),
     Mutant(
         "cross-token share breaks the ratio",
-        "what is built and what is declared are wrong alike",
+        "built and declared sizes are equally wrong",
         "golden-gate-cross",
-        {"resolve": r"the step resolves; found: .*MLP_RATIO: block 0 comes out at"},
+        {"resolve": ("resolved-configuration", "MLP_RATIO: ")},
         replaced(MlpConfig, "size", _expensive),
     ),
     Mutant(
         "cross-token sparsity is dead",
-        "all weights are kept",
+        "no weight is dropped",
         "cross",
-        {"distinct": _SAME.format("cross-all"), "reference": _LOGITS},
+        {"distinct": same_as("cross-all"), "reference": LOGITS},
         replaced(
             HeadMean,
             "_kept",
@@ -227,15 +232,15 @@ MUTANTS = (
         "cross-token weights are not renormalised",
         "rows do not sum to one",
         "cross",
-        {"reference": _LOGITS},
+        {"reference": LOGITS},
         then(HeadMean, "_kept", lambda out, *given: (out[0], torch.ones_like(out[1]))),
         MECHANISMS,
     ),
     Mutant(
-        "cross-token threshold is another",
+        "cross-token threshold is wrong",
         "tau counts twice",
         "cross-rms",
-        {"reference": _LOGITS},
+        {"reference": LOGITS},
         replaced(
             HeadMean,
             "__init__",
@@ -249,37 +254,37 @@ MUTANTS = (
         "cross-token weights stay detached",
         "a copy of its parent",
         "cross-attached",
-        {"distinct": _SAME.format("cross")},
-        _asks_for(detach=True),
+        {"distinct": same_as("cross")},
+        _request_with(detach=True),
         MECHANISMS,
     ),
     Mutant(
         "ratio is ignored",
-        "the MLP is GPT-2's in every step that asks for a ratio",
+        "the MLP has GPT-2's width in every step with a ratio",
         "golden",
-        {"resolve": r"the step resolves; found: .*MLP_RATIO: block 0 comes out at 2\.0"},
+        {"resolve": ("resolved-configuration", r"MLP_RATIO: .*\b2\.0")},
         replaced(MlpConfig, "size", _four_times),
         quick=True,
     ),
     Mutant(
-        "ratio is ignored and nobody refuses it",
-        "the rule that holds the ratio is off too",
+        "ratio and its rule are ignored",
+        "the rule on the ratio is disabled too",
         "ra-golden",
-        {"declared": r"MLP / attention of 2\.5 within 1 %; found: block 0 is built at 2\.0"},
+        {"declared": ("mlp-ratio", r"2\.5 .*; 2\.0")},
         together(replaced(MlpConfig, "size", _four_times), _unchecked),
     ),
     Mutant(
         "ratio is ignored by the module",
-        "what is built is not what is declared",
+        "built and declared sizes differ",
         "mla-golden",
-        {"declared": "parameters, as declared"},
+        {"declared": "parameter-count"},
         after_init(Mlp, _wider),
     ),
     Mutant(
         "coupling is not tied",
-        "the way back has a matrix of its own",
+        "the reverse projection has a separate matrix",
         "mla-tied",
-        {"declared": "parameters, as declared"},
+        {"declared": "parameter-count"},
         replaced(
             _Coupling,
             "__init__",
@@ -291,7 +296,7 @@ MUTANTS = (
         "coupling has twice its strength",
         "alpha counts twice",
         "mla-tied",
-        {"reference": _LOGITS},
+        {"reference": LOGITS},
         after_init(MlpLatent, lambda self: setattr(self, "alpha", 2 * self.alpha)),
         MECHANISMS,
     ),
@@ -299,15 +304,15 @@ MUTANTS = (
         "coupling reads the next token",
         "latents of the future",
         "mla-untied",
-        {"causal": "changes no logits before"},
+        {"causal": "causal-logits"},
         replaced(_Coupling, "read", lambda right: lambda self, a: right(self, a.roll(-1, 1))),
         MECHANISMS,
     ),
     Mutant(
-        "scalar coupling mixes heads up",
-        "factors are dealt out in turn",
+        "scalar coupling mixes heads",
+        "factors are interleaved",
         "mla-scalar",
-        {"reference": _LOGITS},
+        {"reference": LOGITS},
         replaced(
             _ScalarCoupling,
             "_factors_R",
@@ -316,17 +321,17 @@ MUTANTS = (
         MECHANISMS,
     ),
     Mutant(
-        "activation is another",
-        "the exact GELU in place of the tanh form",
+        "activation is wrong",
+        "the exact GELU instead of the tanh form",
         "baseline",
-        {"reference": _LOGITS},
+        {"reference": LOGITS},
         lambda patch: patch.setitem(base.ACTIVATIONS, "gelu_tanh", F.gelu),
     ),
     Mutant(
         "activation explodes",
-        "losses that are no numbers",
+        "non-finite losses",
         "mla-golden-mech",
-        {"steps": "loss is (NaN|infinite) at it 1|a finite loss"},
+        {"steps": ("finite-loss", "nan|inf")},
         lambda patch: patch.setitem(
             base.ACTIVATIONS, "gelu_tanh", lambda x: partial(torch.mul, 1e38)(x) * 1e38
         ),

@@ -1,4 +1,4 @@
-"""A fault that is planted in the product's code, and what ``make check`` has to say of it."""
+"""A fault planted in the product's code, and the findings of ``make check`` that must catch it."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -9,32 +9,44 @@ import pytest
 from lib.binding import Value
 
 Plant = Callable[[pytest.MonkeyPatch], None]
+# A property of a finding, with regular expressions for names and numbers in the finding.
+Expected = str | tuple[str, ...]
 RATIO = "gpt2-ratio-ablation"
 MECHANISMS = "gpt2-mechanisms"
-# What an error of the checked code is reported as.
-RAISES = "the checked code raises"
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """One fault. ``caught_by``: each check that has to fail, and a pattern of what it says."""
+    """One fault, and the checks that must fail.
+
+    ``caught_by`` maps each check that must fail to one of its findings.
+    """
 
     name: str
     breaks: str
     step: str
-    caught_by: Mapping[str, str]
+    caught_by: Mapping[str, Expected]
     plant: Plant
     defconfig: str = RATIO
     # Symbols on top of the defconfig.
     settings: Mapping[str, Value] = field(default_factory=dict)
-    # Steps that it is compared with, besides its parent.
+    # Steps to compare with, besides the parent.
     beside: tuple[str, ...] = ()
-    # Part of every run of the tests, and not of the long one alone.
+    # Part of every test run, not only of the long one.
     quick: bool = False
 
 
+# The logits differ from the reference formulas.
+LOGITS: Expected = ("reference-formulas", "^logits")
+
+
+def same_as(slug: str) -> Expected:
+    """Return the finding that a step computes and learns the same function as ``slug``."""
+    return "distinct-function", rf"than {slug};"
+
+
 def replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> Plant:
-    """Puts ``make(what is there)`` in the place of an attribute of ``owner``."""
+    """Return a plant that replaces an attribute of ``owner`` by ``make(attribute)``."""
 
     def plant(patch: pytest.MonkeyPatch) -> None:
         patch.setattr(owner, name, make(getattr(owner, name)))
@@ -43,7 +55,7 @@ def replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> Plant:
 
 
 def then(owner: Any, name: str, change: Callable[..., Any]) -> Plant:
-    """Passes what a function returns through ``change(result, *arguments)``."""
+    """Return a plant that passes results of a function through ``change(result, *arguments)``."""
 
     def make(right: Callable[..., Any]) -> Callable[..., Any]:
         return lambda *given, **named: change(right(*given, **named), *given)
@@ -52,14 +64,14 @@ def then(owner: Any, name: str, change: Callable[..., Any]) -> Plant:
 
 
 def nothing(owner: Any, *names: str) -> Plant:
-    """Methods that do nothing."""
+    """Return a plant that disables methods."""
     return together(
         *(replaced(owner, name, lambda _: lambda *given, **named: None) for name in names)
     )
 
 
 def together(*plants: Plant) -> Plant:
-    """One fault in several places."""
+    """Return a plant of several plants."""
 
     def plant(patch: pytest.MonkeyPatch) -> None:
         for one in plants:
@@ -69,7 +81,7 @@ def together(*plants: Plant) -> Plant:
 
 
 def after_init(owner: Any, change: Callable[..., Any]) -> Plant:
-    """Lets ``change(self)`` follow the constructor."""
+    """Return a plant that calls ``change(self)`` after the constructor."""
 
     def make(right: Callable[..., None]) -> Callable[..., None]:
         def init(self: Any, *given: Any, **named: Any) -> None:

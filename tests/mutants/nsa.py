@@ -1,4 +1,4 @@
-"""Faults of native sparse attention that make check has to find.
+"""Faults of native sparse attention that make check must find.
 
 B batch, S tokens, N heads, K key/value heads, H head dim.
 """
@@ -33,9 +33,9 @@ def _sees_next(right: Any) -> Any:
 MUTANTS = (
     Mutant(
         "NSA window off by one",
-        "w + 1 tokens are seen",
+        "w + 1 tokens are visible",
         "run",
-        {"field": r"query \d+ of head 0 sees tokens [0-9-]+ in its window branch; found"},
+        {"field": ("receptive-field", "head 0 .* window branch;")},
         replaced(module, "attend_window", _wider),
         defconfig="gpt2-quickstart",
         settings=_ON,
@@ -43,9 +43,9 @@ MUTANTS = (
     ),
     Mutant(
         "NSA window sees the next token",
-        "a leak that a loss would take for progress",
+        "a leak that looks like progress in the loss",
         "run",
-        {"entropy": r"a loss of ln 8 = 2\.08 nats on random tokens; found: [01]\."},
+        {"entropy": ("no-future-leak", r"2\.08 .*; [01]\.")},
         replaced(module, "attend_window", _sees_next),
         defconfig="gpt2-quickstart",
         settings=_ON,

@@ -1,4 +1,4 @@
-"""``make check`` turns red on every planted fault, and names the step and the check."""
+"""``make check`` fails on every planted fault, and names the step and the check."""
 
 import re
 from pathlib import Path
@@ -15,7 +15,7 @@ from gpt2.data.prepare import prepare
 from lib.kconfig import Layer, Tree, defconfig_layers
 from lib.project import ROOT
 from tests.mutants import attention, config, data, given, loop, mlp, nsa, pruning, scale, training
-from tests.mutants.mutant import Mutant
+from tests.mutants.mutant import Expected, Mutant
 
 pytestmark = pytest.mark.usefixtures("torch_as_before")
 
@@ -25,7 +25,7 @@ MUTANTS = [mutant for area in AREAS for mutant in area.MUTANTS]
 
 @pytest.fixture(scope="module")
 def build_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With a text, prepared as byte tokens."""
+    """Return a build folder with a text, prepared as byte tokens."""
     folder = tmp_path_factory.mktemp("build")
     (folder / "text").mkdir()
     for first, side in enumerate(("train", "val")):
@@ -37,7 +37,7 @@ def build_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def check(mutant: Mutant, build_dir: Path) -> tuple[dict[str, Any], str]:
-    """What ``make check`` writes into check.json of the mutant's step, and what it prints."""
+    """Return the mutant's step in check.json, and the printed report."""
     layers = [
         *defconfig_layers(ROOT, mutant.defconfig),
         Layer.of("mutant", "a test", mutant.settings),
@@ -54,6 +54,13 @@ def check(mutant: Mutant, build_dir: Path) -> tuple[dict[str, Any], str]:
     return step, report.text(*arguments)
 
 
+def matches(finding: dict[str, str], expected: Expected) -> bool:
+    """Return whether a finding has the expected property, names and numbers."""
+    name, *patterns = (expected,) if isinstance(expected, str) else expected
+    text = f"{finding['expected']}; {finding['found']}"
+    return finding["property"] == name and all(re.search(pattern, text) for pattern in patterns)
+
+
 @pytest.mark.parametrize(
     "mutant",
     [
@@ -64,19 +71,23 @@ def check(mutant: Mutant, build_dir: Path) -> tuple[dict[str, Any], str]:
 def test_a_mutant_is_caught(mutant, monkeypatch, build_dir):
     mutant.plant(monkeypatch)
     step, text = check(mutant, build_dir)
-    for name, pattern in mutant.caught_by.items():
+    for name, expected in mutant.caught_by.items():
         result = step["results"][name]
-        said = [f"expected {f['expected']}; found: {f['found']}" for f in result["findings"]]
-        assert result["state"] == "failed" and any(re.search(pattern, line) for line in said), said
-        assert f"FAIL  {step['label']}  {name}: {said[0]}  [make check " in text
-        assert not any("the check itself fails" in line for line in said), said
+        findings = result["findings"]
+        assert result["state"] == "failed" and any(matches(f, expected) for f in findings), findings
+        assert not any(f["property"] == "check.defect" for f in findings), findings
+        shown = next(
+            x for x in text.splitlines() if x.startswith(f"FAIL  {step['label']}  {name}:")
+        )
+        assert findings[0]["expected"] in shown and findings[0]["found"] in shown
+        assert "[make check " in shown
     assert text.endswith(f"0 passed, {len(mutant.caught_by)} failed\n")
 
 
-def test_mutants_have_names_of_their_own():
+def test_names_of_mutants_are_unique():
     assert len(MUTANTS) >= 40
     assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS)
 
 
-def test_every_check_has_a_mutant_that_each_run_of_the_tests_plants():
+def test_every_check_has_a_quick_mutant():
     assert {name for mutant in MUTANTS if mutant.quick for name in mutant.caught_by} == set(CHECKS)

@@ -1,4 +1,4 @@
-"""Without a fault, every check of every step of every defconfig is green."""
+"""Without a fault, every check of every step of every defconfig passes."""
 
 import pytest
 

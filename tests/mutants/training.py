@@ -1,4 +1,4 @@
-"""Faults of the model as a whole and of the loop that trains it.
+"""Faults of the whole model and of the training loop.
 
 B batch, T tokens, X = B·T, V vocabulary.
 """
@@ -19,10 +19,9 @@ from gpt2.training import start, step
 from gpt2.training.session import Session
 from lib import checkpoint
 from lib.machine.group import Group
-from tests.mutants.mutant import Mutant, after_init, nothing, replaced, then, together
+from tests.mutants.mutant import LOGITS, Mutant, after_init, nothing, replaced, then, together
 
-_LOGITS = "logits as the formulas give it"
-_RELOAD = "the same (loss at step|weights in the end)"
+_RELOAD = "resumed-weights"
 
 
 @torch.no_grad()
@@ -57,7 +56,7 @@ def _cut_off(right: Any) -> Any:
 
 
 def _remembering(out: Tensor, self: GPT, *rest: Any) -> Tensor:
-    """The mean of the call before is added."""
+    """Add the mean of the previous call."""
     before = vars(self).get("before", 0.0)
     vars(self)["before"] = out.mean()
     return out + before
@@ -80,7 +79,7 @@ def _ignored_count(out: Tensor, hidden: Tensor, weight: Tensor, targets: Tensor,
 
 
 def _last_alone(right: Any) -> Any:
-    """Only the last micro-batch counts."""
+    """Use only the last micro-batch."""
     return lambda session, batches: right(session, batches[-1:])
 
 
@@ -121,7 +120,7 @@ def _all_decay(right: Any) -> Any:
 
 
 def _restored_without(key: str) -> Any:
-    """A session that is told what it has already, in place of what was saved."""
+    """Return a plant that skips one entry when a session is restored."""
 
     def make(right: Any) -> Any:
         def load(self: Session, state: dict) -> None:
@@ -154,142 +153,142 @@ def _uphill(right: Any) -> Any:
 MUTANTS = (
     Mutant(
         "positions are left out",
-        "the position embedding is built and not read",
+        "the position embedding is built but not used",
         "baseline",
-        {"gradients": "a gradient of wpe.weight; found: none or zero", "reference": _LOGITS},
+        {"gradients": ("nonzero-gradient", r"wpe\.weight;"), "reference": LOGITS},
         replaced(GPT, "hidden", lambda _: _without_positions),
     ),
     Mutant(
-        "attention is cut off from what is below",
+        "attention is detached from its input",
         "a detached path",
         "ra-mla-ract",
-        {"reference": "the gradient of wte.weight as the formulas give it"},
+        {"reference": ("reference-formulas", r"gradient of wte\.weight")},
         replaced(model.Attention, "forward", _cut_off),
     ),
     Mutant(
-        "model remembers the call before",
-        "its graph too: the second backward walks what is freed",
+        "model depends on the previous call",
+        "the graph persists too: the second backward reads a freed graph",
         "mla",
         {
-            "steps": "the checked code raises: RuntimeError: .*backward through the graph a second",
-            "isolated": "the same output for the same input; found: the second call differs",
+            "steps": ("check.exception", "RuntimeError: .*backward through the graph a second"),
+            "isolated": "repeatable-call",
         },
         then(GPT, "hidden", _remembering),
     ),
     Mutant(
         "head is not tied",
-        "a matrix of its own, which nothing reads",
+        "a separate unused matrix",
         "baseline",
-        {"declared": "parameters, as declared", "gradients": "a gradient of lm_head.weight"},
+        {"declared": "parameter-count", "gradients": ("nonzero-gradient", r"lm_head\.weight;")},
         after_init(GPT, _untied),
     ),
     Mutant(
         "norm is frozen",
         "a parameter that takes no gradient",
         "golden",
-        {"declared": "every parameter is trained; found: h.0.ln_1.weight takes no gradient"},
+        {"declared": ("trainable-parameters", r"h\.0\.ln_1\.weight")},
         after_init(GPT, _frozen),
     ),
     Mutant(
-        "padding takes part in the softmax",
-        "the loss is of more than the vocabulary",
+        "padding is part of the softmax",
+        "the loss covers more than the vocabulary",
         "baseline",
-        {"reference": "the loss as the formulas give it"},
+        {"reference": ("reference-formulas", "^the loss")},
         replaced(model, "linear_cross_entropy", _padding_counts),
     ),
     Mutant(
         "ignored targets count",
         "the mean is over all positions",
         "baseline",
-        {"reference": "the loss as the formulas give it"},
+        {"reference": ("reference-formulas", "^the loss")},
         then(model, "linear_cross_entropy", _ignored_count),
     ),
     Mutant(
         "initial weights are not seeded",
-        "chance in every start",
+        "a different start each time",
         "baseline",
         {
-            "repeat": "the same initial wte.weight for the same seed; found: they differ",
-            "parallel": "the same initial weights on both ranks; found: they differ",
+            "repeat": ("same-initial-weights", r"wte\.weight"),
+            "parallel": "same-initial-weights",
         },
         then(GPT, "init_weights", _by_chance),
         quick=True,
     ),
     Mutant(
         "initial weights depend on the rank",
-        "every rank trains a model of its own",
+        "every rank trains another model",
         "full",
-        {"parallel": "the same initial weights on both ranks; found: they differ"},
+        {"parallel": "same-initial-weights"},
         then(GPT, "init_weights", _by_rank),
     ),
     Mutant(
         "order of the data is not seeded",
-        "chance in every batch",
+        "random batches",
         "baseline",
-        {"repeat": "the same loss at step 1 for the same seed"},
+        {"repeat": ("same-loss", "step 1 ")},
         after_init(
             TrainSampler, lambda self: setattr(self, "_key", int.from_bytes(os.urandom(7), "big"))
         ),
     ),
     Mutant(
         "dropout is not seeded",
-        "chance in every mask",
+        "random masks",
         "baseline",
-        {"repeat": "the same loss at step 1 for the same seed"},
+        {"repeat": ("same-loss", "step 1 ")},
         replaced(start, "seed_all", lambda _: lambda seed, rank=0: torch.seed()),
     ),
     Mutant(
         "only the last micro-batch counts",
-        "accumulation throws the others away",
+        "accumulation discards the others",
         "baseline",
-        {"steps": "the gradient norm of the whole batch from two micro-batches"},
+        {"steps": ("accumulation", "gradient norm")},
         replaced(step, "_backward", _last_alone),
     ),
     Mutant(
         "micro-batches add up",
-        "accumulation forgets to take the mean",
+        "accumulation sums instead of averaging",
         "mla-golden",
-        {"steps": "the gradient norm of the whole batch from two micro-batches"},
+        {"steps": ("accumulation", "gradient norm")},
         replaced(step, "_backward", _summed),
     ),
     Mutant(
         "gradients are not zeroed",
-        "each step adds to the last one's",
+        "each step adds to the previous gradients",
         "ra",
-        {"steps": "the gradient norm of the whole batch from two micro-batches"},
+        {"steps": ("accumulation", "gradient norm")},
         replaced(train, "optimizer_step", _keeping_gradients),
     ),
     Mutant(
-        "training goes uphill",
-        "the gradient's sign is turned",
+        "training ascends",
+        "the gradient is negated",
         "ract",
-        {"steps": "a loss that falls on a repeated batch"},
+        {"steps": "falling-loss"},
         replaced(step, "_backward", _uphill),
     ),
     Mutant(
         "learning rate has no schedule",
         "every step runs at the peak",
         "baseline",
-        {"steps": r"a learning rate of \S+ at step 1"},
+        {"steps": ("learning-rate", "step 1;")},
         replaced(train, "learning_rate_at", lambda _: lambda options, *rest: options.learning_rate),
     ),
     Mutant(
         "parameters are missing from the optimizer",
         "biases never move",
         "golden-gate",
-        {"gradients": "h.0.mlp.c_fc.bias in one group of the optimizer; found: in 0"},
+        {"gradients": ("optimizer-groups", r"h\.0\.mlp\.c_fc\.bias .*; in 0$")},
         replaced(start, "parameter_groups", _without_biases),
     ),
     Mutant(
         "everything decays",
         "norms and biases too",
         "baseline",
-        {"pruned": "the trainer updates by adamwspam; found: ln_f.weight is not what"},
+        {"pruned": ("optimizer-update", r"adamwspam; .*ln_f\.weight")},
         replaced(start, "parameter_groups", _all_decay),
     ),
     Mutant(
         "checkpoint loses the optimizer",
-        "moments start anew",
+        "moments restart",
         "baseline",
         {"reload": _RELOAD},
         _restored_without("optimizer"),
@@ -302,10 +301,10 @@ MUTANTS = (
         _restored_without("rng"),
     ),
     Mutant(
-        "checkpoint loses the place in the data",
+        "checkpoint loses the position in the data",
         "a resumed run starts over",
         "mla",
-        {"reload": "a checkpoint of step 3; found: resumes at step 0"},
+        {"reload": ("resumed-step", "step 3; .*step 0$")},
         _restored_without("iteration"),
     ),
     Mutant(
@@ -324,9 +323,9 @@ MUTANTS = (
     ),
     Mutant(
         "ranks do not share gradients",
-        "every rank trains on its own part",
+        "every rank trains on its share alone",
         "golden-gate-cross",
-        {"parallel": "the gradient of .* as in one process; found: differs by"},
+        {"parallel": "same-gradient"},
         together(
             replaced(Group, "share_gradients", lambda _: lambda self, module: module),
             replaced(Group, "exchange", lambda _: lambda self, module, now: nullcontext()),
@@ -334,45 +333,45 @@ MUTANTS = (
     ),
     Mutant(
         "ranks never exchange",
-        "accumulation holds every gradient back",
+        "accumulation never synchronizes gradients",
         "mla",
-        {"parallel": "the gradient of .* as in one process; found: differs by"},
+        {"parallel": "same-gradient"},
         replaced(Group, "exchange", lambda _: lambda self, module, now: module.no_sync()),
     ),
     Mutant(
-        "dropout is drawn anew in the backward pass",
-        "a block that is computed again drops other units",
+        "dropout masks differ in the backward pass",
+        "a recomputed block drops other units",
         "ra",
-        {"gradients": "the gradient of .* to the bit, computed again or kept; found: another"},
+        {"gradients": "recomputed-gradient"},
         replaced(model, "checkpoint", lambda right: partial(right, preserve_rng_state=False)),
         settings={"GRAD_CHECKPOINTING": True},
     ),
     Mutant(
         "gradients are not clipped",
-        "the optimizer sees them as they are",
+        "the optimizer reads unclipped gradients",
         "baseline",
-        {"steps": r"gradients of norm 1 for the optimizer at step \d; found"},
+        {"steps": ("gradient-clipping", "norm 1 ")},
         nothing(torch.nn.utils, "clip_grads_with_norm_"),
     ),
     Mutant(
         "every batch is the same",
-        "the sampler reads one place",
+        "the sampler always returns the same offsets",
         "golden",
-        {"steps": "other tokens in every step; found: two steps read the same"},
+        {"steps": "new-sequences"},
         replaced(TrainSampler, "offsets", lambda _: lambda self, first, count: list(range(count))),
     ),
     Mutant(
         "initial weights are too small",
         "a hundredth of GPT-2's",
         "baseline",
-        {"reference": r"a standard deviation of 0\.0200 of the initial wte.weight"},
+        {"reference": ("initial-std", r"0\.0200 .*wte\.weight")},
         lambda patch: patch.setattr(model, "INIT_STD", 0.0002),
     ),
     Mutant(
         "residual projections start too large",
-        "the depth is left out",
+        "the depth is ignored",
         "mla-golden",
-        {"reference": r"a standard deviation of 0\.00\d+ of the initial h.0.attn.c_proj.weight"},
+        {"reference": ("initial-std", r"0\.00\d+ .*h\.0\.attn\.c_proj\.weight")},
         then(GPT, "init_weights", _without_depth),
     ),
 )

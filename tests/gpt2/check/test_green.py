@@ -1,4 +1,4 @@
-"""What is right is green, at configurations too at which checks once failed with nothing wrong."""
+"""Checks pass on correct code, including configurations that once caused false alarms."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -16,9 +16,9 @@ pytestmark = pytest.mark.usefixtures("torch_as_before")
 
 
 RIGHT = {
-    # It has none of Adam's symbols, and moves some weights by less than fp32 holds.
+    # SGD lacks Adam's symbols, and updates some weights by less than fp32 resolution.
     "sgd": ("gradients,steps,pruned", {"OPTIMIZER_SGD": "y", "MLP_ATTN_GATE": "y"}),
-    # Its base is AdamW: what makes it another optimizer is the pruner.
+    # AdamWPrune's base is AdamW; only the pruner makes it another optimizer.
     "adamwprune": ("pruned", {"OPTIMIZER_ADAMWPRUNE": "y"}),
     # Gates are not pruned.
     "gates": (
@@ -34,12 +34,12 @@ RIGHT = {
             "VOCAB_MULTIPLE": "1024",
         },
     ),
-    # The variant trains for longer: the ramp ends in the last of its iterations.
+    # The variant trains longer: the ramp ends in its last iteration.
     "stretched": (
         "pruned,reload",
         {"OPTIMIZER_ADAMWPRUNE": "y", "ADAMWPRUNE_VARIANT_BITTER2": "y", "PRUNING_RAMP_END": "0.9"},
     ),
-    # Half of the weights go within the steps on one batch.
+    # Half of the weights are pruned within the steps on one batch.
     "ramp": (
         "steps",
         {
@@ -52,13 +52,13 @@ RIGHT = {
             "GRAD_CLIP": "8.31",
         },
     ),
-    # No form with dropout.
+    # Joined attention does not support dropout.
     "joined": ("isolated", {"ATTENTION_BACKEND_JOINED": "y", "DROPOUT": "0.0"}),
     "nsa": (
         "isolated,reference,causal,decode",
         {"ATTENTION_PROJECTION_GROUPED": "y", "ATTENTION_PATTERN_NSA": "y"},
     ),
-    # Two gates start at a half.
+    # Two gates start at 1/2.
     "two branches": (
         "declared,reference,causal,decode",
         {
@@ -67,9 +67,9 @@ RIGHT = {
             "NSA_BRANCH_COMPRESSED": "n",
         },
     ),
-    # Every gradient of the mechanism is zero, here and by the formulas.
+    # Every gradient of the mechanism is zero, in the model and in the reference.
     "strength 0": ("reference", {"MLP_ATTN_GATE": "y", "MLP_ATTN_GATE_ALPHA": "0"}),
-    # No weight of any row is kept.
+    # The threshold drops all weights of every row.
     "tau": (
         "reference",
         {
@@ -82,29 +82,31 @@ RIGHT = {
 
 
 @pytest.mark.parametrize("name", RIGHT)
-def test_what_is_right_is_green(name):
+def test_correct_code_passes(name):
     checks, settings = RIGHT[name]
     case = Case("a", "a", "a", resolved(Tree(), settings))
-    found = run_here(case, [CHECKS[check] for check in checks.split(",")], {})
-    assert {check: result.findings for check, result in found.items() if result.findings} == {}
+    results = run_here(case, [CHECKS[check] for check in checks.split(",")], {})
+    assert {check: result.findings for check, result in results.items() if result.findings} == {}
 
 
 @pytest.mark.parametrize("slug", ["pruned-50", "full"])
-def test_a_step_of_a_study_is_green(slug):
+def test_a_step_of_a_study_passes(slug):
     cases = find_cases(checked_layers(Path(), "gpt2-ratio-ablation"), slug)
     (case,) = cases.chosen
     parent = {c.slug: c for c in cases.every if c.slug == case.parent}
-    found = run_here(case, list(CHECKS.values()), parent)
-    states = {name: result.state for name, result in found.items()}
-    assert states == dict.fromkeys(CHECKS, "passed") | {"data": "absent"}, found
+    results = run_here(case, list(CHECKS.values()), parent)
+    states = {name: result.state for name, result in results.items()}
+    assert states == dict.fromkeys(CHECKS, "passed") | {"data": "absent"}, results
 
 
-def test_a_step_that_does_not_resolve_says_why():
+def test_a_step_that_does_not_resolve_reports_its_problems():
     (case,) = find_cases(checked_layers(Path(), "gpt2-124m")).chosen
-    broken = replace(case, config=None, problems=(Problem("no", "step ra"),))
-    found = run_here(broken, list(CHECKS.values()), {})
-    assert {name: r.state for name, r in found.items()} == {"resolve": "failed"}
-    assert found["resolve"].findings[0].found == "step ra: no"
+    problem = Problem("no", "step ra", code="config.conflict")
+    broken = replace(case, config=None, problems=(problem,))
+    results = run_here(broken, list(CHECKS.values()), {})
+    assert {name: r.state for name, r in results.items()} == {"resolve": "failed"}
+    (finding,) = results["resolve"].findings
+    assert (finding.property, finding.found) == ("resolved-configuration", str(problem))
 
 
 def test_a_number_of_an_axis_is_in_the_model() -> None:
@@ -112,7 +114,8 @@ def test_a_number_of_an_axis_is_in_the_model() -> None:
     layers = [*checked_layers(Path(), "gpt2-124m"), Layer.of("matrix", "a test", settings)]
     case = find_cases(layers).chosen[-1]
     assert case.delta == {"BLOCK_SIZE": "512", "DROPOUT": "0.1"}
-    found = run_here(case, [CHECKS["declared"]], {})
-    assert found["declared"].findings == []
+    results = run_here(case, [CHECKS["declared"]], {})
+    assert results["declared"].findings == []
     wrong = replace(case, delta={"BLOCK_SIZE": "256"})
-    assert run_here(wrong, [CHECKS["declared"]], {})["declared"].findings
+    findings = run_here(wrong, [CHECKS["declared"]], {})["declared"].findings
+    assert [finding.property for finding in findings] == ["step-setting"]

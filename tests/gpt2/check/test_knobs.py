@@ -1,4 +1,4 @@
-"""A symbol that does nothing is named, and so is one that does what it says it does not."""
+"""Symbols without an effect are reported, and symbols with an undeclared one."""
 
 import dataclasses
 
@@ -29,11 +29,11 @@ def effects():
 
 
 def ignore(monkeypatch, cls, field, value):
-    """Have every object of ``cls`` hold ``value`` in ``field``, whatever it was given."""
+    """Set ``field`` of every object of ``cls`` to ``value``, ignoring the arguments."""
     right = cls.__init__
 
-    def init(self, *given, **named):
-        right(self, *given, **named)
+    def init(self, *args, **kwargs):
+        right(self, *args, **kwargs)
         object.__setattr__(self, field, value)
 
     monkeypatch.setattr(cls, "__init__", init)
@@ -43,8 +43,8 @@ def ignore(monkeypatch, cls, field, value):
     "name",
     ["RECIPROCAL_WINDOW", "MLP_CROSS_TOKEN_TAU", "PRUNING_SCOPE", "DROPOUT", "CHECKPOINT_KEEP"],
 )
-def test_what_does_as_it_says_passes(tree, effects, name):
-    assert wrong(tree, name, effects) == ""
+def test_a_symbol_that_acts_as_declared_passes(tree, effects, name):
+    assert wrong(tree, name, effects) is None
 
 
 @pytest.mark.parametrize(
@@ -54,26 +54,28 @@ def test_what_does_as_it_says_passes(tree, effects, name):
         ("SGD_DAMPENING", SgdOptions, "dampening", 0.0),
     ],
 )
-def test_a_dead_symbol_changes_nothing(tree, effects, monkeypatch, name, cls, field, value):
+def test_a_dead_symbol_is_reported(tree, effects, monkeypatch, name, cls, field, value):
     ignore(monkeypatch, cls, field, value)
-    assert wrong(tree, name, effects) == "changes nothing"
+    assert wrong(tree, name, effects).code == "symbol.no-effect"
 
 
 def test_a_dead_member_of_a_choice_is_named(tree, effects, monkeypatch):
     from gpt2.mlp import base
 
     monkeypatch.setitem(base.ACTIVATIONS, "gelu_exact", base.ACTIVATIONS["gelu_tanh"])
-    assert wrong(tree, "ACTIVATION", effects) == "gelu_exact is no other than gelu_tanh"
+    problem = wrong(tree, "ACTIVATION", effects)
+    assert problem.code == "symbol.no-effect"
+    assert [n for n in base.ACTIVATIONS if n in problem.what] == ["gelu_tanh", "gelu_exact"]
 
 
-def test_a_symbol_that_is_declared_harmless_and_is_not(tree, effects, monkeypatch):
-    """As if the gradient's clip were no part of a run's identity."""
+def test_a_symbol_with_an_undeclared_effect_is_reported(tree, effects, monkeypatch):
+    """GRAD_CLIP is declared not to be part of a run's identity."""
     harmless = dataclasses.replace(readers.readers()["GRAD_CLIP"], identity=False)
     monkeypatch.setitem(readers.readers(), "GRAD_CLIP", harmless)
-    assert wrong(tree, "GRAD_CLIP", effects) == "is declared to change nothing, and does"
+    assert wrong(tree, "GRAD_CLIP", effects).code == "symbol.unexpected-effect"
 
 
-def test_every_symbol_has_a_base_and_is_tried_or_told_why_not(tree):
+def test_every_symbol_has_a_base_or_a_reason_not_to_be_tested(tree):
     tried = knobs(tree)
     for info in tried:
         item = tree.find(info.name)
@@ -83,7 +85,7 @@ def test_every_symbol_has_a_base_and_is_tried_or_told_why_not(tree):
     assert {info.name for info in tried} >= {"OPTIMIZER", "RECIPROCAL", "N_LAYER", "LOG_INTERVAL"}
 
 
-def test_forms_of_one_function_are_neither_tried_nor_compared_among_steps(tree):
+def test_backend_symbols_are_neither_tested_nor_compared_among_steps(tree):
     forms = {name for name, reader in readers.readers().items() if reader.form}
     assert forms >= {"ATTENTION_BACKEND", "NSA_RANGES", "GRAD_CHECKPOINTING", "COMPILE"}
     assert not forms & (ELSEWHERE.keys() | {info.name for info in knobs(tree)})
@@ -98,20 +100,30 @@ def test_forms_of_one_function_are_neither_tried_nor_compared_among_steps(tree):
 
 def test_the_command_names_file_and_line(monkeypatch, tree):
     class Pool:
-        def __init__(self, *given):
+        def __init__(self, *args):
             pass
 
         def gather(self, function, shares):
-            return ((name, "changes nothing") for (names,) in shares for name in names)
+            return ((name, "[symbol.no-effect]") for (names,) in shares for name in names)
 
     monkeypatch.setattr("gpt2.check.knobs.Pool", Pool)
     (info,) = [info for info in knobs(tree) if info.name == "SLIDING_WINDOW"]
     code, text = check_knobs("SLIDING_WINDOW")
-    what = "SLIDING_WINDOW: changes nothing  [make knobs SYM=SLIDING_WINDOW]"
+    what = "SLIDING_WINDOW: [symbol.no-effect]  [make knobs SYM=SLIDING_WINDOW]"
     assert (code, text) == (1, f"FAIL  {info.where}: {what}\n0 passed, 1 failed\n")
 
 
-@pytest.mark.parametrize("name", ["NONSENSE", "DEVICE", "JOBS", "NSA_RANGES"])
-def test_a_symbol_that_cannot_be_tried_is_an_error(name):
-    with pytest.raises(ConfigError, match=name):
+@pytest.mark.parametrize(
+    ("name", "code"),
+    [
+        ("NONSENSE", "usage.unknown-symbol"),
+        ("DEVICE", "usage.unsupported-symbol"),
+        ("JOBS", "usage.unknown-symbol"),
+        ("NSA_RANGES", "usage.unsupported-symbol"),
+    ],
+)
+def test_a_symbol_that_cannot_be_tested_is_an_error(name, code):
+    with pytest.raises(ConfigError) as caught:
         check_knobs(name)
+    assert caught.value.codes == [code]
+    assert name in str(caught.value)

@@ -1,4 +1,4 @@
-"""What make check says of configured sizes, which the small forms do not show."""
+"""Notes of make check on configured sizes, which the small forms do not show."""
 
 from gpt2.check.cases import find_cases
 from gpt2.check.report import document, text
@@ -7,7 +7,7 @@ from lib.kconfig import defconfig_layers
 from lib.project import ROOT
 
 
-def test_notes_are_of_the_configured_sizes_and_stand_once() -> None:
+def test_notes_describe_the_configured_sizes_and_are_not_repeated() -> None:
     cases = find_cases(defconfig_layers(ROOT, "nsa-perf"))
     reports = [Report(case.slug) for case in cases.chosen]
     said = text(cases, [], reports, "make check", 0.0)

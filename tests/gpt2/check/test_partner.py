@@ -1,4 +1,4 @@
-"""The second process; an error says whose it is: the checked code's, or the check's own."""
+"""The second process, and the classification of errors: checked code or check."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,33 +11,41 @@ from gpt2.check.cases import checked_layers, find_cases
 from gpt2.check.partner import Outcome, Partner
 from gpt2.check.subject import Subject
 from gpt2.check.workshop import Workshop
-from lib.errors import RunError
+from lib.errors import Problem, RunError
 
 
-def test_an_error_in_a_line_of_the_check_is_its_own():
+def test_an_exception_in_a_check_is_a_defect_of_the_check():
     with Outcome() as outcome:
         causal.check(SimpleNamespace())
-    assert outcome.text.startswith("the check itself fails: AttributeError:")
-    assert "causal.py" in outcome.text
+    assert outcome.code == "check.defect"
+    assert "AttributeError" in outcome.text and "causal.py" in outcome.text
 
 
-def test_an_error_anywhere_else_is_the_checked_codes():
+def test_any_other_exception_is_one_of_the_checked_code():
     with Outcome() as outcome:
         torch.nn.Linear(2, 3)(torch.zeros(3))
-    assert outcome.text.startswith("the checked code raises: RuntimeError:")
+    assert outcome.code == "check.exception"
+    assert "RuntimeError" in outcome.text
 
 
-def test_a_result_that_nobody_took_is_not_the_next_ones():
+def test_an_error_with_a_code_keeps_it():
+    with Outcome() as outcome:
+        raise RunError(Problem("no", "step ra", code="run.locked"))
+    assert (outcome.code, outcome.text) == ("run.locked", "step ra: no")
+
+
+def test_an_unread_result_is_not_returned_by_the_next_call():
     partner = Partner()
     partner.start("builtins:abs", -1)
     assert partner.call("builtins:abs", -2) == 2
-    with pytest.raises(RunError, match="TypeError"):
+    with pytest.raises(RunError) as caught:
         partner.call("builtins:abs", "x")
+    assert caught.value.codes == ["check.defect"] and "TypeError" in str(caught.value)
     assert partner.call("builtins:abs", -3) == 3
     partner.close()
 
 
-def test_nobody_to_answer_is_no_error(capfd):
+def test_a_closed_pipe_is_not_an_error(capfd):
     partner = Partner()
     partner.start("time:sleep", 0.2)
     partner._pipe.close()
@@ -45,17 +53,17 @@ def test_nobody_to_answer_is_no_error(capfd):
     assert (partner._process.exitcode, capfd.readouterr().err) == (0, "")
 
 
-def test_a_process_that_died_is_told():
+def test_a_dead_process_is_an_error():
     partner = Partner()
-    with pytest.raises(RunError, match="the second process died"):
-        partner.call("os:_exit", 1)
-    with pytest.raises(RunError, match="the second process died"):
-        partner.call("builtins:abs", -1)
+    for function, argument in (("os:_exit", 1), ("builtins:abs", -1)):
+        with pytest.raises(RunError) as caught:
+            partner.call(function, argument)
+        assert caught.value.codes == ["check.peer-died"]
     partner.close()
 
 
-def test_a_step_that_fails_in_two_processes_leaves_the_next_one_its_own(monkeypatch):
-    """Rank 0 raises where rank 1 waits for its gradients."""
+def test_a_failure_in_one_rank_does_not_affect_the_next_step(monkeypatch):
+    """Rank 0 raises while rank 1 waits for its gradients."""
     first, *_, second = find_cases(checked_layers(Path(), "gpt2-ratio-ablation"), "0-2").chosen
     right = parallel.train
 

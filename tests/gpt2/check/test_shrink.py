@@ -1,4 +1,4 @@
-"""The small form keeps what tells configurations apart."""
+"""The small form preserves the differences between configurations."""
 
 from pathlib import Path
 
@@ -20,21 +20,21 @@ def sliding() -> Config:
 
 
 def windows(config: Config, *others: int) -> list[int]:
-    """The small windows of ``config``, of 600 tokens, and of others beside it."""
+    """Return the small windows of ``config``, of 600 tokens, and of variants with other windows."""
     every = [config, *(changed(config, SLIDING_WINDOW=window) for window in others)]
     return [shrink(one, every).model.attention.pattern.window for one in every]
 
 
-def test_windows_that_are_near_each_other_stay_apart(sliding):
+def test_nearby_windows_stay_distinct(sliding):
     (alone,) = windows(sliding)
-    found = windows(sliding, 610, 620)
-    assert found == sorted(set(found)) and found[0] == alone
+    small = windows(sliding, 610, 620)
+    assert small == sorted(set(small)) and small[0] == alone
     assert shrink(changed(sliding, SLIDING_WINDOW=610)).model.attention.pattern.window == alone
 
 
-def test_windows_at_the_end_of_the_context_stay_apart(sliding):
-    found = windows(sliding, 1021, 1022, 1023, 1024)
-    assert found == sorted(set(found)) and found[-2:] == [39, 40]
+def test_windows_near_the_context_length_stay_distinct(sliding):
+    small = windows(sliding, 1021, 1022, 1023, 1024)
+    assert small == sorted(set(small)) and small[-2:] == [39, 40]
 
 
 @pytest.mark.parametrize(("full", "small"), [(0, 0), (16, 8), (3072, 384), (60_000, 768)])
@@ -48,8 +48,8 @@ def test_windows_of_another_context_do_not_matter(sliding):
 
 
 @pytest.mark.parametrize("name", ["nsa-quickstart", "nsa-perf", "nsa-125m-production"])
-def test_selection_takes_all_blocks_where_it_does_at_full_size(name):
-    """And what is random stays so; a check's 14 tokens have more blocks than are selected."""
+def test_selection_takes_all_blocks_if_it_does_at_full_size(name):
+    """Random selection stays random; 14 tokens have more blocks than are selected."""
     configs = [c.config for c in find_cases(defconfig_layers(ROOT, name)).every]
     small = [shrink(config, configs) for config in configs]
     seen = [(full, shrink_) for full, shrink_ in zip(configs, small) if is_nsa(full)]

@@ -1,4 +1,4 @@
-"""Configurations with GPT-2's vocabulary, and otherwise small."""
+"""Small configurations with GPT-2's vocabulary."""
 
 from collections.abc import Callable
 
@@ -25,7 +25,7 @@ SMALL: dict[str, Value] = {
 
 @pytest.fixture(scope="session")
 def configure() -> Callable[..., Config]:
-    """A step of the RATIO study, small, with some symbols changed; ``size=None`` leaves its size."""
+    """Return a builder of steps of the RATIO study; ``small=False`` keeps their size."""
     tree = Tree()
     base = defconfig_layers(ROOT, "gpt2-ratio-ablation")
 

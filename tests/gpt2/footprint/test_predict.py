@@ -1,6 +1,7 @@
-"""The prediction against other reckonings: torch's own tracker, full depth, closed formulas."""
+"""Predictions against torch's memory tracker, full depth, and closed formulas."""
 
 import dataclasses
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
 
+from gpt2.attention.rows.backward import Backward
 from gpt2.config import Config
 from gpt2.footprint.fake import FakeTraining
 from gpt2.footprint.predict import predict
@@ -24,9 +26,14 @@ MIXED = ("baseline", "pruned-50", "golden-gate-cross", "ra-mla-golden-mech", "fu
 
 
 def totals(config: Config, batch: int, target: Any = GPU) -> dict[str, int]:
-    """Peak bytes of each stage."""
-    found = FakeTraining(config).needs(target, batch)
-    return {stage: peak.total() for stage, peak in found.peaks.items()}
+    """Return the peak bytes of each stage."""
+    needs = FakeTraining(config).needs(target, batch)
+    return {stage: peak.total() for stage, peak in needs.peaks.items()}
+
+
+def source_line(owner: type) -> str:
+    """Return a pattern for file:line in the file of a class."""
+    return owner.__module__.replace(".", "/") + r"\.py:\d+"
 
 
 @pytest.mark.parametrize("accumulation", [1, 4])
@@ -35,7 +42,7 @@ def totals(config: Config, batch: int, target: Any = GPU) -> dict[str, int]:
     [(slug, GPU, False) for slug in MIXED]
     + [("baseline", None, False), ("full", None, False), ("full", GPU, True)],
 )
-def test_three_blocks_tell_of_all(
+def test_three_blocks_predict_any_depth(
     configure: Configure,
     monkeypatch: pytest.MonkeyPatch,
     accumulation: int,
@@ -55,10 +62,10 @@ def test_three_blocks_tell_of_all(
 
 
 @pytest.mark.parametrize(("slug", "again"), [("baseline", False), ("full", False), ("full", True)])
-def test_as_torchs_memory_tracker(
+def test_peak_matches_torchs_memory_tracker(
     configure: Configure, monkeypatch: pytest.MonkeyPatch, slug: str, again: bool
 ) -> None:
-    """It follows modules and saved tensors by other means, through every piece of work."""
+    """MemTracker follows modules and saved tensors differently, and runs every chunk."""
     config = configure(
         slug,
         GLOBAL_BATCH=2,
@@ -93,11 +100,11 @@ def test_flops_of_gpt2(configure: Configure) -> None:
     matrices = shape.n_layer * 12 * shape.n_embd**2 + shape.padded_vocab_size * shape.n_embd
     pairs = (shape.block_size + 1) / 2
     expected = 6 * matrices + shape.n_layer * 14 * shape.n_embd * pairs
-    found = predict(config, GPU)
-    assert found.flops_per_token == pytest.approx(expected, rel=1e-12)
+    footprint = predict(config, GPU)
+    assert footprint.flops_per_token == pytest.approx(expected, rel=1e-12)
     assert predict(config, "cpu").flops_per_token == pytest.approx(expected, rel=1e-12)
     recomputed = shape.n_layer * 2 * shape.n_embd * pairs
-    assert found.declared_flops_per_token == pytest.approx(expected - recomputed, rel=1e-12)
+    assert footprint.declared_flops_per_token == pytest.approx(expected - recomputed, rel=1e-12)
 
 
 def test_flops_of_a_window(configure: Configure) -> None:
@@ -126,7 +133,7 @@ def test_flops_of_joined_passes(configure: Configure) -> None:
 
 
 @pytest.mark.parametrize("mode", ["ENTROPY", "RMS"])
-def test_joined_passes_keep_no_square_of_the_length(configure: Configure, mode: str) -> None:
+def test_joined_passes_save_no_quadratic_tensor(configure: Configure, mode: str) -> None:
     parts: dict[str, Value] = {
         "DROPOUT": "0.0",
         "ATTENTION_BACKEND_JOINED": True,
@@ -141,7 +148,7 @@ def test_joined_passes_keep_no_square_of_the_length(configure: Configure, mode: 
     )
 
 
-def test_joined_passes_in_three_blocks_tell_of_all(
+def test_three_blocks_predict_any_depth_of_joined_passes(
     configure: Configure, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = configure("ra", DROPOUT="0.0", ATTENTION_BACKEND_JOINED=True)
@@ -152,26 +159,26 @@ def test_joined_passes_in_three_blocks_tell_of_all(
 
 def test_memory_of_gpt2(configure: Configure) -> None:
     """Weights, gradients and two moments in fp32 are exact, and the step counters of AdamW."""
-    found = predict(configure(), GPU)
-    assert found.peak_bytes["parameters"] == 4 * found.parameters
-    assert found.peak_bytes["gradients"] == 4 * found.parameters
-    assert 0 <= found.peak_bytes["optimizer"] - 8 * found.parameters < 1000
+    footprint = predict(configure(), GPU)
+    assert footprint.peak_bytes["parameters"] == 4 * footprint.parameters
+    assert footprint.peak_bytes["gradients"] == 4 * footprint.parameters
+    assert 0 <= footprint.peak_bytes["optimizer"] - 8 * footprint.parameters < 1000
 
 
-def test_a_gpu_keeps_no_square_of_the_length(configure: Configure) -> None:
-    """With dropout a CPU has only the plain products, which keep T × T numbers for each head."""
+def test_a_gpu_saves_no_quadratic_tensor(configure: Configure) -> None:
+    """With dropout a CPU only has plain products, which save T × T elements for each head."""
     short = predict(configure(BLOCK_SIZE=128, BATCH_SIZE=4, GRAD_ACCUMULATION=2), GPU)
     long = predict(configure(BLOCK_SIZE=256, BATCH_SIZE=2, GRAD_ACCUMULATION=4), GPU)
     assert long.peak_bytes["activations"] == pytest.approx(
         short.peak_bytes["activations"], rel=0.02
     )
     pairs = 6 * 4 * (2 * 256**2 - 4 * 128**2)
-    # Between five and fourteen bytes a pair: softmax, mask, and their product, in bf16 or fp32.
+    # Five to fourteen bytes per pair: softmax, mask, and their product, in bf16 or fp32.
     assert 5 * pairs < long.cpu_peak_bytes - short.cpu_peak_bytes < 14 * pairs
 
 
 def test_gpt2_124m_with_dropout(configure: Configure) -> None:
-    """B 8, T 1024, bf16: plain products on a CPU keep what flash on a GPU does not."""
+    """B 8, T 1024, bf16: plain products on a CPU save tensors that flash on a GPU does not."""
     config = configure(small=False)
     squares = 12 * 8 * 12 * 1024**2
     flash = predict(config, GPU).total_bytes
@@ -195,11 +202,11 @@ def test_the_largest_micro_batch_fits_and_the_next_does_not(configure: Configure
 
 
 def test_nothing_fits_a_tiny_gpu(configure: Configure) -> None:
-    found = predict(configure(), gpu_with_memory(1.01))
-    assert (found.fits, found.largest_micro_batch) == (False, 0)
+    footprint = predict(configure(), gpu_with_memory(1.01))
+    assert (footprint.fits, footprint.largest_micro_batch) == (False, 0)
 
 
-def test_a_wrong_dimension_is_named_with_its_place(
+def test_a_wrong_dimension_is_reported_with_its_source_line(
     configure: Configure, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     build = Mlp.__init__
@@ -209,33 +216,40 @@ def test_a_wrong_dimension_is_named_with_its_place(
         self.c_proj = torch.nn.Linear(self.c_fc.out_features - 1, self.c_fc.in_features)
 
     monkeypatch.setattr(Mlp, "__init__", narrow)
-    with pytest.raises(RunError, match=r"gpt2/mlp/base.py:\d+: forward of h.0.mlp.c_proj: .*511"):
+    with pytest.raises(RunError) as caught:
         predict(configure(), GPU)
+    (problem,) = caught.value.problems
+    assert problem.code == "model.shape-mismatch"
+    assert re.fullmatch(source_line(Mlp), problem.where)
+    assert "h.0.mlp.c_proj" in problem.what and "511" in problem.what
 
 
-def test_a_wrong_dimension_in_backward_is_named(
+def test_a_wrong_dimension_in_backward_is_reported(
     configure: Configure, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def wrong(soft: Any, dlast: torch.Tensor, dstatistics: Any) -> torch.Tensor:
         return dlast[..., :-1]
 
-    monkeypatch.setattr("gpt2.attention.rows.backward.Backward._softmaxes", staticmethod(wrong))
-    expected = r"gpt2/attention/rows/backward.py:\d+: backward, last block: "
-    with pytest.raises(RunError, match=expected):
+    monkeypatch.setattr(Backward, "_softmaxes", staticmethod(wrong))
+    with pytest.raises(RunError) as caught:
         predict(configure("ract"), GPU)
+    (problem,) = caught.value.problems
+    assert problem.code == "model.shape-mismatch"
+    assert re.fullmatch(source_line(Backward), problem.where)
+    assert "backward, last block" in problem.what
 
 
 def test_flops_of_a_selection(configure: Configure) -> None:
-    """Of selected blocks exactly the visible pairs count, two products forward and five backward."""
+    """Only visible pairs of selected blocks count, two products forward and five backward."""
 
-    def found(**given: Any) -> float:
+    def predicted(**settings: Any) -> float:
         sizes = {"NSA_COMPRESS_BLOCK": 8, "NSA_COMPRESS_STRIDE": 4, "NSA_SELECT_BLOCK": 16}
         named = {"DROPOUT": "0.0", "ATTENTION_PROJECTION_GROUPED": True, "N_KV_HEAD": 2}
-        config = configure(ATTENTION_PATTERN_NSA=True, **named, **sizes, **given)
+        config = configure(ATTENTION_PATTERN_NSA=True, **named, **sizes, **settings)
         return config.model.shape, predict(config, "cpu").flops_per_token
 
-    shape, three = found(NSA_SELECT_COUNT=3)
-    four = found(NSA_SELECT_COUNT=4)[1]
+    shape, three = predicted(NSA_SELECT_COUNT=3)
+    four = predicted(NSA_SELECT_COUNT=4)[1]
     # A fourth block of 16 tokens for all but the first three of them.
     pairs = 16 * (shape.block_size - 3 * 16) / shape.block_size
     assert four - three == pytest.approx(shape.n_layer * 14 * shape.n_embd * pairs, rel=1e-9)
