@@ -239,7 +239,7 @@ def test_time_is_measured_where_done_and_scaled_by_cost_elsewhere(planned):
 
 
 def test_before_a_first_run_time_is_a_guess_and_says_so(planned, monkeypatch):
-    monkeypatch.setattr(speed, "_measured", lambda threads: 1e10 * threads)
+    monkeypatch.setattr(speed, "_measure", lambda threads: 1e10 * threads)
     settings = {"RA_MLA_ABLATION_MODE": True, "DEVICE_CPU": True, "CPU_THREADS": 2}
     plan = planned(steps="0-1", **settings)
     baseline, _ = views = overview.look(plan)
@@ -258,7 +258,7 @@ def test_the_speed_of_a_gpu_is_not_guessed(planned):
 
 
 def test_a_matrix_product_is_timed_on_as_many_threads_as_a_run_has():
-    assert 1e8 < speed._measured(1) < 1e13
+    assert 1e8 < speed._measure(1) < 1e13
 
 
 def test_a_time_budget_is_its_own_estimate(planned):

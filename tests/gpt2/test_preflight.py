@@ -99,7 +99,7 @@ def test_a_variable_makes_no_conda_environment(
     monkeypatch.setenv("CONDA_PREFIX", "/opt/conda/envs/llmhe")
     monkeypatch.setattr(snapshot, "_answers", lambda questions: {})
     found = failing(configured(ENV_POLICY_CONDA=True), place)
-    assert "ENV_POLICY=conda, but" in found["environment"]
+    assert "[env.wrong-kind]" in found["environment"]
 
 
 def test_all_that_is_wrong_is_told_at_once(
@@ -126,7 +126,7 @@ def test_all_that_is_wrong_is_told_at_once(
     with pytest.raises(PreflightError) as refusal:
         check_machine([config], place)
     assert len(refusal.value.problems) >= 6 and refusal.value.exit_code == 3
-    for words in ("ENV_PYTHON=2.7", "MIN_DISK_GIB=1000000", "DEVICE=cuda, but there is no GPU"):
+    for words in ("ENV_PYTHON=2.7", "MIN_DISK_GIB=1000000", "[gpu.missing]"):
         assert words in str(refusal.value)
 
 
@@ -143,7 +143,7 @@ def test_two_gpus_where_one_is_pinned(
         assert found.keys() == expected
         if expected:
             assert (
-                "2 GPUs are visible\n        type: CUDA_VISIBLE_DEVICES=0 make" in found["device"]
+                "[gpu.not-pinned]\n        type: CUDA_VISIBLE_DEVICES=0 make" in found["device"]
             )
 
 
@@ -155,7 +155,7 @@ def test_a_snapshot_is_taken_unless_it_is_not_wanted(place: TrainingPlace) -> No
     files = {path.name for path in (place.build_dir / "environment").iterdir()}
     nowhere = replace(place, build_dir=place.build_dir / "environment" / "hw.json")
     refused = failing(configured(), nowhere)
-    assert refused.keys() == {"snapshot"} and "cannot be written" in refused["snapshot"]
+    assert refused.keys() == {"snapshot"} and "[snapshot.write-failed]" in refused["snapshot"]
     assert {"packages.txt", "hw.json", "nvidia_smi.txt", "snapshot.json"} <= files
 
 
@@ -181,7 +181,8 @@ def test_what_is_told_has_facts_and_conditions(place: TrainingPlace) -> None:
     assert told["passed"] is False
     text = describe_text(told)
     assert re.search(r"^FACT    python +3\.\d+", text, re.MULTILINE)
-    assert re.search(r"^FAIL    python +ENV_PYTHON=2.7, but .*\n {8}how to", text, re.MULTILINE)
+    pattern = r"^FAIL    python +ENV_PYTHON=2.7: .*\[env.wrong-python\]\n {8}see "
+    assert re.search(pattern, text, re.MULTILINE)
     assert re.search(r"^OK      environment$", text, re.MULTILINE)
 
 

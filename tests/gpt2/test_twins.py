@@ -123,7 +123,7 @@ def test_what_only_looks_around_has_none(
 def test_the_plan_shows_them_and_what_they_cost(
     planned: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lib.machine.speed._measured", lambda threads: 1e10)
+    monkeypatch.setattr("lib.machine.speed._measure", lambda threads: 1e10)
     plan = planned(**STUDY)
     views = overview.look(plan)
     text = overview.plan_text(plan, views)

@@ -71,7 +71,7 @@ def test_an_absent_device_is_told_before_anything_is_created_or_prepared(build):
     (folder.path / "data").rename(folder.path / "gone")
     code, _, said = folder.command("scripts/run_test_matrix.py", CUDA_VISIBLE_DEVICES="")
     assert code == 3
-    assert "DEVICE=cuda, but there is no GPU" in said
+    assert "[gpu.missing]" in said and "DEVICE=cuda" in said
     assert not (folder.path / "results").exists() and not (folder.path / "data").exists()
 
 

@@ -248,8 +248,8 @@ CAUSES = {
     "finish raise": "RuntimeError: the fake has failed",
     "log exit": "exit code 3",
     "log die": "SIGSEGV",
-    "finish hang": "did not finish within 30 s",
-    "init hang": "did not finish within 30 s",
+    "finish hang": "30 s after the end",
+    "init hang": "30 s after the end",
 }
 
 
