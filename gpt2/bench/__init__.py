@@ -1,1 +1,1 @@
-"""Speed, measured side by side: the trainer against a plain loop, each mechanism against GPT-2."""
+"""Speed benchmarks: the trainer against a plain loop, mechanisms against GPT-2, settings, NSA."""

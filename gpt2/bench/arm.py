@@ -1,8 +1,8 @@
-"""One arm of ``make bench-knobs``, in the process that trains it.
+"""Training process of one variant of ``make bench-knobs``.
 
     python -m gpt2.bench.arm STEPS BUILD_DIR < VALUES.json
 
-prints the figures of so many of the trainer's steps, after a few that are not timed, as JSON.
+Times STEPS training steps, after a few warm-up steps, and prints the figures as JSON.
 """
 
 import json
@@ -27,21 +27,24 @@ from lib.machine.memory import peak_bytes
 from lib.repro.weights import weights_digest
 from lib.rundir import RunDir
 
-# The allocator still grows in the first steps, and kernels are compiled and chosen.
-_NOT_TIMED = 3
+# In the first steps the allocator still grows, and kernels are compiled and selected.
+_WARMUP_STEPS = 3
 
 
 def measure(config: Config, build_dir: Path, steps: int) -> Figures:
-    """Train a new model for ``steps`` steps and a few before them. PreflightError where it cannot."""
-    # A measurement is no run: what it was made of need not be committed.
+    """Train a new model for the warm-up steps plus ``steps`` timed steps.
+
+    Raises PreflightError if the machine cannot train the configuration.
+    """
+    # A measurement is not a run, so uncommitted code is allowed.
     check_machine([config], TrainingPlace(build_dir, build_dir, dirty=True))
     with tempfile.TemporaryDirectory() as folder:
         records = Records(RunDir(Path(folder)), lambda event: None)
         session = open_session(config, build_dir, records)
         session.model.train()
         log, batches = Losses(session), session.batches()
-        for done in range(_NOT_TIMED + steps):
-            if done == _NOT_TIMED:
+        for done in range(_WARMUP_STEPS + steps):
+            if done == _WARMUP_STEPS:
                 started = _now(session)
             train.step(session, next(batches), log)
         seconds = _now(session) - started
@@ -52,14 +55,14 @@ def measure(config: Config, build_dir: Path, steps: int) -> Figures:
 
 
 def _now(session: Session) -> float:
-    """Seconds, once the GPU has done what it was given."""
+    """Return the time in seconds after pending GPU work has finished."""
     if session.device.type == "cuda":
         torch.cuda.synchronize(session.device)
     return time.perf_counter()
 
 
 def main() -> int:
-    """The command line."""
+    """Read the configuration from stdin, train, and print the figures."""
     steps, build_dir = sys.argv[1:]
     figures = measure(Config.from_values(json.load(sys.stdin)), Path(build_dir), int(steps))
     sys.stdout.write(json.dumps(asdict(figures)) + "\n")

@@ -1,9 +1,9 @@
-"""What is timed: configurations of one training on the CPU; imports no torch."""
+"""Benchmark cases: configurations of a single training on the CPU. Imports no torch."""
 
 from gpt2.ablation.resolve import resolve_config
 from gpt2.config import Config
 from lib.binding import Value
-from lib.errors import ConfigError
+from lib.errors import ConfigError, Problem
 from lib.kconfig import Layer, Tree, defconfig_layers
 from lib.project import ROOT
 
@@ -13,7 +13,7 @@ _TRAINING: dict[str, Value] = {
     "DATASET_DEFAULT": True,
     "DEVICE_CPU": True,
     "LOG_INTERVAL": 10,
-    # A speed under a debug flag is no claim.
+    # Debug flags distort speed.
     "CHECK_NUMERICS": False,
     "MAX_ITERS": 1000,
 }
@@ -28,13 +28,14 @@ CASES: dict[str, tuple[str, dict[str, Value], int]] = {
 
 
 def configuration(spec: str, settings: dict[str, Value], threads: int) -> Config:
-    """The configuration that a case times, with ``threads`` CPU threads.
+    """Return the configuration of a case, with ``threads`` CPU threads.
 
-    ConfigError where it has a debug flag on.
+    Raises ConfigError if the configuration enables a debug flag.
     """
     common = Layer.of("command line", "bench", {**_TRAINING, "CPU_THREADS": threads})
     layers = [*defconfig_layers(ROOT, spec), common, Layer.of("command line", "case", settings)]
     config = resolve_config(Tree(), layers)
     if flags := config.numerics.debug_flags:
-        raise ConfigError(f"{spec} has debug flags on, and a speed under them is no claim: {flags}")
+        what = f"{spec}: debug flags distort timings (expected none, got {flags})"
+        raise ConfigError(Problem(what, code="config.conflict"))
     return config

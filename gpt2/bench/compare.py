@@ -1,4 +1,7 @@
-"""Runs the sides in turn, A B A B, and tabulates medians and ratios; imports no torch."""
+"""Interleaved timing of the benchmark sides (A B A B), with tables of medians and ratios.
+
+Imports no torch.
+"""
 
 import json
 import os
@@ -12,7 +15,7 @@ from typing import Any
 from gpt2.bench.cases import CASES, configuration
 from gpt2.data.prepare import prepare
 from lib.console import say
-from lib.errors import RunError
+from lib.errors import Problem, RunError
 from lib.machine.gpus import GIB
 from lib.machine.setup import environment
 from lib.modules import module_command
@@ -20,10 +23,10 @@ from lib.modules import module_command
 
 @dataclass(frozen=True)
 class Comparison:
-    """One case: tokens per second of each side, and ours / plain of each round.
+    """Result of one case: tokens per second of each side, and the ratio ours / plain per round.
 
-    ``tuned`` is the plain loop started with the trainer's environment, which keeps freed memory in
-    the process: what of the difference is code, and what is the allocator.
+    ``tuned`` is the plain loop started with the trainer's environment, which retains freed memory
+    in the process. It separates the effect of the code from the effect of the allocator.
     """
 
     case: str
@@ -35,19 +38,19 @@ class Comparison:
 
 
 def compare(case: str, threads: int, rounds: int, build_dir: Path) -> Comparison:
-    """Time the sides of ``case`` in ``rounds`` ≥ 1 rounds. RunError where a side fails."""
+    """Time the sides of ``case`` in ``rounds`` ≥ 1 rounds. Raises RunError if a side fails."""
     spec, settings, steps = CASES[case]
     config = configuration(spec, settings, threads)
     prepare(config.data, build_dir)
     tokens = config.train.tokens_per_iteration(config.model.shape.block_size)
-    # The trainer's workers are started with these; a plain loop is started with none.
+    # The trainer starts its workers with these variables; a plain loop is started without them.
     tuned = environment(config.machine)
     sides = {"ours": ("ours", tuned), "plain": ("plain", {}), "tuned": ("plain", tuned)}
     speeds: dict[str, list[float]] = {side: [] for side in sides}
     for count in range(rounds):
         for side, (loop, variables) in sides.items():
-            arguments = [loop, case, str(threads), str(steps), str(build_dir)]
-            seconds = _run("gpt2.bench.sides", arguments, variables)
+            args = [loop, case, str(threads), str(steps), str(build_dir)]
+            seconds = _run("gpt2.bench.sides", args, variables)
             speeds[side].append(tokens / statistics.median(seconds))
         last = ", ".join(f"{side} {values[-1]:,.0f}" for side, values in speeds.items())
         say("BENCH", f"{case} {count + 1}/{rounds}   {last} tok/s")
@@ -60,25 +63,29 @@ def compare(case: str, threads: int, rounds: int, build_dir: Path) -> Comparison
 
 
 def mechanisms(threads: int, rounds: int) -> Mapping[str, Any]:
-    """``gpt2.bench.mechanisms`` in a process of its own: tokens → step → forward, backward of
-    each round, relative to the baseline's."""
+    """Run ``gpt2.bench.mechanisms`` in a separate process.
+
+    Returns tokens → step → forward and backward times of each round, relative to the baseline.
+    """
     say("BENCH", "forward and backward of every mechanism")
-    found: Mapping[str, Any] = _run("gpt2.bench.mechanisms", [str(threads), str(rounds)], {})
-    return found
+    ratios: Mapping[str, Any] = _run("gpt2.bench.mechanisms", [str(threads), str(rounds)], {})
+    return ratios
 
 
 def optimizers(threads: int, rounds: int) -> Mapping[str, Any]:
-    """``gpt2.bench.optimizers`` in a process of its own: optimizer → seconds of each
-    round, and bytes of state."""
+    """Run ``gpt2.bench.optimizers`` in a separate process.
+
+    Returns optimizer → seconds of an update in each round, and bytes of state.
+    """
     say("BENCH", "an update of every optimizer")
-    found: Mapping[str, Any] = _run("gpt2.bench.optimizers", [str(threads), str(rounds)], {})
-    return found
+    updates: Mapping[str, Any] = _run("gpt2.bench.optimizers", [str(threads), str(rounds)], {})
+    return updates
 
 
 def to_markdown(
     comparisons: list[Comparison], relative: Mapping[str, Any], updates: Mapping[str, Any]
 ) -> str:
-    """The tables of what was timed."""
+    """Return the Markdown tables of cases, mechanisms and optimizers."""
     heads = ["case", "ours tok/s", "plain tok/s", "plain, our allocator tok/s"]
     heads += ["ours / plain", "ours / plain, our allocator"]
     lines = [f"| {' | '.join(heads)} |", "|-|" + "-:|" * (len(heads) - 1)]
@@ -97,10 +104,11 @@ def to_markdown(
         heads = ["optimizer", "update ms", "relative", "state GiB", "relative"]
         lines += ["", f"| {' | '.join(heads)} |", "|-|" + "-:|" * (len(heads) - 1)]
         first = next(iter(updates.values()))
-        for name, found in updates.items():
-            milliseconds = 1000 * statistics.median(found["seconds"])
-            ratios = [a / b for a, b in zip(found["seconds"], first["seconds"], strict=True)]
-            size, relative_size = found["state_bytes"], found["state_bytes"] / first["state_bytes"]
+        for name, update in updates.items():
+            milliseconds = 1000 * statistics.median(update["seconds"])
+            ratios = [a / b for a, b in zip(update["seconds"], first["seconds"], strict=True)]
+            size = update["state_bytes"]
+            relative_size = size / first["state_bytes"]
             cells = [f"{milliseconds:,.0f}", _spread(ratios)]
             cells += [f"{size / GIB:.2f}", f"{relative_size:.2f}"]
             lines.append(f"| {name} | {' | '.join(cells)} |")
@@ -108,7 +116,7 @@ def to_markdown(
 
 
 def _spread(ratios: Sequence[float]) -> str:
-    """Median, and the rounds' range."""
+    """Format the median and the range over rounds."""
     return f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
 
 
@@ -118,5 +126,6 @@ def _run(module: str, arguments: list[str], variables: Mapping[str, str]) -> Any
         command, env={**os.environ, **variables}, stdout=subprocess.PIPE, text=True, check=False
     )
     if done.returncode:
-        raise RunError(f"{module} {' '.join(arguments)} ended with code {done.returncode}")
+        what = f"{module} {' '.join(arguments)}: process failed (exit code {done.returncode})"
+        raise RunError(Problem(what, code="process.failed"))
     return json.loads(done.stdout.splitlines()[-1])

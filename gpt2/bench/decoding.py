@@ -1,10 +1,10 @@
-"""Decoding with a cache against the whole forward pass, for every mechanism on every attention.
+"""Cached decoding against the full forward pass, for every mechanism with every attention.
 
     python -m gpt2.bench.decoding
 
-prints a Markdown table: the largest deviation of a logit in float64, of small models with large
-random weights, and what the cache of GPT-2 124M takes with those mechanisms in bf16: bytes of each
-further token and, after the +, of a sequence.
+Prints a Markdown table with the largest deviation of a logit in float64, for small models with
+large random weights, and the KV cache size of GPT-2 124M with the same mechanisms in bf16: bytes
+per additional token and, after the +, the constant bytes per sequence.
 
 B batch, T tokens.
 """
@@ -21,9 +21,9 @@ from gpt2.model import GPT
 from lib.binding import Value
 from lib.kconfig import Layer, Tree
 
-# Longer than each window, so that all that may be forgotten is.
+# Longer than each window, so that tokens are evicted from every sliding cache.
 _TOKENS = 72
-# Tokens of each call: a short prompt, long steps, single ones.
+# Tokens of each call: a short prompt, long steps, single tokens.
 CALLS = (3, 38, 1, 1, 24, 1, 1, 2, 1)
 SMALL: dict[str, Value] = {
     "MODEL_SIZE_CUSTOM": True,
@@ -36,7 +36,7 @@ SMALL: dict[str, Value] = {
 }
 SMALL_WINDOW = 20
 _GPT2: dict[str, Value] = {"MODEL_SIZE_GPT2": True}
-_BYTES_PER_NUMBER = 2
+_BYTES_PER_ELEMENT = 2
 _PROJECTIONS: dict[str, dict[str, Value]] = {
     "dense": {},
     "grouped": {"ATTENTION_PROJECTION_GROUPED": True, "N_KV_HEAD": 2},
@@ -73,36 +73,37 @@ _MECHANISMS: dict[str, dict[str, Value]] = {
 
 
 def combinations(size: dict[str, Value], window: int) -> dict[str, dict[str, ModelConfig]]:
-    """Mechanisms → attention → model, for all that Kconfig allows together."""
-    found: dict[str, dict[str, ModelConfig]] = {}
+    """Return mechanism → attention → model, for every combination that Kconfig allows."""
+    models: dict[str, dict[str, ModelConfig]] = {}
     tree = Tree()
     patterns: dict[str, dict[str, Value]] = {
         "full": {},
         "sliding": {"ATTENTION_PATTERN_SLIDING": True, "SLIDING_WINDOW": window},
     }
     for mechanism, changes in _MECHANISMS.items():
-        row = found.setdefault(mechanism, {})
-        for projection, chosen in _PROJECTIONS.items():
-            # The coupling is between latents.
+        row = models.setdefault(mechanism, {})
+        for projection, projection_symbols in _PROJECTIONS.items():
+            # Latent coupling requires latent attention.
             if "MLP_LATENT" in changes and projection != "latent":
                 continue
-            for pattern, seen in patterns.items():
-                layers = _layers(size | chosen | seen | changes)
+            for pattern, pattern_symbols in patterns.items():
+                layers = _layers(size | projection_symbols | pattern_symbols | changes)
                 row[f"{projection}, {pattern}"] = resolve_config(tree, layers).model
-    return found
+    return models
 
 
 def steps(size: dict[str, Value] = SMALL) -> dict[str, ModelConfig]:
-    """The steps of the RATIO study."""
+    """Return the model of every step of the RATIO study, by slug."""
     base = _layers(size | {"RA_MLA_ABLATION_MODE": True})
     return {s.step.slug: s.config.model for s in resolve_study(Tree(), base, RATIO)}
 
 
 def deviation(config: ModelConfig, calls: Sequence[int] = CALLS) -> float:
-    """The largest difference between a logit decoded in calls of so many tokens and the whole pass.
+    """Return the largest logit difference between cached decoding and the full forward pass.
 
-    In float64, of two sequences, with weights large enough that every mechanism matters. The cache
-    is checked against what the configuration declares.
+    ``calls`` are the tokens of each decoding call. Computed in float64 on two sequences, with
+    weights large enough for every mechanism to matter. The cache size is checked against the size
+    that the configuration declares.
     """
     torch.manual_seed(0)
     model = GPT(config).double().eval()
@@ -112,22 +113,22 @@ def deviation(config: ModelConfig, calls: Sequence[int] = CALLS) -> float:
     idx_BT = torch.randint(0, config.shape.vocab_size, (2, sum(calls)))
     cache = model.new_cache()
     decoded_BTV = torch.cat([model.decode(part, cache) for part in idx_BT.split(list(calls), 1)], 1)
-    numbers = len(idx_BT) * config.cached_numbers(sum(calls))
-    assert cache.num_bytes() == numbers * torch.float64.itemsize, "the cache is not as declared"
+    elements = len(idx_BT) * config.cached_numbers(sum(calls))
+    assert cache.num_bytes() == elements * torch.float64.itemsize, "cache size differs from config"
     with torch.no_grad():
         return float((decoded_BTV - model(idx_BT)).abs().max())
 
 
 def cache_bytes(config: ModelConfig) -> tuple[int, int]:
-    """Of each further token at full context, and of a sequence besides, in bf16."""
+    """Return the bf16 cache bytes per additional token at full context, and the constant rest."""
     length = config.shape.block_size
-    total = config.cached_numbers(length) * _BYTES_PER_NUMBER
-    token = total - config.cached_numbers(length - 1) * _BYTES_PER_NUMBER
+    total = config.cached_numbers(length) * _BYTES_PER_ELEMENT
+    token = total - config.cached_numbers(length - 1) * _BYTES_PER_ELEMENT
     return token, total - length * token
 
 
 def to_markdown() -> str:
-    """The table: combinations, and below them the study's steps."""
+    """Return the Markdown tables of all combinations and of the study's steps."""
     small, large = combinations(SMALL, SMALL_WINDOW), combinations(_GPT2, 256)
     columns = list(small["none"])
     lines = [f"| mechanisms | {' | '.join(columns)} |", "|-|" + "-:|" * len(columns)]
@@ -148,14 +149,14 @@ def _cell(small: ModelConfig, large: ModelConfig) -> str:
 
 
 def _layers(changes: dict[str, Value]) -> list[Layer]:
-    given = {"DEVICE_CPU": True, "SINGLE_TRAINING": True, **changes}
+    symbols = {"DEVICE_CPU": True, "SINGLE_TRAINING": True, **changes}
     if "RA_MLA_ABLATION_MODE" in changes:
-        del given["SINGLE_TRAINING"]
-    return [Layer.of("command line", "decoding", given)]
+        del symbols["SINGLE_TRAINING"]
+    return [Layer.of("command line", "decoding", symbols)]
 
 
 def main() -> None:
-    """The command line."""
+    """Print the tables, computed with one thread."""
     torch.set_num_threads(1)
     sys.stdout.write(to_markdown())
 

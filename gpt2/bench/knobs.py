@@ -1,13 +1,13 @@
-"""``make bench-knobs``: what each setting that trades speed costs and gains; imports no torch.
+"""``make bench-knobs``: the effect of each speed-related setting. Imports no torch.
 
-One setting is changed at a time against the base, which is what ``.config`` says, as one training.
-Every arm of a round is a process of its own, started as a worker is; the arms take turns, and only
-figures of one round are compared.
+One setting at a time is changed from the base, the configuration in ``.config`` as a single
+training. Every arm of a round trains in a separate process, started like a worker. The arms take
+turns, and only figures of the same round are compared.
 """
 
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gpt2.ablation.resolve import resolve_config
@@ -20,11 +20,11 @@ from lib.kconfig import Layer, Tree
 
 BASE = "base"
 FEWEST_ROUNDS = 3
-_WHY = "to be measured"
-_HALF: dict[str, Value] = {"PRECISION_WHY": _WHY}
-_ROUNDED: dict[str, Value] = {"MATMUL_WHY": _WHY}
+_REASON = "benchmark"
+_HALF: dict[str, Value] = {"PRECISION_WHY": _REASON}
+_ROUNDED: dict[str, Value] = {"MATMUL_WHY": _REASON}
 _AHEAD: dict[str, Value] = {"LOADER_WORKERS": 2}
-# Each stands for one setting; reasons and what makes it available go with it.
+# One setting per entry, together with the required reasons and the symbols that it depends on.
 CHANGES: Sequence[dict[str, Value]] = (
     {"PRECISION_FP32": True},
     {"PRECISION_BF16": True, **_HALF},
@@ -50,13 +50,13 @@ CHANGES: Sequence[dict[str, Value]] = (
     {**_AHEAD, "PREFETCH_FACTOR": 4},
     {**_AHEAD, "PERSISTENT_WORKERS": False},
 )
-# What looks for faults while it trains: nothing is timed with it.
-_DEBUGGING = ("DETECT_ANOMALY",)
+# Debugging symbols that distort timings.
+_DEBUG_SYMBOLS = ("DETECT_ANOMALY",)
 
 
 @dataclass(frozen=True)
 class Arm:
-    """The base, or one setting changed."""
+    """Benchmark variant: the base, or the base with one changed setting."""
 
     name: str
     config: Config
@@ -64,49 +64,54 @@ class Arm:
 
 @dataclass(frozen=True)
 class Figures:
-    """One training of a few steps."""
+    """Figures of one training of a few steps."""
 
     tokens_per_second: float
-    # Of this process on a CPU, of all tensors on a GPU.
+    # Peak memory of the process on a CPU, of all tensors on a GPU.
     peak_bytes: int
-    # Of the last step, in nats.
+    # Loss of the last step, in nats.
     loss: float
-    # SHA-256 of the weights in the end: whether the bits are those of the base.
+    # SHA-256 of the final weights, which shows whether the result is bit-identical to the base.
     weights: str
 
 
-# One more training of an arm. RunError with its name where it fails.
+# Function that trains an arm once. Raises RunError with the arm's name if the training fails.
 Train = Callable[[Arm], Figures]
 
 
 def arms(tree: Tree, layers: Sequence[Layer], names: str = "") -> tuple[list[Arm], list[Problem]]:
-    """The base and what can be changed on it, and why the rest cannot; ``names`` chooses symbols.
+    """Return the base with all applicable variants, and the problems of the inapplicable ones.
 
-    ConfigError where the base looks for faults, or ``names`` names no setting.
+    ``names`` restricts the symbols. Raises ConfigError if the base enables a debugging symbol or if
+    ``names`` contains an unknown setting.
     """
-    # The bench compares; that a paper would not take an arm is no reason not to time it.
+    # The speed profile permits settings that the paper profile refuses.
     single: dict[str, Value] = {"SINGLE_TRAINING": True, "RUN_PROFILE_MAXOUT_SPEED": True}
-    # On by default for a paper, and no part of what is timed.
+    # Enabled by default for a paper, and not to be timed.
     single["CHECK_NUMERICS"] = False
     layers = [*layers, Layer.of("command line", "bench-knobs", single)]
     base = resolve_config(tree, layers)
-    if debugging := [name for name in _DEBUGGING if base.values.get(name)]:
-        raise ConfigError(*(_not_timed(name) for name in debugging))
-    found, left_out = [Arm(BASE, base)], []
+    if enabled := [name for name in _DEBUG_SYMBOLS if base.values.get(name)]:
+        raise ConfigError(*(_debug_problem(name) for name in enabled))
+    variants, left_out = [Arm(BASE, base)], list[Problem]()
     for change in _chosen(names):
         name = _name(change)
         try:
             config = resolve_config(tree, [*layers, Layer.of("command line", name, change)])
         except ConfigError as error:
-            left_out.append(Problem(f"{name}: {error.problems[0].what}"))
+            first = error.problems[0]
+            left_out.append(replace(first, what=f"{name}: {first.what}", where="", next=""))
             continue
         if config.values != base.values:
-            found.append(Arm(name, config))
-    return found, left_out
+            variants.append(Arm(name, config))
+    return variants, left_out
 
 
 def measure(every: Sequence[Arm], rounds: int, train: Train) -> dict[str, list[Figures]]:
-    """The figures of each round of every arm that can be trained here, the arms in turn."""
+    """Train the arms in turn and return the figures of each round by arm.
+
+    An arm that fails is left out with a warning. Raises RunError if the base fails.
+    """
     figures: dict[str, list[Figures]] = {arm.name: [] for arm in every}
     for count in range(rounds):
         for arm in every:
@@ -126,53 +131,59 @@ def measure(every: Sequence[Arm], rounds: int, train: Train) -> dict[str, list[F
 
 
 def train_arm(arm: Arm, steps: int, build_dir: Path) -> Figures:
-    """Train ``steps`` steps in a new process. RunError where it fails."""
+    """Train ``steps`` steps in a new process. Raises RunError if the process fails."""
     arguments = (str(steps), str(build_dir))
     return Figures(**train_apart(arm.name, arm.config, "gpt2.bench.arm", *arguments))
 
 
 def to_markdown(figures: Mapping[str, Sequence[Figures]]) -> str:
-    """A row for each arm: medians, and the range of what is compared within rounds."""
+    """Return a Markdown table with the medians and ratio ranges of every arm."""
     heads = ("setting", "tok/s", "against base", "peak MiB", "loss", "bits")
     lines = [f"| {' | '.join(heads)} |", "|-|-:|-:|-:|-:|-|"]
     base = figures[BASE]
-    for name, found in figures.items():
-        speed = statistics.median(f.tokens_per_second for f in found)
-        pairs = zip(found, base, strict=True)
-        ratios = [own.tokens_per_second / other.tokens_per_second for own, other in pairs]
-        peak = statistics.median(f.peak_bytes for f in found) / 2**20
-        losses = dict.fromkeys(repr(f.loss) for f in found)
+    for name, rounds in figures.items():
+        speed = statistics.median(f.tokens_per_second for f in rounds)
+        pairs = zip(rounds, base, strict=True)
+        ratios = [variant.tokens_per_second / other.tokens_per_second for variant, other in pairs]
+        peak = statistics.median(f.peak_bytes for f in rounds) / 2**20
+        losses = dict.fromkeys(repr(f.loss) for f in rounds)
         cells = (
             name,
             f"{speed:,.0f}",
             f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})",
             f"{peak:,.0f}",
             ", ".join(losses),
-            _bits(found, base),
+            _bits(rounds, base),
         )
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
-def _bits(found: Iterable[Figures], base: Sequence[Figures]) -> str:
-    own = {f.weights for f in found}
-    if len(own) > 1:
-        return "differ from round to round"
-    return "as the base" if own == {f.weights for f in base} else "other"
+def _bits(rounds: Iterable[Figures], base: Sequence[Figures]) -> str:
+    digests = {f.weights for f in rounds}
+    if len(digests) > 1:
+        return "vary between rounds"
+    return "as the base" if digests == {f.weights for f in base} else "other"
 
 
 def _chosen(names: str) -> list[dict[str, Value]]:
-    """The changes of symbols or choices that ``names`` names; all without."""
-    asked = names.replace(",", " ").split()
-    chosen = [c for c in CHANGES if not asked or any(_is_of(c, name) for name in asked)]
-    if lost := [name for name in asked if not any(_is_of(c, name) for c in CHANGES)]:
-        known = ", ".join(dict.fromkeys(_name(change) for change in CHANGES))
-        raise ConfigError(*(Problem(f"{n}: is none of {known}", "SYM") for n in lost))
-    return chosen
+    """Return the changes of the symbols or choices in ``names``, or all changes if it is empty."""
+    selected = names.replace(",", " ").split()
+    changes = [c for c in CHANGES if not selected or any(_is_of(c, name) for name in selected)]
+    if unknown := [name for name in selected if not any(_is_of(c, name) for c in CHANGES)]:
+        settings = ", ".join(dict.fromkeys(_name(change) for change in CHANGES))
+        code = "config.unknown-symbol"
+        raise ConfigError(
+            *(
+                Problem(f"{name}: unknown setting (expected one of {settings})", "SYM", code=code)
+                for name in unknown
+            )
+        )
+    return changes
 
 
 def _is_of(change: Mapping[str, Value], name: str) -> bool:
-    """Whether the last of the settings that are no reasons is ``name``, or a member of it."""
+    """Return whether the changed symbol is ``name`` or a member of the choice ``name``."""
     symbol = _symbol(change)
     return symbol == name or symbol.startswith(f"{name}_")
 
@@ -182,7 +193,7 @@ def _symbol(change: Mapping[str, Value]) -> str:
 
 
 def _name(change: Mapping[str, Value]) -> str:
-    """``CPU_THREADS=2``; a name alone is y."""
+    """Return the name of a variant, such as ``CPU_THREADS=2``; y is omitted."""
     symbol = _symbol(change)
     value = change[symbol]
     if isinstance(value, bool):
@@ -190,6 +201,6 @@ def _name(change: Mapping[str, Value]) -> str:
     return f"{symbol}={value}"
 
 
-def _not_timed(name: str) -> Problem:
-    what = f"{name}: y looks for faults while it trains, and is not to be timed"
-    return Problem(what, next=f"type: make defconfig-NAME SET={name}=n")
+def _debug_problem(name: str) -> Problem:
+    what = f"{name}: debugging distorts timings (expected n, got y)"
+    return Problem(what, next=f"type: make defconfig-NAME SET={name}=n", code="config.conflict")

@@ -1,10 +1,11 @@
-"""One training of ``make bench-overhead``, in a process of its own, as a worker is started.
+"""Training process of one side of ``make bench-overhead``, started like a worker.
 
     python -m gpt2.bench.loops recorded|bare BUILD_DIR STARTED < VALUES.json
 
-prints its figures as JSON; STARTED is when it was started, in seconds as time.time() has them. ``recorded`` is the trainer as users have it, in a directory that is
-thrown away. ``bare`` builds the same model, optimizer, pruner and batches and steps them, and keeps
-nothing: no row, no digest, no check of a number, no file, no process beside it.
+Prints the figures as JSON. STARTED is the start time of the process in seconds of time.time().
+``recorded`` is the complete trainer in a temporary run directory. ``bare`` trains the same model
+with the same optimizer, pruner and batches, but records nothing: no metrics rows, no digests, no
+finiteness checks, no files, no sidecar processes.
 """
 
 import json
@@ -28,7 +29,7 @@ from gpt2.training.records import NoRecords
 from gpt2.training.session import Session
 from gpt2.training.start import open_session
 from lib import cli
-from lib.errors import RunError
+from lib.errors import Problem, RunError
 from lib.machine.setup import autocast
 from lib.optim.schedule import learning_rate_at
 from lib.repro.weights import weights_digest
@@ -37,18 +38,18 @@ from lib.status import State
 
 
 class Heads:
-    """When each iteration began, and when the last one had ended: whole iterations, seen from outside."""
+    """Timer of whole iterations: stores the start of each iteration and the end of the last one."""
 
     def __init__(self, config: Config, started: float) -> None:
         self._iterations = config.train.max_iters
         self._on_gpu = config.machine.device == "cuda"
         self._started = started
-        # Wall and processor seconds of this process.
+        # Wall-clock and CPU seconds of this process.
         self._times: list[tuple[float, float]] = []
 
     def __call__(self) -> bool:
-        """Note the time, once the GPU has done what it was given; never a reason to stop."""
-        # What is asked later is no iteration: the evaluation after the last step.
+        """Record the time after pending GPU work has finished. Returns False (do not stop)."""
+        # Later calls come from the evaluation after the last step, not from an iteration.
         if len(self._times) <= self._iterations:
             if self._on_gpu:
                 torch.cuda.synchronize()
@@ -56,24 +57,25 @@ class Heads:
         return False
 
     def figures(self, weights: str) -> Figures:
-        """Seconds from the first iteration that counts to the end of the last, and before them."""
-        (begun, spent), (ended, spent_then) = self._times[NOT_TIMED], self._times[self._iterations]
+        """Return the figures from the first timed iteration to the end of the last iteration."""
+        (start, cpu_start), (end, cpu_end) = self._times[NOT_TIMED], self._times[self._iterations]
         start_up = self._times[0][0] - self._started
-        return Figures(ended - begun, spent_then - spent, start_up, weights)
+        return Figures(end - start, cpu_end - cpu_start, start_up, weights)
 
 
 def recorded(config: Config, build_dir: Path, folder: Path, heads: Heads) -> Figures:
-    """The trainer itself. RunError where it does not come to its end."""
+    """Time the complete trainer. Raises RunError if the run does not succeed."""
     files = RunDir(folder)
     write_resolved_config(files, config)
     status = run(folder, build_dir, lambda event: None, heads)
     if status.state is not State.SUCCESS:
-        raise RunError(f"the recorded side ended {status.state}: {status.message}")
+        what = f"recorded side: run ended as {status.state}: {status.message}"
+        raise RunError(Problem(what, code="run.failed"))
     return heads.figures(json.loads(files.manifest.read_text())["final_weights_digest"])
 
 
 def bare(config: Config, build_dir: Path, folder: Path, heads: Heads) -> Figures:
-    """The loop alone, to the same weights."""
+    """Time the bare loop, which trains the same weights."""
     session = open_session(config, build_dir, NoRecords(RunDir(folder)))
     session.model.train()
     batches = iter(_batches(session))
@@ -110,7 +112,7 @@ def _bare_step(
 
 
 def _batches(session: Session) -> BatchLoader:
-    """The session's, of which no digest is taken."""
+    """Return the session's batches without the digest of the data order."""
     config, train = session.config, session.config.train
     length = config.model.shape.block_size
     sampler = TrainSampler(session.dataset.train, length, config.seed)
@@ -119,16 +121,16 @@ def _batches(session: Session) -> BatchLoader:
 
 
 def main() -> int:
-    """The command line."""
+    """Read the configuration from stdin, train one side, and print the figures."""
     side, build_dir, started = sys.argv[1], Path(sys.argv[2]), float(sys.argv[3])
     config = Config.from_values(json.load(sys.stdin))
-    # A measurement is no run: what it was made of need not be committed.
+    # A measurement is not a run, so uncommitted code is allowed.
     check_machine([config], TrainingPlace(build_dir, build_dir, dirty=True))
     loop = {"recorded": recorded, "bare": bare}[side]
     with tempfile.TemporaryDirectory(dir=build_dir, prefix="overhead-") as scratch:
         folder = Path(scratch) / "overhead" / f"run-s{config.seed}-{config.hash8}"
         folder.mkdir(parents=True)
-        # Whatever a tracker is told to keep elsewhere belongs to this measurement too.
+        # Tracker files outside the run directory belong to this measurement too.
         os.environ["TRACKIO_DIR"] = scratch
         figures = loop(config, build_dir, folder, Heads(config, started))
     sys.stdout.write(json.dumps(asdict(figures)) + "\n")

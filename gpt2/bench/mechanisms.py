@@ -1,9 +1,9 @@
-"""Forward and backward time of every step of the RATIO study, relative to the baseline's.
+"""Forward and backward time of every step of the RATIO study, relative to the baseline.
 
     python -m gpt2.bench.mechanisms THREADS ROUNDS
 
-Two blocks of GPT-2's width on byte tokens, so that the blocks and not the output head are timed. B
-micro-batch, T tokens.
+Times two blocks of GPT-2's width on byte tokens, so that the blocks dominate and not the output
+head. B micro-batch, T tokens.
 """
 
 import json
@@ -20,13 +20,13 @@ from lib.binding import Value
 from lib.kconfig import Layer, Tree, defconfig_layers
 from lib.project import ROOT
 
-# Tokens → sequences: about a thousand tokens each.
+# Tokens per sequence → number of sequences: about a thousand tokens in total.
 SHAPES = {256: 4, 1024: 1}
 _BLOCKS = 2
 
 
 def configurations(tokens: int) -> dict[str, Config]:
-    """Every step that is another model than the ones before it, by slug, at ``tokens`` context."""
+    """Return the steps with distinct models, by slug, at ``tokens`` context."""
     changes: dict[str, Value] = {
         "DEVICE_CPU": True,
         "TOKENIZER_BYTE": True,
@@ -38,15 +38,15 @@ def configurations(tokens: int) -> dict[str, Config]:
         "DROPOUT": "0.0",
     }
     base = [*defconfig_layers(ROOT, "gpt2-quickstart"), Layer.of("command line", "bench", changes)]
-    found = {s.step.slug: s.config for s in resolve_study(Tree(), base, RATIO)}
+    configs = {s.step.slug: s.config for s in resolve_study(Tree(), base, RATIO)}
     unique: dict[object, str] = {}
-    for slug, config in found.items():
+    for slug, config in configs.items():
         unique.setdefault(config.model, slug)
-    return {slug: found[slug] for slug in unique.values()}
+    return {slug: configs[slug] for slug in unique.values()}
 
 
 def seconds(model: GPT, tokens_BT: torch.Tensor) -> tuple[float, float]:
-    """Seconds of one forward and of one backward pass of the mean loss."""
+    """Return the seconds of one forward and one backward pass of the mean loss."""
     start = time.perf_counter()
     loss = model(tokens_BT[:, :-1], tokens_BT[:, 1:])
     forward = time.perf_counter()
@@ -55,14 +55,14 @@ def seconds(model: GPT, tokens_BT: torch.Tensor) -> tuple[float, float]:
 
 
 def measure(tokens: int, rounds: int) -> dict[str, dict[str, list[float]]]:
-    """Each step's time by the baseline's of the same round, for each of ``rounds``."""
+    """Return each step's time relative to the baseline of the same round, for all rounds."""
     models = {}
     for slug, config in configurations(tokens).items():
         models[slug] = GPT(config.model)
         models[slug].init_weights(config.seed)
     tokens_BT = torch.randint(0, 256, (SHAPES[tokens], tokens + 1))
     ratios: dict[str, list[tuple[float, float]]] = {slug: [] for slug in models}
-    # The first round warms caches and allocator up.
+    # The first round warms up caches and allocator.
     for count in range(1 + rounds):
         times = {slug: seconds(model, tokens_BT) for slug, model in models.items()}
         if count:
@@ -79,11 +79,11 @@ def measure(tokens: int, rounds: int) -> dict[str, dict[str, list[float]]]:
 
 
 def main() -> None:
-    """The command line."""
+    """Measure all context lengths and print the ratios as JSON."""
     threads, rounds = map(int, sys.argv[1:])
     torch.set_num_threads(threads)
-    found = {str(tokens): measure(tokens, rounds) for tokens in SHAPES}
-    sys.stdout.write(json.dumps(found) + "\n")
+    ratios = {str(tokens): measure(tokens, rounds) for tokens in SHAPES}
+    sys.stdout.write(json.dumps(ratios) + "\n")
 
 
 if __name__ == "__main__":

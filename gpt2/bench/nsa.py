@@ -1,13 +1,14 @@
-"""Native sparse attention beside full attention: whole sequences, and a token after a cache.
+"""Speed of native sparse attention against full attention: whole sequences and cached decoding.
 
     python -m gpt2.bench.nsa LONGEST ROUNDS
 
-prints JSON lines: the device and how many rows there will be, then each row when it is measured, one
-for each setting, kind of work and length up to LONGEST tokens (four times as many for decoding); on
-stderr how far it is. Attention alone, without projections: compression, scores, choice and
-the three branches, against torch's own attention with keys that are repeated for the heads that share
-them and with ``enable_gqa``. Sides take turns; a ratio is that of one round, to the faster full side.
-On a CPU times are process CPU time of one thread, in fp32; on a GPU those of its events, in bf16.
+Prints JSON lines: first the device and the number of rows, then one row for each setting, kind of
+work and length up to LONGEST tokens (four times as many for decoding), as soon as the row is
+measured. Progress goes to stderr. Only attention is timed, without projections: compression,
+scores, selection and the three branches, against torch's attention with keys repeated for the heads
+that share them and with ``enable_gqa``. The sides take turns; a ratio compares times of the same
+round, against the faster full side. CPU times are process CPU time of one thread, in fp32; GPU
+times are CUDA event times, in bf16.
 
 B batch, T tokens (queries), S tokens, N heads, K key/value heads, H head dim.
 """
@@ -39,20 +40,19 @@ from lib.units import clock
 
 HEADS, KEY_HEADS, WIDTH = 12, 2, 64
 SHORTEST = {"cpu": 512, "cuda": 8192}
-# A token takes less than a clock tells: so many are timed at once.
-_STEPS = 8
+# Decoding steps that are timed together, since one step is shorter than the clock resolution.
+_DECODE_STEPS = 8
 SETTINGS: dict[str, dict[str, Value]] = {
     "n=16, w=512": {},
     "n=8, w=256": {"NSA_SELECT_COUNT": 8, "NSA_WINDOW": 256},
 }
-# A line of progress comes this often, between rounds.
-_SECONDS = 5.0
+_PROGRESS_INTERVAL_SECONDS = 5.0
 Side = Callable[[], object]
 
 
 @dataclass(frozen=True)
 class Job:
-    """What one row is measured by."""
+    """One row to measure: setting, kind of work and number of tokens."""
 
     setting: str
     work: str
@@ -60,7 +60,7 @@ class Job:
 
     @property
     def cost(self) -> int:
-        """Of a round, roughly, in pairs of a whole sequence's forward pass."""
+        """Return the rough cost of a round, in query-key pairs of a full forward pass."""
         if self.work == "decode":
             return 256 * self.tokens
         return self.tokens**2 * (1 if self.work == "forward" else 4)
@@ -70,46 +70,46 @@ class Job:
 
 
 class Progress:
-    """Says how far the rounds of all jobs are, and how long the rest takes at this pace."""
+    """Progress over the rounds of all jobs, with the estimated remaining time."""
 
     def __init__(self, jobs: list[Job], rounds: int) -> None:
-        # One more warms up.
+        # One additional warm-up round.
         self.rounds = 1 + rounds
         self.total = sum(job.cost for job in jobs) * self.rounds
         self.done = 0
-        self.started = self.said = time.monotonic()
+        self.started = self.logged = time.monotonic()
 
     def add(self, job: Job, count: int) -> None:
-        """Round ``count`` of a job is over."""
+        """Record that round ``count`` of a job has finished, and log the progress regularly."""
         self.done += job.cost
         now = time.monotonic()
-        if now - self.said < _SECONDS and self.done < self.total:
+        if now - self.logged < _PROGRESS_INTERVAL_SECONDS and self.done < self.total:
             return
-        self.said = now
-        left = (now - self.started) * (self.total / self.done - 1)
+        self.logged = now
+        remaining = (now - self.started) * (self.total / self.done - 1)
         part = f"{job}: {count} of {self.rounds} rounds"
-        say("BENCH", f"{part}   {self.done / self.total:.0%}, eta {clock(left)}")
+        say("BENCH", f"{part}   {self.done / self.total:.0%}, eta {clock(remaining)}")
 
 
 def options_of(setting: str) -> NsaOptions:
-    """The symbols' defaults and what the setting changes."""
-    chosen = {"ATTENTION_PROJECTION_GROUPED": True, "ATTENTION_PATTERN_NSA": True}
-    layer = Layer.of("command line", "bench", {**chosen, **SETTINGS[setting], "DROPOUT": "0.0"})
+    """Return the NSA options of a setting: the Kconfig defaults with the setting's changes."""
+    symbols = {"ATTENTION_PROJECTION_GROUPED": True, "ATTENTION_PATTERN_NSA": True}
+    layer = Layer.of("command line", "bench", {**symbols, **SETTINGS[setting], "DROPOUT": "0.0"})
     pattern = resolve_config(Tree(), [layer]).model.attention.pattern
     assert isinstance(pattern, NsaOptions)
     return pattern
 
 
-def whole(options: NsaOptions, *given: Tensor) -> Tensor:
-    """NSA's three outputs, added; ``given`` are q and three keys and values."""
-    q_BNTH, k_cmp, v_cmp, *rest = given
+def whole(options: NsaOptions, *tensors: Tensor) -> Tensor:
+    """Return the sum of the three branch outputs; ``tensors`` are q and three pairs of k and v."""
+    q_BNTH, k_cmp, v_cmp, *rest = tensors
     blocks = (compress(k_cmp, options, None), compress(v_cmp, options, None))
     keys = Keys(blocks, (rest[0], rest[1]), (rest[2], rest[3]))
     return torch.stack(attend_branches(q_BNTH, keys, options, 0)).sum(0)
 
 
 def full(q_BNTH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, causal: bool = True) -> Tensor:
-    """Torch's own attention."""
+    """Return torch's scaled dot-product attention."""
     shared = k_BKSH.shape[1] < q_BNTH.shape[1]
     return F.scaled_dot_product_attention(
         q_BNTH, k_BKSH, v_BKSH, is_causal=causal, enable_gqa=shared
@@ -117,38 +117,38 @@ def full(q_BNTH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, causal: bool = True) ->
 
 
 def drawn(heads: int, tokens: int, device: str) -> Tensor:
-    """B = 1."""
+    """Return a random tensor BNTH with B = 1: bf16 on a GPU, fp32 on a CPU."""
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     return torch.randn(1, heads, tokens, WIDTH, device=device, dtype=dtype)
 
 
 def repeated(x_BKSH: Tensor) -> Tensor:
-    """BNSH, in memory."""
+    """Return keys or values repeated in memory for every query head, BNSH."""
     return x_BKSH.repeat_interleave(HEADS // KEY_HEADS, 1)
 
 
 def jobs_of(longest: int, device: str) -> list[Job]:
-    """Every setting and length, prefill first."""
-    found = []
+    """Return the jobs of every setting and length, whole sequences first."""
+    jobs = []
     for setting in SETTINGS:
-        for works, most in (
+        for works, max_tokens in (
             (("forward", "forward + backward"), longest),
             (("decode",), 4 * longest),
         ):
             tokens = SHORTEST[device]
-            while tokens <= most:
-                found += [Job(setting, work, tokens) for work in works]
+            while tokens <= max_tokens:
+                jobs += [Job(setting, work, tokens) for work in works]
                 tokens *= 2
-    return found
+    return jobs
 
 
 def prefill(options: NsaOptions, tokens: int, device: str) -> dict[str, dict[str, Side]]:
-    """Kind of work → side → what it does."""
+    """Return the timed functions of whole sequences: kind of work → side → function."""
     q = drawn(HEADS, tokens, device)
     pairs = [drawn(KEY_HEADS, tokens, device) for _ in range(6)]
     k, v = pairs[2:4]
     sides: dict[str, tuple[Callable[..., Tensor], list[Tensor]]] = {
-        "nsa": (lambda *given: whole(options, *given), [q, *pairs]),
+        "nsa": (lambda *tensors: whole(options, *tensors), [q, *pairs]),
         "expanded": (full, [q, repeated(k), repeated(v)]),
         "gqa": (full, [q, k, v]),
     }
@@ -159,7 +159,10 @@ def prefill(options: NsaOptions, tokens: int, device: str) -> dict[str, dict[str
 
 
 def decode(options: NsaOptions, tokens: int, device: str) -> tuple[dict[str, Side], NsaCache]:
-    """Side → a few more tokens after ``tokens``; and NSA's cache, which counts its reads."""
+    """Return side → function that decodes a few tokens after ``tokens``, and the NSA cache.
+
+    The NSA cache counts the keys that decoding reads.
+    """
     sparse = NsaCache(options, 0)
     caches = {"expanded": BlockCache(lambda row: 0), "gqa": BlockCache(lambda row: 0)}
 
@@ -174,17 +177,17 @@ def decode(options: NsaOptions, tokens: int, device: str) -> tuple[dict[str, Sid
         return sparse.add(raw, compressed)
 
     def extended(name: str, count: int) -> list[Tensor]:
-        new = [drawn(KEY_HEADS, count, device) for _ in "kv"]
-        new = [repeated(x) for x in new] if name == "expanded" else new
-        return [caches[name].extend(x, part, dim=2) for x, part in zip("kv", new)]
+        kv = [drawn(KEY_HEADS, count, device) for _ in "kv"]
+        kv = [repeated(x) for x in kv] if name == "expanded" else kv
+        return [caches[name].extend(x, new, dim=2) for x, new in zip("kv", kv)]
 
     def sparse_steps() -> None:
-        for _ in range(_STEPS):
+        for _ in range(_DECODE_STEPS):
             sparse.attend(drawn(HEADS, 1, device), add(1))
             sparse.position += 1
 
     def full_steps(name: str) -> None:
-        for _ in range(_STEPS):
+        for _ in range(_DECODE_STEPS):
             full(drawn(HEADS, 1, device), *extended(name, 1), causal=False)
             caches[name].position += 1
 
@@ -202,66 +205,69 @@ def timed(
     sides: Mapping[str, Side],
     rounds: int,
     device: str,
-    tell: Callable[[int], None] = lambda _: None,
+    report: Callable[[int], None] = lambda _: None,
 ) -> dict[str, list[float]]:
-    """Seconds of each round, the sides in turn, after one round that warms up.
+    """Return the seconds of each round by side, after one warm-up round; the sides take turns.
 
-    ``tell`` is told how many rounds there were, after each.
+    ``report`` is called after each round with the number of finished rounds.
     """
-    found: dict[str, list[float]] = {name: [] for name in sides}
+    times: dict[str, list[float]] = {name: [] for name in sides}
     for count in range(1 + rounds):
         for name, side in sides.items():
             seconds = _seconds(side, device)
             if count:
-                found[name].append(seconds)
-        tell(1 + count)
-    return found
+                times[name].append(seconds)
+        report(1 + count)
+    return times
 
 
 def saved_bytes(side: Side) -> int:
-    """Of the tensors that backward keeps, each storage once."""
+    """Return the bytes of the tensors saved for backward, counting each storage once."""
     storages: dict[int, int] = {}
 
-    def keep(x: Tensor) -> Tensor:
+    def record(x: Tensor) -> Tensor:
         storages[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
         return x
 
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+    with torch.autograd.graph.saved_tensors_hooks(record, lambda x: x):
         side()
     return sum(storages.values())
 
 
 def measure(jobs: list[Job], rounds: int, device: str) -> Iterator[Row]:
-    """A row for each job."""
+    """Measure the jobs in order and yield a row for each."""
     progress = Progress(jobs, rounds)
     for job in jobs:
 
-        def tell(count: int, job: Job = job) -> None:
+        def report(count: int, job: Job = job) -> None:
             progress.add(job, count)
 
-        yield (_decoded if job.work == "decode" else _prefilled)(job, rounds, device, tell)
+        measure_job = _measure_decode if job.work == "decode" else _measure_prefill
+        yield measure_job(job, rounds, device, report)
 
 
-def _prefilled(job: Job, rounds: int, device: str, tell: Callable[[int], None]) -> Row:
+def _measure_prefill(job: Job, rounds: int, device: str, report: Callable[[int], None]) -> Row:
     options, tokens = options_of(job.setting), job.tokens
     torch.manual_seed(0)
     sides = prefill(options, tokens, device)[job.work]
-    # Without gradients nothing is kept.
+    # Without gradients nothing is saved.
     backward = job.work != "forward"
     saved = {name: saved_bytes(side) for name, side in sides.items()} if backward else {}
     counts = (tokens * (tokens + 1) // 2, sum(options.pairs(tokens)))
-    times = timed(sides, rounds, device, tell)
+    times = timed(sides, rounds, device, report)
     return _row(job.setting, job.work, tokens, times, counts, saved)
 
 
 @torch.no_grad()
-def _decoded(job: Job, rounds: int, device: str, tell: Callable[[int], None]) -> Row:
+def _measure_decode(job: Job, rounds: int, device: str, report: Callable[[int], None]) -> Row:
     torch.manual_seed(0)
     sides, cache = decode(options_of(job.setting), job.tokens, device)
-    times = timed(sides, rounds, device, tell)
-    steps = _STEPS * (1 + rounds)
+    times = timed(sides, rounds, device, report)
+    steps = _DECODE_STEPS * (1 + rounds)
     counts = (job.tokens + steps // 2, round(sum(cache.reads.values()) / steps))
-    per_token = {name: [x / _STEPS for x in found] for name, found in times.items()}
+    per_token = {
+        name: [x / _DECODE_STEPS for x in side_times] for name, side_times in times.items()
+    }
     return _row(job.setting, job.work, job.tokens, per_token, counts, {})
 
 
@@ -275,7 +281,7 @@ def _row(
 ) -> Row:
     fastest = [min(pair) for pair in zip(times["expanded"], times["gqa"])]
     ratios = [a / b for a, b in zip(fastest, times["nsa"])]
-    milliseconds = {name: 1000 * statistics.median(found) for name, found in times.items()}
+    milliseconds = {name: 1000 * statistics.median(seconds) for name, seconds in times.items()}
     full_saved = min(saved["expanded"], saved["gqa"]) if saved else 0
     return Row(
         setting=setting,
@@ -294,20 +300,20 @@ def _row(
     )
 
 
-def _forward(attend: Callable[..., Tensor], given: list[Tensor]) -> Side:
+def _forward(attend: Callable[..., Tensor], tensors: list[Tensor]) -> Side:
     def run() -> None:
         with torch.no_grad():
-            attend(*given)
+            attend(*tensors)
 
     return run
 
 
-def _backward(attend: Callable[..., Tensor], given: list[Tensor]) -> Side:
-    leaves = [x.detach().requires_grad_() for x in given]
-    slope = torch.ones_like(given[0])
+def _backward(attend: Callable[..., Tensor], tensors: list[Tensor]) -> Side:
+    leaves = [x.detach().requires_grad_() for x in tensors]
+    grad_output = torch.ones_like(tensors[0])
 
     def run() -> Any:
-        return torch.autograd.grad(attend(*leaves), leaves, slope)
+        return torch.autograd.grad(attend(*leaves), leaves, grad_output)
 
     return run
 
@@ -327,12 +333,12 @@ def _seconds(side: Side, device: str) -> float:
 
 def _write(document: Mapping[str, Any]) -> None:
     sys.stdout.write(json.dumps(document) + "\n")
-    # The reader writes each row down.
+    # The parent process stores each row as soon as it arrives.
     sys.stdout.flush()
 
 
 def main() -> int:
-    """The command line."""
+    """Measure all jobs and print JSON lines."""
     longest, rounds = map(int, sys.argv[1:])
     torch.set_num_threads(1)
     device = "cuda" if torch.cuda.is_available() else "cpu"

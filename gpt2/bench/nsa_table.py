@@ -1,4 +1,4 @@
-"""What ``gpt2.bench.nsa`` measures, as a table, a CSV file and a figure; imports no torch."""
+"""Results of ``gpt2.bench.nsa`` as a table, a CSV file and a figure. Imports no torch."""
 
 import csv
 import io
@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from lib.console import say
-from lib.errors import RunError
+from lib.errors import Problem, RunError
 from lib.figures import pyplot
 from lib.files import write_atomic
 from lib.machine.setup import KEEP_MEMORY
@@ -19,9 +19,11 @@ from lib.modules import module_command
 
 @dataclass(frozen=True)
 class Row:
-    """One kind of work on one length; ``ratio`` is full / NSA, medians of rounds and their range.
+    """Timings of one kind of work at one length.
 
-    ``keys`` are query-key pairs of a head in whole sequences, and keys read for a token in decoding.
+    Times are medians. ``ratio`` is the median of full / NSA over rounds, with the range ``lowest``
+    to ``highest``. ``full_keys`` and ``nsa_keys`` are query-key pairs per head for whole sequences,
+    and keys read per token for decoding.
     """
 
     setting: str
@@ -40,26 +42,26 @@ class Row:
 
     @property
     def full_ms(self) -> float:
-        """Of the faster full side."""
+        """Return the milliseconds of the faster full side."""
         return min(self.expanded_ms, self.gqa_ms)
 
     @property
     def keys_ratio(self) -> float:
-        """Full / NSA."""
+        """Return the ratio of keys, full / NSA."""
         return self.full_keys / self.nsa_keys
 
 
 def measure_apart(longest: int, rounds: int, path: Path) -> tuple[str, list[Row], bool]:
-    """The device, the rows, and whether all were measured before Ctrl-C.
+    """Measure in a separate process, and write each row to the CSV file ``path`` as it arrives.
 
-    A process of its own measures; each row is in the CSV file as soon as it is known. RunError where
-    the process fails.
+    Returns the device, the rows, and whether all rows were measured before Ctrl-C. Raises RunError
+    if the process fails.
     """
     command = module_command("gpt2.bench.nsa", str(longest), str(rounds))
-    # As the trainer's workers are started on a CPU.
+    # The environment of the trainer's workers on a CPU.
     variables = {**os.environ, "OMP_NUM_THREADS": "1", **KEEP_MEMORY}
     device, total, rows = "", 0, list[Row]()
-    # In a session of its own, so that Ctrl-C reaches nobody but us.
+    # A separate session, so that Ctrl-C reaches only this process.
     with subprocess.Popen(
         command, env=variables, stdout=subprocess.PIPE, text=True, start_new_session=True
     ) as process:
@@ -80,12 +82,13 @@ def measure_apart(longest: int, rounds: int, path: Path) -> tuple[str, list[Row]
         finally:
             process.terminate()
     if process.returncode:
-        raise RunError(f"gpt2.bench.nsa ended with code {process.returncode}")
+        what = f"gpt2.bench.nsa: process failed (exit code {process.returncode})"
+        raise RunError(Problem(what, code="process.failed"))
     return device, rows, True
 
 
 def to_markdown(rows: Sequence[Row]) -> str:
-    """A table of all rows."""
+    """Return a Markdown table of all rows, and a table of the growth with length."""
     heads = ["setting", "work", "tokens", "NSA ms", "expanded ms", "enable_gqa ms"]
     heads += ["full / NSA", "keys, full / NSA", "saved MiB, full", "saved MiB, NSA"]
     lines = [f"| {' | '.join(heads)} |", "|-|-|" + "-:|" * (len(heads) - 2)]
@@ -100,7 +103,7 @@ def to_markdown(rows: Sequence[Row]) -> str:
 
 
 def _growth(rows: Sequence[Row]) -> list[str]:
-    """A table of how time grows with the length, as far as it was measured."""
+    """Return the lines of a table of time growth for four times the tokens, if measured."""
     by_length = {(row.setting, row.work, row.tokens): row for row in rows}
     lines = []
     for (setting, work, tokens), row in by_length.items():
@@ -114,7 +117,7 @@ def _growth(rows: Sequence[Row]) -> list[str]:
 
 
 def write_csv(rows: Sequence[Row], path: Path) -> None:
-    """A line for each row, in the order of its fields."""
+    """Write the rows as CSV, with the columns in field order."""
     text = io.StringIO()
     names = [field.name for field in fields(Row)]
     writer = csv.DictWriter(text, names, lineterminator="\n")
@@ -124,16 +127,19 @@ def write_csv(rows: Sequence[Row], path: Path) -> None:
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:
-    """Full / NSA over tokens as PNG, and as dashes the ratio of keys. Needs matplotlib."""
+    """Plot the ratio full / NSA over tokens as PNG, with the ratio of keys as dashed lines.
+
+    Requires matplotlib.
+    """
     plots = pyplot()
     works = list(dict.fromkeys(row.work for row in rows))
     figure, axes = plots.subplots(1, len(works), figsize=(5 * len(works), 4), squeeze=False)
     for work, panel in zip(works, axes[0]):
         for setting in dict.fromkeys(row.setting for row in rows):
-            own = [row for row in rows if (row.work, row.setting) == (work, setting)]
-            tokens = [row.tokens for row in own]
-            (line,) = panel.plot(tokens, [row.ratio for row in own], marker="o", label=setting)
-            keys = [row.keys_ratio for row in own]
+            series = [row for row in rows if (row.work, row.setting) == (work, setting)]
+            tokens = [row.tokens for row in series]
+            (line,) = panel.plot(tokens, [row.ratio for row in series], marker="o", label=setting)
+            keys = [row.keys_ratio for row in series]
             panel.plot(tokens, keys, "--", color=line.get_color(), label=f"{setting}, keys")
         panel.axhline(1, color="black", linewidth=0.5)
         panel.set(title=work, xlabel="tokens", ylabel="full / NSA")

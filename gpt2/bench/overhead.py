@@ -1,9 +1,10 @@
-"""``make bench-overhead``: what records and trackers cost while a run trains; imports no torch.
+"""``make bench-overhead``: the training overhead of records and trackers. Imports no torch.
 
-Two pairs of sides, each training a process of its own, started as a worker is: the trainer against
-the bare loop of the same model, optimizer and batches, and the trainer with three trackers against
-the trainer with none. Both sides of a pair run one after the other, in turns first, and only their
-ratio is kept, so that a machine that becomes slower does not favour one.
+Two comparisons, in which every training is a separate process, started like a worker: the trainer
+against the bare loop of the same model, optimizer and batches, and the trainer with three trackers
+against the trainer with none. The two sides of a pair run one after the other, in alternating
+order, and only the ratio within the pair is used, so that a drift in machine speed favours neither
+side.
 """
 
 import statistics
@@ -24,7 +25,7 @@ from lib.kconfig import Layer, Tree
 
 SCHEMA_VERSION = 1
 FEWEST_PAIRS = 9
-# The allocator still grows in the first iterations, and kernels are compiled and chosen.
+# In the first iterations the allocator still grows, and kernels are compiled and selected.
 NOT_TIMED = 3
 _TRACKERS: dict[str, Value] = {
     "TRACKER_WANDB": True,
@@ -37,21 +38,21 @@ _NO_TRACKERS: dict[str, Value] = {name: False for name in _TRACKERS if "MODE" no
 
 @dataclass(frozen=True)
 class Figures:
-    """One training. Times are in seconds."""
+    """Figures of one training. Times are in seconds."""
 
-    # Of whole iterations, from the first that is timed to the end of the last.
+    # Wall-clock time of whole iterations, from the first timed iteration to the end of the last.
     seconds: float
-    # Of the training process's threads in that time; a companion's are not among them.
+    # CPU time of the training process in the same period, without sidecar processes.
     cpu_seconds: float
-    # From the start of the process to the first iteration.
+    # Time from the start of the process to the first iteration.
     start_up_seconds: float
-    # SHA-256 of the weights in the end.
+    # SHA-256 of the final weights.
     weights: str
 
 
 @dataclass(frozen=True)
 class Side:
-    """One half of a pair: which loop trains what."""
+    """One half of a pair: a training loop and its configuration."""
 
     name: str
     # recorded or bare
@@ -61,7 +62,7 @@ class Side:
 
 @dataclass(frozen=True)
 class Question:
-    """What something costs: trainings with it against trainings without."""
+    """A comparison: trainings with a feature (on) against trainings without it (off)."""
 
     name: str
     on: Side
@@ -70,27 +71,28 @@ class Question:
 
 @dataclass(frozen=True)
 class Answer:
-    """The figures of each pair, in the order of the pairs."""
+    """Results of a comparison: the figures of each pair, in order."""
 
     question: Question
     on: Sequence[Figures]
     off: Sequence[Figures]
 
     def ratios(self, field: str) -> list[float]:
-        """``field`` with, over ``field`` without, of each pair."""
+        """Return the ratio on / off of ``field`` for each pair."""
         pairs = zip(self.on, self.off, strict=True)
-        return [vars(with_it)[field] / vars(without)[field] for with_it, without in pairs]
+        return [vars(on)[field] / vars(off)[field] for on, off in pairs]
 
     @property
     def same_weights(self) -> bool:
-        """Whether every training of both sides came to the same bits."""
+        """Return whether all trainings of both sides ended with bit-identical weights."""
         return len({figures.weights for figures in (*self.on, *self.off)}) == 1
 
 
 def questions(tree: Tree, layers: Sequence[Layer], iterations: int) -> list[Question]:
-    """Machinery and trackers, asked of what ``layers`` say as one training of ``iterations``.
+    """Return the comparisons of machinery and of trackers, for a training of ``iterations``.
 
-    Evaluations between are left out on both sides: they are the experiment, and no record of it.
+    ``layers`` configure the training. Periodic evaluations are disabled on both sides: they are
+    part of the experiment and not overhead of its records.
     """
     common: dict[str, Value] = {
         "SINGLE_TRAINING": True,
@@ -101,8 +103,8 @@ def questions(tree: Tree, layers: Sequence[Layer], iterations: int) -> list[Ques
     }
 
     def config(trackers: dict[str, Value]) -> Config:
-        given = Layer.of("command line", "bench-overhead", common | trackers)
-        return resolve_config(tree, [*layers, given])
+        layer = Layer.of("command line", "bench-overhead", common | trackers)
+        return resolve_config(tree, [*layers, layer])
 
     plain, tracked = config(_NO_TRACKERS), config(_TRACKERS)
     recorded = Side("the trainer", "recorded", plain)
@@ -115,12 +117,15 @@ def questions(tree: Tree, layers: Sequence[Layer], iterations: int) -> list[Ques
 def measure(
     asked: Sequence[Question], pairs: int, train: Callable[[Side], Figures]
 ) -> list[Answer]:
-    """``pairs`` pairs of each question, the questions in turn. RunError where a training fails."""
-    found: list[tuple[list[Figures], list[Figures]]] = [([], []) for _ in asked]
+    """Train ``pairs`` pairs of each comparison, taking turns.
+
+    Raises RunError if a training fails.
+    """
+    results: list[tuple[list[Figures], list[Figures]]] = [([], []) for _ in asked]
     for count in range(pairs):
-        for question, (on, off) in zip(asked, found, strict=True):
+        for question, (on, off) in zip(asked, results, strict=True):
             halves = [(question.on, on), (question.off, off)]
-            # The second half meets a warmer machine: each is second as often as the other.
+            # The second half runs on a warmer machine, so the order alternates.
             for side, figures in halves if count % 2 else reversed(halves):
                 figures.append(train(side))
             last = on[-1].seconds / off[-1].seconds
@@ -128,22 +133,22 @@ def measure(
                 "BENCH",
                 f"{question.name} {count + 1}/{pairs}   {last:.4f} of {off[-1].seconds:.2f} s",
             )
-    return [Answer(q, on, off) for q, (on, off) in zip(asked, found, strict=True)]
+    return [Answer(q, on, off) for q, (on, off) in zip(asked, results, strict=True)]
 
 
 def train_side(side: Side, build_dir: Path) -> Figures:
-    """Train one side in a new process. RunError where it fails."""
+    """Train one side in a new process. Raises RunError if the process fails."""
     arguments = (side.loop, str(build_dir.absolute()), str(time.time()))
     return Figures(**train_apart(side.name, side.config, "gpt2.bench.loops", *arguments))
 
 
 def to_text(answers: Sequence[Answer], iterations: int) -> str:
-    """A paragraph for each question: the median ratio and its interval, and what goes with it."""
+    """Return a paragraph for each comparison, with the median ratios and their intervals."""
     return "\n".join(_paragraph(answer, iterations) for answer in answers)
 
 
 def to_json(answers: Sequence[Answer], iterations: int) -> str:
-    """One document with sorted keys."""
+    """Return all comparisons as one JSON document with sorted keys."""
     document = {
         "schema_version": SCHEMA_VERSION,
         "iterations": iterations,
@@ -169,27 +174,27 @@ def _summary(ratios: Sequence[float]) -> dict[str, Any]:
 
 def _paragraph(answer: Answer, iterations: int) -> str:
     question = answer.question
-    each = statistics.median(f.seconds for f in answer.off) / iterations
-    starts = (
+    iteration_seconds = statistics.median(f.seconds for f in answer.off) / iterations
+    start_up = (
         f"{statistics.median(f.start_up_seconds for f in side):.1f}"
         for side in (answer.on, answer.off)
     )
-    bits = "the same weights" if answer.same_weights else "OTHER weights: they are not one training"
+    weights = "identical" if answer.same_weights else "DIFFERENT, so the sides are not comparable"
     return (
         f"{question.name}: {question.on.name} against {question.off.name}, {len(answer.on)} pairs "
-        f"of {iterations} iterations of {1000 * each:.1f} ms\n"
-        f"  wall       {_told(answer.ratios('seconds'))}\n"
-        f"  processor  {_told(answer.ratios('cpu_seconds'))}   of the training process alone\n"
-        f"  start-up   {' against '.join(starts)} s, not counted above\n"
-        f"  {bits}\n"
+        f"of {iterations} iterations of {1000 * iteration_seconds:.1f} ms\n"
+        f"  wall       {_percentage(answer.ratios('seconds'))}\n"
+        f"  CPU        {_percentage(answer.ratios('cpu_seconds'))}, training process only\n"
+        f"  start-up   {' against '.join(start_up)} s, not included above\n"
+        f"  weights    {weights}\n"
     )
 
 
-def _told(ratios: Sequence[float]) -> str:
-    """``+0.84 % (-0.20 % to +1.90 %, 96 % interval of the median)``."""
-    found: Interval = median_interval(ratios)
+def _percentage(ratios: Sequence[float]) -> str:
+    """Format ratios as ``+0.84 % (-0.20 % to +1.90 %, 96 % interval of the median)``."""
+    interval: Interval = median_interval(ratios)
     low, middle, high = (
         f"{100 * (value - 1):+.2f} %"
-        for value in (found.low, statistics.median(ratios), found.high)
+        for value in (interval.low, statistics.median(ratios), interval.high)
     )
-    return f"{middle} ({low} to {high}, {found.coverage:.1%} interval of the median)"
+    return f"{middle} ({low} to {high}, {interval.coverage:.1%} interval of the median)"

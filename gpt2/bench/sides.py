@@ -1,10 +1,10 @@
-"""The two sides of a comparison, each run in a process of its own, as its user would start it.
+"""The two sides of ``make bench``, each timed in a separate process.
 
     python -m gpt2.bench.sides SIDE CASE THREADS STEPS BUILD_DIR
 
-prints the seconds of each timed step as JSON. ``ours`` is the trainer's own step, ``plain`` is
-transformers' GPT2LMHeadModel (SDPA) and torch's AdamW in the loop a user would write. Both read the
-same batches, clip the gradient norm at 1 and train with the same optimizer settings.
+Prints the seconds of each timed step as JSON. ``ours`` is the trainer's step; ``plain`` is
+transformers' GPT2LMHeadModel (SDPA) with torch's AdamW in a plain training loop. Both sides read
+the same batches, clip the gradient norm at 1 and use the same optimizer settings.
 """
 
 import json
@@ -26,12 +26,12 @@ from gpt2.training.records import Records
 from gpt2.training.start import open_session
 from lib.rundir import RunDir
 
-# The allocator still grows in the first steps.
+# In the first steps the allocator still grows.
 _WARM_UP_STEPS = 3
 
 
 def timed(step: Callable[[], None], steps: int) -> list[float]:
-    """Seconds of each of ``steps`` calls, after a few that are not counted."""
+    """Return the seconds of each of ``steps`` calls, after a few warm-up calls."""
     seconds = []
     for count in range(_WARM_UP_STEPS + steps):
         start = time.perf_counter()
@@ -42,7 +42,7 @@ def timed(step: Callable[[], None], steps: int) -> list[float]:
 
 
 def ours(config: Config, build_dir: Path, steps: int) -> list[float]:
-    """Seconds of the trainer's steps, data and log included."""
+    """Return the seconds of the trainer's steps, including data loading and logging."""
     with tempfile.TemporaryDirectory() as folder:
         records = Records(RunDir(Path(folder)), lambda event: None)
         session = open_session(config, build_dir, records)
@@ -54,7 +54,7 @@ def ours(config: Config, build_dir: Path, steps: int) -> list[float]:
 
 
 def plain(config: Config, build_dir: Path, steps: int) -> list[float]:
-    """Seconds of a plain loop's steps, data and ``loss.item()`` included."""
+    """Return the seconds of a plain loop's steps, including data loading and ``loss.item()``."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     shape, optimizer = config.model.shape, config.optimizer
@@ -83,13 +83,13 @@ def plain(config: Config, build_dir: Path, steps: int) -> list[float]:
     split = open_dataset(config.data, build_dir, shape.vocab_size).train
     sampler = TrainSampler(split, shape.block_size, config.seed)
     bf16 = config.machine.precision == "bf16"
-    done = 0
+    sequences = 0
 
     def step() -> None:
-        nonlocal done
+        nonlocal sequences
         # transformers shifts the labels itself.
-        windows = torch.from_numpy(sampler.sequences(done, config.train.global_batch))
-        done += config.train.global_batch
+        windows = torch.from_numpy(sampler.sequences(sequences, config.train.global_batch))
+        sequences += config.train.global_batch
         inputs = windows[:, : shape.block_size].contiguous()
         with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
             loss = model(input_ids=inputs, labels=inputs).loss
@@ -103,7 +103,7 @@ def plain(config: Config, build_dir: Path, steps: int) -> list[float]:
 
 
 def main() -> None:
-    """The command line."""
+    """Time one side of a case and print the seconds as JSON."""
     side, case, threads, steps, build_dir = sys.argv[1:]
     spec, settings, _ = CASES[case]
     config = configuration(spec, settings, int(threads))

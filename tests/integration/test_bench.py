@@ -1,4 +1,4 @@
-"""The benchmark measures what it says; how fast that is, no test judges."""
+"""The benchmark times the documented work. No test asserts a speed."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""The bench of sparse attention: what it counts and writes; how fast it is, no test judges."""
+"""The NSA benchmark: counts, output files and arithmetic. No test asserts a speed."""
 
 import csv
 import json
@@ -19,8 +19,11 @@ def test_the_command_line(build):
     arguments = ("--tokens", "512", "--rounds", "1", "--json")
     code, out, said = folder.command("scripts/bench_nsa.py", *arguments)
     assert code == 0, said
-    assert "BENCH   10 rows, one after the other into" in said
-    assert "BENCH   n=8, w=256, decode, 2,048 tokens: 2 of 2 rounds   100%, eta 00:00" in said
+    progress = [line for line in said.splitlines() if line.startswith("BENCH ")]
+    assert "10 rows" in progress[0] and "bench_nsa.csv" in progress[0]
+    (last,) = [line for line in progress if "100%" in line]
+    for value in ("n=8, w=256", "decode", "2,048", "2 of 2", "00:00"):
+        assert value in last
     rows = json.loads(out)["rows"]
     found = {(row["setting"], row["work"], row["tokens"]): row for row in rows}
     prefill = found["n=16, w=512", "forward + backward", 512]
@@ -51,14 +54,14 @@ def test_ctrl_c_keeps_what_is_measured(tmp_path):
     assert bench.returncode == 130, said
     with table.open(newline="") as lines:
         rows = list(csv.DictReader(lines))
-    assert rows and f"interrupted after {len(rows)} of 40 rows" in said
+    assert rows and f"{len(rows)} of 40" in said
     assert out.count("| n=16, w=512 | forward ") == len(rows)
     assert (tmp_path / "bench_nsa.png").exists() and "Traceback" not in said
 
 
 def test_what_is_too_short_is_refused(build):
     code, _, said = build().command("scripts/bench_nsa.py", "--tokens", "100")
-    assert code == 2 and "TOKENS is at least 512" in said
+    assert code == 2 and "TOKENS" in said and "[usage.out-of-range]" in said
 
 
 def test_both_sides_take_turns_and_the_faster_full_one_counts(monkeypatch):

@@ -1,4 +1,4 @@
-"""The proof of this machine, from the command line."""
+"""Machine validation and the retrieval task, from the command line."""
 
 import json
 import subprocess
@@ -9,7 +9,7 @@ import pytest
 from lib.project import ROOT
 
 
-def test_the_machine_s_proof_as_json() -> None:
+def test_machine_validation_as_json() -> None:
     command = [sys.executable, str(ROOT / "scripts/validate_machine.py"), "--json"]
     done = subprocess.run(command + ["--device", "cpu"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -22,19 +22,22 @@ def test_the_machine_s_proof_as_json() -> None:
 def test_the_needle_s_table_and_progress(build) -> None:
     code, table, said = build().command("scripts/needle.py", "--arms", "window only", STEPS="1")
     assert code == 0, said
-    assert "| window only | " in table and "chance, 12.5" in table
-    assert "NEEDLE  window only: step 1 of 1, loss 2." in said
-    assert said.endswith(" % found, 12.5 % by luck\n")
+    (row,) = [line for line in table.splitlines() if line.startswith("| window only | ")]
+    far, luck, first, seconds = (float(cell) for cell in row.split("|")[2:-1])
+    assert luck == 12.5 and 0 <= far <= 100 and 0 <= first <= 100 and seconds >= 0
+    progress, result = said.splitlines()
+    assert progress.startswith("NEEDLE  window only: ")
+    assert "step 1 of 1" in progress and "loss 2." in progress
+    assert result.startswith("NEEDLE  window only: ") and "12.5 %" in result
 
 
 @pytest.mark.parametrize(
-    "variable, value, problem",
-    [
-        ("STEPS", "0", "there is nothing to learn in 0 steps"),
-        ("SEED", "few", "'few' is not a whole number"),
-    ],
+    "variable, value, kind",
+    [("STEPS", "0", "usage.out-of-range"), ("SEED", "few", "usage.invalid-number")],
 )
-def test_what_the_needle_refuses(build, variable, value, problem) -> None:
-    code, table, said = build().command("scripts/needle.py", **{variable: value})
+def test_invalid_arguments_of_the_needle_task(build, variable, value, kind) -> None:
+    code, table, stderr = build().command("scripts/needle.py", **{variable: value})
     assert (code, table) == (2, "")
-    assert said == f"ERROR   {variable}: {problem}\nEXIT    code 2\n"
+    error, end = stderr.splitlines()
+    assert error.startswith(f"ERROR   {variable}: ") and error.endswith(f" [{kind}]")
+    assert value in error and end == "EXIT    code 2"

@@ -1,4 +1,4 @@
-"""Native sparse attention with branches left out, and with blocks that are drawn."""
+"""Native sparse attention with disabled branches and with random selection."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""Every backend of the selected branch, and short chunks."""
+"""Fixtures: every backend of the selected branch, and small chunks."""
 
 from functools import partial
 
@@ -10,7 +10,7 @@ from tests.gpt2.attention.nsa.sizes import BACKENDS, options
 
 @pytest.fixture(params=BACKENDS)
 def nsa(request, monkeypatch):
-    """``options`` by each backend; what is called for the other one fails."""
+    """Return ``options`` for each backend; a call of the other backend fails."""
     other = "attend_gathered" if request.param == "blocks" else "attend_selected"
 
     def refuse(*given):
@@ -22,7 +22,7 @@ def nsa(request, monkeypatch):
 
 @pytest.fixture
 def thin_rows(monkeypatch):
-    """Chunks of eight rows in every branch, and of a few where the selected one has its own."""
+    """Use chunks of eight rows in every branch, and a few rows in the selected branch's kernels."""
     monkeypatch.setattr(by_rows, "CHUNK_ELEMENTS", 0)
     monkeypatch.setattr(by_rows, "FEWEST_ROWS", 8)
     monkeypatch.setattr(by_blocks, "BAND", 16)

@@ -1,4 +1,4 @@
-"""Small sizes of native sparse attention, its branches, and full attention by its formula."""
+"""Small sizes of native sparse attention, its branches, and full attention by formula."""
 
 import itertools
 
@@ -12,13 +12,13 @@ from gpt2.attention.nsa.options import BRANCHES as NAMES
 from gpt2.attention.nsa.options import NsaOptions
 
 PAIR = GroupedOptions(n_kv_head=2)
-# Of 33 tokens six blocks, of which a query gets three that are forced and one by its score.
+# 33 tokens are six blocks; a query selects three forced blocks and one by score.
 SIZES = {"compress": 4, "stride": 2, "select": 6, "count": 4, "window": 5}
 FORM = {"shared_kv": False, "phi": "mlp", "hidden": 3, "gate": "sigmoid"}
 BRANCHES = {f"branch_{name}": True for name in ("compressed", "selected", "window")}
 FORM |= {"select_by": "score", **BRANCHES}
 FORM |= {"backend": "auto", "ranges": "lists", "ranges_min": 0}
-# How the selected branch is computed.
+# Backends of the selected branch.
 BACKENDS = {
     "blocks": {"backend": "blocks"},
     "lists": {"backend": "gather", "ranges": "lists"},
@@ -29,7 +29,7 @@ SUBSETS = [c for k in (1, 2, 3) for c in itertools.combinations(NAMES, k)]
 
 
 def forms():
-    """Branches, how blocks are selected, whether keys are shared."""
+    """Yield enabled branches, selection method and key sharing."""
     for branches in SUBSETS:
         kinds = ("score", "random") if "selected" in branches else ("score",)
         yield from itertools.product([branches], kinds, [False, True])
@@ -52,14 +52,14 @@ def drawn(*shape, seed=0):
 
 
 def seen(given, t):
-    """Keys of each branch that token t sees, by the definition."""
+    """Return the number of keys of each branch that token t sees, by definition."""
     blocks = 0 if t + 1 < given.compress else (t + 1 - given.compress) // given.stride + 1
     chosen = (min(given.count, t // given.select + 1) - 1) * given.select
     return [blocks, chosen + t % given.select + 1, min(given.window, t + 1)]
 
 
 def full_attention(q_BNTH, k_BKSH, v_BKSH):
-    """By its formula; the last query is that of the last token."""
+    """Compute full attention by formula; the last query belongs to the last token."""
     k, v = (x.repeat_interleave(q_BNTH.shape[1] // x.shape[1], 1) for x in (k_BKSH, v_BKSH))
     scores = torch.einsum("bnth,bnsh->bnts", q_BNTH, k) / q_BNTH.shape[-1] ** 0.5
     queries, tokens = scores.shape[-2:]
@@ -68,7 +68,7 @@ def full_attention(q_BNTH, k_BKSH, v_BKSH):
 
 
 def attended(q_BNTH, k_BKSH, v_BKSH, given):
-    """Head outputs of each branch, of the same keys and values; the last query is the last token's."""
+    """Return the head outputs of each branch for shared keys and values."""
     blocks = compress(k_BKSH, given, None), compress(v_BKSH, given, None)
     keys = Keys(blocks, (k_BKSH, v_BKSH), (k_BKSH, v_BKSH))
     first = k_BKSH.shape[2] - q_BNTH.shape[2]

@@ -1,4 +1,4 @@
-"""Decoding: equal to the whole pass, from what is kept, reading what a token sees."""
+"""Decoding equals the full forward pass and reads exactly the visible keys."""
 
 import itertools
 import math
@@ -19,7 +19,7 @@ PROMPTS = (1, 3, 4, 5, 6, 7, 12, 13, 20)
 
 
 def decoded(case, calls):
-    """Outputs of all calls, the cache, and what each call reads of each branch."""
+    """Return the outputs of all calls, the cache, and the keys read per call and branch."""
     cache, found, reads = case.module.new_cache(), [], []
     for part_BTC in case.x_BTC.detach().split(list(calls), 1):
         before = cache.reads.copy()
@@ -30,7 +30,7 @@ def decoded(case, calls):
 
 
 def token(t):
-    """Random keys and values of each branch."""
+    """Return random keys and values of each branch for one token."""
     return {
         name: tuple(drawn(2, 2, 1, 4, seed=10 * t + 2 * i + j) for j in range(2))
         for i, name in enumerate(BRANCHES)
@@ -42,7 +42,7 @@ def query(t):
 
 
 def fed(cache, length):
-    """Keeps random tokens, one after the other; what each reads of each branch."""
+    """Feed random tokens one at a time and return the keys read per token and branch."""
     reads = []
     for t in range(length):
         before = cache.reads.copy()
@@ -53,24 +53,24 @@ def fed(cache, length):
 
 
 def means(given):
-    """Blocks by their mean."""
+    """Return the compression of blocks by their mean."""
     return lambda raw: tuple(compress(x, given, None) for x in raw["compressed"])
 
 
 class TestDecoding:
-    """A token after the other, and a prompt of any length first."""
+    """Decoding token by token, after a prompt of any length."""
 
     @pytest.mark.parametrize("shared", [True, False])
     @pytest.mark.parametrize("prompt", PROMPTS)
     def test_equals_the_forward_pass(self, build, nsa, shared, prompt):
-        """Two tokens at a time in the end."""
+        """Decode a prompt, then single tokens, then two tokens at once."""
         case = build(LENGTH, projection=PAIR, pattern=nsa(shared_kv=shared), n_head=6, n_embd=24)
         found, *_ = decoded(case, [prompt, *[1] * (LENGTH - prompt - 2), 2])
         torch.testing.assert_close(found, case()[0], atol=1e-10, rtol=1e-10)
 
     @pytest.mark.parametrize("shared", [True, False])
     def test_what_is_kept_does_not_depend_on_the_calls(self, build, shared):
-        """The same numbers in the same places after any prompt."""
+        """Check that the cache is identical after any prompt length."""
         pattern = options(shared_kv=shared)
         case = build(LENGTH, projection=PAIR, pattern=pattern)
         _, stepwise, _ = decoded(case, [1] * LENGTH)
@@ -106,7 +106,7 @@ def test_a_ring_holds_the_last_tokens():
 
 
 class TestReads:
-    """Keys of each branch, counted where they are multiplied."""
+    """Keys read per branch, counted in the matrix products."""
 
     @pytest.mark.parametrize("sizes", [{}, {"count": 3, "window": 12}, {"compress": 6}])
     def test_a_token_reads_what_it_sees(self, sizes):
@@ -120,11 +120,11 @@ class TestReads:
         case = build(LENGTH, projection=PAIR, pattern=pattern)
         reads = decoded(case, [prompt, *[1] * (LENGTH - prompt)])[2]
         assert reads[1:] == [seen(pattern, t) for t in range(prompt, LENGTH)]
-        # Of several tokens at once none is counted.
+        # Reads are counted for single tokens only.
         assert reads[0] == (seen(pattern, 0) if prompt == 1 else [0, 0, 0])
 
     def test_the_papers_table(self):
-        """Of 32 · 16 · 64 · 16 · 512 at a thousand tokens and more."""
+        """Check the paper's read counts for l=32, d=16, l'=64, n=16, w=512."""
         reads = []
         for length in (1, 31, 32, 64, 1024, 2048):
             given = options(compress=32, stride=16, select=64, count=16, window=512, phi="mean")
@@ -140,7 +140,7 @@ class TestReads:
 
 
 class Step:
-    """The next token after ``length`` others, and where what it may read lies."""
+    """One decoding step after ``length`` tokens, with the cache locations it may read."""
 
     def __init__(self, shared, length):
         self.cache = NsaCache(options(phi="mean", shared_kv=shared), 0)
@@ -153,7 +153,7 @@ class Step:
         return self.cache.attend(query(self.t), self.keys)
 
     def rooms(self, x):
-        """Of keys or of values, by what they are kept for."""
+        """Return the cache tensors of keys or values, by use."""
         cache = self.cache
         found = {"compressed": cache.runs[f"{x}_compressed"].room, "tokens": cache.runs[x].room}
         if not self.shared:
@@ -161,7 +161,7 @@ class Step:
         return found
 
     def places(self, room, b, k):
-        """What each branch has to read of a room, by the definition; window t stands in t mod w."""
+        """Return the slots of a cache tensor that each branch must read, by definition."""
         given, t = self.cache.options, self.t
         window = range(t - given.window + 1, t + 1)
         if room == "window":
@@ -181,7 +181,7 @@ class Step:
 # In the middle of a block, and at its end.
 @pytest.mark.parametrize("length", [40, 41])
 class TestPoison:
-    """A step reads what it counts and nothing else, told by NaN in each place of what is kept."""
+    """A step reads what it counts and nothing else, tested by NaN in each cache slot."""
 
     rows = list(itertools.product(range(2), range(2)))
 
@@ -204,7 +204,7 @@ class TestPoison:
                 room[b, k, place] = kept
 
     def test_wherever_nothing_is_read(self, shared, length):
-        """Keys, too."""
+        """Check that NaN in unread slots of keys and values changes nothing."""
         step = Step(shared, length)
         clean = step()
         for x, (b, k) in itertools.product("vk", self.rows):
@@ -215,7 +215,7 @@ class TestPoison:
 
 
 def test_a_step_makes_no_copy_of_what_is_kept():
-    """Of the numbers that its operators make, only those of scoring grow with the sequence."""
+    """Check that only the scoring elements of a step grow with the sequence."""
 
     def made(length):
         cache = NsaCache(options(phi="mean"), 0)

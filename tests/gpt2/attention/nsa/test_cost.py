@@ -1,4 +1,4 @@
-"""What it costs: declared and built, counted and by formula."""
+"""Declared against actual parameters, operations and memory."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from tests.gpt2.attention.nsa.sizes import PAIR, PAPER, SIZES, options
 
 
 class TestWhatItCosts:
-    """Declared and built, counted and by formula."""
+    """Declared against actual parameters and pairs."""
 
     @pytest.mark.parametrize("bias", [True, False])
     @pytest.mark.parametrize("phi", ["mean", "mlp"])
@@ -44,7 +44,7 @@ class TestWhatItCosts:
 
 
 def kept_bytes(forward):
-    """Of what the graph keeps for backward, each storage once."""
+    """Return the bytes saved for backward, counting each storage once."""
     storages = {}
 
     def keep(x):
@@ -57,13 +57,13 @@ def kept_bytes(forward):
 
 
 def test_what_backward_needs_grows_with_the_length(build, nsa):
-    """Of the whole module."""
+    """Check the saved bytes of the whole module."""
     short, long = (kept_bytes(build(s, projection=PAIR, pattern=nsa())) for s in (256, 512))
     assert long / short <= 2.1
 
 
 def test_backward_keeps_queries_once():
-    """Beside them outputs, log-sums and keys of the branches, and the selection."""
+    """Check that only outputs, log-sums, branch keys and the selection are saved besides."""
     heads, groups, length, width = 4, 2, 64, 8
     q = torch.randn(1, heads, length, width, requires_grad=True)
     kv = [torch.randn(1, groups, length, width, requires_grad=True) for _ in range(4)]
@@ -78,7 +78,7 @@ def test_backward_keeps_queries_once():
 
 
 class Operations(TorchDispatchMode):
-    """How many run, those that the product's own are made of included."""
+    """Counter of operators, including those inside the custom operators."""
 
     count = 0
 
@@ -92,7 +92,7 @@ class Operations(TorchDispatchMode):
 
 
 class TestOperations:
-    """Of forward and backward, whatever they take."""
+    """Number of operators in forward and backward."""
 
     def counted(self, case):
         with Operations() as found:
@@ -100,7 +100,7 @@ class TestOperations:
         return found.count
 
     def test_of_larger_blocks_and_chunks_there_are_no_more(self, build, nsa, monkeypatch):
-        """Nothing goes token by token: four times as many in each, and as many in all."""
+        """Check that no operator runs per token: larger chunks, the same number of operators."""
         found = []
         for scale in (1, 4):
             monkeypatch.setattr(by_rows, "CHUNK_ELEMENTS", 0)
@@ -116,7 +116,7 @@ class TestOperations:
         assert found[0] == found[1]
 
     def test_grow_as_the_number_of_blocks(self, build, nsa):
-        """The first block's queries fill several visits at once, which is not quite four times."""
+        """Check linear growth; the first block's queries fill several visits at once."""
         few, many = (
             self.counted(build(length, batch=1, projection=PAIR, pattern=nsa()))
             for length in (240, 960)

@@ -1,4 +1,4 @@
-"""Documents that are packed into one sequence."""
+"""Attention across documents packed into one sequence."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from tests.gpt2.attention.nsa.sizes import PAIR, options
 
 @pytest.mark.parametrize("pattern", [None, options()], ids=["full", "nsa"])
 def test_a_document_sees_those_before_it_as_in_full_attention(build, pattern):
-    """No attention of the product stops at the token between two documents."""
+    """Check that attention crosses document boundaries, as full attention does."""
     given = {} if pattern is None else {"pattern": pattern}
     case = build(33, projection=PAIR, **given)
     whole = case()[0][:, 12:]

@@ -1,4 +1,4 @@
-"""What cannot be predicted is not predicted: a leak of later tokens would be a loss too good to be true."""
+"""Loss on unpredictable tokens: a leak of later tokens would push it below the entropy."""
 
 import math
 
@@ -15,7 +15,7 @@ STEPS = 200
 
 @pytest.mark.long
 def test_loss_on_random_tokens_stays_at_its_entropy(nsa):
-    """Fresh uniform tokens in every step; ln V at every position, but for what was seen by chance."""
+    """Train on new uniform tokens; the loss must be ln V at every position up to noise."""
     config = make_model_config(
         "grouped",
         "nsa",

@@ -1,4 +1,4 @@
-"""A query sees exactly the tokens of the definition: no later one, and none fewer."""
+"""Receptive field: a query sees exactly the tokens of the definition."""
 
 import pytest
 import torch
@@ -11,14 +11,14 @@ LENGTH = 33
 
 
 def lists(q, k, given):
-    """The blocks of every query."""
+    """Return the selected blocks of every query."""
     q_BKgTH = (q / q.shape[-1] ** 0.5).unflatten(1, (k.shape[1], -1))
     keys = compress(k, given, None)
     return attend_compressed(q_BKgTH, keys, keys, given)[1]
 
 
 class TestField:
-    """The tokens whose values the outputs of the first key head's queries depend on."""
+    """Tokens whose values affect the outputs of the first key head's queries."""
 
     q, k = drawn(1, 4, LENGTH, 4), drawn(1, 2, LENGTH, 4, seed=1)
 
@@ -49,7 +49,7 @@ class TestField:
 
 
 class TestLaterTokens:
-    """They change nothing, by gradients and by replacing them."""
+    """Later tokens change nothing, tested by gradients and by replacement."""
 
     @pytest.mark.parametrize("token", [0, 3, 12, 31])
     def test_have_no_gradient(self, build, thin_rows, nsa, token):
@@ -68,7 +68,7 @@ class TestLaterTokens:
 
     @pytest.mark.parametrize("scale", [1.0, 8.0, 100.0])
     def test_change_no_selection(self, scale):
-        """Of ten blocks a query selects four; those of a later one must not tip the balance."""
+        """Check that later tokens do not affect which four of ten blocks a query selects."""
         q, k, found = drawn(4, 6, 72, 4), 2 * drawn(4, 2, 72, 4, seed=1), []
         for seed, factor in ((5, 1.0), (6, scale)):
             k[:, :, 60:] = factor * drawn(4, 2, 12, 4, seed=seed)
@@ -76,7 +76,7 @@ class TestLaterTokens:
         assert torch.equal(*found)
 
     def test_are_not_seen_however_low_the_scores_are(self, nsa):
-        """Scores of −10⁶: a mask that only adds a large number would point at what it hides."""
+        """Check scores of −10⁶: an additive mask with a finite value would expose hidden keys."""
         q, k = torch.ones(1, 4, LENGTH, 4).double(), torch.full((1, 2, LENGTH, 4), -5e5).double()
         v = drawn(1, 2, LENGTH, 4)
         later = v.clone()
@@ -89,7 +89,7 @@ class TestLaterTokens:
 
 
 def test_a_beginning_alone_gives_the_same(build, nsa):
-    """Of every length."""
+    """Check prefixes of every length."""
     case = build(LENGTH, projection=PAIR, pattern=nsa())
     whole = case()[0]
     for stop in range(1, LENGTH):
@@ -104,7 +104,7 @@ def test_sequences_of_a_batch_do_not_meet(build, nsa):
 
 
 class TestHeads:
-    """Those of a key head share its blocks, whatever those of another one do."""
+    """Query heads of a key head share blocks, independently of other key heads."""
 
     q, k, v = drawn(1, 6, LENGTH, 4), drawn(1, 2, LENGTH, 4, seed=1), drawn(1, 2, LENGTH, 4, seed=2)
     turned = [2, 0, 1, 3, 4, 5]

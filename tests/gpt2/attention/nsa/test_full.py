@@ -1,4 +1,4 @@
-"""Each branch is full attention where it leaves nothing out."""
+"""Each branch equals full attention if it covers all tokens."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from tests.gpt2.attention.nsa.sizes import PAIR, attended, drawn, full_attention
 
 
 def test_the_formula_is_a_lower_triangle():
-    """By hand: three tokens, whose keys are the logarithms of 1, 3 and 5."""
+    """Check three tokens by hand; the keys are the logarithms of 1, 3 and 5."""
     q = torch.ones(1, 1, 3, 1, dtype=torch.float64)
     k = torch.tensor([0.0, 2.0, 4.0], dtype=torch.float64).log1p().view(1, 1, 3, 1)
     v = torch.eye(3, dtype=torch.float64)[None, None]
@@ -21,7 +21,7 @@ def test_the_formula_is_a_lower_triangle():
 
 
 class TestFullAttention:
-    """Each branch is full attention where it leaves nothing out."""
+    """Branches with sizes that cover all tokens."""
 
     # Sizes at which a branch sees everything.
     CASES = {
@@ -38,7 +38,7 @@ class TestFullAttention:
         torch.testing.assert_close(found, full_attention(q, k, v), atol=1e-12, rtol=1e-12)
 
     def test_all_three(self, build, thin_rows, nsa):
-        """Gates that sum to 1, over keys and values that are shared."""
+        """Check gates that sum to 1 over shared keys and values."""
         every = {name: size for sizes in self.CASES.values() for name, size in sizes.items()}
         pattern = nsa(**{**every, "count": 40}, phi="mean", shared_kv=True, gate="softmax")
         case, plain = build(40, projection=PAIR, pattern=pattern), build(40, projection=PAIR)

@@ -1,4 +1,4 @@
-"""Gradients: to every parameter, by differences, and however a step is split."""
+"""Gradients of every parameter, finite differences, and split steps."""
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ def shape():
 
 
 def randomized(module):
-    """In float64, every parameter away from its start."""
+    """Return the module in float64 with random parameters."""
     torch.manual_seed(0)
     with torch.no_grad():
         for parameter in module.double().parameters():
@@ -49,7 +49,7 @@ def model_config(given, **shape):
 
 
 def test_every_parameter_has_one_in_the_first_step(nsa):
-    """Of a new model: what starts at zero moves, and what it multiplies does from then on."""
+    """Check that every parameter of a new model has a nonzero gradient."""
     model = GPT(model_config(nsa()))
     model.init_weights(0)
     idx_BT = torch.randint(0, 50, (2, 34), generator=torch.Generator().manual_seed(0))
@@ -59,7 +59,7 @@ def test_every_parameter_has_one_in_the_first_step(nsa):
 
 
 class TestByDifferences:
-    """torch.autograd.gradcheck, in float64, with the lists of blocks held fixed."""
+    """torch.autograd.gradcheck in float64 with fixed block lists."""
 
     def test_selected(self, nsa, monkeypatch):
         q, k, v = drawn(1, 2, 13, 2), drawn(1, 1, 13, 2, seed=1), drawn(1, 1, 13, 2, seed=2)
@@ -103,7 +103,7 @@ class TestByDifferences:
 
 
 def test_blocks_computed_again_have_the_same(nsa):
-    """Four layers with weights of their own."""
+    """Check gradient checkpointing with four layers."""
     model = drawn_model(model_config(nsa(), n_layer=4)).train()
     idx_BT = torch.randint(0, 50, (2, 34), generator=torch.Generator().manual_seed(0))
     found = []

@@ -1,6 +1,7 @@
-"""Faults that are planted in the product, and the tests that have to notice each of them.
+"""Planted faults, and the test that must detect each of them.
 
-B batch, T queries, K key/value heads, g query heads of one, M compressed blocks, H head dim.
+B batch, T queries, K key/value heads, g query heads per key/value head, M compressed blocks,
+H head dim.
 """
 
 import importlib
@@ -27,7 +28,7 @@ Plant = Callable[[pytest.MonkeyPatch], None]
 
 
 def everywhere(right: Any, make: Callable[[Any], Any]) -> Plant:
-    """Puts ``make(right)`` in the place of a function under each name that it was imported by."""
+    """Return a patch that replaces a function by ``make(right)`` under every imported name."""
 
     def plant(patch: pytest.MonkeyPatch) -> None:
         wrong = make(right)
@@ -40,12 +41,12 @@ def everywhere(right: Any, make: Callable[[Any], Any]) -> Plant:
 
 
 def method(owner: type, name: str, make: Callable[[Any], Any]) -> Plant:
-    """The same of a method."""
+    """Return a patch that replaces a method by ``make(right)``."""
     return lambda patch: patch.setattr(owner, name, make(vars(owner)[name]))
 
 
 def _first_key_alone(right: Any) -> Any:
-    """What ``is_causal`` does to one query in front of many keys."""
+    """Read only the first key, as ``is_causal`` does for one query and many keys."""
 
     def read(self: Any, branch: str, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return right(self, branch, q, k[:, :, :1], v[:, :, :1])
@@ -54,7 +55,7 @@ def _first_key_alone(right: Any) -> Any:
 
 
 def _masked_after(right: Any) -> Any:
-    """Blocks that are not visible yet take part in the softmax that ranks."""
+    """Include invisible blocks in the ranking softmax."""
 
     def attend(q_BKgTH: Tensor, k: Tensor, v: Tensor, options: Any, first: int = 0) -> Any:
         context, _ = right(q_BKgTH, k, v, options, first)
@@ -70,7 +71,7 @@ def _masked_after(right: Any) -> Any:
 
 
 def _later_overlap(right: Any) -> Any:
-    """Equation 9 with + m + n."""
+    """Score with + m + n in equation 9."""
 
     def score(weights_BKgTM: Tensor, options: Any, count: int) -> Tensor:
         reach = options.compress // options.stride - 1
@@ -80,7 +81,7 @@ def _later_overlap(right: Any) -> Any:
 
 
 def _averaged_logits(right: Any) -> Any:
-    """Logits have the same mean as logarithms of their softmax, but for a constant of the row."""
+    """Average logits instead of weights (log-softmax differs by a constant per row)."""
 
     def score(weights_BKgTM: Tensor, options: Any, count: int) -> Tensor:
         mean = weights_BKgTM.log().mean(2, keepdim=True).exp()
@@ -100,12 +101,12 @@ def _own_block_only_when_complete(right: Any) -> Any:
 
 
 def _heads_are_columns(x: Tensor, head_dim: int) -> Tensor:
-    """Number h of head n is taken from place h·N + n: a head's numbers come from all heads."""
+    """Take element h of head n from index h·N + n, so that heads are mixed."""
     return x.unflatten(-1, (head_dim, -1)).movedim(-1, 1)
 
 
 def _not_after_a_prompt(right: Any) -> Any:
-    """Tokens of a prompt never enter the ring of those that are to be compressed."""
+    """Do not write prompt tokens into the ring buffer of tokens to be compressed."""
 
     def write(self: Any, new_BKTH: Tensor, position: int) -> Tensor:
         if self.size != 4 or new_BKTH.shape[2] == 1:
@@ -116,7 +117,7 @@ def _not_after_a_prompt(right: Any) -> Any:
 
 
 def _by_the_formula(right: Any) -> Any:
-    """The published bound of what a token reads."""
+    """Count the published bound instead of the keys read."""
 
     def weigh(self: Any, branch: str, q: Tensor, k: Tensor) -> Tensor:
         weights, options = right(self, branch, q, k), self.options
@@ -128,7 +129,7 @@ def _by_the_formula(right: Any) -> Any:
 
 
 def _late_binding(right: Any) -> Any:
-    """A closure over the loop's variable: what is computed again is the last block."""
+    """Close over the loop variable, so that the last block is recomputed every time."""
     called = []
 
     def checkpoint(block: Any, *given: Any, **named: Any) -> Any:
@@ -147,7 +148,7 @@ def _first_value(right: Any) -> Any:
 
 
 def _sentinel(right: Any) -> Any:
-    """−10000 instead of −∞."""
+    """Mask with −10000 instead of −∞."""
 
     def hide_(self: Any, scores: Tensor) -> None:
         hidden = torch.zeros_like(scores)
@@ -158,7 +159,7 @@ def _sentinel(right: Any) -> Any:
 
 
 def _as_one_vector(right: Any) -> Any:
-    """All heads are rotated as one vector of C numbers."""
+    """Rotate all heads as one vector of C elements."""
 
     def rotate(self: Any, x_BNTH: Tensor, first: int = 0, step: int = 1) -> Tensor:
         whole_B1TC = x_BNTH.transpose(1, 2).flatten(2)[:, None]
@@ -169,7 +170,7 @@ def _as_one_vector(right: Any) -> Any:
 
 
 def _a_token_late(right: Any) -> Any:
-    """Ranges end after the next token, where there is one."""
+    """Extend ranges by the next token if there is one."""
 
     def make(blocks_rn: Tensor, tokens_r: Tensor, size: int, merged: bool) -> Any:
         return right(blocks_rn, (tokens_r + 1).clamp(max=int(tokens_r[-1])), size, merged)
@@ -254,7 +255,7 @@ MUTANTS: dict[str, tuple[Plant, str]] = {
 
 
 class Failures:
-    """Of a run of pytest: when each came, and what was raised."""
+    """Failures of a pytest run: phase and exception type."""
 
     def __init__(self) -> None:
         self.found: set[tuple[str, str]] = set()
@@ -267,7 +268,7 @@ class Failures:
 @pytest.mark.long
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_mutant_breaks_the_test_that_is_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In this process. It fails by what it asserts, and is green without the fault."""
+    """Check that the named test fails on an assertion, and passes without the fault."""
     for stem in FILES:
         # Before the fault is there to be imported.
         importlib.import_module(f"tests.gpt2.attention.nsa.{stem}")

@@ -1,4 +1,4 @@
-"""Numbers: the same bits twice, and narrow ones."""
+"""Bit-reproducibility and half precision."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from tests.gpt2.attention.nsa.sizes import PAIR, drawn, options
 
 
 class TestNumbers:
-    """Bits and types."""
+    """Bit-reproducibility and dtypes."""
 
     def test_twice_the_same_bits(self, build, nsa):
         case = build(33, projection=PAIR, pattern=nsa(), dtype=torch.float32)
@@ -20,7 +20,7 @@ class TestNumbers:
 
     @pytest.mark.parametrize("autocast", [True, False])
     def test_bfloat16_is_near_the_definition(self, build, nsa, autocast):
-        """Of fp32 parameters under autocast, and of narrow ones; finite before a block is complete."""
+        """Compare autocast and bf16 parameters with the fp32 reference."""
         case = build(33, projection=PAIR, pattern=nsa(), dtype=torch.float32)
         with torch.no_grad():
             for parameter in case.module.parameters():

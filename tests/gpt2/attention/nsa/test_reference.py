@@ -1,4 +1,4 @@
-"""Values and every gradient are those of the definitions, query by query."""
+"""Values and all gradients against the query-by-query reference."""
 
 import itertools
 
@@ -9,7 +9,7 @@ from tests.gpt2.attention.nsa.sizes import PAIR, options
 
 
 class TestAgainstReference:
-    """Values and every gradient."""
+    """Values and all gradients."""
 
     @pytest.mark.parametrize(
         "form", list(itertools.product([True, False], ["mean", "mlp"], ["sigmoid", "softmax"]))
@@ -37,7 +37,7 @@ class TestAgainstReference:
 
     @pytest.mark.parametrize("select_by", ["score", "random"])
     def test_selection_alone(self, build, thin_rows, nsa, select_by):
-        """Ranked by keys of no branch, and drawn."""
+        """Check ranking without a compressed branch, and random selection."""
         alone = {"branch_compressed": False, "branch_window": False}
         pattern = nsa(select_by=select_by, **alone)
         build(27, projection=PAIR, pattern=pattern).assert_equals_reference(1e-10)

@@ -1,4 +1,4 @@
-"""Rotary positions in the branches: compressed keys at their blocks' first tokens, all else at its own."""
+"""Rotary positions: a compressed key has the position of its block's first token."""
 
 import pytest
 import torch
@@ -25,7 +25,7 @@ def pattern_of(branches, kind, shared, **given):
 
 @pytest.fixture
 def rotating(build):
-    """Builds attention with rotary positions."""
+    """Return a builder of attention with rotary positions."""
 
     def make(length=27, **given):
         return build(length, projection=PAIR, positions=ROPE, **given)
@@ -34,7 +34,7 @@ def rotating(build):
 
 
 class TestAgainstReference:
-    """Values and every gradient, where the formulas rotate by complex numbers."""
+    """Values and all gradients against a reference that rotates complex numbers."""
 
     @every_form
     def test_switches(self, rotating, thin_rows, branches, kind, shared):
@@ -53,10 +53,10 @@ class TestAgainstReference:
 
 
 class TestPositions:
-    """Which token every key stands at."""
+    """Position of every key."""
 
     def scored(self, case, shift):
-        """Queries and keys as attention to a whole sequence has them, ``shift`` tokens later."""
+        """Return queries and keys of a whole sequence, shifted by ``shift`` tokens."""
         pattern = case.module.pattern
         heads = case.module.c_attn(case.x_BTC, case.state)
         right = pattern.positions
@@ -95,7 +95,7 @@ class TestPositions:
         assert torch.equal(v_BKMH, compress(raw["compressed"][1], pattern.options, pattern.phi_v))
 
     def test_selection_is_that_of_rotated_scores(self, rotating):
-        """A pass of its own tells of it: the blocks that training selects."""
+        """Check that statistics rank with the same queries and keys as training."""
         case = rotating(pattern=options(phi="mean"))
         pattern = case.module.pattern
         seen = []
@@ -121,7 +121,7 @@ class TestPositions:
 
 
 class TestDecoding:
-    """From rotated keys, and the last ones as they were made where they are still compressed."""
+    """Decoding from cached rotated keys and unrotated keys of the incomplete block."""
 
     @pytest.mark.parametrize("shared", [True, False])
     @pytest.mark.parametrize("prompt", PROMPTS)
@@ -132,7 +132,7 @@ class TestDecoding:
 
     @every_form
     def test_every_form_keeps_what_is_declared(self, rotating, branches, kind, shared):
-        """Of up to six blocks four are selected, so that ranking matters."""
+        """Check the cache size; four of up to six blocks are selected, so ranking matters."""
         case = rotating(LENGTH, pattern=pattern_of(branches, kind, shared))
         cache, found = case.module.new_cache(), []
         for part_BTC in case.x_BTC.split([7] + [1] * (LENGTH - 9) + [2], 1):
@@ -165,7 +165,7 @@ class TestDecoding:
         assert counts[0] == counts[1] and counts[0].total() > 0
 
     def test_a_long_context_keeps_one_block_more(self):
-        """Of a shared cache, l keys beside those without rotation."""
+        """Check that a shared cache stores l additional unrotated keys."""
         with_, without = (
             make_model_config("grouped", "nsa", parts={"nsa": {"shared_kv": True}}, positions=name)
             for name in ("rope", "learned")
@@ -176,7 +176,7 @@ class TestDecoding:
 
 
 class TestModel:
-    """The whole of it."""
+    """Complete models."""
 
     @pytest.fixture(params=[True, False], ids=["shared", "own"])
     def model(self, request):
@@ -205,7 +205,7 @@ class TestModel:
             torch.testing.assert_close(found, whole, rtol=0, atol=1e-10)
 
     def test_narrow_types_train(self, model):
-        """bfloat16 by autocast: a gradient for every parameter."""
+        """Check that every parameter has a gradient under bf16 autocast."""
         model = model.float().train()
         with torch.autocast("cpu", torch.bfloat16):
             idx_BT = tokens(model.config, length=LENGTH)
@@ -215,7 +215,7 @@ class TestModel:
 
 
 def test_heads_are_rotated_by_themselves():
-    """What rotation does to a head does not depend on other heads."""
+    """Check that the rotation of a head is independent of other heads."""
     rope = Rope(make_model_config(positions="rope").shape, ROPE)
     x = drawn(2, 3, 9, 8)
     for n in range(3):

@@ -1,4 +1,4 @@
-"""Which blocks a query selects."""
+"""Block selection."""
 
 import itertools
 
@@ -28,7 +28,7 @@ class TestSelection:
             assert found[i, j] == max(0, high - low) / stride
 
     def test_weights_of_the_third_block(self):
-        """Tokens 128 to 191, compressed blocks of 32 at every 16th token."""
+        """Check tokens 128 to 191 with compressed blocks of 32 at every 16th token."""
         alone = torch.eye(19)[None, None, None]
         found = score_blocks(alone, options(**PAPER), 5)[0, 0, :, 2].tolist()
         assert found == [0] * 7 + [1, 2, 2, 2, 1] + [0] * 7
