@@ -49,7 +49,7 @@ MUTANTS = (
         "nothing is seeded",
         "dropout depends on earlier uses of the generator",
         "baseline",
-        {"repeat": "the same loss at step 1 for the same seed"},
+        {"repeat": ("same-loss", "step 1 ")},
         nothing(start, "seed_all"),
     ),
 )
