@@ -20,7 +20,7 @@ from lib.runner.pool import describe_death
 
 # Time limit for a sidecar to store or send remaining records after the end of the run.
 FINISH_SECONDS = 30
-# A process that is still running after this time hangs outside the reach of its own limit.
+# Time after which a process is killed; it has hung where its own limit has no effect.
 _PATIENCE_SECONDS = FINISH_SECONDS + 5
 _MAX_MESSAGE_CHARACTERS = 200
 

@@ -41,9 +41,9 @@ def tree_problems(profile: str, allowed: bool) -> list[Problem]:
 def captured_diff(run_dir: Path) -> dict[str, str] | None:
     """Write the patch from the commit to the current code to ``code.diff``.
 
-    Returns file name and SHA-256, or None if all code is committed or git cannot tell. The patch
+    Returns file name and SHA-256, or None if all code is committed or there is no commit. The patch
     contains changes to tracked files, and untracked files that Python can import or Kconfig can
-    read. Raises RunError if git fails.
+    read. Raises RunError if git diff fails.
     """
     target = RunDir(run_dir).code_diff
     target.unlink(missing_ok=True)

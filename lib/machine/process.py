@@ -60,10 +60,10 @@ def rank_variables(rank: int, world_size: int, rendezvous: Path) -> dict[str, st
 
 
 def missing_variables(
-    wanted: Mapping[str, str], variables: Mapping[str, str] = os.environ
+    expected: Mapping[str, str], variables: Mapping[str, str] = os.environ
 ) -> list[str]:
-    """Return ``NAME=value`` for each entry of ``wanted`` that is not set in ``variables``."""
-    return [f"{name}={value}" for name, value in wanted.items() if variables.get(name) != value]
+    """Return ``NAME=value`` for each entry of ``expected`` that is not set in ``variables``."""
+    return [f"{name}={value}" for name, value in expected.items() if variables.get(name) != value]
 
 
 def _number(variables: Mapping[str, str], name: str, default: int) -> int:

@@ -19,10 +19,10 @@ _WARNING = (
 
 
 class WarnedOperations:
-    """Names of non-deterministic operations; ``said`` is called with each new name."""
+    """Names of non-deterministic operations; ``report`` is called with each new name."""
 
-    def __init__(self, said: Callable[[str], None]) -> None:
-        self._said = said
+    def __init__(self, report: Callable[[str], None]) -> None:
+        self._report = report
         self._names: set[str] = set()
 
     @property
@@ -42,13 +42,13 @@ class WarnedOperations:
         name = match["name"] or match["library"]
         if name not in self._names:
             self._names.add(name)
-            self._said(name)
+            self._report(name)
         return True
 
 
 @contextmanager
 def noting_warned(
-    machine: MachineConfig, said: Callable[[str], None]
+    machine: MachineConfig, report: Callable[[str], None]
 ) -> Iterator[WarnedOperations | None]:
     """Record such warnings of torch inside the context instead of printing them.
 
@@ -59,7 +59,7 @@ def noting_warned(
     if machine.deterministic != "warn":
         yield None
         return
-    operations, warn_always = WarnedOperations(said), torch.is_warn_always_enabled()
+    operations, warn_always = WarnedOperations(report), torch.is_warn_always_enabled()
     with warnings.catch_warnings():
         warnings.filterwarnings("always", message=_WARNING)
         showwarning = warnings.showwarning

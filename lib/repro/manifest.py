@@ -90,10 +90,10 @@ def environment() -> dict[str, Any]:
 
 def _rerun(run: RunDir, build_dir: Path) -> str:
     """Return the command that trains the run again from ``.config``; the old folder is kept."""
-    words = ["make", "-C", str(ROOT), "rerun", f"RUNS={run.path.name}"]
+    command = ["make", "-C", str(ROOT), "rerun", f"RUNS={run.path.name}"]
     if build_dir.resolve() != ROOT.resolve():
-        words.append(f"O={build_dir.resolve()}")
-    return shlex.join(words)
+        command.append(f"O={build_dir.resolve()}")
+    return shlex.join(command)
 
 
 def _attempts(run: RunDir) -> list[dict[str, Any]]:

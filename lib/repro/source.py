@@ -85,7 +85,7 @@ class Commit:
 def commit() -> Commit | None:
     """Return the commit of this tree and its uncommitted files.
 
-    Returns None if git cannot tell, which is different from a clean tree.
+    Returns None if git fails, which is different from a clean tree.
     """
     status_args = ("--porcelain=v2", "--branch", "--untracked-files=no", "--no-renames", "-z")
     status_output = git("status", *status_args)

@@ -108,12 +108,14 @@ def choose_display(progress: StudyProgress) -> Display:
     return PlainDisplay(progress)
 
 
-def say_end(run: Run[Any], status: Status, words: str, progress: StudyProgress, log: Path) -> None:
+def say_end(
+    run: Run[Any], status: Status, message: str, progress: StudyProgress, log: Path
+) -> None:
     """Print one line with the outcome of a run.
 
-    ``words`` is the final message of the run itself.
+    ``message`` is the final message of the run.
     """
-    lines = words.strip().split("\n")
+    lines = message.strip().split("\n")
     match status.state:
         case State.SUCCESS:
             say("DONE", f"{run.label}   {lines[0]}   ({progress.describe()})")

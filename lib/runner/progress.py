@@ -79,8 +79,8 @@ class StudyProgress:
         worked = self._worked + sum(p.fraction - (p.first_fraction or 0.0) for p in running)
         if worked <= 0.0:
             return None
-        left = self.total - self.finished - sum(p.fraction for p in running)
-        return (self._now() - self._started) / worked * left
+        remaining = self.total - self.finished - sum(p.fraction for p in running)
+        return (self._now() - self._started) / worked * remaining
 
     def seconds_passed(self) -> float:
         """Return the seconds since the session started."""
@@ -90,5 +90,9 @@ class StudyProgress:
         """Return a summary such as ``7/19 done, eta 01:20``."""
         failed = self.states[State.FAILED]
         text = f"{self.finished}/{self.total}" + (f", {failed} failed" if failed else "")
-        left = self.seconds_left()
-        return text if left is None or self.finished == self.total else f"{text}, eta {clock(left)}"
+        seconds = self.seconds_left()
+        return (
+            text
+            if seconds is None or self.finished == self.total
+            else f"{text}, eta {clock(seconds)}"
+        )

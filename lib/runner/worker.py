@@ -146,7 +146,7 @@ def _run_job(job: Job, run: RunDir, stop: Stop) -> None:
 class _Outcome:
     """Context that turns any error of a run into a FAILED status at the process boundary.
 
-    Errors of ranks other than 0 are sent to the parent, which knows the state of all ranks.
+    Errors of ranks other than 0 are sent to the parent, which monitors all ranks.
     """
 
     def __init__(self, run: RunDir, stop: Stop, rank: int) -> None:
