@@ -1,1 +1,1 @@
-"""Whether a run's directory is whole, agrees with itself, and can be computed again from itself."""
+"""Audit of a run directory: completeness, consistency between files, and recomputed results."""

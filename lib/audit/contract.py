@@ -1,6 +1,6 @@
-"""The artifact contract: the files of a finished run, and the digests that the manifest has of them.
+"""The artifact contract: required files of a finished run and their digests in the manifest.
 
-Cheap enough for every run of a table; imports no torch.
+The check is cheap enough for every run of a table and does not import torch.
 """
 
 from collections.abc import Iterator, Mapping
@@ -13,12 +13,12 @@ from lib.repro.seal import SCHEMA_VERSION, manifest_digest, volatile_digest
 from lib.rundir import RunDir
 from lib.status import State, read_status
 
-# Files that the environment's snapshot is made of, below the run.
+# Folder of the environment snapshot in a run directory.
 _SNAPSHOT = "environment"
 
 
 def required(run: RunDir) -> tuple[Path, ...]:
-    """What every finished run has."""
+    """Return the files that every finished run must have."""
     return (
         run.resolved_config,
         run.manifest,
@@ -32,29 +32,33 @@ def required(run: RunDir) -> tuple[Path, ...]:
 
 
 def broken_contract(run: RunDir, *, every_byte: bool) -> list[Finding]:
-    """Files that are missing or empty, and digests that do not agree.
+    """Return a finding for every missing or empty file and every digest mismatch.
 
-    Without ``every_byte`` the weights are judged by their size.
+    Without ``every_byte`` only the size of the weights file is checked.
     """
-    missing = [*_missing(run)]
-    if any(finding.file == run.manifest.name for finding in missing):
-        return missing
+    findings = [*_missing_files(run)]
+    if any(finding.file == run.manifest.name for finding in findings):
+        return findings
     try:
         manifest = read_json(run.manifest)
     except (OSError, ValueError) as error:
-        return [*missing, Finding(run.manifest.name, "a JSON object", str(error))]
+        return [*findings, Finding(run.manifest.name, "a JSON object", str(error))]
     try:
-        return [*missing, *_manifest(run, manifest), *_artifacts(run, manifest, every_byte)]
+        return [
+            *findings,
+            *_manifest_digests(run, manifest),
+            *_artifacts(run, manifest, every_byte),
+        ]
     except (KeyError, TypeError, AttributeError) as error:
-        what = f"{type(error).__name__}: {error}"
-        return [*missing, Finding(run.manifest.name, "the fields of a finished run", what)]
+        error_text = f"{type(error).__name__}: {error}"
+        return [*findings, Finding(run.manifest.name, "the fields of a finished run", error_text)]
 
 
-def _missing(run: RunDir) -> Iterator[Finding]:
+def _missing_files(run: RunDir) -> Iterator[Finding]:
     status = read_status(run)
     if status is None or status.state is not State.SUCCESS:
-        found = "none" if status is None else status.state
-        yield Finding(run.status.name, "state SUCCESS", found)
+        state = "none" if status is None else status.state
+        yield Finding(run.status.name, "state SUCCESS", state)
     for path in required(run):
         if not path.is_file():
             yield Finding(path.name, "a file", "none")
@@ -62,7 +66,7 @@ def _missing(run: RunDir) -> Iterator[Finding]:
             yield Finding(path.name, "content", "0 bytes")
 
 
-def _manifest(run: RunDir, manifest: Mapping[str, Any]) -> Iterator[Finding]:
+def _manifest_digests(run: RunDir, manifest: Mapping[str, Any]) -> Iterator[Finding]:
     name = run.manifest.name
     yield from differing(name, "schema_version", SCHEMA_VERSION, manifest["schema_version"])
     yield from differing(name, "status", "SUCCESS", manifest["status"])
@@ -80,35 +84,39 @@ def _artifacts(run: RunDir, manifest: Mapping[str, Any], every_byte: bool) -> It
     for path in required(run):
         if path != run.manifest and path.name not in tables:
             yield Finding(run.manifest.name, f"a digest of {path.name}", "none")
-    for name, facts in tables.items():
+    for name, record in tables.items():
         path = run.path / name
         if not path.is_file():
-            # Said already of what every run has.
+            # _missing_files has already reported the required files.
             if path not in required(run):
                 yield Finding(name, "a file", "none")
         elif path == run.logs:
-            yield from _beginning(path, facts)
+            yield from _log_prefix(path, record)
         elif path == run.weights and not every_byte:
-            yield from differing(name, "bytes", facts["bytes"], path.stat().st_size)
+            yield from differing(name, "bytes", record["bytes"], path.stat().st_size)
         else:
-            yield from differing(name, "SHA-256", facts["sha256"], sha256(path))
-    others = {
+            yield from differing(name, "SHA-256", record["sha256"], sha256(path))
+    snapshot = {
         **manifest["environment"].get("snapshot", {}),
         **volatile.get("hardware_files", {}),
     }
-    yield from _recorded({f"{_SNAPSHOT}/{name}": digest for name, digest in others.items()}, run)
+    yield from _digest_mismatches(
+        {f"{_SNAPSHOT}/{name}": digest for name, digest in snapshot.items()}, run
+    )
     if diff := manifest["code"].get("diff"):
-        yield from _recorded({diff["file"]: diff["sha256"]}, run)
+        yield from _digest_mismatches({diff["file"]: diff["sha256"]}, run)
 
 
-def _beginning(path: Path, facts: Mapping[str, Any]) -> Iterator[Finding]:
-    """A log may grow after the run's end: a tracker that is lost then is told there."""
-    found = sha256_of_start(path, facts["bytes"])
-    expected = f"SHA-256 of the first {facts['bytes']} bytes"
-    yield from differing(path.name, expected, facts["sha256"], found)
+def _log_prefix(path: Path, record: Mapping[str, Any]) -> Iterator[Finding]:
+    """Check the digest of the log's recorded length; trackers may append to the log after the run's
+    end.
+    """
+    digest = sha256_of_start(path, record["bytes"])
+    expected = f"SHA-256 of the first {record['bytes']} bytes"
+    yield from differing(path.name, expected, record["sha256"], digest)
 
 
-def _recorded(digests: Mapping[str, str], run: RunDir) -> Iterator[Finding]:
+def _digest_mismatches(digests: Mapping[str, str], run: RunDir) -> Iterator[Finding]:
     for name, digest in digests.items():
         path = run.path / name
         if path.is_file():

@@ -1,4 +1,4 @@
-"""What an audit finds wrong, and JSON as strictly as this program writes it."""
+"""Audit findings, and JSON readers as strict as this program's writers."""
 
 import json
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is not as it should be in ``file``, a path below the run's directory."""
+    """One mismatch in ``file``, a path relative to the run directory."""
 
     file: str
     expected: str
@@ -20,39 +20,45 @@ class Finding:
 
 
 def differing(file: str, name: str, expected: Any, found: Any) -> Iterator[Finding]:
-    """A finding unless both are equal, to the last bit of a float."""
+    """Yield a finding unless both values are equal in type and value; floats compare bit by bit."""
     if type(expected) is not type(found) or expected != found:
         yield Finding(file, f"{name} {_shown(expected)}", _shown(found))
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a file. ValueError when it is none, or holds a number that JSON has not."""
+    """Return the JSON object of a file. Raises ValueError for anything else, NaN and Infinity
+    included.
+    """
     return _object(path.read_text(encoding="utf-8"))
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The objects of a file with one a line. ValueError naming the line that is none."""
+    """Return the JSON objects of a file with one object per line.
+
+    Raises ValueError with the line number if a line is not an object or the last line is
+    incomplete.
+    """
     text = path.read_text(encoding="utf-8")
     if not text.endswith("\n"):
-        raise ValueError("the last line is torn")
-    found = []
+        raise ValueError("the last line is incomplete (no newline at the end)")
+    records = []
     for number, line in enumerate(text.splitlines(), 1):
         try:
-            found.append(_object(line))
+            records.append(_object(line))
         except ValueError as error:
             raise ValueError(f"line {number}: {error}") from None
-    return found
+    return records
 
 
 def _object(text: str) -> dict[str, Any]:
-    found = json.loads(text, parse_constant=_refuse)
-    if not isinstance(found, dict):
-        raise ValueError("no object")
-    return found
+    record = json.loads(text, parse_constant=_reject_constant)
+    if not isinstance(record, dict):
+        raise ValueError(f"not a JSON object (got {type(record).__name__})")
+    return record
 
 
-def _refuse(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON")
+def _reject_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not valid JSON")
 
 
 def _shown(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""What follows from a run's own files, computed again: figures, rows, hashes. Imports no torch."""
+"""Recomputation of a run's results from its own files: figures, rows, digests. Imports no torch."""
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +15,7 @@ from lib.rundir import RunDir
 
 @dataclass(frozen=True)
 class Contents:
-    """The files of a run, each of them as its schema says."""
+    """The parsed files of a run, validated against their schemas."""
 
     manifest: dict[str, Any]
     summary: dict[str, Any]
@@ -25,11 +25,11 @@ class Contents:
 
 
 def read_contents(run: RunDir) -> tuple[Contents | None, list[Finding]]:
-    """All files, or None with what is wrong in them."""
+    """Read all files. Returns None and the findings if any file is invalid."""
     findings: list[Finding] = []
     objects = {
-        path: _object(path, wanted, findings)
-        for path, wanted in (
+        path: _object(path, expected_schema, findings)
+        for path, expected_schema in (
             (run.manifest, schema.MANIFEST),
             (run.summary, schema.SUMMARY),
             (run.resolved_config, schema.RESOLVED),
@@ -42,7 +42,7 @@ def read_contents(run: RunDir) -> tuple[Contents | None, list[Finding]]:
 
 
 def disagreements(run: RunDir, contents: Contents) -> list[Finding]:
-    """Where one file says other than follows from another."""
+    """Return the findings of all cross-checks between the files of a run."""
     return [
         *_figures(run, contents),
         *_calibration(run, contents.summary),
@@ -52,13 +52,13 @@ def disagreements(run: RunDir, contents: Contents) -> list[Finding]:
     ]
 
 
-def _object(path: Path, wanted: schema.Schema, findings: list[Finding]) -> dict[str, Any]:
+def _object(path: Path, expected_schema: schema.Schema, findings: list[Finding]) -> dict[str, Any]:
     try:
         record = read_json(path)
     except (OSError, ValueError) as error:
         findings.append(Finding(path.name, "a JSON object", str(error)))
         return {}
-    findings.extend(schema.misfits(path.name, record, wanted))
+    findings.extend(schema.misfits(path.name, record, expected_schema))
     return record
 
 
@@ -66,15 +66,15 @@ def _metrics(path: Path, findings: list[Finding]) -> list[dict[str, Any]]:
     try:
         records = read_lines(path)
     except (OSError, ValueError) as error:
-        findings.append(Finding(path.name, "a JSON object in each line", str(error)))
+        findings.append(Finding(path.name, "one JSON object per line", str(error)))
         return []
     for number, record in enumerate(records, 1):
-        place, kind = f"{path.name}:{number}", record.get("kind")
+        where, kind = f"{path.name}:{number}", record.get("kind")
         if kind in schema.ROWS:
-            findings.extend(schema.misfits(place, record, schema.ROWS[kind]))
+            findings.extend(schema.misfits(where, record, schema.ROWS[kind]))
         else:
             kinds = ", ".join(schema.ROWS)
-            findings.append(Finding(place, f"a kind, one of {kinds}", repr(kind)))
+            findings.append(Finding(where, f"kind in {kinds}", repr(kind)))
     return records
 
 
@@ -89,7 +89,7 @@ def _items(path: Path, findings: list[Finding]) -> list[Item]:
 
 
 def _figures(run: RunDir, contents: Contents) -> Iterator[Finding]:
-    """The summary from the rows; floats are equal to the last bit."""
+    """Recompute the summary from the rows; floats must be equal to the last bit."""
     final, timing, name = contents.summary["final"], contents.summary["timing"], run.summary.name
     expected = evaluation_figures(contents.items)
     if not _gap(contents):
@@ -99,11 +99,11 @@ def _figures(run: RunDir, contents: Contents) -> Iterator[Finding]:
     steps = {item.eval_step for item in contents.items}
     yield from differing(run.per_query.name, "eval_step", [final["iterations"]], [*steps])
     seconds = timing["train_seconds"]
-    for field, speed in (
+    for field, value in (
         ("mean_step_seconds", seconds / final["iterations"]),
         ("tokens_per_second", final["tokens"] / seconds),
     ):
-        yield from differing(name, f"timing.{field}", speed, timing[field])
+        yield from differing(name, f"timing.{field}", value, timing[field])
 
 
 def _calibration(run: RunDir, summary: Mapping[str, Any]) -> Iterator[Finding]:
@@ -119,20 +119,20 @@ def _calibration(run: RunDir, summary: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def _rows(run: RunDir, contents: Contents) -> Iterator[Finding]:
-    """An iteration without a row, or with two; a last evaluation that is not the summary's."""
+    """Check that each iteration has one row and that the last evaluation equals the summary."""
     name, final = run.metrics.name, contents.summary["final"]
     order = [*schema.ROWS]
-    places = [(row["iteration"], order.index(row["kind"])) for row in contents.metrics]
-    if places != sorted(set(places)):
-        yield Finding(name, "rows in the order of iterations, each once", "others")
-    if gap := _gap(contents):
-        yield Finding(name, f"a row for each of {final['iterations']} iterations", gap)
+    keys = [(row["iteration"], order.index(row["kind"])) for row in contents.metrics]
+    if keys != sorted(set(keys)):
+        yield Finding(name, "rows in order of iteration without duplicates", "another order")
+    if missing := _gap(contents):
+        yield Finding(name, f"one row for each of {final['iterations']} iterations", missing)
     else:
         tokens = max(row["tokens"] for row in contents.metrics)
         yield from differing(name, "tokens", final["tokens"], tokens)
     last = contents.metrics[-1]
     if last["kind"] != "eval":
-        yield Finding(name, "an evaluation in the last row", last["kind"])
+        yield Finding(name, "an eval row at the end", last["kind"])
         return
     yield from differing(name, "last iteration", final["iterations"], last["iteration"])
     for field in ("val_loss", "token_accuracy", "sparsity"):
@@ -140,17 +140,17 @@ def _rows(run: RunDir, contents: Contents) -> Iterator[Finding]:
 
 
 def _gap(contents: Contents) -> str:
-    """The first iteration that has no row in its place, or one too many; "" where all have one."""
+    """Return a description of the first missing or extra training row; "" if there is none."""
     iterations = [row["iteration"] for row in contents.metrics if row["kind"] == "train"]
     planned = contents.summary["final"]["iterations"]
-    for expected, found in itertools.zip_longest(range(1, planned + 1), iterations):
-        if expected != found:
-            return f"iteration {found} for {expected}"
+    for expected, recorded in itertools.zip_longest(range(1, planned + 1), iterations):
+        if expected != recorded:
+            return f"iteration {recorded} in place of {expected}"
     return ""
 
 
 def _shared(run: RunDir, contents: Contents) -> Iterator[Finding]:
-    """Facts that two files have."""
+    """Compare the facts that two files record."""
     manifest, summary, resolved = contents.manifest, contents.summary, contents.resolved
     symbols, name = resolved["symbols"], run.manifest.name
     for field, expected, found in (
@@ -167,20 +167,20 @@ def _shared(run: RunDir, contents: Contents) -> Iterator[Finding]:
         flag = manifest["debug_flags"][field]
         yield from differing(name, f"numerics.{field}", flag, summary["numerics"][field])
     if len(set(manifest["init_weights_digest"])) != 1:
-        yield Finding(run.manifest.name, "the same first weights on each rank", "others")
+        yield Finding(run.manifest.name, "equal initial weights on all ranks", "different digests")
 
 
 def _log(run: RunDir, contents: Contents) -> Iterator[Finding]:
-    """The log says by itself which run it is of."""
+    """Check that the log contains the run's seed, profile and device."""
     if not run.logs.is_file():
         return
     text = run.logs.read_text(encoding="utf-8", errors="replace")
     manifest = contents.manifest
-    words: Sequence[str] = (
+    expected: Sequence[str] = (
         f"seed {manifest['seeds']['seed']} ",
         manifest["run"]["run_profile"],
         str(manifest["knobs"]["device"]["observed"]),
     )
-    for word in words:
-        if word not in text:
-            yield Finding(run.logs.name, f"the words {word!r}", "none")
+    for phrase in expected:
+        if phrase not in text:
+            yield Finding(run.logs.name, f"the text {phrase!r}", "none")

@@ -1,4 +1,4 @@
-"""Fields that the JSON files of a finished run must have, and their types."""
+"""Required fields and their types in the JSON files of a finished run."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -9,7 +9,7 @@ Schema = Mapping[str, type | tuple[type, ...]]
 
 _NUMBER = (int, float)
 _TEXT_OR_NONE = (str, type(None))
-# A dot leads into an object.
+# A dot in a name separates the keys of nested objects.
 MANIFEST: Schema = {
     "schema_version": int,
     "status": str,
@@ -109,7 +109,7 @@ RESOLVED: Schema = {
     "settings": dict,
     "symbols": dict,
 }
-# Rows of metrics.jsonl by their kind, in the order in which those of an iteration stand.
+# Rows of metrics.jsonl by kind, in their order within an iteration.
 ROWS: Mapping[str, Schema] = {
     "train": {
         "iteration": int,
@@ -135,22 +135,22 @@ ROWS: Mapping[str, Schema] = {
 
 
 def misfits(file: str, record: Mapping[str, Any], schema: Schema) -> Iterator[Finding]:
-    """Fields that are absent or of another type."""
+    """Yield a finding for every field that is missing or of the wrong type."""
     for name, kinds in schema.items():
         value: Any = record
         for part in name.split("."):
             value = value.get(part, ...) if isinstance(value, dict) else ...
         if value is ...:
             yield Finding(file, f"a field {name}", "none")
-        elif not isinstance(value, kinds) or (isinstance(value, bool) and not _bool(kinds)):
-            yield Finding(file, f"{name} of type {_names(kinds)}", repr(value)[:60])
+        elif not isinstance(value, kinds) or (isinstance(value, bool) and not _accepts_bool(kinds)):
+            yield Finding(file, f"{name} of type {_type_names(kinds)}", repr(value)[:60])
 
 
-def _bool(kinds: type | tuple[type, ...]) -> bool:
-    """Whether a truth value is meant: Python's is an int too."""
+def _accepts_bool(kinds: type | tuple[type, ...]) -> bool:
+    """Return whether bool is an accepted type; in Python a bool is also an int."""
     return bool in (kinds if isinstance(kinds, tuple) else (kinds,))
 
 
-def _names(kinds: type | tuple[type, ...]) -> str:
+def _type_names(kinds: type | tuple[type, ...]) -> str:
     listed = kinds if isinstance(kinds, tuple) else (kinds,)
     return " or ".join("null" if kind is type(None) else kind.__name__ for kind in listed)

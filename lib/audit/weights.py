@@ -1,4 +1,4 @@
-"""The final weights against what manifest and summary say of them."""
+"""Checks of the final weights against the manifest and the summary."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -15,7 +15,7 @@ from lib.repro.weights import weights_digest
 def weight_findings(
     path: Path, manifest: Mapping[str, Any], summary: Mapping[str, Any]
 ) -> list[Finding]:
-    """Digest, number, finiteness and zeros of the weights in ``path``, computed again."""
+    """Recompute digest, parameter count, finiteness and sparsity of the weights in ``path``."""
     try:
         weights = safetensors.torch.load_file(path)
     except (OSError, safetensors.SafetensorError) as error:
@@ -38,21 +38,24 @@ def weight_findings(
 def _finite(file: str, weights: Mapping[str, Tensor]) -> Iterator[Finding]:
     for name, weight in weights.items():
         if count := int((~torch.isfinite(weight)).sum()):
-            yield Finding(file, f"finite numbers in {name}", f"{count} others")
+            yield Finding(file, f"finite elements in {name}", f"{count} non-finite")
 
 
 def _sparsity(
     file: str, weights: Mapping[str, Tensor], final: Mapping[str, Any]
 ) -> Iterator[Finding]:
-    """The summary names every prunable matrix, so no model has to be built."""
+    """Recompute the sparsity.
+
+    The summary lists every prunable matrix, so no model has to be built.
+    """
     layers = final["sparsity_by_layer"]
-    if unknown := layers.keys() - weights.keys():
-        yield Finding(file, "every prunable matrix", f"none called {min(unknown)}")
+    if missing := layers.keys() - weights.keys():
+        yield Finding(file, "every prunable matrix", f"{min(missing)} is missing")
         return
     zeros = {name: int((weights[name] == 0).sum()) for name in layers}
     sizes = {name: weights[name].numel() for name in layers}
     for name, recorded in layers.items():
         yield from differing(file, f"sparsity of {name}", recorded, zeros[name] / sizes[name])
-    whole = sum(zeros.values()) / max(1, sum(sizes.values()))
-    if whole != final["sparsity"]:
-        yield from differing(file, "sparsity", final["sparsity"], whole)
+    total = sum(zeros.values()) / max(1, sum(sizes.values()))
+    if total != final["sparsity"]:
+        yield from differing(file, "sparsity", final["sparsity"], total)

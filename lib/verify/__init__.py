@@ -1,1 +1,1 @@
-"""Whether finished runs may be published as a comparison, row by row of a checklist."""
+"""Verification that finished runs can be published as a comparison, as a checklist."""

@@ -1,4 +1,4 @@
-"""All rows of one comparison, its verdict, and how both are told."""
+"""The checklist of one comparison: rows, verdict and output formats."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -13,7 +13,7 @@ SCHEMA_VERSION = 1
 
 @dataclass(frozen=True)
 class Checklist:
-    """What was found of ``runs``, and what to publish: name → text, shown only if all rows pass."""
+    """Rows for ``runs``; ``publish`` maps name → text and is shown only if all rows pass."""
 
     source: str
     runs: Sequence[str]
@@ -22,51 +22,55 @@ class Checklist:
 
     @property
     def failing(self) -> list[Row]:
-        """The rows that do not pass."""
+        """Return the rows that do not pass."""
         return [row for row in self.rows if row.verdict is not Verdict.PASS]
 
     @property
     def exit_code(self) -> int:
-        """0 where every row passes; 4 for a confound, and for what is not known."""
+        """Return 0 if every row passes; 4 if a row fails or is unknown."""
         return EXIT_NOT_COMPARABLE if self.failing else EXIT_DONE
 
 
-def to_markdown(found: Checklist) -> str:
-    """The rows as a table, and, where all pass, what to publish as another."""
-    title = f"# Verification of {len(found.runs)} run(s), tracker: {found.source}"
+def to_markdown(checklist: Checklist) -> str:
+    """Return the rows as a Markdown table; if all rows pass, also the texts to publish."""
+    title = f"# Verification of {len(checklist.runs)} run(s), tracker: {checklist.source}"
     lines = [title, "", "| check | verdict | what |", "|---|---|---|"]
-    lines += [f"| {r.check} | {r.verdict} | {_cell(r.what)} |" for r in found.rows]
+    lines += [f"| {r.check} | {r.verdict} | {_cell(r.what)} |" for r in checklist.rows]
     lines.append("")
-    if found.failing:
-        lines.append(f"Not to be published: {len(found.failing)} of {len(found.rows)} rows fail.")
+    if checklist.failing:
+        lines.append(
+            f"Not publishable: {len(checklist.failing)} of {len(checklist.rows)} rows do not pass."
+        )
     else:
-        lines += ["## To publish with the results", "", "| | |", "|---|---|"]
-        lines += [f"| {name} | {_cell(text)} |" for name, text in found.publish.items()]
+        lines += ["## Publish with the results", "", "| | |", "|---|---|"]
+        lines += [f"| {name} | {_cell(text)} |" for name, text in checklist.publish.items()]
     return "\n".join(lines) + "\n"
 
 
-def to_json(found: Checklist) -> str:
-    """The same as one document."""
+def to_json(checklist: Checklist) -> str:
+    """Return the checklist as one JSON document."""
     document = {
         "schema_version": SCHEMA_VERSION,
-        "source": found.source,
-        "runs": list(found.runs),
-        "rows": [asdict(row) for row in found.rows],
-        "publish": None if found.failing else dict(found.publish),
-        "exit_code": found.exit_code,
+        "source": checklist.source,
+        "runs": list(checklist.runs),
+        "rows": [asdict(row) for row in checklist.rows],
+        "publish": None if checklist.failing else dict(checklist.publish),
+        "exit_code": checklist.exit_code,
     }
     return indented_json(document)
 
 
-def say_failing(found: Checklist) -> None:
-    """A line on stderr for each reason that rows do not pass, with their names, and what to type."""
+def say_failing(checklist: Checklist) -> None:
+    """Log the reasons of rows that do not pass on stderr, with the rows' names and a command to
+    run.
+    """
     rows: dict[tuple[Verdict, str], list[Row]] = {}
-    for row in found.failing:
+    for row in checklist.failing:
         rows.setdefault((row.verdict, row.what), []).append(row)
-    for (verdict, what), alike in rows.items():
+    for (verdict, what), same_reason in rows.items():
         tag = "REFUSE" if verdict is Verdict.FAIL else "UNKNOWN"
-        names = ", ".join(row.check for row in alike)
-        advice = next((row.next for row in alike if row.next), "")
+        names = ", ".join(row.check for row in same_reason)
+        advice = next((row.next for row in same_reason if row.next), "")
         say(tag, f"{names}: {what}" + (f"\n        {advice}" if advice else ""))
 
 

@@ -1,4 +1,4 @@
-"""The commit that runs were made from: in the repository, clean, public, and holding their code."""
+"""Checks of the commit behind the runs: present, clean, public, and containing the loaded code."""
 
 import contextlib
 import functools
@@ -14,115 +14,116 @@ from lib.repro.source import git
 from lib.verify.evidence import Evidence
 from lib.verify.rows import Remark, Row, Verdict, row
 
-_NAMED_FILES = 3
-_SHORT = 12
+_MAX_FILES_SHOWN = 3
+_SHA_CHARS = 12
 
 
 def commit_rows(runs: Sequence[Evidence]) -> list[Row]:
-    """Four rows; a commit that is not there is neither public nor can its code be compared."""
-    shas = {each.name: each.of("code", "git_sha") for each in runs}
-    known = [sha for sha in dict.fromkeys(shas.values()) if sha not in (UNKNOWN, None)]
-    here = [sha for sha in known if has_commit(sha)]
+    """Return four rows; a missing commit is reported as neither public nor comparable."""
+    shas = {run.name: run.of("code", "git_sha") for run in runs}
+    recorded = [sha for sha in dict.fromkeys(shas.values()) if sha not in (UNKNOWN, None)]
+    present = [sha for sha in recorded if has_commit(sha)]
     return [
-        row("commit exists", _short(here), _missing(runs, here)),
-        row("commit is clean", "no file was edited", _edited(runs)),
-        _public(runs, here),
-        row("commit holds the code", "the files that were loaded", _code(runs, here)),
+        row("commit exists", _short(present), _missing(runs, present)),
+        row("commit is clean", "no edited files", _edited(runs)),
+        _public(runs, present),
+        row("commit holds the code", "all loaded files", _code(runs, present)),
     ]
 
 
 def remote_branches(sha: str) -> list[str] | None:
-    """Remote branches, as this repository last saw them, that ``sha`` is reachable from.
-
-    None where no remote is known: then nothing can be said.
-    """
+    """Return the remote branches that contain ``sha`` as of the last fetch; None without remotes."""
     if not (git("remote") or b"").strip():
         return None
-    found = git("branch", "-r", "--contains", sha, "--format=%(refname:short)")
-    return (found or b"").decode().split()
+    output = git("branch", "-r", "--contains", sha, "--format=%(refname:short)")
+    return (output or b"").decode().split()
 
 
-def _missing(runs: Sequence[Evidence], here: Sequence[str]) -> Iterator[Remark]:
-    for each in runs:
-        sha = each.of("code", "git_sha")
+def _missing(runs: Sequence[Evidence], present: Sequence[str]) -> Iterator[Remark]:
+    for run in runs:
+        sha = run.of("code", "git_sha")
         if sha in (UNKNOWN, None):
-            yield Remark(Verdict.UNKNOWN, f"no commit is recorded of {each.name}", each.name)
-        elif sha not in here:
-            what = f"{sha[:_SHORT]} of {each.name} is not in this repository"
-            yield Remark(Verdict.FAIL, what, each.name)
+            yield Remark(Verdict.UNKNOWN, f"no commit recorded for {run.name}", run.name)
+        elif sha not in present:
+            what = f"commit {sha[:_SHA_CHARS]} of {run.name} is not in this repository"
+            yield Remark(Verdict.FAIL, what, run.name)
 
 
 def _edited(runs: Sequence[Evidence]) -> Iterator[Remark]:
-    for each in runs:
-        dirty = each.of("code", "dirty_tree")
-        during = each.of("code", "changed_during_run")
+    for run in runs:
+        dirty = run.of("code", "dirty_tree")
+        edited = run.of("code", "changed_during_run")
         if dirty is True:
-            what = f"{each.name} was trained with code that no commit names"
-            yield Remark(Verdict.FAIL, what, each.name)
-        elif dirty is not False or during == UNKNOWN:
-            yield Remark(Verdict.UNKNOWN, f"git could not tell it of {each.name}", each.name)
-        elif during:
-            what = f"edited while {each.name} was at work: {_files(during)}"
-            yield Remark(Verdict.FAIL, what, each.name)
+            what = f"{run.name} was trained with uncommitted code"
+            yield Remark(Verdict.FAIL, what, run.name)
+        elif dirty is not False or edited == UNKNOWN:
+            yield Remark(Verdict.UNKNOWN, f"git status unknown for {run.name}", run.name)
+        elif edited:
+            what = f"edited while {run.name} was running: {_files(edited)}"
+            yield Remark(Verdict.FAIL, what, run.name)
 
 
-def _public(runs: Sequence[Evidence], here: Sequence[str]) -> Row:
-    branches = {sha: remote_branches(sha) for sha in here}
+def _public(runs: Sequence[Evidence], present: Sequence[str]) -> Row:
+    branches = {sha: remote_branches(sha) for sha in present}
     remarks, advice = [], ""
-    for each in runs:
-        sha = each.of("code", "git_sha")
-        found = branches.get(sha)
+    for run in runs:
+        sha = run.of("code", "git_sha")
+        remote = branches.get(sha)
         if sha not in branches:
-            what = f"the commit of {each.name} is not here to be looked for"
-            remarks.append(Remark(Verdict.UNKNOWN, what, each.name))
-        elif found is None:
-            what, advice = "no remote is known", "git remote add origin URL && git push origin HEAD"
-            remarks.append(Remark(Verdict.UNKNOWN, what, each.name))
-        elif not found:
-            what = f"{sha[:_SHORT]} is on no remote branch that is known here"
-            advice = (
-                f"git push origin {sha[:_SHORT]}:refs/heads/BRANCH, or git fetch if it was pushed"
+            what = f"the commit of {run.name} is not in this repository"
+            remarks.append(Remark(Verdict.UNKNOWN, what, run.name))
+        elif remote is None:
+            what, advice = (
+                "no git remote configured",
+                "git remote add origin URL && git push origin HEAD",
             )
-            remarks.append(Remark(Verdict.FAIL, what, each.name))
-    named = ", ".join(dict.fromkeys(b for found in branches.values() for b in found or ()))
-    return row("commit is public", f"on {named}", remarks, advice and f"type: {advice}")
+            remarks.append(Remark(Verdict.UNKNOWN, what, run.name))
+        elif not remote:
+            what = f"{sha[:_SHA_CHARS]} is not on any known remote branch"
+            advice = (
+                f"git push origin {sha[:_SHA_CHARS]}:refs/heads/BRANCH, "
+                "or git fetch if the commit is already pushed"
+            )
+            remarks.append(Remark(Verdict.FAIL, what, run.name))
+    names = ", ".join(dict.fromkeys(b for remote in branches.values() for b in remote or ()))
+    return row("commit is public", f"on {names}", remarks, advice and f"type: {advice}")
 
 
-def _code(runs: Sequence[Evidence], here: Sequence[str]) -> Iterator[Remark]:
-    """Each file that a run loaded, against what the commit has."""
-    for each in runs:
-        sha, sources = each.of("code", "git_sha"), each.facts.sources
-        # Weights that a run began with are no part of the tree.
+def _code(runs: Sequence[Evidence], present: Sequence[str]) -> Iterator[Remark]:
+    """Compare each file that a run loaded with the same file in the commit."""
+    for run in runs:
+        sha, sources = run.of("code", "git_sha"), run.facts.sources
+        # Absolute paths, such as initial weights, are not part of the tree.
         names = tuple(name for name in sources if not Path(name).is_absolute())
-        committed = _committed(sha, names) if sha in here and names else None
+        committed = _committed(sha, names) if sha in present and names else None
         if committed is None:
-            what = f"what {each.name} loaded and its commit cannot be compared"
-            yield Remark(Verdict.UNKNOWN, what, each.name)
-        elif others := [name for name in names if committed.get(name) != sources[name]]:
-            what = f"{each.name} loaded other files: {_files(others)}"
-            yield Remark(Verdict.FAIL, what, each.name)
+            what = f"cannot compare the code of {run.name} with its commit"
+            yield Remark(Verdict.UNKNOWN, what, run.name)
+        elif mismatches := [name for name in names if committed.get(name) != sources[name]]:
+            what = f"{run.name} loaded files that differ from its commit: {_files(mismatches)}"
+            yield Remark(Verdict.FAIL, what, run.name)
 
 
 @functools.cache
 def _committed(sha: str, names: Sequence[str]) -> dict[str, str] | None:
-    """File → SHA-256 for those of ``names`` that a commit has; None where git cannot tell."""
-    packed = git("archive", "--format=tar", sha)
-    if packed is None:
+    """Return file → SHA-256 of ``names`` in a commit; None if git fails."""
+    tar = git("archive", "--format=tar", sha)
+    if tar is None:
         return None
-    found = {}
-    with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
-        # A link may lead out of the tree, and is then none of its files.
+    digests = {}
+    with tarfile.open(fileobj=io.BytesIO(tar)) as archive:
+        # A link may point out of the tree; it then counts as missing.
         for name in names:
             with contextlib.suppress(KeyError):
                 if (stream := archive.extractfile(name)) is not None:
-                    found[name] = hashlib.sha256(stream.read()).hexdigest()
-    return found
+                    digests[name] = hashlib.sha256(stream.read()).hexdigest()
+    return digests
 
 
 def _files(names: Sequence[str]) -> str:
-    more = len(names) - _NAMED_FILES
-    return ", ".join(names[:_NAMED_FILES]) + (f" and {more} more" if more > 0 else "")
+    more = len(names) - _MAX_FILES_SHOWN
+    return ", ".join(names[:_MAX_FILES_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
 def _short(shas: Sequence[str]) -> str:
-    return ", ".join(sha[:_SHORT] for sha in shas)
+    return ", ".join(sha[:_SHA_CHARS] for sha in shas)

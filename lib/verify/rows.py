@@ -1,17 +1,17 @@
-"""One line of the checklist, and how values of several runs are told."""
+"""Rows of the checklist, and the text form of values of several runs."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-_NAMED = 3
-_MOST_REASONS = 8
-_WIDTH = 48
+_MAX_NAMES_SHOWN = 3
+_MAX_REASONS_SHOWN = 8
+_MAX_VALUE_CHARS = 48
 
 
 class Verdict(StrEnum):
-    """UNKNOWN is no PASS: nobody wrote down what has to be known."""
+    """Verdict of a row. UNKNOWN, a fact that was not recorded, does not count as PASS."""
 
     PASS = "PASS"
     FAIL = "FAIL"
@@ -20,7 +20,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True)
 class Row:
-    """What was looked at, what came of it, whom it concerns, and what to type."""
+    """One check: verdict, explanation, affected runs and a command to run."""
 
     check: str
     verdict: Verdict
@@ -31,7 +31,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Remark:
-    """A reason for a verdict, and the run that gives it."""
+    """A reason for a verdict, and the run that causes it."""
 
     verdict: Verdict
     what: str
@@ -39,20 +39,20 @@ class Remark:
 
 
 def row(check: str, said: str, remarks: Iterable[Remark], next: str = "") -> Row:
-    """FAIL where a remark is, else UNKNOWN where one is, else PASS with ``said``."""
-    found = list(remarks)
-    if not found:
+    """Return a row: FAIL if any remark is FAIL, else UNKNOWN if any is, else PASS with ``said``."""
+    causes = list(remarks)
+    if not causes:
         return Row(check, Verdict.PASS, said)
-    failed = any(remark.verdict is Verdict.FAIL for remark in found)
-    reasons = list(dict.fromkeys(remark.what for remark in found))
-    more = len(reasons) - _MOST_REASONS
-    what = "; ".join(reasons[:_MOST_REASONS]) + (f"; and {more} more" if more > 0 else "")
-    runs = [run for run in dict.fromkeys(remark.run for remark in found) if run]
+    failed = any(remark.verdict is Verdict.FAIL for remark in causes)
+    reasons = list(dict.fromkeys(remark.what for remark in causes))
+    more = len(reasons) - _MAX_REASONS_SHOWN
+    what = "; ".join(reasons[:_MAX_REASONS_SHOWN]) + (f"; and {more} more" if more > 0 else "")
+    runs = [run for run in dict.fromkeys(remark.run for remark in causes) if run]
     return Row(check, Verdict.FAIL if failed else Verdict.UNKNOWN, what, runs, next)
 
 
 def spread(values: Iterable[tuple[str, Any]]) -> str:
-    """(run, value) pairs as ``2 (a, b), 4 (c)``; the value alone where all runs have it."""
+    """Return (run, value) pairs as ``2 (a, b), 4 (c)``; only the value if all runs share it."""
     grouped: dict[str, list[str]] = {}
     for run, value in values:
         grouped.setdefault(shown(value), []).append(run)
@@ -62,10 +62,10 @@ def spread(values: Iterable[tuple[str, Any]]) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value in a line of text."""
+    """Return a value as text for one line."""
     text = {None: "none", True: "yes", False: "no"}.get(value) if _is_plain(value) else None
     text = str(value) if text is None else text
-    return text if len(text) <= _WIDTH else f"{text[:_WIDTH]}…"
+    return text if len(text) <= _MAX_VALUE_CHARS else f"{text[:_MAX_VALUE_CHARS]}…"
 
 
 def _is_plain(value: Any) -> bool:
@@ -73,5 +73,5 @@ def _is_plain(value: Any) -> bool:
 
 
 def _names(runs: Sequence[str]) -> str:
-    more = len(runs) - _NAMED
-    return ", ".join(runs[:_NAMED]) + (f" and {more} more" if more > 0 else "")
+    more = len(runs) - _MAX_NAMES_SHOWN
+    return ", ".join(runs[:_MAX_NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")

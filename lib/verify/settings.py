@@ -1,4 +1,4 @@
-"""Settings as the tracker and as the run's own records have them: both there, alike, and equal."""
+"""Checks of settings in the tracker and in the run's own records: present, consistent and equal."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -11,99 +11,103 @@ from lib.verify.rows import Remark, Row, Verdict, row, shown, spread
 
 @dataclass(frozen=True)
 class Key:
-    """A setting by the name that trackers have for it."""
+    """A setting by its tracker name."""
 
     name: str
-    # Declaring it lets the setting differ; "" where nothing does.
+    # Symbol whose declaration allows the setting to differ; "" if none does.
     symbol: str
-    # What the run's own records say.
+    # Reads the value from the run's own records.
     own: Callable[[Evidence], Any]
-    # Why two runs may differ in it, though nothing was declared; "" where they may not.
+    # Returns the reason why two runs may differ without a declaration; "" if they may not.
     reason: Callable[[Evidence, Evidence], str] = lambda first, each: ""
 
 
 def key_row(key: Key, runs: Sequence[Evidence]) -> Row:
-    """One setting: a value that is missing is UNKNOWN, never equal."""
-    own = [(each, key.own(each)) for each in runs]
-    remarks = [*_missing(key, own), *_contradictions(key, own), *_differences(key, own)]
-    said = spread((each.name, value) for each, value in own)
-    if others := [each for each, value in own if value != own[0][1]]:
-        why = key.reason(runs[0], others[0]) or f"declared to differ ({key.symbol})"
-        said = f"{why}: {said}"
-    return row(key.name, said, remarks)
+    """Return the row of one setting; a missing value is UNKNOWN and never equal."""
+    recorded = [(run, key.own(run)) for run in runs]
+    remarks = [
+        *_missing(key, recorded),
+        *_contradictions(key, recorded),
+        *_differences(key, recorded),
+    ]
+    text = spread((run.name, value) for run, value in recorded)
+    if different := [run for run, value in recorded if value != recorded[0][1]]:
+        reason = key.reason(runs[0], different[0]) or f"declared to differ ({key.symbol})"
+        text = f"{reason}: {text}"
+    return row(key.name, text, remarks)
 
 
 def symbols_row(runs: Sequence[Evidence]) -> Row:
-    """Every symbol of each run: what the tracker has is what made the run."""
+    """Return the row that compares every symbol in the tracker with the run's own value."""
     remarks = []
-    for each in runs:
-        for name, value in each.facts.symbols.items():
-            told = each.tracked(name)
-            if told == UNKNOWN:
-                remarks.append(Remark(Verdict.UNKNOWN, _untold(each, name), each.name))
-            elif told != value:
-                what = f"{name}: the tracker says {shown(told)}, the run {shown(value)}"
-                remarks.append(Remark(Verdict.FAIL, what, each.name))
+    for run in runs:
+        for name, value in run.facts.symbols.items():
+            tracked = run.tracked(name)
+            if tracked == UNKNOWN:
+                remarks.append(Remark(Verdict.UNKNOWN, _untracked(run, name), run.name))
+            elif tracked != value:
+                what = f"{name}: tracker {shown(tracked)}, run {shown(value)}"
+                remarks.append(Remark(Verdict.FAIL, what, run.name))
     count = len(runs[0].facts.symbols)
-    return row("symbols", f"all {count} as the tracker has them", remarks)
+    return row("symbols", f"all {count} match the tracker", remarks)
 
 
 def manifest_row(runs: Sequence[Evidence], digest: Callable[[Evidence], str]) -> Row:
-    """The tracker was told the digest of the manifest that is there now."""
+    """Return the row that compares the manifest with the digest recorded by the tracker."""
     remarks = []
-    for each in runs:
-        told = each.tracked("manifest_sha256")
-        if told == UNKNOWN:
-            remarks.append(Remark(Verdict.UNKNOWN, _untold(each, "manifest_sha256"), each.name))
-        elif told != digest(each):
-            what = "manifest.json is another than when the tracker was told its digest"
-            remarks.append(Remark(Verdict.FAIL, what, each.name))
-    lost = any(isinstance(each.told, str) for each in runs)
-    advice = "another SOURCE=, or scripts/verify_results.py --folder DIR" if lost else ""
-    return row("manifest", "the one that the tracker knows", remarks, advice)
+    for run in runs:
+        tracked = run.tracked("manifest_sha256")
+        if tracked == UNKNOWN:
+            remarks.append(Remark(Verdict.UNKNOWN, _untracked(run, "manifest_sha256"), run.name))
+        elif tracked != digest(run):
+            what = "manifest.json has changed since the tracker recorded its digest"
+            remarks.append(Remark(Verdict.FAIL, what, run.name))
+    unreachable = any(isinstance(run.told, str) for run in runs)
+    advice = "another SOURCE=, or scripts/verify_results.py --folder DIR" if unreachable else ""
+    return row("manifest", "matches the tracker's digest", remarks, advice)
 
 
-def _untold(each: Evidence, name: str) -> str:
-    return each.told if isinstance(each.told, str) else f"the tracker has no {name} of {each.name}"
+def _untracked(run: Evidence, name: str) -> str:
+    return run.told if isinstance(run.told, str) else f"the tracker has no {name} for {run.name}"
 
 
-_Own = Sequence[tuple[Evidence, Any]]
+_Recorded = Sequence[tuple[Evidence, Any]]
 
 
-def _missing(key: Key, own: _Own) -> Iterator[Remark]:
-    for each, value in own:
-        if each.tracked(key.name) == UNKNOWN:
-            yield Remark(Verdict.UNKNOWN, _untold(each, key.name), each.name)
+def _missing(key: Key, recorded: _Recorded) -> Iterator[Remark]:
+    for run, value in recorded:
+        if run.tracked(key.name) == UNKNOWN:
+            yield Remark(Verdict.UNKNOWN, _untracked(run, key.name), run.name)
         if value == UNKNOWN:
-            what = f"the manifest has no {key.name} of {each.name}"
-            yield Remark(Verdict.UNKNOWN, what, each.name)
+            what = f"the manifest of {run.name} has no {key.name}"
+            yield Remark(Verdict.UNKNOWN, what, run.name)
 
 
-def _contradictions(key: Key, own: _Own) -> Iterator[Remark]:
-    for each, value in own:
-        told = each.tracked(key.name)
-        if UNKNOWN not in (told, value) and told != value:
-            what = f"the tracker says {shown(told)}, the manifest {shown(value)} of {each.name}"
-            yield Remark(Verdict.FAIL, what, each.name)
+def _contradictions(key: Key, recorded: _Recorded) -> Iterator[Remark]:
+    for run, value in recorded:
+        tracked = run.tracked(key.name)
+        if UNKNOWN not in (tracked, value) and tracked != value:
+            what = f"{run.name}: tracker {shown(tracked)}, manifest {shown(value)}"
+            yield Remark(Verdict.FAIL, what, run.name)
 
 
-def _differences(key: Key, own: _Own) -> Iterator[Remark]:
-    """Against the first run, in the manifests and in the tracker, unless there is a reason."""
-    first, value = own[0]
-    told = first.tracked(key.name)
-    for who, reference, values in (
-        ("manifests", value, own),
-        ("tracker", told, [(each, each.tracked(key.name)) for each, _ in own]),
+def _differences(key: Key, recorded: _Recorded) -> Iterator[Remark]:
+    """Compare every run with the first, in the manifests and in the tracker."""
+    first, value = recorded[0]
+    tracked = first.tracked(key.name)
+    for side, reference, values in (
+        ("manifests", value, recorded),
+        ("tracker", tracked, [(run, run.tracked(key.name)) for run, _ in recorded]),
     ):
-        known = [(each, found) for each, found in values if found != UNKNOWN]
-        others = [
-            each
-            for each, found in known
+        present = [(run, setting) for run, setting in values if setting != UNKNOWN]
+        different = [
+            run
+            for run, setting in present
             if reference != UNKNOWN
-            and found != reference
-            and key.symbol not in first.axis | each.axis
-            and not key.reason(first, each)
+            and setting != reference
+            and key.symbol not in first.axis | run.axis
+            and not key.reason(first, run)
         ]
-        if others:
-            what = f"{who}: {spread((each.name, found) for each, found in known)}"
-            yield from (Remark(Verdict.FAIL, what, each.name) for each in others)
+        if different:
+            what = f"{side}: {spread((run.name, setting) for run, setting in present)}"
+            yield from (Remark(Verdict.FAIL, what, run.name) for run in different)
