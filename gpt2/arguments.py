@@ -1,7 +1,7 @@
-"""The options that run commands share.
+"""Command-line options shared by the scripts.
 
-Each has the environment variable through which make hands down what a user typed, so that
-``make STEPS=0-3`` and ``--steps 0-3`` are the same.
+The default of each option is an environment variable that make exports, so that
+``make STEPS=0-3`` and ``--steps 0-3`` are equivalent.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from lib.runner.runner import Options
 
 
 def new_parser(description: str | None) -> argparse.ArgumentParser:
-    """A parser whose help is the script's docstring, with ``-O``."""
+    """Return a parser with ``-O`` whose help text is the script's docstring."""
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -30,18 +30,21 @@ def new_parser(description: str | None) -> argparse.ArgumentParser:
 
 
 def add_selection(parser: argparse.ArgumentParser) -> None:
-    """``--steps``, ``--seeds``, ``--sweep``, ``--samples``, ``--yes``: which runs are planned."""
+    """Add the options that select the runs to plan.
+
+    The options are ``--steps``, ``--seeds``, ``--sweep``, ``--samples`` and ``--yes``.
+    """
     add_variable(parser, "steps", 'steps of a study, such as "0-3,ra,16"')
     add_variable(parser, "seeds", 'seeds, such as "1,2,3" or "1-3"')
-    add_variable(parser, "sweep", 'axes, such as "LEARNING_RATE=1e-4,3e-4", or a file of them')
-    add_variable(parser, "samples", "how many combinations of a sweep to draw at random")
+    add_variable(parser, "sweep", 'axes, such as "LEARNING_RATE=1e-4,3e-4", or a file with axes')
+    add_variable(parser, "samples", "number of random combinations of the sweep")
     add_yes(parser)
 
 
 def asked_plan(arguments: argparse.Namespace) -> tuple[list[Layer], Plan]:
-    """The layers of ``.config``, and the runs that ``add_selection`` was given.
+    """Return the layers of ``.config`` and the plan for the options of ``add_selection``.
 
-    ConfigError with all problems of the configuration and of what was asked.
+    Raises ConfigError with all problems of the configuration and of the options.
     """
     refuse_training(os.environ.get("QUANT", ""))
     layers = config_layers(arguments.build_dir)
@@ -50,12 +53,14 @@ def asked_plan(arguments: argparse.Namespace) -> tuple[list[Layer], Plan]:
     if arguments.sweep:
         sweep = Sweep(arguments.sweep, samples)
     elif samples:
-        raise ConfigError(Problem("there is no SWEEP to draw from", "SAMPLES"))
+        raise ConfigError(
+            Problem("SAMPLES requires SWEEP", "SAMPLES", code="usage.missing-argument")
+        )
     plan = make_plan(
         layers,
         arguments.build_dir,
         steps=arguments.steps,
-        # What generate and randcheck call their one seed, a training has too.
+        # SEED= works as in generate and randcheck.
         seeds=arguments.seeds or os.environ.get("SEED", ""),
         sweep=sweep,
         yes=arguments.yes,
@@ -64,80 +69,84 @@ def asked_plan(arguments: argparse.Namespace) -> tuple[list[Layer], Plan]:
 
 
 def add_running(parser: argparse.ArgumentParser) -> None:
-    """``--jobs``, ``--stale``, ``--keep-going`` and ``--dirty``: how runs are run."""
-    add_variable(parser, "jobs", "runs at a time; 0 takes as many as fit")
-    add_variable(parser, "stale", "what to do about runs of other code: rerun or keep")
-    add_variable(parser, "keep-going", "y, or n to start nothing after a failed run")
+    """Add the runner options: ``--jobs``, ``--stale``, ``--keep-going`` and ``--dirty``."""
+    add_variable(parser, "jobs", "concurrent runs; 0 for as many as fit")
+    add_variable(parser, "stale", "how to treat runs made by other code: rerun or keep")
+    add_variable(parser, "keep-going", "y, or n to start no more runs after a failure")
     add_dirty(parser)
 
 
 def add_dirty(parser: argparse.ArgumentParser) -> None:
-    """``--dirty``: train code that is not committed."""
+    """Add ``--dirty``: allow training with uncommitted code."""
     parser.add_argument(
         "--dirty",
         action="store_true",
         default=_is_set("DIRTY"),
-        help="train code that is not committed, and keep the difference (DIRTY=y)",
+        help="train uncommitted code, and save the diff (DIRTY=y)",
     )
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
-    """``--json``: one JSON document on stdout."""
+    """Add ``--json``: print one JSON document on stdout."""
     parser.add_argument(
         "--json", action="store_true", default=_is_set("JSON"), help="one JSON document on stdout"
     )
 
 
 def add_yes(parser: argparse.ArgumentParser) -> None:
-    """``--yes``: no questions."""
+    """Add ``--yes``: skip confirmation prompts."""
     parser.add_argument(
         "--yes", action="store_true", default=_is_set("YES"), help="answer yes to questions"
     )
 
 
 def add_labels(parser: argparse.ArgumentParser) -> None:
-    """``--axis`` and ``--label-by``: in what runs may differ that are put side by side."""
-    add_variable(parser, "axis", "symbols that were to differ, separated by commas")
-    add_variable(parser, "label-by", "symbols or fields that differ too, shown as labels")
+    """Add ``--axis`` and ``--label-by``: the settings in which compared runs may differ."""
+    add_variable(parser, "axis", "comma-separated symbols under comparison")
+    add_variable(parser, "label-by", "symbols or fields that may differ too, shown as labels")
 
 
 def add_force(parser: argparse.ArgumentParser) -> None:
-    """``--force``: go on in spite of what makes two runs not comparable."""
+    """Add ``--force``: train even if the result will not be comparable."""
     parser.add_argument(
-        "--force", action="store_true", default=_is_set("FORCE"), help="train all the same"
+        "--force",
+        action="store_true",
+        default=_is_set("FORCE"),
+        help="train even if not comparable",
     )
 
 
 def add_writing(parser: argparse.ArgumentParser) -> None:
-    """Which run writes, after which prompt, and how tokens are drawn."""
-    add_variable(parser, "run", "directory of a finished run, or a pattern that names one")
-    add_variable(
-        parser, "seeds", "seeds of .config's runs, where the pattern is to choose among them"
-    )
-    add_variable(parser, "prompt", "text to go on from; without one, a new document begins")
-    add_variable(parser, "tokens", "the most tokens of a text", "100")
-    add_variable(parser, "temperature", "divides the logits; 0 takes the most likely token", "1")
-    add_variable(parser, "top-k", "draw among the k most likely tokens; 0 for all", "0")
-    add_variable(parser, "top-p", "draw among the most likely tokens that add up to p", "1")
-    add_variable(parser, "seed", "decides what is drawn", "1")
+    """Add the text generation options: run, prompt and sampling parameters."""
+    add_variable(parser, "run", "directory of a finished run, or a pattern that matches one run")
+    add_variable(parser, "seeds", "seeds of .config's runs that the pattern is matched against")
+    add_variable(parser, "prompt", "text to continue; default: start a new document")
+    add_variable(parser, "tokens", "maximum number of new tokens", "100")
+    add_variable(parser, "temperature", "divides the logits; 0 is greedy decoding", "1")
+    add_variable(parser, "top-k", "sample from the k most likely tokens; 0 for all", "0")
+    add_variable(parser, "top-p", "sample from the smallest set with probability p", "1")
+    add_variable(parser, "seed", "random seed for sampling", "1")
     add_variable(parser, "samples", "number of texts", "1")
 
 
 def add_checking(parser: argparse.ArgumentParser) -> None:
-    """What ``make check`` takes."""
+    """Add the options of ``make check``."""
     add_variable(parser, "steps", 'steps of a study, such as "0-3,ra,16"')
     add_variable(parser, "checks", 'checks, such as "causal,reload"')
     add_variable(
         parser, "defconfig", "check this configuration (NAME[+FRAGMENT]) instead of .config"
     )
-    add_variable(parser, "data", "require: absent data is a failure")
-    add_variable(parser, "gpu", 'what the configured size has to fit, such as "a10g"')
-    add_variable(parser, "check-gpu-memory-gb", "memory in GiB of a GPU that has no name here")
+    add_variable(parser, "data", "require: missing data is a failure")
+    add_variable(parser, "gpu", 'GPU that the configured size must fit, such as "a10g"')
+    add_variable(parser, "check-gpu-memory-gb", "memory in GiB, for a GPU not known by name")
     _add_fast(parser)
 
 
 def check_request(arguments: argparse.Namespace) -> Request:
-    """What ``add_checking`` was given. ConfigError on a value that means nothing."""
+    """Return the check request for the options of ``add_checking``.
+
+    Raises ConfigError if a value is invalid.
+    """
     return Request(
         arguments.build_dir,
         steps=arguments.steps,
@@ -152,15 +161,18 @@ def check_request(arguments: argparse.Namespace) -> Request:
 
 
 def add_random_checking(parser: argparse.ArgumentParser) -> None:
-    """What ``make randcheck`` takes."""
+    """Add the options of ``make randcheck``."""
     add_variable(parser, "n", "number of configurations", "50")
-    add_variable(parser, "seed", "decides which they are", "1")
+    add_variable(parser, "seed", "random seed for the configurations", "1")
     add_variable(parser, "checks", 'checks, such as "causal,reload"')
     _add_fast(parser)
 
 
 def random_request(arguments: argparse.Namespace) -> randcheck.Request:
-    """What ``add_random_checking`` was given. ConfigError on a value that means nothing."""
+    """Return the randcheck request for the options of ``add_random_checking``.
+
+    Raises ConfigError if a value is invalid.
+    """
     return randcheck.Request(
         arguments.build_dir,
         whole_number(arguments.n, "N"),
@@ -172,49 +184,55 @@ def random_request(arguments: argparse.Namespace) -> randcheck.Request:
 
 
 def run_options(arguments: argparse.Namespace, default_jobs: int) -> Options:
-    """What ``add_running`` was given. ConfigError on a value that means nothing."""
+    """Return the runner options for the options of ``add_running``.
+
+    Raises ConfigError if a value is invalid.
+    """
     jobs = whole_number(arguments.jobs or str(default_jobs), "JOBS")
     keep_going = arguments.keep_going or "y"
     if keep_going not in ("y", "n"):
-        raise ConfigError(Problem(f"{keep_going!r} is neither y nor n", "KEEP_GOING"))
+        what = f"invalid value {keep_going!r} (expected y or n)"
+        raise ConfigError(Problem(what, "KEEP_GOING", code="usage.unknown-value"))
     return Options(jobs, arguments.stale, keep_going == "y", arguments.dirty)
 
 
 def whole_number(text: str, name: str) -> int:
-    """The number that ``text`` is. ConfigError naming the variable ``name``."""
+    """Parse a non-negative integer. Raises ConfigError located at the variable ``name``."""
     if not text.isdecimal():
-        raise ConfigError(Problem(f"{text!r} is not a whole number", name))
+        what = f"expected a non-negative integer, got {text!r}"
+        raise ConfigError(Problem(what, name, code="usage.invalid-number"))
     return int(text)
 
 
 def number(given: argparse.Namespace, name: str, kind: type[int] | type[float]) -> int | float:
-    """An option as a number. ConfigError names make's variable."""
+    """Parse the option ``name`` as a number. Raises ConfigError located at make's variable."""
     text = vars(given)[name]
     try:
         return kind(text)
     except ValueError:
-        what = "a whole number" if kind is int else "a number"
-        raise ConfigError(Problem(f"{text!r} is not {what}", name.upper())) from None
+        what = f"expected {'an integer' if kind is int else 'a number'}, got {text!r}"
+        problem = Problem(what, name.upper(), code="usage.invalid-number")
+        raise ConfigError(problem) from None
 
 
 def add_variable(parser: argparse.ArgumentParser, name: str, text: str, default: str = "") -> None:
-    """``--name``, whose default is the variable that make hands down."""
+    """Add the option ``--name``, whose default is the environment variable that make exports."""
     variable = name.upper().replace("-", "_")
-    # A variable that is set to nothing is as good as not set.
+    # An empty variable counts as unset.
     default = os.environ.get(variable) or default
     parser.add_argument(f"--{name}", default=default, help=f"{text} ({variable}=)")
 
 
 def _add_fast(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--fast", action="store_true", default=_is_set("FAST"), help="leave the slow checks out"
+        "--fast", action="store_true", default=_is_set("FAST"), help="skip the slow checks"
     )
 
 
 def add_full(parser: argparse.ArgumentParser) -> None:
-    """``--full``: at full length."""
+    """Add ``--full``: test the full context length."""
     parser.add_argument(
-        "--full", action="store_true", default=_is_set("FULL"), help="the long context in full"
+        "--full", action="store_true", default=_is_set("FULL"), help="test the full context length"
     )
 
 

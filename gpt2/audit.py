@@ -1,4 +1,4 @@
-"""``make audit``: whether runs are whole, agree with themselves and follow from their own files."""
+"""``make audit``: consistency checks of run directories against their own records and the data."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -15,18 +15,18 @@ from gpt2.items import item_facts
 from lib.audit.contract import broken_contract
 from lib.audit.finding import Finding, differing
 from lib.audit.recompute import Contents, disagreements, read_contents
-from lib.errors import DataError, KablateError
+from lib.errors import DataError, KablateError, Problem
 from lib.repro.per_query import ItemFacts
 from lib.repro.source import changed_since
 from lib.rundir import RunDir
 
 SCHEMA_VERSION = 1
-_NAMED = 3
+_MAX_NAMES_SHOWN = 3
 
 
 @dataclass
 class Verdict:
-    """VALID without findings; ``notes`` say what could not be looked at."""
+    """Audit result of one run: findings (none if VALID), and notes on skipped checks."""
 
     run: str
     findings: list[Finding] = field(default_factory=list)
@@ -34,48 +34,48 @@ class Verdict:
 
     @property
     def valid(self) -> bool:
-        """Whether nothing is wrong."""
+        """Return whether there are no findings."""
         return not self.findings
 
 
 def audit(run: RunDir, build_dir: Path) -> Verdict:
-    """Everything that can be found out about a run from its folder, and the data where it is."""
+    """Audit a run from its directory, and against its data set if the data set is available."""
     verdict = Verdict(str(run.path), broken_contract(run, every_byte=True))
     contents, misfits = read_contents(run)
-    verdict.findings += [found for found in misfits if found not in verdict.findings]
+    verdict.findings += [misfit for misfit in misfits if misfit not in verdict.findings]
     if contents is None:
-        verdict.notes.append("nothing was computed again: not every file can be read")
+        verdict.notes.append("recomputation: not every file can be read")
         return verdict
     try:
         verdict.findings += disagreements(run, contents)
         _configuration(run, contents, build_dir, verdict)
         _weights(run, contents, verdict)
-    # Fields have the right names and types; what lists and tables hold may still be anything.
+    # Field names and types have been checked; contents of lists and tables have not.
     except (KeyError, IndexError, TypeError, ValueError, ArithmeticError) as error:
         what = f"{type(error).__name__}: {error}"
-        verdict.findings.append(Finding(run.summary.name, "figures that can be computed", what))
+        verdict.findings.append(Finding(run.summary.name, "computable figures", what))
     return verdict
 
 
 def to_text(verdicts: Sequence[Verdict]) -> str:
-    """A line for each run, and below it one for each finding and note."""
+    """Format one line per run, followed by one line per finding and skipped check."""
     lines = []
     for verdict in verdicts:
         lines.append(f"{'VALID' if verdict.valid else 'INVALID':<7} {verdict.run}")
         lines += [f"        {finding}" for finding in verdict.findings]
-        lines += [f"        not looked at: {note}" for note in verdict.notes]
+        lines += [f"        skipped: {note}" for note in verdict.notes]
     return "\n".join(lines)
 
 
 def to_json(verdicts: Sequence[Verdict]) -> str:
-    """The same as one document."""
+    """Format the audit results as one JSON document."""
     runs = [{"valid": verdict.valid, **asdict(verdict)} for verdict in verdicts]
     document = {"schema_version": SCHEMA_VERSION, "runs": runs}
     return json.dumps(document, sort_keys=True, indent=2, allow_nan=False)
 
 
 def _weights(run: RunDir, contents: Contents, verdict: Verdict) -> None:
-    # Loads torch, which a damaged file need not wait for.
+    # Imports torch: report damaged files without that delay.
     from lib.audit.weights import weight_findings
 
     if run.weights.is_file():
@@ -83,15 +83,16 @@ def _weights(run: RunDir, contents: Contents, verdict: Verdict) -> None:
 
 
 def _configuration(run: RunDir, contents: Contents, build_dir: Path, verdict: Verdict) -> None:
-    """Hashes from the identity, the identity from the symbols, the documents from the data."""
+    """Recompute the hashes from the identity, the identity from the symbols, and the documents."""
     resolved, manifest, name = contents.resolved, contents.manifest, run.resolved_config.name
     digest = identity_digest(resolved["identity"])
     verdict.findings += differing(name, "hash8", digest[:8], resolved["hash8"])
     recorded = manifest["config"]["config_digest"]
     verdict.findings += differing(run.manifest.name, "config.config_digest", digest, recorded)
     if changed := changed_since(manifest["origin"]["sources"]):
-        named = ", ".join(changed[:_NAMED]) + (", …" if changed[_NAMED:] else "")
-        verdict.notes.append(f"identity and documents: made by other code ({named})")
+        names = ", ".join(changed[:_MAX_NAMES_SHOWN])
+        names += ", …" if changed[_MAX_NAMES_SHOWN:] else ""
+        verdict.notes.append(f"identity and documents: made by other code ({names})")
         return
     try:
         config = Config.from_values(resolved["symbols"])
@@ -113,32 +114,39 @@ def _configuration(run: RunDir, contents: Contents, build_dir: Path, verdict: Ve
 def _documents(
     run: RunDir, contents: Contents, config: Config, build_dir: Path
 ) -> Iterator[Finding]:
-    """Rows against the documents that the evaluation reads. DataError where they are not at hand."""
+    """Compare the per-document rows with the documents that the evaluation reads.
+
+    Raises DataError if the data set is not available.
+    """
     split = _held_out(contents.manifest["data"]["digest"], config, build_dir)
-    words = tokenizer.load(config.data.tokenizer, source.downloads_folder(config.data, build_dir))
+    downloads = source.downloads_folder(config.data, build_dir)
+    vocabulary = tokenizer.load(config.data.tokenizer, downloads)
     windows = evaluation_windows(split, config.model.shape.block_size, config.data.eval_tokens)
-    facts = item_facts(windows, split, config.train.batch_size, config.data.dataset, words)
+    facts = item_facts(windows, split, config.train.batch_size, config.data.dataset, vocabulary)
     name, rows = run.per_query.name, contents.items
-    names, found = [fact.item_id for fact in facts], [row.item_id for row in rows]
-    for lost in sorted(set(names) - set(found)):
-        yield Finding(name, f"a row of {lost}", "none")
-    for extra in sorted(set(found) - set(names)):
+    expected, actual = [fact.item_id for fact in facts], [row.item_id for row in rows]
+    for missing in sorted(set(expected) - set(actual)):
+        yield Finding(name, f"a row for {missing}", "none")
+    for extra in sorted(set(actual) - set(expected)):
         yield Finding(name, "documents of the evaluation", extra)
-    if set(names) == set(found) and names != found:
-        yield Finding(name, "rows in the order of their names", "another")
-    wanted = {fact.item_id: fact for fact in facts}
+    if set(expected) == set(actual) and expected != actual:
+        yield Finding(name, "rows sorted by name", "another order")
+    facts_by_id = {fact.item_id: fact for fact in facts}
     for row in rows:
-        if fact := wanted.get(row.item_id):
-            yield from _facts(name, fact, vars(row))
+        if fact := facts_by_id.get(row.item_id):
+            yield from _row_findings(name, fact, vars(row))
 
 
-def _facts(file: str, fact: ItemFacts, row: dict[str, Any]) -> Iterator[Finding]:
+def _row_findings(file: str, fact: ItemFacts, row: dict[str, Any]) -> Iterator[Finding]:
     for field_name, value in vars(fact).items():
         yield from differing(file, f"{field_name} of {fact.item_id}", value, row[field_name])
 
 
 def _held_out(digest: str, config: Config, build_dir: Path) -> Split:
-    """The held-out side of the data set ``digest``, every byte of it checked. DataError."""
+    """Return the validation split of the data set ``digest``, with every byte verified.
+
+    Raises DataError if the data set is missing or damaged.
+    """
     data_dir = source.data_folder(config.data, build_dir)
     for path in sorted(data_dir.glob(f"*/{store.MANIFEST}")):
         manifest = store.read_manifest(path.parent, config.data)
@@ -149,4 +157,5 @@ def _held_out(digest: str, config: Config, build_dir: Path) -> Split:
             store.check_files(path.parent, manifest | {"files": files})
             index = path.parent / side["index"] if side["index"] else None
             return Split("val", [path.parent / shard for shard in side["shards"]], index)
-    raise DataError(f"their data set is not below {data_dir}")
+    what = f"data set {digest[:12]} not found below {data_dir}"
+    raise DataError(Problem(what, code="data.missing"))

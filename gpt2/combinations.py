@@ -1,4 +1,4 @@
-"""Runs that are combinations of settings: a test matrix, a sweep, a design over features."""
+"""Combinations of settings as runs: test matrices, sweeps, and designs over features."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,36 +16,41 @@ from lib.designs.grid import grid, sample, size
 from lib.errors import ConfigError, Problem
 from lib.kconfig import Layer, Tree
 
-# More combinations than this are more often a slip than a wish.
-_MANY = 500
+# Ask for confirmation above this number of combinations: more is usually a typing error.
+_CONFIRM_ABOVE = 500
 _BATCH = ("GLOBAL_BATCH", "BATCH_SIZE", "GPUS")
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """Axes as a user typed them, or the path of a file that holds them; ``samples`` cells drawn at
-    random, or all of them where it is 0."""
+    """Axes of a sweep as typed by the user, or the path of a file with axes.
+
+    ``samples`` is the number of randomly drawn cells; 0 means all cells.
+    """
 
     text: str
     samples: int = 0
 
     @property
     def axes(self) -> str:
-        """``NAME=value,value NAME=…``. ConfigError when the file cannot be read."""
+        """Return the axes as ``NAME=value,value NAME=…``.
+
+        Raises ConfigError if the file cannot be read.
+        """
         if "=" in self.text:
             return self.text
         try:
             lines = Path(self.text).read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
-            what = f"{self.text!r} is neither NAME=value,value nor a file that can be read: {error}"
-            raise ConfigError(Problem(what, "SWEEP")) from None
+            what = f"expected NAME=value,value or a readable file, got {self.text!r}: {error}"
+            raise ConfigError(Problem(what, "SWEEP", code="usage.invalid-axis")) from None
         return " ".join(line.split("#")[0].strip() for line in lines)
 
 
 def sweep(
     tree: Tree, layers: Sequence[Layer], base: Config, asked: Sweep, *, yes: bool = False
 ) -> Combined[Config]:
-    """The cells of a sweep over any configuration, as one training each."""
+    """Return the cells of a sweep over ``base``, one single training per cell."""
     axes = parse_axes(tree, asked.axes, "SWEEP")
     if asked.samples:
         cells = sample(axes, asked.samples, base.seed)
@@ -60,7 +65,7 @@ def sweep(
 def matrix(
     tree: Tree, layers: Sequence[Layer], base: Config, *, yes: bool = False
 ) -> Combined[Config]:
-    """The cells of the configured test matrix: its axes' grid, or a design over its features."""
+    """Return the cells of the configured test matrix: a grid of axes, or a design over features."""
     design = base.study.design
     if design == "grid":
         where = "TEST_MATRIX_AXES"
@@ -81,15 +86,15 @@ def _all(axes: Sequence[Axis], where: str, yes: bool) -> list[Cell]:
 
 
 def _confirm(count: int, yes: bool) -> None:
-    """Planning resolves every combination, so the question comes before that."""
-    if count > _MANY:
+    """Ask for confirmation of many combinations, before planning resolves each of them."""
+    if count > _CONFIRM_ABOVE:
         confirm(f"plan {count:,} combinations?", yes)
 
 
 def _resolve(tree: Tree, layers: Sequence[Layer], where: str, each: Cell) -> Config:
-    """The cell's configuration; its accumulation follows a batch that is swept.
+    """Return the cell's configuration, with GRAD_ACCUMULATION adapted to a swept batch size.
 
-    GLOBAL_BATCH is what the result depends on, so a cell that changes the micro-batch keeps it.
+    The result depends on GLOBAL_BATCH, so a cell that changes the micro-batch keeps GLOBAL_BATCH.
     """
     name = f"{where} {each.slug}"
     layer = Layer.of("axis", name, each.delta)

@@ -1,4 +1,4 @@
-"""Comparing run directories by the symbols that made them; imports no torch."""
+"""Comparison of run directories in terms of their configuration symbols. Does not import torch."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ from lib.optim import OPTIMIZERS
 from lib.pruning import PRUNERS
 from lib.rundir import RunDir
 
-# Path of a part that a choice selects → the choice.
+# {path of a component: the Kconfig choice that selects it}
 _CHOICES = {
     "model.attention.pattern": PATTERNS.choice,
     "model.attention.positions": POSITIONS.choice,
@@ -33,46 +33,47 @@ _CHOICES = {
 def compare(
     a: str, b: str, build_dir: Path, axis: str = "", label_by: str = "", **selection: str
 ) -> Comparison:
-    """Compare the finished runs ``a`` and ``b``, each a directory or a name of .config's plan.
+    """Compare the finished runs ``a`` and ``b``, each a directory or a run name in .config's plan.
 
-    ``axis`` and ``label_by`` are comma-separated symbols or fields. ConfigError where one names
-    nothing, or a run is not there or not done.
+    ``axis`` and ``label_by`` are comma-separated symbols or fields. Raises ConfigError if a symbol
+    or field is unknown, or a run is missing or unfinished.
     """
     for value, name in ((a, "A"), (b, "B")):
         if not value:
-            raise ConfigError(Problem("names no run", name, "type: make compare A=DIR B=DIR"))
+            advice = "type: make compare A=DIR B=DIR"
+            raise ConfigError(Problem("no run given", name, advice, code="usage.missing-argument"))
     left, right = (find_finished(name, build_dir, **selection) for name in (a, b))
     facts = read_facts(left), read_facts(right)
     return judge(*facts, names_of([left, right]), words(axis), words(label_by))
 
 
 def finalists(named: str, build_dir: Path, **selection: str) -> Report:
-    """Judge the finalists that ``named`` lists: directories or patterns of them, or of .config's plan.
+    """Compare the finalists in ``named``: directories, or patterns over directories or run names.
 
-    ConfigError where a word names no run.
+    Raises ConfigError if an item matches no run.
     """
-    runs: dict[Path, None] = {}
+    paths: dict[Path, None] = {}
     for word in words(named):
-        runs |= dict.fromkeys(_named(word, build_dir, **selection))
-    found = [RunDir(path) for path in runs]
-    return judge_finalists(found, names_of(found))
+        paths |= dict.fromkeys(_matching(word, build_dir, **selection))
+    runs = [RunDir(path) for path in paths]
+    return judge_finalists(runs, names_of(runs))
 
 
-def _named(word: str, build_dir: Path, **selection: str) -> list[Path]:
+def _matching(word: str, build_dir: Path, **selection: str) -> list[Path]:
     folders = [Path(name) for name in sorted(glob(word)) if ".old-" not in name]
-    if found := [path for path in folders if RunDir(path).resolved_config.exists()]:
-        return found
+    if folders := [path for path in folders if RunDir(path).resolved_config.exists()]:
+        return folders
     plan = make_plan(config_layers(build_dir), build_dir, **selection)
     return [run.path for run in plan.matching(word)]
 
 
 def words(text: str) -> list[str]:
-    """What a comma-separated list holds."""
+    """Split a list separated by commas or spaces."""
     return text.replace(",", " ").split()
 
 
 def names_of(runs: Sequence[RunDir]) -> dict[str, str]:
-    """Path of a setting → its symbol; empty where this code cannot read one of the runs."""
+    """Return {setting path: symbol}; empty if this code cannot read one of the runs."""
     names: dict[str, str] = {}
     try:
         for run in runs:
@@ -83,27 +84,27 @@ def names_of(runs: Sequence[RunDir]) -> dict[str, str]:
 
 
 def symbol_names(config: Config) -> dict[str, str]:
-    """Path of each of the identity's settings → the symbol that it holds."""
+    """Return {path: symbol} for each setting of the identity."""
     return _names(config, "")
 
 
 def _names(value: Any, path: str) -> dict[str, str]:
-    found: dict[str, str] = {}
+    names: dict[str, str] = {}
     for field in dataclasses.fields(value):
         if not field.metadata.get("identity", True):
             continue
         below = f"{path}.{field.name}" if path else field.name
         content = vars(value)[field.name]
         if "symbol" in field.metadata:
-            found[below] = field.metadata["symbol"]
+            names[below] = field.metadata["symbol"]
         elif isinstance(content, tuple):
-            for part in content:
-                # A part that may be left out is selected by the symbol of its name.
-                name = f"{below}.{part.name}"
-                found |= {name: part.name.upper()} | _names(part, name)
+            for component in content:
+                # An optional component is selected by the symbol of its name.
+                name = f"{below}.{component.name}"
+                names |= {name: component.name.upper()} | _names(component, name)
         elif dataclasses.is_dataclass(content):
-            found |= _choice(field.metadata, below) | _names(content, below)
-    return found
+            names |= _choice(field.metadata, below) | _names(content, below)
+    return names
 
 
 def _choice(metadata: Mapping[str, Any], path: str) -> dict[str, str]:

@@ -1,7 +1,7 @@
-"""Config: everything a run is, typed and frozen. The only reader of the generated ``config.py``.
+"""The typed, frozen configuration of a run. The only reader of the generated ``config.py``.
 
-A run is a config. A study's step is another set of symbol values through the same ``from_values``,
-so ranges, dependencies and the rules below hold for steps too.
+Every run is built from symbol values by ``Config.from_values``. The steps of a study use the same
+path, so ranges, dependencies and rules apply to them too.
 """
 
 import dataclasses
@@ -35,20 +35,20 @@ from lib.watch.options import WatchOptions
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """A GPT-2: its shape, its attention, its MLP."""
+    """Configuration of a GPT-2 model: shape, attention and MLP."""
 
     shape: Shape
     attention: AttentionConfig
     mlp: MlpConfig
-    # Whether backward computes each block anew instead of keeping what is inside it.
+    # Recompute each block's activations in the backward pass instead of storing them.
     grad_checkpointing: bool = symbol("GRAD_CHECKPOINTING", form=True)
 
     def sites(self) -> list[BlockSite]:
-        """One site for each block."""
+        """Return one site per block."""
         return [BlockSite(self.shape, self.attention, i) for i in range(self.shape.n_layer)]
 
     def num_params(self) -> int:
-        """Declared parameters; the output head is tied to the token embedding."""
+        """Return the number of parameters; the output head is tied to the token embedding."""
         shape = self.shape
         norm = shape.n_embd * (2 if shape.bias else 1)
         embeddings = shape.padded_vocab_size * shape.n_embd
@@ -58,21 +58,21 @@ class ModelConfig:
         return embeddings + blocks + norm
 
     def cached_numbers(self, length: int) -> int:
-        """What decoding keeps of a sequence of ``length`` tokens."""
+        """Return the KV cache size of a sequence of ``length`` tokens, in elements."""
         attention = self.attention.cached_numbers(self.shape, length)
         return sum(attention + self.mlp.cached_numbers(site, length) for site in self.sites())
 
     def pairs_per_token(self) -> float:
-        """Query-key pairs of a head for a token of a full context, on average."""
+        """Return the mean number of query-key pairs per token and head at full context."""
         return self.attention.pattern.mean_keys(self.shape.block_size)
 
     def reads(self) -> int:
-        """Keys that a head reads for the last token of a full context."""
+        """Return the number of keys that a head reads for the last token of a full context."""
         length, keys = self.shape.block_size, self.attention.pattern.mean_keys
         return round(length * keys(length) - (length - 1) * keys(length - 1))
 
     def flops_per_token(self) -> float:
-        """Training FLOPs for one token at full context: forward, and twice that backward."""
+        """Return the training FLOPs per token at full context: forward, plus twice that backward."""
         attention = self.attention.flops_per_token(self.shape)
         blocks = sum(attention + self.mlp.flops_per_token(site) for site in self.sites())
         return 3 * (blocks + 2 * self.shape.padded_vocab_size * self.shape.n_embd)
@@ -80,7 +80,7 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """Budget, batch and intervals."""
+    """Options of the training loop: budget, batch size and intervals."""
 
     # iterations, tokens or time
     budget: str = symbol("BUDGET")
@@ -108,20 +108,21 @@ class TrainConfig:
     def __post_init__(self) -> None:
         product = self.batch_size * self.grad_accumulation * self.gpus
         if product != self.global_batch:
-            raise ConfigError(
+            what = (
                 f"GLOBAL_BATCH: BATCH_SIZE={self.batch_size} x GRAD_ACCUMULATION="
-                f"{self.grad_accumulation} x GPUS={self.gpus} is {product}, "
-                f"not {self.global_batch}"
+                f"{self.grad_accumulation} x GPUS={self.gpus} is {product} "
+                f"(expected {self.global_batch})"
             )
+            raise ConfigError(Problem(what, code="config.conflict"))
 
     def tokens_per_iteration(self, block_size: int) -> int:
-        """Training tokens of one optimizer step."""
+        """Return the number of training tokens per optimizer step."""
         return self.global_batch * block_size
 
 
 @dataclass(frozen=True)
 class StudyConfig:
-    """Which runs to plan; not part of any run."""
+    """Options that select the runs to plan; not part of any run's identity."""
 
     # single_training, ra_mla_ablation_mode or test_matrix_mode
     mode: str = symbol("RUN_MODE")
@@ -135,13 +136,13 @@ class StudyConfig:
     output_dir: str = symbol("OUTPUT_DIR")
     jobs: int = symbol("JOBS")
     dry_run: bool = symbol("DRY_RUN")
-    # Whether each compiled run has its like without the compiler beside it.
+    # Plan an eager run beside each compiled run.
     eager_twin: bool = symbol("COMPILE_EAGER_TWIN")
 
 
 @dataclass(frozen=True)
 class Config:
-    """One run. ``values`` are the symbols it was made from, kept to be written beside the run."""
+    """Configuration of one run. ``values`` are the symbol values that it was built from."""
 
     model: ModelConfig
     init: InitOptions
@@ -166,7 +167,10 @@ class Config:
 
     @classmethod
     def from_values(cls, values: Mapping[str, Value]) -> "Config":
-        """Bind symbols to fields and check the rules across them. ConfigError lists all problems."""
+        """Bind symbols to fields and check the rules across them.
+
+        Raises ConfigError with all problems.
+        """
         problems: list[Problem] = []
 
         def part(build: Any) -> Any:
@@ -206,42 +210,45 @@ class Config:
         return bind(cls, values, model=model, values=dict(values), **parts)
 
     def identity(self) -> dict[str, Any]:
-        """All that may change a bit of the result, as plain JSON types."""
+        """Return all settings that can change a bit of the result, as plain JSON types."""
         return _identity(self, forms=True)
 
     def function(self) -> dict[str, Any]:
-        """The identity without what chooses among forms of one function."""
+        """Return the identity without the settings that only select a backend or numerics."""
         return _identity(self, forms=False)
 
     @property
     def digest(self) -> str:
-        """SHA-256, in hex, of the identity's canonical JSON."""
+        """Return the SHA-256, in hex, of the identity's canonical JSON."""
         return identity_digest(self.identity())
 
     @property
     def hash8(self) -> str:
-        """Its first eight digits."""
+        """Return the first eight hex digits of the digest."""
         return self.digest[:8]
 
 
 def identity_digest(identity: Mapping[str, Any]) -> str:
-    """SHA-256, in hex, of an identity, as a configuration gives it or a file holds it."""
+    """Return the SHA-256, in hex, of an identity returned by ``Config`` or read from a file."""
     return hashlib.sha256(canonical_json(identity).encode()).hexdigest()
 
 
 def load_config(build_dir: Path) -> Config:
-    """The configuration of ``build_dir``. ConfigError when there is none or a rule is broken."""
+    """Load the configuration of ``build_dir``.
+
+    Raises ConfigError if there is none or a rule is broken.
+    """
     return Config.from_values(read_constants(build_dir / "config.py"))
 
 
 def _identity(value: Any, *, forms: bool) -> Any:
-    """Dataclasses become dictionaries of their identity fields, with their part's name."""
+    """Convert dataclasses to dictionaries of their identity fields and component name."""
     if isinstance(value, tuple):
         return [_identity(item, forms=forms) for item in value]
     if not dataclasses.is_dataclass(value):
         return value
     fields = (f for f in dataclasses.fields(value) if f.metadata.get("identity", True))
-    chosen = (f for f in fields if forms or not f.metadata.get("form", False))
-    found = {f.name: _identity(vars(value)[f.name], forms=forms) for f in chosen}
+    selected = (f for f in fields if forms or not f.metadata.get("form", False))
+    identity = {f.name: _identity(vars(value)[f.name], forms=forms) for f in selected}
     name = vars(type(value)).get("name")
-    return {"name": name, **found} if isinstance(name, str) else found
+    return {"name": name, **identity} if isinstance(name, str) else identity

@@ -1,4 +1,4 @@
-"""What ``per_query.csv`` says of each evaluation document before any model is asked."""
+"""Per-document rows of ``per_query.csv``: facts about each evaluation document, and its losses."""
 
 import hashlib
 from collections.abc import Sequence
@@ -15,35 +15,35 @@ from lib.repro.per_query import Item, ItemFacts
 def items_of(
     evaluation: Evaluation, evaluate: Evaluator, source: str, words: Tokenizer, step: int
 ) -> list[Item]:
-    """The rows of ``per_query.csv``, in the order of their names, after ``step`` optimizer steps."""
+    """Return the rows of ``per_query.csv`` after ``step`` optimizer steps, sorted by document."""
     measured = {document.item_id: document for document in evaluation.documents}
     facts = item_facts(evaluate.windows, evaluate.split, evaluate.batch_size, source, words)
     return [
         Item(
-            **vars(known),
-            n_correct=measured[known.item_id].n_correct,
-            nll_sum=measured[known.item_id].nll_sum,
+            **vars(document),
+            n_correct=measured[document.item_id].n_correct,
+            nll_sum=measured[document.item_id].nll_sum,
             eval_step=step,
         )
-        for known in facts
+        for document in facts
     ]
 
 
 def item_facts(
     windows: Sequence[EvalWindow], split: Split, batch_size: int, source: str, words: Tokenizer
 ) -> list[ItemFacts]:
-    """The documents of an evaluation of ``windows``, in the order of their names."""
-    places: dict[str, list[int]] = {}
-    for place, window in enumerate(windows):
-        places.setdefault(window.document, []).append(place)
+    """Return the facts of each document in ``windows``, sorted by document name."""
+    indices_by_document: dict[str, list[int]] = {}
+    for i, window in enumerate(windows):
+        indices_by_document.setdefault(window.document, []).append(i)
     digests = {document.id: document.digest for document in split.documents or []}
     lengths_V = _token_lengths(words)
-    found = []
-    for name, numbers in sorted(places.items()):
-        cut = sorted((windows[i] for i in numbers), key=lambda window: window.offset)
-        tokens = np.concatenate([split.window(w.offset + 1, w.predicted) for w in cut])
-        batch_index, row_in_batch = divmod(numbers[0], batch_size)
-        found.append(
+    facts = []
+    for name, indices in sorted(indices_by_document.items()):
+        parts = sorted((windows[i] for i in indices), key=lambda window: window.offset)
+        tokens = np.concatenate([split.window(w.offset + 1, w.predicted) for w in parts])
+        batch_index, row_in_batch = divmod(indices[0], batch_size)
+        facts.append(
             ItemFacts(
                 item_id=name,
                 source=source,
@@ -56,11 +56,11 @@ def item_facts(
                 row_in_batch=row_in_batch,
             )
         )
-    return found
+    return facts
 
 
 def _token_lengths(words: Tokenizer) -> np.ndarray:
-    """Bytes of text of each id [V]; the end of a text stands for none."""
+    """Return the number of text bytes per token id [V]; 0 for the end-of-text token."""
     lengths_V = np.array([len(words.token_bytes(i)) for i in range(words.vocab_size)])
     lengths_V[words.end_of_text] = 0
     return lengths_V

@@ -1,4 +1,4 @@
-"""What the run commands do with a plan: train it, train one run here, train again."""
+"""Execution of a plan: train its runs in workers, train one run in this process, rerun runs."""
 
 import os
 from collections.abc import Sequence
@@ -28,43 +28,44 @@ from lib.runner.progress import RunProgress
 from lib.runner.runner import LOCK, Options, run_all
 from lib.status import is_done, read_status
 
-# After one of these there is more to come, and no table yet.
-_STOPPED = range(124, 256)
+# Exit codes of an interrupted plan: training will be resumed, so no table is written yet.
+_INTERRUPTED_CODES = range(124, 256)
 
 
 def train_plan(
     plan: Plan, options: Options, table_of: Plan, *, json: bool = False
 ) -> tuple[int, str]:
-    """Train what is missing of ``plan``; the exit code, and the result table for stdout.
+    """Train the unfinished runs of ``plan``. Return the exit code and the result table.
 
-    ``table_of`` is the plan whose runs the table shows. Raises ConfigError and PreflightError
+    ``table_of`` is the plan whose runs the table shows. ConfigError and PreflightError are raised
     before anything is created.
     """
-    _say_left_out(plan)
+    _log_skipped(plan)
     pool = new_pool(plan)
     target = Gpt2Target(plan, pool, allow_stale=options.stale == "keep", dirty=options.dirty)
     code = run_all(plan.runs, plan.folder, target, pool, options)
-    if code in _STOPPED:
+    if code in _INTERRUPTED_CODES:
         return code, ""
     text = report(table_of, json=json)
     if code == EXIT_DONE and plan.study == "ratio" and plan.base.values["MODEL_SIZE"] == "tiny":
         say(
             "NEXT",
-            "the study at GPT-2's size, on a GPU: make defconfig-gpt2-ratio-ablation && make",
+            "the study at GPT-2 size, on a GPU: make defconfig-gpt2-ratio-ablation && make",
         )
     return code, text
 
 
 def report(plan: Plan, *, json: bool = False, label_by: Sequence[str] = ()) -> str:
-    """Write the table of the plan's runs beside them; its text.
+    """Write the result table of the plan's runs beside the runs. Return the table as text.
 
-    Runs that differ in a field of ``label_by`` are kept apart. ConfigError where there is none.
+    Runs that differ in a field of ``label_by`` get separate rows. Raises ConfigError if a field is
+    unknown.
     """
     target = Gpt2Target(plan, new_pool(plan))
     started = [run for run in plan.runs if read_status(RunDir(run.path)) is not None]
-    kept = [run.label for run in started if target.differences(RunDir(run.path))]
-    left_out = [str(problem) for problem in plan.left_out]
-    table = build_table(plan.study, plan.runs, kept, left_out, label_by)
+    stale = [run.label for run in started if target.differences(RunDir(run.path))]
+    skipped = [str(problem) for problem in plan.left_out]
+    table = build_table(plan.study, plan.runs, stale, skipped, label_by)
     table = replace(table, sections=sections(plan))
     plan.folder.mkdir(parents=True, exist_ok=True)
     for path in write_table(table, plan.folder):
@@ -75,23 +76,23 @@ def report(plan: Plan, *, json: bool = False, label_by: Sequence[str] = ()) -> s
 
 
 def train_here(plan: Plan, *, dirty: bool = False) -> int:
-    """Train the plan's one run, no twin, in this process, where a debugger can reach it.
+    """Train the plan's only run, without its paired eager run, in this process.
 
-    Returns the exit code.
-
-    torchrun starts several of these, which train it together; the other ranks wait for rank 0 in
-    ``train.run``. ConfigError when the plan has more runs, or another process trains this one.
+    A debugger can reach all of the training. Returns the exit code. torchrun starts one process per
+    rank; the other ranks wait for rank 0 in ``train.run``. Raises ConfigError if the plan has more
+    than one run, or another process trains the run.
     """
     runs = [run for run in plan.runs if run.variant.arm != EAGER]
     if len(runs) != 1:
-        what = f"{len(runs)} runs are planned, and this trains one"
-        raise ConfigError(Problem(what, plan.study, "type: make train STEPS=7 SEEDS=1"))
+        what = f"train accepts a single run (expected 1 planned run, got {len(runs)})"
+        advice = "type: make train STEPS=7 SEEDS=1"
+        raise ConfigError(Problem(what, plan.study, advice, code="usage.not-one-run"))
     (run,) = runs
     refuse_foreign([run])
     if is_done(RunDir(run.path)):
-        say("SKIP", f"{run.label}   done; to train it again: make rerun RUNS={run.variant.slug}")
+        say("SKIP", f"{run.label}   done; to repeat it: make rerun RUNS={run.variant.slug}")
         return EXIT_DONE
-    # Before torch is loaded: libraries read these once, at their start.
+    # Set before torch is imported: libraries read these variables once, at import.
     os.environ.update(environment(run.config.machine))
     from gpt2 import preflight, train
 
@@ -101,51 +102,53 @@ def train_here(plan: Plan, *, dirty: bool = False) -> int:
         preflight.check_machine(
             [run.config], preflight.TrainingPlace(plan.build_dir, plan.folder, dirty)
         )
-    with Interrupts() as interrupts, ExitStack() as held:
+    with Interrupts() as interrupts, ExitStack() as lock:
         if process.is_main:
             preflight.check_weights([run.config], plan.build_dir)
             preflight.check_data([run.config], plan.build_dir)
             run.path.mkdir(parents=True, exist_ok=True)
-            held.enter_context(locks.exclusive(RunDir(run.path).lock))
+            lock.enter_context(locks.exclusive(RunDir(run.path).lock))
             Gpt2Target(plan, new_pool(plan)).prepare(run)
         status = train.run(
             run.path,
             plan.build_dir,
-            lambda event: _say_event(run, event),
+            lambda event: _log_event(run, event),
             lambda: interrupts.stopped,
         )
     return status.exit_code
 
 
 def rerun(plan: Plan, patterns: str, *, yes: bool = False) -> Plan:
-    """Move the directories of the matching runs aside; the plan of these runs alone.
+    """Move the directories of the matching runs aside. Return the plan of the matching runs.
 
-    Asks first. ConfigError when nobody can answer, a pattern names no run, or a run is at work.
+    Asks for confirmation first. Raises ConfigError if stdin is not interactive, a pattern matches no
+    run, or a run is active.
     """
     runs = plan.matching(patterns)
     locks.refuse_if_held(plan.folder / LOCK)
-    # What was done under another name stays there, and is trained here once more.
+    # Results reused from another directory stay there; the run is trained again in this folder.
     runs = [replace(run, path=own_path(run, plan.folder)) for run in runs]
     existing = [run for run in runs if run.path.exists()]
     if existing:
-        confirm(f"train {len(existing)} of {len(plan.runs)} runs again, keeping the old ones?", yes)
+        question = f"train {len(existing)} of {len(plan.runs)} runs again (old results are kept)?"
+        confirm(question, yes)
     for run in existing:
-        say("RERUN", f"{run.label}   kept as {move_aside(RunDir(run.path)).name}")
+        say("RERUN", f"{run.label}   old run moved to {move_aside(RunDir(run.path)).name}")
     return replace(plan, runs=runs)
 
 
 def new_pool(plan: Plan) -> Pool:
-    """Workers for the runs of ``plan``."""
+    """Return a pool of workers for the runs of ``plan``."""
     return Pool(PRELOAD, environment(plan.base.machine))
 
 
-def _say_left_out(plan: Plan) -> None:
+def _log_skipped(plan: Plan) -> None:
     for problem in plan.left_out:
         say("OMIT", f"{plan.study}/{problem}")
 
 
-def _say_event(run: Run[Config], event: dict[str, Any]) -> None:
-    """One line for each event: there is no other run to tell it from."""
+def _log_event(run: Run[Config], event: dict[str, Any]) -> None:
+    """Log one line per event, without a label: only one run is trained."""
     if event["kind"] == "line":
         say(event["tag"], event["text"])
     elif event["kind"] == "progress":

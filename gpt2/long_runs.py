@@ -1,16 +1,16 @@
-"""Runs so long that a mistake in them costs hours: what they must have, and what they come to."""
+"""Extra launch checks and a one-line summary for long runs, where a mistake costs hours."""
 
 from gpt2.config import Config
 from gpt2.training.budget import run_budget
 from lib.errors import Problem
 from lib.units import short
 
-# With a budget in seconds nothing is known of iterations.
+# Threshold for a time budget, whose number of iterations is unknown.
 LONG_SECONDS = 3600
 
 
 def is_long(config: Config) -> bool:
-    """Whether the run has ``LONG_RUN_ITERATIONS``, or trains for an hour by the clock."""
+    """Return whether the run has ``LONG_RUN_ITERATIONS`` or more, or a time budget of an hour."""
     budget = run_budget(config)
     if budget.is_time:
         return budget.seconds >= LONG_SECONDS
@@ -18,37 +18,37 @@ def is_long(config: Config) -> bool:
 
 
 def long_run_problems(config: Config) -> list[Problem]:
-    """Why a long run must not start: nothing saved on the way, or fp32 on a GPU for want of a word.
+    """Return the problems that block a long run: no checkpoint, or accidental fp32 on a GPU.
 
-    paper_repro takes fp32 on purpose, so it is not asked.
+    Strict profiles such as paper_repro use fp32 deliberately and are exempt.
     """
     if not is_long(config):
         return []
-    found, interval = [], config.train.checkpoint_interval
+    problems, interval = [], config.train.checkpoint_interval
     iterations = run_budget(config).iterations
     if not interval or 0 < iterations <= interval:
-        what = f"CHECKPOINT_INTERVAL={interval} saves nothing before the end of a run of {length(config)}"
-        advice = "type: SET=CHECKPOINT_INTERVAL=500, or set LONG_RUN_ITERATIONS to more"
-        found.append(Problem(what, "CHECKPOINT_INTERVAL", advice))
+        what = f"CHECKPOINT_INTERVAL={interval} saves no checkpoint during {length(config)}"
+        advice = "type: SET=CHECKPOINT_INTERVAL=500, or increase LONG_RUN_ITERATIONS"
+        problems.append(Problem(what, "CHECKPOINT_INTERVAL", advice, code="long-run.no-checkpoint"))
     machine = config.machine
     if machine.device == "cuda" and machine.precision == "fp32" and not config.repro.strict:
-        what = f"PRECISION=fp32 on a GPU under {config.repro.profile}, for {length(config)}"
-        advice = "type: SET=PRECISION_BF16=y, or SET=RUN_PROFILE_PAPER_REPRO=y where fp32 is meant"
-        found.append(Problem(what, "PRECISION", advice))
-    return found
+        what = f"PRECISION=fp32 on a GPU with profile {config.repro.profile}, for {length(config)}"
+        advice = "type: SET=PRECISION_BF16=y, or SET=RUN_PROFILE_PAPER_REPRO=y to require fp32"
+        problems.append(Problem(what, "PRECISION", advice, code="long-run.fp32"))
+    return problems
 
 
 def length(config: Config) -> str:
-    """``50,000 it``, or ``7,200 s``."""
+    """Format the budget of a run: ``50,000 it``, or ``7,200 s``."""
     budget = run_budget(config)
     return f"{budget.seconds:,.0f} s" if budget.is_time else f"{budget.iterations:,} it"
 
 
 def intended(config: Config) -> str:
-    """What would be trained, in a line: to be read before a long run is started."""
+    """Summarize the planned training in one line, to be reviewed before a long run starts."""
     shape, train, machine = config.model.shape, config.train, config.machine
     attention = config.model.attention
-    every = train.checkpoint_interval
+    interval = train.checkpoint_interval
     parts = [
         f"{short(config.model.num_params())} parameters",
         f"{shape.n_layer} layers, {shape.n_head} heads, {shape.n_embd} wide",
@@ -58,6 +58,6 @@ def intended(config: Config) -> str:
         f"{machine.precision} on {machine.device}",
         f"{length(config)} x {short(train.tokens_per_iteration(shape.block_size))} tokens",
         f"{config.optimizer.name} {config.schedule.learning_rate:g}",
-        f"checkpoint every {every:,} it" if every else "no checkpoint before the end",
+        f"checkpoint every {interval:,} it" if interval else "no checkpoint before the end",
     ]
     return ", ".join(parts)

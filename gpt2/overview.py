@@ -1,6 +1,6 @@
-"""What a plan costs and how far it is: the rows of ``make plan`` and ``make status``.
+"""Cost and progress of a plan: the rows of ``make plan`` and ``make status``.
 
-Reads configurations and run directories; imports no torch and starts nothing.
+Reads configurations and run directories. Does not import torch and starts no process.
 """
 
 import json
@@ -28,7 +28,7 @@ _STUDY_NAMES = {"single": "one training", "matrix": "test matrix"}
 
 @dataclass(frozen=True)
 class RunView:
-    """One planned run. Times are in seconds, None where nothing is known."""
+    """Cost and progress of one planned run. Times are in seconds, None if unknown."""
 
     label: str
     delta: str
@@ -38,17 +38,17 @@ class RunView:
     # Hidden units and mechanism widths of the first and the last block.
     widths: str
     flops_per_token: float
-    # Query-key pairs of a head for a token, on average and of the last one of a context.
+    # Query-key pairs per token and head: mean over a context, and keys read by the last token.
     pairs_per_token: float
     reads: int
-    # None where a time budget leaves it open.
+    # None with a time budget.
     tokens: int | None
     # Multiple of the configured budget that the run trains for by design.
     stretch: float
-    # Of training alone.
+    # Training time only, without start-up and evaluation.
     seconds: float | None
-    # Where ``seconds`` is from: measured (the run is done), configured (a time budget), runs (done
-    # ones of this plan), machine (how fast it multiplies matrices), or unknown.
+    # Source of ``seconds``: measured (the run is done), configured (a time budget), runs (done runs
+    # of this plan), machine (matrix product speed), or unknown.
     seconds_from: str
     seconds_left: float | None
     # done, new, running, stopped, failed
@@ -58,15 +58,15 @@ class RunView:
 
 
 def look(plan: Plan) -> list[RunView]:
-    """A view of every run of the plan, in order."""
-    found = _flops_per_second(plan)
-    return [_view(run, found) for run in plan.runs]
+    """Return a view of every run of the plan, in order."""
+    speed_estimate = _flops_per_second(plan)
+    return [_view(run, speed_estimate) for run in plan.runs]
 
 
 def plan_text(plan: Plan, views: Sequence[RunView]) -> str:
-    """The plan as columns, and what it adds up to."""
-    seen = len({view.pairs_per_token for view in views}) > 1
-    pairs = ("pairs", "reads") if seen else ()
+    """Format the plan as columns, followed by a summary line."""
+    show_pairs = len({view.pairs_per_token for view in views}) > 1
+    pairs = ("pairs", "reads") if show_pairs else ()
     sizes = ("run", "params", "ratio", "widths", "FLOP/token", *pairs)
     lines = [(*sizes, "tokens", "time", "state", "delta")]
     for view in views:
@@ -77,21 +77,21 @@ def plan_text(plan: Plan, views: Sequence[RunView]) -> str:
                 view.ratio,
                 view.widths,
                 short(view.flops_per_token),
-                *((f"{view.pairs_per_token:.0f}", str(view.reads)) if seen else ()),
+                *((f"{view.pairs_per_token:.0f}", str(view.reads)) if show_pairs else ()),
                 _tokens(view),
                 "~" * (view.seconds_from == "machine") + _time(view.seconds),
                 view.state,
                 view.delta,
             )
         )
-    left_out = "".join(f"left out  {problem}\n" for problem in plan.left_out)
-    sizes = "".join(f"{line}\n" for line in _pattern_notes(plan))
-    notes = f"{sizes}{_note(views)}{_twin_note(plan, views)}{_debug_note(plan)}"
-    return f"{_columns(lines)}\n{left_out}{notes}{summary_line(plan, views)}"
+    skipped = "".join(f"skipped  {problem}\n" for problem in plan.left_out)
+    patterns = "".join(f"{line}\n" for line in _pattern_notes(plan))
+    notes = f"{patterns}{_time_note(views)}{_eager_note(plan, views)}{_debug_note(plan)}"
+    return f"{_columns(lines)}\n{skipped}{notes}{summary_line(plan, views)}"
 
 
 def status_text(plan: Plan, views: Sequence[RunView]) -> str:
-    """How far each run is, and all together."""
+    """Format the progress of each run as columns, followed by a summary line."""
     lines = [("run", "state", "iteration", "time left")]
     for view in views:
         total = f"/{view.iterations:,}" if view.iterations else ""
@@ -102,7 +102,7 @@ def status_text(plan: Plan, views: Sequence[RunView]) -> str:
 
 
 def summary_line(plan: Plan, views: Sequence[RunView]) -> str:
-    """``ratio study (paper_repro), 19 x 3 seeds, 57 runs, 41 done, about 00:40 left``."""
+    """Summarize the plan: ``ratio study (paper_repro), 19 x 3 seeds, 57 runs, 41 done, …``."""
     variants = len({run.variant.slug for run in plan.runs})
     seeds = len({run.seed for run in plan.runs})
     name = _STUDY_NAMES.get(plan.study, f"{plan.study} study")
@@ -115,16 +115,16 @@ def summary_line(plan: Plan, views: Sequence[RunView]) -> str:
         state: sum(v.state == state for v in views) for state in ("done", "failed", "running")
     }
     parts += [f"{count} {state}" for state, count in counts.items() if count or state == "done"]
-    left = [view.seconds_left for view in views if view.state != "done"]
-    known = [seconds for seconds in left if seconds is not None]
-    if left and len(known) == len(left):
-        jobs = min(len(left), _jobs(plan.base))
-        parts.append(f"about {clock(sum(known) / jobs)} of training left with JOBS={jobs}")
+    remaining = [view.seconds_left for view in views if view.state != "done"]
+    estimates = [seconds for seconds in remaining if seconds is not None]
+    if remaining and len(estimates) == len(remaining):
+        jobs = min(len(remaining), _jobs(plan.base))
+        parts.append(f"about {clock(sum(estimates) / jobs)} of training left with JOBS={jobs}")
     return ", ".join(parts)
 
 
 def to_json(plan: Plan, views: Sequence[RunView]) -> str:
-    """One document with sorted keys."""
+    """Format the plan as one JSON document with sorted keys."""
     document = {
         "schema_version": SCHEMA_VERSION,
         "study": plan.study,
@@ -140,29 +140,27 @@ def to_json(plan: Plan, views: Sequence[RunView]) -> str:
     return json.dumps(document, sort_keys=True, indent=2, allow_nan=False)
 
 
-def _note(views: Sequence[RunView]) -> str:
-    """How far the times can be trusted, where they can be little."""
+def _time_note(views: Sequence[RunView]) -> str:
+    """Return a warning if the time estimates are inaccurate or missing."""
     sources = {view.seconds_from for view in views}
     if "machine" in sources:
-        return (
-            "~ from this CPU's matrix products alone, right within a factor of two; a run tells\n"
-        )
+        return "~ estimated from this CPU's matrix product speed, within a factor of two\n"
     if "unknown" in sources:
-        return "- not known before a first run of this plan has shown its speed on the GPU\n"
+        return "- unknown until the first run of this plan has been timed on the GPU\n"
     return ""
 
 
-def _twin_note(plan: Plan, views: Sequence[RunView]) -> str:
-    """What the runs cost that nobody listed, and how to do without them."""
+def _eager_note(plan: Plan, views: Sequence[RunView]) -> str:
+    """Explain the cost of the automatically added eager runs, and how to disable them."""
     arms = zip(plan.runs, views, strict=True)
-    twins = [view for run, view in arms if run.variant.arm == EAGER]
-    if not twins:
+    eager = [view for run, view in arms if run.variant.arm == EAGER]
+    if not eager:
         return ""
-    seconds = [view.seconds for view in twins if view.seconds is not None]
-    time = f", {clock(sum(seconds))} of training" if len(seconds) == len(twins) else ""
+    seconds = [view.seconds for view in eager if view.seconds is not None]
+    time = f", {clock(sum(seconds))} of training" if len(seconds) == len(eager) else ""
     return (
-        f"{len(twins)} run(s) called -{EAGER}{time}: the same without torch.compile, apart in every "
-        "table;\nSET=COMPILE_EAGER_TWIN=n plans none\n"
+        f"{len(eager)} run(s) named *-{EAGER}{time}: the same runs without torch.compile, in "
+        "separate table rows;\nSET=COMPILE_EAGER_TWIN=n disables them\n"
     )
 
 
@@ -171,13 +169,13 @@ def _pattern_notes(plan: Plan) -> list[str]:
 
 
 def _debug_note(plan: Plan) -> str:
-    """That runs are watched closely, where that is slow."""
+    """Return a warning if a debug setting slows the runs down."""
     if not plan.base.numerics.detect_anomaly:
         return ""
-    return "DETECT_ANOMALY=y is slow: times of these runs are no claim of speed\n"
+    return "DETECT_ANOMALY=y is slow: do not use these runs for speed claims\n"
 
 
-def _view(run: Run[Config], known: "_Speed") -> RunView:
+def _view(run: Run[Config], estimate: "_Speed") -> RunView:
     config, directory = run.config, RunDir(run.path)
     budget = run_budget(config)
     tokens = None if budget.is_time else budget.iterations * budget.tokens_per_iteration
@@ -188,8 +186,8 @@ def _view(run: Run[Config], known: "_Speed") -> RunView:
     if seconds is None and tokens is None:
         seconds, source = budget.seconds, "configured"
     elif seconds is None and tokens is not None:
-        source = known.source
-        seconds = tokens * flops / known.flops_per_second if known.flops_per_second else None
+        source, flops_per_second = estimate.source, estimate.flops_per_second
+        seconds = tokens * flops / flops_per_second if flops_per_second else None
     iteration = status.iteration if status else 0
     left = 0.0 if state == "done" else _seconds_left(directory, state, seconds, iteration, budget)
     ratio, widths = _sizes(config)
@@ -214,29 +212,32 @@ def _view(run: Run[Config], known: "_Speed") -> RunView:
 
 
 def _jobs(config: Config) -> int:
-    """Runs at a time: as asked, else what the cores hold; GPUs cannot be counted without torch."""
+    """Return the number of concurrent runs: JOBS, or on a CPU as many as fit its cores.
+
+    GPUs cannot be counted without importing torch.
+    """
     if config.study.jobs or config.machine.device != "cpu":
         return max(1, config.study.jobs)
     return max(1, usable_cores() // config.machine.cpu_threads)
 
 
 def _describe_delta(variant: Variant) -> str:
-    """``golden + MLP_ATTN_GATE MLP_SHARE=0.15``: the parent, and what changes; a name alone is y."""
+    """Format parent and changes: ``golden + MLP_ATTN_GATE MLP_SHARE=0.15`` (a bare name is y)."""
     settings = (variant.delta or {}).items()
     changes = " ".join(name if value is True else f"{name}={value}" for name, value in settings)
     return f"{variant.parent} + {changes}" if variant.parent else changes
 
 
 def _sizes(config: Config) -> tuple[str, str]:
-    """Ratio and widths of the first and the last block, joined by / where they differ."""
+    """Format ratio and widths of the first and the last block, joined by / if they differ."""
     mlp, sites = config.model.mlp, config.model.sites()
     ends = [sites[0], sites[-1]]
     ratio = _joined([f"{mlp.built_ratio(site):.3f}" for site in ends])
     sizes = [mlp.size(site) for site in ends]
     widths = [f"M {_joined([str(size.hidden) for size in sizes])}"]
     for mechanism in (m for m in mlp.mechanisms if m.sized):
-        found = [str(size.widths.get(mechanism.name, "-")) for size in sizes]
-        widths.append(f"{mechanism.name.removeprefix('mlp_')} {_joined(found)}")
+        values = [str(size.widths.get(mechanism.name, "-")) for size in sizes]
+        widths.append(f"{mechanism.name.removeprefix('mlp_')} {_joined(values)}")
     return ratio, " ".join(widths)
 
 
@@ -245,7 +246,7 @@ def _joined(values: Sequence[str]) -> str:
 
 
 def _state(directory: RunDir, status: Status | None) -> str:
-    """What the status says, and whether a process that says RUNNING is still there."""
+    """Return the state of a run; RUNNING without a live process counts as stopped."""
     match status.state if status else None:
         case None:
             return "new"
@@ -261,21 +262,21 @@ def _state(directory: RunDir, status: Status | None) -> str:
 
 @dataclass(frozen=True)
 class _Speed:
-    """Training speed of one run in the FLOPs that a plan counts; None where nothing is known."""
+    """Training speed of one run in model FLOPs per second (None if unknown), and its source."""
 
     flops_per_second: float | None
     source: str
 
 
 def _flops_per_second(plan: Plan) -> _Speed:
-    """The median of the plan's done runs; without one, what the machine seems able to do."""
-    found = []
+    """Return the median speed of the plan's done runs, or else an estimate for the machine."""
+    speeds = []
     for run in plan.runs:
         timing = _timing(RunDir(run.path))
         if timing is not None:
-            found.append(timing["tokens_per_second"] * run.config.model.flops_per_token())
-    if found:
-        return _Speed(statistics.median(found), "runs")
+            speeds.append(timing["tokens_per_second"] * run.config.model.flops_per_token())
+    if speeds:
+        return _Speed(statistics.median(speeds), "runs")
     guess = speed.flops_per_second(plan.base.machine)
     return _Speed(guess, "unknown" if guess is None else "machine")
 
@@ -286,10 +287,10 @@ def _measured_seconds(directory: RunDir) -> float | None:
 
 
 def _timing(directory: RunDir) -> dict[str, Any] | None:
-    """The summary's timing; None where there is no summary."""
+    """Return the timing of summary.json; None if there is no readable summary."""
     try:
-        found: dict[str, Any] = json.loads(directory.summary.read_text())["timing"]
-        return found
+        timing: dict[str, Any] = json.loads(directory.summary.read_text())["timing"]
+        return timing
     except (OSError, ValueError, KeyError):
         return None
 
@@ -297,7 +298,7 @@ def _timing(directory: RunDir) -> dict[str, Any] | None:
 def _seconds_left(
     directory: RunDir, state: str, seconds: float | None, iteration: int, budget: Budget
 ) -> float | None:
-    """Of training, by the run's own last word where it trains now, else by the estimate."""
+    """Return the remaining training time: the live ETA of a running run, else an estimate."""
     if state == "running":
         last = _last_record(directory)
         if last is not None and last.get("eta_seconds") is not None:
@@ -308,11 +309,11 @@ def _seconds_left(
 
 
 def _last_record(directory: RunDir) -> dict[str, Any] | None:
-    """The last whole line of timing.jsonl."""
+    """Return the last complete line of timing.jsonl; None if there is none."""
     try:
         lines = directory.timing.read_text().split("\n")[:-1]
-        found: dict[str, Any] = json.loads(lines[-1])
-        return found
+        record: dict[str, Any] = json.loads(lines[-1])
+        return record
     except (OSError, ValueError, IndexError):
         return None
 
@@ -327,7 +328,7 @@ def _time(seconds: float | None) -> str:
 
 
 def _columns(lines: Sequence[Sequence[str]]) -> str:
-    """Columns that line up, figures not: names and figures mix in too many of them."""
+    """Format left-aligned columns; most columns mix names and figures."""
     widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
     rows = ("  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)) for line in lines)
     return "\n".join(row.rstrip() for row in rows) + "\n"

@@ -1,4 +1,4 @@
-"""From a configuration to its runs: one training, the steps of a study, a matrix, a sweep."""
+"""Planning: the runs of a configuration (single training, ablation study, test matrix, sweep)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -18,10 +18,10 @@ from lib.kconfig.place import Place
 from lib.plan import Run, Variant, parse_seeds, plan_runs
 from lib.project import ROOT
 
-# Taken by train_ra_mla.py and by checks where there is no .config.
+# Default configuration of train_ra_mla.py and of checks if there is no .config.
 STUDY_DEFCONFIG = "gpt2-ratio-ablation"
 
-# The arm of runs without torch.compile that stand beside those with it, and the end of their slugs.
+# Arm name and slug suffix of the runs without torch.compile that are paired with compiled runs.
 EAGER = "eager"
 
 Block = Sequence[tuple[Variant, Config]]
@@ -29,41 +29,49 @@ Block = Sequence[tuple[Variant, Config]]
 
 @dataclass(frozen=True)
 class Plan:
-    """All runs that a configuration asks for, in the order they are trained."""
+    """All runs of a configuration, in training order."""
 
     study: str
     # Folder of the study's run directories and tables.
     folder: Path
     build_dir: Path
-    # The configuration itself, without any step's changes.
+    # The configuration without the changes of any step.
     base: Config
     runs: Sequence[Run[Config]]
-    # Combinations of a matrix or a sweep that the configuration does not allow.
+    # Combinations of a matrix or sweep that break a rule of the configuration.
     left_out: Sequence[Problem] = ()
-    # What was asked for instead of the configuration's own runs.
+    # The sweep that replaces the configured runs.
     sweep: Sweep | None = None
 
     def only(self, patterns: str) -> "Plan":
-        """This plan with the runs that ``patterns`` name; all of them where it names none."""
+        """Return this plan reduced to the runs that match ``patterns``; unchanged if empty."""
         return replace(self, runs=self.matching(patterns)) if patterns else self
 
     def matching(self, patterns: str) -> list[Run[Config]]:
-        """The runs that comma-separated shell patterns name. ConfigError when one names none."""
+        """Return the runs that match comma-separated shell patterns.
+
+        Raises ConfigError if a pattern matches no run, or there is no pattern.
+        """
         words = patterns.replace(",", " ").split()
+        advice = "type: make plan, to list the runs"
+        if not words:
+            raise ConfigError(
+                Problem("no run given", "RUNS", advice, code="usage.missing-argument")
+            )
         unmatched = [word for word in words if not any(run.matches(word) for run in self.runs)]
-        if unmatched or not words:
-            what = f"{' '.join(unmatched) or 'nothing'!r} names no run of {self.study}"
-            raise ConfigError(Problem(what, "RUNS", "type: make plan, which lists them"))
+        if unmatched:
+            what = f"no run of {self.study} matches {' '.join(unmatched)!r}"
+            raise ConfigError(Problem(what, "RUNS", advice, code="run.not-found"))
         return [run for run in self.runs if any(run.matches(word) for word in words)]
 
 
 def config_layers(build_dir: Path) -> list[Layer]:
-    """The layers of the build folder's ``.config``. ConfigError when there is none."""
+    """Return the layers of the build folder's ``.config``. Raises ConfigError if there is none."""
     return [read_config(Place(ROOT, build_dir).config)]
 
 
 def step_layers(build_dir: Path, settings: Sequence[Layer]) -> list[Layer]:
-    """``.config``, or the study's own defconfig where there is none, turned into the study."""
+    """Return the layers of ``.config`` (or of the study's defconfig if missing), in study mode."""
     config = Place(ROOT, build_dir).config
     base = [read_config(config)] if config.exists() else defconfig_layers(ROOT, STUDY_DEFCONFIG)
     study = Layer.of("command line", "--ra-mla-ablation-step", {"RA_MLA_ABLATION_MODE": True})
@@ -79,22 +87,23 @@ def make_plan(
     sweep: Sweep | None = None,
     yes: bool = False,
 ) -> Plan:
-    """Plan the runs of a configuration; ``steps``, ``seeds`` and ``sweep`` override its own.
+    """Plan the runs of a configuration; ``steps``, ``seeds`` and ``sweep`` override its values.
 
-    Raises ConfigError with every problem of every step at once. Asks before it plans very many,
-    unless ``yes``. Writes nothing; of results it reads only which runs are done.
+    Raises ConfigError with the problems of all steps. Asks for confirmation of a large plan, unless
+    ``yes``. Writes nothing; reads from the results only which runs are done.
     """
     tree = Tree()
     base = resolve_config(tree, layers)
-    chosen = parse_seeds(seeds) or base.study.seed_list or (base.seed,)
-    if len(set(chosen)) < len(chosen):
-        raise ConfigError(Problem("a seed stands twice", "SEED_LIST"))
+    seed_list = parse_seeds(seeds) or base.study.seed_list or (base.seed,)
+    if len(set(seed_list)) < len(seed_list):
+        raise ConfigError(Problem("duplicate seed", "SEED_LIST", code="usage.duplicate-seed"))
     if steps and (sweep is not None or base.study.mode != "ra_mla_ablation_mode"):
+        what = "STEPS requires an ablation study"
         advice = "type: make defconfig-gpt2-ratio-ablation, or set RA_MLA_ABLATION_MODE=y"
-        raise ConfigError(Problem("the configuration is no ablation study", "STEPS", advice))
+        raise ConfigError(Problem(what, "STEPS", advice, code="config.conflict"))
     left_out: Sequence[Problem] = ()
     blocks: dict[int, Block] = {}
-    for seed in chosen:
+    for seed in seed_list:
         seeded = [*layers, Layer.of("command line", "SEEDS", {"SEED": seed})]
         if sweep is not None:
             combined = combinations.sweep(tree, seeded, base, sweep, yes=yes)
@@ -106,9 +115,9 @@ def make_plan(
             study, blocks[seed], left_out = "matrix", combined.block, combined.left_out
         else:
             study, blocks[seed] = "single", [(Variant("run"), resolve_config(tree, seeded))]
-    # A sweep looks for settings: what the compiler does to each is asked once they are found.
+    # A sweep searches for settings: the effect of torch.compile is tested on the result, later.
     if sweep is None:
-        blocks = {seed: _with_twins(block) for seed, block in blocks.items()}
+        blocks = {seed: _with_eager_runs(block) for seed, block in blocks.items()}
     refuse_lone_arms([config for block in blocks.values() for _, config in block])
     output = build_dir / base.study.output_dir
     runs = plan_runs(study, output, blocks)
@@ -116,13 +125,13 @@ def make_plan(
 
 
 def make_trial(layers: Sequence[Layer], build_dir: Path, change: Layer, iterations: int) -> Plan:
-    """Two short runs: the configuration, and the same with ``change``; kept apart from studies.
+    """Plan two short runs, the configuration with and without ``change``, in a separate folder.
 
-    ConfigError when the change does not take, or changes nothing that a result depends on.
+    Raises ConfigError if the change has no effect on the configuration or on the run's identity.
     """
     tree = Tree()
     base = resolve_config(tree, layers)
-    # A warm-up longer than the run would leave nothing to compare.
+    # With a warm-up longer than the run, the learning rate would never reach its maximum.
     warm_up = min(base.schedule.warmup_steps, max(1, iterations // 10))
     short: dict[str, Value] = {
         "SINGLE_TRAINING": True,
@@ -144,50 +153,57 @@ def make_trial(layers: Sequence[Layer], build_dir: Path, change: Layer, iteratio
 
 
 def table_plan(plan: Plan, layers: Sequence[Layer]) -> Plan:
-    """The runs that a table of ``plan`` shows: its own, and the rest of its study that has begun.
+    """Return the runs to show in the table of ``plan``: its runs and all started runs of its study.
 
-    A table of the steps that were just chosen would otherwise replace that of the whole study.
+    A table of the selected steps only would replace the table of the whole study.
     """
     configured = plan.base.study.seed_list or (plan.base.seed,)
     seeds = dict.fromkeys((*configured, *(run.seed for run in plan.runs)))
     is_study = plan.sweep is None and plan.base.study.mode == "ra_mla_ablation_mode"
     steps = "all" if is_study else ""
-    named = ",".join(map(str, seeds))
-    whole = make_plan(layers, plan.build_dir, steps=steps, seeds=named, sweep=plan.sweep, yes=True)
-    own = {run.path for run in plan.runs}
-    return replace(whole, runs=[r for r in whole.runs if r.path in own or r.path.exists()])
+    whole = make_plan(
+        layers,
+        plan.build_dir,
+        steps=steps,
+        seeds=",".join(map(str, seeds)),
+        sweep=plan.sweep,
+        yes=True,
+    )
+    planned = {run.path for run in plan.runs}
+    return replace(whole, runs=[r for r in whole.runs if r.path in planned or r.path.exists()])
 
 
 def _steps(tree: Tree, layers: Sequence[Layer], base: Config, steps: str) -> Block:
-    """The chosen steps; all are resolved, because a defect of one is a defect of the study."""
+    """Return the selected steps; all steps are resolved, so that every defect is reported."""
     study = STUDIES[base.study.study]
-    chosen = study.select(steps or base.study.steps)
+    selected = study.select(steps or base.study.steps)
     return [
         (
             Variant(s.step.slug, s.step.title, study.number(s.step), s.step.parent, s.step.set),
             s.config,
         )
         for s in resolve_study(tree, layers, study)
-        if s.step in chosen
+        if s.step in selected
     ]
 
 
-def _with_twins(block: Block) -> Block:
-    """``block``, and behind it the same runs without torch.compile where it wants them.
+def _with_eager_runs(block: Block) -> Block:
+    """Return ``block`` followed by its paired eager runs, if the configuration enables them.
 
-    A twin has neither number nor levels: those name the configured runs, and marginal means are theirs.
+    An eager run has no number and no levels: only configured runs are numbered and enter the
+    marginal means.
     """
     if not wants_twins([config for _, config in block]):
         return block
-    eager = [(_eager_twin(variant), _without_compiler(config)) for variant, config in block]
+    eager = [(_eager_variant(variant), _without_compiler(config)) for variant, config in block]
     return [*((replace(variant, arm="compiled"), config) for variant, config in block), *eager]
 
 
-def _eager_twin(variant: Variant) -> Variant:
+def _eager_variant(variant: Variant) -> Variant:
     parent = variant.parent and f"{variant.parent}-{EAGER}"
     slug, title = f"{variant.slug}-{EAGER}", f"{variant.title}, {EAGER}".removeprefix(", ")
-    apart = {"number": None, "levels": None, "arm": EAGER}
-    return replace(variant, slug=slug, title=title, parent=parent, **apart)
+    overrides = {"number": None, "levels": None, "arm": EAGER}
+    return replace(variant, slug=slug, title=title, parent=parent, **overrides)
 
 
 def _without_compiler(config: Config) -> Config:

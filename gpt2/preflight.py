@@ -1,5 +1,4 @@
-"""Whether this machine can train a plan's runs, in this environment, and whether their data is as it
-was made."""
+"""Preflight: checks of machine, environment, initial weights and data before a plan is trained."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -28,44 +27,44 @@ SCHEMA_VERSION = 1
 
 @dataclass(frozen=True)
 class TrainingPlace:
-    """Where runs are made, and what the user allows there."""
+    """Build and results folders of a training, and whether uncommitted code is allowed."""
 
     build_dir: Path
-    # Of the study's runs; it need not exist.
+    # Folder of the study's runs; it may be missing.
     results: Path
-    # Train code that is not committed.
+    # Allow uncommitted code.
     dirty: bool = False
 
 
 @dataclass(frozen=True)
 class Condition:
-    """Something that has to hold before the first run starts, and why it does not."""
+    """A requirement for starting the first run, and the problems that violate it."""
 
     name: str
     problems: Sequence[Problem]
 
 
 def check_machine(configs: Sequence[Config], place: TrainingPlace) -> list[dict[str, str]]:
-    """Check the machine and the environment of ``configs``; called in a worker, for it loads torch.
+    """Check the machine and the environment of ``configs``, and write the environment snapshot.
 
-    Writes the snapshot of the environment. One set of environment variables for each run that may
-    train at a time. PreflightError with all problems at once.
+    Called in a worker because it imports torch. Returns the environment variables of each slot, one
+    slot per concurrent run. Raises PreflightError with all problems.
     """
     problems = [p for condition in conditions(configs, place) for p in condition.problems]
     if problems:
         raise PreflightError(*dict.fromkeys(problems))
-    if words := describe_tree(commit()):
-        say("DIRTY", f"{words}; the difference is kept beside each run")
+    if text := describe_tree(commit()):
+        say("DIRTY", f"{text}; the diff is saved with each run")
     return _slots(configs)
 
 
 def conditions(configs: Sequence[Config], place: TrainingPlace) -> list[Condition]:
-    """Every condition of a start, looked at one by one: none hides another."""
+    """Check every condition separately, so that no problem hides another."""
     here = running()
     profiles = {c.repro.profile for c in configs}
-    found = [
-        Condition(name, [p for e in {c.environment: None for c in configs} for p in ask(e)])
-        for name, ask in (
+    results = [
+        Condition(name, [p for e in {c.environment: None for c in configs} for p in check(e)])
+        for name, check in (
             ("environment", lambda e: policy.environment_problems(e, here)),
             ("python", lambda e: policy.python_problems(e, here)),
             ("packages", lambda e: policy.package_problems()),
@@ -78,25 +77,25 @@ def conditions(configs: Sequence[Config], place: TrainingPlace) -> list[Conditio
     committed = [p for name in profiles for p in tree_problems(name, place.dirty)]
     long = [p for c in configs for p in long_run_problems(c)]
     device = _device_problems(configs)
-    found += [
+    results += [
         Condition("trackers", trackers),
         Condition("committed", committed),
         Condition("long runs", list(dict.fromkeys(long))),
         Condition("device", device),
     ]
-    # Kernels are tried on the device.
+    # Kernels are launched on the device.
     if not device:
-        found.append(Condition("kernels", _kernel_problems(configs)))
-    # It asks the tools of an environment that is the right one.
-    if not found[0].problems:
-        found.append(Condition("snapshot", _snapshot_problems(configs, place)))
-    return found
+        results.append(Condition("kernels", _kernel_problems(configs)))
+    # The snapshot runs tools of the environment, so the environment must be the right one.
+    if not results[0].problems:
+        results.append(Condition("snapshot", _snapshot_problems(configs, place)))
+    return results
 
 
 def describe(configs: Sequence[Config], place: TrainingPlace) -> dict[str, Any]:
-    """What ``make preflight`` tells: facts of this machine, and every condition.
+    """Return the report of ``make preflight``: facts about this machine, and every condition.
 
-    Writes the snapshot of the environment; trains nothing and downloads nothing.
+    Writes the environment snapshot; does not train or download anything.
     """
     import torch
 
@@ -104,10 +103,10 @@ def describe(configs: Sequence[Config], place: TrainingPlace) -> dict[str, Any]:
 
     here, code = running(), git_state()
     on_gpu = torch.cuda.is_available() and any(c.machine.device == "cuda" for c in configs)
-    found = describe_hardware(place.results, torch.device("cuda" if on_gpu else "cpu"))
-    examined = conditions(configs, place)
-    # The runner asks it too, with the sizes of what it is about to train.
-    examined.append(Condition("output folder", output_problems(place.results, 0)))
+    hardware = describe_hardware(place.results, torch.device("cuda" if on_gpu else "cpu"))
+    checked = conditions(configs, place)
+    # The runner repeats this check with the disk space that its runs require.
+    checked.append(Condition("output folder", output_problems(place.results, 0)))
     return {
         "schema_version": SCHEMA_VERSION,
         "runs": list(dict.fromkeys(intended(c) for c in configs)),
@@ -117,7 +116,7 @@ def describe(configs: Sequence[Config], place: TrainingPlace) -> dict[str, Any]:
             "python": here.python,
             "torch": str(torch.__version__),
             "cuda_available": torch.cuda.is_available(),
-            **{name: value for name, value in found.items() if name != "schema_version"},
+            **{name: value for name, value in hardware.items() if name != "schema_version"},
             **code,
             "run_profiles": sorted({c.repro.profile for c in configs}),
             "env_policies": sorted({c.environment.policy for c in configs}),
@@ -125,28 +124,27 @@ def describe(configs: Sequence[Config], place: TrainingPlace) -> dict[str, Any]:
         },
         "conditions": [
             {"name": c.name, "problems": [dataclasses.asdict(p) for p in c.problems]}
-            for c in examined
+            for c in checked
         ],
-        "passed": not any(c.problems for c in examined),
+        "passed": not any(c.problems for c in checked),
     }
 
 
-def describe_text(told: Mapping[str, Any]) -> str:
-    """``describe`` for people: a line for each kind of run, each fact, each condition that holds and
-    each problem."""
-    lines = [f"RUN     {text}" for text in told["runs"]]
-    lines += [f"FACT    {name:18} {_words(value)}" for name, value in told["facts"].items()]
-    for condition in told["conditions"]:
-        problems = [Problem(**found) for found in condition["problems"]]
+def describe_text(report: Mapping[str, Any]) -> str:
+    """Format the report of ``describe``: one line per run, fact, problem, and met condition."""
+    lines = [f"RUN     {text}" for text in report["runs"]]
+    lines += [f"FACT    {name:18} {_format(value)}" for name, value in report["facts"].items()]
+    for condition in report["conditions"]:
+        problems = [Problem(**fields) for fields in condition["problems"]]
         lines += [f"FAIL    {condition['name']:18} {problem}" for problem in problems]
         lines += [] if problems else [f"OK      {condition['name']}"]
     return "\n".join(lines) + "\n"
 
 
 def check_weights(configs: Sequence[Config], build_dir: Path) -> None:
-    """Fetch what ``INIT_FROM`` names where it is missing, and compare it with the models.
+    """Fetch the weights that ``INIT_FROM`` names if missing, and compare them with the models.
 
-    ConfigError with everything that does not fit, PreflightError where the weights cannot be had.
+    Raises ConfigError with all mismatches, PreflightError if the weights are not available.
     """
     problems: list[Problem] = []
     for config in {(c.init, c.data, c.model): c for c in configs}.values():
@@ -157,9 +155,9 @@ def check_weights(configs: Sequence[Config], build_dir: Path) -> None:
 
 
 def check_data(configs: Sequence[Config], build_dir: Path) -> None:
-    """Prepare the data of ``configs`` where it is missing, and verify every byte of it.
+    """Prepare missing data sets of ``configs``, and verify every byte of each data set once.
 
-    Each distinct data set once. PreflightError with all problems at once.
+    Raises PreflightError with all problems.
     """
     problems: list[Problem] = []
     for data, vocab_size in {(c.data, c.model.shape.vocab_size): None for c in configs}:
@@ -173,16 +171,16 @@ def check_data(configs: Sequence[Config], build_dir: Path) -> None:
 
 
 def gpu_name() -> str:
-    """The model of the first visible GPU. PreflightError when there is none."""
+    """Return the model name of the first visible GPU. Raises PreflightError if there is none."""
     import torch
 
     if not torch.cuda.is_available():
-        raise PreflightError("there is no GPU")
+        raise PreflightError(Problem("no GPU is available", code="gpu.missing"))
     return torch.cuda.get_device_name(0)
 
 
 def _device_problems(configs: Sequence[Config]) -> list[Problem]:
-    """What the device cannot do, and GPUs that a run would leave unused."""
+    """Return unsupported device settings, and GPUs that a run would leave unused."""
     from lib.environment.hardware import gpu_problems
 
     problems: list[Problem] = []
@@ -202,32 +200,32 @@ def _kernel_problems(configs: Sequence[Config]) -> list[Problem]:
 
 
 def _snapshot_problems(configs: Sequence[Config], place: TrainingPlace) -> list[Problem]:
-    """Take the snapshot of the environment and of the hardware; why that cannot be done."""
+    """Write the environment and hardware snapshots; return the problems of doing so."""
     import torch
 
     from lib.environment.hardware import probe_hardware
 
     folder = place.build_dir / FOLDER
-    asked = [c for c in configs if c.environment.snapshot]
+    recorded = [c for c in configs if c.environment.snapshot]
     problems: list[Problem] = []
-    for wanted in {c.environment: None for c in asked}:
-        problems += _problems(refresh_snapshot, folder, wanted, running())
-    if asked:
-        on_gpu = torch.cuda.is_available() and any(c.machine.device == "cuda" for c in asked)
+    for environment in {c.environment: None for c in recorded}:
+        problems += _problems(refresh_snapshot, folder, environment, running())
+    if recorded:
+        on_gpu = torch.cuda.is_available() and any(c.machine.device == "cuda" for c in recorded)
         problems += _problems(probe_hardware, folder, torch.device("cuda" if on_gpu else "cpu"))
     return problems
 
 
-def _words(value: object) -> str:
+def _format(value: object) -> str:
     if isinstance(value, list):
-        return ", ".join(map(_words, value)) or "none"
+        return ", ".join(map(_format, value)) or "none"
     if isinstance(value, dict):
-        return " ".join(map(_words, value.values()))
+        return " ".join(map(_format, value.values()))
     return {None: "none", True: "yes", False: "no"}.get(value, str(value))
 
 
 def _problems(check: Callable[..., object], *arguments: object) -> list[Problem]:
-    """The problems of the error that ``check`` raises."""
+    """Return the problems of the error that ``check`` raises."""
     try:
         check(*arguments)
     except KablateError as error:
@@ -236,8 +234,7 @@ def _problems(check: Callable[..., object], *arguments: object) -> list[Problem]
 
 
 def _slots(configs: Sequence[Config]) -> list[dict[str, str]]:
-    """One for each group of ``GPUS`` GPUs, or as many as cores hold runs of ``CPU_THREADS`` each
-    process."""
+    """Return one slot per group of ``GPUS`` GPUs, or per ``GPUS`` x ``CPU_THREADS`` CPU cores."""
     if all(config.machine.device == "cpu" for config in configs):
         threads = max(config.machine.cpu_threads * config.train.gpus for config in configs)
         return [{}] * max(1, usable_cores() // threads)

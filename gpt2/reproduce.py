@@ -1,7 +1,7 @@
-"""A run made again from its directory alone, and compared with what it was.
+"""``make reproduce``: train a finished run again from its directory and compare the results.
 
-The directory says which configuration, which code, which torch, which device and which data. Where
-one of these is another here, the two need not agree, and nothing is trained unless it is forced.
+The run directory records configuration, code, torch version, device and data. If one of these
+differs here, equal results are not expected, and nothing is trained unless forced.
 """
 
 import json
@@ -28,7 +28,7 @@ from lib.compare.facts import Facts, read_facts
 from lib.compare.keys import observed_differences
 from lib.compare.verdict import DIVERGED, NOT_COMPARABLE, Comparison, same_bytes, to_json, to_text
 from lib.console import say
-from lib.errors import ConfigError, PreflightError
+from lib.errors import ConfigError, PreflightError, Problem
 from lib.kconfig import defconfig_layers
 from lib.project import ROOT
 from lib.rundir import RunDir
@@ -39,71 +39,73 @@ TWICE = "determinism"
 
 @dataclass(frozen=True)
 class Request:
-    """What to reproduce, from which data, and whether in spite of what differs."""
+    """Options of ``make reproduce``."""
 
     run: str
     build_dir: Path
-    # A data folder, or the text of a custom data set; "" where .config's build folder has it.
+    # A data folder, or the text of a custom data set; "" for the data in the build folder.
     data: str = ""
     force: bool = False
     json: bool = False
 
 
 def reproduce(request: Request) -> tuple[int, str]:
-    """Train the run again below the build folder and compare; exit code and text.
+    """Train the run again below the build folder and compare. Return the exit code and text.
 
-    0 the same bytes, 1 diverged, 4 not comparable. ConfigError where the directory is no finished
-    run, DataError where its data cannot be had; what stopped a training has its own code.
+    Exit code 0 means the same bytes, 1 diverged, 4 not comparable; an interrupted training returns
+    its own exit code. Raises ConfigError if the run is not finished, DataError if its data is not
+    available.
     """
-    found = RunDir(find_finished(request.run, request.build_dir).path.absolute())
-    original = read_facts(found)
-    manifest = json.loads(found.manifest.read_text())
-    config, reasons = _configuration(found)
+    run = RunDir(find_finished(request.run, request.build_dir).path.absolute())
+    original = read_facts(run)
+    manifest = json.loads(run.manifest.read_text())
+    config, reasons = _configuration(run)
     if config is None:
-        return _told(request, _refusal(found, reasons))
+        return _formatted(request, _not_comparable(run, reasons))
     folder = request.build_dir / FOLDER
     config, build_dir = with_data(config, request.data, folder, request.build_dir)
-    plan = scratch_plan(config, [found.path.name], folder, build_dir)
-    edits = found.code_diff
-    code = [] if request.force else _other_code(original)
+    plan = scratch_plan(config, [run.path.name], folder, build_dir)
+    edits = run.code_diff
+    code = [] if request.force else _changed_files(original)
     if code and edits.exists() and has_commit(str(manifest["code"]["git_sha"])):
-        return _in_its_own_tree(request, found, manifest, original)
-    reasons += _here(plan, original)
+        return _in_original_tree(request, run, manifest, original)
+    reasons += _environment_differences(plan, original)
     if request.force or not reasons:
-        reasons += _data(config, build_dir, original)
+        reasons += _data_differences(config, build_dir, original)
     if reasons and not request.force:
-        more = _way_back(found, request.data, manifest["code"]) if code else []
-        return _told(request, _refusal(found, [*reasons, *more]))
+        advice = _recovery_advice(run, request.data, manifest["code"]) if code else []
+        return _formatted(request, _not_comparable(run, [*reasons, *advice]))
     for reason in reasons:
-        say("WARN", f"forced although {reason}")
-    settings = json.loads(found.resolved_config.read_text())["settings"]
+        say("WARN", f"ignored by --force: {reason}")
+    settings = json.loads(run.resolved_config.read_text())["settings"]
     if exit_code := train_scratch(plan, settings, anew=request.force):
         return exit_code, ""
-    return _told(request, _judged(original, read_facts(RunDir(plan.runs[0].path)), reasons))
+    repeated = read_facts(RunDir(plan.runs[0].path))
+    return _formatted(request, _verdict(original, repeated, reasons))
 
 
 def train_twice(
     build_dir: Path, run: str = "", defconfig: str = "", steps: str = "", *, json: bool = False
 ) -> tuple[int, str]:
-    """Train one configuration twice and compare; exit code and text.
+    """Train one configuration twice and compare the runs. Return the exit code and text.
 
-    That of ``run``, of ``defconfig``, else of .config: of a study its first run, or the first of
-    ``steps``. Both directories are kept below the build folder.
+    The configuration is that of ``run``, of ``defconfig``, or of .config; of a study, the first run
+    or the first of ``steps``. Both directories are created below the build folder.
     """
-    config = _asked(build_dir, run, defconfig, steps)
+    config = _config_to_repeat(build_dir, run, defconfig, steps)
     plan = scratch_plan(config, ["first", "second"], build_dir / TWICE, build_dir)
     if exit_code := train_scratch(plan):
         return exit_code, ""
     first, second = (read_facts(RunDir(run.path)) for run in plan.runs)
-    found = same_bytes(first, second, _looseness(first))
-    return found.exit_code, to_json(found) if json else to_text(found)
+    comparison = same_bytes(first, second, _nondeterminism(first))
+    return comparison.exit_code, to_json(comparison) if json else to_text(comparison)
 
 
-def _asked(build_dir: Path, run: str, defconfig: str, steps: str) -> Config:
+def _config_to_repeat(build_dir: Path, run: str, defconfig: str, steps: str) -> Config:
     if run:
         config, reasons = _configuration(find_finished(run, build_dir))
         if config is None:
-            raise ConfigError(*reasons)
+            raise ConfigError(*(Problem(what, code="run.other-code") for what in reasons))
         return config
     layers = defconfig_layers(ROOT, defconfig) if defconfig else config_layers(build_dir)
     config = make_plan(layers, build_dir, steps=steps).runs[0].config
@@ -111,39 +113,42 @@ def _asked(build_dir: Path, run: str, defconfig: str, steps: str) -> Config:
 
 
 def _configuration(run: RunDir) -> tuple[Config | None, list[str]]:
-    """The run's configuration under this code, and what of it is another here."""
+    """Return the run's configuration under this code, and its differences from the record.
+
+    The configuration is None if this code rejects the recorded symbols.
+    """
     record = json.loads(run.resolved_config.read_text())
     try:
         config = Config.from_values(unobserved(record["symbols"]))
     except ConfigError as error:
-        return None, [f"this code does not take its configuration: {p}" for p in error.problems]
+        return None, [f"configuration: rejected by this code: {p}" for p in error.problems]
     if config.hash8 == record["hash8"]:
         return config, []
-    return config, [f"configuration: its identity was {record['hash8']}, here it is {config.hash8}"]
+    return config, [f"configuration: identity {config.hash8} (was {record['hash8']})"]
 
 
-def _here(plan: Plan, original: Facts) -> list[str]:
-    """What this machine and this tree have otherwise than the run had it."""
+def _environment_differences(plan: Plan, original: Facts) -> list[str]:
+    """Return the differences of machine and code, and reasons why the run is not repeatable."""
     target = Gpt2Target(plan, new_pool(plan))
     reasons = [_as_reason(difference) for difference in target.differences(original.run)]
     if fallbacks := original.observed["oom_fallbacks"]:
-        reasons.append(f"oom_fallbacks: memory ran out while it was made, {fallbacks}")
+        reasons.append(f"oom_fallbacks: the original run was out of memory, {fallbacks}")
     if plan.base.train.budget == "time":
-        reasons.append("budget: it was in seconds, and how much fits in depends on the hour")
+        reasons.append("budget: a time budget is not reproducible")
     return reasons
 
 
 def _as_reason(difference: str) -> str:
-    """torch and device say what they were; the rest are names of files."""
-    return difference if " (was " in difference else f"code: {difference} is another file here"
+    """Format a difference; torch and device include the old value, the rest are file names."""
+    return difference if " (was " in difference else f"code: {difference} differs"
 
 
-def _other_code(original: Facts) -> list[str]:
+def _changed_files(original: Facts) -> list[str]:
     return other_files(ROOT, original.sources)
 
 
-def _data(config: Config, build_dir: Path, original: Facts) -> list[str]:
-    """Prepare the data where it is missing, and compare it with what the run was trained on."""
+def _data_differences(config: Config, build_dir: Path, original: Facts) -> list[str]:
+    """Prepare the data if missing, and compare its digest with that of the original run."""
     folder = prepare(config.data, build_dir)
     digest = read_manifest(folder, config.data)["digest"]
     if digest == original.observed["data"]:
@@ -151,73 +156,77 @@ def _data(config: Config, build_dir: Path, original: Facts) -> list[str]:
     return [f"data (was {original.observed['data'][:12]}, is {digest[:12]})"]
 
 
-def _judged(original: Facts, again: Facts, reasons: list[str]) -> Comparison:
-    """The same bytes are the same whatever else differs; a divergence needs equal conditions."""
-    found = same_bytes(original, again, [*reasons, *_looseness(original)])
-    if found.verdict != DIVERGED or reasons:
-        return found
-    if others := [str(difference) for difference in observed_differences(original, again)]:
-        return replace(found, verdict=NOT_COMPARABLE, reasons=others)
-    return found
+def _verdict(original: Facts, repeated: Facts, reasons: list[str]) -> Comparison:
+    """Compare the original run with the repeated one.
+
+    Equal bytes are reported even if conditions differ; DIVERGED requires equal conditions.
+    """
+    comparison = same_bytes(original, repeated, [*reasons, *_nondeterminism(original)])
+    if comparison.verdict != DIVERGED or reasons:
+        return comparison
+    if others := [str(difference) for difference in observed_differences(original, repeated)]:
+        return replace(comparison, verdict=NOT_COMPARABLE, reasons=others)
+    return comparison
 
 
-def _looseness(facts: Facts) -> list[str]:
-    """Why even the same machine need not come to the same bits again."""
-    knob = "knobs.deterministic_algorithms"
-    if facts.observed.get(knob) is False:
-        return [f"{knob}: False, so two trainings need not agree"]
+def _nondeterminism(facts: Facts) -> list[str]:
+    """Return the reasons why the same machine may produce different bits."""
+    setting = "knobs.deterministic_algorithms"
+    if facts.observed.get(setting) is False:
+        return [f"{setting}: False, equal results are not guaranteed"]
     return []
 
 
-def _refusal(run: RunDir, reasons: list[str]) -> Comparison:
+def _not_comparable(run: RunDir, reasons: list[str]) -> Comparison:
     return Comparison(str(run.path), "here", NOT_COMPARABLE, reasons=reasons)
 
 
-def _way_back(run: RunDir, data: str, code: Mapping[str, Any]) -> list[str]:
-    """How to get at the code that made the run; ``code`` is what its manifest says of it."""
+def _recovery_advice(run: RunDir, data: str, code: Mapping[str, Any]) -> list[str]:
+    """Explain how to restore the run's code; ``code`` is the code section of its manifest."""
     sha = str(code["git_sha"])
     if not has_commit(sha):
-        return [f"its commit {sha} is not in this repository"]
+        return [f"commit {sha} of the run is not in this repository"]
     if code["dirty_tree"] is not False:
-        return ["it was made with edits that nobody has kept: there is no code.diff beside it"]
+        return ["the run was made with uncommitted edits, and code.diff is missing"]
     tree = f"../kablate-{sha[:8]}"
-    words = ["make", "-C", tree, "reproduce", f"RUN={run.path}"]
-    words += [f"DATA={Path(data).absolute()}"] if data else []
-    return [f"its code is here, type: git worktree add {tree} {sha} && {shlex.join(words)}"]
+    command = ["make", "-C", tree, "reproduce", f"RUN={run.path}"]
+    command += [f"DATA={Path(data).absolute()}"] if data else []
+    return [f"to restore the code, type: git worktree add {tree} {sha} && {shlex.join(command)}"]
 
 
-def _in_its_own_tree(
+def _in_original_tree(
     request: Request, run: RunDir, manifest: Mapping[str, Any], original: Facts
 ) -> tuple[int, str]:
-    """Reproduce in a copy of the tree as it was, with the edits that were captured."""
+    """Reproduce the run in a checkout of its commit with the captured edits applied."""
     sha, edits = str(manifest["code"]["git_sha"]), run.code_diff
     folder = request.build_dir.absolute() / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder, prefix="source-") as scratch:
-        tree = Path(scratch) / "tree"
-        if reasons := _put_together(tree, sha, edits, original):
-            return _told(request, _refusal(run, reasons))
+    with tempfile.TemporaryDirectory(dir=folder, prefix="source-") as parent:
+        tree = Path(parent) / "tree"
+        if reasons := _restore_tree(tree, sha, edits, original):
+            return _formatted(request, _not_comparable(run, reasons))
         say("SOURCE", f"commit {sha[:12]} with the edits of {edits}")
         command = [sys.executable, str(tree / "scripts" / "reproduce.py")]
         command += ["-O", str(request.build_dir.absolute()), "--run", str(run.path)]
         command += ["--data", str(Path(request.data).absolute())] if request.data else []
         command += ["--json"] if request.json else []
         variables = {**os.environ, "PYTHONPATH": str(tree), "DIRTY": "y", "RUN": "", "DATA": ""}
-        done = subprocess.run(
+        process = subprocess.run(
             command, cwd=tree, env=variables, stdout=subprocess.PIPE, text=True, check=False
         )
-    return done.returncode, done.stdout
+    return process.returncode, process.stdout
 
 
-def _put_together(tree: Path, sha: str, edits: Path, original: Facts) -> list[str]:
-    """Write the run's own tree into ``tree``; why that is not what made the run."""
+def _restore_tree(tree: Path, sha: str, edits: Path, original: Facts) -> list[str]:
+    """Check out the run's code into ``tree``; return its differences from the recorded files."""
     try:
         check_out(sha, edits, tree)
     except PreflightError as error:
         return [f"code: {problem}" for problem in error.problems]
-    wrong = other_files(tree, original.sources)
-    return [f"code: {name} is not what commit and code.diff give" for name in wrong]
+    changed = other_files(tree, original.sources)
+    return [f"code: {name} differs from commit and code.diff" for name in changed]
 
 
-def _told(request: Request, found: Comparison) -> tuple[int, str]:
-    return found.exit_code, to_json(found) if request.json else to_text(found)
+def _formatted(request: Request, comparison: Comparison) -> tuple[int, str]:
+    text = to_json(comparison) if request.json else to_text(comparison)
+    return comparison.exit_code, text

@@ -1,6 +1,7 @@
-"""Rules across the parts of a configuration, each asked as far as its parts are there; no torch.
+"""Rules across the sections of a configuration. Does not import torch.
 
-A problem begins with the name of the symbol that has to change, so that its line can be named.
+A rule is checked only if the sections it depends on are valid. The text of each problem begins with
+the symbol to change (``SYMBOL: …``), so that the problem can be located at the symbol's line.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,103 +31,114 @@ def broken_rules(
     machine: MachineConfig | None,
     repro: ReproConfig | None,
 ) -> list[Problem]:
-    """All that is wrong across parts. A part that is wrong by itself is None, and so is the model
-    that it belongs to."""
-    problems = [*_heads(values, attention)]
-    # With heads of broken width nothing can be said of sizes.
+    """Return the problems of all rules across sections.
+
+    A section that is itself invalid is None; ``model`` is None if one of its sections is invalid.
+    """
+    problems = [*_head_problems(values, attention)]
+    # The size rules assume a valid head width.
     if model and not problems:
-        problems += _sizes(model)
+        problems += _size_problems(model)
     if model and machine:
-        problems += _forms(model, machine)
+        problems += _backend_problems(model, machine)
     if machine and repro:
-        problems += _profile(repro, machine)
+        problems += _profile_problems(repro, machine)
     if attention and repro:
-        problems += _known_kernel(repro, attention)
+        problems += _kernel_problems(repro, attention)
     return problems
 
 
 def refuse_lone_arms(configs: "Sequence[Config]") -> None:
-    """ConfigError for a plan with runs that a strict profile takes as one arm of two only.
+    """Require a paired eager run for each compiled run under a strict profile.
 
-    torch.compile changes last bits, so the same run without it has to stand beside each.
+    torch.compile changes last bits, so strict profiles require the same run without it in the plan.
+    Raises ConfigError if a compiled run is not paired.
     """
     compiled = {_eager(c): c for c in configs if c.machine.compile and c.repro.strict}
     if not compiled or compiled.keys() <= {_eager(c) for c in configs if not c.machine.compile}:
         return
     profile = next(iter(compiled.values())).repro.profile
-    what = f"COMPILE: y under {profile}, and the same run without it is not planned"
+    what = f"COMPILE: y under {profile} requires the same run with COMPILE=n in the plan"
     both = "or plan both: SET=COMPILE_EAGER_TWIN=y, or COMPILE=n,y among a matrix's or sweep's axes"
-    raise ConfigError(Problem(what, next=f"type: SET=COMPILE=n, {_OTHER_PROFILE}, {both}"))
+    advice = f"type: SET=COMPILE=n, {_OTHER_PROFILE}, {both}"
+    raise ConfigError(Problem(what, next=advice, code="config.unpaired-compile"))
 
 
 def wants_twins(configs: "Sequence[Config]") -> bool:
-    """Whether the plan of ``configs`` has the eager twin of each beside it.
+    """Return whether a paired eager run is added for each of ``configs``.
 
-    Where some are compiled and some are not, that is a comparison already, and the plan's own.
+    A plan with compiled and eager runs already is a comparison, so no runs are added.
     """
     return bool(configs) and all(c.machine.compile and c.study.eager_twin for c in configs)
 
 
 def _eager(config: "Config") -> str:
-    """The identity of the run without torch.compile."""
+    """Return the identity of the run without torch.compile."""
     machine = replace(config.machine, compile=False)
     return canonical_json(replace(config, machine=machine).identity())
 
 
-def _profile(repro: ReproConfig, machine: MachineConfig) -> Iterator[Problem]:
-    """What the profile does not take, or not without a reason."""
+def _profile_problems(repro: ReproConfig, machine: MachineConfig) -> Iterator[Problem]:
+    """Yield settings that the profile forbids, or allows only with a written reason."""
     under, precision, matmul = f"under {repro.profile}", machine.precision, machine.matmul_precision
     if repro.strict and not machine.repeats:
-        what = f"DETERMINISTIC: off {under}, where every bit has to come out again"
-        yield Problem(what, next=f"type: SET=DETERMINISTIC_STRICT=y, {_OTHER_PROFILE}")
+        what = f"DETERMINISTIC: off {under} (expected DETERMINISTIC_STRICT=y)"
+        advice = f"type: SET=DETERMINISTIC_STRICT=y, {_OTHER_PROFILE}"
+        yield Problem(what, next=advice, code="config.profile-conflict")
     if repro.strict and precision == "fp16":
-        what = f"PRECISION: fp16 {under}, which takes fp32, or bf16 with a reason"
-        yield Problem(what, next=f"type: SET=PRECISION_FP32=y, {_OTHER_PROFILE}")
+        what = f"PRECISION: fp16 {under} (expected fp32, or bf16 with PRECISION_WHY)"
+        advice = f"type: SET=PRECISION_FP32=y, {_OTHER_PROFILE}"
+        yield Problem(what, next=advice, code="config.profile-conflict")
     elif repro.strict and precision != "fp32" and not repro.precision_why.strip():
-        what = f"PRECISION: {precision} {under} needs a reason in PRECISION_WHY"
+        what = f"PRECISION: {precision} {under} requires a reason in PRECISION_WHY"
         advice = "type: SET='PRECISION_WHY=\"the reason\"', SET=PRECISION_FP32=y,"
-        yield Problem(what, next=f"{advice} {_OTHER_PROFILE}")
-    doubted = matmul != "highest" if repro.strict else matmul == "medium"
-    if doubted and not repro.matmul_why.strip():
-        what = f"MATMUL_PRECISION: {matmul} {under} needs a reason in MATMUL_WHY"
+        yield Problem(what, next=f"{advice} {_OTHER_PROFILE}", code="config.missing-reason")
+    needs_reason = matmul != "highest" if repro.strict else matmul == "medium"
+    if needs_reason and not repro.matmul_why.strip():
+        what = f"MATMUL_PRECISION: {matmul} {under} requires a reason in MATMUL_WHY"
         advice = "type: SET='MATMUL_WHY=\"the reason\"', or SET=MATMUL_PRECISION_HIGHEST=y"
-        yield Problem(what, next=advice)
+        yield Problem(what, next=advice, code="config.missing-reason")
 
 
-def _known_kernel(repro: ReproConfig, attention: AttentionConfig) -> Iterator[Problem]:
+def _kernel_problems(repro: ReproConfig, attention: AttentionConfig) -> Iterator[Problem]:
     if repro.strict and attention.backend == "auto":
-        what = f"ATTENTION_BACKEND: auto under {repro.profile}: the kernel has to be known"
-        yield Problem(what, next=f"type: SET=ATTENTION_BACKEND_ROWS=y, {_OTHER_PROFILE}")
+        what = f"ATTENTION_BACKEND: auto under {repro.profile} (expected an explicit backend)"
+        advice = f"type: SET=ATTENTION_BACKEND_ROWS=y, {_OTHER_PROFILE}"
+        yield Problem(what, next=advice, code="config.profile-conflict")
 
 
-def _heads(values: Mapping[str, Value], attention: AttentionConfig | None) -> Iterator[Problem]:
-    """Asked of the symbols, because something else may be wrong with the shape."""
+def _head_problems(
+    values: Mapping[str, Value], attention: AttentionConfig | None
+) -> Iterator[Problem]:
+    """Check the head width from the symbols, because the shape may be invalid otherwise."""
     width, heads = int(values["N_EMBD"]), int(values["N_HEAD"])
     if width % heads:
-        what = f"N_EMBD: {width} is not a multiple of N_HEAD={heads}"
-        yield Problem(f"{what}; every head needs the same width")
+        what = f"N_EMBD: expected a multiple of N_HEAD={heads}, got {width}"
+        yield Problem(what, code="config.not-divisible")
     elif attention and attention.positions.rotates and width // heads % 2:
         what = (
-            f"POSITIONS_ROPE: heads of {width // heads} numbers, N_EMBD={width} by N_HEAD={heads}"
+            f"POSITIONS_ROPE: head width must be even, got {width // heads} "
+            f"(N_EMBD={width}, N_HEAD={heads})"
         )
-        advice = "type: SET=POSITIONS_LEARNED=y, or take another N_EMBD"
-        yield Problem(f"{what}, have no pairs to rotate", next=advice)
+        advice = "type: SET=POSITIONS_LEARNED=y, or choose another N_EMBD"
+        yield Problem(what, next=advice, code="config.not-divisible")
     projection = attention.projection if attention else None
     if isinstance(projection, GroupedOptions) and heads % projection.n_kv_head:
-        yield Problem(f"N_KV_HEAD: {projection.n_kv_head} does not divide N_HEAD={heads}")
+        what = f"N_KV_HEAD: expected a divisor of N_HEAD={heads}, got {projection.n_kv_head}"
+        yield Problem(what, code="config.not-divisible")
 
 
-def _forms(model: "ModelConfig", machine: MachineConfig) -> Iterator[Problem]:
-    """That attention has a form of all its parts, in every block."""
-    shows = {model.mlp.reads_weights(site) for site in model.sites()}
-    for shown in sorted(shows):
+def _backend_problems(model: "ModelConfig", machine: MachineConfig) -> Iterator[Problem]:
+    """Yield a problem if no attention backend supports every component, in any block."""
+    reads_weights = {model.mlp.reads_weights(site) for site in model.sites()}
+    for weights_needed in sorted(reads_weights):
         try:
-            choose_form(model.attention, model.shape, shown, machine.device)
+            choose_form(model.attention, model.shape, weights_needed, machine.device)
         except ConfigError as error:
             yield from error.problems
 
 
-def _sizes(model: "ModelConfig") -> Iterator[Problem]:
+def _size_problems(model: "ModelConfig") -> Iterator[Problem]:
     try:
         model.attention.pattern.check(model.shape)
     except ConfigError as error:

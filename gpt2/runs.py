@@ -1,4 +1,4 @@
-"""``resolved_config.yaml``: the symbols that made a run, so that its directory describes itself."""
+"""``resolved_config.yaml``: the complete configuration stored in each run directory."""
 
 import json
 from collections.abc import Mapping
@@ -17,14 +17,15 @@ _SHIPPED = ("defconfig", "fragment")
 def write_resolved_config(
     run: RunDir, config: Config, settings: Mapping[str, Setting] | None = None
 ) -> None:
-    """Write every symbol's value, the identity that follows from them, and who set them.
+    """Write all symbol values, the run's identity, and the source of each non-default value.
 
-    JSON is valid YAML, and writing it needs no further package. ConfigError where the folder holds
-    another run, of which nothing is touched.
+    The file contains JSON, which is valid YAML and needs no extra package. Raises ConfigError,
+    without changing any file, if the directory belongs to a different run.
     """
-    if (there := _hash8(run)) not in (None, config.hash8):
-        what = f"holds another run: its hash is {there}, this one's {config.hash8}"
-        raise ConfigError(Problem(what, str(run.path), "move the folder aside, then type: make"))
+    if (recorded := _hash8(run)) not in (None, config.hash8):
+        what = f"directory belongs to a different run (expected {config.hash8}, got {recorded})"
+        advice = "move the directory aside, then type: make"
+        raise ConfigError(Problem(what, str(run.path), advice, code="run.foreign-directory"))
     record = {
         "schema_version": SCHEMA_VERSION,
         "hash8": config.hash8,
@@ -36,7 +37,7 @@ def write_resolved_config(
 
 
 def _hash8(run: RunDir) -> str | None:
-    """The hash of the run that the folder holds; None where it holds none that can be read."""
+    """Return the hash of the run in the directory; None if there is no readable record."""
     try:
         return str(json.loads(run.resolved_config.read_text())["hash8"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -44,32 +45,37 @@ def _hash8(run: RunDir) -> str | None:
 
 
 def read_settings(run: RunDir) -> dict[str, Any]:
-    """``overrides``: the values that are no defaults, each with its source; and ``defconfig``: the
-    files of the tree among the sources."""
+    """Return the non-default settings of a run.
+
+    ``overrides`` maps symbols to values and sources; ``defconfig`` lists the sources that are files
+    of this tree.
+    """
     settings = json.loads(run.resolved_config.read_text())["settings"]
     files = {s["where"].partition(":")[0] for s in settings.values() if s["label"] in _SHIPPED}
     return {"defconfig": sorted(files), "overrides": settings}
 
 
 def read_resolved_config(run: RunDir) -> Config:
-    """The configuration of a run directory.
+    """Load the configuration of a run directory.
 
-    ConfigError when the file is missing, unreadable, or means another run to this code than to the
-    code that wrote it.
+    Raises ConfigError if the file is missing or unreadable, or if this code derives a different
+    identity from the symbols than the code that wrote the file.
     """
     where = str(run.resolved_config)
     try:
         record = json.loads(run.resolved_config.read_text())
         symbols, written = record["symbols"], record["hash8"]
     except (OSError, ValueError, KeyError) as error:
-        raise ConfigError(Problem(f"not a resolved configuration: {error}", where)) from None
+        what = f"not a resolved configuration: {error}"
+        raise ConfigError(Problem(what, where, code="run.damaged")) from None
     config = Config.from_values(symbols)
     if config.hash8 != written:
         raise ConfigError(
             Problem(
-                f"made by other code: its identity was {written} and is {config.hash8} now",
+                f"made by other code (recorded identity {written}, now {config.hash8})",
                 where,
-                "type: make, which plans the runs of this code",
+                "type: make, to plan the runs of this code",
+                code="run.other-code",
             )
         )
     return config

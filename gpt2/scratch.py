@@ -1,4 +1,4 @@
-"""Training a given configuration beside the study it came from, to compare what comes of it."""
+"""Standalone training: runs outside any plan of ``.config``, used to repeat and compare runs."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,89 +19,95 @@ from lib.runner.runner import Options, run_all
 from lib.status import is_done
 from lib.tracking import TRACKERS
 
-# Settings of a path; a relative one starts at the build folder.
-_PATHS = ("CUSTOM_PATH", "DATASET_PATH", "INIT_FROM")
+# Symbols whose values are paths, relative to the build folder unless absolute.
+_PATH_SYMBOLS = ("CUSTOM_PATH", "DATASET_PATH", "INIT_FROM")
 
 
 def scratch_plan(config: Config, names: Sequence[str], folder: Path, build_dir: Path) -> Plan:
-    """A plan that trains ``config`` once for each of ``names``, below ``folder``."""
+    """Return a plan that trains ``config`` once for each of ``names``, below ``folder``."""
     runs = [Run(folder.name, Variant(name), config.seed, config, folder / name) for name in names]
     return Plan(folder.name, folder, build_dir, config, runs)
 
 
 class _Target(Gpt2Target):
-    """Trains what no ``.config`` plans."""
+    """Training backend for runs that are not planned by ``.config``."""
 
-    def __init__(self, plan: Plan, pool: Pool, known: Mapping[str, Setting]) -> None:
-        # What matters is compared: every source file with the one that made the run.
+    def __init__(self, plan: Plan, pool: Pool, recorded: Mapping[str, Setting]) -> None:
+        # Uncommitted code is allowed: the caller compares every source file with the original run.
         super().__init__(plan, pool, dirty=True)
-        self._known = known
+        self._recorded = recorded
 
     def settings(self, run: Run[Config]) -> Mapping[str, Setting]:
-        """As the run that is made again has them."""
-        return self._known
+        """Return the recorded settings of the original run."""
+        return self._recorded
 
 
 def train_scratch(
     plan: Plan, settings: Mapping[str, Setting] | None = None, *, anew: bool = True
 ) -> int:
-    """Train the runs of ``plan``; the exit code.
+    """Train the runs of ``plan`` and return the exit code.
 
-    ``settings`` says who set what, for the record. What was finished before is moved aside. What
-    was begun is continued, unless ``anew``. Raises ConfigError and PreflightError before anything is
+    ``settings`` are the recorded sources of the settings. Finished runs are moved aside. Started
+    runs are resumed, unless ``anew``. ConfigError and PreflightError are raised before anything is
     trained.
     """
     for run in plan.runs:
         if run.path.exists() and (anew or is_done(RunDir(run.path)) or holds_another(run)):
-            say("RERUN", f"{run.path.name}   kept as {move_aside(RunDir(run.path)).name}")
+            aside = move_aside(RunDir(run.path))
+            say("RERUN", f"{run.path.name}   old run moved to {aside.name}")
     pool = new_pool(plan)
     target = _Target(plan, pool, settings or {})
     return run_all(plan.runs, plan.folder, target, pool, Options(stale="rerun"))
 
 
 def unobserved(values: Mapping[str, Value]) -> dict[str, Value]:
-    """The same run without trackers and time limit, which change no bit of it."""
-    quiet = {name: False for name in TRACKERS.symbols()}
-    return {**values, **quiet, "RUN_TIME_LIMIT_SECONDS": 0}
+    """Return ``values`` without trackers and time limit, which cannot change a bit of the result."""
+    trackers_off = {name: False for name in TRACKERS.symbols()}
+    return {**values, **trackers_off, "RUN_TIME_LIMIT_SECONDS": 0}
 
 
 def with_data(config: Config, data: str, folder: Path, build_dir: Path) -> tuple[Config, Path]:
-    """The configuration that finds its data at ``data``, and the build folder to train it in.
+    """Return ``config`` adapted to the data at ``data``, and the build folder to train it in.
 
-    ``data`` is a data folder (what DATA_DIR names), or the text of a custom data set (what
-    CUSTOM_PATH names). "" leaves both as they are. ConfigError where it is neither.
+    ``data`` is a data folder (as in DATA_DIR) or the text of a custom data set (as in CUSTOM_PATH);
+    "" changes nothing. Raises ConfigError if ``data`` is missing or does not match the run.
     """
     if not data:
         return config, build_dir
-    place = Path(data).absolute()
-    if not place.exists():
-        raise ConfigError(Problem("no such file or folder", data, "type: make reproduce DATA=DIR"))
+    path = Path(data).absolute()
+    if not path.exists():
+        what, advice = "no such file or folder", "type: make reproduce DATA=DIR"
+        raise ConfigError(Problem(what, data, advice, code="data.missing"))
     custom = config.data.dataset == "custom"
-    if custom and _is_data_folder(place) and not (build_dir / config.data.custom_path).exists():
-        # Its name follows from the text, and so does what is to be read of it.
-        what = f"a data folder, and the text {config.data.custom_path} of the run is not here"
-        raise ConfigError(Problem(what, str(place), "type: make reproduce DATA=THE_TEXT"))
-    if not custom or _is_data_folder(place):
-        return Config.from_values({**config.values, "DATA_DIR": str(place)}), build_dir
-    return _own_text(config, place, folder, build_dir)
+    if custom and _is_data_folder(path) and not (build_dir / config.data.custom_path).exists():
+        # The name of a custom data set is derived from its text, so the text is required.
+        what = f"missing text {config.data.custom_path} of the run (expected a text, got a folder)"
+        advice = "type: make reproduce DATA=THE_TEXT"
+        raise ConfigError(Problem(what, str(path), advice, code="data.missing"))
+    if not custom or _is_data_folder(path):
+        return Config.from_values({**config.values, "DATA_DIR": str(path)}), build_dir
+    return _with_custom_text(config, path, folder, build_dir)
 
 
-def _is_data_folder(place: Path) -> bool:
-    return (place / "downloads").is_dir() or any(place.glob("*/dataset.json"))
+def _is_data_folder(path: Path) -> bool:
+    return (path / "downloads").is_dir() or any(path.glob("*/dataset.json"))
 
 
-def _own_text(config: Config, place: Path, folder: Path, build_dir: Path) -> tuple[Config, Path]:
-    """A build folder in which the run's relative paths lead where they have to."""
-    given = config.data.custom_path
-    if Path(given).is_absolute():
-        what = f"the run reads {given}, an absolute path, and no other place"
-        raise ConfigError(Problem(what, "DATA", f"put the text there: {place}"))
+def _with_custom_text(
+    config: Config, text: Path, folder: Path, build_dir: Path
+) -> tuple[Config, Path]:
+    """Create a build folder in which CUSTOM_PATH links to ``text``, and other paths still resolve."""
+    custom_path = config.data.custom_path
+    if Path(custom_path).is_absolute():
+        what = f"the run requires its text at the absolute path {custom_path}"
+        advice = f"copy {text} to {custom_path}"
+        raise ConfigError(Problem(what, "DATA", advice, code="data.absolute-path"))
     inputs = folder / "inputs"
-    for name in _PATHS:
+    for name in _PATH_SYMBOLS:
         path = str(config.values[name])
         if not path or Path(path).is_absolute():
             continue
-        target = place if name == "CUSTOM_PATH" else (build_dir / path).absolute()
+        target = text if name == "CUSTOM_PATH" else (build_dir / path).absolute()
         link = inputs / path
         link.parent.mkdir(parents=True, exist_ok=True)
         link.unlink(missing_ok=True)

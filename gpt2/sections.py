@@ -1,7 +1,7 @@
-"""What the result table of GPT-2's runs has below it: keys read and gates, speed and memory.
+"""Additional sections of the result table: keys read and NSA gates, speed and memory.
 
-Declared figures come from configurations, all others from the directories of finished runs; imports
-no torch.
+Declared figures come from configurations, all other figures from the directories of finished runs.
+Does not import torch.
 """
 
 import json
@@ -16,8 +16,8 @@ from lib.plan import Run
 from lib.rundir import RunDir
 from lib.telemetry.layers import Layers, over_layers
 
-# Of the statistics that native sparse attention tells of itself, and their headings.
-_GATES = {
+# {statistic logged by native sparse attention: column heading}
+_GATE_HEADINGS = {
     "nsa/gate_moved": "gates moved",
     "nsa/gate_entropy": "gate entropy",
     "nsa/share_cmp": "compressed",
@@ -29,37 +29,37 @@ _GATES = {
 
 
 def sections(plan: Plan) -> list[Section]:
-    """Those that have something to say of the plan's finished runs."""
+    """Return the non-empty sections for the plan's finished runs."""
     done = [run for run in plan.runs if isinstance(read_result(run), Result)]
     combined = plan.sweep is not None or plan.base.study.mode == "test_matrix_mode"
-    found = [_attention(done), _speed(done) if combined else None]
-    return [section for section in found if section]
+    candidates = [_attention(done), _speed(done) if combined else None]
+    return [section for section in candidates if section]
 
 
 def _attention(runs: Sequence[Run[Config]]) -> Section | None:
-    """Pairs and reads where runs differ in them, and how the gates of branches stand at the end."""
+    """Return pairs, reads and final NSA gate statistics; None if all runs have equal pairs."""
     if len({run.config.model.pairs_per_token() for run in runs}) < 2:
         return None
-    told = [_statistics(RunDir(run.path)) for run in runs]
-    names = [name for name in _GATES if any(name in values for values in told)]
+    statistics = [_statistics(RunDir(run.path)) for run in runs]
+    names = [name for name in _GATE_HEADINGS if any(name in values for values in statistics)]
     rows = []
-    for run, values in zip(runs, told, strict=True):
+    for run, values in zip(runs, statistics, strict=True):
         model = run.config.model
         cells = [f"{values[name]:.3f}" if name in values else "-" for name in names]
         rows.append((_name(run), f"{model.pairs_per_token():.1f}", str(model.reads()), *cells))
-    note = "Pairs: query-key pairs of a head for a token, on average; reads: of the last token.\n"
+    note = "Pairs: mean query-key pairs per token and head; reads: keys read by the last token.\n"
     if names:
         note += (
-            "Gates at the last statistics, means over heads, tokens and layers: how far from their "
-            "start,\nentropy and share of each branch; blocks that were not forced, and how many "
-            "tokens back.\n"
+            "Gates: last logged statistics, means over heads, tokens and layers: distance from "
+            "initialization,\nentropy and share of each branch; blocks selected freely, and their "
+            "distance in tokens.\n"
         )
-    header = ("run", "pairs", "reads", *(_GATES[name] for name in names))
+    header = ("run", "pairs", "reads", *(_GATE_HEADINGS[name] for name in names))
     return Section("Keys read", header, rows, note)
 
 
 def _speed(runs: Sequence[Run[Config]]) -> Section | None:
-    """Step time, speed, what ran, the most memory held, and the code and device of each run."""
+    """Return step time, speed, backend, peak memory, code and device of each run."""
     if not runs:
         return None
     rows = []
@@ -75,27 +75,27 @@ def _speed(runs: Sequence[Run[Config]]) -> Section | None:
                 f"{1000 * timing['mean_step_seconds']:.1f}",
                 f"{timing['tokens_per_second']:,.0f}",
                 manifest["attention"]["kernel"],
-                f"{_most_reserved(directory):,.0f}",
+                f"{_peak_reserved_mib(directory):,.0f}",
                 commit,
                 hardware["gpu_name"] or hardware["cpu_model"],
             )
         )
     header = ("run", "step ms", "tok/s", "backend", "reserved MiB", "commit", "device")
-    note = "MiB: the most that one process held at a log line; on a CPU, of resident memory.\n"
+    note = "MiB: peak memory of one process over the log lines; on a CPU, resident memory.\n"
     return Section("Speed", header, rows, note)
 
 
-def _most_reserved(run: RunDir) -> float:
+def _peak_reserved_mib(run: RunDir) -> float:
     beats = (beat for path in run.heartbeats().values() for beat in read_json_lines(path))
     return max((float(beat["mem_reserved_mib"]) for beat in beats), default=0.0)
 
 
 def _statistics(run: RunDir) -> Mapping[str, float]:
-    """The last that the run told of its mechanisms, over the layers that have a value."""
-    told: Layers = {}
+    """Return the last mechanism statistics of the run, averaged over the layers with a value."""
+    layers: Layers = {}
     for row in read_json_lines(run.metrics):
-        told = row["values"] if row["kind"] == "statistics" else told
-    return over_layers(told)
+        layers = row["values"] if row["kind"] == "statistics" else layers
+    return over_layers(layers)
 
 
 def _name(run: Run[Config]) -> str:

@@ -1,4 +1,4 @@
-"""What the runner has to know to train this tree's runs."""
+"""The training backend: everything that the generic runner needs to train GPT-2 runs."""
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -21,7 +21,7 @@ from lib.rundir import RunDir
 from lib.runner.pool import Pool
 from lib.runner.target import Slot
 
-# What a worker would otherwise load for itself: optimizers import torch._dynamo at their first use.
+# Modules that each worker would otherwise import itself; optimizers import torch._dynamo on first use.
 PRELOAD = (
     "torch",
     "torch._dynamo",
@@ -29,15 +29,15 @@ PRELOAD = (
     "gpt2.train",
     "gpt2.preflight",
 )
-# fp32 weights, and as much again for each of Adam's two moments.
+# fp32 weights; a checkpoint adds Adam's two moments of the same size.
 _BYTES_PER_PARAMETER = 4
 _CHECKPOINT_COPIES = 3
-# Records, tables and the system's own overhead, for each run.
+# Allowance per run for records, tables and file system overhead.
 _MARGIN_BYTES = 1 << 20
 
 
 class Gpt2Target:
-    """``lib.runner.target.Target`` for this tree's trainer."""
+    """Implementation of ``lib.runner.target.Target`` for the GPT-2 trainer."""
 
     function = "gpt2.train:run"
 
@@ -45,15 +45,17 @@ class Gpt2Target:
         self, plan: Plan, pool: Pool, *, allow_stale: bool = False, dirty: bool = False
     ) -> None:
         self.build_dir: Path = plan.build_dir
-        # Resume checkpoints of other code, as the user asked.
+        # Allow resuming from checkpoints written by other code.
         self.arguments: Mapping[str, Any] = {"allow_stale": allow_stale}
         self._place = TrainingPlace(plan.build_dir, plan.folder, dirty)
         self._machine = plan.base.machine
         self._pool = pool
 
     def preflight(self, pool: Pool, runs: Sequence[Run[Config]]) -> Sequence[Slot]:
-        """The machine, checked in a worker, and only then the data: a machine that cannot train
-        is not made to download first."""
+        """Check the machine in a worker, then weights and data; return the slots for runs.
+
+        The machine is checked first, so that nothing is downloaded to an unsuitable machine.
+        """
         configs = [run.config for run in runs]
         slots: Sequence[Slot] = pool.call("gpt2.preflight:check_machine", configs, self._place)
         check_weights(configs, self.build_dir)
@@ -61,34 +63,35 @@ class Gpt2Target:
         return slots
 
     def bytes_needed(self, runs: Sequence[Run[Config]], jobs: int) -> int:
-        """Final weights of all runs, and the checkpoints of those that train at a time."""
+        """Return the disk space for all final weights and the checkpoints of ``jobs`` runs."""
         weights = [run.config.model.num_params() * _BYTES_PER_PARAMETER for run in runs]
-        # One more than is kept: the old one is deleted after the new one was verified.
-        kept = max(run.config.train.checkpoint_keep + 1 for run in runs)
+        # Plus one: the oldest checkpoint is deleted after the new one has been verified.
+        checkpoints = max(run.config.train.checkpoint_keep + 1 for run in runs)
         largest = sorted(weights)[-jobs:]
-        return sum(weights) + _CHECKPOINT_COPIES * kept * sum(largest) + _MARGIN_BYTES * len(runs)
+        checkpoint_bytes = _CHECKPOINT_COPIES * checkpoints * sum(largest)
+        return sum(weights) + checkpoint_bytes + _MARGIN_BYTES * len(runs)
 
     def differences(self, run: RunDir) -> Sequence[str]:
-        """Source files, torch version and device model that have changed."""
+        """Return the source files, torch version and device model changed since ``run``."""
         return changes_since(run, self._device)
 
     def prepare(self, run: Run[Config]) -> None:
-        """Write resolved_config.yaml, from which the worker trains, and what it trains in."""
+        """Write resolved_config.yaml, the worker's input, and the environment snapshot."""
         write_resolved_config(RunDir(run.path), run.config, self.settings(run))
         if run.config.environment.snapshot:
             keep_snapshot(self.build_dir, RunDir(run.path))
 
     def settings(self, run: Run[Config]) -> Mapping[str, Setting]:
-        """Who set what is no default in the run's configuration."""
+        """Return the source of each non-default setting of the run."""
         place = Place(ROOT, self.build_dir)
         return settings(place.config, run.config.values, run.label)
 
     def processes(self, run: Run[Config]) -> int:
-        """``GPUS``, on a CPU too."""
+        """Return the number of processes: ``GPUS``, also on a CPU."""
         return run.config.train.gpus
 
     def environment(self, run: Run[Config]) -> Mapping[str, str]:
-        """What libraries of the run's worker read at their start."""
+        """Return the environment variables that the worker's libraries read at import."""
         return environment(run.config.machine)
 
     @cached_property

@@ -5,9 +5,9 @@
     gpt2/train_ra_mla.py --ra-mla-ablation-step mla-golden --optimizer adamw --dataset shakespeare
     gpt2/train_ra_mla.py --ra-mla-ablation-step 7 --dry-run
 
-The step is a change to .config, or to defconfigs/gpt2-ratio-ablation where there is no .config. A
-flag says the same as SET: --optimizer adamw is OPTIMIZER_ADAMW=y; .config itself is not changed.
-The run, its directory and its exit code are those of make.
+The step is applied on top of .config, or of defconfigs/gpt2-ratio-ablation if there is no .config.
+Flags are equivalent to SET: --optimizer adamw sets OPTIMIZER_ADAMW=y. .config is not modified. Run
+directory and exit codes are the same as for make.
 """
 
 import sys
@@ -27,7 +27,7 @@ _NUMBERS = ("max-iters", "batch-size", "grad-accumulation", "global-batch", "blo
 
 
 def main() -> int:
-    """The command line."""
+    """Run the command line."""
     parser = new_parser(__doc__)
     parser.add_argument(
         "--ra-mla-ablation-step", required=True, metavar="N", help="number or slug of the step"
@@ -37,24 +37,24 @@ def main() -> int:
     for name in _NUMBERS:
         parser.add_argument(f"--{name}", metavar="N", help=f"{_symbol(name)}=N")
     parser.add_argument("--set", default="", metavar='"A=1 B=y"', help="any other setting")
-    parser.add_argument("--dry-run", action="store_true", help="check it as make check does")
+    parser.add_argument("--dry-run", action="store_true", help="check the step, as make check does")
     add_running(parser)
-    given = parser.parse_args()
-    values = vars(given)
+    args = parser.parse_args()
+    values = vars(args)
     words = [
         f"{_symbol(name)}_{values[name].upper()}=y" for name in _CHOICES if values[name] is not None
     ]
     for name in _NUMBERS:
         value = values[name.replace("-", "_")]
         words += [f"{_symbol(name)}={value}"] if value is not None else []
-    layers = step_layers(given.build_dir, [parse_set(words), parse_set(given.set)])
-    plan = make_plan(layers, given.build_dir, steps=given.ra_mla_ablation_step)
-    if given.dry_run or plan.base.study.dry_run:
+    layers = step_layers(args.build_dir, [parse_set(words), parse_set(args.set)])
+    plan = make_plan(layers, args.build_dir, steps=args.ra_mla_ablation_step)
+    if args.dry_run or plan.base.study.dry_run:
         cases = find_cases(layers).only([run.variant.slug for run in plan.runs])
-        code, text = check_cases(cases, Request(given.build_dir))
+        code, text = check_cases(cases, Request(args.build_dir))
         sys.stdout.write(text)
         return code
-    options = run_options(given, plan.base.study.jobs)
+    options = run_options(args, plan.base.study.jobs)
     code, text = launch.train_plan(plan, options, table_plan(plan, layers))
     sys.stdout.write(text)
     return code

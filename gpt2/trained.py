@@ -1,4 +1,4 @@
-"""A finished run, opened to be used: its configuration, its model, its tokenizer."""
+"""Loading of a finished run for inference: configuration, model and tokenizer."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +18,7 @@ from lib.rundir import RunDir
 
 @dataclass(frozen=True)
 class Trained:
-    """What a finished run left; the model is on the device of ``machine``, set to evaluate."""
+    """A finished run; the model is in eval mode on the device of ``machine``."""
 
     run: RunDir
     config: Config
@@ -28,21 +28,25 @@ class Trained:
 
 
 def open_trained(run: RunDir, build_dir: Path) -> Trained:
-    """Load a finished run; its tokenizer's files lie below ``build_dir``, as DATA_DIR says.
+    """Load a finished run; DATA_DIR of the tokenizer files is relative to ``build_dir``.
 
-    ConfigError where the run was made by other code, PreflightError where its weights are missing
+    Raises ConfigError if the run was made by other code, PreflightError if its weights are missing
     or damaged.
     """
     config = read_resolved_config(run)
-    words = tokenizer.load(config.data.tokenizer, source.downloads_folder(config.data, build_dir))
+    downloads = source.downloads_folder(config.data, build_dir)
+    vocabulary = tokenizer.load(config.data.tokenizer, downloads)
     machine = machine_here(config.machine)
     torch.set_num_threads(machine.cpu_threads)
-    return Trained(run, config, machine, load_run(run.path).to(machine.device), words)
+    return Trained(run, config, machine, load_run(run.path).to(machine.device), vocabulary)
 
 
 def machine_here(machine: MachineConfig) -> MachineConfig:
-    """The run's own, or the CPU where its device is not here: said, for the bits are others."""
+    """Return ``machine``, or its CPU fallback if no GPU is available.
+
+    The fallback logs a warning, because its results differ in the last bits.
+    """
     if machine.device == "cpu" or torch.cuda.is_available():
         return machine
-    say("WARN", "trained on a GPU, and here is none: used on the CPU in fp32")
+    say("WARN", "trained on a GPU, but no GPU is available: using the CPU in fp32")
     return replace(machine, device="cpu", precision="fp32")

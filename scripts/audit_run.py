@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Judge finished runs by their own files: VALID, or INVALID and why, one line a finding.
+"""Audit runs from their files: VALID, or INVALID with one line per finding.
 
     audit_run.py --run "ratio/*"                          runs of the plan of .config
-    audit_run.py --run results/single/run-s1-1a2b3c4d     the run of that directory
+    audit_run.py --run results/single/run-s1-1a2b3c4d     a run directory
 
-Every file is there and as it should be, agrees with its digest, and can be computed again from the
-others; evaluation documents are compared with the data where it is at hand. Exit codes: 0 all are
-valid, 6 one is not, 2 no such run.
+Checks that every file exists, is well-formed, matches its digest, and agrees with the values
+recomputed from the other files. Evaluation documents are compared with the data set if it is
+available. Exit codes: 0 all runs are valid, 6 a run is invalid, 2 no such run.
 """
 
 import _start
@@ -19,15 +19,15 @@ from lib.errors import EXIT_DONE, EXIT_INVALID
 
 
 def main() -> int:
-    """The command line."""
+    """Run the command line."""
     parser = new_parser(__doc__)
     add_selection(parser)
-    add_variable(parser, "run", "directory of a run, or patterns that name some")
+    add_variable(parser, "run", "run directory, or patterns over run names")
     add_json(parser)
-    given = parser.parse_args()
-    runs = find_started(given.run, given.build_dir, steps=given.steps, seeds=given.seeds)
-    verdicts = [audit.audit(run, given.build_dir) for run in runs]
-    print(audit.to_json(verdicts) if given.json else audit.to_text(verdicts))
+    args = parser.parse_args()
+    runs = find_started(args.run, args.build_dir, steps=args.steps, seeds=args.seeds)
+    verdicts = [audit.audit(run, args.build_dir) for run in runs]
+    print(audit.to_json(verdicts) if args.json else audit.to_text(verdicts))
     return EXIT_DONE if all(verdict.valid for verdict in verdicts) else EXIT_INVALID
 
 

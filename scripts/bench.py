@@ -1,15 +1,16 @@
 #!/usr/bin/env python3
-"""Time the trainer against transformers' GPT-2 in a plain loop, every mechanism against GPT-2,
-and every optimizer against torch's fused AdamW.
+"""Benchmark the trainer against transformers' GPT-2 in a plain training loop.
+
+Also times every mechanism against GPT-2, and every optimizer against torch's fused AdamW.
 
     bench.py                              all cases, then mechanisms and optimizers
     bench.py --case quickstart --rounds 5
     bench.py --no-mechanisms --no-optimizers
 
-The sides run in turn on this machine's CPU with the same AdamW settings and batches; figures are
-medians, ratios are of one round. A third side is the plain loop with the memory settings that the
-trainer starts its workers with. Mechanisms are timed in two blocks, without dropout. Nothing passes
-or fails: quiet the machine first. Needs 6 GB of memory at 124M. Tables go to stdout.
+The implementations alternate on this machine's CPU with the same AdamW settings and batches; figures
+are medians, ratios are within one round. A third variant is the plain loop with the memory settings
+of the trainer's workers. Mechanisms are timed with two blocks, without dropout. There is no pass or
+fail; stop other load on the machine first. Requires 6 GB of memory at 124M. Tables go to stdout.
 """
 
 import dataclasses
@@ -23,29 +24,30 @@ from gpt2.bench.cases import CASES
 from gpt2.bench.compare import compare, mechanisms, optimizers, to_markdown
 from lib import cli
 from lib.console import say
-from lib.errors import ConfigError
+from lib.errors import ConfigError, Problem
 from lib.machine.devices import cpu_model, usable_cores
 
 
 def main() -> int:
-    """The command line."""
+    """Run the command line."""
     parser = new_parser(__doc__)
     add_json(parser)
     parser.add_argument("--case", nargs="*", choices=list(CASES), default=list(CASES))
-    parser.add_argument("--rounds", type=int, default=3, help="repetitions of both sides")
+    parser.add_argument("--rounds", type=int, default=3, help="repetitions of each variant")
     parser.add_argument("--threads", type=int, default=usable_cores())
     parser.add_argument("--no-mechanisms", action="store_true")
     parser.add_argument("--no-optimizers", action="store_true")
-    given = parser.parse_args()
-    if given.rounds < 1 or given.threads < 1:
-        raise ConfigError("--rounds and --threads take a whole number of at least 1")
-    machine = f"{cpu_model()}, {given.threads} threads, torch {version('torch')}"
+    args = parser.parse_args()
+    if args.rounds < 1 or args.threads < 1:
+        what = f"must be >= 1, got --rounds {args.rounds} --threads {args.threads}"
+        raise ConfigError(Problem(what, "--rounds, --threads", code="usage.out-of-range"))
+    machine = f"{cpu_model()}, {args.threads} threads, torch {version('torch')}"
     say("BENCH", machine)
-    found = [compare(c, given.threads, given.rounds, given.build_dir) for c in given.case]
-    relative = {} if given.no_mechanisms else mechanisms(given.threads, given.rounds)
-    updates = {} if given.no_optimizers else optimizers(given.threads, given.rounds)
-    if given.json:
-        cases = [dataclasses.asdict(comparison) for comparison in found]
+    comparisons = [compare(c, args.threads, args.rounds, args.build_dir) for c in args.case]
+    relative = {} if args.no_mechanisms else mechanisms(args.threads, args.rounds)
+    updates = {} if args.no_optimizers else optimizers(args.threads, args.rounds)
+    if args.json:
+        cases = [dataclasses.asdict(comparison) for comparison in comparisons]
         document = {
             "schema_version": 1,
             "machine": machine,
@@ -55,8 +57,8 @@ def main() -> int:
         }
         print(json.dumps(document, sort_keys=True, allow_nan=False))
     else:
-        print(f"{machine}, medians of {given.rounds} rounds (range)\n")
-        print(to_markdown(found, relative, updates), end="")
+        print(f"{machine}, medians of {args.rounds} rounds (range)\n")
+        print(to_markdown(comparisons, relative, updates), end="")
     return 0
 
 

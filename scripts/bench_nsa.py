@@ -1,18 +1,19 @@
 #!/usr/bin/env python3
-"""Time native sparse attention beside full attention, over whole sequences and in decoding.
+"""Benchmark native sparse attention against full attention, for whole sequences and decoding.
 
-    bench_nsa.py                     512 to 16384 tokens, decoding to 65536
-    bench_nsa.py --tokens 2048       no longer than that, decoding to four times as many
+    bench_nsa.py                     512 to 16384 tokens, decoding up to 65536
+    bench_nsa.py --tokens 2048       up to 2048 tokens, decoding up to four times as many
     bench_nsa.py --rounds 9
 
-Attention alone, 12 heads of 64 that share 2 key heads, against torch's own with repeated keys and
-with enable_gqa; ratios are to the faster of the two. On a CPU: one thread, fp32, process CPU time,
-interleaved; on a GPU, where there is one, bf16 from 8192 tokens on. Beside each ratio stands that of
-query-key pairs, or of keys read for a token, and below how time grows with four times the tokens.
+Times attention only, with 12 heads of width 64 and 2 KV heads, against torch's implementation with
+repeated keys and with enable_gqa; ratios are relative to the faster of the two. On a CPU: one
+thread, fp32, process CPU time, interleaved; on a GPU (if available): bf16, from 8192 tokens. Each
+ratio is shown with the ratio of query-key pairs, or of keys read per token; a second table shows the
+growth of the time with four times the tokens.
 
-Writes bench_nsa.csv, row by row, and bench_nsa.png into the build folder, the table to stdout. How far
-it is goes to stderr; Ctrl-C ends it with exit code 130, and with what it has. Needs matplotlib.
-Nothing passes or fails: quiet the machine first.
+Writes bench_nsa.csv, row by row, and bench_nsa.png to the build folder, and the table to stdout.
+Progress goes to stderr; Ctrl-C exits with code 130 and reports the finished rows. Requires
+matplotlib. There is no pass or fail; stop other load on the machine first.
 """
 
 import json
@@ -25,7 +26,7 @@ from gpt2.arguments import add_json, add_variable, new_parser, whole_number
 from gpt2.bench.nsa_table import draw, measure_apart, to_markdown
 from lib import cli
 from lib.console import say
-from lib.errors import EXIT_INTERRUPTED, ConfigError
+from lib.errors import EXIT_INTERRUPTED, ConfigError, Problem
 from lib.figures import pyplot
 from lib.machine.devices import cpu_model
 
@@ -33,29 +34,30 @@ LONGEST, ROUNDS = 16384, 5
 
 
 def main() -> int:
-    """The command line."""
+    """Run the command line."""
     parser = new_parser(__doc__)
     add_json(parser)
-    add_variable(parser, "tokens", f"the longest sequence, {LONGEST} unless said")
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help="at least 1; 5 for a claim")
-    given = parser.parse_args()
-    longest = whole_number(given.tokens or str(LONGEST), "TOKENS")
-    if longest < 512 or given.rounds < 1:
-        raise ConfigError("TOKENS is at least 512, and --rounds at least 1")
-    # What cannot be drawn should not be measured first.
+    add_variable(parser, "tokens", f"longest sequence (default {LONGEST})")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="at least 1; 5 for publication")
+    args = parser.parse_args()
+    longest = whole_number(args.tokens or str(LONGEST), "TOKENS")
+    if longest < 512 or args.rounds < 1:
+        what = f"expected TOKENS >= 512 and --rounds >= 1, got {longest} and {args.rounds}"
+        raise ConfigError(Problem(what, "TOKENS, --rounds", code="usage.out-of-range"))
+    # Fail before the measurement if matplotlib is missing.
     pyplot()
-    given.build_dir.mkdir(parents=True, exist_ok=True)
-    table, figure = given.build_dir / "bench_nsa.csv", given.build_dir / "bench_nsa.png"
-    device, rows, complete = measure_apart(longest, given.rounds, table)
+    args.build_dir.mkdir(parents=True, exist_ok=True)
+    table, figure = args.build_dir / "bench_nsa.csv", args.build_dir / "bench_nsa.png"
+    device, rows, complete = measure_apart(longest, args.rounds, table)
     if rows:
         draw(rows, figure)
         say("BENCH", f"{table}, {figure}")
     machine = f"{cpu_model() if device == 'cpu' else device}, torch {version('torch')}"
-    if given.json:
-        found = [asdict(row) for row in rows]
-        print(json.dumps({"schema_version": 1, "machine": machine, "rows": found}))
+    if args.json:
+        records = [asdict(row) for row in rows]
+        print(json.dumps({"schema_version": 1, "machine": machine, "rows": records}))
     elif rows:
-        print(f"{machine}, medians of {given.rounds} rounds (range)\n\n{to_markdown(rows)}", end="")
+        print(f"{machine}, medians of {args.rounds} rounds (range)\n\n{to_markdown(rows)}", end="")
     return 0 if complete else EXIT_INTERRUPTED
 
 

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Prove that every step is what its name says, on this CPU, in seconds, before it costs GPU hours.
+"""Verify on this CPU, in seconds, that every step implements what its name says.
 
-    check.py                              .config, or the RATIO study where there is none
+    check.py                              .config, or the RATIO study if there is no .config
     check.py --steps 7 --checks causal    one property of one step
     check.py --fast                       without the slow checks, while editing
-    check.py --defconfig gpt2-124m        a configuration that is not loaded
+    check.py --defconfig gpt2-124m        another configuration than .config
 
-Trains small forms of each step and compares; docs/check.md says what each check proves. Prints a
-table and one line for each failure, and writes check.json into the build folder; changes no
-.config, data or results. Exit codes: 0 all passed, 1 a check failed, 2 configuration or usage.
+Trains small versions of each step and compares them; docs/check.md describes each check. Prints a
+table and one line per failure, and writes check.json to the build folder. Does not modify .config,
+data or results. Exit codes: 0 all passed, 1 a check failed, 2 configuration or usage.
 """
 
 import sys
@@ -21,7 +21,7 @@ from lib import cli
 
 
 def main() -> int:
-    """The command line."""
+    """Run the command line."""
     parser = new_parser(__doc__)
     add_checking(parser)
     add_json(parser)

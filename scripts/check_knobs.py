@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Prove that every symbol of a run acts, and that those declared to change nothing do not.
+"""Verify that every symbol of a run has an effect, unless the symbol is declared to have none.
 
-    check_knobs.py                              all of them, in a minute
-    check_knobs.py --sym RECIPROCAL_WINDOW      one
+    check_knobs.py                              all symbols, in a minute
+    check_knobs.py --sym RECIPROCAL_WINDOW      one symbol
 
-Each is changed alone on a small configuration that makes it available; what the model computes,
-what the trainer makes of it and how it is evaluated are compared. A symbol that changes none of it is
-named with its file and line. Exit codes: 0 all passed, 1 one failed, 2 usage.
+Each symbol is changed alone on a small configuration in which it is available; model outputs,
+training and evaluation are compared. A symbol without effect is reported with its file and line.
+Exit codes: 0 all passed, 1 one failed, 2 usage.
 """
 
 import sys
@@ -19,9 +19,9 @@ from lib import cli
 
 
 def main() -> int:
-    """The command line."""
+    """Run the command line."""
     parser = new_parser(__doc__)
-    add_variable(parser, "sym", "these symbols alone")
+    add_variable(parser, "sym", "only these symbols")
     code, text = check_knobs(parser.parse_args().sym)
     sys.stdout.write(text)
     return code

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Check how the tree is written; make style runs it. Exit 1 when something is wrong.
+"""Check the style of all files (make style). Exit code 1 if there is a problem.
 
-Python is formatted by black; no blanks at line ends; Kconfig files are indented by tabs;
-defconfigs are readable; the documents name only commands, variables, symbols and files that exist.
-scripts/fix_whitespace_issues.py repairs what can be repaired.
+Python files are formatted by black; lines have no trailing whitespace; Kconfig files are indented
+with tabs; defconfigs are readable; the documents mention only existing commands, variables, symbols
+and files. scripts/fix_whitespace_issues.py fixes the problems that can be fixed automatically.
 """
 
 import argparse
@@ -26,7 +26,7 @@ def main() -> int:
     problems = style_problems(ROOT) + black_problems(ROOT)
     for problem in problems:
         print(problem)
-    say("STYLE", f"{len(problems)} problems" if problems else "nothing to complain about")
+    say("STYLE", f"{len(problems)} problems" if problems else "no problems")
     return EXIT_FAILED if problems else EXIT_DONE
 
 

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Compare two finished runs, from their directories alone.
+"""Compare two finished runs from their directories.
 
-    compare_runs.py A B                          the same configuration: the same bytes?
-    compare_runs.py A B --axis RECIPROCAL        they differ in that alone: by how much?
-    compare_runs.py A B --label-by PRECISION     they differ in that too, and it is said
+    compare_runs.py A B                          one configuration: are the results bitwise equal?
+    compare_runs.py A B --axis RECIPROCAL        runs that differ in this symbol: the loss difference
+    compare_runs.py A B --label-by PRECISION     runs that also differ in this, shown as a label
 
-A run is a directory or a name that "make plan" lists. Prints BITWISE, DIVERGED with the first field
-that differs, COMPARED with the paired difference of the losses, or NOT COMPARABLE with every field
-that neither --axis nor --label-by names. Exit codes: 0 the same or compared, 1 diverged, 2 no such
-run or field, 4 not comparable.
+A run is a directory or a run name that "make plan" lists. Prints BITWISE, DIVERGED with the first
+differing field, COMPARED with the paired difference of the losses, or NOT COMPARABLE with every
+differing field that is not in --axis or --label-by. Exit codes: 0 equal or compared, 1 diverged, 2
+no such run or field, 4 not comparable.
 """
 
 import os
@@ -22,25 +22,25 @@ from lib.compare.verdict import to_json, to_text
 
 
 def main() -> int:
-    """The command line."""
+    """Run the command line."""
     parser = new_parser(__doc__)
     add_selection(parser)
     add_labels(parser)
     add_json(parser)
     for name in "AB":
         parser.add_argument(name, nargs="?", default=os.environ.get(name, ""))
-    given = parser.parse_args()
-    found = compare(
-        given.A,
-        given.B,
-        given.build_dir,
-        given.axis,
-        given.label_by,
-        steps=given.steps,
-        seeds=given.seeds,
+    args = parser.parse_args()
+    comparison = compare(
+        args.A,
+        args.B,
+        args.build_dir,
+        args.axis,
+        args.label_by,
+        steps=args.steps,
+        seeds=args.seeds,
     )
-    print(to_json(found) if given.json else to_text(found), end="")
-    return found.exit_code
+    print(to_json(comparison) if args.json else to_text(comparison), end="")
+    return comparison.exit_code
 
 
 if __name__ == "__main__":

@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""Writes and explains .config, strictly: what is asked for takes effect, or nothing is written.
+"""Write and explain .config, strictly: every setting takes effect, or nothing is written.
 
     configure.py defconfig gpt2-124m+quick --set 'N_LAYER=4 OUTPUT_DIR="my results"'
-    configure.py why N_LAYER              where its value came from, what it depends on
-    configure.py why N_LAYER=48           and whether that value would take
+    configure.py why N_LAYER              source of the value, and the symbol's dependencies
+    configure.py why N_LAYER=48           the same, and whether this value would take effect
     configure.py diffconfig .config.old .config
     configure.py diffconfig gpt2-124m gpt2-124m+quick
 
-Results go to stdout, events and errors to stderr. Exit code 2 is an error of usage or
-configuration; nothing was written. KCONFIG_CONFIG names another file than .config, and JSON=1
-is --json.
+Results go to stdout, events and errors to stderr. Exit code 2 is a usage or configuration error;
+nothing was written. KCONFIG_CONFIG replaces the file name .config, and JSON=1 is equivalent to
+--json.
 """
 
 import argparse
@@ -34,38 +34,38 @@ COMMANDS = PARSER.add_subparsers(required=True, metavar="COMMAND")
 def add(
     name: str, text: str, run: Callable[..., str | None], json: bool = False
 ) -> argparse.ArgumentParser:
-    """One more command; ``run`` takes the place and the arguments, and returns text for stdout."""
+    """Add a command. ``run`` is called with the place and the options and returns text for stdout."""
     parser = COMMANDS.add_parser(name, help=text, description=text)
     parser.set_defaults(run=run)
     parser.add_argument("-O", "--build-dir", type=Path, default=Path("."))
     parser.add_argument("--tree", type=Path, default=ROOT, help="folder of Kconfig and defconfigs")
     if json:
-        wanted = os.environ.get("JSON", "0") not in ("", "0")
-        parser.add_argument("--json", action="store_true", default=wanted)
+        default = os.environ.get("JSON", "0") not in ("", "0")
+        parser.add_argument("--json", action="store_true", default=default)
     return parser
 
 
 def main() -> int:
-    """Run one command and print what it returns."""
+    """Run one command and print its result."""
     p = add("defconfig", "load NAME[+FRAGMENT...] into .config", commands.defconfig)
     p.add_argument("spec", metavar="NAME[+FRAGMENT...]")
     p.add_argument("--set", dest="settings", default="", metavar='"A=1 B=y"')
-    add("olddefconfig", "drop what no longer applies, default what is new", commands.olddefconfig)
-    add("savedefconfig", "write defconfig: what is not left to its default", commands.savedefconfig)
+    add("olddefconfig", "drop obsolete symbols, default new ones", commands.olddefconfig)
+    add("savedefconfig", "write the non-default settings to defconfig", commands.savedefconfig)
     add("menuconfig", "edit .config in a menu", commands.menuconfig)
     add("constants", "generate config.py from .config", commands.constants)
-    p = add("why", "where a value came from, what it depends on", queries.explain, json=True)
+    p = add("why", "source and dependencies of a value", queries.explain, json=True)
     p.add_argument("question", metavar="NAME[=VALUE]")
-    add("listnewconfig", "symbols that .config does not mention", queries.new_symbols, json=True)
-    p = add("diffconfig", "what differs from A to B", queries.differences, json=True)
+    add("listnewconfig", "list the symbols missing from .config", queries.new_symbols, json=True)
+    p = add("diffconfig", "list the differences between A and B", queries.differences, json=True)
     p.add_argument("a", metavar="A", nargs="?", default="", help="a file or NAME[+FRAGMENT...]")
     p.add_argument("b", metavar="B", nargs="?", default="", help="default: .config.old .config")
-    p = add("list-defconfigs", "the defconfigs and fragments", queries.show_defconfigs, json=True)
+    p = add("list-defconfigs", "list defconfigs and fragments", queries.show_defconfigs, json=True)
     p.add_argument("--plain", action="store_true", help="names only")
 
     options = vars(PARSER.parse_args())
     run, tree = options.pop("run"), options.pop("tree")
-    # Another tree has symbols and rules of its own.
+    # The rules apply only to this tree; another tree has different symbols.
     rules = {"rules": Config.from_values} if tree == ROOT else {}
     text = run(Place(tree, options.pop("build_dir"), **rules), **options)
     if text:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Serve the page of TensorBoard or trackio for the runs of .config, to this machine alone.
+"""Serve the TensorBoard or trackio dashboard of .config's runs on localhost.
 
 dashboard.py tensorboard            http://127.0.0.1:6006
 dashboard.py trackio --port 8000    http://127.0.0.1:8000
@@ -13,14 +13,14 @@ from lib.tracking.dashboards import PORTS, serve
 
 
 def main() -> int:
-    """The command line."""
+    """Run the command line."""
     parser = new_parser(__doc__)
     add_selection(parser)
     parser.add_argument("name", choices=PORTS)
-    parser.add_argument("--port", type=int, help="instead of the program's own")
-    given = parser.parse_args()
-    _, plan = asked_plan(given)
-    serve(given.name, plan.folder, given.port or PORTS[given.name])
+    parser.add_argument("--port", type=int, help="default: the dashboard's standard port")
+    args = parser.parse_args()
+    _, plan = asked_plan(args)
+    serve(args.name, plan.folder, args.port or PORTS[args.name])
 
 
 if __name__ == "__main__":

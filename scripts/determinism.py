@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Train one configuration twice and compare every byte.
+"""Train one configuration twice and compare the results byte by byte.
 
-    determinism.py                            .config: of a study, its first run
-    determinism.py --steps ra                 this step of it
+    determinism.py                            .config; of a study, the first run
+    determinism.py --steps ra                 this step of the study
     determinism.py --run DIR                  the configuration of a finished run
     determinism.py --defconfig gpt2-shakespeare
 
-The two lie in the folder "determinism" of the build folder. Prints BITWISE, or DIVERGED with the
-first field that differs. Exit codes: 0 the same bytes, 1 diverged or failed, 2 configuration, 3
-machine or data.
+Both runs are created in the folder "determinism" of the build folder. Prints BITWISE, or DIVERGED
+with the first differing field. Exit codes: 0 the same bytes, 1 diverged or failed, 2 configuration,
+3 machine or data.
 """
 
 import _start
@@ -19,16 +19,14 @@ from lib import cli
 
 
 def main() -> int:
-    """The command line."""
+    """Run the command line."""
     parser = new_parser(__doc__)
-    add_variable(parser, "run", "directory of a finished run, or a name that make plan lists")
+    add_variable(parser, "run", "directory of a finished run, or a run name that make plan lists")
     add_variable(parser, "defconfig", "this configuration (NAME[+FRAGMENT]) instead of .config")
-    add_variable(parser, "steps", "which step of a study")
+    add_variable(parser, "steps", "step of a study")
     add_json(parser)
-    given = parser.parse_args()
-    code, text = train_twice(
-        given.build_dir, given.run, given.defconfig, given.steps, json=given.json
-    )
+    args = parser.parse_args()
+    code, text = train_twice(args.build_dir, args.run, args.defconfig, args.steps, json=args.json)
     print(text, end="")
     return code
 

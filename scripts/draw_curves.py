@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Draw the loss curves of the runs that .config (or SWEEP=) asks for: curves.png beside the table.
+"""Plot the loss curves of the runs of .config (or of SWEEP=) to curves.png beside the table.
 
-draw_curves.py                        all that have begun
-draw_curves.py --runs 'pruned-*,0'    some of them
+draw_curves.py                        all started runs
+draw_curves.py --runs 'pruned-*,0'    selected runs
 """
 
 import _start
@@ -14,14 +14,14 @@ from lib.console import say
 
 
 def main() -> int:
-    """The command line."""
+    """Run the command line."""
     parser = new_parser(__doc__)
     add_selection(parser)
-    add_variable(parser, "runs", "only the runs that these patterns match")
-    given = parser.parse_args()
-    _, plan = asked_plan(given)
+    add_variable(parser, "runs", "only the runs that match these patterns")
+    args = parser.parse_args()
+    _, plan = asked_plan(args)
     path = plan.folder / "curves.png"
-    draw_curves(read_curves(plan.only(given.runs).runs), plan.study, path)
+    draw_curves(read_curves(plan.only(args.runs).runs), plan.study, path)
     say("CURVES", str(path))
     return 0
 

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Evaluate a finished run again, as it is or with its weights rounded to a few bits.
+"""Evaluate a finished run again, unchanged or with quantized weights.
 
-    evaluate.py --run ra                       the run's own figures, found again
-    evaluate.py --run ra --quant int8          8 bits, a scale for each output
-    evaluate.py --run ra --quant nf4,fp4       4 bits; needs make setup EXTRAS=bitsandbytes
+    evaluate.py --run ra                       unchanged: reproduces the recorded figures
+    evaluate.py --run ra --quant int8          8 bits, one scale per output
+    evaluate.py --run ra --quant nf4,fp4       4 bits; requires make setup EXTRAS=bitsandbytes
 
-A run is a directory, or a shell pattern that names one run of .config. The results lie in
-evaluations/QUANT of the run's directory, whose own files stay as they are; training has no such
-thing. Prints a table with a label for each. Exit 2 where there is no such run or QUANT, 3 where a
-package, the data or the weights are missing.
+A run is a directory, or a shell pattern that matches one run of .config. Results are written to
+evaluations/QUANT in the run directory; the files of the run are not modified. Training does not
+support quantization. Prints a table with one label per QUANT. Exit codes: 2 no such run or QUANT, 3
+a package, the data or the weights are missing.
 """
 
 import _start
@@ -19,7 +19,7 @@ from lib import cli
 
 
 def main() -> int:
-    """The command line."""
+    """Run the command line."""
     parser = new_parser(__doc__)
     add_evaluating(parser)
     print(evaluate(parser.parse_args()), end="")

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Write the model of a finished run to a folder that transformers loads, tokenizer included.
+"""Export the model and tokenizer of a finished run to a folder that transformers can load.
 
-    export.py run                                the run of that name in the plan of .config
-    export.py results/single/run-s1-1a2b3c4d     the run of that directory
-    export.py ra --seeds 2 --to models/ra        where there are several, and where to put it
+    export.py run                                a run name in the plan of .config
+    export.py results/single/run-s1-1a2b3c4d     a run directory
+    export.py ra --seeds 2 --to models/ra        one seed, and the output folder
 
-Without --to it is the folder "export" of the run's directory. A model with parts that transformers
-has not is written with our weights, and gpt2.weights.load.load_run loads it. Prints the folder.
-Exit codes: 2 no such run, not done, or the folder holds something else; 3 damaged weights.
+The default output is the folder "export" of the run directory. A model with components that
+transformers does not support is written in the native format, for gpt2.weights.load.load_run. Prints
+the folder. Exit codes: 2 unknown or unfinished run, or the folder is in use; 3 damaged weights.
 """
 
 from pathlib import Path
@@ -20,18 +20,18 @@ from lib import cli
 
 
 def main() -> int:
-    """The command line."""
+    """Run the command line."""
     parser = new_parser(__doc__)
     add_selection(parser)
     parser.add_argument("run", metavar="RUN")
-    parser.add_argument("--to", default="", help="the new folder")
-    given = parser.parse_args()
-    run = find_finished(given.run, given.build_dir, steps=given.steps, seeds=given.seeds)
-    # Loads torch, which a wrong name need not wait for.
+    parser.add_argument("--to", default="", help="output folder")
+    args = parser.parse_args()
+    run = find_finished(args.run, args.build_dir, steps=args.steps, seeds=args.seeds)
+    # Imports torch: report a wrong run name without that delay.
     from gpt2.weights.export import export
 
-    target = Path(given.to) if given.to else run.path / "export"
-    export(run, target, given.build_dir)
+    target = Path(args.to) if args.to else run.path / "export"
+    export(run, target, args.build_dir)
     print(target)
     return 0
 

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Hold the seeds of finalists to what a claim needs, and test them.
+"""Test the final candidates of a study for significance over several seeds.
 
     finalists.py "results/ratio/baseline-s* results/ratio/ra-s*"
-    finalists.py baseline,ra --seeds 1-6         as "make plan" names them
+    finalists.py baseline,ra --seeds 1-6         run names as listed by "make plan"
 
-Runs that differ in their seed alone are one variant; the first is what the others are tested
-against. Prints every value, mean, deviation, the tests and the smallest p that so many seeds can
-reach. Refused, with the reason, is a variant with too few seeds, a seed twice, a seed that
-diverged, losses that are all the same, or a model that has learnt nothing. Exit codes: 0 all sound,
-2 no such run, 4 refused.
+Runs that differ only in their seed are one variant; the first variant is the reference. Prints every
+value, mean, standard deviation, the tests, and the smallest p-value that the number of seeds allows.
+A variant is rejected, with the reason, if it has too few seeds, a duplicate or diverged seed,
+identical losses, or a model that has not learned. Exit codes: 0 all accepted, 2 no such run, 4
+rejected.
 """
 
 import os
@@ -22,15 +22,15 @@ from lib.analysis.finalists_text import finalists_json, finalists_text
 
 
 def main() -> int:
-    """The command line."""
+    """Run the command line."""
     parser = new_parser(__doc__)
     add_selection(parser)
     add_json(parser)
     parser.add_argument("runs", nargs="?", default=os.environ.get("RUNS", ""), metavar="RUNS")
-    given = parser.parse_args()
-    found = finalists(given.runs, given.build_dir, steps=given.steps, seeds=given.seeds)
-    print(finalists_json(found) if given.json else finalists_text(found), end="")
-    return found.exit_code
+    args = parser.parse_args()
+    report = finalists(args.runs, args.build_dir, steps=args.steps, seeds=args.seeds)
+    print(finalists_json(report) if args.json else finalists_text(report), end="")
+    return report.exit_code
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Repair what make style finds and a program can repair: blanks, line ends, black's formatting.
+"""Fix the style problems that can be fixed automatically: whitespace, line ends, black formatting.
 
-Prints the files it changed.
+Prints the changed files.
 """
 
 import argparse

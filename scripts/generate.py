@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Write text with a finished run.
+"""Generate text with a finished run.
 
     generate.py --run ra --prompt "The people"
     generate.py --run results/ratio/ra-s1-0a1b2c3d --tokens 200 --temperature 0.8 --top-p 0.95
     generate.py --run ra --temperature 0 --json
 
-A run is a directory, or a shell pattern over slugs, numbers and labels that names one run of
-.config. Temperature 0 takes the most likely token each time; 1 is the model's own distribution. The
-same seed on the same machine gives the same text. Text goes to stdout as it is written, the rest to
-stderr. Exit 2 where there is no such run, it is not finished, or a number means nothing.
+A run is a directory, or a shell pattern over slugs, numbers and labels that matches one run of
+.config. Temperature 0 is greedy decoding; 1 samples from the unscaled distribution. The same seed on
+the same machine produces the same text. Text is streamed to stdout, log lines go to stderr. Exit
+code 2: no such run, the run is not finished, or a value is invalid.
 """
 
 import json
@@ -24,20 +24,20 @@ from lib import cli
 
 
 def main() -> int:
-    """The command line."""
+    """Run the command line."""
     parser = new_parser(__doc__)
     add_writing(parser)
     add_json(parser)
-    given = parser.parse_args()
-    wanted = order(given)
-    run = find_finished(given.run, given.build_dir, seeds=given.seeds)
-    trained = open_trained(run, given.build_dir)
+    args = parser.parse_args()
+    request = order(args)
+    run = find_finished(args.run, args.build_dir, seeds=args.seeds)
+    trained = open_trained(run, args.build_dir)
     sys.stdout.reconfigure(encoding="utf-8")
-    if given.json:
-        texts = write(trained, wanted, lambda piece: None)
-        print(json.dumps(to_record(trained, wanted, texts), sort_keys=True, allow_nan=False))
+    if args.json:
+        texts = write(trained, request, lambda piece: None)
+        print(json.dumps(to_record(trained, request, texts), sort_keys=True, allow_nan=False))
     else:
-        write(trained, wanted, lambda piece: print(piece, end="", flush=True))
+        write(trained, request, lambda piece: print(piece, end="", flush=True))
     return 0
 
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""List the metrics and settings that a run was tracked with.
+"""List the tracked metrics and settings of a run.
 
 inspect_wandb_keys.py --project kablate-ratio --run-name RUN                  from a W&B server
 inspect_wandb_keys.py --source local --folder results --run-name RUN          from the run directories
@@ -13,12 +13,12 @@ from lib.queries.arguments import asked_run, query_parser
 
 
 def main() -> int:
-    """The command line."""
+    """Run the command line."""
     parser = query_parser(__doc__)
-    parser.add_argument("--run-name", required=True, help="its name, or its id in the source")
-    given = parser.parse_args()
-    found = read_keys(*asked_run(given))
-    print(keys_to_json(found) if given.json else keys_to_text(found), end="")
+    parser.add_argument("--run-name", required=True, help="name or tracker id of the run")
+    args = parser.parse_args()
+    keys = read_keys(*asked_run(args))
+    print(keys_to_json(keys) if args.json else keys_to_text(keys), end="")
     return 0
 
 

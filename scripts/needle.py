@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Train small models to look up what stands far back: with selected blocks, drawn ones, a window.
+"""Train small models on long-range retrieval: with selected blocks, random blocks, and a window.
 
-    needle.py               all three, some minutes on one core
-    needle.py --arms nsa    one of them
-    needle.py --steps 400   of training, each; STEPS=400 and SEED=1 with make
+    needle.py               all three arms, a few minutes on one core
+    needle.py --arms nsa    one arm
+    needle.py --steps 400   training steps per arm; STEPS=400 and SEED=1 with make
 
-Native sparse attention finds the answer if its selection works; with blocks that are drawn, or the
-window alone, the same model has to guess; what luck drawn blocks bring is counted from their lists and
-stands beside it. Progress goes to stderr, the table to stdout.
+Native sparse attention solves the task if its selection works. With random blocks, or with the
+window only, the same model has to guess; the table includes the chance level of random blocks.
+Progress goes to stderr, the table to stdout.
 """
 
 import dataclasses
@@ -25,24 +25,24 @@ from lib.errors import ConfigError, Problem
 
 
 def main() -> int:
-    """The command line."""
+    """Run the command line."""
     parser = new_parser(__doc__)
     add_json(parser)
     parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS))
-    add_variable(parser, "steps", "of training, each arm", str(STEPS))
-    add_variable(parser, "seed", "of weights and sequences", "0")
-    given = parser.parse_args()
-    steps, seed = whole_number(given.steps, "STEPS"), whole_number(given.seed, "SEED")
+    add_variable(parser, "steps", "training steps per arm", str(STEPS))
+    add_variable(parser, "seed", "random seed of weights and sequences", "0")
+    args = parser.parse_args()
+    steps, seed = whole_number(args.steps, "STEPS"), whole_number(args.seed, "SEED")
     if not steps:
-        raise ConfigError(Problem("there is nothing to learn in 0 steps", "STEPS"))
+        raise ConfigError(Problem("must be >= 1, got 0", "STEPS", code="usage.out-of-range"))
     torch.set_num_threads(1)
-    found = {arm: train(arm, steps, seed, lambda text: say("NEEDLE", text)) for arm in given.arms}
-    if given.json:
-        arms = {arm: dataclasses.asdict(result) for arm, result in found.items()}
+    results = {arm: train(arm, steps, seed, lambda text: say("NEEDLE", text)) for arm in args.arms}
+    if args.json:
+        arms = {arm: dataclasses.asdict(result) for arm, result in results.items()}
         document = {"schema_version": 1, "chance": chance(), "arms": arms}
         sys.stdout.write(json.dumps(document, sort_keys=True, allow_nan=False) + "\n")
     else:
-        sys.stdout.write(to_markdown(found))
+        sys.stdout.write(to_markdown(results))
     return 0
 
 

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""List the runs that .config asks for, and what each costs. Starts nothing, writes nothing.
+"""List the runs of .config and the cost of each. Starts nothing, writes nothing.
 
-For each run: parameters, the ratio of MLP to attention parameters and the widths as built (first
-and last block, where they differ), FLOPs and tokens of training, time, state, and what changes
-against its parent. Time is measured where a run is done, and estimated from the done runs of the
-plan; before there is one, from this CPU's speed at matrix products (marked ~), or "-" on a GPU.
+For each run: parameters, the ratio of MLP to attention parameters and the actual widths (first and
+last block if they differ), FLOPs and tokens of training, time, state, and the changes against the
+parent. The time of a done run is measured; other times are estimated from the done runs of the plan.
+Without a done run, the estimate is this CPU's matrix product speed (marked ~), or "-" on a GPU.
 """
 
 import _start
@@ -15,14 +15,14 @@ from lib import cli
 
 
 def main() -> int:
-    """The command line."""
+    """Run the command line."""
     parser = new_parser(__doc__)
     add_selection(parser)
     add_json(parser)
-    given = parser.parse_args()
-    _, plan = asked_plan(given)
+    args = parser.parse_args()
+    _, plan = asked_plan(args)
     views = overview.look(plan)
-    print(overview.to_json(plan, views) if given.json else overview.plan_text(plan, views))
+    print(overview.to_json(plan, views) if args.json else overview.plan_text(plan, views))
     return 0
 
 

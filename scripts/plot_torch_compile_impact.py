@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Draw what torch.compile did to speed and GPUs: pairs of runs alike but for COMPILE.
+"""Plot the effect of torch.compile on speed and GPU use, from run pairs that differ in COMPILE.
 
 plot_torch_compile_impact.py --project kablate-single            from a W&B server
 plot_torch_compile_impact.py --source local --folder results     from the run directories
@@ -20,20 +20,20 @@ from lib.queries.compile_impact import impact_to_json, impact_to_text, read_pair
 
 
 def main() -> int:
-    """The command line."""
+    """Run the command line."""
     parser = query_parser(__doc__)
     parser.add_argument(
         "--run-name",
         action="append",
         default=[],
-        help="only the pair that this run is part of; may be given again",
+        help="only the pair with this run; repeatable",
     )
-    parser.add_argument("--to", type=Path, default=Path("."), help="folder of the figures")
-    given = parser.parse_args()
-    pairs = read_pairs(open_source(given), given.project, given.run_name)
-    for path in draw_compile_impact(pairs, given.to):
+    parser.add_argument("--to", type=Path, default=Path("."), help="output folder")
+    args = parser.parse_args()
+    pairs = read_pairs(open_source(args), args.project, args.run_name)
+    for path in draw_compile_impact(pairs, args.to):
         say("PLOT", str(path))
-    print(impact_to_json(pairs) if given.json else impact_to_text(pairs), end="")
+    print(impact_to_json(pairs) if args.json else impact_to_text(pairs), end="")
     return 0
 
 

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Say whether this machine, in this environment, may train the runs of .config.
+"""Check whether this machine and environment can train the runs of .config.
 
-    preflight_env.py              a line for each fact and each condition
+    preflight_env.py              one line per fact and condition
     preflight_env.py --json       the same as one JSON document
 
-Looks at what every training command looks at before it starts, all of it at once, and writes the
-snapshot of the environment (the folder environment, beside .config). Trains and downloads nothing.
-Exit codes: 0 all conditions hold, 2 configuration, 3 one does not.
+Runs all checks that every training command runs before it starts, and writes the environment
+snapshot (the folder "environment" beside .config). Does not train or download anything. Exit codes:
+0 all conditions are met, 2 configuration, 3 a condition is not met.
 """
 
 import json
@@ -21,22 +21,22 @@ from lib.machine.setup import environment
 
 
 def main() -> int:
-    """The command line."""
+    """Run the command line."""
     parser = new_parser(__doc__)
     add_selection(parser)
     add_dirty(parser)
     add_json(parser)
-    given = parser.parse_args()
-    _, plan = asked_plan(given)
-    # As a run would have them: libraries read these when they are loaded.
+    args = parser.parse_args()
+    _, plan = asked_plan(args)
+    # The same environment variables as in a run: libraries read them at import.
     os.environ.update(environment(plan.base.machine))
     from gpt2 import preflight
 
-    place = preflight.TrainingPlace(plan.build_dir, plan.folder, given.dirty)
-    told = preflight.describe([run.config for run in plan.runs], place)
-    as_json = json.dumps(told, sort_keys=True, allow_nan=False) + "\n"
-    print(as_json if given.json else preflight.describe_text(told), end="")
-    return EXIT_DONE if told["passed"] else EXIT_PREFLIGHT
+    place = preflight.TrainingPlace(plan.build_dir, plan.folder, args.dirty)
+    report = preflight.describe([run.config for run in plan.runs], place)
+    as_json = json.dumps(report, sort_keys=True, allow_nan=False) + "\n"
+    print(as_json if args.json else preflight.describe_text(report), end="")
+    return EXIT_DONE if report["passed"] else EXIT_PREFLIGHT
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Prepare the configured data set: download, tokenize, split, digest.
 
-It is made once: a data set that is there is left alone. Prints its folder. --verify makes nothing
-and checks every byte against the manifest. Exit 3 when it cannot be made, is missing or damaged;
-130 when interrupted, and the next call goes on with a large one.
+An existing data set is not prepared again. Prints the folder of the data set. --verify prepares
+nothing and checks every byte against the manifest. Exit codes: 3 the data set is missing, damaged or
+cannot be prepared; 130 interrupted (the next call resumes a large data set).
 """
 
 import argparse
@@ -20,21 +20,21 @@ from lib.console import say
 
 
 def main() -> int:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("-O", "--build-dir", metavar="DIR", type=Path, default=Path("."))
     parser.add_argument("--verify", action="store_true", help="check every byte")
-    arguments = parser.parse_args()
-    config = load_config(arguments.build_dir).data
-    if arguments.verify:
-        dataset = open_dataset(config, arguments.build_dir)
-        folder = dataset_folder(config, arguments.build_dir)
-        say("DATA", f"{folder}: every byte as it was made, digest {dataset.digest}")
+    args = parser.parse_args()
+    config = load_config(args.build_dir).data
+    if args.verify:
+        dataset = open_dataset(config, args.build_dir)
+        folder = dataset_folder(config, args.build_dir)
+        say("DATA", f"{folder}: every byte verified, digest {dataset.digest}")
     else:
-        folder = prepare(config, arguments.build_dir)
-        say("DATA", f"{folder} is there")
+        folder = prepare(config, args.build_dir)
+        say("DATA", f"{folder} is ready")
     print(folder)
     return 0
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""How well a run used its GPUs: utilisation and memory over all of them.
+"""Report the GPU utilisation and memory of a run, aggregated over its GPUs.
 
 query_wandb_gpu.py --project kablate-ratio --run-name RUN                  from a W&B server
 query_wandb_gpu.py --source local --folder results --run-name RUN          from the run directories
@@ -13,12 +13,12 @@ from lib.queries.arguments import asked_run, query_parser
 
 
 def main() -> int:
-    """The command line."""
+    """Run the command line."""
     parser = query_parser(__doc__)
-    parser.add_argument("--run-name", required=True, help="its name, or its id in the source")
-    given = parser.parse_args()
-    found = read_gpu(*asked_run(given))
-    print(gpu_to_json(found) if given.json else gpu_to_text(found), end="")
+    parser.add_argument("--run-name", required=True, help="name or tracker id of the run")
+    args = parser.parse_args()
+    usage = read_gpu(*asked_run(args))
+    print(gpu_to_json(usage) if args.json else gpu_to_text(usage), end="")
     return 0
 
 

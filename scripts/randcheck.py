@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
-"""Check random configurations that Kconfig and all rules allow, as check.py checks configured ones.
+"""Run the checks of check.py on random valid configurations.
 
-    randcheck.py --n 50 --seed 1          50 configurations; the same ones for the same seed
+    randcheck.py --n 50 --seed 1          50 configurations, determined by the seed
     randcheck.py --n 500 --fast           without the slow checks
-    randcheck.py --checks causal,reload   these alone
+    randcheck.py --checks causal,reload   only these checks
 
-A configuration that fails is reduced to the fewest symbols that still fail the same check, printed
-as a defconfig, and written to the build folder as randcheck-NUMBER.defconfig, with the command that
-repeats it. Changes no .config, data or results. Exit codes: 0 all passed, 1 one failed, 2 usage.
+A failing configuration is reduced to a minimal set of symbols that still fails the same check,
+printed as a defconfig, and written to the build folder as randcheck-NUMBER.defconfig with the
+command that repeats it. Does not modify .config, data or results. Exit codes: 0 all passed, 1 one
+failed, 2 usage.
 """
 
 import sys
@@ -20,7 +21,7 @@ from lib import cli
 
 
 def main() -> int:
-    """The command line."""
+    """Run the command line."""
     parser = new_parser(__doc__)
     add_random_checking(parser)
     add_json(parser)

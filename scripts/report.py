@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Write the result table of .config's runs from their directories: table.md and table.csv.
 
-It is what "make" prints at the end, without training anything. The table also goes to stdout. A run
-that differs from the baseline in more than its step says is not compared; --label-by torch,code
-keeps such runs apart, in rows of their own.
+The table is the one that "make" prints at the end; nothing is trained. It also goes to stdout. A run
+that differs from the baseline in more than the changes of its step is not compared; --label-by
+torch,code shows such runs in separate rows.
 """
 
 import _start
@@ -15,14 +15,14 @@ from lib import cli
 
 
 def main() -> int:
-    """The command line."""
+    """Run the command line."""
     parser = new_parser(__doc__)
     add_selection(parser)
-    add_variable(parser, "label-by", "symbols or fields that keep rows apart")
+    add_variable(parser, "label-by", "symbols or fields that get separate rows")
     add_json(parser)
-    given = parser.parse_args()
-    _, plan = asked_plan(given)
-    print(launch.report(plan, json=given.json, label_by=words(given.label_by)), end="")
+    args = parser.parse_args()
+    _, plan = asked_plan(args)
+    print(launch.report(plan, json=args.json, label_by=words(args.label_by)), end="")
     return 0
 
 

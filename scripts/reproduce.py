@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""Train a finished run again from its directory alone, and compare the bytes.
+"""Train a finished run again from its directory, and compare the results byte by byte.
 
-    reproduce.py --run DIR                 with the data that the build folder has, or prepares
+    reproduce.py --run DIR                 with the data in the build folder (prepared if missing)
     reproduce.py --run DIR --data DATA     with a data folder, or the text of a custom data set
-    reproduce.py --run DIR --force         in spite of what differs
+    reproduce.py --run DIR --force         even if code, torch, device or data differ
 
-Needs no .config and changes none. What comes of it lies in the folder "reproduced" of the build
-folder. Prints BITWISE, DIVERGED with the first field that differs, or NOT COMPARABLE with every
-reason: another torch, device, data set, or other code. A run that was made with edits beside its
-commit is trained in a copy of the tree that has both. Exit codes: 0 the same bytes, 1 diverged or
-failed, 2 no such run, 3 machine or data, 4 not comparable.
+Does not require or modify .config. The new run is created in the folder "reproduced" of the build
+folder. Prints BITWISE, DIVERGED with the first differing field, or NOT COMPARABLE with every reason:
+different torch, device, data set or code. A run made with uncommitted edits is trained in a checkout
+of its commit with the recorded edits. Exit codes: 0 the same bytes, 1 diverged or failed, 2 no such
+run, 3 machine or data, 4 not comparable.
 """
 
 import _start
@@ -20,14 +20,14 @@ from lib import cli
 
 
 def main() -> int:
-    """The command line."""
+    """Run the command line."""
     parser = new_parser(__doc__)
-    add_variable(parser, "run", "directory of a finished run, or a name that make plan lists")
+    add_variable(parser, "run", "directory of a finished run, or a run name that make plan lists")
     add_variable(parser, "data", "a data folder, or the text of a custom data set")
     add_force(parser)
     add_json(parser)
-    given = parser.parse_args()
-    request = Request(given.run, given.build_dir, given.data, force=given.force, json=given.json)
+    args = parser.parse_args()
+    request = Request(args.run, args.build_dir, args.data, force=args.force, json=args.json)
     code, text = reproduce(request)
     print(text, end="")
     return code

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Train runs again that are done: their directories are moved aside, never deleted.
+"""Train finished runs again. The old run directories are moved aside, not deleted.
 
-    rerun.py ra                 the run of that slug, every seed
-    rerun.py 'mla-*,7' --yes    several, without a question
+    rerun.py ra                 the run with this slug, every seed
+    rerun.py 'mla-*,7' --yes    several runs, without confirmation
 
 A pattern is a shell pattern over slugs, numbers, labels (ratio/05-ra) and directory names.
 """
@@ -16,17 +16,17 @@ from lib import cli
 
 
 def main() -> int:
-    """The command line."""
+    """Run the command line."""
     parser = new_parser(__doc__)
     add_selection(parser)
     add_running(parser)
     add_json(parser)
     parser.add_argument("runs", metavar="PATTERN")
-    given = parser.parse_args()
-    layers, whole = asked_plan(given)
-    options = run_options(given, whole.base.study.jobs)
-    plan = launch.rerun(whole, given.runs, yes=given.yes)
-    code, text = launch.train_plan(plan, options, table_plan(whole, layers), json=given.json)
+    args = parser.parse_args()
+    layers, whole = asked_plan(args)
+    options = run_options(args, whole.base.study.jobs)
+    plan = launch.rerun(whole, args.runs, yes=args.yes)
+    code, text = launch.train_plan(plan, options, table_plan(whole, layers), json=args.json)
     if text:
         print(text, end="")
     return code

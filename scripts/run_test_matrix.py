@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Train what .config asks for: one training, the steps of a study, or a test matrix.
+"""Train the runs of .config: a single training, the steps of a study, or a test matrix.
 
-    run_test_matrix.py                    what is not done yet, then the table
-    run_test_matrix.py --steps 0-3,ra     these steps alone
+    run_test_matrix.py                    all unfinished runs, then print the table
+    run_test_matrix.py --steps 0-3,ra     only these steps
     run_test_matrix.py --seeds 1-3        every step with three seeds
-    run_test_matrix.py --dry-run          check them, as make check does
+    run_test_matrix.py --dry-run          check the runs, as make check does
 
-Events go to stderr, the table to stdout. Runs that are done are skipped, runs that were stopped go
-on. Exit codes: 0 all done, 1 a run failed, 2 configuration, 3 machine or data (nothing started),
-124 time limit, 130 Ctrl-C.
+Events go to stderr, the table to stdout. Finished runs are skipped, stopped runs are resumed. Exit
+codes: 0 all done, 1 a run failed, 2 configuration, 3 machine or data (nothing started), 124 time
+limit, 130 Ctrl-C.
 """
 
 import _start
@@ -22,23 +22,23 @@ from lib import cli
 
 
 def main() -> int:
-    """The command line."""
+    """Run the command line."""
     parser = new_parser(__doc__)
     add_selection(parser)
     add_running(parser)
     add_json(parser)
-    parser.add_argument("--runs", default="", help="only the runs that these patterns match")
-    parser.add_argument("--dry-run", action="store_true", help="check, do not train")
-    given = parser.parse_args()
-    layers, plan = asked_plan(given)
-    plan = plan.only(given.runs)
-    if given.dry_run or plan.base.study.dry_run:
+    parser.add_argument("--runs", default="", help="only the runs that match these patterns")
+    parser.add_argument("--dry-run", action="store_true", help="check without training")
+    args = parser.parse_args()
+    layers, plan = asked_plan(args)
+    plan = plan.only(args.runs)
+    if args.dry_run or plan.base.study.dry_run:
         cases = find_cases(layers).only([run.variant.slug for run in plan.runs])
-        code, text = check_cases(cases, Request(given.build_dir, json=given.json))
+        code, text = check_cases(cases, Request(args.build_dir, json=args.json))
         print(text, end="")
         return code
-    options = run_options(given, plan.base.study.jobs)
-    code, text = launch.train_plan(plan, options, table_plan(plan, layers), json=given.json)
+    options = run_options(args, plan.base.study.jobs)
+    code, text = launch.train_plan(plan, options, table_plan(plan, layers), json=args.json)
     if text:
         print(text, end="")
     return code

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""How far the runs of .config are, and the time left. Starts nothing, writes nothing.
+"""Show the progress and remaining time of the runs of .config. Starts nothing, writes nothing.
 
-The time left of a run at work is its own estimate; of the others, that of "make plan".
+The remaining time of a running run is its live estimate; of other runs, the one of "make plan".
 """
 
 import _start
@@ -12,17 +12,17 @@ from lib import cli
 
 
 def main() -> int:
-    """The command line."""
+    """Run the command line."""
     parser = new_parser(__doc__)
     add_selection(parser)
     add_json(parser)
-    parser.add_argument("--one-line", action="store_true", help="the summary alone")
-    given = parser.parse_args()
-    _, plan = asked_plan(given)
+    parser.add_argument("--one-line", action="store_true", help="only the summary")
+    args = parser.parse_args()
+    _, plan = asked_plan(args)
     views = overview.look(plan)
-    if given.one_line:
+    if args.one_line:
         print(overview.summary_line(plan, views))
-    elif given.json:
+    elif args.json:
         print(overview.to_json(plan, views))
     else:
         print(overview.status_text(plan, views))

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Let runs at work finish their optimizer step, save and stop; make goes on with them later.
+"""Stop running runs after the current optimizer step and save a checkpoint. make resumes them.
 
-stop.py                   all of them, and the make that trains them: as one Ctrl-C in it
-stop.py --runs 'ra*,7'    some of them; make goes on with the others
+stop.py                   all runs and the make that trains them, like Ctrl-C
+stop.py --runs 'ra*,7'    selected runs; make continues with the others
 """
 
 import _start
@@ -13,14 +13,14 @@ from lib.runner import stop
 
 
 def main() -> int:
-    """The command line."""
+    """Run the command line."""
     parser = new_parser(__doc__)
     add_selection(parser)
-    add_variable(parser, "runs", "only the runs that these patterns match")
-    given = parser.parse_args()
-    _, plan = asked_plan(given)
-    if given.runs:
-        return stop.stop_runs(plan.matching(given.runs))
+    add_variable(parser, "runs", "only the runs that match these patterns")
+    args = parser.parse_args()
+    _, plan = asked_plan(args)
+    if args.runs:
+        return stop.stop_runs(plan.matching(args.runs))
     return stop.stop_all(plan.folder)
 
 

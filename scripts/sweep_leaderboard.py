@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Rank the runs of the sweeps that were made below OUTPUT_DIR, by validation loss.
+"""Rank the runs of all sweeps below OUTPUT_DIR by validation loss.
 
-Reads run directories alone: what differs among them is shown, seeds of the same settings are one
-line. Runs that a sweep took from another study are ranked too. Runs that are not finished, or were judged on other documents, are left out and named.
+Reads only run directories. Shows the settings that differ between runs; seeds of the same settings
+share one line. Runs that a sweep reused from another study are included. Unfinished runs and runs
+evaluated on other documents are skipped and listed.
 """
 
 import _start
@@ -15,14 +16,14 @@ from lib.analysis.report import leaderboard_to_json, leaderboard_to_markdown
 
 
 def main() -> int:
-    """The command line."""
+    """Run the command line."""
     parser = new_parser(__doc__)
     add_json(parser)
-    given = parser.parse_args()
-    config = load_config(given.build_dir)
-    folder = given.build_dir / config.study.output_dir / "sweep"
+    args = parser.parse_args()
+    config = load_config(args.build_dir)
+    folder = args.build_dir / config.study.output_dir / "sweep"
     board = read_leaderboard(folder)
-    print(leaderboard_to_json(board) if given.json else leaderboard_to_markdown(board), end="")
+    print(leaderboard_to_json(board) if args.json else leaderboard_to_markdown(board), end="")
     return 0
 
 

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Train one run in this process: errors keep their traceback, and a debugger reaches everything.
+"""Train one run in this process: errors keep their traceback, and a debugger can be attached.
 
     train.py                    the configured training
     train.py --steps 7          one step of a study
     python -m pdb scripts/train.py --steps 7
 
-Ctrl-C saves and stops; the same command goes on.
+Ctrl-C saves a checkpoint and stops; the same command resumes the run.
 """
 
 import _start
@@ -16,13 +16,13 @@ from lib import cli
 
 
 def main() -> int:
-    """The command line."""
+    """Run the command line."""
     parser = new_parser(__doc__)
     add_selection(parser)
     add_dirty(parser)
-    given = parser.parse_args()
-    _, plan = asked_plan(given)
-    return launch.train_here(plan, dirty=given.dirty)
+    args = parser.parse_args()
+    _, plan = asked_plan(args)
+    return launch.train_here(plan, dirty=args.dirty)
 
 
 if __name__ == "__main__":

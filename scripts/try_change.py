@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Train one change against .config for a few iterations, both sides now, and compare.
+"""Train .config with and without one change for a few iterations, and compare.
 
     try_change.py RECIPROCAL=y
     try_change.py "RECIPROCAL=y DROPOUT=0.1" --iters 500
 
-Results are kept in the folder try, apart from those of studies; the same trial is not trained
-twice. The warm-up is a tenth of the run at most. One seed and a short run: a hint, no result.
+Results are stored in the folder "try", separate from studies; finished runs are reused. The warm-up
+is at most a tenth of the run. One seed and a short run give an indication, not a result.
 """
 
 import _start
@@ -26,20 +26,20 @@ from lib.kconfig import parse_set
 
 
 def main() -> int:
-    """The command line."""
+    """Run the command line."""
     parser = new_parser(__doc__)
-    add_variable(parser, "iters", "iterations of each run, 200 unless told")
+    add_variable(parser, "iters", "iterations of each run (default 200)")
     add_running(parser)
     add_json(parser)
     parser.add_argument("settings", metavar='"A=1 B=y"')
-    given = parser.parse_args()
-    iterations = whole_number(given.iters or "200", "ITERS")
+    args = parser.parse_args()
+    iterations = whole_number(args.iters or "200", "ITERS")
     if iterations == 0:
-        raise ConfigError(Problem("0 iterations show nothing", "ITERS"))
-    layers, change = config_layers(given.build_dir), parse_set(given.settings)
-    plan = make_trial(layers, given.build_dir, change, iterations)
-    options = run_options(given, plan.base.study.jobs)
-    code, text = launch.train_plan(plan, options, plan, json=given.json)
+        raise ConfigError(Problem("must be >= 1, got 0", "ITERS", code="usage.out-of-range"))
+    layers, change = config_layers(args.build_dir), parse_set(args.settings)
+    plan = make_trial(layers, args.build_dir, change, iterations)
+    options = run_options(args, plan.base.study.jobs)
+    code, text = launch.train_plan(plan, options, plan, json=args.json)
     if text:
         print(text, end="")
     return code

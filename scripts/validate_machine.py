@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
-"""Prove native sparse attention on the present device before anything is trained on it.
+"""Validate native sparse attention on this device before training with it.
 
-    validate_machine.py           some seconds
+    validate_machine.py           a few seconds
     validate_machine.py --full    with 8192 tokens on a CPU, 65,536 on a GPU
     validate_machine.py --device cpu
 
-Both backends of the selected branch: the float64 reference in values and gradients, causality,
-decoding against the whole pass, bfloat16 and float16, a long context. PASS, FAIL, or ABSENT with the
-reason where the device has it not. Exit codes: 0 nothing failed, 1 something did, 2 usage.
+For both backends of the selected branch: values and gradients against the float64 reference,
+causality, decoding against the full forward pass, bfloat16 and float16, and a long context. Reports
+PASS, FAIL, or ABSENT with the reason if the device does not support it. Exit codes: 0 no failure, 1
+a failure, 2 usage.
 """
 
 import dataclasses
@@ -26,20 +27,18 @@ from lib.machine.observe import device_name
 
 
 def main() -> int:
-    """The command line."""
+    """Run the command line."""
     parser = new_parser(__doc__)
     add_json(parser)
     add_full(parser)
-    parser.add_argument(
-        "--device", choices=("cpu", "cuda"), help="default: a GPU where there is one"
-    )
-    given = parser.parse_args()
-    device = torch.device(given.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="default: a GPU if available")
+    args = parser.parse_args()
+    device = torch.device(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     say("CHECK", f"{device_name(device)}, torch {torch.__version__}")
-    rows = validate(device, given.full)
-    if given.json:
-        found = [dataclasses.asdict(row) for row in rows]
-        document = {"schema_version": 1, "device": device_name(device), "rows": found}
+    rows = validate(device, args.full)
+    if args.json:
+        records = [dataclasses.asdict(row) for row in rows]
+        document = {"schema_version": 1, "device": device_name(device), "rows": records}
         sys.stdout.write(json.dumps(document, sort_keys=True, allow_nan=False) + "\n")
     else:
         sys.stdout.write(to_markdown(rows))

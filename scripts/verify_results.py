@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""Go through the checklist before results are published: may these finished runs be compared?
+"""Check whether finished runs are comparable and can be published together.
 
     verify_results.py                            every finished run of .config's study
-    verify_results.py --runs 'ra,baseline'       some of them, or directories
-    verify_results.py --source wandb             settings as W&B has them, not the run's own record
-    verify_results.py --axis COMPILE             directories that were to differ in that
+    verify_results.py --runs 'ra,baseline'       selected runs, or directories
+    verify_results.py --source wandb             settings as stored by W&B instead of the run record
+    verify_results.py --axis COMPILE             directories that may differ in COMPILE
 
-Prints the checklist as Markdown, and what to publish if every row is PASS. Settings have to be equal
-as the tracker has them and as the manifests have them; what a step of the study changes may differ.
-UNKNOWN is nowhere recorded, or cannot be found out here, and never counts as equal. Exit codes: 0 all
-pass, 2 no such run, 3 the tracker cannot be read, 4 a row is FAIL or UNKNOWN.
+Prints a Markdown checklist, and the facts to publish if every row is PASS. Settings must be equal
+both in the tracker and in the manifests, except for the changes of the study's steps. UNKNOWN means
+not recorded or not available here, and never counts as equal. Exit codes: 0 all rows pass, 2 no such
+run, 3 the tracker cannot be read, 4 a row is FAIL or UNKNOWN.
 """
 
 from pathlib import Path
@@ -25,24 +25,24 @@ from lib.verify.checklist import say_failing, to_json, to_markdown
 
 
 def main() -> int:
-    """The command line."""
+    """Run the command line."""
     parser = new_parser(__doc__)
     add_selection(parser)
     add_variable(parser, "runs", "directories of finished runs, or patterns over .config's")
     add_variable(parser, "source", "local, offline, trackio or wandb", "local")
-    add_variable(parser, "axis", "symbols that were to differ, separated by commas")
+    add_variable(parser, "axis", "comma-separated symbols that may differ")
     add_json(parser)
-    parser.add_argument("--folder", type=Path, help="where offline and trackio keep the runs")
+    parser.add_argument("--folder", type=Path, help="folder of the offline or trackio runs")
     parser.add_argument("--entity", default="", help="W&B user or team")
-    given = parser.parse_args()
-    layers, plan = asked_plan(given)
+    args = parser.parse_args()
+    layers, plan = asked_plan(args)
     study = whole_study(plan, layers)
-    runs = chosen_runs(plan if given.steps else table_plan(plan, layers), study, given.runs)
-    ask = tracker(plan, given.source, given.folder, given.entity)
-    found = verify(runs, declared_axes(study, runs, given.axis), ask, given.source)
-    print(to_json(found) if given.json else to_markdown(found), end="")
-    say_failing(found)
-    return found.exit_code
+    runs = chosen_runs(plan if args.steps else table_plan(plan, layers), study, args.runs)
+    ask = tracker(plan, args.source, args.folder, args.entity)
+    checklist = verify(runs, declared_axes(study, runs, args.axis), ask, args.source)
+    print(to_json(checklist) if args.json else to_markdown(checklist), end="")
+    say_failing(checklist)
+    return checklist.exit_code
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Show the runs of .config that have begun, at work or done, with their alarms; starts nothing.
+"""Show the started runs of .config, running or finished, with their alarms. Starts nothing.
 
-On a terminal it goes on until no run is at work (Ctrl-C ends it before); elsewhere, and with --json,
-it looks once. Exit code 1 where a look finds an alarm.
+On a terminal, the view is refreshed until no run is running (Ctrl-C exits earlier). Without a
+terminal, or with --json, the view is printed once, with exit code 1 if there is an alarm.
 """
 
 import sys
@@ -17,21 +17,21 @@ from lib.watch import screen
 
 
 def main() -> int:
-    """The command line."""
+    """Run the command line."""
     parser = new_parser(__doc__)
     add_selection(parser)
     add_json(parser)
-    given = parser.parse_args()
-    _, plan = asked_plan(given)
+    args = parser.parse_args()
+    _, plan = asked_plan(args)
 
     def read() -> list[screen.Line]:
         return screen.look(plan.runs, plan.base.watch, time.time())
 
-    if sys.stdout.isatty() and not given.json:
+    if sys.stdout.isatty() and not args.json:
         screen.watch(read)
         return EXIT_DONE
     lines = read()
-    print(screen.to_json(lines) if given.json else screen.to_text(lines), end="")
+    print(screen.to_json(lines) if args.json else screen.to_text(lines), end="")
     return EXIT_FAILED if any(line.alarms for line in lines) else EXIT_DONE
 
 

@@ -1,8 +1,8 @@
-"""The MECHANISMS study: what does each option of a mechanism do that RATIO leaves as it is?
+"""The MECHANISMS study: the effect of each mechanism option that the RATIO study keeps fixed.
 
-A mechanism that RATIO has is here again, as the parent of its options. The options of the MLP and of
-the coupling stand on an MLP sized by ratio, which pays for their parameters. It takes an even
-number of heads: all of GPT-2's sizes but XL, which has 25.
+The RATIO mechanisms are repeated here as the parents of their options. The options of the MLP and of
+the MLP-latent coupling use an MLP sized by ratio, so that their parameters come out of the MLP's
+share. The study requires an even number of heads: every GPT-2 size except XL, which has 25.
 
     baseline ─┬─ gqa ── mqa
               ├─ sliding
@@ -24,14 +24,15 @@ number of heads: all of GPT-2's sizes but XL, which has 25.
 from gpt2.ablation.ratio import BASELINE, GOLDEN, MLA, MLA_GOLDEN, RA, RACT
 from gpt2.ablation.step import Step, Study
 
-# Of the 12 C² of GPT-2's block, two key and value heads leave 2 C²/N each for keys and for values
-# instead of C²: 8.3 % off at 4 heads, 13.9 % at 12, never 16.7 %, less what the embeddings weigh.
+# A GPT-2 block has 12 C² parameters. With two KV heads, keys and values take 2 C²/N each instead of
+# C²: 8.3 % fewer at 4 heads, 13.9 % at 12, always less than 16.7 %. Embeddings dilute the change.
 _FEWER_HEADS = (-0.17, 0.0)
-# From two to one: 2 C²/N off the 10 C² and more that are left, 4.5 % at 4 heads.
+# From two KV heads to one: 2 C²/N fewer of the remaining 10 C² or more, 4.5 % at 4 heads.
 _ONE_HEAD = (-0.06, 0.0)
-# K and U once instead of N times: C²/3 off 10.7 C² at a latent width of C/6.
+# K and U exist once instead of N times: C²/3 fewer of 10.7 C² at a latent width of C/6.
 _SHARED = (-0.04, 0.0)
-# T·C of the position table: 0.6 % of 124M, 17 % of a narrow model of bytes with a context of 1024.
+# The position table has T·C parameters: 0.6 % of 124M, 17 % of a narrow byte-level model with a
+# context of 1024.
 _NO_TABLE = (-0.18, 0.0)
 
 MECHANISMS = Study(
@@ -46,7 +47,7 @@ MECHANISMS = Study(
             _FEWER_HEADS,
         ),
         Step("mqa", "one head of keys and values", "gqa", {"N_KV_HEAD": 1}, _ONE_HEAD),
-        # Narrow enough to hide something from the quick start's 128 tokens.
+        # Narrower than the 128-token context of the quick start, so that the window has an effect.
         Step(
             "sliding",
             "a window of 64 tokens",
@@ -122,7 +123,8 @@ MECHANISMS = Study(
             "golden",
             {"MLP_CROSS_TOKEN": True, "MLP_SHARE": "0.15"},
         ),
-        # Attention starts out almost even: the default threshold of 0.5 would leave nothing out.
+        # Attention is almost uniform at initialization: the default threshold of 0.5 would not
+        # remove any weight.
         Step(
             "cross-rms",
             "weights above the row's root mean square",

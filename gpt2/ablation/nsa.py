@@ -1,8 +1,8 @@
-"""The NSA study: what does each part of native sparse attention give, and is it worth its reads?
+"""The NSA study: the contribution of each component of native sparse attention, and its cost in keys.
 
-All steps have two heads of keys and values and a context of 1024 tokens, as nsa-quickstart has: the
-baseline is full attention with these. At that context the sizes of arXiv 2502.11089 score more
-query-key pairs than full attention; those here score 1.3 times fewer.
+All steps have two KV heads and a context of 1024 tokens, as in nsa-quickstart; the baseline is full
+attention with the same KV heads and context. At this context the block sizes of arXiv 2502.11089
+would score more query-key pairs than full attention; the sizes below score 1.3 times fewer.
 
     baseline ─┬─ sliding
               └─ nsa ─┬─ nsa-shared
@@ -17,8 +17,8 @@ query-key pairs than full attention; those here score 1.3 times fewer.
 from gpt2.ablation.step import Step, Study
 from lib.binding import Value
 
-# Of the last token of 1024 native sparse attention reads 127 compressed keys, 8 x 32 selected ones
-# and 128 of the window: no token reads more.
+# Keys read by the last of 1024 tokens: 127 compressed, 8 x 32 selected and 128 in the window. No
+# token reads more keys.
 READS = 511
 
 _SIZES: dict[str, Value] = {
@@ -29,8 +29,8 @@ _SIZES: dict[str, Value] = {
     "NSA_WINDOW": 128,
     "NSA_PHI_HIDDEN": 16,
 }
-# Keys and values of two branches are 8 C²/N for two key heads, of the 9 C² and more of a block: most
-# at four heads. The MLPs are small beside them but in narrow models.
+# The keys and values of the two extra branches take 8 C²/N with two KV heads, of a block's 9 C² or
+# more: the largest share at four heads. The compression MLPs are small except in narrow models.
 _NSA = (0.0, 0.30)
 _NO_KEYS = (-0.20, 0.0)
 

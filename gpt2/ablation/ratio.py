@@ -1,9 +1,9 @@
-"""The RATIO study: how should a block's parameters be divided between MLP and attention?
+"""The RATIO study: how to divide a block's parameters between MLP and attention.
 
-GPT-2 gives its MLP 2.0 times the parameters of attention; "golden" gives it 2.5. The study asks it
-of dense and of latent attention, and with the mechanisms that connect the two halves of a block. A
-mechanism's parameters come out of the MLP's share, so a step with mechanisms is as large as its
-parent without.
+GPT-2's MLP has 2.0 times the parameters of attention; "golden" uses 2.5. The study compares the two
+ratios for dense and for latent attention, and with the mechanisms that connect the two halves of a
+block. The parameters of a mechanism come out of the MLP's share, so a step with mechanisms has the
+same size as its parent without them.
 
     baseline ─┬─ pruned-50
               ├─ golden ── golden-gate ── golden-gate-cross
@@ -33,14 +33,14 @@ _MECHANISMS: dict[str, Value] = {
     "MLP_CROSS_TOKEN": True,
     "MLP_SHARE": "0.20",
 }
-# From ratio 2.0 to 2.5 a block grows from 3.0 to 3.5 times its attention: 16.7 % at most, less what
-# the embeddings weigh. Latent attention at a sixth of the width takes 11.1 % off a block (a little
-# more or less where R is rounded), and then falls from ratio 3.0 to 2.5: 12.5 %.
+# From ratio 2.0 to 2.5 a block grows from 3.0 to 3.5 times its attention: at most 16.7 %, diluted by
+# the embeddings. Latent attention at a sixth of the width makes a block 11.1 % smaller (slightly
+# more or less if the latent width R is rounded); the ratio then falls from 3.0 to 2.5: 12.5 %.
 _WIDER_MLP = (0.0, 0.18)
 _LATENT = (-0.12, 0.0)
 _NARROWER_MLP = (-0.14, 0.0)
 
-# Steps that another study starts from, too.
+# Steps that the MECHANISMS study also starts from.
 BASELINE = Step("baseline", "GPT-2")
 GOLDEN = Step("golden", "MLP at 2.5 times attention", "baseline", _GOLDEN, _WIDER_MLP)
 RA = Step("ra", "reciprocal attention", "baseline", _RA)

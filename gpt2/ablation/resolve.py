@@ -1,7 +1,7 @@
-"""From a study and a configuration to one Config for each step, or all reasons why not."""
+"""Resolution of a study: one Config for each step on top of a base configuration."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpt2.ablation.step import Step, Study
 from gpt2.config import Config
@@ -12,82 +12,88 @@ from lib.kconfig import Layer, Tree
 
 @dataclass(frozen=True)
 class ResolvedStep:
-    """A step, and the configuration that the base and the deltas on the way to it add up to."""
+    """A step and its configuration: the base plus the changes of all steps in its lineage."""
 
     step: Step
     config: Config
 
 
 def step_layers(study: Study, step: Step) -> list[Layer]:
-    """One layer for each delta from the baseline down to ``step``."""
+    """Return one layer for each step with changes, from the baseline down to ``step``."""
     return [Layer.of("step", f"step {study.label(s)}", s.set) for s in study.lineage(step) if s.set]
 
 
 def resolve_step(tree: Tree, base: Sequence[Layer], study: Study, step: Step) -> Config:
-    """The configuration of ``step`` on the layers of ``base``.
+    """Return the configuration of ``step`` on top of the layers of ``base``.
 
-    Raises ConfigError naming the step: an assignment that does not take, a broken rule.
+    Raises ConfigError located at the step if an assignment has no effect or a rule is broken.
     """
     try:
         return resolve_config(tree, [*base, *step_layers(study, step)])
     except ConfigError as error:
-        raise _named(study, step, error) from None
+        raise _located_at_step(study, step, error) from None
 
 
 def resolve_config(tree: Tree, layers: Sequence[Layer]) -> Config:
-    """The configuration of ``layers``. ConfigError points at the lines that broke a rule."""
+    """Return the configuration of ``layers``.
+
+    Raises ConfigError located at the lines that break a rule.
+    """
     return tree.checked(layers, Config.from_values)[1]
 
 
 def resolve_study(tree: Tree, base: Sequence[Layer], study: Study) -> list[ResolvedStep]:
-    """Every step of the study, in order.
+    """Return every step of the study with its configuration, in order.
 
-    Raises ConfigError with all steps that do not resolve, that come out the same as another, or
-    whose parameter count breaks what they declare.
+    Raises ConfigError with all steps that do not resolve, that resolve to the same configuration as
+    another step, or whose parameter count is outside the declared range.
     """
-    found, problems = [], []
+    resolved, problems = [], []
     for step in study.steps:
         try:
-            found.append(ResolvedStep(step, resolve_step(tree, base, study, step)))
+            resolved.append(ResolvedStep(step, resolve_step(tree, base, study, step)))
         except ConfigError as error:
             problems.extend(error.problems)
-    # A defect of the base shows in every step: once is enough.
-    problems = list(dict.fromkeys(problems)) or [*_twins(study, found), *_sizes(study, found)]
+    # A defect of the base appears in every step: report it once.
+    problems = list(dict.fromkeys(problems))
+    problems = problems or [*_duplicates(study, resolved), *_size_problems(study, resolved)]
     if problems:
         raise ConfigError(*problems)
-    return found
+    return resolved
 
 
-def _named(study: Study, step: Step, error: ConfigError) -> ConfigError:
-    """The same problems, those without a place at the step."""
-    place = f"step {study.label(step)}"
-    return ConfigError(*(p if p.where else Problem(p.what, place, p.next) for p in error.problems))
+def _located_at_step(study: Study, step: Step, error: ConfigError) -> ConfigError:
+    """Return ``error`` with the step as the location of every problem that has no location."""
+    where = f"step {study.label(step)}"
+    return ConfigError(*(p if p.where else replace(p, where=where) for p in error.problems))
 
 
-def _twins(study: Study, resolved: Sequence[ResolvedStep]) -> list[Problem]:
-    """Steps that resolve to what an earlier one resolves to."""
+def _duplicates(study: Study, resolved: Sequence[ResolvedStep]) -> list[Problem]:
+    """Return a problem for each step with the same configuration as an earlier step."""
     first: dict[str, Step] = {}
     problems = []
-    for found in resolved:
-        identity = canonical_json(found.config.identity())
-        twin = first.setdefault(identity, found.step)
-        if twin is not found.step:
-            what = f"resolves to the same configuration as {study.label(twin)}"
-            problems.append(Problem(what, f"step {study.label(found.step)}"))
+    for current in resolved:
+        identity = canonical_json(current.config.identity())
+        earlier = first.setdefault(identity, current.step)
+        if earlier is not current.step:
+            what = f"resolves to the same configuration as {study.label(earlier)}"
+            where = f"step {study.label(current.step)}"
+            problems.append(Problem(what, where, code="study.duplicate-step"))
     return problems
 
 
-def _sizes(study: Study, resolved: Sequence[ResolvedStep]) -> list[Problem]:
-    """Steps whose parameters differ from their parent's by more than they declare."""
-    params = {found.step.slug: found.config.model.num_params() for found in resolved}
+def _size_problems(study: Study, resolved: Sequence[ResolvedStep]) -> list[Problem]:
+    """Return a problem for each step whose size change against its parent is undeclared."""
+    params = {current.step.slug: current.config.model.num_params() for current in resolved}
     problems = []
     for step in study.steps[1:]:
         change = params[step.slug] / params[step.parent] - 1
         low, high = step.params
         if not low <= change <= high:
             what = (
-                f"parameters {params[step.slug]:,} against {params[step.parent]:,} of "
-                f"{step.parent} ({change:+.1%}), the step declares {low:+.1%} to {high:+.1%}"
+                f"{params[step.slug]:,} parameters, {step.parent} has {params[step.parent]:,} "
+                f"(expected a change of {low:+.1%} to {high:+.1%}, got {change:+.1%})"
             )
-            problems.append(Problem(what, f"step {study.label(step)}"))
+            where = f"step {study.label(step)}"
+            problems.append(Problem(what, where, code="study.size-out-of-range"))
     return problems

@@ -1,4 +1,4 @@
-"""Step and Study: what is changed, on top of what, and how to name a part of the list."""
+"""Steps of an ablation study: the symbols each step sets, its parent step, and step selection."""
 
 import difflib
 import fnmatch
@@ -15,11 +15,10 @@ _RANGE = re.compile(r"([0-9]+)(?:-([0-9]+))?")
 
 @dataclass(frozen=True)
 class Step:
-    """One change to ``parent``; without a parent it is the study's baseline.
+    """One change to the step ``parent``; the step without a parent is the study's baseline.
 
-    ``set`` holds the symbols that change. ``params`` is the promise about model size: the change of
-    the parameter count against the parent, as fractions (lowest, highest). A step that says nothing
-    promises to stay within 1 %.
+    ``set`` maps the changed symbols to their values. ``params`` declares the change of the parameter
+    count against the parent, as fractions (lowest, highest). The default is at most 1 % either way.
     """
 
     slug: str
@@ -31,64 +30,70 @@ class Step:
 
 @dataclass(frozen=True)
 class Study:
-    """Steps in order; a step's place in the order is its number.
+    """An ordered list of steps; a step's index in the list is its number.
 
-    ConfigError when slugs repeat or are malformed, a parent does not come first, or a step other
-    than the baseline changes nothing.
+    Raises ConfigError if a slug is duplicate or malformed, a parent does not precede its child, the
+    baseline sets symbols, or any other step sets none.
     """
 
     name: str
     steps: Sequence[Step]
 
     def __post_init__(self) -> None:
-        problems = [Problem(what, f"step {self.name}/{slug}") for slug, what in self._defects()]
+        problems = [
+            Problem(what, f"step {self.name}/{slug}", code=code)
+            for slug, what, code in self._defects()
+        ]
         if problems:
             raise ConfigError(*problems)
 
     @property
     def baseline(self) -> Step:
-        """The step that all others are compared with."""
+        """Return the step that all other steps are compared with."""
         return self.steps[0]
 
     def number(self, step: Step) -> int:
-        """The place of ``step`` in the order, from 0."""
+        """Return the index of ``step`` in the study, from 0."""
         return [s.slug for s in self.steps].index(step.slug)
 
     def label(self, step: Step) -> str:
-        """How output names a step: study, number and slug."""
+        """Return the step's name in reports: ``study/number-slug``."""
         return f"{self.name}/{self.number(step):02d}-{step.slug}"
 
     def parent(self, step: Step) -> Step | None:
-        """The step that ``step`` changes; None for the baseline."""
+        """Return the parent of ``step``; None for the baseline."""
         return next((s for s in self.steps if s.slug == step.parent), None)
 
     def lineage(self, step: Step) -> list[Step]:
-        """From the baseline down to ``step``, parent before child."""
-        found = [step]
-        while (parent := self.parent(found[0])) is not None:
-            found.insert(0, parent)
-        return found
+        """Return the steps from the baseline down to ``step``, parents before children."""
+        steps = [step]
+        while (parent := self.parent(steps[0])) is not None:
+            steps.insert(0, parent)
+        return steps
 
     def select(self, text: str) -> list[Step]:
-        """The steps that ``text`` names, in the study's order.
+        """Return the steps selected by ``text``, in the study's order.
 
-        Comma-separated: ``all``, a number, a range ``0-3``, a slug, or a pattern such as ``ra-*``.
-        ConfigError lists all that name nothing, each with the nearest slugs.
+        ``text`` is a comma-separated list of ``all``, numbers, ranges such as ``0-3``, slugs, and
+        patterns such as ``ra-*``. Raises ConfigError with every item that matches no step, each with
+        the nearest slugs.
         """
         chosen: set[str] = set()
         problems = []
         for word in text.replace(",", " ").split():
-            found = self._named(word)
-            chosen.update(step.slug for step in found)
-            if not found:
-                problems.append(Problem(self._no_such_step(word), "STEPS"))
+            matches = self._matching(word)
+            chosen.update(step.slug for step in matches)
+            if not matches:
+                what = self._no_such_step(word)
+                problems.append(Problem(what, "STEPS", code="study.unknown-step"))
         if problems:
             raise ConfigError(*problems)
         if not chosen:
-            raise ConfigError(Problem("names no step", "STEPS", "type: make STEPS=all"))
+            what, advice = "no step selected", "type: make STEPS=all"
+            raise ConfigError(Problem(what, "STEPS", advice, code="usage.missing-argument"))
         return [step for step in self.steps if step.slug in chosen]
 
-    def _named(self, word: str) -> list[Step]:
+    def _matching(self, word: str) -> list[Step]:
         if word == "all":
             return list(self.steps)
         match = _RANGE.fullmatch(word)
@@ -100,21 +105,27 @@ class Study:
 
     def _no_such_step(self, word: str) -> str:
         near = difflib.get_close_matches(word, [s.slug for s in self.steps], n=3)
-        known = f"0-{len(self.steps) - 1}" + (f"; nearest: {', '.join(near)}" if near else "")
-        return f"{word!r} names no step of {self.name}; its numbers are {known}"
+        last = len(self.steps) - 1
+        nearest = f"; nearest: {', '.join(near)}" if near else ""
+        return f"unknown step {word!r} of {self.name} (expected 0-{last} or a slug{nearest})"
 
-    def _defects(self) -> list[tuple[str, str]]:
-        found = []
+    def _defects(self) -> list[tuple[str, str, str]]:
+        """Return (slug, problem, error code) of every defect."""
+        defects = []
         seen: set[str] = set()
         for step in self.steps:
             if not _SLUG.fullmatch(step.slug):
-                found.append((step.slug, "a slug is lower-case words joined by hyphens"))
+                what = "invalid slug (expected lower-case words joined by hyphens)"
+                defects.append((step.slug, what, "study.invalid-slug"))
             if step.slug in seen:
-                found.append((step.slug, "another step has this slug"))
+                defects.append((step.slug, "duplicate slug", "study.duplicate-step"))
             if seen and step.parent not in seen:
-                found.append((step.slug, f"its parent {step.parent!r} does not come before it"))
-            if bool(step.set) is not bool(seen):
-                what = "changes nothing" if seen else "the baseline changes nothing itself"
-                found.append((step.slug, what))
+                what = f"parent {step.parent!r} does not precede the step"
+                defects.append((step.slug, what, "study.unknown-parent"))
+            if seen and not step.set:
+                defects.append((step.slug, "the step sets no symbol", "study.empty-step"))
+            if not seen and step.set:
+                what = "the baseline must not set symbols"
+                defects.append((step.slug, what, "study.baseline-changes"))
             seen.add(step.slug)
-        return found
+        return defects

@@ -1,2 +1,4 @@
-"""``make verify-results``: what GPT-2's trackers and manifests call their settings, and which runs
-are compared. The checks that need no such names are in ``lib.verify``. Imports no torch."""
+"""``make verify-results``: run selection and the checks that need GPT-2's setting names.
+
+The checks that do not depend on setting names are in ``lib.verify``. Does not import torch.
+"""

@@ -1,4 +1,4 @@
-"""What a reader of the results has to be told, from runs that agree in it."""
+"""Text for a methods section: the facts to publish with the results of verified runs."""
 
 from collections.abc import Mapping, Sequence
 
@@ -9,9 +9,9 @@ from lib.verify.rows import Row, spread
 
 
 def said(runs: Sequence[Evidence]) -> dict[str, str]:
-    """Group → what its row says where all runs agree."""
+    """Return {group: text of its checklist row if all runs agree}."""
     first = runs[0]
-    digest, words = first.of("data", "digest"), first.facts.observed["tokenizer"]
+    digest, tokenizer = first.of("data", "digest"), first.facts.observed["tokenizer"]
     return {
         "hardware": _hardware(first),
         "compile": "on" if is_compiled(first) is True else "off",
@@ -22,7 +22,7 @@ def said(runs: Sequence[Evidence]) -> dict[str, str]:
             f"{first.figure('final', 'eval_tokens')} tokens, "
             f"batches of {first.of('batch', 'micro_batch')}"
         ),
-        "data and preprocessing": f"{first.of('data', 'dataset')} {digest}, tokenizer {words}",
+        "data and preprocessing": f"{first.of('data', 'dataset')} {digest}, tokenizer {tokenizer}",
         SOFTWARE: (
             f"torch {first.facts.observed['torch']}, "
             f"Python {first.of('environment', 'python_version')}"
@@ -31,29 +31,29 @@ def said(runs: Sequence[Evidence]) -> dict[str, str]:
 
 
 def to_publish(runs: Sequence[Evidence], rows: Sequence[Row]) -> Mapping[str, str]:
-    """Name → text, in the order of a methods section."""
-    what = {row.check: row.what for row in rows}
+    """Return {name: text} in the order of a methods section."""
+    texts = {row.check: row.what for row in rows}
     axis = sorted({name for each in runs for name in each.axis})
     return {
-        "commit": f"{what['git_commit']} ({what['commit is public']})",
+        "commit": f"{texts['git_commit']} ({texts['commit is public']})",
         "runs": ", ".join(each.name for each in runs),
-        "seeds": what["seeds"],
-        "differ in": ", ".join(axis) or "nothing that was declared",
-        "hardware": what["hardware"],
-        "training": what[LENGTH],
-        "effective batch": what["effective batch"],
-        "compile": what["compile"],
-        "data": what["data and preprocessing"],
-        "evaluation": what["evaluation"],
-        "software": what[SOFTWARE],
+        "seeds": texts["seeds"],
+        "differ in": ", ".join(axis) or "no declared setting",
+        "hardware": texts["hardware"],
+        "training": texts[LENGTH],
+        "effective batch": texts["effective batch"],
+        "compile": texts["compile"],
+        "data": texts["data and preprocessing"],
+        "evaluation": texts["evaluation"],
+        "software": texts[SOFTWARE],
     }
 
 
 def _hardware(each: Evidence) -> str:
     gpu, driver = each.of("hardware", "gpu_name"), each.of("hardware", "driver_version")
     name = gpu or each.of("hardware", "cpu_model")
-    behind = f", driver {driver}" if driver else ""
-    return f"{each.of('processes', 'world_size')} × {name}{behind}"
+    suffix = f", driver {driver}" if driver else ""
+    return f"{each.of('processes', 'world_size')} × {name}{suffix}"
 
 
 def _batch(each: Evidence) -> str:
@@ -66,8 +66,8 @@ def _batch(each: Evidence) -> str:
 
 def _length(runs: Sequence[Evidence]) -> str:
     seconds = [each.figure("timing", "train_seconds") for each in runs]
-    known = [value for value in seconds if isinstance(value, float)]
-    measured = f"{min(known):,.1f} to {max(known):,.1f} s of training" if known else "not timed"
+    timed = [value for value in seconds if isinstance(value, float)]
+    measured = f"{min(timed):,.1f} to {max(timed):,.1f} s of training" if timed else "not timed"
     tokens = spread((each.name, each.figure("final", "tokens")) for each in runs)
     limit = max_time(runs[0])
     return f"{'' if limit is None else f'{limit} s each, '}tokens: {tokens}; {measured}"

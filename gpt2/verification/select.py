@@ -1,4 +1,4 @@
-"""Which runs are verified, and in what their study declares them to differ."""
+"""Selection of the runs to verify, and the symbols in which their study declares them to differ."""
 
 from collections.abc import Mapping, Sequence, Set
 from glob import glob
@@ -18,7 +18,10 @@ _NOT_STARTED = "not started"
 
 
 def whole_study(plan: Plan, layers: Sequence[Layer]) -> Plan:
-    """``plan`` with every step of its study: a step is declared by those that it is built on."""
+    """Return ``plan`` with every step of its study.
+
+    All steps are needed because a step's declared differences include those of its ancestors.
+    """
     is_study = plan.sweep is None and plan.base.study.mode == "ra_mla_ablation_mode"
     seeds = ",".join(dict.fromkeys(str(run.seed) for run in plan.runs))
     steps = "all" if is_study else ""
@@ -26,31 +29,38 @@ def whole_study(plan: Plan, layers: Sequence[Layer]) -> Plan:
 
 
 def chosen_runs(plan: Plan, study: Plan, named: str) -> list[RunDir]:
-    """The finished runs of ``plan``, or those that ``named`` names: directories or patterns.
+    """Return the finished runs of ``plan``, or the runs selected by ``named``.
 
-    What is left out is said. ConfigError where a word names no run of ``study``, or one that is not
-    finished.
+    ``named`` lists directories or patterns over run names. Skipped runs are logged. Raises
+    ConfigError if an item matches no run of ``study`` or selects an unfinished run.
     """
-    found: dict[Path, None] = {}
+    paths: dict[Path, None] = {}
     for word in words(named):
         folders = [Path(name) for name in sorted(glob(word)) if ".old-" not in name]
         folders = [path for path in folders if RunDir(path).resolved_config.exists()]
-        found |= dict.fromkeys(folders or [run.path for run in study.matching(word)])
-    runs = [RunDir(path) for path in found or [run.path for run in plan.runs]]
-    unfinished = {run.path.name: why for run in runs if (why := _unfinished(run))}
+        paths |= dict.fromkeys(folders or [run.path for run in study.matching(word)])
+    runs = [RunDir(path) for path in paths or [run.path for run in plan.runs]]
+    unfinished = {run.path.name: state for run in runs if (state := _unfinished(run))}
     if named and unfinished:
-        raise ConfigError(*(Problem(f"is {why}", name) for name, why in unfinished.items()))
-    _say_left_out(unfinished)
-    done = [run for run in runs if run.path.name not in unfinished]
-    if not done:
-        raise ConfigError(Problem("no run is finished", plan.study, "type: make"))
-    return done
+        raise ConfigError(
+            *(
+                Problem(f"run is {state}", name, code="run.not-finished")
+                for name, state in unfinished.items()
+            )
+        )
+    _log_skipped(unfinished)
+    finished = [run for run in runs if run.path.name not in unfinished]
+    if not finished:
+        what = "no run is finished"
+        raise ConfigError(Problem(what, plan.study, "type: make", code="run.not-finished"))
+    return finished
 
 
 def declared_axes(study: Plan, runs: Sequence[RunDir], named: str) -> dict[Path, Set[str]]:
-    """Run → the symbols that its step and the steps on the way to it set, and those ``named``.
+    """Return {run directory: symbols in which the run may differ}.
 
-    A directory that the plan does not know declares nothing. ``study`` has every step.
+    The symbols are those set by the run's step and its ancestors, plus those in ``named``. A
+    directory outside the plan declares none. ``study`` must contain every step.
     """
     variants = {run.variant.slug: run.variant for run in study.runs}
     planned = {run.path.resolve(): run for run in study.runs}
@@ -64,7 +74,7 @@ def _axis(run: Run[Any] | None, variants: Mapping[str, Variant]) -> set[str]:
     if run is None:
         return set()
     symbols: set[str] = set()
-    # A member of a choice stands for it: OPTIMIZER_SGD for OPTIMIZER.
+    # Replace a member of a choice by the choice: OPTIMIZER_SGD by OPTIMIZER.
     choices = {f"{name}_{value}".upper(): name for name, value in run.config.values.items()}
     variant = variants.get(run.variant.slug)
     while variant is not None:
@@ -73,15 +83,16 @@ def _axis(run: Run[Any] | None, variants: Mapping[str, Variant]) -> set[str]:
     return symbols
 
 
-def _say_left_out(unfinished: Mapping[str, str]) -> None:
-    begun = {name: why for name, why in unfinished.items() if why != _NOT_STARTED}
-    for name, why in begun.items():
-        say("SKIP", f"{name} is {why}, and left out")
-    if rest := len(unfinished) - len(begun):
+def _log_skipped(unfinished: Mapping[str, str]) -> None:
+    started = {name: state for name, state in unfinished.items() if state != _NOT_STARTED}
+    for name, state in started.items():
+        say("SKIP", f"{name} is {state}")
+    if rest := len(unfinished) - len(started):
         say("SKIP", f"{rest} runs of the study are {_NOT_STARTED}")
 
 
 def _unfinished(run: RunDir) -> str:
+    """Return the state of an unfinished run; "" if the run is finished."""
     status = read_status(run)
     if status is None:
         return _NOT_STARTED

@@ -1,4 +1,4 @@
-"""What trackers and manifests call a training's settings, and whether it was as long as declared."""
+"""Checks of training settings: their names in trackers and manifests, run length and batch size."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -10,23 +10,26 @@ from lib.verify.evidence import Evidence
 from lib.verify.rows import Remark, Row, Verdict, row, spread
 from lib.verify.settings import Key
 
-# A run in seconds ends with the step that uses its time up; steps are not equally long.
-_LATE_STEPS = 3
+# A run with a time budget ends after the step that exceeds the budget, and step times vary.
+_MAX_OVERTIME_STEPS = 3
 
 
 def max_time(each: Evidence) -> Any:
-    """Seconds of the configured budget; None where it is not one of time."""
+    """Return the configured time budget in seconds; None if the budget is not a time."""
     budget = each.setting("train.budget")
     return each.setting("train.max_time_seconds") if budget in ("time", UNKNOWN) else None
 
 
 def is_compiled(each: Evidence) -> Any:
-    """Whether torch.compile was at work, as it was observed."""
+    """Return whether torch.compile was active, as observed during the run."""
     return each.of("knobs", "torch_compile_enabled", "observed")
 
 
 def same_code(first: Evidence, each: Evidence) -> str:
-    """Commits may differ in what no run loads, such as its documents."""
+    """Return a note if the runs' source files are equal, else "".
+
+    Commits may differ in files that no run loads, such as documents.
+    """
     return "" if any(code_differences(first.facts, each.facts)) else "the code is the same"
 
 
@@ -46,13 +49,13 @@ KEYS = (
 
 
 def stop_row(runs: Sequence[Evidence]) -> Row:
-    """Each run ended because its budget was used up."""
+    """Return the row that checks that each run ended because its budget was used up."""
     remarks, resumed = [], []
     for each in runs:
         status, done = read_status(each.run), each.figure("final", "iterations")
         seconds, limit = each.figure("timing", "train_seconds"), _seconds(each)
         if status is None or UNKNOWN in (done, seconds, limit):
-            what = f"it is not recorded why {each.name} stopped"
+            what = f"{each.name} has no recorded stop reason"
             remarks.append(Remark(Verdict.UNKNOWN, what, each.name))
         elif status.state is not State.SUCCESS or done != (status.iterations or done):
             what = f"{each.name}: {status.state} at {done} of {status.iterations} iterations"
@@ -62,26 +65,33 @@ def stop_row(runs: Sequence[Evidence]) -> Row:
             remarks.append(Remark(Verdict.FAIL, what, each.name))
         attempts = each.of("volatile", "attempts")
         resumed += [each.name] if isinstance(attempts, list) and len(attempts) > 1 else []
-    again = f"; resumed in between: {', '.join(resumed)}" if resumed else ""
-    return row("stop reason", f"every budget was used up{again}", remarks)
+    suffix = f"; resumed: {', '.join(resumed)}" if resumed else ""
+    return row("stop reason", f"every budget was used up{suffix}", remarks)
 
 
 def seeds_row(runs: Sequence[Evidence]) -> Row:
-    """Seeds are shown; they may differ, but have to be known, there and in the tracker."""
+    """Return the row that lists the seeds.
+
+    Seeds may differ between runs, but each seed must be recorded and equal in manifest and tracker.
+    """
     remarks = []
     for each in runs:
-        seed, told = each.of("seeds", "seed"), each.tracked("seed")
-        if UNKNOWN in (seed, told):
+        seed, tracked = each.of("seeds", "seed"), each.tracked("seed")
+        if UNKNOWN in (seed, tracked):
             what = each.told if isinstance(each.told, str) else f"{each.name} has no seed"
             remarks.append(Remark(Verdict.UNKNOWN, what, each.name))
-        elif seed != told:
-            what = f"the tracker says {told}, the manifest {seed} of {each.name}"
+        elif seed != tracked:
+            what = f"seed of {each.name}: {tracked} in the tracker, {seed} in the manifest"
             remarks.append(Remark(Verdict.FAIL, what, each.name))
     return row("seeds", spread((each.name, each.of("seeds", "seed")) for each in runs), remarks)
 
 
 def length_remarks(runs: Sequence[Evidence]) -> Iterator[Remark]:
-    """Equal time where the budget is one of time, else equal tokens; longer only as pruning says."""
+    """Yield a remark for each run whose length differs from the declared budget.
+
+    Runs with a time budget must have equal time, all others equal tokens. Only the stretch declared
+    by a pruning method may make a run longer.
+    """
     for each in runs:
         tokens, seconds, step = (
             each.figure("final", "tokens"),
@@ -90,29 +100,32 @@ def length_remarks(runs: Sequence[Evidence]) -> Iterator[Remark]:
         )
         limit = _seconds(each)
         if UNKNOWN in (tokens, seconds, step, limit, _stretch(each)):
-            yield Remark(Verdict.UNKNOWN, f"the length of {each.name} is not known", each.name)
-        elif limit is not None and seconds > limit + _LATE_STEPS * step:
-            what = f"{each.name} trained for {seconds:.1f} s of {limit:g}"
+            yield Remark(Verdict.UNKNOWN, f"the length of {each.name} is unknown", each.name)
+        elif limit is not None and seconds > limit + _MAX_OVERTIME_STEPS * step:
+            what = f"{each.name} trained for {seconds:.1f} s (expected {limit:g} s)"
             yield Remark(Verdict.FAIL, what, each.name)
         elif limit is None and not _as_long(runs[0], each):
-            told = spread((one.name, one.figure("final", "tokens")) for one in runs)
-            yield Remark(Verdict.FAIL, f"tokens: {told}", each.name)
+            tokens_of_runs = spread((one.name, one.figure("final", "tokens")) for one in runs)
+            yield Remark(Verdict.FAIL, f"tokens: {tokens_of_runs}", each.name)
 
 
 def batch_remarks(runs: Sequence[Evidence]) -> Iterator[Remark]:
-    """Micro-batch × accumulation × processes is what an optimizer step averages over."""
+    """Yield a remark for each run whose batch is inconsistent or differs from the first run's.
+
+    The global batch must equal micro-batch × gradient accumulation × world size.
+    """
     for each in runs:
         parts = [key.own(each) for key in KEYS[:3]]
         whole = each.of("batch", "global_sequences")
         if UNKNOWN in (*parts, whole):
-            yield Remark(Verdict.UNKNOWN, f"the batch of {each.name} is not known", each.name)
+            yield Remark(Verdict.UNKNOWN, f"the batch of {each.name} is unknown", each.name)
         elif parts[0] * parts[1] * parts[2] != whole:
             what = f"{each.name}: {' × '.join(map(str, parts))} is not {whole}"
             yield Remark(Verdict.FAIL, what, each.name)
-    wholes = [(each.name, each.of("batch", "global_sequences")) for each in runs]
-    for name, whole in wholes:
-        if UNKNOWN not in (whole, wholes[0][1]) and whole != wholes[0][1]:
-            yield Remark(Verdict.FAIL, f"sequences: {spread(wholes)}", name)
+    global_batches = [(each.name, each.of("batch", "global_sequences")) for each in runs]
+    for name, whole in global_batches:
+        if UNKNOWN not in (whole, global_batches[0][1]) and whole != global_batches[0][1]:
+            yield Remark(Verdict.FAIL, f"sequences: {spread(global_batches)}", name)
 
 
 def _stretch(each: Evidence) -> Any:
@@ -120,7 +133,7 @@ def _stretch(each: Evidence) -> Any:
 
 
 def _seconds(each: Evidence) -> Any:
-    """The budget in seconds, as long as pruning declares; None where it is not one of time."""
+    """Return the time budget in seconds, stretched by pruning; None if it is not a time budget."""
     limit = max_time(each)
     if limit is None or UNKNOWN in (limit, _stretch(each)):
         return limit
@@ -128,7 +141,7 @@ def _seconds(each: Evidence) -> Any:
 
 
 def _as_long(first: Evidence, each: Evidence) -> bool:
-    """Whether two runs have the same tokens, less what pruning stretched them by."""
+    """Return whether two runs trained on the same tokens, up to the stretch of their pruning."""
     tokens = [one.figure("final", "tokens") for one in (first, each)]
     stretches = [_stretch(one) for one in (first, each)]
     if UNKNOWN in (*tokens, *stretches) or stretches[0] == stretches[1]:

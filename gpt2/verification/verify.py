@@ -1,4 +1,4 @@
-"""All rows of the checklist for some runs."""
+"""The checklist of ``make verify-results``: assembly of all rows for a set of runs."""
 
 from argparse import Namespace
 from collections.abc import Mapping, Sequence, Set
@@ -24,51 +24,52 @@ from lib.verify.settings import key_row, manifest_row, symbols_row
 
 
 def tracker(plan: Plan, source: str, folder: Path | None, entity: str) -> Ask:
-    """How to ask ``source`` for what it was told; ``folder`` is the results' where it is None.
+    """Return a function that queries ``source`` for the tracked settings of a run.
 
-    ConfigError where it is no source, PreflightError where it cannot be reached.
+    ``folder`` defaults to the results folder. Raises ConfigError if ``source`` is unknown,
+    PreflightError if it cannot be reached.
     """
     if source not in SOURCES:
-        known = ", ".join(sorted(SOURCES))
-        raise ConfigError(Problem(f"{source!r} is no tracker's store; known: {known}", "SOURCE"))
+        what = f"unknown source {source!r} (expected {', '.join(sorted(SOURCES))})"
+        raise ConfigError(Problem(what, "SOURCE", code="usage.unknown-value"))
     if source == "local":
         return ask_record
     entity = entity or plan.base.values["TRACKER_WANDB_ENTITY"]
-    asked = Namespace(source=source, folder=folder, entity=entity)
-    return ask_tracker(open_source(asked, plan.folder.parent))
+    args = Namespace(source=source, folder=folder, entity=entity)
+    return ask_tracker(open_source(args, plan.folder.parent))
 
 
 def verify(
     runs: Sequence[RunDir], axes: Mapping[Path, Set[str]], ask: Ask, source: str
 ) -> Checklist:
-    """Hold all ``runs`` to the first.
+    """Compare all ``runs`` with the first one and return the checklist.
 
-    ``axes`` has the symbols in which each was declared to differ, and ``ask`` gives what the
-    tracker ``source`` has. ConfigError where a record cannot be read, PreflightError where the
-    tracker cannot.
+    ``axes`` maps each run to the symbols in which it may differ; ``ask`` returns the settings stored
+    by the tracker ``source``. Raises ConfigError if a record cannot be read, PreflightError if the
+    tracker cannot be read.
     """
-    found = [read_evidence(run, ask, axes[run.path]) for run in runs]
+    evidence = [read_evidence(run, ask, axes[run.path]) for run in runs]
     remarks = {
-        LENGTH: [*length_remarks(found)],
-        SOFTWARE: package_remarks(found),
-        "effective batch": [*batch_remarks(found)],
+        LENGTH: [*length_remarks(evidence)],
+        SOFTWARE: package_remarks(evidence),
+        "effective batch": [*batch_remarks(evidence)],
     }
     rows = [
-        stop_row(found),
-        _records_row(found),
-        manifest_row(found, lambda each: sha256(each.run.manifest)),
-        *(key_row(key, found) for key in KEYS),
-        symbols_row(found),
-        *group_rows(found, _names(found), said(found), remarks),
-        seeds_row(found),
-        *commit_rows(found),
+        stop_row(evidence),
+        _records_row(evidence),
+        manifest_row(evidence, lambda each: sha256(each.run.manifest)),
+        *(key_row(key, evidence) for key in KEYS),
+        symbols_row(evidence),
+        *group_rows(evidence, _names(evidence), said(evidence), remarks),
+        seeds_row(evidence),
+        *commit_rows(evidence),
     ]
     names = [str(run.path) for run in runs]
-    return Checklist(source, names, rows, to_publish(found, rows))
+    return Checklist(source, names, rows, to_publish(evidence, rows))
 
 
 def _names(runs: Sequence[Evidence]) -> dict[str, str]:
-    """Path of a setting → its symbol; those of a run that other code made stay paths."""
+    """Return {setting path: symbol}; settings of runs made by other code keep their paths."""
     names: dict[str, str] = {}
     for each in runs:
         try:
@@ -84,4 +85,4 @@ def _records_row(runs: Sequence[Evidence]) -> Row:
         for each in runs
         for finding in broken_contract(each.run, every_byte=True)
     ]
-    return row("records", "every file has its digest", remarks, "type: make audit RUN=NAME")
+    return row("records", "all file digests match", remarks, "type: make audit RUN=NAME")

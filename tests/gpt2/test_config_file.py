@@ -1,4 +1,4 @@
-"""A .config that would not mean what it says is refused, whatever kconfiglib would make of it."""
+"""A .config with lines that kconfiglib would ignore or change is rejected."""
 
 from pathlib import Path
 

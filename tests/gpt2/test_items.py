@@ -1,4 +1,4 @@
-"""What is said of evaluation documents, against their texts."""
+"""Per-document facts of the evaluation, compared with the texts."""
 
 import hashlib
 from pathlib import Path
@@ -19,7 +19,7 @@ END = np.array([WORDS.end_of_text], dtype="<u2")
 
 @pytest.fixture
 def split(tmp_path: Path) -> Split:
-    """The texts as a data set holds them."""
+    """Return the texts as a validation split."""
     tokens, lines = [], []
     for i, text in enumerate(TEXTS):
         ids = np.concatenate([WORDS.encode(text), END])

@@ -1,5 +1,4 @@
-"""What has to hold before a run starts, and how many runs a machine takes at a time; there need be
-no GPU."""
+"""Conditions for starting a run, and the number of concurrent runs; no GPU is required."""
 
 import re
 from collections.abc import Callable
@@ -41,7 +40,7 @@ PAGE = (ROOT / "docs" / "environment.md").read_text()
 
 
 def configured(**changes: Value) -> Config:
-    """A small run on the CPU, with some symbols changed."""
+    """Return a small run on the CPU, with some symbols changed."""
     symbols = SMALL | changes
     if changes.get("DEVICE_CUDA"):
         del symbols["DEVICE_CPU"]
@@ -50,13 +49,13 @@ def configured(**changes: Value) -> Config:
 
 @pytest.fixture
 def place(tmp_path: Path) -> TrainingPlace:
-    """Where nothing is yet, and any code may be trained."""
+    """Return empty folders in which uncommitted code is allowed."""
     return TrainingPlace(tmp_path / "build", tmp_path / "build" / "results", dirty=True)
 
 
 @pytest.fixture
 def interpreter(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], Interpreter]:
-    """Makes the running interpreter one of an environment llmhe of some kind, without pip."""
+    """Return a function that fakes an environment "llmhe" of some kind, without pip."""
 
     def fake(kind: str) -> Interpreter:
         found = Interpreter(kind, "llmhe", "3.13.1", tmp_path / "llmhe")
@@ -72,7 +71,7 @@ def interpreter(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[st
 
 
 def failing(config: Config, place: TrainingPlace) -> dict[str, str]:
-    """Conditions that do not hold, and in what words."""
+    """Return {unmet condition: its problems as text}."""
     found = conditions([config], place)
     return {c.name: "\n".join(map(str, c.problems)) for c in found if c.problems}
 
@@ -105,7 +104,7 @@ def test_a_variable_makes_no_conda_environment(
 def test_all_that_is_wrong_is_told_at_once(
     place: TrainingPlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpt2.preflight.tree_problems", lambda *given: ["edited"])
+    monkeypatch.setattr("gpt2.preflight.tree_problems", lambda *args: ["edited"])
     changes = {
         "ENV_POLICY_UV": True,
         "ENV_PYTHON": "2.7",
@@ -142,9 +141,7 @@ def test_two_gpus_where_one_is_pinned(
         found = failing(configured(DEVICE_CUDA=True, GPU_PINNED=pinned), place)
         assert found.keys() == expected
         if expected:
-            assert (
-                "[gpu.not-pinned]\n        type: CUDA_VISIBLE_DEVICES=0 make" in found["device"]
-            )
+            assert "[gpu.not-pinned]\n        type: CUDA_VISIBLE_DEVICES=0 make" in found["device"]
 
 
 def test_a_snapshot_is_taken_unless_it_is_not_wanted(place: TrainingPlace) -> None:
@@ -203,7 +200,7 @@ def test_the_page_has_every_condition_symbol_and_file(place: TrainingPlace) -> N
 
 
 def with_processes(config: Config, device: str, gpus: int, threads: int) -> Config:
-    """``config`` on a device, in several processes."""
+    """Return ``config`` on a device, in several processes."""
     train = replace(config.train, gpus=gpus, batch_size=1, global_batch=gpus, grad_accumulation=1)
     machine = replace(config.machine, device=device, cpu_threads=threads)
     return replace(config, train=train, machine=machine)
@@ -229,33 +226,33 @@ HOURS: dict[str, Value] = {"BUDGET_TIME": True, "GPT2_MAX_TIME": 3600}
 
 
 class TestLongRuns:
-    """Nothing that takes hours begins without checkpoints, or in fp32 on a GPU by mistake."""
+    """No long run starts without checkpoints, or accidentally in fp32 on a GPU."""
 
     @pytest.mark.parametrize(
-        ("given", "why"),
+        ("settings", "values"),
         [
-            (
-                LONG | {"CHECKPOINT_INTERVAL": 0},
-                "0 saves nothing before the end of a run of 50,000",
-            ),
-            (LONG | {"CHECKPOINT_INTERVAL": 50_000}, "=50000 saves nothing before the end"),
-            (HOURS | {"CHECKPOINT_INTERVAL": 0}, "before the end of a run of 3,600 s"),
-            (LONG, ""),
-            (LONG | {"CHECKPOINT_INTERVAL": 0, "LONG_RUN_ITERATIONS": 50_001}, ""),
-            ({"CHECKPOINT_INTERVAL": 0, "MAX_ITERS": 1999}, ""),
-            (HOURS | {"GPT2_MAX_TIME": 3599, "CHECKPOINT_INTERVAL": 0}, ""),
+            (LONG | {"CHECKPOINT_INTERVAL": 0}, ["CHECKPOINT_INTERVAL=0 ", "50,000 it"]),
+            (LONG | {"CHECKPOINT_INTERVAL": 50_000}, ["CHECKPOINT_INTERVAL=50000 ", "50,000 it"]),
+            (HOURS | {"CHECKPOINT_INTERVAL": 0}, ["CHECKPOINT_INTERVAL=0 ", "3,600 s"]),
+            (LONG, []),
+            (LONG | {"CHECKPOINT_INTERVAL": 0, "LONG_RUN_ITERATIONS": 50_001}, []),
+            ({"CHECKPOINT_INTERVAL": 0, "MAX_ITERS": 1999}, []),
+            (HOURS | {"GPT2_MAX_TIME": 3599, "CHECKPOINT_INTERVAL": 0}, []),
         ],
     )
     def test_a_long_run_without_checkpoints_is_refused(
-        self, place: TrainingPlace, given: dict[str, Value], why: str
+        self, place: TrainingPlace, settings: dict[str, Value], values: list[str]
     ) -> None:
-        found = failing(configured(**given), place)
-        assert found.keys() == ({"long runs"} if why else set())
-        assert why in found.get("long runs", "")
+        unmet = failing(configured(**settings), place)
+        assert unmet.keys() == ({"long runs"} if values else set())
+        text = unmet.get("long runs", "")
+        assert ("[long-run.no-checkpoint]" in text) == bool(values)
+        assert all(value in text for value in values)
 
     def test_nothing_is_written_where_results_go(self, place: TrainingPlace) -> None:
-        with pytest.raises(PreflightError, match="CHECKPOINT_INTERVAL=0 saves nothing") as refused:
+        with pytest.raises(PreflightError) as refused:
             check_machine([configured(**LONG, CHECKPOINT_INTERVAL=0)], place)
+        assert refused.value.codes == ["long-run.no-checkpoint"]
         assert refused.value.exit_code == 3 and not place.results.exists()
 
     @pytest.mark.parametrize("precise", ["PRECISION_BF16", "RUN_PROFILE_PAPER_REPRO", ""])
@@ -265,7 +262,8 @@ class TestLongRuns:
             del given["RUN_PROFILE_MAXOUT_SPEED"]
         found = long_run_problems(configured(**given, **({precise: True} if precise else {})))
         assert bool(found) is not bool(precise)
-        assert not found or "PRECISION=fp32 on a GPU under maxout_speed" in found[0].what
+        assert [problem.code for problem in found] == ["long-run.fp32"] * (not precise)
+        assert all("maxout_speed" in problem.what for problem in found)
 
     def test_what_would_be_trained_is_shown_first(
         self, place: TrainingPlace, tmp_path: Path

@@ -1,4 +1,4 @@
-"""Where a run that is made again finds its data."""
+"""Data and settings of standalone runs, which repeat a recorded run."""
 
 import shutil
 
@@ -18,7 +18,7 @@ from tests.integration.conftest import SMALL
 
 @pytest.fixture
 def made(tmp_path):
-    """A configuration that reads the relative path "text", and its build folder with prepared data."""
+    """Return a configuration with the relative text path "text", its build folder and data set."""
     build = tmp_path / "build"
     (build / "text").mkdir(parents=True)
     for i in range(12):
@@ -49,13 +49,16 @@ def test_the_text_of_a_custom_data_set_gives_the_same_data(made, tmp_path):
 def test_data_that_is_not_there_is_the_users_error(made, tmp_path):
     config, build, folder = made
     fresh = tmp_path / "fresh"
-    with pytest.raises(ConfigError, match="the text text of the run is not here\n.*DATA=THE_TEXT"):
+    with pytest.raises(ConfigError) as caught:
         with_data(config, str(folder.parent), fresh / "reproduced", fresh)
-    with pytest.raises(ConfigError, match="no such file or folder"):
+    assert caught.value.codes == ["data.missing"] and "DATA=THE_TEXT" in str(caught.value)
+    with pytest.raises(ConfigError) as caught:
         with_data(config, str(tmp_path / "nowhere"), tmp_path / "scratch", build)
+    assert caught.value.codes == ["data.missing"] and "nowhere" in str(caught.value)
     absolute = Config.from_values({**config.values, "CUSTOM_PATH": "/nowhere/text"})
-    with pytest.raises(ConfigError, match="an absolute path, and no other place"):
+    with pytest.raises(ConfigError) as caught:
         with_data(absolute, str(build / "text"), tmp_path / "scratch", build)
+    assert caught.value.codes == ["data.absolute-path"] and "/nowhere/text" in str(caught.value)
 
 
 def test_trackers_and_time_limit_are_left_out_and_the_run_stays_the_same(made):

@@ -120,23 +120,44 @@ def _study(*steps: Step) -> Study:
 
 
 @pytest.mark.parametrize(
-    ("step", "message"),
+    ("step", "code", "values"),
     [
-        # A dependency that is not met, and one that a typing error makes.
-        (Step("b", "", "baseline", {"RECIPROCAL_ALPHA": "0.3"}), "needs RECIPROCAL=y"),
-        (Step("b", "", "baseline", {"RECIPROCL": True}), "nearest: RECIPROCAL"),
-        # It takes, and is what the baseline has already.
-        (Step("b", "", "baseline", {"MLP_HIDDEN": 0}), "same configuration as demo/00-baseline"),
-        # A bad number in a string symbol.
-        (Step("b", "", "baseline", {"RECIPROCAL": True, "RECIPROCAL_ALPHA": "9"}), "out of range"),
-        # More parameters than it owns up to.
-        (Step("b", "", "baseline", {"MLP_HIDDEN": 4096}), "declares -1.0% to \\+1.0%"),
+        # An unmet dependency, and a misspelled symbol.
+        (
+            Step("b", "", "baseline", {"RECIPROCAL_ALPHA": "0.3"}),
+            "config.unmet-dependency",
+            ["RECIPROCAL=y"],
+        ),
+        (
+            Step("b", "", "baseline", {"RECIPROCL": True}),
+            "config.unknown-symbol",
+            ["RECIPROCL", "RECIPROCAL"],
+        ),
+        # A valid setting that the baseline already has.
+        (
+            Step("b", "", "baseline", {"MLP_HIDDEN": 0}),
+            "study.duplicate-step",
+            ["demo/00-baseline"],
+        ),
+        # An invalid number in a string symbol.
+        (
+            Step("b", "", "baseline", {"RECIPROCAL": True, "RECIPROCAL_ALPHA": "9"}),
+            "config.out-of-range",
+            ["RECIPROCAL_ALPHA", "9"],
+        ),
+        # More parameters than declared.
+        (
+            Step("b", "", "baseline", {"MLP_HIDDEN": 4096}),
+            "study.size-out-of-range",
+            ["-1.0% to +1.0%"],
+        ),
     ],
 )
-def test_a_step_that_breaks_its_word_is_named(tree, full_config, step, message):
-    with pytest.raises(ConfigError, match=message) as caught:
+def test_a_step_that_breaks_its_declaration_is_named(tree, full_config, step, code, values):
+    with pytest.raises(ConfigError) as caught:
         resolve_study(tree, [full_config()], _study(step))
-    assert "step demo/01-b" in str(caught.value)
+    assert caught.value.codes == [code]
+    assert all(value in str(caught.value) for value in ["step demo/01-b", *values])
 
 
 def test_a_declared_bound_is_no_error(tree, full_config):
@@ -163,5 +184,5 @@ def test_a_defect_of_the_base_is_listed_once(tree, full_config):
 
 def test_a_width_too_narrow_for_the_ratio_is_refused(tree, full_config):
     narrow = full_config(MODEL_SIZE_CUSTOM=True, N_LAYER=2, N_HEAD=2, N_EMBD=64)
-    with pytest.raises(ConfigError, match="too narrow to hold a ratio"):
+    with pytest.raises(ConfigError, match="N_EMBD=64 .*config.ratio-unreachable"):
         resolve_study(tree, [narrow], RATIO)

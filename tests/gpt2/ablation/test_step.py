@@ -1,4 +1,4 @@
-"""Steps and studies: lineage, selection, and what is refused."""
+"""Steps and studies: lineage, selection, and defects."""
 
 import pytest
 
@@ -47,31 +47,35 @@ def test_selects_numbers_ranges_slugs_and_patterns(study, text, expected):
     assert _slugs(study.select(text)) == expected
 
 
-def test_a_name_that_selects_nothing_lists_the_nearest(study):
+def test_an_unknown_step_lists_the_nearest_slugs(study):
     with pytest.raises(ConfigError) as caught:
         study.select("ra-wyde,9,2-4,1")
     text = str(caught.value)
-    assert "'ra-wyde' names no step of demo" in text and "nearest: ra-wide" in text
+    assert caught.value.codes == ["study.unknown-step"] * 3
+    assert "'ra-wyde'" in text and "nearest: ra-wide" in text
     assert "'9'" in text and "'2-4'" in text and "0-3" in text
     assert "'1'" not in text
 
 
 @pytest.mark.parametrize("text", ["", " , "])
 def test_an_empty_selection_is_refused(study, text):
-    with pytest.raises(ConfigError, match="names no step"):
+    with pytest.raises(ConfigError) as caught:
         study.select(text)
+    assert caught.value.codes == ["usage.missing-argument"]
 
 
 @pytest.mark.parametrize(
-    ("steps", "message"),
+    ("steps", "code"),
     [
-        ((Step("a", ""), Step("b", "", "a", {})), "demo/b: changes nothing"),
-        ((Step("a", ""), Step("b", "", "c", {"A": True})), "its parent 'c' does not come before"),
-        ((Step("a", ""), Step("a", "", "a", {"A": True})), "another step has this slug"),
-        ((Step("a", "", "", {"A": True}),), "baseline changes nothing"),
-        ((Step("A b", ""),), "a slug is lower-case words"),
+        ((Step("a", ""), Step("b", "", "a", {})), "study.empty-step"),
+        ((Step("a", ""), Step("b", "", "c", {"A": True})), "study.unknown-parent"),
+        ((Step("a", ""), Step("a", "", "a", {"A": True})), "study.duplicate-step"),
+        ((Step("a", "", "", {"A": True}),), "study.baseline-changes"),
+        ((Step("A b", ""),), "study.invalid-slug"),
     ],
 )
-def test_a_defective_study_is_refused(steps, message):
-    with pytest.raises(ConfigError, match=message):
+def test_a_defective_study_is_rejected(steps, code):
+    with pytest.raises(ConfigError) as caught:
         Study("demo", steps)
+    assert caught.value.codes == [code]
+    assert caught.value.problems[0].where == f"step demo/{steps[-1].slug}"

@@ -1,4 +1,4 @@
-"""What a study declares is all in which its steps differ, and nothing that it does not declare."""
+"""The steps of a study differ exactly in the symbols that the study declares."""
 
 from pathlib import Path
 
@@ -54,10 +54,17 @@ def plan(tmp_path: Path) -> Plan:
     return make_plan(layers, tmp_path, steps="0,5")
 
 
-def test_names_that_are_no_finished_run_are_errors(plan: Plan) -> None:
-    with pytest.raises(ConfigError, match="no run is finished"):
-        chosen_runs(plan, plan, "")
-    with pytest.raises(ConfigError, match="'nonesuch' names no run"):
-        chosen_runs(plan, plan, "nonesuch")
-    with pytest.raises(ConfigError, match="is not started"):
-        chosen_runs(plan, plan, "ra")
+@pytest.mark.parametrize(
+    ("named", "code", "value"),
+    [
+        ("", "run.not-finished", "ratio"),
+        ("nonesuch", "run.not-found", "nonesuch"),
+        ("ra", "run.not-finished", "ra-s1-"),
+    ],
+)
+def test_a_name_without_a_finished_run_is_an_error(
+    plan: Plan, named: str, code: str, value: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        chosen_runs(plan, plan, named)
+    assert caught.value.codes == [code] and value in str(caught.value)

@@ -1,4 +1,4 @@
-"""Whether runs were as long as each other, and as their budgets say."""
+"""Run lengths and batches are compared with each other and with the declared budgets."""
 
 import json
 from pathlib import Path
@@ -46,6 +46,10 @@ def said(remarks: Any) -> list[tuple[Verdict, str]]:
     return [(remark.verdict, remark.what) for remark in remarks]
 
 
+def judged(remarks: Any) -> list[tuple[Verdict, str]]:
+    return [(remark.verdict, remark.run) for remark in remarks]
+
+
 def test_equal_tokens_of_a_budget_in_iterations(run: Any) -> None:
     first = run("a", ITERATIONS)
     # How long that took is the machine's affair.
@@ -66,14 +70,12 @@ def test_equal_time_of_a_budget_in_seconds(run: Any) -> None:
     assert said(length_remarks([first, faster])) == []
     assert stop_row([first, faster]).verdict is Verdict.PASS
     late = run("c", SECONDS, seconds=14.0)
-    assert said(length_remarks([first, late])) == [(Verdict.FAIL, "c trained for 14.0 s of 10")]
+    (remark,) = length_remarks([first, late])
+    assert (remark.verdict, remark.run) == (Verdict.FAIL, "c") and "14.0 s" in remark.what
     early = run("d", SECONDS, seconds=9.0)
     row = stop_row([first, early])
-    assert (row.verdict, row.what, row.runs) == (
-        Verdict.FAIL,
-        "d stopped after 9.0 of 10 s",
-        ["d"],
-    )
+    assert (row.verdict, row.runs) == (Verdict.FAIL, ["d"])
+    assert "9.0 of 10 s" in row.what
 
 
 def test_a_run_that_ended_before_its_budget(run: Any) -> None:
@@ -83,23 +85,20 @@ def test_a_run_that_ended_before_its_budget(run: Any) -> None:
     assert stop_row([run("c", ITERATIONS, stopped)]).verdict is Verdict.FAIL
 
 
-def test_a_run_that_was_resumed_is_said(run: Any) -> None:
+def test_a_resumed_run_is_listed(run: Any) -> None:
     again = run("a", ITERATIONS)
     again.manifest["volatile"]["attempts"].append({})
     row = stop_row([again])
-    assert (row.verdict, row.what) == (
-        Verdict.PASS,
-        "every budget was used up; resumed in between: a",
-    )
+    assert row.verdict is Verdict.PASS and row.what.endswith("resumed: a")
 
 
 def test_what_is_not_recorded_is_unknown(run: Any) -> None:
     lost = run("a", ITERATIONS)
     del lost.summary["final"]["tokens"], lost.summary["timing"]["train_seconds"]
-    assert said(length_remarks([lost])) == [(Verdict.UNKNOWN, "the length of a is not known")]
+    assert judged(length_remarks([lost])) == [(Verdict.UNKNOWN, "a")]
     assert stop_row([lost]).verdict is Verdict.UNKNOWN
     del lost.manifest["batch"]["micro_batch"]
-    assert said(batch_remarks([lost])) == [(Verdict.UNKNOWN, "the batch of a is not known")]
+    assert judged(batch_remarks([lost])) == [(Verdict.UNKNOWN, "a")]
 
 
 def test_a_batch_is_the_product_of_its_parts(run: Any) -> None:
