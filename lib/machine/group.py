@@ -40,7 +40,7 @@ class Group:
         """Initialize the process group; blocks until all ranks have joined."""
         if process.world_size > 1:
             dist.init_process_group(
-                # Both backends: agreed values are CPU tensors, reading GPU tensors would stall the GPU.
+                # Both backends: agreed values are CPU tensors, so that no GPU has to synchronize.
                 "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
                 init_method=process.rendezvous,
                 rank=process.rank,
