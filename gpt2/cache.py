@@ -1,4 +1,4 @@
-"""What decoding keeps from call to call. The caller holds it; modules keep nothing.
+"""KV cache for decoding; created and owned by the caller, modules are stateless.
 
 B batch, T tokens.
 """
@@ -10,26 +10,26 @@ from torch import Tensor
 
 
 class Run:
-    """Tokens in order along one dimension. They are added in place, and never written over.
+    """Growing buffer of tokens along one dimension; stored tokens are never overwritten.
 
-    Where the room for them is used up, what is still kept moves into twice as much: a token is
-    copied a few times in all, however many follow.
+    When the buffer is full, the live tokens move into a buffer of twice the size, so the amortized
+    number of copies per token is constant.
     """
 
     def __init__(self, dim: int, unit: int = 1) -> None:
-        """The room is for a multiple of ``unit`` tokens."""
+        """Set the token dimension; the capacity is a multiple of ``unit`` tokens."""
         self.dim, self.unit = dim, unit
         self.room: Tensor | None = None
         self.start = self.stop = 0
 
     @property
     def kept(self) -> Tensor:
-        """A view of all that is kept."""
+        """Return a view of all live tokens."""
         assert self.room is not None
         return self.room.narrow(self.dim, self.start, self.stop - self.start)
 
     def append(self, new: Tensor) -> Tensor:
-        """What is kept, ``new`` at its end."""
+        """Append ``new`` and return a view of all live tokens."""
         count = new.shape[self.dim]
         if self.room is None or self.stop + count > self.room.shape[self.dim]:
             self._move(new)
@@ -39,11 +39,11 @@ class Run:
         return self.kept
 
     def forget(self, count: int) -> None:
-        """Keep the first ``count`` no longer."""
+        """Drop the first ``count`` tokens."""
         self.start += count
 
     def _move(self, new: Tensor) -> None:
-        """Into room for what is kept and ``new``."""
+        """Move the live tokens into a larger buffer with room for ``new``."""
         live = self.stop - self.start
         size = list(new.shape)
         size[self.dim] = -(-max(2 * live, live + size[self.dim]) // self.unit) * self.unit
@@ -54,11 +54,10 @@ class Run:
 
 
 class BlockCache:
-    """The tensors that one block's parts keep, each under a name of its own.
+    """Cached tensors of one block, by name.
 
-    Tokens are counted from the start of the sequence: of the next token, at ``position``, those from
-    ``left(position)`` on will be seen, and no earlier one is kept. Nothing that is kept has a
-    gradient.
+    Positions count from the start of the sequence. The next token, at ``position``, sees tokens
+    from ``left(position)`` on; earlier ones are dropped. Cached tensors have no gradient.
     """
 
     def __init__(self, left: Callable[[int], int]) -> None:
@@ -66,28 +65,29 @@ class BlockCache:
         self.position = 0
         self.kept: dict[str, Tensor] = {}
         self.runs: dict[str, Run] = {}
-        # Keys that a token given by itself was multiplied with, for each key/value head, by name.
+        # Keys read by single-token decoding steps per key/value head, by name.
         self.reads: Counter[str] = Counter()
 
     def extend(
         self, name: str, new: Tensor, dim: int, reach: int | None = None, unit: int = 1
     ) -> Tensor:
-        """What is kept under ``name`` and ``new`` after it, a view along the token dimension.
+        """Append ``new`` under ``name`` and return a view of old and new tokens.
 
-        Of that, what later tokens may see stays: with ``reach`` at most as many tokens.
+        Afterwards only tokens that later tokens can see are kept, at most ``reach`` of them if
+        given.
         """
         run = self.runs.setdefault(name, Run(dim, unit))
-        whole = run.append(new.detach())
+        tokens = run.append(new.detach())
         last = self.position + new.shape[dim]
         visible = last - self.left(last)
         count = visible if reach is None else min(visible, reach)
-        run.forget(max(0, whole.shape[dim] - count))
+        run.forget(max(0, tokens.shape[dim] - count))
         self.kept[name] = run.kept
-        return whole
+        return tokens
 
 
 class Cache:
-    """One cache for each block, of as many sequences as the first call had rows."""
+    """KV cache of a model: one ``BlockCache`` per block, with the batch size of the first call."""
 
     def __init__(self, blocks: Sequence[BlockCache]) -> None:
         self.blocks = blocks
@@ -95,15 +95,15 @@ class Cache:
         self.position = 0
 
     def advance(self, tokens: int) -> None:
-        """Count tokens that every block has seen."""
+        """Advance the position of every block by ``tokens``."""
         self.position += tokens
         for block in self.blocks:
             block.position = self.position
 
     def num_bytes(self) -> int:
-        """Memory of all that is kept; room for more of it is at most as much again."""
+        """Return the bytes of all live tensors; allocated buffers are at most twice as large."""
         return sum(tensor.nbytes for block in self.blocks for tensor in block.kept.values())
 
     def reads(self) -> Counter[str]:
-        """Of all blocks together."""
+        """Return the number of keys read, summed over all blocks."""
         return sum((block.reads for block in self.blocks), Counter())

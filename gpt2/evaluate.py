@@ -1,11 +1,11 @@
-"""Evaluation: the loss on a fixed list of held-out windows, per document and in total.
+"""Evaluation: loss on a fixed list of held-out windows, per document and in total.
 
-The total is the mean over tokens, not over batches, and can be recomputed from the documents'
-rows. Evaluation draws nothing and leaves the training's randomness where it was.
+The total is the mean over tokens, not over batches, and can be recomputed from the per-document
+rows. Evaluation is deterministic and does not change the RNG state of training.
 
-Batches are the same however many processes there are; each evaluates its share of them.
+Batches do not depend on the world size; each rank evaluates its share of them.
 
-B rows of a batch, T tokens, W windows, M bins of confidence, S sums of a window.
+B rows of a batch, T tokens, W windows, M confidence bins, S sums per window.
 """
 
 import math
@@ -22,13 +22,13 @@ from gpt2.model import GPT
 from lib.machine.group import Group
 from lib.machine.setup import autocast
 
-# Bins of equal width, as many as in Guo et al. 2017.
+# Number of equal-width confidence bins, as in Guo et al. 2017.
 BINS = 15
 
 
 @dataclass(frozen=True)
 class DocumentLoss:
-    """What a document scored; ``nll_sum`` is in nats over ``n_tokens`` predicted tokens."""
+    """Scores of one document; ``nll_sum`` is in nats over ``n_tokens`` predicted tokens."""
 
     item_id: str
     n_tokens: int
@@ -38,7 +38,7 @@ class DocumentLoss:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The documents of one evaluation, in the order of their names."""
+    """Result of one evaluation: documents sorted by name, and calibration bins."""
 
     documents: tuple[DocumentLoss, ...]
     # n_tokens, n_correct and confidence_sum of each bin.
@@ -46,27 +46,27 @@ class Evaluation:
 
     @property
     def tokens(self) -> int:
-        """Predicted tokens."""
+        """Return the number of predicted tokens."""
         return sum(d.n_tokens for d in self.documents)
 
     @property
     def loss(self) -> float:
-        """Mean loss of a token in nats; exact summation, so the order of documents is no matter."""
+        """Return the mean loss per token in nats, summed exactly in any document order."""
         return math.fsum(d.nll_sum for d in self.documents) / self.tokens
 
     @property
     def accuracy(self) -> float:
-        """Share of the tokens whose highest logit is the right one."""
+        """Return the fraction of tokens with the target as the largest logit."""
         return sum(d.n_correct for d in self.documents) / self.tokens
 
 
 class Evaluator:
-    """The windows of one configuration, read anew by every evaluation."""
+    """Evaluator of a model on the windows of one configuration; every call rereads the data."""
 
     def __init__(
         self, config: Config, split: Split, device: torch.device, group: Group = Group()
     ) -> None:
-        """ConfigError when the evaluation budget is below one window."""
+        """Select the windows. Raises ConfigError if EVAL_TOKENS is less than one window."""
         self._machine = config.machine
         self.split = split
         self._block_size = config.model.shape.block_size
@@ -76,7 +76,7 @@ class Evaluator:
         self.windows = evaluation_windows(split, self._block_size, config.data.eval_tokens)
 
     def __call__(self, model: GPT, stop: Callable[[], bool] = lambda: False) -> Evaluation | None:
-        """Evaluate ``model``; None when ``stop`` asked to give up between two batches."""
+        """Evaluate ``model``; return None if ``stop`` returned true between two batches."""
         training = model.training
         model.eval()
         with torch.random.fork_rng(self._gpus()), torch.no_grad():
@@ -85,17 +85,20 @@ class Evaluator:
         if rows_WS is None:
             return None
         names = [window.document for window in self.windows]
-        # Each row is zero on every rank but one, so the sum is exact.
+        # Each row is non-zero on one rank only, so the sum is exact.
         rows = self._group.add(rows_WS).tolist()
         return Evaluation(_documents(names, rows), _calibration(rows))
 
     def _measure(self, model: GPT, stop: Callable[[], bool]) -> Tensor | None:
-        """The rows of this rank's batches, [W, S] with zeros for the others; None to give up."""
-        sums = 3 + 3 * BINS
-        rows_WS = torch.zeros(len(self.windows), sums, dtype=torch.float64, device=self._device)
+        """Return the rows of the batches of this rank, [W, S], with zeros for other ranks.
+
+        Returns None if ``stop`` returned true.
+        """
+        columns = 3 + 3 * BINS
+        rows_WS = torch.zeros(len(self.windows), columns, dtype=torch.float64, device=self._device)
         first = 0
-        for turn, (x, y, documents) in enumerate(self._batches()):
-            rank = turn % self._group.size
+        for index, (x, y, documents) in enumerate(self._batches()):
+            rank = index % self._group.size
             if rank == 0 and stop():
                 return None
             last = first + len(documents)
@@ -112,29 +115,32 @@ class Evaluator:
         return [self._device] if self._device.type == "cuda" else []
 
     def _rows(self, model: GPT, x_BT: Tensor, y_BT: Tensor) -> Tensor:
-        """Sums of each row, [B, S] in float64: tokens, right tokens and loss, then of each bin
-        tokens, right tokens and confidence."""
+        """Return the sums of each row, [B, S] in float64.
+
+        Columns: tokens, correct tokens and loss, then for each bin tokens, correct tokens and
+        confidence.
+        """
         x_BT, y_BT = x_BT.to(self._device), y_BT.to(self._device)
         with autocast(self._machine):
             losses_BT, correct_BT, confidence_BT = model.token_losses(x_BT, y_BT)
         counted_BT = y_BT != IGNORED
         columns = (counted_BT, correct_BT & counted_BT, losses_BT * counted_BT)
-        whole = torch.stack([column.double().sum(1) for column in columns], dim=1)
-        # Bin m of M holds what is above m / M, up to (m + 1) / M.
+        totals = torch.stack([column.double().sum(1) for column in columns], dim=1)
+        # Bin m of M contains confidences in (m / M, (m + 1) / M].
         bins_BT = (confidence_BT.double() * BINS).ceil().clamp(1, BINS) - 1
         in_bin_BTM = bins_BT[..., None] == torch.arange(BINS, device=self._device)
-        # What is not counted has neither a token nor a hit nor confidence to add.
-        of_bins = (counted_BT, correct_BT, confidence_BT)
-        parts = [(in_bin_BTM * column.double()[..., None]).sum(1) for column in of_bins]
-        return torch.cat([whole, *parts], dim=1)
+        # Correctness and confidence of ignored targets are already zero.
+        binned = (counted_BT, correct_BT, confidence_BT)
+        bins = [(in_bin_BTM * column.double()[..., None]).sum(1) for column in binned]
+        return torch.cat([totals, *bins], dim=1)
 
 
 def _documents(names: Sequence[str], rows: Sequence[Sequence[float]]) -> tuple[DocumentLoss, ...]:
-    """The rows of each document, added up."""
-    found: dict[str, list[Sequence[float]]] = {}
+    """Sum the rows of each document."""
+    by_document: dict[str, list[Sequence[float]]] = {}
     for name, row in zip(names, rows, strict=True):
-        found.setdefault(name, []).append(row[:3])
-    return tuple(_document(name, found[name]) for name in sorted(found))
+        by_document.setdefault(name, []).append(row[:3])
+    return tuple(_document(name, by_document[name]) for name in sorted(by_document))
 
 
 def _document(name: str, rows: list[Sequence[float]]) -> DocumentLoss:
@@ -143,7 +149,7 @@ def _document(name: str, rows: list[Sequence[float]]) -> DocumentLoss:
 
 
 def _calibration(rows: Sequence[Sequence[float]]) -> dict[str, list[float]]:
-    """The bins of all rows, added up exactly."""
+    """Sum the bins of all rows exactly."""
     sums = [math.fsum(column) for column in list(zip(*rows, strict=True))[3:]]
     tokens, correct, confidence = (sums[i * BINS : (i + 1) * BINS] for i in range(3))
     return {

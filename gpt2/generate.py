@@ -1,4 +1,4 @@
-"""Writing text with a model, a token at a time.
+"""Autoregressive text generation with a model.
 
 B batch, T tokens, V vocabulary.
 """
@@ -14,9 +14,9 @@ from gpt2.sampling import Sampling
 from lib.machine.options import MachineConfig
 from lib.machine.setup import autocast
 
-# A prompt is read in pieces: attention to a cache has a score for each pair of a piece's tokens and
-# all before them.
-_PIECE = 128
+# Tokens of the prompt per prefill step: cached attention computes a score for every pair of a new
+# and an earlier token.
+_PREFILL_TOKENS = 128
 
 
 def generate(
@@ -26,32 +26,35 @@ def generate(
     machine: MachineConfig,
     sampling: Sampling = Sampling(),
 ) -> Iterator[int]:
-    """Endless tokens after ``prompt_T`` (T ≥ 1), as ids; drawn from a generator of its own.
+    """Yield token ids after ``prompt_T`` (T ≥ 1) without end, sampled from a dedicated RNG.
 
-    A token's context is the last ``block_size`` tokens. As long as they are all that there are, a
-    cache holds what was computed for them. From then on the whole window is run anew for each
-    token: positions are learned, so every token of it has moved to another one.
+    The context of a token is the last ``block_size`` tokens. Until the sequence reaches that
+    length, the KV cache is reused. After that, the whole window is recomputed for each token: the
+    position of every token in the window has changed.
     """
     generator = torch.Generator().manual_seed(seed)
     device = model.wte.weight.device
     block_size = model.config.shape.block_size
     ids = [int(i) for i in prompt_T]
-    cache, waiting = model.new_cache(), ids[-block_size:]
+    cache, pending = model.new_cache(), ids[-block_size:]
     while True:
-        if cache.position + len(waiting) > block_size:
-            cache, waiting = model.new_cache(), ids[-block_size:]
+        if cache.position + len(pending) > block_size:
+            cache, pending = model.new_cache(), ids[-block_size:]
         with _evaluating(model), autocast(machine):
-            for piece_T in torch.tensor(waiting, device=device).split(_PIECE):
+            for piece_T in torch.tensor(pending, device=device).split(_PREFILL_TOKENS):
                 hidden_BTC = model.hidden(piece_T[None], cache)
             logits_V = model.logits(hidden_BTC[0, -1]).cpu()
         token = sampling.draw(logits_V, generator)
-        ids, waiting = [*ids[1 - block_size :], token], [token]
+        ids, pending = [*ids[1 - block_size :], token], [token]
         yield token
 
 
 @contextmanager
 def _evaluating(model: GPT) -> Iterator[None]:
-    """Without dropout and gradients; not held between tokens, when the model is its caller's."""
+    """Switch to evaluation mode without gradients, and restore the mode on exit.
+
+    It is entered per token, because the caller may use the model between two tokens.
+    """
     training = model.training
     model.eval()
     try:

@@ -1,10 +1,11 @@
-"""Token cross-entropy of the output head, without the logits of all tokens at once.
+"""Token cross-entropy of the output head that never materializes the logits of all tokens.
 
-The head's GEMM runs on chunks of tokens, its softmax on blocks of rows small enough for the cache.
-Training computes the gradients along with the loss, while a chunk's logits are at hand: they turn
-into their own gradient in place, p − onehot, and nothing of size tokens × vocabulary is kept.
+The GEMM of the head runs on chunks of tokens, the softmax on blocks of rows that fit into the CPU
+cache. Training computes the gradients together with the loss while the logits of a chunk are in
+memory: the logits are turned into their gradient p − onehot in place, so nothing of size tokens ×
+vocabulary is stored.
 
-Shapes: X tokens (batch and time together), C n_embd, V vocabulary (padded where it is a weight's).
+Shapes: X tokens (batch and time flattened), C n_embd, V vocabulary (padded for weights).
 """
 
 from collections.abc import Iterator
@@ -15,16 +16,16 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
-# Target that takes no part in loss or accuracy, as in torch and transformers.
+# Target value excluded from loss and accuracy, as in torch and transformers.
 IGNORED = -100
-# Bytes of a chunk's logits: enough rows for a GEMM at full speed (1334 in bf16 at V = 50304).
+# Bytes of the logits of a chunk: enough rows for an efficient GEMM (1334 in bf16 at V = 50304).
 CHUNK_BYTES = 2**27
-# Elements of a block of rows: on a CPU, softmax from the cache takes a third of the time.
+# Elements of a block of rows: a softmax that fits into the CPU cache takes a third of the time.
 BLOCK_ELEMENTS = 2**22
 
 
 class TokenScores(NamedTuple):
-    """What each target scored; all of one shape. An ``IGNORED`` one: 0, False and 0."""
+    """Loss, correctness and confidence per target (0, False, 0 for ``IGNORED`` targets)."""
 
     # Cross-entropy in nats.
     loss: Tensor
@@ -37,13 +38,14 @@ class TokenScores(NamedTuple):
 def linear_cross_entropy(
     hidden_XC: Tensor, weight_VC: Tensor, targets_X: Tensor, vocab_size: int
 ) -> Tensor:
-    """Mean cross-entropy in nats of ``hidden @ weight.T`` over the targets that are not ``IGNORED``.
+    """Return the mean cross-entropy in nats of ``hidden @ weight.T`` over non-``IGNORED`` targets.
 
-    Rows of ``weight`` from ``vocab_size`` on are padding: they enter no softmax, and their gradient
-    is zero. NaN where every target is ignored, as in torch. The result is float32 (float64 for
-    float64 inputs); under autocast the GEMMs run in its dtype. Backward runs once per forward.
+    Rows of ``weight`` from ``vocab_size`` on are padding: they are excluded from the softmax and
+    get a zero gradient. Returns NaN if every target is ignored, as torch does. The result is
+    float32 (float64 for float64 inputs); under autocast the GEMMs use the autocast dtype. Backward
+    can run only once per forward.
     """
-    # Logits of one block gain nothing from a walk, and a compiler fuses the plain form by itself.
+    # Chunking does not help if the logits fit into one block; torch.compile fuses the plain form.
     if hidden_XC.size(0) * vocab_size <= BLOCK_ELEMENTS or torch.compiler.is_compiling():
         logits_XV = F.linear(hidden_XC, weight_VC)[:, :vocab_size]
         return F.cross_entropy(_wide(logits_XV), targets_X, ignore_index=IGNORED)
@@ -58,27 +60,27 @@ def linear_cross_entropy(
 def linear_token_losses(
     hidden_XC: Tensor, weight_VC: Tensor, targets_X: Tensor, vocab_size: int
 ) -> TokenScores:
-    """The scores of each token [X]."""
+    """Return loss, correctness and confidence of each token, [X]."""
     dtype = _gemm_dtype(hidden_XC)
     losses_X = hidden_XC.new_empty(len(targets_X), dtype=_wide_dtype(dtype))
     confidence_X = torch.empty_like(losses_X)
     correct_X = torch.empty_like(targets_X, dtype=torch.bool)
-    every_X = targets_X, losses_X, correct_X, confidence_X
+    columns_X = targets_X, losses_X, correct_X, confidence_X
     for rows, logits_XV in _chunks(hidden_XC.to(dtype), weight_VC.to(dtype)):
-        parts = logits_XV[:, :vocab_size], *(tensor[rows] for tensor in every_X)
+        parts = logits_XV[:, :vocab_size], *(tensor[rows] for tensor in columns_X)
         for logits_, targets_, losses_, correct_, confidence_ in _blocks(*parts):
             logits = _wide(logits_)
             losses_.copy_(F.cross_entropy(logits, targets_, ignore_index=IGNORED, reduction="none"))
             largest, first = logits.max(-1)
             torch.eq(first, targets_, out=correct_)
-            # log p of the largest: its lead over the target, whose log p is −loss.
-            lead = largest - logits.gather(1, targets_.clamp(min=0)[:, None])[:, 0]
-            confidence_.copy_((lead - losses_).exp().clamp(max=1))
+            # log p of the largest logit = its margin over the target + log p of the target (−loss).
+            margin = largest - logits.gather(1, targets_.clamp(min=0)[:, None])[:, 0]
+            confidence_.copy_((margin - losses_).exp().clamp(max=1))
     return TokenScores(losses_X, correct_X, confidence_X.masked_fill_(targets_X == IGNORED, 0))
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
-    """Forward computes the loss and both gradients of the summed loss; backward scales them."""
+    """Loss and gradients of the summed loss, computed in forward; backward only scales them."""
 
     @staticmethod
     def forward(
@@ -88,11 +90,11 @@ class _LinearCrossEntropy(torch.autograd.Function):
         targets_X: Tensor,
         vocab_size: int,
     ) -> Tensor:
-        """The mean loss."""
+        """Return the mean loss."""
         dtype = _gemm_dtype(hidden_XC)
         valid_X = targets_X != IGNORED
         hidden, weight = hidden_XC.to(dtype), weight_VC.to(dtype)
-        # Masked here instead of in the logits, an ignored token reaches neither gradient.
+        # Mask the inputs instead of the logits, so ignored tokens contribute to neither gradient.
         masked = hidden * valid_X[:, None]
         losses_X = hidden.new_empty(len(targets_X), dtype=_wide_dtype(dtype))
         grad_hidden = torch.empty_like(hidden)
@@ -113,20 +115,20 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """Gradients of hidden and weight."""
+        """Return the gradients of ``hidden`` and ``weight``."""
         grad_hidden, grad_weight, valid_X, scale = ctx.saved_tensors
         grad = grad * scale
-        # In place: a second tensor of the weight's size would cost more than the scaling.
+        # In place: allocating a second tensor of the size of the weight costs more than scaling.
         return grad_hidden.mul_((grad * valid_X)[:, None]), grad_weight.mul_(grad), None, None
 
 
 def _to_gradient_(logits_XV: Tensor, targets_X: Tensor, vocab_size: int, losses_X: Tensor) -> None:
-    """Fill ``losses_X``, and turn logits into the gradient of the summed loss: p − onehot."""
+    """Fill ``losses_X`` and replace logits by the gradient of the summed loss, p − onehot."""
     parts = logits_XV[:, :vocab_size], targets_X.clamp(min=0)[:, None], losses_X[:, None]
     for logits_, targets_, losses_ in _blocks(*parts):
         logits = _wide(logits_)
         probabilities = torch.softmax(logits, -1)
-        # −log p of the target, without the underflow of p: the largest probability is e^0 / Σ.
+        # −log p of the target without underflow of p: the largest probability is e^0 / Σ.
         gap = logits.amax(-1, keepdim=True) - logits.gather(1, targets_)
         losses_.copy_(gap - probabilities.amax(-1, keepdim=True).log())
         probabilities.scatter_(1, targets_, probabilities.gather(1, targets_) - 1)
@@ -135,7 +137,7 @@ def _to_gradient_(logits_XV: Tensor, targets_X: Tensor, vocab_size: int, losses_
 
 
 def _chunks(hidden_XC: Tensor, weight_VC: Tensor) -> Iterator[tuple[slice, Tensor]]:
-    """Rows and their logits, in chunks of equal size; the next chunk overwrites the logits."""
+    """Yield row slices and their logits in chunks of equal size; all chunks share one buffer."""
     tokens, vocab = len(hidden_XC), len(weight_VC)
     chunks = -(-tokens * vocab * hidden_XC.element_size() // CHUNK_BYTES)
     size = -(-tokens // chunks)
@@ -147,14 +149,14 @@ def _chunks(hidden_XC: Tensor, weight_VC: Tensor) -> Iterator[tuple[slice, Tenso
 
 
 def _blocks(logits_XV: Tensor, *others: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Views of the same rows of all tensors, block by block; a GPU takes all rows at once."""
+    """Yield views of the same rows of all tensors, block by block; on a GPU all rows at once."""
     rows, vocab = logits_XV.shape
     size = max(1, BLOCK_ELEMENTS // vocab) if logits_XV.is_cpu else rows
     return zip(*(tensor.split(size) for tensor in (logits_XV, *others)), strict=True)
 
 
 def _gemm_dtype(hidden_XC: Tensor) -> torch.dtype:
-    """What autocast would run a GEMM in; it leaves float64 alone."""
+    """Return the dtype autocast would use for a GEMM; float64 is never autocast."""
     device = hidden_XC.device.type
     autocast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
     if autocast and hidden_XC.dtype != torch.float64:
@@ -163,10 +165,9 @@ def _gemm_dtype(hidden_XC: Tensor) -> torch.dtype:
 
 
 def _wide_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of softmax and losses: float32, or float64 for float64."""
+    """Return the dtype of softmax and losses: float32, or float64 for float64."""
     return torch.promote_types(dtype, torch.float32)
 
 
 def _wide(logits_XV: Tensor) -> Tensor:
-    """Logits in the dtype of softmax."""
     return logits_XV.to(_wide_dtype(logits_XV.dtype))

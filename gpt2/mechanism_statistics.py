@@ -1,9 +1,9 @@
-"""What mechanisms say of themselves: how spread attention is, how open gates are.
+"""Statistics reported by mechanisms, such as attention entropy and gate openness.
 
-A part of the model with a method ``statistics`` is asked, with the inputs of its forward pass, in a
-pass of its own; nothing here knows which parts there are.
+Every submodule with a ``statistics`` method is called with the inputs of its forward pass, in a
+separate pass over the model. This module does not depend on specific mechanisms.
 
-B batch, T tokens, N heads, X numbers.
+B batch, T tokens, N heads, X elements.
 """
 
 import math
@@ -16,44 +16,47 @@ from torch import Tensor, nn
 if TYPE_CHECKING:
     from gpt2.model import GPT
 
-# ``<mechanism>/<what>`` → one number. Over the layers of a model it is told as the mean; where the
-# name ends in _min or _max, as the least or the largest.
+# ``<mechanism>/<statistic>`` → scalar. Layers are aggregated by mean, or by minimum or maximum if
+# the name ends in _min or _max.
 Values = Mapping[str, Tensor]
-# A value for each block; None where the block has no such mechanism, or the value is not finite.
+# One value per block; None if the block lacks the mechanism or the value is non-finite.
 Layers = dict[str, list[float | None]]
 
-# A gate is called closed below the first and open above the second.
+# A gate counts as closed below the first threshold and as open above the second.
 CLOSED, OPEN = 0.05, 0.95
 
 
 @runtime_checkable
 class Telling(Protocol):
-    """A module that has something to say beyond what it computes."""
+    """Module that reports statistics."""
 
     def statistics(self, *inputs: Any) -> Values:
-        """Of one forward pass with these ``inputs``, without gradients and without dropout."""
+        """Return statistics of a forward pass on ``inputs``, without gradients and dropout."""
 
 
 class Counted(Protocol):
-    """How often something happened."""
+    """Counter of events."""
 
     count: int
 
 
 @runtime_checkable
 class FallingBack(Protocol):
-    """A module that counts how often it took a slower way than the one that was asked for."""
+    """Module that counts how often it used a slower fallback instead of the requested kernel."""
 
     fallbacks: Counted
 
 
 def fallbacks_of(model: nn.Module) -> int:
-    """Of all parts of ``model`` so far."""
+    """Return the number of fallbacks so far in all submodules of ``model``."""
     return sum(part.fallbacks.count for part in model.modules() if isinstance(part, FallingBack))
 
 
 def gate_values(mechanism: str, gate_BNT: Tensor) -> dict[str, Tensor]:
-    """Mean, spread over tokens (the heads' mean standard deviation), shares closed and open."""
+    """Return mean, spread and the fractions of closed and open gates.
+
+    The spread is the standard deviation over tokens, averaged over heads.
+    """
     gate_BNT = gate_BNT.float()
     by_head_NX = gate_BNT.transpose(0, 1).flatten(1)
     return {
@@ -65,21 +68,21 @@ def gate_values(mechanism: str, gate_BNT: Tensor) -> dict[str, Tensor]:
 
 
 def relative_size(part: Tensor, whole: Tensor) -> Tensor:
-    """√(Σ part² / Σ whole²): how large what was added is beside what it was added to."""
+    """Return √(Σ part² / Σ whole²): the norm of an added part relative to its target."""
     return torch.linalg.vector_norm(part.float()) / torch.linalg.vector_norm(whole.float())
 
 
 @torch.no_grad()
 def statistics_of(model: "GPT", idx_BT: Tensor) -> Layers:
-    """What every part of ``model`` tells of a forward pass on ``idx``; leaves nothing behind.
+    """Return the statistics of every submodule of ``model`` on ``idx``; ``model`` is not changed.
 
-    Inside the forward pass's autocast context. The model has to be in evaluation mode.
+    Runs under the autocast context of the caller. Requires evaluation mode.
     """
-    assert not model.training, "dropout would draw"
-    told: list[dict[str, Tensor]] = [{} for _ in model.h]
+    assert not model.training, "statistics require evaluation mode"
+    values_by_block: list[dict[str, Tensor]] = [{} for _ in model.h]
     hooks = [
-        part.register_forward_hook(_ask(values))
-        for block, values in zip(model.h, told, strict=True)
+        part.register_forward_hook(_collect_into(values))
+        for block, values in zip(model.h, values_by_block, strict=True)
         for part in block.modules()
         if isinstance(part, Telling)
     ]
@@ -88,27 +91,27 @@ def statistics_of(model: "GPT", idx_BT: Tensor) -> Layers:
     finally:
         for hook in hooks:
             hook.remove()
-    return _by_name(told)
+    return _by_name(values_by_block)
 
 
-def _ask(values: dict[str, Tensor]) -> Callable[[nn.Module, tuple[Any, ...], Any], None]:
-    """A forward hook."""
+def _collect_into(values: dict[str, Tensor]) -> Callable[[nn.Module, tuple[Any, ...], Any], None]:
+    """Return a forward hook that adds the statistics of a module to ``values``."""
 
-    def ask(part: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+    def collect(part: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
         assert isinstance(part, Telling)
         values.update(part.statistics(*inputs))
 
-    return ask
+    return collect
 
 
-def _by_name(told: Sequence[Mapping[str, Tensor]]) -> Layers:
-    """Read from the device at once."""
-    tensors = [value.double() for values in told for value in values.values()]
-    numbers = iter(torch.stack(tensors).tolist() if tensors else [])
-    found: Layers = {}
-    for layer, values in enumerate(told):
+def _by_name(values_by_block: Sequence[Mapping[str, Tensor]]) -> Layers:
+    """Regroup values by name; all tensors are copied from the device at once."""
+    tensors = [value.double() for values in values_by_block for value in values.values()]
+    scalars = iter(torch.stack(tensors).tolist() if tensors else [])
+    layers: Layers = {}
+    for layer, values in enumerate(values_by_block):
         for name in values:
-            number = next(numbers)
-            row = found.setdefault(name, [None] * len(told))
-            row[layer] = number if math.isfinite(number) else None
-    return found
+            scalar = next(scalars)
+            row = layers.setdefault(name, [None] * len(values_by_block))
+            row[layer] = scalar if math.isfinite(scalar) else None
+    return layers

@@ -1,4 +1,4 @@
-"""GPT-2 from its parts; names no mechanism.
+"""GPT-2 assembled from embeddings, attention and MLP; independent of specific mechanisms.
 
 Shapes: B batch, T tokens, C n_embd, V vocabulary, X = B·T.
 """
@@ -26,7 +26,7 @@ INIT_STD = 0.02
 
 
 class Block(nn.Module):
-    """Pre-norm: attention and MLP, each added to the residual stream."""
+    """Pre-norm transformer block: attention and MLP, each added to the residual stream."""
 
     def __init__(self, config: ModelConfig, site: BlockSite) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class Block(nn.Module):
     def forward(
         self, x_BTC: Tensor, state: BlockState, cache: BlockCache | None = None
     ) -> tuple[Tensor, BlockState]:
-        """The residual stream after the block, and what the next block gets besides it."""
+        """Return the residual stream after the block and the state for the next block."""
         attended_BTC, view = self.attn(self.ln_1(x_BTC), state, cache)
         x_BTC = x_BTC + attended_BTC
         mixed_BTC, state = self.mlp(self.ln_2(x_BTC), view, cache)
@@ -48,17 +48,17 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """Token and position embeddings, blocks, a final norm, and a head tied to ``wte``.
+    """GPT-2: token and position embeddings, blocks, a final norm, and a head tied to ``wte``.
 
-    Without ``wpe`` where attention rotates queries and keys by their positions.
-
-    ``wte`` has ``padded_vocab_size`` rows; rows from ``vocab_size`` on take no part in anything.
+    ``wpe`` is None if attention rotates queries and keys (rotary positions). ``wte`` has
+    ``padded_vocab_size`` rows; rows from ``vocab_size`` on are padding and affect neither loss nor
+    gradients.
     """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
-        # May be changed between two steps; gradients stay the same to the bit.
+        # May be changed between steps: gradients are bit-identical either way.
         self.grad_checkpointing = config.grad_checkpointing
         shape = config.shape
         self.wte = PaddedEmbedding(shape.padded_vocab_size, shape.n_embd, shape.vocab_size)
@@ -69,9 +69,9 @@ class GPT(nn.Module):
         self.ln_f = nn.LayerNorm(shape.n_embd, bias=shape.bias)
 
     def forward(self, idx_BT: Tensor, targets_BT: Tensor | None = None) -> Tensor:
-        """Logits [B, T, vocab_size], or with targets their mean cross-entropy in nats.
+        """Return logits [B, T, vocab_size], or the mean cross-entropy in nats if targets are given.
 
-        A target of −100 is left out. ``idx`` holds at most ``block_size`` tokens a row.
+        Targets of −100 are ignored. ``idx`` contains at most ``block_size`` tokens per row.
         """
         x_BTC = self.hidden(idx_BT)
         if targets_BT is None:
@@ -81,20 +81,21 @@ class GPT(nn.Module):
         )
 
     def new_cache(self) -> Cache:
-        """The cache of sequences of which ``hidden`` has seen nothing yet."""
+        """Return an empty KV cache for new sequences."""
         return Cache([block.attn.new_cache() for block in self.h])
 
     @torch.no_grad()
     def decode(self, idx_BT: Tensor, cache: Cache) -> Tensor:
-        """Logits [B, T, vocab_size] of ``forward``, for T ≥ 1 tokens after those in ``cache``.
+        """Return logits [B, T, vocab_size] for T ≥ 1 tokens that follow the tokens in ``cache``.
 
-        The tokens are added to it. With those before them they are at most ``block_size`` a row.
+        The result equals ``forward`` on the whole sequence. The tokens are appended to ``cache``; a
+        row has at most ``block_size`` tokens including the cached ones.
         """
-        assert not self.training, "decoding is without dropout"
+        assert not self.training, "decode() requires evaluation mode"
         return self.logits(self.hidden(idx_BT, cache))
 
     def hidden(self, idx_BT: Tensor, cache: Cache | None = None) -> Tensor:
-        """What the head reads: the residual stream after the final norm [B, T, C]."""
+        """Return the input of the head: the residual stream after the final norm, [B, T, C]."""
         first = 0 if cache is None else cache.position
         last = first + idx_BT.size(1)
         assert last <= self.config.shape.block_size, f"{last} tokens exceed the context"
@@ -104,24 +105,24 @@ class GPT(nn.Module):
         x_BTC = self.dropout(x_BTC)
         state = BlockState()
         caches = [None] * len(self.h) if cache is None else cache.blocks
-        again = self.grad_checkpointing and torch.is_grad_enabled()
-        for block, kept in zip(self.h, caches, strict=True):
-            if again:
-                # Dropout is drawn anew from where the generators stood, as is its default.
+        recompute = self.grad_checkpointing and torch.is_grad_enabled()
+        for block, block_cache in zip(self.h, caches, strict=True):
+            if recompute:
+                # checkpoint() restores the RNG state, so the recomputed dropout mask is the same.
                 x_BTC, state = checkpoint(block, x_BTC, state, use_reentrant=False)
             else:
-                x_BTC, state = block(x_BTC, state, kept)
+                x_BTC, state = block(x_BTC, state, block_cache)
         if cache is not None:
             cache.advance(idx_BT.size(1))
         return self.ln_f(x_BTC)
 
     def logits(self, x_BTC: Tensor) -> Tensor:
-        """The head on what ``hidden`` gave, or on some of its positions."""
+        """Return the logits for the output of ``hidden`` or for some of its positions."""
         return F.linear(x_BTC, self.wte.weight)[..., : self.config.shape.vocab_size]
 
     @torch.no_grad()
     def token_losses(self, idx_BT: Tensor, targets_BT: Tensor) -> TokenScores:
-        """The scores of each target [B, T]."""
+        """Return loss, correctness and confidence of each target, [B, T]."""
         x_BTC = self.hidden(idx_BT)
         scores_X = linear_token_losses(
             x_BTC.flatten(0, 1), self.wte.weight, targets_BT.flatten(), self.config.shape.vocab_size
@@ -130,16 +131,17 @@ class GPT(nn.Module):
 
     @torch.no_grad()
     def init_weights(self, seed: int) -> None:
-        """Draw every matrix from its own stream of ``seed``, keyed by its name.
+        """Initialize every matrix from a separate RNG stream derived from ``seed`` and its name.
 
-        The same name and shape gives the same values in every variant of a study, on every device.
+        Parameters with the same name and shape get the same values in every variant of a study and
+        on every device.
 
         matrices                            N(0, 0.02)
         ``c_proj`` (to the residual stream) N(0, 0.02 / √(2·n_layer))
         linear and norm biases, padding     0
         weights of a ``ZeroLinear``         0
         norm weights                        1
-        constants of mechanisms             as their constructors set them
+        constants of mechanisms             as set by their constructors
         """
         zeros = {m.weight for m in self.modules() if isinstance(m, ZeroLinear)}
         residual_std = INIT_STD / math.sqrt(2 * self.config.shape.n_layer)
@@ -156,11 +158,11 @@ class GPT(nn.Module):
             std = residual_std if name.endswith("c_proj.weight") else INIT_STD
             generator = torch.Generator().manual_seed(stream_seed(seed, f"init/{name}"))
             if parameter is self.wte.weight:
-                # Padding is cut off first, so that it does not decide what the tokens' rows get.
+                # Draw without the padding rows: token rows must not depend on vocab_multiple.
                 parameter[self.config.shape.vocab_size :] = 0
                 parameter = parameter[: self.config.shape.vocab_size]
             parameter.copy_(torch.empty(parameter.shape).normal_(0, std, generator=generator))
 
     def num_params(self) -> int:
-        """Built parameters; the head's, tied to ``wte``, are counted once."""
+        """Return the number of parameters; the head is tied to ``wte`` and counted once."""
         return sum(parameter.numel() for parameter in self.parameters())

@@ -1,7 +1,7 @@
-"""GPT-2 by its formulas, composed of the references of attention and MLP.
+"""Reference GPT-2 computed from its formulas, built from the attention and MLP references.
 
-B batch, T tokens, C n_embd, V vocabulary. It shares no code with what trains, and is differentiable
-in any float type. Slow: for comparisons on small shapes.
+B batch, T tokens, C n_embd, V vocabulary. It shares no code with the trained model and is
+differentiable in any float dtype. Slow: for comparisons on small shapes.
 """
 
 from collections.abc import Mapping
@@ -26,10 +26,10 @@ def gpt(
     config: ModelConfig,
     requests: list[WeightsRequest | None],
 ) -> Tensor:
-    """Logits [B, T, vocab_size] without dropout.
+    """Return logits [B, T, vocab_size] without dropout.
 
-    ``parameters`` are those of the built model, by name; ``requests`` what each block's MLP asks
-    of its attention.
+    ``parameters`` are those of the built model, by name; ``requests`` lists the attention weights
+    that the MLP of each block requires.
     """
     x_BTC = parameters["wte.weight"][idx_BT]
     if not config.attention.positions.rotates:
@@ -37,10 +37,10 @@ def gpt(
     state = BlockState()
     for site, request in zip(config.sites(), requests, strict=True):
         x_BTC, state = _block(
-            x_BTC, state, _own(parameters, f"h.{site.block}."), config, site, request
+            x_BTC, state, _subset(parameters, f"h.{site.block}."), config, site, request
         )
     head_VC = parameters["wte.weight"][: config.shape.vocab_size]
-    return _norm(x_BTC, _own(parameters, "ln_f.")) @ head_VC.T
+    return _norm(x_BTC, _subset(parameters, "ln_f.")) @ head_VC.T
 
 
 def _block(
@@ -51,31 +51,30 @@ def _block(
     site: BlockSite,
     request: WeightsRequest | None,
 ) -> tuple[Tensor, BlockState]:
-    """One pre-norm block."""
-    normed_BTC = _norm(x_BTC, _own(parameters, "ln_1."))
-    attn = _own(parameters, "attn.")
-    handed = state.head_scale_BTN, state.latent_shift_BTR
+    normed_BTC = _norm(x_BTC, _subset(parameters, "ln_1."))
+    attn = _subset(parameters, "attn.")
+    inputs = state.head_scale_BTN, state.latent_shift_BTR
     n_head = config.shape.n_head
     out_BTC, weights_BTS = attention(
-        normed_BTC, attn, n_head, config.attention, request, *handed, site.block
+        normed_BTC, attn, n_head, config.attention, request, *inputs, site.block
     )
     x_BTC = x_BTC + out_BTC
     latent_BTR = None
     if isinstance(config.attention.projection, LatentOptions):
-        latent_BTR = latent(normed_BTC, _own(attn, "c_attn."), state.latent_shift_BTR)
+        latent_BTR = latent(normed_BTC, _subset(attn, "c_attn."), state.latent_shift_BTR)
     view = AttentionView(weights_BTS, latent_BTR)
-    normed_BTC = _norm(x_BTC, _own(parameters, "ln_2."))
-    mixed_BTC, state = mlp(normed_BTC, view, _own(parameters, "mlp."), site, config.mlp)
+    normed_BTC = _norm(x_BTC, _subset(parameters, "ln_2."))
+    mixed_BTC, state = mlp(normed_BTC, view, _subset(parameters, "mlp."), site, config.mlp)
     return x_BTC + mixed_BTC, state
 
 
 def _norm(x_BTC: Tensor, parameters: Parameters) -> Tensor:
-    """LayerNorm with GPT-2's ε = 1e-5."""
+    """Apply LayerNorm with GPT-2's ε = 1e-5."""
     centred_BTC = x_BTC - x_BTC.mean(-1, keepdim=True)
     scaled_BTC = centred_BTC / torch.sqrt((centred_BTC**2).mean(-1, keepdim=True) + 1e-5)
     return scaled_BTC * parameters["weight"] + parameters.get("bias", 0)
 
 
-def _own(parameters: Parameters, prefix: str) -> dict[str, Tensor]:
-    """The parameters under ``prefix``, without it."""
+def _subset(parameters: Parameters, prefix: str) -> dict[str, Tensor]:
+    """Return the parameters under ``prefix``, with the prefix removed."""
     return {k.removeprefix(prefix): v for k, v in parameters.items() if k.startswith(prefix)}

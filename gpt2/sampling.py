@@ -1,4 +1,4 @@
-"""From logits to a token: temperature, the k most likely tokens, and the nucleus.
+"""Sampling of a token from logits: temperature, top-k and nucleus (top-p).
 
 V vocabulary.
 """
@@ -13,38 +13,42 @@ from lib.errors import ConfigError, Problem
 
 @dataclass(frozen=True)
 class Sampling:
-    """How a token is drawn. As it stands, from the model's own distribution.
+    """Sampling options; the defaults sample from the model's unmodified distribution.
 
-    ConfigError where a value means nothing; each is named as make's variable.
+    Raises ConfigError, with the name of the make variable, if a value is out of range.
     """
 
-    # Divides the logits; 0 takes the most likely token.
+    # Divides the logits; 0 selects the most likely token (greedy decoding).
     temperature: float = 1.0
-    # Only the k most likely tokens; 0 for all.
+    # Sample from the k most likely tokens only; 0 disables top-k.
     top_k: int = 0
-    # Only the smallest set of most likely tokens whose probabilities add up to this (nucleus
-    # sampling, Holtzman et al. 2020, arXiv 1904.09751).
+    # Sample from the smallest set of most likely tokens whose probabilities sum to at least top_p
+    # (nucleus sampling, Holtzman et al. 2020, arXiv 1904.09751).
     top_p: float = 1.0
 
     def __post_init__(self) -> None:
-        problems = []
-        # Written so that not-a-number is refused too.
+        wrong = []
+        # The comparisons are written so that NaN is rejected too.
         if not 0 <= self.temperature < float("inf"):
-            problems.append(Problem(f"{self.temperature} is not a number >= 0", "TEMPERATURE"))
+            wrong.append(("TEMPERATURE", ">= 0 and finite", self.temperature))
         if self.top_k < 0:
-            problems.append(Problem(f"{self.top_k} is not a number >= 0", "TOP_K"))
+            wrong.append(("TOP_K", ">= 0", self.top_k))
         if not 0 < self.top_p <= 1:
-            problems.append(Problem(f"{self.top_p} is not above 0 and at most 1", "TOP_P"))
-        if problems:
-            raise ConfigError(*problems)
+            wrong.append(("TOP_P", "> 0 and <= 1", self.top_p))
+        if wrong:
+            raise ConfigError(
+                *(
+                    Problem(f"must be {expected}, got {value}", name, code="usage.out-of-range")
+                    for name, expected, value in wrong
+                )
+            )
 
     def distribution(self, logits_V: Tensor) -> Tensor:
-        """The probability of every token, in fp32, at a temperature above 0.
+        """Return the probability of every token in fp32, for a temperature above 0.
 
-        First the k most likely are kept, then of these the nucleus. Of equal ones the lower id
-        counts as the more likely.
+        Top-k is applied first, then the nucleus. Ties are broken in favor of the lower token id.
         """
-        # The division is in fp64 and of numbers <= 0: a tiny temperature gives 0 and -inf, no NaN.
+        # Divide values <= 0 in fp64: a tiny temperature then gives 0 and -inf, never NaN.
         below_V = (logits_V.float() - logits_V.max()).double() / self.temperature
         weights_V = torch.softmax(below_V.float(), dim=-1)
         if self.top_k == 0 and self.top_p == 1:
@@ -53,14 +57,14 @@ class Sampling:
         if self.top_k:
             ordered_V[self.top_k :] = 0
         ordered_V /= ordered_V.sum()
-        # A token is in the nucleus when those before it do not add up to p yet.
+        # A token is in the nucleus if the more likely tokens sum to less than p.
         before_V = ordered_V.cumsum(0) - ordered_V
         if self.top_p < 1:
             ordered_V[before_V >= self.top_p] = 0
         return torch.zeros_like(weights_V).scatter_(0, ids_V, ordered_V / ordered_V.sum())
 
     def draw(self, logits_V: Tensor, generator: Generator) -> int:
-        """A token, as id. At temperature 0 nothing is drawn from ``generator``."""
+        """Return the id of a sampled token; temperature 0 does not use ``generator``."""
         if self.temperature == 0:
             return int(logits_V.argmax())
         weights_V = self.distribution(logits_V)

@@ -1,4 +1,4 @@
-"""The dimensions of a GPT-2 that every part of it is built from."""
+"""Dimensions of a GPT-2 model shared by all components."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from lib.binding import symbol
 
 @dataclass(frozen=True)
 class Shape:
-    """Width, depth and vocabulary; names are those of GPT-2's own configuration."""
+    """Width, depth and vocabulary of a model; field names follow GPT-2's configuration."""
 
     n_layer: int = symbol("N_LAYER")
     n_head: int = symbol("N_HEAD")
@@ -20,20 +20,20 @@ class Shape:
     bias: bool = symbol("BIAS")
     # gelu_tanh (GPT-2's approximation) or gelu_exact.
     activation: str = symbol("ACTIVATION")
-    # Tokens of the tokenizer; not a symbol, it follows from TOKENIZER.
+    # Size of the tokenizer's vocabulary; not a symbol: determined by TOKENIZER.
     vocab_size: int = 0
 
     @property
     def head_dim(self) -> int:
-        """Width of one head, H = C / N."""
+        """Return the width of one head, H = C / N."""
         return self.n_embd // self.n_head
 
     @property
     def padded_vocab_size(self) -> int:
-        """Rows of the token embedding: ``vocab_size`` rounded up to ``vocab_multiple``."""
+        """Return the rows of the token embedding: ``vocab_size`` padded to ``vocab_multiple``."""
         return -(-self.vocab_size // self.vocab_multiple) * self.vocab_multiple
 
 
 def nearest_multiple(value: float, multiple: int) -> int:
-    """``value`` rounded to the nearest multiple, at least one of it."""
+    """Return ``value`` rounded to the nearest positive multiple of ``multiple``."""
     return max(multiple, int(value / multiple + 0.5) * multiple)

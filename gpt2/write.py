@@ -1,4 +1,4 @@
-"""Text from a finished run, as it is written."""
+"""Text generation from a finished run, streamed while it is generated."""
 
 import argparse
 import codecs
@@ -23,9 +23,9 @@ SCHEMA_VERSION = 1
 
 @dataclass(frozen=True)
 class Order:
-    """What to write: ``samples`` texts of at most ``tokens`` tokens each after ``prompt``.
+    """Text generation request: ``samples`` texts of up to ``tokens`` tokens after ``prompt``.
 
-    ConfigError where a number means nothing or the prompt is no text.
+    Raises ConfigError if a count is below 1 or the prompt is not valid UTF-8.
     """
 
     prompt: str
@@ -37,49 +37,52 @@ class Order:
     def __post_init__(self) -> None:
         counts = {"TOKENS": self.tokens, "SAMPLES": self.samples}
         problems = [
-            Problem(f"{count} is not a number >= 1", name)
+            Problem(f"must be >= 1, got {count}", name, code="usage.out-of-range")
             for name, count in counts.items()
             if count < 1
         ]
         try:
             self.prompt.encode()
         except UnicodeEncodeError:
-            problems.append(Problem("is not UTF-8", "PROMPT"))
+            problems.append(Problem("not valid UTF-8", "PROMPT", code="usage.invalid-encoding"))
         if problems:
             raise ConfigError(*problems)
 
 
-def order(given: argparse.Namespace) -> Order:
-    """What ``gpt2.arguments.add_writing`` was given. ConfigError on a value that means nothing."""
+def order(args: argparse.Namespace) -> Order:
+    """Build an ``Order`` from the arguments of ``add_writing``.
+
+    Raises ConfigError if an argument is invalid.
+    """
     return Order(
-        given.prompt,
-        tokens=int(number(given, "tokens", int)),
-        seed=int(number(given, "seed", int)),
-        samples=int(number(given, "samples", int)),
+        args.prompt,
+        tokens=int(number(args, "tokens", int)),
+        seed=int(number(args, "seed", int)),
+        samples=int(number(args, "samples", int)),
         sampling=Sampling(
-            number(given, "temperature", float),
-            top_k=int(number(given, "top_k", int)),
-            top_p=number(given, "top_p", float),
+            number(args, "temperature", float),
+            top_k=int(number(args, "top_k", int)),
+            top_p=number(args, "top_p", float),
         ),
     )
 
 
 @dataclass
 class Text:
-    """One text: what stands after the prompt, of how many tokens, and why it ends."""
+    """Generated text: the continuation of the prompt, its length in tokens and the stop reason."""
 
     seed: int
     text: str = ""
     tokens: int = 0
-    # length or end_of_text, once it has ended
+    # "length" or "end_of_text" once the text is complete
     end: str = "interrupted"
 
 
 def write(trained: Trained, order: Order, show: Callable[[str], None]) -> list[Text]:
-    """Write all texts; ``show`` gets the prompt, and each character as soon as it is whole.
+    """Generate all texts; ``show`` receives the prompt and each complete character at once.
 
-    A text's randomness is decided by the seed and its number, not by how many there are.
-    ConfigError where the prompt is longer than the context.
+    The randomness of a text depends on the seed and the index of the text, not on the number of
+    texts. Raises ConfigError if the prompt is longer than the context.
     """
     prompt = prompt_ids(trained, order.prompt)
     texts = []
@@ -99,7 +102,7 @@ def write(trained: Trained, order: Order, show: Callable[[str], None]) -> list[T
                 text.text += piece
                 show(piece)
         finally:
-            # Also where Ctrl-C ends it in the middle of a line.
+            # Also reached if Ctrl-C interrupts generation in the middle of a line.
             show("\n")
             rate = text.tokens / (time.perf_counter() - started)
             say("DONE", f"{text.tokens:,} tokens   {rate:.1f} tok/s   {text.end}")
@@ -107,18 +110,21 @@ def write(trained: Trained, order: Order, show: Callable[[str], None]) -> list[T
 
 
 def prompt_ids(trained: Trained, prompt: str) -> Sequence[int]:
-    """The prompt's ids; an empty one starts where a document ends. ConfigError when too long."""
-    words = trained.tokenizer
-    ids = [int(i) for i in words.encode(prompt)] or [words.end_of_text]
+    """Return the token ids of the prompt; an empty prompt becomes the end-of-text token.
+
+    Raises ConfigError if the prompt is longer than the context.
+    """
+    tokenizer = trained.tokenizer
+    ids = [int(i) for i in tokenizer.encode(prompt)] or [tokenizer.end_of_text]
     context = trained.config.model.shape.block_size
     if len(ids) > context:
-        what = f"{len(ids):,} tokens are more than the context of {context:,}"
-        raise ConfigError(Problem(what, "PROMPT"))
+        what = f"prompt exceeds the context (expected <= {context:,} tokens, got {len(ids):,})"
+        raise ConfigError(Problem(what, "PROMPT", code="usage.prompt-too-long"))
     return ids
 
 
 def to_record(trained: Trained, order: Order, texts: Sequence[Text]) -> dict[str, Any]:
-    """The JSON document."""
+    """Return the texts and their settings as a JSON document."""
     return {
         "schema_version": SCHEMA_VERSION,
         "run": trained.run.path.name,
@@ -129,17 +135,17 @@ def to_record(trained: Trained, order: Order, texts: Sequence[Text]) -> dict[str
     }
 
 
-def _pieces(tokens: Iterator[int], words: Tokenizer, most: int, text: Text) -> Iterator[str]:
-    """Whole characters, up to ``most`` tokens or the end of the text; counts in ``text``."""
+def _pieces(tokens: Iterator[int], tokenizer: Tokenizer, limit: int, text: Text) -> Iterator[str]:
+    """Yield complete characters until ``limit`` tokens or end of text; update ``text``."""
     characters = codecs.getincrementaldecoder("utf-8")(errors="replace")
     for token in tokens:
-        if token == words.end_of_text:
+        if token == tokenizer.end_of_text:
             text.end = "end_of_text"
             break
         text.tokens += 1
-        if piece := characters.decode(words.token_bytes(token)):
+        if piece := characters.decode(tokenizer.token_bytes(token)):
             yield piece
-        if text.tokens == most:
+        if text.tokens == limit:
             text.end = "length"
             break
     if rest := characters.decode(b"", final=True):

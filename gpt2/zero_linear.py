@@ -1,7 +1,7 @@
-"""A linear map that training starts at zero."""
+"""Linear layer initialized to zero."""
 
 from torch import nn
 
 
 class ZeroLinear(nn.Linear):
-    """A gate's, say: until it has learned, what it is added to stands alone."""
+    """Linear layer with zero initial weights, so that a new branch starts without effect."""

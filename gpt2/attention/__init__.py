@@ -1,4 +1,4 @@
-"""Attention: one projection × one pattern × any score terms × any gates."""
+"""Attention, composed of one projection, one pattern, and any score terms and gates."""
 
 from lib.registry import Registry
 

@@ -1,4 +1,4 @@
-"""Attention: one projection × one pattern × one kind of positions × any score terms × any gates.
+"""Attention: one projection × one pattern × one position encoding × any score terms × any gates.
 
 B batch, T tokens (queries), S tokens (keys), C n_embd, N heads, H head dim, R latent dim.
 """
@@ -32,10 +32,11 @@ from gpt2.shape import Shape
 class Attention(nn.Module):
     """Causal self-attention of one block.
 
-    ``c_attn`` is the projection, whatever its kind, and ``c_proj`` the way back into the residual
-    stream. Without a term, a gate or a request for weights attention is one SDPA call; with any of
-    them it is the row engine or joined passes. A pattern that attends by itself takes the place of
-    all. Decoding uses the row engine's parts. ``block`` is the number of the layer.
+    ``c_attn`` is the projection of any kind, ``c_proj`` the output projection into the residual
+    stream. Without terms, gates or an MLP that reads attention weights, attention is one SDPA call;
+    otherwise it is computed by the row engine or by joined passes (see ``forms.py``). A pattern
+    with its own kernel replaces all of these. Decoding uses the components of the row engine.
+    ``block`` is the index of the layer.
     """
 
     def __init__(
@@ -52,10 +53,11 @@ class Attention(nn.Module):
         self.gates = nn.ModuleDict({g.name: GATES.module(g.name)(shape, g) for g in options.gates})
         positions = options.positions
         self.positions = POSITIONS.module(positions.name)(shape, positions)
-        own = options.pattern.attends
-        given = (shape, options, block) if own else (options.pattern,)
-        self.pattern = PATTERNS.module(options.pattern.name)(*given)
-        assert not own or not (options.terms or options.gates or request), "it shows no weights"
+        has_kernel = options.pattern.attends
+        args = (shape, options, block) if has_kernel else (options.pattern,)
+        self.pattern = PATTERNS.module(options.pattern.name)(*args)
+        needs_weights = options.terms or options.gates or request
+        assert not (has_kernel and needs_weights), "pattern does not expose attention weights"
         self.reader = HeadMean(request, self.pattern) if request else None
         self.options, self.shape = options, shape
         self.dropout = shape.dropout
@@ -63,11 +65,11 @@ class Attention(nn.Module):
         self.reach = options.reach
 
     def form(self, device: str) -> str:
-        """How a whole sequence attends to itself on ``device``: sdpa, rows or joined."""
+        """Return the backend for a whole sequence on ``device``: sdpa, rows, joined or own."""
         return choose_form(self.options, self.shape, self.reader is not None, device)
 
     def new_cache(self) -> BlockCache:
-        """An empty cache for the block."""
+        """Return an empty cache for the block."""
         if isinstance(self.pattern, OwnAttention):
             return self.pattern.new_cache()
         return BlockCache(self.pattern.left)
@@ -75,9 +77,9 @@ class Attention(nn.Module):
     def forward(
         self, x_BTC: Tensor, state: BlockState, cache: BlockCache | None = None
     ) -> tuple[Tensor, AttentionView]:
-        """The block's attention output, BTC, and what its MLP may see.
+        """Return the attention output, BTC, and the view of attention that the MLP may read.
 
-        With a cache, ``x`` are the tokens after those that it was given before.
+        With a cache, ``x`` contains only the tokens that follow the cached ones.
         """
         if isinstance(self.pattern, OwnAttention):
             heads = self.c_attn(x_BTC, state)
@@ -108,7 +110,7 @@ class Attention(nn.Module):
     def statistics(
         self, x_BTC: Tensor, state: BlockState, cache: BlockCache | None = None
     ) -> Values:
-        """What ``row_statistics`` tells; a pattern that attends by itself tells what it will."""
+        """Return ``row_statistics``; empty for a pattern with its own kernel."""
         if isinstance(self.pattern, OwnAttention):
             return {}
         heads = self.c_attn(x_BTC, state).at(self.positions, 0)
@@ -116,7 +118,7 @@ class Attention(nn.Module):
         return row_statistics(heads.q_BNTH, heads.k_BKTH, self._plan(0.0), terms, gates)
 
     def _attend(self, heads: Heads) -> RowResult:
-        """Of a whole sequence to itself."""
+        """Attend within a whole sequence, without a cache."""
         dropout = self.dropout if self.training else 0.0
         form = self.form(heads.q_BNTH.device.type)
         if form == "sdpa":

@@ -1,10 +1,10 @@
-"""Attention of a few new tokens to those that a cache keeps.
+"""Attention of a few new tokens to the tokens in a KV cache.
 
-B batch, T new tokens (rows), S visible tokens (columns), N heads, K key/value heads, H width of a
-key; r rows and c columns as the row engine's parts know them.
+B batch, T new tokens (rows), S visible tokens (columns), N heads, K key/value heads, H key width; r
+rows and c columns as in the row engine.
 
-The parts are those of the row engine: the new tokens are one chunk of its rows. A part reads
-positions from the chunk, so it does not notice that earlier queries are missing.
+The components are those of the row engine: the new tokens are one chunk of rows. Components take
+positions from the chunk, so missing earlier queries do not matter.
 """
 
 import torch
@@ -21,10 +21,11 @@ from gpt2.cache import BlockCache
 def attend_cached(
     heads: Heads, plan: RowPlan, scale: float, reach: int, cache: BlockCache
 ) -> RowResult:
-    """What ``attend`` gives for the new rows; ``heads`` are theirs, and are added to ``cache``.
+    """Return the same result as the row engine's ``attend`` for new rows, and update ``cache``.
 
-    ``scale`` multiplies q·k. ``reach`` is how many earlier queries the terms read; as many are
-    kept. ``weights_BTS`` has a column for each token that the first new row sees, and the new ones.
+    ``heads`` contains the new rows only. ``scale`` multiplies q·k. ``reach`` is the number of
+    earlier queries that score terms read; that many queries are cached. ``weights_BTS`` has one
+    column per token visible to the first new row, plus the new tokens.
     """
     first = cache.position
     last = first + heads.q_BNTH.shape[2]
@@ -45,11 +46,11 @@ def attend_cached(
         soft = weigh(plan, scores, chunk, inputs)
         context = _product(soft.last_BNrc.to(v_BKSH.dtype), v_BKSH)
         shown = plan.reader.read(soft.last_BNrc, chunk) if plan.reader else None
-    return RowResult(context, [known[..., 0] for known in soft.known_BNrm], shown)
+    return RowResult(context, [saved[..., 0] for saved in soft.known_BNrm], shown)
 
 
 def _product(rows_BNrx: Tensor, shared_BKxy: Tensor) -> Tensor:
-    """BNry. Heads that share a matrix are multiplied as more rows of it, so it is not copied."""
+    """Return BNry; heads that share a matrix are folded into rows, so the matrix is not copied."""
     batch, heads, height, _ = rows_BNrx.shape
     grouped = rows_BNrx.reshape(batch, shared_BKxy.shape[1], -1, rows_BNrx.shape[-1])
     return (grouped @ shared_BKxy).view(batch, heads, height, -1)

@@ -1,28 +1,31 @@
-"""Which form computes attention: the row engine, joined passes, or torch's own; imports no torch."""
+"""Selection of the attention backend: SDPA, row engine or joined passes; does not import torch."""
 
 from gpt2.attention.options import AttentionConfig
 from gpt2.shape import Shape
 from lib.errors import ConfigError, Problem
 
-# FlexAttention's kernels know no narrower head.
+# Minimum head dim of FlexAttention's kernels.
 NARROWEST_HEAD = 16
 
 
 def choose_form(attention: AttentionConfig, shape: Shape, shows_weights: bool, device: str) -> str:
-    """sdpa, rows, joined, or own where the pattern attends by itself, on a ``device`` that is cpu or
-    cuda.
+    """Return the backend for attention on ``device`` ("cpu" or "cuda").
 
-    ``shows_weights`` says that an MLP reads attention weights. ConfigError where joined passes are
-    asked for and have no form of the configured parts.
+    One of sdpa, rows, joined, or own if the pattern has its own kernel. ``shows_weights`` is true
+    if an MLP reads attention weights. Raises ConfigError if joined passes are configured but do not
+    support the configured components.
     """
     if attention.pattern.attends:
         return "own"
-    # Joined passes have to be asked for: no GPU has shown yet that they are right and faster.
+    # Joined passes are opt-in: they have not been validated or timed on a GPU yet.
     if attention.backend == "joined":
-        if lacking := joined_lacks(attention, shape, shows_weights, device):
-            what = f"joined attention has no form of: {', '.join(lacking)}"
+        if unsupported := joined_lacks(attention, shape, shows_weights, device):
             raise ConfigError(
-                Problem(f"ATTENTION_BACKEND: {what}", next="type: SET=ATTENTION_BACKEND_ROWS=y")
+                Problem(
+                    f"ATTENTION_BACKEND: joined does not support {', '.join(unsupported)}",
+                    next="type: SET=ATTENTION_BACKEND_ROWS=y",
+                    code="attention.backend-unsupported",
+                )
             )
         return "joined"
     plain = not (attention.terms or attention.gates or shows_weights)
@@ -32,13 +35,14 @@ def choose_form(attention: AttentionConfig, shape: Shape, shows_weights: bool, d
 def joined_lacks(
     attention: AttentionConfig, shape: Shape, shows_weights: bool, device: str
 ) -> list[str]:
-    """What of this attention joined passes do not compute.
+    """Return the configured features that joined passes do not support.
 
-    FlexAttention drops no weights, and a row's largest weights are no sum of exponentials.
+    FlexAttention has no dropout on weights, and the k largest weights of a row are not a sum of
+    exponentials.
     """
-    lacking = [part.lacks_joined for part in (*attention.terms, *attention.gates)]
-    lacking += ["an MLP that reads attention weights"] if shows_weights else []
-    lacking += [f"DROPOUT={shape.dropout}"] if shape.dropout else []
+    unsupported = [part.lacks_joined for part in (*attention.terms, *attention.gates)]
+    unsupported += ["an MLP that reads attention weights"] if shows_weights else []
+    unsupported += [f"DROPOUT={shape.dropout}"] if shape.dropout else []
     if device == "cuda" and shape.head_dim < NARROWEST_HEAD:
-        lacking.append(f"heads of {shape.head_dim} numbers, fewer than {NARROWEST_HEAD}")
-    return [what for what in lacking if what]
+        unsupported.append(f"head dim {shape.head_dim} (minimum {NARROWEST_HEAD})")
+    return [feature for feature in unsupported if feature]

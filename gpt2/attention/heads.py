@@ -1,4 +1,4 @@
-"""What a projection makes.
+"""Queries, keys and values, and the base class of the projections that compute them.
 
 B batch, T tokens, C n_embd, N heads, K key/value heads, H head dim, R latent dim.
 """
@@ -22,24 +22,24 @@ class Heads:
     latent_BTR: Tensor | None = None
 
     def at(self, positions: Positions, first: int) -> "Heads":
-        """With queries and keys as they are scored, the first of them those of token ``first``."""
+        """Return the heads with position-encoded queries and keys from position ``first`` on."""
         q_BNTH, k_BKTH = (positions(x, first) for x in (self.q_BNTH, self.k_BKTH))
         return replace(self, q_BNTH=q_BNTH, k_BKTH=k_BKTH)
 
 
 class Projection(nn.Module):
-    """What makes ``Heads``. As it stands, decoding keeps keys and values as ``forward`` makes them."""
+    """Base class of projections. By default, decoding caches the keys and values of ``forward``."""
 
     def decode(self, x_BTC: Tensor, state: BlockState) -> Heads:
-        """Queries to attend with, and the keys and values to keep. q·k is that of ``forward``."""
+        """Return queries, and keys and values to cache; q·k equals that of ``forward``."""
         heads: Heads = self(x_BTC, state)
         return heads
 
     def expand(self, context_BNTH: Tensor) -> Tensor:
-        """Head outputs BNTH from the sum of values that were kept."""
+        """Return head outputs BNTH from weighted sums of cached values."""
         return context_BNTH
 
 
 def split_heads(x: Tensor, head_dim: int) -> Tensor:
-    """[B, T, N·H] → [B, N, T, H], a view."""
+    """Return a view [B, N, T, H] of [B, T, N·H]."""
     return x.unflatten(-1, (-1, head_dim)).transpose(1, 2)

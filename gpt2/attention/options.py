@@ -1,7 +1,7 @@
-"""What attention is made of, as the configuration says; imports no torch.
+"""Options of attention and of its components; does not import torch.
 
-Every part's options declare what the part costs, so that a plan can be printed and a built model
-checked against it. All FLOPs are of a forward pass, multiply and add counted as two.
+Options declare the cost of a component, so that a plan can be printed and a built model can be
+checked against it. FLOPs are forward FLOPs, with a multiply-add counted as two.
 """
 
 from abc import ABC, abstractmethod
@@ -17,122 +17,121 @@ from lib.binding import Value, symbol
 
 
 class ProjectionOptions(Protocol):
-    """How queries, keys and values come from the residual stream (output projection excluded)."""
+    """Options of the query, key and value projection (output projection excluded)."""
 
     name: str
 
     def weights(self, shape: Shape) -> int:
-        """Parameters of one block without biases."""
+        """Return the parameters of one block without biases."""
 
     def num_params(self, shape: Shape) -> int:
-        """Parameters of one block with biases."""
+        """Return the parameters of one block with biases."""
 
     def flops_per_token(self, shape: Shape) -> int:
-        """Forward FLOPs for one token of one block, scores excluded."""
+        """Return the forward FLOPs per token and block, without attention scores."""
 
     def cached_numbers(self, shape: Shape) -> int:
-        """Keys and values that decoding keeps of one token in one block."""
+        """Return the cached key and value elements per token and block."""
 
     def query_numbers(self, shape: Shape) -> int:
-        """One token's queries, as decoding multiplies them with those keys."""
+        """Return the query elements per token as used in decoding."""
 
 
 @dataclass(frozen=True)
 class Note:
-    """Something to know before a run is started."""
+    """Note or warning about a configuration, shown before a run starts."""
 
     text: str
     warns: bool = False
 
     @property
     def tag(self) -> str:
-        """What the line begins with."""
+        """Return the tag of the output line, WARN or NOTE."""
         return "WARN" if self.warns else "NOTE"
 
 
 class PatternOptions(ABC):
-    """Which earlier tokens a token sees. As it stands, a pattern has no parameters."""
+    """Options of a pattern: which earlier tokens a token sees. By default without parameters."""
 
     name: ClassVar[str]
-    # Its module is an ``OwnAttention``, which attends in the place of SDPA and the row engine.
+    # True if the module is an ``OwnAttention``: a kernel that replaces SDPA and the row engine.
     attends: ClassVar[bool] = False
 
     @abstractmethod
     def mean_keys(self, length: int) -> float:
-        """Keys that a query is multiplied with, averaged over a sequence of ``length`` tokens."""
+        """Return the number of keys per query, averaged over ``length`` tokens."""
 
     @abstractmethod
     def cached_tokens(self, length: int) -> int:
-        """Of ``length`` tokens those whose keys and values decoding keeps for the next one."""
+        """Return the number of tokens, out of ``length``, with cached keys and values."""
 
     def unrotated_tokens(self, length: int) -> int:
-        """Of ``length`` tokens those whose keys decoding keeps as they were made, beside rotated ones."""
+        """Return the number of tokens with an additional cached copy of unrotated keys."""
         return 0
 
     def check(self, shape: Shape) -> None:
-        """ConfigError where the pattern does not fit the shape."""
+        """Raise ConfigError if the pattern does not fit the shape."""
 
     def notes(self, shape: Shape) -> list[Note]:
-        """What whoever plans a run has to know of the pattern at this context."""
+        """Return notes and warnings about the pattern at this context length."""
         return []
 
     def weights(self, shape: Shape, projection: ProjectionOptions) -> int:
-        """Its own parameters in one block without biases: matrices only."""
+        """Return the pattern's matrix parameters of one block, without biases."""
         return 0
 
     def num_params(self, shape: Shape, projection: ProjectionOptions) -> int:
-        """Its own parameters in one block."""
+        """Return the pattern's parameters of one block."""
         return 0
 
     def flops_per_token(self, shape: Shape, projection: ProjectionOptions) -> float:
-        """Forward FLOPs of these for one token of one block."""
+        """Return the forward FLOPs of the pattern's parameters per token and block."""
         return 0.0
 
     def cached_numbers(self, shape: Shape, projection: ProjectionOptions, length: int) -> int:
-        """What decoding keeps of ``length`` tokens beside the projection's keys and values."""
+        """Return cached elements for ``length`` tokens besides the projection's keys and values."""
         return 0
 
 
 class ScorePartOptions(Protocol):
-    """A score term or a gate: its parameters and what it adds to the cost of attention."""
+    """Options of a score term or gate: parameters and added cost."""
 
     name: str
 
     def num_params(self, shape: Shape) -> int:
-        """Parameters of one block."""
+        """Return the parameters of one block."""
 
     def flops_per_token(self, shape: Shape, keys: float) -> float:
-        """Forward FLOPs added for one token of one block that sees ``keys`` keys."""
+        """Return the added forward FLOPs per token and block with ``keys`` visible keys."""
 
     @property
     def lacks_joined(self) -> str:
-        """What of the part only the row engine computes; empty where nothing."""
+        """Return the features that only the row engine supports ("" if none)."""
 
 
 class TermOptions(ScorePartOptions, Protocol):
-    """A score term."""
+    """Options of a score term."""
 
     @property
     def reach(self) -> int:
-        """How many earlier tokens' queries a row's scores depend on; 0 where it is only its own."""
+        """Return the number of earlier tokens with queries that affect the scores of a row."""
 
 
 @dataclass(frozen=True)
 class AttentionConfig:
-    """One projection, one pattern, one kind of positions, any terms, any gates."""
+    """Attention configuration: projection, pattern, positions, any terms, any gates."""
 
     projection: ProjectionOptions
     pattern: PatternOptions
     positions: PositionOptions
     terms: tuple[TermOptions, ...]
     gates: tuple[ScorePartOptions, ...]
-    # auto, rows, joined, or a kernel of plain attention (see forms.py); empty where the pattern
-    # attends by itself.
+    # auto, rows, joined, or an SDPA kernel (see forms.py); empty if the pattern has its own kernel.
     backend: str = symbol("ATTENTION_BACKEND", form=True)
 
     @classmethod
     def from_values(cls, values: Mapping[str, Value]) -> "AttentionConfig":
-        """Select and fill the parts. ConfigError on a bad symbol."""
+        """Build the configured components. Raises ConfigError if a symbol is invalid."""
         (projection,) = PROJECTIONS.bind(values)
         (pattern,) = PATTERNS.bind(values)
         (positions,) = POSITIONS.bind(values)
@@ -147,36 +146,36 @@ class AttentionConfig:
 
     @property
     def reach(self) -> int:
-        """How many queries decoding keeps."""
+        """Return the number of queries to cache for decoding."""
         return max((term.reach for term in self.terms), default=0)
 
     def cached_numbers(self, shape: Shape, length: int) -> int:
-        """What decoding keeps of ``length`` tokens in one block's attention."""
+        """Return the cached elements for ``length`` tokens in the attention of one block."""
         tokens = self.pattern.cached_tokens(length)
         queries = min(tokens, self.reach) * self.projection.query_numbers(shape)
-        own = self.pattern.cached_numbers(shape, self.projection, length)
+        extra = self.pattern.cached_numbers(shape, self.projection, length)
         pair = self.projection.cached_numbers(shape)
         if self.positions.rotates:
-            own += self.pattern.unrotated_tokens(length) * pair // 2
-        return tokens * pair + queries + own
+            extra += self.pattern.unrotated_tokens(length) * pair // 2
+        return tokens * pair + queries + extra
 
     def weights(self, shape: Shape) -> int:
-        """Parameters of one block without biases, the base of the MLP ratio: matrices only."""
-        own = self.pattern.weights(shape, self.projection)
-        return self.projection.weights(shape) + shape.n_embd**2 + own
+        """Return the matrix parameters of one block without biases, the base of the MLP ratio."""
+        pattern = self.pattern.weights(shape, self.projection)
+        return self.projection.weights(shape) + shape.n_embd**2 + pattern
 
     def num_params(self, shape: Shape) -> int:
-        """Parameters of one block: projection, output projection ``c_proj``, pattern and parts."""
+        """Return the parameters of one block, including the output projection ``c_proj``."""
         c_proj = shape.n_embd**2 + (shape.n_embd if shape.bias else 0)
         parts = sum(part.num_params(shape) for part in (*self.terms, *self.gates))
-        own = self.pattern.num_params(shape, self.projection)
-        return self.projection.num_params(shape) + c_proj + own + parts
+        pattern = self.pattern.num_params(shape, self.projection)
+        return self.projection.num_params(shape) + c_proj + pattern + parts
 
     def flops_per_token(self, shape: Shape) -> float:
-        """Forward FLOPs for one token of one block: projections, scores, aggregation, parts."""
+        """Return the forward FLOPs per token and block, including scores and aggregation."""
         keys = self.pattern.mean_keys(shape.block_size)
         scores_and_values = 4 * shape.n_embd * keys
         parts = sum(part.flops_per_token(shape, keys) for part in (*self.terms, *self.gates))
         projections = self.projection.flops_per_token(shape) + 2 * shape.n_embd**2
-        own = self.pattern.flops_per_token(shape, self.projection)
-        return projections + scores_and_values + own + parts
+        pattern = self.pattern.flops_per_token(shape, self.projection)
+        return projections + scores_and_values + pattern + parts

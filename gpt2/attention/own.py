@@ -1,6 +1,10 @@
-"""A pattern that attends by itself. B batch, T tokens, C n_embd, N heads, H head dim."""
+"""Base class of attention patterns with their own kernel.
+
+B batch, T tokens, C n_embd, N heads, H head dim.
+"""
 
 from abc import abstractmethod
+
 from torch import Tensor, nn
 
 from gpt2.attention.heads import Heads
@@ -8,23 +12,23 @@ from gpt2.cache import BlockCache
 
 
 class OwnAttention(nn.Module):
-    """A pattern with parameters, or with more than one softmax for a row.
+    """Pattern with its own kernel: it has parameters, or more than one softmax per row.
 
-    It is built from the shape, the whole ``AttentionConfig`` and the number of its layer. No term, no
-    gate and no reader of weights goes with it.
+    Constructed from the shape, the whole ``AttentionConfig`` and the layer index. Cannot be
+    combined with score terms, gates or an MLP that reads attention weights.
     """
 
     @abstractmethod
     def kernel(self, device: str) -> str:
-        """How scores are computed on a ``device`` of this type, for the first line of a run."""
+        """Return the name of the kernel used on a ``device`` of this type, for the run header."""
 
     @abstractmethod
     def forward(self, x_BTC: Tensor, heads: Heads, cache: BlockCache | None = None) -> Tensor:
-        """Head outputs, BNTH; ``heads`` are the projection's of ``x``.
+        """Return head outputs, BNTH; ``heads`` is the projection of ``x``.
 
-        With a cache, ``x`` are the tokens after those that it was given before, and are added.
+        With a cache, ``x`` contains only the tokens that follow the cached ones; they are appended.
         """
 
     @abstractmethod
     def new_cache(self) -> BlockCache:
-        """An empty cache for the block."""
+        """Return an empty cache for the block."""

@@ -1,4 +1,4 @@
-"""Whether the attention that is configured can run on this machine."""
+"""Preflight check: the configured attention can run on this machine."""
 
 import importlib.util
 
@@ -13,12 +13,13 @@ from lib.machine.process import current_process
 
 
 def check_attention(model: ModelConfig, machine: MachineConfig) -> None:
-    """Refuse a backend that has no kernel for this device.
+    """Check that the configured attention backend is available on this device.
 
-    PreflightError. Of a kernel that is named torch is asked, with tensors of the shape; none runs.
+    Raises PreflightError if it is not. If a kernel is named, torch is queried with tensors of the
+    configured shape; no kernel runs.
     """
-    shows = {model.mlp.reads_weights(site) for site in model.sites()}
-    forms = {choose_form(model.attention, model.shape, s, machine.device) for s in shows}
+    shows_weights = {model.mlp.reads_weights(site) for site in model.sites()}
+    forms = {choose_form(model.attention, model.shape, s, machine.device) for s in shows_weights}
     if "sdpa" in forms and model.attention.backend != "auto":
         index = current_process().local_rank if machine.device == "cuda" else None
         torch_kernel(
@@ -28,8 +29,9 @@ def check_attention(model: ModelConfig, machine: MachineConfig) -> None:
     if "joined" in forms and on_gpu and importlib.util.find_spec("triton") is None:
         raise PreflightError(
             Problem(
-                "joined attention on a GPU is FlexAttention, and the package triton is missing",
+                "the package triton is missing (required by FlexAttention on a GPU)",
                 where=f"ATTENTION_BACKEND_{model.attention.backend.upper()}",
                 next="type: SET=ATTENTION_BACKEND_ROWS=y",
+                code="env.missing-package",
             )
         )

@@ -1,8 +1,8 @@
-"""Attention by its formula: one row after the other, composed of the parts' own references.
+"""Reference attention, computed row by row from the references of its components.
 
 B batch, T tokens (queries), S tokens (keys), C n_embd, N heads, H head dim, R latent dim; c the
-columns that a row sees. It shares no code with what trains, and is differentiable in any float
-type. A part's reference is the module ``reference`` beside its options.
+columns visible to a row. It shares no code with the trained model and is differentiable in any
+float dtype. The reference of a component is the module ``reference`` next to its options.
 """
 
 from collections.abc import Mapping
@@ -29,14 +29,14 @@ def attention(
     latent_shift_BTR: Tensor | None = None,
     block: int = 0,
 ) -> tuple[Tensor, Tensor | None]:
-    """A block's attention without dropout: output BTC, and the weights an MLP asked for, BTS.
+    """Return the attention output BTC without dropout, and the weights requested by the MLP, BTS.
 
-    ``parameters`` are those of the built attention, by name; ``block`` is the number of the layer.
+    ``parameters`` are those of the built attention, by name; ``block`` is the layer index.
     """
     q, k, v = _heads(x_BTC, parameters, n_head, options, latent_shift_BTR)
     if options.pattern.attends:
-        own = _own(parameters, "pattern.")
-        out_BTNH = _reference(options.pattern).attend(x_BTC, q, k, v, own, options, block)
+        pattern = _subset(parameters, "pattern.")
+        out_BTNH = _reference(options.pattern).attend(x_BTC, q, k, v, pattern, options, block)
         if head_scale_BTN is not None:
             out_BTNH = out_BTNH * head_scale_BTN[..., None]
         return _project(out_BTNH.flatten(2), parameters), None
@@ -62,7 +62,7 @@ def attention(
 
 
 def thin_out(mean_Bc: Tensor, request: WeightsRequest) -> Tensor:
-    """Rows with only the weights that the request keeps, renormalised."""
+    """Return rows sparsified according to ``request`` and renormalized."""
     rows = []
     for row_c in mean_Bc.detach() if request.detach else mean_Bc:
         if request.sparsity == "topk":
@@ -72,7 +72,7 @@ def thin_out(mean_Bc: Tensor, request: WeightsRequest) -> Tensor:
         else:
             keep = torch.ones_like(row_c, dtype=torch.bool)
         kept_c = row_c * keep
-        # A row of which nothing is kept has nothing to scale.
+        # An empty row cannot be renormalized.
         rows.append(kept_c / kept_c.sum() if keep.any() else kept_c)
     return torch.stack(rows)
 
@@ -90,17 +90,17 @@ def _row(
     parameters: Parameters,
     options: AttentionConfig,
 ) -> tuple[Tensor, Tensor]:
-    """Row i's last softmax BNc, and the factor of its output BN."""
+    """Return the last softmax of row i, BNc, and the factor of its output, BN."""
     scores = (q[:, :, i : i + 1] * k[:, :, columns]).sum(-1) / q.shape[-1] ** 0.5
     for term in options.terms:
-        own = _own(parameters, f"terms.{term.name}.")
-        scores = scores + _reference(term).score(q, k, i, columns, own, term)
+        weights = _subset(parameters, f"terms.{term.name}.")
+        scores = scores + _reference(term).score(q, k, i, columns, weights, term)
     first = torch.softmax(scores, -1)
     output_factor = torch.ones_like(scores[..., 0])
     scores_factor = torch.ones_like(output_factor)
     for gate in options.gates:
-        own = _own(parameters, f"gates.{gate.name}.")
-        factor = _reference(gate).factor(first, i, own, gate)
+        weights = _subset(parameters, f"gates.{gate.name}.")
+        factor = _reference(gate).factor(first, i, weights, gate)
         if _reference(gate).scales_scores(gate):
             scores_factor = scores_factor * factor
         else:
@@ -115,16 +115,16 @@ def _heads(
     options: AttentionConfig,
     latent_shift_BTR: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    own = _own(parameters, "c_attn.")
-    given: dict[str, Any] = {}
+    projection, weights = options.projection, _subset(parameters, "c_attn.")
+    kwargs: dict[str, Any] = {}
     if latent_shift_BTR is not None:
-        given["shift_BTR"] = latent_shift_BTR
-    return _reference(options.projection).heads(x_BTC, own, n_head, options.projection, **given)
+        kwargs["shift_BTR"] = latent_shift_BTR
+    return _reference(projection).heads(x_BTC, weights, n_head, projection, **kwargs)
 
 
 def _reference(part: object) -> ModuleType:
     return import_module(type(part).__module__.removesuffix("options") + "reference")
 
 
-def _own(parameters: Parameters, prefix: str) -> dict[str, Tensor]:
+def _subset(parameters: Parameters, prefix: str) -> dict[str, Tensor]:
     return {k.removeprefix(prefix): v for k, v in parameters.items() if k.startswith(prefix)}

@@ -1,4 +1,4 @@
-"""Plain attention: one call of torch's scaled_dot_product_attention.
+"""Plain attention: a single call of torch's scaled_dot_product_attention (SDPA).
 
 B batch, T tokens, N heads, K key/value heads, H head dim.
 """
@@ -26,7 +26,7 @@ BACKENDS = {
     "efficient": SDPBackend.EFFICIENT_ATTENTION,
     "math": SDPBackend.MATH,
 }
-# Each kernel's name, and how torch says whether it may be taken.
+# Kernel name → function that returns whether torch may select the kernel.
 KERNELS = {
     "flash": torch.backends.cuda.flash_sdp_enabled,
     "efficient": torch.backends.cuda.mem_efficient_sdp_enabled,
@@ -34,70 +34,70 @@ KERNELS = {
     "cudnn": torch.backends.cuda.cudnn_sdp_enabled,
 }
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-# Enough to see which kernel of a CPU runs; whole long sequences take it seconds.
-_CPU_TOKENS = 128
-# How torch says that no kernel of those allowed can run.
+# Enough to identify the CPU kernel; a whole long sequence would take seconds.
+_CPU_PROBE_TOKENS = 128
+# torch's error messages if none of the allowed kernels can run.
 REFUSALS = ("No available kernel", "No viable backend")
 
 
 def plain_attention(heads: Heads, pattern: Pattern, backend: str, dropout: float) -> Tensor:
-    """Head outputs, BNTH. RunError where the kernel asked for cannot run here."""
-    seen = pattern.sdpa_arguments(heads.q_BNTH.shape[2], heads.q_BNTH.device)
-    return _attend(heads, seen, backend, dropout)
+    """Return head outputs, BNTH. Raises RunError if the configured kernel cannot run here."""
+    mask = pattern.sdpa_arguments(heads.q_BNTH.shape[2], heads.q_BNTH.device)
+    return _attend(heads, mask, backend, dropout)
 
 
 def allowed_kernels(backend: str) -> list[str]:
-    """The kernels among which torch may choose under ``backend``, as torch says it then."""
+    """Return the kernels that torch may select under ``backend``, as reported by torch."""
     with _only(backend):
         return sorted(name for name, enabled in KERNELS.items() if enabled())
 
 
 def torch_kernel(model: ModelConfig, precision: str, device: torch.device, dropout: float) -> str:
-    """The kernel that torch takes for plain attention with ``dropout``: flash, efficient, cudnn or
-    math.
+    """Return the SDPA kernel that torch selects: flash, efficient, cudnn or math.
 
-    PreflightError where the one that is configured cannot run.
+    Raises PreflightError if the configured kernel cannot run.
     """
     options, shape = model.attention, model.shape
     q = _zeros(model, shape.n_head, shape.block_size, precision, device)
     pattern = PATTERNS.module(options.pattern.name)(options.pattern)
-    seen = pattern.sdpa_arguments(shape.block_size, device)
+    mask = pattern.sdpa_arguments(shape.block_size, device)
     with _allowed(options.backend, q, dropout, PreflightError):
-        return sdpa_choice(q, _kv_heads(model), dropout, seen)
+        return sdpa_choice(q, _kv_heads(model), dropout, mask)
 
 
 def kernel_at_work(model: ModelConfig, precision: str, device: torch.device, dropout: float) -> str:
-    """The kernel that ran: flash, efficient, cudnn or math, by one pass of plain attention.
+    """Run plain attention once and return the kernel that ran: flash, efficient, cudnn or math.
 
-    Of one sequence and the heads that share a key; on a CPU, whose kernel does not go by the
-    length, of a piece of it. Draws nothing that anybody else would draw.
+    The probe uses one sequence and the query heads that share one key head. On a CPU the sequence
+    is shortened, because kernel selection there does not depend on the length. The RNG state is
+    restored.
     """
     options, length = model.attention, model.shape.block_size
     group = model.shape.n_head // _kv_heads(model)
     pattern = PATTERNS.module(options.pattern.name)(options.pattern)
-    seen = pattern.sdpa_arguments(length, device)
-    if device.type == "cpu" and length > _CPU_TOKENS:
-        length = _CPU_TOKENS
-        # Whether there is a mask may decide: it is that of the whole length.
-        seen = {n: v[:length, :length] if isinstance(v, Tensor) else v for n, v in seen.items()}
+    mask = pattern.sdpa_arguments(length, device)
+    if device.type == "cpu" and length > _CPU_PROBE_TOKENS:
+        length = _CPU_PROBE_TOKENS
+        # A mask affects kernel selection: crop the mask of the full length.
+        mask = {n: v[:length, :length] if isinstance(v, Tensor) else v for n, v in mask.items()}
     q, k, v = (_zeros(model, heads, length, precision, device) for heads in (group, 1, 1))
     gpus = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(gpus), torch.enable_grad():
-        return kernel_that_made(_attend(Heads(q, k, v), seen, options.backend, dropout))
+        return kernel_that_made(_attend(Heads(q, k, v), mask, options.backend, dropout))
 
 
-def _attend(heads: Heads, seen: Mapping[str, Any], backend: str, dropout: float) -> Tensor:
+def _attend(heads: Heads, mask: Mapping[str, Any], backend: str, dropout: float) -> Tensor:
     q, k, v = heads.q_BNTH, heads.k_BKTH, heads.v_BKTH
     with _allowed(backend, q, dropout, RunError):
         return F.scaled_dot_product_attention(
-            q, k, v, dropout_p=dropout, enable_gqa=k.shape[1] < q.shape[1], **seen
+            q, k, v, dropout_p=dropout, enable_gqa=k.shape[1] < q.shape[1], **mask
         )
 
 
 def _zeros(
     model: ModelConfig, heads: int, length: int, precision: str, device: torch.device
 ) -> Tensor:
-    """``length`` tokens of so many heads that want a gradient, as in training."""
+    """Return zero heads [1, heads, length, H] that require gradients, as in training."""
     sizes = (1, heads, length, model.shape.head_dim)
     return torch.zeros(sizes, device=device, dtype=_DTYPES[precision], requires_grad=True)
 
@@ -108,26 +108,27 @@ def _kv_heads(model: ModelConfig) -> int:
 
 
 def _only(backend: str) -> AbstractContextManager[None]:
-    """Inside, torch takes the kernel ``backend``, or chooses where that names none."""
+    """Return a context that restricts torch to ``backend``, if it names a kernel."""
     return sdpa_kernel(BACKENDS[backend]) if backend in BACKENDS else nullcontext()
 
 
 @contextmanager
 def _allowed(
-    backend: str, q_BNTH: Tensor, dropout: float, refused: type[KablateError]
+    backend: str, q_BNTH: Tensor, dropout: float, error_type: type[KablateError]
 ) -> Iterator[None]:
-    """Inside, torch takes the configured kernel; ``refused`` is raised where that cannot run."""
+    """Restrict torch to the configured kernel; raise ``error_type`` if that kernel cannot run."""
     try:
         with _only(backend):
             yield
     except RuntimeError as error:
-        if not any(refusal in str(error) for refusal in REFUSALS):
+        if not any(message in str(error) for message in REFUSALS):
             raise
-        raise refused(
+        raise error_type(
             Problem(
                 f"the kernel {backend!r} cannot run this attention on {q_BNTH.device.type} "
                 f"({q_BNTH.dtype}, head dim {q_BNTH.shape[-1]}, dropout {dropout})",
                 where=f"ATTENTION_BACKEND_{backend.upper()}",
-                next="type: SET=ATTENTION_BACKEND_ROWS=y, or turn off what the kernel lacks",
+                next="type: SET=ATTENTION_BACKEND_ROWS=y, or disable the unsupported feature",
+                code="attention.backend-unsupported",
             )
         ) from error

@@ -1,4 +1,4 @@
-"""What blocks hand on and what a block's attention shows to its MLP.
+"""Data passed between blocks, and from the attention of a block to its MLP.
 
 B batch, T tokens (queries), S tokens (keys), N heads, R latent dim.
 """
@@ -11,7 +11,7 @@ from torch import Tensor
 
 @dataclass
 class BlockState:
-    """What one block hands to the next; created in every forward call."""
+    """State passed from one block to the next; created in every forward call."""
 
     # Multiplies the next block's head outputs at query position t.
     head_scale_BTN: Tensor | None = None
@@ -21,9 +21,9 @@ class BlockState:
 
 @dataclass(frozen=True)
 class AttentionView:
-    """What a block's attention shows to its MLP."""
+    """Attention data that the MLP of the same block can read."""
 
-    # Mean over heads of the last softmax, thinned out and renormalised as WeightsRequest asked.
+    # Mean over heads of the last softmax, sparsified and renormalized according to WeightsRequest.
     weights_BTS: Tensor | None = None
     # This block's c_k, after the shift; None without a latent projection.
     latent_BTR: Tensor | None = None
@@ -31,11 +31,11 @@ class AttentionView:
 
 @dataclass(frozen=True)
 class WeightsRequest:
-    """How an MLP wants to see the attention weights.
+    """Attention weights required by an MLP.
 
-    ``topk`` keeps a row's k largest weights (those equal to the k-th too), ``rms`` those of at
-    least ``tau`` times the root mean square over the row's visible tokens, ``none`` all. With
-    ``detach`` no gradient flows back into attention.
+    ``topk`` keeps the k largest weights of a row (and ties with the k-th), ``rms`` weights of at
+    least ``tau`` times the root mean square over the visible tokens of the row, ``none`` all
+    weights. With ``detach`` no gradient flows back into attention.
     """
 
     sparsity: Literal["topk", "rms", "none"]

@@ -1,10 +1,10 @@
-"""What attention tells of itself: the entropy of its rows, and what terms and gates do to them.
+"""Attention statistics: entropy of rows, and the effect of score terms and gates.
 
 B batch, T tokens (queries), N heads, K key/value heads, H head dim; r the rows of a chunk, c its
 columns.
 
-Rows are computed in chunks by the row engine's parts, whatever form trains, so no B×N×T×T tensor is
-made and every form tells the same.
+Rows are computed in chunks by the row engine for every backend, so no B×N×T×T tensor is created and
+the statistics do not depend on the backend.
 """
 
 from collections import defaultdict
@@ -27,10 +27,10 @@ def row_statistics(
     terms: Mapping[str, ScoreTerm],
     gates: Mapping[str, Gate],
 ) -> dict[str, Tensor]:
-    """Means over all rows, of the weights p that multiply V, before dropout.
+    """Return means over all rows of the weights p that multiply V, before dropout.
 
     attention/entropy   −Σ_j p_ij ln p_ij, nats
-    <term>/share        Σ_j p_ij |r_ij| / (|r_ij| + |s_ij|): r what the term adds to the score s
+    <term>/share        Σ_j p_ij |r_ij| / (|r_ij| + |s_ij|): r the term's addition to the score s
     <term>/moved        ½ Σ_j |p_ij − p⁰_ij|: p⁰ the weights without the term
     <gate>/gate_*       see ``gate_values``
     """
@@ -44,19 +44,19 @@ def row_statistics(
             soft = softmaxes(plan, q_BNTH, k_BNTH, chunk, inputs)
             sums["attention/entropy"].append(torch.special.entr(soft.last_BNrc).sum())
             for name, term in terms.items():
-                for what, total in _of_term(term, plan, q_BNTH, k_BNTH, chunk, inputs, soft):
-                    sums[f"{name}/{what}"].append(total)
-            for name, known_BNrm in zip(gates, soft.known_BNrm, strict=True):
-                statistics[name].append(known_BNrm[..., 0])
+                for statistic, total in _term_sums(term, plan, q_BNTH, k_BNTH, chunk, inputs, soft):
+                    sums[f"{name}/{statistic}"].append(total)
+            for name, saved_BNrm in zip(gates, soft.known_BNrm, strict=True):
+                statistics[name].append(saved_BNrm[..., 0])
         rows = q_BNTH.shape[:3].numel()
-        found = {name: torch.stack(each).double().sum() / rows for name, each in sums.items()}
+        means = {name: torch.stack(each).double().sum() / rows for name, each in sums.items()}
         for name, gate in gates.items():
             gate_BNT = gate.gate(torch.cat(statistics[name], 2), gate.inputs())
-            found |= gate_values(name, gate_BNT)
-    return found
+            means |= gate_values(name, gate_BNT)
+    return means
 
 
-def _of_term(
+def _term_sums(
     term: ScoreTerm,
     plan: RowPlan,
     q_BNTH: Tensor,
@@ -65,14 +65,14 @@ def _of_term(
     inputs: Inputs,
     soft: Softmaxes,
 ) -> Iterator[tuple[str, Tensor]]:
-    """Sums over a chunk's rows."""
+    """Yield the statistics of a term, summed over the rows of a chunk."""
     others = replace(plan, terms=[each for each in plan.terms if each is not term])
     without = softmaxes(others, q_BNTH, k_BNTH, chunk, inputs)
     weights_BNrc = soft.last_BNrc
     added_BNrc = torch.zeros_like(weights_BNrc)
     term.add_(added_BNrc, q_BNTH, k_BNTH, chunk, inputs[term])
     added_BNrc.abs_()
-    # A hidden pair's score is not finite in spirit, and its weight is 0.
+    # Masked pairs have a huge score and weight 0, so their share is 0.
     both_BNrc = added_BNrc + without.first.scores_BNrc.abs()
     tiny = torch.finfo(both_BNrc.dtype).tiny
     yield "share", (weights_BNrc * added_BNrc / both_BNrc.clamp_min(tiny)).sum()

@@ -1,4 +1,4 @@
-"""The MLP: GPT-2's dense core and any mechanisms that read or write its hidden layer."""
+"""MLP: GPT-2's dense core and mechanisms that read or modify its hidden layer."""
 
 from lib.registry import Registry
 

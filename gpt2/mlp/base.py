@@ -1,4 +1,4 @@
-"""The MLP of one block: GPT-2's two projections, and mechanisms on the hidden layer between them.
+"""MLP of one block: GPT-2's two projections with mechanisms on the hidden layer between them.
 
 Shapes: B batch, T tokens, C n_embd, M hidden units.
 """
@@ -20,28 +20,28 @@ ACTIVATIONS = {
 
 
 class MlpMechanism(nn.Module):
-    """What stands between the activation and ``c_proj``; built as (options, hidden, width, site)."""
+    """Module between activation and ``c_proj``; constructed as (options, hidden, width, site)."""
 
-    # What the mechanism wants to see of its block's attention weights.
+    # Attention weights of the block that the mechanism requires; None if it reads none.
     request: WeightsRequest | None = None
 
     def forward(self, h_BTM: Tensor, view: AttentionView, state: BlockState) -> Tensor:
-        """The new hidden layer; what the next block is to get is written to ``state``."""
+        """Return the new hidden layer; outputs for the next block are written to ``state``."""
         raise NotImplementedError
 
     def decode(
         self, h_BTM: Tensor, view: AttentionView, state: BlockState, cache: BlockCache
     ) -> Tensor:
-        """The same for tokens after those that ``cache`` was given before.
+        """Return the new hidden layer for tokens that follow the cached ones.
 
-        As it stands, for a mechanism whose tokens do not depend on each other.
+        The default fits mechanisms without dependencies between tokens.
         """
         h_BTM = self(h_BTM, view, state)
         return h_BTM
 
 
 class Mlp(nn.Module):
-    """``c_fc``, activation, the block's mechanisms in registry order, ``c_proj``, dropout."""
+    """MLP: ``c_fc``, activation, mechanisms in registry order, ``c_proj``, dropout."""
 
     def __init__(self, site: BlockSite, config: MlpConfig) -> None:
         super().__init__()
@@ -61,17 +61,17 @@ class Mlp(nn.Module):
 
     @property
     def request(self) -> WeightsRequest | None:
-        """The attention weights that the block's attention must show to this MLP."""
-        wanted = [m.request for m in self.mechanisms.values() if m.request is not None]
-        assert len(wanted) <= 1, "one view of the attention weights serves one mechanism"
-        return wanted[0] if wanted else None
+        """Return the attention weights that the block's attention must expose to this MLP."""
+        requests = [m.request for m in self.mechanisms.values() if m.request is not None]
+        assert len(requests) <= 1, "only one mechanism per block can read attention weights"
+        return requests[0] if requests else None
 
     def forward(
         self, x_BTC: Tensor, view: AttentionView, cache: BlockCache | None = None
     ) -> tuple[Tensor, BlockState]:
-        """The MLP's output, and what the next block is to get.
+        """Return the output of the MLP and the state for the next block.
 
-        With a cache, ``x`` are the tokens after those that it was given before.
+        With a cache, ``x`` contains only the tokens that follow the cached ones.
         """
         state = BlockState()
         h_BTM = self.activation(self.c_fc(x_BTC))

@@ -1,9 +1,8 @@
-"""What the MLP is made of and how wide it is; imports no torch.
+"""Composition and sizing of the MLP; does not import torch.
 
-The ratio r is (MLP parameters, mechanisms included) / (attention parameters) of a block, biases
-left out; GPT-2's is 2.0. With ``sizing = ratio`` the hidden width follows from r, from the
-attention's parameters and from the share β that the sized mechanisms get, so that a study holds at
-every model size.
+The ratio r of a block is (MLP parameters, mechanisms included) / (attention parameters), without
+biases; GPT-2's is 2.0. With ``sizing = ratio`` the hidden width follows from r, from the attention
+parameters and from the share β of the sized mechanisms, so a study applies to every model size.
 """
 
 from collections.abc import Mapping
@@ -14,18 +13,18 @@ from gpt2.attention.options import AttentionConfig
 from gpt2.mlp import MECHANISMS
 from gpt2.shape import Shape, nearest_multiple
 from lib.binding import Value, bind, symbol
-from lib.errors import ConfigError
+from lib.errors import ConfigError, Problem
 
-# From this width on, hidden widths are multiples of 64 and mechanism widths of 8.
+# From this n_embd on, hidden widths are multiples of 64 and mechanism widths of 8.
 WIDE = 512
-# Below this width the rounding cannot hold the ratio to 1 %.
+# Below this n_embd, rounding cannot keep the ratio within 1 %.
 NARROWEST_RATIO_WIDTH = 96
 RATIO_TOLERANCE = 0.01
 
 
 @dataclass(frozen=True)
 class BlockSite:
-    """Where an MLP stands: the model's shape, the attention of its block, and the block's index."""
+    """Construction site of an MLP: model shape, attention of the block, and block index."""
 
     shape: Shape
     attention: AttentionConfig
@@ -33,47 +32,47 @@ class BlockSite:
 
     @property
     def is_last(self) -> bool:
-        """Whether there is no next block to hand anything to."""
+        """Return whether the block is the last one, without a next block to pass state to."""
         return self.block == self.shape.n_layer - 1
 
 
 class MlpMechanismOptions(Protocol):
-    """A mechanism on the hidden layer of M units, with a free width or without one.
+    """Options of a mechanism on the hidden layer of M units.
 
-    ``width`` is the mechanism's own free dimension; 0 for a mechanism that has none.
+    ``width`` is the free dimension of the mechanism; 0 if it has none.
     """
 
     name: str
-    # Whether the mechanism has a width of its own that a share of parameters can pay for.
+    # True if the mechanism has a free width that can be sized by a share of the parameters.
     sized: bool
-    # Whether the mechanism reads its block's attention weights.
+    # True if the mechanism reads the attention weights of its block.
     reads_weights: bool
 
     def in_block(self, site: BlockSite) -> bool:
-        """Whether the block builds the mechanism."""
+        """Return whether the block builds the mechanism."""
 
     def given_width(self) -> int:
-        """The configured width, where the sizing is not by ratio; 0 without a width."""
+        """Return the configured width, used unless sizing is by ratio; 0 without a width."""
 
     def width_for(self, weights: float, hidden: int, site: BlockSite) -> float:
-        """The width that spends ``weights`` parameters beside ``hidden`` units."""
+        """Return the width that uses ``weights`` parameters with ``hidden`` units."""
 
     def weights(self, hidden: int, width: int, site: BlockSite) -> int:
-        """Parameters of two or more dimensions: what the ratio counts."""
+        """Return the matrix parameters, which count towards the ratio."""
 
     def num_params(self, hidden: int, width: int, site: BlockSite) -> int:
-        """All parameters."""
+        """Return all parameters."""
 
     def flops_per_token(self, hidden: int, width: int, site: BlockSite) -> float:
-        """Forward FLOPs for one token."""
+        """Return the forward FLOPs per token."""
 
     def cached_numbers(self, width: int, length: int, site: BlockSite) -> int:
-        """What decoding keeps of ``length`` tokens."""
+        """Return the cached elements for ``length`` tokens."""
 
 
 @dataclass(frozen=True)
 class BlockSize:
-    """The widths of one block's MLP: hidden units M and each built mechanism's own width."""
+    """Widths of the MLP of one block: hidden units M and the width of each built mechanism."""
 
     hidden: int
     widths: Mapping[str, int]
@@ -81,32 +80,32 @@ class BlockSize:
 
 @dataclass(frozen=True)
 class MlpConfig:
-    """Sizing and mechanisms."""
+    """Configuration of the MLP: sizing and mechanisms."""
 
     mechanisms: tuple[MlpMechanismOptions, ...]
-    # hidden or ratio
+    # "hidden" or "ratio"
     sizing: str = symbol("MLP_SIZING")
-    # M; 0 asks for GPT-2's 4C.
+    # M; 0 selects GPT-2's 4C.
     hidden: int = symbol("MLP_HIDDEN")
     ratio: float = symbol("MLP_RATIO", low=0.1, high=20.0)
-    # β, the part of the MLP's parameters that sized mechanisms get, split evenly among them.
+    # β, the fraction of MLP parameters for sized mechanisms, split evenly among them.
     share: float = symbol("MLP_SHARE", low=0.0, high=0.9)
 
     @classmethod
     def from_values(cls, values: Mapping[str, Value]) -> "MlpConfig":
-        """Select and fill the mechanisms. ConfigError on a bad symbol."""
+        """Build the configured mechanisms. Raises ConfigError if a symbol is invalid."""
         return bind(cls, values, mechanisms=MECHANISMS.bind(values))
 
     def built(self, site: BlockSite) -> list[MlpMechanismOptions]:
-        """The mechanisms that a block builds."""
+        """Return the mechanisms built in a block."""
         return [m for m in self.mechanisms if m.in_block(site)]
 
     def reads_weights(self, site: BlockSite) -> bool:
-        """Whether a block's MLP reads its attention weights."""
+        """Return whether the MLP of a block reads attention weights."""
         return any(m.reads_weights for m in self.built(site))
 
     def size(self, site: BlockSite) -> BlockSize:
-        """The widths of a block's MLP."""
+        """Return the widths of the MLP of a block."""
         built = self.built(site)
         n_embd = site.shape.n_embd
         if self.sizing == "hidden":
@@ -115,34 +114,34 @@ class MlpConfig:
         total = self.ratio * site.attention.weights(site.shape)
         each = total * self.share / max(1, sum(m.sized for m in self.mechanisms))
         sized = [m for m in built if m.sized]
-        # A mechanism without a width of its own is paid for by every hidden unit.
+        # A mechanism without a free width adds parameters to every hidden unit.
         per_unit = 2 * n_embd + sum(m.weights(1, 0, site) for m in built if not m.sized)
         hidden_step, width_step = (64, 8) if n_embd >= WIDE else (8, 1)
         hidden = nearest_multiple((total - each * len(sized)) / per_unit, hidden_step)
         widths = {m.name: 0 for m in built}
         for mechanism in sized:
-            # What the rounding of M took or left is made up here: its steps are the coarser ones.
-            left = (total - hidden * per_unit) / len(sized)
+            # Compensate the rounding of M, which has the coarser steps.
+            budget = (total - hidden * per_unit) / len(sized)
             widths[mechanism.name] = nearest_multiple(
-                mechanism.width_for(left, hidden, site), width_step
+                mechanism.width_for(budget, hidden, site), width_step
             )
         return BlockSize(hidden, widths)
 
     def weights(self, site: BlockSite) -> int:
-        """Parameters of a block's MLP without biases, mechanisms included."""
+        """Return the parameters of a block's MLP without biases, mechanisms included."""
         size = self.size(site)
         parts = (m.weights(size.hidden, size.widths[m.name], site) for m in self.built(site))
         return 2 * site.shape.n_embd * size.hidden + sum(parts)
 
     def num_params(self, site: BlockSite) -> int:
-        """Parameters of a block's MLP."""
+        """Return the parameters of a block's MLP."""
         size = self.size(site)
         parts = (m.num_params(size.hidden, size.widths[m.name], site) for m in self.built(site))
         biases = size.hidden + site.shape.n_embd if site.shape.bias else 0
         return 2 * site.shape.n_embd * size.hidden + biases + sum(parts)
 
     def flops_per_token(self, site: BlockSite) -> float:
-        """Forward FLOPs for one token in a block's MLP."""
+        """Return the forward FLOPs per token in a block's MLP."""
         size = self.size(site)
         parts = (
             m.flops_per_token(size.hidden, size.widths[m.name], site) for m in self.built(site)
@@ -150,26 +149,34 @@ class MlpConfig:
         return 4 * site.shape.n_embd * size.hidden + sum(parts)
 
     def cached_numbers(self, site: BlockSite, length: int) -> int:
-        """What decoding keeps of ``length`` tokens in a block's MLP."""
+        """Return the cached elements for ``length`` tokens in a block's MLP."""
         widths = self.size(site).widths
         return sum(m.cached_numbers(widths[m.name], length, site) for m in self.built(site))
 
     def built_ratio(self, site: BlockSite) -> float:
-        """MLP parameters / attention parameters of a block, biases left out."""
+        """Return MLP parameters / attention parameters of a block, without biases."""
         return self.weights(site) / site.attention.weights(site.shape)
 
     def check_ratio(self, site: BlockSite) -> None:
-        """ConfigError where a block's ratio is further than 1 % from the one asked for."""
+        """Raise ConfigError if the ratio of a block deviates from MLP_RATIO by more than 1 %."""
         if self.sizing != "ratio":
             return
         if site.shape.n_embd < NARROWEST_RATIO_WIDTH:
             raise ConfigError(
-                f"MLP_SIZING_RATIO: N_EMBD={site.shape.n_embd} is too narrow to hold a ratio to "
-                f"1 %; take N_EMBD >= {NARROWEST_RATIO_WIDTH} or MLP_SIZING_HIDDEN"
+                Problem(
+                    f"MLP_SIZING_RATIO: N_EMBD={site.shape.n_embd} is too small to keep the ratio "
+                    f"within 1 % (expected N_EMBD >= {NARROWEST_RATIO_WIDTH})",
+                    next="set a larger N_EMBD, or MLP_SIZING_HIDDEN",
+                    code="config.ratio-unreachable",
+                )
             )
         built = self.built_ratio(site)
         if abs(built / self.ratio - 1) > RATIO_TOLERANCE:
             raise ConfigError(
-                f"MLP_RATIO: block {site.block} comes out at {built:.4f} instead of {self.ratio}; "
-                "take another MLP_SHARE, MLP_RATIO or N_EMBD"
+                Problem(
+                    f"MLP_RATIO: ratio unreachable in block {site.block} "
+                    f"(expected {self.ratio}, got {built:.4f})",
+                    next="set another MLP_SHARE, MLP_RATIO or N_EMBD",
+                    code="config.ratio-unreachable",
+                )
             )

@@ -1,8 +1,8 @@
-"""The MLP by its formula, composed of its mechanisms' own references.
+"""Reference MLP, built from the references of its mechanisms.
 
-B batch, T tokens, C n_embd, M hidden units. It shares no code with what trains, and is
-differentiable in any float type. A mechanism's reference is the module ``reference`` beside its
-options.
+B batch, T tokens, C n_embd, M hidden units. It shares no code with the trained model and is
+differentiable in any float dtype. The reference of a mechanism is the module ``reference`` next to
+its options.
 """
 
 from collections.abc import Mapping
@@ -23,23 +23,26 @@ def mlp(
     site: BlockSite,
     config: MlpConfig,
 ) -> tuple[Tensor, BlockState]:
-    """A block's MLP without dropout, and what it hands on; ``parameters`` by the built MLP's names."""
+    """Return a block's MLP output without dropout and the state for the next block.
+
+    ``parameters`` are those of the built MLP, by name.
+    """
     state = BlockState()
     h_BTM = gelu(_linear(x_BTC, parameters, "c_fc"), site.shape.activation)
     for options in config.built(site):
         prefix = f"mechanisms.{options.name}."
-        own = {
+        weights = {
             name.removeprefix(prefix): value
             for name, value in parameters.items()
             if name.startswith(prefix)
         }
         module = import_module(type(options).__module__.removesuffix("options") + "reference")
-        h_BTM = module.apply(h_BTM, view, state, own, options, site)
+        h_BTM = module.apply(h_BTM, view, state, weights, options, site)
     return _linear(h_BTM, parameters, "c_proj"), state
 
 
 def gelu(x: Tensor, activation: str) -> Tensor:
-    """x Φ(x), or its tanh approximation (Hendrycks and Gimpel 2016, arXiv 1606.08415)."""
+    """Return x Φ(x) or its tanh approximation (Hendrycks and Gimpel 2016, arXiv 1606.08415)."""
     if activation == "gelu_exact":
         return x * (1 + torch.erf(x / sqrt(2))) / 2
     return x * (1 + torch.tanh(sqrt(2 / pi) * (x + 0.044715 * x**3))) / 2

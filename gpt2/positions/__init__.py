@@ -1,4 +1,4 @@
-"""How a model knows where a token stands: in x, or in queries and keys."""
+"""Position encodings: learned position embeddings, or rotary queries and keys."""
 
 from lib.registry import Registry
 

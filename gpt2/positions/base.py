@@ -1,4 +1,7 @@
-"""What attention does to queries and keys for their positions. B batch, N heads, T tokens, H head dim."""
+"""Base class of position encodings applied to queries and keys.
+
+B batch, N heads, T tokens, H head dim.
+"""
 
 from abc import ABC, abstractmethod
 
@@ -6,8 +9,8 @@ from torch import Tensor
 
 
 class Positions(ABC):
-    """Is asked for queries and keys of one block, once for each, before a score is computed."""
+    """Position encoding, applied to the queries and to the keys of a block before scores."""
 
     @abstractmethod
     def __call__(self, x_BNTH: Tensor, first: int = 0, step: int = 1) -> Tensor:
-        """``x`` as it is scored: its tokens stand at ``first``, ``first`` + ``step`` and so on."""
+        """Encode ``x``, with tokens at positions ``first``, ``first`` + ``step`` and so on."""

@@ -1,4 +1,4 @@
-"""What a kind of positions declares; imports no torch."""
+"""Interface of position-encoding options; does not import torch."""
 
 from typing import Protocol
 
@@ -6,11 +6,11 @@ from gpt2.shape import Shape
 
 
 class PositionOptions(Protocol):
-    """How a model knows where a token stands."""
+    """Options of a position encoding."""
 
     name: str
-    # Whether queries and keys are rotated, in the place of a table that is added to x.
+    # True if queries and keys are rotated instead of adding position embeddings to x.
     rotates: bool
 
     def num_params(self, shape: Shape) -> int:
-        """Parameters of the whole model."""
+        """Return the parameters of the whole model."""

@@ -1,4 +1,4 @@
-"""Model configurations built directly, without Kconfig, for tests."""
+"""Model configurations for tests, built directly without Kconfig."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ SHAPE = {
     "activation": "gelu_tanh",
     "vocab_size": 50,
 }
-# What the configuration gives each part where nothing else is said.
+# Default options of each component.
 PARTS: dict[str, dict[str, Any]] = {
     "dense": {},
     "grouped": {"n_kv_head": 2},
@@ -71,7 +71,7 @@ PARTS: dict[str, dict[str, Any]] = {
     "mlp_latent": {"alpha": 0.2, "tying": "tied"},
 }
 MLP = {"sizing": "hidden", "hidden": 0, "ratio": 2.5, "share": 0.15}
-# Every mechanism that a model can carry at once.
+# All mechanisms that one model can combine.
 EVERYTHING: dict[str, Any] = {
     "projection": "latent",
     "terms": ("reciprocal",),
@@ -92,12 +92,12 @@ def make_model_config(
     grad_checkpointing: bool = False,
     **overrides: Any,
 ) -> ModelConfig:
-    """A small dense GPT-2; ``overrides`` are fields of Shape and MlpConfig.
+    """Build the configuration of a small GPT-2; ``overrides`` are fields of Shape and MlpConfig.
 
-    ``parts`` changes options of a part: ``parts={"mlp_latent": {"tying": "scalar"}}``.
+    ``parts`` changes the options of a component: ``parts={"mlp_latent": {"tying": "scalar"}}``.
     """
     unknown = overrides.keys() - SHAPE.keys() - MLP.keys()
-    assert not unknown, f"neither of Shape nor of MlpConfig: {unknown}"
+    assert not unknown, f"not a field of Shape or MlpConfig: {unknown}"
 
     def options(registry: Any, name: str) -> Any:
         return registry.options(name)(**(PARTS[name] | (parts or {}).get(name, {})))

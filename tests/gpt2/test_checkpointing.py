@@ -1,4 +1,4 @@
-"""Blocks that are computed again in the backward pass: the same bits, and less memory."""
+"""Gradient checkpointing: bit-identical gradients with less memory."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from torch import Tensor
 from gpt2.model import GPT
 from tests.gpt2.builders import EVERYTHING, make_model_config
 
-# What hands a state from block to block, draws dropout by other means, or saves tensors by itself.
+# Models that pass state between blocks, have custom dropout, or save tensors in custom autograd.
 MODELS: dict[str, dict[str, Any]] = {
     "plain": {},
     "rows": {"attention_backend": "rows"},
@@ -19,36 +19,36 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 
 
-def gradients(config: Any, again: bool) -> tuple[dict[str, Tensor], Tensor]:
-    """Of every parameter after two accumulated losses, and where the generator stands then."""
+def gradients(config: Any, recompute: bool) -> tuple[dict[str, Tensor], Tensor]:
+    """Return the gradients after two accumulated losses, and the final RNG state."""
     model = GPT(config)
     model.init_weights(1)
-    model.grad_checkpointing = again
+    model.grad_checkpointing = recompute
     idx_BT = torch.randint(0, 50, (2, 17), generator=torch.Generator().manual_seed(3))
     torch.manual_seed(7)
     for _ in range(2):
         model(idx_BT[:, :-1], idx_BT[:, 1:]).backward()
-    found = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-    assert found.keys() == dict(model.named_parameters()).keys()
-    return found, torch.get_rng_state()
+    grads = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    assert grads.keys() == dict(model.named_parameters()).keys()
+    return grads, torch.get_rng_state()
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_every_gradient_is_the_same_to_the_bit(name: str) -> None:
+def test_gradients_are_bit_identical(name: str) -> None:
     config = make_model_config(**{"n_layer": 3, "dropout": 0.3, **MODELS[name]})
-    kept, stands = gradients(config, again=False)
-    computed_again, stands_again = gradients(config, again=True)
-    different = [n for n in kept if not torch.equal(kept[n], computed_again[n])]
-    assert different == [] and torch.equal(stands, stands_again)
+    stored, rng_state = gradients(config, recompute=False)
+    recomputed, rng_state_after = gradients(config, recompute=True)
+    different = [n for n in stored if not torch.equal(stored[n], recomputed[n])]
+    assert different == [] and torch.equal(rng_state, rng_state_after)
 
 
-def test_a_block_s_inside_is_not_kept() -> None:
-    """Bytes that the graph holds between forward and backward, counted as they are saved."""
+def test_activations_inside_a_block_are_not_saved() -> None:
+    """Count the bytes that autograd saves between forward and backward."""
     model = GPT(make_model_config(n_layer=3, n_embd=64))
     idx_BT = torch.zeros(4, 16, dtype=torch.long)
 
-    def saved(again: bool) -> int:
-        model.grad_checkpointing = again
+    def saved(recompute: bool) -> int:
+        model.grad_checkpointing = recompute
         sizes = {}
 
         def pack(tensor: Tensor) -> Tensor:
@@ -60,9 +60,9 @@ def test_a_block_s_inside_is_not_kept() -> None:
             model(idx_BT, idx_BT)
         return sum(sizes.values())
 
-    assert saved(again=True) < saved(again=False) / 2
+    assert saved(recompute=True) < saved(recompute=False) / 2
 
 
-def test_the_configuration_decides() -> None:
+def test_the_configuration_enables_checkpointing() -> None:
     assert GPT(make_model_config(grad_checkpointing=True)).grad_checkpointing
     assert not GPT(make_model_config()).grad_checkpointing

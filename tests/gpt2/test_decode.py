@@ -1,4 +1,4 @@
-"""Decoding with a cache: equal to the whole forward pass, and keeping no more than is declared."""
+"""Decoding with a KV cache: equal to the full forward pass, with the declared cache size."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -66,7 +66,7 @@ COUPLED: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
 
 
 def decoded(model: GPT, idx_BT: Tensor, calls: tuple[int, ...]) -> tuple[Tensor, Cache]:
-    """Logits of all calls, and the cache; its size is compared with the declared one after each."""
+    """Return the logits of all calls and the cache; check the cache size after each call."""
     cache, found = model.new_cache(), []
     for part_BT in idx_BT.split(list(calls), 1):
         found.append(model.decode(part_BT, cache))
@@ -78,7 +78,7 @@ def decoded(model: GPT, idx_BT: Tensor, calls: tuple[int, ...]) -> tuple[Tensor,
 
 
 def deviation(config: ModelConfig, calls: tuple[int, ...]) -> float:
-    """From the whole forward pass."""
+    """Return the deviation from the full forward pass."""
     model, idx_BT = drawn(config), tokens(config, length=LENGTH)
     with torch.no_grad():
         return float((decoded(model, idx_BT, calls)[0] - model(idx_BT)).abs().max())
@@ -87,7 +87,7 @@ def deviation(config: ModelConfig, calls: tuple[int, ...]) -> float:
 def models(
     projection: str, pattern: str, term: str, mlps: dict
 ) -> Iterator[tuple[str, ModelConfig]]:
-    """With every gate, each beside one of ``mlps``, and every one of ``mlps``."""
+    """Yield models such that every gate and every one of ``mlps`` occurs."""
     rounds = max(len(GATES), len(mlps))
     for i in range(rounds):
         gate, mlp = list(GATES)[i % len(GATES)], list(mlps)[i % len(mlps)]
@@ -120,8 +120,8 @@ def test_the_steps_of_the_study() -> None:
     assert len(found) == 19 and max(found.values()) <= TOLERANCE, found
 
 
-def test_what_is_kept() -> None:
-    """Of 12 tokens and one block: keys and values, queries, bottlenecks, in numbers."""
+def test_cached_elements() -> None:
+    """Count keys and values, queries and bottlenecks of 12 tokens and one block."""
 
     def kept(*arguments: Any, **changes: Any) -> int:
         return make_model_config(*arguments, n_layer=1, **changes).cached_numbers(LENGTH)
@@ -139,7 +139,7 @@ def test_what_is_kept() -> None:
     assert kept("latent", mechanisms=(COUPLING, GATE)) == 12 * 2 * 8
 
 
-def test_rows_of_a_batch_are_independent_and_what_is_kept_stays() -> None:
+def test_rows_of_a_batch_are_independent_and_cached_tensors_do_not_change() -> None:
     model = drawn(make_model_config(**EVERYTHING))
     idx_BT = tokens(model.config, batch=3, length=LENGTH)
     together, _ = decoded(model, idx_BT, (5, 1, 6))
@@ -156,8 +156,8 @@ def test_rows_of_a_batch_are_independent_and_what_is_kept_stays() -> None:
 
 
 @pytest.mark.parametrize("pattern", ["full", "sliding"])
-def test_a_token_that_is_added_is_not_a_copy_of_all_before_it(pattern: str) -> None:
-    """Of 200 tokens, one by one: the room moves a few times, and is at most twice what is kept."""
+def test_appending_a_token_does_not_copy_the_cache(pattern: str) -> None:
+    """Append 200 tokens one by one: few reallocations, at most twice the live memory."""
     config = make_model_config("dense", pattern, n_layer=1, block_size=200)
     model = drawn(config)
     cache, moves, before = model.new_cache(), 0, None
@@ -170,7 +170,7 @@ def test_a_token_that_is_added_is_not_a_copy_of_all_before_it(pattern: str) -> N
     assert moves <= (9 if pattern == "full" else 3 + 200 // 4)
 
 
-def test_reads_are_counted_where_a_token_comes_by_itself() -> None:
+def test_reads_are_counted_for_single_token_steps() -> None:
     for pattern, expected in (("full", 4 + 5 + 6), ("sliding", 4 + 5 + 5)):
         config = make_model_config(pattern=pattern, n_layer=2)
         model, cache = drawn(config), drawn(config).new_cache()
@@ -179,7 +179,7 @@ def test_reads_are_counted_where_a_token_comes_by_itself() -> None:
         assert cache.reads() == {"keys": 2 * expected}
 
 
-def test_modules_keep_nothing() -> None:
+def test_modules_are_stateless() -> None:
     model = drawn(make_model_config(**EVERYTHING))
     idx_BT = tokens(model.config, length=LENGTH)
     first, _ = decoded(model, idx_BT, CALLS[2])
@@ -203,24 +203,24 @@ def test_bfloat16_follows_the_forward_pass(name: str) -> None:
     assert cache.blocks[0].kept["k"].dtype == torch.bfloat16
 
 
-def test_more_tokens_than_the_context_are_refused() -> None:
+def test_more_tokens_than_the_context_fail() -> None:
     model = drawn(make_model_config())
     cache = model.new_cache()
     model.decode(tokens(model.config, length=16), cache)
-    with pytest.raises(AssertionError, match="17 tokens exceed the context"):
+    with pytest.raises(AssertionError, match="17 tokens"):
         model.decode(tokens(model.config, length=1), cache)
-    with pytest.raises(AssertionError, match="without dropout"):
+    with pytest.raises(AssertionError, match="evaluation mode"):
         model.train().decode(tokens(model.config, length=1), model.new_cache())
 
 
-def test_a_term_that_reads_more_than_it_declared_is_stopped() -> None:
+def test_a_term_that_reads_more_than_its_declared_reach_fails() -> None:
     config = make_model_config(terms=("reciprocal",), parts={"reciprocal": {"window": 4}})
     model = drawn(config)
     for block in model.h:
         block.attn.reach = 2
     cache = model.new_cache()
     model.decode(tokens(config, length=10), cache)
-    with pytest.raises(AssertionError, match="does not keep"):
+    with pytest.raises(AssertionError, match="reach"):
         model.decode(tokens(config, length=2), cache)
 
 

@@ -1,4 +1,4 @@
-"""The head's cross-entropy against torch's own, in every form that it takes."""
+"""Cross-entropy of the head, against torch's cross-entropy for every chunking."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ FORMS = {
 
 @pytest.fixture(params=FORMS)
 def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Each way of walking through tokens."""
+    """Set the chunk and block sizes."""
     chunk_bytes, block_elements = FORMS[request.param]
     monkeypatch.setattr(loss, "CHUNK_BYTES", chunk_bytes)
     monkeypatch.setattr(loss, "BLOCK_ELEMENTS", block_elements)
@@ -31,7 +31,7 @@ def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
 
 
 def data(dtype: torch.dtype = torch.float64, std: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:
-    """Hidden states, a padded weight and targets of which every fifth is ignored."""
+    """Return hidden states, a padded weight and targets with every fifth ignored."""
     torch.manual_seed(0)
     hidden = (torch.randn(TOKENS, WIDTH, dtype=dtype) * std).requires_grad_()
     weight = torch.randn(PADDED, WIDTH, dtype=dtype).requires_grad_()
@@ -41,7 +41,7 @@ def data(dtype: torch.dtype = torch.float64, std: float = 1.0) -> tuple[Tensor, 
 
 
 def unpadded(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-    """torch's loss over the real vocabulary."""
+    """Compute torch's loss over the unpadded vocabulary."""
     return F.cross_entropy(hidden @ weight[:VOCAB].T, targets)
 
 
@@ -124,7 +124,7 @@ def test_second_backward_is_refused_instead_of_wrong(monkeypatch: pytest.MonkeyP
 
 
 class LargestFloat32(TorchDispatchMode):
-    """Records the largest float32 tensor that any operation makes."""
+    """Records the largest float32 tensor created by any operation."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What mechanisms tell of themselves, against the formulas computed by hand from the same inputs."""
+"""Mechanism statistics, against formulas computed by hand from the same inputs."""
 
 import math
 from collections.abc import Callable
@@ -25,7 +25,7 @@ def _several_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def built(**parts: Any) -> GPT:
-    """A model in double precision whose every parameter is random and none is small."""
+    """Build a double-precision model with large random parameters."""
     torch.manual_seed(3)
     model = GPT(make_model_config(block_size=T, **parts)).double().eval()
     for parameter in model.parameters():
@@ -39,17 +39,17 @@ def tokens(model: GPT) -> Tensor:
 
 
 def given_to(model: GPT, part: nn.Module) -> tuple[Any, ...]:
-    """The inputs of ``part`` in the pass that tells."""
-    found: list[tuple[Any, ...]] = []
-    hook = part.register_forward_pre_hook(lambda _, inputs: found.append(inputs))
+    """Return the inputs of ``part`` in the statistics pass."""
+    calls: list[tuple[Any, ...]] = []
+    hook = part.register_forward_pre_hook(lambda _, inputs: calls.append(inputs))
     with torch.no_grad():
         model.hidden(tokens(model))
     hook.remove()
-    return found[0]
+    return calls[0]
 
 
 def by_hand(attention: Attention, x_BTC: Tensor, seen: Callable, alpha: float) -> list[Tensor]:
-    """Entropy, share and shift of every row, pair by pair, with a reciprocal term α in the window."""
+    """Compute entropy, share and shift of every row, pair by pair, with a reciprocal term α."""
     q, k = (part.double() for part in heads_of(attention, x_BTC))
     root = math.sqrt(q.shape[-1])
     entropy, share, moved = [], [], []
@@ -69,7 +69,7 @@ def by_hand(attention: Attention, x_BTC: Tensor, seen: Callable, alpha: float) -
 
 
 def heads_of(attention: Attention, x_BTC: Tensor) -> tuple[Tensor, Tensor]:
-    """Queries and keys of a dense projection, by its matrix."""
+    """Return queries and keys of a dense projection, from its matrix."""
     n_head = attention.shape.n_head
     made = x_BTC @ attention.c_attn.weight.T + attention.c_attn.bias
     q, k, _ = (part.unflatten(-1, (n_head, -1)).transpose(1, 2) for part in made.chunk(3, -1))
@@ -83,28 +83,28 @@ PATTERNS: dict[str, Callable[[int, int], bool]] = {
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
-def test_entropy_of_attention_and_what_a_term_does(pattern: str) -> None:
+def test_entropy_of_attention_and_effect_of_a_term(pattern: str) -> None:
     parts = {"reciprocal": {"window": WINDOW, "alpha": 0.4}, "sliding": {"window": 11}}
     model = built(pattern=pattern, terms=("reciprocal",), parts=parts)
     attention = model.h[1].attn
     x_BTC = given_to(model, attention)[0]
     expected = by_hand(attention, x_BTC, PATTERNS[pattern], 0.4)
-    told = statistics_of(model, tokens(model))
+    statistics = statistics_of(model, tokens(model))
     names = ("attention/entropy", "reciprocal/share", "reciprocal/moved")
-    assert [told[name][1] for name in names] == pytest.approx([e.item() for e in expected])
-    assert told["reciprocal/moved"][1] > 0.1
+    assert [statistics[name][1] for name in names] == pytest.approx([e.item() for e in expected])
+    assert statistics["reciprocal/moved"][1] > 0.1
 
 
-def test_without_a_term_there_is_entropy_alone_by_every_form() -> None:
+def test_without_a_term_every_backend_reports_entropy_only() -> None:
     model = built()
     assert {block.attn.form("cpu") for block in model.h} == {"sdpa"}
-    told = statistics_of(model, tokens(model))
-    assert told.keys() == {"attention/entropy"}
+    statistics = statistics_of(model, tokens(model))
+    assert statistics.keys() == {"attention/entropy"}
     x_BTC = given_to(model, model.h[0].attn)[0]
     entropy = by_hand(model.h[0].attn, x_BTC, PATTERNS["full"], 0.0)[0]
-    assert told["attention/entropy"][0] == pytest.approx(entropy.item())
+    assert statistics["attention/entropy"][0] == pytest.approx(entropy.item())
     joined = built(attention_backend="joined")
-    assert statistics_of(joined, tokens(joined)) == told
+    assert statistics_of(joined, tokens(joined)) == statistics
 
 
 def test_gates_on_rows() -> None:
@@ -128,8 +128,8 @@ def test_gates_on_rows() -> None:
     g = 1 / (1 + (-gate.scale[:, None] * largest - gate.bias[:, None]).exp())
     p = (scores * (0.8 + 0.2 * g[..., None])).softmax(-1)
     entropy = -(p * p.clamp_min(1e-300).log()).sum(-1).mean().item()
-    told = statistics_of(again, tokens(again))
-    assert told["attention/entropy"][0] == pytest.approx(entropy)
+    statistics = statistics_of(again, tokens(again))
+    assert statistics["attention/entropy"][0] == pytest.approx(entropy)
 
 
 @pytest.mark.parametrize("pooled", [False, True])
@@ -140,13 +140,13 @@ def test_the_gate_of_an_mlp(pooled: bool) -> None:
     if pooled:
         h_BTM = torch.stack([h_BTM[:, : t + 1].mean(1) for t in range(T)], 1)
     g_BTN = 1 / (1 + (-(h_BTM @ gate.down.weight.T @ gate.up.weight.T + gate.bias)).exp())
-    told = statistics_of(model, tokens(model))
-    check_gate(told, "mlp_attn_gate", g_BTN.transpose(1, 2), layer=0)
-    assert told["mlp_attn_gate/gate_mean"][1] is None, "the last block has none"
+    statistics = statistics_of(model, tokens(model))
+    check_gate(statistics, "mlp_attn_gate", g_BTN.transpose(1, 2), layer=0)
+    assert statistics["mlp_attn_gate/gate_mean"][1] is None, "the last block has none"
 
 
-def check_gate(told: Layers, name: str, g_BNT: Tensor, layer: int) -> None:
-    """Mean, spread over tokens, ends."""
+def check_gate(statistics: Layers, name: str, g_BNT: Tensor, layer: int) -> None:
+    """Check mean, spread over tokens, and the closed and open fractions."""
     flat = g_BNT.detach().double().transpose(0, 1).flatten(1).tolist()
     every = [g for head in flat for g in head]
     deviations = [
@@ -158,36 +158,38 @@ def check_gate(told: Layers, name: str, g_BNT: Tensor, layer: int) -> None:
         "gate_closed": sum(g < 0.05 for g in every) / len(every),
         "gate_open": sum(g > 0.95 for g in every) / len(every),
     }
-    found = {what: told[f"{name}/{what}"][layer] for what in expected}
+    found = {what: statistics[f"{name}/{what}"][layer] for what in expected}
     assert found == pytest.approx(expected, rel=1e-5)
     assert expected["gate_std"] > 0.01
 
 
-def test_a_gate_that_is_shut_for_some_and_open_for_others() -> None:
+def test_closed_and_open_fractions_of_a_gate() -> None:
     g = torch.tensor([[[0.01, 0.02], [0.96, 0.99]]])
     found = {name: value.item() for name, value in gate_values("it", g).items()}
     assert (found["it/gate_closed"], found["it/gate_open"]) == (0.5, 0.5)
     assert found["it/gate_std"] == pytest.approx((0.005 + 0.015) / 2)
 
 
-def test_what_comes_from_other_tokens_and_from_keys() -> None:
+def test_statistics_of_cross_token_and_latent_mixes() -> None:
     model = built(projection="latent", mechanisms=("mlp_cross_token", "mlp_latent"))
     cross, latent = (model.h[0].mlp.mechanisms[name] for name in ("mlp_cross_token", "mlp_latent"))
     h_BTM, view, _ = given_to(model, cross)
-    told = {name: layers[0] for name, layers in statistics_of(model, tokens(model)).items()}
+    statistics = {name: layers[0] for name, layers in statistics_of(model, tokens(model)).items()}
     w_BTS = view.weights_BTS
     added = 0.3 * (w_BTS @ h_BTM @ cross.down.weight.T @ cross.up.weight.T)
-    assert told["mlp_cross_token/share"] == pytest.approx((added.norm() / h_BTM.norm()).item())
+    assert statistics["mlp_cross_token/share"] == pytest.approx(
+        (added.norm() / h_BTM.norm()).item()
+    )
     kept = [sum(w > 0 for w in row) for rows in w_BTS.tolist() for row in rows]
-    assert told["mlp_cross_token/kept"] == sum(kept) / len(kept)
+    assert statistics["mlp_cross_token/kept"] == sum(kept) / len(kept)
     others = [1 - w_BTS[b, t, t].item() for b in range(2) for t in range(T)]
-    assert told["mlp_cross_token/others"] == pytest.approx(sum(others) / len(others))
+    assert statistics["mlp_cross_token/others"] == pytest.approx(sum(others) / len(others))
     h_BTM, view, _ = given_to(model, latent)
     added = 0.2 * (view.latent_BTR @ latent.coupling.to_hidden.weight.T)
-    assert told["mlp_latent/share"] == pytest.approx((added.norm() / h_BTM.norm()).item())
+    assert statistics["mlp_latent/share"] == pytest.approx((added.norm() / h_BTM.norm()).item())
 
 
-def test_nothing_is_left_behind_and_nothing_is_drawn() -> None:
+def test_model_and_rng_state_are_unchanged() -> None:
     model = built(dropout=0.5, **EVERYTHING)
     weights = {name: p.clone() for name, p in model.named_parameters()}
     generator, state = torch.get_rng_state(), vars(model.h[0].attn).copy()
@@ -198,12 +200,11 @@ def test_nothing_is_left_behind_and_nothing_is_drawn() -> None:
     assert vars(model.h[0].attn) == state
     for name, parameter in model.named_parameters():
         assert torch.equal(parameter, weights[name]) and parameter.grad is None
-    with pytest.raises(AssertionError, match="dropout would draw"):
+    with pytest.raises(AssertionError, match="evaluation mode"):
         statistics_of(model.train(), tokens(model))
 
 
-def test_every_mechanism_with_a_gate_or_a_mix_tells_something() -> None:
-    """By what it is, not by its name."""
+def test_every_mechanism_with_a_gate_or_a_mix_reports_statistics() -> None:
     model = built(**EVERYTHING)
     parts = [part for part in model.h[0].modules() if isinstance(part, Telling)]
     assert {type(part).__name__ for part in parts} == {
@@ -217,12 +218,12 @@ def test_every_mechanism_with_a_gate_or_a_mix_tells_something() -> None:
     assert names == mechanisms | {"mlp_cross_token", "mlp_latent", "mlp_attn_gate"}
 
 
-def test_an_attention_alone_is_asked_like_a_whole_model() -> None:
+def test_a_single_attention_reports_like_a_whole_model() -> None:
     model = built(terms=("reciprocal",))
     attention = model.h[0].attn
     with torch.no_grad():
         alone = attention.statistics(given_to(model, attention)[0], BlockState())
-    told = statistics_of(model, tokens(model))
+    statistics = statistics_of(model, tokens(model))
     assert {name: value.item() for name, value in alone.items()} == {
-        name: layers[0] for name, layers in told.items()
+        name: layers[0] for name, layers in statistics.items()
     }

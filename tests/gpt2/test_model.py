@@ -1,4 +1,4 @@
-"""The whole model: equal to transformers' GPT-2 and to its formulas, causal, stateless, drawn by name."""
+"""Whole model: equal to transformers' GPT-2 and to the reference, causal, stateless."""
 
 import math
 from typing import Any
@@ -63,7 +63,7 @@ every = pytest.mark.parametrize("name", EVERY)
 
 
 def drawn(config: ModelConfig, dtype: torch.dtype = torch.float64, seed: int = 0) -> GPT:
-    """A model whose every parameter is random and big enough to matter."""
+    """Build a model with large random parameters."""
     model = GPT(config).to(dtype)
     torch.manual_seed(seed)
     with torch.no_grad():
@@ -73,13 +73,13 @@ def drawn(config: ModelConfig, dtype: torch.dtype = torch.float64, seed: int = 0
 
 
 def tokens(config: ModelConfig, batch: int = 2, length: int = 8) -> Tensor:
-    """Random token ids."""
+    """Return random token ids."""
     generator = torch.Generator().manual_seed(3)
     return torch.randint(0, config.shape.vocab_size, (batch, length), generator=generator)
 
 
 def shifted(idx_BT: Tensor) -> Tensor:
-    """The next token of each, none for the last: the labels that transformers takes."""
+    """Return next-token labels in transformers' convention, without one for the last token."""
     return torch.cat([idx_BT[:, 1:], torch.full_like(idx_BT[:, :1], IGNORED)], 1)
 
 
@@ -88,7 +88,7 @@ class TestAgainstTransformers:
 
     @pytest.fixture(params=["plain", "chunked"])
     def head(self, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Both forms of the loss."""
+        """Compare both implementations of the loss."""
         if request.param == "chunked":
             monkeypatch.setattr(loss, "BLOCK_ELEMENTS", 150)
             monkeypatch.setattr(loss, "CHUNK_BYTES", 2000)
@@ -143,7 +143,7 @@ class TestAgainstTransformers:
 
 
 def transformers_model(model: GPT, activation: str) -> Any:
-    """GPT2LMHeadModel of the same weights, without the padded rows."""
+    """Build a GPT2LMHeadModel with the same weights, without padding rows."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     shape = model.config.shape
@@ -296,12 +296,12 @@ def test_token_losses_are_the_terms_of_the_loss() -> None:
 def test_a_sequence_beyond_the_context_is_refused() -> None:
     config = make_model_config()
 
-    with pytest.raises(AssertionError, match="17 tokens exceed the context"):
+    with pytest.raises(AssertionError, match="17 tokens"):
         GPT(config)(tokens(config, length=17))
 
 
 class TestInitialWeights:
-    """Drawn by name, so that a study's steps share what they have in common."""
+    """Initialization by name, so that steps of a study share common parameters."""
 
     def test_variants_share_the_weights_they_have_in_common(self) -> None:
         shape = {"n_layer": 3, "n_embd": 96}
@@ -370,14 +370,14 @@ class TestInitialWeights:
 
 
 def initialised(config: ModelConfig, seed: int = 7) -> dict[str, Tensor]:
-    """The initial parameters by name."""
+    """Return the initial parameters by name."""
     model = GPT(config)
     model.init_weights(seed)
     return {name: p.detach() for name, p in model.named_parameters()}
 
 
 class TestDropout:
-    """Embeddings, attention and MLP, in training only."""
+    """Dropout of embeddings, attention and MLP, in training only."""
 
     def test_evaluation_is_that_of_a_model_without_dropout(self) -> None:
         idx_BT = tokens(make_model_config())
@@ -401,7 +401,7 @@ class TestDropout:
 
 
 class TestCounts:
-    """What options declare is what modules build."""
+    """Declared sizes equal those of built modules."""
 
     @pytest.mark.parametrize("n_layer", [1, 2, 3])
     @pytest.mark.parametrize("bias", [True, False])
@@ -442,5 +442,5 @@ class TestCounts:
 
 
 def count(module: torch.nn.Module) -> int:
-    """Elements of all parameters."""
+    """Return the number of elements of all parameters."""
     return sum(parameter.numel() for parameter in module.parameters())

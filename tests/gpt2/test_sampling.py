@@ -1,4 +1,4 @@
-"""How a token is drawn, against the definitions in plain loops."""
+"""Sampling of a token, against the definitions in plain loops."""
 
 import math
 
@@ -10,13 +10,13 @@ from lib.errors import ConfigError
 
 
 def naive(logits: list[float], sampling: Sampling) -> list[float]:
-    """Temperature, then the k most likely, then the smallest set that reaches p."""
+    """Apply temperature, then top-k, then the smallest set that reaches p."""
     weights = [math.exp((x - max(logits)) / sampling.temperature) for x in logits]
     order = sorted(range(len(logits)), key=lambda i: (-logits[i], i))
-    kept = order[: sampling.top_k or None]
-    total = sum(weights[i] for i in kept)
+    topk = order[: sampling.top_k or None]
+    total = sum(weights[i] for i in topk)
     nucleus, reached = [], 0.0
-    for i in kept:
+    for i in topk:
         if reached >= sampling.top_p and sampling.top_p < 1:
             break
         nucleus.append(i)
@@ -36,24 +36,24 @@ def test_the_distribution_is_as_defined(temperature: float, top_k: int, top_p: f
         torch.testing.assert_close(sampling.distribution(logits_V), expected, rtol=1e-4, atol=1e-6)
 
 
-def test_of_equal_tokens_the_first_are_kept() -> None:
-    found = Sampling(top_k=2).distribution(torch.tensor([0.0, 1.0, 1.0, 1.0]))
-    assert found.tolist() == [0.0, 0.5, 0.5, 0.0]
+def test_ties_keep_the_lower_token_ids() -> None:
+    probabilities = Sampling(top_k=2).distribution(torch.tensor([0.0, 1.0, 1.0, 1.0]))
+    assert probabilities.tolist() == [0.0, 0.5, 0.5, 0.0]
 
 
-def test_nothing_set_is_the_models_own_distribution_to_the_bit() -> None:
+def test_defaults_are_bitwise_the_softmax_of_the_model() -> None:
     logits_V = torch.randn(300) * 5
     assert torch.equal(Sampling().distribution(logits_V), torch.softmax(logits_V, -1))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1e-6, 1e-300])
-def test_no_temperature_takes_the_most_likely(temperature: float) -> None:
+def test_temperature_zero_selects_the_most_likely(temperature: float) -> None:
     logits_V = torch.tensor([0.1, 3.0, 2.9, -1.0])
     assert Sampling(temperature).draw(logits_V, torch.Generator().manual_seed(0)) == 1
 
 
 @pytest.mark.parametrize(
-    ("given", "named"),
+    ("options", "names"),
     [
         ({"temperature": -0.1}, ["TEMPERATURE"]),
         ({"temperature": math.nan}, ["TEMPERATURE"]),
@@ -64,7 +64,8 @@ def test_no_temperature_takes_the_most_likely(temperature: float) -> None:
         ({"top_k": -1, "temperature": -1.0}, ["TEMPERATURE", "TOP_K"]),
     ],
 )
-def test_what_means_nothing_is_refused(given: dict[str, float], named: list[str]) -> None:
+def test_out_of_range_values_are_rejected(options: dict[str, float], names: list[str]) -> None:
     with pytest.raises(ConfigError) as error:
-        Sampling(**given)
-    assert [problem.where for problem in error.value.problems] == named
+        Sampling(**options)
+    assert [problem.where for problem in error.value.problems] == names
+    assert error.value.codes == ["usage.out-of-range"] * len(names)

@@ -1,4 +1,4 @@
-"""The dense projection. B batch, T tokens, C n_embd, N heads, H head dim."""
+"""Dense projection. B batch, T tokens, C n_embd, N heads, H head dim."""
 
 from torch import Tensor, nn
 
@@ -9,13 +9,13 @@ from gpt2.shape import Shape
 
 
 class Dense(Projection, nn.Linear):
-    """C → 3C in the order q, k, v: GPT-2's c_attn."""
+    """Linear layer C → 3C with columns in the order q, k, v: GPT-2's c_attn."""
 
     def __init__(self, shape: Shape, options: DenseOptions) -> None:
         super().__init__(shape.n_embd, 3 * shape.n_embd, bias=shape.bias)
         self.head_dim = shape.head_dim
 
     def forward(self, x_BTC: Tensor, state: BlockState) -> Heads:
-        """Queries, keys and values of every head."""
+        """Return queries, keys and values of every head."""
         q, k, v = super().forward(x_BTC).split(self.in_features, dim=-1)
         return Heads(*(split_heads(part, self.head_dim) for part in (q, k, v)))

@@ -8,26 +8,26 @@ from gpt2.shape import Shape
 
 @dataclass(frozen=True)
 class DenseOptions:
-    """GPT-2's ``c_attn``: one C → 3C matrix in the order q, k, v."""
+    """Options of GPT-2's ``c_attn``: one C → 3C matrix in the order q, k, v."""
 
     name: ClassVar[str] = "dense"
 
     def weights(self, shape: Shape) -> int:
-        """3C²."""
+        """Return 3C²."""
         return 3 * shape.n_embd**2
 
     def num_params(self, shape: Shape) -> int:
-        """3C², and 3C biases."""
+        """Return 3C² weights plus 3C biases if enabled."""
         return self.weights(shape) + (3 * shape.n_embd if shape.bias else 0)
 
     def flops_per_token(self, shape: Shape) -> int:
-        """One multiply and one add per weight."""
+        """Return two FLOPs (multiply and add) per weight."""
         return 2 * self.weights(shape)
 
     def cached_numbers(self, shape: Shape) -> int:
-        """2C."""
+        """Return 2C: the keys and values of all heads."""
         return 2 * shape.n_embd
 
     def query_numbers(self, shape: Shape) -> int:
-        """C."""
+        """Return C."""
         return shape.n_embd

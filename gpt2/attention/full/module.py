@@ -1,4 +1,4 @@
-"""The full causal pattern. r the rows of a chunk, c its columns (BNrc)."""
+"""Full causal pattern. r the rows of a chunk, c its columns (BNrc)."""
 
 from typing import Any
 
@@ -10,29 +10,29 @@ from gpt2.attention.rows.parts import HIDDEN, Chunk
 
 
 class Full:
-    """Token i sees j ≤ i."""
+    """Full causal pattern: token i sees j ≤ i."""
 
     def __init__(self, options: FullOptions) -> None:
         pass
 
     def sdpa_arguments(self, length: int, device: torch.device) -> dict[str, Any]:
-        """What scaled_dot_product_attention needs to see the same."""
+        """Return the mask arguments of scaled_dot_product_attention."""
         return {"is_causal": True}
 
     def longest_row(self, length: int) -> int:
-        """All of the sequence."""
+        """Return ``length``: the last row sees the whole sequence."""
         return length
 
     def left(self, row: int) -> int:
-        """Every row sees the first token."""
+        """Return 0: every row sees the first token."""
         return 0
 
     def hide_(self, scores_BNrc: Tensor, chunk: Chunk) -> None:
-        """Hide later tokens: the upper triangle of the last columns."""
+        """Mask later tokens, the upper triangle of the last columns, in place."""
         height = chunk.height
         later = scores_BNrc.new_full((height, height), HIDDEN).triu_(1)
         scores_BNrc[..., -height:].add_(later)
 
     def visible(self, chunk: Chunk, like: Tensor) -> Tensor:
-        """i + 1."""
+        """Return i + 1 for every row."""
         return chunk.positions(like)

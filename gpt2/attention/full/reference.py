@@ -1,8 +1,8 @@
-"""The full causal pattern, pair by pair."""
+"""Reference full causal pattern, pair by pair."""
 
 from gpt2.attention.full.options import FullOptions
 
 
 def sees(i: int, j: int, options: FullOptions) -> bool:
-    """j ≤ i."""
+    """Return whether j ≤ i."""
     return j <= i

@@ -1,4 +1,4 @@
-"""The grouped projection (Ainslie et al. 2023, arXiv 2305.13245).
+"""Grouped projection (Ainslie et al. 2023, arXiv 2305.13245).
 
 B batch, T tokens, C n_embd, H head dim.
 """
@@ -12,7 +12,7 @@ from gpt2.shape import Shape
 
 
 class Grouped(Projection, nn.Linear):
-    """C → C + 2·n_kv_head·H in the order q, k, v."""
+    """Linear layer C → C + 2·n_kv_head·H with columns in the order q, k, v."""
 
     def __init__(self, shape: Shape, options: GroupedOptions) -> None:
         shared = options.n_kv_head * shape.head_dim
@@ -21,6 +21,6 @@ class Grouped(Projection, nn.Linear):
         self.widths = [shape.n_embd, shared, shared]
 
     def forward(self, x_BTC: Tensor, state: BlockState) -> Heads:
-        """Queries of every head; keys and values of every group."""
+        """Return the queries of every head and the keys and values of every group."""
         q, k, v = super().forward(x_BTC).split(self.widths, dim=-1)
         return Heads(*(split_heads(part, self.head_dim) for part in (q, k, v)))

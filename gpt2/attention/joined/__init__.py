@@ -1,1 +1,1 @@
-"""Attention by passes over windows, joined by log-sum-exp: what a GPU runs without walking rows."""
+"""Attention by FlexAttention passes over windows, merged by log-sum-exp."""

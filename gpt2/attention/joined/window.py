@@ -1,11 +1,12 @@
-"""One pass: softmax attention over a window, and the log-sum-exp of every row's scores.
+"""Softmax attention over a window, with the log-sum-exp of the scores of every row.
 
-B batch, T tokens, N heads, D width of queries and keys, E width of values. Query i sees
-max(0, i − window + 1) ≤ j ≤ i, so no row is empty.
+B batch, T tokens, N heads, D width of queries and keys, E width of values. Query i sees max(0, i −
+window + 1) ≤ j ≤ i, so no row is empty.
 
-On a GPU the pass is FlexAttention (Dong et al. 2024, arXiv 2412.05496), compiled, which leaves out
-blocks of pairs that the window hides. On a CPU FlexAttention has no backward; there its twin makes
-all pairs, with the same arithmetic: products in the type of its inputs, softmax in fp32 or wider.
+On a GPU the pass is compiled FlexAttention (Dong et al. 2024, arXiv 2412.05496) and skips blocks
+outside the window. On a CPU FlexAttention has no backward; an equivalent implementation over all
+pairs is used there with the same arithmetic: products in the dtype of the inputs, softmax in fp32
+or wider.
 """
 
 from collections.abc import Callable
@@ -20,17 +21,17 @@ from torch.nn.attention.flex_attention import (
     flex_attention,
 )
 
-# Kernels of one process: passes differ in length, widths, and whether there is a backward. torch's
-# own limit is 8, which two windows with a statistic come close to.
+# Maximum number of compiled kernels per process: passes differ in length, widths and the need for
+# a backward. torch's default of 8 is almost exceeded by two windows with a statistic.
 MOST_KERNELS = 64
 
 
 def window_attention(
     q_BNTD: Tensor, k_BNTD: Tensor, v_BNTE: Tensor, window: int, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """Context BNTE in the type of v, and log Σ exp of the row's scaled scores, BNT, in fp32 or wider.
+    """Return context BNTE in the dtype of v and the log-sum-exp of scaled scores, BNT.
 
-    Both are differentiable.
+    The log-sum-exp is in fp32 or wider. Both outputs are differentiable.
     """
     if q_BNTD.device.type == "cpu":
         return _all_pairs(q_BNTD, k_BNTD, v_BNTE, window, scale)
@@ -45,7 +46,7 @@ def flex(
     window: int,
     scale: float,
 ) -> tuple[Tensor, Tensor]:
-    """The pass by ``kernel``, a form of ``flex_attention``."""
+    """Run the pass with ``kernel``, a variant of ``flex_attention``."""
     length = q_BNTD.shape[2]
     mask = _block_mask(min(window, length), length, q_BNTD.device)
     with torch._dynamo.config.patch(recompile_limit=MOST_KERNELS):
@@ -65,18 +66,21 @@ def _all_pairs(
 ) -> tuple[Tensor, Tensor]:
     length = q_BNTD.shape[2]
     wide = torch.promote_types(q_BNTD.dtype, torch.float32)
-    seen = torch.ones(length, length, dtype=torch.bool, device=q_BNTD.device)
-    seen = seen.tril_().triu_(1 - window)
+    visible = torch.ones(length, length, dtype=torch.bool, device=q_BNTD.device)
+    visible = visible.tril_().triu_(1 - window)
     scores = (q_BNTD @ k_BNTD.mT).to(wide) * scale
-    scores = scores.masked_fill(~seen, -torch.inf)
+    scores = scores.masked_fill(~visible, -torch.inf)
     lse = scores.logsumexp(-1)
     return (scores - lse[..., None]).exp().to(v_BNTE.dtype) @ v_BNTE, lse
 
 
 @cache
 def _compiled() -> Callable[..., tuple[Tensor, Tensor]]:
-    """Whole or not at all: past its limit of kernels, or at a break in the graph, ``flex_attention``
-    would otherwise make all pairs in silence."""
+    """Compile ``flex_attention`` with ``fullgraph=True``.
+
+    Otherwise a graph break, or reaching the recompile limit, would silently fall back to computing
+    all pairs.
+    """
     compiled: Callable[..., tuple[Tensor, Tensor]] = torch.compile(
         flex_attention, fullgraph=True, dynamic=False
     )
@@ -85,12 +89,12 @@ def _compiled() -> Callable[..., tuple[Tensor, Tensor]]:
 
 @cache
 def _block_mask(window: int, length: int, device: torch.device) -> BlockMask:
-    """Made once, for all blocks of a model and all steps."""
-    return create_block_mask(_sees(window), None, None, length, length, device=str(device))
+    """Return the block mask; cached, because all blocks and steps share it."""
+    return create_block_mask(_mask_mod(window), None, None, length, length, device=str(device))
 
 
-def _sees(window: int) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
-    def sees(batch: Tensor, head: Tensor, i: Tensor, j: Tensor) -> Tensor:
+def _mask_mod(window: int) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
+    def visible(batch: Tensor, head: Tensor, i: Tensor, j: Tensor) -> Tensor:
         return (j <= i) & (i - j < window)
 
-    return sees
+    return visible

@@ -1,4 +1,4 @@
-"""The latent projection, after multi-head latent attention (arXiv 2405.04434).
+"""Latent projection, after multi-head latent attention (arXiv 2405.04434).
 
 B batch, T tokens, C n_embd, N heads, H head dim, R latent dim.
 """
@@ -12,9 +12,10 @@ from gpt2.shape import Shape
 
 
 class Latent(Projection):
-    """c_k and c_v, R wide, expanded to the keys and values of every head, or of one for all.
+    """Latent projection: c_k and c_v of width R, expanded to keys and values.
 
-    The columns of ``expand_k`` and ``expand_v`` are K_h and U_h, head after head.
+    ``expand_k`` and ``expand_v`` stack the matrices K_h and U_h of all heads, or have a single one
+    if the expansion is shared.
     """
 
     def __init__(self, shape: Shape, options: LatentOptions) -> None:
@@ -29,25 +30,25 @@ class Latent(Projection):
         self.expand_v = nn.Linear(width, expanded, bias=False)
 
     def forward(self, x_BTC: Tensor, state: BlockState) -> Heads:
-        """Queries, keys and values; ``latent_BTR`` is c_k after the previous block's shift."""
+        """Return queries, keys and values; ``latent_BTR`` is c_k including the shift."""
         latent_BTR = self._latent_keys(x_BTC, state)
         wide = self.c_q(x_BTC), self.expand_k(latent_BTR), self.expand_v(self.c_v(x_BTC))
         return Heads(*(split_heads(part, self.head_dim) for part in wide), latent_BTR)
 
     def decode(self, x_BTC: Tensor, state: BlockState) -> Heads:
-        """In absorbed form: q_h K_hᵀ, with c_k and c_v as the one key and value of all heads.
+        """Return queries and keys in absorbed form: q_h K_hᵀ, with c_k and c_v shared by all heads.
 
-        (q_h K_hᵀ) · c_k = q_h · k_h, so no key is expanded, and R wide queries meet R wide keys.
+        (q_h K_hᵀ) · c_k = q_h · k_h, so keys are not expanded: queries and keys both have width R.
         """
         latent_BTR = self._latent_keys(x_BTC, state)
         q_BNTH = split_heads(self.c_q(x_BTC), self.head_dim)
         q_BNTR = q_BNTH @ self._per_head(self.expand_k)
-        # A shift may be wider than autocast's type, which products take: expand_k casts by itself.
-        kept_BTR = latent_BTR.to(q_BNTR.dtype)
-        return Heads(q_BNTR, kept_BTR[:, None], self.c_v(x_BTC)[:, None], latent_BTR)
+        # A shift may be wider than the autocast dtype of products; in forward expand_k casts it.
+        cached_BTR = latent_BTR.to(q_BNTR.dtype)
+        return Heads(q_BNTR, cached_BTR[:, None], self.c_v(x_BTC)[:, None], latent_BTR)
 
     def expand(self, context_BNTR: Tensor) -> Tensor:
-        """(Σ p c_v) U_h = Σ p v_h."""
+        """Return (Σ p c_v) U_h = Σ p v_h."""
         return context_BNTR @ self._per_head(self.expand_v).mT
 
     def _latent_keys(self, x_BTC: Tensor, state: BlockState) -> Tensor:
@@ -57,5 +58,5 @@ class Latent(Projection):
         return latent_BTR + state.latent_shift_BTR
 
     def _per_head(self, expansion: nn.Linear) -> Tensor:
-        """NHR, or 1HR where all heads share it."""
+        """Return the expansion as NHR, or 1HR if all heads share it."""
         return expansion.weight.unflatten(0, (-1, self.head_dim))

@@ -1,7 +1,7 @@
 """Options of the latent projection, after multi-head latent attention (arXiv 2405.04434).
 
-c_k = x W_dk and c_v = x W_dv are R wide and shared by the heads; per head k_h = c_k K_h and
-v_h = c_v U_h. There is no position part and no bias.
+c_k = x W_dk and c_v = x W_dv have width R and are shared by the heads; per head k_h = c_k K_h and
+v_h = c_v U_h. Neither positions nor biases are used.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from lib.binding import symbol
 
 @dataclass(frozen=True)
 class LatentOptions:
-    """``latent_dim`` is R; 0 asks for C/6 rounded to a multiple of 8 (128 at C = 768)."""
+    """Options of the latent projection; ``latent_dim`` 0 selects C/6 rounded to a multiple of 8."""
 
     name: ClassVar[str] = "latent"
 
@@ -22,28 +22,28 @@ class LatentOptions:
     shared_expansion: bool = symbol("LATENT_SHARED_EXPANSION")
 
     def width(self, shape: Shape) -> int:
-        """R, resolved."""
+        """Return R, with 0 resolved."""
         return self.latent_dim or nearest_multiple(shape.n_embd / 6, 8)
 
     def weights(self, shape: Shape) -> int:
-        """C² queries, 2CR down, 2·N·R·H = 2CR up (2RH when the heads share K and U)."""
+        """Return C² + 2CR down + 2·N·R·H = 2CR up (2RH if the heads share K and U)."""
         heads = 1 if self.shared_expansion else shape.n_head
         down = 2 * shape.n_embd * self.width(shape)
         up = 2 * heads * self.width(shape) * shape.head_dim
         return shape.n_embd**2 + down + up
 
     def num_params(self, shape: Shape) -> int:
-        """The weights: the latent projection has no bias."""
+        """Return the weights: the latent projection has no bias."""
         return self.weights(shape)
 
     def flops_per_token(self, shape: Shape) -> int:
-        """Shared K and U are still applied; with one k and v for all heads, once."""
+        """Return two FLOPs per weight; a shared expansion is applied once."""
         return 2 * self.weights(shape)
 
     def cached_numbers(self, shape: Shape) -> int:
-        """2R: c_k and c_v, shared by the heads."""
+        """Return 2R: c_k and c_v, shared by the heads."""
         return 2 * self.width(shape)
 
     def query_numbers(self, shape: Shape) -> int:
-        """N·R: q_h K_hᵀ, of the width that c_k has."""
+        """Return N·R: the absorbed queries q_h K_hᵀ have width R."""
         return shape.n_head * self.width(shape)

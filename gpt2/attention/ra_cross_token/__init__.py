@@ -1,1 +1,1 @@
-"""RA-CT: gates each head's row of attention by a statistic of that row."""
+"""Cross-token gate (RA-CT): scales the attention row of each head by a statistic of that row."""

@@ -1,4 +1,4 @@
-"""RA-CT: g = σ(scale_h · statistic + bias_h) of every row; rows are scaled by (1 − α) + α g.
+"""RA-CT: g = σ(scale_h · statistic + bias_h) per row; rows are scaled by (1 − α) + α g.
 
 B batch, T tokens, N heads; r the rows of a chunk, c its columns.
 """
@@ -17,7 +17,7 @@ from gpt2.shape import Shape
 
 
 class RaCrossToken(nn.Module):
-    """A factor for every head and query, from how its attention weights are spread."""
+    """Gate per head and query, computed from the concentration of attention weights."""
 
     def __init__(self, shape: Shape, options: RaCrossTokenOptions) -> None:
         super().__init__()
@@ -31,31 +31,31 @@ class RaCrossToken(nn.Module):
         self.bias = nn.Parameter(torch.full((shape.n_head,), options.bias))
 
     def inputs(self) -> tuple[Tensor, ...]:
-        """Scale and bias per head."""
+        """Return the scale and bias per head."""
         return (self.scale, self.bias)
 
     def statistic(self, rows: Rows) -> Tensor:
-        """The configured statistic of every row, and what its slope needs: BNrm."""
+        """Return the statistic of every row and the values needed for the gradient: BNrm."""
         return self._statistic.of(rows)
 
     def add_slope_(
         self, dweights_BNrc: Tensor, dstatistic_BNr1: Tensor, rows: Rows, known_BNrm: Tensor
     ) -> None:
-        """Add the statistic's gradient to that of the weights, in place."""
+        """Add the gradient of the statistic to the gradient of the weights, in place."""
         self._statistic.add_slope_(dweights_BNrc, dstatistic_BNr1, rows, known_BNrm)
 
     def joined_statistic(self, scores: Scores, lse_BNT: Tensor) -> Tensor:
-        """The statistic of every row, BNT, differentiable, for modes that are ``joined``."""
-        # Detached, its passes need no backward.
+        """Return the differentiable statistic of every row, BNT; for modes in ``JOINED`` only."""
+        # A detached statistic does not need a backward pass.
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.detach_stats):
             return JOINED[self._mode](scores, lse_BNT)
 
     def factor(self, statistic_BNT: Tensor, inputs: Sequence[Tensor]) -> Tensor:
-        """(1 − α) + α g, BNT."""
+        """Return (1 − α) + α g, BNT."""
         return (1 - self.alpha) + self.alpha * self.gate(statistic_BNT, inputs)
 
     def gate(self, statistic_BNT: Tensor, inputs: Sequence[Tensor]) -> Tensor:
-        """g = σ(scale · statistic + bias), BNT."""
+        """Return g = σ(scale · statistic + bias), BNT."""
         scale, bias = inputs
         if self.detach_stats:
             statistic_BNT = statistic_BNT.detach()

@@ -1,4 +1,4 @@
-"""Options of RA-CT: g = σ(scale_h · statistic + bias_h) of every row of attention weights."""
+"""Options of RA-CT: g = σ(scale_h · statistic + bias_h) for every row of attention weights."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -9,11 +9,11 @@ from lib.binding import symbol
 
 @dataclass(frozen=True)
 class RaCrossTokenOptions:
-    """Off means α = 0: rows are multiplied by one.
+    """Options of the cross-token gate; α = 0 disables it (rows are multiplied by one).
 
-    ``mode``: topk (sum of the k largest weights), max, entropy (divided by ln(i+1)) or
-    rms (root of the sum of squares). ``apply``: output scales a head's output after aggregation;
-    weights scales the row's scores and takes the softmax again.
+    ``mode``: topk (sum of the k largest weights), max, entropy (divided by ln(i+1)) or rms (root of
+    the sum of squares). ``apply``: output scales the head output after aggregation; weights scales
+    the scores of the row and computes the softmax a second time.
     """
 
     name: ClassVar[str] = "ra_cross_token"
@@ -24,21 +24,21 @@ class RaCrossTokenOptions:
     topk: int = symbol("RA_CROSS_TOKEN_TOPK")
     scale: float = symbol("RA_CROSS_TOKEN_SCALE", low=-10.0, high=10.0)
     bias: float = symbol("RA_CROSS_TOKEN_BIAS", low=-10.0, high=10.0)
-    # One statistic for all heads of a token: their mean.
+    # Average the statistic of a token over heads.
     head_average: bool = symbol("RA_CROSS_TOKEN_HEAD_AVERAGE")
     # No gradient through the statistic.
     detach_stats: bool = symbol("RA_CROSS_TOKEN_DETACH_STATS")
 
     @property
     def lacks_joined(self) -> str:
-        """The statistics that need a row's weights themselves."""
+        """Return the mode if it needs the weights of a row themselves, else ""."""
         return f"RA_CROSS_TOKEN_MODE_{self.mode.upper()}" if self.mode in ("topk", "max") else ""
 
     def num_params(self, shape: Shape) -> int:
-        """A scale and a bias per head."""
+        """Return 2N: a scale and a bias per head."""
         return 2 * shape.n_head
 
     def flops_per_token(self, shape: Shape, keys: float) -> float:
-        """About one operation a weight for the statistic; ``weights`` takes the softmax again."""
+        """Return about one FLOP per weight; ``weights`` doubles it for the second softmax."""
         passes = 2 if self.apply == "weights" else 1
         return passes * shape.n_head * keys

@@ -1,4 +1,4 @@
-"""RA-CT, row by row. B batch, N heads, c visible columns."""
+"""Reference RA-CT, row by row. B batch, N heads, c visible columns."""
 
 import math
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from gpt2.attention.ra_cross_token.options import RaCrossTokenOptions
 
 
 def statistic(p_BNc: Tensor, i: int, options: RaCrossTokenOptions) -> Tensor:
-    """The configured statistic of row i's weights, BN."""
+    """Return the configured statistic of the weights of row i, BN."""
     if options.mode == "topk":
         return p_BNc.sort(-1, descending=True).values[..., : options.topk].sum(-1)
     if options.mode == "max":
@@ -25,16 +25,16 @@ def statistic(p_BNc: Tensor, i: int, options: RaCrossTokenOptions) -> Tensor:
 def factor(
     p_BNc: Tensor, i: int, parameters: Mapping[str, Tensor], options: RaCrossTokenOptions
 ) -> Tensor:
-    """(1 − α) + α σ(scale_h · statistic + bias_h), BN."""
-    found = statistic(p_BNc, i, options)
+    """Return (1 − α) + α σ(scale_h · statistic + bias_h), BN."""
+    value = statistic(p_BNc, i, options)
     if options.detach_stats:
-        found = found.detach()
+        value = value.detach()
     if options.head_average:
-        found = found.mean(1, keepdim=True)
-    gate = 1 / (1 + torch.exp(-(parameters["scale"] * found + parameters["bias"])))
+        value = value.mean(1, keepdim=True)
+    gate = 1 / (1 + torch.exp(-(parameters["scale"] * value + parameters["bias"])))
     return (1 - options.alpha) + options.alpha * gate
 
 
 def scales_scores(options: RaCrossTokenOptions) -> bool:
-    """Whether the factor scales the row's scores instead of the head's output."""
+    """Return whether the factor scales the scores of the row instead of the head output."""
     return options.apply == "weights"

@@ -1,9 +1,9 @@
-"""The statistics of a row of attention weights that RA-CT reads, each with its derivative.
+"""Statistics of attention rows that RA-CT reads, each with its derivative.
 
-B batch, N heads; r the rows of a chunk, c its columns, m the numbers kept of a row.
+B batch, N heads; r the rows of a chunk, c its columns, m the saved values per row.
 
-``of`` returns the statistic and after it what ``add_slope_`` wants to know of the row.
-``add_slope_`` adds the derivative, up to a constant per row, to the gradient of the weights.
+``of`` returns the statistic followed by the values that ``add_slope_`` needs. ``add_slope_`` adds
+the derivative, up to a constant per row, to the gradient of the weights.
 """
 
 import torch
@@ -15,22 +15,22 @@ from gpt2.attention.rows.parts import Rows
 
 
 class Topk:
-    """The sum of the k largest weights; equal ones at the edge share its derivative."""
+    """Sum of the k largest weights; ties with the k-th share its derivative."""
 
     def __init__(self, options: RaCrossTokenOptions) -> None:
         self.k = options.topk
 
     def of(self, rows: Rows) -> Tensor:
-        """The sum, and the k-th largest."""
-        found = largest(rows.weights_BNrc, self.k)
-        return torch.stack((found.sum(-1), found.amin(-1)), -1)
+        """Return the sum and the k-th largest weight."""
+        topk = largest(rows.weights_BNrc, self.k)
+        return torch.stack((topk.sum(-1), topk.amin(-1)), -1)
 
     def add_slope_(
         self, dweights_BNrc: Tensor, dstatistic_BNr1: Tensor, rows: Rows, known_BNrm: Tensor
     ) -> None:
-        """1 above the k-th largest; where weights equal it, its places shared out evenly."""
+        """Add 1 above the k-th largest weight; ties with it share the remaining places evenly."""
         weights, edge = rows.weights_BNrc, known_BNrm[..., 1:]
-        # Comparisons written as numbers are several times faster on a CPU than as bools.
+        # Float comparison results are several times faster on a CPU than bool results.
         above = torch.gt(weights, edge, out=torch.empty_like(weights))
         level = torch.eq(weights, edge, out=torch.empty_like(weights))
         places = min(self.k, weights.shape[-1]) - above.sum(-1, keepdim=True)
@@ -39,32 +39,32 @@ class Topk:
 
 
 class Max:
-    """The largest weight; equal ones share its derivative."""
+    """Largest weight; ties share its derivative."""
 
     def __init__(self, options: RaCrossTokenOptions) -> None:
         pass
 
     def of(self, rows: Rows) -> Tensor:
-        """The largest weight."""
+        """Return the largest weight."""
         return rows.weights_BNrc.amax(-1, keepdim=True)
 
     def add_slope_(
         self, dweights_BNrc: Tensor, dstatistic_BNr1: Tensor, rows: Rows, known_BNrm: Tensor
     ) -> None:
-        """1 at the largest."""
+        """Add 1 at the largest weight."""
         weights = rows.weights_BNrc
         level = torch.eq(weights, weights.amax(-1, keepdim=True), out=torch.empty_like(weights))
         dweights_BNrc.addcmul_(level, dstatistic_BNr1 / level.sum(-1, keepdim=True))
 
 
 class Entropy:
-    """−Σ p ln p / ln(i+1), and 1 at i = 0, where there is only one weight."""
+    """Entropy −Σ p ln p / ln(i+1), and 1 at i = 0 (a row with a single weight)."""
 
     def __init__(self, options: RaCrossTokenOptions) -> None:
         pass
 
     def of(self, rows: Rows) -> Tensor:
-        """With ln p = s − ln Σ exp s, the entropy is ln Σ exp s − Σ p s: no logarithm per pair."""
+        """Return (ln Σ exp s − Σ p s) / ln(i+1), which avoids a logarithm per pair."""
         log_sum = rows.scores_BNrc.amax(-1) - rows.weights_BNrc.amax(-1).log()
         entropy = log_sum - torch.linalg.vecdot(rows.weights_BNrc, rows.scores_BNrc)
         normalised = entropy[..., None] / rows.chunk.positions(entropy).log()
@@ -73,26 +73,26 @@ class Entropy:
     def add_slope_(
         self, dweights_BNrc: Tensor, dstatistic_BNr1: Tensor, rows: Rows, known_BNrm: Tensor
     ) -> None:
-        """−(ln p + 1)/ln(i+1), which is −s/ln(i+1) but for a constant per row."""
+        """Add −(ln p + 1)/ln(i+1), equal to −s/ln(i+1) up to a constant per row."""
         log_positions = rows.chunk.positions(rows.scores_BNrc).log()
         slope = torch.where(log_positions == 0, 0.0, dstatistic_BNr1 / log_positions)
         dweights_BNrc.addcmul_(rows.scores_BNrc, slope, value=-1)
 
 
 class Rms:
-    """√Σ p²: the root of the sum, which does not depend on the row's length."""
+    """Root of the sum of squares, √Σ p²; independent of the length of the row."""
 
     def __init__(self, options: RaCrossTokenOptions) -> None:
         pass
 
     def of(self, rows: Rows) -> Tensor:
-        """The Euclidean norm of the row."""
+        """Return the Euclidean norm of the row."""
         return torch.linalg.vector_norm(rows.weights_BNrc, dim=-1, keepdim=True)
 
     def add_slope_(
         self, dweights_BNrc: Tensor, dstatistic_BNr1: Tensor, rows: Rows, known_BNrm: Tensor
     ) -> None:
-        """p / √Σ p²."""
+        """Add p / √Σ p²."""
         dweights_BNrc.addcmul_(rows.weights_BNrc, dstatistic_BNr1 / known_BNrm)
 
 

@@ -1,1 +1,1 @@
-"""Reciprocal attention (RA): the score as seen from the other token, inside a causal band."""
+"""Reciprocal attention (RA): adds the score of the transposed pair inside a causal band."""

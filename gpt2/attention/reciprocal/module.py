@@ -16,7 +16,7 @@ from gpt2.shape import Shape
 
 
 class Reciprocal(nn.Module):
-    """The score of a pair seen from the other token, inside a causal band."""
+    """Score term that adds the score of the transposed pair inside a causal band."""
 
     def __init__(self, shape: Shape, options: ReciprocalOptions) -> None:
         super().__init__()
@@ -26,7 +26,7 @@ class Reciprocal(nn.Module):
         self.alpha = nn.Parameter(start) if options.learnable else None
 
     def inputs(self) -> tuple[Tensor, ...]:
-        """α per head, where it is learnable."""
+        """Return α per head if it is learnable."""
         return () if self.alpha is None else (self.alpha,)
 
     def add_(
@@ -37,7 +37,7 @@ class Reciprocal(nn.Module):
         chunk: Chunk,
         inputs: Sequence[Tensor],
     ) -> None:
-        """Add α k_i · q_j to the band's columns; q is already divided by √H."""
+        """Add α k_i · q_j to the columns of the band; q is already divided by √H."""
         left = self._left(chunk)
         queries = q_BNTH[:, :, chunk.slice(left)]
         reverse = (self._scaled_keys(k_BNTH[:, :, chunk.rows], inputs) @ queries.mT).to(
@@ -56,7 +56,7 @@ class Reciprocal(nn.Module):
         dq_BNTH: Tensor,
         dk_BNTH: Tensor,
     ) -> tuple[Tensor, ...]:
-        """Through the band's columns; the gradient of α, where it is learnable."""
+        """Backpropagate through the columns of the band; return the gradient of a learnable α."""
         left = self._left(chunk)
         band = chunk.slice(left)
         dreverse = dscores_BNrc[..., left - chunk.left :].clone()
@@ -75,7 +75,10 @@ class Reciprocal(nn.Module):
     def branches(
         self, branch: Branch, q_BNTH: Tensor, k_BNTH: Tensor, inputs: Sequence[Tensor]
     ) -> list[Branch]:
-        """Outside the band as it was; inside [q, α k] · [k, q]: twice as wide, one product."""
+        """Split a branch into pairs outside the band (unchanged) and inside the band.
+
+        Inside, [q, α k] · [k, q] computes both scores as one product of twice the width.
+        """
         outside = branch.part(self.window + 1, branch.beyond)
         keys = self._scaled_keys(k_BNTH, inputs)
         return outside + [
@@ -88,12 +91,12 @@ class Reciprocal(nn.Module):
         ]
 
     def _left(self, chunk: Chunk) -> int:
-        """The first visible column that some row of the chunk reaches."""
+        """Return the first visible column inside the band of any row of the chunk."""
         return max(chunk.left, chunk.first - self.window)
 
     def _scaled_keys(self, keys: Tensor, inputs: Sequence[Tensor]) -> Tensor:
         return (keys * inputs[0][:, None, None]).to(keys.dtype) if inputs else keys * self.constant
 
     def _cut_(self, reverse_BNrb: Tensor, chunk: Chunk, left: int) -> None:
-        """Zero what lies before a row's band: j < i − W. Later tokens are the pattern's matter."""
+        """Zero columns before the band of a row, j < i − W; the pattern masks later tokens."""
         reverse_BNrb[..., : chunk.height].triu_(chunk.first - self.window - left)

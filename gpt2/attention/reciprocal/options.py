@@ -9,7 +9,7 @@ from lib.binding import symbol
 
 @dataclass(frozen=True)
 class ReciprocalOptions:
-    """Off means α = 0: the scores are left as they are."""
+    """Options of reciprocal attention; α = 0 disables it (scores are unchanged)."""
 
     name: ClassVar[str] = "reciprocal"
     lacks_joined: ClassVar[str] = ""
@@ -21,14 +21,14 @@ class ReciprocalOptions:
     learnable: bool = symbol("RECIPROCAL_LEARNABLE")
 
     def num_params(self, shape: Shape) -> int:
-        """One α per head where it is learnable."""
+        """Return one α per head if it is learnable."""
         return shape.n_head if self.learnable else 0
 
     def flops_per_token(self, shape: Shape, keys: float) -> float:
-        """One more dot product of width C for every key of the band."""
+        """Return the FLOPs of one more dot product of width C per key of the band."""
         return 2 * shape.n_embd * min(self.window + 1, keys)
 
     @property
     def reach(self) -> int:
-        """W."""
+        """Return W."""
         return self.window

@@ -1,4 +1,7 @@
-"""Reciprocal attention, row by row. B batch, T tokens, N heads, H head dim, c visible columns."""
+"""Reference reciprocal attention, row by row.
+
+B batch, T tokens, N heads, H head dim, c visible columns.
+"""
 
 from collections.abc import Mapping, Sequence
 
@@ -15,7 +18,7 @@ def score(
     parameters: Mapping[str, Tensor],
     options: ReciprocalOptions,
 ) -> Tensor:
-    """α (q_j · k_i)/√H for i − W ≤ j ≤ i, else 0, for every j of ``columns``: BNc."""
+    """Return α (q_j · k_i)/√H for i − W ≤ j ≤ i, else 0, for every j in ``columns``: BNc."""
     alpha_N1 = parameters["alpha"][:, None] if options.learnable else options.alpha
     dots_BNc = (q_BNTH[:, :, columns] * k_BNTH[:, :, i : i + 1]).sum(-1) / q_BNTH.shape[-1] ** 0.5
     inside_c = [float(i - options.window <= j <= i) for j in columns]

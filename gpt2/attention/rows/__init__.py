@@ -1,1 +1,1 @@
-"""Attention row by row: for what needs the rows of weights, without a B×N×T×T tensor."""
+"""Chunked attention with explicit attention weights, without a B×N×T×T tensor."""

@@ -1,7 +1,7 @@
-"""The backward walk of the row engine: chunk by chunk, from what forward saved.
+"""Backward pass of the row engine, chunk by chunk, from the tensors saved by forward.
 
-B batch, T tokens, N heads, K key/value heads, H head dim; r the rows of a chunk, c its columns,
-m the numbers that a gate keeps of a row. dx is the gradient of the loss in x.
+B batch, T tokens, N heads, K key/value heads, H head dim; r the rows of a chunk, c its columns, m
+the saved values of a gate per row. dx is the gradient of the loss with respect to x.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from gpt2.attention.rows.plan import Inputs, RowPlan, per_query_head
 
 
 class Backward:
-    """Collects the gradients of q, k, v and of the parts' inputs."""
+    """Accumulator of the gradients of q, k, v and the learnable inputs of terms and gates."""
 
     def __init__(
         self,
@@ -26,11 +26,11 @@ class Backward:
         known_BNTm: Sequence[Tensor],
         inputs: Inputs,
     ) -> None:
-        self.plan, self.known, self.inputs = plan, known_BNTm, inputs
+        self.plan, self.saved, self.inputs = plan, known_BNTm, inputs
         self.kv_heads = k_BKTH.shape[1]
         self.q = q_BNTH
         self.k, self.v = (per_query_head(x, q_BNTH.shape[1]) for x in (k_BKTH, v_BKTH))
-        # Sums over chunks are kept in fp32 where the products are not.
+        # Accumulate over chunks in fp32 or wider, even if the products are not.
         wide = torch.promote_types(q_BNTH.dtype, torch.float32)
         self.dq, self.dk, self.dv = (
             torch.zeros_like(x, dtype=wide) for x in (self.q, self.k, self.v)
@@ -44,10 +44,10 @@ class Backward:
         dstatistics_BNT: Sequence[Tensor | None],
         generator: Generator | None,
     ) -> None:
-        """Walk all chunks; ``generator`` stands where it stood before forward."""
+        """Process all chunks; ``generator`` is in the state it had before forward."""
         for chunk in self.plan.chunks(self.q):
-            known = [rows[:, :, chunk.rows] for rows in self.known]
-            soft = softmaxes(self.plan, self.q, self.k, chunk, self.inputs, known)
+            saved = [rows[:, :, chunk.rows] for rows in self.saved]
+            soft = softmaxes(self.plan, self.q, self.k, chunk, self.inputs, saved)
             dlast = self._values(soft, dcontext_BNTH[:, :, chunk.rows], chunk, generator)
             if dshown_BTS is not None and self.plan.reader:
                 drows = dshown_BTS[:, chunk.rows, chunk.columns]
@@ -56,18 +56,18 @@ class Backward:
             self._scores(self._softmaxes(soft, dlast, dstatistics), chunk)
 
     def gradients(self) -> list[Tensor]:
-        """Of q, k, v and the inputs, in that order and in their types."""
+        """Return the gradients of q, k, v and the inputs, in that order and in their dtypes."""
         dk, dv = (
             x.unflatten(1, (self.kv_heads, -1)).sum(2) if self.kv_heads < x.shape[1] else x
             for x in (self.dk, self.dv)
         )
-        found = [x.to(self.q.dtype) for x in (self.dq, dk, dv)]
-        return found + [d for part in self.dinputs.values() for d in part]
+        dqkv = [x.to(self.q.dtype) for x in (self.dq, dk, dv)]
+        return dqkv + [d for part in self.dinputs.values() for d in part]
 
     def _values(
         self, soft: Softmaxes, dcontext_BNrH: Tensor, chunk: Chunk, generator: Generator | None
     ) -> Tensor:
-        """Through context = dropout(weights) @ v; returns the gradient of the last softmax."""
+        """Backpropagate through dropout(weights) @ v; return the gradient of the last softmax."""
         dcontext = dcontext_BNrH.contiguous()
         mask = self.plan.drop(soft.last_BNrc, generator)
         weights = soft.last_BNrc if mask is None else soft.last_BNrc * mask
@@ -81,7 +81,7 @@ class Backward:
         dlast_BNrc: Tensor,
         dstatistics_BNr1: list[Tensor | None],
     ) -> Tensor:
-        """Through both softmaxes, the factor and the statistics; returns the scores' gradient."""
+        """Backpropagate through softmaxes, factor and statistics; return dscores."""
         dfirst, dscaled = dlast_BNrc, None
         if soft.factor_BNr1 is not None:
             dscaled = _through_softmax(soft.last_BNrc, dlast_BNrc)
@@ -89,33 +89,36 @@ class Backward:
             dstatistics_BNr1 = self._factor(soft, dfactor_BNr, dstatistics_BNr1)
             dscaled *= soft.factor_BNr1
             dfirst = torch.zeros_like(dlast_BNrc)
-        for gate, known, dstatistic in zip(self.plan.gates, soft.known_BNrm, dstatistics_BNr1):
+        for gate, saved, dstatistic in zip(self.plan.gates, soft.known_BNrm, dstatistics_BNr1):
             if dstatistic is not None:
-                gate.add_slope_(dfirst, dstatistic, soft.first, known)
+                gate.add_slope_(dfirst, dstatistic, soft.first, saved)
         dscores = _through_softmax(soft.first.weights_BNrc, dfirst)
         return dscores if dscaled is None else dscores.add_(dscaled)
 
     def _factor(
         self, soft: Softmaxes, dfactor_BNr: Tensor, dstatistics_BNr1: list[Tensor | None]
     ) -> list[Tensor | None]:
-        """Through the factor, by autograd: a few numbers per row. Returns dstatistics, added to."""
-        statistics = [known[..., 0].detach().requires_grad_() for known in soft.known_BNrm]
+        """Backpropagate through the factor by autograd (few elements per row).
+
+        Returns ``dstatistics_BNr1`` with the gradients of the factor added.
+        """
+        statistics = [saved[..., 0].detach().requires_grad_() for saved in soft.known_BNrm]
         inputs = {p: [x.detach().requires_grad_() for x in self.inputs[p]] for p in self.inputs}
         gates = [gate for gate in self.plan.gates if gate.scales_scores]
         leaves = statistics + [x for gate in gates for x in inputs[gate]]
         with torch.enable_grad():
             factor = scores_factor(self.plan, statistics, inputs)
-            found = torch.autograd.grad(factor, leaves, dfactor_BNr, allow_unused=True)
-        into = [x for gate in gates for x in self.dinputs[gate]]
-        for total, gradient in zip(into, found[len(statistics) :], strict=True):
+            gradients = torch.autograd.grad(factor, leaves, dfactor_BNr, allow_unused=True)
+        totals = [x for gate in gates for x in self.dinputs[gate]]
+        for total, gradient in zip(totals, gradients[len(statistics) :], strict=True):
             total += gradient
         return [
             _sum(d, None if gradient is None else gradient[..., None])
-            for d, gradient in zip(dstatistics_BNr1, found)
+            for d, gradient in zip(dstatistics_BNr1, gradients)
         ]
 
     def _scores(self, dscores_BNrc: Tensor, chunk: Chunk) -> None:
-        """Through the terms and scores = q @ kᵀ."""
+        """Backpropagate through the terms and scores = q @ kᵀ."""
         for term in self.plan.terms:
             gradients = term.backward_(
                 dscores_BNrc, self.q, self.k, chunk, self.inputs[term], self.dq, self.dk
@@ -128,7 +131,7 @@ class Backward:
 
 
 def _through_softmax(weights_BNrc: Tensor, dweights_BNrc: Tensor) -> Tensor:
-    """The scores' gradient, w ⊙ (dw − Σ w·dw), in the memory of ``dweights_BNrc``."""
+    """Return the gradient of the scores, w ⊙ (dw − Σ w·dw), computed in place."""
     mean = torch.linalg.vecdot(weights_BNrc, dweights_BNrc)[..., None]
     return dweights_BNrc.sub_(mean).mul_(weights_BNrc)
 

@@ -1,10 +1,10 @@
-"""What the engines compose: a pattern, score terms, gates, and a reader of weights.
+"""Interfaces of the attention engines: pattern, score term, gate, and chunk of rows.
 
 B batch, T tokens (queries), S tokens (keys), N heads, H head dim; r the rows of a chunk, c its
-columns. Scores and weights of a chunk are BNrc, a number per row is BNr1.
+columns. Scores and weights of a chunk are BNrc, one value per row is BNr1.
 
-Scores and weights are given in fp32 (fp64 for fp64 inputs). The row engine differentiates by hand,
-so every part brings its derivative; tests compare each with autograd through a naive reference.
+Scores and weights are fp32 (fp64 for fp64 inputs). The row engine has hand-written derivatives, so
+every component provides its own; tests compare each with autograd through a naive reference.
 """
 
 from collections.abc import Sequence
@@ -17,17 +17,17 @@ from torch import Tensor
 if TYPE_CHECKING:
     from gpt2.attention.joined.scores import Branch, Scores
 
-# Added to the score of a hidden pair: exp() of it is an exact 0, and it stays finite when it is
-# multiplied by a weight of 0 or by a small gradient.
+# Added to the score of a masked pair: exp() of it is exactly 0, but unlike −inf its product with a
+# weight of 0 or a small gradient is finite.
 HIDDEN = -1e30
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """Query rows ``first`` ≤ i < ``last``, which see columns ``left`` ≤ j ≤ i.
+    """Chunk of query rows ``first`` ≤ i < ``last``, which see columns ``left`` ≤ j ≤ i.
 
-    All count from the start of the sequence. The tensors begin with token ``origin`` of it, which is
-    not the first when tokens are decoded one after the other.
+    All positions count from the start of the sequence. The tensors start at token ``origin``, which
+    is non-zero when decoding with a cache.
     """
 
     first: int
@@ -37,26 +37,26 @@ class Chunk:
 
     @property
     def height(self) -> int:
-        """Number of rows."""
+        """Return the number of rows."""
         return self.last - self.first
 
     @property
     def rows(self) -> slice:
-        """The rows, in q and k."""
+        """Return the slice of the rows in q and k."""
         return self.slice(self.first)
 
     @property
     def columns(self) -> slice:
-        """The columns, in k and v."""
+        """Return the slice of the columns in k and v."""
         return self.slice(self.left)
 
     def slice(self, start: int) -> slice:
-        """Tokens from ``start`` to the last row's, in q, k and v."""
-        assert start >= self.origin, "reads tokens that decoding does not keep: see reach"
+        """Return the slice of q, k and v from token ``start`` to the last row."""
+        assert start >= self.origin, "token is not cached: declare a larger reach"
         return slice(start - self.origin, self.last - self.origin)
 
     def positions(self, like: Tensor) -> Tensor:
-        """i + 1 for every row, [r, 1], in the type and on the device of ``like``."""
+        """Return i + 1 for every row, [r, 1], in the dtype and on the device of ``like``."""
         one_based = torch.arange(
             self.first + 1, self.last + 1, dtype=like.dtype, device=like.device
         )
@@ -65,7 +65,7 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Rows:
-    """A chunk's scores, hidden pairs at about HIDDEN, and their softmax: what a gate reads."""
+    """Scores of a chunk (masked pairs near HIDDEN) and their softmax: the input of a gate."""
 
     chunk: Chunk
     scores_BNrc: Tensor
@@ -73,29 +73,29 @@ class Rows:
 
 
 class Pattern(Protocol):
-    """Which earlier tokens a token sees."""
+    """Pattern: which earlier tokens a token sees."""
 
     def sdpa_arguments(self, length: int, device: torch.device) -> dict[str, Any]:
-        """What scaled_dot_product_attention needs to see the same."""
+        """Return the mask arguments of scaled_dot_product_attention."""
 
     def left(self, row: int) -> int:
-        """The first column that ``row`` sees."""
+        """Return the first column visible to ``row``."""
 
     def hide_(self, scores_BNrc: Tensor, chunk: Chunk) -> None:
-        """Add HIDDEN to every pair that must not be seen, in place."""
+        """Add HIDDEN to the score of every masked pair, in place."""
 
     def longest_row(self, length: int) -> int:
-        """w, where row i of ``length`` sees max(0, i − w + 1) ≤ j ≤ i."""
+        """Return w such that row i of ``length`` rows sees max(0, i − w + 1) ≤ j ≤ i."""
 
     def visible(self, chunk: Chunk, like: Tensor) -> Tensor:
-        """How many columns each row sees, [r, 1]."""
+        """Return the number of columns visible to each row, [r, 1]."""
 
 
 class ScoreTerm(Protocol):
-    """Something added to the scores. ``inputs`` are the tensors it is differentiable in."""
+    """Term added to the scores; differentiable with respect to ``inputs``."""
 
     def inputs(self) -> tuple[Tensor, ...]:
-        """Learnable tensors."""
+        """Return the learnable tensors."""
 
     def add_(
         self,
@@ -105,7 +105,7 @@ class ScoreTerm(Protocol):
         chunk: Chunk,
         inputs: Sequence[Tensor],
     ) -> None:
-        """Add the term to the chunk's scores, in place. q is already divided by √H."""
+        """Add the term to the scores of the chunk, in place. q is already divided by √H."""
 
     def backward_(
         self,
@@ -122,37 +122,37 @@ class ScoreTerm(Protocol):
     def branches(
         self, branch: "Branch", q_BNTH: Tensor, k_BNTH: Tensor, inputs: Sequence[Tensor]
     ) -> "list[Branch]":
-        """The pairs of ``branch`` with the term in their scores. q is not divided by √H."""
+        """Return the pairs of ``branch`` with the term added. q is not divided by √H."""
 
 
 class Gate(Protocol):
-    """A factor for every row, from a statistic of the row's first softmax.
+    """Gate: a factor per row, computed from a statistic of the first softmax of the row.
 
-    A gate either scales the row's scores, after which the softmax is taken again
-    (``scales_scores``), or its factor is multiplied to the head's output outside the engine.
+    A gate either scales the scores of the row, followed by a second softmax (``scales_scores``), or
+    scales the head output outside the engine.
     """
 
     scales_scores: bool
 
     def inputs(self) -> tuple[Tensor, ...]:
-        """Learnable tensors of ``factor``."""
+        """Return the learnable tensors of ``factor``."""
 
     def statistic(self, rows: Rows) -> Tensor:
-        """The statistic, and after it whatever ``add_slope_`` wants to know of a row: BNrm."""
+        """Return the statistic followed by the values per row that ``add_slope_`` needs: BNrm."""
 
     def add_slope_(
         self, dweights_BNrc: Tensor, dstatistic_BNr1: Tensor, rows: Rows, known_BNrm: Tensor
     ) -> None:
-        """Add the statistic's gradient to that of the weights, in place.
+        """Add the gradient of the statistic to the gradient of the weights, in place.
 
-        A constant per row may be left out: the softmax's gradient takes it out again.
+        A constant per row may be omitted: it cancels in the gradient of the softmax.
         """
 
     def joined_statistic(self, scores: "Scores", lse_BNT: Tensor) -> Tensor:
-        """The statistic from the rows' log-sum-exps, BNT; of gates whose options are ``joined``."""
+        """Return the statistic from log-sum-exps, BNT, if joined passes support the gate."""
 
     def factor(self, statistic_BNT: Tensor, inputs: Sequence[Tensor]) -> Tensor:
-        """The factor of every row, BNT, by differentiable operations."""
+        """Return the factor of every row, BNT, by differentiable operations."""
 
     def gate(self, statistic_BNT: Tensor, inputs: Sequence[Tensor]) -> Tensor:
-        """How open the gate is in every row, from 0 to 1, BNT: what the factor is made of."""
+        """Return the openness of the gate per row, between 0 and 1, BNT; input of ``factor``."""

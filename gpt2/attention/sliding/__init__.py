@@ -1,1 +1,1 @@
-"""Sliding pattern: a token sees a window of the latest tokens, itself included."""
+"""Sliding pattern: a token sees a window of the most recent tokens, including itself."""

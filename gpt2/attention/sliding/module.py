@@ -1,4 +1,4 @@
-"""The sliding-window pattern. r the rows of a chunk, c its columns (BNrc)."""
+"""Sliding-window pattern. r the rows of a chunk, c its columns (BNrc)."""
 
 from typing import Any
 
@@ -10,28 +10,28 @@ from gpt2.attention.sliding.options import SlidingOptions
 
 
 class Sliding:
-    """Token i sees max(0, i − w + 1) ≤ j ≤ i."""
+    """Sliding-window pattern: token i sees max(0, i − w + 1) ≤ j ≤ i."""
 
     def __init__(self, options: SlidingOptions) -> None:
         self.window = options.window
 
     def sdpa_arguments(self, length: int, device: torch.device) -> dict[str, Any]:
-        """What scaled_dot_product_attention needs to see the same."""
+        """Return the mask arguments of scaled_dot_product_attention."""
         if length <= self.window:
             return {"is_causal": True}
-        seen = torch.ones(length, length, dtype=torch.bool, device=device)
-        return {"attn_mask": seen.tril_().triu_(1 - self.window)}
+        visible = torch.ones(length, length, dtype=torch.bool, device=device)
+        return {"attn_mask": visible.tril_().triu_(1 - self.window)}
 
     def longest_row(self, length: int) -> int:
-        """w, or all."""
+        """Return w, or ``length`` if it is smaller."""
         return min(self.window, length)
 
     def left(self, row: int) -> int:
-        """i − w + 1, or the first token."""
+        """Return i − w + 1, or 0 near the start of the sequence."""
         return max(0, row - self.window + 1)
 
     def hide_(self, scores_BNrc: Tensor, chunk: Chunk) -> None:
-        """Hide later tokens and those before the window: a triangle at either end."""
+        """Mask later tokens and tokens before the window: one triangle at each end."""
         height = chunk.height
         square = scores_BNrc.new_full((height, height), HIDDEN)
         # Row i hides j < i − w + 1, counted from the chunk's first row and column.
@@ -40,5 +40,5 @@ class Sliding:
         scores_BNrc[..., -height:].add_(square.triu(1))
 
     def visible(self, chunk: Chunk, like: Tensor) -> Tensor:
-        """i + 1, at most w."""
+        """Return i + 1, at most w, for every row."""
         return chunk.positions(like).clamp_max_(self.window)

@@ -1,8 +1,8 @@
-"""The sliding window, pair by pair."""
+"""Reference sliding window, pair by pair."""
 
 from gpt2.attention.sliding.options import SlidingOptions
 
 
 def sees(i: int, j: int, options: SlidingOptions) -> bool:
-    """max(0, i − w + 1) ≤ j ≤ i."""
+    """Return whether max(0, i − w + 1) ≤ j ≤ i."""
     return max(0, i - options.window + 1) <= j <= i

@@ -1,1 +1,1 @@
-"""MLP → attention gate: a block's hidden layer gates the heads of the next block."""
+"""MLP → attention gate: the hidden layer of a block gates the heads of the next block."""

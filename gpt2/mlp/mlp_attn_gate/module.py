@@ -16,7 +16,7 @@ from lib.pruning.mask import Unprunable
 
 
 class MlpAttnGate(MlpMechanism, Unprunable):
-    """Scales the next block's heads by (1 − α) + α γ, γ = σ(W₂ W₁ h + b); h itself stays."""
+    """Gate that scales the next block's heads by (1 − α) + α γ, γ = σ(W₂ W₁ h + b)."""
 
     def __init__(
         self, options: MlpAttnGateOptions, hidden: int, width: int, site: BlockSite
@@ -28,18 +28,18 @@ class MlpAttnGate(MlpMechanism, Unprunable):
         self.bias = nn.Parameter(torch.full((site.shape.n_head,), options.bias))
 
     def forward(self, h_BTM: Tensor, view: AttentionView, state: BlockState) -> Tensor:
-        """Sets ``state.head_scale_BTN``."""
+        """Set ``state.head_scale_BTN``; return h unchanged."""
         self._hand_on(self._pooled(h_BTM), state)
         return h_BTM
 
     def decode(
         self, h_BTM: Tensor, view: AttentionView, state: BlockState, cache: BlockCache
     ) -> Tensor:
-        """Keeps the sum of W₁ h where it is pooled, and nothing otherwise."""
+        """Set ``state.head_scale_BTN``; a pooled gate caches the running sum of W₁ h."""
         if not self.options.pooled:
             return self(h_BTM, view, state)
         bottleneck_BTG = self.down(h_BTM)
-        # A sum that is kept in bf16 stops growing after some hundred tokens.
+        # A running sum in bf16 stops growing after a few hundred tokens.
         wide = torch.promote_types(bottleneck_BTG.dtype, torch.float32)
         sums_BTG = bottleneck_BTG.cumsum(1, dtype=wide)
         if cache.position:
@@ -49,18 +49,18 @@ class MlpAttnGate(MlpMechanism, Unprunable):
         return h_BTM
 
     def statistics(self, h_BTM: Tensor, view: AttentionView, state: BlockState) -> Values:
-        """Of γ."""
+        """Return the statistics of γ."""
         return gate_values(self.options.name, self._gate(self._pooled(h_BTM)).transpose(1, 2))
 
     def _pooled(self, h_BTM: Tensor) -> Tensor:
-        """W₁ h, BTG."""
+        """Return W₁ h, BTG, averaged over the tokens so far if the gate is pooled."""
         bottleneck_BTG = self.down(h_BTM)
         if not self.options.pooled:
             return bottleneck_BTG
         return _mean_so_far(bottleneck_BTG.cumsum(1), 0)
 
     def _gate(self, bottleneck_BTG: Tensor) -> Tensor:
-        """γ, BTN."""
+        """Return γ, BTN."""
         return torch.sigmoid(self.up(bottleneck_BTG) + self.bias)
 
     def _hand_on(self, bottleneck_BTG: Tensor, state: BlockState) -> None:
@@ -69,6 +69,6 @@ class MlpAttnGate(MlpMechanism, Unprunable):
 
 
 def _mean_so_far(sums_BTG: Tensor, position: int) -> Tensor:
-    """Mean over the tokens so far, the token itself included; the first is at ``position``."""
+    """Return the running mean including the current token; the first token is at ``position``."""
     counts_T = torch.arange(1, sums_BTG.size(1) + 1, device=sums_BTG.device) + position
     return sums_BTG / counts_T[:, None]

@@ -9,9 +9,9 @@ from lib.binding import symbol
 
 @dataclass(frozen=True)
 class MlpAttnGateOptions:
-    """The next block scales head outputs by (1 − α) + α γ. Off means α = 0.
+    """Options of the gate: the next block scales head outputs by (1 − α) + α γ; α = 0 disables it.
 
-    W₁ is M × G, W₂ is G × N, b has one entry per head. The last block has no receiver and builds
+    W₁ is M × G, W₂ is G × N, b has one entry per head. The last block has no next block and builds
     no gate.
     """
 
@@ -21,35 +21,35 @@ class MlpAttnGateOptions:
 
     alpha: float = symbol("MLP_ATTN_GATE_ALPHA", low=0.0, high=1.0)
     bias: float = symbol("MLP_ATTN_GATE_BIAS", low=-10.0, high=10.0)
-    # G where the sizing is not by ratio.
+    # G, used unless sizing is by ratio.
     dim: int = symbol("MLP_ATTN_GATE_DIM")
-    # The gate's input is the causal running mean of W₁ h instead of each token's own.
+    # The gate's input is the causal running mean of W₁ h instead of the current value.
     pooled: bool = symbol("MLP_ATTN_GATE_POOLED")
 
     def in_block(self, site: BlockSite) -> bool:
-        """Every block but the last."""
+        """Return whether the block is not the last one."""
         return not site.is_last
 
     def given_width(self) -> int:
-        """G."""
+        """Return G."""
         return self.dim
 
     def width_for(self, weights: float, hidden: int, site: BlockSite) -> float:
-        """G = weights / (M + N)."""
+        """Return G = weights / (M + N)."""
         return weights / (hidden + site.shape.n_head)
 
     def weights(self, hidden: int, width: int, site: BlockSite) -> int:
-        """G (M + N)."""
+        """Return G (M + N)."""
         return width * (hidden + site.shape.n_head)
 
     def num_params(self, hidden: int, width: int, site: BlockSite) -> int:
-        """The weights and N biases."""
+        """Return the weights plus N biases."""
         return self.weights(hidden, width, site) + site.shape.n_head
 
     def flops_per_token(self, hidden: int, width: int, site: BlockSite) -> float:
-        """One multiply and one add per weight."""
+        """Return two FLOPs (multiply and add) per weight."""
         return 2 * self.weights(hidden, width, site)
 
     def cached_numbers(self, width: int, length: int, site: BlockSite) -> int:
-        """Nothing; pooled, the sum of W₁ h."""
+        """Return G if pooled (the running sum of W₁ h), else 0."""
         return width if self.pooled and length else 0

@@ -1,4 +1,4 @@
-"""The gate by its formula, one token and one head at a time.
+"""Reference gate, one token and one head at a time.
 
 B batch, T tokens, S tokens pooled over, M hidden units, G bottleneck, N heads.
 """
@@ -17,12 +17,12 @@ def apply(
     h_BTM: Tensor,
     view: AttentionView,
     state: BlockState,
-    own: Mapping[str, Tensor],
+    weights: Mapping[str, Tensor],
     options: MlpAttnGateOptions,
     site: BlockSite,
 ) -> Tensor:
-    """h as it is; the next block's scale is (1 − α) + α σ(W₂ W₁ h + b)."""
-    w1_GM, w2_NG, bias_N = own["down.weight"], own["up.weight"], own["bias"]
+    """Return h unchanged; set the next block's scale to (1 − α) + α σ(W₂ W₁ h + b)."""
+    w1_GM, w2_NG, bias_N = weights["down.weight"], weights["up.weight"], weights["bias"]
     batch, tokens, _ = h_BTM.shape
     state.head_scale_BTN = h_BTM.new_empty(batch, tokens, len(bias_N))
     for b in range(batch):

@@ -1,1 +1,1 @@
-"""Cross-token MLP: the hidden layer mixes tokens by this block's attention weights."""
+"""Cross-token MLP: the hidden layer mixes tokens with the attention weights of the block."""

@@ -1,6 +1,6 @@
 """Cross-token MLP.
 
-Shapes: B batch, T tokens (queries), S tokens (keys), M hidden units, K bottleneck (the formula's b).
+B batch, T tokens (queries), S tokens (keys), M hidden units, K bottleneck (the formula's b).
 """
 
 import torch
@@ -15,7 +15,7 @@ from gpt2.mlp.options import BlockSite
 
 
 class MlpCrossToken(MlpMechanism):
-    """h ← h + α (W h) A Bᵀ with W the block's mean, sparsified attention weights."""
+    """Mixing term h ← h + α (W h) A Bᵀ with W the sparsified mean attention weights."""
 
     def __init__(
         self, options: MlpCrossTokenOptions, hidden: int, width: int, site: BlockSite
@@ -32,33 +32,33 @@ class MlpCrossToken(MlpMechanism):
         self.up = nn.Linear(width, hidden, bias=False)
 
     def forward(self, h_BTM: Tensor, view: AttentionView, state: BlockState) -> Tensor:
-        """Mixes tokens in the bottleneck, where (W h) A = W (h A) is M / b times cheaper."""
+        """Mix tokens in the bottleneck: W (h A) is M / b times cheaper than (W h) A."""
         return self._mix(h_BTM, self.down(h_BTM), view)
 
     def decode(
         self, h_BTM: Tensor, view: AttentionView, state: BlockState, cache: BlockCache
     ) -> Tensor:
-        """Keeps h A, which is K wide, of the tokens that later ones see."""
+        """Mix new tokens with cached ones; caches h A (width K) of the visible tokens."""
         down_BSK = cache.extend("mlp_cross_token", self.down(h_BTM), dim=1)
         return self._mix(h_BTM, down_BSK, view)
 
     def statistics(self, h_BTM: Tensor, view: AttentionView, state: BlockState) -> Values:
-        """What is added beside h, how many tokens a row keeps, how much of W lies on others."""
+        """Return the relative size of the mix, weights kept per row, and weight on other tokens."""
         weights_BTS = view.weights_BTS
         assert weights_BTS is not None
-        own_BT = weights_BTS.diagonal(dim1=1, dim2=2)
+        diagonal_BT = weights_BTS.diagonal(dim1=1, dim2=2)
         added_BTM = self.alpha * self._gathered(self.down(h_BTM), view)
         return {
             "mlp_cross_token/share": relative_size(added_BTM, h_BTM),
             "mlp_cross_token/kept": (weights_BTS > 0).sum(-1).double().mean(),
-            "mlp_cross_token/others": (weights_BTS.sum(-1) - own_BT).mean(),
+            "mlp_cross_token/others": (weights_BTS.sum(-1) - diagonal_BT).mean(),
         }
 
     def _mix(self, h_BTM: Tensor, down_BSK: Tensor, view: AttentionView) -> Tensor:
         return torch.add(h_BTM, self._gathered(down_BSK, view), alpha=self.alpha)
 
     def _gathered(self, down_BSK: Tensor, view: AttentionView) -> Tensor:
-        """(W h) A Bᵀ, BTM."""
-        assert view.weights_BTS is not None, "the block's attention was not asked for its weights"
+        """Return (W h) A Bᵀ, BTM."""
+        assert view.weights_BTS is not None, "attention did not return its weights"
         gathered_BTM: Tensor = self.up(view.weights_BTS @ down_BSK)
         return gathered_BTM

@@ -9,11 +9,11 @@ from lib.binding import symbol
 
 @dataclass(frozen=True)
 class MlpCrossTokenOptions:
-    """Off means α = 0. A and B are M × b.
+    """Options of the cross-token MLP; α = 0 disables it. A and B are M × b.
 
-    W is the mean over heads of the attention rows, sparsified per row and renormalised.
-    ``sparsity``: topk keeps the k largest weights; rms keeps p ≥ τ times the row's root mean
-    square over visible tokens; none keeps all.
+    W is the mean over heads of the attention rows, sparsified per row and renormalized.
+    ``sparsity``: topk keeps the k largest weights; rms keeps p ≥ τ times the root mean square of
+    the row over visible tokens; none keeps all.
     """
 
     name: ClassVar[str] = "mlp_cross_token"
@@ -26,35 +26,35 @@ class MlpCrossTokenOptions:
     tau: float = symbol("MLP_CROSS_TOKEN_TAU", low=0.0, high=10.0)
     # No gradient through the attention weights.
     detach_weights: bool = symbol("MLP_CROSS_TOKEN_DETACH_WEIGHTS")
-    # b where the sizing is not by ratio.
+    # b, used unless sizing is by ratio.
     dim: int = symbol("MLP_CROSS_TOKEN_DIM")
 
     def in_block(self, site: BlockSite) -> bool:
-        """Every block."""
+        """Return True: every block builds the mechanism."""
         return True
 
     def given_width(self) -> int:
-        """b."""
+        """Return b."""
         return self.dim
 
     def width_for(self, weights: float, hidden: int, site: BlockSite) -> float:
-        """b = weights / 2M."""
+        """Return b = weights / 2M."""
         return weights / (2 * hidden)
 
     def weights(self, hidden: int, width: int, site: BlockSite) -> int:
-        """A and B."""
+        """Return 2·M·b: the elements of A and B."""
         return 2 * hidden * width
 
     def num_params(self, hidden: int, width: int, site: BlockSite) -> int:
-        """A and B: no biases."""
+        """Return 2·M·b: A and B have no biases."""
         return self.weights(hidden, width, site)
 
     def flops_per_token(self, hidden: int, width: int, site: BlockSite) -> float:
-        """A and B, the mean over heads of visible weights, and their mix in the bottleneck."""
+        """Return the FLOPs of A and B, the mean over heads, and the mix in the bottleneck."""
         keys = site.attention.pattern.mean_keys(site.shape.block_size)
         mix = (site.shape.n_head + 2 * width) * keys
         return 2 * self.weights(hidden, width, site) + mix
 
     def cached_numbers(self, width: int, length: int, site: BlockSite) -> int:
-        """h A of every token that the next one will see."""
+        """Return the elements of h A for every token visible to the next one."""
         return width * site.attention.pattern.cached_tokens(length)

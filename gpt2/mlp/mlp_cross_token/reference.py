@@ -1,4 +1,4 @@
-"""The cross-token MLP by its formula, one pair of tokens at a time.
+"""Reference cross-token MLP, one pair of tokens at a time.
 
 B batch, T tokens (queries), S tokens (keys), M hidden units, K bottleneck (the formula's b).
 """
@@ -17,13 +17,13 @@ def apply(
     h_BTM: Tensor,
     view: AttentionView,
     state: BlockState,
-    own: Mapping[str, Tensor],
+    weights: Mapping[str, Tensor],
     options: MlpCrossTokenOptions,
     site: BlockSite,
 ) -> Tensor:
-    """h_t + α (Σ_{s ≤ t} w_ts h_s) A Bᵀ."""
+    """Return h_t + α (Σ_{s ≤ t} w_ts h_s) A Bᵀ."""
     weights_BTS = view.weights_BTS
-    a_MK, b_MK = own["down.weight"].T, own["up.weight"]
+    a_MK, b_MK = weights["down.weight"].T, weights["up.weight"]
     rows = []
     for b in range(h_BTM.shape[0]):
         for t in range(h_BTM.shape[1]):

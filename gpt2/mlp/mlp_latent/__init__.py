@@ -1,1 +1,1 @@
-"""Latent coupling: the MLP and the attention latents of neighbouring blocks read each other."""
+"""Latent coupling: the MLP reads its block's latent keys and shifts those of the next block."""

@@ -1,4 +1,4 @@
-"""Latent coupling: the MLP reads its block's latent keys c_k and writes to the next block's.
+"""Latent coupling: the MLP reads the latent keys c_k of its block and adds to the next block's.
 
 Shapes: B batch, T tokens, M hidden units, R latent dim, N heads.
 """
@@ -15,7 +15,7 @@ from gpt2.mlp.options import BlockSite
 
 
 class MlpLatent(MlpMechanism):
-    """h ← h + α a Wᵀ with a = c_k; the next block's c_k ← c_k + α h W, with the new h."""
+    """Coupling h ← h + α a Wᵀ with a = c_k, and next c_k ← c_k + α h W, with the new h."""
 
     def __init__(self, options: MlpLatentOptions, hidden: int, width: int, site: BlockSite) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class MlpLatent(MlpMechanism):
             )
 
     def forward(self, h_BTM: Tensor, view: AttentionView, state: BlockState) -> Tensor:
-        """Reads ``view.latent_BTR``; sets ``state.latent_shift_BTR`` except in the last block."""
+        """Read ``view.latent_BTR``; set ``state.latent_shift_BTR`` except in the last block."""
         assert view.latent_BTR is not None, "the coupling needs a latent projection"
         h_BTM = torch.add(h_BTM, self.coupling.read(view.latent_BTR), alpha=self.alpha)
         if self.writes:
@@ -38,14 +38,14 @@ class MlpLatent(MlpMechanism):
         return h_BTM
 
     def statistics(self, h_BTM: Tensor, view: AttentionView, state: BlockState) -> Values:
-        """What is added beside h."""
+        """Return the size of the added term relative to h."""
         assert view.latent_BTR is not None
         added_BTM = self.alpha * self.coupling.read(view.latent_BTR)
         return {"mlp_latent/share": relative_size(added_BTM, h_BTM)}
 
 
 class _Coupling(nn.Module):
-    """A full W, M × R; ``untied`` has a second one for the way back."""
+    """Full matrix W, M × R; ``untied`` adds a second one for the direction back to the latents."""
 
     def __init__(self, hidden: int, latent: int, untied: bool) -> None:
         super().__init__()
@@ -53,18 +53,18 @@ class _Coupling(nn.Module):
         self.to_latent = nn.Linear(hidden, latent, bias=False) if untied else None
 
     def read(self, a_BTR: Tensor) -> Tensor:
-        """a Wᵀ."""
+        """Return a Wᵀ."""
         return self.to_hidden(a_BTR)
 
     def write(self, h_BTM: Tensor) -> Tensor:
-        """h W."""
+        """Return h W."""
         if self.to_latent is None:
             return F.linear(h_BTM, self.to_hidden.weight.t())
         return self.to_latent(h_BTM)
 
 
 class _ScalarCoupling(nn.Module):
-    """One factor per head: W[m, r] = s_{⌊r·N/R⌋} where m mod R = r and 0 elsewhere, never built."""
+    """One factor per head: W[m, r] = s_{⌊r·N/R⌋} if m mod R = r, else 0; never materialized."""
 
     def __init__(self, hidden: int, latent: int, n_head: int) -> None:
         super().__init__()
@@ -73,16 +73,16 @@ class _ScalarCoupling(nn.Module):
         self.factors = nn.Parameter(torch.ones(n_head))
 
     def read(self, a_BTR: Tensor) -> Tensor:
-        """Scaled copies of a, laid along the hidden layer."""
+        """Return scaled copies of a, repeated along the hidden layer."""
         copies = -(-self.hidden // self.latent)
         return (a_BTR * self._factors_R()).repeat(1, 1, copies)[..., : self.hidden]
 
     def write(self, h_BTM: Tensor) -> Tensor:
-        """The scaled sum of the hidden layer's chunks of R units."""
+        """Return the scaled sum of the chunks of R hidden units."""
         padded_BTM = F.pad(h_BTM, (0, -self.hidden % self.latent))
         return padded_BTM.unflatten(-1, (-1, self.latent)).sum(-2) * self._factors_R()
 
     def _factors_R(self) -> Tensor:
-        """Each latent unit's factor."""
+        """Return the factor of each latent unit."""
         units_R = torch.arange(self.latent, device=self.factors.device)
         return self.factors[units_R * len(self.factors) // self.latent]

@@ -6,15 +6,16 @@ from typing import ClassVar
 from gpt2.attention.latent.options import LatentOptions
 from gpt2.mlp.options import BlockSite
 from lib.binding import symbol
-from lib.errors import ConfigError
+from lib.errors import ConfigError, Problem
 
 
 @dataclass(frozen=True)
 class MlpLatentOptions:
-    """a is this block's c_k. Off means α = 0. The last block has no next c_k to write.
+    """Options of the latent coupling; a is the block's c_k, α = 0 disables the coupling.
 
-    ``tying``: tied uses one W (M × R) both ways, untied one each way, scalar one factor per head
-    over copies of c_k laid along the hidden layer (W[m, r] = s_head(r) where m mod R = r).
+    The last block does not write: it has no next c_k. ``tying``: tied uses one W (M × R) for both
+    directions, untied one per direction, scalar one factor per head over copies of c_k repeated
+    along the hidden layer (W[m, r] = s_head(r) if m mod R = r).
     """
 
     name: ClassVar[str] = "mlp_latent"
@@ -25,51 +26,54 @@ class MlpLatentOptions:
     tying: str = symbol("MLP_LATENT_TYING")
 
     def check(self, hidden: int, site: BlockSite) -> None:
-        """ConfigError where a head's scalar would scale no unit: it would never be trained."""
+        """Raise ConfigError if a head's scalar would scale no unit and could not be trained."""
         latent, heads = self.latent_width(site), site.shape.n_head
         if self.tying == "scalar" and not heads <= latent <= hidden:
             raise ConfigError(
-                f"MLP_LATENT_TYING: {latent} latent dimensions cannot have a scalar for each of "
-                f"{heads} heads over {hidden} hidden units; take N_HEAD <= LATENT_DIM <= "
-                "MLP_HIDDEN, or MLP_LATENT_TYING_TIED"
+                Problem(
+                    "MLP_LATENT_TYING: scalar requires N_HEAD <= LATENT_DIM <= MLP_HIDDEN, "
+                    f"got {heads}, {latent}, {hidden}",
+                    next="change these sizes, or set MLP_LATENT_TYING_TIED",
+                    code="config.conflict",
+                )
             )
 
     def in_block(self, site: BlockSite) -> bool:
-        """Every block: the last still reads its own c_k."""
+        """Return True: even the last block reads its own c_k."""
         return True
 
     def given_width(self) -> int:
-        """It has no width of its own."""
+        """Return 0: the coupling has no free width."""
         return 0
 
     def width_for(self, weights: float, hidden: int, site: BlockSite) -> float:
-        """Never asked: it has no width of its own."""
+        """Raise AssertionError: the coupling has no free width."""
         raise AssertionError("mlp_latent is not sized")
 
     def latent_width(self, site: BlockSite) -> int:
-        """R of the block's latent projection."""
+        """Return R of the block's latent projection."""
         assert isinstance(site.attention.projection, LatentOptions)
         return site.attention.projection.width(site.shape)
 
     def weights(self, hidden: int, width: int, site: BlockSite) -> int:
-        """M·R tied; twice that untied, except in the last block, which writes to no c_k."""
+        """Return M·R if tied, twice that if untied (once in the last block), 0 for scalar tying."""
         if self.tying == "scalar":
             return 0
         copies = 2 if self.tying == "untied" and not site.is_last else 1
         return copies * hidden * self.latent_width(site)
 
     def num_params(self, hidden: int, width: int, site: BlockSite) -> int:
-        """The weights, or one scalar per head."""
+        """Return the weights, or one scalar per head."""
         scalars = site.shape.n_head if self.tying == "scalar" else 0
         return self.weights(hidden, width, site) + scalars
 
     def flops_per_token(self, hidden: int, width: int, site: BlockSite) -> float:
-        """Reads c_k, and writes the next one except in the last block."""
+        """Return the FLOPs of reading c_k and, except in the last block, writing the next one."""
         directions = 1 if site.is_last else 2
         if self.tying == "scalar":
             return 2 * directions * hidden
         return 2 * directions * hidden * self.latent_width(site)
 
     def cached_numbers(self, width: int, length: int, site: BlockSite) -> int:
-        """Nothing: attention keeps the c_k that was shifted."""
+        """Return 0: attention caches the shifted c_k."""
         return 0

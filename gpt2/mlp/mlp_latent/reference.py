@@ -1,4 +1,4 @@
-"""The latent coupling by its formula, with W written out, one token at a time.
+"""Reference latent coupling with W materialized, one token at a time.
 
 B batch, T tokens, M hidden units, R latent dim, N heads.
 """
@@ -17,18 +17,20 @@ def apply(
     h_BTM: Tensor,
     view: AttentionView,
     state: BlockState,
-    own: Mapping[str, Tensor],
+    weights: Mapping[str, Tensor],
     options: MlpLatentOptions,
     site: BlockSite,
 ) -> Tensor:
-    """h + α a Wᵀ; the next block's c_k gets α h W of the new h, from all blocks but the last."""
+    """Return h + α a Wᵀ; in all blocks but the last, shift the next c_k by α h W of the new h."""
     a_BTR = view.latent_BTR
     if options.tying == "scalar":
-        read_MR = write_MR = _scalar_matrix(own["coupling.factors"], h_BTM.shape[2], a_BTR.shape[2])
+        read_MR = write_MR = _scalar_matrix(
+            weights["coupling.factors"], h_BTM.shape[2], a_BTR.shape[2]
+        )
     else:
-        read_MR = write_MR = own["coupling.to_hidden.weight"]
-    if "coupling.to_latent.weight" in own:
-        write_MR = own["coupling.to_latent.weight"].T
+        read_MR = write_MR = weights["coupling.to_hidden.weight"]
+    if "coupling.to_latent.weight" in weights:
+        write_MR = weights["coupling.to_latent.weight"].T
     hidden, shift = [], []
     for h_M, a_R in zip(h_BTM.flatten(0, 1), a_BTR.flatten(0, 1), strict=True):
         hidden.append(h_M + options.alpha * (a_R @ read_MR.T))
@@ -39,7 +41,7 @@ def apply(
 
 
 def _scalar_matrix(factors_N: Tensor, hidden: int, latent: int) -> Tensor:
-    """W[m, r] = s_{⌊r·N/R⌋} where m mod R = r, and 0 elsewhere."""
+    """Return W with W[m, r] = s_{⌊r·N/R⌋} if m mod R = r, else 0."""
     rows = []
     for m in range(hidden):
         row_R = [factors_N.new_zeros(())] * latent

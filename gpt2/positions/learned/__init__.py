@@ -1,1 +1,1 @@
-"""Learned positions: GPT-2's table, a row of which is added to each token's embedding."""
+"""Learned positions: GPT-2's position embedding table, added to the token embeddings."""

@@ -1,4 +1,7 @@
-"""What learned positions do to queries and keys. B batch, N heads, T tokens, H head dim."""
+"""Learned positions: queries and keys are left unchanged.
+
+B batch, N heads, T tokens, H head dim.
+"""
 
 from torch import Tensor
 
@@ -8,11 +11,11 @@ from gpt2.shape import Shape
 
 
 class Learned(Positions):
-    """Nothing: x, of which they are made, holds its position already."""
+    """Identity: position embeddings are added to x before attention."""
 
     def __init__(self, shape: Shape, options: LearnedOptions) -> None:
         pass
 
     def __call__(self, x_BNTH: Tensor, first: int = 0, step: int = 1) -> Tensor:
-        """``x``."""
+        """Return ``x`` unchanged."""
         return x_BNTH

@@ -8,11 +8,11 @@ from gpt2.shape import Shape
 
 @dataclass(frozen=True)
 class LearnedOptions:
-    """GPT-2's ``wpe``: a row for each position."""
+    """Options of GPT-2's ``wpe``: one embedding per position."""
 
     name: ClassVar[str] = "learned"
     rotates: ClassVar[bool] = False
 
     def num_params(self, shape: Shape) -> int:
-        """``block_size`` · C."""
+        """Return ``block_size`` · C."""
         return shape.block_size * shape.n_embd

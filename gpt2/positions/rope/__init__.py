@@ -1,1 +1,1 @@
-"""Rotary positions (RoPE): the queries and keys of every head, rotated by where they stand."""
+"""Rotary positions (RoPE): queries and keys of every head, rotated according to their position."""

@@ -12,28 +12,28 @@ from gpt2.shape import Shape
 
 
 class Rope(Positions):
-    """Every head by itself: numbers j and j + H/2 are a pair, as in GPT-NeoX and Llama.
+    """Rotary encoding per head: elements j and j + H/2 form a pair, as in GPT-NeoX and Llama.
 
-    The paper pairs 2j and 2j + 1: the same up to the order of the columns that make a head.
+    The paper pairs 2j and 2j + 1, which is equivalent up to the order of the columns of a head.
     """
 
     def __init__(self, shape: Shape, options: RopeOptions) -> None:
-        assert shape.head_dim % 2 == 0, "refused before"
+        assert shape.head_dim % 2 == 0, "head dim must be even"
         self.base = options.base
 
     def __call__(self, x_BNTH: Tensor, first: int = 0, step: int = 1) -> Tensor:
-        """Rotated in fp32 or wider, in the type of ``x``."""
+        """Rotate in fp32 or wider and return the dtype of ``x``."""
         wide = torch.promote_types(x_BNTH.dtype, torch.float32)
         angles_Tj = self._angles(x_BNTH, first, step)
         cos_Tj, sin_Tj = angles_Tj.cos().to(wide), angles_Tj.sin().to(wide)
         a_BNTj, b_BNTj = x_BNTH.to(wide).chunk(2, -1)
-        turned = (a_BNTj * cos_Tj - b_BNTj * sin_Tj, b_BNTj * cos_Tj + a_BNTj * sin_Tj)
-        return torch.cat(turned, -1).to(x_BNTH.dtype)
+        rotated = (a_BNTj * cos_Tj - b_BNTj * sin_Tj, b_BNTj * cos_Tj + a_BNTj * sin_Tj)
+        return torch.cat(rotated, -1).to(x_BNTH.dtype)
 
     def _angles(self, x_BNTH: Tensor, first: int, step: int) -> Tensor:
-        """In float64: in fp32 a late position's would be off by a part of a radian.
+        """Return the angles in float64: fp32 is off by a fraction of a radian at late positions.
 
-        No table is kept: a module's would follow the type of its parameters.
+        No table is cached: a buffer of the module would be cast together with its parameters.
         """
         count, width = x_BNTH.shape[-2:]
         wide = {"dtype": torch.float64, "device": x_BNTH.device}

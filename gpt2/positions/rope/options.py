@@ -9,7 +9,7 @@ from lib.binding import symbol
 
 @dataclass(frozen=True)
 class RopeOptions:
-    """Pair j of a head's H numbers turns by t · ``base``^(−2j/H) at token t."""
+    """Options of RoPE: pair j of H elements is rotated by t · ``base``^(−2j/H) at token t."""
 
     name: ClassVar[str] = "rope"
     rotates: ClassVar[bool] = True
@@ -17,5 +17,5 @@ class RopeOptions:
     base: float = symbol("ROPE_BASE", low=2.0, high=1e9)
 
     def num_params(self, shape: Shape) -> int:
-        """None."""
+        """Return 0."""
         return 0

@@ -1,4 +1,4 @@
-"""Rotary positions by complex numbers. B batch, N heads, T tokens, H head dim."""
+"""Reference rotary positions with complex numbers. B batch, N heads, T tokens, H head dim."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from gpt2.positions.rope.options import RopeOptions
 
 
 def rotated(x_BNTH: Tensor, tokens: Sequence[int], options: RopeOptions) -> Tensor:
-    """The pair (x_j, x_{j+H/2}) is a number of the plane, times e^{i t θ_j} at token t."""
+    """Return ``x`` with (x_j, x_{j+H/2}) as a complex number times e^{i t θ_j} at token t."""
     half = x_BNTH.shape[-1] // 2
     angles = [[t / options.base ** (j / half) for j in range(half)] for t in tokens]
     angles_Tj = torch.tensor(angles, dtype=torch.float64).view(len(tokens), half)

@@ -1,4 +1,4 @@
-"""Attentions built from options, and their comparison with the reference."""
+"""Attention modules built from options, and comparison with the reference."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +21,7 @@ from gpt2.shape import Shape
 
 @dataclass
 class Case:
-    """One attention, and everything it is differentiable in."""
+    """Attention module with all tensors it is differentiated with respect to."""
 
     module: Attention
     options: AttentionConfig
@@ -50,12 +50,12 @@ class Case:
         return {name: tensor for name, tensor in given.items() if tensor is not None}
 
     def gradients(self, made: tuple[Tensor, Tensor | None]) -> tuple[Tensor, ...]:
-        """Of a random combination of output and weights."""
+        """Return the gradients of a random combination of output and weights."""
         generator = torch.Generator().manual_seed(1)
         tensors = [t for t in made if t is not None and t.requires_grad]
         seeds = [torch.randn(t.shape, generator=generator).to(t.dtype) for t in tensors]
         leaves = list(self.leaves().values())
-        # What a reference has no use for, as at a length without a block, has the gradient zero.
+        # Inputs unused by the reference (sequences shorter than a block) have zero gradient.
         return torch.autograd.grad(tensors, leaves, seeds, materialize_grads=True)
 
     def assert_equals_reference(self, tolerance: float) -> None:
@@ -83,7 +83,7 @@ def build_case(
     positions: Any = LearnedOptions(),
     **shape: Any,
 ) -> Case:
-    """Parameters far from their start, so that no gradient is small."""
+    """Build a case with large random parameters, so that no gradient is small."""
     torch.manual_seed(0)
     n_head, n_embd = shape.pop("n_head", 4), shape.pop("n_embd", 16)
     given = {"dropout": 0.0, "bias": True, **shape}
@@ -117,14 +117,14 @@ def build():
 
 @pytest.fixture
 def thin_chunks(monkeypatch):
-    """Chunks of eight rows, so that short sequences have several."""
+    """Use chunks of eight rows, so that short sequences have several chunks."""
     monkeypatch.setattr(plan, "FEWEST_ROWS", 8)
     monkeypatch.setattr(plan, "CPU_CHUNK_ELEMENTS", 0)
 
 
 @pytest.fixture
 def gate():
-    """RA-CT's options; what is not given is chosen so that the gate matters."""
+    """Return a function that builds RA-CT options with a gate that has an effect."""
 
     def options(mode: str = "topk", apply: str = "output", **given: Any) -> RaCrossTokenOptions:
         chosen = dict(alpha=0.7, topk=5, scale=1.5, bias=0.2, head_average=False)

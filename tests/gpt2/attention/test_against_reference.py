@@ -1,4 +1,4 @@
-"""Values and gradients of every composition, against the formulas row by row."""
+"""Values and gradients of every composition, against the row-by-row reference."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What every attention keeps to: causality, isolation, no memory of calls, declared sizes, SDPA."""
+"""Properties of every attention: causality, isolation, statelessness, declared sizes, SDPA."""
 
 import itertools
 
@@ -176,8 +176,9 @@ def test_backends_that_run_agree(build, backend):
 
 @pytest.mark.parametrize("given", [dict(backend="efficient"), dict(backend="flash", dropout=0.5)])
 def test_a_backend_that_cannot_run_is_an_error(build, given):
-    with pytest.raises(RunError, match="ATTENTION_BACKEND_ROWS=y"):
+    with pytest.raises(RunError, match="ATTENTION_BACKEND_ROWS=y") as caught:
         build(9, dtype=torch.float32, **given)()
+    assert caught.value.codes == ["attention.backend-unsupported"]
 
 
 def test_other_errors_of_torch_keep_their_type(build, monkeypatch):

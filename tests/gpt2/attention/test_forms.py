@@ -1,4 +1,4 @@
-"""Which form computes an attention, and what is refused before anything starts."""
+"""Selection of the attention backend, and configurations rejected before a run starts."""
 
 from dataclasses import replace
 
@@ -30,7 +30,7 @@ def form(model, device):
     return choose_form(model.attention, model.shape, shows, device)
 
 
-# Heads of 16, the narrowest that a GPU's kernels know.
+# Head dim 16, the minimum of FlexAttention's GPU kernels.
 def wide(**given):
     return make_model_config(n_embd=64, **given)
 
@@ -53,35 +53,37 @@ def test_a_kernel_is_for_plain_attention_and_rows_for_the_rest(given, expected, 
 
 
 @pytest.mark.parametrize("given", [{}, RA | gated(TOPK), {"mechanisms": ("mlp_cross_token",)}])
-def test_rows_have_every_part(given):
+def test_rows_support_every_component(given):
     assert form(wide(**given, attention_backend="rows"), "cuda") == "rows"
 
 
 @pytest.mark.parametrize("given", [{}, {"pattern": "sliding"}, RA | gated(ENTROPY)])
-def test_joined_is_taken_on_a_cpu_too_when_named(given):
+def test_joined_runs_on_a_cpu_if_configured(given):
     assert form(wide(**given, attention_backend="joined"), "cpu") == "joined"
 
 
 @pytest.mark.parametrize(
-    ("given", "lacking"),
+    ("given", "feature"),
     [
         (gated(TOPK), "RA_CROSS_TOKEN_MODE_TOPK"),
         (gated(MAX), "RA_CROSS_TOKEN_MODE_MAX"),
         ({"dropout": 0.1}, "DROPOUT=0.1"),
         ({"mechanisms": ("mlp_cross_token",)}, "reads attention weights"),
-        (RA | {"n_embd": 32}, "heads of 8 numbers"),
+        (RA | {"n_embd": 32}, "head dim 8 "),
     ],
 )
-def test_joined_passes_without_a_form_of_the_parts_are_refused(given, lacking):
+def test_joined_passes_reject_unsupported_features(given, feature):
     model = make_model_config(**{"n_embd": 64, **given}, attention_backend="joined")
-    with pytest.raises(ConfigError, match=lacking) as refused:
+    with pytest.raises(ConfigError) as caught:
         form(model, "cuda")
-    assert "ATTENTION_BACKEND: " in str(refused.value)
-    assert "SET=ATTENTION_BACKEND_ROWS=y" in str(refused.value)
+    assert caught.value.codes == ["attention.backend-unsupported"]
+    (problem,) = caught.value.problems
+    assert problem.what.startswith("ATTENTION_BACKEND: ") and feature in problem.what
+    assert "SET=ATTENTION_BACKEND_ROWS=y" in problem.next
 
 
 @pytest.mark.parametrize("mechanism", ["mlp_cross_token", "mlp_latent", "mlp_attn_gate"])
-def test_options_say_what_the_built_mlp_asks_for(mechanism):
+def test_options_agree_with_the_built_mlp(mechanism):
     model = make_model_config(projection="latent", mechanisms=(mechanism,))
     built = GPT(model)
     for site, block in zip(model.sites(), built.h, strict=True):
@@ -91,7 +93,7 @@ def test_options_say_what_the_built_mlp_asks_for(mechanism):
 @pytest.mark.parametrize("projection", ["dense", "grouped", "latent"])
 @pytest.mark.parametrize("pattern", ["full", "sliding"])
 @pytest.mark.parametrize("backend", ["auto", "flash", "math", "rows", "joined"])
-def test_what_runs_is_let_through(projection, pattern, backend):
+def test_supported_configurations_pass(projection, pattern, backend):
     given = dict(projection=projection, pattern=pattern, attention_backend=backend)
     model = make_model_config(**given)
     check_attention(model, CPU)
@@ -106,32 +108,34 @@ def test_what_runs_is_let_through(projection, pattern, backend):
         (dict(attention_backend="efficient", projection="grouped"), replace(CPU, precision="bf16")),
     ],
 )
-def test_a_kernel_that_cannot_run_is_refused_by_asking_torch(given, machine):
-    with pytest.raises(
-        PreflightError, match=f"ATTENTION_BACKEND_{given['attention_backend']}".upper()
-    ):
+def test_a_kernel_that_torch_cannot_run_is_rejected(given, machine):
+    with pytest.raises(PreflightError) as caught:
         check_attention(make_model_config(**given), machine)
+    assert caught.value.codes == ["attention.backend-unsupported"]
+    symbol = f"ATTENTION_BACKEND_{given['attention_backend']}".upper()
+    assert caught.value.problems[0].where == symbol
 
 
 def test_flex_attention_needs_its_compiler(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     model = wide(**RA, attention_backend="joined")
-    with pytest.raises(PreflightError, match="triton is missing"):
+    with pytest.raises(PreflightError) as caught:
         check_attention(model, replace(CPU, device="cuda"))
+    assert caught.value.codes == ["env.missing-package"] and "triton" in str(caught.value)
     check_attention(wide(**RA, attention_backend="rows"), replace(CPU, device="cuda"))
     check_attention(model, CPU)
 
 
 @pytest.mark.parametrize("backend", ["", "flash", "rows", "joined"])
-def test_a_pattern_that_attends_by_itself_heeds_no_backend(backend):
+def test_a_pattern_with_its_own_kernel_ignores_the_backend(backend):
     parts = {"projection": "grouped", "pattern": "nsa"}
     assert form(make_model_config(**parts, attention_backend=backend), "cpu") == "own"
 
 
-def test_kconfig_offers_no_backend_to_a_pattern_that_attends_by_itself():
+def test_kconfig_hides_the_backend_for_a_pattern_with_its_own_kernel():
     nsa = {"ATTENTION_PROJECTION_GROUPED": True, "ATTENTION_PATTERN_NSA": True}
     tree = Tree()
     values = tree.resolve([Layer.of("defconfig", "test", nsa)]).values
     assert values["ATTENTION_BACKEND"] == ""
-    with pytest.raises(ConfigError, match="ATTENTION_BACKEND_ROWS=y: needs"):
+    with pytest.raises(ConfigError, match="ATTENTION_BACKEND_ROWS"):
         tree.resolve([Layer.of("defconfig", "test", nsa | {"ATTENTION_BACKEND_ROWS": True})])

@@ -1,4 +1,4 @@
-"""Joined passes: the formulas, on a CPU's twin and on FlexAttention itself without its compiler."""
+"""Joined passes, with the CPU implementation and with uncompiled FlexAttention."""
 
 import warnings
 
@@ -41,7 +41,7 @@ GATES = {
 
 @pytest.fixture
 def joined(build, gate):
-    """An attention that is computed by joined passes."""
+    """Build an attention with the joined backend."""
 
     def make(chosen=None, length=33, **given):
         if chosen:
@@ -81,7 +81,7 @@ def test_every_composition_equals_the_reference(joined, pattern, term, gated):
 @pytest.mark.parametrize("term", TERMS)
 @pytest.mark.parametrize("gated", GATES)
 def test_flex_attention_equals_the_reference(joined, by_flex, term, gated):
-    """Values and gradients, that of the log-sum-exp among them; two blocks of 128 pairs a side."""
+    """Compare values and gradients, including the log-sum-exp; two blocks of 128 per side."""
     given = dict(pattern=SlidingOptions(135), terms=TERMS[term], n_head=2, n_embd=8, batch=1)
     joined(GATES[gated], 140, **given).assert_equals_reference(TIGHT)
     assert len(by_flex) >= (1 if term == "none" else 2)
@@ -89,7 +89,7 @@ def test_flex_attention_equals_the_reference(joined, by_flex, term, gated):
 
 @pytest.mark.parametrize("width", [1, 7, 128, 129, 300])
 def test_a_pass_of_flex_is_its_twin(width):
-    """Without a gradient, so that nothing of torch need be changed for it."""
+    """Run without gradients, so that torch needs no patch."""
     generator = torch.Generator().manual_seed(3)
     shapes = [(2, 3, 260, 32), (2, 3, 260, 32), (2, 3, 260, 16)]
     given = [torch.randn(shape, generator=generator) for shape in shapes]
@@ -181,7 +181,7 @@ def test_runs_on_shapes_alone(joined):
 
 
 def test_compiles_its_kernels_inside_a_compiled_model(joined, by_flex, monkeypatch):
-    """The model leaves the passes to themselves; blocks alike share kernels."""
+    """Check that the model does not compile the passes, and that equal blocks share kernels."""
     graphs = []
 
     def counted(graph, inputs):

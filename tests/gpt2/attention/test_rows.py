@@ -1,4 +1,4 @@
-"""The row engine: what it keeps in memory, dropout, low precision, ties, shapes without data."""
+"""Row engine: memory, dropout, low precision, ties, and fake tensors."""
 
 import numpy as np
 import pytest
@@ -26,7 +26,7 @@ REQUEST = WeightsRequest("topk", topk=3, tau=0.0, detach=False)
 
 
 class LargestTensor(TorchDispatchMode):
-    """Notes the elements of the largest tensor that an operation returns."""
+    """Records the elements of the largest tensor returned by an operation."""
 
     elements = 0
 
@@ -220,7 +220,7 @@ def test_reader_is_not_a_gate(build):
 @pytest.mark.parametrize("length", [1, 31, 33, 1024, 1025])
 @pytest.mark.parametrize("highest", [32, 341])
 def test_chunks_are_about_equally_high(build, monkeypatch, length, highest):
-    """12 heads, batches of 8 and 1024 tokens made three chunks of 341 rows and one of a row."""
+    """Check 12 heads, batch 8 and 1024 tokens, once split into 3 × 341 rows and a single row."""
     monkeypatch.setattr(plan, "CPU_CHUNK_ELEMENTS", highest * 8 * 12 * length)
     q_BNTH = torch.empty(8, 12, length, 1, device="cpu")
     chunks = list(RowPlan(build(9).module.pattern).chunks(q_BNTH))

@@ -1,4 +1,4 @@
-"""The MLP and its mechanisms against their formulas."""
+"""MLP and mechanisms against their references."""
 
 import dataclasses
 from typing import Any
@@ -33,7 +33,7 @@ OFF = {name: {"alpha": 0.0} for name in ALL}
 
 
 def build(config: ModelConfig, block: int = 0, seed: int = 0) -> Mlp:
-    """A float64 MLP with every parameter drawn, constants too."""
+    """Build a float64 MLP with random parameters, including constants."""
     torch.manual_seed(seed)
     mlp = Mlp(config.sites()[block], config.mlp).double()
     with torch.no_grad():
@@ -43,7 +43,7 @@ def build(config: ModelConfig, block: int = 0, seed: int = 0) -> Mlp:
 
 
 def inputs(config: ModelConfig) -> tuple[Tensor, AttentionView, list[Tensor]]:
-    """Random float64 x, a view of causal weights and latents, and the leaves behind them."""
+    """Return random float64 x, a view of causal weights and latents, and the leaf tensors."""
     torch.manual_seed(1)
     # R of the configurations built here: C/6 to a multiple of 8.
     shapes = (BATCH, TOKENS, config.shape.n_embd), (BATCH, TOKENS, TOKENS), (BATCH, TOKENS, 8)
@@ -55,19 +55,19 @@ def inputs(config: ModelConfig) -> tuple[Tensor, AttentionView, list[Tensor]]:
 
 
 def outputs(out: Tensor, state: BlockState) -> list[Tensor]:
-    """The MLP's output and all that it hands on."""
+    """Return the output of the MLP and all state for the next block."""
     return [out, *(tensor for tensor in vars(state).values() if tensor is not None)]
 
 
-def gradients(tensors: list[Tensor], wanted: list[Tensor]) -> list[Tensor]:
-    """Gradients of a random projection of all outputs."""
+def gradients(tensors: list[Tensor], leaves: list[Tensor]) -> list[Tensor]:
+    """Return the gradients of a random projection of all outputs."""
     torch.manual_seed(2)
     total = torch.stack([(t * torch.randn_like(t)).sum() for t in tensors]).sum()
-    return list(torch.autograd.grad(total, wanted, materialize_grads=True, retain_graph=True))
+    return list(torch.autograd.grad(total, leaves, materialize_grads=True, retain_graph=True))
 
 
 def config_of(case: str, **overrides: Any) -> ModelConfig:
-    """The configuration of a named case, on latent attention."""
+    """Build the configuration of a named case, with latent attention."""
     mechanisms, parts = CASES[case]
     return make_model_config("latent", mechanisms=mechanisms, parts=parts, **overrides)
 
@@ -76,7 +76,7 @@ def config_of(case: str, **overrides: Any) -> ModelConfig:
 @pytest.mark.parametrize("activation", ["gelu_tanh", "gelu_exact"])
 @pytest.mark.parametrize("case", CASES)
 def test_values_and_gradients_equal_the_formula(case: str, activation: str, block: int) -> None:
-    # 44 units are no multiple of R = 8: the scalar tying's last chunk is cut.
+    # 44 units are not a multiple of R = 8: the last chunk of the scalar tying is partial.
     config = config_of(case, hidden=44, activation=activation)
     mlp = build(config, block)
     x_BTC, view, leaves = inputs(config)
@@ -110,7 +110,7 @@ def test_with_alpha_zero_the_mlp_is_dense(mechanism: str) -> None:
         assert not state.latent_shift_BTR.any()
 
 
-def test_the_last_block_hands_nothing_on() -> None:
+def test_the_last_block_passes_no_state_on() -> None:
     config = config_of("all")
     mlp = build(config, block=1)
     x_BTC, view, _ = inputs(config)
@@ -121,7 +121,7 @@ def test_the_last_block_hands_nothing_on() -> None:
     assert state == BlockState()
 
 
-def test_only_cross_token_asks_for_attention_weights() -> None:
+def test_only_cross_token_requests_attention_weights() -> None:
     asked = config_of("all", n_layer=3)
     parts = {CROSS: {"sparsity": "rms", "topk": 3, "tau": 0.7, "detach_weights": False}}
     custom = make_model_config(mechanisms=(CROSS,), parts=parts)

@@ -1,4 +1,4 @@
-"""Rotary positions: scores of distances, head by head, in every form of attention."""
+"""Rotary positions: scores depend on distances, per head, with every attention backend."""
 
 import pytest
 import torch
@@ -49,7 +49,7 @@ def random(*shape: int) -> Tensor:
 
 
 class TestRotation:
-    """By itself."""
+    """The rotation alone."""
 
     def test_scores_of_every_head_depend_on_distances(self, rope: Rope) -> None:
         q, k = random(2, 3, 9, 8), random(2, 3, 9, 8).flip(2)
@@ -59,7 +59,7 @@ class TestRotation:
         assert float((rope(q, 1000) @ rope(k).mT - near).abs().max()) > 0.1
 
     def test_heads_of_attention_by_themselves(self) -> None:
-        """Attention at tokens 1000 and following, as a decoder meets them, scores as at the first."""
+        """Check that scores at positions from 1000 on equal those from 0 on, as in decoding."""
         case = build_case(7, projection=MADE["grouped"], positions=ROPE, n_embd=32)
         heads = case.module.c_attn(case.x_BTC, case.state)
         found = []
@@ -93,7 +93,7 @@ class TestRotation:
 
 
 class TestAttention:
-    """Values and gradients, against the formulas."""
+    """Values and gradients, against the reference."""
 
     @pytest.mark.parametrize("backend", ["auto", "math", "rows", "joined"])
     @pytest.mark.parametrize("pattern", SEEN)
@@ -127,7 +127,7 @@ class TestAttention:
             assert float((case()[0][:, -1] - out).abs().max()) > 0.1
 
     def test_statistics_are_those_of_rotated_heads(self) -> None:
-        """The entropy of rows that an MLP would read."""
+        """Compute the entropy of the rows exposed to an MLP."""
         every = WeightsRequest("none", topk=0, tau=0.0, detach=True)
         case = build_case(n_head=1, request=every, positions=ROPE)
         with torch.no_grad():
@@ -138,7 +138,7 @@ class TestAttention:
 
 
 class TestModel:
-    """A GPT without a table of positions."""
+    """GPT without position embeddings."""
 
     @pytest.mark.parametrize("pattern", SEEN)
     @pytest.mark.parametrize("projection", MADE)
@@ -171,7 +171,7 @@ class TestModel:
                 torch.testing.assert_close(found, whole[:, :length], rtol=0, atol=1e-12)
 
     def test_is_the_same_function_further_on(self) -> None:
-        """A cache that begins with token 5 gives what one from the start does."""
+        """Check that a cache that starts at token 5 gives the same result as a full cache."""
         model = drawn(make_model_config(positions="rope"))
         idx_BT = tokens(model.config, length=6)
         wanted, _ = decoded(model, idx_BT, (5, 1))
@@ -191,7 +191,7 @@ class TestModel:
 
 
 class TestConfiguration:
-    """Symbols, and what is refused."""
+    """Symbols, and rejected combinations."""
 
     def build(self, tree: Tree, **settings: Value) -> Config:
         return resolve_config(tree, [Layer.of("defconfig", "test", settings)])
@@ -204,16 +204,18 @@ class TestConfiguration:
         assert found.base == 500000.0
 
     @pytest.mark.parametrize(
-        ("settings", "said"),
+        ("settings", "problem"),
         [
             (
                 {"MODEL_SIZE_CUSTOM": True, "N_EMBD": 36, "N_HEAD": 4},
-                "POSITIONS_ROPE: heads of 9 numbers, N_EMBD=36 by N_HEAD=4, have no pairs",
+                "POSITIONS_ROPE: .* 9",
             ),
-            ({"ATTENTION_PROJECTION_LATENT": True}, "POSITIONS_ROPE=y: needs ATTENTION_PROJ"),
-            ({"ROPE_BASE": "1.5"}, r"ROPE_BASE: 1.5 is out of range \[2.0, 1000000000.0\]"),
+            ({"ATTENTION_PROJECTION_LATENT": True}, "POSITIONS_ROPE"),
+            ({"ROPE_BASE": "1.5"}, r"ROPE_BASE: .*1\.5"),
         ],
     )
-    def test_what_does_not_go_with_it(self, tree: Tree, settings: dict, said: str) -> None:
-        with pytest.raises(ConfigError, match=said):
+    def test_invalid_combinations_are_rejected(
+        self, tree: Tree, settings: dict, problem: str
+    ) -> None:
+        with pytest.raises(ConfigError, match=problem):
             self.build(tree, POSITIONS_ROPE=True, **settings)
