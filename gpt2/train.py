@@ -1,7 +1,7 @@
-"""Training one run: the same loop for every configuration.
+"""Training of one run: the same loop for every configuration.
 
-``run`` is what a worker process calls. It leaves a directory that describes itself, and may be
-killed at any moment: the next call goes on from the newest good checkpoint to the same bytes.
+Worker processes call ``run``. The run directory is self-describing, and a run may be killed at any
+moment: the next call resumes from the newest intact checkpoint with byte-identical results.
 """
 
 import math
@@ -48,7 +48,7 @@ from lib.status import State, Status, write_status
 
 Batches = Iterator[list[MicroBatch]]
 
-_UNSURE = "no deterministic form, its bits may differ from run to run: "
+_NONDETERMINISTIC = "no deterministic implementation, results may differ between runs: "
 
 
 def run(
@@ -62,60 +62,63 @@ def run(
 ) -> Status:
     """Train the run of ``run_dir/resolved_config.yaml`` to its end, or until ``stop()``.
 
-    The processes of one run all call it; rank 0 alone reports, asks ``stop`` and writes.
-    ``report`` gets ``{"kind": "line", tag, text}`` and ``{"kind": "progress", iteration, iterations,
-    loss, lr, grad_norm, tokens_per_second, eta_seconds}``. The status that is returned also stands
-    in status.json. Errors before the first step are raised as KablateError; later ones make the
-    run FAILED. ``allow_stale`` resumes a checkpoint that other code made. ``clock`` gives seconds.
+    All processes of a run call it; only rank 0 reports, polls ``stop`` and writes. ``report``
+    receives ``{"kind": "line", tag, text}`` and ``{"kind": "progress", iteration, iterations, loss,
+    lr, grad_norm, tokens_per_second, eta_seconds}``. ``allow_stale`` resumes a checkpoint that was
+    made by other code. ``clock`` returns seconds. Returns the status, which is also in status.json.
+
+    Errors before the first step are raised as KablateError; later errors set the status FAILED.
     """
     started = time.monotonic()
     files = RunDir(run_dir)
     try:
-        # Left last: no other rank waits for rank 0's trackers.
+        # ``opened`` is closed last, so that no other rank waits for rank 0's trackers.
         with ExitStack() as opened, Group.join(current_process()) as group:
-            # Rank 0 came here after the file was written, and the others after rank 0.
+            # The file exists: it is written before rank 0 joins, and the others join after rank 0.
             config = read_resolved_config(files)
-            wished = _or_asked_by_file(stop, files)
-            stopping = Stop(wished, config.run_time_limit_seconds, group.agree)
+            stop_requested = _or_stop_file(stop, files)
+            stopping = Stop(stop_requested, config.run_time_limit_seconds, group.agree)
             records = Records(files, report) if group.is_main else NoRecords(files)
             opened.callback(records.close)
-            # The session gets no name here: it has to be gone when the group is left.
-            return _to_the_end(
-                _ready(config, build_dir, records, clock, group, allow_stale, opened),
+            # No local variable: the session must be freed before the group is left.
+            return _train_to_end(
+                _prepare_session(config, build_dir, records, clock, group, allow_stale, opened),
                 stopping,
                 started,
             )
-    # Comes this far before the first step, or where even the failure could not be written down.
+    # Raised before the first step, or if the failure itself could not be recorded.
     except OSError as error:
-        raise RunError(Problem(f"cannot read or write: {error}", str(run_dir))) from error
+        what = f"cannot read or write: {error}"
+        raise RunError(Problem(what, str(run_dir), code="run.io-error")) from error
     except RuntimeError as error:
         if not lost_peer(error):
             raise
-        raise RunError(Problem("another process of this run is gone", str(run_dir))) from error
+        what = "another process of this run exited"
+        raise RunError(Problem(what, str(run_dir), code="run.lost-process")) from error
 
 
-def _or_asked_by_file(stop: Callable[[], bool], files: RunDir) -> Callable[[], bool]:
-    """``stop``, or a file called stop in the run's directory; one of an earlier start is removed."""
+def _or_stop_file(stop: Callable[[], bool], files: RunDir) -> Callable[[], bool]:
+    """Combine ``stop`` with the stop file in the run directory; delete a leftover stop file."""
     files.stop_request.unlink(missing_ok=True)
     return lambda: stop() or files.stop_request.exists()
 
 
 def train(session: Session, stop: Stop) -> None:
-    """Step until the budget is used or ``stop()``; evaluate and save on the way."""
+    """Train until the budget is used or ``stop()``, with periodic evaluations and checkpoints."""
     config, log, batches = session.config.train, Log(session), session.batches()
     try:
         while not stop():
             if statistics_due(session):
                 tell_statistics(session)
             if _due(session, config.eval_interval, session.evaluated_at):
-                _note_evaluation(session, session.evaluate(session.model, stop))
+                _record_evaluation(session, session.evaluate(session.model, stop))
             if _due(session, config.checkpoint_interval, session.saved_at):
                 save(session)
             if session.progress >= 1.0:
                 return
             with session.watch:
                 batches = _step_that_fits(session, batches, log)
-                if statistics_due(session) or _at(
+                if statistics_due(session) or _ends_interval(
                     session, config.eval_interval, config.checkpoint_interval
                 ):
                     log.flush()
@@ -125,7 +128,7 @@ def train(session: Session, stop: Stop) -> None:
 
 
 def step(session: Session, micro_batches: list[MicroBatch], log: Log) -> None:
-    """One optimizer step, and all that moves with it: iteration, progress, pruning, log."""
+    """Run one optimizer step and update iteration, progress, pruning and log."""
     lr = learning_rate_at(
         session.config.schedule,
         session.iteration,
@@ -134,13 +137,13 @@ def step(session: Session, micro_batches: list[MicroBatch], log: Log) -> None:
     )
     measured = optimizer_step(session, micro_batches, lr)
     if session.budget.is_time and session.device.type == "cuda":
-        # Progress is measured in seconds, so the GPU's work has to be done when they are read.
+        # Progress is measured in seconds, so the GPU must be finished when they are read.
         torch.cuda.synchronize(session.device)
     session.order.consumed()
     session.iteration += 1
     seconds = session.watch.seconds
     if session.budget.is_time:
-        # Each process has a clock of its own.
+        # Clocks differ between processes; all use rank 0's value.
         seconds = session.group.agree(seconds)
     session.progress = session.budget.progress(session.iteration, seconds)
     session.pruner.after_step(session.iteration, session.progress, session.optimizer)
@@ -148,22 +151,22 @@ def step(session: Session, micro_batches: list[MicroBatch], log: Log) -> None:
 
 
 def _step_that_fits(session: Session, batches: Batches, log: Log) -> Batches:
-    """One step, after as many fallbacks as it takes; the batches to go on with.
+    """Run one step with as many out-of-memory fallbacks as needed; return the batches to use next.
 
-    A checkpoint follows a fallback, so that a resumed run takes it at the same step.
+    A checkpoint follows a fallback, so that a resumed run applies it at the same step.
     """
-    fallbacks, micro_batches = len(session.oom_fallbacks), _fetch(session, batches)
+    n_fallbacks, micro_batches = len(session.oom_fallbacks), _fetch(session, batches)
     while True:
         try:
             step(session, micro_batches, log)
             break
         except DoesNotFit as error:
-            cause = str(error)
+            cause = error.problems[0].what
         record = fall_back(session, cause)
         if session.group.is_main:
             note_fallback(session.run, record)
         micro_batches = divided(micro_batches, session.config.train.batch_size)
-    if len(session.oom_fallbacks) == fallbacks:
+    if len(session.oom_fallbacks) == n_fallbacks:
         return batches
     log.flush()
     save(session)
@@ -171,7 +174,7 @@ def _step_that_fits(session: Session, batches: Batches, log: Log) -> Batches:
 
 
 def save(session: Session) -> None:
-    """Write a checkpoint; metrics.jsonl is on the disk as far as the checkpoint counts it."""
+    """Write a checkpoint, after syncing metrics.jsonl to the disk. Must be called on every rank."""
     state = {
         "session": session.state_dict(),
         "metrics_bytes": session.records.position(),
@@ -186,14 +189,14 @@ def save(session: Session) -> None:
 
 
 def _fetch(session: Session, batches: Batches) -> list[MicroBatch]:
-    """The next global batch's share, and how long it was waited for."""
+    """Return the next step's micro-batches, and record the wait in the heartbeat."""
     started = time.perf_counter()
-    found = next(batches)
+    micro_batches = next(batches)
     session.heartbeat.fetched(time.perf_counter() - started)
-    return found
+    return micro_batches
 
 
-def _ready(
+def _prepare_session(
     config: Config,
     build_dir: Path,
     records: Records,
@@ -202,9 +205,10 @@ def _ready(
     allow_stale: bool,
     opened: ExitStack,
 ) -> Session:
-    """A session that is about to take its first step, or its next one; ``opened`` ends its
-    trackers."""
-    noting = noting_warned(config.machine, lambda name: records.line("WARN", _UNSURE + name))
+    """Return a session that is ready for its first or next step; ``opened`` stops its sidecars."""
+    noting = noting_warned(
+        config.machine, lambda name: records.line("WARN", _NONDETERMINISTIC + name)
+    )
     warned = opened.enter_context(noting)
     session = open_session(config, build_dir, records, clock, group)
     session.warned = warned
@@ -218,7 +222,7 @@ def _ready(
 
 
 def _begin(session: Session, build_dir: Path, rng_at_start: dict[str, list[str]]) -> None:
-    """Record what is about to run, before it does."""
+    """Write manifest, status, heartbeat and log lines before the first step."""
     pids = session.group.gather(torch.tensor(os.getpid())).tolist()
     if session.group.is_main:
         session.run.checkpoints.mkdir(exist_ok=True)
@@ -236,8 +240,8 @@ def _begin(session: Session, build_dir: Path, rng_at_start: dict[str, list[str]]
         session.records.line(note.tag, note.text)
 
 
-def _to_the_end(session: Session, stop: Stop, started: float) -> Status:
-    """Train, evaluate and write the results; SUCCESS is written last."""
+def _train_to_end(session: Session, stop: Stop, started: float) -> Status:
+    """Train, evaluate and write the results; the status SUCCESS is written last."""
     try:
         train(session, stop)
         if session.saved_at != session.iteration:
@@ -245,26 +249,27 @@ def _to_the_end(session: Session, stop: Stop, started: float) -> Status:
         evaluation = None if stop.exit_code else session.evaluate(session.model, stop)
         if evaluation is None:
             return _interrupted(session, stop)
-        _note_evaluation(session, evaluation)
+        _record_evaluation(session, evaluation)
         facts = closing_facts(session)
         if session.group.is_main:
             set_apart(session)
             write_results(session, evaluation, started)
     except NumericsError as error:
-        return _not_finite(session, error)
+        return _failed_nonfinite(session, error)
     except RunError as error:
-        return _failed(session, error.problems[0].what)
+        return _failed(session, error.problems[0])
     except torch.OutOfMemoryError as error:
         message = str(error).splitlines()[0]
-        return _failed(session, f"{message} Halve BATCH_SIZE and double GRAD_ACCUMULATION.")
+        what = f"{message} Halve BATCH_SIZE and double GRAD_ACCUMULATION."
+        return _failed(session, Problem(what, code="run.out-of-memory"))
     except OSError as error:
-        return _failed(session, f"cannot write: {error}")
+        return _failed(session, Problem(f"cannot write: {error}", code="run.io-error"))
     return _succeeded(session, evaluation, facts)
 
 
 def _succeeded(session: Session, evaluation: Evaluation, facts: dict[str, Any]) -> Status:
     seconds = session.watch.seconds
-    # First: the manifest has a digest of the log.
+    # Logged first, because the manifest contains a digest of the log.
     session.records.line(
         "DONE",
         f"val loss {evaluation.loss:.4f}   {session.iteration:,} it, {session.tokens:,} tokens in "
@@ -272,7 +277,7 @@ def _succeeded(session: Session, evaluation: Evaluation, facts: dict[str, Any]) 
     )
     status = _write_status(session, State.SUCCESS, facts=facts)
     if session.group.is_main:
-        # The final weights are there, so nothing will be resumed.
+        # The final weights are written, so the run will not be resumed.
         checkpoint.delete_all(session.run.checkpoints)
     return status
 
@@ -283,28 +288,28 @@ def _interrupted(session: Session, stop: Stop) -> Status:
     return _write_status(session, State.INTERRUPTED, stop.exit_code, message)
 
 
-def _not_finite(session: Session, error: NumericsError) -> Status:
-    """Leave what it takes to make the step again; every rank comes here, or one alone."""
+def _failed_nonfinite(session: Session, error: NumericsError) -> Status:
+    """Write the records needed to replay the step. Called on every rank, or on a single one."""
     if error.undone:
         try:
             save(session)
-        except RunError as lost:
-            session.records.line("WARN", f"the step cannot be made again: {lost}")
+        except RunError as save_error:
+            session.records.line("WARN", f"the step cannot be replayed: {save_error}")
     if session.group.is_main or error.alone:
         for line in write_failure(session, error):
             session.records.line("FAIL", line)
     if error.undone:
-        # Rank 0 is still writing, and would be ended soon after the others have.
+        # Rank 0 is still writing, and would be killed soon after another rank exits.
         session.group.barrier()
-    return _failed(session, error.problems[0].what)
+    return _failed(session, error.problems[0])
 
 
-def _failed(session: Session, message: str) -> Status:
+def _failed(session: Session, problem: Problem) -> Status:
     if not session.group.is_main:
-        # Rank 0 may know nothing of it: whoever started the processes has to be told.
-        raise RunError(message)
-    session.records.log("FAIL", message)
-    return _write_status(session, State.FAILED, RunError.exit_code, message)
+        # Rank 0 may not be aware of the failure, so it is reported through this process.
+        raise RunError(Problem(problem.what, code=problem.code))
+    session.records.log("FAIL", problem.what)
+    return _write_status(session, State.FAILED, RunError.exit_code, problem.what)
 
 
 def _write_status(
@@ -322,10 +327,10 @@ def _write_status(
     return status
 
 
-def _note_evaluation(session: Session, evaluation: Evaluation | None) -> None:
-    """Append an evaluation's row; one that was interrupted leaves none, and is made another time.
+def _record_evaluation(session: Session, evaluation: Evaluation | None) -> None:
+    """Append the metrics row of an evaluation; an interrupted one (None) is repeated later.
 
-    NumericsError when its loss is not finite.
+    Raises NumericsError if the loss is non-finite.
     """
     if evaluation is None:
         return
@@ -345,10 +350,12 @@ def _note_evaluation(session: Session, evaluation: Evaluation | None) -> None:
 
 
 def _due(session: Session, interval: int, last: int) -> bool:
-    """Whether something is to be done at this iteration and has not been; the end is not one."""
-    return session.iteration != last and session.progress < 1.0 and _at(session, interval)
+    """Return whether a periodic task is due and not done yet; never true at the end of training."""
+    return (
+        session.iteration != last and session.progress < 1.0 and _ends_interval(session, interval)
+    )
 
 
-def _at(session: Session, *intervals: int) -> bool:
-    """Whether this iteration ends one of the intervals; 0 never ends."""
+def _ends_interval(session: Session, *intervals: int) -> bool:
+    """Return whether this iteration ends one of the intervals; an interval of 0 never ends."""
     return any(interval and session.iteration % interval == 0 for interval in intervals)

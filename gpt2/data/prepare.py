@@ -290,5 +290,5 @@ class _Progress:
         self._last = now
         # The total is an overestimate if markup is stripped.
         share = min(1.0, self._done / self._total)
-        left = (now - self._started) * (1 - share) / share
-        say("DATA", f"{share:4.0%} of {self._total / 1e6:.0f} MB   eta {left:.0f} s")
+        eta = (now - self._started) * (1 - share) / share
+        say("DATA", f"{share:4.0%} of {self._total / 1e6:.0f} MB   eta {eta:.0f} s")

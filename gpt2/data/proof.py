@@ -38,8 +38,8 @@ class Pieces:
     def add(self, tokens: np.ndarray) -> None:
         """Process the next chunk ``tokens`` [T] (uint16)."""
         ends = np.flatnonzero(tokens == self._end_of_text)
-        *whole, rest = np.split(tokens, ends + 1)
-        for piece in whole:
+        *complete, rest = np.split(tokens, ends + 1)
+        for piece in complete:
             self._open.append(piece[:-1])
             self.end()
         self._open.append(rest)

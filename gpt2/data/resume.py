@@ -100,6 +100,6 @@ class _Progress:
             return
         self._last = now
         rate = max(1, tokens - self._first) / (now - self._started)
-        left = clock(max(0, self._budget - tokens) / rate)
+        eta = clock(max(0, self._budget - tokens) / rate)
         share = f"{tokens / self._budget:4.0%} of {short(self._budget)} training tokens"
-        say("DATA", f"{share}   {short(rate)} tok/s   eta {left}")
+        say("DATA", f"{share}   {short(rate)} tok/s   eta {eta}")

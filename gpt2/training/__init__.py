@@ -1,1 +1,1 @@
-"""What the training loop is made of."""
+"""Components of the training loop."""

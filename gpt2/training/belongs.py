@@ -1,4 +1,4 @@
-"""Whether a checkpoint belongs to the run that would go on from it: configuration and data."""
+"""Check that a checkpoint matches the configuration and data of the run that resumes from it."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -7,13 +7,14 @@ from gpt2.config import Config
 from gpt2.training.session import Session
 from lib.errors import Problem, RunError
 
-# How the sequences of a step are dealt out: with another division a run can go on, to other bits.
+# Division of a step's sequences among ranks and micro-batches. A run can resume with another
+# division, but its results then differ in the last bits.
 _DIVISION = {"train.gpus", "train.batch_size", "train.grad_accumulation"}
 
 
 def made_for(session: Session) -> dict[str, Any]:
-    """What a checkpoint says of its run: the identity that was configured, and the data's digest."""
-    # Not the session's own, whose batches may have been divided anew to fit the memory.
+    """Return the fingerprint stored in a checkpoint: configured identity and data digest."""
+    # Not session.config: an out-of-memory fallback may have changed the micro-batch there.
     configured = Config.from_values(session.config.values)
     return {"config": configured.identity(), "data": session.dataset.digest}
 
@@ -21,28 +22,28 @@ def made_for(session: Session) -> dict[str, Any]:
 def require_own(
     session: Session, step: int, recorded: Mapping[str, Any], allow_stale: bool
 ) -> None:
-    """RunError unless ``recorded``, of the checkpoint of ``step``, says what ``made_for`` does now.
+    """Raise RunError unless ``recorded``, from the checkpoint of ``step``, equals ``made_for`` now.
 
-    With ``allow_stale``, another division of the batch is only said.
+    With ``allow_stale``, a different division of the batch is only logged.
     """
-    was, now = dict(_leaves(recorded)), dict(_leaves(made_for(session)))
-    names = [name for name in sorted(was | now) if was.get(name) != now.get(name)]
+    saved, current = dict(_leaves(recorded)), dict(_leaves(made_for(session)))
+    names = [n for n in sorted(saved | current) if saved.get(n) != current.get(n)]
     if not names:
         return
-    listed = ", ".join(f"{name} (was {was.get(name)}, is {now.get(name)})" for name in names)
-    what = f"the checkpoint of step {step} was made for another run: {listed}"
+    listed = ", ".join(f"{name} (was {saved.get(name)}, is {current.get(name)})" for name in names)
+    what = f"the checkpoint of step {step} belongs to another run: {listed}"
     divided = {f"config.{name}" for name in _DIVISION}
     if allow_stale and divided.issuperset(names):
-        session.records.line("WARN", f"{what}; it is resumed all the same")
+        session.records.line("WARN", f"{what}; resumed anyway")
         return
-    remedy = f"type: make rerun RUNS={session.label}, which starts the run anew"
+    remedy = f"to start the run again, type: make rerun RUNS={session.label}"
     if divided.issuperset(names):
-        remedy = f"to go on all the same: make STALE=keep; or {remedy}"
-    raise RunError(Problem(what, str(session.run.checkpoints), remedy))
+        remedy = f"to resume anyway, type: make STALE=keep; {remedy}"
+    raise RunError(Problem(what, str(session.run.checkpoints), remedy, code="checkpoint.mismatch"))
 
 
 def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted name and value of everything in nested mappings."""
+    """Yield the dotted name and value of each leaf of nested mappings."""
     if not isinstance(value, Mapping):
         yield name, value
         return

@@ -1,4 +1,4 @@
-"""What ends training, and the progress that the learning rate and pruning follow."""
+"""Training budget, and the progress that the learning rate and pruning schedules follow."""
 
 import time
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from gpt2.config import Config, TrainConfig
 
 
 class Stopwatch:
-    """Seconds spent inside its ``with`` blocks: training steps, and nothing else."""
+    """Stopwatch of the seconds spent inside its ``with`` blocks: training steps only."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
@@ -18,12 +18,12 @@ class Stopwatch:
 
     @property
     def seconds(self) -> float:
-        """Total so far, the block that is open included."""
+        """Return the total so far, including an open block."""
         running = 0.0 if self._started is None else self._clock() - self._started
         return self._before + running
 
     def resume_at(self, seconds: float) -> None:
-        """Go on from what an earlier process had counted."""
+        """Continue from the ``seconds`` of an earlier process."""
         assert self._started is None
         self._before = seconds
 
@@ -41,10 +41,10 @@ class Stopwatch:
 
 
 class Budget:
-    """A length in iterations or in seconds of training, ``stretch`` times what is configured.
+    """Training budget in iterations or seconds: ``stretch`` times the configured length.
 
-    Progress runs from 0 to 1. Of iterations and tokens it is known beforehand; of time it is
-    measured after each step, and that value is written down, because a result depends on it.
+    Progress runs from 0 to 1. For iterations and tokens it is known in advance; for time it is
+    measured after each step and recorded, because results depend on it.
     """
 
     def __init__(
@@ -52,28 +52,28 @@ class Budget:
     ) -> None:
         self.stretch = stretch
         self.tokens_per_iteration = config.tokens_per_iteration(block_size)
-        # 0 where time decides.
+        # 0 for a time budget.
         self.iterations = round(_iterations(config, self.tokens_per_iteration) * stretch)
-        # 0 where iterations decide.
+        # 0 for a budget of iterations or tokens.
         self.seconds = config.max_time_seconds * stretch if config.budget == "time" else 0.0
         self._warmup_steps = warmup_steps
-        # Unknown while the warm-up lasts, and not looked at.
+        # Unknown and unused during the warm-up.
         self._measured_warmup_progress = 1.0 if warmup_steps else 0.0
 
     @property
     def is_time(self) -> bool:
-        """Whether results depend on how fast the machine is."""
+        """Return whether the budget is time, so that results depend on the machine's speed."""
         return self.seconds > 0
 
     @property
     def warmup_progress(self) -> float:
-        """Progress at which the learning rate's warm-up ended; 1 while it lasts."""
+        """Return the progress at which the learning rate warm-up ended; 1 during the warm-up."""
         if self.is_time:
             return self._measured_warmup_progress
         return min(1.0, self._warmup_steps / self.iterations)
 
     def progress(self, iteration: int, seconds: float) -> float:
-        """Part of the budget used by ``iteration`` steps that took ``seconds``."""
+        """Return the share of the budget used by ``iteration`` steps that took ``seconds``."""
         if not self.is_time:
             return min(1.0, iteration / self.iterations)
         progress = min(1.0, seconds / self.seconds)
@@ -82,7 +82,7 @@ class Budget:
         return progress
 
     def state_dict(self) -> dict[str, float]:
-        """What a resumed run cannot know by itself."""
+        """Return the state that a resumed run cannot recompute."""
         return {"warmup_progress": self._measured_warmup_progress}
 
     def load_state_dict(self, state: dict[str, float]) -> None:
@@ -91,13 +91,13 @@ class Budget:
 
 
 def run_budget(config: Config) -> Budget:
-    """The budget of a run, as long as its pruning declares."""
+    """Return the budget of a run, stretched by the factor of its pruning options."""
     block_size, warmup_steps = config.model.shape.block_size, config.schedule.warmup_steps
     return Budget(config.train, block_size, warmup_steps, config.pruning.stretch)
 
 
 def seconds_left(progress: float, seconds: float) -> float | None:
-    """Training time still to come at the pace so far, or None before the first step."""
+    """Return the remaining training time at the average speed, or None before the first step."""
     return seconds * (1.0 - progress) / progress if progress > 0.0 else None
 
 

@@ -1,4 +1,4 @@
-"""What a run says of itself at its start: one line for people, facts for the manifest."""
+"""Description of a run: the log line at its start, and the manifest entries."""
 
 import hashlib
 import json
@@ -21,16 +21,16 @@ from lib.repro.weights import state_digest, weights_digest
 
 
 def start_line(session: Session) -> str:
-    """Device, memory, precision, kernels, threads, and what the configuration came to."""
+    """Return the start line: device, memory, precision, kernels, threads, parameters, length."""
     machine = session.config.machine
-    found = hardware(session.device)
+    observed = hardware(session.device)
     on_gpu = session.device.type == "cuda"
-    memory = found["vram_gib"] if on_gpu else found["ram_gib"]
-    name = found["gpu_name"] if on_gpu else found["cpu_model"]
-    habits = {
+    memory = observed["vram_gib"] if on_gpu else observed["ram_gib"]
+    name = observed["gpu_name"] if on_gpu else observed["cpu_model"]
+    options = {
         "compiled": machine.compile,
         "deterministic": machine.deterministic == "strict",
-        "deterministic or noted": machine.deterministic == "warn",
+        "deterministic or warned": machine.deterministic == "warn",
         f"{machine.matmul_precision} fp32 products": machine.matmul_precision != "highest",
         "cudnn benchmark": machine.cudnn_benchmark,
     }
@@ -42,7 +42,7 @@ def start_line(session: Session) -> str:
         f"attention {attention_kernel(session)}",
         *([f"{session.group.size} processes"] if session.group.size > 1 else []),
         f"{torch.get_num_threads()} thread(s)",
-        *(habit for habit, on in habits.items() if on),
+        *(option for option, on in options.items() if on),
         f"{sum(w.numel() for w in session.weights().values()):,} parameters",
         _length(session),
     ]
@@ -50,7 +50,7 @@ def start_line(session: Session) -> str:
 
 
 def attention_kernel(session: Session) -> str:
-    """How scores are computed: by rows, joined, as the pattern does, or by the kernel that ran."""
+    """Return the attention kernel: by rows, joined, of the pattern, or of SDPA."""
     attention = session.model.h[0].attn
     if isinstance(attention.pattern, OwnAttention):
         return attention.pattern.kernel(session.device.type)
@@ -64,12 +64,12 @@ def attention_kernel(session: Session) -> str:
 
 
 def manifest_facts(session: Session, rng_at_start: dict[str, list[str]]) -> dict[str, Any]:
-    """What the manifest says beyond the machine: the run, its seeds, its data, its code.
+    """Return the manifest entries of the run: settings, identity, seeds, data and code.
 
-    ``rng_at_start`` are the generators' digests before the first step.
+    ``rng_at_start`` has the digests of the generator states before the first step.
     """
     config, train = session.config, session.config.train
-    # Not the session's own, whose batches may have been divided anew to fit the memory.
+    # Not session.config: an out-of-memory fallback may have changed the micro-batch there.
     configured = Config.from_values(config.values)
     settings = run_knobs(session)
     return {
@@ -100,7 +100,7 @@ def manifest_facts(session: Session, rng_at_start: dict[str, list[str]]) -> dict
         "seeds": {
             "seed": config.seed,
             "policy": POLICY,
-            "dataloader_seed_policy": "sequence g is addressed by (seed, data, g); workers draw nothing",
+            "dataloader_seed_policy": "sequence g depends on (seed, data, g); workers have no seed",
         },
         "rng": {"algorithms": ALGORITHMS, "streams": _streams(session)},
         "rng_state_at_start": rng_at_start,
@@ -116,7 +116,7 @@ def manifest_facts(session: Session, rng_at_start: dict[str, list[str]]) -> dict
 
 
 def closing_facts(session: Session) -> dict[str, Any]:
-    """What the manifest learns at the end of training; every rank has to call it."""
+    """Return the manifest entries of the end of training. Must be called on every rank."""
     return {
         "rng_state_at_end": rng_of_ranks(session),
         "final_weights_digest": weights_digest(session.weights()),
@@ -126,32 +126,32 @@ def closing_facts(session: Session) -> dict[str, Any]:
 
 
 def rng_of_ranks(session: Session) -> dict[str, list[str]]:
-    """Each generator's state as a digest, one for each rank; every rank has to call it."""
-    own = rng_digests(session.device)
-    digests = bytearray(b"".join(bytes.fromhex(digest) for digest in own.values()))
+    """Return the digest of each generator's state per rank. Must be called on every rank."""
+    local = rng_digests(session.device)
+    digests = bytearray(b"".join(bytes.fromhex(digest) for digest in local.values()))
     rows = session.group.gather(torch.frombuffer(digests, dtype=torch.uint8)).tolist()
     width = hashlib.sha256().digest_size
     return {
         name: [bytes(row[i * width : (i + 1) * width]).hex() for row in rows]
-        for i, name in enumerate(own)
+        for i, name in enumerate(local)
     }
 
 
 def _warned_of_ranks(session: Session) -> list[str] | None:
-    """What torch warned of on any rank; None where it was not asked to."""
+    """Return the operations torch warned of on any rank; None if warnings were not enabled."""
     if session.warned is None:
         return None
-    told = session.group.gather_text(json.dumps(session.warned.names))
-    return sorted({name for text in told for name in json.loads(text)})
+    texts = session.group.gather_text(json.dumps(session.warned.names))
+    return sorted({name for text in texts for name in json.loads(text)})
 
 
 def _run_id(config_digest: str, data_digest: str) -> str:
-    """The same for every training of one configuration on the same data."""
+    """Return an id that is equal for every training of one configuration on the same data."""
     return hashlib.sha256(f"{config_digest}:{data_digest}".encode()).hexdigest()[:16]
 
 
 def _streams(session: Session) -> dict[str, int | list[int] | dict[str, int]]:
-    """Each named stream with the seed derived for it; of dropout, one for each rank."""
+    """Return the derived seed of each named stream; for dropout, one seed per rank."""
     seed = session.config.seed
     names = ("data", "numpy", "python", "sample")
     return {
@@ -163,7 +163,7 @@ def _streams(session: Session) -> dict[str, int | list[int] | dict[str, int]]:
 
 def _length(session: Session) -> str:
     tokens, stretch = session.budget.tokens_per_iteration, session.budget.stretch
-    longer = "" if stretch == 1.0 else f" (budget x {stretch:g})"
+    suffix = "" if stretch == 1.0 else f" (budget x {stretch:g})"
     if session.budget.is_time:
-        return f"{session.budget.seconds:,.0f} s x {tokens:,} tokens/it{longer}"
-    return f"{session.budget.iterations:,} it x {tokens:,} tokens{longer}"
+        return f"{session.budget.seconds:,.0f} s x {tokens:,} tokens/it{suffix}"
+    return f"{session.budget.iterations:,} it x {tokens:,} tokens{suffix}"

@@ -1,4 +1,4 @@
-"""What a run leaves of a step whose numbers were not finite, so that it can be made again."""
+"""Records of a step with non-finite values, from which the step can be replayed."""
 
 from typing import Any
 
@@ -12,9 +12,9 @@ SCHEMA_VERSION = 1
 
 
 def write_failure(session: Session, error: NumericsError) -> list[str]:
-    """Write numerics_failure.json, and the batch beside it; the lines to be shown and logged.
+    """Write numerics_failure.json and the offending batch. Return the log lines.
 
-    Where the step was undone, a checkpoint of its start is there: going on makes it again.
+    If the step was rolled back, a checkpoint of its start exists and resuming repeats the step.
     """
     run = session.run
     record: dict[str, Any] = {
@@ -29,27 +29,27 @@ def write_failure(session: Session, error: NumericsError) -> list[str]:
         write_atomic(run.numerics_batch, safetensors.torch.save(contiguous))
         record["batch"] = {"file": run.numerics_batch.name, "sha256": sha256(run.numerics_batch)}
     else:
-        # Of an earlier failure, whose record is replaced here.
+        # Leftover of an earlier failure.
         run.numerics_batch.unlink(missing_ok=True)
     write_json(run.numerics_failure, record)
     rows = error.record["tensors"]
     by_rank = ("rank",) if any("rank" in row for row in rows) else ()
     lines = table(rows, by_rank) if rows else []
-    again = "meets the step again" if error.undone else "goes on from the newest checkpoint"
-    return [*lines, f"{run.numerics_failure}: {record['replay']} {again}"]
+    effect = "repeats the step" if error.undone else "resumes from the newest checkpoint"
+    return [*lines, f"{run.numerics_failure}: {record['replay']} {effect}"]
 
 
 def set_apart(session: Session) -> None:
-    """Move the record of a step that this start has got past: a finished run has no failure.
+    """Archive the failure record of an earlier start after this start has succeeded.
 
-    It is kept, because the same step should have come out the same again.
+    The record is kept, because a deterministic step should have failed again.
     """
     run = session.run
-    left = [path for path in (run.numerics_failure, run.numerics_batch) if path.exists()]
-    if not left:
+    paths = [path for path in (run.numerics_failure, run.numerics_batch) if path.exists()]
+    if not paths:
         return
     run.overcome.mkdir(exist_ok=True)
-    for path in left:
+    for path in paths:
         path.replace(run.overcome / path.name)
-    text = "an earlier start ended in numbers that were not finite, and this one did not"
+    text = "an earlier start failed with non-finite values, but this start did not"
     session.records.line("WARN", f"{text}: {run.overcome}")

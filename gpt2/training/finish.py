@@ -1,4 +1,4 @@
-"""The files of a finished run: weights, rows, sample, summary and manifest."""
+"""Result files of a finished run: weights, per-document rows, text sample and summary."""
 
 import itertools
 import time
@@ -23,7 +23,7 @@ SCHEMA_VERSION = 2
 
 
 def write_results(session: Session, evaluation: Evaluation, started: float) -> None:
-    """Write everything but the status; the process began at ``started`` of time.monotonic."""
+    """Write all results except the status; ``started`` is the process start by time.monotonic."""
     weights = {name: tensor.contiguous() for name, tensor in session.weights().items()}
     write_atomic(session.run.weights, safetensors.torch.save(weights))
     dataset, step = session.config.data.dataset, session.iteration
@@ -35,16 +35,16 @@ def write_results(session: Session, evaluation: Evaluation, started: float) -> N
 
 
 def text_sample(session: Session) -> str:
-    """Text that the model writes after ``SAMPLE_PROMPT``, from a random stream of its own."""
+    """Generate text after ``SAMPLE_PROMPT`` with a dedicated random stream."""
     config = session.config
-    words = session.tokenizer
-    prompt = words.encode(config.train.sample_prompt)
-    # An empty prompt starts where a document ends.
-    ids = torch.tensor([int(i) for i in prompt] or [words.end_of_text])
+    tokenizer = session.tokenizer
+    prompt = tokenizer.encode(config.train.sample_prompt)
+    # An empty prompt starts a new document.
+    ids = torch.tensor([int(i) for i in prompt] or [tokenizer.end_of_text])
     seed = stream_seed(config.seed, "sample")
     tokens = generate(session.model, ids, seed, config.machine)
-    written = list(itertools.islice(tokens, config.train.sample_tokens))
-    return words.decode(np.array([*ids.tolist(), *written])) + "\n"
+    sample = list(itertools.islice(tokens, config.train.sample_tokens))
+    return tokenizer.decode(np.array([*ids.tolist(), *sample])) + "\n"
 
 
 def _summary(
@@ -53,8 +53,8 @@ def _summary(
     calibration: dict[str, list[float]],
     started: float,
 ) -> dict[str, Any]:
-    """Everything outside ``timing`` is decided by the configuration and the seed."""
-    config, seconds, began = session.config, session.watch.seconds, first_steps(session)
+    """Build summary.json; configuration and seed determine all values outside ``timing``."""
+    config, seconds, verdict = session.config, session.watch.seconds, first_steps(session)
     return {
         "schema_version": SCHEMA_VERSION,
         "seed": config.seed,
@@ -80,8 +80,8 @@ def _summary(
             "train_seconds": seconds,
             "mean_step_seconds": seconds / session.iteration,
             "tokens_per_second": session.tokens / seconds,
-            "first_steps": began.record() if began else None,
-            # Where there is one, these are no claims of speed.
+            "first_steps": verdict.record() if verdict else None,
+            # With debug flags set, the timing does not represent the run's speed.
             "debug_flags": config.numerics.debug_flags,
         },
     }

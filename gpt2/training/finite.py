@@ -1,6 +1,6 @@
-"""A step whose numbers are not finite: finding it, finding whose they are, ending all ranks alike.
+"""Non-finite losses and gradients: detection, diagnosis per rank, and an error on all ranks.
 
-R ranks, N micro-batches, B micro-batch, T tokens.
+Shape suffixes: R ranks, N micro-batches, B micro-batch, T tokens.
 """
 
 import hashlib
@@ -20,26 +20,26 @@ from lib.machine.setup import autocast
 from lib.numerics.guard import FirstBadModule, NumericsError, as_rows, bad_tensors, number
 
 _ADVICE = "try a lower LEARNING_RATE, a longer WARMUP_STEPS or GRAD_CLIP=1.0"
-# How torch's anomaly mode puts it.
-_ANOMALY = "returned nan values"
+# Part of the message of torch's anomaly mode.
+_ANOMALY_MESSAGE = "returned nan values"
 
 
 def require_finite(
     session: Session, measured: Measured, iteration: int, begun: Begun | None = None
 ) -> None:
-    """NumericsError unless loss and gradients of ``iteration`` are finite.
+    """Raise NumericsError if the loss or gradients of ``iteration`` are non-finite.
 
-    With ``begun``, before the update: every rank has to call it, all raise if one has to, and the
-    step is made once more without exchange to see whose numbers they are. Without, when the row is
-    written: loss and norms are the same on all ranks. fp16 gradients overflow now and then by
-    design: the scaler skips such a step by itself.
+    With ``begun``, the check precedes the update: every rank must call it, all ranks raise if one
+    has to, and the step is repeated without communication to find the rank and micro-batch.
+    Without ``begun``, the check is on the metrics when the row is written; loss and norms are then
+    equal on all ranks. An fp16 gradient overflow is not an error: the scaler skips the step.
     """
     loss, norm = torch.stack((measured.loss, measured.gradient_norm)).tolist()
     what = ""
     if not math.isfinite(loss):
-        what = f"loss is {_word(loss)}"
+        what = f"loss is {_format_value(loss)}"
     elif not math.isfinite(norm) and not session.scaler.is_enabled():
-        what = f"gradient norm is {_word(norm)}"
+        what = f"gradient norm is {_format_value(norm)}"
     if begun is not None and session.group.any(bool(what)):
         raise _before_update(session, measured, iteration, begun, what)
     if begun is None and what:
@@ -47,7 +47,7 @@ def require_finite(
 
 
 def bad_evaluation(session: Session, loss: float) -> NumericsError:
-    """The error of a validation loss that is not finite."""
+    """Return the error of a non-finite validation loss."""
     what = f"validation loss is {loss}"
     rows = as_rows(bad_tensors(session.weights().items(), "weight"))
     return _error(session, what, session.iteration, "in an evaluation", rows, {})
@@ -55,9 +55,10 @@ def bad_evaluation(session: Session, loss: float) -> NumericsError:
 
 @contextmanager
 def anomaly_detection(session: Session) -> Iterator[None]:
-    """With DETECT_ANOMALY, a NaN in the backward pass inside is a NumericsError naming its operation.
+    """Enable torch's anomaly detection if DETECT_ANOMALY is set.
 
-    The warning that comes with it, in the run's log, has the lines of the forward pass.
+    Raises NumericsError with the operation that returned a NaN in the backward pass. The warning
+    that torch logs has the stack trace of the forward pass.
     """
     if not session.config.numerics.detect_anomaly:
         yield
@@ -66,56 +67,62 @@ def anomaly_detection(session: Session) -> Iterator[None]:
         with torch.autograd.set_detect_anomaly(True):
             yield
     except RuntimeError as error:
-        if _ANOMALY not in str(error):
+        if _ANOMALY_MESSAGE not in str(error):
             raise
-        several = session.group.size > 1
+        is_distributed = session.group.size > 1
         what = f"anomaly: {str(error).splitlines()[0].rstrip('.')}"
-        what += f" (rank {session.group.rank})" if several else ""
-        where, who = "in the backward pass", {"rank": session.group.rank} if several else {}
-        found = _error(session, what, session.iteration + 1, where, [], who)
-        found.alone = several
-        raise found from error
+        what += f" (rank {session.group.rank})" if is_distributed else ""
+        rank = {"rank": session.group.rank} if is_distributed else {}
+        numerics_error = _error(
+            session, what, session.iteration + 1, "in the backward pass", [], rank
+        )
+        numerics_error.alone = is_distributed
+        raise numerics_error from error
 
 
 def _before_update(
     session: Session, measured: Measured, iteration: int, begun: Begun, what: str
 ) -> NumericsError:
-    """What every rank knows of the step, and the step undone."""
+    """Roll back the step and build an error with the diagnostics of every rank."""
     if math.isfinite(measured.loss.item()):
         gradients = ((name, p.grad) for name, p in session.model.named_parameters())
-        seen = as_rows(bad_tensors(gradients, "gradient"))
+        reduced_rows = as_rows(bad_tensors(gradients, "gradient"))
     else:
-        # Gradients of such a loss say nothing.
-        seen = as_rows(bad_tensors(session.weights().items(), "weight"))
-    own = {"rank": session.group.rank, "what": what, **_once_more(session, begun)}
-    # With random states as the step found them.
-    own["rng"] = {k: hashlib.sha256(v.numpy().tobytes()).hexdigest() for k, v in begun.rng.items()}
+        # Gradients of a non-finite loss carry no information.
+        reduced_rows = as_rows(bad_tensors(session.weights().items(), "weight"))
+    report = {"rank": session.group.rank, "what": what, **_replay(session, begun)}
+    # States of the generators at the start of the step.
+    report["rng"] = {
+        name: hashlib.sha256(state.numpy().tobytes()).hexdigest()
+        for name, state in begun.rng.items()
+    }
     begun.undo(session)
-    ranks = [json.loads(text) for text in session.group.gather_text(json.dumps(own))]
-    several = session.group.size > 1
-    whose = [(r["rank"], row) for r in ranks for row in r["tensors"]]
-    # Before pruning's masks, which turn an infinity into NaN, and before any sum.
-    rows = [row | {"rank": rank} if several else row for rank, row in whose] or seen
+    ranks = [json.loads(text) for text in session.group.gather_text(json.dumps(report))]
+    is_distributed = session.group.size > 1
+    rank_rows = [(r["rank"], row) for r in ranks for row in r["tensors"]]
+    # The replay's rows are from before the all-reduce, and before pruning masks turn inf to NaN.
+    rows = [row | {"rank": rank} if is_distributed else row for rank, row in rank_rows]
+    rows = rows or reduced_rows
     if not rows and math.isfinite(measured.loss.item()):
         rows = _bad_norms(session, measured, 0)
-    guilty = [f"rank {r['rank']}" for r in ranks if r["micro_batch"] is not None]
+    bad_ranks = [f"rank {r['rank']}" for r in ranks if r["micro_batch"] is not None]
     what = next(r["what"] for r in ranks if r["what"])
-    what += f" ({', '.join(guilty)})" if several and guilty else ""
-    more = {
+    what += f" ({', '.join(bad_ranks)})" if is_distributed and bad_ranks else ""
+    details = {
         "loss": number(measured.loss.item()),
         "gradient_norm": number(measured.gradient_norm.item()),
         "lr": begun.lr,
         "ranks": ranks,
     }
     modules = [r["first_module"] for r in ranks if r["first_module"]]
-    error = _error(session, what, iteration, "before the update", rows, more, *modules)
+    error = _error(session, what, iteration, "before the update", rows, details, *modules)
     error.tensors, error.undone = _batch(session, begun), True
     return error
 
 
-def _once_more(session: Session, begun: Begun) -> dict[str, Any]:
-    """The step on this rank alone, up to the first micro-batch whose numbers are not finite."""
-    found: dict[str, Any] = {"losses": [], "micro_batch": None, "first_module": "", "tensors": []}
+def _replay(session: Session, begun: Begun) -> dict[str, Any]:
+    """Repeat the step on this rank without communication, up to the first bad micro-batch."""
+    report: dict[str, Any] = {"losses": [], "micro_batch": None, "first_module": "", "tensors": []}
     begun.undo(session)
     for i, (x_BT, y_BT) in enumerate(on_device(session, begun.micro_batches)):
         session.optimizer.zero_grad(set_to_none=True)
@@ -123,7 +130,7 @@ def _once_more(session: Session, begun: Begun) -> dict[str, Any]:
         with autocast(session.config.machine), module.watching(session.model):
             loss = session.model(x_BT, y_BT)
         finite = math.isfinite(loss.item())
-        found["losses"].append(number(loss.item()))
+        report["losses"].append(number(loss.item()))
         rows = []
         if not finite:
             rows = bad_tensors(session.weights().items(), "weight")
@@ -132,38 +139,38 @@ def _once_more(session: Session, begun: Begun) -> dict[str, Any]:
             gradients = ((name, p.grad) for name, p in session.model.named_parameters())
             rows = bad_tensors(gradients, "gradient")
         if rows or not finite:
-            found |= {"micro_batch": i, "first_module": module.name, "tensors": as_rows(rows)}
+            report |= {"micro_batch": i, "first_module": module.name, "tensors": as_rows(rows)}
             break
-    return found
+    return report
 
 
 def _batch(session: Session, begun: Begun) -> dict[str, Tensor]:
-    """Token ids ``x`` and ``y`` [R, N, B, T] and random states [R, bytes] of all ranks."""
-    own = {
+    """Gather token ids ``x``, ``y`` [R, N, B, T] and generator states [R, bytes] of all ranks."""
+    tensors = {
         "x": torch.stack([x_BT for x_BT, _ in begun.micro_batches]),
         "y": torch.stack([y_BT for _, y_BT in begun.micro_batches]),
     }
-    own |= {f"rng.{name}": state for name, state in begun.rng.items()}
-    return {name: session.group.gather(tensor) for name, tensor in own.items()}
+    tensors |= {f"rng.{name}": state for name, state in begun.rng.items()}
+    return {name: session.group.gather(tensor) for name, tensor in tensors.items()}
 
 
 def _after_update(session: Session, measured: Measured, iteration: int, what: str) -> NumericsError:
-    """Norms are all that is left of the gradients."""
+    """Build an error from loss and gradient norms; the gradients no longer exist."""
     finite = math.isfinite(measured.loss.item())
     rows = _bad_norms(session, measured, None) if finite else []
-    more = {
+    details = {
         "loss": number(measured.loss.item()),
         "gradient_norm": number(measured.gradient_norm.item()),
     }
-    return _error(session, what, iteration, "after the update", rows, more)
+    return _error(session, what, iteration, "after the update", rows, details)
 
 
 def _bad_norms(session: Session, measured: Measured, count: int | None) -> list[dict[str, Any]]:
-    """A row for each gradient whose norm is not finite, with ``count`` bad elements of each kind.
+    """Return a row for each gradient with a non-finite norm; ``count`` is its bad elements.
 
-    0 where every element is finite, and together they are longer than fp32 can say.
+    A count of 0 means that all elements are finite and the norm overflows fp32.
     """
-    found = zip(session.model.named_parameters(), measured.gradient_norms.tolist(), strict=True)
+    norms = zip(session.model.named_parameters(), measured.gradient_norms.tolist(), strict=True)
     return [
         {
             "param": name,
@@ -174,7 +181,7 @@ def _bad_norms(session: Session, measured: Measured, count: int | None) -> list[
             **dict.fromkeys(("nonfinite", "nan", "inf"), count),
             "first_bad_index": None,
         }
-        for (name, p), norm in found
+        for (name, p), norm in norms
         if not math.isfinite(norm)
     ]
 
@@ -183,45 +190,48 @@ def _error(
     session: Session,
     what: str,
     iteration: int,
-    found: str,
+    phase: str,
     rows: list[dict[str, Any]],
-    more: dict[str, Any],
+    details: dict[str, Any],
     *modules: str,
 ) -> NumericsError:
     train = session.config.train
     record = {
         "what": what,
         "iteration": iteration,
-        "found": found,
+        "found": phase,
         "tensors": rows,
-        # Sequence g is addressed by the seed and g alone.
+        # Seed and number determine each sequence.
         "sequences": {"first": (iteration - 1) * train.global_batch, "count": train.global_batch},
         "seed": session.config.seed,
         "micro_batch": train.batch_size,
         "accumulation": train.grad_accumulation,
-        **more,
+        **details,
     }
-    culprit = _culprit(rows, modules, found)
+    cause = _cause(rows, modules, phase)
     advice = _ADVICE
-    if found == "after the update":
-        advice = f"CHECK_NUMERICS=y looks before the update; else {_ADVICE}"
+    if phase == "after the update":
+        advice = f"set CHECK_NUMERICS=y to check before the update, or {_ADVICE}"
     problem = Problem(
-        f"{what} at it {iteration}, {culprit}", str(session.run.numerics_failure), advice
+        f"{what} at it {iteration}, {cause}",
+        str(session.run.numerics_failure),
+        advice,
+        code="numerics.non-finite",
     )
     return NumericsError(problem, record)
 
 
-def _culprit(rows: list[dict[str, Any]], modules: tuple[str, ...], found: str) -> str:
-    """The first thing to look at."""
+def _cause(rows: list[dict[str, Any]], modules: tuple[str, ...], phase: str) -> str:
+    """Describe the most likely origin of the non-finite values."""
     if rows and rows[0]["nonfinite"] == 0:
-        return f"every gradient is finite, and the norm of {rows[0]['param']} overflows"
+        return f"all gradients are finite, but the norm of {rows[0]['param']} overflows"
     if rows:
-        holds = "gradient of " * (rows[0]["holds"] == "gradient")
-        return f"first bad tensor {holds}{rows[0]['param']}"
+        kind = "gradient of " * (rows[0]["holds"] == "gradient")
+        return f"first bad tensor {kind}{rows[0]['param']}"
     if modules:
-        return f"every weight is finite, first bad output that of {modules[0]}"
-    return f"found {found}"
+        return f"all weights are finite, first bad output from {modules[0]}"
+    return f"found {phase}"
 
 
-def _word(number: float) -> str:
+def _format_value(number: float) -> str:
     return "NaN" if math.isnan(number) else "infinite"

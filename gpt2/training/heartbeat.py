@@ -1,4 +1,4 @@
-"""Signs of life of one process of a run: a line at its start, each log interval and its end."""
+"""Heartbeat of one process of a run: a line at the start, at each log interval and at the end."""
 
 import os
 import time
@@ -14,7 +14,7 @@ _MIB = 1 << 20
 
 
 class Heartbeat:
-    """Appends to heartbeat_rank<rank>.jsonl; a full disk is the trainer's to notice, not ours."""
+    """Writer of heartbeat_rank<rank>.jsonl; the lines are not synced to the disk."""
 
     def __init__(self, run: RunDir, rank: int, device: torch.device) -> None:
         self._path = run.heartbeat(rank)
@@ -23,11 +23,11 @@ class Heartbeat:
         self._fetch_seconds: list[float] = []
 
     def fetched(self, seconds: float) -> None:
-        """A batch had to be waited for so long."""
+        """Record the seconds spent waiting for a batch."""
         self._fetch_seconds.append(seconds)
 
     def beat(self, message: str, iteration: int, **facts: Any) -> None:
-        """Append one line. OSError where that cannot be done."""
+        """Append one line. Raises OSError if the line cannot be written."""
         allocated, reserved = self._memory()
         waits, self._fetch_seconds = self._fetch_seconds, []
         now = time.time()
@@ -47,7 +47,7 @@ class Heartbeat:
             stream.write(canonical_json(record) + "\n")
 
     def _memory(self) -> tuple[float, float]:
-        """MiB of tensors, and held from the driver; on a CPU the process's resident memory."""
+        """Return allocated and reserved GPU memory in MiB; on a CPU, resident memory for both."""
         if self._device.type == "cuda":
             allocated = torch.cuda.memory_allocated(self._device)
             return allocated / _MIB, torch.cuda.memory_reserved(self._device) / _MIB

@@ -1,4 +1,4 @@
-"""What a run says while it trains: a row for each iteration, a line for each log interval."""
+"""Training log: a metrics row per iteration, and a log line per log interval."""
 
 import math
 from collections import deque
@@ -15,20 +15,20 @@ from gpt2.training.utilisation import mfu, peak_flops
 
 
 class Log:
-    """Holds what steps measured until it is read: reading makes the host wait for the GPU."""
+    """Buffer of step metrics still on the device; reading them synchronizes with the GPU."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        # Iteration, what every row says of it, and what was measured.
+        # Values known on the host, and metrics on the device, of each unwritten row.
         self._pending: deque[tuple[dict[str, float], Measured]] = deque()
-        # Losses since the last line, and where that line was.
+        # Losses since the last log line, and iteration and training seconds of that line.
         self._losses: list[float] = []
         self._grad_norm: float | None = None
         self._line_at = (session.iteration, session.watch.seconds)
         self._peak_flops = peak_flops(session)
 
     def add(self, measured: Measured, lr: float) -> None:
-        """Take note of the step just made; write and show it when the log interval is over."""
+        """Add the metrics of the last step; write and log them at the end of the log interval."""
         session = self._session
         row = {
             "iteration": session.iteration,
@@ -42,15 +42,15 @@ class Log:
             self._line(lr)
 
     def flush(self) -> None:
-        """Write the rows that are held back. NumericsError at the first not finite.
+        """Write all buffered rows. Raises NumericsError at the first non-finite row.
 
-        A row does not depend on the log interval, nor on where a run was interrupted.
+        A row depends neither on the log interval nor on where a run was interrupted.
         """
         values = [torch.stack((m.loss, m.gradient_norm)) for _, m in self._pending]
         for loss, norm in torch.stack(values).tolist() if values else []:
             row, measured = self._pending[0]
             require_finite(self._session, measured, int(row["iteration"]))
-            # Only fp16 comes here with an overflow: a step that the scaler skipped.
+            # Non-finite only in fp16, when the scaler skipped a step that overflowed.
             self._grad_norm = norm if math.isfinite(norm) else None
             self._session.records.metrics(kind="train", **row, loss=loss, grad_norm=self._grad_norm)
             self._losses.append(loss)
@@ -61,16 +61,16 @@ class Log:
         iterations, seconds = session.iteration - self._line_at[0], session.watch.seconds
         tokens = iterations * session.budget.tokens_per_iteration
         speed = tokens / max(seconds - self._line_at[1], 1e-9)
-        used = mfu(session, speed, self._peak_flops)
+        utilisation = mfu(session, speed, self._peak_flops)
         loss = math.fsum(self._losses) / len(self._losses)
-        left = seconds_left(session.progress, seconds)
+        eta = seconds_left(session.progress, seconds)
         session.records.timing(
             iteration=session.iteration,
             iterations=session.budget.iterations,
             train_seconds=seconds,
             tokens_per_second=speed,
-            mfu=used,
-            eta_seconds=left,
+            mfu=utilisation,
+            eta_seconds=eta,
             **session.optimizer.statistics(),
         )
         session.records.progress(
@@ -81,14 +81,14 @@ class Log:
             lr=lr,
             grad_norm=self._grad_norm,
             tokens_per_second=speed,
-            eta_seconds=left,
+            eta_seconds=eta,
         )
         norm = "overflow" if self._grad_norm is None else f"{self._grad_norm:.3f}"
         session.records.log(
             "TRAIN",
             f"{_position(session)}   loss {loss:.4f}   lr {lr:.3e}   grad norm {norm}   "
-            f"{speed:,.0f} tok/s{'' if used is None else f' ({used:.1%} MFU)'}   "
-            f"eta {clock_time(left)}",
+            f"{speed:,.0f} tok/s{'' if utilisation is None else f' ({utilisation:.1%} MFU)'}   "
+            f"eta {clock_time(eta)}",
         )
         session.heartbeat.beat(
             "train",
@@ -97,8 +97,8 @@ class Log:
             grad_norm=self._grad_norm,
             lr=lr,
             toks_per_s=speed,
-            mfu=used,
-            eta_s=left,
+            mfu=utilisation,
+            eta_s=eta,
             fallbacks=fallbacks(session),
         )
         tell_first_steps(session, self._line_at[0])
@@ -108,7 +108,7 @@ class Log:
 
 
 def clock_time(seconds: float | None) -> str:
-    """``mm:ss``, or ``h:mm:ss`` from an hour on; ``?`` for a time that is not known."""
+    """Format seconds as ``mm:ss``, ``h:mm:ss`` from one hour on, or ``?`` if unknown."""
     if seconds is None:
         return "?"
     minutes, rest = divmod(round(seconds), 60)

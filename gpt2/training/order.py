@@ -1,6 +1,6 @@
-"""Which sequences training consumed, as one digest that every rank's part is in.
+"""Digest of the data order: the sequences that all ranks consumed, step by step.
 
-R ranks, S steps.
+Shape suffixes: R ranks, S steps, B sequences of one rank and step.
 """
 
 import torch
@@ -9,43 +9,43 @@ from torch import Tensor
 from gpt2.data.sampler import NO_ORDER, next_order
 from lib.machine.group import Group
 
-# Steps that ranks hold back between two exchanges.
-_TOGETHER = 64
+# Steps buffered per rank before their offsets are gathered.
+_STEPS_PER_EXCHANGE = 64
 
 
 class DataOrder:
-    """The running ``order_digest``; what it says does not depend on ranks, workers or resumes."""
+    """Running ``order_digest``, independent of the number of ranks and workers, and of resumes."""
 
     def __init__(self, group: Group) -> None:
         self._group = group
         self._digest = NO_ORDER
-        # Of this rank, for each step that is not in the digest yet.
+        # Offsets of this rank for each step that is not in the digest yet.
         self._pending: list[Tensor] = []
         self._offered = torch.empty(0)
 
     def offered(self, offsets_B: Tensor) -> None:
-        """This rank's sequences of the next step, which may yet be offered another time."""
+        """Store this rank's sequences of the next step; the step may be offered again."""
         self._offered = offsets_B
 
     def consumed(self) -> None:
-        """The step was made with what was offered last. Every rank has to call it."""
+        """Count the sequences offered last as consumed. Must be called on every rank."""
         self._pending.append(self._offered)
-        if len(self._pending) == _TOGETHER or self._group.size == 1:
+        if len(self._pending) == _STEPS_PER_EXCHANGE or self._group.size == 1:
             self._exchange()
 
     def state_dict(self) -> str:
-        """The digest of all steps so far. Every rank has to call it."""
+        """Return the digest of all steps so far. Must be called on every rank."""
         self._exchange()
         return self._digest
 
     def load_state_dict(self, digest: str) -> None:
-        """Go on behind the steps of ``digest``."""
+        """Continue after the steps of ``digest``."""
         self._digest = digest
         self._pending.clear()
 
     @property
     def digest(self) -> str:
-        """What ``state_dict`` said last; asks nobody."""
+        """Return the last result of ``state_dict``, without communication."""
         return self._digest
 
     def _exchange(self) -> None:

@@ -1,6 +1,6 @@
-"""What a step is made of before its update: micro-batches, their passes, what they measure.
+"""Parts of a step before the update: micro-batches, forward and backward passes, step metrics.
 
-B micro-batch, b a part of it, T tokens.
+Shape suffixes: B micro-batch, b part of a micro-batch, T tokens.
 """
 
 from collections.abc import Iterable
@@ -17,34 +17,34 @@ MicroBatch = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class Measured:
-    """What a step measured, still on the device: reading it makes the host wait for the GPU."""
+    """Metrics of a step, still on the device; reading them synchronizes with the GPU."""
 
     # Mean over the tokens of the global batch, in nats.
     loss: Tensor
-    # 2-norm of each parameter's gradient before clipping, in the model's order.
+    # 2-norm of each parameter's gradient before clipping, in the order of model.parameters().
     gradient_norms: Tensor
     gradient_norm: Tensor
 
 
 @dataclass(frozen=True)
 class Begun:
-    """What a step begins with on this rank: enough to make it again."""
+    """Snapshot of a step's inputs on this rank, sufficient to repeat the step."""
 
     micro_batches: list[MicroBatch]
     lr: float
-    # States of the generators that dropout draws from.
+    # States of the generators used by dropout.
     rng: dict[str, Tensor]
 
     @classmethod
     def now(cls, session: Session, micro_batches: list[MicroBatch], lr: float) -> Self:
-        """The step that is about to be made."""
+        """Return the snapshot of the step about to be run."""
         rng = {"torch": torch.get_rng_state()}
         if session.device.type == "cuda":
             rng["cuda"] = torch.cuda.get_rng_state(session.device)
         return cls(micro_batches, lr, rng)
 
     def undo(self, session: Session) -> None:
-        """Take the passes back: no gradients, and dropout draws what it drew. Weights are untouched."""
+        """Roll back the passes: clear gradients and restore generators. Weights are unchanged."""
         session.optimizer.zero_grad(set_to_none=True)
         torch.set_rng_state(self.rng["torch"])
         if "cuda" in self.rng:
@@ -52,7 +52,7 @@ class Begun:
 
 
 def divided(batches: list[MicroBatch], size: int) -> list[MicroBatch]:
-    """The same sequences in the same order, ``size`` in each micro-batch; it divides each."""
+    """Split micro-batches into ones of ``size`` sequences, a divisor of theirs, in equal order."""
     return [
         (x_bT, y_bT)
         for x_BT, y_BT in batches
@@ -61,7 +61,7 @@ def divided(batches: list[MicroBatch], size: int) -> list[MicroBatch]:
 
 
 def on_device(session: Session, batches: list[MicroBatch]) -> Iterable[MicroBatch]:
-    """Copies from page-locked memory overlap with the GPU's work."""
+    """Yield micro-batches on the device; copies from page-locked memory are asynchronous."""
     for x_BT, y_BT in batches:
         yield (
             x_BT.to(session.device, non_blocking=True),
@@ -72,13 +72,14 @@ def on_device(session: Session, batches: list[MicroBatch]) -> Iterable[MicroBatc
 def forward_backward(
     session: Session, x_BT: Tensor, y_BT: Tensor, share: float, exchange: bool
 ) -> Tensor:
-    """Add the gradients of ``share`` of a micro-batch's loss; that part of the loss, detached.
+    """Accumulate gradients of a micro-batch's loss times ``share``; return that product, detached.
 
-    Inside the forward pass's autocast context. ``exchange`` lets the ranks share what has added up.
+    Call inside the autocast context of the forward pass. ``exchange`` makes the ranks all-reduce
+    the accumulated gradients.
     """
     with session.group.exchange(session.forward, now=exchange):
         loss = session.forward(x_BT, y_BT) * share
-        # Gradients take the types of the forward pass by themselves.
+        # Backward uses the dtypes of the forward pass without autocast.
         with torch.autocast(session.device.type, enabled=False):
             session.scaler.scale(loss).backward()
     return loss.detach()

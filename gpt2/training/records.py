@@ -1,8 +1,9 @@
 """The append-only records of a run.
 
-``metrics.jsonl`` holds what the configuration and the seed decide, and is cut back to the
-checkpoint when a run resumes; ``timing.jsonl`` holds what the machine and the hour decide. A record
-is one line and one write, so a killed process leaves at most one torn line, at the end.
+``metrics.jsonl`` contains what the configuration and the seed determine, and is truncated to the
+checkpoint when a run resumes; ``timing.jsonl`` contains values that vary from machine to machine
+and from run to run. A record is one line and one write, so a killed process leaves at most one
+truncated line, at the end.
 """
 
 import errno
@@ -16,14 +17,14 @@ from lib.errors import Problem, RunError
 from lib.files import canonical_json
 from lib.rundir import RunDir
 
-# Bytes; a row of statistics has some thirty numbers for each layer.
-_LONGEST_RECORD = 1 << 20
-# What the runner shows: a line, or the progress of a run.
+# A statistics row has about thirty values per layer.
+_MAX_RECORD_BYTES = 1 << 20
+# Callback of the runner for events: a log line, or the progress of a run.
 Report = Callable[[dict[str, Any]], None]
 
 
 class Records:
-    """The open records of one run, and the way to whoever watches it."""
+    """Open record files of one run, and the callback that displays its events."""
 
     def __init__(self, run: RunDir, report: Report) -> None:
         self.run = run
@@ -33,40 +34,42 @@ class Records:
         self._logs = _open(run.logs)
 
     def metrics(self, **record: Any) -> None:
-        """Append one deterministic record; floats in their shortest exact form."""
+        """Append one deterministic record to metrics.jsonl; floats in their shortest exact form."""
         _append(self._metrics, canonical_json(record), self.run.metrics)
 
     def timing(self, **record: Any) -> None:
-        """Append one volatile record, stamped with the time."""
+        """Append one non-deterministic record with a time stamp to timing.jsonl."""
         stamped = {**record, "written_at": time.time()}
         _append(self._timing, canonical_json(stamped), self.run.timing)
 
     def line(self, tag: str, text: str) -> None:
-        """Write one line to logs.txt and show it; whoever shows it adds the run's name."""
+        """Write one line to logs.txt and display it; the runner adds the run's name."""
         self.log(tag, text)
         self._report({"kind": "line", "tag": tag, "text": text})
 
     def log(self, tag: str, text: str) -> None:
-        """Write one line to logs.txt alone."""
+        """Write one line to logs.txt only."""
         stamp = time.strftime("%Y-%m-%d %H:%M:%S")
         _append(self._logs, f"{stamp} {tag:<7} {text}", self.run.logs)
 
     def progress(self, **event: Any) -> None:
-        """Show how far the run is; leaves nothing on the disk."""
+        """Display the progress of the run without writing a record."""
         self._report({"kind": "progress", **event})
 
     def position(self) -> int:
-        """Bytes of metrics.jsonl, all of them safe on the disk."""
+        """Sync metrics.jsonl to the disk and return its size in bytes."""
         os.fsync(self._metrics)
         return os.fstat(self._metrics).st_size
 
     def rewind(self, position: int) -> None:
-        """Cut metrics.jsonl back to a checkpoint's ``position``. RunError when it is shorter."""
+        """Truncate metrics.jsonl to ``position`` bytes. Raises RunError if it is shorter."""
         size = os.fstat(self._metrics).st_size
         if size < position:
-            what = f"{size} bytes, but the checkpoint was written at {position}"
+            what = (
+                f"shorter than at the checkpoint (expected at least {position} bytes, got {size})"
+            )
             remedy = f"type: make rerun RUNS={self.run.path.name}"
-            raise RunError(Problem(what, str(self.run.metrics), remedy))
+            raise RunError(Problem(what, str(self.run.metrics), remedy, code="run.damaged"))
         os.ftruncate(self._metrics, position)
 
     def close(self) -> None:
@@ -76,42 +79,42 @@ class Records:
 
 
 class NoRecords(Records):
-    """What a rank other than 0 writes and says: nothing."""
+    """Null object with the interface of ``Records``, for ranks other than 0."""
 
     def __init__(self, run: RunDir) -> None:
         self.run = run
 
     def metrics(self, **record: Any) -> None:
-        """Rank 0 writes it."""
+        """Do nothing."""
 
     def timing(self, **record: Any) -> None:
-        """Rank 0 writes it."""
+        """Do nothing."""
 
     def line(self, tag: str, text: str) -> None:
-        """Rank 0 says it."""
+        """Do nothing."""
 
     def log(self, tag: str, text: str) -> None:
-        """Rank 0 writes it."""
+        """Do nothing."""
 
     def progress(self, **event: Any) -> None:
-        """Rank 0 shows it."""
+        """Do nothing."""
 
     def position(self) -> int:
-        """Rank 0 knows it."""
+        """Return 0; the position is saved by rank 0 only."""
         return 0
 
     def rewind(self, position: int) -> None:
-        """Rank 0 does it."""
+        """Do nothing."""
 
     def close(self) -> None:
-        """There is nothing to close."""
+        """Do nothing."""
 
 
 def _open(path: Path) -> int:
-    """A descriptor that appends; a torn last line of a killed process is cut off first."""
+    """Open ``path`` for appending after removing a truncated last line of a killed process."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
     size = os.fstat(descriptor).st_size
-    tail = os.pread(descriptor, _LONGEST_RECORD, max(0, size - _LONGEST_RECORD))
+    tail = os.pread(descriptor, _MAX_RECORD_BYTES, max(0, size - _MAX_RECORD_BYTES))
     os.ftruncate(descriptor, size - len(tail) + tail.rfind(b"\n") + 1)
     return descriptor
 

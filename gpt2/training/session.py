@@ -1,4 +1,4 @@
-"""Everything a training run works with, and what of it a checkpoint carries."""
+"""State of a training run, and the part of it that is saved in checkpoints."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -26,22 +26,22 @@ from lib.repro.rng import rng_state, set_rng_state
 from lib.rundir import RunDir
 from lib.companions import Companions
 
-# Generators that dropout draws from.
-_PER_RANK = {"torch", "cuda"}
-# The optimizer's state is made in the first step, so the second one needs the most memory.
-_UNPROVED = 2
+# Generators used by dropout; their states differ between ranks.
+_PER_RANK_GENERATORS = {"torch", "cuda"}
+# The first step allocates the optimizer's state, so the second step has the peak memory.
+_STEPS_TO_PROBE = 2
 
 
 @runtime_checkable
 class Recomputing(Protocol):
-    """A model that can compute its blocks again in the backward pass instead of keeping them."""
+    """Interface of a model that supports gradient checkpointing."""
 
     grad_checkpointing: bool
 
 
 @dataclass
 class Session:
-    """One run, as one of its processes sees it. Mutable state is in the parts and in the last four fields."""
+    """Configuration, components and progress of one run in one of its processes."""
 
     run: RunDir
     config: Config
@@ -50,7 +50,7 @@ class Session:
     dataset: Dataset
     tokenizer: Tokenizer
     model: GPT
-    # The model, or what torch.compile made of it; its gradients are shared among the processes.
+    # The model, compiled and wrapped for data parallelism as configured.
     forward: Callable[[Tensor, Tensor], Tensor]
     optimizer: Optimizer
     scaler: torch.amp.GradScaler
@@ -60,46 +60,46 @@ class Session:
     evaluate: Evaluator
     records: Records
     heartbeat: Heartbeat
-    # Code and machine that the run was started with; a checkpoint says which made it.
+    # Code and machine of the run, stored in each checkpoint.
     origin: dict[str, Any]
-    # SHA-256 of the first weights of each rank: all the same.
+    # SHA-256 of the initial weights of each rank; all are equal.
     init_digests: list[str]
     order: DataOrder
-    # Opened once the manifest is written.
+    # Started after the manifest is written.
     companions: Companions = field(default_factory=Companions)
-    # Where DETERMINISTIC is warn: what had no deterministic form.
+    # Operations without a deterministic implementation, if DETERMINISTIC is warn.
     warned: WarnedOperations | None = None
     # Optimizer steps done.
     iteration: int = 0
-    # Part of the budget used by them.
+    # Share of the budget used by those steps.
     progress: float = 0.0
     # Iterations of the last evaluation, statistics and checkpoint.
     evaluated_at: int = 0
     told_at: int = 0
     saved_at: int = 0
-    # What was given up because memory ran out, in order: the manifest's ``oom_fallbacks``.
+    # Out-of-memory fallbacks in order: the manifest's ``oom_fallbacks``.
     oom_fallbacks: list[dict[str, Any]] = field(default_factory=list)
-    # Steps to come of which several ranks do not know yet whether they fit on all of them.
-    unproved: int = _UNPROVED
+    # Remaining steps whose memory is probed before a step of several ranks.
+    unproved: int = _STEPS_TO_PROBE
 
     @property
     def label(self) -> str:
-        """How the run is called in a line: the name of its directory."""
+        """Return the name of the run in log lines: the name of its directory."""
         return self.run.path.name
 
     @property
     def tokens(self) -> int:
-        """Training tokens seen."""
+        """Return the number of training tokens consumed."""
         return self.iteration * self.budget.tokens_per_iteration
 
     def weights(self) -> dict[str, Tensor]:
-        """Every weight under its first name; a tied matrix appears once."""
+        """Return every weight under its first name; a tied matrix appears once."""
         return {name: p.detach() for name, p in self.model.named_parameters()}
 
     def batches(self) -> Iterator[list[tuple[Tensor, Tensor]]]:
-        """This process's micro-batches, a list for each step from ``iteration`` on.
+        """Return an iterator over this rank's micro-batches, a list per step from ``iteration`` on.
 
-        ``order`` is told of each that is handed out.
+        Each step that is yielded is recorded in ``order``.
         """
         train = self.config.train
         sampler = TrainSampler(
@@ -119,10 +119,10 @@ class Session:
         return iter(loader)
 
     def fall_back(self, record: dict[str, Any]) -> None:
-        """Go on as ``record["to"]`` says; ``config`` then has the new micro-batch."""
+        """Apply the out-of-memory fallback ``record["to"]``, which may replace ``config``."""
         to = record["to"]
         self.oom_fallbacks = [*self.oom_fallbacks, record]
-        self.unproved = _UNPROVED
+        self.unproved = _STEPS_TO_PROBE
         if "micro_batch" in to:
             train = replace(
                 self.config.train,
@@ -135,7 +135,7 @@ class Session:
             self.model.grad_checkpointing = to["on"]
 
     def state_dict(self) -> dict[str, Any]:
-        """All but the weights that an uninterrupted continuation needs. Every rank has to call it."""
+        """Return the state needed to resume, except the weights. Must be called on every rank."""
         return {
             "iteration": self.iteration,
             "progress": self.progress,
@@ -153,7 +153,7 @@ class Session:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from ``state``; the weights are loaded apart."""
+        """Restore ``state``; the weights are loaded separately."""
         self.iteration = state["iteration"]
         self.progress = state["progress"]
         self.evaluated_at = state["evaluated_at"]
@@ -161,7 +161,7 @@ class Session:
         self.watch.resume_at(state["train_seconds"])
         self.budget.load_state_dict(state["budget"])
         self.optimizer.load_state_dict(state["optimizer"])
-        # The scaler of a run without fp16 has no state, and refuses an empty one.
+        # Without fp16 the scaler has no state and rejects an empty one.
         if self.scaler.is_enabled():
             self.scaler.load_state_dict(state["scaler"])
         self.pruner.load_state_dict(state["pruner"])
@@ -175,20 +175,23 @@ class Session:
 
     @torch.no_grad()
     def load_weights(self, weights: dict[str, Tensor]) -> None:
-        """Copy ``weights`` into the model, in place: optimizer and compiled code keep their hold."""
+        """Copy ``weights`` into the model in place, so optimizer and compiled code stay valid."""
         parameters = dict(self.model.named_parameters())
         assert parameters.keys() == weights.keys(), parameters.keys() ^ weights.keys()
         for name, parameter in parameters.items():
             parameter.copy_(weights[name])
 
     def _rng_of_all_ranks(self) -> dict[str, Any]:
-        """The generators of this process; of those that differ from rank to rank, all: [R, bytes]."""
+        """Return the generator states; those that differ per rank are gathered [R, bytes]."""
         state = rng_state(self.device)
-        return state | {name: self.group.gather(state[name]) for name in _PER_RANK & state.keys()}
+        return state | {
+            name: self.group.gather(state[name]) for name in _PER_RANK_GENERATORS & state.keys()
+        }
 
     def _set_rng(self, state: dict[str, Any]) -> None:
-        """A rank that the saved run did not have keeps the stream that it was seeded with."""
+        """Restore the generators; a rank missing in the saved run keeps its seeded stream."""
         if self.group.rank < len(state["torch"]):
-            # A copy: torch reads a row of a larger tensor from the wrong place, and crashes.
-            own = {n: state[n][self.group.rank].clone() for n in _PER_RANK & state.keys()}
-            set_rng_state(state | own, self.device)
+            # Clone: torch misreads a row view of a larger tensor, and crashes.
+            names = _PER_RANK_GENERATORS & state.keys()
+            rank_state = {name: state[name][self.group.rank].clone() for name in names}
+            set_rng_state(state | rank_state, self.device)

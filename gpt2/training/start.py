@@ -1,4 +1,4 @@
-"""From a configuration to a session that is ready to train: every error comes before step 0."""
+"""Setup of a session that is ready to train; all setup errors are raised before the first step."""
 
 import copy
 import time
@@ -35,7 +35,7 @@ from lib.repro.source import loaded_source
 from lib.repro.stale import differences
 from lib.repro.weights import weights_digest
 
-_NAMED_FILES = 5
+_MAX_CHANGES_SHOWN = 5
 
 
 def open_session(
@@ -45,10 +45,10 @@ def open_session(
     clock: Callable[[], float] = time.perf_counter,
     group: Group = Group(),
 ) -> Session:
-    """Set the machine up, open the data, build model, optimizer and pruner.
+    """Set up the machine, open the data, and build model, optimizer and pruner.
 
-    PreflightError, DataError or ConfigError where that cannot be done, RunError where ``group``
-    does not start from the same weights; nothing has been trained.
+    Raises PreflightError, DataError or ConfigError if the setup fails, and RunError if the ranks of
+    ``group`` have different initial weights. Nothing has been trained then.
     """
     preflight(config.machine, config.train.gpus)
     device = set_up(config.machine, group.process, config.train.gpus)
@@ -59,13 +59,13 @@ def open_session(
     model.init_weights(config.seed)
     initial = initialise(model, config, build_dir, records.line)
     model.to(device)
-    init_digests = _same_weights(model, group)
+    init_digests = _check_equal_weights(model, group)
     groups = parameter_groups(model, config.optimizer.weight_decay)
     optimizer = OPTIMIZERS.module(config.optimizer.name)(
         groups, config.optimizer, config.schedule.learning_rate
     )
     pruner = PRUNERS.module(config.pruning.name)(model, config.pruning)
-    # After initialisation, which has generators of its own.
+    # After initialization, because it has separate generators.
     seed_all(config.seed, group.rank)
     return Session(
         run=records.run,
@@ -93,9 +93,9 @@ def open_session(
 
 
 def warm_up(session: Session) -> None:
-    """Run ``WARMUP_ITERATIONS`` steps and take them back: weights, optimizer, scaler, randomness.
+    """Run ``WARMUP_ITERATIONS`` steps, then restore weights, optimizer, scaler and generators.
 
-    Compilation, kernel choice and the allocator's growth then stay out of the timing.
+    This excludes compilation, kernel selection and the allocator's growth from the timing.
     """
     iterations = session.config.machine.warmup_iterations
     if iterations == 0:
@@ -107,81 +107,85 @@ def warm_up(session: Session) -> None:
         for _ in range(iterations):
             optimizer_step(session, micro_batches, session.config.schedule.learning_rate)
     except DoesNotFit as error:
-        session.records.line("OOM", f"the warm-up does not fit, the first step decides: {error}")
+        session.records.line(
+            "OOM",
+            f"out of memory in the warm-up; fallbacks follow: {error.problems[0].what}",
+        )
     session.load_weights(weights)
     session.load_state_dict(state)
 
 
 def resume(session: Session, allow_stale: bool = False) -> None:
-    """Continue from the newest good checkpoint, or from the start where there is none.
+    """Resume from the newest intact checkpoint, or start over if there is none.
 
-    RunError when it is of another configuration or other data; and when other code, another torch
-    or another device made it, unless ``allow_stale``.
+    Raises RunError if the checkpoint has another configuration or other data, or, unless
+    ``allow_stale``, if it was made by other code, another torch version or another device.
     """
     records = session.records
     damaged: list[str] = []
-    # The first to read puts damaged ones aside.
+    # The main rank reads first, because reading moves damaged checkpoints aside.
     with session.group.main_first():
-        found = load_newest(session.run.checkpoints, damaged.append)
+        loaded = load_newest(session.run.checkpoints, damaged.append)
     for text in damaged:
         records.line("WARN", text)
-    if found is None:
+    if loaded is None:
         records.rewind(0)
         if damaged:
-            records.line("WARN", "no good checkpoint is left: starts over")
+            records.line("WARN", "no intact checkpoint is left: starts over")
         return
-    require_own(session, found.step, found.state["made_for"], allow_stale)
-    if changes := differences(found.state["origin"], session.origin):
-        _refuse(session, found.step, changes, allow_stale)
-    records.rewind(found.state["metrics_bytes"])
-    session.load_weights(found.weights)
-    session.load_state_dict(found.state["session"])
+    require_own(session, loaded.step, loaded.state["made_for"], allow_stale)
+    if changes := differences(loaded.state["origin"], session.origin):
+        _refuse(session, loaded.step, changes, allow_stale)
+    records.rewind(loaded.state["metrics_bytes"])
+    session.load_weights(loaded.weights)
+    session.load_state_dict(loaded.state["session"])
     session.saved_at = session.iteration
-    records.line("TRAIN", f"resumes at iteration {session.iteration:,}{_given_up(session)}")
+    records.line("TRAIN", f"resumes at iteration {session.iteration:,}{_fallback_text(session)}")
 
 
-def _given_up(session: Session) -> str:
-    """What an earlier process fell back to when memory ran out; else nothing."""
+def _fallback_text(session: Session) -> str:
+    """Describe the out-of-memory fallbacks of earlier processes; "" if there are none."""
     if not session.oom_fallbacks:
         return ""
     train, count = session.config.train, len(session.oom_fallbacks)
     geometry = f"BATCH_SIZE={train.batch_size} GRAD_ACCUMULATION={train.grad_accumulation}"
-    return f", after {count} fallback(s) out of memory: {geometry}"
+    return f", after {count} out-of-memory fallback(s): {geometry}"
 
 
-def _same_weights(model: GPT, group: Group) -> list[str]:
-    """The digest of each rank's weights. RunError naming the ranks that differ from rank 0.
+def _check_equal_weights(model: GPT, group: Group) -> list[str]:
+    """Return the digest of each rank's weights. Raises RunError if a rank differs from rank 0.
 
-    Nothing later would show it: every rank adds the same gradients to weights of its own.
+    Different initial weights would not be detected later, because all ranks apply equal gradients.
     """
     digest = bytearray.fromhex(weights_digest(dict(model.named_parameters())))
     rows = group.gather(torch.frombuffer(digest, dtype=torch.uint8)).tolist()
     digests = [bytes(row).hex() for row in rows]
-    if others := [str(rank) for rank, found in enumerate(digests) if found != digests[0]]:
-        raise RunError(f"the first weights of rank {', '.join(others)} are not those of rank 0")
+    if ranks := [str(rank) for rank, other in enumerate(digests) if other != digests[0]]:
+        what = f"initial weights of rank {', '.join(ranks)} differ from rank 0"
+        raise RunError(Problem(what, code="run.rank-mismatch"))
     return digests
 
 
 def _origin(device: torch.device, initial: dict[str, str]) -> dict[str, Any]:
-    """What may change a bit of the result and stands in no configuration.
+    """Return what can affect the bits of the result but is not part of the configuration.
 
-    ``initial`` are the digests of the files that the initial weights came from.
+    ``initial`` has the digests of the files that the initial weights were loaded from.
     """
     return {
         "sources": loaded_source() | initial,
-        # A plain string: torch's own class is not among what a checkpoint may hold.
+        # A plain string: a checkpoint may not contain torch's version class.
         "torch": str(torch.__version__),
         "device": device_name(device),
     }
 
 
 def _refuse(session: Session, step: int, changes: list[str], allow_stale: bool) -> None:
-    named = ", ".join(changes[:_NAMED_FILES])
-    more = len(changes) - _NAMED_FILES
-    what = f"the checkpoint of step {step} was made by other code: {named}"
+    listed = ", ".join(changes[:_MAX_CHANGES_SHOWN])
+    more = len(changes) - _MAX_CHANGES_SHOWN
+    what = f"the checkpoint of step {step} was made by other code: {listed}"
     what += f" and {more} more" if more > 0 else ""
     if allow_stale:
-        session.records.line("WARN", f"{what}; it is resumed all the same")
+        session.records.line("WARN", f"{what}; resumed anyway")
         return
-    remedy = f"type: make rerun RUNS={session.label}, which starts the run anew"
-    raise RunError(Problem(what, str(session.run.checkpoints), remedy))
+    remedy = f"to start the run again, type: make rerun RUNS={session.label}"
+    raise RunError(Problem(what, str(session.run.checkpoints), remedy, code="checkpoint.stale"))

@@ -1,7 +1,7 @@
-"""What mechanisms tell of themselves while a run trains; changes no bit of it.
+"""Mechanism statistics during training, without effect on its results.
 
-A pass of its own, without gradients and in evaluation mode, on the first training sequences of the
-seed's order: the same text at every iteration and in every run of a study.
+Measured in a separate forward pass, without gradients and in evaluation mode, on the first training
+sequences of the seed's order: the same text at every iteration and in every run of a study.
 """
 
 import itertools
@@ -18,12 +18,12 @@ from lib.telemetry.layers import known_values, over_layers
 
 
 def fallbacks(session: Session) -> int:
-    """How often less was taken because memory ran out, or a slower way by a part of the model."""
+    """Return the number of fallbacks: out-of-memory fallbacks and slow paths taken in the model."""
     return len(session.oom_fallbacks) + fallbacks_of(session.model)
 
 
 def statistics_due(session: Session) -> bool:
-    """Whether this iteration ends an interval, or training, and has not been told of."""
+    """Return whether statistics are due: at the end of an interval or of training, once each."""
     interval = session.config.telemetry.statistics_interval
     if not interval or session.iteration == session.told_at:
         return False
@@ -31,7 +31,7 @@ def statistics_due(session: Session) -> bool:
 
 
 def tell_statistics(session: Session) -> None:
-    """Append a row to metrics.jsonl and a heartbeat; rank 0 does."""
+    """Append statistics to metrics.jsonl and the heartbeat, on rank 0 only."""
     session.told_at = session.iteration
     if not session.group.is_main:
         return
@@ -39,8 +39,8 @@ def tell_statistics(session: Session) -> None:
         values = _measure(session)
     except torch.OutOfMemoryError:
         rows = session.config.telemetry.statistics_rows
-        what = f"no statistics at iteration {session.iteration}: memory ran out"
-        session.records.line("WARN", f"{what}; STATISTICS_ROWS={rows} may be smaller")
+        what = f"no statistics at iteration {session.iteration}: out of memory"
+        session.records.line("WARN", f"{what}; reduce STATISTICS_ROWS={rows}")
         return
     session.records.metrics(
         kind="statistics", iteration=session.iteration, tokens=session.tokens, values=values
@@ -62,7 +62,7 @@ def _measure(session: Session) -> Layers:
 
 
 def _sequences(session: Session) -> Tensor:
-    """STATISTICS_ROWS of them, BT."""
+    """Return the first STATISTICS_ROWS training sequences [B, T]."""
     length = session.config.model.shape.block_size
     sampler = TrainSampler(session.dataset.train, length, session.config.seed)
     windows = sampler.sequences(0, session.config.telemetry.statistics_rows)
@@ -70,13 +70,13 @@ def _sequences(session: Session) -> Tensor:
 
 
 def _watched(values: Layers) -> dict[str, Any]:
-    """What the watch rules look at: gates over branches, of the layer that is worst off."""
-    entropies, largest = (_ending(values, end) for end in ("/gate_entropy", "/gate_largest"))
-    found = {"gate_entropy": min(entropies)} if entropies else {}
-    return found | ({"gate_max": max(largest)} if largest else {})
+    """Return the inputs of the watch rules: gates over branches, of the worst layer."""
+    entropies, largest = (_with_suffix(values, end) for end in ("/gate_entropy", "/gate_largest"))
+    gates = {"gate_entropy": min(entropies)} if entropies else {}
+    return gates | ({"gate_max": max(largest)} if largest else {})
 
 
-def _ending(values: Layers, end: str) -> list[float]:
-    """Of every mechanism and layer."""
-    found = (known_values(layers) for name, layers in values.items() if name.endswith(end))
-    return list(itertools.chain.from_iterable(found))
+def _with_suffix(values: Layers, suffix: str) -> list[float]:
+    """Return the values of all mechanisms and layers whose name ends with ``suffix``."""
+    matches = (known_values(layers) for name, layers in values.items() if name.endswith(suffix))
+    return list(itertools.chain.from_iterable(matches))

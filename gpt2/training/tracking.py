@@ -1,4 +1,4 @@
-"""The processes beside a run, and what trackers are told of it."""
+"""Sidecar processes of a run, and the run metadata for trackers."""
 
 import hashlib
 import json
@@ -12,10 +12,10 @@ from lib.tracking.jobs import mirror_job
 
 
 def start_companions(session: Session) -> Companions:
-    """Sample the machine and mirror the run to its trackers; rank 0 does, after the manifest."""
+    """Start the hardware sampler and the tracker mirrors on rank 0; the manifest must exist."""
     if not session.group.is_main:
         return Companions()
-    # Not the session itself, which has to be gone before its companions are.
+    # Without a reference to the session, because it must be freed before its sidecars are.
     records, run = session.records, session.run
     companions = Companions(lambda text: records.line("WARN", text))
     if seconds := session.config.telemetry.interval_seconds:
@@ -24,7 +24,9 @@ def start_companions(session: Session) -> Companions:
         run.trackers.mkdir(exist_ok=True)
         run_facts(session).write(run.tracker_facts)
     except OSError as error:
-        records.line("WARN", f"no tracker could be started: {error}; the run goes on without")
+        records.line(
+            "WARN", f"no tracker could be started: {error}; the run continues without trackers"
+        )
         return companions
     for tracker in session.config.tracking.trackers:
         companions.start(mirror_job(run, tracker.name))
@@ -32,7 +34,7 @@ def start_companions(session: Session) -> Companions:
 
 
 def run_facts(session: Session) -> Facts:
-    """Names, and the configuration as trackers show it."""
+    """Return the names and the configuration of the run for trackers."""
     run, tracking = session.run, session.config.tracking
     study = run.path.parent.name
     manifest = json.loads(run.manifest.read_text())
@@ -61,7 +63,7 @@ def _settings(session: Session, manifest: dict[str, Any]) -> dict[str, Any]:
         "num_gpus": train.gpus,
         "learning_rate": config.schedule.learning_rate,
         "warmup_steps": config.schedule.warmup_steps,
-        # Seconds; None where the budget is not one of time.
+        # Seconds; None unless the budget is time.
         "max_time": train.max_time_seconds if session.budget.is_time else None,
         "compile_model": config.machine.compile,
         "git_commit": manifest["code"]["git_sha"],
@@ -71,12 +73,12 @@ def _settings(session: Session, manifest: dict[str, Any]) -> dict[str, Any]:
 
 
 def _id(session: Session, manifest: dict[str, Any]) -> str:
-    """The same for a run that goes on, another for one that is done again.
+    """Return the tracker id: stable when a run resumes, new when a run is repeated.
 
-    A hash of the run's name and of where and when it first started.
+    The id is a hash of the run's name and of host and time of its first start.
     """
     volatile = manifest["volatile"]
     if session.run.tracker_facts.exists():
         return Facts.read(session.run.tracker_facts).id
-    first = [session.run.path.name, volatile["host"], volatile["attempts"][0]["started_at"]]
-    return hashlib.sha256(json.dumps(first).encode()).hexdigest()[:16]
+    first_start = [session.run.path.name, volatile["host"], volatile["attempts"][0]["started_at"]]
+    return hashlib.sha256(json.dumps(first_start).encode()).hexdigest()[:16]

@@ -1,8 +1,8 @@
-"""How much of the devices' peak training uses: model FLOPs utilisation (MFU).
+"""Model FLOPs utilisation (MFU): the share of the devices' peak FLOP/s that training uses.
 
-FLOPs of the model are counted as declared: forward and twice that backward, at full context, with
-the pairs that a query sees; what is computed again to save memory is not counted (Chowdhery et al.
-2022, arXiv 2204.02311, appendix B, which counts all pairs of attention).
+Model FLOPs are counted as forward plus twice that for backward, at full context, with the attended
+pairs only. Recomputation to save memory is not counted (Chowdhery et al. 2022, arXiv 2204.02311,
+appendix B; the paper counts all pairs of attention).
 """
 
 from gpt2.training.session import Session
@@ -13,20 +13,20 @@ _TERA = 1e12
 
 
 def peak_flops(session: Session) -> float | None:
-    """FLOP/s of all devices of the run at most; None, with a line in the log, where not known."""
-    machine, given = session.config.machine, session.config.telemetry.peak_tflops
+    """Return the peak FLOP/s of all devices of the run; log a line and return None if unknown."""
+    machine, tflops = session.config.machine, session.config.telemetry.peak_tflops
     name = device_name(session.device)
-    if given is None and session.device.type == "cuda":
-        given = peak_tflops(name, machine.precision, machine.matmul_precision)
-    if given is None:
-        what = f"no MFU: the {machine.precision} peak of {name} is not known"
-        session.records.log("TRAIN", f"{what}; PEAK_TFLOPS can give it")
+    if tflops is None and session.device.type == "cuda":
+        tflops = peak_tflops(name, machine.precision, machine.matmul_precision)
+    if tflops is None:
+        what = f"no MFU: unknown {machine.precision} peak of {name}"
+        session.records.log("TRAIN", f"{what}; set PEAK_TFLOPS")
         return None
-    return given * _TERA * session.group.size
+    return tflops * _TERA * session.group.size
 
 
 def mfu(session: Session, tokens_per_second: float, peak_flops: float | None) -> float | None:
-    """From 0 to 1, of all devices together; None where their peak is not known."""
+    """Return the MFU of all devices together, from 0 to 1; None if their peak is unknown."""
     if peak_flops is None:
         return None
     return session.config.model.flops_per_token() * tokens_per_second / peak_flops

@@ -1,4 +1,4 @@
-"""Runs of several processes, from the command line: make's runner, and torchrun."""
+"""Runs of several processes from the command line: the runner, and torchrun."""
 
 import json
 import os
@@ -25,7 +25,7 @@ _PATIENCE_SECONDS = 30.0
 
 
 def start(command: list[str], folder: Path) -> subprocess.Popen:
-    """The command in a session of its own, with the build folder."""
+    """Start the command in a new session with the build folder."""
     return subprocess.Popen(
         [*command, "-O", str(folder)],
         stdin=subprocess.DEVNULL,
@@ -37,7 +37,7 @@ def start(command: list[str], folder: Path) -> subprocess.Popen:
 
 
 def wait_for_rows(run: RunDir, count: int) -> list[int]:
-    """Wait until the run has trained ``count`` iterations; the process ids of its ranks."""
+    """Wait until the run has ``count`` iterations; return the process ids of its ranks."""
     deadline = time.monotonic() + _PATIENCE_SECONDS
     while not run.metrics.exists() or run.metrics.read_bytes().count(b"\n") < count:
         assert time.monotonic() < deadline, "it does not train"
@@ -47,7 +47,7 @@ def wait_for_rows(run: RunDir, count: int) -> list[int]:
 
 
 def all_gone(session: int) -> bool:
-    """Whether no process of a session is left, or will be in a moment: servers end by themselves."""
+    """Wait for all processes of a session to exit; return whether all did."""
     deadline = time.monotonic() + _PATIENCE_SECONDS
     while living(session):
         if time.monotonic() > deadline:
@@ -57,7 +57,7 @@ def all_gone(session: int) -> bool:
 
 
 def living(session: int) -> list[str]:
-    """Processes of a session."""
+    """Return the process ids of a session, without zombies."""
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         try:
@@ -99,7 +99,7 @@ def test_without_a_launcher_it_says_what_starts_the_processes(build: Callable) -
     folder = build(**BOTH)
     code, _, said = folder.command("scripts/train.py")
     assert code == 3
-    assert "GPUS=2 trains in 2 processes, and this is one" in said
+    assert "[ranks.count-mismatch]" in said and "GPUS=2" in said
     assert "torchrun --standalone --nproc-per-node 2" in said
     assert not single(folder).path.exists()
 
@@ -118,7 +118,7 @@ def test_a_killed_rank_ends_the_run_with_one_message(build: Callable, rank: int)
     message = f"rank {rank} of 2 died with signal 9 (SIGKILL; out of memory?)"
     (line,) = [line for line in said.splitlines() if line.startswith("FAIL    single")]
     assert message in line
-    assert "gone" not in said and "Traceback" not in said
+    assert "lost-process" not in said and "Traceback" not in said
     status = read_status(run)
     assert (status.state, status.message) == (State.FAILED, message)
     assert all_gone(make.pid)
@@ -130,7 +130,7 @@ def test_ctrl_c_saves_once_for_all_ranks_and_make_goes_on(build: Callable) -> No
     run = single(folder)
     make = start(RUNNER, folder.path)
     wait_for_rows(run, 30)
-    # A terminal sends it to every process.
+    # A terminal sends SIGINT to every process.
     os.killpg(make.pid, signal.SIGINT)
     said, _ = make.communicate(timeout=_PATIENCE_SECONDS)
     assert make.returncode == 130, said

@@ -1,4 +1,4 @@
-"""I9: killed at any moment and continued by the next make, a study ends in the same bytes."""
+"""Kill and resume: a study killed at any moment ends with the same bytes."""
 
 import json
 import os
@@ -22,7 +22,7 @@ KILLS = 20
 
 
 def start(folder: Path, jobs: int) -> subprocess.Popen:
-    """``make`` without make, in a session of its own."""
+    """Start the runner in a new session."""
     return subprocess.Popen(
         [sys.executable, str(ROOT / "scripts/run_test_matrix.py"), "-O", str(folder)],
         env={**os.environ, "STEPS": STEPS, "JOBS": str(jobs)},
@@ -34,7 +34,7 @@ def start(folder: Path, jobs: int) -> subprocess.Popen:
 
 
 def kill_session(process: subprocess.Popen) -> None:
-    """SIGKILL to every process of the session: runner, fork server, workers."""
+    """Kill every process of the session: runner, fork server, workers."""
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             session = int((entry / "stat").read_text().rpartition(")")[2].split()[3])
@@ -46,7 +46,7 @@ def kill_session(process: subprocess.Popen) -> None:
 
 
 def kill_when(process: subprocess.Popen, moment: Callable[[], bool]) -> None:
-    """Wait for the moment, then kill; the process must not have ended before it."""
+    """Wait for the moment, then kill; the process must still be running."""
     deadline = time.monotonic() + 120
     while not moment():
         assert process.poll() is None, "ended before the moment came"
@@ -56,7 +56,7 @@ def kill_when(process: subprocess.Popen, moment: Callable[[], bool]) -> None:
 
 
 def outcome(folder: Path) -> dict[str, bytes]:
-    """Every deterministic file of every run."""
+    """Return every deterministic file of every run."""
     runs = sorted((folder / "results/ratio").glob("*-s1-*"))
     return {
         f"{run.name}/{name}": (run / name).read_bytes() for run in runs for name in DETERMINISTIC
@@ -65,7 +65,7 @@ def outcome(folder: Path) -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def whole() -> dict[str, bytes]:
-    """What an uninterrupted study leaves; filled by the first test that needs it."""
+    """Files of an uninterrupted study, created by the first test that needs them."""
     return {}
 
 
@@ -81,7 +81,7 @@ def test_i9_killed_and_continued_equals_uninterrupted(build, whole, tmp_path, jo
     def rows() -> int:
         return sum(path.read_bytes().count(b"\n") for path in study.glob("*/metrics.jsonl"))
 
-    # While a checkpoint is written, in an evaluation (a log line follows it), and anywhere.
+    # While saving, during an evaluation (before its log line), and anywhere.
     kill_when(start(folder, jobs), lambda: any(study.glob("*/checkpoints/.tmp-*")))
     kill_when(start(folder, jobs), lambda: rows() >= 9)
     kill_when(start(folder, jobs), lambda: rows() >= 17)
@@ -92,7 +92,7 @@ def test_i9_killed_and_continued_equals_uninterrupted(build, whole, tmp_path, jo
 
 
 def last_rows(study: Path) -> Iterator[dict]:
-    """The last whole record of each run that has begun."""
+    """Return the last complete record of each started run."""
     for path in study.glob("*/metrics.jsonl"):
         whole = path.read_bytes().rpartition(b"\n")[0]
         if whole:
@@ -101,7 +101,7 @@ def last_rows(study: Path) -> Iterator[dict]:
 
 @pytest.mark.long
 def test_twenty_random_kills_leave_the_bytes_of_an_uninterrupted_study(build, tmp_path, capsys):
-    """Every third while a checkpoint is written, every third in an evaluation, the others anywhere."""
+    """One third of the kills while saving, one third in evaluations, the others anywhere."""
     folder = build(**INTERVALS).path
     study = folder / "results/ratio"
     began = time.monotonic()
@@ -121,7 +121,7 @@ def test_twenty_random_kills_leave_the_bytes_of_an_uninterrupted_study(build, tm
         shutil.rmtree(folder / "results")
         kind = ("writing", "evaluating", "elsewhere")[number % 3]
         later = time.monotonic() + chance.uniform(0.3, 0.9) * seconds
-        # The first or a later one, so that not every kill comes to the same place.
+        # The first or a later one, so that kills hit different places.
         rows = chance.randrange(40)
 
         def moment() -> bool:

@@ -1,4 +1,4 @@
-"""What must not decide a bit: where, when, under which habits of the system a run is trained."""
+"""Results do not depend on folder, time, locale and other properties of the system."""
 
 import os
 import shutil
@@ -22,7 +22,7 @@ TINY = {
 
 
 def trained(folder: Path, cwd: Path, umask: int, **variables: str) -> dict[str, bytes]:
-    """What ``make train`` leaves of the one run in ``folder`` that no circumstance may decide."""
+    """Train in ``folder``; return the files that must not depend on the environment."""
     kept = {name: os.environ[name] for name in ("PATH", "HOME", "DIRTY")}
     done = subprocess.run(
         [sys.executable, str(ROOT / "scripts/train.py"), "-O", str(folder)],

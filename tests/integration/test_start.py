@@ -1,4 +1,4 @@
-"""Ctrl-C while a script's modules are still being read."""
+"""Ctrl-C during the imports of a script."""
 
 import os
 import subprocess
@@ -8,7 +8,7 @@ import pytest
 
 from lib.project import ROOT
 
-# In place of torch: interrupted, and careless of it.
+# Fake torch that is interrupted and ignores it.
 TORCH = """
 import os, signal, time
 
@@ -25,7 +25,7 @@ raise ImportError("torch goes on")
 def test_it_ends_at_once_in_one_line(tmp_path, ignored: bool) -> None:
     (tmp_path / "torch.py").write_text(TORCH)
     script = [sys.executable, str(ROOT / "scripts/needle.py")]
-    # As of a shell's background job.
+    # Like a background job of a shell.
     shell = ["sh", "-c", 'trap "" INT; exec "$@"', "sh", *script]
     done = subprocess.run(
         shell if ignored else script,

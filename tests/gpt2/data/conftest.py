@@ -1,4 +1,4 @@
-"""Data sets small enough for a test, and the pinned packages fetched once."""
+"""Small data sets, and the pinned packages, downloaded once."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""The packaged texts: what is stripped, how many there are, and counts that others published."""
+"""Packaged texts: removed markup, number of documents, and published token counts."""
 
 import re
 from pathlib import Path
@@ -57,7 +57,7 @@ def test_speeches(downloads: Path) -> None:
     assert len({d.id for d in documents}) == len(documents)
     tokenizer = load("gpt2", downloads)
     tokens = sum(tokenizer.encode(d.text).size for d in speeches)
-    # Counted before with another program: the speeches joined by 248 separators of one token.
+    # Counted with another program: the speeches joined by 248 one-token separators.
     assert tokens + 248 == 2_389_156
 
 

@@ -71,7 +71,7 @@ def test_missing_files(data_format: str, tmp_path: Path) -> None:
 
 
 def bin_folder(folder: Path, train: np.ndarray, val: np.ndarray) -> None:
-    """Write nanoGPT's two files."""
+    """Write nanoGPT's train.bin and val.bin."""
     folder.mkdir(exist_ok=True)
     train.astype("<u2").tofile(folder / "train.bin")
     val.astype("<u2").tofile(folder / "val.bin")

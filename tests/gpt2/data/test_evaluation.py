@@ -19,13 +19,13 @@ class FakeSplit(SimpleNamespace):
     name = "val"
 
     def window(self, offset: int, length: int) -> np.ndarray:
-        """Positions."""
+        """Return token positions as tokens."""
         assert 0 <= offset and offset + length <= self.n_tokens
         return np.arange(offset, offset + length, dtype=np.uint16)
 
 
 def split(documents: bool = True) -> FakeSplit:
-    """Documents of ``LENGTHS`` tokens, one behind the other."""
+    """Return a split of consecutive documents of ``LENGTHS`` tokens."""
     starts = np.cumsum([0, *LENGTHS]).tolist()
     spans = [DocumentSpan(f"d{i}", starts[i], n, f"digest of {i}") for i, n in enumerate(LENGTHS)]
     return FakeSplit(n_tokens=starts[-1], documents=spans if documents else None)

@@ -63,7 +63,7 @@ def test_every_page_is_there_whole_and_in_order(
             assert split.window(d.offset, d.length).tolist() == [*texts[d.id].encode(), 256]
     assert len(dataset.train.documents) + len(dataset.val.documents) == len(pages)
     side = {d.id: s.name for s in (dataset.train, dataset.val) for d in s.documents}
-    # The page that comes twice.
+    # The duplicate page.
     assert side[order[8]] == side[order[71]]
     (source,) = dataset.manifest["sources"]
     assert [f["name"] for f in source["files"]] == [
@@ -86,7 +86,7 @@ def test_the_budget_ends_with_the_document_that_fills_it(
     part = open_dataset(streamed(dataset_tokens=budget), tmp_path)
     assert [d.id for d in part.train.documents] == [d.id for d in spans[:20]]
     assert part.train.n_tokens == spans[19].offset + spans[19].length
-    # What is held out comes from the same pages.
+    # Held-out documents come from the same pages.
     last = int(spans[19].id[-9:-1])
     ids = [d.id for d in whole.val.documents if int(d.id[-9:-1]) < last]
     assert [d.id for d in part.val.documents] == ids
@@ -102,7 +102,7 @@ def test_loader_workers_change_no_batch(streamed: Settings, pages: Pages, tmp_pa
 
 
 def stop_at(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    """Let Ctrl-C come, once, at that document of a stream; a checkpoint lies shortly before."""
+    """Raise KeyboardInterrupt once, at document ``number``, shortly after a checkpoint."""
     monkeypatch.setattr(resume, "CHECKPOINT_TOKENS", 100)
     original = hub.Stream._document
 
@@ -147,7 +147,7 @@ def test_files_name_the_data_set(streamed: Settings, pages: Pages, tmp_path: Pat
 
 
 def fake_hub(monkeypatch: pytest.MonkeyPatch, folder: Path, commit: str) -> list[dict[str, Any]]:
-    """The repository's place taken by ``folder``, its branch standing for ``commit``; the calls."""
+    """Replace the repository by ``folder`` at ``commit``; return the recorded calls."""
     calls: list[dict[str, Any]] = []
     load = datasets.load_dataset
 
@@ -161,7 +161,7 @@ def fake_hub(monkeypatch: pytest.MonkeyPatch, folder: Path, commit: str) -> list
 
 
 def stand_for(monkeypatch: pytest.MonkeyPatch, commit: str) -> None:
-    """Let every revision of the repository stand for ``commit``."""
+    """Make every revision of the repository resolve to ``commit``."""
     found = SimpleNamespace(hash=commit)
     monkeypatch.setattr(datasets, "load_dataset_builder", lambda *place, **given: found)
 
@@ -174,7 +174,7 @@ def test_the_hubs_commit_is_recorded_and_gone_on_with(
     stop_at(monkeypatch, 50)
     with pytest.raises(KeyboardInterrupt):
         prepare(settings, tmp_path)
-    # The branch has moved on.
+    # The branch now points to another commit.
     stand_for(monkeypatch, "b" * 40)
     prepare(settings, tmp_path)
     (source,) = open_dataset(settings, tmp_path).manifest["sources"]

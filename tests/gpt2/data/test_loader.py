@@ -63,7 +63,7 @@ def inputs(loader: BatchLoader, steps: int) -> np.ndarray:
 
 
 def children_are_gone() -> bool:
-    """Whether every worker process ends within two seconds."""
+    """Return whether every worker process exits within two seconds."""
     end = time.monotonic() + 2
     while multiprocessing.active_children() and time.monotonic() < end:
         time.sleep(0.02)
@@ -104,7 +104,7 @@ def test_what_is_handed_out_is_told(workers: int, loader: Loader, sampler: Train
     many = loader(micro=3, ranks=2, rank=1, step=4, loader_workers=workers, told=told)
     stream = iter(many)
     assert [next(stream) for _ in range(3)] and len(told) == 3
-    # The second half of steps 4, 5 and 6, whatever the workers have read ahead.
+    # The second half of steps 4, 5 and 6, independent of prefetched batches.
     assert told == [sampler.offsets(12 * step + 6, 6) for step in (4, 5, 6)]
     stream.close()
 

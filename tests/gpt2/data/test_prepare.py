@@ -1,4 +1,4 @@
-"""Preparation: the split, the record of it, and what a crash or a full disk leaves behind."""
+"""Preparation: the split, its manifest, and the state after a crash or on a full disk."""
 
 import hashlib
 import json
@@ -46,7 +46,7 @@ def contents(folder: Path) -> dict[str, str]:
 
 
 def sides(config: DataConfig, build_dir: Path) -> dict[str, str]:
-    """Document id → side."""
+    """Return document id → split."""
     dataset = open_dataset(config, build_dir)
     return {d.id: split.name for split in (dataset.train, dataset.val) for d in split.documents}
 
@@ -90,7 +90,7 @@ def test_adding_a_document_moves_no_other(
     prepare(config(), tmp_path)
     before = sides(config(), tmp_path)
     (tmp_path / "texts" / "000.txt").write_text("A new document.")
-    # The same text under another name must stand on the same side.
+    # The same text under another name must be in the same split.
     (tmp_path / "texts" / "copy.txt").write_text(texts["03.txt"], encoding="utf-8")
     prepare(config(), tmp_path)
     after = sides(config(), tmp_path)
@@ -212,7 +212,7 @@ def start(build_dir: Path, downloads: Path) -> subprocess.Popen:
 
 
 def made(build_dir: Path) -> Path:
-    """The one data set in ``build_dir``."""
+    """Return the only data set in ``build_dir``."""
     (folder,) = (build_dir / "data").glob("default-byte-*")
     return folder
 
@@ -225,7 +225,7 @@ def test_killed_or_in_company_it_makes_the_same_bytes(downloads: Path, tmp_path:
 
     data = tmp_path / "killed" / "data"
     killed_while_writing = 0
-    # Three moments within the writing, and twice the moment at which the data set appears.
+    # Three moments during writing, and twice the moment at which the data set appears.
     for awaited in (".*partial/*", ".*partial/*", ".*partial/*", "default-*", "default-*"):
         process = start(tmp_path / "killed", downloads)
         while process.poll() is None and not list(data.glob(awaited)):

@@ -1,4 +1,4 @@
-"""Documents on both sides: equal ones are refused by name, nearly equal ones are listed."""
+"""Documents in both splits: duplicates are an error, near duplicates are listed."""
 
 import hashlib
 import json
@@ -21,7 +21,7 @@ Settings = Callable[..., DataConfig]
 
 @pytest.fixture
 def apart(config: Settings, texts: dict[str, str], tmp_path: Path) -> Settings:
-    """The twelve documents to train on, and two others held out."""
+    """Twelve training documents and two held-out documents."""
     held_out = tmp_path / "held-out"
     held_out.mkdir()
     (held_out / "00.txt").write_text("Held out, and nothing like the others.")
@@ -30,7 +30,7 @@ def apart(config: Settings, texts: dict[str, str], tmp_path: Path) -> Settings:
 
 
 def split_of(config: DataConfig, build_dir: Path) -> dict:
-    """What the manifest says of the split."""
+    """Return the split's entry in the manifest."""
     found: dict = json.loads((prepare(config, build_dir) / "dataset.json").read_text())["split"]
     return found
 
@@ -47,7 +47,7 @@ def test_a_folder_of_its_own_is_held_out(
     assert split["proof"]["near_duplicates"]["count"] == 0
     sides = [source["split"] for source in dataset.manifest["sources"]]
     assert sides == ["train"] * 12 + ["val"] * 2
-    # The share that is held out is not asked for.
+    # VAL_FRACTION has no effect.
     assert dataset_folder(apart(val_fraction=0.1), tmp_path) == dataset_folder(apart(), tmp_path)
     (tmp_path / "held-out" / "last.txt").write_text("Another end.")
     assert not dataset_folder(apart(), tmp_path).exists()

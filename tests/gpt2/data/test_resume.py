@@ -1,4 +1,4 @@
-"""A preparation that was killed goes on: the same bytes, and nothing is tokenized twice."""
+"""A killed preparation resumes to the same bytes and tokenizes nothing twice."""
 
 import json
 import re
@@ -22,7 +22,7 @@ from lib.errors import DataError
 Settings = Callable[..., DataConfig]
 Pages = list[tuple[str, str]]
 
-# Gets a signal before the n-th call of a function.
+# Receives a signal before the n-th call of a function.
 DIES = """
 import json, os, sys
 from pathlib import Path
@@ -64,7 +64,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 def uninterrupted(
     streamed: Settings, pages: Pages, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> dict[str, bytes]:
-    """The files of a preparation without a checkpoint, made in another folder."""
+    """Files of an uninterrupted preparation in another folder."""
     with monkeypatch.context() as patched:
         patched.setattr(resume, "CHECKPOINT_TOKENS", 1 << 30)
         return contents(prepare(streamed(data_dir="other"), tmp_path))
@@ -78,7 +78,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 def interrupted(
     config: DataConfig, build_dir: Path, where: str, count: int, by: signal.Signals
 ) -> tuple[int, str]:
-    """Prepare in a process that gets a signal there: exit code and what it said."""
+    """Prepare in a process that is signalled at that call; return exit code and stderr."""
     command = [sys.executable, "-c", DIES, json.dumps(asdict(config)), str(build_dir), where]
     command += [str(count), str(int(by))]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -124,7 +124,7 @@ def test_killed_and_gone_on_with(
     state = json.loads((partial / "checkpoint.json").read_bytes())
     folder = prepare(streamed(), tmp_path)
     assert contents(folder) == uninterrupted
-    # What lay before the checkpoint was not tokenized again.
+    # Documents before the checkpoint were not tokenized again.
     done = state["position"]["number"]
     assert 0 < done and tokenized == [page for page, _ in pages[done:]]
     assert [p.name for p in (tmp_path / "data").iterdir()] != [partial.name]
@@ -138,7 +138,7 @@ def test_every_document_may_be_the_last_before_the_kill(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A checkpoint behind each document: row groups and files end at every place in between."""
+    """Checkpoint after every document, so that each position in row groups and files is covered."""
     monkeypatch.setattr(resume, "CHECKPOINT_TOKENS", 1)
     original = prepare_module._add
     added: list[str] = []
@@ -177,7 +177,7 @@ def test_ctrl_c_says_how_to_go_on(
 
 
 def interrupted_after(count: int) -> Callable[..., int]:
-    """``_add``, until Ctrl-C comes at that document."""
+    """Return ``_add`` that raises KeyboardInterrupt after ``count`` documents."""
     original = prepare_module._add
     left = iter(range(count))
 

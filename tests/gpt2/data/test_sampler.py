@@ -1,4 +1,4 @@
-"""Positions against the published generator, and what they must not depend on."""
+"""Sampled positions: equality with the published generator, and invariances."""
 
 import hashlib
 from types import SimpleNamespace
@@ -14,7 +14,7 @@ BITS = (1 << 64) - 1
 
 
 def philox(counter: int, key: int) -> int:
-    """The first of the four numbers of Philox 4x64-10, from the paper's definition."""
+    """Return the first of four words of Philox 4x64-10, from the paper's definition."""
     c = [(counter >> 64 * i) & BITS for i in range(4)]
     k = [key & BITS, key >> 64]
     for _ in range(10):
@@ -25,7 +25,7 @@ def philox(counter: int, key: int) -> int:
 
 
 class FakeSplit(SimpleNamespace):
-    """Tokens that tell their position."""
+    """Split whose tokens encode their position."""
 
     name = "training"
 
@@ -42,7 +42,7 @@ def sampler(n_tokens: int = 10_000, block_size: int = 8, seed: int = 1) -> Train
 
 def test_offsets_are_philox_scaled() -> None:
     key = stream_seed(1, "data")
-    # numpy counts one up before each block.
+    # numpy increments the counter before each block.
     expected = [(philox(g + 1, key) * (10_000 - 8)) >> 64 for g in range(50, 60)]
     assert sampler().offsets(50, 10) == expected
 
@@ -75,14 +75,14 @@ def test_no_room_for_a_window() -> None:
 
 
 def test_the_order_is_a_chain_over_steps() -> None:
-    """Each link is SHA-256 of the one before and the step's offsets, little-endian in 64 bits."""
+    """Each digest is the SHA-256 of the previous one and the step's int64 offsets."""
     link = hashlib.sha256(b"").digest()
     for step in range(5):
         numbers = sampler(seed=7).offsets(step * 6, 6)
         link = hashlib.sha256(link + b"".join(n.to_bytes(8, "little") for n in numbers)).digest()
     assert order_digest(7, 10_000, 8, 6, 5) == link.hex()
     others = [(8, 10_000, 8, 6, 5), (7, 9_990, 8, 6, 5), (7, 10_000, 9, 6, 5), (7, 10_000, 8, 6, 4)]
-    # Thirty sequences in ten steps of three are the same, but other steps.
+    # Ten steps of three have the same thirty sequences in other steps.
     others.append((7, 10_000, 8, 3, 10))
     assert len({link.hex(), *(order_digest(*other) for other in others)}) == 6
 

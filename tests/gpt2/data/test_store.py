@@ -96,7 +96,7 @@ def test_an_added_shard(folder: Path, config: Settings, tmp_path: Path) -> None:
         (problem,) = caught.value.problems
         assert problem.where == str(added) and digest in problem.what
     added.unlink()
-    # What a kill between the last rename and the removal of the checkpoint leaves.
+    # Leftover of a kill between the last rename and the removal of the checkpoint.
     (folder / "checkpoint.json").write_text("{}")
     open_dataset(config(), tmp_path)
 

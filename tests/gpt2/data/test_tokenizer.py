@@ -1,4 +1,4 @@
-"""Token ids against published ones and against another implementation."""
+"""Token ids: equality with published ids and with another implementation."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""Runs small enough to train in a blink, with dropout, pruning, SPAM and all intervals at work."""
+"""Tiny training runs with dropout, pruning, SPAM and all intervals active."""
 
 import json
 import os
@@ -58,7 +58,7 @@ BASE: dict[str, Value] = {
     "SAMPLE_TOKENS": 8,
     "TELEMETRY_INTERVAL": 0,
 }
-# Native sparse attention that leaves tokens out.
+# Native sparse attention that skips some tokens.
 SPARSE: dict[str, Value] = {
     "ATTENTION_PROJECTION_GROUPED": True,
     "N_KV_HEAD": 1,
@@ -75,33 +75,33 @@ SPARSE: dict[str, Value] = {
 
 @dataclass
 class Trained:
-    """A run's directory, how it ended, and what it reported."""
+    """Run directory, final status and reported events of a run."""
 
     files: RunDir
     status: Status
     events: list[dict[str, Any]]
 
     def rows(self, kind: str) -> list[dict[str, Any]]:
-        """The records of ``kind`` in metrics.jsonl."""
+        """Return the records of ``kind`` in metrics.jsonl."""
         lines = self.files.metrics.read_text().splitlines()
         return [row for row in map(json.loads, lines) if row["kind"] == kind]
 
     def summary(self) -> dict[str, Any]:
-        """summary.json."""
+        """Return summary.json."""
         found: dict[str, Any] = json.loads(self.files.summary.read_text())
         return found
 
     def manifest(self) -> dict[str, Any]:
-        """manifest.json."""
+        """Return manifest.json."""
         found: dict[str, Any] = json.loads(self.files.manifest.read_text())
         return found
 
     def lines(self) -> str:
-        """What was shown while it ran."""
+        """Return the displayed lines."""
         return "\n".join(f"{e['tag']} {e['text']}" for e in self.events if e["kind"] == "line")
 
     def core(self) -> dict[str, Any]:
-        """Everything that must not differ by a byte."""
+        """Return all results that must be byte-identical."""
         whole = (self.files.metrics, self.files.per_query, self.files.weights, self.files.sample)
         summary = self.summary()
         summary.pop("timing")
@@ -128,7 +128,7 @@ def build_dir(tree: Tree, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def configure(tree: Tree) -> Callable[..., Config]:
-    """A configuration: the base with some symbols changed; None leaves one out."""
+    """Build a configuration from the base with changed symbols; None removes a symbol."""
 
     def build(**changes: Value | None) -> Config:
         symbols = {name: v for name, v in (BASE | changes).items() if v is not None}
@@ -139,7 +139,7 @@ def configure(tree: Tree) -> Callable[..., Config]:
 
 @dataclass
 class Trainer:
-    """Trains configurations in directories below ``folder``."""
+    """Trainer of configurations in directories below ``folder``."""
 
     build_dir: Path
     folder: Path
@@ -166,14 +166,14 @@ class Trainer:
         return Trained(files, status, events)
 
     def found(self, name: str) -> Trained:
-        """What other processes left of the run ``name``."""
+        """Return the files that other processes wrote for the run ``name``."""
         files = RunDir(self.folder / name)
         return Trained(files, read_status(files) or Status(State.RUNNING), [])
 
 
 @pytest.fixture
 def train(build_dir: Path, tmp_path: Path) -> Trainer:
-    """Trains below the test's own folder."""
+    """Return a trainer below the test's folder."""
     return Trainer(build_dir, tmp_path)
 
 
@@ -181,7 +181,7 @@ def train(build_dir: Path, tmp_path: Path) -> Trainer:
 def uninterrupted(
     configure: Callable[..., Config], build_dir: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Any]:
-    """What the base configuration gives when nothing happens to it."""
+    """Results of an uninterrupted run of the base configuration."""
     torch.set_num_threads(1)
     return Trainer(build_dir, tmp_path_factory.mktemp("uninterrupted"))(configure()).core()
 
@@ -230,7 +230,7 @@ class Ranks:
         os.environ.update(rank_variables(rank, size, meeting))
         try:
             told = body(rank)
-        # The error is what the parent wants to see, whatever it is.
+        # Any error is reported to the parent process.
         except BaseException as error:
             told = f"{type(error).__name__}: {error}"
         (self.folder / f"{meeting.name}-rank-{rank}.json").write_text(json.dumps(told))
@@ -246,7 +246,7 @@ class Ranks:
 
 @pytest.fixture
 def ranks(tmp_path: Path) -> Ranks:
-    """Runs a function in several processes that find each other."""
+    """Run a function in several connected processes."""
     return Ranks(tmp_path)
 
 

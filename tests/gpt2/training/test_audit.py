@@ -1,4 +1,4 @@
-"""A finished run is VALID; every kind of damage to it makes it INVALID, and is named."""
+"""A finished run is VALID; every kind of damage makes it INVALID and is listed."""
 
 import json
 import re
@@ -43,29 +43,29 @@ def whole(
 
 @pytest.fixture
 def run(whole: RunDir, tmp_path: Path) -> RunDir:
-    """A copy of it that a test may spoil."""
+    """A copy of the run that a test may damage."""
     return RunDir(shutil.copytree(whole.path, tmp_path / "copy"))
 
 
 def found(run: RunDir, build_dir: Path) -> str:
-    """What the audit finds, one line each."""
+    """Return the findings of the audit, one per line."""
     return "\n".join(map(str, audit(run, build_dir).findings))
 
 
 def edit(path: Path, pattern: str, replacement: str) -> None:
-    """Replace the first match, which there is."""
+    """Replace the first match; there must be one."""
     text, count = re.subn(pattern, replacement, path.read_text(), count=1, flags=re.MULTILINE)
     assert count == 1, pattern
     path.write_text(text)
 
 
 def reseal(run: RunDir) -> None:
-    """Digests made anew, as somebody would who edits a result and knows of them."""
+    """Recompute the digests, as a forger of results would."""
     end_run(run, Status(State.SUCCESS))
 
 
 def edit_json(run: RunDir, path: Path, change: Change) -> None:
-    """Change one field, and make every digest anew."""
+    """Change one field and recompute every digest."""
     record = json.loads(path.read_text())
     change(record)
     if path == run.manifest:
@@ -86,7 +86,7 @@ def test_a_finished_run_is_valid(run: RunDir, build_dir: Path) -> None:
 def test_what_is_not_at_hand_is_said_and_is_no_damage(run: RunDir, tmp_path: Path) -> None:
     verdict = audit(run, tmp_path)
     assert verdict.valid
-    assert "data set is not below" in to_text([verdict])
+    assert "evaluation documents: data set " in to_text([verdict])
 
 
 def test_a_run_of_other_code_is_still_judged(
@@ -120,12 +120,12 @@ EDITS: dict[str, tuple[str, str, str, str]] = {
     ),
     "one nll_sum": ("per_query.csv", r"(,\d+\.\d)\d", r"\g<1>X", "line 2: nll_sum|nll_mean"),
     "a row is gone": ("per_query.csv", r"^0.*\n", "", "final.eval_documents 3, found 4"),
-    "a row twice": ("metrics.jsonl", r"^(.*\n)", r"\1\1", "iteration 1 for 2"),
+    "a row twice": ("metrics.jsonl", r"^(.*\n)", r"\1\1", "iteration 1 in place of 2"),
     "an iteration is gone": (
         "metrics.jsonl",
         r'^.*"iteration":7,.*\n',
         "",
-        "found iteration 8 for 7",
+        "found iteration 8 in place of 7",
     ),
     "a log line": ("logs.txt", r"TRAIN", "TRAIM", "SHA-256 of the first"),
     "a time": ("timing.jsonl", r'"train_seconds":\d', '"train_seconds":7', "SHA-256"),
@@ -135,8 +135,8 @@ EDITS: dict[str, tuple[str, str, str, str]] = {
     "a manifest field": ("manifest.json", r'"micro_batch": 2', '"micro_batch": 4', "digest"),
     "a volatile field": ("manifest.json", r'"host": "', '"host": "x', "volatile.digest"),
     "a status": ("status.json", "SUCCESS", "FAILED", "state SUCCESS, found FAILED"),
-    "NaN in JSON": ("summary.json", r'"train_loss": [\d.]+', '"train_loss": NaN', "NaN is no JSON"),
-    "a torn line": ("metrics.jsonl", r"\n\Z", "", "the last line is torn"),
+    "NaN in JSON": ("summary.json", r'"train_loss": [\d.]+', '"train_loss": NaN', "NaN is not"),
+    "a torn line": ("metrics.jsonl", r"\n\Z", "", "the last line"),
 }
 
 
@@ -152,7 +152,7 @@ def test_every_edit_is_named(run: RunDir, build_dir: Path, case: str) -> None:
     edit(path, pattern, replacement)
     findings = found(run, build_dir)
     assert re.search(expected, findings), findings
-    # Whatever else it says, it names the file.
+    # The finding contains the file name.
     assert name in findings
 
 
@@ -198,7 +198,7 @@ FORGERIES: dict[str, tuple[str, Change, str]] = {
     "digest": ("manifest", change("config", "config_digest", to="0" * 64), "config.config_digest"),
     "profile": ("manifest", change("run", "run_profile", to="maxout_speed"), "run.run_profile"),
     "weights": ("manifest", change("final_weights_digest", to="0" * 64), "final_weights_digest"),
-    "ranks": ("manifest", change("init_weights_digest", to=["a", "b"]), "the same first weights"),
+    "ranks": ("manifest", change("init_weights_digest", to=["a", "b"]), "initial weights"),
     "state": ("manifest", change("status", to="FAILED"), "status \"SUCCESS\"|status 'SUCCESS'"),
     "table": ("manifest", lambda record: record["artifacts"].clear(), "a digest of metrics.jsonl"),
     "schema": ("manifest", change("schema_version", to=1), "schema_version 2, found 1"),
@@ -236,13 +236,13 @@ def test_other_weights_are_found_under_new_digests(run: RunDir, build_dir: Path)
     findings = found(run, build_dir)
     assert "final_weights_digest" in findings
     assert "sparsity of h.0.attn.c_attn.weight" in findings
-    assert "finite numbers in wpe.weight, found 1 others" in findings
+    assert "finite elements in wpe.weight, found 1 non-finite" in findings
     run.weights.write_bytes(run.weights.read_bytes()[:50])
     assert "model.safetensors: expected weights" in found(run, build_dir)
 
 
 def test_a_log_may_grow(run: RunDir, build_dir: Path) -> None:
-    """A tracker that is lost after the end is told there."""
+    """The loss of a tracker after the end is logged there."""
     with open(run.logs, "a") as log:
         log.write("WARN\n")
     assert found(run, build_dir) == ""

@@ -1,4 +1,4 @@
-"""Runs of one configuration by different forms of its attention."""
+"""Runs of one configuration with different attention backends."""
 
 import json
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""A checkpoint goes on in no run but its own."""
+"""A checkpoint resumes only the run that it was made for."""
 
 import shutil
 from collections.abc import Callable
@@ -18,7 +18,7 @@ Configure = Callable[..., Config]
 
 
 def brought_elsewhere(run: RunDir) -> RunDir:
-    """A directory with what another run needs to go on from the checkpoints of ``run``."""
+    """Copy the files needed to resume another run from the checkpoints of ``run``."""
     elsewhere = RunDir(run.path.with_name("elsewhere"))
     shutil.copytree(run.checkpoints, elsewhere.checkpoints)
     shutil.copy(run.metrics, elsewhere.metrics)
@@ -39,8 +39,9 @@ def test_another_configuration_is_refused_by_name(
     elsewhere = brought_elsewhere(train(configure(), stop_at=5).files)
     before = elsewhere.metrics.read_bytes()
     for allow_stale in (False, True):
-        with pytest.raises(RunError, match="step 5 was made for another run: ") as refusal:
+        with pytest.raises(RunError) as refusal:
             train(configure(**changes), "elsewhere", allow_stale=allow_stale)
+        assert refusal.value.codes == ["checkpoint.mismatch"] and "step 5 " in str(refusal.value)
         assert named in str(refusal.value) and "make rerun RUNS=elsewhere" in str(refusal.value)
     assert elsewhere.metrics.read_bytes() == before
 
@@ -48,14 +49,15 @@ def test_another_configuration_is_refused_by_name(
 def test_text_that_was_edited_meanwhile_is_refused(
     configure: Configure, train: Callable, build_dir: Path
 ) -> None:
-    """Neither the configuration nor the run's folder says what the files hold."""
+    """Neither configuration nor run directory contains the text."""
     stopped = train(configure(), stop_at=5)
     added = build_dir / "texts" / "added.txt"
     added.write_text("One more document. " * 9)
     try:
         prepare(configure().data, build_dir)
-        with pytest.raises(RunError, match=r"another run: data \(was [0-9a-f]{64}, is [0-9a-f]"):
+        with pytest.raises(RunError, match=r" data \(was [0-9a-f]{64}, is [0-9a-f]") as refusal:
             train(configure())
+        assert refusal.value.codes == ["checkpoint.mismatch"]
     finally:
         added.unlink()
     assert train(configure()).status.iteration == 12 and stopped.status.iteration == 5
@@ -71,8 +73,9 @@ def test_another_tokenizer_is_refused(configure: Configure, train: Callable) -> 
 
     with mock.patch("gpt2.train.made_for", other):
         train(configure(), stop_at=5)
-    with pytest.raises(RunError, match=r"config.data.tokenizer \(was gpt2, is byte\)"):
+    with pytest.raises(RunError, match=r"config.data.tokenizer \(was gpt2, is byte\)") as refusal:
         train(configure())
+    assert refusal.value.codes == ["checkpoint.mismatch"]
 
 
 def test_another_division_of_the_batch_goes_on_when_told(
@@ -80,10 +83,12 @@ def test_another_division_of_the_batch_goes_on_when_told(
 ) -> None:
     brought_elsewhere(train(configure(), stop_at=5).files)
     whole = configure(BATCH_SIZE=4, GRAD_ACCUMULATION=1)
-    with pytest.raises(RunError, match="to go on all the same: make STALE=keep"):
+    with pytest.raises(RunError) as refusal:
         train(whole, "elsewhere")
+    assert refusal.value.codes == ["checkpoint.mismatch"]
+    assert "make STALE=keep" in refusal.value.problems[0].next
     done = train(whole, "elsewhere", allow_stale=True)
-    assert "WARN the checkpoint of step 5 was made for another run" in done.lines()
+    assert "WARN the checkpoint of step 5 " in done.lines()
     assert done.status.iteration == 12
 
 

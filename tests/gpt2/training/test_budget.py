@@ -16,7 +16,7 @@ Configure = Callable[..., Config]
 
 
 class Clock:
-    """Seconds that pass only when told to."""
+    """Manually advanced clock."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -87,7 +87,7 @@ def test_a_time_budget_counts_training_only_and_travels(
     assert stopped.status.state is State.INTERRUPTED
     done = train(config, clock=clock)
     rows = done.rows("train")
-    # Nine steps take 63 s: the step that begins within the budget is finished.
+    # Nine steps take 63 s: a step that starts within the budget is finished.
     assert [row["progress"] for row in rows] == [min(1.0, 7 * i / 60) for i in range(1, 10)]
     assert done.summary()["timing"]["train_seconds"] == 63.0
     # Warm-up ends after 3 iterations, at 21 s; the cosine falls from there, across the resume.

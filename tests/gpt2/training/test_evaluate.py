@@ -1,4 +1,4 @@
-"""Evaluation against a plain recomputation, and the traces it must not leave."""
+"""Evaluation: equality with a plain recomputation, and no side effects."""
 
 import math
 from collections import defaultdict
@@ -38,7 +38,7 @@ def test_documents_agree_with_a_plain_loop(session: Open) -> None:
         assert (document.n_tokens, document.n_correct) == (tokens, correct)
         assert document.nll_sum == pytest.approx(loss, rel=1e-5)
     assert found.tokens == sum(row[0] for row in expected.values())
-    # Windows differ in length, so a mean over windows or batches would be another number.
+    # Windows differ in length, so a mean over windows or batches would be wrong.
     assert found.loss == pytest.approx(
         sum(row[2] for row in expected.values()) / found.tokens, rel=1e-6
     )

@@ -22,34 +22,34 @@ from lib.files import canonical_json
 from tests.gpt2.training.test_resume import die_at_call
 
 Configure = Callable[..., Config]
-# Train, configure, patch: whether the property holds.
+# Property check: takes train, configure and patch, returns whether the property holds.
 Proof = Callable[[Callable, Configure, pytest.MonkeyPatch], bool]
 Plant = Callable[[pytest.MonkeyPatch], None]
 
 
 def repeated(train: Callable, configure: Configure, patch: pytest.MonkeyPatch) -> bool:
-    """Whatever was drawn before a run, the same configuration gives the same bytes."""
+    """Return whether results are independent of the generators' state before the run."""
     first = train(configure(), "first").core()
     torch.manual_seed(999)
     return bool(train(configure(), "second").core() == first)
 
 
 def resumed(train: Callable, configure: Configure, patch: pytest.MonkeyPatch) -> bool:
-    """Interrupted and resumed, a run leaves the bytes of one that was not."""
+    """Return whether an interrupted and resumed run has the bytes of an uninterrupted one."""
     whole = train(configure(), "whole").core()
     train(configure(), "stopped", stop_at=6)
     return bool(train(configure(), "stopped").core() == whole)
 
 
 def evaluated(train: Callable, configure: Configure, patch: pytest.MonkeyPatch) -> bool:
-    """How often a run is evaluated does not change what it learns."""
+    """Return whether training is independent of the evaluation interval."""
     often, never = train(configure(), "often"), train(configure(EVAL_INTERVAL=0), "never")
     weights = [run.files.weights.read_bytes() for run in (often, never)]
     return bool(often.rows("train") == never.rows("train") and weights[0] == weights[1])
 
 
 def logged(train: Callable, configure: Configure, patch: pytest.MonkeyPatch) -> bool:
-    """The log has the losses that were measured, to the last bit."""
+    """Return whether the log has the exact measured losses."""
     measured: list[float] = []
 
     def noted(session: Session, *rest: Any) -> Any:
@@ -62,7 +62,7 @@ def logged(train: Callable, configure: Configure, patch: pytest.MonkeyPatch) -> 
 
 
 def killed(train: Callable, configure: Configure, patch: pytest.MonkeyPatch) -> bool:
-    """Killed while a checkpoint is written, a run has whole checkpoints alone."""
+    """Return whether a run killed while saving has only complete checkpoints."""
     child = os.fork()
     if child == 0:
         die_at_call("torch.save", 1, patch)

@@ -1,4 +1,4 @@
-"""What a run says of its first steps: every criterion, and that looking changes nothing."""
+"""Health check of a run's first steps: every criterion, and no effect on results."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -51,18 +51,17 @@ def verdict(configure: Configure) -> Callable[..., Any]:
 def test_a_good_beginning(verdict: Callable) -> None:
     found = verdict(gate_entropy=1.0, gate_max=0.4)
     assert found.passed and list(found.found) == ["loss", "gradients", "gates", "speed"]
-    assert found.text == (
-        f"first 20 it well: loss 5.550 to 3.750, of guessing {UNIFORM:.3f}, gradient norms 1.000 to "
-        "1.000 of 20 steps, gates open, speed within 20 % of 100 tok/s"
-    )
+    assert found.text.startswith("first 20 it ")
+    for values in ("5.550 to 3.750", f"{UNIFORM:.3f}", "1.000 to 1.000 of 20", "20 % of 100 tok/s"):
+        assert values in found.text
 
 
 @pytest.mark.parametrize(
     ("given", "wrong"),
     [
-        # Falls, and is worse than guessing.
+        # Decreases, but is above uniform guessing.
         ({"losses": [7.0 - 0.01 * i for i in range(20)]}, "loss"),
-        # Below guessing from the first step on, and rises.
+        # Below uniform guessing from the first step on, but increases.
         ({"losses": [3.0 + 0.01 * i for i in range(20)]}, "loss"),
         ({"losses": [*GOOD[:19], math.inf]}, "loss"),
         ({"norms": [*NORMS[:10], 0.0, *NORMS[:9]]}, "gradients"),
@@ -78,12 +77,13 @@ def test_each_criterion_fails_alone(verdict: Callable, given: dict, wrong: str) 
     found = verdict(**given)
     assert not found.passed
     assert [name for name, (holds, _) in found.found.items() if not holds] == [wrong]
-    assert found.text == f"first 20 it not well: {found.found[wrong][1]}"
+    assert found.text.startswith("first 20 it ") and found.text.endswith(found.found[wrong][1])
+    assert [name for name, (_, text) in found.found.items() if text in found.text] == [wrong]
 
 
 def test_what_has_nothing_to_look_at_is_not_asked(verdict: Callable) -> None:
     assert list(verdict(speeds=STEADY[:6]).found) == ["loss", "gradients"]
-    # Later steps are not looked at.
+    # Later steps are ignored.
     assert verdict([*GOOD, 9.0], [*NORMS, 0.0], [*STEADY, 100.0, 100.0, 100.0, 9.0]).passed
 
 

@@ -19,14 +19,14 @@ PROMPT = [1, 2, 3]
 
 
 def write(opened: Session, count: int, seed: int = 5, **sampling: float) -> list[int]:
-    """What follows the prompt."""
+    """Return the tokens after the prompt."""
     prompt = torch.tensor(PROMPT)
     drawn = generate(opened.model, prompt, seed, opened.config.machine, Sampling(**sampling))
     return list(islice(drawn, count))
 
 
 def distinct(opened: Session) -> Session:
-    """With weights that make the whole context matter to the next token."""
+    """Set weights with which the next token depends on the whole context."""
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in opened.model.parameters():
@@ -35,14 +35,14 @@ def distinct(opened: Session) -> Session:
 
 
 def last_logits(opened: Session, ids: list[int]) -> Tensor:
-    """Of the whole forward pass on the last 16 tokens, the context."""
+    """Return the logits of a full forward pass on the last 16 tokens, the context."""
     opened.model.eval()
     with torch.no_grad():
         return opened.model(torch.tensor([ids[-16:]]))[0, -1]
 
 
 def test_tokens_follow_the_models_own_distribution(session: Open) -> None:
-    """Drawn one at a time from softmax of the last logits, the context cut to the last 16."""
+    """Samples are drawn from the softmax of the last logits; the context is the last 16 tokens."""
     opened = distinct(session())
     found = write(opened, 24)
     generator, ids = torch.Generator().manual_seed(5), list(PROMPT)
@@ -65,11 +65,11 @@ def test_the_most_likely_token_each_time(session: Open) -> None:
 def test_a_token_costs_one_pass_of_one_token(
     session: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A long prompt is read in pieces; once the context is full, all of it is read again."""
+    """A long prompt is processed in chunks; a full context is processed again for each token."""
     opened = session()
     lengths: list[int] = []
     hidden = opened.model.hidden
-    monkeypatch.setattr(module, "_PIECE", 10)
+    monkeypatch.setattr(module, "_PREFILL_TOKENS", 10)
     monkeypatch.setattr(
         opened.model, "hidden", lambda ids, cache: lengths.append(ids.size(1)) or hidden(ids, cache)
     )

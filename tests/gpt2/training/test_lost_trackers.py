@@ -1,4 +1,4 @@
-"""The real W&B client and a server that goes away, or refuses: the run ends as it would have."""
+"""The real W&B client with a server that disconnects or rejects: the run is not affected."""
 
 import json
 import os
@@ -23,7 +23,7 @@ ITERATIONS = [*range(1, 13)]
 
 @pytest.fixture
 def online(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[WandbServer, ExitStack]]:
-    """A server that W&B's client knows, and what switches it off."""
+    """A fake W&B server, and the stack that shuts it down."""
     with ExitStack() as up:
         server = up.enter_context(serving())
         monkeypatch.setenv("WANDB_BASE_URL", server.url)
@@ -32,10 +32,10 @@ def online(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[WandbServer, ExitS
 
 
 def the_warning(done: Any) -> str:
-    """The one line that a lost tracker costs."""
+    """Return the single warning about a lost tracker."""
     (line,) = [line for line in done.lines().splitlines() if line.startswith("WARN")]
     assert line.startswith("WARN tracker_wandb is lost: ")
-    assert f"the run goes on, {done.files.metrics} has it all" in line
+    assert str(done.files.metrics) in line
     return line
 
 
@@ -58,7 +58,7 @@ def test_a_server_that_is_switched_off_in_mid_run(
             up.close()
         return optimizer_step(*arguments)
 
-    # The client would go on asking for the whole of its half minute.
+    # The client would retry for 30 seconds.
     monkeypatch.setattr(companions, "_PATIENCE_SECONDS", 2.0)
     with monkeypatch.context() as patch:
         patch.setattr("gpt2.train.optimizer_step", step)
@@ -66,9 +66,9 @@ def test_a_server_that_is_switched_off_in_mid_run(
     assert (done.status.state, done.status.exit_code) == (State.SUCCESS, 0)
     assert done.core() == uninterrupted
     line = the_warning(done)
-    assert "it did not finish within 30 s of the run's end" in line
+    assert "30 s after the end" in line
 
-    # All was told to a client that could not pass it on, and yet the rest is what the server lacks.
+    # The client received all rows but could not send them, so the server lacks the last ones.
     (run,) = server.runs.values()
     assert not run.finished and len(run.history) < len(ITERATIONS)
     with serving(server) as back:
@@ -90,7 +90,8 @@ def test_a_key_that_the_server_does_not_take(
     done = train(configure(TRACKER_WANDB=True))
     assert (done.status.state, done.status.exit_code) == (State.SUCCESS, 0)
     assert done.core() == uninterrupted
-    assert "the server takes no such key (401): set WANDB_API_KEY" in the_warning(done)
+    warning = the_warning(done)
+    assert "401" in warning and "[tracker.unauthorized]" in warning
 
 
 def test_a_run_that_goes_on_is_the_same_one_on_the_server(

@@ -1,4 +1,4 @@
-"""A step whose numbers are not finite ends the run, is named exactly, and can be made again."""
+"""Non-finite steps: the run fails, the tensor is identified, and the step can be replayed."""
 
 import json
 import math
@@ -36,7 +36,7 @@ TWO_RANKS = {"GPUS": 2, "BATCH_SIZE": 1, "GRAD_ACCUMULATION": 2}
 def bad_gradient(
     iteration: int, value: float, rank: int = 0, where: Any = (1, 5)
 ) -> Iterator[None]:
-    """In the step ``iteration``, one gradient is ``value`` at ``where`` on ``rank``."""
+    """Set one gradient to ``value`` at ``where`` on ``rank`` in the step ``iteration``."""
 
     def spoiled(session: Session, *rest: Any) -> Measured:
         parameter = dict(session.model.named_parameters())[CULPRIT]
@@ -59,7 +59,7 @@ def bad_gradient(
 
 
 def strict(text: str) -> dict[str, Any]:
-    """JSON as its standard has it: without NaN."""
+    """Parse strict JSON, without NaN."""
 
     def refuse(word: str) -> None:
         raise ValueError(word)
@@ -69,7 +69,7 @@ def strict(text: str) -> dict[str, Any]:
 
 
 def strictly(path: Path) -> dict[str, Any]:
-    """A file of such JSON."""
+    """Read a strict JSON file."""
     return strict(path.read_text())
 
 
@@ -86,7 +86,7 @@ def test_one_bad_element_is_named_exactly_and_the_step_can_be_made_again(
     with bad_gradient(7, value):
         failed = train(config)
     assert (failed.status.state, failed.status.exit_code) == (State.FAILED, 1)
-    expected = f"gradient norm is (NaN|infinite) at it 7, first bad tensor gradient of {CULPRIT}"
+    expected = f"gradient norm is (NaN|infinite) at it 7, .*gradient of {CULPRIT}"
     assert re.fullmatch(expected, read_status(failed.files).message)
     assert not failed.files.weights.exists() and not failed.files.summary.exists()
 
@@ -118,20 +118,20 @@ def test_one_bad_element_is_named_exactly_and_the_step_can_be_made_again(
     assert record["lr"] > 0 and record["found"] == "before the update"
     assert [r["micro_batch"] for r in record["ranks"]] == [0]
 
-    # The same again from the record: its checkpoint is the start of the step.
+    # Replay: the checkpoint is the start of the step.
     assert record["checkpoint"] == 6
     with bad_gradient(7, value):
         again = train(config)
     assert "resumes at iteration 6" in again.lines()
     assert strictly(again.files.numerics_failure) == record
-    # And without the fault, as if nothing had happened, but for a record that it once did.
+    # Without the fault the results are unaffected, except for the archived record.
     done = train(config)
     assert done.core() == uninterrupted
     assert not done.files.numerics_failure.exists() and not done.files.numerics_batch.exists()
     assert strictly(done.files.overcome / "numerics_failure.json") == record
     kept = done.files.overcome / "numerics_failure.safetensors"
     assert sha256(kept) == record["batch"]["sha256"]
-    assert f"this one did not: {done.files.overcome}" in done.lines()
+    assert re.search(f"^WARN .*: {done.files.overcome}$", done.lines(), re.MULTILINE)
 
 
 def test_the_batch_and_the_random_states_are_kept(
@@ -147,7 +147,7 @@ def test_the_batch_and_the_random_states_are_kept(
     assert torch.equal(kept["x"], torch.stack([first[0], second[0]])[None])
     assert torch.equal(kept["y"], torch.stack([first[1], second[1]])[None])
     assert torch.equal(kept["rng.torch"][0], torch.get_rng_state())
-    # The losses of the record can be had from them alone.
+    # The losses of the record are reproducible from the batch and generator states alone.
     torch.set_rng_state(kept["rng.torch"][0])
     with torch.no_grad():
         loss = opened.model(kept["x"][0, 0], kept["y"][0, 0])
@@ -157,11 +157,11 @@ def test_the_batch_and_the_random_states_are_kept(
 def test_a_norm_that_overflows_is_told_from_elements_that_are_infinite(
     configure: Configure, train: Callable
 ) -> None:
-    """2e38, of both micro-batches, is a number in fp32; 32 times that is none."""
+    """2e38, the sum of both micro-batches, is finite in fp32; 32 times that is not."""
     with bad_gradient(3, 1e38, where=...):
         failed = train(configure())
-    expected = f"at it 3, every gradient is finite, and the norm of {CULPRIT} overflows"
-    assert failed.status.message == f"gradient norm is infinite {expected}"
+    assert failed.status.message.startswith("gradient norm is infinite at it 3, ")
+    assert f"{CULPRIT} overflows" in failed.status.message
     (row,) = strictly(failed.files.numerics_failure)["tensors"]
     assert (row["param"], row["nonfinite"], row["first_bad_index"]) == (CULPRIT, 0, None)
 
@@ -181,8 +181,8 @@ def test_a_bad_output_is_traced_to_its_module(configure: Configure, train: Calla
         mock.patch("gpt2.train.optimizer_step", marked),
     ):
         failed = train(configure())
-    expected = "loss is NaN at it 5, every weight is finite, first bad output that of h.1.ln_2"
-    assert failed.status.message == expected
+    assert failed.status.message.startswith("loss is NaN at it 5, ")
+    assert failed.status.message.endswith(" h.1.ln_2")
     record = strictly(failed.files.numerics_failure)
     assert record["loss"] == "NaN" and record["ranks"][0]["losses"] == ["NaN"]
 
@@ -194,14 +194,14 @@ def test_without_the_check_such_a_run_is_failed_too(
     with bad_gradient(7, value):
         failed = train(configure(**OFF, LOG_INTERVAL=5, EVAL_INTERVAL=0, CHECKPOINT_INTERVAL=0))
     assert (failed.status.state, failed.status.exit_code) == (State.FAILED, 1)
-    assert "at it 7, first bad tensor gradient of" in failed.status.message
+    assert f"at it 7, first bad tensor gradient of {CULPRIT}" in failed.status.message
     record = strictly(failed.files.numerics_failure)
     assert record["found"] == "after the update" and record["checkpoint"] is None
     (row,) = record["tensors"]
     assert (row["param"], row["nonfinite"]) == (CULPRIT, None)
     assert [r["iteration"] for r in failed.rows("train")] == list(range(1, 7))
     assert not failed.files.weights.exists()
-    # Weights that the step has spoiled are in no checkpoint.
+    # Weights damaged by the step are not saved.
     assert list(failed.files.checkpoints.iterdir()) == []
 
 
@@ -302,7 +302,7 @@ def test_after_an_error_the_step_has_changed_nothing(session: Open) -> None:
     before = opened.state_dict()
     with pytest.raises(NumericsError) as caught:
         optimizer_step(opened, micro_batches, 1e-3)
-    assert caught.value.undone
+    assert caught.value.undone and caught.value.codes == ["numerics.non-finite"]
     handle.remove()
     assert all(torch.equal(w, weights[name]) for name, w in opened.weights().items())
     assert all(p.grad is None for p in opened.model.parameters())
@@ -313,7 +313,7 @@ def test_after_an_error_the_step_has_changed_nothing(session: Open) -> None:
 def test_all_ranks_stop_and_the_owners_rows_are_told(
     configure: Configure, train: Callable, ranks: Callable
 ) -> None:
-    """A gradient that is bad on rank 1 alone: after the exchange it is bad on both."""
+    """A gradient that is bad on rank 1 only is bad on both ranks after the all-reduce."""
 
     def body(rank: int) -> str:
         with bad_gradient(4, math.nan, rank=1):
@@ -322,8 +322,9 @@ def test_all_ranks_stop_and_the_owners_rows_are_told(
     started = time.monotonic()
     main, other = ranks(2, body)
     assert time.monotonic() - started < 30
-    expected = f"gradient norm is NaN (rank 1) at it 4, first bad tensor gradient of {CULPRIT}"
-    assert main == expected and other == f"RunError: {main}"
+    assert main.startswith("gradient norm is NaN (rank 1) at it 4, ")
+    assert main.endswith(f"gradient of {CULPRIT}")
+    assert other == f"RunError: {main} [numerics.non-finite]"
     found = train.found("run")
     assert read_status(found.files).state is State.FAILED
     record = strictly(found.files.numerics_failure)
@@ -333,7 +334,7 @@ def test_all_ranks_stop_and_the_owners_rows_are_told(
     assert record["ranks"][0]["rng"] != record["ranks"][1]["rng"]
     kept = safetensors.torch.load_file(found.files.numerics_batch)
     assert kept["x"].shape == (2, 2, 1, 16)
-    # Every rank stood at the same step when it was saved.
+    # All ranks saved at the same step.
     assert record["checkpoint"] == 3
     assert [p.name for p in found.files.checkpoints.iterdir()] == ["step-00000003"]
 

@@ -1,4 +1,4 @@
-"""The settings of a run as they are at work, and what a strict profile does about a difference."""
+"""Observed settings of a run, and the error of a strict profile if they deviate."""
 
 import json
 from collections.abc import Callable
@@ -65,7 +65,7 @@ def test_a_cpu_shows_its_kernel_on_a_piece_of_a_long_sequence(
     for dropout, kernel in ((0.0, "flash"), (0.2, "math")):
         assert kernel_at_work(model, "fp32", torch.device("cpu"), dropout) == kernel
         assert torch_kernel(model, "fp32", torch.device("cpu"), dropout) == kernel
-    # The mask is there where the whole sequence has one, though the piece is within the window.
+    # The mask is needed if the whole sequence has one, even if the chunk is within the window.
     assert asked == [(128, masked)] * 2
 
 
@@ -90,7 +90,7 @@ def test_what_torch_chooses_is_recorded_too(session: Callable[..., Session]) -> 
 def test_another_kernel_than_the_pinned_one_is_a_deviation(
     session: Callable[..., Session], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The pin is lost between what is asked and what runs."""
+    """The pinned kernel is not the one that runs."""
     pinned = session(ATTENTION_BACKEND_MATH=True, DROPOUT="0.0")
     assert attention_kernel(pinned) == "sdpa math"
     assert deviations(run_knobs(pinned)) == []
@@ -132,7 +132,7 @@ def test_settings_of_the_built_parts_are_read(session: Callable[..., Session]) -
     assert found["gradient_checkpointing_enabled"]["observed"]
     loader = ("num_workers", "prefetch_factor", "persistent_workers")
     assert [found[name]["observed"] for name in loader] == [2, 3, True]
-    # Without a GPU there is nothing to lock for.
+    # Page-locked memory requires a GPU.
     assert found["pin_memory"] == {"requested": True, "resolved": False, "observed": False}
     opened.model.grad_checkpointing = False
     assert deviations(run_knobs(opened)) == ["gradient_checkpointing_enabled"]
@@ -141,7 +141,7 @@ def test_settings_of_the_built_parts_are_read(session: Callable[..., Session]) -
 def test_a_compiled_model_is_seen(
     configure: Configure, session: Callable[..., Session], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Wrapped, and never run: that takes minutes."""
+    """The compiled model is not run, because compilation takes minutes."""
     compiled = session(COMPILE=True)
     found = observed(compiled)
     assert found["torch_compile_enabled"] and found["torch_compile_backend"] == "inductor"
@@ -154,7 +154,7 @@ def test_a_compiled_model_is_seen(
 def test_a_strict_run_ends_before_its_first_step(
     configure: Configure, train: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Somebody sets another precision once the session is open."""
+    """The precision is changed after the session is opened."""
 
     def behind(*arguments: Any) -> Session:
         opened = open_session(*arguments)

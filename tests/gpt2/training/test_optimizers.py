@@ -36,7 +36,7 @@ _OTHERS: dict[str, dict[str, Any]] = {
     "adamw-magnitude-bf16": {"OPTIMIZER_ADAMW": True, **BF16},
     "adamwadv-movement-bf16": {**MOVEMENT, "OPTIMIZER_ADAMWADV": True, **BF16},
 }
-# Every optimizer, every pruner, every base; variants differ in formulas alone.
+# Every optimizer, every pruner, every base; variants differ in formulas only.
 TOGETHER = {name: {**NO_SPAM, **CLIP, **changes} for name, changes in _OTHERS.items()}
 TOGETHER["adamwspam-magnitude"] = {**CLIP, **SPAM}
 for _base, _variant, _more in (
@@ -97,7 +97,7 @@ def test_killed_and_resumed_gives_the_same_bytes(
     assert cut.core() == whole.core()
     final = whole.summary()["final"]
     assert final["sparsity"] == pytest.approx(0.5, abs=0.0025)
-    # The clip is at work in every step.
+    # Clipping is active in every step.
     assert all(row["grad_norm"] > 0.1 for row in whole.rows("train"))
 
 
@@ -105,7 +105,7 @@ def test_killed_and_resumed_gives_the_same_bytes(
 def test_two_processes_leave_the_bytes_of_one_that_accumulates(
     configure: Configure, train: Callable, ranks: Callable, changes: dict[str, Any]
 ) -> None:
-    """a / 2 + b / 2 has one order only, and half a number is exact."""
+    """The sum a / 2 + b / 2 has a single order, and halving is exact."""
     few = {**changes, "DROPOUT": "0.0"}
     alone = train(configure(**few), "alone")
     both = configure(**few, GPUS=2, GRAD_ACCUMULATION=1)

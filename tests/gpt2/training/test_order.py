@@ -1,4 +1,4 @@
-"""The digest of what was trained on: one for all ranks, workers, lengths and resumes."""
+"""Digest of the data order: independent of ranks, workers, lengths and resumes."""
 
 from collections.abc import Callable
 from itertools import islice
@@ -15,13 +15,13 @@ from gpt2.training.session import Session
 from lib.machine.group import Group
 from lib.machine.process import current_process
 
-# More than are exchanged at once.
+# More steps than are gathered at once.
 STEPS = 70
 
 
 @pytest.fixture
 def digest_of(configure: Callable[..., Config], build_dir: Path) -> Callable[[int], str]:
-    """The digest after ``STEPS`` steps of four sequences, as this process knows it in the end."""
+    """Return the final digest after ``STEPS`` steps of four sequences."""
     config = configure()
     sampler = TrainSampler(open_dataset(config.data, build_dir).train, 16, seed=3)
 
@@ -39,7 +39,7 @@ def digest_of(configure: Callable[..., Config], build_dir: Path) -> Callable[[in
 
 
 def take(session: Session, steps: int) -> None:
-    """Go through batches as training does."""
+    """Consume batches like training."""
     for _ in islice(session.batches(), steps):
         session.order.consumed()
 
@@ -65,7 +65,7 @@ def test_length_and_workers_do_not_move_the_first_steps(session: Callable[..., S
 
 
 def test_a_batch_that_is_offered_again_counts_once(session: Callable[..., Session]) -> None:
-    """As when a step did not fit into memory, and was made another time."""
+    """A step that ran out of memory is offered again."""
     opened = session()
     take(opened, 3)
     opened.iteration = 3
@@ -78,7 +78,7 @@ def test_a_batch_that_is_offered_again_counts_once(session: Callable[..., Sessio
 def test_a_batch_that_is_not_the_plans_shows(
     session: Callable[..., Session], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The digest is of what was read, not of what should have been."""
+    """The digest covers the offsets actually read."""
     opened = session()
     right = TrainSampler.offsets
     monkeypatch.setattr(TrainSampler, "offsets", lambda self, first, n: right(self, first + 1, n))

@@ -1,4 +1,4 @@
-"""Twice the same run, and what may be changed around it without a bit of it changing."""
+"""A repeated run is bit-identical, also under changes of its environment."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -23,7 +23,7 @@ def test_manifests_differ_in_what_is_volatile_alone(
         (tmp_path / name).mkdir()
         done = replace(train, folder=tmp_path / name)(configure())
         manifests.append(done.manifest())
-        # The machine decides its seconds.
+        # Training time depends on the machine.
         manifests[-1]["artifacts"].pop("summary.json", None)
     first, second = manifests
     assert first.pop("volatile") != second.pop("volatile")

@@ -1,4 +1,4 @@
-"""What stands below a result table: keys read and gates, speed and memory."""
+"""Sections below a result table: keys read and gates, speed and memory."""
 
 import json
 from collections.abc import Callable
@@ -32,7 +32,7 @@ NSA = {
 
 @pytest.fixture
 def planned(configure: Configure, train: Callable, tmp_path: Path) -> Callable[..., Plan]:
-    """A plan of two runs, full attention and native sparse attention, both of them done."""
+    """A plan of two finished runs, full attention and native sparse attention."""
 
     def plan(**settings: Any) -> Plan:
         runs = []
@@ -59,7 +59,7 @@ def test_gates_are_those_of_the_last_statistics(
     planned: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan = planned()
-    # Rows that no run has written are added.
+    # Append rows to the records.
     monkeypatch.setattr("lib.analysis.results.broken_contract", lambda *given, **named: [])
     metrics = plan.runs[1].path / "metrics.jsonl"
     for moved in ([0.9, 0.9], [0.25, 0.75, None]):
@@ -74,7 +74,7 @@ def test_gates_are_those_of_the_last_statistics(
 def test_speed_is_shown_of_combinations(planned: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = planned(TEST_MATRIX_MODE=True, SINGLE_TRAINING=None)
     monkeypatch.setattr("lib.analysis.results.broken_contract", lambda *given, **named: [])
-    # Another process, which held more and then less.
+    # Another process, with more memory first and less later.
     beats = "".join(canonical_json({"mem_reserved_mib": held}) + "\n" for held in (7e6, 1.0))
     (plan.runs[1].path / "heartbeat_rank1.jsonl").write_text(beats)
     speed = sections(plan)[-1]

@@ -25,8 +25,10 @@ Configure = Callable[..., Config]
 
 
 def test_missing_data_is_an_error_before_step_0(configure: Configure, train: Callable) -> None:
-    with pytest.raises(DataError, match="make data"):
+    with pytest.raises(DataError) as caught:
         train(configure(VAL_FRACTION="0.4"))
+    assert caught.value.codes == ["data.missing"]
+    assert "make data" in caught.value.problems[0].next
 
 
 def test_cuda_without_a_gpu_is_an_error_before_step_0(
@@ -79,7 +81,7 @@ def test_the_manifest_tells_what_made_the_run(
 def test_the_manifest_has_the_digests_of_what_was_trained(
     configure: Configure, train: Callable
 ) -> None:
-    """Seeds, weights and generators, each computed here once more."""
+    """Recompute seeds, weights and generator states."""
     config = configure()
     done = train(config)
     manifest = json.loads(done.files.manifest.read_text())
@@ -94,7 +96,7 @@ def test_the_manifest_has_the_digests_of_what_was_trained(
     seed_all(config.seed)
     found = rng_digests(torch.device("cpu"))
     assert manifest["rng_state_at_start"] == {name: [digest] for name, digest in found.items()}
-    # Dropout has drawn from torch's generator, and nobody from the others.
+    # Only torch's generator is used, by dropout.
     moved = {n for n in found if manifest["rng_state_at_end"][n] != [found[n]]}
     assert moved == {"torch"}
 
@@ -116,8 +118,9 @@ def test_a_folder_that_holds_another_run_is_left_alone(
     run = RunDir(tmp_path)
     write_resolved_config(run, configure())
     before = run.resolved_config.read_bytes()
-    with pytest.raises(ConfigError, match="holds another run"):
+    with pytest.raises(ConfigError) as caught:
         write_resolved_config(run, configure(SEED=2))
+    assert caught.value.codes == ["run.foreign-directory"]
     assert run.resolved_config.read_bytes() == before
     write_resolved_config(run, configure(LOG_INTERVAL=1))
     assert run.resolved_config.read_bytes() != before

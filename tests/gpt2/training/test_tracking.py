@@ -1,4 +1,4 @@
-"""Trackers show what the records say, and whatever becomes of them, a run does not notice."""
+"""Trackers mirror the records; their failures do not affect a run."""
 
 import json
 import math
@@ -34,14 +34,14 @@ Configure = Callable[..., Config]
 WANDB = {"TRACKER_WANDB": True}
 TENSORBOARD = {"TRACKER_TENSORBOARD": True}
 ALL = {**WANDB, **TENSORBOARD, "TRACKER_WANDB_MODE_OFFLINE": True, "TRACKER_TRACKIO": True}
-# As long as a real one.
+# As long as a real key.
 SECRET = "5ec7e7" * 7
 KEYS = (
     "run_name batch_size gradient_accumulation num_gpus learning_rate warmup_steps max_time "
     "compile_model git_commit seed dataset optimizer"
 ).split()
 
-# The library's boundary: writes down what it is told, and fails as it is asked to.
+# Fake wandb package: records calls and fails on request.
 FAKE_WANDB = """
 import json, os, signal, time
 
@@ -94,16 +94,16 @@ def init(**given):
 
 @dataclass
 class Fake:
-    """A wandb that runs in the mirror's process, and its book."""
+    """Fake wandb in the mirror's process, and its log."""
 
     log: Path
 
     def told(self, kind: str) -> list[dict[str, Any]]:
-        """Its calls of one kind."""
+        """Return the calls of one kind."""
         return [row for row in read_json_lines(self.log) if row["kind"] == kind]
 
     def steps(self) -> list[int]:
-        """Iterations whose training loss it was told."""
+        """Return the iterations with a logged training loss."""
         return [row["step"] for row in self.told("log") if "train_loss" in row["metrics"]]
 
 
@@ -141,7 +141,7 @@ def expected_history(rows: list[dict[str, Any]]) -> dict[str, dict[int, float]]:
 
 
 def wandb_history(run: RunDir) -> tuple[dict[str, dict[int, float]], dict[str, Any]]:
-    """History and configuration of an offline run, as wandb's own reader shows them."""
+    """Return history and configuration of an offline run, read with wandb's reader."""
     (path,) = run.trackers.glob("wandb/offline-run-*/*.wandb")
     command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(path.parent)]
     text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
@@ -158,7 +158,7 @@ def wandb_history(run: RunDir) -> tuple[dict[str, dict[int, float]], dict[str, A
 
 
 def trackio_history(run: RunDir) -> tuple[dict[str, dict[int, float]], dict[str, Any]]:
-    """The same from trackio's database."""
+    """Return history and configuration from trackio's database."""
     (path,) = (run.path.parent / "trackio").glob("*.db")
     history: dict[str, dict[int, float]] = {}
     with sqlite3.connect(path) as base:
@@ -170,7 +170,7 @@ def trackio_history(run: RunDir) -> tuple[dict[str, dict[int, float]], dict[str,
 
 
 def tensorboard_history(run: RunDir) -> tuple[dict[str, dict[int, float]], dict[str, Any]]:
-    """The same from event files, whose numbers have 24 bits."""
+    """Return history and configuration from event files, which store fp32 values."""
     found = EventAccumulator(str(run.trackers / "tensorboard")).Reload()
     scalars = {
         name: {event.step: event.value for event in found.Scalars(name)}
@@ -271,7 +271,7 @@ def test_a_tracker_that_fails_costs_one_line(
     assert "tracker_wandb is lost: " in line and CAUSES[trouble] in line
     assert str(done.files.metrics) in line
     if "hang" not in trouble:
-        # The other one is told everything.
+        # The other tracker receives everything.
         assert tensorboard_history(done.files)[0]["final/best_val_loss"]
 
 
@@ -297,7 +297,7 @@ def test_a_death_between_the_last_look_and_the_end_is_said_too(
 ) -> None:
     def look_too_early(self: companions.Companions) -> None:
         for mirror in self._running:
-            # Dead, and not yet asked for its exit code.
+            # Exited, but not reaped.
             os.waitid(os.P_PID, mirror.process.pid, os.WEXITED | os.WNOWAIT)
 
     monkeypatch.setenv("FAKE_TROUBLE", "init raise")
@@ -321,7 +321,7 @@ def test_what_a_lost_tracker_missed_can_be_told_later(
     assert fake.steps() == [*range(1, before + 1)]
     (line,) = [line for line in done.lines().splitlines() if line.startswith("WARN")]
     command = line.partition("type: ")[2]
-    # The second time there is nothing left to tell.
+    # The second time nothing is left to send.
     for _ in range(2):
         subprocess.run(command, shell=True, check=True)
         assert fake.steps() == [*range(1, 13)]
@@ -361,7 +361,7 @@ def test_a_killed_run_goes_on_in_the_tracker(
     fake: Fake,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The tracker was told iterations 5 and 6, which the newest checkpoint does not have."""
+    """The tracker received iterations 5 and 6, which are after the newest checkpoint."""
     child = os.fork()
     if child == 0:
         steps = iter(range(7))

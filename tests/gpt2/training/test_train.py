@@ -1,4 +1,4 @@
-"""A run from its configuration to its results, and what its results do not depend on."""
+"""A run from configuration to results, and the invariances of its results."""
 
 import csv
 import json
@@ -75,7 +75,7 @@ def test_evaluations_stand_at_their_intervals_and_at_the_end(
     rows = done.rows("eval")
     assert [row["iteration"] for row in rows] == [5, 10, 12]
     assert rows[-1]["val_loss"] == done.summary()["final"]["val_loss"]
-    # An interval that ends with the run gives one row, not two.
+    # An interval that ends with the run yields one row, not two.
     assert [r["iteration"] for r in train(configure(EVAL_INTERVAL=6), "six").rows("eval")] == [
         6,
         12,

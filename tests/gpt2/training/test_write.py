@@ -1,4 +1,4 @@
-"""Text from a finished run: which run, what is refused, how characters and texts end."""
+"""Text generation from a finished run: selection, errors, partial characters, end of text."""
 
 import dataclasses
 from collections.abc import Callable
@@ -31,7 +31,7 @@ def run(train: Trainer, configure: Callable[..., Config]) -> RunDir:
 
 
 def written(run: RunDir, build_dir: Path, *words: str) -> tuple[str, list[Text]]:
-    """All that is shown, and the texts."""
+    """Return the displayed text and the samples."""
     parser = new_parser("")
     add_writing(parser)
     given = parser.parse_args(["--run", str(run.path), *words])
@@ -58,7 +58,7 @@ def test_each_token_reads_what_sparse_attention_lets_it_see(
     build_dir: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Keys of each branch, in each of two layers, counted where they are multiplied."""
+    """Count the keys read by each branch in each of two layers."""
     config = configure(**QUICK, **SPARSE)
     run, told, advance = train(config).files, [], Cache.advance
 
@@ -68,7 +68,7 @@ def test_each_token_reads_what_sparse_attention_lets_it_see(
 
     monkeypatch.setattr(Cache, "advance", noted)
     written(run, build_dir, "--prompt", "a b c", "--tokens", "40")
-    # The last token is not asked for another one.
+    # No token is generated after the last one.
     assert [position for position, *_ in told] == list(range(5, 45))
     expected = [0, 0, 0]
     for position, *reads in told:
@@ -84,53 +84,55 @@ def test_an_empty_prompt_begins_a_document(run: RunDir, build_dir: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("words", "problem"),
+    ("words", "names", "code"),
     [
-        ("--temperature -1", "TEMPERATURE: -1.0 is not a number >= 0"),
-        ("--temperature hot", "TEMPERATURE: 'hot' is not a number"),
-        ("--top-k 1.5", "TOP_K: '1.5' is not a whole number"),
-        ("--tokens 0 --samples 0", "TOKENS: 0 is not a number >= 1\nSAMPLES: 0"),
-        ("--prompt aaaaaaaaaaaaaaaaa", "PROMPT: 17 tokens are more than the context of 16"),
-        ("--prompt \udcff", "PROMPT: is not UTF-8"),
+        ("--temperature -1", ["TEMPERATURE"], "usage.out-of-range"),
+        ("--temperature hot", ["TEMPERATURE"], "usage.invalid-number"),
+        ("--top-k 1.5", ["TOP_K"], "usage.invalid-number"),
+        ("--tokens 0 --samples 0", ["TOKENS", "SAMPLES"], "usage.out-of-range"),
+        ("--prompt aaaaaaaaaaaaaaaaa", ["PROMPT"], "usage.prompt-too-long"),
+        ("--prompt \udcff", ["PROMPT"], "usage.invalid-encoding"),
     ],
 )
-def test_what_means_nothing_is_refused(
-    run: RunDir, build_dir: Path, words: str, problem: str
+def test_invalid_arguments_are_rejected(
+    run: RunDir, build_dir: Path, words: str, names: list[str], code: str
 ) -> None:
     with pytest.raises(ConfigError) as error:
         written(run, build_dir, *words.split())
-    assert str(error.value).startswith(problem)
+    assert error.value.codes == [code] * len(names)
+    for name, problem in zip(names, error.value.problems, strict=True):
+        assert str(problem).startswith(f"{name}: ")
 
 
 def test_unfinished_and_damaged_runs_are_refused(run: RunDir, build_dir: Path) -> None:
     status = run.status.read_text()
     run.status.write_text(status.replace("SUCCESS", "INTERRUPTED"))
-    with pytest.raises(ConfigError, match="is not finished: INTERRUPTED at iteration 2"):
+    with pytest.raises(ConfigError, match=r"INTERRUPTED at iteration 2 \[run.not-finished\]"):
         written(run, build_dir)
     run.status.write_text(status)
     run.weights.write_bytes(run.weights.read_bytes()[:-40])
-    with pytest.raises(PreflightError, match="model.safetensors: cannot be read"):
+    with pytest.raises(PreflightError, match="model.safetensors: ") as damaged:
         written(run, build_dir)
+    assert damaged.value.codes == ["weights.damaged"]
 
 
 def test_a_pattern_names_one_run(build_dir: Path, tree: Tree) -> None:
     tree.write_config([Layer.of("test", "test", BASE)], build_dir / ".config")
-    with pytest.raises(ConfigError, match="neither a run's folder nor a run of single"):
-        find_finished("nope", build_dir)
-    with pytest.raises(
-        ConfigError, match="names 2 runs: single/run s1, single/run s2\n.*name one of them"
+    for named, seeds, code, value in (
+        ("nope", "", "run.not-found", "'nope'"),
+        ("r*", "1,2", "run.ambiguous", "2 runs: single/run s1, single/run s2"),
+        ("run", "", "run.not-found", "run-s1-"),
+        ("", "", "usage.missing-argument", "RUN"),
     ):
-        find_finished("r*", build_dir, seeds="1,2")
-    with pytest.raises(ConfigError, match="run-s1-.* has not been trained"):
-        find_finished("run", build_dir)
-    with pytest.raises(ConfigError, match="names no run"):
-        find_finished("", build_dir)
+        with pytest.raises(ConfigError) as error:
+            find_finished(named, build_dir, seeds=seeds)
+        assert error.value.codes == [code] and value in str(error.value)
 
 
 def test_characters_are_shown_whole_and_the_end_of_text_ends_it(
     run: RunDir, build_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """é in two tokens, a byte that begins no character, one that never ends, the end of a text."""
+    """é in two tokens, an invalid first byte, a truncated character, end of text."""
     ids = [*"é".encode(), 0xFF, *"b€".encode()[:-1], 256, 97]
     monkeypatch.setattr("gpt2.write.generate", lambda *_: iter(ids))
     shown: list[str] = []
