@@ -8,7 +8,7 @@ _COLOURS = {"FAIL": "31", "ERROR": "31", "REFUSE": "31", "WARN": "33", "DONE": "
 
 
 def colour_wanted() -> bool:
-    """Return whether stderr supports colour: a terminal, no ``NO_COLOR``, ``TERM=dumb`` or ``CI``."""
+    """Return whether to colour stderr: a terminal, no ``NO_COLOR``, ``TERM=dumb`` or ``CI``."""
     plain = os.environ.get("NO_COLOR") or os.environ.get("CI")
     return sys.stderr.isatty() and not plain and os.environ.get("TERM") != "dumb"
 

@@ -1,7 +1,7 @@
 """Errors a user can cause, each with the exit code that every command documents.
 
-An error says what is wrong, where (file:line or symbol), and what to type next. Anything else that
-is raised is a defect of the program and keeps its traceback.
+An error states the problem, its location (file:line or symbol) and the next command. Any other
+exception is a defect of the program and keeps its traceback.
 """
 
 from collections.abc import Sequence
@@ -64,7 +64,7 @@ class ConfigError(KablateError):
 
 
 class PreflightError(KablateError):
-    """The machine cannot run what was asked for; nothing was started."""
+    """The machine cannot run the request; nothing was started."""
 
     exit_code = EXIT_PREFLIGHT
 

@@ -9,7 +9,7 @@ from typing import Any
 
 
 def write_atomic(path: Path, content: bytes | str) -> None:
-    """Write ``content`` to a temporary file beside ``path``, fsync and rename it, fsync the folder."""
+    """Write ``content`` to a temporary file beside ``path``, fsync, rename, fsync the folder."""
     data = content.encode() if isinstance(content, str) else content
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:

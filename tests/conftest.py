@@ -1,4 +1,4 @@
-"""For every test, and every process that one starts."""
+"""Settings of every test and of every process that a test starts."""
 
 import os
 import signal
@@ -6,16 +6,16 @@ from collections.abc import Iterator
 
 import pytest
 
-# Whoever tests a change has not committed it yet. A test of that very rule takes it away again.
+# A change is usually tested before it is committed. Tests of the rule itself remove this variable.
 os.environ["DIRTY"] = "y"
-# A shell that starts the tests in the background has them, and all they start, ignore Ctrl-C.
+# A shell makes background processes and their children ignore SIGINT; restore the default.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture
 def torch_as_before() -> Iterator[None]:
-    """torch's settings and draws are the process's own: leave them as they were found."""
-    # Most tests do without.
+    """Restore torch's process-wide settings and RNG state after the test."""
+    # Imported here because most tests need no torch.
     import torch
 
     from lib.repro.rng import rng_state, set_rng_state

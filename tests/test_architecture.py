@@ -1,4 +1,4 @@
-"""The invariants of the architecture, each a test that names what breaks it."""
+"""Tests of the architecture's invariants; each failure lists the offenders."""
 
 import ast
 import dataclasses
@@ -26,11 +26,11 @@ from lib.style.check import style_problems
 from lib.style.files import text_files
 from lib.style.formatting import black_problems
 
-# Command lines print; all else goes through lib.console.
+# Only command lines print; all other output goes through lib.console.
 PRINTERS = ("scripts/", "gpt2/train_ra_mla.py")
-# A choice that only decides the defaults of other symbols is read through them.
+# A choice that only sets the defaults of other symbols has no field.
 PRESETS = {"MODEL_SIZE"}
-# What must start at once, and on machines without torch.
+# Commands that must start fast, and without torch installed.
 WITHOUT_TORCH = (
     "scripts/configure.py",
     "scripts/plan.py",
@@ -46,7 +46,7 @@ def texts():
 
 @functools.cache
 def modules():
-    """Parsed product modules by path: lib, gpt2 and scripts."""
+    """Return the parsed product modules by path: lib, gpt2 and scripts."""
     chosen = (p for p in texts() if re.match(r"(lib|gpt2|scripts)/.*\.py$", p))
     return {path: ast.parse(texts()[path]) for path in chosen}
 
@@ -66,7 +66,7 @@ def module_paths():
 
 
 def loaded_by(path):
-    """Every name that importing ``path`` imports, directly or through modules of the tree."""
+    """Return every name that importing ``path`` imports, directly or through modules of the tree."""
     seen, waiting = set(), [path]
     while waiting:
         found = rules.imports(modules()[waiting.pop()], at_import=True)
@@ -98,7 +98,7 @@ def test_i2_imports_point_one_way():
     assert upward == []
 
 
-def test_i2_what_describes_a_run_loads_no_torch():
+def test_i2_options_and_light_commands_load_no_torch():
     light = [p for p in modules() if p.endswith("/options.py") or p in WITHOUT_TORCH]
     heavy = {path: sorted(loaded_by(path) & {"torch", "transformers"}) for path in light}
     assert {path: names for path, names in heavy.items() if names} == {}
@@ -106,7 +106,7 @@ def test_i2_what_describes_a_run_loads_no_torch():
 
 @pytest.mark.parametrize("command", ["configure.py why SEED", "plan.py", "status.py", "report.py"])
 def test_i2_commands_run_without_torch(command, configured):
-    """Seen in the process itself, imports inside functions included."""
+    """Checked in the process itself, to include imports inside functions."""
     script, *words = command.split()
     done = subprocess.run(
         [sys.executable, "-X", "importtime", ROOT / "scripts" / script, *words, "-O", configured],
@@ -129,7 +129,7 @@ def configured(tmp_path_factory):
 
 @functools.cache
 def registries():
-    """Every registry that a package of the tree holds."""
+    """Return every registry in a package of the tree."""
     found = set()
     for package in (lib, gpt2):
         for info in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
@@ -140,7 +140,7 @@ def registries():
 
 
 def config_classes():
-    """Config and every dataclass that a field of it or a registry may hold."""
+    """Return Config and every dataclass that one of its fields or a registry may contain."""
     found = {Config} | {r.options(name) for r in registries() for name in r}
     waiting = list(found)
     while waiting:
@@ -153,9 +153,9 @@ def config_classes():
 
 @functools.cache
 def readers():
-    """Symbol -> the fields that hold it and the registries that it selects from.
+    """Return the fields bound to each symbol and the registries it selects from.
 
-    A field belongs to the class that declares it: alternatives may inherit it.
+    A field belongs to the class that declares it, because alternatives may inherit it.
     """
     found = defaultdict(set)
     for cls in config_classes():
@@ -192,7 +192,7 @@ def test_i11_no_shortcuts():
     found = offenders(rules.broad_excepts) + offenders(rules.attribute_guesses)
     found += offenders(rules.path_edits) + offenders(rules.code_from_data)
     found += offenders(rules.prints, [p for p in modules() if not p.startswith(PRINTERS)])
-    # One starts modules, the other writes a line for the user to type.
+    # The former runs modules, the latter prints a command for the user.
     allowed = ("lib/modules.py", "lib/setup/interpreter.py")
     found += offenders(rules.modules_started, [p for p in modules() if p not in allowed])
     vague = {"utils.py", "util.py", "common.py", "helpers.py", "misc.py"}
@@ -216,14 +216,14 @@ def command_lines():
 
 
 def test_i12_every_script_is_reached():
-    """By a target, or described in the documents as a command line."""
+    """Each is used by a target, or documented as a command line."""
     documents = "".join(text for path, text in texts().items() if path.endswith(".md"))
     known = texts()["Makefile"] + documents
     lost = [path for path in command_lines() if path not in known]
     assert lost == []
 
 
-def test_i12_every_script_says_what_to_type_first():
+def test_i12_every_script_checks_its_interpreter_first():
     without = [p for p in command_lines() if "\nimport _start\n" not in texts()[p]]
     assert without == []
 
@@ -233,13 +233,13 @@ def test_i13_public_names_are_typed_and_documented():
 
 
 def test_style_is_kept():
-    """What make style checks, so that a test run alone keeps it too."""
+    """Run the checks of make style as part of the tests."""
     problems = style_problems(ROOT) + black_problems(ROOT)
     assert [str(problem) for problem in problems] == []
 
 
 def test_no_two_tests_share_a_name():
-    """The second function of a name hides the first, and nobody notices."""
+    """A second function with the same name would silently replace the first."""
     for path, text in texts().items():
         if path.startswith("tests/") and path.endswith(".py"):
             names = Counter(

@@ -18,7 +18,7 @@ class Level:
 
 @dataclass(frozen=True)
 class Cell:
-    """One level of every factor. ``parent`` is the slug of the comparison cell, "" for a baseline."""
+    """One level of every factor. ``parent`` is the comparison cell's slug, "" for a baseline."""
 
     slug: str
     levels: tuple[Level, ...]

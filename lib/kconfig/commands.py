@@ -75,7 +75,7 @@ def menuconfig(place: Place) -> None:
 
 
 def _previous_constants(path: Path) -> dict[str, Value]:
-    """Return the values of the last config.py, or none if the file is damaged: it will be replaced."""
+    """Return the values of the last config.py; none if damaged, because it will be replaced."""
     try:
         return read_constants(path)
     except ConfigError:

@@ -68,7 +68,7 @@ def parse_text(text: str, label: str, shown: str) -> Layer:
 
 
 def parse_set(text_or_words: str | Sequence[str]) -> Layer:
-    """Parse ``SET="A=1 B=y"``: one text, split like a shell does, or words that are split already."""
+    """Parse ``SET="A=1 B=y"``, given as one text (split like in a shell) or as a list of words."""
     words: Sequence[str]
     try:
         words = shlex.split(text_or_words) if isinstance(text_or_words, str) else text_or_words

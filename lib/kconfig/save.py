@@ -16,7 +16,7 @@ def rendered(write: Callable[[str], str]) -> str:
 
 
 def save_config(path: Path, text: str) -> bool:
-    """Write ``.config`` and save a different previous file as ``.old``. Return whether it changed."""
+    """Write ``.config``, save a different previous file as ``.old``, return whether it changed."""
     old = path.read_bytes() if path.exists() else None
     if old == text.encode():
         return False

@@ -46,6 +46,6 @@ def settings(config: Path, values: Mapping[str, Value], run: str) -> dict[str, S
 
 
 def _line(lines: Mapping[str, str], name: str, value: Value) -> str | None:
-    """Return the file's value of a symbol; for a choice, return ``value`` if the file selects it."""
+    """Return the file's value of a symbol, or ``value`` if the file selects this choice member."""
     member = f"{name}_{value}".upper()
     return as_text(value) if lines.get(member) == "y" else lines.get(name)

@@ -221,7 +221,7 @@ class Tree:
             symbol.set_value(assignment.value)
 
     def _names(self, texts: Iterable[str]) -> set[str]:
-        """Return the symbols in the problems ``NAME=value: …``, and the choices of these symbols."""
+        """Return the symbols in the problems ``NAME=value: …``, and the choices of the symbols."""
         names = {text.partition("=")[0] for text in texts}
         return names | {self._key(name) for name in names}
 

@@ -1,8 +1,8 @@
-"""Optimizers, the learning rate schedule and parameter groups."""
+"""Optimizers, learning-rate schedules and parameter groups."""
 
 from lib.registry import Registry
 
-# What AdamWPrune can be built on: optimizers that keep exp_avg and exp_avg_sq.
+# Base optimizers of AdamWPrune: their state contains exp_avg and exp_avg_sq.
 _ADAM_FAMILY = {
     "adam": "lib.optim.adam",
     "adamw": "lib.optim.adamw",

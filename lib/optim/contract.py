@@ -1,4 +1,4 @@
-"""What the trainer may ask of any optimizer."""
+"""Interface of every optimizer, as used by the trainer."""
 
 from typing import Any, Protocol
 
@@ -6,28 +6,29 @@ import torch
 
 
 class Optimizer(Protocol):
-    """torch's optimizer interface, and two additions.
+    """torch's optimizer interface with two additions.
 
-    ``param_groups[...]["lr"]`` is set by the trainer before each step.
+    The trainer sets ``param_groups[...]["lr"]`` before each step.
     """
 
     param_groups: list[dict[str, Any]]
 
     def step(self, *, gradient_norm: torch.Tensor | None = None) -> Any:
-        """One update from the ``.grad`` of the parameters, which it may change.
+        """Update the parameters from their ``.grad``, which may be modified.
 
-        ``gradient_norm`` is their norm over all parameters before clipping (what
-        ``clip_grad_norm_`` returns); without it an optimizer that needs it measures ``.grad``.
+        ``gradient_norm`` is the global gradient norm before clipping (the return value of
+        ``clip_grad_norm_``); without it, an optimizer that needs the norm computes it from
+        ``.grad``.
         """
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget the gradients."""
+        """Clear the gradients."""
 
     def statistics(self) -> dict[str, float]:
-        """Numbers for a log line; may wait for the device, so ask only when logging."""
+        """Return metrics for a log line. May wait for the device, so call only when logging."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Tensors and plain numbers, all that an uninterrupted continuation needs."""
+        """Return the tensors and plain numbers needed for an exact resume."""
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue from ``state_dict``."""
+        """Restore ``state_dict``."""

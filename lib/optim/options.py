@@ -1,4 +1,4 @@
-"""What every optimizer has to know; imports no torch."""
+"""Options common to every optimizer; imports no torch."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -9,7 +9,7 @@ from lib.errors import ConfigError, Problem
 
 @dataclass(frozen=True)
 class OptimizerOptions:
-    """The decay is given to the parameter groups, because only matrices decay."""
+    """Options of an optimizer; the parameter groups apply the weight decay to matrices only."""
 
     name: ClassVar[str]
 
@@ -22,9 +22,9 @@ class OptimizerOptions:
 
     @property
     def summary(self) -> str:
-        """One line for a plan."""
+        """Return one line for a plan."""
         return f"{self.name}, weight decay {self.weight_decay:g}"
 
     def _problems(self) -> list[Problem]:
-        """All broken rules; an optimizer that adds rules extends the list."""
+        """Return all violated rules; a subclass with more rules extends the list."""
         return []

@@ -1,16 +1,16 @@
-"""The learning rate as a pure function of where a run stands in its budget; imports no torch.
+"""Learning-rate schedules as pure functions of step and budget progress; imports no torch.
 
-Warm-up counts iterations: step s of W (s from 0) gets peak · (s + 1) / W, so that no step is lost
-to a rate of 0. Decay is measured in the budget, whatever its unit. With p the progress in the
-budget and p_w the progress at which the warm-up ended,
+Warm-up counts iterations: step s of W (s from 0) has the rate peak · (s + 1) / W, so that no step
+has a rate of 0. Decay follows the budget, whatever its unit. With p the budget progress and p_w the
+progress at the end of the warm-up,
 
-    x = (p − p_w) / (1 − p_w)                  what the warm-up left, from 0 to 1
+    x = (p − p_w) / (1 − p_w)                  progress after the warm-up, from 0 to 1
     cosine     min + (peak − min) (1 + cos πx) / 2
     linear     peak − (peak − min) x
     constant   peak
-    wsd        peak until x = 1 − f, then a line that reaches min at x = 1
+    wsd        peak until x = 1 − f, then linear to min at x = 1
 
-x is 0 at the step after the warm-up, so the rate is continuous there for every budget.
+x is 0 at the first step after the warm-up, so the rate is continuous there for every budget.
 """
 
 import math
@@ -22,7 +22,7 @@ from lib.errors import ConfigError, Problem
 
 @dataclass(frozen=True)
 class ScheduleOptions:
-    """``kind`` is cosine, linear, constant or wsd."""
+    """Options of the learning-rate schedule; ``kind`` is cosine, linear, constant or wsd."""
 
     learning_rate: float = symbol("LEARNING_RATE", low=0.0, high=10.0)
     min_learning_rate: float = symbol("MIN_LEARNING_RATE", low=0.0, high=10.0)
@@ -35,14 +35,17 @@ class ScheduleOptions:
         if self.kind != "constant" and self.min_learning_rate > self.learning_rate:
             problems.append(
                 Problem(
-                    f"MIN_LEARNING_RATE: {self.min_learning_rate:g} is above "
-                    f"LEARNING_RATE={self.learning_rate:g}; the rate decays towards it"
+                    f"MIN_LEARNING_RATE: must be <= LEARNING_RATE={self.learning_rate:g}, "
+                    f"got {self.min_learning_rate:g}",
+                    code="config.conflict",
                 )
             )
         if self.wsd_decay_fraction == 0.0:
             problems.append(
                 Problem(
-                    "WSD_DECAY_FRACTION: must be above 0; for no decay set LR_SCHEDULE_CONSTANT=y"
+                    "WSD_DECAY_FRACTION: must be > 0, got 0",
+                    next="for a schedule without decay, set LR_SCHEDULE_CONSTANT=y",
+                    code="config.out-of-range",
                 )
             )
         if problems:
@@ -50,7 +53,7 @@ class ScheduleOptions:
 
     @property
     def summary(self) -> str:
-        """One line for a plan."""
+        """Return one line for a plan."""
         end = "" if self.kind == "constant" else f" to {self.min_learning_rate:g}"
         return f"{self.kind} {self.learning_rate:g}{end}, warm-up {self.warmup_steps} steps"
 
@@ -58,23 +61,23 @@ class ScheduleOptions:
 def learning_rate_at(
     options: ScheduleOptions, step: int, progress: float, warmup_progress: float
 ) -> float:
-    """The learning rate of optimizer step ``step`` (counted from 0).
+    """Return the learning rate of optimizer step ``step`` (counted from 0).
 
-    ``progress`` is the part of the budget used before this step, in [0, 1]. ``warmup_progress`` is
-    the progress at ``step == warmup_steps``: known beforehand for iterations and tokens, recorded
-    once for time, and not looked at during the warm-up.
+    ``progress`` is the fraction of the budget used before this step, in [0, 1]. ``warmup_progress``
+    is the progress at ``step == warmup_steps``: computed in advance for iteration and token
+    budgets, recorded once for time budgets, unused during the warm-up.
     """
     if step < options.warmup_steps:
         return options.learning_rate * (step + 1) / options.warmup_steps
     remaining = 1.0 - warmup_progress
-    # A warm-up that took the whole budget leaves nothing to decay over.
+    # A warm-up as long as the budget leaves no room for the decay.
     decayed = (progress - warmup_progress) / remaining if remaining > 0.0 else 1.0
     share = _decayed_share(options, min(1.0, max(0.0, decayed)))
     return options.learning_rate + share * (options.min_learning_rate - options.learning_rate)
 
 
 def _decayed_share(options: ScheduleOptions, x: float) -> float:
-    """How much of the way from peak (0) to minimum (1) is done at ``x``."""
+    """Return the completed fraction of the way from peak (0) to minimum (1) at ``x``."""
     match options.kind:
         case "constant":
             return 0.0

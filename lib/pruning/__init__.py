@@ -1,4 +1,4 @@
-"""Pruning: which weights are set to zero while training, and when."""
+"""Pruners: select the weights that are set to zero during training, and when."""
 
 from lib.registry import Registry
 

@@ -1,4 +1,4 @@
-"""What the trainer may ask of any pruner."""
+"""Interface of every pruner, as used by the trainer."""
 
 from typing import Any, Protocol
 
@@ -6,38 +6,40 @@ import torch
 
 
 class Pruner(Protocol):
-    """Within an optimizer step: backward, ``mask_gradients``, ``observe``, clip, step, ``after_step``.
+    """Interface of a pruner.
 
-    Gradients are those of the global batch, after accumulation and the mean over processes.
+    In each optimizer step, the trainer runs backward, calls ``mask_gradients`` and ``observe``,
+    clips the gradients, steps the optimizer and calls ``after_step``. Gradients are those of the
+    global batch: accumulated, and averaged over processes.
     """
 
     def mask_gradients(self) -> None:
-        """Zero the gradients of pruned weights, so that they count in no norm and no moment."""
+        """Zero the gradients of pruned weights, so that they affect no norm and no moment."""
 
     def observe(self, gradient_norm: torch.Tensor) -> None:
-        """Take from gradients, not yet clipped, and weights, not yet moved, what scores need.
+        """Collect score statistics from unclipped gradients and the weights before the update.
 
-        ``gradient_norm`` is not finite where the step is going to be skipped: fp16 overflowed.
+        ``gradient_norm`` is non-finite if the step is about to be skipped (fp16 overflow).
         """
 
     def after_step(self, step: int, progress: float, optimizer: torch.optim.Optimizer) -> None:
-        """Prune if it is time, and keep pruned weights at zero.
+        """Prune if due, and set pruned weights to zero.
 
-        ``step`` counts the optimizer steps done (1 after the first), ``progress`` is the part of
-        the budget used, this step included.
+        ``step`` counts completed optimizer steps (1 after the first), ``progress`` is the fraction
+        of the budget used, this step included.
         """
 
     def sparsity(self) -> float:
-        """Measured part of the prunable weights that is zero; waits for the device."""
+        """Return the measured fraction of prunable weights that are zero; waits for the device."""
 
     def sparsity_by_layer(self) -> dict[str, float]:
-        """The same for each prunable parameter, by name."""
+        """Return the measured sparsity of each prunable parameter by name."""
 
     def prunable_weights(self) -> dict[str, int]:
-        """How many weights of each of them may be pruned, by name."""
+        """Return the number of prunable weights of each prunable parameter by name."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Tensors and plain numbers, all that an uninterrupted continuation needs."""
+        """Return the tensors and plain numbers needed for an exact resume."""
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue from ``state_dict``."""
+        """Restore ``state_dict``."""

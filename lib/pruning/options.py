@@ -1,19 +1,22 @@
-"""What every pruner has to know: how much, of what, and when; imports no torch."""
+"""Options common to pruners: sparsity, scope and schedule; imports no torch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from lib.binding import symbol
-from lib.errors import ConfigError
+from lib.errors import ConfigError, Problem
 
 
 @dataclass(frozen=True)
 class PruningOptions:
-    """``scope`` is global or layer, ``ramp`` cubic or linear; warm-up and ramp end are progress."""
+    """Options of a pruner: ``scope`` global or layer, ``ramp`` cubic or linear.
+
+    ``warmup`` and ``ramp_end`` are fractions of the budget.
+    """
 
     name: ClassVar[str]
-    # The budget of a run that is pruned so, as a multiple of the one that is configured.
+    # Budget of a run with this pruner, as a multiple of the configured budget.
     stretch: ClassVar[float] = 1.0
 
     scope: ClassVar[str]
@@ -28,18 +31,17 @@ class PruningOptions:
 
     def __post_init__(self) -> None:
         if self.warmup >= self.ramp_end:
-            raise ConfigError(
-                f"PRUNING_WARMUP: {self.warmup:g} is not below PRUNING_RAMP_END={self.ramp_end:g}"
-            )
+            what = f"must be < PRUNING_RAMP_END={self.ramp_end:g}, got {self.warmup:g}"
+            raise ConfigError(Problem(f"PRUNING_WARMUP: {what}", code="config.conflict"))
 
     @property
     def summary(self) -> str:
-        """One line for a plan."""
+        """Return one line for a plan."""
         ramp = f"{self.ramp} ramp {self.warmup:.0%} to {self.ramp_end:.0%} of the budget"
         return f"{self.name} {self.target:.0%}, {self.scope}, {ramp}"
 
     def sparsity_at(self, progress: float) -> float:
-        """Sparsity wanted at ``progress``: 0, then the ramp, then the target.
+        """Return the target sparsity at ``progress``: 0, then the ramp, then the final target s.
 
         With x from 0 to 1 along the ramp: cubic s (1 − (1 − x)³), Zhu and Gupta (arXiv 1710.01878);
         linear s x.
@@ -55,15 +57,16 @@ class PruningOptions:
         raise ValueError(f"unknown ramp {self.ramp!r}; known: cubic, linear")
 
     def layer_sparsities(self, reached: float, sizes: Sequence[int]) -> list[float]:
-        """With scope layer, the sparsity of each matrix of ``sizes`` weights when the whole has
-        ``reached``: the same for all.
+        """Return the sparsity of each matrix for scope layer, if the whole model has ``reached``.
+
+        ``sizes`` are the weights of each matrix. By default, all matrices have the same sparsity.
         """
         return [reached] * len(sizes)
 
 
 @dataclass(frozen=True)
 class RampOptions(PruningOptions):
-    """A pruner whose scope and ramp are chosen; others bring their own."""
+    """Options of a pruner with configurable scope and ramp; other pruners define both."""
 
     scope: str = symbol("PRUNING_SCOPE")
     ramp: str = symbol("PRUNING_RAMP")

@@ -1,4 +1,4 @@
-"""What the formulas of a pruner read; imports no torch."""
+"""Inputs of the pruners' reference formulas; imports no torch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Seen:
-    """One tensor, flat and as plain numbers, at the moment when its weights are scored."""
+    """Snapshot of one tensor, flat and as Python floats, when its weights are scored."""
 
     weights: Sequence[float]
-    # Gradient, not clipped, and weights at each step so far.
+    # Unclipped gradient and weights at each step so far.
     history: Sequence[tuple[Sequence[float], Sequence[float]]] = ()
-    # The optimizer's moments, and 1 − β1ᵗ after its t steps; nothing where it keeps none.
+    # The optimizer's moments (empty if it has none), and 1 − β1ᵗ after its t steps.
     m: Sequence[float] = ()
     v: Sequence[float] = ()
     bias_correction: float = 1.0

@@ -21,7 +21,7 @@ def build_editable(
     config_settings: dict[str, Any] | None = None,
     metadata_directory: str | None = None,
 ) -> str:
-    """Write the wheel and return its name; the front end has made the tree the working directory."""
+    """Write the wheel and return its name; the tree is the working directory (PEP 660)."""
     root = Path.cwd()
     project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
     stem = f"{project['name']}-{project['version']}"

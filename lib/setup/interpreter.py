@@ -48,7 +48,7 @@ class Findings:
 
 
 def look(root: Path, requirements: Sequence[Requirement], path: Sequence[str]) -> Findings:
-    """Compare the packages installed in the folders of ``path`` with ``requirements`` and ``root``."""
+    """Compare the packages in the folders of ``path`` with ``requirements`` and ``root``."""
     lacking, differing = [], []
     for requirement in requirements:
         version = _version(requirement.name, path)
@@ -60,7 +60,7 @@ def look(root: Path, requirements: Sequence[Requirement], path: Sequence[str]) -
 
 
 def import_path() -> list[str]:
-    """Return the folders of installed packages: sys.path without the tree (first in ``python -m``)."""
+    """Return the folders of installed packages: sys.path without the tree itself."""
     return [folder for folder in sys.path if Path(folder).resolve() != ROOT]
 
 
@@ -78,7 +78,7 @@ def _version(name: str, path: Sequence[str]) -> str:
 
 
 def _is_installed(root: Path, path: Sequence[str]) -> bool:
-    """Return whether the first installed package called PROJECT is an editable install of ``root``."""
+    """Return whether the installed package PROJECT is an editable install of ``root``."""
     for package in distributions(name=PROJECT, path=list(path)):
         origin = package.read_text("direct_url.json")
         if origin is None:

@@ -53,13 +53,13 @@ class VirtualEnvironment:
         self._place = f"{path} {_VERSION}"
 
     def is_ours(self) -> bool:
-        """Return whether make may create or change the folder: absent or made by make, no symlink."""
+        """Return whether make may create or change the folder (absent or made by make, no link)."""
         if self.path.is_symlink():
             return False
         return not self.path.exists() or self._stamp.exists()
 
     def is_current(self, extras: Sequence[str]) -> bool:
-        """Return whether a finished set-up matches the requirements, the location and ``extras``."""
+        """Return whether a finished set-up matches requirements, location and ``extras``."""
         stamp = self._read()
         return stamp == Stamp(digest(self._root), self._place, stamp.extras) and (
             set(extras) <= set(stamp.extras) and self.python.exists()

@@ -58,7 +58,7 @@ def prints(tree: ast.Module) -> Iterator[str]:
 
 
 def modules_started(tree: ast.Module) -> Iterator[str]:
-    """Yield commands that run a module with this interpreter: only ``lib.modules`` may build them."""
+    """Yield commands that run a module with this interpreter, reserved for ``lib.modules``."""
     for node in ast.walk(tree):
         words = [ast.unparse(word) for word in node.elts] if isinstance(node, ast.List) else []
         if words[:1] == ["sys.executable"] and "'-m'" in words:
@@ -76,7 +76,7 @@ def code_from_data(tree: ast.Module) -> Iterator[str]:
 
 
 def undocumented(tree: ast.Module) -> Iterator[str]:
-    """Yield public names without a docstring or type annotations, and modules without a docstring."""
+    """Yield public names without docstring or type annotations, modules without docstring."""
     if not ast.get_docstring(tree):
         yield "1: the module has no docstring"
     for node in tree.body:

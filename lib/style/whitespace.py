@@ -1,4 +1,4 @@
-"""Whitespace rules: no trailing whitespace, one final newline, tabs only in Kconfig and make files."""
+"""Whitespace rules: no trailing whitespace, one final newline, tabs only in Kconfig and make."""
 
 import re
 from collections.abc import Iterator

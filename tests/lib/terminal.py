@@ -1,4 +1,4 @@
-"""A program on a pseudo-terminal: keys go in, its screen comes out."""
+"""Pseudo-terminal for tests: sends keys to a program and reads its screen."""
 
 import os
 import pty
@@ -10,17 +10,17 @@ from collections.abc import Sequence
 
 from lib.project import ROOT
 
-# More than enough for a busy machine; a passing test waits for text, not for time.
+# Generous, for a busy machine; a passing test waits for text, not for a timeout.
 PATIENCE_SECONDS = 20
-# What takes colours or a live screen away where it is set.
-_PLAIN = ("CI", "NO_COLOR")
+# Environment variables that disable colours or the live screen.
+_PLAIN_OUTPUT = ("CI", "NO_COLOR")
 
 
 class Terminal:
-    """This interpreter in a child process with ``arguments`` and some variables set."""
+    """Python process on a pseudo-terminal, with ``arguments`` and additional variables."""
 
     def __init__(self, arguments: Sequence[str], **variables: str) -> None:
-        kept = {name: value for name, value in os.environ.items() if name not in _PLAIN}
+        inherited = {k: value for k, value in os.environ.items() if k not in _PLAIN_OUTPUT}
         self._ours, theirs = pty.openpty()
         self._child = subprocess.Popen(
             [sys.executable, *arguments],
@@ -28,12 +28,12 @@ class Terminal:
             stdin=theirs,
             stdout=theirs,
             stderr=theirs,
-            env={**kept, "TERM": "xterm", **variables},
+            env={**inherited, "TERM": "xterm", **variables},
         )
         os.close(theirs)
 
     def press(self, keys: str, then_wait_for: str) -> None:
-        """Type ``keys`` and read the screen until the text appears."""
+        """Type ``keys`` and read the screen until ``then_wait_for`` appears."""
         os.write(self._ours, keys.encode())
         self.wait_for(then_wait_for)
 
@@ -47,18 +47,18 @@ class Terminal:
                 seen += os.read(self._ours, 65536)
 
     def rest(self) -> str:
-        """All that is shown until the program ends."""
+        """Return all output until the program ends."""
         seen = b""
         try:
             while piece := os.read(self._ours, 65536):
                 seen += piece
-        # A pseudo-terminal ends with this error where a pipe ends with no bytes.
+        # At its end, a pseudo-terminal raises this error instead of returning no bytes.
         except OSError:
             pass
         return seen.decode()
 
     def finish(self) -> int:
-        """The exit code."""
+        """Return the exit code."""
         code = self._child.wait(PATIENCE_SECONDS)
         os.close(self._ours)
         return code

@@ -1,1 +1,1 @@
-"""Adam: steps scaled by the root of the mean squared gradient."""
+"""Adam: steps scaled by the root of the second moment."""

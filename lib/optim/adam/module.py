@@ -1,4 +1,4 @@
-"""Adam and its relatives by torch's fused kernel."""
+"""Adam, AdamW and AMSGrad with torch's fused kernel."""
 
 from collections.abc import Callable
 
@@ -9,10 +9,10 @@ from lib.optim.groups import ParameterGroup
 
 
 class Adam(torch.optim.Adam):
-    """torch's Adam with the options of the configuration, which make it AdamW and AMSGrad too.
+    """torch's Adam, configured as Adam, AdamW or AMSGrad by its options.
 
-    ``fused`` is one pass over memory on CPUs and GPUs alike (on a CPU five times as fast as the plain
-    loop, and like it elementwise, so deterministic). torch raises where a device has no fused
+    ``fused`` makes one pass over memory on CPUs and GPUs (on a CPU five times as fast as the plain
+    loop, and elementwise, so deterministic). torch raises RuntimeError if a device has no fused
     kernel.
     """
 
@@ -33,9 +33,9 @@ class Adam(torch.optim.Adam):
         *,
         gradient_norm: torch.Tensor | None = None,
     ) -> float | None:
-        """One update. ``gradient_norm``, the norm before clipping, is of no use to Adam."""
+        """Update the parameters. Adam ignores ``gradient_norm``, the norm before clipping."""
         return super().step(closure)
 
     def statistics(self) -> dict[str, float]:
-        """Numbers for a log line: Adam has none of its own."""
+        """Return no metrics: Adam logs none."""
         return {}

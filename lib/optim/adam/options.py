@@ -1,4 +1,4 @@
-"""Options of Adam, and of every optimizer that is built on it."""
+"""Options of Adam and of the optimizers derived from Adam."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -10,11 +10,11 @@ from lib.optim.options import OptimizerOptions
 
 @dataclass(frozen=True)
 class AdamFamilyOptions(OptimizerOptions):
-    """What Adam and its relatives share."""
+    """Options common to Adam and its variants."""
 
-    # Whether weights decay beside the gradient's step (arXiv 1711.05101), not through the gradient.
+    # Decoupled weight decay (arXiv 1711.05101) instead of L2 regularization of the gradient.
     decoupled: ClassVar[bool]
-    # Whether to divide by the largest second moment so far (arXiv 1904.09237).
+    # Divide by the running maximum of the second moment (arXiv 1904.09237).
     amsgrad: ClassVar[bool] = False
 
     beta1: float = symbol("ADAM_BETA1", low=0.0, high=1.0)
@@ -23,14 +23,14 @@ class AdamFamilyOptions(OptimizerOptions):
 
     @property
     def summary(self) -> str:
-        """One line for a plan."""
+        """Return one line for a plan."""
         betas = f"betas {self.beta1:g} {self.beta2:g}"
         return f"{self.name}, {betas}, weight decay {self.weight_decay:g}"
 
     def _problems(self) -> list[Problem]:
         betas = {"ADAM_BETA1": self.beta1, "ADAM_BETA2": self.beta2}
         return super()._problems() + [
-            Problem(f"{name}: {beta:g} never forgets a gradient; it must be below 1")
+            Problem(f"{name}: must be < 1, got {beta:g}", code="config.out-of-range")
             for name, beta in betas.items()
             if beta >= 1.0
         ]
@@ -38,7 +38,7 @@ class AdamFamilyOptions(OptimizerOptions):
 
 @dataclass(frozen=True)
 class AdamOptions(AdamFamilyOptions):
-    """Adam (arXiv 1412.6980)."""
+    """Options of Adam (arXiv 1412.6980)."""
 
     name: ClassVar[str] = "adam"
     decoupled: ClassVar[bool] = False

@@ -1,4 +1,4 @@
-"""Adam, AdamW and AMSGrad as their papers' algorithms state them, one number at a time."""
+"""Adam, AdamW and AMSGrad as in their papers' algorithms, in scalar Python float64."""
 
 import math
 
@@ -6,7 +6,10 @@ from lib.optim.adam.options import AdamFamilyOptions
 
 
 class AdamReference:
-    """``parameters``: one list of numbers per tensor, updated in place; ``decays``: one per tensor."""
+    """Reference of Adam, AdamW and AMSGrad.
+
+    ``parameters``: one list of floats per tensor, updated in place; ``decays``: one per tensor.
+    """
 
     def __init__(
         self, parameters: list[list[float]], options: AdamFamilyOptions, decays: list[float]
@@ -16,13 +19,13 @@ class AdamReference:
         self.decays = decays
         self.m = [[0.0] * len(tensor) for tensor in parameters]
         self.v = [[0.0] * len(tensor) for tensor in parameters]
-        self.largest = [[0.0] * len(tensor) for tensor in parameters]
+        self.v_max = [[0.0] * len(tensor) for tensor in parameters]
         self.t = 0
 
     def step(self, gradients: list[list[float]], lr: float) -> None:
-        """θ ← θ − lr m̂ / (√v̂ + ε) with m̂ = m / (1 − β1ᵗ), v̂ = v / (1 − β2ᵗ).
+        """Update θ ← θ − lr m̂ / (√v̂ + ε) with m̂ = m / (1 − β1ᵗ), v̂ = v / (1 − β2ᵗ).
 
-        Before it decay, θ ← θ − lr λ θ where it is decoupled and g ← g + λ θ where not.
+        Weight decay comes first: θ ← θ − lr λ θ if decoupled, g ← g + λ θ if not.
         """
         o = self.options
         self.t += 1
@@ -35,8 +38,8 @@ class AdamReference:
                     g += self.decays[k] * weight
                 self.m[k][i] = o.beta1 * self.m[k][i] + (1 - o.beta1) * g
                 self.v[k][i] = o.beta2 * self.v[k][i] + (1 - o.beta2) * g * g
-                self.largest[k][i] = max(self.largest[k][i], self.v[k][i])
-                v = self.largest[k][i] if o.amsgrad else self.v[k][i]
+                self.v_max[k][i] = max(self.v_max[k][i], self.v[k][i])
+                v = self.v_max[k][i] if o.amsgrad else self.v[k][i]
                 m_hat = self.m[k][i] / (1 - o.beta1**self.t)
                 v_hat = v / (1 - o.beta2**self.t)
                 self.parameters[k][i] = weight - lr * m_hat / (math.sqrt(v_hat) + o.eps)

@@ -1,7 +1,7 @@
-"""AdamW: Adam whose options decouple the decay."""
+"""AdamW: Adam with decoupled weight decay, set by its options."""
 
 from lib.optim.adam.module import Adam
 
 
 class Adamw(Adam):
-    """Adam with decoupled weight decay, by the same kernel."""
+    """Adam with decoupled weight decay, on the same kernel."""

@@ -1,4 +1,4 @@
-"""Options of AdamW, and of every optimizer that is built on it."""
+"""Options of AdamW and of the optimizers derived from AdamW."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -8,7 +8,7 @@ from lib.optim.adam.options import AdamFamilyOptions
 
 @dataclass(frozen=True)
 class AdamwOptions(AdamFamilyOptions):
-    """Decoupled weight decay regularization (arXiv 1711.05101)."""
+    """Options of AdamW (decoupled weight decay regularization, arXiv 1711.05101)."""
 
     name: ClassVar[str] = "adamw"
     decoupled: ClassVar[bool] = True

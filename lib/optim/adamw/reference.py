@@ -1,7 +1,7 @@
-"""AdamW as the paper's algorithm 2 states it, one number at a time."""
+"""AdamW as in the paper's algorithm 2, in scalar Python float64."""
 
 from lib.optim.adam.reference import AdamReference
 
 
 class AdamwReference(AdamReference):
-    """Adam's loop, with the decay that its options decouple."""
+    """Reference of AdamW: Adam's loop with decoupled weight decay."""

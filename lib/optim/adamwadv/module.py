@@ -1,7 +1,7 @@
-"""AdamWAdv: Adam whose options decouple the decay and ask for AMSGrad."""
+"""AdamWAdv: AdamW with AMSGrad, set by its options."""
 
 from lib.optim.adamw.module import Adamw
 
 
 class Adamwadv(Adamw):
-    """AdamW with AMSGrad, by the same kernel."""
+    """AdamW with AMSGrad, on the same kernel."""

@@ -8,7 +8,7 @@ from lib.optim.adamw.options import AdamwOptions
 
 @dataclass(frozen=True)
 class AdamwadvOptions(AdamwOptions):
-    """AdamW whose second moment never shrinks (Reddi et al. 2018, arXiv 1904.09237)."""
+    """Options of AdamW with a non-decreasing second moment (Reddi et al., arXiv 1904.09237)."""
 
     name: ClassVar[str] = "adamwadv"
     amsgrad: ClassVar[bool] = True

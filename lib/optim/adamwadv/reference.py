@@ -1,7 +1,7 @@
-"""AdamW with AMSGrad, one number at a time."""
+"""AdamW with AMSGrad, in scalar Python float64."""
 
 from lib.optim.adam.reference import AdamReference
 
 
 class AdamwadvReference(AdamReference):
-    """Adam's loop, with the decay and the maximum that its options ask for."""
+    """Reference of AdamWAdv: Adam's loop with decoupled weight decay and AMSGrad."""

@@ -1,1 +1,1 @@
-"""AdamWPrune: an Adam-like optimizer whose state says which weights to prune."""
+"""AdamWPrune: an Adam-like optimizer whose moments determine the pruned weights."""

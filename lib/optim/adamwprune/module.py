@@ -1,4 +1,4 @@
-"""AdamWPrune trains by its base optimizer; the state pruner reads that one's moments."""
+"""AdamWPrune: trains with its base optimizer; the state pruner reads the base's moments."""
 
 from lib.optim import BASES
 from lib.optim.adam.module import Adam
@@ -7,9 +7,9 @@ from lib.optim.groups import ParameterGroup
 
 
 class Adamwprune:
-    """Builds the base: nothing is left to do around it, as ``state`` pruning does the rest."""
+    """Factory of the base optimizer; ``state`` pruning does the rest of AdamWPrune."""
 
     def __new__(cls, groups: list[ParameterGroup], options: AdamwpruneOptions, lr: float) -> Adam:
-        """An optimizer of the base's own class."""
+        """Return an optimizer of the base's class."""
         base: Adam = BASES.module(options.base.name)(groups, options.base, lr)
         return base

@@ -1,4 +1,4 @@
-"""Options of AdamWPrune: those of its base. What is pruned, and when, are the pruner's options."""
+"""Options of AdamWPrune: its base optimizer. The pruner's options define the pruning."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -10,7 +10,7 @@ from lib.optim.adam.options import AdamFamilyOptions
 
 @dataclass(frozen=True)
 class AdamwpruneOptions:
-    """``base`` holds the options of the optimizer that trains."""
+    """Options of AdamWPrune; ``base`` contains the options of the optimizer that trains."""
 
     name: ClassVar[str] = "adamwprune"
 
@@ -18,10 +18,10 @@ class AdamwpruneOptions:
 
     @property
     def weight_decay(self) -> float:
-        """The base's, for the parameter groups."""
+        """Return the base's weight decay, for the parameter groups."""
         return self.base.weight_decay
 
     @property
     def summary(self) -> str:
-        """One line for a plan."""
+        """Return one line for a plan."""
         return f"{self.name} on {self.base.summary}"

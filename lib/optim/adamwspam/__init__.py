@@ -1,1 +1,1 @@
-"""AdamW with SPAM: spike-aware clipping, moment damping and periodic moment reset."""
+"""AdamW with SPAM: spike-aware gradient clipping, moment damping and periodic moment resets."""

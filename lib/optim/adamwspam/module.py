@@ -1,17 +1,17 @@
-"""AdamW with SPAM (arXiv 2501.06842) around torch's fused AdamW; nothing here waits for the device.
+"""AdamW with SPAM (arXiv 2501.06842) on torch's fused AdamW, without device synchronization.
 
-Optimizer step n, with m and v as step n − 1 left them:
+Optimizer step n, with m and v from step n − 1:
 
-1. if n − 1 is a positive multiple of the interval: m, v, AMSGrad's maximum and the bias correction
-   are zeroed;
-2. the step is a spike if its gradient norm exceeds mean + threshold · σ (of the population) of the
-   ``spike_window`` norms before it; then its norm joins them, spike or not, so that a lasting new
-   level soon stops being one;
-3. from the ``clip_delay``-th step after the start or a reset on, g ← clip(g, ±√(θ v)). An element
-   whose v is 0 has had no gradient yet, so nothing to measure a spike against, and is left alone:
-   clipped to 0 it would never get a v;
+1. if n − 1 is a positive multiple of the interval: reset m, v, AMSGrad's maximum and the bias
+   correction to zero;
+2. the step is a spike if its gradient norm exceeds mean + threshold · σ (population) of the
+   previous ``spike_window`` norms; the norm is then added to the window, spike or not, so that a
+   lasting new level soon stops being a spike;
+3. from the ``clip_delay``-th step after the start or a reset: g ← clip(g, ±√(θ v)). An element
+   with v = 0 has had no gradient yet, so there is no scale to detect a spike with, and it is not
+   clipped: clipping to 0 would keep its v at 0 forever;
 4. a spike multiplies m and v by the damping factors;
-5. AdamW, at the learning rate times the warm-up factor.
+5. AdamW step at the learning rate times the warm-up factor.
 """
 
 import math
@@ -24,35 +24,36 @@ from lib.optim.adamw.module import Adamw
 from lib.optim.adamwspam.options import AdamwspamOptions
 from lib.optim.groups import ParameterGroup
 
-# Elements; as large as a cache allows, because a GPU pays for each piece.
-_PIECE = 1 << 20
+# Elements per chunk: as many as fit a CPU cache, because each chunk is a kernel launch on a GPU.
+_CHUNK_ELEMENTS = 1 << 20
 
 
 class Adamwspam(Adamw):
-    """One instance holds one counter of steps, the norms' ring buffer and the count of spikes."""
+    """AdamW with SPAM; its state is a step counter, a ring buffer of norms and a spike count."""
 
     def __init__(self, groups: list[ParameterGroup], options: AdamwspamOptions, lr: float) -> None:
         super().__init__(groups, options, lr)
-        # torch's GradScaler lets a fused kernel skip an overflowed step by itself; the counter and
-        # the norms would not notice. So it shall ask before it calls.
+        # With AMP support, torch's GradScaler would call step() on an overflow and let the fused
+        # kernel skip it, and the step counter and norms would still advance. Without AMP support,
+        # GradScaler checks for an overflow first and does not call step().
         self._step_supports_amp_scaling = False
         self._options = options
         self._steps = 0
         first = self.param_groups[0]["params"][0]
         self._norms = first.new_zeros(options.spike_window)
         self._spikes = first.new_zeros(())
-        # Of the last step, for statistics alone.
+        # Clipped elements of the last step, for statistics only.
         self._clipped = first.new_zeros(())
         self._elements = sum(p.numel() for group in self.param_groups for p in group["params"])
 
     @property
     def effective_learning_rate(self) -> float:
-        """The first group's learning rate with the warm-up factor of the last step."""
+        """Return the first group's learning rate times the warm-up factor of the last step."""
         return float(self.param_groups[0]["lr"]) * self._options.warmup_factor(max(1, self._steps))
 
     @torch.no_grad()
     def step(self, closure: None = None, *, gradient_norm: torch.Tensor | None = None) -> None:
-        """One update. Clips ``.grad`` in place. ``gradient_norm``: see ``lib.optim.contract``."""
+        """Update the parameters; clips ``.grad`` in place. See ``lib.optim.contract``."""
         assert closure is None, "SPAM reads the gradients before AdamW would call a closure"
         self._steps += 1
         parameters = self._parameters_with_gradient()
@@ -69,7 +70,7 @@ class Adamwspam(Adamw):
         self._update()
 
     def statistics(self) -> dict[str, float]:
-        """Spikes and resets so far; of the last step, clipped elements / all and learning rate."""
+        """Return spikes and resets so far, and the last step's clipped fraction and rate."""
         return {
             "spam_spikes": int(self._spikes),
             "spam_resets": self._options.resets(max(1, self._steps)),
@@ -78,12 +79,12 @@ class Adamwspam(Adamw):
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """AdamW's state, and SPAM's under ``spam``."""
+        """Return AdamW's state, with SPAM's state under ``spam``."""
         spam = {"steps": self._steps, "norms": self._norms, "spikes": self._spikes}
         return super().state_dict() | {"spam": spam}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue from ``state_dict``. KeyError if it is another optimizer's."""
+        """Restore ``state_dict``. Raises KeyError if it belongs to another optimizer."""
         spam = state_dict["spam"]
         super().load_state_dict({k: v for k, v in state_dict.items() if k != "spam"})
         self._steps = spam["steps"]
@@ -94,13 +95,13 @@ class Adamwspam(Adamw):
         return [p for group in self.param_groups for p in group["params"] if p.grad is not None]
 
     def _reset(self) -> None:
-        """Zero all that AdamW holds: moments, AMSGrad's maximum, the steps of bias correction."""
+        """Zero AdamW's state: moments, AMSGrad's maximum, bias-correction steps."""
         for state in self.state.values():
             for tensor in state.values():
                 tensor.zero_()
 
     def _record(self, norm: torch.Tensor) -> torch.Tensor | None:
-        """Whether ``norm`` is a spike, as 0 or 1; None while the window is not full."""
+        """Record ``norm``; return whether it is a spike (0 or 1), None until the window is full."""
         spike = None
         if self._steps > len(self._norms):
             sigma, mean = torch.std_mean(self._norms, correction=0)
@@ -110,15 +111,15 @@ class Adamwspam(Adamw):
         return spike
 
     def _clip(self, parameters: list[torch.nn.Parameter]) -> None:
-        """Clip the gradients of parameters that have a second moment, and count what was clipped.
+        """Clip the gradients of parameters with a second moment, and count the clipped elements.
 
-        In pieces that stay in a CPU's cache and in arithmetic only: large temporaries and boolean
-        masks are slow there.
+        Chunks stay in a CPU's cache, and the code uses arithmetic only, because large temporaries
+        and boolean masks are slow on CPUs.
         """
         for parameter in parameters:
             if parameter in self.state:
-                variance = self.state[parameter]["exp_avg_sq"].view(-1).split(_PIECE)
-                gradient = parameter.grad.view(-1).split(_PIECE)
+                variance = self.state[parameter]["exp_avg_sq"].view(-1).split(_CHUNK_ELEMENTS)
+                gradient = parameter.grad.view(-1).split(_CHUNK_ELEMENTS)
                 for v, g in zip(variance, gradient, strict=True):
                     limit = F.threshold(v, 0.0, math.inf).mul_(self._options.theta).sqrt_()
                     clipped = torch.clamp(g, limit.neg(), limit)
@@ -136,7 +137,7 @@ class Adamwspam(Adamw):
             torch._foreach_mul_([state[key] for state in states], 1.0 - spike * (1.0 - damping))
 
     def _update(self) -> None:
-        """AdamW's step at the warmed-up learning rate."""
+        """Run AdamW's step at the warmed-up learning rate."""
         rates = [group["lr"] for group in self.param_groups]
         factor = self._options.warmup_factor(self._steps)
         for group in self.param_groups:

@@ -11,12 +11,15 @@ from lib.optim.adamw.options import AdamwOptions
 
 @dataclass(frozen=True)
 class AdamwspamOptions(AdamwOptions):
-    """Spike-Aware Adam with Momentum Reset (arXiv 2501.06842); all counts are optimizer steps."""
+    """Options of Spike-Aware Adam with Momentum Reset (arXiv 2501.06842).
+
+    All counts are optimizer steps.
+    """
 
     name: ClassVar[str] = "adamwspam"
 
     theta: float = symbol("SPAM_THETA", low=1.0, high=1e12)
-    # First step, of those since the start or a reset, whose gradients are clipped.
+    # First step since the start or a reset with gradient clipping.
     clip_delay: int = symbol("SPAM_CLIP_DELAY")
     # In standard deviations of the last ``spike_window`` gradient norms.
     spike_threshold: float = symbol("SPAM_SPIKE_THRESHOLD", low=0.0, high=1e6)
@@ -29,22 +32,23 @@ class AdamwspamOptions(AdamwOptions):
 
     @property
     def summary(self) -> str:
-        """One line for a plan."""
+        """Return one line for a plan."""
         reset = f"reset every {self.interval} steps, warm-up {self.reset_warmup_steps}"
         return f"{super().summary}, theta {self.theta:g}, {reset}"
 
     def age(self, step: int) -> int:
-        """Steps since the start or the last reset, optimizer step ``step`` (from 1) included."""
+        """Return the steps since the start or the last reset, including ``step`` (from 1)."""
         return (step - 1) % self.interval + 1
 
     def resets(self, step: int) -> int:
-        """Resets up to and including optimizer step ``step`` (from 1)."""
+        """Return the number of resets up to and including optimizer step ``step`` (from 1)."""
         return (step - 1) // self.interval
 
     def warmup_factor(self, step: int) -> float:
-        """Learning rate factor of optimizer step ``step`` (from 1): (1 − cos(π age / W)) / 2.
+        """Return the learning-rate factor of step ``step`` (from 1): (1 − cos(π age / W)) / 2.
 
-        1 before the first reset, where the schedule's own warm-up acts, and from age W on.
+        The factor is 1 before the first reset, where the schedule's warm-up applies, and from age W
+        on.
         """
         age = self.age(step)
         if self.resets(step) == 0 or age >= self.reset_warmup_steps:
@@ -56,15 +60,17 @@ class AdamwspamOptions(AdamwOptions):
         if self.reset_warmup_steps >= self.interval:
             problems.append(
                 Problem(
-                    f"SPAM_WARMUP_STEPS: {self.reset_warmup_steps} is not below "
-                    f"SPAM_INTERVAL={self.interval}; the warm-up would never end"
+                    f"SPAM_WARMUP_STEPS: must be < SPAM_INTERVAL={self.interval} so that the "
+                    f"warm-up ends, got {self.reset_warmup_steps}",
+                    code="config.conflict",
                 )
             )
         if self.clip_delay > self.interval:
             problems.append(
                 Problem(
-                    f"SPAM_CLIP_DELAY: {self.clip_delay} is above SPAM_INTERVAL={self.interval}; "
-                    "no gradient would ever be clipped"
+                    f"SPAM_CLIP_DELAY: must be <= SPAM_INTERVAL={self.interval} so that "
+                    f"gradients are clipped, got {self.clip_delay}",
+                    code="config.conflict",
                 )
             )
         return problems

@@ -1,4 +1,4 @@
-"""AdamW with SPAM, one number at a time."""
+"""AdamW with SPAM, in scalar Python float64."""
 
 import math
 
@@ -6,7 +6,10 @@ from lib.optim.adamwspam.options import AdamwspamOptions
 
 
 class AdamwspamReference:
-    """``parameters``: one list of numbers per tensor, updated in place; ``decays``: one per tensor."""
+    """Reference of AdamW with SPAM.
+
+    ``parameters``: one list of floats per tensor, updated in place; ``decays``: one per tensor.
+    """
 
     def __init__(
         self, parameters: list[list[float]], options: AdamwspamOptions, decays: list[float]
@@ -18,14 +21,14 @@ class AdamwspamReference:
         self.n = 0
         self.spikes: list[int] = []
         self.clipped: list[tuple[int, int, int]] = []
-        self._forget()
+        self._reset()
 
     def step(self, gradients: list[list[float]], lr: float) -> None:
-        """The five steps of the module's docstring, spelt out."""
+        """Apply the five parts of a step as listed in the docstring of ``adamwspam.module``."""
         o = self.options
         self.n += 1
         if self.n > 1 and (self.n - 1) % o.interval == 0:
-            self._forget()
+            self._reset()
         self.t += 1
         if self._is_spike(gradients):
             self.spikes.append(self.n)
@@ -39,7 +42,7 @@ class AdamwspamReference:
                 self.v[k][i] = o.beta2 * damping[1] * self.v[k][i] + (1 - o.beta2) * g * g
                 self._move(k, i, lr * self._warmup())
 
-    def _forget(self) -> None:
+    def _reset(self) -> None:
         self.m = [[0.0] * len(tensor) for tensor in self.parameters]
         self.v = [[0.0] * len(tensor) for tensor in self.parameters]
         self.v_max = [[0.0] * len(tensor) for tensor in self.parameters]

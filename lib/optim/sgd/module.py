@@ -1,4 +1,4 @@
-"""SGD by torch's foreach kernels."""
+"""SGD with torch's foreach kernels."""
 
 from collections.abc import Callable
 
@@ -9,10 +9,10 @@ from lib.optim.sgd.options import SgdOptions
 
 
 class Sgd(torch.optim.SGD):
-    """torch's SGD with the options of the configuration.
+    """torch's SGD with the configured options.
 
-    Not fused: torch's fused kernel leaves momentum uninitialised where a GradScaler skips the first
-    step, and refuses a parameter whose first gradient comes later than those of its group.
+    Not fused: torch's fused kernel leaves the momentum uninitialized if a GradScaler skips the
+    first step, and fails if a parameter gets its first gradient later than the others of its group.
     """
 
     def __init__(self, groups: list[ParameterGroup], options: SgdOptions, lr: float) -> None:
@@ -31,9 +31,9 @@ class Sgd(torch.optim.SGD):
         *,
         gradient_norm: torch.Tensor | None = None,
     ) -> float | None:
-        """One update. ``gradient_norm``, the norm before clipping, is of no use to SGD."""
+        """Update the parameters. SGD ignores ``gradient_norm``, the norm before clipping."""
         return super().step(closure)
 
     def statistics(self) -> dict[str, float]:
-        """Numbers for a log line: SGD has none of its own."""
+        """Return no metrics: SGD logs none."""
         return {}

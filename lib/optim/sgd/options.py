@@ -10,7 +10,10 @@ from lib.optim.options import OptimizerOptions
 
 @dataclass(frozen=True)
 class SgdOptions(OptimizerOptions):
-    """Momentum as in Sutskever et al. (2013), in torch's form: the rate is outside of it."""
+    """Options of SGD with momentum (Sutskever et al. 2013).
+
+    The momentum has torch's form: the learning rate is not part of the buffer.
+    """
 
     name: ClassVar[str] = "sgd"
 
@@ -20,24 +23,21 @@ class SgdOptions(OptimizerOptions):
 
     @property
     def summary(self) -> str:
-        """One line for a plan."""
+        """Return one line for a plan."""
         kind = "Nesterov momentum" if self.nesterov else "momentum"
         return f"{self.name}, {kind} {self.momentum:g}, weight decay {self.weight_decay:g}"
 
     def _problems(self) -> list[Problem]:
         problems = super()._problems()
         if self.momentum >= 1.0:
-            problems.append(
-                Problem(
-                    f"SGD_MOMENTUM: {self.momentum:g} never forgets a gradient; "
-                    "it must be below 1"
-                )
-            )
+            what = f"SGD_MOMENTUM: must be < 1, got {self.momentum:g}"
+            problems.append(Problem(what, code="config.out-of-range"))
         if self.nesterov and (self.momentum == 0.0 or self.dampening > 0.0):
             problems.append(
                 Problem(
-                    "SGD_NESTEROV: needs SGD_MOMENTUM above 0 and SGD_DAMPENING=0, not "
-                    f"{self.momentum:g} and {self.dampening:g}"
+                    "SGD_NESTEROV: requires SGD_MOMENTUM > 0 and SGD_DAMPENING=0, got "
+                    f"{self.momentum:g} and {self.dampening:g}",
+                    code="config.conflict",
                 )
             )
         return problems

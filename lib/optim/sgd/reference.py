@@ -1,10 +1,13 @@
-"""SGD with momentum, one number at a time."""
+"""SGD with momentum, in scalar Python float64."""
 
 from lib.optim.sgd.options import SgdOptions
 
 
 class SgdReference:
-    """``parameters``: one list of numbers per tensor, updated in place; ``decays``: one per tensor."""
+    """Reference of SGD with momentum.
+
+    ``parameters``: one list of floats per tensor, updated in place; ``decays``: one per tensor.
+    """
 
     def __init__(
         self, parameters: list[list[float]], options: SgdOptions, decays: list[float]
@@ -16,7 +19,7 @@ class SgdReference:
         self.t = 0
 
     def step(self, gradients: list[list[float]], lr: float) -> None:
-        """g ← g + λθ; b ← μ b + (1 − d) g, b = g at first; θ ← θ − lr (b, or g + μ b)."""
+        """Update g ← g + λθ; b ← μ b + (1 − d) g (b = g at first); θ ← θ − lr (b, or g + μ b)."""
         o = self.options
         self.t += 1
         for k, gradient in enumerate(gradients):

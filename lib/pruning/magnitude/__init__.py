@@ -1,1 +1,1 @@
-"""Magnitude pruning: small weights go."""
+"""Magnitude pruning: removes the weights of smallest absolute value."""

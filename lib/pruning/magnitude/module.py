@@ -6,8 +6,8 @@ from lib.pruning.mask import MaskPruner
 
 
 class MagnitudePruner(MaskPruner):
-    """Keeps the weights of largest |w|."""
+    """Pruner that retains the weights of largest |w|."""
 
     def score(self, name: str, optimizer: torch.optim.Optimizer) -> torch.Tensor:
-        """|w|, float32."""
+        """Return |w| as float32."""
         return self._parameters[name].detach().float().abs()

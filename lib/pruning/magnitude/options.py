@@ -8,6 +8,6 @@ from lib.pruning.options import RampOptions
 
 @dataclass(frozen=True)
 class MagnitudeOptions(RampOptions):
-    """Score |w|, with nothing to choose beyond what all pruners share."""
+    """Options of magnitude pruning (score |w|): the common options only."""
 
     name: ClassVar[str] = "magnitude"

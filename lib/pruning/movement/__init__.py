@@ -1,1 +1,1 @@
-"""Movement pruning: weights that move towards zero go."""
+"""Movement pruning: removes the weights that move towards zero."""

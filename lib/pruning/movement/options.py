@@ -8,6 +8,6 @@ from lib.pruning.options import RampOptions
 
 @dataclass(frozen=True)
 class MovementOptions(RampOptions):
-    """Score −Σ g w, with nothing to choose beyond what most pruners share."""
+    """Options of movement pruning (score −Σ g w): the common options only."""
 
     name: ClassVar[str] = "movement"

@@ -1,4 +1,4 @@
-"""The pruner that prunes nothing, so that the trainer need not ask whether there is one."""
+"""Pruner that prunes nothing, so that the trainer needs no special case."""
 
 from typing import Any
 
@@ -8,36 +8,36 @@ from lib.pruning.none.options import NoneOptions
 
 
 class NonePruner:
-    """Keeps ``lib.pruning.contract.Pruner`` without doing anything."""
+    """No-op implementation of ``lib.pruning.contract.Pruner``."""
 
     def __init__(self, model: nn.Module, options: NoneOptions) -> None:
         pass
 
     def mask_gradients(self) -> None:
-        """Every gradient counts."""
+        """Leave every gradient unchanged."""
 
     def observe(self, gradient_norm: Any) -> None:
-        """Nothing is scored."""
+        """Do nothing: there are no scores."""
 
     def after_step(self, step: int, progress: float, optimizer: Any) -> None:
-        """Every weight stays."""
+        """Leave every weight unchanged."""
 
     def sparsity(self) -> float:
-        """0: nothing is prunable."""
+        """Return 0: nothing is prunable."""
         return 0.0
 
     def sparsity_by_layer(self) -> dict[str, float]:
-        """Empty: nothing is prunable."""
+        """Return an empty mapping: nothing is prunable."""
         return {}
 
     def prunable_weights(self) -> dict[str, int]:
-        """Empty: nothing is prunable."""
+        """Return an empty mapping: nothing is prunable."""
         return {}
 
     def state_dict(self) -> dict[str, Any]:
-        """Empty: there is nothing to continue."""
+        """Return an empty state."""
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue from the empty state."""
-        assert not state_dict, "a pruner's state was given to a run without pruning"
+        """Accept the empty state."""
+        assert not state_dict, "pruner state loaded into a run without pruning"

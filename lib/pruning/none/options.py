@@ -1,4 +1,4 @@
-"""Options of training without pruning: there are none."""
+"""Options of training without pruning (none)."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -6,12 +6,12 @@ from typing import ClassVar
 
 @dataclass(frozen=True)
 class NoneOptions:
-    """Nothing to choose."""
+    """Empty options of the pruner that prunes nothing."""
 
     name: ClassVar[str] = "none"
     stretch: ClassVar[float] = 1.0
 
     @property
     def summary(self) -> str:
-        """One line for a plan."""
+        """Return one line for a plan."""
         return self.name

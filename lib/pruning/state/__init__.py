@@ -1,1 +1,1 @@
-"""State pruning: what the optimizer remembers of a weight says whether it stays."""
+"""State pruning: the optimizer's moments determine the pruned weights."""

@@ -1,8 +1,8 @@
-"""State pruning: an Adam-like optimizer's moments score the weights.
+"""State pruning: scores from the weights and the moments of an Adam-like optimizer.
 
-w is the weight, m and v are ``exp_avg`` and ``exp_avg_sq`` as the optimizer holds them, ε is 1e-8.
-Published variants shift scores that may be negative until all are at least 0. One number added to
-all changes no ranking, and pruned weights are told apart by −∞, so nothing is added here.
+w is the weight, m and v are the optimizer's ``exp_avg`` and ``exp_avg_sq``, ε is 1e-8. The
+published variants shift possibly negative scores until all are at least 0. A common offset changes
+no ranking, and pruned weights are marked by −∞, so scores are not shifted here.
 """
 
 from collections.abc import Callable
@@ -19,12 +19,12 @@ Score = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def _growing(w: Tensor, m: Tensor, v: Tensor) -> Tensor:
-    """−sign(w) m / (√v + ε): positive where the next step takes the weight away from zero."""
+    """Return −sign(w) m / (√v + ε): positive if the next step moves the weight away from zero."""
     return -w.sign() * m / (v.sqrt() + _EPS)
 
 
 def _mobile(w: Tensor, m: Tensor, v: Tensor) -> Tensor:
-    """|w| √(|m| + ε)."""
+    """Return |w| √(|m| + ε)."""
     return w.abs() * (m.abs() + _EPS).sqrt()
 
 
@@ -43,12 +43,12 @@ SCORES: dict[str, Score] = {
 
 
 class StatePruner(MaskPruner):
-    """Keeps the weights that a variant's formula scores highest."""
+    """Pruner that retains the weights with the highest scores of the configured variant."""
 
     _options: StateOptions
 
     def score(self, name: str, optimizer: torch.optim.Optimizer) -> Tensor:
-        """The variant's score, float32; moments are 0 where there was no gradient yet."""
+        """Return the variant's score as float32; moments are 0 if there was no gradient yet."""
         parameter = self._parameters[name]
         w = parameter.detach().float()
         state = optimizer.state.get(parameter)
@@ -62,7 +62,7 @@ class StatePruner(MaskPruner):
 
 
 def _beta1(optimizer: torch.optim.Optimizer, parameter: Tensor) -> float:
-    """Of the group that ``parameter`` is in."""
+    """Return β1 of the parameter group that contains ``parameter``."""
     groups = optimizer.param_groups
     group = next(g for g in groups if any(p is parameter for p in g["params"]))
     return float(group["betas"][0])

@@ -1,4 +1,4 @@
-"""Options of state pruning; a variant is a score, its ramp, its scope and its budget."""
+"""Options of state pruning; a variant defines score, ramp, scope and budget."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,13 +7,13 @@ from typing import ClassVar
 from lib.binding import symbol
 from lib.pruning.options import PruningOptions
 
-# No matrix is pruned beyond this by a profile over the layers, if the target is not itself higher.
+# Maximum sparsity of a matrix in a per-layer profile, unless the target itself is higher.
 CAP = 0.98
 
 
 @dataclass(frozen=True)
 class Variant:
-    """All of a variant but its score; ``stretch`` multiplies the budget."""
+    """Ramp, scope and budget of a variant; ``stretch`` multiplies the budget."""
 
     ramp: str = "cubic"
     scope: str = "global"
@@ -36,7 +36,7 @@ VARIANTS = {
 
 @dataclass(frozen=True)
 class StateOptions(PruningOptions):
-    """``variant`` is one of ``VARIANTS``, ``stretched`` whether it gets its longer budget."""
+    """Options of state pruning; ``stretched`` enables the variant's longer budget."""
 
     name: ClassVar[str] = "state"
 
@@ -45,29 +45,29 @@ class StateOptions(PruningOptions):
 
     @property
     def ramp(self) -> str:
-        """The variant's."""
+        """Return the variant's ramp."""
         return VARIANTS[self.variant].ramp
 
     @property
     def scope(self) -> str:
-        """The variant's."""
+        """Return the variant's scope."""
         return VARIANTS[self.variant].scope
 
     @property
     def stretch(self) -> float:
-        """Multiple of the configured budget that the run trains for."""
+        """Return the run's budget as a multiple of the configured budget."""
         return VARIANTS[self.variant].stretch if self.stretched else 1.0
 
     @property
     def summary(self) -> str:
-        """One line for a plan."""
+        """Return one line for a plan."""
         longer = "" if self.stretch == 1.0 else f", budget x {self.stretch:g}"
         return f"{super().summary}, {self.variant}{longer}"
 
     def layer_sparsities(self, reached: float, sizes: Sequence[int]) -> list[float]:
-        """Denser early, sparser late: c (0.7 + 0.6 i / (L − 1)) for matrix i of L, at most ``CAP``.
+        """Return c (0.7 + 0.6 i / (L − 1)) for matrix i of L, at most ``CAP``: sparser with depth.
 
-        c is such that the mean over all weights is ``reached``.
+        c is chosen so that the mean over all weights is ``reached``.
         """
         last = max(1, len(sizes) - 1)
         profile = [0.7 + 0.6 * i / last for i in range(len(sizes))]
@@ -77,13 +77,16 @@ class StateOptions(PruningOptions):
 def rescaled(
     profile: Sequence[float], sizes: Sequence[int], mean: float, cap: float
 ) -> list[float]:
-    """min(cap, c · profile) with the c whose mean, weighted by ``sizes``, is ``mean`` ≤ ``cap``."""
+    """Return min(cap, c · profile), with c such that the mean weighted by ``sizes`` is ``mean``.
+
+    Requires ``mean`` ≤ ``cap``.
+    """
     capped: set[int] = set()
     while True:
         free = [i for i in range(len(sizes)) if i not in capped]
-        wanted = mean * sum(sizes) - cap * sum(sizes[i] for i in capped)
-        # Nothing is free only where all are at the cap, and the mean with them.
-        scale = wanted / sum(sizes[i] * profile[i] for i in free) if free else 0.0
+        remaining = mean * sum(sizes) - cap * sum(sizes[i] for i in capped)
+        # Without a free matrix, all matrices are at the cap, and mean equals cap.
+        scale = remaining / sum(sizes[i] * profile[i] for i in free) if free else 0.0
         over = {i for i in free if scale * profile[i] > cap}
         if not over:
             return [cap if i in capped else scale * profile[i] for i in range(len(sizes))]

@@ -1,4 +1,4 @@
-"""Scores of the variants of state pruning on plain numbers, shifts included."""
+"""Scores of the state-pruning variants in plain Python, shifts included."""
 
 import math
 
@@ -7,18 +7,18 @@ from lib.pruning.state.options import StateOptions
 
 
 class StateReference:
-    """What StatePruner computes, one number at a time."""
+    """Scalar reference of StatePruner."""
 
     def __init__(self, options: StateOptions) -> None:
         self.options = options
 
     def scores(self, seen: Seen) -> list[float]:
-        """One score for each weight; the lowest go."""
+        """Return one score for each weight; the lowest are pruned."""
         variant = self.options.variant
-        numbers = zip(seen.weights, seen.m, seen.v, strict=True)
-        found = [_score(variant, *each, seen.bias_correction) for each in numbers]
-        shift = min(found) if variant in ("bitter5", "bitter9") else 0.0
-        return [score - min(0.0, shift) for score in found]
+        elements = zip(seen.weights, seen.m, seen.v, strict=True)
+        scores = [_score(variant, *element, seen.bias_correction) for element in elements]
+        shift = min(scores) if variant in ("bitter5", "bitter9") else 0.0
+        return [score - min(0.0, shift) for score in scores]
 
 
 def _score(variant: str, w: float, m: float, v: float, bias_correction: float) -> float:

@@ -1,4 +1,4 @@
-"""Every optimizer with settings that make all of it act within 50 steps, and a small problem."""
+"""Settings of every optimizer that trigger its features within 50 steps, and a small problem."""
 
 from typing import Any
 
@@ -11,10 +11,10 @@ from lib.optim import BASES, OPTIMIZERS
 SHAPES = [(5, 7), (11,), (3, 2, 4)]
 DECAYS = [0.1, 0.0, 0.1]
 STEPS = 50
-# Steps, from 0, whose gradients are ten times as large: when SPAM's window is full.
+# Steps (from 0) with gradients ten times as large, after SPAM's window is full.
 SPIKES = (11, 33)
 
-# SPAM at a twentieth of its lengths: two resets, warm-ups, clipping and spikes.
+# SPAM with intervals scaled down: two resets, warm-ups, clipping and spikes.
 _SPAM: dict[str, Value] = {
     "SPAM_THETA": "5",
     "SPAM_CLIP_DELAY": 5,
@@ -43,13 +43,13 @@ for base in BASES:
 
 
 def make_parameters(dtype: torch.dtype) -> list[nn.Parameter]:
-    """The same weights each time."""
+    """Return the same weights on each call."""
     generator = torch.Generator().manual_seed(1)
     return [nn.Parameter(torch.randn(s, generator=generator, dtype=dtype)) for s in SHAPES]
 
 
 def make_gradients(dtype: torch.dtype, steps: int = STEPS) -> list[list[torch.Tensor]]:
-    """The same gradients each time, with spikes."""
+    """Return the same gradients on each call, with spikes."""
     generator = torch.Generator().manual_seed(2)
     scales = [10.0 if step in SPIKES else 1.0 for step in range(steps)]
     return [
@@ -59,7 +59,7 @@ def make_gradients(dtype: torch.dtype, steps: int = STEPS) -> list[list[torch.Te
 
 
 def make_groups(parameters: list[nn.Parameter]) -> list[dict]:
-    """As ``parameter_groups`` makes them: what decays, and what does not."""
+    """Return parameter groups like ``parameter_groups``: with and without weight decay."""
     named = [(f"p{k}", p) for k, p in enumerate(parameters)]
     return [
         {"params": [n for n, d in zip(named, DECAYS, strict=True) if d], "weight_decay": 0.1},
@@ -68,12 +68,12 @@ def make_groups(parameters: list[nn.Parameter]) -> list[dict]:
 
 
 def build(options: Any, parameters: list[nn.Parameter]) -> Any:
-    """The optimizer of ``options``."""
+    """Return the optimizer of ``options``."""
     return OPTIMIZERS.module(options.name)(make_groups(parameters), options, 0.0)
 
 
 def rate(step: int) -> float:
-    """A learning rate that moves."""
+    """Return a learning rate that varies with the step."""
     return 1e-2 * (step + 1) / STEPS
 
 
@@ -83,7 +83,7 @@ def train(
     first: int = 0,
     last: int = STEPS,
 ) -> None:
-    """Steps ``first`` to ``last`` on the gradients of ``make_gradients``."""
+    """Run steps ``first`` to ``last`` with the gradients of ``make_gradients``."""
     for step, gradients in list(enumerate(make_gradients(parameters[0].dtype)))[first:last]:
         for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.grad = gradient

@@ -1,4 +1,4 @@
-"""The options of every case, made as a configuration makes them."""
+"""Fixtures: the options of every case, bound from a resolved configuration."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,13 +13,13 @@ from tests.lib.optim.cases import SETTINGS
 
 @pytest.fixture(scope="session")
 def tree() -> Tree:
-    """The Kconfig tree."""
+    """Return the Kconfig tree."""
     return Tree()
 
 
 @pytest.fixture(scope="session")
 def options_of(tree: Tree) -> Callable[[dict[str, Value]], Any]:
-    """From symbols to an optimizer's options, as a configuration would make them."""
+    """Return a function from symbols to an optimizer's options."""
 
     def bound(settings: dict[str, Value]) -> Any:
         return OPTIMIZERS.bind(tree.resolve([Layer.of("test", "test", settings)]).values)[0]
@@ -29,5 +29,5 @@ def options_of(tree: Tree) -> Callable[[dict[str, Value]], Any]:
 
 @pytest.fixture(params=list(SETTINGS))
 def options(request: pytest.FixtureRequest, options_of: Callable) -> Any:
-    """The options of each case in turn."""
+    """Return the options of each case in turn."""
     return options_of(SETTINGS[request.param])

@@ -1,9 +1,9 @@
-"""How far every optimizer is from independent ones after 50 steps on a small problem.
+"""Differences of every optimizer from independent implementations after 50 steps.
 
     python -m tests.lib.optim.parity
 
-prints the table; the tests hold its figures to bounds. The loop is ``reference.py`` beside each
-optimizer, in Python's float64; torch's own is its loop over single tensors, without fused kernels.
+prints the table; the tests bound its numbers. "loop" is ``reference.py`` beside each optimizer, in
+Python float64; "torch" is torch's single-tensor loop, without fused kernels.
 """
 
 import importlib
@@ -32,7 +32,7 @@ _PRECISIONS = (torch.float32, torch.float64)
 
 
 def from_loop(options: Any, dtype: torch.dtype) -> float:
-    """The largest difference of a weight from the float64 loop's."""
+    """Return the largest difference of a weight from the float64 reference."""
     parameters = make_parameters(dtype)
     reference = _loop(options, parameters)
     train(build(options, parameters), parameters)
@@ -46,7 +46,7 @@ def from_loop(options: Any, dtype: torch.dtype) -> float:
 
 
 def from_torch(options: Any) -> float | None:
-    """The same from torch's own loop, both in float64; None for SPAM, which torch lacks."""
+    """Return the largest difference from torch's own loop in float64; None for SPAM (not in torch)."""
     if "spam" in str(options):
         return None
     ours, theirs = make_parameters(torch.float64), make_parameters(torch.float64)
@@ -57,7 +57,7 @@ def from_torch(options: Any) -> float | None:
 
 
 def _loop(options: Any, parameters: list[nn.Parameter]) -> Any:
-    """The float64 loop that stands beside the optimizer's module."""
+    """Return the float64 reference of the optimizer."""
     if options.name == "adamwprune":
         return _loop(options.base, parameters)
     module = importlib.import_module(f"lib.optim.{options.name}.reference")
@@ -66,20 +66,20 @@ def _loop(options: Any, parameters: list[nn.Parameter]) -> Any:
 
 
 def _plain_torch(options: Any, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    """torch's loop over single tensors."""
-    own = options.base if options.name == "adamwprune" else options
+    """Return torch's single-tensor optimizer."""
+    base = options.base if options.name == "adamwprune" else options
     groups = make_groups(parameters)
-    if isinstance(own, SgdOptions):
-        momentum = {"momentum": own.momentum, "dampening": own.dampening}
-        return torch.optim.SGD(groups, nesterov=own.nesterov, foreach=False, **momentum)
-    kind = torch.optim.Adam if own.name == "adam" else torch.optim.AdamW
-    amsgrad = own.name == "adamwadv" or own.amsgrad
-    betas = (own.beta1, own.beta2)
-    return kind(groups, betas=betas, eps=own.eps, amsgrad=amsgrad, foreach=False)
+    if isinstance(base, SgdOptions):
+        momentum = {"momentum": base.momentum, "dampening": base.dampening}
+        return torch.optim.SGD(groups, nesterov=base.nesterov, foreach=False, **momentum)
+    kind = torch.optim.Adam if base.name == "adam" else torch.optim.AdamW
+    amsgrad = base.name == "adamwadv" or base.amsgrad
+    betas = (base.beta1, base.beta2)
+    return kind(groups, betas=betas, eps=base.eps, amsgrad=amsgrad, foreach=False)
 
 
 def main() -> None:
-    """The command line."""
+    """Print the table."""
     tree = Tree()
     sys.stdout.write(f"largest difference of a weight after {STEPS} steps\n\n")
     sys.stdout.write("| optimizer | fp32, loop | float64, loop | float64, torch |\n|-|-:|-:|-:|\n")

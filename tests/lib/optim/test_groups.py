@@ -1,4 +1,4 @@
-"""Which parameters decay."""
+"""Tests of the parameter groups with and without weight decay."""
 
 import torch
 from torch import nn
@@ -7,11 +7,11 @@ from lib.optim.groups import embeddings, matrices, parameter_groups
 
 
 class _Tiny(nn.Module):
-    """One of each role, the head tied to the embedding."""
+    """Model with one parameter of each role, the head tied to the embedding."""
 
     def __init__(self) -> None:
         super().__init__()
-        # Before the embedding, so that the tied matrix is first seen under the head's name.
+        # Defined before the embedding, so that the tied matrix has the head's name first.
         self.head = nn.Linear(4, 10, bias=False)
         self.wte = nn.Embedding(10, 4)
         self.head.weight = self.wte.weight

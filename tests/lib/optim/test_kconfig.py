@@ -1,4 +1,4 @@
-"""What the configuration gives where nothing is said."""
+"""Tests of the Kconfig defaults of optimizers and schedules."""
 
 from collections.abc import Callable
 
@@ -12,7 +12,7 @@ from lib.optim.schedule import ScheduleOptions, learning_rate_at
 
 @pytest.fixture(scope="module")
 def values(tree: Tree) -> Callable[[dict[str, Value]], dict[str, Value]]:
-    """From symbols to the values of all."""
+    """Return a function from symbols to all resolved values."""
     return lambda settings: tree.resolve([Layer.of("test", "test", settings)]).values
 
 
@@ -20,15 +20,16 @@ def values(tree: Tree) -> Callable[[dict[str, Value]], dict[str, Value]]:
 def test_every_adam_binds_from_defaults(options_of: Callable, name: str) -> None:
     options = options_of({f"OPTIMIZER_{name.upper()}": True})
     assert (options.name, options.weight_decay) == (name, 0.1)
-    own = options.base if name == "adamwprune" else options
-    assert (own.beta1, own.beta2, own.eps) == (0.9, 0.95, 1e-8)
-    assert own.decoupled == (own.name != "adam") and own.amsgrad == (own.name == "adamwadv")
+    base = options.base if name == "adamwprune" else options
+    assert (base.beta1, base.beta2, base.eps) == (0.9, 0.95, 1e-8)
+    assert base.decoupled == (base.name != "adam") and base.amsgrad == (base.name == "adamwadv")
 
 
 def test_sgd_binds_from_defaults(options_of: Callable) -> None:
     options = options_of({"OPTIMIZER_SGD": True})
     assert (options.momentum, options.dampening, options.nesterov) == (0.9, 0.0, False)
-    assert options.summary == "sgd, momentum 0.9, weight decay 0.1"
+    assert options.summary.startswith("sgd, ")
+    assert "0.9" in options.summary and "0.1" in options.summary
 
 
 def test_adamwprune_is_built_on_adamw_and_brings_state_pruning(values: Callable) -> None:

@@ -1,4 +1,4 @@
-"""The learning rate at stated points, and no jump between them."""
+"""Tests of the learning rate at selected points, and of its continuity."""
 
 import dataclasses
 import math
@@ -59,7 +59,7 @@ def test_wsd_decays_over_its_fraction() -> None:
 def test_no_jump_and_no_rise_after_the_warm_up(kind: str) -> None:
     rates = [_rate(kind, step) for step in range(100, TOTAL + 1)]
     steps = [before - after for before, after in zip(rates, rates[1:], strict=False)]
-    # The steepest is wsd: all the way in 180 steps.
+    # wsd is the steepest: from peak to minimum in 180 steps.
     assert all(-1e-12 <= step <= (6e-4 - 6e-5) / 180 * 1.001 for step in steps)
 
 
@@ -84,17 +84,20 @@ def test_no_warm_up_starts_at_the_peak() -> None:
 
 
 @pytest.mark.parametrize(
-    "change, symbol",
+    "change, symbol, code",
     [
-        ({"min_learning_rate": 1e-3}, "MIN_LEARNING_RATE"),
-        ({"wsd_decay_fraction": 0.0}, "WSD_DECAY"),
+        ({"min_learning_rate": 1e-3}, "MIN_LEARNING_RATE", "config.conflict"),
+        ({"wsd_decay_fraction": 0.0}, "WSD_DECAY_FRACTION", "config.out-of-range"),
     ],
 )
-def test_rules_name_their_symbol(change: dict, symbol: str) -> None:
-    with pytest.raises(ConfigError, match=f"^{symbol}"):
+def test_rules_name_their_symbol(change: dict, symbol: str, code: str) -> None:
+    with pytest.raises(ConfigError) as caught:
         dataclasses.replace(OPTIONS, **change)
+    (problem,) = caught.value.problems
+    assert problem.code == code and problem.what.startswith(f"{symbol}: ")
 
 
-def test_constant_does_not_look_at_the_minimum() -> None:
+def test_constant_ignores_the_minimum() -> None:
     options = dataclasses.replace(OPTIONS, kind="constant", min_learning_rate=1.0)
-    assert options.summary == "constant 0.0006, warm-up 100 steps"
+    assert learning_rate_at(options, 1000, 1.0, 0.1) == 6e-4
+    assert options.summary.startswith("constant 0.0006,") and "100" in options.summary

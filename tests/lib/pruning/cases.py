@@ -15,7 +15,7 @@ from lib.pruning.state.options import VARIANTS
 
 STEPS = 40
 
-# name → symbols; the rest is left to the defaults, so the ramp goes from step 4 to step 30.
+# Case → symbols. All other symbols have their defaults, so the ramp goes from step 4 to step 30.
 SETTINGS: dict[str, dict[str, Value]] = {
     f"{pruner}-{scope}-{ramp}": {
         f"PRUNING_{pruner.upper()}": True,
@@ -58,13 +58,13 @@ class Model(nn.Module):
             self.wte.weight[12:] = 0.0
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Logits."""
+        """Return the logits."""
         hidden = torch.tanh(self.first(self.norm(self.wte(tokens))))
         return self.third(torch.tanh(self.second(hidden)))
 
 
 class Trial:
-    """A model in training, with its optimizer and its pruner."""
+    """Model in training with its optimizer and its pruner."""
 
     def __init__(self, values: Mapping[str, Value]) -> None:
         (self.options,) = PRUNERS.bind(values)
@@ -75,11 +75,11 @@ class Trial:
         self.weights = prunable_parameters(self.model, self.options.include_embeddings)
         self.pruner: Any = PRUNERS.module(self.options.name)(self.model, self.options)
         self.tokens = torch.arange(12)
-        # Gradients and weights that movement is summed from.
+        # Gradients and weights of each step, for the movement scores.
         self.history: list[dict[str, tuple[list[float], list[float]]]] = []
 
     def step(self, step: int) -> None:
-        """Step ``step``, from 1, of ``STEPS``."""
+        """Run step ``step`` (from 1) of ``STEPS``."""
         self.optimizer.zero_grad()
         logits = self.model(self.tokens)
         nn.functional.cross_entropy(logits, self.tokens.roll(1)).backward()
@@ -94,10 +94,10 @@ class Trial:
         self.pruner.after_step(step, step / STEPS, self.optimizer)
 
     def steps(self, first: int, last: int) -> None:
-        """Steps ``first`` to ``last``, both included."""
+        """Run steps ``first`` to ``last``, both included."""
         for step in range(first, last + 1):
             self.step(step)
 
     def zeros(self) -> dict[str, torch.Tensor]:
-        """Where each prunable weight is zero."""
+        """Return a mask of the zeros of each prunable weight."""
         return {name: p.detach() == 0 for name, p in self.weights.items()}

@@ -1,4 +1,4 @@
-"""The Kconfig tree that options are made from, and every case in turn."""
+"""Fixtures: the Kconfig tree and every case in turn."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -12,13 +12,13 @@ from tests.lib.pruning.cases import SETTINGS, Trial
 
 @pytest.fixture(scope="session")
 def tree() -> Tree:
-    """The Kconfig tree."""
+    """Return the Kconfig tree."""
     return Tree()
 
 
 @pytest.fixture(scope="session")
 def trial(tree: Tree) -> Callable[..., Trial]:
-    """A case of SETTINGS, with some symbols changed, ready to train."""
+    """Return a function that builds a case of SETTINGS with changed symbols, ready to train."""
 
     @functools.cache
     def resolved(settings: tuple[tuple[str, Value], ...]) -> Mapping[str, Value]:
@@ -33,5 +33,5 @@ def trial(tree: Tree) -> Callable[..., Trial]:
 
 @pytest.fixture(params=list(SETTINGS))
 def case(request: pytest.FixtureRequest) -> str:
-    """Every case in turn."""
+    """Return every case in turn."""
     return str(request.param)

@@ -1,4 +1,4 @@
-"""Exact selection against a stable sort."""
+"""Tests of exact bottom-k selection against a stable sort."""
 
 import pytest
 import torch

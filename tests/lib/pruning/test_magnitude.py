@@ -1,4 +1,4 @@
-"""Magnitude pruning against sorted lists."""
+"""Tests of magnitude pruning against sorted lists."""
 
 from collections.abc import Callable
 

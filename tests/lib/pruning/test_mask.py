@@ -1,4 +1,4 @@
-"""Which matrices may be pruned."""
+"""Tests of the selection of prunable matrices."""
 
 import torch
 
@@ -13,6 +13,6 @@ def test_an_unprunable_module_keeps_its_matrices() -> None:
 
     model = torch.nn.ModuleDict({"gate": Gate(), "other": torch.nn.Linear(4, 4)})
     assert set(prunable_parameters(model, False)) == {"other.weight"}
-    # A matrix that is shared with such a module is kept too, under whatever name it comes first.
+    # A matrix shared with such a module is excluded too, whatever its first name.
     tied = torch.nn.ModuleList([model["gate"].inner[0], model["gate"]])
     assert prunable_parameters(tied, True) == {}

@@ -1,4 +1,4 @@
-"""Movement scores against their sum over a recorded history."""
+"""Tests of movement scores against the sum over a recorded history."""
 
 import math
 from collections.abc import Callable
@@ -18,7 +18,7 @@ def test_scores_are_the_sum_over_all_steps_before_clipping(trial: Callable) -> N
         expected = torch.tensor(MovementReference(run.options).scores(seen))
         found = run.pruner.score(name, run.optimizer).flatten()
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-7)
-        # Training pushes both ways, or the sign would not be seen.
+        # Both signs must occur, or a wrong sign would go unnoticed.
         assert 0.1 < float((found < 0).float().mean()) < 0.9
 
 

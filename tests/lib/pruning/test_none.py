@@ -1,4 +1,4 @@
-"""The pruner that prunes nothing."""
+"""Tests of the pruner that prunes nothing."""
 
 import torch
 from torch import nn

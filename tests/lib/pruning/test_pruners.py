@@ -1,4 +1,4 @@
-"""What holds for every pruner: how much, of what, when, for how long."""
+"""Tests of every pruner: sparsity, prunable weights, ramp, resume."""
 
 import io
 from collections.abc import Callable
@@ -47,7 +47,7 @@ def test_follows_the_ramp_and_revives_nothing(trial: Callable, case: str) -> Non
         if step in (5, 10, 15, 20, 25, 30):
             expected = run.options.sparsity_at(step / STEPS)
             changed.append(expected)
-        # Half a weight of each matrix is lost to rounding.
+        # Rounding loses up to half a weight per matrix.
         assert abs(sum(int(z.sum()) for z in now.values()) - expected * total) <= 1.5
         assert all(bool((now[name] | ~earlier[name]).all()) for name in now)
         earlier = now
@@ -68,7 +68,7 @@ def test_gradients_and_optimizer_state_are_masked(trial: Callable, case: str) ->
                 assert float(tensor[~dead].abs().max()) > 0.0
 
 
-# One of each kind of state: masks, sums, no moments, and SPAM's counters with a reset at step 16.
+# One case per kind of state: masks, sums, no moments, and SPAM's counters with a reset at step 16.
 @pytest.mark.parametrize("cut", [4, 17, 30])
 @pytest.mark.parametrize(
     "case",
@@ -115,7 +115,7 @@ def test_the_end_of_the_ramp_is_met_off_the_beat(trial: Callable, name: str) -> 
 def test_embeddings_only_when_asked(trial: Callable, case: str) -> None:
     run = trial(case, PRUNING_INCLUDE_EMBEDDINGS=True, PRUNING_SPARSITY="0.9")
     run.steps(1, STEPS)
-    # The vocabulary has 12 tokens, and 8 rows of zeros behind them that are no pruned weights.
+    # The vocabulary has 12 tokens; the 8 zero rows after them are padding, not pruned weights.
     used = {**run.weights, "wte.weight": run.model.wte.weight[:12]}
     zeros = {name: int((weight == 0).sum()) for name, weight in used.items()}
     sizes = {name: weight.numel() for name, weight in used.items()}
@@ -140,12 +140,20 @@ def test_a_parameter_without_a_gradient_is_no_obstacle(trial: Callable, case: st
     assert run.pruner.sparsity() == pytest.approx(0.5, abs=0.001)
 
 
-@pytest.mark.parametrize("sparsity", ["1.5", "0", "nan"])
-def test_a_sparsity_out_of_range_is_refused(trial: Callable, sparsity: str) -> None:
-    with pytest.raises(ConfigError, match="^PRUNING_SPARSITY: "):
+@pytest.mark.parametrize(
+    ("sparsity", "code"),
+    [("1.5", "config.out-of-range"), ("0", "config.out-of-range"), ("nan", "config.non-finite")],
+)
+def test_an_invalid_sparsity_is_rejected(trial: Callable, sparsity: str, code: str) -> None:
+    with pytest.raises(ConfigError) as caught:
         trial("movement-global-cubic", PRUNING_SPARSITY=sparsity)
+    (problem,) = caught.value.problems
+    assert problem.code == code and problem.what.startswith("PRUNING_SPARSITY: ")
 
 
 def test_rules_name_their_symbol(trial: Callable) -> None:
-    with pytest.raises(ConfigError, match="^PRUNING_WARMUP: 0.75 is not below"):
+    with pytest.raises(ConfigError) as caught:
         trial("bitter3", PRUNING_WARMUP="0.75")
+    (problem,) = caught.value.problems
+    assert problem.code == "config.conflict" and problem.what.startswith("PRUNING_WARMUP: ")
+    assert "PRUNING_RAMP_END=0.75" in problem.what
