@@ -1,1 +1,1 @@
-"""Evaluating a finished run with its weights rounded to a few bits; training has no such thing."""
+"""Evaluation of a finished run with quantized weights; training does not use quantization."""

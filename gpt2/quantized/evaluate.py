@@ -1,6 +1,6 @@
-"""A finished run, evaluated again with rounded weights or as it is.
+"""Re-evaluation of a finished run, with quantized or original weights.
 
-What comes of it lies in a folder of its own; the run's own files are only read.
+The results are written to a separate folder; the files of the run are read-only.
 """
 
 import json
@@ -29,10 +29,10 @@ SCHEMA_VERSION = 1
 
 
 def evaluate_run(run: RunDir, config: Config, build_dir: Path, scheme: str) -> dict[str, Any]:
-    """Evaluate the finished ``run`` on its own documents; the summary, which is written as well.
+    """Evaluate the finished ``run`` on its validation documents; write and return the summary.
 
-    PreflightError where the weights are missing or damaged, DataError where the data is not what
-    the run was evaluated on.
+    Raises PreflightError if the weights are missing or damaged, DataError if the data differs from
+    the data of the run.
     """
     dataset = open_dataset(config.data, build_dir, config.model.shape.vocab_size)
     _require_data_of(run, dataset.digest)
@@ -41,11 +41,13 @@ def evaluate_run(run: RunDir, config: Config, build_dir: Path, scheme: str) -> d
     model = load_run(run.path).to(device)
     rounded = quantize(model, scheme)
     evaluate = Evaluator(config, dataset.val, device)
-    found = evaluate(model)
-    assert found is not None
-    words = tokenizer.load(config.data.tokenizer, source.downloads_folder(config.data, build_dir))
+    evaluation = evaluate(model)
+    assert evaluation is not None
+    vocabulary = tokenizer.load(
+        config.data.tokenizer, source.downloads_folder(config.data, build_dir)
+    )
     step = json.loads(run.summary.read_text())["final"]["iterations"]
-    items = items_of(found, evaluate, config.data.dataset, words, step)
+    items = items_of(evaluation, evaluate, config.data.dataset, vocabulary, step)
     summary = {
         "schema_version": SCHEMA_VERSION,
         "run": run.path.name,
@@ -57,7 +59,7 @@ def evaluate_run(run: RunDir, config: Config, build_dir: Path, scheme: str) -> d
         "quantization": rounded.record(),
         "final": {
             **evaluation_figures(items),
-            "expected_calibration_error": expected_calibration_error(found.calibration),
+            "expected_calibration_error": expected_calibration_error(evaluation.calibration),
         },
     }
     _write(run, scheme, to_csv(items), summary)
@@ -65,32 +67,39 @@ def evaluate_run(run: RunDir, config: Config, build_dir: Path, scheme: str) -> d
 
 
 def table(run: RunDir, summaries: list[dict[str, Any]]) -> str:
-    """The result of the training and those that were found now, each labelled by its weights."""
-    own = json.loads(run.summary.read_text())["final"]
-    rows = [("weights", "val_loss", "delta", "accuracy", "stored_MB"), _row("trained", own, own)]
+    """Return a table of the training result and the new results, labelled by their weights."""
+    trained = json.loads(run.summary.read_text())["final"]
+    rows = [
+        ("weights", "val_loss", "delta", "accuracy", "stored_MB"),
+        _row("trained", trained, trained),
+    ]
     for summary in summaries:
-        made = summary["quantization"]
-        label, stored = made["quantization_scheme"], f"{made['stored_bytes'] / 1e6:.3f}"
-        rows.append((*_row(label, summary["final"], own)[:-1], stored))
+        rounded = summary["quantization"]
+        label, stored = rounded["quantization_scheme"], f"{rounded['stored_bytes'] / 1e6:.3f}"
+        rows.append((*_row(label, summary["final"], trained)[:-1], stored))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)) for row in rows)
     return "".join(f"{line.rstrip()}\n" for line in lines)
 
 
-def _row(label: str, final: dict[str, Any], own: dict[str, Any]) -> tuple[str, ...]:
+def _row(label: str, final: dict[str, Any], trained: dict[str, Any]) -> tuple[str, ...]:
     loss, accuracy = final["val_loss"], final["token_accuracy"]
-    return label, f"{loss:.6f}", f"{loss - own['val_loss']:+.6f}", f"{accuracy:.4f}", ""
+    return label, f"{loss:.6f}", f"{loss - trained['val_loss']:+.6f}", f"{accuracy:.4f}", ""
 
 
 def _require_data_of(run: RunDir, digest: str) -> None:
     recorded = json.loads(run.manifest.read_text())["data"]["digest"]
     if digest != recorded:
-        what = f"the data is {digest}, and the run was evaluated on {recorded}"
-        raise DataError(Problem(what, str(run.manifest), "give the run's own data back"))
+        what = f"data differs from the data of the run (expected {recorded}, got {digest})"
+        advice = "restore the data of the run"
+        raise DataError(Problem(what, str(run.manifest), advice, code="data.mismatch"))
 
 
 def _write(run: RunDir, scheme: str, rows: str, summary: dict[str, Any]) -> None:
-    """The summary last; says where they are, and whether unrounded weights gave the run's bytes."""
+    """Write rows and summary (the summary last), and log where they are.
+
+    With original weights, also log whether the rows are identical to those of the run.
+    """
     folder = run.evaluation(scheme)
     folder.mkdir(parents=True, exist_ok=True)
     write_atomic(folder / run.per_query.name, rows)
@@ -98,5 +107,7 @@ def _write(run: RunDir, scheme: str, rows: str, summary: dict[str, Any]) -> None
     say("EVAL", f"{folder}   val loss {summary['final']['val_loss']:.4f}")
     if scheme == "none":
         same = rows.encode() == run.per_query.read_bytes()
-        text = "byte for byte" if same else "not byte for byte: another machine or torch?"
-        say("EVAL" if same else "WARN", f"{run.per_query} is found again, {text}")
+        text = (
+            "reproduced exactly" if same else "not reproduced exactly: different machine or torch?"
+        )
+        say("EVAL" if same else "WARN", f"{run.per_query} {text}")

@@ -1,10 +1,10 @@
-"""Weights rounded to a few bits and back: what a model then computes with.
+"""Post-training quantization of weights: round to a few bits and dequantize.
 
-Rounded are the matrices of linear maps in the blocks. Embeddings, and the head that is tied to them,
-norms, biases and constants of mechanisms stay as they are. Only weights are rounded: products are
-computed in the run's own precision from the values that the bits stand for.
+Quantized are the matrices of linear layers in the blocks. Embeddings, the head tied to them, norms,
+biases and constants of mechanisms are unchanged. Only weights are quantized: products are computed
+in the precision of the run from the dequantized values.
 
-Shapes: O outputs, I inputs of a linear map.
+Shapes: O outputs, I inputs of a linear layer.
 """
 
 import logging
@@ -21,27 +21,27 @@ from gpt2.model import GPT
 from gpt2.quantized.options import FOUR_BITS, PACKAGE
 
 _INT8_MAX = 127
-# Numbers that share a scale (Dettmers et al., "QLoRA", 2023, section 3).
+# Elements that share a scale (Dettmers et al., "QLoRA", 2023, section 3).
 _BLOCK = 64
 _FP32_BYTES = 4
 
-# What a weight [O, I] becomes, and the bytes that it is stored in.
+# Maps a weight [O, I] to its dequantized values and their storage size in bytes.
 RoundTrip = Callable[[Tensor], tuple[Tensor, int]]
 
 
 @dataclass(frozen=True)
 class Rounded:
-    """What became of a model's weights."""
+    """Result of quantizing a model: parameter counts and storage size."""
 
     scheme: str
-    # Numbers that were rounded, and those that were not.
+    # Quantized elements, and the remaining ones.
     quantized_parameters: int
     full_precision_parameters: int
-    # What all weights take when they are stored so.
+    # Storage size of all weights.
     stored_bytes: int
 
     def record(self) -> dict[str, Any]:
-        """JSON types, for the summary."""
+        """Return the result as JSON types, for the summary."""
         four_bits = self.scheme in FOUR_BITS
         return {
             "quantization_enabled": self.scheme != "none",
@@ -57,44 +57,47 @@ class Rounded:
 
 @torch.no_grad()
 def quantize(model: GPT, scheme: str) -> Rounded:
-    """Round the weights of ``model`` in place, on the device that they are on."""
+    """Quantize the weights of ``model`` in place, on their device."""
     rounded = stored = 0
     if scheme != "none":
         round_trip = int8_round_trip if scheme == "int8" else _four_bits(scheme)
         for module in model.h.modules():
             if isinstance(module, nn.Linear):
-                values_OI, taken = round_trip(module.weight)
+                values_OI, size = round_trip(module.weight)
                 module.weight.copy_(values_OI)
-                rounded, stored = rounded + values_OI.numel(), stored + taken
+                rounded, stored = rounded + values_OI.numel(), stored + size
     rest = model.num_params() - rounded
     return Rounded(scheme, rounded, rest, stored + rest * _FP32_BYTES)
 
 
 def int8_round_trip(weight_OI: Tensor) -> tuple[Tensor, int]:
-    """Each output's weights as 8-bit integers times a scale, their largest magnitude / 127."""
+    """Return the dequantized int8 weights and their storage size in bytes.
+
+    Each output has one scale: its largest magnitude / 127.
+    """
     scale_O1 = weight_OI.abs().amax(dim=1, keepdim=True) / _INT8_MAX
-    # Zeros alone stay zeros.
+    # A row of zeros has scale 0; avoid dividing by it.
     codes_OI = torch.round(weight_OI / torch.where(scale_O1 > 0, scale_O1, 1.0)).to(torch.int8)
     return codes_OI * scale_O1, codes_OI.numel() + scale_O1.numel() * _FP32_BYTES
 
 
 def _four_bits(kind: str) -> RoundTrip:
-    """Blocks of 64 numbers as codes of four bits times a scale, their largest magnitude."""
-    # On a CPU it asks for a package that would be faster at products, which are not its here.
+    """Return the round trip for blocks of 64 elements: 4-bit codes times the largest magnitude."""
+    # On a CPU it warns about a package with faster products, which are not used here.
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     # Imported here: an extra.
     from bitsandbytes import functional
 
     def round_trip(weight_OI: Tensor) -> tuple[Tensor, int]:
-        numbers = weight_OI.numel()
-        # A row for each block: on a CPU, bitsandbytes 0.50 unpacks matrices whose rows are not
-        # whole blocks with the scales of others.
-        blocks = F.pad(weight_OI.flatten(), (0, -numbers % _BLOCK)).view(-1, _BLOCK)
+        elements = weight_OI.numel()
+        # One row per block: on a CPU, bitsandbytes 0.50 applies wrong scales if the row length is
+        # not a multiple of the block size.
+        blocks = F.pad(weight_OI.flatten(), (0, -elements % _BLOCK)).view(-1, _BLOCK)
         codes, state = functional.quantize_4bit(
             blocks, blocksize=_BLOCK, compress_statistics=False, quant_type=kind
         )
-        values = functional.dequantize_4bit(codes, state).flatten()[:numbers]
-        taken = codes.numel() + state.absmax.numel() * _FP32_BYTES
-        return values.view_as(weight_OI), taken
+        values = functional.dequantize_4bit(codes, state).flatten()[:elements]
+        size = codes.numel() + state.absmax.numel() * _FP32_BYTES
+        return values.view_as(weight_OI), size
 
     return round_trip

@@ -1,1 +1,1 @@
-"""Weights in and out: a GPT-2 of transformers as the start of a run, a finished run as a folder."""
+"""Import of transformers GPT-2 weights as initial weights, and export of finished runs."""

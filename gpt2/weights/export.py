@@ -1,4 +1,4 @@
-"""A finished run as a folder for others: transformers' GPT-2 where it has one, else ours."""
+"""Export of a finished run as a transformers GPT-2 folder, or else in the native format."""
 
 import json
 import os
@@ -30,12 +30,13 @@ _END_OF_TEXT = {"byte": ByteTokenizer.end_of_text, "gpt2": Gpt2Tokenizer.end_of_
 
 
 def export(run: RunDir, target: Path, build_dir: Path) -> None:
-    """Write the finished ``run`` to the folder ``target``, all of it or nothing.
+    """Export the finished ``run`` to the folder ``target``, atomically.
 
-    A model of transformers gets its config.json, model.safetensors and tokenizer; another one keeps
-    our weights. resolved_config.yaml is beside either, so ``load_run`` takes both. ConfigError
-    where ``target`` holds something else, PreflightError where the run's weights are not those that
-    it wrote, DataError where the tokenizer's vocabulary is missing and cannot be fetched.
+    A model supported by transformers gets config.json, model.safetensors and a tokenizer; any other
+    model is exported with native weights. Both contain resolved_config.yaml, so ``load_run`` loads
+    either. Raises ConfigError if ``target`` has other content, PreflightError if the weights do not
+    match their recorded digest, DataError if the vocabulary of the tokenizer is missing and cannot
+    be downloaded.
     """
     config = read_resolved_config(run)
     _check_weights(run)
@@ -44,12 +45,13 @@ def export(run: RunDir, target: Path, build_dir: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary.mkdir()
     try:
-        if missing := without_form(config.model):
+        if unsupported := without_form(config.model):
             say(
                 "EXPORT",
-                f"transformers' GPT-2 has no {', '.join(missing)}: our weights, as they are",
+                f"not supported by transformers' GPT-2: {', '.join(unsupported)}; "
+                "exporting native weights",
             )
-            say("EXPORT", "to load them: from gpt2.weights.load import load_run")
+            say("EXPORT", "load them with: from gpt2.weights.load import load_run")
             shutil.copyfile(run.weights, temporary / WEIGHTS)
         else:
             _write_hf(config, run, temporary, build_dir)
@@ -61,19 +63,19 @@ def export(run: RunDir, target: Path, build_dir: Path) -> None:
 
 def _write_hf(config: Config, run: RunDir, folder: Path, build_dir: Path) -> None:
     tokenizer = config.data.tokenizer
-    theirs = config_json(config.model, _END_OF_TEXT[tokenizer])
-    tensors = to_hf(safetensors.torch.load_file(run.weights), theirs)
-    # transformers refuses a file that does not say who wrote it.
+    hf_config = config_json(config.model, _END_OF_TEXT[tokenizer])
+    tensors = to_hf(safetensors.torch.load_file(run.weights), hf_config)
+    # transformers requires the format in the metadata of the file.
     safetensors.torch.save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
-    write_json(folder / CONFIG, theirs)
+    write_json(folder / CONFIG, hf_config)
     if tokenizer == "byte":
-        say("EXPORT", "no tokenizer files: ids 0 to 255 are bytes of UTF-8, 256 ends a text")
+        say("EXPORT", "no tokenizer files: ids 0 to 255 are UTF-8 bytes, 256 is end of text")
     else:
         _write_tokenizer(config, folder, build_dir)
 
 
 def _write_tokenizer(config: Config, folder: Path, build_dir: Path) -> None:
-    """What AutoTokenizer reads, so that it needs no network."""
+    """Write the files that AutoTokenizer needs to work offline."""
     downloads = data_source.downloads_folder(config.data, build_dir)
     fetch(packages(config.data.tokenizer), downloads)
     merges = read_merges(downloads)
@@ -92,31 +94,44 @@ def _write_tokenizer(config: Config, folder: Path, build_dir: Path) -> None:
 
 
 def _check_weights(run: RunDir) -> None:
-    """PreflightError unless the run's weights have the digest that its manifest tells."""
+    """Raise PreflightError if the weights do not match the digest in the manifest."""
     try:
-        written = json.loads(run.manifest.read_text())["artifacts"][run.weights.name]["sha256"]
-        damaged = sha256(run.weights) != written
+        recorded = json.loads(run.manifest.read_text())["artifacts"][run.weights.name]["sha256"]
+        damaged = sha256(run.weights) != recorded
     except (OSError, ValueError, KeyError) as error:
-        raise PreflightError(Problem(f"the run is not whole: {error}", str(run.path))) from None
+        what = f"the run is incomplete: {error}"
+        raise PreflightError(Problem(what, str(run.path), code="run.incomplete")) from None
     if damaged:
-        advice = f"type: make rerun RUNS={run.path.name}"
-        raise PreflightError(Problem("is not what the run wrote", str(run.weights), advice))
+        raise PreflightError(
+            Problem(
+                "digest differs from the manifest",
+                str(run.weights),
+                f"type: make rerun RUNS={run.path.name}",
+                code="weights.damaged",
+            )
+        )
 
 
 def _put(temporary: Path, target: Path) -> None:
-    """Rename ``temporary`` to ``target``, unless that holds the same already."""
+    """Rename ``temporary`` to ``target`` unless ``target`` has the same content already."""
     for path in temporary.iterdir():
-        # The name says folder; a file's content is forced to the disk in the same way.
+        # Despite its name, sync_folder also flushes the content of a file to disk.
         sync_folder(path)
     if target.is_dir() and _digests(target) == _digests(temporary):
-        say("EXPORT", f"{target} holds it already")
+        say("EXPORT", f"{target} is up to date")
         return
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        what = "exists, and holds something else"
-        raise ConfigError(Problem(what, str(target), "remove it, or type: make export … TO=DIR"))
+        raise ConfigError(
+            Problem(
+                "exists with different content",
+                str(target),
+                "remove it, or type: make export … TO=DIR",
+                code="export.target-exists",
+            )
+        )
     os.rename(temporary, target)
     sync_folder(target.parent)
-    say("EXPORT", f"{len(_digests(target))} files in {target}")
+    say("EXPORT", f"wrote {len(_digests(target))} files to {target}")
 
 
 def _digests(folder: Path) -> dict[str, str]:

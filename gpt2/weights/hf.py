@@ -1,4 +1,4 @@
-"""The weights of a transformers GPT-2 in a model of ours, whole or not at all."""
+"""Conversion between transformers' GPT-2 weights and the native model."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -16,35 +16,38 @@ from lib.errors import ConfigError, PreflightError, Problem
 from lib.files import sha256
 
 _MECHANISM = re.compile(r"\.(?:terms|gates|mechanisms)\.(\w+)\.")
-_NAMED = 4
+_MAX_NAMES_SHOWN = 4
 
 
 def initialise(
     model: GPT, config: Config, build_dir: Path, tell: Callable[[str, str], None]
 ) -> dict[str, str]:
-    """Give ``model`` the weights of ``INIT_FROM``; nothing happens where that is empty.
+    """Load the weights of ``INIT_FROM`` into ``model``; do nothing if ``INIT_FROM`` is empty.
 
-    Parameters of mechanisms that GPT-2 does not have keep their values, and ``tell`` gets one line
-    that names the mechanisms. Returns path → SHA-256 of the files that were read. ConfigError with
-    everything that does not fit, PreflightError where the files are absent or damaged; the model is
-    then as it was.
+    Parameters of mechanisms that GPT-2 lacks keep their initial values, and one line that names the
+    mechanisms is passed to ``tell``. Returns path → SHA-256 of the files read. Raises ConfigError
+    with every mismatch, PreflightError if files are missing or damaged; ``model`` is then
+    unchanged.
     """
     if not config.init.init_from:
         return {}
-    place = source.folder(config, build_dir)
-    if problems := source.mismatches(place, config.model):
+    folder = source.folder(config, build_dir)
+    if problems := source.mismatches(folder, config.model):
         raise ConfigError(*problems)
-    digests = {str(path.absolute()): sha256(path) for path in source.files(place)}
-    kept = fill(model, read_tensors(place))
-    names = sorted({_MECHANISM.findall(name)[0] for name in kept})
-    own = f"; not in them, and as drawn: {len(kept)} tensors of {', '.join(names)}" if names else ""
-    tell("INIT", f"{config.init.init_from}: every weight of {place}{own}")
+    digests = {str(path.absolute()): sha256(path) for path in source.files(folder)}
+    missing = fill(model, read_tensors(folder))
+    names = sorted({_MECHANISM.findall(name)[0] for name in missing})
+    rest = f"; randomly initialized: {len(missing)} tensors of {', '.join(names)}" if names else ""
+    tell("INIT", f"{config.init.init_from}: loaded all weights of {folder}{rest}")
     return digests
 
 
-def read_tensors(place: Path) -> dict[str, Tensor]:
-    """The weights of a folder under our names, in transformers' layout; ``lm_head`` may be there."""
-    _, *weights = source.files(place)
+def read_tensors(folder: Path) -> dict[str, Tensor]:
+    """Return the weights of a folder by native name, in transformers' layout.
+
+    The result may contain ``lm_head``.
+    """
+    _, *weights = source.files(folder)
     tensors: dict[str, Tensor] = {}
     for path in weights:
         for key, tensor in safetensors.torch.load_file(path).items():
@@ -55,36 +58,42 @@ def read_tensors(place: Path) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def fill(model: GPT, tensors: Mapping[str, Tensor]) -> list[str]:
-    """Copy ``tensors`` (transformers' layout) into ``model``; the parameters that they lack.
+    """Copy ``tensors`` (transformers' layout) into ``model``; return the parameters not in them.
 
-    The padding of ``wte`` becomes zero. ConfigError when a bias other than zero has no place in a
-    model without biases, PreflightError when the head is not tied; the model is then as it was.
+    Padding rows of ``wte`` become zero. Raises ConfigError if there are non-zero biases and the
+    model has none, PreflightError if the head is not tied; ``model`` is then unchanged.
     """
-    own = dict(model.named_parameters())
+    parameters = dict(model.named_parameters())
     head = tensors.get(layout.HEAD)
     if head is not None and not torch.equal(head, tensors["wte.weight"]):
         raise PreflightError(
-            Problem(f"{layout.HEAD} is not wte.weight; GPT-2's head is tied to it")
+            Problem(
+                f"{layout.HEAD} differs from wte.weight (expected a tied head)",
+                code="weights.untied-head",
+            )
         )
-    spare = sorted(tensors.keys() - own.keys() - {layout.HEAD})
-    if biases := [name for name in spare if tensors[name].any()]:
-        more = f" and {len(biases) - _NAMED} more" if len(biases) > _NAMED else ""
-        what = f"BIAS=n, and theirs has biases: {', '.join(biases[:_NAMED])}{more}"
-        raise ConfigError(Problem(what, next="set BIAS=y"))
-    own["wte.weight"][model.config.shape.vocab_size :] = 0
-    for name in own.keys() & tensors.keys():
+    unused = sorted(tensors.keys() - parameters.keys() - {layout.HEAD})
+    if biases := [name for name in unused if tensors[name].any()]:
+        more = (
+            f" and {len(biases) - _MAX_NAMES_SHOWN} more" if len(biases) > _MAX_NAMES_SHOWN else ""
+        )
+        what = f"BIAS: the weights have biases: {', '.join(biases[:_MAX_NAMES_SHOWN])}{more}"
+        raise ConfigError(Problem(what, next="set BIAS=y", code="weights.config-mismatch"))
+    parameters["wte.weight"][model.config.shape.vocab_size :] = 0
+    for name in parameters.keys() & tensors.keys():
         value = layout.relaid(name, tensors[name])
-        own[name][: len(value)].copy_(value)
-    return sorted(own.keys() - tensors.keys())
+        parameters[name][: len(value)].copy_(value)
+    return sorted(parameters.keys() - tensors.keys())
 
 
 def to_hf(weights: Mapping[str, Tensor], theirs: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Weights of ours as those of the GPT-2 that ``theirs`` describes; the tied head is left out.
+    """Convert native weights to the GPT-2 described by ``theirs``, without the tied head.
 
-    The padding of ``wte`` is cut off. Biases that a model lacks become zeros: the same function.
+    Padding rows of ``wte`` are removed. Biases that the model lacks become zeros: the function is
+    the same.
     """
-    found = {name: layout.relaid(name, tensor) for name, tensor in weights.items()}
-    found["wte.weight"] = found["wte.weight"][: theirs["vocab_size"]]
+    tensors = {name: layout.relaid(name, tensor) for name, tensor in weights.items()}
+    tensors["wte.weight"] = tensors["wte.weight"][: theirs["vocab_size"]]
     for name, shape in layout.shapes(theirs).items():
-        found.setdefault(name, found["wte.weight"].new_zeros(shape))
-    return {layout.PREFIX + name: tensor.contiguous() for name, tensor in found.items()}
+        tensors.setdefault(name, tensors["wte.weight"].new_zeros(shape))
+    return {layout.PREFIX + name: tensor.contiguous() for name, tensor in tensors.items()}

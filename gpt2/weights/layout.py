@@ -1,7 +1,7 @@
-"""GPT-2 as transformers spells it: names, shapes and settings beside ours; imports no torch.
+"""Names, shapes and settings of transformers' GPT-2 mapped to native ones; imports no torch.
 
-Our parameters have transformers' names without ``transformer.``. Its linear layers are Conv1D, whose
-matrices are [in, out] where ours are [out, in]; its ``wte`` has no padded rows.
+Native parameters have transformers' names without ``transformer.``. transformers' linear layers are
+Conv1D with matrices [in, out] instead of [out, in], and ``wte`` has no padding rows.
 """
 
 import re
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 PREFIX = "transformer."
 HEAD = "lm_head.weight"
 ACTIVATIONS = {"gelu_tanh": "gelu_new", "gelu_exact": "gelu"}
-# gelu_new and gelu_pytorch_tanh are the same function, written out and as torch's kernel.
-_THEIR_ACTIVATIONS = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}
-_THEIR_ACTIVATIONS |= {"gelu": "gelu_exact"}
+# gelu_new and gelu_pytorch_tanh are the same function, in Python and as a torch kernel.
+_HF_ACTIVATIONS = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}
+_HF_ACTIVATIONS |= {"gelu": "gelu_exact"}
 _TRANSPOSED = ("c_attn.weight", "c_proj.weight", "c_fc.weight")
-# The causal mask, which older files carry along.
+# The causal mask, stored in older files.
 _MASK = re.compile(r"h\.\d+\.attn\.(masked_)?bias")
-# What a key means that config.json leaves out, by transformers' GPT2Config.
+# Defaults of transformers' GPT2Config for keys missing in config.json.
 _DEFAULTS: dict[str, Any] = {
     "vocab_size": 50257,
     "n_positions": 1024,
@@ -32,7 +32,7 @@ _DEFAULTS: dict[str, Any] = {
     "n_inner": None,
     "activation_function": "gelu_new",
 }
-# Variants of GPT-2 that we do not build, off.
+# Settings of unsupported GPT-2 variants, at the only supported value.
 _FIXED: dict[str, Any] = {
     "model_type": "gpt2",
     "layer_norm_epsilon": 1e-5,
@@ -44,25 +44,25 @@ _FIXED: dict[str, Any] = {
 
 
 def relaid(name: str, tensor: "Tensor") -> "Tensor":
-    """transformers' tensor of our parameter ``name`` in our layout, or the reverse; a view."""
+    """Convert the tensor of parameter ``name`` between the two layouts; returns a view."""
     return tensor.T if name.endswith(_TRANSPOSED) else tensor
 
 
 def plain_name(name: str) -> str | None:
-    """A file's tensor as our parameter is called; None for what is no weight."""
+    """Return the native name of a tensor in a file; None if it is not a weight."""
     name = name.removeprefix(PREFIX)
     return None if _MASK.fullmatch(name) else name
 
 
 def with_defaults(theirs: Mapping[str, Any]) -> dict[str, Any]:
-    """config.json with every key that we look at."""
-    found = {**_DEFAULTS, **_FIXED, **theirs}
-    found["n_inner"] = found["n_inner"] or 4 * found["n_embd"]
-    return found
+    """Return config.json with defaults for every key that is read."""
+    settings = {**_DEFAULTS, **_FIXED, **theirs}
+    settings["n_inner"] = settings["n_inner"] or 4 * settings["n_embd"]
+    return settings
 
 
 def shapes(theirs: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Every weight of the GPT-2 that ``theirs`` describes, in transformers' layout."""
+    """Return the shape of every weight described by ``theirs``, in transformers' layout."""
     width, inner = theirs["n_embd"], theirs["n_inner"]
     norms = {f"{norm}.{part}": (width,) for norm in ("ln_1", "ln_2") for part in ("weight", "bias")}
     block = norms | {
@@ -84,10 +84,10 @@ def shapes(theirs: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
 
 
 def differences(model: ModelConfig, theirs: Mapping[str, Any]) -> list[str]:
-    """Every way in which the weights that ``theirs`` describes do not fit ``model``."""
+    """Return every mismatch between ``model`` and the weights described by ``theirs``."""
     shape = model.shape
-    found = [
-        f"{name}={ours}, and theirs has {key}={theirs[key]}"
+    problems = [
+        f"{name}: {ours} does not match the weights ({key}={theirs[key]})"
         for name, ours, key in (
             ("N_LAYER", shape.n_layer, "n_layer"),
             ("N_HEAD", shape.n_head, "n_head"),
@@ -97,30 +97,31 @@ def differences(model: ModelConfig, theirs: Mapping[str, Any]) -> list[str]:
         if ours != theirs[key]
     ]
     if shape.vocab_size != theirs["vocab_size"]:
-        has = f"TOKENIZER has {shape.vocab_size} tokens"
-        found.append(f"{has}, and theirs has vocab_size={theirs['vocab_size']}")
-    if model.attention.projection.name != "dense":
-        found.append(f"ATTENTION_PROJECTION={model.attention.projection.name}, and theirs is dense")
+        tokens = f"{shape.vocab_size} tokens do not match the weights"
+        problems.append(f"TOKENIZER: {tokens} (vocab_size={theirs['vocab_size']})")
+    if (projection := model.attention.projection.name) != "dense":
+        problems.append(f"ATTENTION_PROJECTION: {projection} does not match the weights (dense)")
     if model.attention.positions.rotates:
-        learned = "theirs are learned: set POSITIONS_LEARNED=y"
-        found.append(f"POSITIONS={model.attention.positions.name}, and {learned}")
+        positions = model.attention.positions.name
+        problems.append(f"POSITIONS: {positions} does not match the weights (learned)")
     hidden = sorted({model.mlp.size(site).hidden for site in model.sites()})
     if hidden != [theirs["n_inner"]]:
         units = "/".join(map(str, hidden))
-        found.append(
-            f"the MLP has {units} hidden units, and theirs has n_inner={theirs['n_inner']}"
+        problems.append(
+            f"MLP_HIDDEN: {units} hidden units do not match the weights "
+            f"(n_inner={theirs['n_inner']})"
         )
-    if shape.activation != _THEIR_ACTIVATIONS.get(theirs["activation_function"]):
-        its = theirs["activation_function"]
-        found.append(f"ACTIVATION={shape.activation}, and theirs has activation_function={its}")
-    for key, ours in _FIXED.items():
-        if theirs[key] != ours:
-            found.append(f"a GPT-2 here has {key}={ours}, and theirs has {theirs[key]}")
-    return found
+    if shape.activation != _HF_ACTIVATIONS.get(theirs["activation_function"]):
+        activation = f"activation_function={theirs['activation_function']}"
+        problems.append(f"ACTIVATION: {shape.activation} does not match the weights ({activation})")
+    for key, supported in _FIXED.items():
+        if theirs[key] != supported:
+            problems.append(f"{key}: unsupported (expected {supported}, got {theirs[key]})")
+    return problems
 
 
 def without_form(model: ModelConfig) -> list[str]:
-    """The parts of ``model`` that transformers' GPT-2 does not have."""
+    """Return the components of ``model`` that transformers' GPT-2 does not support."""
     attention = model.attention
     plain = {"dense", "full", "learned"}
     parts = (attention.projection, attention.pattern, attention.positions)
@@ -130,9 +131,9 @@ def without_form(model: ModelConfig) -> list[str]:
 
 
 def config_json(model: ModelConfig, end_of_text: int) -> dict[str, Any]:
-    """What transformers' config.json says of a model without parts that have no form there."""
+    """Return transformers' config.json for a model that transformers supports."""
     shape = model.shape
-    dropout = {f"{where}_pdrop": shape.dropout for where in ("embd", "attn", "resid")}
+    dropout = {f"{place}_pdrop": shape.dropout for place in ("embd", "attn", "resid")}
     return (
         _FIXED
         | dropout

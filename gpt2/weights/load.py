@@ -1,4 +1,4 @@
-"""A trained model back from its folder."""
+"""Loading of a trained model from its run directory or from an exported folder."""
 
 from pathlib import Path
 
@@ -14,10 +14,10 @@ from lib.rundir import RunDir
 
 
 def load_run(path: str | Path) -> GPT:
-    """The model of a run's folder, or of what ``make export`` made of one; on the CPU, evaluating.
+    """Load a model from a run directory or an exported folder, on the CPU in evaluation mode.
 
-    ConfigError where the folder has no configuration that this code understands, or another than
-    its weights; PreflightError where they are absent or damaged.
+    Raises ConfigError if the folder has no valid configuration or the configuration does not match
+    the weights, PreflightError if the weights are missing or damaged.
     """
     run = RunDir(Path(path))
     config = read_resolved_config(run)
@@ -27,18 +27,21 @@ def load_run(path: str | Path) -> GPT:
             raise ConfigError(*problems)
         fill(model, read_tensors(run.path))
     else:
-        _load_ours(model, run.weights)
+        _load_native(model, run.weights)
     return model.eval()
 
 
 @torch.no_grad()
-def _load_ours(model: GPT, path: Path) -> None:
+def _load_native(model: GPT, path: Path) -> None:
     try:
         weights = safetensors.torch.load_file(path)
     except (OSError, safetensors.SafetensorError) as error:
-        raise PreflightError(Problem(f"cannot be read: {error}", str(path))) from None
-    own = dict(model.named_parameters())
-    if {n: t.shape for n, t in weights.items()} != {n: p.shape for n, p in own.items()}:
-        raise PreflightError(Problem("not the weights of the configuration beside it", str(path)))
-    for name, parameter in own.items():
+        raise PreflightError(
+            Problem(f"cannot be read: {error}", str(path), code="weights.damaged")
+        ) from None
+    parameters = dict(model.named_parameters())
+    if {n: t.shape for n, t in weights.items()} != {n: p.shape for n, p in parameters.items()}:
+        what = "tensors do not match the configuration in the same folder"
+        raise PreflightError(Problem(what, str(path), code="weights.shape-mismatch"))
+    for name, parameter in parameters.items():
         parameter.copy_(weights[name])

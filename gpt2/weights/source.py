@@ -1,6 +1,10 @@
-"""The folder that ``INIT_FROM`` names: found, fetched from the hub, and looked at; imports no torch."""
+"""Folder of the ``INIT_FROM`` weights: location, download from the hub, and validation.
+
+Does not import torch.
+"""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,109 +18,116 @@ from lib.errors import PreflightError, Problem
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
-# Says which file has which tensor, where they are spread over several.
+# Maps tensors to files if the weights are sharded.
 _INDEX = "model.safetensors.index.json"
-_WANTED = [CONFIG, WEIGHTS, _INDEX, "model-*.safetensors"]
-# All that a float32 parameter holds without rounding.
+_DOWNLOAD_PATTERNS = [CONFIG, WEIGHTS, _INDEX, "model-*.safetensors"]
+# Dtypes that convert to float32 without rounding.
 _DTYPES = {"F32", "F16", "BF16"}
-_NAMED = 4
+_MAX_NAMES_SHOWN = 4
 
 
 def folder(config: Config, build_dir: Path) -> Path:
-    """Where the weights of ``INIT_FROM`` lie, or will when they have been fetched."""
+    """Return the folder of the ``INIT_FROM`` weights; a hub download may not exist yet."""
     if config.init.is_path:
         return build_dir / Path(config.init.name).expanduser()
     return downloads_folder(config.data, build_dir) / "hub" / config.init.name.replace("/", "--")
 
 
 def fetch(config: Config, build_dir: Path) -> Path:
-    """``folder``, downloaded where it comes from the hub and is not there yet.
+    """Return ``folder``; download the weights from the hub if they are missing.
 
-    Once it is there the hub is not asked again, so what it changes changes no run. PreflightError
-    when the hub cannot be reached or has no such model.
+    Downloaded weights are never updated, so later changes on the hub do not affect runs. Raises
+    PreflightError if the hub is unreachable or the model does not exist.
     """
-    place = folder(config, build_dir)
-    if config.init.is_path or _complete(place):
-        return place
-    # Imported here: it takes a while, and nothing else of a run needs it.
+    path = folder(config, build_dir)
+    if config.init.is_path or _complete(path):
+        return path
+    # Imported here: the import is slow, and only downloads need it.
     from huggingface_hub import snapshot_download
 
     say("INIT", f"downloading {config.init.name} from the Hugging Face hub")
     advice = (
-        f"where there is a network, fetch {CONFIG} and {WEIGHTS} of {config.init.name}, "
-        "put them into a folder, and set INIT_FROM=hf:PATH"
+        f"download {CONFIG} and {WEIGHTS} of {config.init.name} on a machine with network access, "
+        "copy them into a folder, and set INIT_FROM=hf:PATH"
     )
     try:
-        snapshot_download(config.init.name, allow_patterns=_WANTED, local_dir=place)
-    # What httpx and the hub's own errors have in common.
+        snapshot_download(config.init.name, allow_patterns=_DOWNLOAD_PATTERNS, local_dir=path)
+    # Common base class of httpx errors and hub errors.
     except OSError as error:
         reason = str(error).splitlines()[0]
         what = f"cannot download {config.init.name} from the hub: {reason}"
-        raise PreflightError(Problem(what, "INIT_FROM", advice)) from None
-    if not _complete(place):
+        raise PreflightError(
+            Problem(what, "INIT_FROM", advice, code="hub.download-failed")
+        ) from None
+    if not _complete(path):
         what = f"{config.init.name} has no {WEIGHTS} on the hub"
-        raise PreflightError(Problem(what, "INIT_FROM", advice))
-    return place
+        raise PreflightError(Problem(what, "INIT_FROM", advice, code="weights.missing"))
+    return path
 
 
-def files(place: Path) -> list[Path]:
-    """config.json and the files with the weights. PreflightError when one is not there."""
-    index = place / _INDEX
+def files(folder: Path) -> list[Path]:
+    """Return config.json and the weight files. Raises PreflightError if one is missing."""
+    index = folder / _INDEX
     names = [WEIGHTS]
     if index.exists():
-        # Names, not paths: an index cannot point out of its folder.
+        # Drop directories: an index must not refer to files outside its folder.
         names = sorted({Path(n).name for n in _read_json(index).get("weight_map", {}).values()})
-    found = [place / CONFIG, *(place / name for name in names)]
-    for path in found:
+    paths = [folder / CONFIG, *(folder / name for name in names)]
+    for path in paths:
         if not path.is_file():
-            advice = "INIT_FROM=hf:PATH names a folder that save_pretrained or make export wrote"
-            raise PreflightError(Problem("there is no such file", str(path), advice))
-    return found
+            advice = "set INIT_FROM=hf:PATH to a folder written by save_pretrained or make export"
+            raise PreflightError(
+                Problem("file not found", str(path), advice, code="weights.missing")
+            )
+    return paths
 
 
-def mismatches(place: Path, model: ModelConfig) -> list[Problem]:
-    """Every way in which the weights of a folder do not fit ``model``; reads no tensor.
+def mismatches(folder: Path, model: ModelConfig) -> list[Problem]:
+    """Return every mismatch between the weights of a folder and ``model``, without reading tensors.
 
-    PreflightError when the folder is incomplete, or its files do not fit each other.
+    Raises PreflightError if files are missing or inconsistent with each other.
     """
-    _, *weights = files(place)
-    theirs = layout.with_defaults(_read_json(place / CONFIG))
-    found = [Problem(what, str(place)) for what in layout.differences(model, theirs)]
+    _, *weights = files(folder)
+    theirs = layout.with_defaults(_read_json(folder / CONFIG))
+    problems = [
+        Problem(what, str(folder), code="weights.config-mismatch")
+        for what in layout.differences(model, theirs)
+    ]
     if theirs["model_type"] == "gpt2":
-        _check_tensors(place, weights, theirs)
-    if found:
-        advice = "INIT_FROM takes weights as a whole: set these symbols to theirs, or other weights"
-        found[-1] = Problem(found[-1].what, found[-1].where, advice)
-    return found
+        _check_tensors(folder, weights, theirs)
+    if problems:
+        advice = "set these symbols to the values of the weights, or change INIT_FROM"
+        problems[-1] = replace(problems[-1], next=advice)
+    return problems
 
 
-def _complete(place: Path) -> bool:
-    return (place / CONFIG).is_file() and any((place / n).is_file() for n in (WEIGHTS, _INDEX))
+def _complete(folder: Path) -> bool:
+    return (folder / CONFIG).is_file() and any((folder / n).is_file() for n in (WEIGHTS, _INDEX))
 
 
-def _check_tensors(place: Path, weights: list[Path], theirs: dict[str, Any]) -> None:
-    """PreflightError unless the files have exactly the tensors that config.json tells of."""
+def _check_tensors(folder: Path, weights: list[Path], theirs: dict[str, Any]) -> None:
+    """Raise PreflightError unless the files have exactly the tensors described by config.json."""
     expected = layout.shapes(theirs)
     expected[layout.HEAD] = expected["wte.weight"]
-    found, dtypes = _headers(weights)
-    # Tied to wte; most files leave it out.
-    found.setdefault(layout.HEAD, expected[layout.HEAD])
+    shapes, dtypes = _headers(weights)
+    # Tied to wte; most files omit it.
+    shapes.setdefault(layout.HEAD, expected[layout.HEAD])
     wrong = [
-        f"{name} is {list(found[name])}, not {list(shape)}"
+        f"{name} has shape {list(shapes[name])}, expected {list(shape)}"
         for name, shape in expected.items()
-        if name in found and found[name] != shape
+        if name in shapes and shapes[name] != shape
     ]
-    wrong += [f"{name} is missing" for name in expected if name not in found]
-    wrong += [f"{name} is no weight of GPT-2" for name in found if name not in expected]
-    wrong += [f"{dtype} would have to be rounded" for dtype in sorted(dtypes - _DTYPES)]
+    wrong += [f"{name} is missing" for name in expected if name not in shapes]
+    wrong += [f"{name} is unexpected" for name in shapes if name not in expected]
+    wrong += [f"unsupported dtype {dtype}" for dtype in sorted(dtypes - _DTYPES)]
     if wrong:
-        more = f" and {len(wrong) - _NAMED} more" if len(wrong) > _NAMED else ""
-        what = f"the weights are not those of {CONFIG}: {', '.join(wrong[:_NAMED])}{more}"
-        raise PreflightError(Problem(what, str(place)))
+        more = f" and {len(wrong) - _MAX_NAMES_SHOWN} more" if len(wrong) > _MAX_NAMES_SHOWN else ""
+        what = f"tensors do not match {CONFIG}: {', '.join(wrong[:_MAX_NAMES_SHOWN])}{more}"
+        raise PreflightError(Problem(what, str(folder), code="weights.shape-mismatch"))
 
 
 def _headers(weights: list[Path]) -> tuple[dict[str, tuple[int, ...]], set[str]]:
-    """The shape of each tensor under our name, and all dtypes."""
+    """Return the shape of each tensor by native name, and the set of dtypes."""
     shapes: dict[str, tuple[int, ...]] = {}
     dtypes: set[str] = set()
     for path in weights:
@@ -128,15 +139,20 @@ def _headers(weights: list[Path]) -> tuple[dict[str, tuple[int, ...]], set[str]]
                         shapes[name] = tuple(header.get_shape())
                         dtypes.add(header.get_dtype())
         except (SafetensorError, OSError) as error:
-            raise PreflightError(Problem(f"cannot be read: {error}", str(path))) from None
+            raise PreflightError(
+                Problem(f"cannot be read: {error}", str(path), code="weights.damaged")
+            ) from None
     return shapes, dtypes
 
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        settings = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise PreflightError(Problem(f"cannot be read: {error}", str(path))) from None
-    if not isinstance(found, dict):
-        raise PreflightError(Problem("holds no settings", str(path)))
-    return found
+        raise PreflightError(
+            Problem(f"cannot be read: {error}", str(path), code="weights.damaged")
+        ) from None
+    if not isinstance(settings, dict):
+        what = f"not a JSON object (got {type(settings).__name__})"
+        raise PreflightError(Problem(what, str(path), code="weights.damaged"))
+    return settings

@@ -1,4 +1,4 @@
-"""A finished run evaluated again from the command line, with rounded weights and without."""
+"""Re-evaluation of a finished run from the command line, with and without quantization."""
 
 import csv
 import json
@@ -15,28 +15,28 @@ from lib.rundir import RunDir
 SCRIPT = "scripts/evaluate.py"
 
 
-def test_evaluated_again_beside_the_runs_own_files(build):
+def test_re_evaluation_does_not_change_the_run(build):
     folder = build(MAX_ITERS=6)
-    code, _, said = folder.command("scripts/train.py", "--steps", "full")
-    assert code == 0, said
+    code, _, stderr = folder.command("scripts/train.py", "--steps", "full")
+    assert code == 0, stderr
     (path,) = folder.runs("full")
     run = RunDir(path)
     before = {file.name: file.read_bytes() for file in path.iterdir() if file.is_file()}
 
-    code, table, said = folder.command(SCRIPT, RUN="full", QUANT="none,int8")
-    assert code == 0, said
-    assert f"{run.per_query} is found again, byte for byte" in said
+    code, table, stderr = folder.command(SCRIPT, RUN="full", QUANT="none,int8")
+    assert code == 0, stderr
+    assert f"EVAL    {run.per_query} " in stderr and "WARN" not in stderr
     again = run.evaluation("none")
     assert (again / "per_query.csv").read_bytes() == before["per_query.csv"]
-    own = json.loads(before["summary.json"])["final"]
-    found = {
+    trained = json.loads(before["summary.json"])["final"]
+    results = {
         s: json.loads((run.evaluation(s) / "summary.json").read_text()) for s in ("none", "int8")
     }
-    assert found["none"]["final"] == {name: own[name] for name in found["none"]["final"]}
-    rounded = found["int8"]["final"]
-    assert rounded["val_loss"] != own["val_loss"]
-    assert abs(rounded["val_loss"] - own["val_loss"]) < 0.01
-    assert found["int8"]["quantization"]["quantization_scheme"] == "int8"
+    assert results["none"]["final"] == {name: trained[name] for name in results["none"]["final"]}
+    rounded = results["int8"]["final"]
+    assert rounded["val_loss"] != trained["val_loss"]
+    assert abs(rounded["val_loss"] - trained["val_loss"]) < 0.01
+    assert results["int8"]["quantization"]["quantization_scheme"] == "int8"
     with open(run.evaluation("int8") / "per_query.csv", newline="") as stream:
         rows = list(csv.DictReader(stream))
     tokens = sum(int(row["n_tokens"]) for row in rows)
@@ -53,5 +53,6 @@ def test_evaluated_again_beside_the_runs_own_files(build):
     (folder.path / "text/more.txt").write_text("And one more. " * 9)
     config = read_resolved_config(run)
     prepare(config.data, folder.path)
-    with pytest.raises(DataError, match="the run was evaluated on"):
+    with pytest.raises(DataError) as caught:
         evaluate_run(run, config, folder.path, "int8")
+    assert caught.value.codes == ["data.mismatch"]

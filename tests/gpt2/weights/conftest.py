@@ -1,4 +1,4 @@
-"""Random GPT-2 folders of transformers, and finished runs that nobody had to train."""
+"""Random GPT-2 folders in transformers' format, and finished runs without training."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -26,24 +26,24 @@ THEIRS = {"n_layer": 3, "n_head": 4, "n_embd": 32, "n_positions": 80, "vocab_siz
 
 @pytest.fixture(scope="session")
 def tree() -> Tree:
-    """The Kconfig tree."""
+    """Return the Kconfig tree."""
     return Tree()
 
 
 @pytest.fixture(scope="session")
 def configure(tree: Tree) -> Callable[..., Config]:
-    """A small configuration with some symbols changed; None leaves one out."""
+    """Return a function that builds a small configuration; None removes a symbol."""
 
     def build(**changes: Value | None) -> Config:
         symbols = BASE | SIZE | changes
-        kept = {name: value for name, value in symbols.items() if value is not None}
-        return resolve_config(tree, [Layer.of("test", "test", kept)])
+        symbols = {name: value for name, value in symbols.items() if value is not None}
+        return resolve_config(tree, [Layer.of("test", "test", symbols)])
 
     return build
 
 
 def random_gpt2(**settings: Any) -> Any:
-    """A GPT2LMHeadModel whose every weight is random and big enough to matter."""
+    """Build a GPT2LMHeadModel with large random weights."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     ends = {"bos_token_id": 256, "eos_token_id": 256}
@@ -57,14 +57,14 @@ def random_gpt2(**settings: Any) -> Any:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder of transformers with random weights of the small size."""
+    """Write a small transformers model with random weights."""
     random_gpt2().save_pretrained(tmp_path / "theirs")
     return tmp_path / "theirs"
 
 
 @pytest.fixture
 def finished(tmp_path: Path) -> Callable[..., RunDir]:
-    """The directory of a run that is done, its weights random and half of one matrix pruned."""
+    """Return a function that writes a finished run with random weights, half of one matrix pruned."""
 
     def make(config: Config, name: str = "run") -> RunDir:
         run = RunDir(tmp_path / name)
@@ -81,13 +81,13 @@ def finished(tmp_path: Path) -> Callable[..., RunDir]:
 
 
 def random_weights(config: Config) -> dict[str, torch.Tensor]:
-    """Every weight of a model, drawn; padding is zero, as after training, and so is what is pruned."""
+    """Return random weights; padding and pruned weights are zero, as after training."""
     generator = torch.Generator().manual_seed(5)
     model = GPT(config.model)
     weights = {name: p.detach() for name, p in model.named_parameters()}
     for tensor in weights.values():
         tensor.normal_(0, 0.2, generator=generator)
-    # So that greedy decoding does not stay with one token.
+    # Otherwise greedy decoding repeats one token.
     if "wpe.weight" in weights:
         weights["wpe.weight"] *= 10
     weights["wte.weight"][config.model.shape.vocab_size :] = 0
@@ -97,7 +97,7 @@ def random_weights(config: Config) -> dict[str, torch.Tensor]:
 
 @pytest.fixture
 def train(tmp_path: Path) -> Trainer:
-    """Trains below the test's own folder, which is the build folder too."""
+    """Return a trainer that uses the folder of the test as the build folder."""
     (tmp_path / "texts").mkdir()
     for i in range(16):
         text = " ".join(f"{i * j % 17} apples and {j} pears." for j in range(2 + i))
@@ -106,7 +106,7 @@ def train(tmp_path: Path) -> Trainer:
 
 
 def greedy(logits: Callable[[torch.Tensor], torch.Tensor], prompt: list[int], count: int) -> list:
-    """``count`` tokens after ``prompt``, each the one with the largest logit."""
+    """Return ``count`` tokens after ``prompt`` by greedy decoding."""
     ids = list(prompt)
     with torch.no_grad():
         for _ in range(count):
