@@ -85,7 +85,7 @@ class Study:
             chosen.update(step.slug for step in matches)
             if not matches:
                 what = self._no_such_step(word)
-                problems.append(Problem(what, "STEPS", code="study.unknown-step"))
+                problems.append(Problem(what, "STEPS", code="usage.unknown-step"))
         if problems:
             raise ConfigError(*problems)
         if not chosen:

@@ -1,4 +1,4 @@
-"""Build folders with a very small configuration, on a few files of text."""
+"""Build folders with a very small configuration and a few text files."""
 
 import os
 import subprocess
@@ -45,7 +45,7 @@ class Folder:
     path: Path
 
     def command(self, script: str, *arguments: str, **variables: str) -> tuple[int, str, str]:
-        """Run a command line of the tree: exit code, stdout, stderr."""
+        """Run a script of the tree; return exit code, stdout and stderr."""
         environment = {k: v for k, v in os.environ.items() if k not in ("V", "JSON", "STEPS")}
         done = subprocess.run(
             [sys.executable, str(ROOT / script), "-O", str(self.path), *arguments],
@@ -58,7 +58,7 @@ class Folder:
         return done.returncode, done.stdout, done.stderr
 
     def runs(self, steps: str) -> list[Path]:
-        """The run directories of some steps."""
+        """Return the run directories of the selected steps."""
         plan = make_plan(config_layers(self.path), self.path, steps=steps)
         return [run.path for run in plan.runs]
 

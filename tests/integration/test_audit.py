@@ -1,4 +1,4 @@
-"""``make audit`` as a command line: which runs it takes, what it prints, its exit codes."""
+"""``make audit`` as a command line: run selection, output and exit codes."""
 
 import json
 
@@ -11,7 +11,7 @@ SCRIPT = "scripts/audit_run.py"
 def test_a_trained_run_is_judged_by_name_and_by_folder(build):
     folder = build(RA_MLA_ABLATION_MODE=None, SINGLE_TRAINING=True)
     code, _, said = folder.command(SCRIPT, RUN="run*")
-    assert code == EXIT_CONFIG and "no run that has begun" in said
+    assert code == EXIT_CONFIG and "[run.not-found]" in said
     code, _, said = folder.command("scripts/train.py")
     assert code == EXIT_DONE, said
     (path,) = folder.runs("")

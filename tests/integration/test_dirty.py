@@ -1,7 +1,8 @@
-"""Code that is not committed, from the command line, in a clone of this tree."""
+"""Training with uncommitted code from the command line, in a clone of this tree."""
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from tests.integration.tree import commit_copy, git
 
 @pytest.fixture
 def clone(build: Callable, tmp_path: Path) -> Path:
-    """The files of this tree as they are now, committed, with a configuration and data in place."""
+    """Return a repository with the files of this tree committed, a configuration and data."""
     folder = tmp_path / "clone"
     commit_copy(folder)
     build(RA_MLA_ABLATION_MODE=None, SINGLE_TRAINING=True)
@@ -26,7 +27,10 @@ def clone(build: Callable, tmp_path: Path) -> Path:
 
 
 def command(clone: Path, script: str, *words: str, **variables: str) -> tuple[int, str, str]:
-    """A script of the clone, typed in another repository with a lib: exit code, stdout, stderr."""
+    """Run a script of the clone from another repository with a ``lib``.
+
+    Returns the exit code, stdout and stderr.
+    """
     elsewhere = clone.parent / "elsewhere"
     git(ROOT, "init", "-q", str(elsewhere))
     (elsewhere / "lib").mkdir(exist_ok=True)
@@ -43,23 +47,24 @@ def command(clone: Path, script: str, *words: str, **variables: str) -> tuple[in
     return done.returncode, done.stdout, done.stderr
 
 
-def test_it_trains_only_when_told_and_is_kept(clone: Path, tmp_path: Path) -> None:
+def test_uncommitted_code_requires_a_flag_and_is_recorded(clone: Path, tmp_path: Path) -> None:
     model = clone / "gpt2" / "model.py"
     model.write_text(model.read_text() + "# Edited.\n")
     code, _, said = command(clone, "scripts/train.py")
     assert (code, said.count("\n")) == (3, 2), said
-    assert said.startswith("ERROR   not committed: gpt2/model.py; commit it, or type: make DIRTY=y")
+    assert said.startswith("ERROR   ") and "gpt2/model.py" in said
+    assert "[code.uncommitted]" in said and "DIRTY=y" in said
     assert not (clone / "results").exists()
 
     # Through a worker, too.
     code, _, said = command(clone, "scripts/run_test_matrix.py", DIRTY="y")
     assert code == 0, said
-    assert "DIRTY   not committed: gpt2/model.py; the difference is kept beside each run" in said
-    # What training writes is ignored; texts are data, which have a digest of their own.
+    assert re.search("^DIRTY .*gpt2/model.py", said, re.MULTILINE)
+    # Files written by training are ignored; texts are data, with a separate digest.
     assert set(git(clone, "status", "--porcelain").splitlines()) == {" M gpt2/model.py", "?? text/"}
     (run,) = (clone / "results" / "single").glob("run-*")
     manifest = json.loads((run / "manifest.json").read_text())
-    # Of the tree that trains, and never of the repository in whose folder it was typed.
+    # The recorded tree is the one that trains, not the repository of the working directory.
     assert manifest["volatile"]["git_root"] == str(clone)
     assert manifest["code"]["git_sha"] == git(clone, "rev-parse", "HEAD").strip()
     assert manifest["code"]["dirty_tree"] is True

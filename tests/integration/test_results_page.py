@@ -1,4 +1,4 @@
-"""docs/results.md against the files of a real run and the tables of its study."""
+"""docs/results.md documents every file and field of a real run and the tables of its study."""
 
 import csv
 import json
@@ -7,25 +7,25 @@ import re
 from lib.project import ROOT
 from lib.repro.software import VARIABLES
 
-# Of which rng_state_at_start and rng_state_at_end tell.
+# The generators in rng_state_at_start and rng_state_at_end.
 GENERATORS = {"torch", "numpy", "python", "cuda"}
 PAGE = (ROOT / "docs" / "results.md").read_text()
 SECTIONS = dict(re.findall(r"^## (.+)\n((?:(?!## ).*\n)*)", PAGE, re.MULTILINE))
 
 
 def named(title):
-    """Names in the code spans of a section."""
+    """Return the names in the code spans of a section."""
     return set(re.findall(r"`([^`\n]+)`", SECTIONS[title]))
 
 
 def first_column(title):
-    """Names in the first column of a section's table."""
+    """Return the names in the first column of a section's table."""
     cells = re.findall(r"^\| (`.+?`) \|", SECTIONS[title], re.MULTILINE)
     return {name for cell in cells for name in re.findall(r"`([^`]+)`", cell)}
 
 
 def strict(text):
-    """JSON as any reader takes it: no NaN, no infinity."""
+    """Parse strict JSON: no NaN, no infinity."""
 
     def refuse(name):
         raise AssertionError(f"{name} is no JSON")
@@ -43,8 +43,8 @@ def test_every_file_and_field_of_a_run_is_in_the_page(build):
     assert code == 0, said
     (run,) = folder.runs("0")
     files = {re.sub(r"rank\d+", "rank*", path.name) for path in run.iterdir()}
-    # Checkpoints exist while a run is at work, a difference where the code is not committed, a
-    # failure after one, the others once somebody asked for them.
+    # Checkpoints exist while a run is active, code.diff for uncommitted code, failure files after a
+    # failure, and the others on request.
     sometimes = {"checkpoints", "code.diff", "export", "evaluations", "overcome"}
     sometimes |= {"numerics_failure.json", "numerics_failure.safetensors"}
     assert first_column("A run's folder") == files | sometimes
@@ -72,7 +72,7 @@ def test_every_file_and_field_of_a_run_is_in_the_page(build):
     manifest = json.loads((run / "manifest.json").read_text())
     assert resolved.keys() - common <= named(title)
     assert first_column(title) - {"manifest.json"} == manifest.keys() - common
-    # Named files, packages, parameters and variables.
+    # Groups with arbitrary keys, such as file names.
     open_ended = {"artifacts"}
     for group, found in manifest.items():
         if isinstance(found, dict) and group not in open_ended:

@@ -1,4 +1,4 @@
-"""The worked examples of the documents, followed word for word in a fresh clone."""
+"""The worked examples of the documents run as written in a fresh clone."""
 
 import json
 import os
@@ -18,13 +18,13 @@ from tests.integration.tree import commit_copy, git
 # Contexts of nsa-perf, times forms of ranges.
 PERF_CELLS = 9
 
-# A file's name in bold and the block after it, or a block alone.
+# A bold file name followed by a code block, or a code block alone.
 BLOCK = re.compile(r"(?:^\*\*(\S+)\*\*\n\n)?^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
 @pytest.fixture
 def clone(tmp_path: Path) -> Path:
-    """A repository with the files of this tree as they are now, and an interpreter for it."""
+    """Return a repository with the current files of this tree, and an interpreter for it."""
     folder = tmp_path / "clone"
     commit_copy(folder)
     _install(folder, tmp_path / "venv")
@@ -32,7 +32,7 @@ def clone(tmp_path: Path) -> Path:
 
 
 def _install(folder: Path, place: Path) -> None:
-    """This interpreter's packages, and an editable install of ``folder`` before them."""
+    """Create an environment with this interpreter's packages and an editable install."""
     venv.create(place, symlinks=True)
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     site = place / "lib" / version / "site-packages"
@@ -46,7 +46,7 @@ def _install(folder: Path, place: Path) -> None:
 
 
 def follow(clone: Path, page: str) -> str:
-    """Write the files, apply the patches and run the commands of a page; what was printed."""
+    """Write the files, apply the patches and run the commands of a page; return the output."""
     printed = ""
     for name, language, text in BLOCK.findall((clone / page).read_text()):
         if name:
@@ -80,7 +80,7 @@ def _type(clone: Path, commands: str) -> str:
 
 
 def changed(clone: Path) -> set[str]:
-    """Files that differ from the commit, and new ones."""
+    """Return the changed and new files."""
     lines = git(clone, "status", "--porcelain", "--untracked-files=all").splitlines()
     return {line[3:] for line in lines}
 
@@ -96,7 +96,7 @@ def test_a_mechanism_is_a_folder_a_line_a_test_and_a_page(clone):
         "docs/mechanisms/alibi.md",
     }
     assert git(clone, "diff", "--numstat") == "1\t0\tgpt2/attention/__init__.py\n"
-    assert "nothing to complain about" in printed
+    assert re.search("^STYLE +no problems$", printed, re.MULTILINE)
     # Planned, and checked.
     assert "single/run" in printed and re.search(
         r"^[0-9]+ passed, 0 failed$", printed, re.MULTILINE
@@ -120,7 +120,7 @@ def test_a_long_run_is_a_page_of_commands(clone):
         printed,
         re.M,
     )
-    assert "query-key pairs, full attention / NSA: 1.15" in printed
+    assert re.search("query-key pairs.*: 1.15", printed)
     log = (clone / "nsa.log").read_text()
     assert "STOP" in log and "DONE" not in log
     run = next((clone / "nsa_125m_production" / "single").glob("run-s1-*"))

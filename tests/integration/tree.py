@@ -1,4 +1,4 @@
-"""The files of this tree as they are now, in a repository of their own."""
+"""Copies of this tree's current files in a separate repository."""
 
 import shutil
 import subprocess
@@ -8,7 +8,7 @@ from lib.project import ROOT
 
 
 def git(folder: Path, *words: str, given: str = "") -> str:
-    """What git prints in ``folder``; ``given`` is its input."""
+    """Run git in ``folder`` with ``given`` on stdin; return stdout."""
     identity = ("-c", "user.name=test", "-c", "user.email=test@localhost")
     command = ["git", *identity, *words]
     return subprocess.run(
@@ -17,7 +17,7 @@ def git(folder: Path, *words: str, given: str = "") -> str:
 
 
 def commit_copy(folder: Path) -> None:
-    """Copy this tree to ``folder``, ignored files left out, and commit all of it there."""
+    """Copy this tree to ``folder``, except ignored files, and commit the copy."""
     listed = git(ROOT, "ls-files", "--cached", "--others", "--exclude-standard", "-z")
     for name in filter(None, listed.split("\0")):
         if (ROOT / name).exists():

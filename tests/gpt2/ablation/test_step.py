@@ -51,7 +51,7 @@ def test_an_unknown_step_lists_the_nearest_slugs(study):
     with pytest.raises(ConfigError) as caught:
         study.select("ra-wyde,9,2-4,1")
     text = str(caught.value)
-    assert caught.value.codes == ["study.unknown-step"] * 3
+    assert caught.value.codes == ["usage.unknown-step"] * 3
     assert "'ra-wyde'" in text and "nearest: ra-wide" in text
     assert "'9'" in text and "'2-4'" in text and "0-3" in text
     assert "'1'" not in text
