@@ -5,7 +5,7 @@ import shutil
 from lib.kconfig import Tree, resolve_config, write_constants
 
 
-def test_made_once_checked_and_damage_is_named(build):
+def test_prepared_once_verified_and_damage_is_reported(build):
     folder = build()
     constants = folder.path / "config.py"
     write_constants(resolve_config(Tree(), folder.path / ".config"), constants)

@@ -95,7 +95,7 @@ def test_make_and_torchrun_leave_the_same_bytes(build: Callable) -> None:
     assert core(run) == made
 
 
-def test_without_a_launcher_it_says_what_starts_the_processes(build: Callable) -> None:
+def test_without_a_launcher_the_error_has_the_torchrun_command(build: Callable) -> None:
     folder = build(**BOTH)
     code, _, said = folder.command("scripts/train.py")
     assert code == 3
@@ -125,7 +125,7 @@ def test_a_killed_rank_ends_the_run_with_one_message(build: Callable, rank: int)
 
 
 @pytest.mark.slow
-def test_ctrl_c_saves_once_for_all_ranks_and_make_goes_on(build: Callable) -> None:
+def test_ctrl_c_saves_once_for_all_ranks_and_make_resumes(build: Callable) -> None:
     folder = build(**LONG)
     run = single(folder)
     make = start(RUNNER, folder.path)
@@ -148,7 +148,7 @@ def test_ctrl_c_saves_once_for_all_ranks_and_make_goes_on(build: Callable) -> No
 
 
 @pytest.mark.slow
-def test_a_tracker_of_two_ranks_is_told_everything_once(build: Callable) -> None:
+def test_a_tracker_of_two_ranks_receives_each_row_once(build: Callable) -> None:
     folder = build(**BOTH, TRACKER_TENSORBOARD=True)
     run = single(folder)
     code, _, said = folder.command("scripts/run_test_matrix.py")

@@ -70,7 +70,7 @@ def whole() -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
-def test_i9_killed_and_continued_equals_uninterrupted(build, whole, tmp_path, jobs):
+def test_killed_and_resumed_equals_uninterrupted(build, whole, tmp_path, jobs):
     folder = build(**INTERVALS).path
     if not whole:
         assert start(folder, 2).wait() == 0

@@ -40,7 +40,7 @@ def trained(folder: Path, cwd: Path, umask: int, **variables: str) -> dict[str, 
     return {file.name: file.read_bytes() for file in core}
 
 
-def test_place_language_hour_and_habits_decide_no_bit(build: Callable, tmp_path: Path) -> None:
+def test_folder_locale_and_time_do_not_change_results(build: Callable, tmp_path: Path) -> None:
     here = build(**TINY).path
     there = tmp_path / "elsewhere, ünder another näme"
     there.mkdir()

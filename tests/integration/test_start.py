@@ -22,7 +22,7 @@ raise ImportError("torch goes on")
 
 
 @pytest.mark.parametrize("ignored", [False, True])
-def test_it_ends_at_once_in_one_line(tmp_path, ignored: bool) -> None:
+def test_an_interrupted_import_exits_with_one_line(tmp_path, ignored: bool) -> None:
     (tmp_path / "torch.py").write_text(TORCH)
     script = [sys.executable, str(ROOT / "scripts/needle.py")]
     # Like a background job of a shell.
@@ -39,7 +39,7 @@ def test_it_ends_at_once_in_one_line(tmp_path, ignored: bool) -> None:
         assert (done.returncode, done.stdout, done.stderr) == (130, "", "EXIT    code 130\n")
 
 
-def test_once_all_is_read_it_is_raised(tmp_path) -> None:
+def test_after_the_imports_keyboard_interrupt_is_raised(tmp_path) -> None:
     text = f"""
 import os, signal, sys
 sys.path.insert(0, {str(ROOT / "scripts")!r})

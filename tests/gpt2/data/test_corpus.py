@@ -41,7 +41,7 @@ def test_play_text() -> None:
     assert play_text(MARKDOWN) == spoken
 
 
-def test_plays_hold_no_markup(downloads: Path) -> None:
+def test_plays_contain_no_markup(downloads: Path) -> None:
     plays = list(PACKAGED["shakespeare"].documents(downloads))
     assert len(plays) == 37
     for play in plays:

@@ -13,7 +13,7 @@ from gpt2.data.store import open_dataset
 from lib.errors import DataError
 
 
-def test_text_files_are_read_as_they_are(tmp_path: Path) -> None:
+def test_text_files_are_read_unchanged(tmp_path: Path) -> None:
     (tmp_path / "b.txt").write_bytes("zwei\r\n".encode())
     (tmp_path / "a.txt").write_bytes("één\n".encode())
     (tmp_path / "notes.md").write_text("not a document")

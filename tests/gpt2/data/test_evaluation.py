@@ -31,7 +31,7 @@ def split(documents: bool = True) -> FakeSplit:
     return FakeSplit(n_tokens=starts[-1], documents=spans if documents else None)
 
 
-def test_each_token_but_a_documents_first_once() -> None:
+def test_each_token_except_a_documents_first_is_predicted_once() -> None:
     held_out = split()
     windows = evaluation_windows(held_out, 8, 10**6)
     spans = {d.id: d for d in held_out.documents}
@@ -76,7 +76,7 @@ def test_budget_below_a_window() -> None:
     assert problem.where == "EVAL_TOKENS" and "BLOCK_SIZE" in problem.next
 
 
-def test_unknown_documents_make_a_unit_of_each_window() -> None:
+def test_each_window_is_a_unit_without_documents() -> None:
     windows = evaluation_windows(split(documents=False), 8, 10**6)
     n_tokens = split().n_tokens
     assert len({w.document for w in windows}) == len(windows) == -(-(n_tokens - 1) // 8)

@@ -48,7 +48,7 @@ def in_process(config: DataConfig, build_dir: Path, **variables: str) -> tuple[i
     return done.returncode, done.stderr
 
 
-def test_every_page_is_there_whole_and_in_order(
+def test_every_page_is_complete_and_in_order(
     streamed: Settings, pages: Pages, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     prepare(streamed(), tmp_path)
@@ -115,7 +115,7 @@ def stop_at(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     monkeypatch.setattr(hub.Stream, "_document", stops)
 
 
-def test_openwebtext_has_no_ids_but_numbers(
+def test_openwebtext_documents_are_numbered(
     streamed: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "pages").mkdir()
@@ -133,7 +133,7 @@ def test_openwebtext_has_no_ids_but_numbers(
     assert dataset.train.window(d.offset, d.length - 1).tolist() == [*texts[int(d.id)].encode()]
 
 
-def test_files_name_the_data_set(streamed: Settings, pages: Pages, tmp_path: Path) -> None:
+def test_files_determine_the_folder_name(streamed: Settings, pages: Pages, tmp_path: Path) -> None:
     folder = dataset_folder(streamed(), tmp_path)
     shutil.copytree(tmp_path / "pages", tmp_path / "copy")
     assert dataset_folder(streamed(dataset_path="copy"), tmp_path) == folder
@@ -166,7 +166,7 @@ def stand_for(monkeypatch: pytest.MonkeyPatch, commit: str) -> None:
     monkeypatch.setattr(datasets, "load_dataset_builder", lambda *place, **given: found)
 
 
-def test_the_hubs_commit_is_recorded_and_gone_on_with(
+def test_the_hubs_commit_is_recorded_and_used_on_resume(
     streamed: Settings, pages: Pages, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = streamed(dataset_path="", dataset_subset="sample-10BT", dataset_revision="main")
@@ -188,7 +188,7 @@ def test_the_hubs_commit_is_recorded_and_gone_on_with(
     ] * 2
 
 
-def test_offline_says_every_way_on(streamed: Settings, tmp_path: Path) -> None:
+def test_offline_error_lists_all_remedies(streamed: Settings, tmp_path: Path) -> None:
     hub_settings = streamed(dataset_path="", dataset_subset="sample-10BT", dataset_revision="main")
     secret = "hf_abcdefghijklmnop"
     code, said = in_process(hub_settings, tmp_path, HF_HUB_OFFLINE="1", HF_TOKEN=secret)
@@ -202,7 +202,7 @@ def test_offline_says_every_way_on(streamed: Settings, tmp_path: Path) -> None:
     assert [p.name for p in (tmp_path / "data").iterdir()] == [".lock"]
 
 
-def test_what_a_signed_url_asks_for_is_not_shown(
+def test_queries_of_signed_urls_are_not_shown(
     streamed: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*place: str, **given: Any) -> Any:
@@ -228,7 +228,7 @@ def test_without_the_package(
     assert "make setup EXTRAS=datasets" in caught.value.problems[0].next
 
 
-def test_once_prepared_it_needs_neither_package_nor_hub(
+def test_prepared_data_needs_neither_package_nor_hub(
     streamed: Settings, pages: Pages, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = streamed(dataset_path="", dataset_subset="sample-10BT", dataset_revision="main")

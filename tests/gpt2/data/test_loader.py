@@ -70,7 +70,7 @@ def children_are_gone() -> bool:
     return not multiprocessing.active_children()
 
 
-def test_steps_hold_the_samplers_sequences(loader: Loader, sampler: TrainSampler) -> None:
+def test_steps_contain_the_samplers_sequences(loader: Loader, sampler: TrainSampler) -> None:
     expected = sampler.sequences(0, 60).reshape(5, 12, 17)[:, :, :-1]
     assert np.array_equal(inputs(loader(), 5), expected)
     assert np.array_equal(inputs(loader(micro=3), 5), expected)
@@ -99,7 +99,7 @@ def test_workers_change_nothing(persistent: bool, loader: Loader) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_what_is_handed_out_is_told(workers: int, loader: Loader, sampler: TrainSampler) -> None:
+def test_yielded_steps_are_reported(workers: int, loader: Loader, sampler: TrainSampler) -> None:
     told: list[list[int]] = []
     many = loader(micro=3, ranks=2, rank=1, step=4, loader_workers=workers, told=told)
     stream = iter(many)

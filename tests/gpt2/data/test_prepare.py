@@ -135,14 +135,16 @@ def test_folder_names_the_content(config: Settings, texts: dict[str, str], tmp_p
     assert len(names | {dataset_folder(config(), tmp_path).name[-8:]}) == 4
 
 
-def test_made_once(config: Settings, texts: dict[str, str], tmp_path: Path) -> None:
+def test_an_existing_data_set_is_reused(
+    config: Settings, texts: dict[str, str], tmp_path: Path
+) -> None:
     folder = prepare(config(), tmp_path)
     before = {p: p.stat().st_mtime_ns for p in folder.iterdir()}
     assert prepare(config(), tmp_path) == folder
     assert {p: p.stat().st_mtime_ns for p in folder.iterdir()} == before
 
 
-def test_manifest_gone_is_made_anew(
+def test_a_data_set_without_manifest_is_prepared_again(
     config: Settings, texts: dict[str, str], tmp_path: Path
 ) -> None:
     folder = prepare(config(), tmp_path)
@@ -157,7 +159,7 @@ def test_manifest_gone_is_made_anew(
     assert contents(folder) == before
 
 
-def test_data_that_cannot_be_prepared(config: Settings, tmp_path: Path) -> None:
+def test_custom_path_is_required(config: Settings, tmp_path: Path) -> None:
     with pytest.raises(DataError) as caught:
         prepare(config(custom_path=""), tmp_path)
     assert caught.value.codes == ["config.missing-value"] and "CUSTOM_PATH" in str(caught.value)
@@ -186,7 +188,7 @@ def test_too_little_space(
     assert [p.name for p in (tmp_path / "data").iterdir()] == [".lock"]
 
 
-def test_disk_that_refuses(config: Settings, texts: dict[str, str], tmp_path: Path) -> None:
+def test_full_and_read_only_disks(config: Settings, texts: dict[str, str], tmp_path: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
     try:
@@ -217,7 +219,9 @@ def made(build_dir: Path) -> Path:
     return folder
 
 
-def test_killed_or_in_company_it_makes_the_same_bytes(downloads: Path, tmp_path: Path) -> None:
+def test_killed_or_concurrent_preparations_give_the_same_bytes(
+    downloads: Path, tmp_path: Path
+) -> None:
     pair = [start(tmp_path / "pair", downloads) for _ in range(2)]
     assert [process.wait() for process in pair] == [0, 0]
     expected = contents(made(tmp_path / "pair"))

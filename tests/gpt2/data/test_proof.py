@@ -35,7 +35,7 @@ def split_of(config: DataConfig, build_dir: Path) -> dict:
     return found
 
 
-def test_a_folder_of_its_own_is_held_out(
+def test_a_separate_folder_is_held_out(
     apart: Settings, texts: dict[str, str], tmp_path: Path
 ) -> None:
     split = split_of(apart(), tmp_path)
@@ -53,7 +53,7 @@ def test_a_folder_of_its_own_is_held_out(
     assert not dataset_folder(apart(), tmp_path).exists()
 
 
-def test_an_exact_copy_is_refused_by_both_names(
+def test_an_exact_duplicate_is_an_error_with_both_names(
     apart: Settings, texts: dict[str, str], tmp_path: Path
 ) -> None:
     (tmp_path / "held-out" / "copied.txt").write_text(texts["07.txt"])
@@ -78,7 +78,7 @@ def test_lines_are_documents_too(config: Settings, tmp_path: Path) -> None:
     assert "train.jsonl:4 " in str(caught.value) and "val.jsonl:3 " in str(caught.value)
 
 
-def test_a_copy_in_other_blanks_and_case_is_listed(
+def test_near_duplicates_are_listed(
     apart: Settings, texts: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     changed = texts["04.txt"].upper().replace(" ", "\n\n ").replace("É", "E\u0301")
@@ -91,7 +91,7 @@ def test_a_copy_in_other_blanks_and_case_is_listed(
     assert folded_digest("a b") != folded_digest("ab")
 
 
-def test_where_the_hash_decides_near_copies_fall_on_either_side(
+def test_near_duplicates_may_be_in_different_splits(
     config: Settings, texts: dict[str, str], tmp_path: Path
 ) -> None:
     for name, text in texts.items():
@@ -106,7 +106,7 @@ def test_where_the_hash_decides_near_copies_fall_on_either_side(
     assert proof["overlap"] == 0
 
 
-def test_token_files_are_compared_piece_by_piece(
+def test_token_files_are_compared_by_document(
     config: Settings, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Documents end with 256 here; the second of val.bin is the third of train.bin."""
@@ -125,7 +125,7 @@ def test_token_files_are_compared_piece_by_piece(
     assert "WARN" in capsys.readouterr().err
 
 
-def test_pieces_do_not_depend_on_how_they_are_read() -> None:
+def test_document_splitting_does_not_depend_on_chunks() -> None:
     tokens = np.array([9, 1, 2, 9, 9, 3, 4, 5, 9, 6], dtype=np.uint16)
     found = []
     for width in (1, 3, 10):

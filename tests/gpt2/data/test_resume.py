@@ -108,7 +108,7 @@ def tokenized(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     ],
     ids=lambda kills: ", ".join(where for where, _ in kills),
 )
-def test_killed_and_gone_on_with(
+def test_killed_and_resumed(
     kills: list[tuple[str, int]],
     streamed: Settings,
     uninterrupted: dict[str, bytes],
@@ -131,7 +131,7 @@ def test_killed_and_gone_on_with(
     assert not partial.exists()
 
 
-def test_every_document_may_be_the_last_before_the_kill(
+def test_resume_works_after_every_document(
     streamed: Settings,
     uninterrupted: dict[str, bytes],
     pages: Pages,
@@ -162,7 +162,7 @@ def test_every_document_may_be_the_last_before_the_kill(
     assert [page for page in added if page] == [page for page, _ in pages]
 
 
-def test_ctrl_c_says_how_to_go_on(
+def test_ctrl_c_reports_how_to_resume(
     streamed: Settings,
     uninterrupted: dict[str, bytes],
     tmp_path: Path,
@@ -191,7 +191,7 @@ def interrupted_after(count: int) -> Callable[..., int]:
 
 @pytest.mark.parametrize("name", ["train-00000.bin", "val-documents.jsonl"])
 @pytest.mark.parametrize("damage", ["flipped", "missing", "cut"])
-def test_a_damaged_partial_is_not_gone_on_with(
+def test_a_damaged_partial_data_set_is_not_resumed(
     name: str,
     damage: str,
     streamed: Settings,
@@ -218,7 +218,7 @@ def test_a_damaged_partial_is_not_gone_on_with(
     prepare(streamed(), tmp_path)
 
 
-def test_a_damaged_shard_of_a_finished_one(
+def test_a_damaged_shard_of_a_finished_data_set(
     streamed: Settings, pages: Pages, tmp_path: Path
 ) -> None:
     folder = prepare(streamed(), tmp_path)
@@ -231,7 +231,7 @@ def test_a_damaged_shard_of_a_finished_one(
     assert problem.where.endswith("train-00003.bin") and "make data" in problem.next
 
 
-def test_space_for_the_budget_is_looked_for_first(
+def test_disk_space_is_checked_first(
     streamed: Settings, pages: Pages, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage = shutil.disk_usage(tmp_path)._replace(free=10**9)

@@ -66,7 +66,7 @@ def test_every_position_is_drawn_evenly() -> None:
     assert counts.size == 10 and abs(counts - 1000).max() < 150
 
 
-def test_no_room_for_a_window() -> None:
+def test_a_split_shorter_than_one_window_is_an_error() -> None:
     assert sampler(n_tokens=9).offsets(0, 5) == [0] * 5
     with pytest.raises(DataError) as caught:
         sampler(n_tokens=8)

@@ -140,7 +140,7 @@ def test_model_with_too_small_a_vocabulary(folder: Path, config: Settings, tmp_p
     assert "257" in str(caught.value) and "256" in str(caught.value)
 
 
-def test_digest_is_that_of_the_content(folder: Path, config: Settings, tmp_path: Path) -> None:
+def test_the_digest_depends_on_the_content(folder: Path, config: Settings, tmp_path: Path) -> None:
     first = open_dataset(config(), tmp_path).digest
     assert open_dataset(config(), tmp_path).digest == first
     (tmp_path / "texts" / "00.txt").write_text("other words")
@@ -165,7 +165,9 @@ def test_windows_cross_shards(
             assert window.tolist() == tokens[offset : offset + length]
 
 
-def test_a_split_travels_as_paths(folder: Path, config: Settings, tmp_path: Path) -> None:
+def test_a_pickled_split_contains_paths_only(
+    folder: Path, config: Settings, tmp_path: Path
+) -> None:
     split = open_dataset(config(), tmp_path).train
     tokens = split.window(0, split.n_tokens)
     sent = pickle.dumps(split)

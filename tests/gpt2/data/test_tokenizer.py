@@ -42,7 +42,7 @@ def test_gpt2_equals_the_tokenizers_library(downloads: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["byte", "gpt2"])
-def test_text_comes_back(name: str, downloads: Path) -> None:
+def test_encode_and_decode_round_trip(name: str, downloads: Path) -> None:
     tokenizer = load(name, downloads)
     ids = tokenizer.encode(MIXED)
     assert tokenizer.decode(ids) == MIXED

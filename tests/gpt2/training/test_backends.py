@@ -25,7 +25,7 @@ PARTS: dict[str, Value] = {
 }
 
 
-def test_joined_and_rows_train_alike(configure: Configure, train: Callable) -> None:
+def test_joined_and_rows_backends_train_equally(configure: Configure, train: Callable) -> None:
     losses, hashes = [], set()
     said = {"JOINED": "joined, all pairs", "ROWS": "by rows", "MATH": "by rows"}
     for backend, kernel in said.items():
@@ -41,7 +41,9 @@ def test_joined_and_rows_train_alike(configure: Configure, train: Callable) -> N
     assert len(hashes) == 3
 
 
-def test_what_cannot_run_is_refused_with_the_machine(configure: Configure, tmp_path: Path) -> None:
+def test_unsupported_backends_are_rejected_before_training(
+    configure: Configure, tmp_path: Path
+) -> None:
     """On a CPU, flash attention with dropout."""
     place = TrainingPlace(tmp_path, tmp_path, dirty=True)
     check_machine([configure()], place)

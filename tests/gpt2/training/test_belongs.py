@@ -33,7 +33,7 @@ def brought_elsewhere(run: RunDir) -> RunDir:
         ({"SEED": 7}, "config.seed (was 1, is 7)"),
     ],
 )
-def test_another_configuration_is_refused_by_name(
+def test_another_configuration_is_rejected_by_name(
     configure: Configure, train: Callable, changes: dict, named: str
 ) -> None:
     elsewhere = brought_elsewhere(train(configure(), stop_at=5).files)
@@ -46,9 +46,7 @@ def test_another_configuration_is_refused_by_name(
     assert elsewhere.metrics.read_bytes() == before
 
 
-def test_text_that_was_edited_meanwhile_is_refused(
-    configure: Configure, train: Callable, build_dir: Path
-) -> None:
+def test_edited_text_is_rejected(configure: Configure, train: Callable, build_dir: Path) -> None:
     """Neither configuration nor run directory contains the text."""
     stopped = train(configure(), stop_at=5)
     added = build_dir / "texts" / "added.txt"
@@ -63,7 +61,7 @@ def test_text_that_was_edited_meanwhile_is_refused(
     assert train(configure()).status.iteration == 12 and stopped.status.iteration == 5
 
 
-def test_another_tokenizer_is_refused(configure: Configure, train: Callable) -> None:
+def test_another_tokenizer_is_rejected(configure: Configure, train: Callable) -> None:
     record = made_for
 
     def other(session: object) -> dict:
@@ -78,7 +76,7 @@ def test_another_tokenizer_is_refused(configure: Configure, train: Callable) -> 
     assert refusal.value.codes == ["checkpoint.mismatch"]
 
 
-def test_another_division_of_the_batch_goes_on_when_told(
+def test_another_division_of_the_batch_resumes_with_allow_stale(
     configure: Configure, train: Callable
 ) -> None:
     brought_elsewhere(train(configure(), stop_at=5).files)
@@ -92,7 +90,7 @@ def test_another_division_of_the_batch_goes_on_when_told(
     assert done.status.iteration == 12
 
 
-def test_what_a_checkpoint_says_is_plain_and_of_the_configuration(
+def test_the_fingerprint_is_plain_json_of_the_configuration(
     session: Callable,
 ) -> None:
     opened = session()

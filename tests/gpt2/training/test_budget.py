@@ -63,7 +63,7 @@ def test_the_stopwatch_counts_only_inside() -> None:
     assert watch.seconds == 11
 
 
-def test_a_time_budget_counts_training_only_and_travels(
+def test_a_time_budget_counts_training_only_and_survives_a_resume(
     configure: Configure, train: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A step takes 7 s of 60; evaluation and saving take an hour each and do not count."""
@@ -98,7 +98,7 @@ def test_a_time_budget_counts_training_only_and_travels(
     assert json.loads(done.files.timing.read_text().splitlines()[-1])["eta_seconds"] == 0.0
 
 
-def test_time_left_follows_the_pace_so_far() -> None:
+def test_remaining_time_follows_the_average_speed() -> None:
     assert seconds_left(0.25, 10.0) == 30.0
     assert seconds_left(0.0, 0.0) is None
     assert [clock_time(s) for s in (41.4, 3599.0, 3661.0)] == ["00:41", "59:59", "1:01:01"]

@@ -44,7 +44,7 @@ def test_documents_agree_with_a_plain_loop(session: Open) -> None:
     )
 
 
-def test_the_calibration_error_is_that_of_a_plain_loop(session: Open) -> None:
+def test_the_calibration_error_agrees_with_a_plain_loop(session: Open) -> None:
     """Over |acc - conf| of 15 bins; sure answers, some of them wrong, fill the upper bins too."""
     opened = session()
     with torch.no_grad():
@@ -73,7 +73,9 @@ def test_the_loss_is_weighted_by_tokens() -> None:
     assert Evaluation((short, long)).accuracy == 0.5
 
 
-def test_randomness_and_mode_are_left_alone(session: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_evaluation_restores_generators_and_mode(
+    session: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
     opened = session()
     measure = opened.model.token_losses
 
@@ -99,7 +101,7 @@ def test_two_evaluations_are_equal(session: Open) -> None:
     assert math.isfinite(first.loss)
 
 
-def test_a_stop_gives_up_between_batches(session: Open) -> None:
+def test_a_stop_ends_evaluation_between_batches(session: Open) -> None:
     opened = session()
     asked = iter([False, False, True])
     assert opened.evaluate(opened.model, lambda: next(asked)) is None

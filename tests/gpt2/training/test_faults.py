@@ -132,7 +132,7 @@ FAULTS: dict[Plant, Proof] = {
 
 
 @pytest.mark.parametrize("proof", dict.fromkeys(FAULTS.values()))
-def test_without_a_fault_it_holds(
+def test_properties_hold_without_a_fault(
     train: Callable, configure: Configure, monkeypatch: pytest.MonkeyPatch, proof: Proof
 ) -> None:
     assert configure().model.shape.dropout > 0
@@ -140,7 +140,7 @@ def test_without_a_fault_it_holds(
 
 
 @pytest.mark.parametrize("plant", FAULTS)
-def test_a_fault_breaks_it(
+def test_each_fault_breaks_a_property(
     train: Callable, configure: Configure, monkeypatch: pytest.MonkeyPatch, plant: Plant
 ) -> None:
     plant(monkeypatch)

@@ -48,7 +48,7 @@ def verdict(configure: Configure) -> Callable[..., Any]:
     return give
 
 
-def test_a_good_beginning(verdict: Callable) -> None:
+def test_a_healthy_start_passes(verdict: Callable) -> None:
     found = verdict(gate_entropy=1.0, gate_max=0.4)
     assert found.passed and list(found.found) == ["loss", "gradients", "gates", "speed"]
     assert found.text.startswith("first 20 it ")
@@ -81,13 +81,13 @@ def test_each_criterion_fails_alone(verdict: Callable, given: dict, wrong: str) 
     assert [name for name, (_, text) in found.found.items() if text in found.text] == [wrong]
 
 
-def test_what_has_nothing_to_look_at_is_not_asked(verdict: Callable) -> None:
+def test_criteria_without_data_are_absent(verdict: Callable) -> None:
     assert list(verdict(speeds=STEADY[:6]).found) == ["loss", "gradients"]
     # Later steps are ignored.
     assert verdict([*GOOD, 9.0], [*NORMS, 0.0], [*STEADY, 100.0, 100.0, 100.0, 9.0]).passed
 
 
-def test_a_run_says_it_once_and_keeps_it(configure: Configure, train: Callable) -> None:
+def test_the_result_is_logged_once_and_stored(configure: Configure, train: Callable) -> None:
     done = train(configure(FIRST_STEPS=8))
     said = [e for e in done.events if e["kind"] == "line" and "first 8 it" in e["text"]]
     assert len(said) == 1 and said[0]["tag"] in ("FIRST", "WARN")
@@ -99,21 +99,19 @@ def test_a_run_says_it_once_and_keeps_it(configure: Configure, train: Callable) 
     assert lines and said[0]["text"] in done.files.logs.read_text().split(lines[0])[1]
 
 
-def test_it_changes_no_bit(configure: Configure, train: Callable) -> None:
+def test_the_check_does_not_change_results(configure: Configure, train: Callable) -> None:
     looked, blind = train(configure(FIRST_STEPS=8), "a"), train(configure(FIRST_STEPS=0), "b")
     assert blind.summary()["timing"]["first_steps"] is None
     assert looked.core() == blind.core()
 
 
-def test_a_shorter_run_is_not_judged(configure: Configure, train: Callable) -> None:
+def test_a_shorter_run_is_not_checked(configure: Configure, train: Callable) -> None:
     done = train(configure())
     assert done.summary()["timing"]["first_steps"] is None
     assert not any("first " in event.get("text", "") for event in done.events)
 
 
-def test_a_run_of_native_sparse_attention_says_what_it_has_to_do(
-    configure: Configure, train: Callable
-) -> None:
+def test_sparse_attention_logs_its_pairs(configure: Configure, train: Callable) -> None:
     sizes = {"COMPRESS_BLOCK": 4, "COMPRESS_STRIDE": 2, "SELECT_BLOCK": 4, "SELECT_COUNT": 3}
     given = {f"NSA_{name}": size for name, size in sizes.items()} | {"NSA_WINDOW": 4}
     # 49, 120 and 58 pairs in 16 tokens, of which full attention has 136.

@@ -78,7 +78,7 @@ def test_a_token_costs_one_pass_of_one_token(
     assert lengths == [10, 3, 1, 1, 1, 10, 6, 10, 6]
 
 
-def test_the_seed_decides_and_nothing_else_is_touched(session: Open) -> None:
+def test_the_seed_determines_the_text_without_side_effects(session: Open) -> None:
     opened = session()
     before = rng_state(opened.device)["torch"]
     first = write(opened, 8)

@@ -39,7 +39,7 @@ def the_warning(done: Any) -> str:
     return line
 
 
-def test_a_server_that_is_switched_off_in_mid_run(
+def test_a_server_shut_down_during_the_run(
     configure: Configure,
     train: Callable,
     uninterrupted: dict[str, Any],
@@ -80,7 +80,7 @@ def test_a_server_that_is_switched_off_in_mid_run(
     assert run.config["manifest_sha256"]["value"] == sha256(done.files.manifest)
 
 
-def test_a_key_that_the_server_does_not_take(
+def test_a_key_rejected_by_the_server(
     configure: Configure,
     train: Callable,
     uninterrupted: dict[str, Any],
@@ -94,7 +94,7 @@ def test_a_key_that_the_server_does_not_take(
     assert "401" in warning and "[tracker.unauthorized]" in warning
 
 
-def test_a_run_that_goes_on_is_the_same_one_on_the_server(
+def test_a_resumed_run_keeps_its_id_on_the_server(
     configure: Configure, train: Callable, online: tuple[WandbServer, ExitStack]
 ) -> None:
     train(configure(TRACKER_WANDB=True), stop_at=5)

@@ -74,7 +74,7 @@ def strictly(path: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("value", "nan"), [(math.nan, 1), (math.inf, 0), (-math.inf, 0)])
-def test_one_bad_element_is_named_exactly_and_the_step_can_be_made_again(
+def test_one_bad_element_is_located_and_the_step_can_be_replayed(
     configure: Configure,
     train: Callable,
     uninterrupted: dict[str, Any],
@@ -134,7 +134,7 @@ def test_one_bad_element_is_named_exactly_and_the_step_can_be_made_again(
     assert re.search(f"^WARN .*: {done.files.overcome}$", done.lines(), re.MULTILINE)
 
 
-def test_the_batch_and_the_random_states_are_kept(
+def test_the_batch_and_the_generator_states_are_saved(
     configure: Configure, train: Callable, session: Open
 ) -> None:
     with bad_gradient(1, math.nan):
@@ -154,7 +154,7 @@ def test_the_batch_and_the_random_states_are_kept(
     assert record["ranks"][0]["losses"] == [loss.item()]
 
 
-def test_a_norm_that_overflows_is_told_from_elements_that_are_infinite(
+def test_an_overflowing_norm_is_distinguished_from_infinite_elements(
     configure: Configure, train: Callable
 ) -> None:
     """2e38, the sum of both micro-batches, is finite in fp32; 32 times that is not."""
@@ -188,7 +188,7 @@ def test_a_bad_output_is_traced_to_its_module(configure: Configure, train: Calla
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_without_the_check_such_a_run_is_failed_too(
+def test_without_the_check_a_non_finite_run_fails_too(
     configure: Configure, train: Callable, value: float
 ) -> None:
     with bad_gradient(7, value):
@@ -205,7 +205,7 @@ def test_without_the_check_such_a_run_is_failed_too(
     assert list(failed.files.checkpoints.iterdir()) == []
 
 
-def test_a_bad_step_between_two_looks_is_found_and_not_saved(
+def test_a_bad_step_between_two_checks_is_found_and_not_saved(
     configure: Configure, train: Callable
 ) -> None:
     with bad_gradient(4, math.nan):
@@ -214,7 +214,7 @@ def test_a_bad_step_between_two_looks_is_found_and_not_saved(
     assert list(failed.files.checkpoints.iterdir()) == []
 
 
-def test_watching_changes_no_result_and_is_told(
+def test_checks_do_not_change_results_and_are_recorded(
     configure: Configure, train: Callable, uninterrupted: dict[str, Any]
 ) -> None:
     assert uninterrupted["summary"]["numerics"] == {"check_numerics": True, "detect_anomaly": False}
@@ -271,7 +271,7 @@ def test_anomaly_detection_on_another_rank_leaves_the_record_too(
     assert (record["rank"], record["found"], record["iteration"]) == (1, "in the backward pass", 1)
 
 
-def test_another_error_of_the_backward_pass_stays_what_it_is(session: Open) -> None:
+def test_other_errors_of_the_backward_pass_are_not_converted(session: Open) -> None:
     opened = session(DETECT_ANOMALY=True)
 
     def fail(gradient: Tensor) -> None:
@@ -293,7 +293,7 @@ def test_a_bad_evaluation_leaves_a_record(configure: Configure, train: Callable)
     assert (record["found"], record["iteration"]) == ("in an evaluation", 12)
 
 
-def test_after_an_error_the_step_has_changed_nothing(session: Open) -> None:
+def test_after_an_error_the_step_is_rolled_back(session: Open) -> None:
     opened = session()
     micro_batches = next(opened.batches())
     parameter = dict(opened.model.named_parameters())[CULPRIT]
@@ -310,7 +310,7 @@ def test_after_an_error_the_step_has_changed_nothing(session: Open) -> None:
     assert not opened.optimizer.state
 
 
-def test_all_ranks_stop_and_the_owners_rows_are_told(
+def test_all_ranks_stop_and_the_bad_rank_is_recorded(
     configure: Configure, train: Callable, ranks: Callable
 ) -> None:
     """A gradient that is bad on rank 1 only is bad on both ranks after the all-reduce."""

@@ -28,7 +28,7 @@ def observed(session: Session) -> dict[str, Any]:
     return {name: state["observed"] for name, state in run_knobs(session).items()}
 
 
-def test_a_run_is_as_it_was_resolved(session: Callable[..., Session]) -> None:
+def test_observed_settings_equal_resolved_settings(session: Callable[..., Session]) -> None:
     for changes in ({}, FAST, MIXED, {"DROPOUT": "0.0"}, {"LOADER_WORKERS": 1}):
         assert deviations(run_knobs(session(**changes))) == [], changes
 
@@ -79,7 +79,7 @@ def test_the_backend_of_sparse_attention_is_recorded(session: Callable[..., Sess
     assert observed(session())["nsa_backend"] == "none"
 
 
-def test_what_torch_chooses_is_recorded_too(session: Callable[..., Session]) -> None:
+def test_torchs_selection_is_recorded(session: Callable[..., Session]) -> None:
     found = run_knobs(session(**FAST))
     chosen = {"2x16x8, dropout 0.2": "math", "2x16x8, dropout 0": "flash"}
     asked = {"requested": "auto", "resolved": chosen, "observed": chosen}
@@ -107,7 +107,7 @@ def test_another_kernel_than_the_pinned_one_is_a_deviation(
         require_observed(pinned)
 
 
-def test_what_ran_counts_and_not_what_torch_announces(
+def test_the_observed_kernel_is_the_one_that_ran(
     session: Callable[..., Session], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened = session(**FAST, DROPOUT="0.0")
@@ -119,14 +119,14 @@ def test_what_ran_counts_and_not_what_torch_announces(
     )
 
 
-def test_looking_for_the_kernel_draws_nothing(session: Callable[..., Session]) -> None:
+def test_observing_the_kernel_does_not_use_generators(session: Callable[..., Session]) -> None:
     opened = session(**FAST)
     before = torch.get_rng_state()
     assert observed(opened)["sdpa_backend_selected"]["2x16x8, dropout 0.2"] == "math"
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_settings_of_the_built_parts_are_read(session: Callable[..., Session]) -> None:
+def test_settings_of_built_components_are_observed(session: Callable[..., Session]) -> None:
     opened = session(GRAD_CHECKPOINTING=True, LOADER_WORKERS=2, PREFETCH_FACTOR=3)
     found = run_knobs(opened)
     assert found["gradient_checkpointing_enabled"]["observed"]
@@ -138,7 +138,7 @@ def test_settings_of_the_built_parts_are_read(session: Callable[..., Session]) -
     assert deviations(run_knobs(opened)) == ["gradient_checkpointing_enabled"]
 
 
-def test_a_compiled_model_is_seen(
+def test_a_compiled_model_is_observed(
     configure: Configure, session: Callable[..., Session], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The compiled model is not run, because compilation takes minutes."""
@@ -151,7 +151,7 @@ def test_a_compiled_model_is_seen(
     assert plain["torch_compile_enabled"] is False and plain["torch_compile_backend"] is None
 
 
-def test_a_strict_run_ends_before_its_first_step(
+def test_a_strict_run_with_a_deviation_fails_before_its_first_step(
     configure: Configure, train: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The precision is changed after the session is opened."""
@@ -171,7 +171,7 @@ def test_a_strict_run_ends_before_its_first_step(
     assert manifest["deviations"] == ["float32_matmul_precision", "allow_tf32_matmul"]
 
 
-def test_a_fast_run_goes_on(session: Callable[..., Session]) -> None:
+def test_a_fast_run_continues_with_a_deviation(session: Callable[..., Session]) -> None:
     opened = session(**FAST)
     opened.forward = nn.Identity()
     opened.model.grad_checkpointing = True

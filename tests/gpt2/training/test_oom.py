@@ -112,9 +112,7 @@ def test_in_the_middle_of_a_run_only_rounding_changes(
         assert a["loss"] == pytest.approx(b["loss"], rel=1e-4)
 
 
-def test_a_resumed_run_goes_on_with_what_it_fell_back_to(
-    configure: Configure, train: Callable
-) -> None:
+def test_a_resumed_run_keeps_its_fallbacks(configure: Configure, train: Callable) -> None:
     """The resumed run has enough memory, but keeps the micro-batch of the checkpoint."""
     with memory_for(1, since=6):
         whole = train(configure(**WHOLE), "whole")
@@ -153,7 +151,7 @@ def test_a_run_killed_right_after_a_fallback_takes_it_at_the_same_step(
     assert without_evaluations(resumed) == without_evaluations(whole)
 
 
-def test_at_the_end_of_the_ladder_the_run_fails_and_says_what_was_not_done(
+def test_after_the_last_fallback_the_run_fails_with_advice(
     configure: Configure, train: Callable
 ) -> None:
     with memory_for(0):
@@ -190,9 +188,7 @@ def test_gradient_checkpointing_comes_after_one_sequence(
     assert train(configure(**WHOLE)).status.state is State.SUCCESS
 
 
-def test_compiled_blocks_are_not_computed_again(
-    session: Open, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_compiled_blocks_are_not_recomputed(session: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     """A compiled recomputation would use other dropout masks."""
     monkeypatch.setattr(GPT, "grad_checkpointing", False, raising=False)
     opened = session(**SINGLES)
@@ -216,7 +212,7 @@ def test_under_paper_repro_the_run_fails_with_advice(configure: Configure, train
     assert len(failed.rows("train")) == 5
 
 
-def test_an_update_that_does_not_fit_cannot_be_undone(
+def test_an_update_out_of_memory_cannot_be_rolled_back(
     configure: Configure, train: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*arguments: Any, **named: Any) -> None:
@@ -227,7 +223,7 @@ def test_an_update_that_does_not_fit_cannot_be_undone(
     assert failed.status.state is State.FAILED and fallbacks(failed) == []
 
 
-def test_a_warm_up_that_does_not_fit_leaves_it_to_the_first_step(
+def test_a_warm_up_out_of_memory_leaves_fallbacks_to_training(
     configure: Configure, train: Callable
 ) -> None:
     forward = GPT.forward
@@ -246,7 +242,7 @@ def test_a_warm_up_that_does_not_fit_leaves_it_to_the_first_step(
     assert [r["iteration"] for r in fallbacks(warm)] == [1, 1]
 
 
-def test_one_rank_that_runs_out_takes_all_down_together(
+def test_one_rank_out_of_memory_makes_all_ranks_fall_back(
     configure: Configure, train: Callable, ranks: Callable
 ) -> None:
     both = {**FAST, "GPUS": 2}

@@ -173,7 +173,7 @@ def test_seconds_and_tokens_are_stretched_too(configure: Configure) -> None:
     assert tokens.iterations == 121
 
 
-def test_a_plan_says_who_trains_longer(tmp_path) -> None:
+def test_a_plan_lists_longer_runs(tmp_path) -> None:
     symbols = {k: v for k, v in (BASE | PRUNE).items() if v is not None} | {
         "TEST_MATRIX_MODE": True,
         "TEST_MATRIX_AXES": "ADAMWPRUNE_VARIANT=bitter0,bitter3,bitter8",

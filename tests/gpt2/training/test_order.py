@@ -75,7 +75,7 @@ def test_a_batch_that_is_offered_again_counts_once(session: Callable[..., Sessio
     assert opened.order.state_dict() == order_digest(opened.config.seed, tokens, 16, 4, 5)
 
 
-def test_a_batch_that_is_not_the_plans_shows(
+def test_a_wrong_batch_changes_the_digest(
     session: Callable[..., Session], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The digest covers the offsets actually read."""
@@ -87,7 +87,7 @@ def test_a_batch_that_is_not_the_plans_shows(
     assert opened.order.state_dict() != order_digest(opened.config.seed, tokens, 16, 4, 5)
 
 
-def test_an_interrupted_run_records_what_its_manifest_says(
+def test_an_interrupted_run_records_the_digest_of_its_manifest(
     configure: Callable[..., Config], train: Callable
 ) -> None:
     train(configure(WARMUP_ITERATIONS=2), stop_at=5)

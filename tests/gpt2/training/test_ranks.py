@@ -240,7 +240,7 @@ def test_rank_0_decides_when_to_stop(
     assert (train.found("run").files.checkpoints / "step-00000005").is_dir()
 
 
-def test_a_run_ends_although_gloo_still_holds_a_tensor(
+def test_a_run_ends_while_gloo_still_references_a_tensor(
     configure: Configure, train: Callable, ranks: Callable
 ) -> None:
     """The thread needs the interpreter lock at shutdown."""
@@ -256,7 +256,7 @@ def test_a_run_ends_although_gloo_still_holds_a_tensor(
         assert ranks(2, lambda rank: train(config).status.state) == ["SUCCESS"] * 2
 
 
-def test_what_shares_gradients_must_not_outlive_its_group(ranks: Callable) -> None:
+def test_a_wrapped_module_must_not_outlive_its_group(ranks: Callable) -> None:
     def body(rank: int) -> None:
         with Group.join(current_process()) as group:
             shared = group.share_gradients(torch.nn.Linear(1, 1))
@@ -266,7 +266,7 @@ def test_what_shares_gradients_must_not_outlive_its_group(ranks: Callable) -> No
 
 
 @pytest.mark.parametrize("looked_for", [True, False])
-def test_a_number_that_is_not_finite_on_one_rank_stops_all_at_the_same_step(
+def test_a_non_finite_loss_on_one_rank_stops_all_at_the_same_step(
     configure: Configure, train: Callable, ranks: Callable, looked_for: bool
 ) -> None:
     config = configure(**SPLITS[2], CHECK_NUMERICS=looked_for, LOG_INTERVAL=1)
@@ -289,7 +289,7 @@ def test_a_number_that_is_not_finite_on_one_rank_stops_all_at_the_same_step(
     assert read_status(train.found("run").files).state is State.FAILED
 
 
-def test_a_run_whose_rank_was_killed_goes_on_to_the_same_bytes(
+def test_a_run_with_a_killed_rank_resumes_to_the_same_bytes(
     configure: Configure, together: Callable
 ) -> None:
     """Dropout is on, so the stream of each rank must be restored."""
@@ -311,7 +311,7 @@ def test_a_run_whose_rank_was_killed_goes_on_to_the_same_bytes(
     assert resumed.core() == whole.core()
 
 
-def test_a_checkpoint_goes_on_in_fewer_and_in_more_processes(
+def test_a_checkpoint_resumes_with_fewer_and_more_processes(
     configure: Configure, together: Callable
 ) -> None:
     whole, _ = together(configure(**BARE, **SPLITS[1]), "whole")
@@ -330,7 +330,7 @@ def test_a_checkpoint_goes_on_in_fewer_and_in_more_processes(
         torch.testing.assert_close(losses(trained), losses(whole), rtol=1e-6, atol=1e-6)
 
 
-def test_the_manifest_tells_of_every_rank(configure: Configure, together: Callable) -> None:
+def test_the_manifest_describes_every_rank(configure: Configure, together: Callable) -> None:
     trained, _ = together(configure(**SPLITS[2], MAX_ITERS=1))
     manifest = json.loads(trained.files.manifest.read_text())
     processes = manifest["processes"]

@@ -98,7 +98,7 @@ def test_killed_and_resumed_is_uninterrupted(
     assert resumed.status.state is State.SUCCESS
 
 
-def test_a_torn_last_line_is_cut_off(
+def test_a_truncated_last_line_is_removed(
     configure: Configure, train: Callable, uninterrupted: dict[str, Any]
 ) -> None:
     stopped = train(configure(), stop_at=6)
@@ -111,7 +111,7 @@ def test_a_torn_last_line_is_cut_off(
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "state.pt", "digests.json"])
-def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_is_taken(
+def test_a_damaged_newest_checkpoint_is_skipped_with_a_warning(
     configure: Configure, train: Callable, uninterrupted: dict[str, Any], name: str
 ) -> None:
     stopped = train(configure(), stop_at=9)
@@ -123,7 +123,7 @@ def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_is_taken(
     assert resumed.core() == uninterrupted
 
 
-def test_a_newest_checkpoint_that_was_cut_short_is_not_taken(
+def test_a_truncated_newest_checkpoint_is_skipped(
     configure: Configure, train: Callable, uninterrupted: dict[str, Any]
 ) -> None:
     stopped = train(configure(), stop_at=9)
@@ -146,7 +146,7 @@ def test_without_a_good_checkpoint_a_run_starts_over(
 
 
 @pytest.mark.parametrize("changed", ["sources", "torch", "device"])
-def test_a_checkpoint_of_other_code_is_refused(
+def test_a_checkpoint_of_other_code_is_rejected(
     configure: Configure, train: Callable, monkeypatch: pytest.MonkeyPatch, changed: str
 ) -> None:
     origin = {
@@ -228,7 +228,7 @@ def test_a_disk_full_of_results_fails_the_run(
     assert (failed.files.checkpoints / "step-00000012").is_dir()
 
 
-def test_a_disk_that_takes_nothing_at_all_is_one_error(
+def test_an_unwritable_disk_is_one_error(
     configure: Configure, train: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gpt2.train.write_status", _fails(OSError(28, "No space left on device")))

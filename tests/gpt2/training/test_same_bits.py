@@ -15,7 +15,7 @@ from lib.files import sha256
 Configure = Callable[..., Config]
 
 
-def test_manifests_differ_in_what_is_volatile_alone(
+def test_manifests_differ_in_volatile_fields_only(
     configure: Configure, train: Callable, tmp_path: Path
 ) -> None:
     manifests = []
@@ -35,7 +35,7 @@ def test_manifests_differ_in_what_is_volatile_alone(
     [{"EVAL_TOKENS": 120}, {"LOADER_WORKERS": 2, "PREFETCH_FACTOR": 5}],
     ids=["evaluation", "workers"],
 )
-def test_evaluation_tokens_and_workers_leave_the_training_alone(
+def test_evaluation_tokens_and_workers_do_not_change_training(
     configure: Configure, train: Callable, changes: dict
 ) -> None:
     plain, other = train(configure(), "plain"), train(configure(**changes), "other")
@@ -45,7 +45,7 @@ def test_evaluation_tokens_and_workers_leave_the_training_alone(
     assert (plain.rows("eval") != other.rows("eval")) == less
 
 
-def test_frozen_weights_are_evaluated_alike_at_any_step(session: Callable[..., Session]) -> None:
+def test_frozen_weights_evaluate_equally_at_any_step(session: Callable[..., Session]) -> None:
     opened = session(PRUNING_MAGNITUDE=None, PRUNING_FREQUENCY=None)
     first = opened.evaluate(opened.model)
     for micro_batches in islice(opened.batches(), 3):
@@ -55,7 +55,7 @@ def test_frozen_weights_are_evaluated_alike_at_any_step(session: Callable[..., S
     assert opened.evaluate(opened.model).documents != first.documents
 
 
-def test_the_seed_is_recorded_where_it_is_the_default_and_decides_everything(
+def test_the_default_seed_is_recorded_and_determines_results(
     configure: Configure, train: Callable
 ) -> None:
     runs = {1: train(configure(), "default"), 7: train(configure(SEED=7), "seven")}

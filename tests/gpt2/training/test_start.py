@@ -35,11 +35,12 @@ def test_cuda_without_a_gpu_is_an_error_before_step_0(
     configure: Configure, train: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    with pytest.raises(PreflightError, match="no GPU"):
+    with pytest.raises(PreflightError) as caught:
         train(configure(DEVICE_CPU=None, DEVICE_CUDA=True))
+    assert caught.value.codes == ["gpu.missing"]
 
 
-def test_the_start_line_says_what_was_resolved(session: Callable[..., Session]) -> None:
+def test_the_start_line_lists_resolved_settings(session: Callable[..., Session]) -> None:
     line = start_line(session())
     for fact in ("cpu ", "GiB", "fp32", "attention by rows", "1 thread", "12 it x 64 tokens"):
         assert fact in line
@@ -48,7 +49,7 @@ def test_the_start_line_says_what_was_resolved(session: Callable[..., Session]) 
     assert "bf16" in start_line(session(PRECISION_BF16=True, PRECISION_WHY="as it is"))
 
 
-def test_the_manifest_tells_what_made_the_run(
+def test_the_manifest_describes_the_run(
     configure: Configure, train: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SOME_API_KEY", "hunter2-secret")
@@ -78,7 +79,7 @@ def test_the_manifest_tells_what_made_the_run(
         assert manifest["volatile"]["artifacts"][path.name]["sha256"] == sha256(path)
 
 
-def test_the_manifest_has_the_digests_of_what_was_trained(
+def test_the_manifest_has_the_digests_of_weights_and_generators(
     configure: Configure, train: Callable
 ) -> None:
     """Recompute seeds, weights and generator states."""
@@ -101,7 +102,7 @@ def test_the_manifest_has_the_digests_of_what_was_trained(
     assert moved == {"torch"}
 
 
-def test_a_batch_that_was_divided_anew_keeps_the_identity(session: Callable[..., Session]) -> None:
+def test_a_fallback_keeps_the_identity(session: Callable[..., Session]) -> None:
     opened = session()
     write_resolved_config(opened.run, opened.config)
     before = manifest_facts(opened, {})
@@ -112,9 +113,7 @@ def test_a_batch_that_was_divided_anew_keeps_the_identity(session: Callable[...,
     assert after["batch"]["micro_batch"] == 1
 
 
-def test_a_folder_that_holds_another_run_is_left_alone(
-    configure: Configure, tmp_path: Path
-) -> None:
+def test_a_folder_of_another_run_is_not_overwritten(configure: Configure, tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     write_resolved_config(run, configure())
     before = run.resolved_config.read_bytes()
@@ -135,15 +134,15 @@ def test_a_resolved_configuration_survives_the_round_trip(
     assert read_resolved_config(RunDir(tmp_path)).values == config.values
 
 
-def test_a_configuration_that_means_another_run_now_is_refused(
-    configure: Configure, tmp_path: Path
-) -> None:
+def test_a_configuration_of_other_code_is_rejected(configure: Configure, tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     write_resolved_config(run, configure())
     record = json.loads(run.resolved_config.read_text())
     run.resolved_config.write_text(json.dumps(record | {"hash8": "00000000"}))
-    with pytest.raises(ConfigError, match="made by other code"):
+    with pytest.raises(ConfigError) as caught:
         read_resolved_config(run)
+    assert caught.value.codes == ["run.other-code"] and "00000000" in str(caught.value)
     run.resolved_config.write_text("{")
-    with pytest.raises(ConfigError, match="not a resolved configuration"):
+    with pytest.raises(ConfigError) as caught:
         read_resolved_config(run)
+    assert caught.value.codes == ["run.damaged"]

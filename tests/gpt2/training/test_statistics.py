@@ -57,7 +57,9 @@ def learned(done: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("mechanisms", [{}, EVERYTHING, NSA], ids=["plain", "everything", "nsa"])
-def test_they_do_not_change_a_bit(configure: Configure, train: Callable, mechanisms: dict) -> None:
+def test_statistics_do_not_change_results(
+    configure: Configure, train: Callable, mechanisms: dict
+) -> None:
     without, told = configure(**mechanisms, **NONE), configure(**mechanisms, **ALWAYS)
     assert without.hash8 == told.hash8
     plain, watched = train(without, "plain"), train(told, "told")
@@ -70,7 +72,7 @@ def test_they_do_not_change_a_bit(configure: Configure, train: Callable, mechani
     assert disagreements(watched.files, contents) == []
 
 
-def test_they_are_made_at_the_interval_and_at_the_end(
+def test_statistics_are_measured_at_the_interval_and_at_the_end(
     configure: Configure, train: Callable
 ) -> None:
     done = train(configure(STATISTICS_INTERVAL=5))
@@ -81,7 +83,7 @@ def test_they_are_made_at_the_interval_and_at_the_end(
     assert kinds[-3:] == ["train", "statistics", "eval"]
 
 
-def test_they_are_of_the_same_text_at_every_iteration(session: Callable[..., Session]) -> None:
+def test_statistics_use_the_same_text_at_every_iteration(session: Callable[..., Session]) -> None:
     seen: list[Tensor] = []
 
     def note(model: GPT, idx_BT: Tensor) -> Any:
@@ -101,7 +103,7 @@ def test_they_are_of_the_same_text_at_every_iteration(session: Callable[..., Ses
     assert torch.equal(seen[0], first[:3])
 
 
-def test_interrupted_and_resumed_they_are_the_same_bytes(
+def test_statistics_of_an_interrupted_run_are_the_same(
     configure: Configure, train: Callable
 ) -> None:
     config = configure(STATISTICS_INTERVAL=2)
@@ -112,7 +114,7 @@ def test_interrupted_and_resumed_they_are_the_same_bytes(
     assert train(config, "resumed").core() == whole
 
 
-def test_killed_while_they_are_made(configure: Configure, train: Callable) -> None:
+def test_a_run_killed_during_statistics_resumes(configure: Configure, train: Callable) -> None:
     config = configure(STATISTICS_INTERVAL=2)
     whole, calls = train(config, "whole").core(), [0]
 
@@ -129,7 +131,9 @@ def test_killed_while_they_are_made(configure: Configure, train: Callable) -> No
     assert train(config).core() == whole
 
 
-def test_without_memory_for_them_training_goes_on(configure: Configure, train: Callable) -> None:
+def test_training_continues_if_statistics_run_out_of_memory(
+    configure: Configure, train: Callable
+) -> None:
     plain = train(configure(**NONE), "plain")
     trouble = torch.OutOfMemoryError("CUDA out of memory")
     with mock.patch("gpt2.training.statistics.statistics_of", side_effect=trouble):
@@ -139,7 +143,7 @@ def test_without_memory_for_them_training_goes_on(configure: Configure, train: C
     assert len(shown) == 2 and "iteration 6: " in shown[0] and "STATISTICS_ROWS=" in shown[0]
 
 
-def test_one_of_several_processes_makes_them(
+def test_statistics_are_measured_on_rank_0_only(
     configure: Configure, train: Callable, ranks: Callable
 ) -> None:
     split = {"GPUS": 2, "BATCH_SIZE": 1, "GRAD_ACCUMULATION": 2, "MAX_ITERS": 4}
@@ -190,9 +194,7 @@ def test_a_fallback_reaches_the_alarms(configure: Configure, train: Callable) ->
     assert watched(done, config)["fallbacks"] == "1 fallbacks, 0 at the start"
 
 
-def test_a_part_that_takes_a_slower_way_reaches_the_alarms(
-    configure: Configure, train: Callable
-) -> None:
+def test_a_slow_path_reaches_the_alarms(configure: Configure, train: Callable) -> None:
     """Block that counts every forward pass as a fallback."""
 
     def counted(model: GPT, seed: int, initial: Callable = GPT.init_weights) -> None:
@@ -238,7 +240,7 @@ PUBLISHED = (
 ).split()
 
 
-def test_trackers_are_told_every_published_name(configure: Configure, train: Callable) -> None:
+def test_trackers_receive_every_published_name(configure: Configure, train: Callable) -> None:
     """Records of a real run with samples of a GPU."""
     done = train(configure(**EVERYTHING, PEAK_TFLOPS="0.5"))
     gpu = {"index": 0, "compute_util": 91.0, "memory_used_mib": 1024.0, "memory_total_mib": 4096.0}

@@ -62,7 +62,7 @@ def test_a_bad_gradient_is_named(session: Open) -> None:
     assert problem.what.endswith("gradient of h.0.attn.c_proj.weight")
 
 
-def test_on_a_gpu_the_rows_before_the_bad_step_are_kept(session: Open) -> None:
+def test_rows_before_the_bad_step_are_written(session: Open) -> None:
     """Without CHECK_NUMERICS, metrics are read when the log is written."""
     opened = session()
     log = Log(opened)
@@ -109,7 +109,7 @@ def test_an_infinite_validation_loss_is_failed(
     assert "validation loss is inf at it 12" in failed.status.message
 
 
-def test_pruned_weights_take_no_part_in_the_norm(session: Open) -> None:
+def test_pruned_weights_are_excluded_from_the_norm(session: Open) -> None:
     opened = session(PRUNING_SPARSITY="0.9", GRAD_CLIP="0", GRAD_ACCUMULATION=1, BATCH_SIZE=4)
     opened.pruner.after_step(12, 1.0, opened.optimizer)
     # Keep the gradients for inspection.

@@ -68,7 +68,7 @@ def test_every_iteration_has_a_row(configure: Configure, train: Callable) -> Non
     assert all(math.isfinite(row["loss"]) and row["grad_norm"] > 0 for row in rows)
 
 
-def test_evaluations_stand_at_their_intervals_and_at_the_end(
+def test_evaluations_are_recorded_at_their_intervals_and_at_the_end(
     configure: Configure, train: Callable
 ) -> None:
     done = train(configure())
@@ -122,7 +122,7 @@ def test_the_split_of_a_batch_changes_only_rounding(session: Open) -> None:
         )
 
 
-def test_gradients_are_clipped_and_the_optimizer_hears_the_norm_before(session: Open) -> None:
+def test_gradients_are_clipped_and_the_optimizer_receives_the_norm_before(session: Open) -> None:
     opened = session(GRAD_CLIP="0.001", DROPOUT="0.0")
     seen = []
 
@@ -150,7 +150,7 @@ def test_progress_is_reported(configure: Configure, train: Callable) -> None:
     assert "TRAIN paper_repro | cpu " in done.lines() and "DONE val loss" in done.lines()
 
 
-def test_what_the_hour_decides_is_kept_apart(configure: Configure, train: Callable) -> None:
+def test_volatile_values_are_recorded_separately(configure: Configure, train: Callable) -> None:
     done = train(configure())
     timing = [json.loads(line) for line in done.files.timing.read_text().splitlines()]
     assert [row["iteration"] for row in timing] == [3, 6, 9, 12]
@@ -165,7 +165,7 @@ def test_what_the_hour_decides_is_kept_apart(configure: Configure, train: Callab
     }
 
 
-def test_blocks_computed_again_train_to_the_same_bytes(
+def test_gradient_checkpointing_trains_to_the_same_bytes(
     configure: Configure, train: Callable, uninterrupted: dict[str, Any]
 ) -> None:
     core = train(configure(GRAD_CHECKPOINTING=True)).core()
@@ -174,7 +174,7 @@ def test_blocks_computed_again_train_to_the_same_bytes(
     }
 
 
-def test_a_request_to_stop_saves_and_says_so(configure: Configure, train: Callable) -> None:
+def test_a_stop_request_saves_and_is_reported(configure: Configure, train: Callable) -> None:
     stopped = train(configure(), stop_at=7)
     assert stopped.status.state is State.INTERRUPTED
     assert stopped.status.exit_code == EXIT_INTERRUPTED

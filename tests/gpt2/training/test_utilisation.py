@@ -23,7 +23,7 @@ def matrix_flops(config: Config) -> float:
     return 3 * (2 * of_a_block + 2 * c * vocabulary)
 
 
-def test_it_is_flops_of_the_tokens_over_the_peak(configure: Configure, train: Callable) -> None:
+def test_mfu_is_flops_of_the_tokens_over_the_peak(configure: Configure, train: Callable) -> None:
     done = train(configure(PEAK_TFLOPS="0.25"))
     rows = [*read_json_lines(done.files.timing)]
     flops = matrix_flops(configure())
@@ -34,9 +34,7 @@ def test_it_is_flops_of_the_tokens_over_the_peak(configure: Configure, train: Ca
     assert [told[row["iteration"]]["mfu"] for row in rows] == [row["mfu"] for row in rows]
 
 
-def test_of_a_processor_there_is_none_and_one_line_says_so(
-    configure: Configure, train: Callable
-) -> None:
+def test_a_cpu_has_no_mfu_and_one_line_reports_it(configure: Configure, train: Callable) -> None:
     done = train(configure())
     assert {row["mfu"] for row in read_json_lines(done.files.timing)} == {None}
     (line,) = [text for text in done.files.logs.read_text().splitlines() if "MFU" in text]
@@ -58,7 +56,7 @@ def test_all_devices_of_a_run_count(session: Callable[..., Session]) -> None:
 
 
 @pytest.mark.parametrize("text", ["fast", "0", "-3", "nan", "inf"])
-def test_a_peak_is_a_number_above_zero(configure: Configure, text: str) -> None:
+def test_the_peak_must_be_a_positive_number(configure: Configure, text: str) -> None:
     with pytest.raises(ConfigError, match="PEAK_TFLOPS"):
         configure(PEAK_TFLOPS=text)
     assert configure(PEAK_TFLOPS="19.5").hash8 == configure().hash8

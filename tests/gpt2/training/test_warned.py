@@ -28,7 +28,7 @@ def scattering(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("scattering")
-def test_what_warned_is_named_once_and_outlives_an_interruption(
+def test_a_warning_is_logged_once_and_survives_an_interruption(
     configure: Configure, train: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = configure(**WARN)
@@ -44,7 +44,7 @@ def test_what_warned_is_named_once_and_outlives_an_interruption(
 
 
 @pytest.mark.usefixtures("scattering")
-def test_a_warning_of_any_rank_is_named(
+def test_a_warning_of_any_rank_is_recorded(
     configure: Configure, train: Callable, ranks: Callable
 ) -> None:
     config = configure(GPUS=2, BATCH_SIZE=1, **WARN)
@@ -52,7 +52,7 @@ def test_a_warning_of_any_rank_is_named(
     assert train.found("run").manifest()["nondeterministic_ops_warned"] == ["put_"]
 
 
-def test_nothing_warned_is_not_the_same_as_nobody_asked(
+def test_no_warnings_and_disabled_warnings_are_distinguished(
     configure: Configure, train: Callable
 ) -> None:
     for name, how, found in (("warn", "WARN", []), ("strict", "STRICT", None)):

@@ -42,7 +42,7 @@ def written(run: RunDir, build_dir: Path, *words: str) -> tuple[str, list[Text]]
     return "".join(shown), texts
 
 
-def test_texts_are_decided_by_the_seed_and_their_number(run: RunDir, build_dir: Path) -> None:
+def test_seed_and_number_determine_the_texts(run: RunDir, build_dir: Path) -> None:
     one, _ = written(run, build_dir, "--prompt", "an é", "--tokens", "20")
     two, texts = written(run, build_dir, "--prompt", "an é", "--tokens", "20", "--samples", "2")
     other, _ = written(run, build_dir, "--prompt", "an é", "--tokens", "20", "--seed", "2")
@@ -52,7 +52,7 @@ def test_texts_are_decided_by_the_seed_and_their_number(run: RunDir, build_dir: 
     assert {text.tokens for text in texts} == {20} and texts[0].end == "length"
 
 
-def test_each_token_reads_what_sparse_attention_lets_it_see(
+def test_each_token_reads_its_visible_keys(
     train: Trainer,
     configure: Callable[..., Config],
     build_dir: Path,
@@ -104,7 +104,7 @@ def test_invalid_arguments_are_rejected(
         assert str(problem).startswith(f"{name}: ")
 
 
-def test_unfinished_and_damaged_runs_are_refused(run: RunDir, build_dir: Path) -> None:
+def test_unfinished_and_damaged_runs_are_rejected(run: RunDir, build_dir: Path) -> None:
     status = run.status.read_text()
     run.status.write_text(status.replace("SUCCESS", "INTERRUPTED"))
     with pytest.raises(ConfigError, match=r"INTERRUPTED at iteration 2 \[run.not-finished\]"):
