@@ -164,8 +164,8 @@ def test_an_edited_tree_is_refused_and_when_forced_diverges(original, build, clo
     assert code == 1, told + said
     assert told.startswith("DIVERGED\n") and re.search("WARN .* code: gpt2/train.py ", said)
     # The first loss is computed before the first step, so the edit shows in the second one.
-    assert re.search(r"^first +metrics.jsonl, iteration 2: .*loss", told, re.MULTILINE)
-    assert re.search(r"^label +code: gpt2/train.py ", told, re.MULTILINE)
+    assert re.search(r"^ *first +metrics.jsonl, iteration 2: .*loss", told, re.MULTILINE)
+    assert re.search(r"^ *label +code: gpt2/train.py ", told, re.MULTILINE)
 
 
 def test_a_run_of_two_ranks_from_an_edited_tree_is_made_again_from_its_diff(
