@@ -50,7 +50,7 @@ PY := $(call quote,$(or $(ACTIVE),$(VENV)/bin/python))
 # The same, or the system's where that cannot be run: enough to set up and to help.
 BOOT := $(shell command -v $(PY) || command -v python3.11 || command -v python3)
 boot = $(call quote,$(or $(BOOT),$(error Python is missing: sudo apt-get install python3-venv)))
-SETUP = $(boot) -m lib.setup $(TARGET_PYTHON) --extras
+SETUP = $(boot) -m lib.env $(TARGET_PYTHON) --extras
 TARGET_PYTHON := $(if $(ACTIVE),--active $(call quote,$(ACTIVE)),--venv $(venv))
 
 INTO := -O $(call quote,$(BUILD))

@@ -6,46 +6,182 @@ path, so ranges, dependencies and rules apply to them too.
 
 import dataclasses
 import hashlib
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from gpt2.attention.options import AttentionConfig
-from gpt2.data.options import DataConfig, vocab_size
-from gpt2.mlp.options import BlockSite, MlpConfig
-from gpt2.rules import broken_rules
-from gpt2.shape import Shape
-from gpt2.weights.options import InitOptions
-from lib.binding import Value, bind, symbol
-from lib.environment.options import EnvironmentConfig
+from gpt2.attention.backend import select_backend
+from gpt2.attention.options import AttentionConfig, GroupedOptions
+from gpt2.data.options import DataOptions, vocab_size
+from gpt2.mlp.mlp_latent.options import MlpLatentOptions
+from gpt2.mlp.options import LayerSpec, MlpConfig
+from gpt2.shape import ModelShape
+from gpt2.weights.options import InitialWeightsOptions
+from lib.config.dotconfig import read_constants
+from lib.config.field import SymbolValue, from_symbols, kconfig_field
+from lib.env.options import EnvironmentConfig, MachineConfig, NumericsOptions
 from lib.errors import ConfigError, Problem
 from lib.files import canonical_json
-from lib.kconfig import read_constants
-from lib.machine.options import MachineConfig
-from lib.numerics.options import NumericsOptions
 from lib.optim import OPTIMIZERS
 from lib.optim.schedule import ScheduleOptions
 from lib.pruning import PRUNERS
-from lib.repro.options import ReproConfig
-from lib.telemetry.options import TelemetryOptions
-from lib.tracking.options import TrackingConfig
-from lib.watch.options import WatchOptions
+from lib.runs.options import ReproConfig
+from lib.tracking.config import TrackingConfig
+from lib.tracking.options import TelemetryOptions, WatchOptions
+
+# Rules across the sections of a configuration. Does not import torch.
+#
+# A rule is checked only if the sections it depends on are valid. The text of each problem begins with
+# the symbol to change (``SYMBOL: …``), so that the problem can be located at the symbol's line.
+
+
+_OTHER_PROFILE = "or SET=RUN_PROFILE_MAXOUT_SPEED=y"
+
+
+def broken_rules(
+    values: Mapping[str, SymbolValue],
+    attention: AttentionConfig | None,
+    model: "ModelConfig | None",
+    machine: MachineConfig | None,
+    repro: ReproConfig | None,
+) -> list[Problem]:
+    """Return the problems of all rules across sections.
+
+    A section that is itself invalid is None; ``model`` is None if one of its sections is invalid.
+    """
+    problems = [*_head_problems(values, attention)]
+    # The size rules assume a valid head width.
+    if model and not problems:
+        problems += _size_problems(model)
+    if model and machine:
+        problems += _backend_problems(model, machine)
+    if machine and repro:
+        problems += _profile_problems(repro, machine)
+    if attention and repro:
+        problems += _kernel_problems(repro, attention)
+    return problems
+
+
+def refuse_lone_arms(configs: "Sequence[Config]") -> None:
+    """Require a paired eager run for each compiled run under a strict profile.
+
+    torch.compile changes last bits, so strict profiles require the same run without it in the plan.
+    Raises ConfigError if a compiled run is not paired.
+    """
+    compiled = {_eager(c): c for c in configs if c.machine.compile and c.repro.strict}
+    if not compiled or compiled.keys() <= {_eager(c) for c in configs if not c.machine.compile}:
+        return
+    profile = next(iter(compiled.values())).repro.profile
+    what = f"COMPILE: y under {profile} requires the same run with COMPILE=n in the plan"
+    both = "or plan both: SET=COMPILE_EAGER_TWIN=y, or COMPILE=n,y among a matrix's or sweep's axes"
+    advice = f"type: SET=COMPILE=n, {_OTHER_PROFILE}, {both}"
+    raise ConfigError(Problem(what, next=advice, code="config.unpaired-compile"))
+
+
+def wants_twins(configs: "Sequence[Config]") -> bool:
+    """Return whether a paired eager run is added for each of ``configs``.
+
+    A plan with compiled and eager runs already is a comparison, so no runs are added.
+    """
+    return bool(configs) and all(c.machine.compile and c.study.eager_twin for c in configs)
+
+
+def _eager(config: "Config") -> str:
+    """Return the identity of the run without torch.compile."""
+    machine = replace(config.machine, compile=False)
+    return canonical_json(replace(config, machine=machine).identity())
+
+
+def _profile_problems(repro: ReproConfig, machine: MachineConfig) -> Iterator[Problem]:
+    """Yield settings that the profile forbids, or allows only with a written reason."""
+    under, precision, matmul = f"under {repro.profile}", machine.precision, machine.matmul_precision
+    if repro.strict and not machine.repeats:
+        what = f"DETERMINISTIC: off {under} (expected DETERMINISTIC_STRICT=y)"
+        advice = f"type: SET=DETERMINISTIC_STRICT=y, {_OTHER_PROFILE}"
+        yield Problem(what, next=advice, code="config.profile-conflict")
+    if repro.strict and precision == "fp16":
+        what = f"PRECISION: fp16 {under} (expected fp32, or bf16 with PRECISION_WHY)"
+        advice = f"type: SET=PRECISION_FP32=y, {_OTHER_PROFILE}"
+        yield Problem(what, next=advice, code="config.profile-conflict")
+    elif repro.strict and precision != "fp32" and not repro.precision_why.strip():
+        what = f"PRECISION: {precision} {under} requires a reason in PRECISION_WHY"
+        advice = "type: SET='PRECISION_WHY=\"the reason\"', SET=PRECISION_FP32=y,"
+        yield Problem(what, next=f"{advice} {_OTHER_PROFILE}", code="config.missing-reason")
+    needs_reason = matmul != "highest" if repro.strict else matmul == "medium"
+    if needs_reason and not repro.matmul_why.strip():
+        what = f"MATMUL_PRECISION: {matmul} {under} requires a reason in MATMUL_WHY"
+        advice = "type: SET='MATMUL_WHY=\"the reason\"', or SET=MATMUL_PRECISION_HIGHEST=y"
+        yield Problem(what, next=advice, code="config.missing-reason")
+
+
+def _kernel_problems(repro: ReproConfig, attention: AttentionConfig) -> Iterator[Problem]:
+    if repro.strict and attention.backend == "auto":
+        what = f"ATTENTION_BACKEND: auto under {repro.profile} (expected an explicit backend)"
+        advice = f"type: SET=ATTENTION_BACKEND_ROWS=y, {_OTHER_PROFILE}"
+        yield Problem(what, next=advice, code="config.profile-conflict")
+
+
+def _head_problems(
+    values: Mapping[str, SymbolValue], attention: AttentionConfig | None
+) -> Iterator[Problem]:
+    """Check the head width from the symbols, because the shape may be invalid otherwise."""
+    width, heads = int(values["N_EMBD"]), int(values["N_HEAD"])
+    if width % heads:
+        what = f"N_EMBD: expected a multiple of N_HEAD={heads}, got {width}"
+        yield Problem(what, code="config.not-divisible")
+    elif attention and attention.positions.rotates and width // heads % 2:
+        what = (
+            f"POSITIONS_ROPE: head width must be even, got {width // heads} "
+            f"(N_EMBD={width}, N_HEAD={heads})"
+        )
+        advice = "type: SET=POSITIONS_LEARNED=y, or choose another N_EMBD"
+        yield Problem(what, next=advice, code="config.not-divisible")
+    projection = attention.projection if attention else None
+    if isinstance(projection, GroupedOptions) and heads % projection.n_kv_head:
+        what = f"N_KV_HEAD: expected a divisor of N_HEAD={heads}, got {projection.n_kv_head}"
+        yield Problem(what, code="config.not-divisible")
+
+
+def _backend_problems(model: "ModelConfig", machine: MachineConfig) -> Iterator[Problem]:
+    """Yield a problem if no attention backend supports every component, in any block."""
+    reads_weights = {model.mlp.reads_weights(site) for site in model.sites()}
+    for weights_needed in sorted(reads_weights):
+        try:
+            select_backend(model.attention, model.shape, weights_needed, machine.device)
+        except ConfigError as error:
+            yield from error.problems
+
+
+def _size_problems(model: "ModelConfig") -> Iterator[Problem]:
+    try:
+        model.attention.pattern.check(model.shape)
+    except ConfigError as error:
+        yield from error.problems
+    for site in model.sites():
+        try:
+            model.mlp.check_ratio(site)
+            for mechanism in model.mlp.mechanisms:
+                if isinstance(mechanism, MlpLatentOptions):
+                    mechanism.check(model.mlp.size(site).hidden, site)
+        except ConfigError as error:
+            yield from error.problems
+            break
 
 
 @dataclass(frozen=True)
 class ModelConfig:
     """Configuration of a GPT-2 model: shape, attention and MLP."""
 
-    shape: Shape
+    shape: ModelShape
     attention: AttentionConfig
     mlp: MlpConfig
     # Recompute each block's activations in the backward pass instead of storing them.
-    grad_checkpointing: bool = symbol("GRAD_CHECKPOINTING", form=True)
+    grad_checkpointing: bool = kconfig_field("GRAD_CHECKPOINTING", form=True)
 
-    def sites(self) -> list[BlockSite]:
+    def sites(self) -> list[LayerSpec]:
         """Return one site per block."""
-        return [BlockSite(self.shape, self.attention, i) for i in range(self.shape.n_layer)]
+        return [LayerSpec(self.shape, self.attention, i) for i in range(self.shape.n_layer)]
 
     def num_params(self) -> int:
         """Return the number of parameters; the output head is tied to the token embedding."""
@@ -83,27 +219,27 @@ class TrainConfig:
     """Options of the training loop: budget, batch size and intervals."""
 
     # iterations, tokens or time
-    budget: str = symbol("BUDGET")
-    max_iters: int = symbol("MAX_ITERS")
-    max_tokens: int = symbol("MAX_TOKENS")
-    max_time_seconds: int = symbol("GPT2_MAX_TIME")
+    budget: str = kconfig_field("BUDGET")
+    max_iters: int = kconfig_field("MAX_ITERS")
+    max_tokens: int = kconfig_field("MAX_TOKENS")
+    max_time_seconds: int = kconfig_field("GPT2_MAX_TIME")
     # Sequences per optimizer step, all processes together.
-    global_batch: int = symbol("GLOBAL_BATCH")
+    global_batch: int = kconfig_field("GLOBAL_BATCH")
     # Sequences per forward pass of one process.
-    batch_size: int = symbol("BATCH_SIZE")
-    grad_accumulation: int = symbol("GRAD_ACCUMULATION")
-    gpus: int = symbol("GPUS")
-    log_interval: int = symbol("LOG_INTERVAL", identity=False)
-    first_steps: int = symbol("FIRST_STEPS", identity=False)
-    first_steps_speed: int = symbol("FIRST_STEPS_SPEED", identity=False)
-    eval_interval: int = symbol("EVAL_INTERVAL", identity=False)
-    checkpoint_interval: int = symbol("CHECKPOINT_INTERVAL", identity=False)
-    long_run_iterations: int = symbol("LONG_RUN_ITERATIONS", identity=False)
-    checkpoint_keep: int = symbol("CHECKPOINT_KEEP", identity=False)
-    sample_tokens: int = symbol("SAMPLE_TOKENS", identity=False)
-    sample_prompt: str = symbol("SAMPLE_PROMPT", identity=False)
-    grad_clip: float = symbol("GRAD_CLIP", low=0.0)
-    oom_fallback: bool = symbol("OOM_FALLBACK")
+    batch_size: int = kconfig_field("BATCH_SIZE")
+    grad_accumulation: int = kconfig_field("GRAD_ACCUMULATION")
+    gpus: int = kconfig_field("GPUS")
+    log_interval: int = kconfig_field("LOG_INTERVAL", identity=False)
+    first_steps: int = kconfig_field("FIRST_STEPS", identity=False)
+    first_steps_speed: int = kconfig_field("FIRST_STEPS_SPEED", identity=False)
+    eval_interval: int = kconfig_field("EVAL_INTERVAL", identity=False)
+    checkpoint_interval: int = kconfig_field("CHECKPOINT_INTERVAL", identity=False)
+    long_run_iterations: int = kconfig_field("LONG_RUN_ITERATIONS", identity=False)
+    checkpoint_keep: int = kconfig_field("CHECKPOINT_KEEP", identity=False)
+    sample_tokens: int = kconfig_field("SAMPLE_TOKENS", identity=False)
+    sample_prompt: str = kconfig_field("SAMPLE_PROMPT", identity=False)
+    grad_clip: float = kconfig_field("GRAD_CLIP", low=0.0)
+    oom_fallback: bool = kconfig_field("OOM_FALLBACK")
 
     def __post_init__(self) -> None:
         product = self.batch_size * self.grad_accumulation * self.gpus
@@ -125,19 +261,19 @@ class StudyConfig:
     """Options that select the runs to plan; not part of any run's identity."""
 
     # single_training, ra_mla_ablation_mode or test_matrix_mode
-    mode: str = symbol("RUN_MODE")
-    study: str = symbol("ABLATION_STUDY")
-    steps: str = symbol("RA_MLA_ABLATION_STEPS")
+    mode: str = kconfig_field("RUN_MODE")
+    study: str = kconfig_field("ABLATION_STUDY")
+    steps: str = kconfig_field("RA_MLA_ABLATION_STEPS")
     # grid, leave_one_out, add_one_in, cumulative or factorial
-    design: str = symbol("ABLATION_DESIGN")
-    axes: str = symbol("TEST_MATRIX_AXES")
-    features: str = symbol("ABLATION_FEATURES")
-    seed_list: tuple[int, ...] = symbol("SEED_LIST")
-    output_dir: str = symbol("OUTPUT_DIR")
-    jobs: int = symbol("JOBS")
-    dry_run: bool = symbol("DRY_RUN")
+    design: str = kconfig_field("ABLATION_DESIGN")
+    axes: str = kconfig_field("TEST_MATRIX_AXES")
+    features: str = kconfig_field("ABLATION_FEATURES")
+    seed_list: tuple[int, ...] = kconfig_field("SEED_LIST")
+    output_dir: str = kconfig_field("OUTPUT_DIR")
+    jobs: int = kconfig_field("JOBS")
+    dry_run: bool = kconfig_field("DRY_RUN")
     # Plan an eager run beside each compiled run.
-    eager_twin: bool = symbol("COMPILE_EAGER_TWIN")
+    eager_twin: bool = kconfig_field("COMPILE_EAGER_TWIN")
 
 
 @dataclass(frozen=True)
@@ -145,8 +281,8 @@ class Config:
     """Configuration of one run. ``values`` are the symbol values that it was built from."""
 
     model: ModelConfig
-    init: InitOptions
-    data: DataConfig
+    init: InitialWeightsOptions
+    data: DataOptions
     train: TrainConfig
     schedule: ScheduleOptions
     optimizer: Any
@@ -154,19 +290,19 @@ class Config:
     machine: MachineConfig
     repro: ReproConfig
     numerics: NumericsOptions
-    seed: int = symbol("SEED")
-    run_time_limit_seconds: int = symbol("RUN_TIME_LIMIT_SECONDS", identity=False)
+    seed: int = kconfig_field("SEED")
+    run_time_limit_seconds: int = kconfig_field("RUN_TIME_LIMIT_SECONDS", identity=False)
     study: StudyConfig = dataclasses.field(kw_only=True, metadata={"identity": False})
     telemetry: TelemetryOptions = dataclasses.field(kw_only=True, metadata={"identity": False})
     watch: WatchOptions = dataclasses.field(kw_only=True, metadata={"identity": False})
     tracking: TrackingConfig = dataclasses.field(kw_only=True, metadata={"identity": False})
     environment: EnvironmentConfig = dataclasses.field(kw_only=True, metadata={"identity": False})
-    values: Mapping[str, Value] = dataclasses.field(
+    values: Mapping[str, SymbolValue] = dataclasses.field(
         kw_only=True, repr=False, compare=False, metadata={"identity": False}
     )
 
     @classmethod
-    def from_values(cls, values: Mapping[str, Value]) -> "Config":
+    def from_values(cls, values: Mapping[str, SymbolValue]) -> "Config":
         """Bind symbols to fields and check the rules across them.
 
         Raises ConfigError with all problems.
@@ -182,32 +318,32 @@ class Config:
 
         tokens = vocab_size(str(values["TOKENIZER"]))
         parts = {
-            "shape": part(lambda: bind(Shape, values, vocab_size=tokens)),
+            "shape": part(lambda: from_symbols(ModelShape, values, vocab_size=tokens)),
             "attention": part(lambda: AttentionConfig.from_values(values)),
             "mlp": part(lambda: MlpConfig.from_values(values)),
-            "init": part(lambda: bind(InitOptions, values)),
-            "data": part(lambda: bind(DataConfig, values)),
-            "train": part(lambda: bind(TrainConfig, values)),
-            "schedule": part(lambda: bind(ScheduleOptions, values)),
+            "init": part(lambda: from_symbols(InitialWeightsOptions, values)),
+            "data": part(lambda: from_symbols(DataOptions, values)),
+            "train": part(lambda: from_symbols(TrainConfig, values)),
+            "schedule": part(lambda: from_symbols(ScheduleOptions, values)),
             "optimizer": part(lambda: OPTIMIZERS.bind(values)[0]),
             "pruning": part(lambda: PRUNERS.bind(values)[0]),
-            "machine": part(lambda: bind(MachineConfig, values)),
-            "repro": part(lambda: bind(ReproConfig, values)),
-            "numerics": part(lambda: bind(NumericsOptions, values)),
-            "study": part(lambda: bind(StudyConfig, values)),
-            "telemetry": part(lambda: bind(TelemetryOptions, values)),
-            "watch": part(lambda: bind(WatchOptions, values)),
+            "machine": part(lambda: from_symbols(MachineConfig, values)),
+            "repro": part(lambda: from_symbols(ReproConfig, values)),
+            "numerics": part(lambda: from_symbols(NumericsOptions, values)),
+            "study": part(lambda: from_symbols(StudyConfig, values)),
+            "telemetry": part(lambda: from_symbols(TelemetryOptions, values)),
+            "watch": part(lambda: from_symbols(WatchOptions, values)),
             "tracking": part(lambda: TrackingConfig.from_values(values)),
-            "environment": part(lambda: bind(EnvironmentConfig, values)),
+            "environment": part(lambda: from_symbols(EnvironmentConfig, values)),
         }
         shape, attention, mlp = (parts.pop(name) for name in ("shape", "attention", "mlp"))
         model = None
         if shape and attention and mlp:
-            model = bind(ModelConfig, values, shape=shape, attention=attention, mlp=mlp)
+            model = from_symbols(ModelConfig, values, shape=shape, attention=attention, mlp=mlp)
         problems += broken_rules(values, attention, model, parts["machine"], parts["repro"])
         if problems:
             raise ConfigError(*problems)
-        return bind(cls, values, model=model, values=dict(values), **parts)
+        return from_symbols(cls, values, model=model, values=dict(values), **parts)
 
     def identity(self) -> dict[str, Any]:
         """Return all settings that can change a bit of the result, as plain JSON types."""

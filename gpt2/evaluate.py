@@ -16,14 +16,13 @@ import torch
 from torch import Tensor
 
 from gpt2.config import Config
-from gpt2.data.evaluation import IGNORED, eval_batches, evaluation_windows
-from gpt2.data.store import Split
+from gpt2.data.store import IGNORE_INDEX, TokenSplit, evaluation_batches, evaluation_windows
 from gpt2.model import GPT
-from lib.machine.group import Group
-from lib.machine.setup import autocast
+from lib.env.machine import autocast
+from lib.env.process_group import ProcessGroup
 
 # Number of equal-width confidence bins, as in Guo et al. 2017.
-BINS = 15
+CALIBRATION_BINS = 15
 
 
 @dataclass(frozen=True)
@@ -37,7 +36,7 @@ class DocumentLoss:
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class EvaluationResult:
     """Result of one evaluation: documents sorted by name, and calibration bins."""
 
     documents: tuple[DocumentLoss, ...]
@@ -64,7 +63,11 @@ class Evaluator:
     """Evaluator of a model on the windows of one configuration; every call rereads the data."""
 
     def __init__(
-        self, config: Config, split: Split, device: torch.device, group: Group = Group()
+        self,
+        config: Config,
+        split: TokenSplit,
+        device: torch.device,
+        group: ProcessGroup = ProcessGroup(),
     ) -> None:
         """Select the windows. Raises ConfigError if EVAL_TOKENS is less than one window."""
         self._machine = config.machine
@@ -75,7 +78,9 @@ class Evaluator:
         self._group = group
         self.windows = evaluation_windows(split, self._block_size, config.data.eval_tokens)
 
-    def __call__(self, model: GPT, stop: Callable[[], bool] = lambda: False) -> Evaluation | None:
+    def __call__(
+        self, model: GPT, stop: Callable[[], bool] = lambda: False
+    ) -> EvaluationResult | None:
         """Evaluate ``model``; return None if ``stop`` returned true between two batches."""
         training = model.training
         model.eval()
@@ -87,14 +92,14 @@ class Evaluator:
         names = [window.document for window in self.windows]
         # Each row is non-zero on one rank only, so the sum is exact.
         rows = self._group.add(rows_WS).tolist()
-        return Evaluation(_documents(names, rows), _calibration(rows))
+        return EvaluationResult(_documents(names, rows), _calibration(rows))
 
     def _measure(self, model: GPT, stop: Callable[[], bool]) -> Tensor | None:
         """Return the rows of the batches of this rank, [W, S], with zeros for other ranks.
 
         Returns None if ``stop`` returned true.
         """
-        columns = 3 + 3 * BINS
+        columns = 3 + 3 * CALIBRATION_BINS
         rows_WS = torch.zeros(len(self.windows), columns, dtype=torch.float64, device=self._device)
         first = 0
         for index, (x, y, documents) in enumerate(self._batches()):
@@ -109,7 +114,7 @@ class Evaluator:
         return rows_WS
 
     def _batches(self) -> Iterable:
-        return eval_batches(self.split, self.windows, self._block_size, self.batch_size)
+        return evaluation_batches(self.split, self.windows, self._block_size, self.batch_size)
 
     def _gpus(self) -> list[torch.device]:
         return [self._device] if self._device.type == "cuda" else []
@@ -123,12 +128,12 @@ class Evaluator:
         x_BT, y_BT = x_BT.to(self._device), y_BT.to(self._device)
         with autocast(self._machine):
             losses_BT, correct_BT, confidence_BT = model.token_losses(x_BT, y_BT)
-        counted_BT = y_BT != IGNORED
+        counted_BT = y_BT != IGNORE_INDEX
         columns = (counted_BT, correct_BT & counted_BT, losses_BT * counted_BT)
         totals = torch.stack([column.double().sum(1) for column in columns], dim=1)
         # Bin m of M contains confidences in (m / M, (m + 1) / M].
-        bins_BT = (confidence_BT.double() * BINS).ceil().clamp(1, BINS) - 1
-        in_bin_BTM = bins_BT[..., None] == torch.arange(BINS, device=self._device)
+        bins_BT = (confidence_BT.double() * CALIBRATION_BINS).ceil().clamp(1, CALIBRATION_BINS) - 1
+        in_bin_BTM = bins_BT[..., None] == torch.arange(CALIBRATION_BINS, device=self._device)
         # Correctness and confidence of ignored targets are already zero.
         binned = (counted_BT, correct_BT, confidence_BT)
         bins = [(in_bin_BTM * column.double()[..., None]).sum(1) for column in binned]
@@ -151,7 +156,9 @@ def _document(name: str, rows: list[Sequence[float]]) -> DocumentLoss:
 def _calibration(rows: Sequence[Sequence[float]]) -> dict[str, list[float]]:
     """Sum the bins of all rows exactly."""
     sums = [math.fsum(column) for column in list(zip(*rows, strict=True))[3:]]
-    tokens, correct, confidence = (sums[i * BINS : (i + 1) * BINS] for i in range(3))
+    tokens, correct, confidence = (
+        sums[i * CALIBRATION_BINS : (i + 1) * CALIBRATION_BINS] for i in range(3)
+    )
     return {
         "n_tokens": [int(n) for n in tokens],
         "n_correct": [int(n) for n in correct],

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
 # Target value excluded from loss and accuracy, as in torch and transformers.
-IGNORED = -100
+IGNORE_INDEX = -100
 # Bytes of the logits of a chunk: enough rows for an efficient GEMM (1334 in bf16 at V = 50304).
 CHUNK_BYTES = 2**27
 # Elements of a block of rows: a softmax that fits into the CPU cache takes a third of the time.
@@ -48,12 +48,12 @@ def linear_cross_entropy(
     # Chunking does not help if the logits fit into one block; torch.compile fuses the plain form.
     if hidden_XC.size(0) * vocab_size <= BLOCK_ELEMENTS or torch.compiler.is_compiling():
         logits_XV = F.linear(hidden_XC, weight_VC)[:, :vocab_size]
-        return F.cross_entropy(_wide(logits_XV), targets_X, ignore_index=IGNORED)
+        return F.cross_entropy(_wide(logits_XV), targets_X, ignore_index=IGNORE_INDEX)
     if torch.is_grad_enabled():
         loss: Tensor = _LinearCrossEntropy.apply(hidden_XC, weight_VC, targets_X, vocab_size)
         return loss
     losses_X = linear_token_losses(hidden_XC, weight_VC, targets_X, vocab_size).loss
-    return losses_X.sum() / (targets_X != IGNORED).sum()
+    return losses_X.sum() / (targets_X != IGNORE_INDEX).sum()
 
 
 @torch.no_grad()
@@ -70,13 +70,15 @@ def linear_token_losses(
         parts = logits_XV[:, :vocab_size], *(tensor[rows] for tensor in columns_X)
         for logits_, targets_, losses_, correct_, confidence_ in _blocks(*parts):
             logits = _wide(logits_)
-            losses_.copy_(F.cross_entropy(logits, targets_, ignore_index=IGNORED, reduction="none"))
+            losses_.copy_(
+                F.cross_entropy(logits, targets_, ignore_index=IGNORE_INDEX, reduction="none")
+            )
             largest, first = logits.max(-1)
             torch.eq(first, targets_, out=correct_)
             # log p of the largest logit = its margin over the target + log p of the target (−loss).
             margin = largest - logits.gather(1, targets_.clamp(min=0)[:, None])[:, 0]
             confidence_.copy_((margin - losses_).exp().clamp(max=1))
-    return TokenScores(losses_X, correct_X, confidence_X.masked_fill_(targets_X == IGNORED, 0))
+    return TokenScores(losses_X, correct_X, confidence_X.masked_fill_(targets_X == IGNORE_INDEX, 0))
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -92,7 +94,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
     ) -> Tensor:
         """Return the mean loss."""
         dtype = _gemm_dtype(hidden_XC)
-        valid_X = targets_X != IGNORED
+        valid_X = targets_X != IGNORE_INDEX
         hidden, weight = hidden_XC.to(dtype), weight_VC.to(dtype)
         # Mask the inputs instead of the logits, so ignored tokens contribute to neither gradient.
         masked = hidden * valid_X[:, None]

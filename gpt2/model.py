@@ -10,16 +10,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from gpt2.attention.base import Attention
+from gpt2.attention.attention import Attention
 from gpt2.attention.state import BlockState
-from gpt2.cache import BlockCache, Cache
 from gpt2.config import ModelConfig
+from gpt2.kv_cache import BlockKVCache, KVCache
 from gpt2.loss import TokenScores, linear_cross_entropy, linear_token_losses
-from gpt2.mlp.base import Mlp
-from gpt2.mlp.options import BlockSite
-from gpt2.zero_linear import ZeroLinear
-from lib.pruning.mask import PaddedEmbedding
-from lib.repro.streams import stream_seed
+from gpt2.mlp.mlp import Mlp
+from gpt2.mlp.options import LayerSpec
+from gpt2.zero_linear import ZeroInitLinear
+from lib.pruning.pruners import PaddedEmbedding
+from lib.runs.seeds import stream_seed
 
 # GPT-2's standard deviation of initial weights (Radford et al. 2019).
 INIT_STD = 0.02
@@ -28,7 +28,7 @@ INIT_STD = 0.02
 class Block(nn.Module):
     """Pre-norm transformer block: attention and MLP, each added to the residual stream."""
 
-    def __init__(self, config: ModelConfig, site: BlockSite) -> None:
+    def __init__(self, config: ModelConfig, site: LayerSpec) -> None:
         super().__init__()
         shape = config.shape
         mlp = Mlp(site, config.mlp)
@@ -38,7 +38,7 @@ class Block(nn.Module):
         self.mlp = mlp
 
     def forward(
-        self, x_BTC: Tensor, state: BlockState, cache: BlockCache | None = None
+        self, x_BTC: Tensor, state: BlockState, cache: BlockKVCache | None = None
     ) -> tuple[Tensor, BlockState]:
         """Return the residual stream after the block and the state for the next block."""
         attended_BTC, view = self.attn(self.ln_1(x_BTC), state, cache)
@@ -80,12 +80,12 @@ class GPT(nn.Module):
             x_BTC.flatten(0, 1), self.wte.weight, targets_BT.flatten(), self.config.shape.vocab_size
         )
 
-    def new_cache(self) -> Cache:
+    def new_cache(self) -> KVCache:
         """Return an empty KV cache for new sequences."""
-        return Cache([block.attn.new_cache() for block in self.h])
+        return KVCache([block.attn.new_cache() for block in self.h])
 
     @torch.no_grad()
-    def decode(self, idx_BT: Tensor, cache: Cache) -> Tensor:
+    def decode(self, idx_BT: Tensor, cache: KVCache) -> Tensor:
         """Return logits [B, T, vocab_size] for T ≥ 1 tokens that follow the tokens in ``cache``.
 
         The result equals ``forward`` on the whole sequence. The tokens are appended to ``cache``; a
@@ -94,7 +94,7 @@ class GPT(nn.Module):
         assert not self.training, "decode() requires evaluation mode"
         return self.logits(self.hidden(idx_BT, cache))
 
-    def hidden(self, idx_BT: Tensor, cache: Cache | None = None) -> Tensor:
+    def hidden(self, idx_BT: Tensor, cache: KVCache | None = None) -> Tensor:
         """Return the input of the head: the residual stream after the final norm, [B, T, C]."""
         first = 0 if cache is None else cache.position
         last = first + idx_BT.size(1)
@@ -143,7 +143,7 @@ class GPT(nn.Module):
         norm weights                        1
         constants of mechanisms             as set by their constructors
         """
-        zeros = {m.weight for m in self.modules() if isinstance(m, ZeroLinear)}
+        zeros = {m.weight for m in self.modules() if isinstance(m, ZeroInitLinear)}
         residual_std = INIT_STD / math.sqrt(2 * self.config.shape.n_layer)
         for module in self.modules():
             if isinstance(module, nn.LayerNorm):

@@ -9,22 +9,21 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from gpt2.attention.latent.options import LatentOptions
-from gpt2.attention.latent.reference import latent
-from gpt2.attention.reference import attention
-from gpt2.attention.state import AttentionView, BlockState, WeightsRequest
+from gpt2.attention.options import LatentOptions
+from gpt2.attention.reference import attention, latent
+from gpt2.attention.state import AttentionOutputs, AttentionWeightsOptions, BlockState
 from gpt2.config import ModelConfig
-from gpt2.mlp.options import BlockSite
+from gpt2.mlp.options import LayerSpec
 from gpt2.mlp.reference import mlp
 
 Parameters = Mapping[str, Tensor]
 
 
-def gpt(
+def reference_gpt(
     idx_BT: Tensor,
     parameters: Parameters,
     config: ModelConfig,
-    requests: list[WeightsRequest | None],
+    requests: list[AttentionWeightsOptions | None],
 ) -> Tensor:
     """Return logits [B, T, vocab_size] without dropout.
 
@@ -48,8 +47,8 @@ def _block(
     state: BlockState,
     parameters: Parameters,
     config: ModelConfig,
-    site: BlockSite,
-    request: WeightsRequest | None,
+    site: LayerSpec,
+    request: AttentionWeightsOptions | None,
 ) -> tuple[Tensor, BlockState]:
     normed_BTC = _norm(x_BTC, _subset(parameters, "ln_1."))
     attn = _subset(parameters, "attn.")
@@ -62,7 +61,7 @@ def _block(
     latent_BTR = None
     if isinstance(config.attention.projection, LatentOptions):
         latent_BTR = latent(normed_BTC, _subset(attn, "c_attn."), state.latent_shift_BTR)
-    view = AttentionView(weights_BTS, latent_BTR)
+    view = AttentionOutputs(weights_BTS, latent_BTR)
     normed_BTC = _norm(x_BTC, _subset(parameters, "ln_2."))
     mixed_BTC, state = mlp(normed_BTC, view, _subset(parameters, "mlp."), site, config.mlp)
     return x_BTC + mixed_BTC, state

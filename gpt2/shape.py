@@ -2,24 +2,24 @@
 
 from dataclasses import dataclass
 
-from lib.binding import symbol
+from lib.config.field import kconfig_field
 
 
 @dataclass(frozen=True)
-class Shape:
+class ModelShape:
     """Width, depth and vocabulary of a model; field names follow GPT-2's configuration."""
 
-    n_layer: int = symbol("N_LAYER")
-    n_head: int = symbol("N_HEAD")
-    n_embd: int = symbol("N_EMBD")
+    n_layer: int = kconfig_field("N_LAYER")
+    n_head: int = kconfig_field("N_HEAD")
+    n_embd: int = kconfig_field("N_EMBD")
     # Context length in tokens (GPT-2's n_positions).
-    block_size: int = symbol("BLOCK_SIZE")
+    block_size: int = kconfig_field("BLOCK_SIZE")
     # Rows of the embedding are padded to a multiple of this; padding never enters a softmax.
-    vocab_multiple: int = symbol("VOCAB_MULTIPLE")
-    dropout: float = symbol("DROPOUT", low=0.0, high=0.9)
-    bias: bool = symbol("BIAS")
+    vocab_multiple: int = kconfig_field("VOCAB_MULTIPLE")
+    dropout: float = kconfig_field("DROPOUT", low=0.0, high=0.9)
+    bias: bool = kconfig_field("BIAS")
     # gelu_tanh (GPT-2's approximation) or gelu_exact.
-    activation: str = symbol("ACTIVATION")
+    activation: str = kconfig_field("ACTIVATION")
     # Size of the tokenizer's vocabulary; not a symbol: determined by TOKENIZER.
     vocab_size: int = 0
 

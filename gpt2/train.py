@@ -15,51 +15,55 @@ from typing import Any
 import torch
 
 from gpt2.config import Config
-from gpt2.evaluate import Evaluation
-from gpt2.notes import notes
-from gpt2.runs import read_resolved_config
-from gpt2.training.belongs import made_for
-from gpt2.training.describe import closing_facts, manifest_facts, rng_of_ranks, start_line
-from gpt2.training.failure import set_apart, write_failure
-from gpt2.training.finite import bad_evaluation
-from gpt2.training.finish import write_results
-from gpt2.training.log import Log
-from gpt2.training.observe import require_observed
-from gpt2.training.oom import DoesNotFit, fall_back
-from gpt2.training.passes import MicroBatch, divided
-from gpt2.training.records import NoRecords, Records, Report
-from gpt2.training.session import Session
-from gpt2.training.start import open_session, resume, warm_up
-from gpt2.training.statistics import fallbacks, statistics_due, tell_statistics
-from gpt2.training.step import optimizer_step
-from gpt2.training.stopping import Stop
-from gpt2.training.tracking import start_companions
-from lib import checkpoint
+from gpt2.evaluate import EvaluationResult
+from gpt2.planning.view import notes
+from gpt2.records.run_files import read_resolved_config
+from gpt2.training.finish import start_sidecars, write_results
+from gpt2.training.metrics import MetricsLog, count_fallbacks, record_statistics, statistics_due
+from gpt2.training.nonfinite import (
+    NumericsError,
+    archive_resolved_failure,
+    nonfinite_evaluation_error,
+    write_numerics_failure,
+)
+from gpt2.training.records import EventCallback, NullRecords, RecordWriter, StopCondition
+from gpt2.training.session import MicroBatch, TrainingSession, split_micro_batches
+from gpt2.training.setup import (
+    final_manifest_entries,
+    initial_manifest_entries,
+    open_session,
+    require_resolved_settings,
+    resume,
+    rng_digests_per_rank,
+    run_fingerprint,
+    startup_summary,
+    warm_up,
+)
+from gpt2.training.step import StepOutOfMemory, apply_next_fallback, optimizer_step
+from lib.env.observe import record_nondeterminism
+from lib.env.process_group import ProcessGroup, is_lost_peer_error
+from lib.env.ranks import current_process
 from lib.errors import EXIT_DONE, Problem, RunError
-from lib.machine.group import Group, lost_peer
-from lib.machine.process import current_process
-from lib.machine.warned import noting_warned
-from lib.numerics.guard import NumericsError
 from lib.optim.schedule import learning_rate_at
-from lib.repro.manifest import begin_manifest, note_fallback
-from lib.repro.seal import end_run
-from lib.rundir import RunDir
-from lib.status import State, Status, write_status
+from lib.runs import checkpoint
+from lib.runs.finalize import finalize_run
+from lib.runs.manifest import begin_manifest, record_fallback
+from lib.runs.run_dir import RunDir, RunStatus, State, write_status
 
 Batches = Iterator[list[MicroBatch]]
 
 _NONDETERMINISTIC = "no deterministic implementation, results may differ between runs: "
 
 
-def run(
+def train_run(
     run_dir: Path,
     build_dir: Path,
-    report: Report,
+    report: EventCallback,
     stop: Callable[[], bool],
     *,
     allow_stale: bool = False,
     clock: Callable[[], float] = time.perf_counter,
-) -> Status:
+) -> RunStatus:
     """Train the run of ``run_dir/resolved_config.yaml`` to its end, or until ``stop()``.
 
     All processes of a run call it; only rank 0 reports, polls ``stop`` and writes. ``report``
@@ -73,12 +77,12 @@ def run(
     files = RunDir(run_dir)
     try:
         # ``opened`` is closed last, so that no other rank waits for rank 0's trackers.
-        with ExitStack() as opened, Group.join(current_process()) as group:
+        with ExitStack() as opened, ProcessGroup.join(current_process()) as group:
             # The file exists: it is written before rank 0 joins, and the others join after rank 0.
             config = read_resolved_config(files)
             stop_requested = _or_stop_file(stop, files)
-            stopping = Stop(stop_requested, config.run_time_limit_seconds, group.agree)
-            records = Records(files, report) if group.is_main else NoRecords(files)
+            stopping = StopCondition(stop_requested, config.run_time_limit_seconds, group.agree)
+            records = RecordWriter(files, report) if group.is_main else NullRecords(files)
             opened.callback(records.close)
             # No local variable: the session must be freed before the group is left.
             return _train_to_end(
@@ -91,7 +95,7 @@ def run(
         what = f"cannot read or write: {error}"
         raise RunError(Problem(what, str(run_dir), code="run.io-error")) from error
     except RuntimeError as error:
-        if not lost_peer(error):
+        if not is_lost_peer_error(error):
             raise
         what = "another process of this run exited"
         raise RunError(Problem(what, str(run_dir), code="run.lost-process")) from error
@@ -103,17 +107,17 @@ def _or_stop_file(stop: Callable[[], bool], files: RunDir) -> Callable[[], bool]
     return lambda: stop() or files.stop_request.exists()
 
 
-def train(session: Session, stop: Stop) -> None:
+def train(session: TrainingSession, stop: StopCondition) -> None:
     """Train until the budget is used or ``stop()``, with periodic evaluations and checkpoints."""
-    config, log, batches = session.config.train, Log(session), session.batches()
+    config, log, batches = session.config.train, MetricsLog(session), session.batches()
     try:
         while not stop():
             if statistics_due(session):
-                tell_statistics(session)
+                record_statistics(session)
             if _due(session, config.eval_interval, session.evaluated_at):
                 _record_evaluation(session, session.evaluate(session.model, stop))
             if _due(session, config.checkpoint_interval, session.saved_at):
-                save(session)
+                save_checkpoint(session)
             if session.progress >= 1.0:
                 return
             with session.watch:
@@ -127,7 +131,7 @@ def train(session: Session, stop: Stop) -> None:
             log.flush()
 
 
-def step(session: Session, micro_batches: list[MicroBatch], log: Log) -> None:
+def train_step(session: TrainingSession, micro_batches: list[MicroBatch], log: MetricsLog) -> None:
     """Run one optimizer step and update iteration, progress, pruning and log."""
     lr = learning_rate_at(
         session.config.schedule,
@@ -150,7 +154,7 @@ def step(session: Session, micro_batches: list[MicroBatch], log: Log) -> None:
     log.add(measured, lr)
 
 
-def _step_that_fits(session: Session, batches: Batches, log: Log) -> Batches:
+def _step_that_fits(session: TrainingSession, batches: Batches, log: MetricsLog) -> Batches:
     """Run one step with as many out-of-memory fallbacks as needed; return the batches to use next.
 
     A checkpoint follows a fallback, so that a resumed run applies it at the same step.
@@ -158,37 +162,39 @@ def _step_that_fits(session: Session, batches: Batches, log: Log) -> Batches:
     n_fallbacks, micro_batches = len(session.oom_fallbacks), _fetch(session, batches)
     while True:
         try:
-            step(session, micro_batches, log)
+            train_step(session, micro_batches, log)
             break
-        except DoesNotFit as error:
+        except StepOutOfMemory as error:
             cause = error.problems[0].what
-        record = fall_back(session, cause)
+        record = apply_next_fallback(session, cause)
         if session.group.is_main:
-            note_fallback(session.run, record)
-        micro_batches = divided(micro_batches, session.config.train.batch_size)
+            record_fallback(session.run, record)
+        micro_batches = split_micro_batches(micro_batches, session.config.train.batch_size)
     if len(session.oom_fallbacks) == n_fallbacks:
         return batches
     log.flush()
-    save(session)
+    save_checkpoint(session)
     return session.batches()
 
 
-def save(session: Session) -> None:
+def save_checkpoint(session: TrainingSession) -> None:
     """Write a checkpoint, after syncing metrics.jsonl to the disk. Must be called on every rank."""
     state = {
         "session": session.state_dict(),
         "metrics_bytes": session.records.position(),
         "origin": session.origin,
-        "made_for": made_for(session),
+        "made_for": run_fingerprint(session),
     }
     if session.group.is_main:
         keep = session.config.train.checkpoint_keep
-        checkpoint.save(session.run.checkpoints, session.iteration, session.weights(), state, keep)
+        checkpoint.save_checkpoint(
+            session.run.checkpoints, session.iteration, session.weights(), state, keep
+        )
     session.saved_at = session.iteration
     _write_status(session, State.RUNNING)
 
 
-def _fetch(session: Session, batches: Batches) -> list[MicroBatch]:
+def _fetch(session: TrainingSession, batches: Batches) -> list[MicroBatch]:
     """Return the next step's micro-batches, and record the wait in the heartbeat."""
     started = time.perf_counter()
     micro_batches = next(batches)
@@ -199,29 +205,29 @@ def _fetch(session: Session, batches: Batches) -> list[MicroBatch]:
 def _prepare_session(
     config: Config,
     build_dir: Path,
-    records: Records,
+    records: RecordWriter,
     clock: Callable[[], float],
-    group: Group,
+    group: ProcessGroup,
     allow_stale: bool,
     opened: ExitStack,
-) -> Session:
+) -> TrainingSession:
     """Return a session that is ready for its first or next step; ``opened`` stops its sidecars."""
-    noting = noting_warned(
+    noting = record_nondeterminism(
         config.machine, lambda name: records.line("WARN", _NONDETERMINISTIC + name)
     )
     warned = opened.enter_context(noting)
     session = open_session(config, build_dir, records, clock, group)
     session.warned = warned
-    rng_at_start = rng_of_ranks(session)
+    rng_at_start = rng_digests_per_rank(session)
     warm_up(session)
     resume(session, allow_stale)
-    require_observed(session)
+    require_resolved_settings(session)
     _begin(session, build_dir, rng_at_start)
-    session.companions = opened.enter_context(start_companions(session))
+    session.companions = opened.enter_context(start_sidecars(session))
     return session
 
 
-def _begin(session: Session, build_dir: Path, rng_at_start: dict[str, list[str]]) -> None:
+def _begin(session: TrainingSession, build_dir: Path, rng_at_start: dict[str, list[str]]) -> None:
     """Write manifest, status, heartbeat and log lines before the first step."""
     pids = session.group.gather(torch.tensor(os.getpid())).tolist()
     if session.group.is_main:
@@ -231,28 +237,28 @@ def _begin(session: Session, build_dir: Path, rng_at_start: dict[str, list[str]]
             build_dir,
             session.device,
             pids,
-            manifest_facts(session, rng_at_start),
+            initial_manifest_entries(session, rng_at_start),
         )
     _write_status(session, State.RUNNING)
-    session.heartbeat.beat("start", session.iteration, fallbacks=fallbacks(session))
-    session.records.line("TRAIN", start_line(session))
+    session.heartbeat.beat("start", session.iteration, fallbacks=count_fallbacks(session))
+    session.records.line("TRAIN", startup_summary(session))
     for note in notes(session.config):
         session.records.line(note.tag, note.text)
 
 
-def _train_to_end(session: Session, stop: Stop, started: float) -> Status:
+def _train_to_end(session: TrainingSession, stop: StopCondition, started: float) -> RunStatus:
     """Train, evaluate and write the results; the status SUCCESS is written last."""
     try:
         train(session, stop)
         if session.saved_at != session.iteration:
-            save(session)
+            save_checkpoint(session)
         evaluation = None if stop.exit_code else session.evaluate(session.model, stop)
         if evaluation is None:
             return _interrupted(session, stop)
         _record_evaluation(session, evaluation)
-        facts = closing_facts(session)
+        facts = final_manifest_entries(session)
         if session.group.is_main:
-            set_apart(session)
+            archive_resolved_failure(session)
             write_results(session, evaluation, started)
     except NumericsError as error:
         return _failed_nonfinite(session, error)
@@ -267,7 +273,9 @@ def _train_to_end(session: Session, stop: Stop, started: float) -> Status:
     return _succeeded(session, evaluation, facts)
 
 
-def _succeeded(session: Session, evaluation: Evaluation, facts: dict[str, Any]) -> Status:
+def _succeeded(
+    session: TrainingSession, evaluation: EvaluationResult, facts: dict[str, Any]
+) -> RunStatus:
     seconds = session.watch.seconds
     # Logged first, because the manifest contains a digest of the log.
     session.records.line(
@@ -278,25 +286,25 @@ def _succeeded(session: Session, evaluation: Evaluation, facts: dict[str, Any]) 
     status = _write_status(session, State.SUCCESS, facts=facts)
     if session.group.is_main:
         # The final weights are written, so the run will not be resumed.
-        checkpoint.delete_all(session.run.checkpoints)
+        checkpoint.delete_checkpoints(session.run.checkpoints)
     return status
 
 
-def _interrupted(session: Session, stop: Stop) -> Status:
+def _interrupted(session: TrainingSession, stop: StopCondition) -> RunStatus:
     message = f"{stop.reason}; saved at iteration {session.iteration}"
     session.records.log("STOP", message)
     return _write_status(session, State.INTERRUPTED, stop.exit_code, message)
 
 
-def _failed_nonfinite(session: Session, error: NumericsError) -> Status:
+def _failed_nonfinite(session: TrainingSession, error: NumericsError) -> RunStatus:
     """Write the records needed to replay the step. Called on every rank, or on a single one."""
     if error.undone:
         try:
-            save(session)
+            save_checkpoint(session)
         except RunError as save_error:
             session.records.line("WARN", f"the step cannot be replayed: {save_error}")
     if session.group.is_main or error.alone:
-        for line in write_failure(session, error):
+        for line in write_numerics_failure(session, error):
             session.records.line("FAIL", line)
     if error.undone:
         # Rank 0 is still writing, and would be killed soon after another rank exits.
@@ -304,7 +312,7 @@ def _failed_nonfinite(session: Session, error: NumericsError) -> Status:
     return _failed(session, error.problems[0])
 
 
-def _failed(session: Session, problem: Problem) -> Status:
+def _failed(session: TrainingSession, problem: Problem) -> RunStatus:
     if not session.group.is_main:
         # Rank 0 may not be aware of the failure, so it is reported through this process.
         raise RunError(Problem(problem.what, code=problem.code))
@@ -313,21 +321,21 @@ def _failed(session: Session, problem: Problem) -> Status:
 
 
 def _write_status(
-    session: Session,
+    session: TrainingSession,
     state: State,
     exit_code: int = EXIT_DONE,
     message: str = "",
     facts: dict[str, Any] | None = None,
-) -> Status:
-    status = Status(state, exit_code, message, session.iteration, session.budget.iterations)
+) -> RunStatus:
+    status = RunStatus(state, exit_code, message, session.iteration, session.budget.iterations)
     if session.group.is_main and state is State.RUNNING:
         write_status(session.run, status)
     elif session.group.is_main:
-        end_run(session.run, status, facts)
+        finalize_run(session.run, status, facts)
     return status
 
 
-def _record_evaluation(session: Session, evaluation: Evaluation | None) -> None:
+def _record_evaluation(session: TrainingSession, evaluation: EvaluationResult | None) -> None:
     """Append the metrics row of an evaluation; an interrupted one (None) is repeated later.
 
     Raises NumericsError if the loss is non-finite.
@@ -335,7 +343,7 @@ def _record_evaluation(session: Session, evaluation: Evaluation | None) -> None:
     if evaluation is None:
         return
     if not math.isfinite(evaluation.loss):
-        raise bad_evaluation(session, evaluation.loss)
+        raise nonfinite_evaluation_error(session, evaluation.loss)
     session.evaluated_at = session.iteration
     session.heartbeat.beat("eval", session.iteration, val_loss=evaluation.loss)
     session.records.metrics(
@@ -349,13 +357,13 @@ def _record_evaluation(session: Session, evaluation: Evaluation | None) -> None:
     session.records.log("EVAL", f"it {session.iteration}   val loss {evaluation.loss:.4f}")
 
 
-def _due(session: Session, interval: int, last: int) -> bool:
+def _due(session: TrainingSession, interval: int, last: int) -> bool:
     """Return whether a periodic task is due and not done yet; never true at the end of training."""
     return (
         session.iteration != last and session.progress < 1.0 and _ends_interval(session, interval)
     )
 
 
-def _ends_interval(session: Session, *intervals: int) -> bool:
+def _ends_interval(session: TrainingSession, *intervals: int) -> bool:
     """Return whether this iteration ends one of the intervals; an interval of 0 never ends."""
     return any(interval and session.iteration % interval == 0 for interval in intervals)

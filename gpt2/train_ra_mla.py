@@ -12,15 +12,13 @@ directory and exit codes are the same as for make.
 
 import sys
 
-import _start
-
-from gpt2 import launch
-from gpt2.arguments import add_running, new_parser, run_options
-from gpt2.check.cases import find_cases
-from gpt2.check.command import Request, check_cases
-from gpt2.planning import make_plan, step_layers, table_plan
-from lib import cli
-from lib.kconfig import parse_set
+from gpt2.check.cases import plan_cases
+from gpt2.check.command import CheckRequest, check_and_report
+from gpt2.planning.arguments import add_running, new_parser, run_options
+from gpt2.planning.plan import make_plan, step_layers, table_plan
+from gpt2.running import launch
+from lib import console
+from lib.config.layers import parse_command_line_settings
 
 _CHOICES = ("optimizer", "dataset", "tokenizer", "pruning", "device", "precision")
 _NUMBERS = ("max-iters", "batch-size", "grad-accumulation", "global-batch", "block-size", "seed")
@@ -47,11 +45,13 @@ def main() -> int:
     for name in _NUMBERS:
         value = values[name.replace("-", "_")]
         words += [f"{_symbol(name)}={value}"] if value is not None else []
-    layers = step_layers(args.build_dir, [parse_set(words), parse_set(args.set)])
+    layers = step_layers(
+        args.build_dir, [parse_command_line_settings(words), parse_command_line_settings(args.set)]
+    )
     plan = make_plan(layers, args.build_dir, steps=args.ra_mla_ablation_step)
     if args.dry_run or plan.base.study.dry_run:
-        cases = find_cases(layers).only([run.variant.slug for run in plan.runs])
-        code, text = check_cases(cases, Request(args.build_dir))
+        cases = plan_cases(layers).only([run.variant.slug for run in plan.runs])
+        code, text = check_and_report(cases, CheckRequest(args.build_dir))
         sys.stdout.write(text)
         return code
     options = run_options(args, plan.base.study.jobs)
@@ -65,4 +65,4 @@ def _symbol(name: str) -> str:
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    console.run_main(main)

@@ -3,5 +3,5 @@
 from torch import nn
 
 
-class ZeroLinear(nn.Linear):
+class ZeroInitLinear(nn.Linear):
     """Linear layer with zero initial weights, so that a new branch starts without effect."""

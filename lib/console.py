@@ -1,35 +1,118 @@
 """Terminal output: one line per event on stderr, with a fixed-width tag for grep."""
 
 import os
+import signal
 import sys
+import traceback
+from collections.abc import Callable
+from typing import NoReturn
+
+from lib.errors import EXIT_INTERRUPTED, EXIT_PREFLIGHT, ConfigError, KablateError, Problem
 
 TAG_WIDTH = 7
 _COLOURS = {"FAIL": "31", "ERROR": "31", "REFUSE": "31", "WARN": "33", "DONE": "32"}
 
 
-def colour_wanted() -> bool:
+def use_colour() -> bool:
     """Return whether to colour stderr: a terminal, no ``NO_COLOR``, ``TERM=dumb`` or ``CI``."""
     plain = os.environ.get("NO_COLOR") or os.environ.get("CI")
     return sys.stderr.isatty() and not plain and os.environ.get("TERM") != "dumb"
 
 
-def ascii_only() -> bool:
+def is_ascii_only() -> bool:
     """Return whether the locale is limited to ASCII."""
     return "utf" not in (sys.stderr.encoding or "").lower()
 
 
-def say(tag: str, text: str) -> None:
+def log(tag: str, text: str) -> None:
     """Write one event line ``TAG text`` to stderr in a single write."""
     head = f"{tag:<{TAG_WIDTH}}"
-    if colour_wanted() and tag in _COLOURS:
+    if use_colour() and tag in _COLOURS:
         head = f"\x1b[{_COLOURS[tag]}m{head}\x1b[0m"
     line = f"{head} {text}\n"
-    if ascii_only():
+    if is_ascii_only():
         line = line.encode("ascii", "replace").decode("ascii")
     sys.stderr.write(line)
     sys.stderr.flush()
 
 
-def verbose() -> bool:
+def is_verbose() -> bool:
     """Return whether full commands and tracebacks are enabled (``V=1`` or ``V=2``)."""
     return os.environ.get("V", "0") not in ("", "0")
+
+
+# Human-readable durations and large numbers.
+
+
+def format_duration(seconds: float) -> str:
+    """Return a duration as ``00:41``, ``1:02:03`` or ``3d 04:05``."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    if days:
+        return f"{days}d {hours:02d}:{minutes:02d}"
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes:02d}:{rest:02d}"
+
+
+def format_si(number: float) -> str:
+    """Return a number with three digits and a unit: ``812``, ``10.4k``, ``124M``."""
+    for unit in ("", "k", "M", "G", "T"):
+        if abs(number) < 999.5:
+            break
+        number /= 1000
+    digits = 0 if unit == "" or number >= 99.95 else 1
+    text = f"{number:.{digits}f}"
+    return (text.removesuffix(".0") if digits else text) + unit
+
+
+# Entry point of every script: exit codes, and user errors without a traceback.
+
+
+def run_main(main: Callable[[], int]) -> NoReturn:
+    """Call ``main`` and exit with its return value; report a user's error as ERROR lines.
+
+    Every problem of a ``KablateError`` is one line on stderr. The last line names the exit code,
+    because make turns every failure into 2. ``V=1`` adds the traceback.
+    """
+    # Keep an ignored SIGINT ignored. During the imports, Ctrl-C killed the script at once.
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        code = main()
+    except KablateError as error:
+        if is_verbose():
+            traceback.print_exc()
+        for problem in error.problems:
+            log("ERROR", str(problem))
+        code = error.exit_code
+    except BrokenPipeError:
+        # The reader of the output (head, less) exited: not an error.
+        sys.stderr.close()
+        code = 0
+    except OSError as error:
+        # A full disk, a read-only folder or a missing permission is not a defect of the program.
+        if is_verbose():
+            traceback.print_exc()
+        log("ERROR", f"{error.filename or 'input/output'}: {error.strerror or error}")
+        code = EXIT_PREFLIGHT
+    except KeyboardInterrupt:
+        code = EXIT_INTERRUPTED
+    if code:
+        log("EXIT", f"code {code}")
+    sys.exit(code)
+
+
+def confirm(question: str, yes: bool) -> None:
+    """Prompt on the terminal, unless ``yes``.
+
+    Raises ConfigError without a terminal, or if the answer is not yes.
+    """
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        advice = "no terminal to confirm on: add YES=1"
+        raise ConfigError(Problem(question, next=advice, code="usage.no-terminal"))
+    sys.stderr.write(f"{question} [y/N] ")
+    sys.stderr.flush()
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise ConfigError(Problem("cancelled, nothing was changed", code="usage.cancelled"))

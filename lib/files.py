@@ -20,10 +20,10 @@ def write_atomic(path: Path, content: bytes | str) -> None:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
-    sync_folder(path.parent)
+    fsync_directory(path.parent)
 
 
-def sync_folder(folder: Path) -> None:
+def fsync_directory(folder: Path) -> None:
     """Make a rename inside ``folder`` durable across a power failure."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
@@ -40,17 +40,17 @@ def canonical_json(value: Any) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
-def indented_json(value: Any) -> str:
+def pretty_json(value: Any) -> str:
     """Return ``value`` as indented JSON with sorted keys, without NaN, with a final newline."""
     return json.dumps(value, sort_keys=True, indent=2, allow_nan=False) + "\n"
 
 
 def write_json(path: Path, value: Any) -> None:
     """Write ``value`` atomically as indented JSON with sorted keys and without NaN."""
-    write_atomic(path, indented_json(value))
+    write_atomic(path, pretty_json(value))
 
 
-def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
+def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the records of an append-only file; skip a truncated last line of a killed process."""
     with open(path, encoding="utf-8") as stream:
         for line in stream:
@@ -58,13 +58,13 @@ def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
                 yield json.loads(line)
 
 
-def sha256(path: Path) -> str:
+def sha256_file(path: Path) -> str:
     """Return the hex SHA-256 of the file's content."""
     with open(path, "rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def sha256_of_start(path: Path, size: int) -> str:
+def sha256_prefix(path: Path, size: int) -> str:
     """Return the hex SHA-256 of the first ``size`` bytes of the file."""
     digest = hashlib.sha256()
     with open(path, "rb") as stream:

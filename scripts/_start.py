@@ -1,6 +1,6 @@
 """Startup check, imported first by every script: exits with advice if the tree is not installed.
 
-Ctrl-C during the other imports (torch takes seconds) exits at once with the same line as lib.cli.
+Ctrl-C during the other imports (torch takes seconds) exits at once with the same line as lib.console.
 A KeyboardInterrupt raised there would print a long traceback, or be swallowed by an import that
 catches every exception. Uses only the standard library and syntax of older Python versions.
 """
@@ -30,7 +30,7 @@ def advice() -> str:
 
 
 def interrupted(number: int, frame: object) -> None:
-    """Handle SIGINT until ``lib.cli.run`` installs its own handler."""
+    """Handle SIGINT until ``lib.console.run_main`` installs its own handler."""
     os.write(2, b"EXIT    code 130\n")
     os._exit(130)
 

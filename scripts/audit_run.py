@@ -11,10 +11,10 @@ available. Exit codes: 0 all runs are valid, 6 a run is invalid, 2 no such run.
 
 import _start
 
-from gpt2 import audit
-from gpt2.arguments import add_json, add_selection, add_variable, new_parser
-from gpt2.finished import find_started
-from lib import cli
+from gpt2.planning.arguments import add_json, add_selection, add_variable, new_parser
+from gpt2.records import audit
+from gpt2.records.run_files import find_started
+from lib import console
 from lib.errors import EXIT_DONE, EXIT_INVALID
 
 
@@ -32,4 +32,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    console.run_main(main)

@@ -19,13 +19,12 @@ from importlib.metadata import version
 
 import _start
 
-from gpt2.arguments import add_json, new_parser
-from gpt2.bench.cases import CASES
-from gpt2.bench.compare import compare, mechanisms, optimizers, to_markdown
-from lib import cli
-from lib.console import say
+from gpt2.bench.trainer import CASES, compare, mechanisms, optimizers, to_markdown
+from gpt2.planning.arguments import add_json, new_parser
+from lib import console
+from lib.console import log
+from lib.env.gpu import cpu_model, usable_cores
 from lib.errors import ConfigError, Problem
-from lib.machine.devices import cpu_model, usable_cores
 
 
 def main() -> int:
@@ -42,7 +41,7 @@ def main() -> int:
         what = f"must be >= 1, got --rounds {args.rounds} --threads {args.threads}"
         raise ConfigError(Problem(what, "--rounds, --threads", code="usage.out-of-range"))
     machine = f"{cpu_model()}, {args.threads} threads, torch {version('torch')}"
-    say("BENCH", machine)
+    log("BENCH", machine)
     comparisons = [compare(c, args.threads, args.rounds, args.build_dir) for c in args.case]
     relative = {} if args.no_mechanisms else mechanisms(args.threads, args.rounds)
     updates = {} if args.no_optimizers else optimizers(args.threads, args.rounds)
@@ -63,4 +62,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    console.run_main(main)

@@ -17,13 +17,13 @@ from dataclasses import asdict
 
 import _start
 
-from gpt2.arguments import add_json, add_variable, new_parser, whole_number
-from gpt2.bench import knobs
-from gpt2.data.prepare import prepare
-from gpt2.planning import config_layers
-from lib import cli
+from gpt2.bench import settings
+from gpt2.data.prepare import prepare_dataset
+from gpt2.planning.arguments import add_json, add_variable, new_parser, whole_number
+from gpt2.planning.plan import config_layers
+from lib import console
+from lib.config.tree import KconfigTree
 from lib.errors import ConfigError, Problem
-from lib.kconfig import Tree
 
 STEPS = 20
 
@@ -34,30 +34,30 @@ def main() -> int:
     add_json(parser)
     add_variable(parser, "sym", "only these symbols and choices")
     add_variable(parser, "iters", f"timed steps (default {STEPS})")
-    parser.add_argument("--rounds", type=int, default=knobs.FEWEST_ROUNDS)
+    parser.add_argument("--rounds", type=int, default=settings.MIN_ROUNDS)
     args = parser.parse_args()
     steps = whole_number(args.iters or str(STEPS), "ITERS")
-    if steps < 1 or args.rounds < knobs.FEWEST_ROUNDS:
+    if steps < 1 or args.rounds < settings.MIN_ROUNDS:
         what = (
-            f"expected ITERS >= 1 and --rounds >= {knobs.FEWEST_ROUNDS}, "
+            f"expected ITERS >= 1 and --rounds >= {settings.MIN_ROUNDS}, "
             f"got {steps} and {args.rounds}"
         )
         raise ConfigError(Problem(what, "ITERS, --rounds", code="usage.out-of-range"))
-    arms, skipped = knobs.arms(Tree(), config_layers(args.build_dir), args.sym)
-    prepare(arms[0].config.data, args.build_dir)
-    figures = knobs.measure(
-        arms, args.rounds, lambda arm: knobs.train_arm(arm, steps, args.build_dir)
+    arms, skipped = settings.variants(KconfigTree(), config_layers(args.build_dir), args.sym)
+    prepare_dataset(arms[0].config.data, args.build_dir)
+    figures = settings.measure(
+        arms, args.rounds, lambda arm: settings.train_variant(arm, steps, args.build_dir)
     )
     if args.json:
         rows = {name: [asdict(f) for f in rounds] for name, rounds in figures.items()}
         reasons = [problem.what for problem in skipped]
         print(json.dumps({"schema_version": 1, "arms": rows, "left_out": reasons}, sort_keys=True))
     else:
-        print(knobs.to_markdown(figures), end="")
+        print(settings.to_markdown(figures), end="")
         for problem in skipped:
             print(f"skipped  {problem}")
     return 0
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    console.run_main(main)

@@ -22,13 +22,13 @@ from importlib.metadata import version
 
 import _start
 
-from gpt2.arguments import add_json, add_variable, new_parser, whole_number
-from gpt2.bench.nsa_table import draw, measure_apart, to_markdown
-from lib import cli
-from lib.console import say
+from gpt2.bench.nsa_table import measure_in_subprocess, plot, to_markdown
+from gpt2.planning.arguments import add_json, add_variable, new_parser, whole_number
+from lib import console
+from lib.console import log
+from lib.env.gpu import cpu_model
 from lib.errors import EXIT_INTERRUPTED, ConfigError, Problem
-from lib.figures import pyplot
-from lib.machine.devices import cpu_model
+from lib.report.figures import load_pyplot
 
 LONGEST, ROUNDS = 16384, 5
 
@@ -45,13 +45,13 @@ def main() -> int:
         what = f"expected TOKENS >= 512 and --rounds >= 1, got {longest} and {args.rounds}"
         raise ConfigError(Problem(what, "TOKENS, --rounds", code="usage.out-of-range"))
     # Fail before the measurement if matplotlib is missing.
-    pyplot()
+    load_pyplot()
     args.build_dir.mkdir(parents=True, exist_ok=True)
     table, figure = args.build_dir / "bench_nsa.csv", args.build_dir / "bench_nsa.png"
-    device, rows, complete = measure_apart(longest, args.rounds, table)
+    device, rows, complete = measure_in_subprocess(longest, args.rounds, table)
     if rows:
-        draw(rows, figure)
-        say("BENCH", f"{table}, {figure}")
+        plot(rows, figure)
+        log("BENCH", f"{table}, {figure}")
     machine = f"{cpu_model() if device == 'cpu' else device}, torch {version('torch')}"
     if args.json:
         records = [asdict(row) for row in rows]
@@ -62,4 +62,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    console.run_main(main)

@@ -16,13 +16,13 @@ and tensorboard.
 
 import _start
 
-from gpt2.arguments import add_json, add_variable, new_parser, whole_number
 from gpt2.bench import overhead
-from gpt2.data.prepare import prepare
-from gpt2.planning import config_layers
-from lib import cli
+from gpt2.data.prepare import prepare_dataset
+from gpt2.planning.arguments import add_json, add_variable, new_parser, whole_number
+from gpt2.planning.plan import config_layers
+from lib import console
+from lib.config.tree import KconfigTree
 from lib.errors import ConfigError, Problem
-from lib.kconfig import Tree
 
 ITERATIONS = 120
 
@@ -31,16 +31,16 @@ def main() -> int:
     """Run the command line."""
     parser = new_parser(__doc__)
     add_json(parser)
-    add_variable(parser, "n", f"pairs per comparison (default {overhead.FEWEST_PAIRS})")
+    add_variable(parser, "n", f"pairs per comparison (default {overhead.MIN_PAIRS})")
     add_variable(parser, "iters", f"timed iterations (default {ITERATIONS})")
     args = parser.parse_args()
-    pairs = whole_number(args.n or str(overhead.FEWEST_PAIRS), "N")
+    pairs = whole_number(args.n or str(overhead.MIN_PAIRS), "N")
     iterations = whole_number(args.iters or str(ITERATIONS), "ITERS")
-    if iterations < 1 or pairs < overhead.FEWEST_PAIRS:
-        what = f"expected ITERS >= 1 and N >= {overhead.FEWEST_PAIRS}, got {iterations} and {pairs}"
+    if iterations < 1 or pairs < overhead.MIN_PAIRS:
+        what = f"expected ITERS >= 1 and N >= {overhead.MIN_PAIRS}, got {iterations} and {pairs}"
         raise ConfigError(Problem(what, "ITERS, N", code="usage.out-of-range"))
-    comparisons = overhead.questions(Tree(), config_layers(args.build_dir), iterations)
-    prepare(comparisons[0].on.config.data, args.build_dir)
+    comparisons = overhead.comparisons(KconfigTree(), config_layers(args.build_dir), iterations)
+    prepare_dataset(comparisons[0].on.config.data, args.build_dir)
     results = overhead.measure(
         comparisons, pairs, lambda side: overhead.train_side(side, args.build_dir)
     )
@@ -50,4 +50,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    console.run_main(main)

@@ -15,9 +15,9 @@ import sys
 
 import _start
 
-from gpt2.arguments import add_checking, add_json, check_request, new_parser
 from gpt2.check.command import check
-from lib import cli
+from gpt2.planning.arguments import add_checking, add_json, check_request, new_parser
+from lib import console
 
 
 def main() -> int:
@@ -31,4 +31,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    console.run_main(main)

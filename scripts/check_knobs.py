@@ -13,19 +13,19 @@ import sys
 
 import _start
 
-from gpt2.arguments import add_variable, new_parser
-from gpt2.check.knobs import check_knobs
-from lib import cli
+from gpt2.check.symbols import check_symbols
+from gpt2.planning.arguments import add_variable, new_parser
+from lib import console
 
 
 def main() -> int:
     """Run the command line."""
     parser = new_parser(__doc__)
     add_variable(parser, "sym", "only these symbols")
-    code, text = check_knobs(parser.parse_args().sym)
+    code, text = check_symbols(parser.parse_args().sym)
     sys.stdout.write(text)
     return code
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    console.run_main(main)

@@ -10,12 +10,10 @@ import argparse
 
 import _start
 
-from lib.cli import run
-from lib.console import say
+from lib.console import log, run_main
 from lib.errors import EXIT_DONE, EXIT_FAILED
 from lib.project import ROOT
-from lib.style.check import style_problems
-from lib.style.formatting import black_problems
+from lib.style.check import black_problems, style_problems
 
 
 def main() -> int:
@@ -26,9 +24,9 @@ def main() -> int:
     problems = style_problems(ROOT) + black_problems(ROOT)
     for problem in problems:
         print(problem)
-    say("STYLE", f"{len(problems)} problems" if problems else "no problems")
+    log("STYLE", f"{len(problems)} problems" if problems else "no problems")
     return EXIT_FAILED if problems else EXIT_DONE
 
 
 if __name__ == "__main__":
-    run(main)
+    run_main(main)

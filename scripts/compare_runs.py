@@ -15,10 +15,10 @@ import os
 
 import _start
 
-from gpt2.arguments import add_json, add_labels, add_selection, new_parser
-from gpt2.comparison import compare
-from lib import cli
-from lib.compare.verdict import to_json, to_text
+from gpt2.planning.arguments import add_json, add_labels, add_selection, new_parser
+from gpt2.records.comparison import compare
+from lib import console
+from lib.report.compare import comparison_to_json, comparison_to_text
 
 
 def main() -> int:
@@ -39,9 +39,9 @@ def main() -> int:
         steps=args.steps,
         seeds=args.seeds,
     )
-    print(to_json(comparison) if args.json else to_text(comparison), end="")
+    print(comparison_to_json(comparison) if args.json else comparison_to_text(comparison), end="")
     return comparison.exit_code
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    console.run_main(main)

@@ -20,9 +20,9 @@ from pathlib import Path
 import _start
 
 from gpt2.config import Config
-from lib import cli
-from lib.kconfig import commands, queries
-from lib.kconfig.place import Place
+from lib import console
+from lib.config import commands
+from lib.config.dotconfig import ConfigWorkspace
 from lib.project import ROOT
 
 PARSER = argparse.ArgumentParser(
@@ -53,25 +53,29 @@ def main() -> int:
     add("olddefconfig", "drop obsolete symbols, default new ones", commands.olddefconfig)
     add("savedefconfig", "write the non-default settings to defconfig", commands.savedefconfig)
     add("menuconfig", "edit .config in a menu", commands.menuconfig)
-    add("constants", "generate config.py from .config", commands.constants)
-    p = add("why", "source and dependencies of a value", queries.explain, json=True)
+    add("constants", "generate config.py from .config", commands.write_config_py)
+    p = add("why", "source and dependencies of a value", commands.explain_symbol, json=True)
     p.add_argument("question", metavar="NAME[=VALUE]")
-    add("listnewconfig", "list the symbols missing from .config", queries.new_symbols, json=True)
-    p = add("diffconfig", "list the differences between A and B", queries.differences, json=True)
+    add("listnewconfig", "list the symbols missing from .config", commands.new_symbols, json=True)
+    p = add(
+        "diffconfig", "list the differences between A and B", commands.diff_config_files, json=True
+    )
     p.add_argument("a", metavar="A", nargs="?", default="", help="a file or NAME[+FRAGMENT...]")
     p.add_argument("b", metavar="B", nargs="?", default="", help="default: .config.old .config")
-    p = add("list-defconfigs", "list defconfigs and fragments", queries.show_defconfigs, json=True)
+    p = add(
+        "list-defconfigs", "list defconfigs and fragments", commands.format_defconfigs, json=True
+    )
     p.add_argument("--plain", action="store_true", help="names only")
 
     options = vars(PARSER.parse_args())
     run, tree = options.pop("run"), options.pop("tree")
     # The rules apply only to this tree; another tree has different symbols.
     rules = {"rules": Config.from_values} if tree == ROOT else {}
-    text = run(Place(tree, options.pop("build_dir"), **rules), **options)
+    text = run(ConfigWorkspace(tree, options.pop("build_dir"), **rules), **options)
     if text:
         print(text)
     return 0
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    console.run_main(main)

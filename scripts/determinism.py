@@ -13,9 +13,9 @@ with the first differing field. Exit codes: 0 the same bytes, 1 diverged or fail
 
 import _start
 
-from gpt2.arguments import add_json, add_variable, new_parser
-from gpt2.reproduce import train_twice
-from lib import cli
+from gpt2.planning.arguments import add_json, add_variable, new_parser
+from gpt2.running.reproduce import train_twice
+from lib import console
 
 
 def main() -> int:
@@ -32,4 +32,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    console.run_main(main)

@@ -7,10 +7,10 @@ draw_curves.py --runs 'pruned-*,0'    selected runs
 
 import _start
 
-from gpt2.arguments import add_selection, add_variable, asked_plan, new_parser
-from lib import cli
-from lib.analysis.curves import draw_curves, read_curves
-from lib.console import say
+from gpt2.planning.arguments import add_selection, add_variable, asked_plan, new_parser
+from lib import console
+from lib.console import log
+from lib.report.figures import plot_loss_curves, read_loss_curves
 
 
 def main() -> int:
@@ -21,10 +21,10 @@ def main() -> int:
     args = parser.parse_args()
     _, plan = asked_plan(args)
     path = plan.folder / "curves.png"
-    draw_curves(read_curves(plan.only(args.runs).runs), plan.study, path)
-    say("CURVES", str(path))
+    plot_loss_curves(read_loss_curves(plan.only(args.runs).runs), plan.study, path)
+    log("CURVES", str(path))
     return 0
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    console.run_main(main)

@@ -13,18 +13,18 @@ a package, the data or the weights are missing.
 
 import _start
 
-from gpt2.arguments import new_parser
-from gpt2.quantized.command import add_evaluating, evaluate
-from lib import cli
+from gpt2.planning.arguments import new_parser
+from gpt2.running.finished import add_evaluation_args, evaluate
+from lib import console
 
 
 def main() -> int:
     """Run the command line."""
     parser = new_parser(__doc__)
-    add_evaluating(parser)
+    add_evaluation_args(parser)
     print(evaluate(parser.parse_args()), end="")
     return 0
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    console.run_main(main)

@@ -6,7 +6,7 @@
     export.py ra --seeds 2 --to models/ra        one seed, and the output folder
 
 The default output is the folder "export" of the run directory. A model with components that
-transformers does not support is written in the native format, for gpt2.weights.load.load_run. Prints
+transformers does not support is written in the native format, for gpt2.weights.trained.load_run. Prints
 the folder. Exit codes: 2 unknown or unfinished run, or the folder is in use; 3 damaged weights.
 """
 
@@ -14,9 +14,9 @@ from pathlib import Path
 
 import _start
 
-from gpt2.arguments import add_selection, new_parser
-from gpt2.finished import find_finished
-from lib import cli
+from gpt2.planning.arguments import add_selection, new_parser
+from gpt2.records.run_files import find_finished
+from lib import console
 
 
 def main() -> int:
@@ -28,7 +28,7 @@ def main() -> int:
     args = parser.parse_args()
     run = find_finished(args.run, args.build_dir, steps=args.steps, seeds=args.seeds)
     # Imports torch: report a wrong run name without that delay.
-    from gpt2.weights.export import export
+    from gpt2.weights.convert import export
 
     target = Path(args.to) if args.to else run.path / "export"
     export(run, target, args.build_dir)
@@ -37,4 +37,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    console.run_main(main)

@@ -15,10 +15,10 @@ import os
 
 import _start
 
-from gpt2.arguments import add_json, add_selection, new_parser
-from gpt2.comparison import finalists
-from lib import cli
-from lib.analysis.finalists_text import finalists_json, finalists_text
+from gpt2.planning.arguments import add_json, add_selection, new_parser
+from gpt2.records.comparison import finalists
+from lib import console
+from lib.report.finalists import significance_to_json, significance_to_text
 
 
 def main() -> int:
@@ -29,9 +29,9 @@ def main() -> int:
     parser.add_argument("runs", nargs="?", default=os.environ.get("RUNS", ""), metavar="RUNS")
     args = parser.parse_args()
     report = finalists(args.runs, args.build_dir, steps=args.steps, seeds=args.seeds)
-    print(finalists_json(report) if args.json else finalists_text(report), end="")
+    print(significance_to_json(report) if args.json else significance_to_text(report), end="")
     return report.exit_code
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    console.run_main(main)

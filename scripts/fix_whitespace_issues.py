@@ -8,19 +8,17 @@ import argparse
 
 import _start
 
-from lib.cli import run
+from lib.console import run_main
 from lib.errors import EXIT_DONE
 from lib.project import ROOT
-from lib.style.files import text_files
-from lib.style.formatting import reformat
-from lib.style.whitespace import fixed
+from lib.style.check import fix_whitespace, reformat, text_files
 
 
 def main() -> int:
     """Rewrite the files in place."""
     argparse.ArgumentParser(description=__doc__).parse_args()
     for path, text in text_files(ROOT):
-        if (better := fixed(path, text)) != text:
+        if (better := fix_whitespace(path, text)) != text:
             path.write_text(better, encoding="utf-8")
             print(path.relative_to(ROOT))
     print(*reformat(ROOT), sep="\n")
@@ -28,4 +26,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    run(main)
+    run_main(main)

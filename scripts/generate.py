@@ -16,11 +16,11 @@ import sys
 
 import _start
 
-from gpt2.arguments import add_json, add_writing, new_parser
-from gpt2.finished import find_finished
-from gpt2.trained import open_trained
-from gpt2.write import order, to_record, write
-from lib import cli
+from gpt2.planning.arguments import add_json, add_writing, new_parser
+from gpt2.records.run_files import find_finished
+from gpt2.running.finished import generate_texts, request_from_args, to_record
+from gpt2.weights.trained import open_trained
+from lib import console
 
 
 def main() -> int:
@@ -29,17 +29,17 @@ def main() -> int:
     add_writing(parser)
     add_json(parser)
     args = parser.parse_args()
-    request = order(args)
+    request = request_from_args(args)
     run = find_finished(args.run, args.build_dir, seeds=args.seeds)
     trained = open_trained(run, args.build_dir)
     sys.stdout.reconfigure(encoding="utf-8")
     if args.json:
-        texts = write(trained, request, lambda piece: None)
+        texts = generate_texts(trained, request, lambda piece: None)
         print(json.dumps(to_record(trained, request, texts), sort_keys=True, allow_nan=False))
     else:
-        write(trained, request, lambda piece: print(piece, end="", flush=True))
+        generate_texts(trained, request, lambda piece: print(piece, end="", flush=True))
     return 0
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    console.run_main(main)

@@ -10,9 +10,9 @@ import json
 
 import _start
 
-from gpt2.arguments import new_parser
-from lib import cli
-from lib.environment.snapshot import FOLDER
+from gpt2.planning.arguments import new_parser
+from lib import console
+from lib.env.snapshot import FOLDER
 
 
 def main() -> int:
@@ -20,7 +20,7 @@ def main() -> int:
     args = new_parser(__doc__).parse_args()
     import torch
 
-    from lib.environment.hardware import probe_hardware
+    from lib.env.hardware import probe_hardware
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     hardware = probe_hardware(args.build_dir / FOLDER, device)
@@ -29,4 +29,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    console.run_main(main)

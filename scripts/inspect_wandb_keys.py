@@ -7,9 +7,8 @@ inspect_wandb_keys.py --source local --folder results --run-name RUN          fr
 
 import _start
 
-from lib import cli
-from lib.queries.keys import read_keys, keys_to_json, keys_to_text
-from lib.queries.arguments import asked_run, query_parser
+from lib import console
+from lib.tracking.queries import keys_to_json, keys_to_text, query_parser, read_keys, run_from_args
 
 
 def main() -> int:
@@ -17,10 +16,10 @@ def main() -> int:
     parser = query_parser(__doc__)
     parser.add_argument("--run-name", required=True, help="name or tracker id of the run")
     args = parser.parse_args()
-    keys = read_keys(*asked_run(args))
+    keys = read_keys(*run_from_args(args))
     print(keys_to_json(keys) if args.json else keys_to_text(keys), end="")
     return 0
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    console.run_main(main)

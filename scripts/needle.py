@@ -17,10 +17,10 @@ import sys
 import _start
 import torch
 
-from gpt2.arguments import add_json, add_variable, new_parser, whole_number
-from gpt2.validation.needle import ARMS, STEPS, chance, to_markdown, train
-from lib import cli
-from lib.console import say
+from gpt2.nsa.needle import STEPS, VARIANTS, chance, to_markdown, train_and_evaluate
+from gpt2.planning.arguments import add_json, add_variable, new_parser, whole_number
+from lib import console
+from lib.console import log
 from lib.errors import ConfigError, Problem
 
 
@@ -28,7 +28,7 @@ def main() -> int:
     """Run the command line."""
     parser = new_parser(__doc__)
     add_json(parser)
-    parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS))
+    parser.add_argument("--arms", nargs="+", choices=list(VARIANTS), default=list(VARIANTS))
     add_variable(parser, "steps", "training steps per arm", str(STEPS))
     add_variable(parser, "seed", "random seed of weights and sequences", "0")
     args = parser.parse_args()
@@ -36,7 +36,10 @@ def main() -> int:
     if not steps:
         raise ConfigError(Problem("must be >= 1, got 0", "STEPS", code="usage.out-of-range"))
     torch.set_num_threads(1)
-    results = {arm: train(arm, steps, seed, lambda text: say("NEEDLE", text)) for arm in args.arms}
+    results = {
+        arm: train_and_evaluate(arm, steps, seed, lambda text: log("NEEDLE", text))
+        for arm in args.arms
+    }
     if args.json:
         arms = {arm: dataclasses.asdict(result) for arm, result in results.items()}
         document = {"schema_version": 1, "chance": chance(), "arms": arms}
@@ -47,4 +50,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    console.run_main(main)

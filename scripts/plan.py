@@ -9,9 +9,9 @@ Without a done run, the estimate is this CPU's matrix product speed (marked ~), 
 
 import _start
 
-from gpt2 import overview
-from gpt2.arguments import add_json, add_selection, asked_plan, new_parser
-from lib import cli
+from gpt2.planning import view
+from gpt2.planning.arguments import add_json, add_selection, asked_plan, new_parser
+from lib import console
 
 
 def main() -> int:
@@ -21,10 +21,10 @@ def main() -> int:
     add_json(parser)
     args = parser.parse_args()
     _, plan = asked_plan(args)
-    views = overview.look(plan)
-    print(overview.to_json(plan, views) if args.json else overview.plan_text(plan, views))
+    views = view.look(plan)
+    print(view.to_json(plan, views) if args.json else view.plan_text(plan, views))
     return 0
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    console.run_main(main)

@@ -12,11 +12,15 @@ from pathlib import Path
 
 import _start
 
-from lib import cli
-from lib.console import say
-from lib.queries.arguments import open_source, query_parser
-from lib.queries.compile_figures import draw_compile_impact
-from lib.queries.compile_impact import impact_to_json, impact_to_text, read_pairs
+from lib import console
+from lib.console import log
+from lib.tracking.compile_impact import (
+    compile_pairs_to_json,
+    compile_pairs_to_text,
+    plot_compile_impact,
+    read_compile_pairs,
+)
+from lib.tracking.queries import open_source, query_parser
 
 
 def main() -> int:
@@ -30,12 +34,12 @@ def main() -> int:
     )
     parser.add_argument("--to", type=Path, default=Path("."), help="output folder")
     args = parser.parse_args()
-    pairs = read_pairs(open_source(args), args.project, args.run_name)
-    for path in draw_compile_impact(pairs, args.to):
-        say("PLOT", str(path))
-    print(impact_to_json(pairs) if args.json else impact_to_text(pairs), end="")
+    pairs = read_compile_pairs(open_source(args), args.project, args.run_name)
+    for path in plot_compile_impact(pairs, args.to):
+        log("PLOT", str(path))
+    print(compile_pairs_to_json(pairs) if args.json else compile_pairs_to_text(pairs), end="")
     return 0
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    console.run_main(main)

@@ -14,10 +14,10 @@ import os
 
 import _start
 
-from gpt2.arguments import add_dirty, add_json, add_selection, asked_plan, new_parser
-from lib import cli
+from gpt2.planning.arguments import add_dirty, add_json, add_selection, asked_plan, new_parser
+from lib import console
+from lib.env.machine import worker_environment
 from lib.errors import EXIT_DONE, EXIT_PREFLIGHT
-from lib.machine.setup import environment
 
 
 def main() -> int:
@@ -29,8 +29,8 @@ def main() -> int:
     args = parser.parse_args()
     _, plan = asked_plan(args)
     # The same environment variables as in a run: libraries read them at import.
-    os.environ.update(environment(plan.base.machine))
-    from gpt2 import preflight
+    os.environ.update(worker_environment(plan.base.machine))
+    from gpt2.running import preflight
 
     place = preflight.TrainingPlace(plan.build_dir, plan.folder, args.dirty)
     report = preflight.describe([run.config for run in plan.runs], place)
@@ -40,4 +40,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    console.run_main(main)

@@ -12,11 +12,9 @@ from pathlib import Path
 import _start
 
 from gpt2.config import load_config
-from gpt2.data.prepare import prepare
-from gpt2.data.source import dataset_folder
-from gpt2.data.store import open_dataset
-from lib.cli import run
-from lib.console import say
+from gpt2.data.prepare import prepare_dataset
+from gpt2.data.store import dataset_folder, open_dataset
+from lib.console import log, run_main
 
 
 def main() -> int:
@@ -31,13 +29,13 @@ def main() -> int:
     if args.verify:
         dataset = open_dataset(config, args.build_dir)
         folder = dataset_folder(config, args.build_dir)
-        say("DATA", f"{folder}: every byte verified, digest {dataset.digest}")
+        log("DATA", f"{folder}: every byte verified, digest {dataset.digest}")
     else:
-        folder = prepare(config, args.build_dir)
-        say("DATA", f"{folder} is ready")
+        folder = prepare_dataset(config, args.build_dir)
+        log("DATA", f"{folder} is ready")
     print(folder)
     return 0
 
 
 if __name__ == "__main__":
-    run(main)
+    run_main(main)

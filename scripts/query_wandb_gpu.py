@@ -7,9 +7,14 @@ query_wandb_gpu.py --source local --folder results --run-name RUN          from 
 
 import _start
 
-from lib import cli
-from lib.queries.gpu import read_gpu, gpu_to_json, gpu_to_text
-from lib.queries.arguments import asked_run, query_parser
+from lib import console
+from lib.tracking.queries import (
+    gpu_to_json,
+    gpu_to_text,
+    query_parser,
+    read_gpu_utilisation,
+    run_from_args,
+)
 
 
 def main() -> int:
@@ -17,10 +22,10 @@ def main() -> int:
     parser = query_parser(__doc__)
     parser.add_argument("--run-name", required=True, help="name or tracker id of the run")
     args = parser.parse_args()
-    usage = read_gpu(*asked_run(args))
+    usage = read_gpu_utilisation(*run_from_args(args))
     print(gpu_to_json(usage) if args.json else gpu_to_text(usage), end="")
     return 0
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    console.run_main(main)

@@ -15,9 +15,9 @@ import sys
 
 import _start
 
-from gpt2.arguments import add_json, add_random_checking, new_parser, random_request
-from gpt2.check.randcheck import randcheck
-from lib import cli
+from gpt2.check.random import randcheck
+from gpt2.planning.arguments import add_json, add_random_checking, new_parser, random_request
+from lib import console
 
 
 def main() -> int:
@@ -31,4 +31,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    console.run_main(main)

@@ -8,10 +8,10 @@ torch,code shows such runs in separate rows.
 
 import _start
 
-from gpt2 import launch
-from gpt2.arguments import add_json, add_selection, add_variable, asked_plan, new_parser
-from gpt2.comparison import words
-from lib import cli
+from gpt2.planning.arguments import add_json, add_selection, add_variable, asked_plan, new_parser
+from gpt2.records.comparison import words
+from gpt2.running import launch
+from lib import console
 
 
 def main() -> int:
@@ -27,4 +27,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    console.run_main(main)

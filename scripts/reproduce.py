@@ -14,9 +14,9 @@ run, 3 machine or data, 4 not comparable.
 
 import _start
 
-from gpt2.arguments import add_force, add_json, add_variable, new_parser
-from gpt2.reproduce import Request, reproduce
-from lib import cli
+from gpt2.planning.arguments import add_force, add_json, add_variable, new_parser
+from gpt2.running.reproduce import Request, reproduce
+from lib import console
 
 
 def main() -> int:
@@ -34,4 +34,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    console.run_main(main)

@@ -9,10 +9,17 @@ A pattern is a shell pattern over slugs, numbers, labels (ratio/05-ra) and direc
 
 import _start
 
-from gpt2 import launch
-from gpt2.arguments import add_json, add_running, add_selection, asked_plan, new_parser, run_options
-from gpt2.planning import table_plan
-from lib import cli
+from gpt2.planning.arguments import (
+    add_json,
+    add_running,
+    add_selection,
+    asked_plan,
+    new_parser,
+    run_options,
+)
+from gpt2.planning.plan import table_plan
+from gpt2.running import launch
+from lib import console
 
 
 def main() -> int:
@@ -33,4 +40,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    console.run_main(main)

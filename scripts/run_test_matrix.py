@@ -13,12 +13,19 @@ limit, 130 Ctrl-C.
 
 import _start
 
-from gpt2 import launch
-from gpt2.arguments import add_json, add_running, add_selection, asked_plan, new_parser, run_options
-from gpt2.check.cases import find_cases
-from gpt2.check.command import Request, check_cases
-from gpt2.planning import table_plan
-from lib import cli
+from gpt2.check.cases import plan_cases
+from gpt2.check.command import CheckRequest, check_and_report
+from gpt2.planning.arguments import (
+    add_json,
+    add_running,
+    add_selection,
+    asked_plan,
+    new_parser,
+    run_options,
+)
+from gpt2.planning.plan import table_plan
+from gpt2.running import launch
+from lib import console
 
 
 def main() -> int:
@@ -33,8 +40,8 @@ def main() -> int:
     layers, plan = asked_plan(args)
     plan = plan.only(args.runs)
     if args.dry_run or plan.base.study.dry_run:
-        cases = find_cases(layers).only([run.variant.slug for run in plan.runs])
-        code, text = check_cases(cases, Request(args.build_dir, json=args.json))
+        cases = plan_cases(layers).only([run.variant.slug for run in plan.runs])
+        code, text = check_and_report(cases, CheckRequest(args.build_dir, json=args.json))
         print(text, end="")
         return code
     options = run_options(args, plan.base.study.jobs)
@@ -45,4 +52,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    console.run_main(main)

@@ -6,9 +6,9 @@ The remaining time of a running run is its live estimate; of other runs, the one
 
 import _start
 
-from gpt2 import overview
-from gpt2.arguments import add_json, add_selection, asked_plan, new_parser
-from lib import cli
+from gpt2.planning import view
+from gpt2.planning.arguments import add_json, add_selection, asked_plan, new_parser
+from lib import console
 
 
 def main() -> int:
@@ -19,15 +19,15 @@ def main() -> int:
     parser.add_argument("--one-line", action="store_true", help="only the summary")
     args = parser.parse_args()
     _, plan = asked_plan(args)
-    views = overview.look(plan)
+    views = view.look(plan)
     if args.one_line:
-        print(overview.summary_line(plan, views))
+        print(view.summary_line(plan, views))
     elif args.json:
-        print(overview.to_json(plan, views))
+        print(view.to_json(plan, views))
     else:
-        print(overview.status_text(plan, views))
+        print(view.status_text(plan, views))
     return 0
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    console.run_main(main)

@@ -7,9 +7,9 @@ stop.py --runs 'ra*,7'    selected runs; make continues with the others
 
 import _start
 
-from gpt2.arguments import add_selection, add_variable, asked_plan, new_parser
-from lib import cli
-from lib.runner import stop
+from gpt2.planning.arguments import add_selection, add_variable, asked_plan, new_parser
+from lib import console
+from lib.runner import runner
 
 
 def main() -> int:
@@ -20,9 +20,9 @@ def main() -> int:
     args = parser.parse_args()
     _, plan = asked_plan(args)
     if args.runs:
-        return stop.stop_runs(plan.matching(args.runs))
-    return stop.stop_all(plan.folder)
+        return runner.request_stop(plan.matching(args.runs))
+    return runner.interrupt_study(plan.folder)
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    console.run_main(main)

@@ -8,11 +8,11 @@ evaluated on other documents are skipped and listed.
 
 import _start
 
-from gpt2.arguments import add_json, new_parser
 from gpt2.config import load_config
-from lib import cli
-from lib.analysis.leaderboard import read_leaderboard
-from lib.analysis.report import leaderboard_to_json, leaderboard_to_markdown
+from gpt2.planning.arguments import add_json, new_parser
+from lib import console
+from lib.report.leaderboard import read_leaderboard
+from lib.report.render import leaderboard_to_json, leaderboard_to_markdown
 
 
 def main() -> int:
@@ -28,4 +28,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    console.run_main(main)

@@ -10,9 +10,9 @@ Ctrl-C saves a checkpoint and stops; the same command resumes the run.
 
 import _start
 
-from gpt2 import launch
-from gpt2.arguments import add_dirty, add_selection, asked_plan, new_parser
-from lib import cli
+from gpt2.planning.arguments import add_dirty, add_selection, asked_plan, new_parser
+from gpt2.running import launch
+from lib import console
 
 
 def main() -> int:
@@ -26,4 +26,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    console.run_main(main)

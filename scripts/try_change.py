@@ -10,8 +10,7 @@ is at most a tenth of the run. One seed and a short run give an indication, not 
 
 import _start
 
-from gpt2 import launch
-from gpt2.arguments import (
+from gpt2.planning.arguments import (
     add_json,
     add_running,
     add_variable,
@@ -19,10 +18,11 @@ from gpt2.arguments import (
     run_options,
     whole_number,
 )
-from gpt2.planning import config_layers, make_trial
-from lib import cli
+from gpt2.planning.plan import config_layers, make_trial
+from gpt2.running import launch
+from lib import console
+from lib.config.layers import parse_command_line_settings
 from lib.errors import ConfigError, Problem
-from lib.kconfig import parse_set
 
 
 def main() -> int:
@@ -36,7 +36,7 @@ def main() -> int:
     iterations = whole_number(args.iters or "200", "ITERS")
     if iterations == 0:
         raise ConfigError(Problem("must be >= 1, got 0", "ITERS", code="usage.out-of-range"))
-    layers, change = config_layers(args.build_dir), parse_set(args.settings)
+    layers, change = config_layers(args.build_dir), parse_command_line_settings(args.settings)
     plan = make_trial(layers, args.build_dir, change, iterations)
     options = run_options(args, plan.base.study.jobs)
     code, text = launch.train_plan(plan, options, plan, json=args.json)
@@ -46,4 +46,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    console.run_main(main)

@@ -18,12 +18,12 @@ import sys
 import _start
 import torch
 
-from gpt2.arguments import add_full, add_json, new_parser
-from gpt2.validation.machine import to_markdown, validate
-from lib import cli
-from lib.console import say
+from gpt2.nsa.validate import to_markdown, validate_device
+from gpt2.planning.arguments import add_full, add_json, new_parser
+from lib import console
+from lib.console import log
+from lib.env.observe import device_name
 from lib.errors import EXIT_DONE, EXIT_FAILED
-from lib.machine.observe import device_name
 
 
 def main() -> int:
@@ -34,8 +34,8 @@ def main() -> int:
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default: a GPU if available")
     args = parser.parse_args()
     device = torch.device(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    say("CHECK", f"{device_name(device)}, torch {torch.__version__}")
-    rows = validate(device, args.full)
+    log("CHECK", f"{device_name(device)}, torch {torch.__version__}")
+    rows = validate_device(device, args.full)
     if args.json:
         records = [dataclasses.asdict(row) for row in rows]
         document = {"schema_version": 1, "device": device_name(device), "rows": records}
@@ -46,4 +46,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    console.run_main(main)

@@ -16,12 +16,12 @@ from pathlib import Path
 
 import _start
 
-from gpt2.arguments import add_json, add_selection, add_variable, asked_plan, new_parser
-from gpt2.planning import table_plan
-from gpt2.verification.select import chosen_runs, declared_axes, whole_study
-from gpt2.verification.verify import tracker, verify
-from lib import cli
-from lib.verify.checklist import say_failing, to_json, to_markdown
+from gpt2.planning.arguments import add_json, add_selection, add_variable, asked_plan, new_parser
+from gpt2.planning.plan import table_plan
+from gpt2.records.comparison import chosen_runs, declared_axes, whole_study
+from gpt2.records.verification import tracker, verify
+from lib import console
+from lib.report.checklist import checklist_to_json, checklist_to_markdown, log_failing
 
 
 def main() -> int:
@@ -40,10 +40,10 @@ def main() -> int:
     runs = chosen_runs(plan if args.steps else table_plan(plan, layers), study, args.runs)
     ask = tracker(plan, args.source, args.folder, args.entity)
     checklist = verify(runs, declared_axes(study, runs, args.axis), ask, args.source)
-    print(to_json(checklist) if args.json else to_markdown(checklist), end="")
-    say_failing(checklist)
+    print(checklist_to_json(checklist) if args.json else checklist_to_markdown(checklist), end="")
+    log_failing(checklist)
     return checklist.exit_code
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    console.run_main(main)

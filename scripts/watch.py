@@ -10,10 +10,10 @@ import time
 
 import _start
 
-from gpt2.arguments import add_json, add_selection, asked_plan, new_parser
-from lib import cli
+from gpt2.planning.arguments import add_json, add_selection, asked_plan, new_parser
+from lib import console
 from lib.errors import EXIT_DONE, EXIT_FAILED
-from lib.watch import screen
+from lib.tracking import watch
 
 
 def main() -> int:
@@ -24,16 +24,16 @@ def main() -> int:
     args = parser.parse_args()
     _, plan = asked_plan(args)
 
-    def read() -> list[screen.Line]:
-        return screen.look(plan.runs, plan.base.watch, time.time())
+    def read() -> list[watch.RunLine]:
+        return watch.collect_lines(plan.runs, plan.base.watch, time.time())
 
     if sys.stdout.isatty() and not args.json:
-        screen.watch(read)
+        watch.watch(read)
         return EXIT_DONE
     lines = read()
-    print(screen.to_json(lines) if args.json else screen.to_text(lines), end="")
+    print(watch.lines_to_json(lines) if args.json else watch.lines_to_text(lines), end="")
     return EXIT_FAILED if any(line.alarms for line in lines) else EXIT_DONE
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    console.run_main(main)

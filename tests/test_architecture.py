@@ -17,14 +17,12 @@ import pytest
 import gpt2
 import lib
 from gpt2.config import Config
-from lib.binding import bound_fields
-from lib.kconfig import Tree
+from lib.config.field import kconfig_fields
+from lib.config.registry import Registry
+from lib.config.tree import KconfigTree
 from lib.project import ROOT
-from lib.registry import Registry
-from lib.style import makefile, rules
-from lib.style.check import style_problems
-from lib.style.files import text_files
-from lib.style.formatting import black_problems
+from lib.style import check, rules
+from lib.style.check import black_problems, style_problems, text_files
 
 # Only command lines print; all other output goes through lib.console.
 PRINTERS = ("scripts/", "gpt2/train_ra_mla.py")
@@ -159,7 +157,7 @@ def readers():
     """
     found = defaultdict(set)
     for cls in config_classes():
-        for field in bound_fields(cls):
+        for field in kconfig_fields(cls):
             owners = [c for c in cls.__mro__ if field.name in vars(c).get("__annotations__", ())]
             found[field.metadata["symbol"]].add(f"{owners[-1].__qualname__}.{field.name}")
     for registry in registries():
@@ -169,7 +167,7 @@ def readers():
 
 
 def test_i3_every_symbol_is_read_once_and_every_field_has_one():
-    symbols = {s.name for s in Tree().symbols() if not s.choice}
+    symbols = {s.name for s in KconfigTree().symbols() if not s.choice}
     unread = symbols - set(readers()) - PRESETS
     twice = {name: sorted(who) for name, who in readers().items() if len(who) > 1}
     unknown = {name: sorted(who) for name, who in readers().items() if name not in symbols}
@@ -178,7 +176,7 @@ def test_i3_every_symbol_is_read_once_and_every_field_has_one():
 
 def test_i3_every_symbol_has_help_a_default_and_bounds():
     incomplete = []
-    for symbol in Tree().symbols():
+    for symbol in KconfigTree().symbols():
         if not symbol.help and not symbol.choice:
             incomplete.append(f"{symbol.where}: {symbol.name} has no help")
         if not symbol.has_default and not symbol.choice:
@@ -189,12 +187,12 @@ def test_i3_every_symbol_has_help_a_default_and_bounds():
 
 
 def test_i11_no_shortcuts():
-    found = offenders(rules.broad_excepts) + offenders(rules.attribute_guesses)
-    found += offenders(rules.path_edits) + offenders(rules.code_from_data)
+    found = offenders(rules.broad_excepts) + offenders(rules.dynamic_attributes)
+    found += offenders(rules.sys_path_edits) + offenders(rules.unsafe_loading)
     found += offenders(rules.prints, [p for p in modules() if not p.startswith(PRINTERS)])
     # The former runs modules, the latter prints a command for the user.
-    allowed = ("lib/modules.py", "lib/setup/interpreter.py")
-    found += offenders(rules.modules_started, [p for p in modules() if p not in allowed])
+    allowed = ("lib/project.py", "lib/env/python_env.py")
+    found += offenders(rules.module_commands, [p for p in modules() if p not in allowed])
     vague = {"utils.py", "util.py", "common.py", "helpers.py", "misc.py"}
     found += [path for path in modules() if Path(path).name in vague]
     found += [path for path in modules() if Path(path).parent.name in {Path(v).stem for v in vague}]
@@ -203,7 +201,7 @@ def test_i11_no_shortcuts():
 
 def test_i12_every_target_has_help_and_a_test():
     text = texts()["Makefile"]
-    targets = makefile.targets(text)
+    targets = check.makefile_targets(text)
     silent = [t for t in targets if not re.search(rf"^{t}:.* ## .", text, re.MULTILINE)]
     tests = texts()["tests/test_makefile.py"]
     untested = [t for t in targets if not re.search(rf"\"{t}\"", tests)]

@@ -10,7 +10,9 @@ from gpt2.ablation.mechanisms import MECHANISMS
 from gpt2.ablation.nsa import NSA
 from gpt2.ablation.ratio import RATIO
 from gpt2.config import Config
-from lib.kconfig import Tree, defconfig_layers, list_defconfigs, parse_text, read_file
+from lib.config.dotconfig import defconfig_layers, list_defconfigs
+from lib.config.layers import parse_text, read_file
+from lib.config.tree import KconfigTree
 from lib.project import ROOT
 
 DEFCONFIGS, FRAGMENTS = list_defconfigs(ROOT)
@@ -31,7 +33,7 @@ ENVIRONMENTS = [fragment for fragment in FRAGMENTS if fragment.name.startswith("
 
 @pytest.fixture(scope="module")
 def tree():
-    return Tree(ROOT)
+    return KconfigTree(ROOT)
 
 
 def resolved(tree, spec):
@@ -206,7 +208,7 @@ def test_errors_beyond_kconfig_are_reported_before_anything_is_written(tmp_path)
     "spec, dataset", [("gpt2-shakespeare", "shakespeare"), ("gpt2-ratio-ablation", "default")]
 )
 def test_quick_replaces_a_corpus_only_where_it_is_a_large_download(spec, dataset):
-    resolution = Tree().resolve(defconfig_layers(ROOT, f"{spec}+quick"))
+    resolution = KconfigTree().resolve(defconfig_layers(ROOT, f"{spec}+quick"))
     assert Config.from_values(resolution.values).data.dataset == dataset
 
 
@@ -223,6 +225,6 @@ def test_a_long_run_of_nsa_is_one_that_can_be_stopped_and_pays(tree):
 
 def test_the_speed_of_nsa_is_measured_on_the_model_of_the_long_run(tree):
     fast, long = (resolved(tree, name) for name in ("nsa-perf", "nsa-125m-production"))
-    same = {name for name in fast if name.startswith("NSA_") or name.startswith("N_")}
+    same = {name for name in fast if name.startswith(("NSA_", "N_"))}
     assert {name: fast[name] for name in same} == {name: long[name] for name in same}
     assert (fast["MAX_ITERS"], fast["JOBS"], fast["GLOBAL_BATCH"]) == (200, 1, long["GLOBAL_BATCH"])

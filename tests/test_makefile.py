@@ -10,11 +10,11 @@ import venv
 
 import pytest
 
-from lib.kconfig import list_defconfigs, read_constants
+from lib.config.dotconfig import list_defconfigs, read_constants
+from lib.env.python_env import VirtualEnvironment
 from lib.make_help import help_text
 from lib.project import ROOT
-from lib.setup.virtualenv import VirtualEnvironment
-from lib.style import makefile
+from lib.style import check
 
 MAKEFILE = (ROOT / "Makefile").read_text()
 # Each part would create a file "pwned" if make or a shell expanded it.
@@ -24,7 +24,7 @@ HOSTILE = "$(shell touch pwned) `touch pwned` $$(touch pwned) '\" ; touch pwned 
 def make(*words, cwd=ROOT, **variables):
     """Run make with this interpreter, in an environment without make's settings."""
     unset = {"VIRTUAL_ENV", "CONDA_PREFIX", "MAKEFLAGS", "MAKELEVEL", "MFLAGS"}
-    unset |= makefile.settings(MAKEFILE)
+    unset |= check.makefile_variables(MAKEFILE)
     environment = {k: v for k, v in os.environ.items() if k not in unset} | variables
     python = [] if any(w.startswith("PYTHON=") for w in words) else [f"PYTHON={sys.executable}"]
     if "VIRTUAL_ENV" in variables or "CONDA_PREFIX" in variables:
@@ -102,14 +102,14 @@ def build(tmp_path_factory):
         ("test", "-m pytest"),
         ("test-long", "-m pytest -m long"),
         ("style", "scripts/check_style.py"),
-        ("setup", "-m lib.setup"),
+        ("setup", "-m lib.env"),
         ("help", "-m lib.make_help"),
     ],
 )
 def test_target_reaches_its_command(target, command, build):
     printed = planned(target, f"O={build}", "SYM=SEED", "RUNS=*", "RUN=ra", "SET=SEED=2")
     assert command in printed
-    assert "lib.setup" in printed or target == "help"
+    assert "-m lib.env " in printed or target == "help"
     script = re.match(r"scripts/\S+", command)
     assert script is None or (ROOT / script[0]).exists()
 
@@ -134,7 +134,7 @@ def test_every_setting_is_used():
     )
     # Used by kconfiglib's menuconfig.
     elsewhere = {"MENUCONFIG_STYLE"}
-    for name in makefile.settings(MAKEFILE) - elsewhere:
+    for name in check.makefile_variables(MAKEFILE) - elsewhere:
         in_makefile = re.search(rf"\$[{{(]?{name}\b", MAKEFILE)
         in_a_program = re.search(rf'"{name}"|"{name.lower().replace("_", "-")}"', programs)
         assert in_makefile or in_a_program, name
@@ -215,7 +215,7 @@ def test_help_fits_80_columns_and_lists_every_target():
     titles = [line for line in text.splitlines() if line and line[0] != " "]
     assert titles == ["Configure", "Run", "Check", "Judge", "Operate", "Variables"]
     described = set(re.findall(r"^  ([a-z][a-z-]*)  ", text, re.MULTILINE))
-    assert makefile.targets(MAKEFILE) <= described
+    assert check.makefile_targets(MAKEFILE) <= described
     assert "gpt2-quickstart" in text
 
 
@@ -325,7 +325,12 @@ class TestEnvironments:
         again = make("setup", PYTHONPROFILEIMPORTTIME="1")
         modules = {line.rsplit("|")[-1].strip() for line in again.stderr.splitlines()}
         assert again.returncode == 0 and again.stdout == ""
-        assert "lib.setup" in modules and not modules & {"torch", "numpy", "pip", "kconfiglib"}
+        assert "lib.env.python_env" in modules and not modules & {
+            "torch",
+            "numpy",
+            "pip",
+            "kconfiglib",
+        }
 
 
 class TestClean:

@@ -15,13 +15,13 @@ would score more query-key pairs than full attention; the sizes below score 1.3 
 """
 
 from gpt2.ablation.step import Step, Study
-from lib.binding import Value
+from lib.config.field import SymbolValue
 
 # Keys read by the last of 1024 tokens: 127 compressed, 8 x 32 selected and 128 in the window. No
 # token reads more keys.
 READS = 511
 
-_SIZES: dict[str, Value] = {
+_SIZES: dict[str, SymbolValue] = {
     "NSA_COMPRESS_BLOCK": 16,
     "NSA_COMPRESS_STRIDE": 8,
     "NSA_SELECT_BLOCK": 32,

@@ -17,18 +17,22 @@ same size as its parent without them.
 """
 
 from gpt2.ablation.step import Step, Study
-from lib.binding import Value
+from lib.config.field import SymbolValue
 
-_GOLDEN: dict[str, Value] = {"MLP_SIZING_RATIO": True, "MLP_RATIO": "2.5"}
-_RA: dict[str, Value] = {"RECIPROCAL": True, "RECIPROCAL_ALPHA": "0.3", "RECIPROCAL_WINDOW": 64}
-_RACT: dict[str, Value] = {
+_GOLDEN: dict[str, SymbolValue] = {"MLP_SIZING_RATIO": True, "MLP_RATIO": "2.5"}
+_RA: dict[str, SymbolValue] = {
+    "RECIPROCAL": True,
+    "RECIPROCAL_ALPHA": "0.3",
+    "RECIPROCAL_WINDOW": 64,
+}
+_RACT: dict[str, SymbolValue] = {
     "RA_CROSS_TOKEN": True,
     "RA_CROSS_TOKEN_MODE_TOPK": True,
     "RA_CROSS_TOKEN_TOPK": 8,
     "RA_CROSS_TOKEN_APPLY_OUTPUT": True,
     "RA_CROSS_TOKEN_ALPHA": "0.2",
 }
-_MECHANISMS: dict[str, Value] = {
+_MECHANISMS: dict[str, SymbolValue] = {
     "MLP_ATTN_GATE": True,
     "MLP_CROSS_TOKEN": True,
     "MLP_SHARE": "0.20",

@@ -5,9 +5,10 @@ from dataclasses import dataclass, replace
 
 from gpt2.ablation.step import Step, Study
 from gpt2.config import Config
+from lib.config.layers import ConfigLayer
+from lib.config.tree import KconfigTree
 from lib.errors import ConfigError, Problem
 from lib.files import canonical_json
-from lib.kconfig import Layer, Tree
 
 
 @dataclass(frozen=True)
@@ -18,12 +19,18 @@ class ResolvedStep:
     config: Config
 
 
-def step_layers(study: Study, step: Step) -> list[Layer]:
+def step_layers(study: Study, step: Step) -> list[ConfigLayer]:
     """Return one layer for each step with changes, from the baseline down to ``step``."""
-    return [Layer.of("step", f"step {study.label(s)}", s.set) for s in study.lineage(step) if s.set]
+    return [
+        ConfigLayer.of("step", f"step {study.label(s)}", s.set)
+        for s in study.lineage(step)
+        if s.set
+    ]
 
 
-def resolve_step(tree: Tree, base: Sequence[Layer], study: Study, step: Step) -> Config:
+def resolve_step(
+    tree: KconfigTree, base: Sequence[ConfigLayer], study: Study, step: Step
+) -> Config:
     """Return the configuration of ``step`` on top of the layers of ``base``.
 
     Raises ConfigError located at the step if an assignment has no effect or a rule is broken.
@@ -34,7 +41,7 @@ def resolve_step(tree: Tree, base: Sequence[Layer], study: Study, step: Step) ->
         raise _located_at_step(study, step, error) from None
 
 
-def resolve_config(tree: Tree, layers: Sequence[Layer]) -> Config:
+def resolve_config(tree: KconfigTree, layers: Sequence[ConfigLayer]) -> Config:
     """Return the configuration of ``layers``.
 
     Raises ConfigError located at the lines that break a rule.
@@ -42,7 +49,9 @@ def resolve_config(tree: Tree, layers: Sequence[Layer]) -> Config:
     return tree.checked(layers, Config.from_values)[1]
 
 
-def resolve_study(tree: Tree, base: Sequence[Layer], study: Study) -> list[ResolvedStep]:
+def resolve_study(
+    tree: KconfigTree, base: Sequence[ConfigLayer], study: Study
+) -> list[ResolvedStep]:
     """Return every step of the study with its configuration, in order.
 
     Raises ConfigError with all steps that do not resolve, that resolve to the same configuration as

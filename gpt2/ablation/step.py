@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from lib.binding import Value
+from lib.config.field import SymbolValue
 from lib.errors import ConfigError, Problem
 
 _SLUG = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
@@ -24,7 +24,7 @@ class Step:
     slug: str
     title: str
     parent: str = ""
-    set: Mapping[str, Value] = field(default_factory=dict)
+    set: Mapping[str, SymbolValue] = field(default_factory=dict)
     params: tuple[float, float] = (-0.01, 0.01)
 
 

@@ -5,16 +5,132 @@ columns visible to a row. It shares no code with the trained model and is differ
 float dtype. The reference of a component is the module ``reference`` next to its options.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
-from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from gpt2.attention.options import AttentionConfig
-from gpt2.attention.state import WeightsRequest
+from gpt2.attention.options import (
+    AttentionConfig,
+    DenseOptions,
+    FullOptions,
+    GroupedOptions,
+    LatentOptions,
+    RopeOptions,
+    SlidingOptions,
+)
+from gpt2.attention.state import AttentionWeightsOptions
+
+# Reference rotary positions with complex numbers. B batch, N heads, T tokens, H head dim.
+
+
+def rotate(x_BNTH: Tensor, tokens: Sequence[int], options: RopeOptions) -> Tensor:
+    """Return ``x`` with (x_j, x_{j+H/2}) as a complex number times e^{i t θ_j} at token t."""
+    half = x_BNTH.shape[-1] // 2
+    angles = [[t / options.base ** (j / half) for j in range(half)] for t in tokens]
+    angles_Tj = torch.tensor(angles, dtype=torch.float64).view(len(tokens), half)
+    turns_Tj = torch.polar(torch.ones_like(angles_Tj), angles_Tj)
+    plane_BNTj = torch.complex(x_BNTH[..., :half], x_BNTH[..., half:]) * turns_Tj
+    return torch.cat((plane_BNTj.real, plane_BNTj.imag), -1).to(x_BNTH.dtype)
+
+
+# Reference dense projection, head by head. B batch, T tokens, C n_embd, N heads, H head dim.
+
+
+def dense_heads(
+    x_BTC: Tensor, parameters: Mapping[str, Tensor], n_head: int, options: DenseOptions
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return q, k and v, BNTH: head n of each is H columns of ``weight``."""
+    weight, bias = parameters["weight"], parameters.get("bias")
+    width = x_BTC.shape[-1] // n_head
+    stacked = []
+    for part in range(3):
+        columns = []
+        for head in range(n_head):
+            start = (part * n_head + head) * width
+            column = torch.einsum("btc,hc->bth", x_BTC, weight[start : start + width])
+            columns.append(column if bias is None else column + bias[start : start + width])
+        stacked.append(torch.stack(columns, 1))
+    q, k, v = stacked
+    return q, k, v
+
+
+# Reference grouped projection, head by head. B batch, T tokens, C n_embd, N heads, H head dim.
+
+
+def grouped_heads(
+    x_BTC: Tensor, parameters: Mapping[str, Tensor], n_head: int, options: GroupedOptions
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return q, k and v, BNTH: query head n uses the key and value head of its group."""
+    weight, bias = parameters["weight"], parameters.get("bias")
+    width = x_BTC.shape[-1] // n_head
+    group = n_head // options.n_kv_head
+
+    def head(index: int) -> Tensor:
+        rows = slice(index * width, (index + 1) * width)
+        out = torch.einsum("btc,hc->bth", x_BTC, weight[rows])
+        return out if bias is None else out + bias[rows]
+
+    first_v = n_head + options.n_kv_head
+    q = torch.stack([head(n) for n in range(n_head)], 1)
+    k = torch.stack([head(n_head + n // group) for n in range(n_head)], 1)
+    v = torch.stack([head(first_v + n // group) for n in range(n_head)], 1)
+    return q, k, v
+
+
+# Reference latent projection, head by head.
+#
+# B batch, T tokens, C n_embd, H head dim, R latent dim.
+
+
+def latent(
+    x_BTC: Tensor, parameters: Mapping[str, Tensor], shift_BTR: Tensor | None = None
+) -> Tensor:
+    """Return c_k = x W_dk plus the shift from the previous block."""
+    c_k = torch.einsum("btc,rc->btr", x_BTC, parameters["c_k.weight"])
+    return c_k if shift_BTR is None else c_k + shift_BTR
+
+
+def latent_heads(
+    x_BTC: Tensor,
+    parameters: Mapping[str, Tensor],
+    n_head: int,
+    options: LatentOptions,
+    shift_BTR: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return q, k and v, BNTH, computed head by head."""
+    width = x_BTC.shape[-1] // n_head
+    c_k = latent(x_BTC, parameters, shift_BTR)
+    c_v = torch.einsum("btc,rc->btr", x_BTC, parameters["c_v.weight"])
+    stacked: tuple[list[Tensor], ...] = ([], [], [])
+    for head in range(n_head):
+        rows = slice(head * width, (head + 1) * width)
+        expansion = slice(None) if options.shared_expansion else rows
+        stacked[0].append(torch.einsum("btc,hc->bth", x_BTC, parameters["c_q.weight"][rows]))
+        for into, c, name in ((stacked[1], c_k, "expand_k"), (stacked[2], c_v, "expand_v")):
+            K_HR = parameters[f"{name}.weight"][expansion]
+            into.append(torch.einsum("btr,hr->bth", c, K_HR))
+    q, k, v = (torch.stack(part, 1) for part in stacked)
+    return q, k, v
+
+
+# Reference full causal pattern, pair by pair.
+
+
+def full_sees(i: int, j: int, options: FullOptions) -> bool:
+    """Return whether j ≤ i."""
+    return j <= i
+
+
+# Reference sliding window, pair by pair.
+
+
+def sliding_sees(i: int, j: int, options: SlidingOptions) -> bool:
+    """Return whether max(0, i − w + 1) ≤ j ≤ i."""
+    return max(0, i - options.window + 1) <= j <= i
+
 
 Parameters = Mapping[str, Tensor]
 
@@ -24,7 +140,7 @@ def attention(
     parameters: Parameters,
     n_head: int,
     options: AttentionConfig,
-    request: WeightsRequest | None = None,
+    request: AttentionWeightsOptions | None = None,
     head_scale_BTN: Tensor | None = None,
     latent_shift_BTR: Tensor | None = None,
     block: int = 0,
@@ -36,14 +152,14 @@ def attention(
     q, k, v = _heads(x_BTC, parameters, n_head, options, latent_shift_BTR)
     if options.pattern.attends:
         pattern = _subset(parameters, "pattern.")
-        out_BTNH = _reference(options.pattern).attend(x_BTC, q, k, v, pattern, options, block)
+        out_BTNH = _formula(options.pattern, "attend")(x_BTC, q, k, v, pattern, options, block)
         if head_scale_BTN is not None:
             out_BTNH = out_BTNH * head_scale_BTN[..., None]
         return _project(out_BTNH.flatten(2), parameters), None
-    sees = _reference(options.pattern).sees
+    sees = _formula(options.pattern, "sees")
     length = x_BTC.shape[1]
     if options.positions.rotates:
-        rotated = _reference(options.positions).rotated
+        rotated = _formula(options.positions, "rotated")
         q, k = (rotated(x, range(length), options.positions) for x in (q, k))
     outputs, shown = [], []
     for i in range(length):
@@ -55,13 +171,13 @@ def attention(
         outputs.append(out_BNH.flatten(1))
         if request:
             row_BS = x_BTC.new_zeros(x_BTC.shape[0], length)
-            row_BS[:, columns] = thin_out(p_BNc.mean(1), request)
+            row_BS[:, columns] = sparsify(p_BNc.mean(1), request)
             shown.append(row_BS)
     projected = _project(torch.stack(outputs, 1), parameters)
     return projected, torch.stack(shown, 1) if request else None
 
 
-def thin_out(mean_Bc: Tensor, request: WeightsRequest) -> Tensor:
+def sparsify(mean_Bc: Tensor, request: AttentionWeightsOptions) -> Tensor:
     """Return rows sparsified according to ``request`` and renormalized."""
     rows = []
     for row_c in mean_Bc.detach() if request.detach else mean_Bc:
@@ -94,14 +210,14 @@ def _row(
     scores = (q[:, :, i : i + 1] * k[:, :, columns]).sum(-1) / q.shape[-1] ** 0.5
     for term in options.terms:
         weights = _subset(parameters, f"terms.{term.name}.")
-        scores = scores + _reference(term).score(q, k, i, columns, weights, term)
+        scores = scores + _formula(term, "score")(q, k, i, columns, weights, term)
     first = torch.softmax(scores, -1)
     output_factor = torch.ones_like(scores[..., 0])
     scores_factor = torch.ones_like(output_factor)
     for gate in options.gates:
         weights = _subset(parameters, f"gates.{gate.name}.")
-        factor = _reference(gate).factor(first, i, weights, gate)
-        if _reference(gate).scales_scores(gate):
+        factor = _formula(gate, "factor")(first, i, weights, gate)
+        if _formula(gate, "scales_scores")(gate):
             scores_factor = scores_factor * factor
         else:
             output_factor = output_factor * factor
@@ -119,11 +235,15 @@ def _heads(
     kwargs: dict[str, Any] = {}
     if latent_shift_BTR is not None:
         kwargs["shift_BTR"] = latent_shift_BTR
-    return _reference(projection).heads(x_BTC, weights, n_head, projection, **kwargs)
+    return _formula(projection, "heads")(x_BTC, weights, n_head, projection, **kwargs)
 
 
-def _reference(part: object) -> ModuleType:
-    return import_module(type(part).__module__.removesuffix("options") + "reference")
+def _formula(part: Any, name: str) -> Callable[..., Any]:
+    """Return the reference function ``name`` of an attention component."""
+    if f"{part.name}_{name}" in globals():
+        formula: Callable[..., Any] = globals()[f"{part.name}_{name}"]
+        return formula
+    return vars(import_module(type(part).__module__.removesuffix("options") + "reference"))[name]
 
 
 def _subset(parameters: Parameters, prefix: str) -> dict[str, Tensor]:

@@ -3,6 +3,7 @@
 B batch, T tokens, N heads, K key/value heads, H head dim.
 """
 
+import importlib.util
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -13,13 +14,15 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from gpt2.attention import PATTERNS
-from gpt2.attention.grouped.options import GroupedOptions
-from gpt2.attention.heads import Heads
-from gpt2.attention.rows.parts import Pattern
+from gpt2.attention.backend import select_backend
+from gpt2.attention.chunk_parts import Pattern
+from gpt2.attention.options import GroupedOptions
+from gpt2.attention.state import QKV
 from gpt2.config import ModelConfig
+from lib.env.observe import detect_sdpa_kernel, selected_sdpa_backend
+from lib.env.options import MachineConfig
+from lib.env.ranks import current_process
 from lib.errors import KablateError, PreflightError, Problem, RunError
-from lib.machine.observe import sdpa_choice
-from lib.machine.routing import kernel_that_made
 
 BACKENDS = {
     "flash": SDPBackend.FLASH_ATTENTION,
@@ -37,10 +40,10 @@ _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 # Enough to identify the CPU kernel; a whole long sequence would take seconds.
 _CPU_PROBE_TOKENS = 128
 # torch's error messages if none of the allowed kernels can run.
-REFUSALS = ("No available kernel", "No viable backend")
+NO_KERNEL_MESSAGES = ("No available kernel", "No viable backend")
 
 
-def plain_attention(heads: Heads, pattern: Pattern, backend: str, dropout: float) -> Tensor:
+def sdpa_attention(heads: QKV, pattern: Pattern, backend: str, dropout: float) -> Tensor:
     """Return head outputs, BNTH. Raises RunError if the configured kernel cannot run here."""
     mask = pattern.sdpa_arguments(heads.q_BNTH.shape[2], heads.q_BNTH.device)
     return _attend(heads, mask, backend, dropout)
@@ -52,7 +55,9 @@ def allowed_kernels(backend: str) -> list[str]:
         return sorted(name for name, enabled in KERNELS.items() if enabled())
 
 
-def torch_kernel(model: ModelConfig, precision: str, device: torch.device, dropout: float) -> str:
+def selected_sdpa_kernel(
+    model: ModelConfig, precision: str, device: torch.device, dropout: float
+) -> str:
     """Return the SDPA kernel that torch selects: flash, efficient, cudnn or math.
 
     Raises PreflightError if the configured kernel cannot run.
@@ -62,10 +67,12 @@ def torch_kernel(model: ModelConfig, precision: str, device: torch.device, dropo
     pattern = PATTERNS.module(options.pattern.name)(options.pattern)
     mask = pattern.sdpa_arguments(shape.block_size, device)
     with _allowed(options.backend, q, dropout, PreflightError):
-        return sdpa_choice(q, _kv_heads(model), dropout, mask)
+        return selected_sdpa_backend(q, _kv_heads(model), dropout, mask)
 
 
-def kernel_at_work(model: ModelConfig, precision: str, device: torch.device, dropout: float) -> str:
+def observed_sdpa_kernel(
+    model: ModelConfig, precision: str, device: torch.device, dropout: float
+) -> str:
     """Run plain attention once and return the kernel that ran: flash, efficient, cudnn or math.
 
     The probe uses one sequence and the query heads that share one key head. On a CPU the sequence
@@ -83,10 +90,10 @@ def kernel_at_work(model: ModelConfig, precision: str, device: torch.device, dro
     q, k, v = (_zeros(model, heads, length, precision, device) for heads in (group, 1, 1))
     gpus = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(gpus), torch.enable_grad():
-        return kernel_that_made(_attend(Heads(q, k, v), mask, options.backend, dropout))
+        return detect_sdpa_kernel(_attend(QKV(q, k, v), mask, options.backend, dropout))
 
 
-def _attend(heads: Heads, mask: Mapping[str, Any], backend: str, dropout: float) -> Tensor:
+def _attend(heads: QKV, mask: Mapping[str, Any], backend: str, dropout: float) -> Tensor:
     q, k, v = heads.q_BNTH, heads.k_BKTH, heads.v_BKTH
     with _allowed(backend, q, dropout, RunError):
         return F.scaled_dot_product_attention(
@@ -121,7 +128,7 @@ def _allowed(
         with _only(backend):
             yield
     except RuntimeError as error:
-        if not any(message in str(error) for message in REFUSALS):
+        if not any(message in str(error) for message in NO_KERNEL_MESSAGES):
             raise
         raise error_type(
             Problem(
@@ -132,3 +139,31 @@ def _allowed(
                 code="attention.backend-unsupported",
             )
         ) from error
+
+
+# Preflight check: the configured attention can run on this machine.
+
+
+def check_attention(model: ModelConfig, machine: MachineConfig) -> None:
+    """Check that the configured attention backend is available on this device.
+
+    Raises PreflightError if it is not. If a kernel is named, torch is queried with tensors of the
+    configured shape; no kernel runs.
+    """
+    shows_weights = {model.mlp.reads_weights(site) for site in model.sites()}
+    forms = {select_backend(model.attention, model.shape, s, machine.device) for s in shows_weights}
+    if "sdpa" in forms and model.attention.backend != "auto":
+        index = current_process().local_rank if machine.device == "cuda" else None
+        selected_sdpa_kernel(
+            model, machine.precision, torch.device(machine.device, index), model.shape.dropout
+        )
+    on_gpu = machine.device == "cuda"
+    if "joined" in forms and on_gpu and importlib.util.find_spec("triton") is None:
+        raise PreflightError(
+            Problem(
+                "the package triton is missing (required by FlexAttention on a GPU)",
+                where=f"ATTENTION_BACKEND_{model.attention.backend.upper()}",
+                next="type: SET=ATTENTION_BACKEND_ROWS=y",
+                code="env.missing-package",
+            )
+        )

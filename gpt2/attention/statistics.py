@@ -14,16 +14,15 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from gpt2.attention.rows.forward import Softmaxes, softmaxes
-from gpt2.attention.rows.parts import Chunk, Gate, ScoreTerm
-from gpt2.attention.rows.plan import Inputs, RowPlan, per_query_head
-from gpt2.mechanism_statistics import gate_values
+from gpt2.attention.chunk_parts import AttentionPlan, Gate, Inputs, RowChunk, ScoreTerm, repeat_kv
+from gpt2.attention.chunked import ChunkSoftmaxes, chunk_softmaxes
+from gpt2.statistics import gate_statistics
 
 
-def row_statistics(
+def attention_statistics(
     q_BNTH: Tensor,
     k_BKTH: Tensor,
-    plan: RowPlan,
+    plan: AttentionPlan,
     terms: Mapping[str, ScoreTerm],
     gates: Mapping[str, Gate],
 ) -> dict[str, Tensor]:
@@ -39,9 +38,9 @@ def row_statistics(
     statistics: dict[str, list[Tensor]] = defaultdict(list)
     with torch.autocast(q_BNTH.device.type, enabled=False):
         q_BNTH = q_BNTH * q_BNTH.shape[-1] ** -0.5
-        k_BNTH = per_query_head(k_BKTH, q_BNTH.shape[1])
+        k_BNTH = repeat_kv(k_BKTH, q_BNTH.shape[1])
         for chunk in plan.chunks(q_BNTH):
-            soft = softmaxes(plan, q_BNTH, k_BNTH, chunk, inputs)
+            soft = chunk_softmaxes(plan, q_BNTH, k_BNTH, chunk, inputs)
             sums["attention/entropy"].append(torch.special.entr(soft.last_BNrc).sum())
             for name, term in terms.items():
                 for statistic, total in _term_sums(term, plan, q_BNTH, k_BNTH, chunk, inputs, soft):
@@ -52,22 +51,22 @@ def row_statistics(
         means = {name: torch.stack(each).double().sum() / rows for name, each in sums.items()}
         for name, gate in gates.items():
             gate_BNT = gate.gate(torch.cat(statistics[name], 2), gate.inputs())
-            means |= gate_values(name, gate_BNT)
+            means |= gate_statistics(name, gate_BNT)
     return means
 
 
 def _term_sums(
     term: ScoreTerm,
-    plan: RowPlan,
+    plan: AttentionPlan,
     q_BNTH: Tensor,
     k_BNTH: Tensor,
-    chunk: Chunk,
+    chunk: RowChunk,
     inputs: Inputs,
-    soft: Softmaxes,
+    soft: ChunkSoftmaxes,
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield the statistics of a term, summed over the rows of a chunk."""
     others = replace(plan, terms=[each for each in plan.terms if each is not term])
-    without = softmaxes(others, q_BNTH, k_BNTH, chunk, inputs)
+    without = chunk_softmaxes(others, q_BNTH, k_BNTH, chunk, inputs)
     weights_BNrc = soft.last_BNrc
     added_BNrc = torch.zeros_like(weights_BNrc)
     term.add_(added_BNrc, q_BNTH, k_BNTH, chunk, inputs[term])

@@ -18,14 +18,15 @@ from gpt2.ablation.ratio import RATIO
 from gpt2.ablation.resolve import resolve_config, resolve_study
 from gpt2.config import ModelConfig
 from gpt2.model import GPT
-from lib.binding import Value
-from lib.kconfig import Layer, Tree
+from lib.config.field import SymbolValue
+from lib.config.layers import ConfigLayer
+from lib.config.tree import KconfigTree
 
 # Longer than each window, so that tokens are evicted from every sliding cache.
 _TOKENS = 72
 # Tokens of each call: a short prompt, long steps, single tokens.
 CALLS = (3, 38, 1, 1, 24, 1, 1, 2, 1)
-SMALL: dict[str, Value] = {
+SMALL: dict[str, SymbolValue] = {
     "MODEL_SIZE_CUSTOM": True,
     "N_LAYER": 3,
     "N_HEAD": 4,
@@ -35,9 +36,9 @@ SMALL: dict[str, Value] = {
     "TOKENIZER_BYTE": True,
 }
 SMALL_WINDOW = 20
-_GPT2: dict[str, Value] = {"MODEL_SIZE_GPT2": True}
+_GPT2: dict[str, SymbolValue] = {"MODEL_SIZE_GPT2": True}
 _BYTES_PER_ELEMENT = 2
-_PROJECTIONS: dict[str, dict[str, Value]] = {
+_PROJECTIONS: dict[str, dict[str, SymbolValue]] = {
     "dense": {},
     "grouped": {"ATTENTION_PROJECTION_GROUPED": True, "N_KV_HEAD": 2},
     "latent": {"ATTENTION_PROJECTION_LATENT": True},
@@ -51,10 +52,10 @@ _RACT = {
     for mode in ("topk", "max", "entropy", "rms")
     for apply in ("output", "weights")
 }
-_ALL: dict[str, Value] = {
-    name: True for name in ("RECIPROCAL", "RA_CROSS_TOKEN", "MLP_ATTN_GATE", "MLP_CROSS_TOKEN")
-}
-_MECHANISMS: dict[str, dict[str, Value]] = {
+_ALL: dict[str, SymbolValue] = dict.fromkeys(
+    ("RECIPROCAL", "RA_CROSS_TOKEN", "MLP_ATTN_GATE", "MLP_CROSS_TOKEN"), True
+)
+_MECHANISMS: dict[str, dict[str, SymbolValue]] = {
     "none": {},
     "RA": {"RECIPROCAL": True},
     "RA learnable": {"RECIPROCAL": True, "RECIPROCAL_LEARNABLE": True},
@@ -72,11 +73,13 @@ _MECHANISMS: dict[str, dict[str, Value]] = {
 }
 
 
-def combinations(size: dict[str, Value], window: int) -> dict[str, dict[str, ModelConfig]]:
+def mechanism_models(
+    size: dict[str, SymbolValue], window: int
+) -> dict[str, dict[str, ModelConfig]]:
     """Return mechanism → attention → model, for every combination that Kconfig allows."""
     models: dict[str, dict[str, ModelConfig]] = {}
-    tree = Tree()
-    patterns: dict[str, dict[str, Value]] = {
+    tree = KconfigTree()
+    patterns: dict[str, dict[str, SymbolValue]] = {
         "full": {},
         "sliding": {"ATTENTION_PATTERN_SLIDING": True, "SLIDING_WINDOW": window},
     }
@@ -92,13 +95,13 @@ def combinations(size: dict[str, Value], window: int) -> dict[str, dict[str, Mod
     return models
 
 
-def steps(size: dict[str, Value] = SMALL) -> dict[str, ModelConfig]:
+def steps(size: dict[str, SymbolValue] = SMALL) -> dict[str, ModelConfig]:
     """Return the model of every step of the RATIO study, by slug."""
     base = _layers(size | {"RA_MLA_ABLATION_MODE": True})
-    return {s.step.slug: s.config.model for s in resolve_study(Tree(), base, RATIO)}
+    return {s.step.slug: s.config.model for s in resolve_study(KconfigTree(), base, RATIO)}
 
 
-def deviation(config: ModelConfig, calls: Sequence[int] = CALLS) -> float:
+def max_deviation(config: ModelConfig, calls: Sequence[int] = CALLS) -> float:
     """Return the largest logit difference between cached decoding and the full forward pass.
 
     ``calls`` are the tokens of each decoding call. Computed in float64 on two sequences, with
@@ -129,7 +132,7 @@ def cache_bytes(config: ModelConfig) -> tuple[int, int]:
 
 def to_markdown() -> str:
     """Return the Markdown tables of all combinations and of the study's steps."""
-    small, large = combinations(SMALL, SMALL_WINDOW), combinations(_GPT2, 256)
+    small, large = mechanism_models(SMALL, SMALL_WINDOW), mechanism_models(_GPT2, 256)
     columns = list(small["none"])
     lines = [f"| mechanisms | {' | '.join(columns)} |", "|-|" + "-:|" * len(columns)]
     for mechanism, models in small.items():
@@ -145,14 +148,14 @@ def to_markdown() -> str:
 
 def _cell(small: ModelConfig, large: ModelConfig) -> str:
     token, sequence = cache_bytes(large)
-    return f"{deviation(small):.0e}, {token:,}" + (f" + {sequence:,}" if sequence else "")
+    return f"{max_deviation(small):.0e}, {token:,}" + (f" + {sequence:,}" if sequence else "")
 
 
-def _layers(changes: dict[str, Value]) -> list[Layer]:
+def _layers(changes: dict[str, SymbolValue]) -> list[ConfigLayer]:
     symbols = {"DEVICE_CPU": True, "SINGLE_TRAINING": True, **changes}
     if "RA_MLA_ABLATION_MODE" in changes:
         del symbols["SINGLE_TRAINING"]
-    return [Layer.of("command line", "decoding", symbols)]
+    return [ConfigLayer.of("command line", "decoding", symbols)]
 
 
 def main() -> None:

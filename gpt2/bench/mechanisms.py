@@ -16,8 +16,10 @@ from gpt2.ablation.ratio import RATIO
 from gpt2.ablation.resolve import resolve_study
 from gpt2.config import Config
 from gpt2.model import GPT
-from lib.binding import Value
-from lib.kconfig import Layer, Tree, defconfig_layers
+from lib.config.dotconfig import defconfig_layers
+from lib.config.field import SymbolValue
+from lib.config.layers import ConfigLayer
+from lib.config.tree import KconfigTree
 from lib.project import ROOT
 
 # Tokens per sequence → number of sequences: about a thousand tokens in total.
@@ -25,9 +27,9 @@ SHAPES = {256: 4, 1024: 1}
 _BLOCKS = 2
 
 
-def configurations(tokens: int) -> dict[str, Config]:
+def distinct_configs(tokens: int) -> dict[str, Config]:
     """Return the steps with distinct models, by slug, at ``tokens`` context."""
-    changes: dict[str, Value] = {
+    changes: dict[str, SymbolValue] = {
         "DEVICE_CPU": True,
         "TOKENIZER_BYTE": True,
         "MODEL_SIZE_CUSTOM": True,
@@ -37,8 +39,11 @@ def configurations(tokens: int) -> dict[str, Config]:
         "BLOCK_SIZE": tokens,
         "DROPOUT": "0.0",
     }
-    base = [*defconfig_layers(ROOT, "gpt2-quickstart"), Layer.of("command line", "bench", changes)]
-    configs = {s.step.slug: s.config for s in resolve_study(Tree(), base, RATIO)}
+    base = [
+        *defconfig_layers(ROOT, "gpt2-quickstart"),
+        ConfigLayer.of("command line", "bench", changes),
+    ]
+    configs = {s.step.slug: s.config for s in resolve_study(KconfigTree(), base, RATIO)}
     unique: dict[object, str] = {}
     for slug, config in configs.items():
         unique.setdefault(config.model, slug)
@@ -57,7 +62,7 @@ def seconds(model: GPT, tokens_BT: torch.Tensor) -> tuple[float, float]:
 def measure(tokens: int, rounds: int) -> dict[str, dict[str, list[float]]]:
     """Return each step's time relative to the baseline of the same round, for all rounds."""
     models = {}
-    for slug, config in configurations(tokens).items():
+    for slug, config in distinct_configs(tokens).items():
         models[slug] = GPT(config.model)
         models[slug].init_weights(config.seed)
     tokens_BT = torch.randint(0, 256, (SHAPES[tokens], tokens + 1))

@@ -26,32 +26,31 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gpt2.ablation.resolve import resolve_config
-from gpt2.attention.nsa.cache import Keys, NsaCache, Pair
-from gpt2.attention.nsa.compress import compress
-from gpt2.attention.nsa.module import attend_branches
-from gpt2.attention.nsa.options import NsaOptions
-from gpt2.bench.nsa_table import Row
-from gpt2.cache import BlockCache
-from lib import cli
-from lib.binding import Value
-from lib.console import say
-from lib.kconfig import Layer, Tree
-from lib.units import clock
+from gpt2.bench.nsa_table import NsaBenchRow
+from gpt2.kv_cache import BlockKVCache
+from gpt2.nsa.cache import BranchKeyValues, KeyValue, NsaCache
+from gpt2.nsa.module import attend_branches, compress_blocks
+from gpt2.nsa.options import NsaOptions
+from lib import console
+from lib.config.field import SymbolValue
+from lib.config.layers import ConfigLayer
+from lib.config.tree import KconfigTree
+from lib.console import format_duration, log
 
 HEADS, KEY_HEADS, WIDTH = 12, 2, 64
-SHORTEST = {"cpu": 512, "cuda": 8192}
+MIN_TOKENS = {"cpu": 512, "cuda": 8192}
 # Decoding steps that are timed together, since one step is shorter than the clock resolution.
 _DECODE_STEPS = 8
-SETTINGS: dict[str, dict[str, Value]] = {
+SETTINGS: dict[str, dict[str, SymbolValue]] = {
     "n=16, w=512": {},
     "n=8, w=256": {"NSA_SELECT_COUNT": 8, "NSA_WINDOW": 256},
 }
 _PROGRESS_INTERVAL_SECONDS = 5.0
-Side = Callable[[], object]
+TimedFunction = Callable[[], object]
 
 
 @dataclass(frozen=True)
-class Job:
+class NsaBenchJob:
     """One row to measure: setting, kind of work and number of tokens."""
 
     setting: str
@@ -69,17 +68,17 @@ class Job:
         return f"{self.setting}, {self.work}, {self.tokens:,} tokens"
 
 
-class Progress:
+class BenchProgress:
     """Progress over the rounds of all jobs, with the estimated remaining time."""
 
-    def __init__(self, jobs: list[Job], rounds: int) -> None:
+    def __init__(self, jobs: list[NsaBenchJob], rounds: int) -> None:
         # One additional warm-up round.
         self.rounds = 1 + rounds
         self.total = sum(job.cost for job in jobs) * self.rounds
         self.done = 0
         self.started = self.logged = time.monotonic()
 
-    def add(self, job: Job, count: int) -> None:
+    def add(self, job: NsaBenchJob, count: int) -> None:
         """Record that round ``count`` of a job has finished, and log the progress regularly."""
         self.done += job.cost
         now = time.monotonic()
@@ -88,27 +87,29 @@ class Progress:
         self.logged = now
         remaining = (now - self.started) * (self.total / self.done - 1)
         part = f"{job}: {count} of {self.rounds} rounds"
-        say("BENCH", f"{part}   {self.done / self.total:.0%}, eta {clock(remaining)}")
+        log("BENCH", f"{part}   {self.done / self.total:.0%}, eta {format_duration(remaining)}")
 
 
-def options_of(setting: str) -> NsaOptions:
+def nsa_options(setting: str) -> NsaOptions:
     """Return the NSA options of a setting: the Kconfig defaults with the setting's changes."""
     symbols = {"ATTENTION_PROJECTION_GROUPED": True, "ATTENTION_PATTERN_NSA": True}
-    layer = Layer.of("command line", "bench", {**symbols, **SETTINGS[setting], "DROPOUT": "0.0"})
-    pattern = resolve_config(Tree(), [layer]).model.attention.pattern
+    layer = ConfigLayer.of(
+        "command line", "bench", {**symbols, **SETTINGS[setting], "DROPOUT": "0.0"}
+    )
+    pattern = resolve_config(KconfigTree(), [layer]).model.attention.pattern
     assert isinstance(pattern, NsaOptions)
     return pattern
 
 
-def whole(options: NsaOptions, *tensors: Tensor) -> Tensor:
+def nsa_attention(options: NsaOptions, *tensors: Tensor) -> Tensor:
     """Return the sum of the three branch outputs; ``tensors`` are q and three pairs of k and v."""
     q_BNTH, k_cmp, v_cmp, *rest = tensors
-    blocks = (compress(k_cmp, options, None), compress(v_cmp, options, None))
-    keys = Keys(blocks, (rest[0], rest[1]), (rest[2], rest[3]))
+    blocks = (compress_blocks(k_cmp, options, None), compress_blocks(v_cmp, options, None))
+    keys = BranchKeyValues(blocks, (rest[0], rest[1]), (rest[2], rest[3]))
     return torch.stack(attend_branches(q_BNTH, keys, options, 0)).sum(0)
 
 
-def full(q_BNTH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, causal: bool = True) -> Tensor:
+def full_attention(q_BNTH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, causal: bool = True) -> Tensor:
     """Return torch's scaled dot-product attention."""
     shared = k_BKSH.shape[1] < q_BNTH.shape[1]
     return F.scaled_dot_product_attention(
@@ -116,18 +117,18 @@ def full(q_BNTH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, causal: bool = True) ->
     )
 
 
-def drawn(heads: int, tokens: int, device: str) -> Tensor:
+def random_tensor(heads: int, tokens: int, device: str) -> Tensor:
     """Return a random tensor BNTH with B = 1: bf16 on a GPU, fp32 on a CPU."""
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     return torch.randn(1, heads, tokens, WIDTH, device=device, dtype=dtype)
 
 
-def repeated(x_BKSH: Tensor) -> Tensor:
+def repeat_heads(x_BKSH: Tensor) -> Tensor:
     """Return keys or values repeated in memory for every query head, BNSH."""
     return x_BKSH.repeat_interleave(HEADS // KEY_HEADS, 1)
 
 
-def jobs_of(longest: int, device: str) -> list[Job]:
+def bench_jobs(longest: int, device: str) -> list[NsaBenchJob]:
     """Return the jobs of every setting and length, whole sequences first."""
     jobs = []
     for setting in SETTINGS:
@@ -135,22 +136,22 @@ def jobs_of(longest: int, device: str) -> list[Job]:
             (("forward", "forward + backward"), longest),
             (("decode",), 4 * longest),
         ):
-            tokens = SHORTEST[device]
+            tokens = MIN_TOKENS[device]
             while tokens <= max_tokens:
-                jobs += [Job(setting, work, tokens) for work in works]
+                jobs += [NsaBenchJob(setting, work, tokens) for work in works]
                 tokens *= 2
     return jobs
 
 
-def prefill(options: NsaOptions, tokens: int, device: str) -> dict[str, dict[str, Side]]:
+def prefill(options: NsaOptions, tokens: int, device: str) -> dict[str, dict[str, TimedFunction]]:
     """Return the timed functions of whole sequences: kind of work → side → function."""
-    q = drawn(HEADS, tokens, device)
-    pairs = [drawn(KEY_HEADS, tokens, device) for _ in range(6)]
+    q = random_tensor(HEADS, tokens, device)
+    pairs = [random_tensor(KEY_HEADS, tokens, device) for _ in range(6)]
     k, v = pairs[2:4]
     sides: dict[str, tuple[Callable[..., Tensor], list[Tensor]]] = {
-        "nsa": (lambda *tensors: whole(options, *tensors), [q, *pairs]),
-        "expanded": (full, [q, repeated(k), repeated(v)]),
-        "gqa": (full, [q, k, v]),
+        "nsa": (lambda *tensors: nsa_attention(options, *tensors), [q, *pairs]),
+        "expanded": (full_attention, [q, repeat_heads(k), repeat_heads(v)]),
+        "gqa": (full_attention, [q, k, v]),
     }
     return {
         "forward": {name: _forward(*side) for name, side in sides.items()},
@@ -158,37 +159,39 @@ def prefill(options: NsaOptions, tokens: int, device: str) -> dict[str, dict[str
     }
 
 
-def decode(options: NsaOptions, tokens: int, device: str) -> tuple[dict[str, Side], NsaCache]:
+def decode(
+    options: NsaOptions, tokens: int, device: str
+) -> tuple[dict[str, TimedFunction], NsaCache]:
     """Return side → function that decodes a few tokens after ``tokens``, and the NSA cache.
 
     The NSA cache counts the keys that decoding reads.
     """
     sparse = NsaCache(options, 0)
-    caches = {"expanded": BlockCache(lambda row: 0), "gqa": BlockCache(lambda row: 0)}
+    caches = {"expanded": BlockKVCache(lambda row: 0), "gqa": BlockKVCache(lambda row: 0)}
 
-    def compressed(raw: dict[str, Pair]) -> tuple[Tensor, ...]:
-        return tuple(compress(x, options, None) for x in raw["compressed"])
+    def compressed(raw: dict[str, KeyValue]) -> tuple[Tensor, ...]:
+        return tuple(compress_blocks(x, options, None) for x in raw["compressed"])
 
-    def add(count: int) -> Keys:
+    def add(count: int) -> BranchKeyValues:
         raw = {
-            name: (drawn(KEY_HEADS, count, device), drawn(KEY_HEADS, count, device))
+            name: (random_tensor(KEY_HEADS, count, device), random_tensor(KEY_HEADS, count, device))
             for name in options.branches
         }
         return sparse.add(raw, compressed)
 
     def extended(name: str, count: int) -> list[Tensor]:
-        kv = [drawn(KEY_HEADS, count, device) for _ in "kv"]
-        kv = [repeated(x) for x in kv] if name == "expanded" else kv
+        kv = [random_tensor(KEY_HEADS, count, device) for _ in "kv"]
+        kv = [repeat_heads(x) for x in kv] if name == "expanded" else kv
         return [caches[name].extend(x, new, dim=2) for x, new in zip("kv", kv)]
 
     def sparse_steps() -> None:
         for _ in range(_DECODE_STEPS):
-            sparse.attend(drawn(HEADS, 1, device), add(1))
+            sparse.attend(random_tensor(HEADS, 1, device), add(1))
             sparse.position += 1
 
     def full_steps(name: str) -> None:
         for _ in range(_DECODE_STEPS):
-            full(drawn(HEADS, 1, device), *extended(name, 1), causal=False)
+            full_attention(random_tensor(HEADS, 1, device), *extended(name, 1), causal=False)
             caches[name].position += 1
 
     add(tokens)
@@ -196,13 +199,13 @@ def decode(options: NsaOptions, tokens: int, device: str) -> tuple[dict[str, Sid
     for name, cache in caches.items():
         extended(name, tokens)
         cache.position = tokens
-    sides: dict[str, Side] = {"nsa": sparse_steps}
+    sides: dict[str, TimedFunction] = {"nsa": sparse_steps}
     sides |= {name: lambda name=name: full_steps(name) for name in caches}
     return sides, sparse
 
 
-def timed(
-    sides: Mapping[str, Side],
+def time_sides(
+    sides: Mapping[str, TimedFunction],
     rounds: int,
     device: str,
     report: Callable[[int], None] = lambda _: None,
@@ -221,7 +224,7 @@ def timed(
     return times
 
 
-def saved_bytes(side: Side) -> int:
+def saved_bytes(side: TimedFunction) -> int:
     """Return the bytes of the tensors saved for backward, counting each storage once."""
     storages: dict[int, int] = {}
 
@@ -234,35 +237,39 @@ def saved_bytes(side: Side) -> int:
     return sum(storages.values())
 
 
-def measure(jobs: list[Job], rounds: int, device: str) -> Iterator[Row]:
+def measure(jobs: list[NsaBenchJob], rounds: int, device: str) -> Iterator[NsaBenchRow]:
     """Measure the jobs in order and yield a row for each."""
-    progress = Progress(jobs, rounds)
+    progress = BenchProgress(jobs, rounds)
     for job in jobs:
 
-        def report(count: int, job: Job = job) -> None:
+        def report(count: int, job: NsaBenchJob = job) -> None:
             progress.add(job, count)
 
         measure_job = _measure_decode if job.work == "decode" else _measure_prefill
         yield measure_job(job, rounds, device, report)
 
 
-def _measure_prefill(job: Job, rounds: int, device: str, report: Callable[[int], None]) -> Row:
-    options, tokens = options_of(job.setting), job.tokens
+def _measure_prefill(
+    job: NsaBenchJob, rounds: int, device: str, report: Callable[[int], None]
+) -> NsaBenchRow:
+    options, tokens = nsa_options(job.setting), job.tokens
     torch.manual_seed(0)
     sides = prefill(options, tokens, device)[job.work]
     # Without gradients nothing is saved.
     backward = job.work != "forward"
     saved = {name: saved_bytes(side) for name, side in sides.items()} if backward else {}
     counts = (tokens * (tokens + 1) // 2, sum(options.pairs(tokens)))
-    times = timed(sides, rounds, device, report)
+    times = time_sides(sides, rounds, device, report)
     return _row(job.setting, job.work, tokens, times, counts, saved)
 
 
 @torch.no_grad()
-def _measure_decode(job: Job, rounds: int, device: str, report: Callable[[int], None]) -> Row:
+def _measure_decode(
+    job: NsaBenchJob, rounds: int, device: str, report: Callable[[int], None]
+) -> NsaBenchRow:
     torch.manual_seed(0)
-    sides, cache = decode(options_of(job.setting), job.tokens, device)
-    times = timed(sides, rounds, device, report)
+    sides, cache = decode(nsa_options(job.setting), job.tokens, device)
+    times = time_sides(sides, rounds, device, report)
     steps = _DECODE_STEPS * (1 + rounds)
     counts = (job.tokens + steps // 2, round(sum(cache.reads.values()) / steps))
     per_token = {
@@ -278,12 +285,12 @@ def _row(
     times: Mapping[str, list[float]],
     counts: tuple[int, int],
     saved: Mapping[str, int],
-) -> Row:
+) -> NsaBenchRow:
     fastest = [min(pair) for pair in zip(times["expanded"], times["gqa"])]
     ratios = [a / b for a, b in zip(fastest, times["nsa"])]
     milliseconds = {name: 1000 * statistics.median(seconds) for name, seconds in times.items()}
     full_saved = min(saved["expanded"], saved["gqa"]) if saved else 0
-    return Row(
+    return NsaBenchRow(
         setting=setting,
         work=work,
         tokens=tokens,
@@ -300,7 +307,7 @@ def _row(
     )
 
 
-def _forward(attend: Callable[..., Tensor], tensors: list[Tensor]) -> Side:
+def _forward(attend: Callable[..., Tensor], tensors: list[Tensor]) -> TimedFunction:
     def run() -> None:
         with torch.no_grad():
             attend(*tensors)
@@ -308,7 +315,7 @@ def _forward(attend: Callable[..., Tensor], tensors: list[Tensor]) -> Side:
     return run
 
 
-def _backward(attend: Callable[..., Tensor], tensors: list[Tensor]) -> Side:
+def _backward(attend: Callable[..., Tensor], tensors: list[Tensor]) -> TimedFunction:
     leaves = [x.detach().requires_grad_() for x in tensors]
     grad_output = torch.ones_like(tensors[0])
 
@@ -318,7 +325,7 @@ def _backward(attend: Callable[..., Tensor], tensors: list[Tensor]) -> Side:
     return run
 
 
-def _seconds(side: Side, device: str) -> float:
+def _seconds(side: TimedFunction, device: str) -> float:
     if device == "cuda":
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         begin.record()
@@ -342,7 +349,7 @@ def main() -> int:
     longest, rounds = map(int, sys.argv[1:])
     torch.set_num_threads(1)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    jobs = jobs_of(longest, device)
+    jobs = bench_jobs(longest, device)
     _write({"device": device, "rows": len(jobs)})
     for row in measure(jobs, rounds, device):
         _write(asdict(row))
@@ -350,4 +357,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    console.run_main(main)

@@ -9,16 +9,16 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
-from lib.console import say
+from lib.console import log
+from lib.env.machine import MALLOC_VARIABLES
 from lib.errors import Problem, RunError
-from lib.figures import pyplot
 from lib.files import write_atomic
-from lib.machine.setup import KEEP_MEMORY
-from lib.modules import module_command
+from lib.project import python_module_command
+from lib.report.figures import load_pyplot
 
 
 @dataclass(frozen=True)
-class Row:
+class NsaBenchRow:
     """Timings of one kind of work at one length.
 
     Times are medians. ``ratio`` is the median of full / NSA over rounds, with the range ``lowest``
@@ -51,16 +51,18 @@ class Row:
         return self.full_keys / self.nsa_keys
 
 
-def measure_apart(longest: int, rounds: int, path: Path) -> tuple[str, list[Row], bool]:
+def measure_in_subprocess(
+    longest: int, rounds: int, path: Path
+) -> tuple[str, list[NsaBenchRow], bool]:
     """Measure in a separate process, and write each row to the CSV file ``path`` as it arrives.
 
     Returns the device, the rows, and whether all rows were measured before Ctrl-C. Raises RunError
     if the process fails.
     """
-    command = module_command("gpt2.bench.nsa", str(longest), str(rounds))
+    command = python_module_command("gpt2.bench.nsa", str(longest), str(rounds))
     # The environment of the trainer's workers on a CPU.
-    variables = {**os.environ, "OMP_NUM_THREADS": "1", **KEEP_MEMORY}
-    device, total, rows = "", 0, list[Row]()
+    variables = {**os.environ, "OMP_NUM_THREADS": "1", **MALLOC_VARIABLES}
+    device, total, rows = "", 0, list[NsaBenchRow]()
     # A separate session, so that Ctrl-C reaches only this process.
     with subprocess.Popen(
         command, env=variables, stdout=subprocess.PIPE, text=True, start_new_session=True
@@ -71,13 +73,13 @@ def measure_apart(longest: int, rounds: int, path: Path) -> tuple[str, list[Row]
                 values = json.loads(line)
                 if not total:
                     device, total = values["device"], values["rows"]
-                    say("BENCH", f"{total} rows, one after the other into {path}")
+                    log("BENCH", f"{total} rows, one after the other into {path}")
                     continue
-                rows.append(Row(**values))
+                rows.append(NsaBenchRow(**values))
                 write_csv(rows, path)
             process.wait()
         except KeyboardInterrupt:
-            say("BENCH", f"interrupted after {len(rows)} of {total} rows")
+            log("BENCH", f"interrupted after {len(rows)} of {total} rows")
             return device, rows, False
         finally:
             process.terminate()
@@ -87,7 +89,7 @@ def measure_apart(longest: int, rounds: int, path: Path) -> tuple[str, list[Row]
     return device, rows, True
 
 
-def to_markdown(rows: Sequence[Row]) -> str:
+def to_markdown(rows: Sequence[NsaBenchRow]) -> str:
     """Return a Markdown table of all rows, and a table of the growth with length."""
     heads = ["setting", "work", "tokens", "NSA ms", "expanded ms", "enable_gqa ms"]
     heads += ["full / NSA", "keys, full / NSA", "saved MiB, full", "saved MiB, NSA"]
@@ -102,7 +104,7 @@ def to_markdown(rows: Sequence[Row]) -> str:
     return "\n".join([*lines, *_growth(rows)]) + "\n"
 
 
-def _growth(rows: Sequence[Row]) -> list[str]:
+def _growth(rows: Sequence[NsaBenchRow]) -> list[str]:
     """Return the lines of a table of time growth for four times the tokens, if measured."""
     by_length = {(row.setting, row.work, row.tokens): row for row in rows}
     lines = []
@@ -116,22 +118,22 @@ def _growth(rows: Sequence[Row]) -> list[str]:
     return ["", heads, "|-|-|-:|-:|-:|", *lines] if lines else []
 
 
-def write_csv(rows: Sequence[Row], path: Path) -> None:
+def write_csv(rows: Sequence[NsaBenchRow], path: Path) -> None:
     """Write the rows as CSV, with the columns in field order."""
     text = io.StringIO()
-    names = [field.name for field in fields(Row)]
+    names = [field.name for field in fields(NsaBenchRow)]
     writer = csv.DictWriter(text, names, lineterminator="\n")
     writer.writeheader()
     writer.writerows(asdict(row) for row in rows)
     write_atomic(path, text.getvalue())
 
 
-def draw(rows: Sequence[Row], path: Path) -> None:
+def plot(rows: Sequence[NsaBenchRow], path: Path) -> None:
     """Plot the ratio full / NSA over tokens as PNG, with the ratio of keys as dashed lines.
 
     Requires matplotlib.
     """
-    plots = pyplot()
+    plots = load_pyplot()
     works = list(dict.fromkeys(row.work for row in rows))
     figure, axes = plots.subplots(1, len(works), figsize=(5 * len(works), 4), squeeze=False)
     for work, panel in zip(works, axes[0]):

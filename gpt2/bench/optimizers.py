@@ -15,13 +15,13 @@ from typing import Any
 
 import torch
 
-from gpt2.bench.cases import configuration
+from gpt2.bench.trainer import case_config
 from gpt2.model import GPT
-from lib.binding import Value
+from lib.config.field import SymbolValue
 from lib.optim import OPTIMIZERS
-from lib.optim.groups import parameter_groups
+from lib.optim.optimizers import parameter_groups
 from lib.pruning import PRUNERS
-from lib.pruning.contract import Pruner
+from lib.pruning.pruners import Pruner
 
 # The default interval of mask updates.
 _STEPS = 10
@@ -51,11 +51,11 @@ def measure(threads: int, rounds: int) -> dict[str, dict[str, float | list[float
 def _build(name: str, threads: int) -> tuple[torch.optim.Optimizer, Pruner]:
     """Build an optimizer over new weights with random gradients, and the matching pruner."""
     registered = name in OPTIMIZERS
-    settings: dict[str, Value] = {f"OPTIMIZER_{name.upper()}": True} if registered else {}
+    settings: dict[str, SymbolValue] = {f"OPTIMIZER_{name.upper()}": True} if registered else {}
     if name == "adamwspam":
         # Enables spike clipping from the first steps on, as in a longer run.
         settings["SPAM_CLIP_DELAY"] = 1
-    config = configuration("gpt2-124m+cpu", settings, threads)
+    config = case_config("gpt2-124m+cpu", settings, threads)
     torch.manual_seed(0)
     model = GPT(config.model)
     for parameter in model.parameters():

@@ -15,29 +15,30 @@ from pathlib import Path
 from typing import Any
 
 from gpt2.ablation.resolve import resolve_config
-from gpt2.bench.apart import train_apart
+from gpt2.bench.trainer import train_in_subprocess
 from gpt2.config import Config
-from lib.analysis.significance import Interval, median_interval
-from lib.binding import Value
-from lib.console import say
-from lib.files import indented_json
-from lib.kconfig import Layer, Tree
+from lib.config.field import SymbolValue
+from lib.config.layers import ConfigLayer
+from lib.config.tree import KconfigTree
+from lib.console import log
+from lib.files import pretty_json
+from lib.report.significance import MedianInterval, median_interval
 
 SCHEMA_VERSION = 1
-FEWEST_PAIRS = 9
+MIN_PAIRS = 9
 # In the first iterations the allocator still grows, and kernels are compiled and selected.
-NOT_TIMED = 3
-_TRACKERS: dict[str, Value] = {
+WARMUP_ITERATIONS = 3
+_TRACKERS: dict[str, SymbolValue] = {
     "TRACKER_WANDB": True,
     "TRACKER_WANDB_MODE_OFFLINE": True,
     "TRACKER_TRACKIO": True,
     "TRACKER_TENSORBOARD": True,
 }
-_NO_TRACKERS: dict[str, Value] = {name: False for name in _TRACKERS if "MODE" not in name}
+_NO_TRACKERS: dict[str, SymbolValue] = {name: False for name in _TRACKERS if "MODE" not in name}
 
 
 @dataclass(frozen=True)
-class Figures:
+class OverheadFigures:
     """Figures of one training. Times are in seconds."""
 
     # Wall-clock time of whole iterations, from the first timed iteration to the end of the last.
@@ -51,7 +52,7 @@ class Figures:
 
 
 @dataclass(frozen=True)
-class Side:
+class BenchSide:
     """One half of a pair: a training loop and its configuration."""
 
     name: str
@@ -61,21 +62,21 @@ class Side:
 
 
 @dataclass(frozen=True)
-class Question:
+class OverheadComparison:
     """A comparison: trainings with a feature (on) against trainings without it (off)."""
 
     name: str
-    on: Side
-    off: Side
+    on: BenchSide
+    off: BenchSide
 
 
 @dataclass(frozen=True)
-class Answer:
+class OverheadResult:
     """Results of a comparison: the figures of each pair, in order."""
 
-    question: Question
-    on: Sequence[Figures]
-    off: Sequence[Figures]
+    question: OverheadComparison
+    on: Sequence[OverheadFigures]
+    off: Sequence[OverheadFigures]
 
     def ratios(self, field: str) -> list[float]:
         """Return the ratio on / off of ``field`` for each pair."""
@@ -88,40 +89,44 @@ class Answer:
         return len({figures.weights for figures in (*self.on, *self.off)}) == 1
 
 
-def questions(tree: Tree, layers: Sequence[Layer], iterations: int) -> list[Question]:
+def comparisons(
+    tree: KconfigTree, layers: Sequence[ConfigLayer], iterations: int
+) -> list[OverheadComparison]:
     """Return the comparisons of machinery and of trackers, for a training of ``iterations``.
 
     ``layers`` configure the training. Periodic evaluations are disabled on both sides: they are
     part of the experiment and not overhead of its records.
     """
-    common: dict[str, Value] = {
+    common: dict[str, SymbolValue] = {
         "SINGLE_TRAINING": True,
         "BUDGET_ITERATIONS": True,
-        "MAX_ITERS": NOT_TIMED + iterations,
+        "MAX_ITERS": WARMUP_ITERATIONS + iterations,
         "EVAL_INTERVAL": 0,
         "SAMPLE_TOKENS": 0,
     }
 
-    def config(trackers: dict[str, Value]) -> Config:
-        layer = Layer.of("command line", "bench-overhead", common | trackers)
+    def config(trackers: dict[str, SymbolValue]) -> Config:
+        layer = ConfigLayer.of("command line", "bench-overhead", common | trackers)
         return resolve_config(tree, [*layers, layer])
 
     plain, tracked = config(_NO_TRACKERS), config(_TRACKERS)
-    recorded = Side("the trainer", "recorded", plain)
+    recorded = BenchSide("the trainer", "recorded", plain)
     return [
-        Question("machinery", recorded, Side("the bare loop", "bare", plain)),
-        Question("trackers", Side("with three trackers", "recorded", tracked), recorded),
+        OverheadComparison("machinery", recorded, BenchSide("the bare loop", "bare", plain)),
+        OverheadComparison(
+            "trackers", BenchSide("with three trackers", "recorded", tracked), recorded
+        ),
     ]
 
 
 def measure(
-    asked: Sequence[Question], pairs: int, train: Callable[[Side], Figures]
-) -> list[Answer]:
+    asked: Sequence[OverheadComparison], pairs: int, train: Callable[[BenchSide], OverheadFigures]
+) -> list[OverheadResult]:
     """Train ``pairs`` pairs of each comparison, taking turns.
 
     Raises RunError if a training fails.
     """
-    results: list[tuple[list[Figures], list[Figures]]] = [([], []) for _ in asked]
+    results: list[tuple[list[OverheadFigures], list[OverheadFigures]]] = [([], []) for _ in asked]
     for count in range(pairs):
         for question, (on, off) in zip(asked, results, strict=True):
             halves = [(question.on, on), (question.off, off)]
@@ -129,25 +134,27 @@ def measure(
             for side, figures in halves if count % 2 else reversed(halves):
                 figures.append(train(side))
             last = on[-1].seconds / off[-1].seconds
-            say(
+            log(
                 "BENCH",
                 f"{question.name} {count + 1}/{pairs}   {last:.4f} of {off[-1].seconds:.2f} s",
             )
-    return [Answer(q, on, off) for q, (on, off) in zip(asked, results, strict=True)]
+    return [OverheadResult(q, on, off) for q, (on, off) in zip(asked, results, strict=True)]
 
 
-def train_side(side: Side, build_dir: Path) -> Figures:
+def train_side(side: BenchSide, build_dir: Path) -> OverheadFigures:
     """Train one side in a new process. Raises RunError if the process fails."""
     arguments = (side.loop, str(build_dir.absolute()), str(time.time()))
-    return Figures(**train_apart(side.name, side.config, "gpt2.bench.loops", *arguments))
+    return OverheadFigures(
+        **train_in_subprocess(side.name, side.config, "gpt2.bench.overhead_worker", *arguments)
+    )
 
 
-def to_text(answers: Sequence[Answer], iterations: int) -> str:
+def to_text(answers: Sequence[OverheadResult], iterations: int) -> str:
     """Return a paragraph for each comparison, with the median ratios and their intervals."""
     return "\n".join(_paragraph(answer, iterations) for answer in answers)
 
 
-def to_json(answers: Sequence[Answer], iterations: int) -> str:
+def to_json(answers: Sequence[OverheadResult], iterations: int) -> str:
     """Return all comparisons as one JSON document with sorted keys."""
     document = {
         "schema_version": SCHEMA_VERSION,
@@ -163,7 +170,7 @@ def to_json(answers: Sequence[Answer], iterations: int) -> str:
             for answer in answers
         },
     }
-    return indented_json(document)
+    return pretty_json(document)
 
 
 def _summary(ratios: Sequence[float]) -> dict[str, Any]:
@@ -172,7 +179,7 @@ def _summary(ratios: Sequence[float]) -> dict[str, Any]:
     )
 
 
-def _paragraph(answer: Answer, iterations: int) -> str:
+def _paragraph(answer: OverheadResult, iterations: int) -> str:
     question = answer.question
     iteration_seconds = statistics.median(f.seconds for f in answer.off) / iterations
     start_up = (
@@ -192,7 +199,7 @@ def _paragraph(answer: Answer, iterations: int) -> str:
 
 def _percentage(ratios: Sequence[float]) -> str:
     """Format ratios as ``+0.84 % (-0.20 % to +1.90 %, 96 % interval of the median)``."""
-    interval: Interval = median_interval(ratios)
+    interval: MedianInterval = median_interval(ratios)
     low, middle, high = (
         f"{100 * (value - 1):+.2f} %"
         for value in (interval.low, statistics.median(ratios), interval.high)

@@ -18,6 +18,8 @@ class Check:
     """A checked property, by name; FAST=1 skips ``slow`` checks."""
 
     name: str
+    # The module with the function check_<name>.
+    module: str
     slow: bool = False
     # Compares steps with each other, so it runs after all of them.
     joint: bool = False
@@ -25,30 +27,30 @@ class Check:
     @property
     def function(self) -> Callable[[Any], list]:
         """Return the check's function, which maps a subject to its findings."""
-        function: Callable[[Any], list] = vars(import_module(f"gpt2.check.{self.name}"))["check"]
+        function: Callable[[Any], list] = vars(import_module(self.module))[f"check_{self.name}"]
         return function
 
 
 CHECKS = {
     check.name: check
     for check in (
-        Check("resolve"),
-        Check("full_size", slow=True),
-        Check("distinct", joint=True),
-        Check("declared"),
-        Check("gradients", slow=True),
-        Check("steps", slow=True),
-        Check("causal"),
-        Check("isolated", slow=True),
-        Check("reference"),
-        Check("decode"),
-        Check("field", slow=True),
-        Check("entropy", slow=True),
-        Check("reload", slow=True),
-        Check("repeat", slow=True),
-        Check("pruned", slow=True),
-        Check("parallel", slow=True),
-        Check("data"),
+        Check("resolve", "gpt2.check.cases"),
+        Check("full_size", "gpt2.check.config_checks", slow=True),
+        Check("distinct", "gpt2.check.distinct", joint=True),
+        Check("declared", "gpt2.check.config_checks"),
+        Check("gradients", "gpt2.check.model_checks", slow=True),
+        Check("steps", "gpt2.check.training_checks", slow=True),
+        Check("causal", "gpt2.check.model_checks"),
+        Check("isolated", "gpt2.check.model_checks", slow=True),
+        Check("reference", "gpt2.check.model_checks"),
+        Check("decode", "gpt2.check.model_checks"),
+        Check("field", "gpt2.nsa.checks", slow=True),
+        Check("entropy", "gpt2.nsa.checks", slow=True),
+        Check("reload", "gpt2.check.process_checks", slow=True),
+        Check("repeat", "gpt2.check.training_checks", slow=True),
+        Check("pruned", "gpt2.check.training_checks", slow=True),
+        Check("parallel", "gpt2.check.process_checks", slow=True),
+        Check("data", "gpt2.check.process_checks"),
     )
 }
 

@@ -8,22 +8,37 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gpt2 import combinations
 from gpt2.ablation import STUDIES
 from gpt2.ablation.resolve import resolve_config, resolve_step
 from gpt2.ablation.step import Study
-from gpt2.config import Config
-from gpt2.planning import STUDY_DEFCONFIG, config_layers
-from gpt2.rules import refuse_lone_arms, wants_twins
-from lib.binding import Value
+from gpt2.config import Config, refuse_lone_arms, wants_twins
+from gpt2.planning import plan
+from gpt2.planning.plan import STUDY_DEFCONFIG, config_layers
+from lib.config.dotconfig import ConfigWorkspace, defconfig_layers
+from lib.config.field import SymbolValue
+from lib.config.layers import ConfigLayer
+from lib.config.tree import KconfigTree
 from lib.errors import ConfigError, Problem
-from lib.kconfig import Layer, Tree, defconfig_layers
-from lib.kconfig.place import Place
 from lib.project import ROOT
+
+# Findings of a check.
 
 
 @dataclass(frozen=True)
-class Case:
+class CheckFinding:
+    """One violated property, with the expected and the found value as text."""
+
+    # Stable kebab-case name of the property, for programs and tests. For an error it is a code:
+    # check.exception (in the checked code), check.defect (in the check), or a KablateError's code.
+    property: str
+    expected: str
+    found: str
+    # Missing input, such as data to prepare; not a failure by itself.
+    absent: bool = False
+
+
+@dataclass(frozen=True)
+class CheckCase:
     """One step, combination or training, without its seeds."""
 
     # Name in the output, and value for STEPS=.
@@ -35,41 +50,41 @@ class Case:
     problems: Sequence[Problem] = ()
     # Slug of the case that ``delta`` modifies; "" for a baseline.
     parent: str = ""
-    delta: Mapping[str, Value] = field(default_factory=dict)
+    delta: Mapping[str, SymbolValue] = field(default_factory=dict)
     # Declared range of the change in parameter count against the parent, as fractions.
     params: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True)
-class Cases:
+class CheckPlan:
     """All cases that a configuration plans, and the chosen ones."""
 
     study: str
-    every: Sequence[Case]
-    chosen: Sequence[Case]
+    every: Sequence[CheckCase]
+    chosen: Sequence[CheckCase]
 
-    def only(self, slugs: Sequence[str]) -> "Cases":
+    def only(self, slugs: Sequence[str]) -> "CheckPlan":
         """Return the same cases with only those in ``slugs`` chosen."""
         chosen = [case for case in self.every if case.slug in slugs]
-        return Cases(self.study, self.every, chosen)
+        return CheckPlan(self.study, self.every, chosen)
 
 
-def checked_layers(build_dir: Path, defconfig: str = "") -> list[Layer]:
+def config_layers_to_check(build_dir: Path, defconfig: str = "") -> list[ConfigLayer]:
     """Return the layers of ``defconfig``, else of ``.config``, else of the RATIO study."""
     if defconfig:
         return defconfig_layers(ROOT, defconfig)
-    if Place(ROOT, build_dir).config.exists():
+    if ConfigWorkspace(ROOT, build_dir).config.exists():
         return config_layers(build_dir)
     return defconfig_layers(ROOT, STUDY_DEFCONFIG)
 
 
-def find_cases(layers: Sequence[Layer], steps: str = "") -> Cases:
+def plan_cases(layers: Sequence[ConfigLayer], steps: str = "") -> CheckPlan:
     """Return the cases of a configuration; ``steps`` chooses among them.
 
     Raises ConfigError if the configuration itself does not resolve, or if ``steps`` matches no
     step.
     """
-    tree = Tree()
+    tree = KconfigTree()
     base = resolve_config(tree, layers)
     match base.study.mode:
         case "ra_mla_ablation_mode":
@@ -77,18 +92,18 @@ def find_cases(layers: Sequence[Layer], steps: str = "") -> Cases:
             every = [_step(tree, layers, study, i) for i in range(len(study.steps))]
             _refuse_lone_arms(every)
             slugs = [step.slug for step in study.select(steps or base.study.steps)]
-            return Cases(study.name, every, []).only(slugs)
+            return CheckPlan(study.name, every, []).only(slugs)
         case "test_matrix_mode":
             every = _combinations(tree, layers, base)
             _refuse_lone_arms(every)
-            return Cases("matrix", every, _matching(every, steps))
+            return CheckPlan("matrix", every, _matching(every, steps))
         case _:
-            every = [Case("single/run", "", "run", base)]
+            every = [CheckCase("single/run", "", "run", base)]
             _refuse_lone_arms(every)
-            return Cases("single", every, _matching(every, steps))
+            return CheckPlan("single", every, _matching(every, steps))
 
 
-def _refuse_lone_arms(every: Sequence[Case]) -> None:
+def _refuse_lone_arms(every: Sequence[CheckCase]) -> None:
     """Apply the plan's rule on lone arms to the cases.
 
     Eager twins are not cases of their own, because a check compiles nothing.
@@ -98,14 +113,14 @@ def _refuse_lone_arms(every: Sequence[Case]) -> None:
         refuse_lone_arms(configs)
 
 
-def _step(tree: Tree, layers: Sequence[Layer], study: Study, number: int) -> Case:
+def _step(tree: KconfigTree, layers: Sequence[ConfigLayer], study: Study, number: int) -> CheckCase:
     step = study.steps[number]
     config, problems = None, ()
     try:
         config = resolve_step(tree, layers, study, step)
     except ConfigError as error:
         problems = tuple(error.problems)
-    return Case(
+    return CheckCase(
         label=study.label(step),
         selector=str(number),
         slug=step.slug,
@@ -117,10 +132,12 @@ def _step(tree: Tree, layers: Sequence[Layer], study: Study, number: int) -> Cas
     )
 
 
-def _combinations(tree: Tree, layers: Sequence[Layer], base: Config) -> list[Case]:
+def _combinations(
+    tree: KconfigTree, layers: Sequence[ConfigLayer], base: Config
+) -> list[CheckCase]:
     """Return the combinations that the configuration allows; ``make plan`` lists the others."""
     return [
-        Case(
+        CheckCase(
             label=f"matrix/{variant.number:02d}-{variant.slug}",
             selector=variant.slug,
             slug=variant.slug,
@@ -128,15 +145,15 @@ def _combinations(tree: Tree, layers: Sequence[Layer], base: Config) -> list[Cas
             parent=variant.parent,
             delta=variant.delta or {},
         )
-        for variant, config in combinations.matrix(tree, layers, base, yes=True).block
+        for variant, config in plan.matrix(tree, layers, base, yes=True).block
     ]
 
 
-def _matching(every: Sequence[Case], patterns: str) -> list[Case]:
+def _matching(every: Sequence[CheckCase], patterns: str) -> list[CheckCase]:
     """Return the cases selected by number, slug or pattern; all cases without patterns."""
     requested = patterns.replace(",", " ").split() or ["*"]
 
-    def matches(number: int, case: Case, pattern: str) -> bool:
+    def matches(number: int, case: CheckCase, pattern: str) -> bool:
         return pattern in ("all", str(number)) or fnmatch.fnmatchcase(case.slug, pattern)
 
     unmatched = [p for p in requested if not any(matches(i, c, p) for i, c in enumerate(every))]
@@ -153,3 +170,18 @@ def _matching(every: Sequence[Case], patterns: str) -> list[Case]:
             )
         )
     return [c for i, c in enumerate(every) if any(matches(i, c, p) for p in requested)]
+
+
+# Every assignment of a step takes effect, and all rules are satisfied.
+
+
+def check_resolve(case: CheckCase) -> list[CheckFinding]:
+    """Return one finding for each problem of the case; imports no torch."""
+    return [
+        CheckFinding(
+            "resolved-configuration",
+            "a step that resolves",
+            "; ".join(line.strip() for line in str(problem).splitlines()),
+        )
+        for problem in case.problems
+    ]

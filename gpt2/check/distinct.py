@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gpt2.check.finding import Finding
+from gpt2.check.cases import CheckFinding
 from gpt2.check.shrink import CONTEXT
 from lib.files import canonical_json
 
 if TYPE_CHECKING:
-    from gpt2.check.subject import Subject
+    from gpt2.check.subject import StepUnderTest
 
 # float64 noise is far smaller, a change of the function or the optimizer far larger.
 _TOLERANCE = 1e-9
@@ -39,16 +39,16 @@ class Fingerprint:
     trained: Projections
 
 
-def check(subject: "Subject") -> list[Finding]:
+def check_distinct(subject: "StepUnderTest") -> list[CheckFinding]:
     """Compare the step with every other step that resolves."""
     fingerprints = {subject.case.slug: subject.fingerprint}
     for slug, case in subject.others.items():
         if case.config and slug != subject.case.slug:
             fingerprints[slug] = subject.beside(case).fingerprint
-    return compare(subject.case.slug, fingerprints)
+    return find_duplicates(subject.case.slug, fingerprints)
 
 
-def compare(slug: str, fingerprints: Mapping[str, Fingerprint]) -> list[Finding]:
+def find_duplicates(slug: str, fingerprints: Mapping[str, Fingerprint]) -> list[CheckFinding]:
     """Return a finding for each step that is equal to ``slug``."""
     this, findings = fingerprints[slug], []
     for other, peer in fingerprints.items():
@@ -56,15 +56,17 @@ def compare(slug: str, fingerprints: Mapping[str, Fingerprint]) -> list[Finding]
             continue
         if this.full_identity == peer.full_identity:
             expected = f"another configuration than {other}"
-            findings.append(Finding("distinct-configuration", expected, "the same configuration"))
-        elif this.small_function != peer.small_function and same(this, peer):
+            findings.append(
+                CheckFinding("distinct-configuration", expected, "the same configuration")
+            )
+        elif this.small_function != peer.small_function and equal_fingerprints(this, peer):
             text = "outputs, gradients and trained weights are equal for equal parameters"
             expected = f"another function or another training than {other}"
-            findings.append(Finding("distinct-function", expected, text))
+            findings.append(CheckFinding("distinct-function", expected, text))
     return findings
 
 
-def same(a: Fingerprint, b: Fingerprint) -> bool:
+def equal_fingerprints(a: Fingerprint, b: Fingerprint) -> bool:
     """Return whether two fingerprints are equal.
 
     Parameters that only one of the two steps has are ignored.
@@ -76,18 +78,18 @@ def same(a: Fingerprint, b: Fingerprint) -> bool:
     )
 
 
-def fingerprint(subject: "Subject") -> Fingerprint:
+def fingerprint(subject: "StepUnderTest") -> Fingerprint:
     """Compute logits and gradients of the filled model, and the result of training it."""
     import torch
 
-    from gpt2.check.fill import fill, projections
-    from gpt2.check.rehearsal import Rehearsal
+    from gpt2.check.short_run import ShortRun
+    from gpt2.check.subject import fill_parameters, projections
 
     workshop, small = subject.workshop, subject.exact
-    rehearsal = Rehearsal(small, workshop.prepared(small), workshop.new_folder())
+    rehearsal = ShortRun(small, workshop.prepared(small), workshop.new_folder())
     session = rehearsal.session
     model = session.model.double().eval()
-    fill(model)
+    fill_parameters(model)
     idx_BT = subject.tokens(2, _LENGTH)
     logits = model(idx_BT[:, :-1])
     # Compute the loss as the trainer does.

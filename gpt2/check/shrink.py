@@ -7,10 +7,10 @@ too, and the small step takes the same code path as the large one.
 import math
 from collections.abc import Iterable, Mapping
 
-from gpt2.attention.nsa.options import NsaOptions
 from gpt2.attention.options import PatternOptions
 from gpt2.config import Config
-from lib.binding import Value
+from gpt2.nsa.options import NsaOptions
+from lib.config.field import SymbolValue
 from lib.errors import ConfigError
 
 # First, middle and last block differ.
@@ -26,7 +26,7 @@ SGD_LEARNING_RATE = 0.1
 EVENTS = 3
 
 # Settings of a small run on byte tokens on a CPU.
-_ENVIRONMENT: dict[str, Value] = {
+_ENVIRONMENT: dict[str, SymbolValue] = {
     "MODEL_SIZE": "custom",
     "TOKENIZER": "byte",
     "DATASET": "custom",
@@ -78,7 +78,7 @@ _MAX_STRIDES = 2
 _MAX_SELECTED = 4
 
 
-def shrink(config: Config, among: Iterable[Config] = (), **changes: Value) -> Config:
+def small_config(config: Config, among: Iterable[Config] = (), **changes: SymbolValue) -> Config:
     """Return the small form of ``config``, with ``changes`` on top.
 
     Windows and counts that differ ``among`` the configurations of a study stay different. Raises
@@ -95,7 +95,7 @@ def shrink(config: Config, among: Iterable[Config] = (), **changes: Value) -> Co
     raise first_error
 
 
-def changed(config: Config, **changes: Value) -> Config:
+def with_changes(config: Config, **changes: SymbolValue) -> Config:
     """Return ``config`` with some symbols changed.
 
     Raises ConfigError if that violates a rule.
@@ -103,9 +103,9 @@ def changed(config: Config, **changes: Value) -> Config:
     return Config.from_values({**config.values, **changes})
 
 
-def small_values(config: Config, among: Iterable[Config] = ()) -> dict[str, Value]:
+def small_values(config: Config, among: Iterable[Config] = ()) -> dict[str, SymbolValue]:
     """Return the value of every symbol; those that do not depend on the width are small."""
-    values: dict[str, Value] = dict(config.values) | _ENVIRONMENT
+    values: dict[str, SymbolValue] = dict(config.values) | _ENVIRONMENT
     shape = config.model.shape
     values["N_LAYER"] = min(shape.n_layer, LAYERS)
     values["BLOCK_SIZE"] = context = min(shape.block_size, CONTEXT)
@@ -127,7 +127,7 @@ def small_values(config: Config, among: Iterable[Config] = ()) -> dict[str, Valu
     )
 
 
-def _nsa(pattern: PatternOptions, full: int, context: int) -> dict[str, Value]:
+def _nsa(pattern: PatternOptions, full: int, context: int) -> dict[str, SymbolValue]:
     """Return block sizes of one or two strides, with a stride of one token.
 
     Selection takes all blocks if it does for ``full`` tokens. Unused sizes stay 0.
@@ -147,7 +147,7 @@ def _nsa(pattern: PatternOptions, full: int, context: int) -> dict[str, Value]:
     }
 
 
-def _events(values: Mapping[str, Value]) -> dict[str, Value]:
+def _events(values: Mapping[str, SymbolValue]) -> dict[str, SymbolValue]:
     """Return warm-ups, resets and prunings that happen within the iterations."""
     interval = EVENTS
     return {
@@ -166,10 +166,10 @@ def _widths(config: Config) -> list[int]:
     return [*(w for w in WIDTHS if w < width), width]
 
 
-def _dimensions(config: Config, width: int) -> dict[str, Value]:
+def _dimensions(config: Config, width: int) -> dict[str, SymbolValue]:
     """Return all symbols that depend on the width."""
     values, shape = config.values, config.model.shape
-    dimensions: dict[str, Value] = {"N_EMBD": width}
+    dimensions: dict[str, SymbolValue] = {"N_EMBD": width}
     if width < shape.n_embd:
         heads = min(shape.n_head, HEADS)
         dimensions |= {"N_HEAD": heads, "N_KV_HEAD": _kv_heads(config, heads)}
@@ -206,7 +206,7 @@ def _small_positions(fulls: Iterable[int], context: int, small: int) -> dict[int
     return positions
 
 
-def _number(values: Mapping[str, Value], name: str) -> int:
+def _number(values: Mapping[str, SymbolValue], name: str) -> int:
     value = values[name]
     assert isinstance(value, int), (name, value)
     return value

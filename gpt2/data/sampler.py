@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from gpt2.data.store import Split
+from gpt2.data.store import TokenSplit
 from lib.errors import DataError, Problem
-from lib.repro.streams import stream_seed
+from lib.runs.seeds import stream_seed
 
 
 class TrainSampler:
@@ -22,7 +22,7 @@ class TrainSampler:
     2011): counter-based, keyed by the seed's stream ``data``, with g as the counter.
     """
 
-    def __init__(self, split: Split, block_size: int, seed: int) -> None:
+    def __init__(self, split: TokenSplit, block_size: int, seed: int) -> None:
         self._split = split
         self._length = block_size + 1
         self._positions = split.n_tokens - block_size
@@ -40,7 +40,7 @@ class TrainSampler:
 
     def offsets(self, first: int, count: int) -> list[int]:
         """Return the offset of the first token of sequences ``first`` to ``first + count``."""
-        return offsets(self._key, self._positions, first, count)
+        return sequence_offsets(self._key, self._positions, first, count)
 
     def windows(self, offsets: Sequence[int]) -> np.ndarray:
         """Return the windows at ``offsets`` as ids [offsets, block_size + 1] (int64)."""
@@ -59,7 +59,7 @@ def data_key(seed: int) -> int:
     return stream_seed(seed, "data")
 
 
-def offsets(key: int, positions: int, first: int, count: int) -> list[int]:
+def sequence_offsets(key: int, positions: int, first: int, count: int) -> list[int]:
     """Return the start, in [0, positions), of sequences ``first`` to ``first + count``.
 
     The generator's raw 64 bits b are scaled to ⌊b · positions / 2^64⌋: numpy guarantees the raw
@@ -72,10 +72,10 @@ def offsets(key: int, positions: int, first: int, count: int) -> list[int]:
 
 
 # Digest of the data order before the first step.
-NO_ORDER = hashlib.sha256().hexdigest()
+EMPTY_ORDER_DIGEST = hashlib.sha256().hexdigest()
 
 
-def next_order(digest: str, step_offsets: np.ndarray) -> str:
+def extend_order_digest(digest: str, step_offsets: np.ndarray) -> str:
     """Return the digest of the data order after one more step.
 
     SHA-256 of the previous ``digest`` and of the offsets [global batch] (int64, little-endian) that
@@ -89,14 +89,16 @@ def order_digest(
     seed: int, n_tokens: int, block_size: int, global_batch: int, iterations: int
 ) -> str:
     """Return the data order's digest after ``iterations`` steps on ``n_tokens`` training tokens."""
-    key, digest = data_key(seed), NO_ORDER
+    key, digest = data_key(seed), EMPTY_ORDER_DIGEST
     for step in range(iterations):
-        step_offsets = offsets(key, n_tokens - block_size, step * global_batch, global_batch)
-        digest = next_order(digest, np.array(step_offsets, dtype=np.int64))
+        step_offsets = sequence_offsets(
+            key, n_tokens - block_size, step * global_batch, global_batch
+        )
+        digest = extend_order_digest(digest, np.array(step_offsets, dtype=np.int64))
     return digest
 
 
-def order_digest_of(manifest: Mapping[str, Any], iterations: int) -> str:
+def order_digest_from_manifest(manifest: Mapping[str, Any], iterations: int) -> str:
     """Return ``order_digest`` of the run with this ``manifest.json``, without reading its data."""
     batch = manifest["batch"]
     return order_digest(

@@ -5,20 +5,25 @@ import hashlib
 import json
 import os
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+import time
+import unicodedata
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
+from gpt2.data.corpus import Document
+from gpt2.data.hub import DocumentStream, HubCorpus
+from lib.console import format_duration, format_si, log
 from lib.errors import DataError, Problem
-from lib.files import canonical_json
+from lib.files import canonical_json, write_json
 
 # 64 MiB of 16-bit ids per shard.
 SHARD_TOKENS = 32 << 20
 
 
-class DigestedFile:
+class HashedFile:
     """A file hashed while it is written, and fsynced when it is synced or closed."""
 
     def __init__(self, path: Path, kept: Mapping[str, Any] | None = None) -> None:
@@ -94,13 +99,13 @@ class SplitWriter:
         self._digests = bytearray()
         self._folded = bytearray()
         self._folder = folder
-        self._shard: DigestedFile | None = None
+        self._shard: HashedFile | None = None
         self._index_name = f"{name}-documents.jsonl"
-        self._index: DigestedFile | None = None
+        self._index: HashedFile | None = None
         if kept is not None:
             self._resume(kept)
         elif documents:
-            self._index = DigestedFile(folder / self._index_name)
+            self._index = HashedFile(folder / self._index_name)
 
     @property
     def digests(self) -> np.ndarray:
@@ -119,7 +124,7 @@ class SplitWriter:
             number, filled = divmod(self.tokens, SHARD_TOKENS)
             if filled == 0:
                 self._close_shard()
-                self._shard = DigestedFile(self._folder / f"{self.name}-{number:05d}.bin")
+                self._shard = HashedFile(self._folder / f"{self.name}-{number:05d}.bin")
             assert self._shard is not None
             piece, tokens = np.split(tokens, [min(tokens.size, SHARD_TOKENS - filled)])
             self._shard.write(piece.astype("<u2").tobytes())
@@ -198,11 +203,11 @@ class SplitWriter:
         for name, shard in sorted(checkpoint["shards"].items()):
             self._close_shard()
             path = self._folder / name
-            self._shard = DigestedFile(path, shard)
+            self._shard = HashedFile(path, shard)
             tokens = np.fromfile(path, dtype="<u2")
             self.counts += np.bincount(tokens, minlength=self.counts.size)
             self.tokens += tokens.size
-        self._index = DigestedFile(self._folder / self._index_name, checkpoint["index"])
+        self._index = HashedFile(self._folder / self._index_name, checkpoint["index"])
         for line in read_index(self._folder / self._index_name):
             self._digests += bytes.fromhex(line["sha256"])
             self._folded += bytes.fromhex(line["folded"])
@@ -228,3 +233,212 @@ def _cannot_resume(path: Path, reason: str) -> DataError:
     remedy = f"type: rm -r {shlex.quote(str(path.parent))} && make data"
     what = f"cannot resume the preparation: {reason}"
     return DataError(Problem(what, str(path), remedy, code="data.damaged-checkpoint"))
+
+
+# Resumable preparation of large data sets through checkpoints in the data set's folder.
+#
+# A checkpoint records the size and SHA-256 of each file, and the position of the stream. Bytes
+# written after the checkpoint are truncated on resume, so the result is byte-identical wherever the
+# preparation was killed.
+
+
+CHECKPOINT = "checkpoint.json"
+# About ten seconds of work.
+CHECKPOINT_TOKENS = 8 << 20
+_PROGRESS_INTERVAL_SECONDS = 10.0
+
+
+def read_checkpoint(folder: Path) -> dict[str, Any] | None:
+    """Return the last checkpoint in ``folder``; None if there is none."""
+    path = folder / CHECKPOINT
+    return json.loads(path.read_bytes()) if path.exists() else None
+
+
+def stream_documents(
+    corpus: HubCorpus,
+    folder: Path,
+    sides: Mapping[str, SplitWriter],
+    add: Callable[[Document], object],
+) -> str:
+    """Call ``add`` with documents until the training split has ``corpus.tokens`` tokens.
+
+    ``sides`` are the writers, restored to the last checkpoint of ``folder``. Documents are never
+    cut, so the last one may exceed the budget. Returns the commit that was read. Raises DataError
+    like ``Stream``.
+    """
+    state = read_checkpoint(folder)
+    saved_tokens = _tokens(sides)
+    try:
+        stream = DocumentStream(corpus, *(state["commit"], state["position"]) if state else ())
+        progress = _Progress(corpus.tokens, sides["train"].tokens)
+        # No document is fetched once the budget is reached.
+        documents = iter(stream)
+        while sides["train"].tokens < corpus.tokens:
+            document = next(documents, None)
+            if document is None:
+                _warn_exhausted(corpus, sides["train"].tokens)
+                break
+            add(document)
+            progress.show(sides["train"].tokens)
+            if _tokens(sides) - saved_tokens >= CHECKPOINT_TOKENS:
+                _checkpoint(folder, sides, stream)
+                saved_tokens = _tokens(sides)
+        return stream.commit
+    except KeyboardInterrupt:
+        log("STOP", f"{format_si(saved_tokens)} tokens saved; to resume, type: make data")
+        raise
+
+
+def _checkpoint(folder: Path, sides: Mapping[str, SplitWriter], stream: DocumentStream) -> None:
+    state = {
+        "commit": stream.commit,
+        "position": stream.position(),
+        "sides": {name: side.checkpoint() for name, side in sides.items()},
+    }
+    write_json(folder / CHECKPOINT, state)
+
+
+def _tokens(sides: Mapping[str, SplitWriter]) -> int:
+    return sum(side.tokens for side in sides.values())
+
+
+def _warn_exhausted(corpus: HubCorpus, tokens: int) -> None:
+    what = f"{corpus.place} is exhausted (DATASET_TOKENS={corpus.tokens}, got {tokens})"
+    log("WARN", what)
+
+
+class _Progress:
+    """Progress log: share of the token budget, tokens per second of this process, time left."""
+
+    def __init__(self, budget: int, tokens: int) -> None:
+        self._budget = budget
+        self._first = tokens
+        self._started = self._last = time.monotonic()
+        if tokens:
+            log("DATA", f"resuming at {tokens / budget:.0%} of {format_si(budget)} training tokens")
+
+    def show(self, tokens: int) -> None:
+        """Log the progress unless the last line is recent."""
+        now = time.monotonic()
+        if now - self._last < _PROGRESS_INTERVAL_SECONDS:
+            return
+        self._last = now
+        rate = max(1, tokens - self._first) / (now - self._started)
+        eta = format_duration(max(0, self._budget - tokens) / rate)
+        share = f"{tokens / self._budget:4.0%} of {format_si(self._budget)} training tokens"
+        log("DATA", f"{share}   {format_si(rate)} tok/s   eta {eta}")
+
+
+# Proof that the training and held-out splits share no document, with a list of near duplicates.
+#
+# A document is identified by its text; in a token file, a document is the tokens between two
+# end-of-text tokens.
+
+
+# 128 bits: two of 10^12 texts collide by chance once in 10^15 data sets.
+_FOLDED_BYTES = 16
+# Pairs listed by name; further pairs are only counted.
+_MAX_NAMED_PAIRS = 10
+
+
+def folded_digest(text: str) -> bytes:
+    """Return a digest of ``text`` [16 bytes] that ignores case, whitespace and Unicode forms."""
+    folded = " ".join(unicodedata.normalize("NFKC", text).casefold().split())
+    return hashlib.sha256(folded.encode()).digest()[:_FOLDED_BYTES]
+
+
+class DocumentSplitter:
+    """Splitter of a token file into documents; ``note`` receives the SHA-256 of each document."""
+
+    def __init__(self, end_of_text: int, note: Callable[[bytes], None]) -> None:
+        self._end_of_text = end_of_text
+        self._note = note
+        self._open: list[np.ndarray] = []
+
+    def add(self, tokens: np.ndarray) -> None:
+        """Process the next chunk ``tokens`` [T] (uint16)."""
+        ends = np.flatnonzero(tokens == self._end_of_text)
+        *complete, rest = np.split(tokens, ends + 1)
+        for piece in complete:
+            self._open.append(piece[:-1])
+            self.end()
+        self._open.append(rest)
+
+    def end(self) -> None:
+        """End the current document; an empty document is skipped."""
+        content = b"".join(piece.astype("<u2").tobytes() for piece in self._open)
+        self._open.clear()
+        if content:
+            self._note(hashlib.sha256(content).digest())
+
+
+def check_split(train: SplitWriter, val: SplitWriter) -> dict[str, Any]:
+    """Check two closed splits for shared documents and return the manifest's ``split.proof``.
+
+    Documents that differ only in case and whitespace are listed and logged; they are not an error.
+    Token files contain no text, so near duplicates cannot be checked there; that is logged too.
+    Raises DataError if the splits share a document.
+    """
+    if shared := _shared_positions(train.digests, val.digests):
+        raise DataError(*_overlap_problems(train, val, shared))
+    if not train.folded.size:
+        log("WARN", "token files contain no text: near duplicates were not checked")
+    digests = {side.name: digest_of_digests(np.unique(side.digests)) for side in (train, val)}
+    return {
+        "unit": "document",
+        "documents": {side.name: side.digests.size for side in (train, val)},
+        "overlap": 0,
+        "near_duplicates": _near_duplicates(train, val) if train.folded.size else None,
+        "digest": hashlib.sha256(
+            "\n".join(f"{name}:{digest}" for name, digest in digests.items()).encode()
+        ).hexdigest(),
+    }
+
+
+def _shared_positions(train: np.ndarray, val: np.ndarray) -> list[tuple[int, int]]:
+    """Return the first position in ``train`` and in ``val`` of each shared digest, in order."""
+    _, first, second = np.intersect1d(train, val, return_indices=True)
+    return sorted(zip(first.tolist(), second.tolist(), strict=True))
+
+
+def _pair_names(
+    train: SplitWriter, val: SplitWriter, pairs: list[tuple[int, int]]
+) -> list[dict[str, str]]:
+    """Return the document names of the first pairs."""
+    if not pairs:
+        return []
+    train_positions, val_positions = zip(*pairs[:_MAX_NAMED_PAIRS], strict=True)
+    names = zip(train.names(train_positions), val.names(val_positions), strict=True)
+    return [{"train": train_name, "val": val_name} for train_name, val_name in names]
+
+
+def _overlap_problems(
+    train: SplitWriter, val: SplitWriter, pairs: list[tuple[int, int]]
+) -> list[Problem]:
+    remedy = "remove each shared document from one split, and type: make data"
+    problems = [
+        Problem(
+            f"training document {pair['train']} is identical to held-out document {pair['val']}",
+            code="data.split-overlap",
+        )
+        for pair in _pair_names(train, val, pairs)
+    ]
+    total = f"{len(pairs)} document(s) in both the training and the held-out split"
+    return [*problems, Problem(total, next=remedy, code="data.split-overlap")]
+
+
+def _near_duplicates(train: SplitWriter, val: SplitWriter) -> dict[str, Any]:
+    pairs = _shared_positions(train.folded, val.folded)
+    names = _pair_names(train, val, pairs)
+    if names:
+        example = f"{names[0]['train']} and {names[0]['val']}"
+        log(
+            "WARN",
+            f"{len(pairs)} near-duplicate document(s) across the splits (equal except for case and "
+            f"whitespace), for example {example}: see split.proof in the data set's manifest",
+        )
+    return {
+        "rule": "equal in NFKC, case folded, blanks as one",
+        "count": len(pairs),
+        "pairs": names,
+    }

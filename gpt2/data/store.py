@@ -8,7 +8,7 @@ tokenizer), ``seal`` covers the manifest.
 import hashlib
 import json
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -16,14 +16,87 @@ from typing import Any
 
 import numpy as np
 
-from gpt2.data import source
-from gpt2.data.options import DataConfig
+from gpt2.data import corpus, hub
+from gpt2.data.corpus import PACKAGED, DocumentSource
+from gpt2.data.options import DataOptions
 from gpt2.data.options import vocab_size as tokenizer_vocab_size
-from gpt2.data.resume import CHECKPOINT
-from gpt2.data.shards import read_index
-from gpt2.data.tokenizer import digest as tokenizer_digest
-from lib.errors import DataError, Problem
-from lib.files import canonical_json, sha256
+from gpt2.data.shards import CHECKPOINT, read_index
+from gpt2.data.tokenizer import tokenizer_digest
+from lib.errors import ConfigError, DataError, Problem
+from lib.files import canonical_json, sha256_file
+
+# The text source that the configuration selects, and the folder of the prepared tokens.
+
+
+# Version of the preparation, part of every data set's hash. Increase it if the same source yields
+# different tokens or another split.
+PREPARATION_VERSION = 2
+
+# Source of documents or, for BinCorpus, of tokens.
+TextSource = DocumentSource | corpus.TokenFileCorpus | hub.HubCorpus
+
+
+def has_explicit_split(corpus: TextSource) -> bool:
+    """Return whether the source defines the split; otherwise the hash of each text does."""
+    return isinstance(corpus, corpus.TokenFileCorpus) or bool(
+        isinstance(corpus, corpus.CustomFiles) and corpus.held_out
+    )
+
+
+def data_folder(config: DataOptions, build_dir: Path) -> Path:
+    """Return DATA_DIR; a relative path is relative to ``build_dir``."""
+    return build_dir / config.data_dir
+
+
+def downloads_folder(config: DataOptions, build_dir: Path) -> Path:
+    """Return the folder of downloaded wheels."""
+    return data_folder(config, build_dir) / "downloads"
+
+
+def select_source(config: DataOptions, build_dir: Path) -> TextSource:
+    """Return the text source of ``config`` without querying the hub.
+
+    Raises DataError if local files of the source are missing or invalid.
+    """
+    if config.dataset in PACKAGED:
+        return PACKAGED[config.dataset]
+    if config.dataset == "custom":
+        if not config.custom_path:
+            raise DataError(
+                Problem(
+                    "CUSTOM_PATH: required for a custom data set, but empty",
+                    next="type: make menuconfig",
+                    code="config.missing-value",
+                )
+            )
+        path = build_dir / config.custom_path
+        val_path = build_dir / config.custom_val_path if config.custom_val_path else None
+        return corpus.find_custom_corpus(
+            path, config.custom_format, config.custom_text_field, val_path
+        )
+    return hub.find_hub_corpus(config, build_dir)
+
+
+def dataset_folder(config: DataOptions, build_dir: Path) -> Path:
+    """Return ``DATA_DIR/<dataset>-<tokenizer>-<hash8>``, with a hash of all that affects content.
+
+    Hashed are the source's digests, the tokenizer, the split and the preparation version; a custom
+    source is read to compute them. Raises DataError like ``choose``.
+    """
+    return folder_for_source(select_source(config, build_dir), config, build_dir)
+
+
+def folder_for_source(corpus: TextSource, config: DataOptions, build_dir: Path) -> Path:
+    """Return ``dataset_folder`` for a source that is already resolved."""
+    identity = {
+        "preparation": PREPARATION_VERSION,
+        "source": [type(corpus).__name__, corpus.identity()],
+        "tokenizer": tokenizer_digest(config.tokenizer),
+        "val_fraction": None if has_explicit_split(corpus) else config.val_fraction,
+    }
+    hash8 = hashlib.sha256(canonical_json(identity).encode()).hexdigest()[:8]
+    return data_folder(config, build_dir) / f"{config.dataset}-{config.tokenizer}-{hash8}"
+
 
 MANIFEST = "dataset.json"
 # Files that the manifest does not list: the manifest, and the leftover of a killed preparation.
@@ -42,7 +115,7 @@ class DocumentSpan:
     digest: str
 
 
-class Split:
+class TokenSplit:
     """One split of a data set: a single token sequence, stored in any number of shards."""
 
     def __init__(self, name: str, shards: Sequence[Path], index: Path | None) -> None:
@@ -88,11 +161,11 @@ class Split:
 
 
 @dataclass(frozen=True)
-class Dataset:
+class PreparedDataset:
     """A verified data set."""
 
-    train: Split
-    val: Split
+    train: TokenSplit
+    val: TokenSplit
     # The content of dataset.json.
     manifest: dict[str, Any]
 
@@ -110,13 +183,15 @@ class Dataset:
         return float(self.manifest["unigram_entropy_nats"])
 
 
-def open_dataset(config: DataConfig, build_dir: Path, vocab_size: int | None = None) -> Dataset:
+def open_dataset(
+    config: DataOptions, build_dir: Path, vocab_size: int | None = None
+) -> PreparedDataset:
     """Open the prepared data set of ``config`` after verifying every byte of it.
 
     ``vocab_size`` is the model's vocabulary size. Raises DataError if the data set is missing,
     damaged, prepared with another tokenizer, or needs a larger vocabulary.
     """
-    folder = source.dataset_folder(config, build_dir)
+    folder = dataset_folder(config, build_dir)
     manifest = read_manifest(folder, config)
     tokens = tokenizer_vocab_size(config.tokenizer)
     if vocab_size is not None and vocab_size < tokens:
@@ -128,11 +203,13 @@ def open_dataset(config: DataConfig, build_dir: Path, vocab_size: int | None = N
                 code="data.vocabulary-too-large",
             )
         )
-    check_folder(folder, manifest)
-    return Dataset(_split(folder, manifest, "train"), _split(folder, manifest, "val"), manifest)
+    check_dataset(folder, manifest)
+    return PreparedDataset(
+        _split(folder, manifest, "train"), _split(folder, manifest, "val"), manifest
+    )
 
 
-def read_manifest(folder: Path, config: DataConfig) -> dict[str, Any]:
+def read_manifest(folder: Path, config: DataOptions) -> dict[str, Any]:
     """Read the manifest of ``folder`` and check its schema, seal and tokenizer.
 
     Raises DataError if the manifest is missing, damaged, or of another tokenizer.
@@ -144,7 +221,7 @@ def read_manifest(folder: Path, config: DataConfig) -> dict[str, Any]:
     try:
         manifest = json.loads(path.read_bytes())
         version = manifest["schema_version"]
-        intact = manifest["seal"] == seal(manifest)
+        intact = manifest["seal"] == manifest_digest(manifest)
     except (ValueError, KeyError, TypeError) as error:
         what = f"not a data set manifest: {error}"
         raise _rebuild_error(folder, Problem(what, str(path), code="data.damaged")) from None
@@ -165,11 +242,11 @@ def read_manifest(folder: Path, config: DataConfig) -> dict[str, Any]:
     return manifest
 
 
-def check_folder(folder: Path, manifest: dict[str, Any], *, sizes_only: bool = False) -> None:
+def check_dataset(folder: Path, manifest: dict[str, Any], *, sizes_only: bool = False) -> None:
     """Run ``check_files`` and check for unlisted files. The DataError lists all problems."""
     problems = [
         Problem(
-            f"file is not part of the data set (SHA-256 {sha256(path)})",
+            f"file is not part of the data set (SHA-256 {sha256_file(path)})",
             str(path),
             code="data.unexpected-file",
         )
@@ -199,7 +276,7 @@ def _file_problems(folder: Path, manifest: dict[str, Any], sizes_only: bool) -> 
         elif (size := path.stat().st_size) != expected["bytes"]:
             what = f"damaged: wrong size (expected {expected['bytes']} bytes, got {size})"
             problems.append(Problem(what, str(path), code="data.damaged"))
-        elif not sizes_only and (digest := sha256(path)) != expected["sha256"]:
+        elif not sizes_only and (digest := sha256_file(path)) != expected["sha256"]:
             what = f"damaged: SHA-256 mismatch (expected {expected['sha256']}, got {digest})"
             problems.append(Problem(what, str(path), code="data.damaged"))
     return problems
@@ -212,19 +289,116 @@ def content_digest(manifest: dict[str, Any]) -> str:
     return hashlib.sha256(canonical_json(content).encode()).hexdigest()
 
 
-def seal(manifest: dict[str, Any]) -> str:
+def manifest_digest(manifest: dict[str, Any]) -> str:
     """Return the SHA-256 of the manifest without its seal."""
     rest = {key: value for key, value in manifest.items() if key != "seal"}
     return hashlib.sha256(canonical_json(rest).encode()).hexdigest()
 
 
-def _split(folder: Path, manifest: dict[str, Any], name: str) -> Split:
+def _split(folder: Path, manifest: dict[str, Any], name: str) -> TokenSplit:
     split = manifest["splits"][name]
     index = folder / split["index"] if split["index"] else None
-    return Split(name, [folder / shard for shard in split["shards"]], index)
+    return TokenSplit(name, [folder / shard for shard in split["shards"]], index)
 
 
 def _rebuild_error(folder: Path, *problems: Problem) -> DataError:
     """Build the error; its last problem gets the command to prepare the data set again."""
     remedy = f"type: rm -r {shlex.quote(str(folder))} && make data"
     return DataError(*problems[:-1], replace(problems[-1], next=remedy))
+
+
+# The fixed, deterministic list of windows that every evaluation reads.
+
+
+# Target of padded positions; torch's cross-entropy ignores it.
+IGNORE_INDEX = -100
+
+
+@dataclass(frozen=True)
+class EvaluationWindow:
+    """Window of ``length`` tokens at ``offset`` of a split; all but the first are predicted."""
+
+    # Id of the document, or window-000123 if document boundaries are unknown.
+    document: str
+    offset: int
+    length: int
+
+    @property
+    def predicted(self) -> int:
+        """Return the number of predicted tokens."""
+        return self.length - 1
+
+
+def evaluation_windows(
+    split: TokenSplit, block_size: int, budget_tokens: int
+) -> list[EvaluationWindow]:
+    """Return the windows of an evaluation of at most ``budget_tokens`` predicted tokens.
+
+    Every document is cut into windows of ``block_size + 1`` tokens that overlap by one token, so
+    each token except a document's first is predicted once, and no context crosses a document
+    boundary. Windows are sorted by SHA-256(document digest, window number), which mixes documents,
+    and selected from the front until the budget is used: a larger budget only adds windows.
+    Raises ConfigError if the budget is smaller than the first window.
+    """
+    if split.documents is None:
+        windows = _unit_windows(split, block_size)
+    else:
+        cut = [(d, w) for d in split.documents for w in _cut(d, block_size)]
+        windows = [w for _, w in sorted(cut, key=lambda pair: _order(*pair))]
+    chosen = []
+    for window in windows:
+        budget_tokens -= window.predicted
+        if budget_tokens < 0:
+            break
+        chosen.append(window)
+    if not chosen:
+        raise ConfigError(
+            Problem(
+                f"smaller than one evaluation window of {block_size} predicted tokens",
+                "EVAL_TOKENS",
+                "type: make menuconfig, and set EVAL_TOKENS to at least BLOCK_SIZE",
+                code="config.out-of-range",
+            )
+        )
+    return chosen
+
+
+def evaluation_batches(
+    split: TokenSplit, windows: Sequence[EvaluationWindow], block_size: int, batch_size: int
+) -> Iterator[tuple[np.ndarray, np.ndarray, list[str]]]:
+    """Yield inputs x [B, T], targets y [B, T] (int64) and the document id of each row.
+
+    T is ``block_size``; a short window is padded with x = 0 and y = ``IGNORED``. The last batch may
+    have fewer rows.
+    """
+    for start in range(0, len(windows), batch_size):
+        rows = windows[start : start + batch_size]
+        x_BT = np.zeros((len(rows), block_size), dtype=np.int64)
+        y_BT = np.full((len(rows), block_size), IGNORE_INDEX, dtype=np.int64)
+        for i, row in enumerate(rows):
+            tokens = split.window(row.offset, row.length)
+            x_BT[i, : row.predicted] = tokens[:-1]
+            y_BT[i, : row.predicted] = tokens[1:]
+        yield x_BT, y_BT, [row.document for row in rows]
+
+
+def _cut(document: DocumentSpan, block_size: int) -> list[EvaluationWindow]:
+    end = document.offset + document.length
+    starts = range(document.offset, end - 1, block_size)
+    return [EvaluationWindow(document.id, s, min(block_size + 1, end - s)) for s in starts]
+
+
+def _order(document: DocumentSpan, window: EvaluationWindow) -> tuple[bytes, int]:
+    """Return the sort key of a window; identical documents are ordered by their position."""
+    within = window.offset - document.offset
+    return hashlib.sha256(f"{document.digest}:{within}".encode()).digest(), window.offset
+
+
+def _unit_windows(split: TokenSplit, block_size: int) -> list[EvaluationWindow]:
+    """Cut a split with unknown document boundaries as one document; each window is a unit."""
+    whole = DocumentSpan("", 0, split.n_tokens, split.name)
+    windows = sorted(_cut(whole, block_size), key=lambda w: _order(whole, w))
+    return [
+        EvaluationWindow(f"window-{w.offset // block_size:06d}", w.offset, w.length)
+        for w in windows
+    ]

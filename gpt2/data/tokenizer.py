@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from gpt2.data.corpus import GPT2_VOCABULARY, PinnedWheel, open_wheel
 from gpt2.data.options import vocab_size
-from gpt2.data.packages import GPT2_VOCABULARY, Package, open_wheel
 from lib.errors import DataError, Problem
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class Tokenizer(Protocol):
         ...
 
 
-def digest(name: str) -> str:
+def tokenizer_digest(name: str) -> str:
     """Return the digest of the tokenizer ``name`` without loading it."""
     rules = {"byte": "UTF-8 bytes, 256 ends a text", "gpt2": _MERGES_SHA256 + _PRETOKENIZE}
     return hashlib.sha256(f"{name}:{rules[name]}".encode()).hexdigest()
@@ -55,12 +55,12 @@ def end_of_text(name: str) -> int:
     return vocab_size(name) - 1
 
 
-def packages(name: str) -> list[Package]:
+def tokenizer_packages(name: str) -> list[PinnedWheel]:
     """Return the packages that contain the vocabulary of ``name``."""
     return [GPT2_VOCABULARY] if name == "gpt2" else []
 
 
-def load(name: str, downloads: Path) -> Tokenizer:
+def load_tokenizer(name: str, downloads: Path) -> Tokenizer:
     """Load the tokenizer ``name`` from the packages in ``downloads``.
 
     Raises DataError if a package is missing.
@@ -74,7 +74,7 @@ class ByteTokenizer:
     name = "byte"
     vocab_size = vocab_size("byte")
     end_of_text = 256
-    digest = digest("byte")
+    digest = tokenizer_digest("byte")
 
     def encode(self, text: str) -> np.ndarray:
         """Return the bytes of ``text`` as ids [T] (uint16)."""
@@ -99,7 +99,7 @@ class Gpt2Tokenizer:
     name = "gpt2"
     vocab_size = vocab_size("gpt2")
     end_of_text = 50256
-    digest = digest("gpt2")
+    digest = tokenizer_digest("gpt2")
 
     def __init__(self, downloads: Path) -> None:
         self._encoding = _gpt2_encoding(downloads)
@@ -137,7 +137,7 @@ def read_merges(downloads: Path) -> str:
     return merges.decode()
 
 
-def spelled_vocabulary(merges: str) -> list[str]:
+def vocabulary_strings(merges: str) -> list[str]:
     """Return all tokens in id order, spelled as in ``merges``; end of text is last."""
     # The first line is the version; the last is empty.
     merged = [line.replace(" ", "") for line in merges.split("\n")[1:-1]]
@@ -172,5 +172,5 @@ def _spelling() -> dict[str, int]:
 def _ranks(merges: str) -> dict[bytes, int]:
     """Return token bytes → id: the 256 bytes in GPT-2's order, then the merges in order."""
     spelled = _spelling()
-    tokens = spelled_vocabulary(merges)[:-1]
+    tokens = vocabulary_strings(merges)[:-1]
     return {bytes(spelled[c] for c in token): i for i, token in enumerate(tokens)}

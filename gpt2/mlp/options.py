@@ -11,22 +11,22 @@ from typing import Protocol
 
 from gpt2.attention.options import AttentionConfig
 from gpt2.mlp import MECHANISMS
-from gpt2.shape import Shape, nearest_multiple
-from lib.binding import Value, bind, symbol
+from gpt2.shape import ModelShape, nearest_multiple
+from lib.config.field import SymbolValue, from_symbols, kconfig_field
 from lib.errors import ConfigError, Problem
 
 # From this n_embd on, hidden widths are multiples of 64 and mechanism widths of 8.
-WIDE = 512
+COARSE_ROUNDING_WIDTH = 512
 # Below this n_embd, rounding cannot keep the ratio within 1 %.
-NARROWEST_RATIO_WIDTH = 96
+MIN_RATIO_N_EMBD = 96
 RATIO_TOLERANCE = 0.01
 
 
 @dataclass(frozen=True)
-class BlockSite:
+class LayerSpec:
     """Construction site of an MLP: model shape, attention of the block, and block index."""
 
-    shape: Shape
+    shape: ModelShape
     attention: AttentionConfig
     block: int
 
@@ -48,30 +48,30 @@ class MlpMechanismOptions(Protocol):
     # True if the mechanism reads the attention weights of its block.
     reads_weights: bool
 
-    def in_block(self, site: BlockSite) -> bool:
+    def in_block(self, site: LayerSpec) -> bool:
         """Return whether the block builds the mechanism."""
 
     def given_width(self) -> int:
         """Return the configured width, used unless sizing is by ratio; 0 without a width."""
 
-    def width_for(self, weights: float, hidden: int, site: BlockSite) -> float:
+    def width_for(self, weights: float, hidden: int, site: LayerSpec) -> float:
         """Return the width that uses ``weights`` parameters with ``hidden`` units."""
 
-    def weights(self, hidden: int, width: int, site: BlockSite) -> int:
+    def weights(self, hidden: int, width: int, site: LayerSpec) -> int:
         """Return the matrix parameters, which count towards the ratio."""
 
-    def num_params(self, hidden: int, width: int, site: BlockSite) -> int:
+    def num_params(self, hidden: int, width: int, site: LayerSpec) -> int:
         """Return all parameters."""
 
-    def flops_per_token(self, hidden: int, width: int, site: BlockSite) -> float:
+    def flops_per_token(self, hidden: int, width: int, site: LayerSpec) -> float:
         """Return the forward FLOPs per token."""
 
-    def cached_numbers(self, width: int, length: int, site: BlockSite) -> int:
+    def cached_numbers(self, width: int, length: int, site: LayerSpec) -> int:
         """Return the cached elements for ``length`` tokens."""
 
 
 @dataclass(frozen=True)
-class BlockSize:
+class MlpWidths:
     """Widths of the MLP of one block: hidden units M and the width of each built mechanism."""
 
     hidden: int
@@ -84,39 +84,39 @@ class MlpConfig:
 
     mechanisms: tuple[MlpMechanismOptions, ...]
     # "hidden" or "ratio"
-    sizing: str = symbol("MLP_SIZING")
+    sizing: str = kconfig_field("MLP_SIZING")
     # M; 0 selects GPT-2's 4C.
-    hidden: int = symbol("MLP_HIDDEN")
-    ratio: float = symbol("MLP_RATIO", low=0.1, high=20.0)
+    hidden: int = kconfig_field("MLP_HIDDEN")
+    ratio: float = kconfig_field("MLP_RATIO", low=0.1, high=20.0)
     # β, the fraction of MLP parameters for sized mechanisms, split evenly among them.
-    share: float = symbol("MLP_SHARE", low=0.0, high=0.9)
+    share: float = kconfig_field("MLP_SHARE", low=0.0, high=0.9)
 
     @classmethod
-    def from_values(cls, values: Mapping[str, Value]) -> "MlpConfig":
+    def from_values(cls, values: Mapping[str, SymbolValue]) -> "MlpConfig":
         """Build the configured mechanisms. Raises ConfigError if a symbol is invalid."""
-        return bind(cls, values, mechanisms=MECHANISMS.bind(values))
+        return from_symbols(cls, values, mechanisms=MECHANISMS.bind(values))
 
-    def built(self, site: BlockSite) -> list[MlpMechanismOptions]:
+    def built(self, site: LayerSpec) -> list[MlpMechanismOptions]:
         """Return the mechanisms built in a block."""
         return [m for m in self.mechanisms if m.in_block(site)]
 
-    def reads_weights(self, site: BlockSite) -> bool:
+    def reads_weights(self, site: LayerSpec) -> bool:
         """Return whether the MLP of a block reads attention weights."""
         return any(m.reads_weights for m in self.built(site))
 
-    def size(self, site: BlockSite) -> BlockSize:
+    def size(self, site: LayerSpec) -> MlpWidths:
         """Return the widths of the MLP of a block."""
         built = self.built(site)
         n_embd = site.shape.n_embd
         if self.sizing == "hidden":
             hidden = self.hidden or 4 * n_embd
-            return BlockSize(hidden, {m.name: m.given_width() for m in built})
+            return MlpWidths(hidden, {m.name: m.given_width() for m in built})
         total = self.ratio * site.attention.weights(site.shape)
         each = total * self.share / max(1, sum(m.sized for m in self.mechanisms))
         sized = [m for m in built if m.sized]
         # A mechanism without a free width adds parameters to every hidden unit.
         per_unit = 2 * n_embd + sum(m.weights(1, 0, site) for m in built if not m.sized)
-        hidden_step, width_step = (64, 8) if n_embd >= WIDE else (8, 1)
+        hidden_step, width_step = (64, 8) if n_embd >= COARSE_ROUNDING_WIDTH else (8, 1)
         hidden = nearest_multiple((total - each * len(sized)) / per_unit, hidden_step)
         widths = {m.name: 0 for m in built}
         for mechanism in sized:
@@ -125,22 +125,22 @@ class MlpConfig:
             widths[mechanism.name] = nearest_multiple(
                 mechanism.width_for(budget, hidden, site), width_step
             )
-        return BlockSize(hidden, widths)
+        return MlpWidths(hidden, widths)
 
-    def weights(self, site: BlockSite) -> int:
+    def weights(self, site: LayerSpec) -> int:
         """Return the parameters of a block's MLP without biases, mechanisms included."""
         size = self.size(site)
         parts = (m.weights(size.hidden, size.widths[m.name], site) for m in self.built(site))
         return 2 * site.shape.n_embd * size.hidden + sum(parts)
 
-    def num_params(self, site: BlockSite) -> int:
+    def num_params(self, site: LayerSpec) -> int:
         """Return the parameters of a block's MLP."""
         size = self.size(site)
         parts = (m.num_params(size.hidden, size.widths[m.name], site) for m in self.built(site))
         biases = size.hidden + site.shape.n_embd if site.shape.bias else 0
         return 2 * site.shape.n_embd * size.hidden + biases + sum(parts)
 
-    def flops_per_token(self, site: BlockSite) -> float:
+    def flops_per_token(self, site: LayerSpec) -> float:
         """Return the forward FLOPs per token in a block's MLP."""
         size = self.size(site)
         parts = (
@@ -148,24 +148,24 @@ class MlpConfig:
         )
         return 4 * site.shape.n_embd * size.hidden + sum(parts)
 
-    def cached_numbers(self, site: BlockSite, length: int) -> int:
+    def cached_numbers(self, site: LayerSpec, length: int) -> int:
         """Return the cached elements for ``length`` tokens in a block's MLP."""
         widths = self.size(site).widths
         return sum(m.cached_numbers(widths[m.name], length, site) for m in self.built(site))
 
-    def built_ratio(self, site: BlockSite) -> float:
+    def built_ratio(self, site: LayerSpec) -> float:
         """Return MLP parameters / attention parameters of a block, without biases."""
         return self.weights(site) / site.attention.weights(site.shape)
 
-    def check_ratio(self, site: BlockSite) -> None:
+    def check_ratio(self, site: LayerSpec) -> None:
         """Raise ConfigError if the ratio of a block deviates from MLP_RATIO by more than 1 %."""
         if self.sizing != "ratio":
             return
-        if site.shape.n_embd < NARROWEST_RATIO_WIDTH:
+        if site.shape.n_embd < MIN_RATIO_N_EMBD:
             raise ConfigError(
                 Problem(
                     f"MLP_SIZING_RATIO: N_EMBD={site.shape.n_embd} is too small to keep the ratio "
-                    f"within 1 % (expected N_EMBD >= {NARROWEST_RATIO_WIDTH})",
+                    f"within 1 % (expected N_EMBD >= {MIN_RATIO_N_EMBD})",
                     next="set a larger N_EMBD, or MLP_SIZING_HIDDEN",
                     code="config.ratio-unreachable",
                 )

@@ -12,15 +12,15 @@ from math import pi, sqrt
 import torch
 from torch import Tensor
 
-from gpt2.attention.state import AttentionView, BlockState
-from gpt2.mlp.options import BlockSite, MlpConfig
+from gpt2.attention.state import AttentionOutputs, BlockState
+from gpt2.mlp.options import LayerSpec, MlpConfig
 
 
 def mlp(
     x_BTC: Tensor,
-    view: AttentionView,
+    view: AttentionOutputs,
     parameters: Mapping[str, Tensor],
-    site: BlockSite,
+    site: LayerSpec,
     config: MlpConfig,
 ) -> tuple[Tensor, BlockState]:
     """Return a block's MLP output without dropout and the state for the next block.

@@ -4,26 +4,124 @@ The results are written to a separate folder; the files of the run are read-only
 """
 
 import json
-from dataclasses import replace
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
 from gpt2.config import Config
-from gpt2.data import source, tokenizer
+from gpt2.data import store, tokenizer
 from gpt2.data.store import open_dataset
 from gpt2.evaluate import Evaluator
-from gpt2.items import items_of
-from gpt2.quantized.schemes import quantize
-from gpt2.trained import machine_here
-from gpt2.weights.load import load_run
-from lib.console import say
+from gpt2.model import GPT
+from gpt2.quantized.options import FOUR_BIT_SCHEMES, PACKAGE
+from gpt2.records.per_document import items_of
+from gpt2.weights.trained import load_run, machine_here
+from lib.console import log
+from lib.env.machine import set_up
+from lib.env.ranks import ProcessRank
 from lib.errors import DataError, Problem
-from lib.files import sha256, write_atomic, write_json
-from lib.machine.process import Process
-from lib.machine.setup import set_up
-from lib.repro.figures import evaluation_figures, expected_calibration_error
-from lib.repro.per_query import to_csv
-from lib.rundir import RunDir
+from lib.files import sha256_file, write_atomic, write_json
+from lib.runs.records import evaluation_metrics, expected_calibration_error, to_csv
+from lib.runs.run_dir import RunDir
+
+# Post-training quantization of weights: round to a few bits and dequantize.
+#
+# Quantized are the matrices of linear layers in the blocks. Embeddings, the head tied to them, norms,
+# biases and constants of mechanisms are unchanged. Only weights are quantized: products are computed
+# in the precision of the run from the dequantized values.
+#
+# Shapes: O outputs, I inputs of a linear layer.
+
+
+_INT8_MAX = 127
+# Elements that share a scale (Dettmers et al., "QLoRA", 2023, section 3).
+_BLOCK = 64
+_FP32_BYTES = 4
+
+# Maps a weight [O, I] to its dequantized values and their storage size in bytes.
+RoundTrip = Callable[[Tensor], tuple[Tensor, int]]
+
+
+@dataclass(frozen=True)
+class QuantizationResult:
+    """Result of quantizing a model: parameter counts and storage size."""
+
+    scheme: str
+    # Quantized elements, and the remaining ones.
+    quantized_parameters: int
+    full_precision_parameters: int
+    # Storage size of all weights.
+    stored_bytes: int
+
+    def record(self) -> dict[str, Any]:
+        """Return the result as JSON types, for the summary."""
+        four_bits = self.scheme in FOUR_BIT_SCHEMES
+        return {
+            "quantization_enabled": self.scheme != "none",
+            "quantization_scheme": f"4bit_{self.scheme}" if four_bits else self.scheme,
+            "bnb_compute_dtype": "float32" if four_bits else None,
+            "bnb_double_quant": False if four_bits else None,
+            "bnb_version": version(PACKAGE) if four_bits else None,
+            "quantized_parameters": self.quantized_parameters,
+            "full_precision_parameters": self.full_precision_parameters,
+            "stored_bytes": self.stored_bytes,
+        }
+
+
+@torch.no_grad()
+def quantize(model: GPT, scheme: str) -> QuantizationResult:
+    """Quantize the weights of ``model`` in place, on their device."""
+    rounded = stored = 0
+    if scheme != "none":
+        round_trip = quantize_dequantize_int8 if scheme == "int8" else _four_bits(scheme)
+        for module in model.h.modules():
+            if isinstance(module, nn.Linear):
+                values_OI, size = round_trip(module.weight)
+                module.weight.copy_(values_OI)
+                rounded, stored = rounded + values_OI.numel(), stored + size
+    rest = model.num_params() - rounded
+    return QuantizationResult(scheme, rounded, rest, stored + rest * _FP32_BYTES)
+
+
+def quantize_dequantize_int8(weight_OI: Tensor) -> tuple[Tensor, int]:
+    """Return the dequantized int8 weights and their storage size in bytes.
+
+    Each output has one scale: its largest magnitude / 127.
+    """
+    scale_O1 = weight_OI.abs().amax(dim=1, keepdim=True) / _INT8_MAX
+    # A row of zeros has scale 0; avoid dividing by it.
+    codes_OI = torch.round(weight_OI / torch.where(scale_O1 > 0, scale_O1, 1.0)).to(torch.int8)
+    return codes_OI * scale_O1, codes_OI.numel() + scale_O1.numel() * _FP32_BYTES
+
+
+def _four_bits(kind: str) -> RoundTrip:
+    """Return the round trip for blocks of 64 elements: 4-bit codes times the largest magnitude."""
+    # On a CPU it warns about a package with faster products, which are not used here.
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+    # Imported here: an extra.
+    from bitsandbytes import functional
+
+    def round_trip(weight_OI: Tensor) -> tuple[Tensor, int]:
+        elements = weight_OI.numel()
+        # One row per block: on a CPU, bitsandbytes 0.50 applies wrong scales if the row length is
+        # not a multiple of the block size.
+        blocks = F.pad(weight_OI.flatten(), (0, -elements % _BLOCK)).view(-1, _BLOCK)
+        codes, state = functional.quantize_4bit(
+            blocks, blocksize=_BLOCK, compress_statistics=False, quant_type=kind
+        )
+        values = functional.dequantize_4bit(codes, state).flatten()[:elements]
+        size = codes.numel() + state.absmax.numel() * _FP32_BYTES
+        return values.view_as(weight_OI), size
+
+    return round_trip
+
 
 SCHEMA_VERSION = 1
 
@@ -37,14 +135,14 @@ def evaluate_run(run: RunDir, config: Config, build_dir: Path, scheme: str) -> d
     dataset = open_dataset(config.data, build_dir, config.model.shape.vocab_size)
     _require_data_of(run, dataset.digest)
     config = replace(config, machine=machine_here(config.machine))
-    device = set_up(config.machine, Process())
+    device = set_up(config.machine, ProcessRank())
     model = load_run(run.path).to(device)
     rounded = quantize(model, scheme)
     evaluate = Evaluator(config, dataset.val, device)
     evaluation = evaluate(model)
     assert evaluation is not None
-    vocabulary = tokenizer.load(
-        config.data.tokenizer, source.downloads_folder(config.data, build_dir)
+    vocabulary = tokenizer.load_tokenizer(
+        config.data.tokenizer, store.downloads_folder(config.data, build_dir)
     )
     step = json.loads(run.summary.read_text())["final"]["iterations"]
     items = items_of(evaluation, evaluate, config.data.dataset, vocabulary, step)
@@ -53,12 +151,12 @@ def evaluate_run(run: RunDir, config: Config, build_dir: Path, scheme: str) -> d
         "run": run.path.name,
         "hash8": config.hash8,
         "seed": config.seed,
-        "weights_sha256": sha256(run.weights),
+        "weights_sha256": sha256_file(run.weights),
         "data_digest": dataset.digest,
         "device": str(device),
         "quantization": rounded.record(),
         "final": {
-            **evaluation_figures(items),
+            **evaluation_metrics(items),
             "expected_calibration_error": expected_calibration_error(evaluation.calibration),
         },
     }
@@ -104,10 +202,10 @@ def _write(run: RunDir, scheme: str, rows: str, summary: dict[str, Any]) -> None
     folder.mkdir(parents=True, exist_ok=True)
     write_atomic(folder / run.per_query.name, rows)
     write_json(folder / run.summary.name, summary)
-    say("EVAL", f"{folder}   val loss {summary['final']['val_loss']:.4f}")
+    log("EVAL", f"{folder}   val loss {summary['final']['val_loss']:.4f}")
     if scheme == "none":
         same = rows.encode() == run.per_query.read_bytes()
         text = (
             "reproduced exactly" if same else "not reproduced exactly: different machine or torch?"
         )
-        say("EVAL" if same else "WARN", f"{run.per_query} {text}")
+        log("EVAL" if same else "WARN", f"{run.per_query} {text}")

@@ -5,8 +5,8 @@ import importlib.util
 from lib.errors import ConfigError, PreflightError, Problem
 
 # int8 is implemented here; the 4-bit schemes use bitsandbytes.
-FOUR_BITS = ("nf4", "fp4")
-SCHEMES = ("none", "int8", *FOUR_BITS)
+FOUR_BIT_SCHEMES = ("nf4", "fp4")
+SCHEMES = ("none", "int8", *FOUR_BIT_SCHEMES)
 PACKAGE = "bitsandbytes"
 
 
@@ -19,7 +19,7 @@ def parse_schemes(text: str) -> list[str]:
     if unknown := [name for name in names if name not in SCHEMES]:
         what = f"unknown scheme {unknown[0]!r} (expected {', '.join(SCHEMES)})"
         raise ConfigError(Problem(what, "QUANT", code="usage.unknown-value"))
-    four_bit = [name for name in names if name in FOUR_BITS]
+    four_bit = [name for name in names if name in FOUR_BIT_SCHEMES]
     if four_bit and importlib.util.find_spec(PACKAGE) is None:
         raise PreflightError(
             Problem(
@@ -32,7 +32,7 @@ def parse_schemes(text: str) -> list[str]:
     return names
 
 
-def refuse_training(scheme: str) -> None:
+def reject_training(scheme: str) -> None:
     """Raise ConfigError if ``QUANT`` is passed to a command that trains or plans training."""
     if scheme not in ("", "none"):
         raise ConfigError(

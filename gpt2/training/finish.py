@@ -1,6 +1,8 @@
 """Result files of a finished run: weights, per-document rows, text sample and summary."""
 
+import hashlib
 import itertools
+import json
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -9,20 +11,27 @@ import numpy as np
 import safetensors.torch
 import torch
 
-from gpt2.evaluate import Evaluation
+from gpt2.evaluate import EvaluationResult
 from gpt2.generate import generate
-from gpt2.items import items_of
-from gpt2.training.first_steps import first_steps
-from gpt2.training.session import Session
-from lib.files import read_json_lines, write_atomic, write_json
-from lib.repro.figures import evaluation_figures, expected_calibration_error, train_loss
-from lib.repro.per_query import Item, to_csv
-from lib.repro.streams import stream_seed
+from gpt2.records.per_document import items_of
+from gpt2.training.metrics import check_first_steps
+from gpt2.training.session import TrainingSession
+from lib.files import read_jsonl, write_atomic, write_json
+from lib.runs.records import (
+    DocumentResult,
+    evaluation_metrics,
+    expected_calibration_error,
+    to_csv,
+    train_loss,
+)
+from lib.runs.seeds import stream_seed
+from lib.tracking.sidecar import Sidecars, mirror_sidecar, telemetry_sidecar
+from lib.tracking.tracker import TrackerMetadata
 
 SCHEMA_VERSION = 2
 
 
-def write_results(session: Session, evaluation: Evaluation, started: float) -> None:
+def write_results(session: TrainingSession, evaluation: EvaluationResult, started: float) -> None:
     """Write all results except the status; ``started`` is the process start by time.monotonic."""
     weights = {name: tensor.contiguous() for name, tensor in session.weights().items()}
     write_atomic(session.run.weights, safetensors.torch.save(weights))
@@ -30,11 +39,11 @@ def write_results(session: Session, evaluation: Evaluation, started: float) -> N
     items = items_of(evaluation, session.evaluate, dataset, session.tokenizer, step)
     write_atomic(session.run.per_query, to_csv(items))
     if session.config.train.sample_tokens:
-        write_atomic(session.run.sample, text_sample(session))
+        write_atomic(session.run.sample, generate_sample(session))
     write_json(session.run.summary, _summary(session, items, evaluation.calibration, started))
 
 
-def text_sample(session: Session) -> str:
+def generate_sample(session: TrainingSession) -> str:
     """Generate text after ``SAMPLE_PROMPT`` with a dedicated random stream."""
     config = session.config
     tokenizer = session.tokenizer
@@ -48,21 +57,21 @@ def text_sample(session: Session) -> str:
 
 
 def _summary(
-    session: Session,
-    items: Sequence[Item],
+    session: TrainingSession,
+    items: Sequence[DocumentResult],
     calibration: dict[str, list[float]],
     started: float,
 ) -> dict[str, Any]:
     """Build summary.json; configuration and seed determine all values outside ``timing``."""
-    config, seconds, verdict = session.config, session.watch.seconds, first_steps(session)
+    config, seconds, verdict = session.config, session.watch.seconds, check_first_steps(session)
     return {
         "schema_version": SCHEMA_VERSION,
         "seed": config.seed,
         "run_profile": config.repro.profile,
         "final": {
-            **evaluation_figures(items),
+            **evaluation_metrics(items),
             "expected_calibration_error": expected_calibration_error(calibration),
-            "train_loss": train_loss(read_json_lines(session.run.metrics), session.iteration),
+            "train_loss": train_loss(read_jsonl(session.run.metrics), session.iteration),
             "iterations": session.iteration,
             "tokens": session.tokens,
             "data_order_digest": session.order.digest,
@@ -85,3 +94,79 @@ def _summary(
             "debug_flags": config.numerics.debug_flags,
         },
     }
+
+
+# Sidecar processes of a run, and the run metadata for trackers.
+
+
+def start_sidecars(session: TrainingSession) -> Sidecars:
+    """Start the hardware sampler and the tracker mirrors on rank 0; the manifest must exist."""
+    if not session.group.is_main:
+        return Sidecars()
+    # Without a reference to the session, because it must be freed before its sidecars are.
+    records, run = session.records, session.run
+    companions = Sidecars(lambda text: records.line("WARN", text))
+    if seconds := session.config.telemetry.interval_seconds:
+        companions.start(telemetry_sidecar(run, seconds))
+    try:
+        run.trackers.mkdir(exist_ok=True)
+        tracker_metadata(session).write(run.tracker_facts)
+    except OSError as error:
+        records.line(
+            "WARN", f"no tracker could be started: {error}; the run continues without trackers"
+        )
+        return companions
+    for tracker in session.config.tracking.trackers:
+        companions.start(mirror_sidecar(run, tracker.name))
+    return companions
+
+
+def tracker_metadata(session: TrainingSession) -> TrackerMetadata:
+    """Return the names and the configuration of the run for trackers."""
+    run, tracking = session.run, session.config.tracking
+    study = run.path.parent.name
+    manifest = json.loads(run.manifest.read_text())
+    return TrackerMetadata(
+        id=_id(session, manifest),
+        project=tracking.project or f"kablate-{study}",
+        name=tracking.run_name or run.path.name,
+        study=study,
+        # <slug>-s<seed>-<hash8>
+        step=run.path.name.rsplit("-", 2)[0],
+        settings=_settings(session, manifest),
+        symbols=session.config.values,
+    )
+
+
+def _settings(session: TrainingSession, manifest: dict[str, Any]) -> dict[str, Any]:
+    config, train = session.config, session.config.train
+    return {
+        "run_name": session.run.path.name,
+        "hash8": config.hash8,
+        "seed": config.seed,
+        "dataset": config.data.dataset,
+        "optimizer": config.optimizer.name,
+        "batch_size": train.batch_size,
+        "gradient_accumulation": train.grad_accumulation,
+        "num_gpus": train.gpus,
+        "learning_rate": config.schedule.learning_rate,
+        "warmup_steps": config.schedule.warmup_steps,
+        # Seconds; None unless the budget is time.
+        "max_time": train.max_time_seconds if session.budget.is_time else None,
+        "compile_model": config.machine.compile,
+        "git_commit": manifest["code"]["git_sha"],
+        "dirty_tree": manifest["code"]["dirty_tree"],
+        "data_digest": manifest["data"]["digest"],
+    }
+
+
+def _id(session: TrainingSession, manifest: dict[str, Any]) -> str:
+    """Return the tracker id: stable when a run resumes, new when a run is repeated.
+
+    The id is a hash of the run's name and of host and time of its first start.
+    """
+    volatile = manifest["volatile"]
+    if session.run.tracker_facts.exists():
+        return TrackerMetadata.read(session.run.tracker_facts).id
+    first_start = [session.run.path.name, volatile["host"], volatile["attempts"][0]["started_at"]]
+    return hashlib.sha256(json.dumps(first_start).encode()).hexdigest()[:16]

@@ -13,20 +13,23 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from lib.errors import Problem, RunError
+import torch
+
+from lib.errors import EXIT_INTERRUPTED, EXIT_TIME_LIMIT, Problem, RunError
 from lib.files import canonical_json
-from lib.rundir import RunDir
+from lib.runs.run_dir import RunDir
+from lib.tracking.telemetry import memory_and_cpu_seconds
 
 # A statistics row has about thirty values per layer.
 _MAX_RECORD_BYTES = 1 << 20
 # Callback of the runner for events: a log line, or the progress of a run.
-Report = Callable[[dict[str, Any]], None]
+EventCallback = Callable[[dict[str, Any]], None]
 
 
-class Records:
+class RecordWriter:
     """Open record files of one run, and the callback that displays its events."""
 
-    def __init__(self, run: RunDir, report: Report) -> None:
+    def __init__(self, run: RunDir, report: EventCallback) -> None:
         self.run = run
         self._report = report
         self._metrics = _open(run.metrics)
@@ -78,7 +81,7 @@ class Records:
             os.close(descriptor)
 
 
-class NoRecords(Records):
+class NullRecords(RecordWriter):
     """Null object with the interface of ``Records``, for ranks other than 0."""
 
     def __init__(self, run: RunDir) -> None:
@@ -123,3 +126,89 @@ def _append(descriptor: int, line: str, path: Path) -> None:
     data = line.encode() + b"\n"
     if os.write(descriptor, data) != len(data):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+
+# Heartbeat of one process of a run: a line at the start, at each log interval and at the end.
+
+
+_MIB = 1 << 20
+
+
+class Heartbeat:
+    """Writer of heartbeat_rank<rank>.jsonl; the lines are not synced to the disk."""
+
+    def __init__(self, run: RunDir, rank: int, device: torch.device) -> None:
+        self._path = run.heartbeat(rank)
+        self._rank = rank
+        self._device = device
+        self._fetch_seconds: list[float] = []
+
+    def fetched(self, seconds: float) -> None:
+        """Record the seconds spent waiting for a batch."""
+        self._fetch_seconds.append(seconds)
+
+    def beat(self, message: str, iteration: int, **facts: Any) -> None:
+        """Append one line. Raises OSError if the line cannot be written."""
+        allocated, reserved = self._memory()
+        waits, self._fetch_seconds = self._fetch_seconds, []
+        now = time.time()
+        record = {
+            "ts": now,
+            "iso": time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(now)),
+            "pid": os.getpid(),
+            "rank": self._rank,
+            "step": iteration,
+            "msg": message,
+            "dt_fetch_s": sum(waits) / len(waits) if waits else None,
+            "mem_alloc_mib": allocated,
+            "mem_reserved_mib": reserved,
+            **facts,
+        }
+        with open(self._path, "a", encoding="utf-8") as stream:
+            stream.write(canonical_json(record) + "\n")
+
+    def _memory(self) -> tuple[float, float]:
+        """Return allocated and reserved GPU memory in MiB; on a CPU, resident memory for both."""
+        if self._device.type == "cuda":
+            allocated = torch.cuda.memory_allocated(self._device)
+            return allocated / _MIB, torch.cuda.memory_reserved(self._device) / _MIB
+        resident, _ = memory_and_cpu_seconds([os.getpid()])
+        return resident, resident
+
+
+# Early stop of a run by an interrupt or a time limit; the run is saved and can be resumed.
+
+
+class StopCondition:
+    """Stop condition, polled between optimizer steps and evaluation batches; it latches."""
+
+    def __init__(
+        self,
+        requested: Callable[[], bool],
+        limit_seconds: int,
+        agree: Callable[[float], float] = lambda number: number,
+    ) -> None:
+        """Start the time limit of ``limit_seconds`` (0: none). ``agree`` returns rank 0's value."""
+        self._requested = requested
+        self._agree = agree
+        self._limit_seconds = limit_seconds
+        self._deadline = time.monotonic() + limit_seconds if limit_seconds else float("inf")
+        # 0 until the run must stop.
+        self.exit_code = 0
+
+    def __call__(self) -> bool:
+        if not self.exit_code:
+            self.exit_code = int(self._agree(self._local_exit_code()))
+        return self.exit_code != 0
+
+    @property
+    def reason(self) -> str:
+        """Return the reason of the stop; "" if the run need not stop."""
+        limit = f"RUN_TIME_LIMIT_SECONDS={self._limit_seconds} reached"
+        return {0: "", EXIT_INTERRUPTED: "interrupted", EXIT_TIME_LIMIT: limit}[self.exit_code]
+
+    def _local_exit_code(self) -> int:
+        """Return the exit code with which this process would stop; 0 to continue."""
+        if self._requested():
+            return EXIT_INTERRUPTED
+        return EXIT_TIME_LIMIT if time.monotonic() > self._deadline else 0

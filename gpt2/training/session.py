@@ -1,30 +1,189 @@
 """State of a training run, and the part of it that is saved in checkpoints."""
 
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, runtime_checkable
+from types import TracebackType
+from typing import Any, Protocol, Self, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from gpt2.config import Config
+from gpt2.config import Config, TrainConfig
 from gpt2.data.loader import BatchLoader
-from gpt2.data.sampler import TrainSampler
-from gpt2.data.store import Dataset
+from gpt2.data.sampler import EMPTY_ORDER_DIGEST, TrainSampler, extend_order_digest
+from gpt2.data.store import PreparedDataset
 from gpt2.data.tokenizer import Tokenizer
 from gpt2.evaluate import Evaluator
 from gpt2.model import GPT
-from gpt2.training.budget import Budget, Stopwatch
-from gpt2.training.heartbeat import Heartbeat
-from gpt2.training.order import DataOrder
-from gpt2.training.records import Records
-from lib.machine.group import Group
-from lib.machine.warned import WarnedOperations
-from lib.optim.contract import Optimizer
-from lib.pruning.contract import Pruner
-from lib.repro.rng import rng_state, set_rng_state
-from lib.rundir import RunDir
-from lib.companions import Companions
+from gpt2.training.records import Heartbeat, RecordWriter
+from lib.env.observe import NondeterministicOperations
+from lib.env.process_group import ProcessGroup
+from lib.optim.optimizers import Optimizer
+from lib.pruning.pruners import Pruner
+from lib.runs.rng import rng_state, set_rng_state
+from lib.runs.run_dir import RunDir
+from lib.tracking.sidecar import Sidecars
+
+# Training budget, and the progress that the learning rate and pruning schedules follow.
+
+
+class TrainingClock:
+    """Stopwatch of the seconds spent inside its ``with`` blocks: training steps only."""
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._started: float | None = None
+        self._before = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """Return the total so far, including an open block."""
+        running = 0.0 if self._started is None else self._clock() - self._started
+        return self._before + running
+
+    def resume_at(self, seconds: float) -> None:
+        """Continue from the ``seconds`` of an earlier process."""
+        assert self._started is None
+        self._before = seconds
+
+    def __enter__(self) -> Self:
+        self._started = self._clock()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._before, self._started = self.seconds, None
+
+
+class TrainingBudget:
+    """Training budget in iterations or seconds: ``stretch`` times the configured length.
+
+    Progress runs from 0 to 1. For iterations and tokens it is known in advance; for time it is
+    measured after each step and recorded, because results depend on it.
+    """
+
+    def __init__(
+        self, config: TrainConfig, block_size: int, warmup_steps: int, stretch: float = 1.0
+    ) -> None:
+        self.stretch = stretch
+        self.tokens_per_iteration = config.tokens_per_iteration(block_size)
+        # 0 for a time budget.
+        self.iterations = round(_iterations(config, self.tokens_per_iteration) * stretch)
+        # 0 for a budget of iterations or tokens.
+        self.seconds = config.max_time_seconds * stretch if config.budget == "time" else 0.0
+        self._warmup_steps = warmup_steps
+        # Unknown and unused during the warm-up.
+        self._measured_warmup_progress = 1.0 if warmup_steps else 0.0
+
+    @property
+    def is_time(self) -> bool:
+        """Return whether the budget is time, so that results depend on the machine's speed."""
+        return self.seconds > 0
+
+    @property
+    def warmup_progress(self) -> float:
+        """Return the progress at which the learning rate warm-up ended; 1 during the warm-up."""
+        if self.is_time:
+            return self._measured_warmup_progress
+        return min(1.0, self._warmup_steps / self.iterations)
+
+    def progress(self, iteration: int, seconds: float) -> float:
+        """Return the share of the budget used by ``iteration`` steps that took ``seconds``."""
+        if not self.is_time:
+            return min(1.0, iteration / self.iterations)
+        progress = min(1.0, seconds / self.seconds)
+        if iteration == self._warmup_steps:
+            self._measured_warmup_progress = progress
+        return progress
+
+    def state_dict(self) -> dict[str, float]:
+        """Return the state that a resumed run cannot recompute."""
+        return {"warmup_progress": self._measured_warmup_progress}
+
+    def load_state_dict(self, state: dict[str, float]) -> None:
+        """Continue from ``state``."""
+        self._measured_warmup_progress = state["warmup_progress"]
+
+
+def run_budget(config: Config) -> TrainingBudget:
+    """Return the budget of a run, stretched by the factor of its pruning options."""
+    block_size, warmup_steps = config.model.shape.block_size, config.schedule.warmup_steps
+    return TrainingBudget(config.train, block_size, warmup_steps, config.pruning.stretch)
+
+
+def remaining_seconds(progress: float, seconds: float) -> float | None:
+    """Return the remaining training time at the average speed, or None before the first step."""
+    return seconds * (1.0 - progress) / progress if progress > 0.0 else None
+
+
+def _iterations(config: TrainConfig, tokens_per_iteration: int) -> int:
+    match config.budget:
+        case "iterations":
+            return config.max_iters
+        case "tokens":
+            return -(-config.max_tokens // tokens_per_iteration)
+        case "time":
+            return 0
+    raise ValueError(f"unknown budget {config.budget!r}; known: iterations, tokens, time")
+
+
+# Digest of the data order: the sequences that all ranks consumed, step by step.
+#
+# Shape suffixes: R ranks, S steps, B sequences of one rank and step.
+
+
+# Steps buffered per rank before their offsets are gathered.
+_STEPS_PER_EXCHANGE = 64
+
+
+class DataOrder:
+    """Running ``order_digest``, independent of the number of ranks and workers, and of resumes."""
+
+    def __init__(self, group: ProcessGroup) -> None:
+        self._group = group
+        self._digest = EMPTY_ORDER_DIGEST
+        # Offsets of this rank for each step that is not in the digest yet.
+        self._pending: list[Tensor] = []
+        self._offered = torch.empty(0)
+
+    def offered(self, offsets_B: Tensor) -> None:
+        """Store this rank's sequences of the next step; the step may be offered again."""
+        self._offered = offsets_B
+
+    def consumed(self) -> None:
+        """Count the sequences offered last as consumed. Must be called on every rank."""
+        self._pending.append(self._offered)
+        if len(self._pending) == _STEPS_PER_EXCHANGE or self._group.size == 1:
+            self._exchange()
+
+    def state_dict(self) -> str:
+        """Return the digest of all steps so far. Must be called on every rank."""
+        self._exchange()
+        return self._digest
+
+    def load_state_dict(self, digest: str) -> None:
+        """Continue after the steps of ``digest``."""
+        self._digest = digest
+        self._pending.clear()
+
+    @property
+    def digest(self) -> str:
+        """Return the last result of ``state_dict``, without communication."""
+        return self._digest
+
+    def _exchange(self) -> None:
+        if not self._pending:
+            return
+        offsets_RSB = self._group.gather(torch.stack(self._pending))
+        self._pending.clear()
+        for step in offsets_RSB.transpose(0, 1):
+            self._digest = extend_order_digest(self._digest, step.flatten().numpy())
+
 
 # Generators used by dropout; their states differ between ranks.
 _PER_RANK_GENERATORS = {"torch", "cuda"}
@@ -33,21 +192,21 @@ _STEPS_TO_PROBE = 2
 
 
 @runtime_checkable
-class Recomputing(Protocol):
+class SupportsGradCheckpointing(Protocol):
     """Interface of a model that supports gradient checkpointing."""
 
     grad_checkpointing: bool
 
 
 @dataclass
-class Session:
+class TrainingSession:
     """Configuration, components and progress of one run in one of its processes."""
 
     run: RunDir
     config: Config
-    group: Group
+    group: ProcessGroup
     device: torch.device
-    dataset: Dataset
+    dataset: PreparedDataset
     tokenizer: Tokenizer
     model: GPT
     # The model, compiled and wrapped for data parallelism as configured.
@@ -55,10 +214,10 @@ class Session:
     optimizer: Optimizer
     scaler: torch.amp.GradScaler
     pruner: Pruner
-    budget: Budget
-    watch: Stopwatch
+    budget: TrainingBudget
+    watch: TrainingClock
     evaluate: Evaluator
-    records: Records
+    records: RecordWriter
     heartbeat: Heartbeat
     # Code and machine of the run, stored in each checkpoint.
     origin: dict[str, Any]
@@ -66,9 +225,9 @@ class Session:
     init_digests: list[str]
     order: DataOrder
     # Started after the manifest is written.
-    companions: Companions = field(default_factory=Companions)
+    companions: Sidecars = field(default_factory=Sidecars)
     # Operations without a deterministic implementation, if DETERMINISTIC is warn.
-    warned: WarnedOperations | None = None
+    warned: NondeterministicOperations | None = None
     # Optimizer steps done.
     iteration: int = 0
     # Share of the budget used by those steps.
@@ -131,7 +290,7 @@ class Session:
             )
             self.config = replace(self.config, train=train)
         else:
-            assert isinstance(self.model, Recomputing)
+            assert isinstance(self.model, SupportsGradCheckpointing)
             self.model.grad_checkpointing = to["on"]
 
     def state_dict(self) -> dict[str, Any]:
@@ -195,3 +354,81 @@ class Session:
             names = _PER_RANK_GENERATORS & state.keys()
             rank_state = {name: state[name][self.group.rank].clone() for name in names}
             set_rng_state(state | rank_state, self.device)
+
+
+# Parts of a step before the update: micro-batches, forward and backward passes, step metrics.
+#
+# Shape suffixes: B micro-batch, b part of a micro-batch, T tokens.
+
+
+MicroBatch = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class StepMetrics:
+    """Metrics of a step, still on the device; reading them synchronizes with the GPU."""
+
+    # Mean over the tokens of the global batch, in nats.
+    loss: Tensor
+    # 2-norm of each parameter's gradient before clipping, in the order of model.parameters().
+    gradient_norms: Tensor
+    gradient_norm: Tensor
+
+
+@dataclass(frozen=True)
+class StepSnapshot:
+    """Snapshot of a step's inputs on this rank, sufficient to repeat the step."""
+
+    micro_batches: list[MicroBatch]
+    lr: float
+    # States of the generators used by dropout.
+    rng: dict[str, Tensor]
+
+    @classmethod
+    def now(cls, session: TrainingSession, micro_batches: list[MicroBatch], lr: float) -> Self:
+        """Return the snapshot of the step about to be run."""
+        rng = {"torch": torch.get_rng_state()}
+        if session.device.type == "cuda":
+            rng["cuda"] = torch.cuda.get_rng_state(session.device)
+        return cls(micro_batches, lr, rng)
+
+    def undo(self, session: TrainingSession) -> None:
+        """Roll back the passes: clear gradients and restore generators. Weights are unchanged."""
+        session.optimizer.zero_grad(set_to_none=True)
+        torch.set_rng_state(self.rng["torch"])
+        if "cuda" in self.rng:
+            torch.cuda.set_rng_state(self.rng["cuda"], session.device)
+
+
+def split_micro_batches(batches: list[MicroBatch], size: int) -> list[MicroBatch]:
+    """Split micro-batches into ones of ``size`` sequences, a divisor of theirs, in equal order."""
+    return [
+        (x_bT, y_bT)
+        for x_BT, y_BT in batches
+        for x_bT, y_bT in zip(x_BT.split(size), y_BT.split(size), strict=True)
+    ]
+
+
+def on_device(session: TrainingSession, batches: list[MicroBatch]) -> Iterable[MicroBatch]:
+    """Yield micro-batches on the device; copies from page-locked memory are asynchronous."""
+    for x_BT, y_BT in batches:
+        yield (
+            x_BT.to(session.device, non_blocking=True),
+            y_BT.to(session.device, non_blocking=True),
+        )
+
+
+def forward_backward(
+    session: TrainingSession, x_BT: Tensor, y_BT: Tensor, share: float, exchange: bool
+) -> Tensor:
+    """Accumulate gradients of a micro-batch's loss times ``share``; return that product, detached.
+
+    Call inside the autocast context of the forward pass. ``exchange`` makes the ranks all-reduce
+    the accumulated gradients.
+    """
+    with session.group.exchange(session.forward, now=exchange):
+        loss = session.forward(x_BT, y_BT) * share
+        # Backward uses the dtypes of the forward pass without autocast.
+        with torch.autocast(session.device.type, enabled=False):
+            session.scaler.scale(loss).backward()
+    return loss.detach()

@@ -3,31 +3,138 @@
 Shape suffixes: B micro-batch, T tokens.
 """
 
+import gc
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
-from gpt2.training.finite import anomaly_detection, require_finite
-from gpt2.training.oom import DoesNotFit, prove_room
-from gpt2.training.passes import Begun, Measured, MicroBatch, forward_backward, on_device
-from gpt2.training.session import Session
-from lib.errors import Problem
-from lib.machine.setup import autocast
+from gpt2.training.nonfinite import anomaly_detection, require_finite
+from gpt2.training.session import (
+    MicroBatch,
+    StepMetrics,
+    StepSnapshot,
+    SupportsGradCheckpointing,
+    TrainingSession,
+    forward_backward,
+    on_device,
+)
+from lib.console import format_si
+from lib.env.gpu import peak_memory_bytes
+from lib.env.machine import autocast
+from lib.errors import Problem, RunError
+
+# Fallbacks when a step runs out of memory: smaller micro-batches, then gradient checkpointing.
+#
+# The order is fixed, and every fallback keeps the sequences of a batch. Measures that would change
+# the experiment are only logged. Shape suffixes: B micro-batch, T tokens.
 
 
-def optimizer_step(session: Session, micro_batches: list[MicroBatch], lr: float) -> Measured:
+# Further measures, and the reason why they are not applied.
+UNSUPPORTED_FALLBACKS = {
+    "shorter sequence": "would change the experiment",
+    "smaller list": "applies to ranking only",
+    "LoRA or QLoRA": "applies to fine-tuning only",
+    "4-bit weights": "applies to fine-tuning only",
+}
+# With two micro-batches, gradients and activations are in memory at the same time.
+_PROBED_MICRO_BATCHES = 2
+
+
+class StepOutOfMemory(RunError):
+    """Error of a step that ran out of memory and was rolled back on every rank."""
+
+
+def probe_memory(session: TrainingSession, begun: StepSnapshot) -> None:
+    """Raise DoesNotFit on all ranks if the step runs out of memory on one of several ranks.
+
+    A rank cannot roll back during a collective operation, so the passes of the first steps are run
+    once before, without communication.
+    """
+    if session.group.size == 1 or not session.config.train.oom_fallback or not session.unproved:
+        return
+    cause = ""
+    try:
+        with autocast(session.config.machine):
+            for x_BT, y_BT in on_device(session, begun.micro_batches[:_PROBED_MICRO_BATCHES]):
+                forward_backward(session, x_BT, y_BT, 1.0, exchange=False)
+    except torch.OutOfMemoryError as error:
+        cause = str(error).splitlines()[0]
+    begun.undo(session)
+    if session.group.any(bool(cause)):
+        what = cause or "out of memory on another rank"
+        raise StepOutOfMemory(Problem(what, code="run.out-of-memory"))
+    session.unproved -= 1
+
+
+def apply_next_fallback(session: TrainingSession, cause: str) -> dict[str, Any]:
+    """Apply the next fallback, log it and return its record. Raises RunError if none is left."""
+    if session.device.type == "cuda":
+        # Free the memory of the failed step, including reference cycles.
+        gc.collect()
+        torch.cuda.empty_cache()
+    action, before, after = _next_fallback(session)
+    record = {
+        "iteration": session.iteration + 1,
+        "action": action,
+        "from": before,
+        "to": after,
+        "peak_bytes": peak_memory_bytes(session.device),
+    }
+    session.fall_back(record)
+    text = f"it {record['iteration']}: {action} {_format(before)} -> {_format(after)}"
+    session.records.line("OOM", f"{text}; peak {format_si(record['peak_bytes'])}B; {cause}")
+    return record
+
+
+def _next_fallback(session: TrainingSession) -> tuple[str, dict[str, Any], dict[str, Any]]:
+    """Return the name of the next fallback, and its settings before and after."""
+    train = session.config.train
+    size, count = train.batch_size, train.grad_accumulation
+    if size > 1:
+        # The largest proper divisor.
+        smaller = max(n for n in range(1, size // 2 + 1) if size % n == 0)
+        before = {"micro_batch": size, "accumulation": count}
+        return (
+            "micro-batch",
+            before,
+            {"micro_batch": smaller, "accumulation": count * size // smaller},
+        )
+    model = session.model
+    # Compiled blocks would use other dropout masks in the recomputation.
+    supported = isinstance(model, SupportsGradCheckpointing) and not session.config.machine.compile
+    if supported and not model.grad_checkpointing:
+        return "gradient checkpointing", {"on": False}, {"on": True}
+    state = "on" if supported else "not available"
+    for name, reason in UNSUPPORTED_FALLBACKS.items():
+        session.records.line("OOM", f"{name}: not applied ({reason})")
+    what = f"out of memory at it {session.iteration + 1} with BATCH_SIZE=1, gradient checkpointing"
+    advice = "use a smaller model, a shorter BLOCK_SIZE or a GPU with more memory"
+    raise RunError(
+        Problem(f"{what} {state}", str(session.run.logs), advice, code="run.out-of-memory")
+    )
+
+
+def _format(values: dict[str, Any]) -> str:
+    return " ".join(f"{name}={value}" for name, value in values.items())
+
+
+def optimizer_step(
+    session: TrainingSession, micro_batches: list[MicroBatch], lr: float
+) -> StepMetrics:
     """Run one optimizer step and return its metrics, still on the device.
 
     Raises NumericsError if loss or gradients are non-finite: with CHECK_NUMERICS before the update,
     otherwise when the log reads them, because reading here would stall a GPU. Raises DoesNotFit if
     memory runs out and OOM_FALLBACK is on. Both errors leave weights and states unchanged.
     """
-    begun = Begun.now(session, micro_batches, lr)
+    begun = StepSnapshot.now(session, micro_batches, lr)
     parameters = list(session.model.parameters())
     loss = _compute_gradients(session, begun)
     session.scaler.unscale_(session.optimizer)
     session.pruner.mask_gradients()
     norms = torch.stack(torch._foreach_norm(_gradients_or_zeros(parameters)))
-    measured = Measured(loss, norms, torch.linalg.vector_norm(norms))
+    measured = StepMetrics(loss, norms, torch.linalg.vector_norm(norms))
     if session.config.numerics.due(session.iteration + 1):
         require_finite(session, measured, session.iteration + 1, begun)
     session.pruner.observe(measured.gradient_norm)
@@ -43,12 +150,12 @@ def optimizer_step(session: Session, micro_batches: list[MicroBatch], lr: float)
     return measured
 
 
-def _compute_gradients(session: Session, begun: Begun) -> Tensor:
+def _compute_gradients(session: TrainingSession, begun: StepSnapshot) -> Tensor:
     """Run forward and backward passes and return the loss.
 
     Rolls back and raises DoesNotFit if memory runs out and a fallback is possible.
     """
-    prove_room(session, begun)
+    probe_memory(session, begun)
     try:
         with anomaly_detection(session):
             return _backward(session, begun.micro_batches)
@@ -59,10 +166,10 @@ def _compute_gradients(session: Session, begun: Begun) -> Tensor:
         cause = str(error).splitlines()[0]
     # Outside the except block, so that no traceback keeps the step's tensors alive.
     begun.undo(session)
-    raise DoesNotFit(Problem(cause, code="run.out-of-memory"))
+    raise StepOutOfMemory(Problem(cause, code="run.out-of-memory"))
 
 
-def _backward(session: Session, micro_batches: list[MicroBatch]) -> Tensor:
+def _backward(session: TrainingSession, micro_batches: list[MicroBatch]) -> Tensor:
     """Accumulate gradients of the mean loss over all micro-batches, and return that loss."""
     share = 1.0 / len(micro_batches)
     total = torch.zeros((), device=session.device)

@@ -1,99 +1,153 @@
-"""Conversion between transformers' GPT-2 weights and the native model."""
+"""Names, shapes and settings of transformers' GPT-2 mapped to native ones; imports no torch.
+
+Native parameters have transformers' names without ``transformer.``. transformers' linear layers are
+Conv1D with matrices [in, out] instead of [out, in], and ``wte`` has no padding rows.
+"""
 
 import re
-from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
-import safetensors.torch
-import torch
-from torch import Tensor
+from gpt2.config import ModelConfig
 
-from gpt2.config import Config
-from gpt2.model import GPT
-from gpt2.weights import layout, source
-from lib.errors import ConfigError, PreflightError, Problem
-from lib.files import sha256
+if TYPE_CHECKING:
+    from torch import Tensor
 
-_MECHANISM = re.compile(r"\.(?:terms|gates|mechanisms)\.(\w+)\.")
-_MAX_NAMES_SHOWN = 4
-
-
-def initialise(
-    model: GPT, config: Config, build_dir: Path, tell: Callable[[str, str], None]
-) -> dict[str, str]:
-    """Load the weights of ``INIT_FROM`` into ``model``; do nothing if ``INIT_FROM`` is empty.
-
-    Parameters of mechanisms that GPT-2 lacks keep their initial values, and one line that names the
-    mechanisms is passed to ``tell``. Returns path → SHA-256 of the files read. Raises ConfigError
-    with every mismatch, PreflightError if files are missing or damaged; ``model`` is then
-    unchanged.
-    """
-    if not config.init.init_from:
-        return {}
-    folder = source.folder(config, build_dir)
-    if problems := source.mismatches(folder, config.model):
-        raise ConfigError(*problems)
-    digests = {str(path.absolute()): sha256(path) for path in source.files(folder)}
-    missing = fill(model, read_tensors(folder))
-    names = sorted({_MECHANISM.findall(name)[0] for name in missing})
-    rest = f"; randomly initialized: {len(missing)} tensors of {', '.join(names)}" if names else ""
-    tell("INIT", f"{config.init.init_from}: loaded all weights of {folder}{rest}")
-    return digests
+PREFIX = "transformer."
+HEAD_NAME = "lm_head.weight"
+ACTIVATIONS = {"gelu_tanh": "gelu_new", "gelu_exact": "gelu"}
+# gelu_new and gelu_pytorch_tanh are the same function, in Python and as a torch kernel.
+_HF_ACTIVATIONS = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}
+_HF_ACTIVATIONS |= {"gelu": "gelu_exact"}
+_TRANSPOSED = ("c_attn.weight", "c_proj.weight", "c_fc.weight")
+# The causal mask, stored in older files.
+_MASK = re.compile(r"h\.\d+\.attn\.(masked_)?bias")
+# Defaults of transformers' GPT2Config for keys missing in config.json.
+_DEFAULTS: dict[str, Any] = {
+    "vocab_size": 50257,
+    "n_positions": 1024,
+    "n_embd": 768,
+    "n_layer": 12,
+    "n_head": 12,
+    "n_inner": None,
+    "activation_function": "gelu_new",
+}
+# Settings of unsupported GPT-2 variants, at the only supported value.
+_FIXED: dict[str, Any] = {
+    "model_type": "gpt2",
+    "layer_norm_epsilon": 1e-5,
+    "scale_attn_weights": True,
+    "scale_attn_by_inverse_layer_idx": False,
+    "add_cross_attention": False,
+    "tie_word_embeddings": True,
+}
 
 
-def read_tensors(folder: Path) -> dict[str, Tensor]:
-    """Return the weights of a folder by native name, in transformers' layout.
-
-    The result may contain ``lm_head``.
-    """
-    _, *weights = source.files(folder)
-    tensors: dict[str, Tensor] = {}
-    for path in weights:
-        for key, tensor in safetensors.torch.load_file(path).items():
-            if name := layout.plain_name(key):
-                tensors[name] = tensor
-    return tensors
+def convert_layout(name: str, tensor: "Tensor") -> "Tensor":
+    """Convert the tensor of parameter ``name`` between the two layouts; returns a view."""
+    return tensor.T if name.endswith(_TRANSPOSED) else tensor
 
 
-@torch.no_grad()
-def fill(model: GPT, tensors: Mapping[str, Tensor]) -> list[str]:
-    """Copy ``tensors`` (transformers' layout) into ``model``; return the parameters not in them.
+def native_name(name: str) -> str | None:
+    """Return the native name of a tensor in a file; None if it is not a weight."""
+    name = name.removeprefix(PREFIX)
+    return None if _MASK.fullmatch(name) else name
 
-    Padding rows of ``wte`` become zero. Raises ConfigError if there are non-zero biases and the
-    model has none, PreflightError if the head is not tied; ``model`` is then unchanged.
-    """
-    parameters = dict(model.named_parameters())
-    head = tensors.get(layout.HEAD)
-    if head is not None and not torch.equal(head, tensors["wte.weight"]):
-        raise PreflightError(
-            Problem(
-                f"{layout.HEAD} differs from wte.weight (expected a tied head)",
-                code="weights.untied-head",
-            )
+
+def with_defaults(theirs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return config.json with defaults for every key that is read."""
+    settings = {**_DEFAULTS, **_FIXED, **theirs}
+    settings["n_inner"] = settings["n_inner"] or 4 * settings["n_embd"]
+    return settings
+
+
+def shapes(theirs: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Return the shape of every weight described by ``theirs``, in transformers' layout."""
+    width, inner = theirs["n_embd"], theirs["n_inner"]
+    norms = {f"{norm}.{part}": (width,) for norm in ("ln_1", "ln_2") for part in ("weight", "bias")}
+    block = norms | {
+        "attn.c_attn.weight": (width, 3 * width),
+        "attn.c_attn.bias": (3 * width,),
+        "attn.c_proj.weight": (width, width),
+        "attn.c_proj.bias": (width,),
+        "mlp.c_fc.weight": (width, inner),
+        "mlp.c_fc.bias": (inner,),
+        "mlp.c_proj.weight": (inner, width),
+        "mlp.c_proj.bias": (width,),
+    }
+    blocks = {f"h.{i}.{n}": shape for i in range(theirs["n_layer"]) for n, shape in block.items()}
+    embeddings = {
+        "wte.weight": (theirs["vocab_size"], width),
+        "wpe.weight": (theirs["n_positions"], width),
+    }
+    return embeddings | blocks | {"ln_f.weight": (width,), "ln_f.bias": (width,)}
+
+
+def config_mismatches(model: ModelConfig, theirs: Mapping[str, Any]) -> list[str]:
+    """Return every mismatch between ``model`` and the weights described by ``theirs``."""
+    shape = model.shape
+    problems = [
+        f"{name}: {ours} does not match the weights ({key}={theirs[key]})"
+        for name, ours, key in (
+            ("N_LAYER", shape.n_layer, "n_layer"),
+            ("N_HEAD", shape.n_head, "n_head"),
+            ("N_EMBD", shape.n_embd, "n_embd"),
+            ("BLOCK_SIZE", shape.block_size, "n_positions"),
         )
-    unused = sorted(tensors.keys() - parameters.keys() - {layout.HEAD})
-    if biases := [name for name in unused if tensors[name].any()]:
-        more = (
-            f" and {len(biases) - _MAX_NAMES_SHOWN} more" if len(biases) > _MAX_NAMES_SHOWN else ""
+        if ours != theirs[key]
+    ]
+    if shape.vocab_size != theirs["vocab_size"]:
+        tokens = f"{shape.vocab_size} tokens do not match the weights"
+        problems.append(f"TOKENIZER: {tokens} (vocab_size={theirs['vocab_size']})")
+    if (projection := model.attention.projection.name) != "dense":
+        problems.append(f"ATTENTION_PROJECTION: {projection} does not match the weights (dense)")
+    if model.attention.positions.rotates:
+        positions = model.attention.positions.name
+        problems.append(f"POSITIONS: {positions} does not match the weights (learned)")
+    hidden = sorted({model.mlp.size(site).hidden for site in model.sites()})
+    if hidden != [theirs["n_inner"]]:
+        units = "/".join(map(str, hidden))
+        problems.append(
+            f"MLP_HIDDEN: {units} hidden units do not match the weights "
+            f"(n_inner={theirs['n_inner']})"
         )
-        what = f"BIAS: the weights have biases: {', '.join(biases[:_MAX_NAMES_SHOWN])}{more}"
-        raise ConfigError(Problem(what, next="set BIAS=y", code="weights.config-mismatch"))
-    parameters["wte.weight"][model.config.shape.vocab_size :] = 0
-    for name in parameters.keys() & tensors.keys():
-        value = layout.relaid(name, tensors[name])
-        parameters[name][: len(value)].copy_(value)
-    return sorted(parameters.keys() - tensors.keys())
+    if shape.activation != _HF_ACTIVATIONS.get(theirs["activation_function"]):
+        activation = f"activation_function={theirs['activation_function']}"
+        problems.append(f"ACTIVATION: {shape.activation} does not match the weights ({activation})")
+    for key, supported in _FIXED.items():
+        if theirs[key] != supported:
+            problems.append(f"{key}: unsupported (expected {supported}, got {theirs[key]})")
+    return problems
 
 
-def to_hf(weights: Mapping[str, Tensor], theirs: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Convert native weights to the GPT-2 described by ``theirs``, without the tied head.
+def unsupported_components(model: ModelConfig) -> list[str]:
+    """Return the components of ``model`` that transformers' GPT-2 does not support."""
+    attention = model.attention
+    plain = {"dense", "full", "learned"}
+    parts = (attention.projection, attention.pattern, attention.positions)
+    kinds = [part.name for part in parts if part.name not in plain]
+    added = (*attention.terms, *attention.gates, *model.mlp.mechanisms)
+    return kinds + [part.name for part in added]
 
-    Padding rows of ``wte`` are removed. Biases that the model lacks become zeros: the function is
-    the same.
-    """
-    tensors = {name: layout.relaid(name, tensor) for name, tensor in weights.items()}
-    tensors["wte.weight"] = tensors["wte.weight"][: theirs["vocab_size"]]
-    for name, shape in layout.shapes(theirs).items():
-        tensors.setdefault(name, tensors["wte.weight"].new_zeros(shape))
-    return {layout.PREFIX + name: tensor.contiguous() for name, tensor in tensors.items()}
+
+def config_json(model: ModelConfig, end_of_text: int) -> dict[str, Any]:
+    """Return transformers' config.json for a model that transformers supports."""
+    shape = model.shape
+    dropout = {f"{place}_pdrop": shape.dropout for place in ("embd", "attn", "resid")}
+    return (
+        _FIXED
+        | dropout
+        | {
+            "architectures": ["GPT2LMHeadModel"],
+            "vocab_size": shape.vocab_size,
+            "n_positions": shape.block_size,
+            "n_embd": shape.n_embd,
+            "n_layer": shape.n_layer,
+            "n_head": shape.n_head,
+            "n_inner": model.mlp.size(model.sites()[0]).hidden,
+            "activation_function": ACTIVATIONS[shape.activation],
+            "bos_token_id": end_of_text,
+            "eos_token_id": end_of_text,
+            "dtype": "float32",
+        }
+    )

@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 
-from lib.binding import symbol
+from lib.config.field import kconfig_field
 from lib.errors import ConfigError, Problem
 
 _PATH = ("/", "./", "../", "~/")
@@ -12,10 +12,10 @@ _HUB_NAME = re.compile(r"[a-z0-9][\w.-]*(/[a-z0-9][\w.-]*)?", re.ASCII | re.IGNO
 
 
 @dataclass(frozen=True)
-class InitOptions:
+class InitialWeightsOptions:
     """Options of the initial weights: "" for random initialization, ``hf:…`` for a GPT-2."""
 
-    init_from: str = symbol("INIT_FROM")
+    init_from: str = kconfig_field("INIT_FROM")
 
     def __post_init__(self) -> None:
         if not self.init_from:

@@ -11,43 +11,43 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from gpt2.config import Config, ModelConfig
-from gpt2.data.source import downloads_folder
-from gpt2.weights import layout
-from lib.console import say
+from gpt2.data.store import downloads_folder
+from gpt2.weights import hf
+from lib.console import log
 from lib.errors import PreflightError, Problem
 
-CONFIG = "config.json"
-WEIGHTS = "model.safetensors"
+CONFIG_FILE = "config.json"
+WEIGHTS_FILE = "model.safetensors"
 # Maps tensors to files if the weights are sharded.
 _INDEX = "model.safetensors.index.json"
-_DOWNLOAD_PATTERNS = [CONFIG, WEIGHTS, _INDEX, "model-*.safetensors"]
+_DOWNLOAD_PATTERNS = [CONFIG_FILE, WEIGHTS_FILE, _INDEX, "model-*.safetensors"]
 # Dtypes that convert to float32 without rounding.
 _DTYPES = {"F32", "F16", "BF16"}
 _MAX_NAMES_SHOWN = 4
 
 
-def folder(config: Config, build_dir: Path) -> Path:
+def weights_folder(config: Config, build_dir: Path) -> Path:
     """Return the folder of the ``INIT_FROM`` weights; a hub download may not exist yet."""
     if config.init.is_path:
         return build_dir / Path(config.init.name).expanduser()
     return downloads_folder(config.data, build_dir) / "hub" / config.init.name.replace("/", "--")
 
 
-def fetch(config: Config, build_dir: Path) -> Path:
+def download_weights(config: Config, build_dir: Path) -> Path:
     """Return ``folder``; download the weights from the hub if they are missing.
 
     Downloaded weights are never updated, so later changes on the hub do not affect runs. Raises
     PreflightError if the hub is unreachable or the model does not exist.
     """
-    path = folder(config, build_dir)
+    path = weights_folder(config, build_dir)
     if config.init.is_path or _complete(path):
         return path
     # Imported here: the import is slow, and only downloads need it.
     from huggingface_hub import snapshot_download
 
-    say("INIT", f"downloading {config.init.name} from the Hugging Face hub")
+    log("INIT", f"downloading {config.init.name} from the Hugging Face hub")
     advice = (
-        f"download {CONFIG} and {WEIGHTS} of {config.init.name} on a machine with network access, "
+        f"download {CONFIG_FILE} and {WEIGHTS_FILE} of {config.init.name} on a machine with network access, "
         "copy them into a folder, and set INIT_FROM=hf:PATH"
     )
     try:
@@ -60,19 +60,19 @@ def fetch(config: Config, build_dir: Path) -> Path:
             Problem(what, "INIT_FROM", advice, code="hub.download-failed")
         ) from None
     if not _complete(path):
-        what = f"{config.init.name} has no {WEIGHTS} on the hub"
+        what = f"{config.init.name} has no {WEIGHTS_FILE} on the hub"
         raise PreflightError(Problem(what, "INIT_FROM", advice, code="weights.missing"))
     return path
 
 
-def files(folder: Path) -> list[Path]:
+def weight_files(folder: Path) -> list[Path]:
     """Return config.json and the weight files. Raises PreflightError if one is missing."""
     index = folder / _INDEX
-    names = [WEIGHTS]
+    names = [WEIGHTS_FILE]
     if index.exists():
         # Drop directories: an index must not refer to files outside its folder.
         names = sorted({Path(n).name for n in _read_json(index).get("weight_map", {}).values()})
-    paths = [folder / CONFIG, *(folder / name for name in names)]
+    paths = [folder / CONFIG_FILE, *(folder / name for name in names)]
     for path in paths:
         if not path.is_file():
             advice = "set INIT_FROM=hf:PATH to a folder written by save_pretrained or make export"
@@ -82,16 +82,16 @@ def files(folder: Path) -> list[Path]:
     return paths
 
 
-def mismatches(folder: Path, model: ModelConfig) -> list[Problem]:
+def weight_mismatches(folder: Path, model: ModelConfig) -> list[Problem]:
     """Return every mismatch between the weights of a folder and ``model``, without reading tensors.
 
     Raises PreflightError if files are missing or inconsistent with each other.
     """
-    _, *weights = files(folder)
-    theirs = layout.with_defaults(_read_json(folder / CONFIG))
+    _, *weights = weight_files(folder)
+    theirs = hf.with_defaults(_read_json(folder / CONFIG_FILE))
     problems = [
         Problem(what, str(folder), code="weights.config-mismatch")
-        for what in layout.differences(model, theirs)
+        for what in hf.config_mismatches(model, theirs)
     ]
     if theirs["model_type"] == "gpt2":
         _check_tensors(folder, weights, theirs)
@@ -102,16 +102,18 @@ def mismatches(folder: Path, model: ModelConfig) -> list[Problem]:
 
 
 def _complete(folder: Path) -> bool:
-    return (folder / CONFIG).is_file() and any((folder / n).is_file() for n in (WEIGHTS, _INDEX))
+    return (folder / CONFIG_FILE).is_file() and any(
+        (folder / n).is_file() for n in (WEIGHTS_FILE, _INDEX)
+    )
 
 
 def _check_tensors(folder: Path, weights: list[Path], theirs: dict[str, Any]) -> None:
     """Raise PreflightError unless the files have exactly the tensors described by config.json."""
-    expected = layout.shapes(theirs)
-    expected[layout.HEAD] = expected["wte.weight"]
+    expected = hf.shapes(theirs)
+    expected[hf.HEAD_NAME] = expected["wte.weight"]
     shapes, dtypes = _headers(weights)
     # Tied to wte; most files omit it.
-    shapes.setdefault(layout.HEAD, expected[layout.HEAD])
+    shapes.setdefault(hf.HEAD_NAME, expected[hf.HEAD_NAME])
     wrong = [
         f"{name} has shape {list(shapes[name])}, expected {list(shape)}"
         for name, shape in expected.items()
@@ -122,7 +124,7 @@ def _check_tensors(folder: Path, weights: list[Path], theirs: dict[str, Any]) ->
     wrong += [f"unsupported dtype {dtype}" for dtype in sorted(dtypes - _DTYPES)]
     if wrong:
         more = f" and {len(wrong) - _MAX_NAMES_SHOWN} more" if len(wrong) > _MAX_NAMES_SHOWN else ""
-        what = f"tensors do not match {CONFIG}: {', '.join(wrong[:_MAX_NAMES_SHOWN])}{more}"
+        what = f"tensors do not match {CONFIG_FILE}: {', '.join(wrong[:_MAX_NAMES_SHOWN])}{more}"
         raise PreflightError(Problem(what, str(folder), code="weights.shape-mismatch"))
 
 
@@ -133,8 +135,8 @@ def _headers(weights: list[Path]) -> tuple[dict[str, tuple[int, ...]], set[str]]
     for path in weights:
         try:
             with safe_open(path, framework="np") as opened:
-                for key in opened.keys():
-                    if name := layout.plain_name(key):
+                for key in opened:
+                    if name := hf.native_name(key):
                         header = opened.get_slice(key)
                         shapes[name] = tuple(header.get_shape())
                         dtypes.add(header.get_dtype())

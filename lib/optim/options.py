@@ -1,10 +1,12 @@
 """Options common to every optimizer; imports no torch."""
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from lib.binding import symbol
+from lib.config.field import component_field, kconfig_field
 from lib.errors import ConfigError, Problem
+from lib.optim import ADAMWPRUNE_BASES
 
 
 @dataclass(frozen=True)
@@ -13,7 +15,7 @@ class OptimizerOptions:
 
     name: ClassVar[str]
 
-    weight_decay: float = symbol("WEIGHT_DECAY", low=0.0, high=100.0)
+    weight_decay: float = kconfig_field("WEIGHT_DECAY", low=0.0, high=100.0)
 
     def __post_init__(self) -> None:
         problems = self._problems()
@@ -28,3 +30,196 @@ class OptimizerOptions:
     def _problems(self) -> list[Problem]:
         """Return all violated rules; a subclass with more rules extends the list."""
         return []
+
+
+# Options of Adam and of the optimizers derived from Adam.
+
+
+@dataclass(frozen=True)
+class AdamFamilyOptions(OptimizerOptions):
+    """Options common to Adam and its variants."""
+
+    # Decoupled weight decay (arXiv 1711.05101) instead of L2 regularization of the gradient.
+    decoupled: ClassVar[bool]
+    # Divide by the running maximum of the second moment (arXiv 1904.09237).
+    amsgrad: ClassVar[bool] = False
+
+    beta1: float = kconfig_field("ADAM_BETA1", low=0.0, high=1.0)
+    beta2: float = kconfig_field("ADAM_BETA2", low=0.0, high=1.0)
+    eps: float = kconfig_field("ADAM_EPS", low=0.0, high=1.0)
+
+    @property
+    def summary(self) -> str:
+        """Return one line for a plan."""
+        betas = f"betas {self.beta1:g} {self.beta2:g}"
+        return f"{self.name}, {betas}, weight decay {self.weight_decay:g}"
+
+    def _problems(self) -> list[Problem]:
+        betas = {"ADAM_BETA1": self.beta1, "ADAM_BETA2": self.beta2}
+        return super()._problems() + [
+            Problem(f"{name}: must be < 1, got {beta:g}", code="config.out-of-range")
+            for name, beta in betas.items()
+            if beta >= 1.0
+        ]
+
+
+@dataclass(frozen=True)
+class AdamOptions(AdamFamilyOptions):
+    """Options of Adam (arXiv 1412.6980)."""
+
+    name: ClassVar[str] = "adam"
+    decoupled: ClassVar[bool] = False
+
+    amsgrad: bool = kconfig_field("ADAM_AMSGRAD")
+
+
+# Options of AdamW and of the optimizers derived from AdamW.
+
+
+@dataclass(frozen=True)
+class AdamwOptions(AdamFamilyOptions):
+    """Options of AdamW (decoupled weight decay regularization, arXiv 1711.05101)."""
+
+    name: ClassVar[str] = "adamw"
+    decoupled: ClassVar[bool] = True
+
+
+# Options of AdamW with AMSGrad.
+
+
+@dataclass(frozen=True)
+class AdamwadvOptions(AdamwOptions):
+    """Options of AdamW with a non-decreasing second moment (Reddi et al., arXiv 1904.09237)."""
+
+    name: ClassVar[str] = "adamwadv"
+    amsgrad: ClassVar[bool] = True
+
+
+# Options of AdamWPrune: its base optimizer. The pruner's options define the pruning.
+
+
+@dataclass(frozen=True)
+class AdamwpruneOptions:
+    """Options of AdamWPrune; ``base`` contains the options of the optimizer that trains."""
+
+    name: ClassVar[str] = "adamwprune"
+
+    base: AdamFamilyOptions = component_field(ADAMWPRUNE_BASES)
+
+    @property
+    def weight_decay(self) -> float:
+        """Return the base's weight decay, for the parameter groups."""
+        return self.base.weight_decay
+
+    @property
+    def summary(self) -> str:
+        """Return one line for a plan."""
+        return f"{self.name} on {self.base.summary}"
+
+
+# Options of AdamW with SPAM.
+
+
+@dataclass(frozen=True)
+class AdamwspamOptions(AdamwOptions):
+    """Options of Spike-Aware Adam with Momentum Reset (arXiv 2501.06842).
+
+    All counts are optimizer steps.
+    """
+
+    name: ClassVar[str] = "adamwspam"
+
+    theta: float = kconfig_field("SPAM_THETA", low=1.0, high=1e12)
+    # First step since the start or a reset with gradient clipping.
+    clip_delay: int = kconfig_field("SPAM_CLIP_DELAY")
+    # In standard deviations of the last ``spike_window`` gradient norms.
+    spike_threshold: float = kconfig_field("SPAM_SPIKE_THRESHOLD", low=0.0, high=1e6)
+    spike_window: int = kconfig_field("SPAM_SPIKE_WINDOW")
+    moment_damping: float = kconfig_field("SPAM_MOMENT_DAMPING", low=0.0, high=1.0)
+    variance_damping: float = kconfig_field("SPAM_VARIANCE_DAMPING", low=0.0, high=1.0)
+    interval: int = kconfig_field("SPAM_INTERVAL")
+    reset_warmup_steps: int = kconfig_field("SPAM_WARMUP_STEPS")
+    amsgrad: bool = kconfig_field("SPAM_AMSGRAD")
+
+    @property
+    def summary(self) -> str:
+        """Return one line for a plan."""
+        reset = f"reset every {self.interval} steps, warm-up {self.reset_warmup_steps}"
+        return f"{super().summary}, theta {self.theta:g}, {reset}"
+
+    def age(self, step: int) -> int:
+        """Return the steps since the start or the last reset, including ``step`` (from 1)."""
+        return (step - 1) % self.interval + 1
+
+    def resets(self, step: int) -> int:
+        """Return the number of resets up to and including optimizer step ``step`` (from 1)."""
+        return (step - 1) // self.interval
+
+    def warmup_factor(self, step: int) -> float:
+        """Return the learning-rate factor of step ``step`` (from 1): (1 − cos(π age / W)) / 2.
+
+        The factor is 1 before the first reset, where the schedule's warm-up applies, and from age W
+        on.
+        """
+        age = self.age(step)
+        if self.resets(step) == 0 or age >= self.reset_warmup_steps:
+            return 1.0
+        return (1.0 - math.cos(math.pi * age / self.reset_warmup_steps)) / 2.0
+
+    def _problems(self) -> list[Problem]:
+        problems = super()._problems()
+        if self.reset_warmup_steps >= self.interval:
+            problems.append(
+                Problem(
+                    f"SPAM_WARMUP_STEPS: must be < SPAM_INTERVAL={self.interval} so that the "
+                    f"warm-up ends, got {self.reset_warmup_steps}",
+                    code="config.conflict",
+                )
+            )
+        if self.clip_delay > self.interval:
+            problems.append(
+                Problem(
+                    f"SPAM_CLIP_DELAY: must be <= SPAM_INTERVAL={self.interval} so that "
+                    f"gradients are clipped, got {self.clip_delay}",
+                    code="config.conflict",
+                )
+            )
+        return problems
+
+
+# Options of SGD.
+
+
+@dataclass(frozen=True)
+class SgdOptions(OptimizerOptions):
+    """Options of SGD with momentum (Sutskever et al. 2013).
+
+    The momentum has torch's form: the learning rate is not part of the buffer.
+    """
+
+    name: ClassVar[str] = "sgd"
+
+    momentum: float = kconfig_field("SGD_MOMENTUM", low=0.0, high=1.0)
+    dampening: float = kconfig_field("SGD_DAMPENING", low=0.0, high=1.0)
+    nesterov: bool = kconfig_field("SGD_NESTEROV")
+
+    @property
+    def summary(self) -> str:
+        """Return one line for a plan."""
+        kind = "Nesterov momentum" if self.nesterov else "momentum"
+        return f"{self.name}, {kind} {self.momentum:g}, weight decay {self.weight_decay:g}"
+
+    def _problems(self) -> list[Problem]:
+        problems = super()._problems()
+        if self.momentum >= 1.0:
+            what = f"SGD_MOMENTUM: must be < 1, got {self.momentum:g}"
+            problems.append(Problem(what, code="config.out-of-range"))
+        if self.nesterov and (self.momentum == 0.0 or self.dampening > 0.0):
+            problems.append(
+                Problem(
+                    "SGD_NESTEROV: requires SGD_MOMENTUM > 0 and SGD_DAMPENING=0, got "
+                    f"{self.momentum:g} and {self.dampening:g}",
+                    code="config.conflict",
+                )
+            )
+        return problems

@@ -16,7 +16,7 @@ x is 0 at the first step after the warm-up, so the rate is continuous there for 
 import math
 from dataclasses import dataclass
 
-from lib.binding import symbol
+from lib.config.field import kconfig_field
 from lib.errors import ConfigError, Problem
 
 
@@ -24,11 +24,11 @@ from lib.errors import ConfigError, Problem
 class ScheduleOptions:
     """Options of the learning-rate schedule; ``kind`` is cosine, linear, constant or wsd."""
 
-    learning_rate: float = symbol("LEARNING_RATE", low=0.0, high=10.0)
-    min_learning_rate: float = symbol("MIN_LEARNING_RATE", low=0.0, high=10.0)
-    warmup_steps: int = symbol("WARMUP_STEPS")
-    kind: str = symbol("LR_SCHEDULE")
-    wsd_decay_fraction: float = symbol("WSD_DECAY_FRACTION", low=0.0, high=1.0)
+    learning_rate: float = kconfig_field("LEARNING_RATE", low=0.0, high=10.0)
+    min_learning_rate: float = kconfig_field("MIN_LEARNING_RATE", low=0.0, high=10.0)
+    warmup_steps: int = kconfig_field("WARMUP_STEPS")
+    kind: str = kconfig_field("LR_SCHEDULE")
+    wsd_decay_fraction: float = kconfig_field("WSD_DECAY_FRACTION", low=0.0, high=1.0)
 
     def __post_init__(self) -> None:
         problems = []

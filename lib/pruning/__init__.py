@@ -1,15 +1,15 @@
 """Pruners: select the weights that are set to zero during training, and when."""
 
-from lib.registry import Registry
+from lib.config.registry import Registry
 
 PRUNERS = Registry(
     "pruner",
     choice="PRUNING",
     suffix="Pruner",
     parts={
-        "none": "lib.pruning.none",
-        "magnitude": "lib.pruning.magnitude",
-        "movement": "lib.pruning.movement",
-        "state": "lib.pruning.state",
+        "none": ("lib.pruning.options", "lib.pruning.pruners", "lib.pruning.reference"),
+        "magnitude": ("lib.pruning.options", "lib.pruning.pruners", "lib.pruning.reference"),
+        "movement": ("lib.pruning.options", "lib.pruning.pruners", "lib.pruning.reference"),
+        "state": ("lib.pruning.options", "lib.pruning.pruners", "lib.pruning.reference"),
     },
 )

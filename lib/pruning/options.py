@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from lib.binding import symbol
+from lib.config.field import kconfig_field
 from lib.errors import ConfigError, Problem
 
 
@@ -22,12 +22,12 @@ class PruningOptions:
     scope: ClassVar[str]
     ramp: ClassVar[str]
 
-    target: float = symbol("PRUNING_SPARSITY", low=0.01, high=0.99)
-    warmup: float = symbol("PRUNING_WARMUP", low=0.0, high=1.0)
-    ramp_end: float = symbol("PRUNING_RAMP_END", low=0.0, high=1.0)
+    target: float = kconfig_field("PRUNING_SPARSITY", low=0.01, high=0.99)
+    warmup: float = kconfig_field("PRUNING_WARMUP", low=0.0, high=1.0)
+    ramp_end: float = kconfig_field("PRUNING_RAMP_END", low=0.0, high=1.0)
     # Optimizer steps between mask updates inside the ramp.
-    frequency: int = symbol("PRUNING_FREQUENCY")
-    include_embeddings: bool = symbol("PRUNING_INCLUDE_EMBEDDINGS")
+    frequency: int = kconfig_field("PRUNING_FREQUENCY")
+    include_embeddings: bool = kconfig_field("PRUNING_INCLUDE_EMBEDDINGS")
 
     def __post_init__(self) -> None:
         if self.warmup >= self.ramp_end:
@@ -68,5 +68,130 @@ class PruningOptions:
 class RampOptions(PruningOptions):
     """Options of a pruner with configurable scope and ramp; other pruners define both."""
 
-    scope: str = symbol("PRUNING_SCOPE")
-    ramp: str = symbol("PRUNING_RAMP")
+    scope: str = kconfig_field("PRUNING_SCOPE")
+    ramp: str = kconfig_field("PRUNING_RAMP")
+
+
+# Options of training without pruning (none).
+
+
+@dataclass(frozen=True)
+class NoneOptions:
+    """Empty options of the pruner that prunes nothing."""
+
+    name: ClassVar[str] = "none"
+    stretch: ClassVar[float] = 1.0
+
+    @property
+    def summary(self) -> str:
+        """Return one line for a plan."""
+        return self.name
+
+
+# Options of magnitude pruning.
+
+
+@dataclass(frozen=True)
+class MagnitudeOptions(RampOptions):
+    """Options of magnitude pruning (score |w|): the common options only."""
+
+    name: ClassVar[str] = "magnitude"
+
+
+# Options of movement pruning.
+
+
+@dataclass(frozen=True)
+class MovementOptions(RampOptions):
+    """Options of movement pruning (score −Σ g w): the common options only."""
+
+    name: ClassVar[str] = "movement"
+
+
+# Options of state pruning; a variant defines score, ramp, scope and budget.
+
+
+# Maximum sparsity of a matrix in a per-layer profile, unless the target itself is higher.
+MAX_LAYER_SPARSITY = 0.98
+
+
+@dataclass(frozen=True)
+class PruningVariant:
+    """Ramp, scope and budget of a variant; ``stretch`` multiplies the budget."""
+
+    ramp: str = "cubic"
+    scope: str = "global"
+    stretch: float = 1.0
+
+
+PRUNING_VARIANTS = {
+    "bitter0": PruningVariant(ramp="linear"),
+    "bitter1": PruningVariant(ramp="linear"),
+    "bitter2": PruningVariant(ramp="linear", stretch=1.21),
+    "bitter3": PruningVariant(stretch=1.3),
+    "bitter4": PruningVariant(scope="layer", stretch=1.3),
+    "bitter5": PruningVariant(),
+    "bitter6": PruningVariant(),
+    "bitter7": PruningVariant(),
+    "bitter8": PruningVariant(),
+    "bitter9": PruningVariant(),
+}
+
+
+@dataclass(frozen=True)
+class StateOptions(PruningOptions):
+    """Options of state pruning; ``stretched`` enables the variant's longer budget."""
+
+    name: ClassVar[str] = "state"
+
+    variant: str = kconfig_field("ADAMWPRUNE_VARIANT")
+    stretched: bool = kconfig_field("ADAMWPRUNE_STRETCH")
+
+    @property
+    def ramp(self) -> str:
+        """Return the variant's ramp."""
+        return PRUNING_VARIANTS[self.variant].ramp
+
+    @property
+    def scope(self) -> str:
+        """Return the variant's scope."""
+        return PRUNING_VARIANTS[self.variant].scope
+
+    @property
+    def stretch(self) -> float:
+        """Return the run's budget as a multiple of the configured budget."""
+        return PRUNING_VARIANTS[self.variant].stretch if self.stretched else 1.0
+
+    @property
+    def summary(self) -> str:
+        """Return one line for a plan."""
+        longer = "" if self.stretch == 1.0 else f", budget x {self.stretch:g}"
+        return f"{super().summary}, {self.variant}{longer}"
+
+    def layer_sparsities(self, reached: float, sizes: Sequence[int]) -> list[float]:
+        """Return c (0.7 + 0.6 i / (L − 1)) for matrix i of L, at most ``CAP``: sparser with depth.
+
+        c is chosen so that the mean over all weights is ``reached``.
+        """
+        last = max(1, len(sizes) - 1)
+        profile = [0.7 + 0.6 * i / last for i in range(len(sizes))]
+        return rescale_profile(profile, sizes, reached, max(MAX_LAYER_SPARSITY, reached))
+
+
+def rescale_profile(
+    profile: Sequence[float], sizes: Sequence[int], mean: float, cap: float
+) -> list[float]:
+    """Return min(cap, c · profile), with c such that the mean weighted by ``sizes`` is ``mean``.
+
+    Requires ``mean`` ≤ ``cap``.
+    """
+    capped: set[int] = set()
+    while True:
+        free = [i for i in range(len(sizes)) if i not in capped]
+        remaining = mean * sum(sizes) - cap * sum(sizes[i] for i in capped)
+        # Without a free matrix, all matrices are at the cap, and mean equals cap.
+        scale = remaining / sum(sizes[i] * profile[i] for i in free) if free else 0.0
+        over = {i for i in free if scale * profile[i] > cap}
+        if not over:
+            return [cap if i in capped else scale * profile[i] for i in range(len(sizes))]
+        capped |= over

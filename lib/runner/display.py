@@ -3,22 +3,114 @@
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-from lib.console import ascii_only, say
-from lib.plan import Run
-from lib.runner.progress import StudyProgress
-from lib.status import State, Status
-from lib.units import clock
+from lib.console import format_duration, format_si, is_ascii_only, log
+from lib.plan.run import PlannedRun
+from lib.runs.run_dir import RunStatus, State
+
+# Progress of the active runs and the estimated time left.
+
+
+@dataclass
+class RunProgress:
+    """Latest progress of one run; ``fraction`` is the used part of its budget."""
+
+    run: PlannedRun[Any]
+    fraction: float = 0.0
+    # Fraction at the first event of this session; above 0 for a resumed run.
+    first_fraction: float | None = None
+    news: Mapping[str, Any] = field(default_factory=dict)
+
+    def update(self, event: Mapping[str, Any]) -> None:
+        """Apply a progress event of the run's worker."""
+        self.news = event
+        self.fraction = float(event["progress"])
+        if self.first_fraction is None:
+            self.first_fraction = self.fraction
+
+    def describe(self) -> str:
+        """Return loss, iterations, speed and time left as text; unknown values are omitted."""
+        event = self.news
+        parts = []
+        if event.get("loss") is not None:
+            parts.append(f"loss {event['loss']:.3f}")
+        if event.get("iteration") is not None:
+            total = f"/{format_si(event['iterations'])}" if event.get("iterations") else ""
+            parts.append(f"{format_si(event['iteration'])}{total} it")
+        if event.get("tokens_per_second"):
+            parts.append(f"{format_si(event['tokens_per_second'])} tok/s")
+        if event.get("eta_seconds") is not None:
+            parts.append(f"eta {format_duration(event['eta_seconds'])}")
+        return "   ".join(parts)
+
+
+class SessionProgress:
+    """Progress of all runs of a session: active runs, finished runs and time left."""
+
+    def __init__(
+        self, runs: Sequence[PlannedRun[Any]], now: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.total = len(runs)
+        self.states: dict[State, int] = dict.fromkeys(State, 0)
+        self.active: dict[str, RunProgress] = {}
+        self._now = now
+        self._started = now()
+        # Work done in this session, in units of whole runs.
+        self._worked = 0.0
+
+    @property
+    def finished(self) -> int:
+        """Return the number of runs that have ended, successful or not."""
+        return sum(self.states.values())
+
+    def begin(self, run: PlannedRun[Any]) -> None:
+        """Record that a worker has started ``run``."""
+        self.active[run.label] = RunProgress(run)
+
+    def end(self, run: PlannedRun[Any], status: RunStatus) -> None:
+        """Record that the worker of ``run`` has ended."""
+        ended = self.active.pop(run.label)
+        self._worked += 1.0 - (ended.first_fraction or 0.0)
+        self.states[status.state] += 1
+
+    def seconds_left(self) -> float | None:
+        """Return the seconds until all runs are done at the pace of this session.
+
+        Returns None before any progress has been made.
+        """
+        running = self.active.values()
+        worked = self._worked + sum(p.fraction - (p.first_fraction or 0.0) for p in running)
+        if worked <= 0.0:
+            return None
+        remaining = self.total - self.finished - sum(p.fraction for p in running)
+        return (self._now() - self._started) / worked * remaining
+
+    def seconds_passed(self) -> float:
+        """Return the seconds since the session started."""
+        return self._now() - self._started
+
+    def describe(self) -> str:
+        """Return a summary such as ``7/19 done, eta 01:20``."""
+        failed = self.states[State.FAILED]
+        text = f"{self.finished}/{self.total}" + (f", {failed} failed" if failed else "")
+        seconds = self.seconds_left()
+        return (
+            text
+            if seconds is None or self.finished == self.total
+            else f"{text}, eta {format_duration(seconds)}"
+        )
+
 
 _PLAIN_INTERVAL_SECONDS = 30.0
 _LIVE_REFRESHES_PER_SECOND = 4
 
 
-class Display(Protocol):
+class ProgressDisplay(Protocol):
     """Protocol of a progress display, used as a context manager."""
 
     def __enter__(self) -> Self:
@@ -27,14 +119,16 @@ class Display(Protocol):
     def __exit__(self, *exception: object) -> None:
         """Restore the terminal."""
 
-    def news(self, run: Run[Any]) -> None:
+    def news(self, run: PlannedRun[Any]) -> None:
         """Report that ``run`` has made progress."""
 
 
 class PlainDisplay:
     """Plain output: one line when a run starts training, then at most one every 30 seconds."""
 
-    def __init__(self, progress: StudyProgress, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, progress: SessionProgress, now: Callable[[], float] = time.monotonic
+    ) -> None:
         self._progress = progress
         self._now = now
         self._printed_at: dict[str, float] = {}
@@ -45,25 +139,25 @@ class PlainDisplay:
     def __exit__(self, *exception: object) -> None:
         pass
 
-    def news(self, run: Run[Any]) -> None:
+    def news(self, run: PlannedRun[Any]) -> None:
         """Print the progress of ``run`` unless a line was printed less than 30 seconds ago."""
         last = self._printed_at.get(run.label)
         if last is not None and self._now() - last < _PLAIN_INTERVAL_SECONDS:
             return
         self._printed_at[run.label] = self._now()
-        say("TRAIN", f"{run.label}   {self._progress.active[run.label].describe()}")
+        log("TRAIN", f"{run.label}   {self._progress.active[run.label].describe()}")
 
 
 class LiveDisplay:
     """Live table of the active runs below the log lines."""
 
-    def __init__(self, progress: StudyProgress) -> None:
+    def __init__(self, progress: SessionProgress) -> None:
         # Imported here because plain output does not need rich.
         from rich.console import Console
         from rich.live import Live
 
         self._progress = progress
-        console = Console(stderr=True, highlight=False, safe_box=ascii_only())
+        console = Console(stderr=True, highlight=False, safe_box=is_ascii_only())
         self._live = Live(
             get_renderable=self._table,
             console=console,
@@ -84,7 +178,7 @@ class LiveDisplay:
     ) -> None:
         self._live.stop()
 
-    def news(self, run: Run[Any]) -> None:
+    def news(self, run: PlannedRun[Any]) -> None:
         """Do nothing: the next refresh reads the progress."""
 
     def _table(self) -> Any:
@@ -95,12 +189,12 @@ class LiveDisplay:
         for active in list(self._progress.active.values()):
             bar = ProgressBar(total=1.0, completed=active.fraction, width=20)
             table.add_row("TRAIN", active.run.label, bar, active.describe())
-        passed = clock(self._progress.seconds_passed())
+        passed = format_duration(self._progress.seconds_passed())
         table.add_row("RUNS", self._progress.describe(), "", f"passed {passed}")
         return table
 
 
-def choose_display(progress: StudyProgress) -> Display:
+def choose_display(progress: SessionProgress) -> ProgressDisplay:
     """Return a live display if stderr is a terminal and neither ``CI`` nor ``TERM=dumb`` is set."""
     plain = os.environ.get("CI") or os.environ.get("TERM") == "dumb"
     if sys.stderr.isatty() and not plain:
@@ -108,8 +202,8 @@ def choose_display(progress: StudyProgress) -> Display:
     return PlainDisplay(progress)
 
 
-def say_end(
-    run: Run[Any], status: Status, message: str, progress: StudyProgress, log: Path
+def print_outcome(
+    run: PlannedRun[Any], status: RunStatus, message: str, progress: SessionProgress, log: Path
 ) -> None:
     """Print one line with the outcome of a run.
 
@@ -118,8 +212,8 @@ def say_end(
     lines = message.strip().split("\n")
     match status.state:
         case State.SUCCESS:
-            say("DONE", f"{run.label}   {lines[0]}   ({progress.describe()})")
+            log("DONE", f"{run.label}   {lines[0]}   ({progress.describe()})")
         case State.INTERRUPTED:
-            say("STOP", f"{run.label}   {lines[0]}")
+            log("STOP", f"{run.label}   {lines[0]}")
         case _:
-            say("FAIL", f"{run.label}   {lines[0]}   log: {log}")
+            log("FAIL", f"{run.label}   {lines[0]}   log: {log}")

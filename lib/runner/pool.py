@@ -8,16 +8,22 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing import connection, forkserver, resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
+from lib.env.ranks import rank_environment
 from lib.errors import Problem, RunError
+from lib.plan.run import PlannedRun
 from lib.runner import preload, worker
-from lib.runner.worker import Job
+from lib.runner.worker import WorkerJob
+from lib.runs.run_dir import RunDir, RunStatus, State
 
 
 @dataclass(eq=False)
@@ -33,7 +39,7 @@ class Worker:
         return self.process.exitcode
 
 
-class Pool:
+class WorkerPool:
     """Pool that starts workers and collects their events. Not thread-safe."""
 
     def __init__(self, modules: Sequence[str], environment: Mapping[str, str]) -> None:
@@ -63,16 +69,16 @@ class Pool:
                 os.environ.clear()
                 os.environ.update(before)
 
-    def start(self, job: Job) -> Worker:
+    def start(self, job: WorkerJob) -> Worker:
         """Start a worker for ``job``."""
-        return self._start(worker.train, job)
+        return self._start(worker.train_worker, job)
 
     def call(self, function: str, *arguments: Any) -> Any:
         """Call ``module:function`` in a worker and return its result.
 
         Raises the KablateError raised by the function, or RunError if the worker died.
         """
-        started = self._start(worker.call, function, arguments)
+        started = self._start(worker.call_worker, function, arguments)
         answer = None
         while started in self._workers:
             for _, event in self.events(timeout=None):
@@ -90,7 +96,9 @@ class Pool:
         Values arrive in the order they are produced. Raises the KablateError raised by a worker, or
         RunError if a worker died.
         """
-        workers = [self._start(worker.generate, function, tuple(arguments)) for arguments in calls]
+        workers = [
+            self._start(worker.generate_worker, function, tuple(arguments)) for arguments in calls
+        ]
         done = 0
         while done < len(workers):
             for finished, event in self.events(timeout=None):
@@ -160,3 +168,137 @@ def _drain(pipe: Connection) -> Iterator[dict[str, Any]]:
     # A worker that died leaves a closed pipe or a partial message.
     except (EOFError, OSError):
         pipe.close()
+
+
+# Protocol of the program whose runs the runner starts.
+
+
+# Environment variables that select the device of a run, such as a GPU.
+DeviceSlot = Mapping[str, str]
+
+
+class TrainingBackend(Protocol):
+    """A program that can train a run.
+
+    ``function`` is the ``module:function`` that trains one run. A worker calls it with the run
+    directory, ``build_dir``, a function that accepts events, a function that returns whether to
+    stop, and the keyword arguments ``arguments``. The function writes the run status. If several
+    workers train one run, each worker calls ``function``, and only rank 0 writes files.
+    """
+
+    function: str
+    build_dir: Path
+    arguments: Mapping[str, Any]
+
+    def preflight(self, pool: WorkerPool, runs: Sequence[PlannedRun[Any]]) -> Sequence[DeviceSlot]:
+        """Check that this machine can train ``runs``; return one slot per concurrent run.
+
+        Raises PreflightError with all problems at once. Writes nothing to the output folder.
+        """
+
+    def bytes_needed(self, runs: Sequence[PlannedRun[Any]], jobs: int) -> int:
+        """Return the disk space for the results of ``runs`` with ``jobs`` concurrent runs."""
+
+    def differences(self, run: RunDir) -> Sequence[str]:
+        """Return what changed since ``run`` was made: code, library versions, device."""
+
+    def prepare(self, run: PlannedRun[Any]) -> None:
+        """Write the input files of ``function`` to the run's existing directory."""
+
+    def processes(self, run: PlannedRun[Any]) -> int:
+        """Return the number of workers that train ``run`` together."""
+
+    def environment(self, run: PlannedRun[Any]) -> Mapping[str, str]:
+        """Return the environment variables for the run's workers."""
+
+
+# Workers that train one run together: they end together, and one message reports the cause.
+#
+# A single worker is a team of one.
+
+
+# Time for the remaining workers to exit after rank 0 has ended or any rank has failed.
+EXIT_TIMEOUT_SECONDS = 10.0
+# Time for rank 0 to exit after the other ranks have exited cleanly. Must exceed the time that rank
+# 0 waits for its sidecar processes (lib.tracking.sidecar), which other ranks do not have.
+MAIN_RANK_EXIT_TIMEOUT_SECONDS = 60.0
+
+
+class WorkerGroup:
+    """Workers of one run, indexed by rank."""
+
+    def __init__(
+        self, run: PlannedRun[Any], slot: DeviceSlot, target: TrainingBackend, pool: WorkerPool
+    ) -> None:
+        """Start the workers."""
+        self.run = run
+        self.slot = slot
+        # Folder of the rendezvous file. Only rank 0 writes to the run directory.
+        self._folder = tempfile.TemporaryDirectory(prefix="kablate-")
+        size = target.processes(run)
+        rendezvous = Path(self._folder.name) / "rendezvous"
+        variables = {**target.environment(run), **slot}
+        self.workers = [
+            pool.start(
+                WorkerJob(
+                    target.function,
+                    run.path,
+                    target.build_dir,
+                    {**variables, **rank_environment(rank, size, rendezvous)},
+                    target.arguments,
+                    rank,
+                )
+            )
+            for rank in range(size)
+        ]
+        self._running = list(self.workers)
+        self._deadline = float("inf")
+        self._killed = False
+        # Description of the first worker that did not exit cleanly.
+        self._death = ""
+        # (time, rank, message) of each error.
+        self._failures: list[tuple[float, int, str]] = []
+
+    def failed(self, worker: Worker, event: dict[str, Any]) -> None:
+        """Record an error reported by ``worker``."""
+        self._failures.append((event["at"], self.workers.index(worker), event["message"]))
+
+    def ended(self, worker: Worker) -> bool:
+        """Record the end of ``worker``; return whether it was the last one."""
+        rank = self.workers.index(worker)
+        if worker.exit_code and not self._killed and not self._death:
+            self._death = describe_death(worker.exit_code, self._name(rank))
+        self._running.remove(worker)
+        failed = worker.exit_code or any(rank == other for _, other, _ in self._failures)
+        grace = EXIT_TIMEOUT_SECONDS if failed or rank == 0 else MAIN_RANK_EXIT_TIMEOUT_SECONDS
+        self._deadline = min(self._deadline, time.monotonic() + grace)
+        if not self._running:
+            self._folder.cleanup()
+        return not self._running
+
+    def overdue(self) -> list[Worker]:
+        """Return the workers to be killed: those still running after the deadline."""
+        if time.monotonic() < self._deadline:
+            return []
+        self._killed = True
+        return self._running
+
+    def cause(self, status: RunStatus) -> str:
+        """Return the cause of a failure if ``status`` does not contain it, else "".
+
+        The death of a worker takes precedence over the errors that it causes in other ranks, and
+        the first error over later ones.
+        """
+        if self._death:
+            return self._death
+        if self._failures and (status.state is State.RUNNING or self._main_rank_failed()):
+            _, rank, message = min(self._failures)
+            return "" if message == status.message else f"{self._name(rank)}: {message}"
+        return describe_death(0) if status.state is State.RUNNING else ""
+
+    def _main_rank_failed(self) -> bool:
+        """Return whether rank 0 raised an unexpected error, such as a lost peer."""
+        return any(rank == 0 for _, rank, _ in self._failures)
+
+    def _name(self, rank: int) -> str:
+        return f"rank {rank} of {len(self.workers)}" if len(self.workers) > 1 else "worker"

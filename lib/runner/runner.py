@@ -4,14 +4,19 @@ A second runner in the same folder is refused while the first one is active.
 """
 
 import itertools
+import json
+import os
+import shutil
 import signal
+import time
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from lib.console import say, verbose
+from lib.console import is_verbose, log
 from lib.errors import (
     EXIT_DONE,
     EXIT_FAILED,
@@ -21,36 +26,166 @@ from lib.errors import (
     Problem,
     RunError,
 )
-from lib.plan import Run
-from lib.repro.seal import end_run
-from lib.rundir import RunDir
+from lib.files import canonical_json
+from lib.plan.run import PlannedRun
 from lib.runner import locks
-from lib.runner.decide import (
-    Action,
-    Decision,
-    decide,
-    describe_changes,
-    move_aside,
-    refuse_foreign,
-    refuse_stale,
-)
-from lib.runner.display import Display, choose_display, say_end
-from lib.runner.interrupts import Interrupts
-from lib.runner.pool import Pool, Worker
-from lib.runner.preflight import output_problems
-from lib.runner.progress import StudyProgress
-from lib.runner.target import Slot, Target
-from lib.runner.team import Team
-from lib.status import State, Status, read_status
+from lib.runner.display import ProgressDisplay, SessionProgress, choose_display, print_outcome
+from lib.runner.locks import SignalCounter
+from lib.runner.pool import DeviceSlot, TrainingBackend, Worker, WorkerGroup, WorkerPool
+from lib.runs.finalize import finalize_run
+from lib.runs.run_dir import RunDir, RunStatus, State, read_status
+
+# Preflight check of the output folder: existence, write permission and free space.
+
+
+def output_problems(folder: Path, bytes_needed: int) -> list[Problem]:
+    """Return the reasons why ``bytes_needed`` bytes of results cannot be written to ``folder``.
+
+    ``folder`` may be missing; the nearest existing parent is checked.
+    """
+    existing = folder.absolute()
+    while not existing.exists():
+        existing = existing.parent
+    if not existing.is_dir():
+        advice = "type: SET='OUTPUT_DIR=\"…\"'"
+        return [Problem("not a folder", str(existing), advice, code="output.not-a-folder")]
+    if not os.access(existing, os.W_OK | os.X_OK):
+        advice = "make it writable, or set OUTPUT_DIR to another folder"
+        return [Problem("not writable", str(existing), advice, code="output.not-writable")]
+    free = shutil.disk_usage(existing).free
+    if free < bytes_needed:
+        sizes = f"{bytes_needed / 2**20:,.0f} MiB needed, {free / 2**20:,.0f} MiB free"
+        what, advice = f"not enough disk space ({sizes})", "free some space, or set OUTPUT_DIR"
+        return [Problem(what, str(existing), advice, code="disk.no-space")]
+    return []
+
+
+# Decide what to do with each planned run, based only on the contents of its run directory.
+
+
+_MAX_CHANGES_SHOWN = 3
+
+
+class RunAction(StrEnum):
+    """Action of the runner for one planned run."""
+
+    # Finished with the current code: nothing to do.
+    SKIP = "done"
+    # Finished, kept although code, torch version or device changed.
+    KEEP = "done by other code"
+    START = "new"
+    RESUME = "to be continued"
+    RETRY = "failed, to be tried again"
+    # Old directory renamed, then trained from scratch.
+    RESTART = "to be trained again"
+    # Started or finished with other code, and STALE is not set.
+    STALE = "made by other code"
+
+
+# Returns what changed since a run was made, such as source files or the torch version.
+Differences = Callable[[RunDir], Sequence[str]]
+
+
+@dataclass(frozen=True)
+class RunDecision:
+    """A run, the action to take, and the changes since the run was made."""
+
+    run: PlannedRun[Any]
+    action: RunAction
+    changes: Sequence[str] = ()
+
+
+def decide(run: PlannedRun[Any], differences: Differences, stale: str) -> RunDecision:
+    """Return the action for ``run``, based on its directory.
+
+    ``stale`` is the user's choice for results of other code: "rerun" or "keep" ("" stops). A run
+    that failed with other code is restarted in any case, since no result is lost.
+    """
+    directory = RunDir(run.path)
+    status = read_status(directory)
+    if status is None:
+        return RunDecision(run, RunAction.START)
+    changes = differences(directory)
+    failed = status.state in (State.FAILED, State.INVALID)
+    if changes and (failed or stale == "rerun"):
+        return RunDecision(run, RunAction.RESTART, changes)
+    if changes and stale != "keep":
+        return RunDecision(run, RunAction.STALE, changes)
+    if status.state is State.SUCCESS:
+        return RunDecision(run, RunAction.KEEP if changes else RunAction.SKIP, changes)
+    return RunDecision(run, RunAction.RETRY if failed else RunAction.RESUME, changes)
+
+
+def require_matching_directories(runs: Sequence[PlannedRun[Any]]) -> None:
+    """Raise ConfigError listing the run directories that contain a different run than planned."""
+    problems = [
+        Problem(
+            f"directory belongs to a different run (expected {run.label})",
+            str(run.path),
+            "move it away, or set OUTPUT_DIR to another folder",
+            code="run.foreign-directory",
+        )
+        for run in runs
+        if belongs_to_different_run(run)
+    ]
+    if problems:
+        raise ConfigError(*problems)
+
+
+def require_fresh(decisions: Sequence[RunDecision]) -> None:
+    """Raise ConfigError listing the runs that were made by other code, with the make commands."""
+    stale = [d for d in decisions if d.action is RunAction.STALE]
+    if not stale:
+        return
+    problems = [
+        Problem(f"{d.run.label}: {describe_changes(d.changes)}", code="run.stale") for d in stale
+    ]
+    advice = (
+        "type: make STALE=rerun to train these runs again (old directories are kept),\n"
+        "        or make STALE=keep to keep the results and mark them in the table"
+    )
+    raise ConfigError(*problems[:-1], replace(problems[-1], next=advice))
+
+
+def describe_changes(changes: Sequence[str]) -> str:
+    """Return the first few changes as text, with the number of the remaining changes."""
+    shown = ", ".join(changes[:_MAX_CHANGES_SHOWN])
+    hidden = len(changes) - _MAX_CHANGES_SHOWN
+    return f"changed since: {shown}" + (f" and {hidden} more" if hidden > 0 else "")
+
+
+def belongs_to_different_run(run: PlannedRun[Any]) -> bool:
+    """Return whether the run directory was made with a different configuration."""
+    try:
+        identity = json.loads(RunDir(run.path).resolved_config.read_text())["identity"]
+    except (OSError, ValueError, KeyError, TypeError):
+        # A run that was killed before it started, or a damaged one: decide() reports its state.
+        return False
+    return canonical_json(identity) != canonical_json(run.config.identity())
+
+
+def archive_run(run: RunDir) -> Path:
+    """Rename the run directory to ``….old-<time>`` and return the new path.
+
+    Results are never deleted.
+    """
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    target = run.path.with_name(f"{run.path.name}.old-{stamp}")
+    count = 1
+    while target.exists():
+        count += 1
+        target = run.path.with_name(f"{run.path.name}.old-{stamp}-{count}")
+    return run.path.rename(target)
+
 
 # Interval between checks for Ctrl-C.
 _TICK_SECONDS = 0.2
 # Lock file in a study's folder, locked while its runs are active.
-LOCK = ".lock"
+LOCK_FILE = ".lock"
 
 
 @dataclass(frozen=True)
-class Options:
+class RunnerOptions:
     """Options of a runner invocation; none of them affects results."""
 
     # Concurrent runs; 0 uses every slot returned by preflight.
@@ -64,7 +199,11 @@ class Options:
 
 
 def run_all(
-    runs: Sequence[Run[Any]], folder: Path, target: Target, pool: Pool, options: Options
+    runs: Sequence[PlannedRun[Any]],
+    folder: Path,
+    target: TrainingBackend,
+    pool: WorkerPool,
+    options: RunnerOptions,
 ) -> int:
     """Train ``runs``, all of them below ``folder``, to completion and return the exit code.
 
@@ -75,10 +214,10 @@ def run_all(
     if options.stale not in ("", "rerun", "keep"):
         what = f"invalid value (expected rerun or keep, got {options.stale!r})"
         raise ConfigError(Problem(what, "STALE", code="usage.invalid-value"))
-    locks.refuse_if_held(folder / LOCK)
+    locks.require_unlocked(folder / LOCK_FILE)
     todo = _decide(runs, target, options)
     if not todo:
-        say("DONE", f"nothing to run: {len(runs)} of {len(runs)} done")
+        log("DONE", f"nothing to run: {len(runs)} of {len(runs)} done")
         return EXIT_DONE
     pool.warm_up()
     slots = _preflight([decision.run for decision in todo], folder, target, pool, options)
@@ -86,11 +225,11 @@ def run_all(
     failure: type[KablateError] = PreflightError
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with locks.exclusive(folder / LOCK):
+        with locks.acquire_lock(folder / LOCK_FILE):
             # Another process may have finished runs since the first check.
             todo = _decide(runs, target, options, quiet=True)
             failure = RunError
-            return Runner(todo, slots, target, pool, options.keep_going).run()
+            return RunScheduler(todo, slots, target, pool, options.keep_going).run()
     except OSError as error:
         what = f"cannot write: {error.strerror or error}"
         advice = "free some space or fix the permissions; to resume, type: make"
@@ -99,14 +238,18 @@ def run_all(
 
 
 def _preflight(
-    runs: Sequence[Run[Any]], folder: Path, target: Target, pool: Pool, options: Options
-) -> Sequence[Slot]:
+    runs: Sequence[PlannedRun[Any]],
+    folder: Path,
+    target: TrainingBackend,
+    pool: WorkerPool,
+    options: RunnerOptions,
+) -> Sequence[DeviceSlot]:
     """Return one slot per concurrent run.
 
     Raises PreflightError with all problems at once.
     """
     problems: list[Problem] = []
-    slots: Sequence[Slot] = ()
+    slots: Sequence[DeviceSlot] = ()
     try:
         slots = target.preflight(pool, runs)
     except PreflightError as error:
@@ -119,30 +262,33 @@ def _preflight(
 
 
 def _decide(
-    runs: Sequence[Run[Any]], target: Target, options: Options, quiet: bool = False
-) -> list[Decision]:
+    runs: Sequence[PlannedRun[Any]],
+    target: TrainingBackend,
+    options: RunnerOptions,
+    quiet: bool = False,
+) -> list[RunDecision]:
     """Return the decisions that require work; print the skipped runs."""
-    refuse_foreign(runs)
+    require_matching_directories(runs)
     decisions = [decide(run, target.differences, options.stale) for run in runs]
-    refuse_stale(decisions)
+    require_fresh(decisions)
     for decision in decisions if not quiet else ():
-        if decision.action is Action.SKIP:
-            say("SKIP", f"{decision.run.label}   done")
-        elif decision.action is Action.KEEP:
+        if decision.action is RunAction.SKIP:
+            log("SKIP", f"{decision.run.label}   done")
+        elif decision.action is RunAction.KEEP:
             changes = describe_changes(decision.changes)
-            say("SKIP", f"{decision.run.label}   kept, {changes}")
-    return [d for d in decisions if d.action not in (Action.SKIP, Action.KEEP)]
+            log("SKIP", f"{decision.run.label}   kept, {changes}")
+    return [d for d in decisions if d.action not in (RunAction.SKIP, RunAction.KEEP)]
 
 
-class Runner:
+class RunScheduler:
     """Scheduler that starts workers as slots become free and reports the outcome of each run."""
 
     def __init__(
         self,
-        todo: Sequence[Decision],
-        slots: Sequence[Slot],
-        target: Target,
-        pool: Pool,
+        todo: Sequence[RunDecision],
+        slots: Sequence[DeviceSlot],
+        target: TrainingBackend,
+        pool: WorkerPool,
         keep_going: bool,
     ) -> None:
         self._pending = deque(todo)
@@ -150,16 +296,16 @@ class Runner:
         self._pool = pool
         self._keep_going = keep_going
         self._free = list(slots)
-        self._active: dict[Worker, Team] = {}
-        self._progress = StudyProgress([decision.run for decision in todo])
-        self._results: dict[str, Status] = {}
+        self._active: dict[Worker, WorkerGroup] = {}
+        self._progress = SessionProgress([decision.run for decision in todo])
+        self._results: dict[str, RunStatus] = {}
         # Final message of each run, printed in the line that reports its outcome.
         self._final_messages: dict[str, str] = {}
 
     def run(self) -> int:
         """Run until nothing is pending or the user stops the runner; return the exit code."""
         try:
-            with Interrupts() as interrupts, choose_display(self._progress) as display:
+            with SignalCounter() as interrupts, choose_display(self._progress) as display:
                 while self._active or (self._pending and self._may_start(interrupts)):
                     while self._free and self._pending and self._may_start(interrupts):
                         self._start(self._pending.popleft())
@@ -173,33 +319,33 @@ class Runner:
             self._pool.signal(signal.SIGTERM)
         return self._conclude(interrupts)
 
-    def _may_start(self, interrupts: Interrupts) -> bool:
+    def _may_start(self, interrupts: SignalCounter) -> bool:
         failed = self._progress.states[State.FAILED] > 0
         return not interrupts.stopped and (self._keep_going or not failed)
 
-    def _start(self, decision: Decision) -> None:
+    def _start(self, decision: RunDecision) -> None:
         run = decision.run
         self._progress.begin(run)
         try:
-            if decision.action is Action.RESTART:
-                move_aside(RunDir(run.path))
-                say("RERUN", f"{run.label}   {describe_changes(decision.changes)}")
+            if decision.action is RunAction.RESTART:
+                archive_run(RunDir(run.path))
+                log("RERUN", f"{run.label}   {describe_changes(decision.changes)}")
             run.path.mkdir(exist_ok=True)
             self._target.prepare(run)
         # A disk that has filled up since preflight fails this run, not the other active runs.
         except OSError as error:
             message = f"cannot write: {error.strerror}: {error.filename}"
-            self._record_end(run, Status(State.FAILED, EXIT_FAILED, message))
+            self._record_end(run, RunStatus(State.FAILED, EXIT_FAILED, message))
             return
-        team = Team(run, self._free.pop(0), self._target, self._pool)
+        team = WorkerGroup(run, self._free.pop(0), self._target, self._pool)
         self._active |= dict.fromkeys(team.workers, team)
 
     def _handle(
         self,
         worker: Worker,
         event: dict[str, Any] | None,
-        display: Display,
-        interrupts: Interrupts,
+        display: ProgressDisplay,
+        interrupts: SignalCounter,
     ) -> None:
         run = self._active[worker].run
         if event is None:
@@ -210,62 +356,97 @@ class Runner:
         elif event["kind"] == "line" and event["tag"] == "DONE":
             self._final_messages[run.label] = event["text"]
         elif event["kind"] == "line":
-            say(event["tag"], f"{run.label}   {event['text']}")
+            log(event["tag"], f"{run.label}   {event['text']}")
         elif event["kind"] == "failure":
             self._active[worker].failed(worker, event)
-        elif event["kind"] == "traceback" and verbose():
-            say("TRACE", event["text"])
+        elif event["kind"] == "traceback" and is_verbose():
+            log("TRACE", event["text"])
 
-    def _end(self, worker: Worker, interrupts: Interrupts) -> None:
+    def _end(self, worker: Worker, interrupts: SignalCounter) -> None:
         team = self._active.pop(worker)
         if not team.ended(worker):
             return
         self._free.append(team.slot)
         directory = RunDir(team.run.path)
-        status = read_status(directory) or Status(State.RUNNING)
+        status = read_status(directory) or RunStatus(State.RUNNING)
         if cause := team.cause(status):
             status = self._status_after_death(directory, status, cause, interrupts)
         self._record_end(team.run, status)
 
-    def _record_end(self, run: Run[Any], status: Status) -> None:
+    def _record_end(self, run: PlannedRun[Any], status: RunStatus) -> None:
         self._results[run.label] = status
         self._progress.end(run, status)
         message = self._final_messages.pop(run.label, status.message)
-        say_end(run, status, message, self._progress, RunDir(run.path).logs)
+        print_outcome(run, status, message, self._progress, RunDir(run.path).logs)
 
     def _status_after_death(
-        self, directory: RunDir, status: Status, cause: str, interrupts: Interrupts
-    ) -> Status:
+        self, directory: RunDir, status: RunStatus, cause: str, interrupts: SignalCounter
+    ) -> RunStatus:
         """Return the status of a run whose workers died or that failed before it started."""
         progress = (status.iteration, status.iterations)
         if interrupts.stopped:
             # The last checkpoint is valid; status.json still contains RUNNING.
-            return Status(State.INTERRUPTED, interrupts.exit_code, "stopped immediately", *progress)
-        failed = Status(State.FAILED, EXIT_FAILED, cause, *progress)
-        end_run(directory, failed)
+            return RunStatus(
+                State.INTERRUPTED, interrupts.exit_code, "stopped immediately", *progress
+            )
+        failed = RunStatus(State.FAILED, EXIT_FAILED, cause, *progress)
+        finalize_run(directory, failed)
         return failed
 
-    def _forward_interrupts(self, interrupts: Interrupts) -> None:
+    def _forward_interrupts(self, interrupts: SignalCounter) -> None:
         """Forward interrupts to the workers: the first saves and stops, the second kills."""
         for count in interrupts.news():
             if count == 1:
                 if self._active:
-                    say("STOP", "saving checkpoints; interrupt again to stop immediately")
+                    log("STOP", "saving checkpoints; interrupt again to stop immediately")
                 self._pool.signal(signal.SIGTERM)
             else:
                 self._pool.signal(signal.SIGKILL)
 
-    def _conclude(self, interrupts: Interrupts) -> int:
+    def _conclude(self, interrupts: SignalCounter) -> int:
         states = [status.state for status in self._results.values()]
         failed = states.count(State.FAILED) + states.count(State.INVALID)
         unfinished = len(self._pending) + states.count(State.INTERRUPTED)
         summary = f"{states.count(State.SUCCESS)} done, {failed} failed, {unfinished} left"
         if unfinished or failed:
             purpose = "to resume" if unfinished else "to retry"
-            say("STOP" if unfinished else "FAIL", f"{summary}; {purpose}, type: make")
+            log("STOP" if unfinished else "FAIL", f"{summary}; {purpose}, type: make")
         if interrupts.stopped:
             return interrupts.exit_code
         if failed:
             return EXIT_FAILED
         codes = [s.exit_code for s in self._results.values() if s.state is State.INTERRUPTED]
         return max(codes, default=EXIT_DONE)
+
+
+# Stopping active runs from another process; the runs save a checkpoint first.
+
+
+def request_stop(runs: Sequence[PlannedRun[Any]]) -> int:
+    """Create a stop request in the directory of each active run.
+
+    Raises ConfigError if none of ``runs`` is active.
+    """
+    active = [run for run in runs if locks.lock_owner(RunDir(run.path).lock)]
+    if not active:
+        raise ConfigError(
+            Problem("no matching run is active", "RUNS", "type: make status", code="run.not-active")
+        )
+    for run in active:
+        RunDir(run.path).stop_request.touch()
+        log("STOP", f"{run.label}   stop requested; make resumes it")
+    return EXIT_DONE
+
+
+def interrupt_study(folder: Path) -> int:
+    """Interrupt the process that trains in the study folder ``folder``.
+
+    Raises ConfigError if there is no such process.
+    """
+    pid = locks.lock_owner(folder / LOCK_FILE)
+    if not pid.isdecimal():
+        what, advice = "no process is training in this folder", "type: make status"
+        raise ConfigError(Problem(what, str(folder), advice, code="run.not-active"))
+    os.kill(int(pid), signal.SIGINT)
+    log("STOP", f"process {pid} stops after saving its runs; make resumes them")
+    return EXIT_DONE

@@ -20,15 +20,14 @@ from types import FrameType, TracebackType
 from typing import Any, Self
 
 from lib.errors import EXIT_FAILED, KablateError
-from lib.repro.seal import end_run
-from lib.rundir import RunDir
 from lib.runner import locks
-from lib.runner.interrupts import SIGNALS
-from lib.status import State, Status, is_done, read_status
+from lib.runner.locks import SIGNALS
+from lib.runs.finalize import finalize_run
+from lib.runs.run_dir import RunDir, RunStatus, State, is_done, read_status
 
 
 @dataclass(frozen=True)
-class Job:
+class WorkerJob:
     """Arguments of a worker for one run.
 
     The worker calls ``function(run_dir, build_dir, report, stop, **arguments)``.
@@ -61,7 +60,7 @@ def find_function(name: str) -> Callable[..., Any]:
     return target
 
 
-class Stop:
+class StopSignal:
     """Stop condition of a run: SIGTERM was received, or the parent process is gone.
 
     SIGTERM may arrive twice, sent to the process group and by the parent; repeated signals have no
@@ -97,24 +96,24 @@ class Stop:
         self._requested = True
 
 
-def train(job: Job, pipe: Connection) -> None:
+def train_worker(job: WorkerJob, pipe: Connection) -> None:
     """Train one run under its lock and redirect output to the run's log."""
-    stop = Stop(pipe)
+    stop = StopSignal(pipe)
     os.environ.update(job.environment)
     run = RunDir(job.run_dir)
     if job.rank:
         # Other ranks wait for rank 0, which waits for the lock.
         _run_job(job, run, stop)
         return
-    with locks.waiting(run.lock, stop) as locked:
+    with locks.wait_for_lock(run.lock, stop) as locked:
         # Another process may have finished the run during the wait.
         if locked and not is_done(run):
             _run_job(job, run, stop)
 
 
-def call(function: str, arguments: tuple[Any, ...], pipe: Connection) -> None:
+def call_worker(function: str, arguments: tuple[Any, ...], pipe: Connection) -> None:
     """Call a function and send its result, or the problems of the error it raised."""
-    stop = Stop(pipe)
+    stop = StopSignal(pipe)
     try:
         event = {"kind": "result", "value": find_function(function)(*arguments)}
     except KablateError as error:
@@ -122,9 +121,9 @@ def call(function: str, arguments: tuple[Any, ...], pipe: Connection) -> None:
     stop.send(event)
 
 
-def generate(function: str, arguments: tuple[Any, ...], pipe: Connection) -> None:
+def generate_worker(function: str, arguments: tuple[Any, ...], pipe: Connection) -> None:
     """Send every value of a generator, or the problems of the error it raised."""
-    stop = Stop(pipe)
+    stop = StopSignal(pipe)
     try:
         for value in find_function(function)(*arguments):
             stop.send({"kind": "result", "value": value})
@@ -134,7 +133,7 @@ def generate(function: str, arguments: tuple[Any, ...], pipe: Connection) -> Non
         stop.send({"kind": "error", "class": type(error), "problems": tuple(error.problems)})
 
 
-def _run_job(job: Job, run: RunDir, stop: Stop) -> None:
+def _run_job(job: WorkerJob, run: RunDir, stop: StopSignal) -> None:
     _redirect_output(run.logs)
     # kill -USR1 writes the stack of each thread to the log; the run continues.
     faulthandler.register(signal.SIGUSR1)
@@ -149,7 +148,7 @@ class _Outcome:
     Errors of ranks other than 0 are sent to the parent, which monitors all ranks.
     """
 
-    def __init__(self, run: RunDir, stop: Stop, rank: int) -> None:
+    def __init__(self, run: RunDir, stop: StopSignal, rank: int) -> None:
         self._run = run
         self._stop = stop
         self._rank = rank
@@ -176,10 +175,10 @@ class _Outcome:
         self._stop.send({"kind": "failure", "message": message, "at": time.monotonic()})
         if self._rank:
             return True
-        before = read_status(self._run) or Status(State.RUNNING)
-        end_run(
+        before = read_status(self._run) or RunStatus(State.RUNNING)
+        finalize_run(
             self._run,
-            Status(State.FAILED, code, message, before.iteration, before.iterations),
+            RunStatus(State.FAILED, code, message, before.iteration, before.iterations),
         )
         return True
 

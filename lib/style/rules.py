@@ -3,7 +3,7 @@
 import ast
 from collections.abc import Iterator
 
-MAX_FILE_LINES = 500
+MAX_FILE_LINES = 600
 MAX_FUNCTION_LINES = 60
 MAX_SCRIPT_LINES = 80
 
@@ -25,19 +25,19 @@ def broad_excepts(tree: ast.Module) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.ExceptHandler):
             caught = node.type.elts if isinstance(node.type, ast.Tuple) else [node.type]
-            if any(c is None or isinstance(c, ast.Name) and c.id in _BROAD for c in caught):
+            if any(c is None or (isinstance(c, ast.Name) and c.id in _BROAD) for c in caught):
                 yield f"{node.lineno}: a broad except"
 
 
-def attribute_guesses(tree: ast.Module) -> Iterator[str]:
+def dynamic_attributes(tree: ast.Module) -> Iterator[str]:
     """Yield ``hasattr`` and ``getattr`` with a default: a missing attribute should be an error."""
     for call in _calls(tree):
         name = call.func.id if isinstance(call.func, ast.Name) else ""
-        if name == "hasattr" or name == "getattr" and len(call.args) > 2:
+        if name == "hasattr" or (name == "getattr" and len(call.args) > 2):
             yield f"{call.lineno}: {name}"
 
 
-def path_edits(tree: ast.Module) -> Iterator[str]:
+def sys_path_edits(tree: ast.Module) -> Iterator[str]:
     """Yield statements that change ``sys.path``."""
     for node in ast.walk(tree):
         target = None
@@ -57,15 +57,15 @@ def prints(tree: ast.Module) -> Iterator[str]:
             yield f"{call.lineno}: print"
 
 
-def modules_started(tree: ast.Module) -> Iterator[str]:
-    """Yield commands that run a module with this interpreter, reserved for ``lib.modules``."""
+def module_commands(tree: ast.Module) -> Iterator[str]:
+    """Yield commands that run a module with this interpreter, reserved for ``lib.project``."""
     for node in ast.walk(tree):
         words = [ast.unparse(word) for word in node.elts] if isinstance(node, ast.List) else []
         if words[:1] == ["sys.executable"] and "'-m'" in words:
             yield f"{node.lineno}: sys.executable -m"
 
 
-def code_from_data(tree: ast.Module) -> Iterator[str]:
+def unsafe_loading(tree: ast.Module) -> Iterator[str]:
     """Yield calls that execute or unpickle data."""
     for call in _calls(tree):
         name = ast.unparse(call.func)
@@ -117,7 +117,7 @@ def _is_type_checking(node: ast.AST) -> bool:
 
 
 def _undocumented_function(node: ast.AST, owner: str) -> Iterator[str]:
-    if not isinstance(node, _FUNCTIONS) or node.name.startswith("_") and node.name != "__init__":
+    if not isinstance(node, _FUNCTIONS) or (node.name.startswith("_") and node.name != "__init__"):
         return
     name = f"{owner}{node.name}"
     if node.name != "__init__" and not ast.get_docstring(node):

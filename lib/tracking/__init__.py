@@ -4,13 +4,13 @@ A separate process per tracker follows the run's records; training neither calls
 nor waits for one. The run directory remains the authoritative record.
 """
 
-from lib.registry import Registry
+from lib.config.registry import Registry
 
 TRACKERS = Registry(
     "tracker",
     parts={
-        "tracker_wandb": "lib.tracking.tracker_wandb",
-        "tracker_trackio": "lib.tracking.tracker_trackio",
-        "tracker_tensorboard": "lib.tracking.tracker_tensorboard",
+        "tracker_wandb": ("lib.tracking.options", "lib.tracking.wandb_tracker", ""),
+        "tracker_trackio": ("lib.tracking.options", "lib.tracking.trackio_tracker", ""),
+        "tracker_tensorboard": ("lib.tracking.options", "lib.tracking.tensorboard_tracker", ""),
     },
 )

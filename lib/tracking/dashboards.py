@@ -6,18 +6,18 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NoReturn
 
-from lib.console import say
+from lib.console import log
 from lib.errors import PreflightError, Problem
-from lib.modules import module_command
+from lib.project import python_module_command
 
 _LOOPBACK = "127.0.0.1"
 # trackio.cli cannot be started with "-m".
 _TRACKIO = "from trackio.cli import main; main()"
 # Default port of each program.
-PORTS = {"tensorboard": 6006, "trackio": 7860}
+DASHBOARD_PORTS = {"tensorboard": 6006, "trackio": 7860}
 
 
-def serve(name: str, study: Path, port: int) -> NoReturn:
+def serve_dashboard(name: str, study: Path, port: int) -> NoReturn:
     """Replace this process with the dashboard server of ``name`` for the runs of a study.
 
     Raises PreflightError if the package is missing or no run was logged to this tracker.
@@ -33,14 +33,14 @@ def serve(name: str, study: Path, port: int) -> NoReturn:
         raise PreflightError(
             Problem(f"no run was logged to {name}", str(log_folder), advice, code="run.not-found")
         )
-    say("SERVE", f"{name} at http://{_LOOPBACK}:{port}   press Ctrl-C to stop")
+    log("SERVE", f"{name} at http://{_LOOPBACK}:{port}   press Ctrl-C to stop")
     os.execve(sys.executable, _command(name, study, port), _environment(name, study, port))
 
 
 def _command(name: str, study: Path, port: int) -> list[str]:
     if name == "tensorboard":
         args = ["--logdir", str(study), "--host", _LOOPBACK, "--port", str(port)]
-        return module_command("tensorboard.main", "serve", *args)
+        return python_module_command("tensorboard.main", "serve", *args)
     return [sys.executable, "-P", "-c", _TRACKIO, "show", "--host", _LOOPBACK]
 
 

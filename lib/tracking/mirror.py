@@ -13,17 +13,16 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from lib.binding import bind
-from lib.companions import FINISH_SECONDS, told_to_end
-from lib.environment.redact import Redacting
+from lib.config.field import from_symbols
+from lib.env.snapshot import RedactingStream
 from lib.errors import EXIT_FAILED, Problem, RunError
-from lib.files import sha256
-from lib.rundir import RunDir
+from lib.files import sha256_file
 from lib.runner import locks
-from lib.status import State, read_status
+from lib.runs.run_dir import RunDir, State, read_status
 from lib.tracking import TRACKERS
-from lib.tracking.contract import Facts, Tracker
-from lib.tracking.feed import Feed, Position, final_metrics
+from lib.tracking.reader import ReadCursor, RecordReader, best_validation_metrics
+from lib.tracking.sidecar import FINISH_TIMEOUT_SECONDS, should_exit
+from lib.tracking.tracker import Tracker, TrackerMetadata
 
 _POLL_SECONDS = 0.5
 # Training has priority.
@@ -37,13 +36,13 @@ def mirror(run: RunDir, name: str, ended: Callable[[float], bool]) -> None:
     ``ended`` waits up to that many seconds for the end of the run. Errors of the tracker are
     raised.
     """
-    with locks.waiting(run.trackers / f"{name}.lock", lambda: False):
+    with locks.wait_for_lock(run.trackers / f"{name}.lock", lambda: False):
         position_path = run.trackers / f"{name}.json"
-        position = Position.read(position_path)
+        position = ReadCursor.read(position_path)
         if position.complete:
             return
-        facts = Facts.read(run.tracker_facts)
-        options = bind(TRACKERS.options(name), facts.symbols)
+        facts = TrackerMetadata.read(run.tracker_facts)
+        options = from_symbols(TRACKERS.options(name), facts.symbols)
         tracker: Tracker = TRACKERS.module(name)(options, run)
         tracker.start(facts, resumed=position.rows > 0)
         if position.open:
@@ -53,10 +52,10 @@ def mirror(run: RunDir, name: str, ended: Callable[[float], bool]) -> None:
         status = read_status(run)
         succeeded = status is not None and status.state is State.SUCCESS
         if succeeded:
-            tracker.log(final_metrics(run), position.iteration)
+            tracker.log(best_validation_metrics(run), position.iteration)
         # A run with status RUNNING at this point was killed.
         code = EXIT_FAILED if status is None or status.state is State.RUNNING else status.exit_code
-        tracker.finish(code, {"manifest_sha256": sha256(run.manifest)})
+        tracker.finish(code, {"manifest_sha256": sha256_file(run.manifest)})
         if (durable := tracker.kept(position.iteration)) < position.iteration:
             what = (
                 f"{name} has stored only iterations up to {durable} of {position.iteration}; "
@@ -70,16 +69,16 @@ def mirror(run: RunDir, name: str, ended: Callable[[float], bool]) -> None:
 def _follow(
     run: RunDir,
     tracker: Tracker,
-    position: Position,
+    position: ReadCursor,
     position_path: Path,
     ended: Callable[[float], bool],
 ) -> None:
-    feed, at_end = Feed(run, position), False
+    feed, at_end = RecordReader(run, position), False
     while not at_end:
         at_end = ended(_POLL_SECONDS)
         if at_end:
             # A library that blocks from here on must not keep this process alive.
-            signal.alarm(FINISH_SECONDS)
+            signal.alarm(FINISH_TIMEOUT_SECONDS)
         before = position.rows, position.timed
         for iteration, metrics in feed.new(ended=at_end):
             tracker.log(metrics, iteration)
@@ -90,6 +89,6 @@ def _follow(
 if __name__ == "__main__":
     os.nice(_NICENESS)
     # Libraries print the server address, and WANDB_BASE_URL may contain a password.
-    sys.stdout = Redacting(sys.stdout.buffer, line_buffering=True)
-    sys.stderr = Redacting(sys.stderr.buffer, line_buffering=True)
-    mirror(RunDir(Path(sys.argv[1])), sys.argv[2], told_to_end)
+    sys.stdout = RedactingStream(sys.stdout.buffer, line_buffering=True)
+    sys.stderr = RedactingStream(sys.stderr.buffer, line_buffering=True)
+    mirror(RunDir(Path(sys.argv[1])), sys.argv[2], should_exit)

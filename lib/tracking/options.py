@@ -1,48 +1,91 @@
-"""The trackers of a run, its project and its name. Imports no tracker library."""
+"""Sampling intervals of telemetry and of model statistics. Imports no torch."""
 
-from collections.abc import Mapping
+import math
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import ClassVar
 
-from lib.binding import Value, bind, symbol
-from lib.errors import Problem
-from lib.tracking import TRACKERS
-
-# All other packages are extras of pyproject.toml.
-_DEFAULT_PACKAGES = {"wandb"}
+from lib.config.field import kconfig_field
+from lib.errors import ConfigError, Problem
 
 
 @dataclass(frozen=True)
-class TrackingConfig:
-    """Any number of trackers; none of these settings can change a run's result."""
+class TelemetryOptions:
+    """Options of telemetry and model statistics; none of them changes a result."""
 
-    # Options of each tracker.
-    trackers: tuple[Any, ...]
-    # "" selects a name derived from the study and the run directory.
-    project: str = symbol("TRACKER_PROJECT", identity=False)
-    run_name: str = symbol("TRACKER_RUN_NAME", identity=False)
+    # 0 disables sampling.
+    interval_seconds: int = kconfig_field("TELEMETRY_INTERVAL", identity=False)
+    # Iterations; 0 disables statistics.
+    statistics_interval: int = kconfig_field("STATISTICS_INTERVAL", identity=False)
+    # Number of sequences that the statistics are computed on.
+    statistics_rows: int = kconfig_field("STATISTICS_ROWS", identity=False)
+    # A number, or "" for the value in the GPU table.
+    peak: str = kconfig_field("PEAK_TFLOPS", identity=False)
 
-    @classmethod
-    def from_values(cls, values: Mapping[str, Value]) -> "TrackingConfig":
-        """Select the trackers and fill in their options. Raises ConfigError for an invalid symbol."""
-        return bind(cls, values, trackers=TRACKERS.bind(values))
+    def __post_init__(self) -> None:
+        if self.peak and not _is_peak(self.peak):
+            what = f"PEAK_TFLOPS: invalid value (expected a number > 0, got {self.peak!r})"
+            raise ConfigError(Problem(what, code="config.invalid-value"))
 
-    def missing_packages(self) -> list[Problem]:
-        """Return a problem for each tracker package that is not installed."""
-        return [_missing(t.package) for t in self.trackers if not _is_installed(t.package)]
+    @property
+    def peak_tflops(self) -> float | None:
+        """Return the user's value for one device in TFLOP/s; None if not set."""
+        return float(self.peak) if self.peak else None
 
 
-def _is_installed(package: str) -> bool:
-    # Checking for the module is not enough: wandb leaves a folder of that name behind.
+def _is_peak(text: str) -> bool:
     try:
-        version(package)
-    except PackageNotFoundError:
+        return 0.0 < float(text) < math.inf
+    except ValueError:
         return False
-    return True
 
 
-def _missing(package: str) -> Problem:
-    what = f"TRACKER_{package.upper()}=y, but the package {package} is not installed"
-    extras = "" if package in _DEFAULT_PACKAGES else f" EXTRAS={package}"
-    return Problem(what, next=f"type: make setup{extras}", code="env.missing-package")
+# Thresholds of the alarm rules. Imports no torch.
+
+
+@dataclass(frozen=True)
+class WatchOptions:
+    """Thresholds of the alarm rules; none of them changes a result."""
+
+    stall_seconds: int = kconfig_field("WATCH_STALL", identity=False)
+    plateau_iterations: int = kconfig_field("WATCH_PLATEAU", identity=False)
+    speed_percent: int = kconfig_field("WATCH_SPEED", identity=False)
+    memory_percent: int = kconfig_field("WATCH_MEMORY", identity=False)
+    gate_entropy: float = kconfig_field("WATCH_GATE_ENTROPY", low=0.0, high=100.0, identity=False)
+    gate_max: float = kconfig_field("WATCH_GATE_MAX", low=0.0, high=1.0, identity=False)
+
+
+# Options of the Weights & Biases tracker.
+
+
+@dataclass(frozen=True)
+class TrackerWandbOptions:
+    """Mode and entity of the Weights & Biases tracker."""
+
+    name: ClassVar[str] = "tracker_wandb"
+    package: ClassVar[str] = "wandb"
+    # online or offline
+    mode: str = kconfig_field("TRACKER_WANDB_MODE", identity=False)
+    # "" selects the account's default entity.
+    entity: str = kconfig_field("TRACKER_WANDB_ENTITY", identity=False)
+
+
+# Options of the trackio tracker.
+
+
+@dataclass(frozen=True)
+class TrackerTrackioOptions:
+    """Options of the trackio tracker; it has none."""
+
+    name: ClassVar[str] = "tracker_trackio"
+    package: ClassVar[str] = "trackio"
+
+
+# Options of the TensorBoard tracker.
+
+
+@dataclass(frozen=True)
+class TrackerTensorboardOptions:
+    """Options of the TensorBoard tracker; it has none."""
+
+    name: ClassVar[str] = "tracker_tensorboard"
+    package: ClassVar[str] = "tensorboard"

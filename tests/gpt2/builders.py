@@ -2,13 +2,12 @@
 
 from typing import Any
 
-from gpt2.attention import GATES, PATTERNS, PROJECTIONS, TERMS
+from gpt2.attention import GATES, PATTERNS, POSITIONS, PROJECTIONS, TERMS
 from gpt2.attention.options import AttentionConfig
 from gpt2.config import ModelConfig
 from gpt2.mlp import MECHANISMS
 from gpt2.mlp.options import MlpConfig
-from gpt2.positions import POSITIONS
-from gpt2.shape import Shape
+from gpt2.shape import ModelShape
 
 SHAPE = {
     "n_layer": 2,
@@ -113,4 +112,4 @@ def make_model_config(
     mlp = {name: overrides.get(name, value) for name, value in MLP.items()}
     shape = {name: overrides.get(name, value) for name, value in SHAPE.items()}
     built = tuple(options(MECHANISMS, name) for name in MECHANISMS if name in mechanisms)
-    return ModelConfig(Shape(**shape), attention, MlpConfig(built, **mlp), grad_checkpointing)
+    return ModelConfig(ModelShape(**shape), attention, MlpConfig(built, **mlp), grad_checkpointing)

@@ -4,16 +4,17 @@ from pathlib import Path
 
 import pytest
 
-from gpt2.arguments import add_selection, asked_plan, new_parser, whole_number
+from gpt2.planning.arguments import add_selection, asked_plan, new_parser, whole_number
+from lib.config.layers import ConfigLayer
+from lib.config.tree import KconfigTree
 from lib.errors import ConfigError
-from lib.kconfig import Layer, Tree
 
 
 @pytest.fixture
 def seeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Return a function that plans runs with environment variables and returns the seeds."""
     symbols = {"SINGLE_TRAINING": True, "DEVICE_CPU": True, "TOKENIZER_BYTE": True}
-    Tree().write_config([Layer.of("defconfig", "test", symbols)], tmp_path / ".config")
+    KconfigTree().write_config([ConfigLayer.of("defconfig", "test", symbols)], tmp_path / ".config")
     for name in ("SEED", "SEEDS", "QUANT"):
         monkeypatch.delenv(name, raising=False)
 

@@ -7,27 +7,28 @@ import shutil
 import pytest
 
 from gpt2.ablation.resolve import resolve_config
-from gpt2.comparison import compare, finalists, symbol_names
-from gpt2.runs import write_resolved_config
-from lib.binding import Value
-from lib.compare.facts import flatten
+from gpt2.records.comparison import compare, finalists, symbol_names
+from gpt2.records.run_files import write_resolved_config
+from lib.config.field import SymbolValue
+from lib.config.layers import ConfigLayer
+from lib.config.tree import KconfigTree
 from lib.errors import ConfigError
-from lib.kconfig import Layer, Tree
+from lib.report.run_facts import flatten_identity
 from tests.integration.conftest import SMALL
 from tests.lib.fabricated import MANIFEST, changed, write_run
 
 
 @pytest.fixture(scope="module")
 def tree():
-    return Tree()
+    return KconfigTree()
 
 
 @pytest.fixture
 def made(tree, tmp_path):
     """A finished run of the small configuration with some symbols changed."""
 
-    def make(name, manifest=MANIFEST, final=None, **settings: Value):
-        config = resolve_config(tree, [Layer.of("test", "test", {**SMALL, **settings})])
+    def make(name, manifest=MANIFEST, final=None, **settings: SymbolValue):
+        config = resolve_config(tree, [ConfigLayer.of("test", "test", {**SMALL, **settings})])
         run = write_run(tmp_path / name, manifest=manifest, final=final)
         write_resolved_config(run, config)
         return str(run.path)
@@ -39,7 +40,7 @@ def test_every_setting_has_a_symbol(tree):
     config = resolve_config(
         tree,
         [
-            Layer.of(
+            ConfigLayer.of(
                 "test",
                 "test",
                 {**SMALL, "RECIPROCAL": True, "MLP_ATTN_GATE": True, "PRUNING_MAGNITUDE": True},
@@ -47,7 +48,7 @@ def test_every_setting_has_a_symbol(tree):
         ],
     )
     # As stored in a file, where a tuple is a list.
-    paths = flatten(json.loads(json.dumps(config.identity())))
+    paths = flatten_identity(json.loads(json.dumps(config.identity())))
     names = symbol_names(config)
     # The vocabulary follows from the tokenizer.
     assert set(paths) - set(names) == {"model.shape.vocab_size"}

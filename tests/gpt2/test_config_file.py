@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from gpt2.planning import config_layers, make_plan
+from gpt2.planning.plan import config_layers, make_plan
+from lib.config.layers import ConfigLayer
+from lib.config.tree import KconfigTree
 from lib.errors import ConfigError
-from lib.kconfig import Layer, Tree
 
 # Line → what is said of it, and what the symbol would be in silence.
 WRONG = {
@@ -25,7 +26,7 @@ WRONG = {
 def folder(tmp_path: Path) -> Path:
     """A build folder whose .config leaves out what the wrong lines set, but for two symbols."""
     small = {"DEVICE_CPU": True, "MODEL_SIZE_CUSTOM": True, "MAX_ITERS": 100}
-    Tree().write_config([Layer.of("defconfig", "test", small)], tmp_path / ".config")
+    KconfigTree().write_config([ConfigLayer.of("defconfig", "test", small)], tmp_path / ".config")
     kept = ("SEED", "N_HEAD", "PRECISION_BF16")
     lines = (tmp_path / ".config").read_text().splitlines(keepends=True)
     left = [

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from gpt2.bench import decoding
-from gpt2.cache import Cache
 from gpt2.config import ModelConfig
+from gpt2.kv_cache import KVCache
 from gpt2.model import GPT
 from tests.gpt2.builders import EVERYTHING, make_model_config
 from tests.gpt2.test_model import EVERY, drawn, tokens
@@ -65,7 +65,7 @@ COUPLED: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
 }
 
 
-def decoded(model: GPT, idx_BT: Tensor, calls: tuple[int, ...]) -> tuple[Tensor, Cache]:
+def decoded(model: GPT, idx_BT: Tensor, calls: tuple[int, ...]) -> tuple[Tensor, KVCache]:
     """Return the logits of all calls and the cache; check the cache size after each call."""
     cache, found = model.new_cache(), []
     for part_BT in idx_BT.split(list(calls), 1):
@@ -116,7 +116,7 @@ def test_however_the_tokens_are_split(name: str, calls: tuple[int, ...]) -> None
 
 
 def test_the_steps_of_the_study() -> None:
-    found = {slug: decoding.deviation(config) for slug, config in decoding.steps().items()}
+    found = {slug: decoding.max_deviation(config) for slug, config in decoding.steps().items()}
     assert len(found) == 19 and max(found.values()) <= TOLERANCE, found
 
 
@@ -229,7 +229,7 @@ def test_the_table_has_every_combination_and_the_steps(monkeypatch: pytest.Monke
     monkeypatch.setattr(decoding, "_MECHANISMS", kept)
     text = decoding.to_markdown()
     rows = [line.split(" | ") for line in text.splitlines()]
-    assert ["| none", "| latent coupling, tied"] == [row[0] for row in rows[2:4]]
+    assert [row[0] for row in rows[2:4]] == ["| none", "| latent coupling, tied"]
     # 2 · 12 blocks · 768 · 2 bytes a token; two of twelve heads; R = 128.
     assert [cell.split(", ")[1].split()[0] for cell in rows[2][1:6:2]] == [
         "36,864",
@@ -241,7 +241,9 @@ def test_the_table_has_every_combination_and_the_steps(monkeypatch: pytest.Monke
 
 
 def test_windows_of_the_table_are_shorter_than_its_sequences() -> None:
-    options = decoding.combinations(decoding.SMALL, decoding.SMALL_WINDOW)["RA"]["dense, sliding"]
+    options = decoding.mechanism_models(decoding.SMALL, decoding.SMALL_WINDOW)["RA"][
+        "dense, sliding"
+    ]
     windows = {options.attention.pattern.window, options.attention.terms[0].window}
     assert max(windows) < sum(decoding.CALLS) == options.shape.block_size
     assert dataclasses.replace(options.attention, terms=()).reach == 0

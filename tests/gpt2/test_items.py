@@ -6,10 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpt2.data.evaluation import EvalWindow, evaluation_windows
-from gpt2.data.store import Split
+from gpt2.data.store import EvaluationWindow, TokenSplit, evaluation_windows
 from gpt2.data.tokenizer import ByteTokenizer
-from gpt2.items import item_facts
+from gpt2.records.per_document import item_facts
 from lib.files import canonical_json
 
 TEXTS = ["naïve and long enough for three windows.", "x", "two words"]
@@ -18,7 +17,7 @@ END = np.array([WORDS.end_of_text], dtype="<u2")
 
 
 @pytest.fixture
-def split(tmp_path: Path) -> Split:
+def split(tmp_path: Path) -> TokenSplit:
     """Return the texts as a validation split."""
     tokens, lines = [], []
     for i, text in enumerate(TEXTS):
@@ -30,10 +29,10 @@ def split(tmp_path: Path) -> Split:
         lines.append(canonical_json(line) + "\n")
     np.concatenate(tokens).astype("<u2").tofile(tmp_path / "val.bin")
     (tmp_path / "val.jsonl").write_text("".join(lines))
-    return Split("val", [tmp_path / "val.bin"], tmp_path / "val.jsonl")
+    return TokenSplit("val", [tmp_path / "val.bin"], tmp_path / "val.jsonl")
 
 
-def test_whole_documents_are_all_but_their_first_token(split: Split) -> None:
+def test_whole_documents_are_all_but_their_first_token(split: TokenSplit) -> None:
     windows = evaluation_windows(split, 16, 1000)
     found = item_facts(windows, split, 2, "texts", WORDS)
     assert [item.item_id for item in found] == ["d0", "d1", "d2"]
@@ -49,18 +48,18 @@ def test_whole_documents_are_all_but_their_first_token(split: Split) -> None:
         assert (item.source, item.split) == ("texts", "val")
 
 
-def test_a_part_of_a_document_is_told_from_the_whole(split: Split) -> None:
-    some = item_facts([EvalWindow("d0", 16, 17)], split, 4, "texts", WORDS)
+def test_a_part_of_a_document_is_told_from_the_whole(split: TokenSplit) -> None:
+    some = item_facts([EvaluationWindow("d0", 16, 17)], split, 4, "texts", WORDS)
     (part,) = some
     expected = split.window(17, 16)
     assert (part.n_tokens, part.n_bytes) == (16, 16)
     assert part.tokens_sha256 == hashlib.sha256(expected.tobytes()).hexdigest()
-    other = item_facts([EvalWindow("d0", 0, 17)], split, 4, "texts", WORDS)
+    other = item_facts([EvaluationWindow("d0", 0, 17)], split, 4, "texts", WORDS)
     assert other[0].tokens_sha256 != part.tokens_sha256
 
 
-def test_token_files_have_no_texts_to_digest(split: Split, tmp_path: Path) -> None:
-    bare = Split("val", [tmp_path / "val.bin"], None)
+def test_token_files_have_no_texts_to_digest(split: TokenSplit, tmp_path: Path) -> None:
+    bare = TokenSplit("val", [tmp_path / "val.bin"], None)
     found = item_facts(evaluation_windows(bare, 16, 1000), bare, 4, "custom", WORDS)
     assert {item.doc_sha256 for item in found} == {""}
     assert found[0].item_id == "window-000000"

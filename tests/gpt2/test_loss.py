@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpt2 import loss
-from gpt2.loss import IGNORED, linear_cross_entropy, linear_token_losses
+from gpt2.loss import IGNORE_INDEX, linear_cross_entropy, linear_token_losses
 
 TOKENS, WIDTH, VOCAB, PADDED = 37, 16, 50, 64
 # name → bytes of a chunk in float64, elements of a block
@@ -36,7 +36,7 @@ def data(dtype: torch.dtype = torch.float64, std: float = 1.0) -> tuple[Tensor, 
     hidden = (torch.randn(TOKENS, WIDTH, dtype=dtype) * std).requires_grad_()
     weight = torch.randn(PADDED, WIDTH, dtype=dtype).requires_grad_()
     targets = torch.randint(0, VOCAB, (TOKENS,))
-    targets[::5] = IGNORED
+    targets[::5] = IGNORE_INDEX
     return hidden, weight, targets
 
 
@@ -84,7 +84,7 @@ def test_a_hopeless_token_costs_its_full_price(form: str) -> None:
 def test_all_targets_ignored_is_nan_as_in_torch(form: str) -> None:
     hidden, weight, targets = data()
 
-    assert linear_cross_entropy(hidden, weight, targets.fill_(IGNORED), VOCAB).isnan()
+    assert linear_cross_entropy(hidden, weight, targets.fill_(IGNORE_INDEX), VOCAB).isnan()
 
 
 def test_bfloat16_is_as_precise_as_torch_under_autocast(form: str) -> None:
@@ -161,7 +161,7 @@ def test_token_losses_and_hits(form: str) -> None:
     expected = F.cross_entropy(logits, targets, reduction="none")
     torch.testing.assert_close(losses, expected, rtol=1e-13, atol=0)
     assert correct.tolist() == (logits.argmax(-1) == targets).tolist()
-    largest = torch.softmax(logits, -1).amax(-1) * (targets != IGNORED)
+    largest = torch.softmax(logits, -1).amax(-1) * (targets != IGNORE_INDEX)
     torch.testing.assert_close(confidence, largest, rtol=1e-12, atol=0)
     assert not losses[::5].any() and not correct[::5].any() and not confidence[::5].any()
     assert not losses.requires_grad

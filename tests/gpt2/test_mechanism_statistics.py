@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gpt2.attention.base import Attention
-from gpt2.attention.rows import plan
+from gpt2.attention import chunk_parts
+from gpt2.attention.attention import Attention
 from gpt2.attention.state import BlockState
-from gpt2.mechanism_statistics import Layers, Telling, gate_values, statistics_of
 from gpt2.model import GPT
+from gpt2.statistics import HasStatistics, StatisticsByLayer, collect_statistics, gate_statistics
 from tests.gpt2.builders import EVERYTHING, make_model_config
 
 T, WINDOW = 40, 7
@@ -20,8 +20,8 @@ T, WINDOW = 40, 7
 
 @pytest.fixture(autouse=True)
 def _several_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan, "FEWEST_ROWS", 8)
-    monkeypatch.setattr(plan, "CPU_CHUNK_ELEMENTS", 1)
+    monkeypatch.setattr(chunk_parts, "MIN_CHUNK_ROWS", 8)
+    monkeypatch.setattr(chunk_parts, "CPU_CHUNK_ELEMENTS", 1)
 
 
 def built(**parts: Any) -> GPT:
@@ -89,7 +89,7 @@ def test_entropy_of_attention_and_effect_of_a_term(pattern: str) -> None:
     attention = model.h[1].attn
     x_BTC = given_to(model, attention)[0]
     expected = by_hand(attention, x_BTC, PATTERNS[pattern], 0.4)
-    statistics = statistics_of(model, tokens(model))
+    statistics = collect_statistics(model, tokens(model))
     names = ("attention/entropy", "reciprocal/share", "reciprocal/moved")
     assert [statistics[name][1] for name in names] == pytest.approx([e.item() for e in expected])
     assert statistics["reciprocal/moved"][1] > 0.1
@@ -98,13 +98,13 @@ def test_entropy_of_attention_and_effect_of_a_term(pattern: str) -> None:
 def test_without_a_term_every_backend_reports_entropy_only() -> None:
     model = built()
     assert {block.attn.form("cpu") for block in model.h} == {"sdpa"}
-    statistics = statistics_of(model, tokens(model))
+    statistics = collect_statistics(model, tokens(model))
     assert statistics.keys() == {"attention/entropy"}
     x_BTC = given_to(model, model.h[0].attn)[0]
     entropy = by_hand(model.h[0].attn, x_BTC, PATTERNS["full"], 0.0)[0]
     assert statistics["attention/entropy"][0] == pytest.approx(entropy.item())
     joined = built(attention_backend="joined")
-    assert statistics_of(joined, tokens(joined)) == statistics
+    assert collect_statistics(joined, tokens(joined)) == statistics
 
 
 def test_gates_on_rows() -> None:
@@ -119,7 +119,7 @@ def test_gates_on_rows() -> None:
     scores = (q @ k.mT / math.sqrt(q.shape[-1])).masked_fill(hidden, -math.inf)
     largest = scores.softmax(-1).amax(-1)
     g = 1 / (1 + (-gate.scale[:, None] * largest - gate.bias[:, None]).exp())
-    check_gate(statistics_of(model, tokens(model)), "ra_cross_token", g, layer=0)
+    check_gate(collect_statistics(model, tokens(model)), "ra_cross_token", g, layer=0)
     # The mode that takes the softmax again: the entropy is that of the second one.
     again = built(
         gates=("ra_cross_token",), parts={"ra_cross_token": {"mode": "max", "apply": "weights"}}
@@ -128,7 +128,7 @@ def test_gates_on_rows() -> None:
     g = 1 / (1 + (-gate.scale[:, None] * largest - gate.bias[:, None]).exp())
     p = (scores * (0.8 + 0.2 * g[..., None])).softmax(-1)
     entropy = -(p * p.clamp_min(1e-300).log()).sum(-1).mean().item()
-    statistics = statistics_of(again, tokens(again))
+    statistics = collect_statistics(again, tokens(again))
     assert statistics["attention/entropy"][0] == pytest.approx(entropy)
 
 
@@ -140,12 +140,12 @@ def test_the_gate_of_an_mlp(pooled: bool) -> None:
     if pooled:
         h_BTM = torch.stack([h_BTM[:, : t + 1].mean(1) for t in range(T)], 1)
     g_BTN = 1 / (1 + (-(h_BTM @ gate.down.weight.T @ gate.up.weight.T + gate.bias)).exp())
-    statistics = statistics_of(model, tokens(model))
+    statistics = collect_statistics(model, tokens(model))
     check_gate(statistics, "mlp_attn_gate", g_BTN.transpose(1, 2), layer=0)
     assert statistics["mlp_attn_gate/gate_mean"][1] is None, "the last block has none"
 
 
-def check_gate(statistics: Layers, name: str, g_BNT: Tensor, layer: int) -> None:
+def check_gate(statistics: StatisticsByLayer, name: str, g_BNT: Tensor, layer: int) -> None:
     """Check mean, spread over tokens, and the closed and open fractions."""
     flat = g_BNT.detach().double().transpose(0, 1).flatten(1).tolist()
     every = [g for head in flat for g in head]
@@ -165,7 +165,7 @@ def check_gate(statistics: Layers, name: str, g_BNT: Tensor, layer: int) -> None
 
 def test_closed_and_open_fractions_of_a_gate() -> None:
     g = torch.tensor([[[0.01, 0.02], [0.96, 0.99]]])
-    found = {name: value.item() for name, value in gate_values("it", g).items()}
+    found = {name: value.item() for name, value in gate_statistics("it", g).items()}
     assert (found["it/gate_closed"], found["it/gate_open"]) == (0.5, 0.5)
     assert found["it/gate_std"] == pytest.approx((0.005 + 0.015) / 2)
 
@@ -174,7 +174,9 @@ def test_statistics_of_cross_token_and_latent_mixes() -> None:
     model = built(projection="latent", mechanisms=("mlp_cross_token", "mlp_latent"))
     cross, latent = (model.h[0].mlp.mechanisms[name] for name in ("mlp_cross_token", "mlp_latent"))
     h_BTM, view, _ = given_to(model, cross)
-    statistics = {name: layers[0] for name, layers in statistics_of(model, tokens(model)).items()}
+    statistics = {
+        name: layers[0] for name, layers in collect_statistics(model, tokens(model)).items()
+    }
     w_BTS = view.weights_BTS
     added = 0.3 * (w_BTS @ h_BTM @ cross.down.weight.T @ cross.up.weight.T)
     assert statistics["mlp_cross_token/share"] == pytest.approx(
@@ -193,27 +195,27 @@ def test_model_and_rng_state_are_unchanged() -> None:
     model = built(dropout=0.5, **EVERYTHING)
     weights = {name: p.clone() for name, p in model.named_parameters()}
     generator, state = torch.get_rng_state(), vars(model.h[0].attn).copy()
-    first = statistics_of(model, tokens(model))
-    assert statistics_of(model, tokens(model)) == first
+    first = collect_statistics(model, tokens(model))
+    assert collect_statistics(model, tokens(model)) == first
     assert torch.equal(torch.get_rng_state(), generator)
     assert not any(part._forward_hooks for part in model.modules())
     assert vars(model.h[0].attn) == state
     for name, parameter in model.named_parameters():
         assert torch.equal(parameter, weights[name]) and parameter.grad is None
     with pytest.raises(AssertionError, match="evaluation mode"):
-        statistics_of(model.train(), tokens(model))
+        collect_statistics(model.train(), tokens(model))
 
 
 def test_every_mechanism_with_a_gate_or_a_mix_reports_statistics() -> None:
     model = built(**EVERYTHING)
-    parts = [part for part in model.h[0].modules() if isinstance(part, Telling)]
+    parts = [part for part in model.h[0].modules() if isinstance(part, HasStatistics)]
     assert {type(part).__name__ for part in parts} == {
         "Attention",
         "MlpCrossToken",
         "MlpLatent",
         "MlpAttnGate",
     }
-    names = {name.split("/")[0] for name in statistics_of(model, tokens(model))}
+    names = {name.split("/")[0] for name in collect_statistics(model, tokens(model))}
     mechanisms = {"reciprocal", "ra_cross_token", "attention"}
     assert names == mechanisms | {"mlp_cross_token", "mlp_latent", "mlp_attn_gate"}
 
@@ -223,7 +225,7 @@ def test_a_single_attention_reports_like_a_whole_model() -> None:
     attention = model.h[0].attn
     with torch.no_grad():
         alone = attention.statistics(given_to(model, attention)[0], BlockState())
-    statistics = statistics_of(model, tokens(model))
+    statistics = collect_statistics(model, tokens(model))
     assert {name: value.item() for name, value in alone.items()} == {
         name: layers[0] for name, layers in statistics.items()
     }

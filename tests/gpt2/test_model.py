@@ -10,12 +10,12 @@ from torch import Tensor
 
 from gpt2 import loss
 from gpt2.config import ModelConfig
-from gpt2.loss import IGNORED
+from gpt2.loss import IGNORE_INDEX
 from gpt2.model import GPT
-from gpt2.reference import gpt
-from gpt2.weights.hf import to_hf
-from gpt2.weights.layout import PREFIX, config_json, relaid
-from lib.pruning.mask import prunable_parameters
+from gpt2.reference import reference_gpt
+from gpt2.weights.convert import to_hf
+from gpt2.weights.hf import PREFIX, config_json, convert_layout
+from lib.pruning.pruners import prunable_parameters
 from tests.gpt2.builders import EVERYTHING, make_model_config
 
 GATE, CROSS, COUPLING, RACT = "mlp_attn_gate", "mlp_cross_token", "mlp_latent", "ra_cross_token"
@@ -80,7 +80,7 @@ def tokens(config: ModelConfig, batch: int = 2, length: int = 8) -> Tensor:
 
 def shifted(idx_BT: Tensor) -> Tensor:
     """Return next-token labels in transformers' convention, without one for the last token."""
-    return torch.cat([idx_BT[:, 1:], torch.full_like(idx_BT[:, :1], IGNORED)], 1)
+    return torch.cat([idx_BT[:, 1:], torch.full_like(idx_BT[:, :1], IGNORE_INDEX)], 1)
 
 
 class TestAgainstTransformers:
@@ -121,7 +121,7 @@ class TestAgainstTransformers:
         torch.testing.assert_close(mine_loss.float(), its.loss, rtol=1e-5, atol=1e-5)
         gradients = {name: p.grad for name, p in theirs.named_parameters()}
         for name, parameter in model.named_parameters():
-            expected = relaid(name, gradients[PREFIX + name])
+            expected = convert_layout(name, gradients[PREFIX + name])
             torch.testing.assert_close(parameter.grad[: len(expected)], expected, **close)
         assert not model.wte.weight.grad[config.shape.vocab_size :].any()
 
@@ -137,7 +137,7 @@ class TestAgainstTransformers:
         its = {name: p.shape for name, p in theirs.named_parameters()}
         for name, parameter in model.named_parameters():
             if name != "wte.weight":
-                assert relaid(name, parameter).shape == its[PREFIX + name], name
+                assert convert_layout(name, parameter).shape == its[PREFIX + name], name
         assert len(its) == len(list(model.parameters()))
         assert model.num_params() == 124_475_904
 
@@ -174,7 +174,7 @@ def test_i8_logits_and_gradients_equal_the_formulas(name: str) -> None:
     parameters = dict(model.named_parameters())
 
     fast = model(idx_BT)
-    slow = gpt(idx_BT, parameters, config, [block.mlp.request for block in model.h])
+    slow = reference_gpt(idx_BT, parameters, config, [block.mlp.request for block in model.h])
 
     torch.testing.assert_close(fast, slow, rtol=1e-10, atol=1e-10)
     weights = torch.randn_like(fast)

@@ -5,10 +5,10 @@ import math
 import pytest
 import torch
 
-from gpt2.attention.nsa.reference import selected_blocks
-from gpt2.attention.nsa.statistics import block_values, branch_values, chosen_blocks
-from gpt2.mechanism_statistics import Telling, statistics_of
 from gpt2.model import GPT
+from gpt2.nsa.reference import selected_blocks
+from gpt2.nsa.statistics import gate_statistics, selected_blocks, selection_statistics
+from gpt2.statistics import HasStatistics, collect_statistics
 from tests.gpt2.builders import make_model_config
 from tests.gpt2.test_mechanism_statistics import T, built, given_to, tokens
 
@@ -32,7 +32,7 @@ def test_gates_of_sparse_attention(gate: str) -> None:
         shares = [s + v for s, v in zip(shares, p)]
         collapsed += entropies[-1] < 0.1 and max(p) > 0.95
     count = len(entropies)
-    values = {name: layers[0] for name, layers in statistics_of(model, tokens(model)).items()}
+    values = {name: layers[0] for name, layers in collect_statistics(model, tokens(model)).items()}
     expected = {
         "nsa/gate_entropy": sum(entropies) / count,
         "nsa/gate_entropy_min": min(entropies),
@@ -55,7 +55,7 @@ def test_gates_begin_alike(built: tuple[str, ...]) -> None:
     parts = {"nsa": {f"branch_{name}": name in built for name in ALL}}
     model = GPT(make_model_config(projection="grouped", pattern="nsa", parts=parts)).eval()
     model.init_weights(1)
-    values = statistics_of(model, tokens(model)[:, :16])
+    values = collect_statistics(model, tokens(model)[:, :16])
     assert values["nsa/gate_entropy"] == pytest.approx([math.log(len(built))] * 2)
     assert values["nsa/gate_moved"] == pytest.approx([0.0, 0.0], abs=1e-7)
     assert values["nsa/gate_collapsed"] == [0.0, 0.0]
@@ -69,7 +69,7 @@ def test_selected_blocks() -> None:
     with torch.no_grad():
         made = nsa._keys(nsa._raw(x_BTC, heads))
         keys = made.compressed_BKMH
-        chosen = chosen_blocks(heads.q_BNTH, made, nsa.options, nsa.block)
+        chosen = selected_blocks(heads.q_BNTH, made, nsa.options, nsa.block)
         q_BKgTH = heads.q_BNTH.unflatten(1, (2, 2)) / math.sqrt(heads.q_BNTH.shape[-1])
     sets: dict[tuple[int, int, int], set[int]] = {}
     for b in range(2):
@@ -93,33 +93,33 @@ def test_selected_blocks() -> None:
         "nsa/distance": sum(t - (4 * j + 3) for t, j in free) / len(free),
         "nsa/overlap": sum(overlaps) / len(overlaps),
     }
-    values = {name: layers[0] for name, layers in statistics_of(model, tokens(model)).items()}
+    values = {name: layers[0] for name, layers in collect_statistics(model, tokens(model)).items()}
     assert {name: values[name] for name in expected} == pytest.approx(expected, rel=1e-5)
     assert 0 < expected["nsa/chosen"] < 1
 
 
 def test_where_no_block_is_free_its_distance_is_left_out() -> None:
     options = built(projection="grouped", pattern="nsa").h[0].attn.pattern.options
-    found = block_values(torch.tensor([[[[0, -1], [0, -1], [0, 1]]]]), options)
+    found = selection_statistics(torch.tensor([[[[0, -1], [0, -1], [0, 1]]]]), options)
     assert math.isnan(found["nsa/distance"]) and found["nsa/chosen"] == 0
     model = built(projection="grouped", pattern="nsa")
-    values = statistics_of(model, tokens(model)[:, :4])
+    values = collect_statistics(model, tokens(model)[:, :4])
     assert values["nsa/distance"] == [None, None]
 
 
 def test_collapsed_gates_are_counted() -> None:
     gates = torch.tensor([[1.0, 0.5], [1e-4, 0.5], [1e-4, 0.5]])[:, None, None]
-    found = branch_values(gates, ALL)
+    found = gate_statistics(gates, ALL)
     assert found["nsa/gate_collapsed"] == 0.5 and found["nsa/share_cmp"] > 0.6
 
 
 def test_drawn_blocks_and_branches_that_are_not_built() -> None:
     drawn = built(projection="grouped", pattern="nsa", parts={"nsa": {"select_by": "random"}})
-    values = statistics_of(drawn, tokens(drawn))
+    values = collect_statistics(drawn, tokens(drawn))
     own = drawn.h[1].attn.pattern
     x_BTC, heads = given_to(drawn, own)[:2]
     with torch.no_grad():
-        blocks = chosen_blocks(heads.q_BNTH, own._keys(own._raw(x_BTC, heads)), own.options, 1)
+        blocks = selected_blocks(heads.q_BNTH, own._keys(own._raw(x_BTC, heads)), own.options, 1)
     assert values["nsa/blocks"][1] == pytest.approx((blocks >= 0).sum(-1).float().mean().item())
     # Layers draw blocks of their own, of the same number.
     assert values["nsa/blocks"][0] == values["nsa/blocks"][1]
@@ -127,19 +127,19 @@ def test_drawn_blocks_and_branches_that_are_not_built() -> None:
 
     gated = {"select_by": "random", "branch_compressed": False}
     two = built(projection="grouped", pattern="nsa", parts={"nsa": gated})
-    values = statistics_of(two, tokens(two))
+    values = collect_statistics(two, tokens(two))
     assert "nsa/share_cmp" not in values
     shares = [values["nsa/share_sel"][0], values["nsa/share_win"][0]]
     assert sum(shares) == pytest.approx(1.0) and values["nsa/gate_entropy"][0] <= math.log(2)
 
     window = {"branch_compressed": False, "branch_selected": False, "select_by": "random"}
     alone = built(projection="grouped", pattern="nsa", parts={"nsa": window})
-    assert isinstance(alone.h[0].attn.pattern, Telling)
-    assert statistics_of(alone, tokens(alone)) == {}
+    assert isinstance(alone.h[0].attn.pattern, HasStatistics)
+    assert collect_statistics(alone, tokens(alone)) == {}
 
 
 def test_where_blocks_are_ranked_by_keys_of_no_branch() -> None:
     parts = {"nsa": {"branch_compressed": False}}
     model = built(projection="grouped", pattern="nsa", parts=parts)
-    values = statistics_of(model, tokens(model))
+    values = collect_statistics(model, tokens(model))
     assert 0 < values["nsa/chosen"][0] < 1

@@ -5,11 +5,10 @@ import re
 import pytest
 
 from gpt2.ablation import STUDIES
-from gpt2.attention import GATES, PATTERNS, PROJECTIONS, TERMS
-from gpt2.attention.nsa.options import NsaOptions
+from gpt2.attention import GATES, PATTERNS, POSITIONS, PROJECTIONS, TERMS
 from gpt2.mlp import MECHANISMS
-from gpt2.positions import POSITIONS
-from lib.kconfig import Tree
+from gpt2.nsa.options import NsaOptions
+from lib.config.tree import KconfigTree
 from lib.project import ROOT
 from tests.gpt2.builders import PARTS as PARTS_OF_MODELS
 
@@ -19,7 +18,7 @@ PARTS = [*PROJECTIONS, *PATTERNS, *POSITIONS, *TERMS, *GATES, *MECHANISMS]
 @pytest.fixture(scope="module")
 def folders() -> dict[str, str]:
     """Symbol → the folder of the Kconfig file that has its prompt."""
-    return {s.name: s.where.split("/Kconfig")[0].split("/")[-1] for s in Tree().symbols()}
+    return {s.name: s.where.split("/Kconfig")[0].split("/")[-1] for s in KconfigTree().symbols()}
 
 
 @pytest.mark.parametrize("part", PARTS)
@@ -27,7 +26,7 @@ def test_a_page_names_symbols_costs_and_what_off_means(folders, part):
     text = (ROOT / "docs" / "mechanisms" / f"{part}.md").read_text()
     assert text.startswith(f"# {part}: ")
     # The members of a choice are named by its own name and by what they are.
-    symbols = {s.name for s in Tree().symbols() if folders[s.name] == part and not s.choice}
+    symbols = {s.name for s in KconfigTree().symbols() if folders[s.name] == part and not s.choice}
     assert not {name for name in symbols if name not in text}
     for row in ("parameters", "computed", "off", "decoding"):
         assert f"\n| {row}" in text, row

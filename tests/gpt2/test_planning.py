@@ -11,17 +11,25 @@ from pathlib import Path
 
 import pytest
 
-from gpt2 import overview
-from gpt2.combinations import Sweep
-from gpt2.planning import Plan, config_layers, make_plan, make_trial, step_layers, table_plan
-from lib.binding import Value
+from gpt2.planning import view as planning_view
+from gpt2.planning.plan import (
+    Plan,
+    Sweep,
+    config_layers,
+    make_plan,
+    make_trial,
+    step_layers,
+    table_plan,
+)
+from lib.config.dotconfig import defconfig_layers
+from lib.config.field import SymbolValue
+from lib.config.layers import ConfigLayer, parse_command_line_settings
+from lib.config.tree import KconfigTree
+from lib.env import speed
 from lib.errors import ConfigError
 from lib.files import write_json
-from lib.kconfig import Layer, Tree, defconfig_layers, parse_set
 from lib.project import ROOT
-from lib.machine import speed
-from lib.rundir import RunDir
-from lib.status import State, Status, write_status
+from lib.runs.run_dir import RunDir, RunStatus, State, write_status
 
 SMALL = {"DEVICE_CPU": True, "MODEL_SIZE_TINY": True, "TOKENIZER_BYTE": True, "MAX_ITERS": 100}
 
@@ -30,9 +38,11 @@ SMALL = {"DEVICE_CPU": True, "MODEL_SIZE_TINY": True, "TOKENIZER_BYTE": True, "M
 def configure(tmp_path: Path) -> Callable[..., Path]:
     """Return a function that writes a .config and returns its build folder; None removes a symbol."""
 
-    def write(**settings: Value | None) -> Path:
+    def write(**settings: SymbolValue | None) -> Path:
         given = {k: v for k, v in {**SMALL, **settings}.items() if v is not None}
-        Tree().write_config([Layer.of("defconfig", "test", given)], tmp_path / ".config")
+        KconfigTree().write_config(
+            [ConfigLayer.of("defconfig", "test", given)], tmp_path / ".config"
+        )
         return tmp_path
 
     return write
@@ -41,7 +51,7 @@ def configure(tmp_path: Path) -> Callable[..., Path]:
 @pytest.fixture
 def planned(configure) -> Callable[..., Plan]:
     def plan(
-        steps: str = "", seeds: str = "", sweep: Sweep | None = None, **settings: Value | None
+        steps: str = "", seeds: str = "", sweep: Sweep | None = None, **settings: SymbolValue | None
     ) -> Plan:
         build = configure(**settings)
         return make_plan(config_layers(build), build, steps=steps, seeds=seeds, sweep=sweep)
@@ -54,7 +64,7 @@ def finish(run, tokens_per_second: float, train_seconds: float) -> None:
     run.path.mkdir(parents=True)
     timing = {"tokens_per_second": tokens_per_second, "train_seconds": train_seconds}
     write_json(RunDir(run.path).summary, {"timing": timing})
-    write_status(RunDir(run.path), Status(State.SUCCESS, iteration=100, iterations=100))
+    write_status(RunDir(run.path), RunStatus(State.SUCCESS, iteration=100, iterations=100))
 
 
 def test_a_study_is_its_steps_and_seeds(planned):
@@ -182,14 +192,16 @@ def test_a_design_is_planned_from_its_features(planned):
 
 def test_a_trial_is_two_short_runs_apart_from_the_studies(configure):
     layers = config_layers(configure(RA_MLA_ABLATION_MODE=True))
-    plan = make_trial(layers, Path("out"), parse_set("RECIPROCAL=y DROPOUT=0.1"), 30)
+    plan = make_trial(
+        layers, Path("out"), parse_command_line_settings("RECIPROCAL=y DROPOUT=0.1"), 30
+    )
     base, changed = plan.runs
     assert plan.folder == Path("out/results/try")
     assert [run.config.train.max_iters for run in plan.runs] == [30, 30]
     assert base.config.schedule.warmup_steps == 3
     assert changed.variant.parent == "base" and changed.config.model.shape.dropout == 0.1
     with pytest.raises(ConfigError) as caught:
-        make_trial(layers, Path("out"), parse_set("LOG_INTERVAL=7"), 30)
+        make_trial(layers, Path("out"), parse_command_line_settings("LOG_INTERVAL=7"), 30)
     assert caught.value.codes == ["run.duplicate"] and "try/base" in str(caught.value)
 
 
@@ -218,7 +230,7 @@ def test_patterns_choose_runs(planned):
 
 
 def test_without_a_config_the_step_comes_from_the_studys_own_defconfig(tmp_path):
-    settings = [parse_set(["OPTIMIZER_ADAMW=y", "DEVICE_CPU=y"])]
+    settings = [parse_command_line_settings(["OPTIMIZER_ADAMW=y", "DEVICE_CPU=y"])]
     plan = make_plan(step_layers(tmp_path, settings), tmp_path, steps="mla")
     (run,) = plan.runs
     assert run.config.optimizer.name == "adamw"
@@ -237,7 +249,7 @@ def test_a_table_keeps_the_rest_of_the_study_that_has_begun(configure):
 
 def test_costs_are_those_of_the_configuration(planned):
     plan = planned(RA_MLA_ABLATION_MODE=True)
-    views = overview.look(plan)
+    views = planning_view.look(plan)
     baseline, gate = views[0], views[3]
     assert baseline.parameters == plan.runs[0].config.model.num_params()
     assert baseline.tokens == 100 * 64 * 128
@@ -250,30 +262,30 @@ def test_costs_are_those_of_the_configuration(planned):
 def test_time_is_measured_where_done_and_scaled_by_cost_elsewhere(planned):
     plan = planned(steps="0,golden", RA_MLA_ABLATION_MODE=True)
     finish(plan.runs[0], tokens_per_second=1000.0, train_seconds=7.0)
-    done, other = overview.look(plan)
+    done, other = planning_view.look(plan)
     assert (done.seconds, done.seconds_left, done.state) == (7.0, 0.0, "done")
     cost = other.flops_per_token / done.flops_per_token
     assert other.seconds == pytest.approx(other.tokens / 1000.0 * cost)
-    assert "2 runs, 1 done, about" in overview.summary_line(plan, [done, other])
+    assert "2 runs, 1 done, about" in planning_view.summary_line(plan, [done, other])
 
 
 def test_before_a_first_run_time_is_a_guess_and_says_so(planned, monkeypatch):
     monkeypatch.setattr(speed, "_measure", lambda threads: 1e10 * threads)
     settings = {"RA_MLA_ABLATION_MODE": True, "DEVICE_CPU": True, "CPU_THREADS": 2}
     plan = planned(steps="0-1", **settings)
-    baseline, _ = views = overview.look(plan)
+    baseline, _ = views = planning_view.look(plan)
     assert baseline.seconds_from == "machine"
     flops = baseline.tokens * baseline.flops_per_token
     assert baseline.seconds == pytest.approx(flops / (0.65 * 2e10))
-    lines = overview.plan_text(plan, views).splitlines()
+    lines = planning_view.plan_text(plan, views).splitlines()
     assert sum(" ~" in line for line in lines) == 2 and any(line[0:2] == "~ " for line in lines)
 
 
 def test_the_speed_of_a_gpu_is_not_guessed(planned):
     plan = planned(steps="0-1", RA_MLA_ABLATION_MODE=True, DEVICE_CPU=None)
-    baseline, _ = views = overview.look(plan)
+    baseline, _ = views = planning_view.look(plan)
     assert (baseline.seconds, baseline.seconds_from) == (None, "unknown")
-    text = overview.plan_text(plan, views)
+    text = planning_view.plan_text(plan, views)
     assert "~" not in text and any(line.startswith("- ") for line in text.splitlines())
 
 
@@ -282,7 +294,7 @@ def test_a_matrix_product_is_timed_on_as_many_threads_as_a_run_has():
 
 
 def test_a_time_budget_is_its_own_estimate(planned):
-    (view,) = overview.look(planned(MAX_ITERS=None, BUDGET_TIME=True, GPT2_MAX_TIME=60))
+    (view,) = planning_view.look(planned(MAX_ITERS=None, BUDGET_TIME=True, GPT2_MAX_TIME=60))
     assert (view.tokens, view.seconds) == (None, 60.0)
 
 
@@ -290,20 +302,20 @@ def test_a_running_state_requires_a_live_process(planned):
     plan = planned(steps="0-2", RA_MLA_ABLATION_MODE=True)
     for run, state in zip(plan.runs, (State.RUNNING, State.RUNNING, State.FAILED), strict=True):
         run.path.mkdir(parents=True)
-        write_status(RunDir(run.path), Status(state, iteration=50, iterations=100))
+        write_status(RunDir(run.path), RunStatus(state, iteration=50, iterations=100))
     running = RunDir(plan.runs[0].path)
     record = {"eta_seconds": 20.0, "written_at": time.time() - 5.0}
     running.timing.write_text(json.dumps(record) + "\n" + '{"torn')
     with open(running.lock, "w") as stream:
         fcntl.flock(stream, fcntl.LOCK_EX)
-        views = overview.look(plan)
+        views = planning_view.look(plan)
     assert [view.state for view in views] == ["running", "stopped", "failed"]
     assert views[0].seconds_left == pytest.approx(15.0, abs=2.0)
 
 
 def test_json_is_one_document(planned):
     plan = planned(steps="0-1", RA_MLA_ABLATION_MODE=True)
-    document = json.loads(overview.to_json(plan, overview.look(plan)))
+    document = json.loads(planning_view.to_json(plan, planning_view.look(plan)))
     assert document["schema_version"] == 1
     assert [run["label"] for run in document["runs"]] == [run.label for run in plan.runs]
     assert document["runs"][0]["directory"] == str(plan.runs[0].path)
@@ -330,20 +342,20 @@ def test_plan_and_status_load_no_torch_and_write_nothing(configure, script):
 def test_pairs_and_reads_are_listed_where_runs_differ_in_them(planned):
     """Of full attention T/2 and T, of a window w less what the first tokens lack, and w."""
     plan = planned(RA_MLA_ABLATION_MODE=True, ABLATION_STUDY_MECHANISMS=True, steps="0,3,4")
-    views = overview.look(plan)
+    views = planning_view.look(plan)
     assert [(v.pairs_per_token, v.reads) for v in views] == [(64.5, 128), (48.25, 64), (64.5, 128)]
-    lines = [line.split("  ") for line in overview.plan_text(plan, views).splitlines()]
+    lines = [line.split("  ") for line in planning_view.plan_text(plan, views).splitlines()]
     assert [word for word in lines[0] if word][5:7] == ["pairs", "reads"]
-    assert "pairs" not in overview.plan_text(planned(), overview.look(planned()))
+    assert "pairs" not in planning_view.plan_text(planned(), planning_view.look(planned()))
 
 
 def test_a_plan_says_where_native_sparse_attention_does_not_pay(planned):
     chosen = {"ATTENTION_PROJECTION_GROUPED": True, "ATTENTION_PATTERN_NSA": True}
     plan = planned(**chosen, SEED_LIST="1,2")
-    text = overview.plan_text(plan, overview.look(plan))
+    text = planning_view.plan_text(plan, planning_view.look(plan))
     assert "\nWARN  single/run s1 +1: selection takes every block: NSA_SELECT_COUNT=16" in text
     assert "full attention / NSA: 0.49, so full attention does less\n" in text
-    assert len(json.loads(overview.to_json(plan, overview.look(plan)))["notes"]) == 2
+    assert len(json.loads(planning_view.to_json(plan, planning_view.look(plan)))["notes"]) == 2
 
 
 def test_one_command_measures_nine_runs_of_native_sparse_attention(tmp_path):

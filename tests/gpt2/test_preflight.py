@@ -9,26 +9,33 @@ from typing import Any
 
 import pytest
 
-from gpt2 import launch, preflight
 from gpt2.ablation.resolve import resolve_config
 from gpt2.config import Config
-from gpt2.long_runs import long_run_problems
-from gpt2.planning import Plan
-from gpt2.preflight import TrainingPlace, check_machine, conditions, describe, describe_text
-from gpt2.target import Gpt2Target
-from lib.binding import Value, bound_fields
-from lib.environment import snapshot
-from lib.environment.detect import Interpreter
-from lib.environment.options import EnvironmentConfig
-from lib.environment.record import observed_environment
+from gpt2.planning.plan import Plan
+from gpt2.running import launch, preflight
+from gpt2.running.launch import Gpt2Target
+from gpt2.running.preflight import (
+    TrainingPlace,
+    check_machine,
+    conditions,
+    describe,
+    describe_text,
+    long_run_problems,
+)
+from lib.config.field import SymbolValue, kconfig_fields
+from lib.config.layers import ConfigLayer
+from lib.config.tree import KconfigTree
+from lib.env import snapshot
+from lib.env.options import EnvironmentConfig
+from lib.env.packages import Interpreter
+from lib.env.snapshot import observed_environment
 from lib.errors import PreflightError
-from lib.kconfig import Layer, Tree
-from lib.plan import Run, Variant
+from lib.plan.run import PlannedRun, RunVariant
 from lib.project import ROOT
-from lib.rundir import RunDir
 from lib.runner.worker import find_function
+from lib.runs.run_dir import RunDir
 
-SMALL: dict[str, Value] = {
+SMALL: dict[str, SymbolValue] = {
     "SINGLE_TRAINING": True,
     "DEVICE_CPU": True,
     "MODEL_SIZE_TINY": True,
@@ -39,12 +46,12 @@ SMALL: dict[str, Value] = {
 PAGE = (ROOT / "docs" / "environment.md").read_text()
 
 
-def configured(**changes: Value) -> Config:
+def configured(**changes: SymbolValue) -> Config:
     """Return a small run on the CPU, with some symbols changed."""
     symbols = SMALL | changes
     if changes.get("DEVICE_CUDA"):
         del symbols["DEVICE_CPU"]
-    return resolve_config(Tree(), [Layer.of("test", "test", symbols)])
+    return resolve_config(KconfigTree(), [ConfigLayer.of("test", "test", symbols)])
 
 
 @pytest.fixture
@@ -59,11 +66,11 @@ def interpreter(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[st
 
     def fake(kind: str) -> Interpreter:
         found = Interpreter(kind, "llmhe", "3.13.1", tmp_path / "llmhe")
-        for module in ("gpt2.preflight", "lib.environment.record"):
+        for module in ("gpt2.running.preflight", "lib.env.snapshot"):
             monkeypatch.setattr(f"{module}.running", lambda: found)
         monkeypatch.setattr(snapshot, "find_spec", lambda name: None)
         monkeypatch.setattr(snapshot, "_answers", lambda questions: {q.file: "" for q in questions})
-        monkeypatch.setattr(snapshot, "run", lambda command: (0, "", ""))
+        monkeypatch.setattr(snapshot, "run_program", lambda command: (0, "", ""))
         monkeypatch.setenv("CONDA_PREFIX", str(found.prefix))
         return found
 
@@ -104,7 +111,7 @@ def test_a_variable_makes_no_conda_environment(
 def test_all_that_is_wrong_is_told_at_once(
     place: TrainingPlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpt2.preflight.tree_problems", lambda *args: ["edited"])
+    monkeypatch.setattr("gpt2.running.preflight.tree_problems", lambda *args: ["edited"])
     changes = {
         "ENV_POLICY_UV": True,
         "ENV_PYTHON": "2.7",
@@ -135,7 +142,7 @@ def test_two_gpus_where_one_is_pinned(
     gpu = SimpleNamespace(name="G", total_memory=24 * 2**30)
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.get_device_properties", lambda device: gpu)
-    monkeypatch.setattr("gpt2.attention.preflight.check_attention", lambda model, machine: None)
+    monkeypatch.setattr("gpt2.attention.sdpa.check_attention", lambda model, machine: None)
     for visible, pinned, expected in ((2, True, {"device"}), (1, True, set()), (2, False, set())):
         monkeypatch.setattr("torch.cuda.device_count", lambda: visible)
         found = failing(configured(DEVICE_CUDA=True, GPU_PINNED=pinned), place)
@@ -159,10 +166,14 @@ def test_a_snapshot_is_taken_unless_it_is_not_wanted(place: TrainingPlace) -> No
 def test_every_way_to_train_is_checked(
     place: TrainingPlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for beyond in ("gpt2.preflight.check_data", "gpt2.target.check_data", "gpt2.train.run"):
+    for beyond in (
+        "gpt2.running.preflight.check_data",
+        "gpt2.running.launch.check_data",
+        "gpt2.train.train_run",
+    ):
         monkeypatch.setattr(beyond, lambda *given: pytest.fail("went on"))
     config = configured(ENV_PYTHON="2.7")
-    run = Run("single", Variant("run"), 1, config, place.results / "run")
+    run = PlannedRun("single", RunVariant("run"), 1, config, place.results / "run")
     plan = Plan("single", place.results, place.build_dir, config, [run])
     pool: Any = SimpleNamespace(call=lambda name, *given: find_function(name)(*given))
     with pytest.raises(PreflightError, match="ENV_PYTHON=2.7"):
@@ -187,7 +198,7 @@ def test_the_page_has_every_condition_symbol_and_file(place: TrainingPlace) -> N
     _, conditions_table, _ = re.split(r"^(\| condition .*?)\n\n", PAGE, flags=re.M | re.S)
     named = re.findall(r"^\| (\w[\w ]*?) \|", conditions_table, re.MULTILINE)[1:]
     assert named == [c.name for c in conditions([configured()], place)]
-    symbols = {field.metadata["symbol"] for field in bound_fields(EnvironmentConfig)}
+    symbols = {field.metadata["symbol"] for field in kconfig_fields(EnvironmentConfig)}
     assert [name for name in symbols if f"`{name}" not in PAGE] == []
     files = set(re.findall(r"^\| (`.+?) \|", PAGE.split("## The snapshot")[1], re.MULTILINE))
     listed = {name for cell in files for name in re.findall(r"`([^`]+)`", cell)}
@@ -208,10 +219,12 @@ def with_processes(config: Config, device: str, gpus: int, threads: int) -> Conf
 
 def test_a_slot_is_a_group(monkeypatch: pytest.MonkeyPatch, place: TrainingPlace) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr("gpt2.preflight.preflight", lambda machine, gpus: None)
+    monkeypatch.setattr("gpt2.running.preflight.preflight", lambda machine, gpus: None)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 8)
-    monkeypatch.setattr("gpt2.preflight.usable_cores", lambda: 12)
-    config = resolve_config(Tree(), [Layer.of("test", "test", {"SINGLE_TRAINING": True})])
+    monkeypatch.setattr("gpt2.running.preflight.usable_cores", lambda: 12)
+    config = resolve_config(
+        KconfigTree(), [ConfigLayer.of("test", "test", {"SINGLE_TRAINING": True})]
+    )
     on_gpus = [with_processes(config, "cuda", 4, 1)]
     assert preflight.check_machine(on_gpus, place) == [
         {"CUDA_VISIBLE_DEVICES": "0,1,2,3"},
@@ -221,8 +234,8 @@ def test_a_slot_is_a_group(monkeypatch: pytest.MonkeyPatch, place: TrainingPlace
     assert len(preflight.check_machine([with_processes(config, "cpu", 16, 1)], place)) == 1
 
 
-LONG: dict[str, Value] = {"MAX_ITERS": 50_000, "MODEL_SIZE_TINY": True}
-HOURS: dict[str, Value] = {"BUDGET_TIME": True, "GPT2_MAX_TIME": 3600}
+LONG: dict[str, SymbolValue] = {"MAX_ITERS": 50_000, "MODEL_SIZE_TINY": True}
+HOURS: dict[str, SymbolValue] = {"BUDGET_TIME": True, "GPT2_MAX_TIME": 3600}
 
 
 class TestLongRuns:
@@ -241,7 +254,7 @@ class TestLongRuns:
         ],
     )
     def test_a_long_run_without_checkpoints_is_refused(
-        self, place: TrainingPlace, settings: dict[str, Value], values: list[str]
+        self, place: TrainingPlace, settings: dict[str, SymbolValue], values: list[str]
     ) -> None:
         unmet = failing(configured(**settings), place)
         assert unmet.keys() == ({"long runs"} if values else set())

@@ -4,25 +4,26 @@ import json
 
 import pytest
 
-import gpt2.reproduce
+import gpt2.running.reproduce
 from gpt2.ablation.resolve import resolve_config
-from gpt2.data.prepare import prepare
+from gpt2.data.prepare import prepare_dataset
 from gpt2.data.store import read_manifest
-from gpt2.reproduce import Request, reproduce
-from gpt2.runs import write_resolved_config
+from gpt2.records.run_files import write_resolved_config
+from gpt2.running.reproduce import Request, reproduce
+from lib.config.layers import ConfigLayer
+from lib.config.tree import KconfigTree
+from lib.env.gpu import cpu_model
 from lib.errors import ConfigError
-from lib.files import sha256
-from lib.kconfig import Layer, Tree
-from lib.machine.devices import cpu_model
+from lib.files import sha256_file
 from lib.project import ROOT
-from lib.repro.stale import installed_torch
+from lib.runs.code import installed_torch
 from tests.integration.conftest import SMALL
 from tests.lib.fabricated import MANIFEST, changed, write_run
 
 
 @pytest.fixture(scope="module")
 def tree():
-    return Tree()
+    return KconfigTree()
 
 
 @pytest.fixture
@@ -34,13 +35,13 @@ def made(tree, tmp_path, monkeypatch):
 
     def make(manifest=None, **settings):
         given = {k: v for k, v in {**SMALL, **settings}.items() if v is not None}
-        config = resolve_config(tree, [Layer.of("test", "test", given)])
-        data = read_manifest(prepare(config.data, tmp_path), config.data)
+        config = resolve_config(tree, [ConfigLayer.of("test", "test", given)])
+        data = read_manifest(prepare_dataset(config.data, tmp_path), config.data)
         file = "gpt2/model.py"
         origin = {
             "torch": installed_torch(),
             "device": cpu_model(),
-            "sources": {file: sha256(ROOT / file)},
+            "sources": {file: sha256_file(ROOT / file)},
         }
         facts = {**MANIFEST, "origin": origin, "data": data}
         run = write_run(tmp_path / "run", manifest=changed(facts, **(manifest or {})))
@@ -62,7 +63,7 @@ def again(tmp_path, monkeypatch):
             write_run(planned.path, manifest=changed(record, **facts), **rest)
             return 0
 
-        monkeypatch.setattr(gpt2.reproduce, "train_scratch", train)
+        monkeypatch.setattr(gpt2.running.reproduce, "train_scratch", train)
         request = Request(str(run.path), tmp_path, force=force, json=True)
         code, told = reproduce(request)
         return code, json.loads(told)
@@ -110,7 +111,7 @@ def test_all_reasons_are_listed_and_a_forced_run_carries_them(made, again):
 
 
 def test_missing_edits_are_reported(made, again, monkeypatch):
-    monkeypatch.setattr(gpt2.reproduce, "has_commit", lambda sha: True)
+    monkeypatch.setattr(gpt2.running.reproduce, "has_commit", lambda sha: True)
     facts = {"origin__sources": {"gpt2/model.py": "0" * 64}}
     code, found = again(made({**facts, "code__dirty_tree": True}))
     assert code == 4 and "code.diff" in found["reasons"][-1]

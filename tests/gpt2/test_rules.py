@@ -5,31 +5,32 @@ from pathlib import Path
 
 import pytest
 
-from gpt2.ablation.resolve import resolve_config, resolve_study
 from gpt2.ablation.ratio import RATIO
-from gpt2.check.cases import find_cases
-from gpt2.combinations import Sweep
+from gpt2.ablation.resolve import resolve_config, resolve_study
+from gpt2.check.cases import plan_cases
 from gpt2.config import Config
-from gpt2.planning import make_plan
-from lib.binding import Value
+from gpt2.planning.plan import Sweep, make_plan
+from lib.config.dotconfig import defconfig_layers
+from lib.config.field import SymbolValue
+from lib.config.layers import ConfigLayer
+from lib.config.tree import KconfigTree
 from lib.errors import ConfigError
-from lib.kconfig import Layer, Tree, defconfig_layers
 from lib.project import ROOT
 
 PAPER, FAST = "RUN_PROFILE_PAPER_REPRO", "RUN_PROFILE_MAXOUT_SPEED"
 
 
 @pytest.fixture(scope="module")
-def tree() -> Tree:
-    return Tree()
+def tree() -> KconfigTree:
+    return KconfigTree()
 
 
 @pytest.fixture
-def configure(tree: Tree) -> Callable[..., Config]:
+def configure(tree: KconfigTree) -> Callable[..., Config]:
     """Return a function that resolves symbols on top of the defaults."""
 
-    def build(**settings: Value) -> Config:
-        return resolve_config(tree, [Layer.of("defconfig", "test", settings)])
+    def build(**settings: SymbolValue) -> Config:
+        return resolve_config(tree, [ConfigLayer.of("defconfig", "test", settings)])
 
     return build
 
@@ -38,7 +39,7 @@ def configure(tree: Tree) -> Callable[..., Config]:
 def refused(configure: Callable[..., Config]) -> Callable[..., list[str]]:
     """Return a function that resolves invalid symbols and returns the text of each problem."""
 
-    def problems(**settings: Value) -> list[str]:
+    def problems(**settings: SymbolValue) -> list[str]:
         with pytest.raises(ConfigError) as error:
             configure(**settings)
         return [str(problem) for problem in error.value.problems]
@@ -87,12 +88,12 @@ def test_the_default_is_to_repeat_every_bit(configure: Callable) -> None:
     ],
 )
 def test_a_paper_names_its_kernel(
-    configure: Callable, settings: dict[str, Value], backend: str
+    configure: Callable, settings: dict[str, SymbolValue], backend: str
 ) -> None:
     assert configure(**settings).model.attention.backend == backend
 
 
-def test_every_step_of_a_study_has_the_pinned_form(tree: Tree) -> None:
+def test_every_step_of_a_study_has_the_pinned_form(tree: KconfigTree) -> None:
     for spec in ("gpt2-quickstart", "gpt2-ratio-ablation+paper"):
         steps = resolve_study(tree, defconfig_layers(ROOT, spec), RATIO)
         backends = {step.config.model.attention.backend for step in steps}
@@ -147,7 +148,7 @@ def test_every_step_of_a_study_has_the_pinned_form(tree: Tree) -> None:
     ],
 )
 def test_a_rejected_setting_is_named_with_a_remedy(
-    refused: Callable, settings: dict[str, Value], symbol: str, code: str
+    refused: Callable, settings: dict[str, SymbolValue], symbol: str, code: str
 ) -> None:
     (problem,) = refused(**settings)
     assert symbol in problem and f"[{code}]" in problem
@@ -156,7 +157,7 @@ def test_a_rejected_setting_is_named_with_a_remedy(
 
 
 def test_a_reason_is_enough(configure: Callable) -> None:
-    reason: dict[str, Value] = {"PRECISION_WHY": "the same within noise of three seeds"}
+    reason: dict[str, SymbolValue] = {"PRECISION_WHY": "the same within noise of three seeds"}
     bf16 = configure(PRECISION_BF16=True, **reason)
     assert bf16.repro.precision_why == reason["PRECISION_WHY"]
     reason = {"MATMUL_WHY": "run 3 against run 4"}
@@ -199,7 +200,7 @@ def test_all_problems_come_at_once(refused: Callable) -> None:
     assert len(found) == len(symbols)
 
 
-WRONG: dict[str, Value] = {
+WRONG: dict[str, SymbolValue] = {
     "DEVICE_CPU": True,
     "MODEL_SIZE_CUSTOM": True,
     "N_HEAD": 4,
@@ -222,16 +223,16 @@ WRONG: dict[str, Value] = {
     ids=["training", "study", "matrix", "dry run"],
 )
 def test_every_way_in_tells_the_same_before_anything_is_there(
-    tmp_path: Path, runs: dict[str, Value]
+    tmp_path: Path, runs: dict[str, SymbolValue]
 ) -> None:
     """Planning, sweeps and make check use the same validator."""
-    layers = [Layer.of("defconfig", "test", WRONG | runs)]
+    layers = [ConfigLayer.of("defconfig", "test", WRONG | runs)]
     sweep = Sweep("LEARNING_RATE=1e-3,2e-3")
     told = []
     for answer in (
         lambda: make_plan(layers, tmp_path),
         lambda: make_plan(layers, tmp_path, sweep=sweep),
-        lambda: find_cases(layers),
+        lambda: plan_cases(layers),
     ):
         with pytest.raises(ConfigError) as refusal:
             answer()
@@ -249,8 +250,8 @@ def test_what_did_not_take_is_not_judged(refused: Callable) -> None:
     assert "N_HEAD=0: " in problem and "[config.out-of-range]" in problem
 
 
-COMPILED: dict[str, Value] = {"DEVICE_CPU": True, "COMPILE": True}
-BOTH: dict[str, Value] = {
+COMPILED: dict[str, SymbolValue] = {"DEVICE_CPU": True, "COMPILE": True}
+BOTH: dict[str, SymbolValue] = {
     "DEVICE_CPU": True,
     "TEST_MATRIX_MODE": True,
     "TEST_MATRIX_AXES": "COMPILE=n,y",
@@ -259,18 +260,18 @@ BOTH: dict[str, Value] = {
 
 def test_a_paper_compiles_beside_the_same_run_without_it(tmp_path: Path) -> None:
     """Planning and make check apply the same rule."""
-    for answer in (lambda layers: make_plan(layers, tmp_path), find_cases):
+    for answer in (lambda layers: make_plan(layers, tmp_path), plan_cases):
         alone = COMPILED | {"COMPILE_EAGER_TWIN": False}
         with pytest.raises(ConfigError) as refusal:
-            answer([Layer.of("defconfig", "test", alone)])
+            answer([ConfigLayer.of("defconfig", "test", alone)])
         assert refusal.value.codes == ["config.unpaired-compile"]
         assert "SET=COMPILE_EAGER_TWIN=y" in str(refusal.value)
-        answer([Layer.of("defconfig", "test", COMPILED)])
-        answer([Layer.of("defconfig", "test", BOTH)])
-        answer([Layer.of("defconfig", "test", alone | {FAST: True})])
+        answer([ConfigLayer.of("defconfig", "test", COMPILED)])
+        answer([ConfigLayer.of("defconfig", "test", BOTH)])
+        answer([ConfigLayer.of("defconfig", "test", alone | {FAST: True})])
         different = BOTH | {
             "TEST_MATRIX_AXES": "COMPILE=n,y N_LAYER=1,2",
             "MODEL_SIZE_CUSTOM": True,
         }
-        answer([Layer.of("defconfig", "test", different)])
+        answer([ConfigLayer.of("defconfig", "test", different)])
     assert list(tmp_path.iterdir()) == []

@@ -5,11 +5,11 @@ import math
 import pytest
 import torch
 
-from gpt2.sampling import Sampling
+from gpt2.generate import SamplingOptions
 from lib.errors import ConfigError
 
 
-def naive(logits: list[float], sampling: Sampling) -> list[float]:
+def naive(logits: list[float], sampling: SamplingOptions) -> list[float]:
     """Apply temperature, then top-k, then the smallest set that reaches p."""
     weights = [math.exp((x - max(logits)) / sampling.temperature) for x in logits]
     order = sorted(range(len(logits)), key=lambda i: (-logits[i], i))
@@ -29,7 +29,7 @@ def naive(logits: list[float], sampling: Sampling) -> list[float]:
 @pytest.mark.parametrize("top_k", [0, 1, 5, 100])
 @pytest.mark.parametrize("top_p", [0.01, 0.5, 0.93, 1.0])
 def test_the_distribution_is_as_defined(temperature: float, top_k: int, top_p: float) -> None:
-    sampling = Sampling(temperature, top_k, top_p)
+    sampling = SamplingOptions(temperature, top_k, top_p)
     for seed in range(5):
         logits_V = torch.randn(20, generator=torch.Generator().manual_seed(seed)) * 2
         expected = torch.tensor(naive(logits_V.tolist(), sampling))
@@ -37,19 +37,19 @@ def test_the_distribution_is_as_defined(temperature: float, top_k: int, top_p: f
 
 
 def test_ties_keep_the_lower_token_ids() -> None:
-    probabilities = Sampling(top_k=2).distribution(torch.tensor([0.0, 1.0, 1.0, 1.0]))
+    probabilities = SamplingOptions(top_k=2).distribution(torch.tensor([0.0, 1.0, 1.0, 1.0]))
     assert probabilities.tolist() == [0.0, 0.5, 0.5, 0.0]
 
 
 def test_defaults_are_bitwise_the_softmax_of_the_model() -> None:
     logits_V = torch.randn(300) * 5
-    assert torch.equal(Sampling().distribution(logits_V), torch.softmax(logits_V, -1))
+    assert torch.equal(SamplingOptions().distribution(logits_V), torch.softmax(logits_V, -1))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1e-6, 1e-300])
 def test_temperature_zero_selects_the_most_likely(temperature: float) -> None:
     logits_V = torch.tensor([0.1, 3.0, 2.9, -1.0])
-    assert Sampling(temperature).draw(logits_V, torch.Generator().manual_seed(0)) == 1
+    assert SamplingOptions(temperature).draw(logits_V, torch.Generator().manual_seed(0)) == 1
 
 
 @pytest.mark.parametrize(
@@ -66,6 +66,6 @@ def test_temperature_zero_selects_the_most_likely(temperature: float) -> None:
 )
 def test_out_of_range_values_are_rejected(options: dict[str, float], names: list[str]) -> None:
     with pytest.raises(ConfigError) as error:
-        Sampling(**options)
+        SamplingOptions(**options)
     assert [problem.where for problem in error.value.problems] == names
     assert error.value.codes == ["usage.out-of-range"] * len(names)

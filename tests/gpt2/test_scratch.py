@@ -6,13 +6,13 @@ import pytest
 
 from gpt2.ablation.resolve import resolve_config
 from gpt2.config import Config
-from gpt2.data.prepare import prepare
-from gpt2.runs import write_resolved_config
-from gpt2.scratch import scratch_plan, train_scratch, unobserved, with_data
+from gpt2.data.prepare import prepare_dataset
+from gpt2.records.run_files import write_resolved_config
+from gpt2.running.launch import scratch_plan, train_scratch, unobserved, with_data
+from lib.config.layers import ConfigLayer
+from lib.config.tree import KconfigTree
 from lib.errors import ConfigError
-from lib.kconfig import Layer, Tree
-from lib.rundir import RunDir
-from lib.status import State, Status, write_status
+from lib.runs.run_dir import RunDir, RunStatus, State, write_status
 from tests.integration.conftest import SMALL
 
 
@@ -23,15 +23,15 @@ def made(tmp_path):
     (build / "text").mkdir(parents=True)
     for i in range(12):
         (build / f"text/{i}.txt").write_text(f"{i} makes {i * i}, as anybody knows. " * 9)
-    config = resolve_config(Tree(), [Layer.of("test", "test", SMALL)])
-    return config, build, prepare(config.data, build)
+    config = resolve_config(KconfigTree(), [ConfigLayer.of("test", "test", SMALL)])
+    return config, build, prepare_dataset(config.data, build)
 
 
 def test_a_data_folder_is_taken_as_it_is(made, tmp_path):
     config, build, folder = made
     found, place = with_data(config, str(folder.parent), tmp_path / "scratch", build)
     assert (found.hash8, place) == (config.hash8, build)
-    assert prepare(found.data, place) == folder and not (tmp_path / "scratch").exists()
+    assert prepare_dataset(found.data, place) == folder and not (tmp_path / "scratch").exists()
 
 
 def test_the_text_of_a_custom_data_set_gives_the_same_data(made, tmp_path):
@@ -41,7 +41,7 @@ def test_the_text_of_a_custom_data_set_gives_the_same_data(made, tmp_path):
     fresh.mkdir()
     found, place = with_data(config, str(elsewhere), fresh / "reproduced", fresh)
     assert found.hash8 == config.hash8 and found.data.custom_path == "text"
-    again = prepare(found.data, place)
+    again = prepare_dataset(found.data, place)
     assert (again.parent, again.name) == (fresh / "data", folder.name)
     assert (again / "dataset.json").read_bytes() == (folder / "dataset.json").read_bytes()
 
@@ -87,10 +87,10 @@ def test_what_was_begun_is_continued_and_nothing_is_lost(
     run = RunDir(plan.runs[0].path)
     run.path.mkdir(parents=True)
     write_resolved_config(
-        run, resolve_config(Tree(), [Layer.of("test", "test", {**SMALL, **other})])
+        run, resolve_config(KconfigTree(), [ConfigLayer.of("test", "test", {**SMALL, **other})])
     )
-    write_status(run, Status(State(state)))
-    monkeypatch.setattr("gpt2.scratch.run_all", lambda *given: 0)
+    write_status(run, RunStatus(State(state)))
+    monkeypatch.setattr("gpt2.running.launch.run_all", lambda *given: 0)
     assert train_scratch(plan, anew=anew) == 0
     assert run.path.exists() == kept
     assert len(list((tmp_path / "scratch").glob("one*"))) == 1

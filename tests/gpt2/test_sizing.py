@@ -6,9 +6,10 @@ import pytest
 
 from gpt2.ablation.resolve import resolve_config
 from gpt2.config import ModelConfig
-from gpt2.shape import Shape
+from gpt2.shape import ModelShape
+from lib.config.dotconfig import defconfig_layers
+from lib.config.tree import KconfigTree
 from lib.errors import ConfigError
-from lib.kconfig import Tree, defconfig_layers
 from lib.project import ROOT
 from tests.gpt2.builders import make_model_config
 
@@ -170,14 +171,14 @@ def test_a_scalar_that_no_unit_would_use_is_refused(settings: str, refused: bool
     given = f"ATTENTION_PROJECTION_LATENT=y MLP_LATENT=y {settings}"
     layers = defconfig_layers(ROOT, "gpt2-quickstart", given)
     if not refused:
-        assert resolve_config(Tree(), layers).model.shape.n_head == 4
+        assert resolve_config(KconfigTree(), layers).model.shape.n_head == 4
         return
     with pytest.raises(ConfigError, match="SET: MLP_LATENT_TYING: .*got 4, "):
-        resolve_config(Tree(), layers)
+        resolve_config(KconfigTree(), layers)
 
 
 def test_vocabulary_is_padded_to_a_multiple() -> None:
-    shape: Shape = make_model_config(vocab_size=257, vocab_multiple=64).shape
+    shape: ModelShape = make_model_config(vocab_size=257, vocab_multiple=64).shape
 
     assert shape.padded_vocab_size == 320
     assert make_model_config(vocab_size=256, vocab_multiple=64).shape.padded_vocab_size == 256

@@ -5,16 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from gpt2 import overview
-from gpt2.combinations import Sweep
-from gpt2.planning import Plan, config_layers, make_plan, make_trial
-from lib.binding import Value
+from gpt2.planning import view
+from gpt2.planning.plan import Plan, Sweep, config_layers, make_plan, make_trial
+from lib.config.field import SymbolValue
+from lib.config.layers import ConfigLayer, parse_command_line_settings
+from lib.config.tree import KconfigTree
 from lib.errors import ConfigError
-from lib.kconfig import Layer, Tree, parse_set
-from lib.rundir import RunDir
-from lib.status import State, Status, write_status
+from lib.runs.run_dir import RunDir, RunStatus, State, write_status
 
-SMALL: dict[str, Value] = {
+SMALL: dict[str, SymbolValue] = {
     "RUN_PROFILE_MAXOUT_SPEED": True,
     "DEVICE_CPU": True,
     "MODEL_SIZE_TINY": True,
@@ -30,9 +29,11 @@ PAPER = {"RUN_PROFILE_MAXOUT_SPEED": None}
 def written(tmp_path: Path) -> Callable[..., Path]:
     """Write a .config; its build folder. None takes one of the small settings away."""
 
-    def write(**settings: Value | None) -> Path:
+    def write(**settings: SymbolValue | None) -> Path:
         given = {name: v for name, v in {**SMALL, **settings}.items() if v is not None}
-        Tree().write_config([Layer.of("defconfig", "test", given)], tmp_path / ".config")
+        KconfigTree().write_config(
+            [ConfigLayer.of("defconfig", "test", given)], tmp_path / ".config"
+        )
         return tmp_path
 
     return write
@@ -42,7 +43,7 @@ def written(tmp_path: Path) -> Callable[..., Path]:
 def planned(written: Callable[..., Path]) -> Callable[..., Plan]:
     """The plan of such a .config."""
 
-    def plan(seeds: str = "", sweep: Sweep | None = None, **settings: Value | None) -> Plan:
+    def plan(seeds: str = "", sweep: Sweep | None = None, **settings: SymbolValue | None) -> Plan:
         build = written(**settings)
         return make_plan(config_layers(build), build, seeds=seeds, sweep=sweep)
 
@@ -66,7 +67,7 @@ def test_a_training_has_its_twin(planned: Callable[..., Plan]) -> None:
 def test_what_was_done_without_the_compiler_is_the_twin(planned: Callable[..., Plan]) -> None:
     (plain,) = planned(COMPILE=None).runs
     plain.path.mkdir(parents=True)
-    write_status(RunDir(plain.path), Status(State.SUCCESS))
+    write_status(RunDir(plain.path), RunStatus(State.SUCCESS))
     compiled, eager = planned().runs
     assert eager.path == plain.path != compiled.path
     assert (eager.label, eager.variant.arm) == ("single/run-eager s1", "eager")
@@ -114,7 +115,9 @@ def test_what_only_looks_around_has_none(
     sweep = Sweep("LEARNING_RATE=1e-3,2e-3")
     assert len(planned(sweep=sweep).runs) == 2
     build = written()
-    trial = make_trial(config_layers(build), build, parse_set(["GRAD_CLIP=0.5"]), 10)
+    trial = make_trial(
+        config_layers(build), build, parse_command_line_settings(["GRAD_CLIP=0.5"]), 10
+    )
     assert slugs(trial) == ["base", "grad-clip-0.5"]
     # And a paper is not given one arm alone by them either.
     with pytest.raises(ConfigError) as refusal:
@@ -125,12 +128,12 @@ def test_what_only_looks_around_has_none(
 def test_the_plan_shows_them_and_what_they_cost(
     planned: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lib.machine.speed._measure", lambda threads: 1e10)
+    monkeypatch.setattr("lib.env.speed._measure", lambda threads: 1e10)
     plan = planned(**STUDY)
-    views = overview.look(plan)
-    text = overview.plan_text(plan, views)
+    views = view.look(plan)
+    text = view.plan_text(plan, views)
     assert "ratio/golden-eager s1" in text
     assert "\n3 run(s) " in text and "SET=COMPILE_EAGER_TWIN=n" in text
     assert "6 x 1 seed, 6 runs" in text
     plain = planned(COMPILE=None)
-    assert "-eager" not in overview.plan_text(plain, overview.look(plain))
+    assert "-eager" not in view.plan_text(plain, view.look(plain))

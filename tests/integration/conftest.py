@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from gpt2.data.prepare import prepare
-from gpt2.planning import config_layers, make_plan
-from lib.binding import Value
-from lib.kconfig import Layer, Tree
+from gpt2.data.prepare import prepare_dataset
+from gpt2.planning.plan import config_layers, make_plan
+from lib.config.field import SymbolValue
+from lib.config.layers import ConfigLayer
+from lib.config.tree import KconfigTree
 from lib.project import ROOT
 
-SMALL: dict[str, Value] = {
+SMALL: dict[str, SymbolValue] = {
     "DEVICE_CPU": True,
     "MODEL_SIZE_CUSTOM": True,
     "N_LAYER": 2,
@@ -65,15 +66,15 @@ class Folder:
 
 @pytest.fixture
 def build(tmp_path: Path) -> Callable[..., Folder]:
-    def make(**settings: Value | None) -> Folder:
+    def make(**settings: SymbolValue | None) -> Folder:
         (tmp_path / "text").mkdir()
         for i in range(12):
             (tmp_path / f"text/{i}.txt").write_text(f"{i} makes {i * i}, as anybody knows. " * 9)
         given = {k: v for k, v in {**SMALL, **settings}.items() if v is not None}
-        config = Layer.of("defconfig", "test", given)
-        Tree().write_config([config], tmp_path / ".config")
+        config = ConfigLayer.of("defconfig", "test", given)
+        KconfigTree().write_config([config], tmp_path / ".config")
         plan = make_plan(config_layers(tmp_path), tmp_path)
-        prepare(plan.base.data, tmp_path)
+        prepare_dataset(plan.base.data, tmp_path)
         return Folder(tmp_path)
 
     return make

@@ -3,7 +3,7 @@
 import json
 
 from lib.errors import EXIT_CONFIG, EXIT_DONE, EXIT_INVALID
-from lib.rundir import RunDir
+from lib.runs.run_dir import RunDir
 
 SCRIPT = "scripts/audit_run.py"
 

@@ -69,7 +69,7 @@ def test_both_sides_take_turns_and_the_faster_full_one_counts(monkeypatch):
     order = []
     monkeypatch.setattr(nsa, "_seconds", lambda side, device: side() or next(seconds))
     sides = {name: lambda name=name: order.append(name) for name in ("nsa", "expanded", "gqa")}
-    times = nsa.timed(sides, 2, "cpu")
+    times = nsa.time_sides(sides, 2, "cpu")
     assert order == ["nsa", "expanded", "gqa"] * 3
     row = nsa._row("s", "forward", 8, times, (36, 18), {})
     assert (row.lowest, row.ratio, row.highest) == (1.5, 2.25, 3.0) and row.keys_ratio == 2
@@ -88,7 +88,7 @@ def test_growth_is_that_of_four_times_the_tokens():
 
 
 def test_saved_bytes_grow_with_the_length():
-    options = nsa.options_of("n=8, w=256")
+    options = nsa.nsa_options("n=8, w=256")
     saved = [
         nsa.saved_bytes(nsa.prefill(options, tokens, "cpu")["forward + backward"]["nsa"])
         for tokens in (128, 256, 512)

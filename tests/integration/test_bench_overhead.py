@@ -6,17 +6,17 @@ from math import comb
 
 import pytest
 
-from gpt2.bench import loops, overhead
-from gpt2.bench.overhead import NOT_TIMED, Figures
-from gpt2.planning import config_layers
-from lib.analysis.significance import median_interval
-from lib.kconfig import Tree
+from gpt2.bench import overhead, overhead_worker
+from gpt2.bench.overhead import WARMUP_ITERATIONS, OverheadFigures
+from gpt2.planning.plan import config_layers
+from lib.config.tree import KconfigTree
+from lib.report.significance import median_interval
 
 SINGLE = {"RA_MLA_ABLATION_MODE": None, "SINGLE_TRAINING": True}
 
 
 def asked(folder, iterations=2):
-    return overhead.questions(Tree(), config_layers(folder), iterations)
+    return overhead.comparisons(KconfigTree(), config_layers(folder), iterations)
 
 
 def test_sides_differ_in_records_and_trackers_alone(build):
@@ -31,7 +31,7 @@ def test_sides_differ_in_records_and_trackers_alone(build):
     # The finiteness checks of the paper profile are part of the measured overhead.
     assert machinery.on.config.numerics.flags["check_numerics"]
     assert machinery.on.config.telemetry.interval_seconds
-    assert machinery.on.config.train.max_iters == NOT_TIMED + 7
+    assert machinery.on.config.train.max_iters == WARMUP_ITERATIONS + 7
 
 
 @pytest.mark.parametrize("settings", [{}, {"PRUNING_MAGNITUDE": True, "OPTIMIZER_ADAMWSPAM": True}])
@@ -39,10 +39,13 @@ def test_the_bare_loop_trains_the_same_weights_and_keeps_nothing(build, tmp_path
     folder = build(**SINGLE, **settings).path
     config = asked(folder)[0].on.config
     weights = set()
-    for name, loop in (("recorded", loops.recorded), ("bare", loops.bare)):
+    for name, loop in (
+        ("recorded", overhead_worker.time_recorded),
+        ("bare", overhead_worker.time_bare),
+    ):
         path = tmp_path / "scratch" / name
         path.mkdir(parents=True)
-        figures = loop(config, folder, path, loops.Heads(config, time.time()))
+        figures = loop(config, folder, path, overhead_worker.IterationTimer(config, time.time()))
         weights.add(figures.weights)
         assert figures.seconds > 0 and figures.cpu_seconds > 0 and figures.start_up_seconds > 0
         files = {file.name for file in path.iterdir()}
@@ -60,11 +63,11 @@ def test_a_side_is_timed_in_a_process_of_its_own(build):
 def test_whole_iterations_are_counted_after_the_first_few(build, monkeypatch):
     config = asked(build(**SINGLE).path, 2)[0].on.config
     wall, processor = iter([10, 20, 30, 40, 45, 52, 99]), iter(range(7))
-    monkeypatch.setattr(loops.time, "time", lambda: float(next(wall)))
-    monkeypatch.setattr(loops.time, "process_time", lambda: float(next(processor)))
-    heads = loops.Heads(config, 4.0)
+    monkeypatch.setattr(overhead_worker.time, "time", lambda: float(next(wall)))
+    monkeypatch.setattr(overhead_worker.time, "process_time", lambda: float(next(processor)))
+    heads = overhead_worker.IterationTimer(config, 4.0)
     assert not any(heads() for _ in range(9))
-    assert heads.figures("w") == Figures(12.0, 2.0, 6.0, "w")
+    assert heads.figures("w") == OverheadFigures(12.0, 2.0, 6.0, "w")
 
 
 def test_pairs_change_their_order_and_keep_their_ratio(build):
@@ -73,7 +76,7 @@ def test_pairs_change_their_order_and_keep_their_ratio(build):
     def train(side):
         order.append(side.name)
         seconds = 1.0 + 0.1 * (side.name != "the bare loop") + 0.1 * ("three" in side.name)
-        return Figures(seconds, 2 * seconds, 5.0, "w")
+        return OverheadFigures(seconds, 2 * seconds, 5.0, "w")
 
     every = asked(build(**SINGLE).path)
     machinery, trackers = answers = overhead.measure(every, 2, train)

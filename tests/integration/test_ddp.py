@@ -14,8 +14,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lib.project import ROOT
-from lib.rundir import RunDir
-from lib.status import State, read_status
+from lib.runs.run_dir import RunDir, State, read_status
 
 BOTH = {"RA_MLA_ABLATION_MODE": None, "SINGLE_TRAINING": True, "GPUS": 2, "GRAD_ACCUMULATION": 1}
 LONG = {**BOTH, "MAX_ITERS": 100000, "CHECKPOINT_INTERVAL": 20}
@@ -82,7 +81,7 @@ def core(run: RunDir) -> list[bytes]:
 def test_make_and_torchrun_leave_the_same_bytes(build: Callable) -> None:
     folder = build(**BOTH)
     run = single(folder)
-    code, table, said = folder.command("scripts/run_test_matrix.py")
+    code, _table, said = folder.command("scripts/run_test_matrix.py")
     assert code == 0, said
     assert "GPUS" not in said and "Traceback" not in run.logs.read_text()
     made = core(run)

@@ -1,7 +1,7 @@
 """One configuration trained twice."""
 
-import gpt2.reproduce
-from gpt2.reproduce import train_twice
+import gpt2.running.reproduce
+from gpt2.running.reproduce import train_twice
 from tests.lib.fabricated import write_run
 
 
@@ -21,10 +21,10 @@ def test_the_first_difference_is_reported(build, monkeypatch):
             write_run(run.path, losses=(3.5, loss))
         return 0
 
-    monkeypatch.setattr(gpt2.reproduce, "train_scratch", not_twice)
+    monkeypatch.setattr(gpt2.running.reproduce, "train_scratch", not_twice)
     code, told = train_twice(folder.path, steps="1")
     assert code == 1
     assert told.startswith("DIVERGED\n") and "iteration 2" in told
     assert "3.2 and 3.25, +0.05" in told
-    monkeypatch.setattr(gpt2.reproduce, "train_scratch", lambda plan: 130)
+    monkeypatch.setattr(gpt2.running.reproduce, "train_scratch", lambda plan: 130)
     assert train_twice(folder.path, steps="1") == (130, "")

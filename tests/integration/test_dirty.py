@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from lib.files import sha256
+from lib.files import sha256_file
 from lib.project import ROOT
 from tests.integration.tree import commit_copy, git
 
@@ -68,17 +68,22 @@ def test_uncommitted_code_requires_a_flag_and_is_recorded(clone: Path, tmp_path:
     assert manifest["volatile"]["git_root"] == str(clone)
     assert manifest["code"]["git_sha"] == git(clone, "rev-parse", "HEAD").strip()
     assert manifest["code"]["dirty_tree"] is True
-    assert manifest["code"]["diff"] == {"file": "code.diff", "sha256": sha256(run / "code.diff")}
+    assert manifest["code"]["diff"] == {
+        "file": "code.diff",
+        "sha256": sha256_file(run / "code.diff"),
+    }
     environment = manifest["environment"]
     assert environment["policy"] == "any" and environment["name"] == Path(sys.prefix).name
-    kept = {name: sha256(run / "environment" / name) for name in environment["snapshot"]}
+    kept = {name: sha256_file(run / "environment" / name) for name in environment["snapshot"]}
     assert environment["snapshot"] == kept and "packages.txt" in kept
 
     again = tmp_path / "again"
     git(tmp_path, "clone", "-q", str(clone), str(again))
     git(again, "checkout", "-q", manifest["code"]["git_sha"])
     git(again, "apply", str(run / "code.diff"))
-    assert sha256(again / "gpt2" / "model.py") == manifest["origin"]["sources"]["gpt2/model.py"]
+    assert (
+        sha256_file(again / "gpt2" / "model.py") == manifest["origin"]["sources"]["gpt2/model.py"]
+    )
 
     git(clone, "commit", "-qam", "edited")
     code, text, said = command(clone, "scripts/preflight_env.py", "--json")

@@ -6,11 +6,11 @@ import math
 
 import pytest
 
-from gpt2.data.prepare import prepare
+from gpt2.data.prepare import prepare_dataset
 from gpt2.quantized.evaluate import evaluate_run
-from gpt2.runs import read_resolved_config
+from gpt2.records.run_files import read_resolved_config
 from lib.errors import DataError
-from lib.rundir import RunDir
+from lib.runs.run_dir import RunDir
 
 SCRIPT = "scripts/evaluate.py"
 
@@ -52,7 +52,7 @@ def test_re_evaluation_does_not_change_the_run(build):
 
     (folder.path / "text/more.txt").write_text("And one more. " * 9)
     config = read_resolved_config(run)
-    prepare(config.data, folder.path)
+    prepare_dataset(config.data, folder.path)
     with pytest.raises(DataError) as caught:
         evaluate_run(run, config, folder.path, "int8")
     assert caught.value.codes == ["data.mismatch"]

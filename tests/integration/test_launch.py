@@ -6,8 +6,7 @@ import resource
 
 import pytest
 
-from lib.rundir import RunDir
-from lib.status import State, read_status
+from lib.runs.run_dir import RunDir, State, read_status
 
 
 def test_i10_trains_reports_skips_and_trains_again(build):

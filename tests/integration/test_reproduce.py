@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from gpt2.data.prepare import prepare
-from gpt2.planning import config_layers, make_plan
-from lib.kconfig import Layer, Tree
+from gpt2.data.prepare import prepare_dataset
+from gpt2.planning.plan import config_layers, make_plan
+from lib.config.layers import ConfigLayer
+from lib.config.tree import KconfigTree
 from lib.project import ROOT
-from lib.rundir import RunDir
+from lib.runs.run_dir import RunDir
 from tests.integration.conftest import SMALL
 
 # A line of the trainer, and an edit that changes a training from its second step on.
@@ -91,15 +92,15 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for i in range(12):
         (folder / f"text/{i}.txt").write_text(f"{i} makes {i * i}, as anybody knows. " * 9)
     configure(folder)
-    prepare(make_plan(config_layers(folder), folder).base.data, folder)
+    prepare_dataset(make_plan(config_layers(folder), folder).base.data, folder)
     return folder
 
 
 def configure(folder: Path, **settings: object) -> None:
     given = {**SMALL, "CUSTOM_PATH": str(folder / "text"), **settings}
     del given["RA_MLA_ABLATION_MODE"]
-    layer = Layer.of("defconfig", "test", {**given, "SINGLE_TRAINING": True})
-    Tree().write_config([layer], folder / ".config")
+    layer = ConfigLayer.of("defconfig", "test", {**given, "SINGLE_TRAINING": True})
+    KconfigTree().write_config([layer], folder / ".config")
 
 
 def trained(tree: Clone, build: Path) -> Path:

@@ -5,7 +5,7 @@ import json
 import re
 
 from lib.project import ROOT
-from lib.repro.software import VARIABLES
+from lib.runs.manifest import VARIABLES
 
 # The generators in rng_state_at_start and rng_state_at_end.
 GENERATORS = {"torch", "numpy", "python", "cuda"}

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from lib.project import ROOT
-from lib.rundir import RunDir
+from lib.runs.run_dir import RunDir
 
 # Dropout, two layers, evaluations and checkpoints on the way.
 TINY = {

@@ -9,10 +9,8 @@ import sys
 import pytest
 
 from lib.project import ROOT
-from lib.queries.contract import series
-from lib.queries.offline import OfflineSource
-from lib.queries.trackio import TrackioSource
-from lib.rundir import RunDir
+from lib.runs.run_dir import RunDir
+from lib.tracking.sources import TrackioSource, WandbOfflineSource, metric_series
 
 
 def test_a_lost_tracker_is_one_line_and_no_failure(build, tmp_path):
@@ -80,6 +78,8 @@ def test_a_disk_that_is_full_for_a_tracker_alone(build, own_mounts, tracker, whe
     subprocess.run(line.partition("type: ")[2], shell=True, check=True)
     assert json.loads((run.trackers / f"tracker_{tracker}.json").read_text())["complete"]
     if tracker != "tensorboard":
-        source = (OfflineSource if tracker == "wandb" else TrackioSource)(path.parent)
+        source = (WandbOfflineSource if tracker == "wandb" else TrackioSource)(path.parent)
         (name,) = source.names("kablate-ratio")
-        assert [step for step, _ in series(source.history(name), "train_loss")] == [*range(1, 61)]
+        assert [step for step, _ in metric_series(source.history(name), "train_loss")] == [
+            *range(1, 61)
+        ]

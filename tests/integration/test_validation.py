@@ -11,7 +11,7 @@ from lib.project import ROOT
 
 def test_machine_validation_as_json() -> None:
     command = [sys.executable, str(ROOT / "scripts/validate_machine.py"), "--json"]
-    done = subprocess.run(command + ["--device", "cpu"], capture_output=True, text=True)
+    done = subprocess.run([*command, "--device", "cpu"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     assert document["schema_version"] == 1

@@ -18,19 +18,23 @@ from typing import Any
 import pytest
 
 from gpt2.config import Config
-from gpt2.data.prepare import prepare
-from gpt2.planning import config_layers, make_plan
-from gpt2.verification.verify import verify
+from gpt2.data.prepare import prepare_dataset
+from gpt2.planning.plan import config_layers, make_plan
+from gpt2.records.verification import verify
+from lib.config.layers import ConfigLayer
+from lib.config.tree import KconfigTree
 from lib.files import write_json
-from lib.kconfig import Layer, Tree
-from lib.queries.contract import Source
-from lib.queries.offline import OfflineSource
-from lib.queries.trackio import TrackioSource
-from lib.repro.seal import with_artifacts, write_manifest
-from lib.rundir import RunDir
-from lib.verify.checklist import Checklist
-from lib.verify.evidence import Ask, ask_record, ask_tracker
-from lib.verify.rows import Row, Verdict
+from lib.report.checklist import (
+    CheckRow,
+    CheckVerdict,
+    PublicationChecklist,
+    TrackerQuery,
+    query_run_directory,
+    tracker_query,
+)
+from lib.runs.finalize import add_artifact_digests, write_manifest
+from lib.runs.run_dir import RunDir
+from lib.tracking.sources import RunSource, TrackioSource, WandbOfflineSource
 from tests.integration.conftest import SMALL
 from tests.integration.tree import commit_copy, git
 from tests.lib.fabricated import changed
@@ -75,9 +79,11 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
     (build / "text").mkdir(parents=True)
     for i in range(12):
         (build / f"text/{i}.txt").write_text(f"{i} makes {i * i}, as anybody knows. " * 9)
-    Tree().write_config([Layer.of("defconfig", "test", SMALL | TRACKERS)], build / ".config")
+    KconfigTree().write_config(
+        [ConfigLayer.of("defconfig", "test", SMALL | TRACKERS)], build / ".config"
+    )
     plan = make_plan(config_layers(build), build, steps=STEPS)
-    prepare(plan.base.data, build)
+    prepare_dataset(plan.base.data, build)
     environment = {k: v for k, v in os.environ.items() if k not in ("V", "JSON", "DIRTY")}
     done = subprocess.run(
         [sys.executable, str(tree / "scripts/run_test_matrix.py"), "-O", str(build)],
@@ -92,12 +98,14 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
 
 
 @pytest.fixture
-def check(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Checklist]:
+def check(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> Callable[..., PublicationChecklist]:
     """Return a function that verifies runs declared to differ in reciprocal attention."""
 
-    def found(*runs: RunDir, ask: Ask = ask_record, tree: Path = pair.tree) -> Checklist:
-        monkeypatch.setattr("lib.repro.source.ROOT", tree)
-        monkeypatch.setattr("lib.compare.checkout.ROOT", tree)
+    def found(
+        *runs: RunDir, ask: TrackerQuery = query_run_directory, tree: Path = pair.tree
+    ) -> PublicationChecklist:
+        monkeypatch.setattr("lib.runs.code.ROOT", tree)
+        monkeypatch.setattr("lib.runs.code.ROOT", tree)
         return verify(runs, {run.path: {"RECIPROCAL"} for run in runs}, ask, "test")
 
     return found
@@ -126,7 +134,7 @@ def plant(
         write_json(run.resolved_config, resolved)
     facts["settings"] |= told
     write_json(run.tracker_facts, facts)
-    write_manifest(run, with_artifacts(run, changed(record, **manifest)))
+    write_manifest(run, add_artifact_digests(run, changed(record, **manifest)))
 
 
 def read_facts(run: RunDir) -> dict[str, Any]:
@@ -134,7 +142,7 @@ def read_facts(run: RunDir) -> dict[str, Any]:
     return facts
 
 
-def failing(found: Checklist) -> dict[str, Row]:
+def failing(found: PublicationChecklist) -> dict[str, CheckRow]:
     return {row.check: row for row in found.failing}
 
 
@@ -157,11 +165,11 @@ def test_a_fair_pair_passes_with_the_facts_to_publish(pair: Pair) -> None:
         assert text in published, text
 
 
-@pytest.mark.parametrize("store", [OfflineSource, TrackioSource])
+@pytest.mark.parametrize("store", [WandbOfflineSource, TrackioSource])
 def test_a_tracker_has_the_same_settings(
-    check: Callable, pair: Pair, store: Callable[[Path], Source]
+    check: Callable, pair: Pair, store: Callable[[Path], RunSource]
 ) -> None:
-    assert check(*pair.runs, ask=ask_tracker(store(pair.build / "results"))).failing == []
+    assert check(*pair.runs, ask=tracker_query(store(pair.build / "results"))).failing == []
 
 
 def compiled(run: RunDir) -> None:
@@ -238,7 +246,7 @@ def test_a_confound_is_refused_and_named(
     found = check(*copies)
     rows = failing(found)
     assert found.exit_code == 4
-    assert {name for name, row in rows.items() if row.verdict is Verdict.FAIL} == checks
+    assert {name for name, row in rows.items() if row.verdict is CheckVerdict.FAIL} == checks
     # Rows that depend on an existing commit.
     unknown = {"commit is public", "commit holds the code"} if confound is no_commit else set()
     assert rows.keys() == checks | unknown
@@ -264,10 +272,10 @@ def test_what_was_declared_may_differ_and_is_said(
     pair: Pair, copies: list[RunDir], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compiled(copies[1])
-    monkeypatch.setattr("lib.repro.source.ROOT", pair.tree)
-    monkeypatch.setattr("lib.compare.checkout.ROOT", pair.tree)
+    monkeypatch.setattr("lib.runs.code.ROOT", pair.tree)
+    monkeypatch.setattr("lib.runs.code.ROOT", pair.tree)
     axes = {copies[0].path: set(), copies[1].path: {"RECIPROCAL", "COMPILE"}}
-    found = verify(copies, axes, ask_record, "local")
+    found = verify(copies, axes, query_run_directory, "local")
     assert found.failing == []
     what = {row.check: row.what for row in found.rows}
     assert what["compile_model"].startswith("declared to differ (COMPILE): no (baseline-s1-")
@@ -283,7 +291,7 @@ def test_a_tracker_that_says_otherwise_than_the_manifest(
     mismatch = f"{copies[1].path.name}: tracker 1.0, manifest 0.0006"
     assert mismatch in rows["learning_rate"].what
     assert "tracker: 0.0006 (baseline-s1-" in rows["learning_rate"].what
-    assert (rows["seeds"].verdict, rows["seeds"].runs) == (Verdict.FAIL, [copies[1].path.name])
+    assert (rows["seeds"].verdict, rows["seeds"].runs) == (CheckVerdict.FAIL, [copies[1].path.name])
 
 
 def test_a_key_that_nobody_has_is_unknown_and_not_equal(
@@ -300,7 +308,7 @@ def test_a_key_that_nobody_has_is_unknown_and_not_equal(
     assert found.exit_code == 4
     expected = {"warmup_steps", "symbols", "gradient_accumulation", "effective batch", "hardware"}
     assert rows.keys() == expected
-    assert {row.verdict for row in rows.values()} == {Verdict.UNKNOWN}
+    assert {row.verdict for row in rows.values()} == {CheckVerdict.UNKNOWN}
     for run in copies:
         for name, record in (("warmup_steps", "tracker"), ("gradient_accumulation", "manifest")):
             reasons = rows[name].what.split("; ")
@@ -313,7 +321,7 @@ def test_a_key_that_nobody_has_is_unknown_and_not_equal(
 def test_a_run_without_facts_for_trackers_is_unknown(check: Callable, copies: list[RunDir]) -> None:
     copies[1].tracker_facts.unlink()
     rows = failing(check(*copies))
-    assert {row.verdict for row in rows.values()} == {Verdict.UNKNOWN}
+    assert {row.verdict for row in rows.values()} == {CheckVerdict.UNKNOWN}
     assert {"manifest", "batch_size", "git_commit", "symbols", "seeds"} <= rows.keys()
 
 
@@ -323,13 +331,13 @@ def test_an_edit_that_is_not_sealed_is_found(check: Callable, copies: list[RunDi
     assert failing(check(*copies)).keys() == {"records"}
 
 
-@pytest.mark.parametrize("store", [OfflineSource, TrackioSource])
+@pytest.mark.parametrize("store", [WandbOfflineSource, TrackioSource])
 def test_a_sealed_edit_is_found_by_what_the_tracker_was_told(
-    check: Callable, pair: Pair, copies: list[RunDir], store: Callable[[Path], Source]
+    check: Callable, pair: Pair, copies: list[RunDir], store: Callable[[Path], RunSource]
 ) -> None:
     plant(copies[1], {"LEARNING_RATE": "1e-3"}, told={"learning_rate": 1e-3})
     source = store(pair.build / "results")
-    rows = failing(check(*copies, ask=ask_tracker(source)))
+    rows = failing(check(*copies, ask=tracker_query(source)))
     assert rows.keys() == {"manifest", "learning_rate", "symbols", "other settings and kernels"}
     mismatch = f"{copies[1].path.name}: tracker 0.0006, manifest 0.001"
     assert mismatch in rows["learning_rate"].what
@@ -379,7 +387,7 @@ def test_without_a_remote_nothing_is_known_to_be_public(
     (row,) = found.failing
     assert (row.check, row.verdict, row.what) == (
         "commit is public",
-        Verdict.UNKNOWN,
+        CheckVerdict.UNKNOWN,
         "no git remote configured",
     )
     assert row.next == "type: git remote add origin URL && git push origin HEAD"
@@ -393,7 +401,7 @@ def test_a_commit_that_was_not_pushed_is_not_public(
     git(clone, "remote", "set-url", "origin", str(tmp_path / "empty"))
     git(clone, "fetch", "-q", "--prune", "origin")
     (row,) = check(*pair.runs, tree=clone).failing
-    assert (row.check, row.verdict) == ("commit is public", Verdict.FAIL)
+    assert (row.check, row.verdict) == ("commit is public", CheckVerdict.FAIL)
     assert "git push origin" in row.next
 
 

@@ -2,8 +2,9 @@
 
 from pathlib import Path
 
-from lib.kconfig import Layer, Tree
-from lib.rundir import RunDir
+from lib.config.layers import ConfigLayer
+from lib.config.tree import KconfigTree
+from lib.runs.run_dir import RunDir
 from tests.integration.conftest import SMALL
 
 ONE = {"RA_MLA_ABLATION_MODE": None, "SINGLE_TRAINING": True}
@@ -12,7 +13,9 @@ ONE = {"RA_MLA_ABLATION_MODE": None, "SINGLE_TRAINING": True}
 def configure(folder, **changes):
     """Write another configuration into an existing folder."""
     symbols = {k: v for k, v in {**SMALL, **ONE, **changes}.items() if v is not None}
-    Tree().write_config([Layer.of("defconfig", "test", symbols)], folder.path / ".config")
+    KconfigTree().write_config(
+        [ConfigLayer.of("defconfig", "test", symbols)], folder.path / ".config"
+    )
 
 
 def test_export_import_and_modified_weights(build):

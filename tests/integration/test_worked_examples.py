@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from lib.env.python_env import PROJECT, import_path
 from lib.project import ROOT
-from lib.setup.interpreter import PROJECT, import_path
-from lib.style import makefile
+from lib.style import check
 from tests.integration.tree import commit_copy, git
 
 # Contexts of nsa-perf, times forms of ranges.
@@ -63,7 +63,7 @@ def follow(clone: Path, page: str) -> str:
 
 def _type(clone: Path, commands: str) -> str:
     unset = {"CONDA_PREFIX", "PYTHONPATH", "MAKEFLAGS", "MAKELEVEL", "MFLAGS"}
-    unset |= makefile.settings((ROOT / "Makefile").read_text())
+    unset |= check.makefile_variables((ROOT / "Makefile").read_text())
     environment = {k: v for k, v in os.environ.items() if k not in unset}
     done = subprocess.run(
         ["bash", "-e", "-c", commands],

@@ -10,10 +10,9 @@ import numpy as np
 import safetensors.numpy
 
 from lib.files import write_json
-from lib.repro.per_query import Item, to_csv
-from lib.repro.seal import SCHEMA_VERSION, with_artifacts, write_manifest
-from lib.rundir import RunDir
-from lib.status import State, Status, write_status
+from lib.runs.finalize import SCHEMA_VERSION, add_artifact_digests, write_manifest
+from lib.runs.records import DocumentResult, to_csv
+from lib.runs.run_dir import RunDir, RunStatus, State, write_status
 
 IDENTITY: dict[str, Any] = {
     "machine": {"compile": False, "device": "cpu", "precision": "fp32"},
@@ -93,13 +92,15 @@ def seal(run: RunDir, record: Mapping[str, Any]) -> None:
         "volatile": {},
         **record,
     }
-    write_manifest(run, with_artifacts(run, whole))
+    write_manifest(run, add_artifact_digests(run, whole))
 
 
-def _item(name: str, loss: float, right: int, tokens: int) -> Item:
+def _item(name: str, loss: float, right: int, tokens: int) -> DocumentResult:
     """Return a row whose token digest is derived from its name."""
     digest = hashlib.sha256(name.encode()).hexdigest()
-    return Item(name, "demo", digest, digest, "val", tokens, 4 * tokens, 0, 0, loss, right, 2)
+    return DocumentResult(
+        name, "demo", digest, digest, "val", tokens, 4 * tokens, 0, 0, loss, right, 2
+    )
 
 
 def write_run(
@@ -149,5 +150,5 @@ def write_run(
     for file in (run.timing, run.logs):
         file.write_text("{}\n")
     seal(run, manifest)
-    write_status(run, Status(State.SUCCESS))
+    write_status(run, RunStatus(State.SUCCESS))
     return run

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from lib import checkpoint
 from lib.errors import RunError
+from lib.runs import checkpoint
 
 WEIGHTS = {"a": torch.arange(6.0).view(2, 3), "b": torch.ones(4)}
 STATE = {"step": 3, "moments": [torch.full((5,), 0.5)], "nested": {"none": None, "pair": (1, "x")}}
@@ -18,7 +18,7 @@ STATE = {"step": 3, "moments": [torch.full((5,), 0.5)], "nested": {"none": None,
 
 def save(folder: Path, step: int, keep: int = 2) -> None:
     """Save the same content as ``step``."""
-    checkpoint.save(folder, step, WEIGHTS, STATE, keep)
+    checkpoint.save_checkpoint(folder, step, WEIGHTS, STATE, keep)
 
 
 def names(folder: Path) -> list[str]:
@@ -33,7 +33,7 @@ def fail_on_warning(text: str) -> None:
 
 def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
     save(tmp_path / "checkpoints", 3)
-    found = checkpoint.load_newest(tmp_path / "checkpoints", fail_on_warning)
+    found = checkpoint.load_latest_checkpoint(tmp_path / "checkpoints", fail_on_warning)
     assert found is not None and found.step == 3
     assert found.weights.keys() == WEIGHTS.keys()
     assert all(torch.equal(found.weights[name], WEIGHTS[name]) for name in WEIGHTS)
@@ -45,18 +45,18 @@ def test_the_newest_are_kept(tmp_path: Path) -> None:
     for step in (2, 10, 9, 100_000_000):
         save(tmp_path, step, keep=2)
     assert names(tmp_path) == ["step-00000010", "step-100000000"]
-    assert checkpoint.load_newest(tmp_path, fail_on_warning).step == 100_000_000
+    assert checkpoint.load_latest_checkpoint(tmp_path, fail_on_warning).step == 100_000_000
 
 
 def test_no_checkpoint_is_none(tmp_path: Path) -> None:
-    assert checkpoint.load_newest(tmp_path / "absent", fail_on_warning) is None
+    assert checkpoint.load_latest_checkpoint(tmp_path / "absent", fail_on_warning) is None
 
 
 def test_saving_a_step_again_replaces_it(tmp_path: Path) -> None:
     save(tmp_path, 5)
-    checkpoint.save(tmp_path, 5, {"a": torch.zeros(1)}, {}, 2)
+    checkpoint.save_checkpoint(tmp_path, 5, {"a": torch.zeros(1)}, {}, 2)
     assert names(tmp_path) == ["step-00000005"]
-    assert checkpoint.load_newest(tmp_path, fail_on_warning).weights["a"].shape == (1,)
+    assert checkpoint.load_latest_checkpoint(tmp_path, fail_on_warning).weights["a"].shape == (1,)
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "state.pt", "digests.json"])
@@ -70,7 +70,7 @@ def test_damage_is_seen_and_the_one_before_taken(tmp_path: Path, name: str, dama
     content = {"flip": bytes(data), "cut": path.read_bytes()[:-20]}
     path.write_bytes(content[damage]) if damage in content else path.unlink()
     warnings: list[str] = []
-    assert checkpoint.load_newest(tmp_path, warnings.append).step == 1
+    assert checkpoint.load_latest_checkpoint(tmp_path, warnings.append).step == 1
     assert len(warnings) == 1
     assert "step-00000002" in warnings[0] and name in warnings[0]
     assert names(tmp_path) == ["damaged-step-00000002", "step-00000001"]
@@ -80,7 +80,7 @@ def test_a_leftover_is_no_checkpoint_and_goes_with_the_next(tmp_path: Path) -> N
     save(tmp_path, 1)
     (tmp_path / ".tmp-step-00000002").mkdir()
     (tmp_path / ".tmp-step-00000002" / "state.pt").write_bytes(b"half")
-    assert checkpoint.load_newest(tmp_path, fail_on_warning).step == 1
+    assert checkpoint.load_latest_checkpoint(tmp_path, fail_on_warning).step == 1
     save(tmp_path, 3)
     assert names(tmp_path) == ["step-00000001", "step-00000003"]
 
@@ -90,7 +90,7 @@ def test_a_leftover_is_no_checkpoint_and_goes_with_the_next(tmp_path: Path) -> N
     [
         ("torch.save", RuntimeError("[enforce fail] unexpected pos 64 vs 0")),
         ("safetensors.torch.save", OSError(28, "No space left on device")),
-        ("lib.checkpoint.write_json", OSError(122, "Disk quota exceeded")),
+        ("lib.runs.checkpoint.write_json", OSError(122, "Disk quota exceeded")),
     ],
 )
 def test_a_full_disk_is_one_error_and_loses_nothing(
@@ -108,14 +108,14 @@ def test_a_full_disk_is_one_error_and_loses_nothing(
     assert raised.value.codes == ["checkpoint.write-failed"]
     assert "step 3" in str(raised.value) and str(error).split("] ")[-1] in str(raised.value)
     assert names(tmp_path) == ["step-00000001", "step-00000002"]
-    assert checkpoint.load_newest(tmp_path, fail_on_warning).step == 2
+    assert checkpoint.load_latest_checkpoint(tmp_path, fail_on_warning).step == 2
 
 
 def test_too_little_space_is_seen_before_writing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     free = checkpoint.shutil.disk_usage(tmp_path)._replace(free=1000)
-    monkeypatch.setattr("lib.checkpoint.shutil.disk_usage", lambda path: free)
+    monkeypatch.setattr("lib.runs.checkpoint.shutil.disk_usage", lambda path: free)
     monkeypatch.setattr("torch.save", pytest.fail)
     with pytest.raises(RunError) as raised:
         save(tmp_path, 1)
@@ -140,7 +140,7 @@ def test_the_old_one_stays_when_the_new_one_is_bad_on_the_disk(
     with pytest.raises(RunError) as raised:
         save(tmp_path, 2, keep=1)
     assert raised.value.codes == ["checkpoint.damaged"] and "state.pt" in str(raised.value)
-    assert checkpoint.load_newest(tmp_path, lambda text: None).step == 1
+    assert checkpoint.load_latest_checkpoint(tmp_path, lambda text: None).step == 1
 
 
 def test_a_state_that_runs_code_is_not_loaded(tmp_path: Path) -> None:
@@ -148,9 +148,9 @@ def test_a_state_that_runs_code_is_not_loaded(tmp_path: Path) -> None:
         def __reduce__(self) -> tuple[Callable, tuple]:
             return os.mkdir, (str(tmp_path / "sprung"),)
 
-    checkpoint.save(tmp_path / "c", 1, WEIGHTS, {"trap": Trap()}, 2)
+    checkpoint.save_checkpoint(tmp_path / "c", 1, WEIGHTS, {"trap": Trap()}, 2)
     with pytest.raises(Exception, match="[Ww]eights.only"):
-        checkpoint.load_newest(tmp_path / "c", fail_on_warning)
+        checkpoint.load_latest_checkpoint(tmp_path / "c", fail_on_warning)
     assert not (tmp_path / "sprung").exists()
 
 

@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 from lib.errors import ConfigError
-from lib.plan import Variant, own_path, parse_seeds, plan_runs
-from lib.rundir import RunDir
-from lib.status import State, Status, write_status
+from lib.plan.run import RunVariant, build_runs, default_run_path, parse_seeds
+from lib.runs.run_dir import RunDir, RunStatus, State, write_status
 
 
 @dataclass(frozen=True)
@@ -20,9 +19,9 @@ class Named:
 
 
 def test_every_variant_is_trained_once_before_any_is_trained_again():
-    variants = [Variant("a", number=0), Variant("b", number=1)]
+    variants = [RunVariant("a", number=0), RunVariant("b", number=1)]
     blocks = {s: [(v, Named(f"{v.slug}{s}")) for v in variants] for s in (3, 1)}
-    runs = plan_runs("study", Path("results"), blocks)
+    runs = build_runs("study", Path("results"), blocks)
     labels = [run.label for run in runs]
     assert labels == ["study/00-a s3", "study/01-b s3", "study/00-a s1", "study/01-b s1"]
     assert runs[0].path == Path("results/study/a-s3-a3")
@@ -30,30 +29,30 @@ def test_every_variant_is_trained_once_before_any_is_trained_again():
 
 def test_another_configuration_is_another_directory():
     one, other = (
-        plan_runs("study", Path("results"), {1: [(Variant("a"), Named(name))]})[0].path
+        build_runs("study", Path("results"), {1: [(RunVariant("a"), Named(name))]})[0].path
         for name in ("aaaaaaaa", "bbbbbbbb")
     )
     assert one != other
 
 
 def test_two_names_for_one_run_are_refused():
-    block = [(Variant("a"), Named("same")), (Variant("b"), Named("same"))]
+    block = [(RunVariant("a"), Named("same")), (RunVariant("b"), Named("same"))]
     with pytest.raises(ConfigError) as caught:
-        plan_runs("study", Path("results"), {1: block})
+        build_runs("study", Path("results"), {1: block})
     assert caught.value.codes == ["run.duplicate"]
     assert "study/a s1" in str(caught.value) and "study/b s1" in str(caught.value)
 
 
 @pytest.mark.parametrize("pattern", ["a-b", "7", "study/07-a-b", "study/*", "a-*", "a-b-s1-*"])
 def test_a_pattern_names_a_run_in_several_ways(pattern):
-    (run,) = plan_runs("study", Path("results"), {1: [(Variant("a-b", number=7), Named("f"))]})
+    (run,) = build_runs("study", Path("results"), {1: [(RunVariant("a-b", number=7), Named("f"))]})
     assert run.matches(pattern)
     assert not run.matches("a") and not run.matches("17")
 
 
 def test_a_pattern_that_the_study_begins_with_does_not_name_all_its_runs():
-    block = [(Variant("baseline"), Named("a")), (Variant("ra-golden"), Named("b"))]
-    runs = plan_runs("ratio", Path("results"), {1: block})
+    block = [(RunVariant("baseline"), Named("a")), (RunVariant("ra-golden"), Named("b"))]
+    runs = build_runs("ratio", Path("results"), {1: block})
     assert [run.variant.slug for run in runs if run.matches("ra*")] == ["ra-golden"]
     assert all(run.matches("ra*/*") for run in runs)
 
@@ -81,39 +80,39 @@ def test_repeated_seeds_are_refused(text):
 
 def test_a_run_that_another_study_has_done_is_taken_from_there(tmp_path):
     config = Named("0123abcd")
-    blocks = {1: [(Variant("base"), config)], 2: [(Variant("base"), config)]}
-    first, second = plan_runs("one", tmp_path, blocks)
+    blocks = {1: [(RunVariant("base"), config)], 2: [(RunVariant("base"), config)]}
+    first, second = build_runs("one", tmp_path, blocks)
     for run, state in ((first, State.SUCCESS), (second, State.INTERRUPTED)):
         run.path.mkdir(parents=True)
-        write_status(RunDir(run.path), Status(state))
-    other = {seed: [(Variant("none"), config)] for seed in (1, 2)}
-    done, begun = plan_runs("two", tmp_path, other)
+        write_status(RunDir(run.path), RunStatus(state))
+    other = {seed: [(RunVariant("none"), config)] for seed in (1, 2)}
+    done, begun = build_runs("two", tmp_path, other)
     assert done.path == first.path and done.label == "two/none s1"
     # An unfinished run is trained in the new study.
     assert begun.path == tmp_path / "two/none-s2-0123abcd"
-    assert own_path(done, tmp_path / "two") == tmp_path / "two/none-s1-0123abcd"
-    own_path(done, tmp_path / "two").mkdir(parents=True)
-    assert plan_runs("two", tmp_path, other)[0].path == own_path(done, tmp_path / "two")
+    assert default_run_path(done, tmp_path / "two") == tmp_path / "two/none-s1-0123abcd"
+    default_run_path(done, tmp_path / "two").mkdir(parents=True)
+    assert build_runs("two", tmp_path, other)[0].path == default_run_path(done, tmp_path / "two")
 
 
 def test_a_run_that_its_own_study_has_done_under_another_name_is_taken(tmp_path):
-    done, begun = plan_runs(
-        "one", tmp_path, {s: [(Variant("a"), Named("0123abcd"))] for s in (1, 2)}
+    done, begun = build_runs(
+        "one", tmp_path, {s: [(RunVariant("a"), Named("0123abcd"))] for s in (1, 2)}
     )
     for run, state in ((done, State.SUCCESS), (begun, State.INTERRUPTED)):
         run.path.mkdir(parents=True)
-        write_status(RunDir(run.path), Status(state))
+        write_status(RunDir(run.path), RunStatus(state))
     # The directory of a run that was moved aside has a different suffix.
     done.path.with_name(f"{done.path.name}.old-20260101-000000").mkdir()
-    renamed = {s: [(Variant("b"), Named("0123abcd"))] for s in (1, 2)}
-    taken, own = plan_runs("one", tmp_path, renamed)
+    renamed = {s: [(RunVariant("b"), Named("0123abcd"))] for s in (1, 2)}
+    taken, own = build_runs("one", tmp_path, renamed)
     assert taken.path == done.path and taken.label == "one/b s1"
     assert own.path == tmp_path / "one/b-s2-0123abcd"
 
 
 def test_another_configuration_is_not_taken_for_the_same(tmp_path):
-    (run,) = plan_runs("one", tmp_path, {1: [(Variant("base"), Named("0123abcd"))]})
+    (run,) = build_runs("one", tmp_path, {1: [(RunVariant("base"), Named("0123abcd"))]})
     run.path.mkdir(parents=True)
-    write_status(RunDir(run.path), Status(State.SUCCESS))
-    (other,) = plan_runs("two", tmp_path, {1: [(Variant("base"), Named("0123abce"))]})
+    write_status(RunDir(run.path), RunStatus(State.SUCCESS))
+    (other,) = build_runs("two", tmp_path, {1: [(RunVariant("base"), Named("0123abce"))]})
     assert other.path.parent.name == "two"

@@ -10,21 +10,27 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gpt2.attention import base
-from gpt2.attention.base import Attention
-from gpt2.attention.dense.module import Dense
-from gpt2.attention.full.module import Full
-from gpt2.attention.grouped.module import Grouped
-from gpt2.attention.heads import Heads, split_heads
-from gpt2.attention.latent.module import Latent
-from gpt2.attention.latent.options import LatentOptions
-from gpt2.attention.ra_cross_token.module import RaCrossToken
-from gpt2.attention.ra_cross_token.statistics import STATISTICS, Entropy, Max, Topk
+from gpt2.attention import attention
+from gpt2.attention.attention import Attention
+from gpt2.attention.chunk_parts import MASKED_SCORE
+from gpt2.attention.options import LatentOptions
+from gpt2.attention.patterns import Full, Sliding
+from gpt2.attention.projections import Dense, Grouped, Latent
+from gpt2.attention.ra_cross_token.module import STATISTICS, Entropy, Max, RaCrossToken, Topk
 from gpt2.attention.reciprocal.module import Reciprocal
-from gpt2.attention.rows.parts import HIDDEN
-from gpt2.attention.sliding.module import Sliding
-from tests.mutants.mutant import LOGITS, MECHANISMS, Mutant, Plant, after_init, nothing, replaced
-from tests.mutants.mutant import same_as, then, together
+from gpt2.attention.state import QKV, split_heads
+from tests.mutants.mutant import (
+    LOGITS,
+    MECHANISMS,
+    Mutant,
+    Plant,
+    after_init,
+    nothing,
+    replaced,
+    same_as,
+    then,
+    together,
+)
 
 
 def _not_transposed(
@@ -45,7 +51,7 @@ def _sees_next(self: Any, length: int, device: torch.device) -> dict[str, Any]:
 
 
 def _hides_all_but_next(self: Any, scores_BNrc: Tensor, chunk: Any) -> None:
-    square = scores_BNrc.new_full((chunk.height, chunk.height), HIDDEN)
+    square = scores_BNrc.new_full((chunk.height, chunk.height), MASKED_SCORE)
     scores_BNrc[..., -chunk.height :].add_(square.triu_(2))
 
 
@@ -53,11 +59,11 @@ def _wide_window(self: Any, length: int, device: torch.device) -> dict[str, Any]
     return {"attn_mask": torch.ones(length, length, dtype=torch.bool).tril().triu(-self.window)}
 
 
-def _values_shifted_too(self: Any, x_BTC: Tensor, state: Any) -> Heads:
+def _values_shifted_too(self: Any, x_BTC: Tensor, state: Any) -> QKV:
     latent_BTR = self._latent_keys(x_BTC, state)
     v = self.expand_v(self.c_v(x_BTC) + latent_BTR - self.c_k(x_BTC))
     wide = self.c_q(x_BTC), self.expand_k(latent_BTR), v
-    return Heads(*(split_heads(part, self.head_dim) for part in wide), latent_BTR)
+    return QKV(*(split_heads(part, self.head_dim) for part in wide), latent_BTR)
 
 
 def _latent_everywhere(right: Any) -> Any:
@@ -74,7 +80,7 @@ def _shared_anyway(right: Any) -> Any:
 def _mix_first_keys(right: Any) -> Any:
     """Mix the keys of the first call into every call."""
 
-    def forward(self: Any, x_BTC: Tensor, state: Any) -> Heads:
+    def forward(self: Any, x_BTC: Tensor, state: Any) -> QKV:
         heads = right(self, x_BTC, state)
         first_BKTH = vars(self).setdefault("first", heads.k_BKTH.detach())
         same = first_BKTH.shape == heads.k_BKTH.shape
@@ -240,7 +246,7 @@ MUTANTS = (
         then(
             Grouped,
             "forward",
-            lambda out, *given: Heads(out.q_BNTH, out.k_BKTH.roll(1, 1), out.v_BKTH.roll(1, 1)),
+            lambda out, *given: QKV(out.q_BNTH, out.k_BKTH.roll(1, 1), out.v_BKTH.roll(1, 1)),
         ),
         MECHANISMS,
     ),
@@ -249,7 +255,7 @@ MUTANTS = (
         "a wrong order in c_attn",
         "baseline",
         {"reference": LOGITS},
-        then(Dense, "forward", lambda out, *given: Heads(out.k_BKTH, out.q_BNTH, out.v_BKTH)),
+        then(Dense, "forward", lambda out, *given: QKV(out.k_BKTH, out.q_BNTH, out.v_BKTH)),
     ),
     Mutant(
         "keys of the previous call",
@@ -376,7 +382,7 @@ MUTANTS = (
         "q·k without 1/√H",
         "ract",
         {"reference": LOGITS},
-        replaced(base.rows, "attend", lambda right: lambda q, *rest: right(2 * q, *rest)),
+        replaced(attention.rows, "attend", lambda right: lambda q, *rest: right(2 * q, *rest)),
     ),
     Mutant(
         "dropout outlives training",

@@ -10,11 +10,11 @@ from gpt2.attention.reciprocal.options import ReciprocalOptions
 from gpt2.check import cases
 from gpt2.config import ModelConfig
 from gpt2.mlp.options import MlpConfig
-from lib.binding import Value
+from lib.config.field import SymbolValue
 from tests.mutants.mutant import MECHANISMS, Mutant, Plant, after_init, replaced, then
 
 
-def _step_sets(study: str, slug: str, changes: dict[str, Value]) -> Plant:
+def _step_sets(study: str, slug: str, changes: dict[str, SymbolValue]) -> Plant:
     """Return a plant that replaces the changes of a step."""
     right = STUDIES[study]
     steps = tuple(replace(s, set=changes) if s.slug == slug else s for s in right.steps)

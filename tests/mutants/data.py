@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpt2.check import data as check
+from gpt2.check import process_checks as check
 from gpt2.data import loader, store
-from gpt2.data.store import Dataset, Split
+from gpt2.data.store import PreparedDataset, TokenSplit
 from lib.errors import DataError
 from tests.mutants.mutant import Mutant, Plant, replaced, then
 
@@ -15,7 +15,7 @@ _QUICKSTART = "gpt2-quickstart"
 TEXT = {"DATASET_CUSTOM": True, "CUSTOM_PATH": "text", "CUSTOM_FORMAT_BIN": True}
 
 
-class _Random(Split):
+class _Random(TokenSplit):
     """A split of random tokens."""
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ def _invented(right: Any) -> Any:
         try:
             return right(*given, **named)
         except DataError:
-            return Dataset(_Random(), _Random(), {})
+            return PreparedDataset(_Random(), _Random(), {})
 
     return open_dataset
 
@@ -74,7 +74,7 @@ MUTANTS = (
         "ids beyond the vocabulary",
         "baseline",
         {"data": "token-range"},
-        then(Split, "window", lambda out, *given: out + np.uint16(300)),
+        then(TokenSplit, "window", lambda out, *given: out + np.uint16(300)),
         _QUICKSTART,
         TEXT,
     ),
@@ -101,7 +101,7 @@ MUTANTS = (
         "the digest differs",
         "baseline",
         {"data": ("intact-data", r"\[data\.damaged\]")},
-        replaced(store, "seal", lambda _: lambda manifest: "0" * 64),
+        replaced(store, "manifest_digest", lambda _: lambda manifest: "0" * 64),
         _QUICKSTART,
         TEXT,
     ),

@@ -11,16 +11,16 @@ from typing import Any
 from torch import Tensor
 
 from gpt2 import model
-from gpt2.attention.base import Attention
+from gpt2.attention.attention import Attention
 from gpt2.attention.reciprocal.module import Reciprocal
 from gpt2.data import loader
 from gpt2.data.loader import BatchLoader
 from gpt2.evaluate import Evaluator
-from gpt2.loss import IGNORED
-from gpt2.mlp.base import Mlp
+from gpt2.loss import IGNORE_INDEX
+from gpt2.mlp.mlp import Mlp
 from gpt2.model import GPT
 from gpt2.training import step
-from gpt2.training.budget import Budget
+from gpt2.training.session import TrainingBudget
 from lib.optim import schedule
 from tests.mutants.mutant import LOGITS, Mutant, after_init, replaced, then
 
@@ -58,7 +58,7 @@ def _without_the_last(right: Any) -> Any:
     def forward(self: GPT, idx_BT: Tensor, targets_BT: Tensor | None = None) -> Tensor:
         if targets_BT is not None and self.training:
             targets_BT = targets_BT.clone()
-            targets_BT[:, -1] = IGNORED
+            targets_BT[:, -1] = IGNORE_INDEX
         out: Tensor = right(self, idx_BT, targets_BT)
         return out
 
@@ -101,7 +101,7 @@ MUTANTS = (
         "the schedule ends early",
         "mla",
         {"steps": _RATE},
-        then(Budget, "progress", lambda out, *given: min(1.0, out + 0.1)),
+        then(TrainingBudget, "progress", lambda out, *given: min(1.0, out + 0.1)),
     ),
     Mutant(
         "the last target is not learned",

@@ -4,8 +4,8 @@ from typing import Any
 
 import torch
 
-from gpt2.training import session, start
-from gpt2.training.session import Session
+from gpt2.training import session, setup
+from gpt2.training.session import TrainingSession
 from tests.mutants.mutant import Mutant, nothing, replaced
 
 _LOSS = ("resumed-loss", "step 4;")
@@ -15,7 +15,7 @@ def from_the_first_step(right: Any) -> Any:
     """Return a loader that always starts at the first sequence."""
 
     def loader(*given: Any) -> Any:
-        *others, start_step, on_gpu, offered = given
+        *others, _start_step, on_gpu, offered = given
         return right(*others, 0, on_gpu, offered)
 
     return loader
@@ -27,7 +27,7 @@ MUTANTS = (
         "dropout of a resumed run repeats the masks of its first steps",
         "baseline",
         {"reload": _LOSS},
-        nothing(Session, "_set_rng"),
+        nothing(TrainingSession, "_set_rng"),
     ),
     Mutant(
         "optimizer is not restored",
@@ -50,6 +50,6 @@ MUTANTS = (
         "dropout depends on earlier uses of the generator",
         "baseline",
         {"repeat": ("same-loss", "step 1 ")},
-        nothing(start, "seed_all"),
+        nothing(setup, "seed_all"),
     ),
 )

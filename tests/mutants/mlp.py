@@ -12,21 +12,30 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gpt2.attention.rows.head_mean import HeadMean
-from gpt2.attention.state import AttentionView, BlockState
-from gpt2.mlp import base
-from gpt2.mlp.base import Mlp
+from gpt2.attention.chunk_parts import AttentionWeightsTap
+from gpt2.attention.state import AttentionOutputs, BlockState
+from gpt2.mlp import mlp
+from gpt2.mlp.mlp import Mlp
 from gpt2.mlp.mlp_attn_gate.module import MlpAttnGate
 from gpt2.mlp.mlp_attn_gate.options import MlpAttnGateOptions
 from gpt2.mlp.mlp_cross_token.module import MlpCrossToken
 from gpt2.mlp.mlp_latent.module import MlpLatent, _Coupling, _ScalarCoupling
-from gpt2.mlp.options import BlockSize, MlpConfig
-from tests.mutants.mutant import LOGITS, MECHANISMS, Mutant, after_init, nothing, replaced
-from tests.mutants.mutant import same_as, then, together
+from gpt2.mlp.options import MlpConfig, MlpWidths
+from tests.mutants.mutant import (
+    LOGITS,
+    MECHANISMS,
+    Mutant,
+    after_init,
+    nothing,
+    replaced,
+    same_as,
+    then,
+    together,
+)
 
 
 def _to_the_next_call(right: Any) -> Any:
-    def forward(self: Any, h: Tensor, view: AttentionView, state: BlockState) -> Tensor:
+    def forward(self: Any, h: Tensor, view: AttentionOutputs, state: BlockState) -> Tensor:
         out = right(self, h, view, state)
         previous_BTN = vars(self).get("previous", state.head_scale_BTN)
         vars(self)["previous"], state.head_scale_BTN = state.head_scale_BTN, previous_BTN
@@ -36,7 +45,7 @@ def _to_the_next_call(right: Any) -> Any:
 
 
 def _pooled_over_all(right: Any) -> Any:
-    def forward(self: Any, h: Tensor, view: AttentionView, state: BlockState) -> Tensor:
+    def forward(self: Any, h: Tensor, view: AttentionOutputs, state: BlockState) -> Tensor:
         right(self, h.mean(1, keepdim=True).expand_as(h), view, state)
         return h
 
@@ -50,11 +59,11 @@ def _full_strength(right: Any) -> Any:
     return hand_on
 
 
-def _detached_mix(self: Any, h: Tensor, down: Tensor, view: AttentionView) -> Tensor:
+def _detached_mix(self: Any, h: Tensor, down: Tensor, view: AttentionOutputs) -> Tensor:
     return torch.add(h, self.up(view.weights_BTS @ down).detach(), alpha=self.alpha)
 
 
-def _mixes_the_future(self: Any, h: Tensor, down: Tensor, view: AttentionView) -> Tensor:
+def _mixes_the_future(self: Any, h: Tensor, down: Tensor, view: AttentionOutputs) -> Tensor:
     return torch.add(h, self.up(view.weights_BTS.mT @ down), alpha=self.alpha)
 
 
@@ -74,8 +83,8 @@ def _request_with(**changes: Any) -> Any:
 def _four_times(right: Any) -> Any:
     """Use GPT-2's width regardless of the ratio."""
 
-    def size(self: Any, site: Any) -> BlockSize:
-        return BlockSize(4 * site.shape.n_embd, right(self, site).widths)
+    def size(self: Any, site: Any) -> MlpWidths:
+        return MlpWidths(4 * site.shape.n_embd, right(self, site).widths)
 
     return size
 
@@ -83,12 +92,12 @@ def _four_times(right: Any) -> Any:
 def _expensive(right: Any) -> Any:
     """Widen the mix without reducing the hidden units."""
 
-    def size(self: Any, site: Any) -> BlockSize:
+    def size(self: Any, site: Any) -> MlpWidths:
         found = right(self, site)
         widths = dict(found.widths)
         if "mlp_cross_token" in widths:
             widths["mlp_cross_token"] = found.hidden // 2
-        return BlockSize(found.hidden, widths)
+        return MlpWidths(found.hidden, widths)
 
     return size
 
@@ -221,7 +230,7 @@ MUTANTS = (
         "cross",
         {"distinct": same_as("cross-all"), "reference": LOGITS},
         replaced(
-            HeadMean,
+            AttentionWeightsTap,
             "_kept",
             lambda _: lambda self, weights, chunk: (weights.mean(1), torch.ones(())),
         ),
@@ -233,7 +242,7 @@ MUTANTS = (
         "rows do not sum to one",
         "cross",
         {"reference": LOGITS},
-        then(HeadMean, "_kept", lambda out, *given: (out[0], torch.ones_like(out[1]))),
+        then(AttentionWeightsTap, "_kept", lambda out, *given: (out[0], torch.ones_like(out[1]))),
         MECHANISMS,
     ),
     Mutant(
@@ -242,7 +251,7 @@ MUTANTS = (
         "cross-rms",
         {"reference": LOGITS},
         replaced(
-            HeadMean,
+            AttentionWeightsTap,
             "__init__",
             lambda right: lambda self, request, pattern: right(
                 self, replace(request, tau=2 * request.tau), pattern
@@ -325,7 +334,7 @@ MUTANTS = (
         "the exact GELU instead of the tanh form",
         "baseline",
         {"reference": LOGITS},
-        lambda patch: patch.setitem(base.ACTIVATIONS, "gelu_tanh", F.gelu),
+        lambda patch: patch.setitem(mlp.ACTIVATIONS, "gelu_tanh", F.gelu),
     ),
     Mutant(
         "activation explodes",
@@ -333,7 +342,7 @@ MUTANTS = (
         "mla-golden-mech",
         {"steps": ("finite-loss", "nan|inf")},
         lambda patch: patch.setitem(
-            base.ACTIVATIONS, "gelu_tanh", lambda x: partial(torch.mul, 1e38)(x) * 1e38
+            mlp.ACTIVATIONS, "gelu_tanh", lambda x: partial(torch.mul, 1e38)(x) * 1e38
         ),
     ),
 )

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from lib.binding import Value
+from lib.config.field import SymbolValue
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 # A property of a finding, with regular expressions for names and numbers in the finding.
@@ -29,7 +29,7 @@ class Mutant:
     plant: Plant
     defconfig: str = RATIO
     # Symbols on top of the defconfig.
-    settings: Mapping[str, Value] = field(default_factory=dict)
+    settings: Mapping[str, SymbolValue] = field(default_factory=dict)
     # Steps to compare with, besides the parent.
     beside: tuple[str, ...] = ()
     # Part of every test run, not only of the long one.

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from gpt2.attention.nsa import module
+from gpt2.nsa import module
 from tests.mutants.mutant import Mutant, replaced
 
 _ON = {

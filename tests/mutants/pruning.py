@@ -4,19 +4,14 @@ from typing import Any
 
 import torch
 
-from gpt2.check.trial import FOLLOWED
-from gpt2.training import start
+from gpt2.check.short_run import TRACED_PARAMETERS
 from lib.optim import OPTIMIZERS
-from lib.optim.adam.module import Adam
-from lib.optim.adamwspam.module import Adamwspam
-from lib.optim.adamwspam.options import AdamwspamOptions
-from lib.pruning import PRUNERS, mask
-from lib.pruning.magnitude.module import MagnitudePruner
-from lib.pruning.mask import MaskPruner
-from lib.pruning.movement.module import MovementPruner
-from lib.pruning.none.module import NonePruner
+from lib.optim.optimizers import Adam
+from lib.optim.options import AdamwspamOptions
+from lib.optim.spam import Adamwspam
+from lib.pruning import PRUNERS, pruners
 from lib.pruning.options import PruningOptions
-from lib.pruning.state.module import StatePruner
+from lib.pruning.pruners import MagnitudePruner, MaskPruner, MovementPruner, NonePruner, StatePruner
 from tests.mutants.mutant import Mutant, after_init, nothing, replaced, same_as, then, together
 
 _MATRIX = "test-matrix-optimizers"
@@ -110,7 +105,7 @@ MUTANTS = (
         "the token embedding is pruned too",
         "pruned-50",
         {"pruned": ("unpruned-parameter", r"wte\.weight; \d+")},
-        replaced(mask, "prunable_parameters", _everything),
+        replaced(pruners, "prunable_parameters", _everything),
     ),
     Mutant(
         "checkpoint loses the masks",
@@ -172,7 +167,7 @@ MUTANTS = (
         "betas are swapped in the update",
         "the parameter groups show the configured order",
         "adamw-none",
-        {"pruned": ("optimizer-update", f"adamw; .*({'|'.join(FOLLOWED)})")},
+        {"pruned": ("optimizer-update", f"adamw; .*({'|'.join(TRACED_PARAMETERS)})")},
         replaced(torch.optim.Adam, "step", _turned),
         _MATRIX,
     ),

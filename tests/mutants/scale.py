@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gpt2.attention.base import Attention
-from gpt2.attention.latent.module import Latent
-from gpt2.attention.sliding.module import Sliding
-from gpt2.cache import BlockCache, Cache
+from gpt2.attention.attention import Attention
+from gpt2.attention.patterns import Sliding
+from gpt2.attention.projections import Latent
+from gpt2.kv_cache import BlockKVCache, KVCache
 from gpt2.mlp.mlp_attn_gate.module import MlpAttnGate
 from gpt2.mlp.mlp_cross_token.module import MlpCrossToken
 from tests.mutants.mutant import MECHANISMS, Mutant, after_init, replaced, then
@@ -33,14 +33,14 @@ def _keeping_scores(out: Any, self: Attention, x_BTC: Tensor, *rest: Any) -> Any
 
 
 def _turned(right: Any) -> Any:
-    def extend(self: BlockCache, name: str, new: Tensor, dim: int, **reach: Any) -> Tensor:
+    def extend(self: BlockKVCache, name: str, new: Tensor, dim: int, **reach: Any) -> Tensor:
         whole = right(self, name, new, dim, **reach)
         return whole.flip(dim) if name == "q" and self.position > 20 else whole
 
     return extend
 
 
-def _not_advanced(self: Cache, tokens: int) -> None:
+def _not_advanced(self: KVCache, tokens: int) -> None:
     """Advance the blocks only, so that positions start at 0 in every call."""
     for block in self.blocks:
         block.position += tokens
@@ -71,7 +71,7 @@ MUTANTS = (
         "the reciprocal term reads queries of other tokens",
         "ra",
         {"decode": _DECODED},
-        replaced(BlockCache, "extend", _turned),
+        replaced(BlockKVCache, "extend", _turned),
         quick=True,
     ),
     Mutant(
@@ -102,7 +102,7 @@ MUTANTS = (
         "position embeddings of other tokens",
         "full",
         {"decode": _DECODED},
-        replaced(Cache, "advance", lambda _: _not_advanced),
+        replaced(KVCache, "advance", lambda _: _not_advanced),
     ),
     Mutant(
         "decoding pools the gate over new tokens alone",

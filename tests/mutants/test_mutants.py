@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 
 from gpt2.ablation.resolve import resolve_config
-from gpt2.check import CHECKS, report
-from gpt2.check.cases import Cases, find_cases
-from gpt2.check.run import Report, run_here
-from gpt2.data.prepare import prepare
-from lib.kconfig import Layer, Tree, defconfig_layers
+from gpt2.check import CHECKS, command
+from gpt2.check.cases import CheckPlan, plan_cases
+from gpt2.check.command import CaseReport, run_in_process
+from gpt2.data.prepare import prepare_dataset
+from lib.config.dotconfig import defconfig_layers
+from lib.config.layers import ConfigLayer
+from lib.config.tree import KconfigTree
 from lib.project import ROOT
 from tests.mutants import attention, config, data, given, loop, mlp, nsa, pruning, scale, training
 from tests.mutants.mutant import Expected, Mutant
@@ -32,7 +34,9 @@ def build_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
         tokens = (np.arange(20_000, dtype="<u2") + first) % 251
         tokens.tofile(folder / "text" / f"{side}.bin")
     settings = {**data.TEXT, "TOKENIZER_BYTE": True}
-    prepare(resolve_config(Tree(), [Layer.of("text", "a test", settings)]).data, folder)
+    prepare_dataset(
+        resolve_config(KconfigTree(), [ConfigLayer.of("text", "a test", settings)]).data, folder
+    )
     return folder
 
 
@@ -40,18 +44,18 @@ def check(mutant: Mutant, build_dir: Path) -> tuple[dict[str, Any], str]:
     """Return the mutant's step in check.json, and the printed report."""
     layers = [
         *defconfig_layers(ROOT, mutant.defconfig),
-        Layer.of("mutant", "a test", mutant.settings),
+        ConfigLayer.of("mutant", "a test", mutant.settings),
     ]
-    cases = find_cases(layers)
+    cases = plan_cases(layers)
     (case,) = [case for case in cases.every if case.slug == mutant.step]
     near = (case.parent, *mutant.beside)
     others = {other.slug: other for other in cases.every if other.slug in near}
     checks = [CHECKS[name] for name in mutant.caught_by]
-    found = [Report(case.slug, run_here(case, checks, others, build_dir))]
-    shown = Cases(cases.study, cases.every, [case])
+    found = [CaseReport(case.slug, run_in_process(case, checks, others, build_dir))]
+    shown = CheckPlan(cases.study, cases.every, [case])
     arguments = shown, checks, found, "make check", 0.0
-    (step,) = report.document(*arguments)["steps"]
-    return step, report.text(*arguments)
+    (step,) = command.to_json(*arguments)["steps"]
+    return step, command.to_text(*arguments)
 
 
 def matches(finding: dict[str, str], expected: Expected) -> bool:

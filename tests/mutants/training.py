@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from gpt2 import loss, model, train
 from gpt2.data.sampler import TrainSampler
 from gpt2.model import GPT
-from gpt2.training import start, step
-from gpt2.training.session import Session
-from lib import checkpoint
-from lib.machine.group import Group
+from gpt2.training import setup, step
+from gpt2.training.session import TrainingSession
+from lib.env.process_group import ProcessGroup
+from lib.runs import checkpoint
 from tests.mutants.mutant import LOGITS, Mutant, after_init, nothing, replaced, then, together
 
 _RELOAD = "resumed-weights"
@@ -75,7 +75,7 @@ def _padding_counts(right: Any) -> Any:
 
 
 def _ignored_count(out: Tensor, hidden: Tensor, weight: Tensor, targets: Tensor, *rest: Any) -> Any:
-    return out * (targets != loss.IGNORED).sum() / targets.numel()
+    return out * (targets != loss.IGNORE_INDEX).sum() / targets.numel()
 
 
 def _last_alone(right: Any) -> Any:
@@ -84,7 +84,7 @@ def _last_alone(right: Any) -> Any:
 
 
 def _summed(right: Any) -> Any:
-    def backward(session: Session, batches: list) -> Tensor:
+    def backward(session: TrainingSession, batches: list) -> Tensor:
         total = right(session, batches)
         for parameter in session.model.parameters():
             if parameter.grad is not None:
@@ -95,7 +95,7 @@ def _summed(right: Any) -> Any:
 
 
 def _keeping_gradients(right: Any) -> Any:
-    def optimizer_step(session: Session, batches: list, lr: float) -> Any:
+    def optimizer_step(session: TrainingSession, batches: list, lr: float) -> Any:
         zero, session.optimizer.zero_grad = session.optimizer.zero_grad, lambda **named: None
         try:
             return right(session, batches, lr)
@@ -123,12 +123,12 @@ def _restored_without(key: str) -> Any:
     """Return a plant that skips one entry when a session is restored."""
 
     def make(right: Any) -> Any:
-        def load(self: Session, state: dict) -> None:
+        def load(self: TrainingSession, state: dict) -> None:
             right(self, state | {key: self.state_dict()[key]})
 
         return load
 
-    return replaced(Session, "load_state_dict", make)
+    return replaced(TrainingSession, "load_state_dict", make)
 
 
 def _narrowed(right: Any) -> Any:
@@ -140,7 +140,7 @@ def _narrowed(right: Any) -> Any:
 
 
 def _uphill(right: Any) -> Any:
-    def backward(session: Session, batches: list) -> Tensor:
+    def backward(session: TrainingSession, batches: list) -> Tensor:
         total = right(session, batches)
         for parameter in session.model.parameters():
             if parameter.grad is not None:
@@ -235,7 +235,7 @@ MUTANTS = (
         "random masks",
         "baseline",
         {"repeat": ("same-loss", "step 1 ")},
-        replaced(start, "seed_all", lambda _: lambda seed, rank=0: torch.seed()),
+        replaced(setup, "seed_all", lambda _: lambda seed, rank=0: torch.seed()),
     ),
     Mutant(
         "only the last micro-batch counts",
@@ -277,14 +277,14 @@ MUTANTS = (
         "biases never move",
         "golden-gate",
         {"gradients": ("optimizer-groups", r"h\.0\.mlp\.c_fc\.bias .*; in 0$")},
-        replaced(start, "parameter_groups", _without_biases),
+        replaced(setup, "parameter_groups", _without_biases),
     ),
     Mutant(
         "everything decays",
         "norms and biases too",
         "baseline",
         {"pruned": ("optimizer-update", r"adamwspam; .*ln_f\.weight")},
-        replaced(start, "parameter_groups", _all_decay),
+        replaced(setup, "parameter_groups", _all_decay),
     ),
     Mutant(
         "checkpoint loses the optimizer",
@@ -319,7 +319,7 @@ MUTANTS = (
         "sixteen bits of each",
         "full",
         {"reload": _RELOAD},
-        replaced(checkpoint, "save", _narrowed),
+        replaced(checkpoint, "save_checkpoint", _narrowed),
     ),
     Mutant(
         "ranks do not share gradients",
@@ -327,8 +327,8 @@ MUTANTS = (
         "golden-gate-cross",
         {"parallel": "same-gradient"},
         together(
-            replaced(Group, "share_gradients", lambda _: lambda self, module: module),
-            replaced(Group, "exchange", lambda _: lambda self, module, now: nullcontext()),
+            replaced(ProcessGroup, "share_gradients", lambda _: lambda self, module: module),
+            replaced(ProcessGroup, "exchange", lambda _: lambda self, module, now: nullcontext()),
         ),
     ),
     Mutant(
@@ -336,7 +336,7 @@ MUTANTS = (
         "accumulation never synchronizes gradients",
         "mla",
         {"parallel": "same-gradient"},
-        replaced(Group, "exchange", lambda _: lambda self, module, now: module.no_sync()),
+        replaced(ProcessGroup, "exchange", lambda _: lambda self, module, now: module.no_sync()),
     ),
     Mutant(
         "dropout masks differ in the backward pass",

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from gpt2.shape import Shape
-from lib.binding import symbol
+from gpt2.shape import ModelShape
+from lib.config.field import kconfig_field
 
 
 @dataclass(frozen=True)
@@ -18,27 +18,27 @@ class RaCrossTokenOptions:
 
     name: ClassVar[str] = "ra_cross_token"
 
-    mode: str = symbol("RA_CROSS_TOKEN_MODE")
-    apply: str = symbol("RA_CROSS_TOKEN_APPLY")
-    alpha: float = symbol("RA_CROSS_TOKEN_ALPHA", low=0.0, high=1.0)
-    topk: int = symbol("RA_CROSS_TOKEN_TOPK")
-    scale: float = symbol("RA_CROSS_TOKEN_SCALE", low=-10.0, high=10.0)
-    bias: float = symbol("RA_CROSS_TOKEN_BIAS", low=-10.0, high=10.0)
+    mode: str = kconfig_field("RA_CROSS_TOKEN_MODE")
+    apply: str = kconfig_field("RA_CROSS_TOKEN_APPLY")
+    alpha: float = kconfig_field("RA_CROSS_TOKEN_ALPHA", low=0.0, high=1.0)
+    topk: int = kconfig_field("RA_CROSS_TOKEN_TOPK")
+    scale: float = kconfig_field("RA_CROSS_TOKEN_SCALE", low=-10.0, high=10.0)
+    bias: float = kconfig_field("RA_CROSS_TOKEN_BIAS", low=-10.0, high=10.0)
     # Average the statistic of a token over heads.
-    head_average: bool = symbol("RA_CROSS_TOKEN_HEAD_AVERAGE")
+    head_average: bool = kconfig_field("RA_CROSS_TOKEN_HEAD_AVERAGE")
     # No gradient through the statistic.
-    detach_stats: bool = symbol("RA_CROSS_TOKEN_DETACH_STATS")
+    detach_stats: bool = kconfig_field("RA_CROSS_TOKEN_DETACH_STATS")
 
     @property
     def lacks_joined(self) -> str:
         """Return the mode if it needs the weights of a row themselves, else ""."""
         return f"RA_CROSS_TOKEN_MODE_{self.mode.upper()}" if self.mode in ("topk", "max") else ""
 
-    def num_params(self, shape: Shape) -> int:
+    def num_params(self, shape: ModelShape) -> int:
         """Return 2N: a scale and a bias per head."""
         return 2 * shape.n_head
 
-    def flops_per_token(self, shape: Shape, keys: float) -> float:
+    def flops_per_token(self, shape: ModelShape, keys: float) -> float:
         """Return about one FLOP per weight; ``weights`` doubles it for the second softmax."""
         passes = 2 if self.apply == "weights" else 1
         return passes * shape.n_head * keys

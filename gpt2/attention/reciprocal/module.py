@@ -9,16 +9,16 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from gpt2.attention.joined.scores import Branch
+from gpt2.attention.chunk_parts import RowChunk
+from gpt2.attention.flex import ScoreBranch
 from gpt2.attention.reciprocal.options import ReciprocalOptions
-from gpt2.attention.rows.parts import Chunk
-from gpt2.shape import Shape
+from gpt2.shape import ModelShape
 
 
 class Reciprocal(nn.Module):
     """Score term that adds the score of the transposed pair inside a causal band."""
 
-    def __init__(self, shape: Shape, options: ReciprocalOptions) -> None:
+    def __init__(self, shape: ModelShape, options: ReciprocalOptions) -> None:
         super().__init__()
         self.window = options.window
         self.constant = options.alpha
@@ -34,7 +34,7 @@ class Reciprocal(nn.Module):
         scores_BNrc: Tensor,
         q_BNTH: Tensor,
         k_BNTH: Tensor,
-        chunk: Chunk,
+        chunk: RowChunk,
         inputs: Sequence[Tensor],
     ) -> None:
         """Add α k_i · q_j to the columns of the band; q is already divided by √H."""
@@ -51,7 +51,7 @@ class Reciprocal(nn.Module):
         dscores_BNrc: Tensor,
         q_BNTH: Tensor,
         k_BNTH: Tensor,
-        chunk: Chunk,
+        chunk: RowChunk,
         inputs: Sequence[Tensor],
         dq_BNTH: Tensor,
         dk_BNTH: Tensor,
@@ -73,8 +73,8 @@ class Reciprocal(nn.Module):
         return ((dkeys * k_BNTH[:, :, chunk.rows]).sum((0, 2, 3)),)
 
     def branches(
-        self, branch: Branch, q_BNTH: Tensor, k_BNTH: Tensor, inputs: Sequence[Tensor]
-    ) -> list[Branch]:
+        self, branch: ScoreBranch, q_BNTH: Tensor, k_BNTH: Tensor, inputs: Sequence[Tensor]
+    ) -> list[ScoreBranch]:
         """Split a branch into pairs outside the band (unchanged) and inside the band.
 
         Inside, [q, α k] · [k, q] computes both scores as one product of twice the width.
@@ -90,13 +90,13 @@ class Reciprocal(nn.Module):
             for inside in branch.part(0, self.window + 1)
         ]
 
-    def _left(self, chunk: Chunk) -> int:
+    def _left(self, chunk: RowChunk) -> int:
         """Return the first visible column inside the band of any row of the chunk."""
         return max(chunk.left, chunk.first - self.window)
 
     def _scaled_keys(self, keys: Tensor, inputs: Sequence[Tensor]) -> Tensor:
         return (keys * inputs[0][:, None, None]).to(keys.dtype) if inputs else keys * self.constant
 
-    def _cut_(self, reverse_BNrb: Tensor, chunk: Chunk, left: int) -> None:
+    def _cut_(self, reverse_BNrb: Tensor, chunk: RowChunk, left: int) -> None:
         """Zero columns before the band of a row, j < i − W; the pattern masks later tokens."""
         reverse_BNrb[..., : chunk.height].triu_(chunk.first - self.window - left)

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from gpt2.shape import Shape
-from lib.binding import symbol
+from gpt2.shape import ModelShape
+from lib.config.field import kconfig_field
 
 
 @dataclass(frozen=True)
@@ -14,17 +14,17 @@ class ReciprocalOptions:
     name: ClassVar[str] = "reciprocal"
     lacks_joined: ClassVar[str] = ""
 
-    alpha: float = symbol("RECIPROCAL_ALPHA", low=0.0, high=2.0)
+    alpha: float = kconfig_field("RECIPROCAL_ALPHA", low=0.0, high=2.0)
     # W: the band reaches this many tokens back.
-    window: int = symbol("RECIPROCAL_WINDOW")
+    window: int = kconfig_field("RECIPROCAL_WINDOW")
     # One learnable α per head, starting at ``alpha``.
-    learnable: bool = symbol("RECIPROCAL_LEARNABLE")
+    learnable: bool = kconfig_field("RECIPROCAL_LEARNABLE")
 
-    def num_params(self, shape: Shape) -> int:
+    def num_params(self, shape: ModelShape) -> int:
         """Return one α per head if it is learnable."""
         return shape.n_head if self.learnable else 0
 
-    def flops_per_token(self, shape: Shape, keys: float) -> float:
+    def flops_per_token(self, shape: ModelShape, keys: float) -> float:
         """Return the FLOPs of one more dot product of width C per key of the band."""
         return 2 * shape.n_embd * min(self.window + 1, keys)
 

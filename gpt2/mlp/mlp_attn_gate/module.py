@@ -6,20 +6,20 @@ Shapes: B batch, T tokens, M hidden units, G bottleneck, N heads.
 import torch
 from torch import Tensor, nn
 
-from gpt2.attention.state import AttentionView, BlockState
-from gpt2.cache import BlockCache
-from gpt2.mechanism_statistics import Values, gate_values
-from gpt2.mlp.base import MlpMechanism
+from gpt2.attention.state import AttentionOutputs, BlockState
+from gpt2.kv_cache import BlockKVCache
+from gpt2.mlp.mlp import MlpMechanism
 from gpt2.mlp.mlp_attn_gate.options import MlpAttnGateOptions
-from gpt2.mlp.options import BlockSite
-from lib.pruning.mask import Unprunable
+from gpt2.mlp.options import LayerSpec
+from gpt2.statistics import Statistics, gate_statistics
+from lib.pruning.pruners import NeverPruned
 
 
-class MlpAttnGate(MlpMechanism, Unprunable):
+class MlpAttnGate(MlpMechanism, NeverPruned):
     """Gate that scales the next block's heads by (1 − α) + α γ, γ = σ(W₂ W₁ h + b)."""
 
     def __init__(
-        self, options: MlpAttnGateOptions, hidden: int, width: int, site: BlockSite
+        self, options: MlpAttnGateOptions, hidden: int, width: int, site: LayerSpec
     ) -> None:
         super().__init__()
         self.options = options
@@ -27,13 +27,13 @@ class MlpAttnGate(MlpMechanism, Unprunable):
         self.up = nn.Linear(width, site.shape.n_head, bias=False)
         self.bias = nn.Parameter(torch.full((site.shape.n_head,), options.bias))
 
-    def forward(self, h_BTM: Tensor, view: AttentionView, state: BlockState) -> Tensor:
+    def forward(self, h_BTM: Tensor, view: AttentionOutputs, state: BlockState) -> Tensor:
         """Set ``state.head_scale_BTN``; return h unchanged."""
         self._hand_on(self._pooled(h_BTM), state)
         return h_BTM
 
     def decode(
-        self, h_BTM: Tensor, view: AttentionView, state: BlockState, cache: BlockCache
+        self, h_BTM: Tensor, view: AttentionOutputs, state: BlockState, cache: BlockKVCache
     ) -> Tensor:
         """Set ``state.head_scale_BTN``; a pooled gate caches the running sum of W₁ h."""
         if not self.options.pooled:
@@ -48,9 +48,9 @@ class MlpAttnGate(MlpMechanism, Unprunable):
         self._hand_on(_mean_so_far(sums_BTG, cache.position), state)
         return h_BTM
 
-    def statistics(self, h_BTM: Tensor, view: AttentionView, state: BlockState) -> Values:
+    def statistics(self, h_BTM: Tensor, view: AttentionOutputs, state: BlockState) -> Statistics:
         """Return the statistics of γ."""
-        return gate_values(self.options.name, self._gate(self._pooled(h_BTM)).transpose(1, 2))
+        return gate_statistics(self.options.name, self._gate(self._pooled(h_BTM)).transpose(1, 2))
 
     def _pooled(self, h_BTM: Tensor) -> Tensor:
         """Return W₁ h, BTG, averaged over the tokens so far if the gate is pooled."""

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from gpt2.mlp.options import BlockSite
-from lib.binding import symbol
+from gpt2.mlp.options import LayerSpec
+from lib.config.field import kconfig_field
 
 
 @dataclass(frozen=True)
@@ -19,14 +19,14 @@ class MlpAttnGateOptions:
     sized: ClassVar[bool] = True
     reads_weights: ClassVar[bool] = False
 
-    alpha: float = symbol("MLP_ATTN_GATE_ALPHA", low=0.0, high=1.0)
-    bias: float = symbol("MLP_ATTN_GATE_BIAS", low=-10.0, high=10.0)
+    alpha: float = kconfig_field("MLP_ATTN_GATE_ALPHA", low=0.0, high=1.0)
+    bias: float = kconfig_field("MLP_ATTN_GATE_BIAS", low=-10.0, high=10.0)
     # G, used unless sizing is by ratio.
-    dim: int = symbol("MLP_ATTN_GATE_DIM")
+    dim: int = kconfig_field("MLP_ATTN_GATE_DIM")
     # The gate's input is the causal running mean of W₁ h instead of the current value.
-    pooled: bool = symbol("MLP_ATTN_GATE_POOLED")
+    pooled: bool = kconfig_field("MLP_ATTN_GATE_POOLED")
 
-    def in_block(self, site: BlockSite) -> bool:
+    def in_block(self, site: LayerSpec) -> bool:
         """Return whether the block is not the last one."""
         return not site.is_last
 
@@ -34,22 +34,22 @@ class MlpAttnGateOptions:
         """Return G."""
         return self.dim
 
-    def width_for(self, weights: float, hidden: int, site: BlockSite) -> float:
+    def width_for(self, weights: float, hidden: int, site: LayerSpec) -> float:
         """Return G = weights / (M + N)."""
         return weights / (hidden + site.shape.n_head)
 
-    def weights(self, hidden: int, width: int, site: BlockSite) -> int:
+    def weights(self, hidden: int, width: int, site: LayerSpec) -> int:
         """Return G (M + N)."""
         return width * (hidden + site.shape.n_head)
 
-    def num_params(self, hidden: int, width: int, site: BlockSite) -> int:
+    def num_params(self, hidden: int, width: int, site: LayerSpec) -> int:
         """Return the weights plus N biases."""
         return self.weights(hidden, width, site) + site.shape.n_head
 
-    def flops_per_token(self, hidden: int, width: int, site: BlockSite) -> float:
+    def flops_per_token(self, hidden: int, width: int, site: LayerSpec) -> float:
         """Return two FLOPs (multiply and add) per weight."""
         return 2 * self.weights(hidden, width, site)
 
-    def cached_numbers(self, width: int, length: int, site: BlockSite) -> int:
+    def cached_numbers(self, width: int, length: int, site: LayerSpec) -> int:
         """Return G if pooled (the running sum of W₁ h), else 0."""
         return width if self.pooled and length else 0

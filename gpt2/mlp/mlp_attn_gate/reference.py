@@ -8,18 +8,18 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from gpt2.attention.state import AttentionView, BlockState
+from gpt2.attention.state import AttentionOutputs, BlockState
 from gpt2.mlp.mlp_attn_gate.options import MlpAttnGateOptions
-from gpt2.mlp.options import BlockSite
+from gpt2.mlp.options import LayerSpec
 
 
 def apply(
     h_BTM: Tensor,
-    view: AttentionView,
+    view: AttentionOutputs,
     state: BlockState,
     weights: Mapping[str, Tensor],
     options: MlpAttnGateOptions,
-    site: BlockSite,
+    site: LayerSpec,
 ) -> Tensor:
     """Return h unchanged; set the next block's scale to (1 − α) + α σ(W₂ W₁ h + b)."""
     w1_GM, w2_NG, bias_N = weights["down.weight"], weights["up.weight"], weights["bias"]

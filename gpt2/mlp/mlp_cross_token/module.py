@@ -6,23 +6,23 @@ B batch, T tokens (queries), S tokens (keys), M hidden units, K bottleneck (the 
 import torch
 from torch import Tensor, nn
 
-from gpt2.attention.state import AttentionView, BlockState, WeightsRequest
-from gpt2.cache import BlockCache
-from gpt2.mechanism_statistics import Values, relative_size
-from gpt2.mlp.base import MlpMechanism
+from gpt2.attention.state import AttentionOutputs, AttentionWeightsOptions, BlockState
+from gpt2.kv_cache import BlockKVCache
+from gpt2.mlp.mlp import MlpMechanism
 from gpt2.mlp.mlp_cross_token.options import MlpCrossTokenOptions
-from gpt2.mlp.options import BlockSite
+from gpt2.mlp.options import LayerSpec
+from gpt2.statistics import Statistics, norm_ratio
 
 
 class MlpCrossToken(MlpMechanism):
     """Mixing term h ← h + α (W h) A Bᵀ with W the sparsified mean attention weights."""
 
     def __init__(
-        self, options: MlpCrossTokenOptions, hidden: int, width: int, site: BlockSite
+        self, options: MlpCrossTokenOptions, hidden: int, width: int, site: LayerSpec
     ) -> None:
         super().__init__()
         self.alpha = options.alpha
-        self.request = WeightsRequest(
+        self.request = AttentionWeightsOptions(
             sparsity=options.sparsity,
             topk=options.topk,
             tau=options.tau,
@@ -31,33 +31,33 @@ class MlpCrossToken(MlpMechanism):
         self.down = nn.Linear(hidden, width, bias=False)
         self.up = nn.Linear(width, hidden, bias=False)
 
-    def forward(self, h_BTM: Tensor, view: AttentionView, state: BlockState) -> Tensor:
+    def forward(self, h_BTM: Tensor, view: AttentionOutputs, state: BlockState) -> Tensor:
         """Mix tokens in the bottleneck: W (h A) is M / b times cheaper than (W h) A."""
         return self._mix(h_BTM, self.down(h_BTM), view)
 
     def decode(
-        self, h_BTM: Tensor, view: AttentionView, state: BlockState, cache: BlockCache
+        self, h_BTM: Tensor, view: AttentionOutputs, state: BlockState, cache: BlockKVCache
     ) -> Tensor:
         """Mix new tokens with cached ones; caches h A (width K) of the visible tokens."""
         down_BSK = cache.extend("mlp_cross_token", self.down(h_BTM), dim=1)
         return self._mix(h_BTM, down_BSK, view)
 
-    def statistics(self, h_BTM: Tensor, view: AttentionView, state: BlockState) -> Values:
+    def statistics(self, h_BTM: Tensor, view: AttentionOutputs, state: BlockState) -> Statistics:
         """Return the relative size of the mix, weights kept per row, and weight on other tokens."""
         weights_BTS = view.weights_BTS
         assert weights_BTS is not None
         diagonal_BT = weights_BTS.diagonal(dim1=1, dim2=2)
         added_BTM = self.alpha * self._gathered(self.down(h_BTM), view)
         return {
-            "mlp_cross_token/share": relative_size(added_BTM, h_BTM),
+            "mlp_cross_token/share": norm_ratio(added_BTM, h_BTM),
             "mlp_cross_token/kept": (weights_BTS > 0).sum(-1).double().mean(),
             "mlp_cross_token/others": (weights_BTS.sum(-1) - diagonal_BT).mean(),
         }
 
-    def _mix(self, h_BTM: Tensor, down_BSK: Tensor, view: AttentionView) -> Tensor:
+    def _mix(self, h_BTM: Tensor, down_BSK: Tensor, view: AttentionOutputs) -> Tensor:
         return torch.add(h_BTM, self._gathered(down_BSK, view), alpha=self.alpha)
 
-    def _gathered(self, down_BSK: Tensor, view: AttentionView) -> Tensor:
+    def _gathered(self, down_BSK: Tensor, view: AttentionOutputs) -> Tensor:
         """Return (W h) A Bᵀ, BTM."""
         assert view.weights_BTS is not None, "attention did not return its weights"
         gathered_BTM: Tensor = self.up(view.weights_BTS @ down_BSK)

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from gpt2.mlp.options import BlockSite
-from lib.binding import symbol
+from gpt2.mlp.options import LayerSpec
+from lib.config.field import kconfig_field
 
 
 @dataclass(frozen=True)
@@ -20,16 +20,16 @@ class MlpCrossTokenOptions:
     sized: ClassVar[bool] = True
     reads_weights: ClassVar[bool] = True
 
-    alpha: float = symbol("MLP_CROSS_TOKEN_ALPHA", low=0.0, high=2.0)
-    sparsity: str = symbol("MLP_CROSS_TOKEN_SPARSITY")
-    topk: int = symbol("MLP_CROSS_TOKEN_TOPK")
-    tau: float = symbol("MLP_CROSS_TOKEN_TAU", low=0.0, high=10.0)
+    alpha: float = kconfig_field("MLP_CROSS_TOKEN_ALPHA", low=0.0, high=2.0)
+    sparsity: str = kconfig_field("MLP_CROSS_TOKEN_SPARSITY")
+    topk: int = kconfig_field("MLP_CROSS_TOKEN_TOPK")
+    tau: float = kconfig_field("MLP_CROSS_TOKEN_TAU", low=0.0, high=10.0)
     # No gradient through the attention weights.
-    detach_weights: bool = symbol("MLP_CROSS_TOKEN_DETACH_WEIGHTS")
+    detach_weights: bool = kconfig_field("MLP_CROSS_TOKEN_DETACH_WEIGHTS")
     # b, used unless sizing is by ratio.
-    dim: int = symbol("MLP_CROSS_TOKEN_DIM")
+    dim: int = kconfig_field("MLP_CROSS_TOKEN_DIM")
 
-    def in_block(self, site: BlockSite) -> bool:
+    def in_block(self, site: LayerSpec) -> bool:
         """Return True: every block builds the mechanism."""
         return True
 
@@ -37,24 +37,24 @@ class MlpCrossTokenOptions:
         """Return b."""
         return self.dim
 
-    def width_for(self, weights: float, hidden: int, site: BlockSite) -> float:
+    def width_for(self, weights: float, hidden: int, site: LayerSpec) -> float:
         """Return b = weights / 2M."""
         return weights / (2 * hidden)
 
-    def weights(self, hidden: int, width: int, site: BlockSite) -> int:
+    def weights(self, hidden: int, width: int, site: LayerSpec) -> int:
         """Return 2·M·b: the elements of A and B."""
         return 2 * hidden * width
 
-    def num_params(self, hidden: int, width: int, site: BlockSite) -> int:
+    def num_params(self, hidden: int, width: int, site: LayerSpec) -> int:
         """Return 2·M·b: A and B have no biases."""
         return self.weights(hidden, width, site)
 
-    def flops_per_token(self, hidden: int, width: int, site: BlockSite) -> float:
+    def flops_per_token(self, hidden: int, width: int, site: LayerSpec) -> float:
         """Return the FLOPs of A and B, the mean over heads, and the mix in the bottleneck."""
         keys = site.attention.pattern.mean_keys(site.shape.block_size)
         mix = (site.shape.n_head + 2 * width) * keys
         return 2 * self.weights(hidden, width, site) + mix
 
-    def cached_numbers(self, width: int, length: int, site: BlockSite) -> int:
+    def cached_numbers(self, width: int, length: int, site: LayerSpec) -> int:
         """Return the elements of h A for every token visible to the next one."""
         return width * site.attention.pattern.cached_tokens(length)

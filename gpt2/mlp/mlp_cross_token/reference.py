@@ -8,18 +8,18 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from gpt2.attention.state import AttentionView, BlockState
+from gpt2.attention.state import AttentionOutputs, BlockState
 from gpt2.mlp.mlp_cross_token.options import MlpCrossTokenOptions
-from gpt2.mlp.options import BlockSite
+from gpt2.mlp.options import LayerSpec
 
 
 def apply(
     h_BTM: Tensor,
-    view: AttentionView,
+    view: AttentionOutputs,
     state: BlockState,
     weights: Mapping[str, Tensor],
     options: MlpCrossTokenOptions,
-    site: BlockSite,
+    site: LayerSpec,
 ) -> Tensor:
     """Return h_t + α (Σ_{s ≤ t} w_ts h_s) A Bᵀ."""
     weights_BTS = view.weights_BTS

@@ -7,17 +7,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gpt2.attention.state import AttentionView, BlockState
-from gpt2.mechanism_statistics import Values, relative_size
-from gpt2.mlp.base import MlpMechanism
+from gpt2.attention.state import AttentionOutputs, BlockState
+from gpt2.mlp.mlp import MlpMechanism
 from gpt2.mlp.mlp_latent.options import MlpLatentOptions
-from gpt2.mlp.options import BlockSite
+from gpt2.mlp.options import LayerSpec
+from gpt2.statistics import Statistics, norm_ratio
 
 
 class MlpLatent(MlpMechanism):
     """Coupling h ← h + α a Wᵀ with a = c_k, and next c_k ← c_k + α h W, with the new h."""
 
-    def __init__(self, options: MlpLatentOptions, hidden: int, width: int, site: BlockSite) -> None:
+    def __init__(self, options: MlpLatentOptions, hidden: int, width: int, site: LayerSpec) -> None:
         super().__init__()
         self.alpha = options.alpha
         self.writes = not site.is_last
@@ -29,7 +29,7 @@ class MlpLatent(MlpMechanism):
                 hidden, latent, untied=self.writes and options.tying == "untied"
             )
 
-    def forward(self, h_BTM: Tensor, view: AttentionView, state: BlockState) -> Tensor:
+    def forward(self, h_BTM: Tensor, view: AttentionOutputs, state: BlockState) -> Tensor:
         """Read ``view.latent_BTR``; set ``state.latent_shift_BTR`` except in the last block."""
         assert view.latent_BTR is not None, "the coupling needs a latent projection"
         h_BTM = torch.add(h_BTM, self.coupling.read(view.latent_BTR), alpha=self.alpha)
@@ -37,11 +37,11 @@ class MlpLatent(MlpMechanism):
             state.latent_shift_BTR = self.alpha * self.coupling.write(h_BTM)
         return h_BTM
 
-    def statistics(self, h_BTM: Tensor, view: AttentionView, state: BlockState) -> Values:
+    def statistics(self, h_BTM: Tensor, view: AttentionOutputs, state: BlockState) -> Statistics:
         """Return the size of the added term relative to h."""
         assert view.latent_BTR is not None
         added_BTM = self.alpha * self.coupling.read(view.latent_BTR)
-        return {"mlp_latent/share": relative_size(added_BTM, h_BTM)}
+        return {"mlp_latent/share": norm_ratio(added_BTM, h_BTM)}
 
 
 class _Coupling(nn.Module):

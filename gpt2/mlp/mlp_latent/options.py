@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from gpt2.attention.latent.options import LatentOptions
-from gpt2.mlp.options import BlockSite
-from lib.binding import symbol
+from gpt2.attention.options import LatentOptions
+from gpt2.mlp.options import LayerSpec
+from lib.config.field import kconfig_field
 from lib.errors import ConfigError, Problem
 
 
@@ -22,10 +22,10 @@ class MlpLatentOptions:
     sized: ClassVar[bool] = False
     reads_weights: ClassVar[bool] = False
 
-    alpha: float = symbol("MLP_LATENT_ALPHA", low=0.0, high=2.0)
-    tying: str = symbol("MLP_LATENT_TYING")
+    alpha: float = kconfig_field("MLP_LATENT_ALPHA", low=0.0, high=2.0)
+    tying: str = kconfig_field("MLP_LATENT_TYING")
 
-    def check(self, hidden: int, site: BlockSite) -> None:
+    def check(self, hidden: int, site: LayerSpec) -> None:
         """Raise ConfigError if a head's scalar would scale no unit and could not be trained."""
         latent, heads = self.latent_width(site), site.shape.n_head
         if self.tying == "scalar" and not heads <= latent <= hidden:
@@ -38,7 +38,7 @@ class MlpLatentOptions:
                 )
             )
 
-    def in_block(self, site: BlockSite) -> bool:
+    def in_block(self, site: LayerSpec) -> bool:
         """Return True: even the last block reads its own c_k."""
         return True
 
@@ -46,34 +46,34 @@ class MlpLatentOptions:
         """Return 0: the coupling has no free width."""
         return 0
 
-    def width_for(self, weights: float, hidden: int, site: BlockSite) -> float:
+    def width_for(self, weights: float, hidden: int, site: LayerSpec) -> float:
         """Raise AssertionError: the coupling has no free width."""
         raise AssertionError("mlp_latent is not sized")
 
-    def latent_width(self, site: BlockSite) -> int:
+    def latent_width(self, site: LayerSpec) -> int:
         """Return R of the block's latent projection."""
         assert isinstance(site.attention.projection, LatentOptions)
         return site.attention.projection.width(site.shape)
 
-    def weights(self, hidden: int, width: int, site: BlockSite) -> int:
+    def weights(self, hidden: int, width: int, site: LayerSpec) -> int:
         """Return M·R if tied, twice that if untied (once in the last block), 0 for scalar tying."""
         if self.tying == "scalar":
             return 0
         copies = 2 if self.tying == "untied" and not site.is_last else 1
         return copies * hidden * self.latent_width(site)
 
-    def num_params(self, hidden: int, width: int, site: BlockSite) -> int:
+    def num_params(self, hidden: int, width: int, site: LayerSpec) -> int:
         """Return the weights, or one scalar per head."""
         scalars = site.shape.n_head if self.tying == "scalar" else 0
         return self.weights(hidden, width, site) + scalars
 
-    def flops_per_token(self, hidden: int, width: int, site: BlockSite) -> float:
+    def flops_per_token(self, hidden: int, width: int, site: LayerSpec) -> float:
         """Return the FLOPs of reading c_k and, except in the last block, writing the next one."""
         directions = 1 if site.is_last else 2
         if self.tying == "scalar":
             return 2 * directions * hidden
         return 2 * directions * hidden * self.latent_width(site)
 
-    def cached_numbers(self, width: int, length: int, site: BlockSite) -> int:
+    def cached_numbers(self, width: int, length: int, site: LayerSpec) -> int:
         """Return 0: attention caches the shifted c_k."""
         return 0

@@ -8,18 +8,18 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from gpt2.attention.state import AttentionView, BlockState
+from gpt2.attention.state import AttentionOutputs, BlockState
 from gpt2.mlp.mlp_latent.options import MlpLatentOptions
-from gpt2.mlp.options import BlockSite
+from gpt2.mlp.options import LayerSpec
 
 
 def apply(
     h_BTM: Tensor,
-    view: AttentionView,
+    view: AttentionOutputs,
     state: BlockState,
     weights: Mapping[str, Tensor],
     options: MlpLatentOptions,
-    site: BlockSite,
+    site: LayerSpec,
 ) -> Tensor:
     """Return h + α a Wᵀ; in all blocks but the last, shift the next c_k by α h W of the new h."""
     a_BTR = view.latent_BTR

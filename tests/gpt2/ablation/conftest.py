@@ -4,22 +4,23 @@ from collections.abc import Callable
 
 import pytest
 
-from lib.binding import Value
-from lib.kconfig import Layer, Tree, parse_text
+from lib.config.field import SymbolValue
+from lib.config.layers import ConfigLayer, parse_text
+from lib.config.tree import KconfigTree
 
 
 @pytest.fixture(scope="session")
-def tree() -> Tree:
-    return Tree()
+def tree() -> KconfigTree:
+    return KconfigTree()
 
 
 @pytest.fixture(scope="session")
-def full_config(tree: Tree) -> Callable[..., Layer]:
+def full_config(tree: KconfigTree) -> Callable[..., ConfigLayer]:
     """The .config of some settings, every symbol written out."""
 
-    def make(**settings: Value) -> Layer:
+    def make(**settings: SymbolValue) -> ConfigLayer:
         given = {"DEVICE_CPU": True, "OPTIMIZER_ADAMWSPAM": True, "RA_MLA_ABLATION_MODE": True}
-        text = tree.config_text([Layer.of("defconfig", "test", {**given, **settings})])
+        text = tree.config_text([ConfigLayer.of("defconfig", "test", {**given, **settings})])
         return parse_text(text, "config", ".config")
 
     return make

@@ -13,7 +13,9 @@ from gpt2.ablation.resolve import resolve_study
 from gpt2.ablation.step import Study
 from gpt2.config import Config
 from gpt2.model import GPT
-from lib.kconfig import Layer, Tree, defconfig_layers
+from lib.config.dotconfig import defconfig_layers
+from lib.config.layers import ConfigLayer
+from lib.config.tree import KconfigTree
 from lib.project import ROOT
 
 # Steps that start as the function of their parent; what they train is in the tests below.
@@ -25,9 +27,9 @@ EQUAL = {
 
 
 def configs(study: Study, block_size: int) -> dict[str, Config]:
-    short = Layer.of("command line", "test", {"BLOCK_SIZE": block_size})
+    short = ConfigLayer.of("command line", "test", {"BLOCK_SIZE": block_size})
     defconfig = "nsa-quickstart" if study is NSA else "gpt2-quickstart"
-    steps = resolve_study(Tree(), [*defconfig_layers(ROOT, defconfig), short], study)
+    steps = resolve_study(KconfigTree(), [*defconfig_layers(ROOT, defconfig), short], study)
     return {found.step.slug: found.config for found in steps}
 
 

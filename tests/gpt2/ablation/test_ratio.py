@@ -5,8 +5,8 @@ import pytest
 from gpt2.ablation.ratio import RATIO
 from gpt2.ablation.resolve import resolve_study
 from gpt2.ablation.step import Step, Study
+from lib.config.layers import ConfigLayer
 from lib.errors import ConfigError
-from lib.kconfig import Layer
 
 # Number, slug, parent, and at C = 768: hidden units, gate and mix widths of the first block, then
 # of the last, which has no next block to gate. Computed by hand: attention has 4C² weights, latent
@@ -175,7 +175,7 @@ def test_all_defects_of_a_study_are_listed_at_once(tree, full_config):
 
 
 def test_a_defect_of_the_base_is_listed_once(tree, full_config):
-    bad = Layer.of("command line", "SET", {"DROPOUT": "2"})
+    bad = ConfigLayer.of("command line", "SET", {"DROPOUT": "2"})
     with pytest.raises(ConfigError) as caught:
         resolve_study(tree, [full_config(), bad], RATIO)
     assert len(caught.value.problems) == 1

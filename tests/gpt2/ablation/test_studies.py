@@ -8,9 +8,10 @@ from gpt2.ablation import STUDIES
 from gpt2.ablation.nsa import READS
 from gpt2.ablation.resolve import resolve_study
 from gpt2.ablation.step import Study
-from gpt2.check.readers import readers
+from gpt2.check.random import fields_by_symbol
+from lib.config.dotconfig import defconfig_layers
+from lib.config.layers import ConfigLayer
 from lib.errors import ConfigError
-from lib.kconfig import Layer, defconfig_layers
 from lib.project import ROOT
 
 every_study = pytest.mark.parametrize("study", STUDIES.values(), ids=STUDIES)
@@ -37,9 +38,9 @@ SIZES = [
 SHARED = {"nsa": {"ATTENTION_PROJECTION_GROUPED": True, "N_KV_HEAD": 2, "BLOCK_SIZE": 1024}}
 
 
-def chosen(study: Study) -> Layer:
+def chosen(study: Study) -> ConfigLayer:
     settings = {f"ABLATION_STUDY_{study.name.upper()}": True, **SHARED.get(study.name, {})}
-    return Layer.of("command line", "test", settings)
+    return ConfigLayer.of("command line", "test", settings)
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +73,7 @@ def test_i5_every_step_is_unique_and_keeps_its_promises_at_every_size(
 ):
     layers = [full_config(**size), chosen(study)]
     if size == XL and study.name == "nsa":
-        layers.append(Layer.of("command line", "heads that divide 25", {"N_KV_HEAD": 5}))
+        layers.append(ConfigLayer.of("command line", "heads that divide 25", {"N_KV_HEAD": 5}))
     resolved = resolve_study(tree, layers, study)
     assert len({found.config.hash8 for found in resolved}) == len(study.steps)
     for found in resolved:
@@ -112,17 +113,21 @@ def test_steps_of_one_name_are_one_configuration(quickstart):
     assert ratio["golden-gate"].config.hash8 == mechanisms["gate"].config.hash8
 
 
+def kconfig_of(name):
+    """Return the Kconfig file that declares the mechanism ``name``."""
+    (path,) = [*ROOT.glob(f"gpt2/**/{name}/Kconfig"), *ROOT.glob(f"gpt2/**/Kconfig.{name}")]
+    return str(path.relative_to(ROOT))
+
+
 def test_every_option_of_the_studied_mechanisms_is_a_step(tree, quickstart):
     configs = [found.config for study in STUDIES.values() for found in quickstart(study).values()]
     folders = {"gpt2/mlp/Kconfig"}
     for config in configs:
         attention = config.model.attention
-        parts = (attention.projection, attention.pattern, *attention.terms, *attention.gates)
-        folders |= {f"gpt2/attention/{part.name}/Kconfig" for part in parts}
-        folders |= {f"gpt2/mlp/{part.name}/Kconfig" for part in config.model.mlp.mechanisms}
-        folders.add(f"gpt2/positions/{attention.positions.name}/Kconfig")
-    assert len(folders) == 14
-    options, forms = set(), {name for name, reader in readers().items() if reader.form}
+        components = (attention.projection, attention.pattern, attention.positions)
+        components += (*attention.terms, *attention.gates, *config.model.mlp.mechanisms)
+        folders |= {kconfig_of(component.name) for component in components}
+    options, forms = set(), {name for name, reader in fields_by_symbol().items() if reader.form}
     for s in tree.symbols():
         if s.choice in forms:
             continue

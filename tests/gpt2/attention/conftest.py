@@ -7,16 +7,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from gpt2.attention import reference
-from gpt2.attention.base import Attention
-from gpt2.attention.dense.options import DenseOptions
-from gpt2.attention.full.options import FullOptions
-from gpt2.attention.options import AttentionConfig
+from gpt2.attention import chunk_parts, reference
+from gpt2.attention.attention import Attention
+from gpt2.attention.options import AttentionConfig, DenseOptions, FullOptions, LearnedOptions
 from gpt2.attention.ra_cross_token.options import RaCrossTokenOptions
-from gpt2.attention.rows import plan
-from gpt2.attention.state import BlockState, WeightsRequest
-from gpt2.positions.learned.options import LearnedOptions
-from gpt2.shape import Shape
+from gpt2.attention.state import AttentionWeightsOptions, BlockState
+from gpt2.shape import ModelShape
 
 
 @dataclass
@@ -25,8 +21,8 @@ class Case:
 
     module: Attention
     options: AttentionConfig
-    shape: Shape
-    request: WeightsRequest | None
+    shape: ModelShape
+    request: AttentionWeightsOptions | None
     x_BTC: Tensor
     state: BlockState
 
@@ -75,7 +71,7 @@ def build_case(
     pattern: Any = FullOptions(),
     terms: tuple = (),
     gates: tuple = (),
-    request: WeightsRequest | None = None,
+    request: AttentionWeightsOptions | None = None,
     backend: str = "auto",
     dtype: torch.dtype = torch.float64,
     batch: int = 2,
@@ -87,7 +83,9 @@ def build_case(
     torch.manual_seed(0)
     n_head, n_embd = shape.pop("n_head", 4), shape.pop("n_embd", 16)
     given = {"dropout": 0.0, "bias": True, **shape}
-    sizes = Shape(2, n_head, n_embd, length, 64, activation="gelu_tanh", vocab_size=50, **given)
+    sizes = ModelShape(
+        2, n_head, n_embd, length, 64, activation="gelu_tanh", vocab_size=50, **given
+    )
     options = AttentionConfig(projection, pattern, positions, terms, gates, backend=backend)
     module = Attention(sizes, options, request)
     if dtype != torch.get_default_dtype():
@@ -118,8 +116,8 @@ def build():
 @pytest.fixture
 def thin_chunks(monkeypatch):
     """Use chunks of eight rows, so that short sequences have several chunks."""
-    monkeypatch.setattr(plan, "FEWEST_ROWS", 8)
-    monkeypatch.setattr(plan, "CPU_CHUNK_ELEMENTS", 0)
+    monkeypatch.setattr(chunk_parts, "MIN_CHUNK_ROWS", 8)
+    monkeypatch.setattr(chunk_parts, "CPU_CHUNK_ELEMENTS", 0)
 
 
 @pytest.fixture

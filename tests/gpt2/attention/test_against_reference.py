@@ -3,14 +3,16 @@
 import pytest
 import torch
 
-from gpt2.attention.dense.options import DenseOptions
-from gpt2.attention.full.options import FullOptions
-from gpt2.attention.grouped.options import GroupedOptions
-from gpt2.attention.latent.options import LatentOptions
+from gpt2.attention import chunk_parts
+from gpt2.attention.options import (
+    DenseOptions,
+    FullOptions,
+    GroupedOptions,
+    LatentOptions,
+    SlidingOptions,
+)
 from gpt2.attention.reciprocal.options import ReciprocalOptions
-from gpt2.attention.rows import plan
-from gpt2.attention.sliding.options import SlidingOptions
-from gpt2.attention.state import WeightsRequest
+from gpt2.attention.state import AttentionWeightsOptions
 
 TIGHT, LOOSE = 1e-10, 2e-4
 MODES = ("topk", "max", "entropy", "rms")
@@ -29,10 +31,10 @@ TERMS = {
     "learnable": (ReciprocalOptions(alpha=0.6, window=13, learnable=True),),
 }
 REQUESTS = {
-    "topk": WeightsRequest("topk", topk=3, tau=0.0, detach=False),
-    "rms": WeightsRequest("rms", topk=0, tau=0.8, detach=False),
-    "none": WeightsRequest("none", topk=0, tau=0.0, detach=False),
-    "detached": WeightsRequest("topk", topk=3, tau=0.0, detach=True),
+    "topk": AttentionWeightsOptions("topk", topk=3, tau=0.0, detach=False),
+    "rms": AttentionWeightsOptions("rms", topk=0, tau=0.8, detach=False),
+    "none": AttentionWeightsOptions("none", topk=0, tau=0.0, detach=False),
+    "detached": AttentionWeightsOptions("topk", topk=3, tau=0.0, detach=True),
 }
 
 
@@ -98,7 +100,7 @@ def test_projection_with_everything(build, gate, thin_chunks, projection, apply)
 @pytest.mark.parametrize("length", [1, 7, 33, 65, 130])
 @pytest.mark.parametrize("mode", ["topk", "entropy"])
 def test_lengths(build, gate, monkeypatch, length, mode):
-    monkeypatch.setattr(plan, "CPU_CHUNK_ELEMENTS", 0)
+    monkeypatch.setattr(chunk_parts, "CPU_CHUNK_ELEMENTS", 0)
     parts = dict(terms=TERMS["learnable"], gates=(gate(mode),), request=REQUESTS["rms"])
     build(length, **parts).assert_equals_reference(TIGHT)
 

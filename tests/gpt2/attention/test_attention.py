@@ -7,19 +7,21 @@ import torch
 import torch.nn.functional as F
 
 from gpt2.attention import PATTERNS, PROJECTIONS
-from gpt2.attention.dense.options import DenseOptions
-from gpt2.attention.full.options import FullOptions
-from gpt2.attention.grouped.options import GroupedOptions
-from gpt2.attention.latent.options import LatentOptions
+from gpt2.attention.options import (
+    DenseOptions,
+    FullOptions,
+    GroupedOptions,
+    LatentOptions,
+    SlidingOptions,
+)
 from gpt2.attention.ra_cross_token.module import RaCrossToken
 from gpt2.attention.reciprocal.module import Reciprocal
 from gpt2.attention.reciprocal.options import ReciprocalOptions
-from gpt2.attention.sliding.options import SlidingOptions
-from gpt2.attention.state import BlockState, WeightsRequest
+from gpt2.attention.state import AttentionWeightsOptions, BlockState
 from lib.errors import RunError
 
 RA = (ReciprocalOptions(alpha=0.6, window=9, learnable=False),)
-REQUEST = WeightsRequest("topk", topk=3, tau=0.0, detach=False)
+REQUEST = AttentionWeightsOptions("topk", topk=3, tau=0.0, detach=False)
 PROJECTION = {
     "dense": DenseOptions(),
     "grouped": GroupedOptions(n_kv_head=2),

@@ -5,12 +5,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from gpt2.attention.forms import choose_form
-from gpt2.attention.preflight import check_attention
+from gpt2.attention.backend import select_backend
+from gpt2.attention.sdpa import check_attention
 from gpt2.model import GPT
+from lib.config.layers import ConfigLayer
+from lib.config.tree import KconfigTree
+from lib.env.options import MachineConfig
 from lib.errors import ConfigError, PreflightError
-from lib.kconfig import Layer, Tree
-from lib.machine.options import MachineConfig
 from tests.gpt2.builders import make_model_config
 
 CPU = MachineConfig("cpu", "fp32", 1, False, True, "highest", False, False, 0, False)
@@ -27,7 +28,7 @@ def gated(parts):
 
 def form(model, device):
     (shows,) = {model.mlp.reads_weights(site) for site in model.sites()}
-    return choose_form(model.attention, model.shape, shows, device)
+    return select_backend(model.attention, model.shape, shows, device)
 
 
 # Head dim 16, the minimum of FlexAttention's GPU kernels.
@@ -134,8 +135,8 @@ def test_a_pattern_with_its_own_kernel_ignores_the_backend(backend):
 
 def test_kconfig_hides_the_backend_for_a_pattern_with_its_own_kernel():
     nsa = {"ATTENTION_PROJECTION_GROUPED": True, "ATTENTION_PATTERN_NSA": True}
-    tree = Tree()
-    values = tree.resolve([Layer.of("defconfig", "test", nsa)]).values
+    tree = KconfigTree()
+    values = tree.resolve([ConfigLayer.of("defconfig", "test", nsa)]).values
     assert values["ATTENTION_BACKEND"] == ""
     with pytest.raises(ConfigError, match="ATTENTION_BACKEND_ROWS"):
-        tree.resolve([Layer.of("defconfig", "test", nsa | {"ATTENTION_BACKEND_ROWS": True})])
+        tree.resolve([ConfigLayer.of("defconfig", "test", nsa | {"ATTENTION_BACKEND_ROWS": True})])

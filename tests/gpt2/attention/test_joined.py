@@ -7,14 +7,11 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import flex_attention as torch_flex
 
-from gpt2.attention.forms import NARROWEST_HEAD
-from gpt2.attention.full.options import FullOptions
-from gpt2.attention.grouped.options import GroupedOptions
-from gpt2.attention.joined import window
-from gpt2.attention.joined.scores import Branch
-from gpt2.attention.latent.options import LatentOptions
+from gpt2.attention import flex
+from gpt2.attention.backend import MIN_FLEX_HEAD_DIM
+from gpt2.attention.flex import ScoreBranch
+from gpt2.attention.options import FullOptions, GroupedOptions, LatentOptions, SlidingOptions
 from gpt2.attention.reciprocal.options import ReciprocalOptions
-from gpt2.attention.sliding.options import SlidingOptions
 from gpt2.attention.state import BlockState
 
 TIGHT = 1e-10
@@ -64,9 +61,9 @@ def by_flex(monkeypatch):
 
     def all_pairs(*given):
         passes.append(given)
-        return window.flex(torch_flex.flex_attention, *given)
+        return flex.flex_window_attention(torch_flex.flex_attention, *given)
 
-    monkeypatch.setattr(window, "_all_pairs", all_pairs)
+    monkeypatch.setattr(flex, "_all_pairs", all_pairs)
     return passes
 
 
@@ -95,8 +92,8 @@ def test_a_pass_of_flex_is_its_twin(width):
     given = [torch.randn(shape, generator=generator) for shape in shapes]
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "flex_attention called without torch.compile")
-        found = window.flex(torch_flex.flex_attention, *given, width, 0.2)
-    for one, other in zip(found, window.window_attention(*given, width, 0.2), strict=True):
+        found = flex.flex_window_attention(torch_flex.flex_attention, *given, width, 0.2)
+    for one, other in zip(found, flex.window_attention(*given, width, 0.2), strict=True):
         torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-6)
 
 
@@ -158,8 +155,8 @@ def test_autocast_multiplies_in_bf16_and_joins_in_fp32(joined, mode, apply):
 
 
 def test_log_sum_exp_is_wide():
-    q, k, v = (torch.randn(1, 1, 9, NARROWEST_HEAD, dtype=torch.bfloat16) for _ in range(3))
-    context, lse = Branch(q, k, 2, 9).attend(v, 1.0)
+    q, k, v = (torch.randn(1, 1, 9, MIN_FLEX_HEAD_DIM, dtype=torch.bfloat16) for _ in range(3))
+    context, lse = ScoreBranch(q, k, 2, 9).attend(v, 1.0)
     assert context.dtype == torch.bfloat16 and lse.dtype == torch.float32
     assert lse[..., :2].isneginf().all() and context[..., :2, :].count_nonzero() == 0
 
@@ -191,7 +188,9 @@ def test_compiles_its_kernels_inside_a_compiled_model(joined, by_flex, monkeypat
     kernel = torch.compile(
         torch_flex.flex_attention, backend=counted, fullgraph=True, dynamic=False
     )
-    monkeypatch.setattr(window, "_all_pairs", lambda *given: window.flex(kernel, *given))
+    monkeypatch.setattr(
+        flex, "_all_pairs", lambda *given: flex.flex_window_attention(kernel, *given)
+    )
     torch._dynamo.reset()
     first = joined(("entropy", "output"), terms=TERMS["constant"])
     compiled = torch.compile(first.module, backend="eager")

@@ -6,14 +6,15 @@ import pytest
 import torch
 
 from gpt2.ablation.resolve import resolve_config
-from gpt2.attention.nsa.drawn import drawn_blocks
-from gpt2.attention.nsa.options import NsaOptions
-from gpt2.attention.nsa.reference import best, drawn
 from gpt2.model import GPT
-from gpt2.notes import notes
-from gpt2.shape import Shape
+from gpt2.nsa.options import NsaOptions
+from gpt2.nsa.reference import random_rank, top_blocks
+from gpt2.nsa.select import random_blocks
+from gpt2.planning.view import notes
+from gpt2.shape import ModelShape
+from lib.config.layers import ConfigLayer
+from lib.config.tree import KconfigTree
 from lib.errors import ConfigError
-from lib.kconfig import Layer, Tree
 from tests.gpt2.attention.nsa.sizes import NAMES, PAIR, SUBSETS, every_form
 from tests.gpt2.builders import PARTS, SHAPE, make_model_config
 
@@ -62,7 +63,7 @@ def test_pairs_and_costs_are_of_what_is_built(branches):
     # Compressed keys rank blocks without a branch of their own.
     ranks = {"compressed"} if "selected" in branches else set[str]()
     assert part == tuple(p if n in {*branches} | ranks else 0 for n, p in zip(NAMES, whole))
-    shape = Shape(**{**SHAPE, "block_size": 33, "bias": False})
+    shape = ModelShape(**{**SHAPE, "block_size": 33, "bias": False})
     if ranks and "compressed" not in branches:
         kinds = [options(branches, shared_kv=True, select_by=kind) for kind in ("score", "random")]
         costs = [4 * shape.n_embd * o.mean_keys(33) + o.flops_per_token(shape, PAIR) for o in kinds]
@@ -76,18 +77,18 @@ class TestDrawnBlocks:
     given = options(select_by="random", count=5)
 
     def blocks(self, layer=0, heads=2, first=0, length=80, **given):
-        return drawn_blocks(
+        return random_blocks(
             options(**{**vars(self.given), **given}), layer, heads, first, length, CPU
         )
 
     def test_are_those_of_the_definition(self, monkeypatch):
         # Several chunks.
-        monkeypatch.setattr("gpt2.attention.nsa.drawn.CHUNK_ELEMENTS", 100)
+        monkeypatch.setattr("gpt2.nsa.select.CHUNK_ELEMENTS", 100)
         found = self.blocks(layer=3)
         assert found.shape == (1, 2, 80, 5)
         for head, t in itertools.product(range(2), range(80)):
-            score = {j: float(drawn(3, head, t, j)) for j in range(t // 6 + 1)}
-            row = best(score, self.given)
+            score = {j: float(random_rank(3, head, t, j)) for j in range(t // 6 + 1)}
+            row = top_blocks(score, self.given)
             assert found[0, head, t].tolist() == row + [-1] * (5 - len(row))
 
     def test_a_part_draws_what_the_whole_does(self):
@@ -143,7 +144,9 @@ class TestConfiguration:
 
     def config(self, **symbols):
         chosen = {"ATTENTION_PROJECTION_GROUPED": True, "ATTENTION_PATTERN_NSA": True}
-        return resolve_config(Tree(), [Layer.of("command line", "test", {**chosen, **symbols})])
+        return resolve_config(
+            KconfigTree(), [ConfigLayer.of("command line", "test", {**chosen, **symbols})]
+        )
 
     def test_blocks_cannot_be_drawn_where_all_are_taken(self):
         with pytest.raises(ConfigError) as caught:

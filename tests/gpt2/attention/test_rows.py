@@ -9,20 +9,23 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from gpt2.attention.grouped.options import GroupedOptions
-from gpt2.attention.ra_cross_token.statistics import Max, Topk
+from gpt2.attention import chunk_parts
+from gpt2.attention.chunk_parts import (
+    SORT_WIDTH,
+    AttentionPlan,
+    AttentionWeightsTap,
+    RowChunk,
+    ScoredRows,
+    topk_values,
+)
+from gpt2.attention.chunked import attend
+from gpt2.attention.options import GroupedOptions, SlidingOptions
+from gpt2.attention.ra_cross_token.module import Max, Topk
 from gpt2.attention.reciprocal.options import ReciprocalOptions
-from gpt2.attention.rows import plan
-from gpt2.attention.rows.engine import attend
-from gpt2.attention.rows.head_mean import HeadMean
-from gpt2.attention.rows.largest import PIECE, largest
-from gpt2.attention.rows.parts import Chunk, Rows
-from gpt2.attention.rows.plan import RowPlan
-from gpt2.attention.sliding.options import SlidingOptions
-from gpt2.attention.state import WeightsRequest
+from gpt2.attention.state import AttentionWeightsOptions
 
 TERM = ReciprocalOptions(alpha=0.6, window=20, learnable=True)
-REQUEST = WeightsRequest("topk", topk=3, tau=0.0, detach=False)
+REQUEST = AttentionWeightsOptions("topk", topk=3, tau=0.0, detach=False)
 
 
 class LargestTensor(TorchDispatchMode):
@@ -52,7 +55,7 @@ def test_saves_inputs_and_a_few_numbers_per_row(build, gate, apply):
     case = build(256, terms=(TERM,), gates=(gate("topk", apply),), request=REQUEST)
     heads = case.module.c_attn(case.x_BTC, case.state)
     parts = list(case.module.terms.values()), list(case.module.gates.values())
-    plan = RowPlan(case.module.pattern, *parts, case.module.reader)
+    plan = AttentionPlan(case.module.pattern, *parts, case.module.reader)
     saved = {}
 
     def pack(tensor):
@@ -68,7 +71,7 @@ def test_saves_inputs_and_a_few_numbers_per_row(build, gate, apply):
 @pytest.mark.parametrize("apply", ["output", "weights"])
 def test_dropout_in_backward_is_that_of_forward(build, gate, thin_chunks, apply):
     parts = dict(terms=(TERM,), gates=(gate("rms", apply),))
-    request = WeightsRequest("none", topk=0, tau=0.0, detach=False)
+    request = AttentionWeightsOptions("none", topk=0, tau=0.0, detach=False)
     case = build(13, batch=1, n_head=2, n_embd=4, dropout=0.4, request=request, **parts)
 
     def run(x_BTC):
@@ -104,8 +107,10 @@ def test_dropout_keeps_the_mean(build):
     q, k, v = heads.q_BNTH, heads.k_BKTH, heads.v_BKTH
     terms = list(case.module.terms.values())
     with torch.no_grad():
-        dropped = attend(q, k, v, RowPlan(case.module.pattern, terms, dropout=0.3)).context_BNTH
-        whole = attend(q, k, v, RowPlan(case.module.pattern, terms)).context_BNTH
+        dropped = attend(
+            q, k, v, AttentionPlan(case.module.pattern, terms, dropout=0.3)
+        ).context_BNTH
+        whole = attend(q, k, v, AttentionPlan(case.module.pattern, terms)).context_BNTH
     # Standard errors of the mean of 4000 draws.
     errors = (dropped.mean(0) - whole[0]).abs() / (dropped.std(0) / 4000**0.5)
     assert errors.max() < 5
@@ -143,19 +148,19 @@ def test_runs_on_shapes_alone(gate, build, dropout):
         ]
 
 
-@pytest.mark.parametrize("width", [1, 5, 9, PIECE - 1, PIECE + 1, 3 * PIECE + 7])
+@pytest.mark.parametrize("width", [1, 5, 9, SORT_WIDTH - 1, SORT_WIDTH + 1, 3 * SORT_WIDTH + 7])
 @pytest.mark.parametrize("k", [1, 8, 200])
 def test_largest_are_those_of_a_sort(width, k):
     weights = torch.from_numpy(np.random.default_rng(0).random((2, 3, width)).round(2))
     expected = weights.sort(-1, descending=True).values[..., :k]
-    found = largest(weights, k).sort(-1, descending=True).values
+    found = topk_values(weights, k).sort(-1, descending=True).values
     assert torch.equal(found, expected)
-    torch_library.opcheck(largest, (weights, k), test_utils=("test_schema", "test_faketensor"))
+    torch_library.opcheck(topk_values, (weights, k), test_utils=("test_schema", "test_faketensor"))
 
 
 def test_equal_weights_count_once_each_and_share_the_slope(gate):
     weights = torch.tensor([0.3, 0.2, 0.2, 0.2, 0.1], dtype=torch.float64).reshape(1, 1, 1, 5)
-    rows = Rows(Chunk(4, 5, 0), weights.log(), weights)
+    rows = ScoredRows(RowChunk(4, 5, 0), weights.log(), weights)
     for statistic, value, slope in (
         (Topk(gate(topk=2)), 0.5, [1, 1 / 3, 1 / 3, 1 / 3, 0]),
         (Topk(gate(topk=3)), 0.7, [1, 2 / 3, 2 / 3, 2 / 3, 0]),
@@ -170,7 +175,7 @@ def test_equal_weights_count_once_each_and_share_the_slope(gate):
 
 
 def test_a_row_of_which_nothing_is_kept_is_zero(build):
-    request = WeightsRequest("rms", topk=0, tau=10.0, detach=False)
+    request = AttentionWeightsOptions("rms", topk=0, tau=10.0, detach=False)
     case = build(9, request=request)
     weights_BTS = case()[1]
     assert torch.equal(weights_BTS, torch.zeros_like(weights_BTS))
@@ -202,7 +207,7 @@ def test_extreme_scores_stay_finite(build, gate):
 
 
 def test_a_closed_gate_spreads_attention_over_what_is_visible(build, gate, thin_chunks):
-    request = WeightsRequest("none", topk=0, tau=0.0, detach=True)
+    request = AttentionWeightsOptions("none", topk=0, tau=0.0, detach=True)
     case = build(20, gates=(gate("max", "weights", alpha=1.0),), request=request)
     with torch.no_grad():
         case.module.gates["ra_cross_token"].bias.fill_(-1000.0)
@@ -212,7 +217,7 @@ def test_a_closed_gate_spreads_attention_over_what_is_visible(build, gate, thin_
 
 def test_reader_is_not_a_gate(build):
     case = build(20, request=REQUEST)
-    assert isinstance(case.module.reader, HeadMean)
+    assert isinstance(case.module.reader, AttentionWeightsTap)
     plain = build(20)
     torch.testing.assert_close(case()[0], plain()[0], atol=1e-12, rtol=1e-12)
 
@@ -221,9 +226,9 @@ def test_reader_is_not_a_gate(build):
 @pytest.mark.parametrize("highest", [32, 341])
 def test_chunks_are_about_equally_high(build, monkeypatch, length, highest):
     """Check 12 heads, batch 8 and 1024 tokens, once split into 3 × 341 rows and a single row."""
-    monkeypatch.setattr(plan, "CPU_CHUNK_ELEMENTS", highest * 8 * 12 * length)
+    monkeypatch.setattr(chunk_parts, "CPU_CHUNK_ELEMENTS", highest * 8 * 12 * length)
     q_BNTH = torch.empty(8, 12, length, 1, device="cpu")
-    chunks = list(RowPlan(build(9).module.pattern).chunks(q_BNTH))
+    chunks = list(AttentionPlan(build(9).module.pattern).chunks(q_BNTH))
     heights = [chunk.height for chunk in chunks]
     assert sum(heights) == length and len(chunks) == -(-length // highest)
     assert max(heights) - min(heights) < len(chunks)

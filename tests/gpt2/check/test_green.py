@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest
 
 from gpt2.check import CHECKS
-from gpt2.check.cases import Case, checked_layers, find_cases
-from gpt2.check.draw import resolved
-from gpt2.check.run import run_here
+from gpt2.check.cases import CheckCase, config_layers_to_check, plan_cases
+from gpt2.check.command import run_in_process
+from gpt2.check.random import resolve_settings
+from lib.config.layers import ConfigLayer
+from lib.config.tree import KconfigTree
 from lib.errors import Problem
-from lib.kconfig import Layer, Tree
 
 pytestmark = pytest.mark.usefixtures("torch_as_before")
 
@@ -84,26 +85,26 @@ RIGHT = {
 @pytest.mark.parametrize("name", RIGHT)
 def test_correct_code_passes(name):
     checks, settings = RIGHT[name]
-    case = Case("a", "a", "a", resolved(Tree(), settings))
-    results = run_here(case, [CHECKS[check] for check in checks.split(",")], {})
+    case = CheckCase("a", "a", "a", resolve_settings(KconfigTree(), settings))
+    results = run_in_process(case, [CHECKS[check] for check in checks.split(",")], {})
     assert {check: result.findings for check, result in results.items() if result.findings} == {}
 
 
 @pytest.mark.parametrize("slug", ["pruned-50", "full"])
 def test_a_step_of_a_study_passes(slug):
-    cases = find_cases(checked_layers(Path(), "gpt2-ratio-ablation"), slug)
+    cases = plan_cases(config_layers_to_check(Path(), "gpt2-ratio-ablation"), slug)
     (case,) = cases.chosen
     parent = {c.slug: c for c in cases.every if c.slug == case.parent}
-    results = run_here(case, list(CHECKS.values()), parent)
+    results = run_in_process(case, list(CHECKS.values()), parent)
     states = {name: result.state for name, result in results.items()}
     assert states == dict.fromkeys(CHECKS, "passed") | {"data": "absent"}, results
 
 
 def test_a_step_that_does_not_resolve_reports_its_problems():
-    (case,) = find_cases(checked_layers(Path(), "gpt2-124m")).chosen
+    (case,) = plan_cases(config_layers_to_check(Path(), "gpt2-124m")).chosen
     problem = Problem("no", "step ra", code="config.conflict")
     broken = replace(case, config=None, problems=(problem,))
-    results = run_here(broken, list(CHECKS.values()), {})
+    results = run_in_process(broken, list(CHECKS.values()), {})
     assert {name: r.state for name, r in results.items()} == {"resolve": "failed"}
     (finding,) = results["resolve"].findings
     assert (finding.property, finding.found) == ("resolved-configuration", str(problem))
@@ -111,11 +112,14 @@ def test_a_step_that_does_not_resolve_reports_its_problems():
 
 def test_a_number_of_an_axis_is_in_the_model() -> None:
     settings = {"TEST_MATRIX_MODE": True, "TEST_MATRIX_AXES": "BLOCK_SIZE=256,512 DROPOUT=0,0.1"}
-    layers = [*checked_layers(Path(), "gpt2-124m"), Layer.of("matrix", "a test", settings)]
-    case = find_cases(layers).chosen[-1]
+    layers = [
+        *config_layers_to_check(Path(), "gpt2-124m"),
+        ConfigLayer.of("matrix", "a test", settings),
+    ]
+    case = plan_cases(layers).chosen[-1]
     assert case.delta == {"BLOCK_SIZE": "512", "DROPOUT": "0.1"}
-    results = run_here(case, [CHECKS["declared"]], {})
+    results = run_in_process(case, [CHECKS["declared"]], {})
     assert results["declared"].findings == []
     wrong = replace(case, delta={"BLOCK_SIZE": "256"})
-    findings = run_here(wrong, [CHECKS["declared"]], {})["declared"].findings
+    findings = run_in_process(wrong, [CHECKS["declared"]], {})["declared"].findings
     assert [finding.property for finding in findings] == ["step-setting"]

@@ -6,26 +6,27 @@ import pytest
 
 from gpt2.ablation.resolve import resolve_config
 from gpt2.attention.reciprocal.options import ReciprocalOptions
-from gpt2.check import readers
-from gpt2.check.flip import Effects, reveal, wrong
-from gpt2.check.knobs import ELSEWHERE, check_knobs, knobs
-from gpt2.check.workshop import Workshop
+from gpt2.check import random
+from gpt2.check.context import CheckContext
+from gpt2.check.symbol_effect import EffectCache, check_symbol, settings_to_enable
+from gpt2.check.symbols import NOT_TESTABLE_ON_CPU, check_symbols, testable_symbols
+from lib.config.layers import ConfigLayer
+from lib.config.tree import KconfigTree
 from lib.errors import ConfigError
-from lib.kconfig import Layer, Tree
-from lib.optim.sgd.options import SgdOptions
+from lib.optim.options import SgdOptions
 
 pytestmark = pytest.mark.usefixtures("torch_as_before")
 
 
 @pytest.fixture(scope="module")
 def tree():
-    return Tree()
+    return KconfigTree()
 
 
 @pytest.fixture
 def effects():
-    with Workshop() as workshop:
-        yield Effects(workshop)
+    with CheckContext() as workshop:
+        yield EffectCache(workshop)
 
 
 def ignore(monkeypatch, cls, field, value):
@@ -44,7 +45,7 @@ def ignore(monkeypatch, cls, field, value):
     ["RECIPROCAL_WINDOW", "MLP_CROSS_TOKEN_TAU", "PRUNING_SCOPE", "DROPOUT", "CHECKPOINT_KEEP"],
 )
 def test_a_symbol_that_acts_as_declared_passes(tree, effects, name):
-    assert wrong(tree, name, effects) is None
+    assert check_symbol(tree, name, effects) is None
 
 
 @pytest.mark.parametrize(
@@ -56,42 +57,42 @@ def test_a_symbol_that_acts_as_declared_passes(tree, effects, name):
 )
 def test_a_dead_symbol_is_reported(tree, effects, monkeypatch, name, cls, field, value):
     ignore(monkeypatch, cls, field, value)
-    assert wrong(tree, name, effects).code == "symbol.no-effect"
+    assert check_symbol(tree, name, effects).code == "symbol.no-effect"
 
 
 def test_a_dead_member_of_a_choice_is_named(tree, effects, monkeypatch):
-    from gpt2.mlp import base
+    from gpt2.mlp import mlp
 
-    monkeypatch.setitem(base.ACTIVATIONS, "gelu_exact", base.ACTIVATIONS["gelu_tanh"])
-    problem = wrong(tree, "ACTIVATION", effects)
+    monkeypatch.setitem(mlp.ACTIVATIONS, "gelu_exact", mlp.ACTIVATIONS["gelu_tanh"])
+    problem = check_symbol(tree, "ACTIVATION", effects)
     assert problem.code == "symbol.no-effect"
-    assert [n for n in base.ACTIVATIONS if n in problem.what] == ["gelu_tanh", "gelu_exact"]
+    assert [n for n in mlp.ACTIVATIONS if n in problem.what] == ["gelu_tanh", "gelu_exact"]
 
 
 def test_a_symbol_with_an_undeclared_effect_is_reported(tree, effects, monkeypatch):
     """GRAD_CLIP is declared not to be part of a run's identity."""
-    harmless = dataclasses.replace(readers.readers()["GRAD_CLIP"], identity=False)
-    monkeypatch.setitem(readers.readers(), "GRAD_CLIP", harmless)
-    assert wrong(tree, "GRAD_CLIP", effects).code == "symbol.unexpected-effect"
+    harmless = dataclasses.replace(random.fields_by_symbol()["GRAD_CLIP"], identity=False)
+    monkeypatch.setitem(random.fields_by_symbol(), "GRAD_CLIP", harmless)
+    assert check_symbol(tree, "GRAD_CLIP", effects).code == "symbol.unexpected-effect"
 
 
 def test_every_symbol_has_a_base_or_a_reason_not_to_be_tested(tree):
-    tried = knobs(tree)
+    tried = testable_symbols(tree)
     for info in tried:
         item = tree.find(info.name)
-        reveal(tree, item)
+        settings_to_enable(tree, item)
         assert item.visibility, info.name
-    assert {s.name for s in tree.symbols()} >= ELSEWHERE.keys()
+    assert {s.name for s in tree.symbols()} >= NOT_TESTABLE_ON_CPU.keys()
     assert {info.name for info in tried} >= {"OPTIMIZER", "RECIPROCAL", "N_LAYER", "LOG_INTERVAL"}
 
 
 def test_backend_symbols_are_neither_tested_nor_compared_among_steps(tree):
-    forms = {name for name, reader in readers.readers().items() if reader.form}
+    forms = {name for name, reader in random.fields_by_symbol().items() if reader.form}
     assert forms >= {"ATTENTION_BACKEND", "NSA_RANGES", "GRAD_CHECKPOINTING", "COMPILE"}
-    assert not forms & (ELSEWHERE.keys() | {info.name for info in knobs(tree)})
+    assert not forms & (NOT_TESTABLE_ON_CPU.keys() | {info.name for info in testable_symbols(tree)})
     given = {"DEVICE_CPU": True, "RUN_PROFILE_MAXOUT_SPEED": True, "MODEL_SIZE_TINY": True}
     plain, again, exact = (
-        resolve_config(tree, [Layer.of("defconfig", "test", given | change)])
+        resolve_config(tree, [ConfigLayer.of("defconfig", "test", given | change)])
         for change in ({}, {"GRAD_CHECKPOINTING": True}, {"ACTIVATION_GELU_EXACT": True})
     )
     assert again.hash8 != plain.hash8 and again.function() == plain.function()
@@ -106,9 +107,9 @@ def test_the_command_names_file_and_line(monkeypatch, tree):
         def gather(self, function, shares):
             return ((name, "[symbol.no-effect]") for (names,) in shares for name in names)
 
-    monkeypatch.setattr("gpt2.check.knobs.Pool", Pool)
-    (info,) = [info for info in knobs(tree) if info.name == "SLIDING_WINDOW"]
-    code, text = check_knobs("SLIDING_WINDOW")
+    monkeypatch.setattr("gpt2.check.symbols.Pool", Pool)
+    (info,) = [info for info in testable_symbols(tree) if info.name == "SLIDING_WINDOW"]
+    code, text = check_symbols("SLIDING_WINDOW")
     what = "SLIDING_WINDOW: [symbol.no-effect]  [make knobs SYM=SLIDING_WINDOW]"
     assert (code, text) == (1, f"FAIL  {info.where}: {what}\n0 passed, 1 failed\n")
 
@@ -124,6 +125,6 @@ def test_the_command_names_file_and_line(monkeypatch, tree):
 )
 def test_a_symbol_that_cannot_be_tested_is_an_error(name, code):
     with pytest.raises(ConfigError) as caught:
-        check_knobs(name)
+        check_symbols(name)
     assert caught.value.codes == [code]
     assert name in str(caught.value)

@@ -6,36 +6,35 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from gpt2.check import causal, parallel
-from gpt2.check.cases import checked_layers, find_cases
-from gpt2.check.partner import Outcome, Partner
-from gpt2.check.subject import Subject
-from gpt2.check.workshop import Workshop
+from gpt2.check import model_checks, process_checks
+from gpt2.check.cases import config_layers_to_check, plan_cases
+from gpt2.check.context import CheckContext, ErrorCapture, PeerProcess
+from gpt2.check.subject import StepUnderTest
 from lib.errors import Problem, RunError
 
 
 def test_an_exception_in_a_check_is_a_defect_of_the_check():
-    with Outcome() as outcome:
-        causal.check(SimpleNamespace())
+    with ErrorCapture() as outcome:
+        model_checks.check_causal(SimpleNamespace())
     assert outcome.code == "check.defect"
     assert "AttributeError" in outcome.text and "causal.py" in outcome.text
 
 
 def test_any_other_exception_is_one_of_the_checked_code():
-    with Outcome() as outcome:
+    with ErrorCapture() as outcome:
         torch.nn.Linear(2, 3)(torch.zeros(3))
     assert outcome.code == "check.exception"
     assert "RuntimeError" in outcome.text
 
 
 def test_an_error_with_a_code_keeps_it():
-    with Outcome() as outcome:
+    with ErrorCapture() as outcome:
         raise RunError(Problem("no", "step ra", code="run.locked"))
     assert (outcome.code, outcome.text) == ("run.locked", "step ra: no")
 
 
 def test_an_unread_result_is_not_returned_by_the_next_call():
-    partner = Partner()
+    partner = PeerProcess()
     partner.start("builtins:abs", -1)
     assert partner.call("builtins:abs", -2) == 2
     with pytest.raises(RunError) as caught:
@@ -46,7 +45,7 @@ def test_an_unread_result_is_not_returned_by_the_next_call():
 
 
 def test_a_closed_pipe_is_not_an_error(capfd):
-    partner = Partner()
+    partner = PeerProcess()
     partner.start("time:sleep", 0.2)
     partner._pipe.close()
     partner._process.join(10.0)
@@ -54,7 +53,7 @@ def test_a_closed_pipe_is_not_an_error(capfd):
 
 
 def test_a_dead_process_is_an_error():
-    partner = Partner()
+    partner = PeerProcess()
     for function, argument in (("os:_exit", 1), ("builtins:abs", -1)):
         with pytest.raises(RunError) as caught:
             partner.call(function, argument)
@@ -64,15 +63,17 @@ def test_a_dead_process_is_an_error():
 
 def test_a_failure_in_one_rank_does_not_affect_the_next_step(monkeypatch):
     """Rank 0 raises while rank 1 waits for its gradients."""
-    first, *_, second = find_cases(checked_layers(Path(), "gpt2-ratio-ablation"), "0-2").chosen
-    right = parallel.train
+    first, *_, second = plan_cases(
+        config_layers_to_check(Path(), "gpt2-ratio-ablation"), "0-2"
+    ).chosen
+    right = process_checks.train_rank
 
     def train(rank, config, meeting, rows):
-        fails = not rank and config.identity() == Subject(first, workshop).exact.identity()
+        fails = not rank and config.identity() == StepUnderTest(first, workshop).exact.identity()
         return right(rank, config, meeting, "x" if fails else rows)
 
-    monkeypatch.setattr(parallel, "train", train)
-    with Workshop() as workshop:
+    monkeypatch.setattr(process_checks, "train_rank", train)
+    with CheckContext() as workshop:
         with pytest.raises(TypeError):
-            parallel.check(Subject(first, workshop))
-        assert parallel.check(Subject(second, workshop)) == []
+            process_checks.check_parallel(StepUnderTest(first, workshop))
+        assert process_checks.check_parallel(StepUnderTest(second, workshop)) == []

@@ -9,42 +9,51 @@ from pathlib import Path
 
 import pytest
 
-from gpt2.check import CHECKS, reduce
-from gpt2.check.cases import checked_layers, find_cases
-from gpt2.check.draw import Drawn, draw, resolved
-from gpt2.check.randcheck import Request, case_of
-from gpt2.check.reduce import ddmin, differing, reduce_settings, reduce_to
-from gpt2.check.run import run_here
+from gpt2.check import CHECKS, random
+from gpt2.check.cases import config_layers_to_check, plan_cases
+from gpt2.check.command import run_in_process
+from gpt2.check.random import (
+    RandomCheckRequest,
+    RandomConfig,
+    case_of,
+    ddmin,
+    draw_config,
+    minimize,
+    non_default_settings,
+    reduce_settings,
+    resolve_settings,
+)
 from gpt2.config import Config
-from gpt2.mlp.base import ACTIVATIONS, Mlp
+from gpt2.mlp.mlp import ACTIVATIONS, Mlp
+from lib.config.layers import ConfigLayer
+from lib.config.tree import KconfigTree
 from lib.errors import ConfigError
-from lib.kconfig import Layer, Tree
 from lib.project import ROOT
 
 SCRIPT = [sys.executable, str(ROOT / "scripts" / "randcheck.py")]
 
 
 @pytest.fixture(scope="module")
-def tree() -> Tree:
-    return Tree()
+def tree() -> KconfigTree:
+    return KconfigTree()
 
 
 @pytest.fixture(scope="module")
-def drawn(tree: Tree) -> list[Drawn]:
-    return [draw(tree, 1, number) for number in range(60)]
+def drawn(tree: KconfigTree) -> list[RandomConfig]:
+    return [draw_config(tree, 1, number) for number in range(60)]
 
 
 class TestDraw:
     def test_every_draw_is_legal_and_no_two_are_the_same(self, tree, drawn):
         for one in drawn:
-            values = tree.resolve([Layer.of("defconfig", "test", one.settings)]).values
+            values = tree.resolve([ConfigLayer.of("defconfig", "test", one.settings)]).values
             assert Config.from_values(values) == one.config
         assert len({one.config.hash8 for one in drawn}) == len(drawn)
 
     def test_the_seed_and_the_number_decide(self, drawn):
-        again = draw(Tree(), 1, 7)
+        again = draw_config(KconfigTree(), 1, 7)
         assert again.settings == drawn[7].settings
-        assert draw(Tree(), 2, 7).settings != again.settings
+        assert draw_config(KconfigTree(), 2, 7).settings != again.settings
 
     def test_every_mechanism_optimizer_and_pruner_is_drawn(self, tree, drawn):
         choices = (
@@ -63,7 +72,7 @@ class TestDraw:
             assert {one.config.values[name] for one in drawn} == {True, False}
 
     @staticmethod
-    def _members(tree: Tree, name: str) -> tuple[str, ...]:
+    def _members(tree: KconfigTree, name: str) -> tuple[str, ...]:
         (info,) = [s for s in tree.symbols() if s.name == name]
         return info.members
 
@@ -97,8 +106,10 @@ class TestReduce:
         assert ddmin(list("abc"), lambda subset: True) == []
 
     def test_a_setting_is_removed_with_its_dependency(self, tree, drawn):
-        one = next(o for o in drawn if "RECIPROCAL_WINDOW" in differing(tree, o.settings))
-        left = reduce_to(tree, one.settings, lambda c: bool(c.values["RECIPROCAL"]))
+        one = next(
+            o for o in drawn if "RECIPROCAL_WINDOW" in non_default_settings(tree, o.settings)
+        )
+        left = minimize(tree, one.settings, lambda c: bool(c.values["RECIPROCAL"]))
         assert left == {"RECIPROCAL": "y"}
 
     @pytest.mark.usefixtures("torch_as_before")
@@ -117,22 +128,22 @@ class TestReduce:
             for o in drawn
             if not o.config.values["BIAS"] and o.config.values["ACTIVATION"] == "gelu_exact"
         )
-        assert len(differing(tree, one.settings)) > 10
-        found = run_here(case_of(one), [CHECKS["causal"]], {})
+        assert len(non_default_settings(tree, one.settings)) > 10
+        found = run_in_process(case_of(one), [CHECKS["causal"]], {})
         assert found["causal"].state == "failed"
         left = reduce_settings(one.settings, "causal", tmp_path)
         assert left == {"BIAS": "n", "ACTIVATION_GELU_EXACT": "y"}
-        text = tree.minimal([Layer.of("defconfig", "test", left)])
+        text = tree.minimal([ConfigLayer.of("defconfig", "test", left)])
         (tmp_path / "it").write_text(text)
         monkeypatch.setenv("KCONFIG_CONFIG", "it")
-        (case,) = find_cases(checked_layers(tmp_path)).chosen
-        assert case.config.identity() == resolved(tree, left).identity()
+        (case,) = plan_cases(config_layers_to_check(tmp_path)).chosen
+        assert case.config.identity() == resolve_settings(tree, left).identity()
 
     @pytest.mark.usefixtures("torch_as_before")
     def test_reduction_stops_at_the_time_limit(self, tree, drawn, monkeypatch, tmp_path):
-        monkeypatch.setattr(reduce, "_TIME_LIMIT_SECONDS", -1.0)
+        monkeypatch.setattr(random, "_TIME_LIMIT_SECONDS", -1.0)
         left = reduce_settings(drawn[0].settings, "causal", tmp_path)
-        assert left.items() >= differing(tree, drawn[0].settings).items()
+        assert left.items() >= non_default_settings(tree, drawn[0].settings).items()
 
 
 class TestCommand:
@@ -173,6 +184,6 @@ class TestCommand:
 
 def test_a_request_requires_at_least_one_configuration():
     with pytest.raises(ConfigError) as caught:
-        Request(Path(), 0, 1)
+        RandomCheckRequest(Path(), 0, 1)
     assert caught.value.codes == ["usage.invalid-argument"]
     assert caught.value.problems[0].where == "N"

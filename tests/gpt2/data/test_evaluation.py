@@ -6,8 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from gpt2.data.evaluation import IGNORED, eval_batches, evaluation_windows
-from gpt2.data.store import DocumentSpan
+from gpt2.data.store import IGNORE_INDEX, DocumentSpan, evaluation_batches, evaluation_windows
 from lib.errors import ConfigError
 
 LENGTHS = [1, 2, 8, 9, 10, 17, 100, 3, 1, 41]
@@ -20,7 +19,7 @@ class FakeSplit(SimpleNamespace):
 
     def window(self, offset: int, length: int) -> np.ndarray:
         """Return token positions as tokens."""
-        assert 0 <= offset and offset + length <= self.n_tokens
+        assert offset >= 0 and offset + length <= self.n_tokens
         return np.arange(offset, offset + length, dtype=np.uint16)
 
 
@@ -87,7 +86,7 @@ def test_each_window_is_a_unit_without_documents() -> None:
 def test_batches() -> None:
     windows = evaluation_windows(split(), 8, 10**6)
     rows = []
-    for x_BT, y_BT, documents in eval_batches(split(), windows, 8, 5):
+    for x_BT, y_BT, documents in evaluation_batches(split(), windows, 8, 5):
         assert x_BT.shape == y_BT.shape == (len(documents), 8) and len(documents) <= 5
         assert x_BT.dtype == y_BT.dtype == np.int64
         rows += zip(x_BT, y_BT, documents, strict=True)
@@ -97,4 +96,4 @@ def test_batches() -> None:
         tokens = list(range(window.offset, window.offset + window.length))
         assert document == window.document
         assert x_T.tolist() == tokens[:-1] + [0] * (8 - n)
-        assert y_T.tolist() == tokens[1:] + [IGNORED] * (8 - n)
+        assert y_T.tolist() == tokens[1:] + [IGNORE_INDEX] * (8 - n)

@@ -18,16 +18,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from gpt2.data import hub, resume
-from gpt2.data.loader import batches
-from gpt2.data.options import DataConfig
-from gpt2.data.prepare import prepare
+from gpt2.data import hub, shards
+from gpt2.data.loader import batch_iterable
+from gpt2.data.options import DataOptions
+from gpt2.data.prepare import prepare_dataset
 from gpt2.data.sampler import TrainSampler
-from gpt2.data.source import dataset_folder
-from gpt2.data.store import open_dataset
+from gpt2.data.store import dataset_folder, open_dataset
 from lib.errors import DataError
 
-Settings = Callable[..., DataConfig]
+Settings = Callable[..., DataOptions]
 Pages = list[tuple[str, str]]
 
 PREPARE = """
@@ -35,12 +34,12 @@ import json, sys
 from pathlib import Path
 from gpt2.data.options import DataConfig
 from gpt2.data.prepare import prepare
-from lib.cli import run
+from lib.console import run
 run(lambda: prepare(DataConfig(**json.loads(sys.argv[1])), Path(sys.argv[2])) and 0)
 """
 
 
-def in_process(config: DataConfig, build_dir: Path, **variables: str) -> tuple[int, str]:
+def in_process(config: DataOptions, build_dir: Path, **variables: str) -> tuple[int, str]:
     """Prepare in another process; return its exit code and stderr."""
     command = [sys.executable, "-c", PREPARE, json.dumps(asdict(config)), str(build_dir)]
     environment = {**os.environ, "HF_HOME": str(build_dir / "hf"), **variables}
@@ -51,7 +50,7 @@ def in_process(config: DataConfig, build_dir: Path, **variables: str) -> tuple[i
 def test_every_page_is_complete_and_in_order(
     streamed: Settings, pages: Pages, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    prepare(streamed(), tmp_path)
+    prepare_dataset(streamed(), tmp_path)
     assert "DATASET_TOKENS" in capsys.readouterr().err
     dataset = open_dataset(streamed(), tmp_path)
     texts = dict(pages)
@@ -77,12 +76,12 @@ def test_every_page_is_complete_and_in_order(
 def test_the_budget_ends_with_the_document_that_fills_it(
     streamed: Settings, pages: Pages, tmp_path: Path
 ) -> None:
-    prepare(streamed(), tmp_path)
+    prepare_dataset(streamed(), tmp_path)
     whole = open_dataset(streamed(), tmp_path)
     spans = whole.train.documents
     # One token into the twentieth document.
     budget = spans[19].offset + 1
-    prepare(streamed(dataset_tokens=budget), tmp_path)
+    prepare_dataset(streamed(dataset_tokens=budget), tmp_path)
     part = open_dataset(streamed(dataset_tokens=budget), tmp_path)
     assert [d.id for d in part.train.documents] == [d.id for d in spans[:20]]
     assert part.train.n_tokens == spans[19].offset + spans[19].length
@@ -93,26 +92,28 @@ def test_the_budget_ends_with_the_document_that_fills_it(
 
 
 def test_loader_workers_change_no_batch(streamed: Settings, pages: Pages, tmp_path: Path) -> None:
-    prepare(streamed(), tmp_path)
+    prepare_dataset(streamed(), tmp_path)
     sampler = TrainSampler(open_dataset(streamed(), tmp_path).train, 16, seed=3)
     plan = [(i * 4, 4) for i in range(6)]
-    here, workers = (list(batches(sampler, streamed(loader_workers=n), plan)) for n in (0, 2))
+    here, workers = (
+        list(batch_iterable(sampler, streamed(loader_workers=n), plan)) for n in (0, 2)
+    )
     for own, read in zip(here, workers, strict=True):
         assert all(one.equal(other) for one, other in zip(own, read, strict=True))
 
 
 def stop_at(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     """Raise KeyboardInterrupt once, at document ``number``, shortly after a checkpoint."""
-    monkeypatch.setattr(resume, "CHECKPOINT_TOKENS", 100)
-    original = hub.Stream._document
+    monkeypatch.setattr(shards, "CHECKPOINT_TOKENS", 100)
+    original = hub.DocumentStream._document
 
-    def stops(self: hub.Stream, row: Any) -> Any:
+    def stops(self: hub.DocumentStream, row: Any) -> Any:
         if self._number == number:
-            monkeypatch.setattr(hub.Stream, "_document", original)
+            monkeypatch.setattr(hub.DocumentStream, "_document", original)
             raise KeyboardInterrupt
         return original(self, row)
 
-    monkeypatch.setattr(hub.Stream, "_document", stops)
+    monkeypatch.setattr(hub.DocumentStream, "_document", stops)
 
 
 def test_openwebtext_documents_are_numbered(
@@ -124,8 +125,8 @@ def test_openwebtext_documents_are_numbered(
     settings = streamed(dataset="openwebtext")
     stop_at(monkeypatch, 12)
     with pytest.raises(KeyboardInterrupt):
-        prepare(settings, tmp_path)
-    prepare(settings, tmp_path)
+        prepare_dataset(settings, tmp_path)
+    prepare_dataset(settings, tmp_path)
     dataset = open_dataset(settings, tmp_path)
     found = {d.id: s for s in (dataset.train, dataset.val) for d in s.documents}
     assert sorted(found, key=int) == [str(i) for i in range(20)]
@@ -173,10 +174,10 @@ def test_the_hubs_commit_is_recorded_and_used_on_resume(
     calls = fake_hub(monkeypatch, tmp_path / "pages", "a" * 40)
     stop_at(monkeypatch, 50)
     with pytest.raises(KeyboardInterrupt):
-        prepare(settings, tmp_path)
+        prepare_dataset(settings, tmp_path)
     # The branch now points to another commit.
     stand_for(monkeypatch, "b" * 40)
-    prepare(settings, tmp_path)
+    prepare_dataset(settings, tmp_path)
     (source,) = open_dataset(settings, tmp_path).manifest["sources"]
     assert (source["subset"], source["revision"], source["commit"]) == (
         "sample-10BT",
@@ -210,7 +211,7 @@ def test_queries_of_signed_urls_are_not_shown(
 
     monkeypatch.setattr(datasets, "load_dataset_builder", refuse)
     with pytest.raises(DataError) as caught:
-        prepare(streamed(dataset_path=""), tmp_path)
+        prepare_dataset(streamed(dataset_path=""), tmp_path)
     assert caught.value.codes == ["data.unreadable"]
     assert "403 for url: https://cdn.example/x.parquet (x)" in str(caught.value)
     assert "s3cr3t" not in str(caught.value)
@@ -223,7 +224,7 @@ def test_without_the_package(
     lacking = lambda name: None if name == "datasets" else find_spec(name)  # noqa: E731
     monkeypatch.setattr(hub, "find_spec", lacking)
     with pytest.raises(DataError) as caught:
-        prepare(streamed(), tmp_path)
+        prepare_dataset(streamed(), tmp_path)
     assert caught.value.codes == ["env.missing-package"]
     assert "make setup EXTRAS=datasets" in caught.value.problems[0].next
 
@@ -233,9 +234,9 @@ def test_prepared_data_needs_neither_package_nor_hub(
 ) -> None:
     settings = streamed(dataset_path="", dataset_subset="sample-10BT", dataset_revision="main")
     fake_hub(monkeypatch, tmp_path / "pages", "a" * 40)
-    folder = prepare(settings, tmp_path)
+    folder = prepare_dataset(settings, tmp_path)
     monkeypatch.setattr(hub, "find_spec", lambda name: None)
-    assert prepare(settings, tmp_path) == folder
+    assert prepare_dataset(settings, tmp_path) == folder
     assert open_dataset(settings, tmp_path).train.n_tokens
 
 
@@ -276,7 +277,7 @@ def test_a_bad_local_copy(
 ) -> None:
     damage(tmp_path / "pages")
     with pytest.raises(DataError) as caught:
-        prepare(streamed(), tmp_path)
+        prepare_dataset(streamed(), tmp_path)
     assert caught.value.codes == [code] and details in str(caught.value)
 
 
@@ -286,6 +287,6 @@ def test_a_damaged_page_of_a_file(streamed: Settings, pages: Pages, tmp_path: Pa
     content[4:400] = 255
     content.tofile(path)
     with pytest.raises(DataError) as caught:
-        prepare(streamed(), tmp_path)
+        prepare_dataset(streamed(), tmp_path)
     assert caught.value.codes == ["data.unreadable"]
     assert caught.value.problems[0].where == str(tmp_path / "pages")

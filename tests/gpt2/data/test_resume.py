@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 
 from gpt2.data import prepare as prepare_module
-from gpt2.data import resume, shards
-from gpt2.data.options import DataConfig
-from gpt2.data.prepare import prepare
+from gpt2.data import shards
+from gpt2.data.options import DataOptions
+from gpt2.data.prepare import prepare_dataset
 from gpt2.data.store import open_dataset
 from lib.errors import DataError
 
-Settings = Callable[..., DataConfig]
+Settings = Callable[..., DataOptions]
 Pages = list[tuple[str, str]]
 
 # Receives a signal before the n-th call of a function.
@@ -28,7 +28,7 @@ import json, os, sys
 from pathlib import Path
 from gpt2.data import prepare, resume, shards
 from gpt2.data.options import DataConfig
-from lib.cli import run
+from lib.console import run
 
 config, build_dir, where, count, number = sys.argv[1:]
 owner, name = {
@@ -57,7 +57,7 @@ run(lambda: prepare.prepare(DataConfig(**json.loads(config)), Path(build_dir)) a
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shards and checkpoints after a few documents."""
     monkeypatch.setattr(shards, "SHARD_TOKENS", 2000)
-    monkeypatch.setattr(resume, "CHECKPOINT_TOKENS", 900)
+    monkeypatch.setattr(shards, "CHECKPOINT_TOKENS", 900)
 
 
 @pytest.fixture
@@ -66,8 +66,8 @@ def uninterrupted(
 ) -> dict[str, bytes]:
     """Files of an uninterrupted preparation in another folder."""
     with monkeypatch.context() as patched:
-        patched.setattr(resume, "CHECKPOINT_TOKENS", 1 << 30)
-        return contents(prepare(streamed(data_dir="other"), tmp_path))
+        patched.setattr(shards, "CHECKPOINT_TOKENS", 1 << 30)
+        return contents(prepare_dataset(streamed(data_dir="other"), tmp_path))
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -76,7 +76,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def interrupted(
-    config: DataConfig, build_dir: Path, where: str, count: int, by: signal.Signals
+    config: DataOptions, build_dir: Path, where: str, count: int, by: signal.Signals
 ) -> tuple[int, str]:
     """Prepare in a process that is signalled at that call; return exit code and stderr."""
     command = [sys.executable, "-c", DIES, json.dumps(asdict(config)), str(build_dir), where]
@@ -122,11 +122,11 @@ def test_killed_and_resumed(
         assert code == -signal.SIGKILL, said
     (partial,) = (tmp_path / "data").glob(".*.partial")
     state = json.loads((partial / "checkpoint.json").read_bytes())
-    folder = prepare(streamed(), tmp_path)
+    folder = prepare_dataset(streamed(), tmp_path)
     assert contents(folder) == uninterrupted
     # Documents before the checkpoint were not tokenized again.
     done = state["position"]["number"]
-    assert 0 < done and tokenized == [page for page, _ in pages[done:]]
+    assert done > 0 and tokenized == [page for page, _ in pages[done:]]
     assert [p.name for p in (tmp_path / "data").iterdir()] != [partial.name]
     assert not partial.exists()
 
@@ -139,7 +139,7 @@ def test_resume_works_after_every_document(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Checkpoint after every document, so that each position in row groups and files is covered."""
-    monkeypatch.setattr(resume, "CHECKPOINT_TOKENS", 1)
+    monkeypatch.setattr(shards, "CHECKPOINT_TOKENS", 1)
     original = prepare_module._add
     added: list[str] = []
 
@@ -154,7 +154,7 @@ def test_resume_works_after_every_document(
     stopped = 0
     while not (made := list((tmp_path / "data").glob("finewebedu-*"))):
         try:
-            prepare(streamed(), tmp_path)
+            prepare_dataset(streamed(), tmp_path)
         except DataError:
             stopped += 1
     assert stopped == len(pages) // 4
@@ -172,7 +172,7 @@ def test_ctrl_c_reports_how_to_resume(
     assert code == 130 and "Traceback" not in said
     assert re.search("STOP .*[1-9].* tokens .*make data", said)
     capsys.readouterr()
-    assert contents(prepare(streamed(), tmp_path)) == uninterrupted
+    assert contents(prepare_dataset(streamed(), tmp_path)) == uninterrupted
     assert "DATA    resuming" in capsys.readouterr().err
 
 
@@ -202,7 +202,7 @@ def test_a_damaged_partial_data_set_is_not_resumed(
     with monkeypatch.context() as patched:
         patched.setattr(prepare_module, "_add", interrupted_after(60))
         with pytest.raises(KeyboardInterrupt):
-            prepare(streamed(), tmp_path)
+            prepare_dataset(streamed(), tmp_path)
     (partial,) = (tmp_path / "data").glob(".*.partial")
     content = (partial / name).read_bytes()
     if damage == "missing":
@@ -210,18 +210,18 @@ def test_a_damaged_partial_data_set_is_not_resumed(
     else:
         (partial / name).write_bytes(content[:9] if damage == "cut" else b"\0" + content[1:])
     with pytest.raises(DataError) as caught:
-        prepare(streamed(), tmp_path)
+        prepare_dataset(streamed(), tmp_path)
     assert caught.value.codes == ["data.damaged-checkpoint"]
     (problem,) = caught.value.problems
     assert problem.where == str(partial / name) and f"rm -r {partial}" in problem.next
     shutil.rmtree(partial)
-    prepare(streamed(), tmp_path)
+    prepare_dataset(streamed(), tmp_path)
 
 
 def test_a_damaged_shard_of_a_finished_data_set(
     streamed: Settings, pages: Pages, tmp_path: Path
 ) -> None:
-    folder = prepare(streamed(), tmp_path)
+    folder = prepare_dataset(streamed(), tmp_path)
     content = (folder / "train-00003.bin").read_bytes()
     (folder / "train-00003.bin").write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     with pytest.raises(DataError) as caught:
@@ -237,7 +237,7 @@ def test_disk_space_is_checked_first(
     usage = shutil.disk_usage(tmp_path)._replace(free=10**9)
     monkeypatch.setattr(prepare_module.shutil, "disk_usage", lambda folder: usage)
     with pytest.raises(DataError) as caught:
-        prepare(streamed(), tmp_path)
+        prepare_dataset(streamed(), tmp_path)
     assert caught.value.codes == ["data.disk-full"]
     assert re.search("[0-9]{10} bytes, got 1000000000 ", str(caught.value))
-    prepare(streamed(dataset_tokens=10**8), tmp_path)
+    prepare_dataset(streamed(dataset_tokens=10**8), tmp_path)

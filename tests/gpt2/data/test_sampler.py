@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from gpt2.data.sampler import TrainSampler, order_digest, order_digest_of
+from gpt2.data.sampler import TrainSampler, order_digest, order_digest_from_manifest
 from lib.errors import DataError
-from lib.repro.streams import stream_seed
+from lib.runs.seeds import stream_seed
 
 BITS = (1 << 64) - 1
 
@@ -93,4 +93,4 @@ def test_the_order_follows_from_the_manifest_alone() -> None:
         "batch": {"global_sequences": 6, "tokens_per_iteration": 48},
         "data": {"splits": {"train": {"tokens": 10_000}}},
     }
-    assert order_digest_of(manifest, 5) == order_digest(7, 10_000, 8, 6, 5)
+    assert order_digest_from_manifest(manifest, 5) == order_digest(7, 10_000, 8, 6, 5)

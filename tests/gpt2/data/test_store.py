@@ -11,13 +11,12 @@ import numpy as np
 import pytest
 
 from gpt2.data import shards
-from gpt2.data.options import DataConfig
-from gpt2.data.prepare import prepare
-from gpt2.data.source import dataset_folder
-from gpt2.data.store import open_dataset
+from gpt2.data.options import DataOptions
+from gpt2.data.prepare import prepare_dataset
+from gpt2.data.store import dataset_folder, open_dataset
 from lib.errors import DataError
 
-Settings = Callable[..., DataConfig]
+Settings = Callable[..., DataOptions]
 pytestmark = pytest.mark.usefixtures("texts")
 
 
@@ -31,7 +30,7 @@ def flip(path: Path, position: int) -> None:
 @pytest.fixture
 def folder(config: Settings, tmp_path: Path) -> Path:
     """A prepared data set."""
-    return prepare(config(), tmp_path)
+    return prepare_dataset(config(), tmp_path)
 
 
 FILES = ["train-00000.bin", "train-documents.jsonl", "val-00000.bin", "val-documents.jsonl"]
@@ -56,7 +55,7 @@ def test_truncated_and_missing_are_listed_together(
     with open(folder / "train-00000.bin", "r+b") as stream:
         stream.truncate(size - 2)
     (folder / "val-00000.bin").unlink()
-    for checked in (open_dataset, prepare):
+    for checked in (open_dataset, prepare_dataset):
         with pytest.raises(DataError) as caught:
             checked(config(), tmp_path)
         assert caught.value.codes == ["data.damaged", "data.missing"]
@@ -70,7 +69,7 @@ def test_shards_with_swapped_names(
     config: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shards, "SHARD_TOKENS", 100)
-    folder = prepare(config(), tmp_path)
+    folder = prepare_dataset(config(), tmp_path)
     pair = [folder / "train-00001.bin", folder / "train-00003.bin"]
     first, second = (path.read_bytes() for path in pair)
     assert len(first) == len(second) and first != second
@@ -89,7 +88,7 @@ def test_an_added_shard(folder: Path, config: Settings, tmp_path: Path) -> None:
     added = folder / "train-00001.bin"
     added.write_bytes(b"\1\0")
     digest = hashlib.sha256(b"\1\0").hexdigest()
-    for checked in (open_dataset, prepare):
+    for checked in (open_dataset, prepare_dataset):
         with pytest.raises(DataError) as caught:
             checked(config(), tmp_path)
         assert caught.value.codes == ["data.unexpected-file"]
@@ -144,7 +143,7 @@ def test_the_digest_depends_on_the_content(folder: Path, config: Settings, tmp_p
     first = open_dataset(config(), tmp_path).digest
     assert open_dataset(config(), tmp_path).digest == first
     (tmp_path / "texts" / "00.txt").write_text("other words")
-    prepare(config(), tmp_path)
+    prepare_dataset(config(), tmp_path)
     assert open_dataset(config(), tmp_path).digest != first
 
 
@@ -155,7 +154,7 @@ def test_windows_cross_shards(
     tokens = whole.window(0, whole.n_tokens).tolist()
     shutil.rmtree(folder)
     monkeypatch.setattr(shards, "SHARD_TOKENS", 100)
-    prepare(config(), tmp_path)
+    prepare_dataset(config(), tmp_path)
     split = open_dataset(config(), tmp_path).train
     assert len(list(folder.glob("train-*.bin"))) == -(-len(tokens) // 100) > 20
     rng = np.random.default_rng(0)

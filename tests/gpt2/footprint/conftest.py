@@ -7,11 +7,13 @@ import pytest
 from gpt2.ablation.ratio import RATIO
 from gpt2.ablation.resolve import resolve_config, step_layers
 from gpt2.config import Config
-from lib.binding import Value
-from lib.kconfig import Layer, Tree, defconfig_layers
+from lib.config.dotconfig import defconfig_layers
+from lib.config.field import SymbolValue
+from lib.config.layers import ConfigLayer
+from lib.config.tree import KconfigTree
 from lib.project import ROOT
 
-SMALL: dict[str, Value] = {
+SMALL: dict[str, SymbolValue] = {
     "MODEL_SIZE_CUSTOM": True,
     "N_LAYER": 6,
     "N_HEAD": 4,
@@ -26,13 +28,13 @@ SMALL: dict[str, Value] = {
 @pytest.fixture(scope="session")
 def configure() -> Callable[..., Config]:
     """Return a builder of steps of the RATIO study; ``small=False`` keeps their size."""
-    tree = Tree()
+    tree = KconfigTree()
     base = defconfig_layers(ROOT, "gpt2-ratio-ablation")
 
-    def build(slug: str = "baseline", /, small: bool = True, **changes: Value) -> Config:
+    def build(slug: str = "baseline", /, small: bool = True, **changes: SymbolValue) -> Config:
         step = next(step for step in RATIO.steps if step.slug == slug)
         symbols = (SMALL if small else {}) | changes
-        layers = [*base, Layer.of("command line", "test", symbols), *step_layers(RATIO, step)]
+        layers = [*base, ConfigLayer.of("command line", "test", symbols), *step_layers(RATIO, step)]
         return resolve_config(tree, layers)
 
     return build

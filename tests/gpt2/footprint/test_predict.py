@@ -10,24 +10,23 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
 
-from gpt2.attention.rows.backward import Backward
+from gpt2.attention.chunked import ChunkedBackward
 from gpt2.config import Config
-from gpt2.footprint.fake import FakeTraining
-from gpt2.footprint.predict import predict
-from gpt2.footprint.training import Training
-from gpt2.mlp.base import Mlp
-from lib.binding import Value
+from gpt2.memory.fake_step import FakeTrainingStep, MinimalTraining
+from gpt2.memory.predict import estimate
+from gpt2.mlp.mlp import Mlp
+from lib.config.field import SymbolValue
+from lib.env.gpu import find_gpu, gpu_with_memory
 from lib.errors import RunError
-from lib.machine.gpus import gpu_named, gpu_with_memory
 
 Configure = Callable[..., Config]
-GPU = gpu_named("a10g")
+GPU = find_gpu("a10g")
 MIXED = ("baseline", "pruned-50", "golden-gate-cross", "ra-mla-golden-mech", "full", "ract-weights")
 
 
 def totals(config: Config, batch: int, target: Any = GPU) -> dict[str, int]:
     """Return the peak bytes of each stage."""
-    needs = FakeTraining(config).needs(target, batch)
+    needs = FakeTrainingStep(config).needs(target, batch)
     return {stage: peak.total() for stage, peak in needs.peaks.items()}
 
 
@@ -52,9 +51,9 @@ def test_three_blocks_predict_any_depth(
 ) -> None:
     batch = {"GLOBAL_BATCH": 2 * accumulation, "GRAD_ACCUMULATION": accumulation}
     config = configure(slug, **batch, GRAD_CHECKPOINTING=again)
-    short = FakeTraining(config).needs(target, 2)
-    monkeypatch.setattr("gpt2.footprint.fake._BLOCKS", 6)
-    whole = FakeTraining(config).needs(target, 2)
+    short = FakeTrainingStep(config).needs(target, 2)
+    monkeypatch.setattr("gpt2.memory.fake_step._BLOCKS", 6)
+    whole = FakeTrainingStep(config).needs(target, 2)
     assert whole.flops == short.flops
     assert {s: p.total() for s, p in short.peaks.items()} == pytest.approx(
         {s: p.total() for s, p in whole.peaks.items()}, rel=1e-3
@@ -76,7 +75,7 @@ def test_peak_matches_torchs_memory_tracker(
     )
     monkeypatch.setattr("gpt2.training.step.require_finite", lambda *arguments: None)
     with FakeTensorMode():
-        training = Training(config)
+        training = MinimalTraining(config)
         tokens_BT = torch.zeros((2, 257), dtype=torch.long)
         training.step([tokens_BT])
         tracker = MemTracker()
@@ -90,7 +89,7 @@ def test_peak_matches_torchs_memory_tracker(
 @pytest.mark.parametrize("slug", MIXED)
 def test_parameters_are_exact(configure: Configure, slug: str) -> None:
     config = configure(slug)
-    assert FakeTraining(config).parameters == config.model.num_params()
+    assert FakeTrainingStep(config).parameters == config.model.num_params()
 
 
 def test_flops_of_gpt2(configure: Configure) -> None:
@@ -100,9 +99,9 @@ def test_flops_of_gpt2(configure: Configure) -> None:
     matrices = shape.n_layer * 12 * shape.n_embd**2 + shape.padded_vocab_size * shape.n_embd
     pairs = (shape.block_size + 1) / 2
     expected = 6 * matrices + shape.n_layer * 14 * shape.n_embd * pairs
-    footprint = predict(config, GPU)
+    footprint = estimate(config, GPU)
     assert footprint.flops_per_token == pytest.approx(expected, rel=1e-12)
-    assert predict(config, "cpu").flops_per_token == pytest.approx(expected, rel=1e-12)
+    assert estimate(config, "cpu").flops_per_token == pytest.approx(expected, rel=1e-12)
     recomputed = shape.n_layer * 2 * shape.n_embd * pairs
     assert footprint.declared_flops_per_token == pytest.approx(expected - recomputed, rel=1e-12)
 
@@ -111,38 +110,38 @@ def test_flops_of_a_window(configure: Configure) -> None:
     """No fused kernel skips what a mask hides: every pair is computed."""
     config = configure(DROPOUT="0.0", ATTENTION_PATTERN_SLIDING=True, SLIDING_WINDOW=64)
     shape = config.model.shape
-    full = predict(configure(DROPOUT="0.0"), GPU).flops_per_token
+    full = estimate(configure(DROPOUT="0.0"), GPU).flops_per_token
     hidden = shape.block_size - (shape.block_size + 1) / 2
     expected = full + shape.n_layer * 14 * shape.n_embd * hidden
-    assert predict(config, GPU).flops_per_token == pytest.approx(expected, rel=1e-12)
+    assert estimate(config, GPU).flops_per_token == pytest.approx(expected, rel=1e-12)
 
 
 def test_flops_of_joined_passes(configure: Configure) -> None:
     """On a GPU, by blocks of 128 pairs: the band of 65 tokens has heads twice as wide."""
-    parts: dict[str, Value] = {"DROPOUT": "0.0", "RECIPROCAL": True, "RECIPROCAL_WINDOW": 64}
+    parts: dict[str, SymbolValue] = {"DROPOUT": "0.0", "RECIPROCAL": True, "RECIPROCAL_WINDOW": 64}
     config = configure(BLOCK_SIZE=512, ATTENTION_BACKEND_JOINED=True, **parts)
     shape = config.model.shape
     # q k^T and p v forward; backward four products as wide as q, three as wide as v.
     band, outside = (5 * 2 + 4, 7), (5 + 4, 4 + 3 + 2 + 1)
     blocks = sum(products * count for products, count in (band, outside))
-    plain = predict(configure(BLOCK_SIZE=512, DROPOUT="0.0"), GPU).flops_per_token
+    plain = estimate(configure(BLOCK_SIZE=512, DROPOUT="0.0"), GPU).flops_per_token
     plain -= shape.n_layer * 14 * shape.n_embd * (shape.block_size + 1) / 2
     pairs = blocks * 128**2 / shape.block_size
     expected = plain + shape.n_layer * 2 * shape.n_embd * pairs
-    assert predict(config, GPU).flops_per_token == pytest.approx(expected, rel=1e-12)
+    assert estimate(config, GPU).flops_per_token == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize("mode", ["ENTROPY", "RMS"])
 def test_joined_passes_save_no_quadratic_tensor(configure: Configure, mode: str) -> None:
-    parts: dict[str, Value] = {
+    parts: dict[str, SymbolValue] = {
         "DROPOUT": "0.0",
         "ATTENTION_BACKEND_JOINED": True,
         "RECIPROCAL": True,
         "RA_CROSS_TOKEN": True,
         f"RA_CROSS_TOKEN_MODE_{mode}": True,
     }
-    short = predict(configure(BLOCK_SIZE=256, BATCH_SIZE=4, GRAD_ACCUMULATION=2, **parts), GPU)
-    long = predict(configure(BLOCK_SIZE=512, BATCH_SIZE=2, GRAD_ACCUMULATION=4, **parts), GPU)
+    short = estimate(configure(BLOCK_SIZE=256, BATCH_SIZE=4, GRAD_ACCUMULATION=2, **parts), GPU)
+    long = estimate(configure(BLOCK_SIZE=512, BATCH_SIZE=2, GRAD_ACCUMULATION=4, **parts), GPU)
     assert long.peak_bytes["activations"] == pytest.approx(
         short.peak_bytes["activations"], rel=0.03
     )
@@ -153,13 +152,13 @@ def test_three_blocks_predict_any_depth_of_joined_passes(
 ) -> None:
     config = configure("ra", DROPOUT="0.0", ATTENTION_BACKEND_JOINED=True)
     short = totals(config, 2)
-    monkeypatch.setattr("gpt2.footprint.fake._BLOCKS", 6)
+    monkeypatch.setattr("gpt2.memory.fake_step._BLOCKS", 6)
     assert short == pytest.approx(totals(config, 2), rel=1e-3)
 
 
 def test_memory_of_gpt2(configure: Configure) -> None:
     """Weights, gradients and two moments in fp32 are exact, and the step counters of AdamW."""
-    footprint = predict(configure(), GPU)
+    footprint = estimate(configure(), GPU)
     assert footprint.peak_bytes["parameters"] == 4 * footprint.parameters
     assert footprint.peak_bytes["gradients"] == 4 * footprint.parameters
     assert 0 <= footprint.peak_bytes["optimizer"] - 8 * footprint.parameters < 1000
@@ -167,8 +166,8 @@ def test_memory_of_gpt2(configure: Configure) -> None:
 
 def test_a_gpu_saves_no_quadratic_tensor(configure: Configure) -> None:
     """With dropout a CPU only has plain products, which save T × T elements for each head."""
-    short = predict(configure(BLOCK_SIZE=128, BATCH_SIZE=4, GRAD_ACCUMULATION=2), GPU)
-    long = predict(configure(BLOCK_SIZE=256, BATCH_SIZE=2, GRAD_ACCUMULATION=4), GPU)
+    short = estimate(configure(BLOCK_SIZE=128, BATCH_SIZE=4, GRAD_ACCUMULATION=2), GPU)
+    long = estimate(configure(BLOCK_SIZE=256, BATCH_SIZE=2, GRAD_ACCUMULATION=4), GPU)
     assert long.peak_bytes["activations"] == pytest.approx(
         short.peak_bytes["activations"], rel=0.02
     )
@@ -181,9 +180,9 @@ def test_gpt2_124m_with_dropout(configure: Configure) -> None:
     """B 8, T 1024, bf16: plain products on a CPU save tensors that flash on a GPU does not."""
     config = configure(small=False)
     squares = 12 * 8 * 12 * 1024**2
-    flash = predict(config, GPU).total_bytes
+    flash = estimate(config, GPU).total_bytes
     assert 5.0 < flash / 2**30 < 6.0
-    assert 5 * squares < predict(config, "cpu").total_bytes - flash < 14 * squares
+    assert 5 * squares < estimate(config, "cpu").total_bytes - flash < 14 * squares
 
 
 def test_more_sequences_need_more(configure: Configure) -> None:
@@ -194,15 +193,15 @@ def test_more_sequences_need_more(configure: Configure) -> None:
 def test_the_largest_micro_batch_fits_and_the_next_does_not(configure: Configure) -> None:
     config = configure(GLOBAL_BATCH=64, BATCH_SIZE=2, GRAD_ACCUMULATION=32)
     gpu = gpu_with_memory(1.7)
-    largest = predict(config, gpu).largest_micro_batch
+    largest = estimate(config, gpu).largest_micro_batch
     assert 2 < largest < 64
     for batch, fits in ((largest, True), (2 * largest, False)):
         train = dataclasses.replace(config.train, batch_size=batch, grad_accumulation=64 // batch)
-        assert predict(dataclasses.replace(config, train=train), gpu).fits is fits
+        assert estimate(dataclasses.replace(config, train=train), gpu).fits is fits
 
 
 def test_nothing_fits_a_tiny_gpu(configure: Configure) -> None:
-    footprint = predict(configure(), gpu_with_memory(1.01))
+    footprint = estimate(configure(), gpu_with_memory(1.01))
     assert (footprint.fits, footprint.largest_micro_batch) == (False, 0)
 
 
@@ -217,7 +216,7 @@ def test_a_wrong_dimension_is_reported_with_its_source_line(
 
     monkeypatch.setattr(Mlp, "__init__", narrow)
     with pytest.raises(RunError) as caught:
-        predict(configure(), GPU)
+        estimate(configure(), GPU)
     (problem,) = caught.value.problems
     assert problem.code == "model.shape-mismatch"
     assert re.fullmatch(source_line(Mlp), problem.where)
@@ -230,12 +229,12 @@ def test_a_wrong_dimension_in_backward_is_reported(
     def wrong(soft: Any, dlast: torch.Tensor, dstatistics: Any) -> torch.Tensor:
         return dlast[..., :-1]
 
-    monkeypatch.setattr(Backward, "_softmaxes", staticmethod(wrong))
+    monkeypatch.setattr(ChunkedBackward, "_softmaxes", staticmethod(wrong))
     with pytest.raises(RunError) as caught:
-        predict(configure("ract"), GPU)
+        estimate(configure("ract"), GPU)
     (problem,) = caught.value.problems
     assert problem.code == "model.shape-mismatch"
-    assert re.fullmatch(source_line(Backward), problem.where)
+    assert re.fullmatch(source_line(ChunkedBackward), problem.where)
     assert "backward, last block" in problem.what
 
 
@@ -246,7 +245,7 @@ def test_flops_of_a_selection(configure: Configure) -> None:
         sizes = {"NSA_COMPRESS_BLOCK": 8, "NSA_COMPRESS_STRIDE": 4, "NSA_SELECT_BLOCK": 16}
         named = {"DROPOUT": "0.0", "ATTENTION_PROJECTION_GROUPED": True, "N_KV_HEAD": 2}
         config = configure(ATTENTION_PATTERN_NSA=True, **named, **sizes, **settings)
-        return config.model.shape, predict(config, "cpu").flops_per_token
+        return config.model.shape, estimate(config, "cpu").flops_per_token
 
     shape, three = predicted(NSA_SELECT_COUNT=3)
     four = predicted(NSA_SELECT_COUNT=4)[1]

@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from gpt2.attention.state import AttentionView, BlockState
+from gpt2.attention.state import AttentionOutputs, BlockState
 from gpt2.config import ModelConfig
 from gpt2.mlp import reference
-from gpt2.mlp.base import Mlp
+from gpt2.mlp.mlp import Mlp
 from tests.gpt2.builders import make_model_config
 
 BATCH, TOKENS = 2, 6
@@ -42,7 +42,7 @@ def build(config: ModelConfig, block: int = 0, seed: int = 0) -> Mlp:
     return mlp
 
 
-def inputs(config: ModelConfig) -> tuple[Tensor, AttentionView, list[Tensor]]:
+def inputs(config: ModelConfig) -> tuple[Tensor, AttentionOutputs, list[Tensor]]:
     """Return random float64 x, a view of causal weights and latents, and the leaf tensors."""
     torch.manual_seed(1)
     # R of the configurations built here: C/6 to a multiple of 8.
@@ -51,7 +51,7 @@ def inputs(config: ModelConfig) -> tuple[Tensor, AttentionView, list[Tensor]]:
     x_BTC, scores_BTS, latent_BTR = leaves
     future = torch.ones(TOKENS, TOKENS, dtype=torch.bool).triu(1)
     weights_BTS = scores_BTS.masked_fill(future, -torch.inf).softmax(-1)
-    return x_BTC, AttentionView(weights_BTS, latent_BTR), leaves
+    return x_BTC, AttentionOutputs(weights_BTS, latent_BTR), leaves
 
 
 def outputs(out: Tensor, state: BlockState) -> list[Tensor]:

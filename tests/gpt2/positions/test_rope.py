@@ -5,23 +5,26 @@ import torch
 from torch import Tensor
 
 from gpt2.ablation.resolve import resolve_config
-from gpt2.attention.dense.options import DenseOptions
-from gpt2.attention.full.options import FullOptions
-from gpt2.attention.grouped.options import GroupedOptions
+from gpt2.attention import chunk_parts
+from gpt2.attention.options import (
+    DenseOptions,
+    FullOptions,
+    GroupedOptions,
+    RopeOptions,
+    SlidingOptions,
+)
+from gpt2.attention.positions import Rope
 from gpt2.attention.ra_cross_token.options import RaCrossTokenOptions
 from gpt2.attention.reciprocal.options import ReciprocalOptions
-from gpt2.attention.rows import plan
-from gpt2.attention.sliding.options import SlidingOptions
-from gpt2.attention.state import WeightsRequest
+from gpt2.attention.reference import rotate
+from gpt2.attention.state import AttentionWeightsOptions
 from gpt2.config import Config
 from gpt2.model import GPT
-from gpt2.positions.rope.module import Rope
-from gpt2.positions.rope.options import RopeOptions
-from gpt2.positions.rope.reference import rotated
-from gpt2.shape import Shape
-from lib.binding import Value
+from gpt2.shape import ModelShape
+from lib.config.field import SymbolValue
+from lib.config.layers import ConfigLayer
+from lib.config.tree import KconfigTree
 from lib.errors import ConfigError
-from lib.kconfig import Layer, Tree
 from tests.gpt2.attention.conftest import build_case
 from tests.gpt2.builders import SHAPE, make_model_config
 from tests.gpt2.test_decode import CALLS, decoded, deviation
@@ -34,13 +37,13 @@ MADE = {"dense": DenseOptions(), "grouped": GroupedOptions(n_kv_head=2)}
 
 
 @pytest.fixture(scope="module")
-def tree() -> Tree:
-    return Tree()
+def tree() -> KconfigTree:
+    return KconfigTree()
 
 
 @pytest.fixture
 def rope() -> Rope:
-    return Rope(Shape(**SHAPE), ROPE)
+    return Rope(ModelShape(**SHAPE), ROPE)
 
 
 def random(*shape: int) -> Tensor:
@@ -71,9 +74,9 @@ class TestRotation:
 
     def test_equals_the_formula(self, rope: Rope) -> None:
         x = random(2, 3, 9, 8)
-        torch.testing.assert_close(rope(x), rotated(x, range(9), ROPE), rtol=0, atol=1e-13)
+        torch.testing.assert_close(rope(x), rotate(x, range(9), ROPE), rtol=0, atol=1e-13)
         places = range(7, 7 + 9 * 16, 16)
-        torch.testing.assert_close(rope(x, 7, 16), rotated(x, places, ROPE), rtol=0, atol=1e-12)
+        torch.testing.assert_close(rope(x, 7, 16), rotate(x, places, ROPE), rtol=0, atol=1e-12)
         # Written out for one pair of a head of 8: j = 1 turns by 50^(-1/4) for each token.
         angle = torch.tensor(3 * 50**-0.25, dtype=torch.float64)
         turned = x[0, 0, 3, 1] * angle.cos() - x[0, 0, 3, 5] * angle.sin()
@@ -106,15 +109,15 @@ class TestAttention:
     @pytest.mark.parametrize("mode", ["topk", "entropy"])
     @pytest.mark.parametrize("apply", ["output", "weights"])
     def test_terms_gates_and_readers_of_weights(self, monkeypatch, apply, mode) -> None:
-        monkeypatch.setattr(plan, "FEWEST_ROWS", 8)
-        monkeypatch.setattr(plan, "CPU_CHUNK_ELEMENTS", 0)
+        monkeypatch.setattr(chunk_parts, "MIN_CHUNK_ROWS", 8)
+        monkeypatch.setattr(chunk_parts, "CPU_CHUNK_ELEMENTS", 0)
         gate = {"alpha": 0.7, "topk": 5, "scale": 1.5, "bias": 0.2}
         gate |= {"head_average": False, "detach_stats": False}
         case = build_case(
             projection=MADE["grouped"],
             terms=(ReciprocalOptions(alpha=0.6, window=5, learnable=True),),
             gates=(RaCrossTokenOptions(mode, apply, **gate),),
-            request=WeightsRequest("rms", topk=0, tau=0.8, detach=False),
+            request=AttentionWeightsOptions("rms", topk=0, tau=0.8, detach=False),
             positions=ROPE,
         )
         case.assert_equals_reference(TIGHT)
@@ -128,7 +131,7 @@ class TestAttention:
 
     def test_statistics_are_those_of_rotated_heads(self) -> None:
         """Compute the entropy of the rows exposed to an MLP."""
-        every = WeightsRequest("none", topk=0, tau=0.0, detach=True)
+        every = AttentionWeightsOptions("none", topk=0, tau=0.0, detach=True)
         case = build_case(n_head=1, request=every, positions=ROPE)
         with torch.no_grad():
             weights_BTS = case()[1]
@@ -193,10 +196,10 @@ class TestModel:
 class TestConfiguration:
     """Symbols, and rejected combinations."""
 
-    def build(self, tree: Tree, **settings: Value) -> Config:
-        return resolve_config(tree, [Layer.of("defconfig", "test", settings)])
+    def build(self, tree: KconfigTree, **settings: SymbolValue) -> Config:
+        return resolve_config(tree, [ConfigLayer.of("defconfig", "test", settings)])
 
-    def test_the_default_is_gpt2s(self, tree: Tree) -> None:
+    def test_the_default_is_gpt2s(self, tree: KconfigTree) -> None:
         assert self.build(tree).model.attention.positions.name == "learned"
         found = self.build(tree, POSITIONS_ROPE=True).model.attention.positions
         assert found == RopeOptions(base=10000.0)
@@ -215,7 +218,7 @@ class TestConfiguration:
         ],
     )
     def test_invalid_combinations_are_rejected(
-        self, tree: Tree, settings: dict, problem: str
+        self, tree: KconfigTree, settings: dict, problem: str
     ) -> None:
         with pytest.raises(ConfigError, match=problem):
             self.build(tree, POSITIONS_ROPE=True, **settings)

@@ -11,10 +11,11 @@ from torch import Tensor
 
 from gpt2.ablation.resolve import resolve_config
 from gpt2.model import GPT
-from gpt2.quantized.options import SCHEMES, parse_schemes, refuse_training
-from gpt2.quantized.schemes import int8_round_trip, quantize
+from gpt2.quantized.evaluate import quantize, quantize_dequantize_int8
+from gpt2.quantized.options import SCHEMES, parse_schemes, reject_training
+from lib.config.layers import ConfigLayer
+from lib.config.tree import KconfigTree
 from lib.errors import ConfigError, PreflightError
-from lib.kconfig import Layer, Tree
 
 WITH_BITSANDBYTES = pytest.mark.skipif(
     importlib.util.find_spec("bitsandbytes") is None, reason="an extra"
@@ -38,7 +39,7 @@ SETTINGS: dict[str, Any] = {
 @pytest.fixture
 def model() -> GPT:
     """Build a model with a mechanism and random weights."""
-    built = GPT(resolve_config(Tree(), [Layer.of("test", "test", SETTINGS)]).model)
+    built = GPT(resolve_config(KconfigTree(), [ConfigLayer.of("test", "test", SETTINGS)]).model)
     built.init_weights(seed=1)
     return built
 
@@ -52,7 +53,7 @@ def weight() -> Tensor:
 
 
 def test_int8_is_the_nearest_of_255_steps_of_each_row() -> None:
-    values, taken = int8_round_trip(weight())
+    values, taken = quantize_dequantize_int8(weight())
     for row, rounded in zip(weight().double().tolist(), values.tolist(), strict=True):
         step = max(map(abs, row)) / 127
         for number, found in zip(row, rounded, strict=True):
@@ -60,7 +61,7 @@ def test_int8_is_the_nearest_of_255_steps_of_each_row() -> None:
             assert found == pytest.approx(expected, rel=1e-6, abs=1e-12)
             assert abs(found - number) <= step / 2 * (1 + 1e-5)
     assert taken == 5 * 24 + 5 * 4
-    assert torch.equal(int8_round_trip(values)[0], values)
+    assert torch.equal(quantize_dequantize_int8(values)[0], values)
 
 
 @WITH_BITSANDBYTES
@@ -136,11 +137,11 @@ def test_schemes_are_parsed_and_a_missing_package_is_one_error() -> None:
 
 
 def test_training_has_no_quantization() -> None:
-    refuse_training("")
-    refuse_training("none")
+    reject_training("")
+    reject_training("none")
     with pytest.raises(ConfigError) as caught:
-        refuse_training("nf4")
+        reject_training("nf4")
     assert caught.value.codes == ["usage.unsupported-argument"]
     assert "'nf4'" in str(caught.value)
     assert "make evaluate RUN=NAME QUANT=int8" in caught.value.problems[0].next
-    assert not [info.name for info in Tree().symbols() if "QUANT" in info.name]
+    assert not [info.name for info in KconfigTree().symbols() if "QUANT" in info.name]

@@ -15,20 +15,20 @@ import torch
 
 from gpt2.ablation.resolve import resolve_config
 from gpt2.config import Config
-from gpt2.data.prepare import prepare
-from gpt2.runs import write_resolved_config
-from gpt2.train import run, step
-from gpt2.training.records import Records
-from gpt2.training.session import Session
-from gpt2.training.start import open_session
-from lib.machine.process import rank_variables
-from lib.binding import Value
-from lib.kconfig import Layer, Tree
-from lib.rundir import RunDir
-from lib.status import State, Status, read_status
+from gpt2.data.prepare import prepare_dataset
+from gpt2.records.run_files import write_resolved_config
+from gpt2.train import train_run, train_step
+from gpt2.training.records import RecordWriter
+from gpt2.training.session import TrainingSession
+from gpt2.training.setup import open_session
+from lib.config.field import SymbolValue
+from lib.config.layers import ConfigLayer
+from lib.config.tree import KconfigTree
+from lib.env.ranks import rank_environment
+from lib.runs.run_dir import RunDir, RunStatus, State, read_status
 
 ITERATIONS = 12
-BASE: dict[str, Value] = {
+BASE: dict[str, SymbolValue] = {
     "SINGLE_TRAINING": True,
     "DEVICE_CPU": True,
     "MODEL_SIZE_CUSTOM": True,
@@ -59,7 +59,7 @@ BASE: dict[str, Value] = {
     "TELEMETRY_INTERVAL": 0,
 }
 # Native sparse attention that skips some tokens.
-SPARSE: dict[str, Value] = {
+SPARSE: dict[str, SymbolValue] = {
     "ATTENTION_PROJECTION_GROUPED": True,
     "N_KV_HEAD": 1,
     "ATTENTION_PATTERN_NSA": True,
@@ -78,7 +78,7 @@ class Trained:
     """Run directory, final status and reported events of a run."""
 
     files: RunDir
-    status: Status
+    status: RunStatus
     events: list[dict[str, Any]]
 
     def rows(self, kind: str) -> list[dict[str, Any]]:
@@ -109,30 +109,30 @@ class Trained:
 
 
 @pytest.fixture(scope="session")
-def tree() -> Tree:
+def tree() -> KconfigTree:
     """The Kconfig tree."""
-    return Tree()
+    return KconfigTree()
 
 
 @pytest.fixture(scope="session")
-def build_dir(tree: Tree, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def build_dir(tree: KconfigTree, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A build folder whose data set is prepared."""
     folder = tmp_path_factory.mktemp("build")
     (folder / "texts").mkdir()
     for i in range(16):
         text = " ".join(f"{i * j % 17} apples and {j} pears." for j in range(2 + i))
         (folder / "texts" / f"{i:02d}.txt").write_text(text)
-    prepare(resolve_config(tree, [Layer.of("test", "test", BASE)]).data, folder)
+    prepare_dataset(resolve_config(tree, [ConfigLayer.of("test", "test", BASE)]).data, folder)
     return folder
 
 
 @pytest.fixture(scope="session")
-def configure(tree: Tree) -> Callable[..., Config]:
+def configure(tree: KconfigTree) -> Callable[..., Config]:
     """Build a configuration from the base with changed symbols; None removes a symbol."""
 
-    def build(**changes: Value | None) -> Config:
+    def build(**changes: SymbolValue | None) -> Config:
         symbols = {name: v for name, v in (BASE | changes).items() if v is not None}
-        return resolve_config(tree, [Layer.of("test", "test", symbols)])
+        return resolve_config(tree, [ConfigLayer.of("test", "test", symbols)])
 
     return build
 
@@ -154,21 +154,21 @@ class Trainer:
         events: list[dict[str, Any]] = []
         done = [0]
 
-        def counted(session: Session, *rest: Any) -> None:
-            step(session, *rest)
+        def counted(session: TrainingSession, *rest: Any) -> None:
+            train_step(session, *rest)
             done[0] = session.iteration
 
         def stop() -> bool:
             return stop_at is not None and done[0] >= stop_at
 
-        with mock.patch("gpt2.train.step", counted):
-            status = run(files.path, self.build_dir, events.append, stop, **arguments)
+        with mock.patch("gpt2.train.train_step", counted):
+            status = train_run(files.path, self.build_dir, events.append, stop, **arguments)
         return Trained(files, status, events)
 
     def found(self, name: str) -> Trained:
         """Return the files that other processes wrote for the run ``name``."""
         files = RunDir(self.folder / name)
-        return Trained(files, read_status(files) or Status(State.RUNNING), [])
+        return Trained(files, read_status(files) or RunStatus(State.RUNNING), [])
 
 
 @pytest.fixture
@@ -189,14 +189,14 @@ def uninterrupted(
 @pytest.fixture
 def session(
     configure: Callable[..., Config], build_dir: Path, tmp_path: Path
-) -> Iterator[Callable[..., Session]]:
+) -> Iterator[Callable[..., TrainingSession]]:
     """An open session of the base configuration with some symbols changed."""
-    opened: list[Records] = []
+    opened: list[RecordWriter] = []
 
-    def build(**changes: Value | None) -> Session:
+    def build(**changes: SymbolValue | None) -> TrainingSession:
         folder = tmp_path / f"session-{len(opened)}"
         folder.mkdir()
-        opened.append(Records(RunDir(folder), lambda event: None))
+        opened.append(RecordWriter(RunDir(folder), lambda event: None))
         return open_session(configure(**changes), build_dir, opened[-1])
 
     yield build
@@ -227,7 +227,7 @@ class Ranks:
     def _fork(self, rank: int, size: int, meeting: Path, body: Callable[[int], Any]) -> int:
         if child := os.fork():
             return child
-        os.environ.update(rank_variables(rank, size, meeting))
+        os.environ.update(rank_environment(rank, size, meeting))
         try:
             told = body(rank)
         # Any error is reported to the parent process.

@@ -11,12 +11,11 @@ import pytest
 import safetensors.torch
 import torch
 
-from gpt2.audit import audit, to_json, to_text
 from gpt2.config import Config
-from lib.files import sha256, write_json
-from lib.repro.seal import end_run, write_manifest
-from lib.rundir import RunDir
-from lib.status import State, Status
+from gpt2.records.audit import audit, to_json, to_text
+from lib.files import sha256_file, write_json
+from lib.runs.finalize import finalize_run, write_manifest
+from lib.runs.run_dir import RunDir, RunStatus, State
 from tests.gpt2.training.conftest import Trainer
 
 FIVE = ("summary.json", "per_query.csv", "manifest.json", "logs.txt", "resolved_config.yaml")
@@ -35,8 +34,8 @@ def whole(
     packages.write_text("torch==2.13.0\n")
     diff.write_text("--- a\n+++ b\n")
     manifest = json.loads(run.manifest.read_text())
-    manifest["environment"]["snapshot"] = {packages.name: sha256(packages)}
-    manifest["code"]["diff"] = {"file": diff.name, "sha256": sha256(diff)}
+    manifest["environment"]["snapshot"] = {packages.name: sha256_file(packages)}
+    manifest["code"]["diff"] = {"file": diff.name, "sha256": sha256_file(diff)}
     write_manifest(run, manifest)
     return run
 
@@ -61,7 +60,7 @@ def edit(path: Path, pattern: str, replacement: str) -> None:
 
 def reseal(run: RunDir) -> None:
     """Recompute the digests, as a forger of results would."""
-    end_run(run, Status(State.SUCCESS))
+    finalize_run(run, RunStatus(State.SUCCESS))
 
 
 def edit_json(run: RunDir, path: Path, change: Change) -> None:
@@ -92,7 +91,7 @@ def test_missing_data_skips_a_check_and_is_not_damage(run: RunDir, tmp_path: Pat
 def test_a_run_of_other_code_is_still_judged(
     run: RunDir, build_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpt2.audit.changed_since", lambda sources: ["gpt2/model.py"])
+    monkeypatch.setattr("gpt2.records.audit.changed_since", lambda sources: ["gpt2/model.py"])
     verdict = audit(run, build_dir)
     assert verdict.valid and "made by other code (gpt2/model.py)" in to_text([verdict])
 

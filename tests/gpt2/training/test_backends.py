@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from gpt2.config import Config
-from gpt2.preflight import TrainingPlace, check_machine
-from lib.binding import Value
+from gpt2.running.preflight import TrainingPlace, check_machine
+from lib.config.field import SymbolValue
 from lib.errors import PreflightError
 
 Configure = Callable[..., Config]
-PARTS: dict[str, Value] = {
+PARTS: dict[str, SymbolValue] = {
     "DROPOUT": "0.0",
     "RECIPROCAL": True,
     "RECIPROCAL_WINDOW": 5,

@@ -8,11 +8,11 @@ from unittest import mock
 import pytest
 
 from gpt2.config import Config
-from gpt2.data.prepare import prepare
-from gpt2.training.belongs import made_for
+from gpt2.data.prepare import prepare_dataset
+from gpt2.training.setup import run_fingerprint
 from lib.errors import RunError
 from lib.files import canonical_json
-from lib.rundir import RunDir
+from lib.runs.run_dir import RunDir
 
 Configure = Callable[..., Config]
 
@@ -52,7 +52,7 @@ def test_edited_text_is_rejected(configure: Configure, train: Callable, build_di
     added = build_dir / "texts" / "added.txt"
     added.write_text("One more document. " * 9)
     try:
-        prepare(configure().data, build_dir)
+        prepare_dataset(configure().data, build_dir)
         with pytest.raises(RunError, match=r" data \(was [0-9a-f]{64}, is [0-9a-f]") as refusal:
             train(configure())
         assert refusal.value.codes == ["checkpoint.mismatch"]
@@ -62,7 +62,7 @@ def test_edited_text_is_rejected(configure: Configure, train: Callable, build_di
 
 
 def test_another_tokenizer_is_rejected(configure: Configure, train: Callable) -> None:
-    record = made_for
+    record = run_fingerprint
 
     def other(session: object) -> dict:
         found = record(session)
@@ -94,6 +94,6 @@ def test_the_fingerprint_is_plain_json_of_the_configuration(
     session: Callable,
 ) -> None:
     opened = session()
-    said = made_for(opened)
+    said = run_fingerprint(opened)
     assert said["config"] == opened.config.identity()
     assert canonical_json(said)

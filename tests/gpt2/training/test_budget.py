@@ -1,5 +1,6 @@
 """Iterations, tokens and training time."""
 
+import itertools
 import json
 from collections.abc import Callable
 from typing import Any
@@ -7,10 +8,10 @@ from typing import Any
 import pytest
 
 from gpt2.config import Config
-from gpt2.train import optimizer_step
-from gpt2.training.budget import Budget, Stopwatch, seconds_left
-from gpt2.training.log import clock_time
-from lib.status import State
+from gpt2.training.metrics import format_duration
+from gpt2.training.session import TrainingBudget, TrainingClock, remaining_seconds
+from gpt2.training.step import optimizer_step
+from lib.runs.run_dir import State
 
 Configure = Callable[..., Config]
 
@@ -25,9 +26,9 @@ class Clock:
         return self.now
 
 
-def budget(config: Config) -> Budget:
+def budget(config: Config) -> TrainingBudget:
     """The budget of a configuration."""
-    return Budget(config.train, config.model.shape.block_size, config.schedule.warmup_steps)
+    return TrainingBudget(config.train, config.model.shape.block_size, config.schedule.warmup_steps)
 
 
 def test_tokens_are_rounded_up_to_whole_iterations(configure: Configure) -> None:
@@ -51,7 +52,7 @@ def test_a_token_budget_trains_that_many_tokens(configure: Configure, train: Cal
 
 def test_the_stopwatch_counts_only_inside() -> None:
     clock = Clock()
-    watch = Stopwatch(clock)
+    watch = TrainingClock(clock)
     with watch:
         clock.now += 3
         assert watch.seconds == 3
@@ -77,11 +78,11 @@ def test_a_time_budget_counts_training_only_and_survives_a_resume(
         return timed
 
     from gpt2.evaluate import Evaluator
-    from lib import checkpoint
+    from lib.runs import checkpoint
 
     monkeypatch.setattr("gpt2.train.optimizer_step", slow(optimizer_step, 7.0))
     monkeypatch.setattr(Evaluator, "__call__", slow(Evaluator.__call__, 3600.0))
-    monkeypatch.setattr(checkpoint, "save", slow(checkpoint.save, 3600.0))
+    monkeypatch.setattr(checkpoint, "save_checkpoint", slow(checkpoint.save_checkpoint, 3600.0))
     config = configure(BUDGET_TIME=True, MAX_ITERS=None, GPT2_MAX_TIME=60, WARMUP_STEPS=3)
     stopped = train(config, stop_at=4, clock=clock)
     assert stopped.status.state is State.INTERRUPTED
@@ -93,12 +94,12 @@ def test_a_time_budget_counts_training_only_and_survives_a_resume(
     # Warm-up ends after 3 iterations, at 21 s; the cosine falls from there, across the resume.
     rates = [row["lr"] for row in rows]
     assert rates[2] == rates[3] == 0.01
-    assert all(b < a for a, b in zip(rates[3:], rates[4:], strict=False))
+    assert all(b < a for a, b in itertools.pairwise(rates))
     assert done.status.iterations == 0
     assert json.loads(done.files.timing.read_text().splitlines()[-1])["eta_seconds"] == 0.0
 
 
 def test_remaining_time_follows_the_average_speed() -> None:
-    assert seconds_left(0.25, 10.0) == 30.0
-    assert seconds_left(0.0, 0.0) is None
-    assert [clock_time(s) for s in (41.4, 3599.0, 3661.0)] == ["00:41", "59:59", "1:01:01"]
+    assert remaining_seconds(0.25, 10.0) == 30.0
+    assert remaining_seconds(0.0, 0.0) is None
+    assert [format_duration(s) for s in (41.4, 3599.0, 3661.0)] == ["00:41", "59:59", "1:01:01"]

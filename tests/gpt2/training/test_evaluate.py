@@ -7,14 +7,14 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from gpt2.data.evaluation import evaluation_windows
-from gpt2.evaluate import DocumentLoss, Evaluation
+from gpt2.data.store import evaluation_windows
+from gpt2.evaluate import DocumentLoss, EvaluationResult
 from gpt2.loss import TokenScores
-from gpt2.training.session import Session
-from lib.repro.figures import expected_calibration_error
-from lib.repro.rng import rng_state
+from gpt2.training.session import TrainingSession
+from lib.runs.records import expected_calibration_error
+from lib.runs.rng import rng_state
 
-Open = Callable[..., Session]
+Open = Callable[..., TrainingSession]
 
 
 def test_documents_agree_with_a_plain_loop(session: Open) -> None:
@@ -69,8 +69,8 @@ def test_the_calibration_error_agrees_with_a_plain_loop(session: Open) -> None:
 
 def test_the_loss_is_weighted_by_tokens() -> None:
     short, long = DocumentLoss("a", 1, 1, 5.0), DocumentLoss("b", 9, 4, 9.0)
-    assert Evaluation((short, long)).loss == 14 / 10
-    assert Evaluation((short, long)).accuracy == 0.5
+    assert EvaluationResult((short, long)).loss == 14 / 10
+    assert EvaluationResult((short, long)).accuracy == 0.5
 
 
 def test_evaluation_restores_generators_and_mode(

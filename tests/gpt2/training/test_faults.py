@@ -15,10 +15,10 @@ import torch
 from gpt2.config import Config
 from gpt2.data.loader import BatchLoader
 from gpt2.evaluate import Evaluator
-from gpt2.training.session import Session
+from gpt2.training.session import TrainingSession
 from gpt2.training.step import optimizer_step
-from lib import checkpoint
 from lib.files import canonical_json
+from lib.runs import checkpoint
 from tests.gpt2.training.test_resume import die_at_call
 
 Configure = Callable[..., Config]
@@ -52,7 +52,7 @@ def logged(train: Callable, configure: Configure, patch: pytest.MonkeyPatch) -> 
     """Return whether the log has the exact measured losses."""
     measured: list[float] = []
 
-    def noted(session: Session, *rest: Any) -> Any:
+    def noted(session: TrainingSession, *rest: Any) -> Any:
         found = optimizer_step(session, *rest)
         measured.append(found.loss.item())
         return found
@@ -74,7 +74,7 @@ def killed(train: Callable, configure: Configure, patch: pytest.MonkeyPatch) -> 
 
 
 def _never_restores_randomness(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Session, "_set_rng", lambda self, state: None)
+    patch.setattr(TrainingSession, "_set_rng", lambda self, state: None)
 
 
 def _never_restores_the_optimizer(patch: pytest.MonkeyPatch) -> None:
@@ -100,7 +100,7 @@ def _draws_in_an_evaluation(patch: pytest.MonkeyPatch) -> None:
 
 
 def _never_seeds(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("gpt2.training.start.seed_all", lambda *seeds: None)
+    patch.setattr("gpt2.training.setup.seed_all", lambda *seeds: None)
 
 
 def _saves_in_place(patch: pytest.MonkeyPatch) -> None:
@@ -109,7 +109,7 @@ def _saves_in_place(patch: pytest.MonkeyPatch) -> None:
         final.mkdir()
         checkpoint._write(final, step, weights, state)
 
-    patch.setattr("lib.checkpoint.save", save)
+    patch.setattr("lib.runs.checkpoint.save_checkpoint", save)
 
 
 def _rounds_its_log(patch: pytest.MonkeyPatch) -> None:

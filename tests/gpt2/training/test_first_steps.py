@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from gpt2.config import Config
-from gpt2.training.first_steps import judge
-from lib.watch.facts import Facts
+from gpt2.training.metrics import evaluate_criteria
+from lib.tracking.watch import WatchedRecords
 
 Configure = Callable[..., Config]
 UNIFORM = math.log(257)
@@ -43,7 +43,9 @@ def verdict(configure: Configure) -> Callable[..., Any]:
         speeds: Sequence[float] = STEADY,
         **gates: float,
     ) -> Any:
-        return judge(Facts(None, 0.0, {0: beats(speeds, **gates)}, rows(losses, norms), ()), config)
+        return evaluate_criteria(
+            WatchedRecords(None, 0.0, {0: beats(speeds, **gates)}, rows(losses, norms), ()), config
+        )
 
     return give
 

@@ -8,24 +8,23 @@ import torch
 from torch import Tensor
 
 from gpt2 import generate as module
-from gpt2.generate import generate
-from gpt2.sampling import Sampling
-from gpt2.training.finish import text_sample
-from gpt2.training.session import Session
-from lib.repro.rng import rng_state
+from gpt2.generate import SamplingOptions, generate
+from gpt2.training.finish import generate_sample
+from gpt2.training.session import TrainingSession
+from lib.runs.rng import rng_state
 
-Open = Callable[..., Session]
+Open = Callable[..., TrainingSession]
 PROMPT = [1, 2, 3]
 
 
-def write(opened: Session, count: int, seed: int = 5, **sampling: float) -> list[int]:
+def write(opened: TrainingSession, count: int, seed: int = 5, **sampling: float) -> list[int]:
     """Return the tokens after the prompt."""
     prompt = torch.tensor(PROMPT)
-    drawn = generate(opened.model, prompt, seed, opened.config.machine, Sampling(**sampling))
+    drawn = generate(opened.model, prompt, seed, opened.config.machine, SamplingOptions(**sampling))
     return list(islice(drawn, count))
 
 
-def distinct(opened: Session) -> Session:
+def distinct(opened: TrainingSession) -> TrainingSession:
     """Set weights with which the next token depends on the whole context."""
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
@@ -34,7 +33,7 @@ def distinct(opened: Session) -> Session:
     return opened
 
 
-def last_logits(opened: Session, ids: list[int]) -> Tensor:
+def last_logits(opened: TrainingSession, ids: list[int]) -> Tensor:
     """Return the logits of a full forward pass on the last 16 tokens, the context."""
     opened.model.eval()
     with torch.no_grad():
@@ -89,5 +88,5 @@ def test_the_seed_determines_the_text_without_side_effects(session: Open) -> Non
 
 
 def test_the_sample_starts_with_the_prompt(session: Open) -> None:
-    assert text_sample(session(SAMPLE_PROMPT="apples and")).startswith("apples and")
-    assert len(text_sample(session(SAMPLE_PROMPT="", SAMPLE_TOKENS=5))) <= 6
+    assert generate_sample(session(SAMPLE_PROMPT="apples and")).startswith("apples and")
+    assert len(generate_sample(session(SAMPLE_PROMPT="", SAMPLE_TOKENS=5))) <= 6

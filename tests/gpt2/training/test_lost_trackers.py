@@ -12,9 +12,9 @@ import pytest
 
 from gpt2.config import Config
 from gpt2.training.step import optimizer_step
-from lib import companions
-from lib.files import sha256
-from lib.status import State
+from lib.files import sha256_file
+from lib.runs.run_dir import State
+from lib.tracking import sidecar
 from tests.loopback.wandb_server import WandbServer, serving
 
 Configure = Callable[..., Config]
@@ -59,7 +59,7 @@ def test_a_server_shut_down_during_the_run(
         return optimizer_step(*arguments)
 
     # The client would retry for 30 seconds.
-    monkeypatch.setattr(companions, "_PATIENCE_SECONDS", 2.0)
+    monkeypatch.setattr(sidecar, "_PATIENCE_SECONDS", 2.0)
     with monkeypatch.context() as patch:
         patch.setattr("gpt2.train.optimizer_step", step)
         done = train(configure(TRACKER_WANDB=True))
@@ -77,7 +77,7 @@ def test_a_server_shut_down_during_the_run(
     assert run.finished
     assert [row["_step"] for row in run.history if "train_loss" in row] == ITERATIONS
     assert [row["train_loss"] for row in run.history] == [r["loss"] for r in done.rows("train")]
-    assert run.config["manifest_sha256"]["value"] == sha256(done.files.manifest)
+    assert run.config["manifest_sha256"]["value"] == sha256_file(done.files.manifest)
 
 
 def test_a_key_rejected_by_the_server(

@@ -18,15 +18,14 @@ from torch import Tensor
 
 from gpt2.config import Config
 from gpt2.model import GPT
-from gpt2.training.passes import Measured
-from gpt2.training.session import Session
+from gpt2.training.nonfinite import NumericsError
+from gpt2.training.session import StepMetrics, TrainingSession
 from gpt2.training.step import optimizer_step
-from lib.files import sha256
-from lib.numerics.guard import NumericsError
-from lib.status import State, read_status
+from lib.files import sha256_file
+from lib.runs.run_dir import State, read_status
 
 Configure = Callable[..., Config]
-Open = Callable[..., Session]
+Open = Callable[..., TrainingSession]
 CULPRIT = "h.1.mlp.c_proj.weight"
 OFF = {"CHECK_NUMERICS": False}
 TWO_RANKS = {"GPUS": 2, "BATCH_SIZE": 1, "GRAD_ACCUMULATION": 2}
@@ -38,7 +37,7 @@ def bad_gradient(
 ) -> Iterator[None]:
     """Set one gradient to ``value`` at ``where`` on ``rank`` in the step ``iteration``."""
 
-    def spoiled(session: Session, *rest: Any) -> Measured:
+    def spoiled(session: TrainingSession, *rest: Any) -> StepMetrics:
         parameter = dict(session.model.named_parameters())[CULPRIT]
 
         def spoil(gradient: Tensor) -> Tensor:
@@ -104,7 +103,7 @@ def test_one_bad_element_is_located_and_the_step_can_be_replayed(
         "first_bad_index": 64 + 5,
     }
     shown = [line for line in failed.lines().splitlines() if line.startswith("FAIL")]
-    assert shown[0].split()[1:] == "param shape dtype device nonfinite nan inf".split()
+    assert shown[0].split()[1:] == ["param", "shape", "dtype", "device", "nonfinite", "nan", "inf"]
     counts = ["1", str(nan), str(1 - nan)]
     assert shown[1].split()[1:] == [CULPRIT, "[16,", "64]", "float32", "cpu", *counts]
     assert CULPRIT in failed.files.logs.read_text()
@@ -130,7 +129,7 @@ def test_one_bad_element_is_located_and_the_step_can_be_replayed(
     assert not done.files.numerics_failure.exists() and not done.files.numerics_batch.exists()
     assert strictly(done.files.overcome / "numerics_failure.json") == record
     kept = done.files.overcome / "numerics_failure.safetensors"
-    assert sha256(kept) == record["batch"]["sha256"]
+    assert sha256_file(kept) == record["batch"]["sha256"]
     assert re.search(f"^WARN .*: {done.files.overcome}$", done.lines(), re.MULTILINE)
 
 
@@ -140,7 +139,7 @@ def test_the_batch_and_the_generator_states_are_saved(
     with bad_gradient(1, math.nan):
         failed = train(configure())
     record = strictly(failed.files.numerics_failure)
-    assert record["batch"]["sha256"] == sha256(failed.files.numerics_batch)
+    assert record["batch"]["sha256"] == sha256_file(failed.files.numerics_batch)
     kept = safetensors.torch.load_file(failed.files.numerics_batch)
     opened = session()
     first, second = next(opened.batches())
@@ -172,7 +171,7 @@ def test_a_bad_output_is_traced_to_its_module(configure: Configure, train: Calla
     def spoiled(norm: torch.nn.LayerNorm, x: Tensor) -> Tensor:
         return forward(norm, x) * (math.nan if vars(norm).get("spoiled") else 1.0)
 
-    def marked(session: Session, *rest: Any) -> Measured:
+    def marked(session: TrainingSession, *rest: Any) -> StepMetrics:
         vars(session.model.h[1].ln_2)["spoiled"] = session.iteration == 4
         return optimizer_step(session, *rest)
 
@@ -287,7 +286,7 @@ def test_other_errors_of_the_backward_pass_are_not_converted(session: Open) -> N
 
 
 def test_a_bad_evaluation_leaves_a_record(configure: Configure, train: Callable) -> None:
-    with mock.patch("gpt2.evaluate.Evaluation.loss", math.inf):
+    with mock.patch("gpt2.evaluate.EvaluationResult.loss", math.inf):
         failed = train(configure(EVAL_INTERVAL=0))
     record = strictly(failed.files.numerics_failure)
     assert (record["found"], record["iteration"]) == ("in an evaluation", 12)
@@ -343,7 +342,7 @@ def test_a_weight_that_is_bad_on_one_rank_is_named_with_its_rank(
     configure: Configure, train: Callable, ranks: Callable
 ) -> None:
     def body(rank: int) -> str:
-        def spoiled(session: Session, *rest: Any) -> Measured:
+        def spoiled(session: TrainingSession, *rest: Any) -> StepMetrics:
             if rank == 1 and session.iteration == 2:
                 with torch.no_grad():
                     dict(session.model.named_parameters())[CULPRIT][0, 3] = math.inf

@@ -10,30 +10,33 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from gpt2.attention.sdpa import kernel_at_work, torch_kernel
+from gpt2.attention.sdpa import observed_sdpa_kernel, selected_sdpa_kernel
 from gpt2.config import Config
-from gpt2.training.describe import attention_kernel
-from gpt2.training.observe import require_observed, run_knobs
-from gpt2.training.session import Session
-from gpt2.training.start import open_session
+from gpt2.training.session import TrainingSession
+from gpt2.training.setup import (
+    attention_kernel,
+    observed_settings,
+    open_session,
+    require_resolved_settings,
+)
+from lib.env.observe import deviations
 from lib.errors import PreflightError
-from lib.machine.observe import deviations
 
 Configure = Callable[..., Config]
 FAST = {"RUN_PROFILE_MAXOUT_SPEED": True}
 MIXED = {"ATTENTION_BACKEND_MATH": True, "MLP_CROSS_TOKEN": True}
 
 
-def observed(session: Session) -> dict[str, Any]:
-    return {name: state["observed"] for name, state in run_knobs(session).items()}
+def observed(session: TrainingSession) -> dict[str, Any]:
+    return {name: state["observed"] for name, state in observed_settings(session).items()}
 
 
-def test_observed_settings_equal_resolved_settings(session: Callable[..., Session]) -> None:
+def test_observed_settings_equal_resolved_settings(session: Callable[..., TrainingSession]) -> None:
     for changes in ({}, FAST, MIXED, {"DROPOUT": "0.0"}, {"LOADER_WORKERS": 1}):
-        assert deviations(run_knobs(session(**changes))) == [], changes
+        assert deviations(observed_settings(session(**changes))) == [], changes
 
 
-def test_attention_is_recorded_by_form_and_shape(session: Callable[..., Session]) -> None:
+def test_attention_is_recorded_by_form_and_shape(session: Callable[..., TrainingSession]) -> None:
     rows = observed(session())
     assert (rows["attention_impl"], rows["sdpa_backend_selected"]) == ("rows", {})
     # With dropout to train and without it to evaluate, two shapes.
@@ -63,24 +66,26 @@ def test_a_cpu_shows_its_kernel_on_a_piece_of_a_long_sequence(
     sliding = {"ATTENTION_PATTERN_SLIDING": True, "SLIDING_WINDOW": window}
     model = configure(BLOCK_SIZE=4096, **sliding).model
     for dropout, kernel in ((0.0, "flash"), (0.2, "math")):
-        assert kernel_at_work(model, "fp32", torch.device("cpu"), dropout) == kernel
-        assert torch_kernel(model, "fp32", torch.device("cpu"), dropout) == kernel
+        assert observed_sdpa_kernel(model, "fp32", torch.device("cpu"), dropout) == kernel
+        assert selected_sdpa_kernel(model, "fp32", torch.device("cpu"), dropout) == kernel
     # The mask is needed if the whole sequence has one, even if the chunk is within the window.
     assert asked == [(128, masked)] * 2
 
 
-def test_the_backend_of_sparse_attention_is_recorded(session: Callable[..., Session]) -> None:
+def test_the_backend_of_sparse_attention_is_recorded(
+    session: Callable[..., TrainingSession],
+) -> None:
     sizes = {"NSA_COMPRESS_BLOCK": 4, "NSA_COMPRESS_STRIDE": 2, "NSA_SELECT_BLOCK": 4}
     named = {"DROPOUT": "0.0", "ATTENTION_PROJECTION_GROUPED": True, "N_KV_HEAD": 1}
     sparse = {"ATTENTION_PATTERN_NSA": True, **named, **sizes}
     by_default = {"requested": "auto", "resolved": "blocks", "observed": "blocks"}
-    assert run_knobs(session(**sparse))["nsa_backend"] == by_default
+    assert observed_settings(session(**sparse))["nsa_backend"] == by_default
     assert observed(session(**sparse, NSA_BACKEND_GATHER=True))["nsa_backend"] == "gather"
     assert observed(session())["nsa_backend"] == "none"
 
 
-def test_torchs_selection_is_recorded(session: Callable[..., Session]) -> None:
-    found = run_knobs(session(**FAST))
+def test_torchs_selection_is_recorded(session: Callable[..., TrainingSession]) -> None:
+    found = observed_settings(session(**FAST))
     chosen = {"2x16x8, dropout 0.2": "math", "2x16x8, dropout 0": "flash"}
     asked = {"requested": "auto", "resolved": chosen, "observed": chosen}
     assert found["sdpa_backend_selected"] == asked
@@ -88,14 +93,14 @@ def test_torchs_selection_is_recorded(session: Callable[..., Session]) -> None:
 
 
 def test_another_kernel_than_the_pinned_one_is_a_deviation(
-    session: Callable[..., Session], monkeypatch: pytest.MonkeyPatch
+    session: Callable[..., TrainingSession], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The pinned kernel is not the one that runs."""
     pinned = session(ATTENTION_BACKEND_MATH=True, DROPOUT="0.0")
     assert attention_kernel(pinned) == "sdpa math"
-    assert deviations(run_knobs(pinned)) == []
+    assert deviations(observed_settings(pinned)) == []
     monkeypatch.setattr("gpt2.attention.sdpa._only", lambda backend: nullcontext())
-    found = run_knobs(pinned)
+    found = observed_settings(pinned)
     assert found["sdpa_backend_selected"] == {
         "requested": "math",
         "resolved": {"2x16x8, dropout 0": "math"},
@@ -104,49 +109,53 @@ def test_another_kernel_than_the_pinned_one_is_a_deviation(
     assert {"sdpa_backend_selected", "flash_attention_enabled"} <= {*deviations(found)}
     assert attention_kernel(pinned) == "sdpa flash"
     with pytest.raises(PreflightError, match="sdpa_backend_selected: .*setting-mismatch"):
-        require_observed(pinned)
+        require_resolved_settings(pinned)
 
 
 def test_the_observed_kernel_is_the_one_that_ran(
-    session: Callable[..., Session], monkeypatch: pytest.MonkeyPatch
+    session: Callable[..., TrainingSession], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened = session(**FAST, DROPOUT="0.0")
     monkeypatch.setattr("gpt2.attention.sdpa.sdpa_choice", lambda *given: "efficient")
-    found = run_knobs(opened)["sdpa_backend_selected"]
+    found = observed_settings(opened)["sdpa_backend_selected"]
     assert (found["resolved"], found["observed"]) == (
         {"2x16x8, dropout 0": "efficient"},
         {"2x16x8, dropout 0": "flash"},
     )
 
 
-def test_observing_the_kernel_does_not_use_generators(session: Callable[..., Session]) -> None:
+def test_observing_the_kernel_does_not_use_generators(
+    session: Callable[..., TrainingSession],
+) -> None:
     opened = session(**FAST)
     before = torch.get_rng_state()
     assert observed(opened)["sdpa_backend_selected"]["2x16x8, dropout 0.2"] == "math"
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_settings_of_built_components_are_observed(session: Callable[..., Session]) -> None:
+def test_settings_of_built_components_are_observed(session: Callable[..., TrainingSession]) -> None:
     opened = session(GRAD_CHECKPOINTING=True, LOADER_WORKERS=2, PREFETCH_FACTOR=3)
-    found = run_knobs(opened)
+    found = observed_settings(opened)
     assert found["gradient_checkpointing_enabled"]["observed"]
     loader = ("num_workers", "prefetch_factor", "persistent_workers")
     assert [found[name]["observed"] for name in loader] == [2, 3, True]
     # Page-locked memory requires a GPU.
     assert found["pin_memory"] == {"requested": True, "resolved": False, "observed": False}
     opened.model.grad_checkpointing = False
-    assert deviations(run_knobs(opened)) == ["gradient_checkpointing_enabled"]
+    assert deviations(observed_settings(opened)) == ["gradient_checkpointing_enabled"]
 
 
 def test_a_compiled_model_is_observed(
-    configure: Configure, session: Callable[..., Session], monkeypatch: pytest.MonkeyPatch
+    configure: Configure, session: Callable[..., TrainingSession], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The compiled model is not run, because compilation takes minutes."""
     compiled = session(COMPILE=True)
     found = observed(compiled)
     assert found["torch_compile_enabled"] and found["torch_compile_backend"] == "inductor"
     compiled.forward = compiled.model
-    assert {"torch_compile_enabled", "torch_compile_mode"} <= set(deviations(run_knobs(compiled)))
+    assert {"torch_compile_enabled", "torch_compile_mode"} <= set(
+        deviations(observed_settings(compiled))
+    )
     plain = observed(session())
     assert plain["torch_compile_enabled"] is False and plain["torch_compile_backend"] is None
 
@@ -156,7 +165,7 @@ def test_a_strict_run_with_a_deviation_fails_before_its_first_step(
 ) -> None:
     """The precision is changed after the session is opened."""
 
-    def behind(*arguments: Any) -> Session:
+    def behind(*arguments: Any) -> TrainingSession:
         opened = open_session(*arguments)
         torch.set_float32_matmul_precision("medium")
         return opened
@@ -171,8 +180,8 @@ def test_a_strict_run_with_a_deviation_fails_before_its_first_step(
     assert manifest["deviations"] == ["float32_matmul_precision", "allow_tf32_matmul"]
 
 
-def test_a_fast_run_continues_with_a_deviation(session: Callable[..., Session]) -> None:
+def test_a_fast_run_continues_with_a_deviation(session: Callable[..., TrainingSession]) -> None:
     opened = session(**FAST)
     opened.forward = nn.Identity()
     opened.model.grad_checkpointing = True
-    require_observed(opened)
+    require_resolved_settings(opened)

@@ -19,15 +19,13 @@ from torch import Tensor
 
 from gpt2.config import Config
 from gpt2.model import GPT
-from gpt2.training.oom import NOT_TAKEN, fall_back
-from gpt2.training.passes import Measured
-from gpt2.training.session import Session
-from gpt2.training.step import optimizer_step
+from gpt2.training.session import StepMetrics, TrainingSession
+from gpt2.training.step import UNSUPPORTED_FALLBACKS, apply_next_fallback, optimizer_step
 from lib.errors import ConfigError, RunError
-from lib.status import State
+from lib.runs.run_dir import State
 
 Configure = Callable[..., Config]
-Open = Callable[..., Session]
+Open = Callable[..., TrainingSession]
 FAST = {"RUN_PROFILE_MAXOUT_SPEED": True}
 WHOLE = {**FAST, "BATCH_SIZE": 4, "GRAD_ACCUMULATION": 1}
 SINGLES = {**FAST, "BATCH_SIZE": 1, "GRAD_ACCUMULATION": 4}
@@ -45,7 +43,7 @@ def memory_for(sequences: int, since: int = 1, rank: int | None = None) -> Itera
     """
     forward, at = GPT.forward, [0]
 
-    def noted(session: Session, *rest: Any) -> Measured:
+    def noted(session: TrainingSession, *rest: Any) -> StepMetrics:
         at[0] = session.iteration + 1
         return optimizer_step(session, *rest)
 
@@ -134,7 +132,7 @@ def test_a_run_killed_right_after_a_fallback_takes_it_at_the_same_step(
     with memory_for(1, since=6):
         whole = train(config, "whole")
 
-    def deadly(session: Session, *rest: Any) -> bool:
+    def deadly(session: TrainingSession, *rest: Any) -> bool:
         """Kill the process between two steps."""
         if session.iteration == 6:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -158,7 +156,7 @@ def test_after_the_last_fallback_the_run_fails_with_advice(
         failed = train(configure(**WHOLE))
     assert (failed.status.state, failed.status.exit_code) == (State.FAILED, 1)
     assert "with BATCH_SIZE=1, gradient checkpointing on" in failed.status.message
-    assert all(f"OOM {name}: " in failed.lines() for name in NOT_TAKEN)
+    assert all(f"OOM {name}: " in failed.lines() for name in UNSUPPORTED_FALLBACKS)
     assert [(r["from"], r["to"]) for r in fallbacks(failed)] == [
         *DOWN_TO_1,
         ({"on": False}, {"on": True}),
@@ -195,7 +193,7 @@ def test_compiled_blocks_are_not_recomputed(session: Open, monkeypatch: pytest.M
     compiled = replace(opened.config.machine, compile=True)
     opened.config = replace(opened.config, machine=compiled)
     with pytest.raises(RunError) as caught:
-        fall_back(opened, "out of memory")
+        apply_next_fallback(opened, "out of memory")
     assert caught.value.codes == ["run.out-of-memory"]
     assert "BATCH_SIZE=1" in str(caught.value) and "not available" in str(caught.value)
     assert opened.oom_fallbacks == []

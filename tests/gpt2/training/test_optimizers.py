@@ -8,21 +8,20 @@ import pytest
 import safetensors.torch
 import torch
 
-from gpt2 import overview
 from gpt2.config import Config
-from gpt2.planning import make_plan
-from gpt2.train import step
-from gpt2.training.budget import run_budget
-from gpt2.training.log import Log
-from gpt2.training.session import Session
-from lib.binding import Value
-from lib.kconfig import Layer
-from lib.optim import BASES, OPTIMIZERS
+from gpt2.planning import view as planning_view
+from gpt2.planning.plan import make_plan
+from gpt2.train import train_step
+from gpt2.training.metrics import MetricsLog
+from gpt2.training.session import TrainingSession, run_budget
+from lib.config.field import SymbolValue
+from lib.config.layers import ConfigLayer
+from lib.optim import ADAMWPRUNE_BASES, OPTIMIZERS
 from lib.pruning import PRUNERS
 from tests.gpt2.training.conftest import BASE
 
 Configure = Callable[..., Config]
-Open = Callable[..., Session]
+Open = Callable[..., TrainingSession]
 NO_SPAM = {"OPTIMIZER_ADAMWSPAM": None}
 NO_MAGNITUDE = {"PRUNING_MAGNITUDE": None}
 MOVEMENT = {**NO_MAGNITUDE, "PRUNING_MOVEMENT": True}
@@ -60,13 +59,13 @@ def test_spam_resets_at_exactly_the_configured_optimizer_steps(
     opened = session(
         **SPAM, **batch, WARMUP_STEPS=0, LR_SCHEDULE_CONSTANT=True, MIN_LEARNING_RATE=None
     )
-    log, batches = Log(opened), opened.batches()
+    log, batches = MetricsLog(opened), opened.batches()
     ages, resets, factors = [], [], []
     parameter = next(iter(opened.model.parameters()))
     for _ in range(12):
         micro_batches = next(batches)
         assert len(micro_batches) == accumulation
-        step(opened, micro_batches, log)
+        train_step(opened, micro_batches, log)
         statistics = opened.optimizer.statistics()
         ages.append(int(opened.optimizer.state[parameter]["step"]))
         resets.append(statistics["spam_resets"])
@@ -82,7 +81,7 @@ def test_every_optimizer_and_pruner_is_trained_here(configure: Configure) -> Non
     assert {config.optimizer.name for config in configs} == set(OPTIMIZERS)
     assert {config.pruning.name for config in configs} == set(PRUNERS) - {"none"}
     bases = {c.optimizer.base.name for c in configs if c.optimizer.name == "adamwprune"}
-    assert bases == set(BASES)
+    assert bases == set(ADAMWPRUNE_BASES)
     assert {config.machine.precision for config in configs} == {"fp32", "bf16"}
 
 
@@ -128,9 +127,9 @@ def test_exported_weights_carry_their_zeros(configure: Configure, train: Callabl
     assert mean == pytest.approx(final["sparsity"]) == pytest.approx(0.9, abs=0.0045)
 
 
-def _scores(session: Open, **changes: Value) -> dict[str, torch.Tensor]:
+def _scores(session: Open, **changes: SymbolValue) -> dict[str, torch.Tensor]:
     opened = session(**NO_SPAM, **MOVEMENT, OPTIMIZER_ADAMW=True, DROPOUT="0.0", **changes)
-    step(opened, next(opened.batches()), Log(opened))
+    train_step(opened, next(opened.batches()), MetricsLog(opened))
     return opened.pruner.state_dict()["scores"]
 
 
@@ -179,9 +178,9 @@ def test_a_plan_lists_longer_runs(tmp_path) -> None:
         "TEST_MATRIX_AXES": "ADAMWPRUNE_VARIANT=bitter0,bitter3,bitter8",
     }
     del symbols["SINGLE_TRAINING"]
-    plan = make_plan([Layer.of("test", "test", symbols)], tmp_path)
-    views = overview.look(plan)
+    plan = make_plan([ConfigLayer.of("test", "test", symbols)], tmp_path)
+    views = planning_view.look(plan)
     assert [view.stretch for view in views] == [1.0, 1.3, 1.0]
-    rows = overview.plan_text(plan, views).splitlines()
+    rows = planning_view.plan_text(plan, views).splitlines()
     assert "1k (x 1.3)" in rows[2] and "(x" not in rows[1] + rows[3]
-    assert json.loads(overview.to_json(plan, views))["runs"][1]["stretch"] == 1.3
+    assert json.loads(planning_view.to_json(plan, views))["runs"][1]["stretch"] == 1.3

@@ -8,12 +8,11 @@ import pytest
 
 from gpt2.config import Config
 from gpt2.data.loader import BatchLoader
-from gpt2.data.sampler import TrainSampler, order_digest, order_digest_of
+from gpt2.data.sampler import TrainSampler, order_digest, order_digest_from_manifest
 from gpt2.data.store import open_dataset
-from gpt2.training.order import DataOrder
-from gpt2.training.session import Session
-from lib.machine.group import Group
-from lib.machine.process import current_process
+from gpt2.training.session import DataOrder, TrainingSession
+from lib.env.process_group import ProcessGroup
+from lib.env.ranks import current_process
 
 # More steps than are gathered at once.
 STEPS = 70
@@ -26,7 +25,7 @@ def digest_of(configure: Callable[..., Config], build_dir: Path) -> Callable[[in
     sampler = TrainSampler(open_dataset(config.data, build_dir).train, 16, seed=3)
 
     def digest(rank: int) -> str:
-        with Group.join(current_process()) as group:
+        with ProcessGroup.join(current_process()) as group:
             order = DataOrder(group)
             loader = BatchLoader(
                 sampler, config.data, 4, 1, rank, group.size, 0, False, order.offered
@@ -38,7 +37,7 @@ def digest_of(configure: Callable[..., Config], build_dir: Path) -> Callable[[in
     return digest
 
 
-def take(session: Session, steps: int) -> None:
+def take(session: TrainingSession, steps: int) -> None:
     """Consume batches like training."""
     for _ in islice(session.batches(), steps):
         session.order.consumed()
@@ -54,7 +53,9 @@ def test_ranks_agree_on_what_one_process_would_consume(
         assert ranks(size, digest_of) == [expected] * size
 
 
-def test_length_and_workers_do_not_move_the_first_steps(session: Callable[..., Session]) -> None:
+def test_length_and_workers_do_not_move_the_first_steps(
+    session: Callable[..., TrainingSession],
+) -> None:
     digests = []
     for planned, workers in ((20, 0), (100, 0), (100, 2)):
         opened = session(MAX_ITERS=planned, LOADER_WORKERS=workers)
@@ -64,7 +65,7 @@ def test_length_and_workers_do_not_move_the_first_steps(session: Callable[..., S
     assert digests == [order_digest(opened.config.seed, tokens, 16, 4, 20)] * 3
 
 
-def test_a_batch_that_is_offered_again_counts_once(session: Callable[..., Session]) -> None:
+def test_a_batch_that_is_offered_again_counts_once(session: Callable[..., TrainingSession]) -> None:
     """A step that ran out of memory is offered again."""
     opened = session()
     take(opened, 3)
@@ -76,7 +77,7 @@ def test_a_batch_that_is_offered_again_counts_once(session: Callable[..., Sessio
 
 
 def test_a_wrong_batch_changes_the_digest(
-    session: Callable[..., Session], monkeypatch: pytest.MonkeyPatch
+    session: Callable[..., TrainingSession], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The digest covers the offsets actually read."""
     opened = session()
@@ -93,4 +94,4 @@ def test_an_interrupted_run_records_the_digest_of_its_manifest(
     train(configure(WARMUP_ITERATIONS=2), stop_at=5)
     done = train(configure(WARMUP_ITERATIONS=2))
     recorded = done.summary()["final"]["data_order_digest"]
-    assert recorded == order_digest_of(done.manifest(), 12)
+    assert recorded == order_digest_from_manifest(done.manifest(), 12)

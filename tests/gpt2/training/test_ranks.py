@@ -13,30 +13,28 @@ from unittest import mock
 
 import pytest
 import torch
-import torch.distributed as dist
 
 # Imported by DistributedDataParallel: once here instead of in every forked process.
 import torch._dynamo
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.futures import Future
 
 from gpt2.config import Config
-from gpt2.data.sampler import order_digest_of
+from gpt2.data.sampler import order_digest_from_manifest
 from gpt2.model import GPT
-from gpt2.train import step
-from gpt2.training.log import Log
-from gpt2.training.records import NoRecords
-from gpt2.training.session import Session
-from gpt2.training.start import open_session
+from gpt2.train import train_step
+from gpt2.training.metrics import MetricsLog
+from gpt2.training.records import NullRecords
+from gpt2.training.session import TrainingSession
+from gpt2.training.setup import open_session
 from gpt2.training.step import optimizer_step
-from lib.binding import Value
-from lib.checkpoint import tensors_in
-from lib.machine.group import Group
-from lib.machine.process import current_process
-from lib.repro.weights import weights_digest
-from lib.rundir import RunDir
-from lib.status import State, read_status
+from lib.config.field import SymbolValue
+from lib.env.process_group import ProcessGroup
+from lib.env.ranks import current_process
+from lib.runs.checkpoint import iter_tensors, weights_digest
+from lib.runs.run_dir import RunDir, State, read_status
 from tests.gpt2.training.conftest import SPARSE
 
 Configure = Callable[..., Config]
@@ -50,12 +48,14 @@ SPLITS = {
 
 
 @pytest.fixture
-def open_rank(configure: Configure, build_dir: Path, tmp_path: Path) -> Callable[..., Session]:
+def open_rank(
+    configure: Configure, build_dir: Path, tmp_path: Path
+) -> Callable[..., TrainingSession]:
     """Open this rank's session of the base configuration with changed symbols."""
 
-    def build(**changes: Any) -> Session:
-        group = Group.join(current_process())
-        records = NoRecords(RunDir(tmp_path))
+    def build(**changes: Any) -> TrainingSession:
+        group = ProcessGroup.join(current_process())
+        records = NullRecords(RunDir(tmp_path))
         return open_session(configure(**changes), build_dir, records, group=group)
 
     return build
@@ -100,14 +100,14 @@ def test_loss_tables_of_1_2_and_4_processes_are_one(
         assert ended == [["SUCCESS", 12, ""]] * size
         tables[size] = losses(trained)
         manifest = json.loads(trained.files.manifest.read_text())
-        assert order(trained) == order_digest_of(manifest, 12)
+        assert order(trained) == order_digest_from_manifest(manifest, 12)
     for size in (2, 4):
         torch.testing.assert_close(tables[size], tables[1], rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("attention", [{}, SPARSE], ids=["full", "sparse"])
 def test_with_two_micro_batches_two_processes_leave_the_same_bytes(
-    configure: Configure, together: Callable, attention: dict[str, Value]
+    configure: Configure, together: Callable, attention: dict[str, SymbolValue]
 ) -> None:
     """The sum a / 2 + b / 2 has a single order, and halving is exact."""
     given = {**NO_DROPOUT, **attention}
@@ -181,12 +181,12 @@ def test_weights_optimizer_and_masks_stay_the_same_on_all_ranks(
 ) -> None:
     def body(rank: int) -> list[str]:
         opened = open_rank(**SPLITS[2])
-        log = Log(opened)
+        log = MetricsLog(opened)
         for micro_batches in islice(opened.batches(), 6):
-            step(opened, micro_batches, log)
+            train_step(opened, micro_batches, log)
         state = (opened.optimizer.state_dict(), opened.pruner.state_dict())
         assert opened.pruner.sparsity() > 0
-        tensors = {str(i): tensor for i, tensor in enumerate(tensors_in(state))}
+        tensors = {str(i): tensor for i, tensor in enumerate(iter_tensors(state))}
         assert len(tensors) > 10
         return [weights_digest(opened.weights()), weights_digest(tensors)]
 
@@ -244,21 +244,21 @@ def test_a_run_ends_while_gloo_still_references_a_tensor(
     configure: Configure, train: Callable, ranks: Callable
 ) -> None:
     """The thread needs the interpreter lock at shutdown."""
-    config, leave = configure(**SPLITS[2], MAX_ITERS=1), Group.__exit__
+    config, leave = configure(**SPLITS[2], MAX_ITERS=1), ProcessGroup.__exit__
 
-    def leave_early(group: Group, *error: Any) -> None:
+    def leave_early(group: ProcessGroup, *error: Any) -> None:
         # Rank 0 exits while its thread waits for rank 1.
         time.sleep(0.3 * group.rank)
         dist.all_reduce(torch.zeros(1), async_op=True)
         leave(group, *error)
 
-    with mock.patch.object(Group, "__exit__", leave_early):
+    with mock.patch.object(ProcessGroup, "__exit__", leave_early):
         assert ranks(2, lambda rank: train(config).status.state) == ["SUCCESS"] * 2
 
 
 def test_a_wrapped_module_must_not_outlive_its_group(ranks: Callable) -> None:
     def body(rank: int) -> None:
-        with Group.join(current_process()) as group:
+        with ProcessGroup.join(current_process()) as group:
             shared = group.share_gradients(torch.nn.Linear(1, 1))
         assert shared
 
@@ -296,7 +296,7 @@ def test_a_run_with_a_killed_rank_resumes_to_the_same_bytes(
     config = configure(**SPLITS[2])
     whole, _ = together(config, "whole")
 
-    def deadly(session: Session, *rest: Any) -> Any:
+    def deadly(session: TrainingSession, *rest: Any) -> Any:
         if session.group.rank == 1 and session.iteration == 6:
             os.kill(os.getpid(), signal.SIGKILL)
         return optimizer_step(session, *rest)

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from gpt2.config import Config
-from lib import checkpoint
 from lib.errors import RunError
-from lib.files import sha256
+from lib.files import sha256_file
 from lib.project import ROOT
-from lib.status import State, read_status
+from lib.runs import checkpoint
+from lib.runs.run_dir import State, read_status
 
 Configure = Callable[..., Config]
 
@@ -51,12 +51,12 @@ DEATHS = {
     "between steps": ("gpt2.train.optimizer_step", 6, "step-00000004"),
     "in an evaluation": ("gpt2.model.GPT.token_losses", 3, "step-00000004"),
     "while the state is written": ("torch.save", 1, "step-00000004"),
-    "before the digests are written": ("lib.checkpoint.write_json", 1, "step-00000004"),
+    "before the digests are written": ("lib.runs.checkpoint.write_json", 1, "step-00000004"),
     "before a checkpoint is renamed": ("os.rename", 1, "step-00000004"),
     "while an old one is deleted": ("shutil.rmtree", 1, "step-00000012"),
     "between the final files": ("gpt2.training.finish.write_atomic", 1, "step-00000012"),
     "before the manifest is done": ("gpt2.train.end_run", 0, "step-00000012"),
-    "before SUCCESS": ("lib.repro.seal.write_status", 0, "step-00000012"),
+    "before SUCCESS": ("lib.runs.finalize.write_status", 0, "step-00000012"),
 }
 
 
@@ -156,11 +156,11 @@ def test_a_checkpoint_of_other_code_is_rejected(
     }
     with monkeypatch.context() as patch:
         if changed == "sources":
-            patch.setattr("gpt2.training.start.loaded_source", lambda: origin["sources"])
+            patch.setattr("gpt2.training.setup.loaded_source", lambda: origin["sources"])
         elif changed == "torch":
             patch.setattr("torch.__version__", origin["torch"])
         else:
-            patch.setattr("gpt2.training.start.device_name", lambda device: origin["device"])
+            patch.setattr("gpt2.training.setup.device_name", lambda device: origin["device"])
         stopped = train(configure(), stop_at=6)
     before = stopped.files.metrics.read_bytes()
     with pytest.raises(RunError) as refusal:
@@ -178,10 +178,10 @@ def test_a_checkpoint_of_other_code_is_rejected(
 
 def test_a_checkpoint_records_the_code_that_trains(configure: Configure, train: Callable) -> None:
     stopped = train(configure(), stop_at=6)
-    found = checkpoint.load_newest(stopped.files.checkpoints, print)
+    found = checkpoint.load_latest_checkpoint(stopped.files.checkpoints, print)
     sources = found.state["origin"]["sources"]
-    assert {"gpt2/model.py", "gpt2/train.py", "lib/optim/adamwspam/module.py"} <= set(sources)
-    assert all(digest == sha256(ROOT / name) for name, digest in sources.items())
+    assert {"gpt2/model.py", "gpt2/train.py", "lib/optim/spam.py"} <= set(sources)
+    assert all(digest == sha256_file(ROOT / name) for name, digest in sources.items())
 
 
 def test_records_shorter_than_the_checkpoint_are_an_error(

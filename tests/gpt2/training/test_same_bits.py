@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from gpt2.config import Config
-from gpt2.training.session import Session
+from gpt2.training.session import TrainingSession
 from gpt2.training.step import optimizer_step
-from lib.files import sha256
+from lib.files import sha256_file
 
 Configure = Callable[..., Config]
 
@@ -40,12 +40,14 @@ def test_evaluation_tokens_and_workers_do_not_change_training(
 ) -> None:
     plain, other = train(configure(), "plain"), train(configure(**changes), "other")
     assert plain.rows("train") == other.rows("train")
-    assert sha256(plain.files.weights) == sha256(other.files.weights)
+    assert sha256_file(plain.files.weights) == sha256_file(other.files.weights)
     less = "EVAL_TOKENS" in changes
     assert (plain.rows("eval") != other.rows("eval")) == less
 
 
-def test_frozen_weights_evaluate_equally_at_any_step(session: Callable[..., Session]) -> None:
+def test_frozen_weights_evaluate_equally_at_any_step(
+    session: Callable[..., TrainingSession],
+) -> None:
     opened = session(PRUNING_MAGNITUDE=None, PRUNING_FREQUENCY=None)
     first = opened.evaluate(opened.model)
     for micro_batches in islice(opened.batches(), 3):

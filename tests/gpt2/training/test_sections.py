@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from gpt2.config import Config
-from gpt2.planning import Plan
-from gpt2.sections import sections
-from lib.analysis.report import to_json, to_markdown
-from lib.analysis.table import Section, Table
+from gpt2.planning.plan import Plan
+from gpt2.records.sections import sections
 from lib.files import canonical_json
-from lib.plan import Run, Variant
+from lib.plan.run import PlannedRun, RunVariant
+from lib.report.render import table_to_json, table_to_markdown
+from lib.report.table import ResultTable, TableSection
 
 Configure = Callable[..., Config]
 NSA = {
@@ -39,7 +39,7 @@ def planned(configure: Configure, train: Callable, tmp_path: Path) -> Callable[.
         for slug, given in (("full", {}), ("sparse", NSA)):
             config = configure(**{"MAX_ITERS": 1, **given, **settings})
             path = train(config, slug).files.path
-            runs.append(Run("nsa", Variant(slug), 1, config, path))
+            runs.append(PlannedRun("nsa", RunVariant(slug), 1, config, path))
         return Plan("nsa", tmp_path, tmp_path, runs[0].config, runs)
 
     return plan
@@ -60,7 +60,7 @@ def test_gates_are_those_of_the_last_statistics(
 ) -> None:
     plan = planned()
     # Append rows to the records.
-    monkeypatch.setattr("lib.analysis.results.broken_contract", lambda *given, **named: [])
+    monkeypatch.setattr("lib.report.table.broken_contract", lambda *given, **named: [])
     metrics = plan.runs[1].path / "metrics.jsonl"
     for moved in ([0.9, 0.9], [0.25, 0.75, None]):
         row = {"kind": "statistics", "values": {"nsa/gate_moved": moved, "other": [1.0]}}
@@ -73,7 +73,7 @@ def test_gates_are_those_of_the_last_statistics(
 
 def test_speed_is_shown_of_combinations(planned: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = planned(TEST_MATRIX_MODE=True, SINGLE_TRAINING=None)
-    monkeypatch.setattr("lib.analysis.results.broken_contract", lambda *given, **named: [])
+    monkeypatch.setattr("lib.report.table.broken_contract", lambda *given, **named: [])
     # Another process, with more memory first and less later.
     beats = "".join(canonical_json({"mem_reserved_mib": held}) + "\n" for held in (7e6, 1.0))
     (plan.runs[1].path / "heartbeat_rank1.jsonl").write_text(beats)
@@ -97,9 +97,13 @@ def test_a_run_without_a_result_is_left_out(planned: Callable) -> None:
 
 
 def test_a_section_is_in_the_text_and_in_the_document() -> None:
-    part = Section("Speed", ("run", "step ms"), [("a", "1.0"), ("b", "20.0")], "By the clock.\n")
-    table = Table("demo", [], None, [], sections=[part])
+    part = TableSection(
+        "Speed", ("run", "step ms"), [("a", "1.0"), ("b", "20.0")], "By the clock.\n"
+    )
+    table = ResultTable("demo", [], None, [], sections=[part])
     expected = "\n## Speed\n\n| run | step ms |\n| --- | ------: |\n| a   |     1.0 |\n"
-    assert expected in to_markdown(table) and to_markdown(table).endswith("By the clock.\n")
+    assert expected in table_to_markdown(table) and table_to_markdown(table).endswith(
+        "By the clock.\n"
+    )
     rows = [{"run": "a", "step ms": "1.0"}, {"run": "b", "step ms": "20.0"}]
-    assert json.loads(to_json(table))["sections"] == [{"title": "Speed", "rows": rows}]
+    assert json.loads(table_to_json(table))["sections"] == [{"title": "Speed", "rows": rows}]

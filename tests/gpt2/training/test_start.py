@@ -11,15 +11,15 @@ import torch
 
 from gpt2.config import Config
 from gpt2.model import GPT
-from gpt2.runs import read_resolved_config, write_resolved_config
-from gpt2.training.describe import manifest_facts, start_line
-from gpt2.training.session import Session
+from gpt2.records.run_files import read_resolved_config, write_resolved_config
+from gpt2.training.session import TrainingSession
+from gpt2.training.setup import initial_manifest_entries, startup_summary
 from lib.errors import ConfigError, DataError, PreflightError
-from lib.files import sha256
-from lib.repro.rng import rng_digests, seed_all
-from lib.repro.streams import stream_seed
-from lib.repro.weights import weights_digest
-from lib.rundir import RunDir
+from lib.files import sha256_file
+from lib.runs.checkpoint import weights_digest
+from lib.runs.rng import rng_digests, seed_all
+from lib.runs.run_dir import RunDir
+from lib.runs.seeds import stream_seed
 
 Configure = Callable[..., Config]
 
@@ -40,13 +40,13 @@ def test_cuda_without_a_gpu_is_an_error_before_step_0(
     assert caught.value.codes == ["gpu.missing"]
 
 
-def test_the_start_line_lists_resolved_settings(session: Callable[..., Session]) -> None:
-    line = start_line(session())
+def test_the_start_line_lists_resolved_settings(session: Callable[..., TrainingSession]) -> None:
+    line = startup_summary(session())
     for fact in ("cpu ", "GiB", "fp32", "attention by rows", "1 thread", "12 it x 64 tokens"):
         assert fact in line
-    assert "sdpa flash" in start_line(session(DROPOUT="0.0"))
-    assert "by rows" in start_line(session(RECIPROCAL=True))
-    assert "bf16" in start_line(session(PRECISION_BF16=True, PRECISION_WHY="as it is"))
+    assert "sdpa flash" in startup_summary(session(DROPOUT="0.0"))
+    assert "by rows" in startup_summary(session(RECIPROCAL=True))
+    assert "bf16" in startup_summary(session(PRECISION_BF16=True, PRECISION_WHY="as it is"))
 
 
 def test_the_manifest_describes_the_run(
@@ -74,9 +74,9 @@ def test_the_manifest_describes_the_run(
     attempts = manifest["volatile"]["attempts"]
     assert [(a["state"], a["iteration"]) for a in attempts] == [("INTERRUPTED", 5), ("SUCCESS", 12)]
     for path in (done.files.weights, done.files.per_query, done.files.metrics, done.files.sample):
-        assert manifest["artifacts"][path.name]["sha256"] == sha256(path)
+        assert manifest["artifacts"][path.name]["sha256"] == sha256_file(path)
     for path in (done.files.summary, done.files.timing, done.files.logs):
-        assert manifest["volatile"]["artifacts"][path.name]["sha256"] == sha256(path)
+        assert manifest["volatile"]["artifacts"][path.name]["sha256"] == sha256_file(path)
 
 
 def test_the_manifest_has_the_digests_of_weights_and_generators(
@@ -102,13 +102,13 @@ def test_the_manifest_has_the_digests_of_weights_and_generators(
     assert moved == {"torch"}
 
 
-def test_a_fallback_keeps_the_identity(session: Callable[..., Session]) -> None:
+def test_a_fallback_keeps_the_identity(session: Callable[..., TrainingSession]) -> None:
     opened = session()
     write_resolved_config(opened.run, opened.config)
-    before = manifest_facts(opened, {})
+    before = initial_manifest_entries(opened, {})
     smaller = replace(opened.config.train, batch_size=1, grad_accumulation=4)
     opened.config = replace(opened.config, train=smaller)
-    after = manifest_facts(opened, {})
+    after = initial_manifest_entries(opened, {})
     assert after["run"] == before["run"] and after["config"] == before["config"]
     assert after["batch"]["micro_batch"] == 1
 

@@ -11,16 +11,15 @@ import torch
 from torch import Tensor
 
 from gpt2.config import Config
-from gpt2.mechanism_statistics import statistics_of
 from gpt2.model import GPT
-from gpt2.training.session import Session
-from gpt2.training.statistics import tell_statistics
-from lib.audit.recompute import disagreements, read_contents
-from lib.files import read_json_lines
-from lib.status import State
-from lib.tracking.feed import Feed, Position, final_metrics
-from lib.watch.facts import read_facts
-from lib.watch.rules import alarms
+from gpt2.statistics import collect_statistics
+from gpt2.training.metrics import record_statistics
+from gpt2.training.session import TrainingSession
+from lib.files import read_jsonl
+from lib.runs.audit import consistency_findings, read_run_records
+from lib.runs.run_dir import State
+from lib.tracking.reader import ReadCursor, RecordReader, best_validation_metrics
+from lib.tracking.watch import raised_alarms, read_watched_records
 from tests.gpt2.training.test_oom import memory_for
 
 Configure = Callable[..., Config]
@@ -67,9 +66,9 @@ def test_statistics_do_not_change_results(
     assert plain.rows("statistics") == []
     assert [row["iteration"] for row in watched.rows("statistics")] == [*range(1, 13)]
     # The audit accepts the rows and their positions.
-    contents, findings = read_contents(watched.files)
+    contents, findings = read_run_records(watched.files)
     assert contents is not None and findings == []
-    assert disagreements(watched.files, contents) == []
+    assert consistency_findings(watched.files, contents) == []
 
 
 def test_statistics_are_measured_at_the_interval_and_at_the_end(
@@ -78,23 +77,25 @@ def test_statistics_are_measured_at_the_interval_and_at_the_end(
     done = train(configure(STATISTICS_INTERVAL=5))
     rows = done.rows("statistics")
     assert [(row["iteration"], row["tokens"]) for row in rows] == [(5, 320), (10, 640), (12, 768)]
-    kinds = [row["kind"] for row in read_json_lines(done.files.metrics)]
+    kinds = [row["kind"] for row in read_jsonl(done.files.metrics)]
     assert kinds[4:7] == ["train", "statistics", "eval"]
     assert kinds[-3:] == ["train", "statistics", "eval"]
 
 
-def test_statistics_use_the_same_text_at_every_iteration(session: Callable[..., Session]) -> None:
+def test_statistics_use_the_same_text_at_every_iteration(
+    session: Callable[..., TrainingSession],
+) -> None:
     seen: list[Tensor] = []
 
     def note(model: GPT, idx_BT: Tensor) -> Any:
         seen.append(idx_BT)
-        return statistics_of(model, idx_BT)
+        return collect_statistics(model, idx_BT)
 
     opened = session(**ALWAYS)
     opened.model.train()
-    with mock.patch("gpt2.training.statistics.statistics_of", note):
+    with mock.patch("gpt2.training.metrics.statistics_of", note):
         for opened.iteration in (1, 2):
-            tell_statistics(opened)
+            record_statistics(opened)
     assert opened.model.training
     assert torch.equal(seen[0], seen[1])
     # The first sequences of the order.
@@ -122,9 +123,9 @@ def test_a_run_killed_during_statistics_resumes(configure: Configure, train: Cal
         calls[0] += 1
         if calls[0] == 3:
             raise RuntimeError("killed")
-        return statistics_of(*given)
+        return collect_statistics(*given)
 
-    with mock.patch("gpt2.training.statistics.statistics_of", die):
+    with mock.patch("gpt2.training.metrics.statistics_of", die):
         with pytest.raises(RuntimeError, match="killed"):
             train(config)
     # From the checkpoint of iteration 4.
@@ -136,7 +137,7 @@ def test_training_continues_if_statistics_run_out_of_memory(
 ) -> None:
     plain = train(configure(**NONE), "plain")
     trouble = torch.OutOfMemoryError("CUDA out of memory")
-    with mock.patch("gpt2.training.statistics.statistics_of", side_effect=trouble):
+    with mock.patch("gpt2.training.metrics.statistics_of", side_effect=trouble):
         done = train(configure(STATISTICS_INTERVAL=6))
     assert done.status.state is State.SUCCESS and learned(done) == learned(plain)
     shown = [line for line in done.lines().splitlines() if line.startswith("WARN")]
@@ -156,7 +157,7 @@ def test_statistics_are_measured_on_rank_0_only(
     plain, told = left(NONE, "plain"), left(ALWAYS, "told")
     assert learned(plain) == learned(told)
     assert [row["iteration"] for row in told.rows("statistics")] == [1, 2, 3, 4]
-    beats = [[*read_json_lines(told.files.heartbeat(rank))] for rank in (0, 1)]
+    beats = [[*read_jsonl(told.files.heartbeat(rank))] for rank in (0, 1)]
     assert [sum(b["msg"] == "statistics" for b in found) for found in beats] == [4, 0]
 
 
@@ -169,7 +170,7 @@ def collapsed(model: GPT, seed: int, initial: Callable = GPT.init_weights) -> No
 
 def watched(done: Any, config: Config) -> dict[str, str]:
     """Return the alarms of make watch for the run's files."""
-    return alarms(read_facts(done.files, time.time()), config.watch)
+    return raised_alarms(read_watched_records(done.files, time.time()), config.watch)
 
 
 def test_collapsed_gates_reach_the_alarms(configure: Configure, train: Callable) -> None:
@@ -181,7 +182,7 @@ def test_collapsed_gates_reach_the_alarms(configure: Configure, train: Callable)
     ill = watched(done, config)
     assert ill["gate-entropy"].startswith("mean gate entropy 0.0")
     assert "1.000" in ill["gate-max"] and "0.9" in ill["gate-max"]
-    (beat,) = (b for b in read_json_lines(done.files.heartbeat(0)) if b["msg"] == "statistics")
+    (beat,) = (b for b in read_jsonl(done.files.heartbeat(0)) if b["msg"] == "statistics")
     # Over all layers, and of the worst layer for the alarms.
     assert beat["statistics"]["nsa/gate_collapsed"] == 0.5
     assert beat["gate_entropy"] < 0.01 < 0.5 < beat["statistics"]["nsa/gate_entropy"]
@@ -206,20 +207,34 @@ def test_a_slow_path_reaches_the_alarms(configure: Configure, train: Callable) -
     with mock.patch.object(GPT, "init_weights", counted):
         done = train(config)
     # Three steps of two micro-batches to the first log line.
-    beats = [b for b in read_json_lines(done.files.heartbeat(0)) if "fallbacks" in b]
+    beats = [b for b in read_jsonl(done.files.heartbeat(0)) if "fallbacks" in b]
     assert [beat["fallbacks"] for beat in beats] == [0, 6, 12, 18, 24]
     assert watched(done, config)["fallbacks"] == "24 fallbacks, 0 at the start"
 
 
-HEARTBEAT = (
-    "ts iso pid rank step msg loss lr toks_per_s mfu dt_fetch_s mem_alloc_mib mem_reserved_mib "
-    "grad_norm eta_s fallbacks"
-).split()
+HEARTBEAT = [
+    "ts",
+    "iso",
+    "pid",
+    "rank",
+    "step",
+    "msg",
+    "loss",
+    "lr",
+    "toks_per_s",
+    "mfu",
+    "dt_fetch_s",
+    "mem_alloc_mib",
+    "mem_reserved_mib",
+    "grad_norm",
+    "eta_s",
+    "fallbacks",
+]
 
 
 def test_heartbeats_have_every_published_field(configure: Configure, train: Callable) -> None:
     done = train(configure(PEAK_TFLOPS="1"))
-    beats = [*read_json_lines(done.files.heartbeat(0))]
+    beats = [*read_jsonl(done.files.heartbeat(0))]
     trained = [beat for beat in beats if beat["msg"] == "train"]
     assert len(trained) == 4
     for beat in trained:
@@ -230,14 +245,33 @@ def test_heartbeats_have_every_published_field(configure: Configure, train: Call
     assert [beat["msg"] for beat in beats if beat["step"] == 12][-2:] == ["statistics", "eval"]
 
 
-PUBLISHED = (
-    "train_loss train_perplexity val_loss val_perplexity learning_rate sparsity iteration "
-    "final/best_val_loss final/best_val_perplexity grad_norm tokens_per_second mfu "
-    "gpu/compute_util_avg gpu/memory_util_avg gpu/memory_used_avg_gb gpu/memory_used_total_gb "
-    "gpu/memory_total_gb process/rss_gb attention/entropy reciprocal/share "
-    "ra_cross_token/gate_mean ra_cross_token/gate_std mlp_attn_gate/gate_mean "
-    "layer/1/attention/entropy layer/0/mlp_attn_gate/gate_std"
-).split()
+PUBLISHED = [
+    "train_loss",
+    "train_perplexity",
+    "val_loss",
+    "val_perplexity",
+    "learning_rate",
+    "sparsity",
+    "iteration",
+    "final/best_val_loss",
+    "final/best_val_perplexity",
+    "grad_norm",
+    "tokens_per_second",
+    "mfu",
+    "gpu/compute_util_avg",
+    "gpu/memory_util_avg",
+    "gpu/memory_used_avg_gb",
+    "gpu/memory_used_total_gb",
+    "gpu/memory_total_gb",
+    "process/rss_gb",
+    "attention/entropy",
+    "reciprocal/share",
+    "ra_cross_token/gate_mean",
+    "ra_cross_token/gate_std",
+    "mlp_attn_gate/gate_mean",
+    "layer/1/attention/entropy",
+    "layer/0/mlp_attn_gate/gate_std",
+]
 
 
 def test_trackers_receive_every_published_name(configure: Configure, train: Callable) -> None:
@@ -248,9 +282,9 @@ def test_trackers_receive_every_published_name(configure: Configure, train: Call
     sample = {"ts": 0.0, "rss_mib": 512.0, "cpu_seconds": 1.0, "gpus": [gpu]}
     done.files.telemetry.write_text(f"{sample}\n".replace("'", '"').replace("None", "null"))
     told: dict[str, float] = {}
-    for _, metrics in Feed(done.files, Position()).new():
+    for _, metrics in RecordReader(done.files, ReadCursor()).new():
         told |= metrics
-    told |= final_metrics(done.files)
+    told |= best_validation_metrics(done.files)
     assert [name for name in PUBLISHED if name not in told] == []
     values = done.rows("statistics")[0]["values"]
     shares = values["reciprocal/share"]

@@ -7,17 +7,16 @@ import pytest
 import torch
 
 from gpt2.config import Config
-from gpt2.train import step
-from gpt2.training.log import Log
-from gpt2.training.session import Session
-from gpt2.training.start import warm_up
-from gpt2.training.passes import Measured
+from gpt2.train import train_step
+from gpt2.training.metrics import MetricsLog
+from gpt2.training.session import StepMetrics, TrainingSession
+from gpt2.training.setup import warm_up
 from gpt2.training.step import optimizer_step
 from lib.errors import RunError
-from lib.pruning.mask import prunable_parameters
-from lib.status import State, read_status
+from lib.pruning.pruners import prunable_parameters
+from lib.runs.run_dir import State, read_status
 
-Open = Callable[..., Session]
+Open = Callable[..., TrainingSession]
 NO_PRUNING = {"PRUNING_MAGNITUDE": None, "PRUNING_FREQUENCY": None}
 
 
@@ -65,14 +64,14 @@ def test_a_bad_gradient_is_named(session: Open) -> None:
 def test_rows_before_the_bad_step_are_written(session: Open) -> None:
     """Without CHECK_NUMERICS, metrics are read when the log is written."""
     opened = session()
-    log = Log(opened)
+    log = MetricsLog(opened)
     names = [name for name, _ in opened.model.named_parameters()]
     for iteration, bad in ((1, None), (2, None), (4, 5)):
         norms = torch.ones(len(names))
         if bad is not None:
             norms[bad] = math.nan
         opened.iteration = iteration
-        log.add(Measured(torch.tensor(2.0), norms, norms.sum()), 1e-3)
+        log.add(StepMetrics(torch.tensor(2.0), norms, norms.sum()), 1e-3)
     with pytest.raises(RunError, match=f"at it 4, .* gradient of {names[5]} .*non-finite"):
         log.flush()
     assert opened.run.metrics.read_text().count('"kind":"train"') == 2
@@ -84,7 +83,7 @@ def test_rows_before_the_bad_step_are_written(session: Open) -> None:
 def test_a_run_with_a_bad_loss_is_failed(
     configure: Callable[..., Config], train: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def poisoned(opened: Session, micro_batches: list, lr: float) -> Measured:
+    def poisoned(opened: TrainingSession, micro_batches: list, lr: float) -> StepMetrics:
         if opened.iteration == 7:
             with torch.no_grad():
                 dict(opened.model.named_parameters())["h.0.ln_2.weight"][0] = math.nan
@@ -103,7 +102,7 @@ def test_a_run_with_a_bad_loss_is_failed(
 def test_an_infinite_validation_loss_is_failed(
     configure: Callable[..., Config], train: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpt2.evaluate.Evaluation.loss", math.inf)
+    monkeypatch.setattr("gpt2.evaluate.EvaluationResult.loss", math.inf)
     failed = train(configure(EVAL_INTERVAL=0))
     assert failed.status.state is State.FAILED
     assert "validation loss is inf at it 12" in failed.status.message
@@ -146,6 +145,6 @@ def test_bf16_runs_matrix_products_in_bf16_and_keeps_weights_in_fp32(session: Op
     seen = []
     linear = opened.model.h[0].mlp.c_fc
     linear.register_forward_hook(lambda module, inputs, output: seen.append(output.dtype))
-    step(opened, next(opened.batches()), Log(opened))
+    train_step(opened, next(opened.batches()), MetricsLog(opened))
     assert set(seen) == {torch.bfloat16}
     assert {w.dtype for w in opened.weights().values()} == {torch.float32}

@@ -17,18 +17,16 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from gpt2.config import Config
-from gpt2.preflight import TrainingPlace, check_machine
+from gpt2.running.preflight import TrainingPlace, check_machine
+from gpt2.training.finish import start_sidecars
 from gpt2.training.step import optimizer_step
-from gpt2.training.tracking import start_companions
-from lib import companions
+from lib.env.process_group import ProcessGroup
+from lib.env.ranks import ProcessRank
 from lib.errors import PreflightError
-from lib.files import read_json_lines, sha256
-from lib.machine.group import Group
-from lib.machine.process import Process
-from lib.rundir import RunDir
-from lib.status import State
-
-from lib.tracking import options
+from lib.files import read_jsonl, sha256_file
+from lib.runs.run_dir import RunDir, State
+from lib.tracking import config as tracking_config
+from lib.tracking import sidecar
 
 Configure = Callable[..., Config]
 WANDB = {"TRACKER_WANDB": True}
@@ -36,10 +34,20 @@ TENSORBOARD = {"TRACKER_TENSORBOARD": True}
 ALL = {**WANDB, **TENSORBOARD, "TRACKER_WANDB_MODE_OFFLINE": True, "TRACKER_TRACKIO": True}
 # As long as a real key.
 SECRET = "5ec7e7" * 7
-KEYS = (
-    "run_name batch_size gradient_accumulation num_gpus learning_rate warmup_steps max_time "
-    "compile_model git_commit seed dataset optimizer"
-).split()
+KEYS = [
+    "run_name",
+    "batch_size",
+    "gradient_accumulation",
+    "num_gpus",
+    "learning_rate",
+    "warmup_steps",
+    "max_time",
+    "compile_model",
+    "git_commit",
+    "seed",
+    "dataset",
+    "optimizer",
+]
 
 # Fake wandb package: records calls and fails on request.
 FAKE_WANDB = """
@@ -100,7 +108,7 @@ class Fake:
 
     def told(self, kind: str) -> list[dict[str, Any]]:
         """Return the calls of one kind."""
-        return [row for row in read_json_lines(self.log) if row["kind"] == kind]
+        return [row for row in read_jsonl(self.log) if row["kind"] == kind]
 
     def steps(self) -> list[int]:
         """Return the iterations with a logged training loss."""
@@ -194,7 +202,7 @@ def test_three_trackers_do_not_change_the_run(
     assert done.core() == uninterrupted
     assert "WARN" not in done.lines()
 
-    expected = expected_history([*read_json_lines(done.files.metrics)])
+    expected = expected_history([*read_jsonl(done.files.metrics)])
     for read in (wandb_history, trackio_history, tensorboard_history):
         history, shown = read(done.files)
         speeds = history.pop("tokens_per_second")
@@ -228,7 +236,7 @@ def test_facts_reach_the_tracker(configure: Configure, train: Callable, fake: Fa
     assert init["config"]["learning_rate"] == 1e-2
     (end,) = fake.told("finish")
     assert end["exit_code"] == 0
-    assert end["config"]["manifest_sha256"] == sha256(done.files.manifest)
+    assert end["config"]["manifest_sha256"] == sha256_file(done.files.manifest)
 
 
 def test_default_names(configure: Configure, train: Callable, fake: Fake) -> None:
@@ -261,7 +269,7 @@ def test_a_failing_tracker_costs_one_warning(
     trouble: str,
 ) -> None:
     monkeypatch.setenv("FAKE_TROUBLE", trouble)
-    monkeypatch.setattr(companions, "_PATIENCE_SECONDS", 2.0 if "hang" in trouble else 30.0)
+    monkeypatch.setattr(sidecar, "_PATIENCE_SECONDS", 2.0 if "hang" in trouble else 30.0)
     done = train(configure(**WANDB, **TENSORBOARD))
     assert (done.status.state, done.status.exit_code) == (State.SUCCESS, 0)
     assert done.core() == uninterrupted
@@ -277,14 +285,14 @@ def test_a_lost_tracker_is_reported_during_the_run(
     configure: Configure, train: Callable, fake: Fake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FAKE_TROUBLE", "init raise")
-    slow = companions.Companions.check
+    slow = sidecar.Sidecars.check
 
-    def check(self: companions.Companions) -> None:
+    def check(self: sidecar.Sidecars) -> None:
         for mirror in self._running:
             mirror.process.wait(30)
         slow(self)
 
-    monkeypatch.setattr(companions.Companions, "check", check)
+    monkeypatch.setattr(sidecar.Sidecars, "check", check)
     tags = [line.split()[0] for line in train(configure(**WANDB)).lines().splitlines()]
     assert tags.count("WARN") == 1
     assert tags.index("WARN") < tags.index("DONE")
@@ -293,13 +301,13 @@ def test_a_lost_tracker_is_reported_during_the_run(
 def test_a_tracker_lost_after_the_last_check_is_reported(
     configure: Configure, train: Callable, fake: Fake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def look_too_early(self: companions.Companions) -> None:
+    def look_too_early(self: sidecar.Sidecars) -> None:
         for mirror in self._running:
             # Exited, but not reaped.
             os.waitid(os.P_PID, mirror.process.pid, os.WEXITED | os.WNOWAIT)
 
     monkeypatch.setenv("FAKE_TROUBLE", "init raise")
-    monkeypatch.setattr(companions.Companions, "check", look_too_early)
+    monkeypatch.setattr(sidecar.Sidecars, "check", look_too_early)
     done = train(configure(**WANDB))
     assert (done.status.exit_code, done.lines().count("WARN tracker_wandb is lost")) == (0, 1)
 
@@ -388,8 +396,8 @@ def test_a_killed_run_continues_in_the_tracker(
 
 def test_only_rank_0_has_trackers(session: Callable, fake: Fake) -> None:
     opened = session(**WANDB)
-    opened.group = Group(Process(rank=1, local_rank=1, world_size=2))
-    with start_companions(opened):
+    opened.group = ProcessGroup(ProcessRank(rank=1, local_rank=1, world_size=2))
+    with start_sidecars(opened):
         assert not opened.run.trackers.exists()
 
 
@@ -398,7 +406,7 @@ def test_a_missing_package_is_an_error_before_anything_starts(
 ) -> None:
     place = TrainingPlace(tmp_path, tmp_path, dirty=True)
     check_machine([configure(**ALL)], place)
-    monkeypatch.setattr(options, "_is_installed", lambda package: False)
+    monkeypatch.setattr(tracking_config, "_is_installed", lambda package: False)
     check_machine([configure()], place)
     with pytest.raises(PreflightError) as refusal:
         check_machine([configure(**ALL)], place)

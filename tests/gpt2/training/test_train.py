@@ -11,15 +11,15 @@ import safetensors.torch
 import torch
 
 from gpt2.config import Config
-from gpt2.training.session import Session
+from gpt2.training.session import TrainingSession
 from gpt2.training.step import optimizer_step
 from lib.errors import EXIT_INTERRUPTED, EXIT_TIME_LIMIT
-from lib.files import sha256
+from lib.files import sha256_file
 from lib.optim.schedule import learning_rate_at
-from lib.status import State, read_status
+from lib.runs.run_dir import State, read_status
 
 Configure = Callable[..., Config]
-Open = Callable[..., Session]
+Open = Callable[..., TrainingSession]
 NO_PRUNING = {"PRUNING_MAGNITUDE": None, "PRUNING_FREQUENCY": None}
 
 
@@ -88,8 +88,8 @@ def test_intervals_and_warm_up_change_no_result(configure: Configure, train: Cal
     assert config.hash8 == other.hash8
     first, second = train(config, "first"), train(other, "second")
     assert first.rows("train") == second.rows("train")
-    assert sha256(first.files.weights) == sha256(second.files.weights)
-    assert sha256(first.files.per_query) == sha256(second.files.per_query)
+    assert sha256_file(first.files.weights) == sha256_file(second.files.weights)
+    assert sha256_file(first.files.per_query) == sha256_file(second.files.per_query)
 
 
 def test_the_same_configuration_gives_the_same_bytes(configure: Configure, train: Callable) -> None:
@@ -187,7 +187,7 @@ def test_the_time_limit_of_a_run_saves_too(
     configure: Configure, train: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     minutes = iter(range(0, 10**6, 60))
-    monkeypatch.setattr("gpt2.training.stopping.time.monotonic", lambda: float(next(minutes)))
+    monkeypatch.setattr("gpt2.training.records.time.monotonic", lambda: float(next(minutes)))
     stopped = train(configure(RUN_TIME_LIMIT_SECONDS=500))
     assert stopped.status.exit_code == EXIT_TIME_LIMIT
     assert 0 < stopped.status.iteration < 12

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from gpt2.config import Config
-from gpt2.training.session import Session
-from gpt2.training.utilisation import mfu, peak_flops
+from gpt2.training.metrics import mfu, peak_flops
+from gpt2.training.session import TrainingSession
 from lib.errors import ConfigError
-from lib.files import read_json_lines
-from lib.tracking.feed import Feed, Position
+from lib.files import read_jsonl
+from lib.tracking.reader import ReadCursor, RecordReader
 
 Configure = Callable[..., Config]
 
@@ -25,28 +25,28 @@ def matrix_flops(config: Config) -> float:
 
 def test_mfu_is_flops_of_the_tokens_over_the_peak(configure: Configure, train: Callable) -> None:
     done = train(configure(PEAK_TFLOPS="0.25"))
-    rows = [*read_json_lines(done.files.timing)]
+    rows = [*read_jsonl(done.files.timing)]
     flops = matrix_flops(configure())
     for row in rows:
         assert row["mfu"] == pytest.approx(flops * row["tokens_per_second"] / 0.25e12)
     assert "% MFU)" in done.files.logs.read_text()
-    told = dict(Feed(done.files, Position()).new())
+    told = dict(RecordReader(done.files, ReadCursor()).new())
     assert [told[row["iteration"]]["mfu"] for row in rows] == [row["mfu"] for row in rows]
 
 
 def test_a_cpu_has_no_mfu_and_one_line_reports_it(configure: Configure, train: Callable) -> None:
     done = train(configure())
-    assert {row["mfu"] for row in read_json_lines(done.files.timing)} == {None}
+    assert {row["mfu"] for row in read_jsonl(done.files.timing)} == {None}
     (line,) = [text for text in done.files.logs.read_text().splitlines() if "MFU" in text]
     assert "fp32" in line and "PEAK_TFLOPS" in line
-    assert not any("mfu" in metrics for _, metrics in Feed(done.files, Position()).new())
+    assert not any("mfu" in metrics for _, metrics in RecordReader(done.files, ReadCursor()).new())
 
 
-def test_all_devices_of_a_run_count(session: Callable[..., Session]) -> None:
+def test_all_devices_of_a_run_count(session: Callable[..., TrainingSession]) -> None:
     opened = session()
     opened.device = torch.device("cuda")
     with (
-        mock.patch("gpt2.training.utilisation.device_name", return_value="NVIDIA A100-SXM4-80GB"),
+        mock.patch("gpt2.training.metrics.device_name", return_value="NVIDIA A100-SXM4-80GB"),
         mock.patch.object(type(opened.group), "size", 4),
     ):
         peak = peak_flops(opened)

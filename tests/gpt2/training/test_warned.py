@@ -8,7 +8,7 @@ import torch
 
 from gpt2.config import Config
 from gpt2.training import step
-from lib.machine.process import current_process
+from lib.env.ranks import current_process
 
 Configure = Callable[..., Config]
 WARN = {"DETERMINISTIC_WARN": True, "EVAL_INTERVAL": 0}

@@ -6,22 +6,29 @@ from pathlib import Path
 
 import pytest
 
-from gpt2.arguments import add_writing, new_parser
-from gpt2.attention.nsa.options import BRANCHES
-from gpt2.cache import Cache
 from gpt2.config import Config
-from gpt2.sampling import Sampling
-from gpt2.finished import find_finished
-from gpt2.trained import open_trained
-from gpt2.write import Order, Text, order, to_record, write
-from lib.binding import Value
+from gpt2.generate import SamplingOptions
+from gpt2.kv_cache import KVCache
+from gpt2.nsa.options import BRANCHES
+from gpt2.planning.arguments import add_writing, new_parser
+from gpt2.records.run_files import find_finished
+from gpt2.running.finished import (
+    GeneratedText,
+    GenerationRequest,
+    generate_texts,
+    request_from_args,
+    to_record,
+)
+from gpt2.weights.trained import open_trained
+from lib.config.field import SymbolValue
+from lib.config.layers import ConfigLayer
+from lib.config.tree import KconfigTree
 from lib.errors import ConfigError, PreflightError
-from lib.kconfig import Layer, Tree
-from lib.rundir import RunDir
+from lib.runs.run_dir import RunDir
 from tests.gpt2.attention.nsa.sizes import seen
 from tests.gpt2.training.conftest import BASE, SPARSE, Trainer
 
-QUICK: dict[str, Value] = {"MAX_ITERS": 2, "SAMPLE_TOKENS": 0, "EVAL_INTERVAL": 0}
+QUICK: dict[str, SymbolValue] = {"MAX_ITERS": 2, "SAMPLE_TOKENS": 0, "EVAL_INTERVAL": 0}
 
 
 @pytest.fixture
@@ -30,15 +37,15 @@ def run(train: Trainer, configure: Callable[..., Config]) -> RunDir:
     return train(configure(**QUICK)).files
 
 
-def written(run: RunDir, build_dir: Path, *words: str) -> tuple[str, list[Text]]:
+def written(run: RunDir, build_dir: Path, *words: str) -> tuple[str, list[GeneratedText]]:
     """Return the displayed text and the samples."""
     parser = new_parser("")
     add_writing(parser)
     given = parser.parse_args(["--run", str(run.path), *words])
     shown: list[str] = []
     trained = open_trained(find_finished(given.run, build_dir), build_dir)
-    texts = write(trained, order(given), shown.append)
-    assert to_record(trained, order(given), texts)["run"] == run.path.name
+    texts = generate_texts(trained, request_from_args(given), shown.append)
+    assert to_record(trained, request_from_args(given), texts)["run"] == run.path.name
     return "".join(shown), texts
 
 
@@ -60,13 +67,13 @@ def test_each_token_reads_its_visible_keys(
 ) -> None:
     """Count the keys read by each branch in each of two layers."""
     config = configure(**QUICK, **SPARSE)
-    run, told, advance = train(config).files, [], Cache.advance
+    run, told, advance = train(config).files, [], KVCache.advance
 
-    def noted(cache: Cache, tokens: int) -> None:
+    def noted(cache: KVCache, tokens: int) -> None:
         advance(cache, tokens)
         told.append([cache.position, *(cache.reads()[name] for name in BRANCHES)])
 
-    monkeypatch.setattr(Cache, "advance", noted)
+    monkeypatch.setattr(KVCache, "advance", noted)
     written(run, build_dir, "--prompt", "a b c", "--tokens", "40")
     # No token is generated after the last one.
     assert [position for position, *_ in told] == list(range(5, 45))
@@ -116,8 +123,8 @@ def test_unfinished_and_damaged_runs_are_rejected(run: RunDir, build_dir: Path) 
     assert damaged.value.codes == ["weights.damaged"]
 
 
-def test_a_pattern_names_one_run(build_dir: Path, tree: Tree) -> None:
-    tree.write_config([Layer.of("test", "test", BASE)], build_dir / ".config")
+def test_a_pattern_names_one_run(build_dir: Path, tree: KconfigTree) -> None:
+    tree.write_config([ConfigLayer.of("test", "test", BASE)], build_dir / ".config")
     for named, seeds, code, value in (
         ("nope", "", "run.not-found", "'nope'"),
         ("r*", "1,2", "run.ambiguous", "2 runs: single/run s1, single/run s2"),
@@ -134,12 +141,12 @@ def test_characters_are_shown_whole_and_the_end_of_text_ends_it(
 ) -> None:
     """é in two tokens, an invalid first byte, a truncated character, end of text."""
     ids = [*"é".encode(), 0xFF, *"b€".encode()[:-1], 256, 97]
-    monkeypatch.setattr("gpt2.write.generate", lambda *_: iter(ids))
+    monkeypatch.setattr("gpt2.running.finished.generate", lambda *_: iter(ids))
     shown: list[str] = []
     trained = open_trained(run, build_dir)
-    given = Order("a", tokens=50, seed=1, samples=1, sampling=Sampling())
-    (text,) = write(trained, given, shown.append)
+    given = GenerationRequest("a", tokens=50, seed=1, samples=1, sampling=SamplingOptions())
+    (text,) = generate_texts(trained, given, shown.append)
     assert shown == ["a", "é", "\ufffd", "b", "\ufffd", "\n"]
     assert (text.text, text.tokens, text.end) == ("é\ufffdb\ufffd", 6, "end_of_text")
-    (text,) = write(trained, dataclasses.replace(given, tokens=3), shown.append)
+    (text,) = generate_texts(trained, dataclasses.replace(given, tokens=3), shown.append)
     assert (text.text, text.tokens, text.end) == ("é\ufffd", 3, "length")

@@ -4,9 +4,8 @@ import dataclasses
 
 import torch
 
-from gpt2.attention.nsa import module
-from gpt2.attention.nsa.cache import NsaCache
-from gpt2.validation import machine
+from gpt2.nsa import module, validate
+from gpt2.nsa.cache import NsaCache
 from lib.errors import PreflightError, Problem
 
 CPU = torch.device("cpu")
@@ -14,13 +13,13 @@ CPU = torch.device("cpu")
 
 def states(monkeypatch, *names):
     """Return the rows of the named checks, on the blocks backend."""
-    monkeypatch.setattr(machine, "BACKENDS", ("blocks",))
-    return {row.check: row for row in machine.validate(CPU, False) if row.check in names}
+    monkeypatch.setattr(validate, "BACKENDS", ("blocks",))
+    return {row.check: row for row in validate.validate_device(CPU, False) if row.check in names}
 
 
 def test_passes_without_a_fault():
-    rows = machine.validate(CPU, False)
-    assert {row.state for row in rows} == {"PASS"}, machine.to_markdown(rows)
+    rows = validate.validate_device(CPU, False)
+    assert {row.state for row in rows} == {"PASS"}, validate.to_markdown(rows)
     assert {row.backend for row in rows} == {"blocks", "gather"} and len(rows) == 12
 
 
@@ -50,13 +49,13 @@ def test_a_wrong_gradient_and_wrong_half_precision_fail(monkeypatch):
     assert "h.0.attn.pattern.gates.bias: " in detail and " 1.0e+00 " in detail
     monkeypatch.undo()
 
-    combine = module.combine
+    combine = module.combine_branches
 
     def off(branches, gates):
         exact = torch.finfo(branches[0].dtype).eps < 1e-6
         return combine(branches, gates) * (1 if exact else 1.1)
 
-    monkeypatch.setattr(module, "combine", off)
+    monkeypatch.setattr(module, "combine_branches", off)
     found = states(monkeypatch, "float64 reference", "bfloat16", "float16")
     assert [row.state for row in found.values()] == ["PASS", "FAIL", "FAIL"]
 
@@ -65,8 +64,8 @@ def test_an_unsupported_backend_is_absent(monkeypatch):
     def refuse(options, device):
         raise PreflightError(Problem("gather cannot run here"))
 
-    monkeypatch.setattr(machine, "resolve_backend", refuse)
-    rows = machine.validate(CPU, True)
+    monkeypatch.setattr(validate, "resolve_backend", refuse)
+    rows = validate.validate_device(CPU, True)
     assert {(row.state, row.detail) for row in rows} == {("ABSENT", "gather cannot run here")}
-    assert "| 8192 tokens | blocks | ABSENT |" in machine.to_markdown(rows)
+    assert "| 8192 tokens | blocks | ABSENT |" in validate.to_markdown(rows)
     assert dataclasses.asdict(rows[0]).keys() == {"check", "backend", "state", "seconds", "detail"}

@@ -4,9 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from gpt2.attention.nsa import module
 from gpt2.model import GPT
-from gpt2.validation import needle
+from gpt2.nsa import module, needle
 
 TOLD = 16
 
@@ -26,7 +25,7 @@ class Answers:
 
 def exam(rows):
     """Return test sequences, and the tokens of question and answer for the last 16 questions."""
-    sequences = needle.draw(rows, torch.Generator().manual_seed(0), test=True)
+    sequences = needle.generate_sequences(rows, torch.Generator().manual_seed(0), test=True)
     late = [*range(16 * TOLD - 24, 16 * TOLD - 16), *range(16 * TOLD - 8, 16 * TOLD)]
     tokens = [
         [(asked, place // 8 * 16 + place % 8) for asked, place in zip(late, places, strict=True)]
@@ -36,7 +35,7 @@ def exam(rows):
 
 
 def test_the_answer_stands_at_its_place():
-    found = needle.draw(5, torch.Generator().manual_seed(0), test=True)
+    found = needle.generate_sequences(5, torch.Generator().manual_seed(0), test=True)
     told = found.idx_BT.unflatten(1, (TOLD, 2, 8))[:, :, 0].flatten(1)
     asked = found.idx_BT.unflatten(1, (TOLD, 2, 8))[:, :, 1].flatten(1) - needle._NUM_FACTS
     answer = told.gather(1, found.places_BQ)
@@ -54,9 +53,9 @@ def test_far_is_what_only_a_selected_block_reaches():
     # Further back than the window, 8 tokens, and two blocks of as many.
     far = torch.tensor([[asked - told > 24 and told >= 8 for asked, told in row] for row in tokens])
     first = torch.tensor([[told < 8 for _, told in row] for row in tokens])
-    found = needle.ask(Answers(sequences, far), "nsa", sequences, 0.0)
+    found = needle.evaluate(Answers(sequences, far), "nsa", sequences, 0.0)
     assert (found.far, found.first) == (1.0, 0.0)
-    found = needle.ask(Answers(sequences, first), "nsa", sequences, 0.0)
+    found = needle.evaluate(Answers(sequences, first), "nsa", sequences, 0.0)
     assert (found.far, found.first) == (0.0, 1.0)
 
 
@@ -68,8 +67,8 @@ def test_luck_is_counted_from_the_blocks_that_the_model_draws(monkeypatch):
         drawn.append(module_draws(*arguments))
         return drawn[-1]
 
-    module_draws = module.drawn_blocks
-    monkeypatch.setattr(module, "drawn_blocks", recorded)
+    module_draws = module.random_blocks
+    monkeypatch.setattr(module, "random_blocks", recorded)
     GPT(needle.model_config("random blocks")).hidden(sequences.idx_BT[:1])
     (lists,) = [blocks[0, 0].tolist() for blocks in drawn]
     hits = [
@@ -79,7 +78,7 @@ def test_luck_is_counted_from_the_blocks_that_the_model_draws(monkeypatch):
         if asked - told > 24 and told >= 8
     ]
     nothing = Answers(sequences, torch.zeros(512, 16, dtype=torch.bool))
-    luck = {arm: needle.ask(nothing, arm, sequences, 0.0).luck for arm in needle.ARMS}
+    luck = {arm: needle.evaluate(nothing, arm, sequences, 0.0).luck for arm in needle.VARIANTS}
     expected = 1 / 8 + 7 / 8 * sum(hits) / len(hits)
     assert luck == {"nsa": 1 / 8, "random blocks": pytest.approx(expected), "window only": 1 / 8}
     # Near chance, and yet not chance itself.
@@ -88,7 +87,10 @@ def test_luck_is_counted_from_the_blocks_that_the_model_draws(monkeypatch):
 
 @pytest.mark.long
 def test_selection_finds_what_chance_and_a_window_do_not():
-    found = {arm: needle.train(arm, needle.STEPS, 0, lambda text: None) for arm in needle.ARMS}
+    found = {
+        arm: needle.train_and_evaluate(arm, needle.STEPS, 0, lambda text: None)
+        for arm in needle.VARIANTS
+    }
     assert found["nsa"].far > 0.95
     for arm in ("random blocks", "window only"):
         # 6900 questions: 2 points are four standard errors.

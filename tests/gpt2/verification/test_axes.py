@@ -4,25 +4,24 @@ from pathlib import Path
 
 import pytest
 
-from gpt2.comparison import symbol_names
 from gpt2.config import Config
-from gpt2.planning import Plan, make_plan
-from gpt2.verification.select import chosen_runs, declared_axes, whole_study
-from lib.compare.facts import Facts, flatten
-from lib.compare.keys import differences
+from gpt2.planning.plan import Plan, make_plan
+from gpt2.records.comparison import chosen_runs, declared_axes, symbol_names, whole_study
+from lib.config.dotconfig import defconfig_layers
+from lib.config.layers import ConfigLayer
 from lib.errors import ConfigError
-from lib.kconfig import Layer, defconfig_layers
-from lib.plan import Run
+from lib.plan.run import PlannedRun
 from lib.project import ROOT
-from lib.rundir import RunDir
+from lib.report.run_facts import RunFacts, field_differences, flatten_identity
+from lib.runs.run_dir import RunDir
 
 STUDIES = ["gpt2-ratio-ablation", "gpt2-mechanisms", "test-matrix-optimizers"]
 
 
-def facts(run: Run[Config]) -> Facts:
+def facts(run: PlannedRun[Config]) -> RunFacts:
     """The settings of a run that has not been trained."""
-    settings = flatten(run.config.identity())
-    return Facts(RunDir(run.path), settings, {}, {}, {"code": "c"}, {}, run.config.values)
+    settings = flatten_identity(run.config.identity())
+    return RunFacts(RunDir(run.path), settings, {}, {}, {"code": "c"}, {}, run.config.values)
 
 
 @pytest.mark.parametrize("name", STUDIES)
@@ -34,7 +33,7 @@ def test_the_steps_of_a_study_differ_in_what_they_declare(name: str, tmp_path: P
     first = study.runs[0]
     for run in study.runs[1:]:
         names = symbol_names(first.config) | symbol_names(run.config)
-        found = {d.field for d in differences(facts(first), facts(run), names)}
+        found = {d.field for d in field_differences(facts(first), facts(run), names)}
         assert found and found <= axes[first.path] | axes[run.path], run.label
 
 
@@ -50,7 +49,7 @@ def test_a_step_declares_what_the_steps_below_it_change(tmp_path: Path) -> None:
 
 @pytest.fixture
 def plan(tmp_path: Path) -> Plan:
-    layers = [*defconfig_layers(ROOT, "gpt2-quickstart"), Layer.of("test", "test", {})]
+    layers = [*defconfig_layers(ROOT, "gpt2-quickstart"), ConfigLayer.of("test", "test", {})]
     return make_plan(layers, tmp_path, steps="0,5")
 
 

@@ -11,33 +11,33 @@ import torch
 from gpt2.ablation.resolve import resolve_config
 from gpt2.config import Config
 from gpt2.model import GPT
-from gpt2.runs import write_resolved_config
-from lib.binding import Value
-from lib.files import sha256, write_json
-from lib.kconfig import Layer, Tree
-from lib.rundir import RunDir
-from lib.status import State, Status, write_status
+from gpt2.records.run_files import write_resolved_config
+from lib.config.field import SymbolValue
+from lib.config.layers import ConfigLayer
+from lib.config.tree import KconfigTree
+from lib.files import sha256_file, write_json
+from lib.runs.run_dir import RunDir, RunStatus, State, write_status
 from tests.gpt2.training.conftest import BASE, Trainer
 
-SIZE: dict[str, Value | None] = {"N_LAYER": 3, "N_HEAD": 4, "N_EMBD": 32, "BLOCK_SIZE": 80}
+SIZE: dict[str, SymbolValue | None] = {"N_LAYER": 3, "N_HEAD": 4, "N_EMBD": 32, "BLOCK_SIZE": 80}
 SIZE |= {"DROPOUT": "0.0", "PRUNING_MAGNITUDE": None, "PRUNING_FREQUENCY": None}
 THEIRS = {"n_layer": 3, "n_head": 4, "n_embd": 32, "n_positions": 80, "vocab_size": 257}
 
 
 @pytest.fixture(scope="session")
-def tree() -> Tree:
+def tree() -> KconfigTree:
     """Return the Kconfig tree."""
-    return Tree()
+    return KconfigTree()
 
 
 @pytest.fixture(scope="session")
-def configure(tree: Tree) -> Callable[..., Config]:
+def configure(tree: KconfigTree) -> Callable[..., Config]:
     """Return a function that builds a small configuration; None removes a symbol."""
 
-    def build(**changes: Value | None) -> Config:
+    def build(**changes: SymbolValue | None) -> Config:
         symbols = BASE | SIZE | changes
         symbols = {name: value for name, value in symbols.items() if value is not None}
-        return resolve_config(tree, [Layer.of("test", "test", symbols)])
+        return resolve_config(tree, [ConfigLayer.of("test", "test", symbols)])
 
     return build
 
@@ -72,9 +72,9 @@ def finished(tmp_path: Path) -> Callable[..., RunDir]:
         write_resolved_config(run, config)
         weights = random_weights(config)
         safetensors.torch.save_file(weights, run.weights)
-        artifacts = {run.weights.name: {"sha256": sha256(run.weights)}}
+        artifacts = {run.weights.name: {"sha256": sha256_file(run.weights)}}
         write_json(run.manifest, {"artifacts": artifacts})
-        write_status(run, Status(State.SUCCESS))
+        write_status(run, RunStatus(State.SUCCESS))
         return run
 
     return make

@@ -10,17 +10,16 @@ import safetensors.torch
 import torch
 
 from gpt2.config import Config
-from gpt2.data.tokenizer import load
-from gpt2.finished import find_finished
+from gpt2.data.tokenizer import load_tokenizer
 from gpt2.model import GPT
-from gpt2.weights.export import export
-from gpt2.weights.hf import initialise
-from gpt2.weights.load import load_run
+from gpt2.records.run_files import find_finished
+from gpt2.weights.convert import export, load_initial_weights
+from gpt2.weights.trained import load_run
+from lib.config.layers import ConfigLayer
+from lib.config.tree import KconfigTree
 from lib.errors import ConfigError, PreflightError
-from lib.kconfig import Layer, Tree
 from lib.project import ROOT
-from lib.rundir import RunDir
-from lib.status import State, Status, write_status
+from lib.runs.run_dir import RunDir, RunStatus, State, write_status
 from tests.gpt2.data.conftest import downloads
 from tests.gpt2.weights.conftest import greedy, random_gpt2, random_weights
 
@@ -89,7 +88,7 @@ class TestTransformersForm:
         export(finished(config), tmp_path / "out", tmp_path)
         again = configure(**SUPPORTED[name], INIT_FROM="hf:./out")
         model = GPT(again.model)
-        initialise(model, again, tmp_path, lambda tag, text: None)
+        load_initial_weights(model, again, tmp_path, lambda tag, text: None)
 
         weights = random_weights(config)
         for found in (
@@ -106,7 +105,7 @@ def test_import_and_export_is_bit_identical(
 ) -> None:
     config = configure(INIT_FROM="hf:./theirs")
     model = GPT(config.model)
-    initialise(model, config, tmp_path, lambda tag, text: None)
+    load_initial_weights(model, config, tmp_path, lambda tag, text: None)
     run = finished(config)
     safetensors.torch.save_file(dict(model.named_parameters()), run.weights)
     sign(run)
@@ -120,9 +119,11 @@ def test_import_and_export_is_bit_identical(
 
 def sign(run: RunDir) -> None:
     """Update the digest of the weights in the manifest."""
-    from lib.files import sha256, write_json
+    from lib.files import sha256_file, write_json
 
-    write_json(run.manifest, {"artifacts": {run.weights.name: {"sha256": sha256(run.weights)}}})
+    write_json(
+        run.manifest, {"artifacts": {run.weights.name: {"sha256": sha256_file(run.weights)}}}
+    )
 
 
 def test_pruned_weights_are_zeros(configure: Configure, finished: Finished, tmp_path: Path) -> None:
@@ -149,7 +150,9 @@ def test_the_tokenizer_of_transformers_cuts_as_ours_does(
     config = configure(TOKENIZER_BYTE=None, TOKENIZER_GPT2=True, N_LAYER=1)
     export(finished(config), tmp_path / "out", tmp_path)
 
-    theirs, mine = AutoTokenizer.from_pretrained(tmp_path / "out"), load("gpt2", downloads)
+    theirs, mine = AutoTokenizer.from_pretrained(tmp_path / "out"), load_tokenizer(
+        "gpt2", downloads
+    )
 
     text = (ROOT / "README.md").read_text() + " naïve — 東京 🙂\n\n\t don't  stop"
     assert theirs(text)["input_ids"] == mine.encode(text).tolist()
@@ -205,7 +208,7 @@ class TestRefusals:
         self, configure: Configure, finished: Finished, tmp_path: Path
     ) -> None:
         run = finished(configure())
-        write_status(run, Status(State.INTERRUPTED))
+        write_status(run, RunStatus(State.INTERRUPTED))
         with pytest.raises(ConfigError, match="INTERRUPTED") as error:
             find_finished(str(run.path), tmp_path)
         assert (error.value.exit_code, error.value.codes) == (2, ["run.not-finished"])
@@ -261,7 +264,7 @@ class TestRefusals:
             raise OSError(28, "No space left on device")
 
         run = finished(configure())
-        monkeypatch.setattr("gpt2.weights.export.write_json", full)
+        monkeypatch.setattr("gpt2.weights.convert.write_json", full)
         with pytest.raises(OSError, match="No space left"):
             export(run, tmp_path / "out", tmp_path)
         assert [p.name for p in tmp_path.iterdir()] == ["run"]
@@ -289,10 +292,10 @@ class TestNamesOfRuns:
     """RUN= is a directory or a name of the plan that matches exactly one run."""
 
     @pytest.fixture
-    def planned(self, tree: Tree, tmp_path: Path) -> Path:
+    def planned(self, tree: KconfigTree, tmp_path: Path) -> Path:
         symbols = {"RA_MLA_ABLATION_MODE": True, "DEVICE_CPU": True, "N_EMBD": 96, "N_HEAD": 2}
         symbols |= {"MODEL_SIZE_CUSTOM": True, "TOKENIZER_BYTE": True}
-        tree.write_config([Layer.of("test", "test", symbols)], tmp_path / ".config")
+        tree.write_config([ConfigLayer.of("test", "test", symbols)], tmp_path / ".config")
         return tmp_path
 
     @pytest.mark.parametrize("name", ["ra", "5", "ratio/05-ra", "ratio/05-ra s1", "ra-s1-*"])

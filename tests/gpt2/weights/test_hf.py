@@ -11,15 +11,15 @@ import safetensors.torch
 import torch
 import torch.nn.functional as F
 
-from gpt2 import preflight
 from gpt2.config import Config
-from gpt2.data.prepare import prepare
+from gpt2.data.prepare import prepare_dataset
 from gpt2.model import GPT
-from gpt2.weights import layout, source
-from gpt2.weights.hf import initialise
+from gpt2.running import preflight
+from gpt2.weights import hf, source
+from gpt2.weights.convert import load_initial_weights
 from lib.errors import ConfigError, PreflightError, RunError
-from lib.files import sha256
-from lib.repro.stale import changes_since
+from lib.files import sha256_file
+from lib.runs.code import run_drift
 from tests.gpt2.weights.conftest import random_gpt2
 
 Configure = Callable[..., Config]
@@ -37,7 +37,7 @@ def loaded(config: Config, build_dir: Path, lines: list[str] | None = None) -> G
     """Build a model with the weights of INIT_FROM."""
     model = drawn(config)
     log = [] if lines is None else lines
-    initialise(model, config, build_dir, lambda tag, text: log.append(f"{tag} {text}"))
+    load_initial_weights(model, config, build_dir, lambda tag, text: log.append(f"{tag} {text}"))
     return model.eval()
 
 
@@ -76,7 +76,7 @@ class TestTheSameFunction:
         F.cross_entropy(expected.flatten(0, 1), ids_BT.flatten()).backward()
         gradients = {name: p.grad for name, p in theirs.named_parameters()}
         for name, parameter in model.named_parameters():
-            found = layout.relaid(name, gradients[f"transformer.{name}"])
+            found = hf.convert_layout(name, gradients[f"transformer.{name}"])
             torch.testing.assert_close(parameter.grad[: len(found)], found, rtol=1e-9, atol=1e-11)
         assert not model.wte.weight[257:].any()
 
@@ -84,11 +84,11 @@ class TestTheSameFunction:
         """Load files without a prefix, with causal masks and an explicit head."""
         config = configure(**HERE)
         expected = loaded(config, folder.parent)(tokens(config))
-        weights = safetensors.torch.load_file(folder / source.WEIGHTS)
+        weights = safetensors.torch.load_file(folder / source.WEIGHTS_FILE)
         plain = {name.removeprefix("transformer."): w for name, w in weights.items()}
         plain |= {f"h.{i}.attn.bias": torch.ones(1, 1, 80, 80).tril() for i in range(3)}
         plain |= {"lm_head.weight": plain["wte.weight"].clone()}
-        safetensors.torch.save_file(plain, folder / source.WEIGHTS)
+        safetensors.torch.save_file(plain, folder / source.WEIGHTS_FILE)
 
         assert torch.equal(loaded(config, folder.parent)(tokens(config)), expected)
 
@@ -108,7 +108,7 @@ class TestTheSameFunction:
     ) -> None:
         random_gpt2().to(torch.bfloat16).save_pretrained(tmp_path / "theirs")
         model = loaded(configure(**HERE), tmp_path)
-        stored = safetensors.torch.load_file(tmp_path / "theirs" / source.WEIGHTS)
+        stored = safetensors.torch.load_file(tmp_path / "theirs" / source.WEIGHTS_FILE)
 
         assert model.wpe.weight.dtype == torch.float32
         assert torch.equal(model.wpe.weight, stored["transformer.wpe.weight"].float())
@@ -135,7 +135,7 @@ def test_the_four_sizes_have_the_shapes_of_transformers(
         theirs = GPT2LMHeadModel(GPT2Config(**settings))
     its = {n.removeprefix("transformer."): tuple(p.shape) for n, p in theirs.named_parameters()}
 
-    assert layout.shapes(layout.with_defaults(settings)) == its
+    assert hf.shapes(hf.with_defaults(settings)) == its
     assert sum(p.numel() for p in theirs.parameters()) == parameters
 
 
@@ -150,7 +150,7 @@ def test_deep_and_narrow_it_trains_a_step(
     random_gpt2(**size).save_pretrained(train.folder / "theirs")
     ours = {"N_LAYER": n_layer, "N_HEAD": n_head, "N_EMBD": n_embd, "BLOCK_SIZE": 16}
     config = configure(**HERE, **ours, MAX_ITERS=1, WARMUP_STEPS=0)
-    prepare(config.data, train.build_dir)
+    prepare_dataset(config.data, train.build_dir)
 
     done = train(config)
 
@@ -240,17 +240,17 @@ class TestWhatDoesNotFit:
     def test_biases_are_not_dropped(self, configure: Configure, folder: Path) -> None:
         model = drawn(configure(**HERE, BIAS=False))
         with pytest.raises(ConfigError, match="^BIAS: .*h.0.attn.c_attn") as caught:
-            initialise(model, configure(**HERE, BIAS=False), folder.parent, print)
+            load_initial_weights(model, configure(**HERE, BIAS=False), folder.parent, print)
         assert caught.value.codes == ["weights.config-mismatch"]
         assert_untouched(model, configure(BIAS=False))
 
     def test_an_untied_head_is_refused(self, configure: Configure, folder: Path) -> None:
-        weights = safetensors.torch.load_file(folder / source.WEIGHTS)
+        weights = safetensors.torch.load_file(folder / source.WEIGHTS_FILE)
         weights["lm_head.weight"] = weights["transformer.wte.weight"] + 1
-        safetensors.torch.save_file(weights, folder / source.WEIGHTS)
+        safetensors.torch.save_file(weights, folder / source.WEIGHTS_FILE)
         model = drawn(configure(**HERE))
         with pytest.raises(PreflightError) as caught:
-            initialise(model, configure(**HERE), folder.parent, print)
+            load_initial_weights(model, configure(**HERE), folder.parent, print)
         assert caught.value.codes == ["weights.untied-head"]
         assert_untouched(model, configure())
 
@@ -259,7 +259,7 @@ class TestWhatDoesNotFit:
     ) -> None:
         random_gpt2().save_pretrained(train.folder / "theirs")
         config = configure(**HERE, N_LAYER=2)
-        prepare(config.data, train.build_dir)
+        prepare_dataset(config.data, train.build_dir)
         with pytest.raises(ConfigError, match="N_LAYER: 2 .*n_layer=3") as caught:
             train(config)
         assert caught.value.codes == ["weights.config-mismatch"]
@@ -288,7 +288,7 @@ class TestDamagedFolders:
         assert "theirs/config.json: " in text and "hf:PATH" in text
 
     def test_pickled_weights_only(self, configure: Configure, folder: Path) -> None:
-        (folder / source.WEIGHTS).rename(folder / "pytorch_model.bin")
+        (folder / source.WEIGHTS_FILE).rename(folder / "pytorch_model.bin")
         text = self.refused(configure(**HERE), folder.parent, "weights.missing")
         assert "model.safetensors: " in text
 
@@ -300,11 +300,11 @@ class TestDamagedFolders:
         assert f"{name}: " in text
 
     def test_tensors_of_another_model(self, configure: Configure, folder: Path) -> None:
-        weights = safetensors.torch.load_file(folder / source.WEIGHTS)
+        weights = safetensors.torch.load_file(folder / source.WEIGHTS_FILE)
         del weights["transformer.ln_f.bias"]
         weights["transformer.wpe.weight"] = weights["transformer.wpe.weight"][:64].clone()
         weights["transformer.h.3.ln_1.bias"] = torch.zeros(32, dtype=torch.float64)
-        safetensors.torch.save_file(weights, folder / source.WEIGHTS)
+        safetensors.torch.save_file(weights, folder / source.WEIGHTS_FILE)
 
         text = self.refused(configure(**HERE), folder.parent, "weights.shape-mismatch")
 
@@ -315,7 +315,7 @@ class TestDamagedFolders:
 
     def test_an_index_stays_in_its_folder(self, configure: Configure, folder: Path) -> None:
         outside = folder.parent / "model-1.safetensors"
-        (folder / source.WEIGHTS).rename(outside)
+        (folder / source.WEIGHTS_FILE).rename(outside)
         index = {"weight_map": {"transformer.wte.weight": f"../{outside.name}"}}
         (folder / "model.safetensors.index.json").write_text(json.dumps(index))
         text = self.refused(configure(**HERE), folder.parent, "weights.missing")
@@ -343,7 +343,7 @@ class TestHub:
         assert [name for name, _ in asked] == ["openai-community/gpt2"]
         assert not any("bin" in pattern for pattern in asked[0][1])
         place = folder.parent / "data/downloads/hub/openai-community--gpt2"
-        assert source.folder(config, folder.parent) == place
+        assert source.weights_folder(config, folder.parent) == place
         loaded(config, folder.parent)
 
     def test_without_a_network_the_error_has_advice(
@@ -379,22 +379,22 @@ class TestIdentity:
         place = train.folder / "theirs"
         random_gpt2().save_pretrained(place)
         config = configure(**HERE, MAX_ITERS=6)
-        prepare(config.data, train.build_dir)
+        prepare_dataset(config.data, train.build_dir)
         stopped = train(config, stop_at=3)
         recorded = json.loads(stopped.files.manifest.read_text())["origin"]
-        weights = place / source.WEIGHTS
-        assert recorded["sources"][str(weights)] == sha256(weights)
-        assert recorded["sources"][str(place / "config.json")] == sha256(place / "config.json")
+        weights = place / source.WEIGHTS_FILE
+        assert recorded["sources"][str(weights)] == sha256_file(weights)
+        assert recorded["sources"][str(place / "config.json")] == sha256_file(place / "config.json")
         resumed = train(config)
         assert "resumes at iteration 3" in resumed.lines()
-        assert changes_since(resumed.files, recorded["device"]) == []
+        assert run_drift(resumed.files, recorded["device"]) == []
 
         first = train(config, name="second", stop_at=3)
         tensors = safetensors.torch.load_file(weights)
         tensors["transformer.ln_f.bias"] += 1
         safetensors.torch.save_file(tensors, weights)
 
-        assert str(weights) in changes_since(resumed.files, recorded["device"])
+        assert str(weights) in run_drift(resumed.files, recorded["device"])
         with pytest.raises(RunError, match="theirs/model.safetensors"):
             train(config, name="second")
         assert first.files.checkpoints.exists()
@@ -404,7 +404,7 @@ class TestIdentity:
         results = {}
         for name, symbols in {"once": HERE, "again": HERE, "drawn": {}}.items():
             config = configure(**symbols, MAX_ITERS=2)
-            prepare(config.data, train.build_dir)
+            prepare_dataset(config.data, train.build_dir)
             results[name] = train(config, name=name).files.weights.read_bytes()
         assert results["once"] == results["again"] != results["drawn"]
 

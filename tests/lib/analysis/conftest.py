@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lib.plan import Run, Variant, run_path
+from lib.plan.run import PlannedRun, RunVariant, run_path
 from tests.lib.fabricated import MANIFEST, changed, write_run
 
 
@@ -22,7 +22,7 @@ class Named:
 
 
 @pytest.fixture
-def make_run(tmp_path: Path) -> Callable[..., Run[Named]]:
+def make_run(tmp_path: Path) -> Callable[..., PlannedRun[Named]]:
     """Return a factory of planned runs; with a loss, the run's finished directory is written too."""
 
     def make(
@@ -38,11 +38,15 @@ def make_run(tmp_path: Path) -> Callable[..., Run[Named]]:
         levels: dict[str, str] | None = None,
         manifest: dict[str, Any] | None = None,
         **final: Any,
-    ) -> Run[Named]:
+    ) -> PlannedRun[Named]:
         config = Named(f"{slug}{seed}")
         path = run_path(tmp_path / study, slug, seed, config)
-        run = Run(
-            "demo", Variant(slug, number=number, parent=parent, levels=levels), seed, config, path
+        run = PlannedRun(
+            "demo",
+            RunVariant(slug, number=number, parent=parent, levels=levels),
+            seed,
+            config,
+            path,
         )
         if loss is None:
             return run
@@ -50,7 +54,7 @@ def make_run(tmp_path: Path) -> Callable[..., Run[Named]]:
             path,
             identity=config.identity(),
             manifest=changed(MANIFEST, data__digest=data, **(manifest or {})),
-            documents={name: (31.4, 5, 10) for name in documents},
+            documents=dict.fromkeys(documents, (31.4, 5, 10)),
             final={"val_loss": loss, **final},
         )
         return run

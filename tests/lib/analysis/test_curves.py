@@ -4,10 +4,10 @@ import builtins
 
 import pytest
 
-from lib.analysis.curves import Curve, draw_curves, read_curves, visible_losses
 from lib.errors import ConfigError, PreflightError
 from lib.files import canonical_json
-from lib.rundir import RunDir
+from lib.report.figures import LossCurve, loss_axis_limits, plot_loss_curves, read_loss_curves
+from lib.runs.run_dir import RunDir
 
 
 def write(run, losses, evaluations=()):
@@ -23,14 +23,14 @@ def test_seeds_are_averaged_over_the_tokens_that_all_have_seen(make_run):
     first, second = make_run("base"), make_run("base", seed=2)
     write(first, [4.0, 3.0, 2.0], [(20, 3.5)])
     write(second, [5.0, 4.0], [(20, 2.5)])
-    (curve,) = read_curves([first, second, make_run("not-begun", number=1)])
-    assert curve == Curve("base", [(10, 4.5), (20, 3.5)], [(20, 3.0)])
+    (curve,) = read_loss_curves([first, second, make_run("not-begun", number=1)])
+    assert curve == LossCurve("base", [(10, 4.5), (20, 3.5)], [(20, 3.0)])
 
 
 def test_the_running_mean_looks_back_and_not_ahead(make_run):
     run = make_run("base")
     write(run, [float(i % 2) for i in range(100)])
-    (curve,) = read_curves([run])
+    (curve,) = read_loss_curves([run])
     # Three of a hundred.
     assert [loss for _, loss in curve.train[:5]] == pytest.approx([0, 1 / 2, 1 / 3, 2 / 3, 1 / 3])
 
@@ -39,26 +39,26 @@ def test_the_frame_leaves_the_first_fall_out_and_shows_all_that_comes_after():
     falling = [(i, 100.0 / i) for i in range(1, 101)]
     bumped = [(at, loss + 3.0 * (at == 80)) for at, loss in falling]
     # 100 / 21 is the first after a fifth, 100 / 100 the last.
-    low, high = visible_losses([falling, bumped])
+    low, high = loss_axis_limits([falling, bumped])
     room = 0.05 * (100 / 21 - 1)
     assert (low, high) == pytest.approx((1 - room, 100 / 21 + room))
-    assert visible_losses([falling, [(80, 9.0)]])[1] > 9.0
-    assert visible_losses([[(1, 2.0), (10, 2.0)], []]) == pytest.approx((1.95, 2.05))
+    assert loss_axis_limits([falling, [(80, 9.0)]])[1] > 9.0
+    assert loss_axis_limits([[(1, 2.0), (10, 2.0)], []]) == pytest.approx((1.95, 2.05))
 
 
 def test_a_picture_is_drawn_where_the_package_is_installed(tmp_path):
     pytest.importorskip("matplotlib")
-    begun = Curve("begun", [(1, 5.0)], [])
-    curves = [Curve("base", [(1, 5.0), (10, 2.0)], [(5, 3.0), (10, 2.5)]), begun]
-    draw_curves(curves, "demo", tmp_path / "both.png")
-    draw_curves([begun], "demo", tmp_path / "train.png")
+    begun = LossCurve("begun", [(1, 5.0)], [])
+    curves = [LossCurve("base", [(1, 5.0), (10, 2.0)], [(5, 3.0), (10, 2.5)]), begun]
+    plot_loss_curves(curves, "demo", tmp_path / "both.png")
+    plot_loss_curves([begun], "demo", tmp_path / "train.png")
     for name in ("both.png", "train.png"):
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
 
 
 def test_nothing_to_draw_is_an_error(make_run):
     with pytest.raises(ConfigError) as caught:
-        read_curves([make_run("base")])
+        read_loss_curves([make_run("base")])
     assert caught.value.codes == ["run.missing-metric"]
 
 
@@ -72,6 +72,6 @@ def test_the_missing_package_is_named_with_its_command(tmp_path, monkeypatch):
 
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(PreflightError) as caught:
-        draw_curves([Curve("base", [(1, 2.0)], [])], "demo", tmp_path / "x.png")
+        plot_loss_curves([LossCurve("base", [(1, 2.0)], [])], "demo", tmp_path / "x.png")
     assert 'make setup EXTRAS="matplotlib"' in str(caught.value)
     assert not (tmp_path / "x.png").exists()

@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from lib.analysis.leaderboard import ELSEWHERE, note_elsewhere, read_leaderboard
-from lib.analysis.report import leaderboard_to_json, leaderboard_to_markdown
 from lib.errors import ConfigError
 from lib.files import write_json
-from lib.rundir import RunDir
+from lib.report.leaderboard import REUSED_RUNS_FILE, read_leaderboard, record_reused_runs
+from lib.report.render import leaderboard_to_json, leaderboard_to_markdown
+from lib.runs.run_dir import RunDir
 
 
 @pytest.fixture
@@ -62,8 +62,8 @@ def test_a_run_from_another_study_is_ranked_until_the_sweep_has_its_own(swept, m
     taken.path.rename(taken.path.with_name("run-s1-0123abcd"))
     place = taken.path.with_name("run-s1-0123abcd")
     for _ in range(2):
-        note_elsewhere(folder, [folder / "slow-s1-s1", place])
-    assert (folder / ELSEWHERE).read_text() == "../single/run-s1-0123abcd\n"
+        record_reused_runs(folder, [folder / "slow-s1-s1", place])
+    assert (folder / REUSED_RUNS_FILE).read_text() == "../single/run-s1-0123abcd\n"
     best, second = read_leaderboard(folder).entries
     assert (best.val_loss.mean, best.runs) == (3.0, ["run-s1-0123abcd"])
     assert second.val_loss.mean == 3.2

@@ -9,11 +9,10 @@ from dataclasses import replace
 
 import pytest
 
-from lib.analysis.report import to_csv, to_json, to_markdown, write_table
-from lib.analysis.table import build_table
 from lib.errors import ConfigError
-from lib.rundir import RunDir
-from lib.status import State, Status, write_status
+from lib.report.render import table_to_csv, table_to_json, table_to_markdown, write_table
+from lib.report.table import build_table
+from lib.runs.run_dir import RunDir, RunStatus, State, write_status
 from tests.lib.fabricated import MANIFEST, seal
 
 
@@ -38,7 +37,7 @@ def test_differences_are_to_the_baseline_and_to_the_parent(make_run):
 
 def test_one_seed_is_marked_and_has_no_spread(make_run):
     runs = [make_run("base", 3.0), make_run("wide", 2.9, parent="base")]
-    text = to_markdown(build_table("demo", runs))
+    text = table_to_markdown(build_table("demo", runs))
     assert "-0.1000 n=1" in text and "±" not in text and "p=" not in text and "p:" not in text
     assert "\nn=1: " in text and "SEEDS=1,2,3" in text
 
@@ -53,12 +52,12 @@ def test_several_seeds_give_mean_spread_and_number_of_paired_differences(make_ru
     # Differences -0.2, -0.1, -0.4: the spread of the differences, not of the losses.
     assert wide.delta_baseline.mean == pytest.approx(-0.7 / 3)
     assert wide.delta_baseline.sd == pytest.approx(0.152753, abs=1e-6)
-    text = to_markdown(table)
+    text = table_to_markdown(table)
     # Three of the same sign: one pattern of four is as extreme.
     assert "-0.2333 ± 0.1528 n=3 p=0.25" in text and "n=1" not in text
     (note,) = (part for part in text.split("\n\n") if "\np: " in part)
     assert "0.25 at n=3" in note and "0.031" in note
-    _, row = csv.DictReader(io.StringIO(to_csv(table)))
+    _, row = csv.DictReader(io.StringIO(table_to_csv(table)))
     assert float(row["delta_baseline_p"]) == 0.25
 
 
@@ -73,7 +72,7 @@ def test_a_seed_that_one_side_lacks_does_not_count_in_the_difference(make_run):
 
 def test_holes_are_rows_with_their_reason(make_run):
     failed = make_run("wide", 2.9, parent="base")
-    write_status(RunDir(failed.path), Status(State.FAILED, 1, "loss is NaN at it 7\nmore"))
+    write_status(RunDir(failed.path), RunStatus(State.FAILED, 1, "loss is NaN at it 7\nmore"))
     table = build_table("demo", [make_run("base", 3.0), failed, make_run("late", parent="base")])
     assert _row(table, "wide").state == "failed" and _row(table, "wide").val_loss is None
     assert _row(table, "late").state == "not started"
@@ -117,12 +116,12 @@ def test_a_label_keeps_rows_apart_that_differ_in_it(make_run):
     ]
     # Each against the baseline of its own torch, never over both.
     assert [r.delta_baseline.mean for r in table.rows[1::2]] == pytest.approx([-0.1, -0.2])
-    assert re.search(r"\| step +\| +torch \|", to_markdown(table))
-    assert [row["torch"] for row in csv.DictReader(io.StringIO(to_csv(table)))][::2] == [
+    assert re.search(r"\| step +\| +torch \|", table_to_markdown(table))
+    assert [row["torch"] for row in csv.DictReader(io.StringIO(table_to_csv(table)))][::2] == [
         "2.13.0",
         "2.12.0",
     ]
-    assert json.loads(to_json(table))["rows"][2]["labels"] == {"torch": "2.12.0"}
+    assert json.loads(table_to_json(table))["rows"][2]["labels"] == {"torch": "2.12.0"}
 
 
 def test_the_arms_of_a_plan_are_never_compared(make_run):
@@ -139,7 +138,7 @@ def test_the_arms_of_a_plan_are_never_compared(make_run):
     assert [r.delta_baseline.mean for r in table.rows[1::2]] == pytest.approx([-0.1, -0.2])
     assert [r.delta_parent.mean for r in table.rows[1::2]] == pytest.approx([-0.1, -0.2])
     assert table.rows[0].delta_baseline is table.rows[2].delta_baseline is None
-    assert re.search(r"\| step +\| +arm \|", to_markdown(table))
+    assert re.search(r"\| step +\| +arm \|", table_to_markdown(table))
     # One that has not begun stands in its own arm too.
     late = make_run("late-eager", parent="base-eager")
     late = replace(late, variant=replace(late.variant, arm="eager"))
@@ -217,9 +216,9 @@ def test_runs_of_other_code_are_marked(make_run):
 
 def test_sparsity_is_a_column_where_something_is_pruned(make_run):
     plain = build_table("demo", [make_run("base", 3.0)])
-    assert "sparsity" not in to_markdown(plain)
+    assert "sparsity" not in table_to_markdown(plain)
     runs = [make_run("pruned", 3.1, parent="base", sparsity=0.5)]
-    assert "50.0%" in to_markdown(build_table("demo", runs))
+    assert "50.0%" in table_to_markdown(build_table("demo", runs))
 
 
 def test_zeros_are_shown_by_layer_and_weighed_by_size(make_run):
@@ -232,30 +231,32 @@ def test_zeros_are_shown_by_layer_and_weighed_by_size(make_run):
     # (90 + 90) of 400.
     layers = pytest.approx({"h.0": 0.45, "h.10": 0.25, "wte": 0.1})
     assert _row(table, "pruned").sparsity_by_layer == layers
-    assert json.loads(to_json(table))["rows"][1]["sparsity_by_layer"] == layers
-    lines = [line.split() for line in to_markdown(table).splitlines()]
-    assert "| run | all | h.0 | h.10 | wte |".split() in lines
-    assert "| pruned | 50.0% | 45.0% | 25.0% | 10.0% |".split() in lines
-    assert "by layer" not in to_markdown(build_table("demo", runs[:1]))
+    assert json.loads(table_to_json(table))["rows"][1]["sparsity_by_layer"] == layers
+    lines = [line.split() for line in table_to_markdown(table).splitlines()]
+    assert ["|", "run", "|", "all", "|", "h.0", "|", "h.10", "|", "wte", "|"] in lines
+    assert ["|", "pruned", "|", "50.0%", "|", "45.0%", "|", "25.0%", "|", "10.0%", "|"] in lines
+    assert "by layer" not in table_to_markdown(build_table("demo", runs[:1]))
 
 
 def test_what_was_left_out_is_listed_with_its_reason(make_run):
     reason = "sgd-state: PRUNING_STATE=y: needs OPTIMIZER_ADAMWPRUNE=y, which is n"
     table = build_table("demo", [make_run("base", 3.0)], left_out=[reason])
-    assert f"## Left out\n\n- {reason}\n" in to_markdown(table)
-    assert json.loads(to_json(table))["left_out"] == [reason]
-    assert "Left out" not in to_markdown(build_table("demo", [make_run("lone", 3.0)]))
+    assert f"## Left out\n\n- {reason}\n" in table_to_markdown(table)
+    assert json.loads(table_to_json(table))["left_out"] == [reason]
+    assert "Left out" not in table_to_markdown(build_table("demo", [make_run("lone", 3.0)]))
 
 
 def test_combinations_have_no_parents_and_differ_from_the_first(make_run):
-    text = to_markdown(build_table("demo", [make_run("a-x", 3.0), make_run("a-y", 2.9)]))
+    text = table_to_markdown(build_table("demo", [make_run("a-x", 3.0), make_run("a-y", 2.9)]))
     assert "Δ first row" in text and "-0.1000 n=1" in text
     assert "parent" not in text and "baseline" not in text
 
 
 def test_columns_line_up(make_run):
     runs = [make_run("base", 3.0), make_run("a-much-longer-name", 12.25, parent="base", number=10)]
-    grid = [line for line in to_markdown(build_table("demo", runs)).split("\n") if line[:1] == "|"]
+    grid = [
+        line for line in table_to_markdown(build_table("demo", runs)).split("\n") if line[:1] == "|"
+    ]
     bars = [[i for i, c in enumerate(line) if c == "|"] for line in grid]
     assert len(grid) == 4 and all(found == bars[0] for found in bars)
 
@@ -263,12 +264,12 @@ def test_columns_line_up(make_run):
 def test_csv_and_json_hold_the_same_figures(make_run):
     runs = [make_run("base", 3.0), make_run("late", parent="base")]
     table = build_table("demo", runs)
-    base, late = csv.DictReader(io.StringIO(to_csv(table)))
-    document = json.loads(to_json(table))
+    base, late = csv.DictReader(io.StringIO(table_to_csv(table)))
+    document = json.loads(table_to_json(table))
     assert float(base["val_loss"]) == document["rows"][0]["val_loss"] == 3.0
     assert late["val_loss"] == "" and document["rows"][1]["val_loss"] is None
     assert document["schema_version"] == 1
-    text = to_json(table)
+    text = table_to_json(table)
     assert text == json.dumps(json.loads(text), sort_keys=True, indent=2) + "\n"
 
 
@@ -276,7 +277,7 @@ def test_writes_beside_the_runs(make_run, tmp_path):
     table = build_table("demo", [make_run("base", 3.0)])
     paths = write_table(table, tmp_path)
     assert [path.name for path in paths] == ["table.md", "table.csv"]
-    assert paths[0].read_text() == to_markdown(table)
+    assert paths[0].read_text() == table_to_markdown(table)
     assert not list(tmp_path.glob(".*.tmp"))
 
 

@@ -2,22 +2,22 @@
 
 import pytest
 
-from lib.compare.bitwise import Agreement, Divergence, compare_bytes
 from lib.errors import ConfigError
+from lib.report.compare import BitwiseMatch, FirstDifference, compare_bitwise
 from tests.lib.fabricated import MANIFEST, changed, write_run
 
 
 @pytest.fixture
 def compared(tmp_path):
     def compare(**other):
-        return compare_bytes(write_run(tmp_path / "a"), write_run(tmp_path / "b", **other))
+        return compare_bitwise(write_run(tmp_path / "a"), write_run(tmp_path / "b", **other))
 
     return compare
 
 
 def test_the_same_bytes(compared):
     found = compared()
-    assert isinstance(found, Agreement)
+    assert isinstance(found, BitwiseMatch)
     assert str(found).startswith("3 rows of metrics.jsonl, 2 documents, weights ")
 
 
@@ -43,13 +43,13 @@ def test_the_same_bytes(compared):
 )
 def test_the_first_difference_is_reported(compared, other, expected):
     found = compared(**other)
-    assert isinstance(found, Divergence) and str(found) == expected
+    assert isinstance(found, FirstDifference) and str(found) == expected
 
 
 def test_weights_that_are_equal_but_not_the_same_bits(tmp_path):
     a, b = write_run(tmp_path / "a", weight=0.0), write_run(tmp_path / "b", weight=-0.0)
-    found = compare_bytes(a, b)
-    assert isinstance(found, Divergence) and (found.field, found.a, found.b) == (
+    found = compare_bitwise(a, b)
+    assert isinstance(found, FirstDifference) and (found.field, found.a, found.b) == (
         "element 0",
         0.0,
         -0.0,
@@ -59,8 +59,8 @@ def test_weights_that_are_equal_but_not_the_same_bits(tmp_path):
 def test_a_row_too_many_is_a_divergence(tmp_path):
     a, b = write_run(tmp_path / "a"), write_run(tmp_path / "b")
     b.metrics.write_text(b.metrics.read_text() + '{"kind":"train","iteration":3,"loss":3.0}\n')
-    found = compare_bytes(a, b)
-    assert isinstance(found, Divergence) and (found.place, found.field) == (
+    found = compare_bitwise(a, b)
+    assert isinstance(found, FirstDifference) and (found.place, found.field) == (
         "iteration 3",
         "train row",
     )
@@ -70,19 +70,19 @@ def test_evaluations_at_another_interval_are_left_out_and_counted(tmp_path):
     a = write_run(tmp_path / "a", symbols={"EVAL_INTERVAL": 500})
     b = write_run(tmp_path / "b", symbols={"EVAL_INTERVAL": 1})
     b.metrics.write_text('{"kind":"eval","iteration":1,"val_loss":3.3}\n' + b.metrics.read_text())
-    found = compare_bytes(a, b)
-    assert isinstance(found, Agreement) and found.rows_left_out == 1
+    found = compare_bitwise(a, b)
+    assert isinstance(found, BitwiseMatch) and found.rows_left_out == 1
     # The same row without another interval is one that should not be there.
     c = write_run(tmp_path / "c", symbols={"EVAL_INTERVAL": 500})
     c.metrics.write_text(b.metrics.read_text())
-    assert isinstance(compare_bytes(a, c), Divergence)
+    assert isinstance(compare_bitwise(a, c), FirstDifference)
 
 
 def test_missing_files_are_the_users_error(tmp_path):
     a, b = write_run(tmp_path / "a"), write_run(tmp_path / "b")
     b.weights.unlink()
     with pytest.raises(ConfigError) as caught:
-        compare_bytes(a, b)
+        compare_bitwise(a, b)
     assert caught.value.codes == ["run.damaged"] and "FileNotFoundError" in str(caught.value)
 
 
@@ -97,12 +97,12 @@ def test_statistics_of_another_interval_or_text_are_left_out(tmp_path):
         return run
 
     a, often = write("a", 2, 1, 0.5, [2]), write("often", 1, 1, 0.5, [1, 2])
-    found = compare_bytes(a, often)
-    assert isinstance(found, Agreement) and found.rows_left_out == 1
+    found = compare_bitwise(a, often)
+    assert isinstance(found, BitwiseMatch) and found.rows_left_out == 1
     assert str(found).count(", ") == 3 and ", 1 rows " in str(found)
     # Of the same text they are the same, or the runs part there.
     other = write("other", 1, 1, 0.75, [1, 2])
-    found = compare_bytes(a, other)
-    assert isinstance(found, Divergence) and found.place == "iteration 2"
+    found = compare_bitwise(a, other)
+    assert isinstance(found, FirstDifference) and found.place == "iteration 2"
     longer = write("longer", 2, 8, 0.75, [2])
-    assert isinstance(compare_bytes(a, longer), Agreement)
+    assert isinstance(compare_bitwise(a, longer), BitwiseMatch)

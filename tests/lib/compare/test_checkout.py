@@ -4,9 +4,9 @@ import subprocess
 
 import pytest
 
-from lib.compare.checkout import check_out, has_commit, other_files
 from lib.errors import PreflightError
-from lib.files import sha256
+from lib.files import sha256_file
+from lib.runs.code import checkout_commit, has_commit, mismatched_files
 
 
 def git(folder, *args):
@@ -19,7 +19,7 @@ def repository(tmp_path, monkeypatch):
     """Create two commits of one file, then edit it; return the folder and the first commit."""
     root = tmp_path / "root"
     root.mkdir()
-    monkeypatch.setattr("lib.compare.checkout.ROOT", root)
+    monkeypatch.setattr("lib.runs.code.ROOT", root)
     git(root, "init", "-q")
     for text in ("one\n", "two\n"):
         (root / "a.py").write_text(text)
@@ -31,11 +31,11 @@ def repository(tmp_path, monkeypatch):
 
 def test_a_commit_and_the_edits_on_top(repository, tmp_path):
     root, first = repository
-    check_out(first, None, tmp_path / "old")
+    checkout_commit(first, None, tmp_path / "old")
     assert (tmp_path / "old" / "a.py").read_text() == "one\n"
     diff = tmp_path / "code.diff"
     diff.write_text(git(root, "diff", "--binary", "HEAD"))
-    check_out(git(root, "rev-parse", "HEAD").strip(), diff, tmp_path / "edited")
+    checkout_commit(git(root, "rev-parse", "HEAD").strip(), diff, tmp_path / "edited")
     assert (tmp_path / "edited" / "a.py").read_text() == "three\n"
     # The repository is as it was, edits included.
     assert git(root, "status", "--short") == " M a.py\n"
@@ -48,19 +48,19 @@ def test_a_failed_checkout_reports_gits_message(repository, tmp_path):
     diff = tmp_path / "code.diff"
     diff.write_text(git(root, "diff", "--binary", "HEAD"))
     with pytest.raises(PreflightError) as caught:
-        check_out(first, diff, tmp_path / "wrong")
+        checkout_commit(first, diff, tmp_path / "wrong")
     assert caught.value.codes == ["git.failed"]
     # The second part is git's own message.
     assert "git apply" in str(caught.value) and "error: patch failed: a.py" in str(caught.value)
     with pytest.raises(PreflightError) as caught:
-        check_out("0" * 40, None, tmp_path / "absent")
+        checkout_commit("0" * 40, None, tmp_path / "absent")
     assert caught.value.codes == ["git.failed"] and "git checkout" in str(caught.value)
 
 
 def test_files_that_are_not_as_they_were_recorded(tmp_path):
     for name in ("same.py", "edited.py"):
         (tmp_path / name).write_text("x = 1\n")
-    digest = sha256(tmp_path / "same.py")
+    digest = sha256_file(tmp_path / "same.py")
     (tmp_path / "edited.py").write_text("x = 2\n")
     recorded = dict.fromkeys(("same.py", "edited.py", "gone.py", "/weights/of/others"), digest)
-    assert other_files(tmp_path, recorded) == ["edited.py", "gone.py"]
+    assert mismatched_files(tmp_path, recorded) == ["edited.py", "gone.py"]

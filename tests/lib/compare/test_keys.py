@@ -2,9 +2,14 @@
 
 import pytest
 
-from lib.compare.facts import flatten, read_facts
-from lib.compare.keys import differences, observed_differences, speed_differences
 from lib.errors import ConfigError
+from lib.report.run_facts import (
+    field_differences,
+    flatten_identity,
+    observed_differences,
+    read_run_facts,
+    speed_differences,
+)
 from tests.lib.fabricated import IDENTITY, MANIFEST, changed, write_run
 
 
@@ -12,9 +17,9 @@ from tests.lib.fabricated import IDENTITY, MANIFEST, changed, write_run
 def fields(tmp_path):
     """Return a function that lists the fields in which a changed copy differs from the run."""
 
-    def find(identity=IDENTITY, manifest=MANIFEST, of=differences, first=MANIFEST, **rest):
-        a = read_facts(write_run(tmp_path / "a", manifest=first))
-        b = read_facts(write_run(tmp_path / "b", identity=identity, manifest=manifest, **rest))
+    def find(identity=IDENTITY, manifest=MANIFEST, of=field_differences, first=MANIFEST, **rest):
+        a = read_run_facts(write_run(tmp_path / "a", manifest=first))
+        b = read_run_facts(write_run(tmp_path / "b", identity=identity, manifest=manifest, **rest))
         return [difference.field for difference in of(a, b)]
 
     return find
@@ -72,16 +77,16 @@ def test_a_fact_is_one_field_and_absent_it_is_unknown(fields, path, value, field
 
 def test_unrecorded_facts_do_not_compare_equal(tmp_path):
     both = changed(MANIFEST, origin__torch=..., knobs=..., oom_fallbacks=...)
-    a, b = (read_facts(write_run(tmp_path / name, manifest=both)) for name in "ab")
-    assert [d.field for d in differences(a, b)] == ["oom_fallbacks", "torch"]
+    a, b = (read_run_facts(write_run(tmp_path / name, manifest=both)) for name in "ab")
+    assert [d.field for d in field_differences(a, b)] == ["oom_fallbacks", "torch"]
     # A manifest without any knob has nothing that could be compared by name.
-    whole = read_facts(write_run(tmp_path / "c"))
-    assert "knobs.cpu_threads" in [d.field for d in differences(a, whole)]
+    whole = read_run_facts(write_run(tmp_path / "c"))
+    assert "knobs.cpu_threads" in [d.field for d in field_differences(a, whole)]
 
 
 def test_how_much_memory_there_was_is_no_field(tmp_path):
     a, b = (
-        read_facts(
+        read_run_facts(
             write_run(
                 tmp_path / name,
                 manifest=changed(MANIFEST, oom_fallbacks=[{"action": "halve", "peak_bytes": peak}]),
@@ -89,7 +94,7 @@ def test_how_much_memory_there_was_is_no_field(tmp_path):
         )
         for name, peak in (("a", 100), ("b", 200))
     )
-    assert differences(a, b) == []
+    assert field_differences(a, b) == []
 
 
 def test_other_documents_are_a_field(fields):
@@ -158,8 +163,8 @@ def test_code_is_compared_where_both_have_it(fields):
 
 def test_code_that_was_edited_after_it_was_loaded_equals_nothing(tmp_path):
     edited = changed(MANIFEST, origin__sources={"gpt2/train.py": "edited after it was loaded"})
-    a, b = (read_facts(write_run(tmp_path / name, manifest=edited)) for name in "ab")
-    (found,) = differences(a, b)
+    a, b = (read_run_facts(write_run(tmp_path / name, manifest=edited)) for name in "ab")
+    (found,) = field_differences(a, b)
     assert found.field == "code" and "gpt2/train.py" in found.a
 
 
@@ -172,7 +177,9 @@ def test_speed_depends_on_more(fields):
 
 
 def test_flat_paths():
-    flat = flatten({"a": {"name": "n", "b": [1, 2]}, "c": [{"name": "p", "d": 3}], "e": []})
+    flat = flatten_identity(
+        {"a": {"name": "n", "b": [1, 2]}, "c": [{"name": "p", "d": 3}], "e": []}
+    )
     assert flat == {"a": "n", "a.b": [1, 2], "c.p": "p", "c.p.d": 3}
 
 
@@ -180,6 +187,6 @@ def test_a_directory_that_cannot_be_read_is_the_users_error(tmp_path):
     run = write_run(tmp_path / "a")
     run.resolved_config.write_text("{")
     with pytest.raises(ConfigError) as caught:
-        read_facts(run)
+        read_run_facts(run)
     assert caught.value.codes == ["run.damaged"] and "JSONDecodeError" in str(caught.value)
     assert str(run.path) in str(caught.value)

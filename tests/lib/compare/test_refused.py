@@ -5,11 +5,11 @@ One run is a copy of the other that differs in one fact.
 
 import pytest
 
-from lib.analysis.report import to_markdown
-from lib.analysis.table import build_table
-from lib.compare.facts import read_facts
-from lib.compare.verdict import judge
-from lib.plan import Run, Variant
+from lib.plan.run import PlannedRun, RunVariant
+from lib.report.compare import compare_runs
+from lib.report.render import table_to_markdown
+from lib.report.run_facts import read_run_facts
+from lib.report.table import build_table
 from tests.lib.fabricated import IDENTITY, MANIFEST, changed, write_run
 
 # Knobs missing from the fabricated manifest.
@@ -56,7 +56,7 @@ def forged(tmp_path):
 
 
 def verdict(pair, labels=()):
-    return judge(*(read_facts(run) for run in pair), {}, [], labels)
+    return compare_runs(*(read_run_facts(run) for run in pair), {}, [], labels)
 
 
 @pytest.mark.parametrize("name", [*SETTINGS, *FACTS])
@@ -84,7 +84,7 @@ def test_a_table_has_no_figures_for_it_or_a_column_of_its_own(forged, name):
             return IDENTITY
 
     runs = [
-        Run("demo", Variant(slug, parent=parent), 1, Planned(), run.path)
+        PlannedRun("demo", RunVariant(slug, parent=parent), 1, Planned(), run.path)
         for run, slug, parent in zip(forged(name), ("base", "wide"), ("", "base"), strict=True)
     ]
     base, wide = build_table("demo", runs).rows
@@ -95,5 +95,5 @@ def test_a_table_has_no_figures_for_it_or_a_column_of_its_own(forged, name):
     values = [row.labels[field] for row in table.rows]
     # Side by side, and never subtracted.
     assert values[0] != values[1] and table.rows[1].delta_baseline is None
-    head = next(line for line in to_markdown(table).splitlines() if line.startswith("|"))
+    head = next(line for line in table_to_markdown(table).splitlines() if line.startswith("|"))
     assert field in head.replace("|", " ").split()

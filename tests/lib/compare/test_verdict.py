@@ -4,10 +4,15 @@ import json
 
 import pytest
 
-from lib.compare.facts import read_facts
-from lib.compare.paired import paired_loss, sign_test_p
-from lib.compare.verdict import judge, to_json, to_text
 from lib.errors import ConfigError
+from lib.report.compare import (
+    compare_document_losses,
+    compare_runs,
+    comparison_to_json,
+    comparison_to_text,
+    sign_test_p,
+)
+from lib.report.run_facts import read_run_facts
 from tests.lib.fabricated import DOCUMENTS, IDENTITY, MANIFEST, changed, write_run
 
 NAMES = {"machine.compile": "COMPILE", "seed": "SEED"}
@@ -19,7 +24,7 @@ OTHER = {"x": (30.4, 5, 10), "y": (29.2, 6, 10)}
 def judged(tmp_path):
     def find(axis=(), labels=(), **other):
         a, b = write_run(tmp_path / "a"), write_run(tmp_path / "b", **other)
-        return judge(read_facts(a), read_facts(b), NAMES, axis, labels)
+        return compare_runs(read_run_facts(a), read_run_facts(b), NAMES, axis, labels)
 
     return find
 
@@ -28,7 +33,7 @@ def test_the_same_run_twice_is_bitwise_and_one_that_parts_is_told(judged):
     assert (judged().verdict, judged().exit_code) == ("BITWISE", 0)
     found = judged(losses=(3.5, 3.25))
     assert (found.verdict, found.exit_code) == ("DIVERGED", 1)
-    assert "first      metrics.jsonl, iteration 2: loss 3.2 and 3.25" in to_text(found)
+    assert "first      metrics.jsonl, iteration 2: loss 3.2 and 3.25" in comparison_to_text(found)
 
 
 def test_another_setting_is_refused_unless_it_is_the_axis(judged):
@@ -45,7 +50,7 @@ def test_another_setting_is_refused_unless_it_is_the_axis(judged):
     assert judged(axis=["COMPILE"], **other).reasons == ["torch: 2.13.0, 2.12.0"]
     found = judged(axis=["COMPILE"], labels=["torch"], **other)
     assert found.verdict == "COMPARED" and found.labels == ["torch: 2.13.0, 2.12.0"]
-    assert "  label      torch: 2.13.0, 2.12.0\n" in to_text(found)
+    assert "  label      torch: 2.13.0, 2.12.0\n" in comparison_to_text(found)
 
 
 def test_a_field_that_nobody_has_is_an_error(judged):
@@ -58,22 +63,24 @@ def test_a_field_that_nobody_has_is_an_error(judged):
 def test_losses_on_other_documents_are_not_subtracted(judged):
     found = judged(labels=["documents"], documents={"z": (31.4, 5, 10)})
     assert found.verdict == "COMPARED" and found.losses is None
-    (line,) = (line for line in to_text(found).splitlines() if line.startswith("  losses "))
+    (line,) = (
+        line for line in comparison_to_text(found).splitlines() if line.startswith("  losses ")
+    )
     assert "not comparable" in line
 
 
 def test_speed_is_told_only_where_it_can_be_compared(judged):
     other = {"identity": changed(IDENTITY, machine__compile=True)}
-    assert "A 34, B 34 tokens per second" in to_text(judged(axis=["COMPILE"], **other))
+    assert "A 34, B 34 tokens per second" in comparison_to_text(judged(axis=["COMPILE"], **other))
     other["manifest"] = changed(MANIFEST, hardware__driver_version="550")
-    text = to_text(judged(axis=["COMPILE"], **other))
+    text = comparison_to_text(judged(axis=["COMPILE"], **other))
     assert "speed      not comparable: driver: None, 550" in text
 
 
 def test_paired_losses_by_hand(tmp_path):
     a = write_run(tmp_path / "a", documents={**DOCUMENTS, "z": (30.0, 5, 10)})
     b = write_run(tmp_path / "b", documents={**OTHER, "z": (29.5, 5, 10)})
-    found = paired_loss(a, b)
+    found = compare_document_losses(a, b)
     # -0.1, +0.02 and -0.05 nats per token.
     assert found.mean == pytest.approx(-0.13 / 3) and found.sd == pytest.approx(0.0602771, abs=1e-6)
     assert (found.better, found.equal, found.documents) == (2, 0, 3)
@@ -88,6 +95,6 @@ def test_sign_test_is_the_binomial_tail(better, n, p):
 
 
 def test_json_holds_the_verdict(judged):
-    document = json.loads(to_json(judged(losses=(3.5, 3.25))))
+    document = json.loads(comparison_to_json(judged(losses=(3.5, 3.25))))
     assert (document["verdict"], document["exit_code"]) == ("DIVERGED", 1)
     assert document["first"] | {"field": "loss", "a": 3.2, "b": 3.25} == document["first"]

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from lib.kconfig import Tree
+from lib.config.tree import KconfigTree
 
 KCONFIG = """
 choice OPTIMIZER
@@ -63,6 +63,6 @@ config SEED
 
 
 @pytest.fixture
-def tree(tmp_path: Path) -> Tree:
+def tree(tmp_path: Path) -> KconfigTree:
     (tmp_path / "Kconfig").write_text(KCONFIG)
-    return Tree(tmp_path)
+    return KconfigTree(tmp_path)

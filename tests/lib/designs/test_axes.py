@@ -5,15 +5,14 @@ import random
 
 import pytest
 
-from lib.designs.axes import parse_axes
-from lib.designs.grid import grid, sample, size
 from lib.errors import ConfigError
+from lib.plan.designs import grid, grid_size, parse_axes, sample_cells
 
 
 def test_an_axis_may_be_a_choice_or_any_symbol(tree):
     axes = parse_axes(tree, "OPTIMIZER=adamw,spam N_LAYER=1,2 RATE=3e-4,0.1", "AXES")
     cells = grid(axes, "AXES")
-    assert size(axes) == len(cells) == 8
+    assert grid_size(axes) == len(cells) == 8
     assert cells[0].slug == "adamw-n-layer-1-rate-3e-4"
     assert cells[0].delta == {"OPTIMIZER_ADAMW": True, "N_LAYER": "1", "RATE": "3e-4"}
     assert cells[7].texts == {"OPTIMIZER": "spam", "N_LAYER": "2", "RATE": "0.1"}
@@ -34,9 +33,9 @@ def test_ranges(tree, axis, values):
 
 def test_a_sample_is_reproducible_and_can_be_extended(tree):
     axes = parse_axes(tree, "RATE=log:1e-4:1e-1 N_LAYER=1,2,3", "AXES")
-    drawn = sample(axes, 40, seed=3)
-    assert [c.slug for c in sample(axes, 10, seed=3)] == [c.slug for c in drawn[:10]]
-    assert [c.slug for c in sample(axes, 10, seed=4)] != [c.slug for c in drawn[:10]]
+    drawn = sample_cells(axes, 40, seed=3)
+    assert [c.slug for c in sample_cells(axes, 10, seed=3)] == [c.slug for c in drawn[:10]]
+    assert [c.slug for c in sample_cells(axes, 10, seed=4)] != [c.slug for c in drawn[:10]]
     assert len({c.slug for c in drawn}) == 40
     rates = [float(c.texts["RATE"]) for c in drawn]
     assert all(1e-4 <= rate <= 1e-1 for rate in rates)
@@ -46,7 +45,7 @@ def test_a_sample_is_reproducible_and_can_be_extended(tree):
 
 def test_a_sample_of_a_small_grid_ends(tree):
     axes = parse_axes(tree, "N_LAYER=1,2 OPTIMIZER=adamw,spam", "AXES")
-    assert len(sample(axes, 100, seed=1)) == 4
+    assert len(sample_cells(axes, 100, seed=1)) == 4
 
 
 def test_a_range_without_a_count_is_not_a_grid(tree):

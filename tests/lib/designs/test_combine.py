@@ -4,25 +4,30 @@ import itertools
 
 import pytest
 
-from lib.designs.axes import parse_axes
-from lib.designs.cell import Cell
-from lib.designs.combine import combine, combine_grid
-from lib.designs.features import DESIGNS, parse_features
-from lib.designs.grid import grid
+from lib.config.layers import ConfigLayer
+from lib.config.tree import KconfigTree
 from lib.errors import ConfigError, Problem
-from lib.kconfig import Layer, Tree
+from lib.plan.designs import (
+    DESIGNS,
+    SweepCell,
+    grid,
+    parse_axes,
+    parse_features,
+    resolve_design,
+    resolve_grid,
+)
 
 FIVE = "RATE=0.5 GATE WIDE CROSS N_LAYER=4"
 
 
-def combined(tree: Tree, axes: str, base: list[Layer]):
+def combined(tree: KconfigTree, axes: str, base: list[ConfigLayer]):
     """Return the matrix of ``axes``, with the resolved values as configurations."""
     cells = grid(parse_axes(tree, axes, "AXES"), "AXES")
-    return combine_grid(tree, base, cells, lambda each: resolve(tree, base, each), "AXES")
+    return resolve_grid(tree, base, cells, lambda each: resolve(tree, base, each), "AXES")
 
 
-def resolve(tree: Tree, base: list[Layer], each: Cell):
-    return tree.resolve([*base, Layer.of("axis", each.slug, each.delta)]).values
+def resolve(tree: KconfigTree, base: list[ConfigLayer], each: SweepCell):
+    return tree.resolve([*base, ConfigLayer.of("axis", each.slug, each.delta)]).values
 
 
 def test_a_matrix_is_the_cross_product_without_what_kconfig_forbids(tree):
@@ -46,7 +51,7 @@ def test_an_axis_that_does_not_apply_gives_one_run(tree):
     assert all("SPARSITY" in p.what for p in matrix.left_out)
 
 
-OPTIMIZER_SPAM = Layer.of("config", ".config", {"OPTIMIZER_SPAM": True})
+OPTIMIZER_SPAM = ConfigLayer.of("config", ".config", {"OPTIMIZER_SPAM": True})
 
 
 @pytest.mark.parametrize(
@@ -77,13 +82,13 @@ def test_a_value_valid_in_no_cell_is_an_error(tree, axes, base, code, parts):
 def test_a_value_out_of_range_is_named_as_such_also_where_it_does_not_always_apply(tree):
     cells = grid(parse_axes(tree, "PRUNING=none,movement SPARSITY=0.5,1.5", "AXES"), "AXES")
 
-    def bounded(each: Cell):
+    def bounded(each: SweepCell):
         if each.delta.get("SPARSITY") == "1.5":
             raise ConfigError(Problem("SPARSITY: 1.5 is out of range [0.01, 0.99]", each.slug))
         return resolve(tree, [], each)
 
     with pytest.raises(ConfigError) as caught:
-        combine_grid(tree, [], cells, bounded, "AXES")
+        resolve_grid(tree, [], cells, bounded, "AXES")
     assert str(caught.value) == "movement-sparsity-1.5: SPARSITY: 1.5 is out of range [0.01, 0.99]"
 
 
@@ -116,7 +121,7 @@ def expected(design: str, names: list[str]) -> list[set[str]]:
 @pytest.mark.parametrize("design", DESIGNS)
 def test_a_design_has_the_cells_of_its_definition_and_lists_what_is_forbidden(tree, design):
     features = parse_features(tree, [], FIVE, "FEATURES")
-    found = combine(DESIGNS[design](features), lambda each: resolve(tree, [], each))
+    found = resolve_design(DESIGNS[design](features), lambda each: resolve(tree, [], each))
     cells = expected(design, [f.factor for f in features])
     legal = [on for on in cells if allowed(on)]
     trained = [{f for f, level in v.levels.items() if level == "on"} for v, _ in found.block]
@@ -140,7 +145,7 @@ def test_each_cell_is_compared_with_the_cell_it_changes(tree):
 
 def test_what_is_left_out_is_skipped_as_a_parent(tree):
     features = parse_features(tree, [], "WIDE CROSS GATE", "FEATURES")
-    found = combine(DESIGNS["cumulative"](features), lambda each: resolve(tree, [], each))
+    found = resolve_design(DESIGNS["cumulative"](features), lambda each: resolve(tree, [], each))
     parents = {variant.slug: variant.parent for variant, _ in found.block}
     assert parents == {"none": "", "plus-wide": "none", "plus-gate": "plus-wide"}
     assert [variant.number for variant, _ in found.block] == [0, 1, 3]
@@ -150,7 +155,7 @@ def test_what_is_left_out_is_skipped_as_a_parent(tree):
 def test_a_design_without_its_baseline_is_an_error(tree):
     features = parse_features(tree, [], "OPTIMIZER_SPAM PRUNING_MOVEMENT GATE", "FEATURES")
     with pytest.raises(ConfigError) as caught:
-        combine(DESIGNS["leave_one_out"](features), lambda each: resolve(tree, [], each))
+        resolve_design(DESIGNS["leave_one_out"](features), lambda each: resolve(tree, [], each))
     (problem,) = caught.value.problems
     assert (problem.where, problem.code) == ("all", "design.invalid-baseline")
     assert problem.what.startswith("PRUNING_MOVEMENT=y: ") and "OPTIMIZER_ADAMW=y" in problem.what
@@ -181,10 +186,10 @@ def test_an_invalid_feature_is_rejected(tree, features, code, part):
 
 
 def test_a_design_without_trainable_cells_is_an_error(tree):
-    def never(each: Cell):
+    def never(each: SweepCell):
         raise ConfigError(Problem("broken rule", code="test.broken-rule"))
 
     features = parse_features(tree, [], "GATE WIDE", "FEATURES")
     with pytest.raises(ConfigError) as caught:
-        combine(DESIGNS["add_one_in"](features), never)
+        resolve_design(DESIGNS["add_one_in"](features), never)
     assert caught.value.codes == ["test.broken-rule"]

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from lib.environment.detect import Interpreter, running
-from lib.environment.options import EnvironmentConfig
+from lib.env.options import EnvironmentConfig
+from lib.env.packages import Interpreter, current_interpreter
 
 EXPLICIT = "# platform: linux-64\n@EXPLICIT\nhttps://localhost/python-3.13.1-0.conda\n"
 HISTORY = "name: llmhe\nchannels:\n  - defaults\ndependencies:\n  - python=3.13\n"
@@ -82,4 +82,4 @@ def conda(program: Callable[..., Path], tmp_path: Path) -> Interpreter:
         "*' check'": "No broken requirements found.\n",
     }
     python = program("python", pip, prefix / "bin")
-    return running(prefix, prefix, str(python))
+    return current_interpreter(prefix, prefix, str(python))

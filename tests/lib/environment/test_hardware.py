@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from lib.environment.hardware import gpu_problems, probe_hardware
+from lib.env.hardware import gpu_problems, probe_hardware
 
 CPU = torch.device("cpu")
 GIB = 1024**3

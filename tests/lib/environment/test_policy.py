@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from lib.environment import policy
-from lib.environment.detect import Interpreter
-from lib.environment.options import EnvironmentConfig
-from lib.environment.packages import installed
+from lib.env import preflight
+from lib.env.options import EnvironmentConfig
+from lib.env.packages import Interpreter, installed_packages
 from lib.errors import Problem
 
 KINDS = ("conda", "uv", "venv")
@@ -33,9 +32,9 @@ def test_each_policy_takes_its_own_kind_alone(
 ) -> None:
     variables = {"CONDA_PREFIX": "/envs/llmhe", "CONDA_DEFAULT_ENV": "llmhe"}
     found = of_kind(kind)
-    assert policy.environment_problems(config, found, variables) == []
+    assert preflight.environment_problems(config, found, variables) == []
     wanted = replace(config, policy=asked, name="llmhe")
-    problems = policy.environment_problems(wanted, found, variables)
+    problems = preflight.environment_problems(wanted, found, variables)
     if kind == asked:
         assert problems == []
     else:
@@ -46,18 +45,18 @@ def test_each_policy_takes_its_own_kind_alone(
 
 def test_another_name(conda_config: EnvironmentConfig) -> None:
     other = {"CONDA_PREFIX": "/envs/other"}
-    problems = policy.environment_problems(conda_config, of_kind("conda", "other"), other)
+    problems = preflight.environment_problems(conda_config, of_kind("conda", "other"), other)
     said = words(problems, "env.wrong-name")
     assert "ENV_NAME=llmhe" in said and "other (/envs/other)" in said
     base = of_kind("conda", "base")
     variables = {"CONDA_PREFIX": "/envs/base"}
-    problems = policy.environment_problems(conda_config, base, variables)
+    problems = preflight.environment_problems(conda_config, base, variables)
     assert "base (/envs/base)" in words(problems, "env.wrong-name")
     named = replace(conda_config, name="base")
-    assert policy.environment_problems(named, base, variables) == []
+    assert preflight.environment_problems(named, base, variables) == []
     # Empty is any.
     nameless = replace(conda_config, policy="venv", name="")
-    assert policy.environment_problems(nameless, of_kind("venv", "x"), {}) == []
+    assert preflight.environment_problems(nameless, of_kind("venv", "x"), {}) == []
 
 
 @pytest.mark.parametrize("active", ["/envs/other", None])
@@ -65,7 +64,7 @@ def test_a_conda_environment_that_is_not_activated(
     conda_config: EnvironmentConfig, active: str | None
 ) -> None:
     variables = {} if active is None else {"CONDA_PREFIX": active}
-    problems = policy.environment_problems(conda_config, of_kind("conda"), variables)
+    problems = preflight.environment_problems(conda_config, of_kind("conda"), variables)
     assert "CONDA_PREFIX=/envs/llmhe" in words(problems, "env.not-activated")
     assert problems[0].next == "type: conda activate llmhe"
 
@@ -78,34 +77,34 @@ def test_a_conda_environment_that_is_not_activated(
 def test_python_by_as_many_parts_as_are_said(
     config: EnvironmentConfig, asked: str, passes: bool
 ) -> None:
-    problems = policy.python_problems(replace(config, python=asked), of_kind("uv"))
+    problems = preflight.python_problems(replace(config, python=asked), of_kind("uv"))
     assert passes == (problems == [])
     if not passes:
         said = words(problems, "env.wrong-python")
         assert f"ENV_PYTHON={asked}:" in said and "Python 3.13.1" in said
 
 
-@pytest.mark.parametrize("name", policy.FOREIGN)
+@pytest.mark.parametrize("name", preflight.FOREIGN_FILES)
 def test_a_trace_of_another_tool(
     conda_config: EnvironmentConfig, tmp_path: Path, name: str
 ) -> None:
-    assert policy.foreign_problems(conda_config, tmp_path) == []
+    assert preflight.foreign_problems(conda_config, tmp_path) == []
     (tmp_path / name).symlink_to(tmp_path / "gone")
-    problems = policy.foreign_problems(conda_config, tmp_path)
+    problems = preflight.foreign_problems(conda_config, tmp_path)
     assert name in words(problems, "env.foreign-file")
-    assert policy.foreign_problems(replace(conda_config, forbid_foreign=False), tmp_path) == []
+    assert preflight.foreign_problems(replace(conda_config, forbid_foreign=False), tmp_path) == []
 
 
 def test_what_the_tree_needs_is_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert policy.package_problems() == []
-    monkeypatch.setattr(policy, "import_path", lambda: [])
-    assert "torch, kconfiglib" in words(policy.package_problems(), "env.missing-package")
+    assert preflight.package_problems() == []
+    monkeypatch.setattr(preflight, "import_path", list)
+    assert "torch, kconfiglib" in words(preflight.package_problems(), "env.missing-package")
 
 
 def test_less_space_than_asked_for(config: EnvironmentConfig, tmp_path: Path) -> None:
     folder = tmp_path / "results" / "study"
-    assert policy.disk_problems(config, folder) == []
-    problems = policy.disk_problems(replace(config, min_disk_gib=1_000_000), folder)
+    assert preflight.disk_problems(config, folder) == []
+    problems = preflight.disk_problems(replace(config, min_disk_gib=1_000_000), folder)
     assert words(problems, "disk.no-space").startswith("MIN_DISK_GIB=1000000:")
     assert problems[0].where == str(tmp_path)
 
@@ -123,7 +122,9 @@ class TestLockFile:
     def lock(self, request: pytest.FixtureRequest, tmp_path: Path) -> Path:
         """Return a lock file of all installed packages, with names in another spelling."""
         head, line = self.FORMS[request.param]
-        lines = [line.format(n.replace("-", "_").upper(), v) for n, v in installed().items()]
+        lines = [
+            line.format(n.replace("-", "_").upper(), v) for n, v in installed_packages().items()
+        ]
         # For another platform.
         path = tmp_path / request.param
         path.write_text(head + "".join([*lines, line.format("elsewhere", "1")]))
@@ -131,16 +132,16 @@ class TestLockFile:
 
     def problems(self, config: EnvironmentConfig, lock: Path, enforce: bool = True) -> list:
         wanted = replace(config, lock_file=lock.name, lock_enforce=enforce)
-        return policy.lock_problems(wanted, lock.parent)
+        return preflight.lock_problems(wanted, lock.parent)
 
     def test_what_is_installed_stands_in_it(self, config: EnvironmentConfig, lock: Path) -> None:
         assert self.problems(config, lock) == []
         text = lock.read_text().replace("NUMPY", "BUMPY")
-        lock.write_text(text.replace(installed()["rich"], "0.0.1"))
+        lock.write_text(text.replace(installed_packages()["rich"], "0.0.1"))
         said = words(self.problems(config, lock), "lock-file.mismatch")
         assert "ENV_LOCK_ENFORCE=y:" in said
-        assert f"numpy {installed()['numpy']} (not " in said
-        assert re.search(rf"rich {re.escape(installed()['rich'])} \(.*0\.0\.1\)", said)
+        assert f"numpy {installed_packages()['numpy']} (not " in said
+        assert re.search(rf"rich {re.escape(installed_packages()['rich'])} \(.*0\.0\.1\)", said)
         assert self.problems(config, lock, enforce=False) == []
 
     def test_none_and_an_empty_one(self, config: EnvironmentConfig, tmp_path: Path) -> None:

@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from lib.environment.detect import running
-from lib.environment.options import EnvironmentConfig
-from lib.environment.redact import without_secrets
-from lib.environment.snapshot import refresh_snapshot
+from lib.env.options import EnvironmentConfig
+from lib.env.packages import current_interpreter
+from lib.env.snapshot import redact_secrets, refresh_snapshot
 
 
 @pytest.mark.parametrize(
@@ -31,13 +30,13 @@ from lib.environment.snapshot import refresh_snapshot
     ],
 )
 def test_credentials_of_an_address_are_taken_out(printed: str, kept: str) -> None:
-    assert without_secrets(printed) == kept
+    assert redact_secrets(printed) == kept
 
 
 def test_the_variables_of_a_conda_environment_are_taken_out() -> None:
     printed = "name: a\ndependencies:\n- python=3.13\nvariables:\n  TOKEN: s3cret\nprefix: /a\n"
     kept = {"name": "a", "dependencies": ["python=3.13"], "prefix": "/a"}
-    assert yaml.safe_load(without_secrets(printed)) == kept
+    assert yaml.safe_load(redact_secrets(printed)) == kept
 
 
 def test_a_snapshot_has_no_password_of_a_remote(
@@ -45,7 +44,7 @@ def test_a_snapshot_has_no_password_of_a_remote(
 ) -> None:
     pip = {"*' freeze'": "-e git+https://me:s3cret@host/x.git#egg=x\n", "*' check'": "fine\n"}
     python = program("python", pip)
-    found = running(tmp_path, tmp_path, str(python))
+    found = current_interpreter(tmp_path, tmp_path, str(python))
     refresh_snapshot(tmp_path / "snapshot", replace(config, policy="venv"), found)
     files = [path for path in (tmp_path / "snapshot").iterdir() if path.is_file()]
     assert (tmp_path / "snapshot/pip_freeze.txt").read_text() == "-e git+https://host/x.git#egg=x\n"

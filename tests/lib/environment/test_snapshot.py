@@ -10,14 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from lib.environment import snapshot
-from lib.environment.detect import Interpreter, running
-from lib.environment.options import EnvironmentConfig
-from lib.environment.packages import installed, normal
-from lib.environment.record import keep_snapshot, observed_environment, probed_hardware
-from lib.environment.snapshot import refresh_snapshot
+from lib.env import snapshot
+from lib.env.options import EnvironmentConfig
+from lib.env.packages import Interpreter, current_interpreter, installed_packages, normalize_name
+from lib.env.snapshot import copy_snapshot, hardware_digests, observed_environment, refresh_snapshot
 from lib.errors import PreflightError
-from lib.rundir import RunDir
+from lib.runs.run_dir import RunDir
 
 ALWAYS = {"packages.txt", "python_version.txt", "interpreter.json", "snapshot.json"}
 OF_CONDA = {
@@ -38,7 +36,9 @@ def names(folder: Path) -> set[str]:
 
 
 def test_packages_are_those_that_importlib_finds() -> None:
-    assert installed() == {normal(d.metadata["Name"]): d.version for d in distributions()}
+    assert installed_packages() == {
+        normalize_name(d.metadata["Name"]): d.version for d in distributions()
+    }
 
 
 def test_the_first_of_a_name_counts_and_old_forms_are_read(tmp_path: Path) -> None:
@@ -48,23 +48,25 @@ def test_the_first_of_a_name_counts_and_old_forms_are_read(tmp_path: Path) -> No
         "b/x-y-3-py3.11.egg-info",
     ):
         (tmp_path / name).mkdir(parents=True)
-    found = installed([str(tmp_path / "a"), str(tmp_path / "b"), str(tmp_path / "none"), ""])
+    found = installed_packages(
+        [str(tmp_path / "a"), str(tmp_path / "b"), str(tmp_path / "none"), ""]
+    )
     assert found == {"some-thing": "1.0", "x-y": "3"}
 
 
 def test_any_policy_asks_no_program(
     config: EnvironmentConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lib.environment.programs.run", None)
-    monkeypatch.setattr(snapshot, "run", None)
-    refresh_snapshot(tmp_path, config, running())
+    monkeypatch.setattr("lib.env.snapshot.run_program", None)
+    monkeypatch.setattr(snapshot, "run_program", None)
+    refresh_snapshot(tmp_path, config, current_interpreter())
     assert names(tmp_path) == ALWAYS
     found = index(tmp_path)
     for name in ALWAYS - {"snapshot.json"}:
         content = (tmp_path / name).read_bytes()
         assert found["files"][name] == hashlib.sha256(content).hexdigest()
     assert (tmp_path / "packages.txt").read_text().splitlines() == [
-        f"{name}=={version}" for name, version in sorted(installed().items())
+        f"{name}=={version}" for name, version in sorted(installed_packages().items())
     ]
 
 
@@ -151,7 +153,7 @@ def test_uv_needs_no_pip_and_the_lock_file_is_kept(
     (tmp_path / "uv.lock").write_text("version = 1\n")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "pyvenv.cfg").write_text("uv = 0.9.8\n")
-    found = running(tmp_path / "mine", Path("/usr"))
+    found = current_interpreter(tmp_path / "mine", Path("/usr"))
     wanted = replace(config, policy="uv", lock_file="uv.lock")
     refresh_snapshot(tmp_path / "snapshot", wanted, found, tmp_path)
     assert names(tmp_path / "snapshot") == ALWAYS | {"uv_version.txt", "uv.lock"}
@@ -183,13 +185,13 @@ class TestRefresh:
 
     @pytest.fixture
     def taken(self, config: EnvironmentConfig, tmp_path: Path) -> Path:
-        refresh_snapshot(tmp_path, config, running())
+        refresh_snapshot(tmp_path, config, current_interpreter())
         return tmp_path
 
     def again(self, folder: Path, config: EnvironmentConfig) -> bool:
         """Refresh; return whether the snapshot was replaced."""
         before = index(folder)["taken_at"]
-        refresh_snapshot(folder, config, running())
+        refresh_snapshot(folder, config, current_interpreter())
         return index(folder)["taken_at"] != before
 
     def test_only_when_it_is_old(
@@ -207,7 +209,9 @@ class TestRefresh:
     def test_when_a_package_has_changed(
         self, taken: Path, config: EnvironmentConfig, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(snapshot, "installed", lambda: installed() | {"numpy": "9.9"})
+        monkeypatch.setattr(
+            snapshot, "installed_packages", lambda: installed_packages() | {"numpy": "9.9"}
+        )
         assert self.again(taken, config)
         assert "numpy==9.9" in (taken / "packages.txt").read_text()
 
@@ -223,7 +227,7 @@ class TestRefresh:
         self, taken: Path, config: EnvironmentConfig
     ) -> None:
         (taken / "snapshot.json").write_text("{")
-        refresh_snapshot(taken, config, running())
+        refresh_snapshot(taken, config, current_interpreter())
         assert index(taken)["policy"] == "any"
 
 
@@ -234,7 +238,7 @@ def test_a_folder_that_cannot_be_written_to(
     folder = tmp_path / "environment"
     folder.write_text("") if kind == "a file" else folder.symlink_to("/proc/nothing/here")
     with pytest.raises(PreflightError) as refusal:
-        refresh_snapshot(folder, config, running())
+        refresh_snapshot(folder, config, current_interpreter())
     (problem,) = refusal.value.problems
     assert problem.code == "snapshot.write-failed" and problem.where == str(folder)
 
@@ -249,7 +253,7 @@ def test_a_read_only_folder(
 
     monkeypatch.setattr(snapshot, "write_atomic", refuse)
     with pytest.raises(PreflightError) as refusal:
-        refresh_snapshot(tmp_path, config, running())
+        refresh_snapshot(tmp_path, config, current_interpreter())
     assert refusal.value.codes == ["snapshot.write-failed"]
     assert "Read-only file system" in str(refusal.value)
 
@@ -259,19 +263,19 @@ def test_a_run_keeps_a_copy_and_its_digests(config: EnvironmentConfig, tmp_path:
     run.environment.mkdir(parents=True)
     (run.environment / "pip_freeze.txt").write_text("of an earlier start\n")
     folder = tmp_path / "environment"
-    refresh_snapshot(folder, config, running())
+    refresh_snapshot(folder, config, current_interpreter())
     (folder / "hw.json").write_text("{}\n")
     (folder / "nobody-s.txt").write_text("\n")
-    keep_snapshot(tmp_path, run)
+    copy_snapshot(tmp_path, run)
     assert names(run.environment) == ALWAYS | {"hw.json"}
     found = observed_environment(run, "any")
     assert found["snapshot"] == index(folder)["files"]
     assert found["packages_digest"] == found["snapshot"]["packages.txt"]
-    here = running()
+    here = current_interpreter()
     assert (found["kind"], found["name"], found["python"]) == (here.kind, here.name, here.python)
     assert found["conda_env_name"] is None
-    assert probed_hardware(run).keys() == {"hw.json", "snapshot.json"}
+    assert hardware_digests(run).keys() == {"hw.json", "snapshot.json"}
     (run.environment / "packages.txt").write_text("edited==1\n")
     assert observed_environment(run)["snapshot"] != found["snapshot"]
     shutil.rmtree(run.environment)
-    assert observed_environment(run)["snapshot"] == {} == probed_hardware(run)
+    assert observed_environment(run)["snapshot"] == {} == hardware_digests(run)

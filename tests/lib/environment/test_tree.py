@@ -7,10 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from lib.environment.tree import captured_diff, describe_tree, tree_problems
 from lib.errors import RunError
-from lib.repro import source
-from lib.repro.source import commit, git_state
+from lib.runs import code as runs_code
+from lib.runs.code import (
+    describe_tree,
+    git_state,
+    head_commit,
+    uncommitted_problems,
+    write_code_patch,
+)
 
 Git = Callable[..., bytes]
 
@@ -24,7 +29,7 @@ def git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Git:
         (root / name).write_text(f"{name}\n")
     (root / "lib" / "table.bin").write_bytes(bytes(range(256)))
     (root / ".gitignore").write_text("results\nscratch.py\n")
-    monkeypatch.setattr(source, "ROOT", root)
+    monkeypatch.setattr(runs_code, "ROOT", root)
 
     def run(*words: str) -> bytes:
         identity = ("-c", "user.name=a", "-c", "user.email=a@b")
@@ -39,7 +44,7 @@ def git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Git:
 
 @pytest.fixture
 def root(git: Git) -> Path:
-    return source.ROOT
+    return runs_code.ROOT
 
 
 def test_a_committed_tree_leaves_no_patch(root: Path, git: Git, tmp_path: Path) -> None:
@@ -49,9 +54,12 @@ def test_a_committed_tree_leaves_no_patch(root: Path, git: Git, tmp_path: Path) 
     (root / "texts").mkdir()
     (root / "texts" / "tool.py").write_text("# Nothing imports it.\n")
     (root / "gpt2" / "model.py").touch()
-    assert commit().uncommitted == []
-    assert describe_tree(commit()) == "" and tree_problems("paper_repro", allowed=False) == []
-    assert captured_diff(tmp_path) is None
+    assert head_commit().uncommitted == []
+    assert (
+        describe_tree(head_commit()) == ""
+        and uncommitted_problems("paper_repro", allowed=False) == []
+    )
+    assert write_code_patch(tmp_path) is None
     assert not (tmp_path / "code.diff").exists()
 
 
@@ -80,11 +88,11 @@ def test_the_patch_makes_the_same_code_from_the_commit(
     root: Path, git: Git, tmp_path: Path
 ) -> None:
     edit(root, git)
-    found = commit()
+    found = head_commit()
     assert found.tracked == ["gpt2/model.py", "gpt2/old.py", "lib/staged.py", "lib/table.bin"]
-    new = ["gpt2/Kconfig.mine", "gpt2/scratch.py", "lib/empty.py", "lib/nové.py"]
+    new = ["gpt2/Kconfig.mine", "gpt2/running/launch.py", "lib/empty.py", "lib/nové.py"]
     assert found.untracked == new
-    record = captured_diff(tmp_path)
+    record = write_code_patch(tmp_path)
     patch = (tmp_path / "code.diff").read_bytes()
     assert record == {"file": "code.diff", "sha256": hashlib.sha256(patch).hexdigest()}
     # A clone without the objects of the index.
@@ -102,18 +110,18 @@ def test_a_user_s_settings_change_no_patch(
     root: Path, git: Git, tmp_path: Path, setting: str
 ) -> None:
     edit(root, git)
-    record = captured_diff(tmp_path)
+    record = write_code_patch(tmp_path)
     git("config", setting, {"color.diff": "always", "diff.external": "false"}.get(setting, "true"))
-    assert captured_diff(tmp_path) == record
+    assert write_code_patch(tmp_path) == record
 
 
 def test_one_line_says_what_is_not_committed_and_what_to_type(root: Path, git: Git) -> None:
     edit(root, git)
-    (problem,) = tree_problems("paper_repro", allowed=False)
+    (problem,) = uncommitted_problems("paper_repro", allowed=False)
     assert problem.code == "code.uncommitted" and "make DIRTY=y" in problem.what
     assert "gpt2/model.py, gpt2/old.py, lib/staged.py and 5 more" in problem.what
-    assert tree_problems("paper_repro", allowed=True) == []
-    assert tree_problems("maxout_speed", allowed=False) == []
+    assert uncommitted_problems("paper_repro", allowed=True) == []
+    assert uncommitted_problems("maxout_speed", allowed=False) == []
 
 
 def test_what_git_cannot_tell_is_not_clean(
@@ -122,14 +130,14 @@ def test_what_git_cannot_tell_is_not_clean(
     unknown = {"git_sha": None, "branch": None, "dirty_tree": "unknown"}
     # A folder inside another repository has no commit.
     inner = root / "lib"
-    monkeypatch.setattr(source, "ROOT", inner)
+    monkeypatch.setattr(runs_code, "ROOT", inner)
     assert git_state() == unknown
-    (problem,) = tree_problems("paper_repro", allowed=False)
+    (problem,) = uncommitted_problems("paper_repro", allowed=False)
     assert problem.code == "code.uncommitted" and "DIRTY=y" in problem.what
-    assert captured_diff(tmp_path) is None
+    assert write_code_patch(tmp_path) is None
     empty = tmp_path / "empty"
     subprocess.run(["git", "init", "-q", empty], check=True)
-    monkeypatch.setattr(source, "ROOT", empty)
+    monkeypatch.setattr(runs_code, "ROOT", empty)
     assert git_state() == unknown
 
 
@@ -151,9 +159,9 @@ def test_a_patch_that_git_cannot_make_is_an_error(
     root: Path, git: Git, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     edit(root, git)
-    real = source.git
+    real = runs_code.run_git
     refuse = lambda *args, **options: real(*args, **options) if args[0] != "diff" else None
-    monkeypatch.setattr("lib.environment.tree.git", refuse)
+    monkeypatch.setattr("lib.runs.code.git", refuse)
     with pytest.raises(RunError) as caught:
-        captured_diff(tmp_path)
+        write_code_patch(tmp_path)
     assert caught.value.codes == ["git.failed"]

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from lib.config.layers import ConfigLayer, parse_text
+from lib.config.tree import KconfigTree
 from lib.errors import ConfigError, Problem
-from lib.kconfig import Layer, Tree, parse_text
 
 FIXTURE = Path(__file__).with_name("fixtures") / "tree"
 
@@ -17,16 +18,16 @@ def root() -> Path:
 
 
 @pytest.fixture
-def tree(root: Path) -> Tree:
+def tree(root: Path) -> KconfigTree:
     """Return the parsed fixture tree."""
-    return Tree(root)
+    return KconfigTree(root)
 
 
 @pytest.fixture
-def refused(tree: Tree):
+def refused(tree: KconfigTree):
     """Return a function that resolves texts or layers and returns the problems raised."""
 
-    def resolve(*sources: str | Layer) -> list[Problem]:
+    def resolve(*sources: str | ConfigLayer) -> list[Problem]:
         layers = [
             parse_text(source, "defconfig", "f") if isinstance(source, str) else source
             for source in sources

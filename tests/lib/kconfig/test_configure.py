@@ -9,21 +9,23 @@ from pathlib import Path
 
 import pytest
 
+from lib.config import commands
+from lib.config.dotconfig import ConfigWorkspace, read_constants
 from lib.errors import ConfigError
-from lib.kconfig import commands, queries, read_constants
-from lib.kconfig.place import Place
 from lib.project import ROOT
 
 SCRIPT = ROOT / "scripts" / "configure.py"
 
 
 @pytest.fixture
-def place(root: Path, tmp_path: Path, monkeypatch) -> Place:
+def place(root: Path, tmp_path: Path, monkeypatch) -> ConfigWorkspace:
     monkeypatch.delenv("KCONFIG_CONFIG", raising=False)
-    return Place(root, tmp_path)
+    return ConfigWorkspace(root, tmp_path)
 
 
-def run(place: Place, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def run(
+    place: ConfigWorkspace, *words: str, **environment: str
+) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(SCRIPT), words[0], "--tree", str(place.root)]
     command += ["-O", str(place.build), *words[1:]]
     return subprocess.run(
@@ -36,7 +38,7 @@ def run(place: Place, *words: str, **environment: str) -> subprocess.CompletedPr
     )
 
 
-def test_defconfig_then_constants_as_processes(place: Place) -> None:
+def test_defconfig_then_constants_as_processes(place: ConfigWorkspace) -> None:
     setting = "OUTPUT_DIR='$(shell id) `id` \"é\"' N_HEAD=8"
     done = run(place, "defconfig", "base+quick+cpu", "--set", setting)
     assert done.returncode == 0 and done.stdout == ""
@@ -51,7 +53,7 @@ def test_defconfig_then_constants_as_processes(place: Place) -> None:
     assert (values["N_HEAD"], values["OPTIMIZER"], values["DROPOUT"]) == (8, "adamwspam", True)
 
 
-def test_a_bad_value_ends_with_exit_code_2_and_leaves_config_alone(place: Place) -> None:
+def test_a_bad_value_ends_with_exit_code_2_and_leaves_config_alone(place: ConfigWorkspace) -> None:
     commands.defconfig(place, "plain", "")
     before = {path.name: path.read_bytes() for path in place.build.iterdir()}
     done = run(place, "defconfig", "base", "--set", "N_HEADS=1 LATENT_DIM=9999")
@@ -66,35 +68,37 @@ def test_a_bad_value_ends_with_exit_code_2_and_leaves_config_alone(place: Place)
     assert before == {path.name: path.read_bytes() for path in place.build.iterdir()}
 
 
-def test_constants_count_what_changed(place: Place, capsys) -> None:
+def test_constants_count_what_changed(place: ConfigWorkspace, capsys) -> None:
     commands.defconfig(place, "plain", "")
-    commands.constants(place)
+    commands.write_config_py(place)
     commands.defconfig(place, "plain", "N_LAYER=4 PROJECTION_LATENT=y")
     capsys.readouterr()
-    commands.constants(place)
+    commands.write_config_py(place)
     # N_LAYER, PROJECTION, and LATENT_DIM, which becomes available.
     assert "(17 symbols, 3 changed" in capsys.readouterr().err
 
 
-def test_constants_reports_new_symbols(place: Place, capsys) -> None:
+def test_constants_reports_new_symbols(place: ConfigWorkspace, capsys) -> None:
     commands.defconfig(place, "plain", "")
     text = place.config.read_text().replace("CONFIG_N_HEAD=12\n", "")
     place.config.write_text(text)
-    commands.constants(place)
+    commands.write_config_py(place)
     assert "CONFIG  1 new symbols" in capsys.readouterr().err
-    assert queries.new_symbols(place, json=False) == "CONFIG_N_HEAD=12"
-    document = json.loads(queries.new_symbols(place, json=True))
+    assert commands.new_symbols(place, json=False) == "CONFIG_N_HEAD=12"
+    document = json.loads(commands.new_symbols(place, json=True))
     assert document == {"schema_version": 1, "symbols": {"N_HEAD": "12"}}
 
 
-def test_constants_rejects_a_stale_config_and_olddefconfig_fixes_it(place: Place, capsys) -> None:
+def test_constants_rejects_a_stale_config_and_olddefconfig_fixes_it(
+    place: ConfigWorkspace, capsys
+) -> None:
     commands.defconfig(place, "base", "")
     text = place.config.read_text().replace(
         "CONFIG_DEVICE_CUDA=y", "# CONFIG_DEVICE_CUDA is not set"
     )
     place.config.write_text(text + "CONFIG_GONE=1\n")
     with pytest.raises(ConfigError) as caught:
-        commands.constants(place)
+        commands.write_config_py(place)
     named = [problem.what.split(":")[0] for problem in caught.value.problems]
     assert named == ["KERNEL_FLASH=y", "GONE=1"]
     assert caught.value.codes == ["config.unmet-dependency", "config.unknown-symbol"]
@@ -108,16 +112,16 @@ def test_constants_rejects_a_stale_config_and_olddefconfig_fixes_it(place: Place
     assert f"{place.config}:{line}: KERNEL_FLASH=y: " in dropped[0]
     assert "[config.unmet-dependency]" in dropped[0]
     assert "GONE=1: " in dropped[1] and "[config.unknown-symbol]" in dropped[1]
-    commands.constants(place)
+    commands.write_config_py(place)
 
 
-def test_olddefconfig_without_a_config_takes_the_defaults(place: Place) -> None:
+def test_olddefconfig_without_a_config_takes_the_defaults(place: ConfigWorkspace) -> None:
     commands.olddefconfig(place)
-    commands.constants(place)
+    commands.write_config_py(place)
     assert read_constants(place.build / "config.py")["N_LAYER"] == 12
 
 
-def test_savedefconfig_returns_the_assignments_of_the_defconfig(place: Place) -> None:
+def test_savedefconfig_returns_the_assignments_of_the_defconfig(place: ConfigWorkspace) -> None:
     commands.defconfig(place, "base", "")
     commands.savedefconfig(place)
     source = (place.root / "defconfigs" / "base").read_text().splitlines()
@@ -125,13 +129,13 @@ def test_savedefconfig_returns_the_assignments_of_the_defconfig(place: Place) ->
     assert sorted(saved) == sorted(line for line in source if not line.startswith("#"))
 
 
-def test_kconfig_config_names_the_file(place: Place) -> None:
+def test_kconfig_config_names_the_file(place: ConfigWorkspace) -> None:
     done = run(place, "defconfig", "plain", KCONFIG_CONFIG="other")
     assert done.returncode == 0
     assert sorted(path.name for path in place.build.iterdir()) == ["other", "other.origins"]
 
 
-def test_diffconfig_prints_as_the_kernel_does(place: Place) -> None:
+def test_diffconfig_prints_as_the_kernel_does(place: ConfigWorkspace) -> None:
     (place.build / "a").write_text('CONFIG_B=1\nCONFIG_A=y\nCONFIG_S="x y"\n')
     (place.build / "b").write_text('CONFIG_A=y\n# CONFIG_C is not set\nCONFIG_S="z"\n')
     done = run(place, "diffconfig", "a", "b")
@@ -145,21 +149,21 @@ def test_diffconfig_prints_as_the_kernel_does(place: Place) -> None:
     }
 
 
-def test_diffconfig_compares_with_the_config_before(place: Place) -> None:
+def test_diffconfig_compares_with_the_config_before(place: ConfigWorkspace) -> None:
     commands.defconfig(place, "plain", "")
     with pytest.raises(ConfigError) as caught:
-        queries.differences(place, "", "", json=False)
+        commands.diff_config_files(place, "", "", json=False)
     assert caught.value.codes == ["config.missing"]
     assert caught.value.problems[0].next == "make diffconfig A=NAME"
     commands.defconfig(place, "plain", "N_LAYER=4")
     assert run(place, "diffconfig").stdout == " N_LAYER 12 -> 4\n"
     with pytest.raises(ConfigError) as caught:
-        queries.differences(place, "./absent", "", json=False)
+        commands.diff_config_files(place, "./absent", "", json=False)
     assert caught.value.codes == ["config.unreadable"] and "absent" in str(caught.value)
 
 
-def test_diffconfig_takes_names_of_defconfigs(place: Place) -> None:
-    found = queries.differences(place, "plain", "plain+quick", json=False)
+def test_diffconfig_takes_names_of_defconfigs(place: ConfigWorkspace) -> None:
+    found = commands.diff_config_files(place, "plain", "plain+quick", json=False)
     assert found.split("\n") == [
         " N_LAYER 12 -> 4",
         " OPTIMIZER_ADAMW y -> n",
@@ -168,12 +172,12 @@ def test_diffconfig_takes_names_of_defconfigs(place: Place) -> None:
     ]
 
 
-def test_list_defconfigs(place: Place) -> None:
-    assert queries.show_defconfigs(place, json=False, plain=True) == "base\nplain\n+cpu\n+quick"
-    text = queries.show_defconfigs(place, json=False, plain=False)
+def test_list_defconfigs(place: ConfigWorkspace) -> None:
+    assert commands.format_defconfigs(place, json=False, plain=True) == "base\nplain\n+cpu\n+quick"
+    text = commands.format_defconfigs(place, json=False, plain=False)
     assert "  base   A study with latent attention\n" in text
     assert "  quick  Small and short [base, plain]" in text and "GPU [any]\n" in text
-    document = json.loads(queries.show_defconfigs(place, json=True, plain=False))
+    document = json.loads(commands.format_defconfigs(place, json=True, plain=False))
     assert document["schema_version"] == 1
     assert document["fragments"][0] == {
         "name": "cpu",
@@ -182,9 +186,9 @@ def test_list_defconfigs(place: Place) -> None:
     }
 
 
-def test_why_a_symbol(place: Place) -> None:
+def test_why_a_symbol(place: ConfigWorkspace) -> None:
     commands.defconfig(place, "base+quick", "")
-    assert queries.explain(place, "N_LAYER", json=False).split("\n") == [
+    assert commands.explain_symbol(place, "N_LAYER", json=False).split("\n") == [
         "N_LAYER = 4",
         "    from     defconfigs/fragments/quick:3 (fragment)  N_LAYER=4",
         "    prompt   Layers",
@@ -196,28 +200,28 @@ def test_why_a_symbol(place: Place) -> None:
     ]
 
 
-def test_why_a_default_with_needs(place: Place) -> None:
+def test_why_a_default_with_needs(place: ConfigWorkspace) -> None:
     commands.defconfig(place, "base", "")
-    text = queries.explain(place, "CONFIG_LATENT_SHARED=y", json=False)
+    text = commands.explain_symbol(place, "CONFIG_LATENT_SHARED=y", json=False)
     assert text.startswith("LATENT_SHARED = n (not available)\n")
     assert "    from     parts/latent/Kconfig:14 (default)\n" in text
     assert "    needs    PROJECTION_LATENT=y  (met: PROJECTION_LATENT is y)\n" in text
     assert "    needs    DROPOUT=n  (unmet: DROPOUT is y)\n" in text
     assert "DROPOUT=n" in text.splitlines()[-1]
-    explanation = json.loads(queries.explain(place, "LATENT_SHARED=y", json=True))
+    explanation = json.loads(commands.explain_symbol(place, "LATENT_SHARED=y", json=True))
     assert explanation["asked"]["assignment"] == "LATENT_SHARED=y"
     assert len(explanation["asked"]["problems"]) == 1
-    explanation = json.loads(queries.explain(place, "N_HEAD=8", json=True))
+    explanation = json.loads(commands.explain_symbol(place, "N_HEAD=8", json=True))
     assert explanation["asked"] == {"assignment": "N_HEAD=8", "problems": []}
-    assert "N_HEAD=8" in queries.explain(place, "N_HEAD=8", json=False).splitlines()[-1]
+    assert "N_HEAD=8" in commands.explain_symbol(place, "N_HEAD=8", json=False).splitlines()[-1]
 
 
-def test_why_a_choice_and_its_members(place: Place) -> None:
+def test_why_a_choice_and_its_members(place: ConfigWorkspace) -> None:
     commands.defconfig(place, "base", "")
-    text = queries.explain(place, "PROJECTION", json=False)
+    text = commands.explain_symbol(place, "PROJECTION", json=False)
     assert text.startswith("PROJECTION = latent\n    from     defconfigs/base:5 (defconfig)")
     assert "    member   PROJECTION_LATENT  latent (MLA)  (selected)\n" in text
-    member = json.loads(queries.explain(place, "PROJECTION_DENSE", json=True))
+    member = json.loads(commands.explain_symbol(place, "PROJECTION_DENSE", json=True))
     assert (member["value"], member["choice"]) == (False, "PROJECTION")
     assert member["origin"] == {
         "label": "defconfig",
@@ -227,16 +231,16 @@ def test_why_a_choice_and_its_members(place: Place) -> None:
     assert member["schema_version"] == 1
 
 
-def test_why_an_unknown_symbol(place: Place) -> None:
+def test_why_an_unknown_symbol(place: ConfigWorkspace) -> None:
     commands.defconfig(place, "plain", "")
     with pytest.raises(ConfigError) as caught:
-        queries.explain(place, "OUTPUT_DIRS", json=False)
+        commands.explain_symbol(place, "OUTPUT_DIRS", json=False)
     assert caught.value.codes == ["config.unknown-symbol"]
     (problem,) = caught.value.problems
     assert problem.what.startswith("OUTPUT_DIRS: ") and problem.what.endswith(" OUTPUT_DIR")
 
 
-def test_menuconfig_without_a_terminal_is_exit_2(place: Place) -> None:
+def test_menuconfig_without_a_terminal_is_exit_2(place: ConfigWorkspace) -> None:
     done = run(place, "menuconfig")
     assert done.returncode == 2 and "[usage.no-terminal]" in done.stderr
     assert list(place.build.iterdir()) == []

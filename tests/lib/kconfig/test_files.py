@@ -5,20 +5,18 @@ import os
 
 import pytest
 
-from lib.errors import ConfigError
-from lib.kconfig import (
-    Layer,
-    Resolution,
-    Tree,
+from lib.config.commands import record_edits
+from lib.config.dotconfig import (
     defconfig_layers,
     list_defconfigs,
-    parse_set,
     read_config,
     read_constants,
     resolve_config,
     write_constants,
 )
-from lib.kconfig.menu import record_edits
+from lib.config.layers import ConfigLayer, ResolvedConfig, parse_command_line_settings
+from lib.config.tree import KconfigTree
+from lib.errors import ConfigError
 
 HOSTILE = [
     "$(shell touch pwned)",
@@ -35,9 +33,9 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize("value", HOSTILE)
-def test_a_value_survives_every_file_unchanged(tree: Tree, tmp_path, value: str) -> None:
+def test_a_value_survives_every_file_unchanged(tree: KconfigTree, tmp_path, value: str) -> None:
     config, constants = tmp_path / ".config", tmp_path / "config.py"
-    tree.write_config([Layer.of("step", "s", {"OUTPUT_DIR": value})], config)
+    tree.write_config([ConfigLayer.of("step", "s", {"OUTPUT_DIR": value})], config)
     resolution = resolve_config(tree, config)
     write_constants(resolution, constants)
     assert resolution.values["OUTPUT_DIR"] == value
@@ -47,7 +45,7 @@ def test_a_value_survives_every_file_unchanged(tree: Tree, tmp_path, value: str)
     assert tree.resolve([read_config(tmp_path / "again")]).values["OUTPUT_DIR"] == value
 
 
-def test_config_is_canonical_and_keeps_the_one_before(tree: Tree, root, tmp_path) -> None:
+def test_config_is_canonical_and_keeps_the_one_before(tree: KconfigTree, root, tmp_path) -> None:
     config = tmp_path / ".config"
     tree.write_config(defconfig_layers(root, "base"), config)
     first = config.read_text()
@@ -65,33 +63,33 @@ def test_config_is_canonical_and_keeps_the_one_before(tree: Tree, root, tmp_path
     ]
 
 
-def test_nothing_is_written_when_a_layer_is_wrong(tree: Tree, root, tmp_path) -> None:
+def test_nothing_is_written_when_a_layer_is_wrong(tree: KconfigTree, root, tmp_path) -> None:
     with pytest.raises(ConfigError):
         tree.write_config(defconfig_layers(root, "base", "N_LAYER=99"), tmp_path / ".config")
     assert list(tmp_path.iterdir()) == []
 
 
-def origins(resolution: Resolution) -> dict[str, tuple[str, str]]:
+def origins(resolution: ResolvedConfig) -> dict[str, tuple[str, str]]:
     found = resolution.origins.items()
     return {name: (origin.where, origin.label) for name, origin in found if origin}
 
 
-def test_origins_survive_in_the_sidecar(tree: Tree, root, tmp_path) -> None:
+def test_origins_survive_in_the_sidecar(tree: KconfigTree, root, tmp_path) -> None:
     config = tmp_path / ".config"
     written = tree.write_config(defconfig_layers(root, "base+quick", "N_HEAD=8"), config)
-    assert origins(resolve_config(Tree(root), config)) == origins(written)
+    assert origins(resolve_config(KconfigTree(root), config)) == origins(written)
     assert origins(written)["N_LAYER"] == ("defconfigs/fragments/quick:3", "fragment")
     assert origins(written)["LATENT_DIM"] == ("defconfigs/base:6", "defconfig")
     assert origins(written)["RUN_MODE"] == ("defconfigs/base:4", "defconfig")
     assert origins(written)["N_HEAD"] == ("SET", "command line")
     assert "N_KV_HEAD" not in origins(written)
-    step = Layer.of("step", "step golden", {"N_LAYER": 6, "PROJECTION_DENSE": True})
+    step = ConfigLayer.of("step", "step golden", {"N_LAYER": 6, "PROJECTION_DENSE": True})
     on_top = origins(resolve_config(tree, config, step))
     assert on_top["N_LAYER"] == on_top["PROJECTION"] == ("step golden", "step")
     assert on_top["N_HEAD"] == ("SET", "command line")
 
 
-def test_a_line_edited_by_hand_is_told_apart(tree: Tree, root, tmp_path) -> None:
+def test_a_line_edited_by_hand_is_told_apart(tree: KconfigTree, root, tmp_path) -> None:
     config = tmp_path / ".config"
     tree.write_config(defconfig_layers(root, "base"), config)
     lines = config.read_text().replace("CONFIG_N_HEAD=12", "CONFIG_N_HEAD=6").split("\n")
@@ -104,25 +102,27 @@ def test_a_line_edited_by_hand_is_told_apart(tree: Tree, root, tmp_path) -> None
     assert origins(resolve_config(tree, config))["N_HEAD"] == (f"{config}:{line}", "edited")
 
 
-def test_a_default_that_has_changed_since_is_no_default(root, tree: Tree, tmp_path) -> None:
+def test_a_default_that_has_changed_since_is_no_default(root, tree: KconfigTree, tmp_path) -> None:
     kconfig = 'config A\n\tint "a"\n\trange 0 9\n\tdefault 1\n'
     (tmp_path / "Kconfig").write_text(kconfig)
     config = tmp_path / ".config"
-    Tree(tmp_path).write_config([], config)
-    assert origins(resolve_config(Tree(tmp_path), config)) == {}
+    KconfigTree(tmp_path).write_config([], config)
+    assert origins(resolve_config(KconfigTree(tmp_path), config)) == {}
     (tmp_path / "Kconfig").write_text(kconfig.replace("default 1", "default 2"))
-    assert origins(resolve_config(Tree(tmp_path), config)) == {"A": ("Kconfig:1", "former default")}
+    assert origins(resolve_config(KconfigTree(tmp_path), config)) == {
+        "A": ("Kconfig:1", "former default")
+    }
 
 
-def test_without_a_sidecar_the_origin_is_the_line_of_config(tree: Tree, tmp_path) -> None:
+def test_without_a_sidecar_the_origin_is_the_line_of_config(tree: KconfigTree, tmp_path) -> None:
     config = tmp_path / ".config"
-    tree.write_config([parse_set("N_LAYER=4")], config)
+    tree.write_config([parse_command_line_settings("N_LAYER=4")], config)
     (tmp_path / ".config.origins").unlink()
     assert origins(resolve_config(tree, config))["N_LAYER"] == (f"{config}:5", "config")
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"origins": {"A": 1}}'])
-def test_a_damaged_sidecar_is_named(tree: Tree, tmp_path, text: str) -> None:
+def test_a_damaged_sidecar_is_named(tree: KconfigTree, tmp_path, text: str) -> None:
     tree.write_config([], tmp_path / ".config")
     (tmp_path / ".config.origins").write_text(text)
     with pytest.raises(ConfigError) as caught:
@@ -132,7 +132,7 @@ def test_a_damaged_sidecar_is_named(tree: Tree, tmp_path, text: str) -> None:
     assert (problem.code, problem.where, problem.next) == ("config.damaged", path, f"rm {path}")
 
 
-def test_missing_config_error_names_the_commands(tree: Tree, tmp_path) -> None:
+def test_missing_config_error_names_the_commands(tree: KconfigTree, tmp_path) -> None:
     with pytest.raises(ConfigError) as caught:
         resolve_config(tree, tmp_path / ".config")
     (problem,) = caught.value.problems
@@ -140,7 +140,7 @@ def test_missing_config_error_names_the_commands(tree: Tree, tmp_path) -> None:
     assert "make defconfig-NAME" in problem.next and "make menuconfig" in problem.next
 
 
-def test_menuconfig_changes_are_recorded(tree: Tree, root, tmp_path) -> None:
+def test_menuconfig_changes_are_recorded(tree: KconfigTree, root, tmp_path) -> None:
     config = tmp_path / ".config"
     tree.write_config(defconfig_layers(root, "base"), config)
     before = resolve_config(tree, config)
@@ -225,7 +225,7 @@ def test_an_unknown_defconfig_names_the_nearest(
     assert name in problem.what and problem.what.endswith(hint)
 
 
-def test_the_sidecar_is_json_with_a_schema_version(tree: Tree, tmp_path) -> None:
+def test_the_sidecar_is_json_with_a_schema_version(tree: KconfigTree, tmp_path) -> None:
     tree.write_config([], tmp_path / ".config")
     document = json.loads((tmp_path / ".config.origins").read_text())
     assert document["schema_version"] == 1

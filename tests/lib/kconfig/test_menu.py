@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from lib.kconfig import Tree, defconfig_layers, resolve_config
+from lib.config.dotconfig import defconfig_layers, resolve_config
+from lib.config.tree import KconfigTree
 from lib.project import ROOT
 from tests.lib.terminal import Terminal
 
@@ -16,7 +17,7 @@ def menuconfig(root: Path, build: Path) -> Terminal:
 
 
 @pytest.fixture
-def config(tree: Tree, root: Path, tmp_path: Path, monkeypatch) -> Path:
+def config(tree: KconfigTree, root: Path, tmp_path: Path, monkeypatch) -> Path:
     monkeypatch.delenv("KCONFIG_CONFIG", raising=False)
     tree.write_config(defconfig_layers(root, "base"), tmp_path / ".config")
     return tmp_path / ".config"

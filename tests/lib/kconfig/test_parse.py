@@ -2,8 +2,8 @@
 
 import pytest
 
+from lib.config.layers import Assignment, parse_command_line_settings, parse_text, read_file
 from lib.errors import ConfigError
-from lib.kconfig import Assignment, parse_set, parse_text, read_file
 
 
 def problems(text: str) -> list[str]:
@@ -90,14 +90,14 @@ def test_a_missing_file_is_an_error(tmp_path) -> None:
     ["A=1 B=y C=\"two words\" D='$(id) `x` é'", ["A=1", "B=y", "C=two words", "D=$(id) `x` é"]],
 )
 def test_set_is_split_as_a_shell_would(setting) -> None:
-    layer = parse_set(setting)
+    layer = parse_command_line_settings(setting)
     values = {a.name: a.value for a in layer.assignments}
     assert values == {"A": "1", "B": "y", "C": "two words", "D": "$(id) `x` é"}
     assert layer.label == "command line" and {a.where for a in layer.assignments} == {"SET"}
 
 
 def test_set_takes_names_as_files_spell_them() -> None:
-    assert parse_set("CONFIG_A=1").assignments == (Assignment("A", "1", "SET"),)
+    assert parse_command_line_settings("CONFIG_A=1").assignments == (Assignment("A", "1", "SET"),)
 
 
 @pytest.mark.parametrize(
@@ -110,5 +110,5 @@ def test_set_takes_names_as_files_spell_them() -> None:
     ],
 )
 def test_set_rejects_a_malformed_assignment(setting: str, code: str, part: str) -> None:
-    (problem,) = parse_set(setting).problems
+    (problem,) = parse_command_line_settings(setting).problems
     assert (problem.where, problem.code) == ("SET", code) and part in problem.what

@@ -2,8 +2,9 @@
 
 import pytest
 
+from lib.config.layers import ConfigLayer, parse_command_line_settings, parse_text
+from lib.config.tree import KconfigTree
 from lib.errors import ConfigError
-from lib.kconfig import Layer, Tree, parse_set, parse_text
 
 # Line, error code without its area, parts of the message.
 INVALID = [
@@ -52,7 +53,11 @@ def test_an_assignment_without_effect_is_an_error(
 
 def test_all_problems_of_all_layers_are_listed_at_once(refused) -> None:
     fragment = parse_text("CONFIG_X = 1\nCONFIG_N_LAYER=0\n", "fragment", "g")
-    found = refused("CONFIG_DROPOUT=maybe\nCONFIG_LATENT_DIM=1\n", fragment, parse_set("NO_HEAD=2"))
+    found = refused(
+        "CONFIG_DROPOUT=maybe\nCONFIG_LATENT_DIM=1\n",
+        fragment,
+        parse_command_line_settings("NO_HEAD=2"),
+    )
     assert [problem.where for problem in found] == ["g:1", "f:1", "f:2", "g:2", "SET"]
 
 
@@ -75,22 +80,25 @@ def test_two_members_of_a_choice(refused) -> None:
 
 @pytest.mark.parametrize("character", ["\n", "\r", "\0", "\x1b", "\x85", "\u2028", "\udcff"])
 def test_a_value_cannot_break_out_of_its_line(refused, character: str) -> None:
-    layer = Layer.of("step", "step x", {"OUTPUT_DIR": f"a{character}CONFIG_DROPOUT=y"})
+    layer = ConfigLayer.of("step", "step x", {"OUTPUT_DIR": f"a{character}CONFIG_DROPOUT=y"})
     (problem,) = refused(layer)
     assert (problem.where, problem.code) == ("step x", "config.invalid-character")
     assert problem.what.startswith("OUTPUT_DIR=a") and repr(character) in problem.what
 
 
 def test_the_source_without_quotes_takes_a_string_as_it_is(tree) -> None:
-    assert tree.resolve([parse_set("LEARNING_RATE=1e-3")]).values["LEARNING_RATE"] == "1e-3"
+    assert (
+        tree.resolve([parse_command_line_settings("LEARNING_RATE=1e-3")]).values["LEARNING_RATE"]
+        == "1e-3"
+    )
 
 
 def test_a_failed_override_does_not_blame_what_it_overrides(refused) -> None:
-    (problem,) = refused("CONFIG_N_LAYER=8\n", parse_set("N_LAYER=99"))
+    (problem,) = refused("CONFIG_N_LAYER=8\n", parse_command_line_settings("N_LAYER=99"))
     assert (problem.where, problem.code) == ("SET", "config.out-of-range")
     assert problem.what.startswith("N_LAYER=99: ")
     kernel = "CONFIG_DEVICE_CUDA=y\nCONFIG_KERNEL_AUTO=y\n"
-    (problem,) = refused(kernel, parse_set("KERNEL_FLASH=y"))
+    (problem,) = refused(kernel, parse_command_line_settings("KERNEL_FLASH=y"))
     assert (problem.where, problem.code) == ("SET", "config.unmet-dependency")
     assert problem.what.startswith("KERNEL_FLASH=y: ") and "DROPOUT || DEEP" in problem.what
 
@@ -102,7 +110,9 @@ def test_a_failed_member_does_not_blame_the_one_it_overrides(tmp_path) -> None:
         'config B\n\tbool "b"\n\nconfig C\n\tbool "c"\n\tdepends on GPU\n\nendchoice\n'
     )
     with pytest.raises(ConfigError) as caught:
-        Tree(tmp_path).resolve([parse_text("CONFIG_B=y", "defconfig", "f"), parse_set("C=y")])
+        KconfigTree(tmp_path).resolve(
+            [parse_text("CONFIG_B=y", "defconfig", "f"), parse_command_line_settings("C=y")]
+        )
     (problem,) = caught.value.problems
     assert (problem.where, problem.code) == ("SET", "config.unmet-dependency")
     assert problem.what.startswith("C=y: ") and "GPU=y" in problem.what
@@ -111,7 +121,7 @@ def test_a_failed_member_does_not_blame_the_one_it_overrides(tmp_path) -> None:
 
 def test_a_later_layer_may_not_push_an_earlier_value_out_of_its_range(refused) -> None:
     """kconfiglib would silently fall back to the default."""
-    (problem,) = refused("CONFIG_N_KV_HEAD=8\n", parse_set("N_HEAD=4"))
+    (problem,) = refused("CONFIG_N_KV_HEAD=8\n", parse_command_line_settings("N_HEAD=4"))
     assert (problem.where, problem.code) == ("f:1", "config.out-of-range")
     assert problem.what.startswith("N_KV_HEAD=8: ") and problem.what.endswith("1 to N_HEAD (4)")
 
@@ -120,7 +130,7 @@ def test_forced_by_a_select(tmp_path) -> None:
     text = 'config A\n\tbool "a"\n\tselect B\n\nconfig B\n\tbool "b"\n'
     (tmp_path / "Kconfig").write_text(text)
     with pytest.raises(ConfigError) as caught:
-        Tree(tmp_path).resolve(
+        KconfigTree(tmp_path).resolve(
             [parse_text("CONFIG_A=y\n# CONFIG_B is not set\n", "defconfig", "f")]
         )
     (problem,) = caught.value.problems

@@ -4,16 +4,17 @@ from collections.abc import Mapping
 
 import pytest
 
-from lib.binding import Value
+from lib.config.field import SymbolValue
+from lib.config.layers import ConfigLayer, parse_command_line_settings, parse_text, with_locations
+from lib.config.tree import KconfigTree
 from lib.errors import ConfigError, Problem
-from lib.kconfig import Layer, Tree, locate, parse_set, parse_text
 
 
-def defconfig(text: str, shown: str = "f") -> Layer:
+def defconfig(text: str, shown: str = "f") -> ConfigLayer:
     return parse_text(text, "defconfig", shown)
 
 
-def test_values_are_typed_and_choices_are_words(tree: Tree) -> None:
+def test_values_are_typed_and_choices_are_words(tree: KconfigTree) -> None:
     values = tree.resolve([defconfig("CONFIG_OPTIMIZER_ADAMWSPAM=y\nCONFIG_N_LAYER=30\n")]).values
     assert values == {
         "DEEP": True,
@@ -38,17 +39,17 @@ def test_values_are_typed_and_choices_are_words(tree: Tree) -> None:
     assert values["DEEP"] is True and type(values["N_LAYER"]) is int
 
 
-def test_a_choice_may_be_spread_over_files(tree: Tree) -> None:
+def test_a_choice_may_be_spread_over_files(tree: KconfigTree) -> None:
     (projection,) = [info for info in tree.symbols() if info.name == "PROJECTION"]
     assert projection.members == ("PROJECTION_DENSE", "PROJECTION_LATENT")
     assert tree.resolve([defconfig("CONFIG_PROJECTION_LATENT=y")]).values["PROJECTION"] == "latent"
 
 
-def test_later_layers_win(tree: Tree) -> None:
+def test_later_layers_win(tree: KconfigTree) -> None:
     layers = [
         defconfig("CONFIG_N_LAYER=4\nCONFIG_PROJECTION_LATENT=y\nCONFIG_N_HEAD=4\n", "base"),
         parse_text("CONFIG_N_LAYER=6\nCONFIG_PROJECTION_DENSE=y\n", "fragment", "frag"),
-        parse_set("N_LAYER=8"),
+        parse_command_line_settings("N_LAYER=8"),
     ]
     found = tree.resolve(layers)
     assert (found.values["N_LAYER"], found.values["PROJECTION"]) == (8, "dense")
@@ -62,9 +63,9 @@ def test_later_layers_win(tree: Tree) -> None:
     assert where.keys() == found.values.keys()
 
 
-def test_an_assignment_that_a_later_layer_hides_is_reported(tree: Tree) -> None:
+def test_an_assignment_that_a_later_layer_hides_is_reported(tree: KconfigTree) -> None:
     base = defconfig("CONFIG_PROJECTION_LATENT=y\nCONFIG_LATENT_DIM=64\n")
-    found = tree.resolve([base, parse_set("PROJECTION_DENSE=y")])
+    found = tree.resolve([base, parse_command_line_settings("PROJECTION_DENSE=y")])
     (problem,) = found.hidden
     assert (problem.where, problem.code) == ("f:2", "config.unmet-dependency")
     assert problem.what.startswith("LATENT_DIM=64: ") and "PROJECTION_LATENT=y" in problem.what
@@ -76,13 +77,13 @@ def test_an_early_n_counts_when_a_later_layer_makes_its_symbol_available(tmp_pat
     (tmp_path / "Kconfig").write_text(
         'config GPU\n\tbool "g"\n\nconfig COMPILE\n\tbool "c"\n\tdepends on GPU\n\tdefault y\n'
     )
-    tree = Tree(tmp_path)
-    layers = [defconfig("# CONFIG_COMPILE is not set"), parse_set("GPU=y")]
+    tree = KconfigTree(tmp_path)
+    layers = [defconfig("# CONFIG_COMPILE is not set"), parse_command_line_settings("GPU=y")]
     assert tree.resolve([*layers[1:]]).values["COMPILE"] is True
     assert tree.resolve(layers).values["COMPILE"] is False
 
 
-def test_resolving_again_starts_from_the_defaults(tree: Tree) -> None:
+def test_resolving_again_starts_from_the_defaults(tree: KconfigTree) -> None:
     plain = tree.resolve([]).values
     tree.resolve([defconfig("CONFIG_N_LAYER=30\nCONFIG_OPTIMIZER_ADAMWSPAM=y\n")])
     with pytest.raises(ConfigError):
@@ -90,14 +91,14 @@ def test_resolving_again_starts_from_the_defaults(tree: Tree) -> None:
     assert tree.resolve([]).values == plain
 
 
-def test_a_full_config_states_derived_values_without_asking_for_them(tree: Tree) -> None:
+def test_a_full_config_states_derived_values_without_asking_for_them(tree: KconfigTree) -> None:
     full = parse_text(tree.config_text([]), "config", ".config")
     assert "DEPTH_NAME" in {assignment.name for assignment in full.assignments}
-    found = tree.resolve([full, parse_set("N_LAYER=30")])
+    found = tree.resolve([full, parse_command_line_settings("N_LAYER=30")])
     assert found.values["DEPTH_NAME"] == "deep" and found.origins["DEPTH_NAME"] is None
 
 
-def test_a_full_config_with_a_wrong_derived_value_is_refused(tree: Tree, refused) -> None:
+def test_a_full_config_with_a_wrong_derived_value_is_refused(tree: KconfigTree, refused) -> None:
     text = tree.config_text([]).replace('"shallow"', '"deep"')
     layer = parse_text(text, "config", ".config")
     (problem,) = refused(layer)
@@ -106,7 +107,7 @@ def test_a_full_config_with_a_wrong_derived_value_is_refused(tree: Tree, refused
     assert "make olddefconfig" in problem.next
 
 
-def test_adapt_drops_what_no_longer_applies_and_nothing_else(tree: Tree, refused) -> None:
+def test_adapt_drops_what_no_longer_applies_and_nothing_else(tree: KconfigTree, refused) -> None:
     text = tree.config_text([defconfig("CONFIG_PROJECTION_LATENT=y\nCONFIG_LATENT_DIM=64\n")])
     text = text.replace("CONFIG_PROJECTION_LATENT=y", "CONFIG_PROJECTION_GONE=y")
     adapted, dropped = tree.adapt(parse_text(text + "CONFIG_N_HEAD=0\n", "config", "c"))
@@ -120,7 +121,7 @@ def test_adapt_drops_what_no_longer_applies_and_nothing_else(tree: Tree, refused
     assert problem.what.endswith("12 at c:6")
 
 
-def test_locate_points_at_the_line_that_set_the_value(tree: Tree) -> None:
+def test_locate_points_at_the_line_that_set_the_value(tree: KconfigTree) -> None:
     found = tree.resolve([defconfig('CONFIG_LEARNING_RATE="fast"\n')])
     error = ConfigError(
         Problem("LEARNING_RATE: 'fast' is not a number", code="a.number"),
@@ -128,7 +129,7 @@ def test_locate_points_at_the_line_that_set_the_value(tree: Tree) -> None:
         Problem("OUTPUT_DIR: no"),
         "other",
     )
-    located = locate(error, found)
+    located = with_locations(error, found)
     assert [(problem.where, problem.what) for problem in located.problems] == [
         ("f:1", "LEARNING_RATE: 'fast' is not a number"),
         ("g:9", "LEARNING_RATE: elsewhere"),
@@ -138,10 +139,10 @@ def test_locate_points_at_the_line_that_set_the_value(tree: Tree) -> None:
     assert located.codes == ["a.number", "", "", ""]
 
 
-def test_rule_problems_are_raised_with_failed_assignments(tree: Tree) -> None:
+def test_rule_problems_are_raised_with_failed_assignments(tree: KconfigTree) -> None:
     """But not the rule about N_LAYER, because its value is not the requested one."""
 
-    def rules(values: Mapping[str, Value]) -> None:
+    def rules(values: Mapping[str, SymbolValue]) -> None:
         raise ConfigError(
             f"LEARNING_RATE: {values['LEARNING_RATE']} is no number",
             f"N_HEAD: {values['N_HEAD']} does not go with N_LAYER={values['N_LAYER']}",
@@ -157,7 +158,7 @@ def test_rule_problems_are_raised_with_failed_assignments(tree: Tree) -> None:
     assert made == len(resolution.values)
 
 
-def test_minimal_text_gives_the_same_configuration(tree: Tree) -> None:
+def test_minimal_text_gives_the_same_configuration(tree: KconfigTree) -> None:
     text = 'CONFIG_N_LAYER=4\nCONFIG_OUTPUT_DIR="a \\"b\\" \\\\ c"\nCONFIG_OPTIMIZER_ADAMWSPAM=y\n'
     resolution = tree.resolve([defconfig("# words\n" + text + "CONFIG_N_HEAD=12\n")])
     minimal = tree.minimal(resolution)
@@ -165,7 +166,7 @@ def test_minimal_text_gives_the_same_configuration(tree: Tree) -> None:
     assert tree.resolve([defconfig(minimal)]).values == resolution.values
 
 
-def test_asking_for_a_default_changes_nothing(tree: Tree) -> None:
+def test_asking_for_a_default_changes_nothing(tree: KconfigTree) -> None:
     layer = defconfig("CONFIG_N_LAYER=4\nCONFIG_DROPOUT=y\nCONFIG_OPTIMIZER_ADAMWSPAM=y\n")
     text = tree.config_text([layer])
     items = {item.name: tree.default(item) for item in tree.items()}
@@ -173,7 +174,7 @@ def test_asking_for_a_default_changes_nothing(tree: Tree) -> None:
     assert tree.kconf.config_text() == text
 
 
-def test_symbols_describe_what_can_be_set(tree: Tree) -> None:
+def test_symbols_describe_what_can_be_set(tree: KconfigTree) -> None:
     infos = {info.name: info for info in tree.symbols()}
     assert "DEEP" not in infos and "DEPTH_NAME" not in infos
     layers = infos["N_LAYER"]
@@ -194,7 +195,7 @@ def test_the_environment_cannot_change_the_tree(root, tree, monkeypatch, tmp_pat
     monkeypatch.setenv("CONFIG_", "OTHER_")
     monkeypatch.setenv("KCONFIG_FUNCTIONS", "hostile")
     monkeypatch.setenv("KCONFIG_CONFIG_HEADER", "CONFIG_N_LAYER=1\n")
-    assert Tree(root).config_text([]) == tree.config_text([])
+    assert KconfigTree(root).config_text([]) == tree.config_text([])
 
 
 @pytest.mark.parametrize(
@@ -220,11 +221,11 @@ def test_the_environment_cannot_change_the_tree(root, tree, monkeypatch, tmp_pat
 def test_a_faulty_tree_is_rejected(tmp_path, kconfig: str, code: str, part: str) -> None:
     (tmp_path / "Kconfig").write_text(kconfig)
     with pytest.raises(ConfigError) as caught:
-        Tree(tmp_path)
+        KconfigTree(tmp_path)
     assert f"kconfig.{code}" in caught.value.codes and part in str(caught.value)
 
 
 def test_a_missing_tree_is_an_error(tmp_path) -> None:
     with pytest.raises(ConfigError) as caught:
-        Tree(tmp_path)
+        KconfigTree(tmp_path)
     assert caught.value.codes == ["kconfig.unreadable"]

@@ -1,6 +1,6 @@
 """GPU groups and their environment variables; no GPU needed."""
 
-from lib.machine.devices import gpu_groups
+from lib.env.gpu import gpu_groups
 
 
 def test_each_group_has_gpus_of_its_own() -> None:

@@ -2,9 +2,16 @@
 
 import pytest
 
+from lib.env.gpu import (
+    CONTEXT_BYTES,
+    FRAGMENTATION,
+    GIB,
+    GPUS,
+    find_gpu,
+    gpu_with_memory,
+    peak_tflops,
+)
 from lib.errors import ConfigError
-from lib.machine.gpus import CONTEXT_BYTES, FRAGMENTATION, GIB, GPUS, gpu_named, gpu_with_memory
-from lib.machine.gpus import peak_tflops
 
 
 @pytest.mark.parametrize(
@@ -22,7 +29,7 @@ from lib.machine.gpus import peak_tflops
     ],
 )
 def test_a_name_is_found_however_it_is_written(written: str, name: str) -> None:
-    assert gpu_named(written) is GPUS[name]
+    assert find_gpu(written) is GPUS[name]
 
 
 @pytest.mark.parametrize(
@@ -38,7 +45,7 @@ def test_an_unknown_or_doubtful_name_lists_the_nearest(
     written: str, nearest: str, code: str
 ) -> None:
     with pytest.raises(ConfigError) as caught:
-        gpu_named(written)
+        find_gpu(written)
     (problem,) = caught.value.problems
     assert problem.code == code
     assert f"GPU={written}" in problem.what
@@ -48,7 +55,7 @@ def test_an_unknown_or_doubtful_name_lists_the_nearest(
 @pytest.mark.parametrize("written", ["", "  ", "nvidia", "-"])
 def test_no_name_lists_the_table(written: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        gpu_named(written)
+        find_gpu(written)
     assert caught.value.codes == ["gpu.unknown-name"]
     assert all(name in str(caught.value) for name in GPUS)
 

@@ -8,18 +8,18 @@ from typing import Any
 import pytest
 import torch
 
-from lib.errors import PreflightError
-from lib.machine.observe import (
+from lib.env.machine import set_up
+from lib.env.observe import (
     deviations,
     device_name,
     hardware,
-    knobs,
-    refuse_deviations,
-    sdpa_choice,
+    machine_settings,
+    require_no_deviations,
+    selected_sdpa_backend,
 )
-from lib.machine.options import MachineConfig
-from lib.machine.process import Process
-from lib.machine.setup import set_up
+from lib.env.options import MachineConfig
+from lib.env.ranks import ProcessRank
+from lib.errors import PreflightError
 
 CPU = torch.device("cpu")
 
@@ -39,7 +39,7 @@ def machine() -> MachineConfig:
         warmup_iterations=0,
         ddp_safe=False,
     )
-    set_up(plain, Process())
+    set_up(plain, ProcessRank())
     return plain
 
 
@@ -52,7 +52,9 @@ def test_hardware_is_plausible() -> None:
 
 
 def observed(machine: MachineConfig, scaler: bool = False) -> dict[str, dict[str, Any]]:
-    return knobs(machine, CPU, Process(), torch.amp.GradScaler("cpu", enabled=scaler))
+    return machine_settings(
+        machine, CPU, ProcessRank(), torch.amp.GradScaler("cpu", enabled=scaler)
+    )
 
 
 def test_what_torch_does_otherwise_is_a_deviation(machine: MachineConfig) -> None:
@@ -66,10 +68,10 @@ def test_what_torch_does_otherwise_is_a_deviation(machine: MachineConfig) -> Non
 
 
 def test_a_strict_run_refuses_deviations(machine: MachineConfig) -> None:
-    refuse_deviations(observed(machine))
+    require_no_deviations(observed(machine))
     asked = replace(machine, cpu_threads=77, cudnn_benchmark=not machine.cudnn_benchmark)
     with pytest.raises(PreflightError) as refusal:
-        refuse_deviations(observed(asked))
+        require_no_deviations(observed(asked))
     assert refusal.value.codes == ["machine.setting-mismatch"] * 2
     threads, benchmark = (problem.what for problem in refusal.value.problems)
     assert threads.startswith("cpu_threads: ") and benchmark.startswith("cudnn_benchmark: ")
@@ -114,7 +116,9 @@ def test_a_gpu_s_workspace_is_read_from_the_environment(
     gpu = replace(machine, device="cuda", deterministic="strict")
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
     scaler = torch.amp.GradScaler("cpu", enabled=False)
-    found = knobs(gpu, torch.device("cuda", 0), Process(), scaler)["cublas_workspace_config"]
+    found = machine_settings(gpu, torch.device("cuda", 0), ProcessRank(), scaler)[
+        "cublas_workspace_config"
+    ]
     assert (found["resolved"], found["observed"]) == (":4096:8", ":16:8")
     assert observed(machine)["cublas_workspace_config"]["observed"] is None
 
@@ -134,5 +138,5 @@ def test_the_kernel_is_the_one_torch_picks() -> None:
     """Flash attention on a CPU; with dropout only math is available."""
     q_BNTH = torch.empty(1, 2, 16, 8, requires_grad=True)
     causal = {"is_causal": True}
-    assert sdpa_choice(q_BNTH, 2, 0.0, causal) == "flash"
-    assert sdpa_choice(q_BNTH, 2, 0.1, causal) == "math"
+    assert selected_sdpa_backend(q_BNTH, 2, 0.0, causal) == "flash"
+    assert selected_sdpa_backend(q_BNTH, 2, 0.1, causal) == "math"

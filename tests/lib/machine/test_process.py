@@ -4,18 +4,18 @@ from pathlib import Path
 
 import pytest
 
+from lib.env.ranks import ProcessRank, current_process, missing_variables, rank_environment
 from lib.errors import PreflightError
-from lib.machine.process import Process, current_process, missing_variables, rank_variables
 
 
 def test_without_a_launcher_there_is_one_process() -> None:
-    assert current_process({}) == Process(rank=0, world_size=1, local_rank=0)
+    assert current_process({}) == ProcessRank(rank=0, world_size=1, local_rank=0)
     assert current_process({}).is_main
 
 
 def test_a_launcher_says_which_one_this_is() -> None:
     found = current_process({"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1"})
-    assert found == Process(rank=5, world_size=8, local_rank=1)
+    assert found == ProcessRank(rank=5, world_size=8, local_rank=1)
     assert not found.is_main
 
 
@@ -32,7 +32,7 @@ def test_missing_and_differing_variables_are_listed() -> None:
 
 
 def test_processes_of_one_machine_meet_at_a_file(tmp_path: Path) -> None:
-    found = current_process(rank_variables(1, 4, tmp_path / "meeting"))
+    found = current_process(rank_environment(1, 4, tmp_path / "meeting"))
     assert (found.rank, found.world_size, found.local_rank) == (1, 4, 1)
     assert found.rendezvous == f"file://{tmp_path}/meeting"
     # torchrun sets variables that torch reads.

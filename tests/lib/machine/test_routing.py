@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.profiler import ProfilerActivity, profile
 
-from lib.machine.routing import kernel_that_made
+from lib.env.observe import detect_sdpa_kernel
 
 CALLS: dict[str, tuple[dict[str, Any], str]] = {
     "causal": ({"is_causal": True}, "flash"),
@@ -26,17 +26,17 @@ def queries() -> Tensor:
 def test_it_is_read_from_what_came_out(call: str) -> None:
     arguments, kernel = CALLS[call]
     q = queries()
-    assert kernel_that_made(F.scaled_dot_product_attention(q, q, q, **arguments)) == kernel
+    assert detect_sdpa_kernel(F.scaled_dot_product_attention(q, q, q, **arguments)) == kernel
     # Operations on the output do not matter.
     shared = F.scaled_dot_product_attention(q, q[:, :1], q[:, :1], enable_gqa=True, **arguments)
-    assert kernel_that_made(shared[..., :3].transpose(1, 2) * 2) == kernel
+    assert detect_sdpa_kernel(shared[..., :3].transpose(1, 2) * 2) == kernel
 
 
 def test_a_pinned_kernel_is_the_one() -> None:
     q = queries()
     with sdpa_kernel(SDPBackend.MATH):
-        assert kernel_that_made(F.scaled_dot_product_attention(q, q, q)) == "math"
-    assert kernel_that_made(q * 2) == "unknown"
+        assert detect_sdpa_kernel(F.scaled_dot_product_attention(q, q, q)) == "math"
+    assert detect_sdpa_kernel(q * 2) == "unknown"
 
 
 def test_a_profile_says_the_same() -> None:

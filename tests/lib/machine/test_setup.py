@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from lib.env.machine import autocast, grad_scaler, preflight, set_up, worker_environment
+from lib.env.options import MachineConfig
+from lib.env.ranks import ProcessRank
 from lib.errors import PreflightError
-from lib.machine.options import MachineConfig
-from lib.machine.process import Process
-from lib.machine.setup import autocast, environment, grad_scaler, preflight, set_up
 
 CPU = MachineConfig(
     device="cpu",
@@ -28,19 +28,19 @@ GPU = replace(CPU, device="cuda")
 
 
 def test_libraries_are_told_before_they_start() -> None:
-    on_cpu = environment(replace(CPU, cpu_threads=3))
+    on_cpu = worker_environment(replace(CPU, cpu_threads=3))
     assert on_cpu["OMP_NUM_THREADS"] == "3"
     assert on_cpu["MALLOC_MMAP_MAX_"] == "0"
-    assert environment(replace(GPU, expandable_segments=True)) == {
+    assert worker_environment(replace(GPU, expandable_segments=True)) == {
         "OMP_NUM_THREADS": "1",
         "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
         "PYTORCH_ALLOC_CONF": "expandable_segments:True",
     }
-    assert "CUBLAS_WORKSPACE_CONFIG" not in environment(replace(GPU, deterministic="off"))
+    assert "CUBLAS_WORKSPACE_CONFIG" not in worker_environment(replace(GPU, deterministic="off"))
 
 
 def test_asking_for_the_environment_loads_no_torch() -> None:
-    code = "import sys, lib.machine.setup; sys.exit('torch' in sys.modules)"
+    code = "import sys, lib.env.machine; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
@@ -77,12 +77,14 @@ def test_compiling_without_a_compiler_is_refused(monkeypatch: pytest.MonkeyPatch
 
 def test_settings_are_applied() -> None:
     torch.backends.cudnn.allow_tf32 = True
-    assert set_up(CPU, Process()) == torch.device("cpu")
+    assert set_up(CPU, ProcessRank()) == torch.device("cpu")
     assert torch.get_num_threads() == 1
     assert torch.are_deterministic_algorithms_enabled()
     assert torch.get_float32_matmul_precision() == "highest"
     assert not torch.backends.cudnn.allow_tf32
-    set_up(replace(CPU, deterministic="off", matmul_precision="medium", cpu_threads=2), Process())
+    set_up(
+        replace(CPU, deterministic="off", matmul_precision="medium", cpu_threads=2), ProcessRank()
+    )
     assert torch.get_num_threads() == 2
     assert not torch.are_deterministic_algorithms_enabled()
     assert torch.get_float32_matmul_precision() == "medium"
@@ -91,7 +93,7 @@ def test_settings_are_applied() -> None:
 
 def test_another_number_of_processes_is_refused() -> None:
     with pytest.raises(PreflightError) as refusal:
-        set_up(CPU, Process(world_size=2))
+        set_up(CPU, ProcessRank(world_size=2))
     assert refusal.value.codes == ["ranks.count-mismatch"]
     assert "WORLD_SIZE=2" in str(refusal.value) and "GPUS=1" in str(refusal.value)
 
@@ -99,7 +101,7 @@ def test_another_number_of_processes_is_refused() -> None:
 def test_a_gpu_process_without_its_variables_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
     with pytest.raises(PreflightError) as refusal:
-        set_up(GPU, Process())
+        set_up(GPU, ProcessRank())
     assert refusal.value.codes == ["env.missing-variable"]
     assert "CUBLAS_WORKSPACE_CONFIG=:4096:8" in str(refusal.value)
 

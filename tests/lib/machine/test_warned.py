@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from lib.machine.process import Process
-from lib.machine.setup import set_up
-from lib.machine.warned import WarnedOperations, noting_warned
+from lib.env.machine import set_up
+from lib.env.observe import NondeterministicOperations, record_nondeterminism
+from lib.env.ranks import ProcessRank
 from tests.lib.machine.test_setup import CPU
 
 WARN = replace(CPU, deterministic="warn")
@@ -20,11 +20,11 @@ def scatter() -> None:
 
 
 def test_each_operation_is_noted_once() -> None:
-    set_up(WARN, Process())
+    set_up(WARN, ProcessRank())
     for _ in range(2):
         # torch and Python emit some warnings once; a second run in the process must record them too.
         said: list[str] = []
-        with noting_warned(WARN, said.append) as met, warnings.catch_warnings():
+        with record_nondeterminism(WARN, said.append) as met, warnings.catch_warnings():
             scatter()
             scatter()
         assert met is not None and met.names == said == ["put_"]
@@ -32,22 +32,22 @@ def test_each_operation_is_noted_once() -> None:
 
 def test_other_warnings_are_shown_as_before() -> None:
     with pytest.warns(UserWarning, match="something else"):
-        with noting_warned(WARN, lambda name: None) as met:
+        with record_nondeterminism(WARN, lambda name: None) as met:
             warnings.warn("something else", stacklevel=1)
     assert met is not None and met.names == []
 
 
 @pytest.mark.parametrize("how", ["off", "strict"])
 def test_only_warn_notes(how: str) -> None:
-    with noting_warned(replace(CPU, deterministic=how), lambda name: None) as met:
+    with record_nondeterminism(replace(CPU, deterministic=how), lambda name: None) as met:
         assert met is None
 
 
 def test_strict_refuses_the_operation_and_off_says_nothing() -> None:
-    set_up(CPU, Process())
+    set_up(CPU, ProcessRank())
     with pytest.raises(RuntimeError, match="put_ does not have a deterministic implementation"):
         scatter()
-    set_up(replace(CPU, deterministic="off"), Process())
+    set_up(replace(CPU, deterministic="off"), ProcessRank())
     with warnings.catch_warnings(record=True) as shown:
         scatter()
     assert not shown
@@ -55,7 +55,7 @@ def test_strict_refuses_the_operation_and_off_says_nothing() -> None:
 
 def test_the_words_of_attention_and_of_the_matrix_library_are_known() -> None:
     """Messages are copied from torch's sources; these operations exist on GPUs only."""
-    met = WarnedOperations(lambda name: None)
+    met = NondeterministicOperations(lambda name: None)
     assert met.meet("Flash Attention defaults to a non-deterministic algorithm. To explicitly")
     assert met.meet(
         "Deterministic behavior was enabled with either `torch.use_deterministic_algorithms(True)` "

@@ -5,18 +5,18 @@ import math
 import pytest
 import torch
 
-from lib.errors import Problem, RunError
-from lib.numerics.guard import (
+from gpt2.training.nonfinite import (
     COLUMNS,
-    MOST_ROWS,
-    FirstBadModule,
+    MAX_ROWS_SHOWN,
+    FirstNonFiniteModule,
     NumericsError,
-    as_rows,
-    bad_tensors,
-    number,
-    table,
+    find_nonfinite,
+    format_table,
+    json_number,
+    to_json_rows,
 )
-from lib.numerics.options import NumericsOptions
+from lib.env.options import NumericsOptions
+from lib.errors import Problem, RunError
 
 LONG = "h.11.attn.gates.ra_cross_token.a_name_that_goes_on_and_on_without_an_end.weight"
 
@@ -24,7 +24,7 @@ LONG = "h.11.attn.gates.ra_cross_token.a_name_that_goes_on_and_on_without_an_end
 def test_counts_are_exact_and_good_tensors_are_left_out() -> None:
     bad = torch.zeros(3, 4, dtype=torch.float64)
     bad[1, 2], bad[1, 3], bad[2, 0], bad[2, 3] = math.nan, math.inf, -math.inf, math.nan
-    (row,) = bad_tensors([("good", torch.ones(2)), ("none", None), (LONG, bad)], "gradient")
+    (row,) = find_nonfinite([("good", torch.ones(2)), ("none", None), (LONG, bad)], "gradient")
     assert (row.nonfinite, row.nan, row.inf) == (4, 2, 2)
     # Row 1, column 2 of 4.
     assert row.first_bad_index == 6
@@ -34,14 +34,16 @@ def test_counts_are_exact_and_good_tensors_are_left_out() -> None:
 
 def test_a_table_has_its_columns_and_whole_names() -> None:
     tensor = torch.tensor([math.nan, 1.0])
-    rows = as_rows(bad_tensors([(LONG, tensor), ("b", -tensor)], "weight"))
-    head, first, second = table(rows)
+    rows = to_json_rows(find_nonfinite([(LONG, tensor), ("b", -tensor)], "weight"))
+    head, first, second = format_table(rows)
     assert tuple(head.split()) == COLUMNS
     assert first.split() == [LONG, "[2]", "float32", "cpu", "1", "1", "0"]
     assert first.index("[2]") == second.index("[2]") == head.index("shape")
-    many = as_rows(bad_tensors([(str(i), tensor) for i in range(MOST_ROWS + 3)], "weight"))
-    assert len(many) == MOST_ROWS + 3
-    assert table(many)[-1] == "and 3 more" and len(table(many)) == MOST_ROWS + 2
+    many = to_json_rows(
+        find_nonfinite([(str(i), tensor) for i in range(MAX_ROWS_SHOWN + 3)], "weight")
+    )
+    assert len(many) == MAX_ROWS_SHOWN + 3
+    assert format_table(many)[-1] == "and 3 more" and len(format_table(many)) == MAX_ROWS_SHOWN + 2
 
 
 def test_the_error_is_a_floating_point_error_and_a_users() -> None:
@@ -54,7 +56,7 @@ def test_the_error_is_a_floating_point_error_and_a_users() -> None:
     ("value", "word"), [(math.nan, "NaN"), (math.inf, "infinity"), (-math.inf, "-infinity")]
 )
 def test_json_has_words_for_what_it_has_no_number_for(value: float, word: str) -> None:
-    assert number(value) == word and number(0.1) == 0.1
+    assert json_number(value) == word and json_number(0.1) == 0.1
 
 
 def test_the_first_bad_module_is_the_innermost() -> None:
@@ -66,14 +68,14 @@ def test_the_first_bad_module_is_the_innermost() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x - math.inf
 
-    found = FirstBadModule()
+    found = FirstNonFiniteModule()
     inner = torch.nn.Sequential(torch.nn.Linear(2, 2), Spoils(), torch.nn.Linear(2, 2))
     model = torch.nn.Sequential(torch.nn.Identity(), inner)
     with found.watching(model):
         model(torch.ones(1, 2))
     assert found.name == "1.1"
     assert not inner[1]._forward_hooks
-    masked, mask = FirstBadModule(), Masks()
+    masked, mask = FirstNonFiniteModule(), Masks()
     with masked.watching(mask):
         mask(torch.ones(1))
     assert masked.name == ""

@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from lib.binding import Value
-from lib.optim import BASES, OPTIMIZERS
+from lib.config.field import SymbolValue
+from lib.optim import ADAMWPRUNE_BASES, OPTIMIZERS
 
 SHAPES = [(5, 7), (11,), (3, 2, 4)]
 DECAYS = [0.1, 0.0, 0.1]
@@ -15,14 +15,14 @@ STEPS = 50
 SPIKES = (11, 33)
 
 # SPAM with intervals scaled down: two resets, warm-ups, clipping and spikes.
-_SPAM: dict[str, Value] = {
+_SPAM: dict[str, SymbolValue] = {
     "SPAM_THETA": "5",
     "SPAM_CLIP_DELAY": 5,
     "SPAM_SPIKE_WINDOW": 8,
     "SPAM_INTERVAL": 20,
     "SPAM_WARMUP_STEPS": 6,
 }
-SETTINGS: dict[str, dict[str, Value]] = {
+SETTINGS: dict[str, dict[str, SymbolValue]] = {
     "sgd": {"OPTIMIZER_SGD": True},
     "sgd-plain": {"OPTIMIZER_SGD": True, "SGD_MOMENTUM": "0"},
     "sgd-dampened": {"OPTIMIZER_SGD": True, "SGD_DAMPENING": "0.3"},
@@ -34,7 +34,7 @@ SETTINGS: dict[str, dict[str, Value]] = {
     "adamwspam": {"OPTIMIZER_ADAMWSPAM": True, **_SPAM},
     "adamwspam-amsgrad": {"OPTIMIZER_ADAMWSPAM": True, "SPAM_AMSGRAD": True, **_SPAM},
 }
-for base in BASES:
+for base in ADAMWPRUNE_BASES:
     SETTINGS[f"adamwprune-{base}"] = {
         "OPTIMIZER_ADAMWPRUNE": True,
         f"ADAMWPRUNE_BASE_{base.upper()}": True,

@@ -5,24 +5,25 @@ from typing import Any
 
 import pytest
 
-from lib.binding import Value
-from lib.kconfig import Layer, Tree
+from lib.config.field import SymbolValue
+from lib.config.layers import ConfigLayer
+from lib.config.tree import KconfigTree
 from lib.optim import OPTIMIZERS
 from tests.lib.optim.cases import SETTINGS
 
 
 @pytest.fixture(scope="session")
-def tree() -> Tree:
+def tree() -> KconfigTree:
     """Return the Kconfig tree."""
-    return Tree()
+    return KconfigTree()
 
 
 @pytest.fixture(scope="session")
-def options_of(tree: Tree) -> Callable[[dict[str, Value]], Any]:
+def options_of(tree: KconfigTree) -> Callable[[dict[str, SymbolValue]], Any]:
     """Return a function from symbols to an optimizer's options."""
 
-    def bound(settings: dict[str, Value]) -> Any:
-        return OPTIMIZERS.bind(tree.resolve([Layer.of("test", "test", settings)]).values)[0]
+    def bound(settings: dict[str, SymbolValue]) -> Any:
+        return OPTIMIZERS.bind(tree.resolve([ConfigLayer.of("test", "test", settings)]).values)[0]
 
     return bound
 

@@ -6,16 +6,16 @@ prints the table; the tests bound its numbers. "loop" is ``reference.py`` beside
 Python float64; "torch" is torch's single-tensor loop, without fused kernels.
 """
 
-import importlib
 import sys
 from typing import Any
 
 import torch
 from torch import nn
 
-from lib.kconfig import Layer, Tree
+from lib.config.layers import ConfigLayer
+from lib.config.tree import KconfigTree
 from lib.optim import OPTIMIZERS
-from lib.optim.sgd.options import SgdOptions
+from lib.optim.options import SgdOptions
 from tests.lib.optim.cases import (
     DECAYS,
     SETTINGS,
@@ -60,8 +60,7 @@ def _loop(options: Any, parameters: list[nn.Parameter]) -> Any:
     """Return the float64 reference of the optimizer."""
     if options.name == "adamwprune":
         return _loop(options.base, parameters)
-    module = importlib.import_module(f"lib.optim.{options.name}.reference")
-    kind = vars(module)[f"{options.name.capitalize()}Reference"]
+    kind = OPTIMIZERS.reference(options.name)
     return kind([p.flatten().tolist() for p in parameters], options, DECAYS)
 
 
@@ -80,11 +79,11 @@ def _plain_torch(options: Any, parameters: list[nn.Parameter]) -> torch.optim.Op
 
 def main() -> None:
     """Print the table."""
-    tree = Tree()
+    tree = KconfigTree()
     sys.stdout.write(f"largest difference of a weight after {STEPS} steps\n\n")
     sys.stdout.write("| optimizer | fp32, loop | float64, loop | float64, torch |\n|-|-:|-:|-:|\n")
     for name, settings in SETTINGS.items():
-        values = tree.resolve([Layer.of("parity", name, settings)]).values
+        values = tree.resolve([ConfigLayer.of("parity", name, settings)]).values
         (options,) = OPTIMIZERS.bind(values)
         found = [*(from_loop(options, dtype) for dtype in _PRECISIONS), from_torch(options)]
         cells = " | ".join("-" if d is None else f"{d:.1e}" for d in found)

@@ -10,11 +10,10 @@ from torch import nn
 
 from lib.errors import ConfigError
 from lib.optim import OPTIMIZERS
-from lib.optim.adamw.module import Adamw
-from lib.optim.adamwspam.module import Adamwspam
-from lib.optim.adamwspam.options import AdamwspamOptions
-from lib.optim.adamwspam.reference import AdamwspamReference
-from lib.optim.groups import parameter_groups
+from lib.optim.optimizers import Adamw, parameter_groups
+from lib.optim.options import AdamwspamOptions
+from lib.optim.reference import AdamwspamReference
+from lib.optim.spam import Adamwspam
 
 STUDY = AdamwspamOptions(
     beta1=0.9,

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from lib.optim.groups import embeddings, matrices, parameter_groups
+from lib.optim.optimizers import embedding_parameters, matrix_parameters, parameter_groups
 
 
 class _Tiny(nn.Module):
@@ -48,8 +48,8 @@ def test_every_trainable_parameter_is_in_one_group_once() -> None:
 
 
 def test_a_tied_matrix_is_an_embedding() -> None:
-    assert set(embeddings(_Tiny())) == {"head.weight", "wpe.weight"}
-    assert "head.weight" not in matrices(_Tiny())
+    assert set(embedding_parameters(_Tiny())) == {"head.weight", "wpe.weight"}
+    assert "head.weight" not in matrix_parameters(_Tiny())
 
 
 def test_an_empty_group_is_left_out() -> None:

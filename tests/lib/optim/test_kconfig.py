@@ -4,16 +4,17 @@ from collections.abc import Callable
 
 import pytest
 
-from lib.binding import Value, bind
-from lib.kconfig import Layer, Tree
-from lib.optim import BASES, OPTIMIZERS
+from lib.config.field import SymbolValue, from_symbols
+from lib.config.layers import ConfigLayer
+from lib.config.tree import KconfigTree
+from lib.optim import ADAMWPRUNE_BASES, OPTIMIZERS
 from lib.optim.schedule import ScheduleOptions, learning_rate_at
 
 
 @pytest.fixture(scope="module")
-def values(tree: Tree) -> Callable[[dict[str, Value]], dict[str, Value]]:
+def values(tree: KconfigTree) -> Callable[[dict[str, SymbolValue]], dict[str, SymbolValue]]:
     """Return a function from symbols to all resolved values."""
-    return lambda settings: tree.resolve([Layer.of("test", "test", settings)]).values
+    return lambda settings: tree.resolve([ConfigLayer.of("test", "test", settings)]).values
 
 
 @pytest.mark.parametrize("name", [name for name in OPTIMIZERS if name != "sgd"])
@@ -36,7 +37,7 @@ def test_adamwprune_is_built_on_adamw_and_brings_state_pruning(values: Callable)
     found = values({"OPTIMIZER_ADAMWPRUNE": True})
     assert (found["ADAMWPRUNE_BASE"], found["PRUNING"]) == ("adamw", "state")
     assert found["ADAMWPRUNE_VARIANT"] == "bitter0"
-    assert found["ADAMWPRUNE_BASE"] in BASES
+    assert found["ADAMWPRUNE_BASE"] in ADAMWPRUNE_BASES
 
 
 def test_defaults_are_the_studys(options_of: Callable, values: Callable) -> None:
@@ -50,6 +51,6 @@ def test_defaults_are_the_studys(options_of: Callable, values: Callable) -> None
 
 @pytest.mark.parametrize("kind", ["cosine", "linear", "constant", "wsd"])
 def test_every_schedule_binds_and_evaluates(values: Callable, kind: str) -> None:
-    options = bind(ScheduleOptions, values({f"LR_SCHEDULE_{kind.upper()}": True}))
+    options = from_symbols(ScheduleOptions, values({f"LR_SCHEDULE_{kind.upper()}": True}))
     assert options.kind == kind
     assert learning_rate_at(options, 1999, 0.2, 0.2) == pytest.approx(6e-4)

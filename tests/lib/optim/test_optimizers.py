@@ -10,10 +10,10 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from lib.binding import Value, bound_fields
+from lib.config.field import SymbolValue, kconfig_fields
 from lib.errors import ConfigError
-from lib.optim import BASES, OPTIMIZERS
-from lib.optim.adam.options import AdamFamilyOptions
+from lib.optim import ADAMWPRUNE_BASES, OPTIMIZERS
+from lib.optim.options import AdamFamilyOptions
 from tests.lib.optim import parity
 from tests.lib.optim.cases import (
     SETTINGS,
@@ -29,7 +29,7 @@ from tests.lib.optim.parity import from_loop, from_torch
 
 def test_every_optimizer_is_a_case() -> None:
     assert {name.split("-")[0] for name in SETTINGS} == set(OPTIMIZERS)
-    assert list(OPTIMIZERS) == ["sgd", *BASES, "adamwprune"]
+    assert list(OPTIMIZERS) == ["sgd", *ADAMWPRUNE_BASES, "adamwprune"]
 
 
 @pytest.mark.parametrize("dtype, bound", [(torch.float64, 1e-12), (torch.float32, 5e-6)])
@@ -128,7 +128,7 @@ def test_the_norm_before_clipping_is_for_spam_alone(options: Any) -> None:
     assert all(torch.equal(a, b) for a, b in zip(with_norm, without, strict=True))
 
 
-_CHANGES: dict[str, Value] = {
+_CHANGES: dict[str, SymbolValue] = {
     "SGD_MOMENTUM": "0.8",
     "SGD_DAMPENING": "0.1",
     "SGD_NESTEROV": True,
@@ -152,7 +152,7 @@ _CHANGES: dict[str, Value] = {
 _OWN = [
     (name, field.metadata["symbol"])
     for name in ("sgd", "adam", "adamw", "adamwadv", "adamwspam")
-    for field in bound_fields(OPTIMIZERS.options(name))
+    for field in kconfig_fields(OPTIMIZERS.options(name))
     if field.metadata["symbol"] != "WEIGHT_DECAY"
 ]
 
@@ -168,7 +168,7 @@ def test_every_setting_changes_the_result(options_of: Callable, name: str, symbo
 
 
 def test_adamwprune_is_its_base(options_of: Callable) -> None:
-    for name in BASES:
+    for name in ADAMWPRUNE_BASES:
         options = options_of(SETTINGS[f"adamwprune-{name}"])
         assert isinstance(options.base, AdamFamilyOptions) and options.base.name == name
         optimizer = build(options, make_parameters(torch.float32))
@@ -200,7 +200,7 @@ def test_adamwprune_is_its_base(options_of: Callable) -> None:
     ],
 )
 def test_rules_name_their_symbol(
-    options_of: Callable, settings: dict[str, Value], code: str, parts: list[str]
+    options_of: Callable, settings: dict[str, SymbolValue], code: str, parts: list[str]
 ) -> None:
     with pytest.raises(ConfigError) as caught:
         options_of(settings)

@@ -1,6 +1,7 @@
 """Tests of the learning rate at selected points, and of its continuity."""
 
 import dataclasses
+import itertools
 import math
 
 import pytest
@@ -58,7 +59,7 @@ def test_wsd_decays_over_its_fraction() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_jump_and_no_rise_after_the_warm_up(kind: str) -> None:
     rates = [_rate(kind, step) for step in range(100, TOTAL + 1)]
-    steps = [before - after for before, after in zip(rates, rates[1:], strict=False)]
+    steps = [before - after for before, after in itertools.pairwise(rates)]
     # wsd is the steepest: from peak to minimum in 180 steps.
     assert all(-1e-12 <= step <= (6e-4 - 6e-5) / 180 * 1.001 for step in steps)
 

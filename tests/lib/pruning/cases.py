@@ -6,17 +6,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from lib.binding import Value
+from lib.config.field import SymbolValue
 from lib.optim import OPTIMIZERS
-from lib.optim.groups import parameter_groups
+from lib.optim.optimizers import parameter_groups
 from lib.pruning import PRUNERS
-from lib.pruning.mask import PaddedEmbedding, prunable_parameters
-from lib.pruning.state.options import VARIANTS
+from lib.pruning.options import PRUNING_VARIANTS
+from lib.pruning.pruners import PaddedEmbedding, prunable_parameters
 
 STEPS = 40
 
 # Case → symbols. All other symbols have their defaults, so the ramp goes from step 4 to step 30.
-SETTINGS: dict[str, dict[str, Value]] = {
+SETTINGS: dict[str, dict[str, SymbolValue]] = {
     f"{pruner}-{scope}-{ramp}": {
         f"PRUNING_{pruner.upper()}": True,
         f"PRUNING_SCOPE_{scope.upper()}": True,
@@ -28,7 +28,7 @@ SETTINGS: dict[str, dict[str, Value]] = {
     for ramp in ("cubic", "linear")
 }
 SETTINGS["movement-sgd"] = {"PRUNING_MOVEMENT": True, "OPTIMIZER_SGD": True}
-for variant in VARIANTS:
+for variant in PRUNING_VARIANTS:
     SETTINGS[variant] = {
         "OPTIMIZER_ADAMWPRUNE": True,
         f"ADAMWPRUNE_VARIANT_{variant.upper()}": True,
@@ -66,7 +66,7 @@ class Model(nn.Module):
 class Trial:
     """Model in training with its optimizer and its pruner."""
 
-    def __init__(self, values: Mapping[str, Value]) -> None:
+    def __init__(self, values: Mapping[str, SymbolValue]) -> None:
         (self.options,) = PRUNERS.bind(values)
         (optimizer,) = OPTIMIZERS.bind(values)
         self.model = Model()

@@ -5,26 +5,27 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
-from lib.binding import Value
-from lib.kconfig import Layer, Tree
+from lib.config.field import SymbolValue
+from lib.config.layers import ConfigLayer
+from lib.config.tree import KconfigTree
 from tests.lib.pruning.cases import SETTINGS, Trial
 
 
 @pytest.fixture(scope="session")
-def tree() -> Tree:
+def tree() -> KconfigTree:
     """Return the Kconfig tree."""
-    return Tree()
+    return KconfigTree()
 
 
 @pytest.fixture(scope="session")
-def trial(tree: Tree) -> Callable[..., Trial]:
+def trial(tree: KconfigTree) -> Callable[..., Trial]:
     """Return a function that builds a case of SETTINGS with changed symbols, ready to train."""
 
     @functools.cache
-    def resolved(settings: tuple[tuple[str, Value], ...]) -> Mapping[str, Value]:
-        return tree.resolve([Layer.of("test", "test", dict(settings))]).values
+    def resolved(settings: tuple[tuple[str, SymbolValue], ...]) -> Mapping[str, SymbolValue]:
+        return tree.resolve([ConfigLayer.of("test", "test", dict(settings))]).values
 
-    def build(name: str, **changes: Value) -> Trial:
+    def build(name: str, **changes: SymbolValue) -> Trial:
         settings = SETTINGS[name] | {"PRUNING_FREQUENCY": 5} | changes
         return Trial(resolved(tuple(settings.items())))
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lib.pruning.lowest import lowest
+from lib.pruning.pruners import bottom_k
 
 TENSORS = {
     "normal": torch.randn(40, 30, generator=torch.Generator().manual_seed(1)),
@@ -21,13 +21,13 @@ def test_equals_a_stable_sort(count: int) -> None:
     joined = torch.cat([t.flatten() for t in TENSORS.values()])
     expected = torch.zeros(TOTAL, dtype=torch.bool)
     expected[torch.sort(joined, stable=True).indices[:count]] = True
-    found = dict(lowest(TENSORS, count))
+    found = dict(bottom_k(TENSORS, count))
     assert all(found[name].shape == TENSORS[name].shape for name in TENSORS)
     assert torch.equal(torch.cat([found[name].flatten() for name in TENSORS]), expected)
 
 
 def test_all_equal_takes_exactly_as_many_as_asked() -> None:
     zeros = {"a": torch.zeros(10), "b": torch.zeros(4, 5)}
-    found = dict(lowest(zeros, 13))
+    found = dict(bottom_k(zeros, 13))
     assert found["a"].tolist() == [True] * 10
     assert found["b"].flatten().tolist() == [True] * 3 + [False] * 17

@@ -4,8 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from lib.pruning.magnitude.reference import MagnitudeReference
-from lib.pruning.seen import Seen
+from lib.pruning.reference import MagnitudeReference, PruningSnapshot
 
 
 @pytest.mark.parametrize("scope", ["global", "layer"])
@@ -15,7 +14,7 @@ def test_one_update_equals_the_reference(
     trial: Callable, scope: str, ramp: str, progress: float
 ) -> None:
     run = trial(f"magnitude-{scope}-{ramp}")
-    tensors = [Seen(p.flatten().tolist()) for p in run.weights.values()]
+    tensors = [PruningSnapshot(p.flatten().tolist()) for p in run.weights.values()]
     run.pruner.after_step(10, progress, run.optimizer)
     expected = MagnitudeReference(run.options).pruned(tensors, progress)
     for found, indices in zip(run.zeros().values(), expected, strict=True):

@@ -2,11 +2,11 @@
 
 import torch
 
-from lib.pruning.mask import Unprunable, prunable_parameters
+from lib.pruning.pruners import NeverPruned, prunable_parameters
 
 
 def test_an_unprunable_module_keeps_its_matrices() -> None:
-    class Gate(Unprunable):
+    class Gate(NeverPruned):
         def __init__(self) -> None:
             super().__init__()
             self.inner = torch.nn.Sequential(torch.nn.Linear(4, 4))

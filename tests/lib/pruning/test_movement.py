@@ -6,15 +6,14 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from lib.pruning.movement.reference import MovementReference
-from lib.pruning.seen import Seen
+from lib.pruning.reference import MovementReference, PruningSnapshot
 
 
 def test_scores_are_the_sum_over_all_steps_before_clipping(trial: Callable) -> None:
     run = trial("movement-global-cubic")
     run.steps(1, 30)
     for name, parameter in run.weights.items():
-        seen = Seen(parameter.flatten().tolist(), [step[name] for step in run.history])
+        seen = PruningSnapshot(parameter.flatten().tolist(), [step[name] for step in run.history])
         expected = torch.tensor(MovementReference(run.options).scores(seen))
         found = run.pruner.score(name, run.optimizer).flatten()
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-7)

@@ -4,8 +4,8 @@ import torch
 from torch import nn
 
 from lib.pruning import PRUNERS
-from lib.pruning.none.module import NonePruner
-from lib.pruning.none.options import NoneOptions
+from lib.pruning.options import NoneOptions
+from lib.pruning.pruners import NonePruner
 
 
 def test_changes_nothing() -> None:

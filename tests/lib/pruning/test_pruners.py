@@ -8,7 +8,7 @@ import torch
 
 from lib.errors import ConfigError
 from lib.pruning import PRUNERS
-from lib.pruning.state.options import VARIANTS
+from lib.pruning.options import PRUNING_VARIANTS
 from tests.lib.pruning.cases import SETTINGS, STEPS
 
 MATRICES = ["first.weight", "second.weight", "third.weight"]
@@ -16,7 +16,7 @@ MATRICES = ["first.weight", "second.weight", "third.weight"]
 
 def test_every_pruner_and_variant_is_a_case() -> None:
     pruners = {name.split("-")[0] for name in SETTINGS}
-    assert pruners == {*PRUNERS, *VARIANTS} - {"none", "state"}
+    assert pruners == {*PRUNERS, *PRUNING_VARIANTS} - {"none", "state"}
 
 
 @pytest.mark.parametrize("target", [0.3, 0.5, 0.9])

@@ -5,25 +5,23 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from lib.designs.axes import parse_axes
-from lib.designs.combine import Combined, combine_grid
-from lib.designs.grid import grid
+from lib.config.layers import ConfigLayer
+from lib.config.tree import KconfigTree
 from lib.errors import ConfigError
-from lib.kconfig import Layer, Tree
-from lib.pruning.state.options import VARIANTS, rescaled
-from lib.pruning.seen import Seen
-from lib.pruning.state.reference import StateReference
+from lib.plan.designs import ResolvedSweep, grid, parse_axes, resolve_grid
+from lib.pruning.options import PRUNING_VARIANTS, rescale_profile
+from lib.pruning.reference import PruningSnapshot, StateReference
 from tests.lib.pruning.cases import STEPS
 
 
-def matrix_of(tree: Tree, base: list[Layer], axes: str) -> Combined:
+def matrix_of(tree: KconfigTree, base: list[ConfigLayer], axes: str) -> ResolvedSweep:
     """Return the resolved test matrix."""
     cells = grid(parse_axes(tree, axes, "AXES"), "AXES")
 
     def resolve(cell):
-        return tree.resolve([*base, Layer.of("axis", cell.slug, cell.delta)]).values
+        return tree.resolve([*base, ConfigLayer.of("axis", cell.slug, cell.delta)]).values
 
-    return combine_grid(tree, base, cells, resolve, "AXES")
+    return resolve_grid(tree, base, cells, resolve, "AXES")
 
 
 # Variant → ramp, scope, multiple of the budget.
@@ -60,7 +58,7 @@ def _expected_scores(run, steps: int) -> list[list[float]]:
     # Scored together, because the shift is common to all weights.
     joined = [sum(lists, []) for lists in zip(*found, strict=True)]
     weights, m, v = joined
-    seen = Seen(weights, m=m, v=v, bias_correction=1 - 0.9**steps)
+    seen = PruningSnapshot(weights, m=m, v=v, bias_correction=1 - 0.9**steps)
     ranked = iter(StateReference(run.options).scores(seen))
     return [[next(ranked) for _ in lists[0]] for lists in found]
 
@@ -103,14 +101,14 @@ def test_bias_correction_alone_changes_no_mask(trial: Callable) -> None:
 
 @pytest.mark.parametrize("variant", ["bitter2", "bitter8"])
 def test_a_variant_is_left_out_where_it_would_be_another_again(
-    trial: Callable, tree: Tree, variant: str
+    trial: Callable, tree: KconfigTree, variant: str
 ) -> None:
     with pytest.raises(ConfigError) as caught:
         trial(variant, ADAMWPRUNE_STRETCH=False)
     (problem,) = caught.value.problems
     assert problem.code == "config.unmet-dependency"
     assert f"{variant.upper()}=y: " in problem.what and "ADAMWPRUNE_STRETCH=y" in problem.what
-    base = Layer.of("config", ".config", {"OPTIMIZER_ADAMWPRUNE": True})
+    base = ConfigLayer.of("config", ".config", {"OPTIMIZER_ADAMWPRUNE": True})
     axes = f"ADAMWPRUNE_VARIANT=bitter3,{variant} ADAMWPRUNE_STRETCH=y,n"
     matrix = matrix_of(tree, [base], axes)
     (left_out,) = matrix.left_out
@@ -119,16 +117,16 @@ def test_a_variant_is_left_out_where_it_would_be_another_again(
     assert "ADAMWPRUNE_STRETCH=y" in left_out.what
 
 
-def test_an_unknown_variant_names_the_known_ones(tree: Tree) -> None:
-    base = Layer.of("config", ".config", {"OPTIMIZER_ADAMWPRUNE": True})
+def test_an_unknown_variant_names_the_known_ones(tree: KconfigTree) -> None:
+    base = ConfigLayer.of("config", ".config", {"OPTIMIZER_ADAMWPRUNE": True})
     with pytest.raises(ConfigError) as caught:
         matrix_of(tree, [base], "ADAMWPRUNE_VARIANT=bitter0,bitter10")
     (problem,) = caught.value.problems
     assert problem.code == "config.unknown-value" and "'bitter10'" in problem.what
-    assert all(variant in problem.what for variant in VARIANTS)
+    assert all(variant in problem.what for variant in PRUNING_VARIANTS)
 
 
-def test_optimizers_and_pruners_go_together_as_stated(tree: Tree) -> None:
+def test_optimizers_and_pruners_go_together_as_stated(tree: KconfigTree) -> None:
     axes = "OPTIMIZER=sgd,adam,adamw,adamwadv,adamwspam,adamwprune "
     matrix = matrix_of(tree, [], axes + "PRUNING=none,magnitude,movement,state")
     assert len(matrix.block) == 16
@@ -151,7 +149,7 @@ def test_profile_equals_a_bisection(mean: float) -> None:
         c = (low + high) / 2
         reached = sum(n * min(0.98, c * p) for n, p in zip(SIZES, PROFILE)) / sum(SIZES)
         low, high = (c, high) if reached < mean else (low, c)
-    found = rescaled(PROFILE, SIZES, mean, 0.98)
+    found = rescale_profile(PROFILE, SIZES, mean, 0.98)
     assert found == pytest.approx([min(0.98, high * p) for p in PROFILE], abs=1e-9)
     assert sum(n * s for n, s in zip(SIZES, found)) / sum(SIZES) == pytest.approx(mean)
     assert found == sorted(found)
@@ -170,4 +168,4 @@ def test_layers_follow_the_profile(trial: Callable) -> None:
     sizes = [p.numel() for p in run.weights.values()]
     expected = run.options.layer_sparsities(0.5, sizes)
     assert list(run.pruner.sparsity_by_layer().values()) == pytest.approx(expected, abs=0.003)
-    assert set(VARIANTS) == set(TABLE)
+    assert set(PRUNING_VARIANTS) == set(TABLE)

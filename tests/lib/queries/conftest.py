@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from lib.files import canonical_json, write_json
-from lib.rundir import RunDir
-from lib.status import State, Status, write_status
-from lib.tracking.contract import Facts
+from lib.runs.run_dir import RunDir, RunStatus, State, write_status
+from lib.tracking.tracker import TrackerMetadata
 from tests.loopback.wandb_server import WandbServer, serving
 
 ITERATIONS = 6
@@ -41,7 +40,7 @@ def record_run(path: Path, **settings: Any) -> RunDir:
     ):
         path.write_text("".join(canonical_json(record) + "\n" for record in records))
     compiled = settings.get("compile_model", False)
-    Facts(
+    TrackerMetadata(
         id=run.path.name[-16:].replace("-", "x"),
         project=PROJECT,
         name=run.path.name,
@@ -57,7 +56,7 @@ def record_run(path: Path, **settings: Any) -> RunDir:
         },
     ).write(run.tracker_facts)
     write_json(run.manifest, {"schema_version": 1})
-    write_status(run, Status(State.SUCCESS, 0, "", ITERATIONS, ITERATIONS))
+    write_status(run, RunStatus(State.SUCCESS, 0, "", ITERATIONS, ITERATIONS))
     return run
 
 

@@ -6,9 +6,12 @@ from pathlib import Path
 import pytest
 
 from lib.errors import ConfigError
-from lib.queries.compile_figures import draw_compile_impact
-from lib.queries.compile_impact import impact_to_text, read_pairs
-from lib.queries.local import LocalSource
+from lib.tracking.compile_impact import (
+    compile_pairs_to_text,
+    plot_compile_impact,
+    read_compile_pairs,
+)
+from lib.tracking.sources import RunDirSource
 from tests.lib.queries.conftest import PROJECT, record_run
 
 
@@ -24,32 +27,35 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_runs_are_paired_when_nothing_else_differs(folder: Path) -> None:
-    pairs = read_pairs(LocalSource(folder), PROJECT)
+    pairs = read_compile_pairs(RunDirSource(folder), PROJECT)
     assert [pair.name for pair in pairs] == ["baseline", "ra"]
     first = pairs[0]
     assert (first.eager.run, first.compiled.run) == ("baseline-s1-0000000a", "baseline-s1-0000000b")
     # Without the first interval, which contains compilation.
     assert first.eager.means["tokens_per_second"] == 1005.0
     assert first.ratio("tokens_per_second") == pytest.approx(1505 / 1005)
-    assert "baseline  tokens per second  eager 1,005.00  compiled 1,505.00" in impact_to_text(pairs)
+    assert (
+        "baseline  tokens per second  eager 1,005.00  compiled 1,505.00"
+        in compile_pairs_to_text(pairs)
+    )
 
 
 def test_a_run_name_means_its_pair(folder: Path) -> None:
-    (pair,) = read_pairs(LocalSource(folder), PROJECT, ["ra-s1-0000000a"])
+    (pair,) = read_compile_pairs(RunDirSource(folder), PROJECT, ["ra-s1-0000000a"])
     assert pair.name == "ra"
     with pytest.raises(ConfigError) as caught:
-        read_pairs(LocalSource(folder), PROJECT, ["alone-s1-0000000c"])
+        read_compile_pairs(RunDirSource(folder), PROJECT, ["alone-s1-0000000c"])
     assert caught.value.codes == ["run.no-compile-pair"]
 
 
 def test_two_runs_of_one_side_are_chosen_among_by_name_alone(folder: Path) -> None:
     record_run(folder / "s/baseline-s1-0000000d", step="baseline")
     with pytest.raises(ConfigError) as caught:
-        read_pairs(LocalSource(folder), PROJECT)
+        read_compile_pairs(RunDirSource(folder), PROJECT)
     assert caught.value.codes == ["run.ambiguous"]
     assert all(f"baseline-s1-0000000{x} (" in str(caught.value) for x in "ad")
     named = ["baseline-s1-0000000d", "ra-s1-0000000a"]
-    pairs = read_pairs(LocalSource(folder), PROJECT, named)
+    pairs = read_compile_pairs(RunDirSource(folder), PROJECT, named)
     assert [pair.eager.run for pair in pairs] == named
 
 
@@ -59,7 +65,7 @@ def test_an_eager_twin_is_the_other_side(tmp_path: Path) -> None:
     record_run(tmp_path / "s/ra-s1-0000000a", step="ra", compile_model=True, symbols=compiled)
     eager = {"COMPILE": False, "COMPILE_EAGER_TWIN": False}
     record_run(tmp_path / "s/ra-eager-s1-0000000b", step="ra-eager", symbols=eager)
-    (pair,) = read_pairs(LocalSource(tmp_path), PROJECT)
+    (pair,) = read_compile_pairs(RunDirSource(tmp_path), PROJECT)
     assert (pair.name, pair.eager.run) == ("ra", "ra-eager-s1-0000000b")
 
 
@@ -68,12 +74,12 @@ def test_no_pair_says_what_keeps_the_nearest_two_apart(tmp_path: Path) -> None:
     record_run(tmp_path / "s/ra-s1-0000000b", symbols={"SEED": 2, "A": 1})
     record_run(tmp_path / "s/ra-s1-0000000c", symbols={"SEED": 2, "A": 2})
     with pytest.raises(ConfigError) as caught:
-        read_pairs(LocalSource(tmp_path), PROJECT)
+        read_compile_pairs(RunDirSource(tmp_path), PROJECT)
     (problem,) = caught.value.problems
     assert problem.code == "run.no-compile-pair" and problem.what.endswith(" SEED")
     assert "ra-s1-0000000a" in problem.what and "ra-s1-0000000b" in problem.what
     with pytest.raises(ConfigError) as caught:
-        read_pairs(LocalSource(tmp_path), PROJECT, ["ra-s1-0000000c"])
+        read_compile_pairs(RunDirSource(tmp_path), PROJECT, ["ra-s1-0000000c"])
     (problem,) = caught.value.problems
     assert problem.what.endswith(" A, SEED")
     assert "ra-s1-0000000c" in problem.what and "ra-s1-0000000a" in problem.what
@@ -85,10 +91,10 @@ def test_one_log_interval_alone_is_no_speed(tmp_path: Path) -> None:
         run = record_run(tmp_path / f"s/ra-s1-0000000{name}", compile_model=compiled)
         run.timing.write_text(run.timing.read_text().splitlines(keepends=True)[0])
         run.telemetry.unlink()
-    pairs = read_pairs(LocalSource(tmp_path), PROJECT)
-    assert impact_to_text(pairs) == "\n"
+    pairs = read_compile_pairs(RunDirSource(tmp_path), PROJECT)
+    assert compile_pairs_to_text(pairs) == "\n"
     with pytest.raises(ConfigError) as caught:
-        draw_compile_impact(pairs, tmp_path)
+        plot_compile_impact(pairs, tmp_path)
     assert caught.value.codes == ["run.missing-metric"]
 
 
@@ -97,14 +103,14 @@ def test_steps_of_one_name_are_told_apart(tmp_path: Path) -> None:
         for name, compiled in (("a", False), ("b", True)):
             path = tmp_path / f"s/ra-s{seed}-0000000{name}"
             record_run(path, step="ra", compile_model=compiled, symbols={"SEED": seed})
-    pairs = read_pairs(LocalSource(tmp_path), PROJECT)
+    pairs = read_compile_pairs(RunDirSource(tmp_path), PROJECT)
     assert [pair.name for pair in pairs] == ["ra-s1-0000000b", "ra-s2-0000000b"]
 
 
 def test_four_figures_of_300_dots_per_inch(folder: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    pairs = read_pairs(LocalSource(folder), PROJECT, ["ra-s1-0000000b"])
-    paths = draw_compile_impact(pairs, tmp_path)
+    pairs = read_compile_pairs(RunDirSource(folder), PROJECT, ["ra-s1-0000000b"])
+    paths = plot_compile_impact(pairs, tmp_path)
     assert [path.name for path in paths] == [
         "torch_compile_comparison.png",
         "torch_compile_grouped.png",

@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from lib.errors import ConfigError
-from lib.queries.arguments import open_source
-from lib.queries.contract import find
-from lib.queries.local import LocalSource
-from lib.rundir import RunDir
+from lib.runs.run_dir import RunDir
+from lib.tracking.queries import open_source
+from lib.tracking.sources import RunDirSource, find_run
 from tests.lib.queries.conftest import ITERATIONS, PROJECT, Kept, record_run
 
 SOURCES = ("local", "offline", "trackio", "wandb")
@@ -78,13 +77,13 @@ def test_a_name_that_two_runs_have_lists_their_ids(tmp_path) -> None:
         run = record_run(tmp_path / f"single/run-s1-{hash8}")
         facts = json.loads(run.tracker_facts.read_text()) | {"name": "mine"}
         run.tracker_facts.write_text(json.dumps(facts))
-    source = LocalSource(tmp_path)
+    source = RunDirSource(tmp_path)
     with pytest.raises(ConfigError) as caught:
-        find(source, "kablate-single", "mine")
+        find_run(source, "kablate-single", "mine")
     assert caught.value.codes == ["run.ambiguous"]
     ids = [run.id for run in source.names("")]
     assert all(run_id in str(caught.value) for run_id in ids) and ids[0] != ids[1]
-    assert find(source, "", ids[1]).id == ids[1]
+    assert find_run(source, "", ids[1]).id == ids[1]
 
 
 @pytest.mark.parametrize("code", [401, 404])

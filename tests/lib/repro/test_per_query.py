@@ -7,17 +7,24 @@ from pathlib import Path
 
 import pytest
 
-from lib.repro.figures import evaluation_figures, expected_calibration_error, train_loss
-from lib.repro.per_query import BadRow, Item, read_items, to_csv
+from lib.runs.records import (
+    DocumentResult,
+    InvalidRow,
+    evaluation_metrics,
+    expected_calibration_error,
+    read_document_results,
+    to_csv,
+    train_loss,
+)
 
-ROW = Item("a, b", "texts", "d" * 64, "e" * 64, "val", 3, 7, 0, 1, 0.1 + 0.2, 1, 12)
+ROW = DocumentResult("a, b", "texts", "d" * 64, "e" * 64, "val", 3, 7, 0, 1, 0.1 + 0.2, 1, 12)
 OTHER = replace(ROW, item_id="c", doc_sha256="", n_bytes=0, nll_sum=1e-17)
 
 
 def test_rows_survive_the_file(tmp_path: Path) -> None:
     path = tmp_path / "per_query.csv"
     path.write_text(to_csv([ROW, OTHER]))
-    assert read_items(path) == [ROW, OTHER]
+    assert read_document_results(path) == [ROW, OTHER]
     assert "0.30000000000000004" in path.read_text()
     assert ROW.bits_per_byte == pytest.approx(ROW.nll_sum / 7 / 0.6931471805599453)
     assert OTHER.bits_per_byte is None
@@ -44,8 +51,8 @@ def test_what_is_no_row_is_refused(damage: str, tmp_path: Path) -> None:
     change, expected = DAMAGES[damage]
     path = tmp_path / "per_query.csv"
     path.write_text(change(to_csv([ROW])))
-    with pytest.raises(BadRow) as caught:
-        read_items(path)
+    with pytest.raises(InvalidRow) as caught:
+        read_document_results(path)
     assert expected in str(caught.value)
 
 
@@ -55,7 +62,7 @@ def test_figures_are_weighted_by_tokens_and_summed_exactly() -> None:
         replace(ROW, n_tokens=2, nll_sum=1.0, n_correct=0),
         replace(ROW, n_tokens=1, nll_sum=1.0, n_correct=1),
     ]
-    found = evaluation_figures(rows)
+    found = evaluation_metrics(rows)
     # Added up one by one, 1e16 + 1 + 1 is 1e16.
     assert found["val_loss"] == (10**16 + 2) / 4
     assert found["val_perplexity"] == "infinite"

@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from lib.files import sha256
-from lib.repro import seal
-from lib.rundir import RunDir
-from lib.status import State, Status, read_status
+from lib.files import sha256_file
+from lib.runs import finalize
+from lib.runs.run_dir import RunDir, RunStatus, State, read_status
 
 BEGUN: dict[str, Any] = {
     "status": "RUNNING",
@@ -27,7 +26,7 @@ BEGUN: dict[str, Any] = {
 def run(tmp_path: Path) -> RunDir:
     """Return the directory of an active run."""
     run = RunDir(tmp_path)
-    seal.write_manifest(run, BEGUN)
+    finalize.write_manifest(run, BEGUN)
     run.metrics.write_text("{}\n")
     run.logs.write_text("TRAIN\n")
     return run
@@ -41,40 +40,42 @@ def manifest(run: RunDir) -> dict[str, Any]:
 def test_the_digest_covers_all_but_what_is_volatile(run: RunDir) -> None:
     written = manifest(run)
     digest = written["manifest_digest"]
-    assert seal.manifest_digest(written) == digest
-    assert seal.manifest_digest(written | {"status": "SUCCESS"}) != digest
-    assert seal.manifest_digest(written | {"more": None}) != digest
-    assert seal.manifest_digest(written | {"volatile": {}}) == digest
+    assert finalize.manifest_digest(written) == digest
+    assert finalize.manifest_digest(written | {"status": "SUCCESS"}) != digest
+    assert finalize.manifest_digest(written | {"more": None}) != digest
+    assert finalize.manifest_digest(written | {"volatile": {}}) == digest
     volatile = written["volatile"]
-    assert seal.volatile_digest(volatile) == volatile["digest"]
-    assert seal.volatile_digest(volatile | {"host": "there"}) != volatile["digest"]
+    assert finalize.volatile_digest(volatile) == volatile["digest"]
+    assert finalize.volatile_digest(volatile | {"host": "there"}) != volatile["digest"]
 
 
 def test_success_closes_the_manifest_and_is_written_last(
     run: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write = seal.write_status
+    write = finalize.write_status
 
-    def after_the_manifest(run: RunDir, status: Status) -> None:
+    def after_the_manifest(run: RunDir, status: RunStatus) -> None:
         assert manifest(run)["status"] == "SUCCESS"
         write(run, status)
 
-    monkeypatch.setattr(seal, "write_status", after_the_manifest)
-    seal.end_run(run, Status(State.SUCCESS, iteration=9), {"final_weights_digest": "w"})
+    monkeypatch.setattr(finalize, "write_status", after_the_manifest)
+    finalize.finalize_run(run, RunStatus(State.SUCCESS, iteration=9), {"final_weights_digest": "w"})
     closed = manifest(run)
     assert (closed["failure"], closed["final_weights_digest"]) == (None, "w")
-    assert closed["artifacts"] == {"metrics.jsonl": {"bytes": 3, "sha256": sha256(run.metrics)}}
+    assert closed["artifacts"] == {
+        "metrics.jsonl": {"bytes": 3, "sha256": sha256_file(run.metrics)}
+    }
     assert closed["volatile"]["artifacts"].keys() == {"logs.txt"}
     (attempt,) = closed["volatile"]["attempts"]
     assert (attempt["state"], attempt["iteration"]) == ("SUCCESS", 9)
     assert attempt["ended_at"] > attempt["started_at"]
-    assert seal.manifest_digest(closed) == closed["manifest_digest"]
+    assert finalize.manifest_digest(closed) == closed["manifest_digest"]
     status = read_status(run)
     assert status is not None and status.state is State.SUCCESS
 
 
 def test_a_failure_is_told_by_both_files(run: RunDir) -> None:
-    seal.end_run(run, Status(State.FAILED, 1, "the loss is nan"))
+    finalize.finalize_run(run, RunStatus(State.FAILED, 1, "the loss is nan"))
     assert (manifest(run)["status"], manifest(run)["failure"]) == ("FAILED", "the loss is nan")
     status = read_status(run)
     assert status is not None and status.message == "the loss is nan"
@@ -86,12 +87,12 @@ def test_a_full_disk_does_not_hide_the_failure(
     def full(*arguments: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(seal, "write_json", full)
-    seal.end_run(run, Status(State.FAILED, 1, "cannot write"))
+    monkeypatch.setattr(finalize, "write_json", full)
+    finalize.finalize_run(run, RunStatus(State.FAILED, 1, "cannot write"))
     status = read_status(run)
     assert status is not None and status.message == "cannot write"
     with pytest.raises(OSError, match="No space"):
-        seal.end_run(run, Status(State.SUCCESS))
+        finalize.finalize_run(run, RunStatus(State.SUCCESS))
     assert read_status(run) == status
 
 
@@ -100,7 +101,7 @@ def test_a_run_that_never_began_gets_a_status_alone(run: RunDir, content: str | 
     run.manifest.unlink()
     if content is not None:
         run.manifest.write_text(content)
-    seal.end_run(run, Status(State.FAILED, 3, "no data"))
+    finalize.finalize_run(run, RunStatus(State.FAILED, 3, "no data"))
     status = read_status(run)
     assert status is not None and status.state is State.FAILED
     assert (run.manifest.read_text() if run.manifest.exists() else None) == content
@@ -111,7 +112,7 @@ def test_a_run_that_never_began_gets_a_status_alone(run: RunDir, content: str | 
 def test_killed_at_any_moment_the_files_are_whole(run: RunDir, moment: str, calls: int) -> None:
     """SIGKILL while manifest or status is written leaves the old or the new content."""
     if not (child := os.fork()):
-        module, name = moment.split(".")
+        _module, name = moment.split(".")
         original, seen = vars(os)[name], []
 
         def deadly(*arguments: Any) -> Any:
@@ -121,10 +122,10 @@ def test_killed_at_any_moment_the_files_are_whole(run: RunDir, moment: str, call
             return original(*arguments)
 
         vars(os)[name] = deadly
-        seal.end_run(run, Status(State.SUCCESS))
+        finalize.finalize_run(run, RunStatus(State.SUCCESS))
         os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
     found = manifest(run)
     assert found["status"] in ("RUNNING", "SUCCESS")
-    assert seal.manifest_digest(found) == found["manifest_digest"]
+    assert finalize.manifest_digest(found) == found["manifest_digest"]
     assert found["status"] == "SUCCESS" or read_status(run) is None

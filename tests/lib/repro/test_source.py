@@ -8,35 +8,35 @@ from types import ModuleType
 
 import pytest
 
-from lib.files import sha256
+from lib.files import sha256_file
 from lib.project import ROOT
-from lib.repro import source
+from lib.runs import code
 
 
 def test_loaded_modules_are_digested() -> None:
-    found = source.loaded_source()
-    assert found["lib/repro/source.py"] == sha256(ROOT / "lib/repro/source.py")
+    found = code.loaded_source()
+    assert found["lib/runs/code.py"] == sha256_file(ROOT / "lib/runs/code.py")
     assert all(name.startswith(("gpt2/", "lib/")) for name in found)
 
 
 def test_what_only_runs_or_reads_is_left_out() -> None:
     import lib.console  # noqa: F401
 
-    assert "lib/console.py" not in source.loaded_source()
-    assert "lib/errors.py" in source.loaded_source()
+    assert "lib/console.py" not in code.loaded_source()
+    assert "lib/errors.py" in code.loaded_source()
 
 
 def test_edited_and_missing_files_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lib.repro.source.ROOT", tmp_path)
+    monkeypatch.setattr("lib.runs.code.ROOT", tmp_path)
     for name in ("same.py", "edited.py", "gone.py"):
         (tmp_path / name).write_text("x = 1\n")
-    recorded = {path.name: sha256(path) for path in tmp_path.iterdir()}
-    assert source.changed_since(recorded) == []
+    recorded = {path.name: sha256_file(path) for path in tmp_path.iterdir()}
+    assert code.changed_since(recorded) == []
     (tmp_path / "edited.py").write_text("x = 22\n")
     (tmp_path / "gone.py").unlink()
-    assert set(source.changed_since(recorded)) == {"edited.py", "gone.py"}
+    assert set(code.changed_since(recorded)) == {"edited.py", "gone.py"}
 
 
 @pytest.mark.parametrize("event", ["edited", "removed"])
@@ -48,14 +48,14 @@ def test_code_that_changed_after_it_was_loaded_is_never_taken_for_the_new_one(
     file.write_text("x = 1\n")
     module = ModuleType("lib.invented")
     module.__file__ = str(file)
-    monkeypatch.setattr("lib.repro.source.ROOT", tmp_path)
+    monkeypatch.setattr("lib.runs.code.ROOT", tmp_path)
     monkeypatch.setitem(sys.modules, "lib.invented", module)
     os.utime(file, ns=(1, 1))
-    assert source.loaded_source() == {"lib/invented.py": sha256(file)}
+    assert code.loaded_source() == {"lib/invented.py": sha256_file(file)}
     os.utime(file) if event == "edited" else file.unlink()
-    recorded = source.loaded_source()
-    assert recorded == {"lib/invented.py": source.EDITED}
-    assert source.changed_since(recorded) == ["lib/invented.py"]
+    recorded = code.loaded_source()
+    assert recorded == {"lib/invented.py": code.EDITED}
+    assert code.changed_since(recorded) == ["lib/invented.py"]
 
 
 def test_git_tells_commit_branch_and_edits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,20 +66,20 @@ def test_git_tells_commit_branch_and_edits(tmp_path: Path, monkeypatch: pytest.M
             command, cwd=tmp_path, check=True, capture_output=True, text=True
         ).stdout
 
-    monkeypatch.setattr("lib.repro.source.ROOT", tmp_path)
+    monkeypatch.setattr("lib.runs.code.ROOT", tmp_path)
     git("init", "-q", "-b", "trunk")
     (tmp_path / "a").write_text("1")
     git("add", "a")
     git("commit", "-q", "-m", "a")
     sha = git("rev-parse", "HEAD").strip()
-    assert source.git_state() == {"git_sha": sha, "branch": "trunk", "dirty_tree": False}
+    assert code.git_state() == {"git_sha": sha, "branch": "trunk", "dirty_tree": False}
     (tmp_path / "a").write_text("2")
-    assert source.git_state()["dirty_tree"] is True
+    assert code.git_state()["dirty_tree"] is True
 
 
 def test_outside_git_the_state_is_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lib.repro.source.ROOT", tmp_path)
+    monkeypatch.setattr("lib.runs.code.ROOT", tmp_path)
     unknown = {"git_sha": None, "branch": None, "dirty_tree": "unknown"}
-    assert source.git_state() == unknown
+    assert code.git_state() == unknown
     monkeypatch.setenv("PATH", "")
-    assert source.git_state() == unknown
+    assert code.git_state() == unknown

@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 
-from lib.rundir import RunDir
-from lib.status import Status, read_status
+from lib.runs.run_dir import RunDir, RunStatus, read_status
 
 _SCRIPT = Path(__file__).with_name("fake_make.py")
 _PATIENCE_SECONDS = 30.0
@@ -52,7 +51,7 @@ class FakeStudy:
     def path(self, name: str) -> Path:
         return self.folder / f"results/fake/{name}-s1-{name}"
 
-    def status(self, name: str) -> Status | None:
+    def status(self, name: str) -> RunStatus | None:
         return read_status(RunDir(self.path(name)))
 
     def steps(self, name: str) -> list[int]:

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lib import cli
-from lib.plan import Run, Variant, plan_runs
-from lib.rundir import RunDir
-from lib.runner import team
-from lib.runner.pool import Pool
-from lib.runner.runner import Options, run_all
+from lib import console
+from lib.plan.run import PlannedRun, RunVariant, build_runs
+from lib.runner import pool as runner_pool
+from lib.runner.pool import WorkerPool
+from lib.runner.runner import RunnerOptions, run_all
+from lib.runs.run_dir import RunDir
 
 
 @dataclass(frozen=True)
@@ -38,17 +38,17 @@ class FakeTarget:
         self.build_dir = build_dir
         self._options = options
 
-    def preflight(self, pool: Pool, runs: list[Run[FakeConfig]]) -> Any:
+    def preflight(self, pool: WorkerPool, runs: list[PlannedRun[FakeConfig]]) -> Any:
         allowed = self._options.get("device", True)
         return pool.call("fake_target:check", allowed, self._options.get("slots", 1))
 
-    def bytes_needed(self, runs: list[Run[FakeConfig]], jobs: int) -> int:
+    def bytes_needed(self, runs: list[PlannedRun[FakeConfig]], jobs: int) -> int:
         return int(self._options.get("bytes", 0))
 
     def differences(self, run: RunDir) -> list[str]:
         return list(self._options.get("changed", []))
 
-    def prepare(self, run: Run[FakeConfig]) -> None:
+    def prepare(self, run: PlannedRun[FakeConfig]) -> None:
         behaviour = {
             "steps": 3,
             "step_seconds": 0.01,
@@ -58,26 +58,28 @@ class FakeTarget:
         }
         (run.path / "behaviour.json").write_text(json.dumps(behaviour))
 
-    def processes(self, run: Run[FakeConfig]) -> int:
+    def processes(self, run: PlannedRun[FakeConfig]) -> int:
         return int(self._options.get("processes", 1))
 
-    def environment(self, run: Run[FakeConfig]) -> dict[str, str]:
+    def environment(self, run: PlannedRun[FakeConfig]) -> dict[str, str]:
         return {}
 
 
 def main() -> int:
     folder, options = Path(sys.argv[1]), json.loads(sys.argv[2])
     names = options.get("names", ["a", "b", "c"])
-    block = [(Variant(name, number=i), FakeConfig(name)) for i, name in enumerate(names)]
-    runs = plan_runs("fake", folder / "results", {1: block})
-    team.GRACE_SECONDS = options.get("grace", team.GRACE_SECONDS)
-    team.FAREWELL_SECONDS = options.get("farewell", team.FAREWELL_SECONDS)
-    pool = Pool(("lib.runner.runner",), {})
-    runner_options = Options(
+    block = [(RunVariant(name, number=i), FakeConfig(name)) for i, name in enumerate(names)]
+    runs = build_runs("fake", folder / "results", {1: block})
+    runner_pool.EXIT_TIMEOUT_SECONDS = options.get("grace", runner_pool.EXIT_TIMEOUT_SECONDS)
+    runner_pool.MAIN_RANK_EXIT_TIMEOUT_SECONDS = options.get(
+        "farewell", runner_pool.MAIN_RANK_EXIT_TIMEOUT_SECONDS
+    )
+    pool = WorkerPool(("lib.runner.runner",), {})
+    runner_options = RunnerOptions(
         options.get("jobs", 0), options.get("stale", ""), options.get("keep_going", True)
     )
     return run_all(runs, folder / "results/fake", FakeTarget(folder, options), pool, runner_options)
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    console.run_main(main)

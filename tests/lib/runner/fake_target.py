@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lib.errors import PreflightError, Problem
-from lib.rundir import RunDir
-from lib.status import State, Status, write_status
+from lib.runs.run_dir import RunDir, RunStatus, State, write_status
 
 
 def train(
@@ -31,14 +30,14 @@ def train(
         raise ConnectionError("the connection to the other rank is gone")
     done, total = run_dir / "steps.txt", behaviour["steps"]
     first = len(done.read_text().splitlines()) if done.exists() else 0
-    write_status(run, Status(State.RUNNING, iteration=first, iterations=total))
+    write_status(run, RunStatus(State.RUNNING, iteration=first, iterations=total))
     with open(build_dir / "journal", "a") as journal:
         journal.write(f"{run_dir.name} {first}\n")
     print("hello from", run_dir.name, flush=True)
     for step in range(first, total):
         if stop():
             message = f"interrupted; saved at iteration {step}"
-            write_status(run, Status(State.INTERRUPTED, 130, message, step, total))
+            write_status(run, RunStatus(State.INTERRUPTED, 130, message, step, total))
             return
         time.sleep(behaviour["step_seconds"])
         misbehave(behaviour, step)
@@ -48,7 +47,7 @@ def train(
             news = {"progress": (step + 1) / total, "iteration": step + 1, "iterations": total}
             report({"kind": "progress", **news, "loss": 3.0})
     report({"kind": "line", "tag": "DONE", "text": "val loss 3.0"})
-    write_status(run, Status(State.SUCCESS, iteration=total, iterations=total))
+    write_status(run, RunStatus(State.SUCCESS, iteration=total, iterations=total))
 
 
 def misbehave(behaviour: dict[str, Any], step: int) -> None:

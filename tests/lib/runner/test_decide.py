@@ -1,7 +1,7 @@
 """Renaming of old run directories."""
 
-from lib.rundir import RunDir
-from lib.runner.decide import move_aside
+from lib.runner.runner import archive_run
+from lib.runs.run_dir import RunDir
 
 
 def test_results_moved_aside_in_the_same_second_are_all_kept(tmp_path):
@@ -10,6 +10,6 @@ def test_results_moved_aside_in_the_same_second_are_all_kept(tmp_path):
         run = RunDir(tmp_path / "run")
         run.path.mkdir()
         run.logs.write_text(content)
-        moved.add(move_aside(run))
+        moved.add(archive_run(run))
     assert len(moved) == 3
     assert sorted(RunDir(path).logs.read_text() for path in moved) == ["a", "b", "c"]

@@ -7,7 +7,7 @@ import sys
 from types import SimpleNamespace
 
 from lib.project import ROOT
-from lib.runner.pool import Pool
+from lib.runner.pool import WorkerPool
 
 # Ctrl-C after the server has forked the worker and before the parent has sent the job.
 INTERRUPTED = """
@@ -45,7 +45,7 @@ def test_ctrl_c_while_a_worker_starts_is_no_error_of_the_server():
 def test_a_worker_that_has_just_died_is_no_error():
     """The server knows that the worker has exited, but the parent does not yet."""
     gone = SimpleNamespace(process=SimpleNamespace(pid=2**22 + 1, exitcode=None))
-    Pool((), {}).signal(signal.SIGKILL, [gone])
+    WorkerPool((), {}).signal(signal.SIGKILL, [gone])
 
 
 PRELOADED = """

@@ -5,11 +5,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from lib.plan import Run, Variant
-from lib.runner.display import PlainDisplay
-from lib.runner.progress import StudyProgress
-from lib.status import State, Status
-from lib.units import clock, short
+from lib.console import format_duration, format_si
+from lib.plan.run import PlannedRun, RunVariant
+from lib.runner.display import PlainDisplay, SessionProgress
+from lib.runs.run_dir import RunStatus, State
 
 
 class Clock:
@@ -27,7 +26,10 @@ def now() -> Clock:
 
 def _runs(count):
     config = SimpleNamespace(hash8="f")
-    return [Run("demo", Variant(f"r{i}", number=i), 1, config, Path(f"r{i}")) for i in range(count)]
+    return [
+        PlannedRun("demo", RunVariant(f"r{i}", number=i), 1, config, Path(f"r{i}"))
+        for i in range(count)
+    ]
 
 
 def _at(iteration):
@@ -37,7 +39,7 @@ def _at(iteration):
 
 def test_time_left_follows_from_the_pace_of_this_session(now):
     runs = _runs(4)
-    progress = StudyProgress(runs, now)
+    progress = SessionProgress(runs, now)
     assert progress.seconds_left() is None
     progress.begin(runs[0])
     progress.begin(runs[1])
@@ -49,13 +51,13 @@ def test_time_left_follows_from_the_pace_of_this_session(now):
     progress.active[runs[1].label].update(_at(25))
     # Three quarters of a run took 30 seconds; 3.25 runs are left.
     assert progress.seconds_left() == pytest.approx(30 / 0.75 * 3.25)
-    progress.end(runs[0], Status(State.SUCCESS))
+    progress.end(runs[0], RunStatus(State.SUCCESS))
     assert progress.describe().startswith("1/4, eta ")
 
 
 def test_what_an_earlier_session_did_is_no_pace(now):
     runs = _runs(1)
-    progress = StudyProgress(runs, now)
+    progress = SessionProgress(runs, now)
     progress.begin(runs[0])
     progress.active[runs[0].label].update(_at(80))
     now.seconds = 10.0
@@ -65,15 +67,15 @@ def test_what_an_earlier_session_did_is_no_pace(now):
 
 def test_failed_runs_are_counted(now):
     runs = _runs(2)
-    progress = StudyProgress(runs, now)
+    progress = SessionProgress(runs, now)
     progress.begin(runs[0])
-    progress.end(runs[0], Status(State.FAILED))
+    progress.end(runs[0], RunStatus(State.FAILED))
     assert progress.describe().startswith("1/2, 1 failed")
 
 
 def test_plain_lines_come_at_most_every_thirty_seconds_for_a_run(now, capsys):
     runs = _runs(2)
-    progress = StudyProgress(runs, now)
+    progress = SessionProgress(runs, now)
     display = PlainDisplay(progress, now)
     for run in runs:
         progress.begin(run)
@@ -91,7 +93,7 @@ def test_plain_lines_come_at_most_every_thirty_seconds_for_a_run(now, capsys):
     ("seconds", "text"), [(0.4, "00:00"), (61, "01:01"), (3723, "1:02:03"), (273900, "3d 04:05")]
 )
 def test_times(seconds, text):
-    assert clock(seconds) == text
+    assert format_duration(seconds) == text
 
 
 @pytest.mark.parametrize(
@@ -106,4 +108,4 @@ def test_times(seconds, text):
     ],
 )
 def test_large_numbers(number, text):
-    assert short(number) == text
+    assert format_si(number) == text

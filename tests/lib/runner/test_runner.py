@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lib.status import State
+from lib.runs.run_dir import State
 from tests.lib.terminal import Terminal
 
 SLOW = {"steps": 200, "step_seconds": 0.02}

@@ -3,9 +3,9 @@
 import re
 import time
 
-from lib import companions
-from lib.runner import team
-from lib.status import State
+from lib.runner import pool
+from lib.runs.run_dir import State
+from lib.tracking import sidecar
 
 
 def line_of_a(stderr: str) -> str:
@@ -53,7 +53,9 @@ def test_rank_0_may_take_its_time_once_the_others_have_ended_well(study):
     code, stderr = study.make(processes=2, grace=0.3, names=["a"], all=slow)
     assert code == 0, stderr
     assert study.status("a").state is State.SUCCESS
-    assert team.FAREWELL_SECONDS >= companions._PATIENCE_SECONDS + team.GRACE_SECONDS
+    assert (
+        pool.MAIN_RANK_EXIT_TIMEOUT_SECONDS >= sidecar._PATIENCE_SECONDS + pool.EXIT_TIMEOUT_SECONDS
+    )
 
 
 def test_rank_0_may_not_take_for_ever(study):

@@ -10,10 +10,10 @@ import threading
 
 import pytest
 
+from lib.env import python_env
+from lib.env.python_env import VirtualEnvironment
 from lib.errors import ConfigError, RunError
 from lib.project import ROOT
-from lib.setup import virtualenv
-from lib.setup.virtualenv import VirtualEnvironment
 
 PYPROJECT = """
 [build-system]
@@ -46,8 +46,8 @@ def tree(tmp_path_factory):
 
 
 def set_up(tree, *options, **variables):
-    """Run ``python -m lib.setup`` for the tree's .venv, with a Python outside of it."""
-    command = [sys.executable, "-m", "lib.setup", "--venv", ".venv", *options]
+    """Run ``python -m lib.env`` for the tree's .venv, with a Python outside of it."""
+    command = [sys.executable, "-m", "lib.env", "--venv", ".venv", *options]
     environment = {**os.environ, **variables}
     return subprocess.run(
         command, cwd=tree, env=environment, capture_output=True, text=True, check=False
@@ -58,7 +58,11 @@ def finish(venv):
     """Make ``venv`` look like a finished set-up."""
     venv.python.parent.mkdir(parents=True, exist_ok=True)
     venv.python.touch()
-    stamp = {"digest": virtualenv.digest(venv._root), "place": venv._place, "extras": ["nothing"]}
+    stamp = {
+        "digest": python_env.requirements_digest(venv._root),
+        "place": venv._place,
+        "extras": ["nothing"],
+    }
     venv._stamp.write_text(json.dumps(stamp))
 
 
@@ -140,7 +144,7 @@ def test_a_second_make_waits_for_the_first(venv, monkeypatch):
 
 
 def test_without_ensurepip_the_error_names_the_package(venv, monkeypatch):
-    monkeypatch.setattr(virtualenv, "find_spec", lambda name: None if name == "ensurepip" else 1)
+    monkeypatch.setattr(python_env, "find_spec", lambda name: None if name == "ensurepip" else 1)
     with pytest.raises(ConfigError) as caught:
         venv.bring_up([])
     (problem,) = caught.value.problems
@@ -151,7 +155,7 @@ def test_without_ensurepip_the_error_names_the_package(venv, monkeypatch):
 
 def test_a_failing_pip_leaves_it_unfinished(venv, monkeypatch):
     monkeypatch.setattr(VirtualEnvironment, "_create", lambda self: venv.python.parent.mkdir())
-    monkeypatch.setattr(virtualenv, "_run_pip", lambda command, root: 1)
+    monkeypatch.setattr(python_env, "_run_pip", lambda command, root: 1)
     with pytest.raises(RunError) as caught:
         venv.bring_up([])
     assert caught.value.codes == ["env.install-failed"]
@@ -160,7 +164,7 @@ def test_a_failing_pip_leaves_it_unfinished(venv, monkeypatch):
 
 def test_extras_of_an_unfinished_set_up_are_not_forgotten(venv, monkeypatch):
     monkeypatch.setattr(VirtualEnvironment, "_create", lambda self: None)
-    monkeypatch.setattr(virtualenv, "_run_pip", lambda command, root: 1)
+    monkeypatch.setattr(python_env, "_run_pip", lambda command, root: 1)
     for extras in (["nothing"], []):
         with pytest.raises(RunError):
             venv.bring_up(extras)
@@ -173,5 +177,5 @@ def test_extras_of_an_unfinished_set_up_are_not_forgotten(venv, monkeypatch):
 def test_large_downloads_are_shown(shown, capsys, tmp_path):
     lines = f"Collecting torch\n  {shown}\n  Downloading b.whl (9.9 MB)\n"
     code = [sys.executable, "-c", f"print({lines!r}, end='')"]
-    assert virtualenv._run_pip(code, tmp_path) == 0
+    assert python_env._run_pip(code, tmp_path) == 0
     assert capsys.readouterr().err == f"SETUP   {shown}\n"

@@ -5,22 +5,21 @@ from pathlib import Path
 import pytest
 
 from lib.project import ROOT
-from lib.style import documents, makefile
-from lib.style.check import known_names, run_files
-from lib.style.documents import Known
+from lib.style import check
+from lib.style.check import KnownNames, known_names, run_directory_names
 
-KNOWN = Known(
+KNOWN = KnownNames(
     targets={"all", "plan", "why"},
     configurations={"gpt2-124m", "cpu"},
     names={"STEPS", "SYM", "SET", "N_LAYER", "O"},
-    paths={"lib/binding.py", "binding.py", "gpt2", "status.json"},
+    paths={"lib/config/field.py", "binding.py", "gpt2", "status.json"},
     written={"results", ".config"},
 )
 
 
 def problems(text):
     """Return location, code and last word of each problem."""
-    found = documents.check(Path("README.md"), text, KNOWN)
+    found = check.check_names(Path("README.md"), text, KNOWN)
     return [(p.where, p.code, p.what.split(" ")[-1]) for p in found]
 
 
@@ -49,7 +48,7 @@ def test_a_wrong_name_is_found(text, code, name):
         "`make`, `make -j4 plan`, `make plan STEPS=0-3,ra O=/tmp/x`, `make defconfig-gpt2-124m+cpu`",
         "`make defconfig-NAME+FRAGMENT` and `results/<study>/x.json` and `tests/*.py`",
         '```\nmake plan   what would run\nmake defconfig-gpt2-124m \\\n    SET="N_LAYER=4"\n```',
-        "`N_LAYER`, `CONFIG_N_LAYER=4`, `q_BNTH`, `lib/binding.py`, `gpt2/`, `status.json`",
+        "`N_LAYER`, `CONFIG_N_LAYER=4`, `q_BNTH`, `lib/config/field.py`, `gpt2/`, `status.json`",
         "`results/ratio/table.md`, `.config`, `/abs/file.py`",
     ],
 )
@@ -64,8 +63,8 @@ def test_lines_are_counted_through_continued_commands():
 
 def test_what_the_makefile_offers():
     text = "A := 1\nSETTINGS := V O\nSETTINGS += STEPS\nall: data ## x\n\tall: y\nlist-x:\n%: ;\n"
-    assert makefile.targets(text) == {"all", "list-x"}
-    assert makefile.settings(text) == {"V", "O", "STEPS"}
+    assert check.makefile_targets(text) == {"all", "list-x"}
+    assert check.makefile_variables(text) == {"V", "O", "STEPS"}
 
 
 def test_the_tree_knows_its_own_names():
@@ -77,4 +76,4 @@ def test_the_tree_knows_its_own_names():
 
 
 def test_run_files_are_those_of_a_run_directory():
-    assert {"status.json", "checkpoints", "per_query.csv"} <= run_files()
+    assert {"status.json", "checkpoints", "per_query.csv"} <= run_directory_names()

@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 from lib.errors import ConfigError
-from lib.style import formatting, whitespace
-from lib.style.check import _vague_words
-from lib.style.files import text_files
+from lib.style import check
+from lib.style.check import _vague_words, text_files
 
 
 @pytest.mark.parametrize(
@@ -31,16 +30,16 @@ from lib.style.files import text_files
     ],
 )
 def test_found_and_fixed(name, bad, good, where, code):
-    found = list(whitespace.check(Path(name), bad))
+    found = list(check.check_whitespace(Path(name), bad))
     assert [(problem.where, problem.code) for problem in found] == [(where, f"style.{code}")]
-    assert whitespace.fixed(Path(name), bad) == good
-    assert list(whitespace.check(Path(name), good)) == []
+    assert check.fix_whitespace(Path(name), bad) == good
+    assert list(check.check_whitespace(Path(name), good)) == []
 
 
 def test_what_is_right_stays():
     for name, text in (("a.py", "x = 1\n"), ("Kconfig", "\thelp\n\t  text\n"), ("empty.md", "")):
-        assert whitespace.fixed(Path(name), text) == text
-        assert list(whitespace.check(Path(name), text)) == []
+        assert check.fix_whitespace(Path(name), text) == text
+        assert list(check.check_whitespace(Path(name), text)) == []
 
 
 def test_the_vague_word_is_found_in_any_case():
@@ -72,8 +71,8 @@ def test_without_git_there_is_one_error(tmp_path):
 
 def test_black_finds_and_fixes(tree):
     (tree / "a.py").write_text("x=1\n")
-    (problem,) = formatting.black_problems(tree)
+    (problem,) = check.black_problems(tree)
     assert problem.code == "style.unformatted" and problem.what.endswith(" a.py")
-    assert formatting.reformat(tree) == ["reformatted a.py"]
+    assert check.reformat(tree) == ["reformatted a.py"]
     assert (tree / "a.py").read_text() == "x = 1\n"
-    assert formatting.black_problems(tree) == []
+    assert check.black_problems(tree) == []

@@ -1,6 +1,6 @@
 """Layer statistics, reduced over layers and per layer."""
 
-from lib.telemetry.layers import each_layer, over_layers
+from lib.tracking.reader import per_layer_metrics, reduce_over_layers
 
 VALUES = {
     "attention/entropy": [1.0, 2.0, 6.0],
@@ -12,7 +12,7 @@ VALUES = {
 
 
 def test_the_mean_and_of_extremes_the_extreme() -> None:
-    assert over_layers(VALUES) == {
+    assert reduce_over_layers(VALUES) == {
         "attention/entropy": 3.0,
         "nsa/gate_entropy_min": 0.25,
         "nsa/gate_largest_max": 0.9,
@@ -21,7 +21,7 @@ def test_the_mean_and_of_extremes_the_extreme() -> None:
 
 
 def test_every_layer_that_has_a_value() -> None:
-    found = each_layer(VALUES)
+    found = per_layer_metrics(VALUES)
     assert found["layer/2/attention/entropy"] == 6.0
     assert [name for name in found if "mlp_attn_gate" in name] == [
         "layer/0/mlp_attn_gate/gate_mean",

@@ -7,10 +7,8 @@ from typing import Any
 
 import pytest
 
-from lib.telemetry import nvidia
-from lib.telemetry.amd import AmdMeter
-from lib.telemetry.meter import GpuReading, visible
-from lib.telemetry.nvidia import NvidiaMeter
+from lib.tracking import telemetry
+from lib.tracking.telemetry import AmdGpuMeter, GpuReading, NvidiaMeter, visible_gpus
 
 GIB = 1 << 30
 
@@ -73,13 +71,13 @@ SECOND = GpuReading(1, 40.0, 12288.0, 24576.0, None, 55.0)
 def test_nvidia(
     monkeypatch: pytest.MonkeyPatch, shown: str, gpus: int, expected: list[GpuReading]
 ) -> None:
-    monkeypatch.setattr(nvidia, "pynvml", FakeNvml())
+    monkeypatch.setattr(telemetry, "pynvml", FakeNvml())
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown)
     assert NvidiaMeter(gpus).read() == expected
 
 
 def test_nvidia_without_a_driver_raises(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nvidia, "pynvml", FakeNvml(lost=True))
+    monkeypatch.setattr(telemetry, "pynvml", FakeNvml(lost=True))
     with pytest.raises(OSError, match="NVML: Driver Not Loaded"):
         NvidiaMeter(1)
 
@@ -115,21 +113,21 @@ def rocm_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_amd(rocm_smi: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert AmdMeter(2).read() == [
+    assert AmdGpuMeter(2).read() == [
         GpuReading(0, 73.0, 12288.0, 49152.0, 95.0, 48.0),
         GpuReading(1, 0.0, 1024.0, 49152.0, None, 50.0),
     ]
     monkeypatch.setenv("HIP_VISIBLE_DEVICES", "1")
-    assert [reading.index for reading in AmdMeter(1).read()] == [1]
+    assert [reading.index for reading in AmdGpuMeter(1).read()] == [1]
 
 
 @pytest.mark.parametrize("trouble", ["exit 2", "echo nonsense", "echo '{}'"])
 def test_amd_without_a_valid_answer_raises(rocm_smi: Path, trouble: str) -> None:
     rocm_smi.write_text(f"#!/bin/sh\n{trouble}\n")
     with pytest.raises(OSError, match="rocm-smi: "):
-        AmdMeter(1)
+        AmdGpuMeter(1)
 
 
 def test_the_variable_names_gpus_by_index_or_by_name() -> None:
-    assert visible("", 2) == [0, 1]
-    assert visible("3, GPU-b", 2) == [3, "GPU-b"]
+    assert visible_gpus("", 2) == [0, 1]
+    assert visible_gpus("3, GPU-b", 2) == [3, "GPU-b"]

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from lib.files import read_json_lines, write_json
-from lib.rundir import RunDir
-from lib.telemetry.metrics import averages
-from lib.telemetry.processes import memory_and_time
+from lib.files import read_jsonl, write_json
+from lib.runs.run_dir import RunDir
+from lib.tracking.reader import mean_metrics
+from lib.tracking.telemetry import memory_and_cpu_seconds
 
 
 def manifest(run: RunDir, **hardware: Any) -> None:
@@ -30,7 +30,7 @@ def manifest(run: RunDir, **hardware: Any) -> None:
 def test_a_run_on_a_cpu_is_sampled_until_it_ends(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     manifest(run)
-    command = [sys.executable, "-P", "-m", "lib.telemetry", str(tmp_path), "0.05"]
+    command = [sys.executable, "-P", "-m", "lib.tracking.telemetry", str(tmp_path), "0.05"]
     with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
         deadline = time.monotonic() + 20
         while not run.telemetry.exists() or len(run.telemetry.read_text().splitlines()) < 3:
@@ -39,7 +39,7 @@ def test_a_run_on_a_cpu_is_sampled_until_it_ends(tmp_path: Path) -> None:
         process.stdin.write(b"\n")
         process.stdin.close()
         assert process.wait(20) == 0
-    rows = list(read_json_lines(run.telemetry))
+    rows = list(read_jsonl(run.telemetry))
     assert all(row["gpus"] == [] and row["rss_mib"] > 1 for row in rows)
     assert [row["ts"] for row in rows] == sorted(row["ts"] for row in rows)
 
@@ -47,7 +47,7 @@ def test_a_run_on_a_cpu_is_sampled_until_it_ends(tmp_path: Path) -> None:
 def test_a_missing_driver_ends_the_sampler_with_an_error(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     manifest(run, gpu_name="a card", hip_version="6.4")
-    command = [sys.executable, "-P", "-m", "lib.telemetry", str(tmp_path), "1"]
+    command = [sys.executable, "-P", "-m", "lib.tracking.telemetry", str(tmp_path), "1"]
     environment = {**os.environ, "PATH": str(tmp_path)}
     done = subprocess.run(command, input=b"", capture_output=True, env=environment)
     assert done.returncode != 0
@@ -55,14 +55,14 @@ def test_a_missing_driver_ends_the_sampler_with_an_error(tmp_path: Path) -> None
 
 
 def test_memory_and_time_of_processes_are_the_kernels() -> None:
-    memory, seconds = memory_and_time([os.getpid()])
+    memory, seconds = memory_and_cpu_seconds([os.getpid()])
     status = Path("/proc/self/status").read_text()
     kib = int(status.partition("VmRSS:")[2].split()[0])
     assert memory == pytest.approx(kib / 1024, rel=0.2)
     assert seconds == pytest.approx(time.process_time(), abs=0.5)
-    assert memory_and_time([os.getpid(), os.getpid()])[0] > 1.5 * memory
+    assert memory_and_cpu_seconds([os.getpid(), os.getpid()])[0] > 1.5 * memory
     # A process that has ended.
-    assert memory_and_time([2**22 + 1]) == (0.0, 0.0)
+    assert memory_and_cpu_seconds([2**22 + 1]) == (0.0, 0.0)
 
 
 def gpu(index: int, **counters: float | None) -> dict[str, Any]:
@@ -79,7 +79,7 @@ def test_averages_over_samples_and_gpus() -> None:
         gpus[0]["power_watts"] = 100 + ts
         return {"ts": ts, "rss_mib": 2048.0, "cpu_seconds": used, "gpus": gpus}
 
-    assert averages([sample(10, 3, 100, 50), sample(20, 18, 80, 10)]) == {
+    assert mean_metrics([sample(10, 3, 100, 50), sample(20, 18, 80, 10)]) == {
         "process/rss_gb": 2.0,
         "process/cpu_cores": 1.5,
         "gpu/compute_util_avg": 60.0,
@@ -99,5 +99,5 @@ def test_averages_over_samples_and_gpus() -> None:
 
 def test_a_counter_that_is_missing_is_no_zero() -> None:
     only = {"ts": 1.0, "rss_mib": 1024.0, "cpu_seconds": 1.0, "gpus": [gpu(0)]}
-    assert averages([only]) == {"process/rss_gb": 1.0}
-    assert averages([]) == {}
+    assert mean_metrics([only]) == {"process/rss_gb": 1.0}
+    assert mean_metrics([]) == {}

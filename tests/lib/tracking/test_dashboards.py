@@ -57,11 +57,11 @@ def wait_for_page(url: str) -> str:
             time.sleep(0.2)
 
 
-@pytest.mark.parametrize("name", dashboards.PORTS)
+@pytest.mark.parametrize("name", dashboards.DASHBOARD_PORTS)
 def test_without_runs_the_error_gives_the_setting(name: str, tmp_path: Path) -> None:
     pytest.importorskip(name)
     with pytest.raises(PreflightError) as caught:
-        dashboards.serve(name, tmp_path, 1)
+        dashboards.serve_dashboard(name, tmp_path, 1)
     assert caught.value.codes == ["run.not-found"]
     assert f"SET=TRACKER_{name.upper()}=y" in str(caught.value)
 
@@ -72,20 +72,20 @@ def test_trackio_is_served_from_the_folder_that_it_writes_to(
     pytest.importorskip("trackio")
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "store"))
     with pytest.raises(PreflightError) as caught:
-        dashboards.serve("trackio", tmp_path, 1)
+        dashboards.serve_dashboard("trackio", tmp_path, 1)
     assert caught.value.codes == ["run.not-found"]
     assert caught.value.problems[0].where == f"{tmp_path}/store"
     (tmp_path / "store").mkdir()
     (tmp_path / "store/kablate-single.db").touch()
     started = []
     monkeypatch.setattr(dashboards.os, "execve", lambda *args: started.append(args))
-    dashboards.serve("trackio", tmp_path, 1)
+    dashboards.serve_dashboard("trackio", tmp_path, 1)
     assert started[0][2]["TRACKIO_DIR"] == str(tmp_path / "store")
 
 
 def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dashboards, "find_spec", lambda name: None)
     with pytest.raises(PreflightError) as caught:
-        dashboards.serve("trackio", tmp_path, 1)
+        dashboards.serve_dashboard("trackio", tmp_path, 1)
     assert caught.value.codes == ["env.missing-package"]
     assert "make setup EXTRAS=trackio" in str(caught.value)

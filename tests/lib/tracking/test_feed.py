@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from lib.rundir import RunDir
-from lib.tracking.feed import Feed, Position, final_metrics
+from lib.runs.run_dir import RunDir
+from lib.tracking.reader import ReadCursor, RecordReader, best_validation_metrics
 
 
 def train_row(iteration: int, **changes: Any) -> dict[str, Any]:
@@ -35,9 +35,9 @@ def append(path: Path, *rows: dict[str, Any]) -> None:
         stream.writelines(json.dumps(row) + "\n" for row in rows)
 
 
-def new_metrics(run: RunDir, position: Position) -> list[tuple[int, set[str]]]:
+def new_metrics(run: RunDir, position: ReadCursor) -> list[tuple[int, set[str]]]:
     """Return the iterations and metric names of all new records."""
-    return [(i, set(metrics) - {"iteration"}) for i, metrics in Feed(run, position).new()]
+    return [(i, set(metrics) - {"iteration"}) for i, metrics in RecordReader(run, position).new()]
 
 
 TRAIN = {"train_loss", "train_perplexity", "learning_rate", "grad_norm"}
@@ -46,13 +46,13 @@ SPEED = {"tokens_per_second"}
 
 
 def test_a_run_that_has_written_nothing_yet(run: RunDir) -> None:
-    assert new_metrics(run, Position()) == []
+    assert new_metrics(run, ReadCursor()) == []
 
 
 def test_records_of_an_iteration_are_joined_under_the_published_names(run: RunDir) -> None:
     append(run.metrics, train_row(1), train_row(2), eval_row(2, 3.0))
     append(run.timing, timing(2))
-    found = dict(Feed(run, Position()).new())
+    found = dict(RecordReader(run, ReadCursor()).new())
     assert found[1] == {
         "iteration": 1,
         "train_loss": 2.0,
@@ -70,7 +70,7 @@ def test_records_of_an_iteration_are_joined_under_the_published_names(run: RunDi
 
 
 def test_no_record_is_sent_twice_while_a_run_continues(run: RunDir) -> None:
-    position = Position()
+    position = ReadCursor()
     append(run.metrics, train_row(1), train_row(2))
     append(run.timing, timing(2))
     assert new_metrics(run, position) == [(1, TRAIN), (2, TRAIN | SPEED)]
@@ -81,7 +81,7 @@ def test_no_record_is_sent_twice_while_a_run_continues(run: RunDir) -> None:
 
 def test_a_timing_waits_for_its_iteration(run: RunDir) -> None:
     """Hold back a timing that is read before its row."""
-    position = Position()
+    position = ReadCursor()
     append(run.metrics, train_row(1))
     append(run.timing, timing(3))
     assert new_metrics(run, position) == [(1, TRAIN)]
@@ -90,7 +90,7 @@ def test_a_timing_waits_for_its_iteration(run: RunDir) -> None:
 
 
 def test_one_reader_returns_appended_records(run: RunDir) -> None:
-    feed = Feed(run, Position())
+    feed = RecordReader(run, ReadCursor())
     assert [*feed.new()] == []
     append(run.metrics, train_row(1), train_row(2))
     append(run.timing, timing(2), timing(3))
@@ -103,7 +103,7 @@ def test_one_reader_returns_appended_records(run: RunDir) -> None:
 
 
 def test_rows_that_a_resumed_run_repeats_are_skipped(run: RunDir) -> None:
-    position = Position()
+    position = ReadCursor()
     rows = [train_row(1), train_row(2), eval_row(2, 3.0), train_row(3), train_row(4)]
     append(run.metrics, *rows)
     append(run.timing, timing(2), timing(4))
@@ -117,7 +117,7 @@ def test_rows_that_a_resumed_run_repeats_are_skipped(run: RunDir) -> None:
 
 
 def test_a_new_reader_waits_until_the_run_is_where_the_old_one_was(run: RunDir) -> None:
-    feed = Feed(run, Position(rows=3, iteration=3))
+    feed = RecordReader(run, ReadCursor(rows=3, iteration=3))
     append(run.metrics, train_row(1), train_row(2))
     # Trackers reject iterations older than the newest one.
     append(run.timing, timing(2))
@@ -127,7 +127,7 @@ def test_a_new_reader_waits_until_the_run_is_where_the_old_one_was(run: RunDir) 
 
 
 def test_a_torn_last_line_waits_for_its_end(run: RunDir) -> None:
-    position = Position()
+    position = ReadCursor()
     append(run.metrics, train_row(1))
     whole = json.dumps(train_row(2))
     with open(run.metrics, "a") as stream:
@@ -140,20 +140,20 @@ def test_a_torn_last_line_waits_for_its_end(run: RunDir) -> None:
 
 def test_missing_and_overflowing_values_are_left_out(run: RunDir) -> None:
     append(run.metrics, train_row(1, loss=800.0, grad_norm=None))
-    assert new_metrics(run, Position()) == [(1, {"train_loss", "learning_rate"})]
+    assert new_metrics(run, ReadCursor()) == [(1, {"train_loss", "learning_rate"})]
 
 
 def test_the_best_validation_is_the_lowest_not_the_last(run: RunDir) -> None:
     append(run.metrics, eval_row(1, 3.0), train_row(2), eval_row(2, 2.5), eval_row(3, 2.75))
     expected = {"final/best_val_loss": 2.5, "final/best_val_perplexity": math.exp(2.5)}
-    assert final_metrics(run) == expected
+    assert best_validation_metrics(run) == expected
 
 
 def test_a_position_survives_its_file(tmp_path: Path) -> None:
     path = tmp_path / "position.json"
-    assert Position.read(path) == Position()
-    Position(5, 4, 3, complete=True).write(path)
-    assert Position.read(path) == Position(5, 4, 3, complete=True)
+    assert ReadCursor.read(path) == ReadCursor()
+    ReadCursor(5, 4, 3, complete=True).write(path)
+    assert ReadCursor.read(path) == ReadCursor(5, 4, 3, complete=True)
 
 
 def sample(ts: float, mib: float) -> dict[str, Any]:
@@ -165,14 +165,14 @@ def test_samples_of_the_machine_belong_to_the_log_interval_they_fell_into(run: R
     append(run.timing, timing(2), timing(4))
     # Written at 102 and 104.
     append(run.telemetry, sample(101.0, 1024), sample(102.0, 3072), sample(103.5, 5120))
-    found = dict(Feed(run, Position()).new())
+    found = dict(RecordReader(run, ReadCursor()).new())
     assert "process/rss_gb" not in found[1] and "process/rss_gb" not in found[3]
     assert (found[2]["process/rss_gb"], found[4]["process/rss_gb"]) == (2.0, 5.0)
 
 
 def test_a_timing_waits_until_the_samples_before_it_are_written(run: RunDir) -> None:
-    position = Position()
-    feed = Feed(run, position)
+    position = ReadCursor()
+    feed = RecordReader(run, position)
     now = time.time()
     append(run.metrics, train_row(1), train_row(2), train_row(3))
     append(run.timing, {**timing(2), "written_at": now})

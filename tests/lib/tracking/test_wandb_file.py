@@ -3,7 +3,7 @@
 import struct
 from pathlib import Path
 
-from lib.tracking.tracker_wandb.module import ends_whole
+from lib.tracking.wandb_tracker import is_complete_log
 
 BLOCK, HEAD = 32768, 7
 WHOLE, FIRST, MIDDLE, LAST = 1, 2, 3, 4
@@ -39,10 +39,10 @@ def test_a_cut_is_noticed_wherever_it_is(tmp_path: Path) -> None:
     path = tmp_path / "run.wandb"
     for cut in sorted(size for size in near | pages if HEAD < size <= len(data)):
         path.write_bytes(data[:cut])
-        assert ends_whole(path) is (cut in ends), cut
+        assert is_complete_log(path) is (cut in ends), cut
 
 
 def test_nothing_is_not_whole(tmp_path: Path) -> None:
     for content in (b"", b":W&B\xe1\xbe\x00", b":W"):
         (tmp_path / "run.wandb").write_bytes(content)
-        assert not ends_whole(tmp_path / "run.wandb")
+        assert not is_complete_log(tmp_path / "run.wandb")

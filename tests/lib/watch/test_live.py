@@ -1,10 +1,10 @@
 """The live screen, captured from a pseudo-terminal."""
 
-from lib.watch.screen import spark
+from lib.tracking.watch import sparkline
 from tests.lib.terminal import Terminal
 
 LOOK = """
-from lib.watch.screen import Line, watch
+from lib.tracking.watch import Line, watch
 
 watch(lambda: [Line("fall", "success", 2, 2, 1.0, 1.0, None, None, None, [2.0, 1.0], {})])
 """
@@ -20,4 +20,4 @@ def test_a_curve_is_drawn_with_what_the_terminal_can_show() -> None:
 
 def test_the_start_of_a_loss_does_not_flatten_the_rest() -> None:
     losses = [9.0, 5.0, 3.0, *(2.8 - 0.1 * i for i in range(13))]
-    assert spark(losses, "01234567") == "7776555443222110"
+    assert sparkline(losses, "01234567") == "7776555443222110"

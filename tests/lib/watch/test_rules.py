@@ -5,10 +5,9 @@ from typing import Any
 
 import pytest
 
-from lib.status import State, Status
-from lib.watch.facts import Facts
-from lib.watch.options import WatchOptions
-from lib.watch.rules import RULES, alarms
+from lib.runs.run_dir import RunStatus, State
+from lib.tracking.options import WatchOptions
+from lib.tracking.watch import ALARM_RULES, WatchedRecords, raised_alarms
 
 NOW = 10_000.0
 OPTIONS = WatchOptions(
@@ -21,7 +20,7 @@ OPTIONS = WatchOptions(
 )
 
 
-def healthy(**changes: Any) -> Facts:
+def healthy(**changes: Any) -> WatchedRecords:
     """Return twelve heartbeats of a running run, the newest ten seconds old, with a falling loss."""
     beats = [
         {
@@ -36,33 +35,33 @@ def healthy(**changes: Any) -> Facts:
     ]
     train = [{"loss": 5.0 - 0.01 * i, "grad_norm": 0.4} for i in range(40)]
     facts = {
-        "status": Status(State.RUNNING, 0, "", 40, 100),
+        "status": RunStatus(State.RUNNING, 0, "", 40, 100),
         "now": NOW,
         "heartbeats": {0: beats, 1: [dict(beat) for beat in beats]},
         "train": train,
         "evals": [],
     }
-    return Facts(**(facts | changes))
+    return WatchedRecords(**(facts | changes))
 
 
-def with_newest(**changes: Any) -> Facts:
+def with_newest(**changes: Any) -> WatchedRecords:
     facts = healthy()
     facts.heartbeats[0][-1].update(changes)
     return facts
 
 
-def one_silent_rank() -> Facts:
+def one_silent_rank() -> WatchedRecords:
     facts = healthy()
     for beat in facts.heartbeats[1]:
         beat["ts"] -= 200
     return facts
 
 
-def flat_loss() -> Facts:
+def flat_loss() -> WatchedRecords:
     return healthy(train=[{"loss": 3.0 + 0.001 * (i % 2), "grad_norm": 1.0} for i in range(20)])
 
 
-def growing_memory() -> Facts:
+def growing_memory() -> WatchedRecords:
     facts = healthy()
     for i, beat in enumerate(facts.heartbeats[1]):
         beat["mem_reserved_mib"] = 4000.0 + 100 * i
@@ -70,7 +69,7 @@ def growing_memory() -> Facts:
 
 
 # Rule → facts that trigger it, and values that its text must contain.
-CASES: dict[str, tuple[Callable[[], Facts], list[str]]] = {
+CASES: dict[str, tuple[Callable[[], WatchedRecords], list[str]]] = {
     "stall": (one_silent_rank, ["rank 1", "03:30"]),
     "zero-throughput": (lambda: with_newest(toks_per_s=0.0), ["0 tokens per second"]),
     "plateau": (flat_loss, ["3.0005", "10 iterations"]),
@@ -87,32 +86,32 @@ CASES: dict[str, tuple[Callable[[], Facts], list[str]]] = {
 
 
 def test_a_healthy_run_raises_no_alarm() -> None:
-    assert alarms(healthy(), OPTIONS) == {}
+    assert raised_alarms(healthy(), OPTIONS) == {}
 
 
 def test_every_rule_has_a_case() -> None:
-    assert CASES.keys() == RULES.keys()
+    assert CASES.keys() == ALARM_RULES.keys()
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_it_fires_and_nothing_else_does(name: str) -> None:
     build, expected = CASES[name]
-    texts = alarms(build(), OPTIONS)
+    texts = raised_alarms(build(), OPTIONS)
     assert list(texts) == [name]
     assert all(value in texts[name] for value in expected)
 
 
 def test_a_run_that_is_over_does_not_stall() -> None:
     facts = one_silent_rank()
-    over = Status(State.SUCCESS, 0, "", 100, 100)
-    assert alarms(Facts(**(vars(facts) | {"status": over})), OPTIONS) == {}
+    over = RunStatus(State.SUCCESS, 0, "", 100, 100)
+    assert raised_alarms(WatchedRecords(**(vars(facts) | {"status": over})), OPTIONS) == {}
 
 
 def test_a_run_that_has_not_begun_raises_no_alarm() -> None:
-    assert alarms(healthy(status=None, heartbeats={}, train=[]), OPTIONS) == {}
+    assert raised_alarms(healthy(status=None, heartbeats={}, train=[]), OPTIONS) == {}
 
 
 def test_the_end_of_a_run_that_is_over_is_not_judged_by_its_speed() -> None:
     build, _ = CASES["throughput"]
-    over = Status(State.SUCCESS, 0, "", 100, 100)
-    assert alarms(Facts(**(vars(build()) | {"status": over})), OPTIONS) == {}
+    over = RunStatus(State.SUCCESS, 0, "", 100, 100)
+    assert raised_alarms(WatchedRecords(**(vars(build()) | {"status": over})), OPTIONS) == {}

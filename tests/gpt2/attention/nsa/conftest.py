@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 
-from gpt2.attention.nsa import by_blocks, by_rows, gather, module
+from gpt2.nsa import block_major, gather, module, query_major
 from tests.gpt2.attention.nsa.sizes import BACKENDS, options
 
 
@@ -23,8 +23,8 @@ def nsa(request, monkeypatch):
 @pytest.fixture
 def thin_rows(monkeypatch):
     """Use chunks of eight rows in every branch, and a few rows in the selected branch's kernels."""
-    monkeypatch.setattr(by_rows, "CHUNK_ELEMENTS", 0)
-    monkeypatch.setattr(by_rows, "FEWEST_ROWS", 8)
-    monkeypatch.setattr(by_blocks, "BAND", 16)
-    monkeypatch.setattr(by_blocks, "ROWS", 5)
-    monkeypatch.setattr(gather, "CHUNK_NUMBERS", 500)
+    monkeypatch.setattr(query_major, "CHUNK_ELEMENTS", 0)
+    monkeypatch.setattr(query_major, "MIN_CHUNK_ROWS", 8)
+    monkeypatch.setattr(block_major, "QUERIES_PER_TILE", 16)
+    monkeypatch.setattr(block_major, "QUERIES_PER_VISIT", 5)
+    monkeypatch.setattr(gather, "CHUNK_ELEMENTS", 500)

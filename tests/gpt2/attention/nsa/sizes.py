@@ -5,11 +5,11 @@ import itertools
 import pytest
 import torch
 
-from gpt2.attention.grouped.options import GroupedOptions
-from gpt2.attention.nsa.compress import compress
-from gpt2.attention.nsa.module import Keys, attend_branches
-from gpt2.attention.nsa.options import BRANCHES as NAMES
-from gpt2.attention.nsa.options import NsaOptions
+from gpt2.attention.options import GroupedOptions
+from gpt2.nsa.cache import BranchKeyValues
+from gpt2.nsa.module import attend_branches, compress_blocks
+from gpt2.nsa.options import BRANCHES as NAMES
+from gpt2.nsa.options import NsaOptions
 
 PAIR = GroupedOptions(n_kv_head=2)
 # 33 tokens are six blocks; a query selects three forced blocks and one by score.
@@ -69,7 +69,7 @@ def full_attention(q_BNTH, k_BKSH, v_BKSH):
 
 def attended(q_BNTH, k_BKSH, v_BKSH, given):
     """Return the head outputs of each branch for shared keys and values."""
-    blocks = compress(k_BKSH, given, None), compress(v_BKSH, given, None)
-    keys = Keys(blocks, (k_BKSH, v_BKSH), (k_BKSH, v_BKSH))
+    blocks = compress_blocks(k_BKSH, given, None), compress_blocks(v_BKSH, given, None)
+    keys = BranchKeyValues(blocks, (k_BKSH, v_BKSH), (k_BKSH, v_BKSH))
     first = k_BKSH.shape[2] - q_BNTH.shape[2]
     return dict(zip(NAMES, attend_branches(q_BNTH, keys, given, first), strict=True))

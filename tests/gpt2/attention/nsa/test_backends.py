@@ -7,15 +7,13 @@ import pytest
 import torch
 
 from gpt2.ablation.resolve import resolve_config
-from gpt2.attention.nsa import by_blocks, gather
-from gpt2.attention.nsa.backend import merges, resolve_backend
-from gpt2.attention.nsa.gather import Fallbacks, attend_gathered
-from gpt2.attention.nsa.options import NsaOptions
-from gpt2.attention.nsa.ranges import ranges_of
-from gpt2.attention.nsa.selected import attend_selected
-from gpt2.attention.nsa.window import attend_window
+from gpt2.nsa import block_major, gather
+from gpt2.nsa.gather import FallbackCounter, attend_gathered, token_ranges
+from gpt2.nsa.module import attend_selected, attend_window
+from gpt2.nsa.options import NsaOptions, merges_ranges, resolve_backend
+from lib.config.layers import ConfigLayer
+from lib.config.tree import KconfigTree
 from lib.errors import ConfigError, PreflightError
-from lib.kconfig import Layer, Tree
 from tests.gpt2.builders import PARTS
 
 OPTIONS = NsaOptions(**PARTS["nsa"])
@@ -67,9 +65,9 @@ class TestSelected:
     @pytest.mark.parametrize("touching", [True, False])
     @pytest.mark.parametrize("backend", ["blocks", "lists", "merged"])
     def test_equals_the_formula(self, monkeypatch, shape, touching, backend):
-        monkeypatch.setattr(by_blocks, "BAND", 15)
-        monkeypatch.setattr(by_blocks, "ROWS", 7)
-        monkeypatch.setattr(gather, "CHUNK_NUMBERS", 500)
+        monkeypatch.setattr(block_major, "QUERIES_PER_TILE", 15)
+        monkeypatch.setattr(block_major, "QUERIES_PER_VISIT", 7)
+        monkeypatch.setattr(gather, "CHUNK_ELEMENTS", 500)
         queries, length, size, count = shape
         q, k, v = (
             normal(1, 2, queries, 3, 4),
@@ -77,7 +75,7 @@ class TestSelected:
             normal(1, 2, length, 4, seed=2),
         )
         blocks = selection(queries, length, size, count, touching)
-        fallbacks = Fallbacks()
+        fallbacks = FallbackCounter()
 
         def attend(q, k, v):
             if backend == "blocks":
@@ -110,8 +108,8 @@ class TestWindow:
     @pytest.mark.parametrize("window", [1, 6, 39, 40, 90])
     @pytest.mark.parametrize("elements", [0, 1 << 18])
     def test_equals_the_formula(self, monkeypatch, queries, window, elements):
-        monkeypatch.setattr("gpt2.attention.nsa.by_rows.CHUNK_ELEMENTS", elements)
-        monkeypatch.setattr("gpt2.attention.nsa.by_rows.FEWEST_ROWS", 7)
+        monkeypatch.setattr("gpt2.nsa.query_major.CHUNK_ELEMENTS", elements)
+        monkeypatch.setattr("gpt2.nsa.query_major.MIN_CHUNK_ROWS", 7)
         q, k, v = normal(1, 4, queries, 4), normal(1, 2, 40, 4, seed=1), normal(1, 2, 40, 4, seed=2)
 
         def expected(q, k, v):
@@ -132,10 +130,10 @@ class TestRanges:
     def test_blocks_that_touch(self):
         blocks = torch.tensor([[0, 1, 3, 4, 5], [0, 2, 4, -1, -1]])
         tokens = torch.tensor([22, 17])
-        lists = ranges_of(blocks, tokens, 4, merged=False)
+        lists = token_ranges(blocks, tokens, 4, merged=False)
         assert lists.starts_f.tolist() == [0, 4, 12, 16, 20, 0, 8, 16]
         assert lists.ends_f.tolist() == [4, 8, 16, 20, 23, 4, 12, 18]
-        merged = ranges_of(blocks, tokens, 4, merged=True)
+        merged = token_ranges(blocks, tokens, 4, merged=True)
         assert merged.starts_f.tolist() == [0, 12, 0, 8, 16]
         assert merged.ends_f.tolist() == [8, 23, 4, 12, 18]
         assert merged.lengths_r.tolist() == [19, 10]
@@ -145,7 +143,7 @@ class TestRanges:
         length, size = 61 + seed, 5
         blocks = selection(length, length, size, 6, touching=bool(seed % 2))[0, seed % 2]
         tokens = torch.arange(length)
-        lists, merged = (ranges_of(blocks, tokens, size, m) for m in (False, True))
+        lists, merged = (token_ranges(blocks, tokens, size, m) for m in (False, True))
         assert torch.equal(lists.tokens(), merged.tokens())
         assert torch.equal(lists.lengths_r, merged.lengths_r)
         assert len(merged.starts_f) < len(lists.starts_f)
@@ -158,8 +156,10 @@ class TestRanges:
 
     def test_adaptive_merges_from_a_length_on(self):
         options = replace(OPTIONS, ranges="adaptive", ranges_min=100)
-        assert [merges(options, length) for length in (99, 100)] == [False, True]
-        assert merges(replace(OPTIONS, ranges="merged"), 1) and not merges(OPTIONS, 10**6)
+        assert [merges_ranges(options, length) for length in (99, 100)] == [False, True]
+        assert merges_ranges(replace(OPTIONS, ranges="merged"), 1) and not merges_ranges(
+            OPTIONS, 10**6
+        )
 
 
 class TestChoice:
@@ -167,7 +167,7 @@ class TestChoice:
 
     def layers(self, **symbols):
         chosen = {"ATTENTION_PROJECTION_GROUPED": True, "ATTENTION_PATTERN_NSA": True}
-        return [Layer.of("command line", "test", {**chosen, **symbols})]
+        return [ConfigLayer.of("command line", "test", {**chosen, **symbols})]
 
     def test_by_device(self):
         assert [resolve_backend(OPTIONS, device) for device in ("cpu", "cuda")] == [
@@ -183,12 +183,14 @@ class TestChoice:
         assert "SET=NSA_BACKEND_BLOCKS=y" in caught.value.problems[0].next
 
     def test_symbols(self):
-        pattern = resolve_config(Tree(), self.layers()).model.attention.pattern
+        pattern = resolve_config(KconfigTree(), self.layers()).model.attention.pattern
         assert (pattern.backend, pattern.ranges) == ("auto", "lists")
         found = self.layers(NSA_BACKEND_GATHER=True, NSA_RANGES_ADAPTIVE=True)
-        pattern = resolve_config(Tree(), found).model.attention.pattern
+        pattern = resolve_config(KconfigTree(), found).model.attention.pattern
         assert (pattern.backend, pattern.ranges, pattern.ranges_min) == ("gather", "adaptive", 1024)
 
     def test_ranges_are_those_of_gather(self):
         with pytest.raises(ConfigError, match="NSA_RANGES"):
-            resolve_config(Tree(), self.layers(NSA_BACKEND_BLOCKS=True, NSA_RANGES_MERGED=True))
+            resolve_config(
+                KconfigTree(), self.layers(NSA_BACKEND_BLOCKS=True, NSA_RANGES_MERGED=True)
+            )

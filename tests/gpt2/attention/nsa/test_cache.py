@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gpt2.attention.nsa.cache import NsaCache, Ring
-from gpt2.attention.nsa.compress import compress
-from gpt2.attention.nsa.options import BRANCHES
-from gpt2.attention.nsa.reference import selected_blocks
+from gpt2.nsa.cache import NsaCache, RingBuffer
+from gpt2.nsa.module import compress_blocks
+from gpt2.nsa.options import BRANCHES
+from gpt2.nsa.reference import selected_blocks
 from tests.gpt2.attention.nsa.sizes import PAIR, drawn, options, seen
 
 LENGTH = 34
@@ -54,7 +54,7 @@ def fed(cache, length):
 
 def means(given):
     """Return the compression of blocks by their mean."""
-    return lambda raw: tuple(compress(x, given, None) for x in raw["compressed"])
+    return lambda raw: tuple(compress_blocks(x, given, None) for x in raw["compressed"])
 
 
 class TestDecoding:
@@ -95,7 +95,7 @@ class TestDecoding:
 
 
 def test_a_ring_holds_the_last_tokens():
-    ring, tokens = Ring(5), torch.arange(23.0).view(1, 1, 23, 1)
+    ring, tokens = RingBuffer(5), torch.arange(23.0).view(1, 1, 23, 1)
     for first, last in ((0, 3), (3, 4), (4, 11), (11, 12), (12, 23)):
         new = tokens[:, :, first:last]
         start = max(0, first - 4)

@@ -5,8 +5,9 @@ import torch
 
 from gpt2.ablation.resolve import resolve_config
 from gpt2.model import GPT
+from lib.config.layers import ConfigLayer
+from lib.config.tree import KconfigTree
 from lib.errors import ConfigError
-from lib.kconfig import Layer, Tree
 from tests.gpt2.attention.nsa.sizes import PAPER, options
 from tests.gpt2.builders import make_model_config
 
@@ -47,10 +48,12 @@ class TestConfiguration:
 
     def layers(self, **symbols):
         chosen = {"ATTENTION_PROJECTION_GROUPED": True, "ATTENTION_PATTERN_NSA": True}
-        return [Layer.of("command line", "test", {**chosen, **symbols})]
+        return [ConfigLayer.of("command line", "test", {**chosen, **symbols})]
 
     def test_symbols(self):
-        found = resolve_config(Tree(), self.layers(NSA_PHI_MEAN=True)).model.attention.pattern
+        found = resolve_config(
+            KconfigTree(), self.layers(NSA_PHI_MEAN=True)
+        ).model.attention.pattern
         assert found == options(**PAPER, phi="mean", hidden=0)
 
     @pytest.mark.parametrize(
@@ -65,7 +68,7 @@ class TestConfiguration:
     )
     def test_unsupported_symbols(self, symbols):
         with pytest.raises(ConfigError) as caught:
-            resolve_config(Tree(), self.layers(**symbols))
+            resolve_config(KconfigTree(), self.layers(**symbols))
         assert next(iter(symbols)).split("_PROJECTION")[0] in str(caught.value)
 
     @pytest.mark.parametrize(
@@ -81,7 +84,7 @@ class TestConfiguration:
     )
     def test_conflicts_with_the_model(self, symbols, symbol, value):
         with pytest.raises(ConfigError) as caught:
-            resolve_config(Tree(), self.layers(**symbols))
+            resolve_config(KconfigTree(), self.layers(**symbols))
         found = [p for p in caught.value.problems if p.what.startswith(f"{symbol}:")]
         assert [p.code for p in found] == ["config.conflict"] and value in found[0].what
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gpt2.attention.nsa import by_blocks, by_rows, gather, module, ops
-from gpt2.attention.nsa.compress import compress
+from gpt2.nsa import block_major, gather, module, ops, query_major
+from gpt2.nsa.module import compress_blocks
 from tests.gpt2.attention.nsa.sizes import PAIR, PAPER, SIZES, options
 
 
@@ -67,10 +67,10 @@ def test_backward_keeps_queries_once():
     heads, groups, length, width = 4, 2, 64, 8
     q = torch.randn(1, heads, length, width, requires_grad=True)
     kv = [torch.randn(1, groups, length, width, requires_grad=True) for _ in range(4)]
-    small = tuple(compress(x, options(), None) for x in kv[:2])
+    small = tuple(compress_blocks(x, options(), None) for x in kv[:2])
 
     def forward():
-        keys = module.Keys(small, (kv[0], kv[1]), (kv[2], kv[3]))
+        keys = module.BranchKeyValues(small, (kv[0], kv[1]), (kv[2], kv[3]))
         return module.attend_branches(q, keys, options(), 0)
 
     numbers = q.numel() * (1 + 3) + heads * length * 3 + sum(x.numel() for x in (*kv, *small))
@@ -103,11 +103,11 @@ class TestOperations:
         """Check that no operator runs per token: larger chunks, the same number of operators."""
         found = []
         for scale in (1, 4):
-            monkeypatch.setattr(by_rows, "CHUNK_ELEMENTS", 0)
-            monkeypatch.setattr(by_rows, "FEWEST_ROWS", 8 * scale)
-            monkeypatch.setattr(by_blocks, "ROWS", 12 * scale)
+            monkeypatch.setattr(query_major, "CHUNK_ELEMENTS", 0)
+            monkeypatch.setattr(query_major, "MIN_CHUNK_ROWS", 8 * scale)
+            monkeypatch.setattr(block_major, "QUERIES_PER_VISIT", 12 * scale)
             # Keys of four blocks of so many tokens, for 12 queries each time.
-            monkeypatch.setattr(gather, "CHUNK_NUMBERS", 12 * scale * 8 * 6 * scale * 4)
+            monkeypatch.setattr(gather, "CHUNK_ELEMENTS", 12 * scale * 8 * 6 * scale * 4)
             named = ("compress", "stride", "select", "window")
             sizes = {name: scale * SIZES[name] for name in named}
             # All blocks are selected, so that what is chosen does not matter.

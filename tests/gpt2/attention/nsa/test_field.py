@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from gpt2.attention.nsa.compress import compress
-from gpt2.attention.nsa.compressed import attend_compressed
+from gpt2.nsa.module import compress_blocks
+from gpt2.nsa.select import attend_compressed
 from tests.gpt2.attention.nsa.sizes import PAIR, attended, drawn, options
 
 LENGTH = 33
@@ -13,7 +13,7 @@ LENGTH = 33
 def lists(q, k, given):
     """Return the selected blocks of every query."""
     q_BKgTH = (q / q.shape[-1] ** 0.5).unflatten(1, (k.shape[1], -1))
-    keys = compress(k, given, None)
+    keys = compress_blocks(k, given, None)
     return attend_compressed(q_BKgTH, keys, keys, given)[1]
 
 

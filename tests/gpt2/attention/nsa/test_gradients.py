@@ -3,19 +3,18 @@
 import pytest
 import torch
 
-from gpt2.attention.nsa import module
-from gpt2.attention.nsa.compress import Phi, compress
-from gpt2.attention.nsa.compressed import attend_compressed
-from gpt2.attention.nsa.module import BranchGates
 from gpt2.model import GPT
-from gpt2.shape import Shape
+from gpt2.nsa import module
+from gpt2.nsa.module import BlockCompressionMLP, BranchGates, compress_blocks
+from gpt2.nsa.select import attend_compressed
+from gpt2.shape import ModelShape
 from tests.gpt2.attention.nsa.sizes import PAIR, attended, drawn, options
 from tests.gpt2.builders import make_model_config
 from tests.gpt2.test_model import drawn as drawn_model
 
 
 def shape():
-    return Shape(1, 4, 16, 20, 64, 0.0, True, "gelu_tanh", 50)
+    return ModelShape(1, 4, 16, 20, 64, 0.0, True, "gelu_tanh", 50)
 
 
 def randomized(module):
@@ -88,11 +87,11 @@ class TestByDifferences:
         )
 
     def test_phi(self):
-        phi = randomized(Phi(shape(), options()))
+        phi = randomized(BlockCompressionMLP(shape(), options()))
         parameters = tuple(phi.parameters())
         x = drawn(1, 2, 9, 4).requires_grad_()
         assert torch.autograd.gradcheck(
-            lambda x, *_: compress(x, options(), phi), (x, *parameters), atol=1e-6
+            lambda x, *_: compress_blocks(x, options(), phi), (x, *parameters), atol=1e-6
         )
 
     @pytest.mark.parametrize("gate", ["sigmoid", "softmax"])

@@ -16,11 +16,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gpt2 import model
-from gpt2.attention import heads
-from gpt2.attention.nsa import backend, blocks, by_rows, compressed, ranges, window
-from gpt2.attention.nsa.cache import NsaCache, Ring
-from gpt2.attention.nsa.module import BranchGates
-from gpt2.positions.rope.module import Rope
+from gpt2.attention import state
+from gpt2.attention.positions import Rope
+from gpt2.nsa import gather, query_major
+from gpt2.nsa import module as nsa_module
+from gpt2.nsa import options as nsa_options
+from gpt2.nsa import select as nsa_select
+from gpt2.nsa.cache import NsaCache, RingBuffer
+from gpt2.nsa.module import BranchGates
 
 HERE = Path(__file__).parent
 FILES = sorted(path.stem for path in HERE.glob("test_*.py") if path != Path(__file__))
@@ -64,8 +67,8 @@ def _masked_after(right: Any) -> Any:
         for t in range(first, length):
             weights_BKgTM[..., t - first, options.compressed(t + 1) :] = 0
         count = -(-length // options.select)
-        scores = blocks.score_blocks(weights_BKgTM, options, count)
-        return context, blocks.select_blocks(scores, options, first)
+        scores = nsa_select.score_blocks(weights_BKgTM, options, count)
+        return context, nsa_select.select_blocks(scores, options, first)
 
     return attend
 
@@ -164,7 +167,7 @@ def _as_one_vector(right: Any) -> Any:
     def rotate(self: Any, x_BNTH: Tensor, first: int = 0, step: int = 1) -> Tensor:
         whole_B1TC = x_BNTH.transpose(1, 2).flatten(2)[:, None]
         turned_BTC = right(self, whole_B1TC, first, step)[:, 0]
-        return heads.split_heads(turned_BTC, x_BNTH.shape[-1])
+        return state.split_heads(turned_BTC, x_BNTH.shape[-1])
 
     return rotate
 
@@ -188,35 +191,37 @@ MUTANTS: dict[str, tuple[Plant, str]] = {
         "test_cache.py::TestDecoding::test_equals_the_forward_pass[blocks-13-False]",
     ),
     "mask after the softmax": (
-        everywhere(compressed.attend_compressed, _masked_after),
+        everywhere(nsa_select.attend_compressed, _masked_after),
         "test_field.py::TestLaterTokens::test_change_no_selection",
     ),
     "window off by one": (
-        everywhere(window.attend_window, lambda right: lambda q, k, v, w: right(q, k, v, w + 1)),
+        everywhere(
+            nsa_module.attend_window, lambda right: lambda q, k, v, w: right(q, k, v, w + 1)
+        ),
         "test_field.py::TestField::test_window",
     ),
     "partial block excluded": (
-        everywhere(blocks.select_blocks, _own_block_only_when_complete),
+        everywhere(nsa_select.select_blocks, _own_block_only_when_complete),
         "test_selection.py::TestSelection::test_equals_a_search_from_the_definition",
     ),
     "equation 9 with + m + n": (
-        everywhere(blocks.score_blocks, _later_overlap),
+        everywhere(nsa_select.score_blocks, _later_overlap),
         "test_selection.py::TestSelection::test_weights_count_as_far_as_they_overlap",
     ),
     "logits averaged before the softmax": (
-        everywhere(blocks.score_blocks, _averaged_logits),
+        everywhere(nsa_select.score_blocks, _averaged_logits),
         "test_selection.py::TestSelection::test_heads_of_a_group_are_summed_after_their_softmax",
     ),
     "a head's numbers taken across all heads": (
-        everywhere(heads.split_heads, lambda right: _heads_are_columns),
+        everywhere(state.split_heads, lambda right: _heads_are_columns),
         "test_reference.py::TestAgainstReference::test_lengths[blocks-13]",
     ),
     "trimmed window indexed absolutely": (
-        method(Ring, "_places", lambda right: _never_wrapped),
+        method(RingBuffer, "_places", lambda right: _never_wrapped),
         "test_cache.py::TestDecoding::test_equals_the_forward_pass[blocks-1-False]",
     ),
     "raw ring not filled by a prompt": (
-        method(Ring, "write", _not_after_a_prompt),
+        method(RingBuffer, "write", _not_after_a_prompt),
         "test_cache.py::TestDecoding::test_equals_the_forward_pass[blocks-7-False]",
     ),
     "reads taken from the formula": (
@@ -228,7 +233,7 @@ MUTANTS: dict[str, tuple[Plant, str]] = {
         "test_gradients.py::test_blocks_computed_again_have_the_same",
     ),
     "a branch replaced by its first value": (
-        everywhere(compressed.attend_compressed, _first_value),
+        everywhere(nsa_select.attend_compressed, _first_value),
         "test_field.py::TestField::test_compressed",
     ),
     "gates frozen": (
@@ -240,15 +245,15 @@ MUTANTS: dict[str, tuple[Plant, str]] = {
         "test_rope.py::TestPositions::test_scores_of_every_branch_depend_on_distances[True]",
     ),
     "a mask of -10000": (
-        method(by_rows.Chunk, "hide_", _sentinel),
+        method(query_major.QueryChunk, "hide_", _sentinel),
         "test_field.py::TestLaterTokens::test_are_not_seen_however_low_the_scores_are",
     ),
     "a gathered range that ends a token late": (
-        everywhere(ranges.ranges_of, _a_token_late),
+        everywhere(gather.token_ranges, _a_token_late),
         "test_field.py::TestLaterTokens::test_have_no_gradient[lists-3]",
     ),
     "blocks where gathering is asked for": (
-        everywhere(backend.resolve_backend, lambda right: lambda options, device: "blocks"),
+        everywhere(nsa_options.resolve_backend, lambda right: lambda options, device: "blocks"),
         "test_reference.py::TestAgainstReference::test_lengths[merged-13]",
     ),
 }

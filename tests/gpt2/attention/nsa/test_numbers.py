@@ -3,9 +3,8 @@
 import pytest
 import torch
 
-from gpt2.attention.nsa import compressed
-from gpt2.attention.nsa.blocks import score_blocks
-from gpt2.attention.nsa.compressed import attend_compressed
+from gpt2.nsa import select
+from gpt2.nsa.select import attend_compressed, score_blocks
 from tests.gpt2.attention.nsa.sizes import PAIR, drawn, options
 
 
@@ -37,7 +36,7 @@ class TestNumbers:
     def test_blocks_are_ranked_in_float32(self, monkeypatch):
         given = []
         monkeypatch.setattr(
-            compressed, "score_blocks", lambda w, *rest: given.append(w) or score_blocks(w, *rest)
+            select, "score_blocks", lambda w, *rest: given.append(w) or score_blocks(w, *rest)
         )
         q, keys = drawn(1, 2, 3, 33, 4).bfloat16(), drawn(1, 2, 15, 4, seed=1).bfloat16()
         attend_compressed(q, keys, keys, options())

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from gpt2.attention.grouped.options import GroupedOptions
+from gpt2.attention.options import GroupedOptions
 from tests.gpt2.attention.nsa.sizes import PAIR, options
 
 

@@ -3,12 +3,11 @@
 import pytest
 import torch
 
-from gpt2.attention.nsa.compress import compress
-from gpt2.attention.nsa.module import attend_branches
-from gpt2.check.fill import fill
+from gpt2.attention.options import RopeOptions
+from gpt2.attention.positions import Rope
+from gpt2.check.subject import fill_parameters
 from gpt2.model import GPT
-from gpt2.positions.rope.module import Rope
-from gpt2.positions.rope.options import RopeOptions
+from gpt2.nsa.module import attend_branches, compress_blocks
 from tests.gpt2.attention.nsa.sizes import NAMES, PAIR, SIZES, drawn, every_form, options
 from tests.gpt2.attention.nsa.test_cache import LENGTH, PROMPTS, decoded
 from tests.gpt2.builders import make_model_config
@@ -87,12 +86,14 @@ class TestPositions:
             heads = case.module.c_attn(case.x_BTC, case.state)
             raw = pattern._raw(case.x_BTC, heads)
             k_BKMH, v_BKMH = pattern._keys(raw).compressed_BKMH
-            blocks = compress(raw["compressed"][0], pattern.options, pattern.phi_k)
+            blocks = compress_blocks(raw["compressed"][0], pattern.options, pattern.phi_k)
         rope = Rope(case.shape, ROPE)
         for i in range(k_BKMH.shape[2]):
             one = rope(blocks[:, :, i : i + 1], i * SIZES["stride"])
             torch.testing.assert_close(k_BKMH[:, :, i : i + 1], one, rtol=0, atol=1e-12)
-        assert torch.equal(v_BKMH, compress(raw["compressed"][1], pattern.options, pattern.phi_v))
+        assert torch.equal(
+            v_BKMH, compress_blocks(raw["compressed"][1], pattern.options, pattern.phi_v)
+        )
 
     def test_selection_is_that_of_rotated_scores(self, rotating):
         """Check that statistics rank with the same queries and keys as training."""
@@ -107,9 +108,9 @@ class TestPositions:
 
         told = []
         with pytest.MonkeyPatch.context() as patch, torch.no_grad():
-            patch.setattr("gpt2.attention.nsa.module.attend_branches", note)
+            patch.setattr("gpt2.nsa.module.attend_branches", note)
             patch.setattr(
-                "gpt2.attention.nsa.module.chosen_blocks",
+                "gpt2.nsa.module.chosen_blocks",
                 lambda q, keys, *given: told.append((q, keys)),
             )
             case()
@@ -185,7 +186,7 @@ class TestModel:
             "grouped", "nsa", parts=parts, block_size=LENGTH, positions="rope"
         )
         model = GPT(config).double().eval()
-        fill(model)
+        fill_parameters(model)
         return model
 
     def test_a_prefix_has_the_logits_of_the_whole(self, model):

@@ -5,8 +5,8 @@ import itertools
 import pytest
 import torch
 
-from gpt2.attention.nsa.blocks import score_blocks, select_blocks
-from gpt2.attention.nsa.reference import selected_blocks
+from gpt2.nsa.reference import selected_blocks
+from gpt2.nsa.select import score_blocks, select_blocks
 from tests.gpt2.attention.nsa.sizes import PAPER, drawn, options
 
 

@@ -1,1 +1,0 @@
-"""Dense projection: every head has its own queries, keys and values, as in GPT-2."""

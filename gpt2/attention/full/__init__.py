@@ -1,1 +1,0 @@
-"""Full pattern: a token sees itself and every earlier token."""

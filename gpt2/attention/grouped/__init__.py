@@ -1,1 +1,0 @@
-"""Grouped projection (GQA, MQA): several query heads share one key and value head."""

@@ -1,1 +1,0 @@
-"""Attention by FlexAttention passes over windows, merged by log-sum-exp."""

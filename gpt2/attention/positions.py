@@ -1,0 +1,72 @@
+"""Base class of position encodings applied to queries and keys.
+
+B batch, N heads, T tokens, H head dim.
+"""
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor
+
+from gpt2.attention.options import LearnedOptions, RopeOptions
+from gpt2.shape import ModelShape
+
+
+class PositionEncoding(ABC):
+    """Position encoding, applied to the queries and to the keys of a block before scores."""
+
+    @abstractmethod
+    def __call__(self, x_BNTH: Tensor, first: int = 0, step: int = 1) -> Tensor:
+        """Encode ``x``, with tokens at positions ``first``, ``first`` + ``step`` and so on."""
+
+
+# Learned positions: queries and keys are left unchanged.
+#
+# B batch, N heads, T tokens, H head dim.
+
+
+class Learned(PositionEncoding):
+    """Identity: position embeddings are added to x before attention."""
+
+    def __init__(self, shape: ModelShape, options: LearnedOptions) -> None:
+        pass
+
+    def __call__(self, x_BNTH: Tensor, first: int = 0, step: int = 1) -> Tensor:
+        """Return ``x`` unchanged."""
+        return x_BNTH
+
+
+# Rotary positions (Su et al. 2021, arXiv 2104.09864).
+#
+# B batch, N heads, T tokens, H head dim, j the H/2 pairs.
+
+
+class Rope(PositionEncoding):
+    """Rotary encoding per head: elements j and j + H/2 form a pair, as in GPT-NeoX and Llama.
+
+    The paper pairs 2j and 2j + 1, which is equivalent up to the order of the columns of a head.
+    """
+
+    def __init__(self, shape: ModelShape, options: RopeOptions) -> None:
+        assert shape.head_dim % 2 == 0, "head dim must be even"
+        self.base = options.base
+
+    def __call__(self, x_BNTH: Tensor, first: int = 0, step: int = 1) -> Tensor:
+        """Rotate in fp32 or wider and return the dtype of ``x``."""
+        wide = torch.promote_types(x_BNTH.dtype, torch.float32)
+        angles_Tj = self._angles(x_BNTH, first, step)
+        cos_Tj, sin_Tj = angles_Tj.cos().to(wide), angles_Tj.sin().to(wide)
+        a_BNTj, b_BNTj = x_BNTH.to(wide).chunk(2, -1)
+        rotated = (a_BNTj * cos_Tj - b_BNTj * sin_Tj, b_BNTj * cos_Tj + a_BNTj * sin_Tj)
+        return torch.cat(rotated, -1).to(x_BNTH.dtype)
+
+    def _angles(self, x_BNTH: Tensor, first: int, step: int) -> Tensor:
+        """Return the angles in float64: fp32 is off by a fraction of a radian at late positions.
+
+        No table is cached: a buffer of the module would be cast together with its parameters.
+        """
+        count, width = x_BNTH.shape[-2:]
+        wide = {"dtype": torch.float64, "device": x_BNTH.device}
+        tokens_T = torch.arange(first, first + count * step, step, **wide)
+        pairs_j = torch.arange(width // 2, **wide)
+        return tokens_T[:, None] * self.base ** (-2 * pairs_j / width)

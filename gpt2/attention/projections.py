@@ -1,0 +1,96 @@
+"""Dense projection. B batch, T tokens, C n_embd, N heads, H head dim."""
+
+from torch import Tensor, nn
+
+from gpt2.attention.options import DenseOptions, GroupedOptions, LatentOptions
+from gpt2.attention.state import QKV, BlockState, Projection, split_heads
+from gpt2.shape import ModelShape
+
+
+class Dense(Projection, nn.Linear):
+    """Linear layer C → 3C with columns in the order q, k, v: GPT-2's c_attn."""
+
+    def __init__(self, shape: ModelShape, options: DenseOptions) -> None:
+        super().__init__(shape.n_embd, 3 * shape.n_embd, bias=shape.bias)
+        self.head_dim = shape.head_dim
+
+    def forward(self, x_BTC: Tensor, state: BlockState) -> QKV:
+        """Return queries, keys and values of every head."""
+        q, k, v = super().forward(x_BTC).split(self.in_features, dim=-1)
+        return QKV(*(split_heads(part, self.head_dim) for part in (q, k, v)))
+
+
+# Grouped projection (Ainslie et al. 2023, arXiv 2305.13245).
+#
+# B batch, T tokens, C n_embd, H head dim.
+
+
+class Grouped(Projection, nn.Linear):
+    """Linear layer C → C + 2·n_kv_head·H with columns in the order q, k, v."""
+
+    def __init__(self, shape: ModelShape, options: GroupedOptions) -> None:
+        shared = options.n_kv_head * shape.head_dim
+        super().__init__(shape.n_embd, shape.n_embd + 2 * shared, bias=shape.bias)
+        self.head_dim = shape.head_dim
+        self.widths = [shape.n_embd, shared, shared]
+
+    def forward(self, x_BTC: Tensor, state: BlockState) -> QKV:
+        """Return the queries of every head and the keys and values of every group."""
+        q, k, v = super().forward(x_BTC).split(self.widths, dim=-1)
+        return QKV(*(split_heads(part, self.head_dim) for part in (q, k, v)))
+
+
+# Latent projection, after multi-head latent attention (arXiv 2405.04434).
+#
+# B batch, T tokens, C n_embd, N heads, H head dim, R latent dim.
+
+
+class Latent(Projection):
+    """Latent projection: c_k and c_v of width R, expanded to keys and values.
+
+    ``expand_k`` and ``expand_v`` stack the matrices K_h and U_h of all heads, or have a single one
+    if the expansion is shared.
+    """
+
+    def __init__(self, shape: ModelShape, options: LatentOptions) -> None:
+        super().__init__()
+        self.head_dim = shape.head_dim
+        width, n_embd = options.width(shape), shape.n_embd
+        expanded = shape.head_dim if options.shared_expansion else n_embd
+        self.c_q = nn.Linear(n_embd, n_embd, bias=False)
+        self.c_k = nn.Linear(n_embd, width, bias=False)
+        self.c_v = nn.Linear(n_embd, width, bias=False)
+        self.expand_k = nn.Linear(width, expanded, bias=False)
+        self.expand_v = nn.Linear(width, expanded, bias=False)
+
+    def forward(self, x_BTC: Tensor, state: BlockState) -> QKV:
+        """Return queries, keys and values; ``latent_BTR`` is c_k including the shift."""
+        latent_BTR = self._latent_keys(x_BTC, state)
+        wide = self.c_q(x_BTC), self.expand_k(latent_BTR), self.expand_v(self.c_v(x_BTC))
+        return QKV(*(split_heads(part, self.head_dim) for part in wide), latent_BTR)
+
+    def decode(self, x_BTC: Tensor, state: BlockState) -> QKV:
+        """Return queries and keys in absorbed form: q_h K_hᵀ, with c_k and c_v shared by all heads.
+
+        (q_h K_hᵀ) · c_k = q_h · k_h, so keys are not expanded: queries and keys both have width R.
+        """
+        latent_BTR = self._latent_keys(x_BTC, state)
+        q_BNTH = split_heads(self.c_q(x_BTC), self.head_dim)
+        q_BNTR = q_BNTH @ self._per_head(self.expand_k)
+        # A shift may be wider than the autocast dtype of products; in forward expand_k casts it.
+        cached_BTR = latent_BTR.to(q_BNTR.dtype)
+        return QKV(q_BNTR, cached_BTR[:, None], self.c_v(x_BTC)[:, None], latent_BTR)
+
+    def expand(self, context_BNTR: Tensor) -> Tensor:
+        """Return (Σ p c_v) U_h = Σ p v_h."""
+        return context_BNTR @ self._per_head(self.expand_v).mT
+
+    def _latent_keys(self, x_BTC: Tensor, state: BlockState) -> Tensor:
+        latent_BTR = self.c_k(x_BTC)
+        if state.latent_shift_BTR is None:
+            return latent_BTR
+        return latent_BTR + state.latent_shift_BTR
+
+    def _per_head(self, expansion: nn.Linear) -> Tensor:
+        """Return the expansion as NHR, or 1HR if all heads share it."""
+        return expansion.weight.unflatten(0, (-1, self.head_dim))

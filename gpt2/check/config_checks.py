@@ -1,0 +1,179 @@
+"""The built model matches its declaration: parameters, MLP ratio, and the step's own changes."""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from gpt2.check.cases import CheckFinding
+from gpt2.check.subject import StepUnderTest
+from gpt2.config import Config
+from gpt2.memory.predict import HEADINGS, estimate
+from gpt2.mlp.options import RATIO_TOLERANCE
+from gpt2.model import GPT
+from lib.config.field import kconfig_fields
+from lib.env.gpu import GIB
+from lib.errors import RunError
+
+
+def check_declared(subject: StepUnderTest) -> list[CheckFinding]:
+    """Build the step at its full size on the meta device and check it."""
+    model = _built(subject.config)
+    # Steps whose parent is this one compare with it.
+    subject.workshop.built_params[subject.case.slug] = model.num_params()
+    findings = _count(subject.config, model) + _ratio(subject.config, model)
+    return findings + _bound(subject, model) + _delta(subject)
+
+
+def _built(config: Config) -> GPT:
+    with torch.device("meta"):
+        return GPT(config.model)
+
+
+def _count(config: Config, model: GPT) -> list[CheckFinding]:
+    """Check that parameters match the declared count, and that all are trainable and registered."""
+    findings = []
+    built, declared = model.num_params(), config.model.num_params()
+    if built != declared:
+        expected = f"{declared:,} parameters, as declared"
+        findings.append(CheckFinding("parameter-count", expected, f"{built:,} built"))
+    frozen = [name for name, p in model.named_parameters() if not p.requires_grad]
+    if frozen:
+        text = f"no gradient for {_few(frozen)}"
+        findings.append(CheckFinding("trainable-parameters", "every parameter is trained", text))
+    if strays := list(_strays(model)):
+        expected = "every trained tensor is a parameter"
+        findings.append(
+            CheckFinding("registered-parameters", expected, f"unregistered: {_few(strays)}")
+        )
+    return findings
+
+
+def _ratio(config: Config, model: GPT) -> list[CheckFinding]:
+    """Check the ratio of MLP matrices to attention matrices in every block."""
+    if config.model.mlp.sizing != "ratio":
+        return []
+    expected, findings = config.model.mlp.ratio, []
+    for i, block in enumerate(model.h):
+        ratio = _matrices(block.mlp) / _matrices(block.attn)
+        if abs(ratio / expected - 1) > RATIO_TOLERANCE:
+            what = f"MLP / attention of {expected} within 1 %"
+            findings.append(CheckFinding("mlp-ratio", what, f"{ratio:.4f} in block {i}"))
+    return findings[:1]
+
+
+def _bound(subject: StepUnderTest, model: GPT) -> list[CheckFinding]:
+    """Check the change in parameter count that the step declares, on the built models."""
+    parent = subject.parent
+    if subject.case.params is None or parent is None or parent.config is None:
+        return []
+    low, high = subject.case.params
+    built_params = subject.workshop.built_params
+    if parent.slug not in built_params:
+        built_params[parent.slug] = _built(parent.config).num_params()
+    change = model.num_params() / built_params[parent.slug] - 1
+    if low <= change <= high:
+        return []
+    expected = f"{low:+.1%} to {high:+.1%} parameters against {subject.case.parent}"
+    return [CheckFinding("size-change", expected, f"{change:+.1%}: {model.num_params():,} built")]
+
+
+def _delta(subject: StepUnderTest) -> list[CheckFinding]:
+    """Check that each symbol of the step is set in the configuration and in the bound field."""
+    values, findings = subject.config.values, []
+    fields = dict(_fields(subject.config))
+    chosen = {f"{choice}_{value}".upper() for choice, value in values.items()}
+    for name, value in subject.case.delta.items():
+        if name not in values and value is not (name in chosen):
+            findings.append(
+                CheckFinding("step-setting", f"{name}={value}", "another member of the choice")
+            )
+        elif name in values and str(values[name]) != str(value):
+            findings.append(
+                CheckFinding("step-setting", f"{name}={value}", f"{name}={values[name]}")
+            )
+        elif name in fields and not _equal(fields[name], value):
+            findings.append(
+                CheckFinding("step-field", f"{name}={value} in the model", f"{fields[name]}")
+            )
+    return findings
+
+
+def _equal(value: Any, expected: Any) -> bool:
+    """Compare a field with the value of a symbol.
+
+    Floats are text in a configuration, and all numbers are text on a matrix axis.
+    """
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return bool(value == (type(value)(expected) if is_number else expected))
+
+
+def _fields(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield symbol and value of every bound field below ``value``."""
+    if isinstance(value, tuple):
+        for item in value:
+            yield from _fields(item)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        bound = {f.name: f.metadata["symbol"] for f in kconfig_fields(type(value))}
+        for field in dataclasses.fields(value):
+            inner = vars(value).get(field.name, None)
+            if field.name in bound:
+                yield bound[field.name], inner
+            else:
+                yield from _fields(inner)
+
+
+def _strays(model: nn.Module) -> Iterator[str]:
+    """Yield tensors that require a gradient but are not registered as parameters."""
+    for path, module in model.named_modules():
+        for name, value in vars(module).items():
+            items = value if isinstance(value, (list, tuple)) else [value]
+            if any(isinstance(item, torch.Tensor) and item.requires_grad for item in items):
+                yield f"{path}.{name}"
+
+
+def _matrices(module: nn.Module) -> int:
+    return sum(p.numel() for p in module.parameters() if p.ndim >= 2)
+
+
+def _few(names: list[str]) -> str:
+    hidden = len(names) - 3
+    return ", ".join(names[:3]) + (f" and {hidden} more" if hidden > 0 else "")
+
+
+# A training step at the configured size runs and fits the memory of its target.
+#
+# Fake tensors predict the step on any machine; the prediction is recorded with the findings.
+
+
+def check_full_size(subject: StepUnderTest) -> list[CheckFinding]:
+    """Check dimensions, types and peak memory of a training step as configured."""
+    config, target = subject.config, subject.workshop.target(subject.config.machine.device)
+    try:
+        needs = estimate(config, target)
+    except RunError as error:
+        return [CheckFinding("training-step", "a training step at the configured size", str(error))]
+    name = target if isinstance(target, str) else target.name
+    subject.facts["full_size"] = {
+        "target": name,
+        "parameters": needs.parameters,
+        "flops_per_token": needs.flops_per_token,
+        "peak_bytes": dict(needs.peak_bytes),
+        "stage": needs.stage,
+        "cpu_peak_bytes": needs.cpu_peak_bytes,
+        "memory_gib": needs.memory_gib,
+        "largest_micro_batch": needs.largest_micro_batch,
+        "row": dict(zip(HEADINGS, needs.row(), strict=True)),
+    }
+    if needs.fits:
+        return []
+    peak, largest = needs.total_bytes / GIB, needs.largest_micro_batch
+    text = f"peak memory of tensors {peak:.1f} of {needs.memory_gib:.1f} GiB"
+    if largest:
+        steps = config.train.global_batch // (largest * config.train.gpus)
+        text += f"; SET='BATCH_SIZE={largest} GRAD_ACCUMULATION={steps}' fits"
+    else:
+        text += "; a single sequence does not fit either"
+    return [CheckFinding("fits-memory", f"BATCH_SIZE={config.train.batch_size} fits {name}", text)]

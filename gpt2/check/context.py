@@ -1,0 +1,225 @@
+"""A second process, for fresh starts and training on two ranks."""
+
+import contextlib
+import io
+import multiprocessing
+import os
+import tempfile
+import traceback
+from dataclasses import replace
+from functools import cached_property
+from importlib import import_module
+from itertools import count
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
+
+import numpy as np
+
+from gpt2.config import Config
+from gpt2.data.prepare import prepare_dataset
+from gpt2.data.tokenizer import ByteTokenizer
+from lib.env.gpu import GPUS, Gpu, local_gpu
+from lib.errors import KablateError, Problem, RunError
+from lib.runner.worker import find_function
+
+# Limit for a result of the partner, which may be blocked in a collective operation.
+_TIMEOUT_SECONDS = 120.0
+# Errors of a pipe whose other end is closed.
+_PIPE_CLOSED = (EOFError, BrokenPipeError, ConnectionResetError)
+
+
+class PeerProcess:
+    """A forked process, which runs the same code as this process, patched or not."""
+
+    def __init__(self) -> None:
+        context = multiprocessing.get_context("fork")
+        self._pipe, child_pipe = context.Pipe()
+        self._process = context.Process(target=_serve, args=(child_pipe, self._pipe), daemon=True)
+        self._process.start()
+        self._calls = 0
+        child_pipe.close()
+
+    def start(self, function: str, *arguments: Any) -> None:
+        """Start a call of ``module:function`` in the partner."""
+        self._calls += 1
+        with contextlib.suppress(*_PIPE_CLOSED):
+            self._pipe.send((self._calls, function, arguments))
+
+    def result(self) -> Any:
+        """Return the result of the last call.
+
+        Raises RunError if the call raised, timed out, or the process died.
+        """
+        number = 0
+        try:
+            # Skip results of earlier calls, left unread because of an error in this process.
+            while number < self._calls:
+                if not self._pipe.poll(_TIMEOUT_SECONDS):
+                    what = f"no result from the second process within {_TIMEOUT_SECONDS:.0f} s"
+                    raise RunError(Problem(what, code="check.peer-timeout"))
+                number, error_code, value = self._pipe.recv()
+        except _PIPE_CLOSED:
+            raise RunError(Problem("the second process died", code="check.peer-died")) from None
+        if error_code:
+            raise RunError(Problem(value, code=error_code))
+        return value
+
+    def call(self, function: str, *arguments: Any) -> Any:
+        """Call ``module:function`` in the partner and return its result."""
+        self.start(function, *arguments)
+        return self.result()
+
+    def close(self) -> None:
+        """End the process."""
+        self._pipe.close()
+        self._process.join(1.0)
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join()
+
+
+class ErrorCapture:
+    """Context that catches an exception and stores its code and message for a finding."""
+
+    text = ""
+    # As in Finding.property.
+    code = ""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool:
+        if not isinstance(error, Exception):
+            return False
+        self.code, self.text = describe_error(error)
+        return True
+
+
+def describe_error(error: Exception) -> tuple[str, str]:
+    """Return the code and a one-line description of an error.
+
+    An exception raised in a file of this package is a defect of the check, and not a property of
+    the step.
+    """
+    if isinstance(error, KablateError):
+        text = " ".join(str(replace(problem, code="")) for problem in error.problems)
+        return error.codes[0] or "check.error", " ".join(text.split())
+    what = " ".join(str(error).split())
+    (last,) = traceback.extract_tb(error.__traceback__)[-1:]
+    in_check = Path(last.filename).is_relative_to(Path(__file__).parent)
+    code = "check.defect" if in_check else "check.exception"
+    source = "defect of the check" if in_check else "exception in the checked code"
+    return code, f"{source}: {type(error).__name__}: {what} ({last.filename}:{last.lineno})"
+
+
+def _serve(pipe: Connection, parent_pipe: Connection) -> None:
+    """Serve calls until the parent closes the pipe."""
+    parent_pipe.close()
+    with contextlib.suppress(*_PIPE_CLOSED):
+        while True:
+            number, function, arguments = pipe.recv()
+            value = None
+            with ErrorCapture() as outcome:
+                value = find_function(function)(*arguments)
+            pipe.send((number, outcome.code, outcome.text if outcome.code else value))
+
+
+# State shared by the checks of one process: a directory, a prepared text, a second process.
+
+
+# Target if no GPU is named or present.
+DEFAULT_GPU = "a100-80"
+# An excerpt of Shakespeare's plays, the default corpus.
+EXCERPT = Path(__file__).with_name("excerpt.txt")
+
+
+class CheckContext:
+    """Context for the checks of one process; removes its files on exit.
+
+    ``build_dir`` is the user's build folder, which is only read; ``gpu`` is the GPU named by the
+    user.
+    """
+
+    def __init__(self, build_dir: Path = Path(), gpu: Gpu | None = None) -> None:
+        self.build_dir = build_dir
+        self._gpu = gpu
+        self._temporary = tempfile.TemporaryDirectory(prefix="kablate-check-")
+        self._folders = count()
+        # Parameter counts of full-size steps by slug, for comparison with other steps.
+        self.built_params: dict[str, int] = {}
+        # The small runs must not read a launcher's variables.
+        for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+            os.environ.pop(name, None)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.dismiss()
+        self._temporary.cleanup()
+
+    def dismiss(self) -> None:
+        """End the second process, if any; the next use forks another."""
+        if "partner" in vars(self):
+            self.partner.close()
+            del self.partner
+            import_module("gpt2.check.process_checks").part()
+            (self.folder / "rendezvous").unlink(missing_ok=True)
+
+    def target(self, device: str) -> Gpu | Literal["cpu"]:
+        """Return the target of a run on ``device``.
+
+        The target is the GPU named by the user, a GPU of this machine, or the usual GPU of the
+        study.
+        """
+        if self._gpu is not None:
+            return self._gpu
+        return "cpu" if device == "cpu" else local_gpu() or GPUS[DEFAULT_GPU]
+
+    @cached_property
+    def folder(self) -> Path:
+        """Return a build folder with the excerpt as nanoGPT's token files."""
+        folder = Path(self._temporary.name)
+        (folder / "text").mkdir()
+        self.tokens.tofile(folder / "text" / "train.bin")
+        # An identical document in both splits is an error.
+        self.tokens[1:].tofile(folder / "text" / "val.bin")
+        return folder
+
+    @cached_property
+    def tokens(self) -> np.ndarray:
+        """Return the excerpt's byte tokens (uint16)."""
+        return ByteTokenizer().encode(EXCERPT.read_text(encoding="utf-8")).astype("<u2")
+
+    @cached_property
+    def partner(self) -> PeerProcess:
+        """Return another process with the same code, forked before any step was built."""
+        # Import before the fork, so that the two processes share the modules.
+        import_module("gpt2.check.process_checks")
+        import_module("gpt2.check.process_checks")
+        return PeerProcess()
+
+    def prepared(self, config: Config) -> Path:
+        """Return the build folder, with the excerpt prepared for the small ``config``."""
+        # Suppress warnings about the size of the excerpt.
+        with contextlib.redirect_stderr(io.StringIO()):
+            prepare_dataset(config.data, self.folder)
+        return self.folder
+
+    def new_folder(self) -> Path:
+        """Create an empty folder."""
+        folder = self.folder / f"run-{next(self._folders)}"
+        folder.mkdir()
+        return folder

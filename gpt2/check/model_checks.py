@@ -1,0 +1,477 @@
+"""No token attends to a later token.
+
+B batch, T tokens, V vocabulary.
+"""
+
+import copy
+import dataclasses
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gpt2 import reference
+from gpt2.attention import GATES, TERMS
+from gpt2.check.cases import CheckFinding
+from gpt2.check.short_run import GRADIENT_STEPS
+from gpt2.check.shrink import with_changes
+from gpt2.check.subject import StepUnderTest
+from gpt2.config import Config, ModelConfig
+from gpt2.loss import IGNORE_INDEX
+from gpt2.mlp import MECHANISMS
+from gpt2.model import GPT
+from gpt2.zero_linear import ZeroInitLinear
+from lib.config.field import SymbolValue
+from lib.errors import ConfigError
+
+# Patterns whose summation order depends on the data, so that bits may differ.
+_DATA_DEPENDENT = ("nsa",)
+_CAUSAL_TOLERANCE = 1e-12
+
+
+def check_causal(subject: StepUnderTest) -> list[CheckFinding]:
+    """Check causality in float64, by perturbing tokens and by gradients at several positions."""
+    with subject.in_pieces():
+        return _by_change(subject) + _by_gradient(subject)
+
+
+def _by_change(subject: StepUnderTest) -> list[CheckFinding]:
+    model, idx_BT = subject.model, subject.tokens(1)
+    length = idx_BT.size(1)
+    exact = subject.config.model.attention.pattern.name not in _DATA_DEPENDENT
+    with torch.no_grad():
+        before = model(idx_BT)
+        for t in _positions(length):
+            changed_BT = idx_BT.clone()
+            changed_BT[0, t] = (changed_BT[0, t] + 101) % 256
+            after = model(changed_BT)
+            difference = (after - before)[:, :t].abs().amax(-1)[0]
+            leaks = difference > (0.0 if exact else _CAUSAL_TOLERANCE)
+            if bool(leaks.any()):
+                first = int(leaks.nonzero()[0])
+                text = f"logits at {first} change by {float(difference.max()):.1e}"
+                expected = f"token {t} changes no logits before {t}"
+                return [CheckFinding("causal-logits", expected, text)]
+            if torch.equal(after[:, t:], before[:, t:]):
+                expected = f"token {t} changes logits from {t} on"
+                return [CheckFinding("token-affects-logits", expected, "no change")]
+    return []
+
+
+def _by_gradient(subject: StepUnderTest) -> list[CheckFinding]:
+    """Check that ∂ logits at t / ∂ embedding at s is 0 for s > t.
+
+    Each row of the batch tests another t.
+    """
+    model = subject.model
+    positions = _positions(subject.tokens(1).size(1))[:-1]
+    idx_BT = subject.tokens(1).expand(len(positions), -1)
+    embedded: list[Tensor] = []
+    hook = model.wte.register_forward_hook(lambda module, inputs, out: embedded.append(out))
+    logits = model(idx_BT)
+    hook.remove()
+    rows = range(len(positions))
+    selected = torch.stack([logits[b, t] for b, t in zip(rows, positions, strict=True)])
+    (gradient,) = torch.autograd.grad(selected.square().sum(), embedded[:1])
+    for b, t in zip(rows, positions, strict=True):
+        later = gradient[b, t + 1 :].abs().amax(-1)
+        if bool(later.any()):
+            source = t + 1 + int(later.nonzero()[0])
+            expected = f"logits at {t} do not depend on token {source}"
+            return [
+                CheckFinding("causal-gradient", expected, f"a gradient of {float(later.max()):.1e}")
+            ]
+        if not bool(gradient[b, t].any()):
+            expected = f"logits at {t} depend on token {t}"
+            return [CheckFinding("token-gradient", expected, "a gradient of zero")]
+    return []
+
+
+def _positions(length: int) -> list[int]:
+    """Return the second position, two in the middle, and the last one."""
+    return sorted({1, length // 3, length // 2 + 1, length - 1})
+
+
+# Decoding with the KV cache gives the same logits as the full forward pass.
+#
+# B batch, T tokens, V vocabulary.
+
+
+_DECODE_TOLERANCE = 1e-9
+
+
+def check_decode(subject: StepUnderTest) -> list[CheckFinding]:
+    """Decode in float64: a prompt, single tokens beyond every window, several tokens at once."""
+    model, idx_BT = subject.model, subject.tokens(2)
+    length = idx_BT.size(1)
+    ends = sorted({length // 2, *range(length // 2 + 1, length - 2), length})
+    with torch.no_grad():
+        expected_BTV = model(idx_BT)
+        cache, start = model.new_cache(), 0
+        for end in ends:
+            decoded_BTV = model.decode(idx_BT[:, start:end], cache)
+            error_T = (decoded_BTV - expected_BTV[:, start:end]).abs().amax((0, 2))
+            wrong = ~(error_T <= _DECODE_TOLERANCE * float(expected_BTV.abs().max()))
+            if bool(wrong.any()):
+                first = int(wrong.nonzero()[0])
+                text = f"differ by {float(error_T[first]):.1e}, {end - start} token(s) at a time"
+                expected = f"logits at {start + first} as without a cache"
+                return [CheckFinding("cached-logits", expected, text)]
+            start = end
+    return []
+
+
+# Outputs of a sequence depend on nothing else: other rows, earlier calls, or earlier modes.
+#
+# B batch, T tokens, C n_embd.
+
+
+_DROPOUT = 0.5
+# Allowed deviation of a dropped share, in standard deviations.
+_MAX_DEVIATION = 4.5
+
+
+def check_isolated(subject: StepUnderTest) -> list[CheckFinding]:
+    """Check isolation bit by bit, at one batch size."""
+    with subject.in_pieces():
+        return _rows(subject) + _calls(subject)
+
+
+def _rows(subject: StepUnderTest) -> list[CheckFinding]:
+    """Check that the first and last rows do not depend on the middle row."""
+    model, idx_BT = subject.model, subject.tokens(3)
+    changed_BT = idx_BT.clone()
+    changed_BT[1] = idx_BT[1].flip(0)
+    with torch.no_grad():
+        before, after = model(idx_BT), model(changed_BT)
+    for row in (0, 2):
+        if not torch.equal(before[row], after[row]):
+            text = f"logits change by {float((before - after)[row].abs().max()):.1e}"
+            expected = f"row {row} does not depend on row 1 of the batch"
+            return [CheckFinding("independent-rows", expected, text)]
+    return []
+
+
+def _calls(subject: StepUnderTest) -> list[CheckFinding]:
+    """Check that the same input gives the same output after other calls."""
+    # Flash attention does not support dropout on a CPU; the math kernel computes the same form.
+    kernel = (
+        {"ATTENTION_BACKEND": "math"}
+        if subject.exact.values["ATTENTION_BACKEND"] == "flash"
+        else {}
+    )
+    try:
+        # Dropout still active in eval mode would draw another mask in every call.
+        config = with_changes(subject.exact, DROPOUT=str(_DROPOUT), **kernel)
+    except ConfigError:
+        # NSA and joined passes do not support dropout.
+        config = subject.exact
+    model = subject.build(config)
+    unused = copy.deepcopy(model)
+    idx_BT = subject.tokens(2)
+    other_BT = idx_BT.flip(1)
+    with torch.no_grad():
+        first = model(idx_BT)
+        if not torch.equal(model(idx_BT), first):
+            expected = "the same output for the same input"
+            return [CheckFinding("repeatable-call", expected, "the second call differs")]
+        if not torch.equal(model(other_BT), unused(other_BT)):
+            expected = "no state from a first batch of the same shape"
+            return [CheckFinding("stateless-call", expected, "the next call differs")]
+        model(subject.tokens(3, 7))
+        if not torch.equal(model(idx_BT), first):
+            expected = "no state from a batch of another shape"
+            return [CheckFinding("stateless-call", expected, "the next call differs")]
+    model.train()
+    if findings := _dropped(model, subject.tokens(32, 5), config.model.shape.dropout):
+        return findings
+    model.zero_grad(set_to_none=True)
+    model.eval()
+    with torch.no_grad():
+        if not torch.equal(model(idx_BT), first):
+            expected = "no state from a training step without update"
+            return [CheckFinding("stateless-training", expected, "the evaluation differs")]
+    return []
+
+
+def _dropped(model: GPT, ids_BT: Tensor, rate: float) -> list[CheckFinding]:
+    """Check the dropout rates of embeddings, branches and attention weights in training."""
+    zeros: dict[str, Tensor] = {}
+
+    def record(location: str, x: Tensor) -> None:
+        zeros[location] = x == 0.0
+
+    has_keys_BT: list[Tensor] = []
+
+    def record_first_token(location: str, x_BTC: Tensor) -> None:
+        """Record the heads of the first token, which attends to one key or none."""
+        has_keys_BT[:] = [x_BTC.any(-1)]
+        record(location, x_BTC[:, 0].unflatten(-1, (model.config.shape.n_head, -1))[..., 0])
+
+    def record_attention(location: str, x_BTC: Tensor) -> None:
+        """Record tokens that attend to any key; others have no output to drop without a bias."""
+        record(location, x_BTC[has_keys_BT[0]])
+
+    def before(record: Any, location: str) -> Any:
+        return lambda module, given: record(location, given[0])
+
+    def after(record: Any, location: str) -> Any:
+        return lambda module, given, out: record(location, out[0])
+
+    hooks = [model.h[0].register_forward_pre_hook(before(record, "embeddings"))]
+    for i, block in enumerate(model.h):
+        hook = before(record_first_token, f"attention weights of block {i}")
+        hooks.append(block.attn.c_proj.register_forward_pre_hook(hook))
+        hooks.append(
+            block.attn.register_forward_hook(after(record_attention, f"the attention of block {i}"))
+        )
+        hooks.append(block.mlp.register_forward_hook(after(record, f"the MLP of block {i}")))
+    with torch.random.fork_rng([]):
+        torch.manual_seed(0)
+        model(ids_BT[:, :-1], ids_BT[:, 1:]).backward()
+    for hook in hooks:
+        hook.remove()
+    return [
+        CheckFinding(
+            "dropout-rate",
+            f"{rate:.0%} of {location} dropped in training",
+            f"{float(zero.double().mean()):.0%}",
+        )
+        for location, zero in zeros.items()
+        if abs(int(zero.sum()) / zero.numel() - rate)
+        > _MAX_DEVIATION * 0.5 / math.sqrt(zero.numel())
+    ]
+
+
+# Every parameter learns: its gradient is finite and nonzero, and the optimizer updates it.
+
+
+def check_gradients(subject: StepUnderTest) -> list[CheckFinding]:
+    """Check gradients from the real initialization and from filled parameters."""
+    findings = _from_initialization(subject) + _from_filled(subject) + _optimized(subject)
+    return findings + (_recomputed(subject) if subject.config.model.grad_checkpointing else [])
+
+
+def _from_initialization(subject: StepUnderTest) -> list[CheckFinding]:
+    trial, findings = subject.trial, []
+    # The step of SGD scales with the gradient and may be below the fp32 resolution of a weight.
+    always_moves = subject.config.optimizer.name != "sgd"
+    for name, before in trial.start.items():
+        if name in trial.not_finite:
+            expected = f"a finite gradient of {name}"
+            findings.append(CheckFinding("finite-gradient", expected, "NaN or infinite"))
+        elif name not in trial.with_gradient:
+            text = f"none or zero in {GRADIENT_STEPS} optimizer steps from the initialization"
+            findings.append(CheckFinding("nonzero-gradient", f"a gradient of {name}", text))
+        elif always_moves and torch.equal(trial.watched[name], before):
+            text = f"no change after {GRADIENT_STEPS} optimizer steps"
+            findings.append(CheckFinding("moving-parameter", f"the optimizer updates {name}", text))
+    return findings
+
+
+def _from_filled(subject: StepUnderTest) -> list[CheckFinding]:
+    model, findings = subject.model, []
+    idx_BT = subject.tokens()
+    with subject.in_pieces():
+        model(idx_BT[:, :-1], idx_BT[:, 1:]).backward()
+    for name, parameter in model.named_parameters():
+        gradient = parameter.grad
+        parameter.grad = None
+        if gradient is None or not bool(gradient.any()):
+            text = "none or zero, although no parameter is zero"
+            findings.append(CheckFinding("nonzero-gradient", f"a gradient of {name}", text))
+        elif not bool(torch.isfinite(gradient).all()):
+            expected = f"a finite gradient of {name}"
+            findings.append(CheckFinding("finite-gradient", expected, "NaN or infinite"))
+    return findings
+
+
+def _recomputed(subject: StepUnderTest) -> list[CheckFinding]:
+    """Check that gradient checkpointing leaves gradients unchanged, with configured dropout."""
+    config, idx_BT = subject.shrunk, subject.tokens()
+    stored, recomputed = (_gradients(config, idx_BT, flag) for flag in (False, True))
+    text = "another gradient with GRAD_CHECKPOINTING=n"
+    return [
+        CheckFinding(
+            "recomputed-gradient", f"the same bits of the gradient of {name} if recomputed", text
+        )
+        for name in stored
+        if not torch.equal(stored[name], recomputed[name])
+    ]
+
+
+def _gradients(config: Config, idx_BT: Tensor, grad_checkpointing: bool) -> dict[str, Tensor]:
+    """Return all gradients in fp32, for one seed of dropout."""
+    model = GPT(config.model)
+    model.init_weights(config.seed)
+    model.grad_checkpointing = grad_checkpointing
+    with torch.random.fork_rng():
+        torch.manual_seed(config.seed)
+        model(idx_BT[:, :-1], idx_BT[:, 1:]).backward()
+    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+def _optimized(subject: StepUnderTest) -> list[CheckFinding]:
+    """Check that each parameter is in exactly one parameter group of the optimizer."""
+    session = subject.trial.rehearsal.session
+    grouped = [id(p) for group in session.optimizer.param_groups for p in group["params"]]
+    return [
+        CheckFinding(
+            "optimizer-groups",
+            f"{name} in one parameter group",
+            f"in {grouped.count(id(parameter))}",
+        )
+        for name, parameter in session.model.named_parameters()
+        if grouped.count(id(parameter)) != 1
+    ]
+
+
+# Matrices start as in GPT-2, and vectors of a mechanism as its options configure.
+
+
+# Elements that determine a standard deviation to 3 %, and the relative tolerance.
+_MIN_ELEMENTS = 500
+_STD_TOLERANCE = 0.15
+# Vectors without an option: weights of norms, and factors, which start as the identity.
+_STARTS = {"weight": 1.0, "factors": 1.0}
+
+
+def check_initialization(subject: StepUnderTest) -> list[CheckFinding]:
+    """Check the initial weights of the model."""
+    config = subject.exact.model
+    model = GPT(config)
+    model.init_weights(subject.exact.seed)
+    return _matrices(model, config) + _vectors(model, config)
+
+
+def _matrices(model: GPT, config: ModelConfig) -> list[CheckFinding]:
+    """Check the standard deviation of initial matrices.
+
+    It is 0.02, and 0.02 / √(2·n_layer) into the residual stream; a ZeroLinear starts at 0.
+    """
+    shape = config.shape
+    zero = [f"{path}.weight" for path, m in model.named_modules() if isinstance(m, ZeroInitLinear)]
+    for name, parameter in model.named_parameters():
+        weights = parameter[: shape.vocab_size] if name == "wte.weight" else parameter
+        std = 0.02 / math.sqrt(2 * shape.n_layer) if name.endswith("c_proj.weight") else 0.02
+        if name in zero and bool(weights.any()):
+            return [CheckFinding("initial-zero", f"0 in the initial {name}", "nonzero values")]
+        if name in zero or weights.ndim < 2 or weights.numel() < _MIN_ELEMENTS:
+            continue
+        if abs(float(weights.detach().std()) / std - 1) > _STD_TOLERANCE:
+            text = f"{float(weights.detach().std()):.4f}"
+            expected = f"a standard deviation of {std:.4f} of the initial {name}"
+            return [CheckFinding("initial-std", expected, text)]
+    return []
+
+
+def _vectors(model: GPT, config: ModelConfig) -> list[CheckFinding]:
+    """Check initial vectors.
+
+    A vector starts at the option of the same name, a norm at 1, and any other vector at 0.
+    """
+    starts = dict(_STARTS)
+    for component in (*config.attention.terms, *config.attention.gates, *config.mlp.mechanisms):
+        assert dataclasses.is_dataclass(component)
+        values = {
+            field.name: vars(component)[field.name] for field in dataclasses.fields(component)
+        }
+        starts |= {f"{component.name}.{name}": value for name, value in values.items()}
+    findings = []
+    for name, parameter in model.named_parameters():
+        if parameter.ndim >= 2:
+            continue
+        parts = name.split(".")
+        expected = starts.get(".".join(parts[-2:]), starts.get(parts[-1], 0.0))
+        if name.endswith("gates.bias"):
+            # Each of the c gates of a head starts at σ(b) = 1/c, so that their sum is a mean.
+            expected = -math.log(parameter.numel() / config.shape.n_head - 1)
+        if not torch.allclose(parameter, torch.full_like(parameter, expected), rtol=1e-6, atol=0.0):
+            text = f"{float(parameter.detach().mean()):g}"
+            findings.append(
+                CheckFinding("initial-value", f"{expected:g} in the initial {name}", text)
+            )
+    return findings
+
+
+# The optimized model equals the reference formulas, and strength 0 equals absence.
+#
+# B batch, T tokens.
+
+
+_REFERENCE_TOLERANCE = 1e-9
+# Longer than every small window, and more than one chunk of attention.
+_LENGTH = 14
+
+
+def check_reference(subject: StepUnderTest) -> list[CheckFinding]:
+    """Check formulas, strength 0 and initialization, in float64 with no parameter at zero."""
+    return _formulas(subject) + _zero_strength(subject) + check_initialization(subject)
+
+
+def _formulas(subject: StepUnderTest) -> list[CheckFinding]:
+    """Compare logits, loss and the gradient of every parameter with the reference."""
+    model = subject.model
+    ids_BT = subject.tokens(2, _LENGTH + 1)
+    idx_BT, targets_BT = ids_BT[:, :-1], ids_BT[:, 1:].clone()
+    targets_BT[0, 3] = IGNORE_INDEX
+    parameters = {n: p.detach().clone().requires_grad_() for n, p in model.named_parameters()}
+    requests = [block.mlp.request for block in model.h]
+    logits_by_formula = reference.reference_gpt(idx_BT, parameters, subject.exact.model, requests)
+    loss = torch.nn.functional.cross_entropy(
+        logits_by_formula.flatten(0, 1), targets_BT.flatten(), ignore_index=IGNORE_INDEX
+    )
+    loss.backward()
+    with subject.in_pieces():
+        with torch.no_grad():
+            logits = model(idx_BT)
+        # Without dropout, training computes the same function.
+        actual_loss = model.train()(idx_BT, targets_BT)
+        actual_loss.backward()
+        model.eval()
+    pairs = {"logits": (logits, logits_by_formula), "the loss": (actual_loss, loss)}
+    for name, parameter in model.named_parameters():
+        if parameter.grad is not None and parameters[name].grad is not None:
+            pairs[f"the gradient of {name}"] = (parameter.grad, parameters[name].grad)
+    model.zero_grad(set_to_none=True)
+    return [
+        CheckFinding(
+            "reference-formulas", f"{what} by the formulas", f"a relative error of {error:.1e}"
+        )
+        for what, (actual, expected) in pairs.items()
+        if not (error := _error(actual, expected)) <= _REFERENCE_TOLERANCE
+    ]
+
+
+def _zero_strength(subject: StepUnderTest) -> list[CheckFinding]:
+    """Compare mechanisms at strength 0 with a model without them."""
+    names = [name for registry in (TERMS, GATES, MECHANISMS) for name in registry]
+    values = subject.exact.values
+    # Mechanisms without a strength cannot be set to strength 0.
+    on = [n.upper() for n in names if values[n.upper()] and f"{n.upper()}_ALPHA" in values]
+    if not on:
+        return []
+    # Parameters of a mechanism reduce the MLP width under ratio sizing, so the width is fixed here.
+    hidden = subject.exact.model.shape.n_embd * 2
+    sized: dict[str, SymbolValue] = {"MLP_SIZING": "hidden", "MLP_HIDDEN": hidden}
+    sized |= {"MLP_ATTN_GATE_DIM": 8, "MLP_CROSS_TOKEN_DIM": 8}
+    # A learned strength would start at 0 and then be filled.
+    zero: dict[str, SymbolValue] = {f"{name}_ALPHA": "0.0" for name in on} | {
+        "RECIPROCAL_LEARNABLE": False
+    }
+    without: dict[str, SymbolValue] = dict.fromkeys(on, False)
+    idx_BT = subject.tokens(2, _LENGTH)
+    with torch.no_grad():
+        off = subject.build(with_changes(subject.exact, **sized, **zero))(idx_BT)
+        none = subject.build(with_changes(subject.exact, **sized, **without))(idx_BT)
+    if (error := _error(off, none)) <= _REFERENCE_TOLERANCE:
+        return []
+    expected = f"{', '.join(on)} of strength 0 has no effect"
+    return [CheckFinding("zero-strength", expected, f"logits have a relative error of {error:.1e}")]
+
+
+def _error(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    """Return the largest difference, relative to the largest expected value unless that is 0."""
+    difference, size = (actual - expected).detach().abs().max(), expected.detach().abs().max()
+    return float(difference / size) if size else float(difference)

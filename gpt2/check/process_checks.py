@@ -1,0 +1,248 @@
+"""Training on two ranks gives the gradients of training on one.
+
+B batch, T tokens.
+"""
+
+import contextlib
+import hashlib
+import os
+from datetime import timedelta
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch._dynamo
+import torch.distributed as dist
+from torch import Tensor
+
+from gpt2.check.cases import CheckFinding
+from gpt2.check.short_run import CHECKPOINT_STEP, ShortRun
+from gpt2.check.subject import StepUnderTest
+from gpt2.config import Config
+from gpt2.data import store
+from gpt2.data.loader import BatchLoader
+from gpt2.data.sampler import TrainSampler
+from gpt2.data.store import MANIFEST, open_dataset
+from gpt2.model import GPT
+from gpt2.training.setup import resume
+from lib.env.process_group import ProcessGroup
+from lib.env.ranks import ProcessRank
+from lib.errors import DataError, Problem
+
+_LENGTH = 17
+_TOLERANCE = 1e-9
+_TIMEOUT = timedelta(seconds=10)
+_RANKS = 2
+
+
+def check_parallel(subject: StepUnderTest) -> list[CheckFinding]:
+    """Compare gradients averaged over two half batches with the gradients of the whole batch.
+
+    Each half consists of two micro-batches; only the last one synchronizes gradients.
+    """
+    config, ids_BT = subject.exact, subject.tokens(2 * _RANKS, _LENGTH)
+    rendezvous = subject.workshop.folder / "rendezvous"
+    # Lists, because tensors would be sent as shared memory, which a forked peer cannot open.
+    rows = ids_BT.tolist()
+    with contextlib.ExitStack() as failure:
+        # After a failure, one process may have left the group, and the next step would fail too.
+        failure.callback(subject.workshop.dismiss)
+        partner = subject.workshop.partner
+        partner.start("gpt2.check.process_checks:train_rank", 1, config, rendezvous, rows)
+        digest, gradients = train_rank(0, config, rendezvous, rows)
+        peer_digest, peer_gradients = partner.result()
+        failure.pop_all()
+    findings = []
+    if digest != peer_digest:
+        findings.append(
+            CheckFinding(
+                "same-initial-weights", "the same initial weights on both ranks", "they differ"
+            )
+        )
+    unused = [name for name in gradients if gradients[name] is None or peer_gradients[name] is None]
+    findings += [
+        CheckFinding("gradient-on-all-ranks", f"a gradient of {name} on both ranks", "none")
+        for name in unused
+    ]
+    for name, expected in _single_process(config, ids_BT).items():
+        if name not in unused and not (error := _error(gradients[name], expected)) <= _TOLERANCE:
+            text = f"a relative error of {error:.1e}"
+            what = f"the gradient of {name} as in one process"
+            findings.append(CheckFinding("same-gradient", what, text))
+    return findings
+
+
+def train_rank(
+    rank: int, config: Config, rendezvous: Path, rows: list[list[int]]
+) -> tuple[str, dict[str, np.ndarray | None]]:
+    """Run one rank.
+
+    Returns a digest of the initial weights, and the gradients after the all-reduce.
+    """
+    _join_group(rank, rendezvous)
+    model = _initialized(config)
+    digest = hashlib.sha256()
+    for parameter in model.parameters():
+        digest.update(parameter.detach().numpy().tobytes())
+    group = ProcessGroup(ProcessRank(rank, _RANKS))
+    shared = group.share_gradients(model)
+    micro_batches = torch.tensor(rows[rank::_RANKS]).split(1)
+    for i, ids_BT in enumerate(micro_batches, 1):
+        with group.exchange(shared, now=i == len(micro_batches)):
+            (shared(ids_BT[:, :-1], ids_BT[:, 1:]) / len(micro_batches)).backward()
+    gradients = {n: p.grad for n, p in model.named_parameters()}
+    return digest.hexdigest(), {n: g if g is None else g.numpy() for n, g in gradients.items()}
+
+
+def leave_group() -> None:
+    """Leave the process group, if any, so that the next partner can form a new one."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _join_group(rank: int, rendezvous: Path) -> None:
+    """Join the partner's process group, once for all steps."""
+    if dist.is_initialized():
+        return
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    dist.init_process_group(
+        "gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=_RANKS, timeout=_TIMEOUT
+    )
+
+
+def _single_process(config: Config, ids_BT: Tensor) -> dict[str, Tensor]:
+    model = _initialized(config)
+    model(ids_BT[:, :-1], ids_BT[:, 1:]).backward()
+    return {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+
+
+def _initialized(config: Config) -> GPT:
+    """Return the model with the trainer's initialization, in float64."""
+    torch.set_num_threads(1)
+    model = GPT(config.model)
+    model.init_weights(config.seed)
+    return model.double()
+
+
+def _error(actual: np.ndarray | None, expected: Tensor) -> float:
+    """Return the largest difference relative to the largest value."""
+    assert actual is not None
+    return float(np.abs(actual - expected.numpy()).max() / max(float(expected.abs().max()), 1e-30))
+
+
+# A checkpoint is complete: another process resumes from it with identical bits.
+#
+# B batch, T tokens.
+
+
+def check_reload(subject: StepUnderTest) -> list[CheckFinding]:
+    """Resume the trial from its checkpoint in the partner, and compare the remaining steps."""
+    trial = subject.trial
+    arguments = (trial.config, subject.workshop.folder, trial.folder)
+    start, losses, digest = subject.workshop.partner.call(
+        "gpt2.check.process_checks:resume_and_finish", *arguments
+    )
+    findings = []
+    if start != CHECKPOINT_STEP:
+        expected = f"a resume at step {CHECKPOINT_STEP}"
+        findings.append(CheckFinding("resumed-step", expected, f"a resume at step {start}"))
+    for i, (loss, resumed_loss) in enumerate(
+        zip(trial.losses[CHECKPOINT_STEP:], losses), CHECKPOINT_STEP + 1
+    ):
+        if loss != resumed_loss:
+            text = f"{resumed_loss!r} after a resume, {loss!r} without"
+            findings.append(CheckFinding("resumed-loss", f"the same loss at step {i}", text))
+            break
+    if digest != trial.digest:
+        expected = "the same weights at the end"
+        findings.append(CheckFinding("resumed-weights", expected, "other weights after a resume"))
+    return findings
+
+
+def resume_and_finish(
+    config: Config, build_dir: Path, folder: Path
+) -> tuple[int, list[float], str]:
+    """Resume a run and train it to its end.
+
+    Returns the step at which it resumed, its losses, and the digest of its weights.
+    """
+    rehearsal = ShortRun(config, build_dir, folder)
+    resume(rehearsal.session)
+    start = rehearsal.session.iteration
+    for _ in range(start, rehearsal.session.budget.iterations):
+        rehearsal.step()
+    rehearsal.close()
+    return start, rehearsal.losses, rehearsal.digest()
+
+
+# Prepared data: intact, made by the configured tokenizer, and read as batches of the right shape.
+#
+# B micro-batch, T tokens.
+
+
+_STEPS = 2
+
+
+def check_data(subject: StepUnderTest) -> list[CheckFinding]:
+    """Check the data set and its first batches.
+
+    Absent data is reported with the command that prepares it and is not a failure; damaged data is.
+    """
+    config, build_dir = subject.config, subject.workshop.build_dir
+    try:
+        folder = store.dataset_folder(config.data, build_dir)
+    except DataError as error:
+        return [_absent(problem) for problem in error.problems[:1]]
+    if not (folder / MANIFEST).exists():
+        return _refused(subject, folder)
+    try:
+        dataset = open_dataset(config.data, build_dir, config.model.shape.vocab_size)
+        sampler = TrainSampler(dataset.train, config.model.shape.block_size, config.seed)
+    except DataError as error:
+        return [
+            CheckFinding("intact-data", "an intact data set", str(problem))
+            for problem in error.problems
+        ]
+    return _batches(subject, sampler)
+
+
+def _refused(subject: StepUnderTest, folder: Path) -> list[CheckFinding]:
+    """Check that no other data is used in place of a missing data set."""
+    config = subject.config.data
+    description = f"{config.dataset} with the {config.tokenizer} tokenizer"
+    try:
+        open_dataset(config, subject.workshop.build_dir, subject.config.model.shape.vocab_size)
+    except DataError:
+        what, command = f"no prepared {description}", "type: make data"
+        return [_absent(Problem(what, str(folder), command, code="data.missing"))]
+    expected = f"no training without a prepared {description}"
+    return [CheckFinding("no-substitute-data", expected, "another data set is opened")]
+
+
+def _batches(subject: StepUnderTest, sampler: TrainSampler) -> list[CheckFinding]:
+    train, shape = subject.config.train, subject.config.model.shape
+    loader = BatchLoader(
+        sampler, subject.exact.data, train.global_batch, train.batch_size, 0, train.gpus, 0, False
+    )
+    shape_BT = (train.batch_size, shape.block_size)
+    for _, micro_batches in zip(range(_STEPS), loader):
+        for x_BT, y_BT in micro_batches:
+            if tuple(x_BT.shape) != shape_BT or tuple(y_BT.shape) != shape_BT:
+                return [
+                    CheckFinding("batch-shape", f"batches of {shape_BT}", f"{tuple(x_BT.shape)}")
+                ]
+            largest = int(max(x_BT.max(), y_BT.max()))
+            if largest >= shape.vocab_size:
+                expected = f"tokens below {shape.vocab_size}"
+                return [CheckFinding("token-range", expected, f"token {largest}")]
+            if not bool((x_BT[:, 1:] == y_BT[:, :-1]).all()):
+                return [
+                    CheckFinding("shifted-targets", "targets shifted by one token", "other targets")
+                ]
+    return []
+
+
+def _absent(problem: Problem) -> CheckFinding:
+    location = f" ({problem.where})" if problem.where else ""
+    text = f"{problem.what}{location}" + (f"; {problem.next}" if problem.next else "")
+    return CheckFinding("prepared-data", "a prepared data set", text, absent=True)

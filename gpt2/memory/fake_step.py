@@ -1,0 +1,509 @@
+"""FlexAttention's pass by shapes: saved tensors, temporary memory, and FLOPs.
+
+B batch, T tokens, N heads, D width of queries and keys, E width of values.
+"""
+
+import dataclasses
+import logging
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.hooks import RemovableHandle
+
+from gpt2 import loss
+from gpt2.attention import attention, chunk_parts, flex
+from gpt2.attention.backend import select_backend
+from gpt2.attention.chunk_parts import RowChunk
+from gpt2.attention.options import AttentionConfig
+from gpt2.config import Config
+from gpt2.memory.tracker import BytesByCategory, StorageTracker
+from gpt2.model import GPT
+from gpt2.shape import ModelShape
+from gpt2.training import step
+from gpt2.training.session import TrainingSession
+from gpt2.training.step import optimizer_step
+from lib.env.gpu import Gpu
+from lib.env.machine import grad_scaler
+from lib.env.process_group import ProcessGroup
+from lib.errors import Problem, RunError
+from lib.optim import OPTIMIZERS
+from lib.optim.optimizers import parameter_groups
+from lib.project import ROOT
+from lib.pruning import PRUNERS
+from lib.pruning.pruners import Pruner
+
+# Pairs are computed or skipped in blocks of this many queries and keys.
+BLOCK = 128
+
+
+def fake_flex_pass(
+    tracker: StorageTracker,
+) -> Callable[[Tensor, Tensor, Tensor, int, float], tuple[Tensor, Tensor]]:
+    """Return a replacement for ``window_attention``'s twin that adds its FLOPs to ``tracker``."""
+
+    def run(
+        q_BNTD: Tensor, k_BNTD: Tensor, v_BNTE: Tensor, window: int, scale: float
+    ) -> tuple[Tensor, Tensor]:
+        outputs: tuple[Tensor, Tensor] = _FlexPass.apply(tracker, q_BNTD, k_BNTD, v_BNTE, window)
+        return outputs
+
+    return run
+
+
+def block_pairs(length: int, window: int) -> int:
+    """Return the number of pairs in blocks in which any query attends to any key."""
+    blocks = 0
+    for first in range(0, length, BLOCK):
+        left = max(0, first - window + 1)
+        blocks += first // BLOCK - left // BLOCK + 1
+    return blocks * BLOCK**2
+
+
+class _FlexPass(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        tracker: StorageTracker,
+        q_BNTD: Tensor,
+        k_BNTD: Tensor,
+        v_BNTE: Tensor,
+        window: int,
+    ) -> tuple[Tensor, Tensor]:
+        batch, heads, length, width = q_BNTD.shape
+        context = v_BNTE.new_empty(v_BNTE.shape)
+        lse = q_BNTD.new_empty(batch, heads, length, dtype=torch.float32)
+        ctx.save_for_backward(q_BNTD, k_BNTD, v_BNTE, context, lse)
+        ctx.tracker = tracker
+        ctx.pairs = batch * heads * block_pairs(length, window)
+        # q kᵀ and p v.
+        tracker.compute(2.0 * ctx.pairs * (width + v_BNTE.shape[-1]))
+        return context, lse
+
+    @staticmethod
+    def backward(
+        ctx: Any, dcontext_BNTE: Tensor, dlse_BNT: Tensor
+    ) -> tuple[None, Tensor, Tensor, Tensor, None]:
+        q, k, v, _, lse = ctx.saved_tensors
+        # Σ do·o of every query, in fp32.
+        delta = torch.empty_like(lse)
+        # One pass computes dq, another dk and dv; each recomputes scores and do vᵀ.
+        ctx.tracker.compute(2.0 * ctx.pairs * (4 * q.shape[-1] + 3 * v.shape[-1]))
+        gradients = None, *(torch.empty_like(x) for x in (q, k, v)), None
+        del delta
+        return gradients
+
+
+# A minimal training step: model, optimizer, pruner, and the trainer's own step function.
+#
+# B micro-batch, T tokens.
+
+
+class MinimalTraining:
+    """Model, optimizer and pruner as built by the trainer, on the CPU, randomly initialized."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.model = GPT(config.model)
+        groups = parameter_groups(self.model, config.optimizer.weight_decay)
+        self.optimizer = OPTIMIZERS.module(config.optimizer.name)(
+            groups, config.optimizer, config.schedule.learning_rate
+        )
+        self.pruner: Pruner = PRUNERS.module(config.pruning.name)(self.model, config.pruning)
+
+    def step(self, tokens_BT: list[Tensor], pruner: Pruner | None = None) -> None:
+        """Run one optimizer step, with one micro-batch for each of ``tokens_BT``.
+
+        Each has T + 1 tokens per row.
+        """
+        session = SimpleNamespace(
+            model=self.model,
+            forward=self.model,
+            config=self.config,
+            device=torch.device("cpu"),
+            group=ProcessGroup(),
+            optimizer=self.optimizer,
+            scaler=grad_scaler(self.config.machine),
+            pruner=pruner or self.pruner,
+            iteration=0,
+        )
+        micro_batches = [(t[:, :-1], t[:, 1:]) for t in tokens_BT]
+        optimizer_step(
+            cast(TrainingSession, session), micro_batches, self.config.schedule.learning_rate
+        )
+
+
+# Kernels and chunk sizes of a target, for a fake step on the CPU.
+#
+# torch without CUDA cannot run backward on a fake CUDA tensor, so the step is fake on the CPU. If a
+# GPU uses another kernel, the fake implementation of that kernel replaces the CPU's, so that the same
+# tensors are saved for backward as on the GPU.
+
+
+# Above this count, chunks are replaced by one large chunk and the last ones.
+_MAX_CHUNKS = 6
+# Chunks and blocks to run: the memory of one is still in use while the next is computed.
+_CHUNKS_RUN = 2
+
+
+@contextmanager
+def target_kernels(target: Gpu | None, backend: str, tracker: StorageTracker) -> Iterator[None]:
+    """Use the kernels of ``target`` in training steps, or the CPU's if it is None.
+
+    ``backend`` is the configured backend of plain attention.
+    """
+    blocks = _all_rows if target else _first_blocks(loss._blocks)
+    elements = chunk_parts.GPU_CHUNK_ELEMENTS if target else chunk_parts.CPU_CHUNK_ELEMENTS
+    with ExitStack() as stack:
+        stack.enter_context(_replaced(loss, "_blocks", blocks))
+        stack.enter_context(_replaced(chunk_parts, "CPU_CHUNK_ELEMENTS", elements))
+        chunks = _few_chunks(chunk_parts.AttentionPlan.chunks, tracker)
+        stack.enter_context(_replaced(chunk_parts.AttentionPlan, "chunks", chunks))
+        # require_finite reads values, and a fake tensor has none.
+        stack.enter_context(_replaced(step, "require_finite", lambda *arguments: None))
+        if target:
+            stack.enter_context(_replaced(attention, "select_backend", _form_on_gpu))
+            stack.enter_context(_replaced(flex, "_all_pairs", fake_flex_pass(tracker)))
+            fake_attention = _FakeAttention(target, backend)
+            stack.enter_context(_replaced(F, "scaled_dot_product_attention", fake_attention))
+            stack.enter_context(_replaced(F, "dropout", _dropout))
+        yield
+
+
+class _FakeAttention:
+    """Replacement of torch's attention that selects kernels as a GPU does."""
+
+    def __init__(self, target: Gpu, backend: str) -> None:
+        self.target, self.backend = target, backend
+        self.on_cpu = F.scaled_dot_product_attention
+
+    def __call__(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        enable_gqa: bool = False,
+    ) -> Tensor:
+        """Run flash, else memory-efficient attention, else plain products.
+
+        Flash requires half precision and no mask; memory-efficient attention does not support GQA.
+        """
+        half = q.dtype in (torch.bfloat16, torch.float16)
+        flash = self.target.flash and half and attn_mask is None
+        if self.backend in ("auto", "flash") and flash:
+            return torch.ops.aten._scaled_dot_product_flash_attention(
+                q, k, v, dropout_p, is_causal
+            )[0]
+        if self.backend == "math" or enable_gqa:
+            with sdpa_kernel(SDPBackend.MATH):
+                return self.on_cpu(q, k, v, attn_mask, dropout_p, is_causal, enable_gqa=enable_gqa)
+        bias = None
+        if attn_mask is not None:
+            shape = (q.shape[0], q.shape[1], *attn_mask.shape[-2:])
+            bias = torch.zeros_like(attn_mask, dtype=q.dtype).expand(shape)
+        return torch.ops.aten._scaled_dot_product_efficient_attention(
+            q, k, v, bias, True, dropout_p, is_causal
+        )[0]
+
+
+def _dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+    """Drop elements as a GPU does.
+
+    A GPU saves a byte per element; a CPU saves factors of the input's type.
+    """
+    return torch.native_dropout(x, p, True)[0] if training and p > 0.0 else x
+
+
+def _form_on_gpu(
+    attention: AttentionConfig, shape: ModelShape, shows_weights: bool, device: str
+) -> str:
+    return select_backend(attention, shape, shows_weights, "cuda")
+
+
+def _all_rows(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Yield all rows at once, as the loss on a GPU does."""
+    yield tensors
+
+
+def _first_blocks(
+    blocks: Callable[..., Iterator[tuple[Tensor, ...]]],
+) -> Callable[..., Iterator[tuple[Tensor, ...]]]:
+    """Limit the loss on a CPU to its first blocks.
+
+    The blocks are alike and release their memory, so that a few determine the peak.
+    """
+    return lambda *tensors: islice(blocks(*tensors), _CHUNKS_RUN)
+
+
+def _few_chunks(
+    chunks: Callable[[chunk_parts.AttentionPlan, Tensor], Iterator[RowChunk]],
+    tracker: StorageTracker,
+) -> Callable[[chunk_parts.AttentionPlan, Tensor], Iterator[RowChunk]]:
+    """Merge all but the last chunks of the row engine if there are many.
+
+    The last chunks are the widest. FLOPs of the merged chunk count by the share of its pairs that
+    the original chunks compute.
+    """
+
+    def few(self: chunk_parts.AttentionPlan, q_BNTH: Tensor) -> Iterator[RowChunk]:
+        all_chunks = list(chunks(self, q_BNTH))
+        if len(all_chunks) <= _MAX_CHUNKS:
+            yield from all_chunks
+            return
+        merged = all_chunks[:-_CHUNKS_RUN]
+        whole = RowChunk(0, merged[-1].last, 0)
+        pairs = sum(chunk.height * (chunk.last - chunk.left) for chunk in merged)
+        with tracker.standing_for(pairs / whole.last**2):
+            yield whole
+        yield from all_chunks[-_CHUNKS_RUN:]
+
+    return few
+
+
+@contextmanager
+def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    before = vars(owner)[name]
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
+
+
+# A fake training step at full size, and its memory and FLOPs at the configured depth.
+#
+# B micro-batch, T tokens.
+
+
+# The first block, one that represents all inner blocks, and the last.
+_BLOCKS = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class StepNeeds:
+    """Peak bytes of each stage of a step, by category, and the step's FLOPs."""
+
+    peaks: dict[str, BytesByCategory]
+    flops: float
+
+
+class FakeTrainingStep:
+    """Model, optimizer and pruner of a configuration as fake tensors, after a first update.
+
+    At most three blocks are built; ``needs`` extrapolates to the configured depth. fp16 is replaced
+    by bf16, which has the same size, because a gradient scaler reads values.
+    """
+
+    def __init__(self, config: Config) -> None:
+        shape = config.model.shape
+        # Inner blocks of the real model that are not built.
+        self.omitted = max(0, shape.n_layer - _BLOCKS)
+        shape = dataclasses.replace(shape, n_layer=min(shape.n_layer, _BLOCKS))
+        precision = "fp32" if config.machine.precision == "fp32" else "bf16"
+        self.config = dataclasses.replace(
+            config,
+            model=dataclasses.replace(config.model, shape=shape),
+            machine=dataclasses.replace(config.machine, device="cpu", precision=precision),
+        )
+        self.location = "building the model"
+        with self._named_errors(), StorageTracker():
+            self._build()
+
+    @property
+    def parameters(self) -> int:
+        """Return the number of parameters of the configured model."""
+        others = sum(p.numel() for p in self.model.h[1].parameters()) if self.omitted else 0
+        return self.model.num_params() + self.omitted * others
+
+    def needs(self, target: Gpu | None, batch: int) -> StepNeeds:
+        """Return the needs of a step of micro-batches of ``batch`` sequences on ``target``.
+
+        Raises RunError with source line and operation if dimensions do not fit.
+        """
+        tracker = StorageTracker()
+        backend = self.config.model.attention.backend
+        with self._named_errors(), target_kernels(target, backend, tracker), tracker:
+            static = self._track_static(tracker)
+            hooks = self._hooks(tracker)
+            try:
+                tokens = self.config.model.shape.block_size + 1
+                tokens_BT = torch.empty((batch, tokens), dtype=torch.long)
+                self.training.step([tokens_BT], _UpdateStage(self.training.pruner, tracker))
+            finally:
+                for hook in hooks:
+                    hook.remove()
+        return self._at_full_depth(tracker, static)
+
+    def _build(self) -> None:
+        self.training = MinimalTraining(self.config)
+        self.model = self.training.model
+        for name, part in self.model.named_modules():
+            part.register_forward_pre_hook(partial(self._forward_of, name))
+        # The first update creates the optimizer's state.
+        self._set_gradients()
+        self.training.optimizer.step(gradient_norm=torch.zeros(()))
+        self.training.optimizer.zero_grad()
+
+    def _set_gradients(self) -> None:
+        for parameter in self.model.parameters():
+            parameter.grad = torch.empty_like(parameter)
+
+    def _track_static(self, tracker: StorageTracker) -> BytesByCategory:
+        """Track tensors that persist between steps. Return their bytes for an inner block."""
+        state = self.training.optimizer.state
+        masks = self.training.pruner.state_dict().get("masks", {})
+        names = {p: name for name, p in self.model.named_parameters()}
+        inner = set(self.model.h[1].parameters()) if self.omitted else set()
+        accumulates = self.config.train.grad_accumulation > 1
+        if accumulates:
+            # Gradients exist from the second micro-batch on.
+            self._set_gradients()
+        static: BytesByCategory = Counter()
+        for p, name in names.items():
+            tensors = [("parameters", p)]
+            tensors += [("optimizer", s) for s in state[p].values() if isinstance(s, Tensor)]
+            tensors += [("optimizer", masks[name])] if name in masks else []
+            tensors += [("gradients", p.grad)] if accumulates else []
+            for category, tensor in tensors:
+                tracker.is_now(tensor, category)
+                if p in inner:
+                    static[category] += tensor.untyped_storage().nbytes()
+        return static
+
+    def _hooks(self, tracker: StorageTracker) -> list[RemovableHandle]:
+        """Register hooks that enter a stage before each block, the head and the update."""
+        hooks = []
+        for index, block in enumerate(self.model.h):
+            name = _block_name(index, len(self.model.h))
+            hooks.append(block.register_forward_pre_hook(_entering(tracker, f"forward, {name}")))
+            hooks.append(block.register_forward_hook(self._watch_backward(tracker, name)))
+        hooks.append(self.model.ln_f.register_forward_pre_hook(_entering(tracker, "head")))
+        for p in self.model.parameters():
+            hook = p.register_post_accumulate_grad_hook(
+                lambda p: tracker.is_now(p.grad, "gradients")
+            )
+            hooks.append(hook)
+        return hooks
+
+    def _watch_backward(self, tracker: StorageTracker, name: str) -> Any:
+        """Return a forward hook that enters the stage of a block's backward pass.
+
+        The backward pass of a block begins with the gradient of its output.
+        """
+
+        def enter(gradient: Tensor) -> None:
+            self.location = f"backward, {name}"
+            tracker.enter(self.location)
+            tracker.making = "temporaries"
+
+        def watch(block: nn.Module, inputs: Any, outputs: Any) -> None:
+            outputs[0].register_hook(enter)
+
+        return watch
+
+    def _forward_of(self, name: str, module: nn.Module, inputs: Any) -> None:
+        self.location = f"forward of {name or 'the model'}"
+
+    def _at_full_depth(self, tracker: StorageTracker, static: BytesByCategory) -> StepNeeds:
+        """Add the memory of omitted blocks to the peak of each stage."""
+        if not self.omitted:
+            return StepNeeds(tracker.peaks, sum(tracker.flops.values()))
+        starts = tracker.starts
+        activations = _minus(starts["forward, last block"], starts["forward, inner block"])
+        backward_growth = _minus(starts["backward, first block"], starts["backward, inner block"])
+        # Inner blocks run in sequence, so memory peaks at the first or the last of them.
+        peak_growth = backward_growth if backward_growth.total() > 0 else Counter()
+        gradients = static["gradients"] or static["parameters"]
+        extra = {
+            "forward, first block": static,
+            "forward, inner block": static + activations,
+            "forward, last block": static + activations,
+            "head": static + activations,
+            "backward, last block": static + activations,
+            "backward, inner block": static + activations + peak_growth,
+            "backward, first block": _minus(static + activations, backward_growth, -1),
+            "update": static | Counter({"gradients": gradients}),
+        }
+        peaks = {
+            stage: _minus(peak, extra[stage], -self.omitted)
+            for stage, peak in tracker.peaks.items()
+        }
+        inner = tracker.flops["forward, inner block"] + tracker.flops["backward, inner block"]
+        return StepNeeds(peaks, sum(tracker.flops.values()) + self.omitted * inner)
+
+    @contextmanager
+    def _named_errors(self) -> Iterator[None]:
+        """Convert torch's shape errors into a Problem with a source line."""
+        log = logging.getLogger("torch._subclasses.fake_tensor")
+        before, log.disabled = log.disabled, True
+        try:
+            yield
+        except (RuntimeError, ValueError, IndexError) as error:
+            what = f"{self.location}: {str(error).splitlines()[0]}"
+            problem = Problem(what, _source_line(error), code="model.shape-mismatch")
+            raise RunError(problem) from error
+        finally:
+            log.disabled = before
+
+
+class _UpdateStage:
+    """Wrapper of the pruner, whose first call after backward starts the update stage."""
+
+    def __init__(self, pruner: Pruner, tracker: StorageTracker) -> None:
+        self.pruner, self.tracker = pruner, tracker
+
+    def mask_gradients(self) -> None:
+        """Enter the update stage, then mask gradients."""
+        self.tracker.enter("update")
+        self.pruner.mask_gradients()
+
+    def observe(self, gradient_norm: Tensor) -> None:
+        """Call the pruner."""
+        self.pruner.observe(gradient_norm)
+
+
+def _entering(tracker: StorageTracker, stage: str) -> Any:
+    """Return a forward pre-hook that enters ``stage``.
+
+    The stage does not change if a backward pass recomputes a block.
+    """
+
+    def enter(module: nn.Module, inputs: Any) -> None:
+        if not tracker.stage.startswith("backward"):
+            tracker.enter(stage)
+
+    return enter
+
+
+def _block_name(index: int, blocks: int) -> str:
+    if index == blocks - 1:
+        return "last block"
+    return "inner block" if index else "first block"
+
+
+def _minus(left: BytesByCategory, right: BytesByCategory, times: int = 1) -> BytesByCategory:
+    """Return left − times · right, including negative entries."""
+    return Counter({key: left[key] - times * right[key] for key in left.keys() | right.keys()})
+
+
+def _source_line(error: BaseException) -> str:
+    """Return file:line of the innermost frame in the product, or "" if there is none."""
+    frames = traceback.extract_tb(error.__traceback__)
+    inside = [f for f in frames if Path(f.filename).is_relative_to(ROOT / "gpt2")]
+    inside = [f for f in inside if "footprint" not in Path(f.filename).parts]
+    if not inside:
+        return ""
+    return f"{Path(inside[-1].filename).relative_to(ROOT)}:{inside[-1].lineno}"

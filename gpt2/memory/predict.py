@@ -1,0 +1,116 @@
+"""Memory and FLOPs of a configuration on a target, predicted before a GPU is used."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from gpt2.config import Config
+from gpt2.memory.fake_step import FakeTrainingStep, StepNeeds
+from gpt2.memory.tracker import CATEGORIES, BytesByCategory
+from lib.env.gpu import GIB, Gpu
+
+# Resident memory of a training process on a CPU relative to its tensors: fragmentation, and buffers
+# of matrix products. 3 to 20 % in five cases (gpt2.memory.measure).
+CPU_OVERHEAD = 0.11
+HEADINGS = ("params", "MFLOP/token", "peak of GPU GiB", "largest micro-batch", "CPU GiB")
+
+
+@dataclass(frozen=True)
+class MemoryEstimate:
+    """Predicted needs of one process of a run.
+
+    ``peak_bytes`` are the tensors at peak memory, which is reached in ``stage``; only ``fits`` adds
+    the overhead of a GPU's context and allocator (``lib.env.gpu``). ``flops_per_token`` is
+    counted in the fake step and includes recomputation; ``declared_flops_per_token`` is the model's
+    own count without recomputation. ``largest_micro_batch`` is the largest divisor of a process's
+    share of GLOBAL_BATCH that fits, or 0 if a single sequence does not fit.
+    """
+
+    parameters: int
+    flops_per_token: float
+    declared_flops_per_token: float
+    peak_bytes: Mapping[str, int]
+    stage: str
+    # Resident memory of the same step on a CPU, with the CPU's kernels and allocator.
+    cpu_peak_bytes: int
+    memory_gib: float
+    largest_micro_batch: int
+    fits: bool
+
+    @property
+    def total_bytes(self) -> int:
+        """Return the sum over all categories."""
+        return sum(self.peak_bytes.values())
+
+    def row(self) -> tuple[str, ...]:
+        """Return one line of a table with the columns ``HEADINGS``."""
+        return (
+            f"{self.parameters:,}",
+            f"{self.flops_per_token / 1e6:,.0f}",
+            f"{self.total_bytes / GIB:.1f} of {self.memory_gib:.1f}",
+            str(self.largest_micro_batch),
+            f"{self.cpu_peak_bytes / GIB:.1f}",
+        )
+
+
+def estimate(config: Config, target: Gpu | Literal["cpu"]) -> MemoryEstimate:
+    """Return the footprint of ``config`` on ``target``, from a step of fake tensors on the CPU.
+
+    Model, batch, sequence and precision are the configured ones; torch.compile is ignored. The
+    GPU's table entry determines kernels and memory; "cpu" uses this machine's. Raises RunError with
+    the source line if dimensions do not fit.
+    """
+    gpu = None if target == "cpu" else target
+    training = FakeTrainingStep(config)
+    batch = config.train.batch_size
+    needs = training.needs(gpu, batch)
+    peak, stage = _highest(needs)
+    cpu_peak, _ = _highest(training.needs(None, batch)) if gpu else (peak, stage)
+    memory = gpu or _this_machine()
+    largest = _largest_micro_batch(config, training, needs, gpu, memory)
+    shape = config.model.shape
+    return MemoryEstimate(
+        parameters=training.parameters,
+        flops_per_token=needs.flops / (batch * shape.block_size),
+        declared_flops_per_token=config.model.flops_per_token(),
+        peak_bytes={name: peak[name] for name in CATEGORIES},
+        stage=stage,
+        cpu_peak_bytes=round(cpu_peak.total() * (1 + CPU_OVERHEAD)),
+        memory_gib=memory.memory_gib,
+        largest_micro_batch=largest,
+        fits=memory.holds(peak.total()),
+    )
+
+
+def _largest_micro_batch(
+    config: Config, training: FakeTrainingStep, needs: StepNeeds, gpu: Gpu | None, memory: Gpu
+) -> int:
+    """Extrapolate linearly from two micro-batch sizes, separately for every stage's peak."""
+    train, batch = config.train, config.train.batch_size
+    other = batch // 2 or 2
+    points = training.needs(gpu, other)
+    share = train.global_batch // train.gpus
+    # Micro-batches smaller than the whole share accumulate gradients.
+    gradients = 0 if train.grad_accumulation > 1 else 4 * training.parameters
+
+    def peak(size: int) -> float:
+        at_batch = {stage: bytes_.total() for stage, bytes_ in needs.peaks.items()}
+        slopes = {s: (at_batch[s] - points.peaks[s].total()) / (batch - other) for s in at_batch}
+        highest = max(at_batch[s] + slopes[s] * (size - batch) for s in at_batch)
+        return highest + (gradients if size < share else 0)
+
+    sizes = (size for size in range(share, 0, -1) if share % size == 0)
+    return next((size for size in sizes if memory.holds(peak(size))), 0)
+
+
+def _highest(needs: StepNeeds) -> tuple[BytesByCategory, str]:
+    """Return the bytes of the stage with the highest peak, and the stage's name."""
+    stage = max(needs.peaks, key=lambda stage: needs.peaks[stage].total())
+    return needs.peaks[stage], stage
+
+
+def _this_machine() -> Gpu:
+    """Return the memory of this machine as a Gpu."""
+    memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return Gpu("cpu", memory_bytes / GIB, {})

@@ -1,0 +1,342 @@
+"""FLOPs of single operations, and temporary memory of kernels besides inputs and outputs.
+
+Multiply and add count as two. B batch, N heads, T queries, S keys, H head dim.
+"""
+
+import mmap
+import weakref
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from operator import itemgetter
+from typing import Any
+
+import torch
+from torch import Generator, Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from gpt2.nsa.options import selected_pairs, window_pairs
+
+_aten = torch.ops.aten
+
+
+def flops(func: Any, args: Any) -> float:
+    """Return the FLOPs of a matrix product or an attention kernel; 0 for other operations."""
+    count = _FLOPS.get(func)
+    return count(args) if count else 0.0
+
+
+def temporary_bytes(func: Any, args: Any) -> int:
+    """Return the temporary bytes of a running kernel, which its fake implementation omits.
+
+    The backward pass of flash and of memory-efficient attention accumulates dq in fp32 and stores Σ
+    do·o of every query (Dao 2023, arXiv 2307.08691, algorithm 2).
+    """
+    if func not in (_FLASH_BACKWARD, _EFFICIENT_BACKWARD):
+        return 0
+    q_BNTH: Tensor = args[1]
+    return 4 * (q_BNTH.numel() + q_BNTH.numel() // q_BNTH.shape[-1])
+
+
+def _product(args: Any) -> float:
+    """Return the FLOPs of [..., m, k] @ [..., k, n]."""
+    left, right = args[-2:]
+    return 2.0 * left.numel() * right.shape[-1]
+
+
+def _attention(products: int, queries_at: int, causal_at: int) -> Callable[[Any], float]:
+    """Count ``products`` of T × S × H; a causal kernel only computes the visible pairs.
+
+    ``queries_at`` is the argument index of q, followed by k; ``causal_at`` that of the causal flag.
+    """
+
+    def count(args: Any) -> float:
+        q_BNTH, k_BKSH = args[queries_at : queries_at + 2]
+        batch, heads, queries, width = q_BNTH.shape
+        keys = k_BKSH.shape[2]
+        # torch omits trailing arguments that have their default value.
+        causal = len(args) > causal_at and args[causal_at]
+        pairs = queries * (queries + 1) / 2 if causal else queries * keys
+        return 2.0 * products * batch * heads * pairs * width
+
+    return count
+
+
+def _selected(products: int, queries_at: int) -> Callable[[Any], float]:
+    """Count ``products`` of T × S × H over the pairs of a block selection.
+
+    ``queries_at`` is the argument index of q.
+    """
+
+    def count(args: Any) -> float:
+        q_BKgTH, (blocks_BKTn, size) = args[queries_at], args[-2:]
+        length = q_BKgTH.shape[3]
+        pairs = selected_pairs(length, size, blocks_BKTn.shape[-1])
+        return 2.0 * products * q_BKgTH.numel() / length * pairs
+
+    return count
+
+
+def _window(products: int, queries_at: int) -> Callable[[Any], float]:
+    """Count ``products`` of T × S × H over the pairs of a window.
+
+    ``queries_at`` is the argument index of q.
+    """
+
+    def count(args: Any) -> float:
+        q_BKgTH, size = args[queries_at], args[-1]
+        length = q_BKgTH.shape[3]
+        return 2.0 * products * q_BKgTH.numel() / length * window_pairs(length, size)
+
+    return count
+
+
+_FLASH = _aten._scaled_dot_product_flash_attention.default
+_FLASH_BACKWARD = _aten._scaled_dot_product_flash_attention_backward.default
+_CPU_FLASH = _aten._scaled_dot_product_flash_attention_for_cpu.default
+_CPU_FLASH_BACKWARD = _aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+_EFFICIENT = _aten._scaled_dot_product_efficient_attention.default
+_EFFICIENT_BACKWARD = _aten._scaled_dot_product_efficient_attention_backward.default
+# Forward computes q kᵀ and p v; backward recomputes the scores, and computes dv, dp, dq and dk.
+_FLOPS: dict[Any, Callable[[Any], float]] = {
+    _aten.mm.default: _product,
+    _aten.mm.out: _product,
+    _aten.bmm.default: _product,
+    _aten.addmm.default: _product,
+    _aten.addmm_.default: _product,
+    _aten.baddbmm.default: _product,
+    _FLASH: _attention(2, 0, 4),
+    _FLASH_BACKWARD: _attention(5, 1, 11),
+    _CPU_FLASH: _attention(2, 0, 4),
+    _CPU_FLASH_BACKWARD: _attention(5, 1, 7),
+    _EFFICIENT: _attention(2, 0, 6),
+    _EFFICIENT_BACKWARD: _attention(5, 1, 11),
+    torch.ops.kablate.selected.default: _selected(2, 0),
+    torch.ops.kablate.selected_backward.default: _selected(5, 1),
+    torch.ops.kablate.window.default: _window(2, 0),
+    torch.ops.kablate.window_backward.default: _window(5, 1),
+}
+
+
+# Tensors with shape, type and storage but without memory, and operations on their shapes.
+#
+# torch's fake tensors infer the outputs of an operation, but are slow: every operation, including
+# views, passes through Python several times. So each operation is inferred once per combination of
+# shapes. Outputs are CPU tensors whose storages share one reserved address range that is never
+# touched. Autograd, autocast and views are torch's own.
+
+
+# Creates an output from the tensor arguments.
+Maker = Callable[[list[Tensor]], Any]
+# Replaces makers for an operation that returns a view.
+_VIEW = "view"
+# Linux: do not reserve swap space. Python's mmap defines this flag from 3.13 on.
+_MAP_NORESERVE = 0x4000
+
+_reserved = mmap.mmap(-1, mmap.PAGESIZE)
+_results: dict[Any, Any] = {}
+_fake = FakeTensorMode()
+
+
+def infer_outputs(func: Any, args: Any, kwargs: Any) -> Any:
+    """Return the outputs of ``func`` without computing values.
+
+    Raises torch's errors if shapes do not fit. Call it from ``__torch_dispatch__``, after autograd
+    and autocast.
+    """
+    # Profiler marks set by optimizers.
+    if func.namespace == "profiler":
+        return func(*args, **kwargs)
+    key = func, *map(_key, args), *map(_key, kwargs.items())
+    result = _results.get(key)
+    if result is None:
+        result = _results[key] = _infer(func, args, kwargs)
+    if result is _VIEW:
+        return func(*args, **kwargs)
+    pack, makers = result
+    tensors = _tensors(args, kwargs)
+    outputs = [make(tensors) for make in makers]
+    return pack(outputs) if pack else outputs[0]
+
+
+def _infer(func: Any, args: Any, kwargs: Any) -> Any:
+    """Return how to pack the outputs, and a maker for each, inferred by torch's fake tensors."""
+    if func.is_view:
+        return _VIEW
+    with _fake:
+        fake_args, fake_kwargs = _faked(args), {k: _faked(v) for k, v in kwargs.items()}
+        out = func(*fake_args, **fake_kwargs)
+    tensors = _tensors(fake_args, fake_kwargs)
+    storages = {t.untyped_storage()._cdata for t in tensors}
+    makers: list[Maker] = []
+    for value in out if isinstance(out, tuple | list) else (out,):
+        indices = [i for i, tensor in enumerate(tensors) if tensor is value]
+        if indices:
+            makers.append(itemgetter(indices[0]))
+        elif not isinstance(value, Tensor):
+            makers.append(partial(_constant, value))
+        elif value.untyped_storage()._cdata in storages:
+            return _VIEW
+        else:
+            size = value.untyped_storage().nbytes()
+            makers.append(partial(_new, value.shape, value.stride(), value.dtype, size))
+    return type(out) if isinstance(out, tuple | list) else None, makers
+
+
+def _constant(value: Any, tensors: list[Tensor]) -> Any:
+    return value
+
+
+def _new(shape: Any, strides: Any, dtype: torch.dtype, size: int, tensors: list[Tensor]) -> Tensor:
+    global _reserved
+    if size == 0:
+        return torch.empty_strided(shape, strides, dtype=dtype)
+    if size > len(_reserved):
+        # The old mapping lives as long as a tensor uses it.
+        _reserved = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE)
+    flat = torch.frombuffer(_reserved, dtype=dtype, count=size // dtype.itemsize)
+    return flat.as_strided(shape, strides)
+
+
+def _key(value: Any) -> Any:
+    """Return the part of an argument that determines the outputs; 1, 1.0 and True differ."""
+    if isinstance(value, Tensor):
+        return value.shape, value.stride(), value.dtype
+    if isinstance(value, tuple | list):
+        return tuple(map(_key, value))
+    # isinstance() of a Generator is slower than the rest of this function.
+    return Generator if type(value) is Generator else (type(value), value)
+
+
+def _tensors(args: Any, kwargs: Any) -> list[Tensor]:
+    """Return the arguments that are tensors, including those in lists."""
+    tensors = []
+    for value in (*args, *kwargs.values()):
+        values = value if isinstance(value, tuple | list) else (value,)
+        tensors += [v for v in values if isinstance(v, Tensor)]
+    return tensors
+
+
+def _faked(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)
+    return type(value)(map(_faked, value)) if isinstance(value, tuple | list) else value
+
+
+# Storages of a fake training step: bytes alive by category, and their peak.
+#
+# The step is divided into stages, one for each part of the model and direction. Inner blocks are
+# alike, so a model of three blocks determines the memory of any depth: the peak of each stage grows
+# with the number of inner blocks by the bytes that one such block has left behind by then.
+
+
+CATEGORIES = ("parameters", "gradients", "optimizer", "activations", "temporaries")
+# Bytes per category.
+BytesByCategory = Counter[str]
+
+
+class StorageTracker(TorchDispatchMode):
+    """Bytes alive by category, and for each stage its start, its peak and its FLOPs.
+
+    Storages created while ``making`` is "activations" are saved for backward or are temporaries of
+    the forward pass; afterwards, storages other than gradients are temporaries.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.making = "activations"
+        self.stage = "forward, first block"
+        self.starts: dict[str, BytesByCategory] = {}
+        self._peaks: dict[str, dict[str, int]] = {}
+        self.flops: dict[str, float] = defaultdict(float)
+        # A plain dictionary: it is copied at every new peak, and copies of a Counter are slow.
+        self._alive = dict.fromkeys(CATEGORIES, 0)
+        # The storage's address → its watcher, bytes and category.
+        self._storages: dict[int, tuple[weakref.ref[Any], int, str]] = {}
+        self._total = self._highest = 0
+        # Whether bytes of new storages count, and the factor on FLOPs.
+        self._bytes_count, self._flops_count = True, 1.0
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # Nothing is compiled here, and guards on every call would double the time.
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Infer the operation's outputs, then track their new storages."""
+        out = infer_outputs(func, args, kwargs or {})
+        for tensor in out if isinstance(out, tuple | list) else (out,):
+            if isinstance(tensor, Tensor):
+                self.see(tensor, self.making)
+        if count := flops(func, args):
+            self.compute(count)
+        if scratch := temporary_bytes(func, args):
+            self._note(scratch)
+        return out
+
+    @property
+    def peaks(self) -> dict[str, BytesByCategory]:
+        """Return the bytes alive at the peak of each stage."""
+        return {stage: Counter(peak) for stage, peak in self._peaks.items()}
+
+    def enter(self, stage: str) -> None:
+        """Enter ``stage``, which may be entered several times."""
+        self.stage = stage
+        self.starts[stage] = Counter(self._alive)
+        self._highest = sum(self._peaks[stage].values()) if stage in self._peaks else 0
+        self._note(0)
+
+    def see(self, tensor: Tensor, category: str) -> None:
+        """Count the tensor's storage, unless it is already tracked."""
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key in self._storages:
+            return
+        size = storage.nbytes() if self._bytes_count else 0
+        watcher = weakref.ref(storage, partial(self._free, key))
+        self._storages[key] = (watcher, size, category)
+        self._alive[category] += size
+        self._total += size
+        if self._total > self._highest:
+            self._note(0)
+
+    def compute(self, flops: float) -> None:
+        """Add FLOPs of work that dispatches no operation."""
+        self.flops[self.stage] += flops * self._flops_count
+
+    def is_now(self, tensor: Tensor, category: str) -> None:
+        """Move the tensor's storage to ``category``."""
+        self.see(tensor, category)
+        key = tensor.untyped_storage()._cdata
+        watcher, size, before = self._storages[key]
+        self._alive[before] -= size
+        self._alive[category] += size
+        self._storages[key] = (watcher, size, category)
+
+    @contextmanager
+    def standing_for(self, share: float) -> Iterator[None]:
+        """Count only a ``share`` of FLOPs, and no memory, inside the context.
+
+        Use it for one large operation that replaces many small ones, whose memory is measured
+        separately.
+        """
+        self._bytes_count, self._flops_count = False, share
+        try:
+            yield
+        finally:
+            self._bytes_count, self._flops_count = True, 1.0
+
+    def _note(self, scratch: int) -> None:
+        """Record the peak of the stage if ``scratch`` additional temporary bytes exceed it."""
+        if self._total + scratch <= self._highest:
+            return
+        self._highest = self._total + scratch
+        peak = self._peaks[self.stage] = self._alive.copy()
+        peak["temporaries"] += scratch
+
+    def _free(self, key: int, watcher: Any) -> None:
+        _, size, category = self._storages.pop(key)
+        self._alive[category] -= size
+        self._total -= size

@@ -1,0 +1,82 @@
+"""MLP of one block: GPT-2's two projections with mechanisms on the hidden layer between them.
+
+Shapes: B batch, T tokens, C n_embd, M hidden units.
+"""
+
+from functools import partial
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gpt2.attention.state import AttentionOutputs, AttentionWeightsOptions, BlockState
+from gpt2.kv_cache import BlockKVCache
+from gpt2.mlp import MECHANISMS
+from gpt2.mlp.options import LayerSpec, MlpConfig
+
+ACTIVATIONS = {
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "gelu_exact": F.gelu,
+}
+
+
+class MlpMechanism(nn.Module):
+    """Module between activation and ``c_proj``; constructed as (options, hidden, width, site)."""
+
+    # Attention weights of the block that the mechanism requires; None if it reads none.
+    request: AttentionWeightsOptions | None = None
+
+    def forward(self, h_BTM: Tensor, view: AttentionOutputs, state: BlockState) -> Tensor:
+        """Return the new hidden layer; outputs for the next block are written to ``state``."""
+        raise NotImplementedError
+
+    def decode(
+        self, h_BTM: Tensor, view: AttentionOutputs, state: BlockState, cache: BlockKVCache
+    ) -> Tensor:
+        """Return the new hidden layer for tokens that follow the cached ones.
+
+        The default fits mechanisms without dependencies between tokens.
+        """
+        return self(h_BTM, view, state)
+
+
+class Mlp(nn.Module):
+    """MLP: ``c_fc``, activation, mechanisms in registry order, ``c_proj``, dropout."""
+
+    def __init__(self, site: LayerSpec, config: MlpConfig) -> None:
+        super().__init__()
+        shape, size = site.shape, config.size(site)
+        self.c_fc = nn.Linear(shape.n_embd, size.hidden, bias=shape.bias)
+        self.activation = ACTIVATIONS[shape.activation]
+        self.mechanisms = nn.ModuleDict(
+            {
+                options.name: MECHANISMS.module(options.name)(
+                    options, size.hidden, size.widths[options.name], site
+                )
+                for options in config.built(site)
+            }
+        )
+        self.c_proj = nn.Linear(size.hidden, shape.n_embd, bias=shape.bias)
+        self.dropout = nn.Dropout(shape.dropout)
+
+    @property
+    def request(self) -> AttentionWeightsOptions | None:
+        """Return the attention weights that the block's attention must expose to this MLP."""
+        requests = [m.request for m in self.mechanisms.values() if m.request is not None]
+        assert len(requests) <= 1, "only one mechanism per block can read attention weights"
+        return requests[0] if requests else None
+
+    def forward(
+        self, x_BTC: Tensor, view: AttentionOutputs, cache: BlockKVCache | None = None
+    ) -> tuple[Tensor, BlockState]:
+        """Return the output of the MLP and the state for the next block.
+
+        With a cache, ``x`` contains only the tokens that follow the cached ones.
+        """
+        state = BlockState()
+        h_BTM = self.activation(self.c_fc(x_BTC))
+        for mechanism in self.mechanisms.values():
+            if cache is None:
+                h_BTM = mechanism(h_BTM, view, state)
+            else:
+                h_BTM = mechanism.decode(h_BTM, view, state, cache)
+        return self.dropout(self.c_proj(h_BTM)), state

@@ -1,0 +1,195 @@
+"""Selected blocks as token ranges. r queries, n selected blocks, f ranges, c tokens."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from gpt2.nsa.query_major import accumulation_dtype, head_indices
+
+
+@dataclass(frozen=True)
+class TokenRanges:
+    """Token ranges [start, end) visible to queries, ordered by query and token."""
+
+    starts_f: Tensor
+    ends_f: Tensor
+    # Number of tokens of each query over all ranges.
+    lengths_r: Tensor
+
+    def tokens(self) -> Tensor:
+        """Return the token indices of all ranges, concatenated, c."""
+        sizes_f = self.ends_f - self.starts_f
+        before_f = sizes_f.cumsum(0) - sizes_f
+        total = int(sizes_f.sum())
+        index_c = torch.arange(total, device=sizes_f.device)
+        offsets_c = (self.starts_f - before_f).repeat_interleave(sizes_f, output_size=total)
+        return index_c + offsets_c
+
+
+def token_ranges(blocks_rn: Tensor, tokens_r: Tensor, size: int, merged: bool) -> TokenRanges:
+    """Return one token range per selected block, or one per run of adjacent blocks if ``merged``.
+
+    The blocks of ``size`` tokens are in ascending order, padded with −1 at the end. A query sees
+    the block of its own token only up to this token.
+    """
+    valid_rn = blocks_rn >= 0
+    starts_rn = blocks_rn * size
+    ends_rn = torch.minimum(starts_rn + size, tokens_r[:, None] + 1)
+    lengths_r = (ends_rn - starts_rn).masked_fill_(~valid_rn, 0).sum(1)
+    first_rn, last_rn = valid_rn.clone(), valid_rn.clone()
+    if merged:
+        adjacent = (blocks_rn[:, 1:] == blocks_rn[:, :-1] + 1) & valid_rn[:, :-1]
+        first_rn[:, 1:] &= ~adjacent
+        last_rn[:, :-1] &= ~adjacent
+    # Starts and ends match one to one, in the same order.
+    return TokenRanges(starts_rn[first_rn], ends_rn[last_rn], lengths_r)
+
+
+# Gather backend of the selected branch: for every query the visible keys are gathered.
+#
+# B batch, T queries, S tokens, K key/value heads, g query heads per key/value head, H head dim,
+# n selected blocks; r the queries of a chunk, c all gathered keys of a chunk, L the largest number of
+# keys of a query.
+#
+# The heads that share a selection are the queries of one attention call, so the keys are gathered
+# once for all of these heads. Only visible keys are gathered, so no causal mask is needed.
+# FlashAttention (Dao 2023, arXiv 2307.08691) processes the packed rows if it is available; otherwise
+# the rows are padded and masked. Backward gathers again, so no tensor of T·n keys is saved.
+
+
+# Largest number of key elements that a chunk gathers.
+CHUNK_ELEMENTS = 1 << 24
+
+
+@dataclass
+class FallbackCounter:
+    """Counter of chunks on a GPU that were padded because no kernel for packed rows can run."""
+
+    count: int = 0
+
+
+def attend_gathered(
+    q_BKTgH: Tensor,
+    k_BKSH: Tensor,
+    v_BKSH: Tensor,
+    blocks_BKTn: Tensor,
+    size: int,
+    merged: bool,
+    fallbacks: FallbackCounter,
+) -> Tensor:
+    """Return the same head outputs as ``attend_selected``, computed by gathering.
+
+    ``merged`` treats adjacent blocks as one range of tokens. ``fallbacks`` counts padded chunks.
+    """
+    settings = (blocks_BKTn, size, merged, fallbacks)
+    context: Tensor = _Gathered.apply(q_BKTgH, k_BKSH, v_BKSH, *settings)
+    return context
+
+
+class _Gathered(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        blocks: Tensor,
+        size: int,
+        merged: bool,
+        fallbacks: FallbackCounter,
+    ) -> Tensor:
+        context = torch.empty_like(q)
+        for index in head_indices(k):
+            for rows in _chunks(q, blocks, size):
+                chunk = (*index, rows)
+                ranges = _ranges(k, blocks[chunk], rows, q.shape[2], size, merged)
+                tokens_c = ranges.tokens()
+                qkv = (q[chunk], k[index][tokens_c], v[index][tokens_c])
+                context[chunk] = _attend(*qkv, ranges.lengths_r, fallbacks)
+        ctx.save_for_backward(q, k, v, blocks)
+        ctx.settings = size, merged, fallbacks
+        return context
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dcontext: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, blocks = ctx.saved_tensors
+        size, merged, fallbacks = ctx.settings
+        dq = torch.empty_like(q)
+        dk, dv = (torch.zeros_like(x, dtype=accumulation_dtype(x)) for x in (k, v))
+        for index in head_indices(k):
+            for rows in _chunks(q, blocks, size):
+                chunk = (*index, rows)
+                ranges = _ranges(k, blocks[chunk], rows, q.shape[2], size, merged)
+                tokens_c = ranges.tokens()
+                qkv = [q[chunk], k[index][tokens_c], v[index][tokens_c]]
+                with torch.enable_grad():
+                    leaves = [x.detach().requires_grad_() for x in qkv]
+                    out = _attend(*leaves, ranges.lengths_r, fallbacks)
+                gradients = torch.autograd.grad(out, leaves, dcontext[chunk])
+                dq[chunk] = gradients[0]
+                for sums, gradient in zip((dk, dv), gradients[1:]):
+                    sums[index].index_add_(0, tokens_c, gradient.to(sums.dtype))
+        return dq, dk.to(k.dtype), dv.to(v.dtype), None, None, None, None
+
+
+def _chunks(q_BKTgH: Tensor, blocks_BKTn: Tensor, size: int) -> list[slice]:
+    length, width = q_BKTgH.shape[2], q_BKTgH.shape[-1]
+    height = max(1, CHUNK_ELEMENTS // (blocks_BKTn.shape[-1] * size * width))
+    return [slice(start, min(start + height, length)) for start in range(0, length, height)]
+
+
+def _ranges(
+    k_BKSH: Tensor, blocks_rn: Tensor, rows: slice, queries: int, size: int, merged: bool
+) -> TokenRanges:
+    first = k_BKSH.shape[2] - queries
+    tokens_r = torch.arange(first + rows.start, first + rows.stop, device=k_BKSH.device)
+    return token_ranges(blocks_rn, tokens_r, size, merged)
+
+
+def _attend(
+    q_rgH: Tensor, k_cH: Tensor, v_cH: Tensor, lengths_r: Tensor, fallbacks: FallbackCounter
+) -> Tensor:
+    """Return the head outputs rgH; row r attends to the next ``lengths_r[r]`` keys.
+
+    q must be divided by √H already.
+    """
+    if _has_packed_kernel(q_rgH):
+        return _attend_packed(q_rgH, k_cH, v_cH, lengths_r)
+    if q_rgH.is_cuda:
+        fallbacks.count += 1
+    longest = int(lengths_r.max())
+    offsets_L = torch.arange(longest, device=q_rgH.device)
+    visible_rL = offsets_L < lengths_r[:, None]
+    begins_r1 = (lengths_r.cumsum(0) - lengths_r)[:, None]
+    # Padding repeats the last key and is masked.
+    index_rL = (begins_r1 + offsets_L).clamp_(max=len(k_cH) - 1)
+    k_r1LH, v_r1LH = (x[index_rL][:, None] for x in (k_cH, v_cH))
+    return F.scaled_dot_product_attention(
+        q_rgH[:, None], k_r1LH, v_r1LH, attn_mask=visible_rL[:, None, None], scale=1.0
+    )[:, 0]
+
+
+def _has_packed_kernel(q: Tensor) -> bool:
+    """Return whether FlashAttention can run: on a GPU, in half precision."""
+    half = q.dtype in (torch.bfloat16, torch.float16)
+    return q.is_cuda and half and torch.backends.cuda.is_flash_attention_available()
+
+
+def _attend_packed(q_rgH: Tensor, k_cH: Tensor, v_cH: Tensor, lengths_r: Tensor) -> Tensor:
+    # A slow import that torch without CUDA does not need.
+    from torch.nn.attention.varlen import varlen_attn
+
+    rows, heads, width = q_rgH.shape
+    queries = torch.arange(rows + 1, device=q_rgH.device, dtype=torch.int32) * heads
+    keys = F.pad(lengths_r.cumsum(0), (1, 0)).to(torch.int32)
+    # varlen_attn divides by √H itself.
+    packed_R1H = (q_rgH * width**0.5).reshape(-1, 1, width)
+    columns = (x[:, None].contiguous() for x in (k_cH, v_cH))
+    longest = int(lengths_r.max())
+    out_R1H: Tensor = varlen_attn(packed_R1H, *columns, queries, keys, heads, longest)
+    return out_R1H.view(rows, heads, width)

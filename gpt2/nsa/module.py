@@ -1,0 +1,285 @@
+"""Compression of blocks of keys or values to one vector per block (Yuan et al. 2025, equation 7).
+
+B batch, S tokens, K key/value heads, H head dim, M compressed blocks, l tokens per block.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gpt2.attention import POSITIONS
+from gpt2.attention.options import AttentionConfig
+from gpt2.attention.patterns import CustomAttention
+from gpt2.attention.state import QKV, split_heads
+from gpt2.kv_cache import BlockKVCache
+from gpt2.nsa import ops
+from gpt2.nsa.cache import BranchKeyValues, KeyValue, NsaCache
+from gpt2.nsa.gather import FallbackCounter, attend_gathered
+from gpt2.nsa.options import NsaOptions, merges_ranges, resolve_backend
+from gpt2.nsa.select import attend_compressed, random_blocks, rank_compressed
+from gpt2.nsa.statistics import gate_statistics, selected_blocks, selection_statistics
+from gpt2.shape import ModelShape
+from gpt2.statistics import Statistics
+from gpt2.zero_linear import ZeroInitLinear
+from lib.pruning.pruners import NeverPruned
+
+
+class BlockCompressionMLP(nn.Module):
+    """MLP W₂ gelu(W₁ (block + position)), a learned correction that is added to the block mean."""
+
+    def __init__(self, shape: ModelShape, options: NsaOptions) -> None:
+        super().__init__()
+        width = options.compress * shape.head_dim
+        # One flat vector, so that weight decay does not apply.
+        self.position = nn.Parameter(torch.zeros(width))
+        self.up = nn.Linear(width, options.hidden, bias=False)
+        self.down = nn.Linear(options.hidden, shape.head_dim, bias=False)
+
+    def forward(self, blocks_BKMlH: Tensor) -> Tensor:
+        """Return the correction of every block, BKMH."""
+        flat = blocks_BKMlH.flatten(-2) + self.position
+        correction: Tensor = self.down(F.gelu(self.up(flat)))
+        return correction
+
+
+def compress_blocks(x_BKSH: Tensor, options: NsaOptions, phi: BlockCompressionMLP | None) -> Tensor:
+    """Return the compressed blocks BKMH; block i covers the tokens [i·d, i·d + l).
+
+    M is 0 until the first block is complete. A block is the mean of its tokens, plus ``phi`` of the
+    block if ``phi`` is given.
+    """
+    # Without a complete block, an empty slice keeps the result connected to the autograd graph.
+    complete = x_BKSH.shape[2] >= options.compress
+    blocks_BKMHl = (
+        x_BKSH.unfold(2, options.compress, options.stride)
+        if complete
+        else x_BKSH[:, :, :0, :, None].expand(-1, -1, -1, -1, options.compress)
+    )
+    mean_BKMH = blocks_BKMHl.mean(-1)
+    return mean_BKMH if phi is None else mean_BKMH + phi(blocks_BKMHl.mT)
+
+
+# Attention to a window of recent tokens.
+#
+# B batch, T queries, S tokens, N heads, K key/value heads, g query heads per key/value head, H head
+# dim.
+
+
+def attend_window(q_BNTH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, window: int) -> Tensor:
+    """Return the head outputs BNTH of attention to the last ``window`` tokens.
+
+    The window includes the query's own token. q must be divided by √H already, and the last query
+    belongs to the last token.
+    """
+    q_BKgTH = q_BNTH.unflatten(1, (k_BKSH.shape[1], -1))
+    qkv = (x.contiguous() for x in (q_BKgTH, k_BKSH, v_BKSH))
+    context_BKgTH, _ = ops.window(*qkv, window)
+    return context_BKgTH.flatten(1, 2)
+
+
+# Attention to selected blocks of tokens, by the block-major backend.
+#
+# B batch, T queries, S tokens, K key/value heads, g query heads per key/value head, H head dim,
+# n selected blocks.
+
+
+def attend_selected(
+    q_BKTgH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, blocks_BKTn: Tensor, size: int
+) -> Tensor:
+    """Return the head outputs BKTgH.
+
+    q must be divided by √H already, and the last query belongs to the last token. ``blocks_BKTn``
+    are indices of blocks of ``size`` tokens, −1 for none. Every query must have selected its own
+    block and sees this block up to its own token.
+    """
+    qkv = (x.contiguous() for x in (q_BKTgH.transpose(2, 3), k_BKSH, v_BKSH))
+    context_BKgTH, _ = ops.selected(*qkv, blocks_BKTn, size)
+    return context_BKgTH.transpose(2, 3)
+
+
+# Native sparse attention (Yuan et al. 2025, arXiv 2502.11089): the branches and their gates.
+#
+# B batch, T tokens (queries), S tokens (keys), C n_embd, N heads, K key/value heads, g = N/K, H head
+# dim, M compressed blocks, n selected blocks.
+
+
+class BranchGates(NeverPruned):
+    """Gates that weight each branch per head and token, computed from the layer's input."""
+
+    def __init__(self, shape: ModelShape, options: NsaOptions) -> None:
+        super().__init__()
+        self.kind = options.gate
+        self.branches = len(options.branches)
+        width = self.branches * shape.n_head
+        self.c_gate = ZeroInitLinear(shape.n_embd, width, bias=False)
+        # Both σ(bias) and the softmax over c equal biases are 1/c, so the output starts as the mean
+        # of the branches.
+        self.bias = nn.Parameter(torch.full((width,), -math.log(self.branches - 1)))
+
+    def forward(self, x_BTC: Tensor) -> Tensor:
+        """Return the gates of the built branches, cBNT."""
+        logits_BTX = self.c_gate(x_BTC) + self.bias
+        logits_cBNT = logits_BTX.unflatten(-1, (self.branches, -1)).permute(2, 0, 3, 1)
+        return logits_cBNT.softmax(0) if self.kind == "softmax" else logits_cBNT.sigmoid()
+
+
+class Nsa(CustomAttention):
+    """Gated sum of the built branches: compressed blocks, selected blocks and a window.
+
+    The branch ``options.owner`` uses the keys and values of the projection. ``c_kv`` computes the
+    keys and values of the other branches, C → 2·K·H for each branch, in the order compressed k and
+    v, window k and v. ``block`` is the layer index.
+
+    Keys are compressed before rotary positions are applied. A compressed key is rotated to the
+    position of the first token of its block.
+    """
+
+    def __init__(self, shape: ModelShape, options: AttentionConfig, block: int) -> None:
+        super().__init__()
+        assert isinstance(options.pattern, NsaOptions)
+        self.options = options.pattern
+        self.block = block
+        self.head_dim = shape.head_dim
+        self.rotates = options.positions.rotates
+        self.positions = POSITIONS.module(options.positions.name)(shape, options.positions)
+        branches, owner = self.options.branches, self.options.owner
+        others = [] if self.options.shared_kv else [name for name in branches if name != owner]
+        self.others = others
+        width = len(others) * options.projection.cached_numbers(shape)
+        self.c_kv = nn.Linear(shape.n_embd, width, bias=shape.bias) if others else None
+        learns = self.options.learns_phi
+        self.phi_k = BlockCompressionMLP(shape, self.options) if learns else None
+        self.phi_v = BlockCompressionMLP(shape, self.options) if learns else None
+        self.gates = BranchGates(shape, self.options) if len(branches) > 1 else None
+        self.fallbacks = FallbackCounter()
+
+    def kernel(self, device: str) -> str:
+        """Return the kernel name, which includes the backend of the selected branch."""
+        backend = resolve_backend(self.options, device)
+        return f"nsa by {backend}" if backend else "nsa"
+
+    @torch.compiler.disable
+    def forward(self, x_BTC: Tensor, heads: QKV, cache: BlockKVCache | None = None) -> Tensor:
+        """Return the head outputs, BNTH."""
+        raw = self._raw(x_BTC, heads)
+        if cache is None:
+            branches = self._attend(self.positions(heads.q_BNTH), self._keys(raw), 0)
+        else:
+            assert isinstance(cache, NsaCache)
+            keys, first = cache.add(raw, self._compressed), cache.position
+            q_BNTH = self.positions(heads.q_BNTH, first)
+            if x_BTC.shape[1] == 1:
+                branches = cache.attend(q_BNTH, keys)
+            else:
+                branches = self._attend(q_BNTH, keys, first)
+        return branches[0] if self.gates is None else combine_branches(branches, self.gates(x_BTC))
+
+    def statistics(
+        self, x_BTC: Tensor, heads: QKV, cache: BlockKVCache | None = None
+    ) -> Statistics:
+        """Return statistics of the gates and of the selected blocks."""
+        branches = self.options.branches
+        values = {} if self.gates is None else gate_statistics(self.gates(x_BTC), branches)
+        keys = self._keys(self._raw(x_BTC, heads))
+        q_BNTH = self.positions(heads.q_BNTH)
+        blocks_BKTn = selected_blocks(q_BNTH, keys, self.options, self.block)
+        return (
+            values
+            if blocks_BKTn is None
+            else values | selection_statistics(blocks_BKTn, self.options)
+        )
+
+    def _attend(self, q_BNTH: Tensor, keys: BranchKeyValues, first: int) -> list[Tensor]:
+        return attend_branches(q_BNTH, keys, self.options, first, self.block, self.fallbacks)
+
+    def new_cache(self) -> NsaCache:
+        """Return an empty cache for the layer."""
+        return NsaCache(self.options, self.block, self.positions if self.rotates else None)
+
+    def _raw(self, x_BTC: Tensor, heads: QKV) -> dict[str, KeyValue]:
+        """Return the unrotated keys and values of the new tokens, by branch."""
+        raw = dict.fromkeys(self.options.branches, (heads.k_BKTH, heads.v_BKTH))
+        if self.c_kv is not None:
+            chunks = self.c_kv(x_BTC).chunk(2 * len(self.others), -1)
+            by_head = iter([split_heads(chunk, self.head_dim) for chunk in chunks])
+            raw |= {name: (next(by_head), next(by_head)) for name in self.others}
+        return raw
+
+    def _keys(self, raw: dict[str, KeyValue]) -> BranchKeyValues:
+        """Return the keys and values of a whole sequence, with positions applied to the keys."""
+        blocks = self._compressed(raw)
+        if blocks:
+            blocks = (self.positions(blocks[0], 0, self.options.stride), *blocks[1:])
+        attended = {name: raw[name] for name in ("selected", "window") if name in raw}
+        # Branches with shared keys rotate the keys once.
+        rotated = {id(k): self.positions(k) for k, _ in attended.values()}
+        pairs = {name: (rotated[id(k)], v) for name, (k, v) in attended.items()}
+        return BranchKeyValues(blocks, pairs.get("selected"), pairs.get("window"))
+
+    def _compressed(self, raw: dict[str, KeyValue]) -> tuple[Tensor, ...] | None:
+        """Return the complete compressed keys and values.
+
+        Without the compressed branch, returns only the block means of the selected branch's keys,
+        which rank blocks; None if blocks are not ranked.
+        """
+        if "compressed" in raw:
+            k, v = raw["compressed"]
+            return compress_blocks(k, self.options, self.phi_k), compress_blocks(
+                v, self.options, self.phi_v
+            )
+        if not self.options.ranks:
+            return None
+        return (compress_blocks(raw["selected"][0].detach(), self.options, None),)
+
+
+def attend_branches(
+    q_BNTH: Tensor,
+    keys: BranchKeyValues,
+    options: NsaOptions,
+    first: int,
+    block: int = 0,
+    fallbacks: FallbackCounter | None = None,
+) -> list[Tensor]:
+    """Return the head outputs BNTH of every built branch; the first query is token ``first``.
+
+    ``block`` is the layer index, which seeds random selection. ``fallbacks`` counts the chunks for
+    which no packed kernel can run.
+    """
+    outputs: list[Tensor] = []
+    with torch.autocast(q_BNTH.device.type, enabled=False):
+        q_BKgTH = (q_BNTH * q_BNTH.shape[-1] ** -0.5).unflatten(1, (keys.heads, -1))
+        blocks_BKTn = None
+        if options.branch_compressed:
+            assert keys.compressed_BKMH
+            k_BKMH, v_BKMH = keys.compressed_BKMH
+            compressed, blocks_BKTn = attend_compressed(q_BKgTH, k_BKMH, v_BKMH, options, first)
+            outputs.append(compressed.flatten(1, 2))
+        elif options.ranks:
+            assert keys.compressed_BKMH
+            blocks_BKTn = rank_compressed(q_BKgTH, keys.compressed_BKMH[0], options, first)
+        if keys.selected_BKSH:
+            if not options.ranks:
+                batch, heads, _, length = q_BKgTH.shape[:4]
+                drawn = random_blocks(options, block, heads, first, length, q_BNTH.device)
+                blocks_BKTn = drawn.expand(batch, -1, -1, -1)
+            by_token = q_BKgTH.transpose(2, 3)
+            inputs = (by_token, *keys.selected_BKSH, blocks_BKTn, options.select)
+            if resolve_backend(options, q_BNTH.device.type) == "blocks":
+                selected = attend_selected(*inputs)
+            else:
+                merged = merges_ranges(options, keys.selected_BKSH[0].shape[2])
+                selected = attend_gathered(*inputs, merged, fallbacks or FallbackCounter())
+            outputs.append(selected.transpose(2, 3).flatten(1, 2))
+        if keys.window_BKSH:
+            # All branches share one query tensor, so that autograd saves a single copy.
+            outputs.append(attend_window(q_BKgTH.flatten(1, 2), *keys.window_BKSH, options.window))
+    return outputs
+
+
+def combine_branches(branches_BNTH: list[Tensor], gates_cBNT: Tensor) -> Tensor:
+    """Return the gated sum Σ g_c · o_c of the branches, BNTH."""
+    weighted = (g[..., None] * o for g, o in zip(gates_cBNT, branches_BNTH, strict=True))
+    out_BNTH: Tensor = sum(weighted)
+    return out_BNTH.to(branches_BNTH[0].dtype)

@@ -1,0 +1,294 @@
+"""Options of native sparse attention (Yuan et al. 2025, arXiv 2502.11089)."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from gpt2.attention.options import ConfigNote, PatternOptions, ProjectionOptions
+from gpt2.shape import ModelShape
+from lib.config.field import kconfig_field
+from lib.errors import ConfigError, PreflightError, Problem
+
+# The order of gates, separate keys and values, and head outputs.
+BRANCHES = ("compressed", "selected", "window")
+
+
+@dataclass(frozen=True)
+class NsaOptions(PatternOptions):
+    """Options of native sparse attention with compressed, selected and window branches.
+
+    Compressed block i covers the tokens [i·stride, i·stride + compress), selection block j the
+    tokens [j·select, (j+1)·select). Token indices start at 0. Unused sizes are 0. Raises
+    ConfigError if the sizes are incompatible or no branch is enabled.
+    """
+
+    name: ClassVar[str] = "nsa"
+    attends: ClassVar[bool] = True
+
+    compress: int = kconfig_field("NSA_COMPRESS_BLOCK")
+    stride: int = kconfig_field("NSA_COMPRESS_STRIDE")
+    select: int = kconfig_field("NSA_SELECT_BLOCK")
+    # Selected blocks per token, including the forced ones (first, own and previous block).
+    count: int = kconfig_field("NSA_SELECT_COUNT")
+    window: int = kconfig_field("NSA_WINDOW")
+    shared_kv: bool = kconfig_field("NSA_SHARED_KV")
+    # mean, or mlp: the mean plus an MLP of the block.
+    phi: str = kconfig_field("NSA_PHI")
+    hidden: int = kconfig_field("NSA_PHI_HIDDEN")
+    # sigmoid or softmax
+    gate: str = kconfig_field("NSA_GATE")
+    # score or random
+    select_by: str = kconfig_field("NSA_SELECT_BY")
+    branch_compressed: bool = kconfig_field("NSA_BRANCH_COMPRESSED")
+    branch_selected: bool = kconfig_field("NSA_BRANCH_SELECTED")
+    branch_window: bool = kconfig_field("NSA_BRANCH_WINDOW")
+    # Backend of the selected branch: auto, blocks or gather.
+    backend: str = kconfig_field("NSA_BACKEND", form=True)
+    # Ranges of the gather backend: lists, merged, or adaptive (merged from ranges_min tokens on).
+    ranges: str = kconfig_field("NSA_RANGES", form=True)
+    ranges_min: int = kconfig_field("NSA_RANGES_MIN_S", form=True)
+
+    def __post_init__(self) -> None:
+        problems = []
+        if not self.branches:
+            what = "NSA_BRANCH_WINDOW: no branch is enabled (expected at least one, got n for all)"
+            problems.append(Problem(what, code="config.conflict"))
+        for name, size in (("COMPRESS", self.compress), ("SELECT", self.select)):
+            if self.stride and size % self.stride:
+                what = f"expected a multiple of NSA_COMPRESS_STRIDE={self.stride}, got {size}"
+                what = f"NSA_{name}_BLOCK: not a multiple of the stride ({what})"
+                problems.append(Problem(what, code="config.conflict"))
+        if self.ranks and self.compress > self.select:
+            what = f"expected at most NSA_SELECT_BLOCK={self.select}, got {self.compress}"
+            what = f"NSA_COMPRESS_BLOCK: larger than a selection block ({what})"
+            problems.append(Problem(what, code="config.conflict"))
+        if self.branch_selected and self.count < 3:
+            what = f"first, own and previous block: expected at least 3, got {self.count}"
+            what = f"NSA_SELECT_COUNT: too few for the forced blocks ({what})"
+            problems.append(Problem(what, code="config.out-of-range"))
+        if problems:
+            raise ConfigError(*problems)
+
+    @property
+    def branches(self) -> tuple[str, ...]:
+        """Return the enabled branches, in the order of ``BRANCHES``."""
+        flags = (self.branch_compressed, self.branch_selected, self.branch_window)
+        return tuple(name for name, enabled in zip(BRANCHES, flags, strict=True) if enabled)
+
+    @property
+    def owner(self) -> str:
+        """Return the branch that uses the keys and values of the projection."""
+        return "selected" if self.branch_selected else self.branches[0]
+
+    @property
+    def ranks(self) -> bool:
+        """Return whether blocks are selected by score."""
+        return self.branch_selected and self.select_by == "score"
+
+    @property
+    def compresses(self) -> bool:
+        """Return whether compressed keys are computed, be it only to rank blocks."""
+        return self.branch_compressed or self.ranks
+
+    @property
+    def compresses_attended(self) -> bool:
+        """Return whether the keys to be compressed are also attended to token by token."""
+        if self.branch_compressed:
+            return self.shared_kv and len(self.branches) > 1
+        return self.ranks
+
+    @property
+    def learns_phi(self) -> bool:
+        """Return whether blocks are compressed with learned MLPs."""
+        return self.branch_compressed and self.phi == "mlp"
+
+    def compressed(self, tokens: int) -> int:
+        """Return the number of compressed blocks complete after ``tokens`` tokens.
+
+        The last of these tokens sees all of the complete blocks.
+        """
+        return max(0, (tokens - self.compress) // self.stride + 1) if self.compresses else 0
+
+    def selects_all(self, length: int) -> bool:
+        """Return whether every query in ``length`` tokens selects all earlier blocks."""
+        return self.branch_selected and self.count * self.select >= length
+
+    def pairs(self, length: int) -> tuple[int, int, int]:
+        """Return the query-key pairs per head in ``length`` tokens: compressed, selected, window.
+
+        Compressed keys that are used for ranking alone are included, although they have no values.
+        """
+        compressed = 0
+        if self.compresses:
+            complete = max(0, length - self.compress + 1)
+            steps, rest = divmod(complete, self.stride)
+            compressed = complete + self.stride * steps * (steps - 1) // 2 + steps * rest
+        selected = selected_pairs(length, self.select, self.count) if self.branch_selected else 0
+        windowed = window_pairs(length, self.window) if self.branch_window else 0
+        return compressed, selected, windowed
+
+    def mean_keys(self, length: int) -> float:
+        """Return the mean number of keys per query, summed over the branches."""
+        return sum(self.pairs(length)) / length
+
+    def kept(self, branch: str, length: int) -> int:
+        """Return how many of ``length`` tokens a branch caches keys and values for."""
+        # Any block may be selected later. The other branches cache one block or one window.
+        limits = {"selected": length, "compressed": self.compress, "window": self.window}
+        return min(length, limits[branch])
+
+    def cached_tokens(self, length: int) -> int:
+        """Return the cached tokens of the projection's keys and values.
+
+        This is the longest memory among the branches that use them.
+        """
+        sharing = self.branches if self.shared_kv else (self.owner,)
+        return max(self.kept(branch, length) for branch in sharing)
+
+    def unrotated_tokens(self, length: int) -> int:
+        """Return the tokens whose keys are cached unrotated in addition to the rotated keys.
+
+        These are the tokens of the next block to be compressed.
+        """
+        return self.kept("compressed", length) if self.compresses_attended else 0
+
+    def notes(self, shape: ModelShape) -> list[ConfigNote]:
+        """Return notes on the cost relative to full attention and on ineffective selection."""
+        length, notes = shape.block_size, list[ConfigNote]()
+        if self.selects_all(length):
+            sizes = f"NSA_SELECT_COUNT={self.count} x NSA_SELECT_BLOCK={self.select}"
+            what = f"selection takes every block: {sizes} >= BLOCK_SIZE={length}"
+            notes.append(ConfigNote(what, warns=True))
+        ratio = (length + 1) / 2 / self.mean_keys(length)
+        text = f"query-key pairs, full attention / NSA: {ratio:.2f}"
+        wasteful = ratio < 1
+        return [
+            *notes,
+            ConfigNote(text + ", so full attention does less" * wasteful, warns=wasteful),
+        ]
+
+    def check(self, shape: ModelShape) -> None:
+        """Check the options against the model shape.
+
+        Raises ConfigError if dropout is enabled, if no compressed block is ever complete, or if
+        random selection would take every block.
+        """
+        problems = []
+        if shape.dropout:
+            what = "DROPOUT: not supported by ATTENTION_PATTERN_NSA"
+            what = f"{what} (expected 0.0, got {shape.dropout})"
+            problems.append(Problem(what, next="type: SET=DROPOUT=0.0", code="config.conflict"))
+        if self.compress > shape.block_size:
+            what = f"expected at most BLOCK_SIZE={shape.block_size}, got {self.compress}"
+            what = f"NSA_COMPRESS_BLOCK: no block is ever complete ({what})"
+            problems.append(Problem(what, code="config.conflict"))
+        if self.select_by == "random" and self.selects_all(shape.block_size):
+            sizes = f"{self.count} x NSA_SELECT_BLOCK={self.select} >= BLOCK_SIZE"
+            what = f"NSA_SELECT_BY: random, but selection takes every block: {sizes}"
+            count = (shape.block_size - 1) // self.select
+            fix = f"type: SET=NSA_SELECT_COUNT={count}, or a larger BLOCK_SIZE"
+            if count < 3:
+                fix = "decrease NSA_SELECT_BLOCK or increase BLOCK_SIZE"
+            what = f"{what}={shape.block_size}"
+            problems.append(Problem(what, next=fix, code="config.conflict"))
+        if problems:
+            raise ConfigError(*problems)
+
+    def weights(self, shape: ModelShape, projection: ProjectionOptions) -> int:
+        """Return the matrix weights added by NSA.
+
+        These are the keys and values of branches other than the owner, two MLPs, and the gates.
+        """
+        c_kv = self._separate_branches() * shape.n_embd * projection.cached_numbers(shape)
+        return c_kv + 2 * self._phi_weights(shape) + self._gates(shape) * shape.n_embd
+
+    def num_params(self, shape: ModelShape, projection: ProjectionOptions) -> int:
+        """Return the parameters added by NSA: weights, biases and two position embeddings."""
+        separate = self._separate_branches()
+        biases = separate * projection.cached_numbers(shape) if shape.bias else 0
+        positions = 2 * self.compress * shape.head_dim if self.learns_phi else 0
+        return self.weights(shape, projection) + biases + positions + self._gates(shape)
+
+    def flops_per_token(self, shape: ModelShape, projection: ProjectionOptions) -> float:
+        """Return the forward FLOPs per token beyond the attention products of ``mean_keys``.
+
+        Each weight costs one multiply and one add; an MLP runs once per block and key head. Keys
+        used for ranking alone have no product with values, so this part is subtracted.
+        """
+        heads = projection.cached_numbers(shape) // (2 * shape.head_dim)
+        blocks = self.compressed(shape.block_size) / shape.block_size
+        per_token = self.weights(shape, projection) - 2 * self._phi_weights(shape)
+        flops = 2 * per_token + 4 * self._phi_weights(shape) * heads * blocks
+        ranked = 0 if self.branch_compressed else self.pairs(shape.block_size)[0]
+        return flops - 2 * shape.n_embd * ranked / shape.block_size
+
+    def cached_numbers(self, shape: ModelShape, projection: ProjectionOptions, length: int) -> int:
+        """Return the KV cache elements per layer beyond the projection's after ``length`` tokens.
+
+        These are the compressed blocks and the tokens of branches with separate keys and values.
+        """
+        per_token = projection.cached_numbers(shape)
+        blocks = self.compressed(length) * per_token
+        others = [] if self.shared_kv else [name for name in self.branches if name != self.owner]
+        separate = sum(self.kept(name, length) for name in others) * per_token
+        # Blocks that are used for ranking alone have keys but no values.
+        return separate + (blocks if self.branch_compressed else blocks // 2)
+
+    def _separate_branches(self) -> int:
+        """Return the number of branches with separate keys and values."""
+        return 0 if self.shared_kv else len(self.branches) - 1
+
+    def _gates(self, shape: ModelShape) -> int:
+        """Return the number of gates per token; a single branch has no gate."""
+        return len(self.branches) * shape.n_head if len(self.branches) > 1 else 0
+
+    def _phi_weights(self, shape: ModelShape) -> int:
+        """Return the weights of one of the two MLPs."""
+        return self.hidden * (self.compress + 1) * shape.head_dim if self.learns_phi else 0
+
+
+def window_pairs(length: int, window: int) -> int:
+    """Return the query-key pairs of one head for a window of ``window`` tokens."""
+    window = min(window, length)
+    return window * (window + 1) // 2 + (length - window) * window
+
+
+def selected_pairs(length: int, select: int, count: int) -> int:
+    """Return the query-key pairs of one head in the selected branch.
+
+    Every selected block is complete except the block of the query itself.
+    """
+    blocks, rest = divmod(length, select)
+    growing = min(blocks, count)
+    # Earlier blocks selected by the queries of a block: 0, 1, 2 … up to count − 1.
+    before = growing * (growing - 1) // 2 + (blocks - growing) * (count - 1)
+    whole = before * select + rest * min(count - 1, blocks)
+    own = blocks * (select * (select + 1) // 2) + rest * (rest + 1) // 2
+    return whole * select + own
+
+
+# Backend of the selected branch on a device. Imports no torch.
+
+
+def resolve_backend(options: NsaOptions, device: str) -> str:
+    """Return the backend (blocks or gather) for the device type ``device``.
+
+    Returns the empty string if the selected branch is not built. Raises PreflightError if the
+    configured backend cannot run on the device.
+    """
+    if options.backend == "auto":
+        return "gather" if device == "cuda" else "blocks"
+    if options.backend == "gather" and device not in ("cpu", "cuda"):
+        what = f"NSA_BACKEND: gather cannot run on {device!r} (expected cpu or cuda)"
+        fix = "type: SET=NSA_BACKEND_BLOCKS=y"
+        raise PreflightError(Problem(what, next=fix, code="gpu.unsupported"))
+    return options.backend
+
+
+def merges_ranges(options: NsaOptions, length: int) -> bool:
+    """Return whether the gather backend merges adjacent blocks for sequences of ``length`` tokens.
+
+    Merged blocks are gathered as one range of tokens.
+    """
+    if options.ranges == "adaptive":
+        return length >= options.ranges_min
+    return options.ranges == "merged"

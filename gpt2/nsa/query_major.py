@@ -1,0 +1,279 @@
+"""Scratch memory, cached masks and shifted matrix products for the chunked kernels."""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gpt2.attention.chunk_parts import GPU_CHUNK_ELEMENTS, MASKED_SCORE
+
+LOG2_E = math.log2(math.e)
+
+
+class MaskCache:
+    """Cache of attention masks. Most chunks need the same mask, so each mask is built once."""
+
+    def __init__(self) -> None:
+        self.masks: dict[tuple[int, ...], Tensor] = {}
+
+    def hide_(
+        self, scores_grc: Tensor, since: int, stride: int = 1, complete: bool = False
+    ) -> None:
+        """Set scores to −∞ in place for keys that are incomplete, or complete if ``complete``.
+
+        Key c becomes complete ``stride`` tokens after key c − 1, and key 0 becomes complete
+        ``since`` tokens before the token of row 0.
+        """
+        rows, keys = scores_grc.shape[-2:]
+        key = (rows, keys, since, stride, complete)
+        if key not in self.masks:
+            device = scores_grc.device
+            tokens_r1 = torch.arange(since, since + rows, device=device)[:, None]
+            complete_rc = tokens_r1 >= torch.arange(keys, device=device) * stride
+            hidden_rc = complete_rc if complete else ~complete_rc
+            bound_rc = scores_grc.new_full((rows, keys), math.inf)
+            self.masks[key] = bound_rc.masked_fill_(hidden_rc, -math.inf)
+        # Several times faster than masked_fill_ with a boolean mask.
+        torch.minimum(scores_grc, self.masks[key], out=scores_grc)
+
+
+class ScratchBuffers:
+    """Named scratch tensors that all blocks reuse, so that the memory stays in the CPU cache."""
+
+    def __init__(self, like: Tensor) -> None:
+        self.like = like
+        self.tensors: dict[str, Tensor] = {}
+        self.masks = MaskCache()
+
+    def get(self, name: str, *shape: int) -> Tensor:
+        """Return an uninitialized tensor; it overwrites the previous tensor of the same name."""
+        size = math.prod(shape)
+        if name not in self.tensors or self.tensors[name].numel() < size:
+            self.tensors[name] = self.like.new_empty(size)
+        return self.tensors[name][:size].view(shape)
+
+    def product(self, name: str, left: Tensor, right: Tensor) -> Tensor:
+        """Return the matrix product ``left`` · ``right`` in the scratch tensor ``name``."""
+        return torch.mm(left, right, out=self.get(name, len(left), right.shape[1]))
+
+
+def append_shift(
+    rows: Tensor, factor: float, shift: Tensor, buffers: ScratchBuffers, name: str
+) -> Tensor:
+    """Return ``factor``·rows with ``shift`` appended as a last column, […, H] → [R, H + 1].
+
+    The product of such a row with a column from ``ending_in_minus_one`` is the plain product minus
+    the row's ``shift``.
+    """
+    width = rows.shape[-1]
+    shifted = buffers.get(name, *rows.shape[:-1], width + 1)
+    torch.mul(rows, factor, out=shifted[..., :width])
+    shifted[..., width] = shift
+    return shifted.flatten(0, -2)
+
+
+def append_minus_one(columns: Tensor) -> Tensor:
+    """Append a column of −1, [M, H] → [M, H + 1], to match the rows of ``with_shift``."""
+    return torch.cat([columns, columns.new_full((len(columns), 1), -1.0)], -1)
+
+
+def head_indices(k_BKSH: Tensor) -> list[tuple[int, int]]:
+    """Return the index pairs (sequence, key head) of all key heads in the batch."""
+    batch, heads = k_BKSH.shape[:2]
+    return [(b, k) for b in range(batch) for k in range(heads)]
+
+
+def accumulation_dtype(x: Tensor) -> torch.dtype:
+    """Return the accumulation dtype for ``x``: fp64 if ``x`` is fp64, else fp32."""
+    return torch.promote_types(x.dtype, torch.float32)
+
+
+# Query-major attention to a contiguous range of keys per query, in chunks of queries.
+#
+# T queries, M keys, g query heads per key head, H head dim, x = H + 1; r the queries of a chunk,
+# c the keys that any query of the chunk sees, R = g·r.
+#
+# Scores are binary logarithms, since exp2 is cheaper than exp. Backward recomputes the weights from
+# the log₂-sums of the rows, as FlashAttention does (Dao et al. 2022, arXiv 2205.14135), so no tensor
+# of T·M elements is saved. The value subtracted from each score in backward is an additional element
+# of the query, multiplied by −1 in the key, so that the matrix product does the subtraction.
+
+
+# Scores per chunk on a CPU: small enough for the L2 cache, large enough to amortize a kernel call.
+CHUNK_ELEMENTS = 1 << 19
+# Fewer rows make the matrix products too thin.
+MIN_CHUNK_ROWS = 64
+
+
+@dataclass(frozen=True)
+class MaskSpec:
+    """Mask of ``queries`` queries over ``keys`` keys; query t belongs to token ``first`` + t.
+
+    Key i covers the tokens [i·stride, i·stride + size). A query sees the keys whose tokens end at
+    or before its own token, and only the last ``window`` of these if ``window`` is set.
+    """
+
+    queries: int
+    keys: int
+    first: int
+    size: int = 1
+    stride: int = 1
+    window: int | None = None
+
+    def complete(self, tokens: int) -> int:
+        """Return the number of keys that cover only the first ``tokens`` tokens."""
+        return min(self.keys, max(0, (tokens - self.size) // self.stride + 1))
+
+    def begin(self, tokens: int) -> int:
+        """Return the first key that the last of ``tokens`` tokens sees."""
+        return 0 if self.window is None else max(0, self.complete(tokens) - self.window)
+
+    def chunks(self, heads: int, elements: int) -> "Iterator[QueryChunk]":
+        """Yield all queries in order, in chunks of about ``elements`` scores.
+
+        The fewer keys the queries see, the more queries form a chunk.
+        """
+        start, height, masks = 0, self.queries, MaskCache()
+        if self.window is not None:
+            # In a taller chunk, each query sees a smaller share of the keys loaded for the chunk.
+            height = min(height, max(MIN_CHUNK_ROWS, self.window // 8))
+        while start < self.queries:
+            first, last = self.first + start, self.first + start + height
+            seen = self.complete(last) - self.begin(first + 1)
+            if height > MIN_CHUNK_ROWS and heads * height * seen > elements:
+                height = max(MIN_CHUNK_ROWS, height // 2)
+                continue
+            stop = min(start + height, self.queries)
+            yield QueryChunk(self, slice(start, stop), masks)
+            start = stop
+
+
+@dataclass(frozen=True)
+class QueryChunk:
+    """Queries ``rows`` and the keys that any of these queries sees."""
+
+    sight: MaskSpec
+    rows: slice
+    masks: MaskCache
+
+    @property
+    def first(self) -> int:
+        """Return the token of the first query."""
+        return self.sight.first + self.rows.start
+
+    @property
+    def last(self) -> int:
+        """Return the token after that of the last query."""
+        return self.sight.first + self.rows.stop
+
+    @property
+    def columns(self) -> slice:
+        """Return the range of keys that any query of the chunk sees."""
+        return slice(self.sight.begin(self.first + 1), self.sight.complete(self.last))
+
+    def hide_(self, scores_grc: Tensor) -> None:
+        """Set the scores of invisible keys to −∞ in place."""
+        sight, columns = self.sight, self.columns
+        # Every query of the chunk sees the keys [low, high).
+        low, high = sight.begin(self.last), sight.complete(self.first + 1)
+        since = self.first + 1 - sight.size
+        if high < columns.stop:
+            later_grc = scores_grc[..., high - columns.start :]
+            self.masks.hide_(later_grc, since - high * sight.stride, sight.stride)
+        if sight.window is not None and low > columns.start:
+            earlier_grc = scores_grc[..., : low - columns.start]
+            since -= (columns.start + sight.window) * sight.stride
+            self.masks.hide_(earlier_grc, since, sight.stride, complete=True)
+
+
+# Callback that receives each chunk and the attention weights of the chunk, grc.
+WeightsCallback = Callable[[QueryChunk, Tensor], None]
+
+
+def forward(
+    q_gTH: Tensor,
+    k_MH: Tensor,
+    v_MH: Tensor,
+    sight: MaskSpec,
+    context_gTH: Tensor,
+    logsums_gT: Tensor,
+    show: WeightsCallback | None = None,
+) -> None:
+    """Write the head outputs (0 if a query sees no key) and the log₂-sums of the rows.
+
+    q must be divided by √H already. ``show`` is called with each chunk and its weights.
+    """
+    buffers = ScratchBuffers(q_gTH)
+    for chunk in _chunks(q_gTH, sight):
+        q_grH = q_gTH[:, chunk.rows]
+        q_RH = torch.mul(q_grH, LOG2_E, out=buffers.get("q", *q_grH.shape)).flatten(0, 1)
+        weights_grc = _scores(q_RH, k_MH, chunk, buffers)
+        logsums_gT[:, chunk.rows], inverse_gr1 = _exponentials_(weights_grc)
+        out_RH = buffers.product("out", weights_grc.flatten(0, 1), v_MH[chunk.columns])
+        out_grH = out_RH.view(*q_grH.shape[:-1], -1)
+        torch.mul(out_grH, inverse_gr1, out=context_gTH[:, chunk.rows])
+        if show:
+            show(chunk, weights_grc.mul_(inverse_gr1))
+
+
+def backward(
+    dcontext_gTH: Tensor,
+    q_gTH: Tensor,
+    k_MH: Tensor,
+    v_MH: Tensor,
+    context_gTH: Tensor,
+    logsums_gT: Tensor,
+    sight: MaskSpec,
+    dq_gTH: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Return the gradients of k and v, and write the gradient of q to ``dq_gTH``."""
+    dk_MH, dv_MH = torch.zeros_like(k_MH), torch.zeros_like(v_MH)
+    k_Mx, v_Mx = append_minus_one(k_MH), append_minus_one(v_MH)
+    buffers = ScratchBuffers(q_gTH)
+    for chunk in _chunks(q_gTH, sight):
+        rows, columns = chunk.rows, chunk.columns
+        q_Rx = append_shift(q_gTH[:, rows], LOG2_E, logsums_gT[:, rows], buffers, "q")
+        weights_Rc = _scores(q_Rx, k_Mx, chunk, buffers).exp2_().flatten(0, 1)
+        dout = dcontext_gTH[:, rows]
+        inner_gr = (dout * context_gTH[:, rows]).sum(-1)
+        dout_Rx = append_shift(dout, 1.0, inner_gr, buffers, "dcontext")
+        dv_MH[columns].addmm_(weights_Rc.T, dout_Rx[:, :-1])
+        dscores_Rc = buffers.product("dscores", dout_Rx, v_Mx[columns].T).mul_(weights_Rc)
+        dk_MH[columns].addmm_(dscores_Rc.T, q_Rx[:, :-1])
+        dq_RH = buffers.product("dq", dscores_Rc, k_MH[columns])
+        dq_gTH[:, rows] = dq_RH.view_as(dout)
+    # The rows of q were scaled by log₂ e.
+    return dk_MH.div_(LOG2_E), dv_MH
+
+
+def _chunks(q_gTH: Tensor, sight: MaskSpec) -> Iterator[QueryChunk]:
+    elements = GPU_CHUNK_ELEMENTS if q_gTH.is_cuda else CHUNK_ELEMENTS
+    return sight.chunks(len(q_gTH), elements)
+
+
+def _scores(q_Rx: Tensor, k_Mx: Tensor, chunk: QueryChunk, buffers: ScratchBuffers) -> Tensor:
+    """Return the masked scores of a chunk, grc.
+
+    The mask is applied before the softmax: a later key must not change the ranking of earlier keys.
+    """
+    scores_Rc = buffers.product("scores", q_Rx, k_Mx[chunk.columns].T)
+    scores_grc = scores_Rc.unflatten(0, (-1, chunk.rows.stop - chunk.rows.start))
+    chunk.hide_(scores_grc)
+    return scores_grc
+
+
+def _exponentials_(scores_grc: Tensor) -> tuple[Tensor, Tensor]:
+    """Replace scores by 2^(score − row maximum) in place.
+
+    Rows of −∞ become 0. Returns the log₂-sums of the scores, gr, and the factors gr1 that normalize
+    the exponentials to a sum of 1.
+    """
+    if not scores_grc.shape[-1]:
+        zeros_gr = scores_grc.sum(-1)
+        return zeros_gr, zeros_gr[..., None]
+    highest_gr = scores_grc.amax(-1).clamp_(min=MASKED_SCORE)
+    sums_gr = scores_grc.sub_(highest_gr[..., None]).exp2_().sum(-1).clamp_(min=1)
+    inverse_gr1 = sums_gr.reciprocal()[..., None]
+    return sums_gr.log2_().add_(highest_gr), inverse_gr1

@@ -1,0 +1,184 @@
+"""Block scores and top-k block selection (Yuan et al. 2025, equations 9 to 12), without gradients.
+
+B batch, T queries, K key/value heads, g query heads per key/value head, M compressed blocks,
+J selection blocks, n selected blocks. The last query belongs to the last token.
+"""
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from gpt2.nsa import query_major
+from gpt2.nsa.options import NsaOptions
+from gpt2.nsa.query_major import MaskSpec, QueryChunk, accumulation_dtype, head_indices
+from lib.runs.seeds import stream_seed
+
+
+def score_blocks(weights_BKgTM: Tensor, options: NsaOptions, blocks: int) -> Tensor:
+    """Return the score of every selection block, BKTJ in fp32, summed over query heads.
+
+    The score of block j is Σ_m Σ_n p[a j + m − n] for m < a = l'/d and n < b = l/d, so each
+    compressed block is weighted by the number of tokens shared with block j, divided by d. The
+    paper prints −m, which is off by one block.
+    """
+    weights_BKTM = weights_BKgTM.detach().sum(2, dtype=torch.float32)
+    per_block = options.select // options.stride
+    reach = options.compress // options.stride
+    padded = F.pad(weights_BKTM, (reach - 1, per_block * blocks - weights_BKTM.shape[-1]))
+    scores_BKTJ = padded.new_zeros(*padded.shape[:-1], blocks)
+    for offset in range(1 - reach, per_block):
+        # Number of pairs (m, n) with m − n equal to the offset.
+        pairs = min(offset + reach, per_block - offset, reach, per_block)
+        begin = offset + reach - 1
+        scores_BKTJ.add_(padded[..., begin : begin + per_block * blocks : per_block], alpha=pairs)
+    return scores_BKTJ
+
+
+def select_blocks(scores_BKTJ: Tensor, options: NsaOptions, first: int) -> Tensor:
+    """Return the selected block indices BKTn in ascending order, padded with −1 at the end.
+
+    ``first`` is the token of the first query. The first block, the block of the query and the
+    previous block are always selected. The others have the highest scores ≥ 0; ties go to the
+    lower index. Blocks after the query's block are never selected.
+    """
+    length, blocks = scores_BKTJ.shape[-2:]
+    device = scores_BKTJ.device
+    own_T = torch.arange(first, first + length, device=device) // options.select
+    forced_T3 = torch.stack([torch.zeros_like(own_T), (own_T - 1).clamp_(min=0), own_T], 1)
+    scores_BKTJ = scores_BKTJ.float()
+    scores_BKTJ = scores_BKTJ.scatter(
+        -1, forced_T3.expand(*scores_BKTJ.shape[:2], -1, -1), math.inf
+    )
+    # Every query sees the first query's block and all earlier blocks.
+    seen = first // options.select + 1
+    later_TJ = torch.arange(seen, blocks, device=device) > own_T[:, None]
+    scores_BKTJ[..., seen:].masked_fill_(later_TJ, -1.0)
+    # The bit patterns of floats ≥ 0 sort like the floats, so one integer encodes score and index.
+    before_J = torch.arange(blocks - 1, -1, -1, device=device)
+    rank = torch.add(before_J, scores_BKTJ.view(torch.int32), alpha=blocks)
+    best = rank.topk(min(options.count, blocks), sorted=False)
+    chosen_BKTn = best.indices.masked_fill(best.values < 0, blocks).sort(-1).values
+    chosen_BKTn = chosen_BKTn.masked_fill_(chosen_BKTn == blocks, -1)
+    return F.pad(chosen_BKTn, (0, options.count - chosen_BKTn.shape[-1]), value=-1)
+
+
+# Random block selection, the baseline for score-based selection.
+#
+# B batch, T queries, K key/value heads, J selection blocks, n selected blocks.
+
+
+# Elements of the scores of a chunk of rows.
+CHUNK_ELEMENTS = 1 << 20
+_MASK = 0xFFFFFFFF
+
+
+def random_blocks(
+    options: NsaOptions, layer: int, heads: int, first: int, length: int, device: torch.device
+) -> Tensor:
+    """Return random blocks 1KTn in the format of ``select_blocks``, the same for every sequence.
+
+    The ``length`` queries start at token ``first``. Earlier blocks are drawn uniformly, by a hash
+    of token index, layer and key head alone, so a part of a sequence draws the same blocks as the
+    whole sequence.
+    """
+    salts = [stream_seed(0, f"nsa/{layer}/{head}") & _MASK for head in range(heads)]
+    salts_K = torch.tensor(salts, device=device)
+    columns = -(-(first + length) // options.select)
+    height = max(1, CHUNK_ELEMENTS // (heads * columns))
+    chosen = []
+    for start in range(first, first + length, height):
+        stop = min(start + height, first + length)
+        tokens_T = torch.arange(start, stop, device=device)
+        blocks_J = torch.arange(-(-stop // options.select), device=device)
+        states_KT = _hash(_hash(salts_K)[:, None] ^ tokens_T)
+        drawn_KTJ = _hash(states_KT[..., None] ^ blocks_J)
+        # 24 bits, the largest integers that fp32 represents exactly.
+        scores_KTJ = (drawn_KTJ >> 8).float()
+        chosen.append(select_blocks(scores_KTJ[None], options, start))
+    return torch.cat(chosen, 2)
+
+
+def _hash(x: Tensor) -> Tensor:
+    """Return Thomas Mueller's 32-bit hash of ``x``, computed in int64 so that nothing overflows."""
+    for _ in range(2):
+        x = (((x >> 16) ^ x) * 0x45D9F3B) & _MASK
+    return (x >> 16) ^ x
+
+
+# Attention to compressed blocks, and the block selection derived from its weights.
+#
+# B batch, T queries, K key/value heads, g query heads per key/value head, H head dim, M compressed
+# blocks, n selected blocks; r the rows of a chunk, c the blocks that any row of the chunk sees.
+#
+# The weights of a chunk are used twice: to weight the values and to rank selection blocks.
+
+
+def attend_compressed(
+    q_BKgTH: Tensor, k_BKMH: Tensor, v_BKMH: Tensor, options: NsaOptions, first: int = 0
+) -> tuple[Tensor, Tensor]:
+    """Return the head outputs BKgTH and the selected blocks BKTn.
+
+    q must be divided by √H already. Query t belongs to token ``first`` + t and sees the blocks that
+    end at or before this token; the output is 0 if there are none. Blocks are selected only if
+    ``options.ranks``.
+    """
+    outputs: tuple[Tensor, Tensor] = _Compressed.apply(q_BKgTH, k_BKMH, v_BKMH, options, first)
+    return outputs
+
+
+@torch.no_grad()
+def rank_compressed(q_BKgTH: Tensor, k_BKMH: Tensor, options: NsaOptions, first: int = 0) -> Tensor:
+    """Return the selected blocks BKTn of ``attend_compressed``, without the head outputs."""
+    # Values of width 0, so that the product with the weights costs nothing.
+    _, chosen_BKTn = attend_compressed(q_BKgTH, k_BKMH, k_BKMH[..., :0], options, first)
+    return chosen_BKTn
+
+
+class _Compressed(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, options: NsaOptions, first: int
+    ) -> tuple[Tensor, Tensor]:
+        ctx.sight = MaskSpec(q.shape[3], k.shape[2], first, options.compress, options.stride)
+        context = q.new_empty(*q.shape[:-1], v.shape[-1])
+        logsums = q.new_empty(q.shape[:-1], dtype=accumulation_dtype(q))
+        ranking = _Ranking(options)
+        for index in head_indices(k):
+            qkv = (x[index].to(logsums.dtype) for x in (q, k, v))
+            show = ranking if options.ranks else None
+            query_major.forward(*qkv, ctx.sight, context[index], logsums[index], show)
+        ctx.save_for_backward(q, k, v, context, logsums)
+        chosen = ranking.chosen_BKTn(*k.shape[:2]) if options.ranks else q.new_empty(0).long()
+        ctx.mark_non_differentiable(chosen)
+        return context, chosen
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dcontext: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, context, logsums = ctx.saved_tensors
+        dq, dk, dv = (torch.empty_like(x) for x in (q, k, v))
+        for index in head_indices(k):
+            inputs = (x[index].to(logsums.dtype) for x in (dcontext, q, k, v, context, logsums))
+            dk[index], dv[index] = query_major.backward(*inputs, ctx.sight, dq[index])
+        return dq, dk, dv, None, None
+
+
+class _Ranking:
+    """Callback that selects blocks from the attention weights of each chunk."""
+
+    def __init__(self, options: NsaOptions) -> None:
+        self.options = options
+        self.chosen_rn: list[Tensor] = []
+
+    def __call__(self, chunk: QueryChunk, weights_grc: Tensor) -> None:
+        blocks = -(-chunk.last // self.options.select)
+        scores_11rJ = score_blocks(weights_grc[None, None], self.options, blocks)
+        self.chosen_rn.append(select_blocks(scores_11rJ, self.options, chunk.first)[0, 0])
+
+    def chosen_BKTn(self, batch: int, heads: int) -> Tensor:
+        """Return the selected blocks of all chunks, BKTn."""
+        return torch.cat(self.chosen_rn).view(batch, heads, -1, self.options.count)

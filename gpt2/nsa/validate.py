@@ -1,0 +1,224 @@
+"""Validation of models on the present machine: kernel correctness and long-range retrieval."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gpt2 import reference
+from gpt2.ablation.resolve import resolve_config
+from gpt2.check.subject import fill_parameters
+from gpt2.config import Config
+from gpt2.model import GPT
+from gpt2.nsa.cache import BranchKeyValues, KeyValue, NsaCache
+from gpt2.nsa.module import attend_branches, compress_blocks
+from gpt2.nsa.options import BRANCHES, NsaOptions, resolve_backend
+from lib.config.field import SymbolValue
+from lib.config.layers import ConfigLayer
+from lib.config.tree import KconfigTree
+from lib.errors import PreflightError
+
+# ``make validate-machine``: check native sparse attention on the present device, by both backends.
+#
+# B batch, T tokens, V vocabulary, N heads, K key/value heads, H head dim.
+
+
+BACKENDS = ("blocks", "gather")
+_SMALL: dict[str, SymbolValue] = {
+    "MODEL_SIZE_CUSTOM": True,
+    "N_LAYER": 2,
+    "N_HEAD": 4,
+    "N_EMBD": 64,
+    "N_KV_HEAD": 2,
+    "BLOCK_SIZE": 72,
+    "DROPOUT": "0.0",
+    "TOKENIZER_BYTE": True,
+    "ATTENTION_PROJECTION_GROUPED": True,
+    "ATTENTION_PATTERN_NSA": True,
+    "NSA_COMPRESS_BLOCK": 4,
+    "NSA_COMPRESS_STRIDE": 2,
+    "NSA_SELECT_BLOCK": 6,
+    "NSA_SELECT_COUNT": 4,
+    "NSA_WINDOW": 8,
+}
+_LENGTH = 72
+# Tokens compared with the slow query-by-query reference: five blocks, of which four are selected.
+_REFERENCE_LENGTH = 29
+# Tolerance in float64, relative to the largest element.
+_FP64_TOLERANCE = 1e-9
+# Tolerance in fp32, relative to the largest element, for sums in different orders.
+_FP32_TOLERANCE = 1e-3
+# Tolerance of half-precision types, relative to the norm.
+_HALF_TOLERANCE = 2e-2
+# Tokens of the long-context check: by default, and with FULL=1 on a CPU and on a GPU.
+_LONG_CONTEXT, _FULL_CONTEXT_CPU, _FULL_CONTEXT_GPU = 1024, 8192, 65536
+
+
+@dataclass(frozen=True)
+class ValidationRow:
+    """Result of one check of one backend: PASS, FAIL, or ABSENT if the device cannot run it."""
+
+    check: str
+    backend: str
+    state: str
+    seconds: float
+    detail: str
+
+
+def validate_device(device: torch.device, full: bool) -> list[ValidationRow]:
+    """Run all checks of both backends on ``device``; ``full`` uses the full long context."""
+    checks: dict[str, Callable[[Config, torch.device], str]] = {
+        "float64 reference": _parity,
+        "causality": _causality,
+        "decode = prefill": _decode,
+        "bfloat16": lambda config, device: _half_precision(config, device, torch.bfloat16),
+        "float16": lambda config, device: _half_precision(config, device, torch.float16),
+    }
+    length = _LONG_CONTEXT
+    if full:
+        length = _FULL_CONTEXT_CPU if device.type == "cpu" else _FULL_CONTEXT_GPU
+    checks[f"{length} tokens"] = lambda config, device: _long_context(config, device, length)
+    return [
+        _row(name, check, backend, device) for backend in BACKENDS for name, check in checks.items()
+    ]
+
+
+def to_markdown(rows: list[ValidationRow]) -> str:
+    """Return the results as a Markdown table, one line per row."""
+    lines = [
+        f"| {r.check} | {r.backend} | {r.state} | {r.seconds:.1f} | {r.detail} |" for r in rows
+    ]
+    head = ["| check | backend | | seconds | |", "|---|---|---|---:|---|"]
+    return "\n".join([*head, *lines]) + "\n"
+
+
+def _row(
+    name: str, check: Callable[[Config, torch.device], str], backend: str, device: torch.device
+) -> ValidationRow:
+    settings = _SMALL | {f"NSA_BACKEND_{backend.upper()}": True}
+    config = resolve_config(
+        KconfigTree(), [ConfigLayer.of("validation", "make validate-machine", settings)]
+    )
+    started = time.perf_counter()
+    try:
+        resolve_backend(_options(config), device.type)
+        failure = check(config, device)
+    except (PreflightError, NotImplementedError) as error:
+        return ValidationRow(name, backend, "ABSENT", time.perf_counter() - started, str(error))
+    state = "FAIL" if failure else "PASS"
+    return ValidationRow(name, backend, state, time.perf_counter() - started, failure)
+
+
+def _options(config: Config) -> NsaOptions:
+    options = config.model.attention.pattern
+    assert isinstance(options, NsaOptions)
+    return options
+
+
+def _model(config: Config, device: torch.device, dtype: torch.dtype = torch.float64) -> GPT:
+    """Build a model in which no parameter is zero."""
+    model = GPT(config.model)
+    model.init_weights(config.seed)
+    fill_parameters(model.double())
+    return model.to(device, dtype).eval()
+
+
+def _tokens(device: torch.device) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(256, (2, _LENGTH), generator=generator).to(device)
+
+
+def _difference(actual: Tensor, expected: Tensor, tolerance: float) -> str:
+    """Return a description of the relative difference if it exceeds ``tolerance``, else ""."""
+    actual, expected = actual.detach().cpu(), expected.detach().cpu()
+    error = float((actual - expected).abs().max() / expected.abs().max())
+    return "" if error <= tolerance else f"differs by {error:.1e} of the largest"
+
+
+def _parity(config: Config, device: torch.device) -> str:
+    """Compare logits and the gradient of every parameter with the reference."""
+    model, idx_BT = _model(config, device), _tokens(device)[:1, :_REFERENCE_LENGTH]
+    parameters = {n: p.detach().cpu().requires_grad_() for n, p in model.named_parameters()}
+    expected = reference.reference_gpt(
+        idx_BT.cpu(), parameters, config.model, [None] * len(model.h)
+    )
+    actual = model(idx_BT)
+    if difference := _difference(actual, expected, _FP64_TOLERANCE):
+        return difference
+    gradients, expected_gradients = (
+        torch.autograd.grad(logits.square().mean(), list(leaves), materialize_grads=True)
+        for logits, leaves in ((actual, model.parameters()), (expected, parameters.values()))
+    )
+    pairs = zip(parameters, gradients, expected_gradients, strict=True)
+    for name, gradient, expected_gradient in pairs:
+        if difference := _difference(gradient, expected_gradient, _FP64_TOLERANCE):
+            return f"gradient of {name}: {difference}"
+    return ""
+
+
+@torch.no_grad()
+def _causality(config: Config, device: torch.device) -> str:
+    model, idx_BT = _model(config, device), _tokens(device)
+    before = model(idx_BT)
+    for t in (1, _LENGTH // 2, _LENGTH - 7):
+        changed_BT = idx_BT.clone()
+        changed_BT[:, t:] = (changed_BT[:, t:] + 101) % 256
+        difference = _difference(model(changed_BT)[:, :t], before[:, :t], _FP64_TOLERANCE)
+        if difference:
+            return f"token {t}: {difference}"
+    return ""
+
+
+@torch.no_grad()
+def _decode(config: Config, device: torch.device) -> str:
+    """Decode a prompt that ends within a block, then one token at a time."""
+    model, idx_BT = _model(config, device), _tokens(device)
+    cache = model.new_cache()
+    parts = idx_BT.split([13, *[1] * (_LENGTH - 13)], 1)
+    decoded = torch.cat([model.decode(x, cache) for x in parts], 1)
+    return _difference(decoded, model(idx_BT), _FP64_TOLERANCE)
+
+
+@torch.no_grad()
+def _half_precision(config: Config, device: torch.device, dtype: torch.dtype) -> str:
+    """Compare autocast to ``dtype`` with fp32."""
+    model, idx_BT = _model(config, device, torch.float32), _tokens(device)
+    expected = model(idx_BT)
+    with torch.autocast(device.type, dtype=dtype):
+        actual = model(idx_BT).float()
+    error = float((actual - expected).norm() / expected.norm())
+    return "" if error <= _HALF_TOLERANCE else f"differs by {error:.1e} of the norm"
+
+
+@torch.no_grad()
+def _long_context(config: Config, device: torch.device, length: int) -> str:
+    """Compare decoding of the last token of a long sequence with the full forward pass."""
+    options = _options(config)
+    generator = torch.Generator().manual_seed(0)
+
+    def random(heads: int) -> Tensor:
+        return torch.randn(1, heads, length, 64, generator=generator).to(device)
+
+    q_BNTH = random(4)
+    raw: dict[str, KeyValue] = {name: (random(2), random(2)) for name in BRANCHES}
+
+    def blocks(tokens: dict[str, KeyValue]) -> KeyValue:
+        k, v = tokens["compressed"]
+        return compress_blocks(k, options, None), compress_blocks(v, options, None)
+
+    keys = BranchKeyValues(blocks(raw), raw["selected"], raw["window"])
+    whole = attend_branches(q_BNTH, keys, options, 0)
+    cache = NsaCache(options, 0)
+    cache.add({n: (k[:, :, :-1], v[:, :, :-1]) for n, (k, v) in raw.items()}, blocks)
+    cache.position = length - 1
+    last = cache.add({n: (k[:, :, -1:], v[:, :, -1:]) for n, (k, v) in raw.items()}, blocks)
+    single = cache.attend(q_BNTH[:, :, -1:], last)
+    for name, all_BNTH, one_BNTH in zip(BRANCHES, whole, single, strict=True):
+        if not all_BNTH.isfinite().all():
+            return f"{name}: non-finite output"
+        difference = _difference(one_BNTH, all_BNTH[:, :, -1:], _FP32_TOLERANCE)
+        if difference:
+            return f"{name}: {difference}"
+    return ""

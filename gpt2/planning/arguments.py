@@ -1,0 +1,239 @@
+"""Command-line options shared by the scripts.
+
+The default of each option is an environment variable that make exports, so that
+``make STEPS=0-3`` and ``--steps 0-3`` are equivalent.
+"""
+
+import argparse
+import os
+from pathlib import Path
+
+from gpt2.check import random
+from gpt2.check.command import CheckRequest
+from gpt2.planning.plan import Plan, Sweep, config_layers, make_plan
+from gpt2.quantized.options import reject_training
+from lib.config.layers import ConfigLayer
+from lib.errors import ConfigError, Problem
+from lib.runner.runner import RunnerOptions
+
+
+def new_parser(description: str | None) -> argparse.ArgumentParser:
+    """Return a parser with ``-O`` whose help text is the script's docstring."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "-O", "--build-dir", type=Path, default=Path(), help="folder of .config, data and results"
+    )
+    return parser
+
+
+def add_selection(parser: argparse.ArgumentParser) -> None:
+    """Add the options that select the runs to plan.
+
+    The options are ``--steps``, ``--seeds``, ``--sweep``, ``--samples`` and ``--yes``.
+    """
+    add_variable(parser, "steps", 'steps of a study, such as "0-3,ra,16"')
+    add_variable(parser, "seeds", 'seeds, such as "1,2,3" or "1-3"')
+    add_variable(parser, "sweep", 'axes, such as "LEARNING_RATE=1e-4,3e-4", or a file with axes')
+    add_variable(parser, "samples", "number of random combinations of the sweep")
+    add_yes(parser)
+
+
+def asked_plan(arguments: argparse.Namespace) -> tuple[list[ConfigLayer], Plan]:
+    """Return the layers of ``.config`` and the plan for the options of ``add_selection``.
+
+    Raises ConfigError with all problems of the configuration and of the options.
+    """
+    reject_training(os.environ.get("QUANT", ""))
+    layers = config_layers(arguments.build_dir)
+    sweep = None
+    samples = whole_number(arguments.samples or "0", "SAMPLES")
+    if arguments.sweep:
+        sweep = Sweep(arguments.sweep, samples)
+    elif samples:
+        raise ConfigError(
+            Problem("SAMPLES requires SWEEP", "SAMPLES", code="usage.missing-argument")
+        )
+    plan = make_plan(
+        layers,
+        arguments.build_dir,
+        steps=arguments.steps,
+        # SEED= works as in generate and randcheck.
+        seeds=arguments.seeds or os.environ.get("SEED", ""),
+        sweep=sweep,
+        yes=arguments.yes,
+    )
+    return layers, plan
+
+
+def add_running(parser: argparse.ArgumentParser) -> None:
+    """Add the runner options: ``--jobs``, ``--stale``, ``--keep-going`` and ``--dirty``."""
+    add_variable(parser, "jobs", "concurrent runs; 0 for as many as fit")
+    add_variable(parser, "stale", "how to treat runs made by other code: rerun or keep")
+    add_variable(parser, "keep-going", "y, or n to start no more runs after a failure")
+    add_dirty(parser)
+
+
+def add_dirty(parser: argparse.ArgumentParser) -> None:
+    """Add ``--dirty``: allow training with uncommitted code."""
+    parser.add_argument(
+        "--dirty",
+        action="store_true",
+        default=_is_set("DIRTY"),
+        help="train uncommitted code, and save the diff (DIRTY=y)",
+    )
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """Add ``--json``: print one JSON document on stdout."""
+    parser.add_argument(
+        "--json", action="store_true", default=_is_set("JSON"), help="one JSON document on stdout"
+    )
+
+
+def add_yes(parser: argparse.ArgumentParser) -> None:
+    """Add ``--yes``: skip confirmation prompts."""
+    parser.add_argument(
+        "--yes", action="store_true", default=_is_set("YES"), help="answer yes to questions"
+    )
+
+
+def add_labels(parser: argparse.ArgumentParser) -> None:
+    """Add ``--axis`` and ``--label-by``: the settings in which compared runs may differ."""
+    add_variable(parser, "axis", "comma-separated symbols under comparison")
+    add_variable(parser, "label-by", "symbols or fields that may differ too, shown as labels")
+
+
+def add_force(parser: argparse.ArgumentParser) -> None:
+    """Add ``--force``: train even if the result will not be comparable."""
+    parser.add_argument(
+        "--force",
+        action="store_true",
+        default=_is_set("FORCE"),
+        help="train even if not comparable",
+    )
+
+
+def add_writing(parser: argparse.ArgumentParser) -> None:
+    """Add the text generation options: run, prompt and sampling parameters."""
+    add_variable(parser, "run", "directory of a finished run, or a pattern that matches one run")
+    add_variable(parser, "seeds", "seeds of .config's runs that the pattern is matched against")
+    add_variable(parser, "prompt", "text to continue; default: start a new document")
+    add_variable(parser, "tokens", "maximum number of new tokens", "100")
+    add_variable(parser, "temperature", "divides the logits; 0 is greedy decoding", "1")
+    add_variable(parser, "top-k", "sample from the k most likely tokens; 0 for all", "0")
+    add_variable(parser, "top-p", "sample from the smallest set with probability p", "1")
+    add_variable(parser, "seed", "random seed for sampling", "1")
+    add_variable(parser, "samples", "number of texts", "1")
+
+
+def add_checking(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``make check``."""
+    add_variable(parser, "steps", 'steps of a study, such as "0-3,ra,16"')
+    add_variable(parser, "checks", 'checks, such as "causal,reload"')
+    add_variable(
+        parser, "defconfig", "check this configuration (NAME[+FRAGMENT]) instead of .config"
+    )
+    add_variable(parser, "data", "require: missing data is a failure")
+    add_variable(parser, "gpu", 'GPU that the configured size must fit, such as "a10g"')
+    add_variable(parser, "check-gpu-memory-gb", "memory in GiB, for a GPU not known by name")
+    _add_fast(parser)
+
+
+def check_request(arguments: argparse.Namespace) -> CheckRequest:
+    """Return the check request for the options of ``add_checking``.
+
+    Raises ConfigError if a value is invalid.
+    """
+    return CheckRequest(
+        arguments.build_dir,
+        steps=arguments.steps,
+        checks=arguments.checks,
+        defconfig=arguments.defconfig,
+        data=arguments.data,
+        gpu=arguments.gpu,
+        gpu_memory_gb=arguments.check_gpu_memory_gb,
+        fast=arguments.fast,
+        json=arguments.json,
+    )
+
+
+def add_random_checking(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``make randcheck``."""
+    add_variable(parser, "n", "number of configurations", "50")
+    add_variable(parser, "seed", "random seed for the configurations", "1")
+    add_variable(parser, "checks", 'checks, such as "causal,reload"')
+    _add_fast(parser)
+
+
+def random_request(arguments: argparse.Namespace) -> random.RandomCheckRequest:
+    """Return the randcheck request for the options of ``add_random_checking``.
+
+    Raises ConfigError if a value is invalid.
+    """
+    return random.RandomCheckRequest(
+        arguments.build_dir,
+        whole_number(arguments.n, "N"),
+        whole_number(arguments.seed, "SEED"),
+        checks=arguments.checks,
+        fast=arguments.fast,
+        json=arguments.json,
+    )
+
+
+def run_options(arguments: argparse.Namespace, default_jobs: int) -> RunnerOptions:
+    """Return the runner options for the options of ``add_running``.
+
+    Raises ConfigError if a value is invalid.
+    """
+    jobs = whole_number(arguments.jobs or str(default_jobs), "JOBS")
+    keep_going = arguments.keep_going or "y"
+    if keep_going not in ("y", "n"):
+        what = f"invalid value {keep_going!r} (expected y or n)"
+        raise ConfigError(Problem(what, "KEEP_GOING", code="usage.unknown-value"))
+    return RunnerOptions(jobs, arguments.stale, keep_going == "y", arguments.dirty)
+
+
+def whole_number(text: str, name: str) -> int:
+    """Parse a non-negative integer. Raises ConfigError located at the variable ``name``."""
+    if not text.isdecimal():
+        what = f"expected a non-negative integer, got {text!r}"
+        raise ConfigError(Problem(what, name, code="usage.invalid-number"))
+    return int(text)
+
+
+def number(given: argparse.Namespace, name: str, kind: type[int] | type[float]) -> int | float:
+    """Parse the option ``name`` as a number. Raises ConfigError located at make's variable."""
+    text = vars(given)[name]
+    try:
+        return kind(text)
+    except ValueError:
+        what = f"expected {'an integer' if kind is int else 'a number'}, got {text!r}"
+        problem = Problem(what, name.upper(), code="usage.invalid-number")
+        raise ConfigError(problem) from None
+
+
+def add_variable(parser: argparse.ArgumentParser, name: str, text: str, default: str = "") -> None:
+    """Add the option ``--name``, whose default is the environment variable that make exports."""
+    variable = name.upper().replace("-", "_")
+    # An empty variable counts as unset.
+    default = os.environ.get(variable) or default
+    parser.add_argument(f"--{name}", default=default, help=f"{text} ({variable}=)")
+
+
+def _add_fast(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--fast", action="store_true", default=_is_set("FAST"), help="skip the slow checks"
+    )
+
+
+def add_full(parser: argparse.ArgumentParser) -> None:
+    """Add ``--full``: test the full context length."""
+    parser.add_argument(
+        "--full", action="store_true", default=_is_set("FULL"), help="test the full context length"
+    )
+
+
+def _is_set(variable: str) -> bool:
+    return os.environ.get(variable, "") not in ("", "0", "n")

@@ -1,0 +1,326 @@
+"""Combinations of settings as runs: test matrices, sweeps, and designs over features."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from gpt2.ablation import STUDIES
+from gpt2.ablation.resolve import resolve_config, resolve_study
+from gpt2.config import Config, refuse_lone_arms, wants_twins
+from lib.config.dotconfig import ConfigWorkspace, defconfig_layers, read_config
+from lib.config.field import SymbolValue
+from lib.config.layers import ConfigLayer
+from lib.config.tree import KconfigTree
+from lib.console import confirm
+from lib.errors import ConfigError, Problem
+from lib.plan.designs import (
+    DESIGNS,
+    ResolvedSweep,
+    SweepAxis,
+    SweepCell,
+    grid,
+    grid_size,
+    parse_axes,
+    parse_features,
+    resolve_design,
+    resolve_grid,
+    sample_cells,
+    slug,
+)
+from lib.plan.run import PlannedRun, RunVariant, build_runs, parse_seeds
+from lib.project import ROOT
+
+# Ask for confirmation above this number of combinations: more is usually a typing error.
+_CONFIRM_ABOVE = 500
+_BATCH = ("GLOBAL_BATCH", "BATCH_SIZE", "GPUS")
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Axes of a sweep as typed by the user, or the path of a file with axes.
+
+    ``samples`` is the number of randomly drawn cells; 0 means all cells.
+    """
+
+    text: str
+    samples: int = 0
+
+    @property
+    def axes(self) -> str:
+        """Return the axes as ``NAME=value,value NAME=…``.
+
+        Raises ConfigError if the file cannot be read.
+        """
+        if "=" in self.text:
+            return self.text
+        try:
+            lines = Path(self.text).read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            what = f"expected NAME=value,value or a readable file, got {self.text!r}: {error}"
+            raise ConfigError(Problem(what, "SWEEP", code="usage.invalid-axis")) from None
+        return " ".join(line.split("#")[0].strip() for line in lines)
+
+
+def sweep(
+    tree: KconfigTree,
+    layers: Sequence[ConfigLayer],
+    base: Config,
+    asked: Sweep,
+    *,
+    yes: bool = False,
+) -> ResolvedSweep[Config]:
+    """Return the cells of a sweep over ``base``, one single training per cell."""
+    axes = parse_axes(tree, asked.axes, "SWEEP")
+    if asked.samples:
+        cells = sample_cells(axes, asked.samples, base.seed)
+    else:
+        cells = _all(axes, "SWEEP", yes)
+    single = ConfigLayer.of("command line", "SWEEP", {"SINGLE_TRAINING": True})
+    layers = [*layers, single]
+    resolve = partial(_resolve, tree, layers, "SWEEP")
+    return resolve_grid(tree, layers, cells, resolve, "SWEEP")
+
+
+def matrix(
+    tree: KconfigTree, layers: Sequence[ConfigLayer], base: Config, *, yes: bool = False
+) -> ResolvedSweep[Config]:
+    """Return the cells of the configured test matrix: a grid of axes, or a design over features."""
+    design = base.study.design
+    if design == "grid":
+        where = "TEST_MATRIX_AXES"
+        axes = parse_axes(tree, base.study.axes, where)
+        cells = _all(axes, where, yes)
+        resolve = partial(_resolve, tree, layers, where)
+        return resolve_grid(tree, layers, cells, resolve, where)
+    where = "ABLATION_FEATURES"
+    features = parse_features(tree, layers, base.study.features, where)
+    if design == "factorial":
+        _confirm(2 ** len(features), yes)
+    return resolve_design(DESIGNS[design](features), partial(_resolve, tree, layers, where))
+
+
+def _all(axes: Sequence[SweepAxis], where: str, yes: bool) -> list[SweepCell]:
+    _confirm(grid_size(axes), yes)
+    return grid(axes, where)
+
+
+def _confirm(count: int, yes: bool) -> None:
+    """Ask for confirmation of many combinations, before planning resolves each of them."""
+    if count > _CONFIRM_ABOVE:
+        confirm(f"plan {count:,} combinations?", yes)
+
+
+def _resolve(
+    tree: KconfigTree, layers: Sequence[ConfigLayer], where: str, each: SweepCell
+) -> Config:
+    """Return the cell's configuration, with GRAD_ACCUMULATION adapted to a swept batch size.
+
+    The result depends on GLOBAL_BATCH, so a cell that changes the micro-batch keeps GLOBAL_BATCH.
+    """
+    name = f"{where} {each.slug}"
+    layer = ConfigLayer.of("axis", name, each.delta)
+    if "GRAD_ACCUMULATION" in each.delta or not each.delta.keys() & set(_BATCH):
+        return resolve_config(tree, [*layers, layer])
+    values = tree.resolve([*layers, layer]).values
+    batch, micro, gpus = (int(values[name]) for name in _BATCH)
+    settings = {**each.delta, "GRAD_ACCUMULATION": max(1, batch // (micro * gpus))}
+    return resolve_config(tree, [*layers, ConfigLayer.of("axis", name, settings)])
+
+
+# Planning: the runs of a configuration (single training, ablation study, test matrix, sweep).
+
+
+# Default configuration of train_ra_mla.py and of checks if there is no .config.
+STUDY_DEFCONFIG = "gpt2-ratio-ablation"
+
+# Arm name and slug suffix of the runs without torch.compile that are paired with compiled runs.
+EAGER = "eager"
+
+Block = Sequence[tuple[RunVariant, Config]]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All runs of a configuration, in training order."""
+
+    study: str
+    # Folder of the study's run directories and tables.
+    folder: Path
+    build_dir: Path
+    # The configuration without the changes of any step.
+    base: Config
+    runs: Sequence[PlannedRun[Config]]
+    # Combinations of a matrix or sweep that break a rule of the configuration.
+    left_out: Sequence[Problem] = ()
+    # The sweep that replaces the configured runs.
+    sweep: Sweep | None = None
+
+    def only(self, patterns: str) -> "Plan":
+        """Return this plan reduced to the runs that match ``patterns``; unchanged if empty."""
+        return replace(self, runs=self.matching(patterns)) if patterns else self
+
+    def matching(self, patterns: str) -> list[PlannedRun[Config]]:
+        """Return the runs that match comma-separated shell patterns.
+
+        Raises ConfigError if a pattern matches no run, or there is no pattern.
+        """
+        words = patterns.replace(",", " ").split()
+        advice = "type: make plan, to list the runs"
+        if not words:
+            raise ConfigError(
+                Problem("no run given", "RUNS", advice, code="usage.missing-argument")
+            )
+        unmatched = [word for word in words if not any(run.matches(word) for run in self.runs)]
+        if unmatched:
+            what = f"no run of {self.study} matches {' '.join(unmatched)!r}"
+            raise ConfigError(Problem(what, "RUNS", advice, code="run.not-found"))
+        return [run for run in self.runs if any(run.matches(word) for word in words)]
+
+
+def config_layers(build_dir: Path) -> list[ConfigLayer]:
+    """Return the layers of the build folder's ``.config``. Raises ConfigError if there is none."""
+    return [read_config(ConfigWorkspace(ROOT, build_dir).config)]
+
+
+def step_layers(build_dir: Path, settings: Sequence[ConfigLayer]) -> list[ConfigLayer]:
+    """Return the layers of ``.config`` (or of the study's defconfig if missing), in study mode."""
+    config = ConfigWorkspace(ROOT, build_dir).config
+    base = [read_config(config)] if config.exists() else defconfig_layers(ROOT, STUDY_DEFCONFIG)
+    study = ConfigLayer.of("command line", "--ra-mla-ablation-step", {"RA_MLA_ABLATION_MODE": True})
+    return [*base, study, *settings]
+
+
+def make_plan(
+    layers: Sequence[ConfigLayer],
+    build_dir: Path,
+    *,
+    steps: str = "",
+    seeds: str = "",
+    sweep: Sweep | None = None,
+    yes: bool = False,
+) -> Plan:
+    """Plan the runs of a configuration; ``steps``, ``seeds`` and ``sweep`` override its values.
+
+    Raises ConfigError with the problems of all steps. Asks for confirmation of a large plan, unless
+    ``yes``. Writes nothing; reads from the results only which runs are done.
+    """
+    tree = KconfigTree()
+    base = resolve_config(tree, layers)
+    seed_list = parse_seeds(seeds) or base.study.seed_list or (base.seed,)
+    if len(set(seed_list)) < len(seed_list):
+        raise ConfigError(Problem("duplicate seed", "SEED_LIST", code="usage.duplicate-seed"))
+    if steps and (sweep is not None or base.study.mode != "ra_mla_ablation_mode"):
+        what = "STEPS requires an ablation study"
+        advice = "type: make defconfig-gpt2-ratio-ablation, or set RA_MLA_ABLATION_MODE=y"
+        raise ConfigError(Problem(what, "STEPS", advice, code="config.conflict"))
+    left_out: Sequence[Problem] = ()
+    blocks: dict[int, Block] = {}
+    for seed in seed_list:
+        seeded = [*layers, ConfigLayer.of("command line", "SEEDS", {"SEED": seed})]
+        if sweep is not None:
+            combined = sweep(tree, seeded, base, sweep, yes=yes)
+            study, blocks[seed], left_out = "sweep", combined.block, combined.left_out
+        elif base.study.mode == "ra_mla_ablation_mode":
+            study, blocks[seed] = base.study.study, _steps(tree, seeded, base, steps)
+        elif base.study.mode == "test_matrix_mode":
+            combined = matrix(tree, seeded, base, yes=yes)
+            study, blocks[seed], left_out = "matrix", combined.block, combined.left_out
+        else:
+            study, blocks[seed] = "single", [(RunVariant("run"), resolve_config(tree, seeded))]
+    # A sweep searches for settings: the effect of torch.compile is tested on the result, later.
+    if sweep is None:
+        blocks = {seed: _with_eager_runs(block) for seed, block in blocks.items()}
+    refuse_lone_arms([config for block in blocks.values() for _, config in block])
+    output = build_dir / base.study.output_dir
+    runs = build_runs(study, output, blocks)
+    return Plan(study, output / study, build_dir, base, runs, left_out, sweep)
+
+
+def make_trial(
+    layers: Sequence[ConfigLayer], build_dir: Path, change: ConfigLayer, iterations: int
+) -> Plan:
+    """Plan two short runs, the configuration with and without ``change``, in a separate folder.
+
+    Raises ConfigError if the change has no effect on the configuration or on the run's identity.
+    """
+    tree = KconfigTree()
+    base = resolve_config(tree, layers)
+    # With a warm-up longer than the run, the learning rate would never reach its maximum.
+    warm_up = min(base.schedule.warmup_steps, max(1, iterations // 10))
+    short: dict[str, SymbolValue] = {
+        "SINGLE_TRAINING": True,
+        "BUDGET_ITERATIONS": True,
+        "MAX_ITERS": iterations,
+        "WARMUP_STEPS": warm_up,
+    }
+    layers = [*layers, ConfigLayer.of("command line", "ITERS", short)]
+    delta: dict[str, SymbolValue] = {a.name: a.value for a in change.assignments}
+    name = slug("-".join(f"{a.name}-{a.value}" for a in change.assignments).removesuffix("-y"))
+    block = [
+        (RunVariant("base"), resolve_config(tree, layers)),
+        (RunVariant(name, parent="base", delta=delta), resolve_config(tree, [*layers, change])),
+    ]
+    refuse_lone_arms([config for _, config in block])
+    output = build_dir / base.study.output_dir
+    runs = build_runs("try", output, {base.seed: block})
+    return Plan("try", output / "try", build_dir, base, runs)
+
+
+def table_plan(plan: Plan, layers: Sequence[ConfigLayer]) -> Plan:
+    """Return the runs to show in the table of ``plan``: its runs and all started runs of its study.
+
+    A table of the selected steps only would replace the table of the whole study.
+    """
+    configured = plan.base.study.seed_list or (plan.base.seed,)
+    seeds = dict.fromkeys((*configured, *(run.seed for run in plan.runs)))
+    is_study = plan.sweep is None and plan.base.study.mode == "ra_mla_ablation_mode"
+    steps = "all" if is_study else ""
+    whole = make_plan(
+        layers,
+        plan.build_dir,
+        steps=steps,
+        seeds=",".join(map(str, seeds)),
+        sweep=plan.sweep,
+        yes=True,
+    )
+    planned = {run.path for run in plan.runs}
+    return replace(whole, runs=[r for r in whole.runs if r.path in planned or r.path.exists()])
+
+
+def _steps(tree: KconfigTree, layers: Sequence[ConfigLayer], base: Config, steps: str) -> Block:
+    """Return the selected steps; all steps are resolved, so that every defect is reported."""
+    study = STUDIES[base.study.study]
+    selected = study.select(steps or base.study.steps)
+    return [
+        (
+            RunVariant(s.step.slug, s.step.title, study.number(s.step), s.step.parent, s.step.set),
+            s.config,
+        )
+        for s in resolve_study(tree, layers, study)
+        if s.step in selected
+    ]
+
+
+def _with_eager_runs(block: Block) -> Block:
+    """Return ``block`` followed by its paired eager runs, if the configuration enables them.
+
+    An eager run has no number and no levels: only configured runs are numbered and enter the
+    marginal means.
+    """
+    if not wants_twins([config for _, config in block]):
+        return block
+    eager = [(_eager_variant(variant), _without_compiler(config)) for variant, config in block]
+    return [*((replace(variant, arm="compiled"), config) for variant, config in block), *eager]
+
+
+def _eager_variant(variant: RunVariant) -> RunVariant:
+    parent = variant.parent and f"{variant.parent}-{EAGER}"
+    slug, title = f"{variant.slug}-{EAGER}", f"{variant.title}, {EAGER}".removeprefix(", ")
+    overrides = {"number": None, "levels": None, "arm": EAGER}
+    return replace(variant, slug=slug, title=title, parent=parent, **overrides)
+
+
+def _without_compiler(config: Config) -> Config:
+    off: dict[str, SymbolValue] = {"COMPILE": False, "COMPILE_EAGER_TWIN": False}
+    return Config.from_values({**config.values, **off})

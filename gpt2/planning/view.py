@@ -1,0 +1,358 @@
+"""Remarks on a run's attention sizes, shown by the plan, check and watch commands."""
+
+import json
+import statistics
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from gpt2.attention.options import ConfigNote
+from gpt2.config import Config
+from gpt2.planning.plan import EAGER, Plan
+from gpt2.training.session import TrainingBudget, run_budget
+from lib.console import format_duration, format_si
+from lib.env import speed
+from lib.env.gpu import usable_cores
+from lib.plan.run import PlannedRun, RunVariant
+from lib.runner import locks
+from lib.runs.run_dir import RunDir, RunStatus, State, read_status
+
+
+def notes(config: Config) -> list[ConfigNote]:
+    """Return the notes of one run."""
+    return config.model.attention.pattern.notes(config.model.shape)
+
+
+def note_lines(runs: Iterable[tuple[str, Config]]) -> list[str]:
+    """Format the distinct notes of labelled runs: ``nsa/02-nsa s1 +7: query-key pairs, …``.
+
+    ``+7`` counts the other runs with the same note.
+    """
+    labels_by_note: dict[ConfigNote, list[str]] = {}
+    for label, config in runs:
+        for note in notes(config):
+            labels_by_note.setdefault(note, []).append(label)
+    return [
+        f"{note.tag:<5} {labels[0]}{f' +{len(labels) - 1}' * bool(labels[1:])}: {note.text}"
+        for note, labels in labels_by_note.items()
+    ]
+
+
+# Cost and progress of a plan: the rows of ``make plan`` and ``make status``.
+#
+# Reads configurations and run directories. Does not import torch and starts no process.
+
+
+SCHEMA_VERSION = 1
+_STUDY_NAMES = {"single": "one training", "matrix": "test matrix"}
+
+
+@dataclass(frozen=True)
+class RunView:
+    """Cost and progress of one planned run. Times are in seconds, None if unknown."""
+
+    label: str
+    delta: str
+    parameters: int
+    # MLP parameters / attention parameters of the first and the last block.
+    ratio: str
+    # Hidden units and mechanism widths of the first and the last block.
+    widths: str
+    flops_per_token: float
+    # Query-key pairs per token and head: mean over a context, and keys read by the last token.
+    pairs_per_token: float
+    reads: int
+    # None with a time budget.
+    tokens: int | None
+    # Multiple of the configured budget that the run trains for by design.
+    stretch: float
+    # Training time only, without start-up and evaluation.
+    seconds: float | None
+    # Source of ``seconds``: measured (the run is done), configured (a time budget), runs (done runs
+    # of this plan), machine (matrix product speed), or unknown.
+    seconds_from: str
+    seconds_left: float | None
+    # done, new, running, stopped, failed
+    state: str
+    iteration: int
+    iterations: int
+
+
+def look(plan: Plan) -> list[RunView]:
+    """Return a view of every run of the plan, in order."""
+    speed_estimate = _flops_per_second(plan)
+    return [_view(run, speed_estimate) for run in plan.runs]
+
+
+def plan_text(plan: Plan, views: Sequence[RunView]) -> str:
+    """Format the plan as columns, followed by a summary line."""
+    show_pairs = len({view.pairs_per_token for view in views}) > 1
+    pairs = ("pairs", "reads") if show_pairs else ()
+    sizes = ("run", "params", "ratio", "widths", "FLOP/token", *pairs)
+    lines = [(*sizes, "tokens", "time", "state", "delta")]
+    for view in views:
+        lines.append(
+            (
+                view.label,
+                f"{view.parameters:,}",
+                view.ratio,
+                view.widths,
+                format_si(view.flops_per_token),
+                *((f"{view.pairs_per_token:.0f}", str(view.reads)) if show_pairs else ()),
+                _tokens(view),
+                "~" * (view.seconds_from == "machine") + _time(view.seconds),
+                view.state,
+                view.delta,
+            )
+        )
+    skipped = "".join(f"skipped  {problem}\n" for problem in plan.left_out)
+    patterns = "".join(f"{line}\n" for line in _pattern_notes(plan))
+    notes = f"{patterns}{_time_note(views)}{_eager_note(plan, views)}{_debug_note(plan)}"
+    return f"{_columns(lines)}\n{skipped}{notes}{summary_line(plan, views)}"
+
+
+def status_text(plan: Plan, views: Sequence[RunView]) -> str:
+    """Format the progress of each run as columns, followed by a summary line."""
+    lines = [("run", "state", "iteration", "time left")]
+    for view in views:
+        total = f"/{view.iterations:,}" if view.iterations else ""
+        lines.append(
+            (view.label, view.state, f"{view.iteration:,}{total}", _time(view.seconds_left))
+        )
+    return f"{_columns(lines)}\n{summary_line(plan, views)}"
+
+
+def summary_line(plan: Plan, views: Sequence[RunView]) -> str:
+    """Summarize the plan: ``ratio study (paper_repro), 19 x 3 seeds, 57 runs, 41 done, …``."""
+    variants = len({run.variant.slug for run in plan.runs})
+    seeds = len({run.seed for run in plan.runs})
+    name = _STUDY_NAMES.get(plan.study, f"{plan.study} study")
+    parts = [
+        f"{name} ({plan.base.repro.profile})",
+        f"{variants} x {seeds} seed{'s' * (seeds > 1)}",
+        f"{len(views)} runs",
+    ]
+    counts = {
+        state: sum(v.state == state for v in views) for state in ("done", "failed", "running")
+    }
+    parts += [f"{count} {state}" for state, count in counts.items() if count or state == "done"]
+    remaining = [view.seconds_left for view in views if view.state != "done"]
+    estimates = [seconds for seconds in remaining if seconds is not None]
+    if remaining and len(estimates) == len(remaining):
+        jobs = min(len(remaining), _jobs(plan.base))
+        parts.append(
+            f"about {format_duration(sum(estimates) / jobs)} of training left with JOBS={jobs}"
+        )
+    return ", ".join(parts)
+
+
+def to_json(plan: Plan, views: Sequence[RunView]) -> str:
+    """Format the plan as one JSON document with sorted keys."""
+    document = {
+        "schema_version": SCHEMA_VERSION,
+        "study": plan.study,
+        "folder": str(plan.folder),
+        "debug_flags": plan.base.numerics.debug_flags,
+        "notes": _pattern_notes(plan),
+        "left_out": [str(problem) for problem in plan.left_out],
+        "runs": [
+            asdict(view) | {"directory": str(run.path), "seed": run.seed}
+            for run, view in zip(plan.runs, views, strict=True)
+        ],
+    }
+    return json.dumps(document, sort_keys=True, indent=2, allow_nan=False)
+
+
+def _time_note(views: Sequence[RunView]) -> str:
+    """Return a warning if the time estimates are inaccurate or missing."""
+    sources = {view.seconds_from for view in views}
+    if "machine" in sources:
+        return "~ estimated from this CPU's matrix product speed, within a factor of two\n"
+    if "unknown" in sources:
+        return "- unknown until the first run of this plan has been timed on the GPU\n"
+    return ""
+
+
+def _eager_note(plan: Plan, views: Sequence[RunView]) -> str:
+    """Explain the cost of the automatically added eager runs, and how to disable them."""
+    arms = zip(plan.runs, views, strict=True)
+    eager = [view for run, view in arms if run.variant.arm == EAGER]
+    if not eager:
+        return ""
+    seconds = [view.seconds for view in eager if view.seconds is not None]
+    time = f", {format_duration(sum(seconds))} of training" if len(seconds) == len(eager) else ""
+    return (
+        f"{len(eager)} run(s) named *-{EAGER}{time}: the same runs without torch.compile, in "
+        "separate table rows;\nSET=COMPILE_EAGER_TWIN=n disables them\n"
+    )
+
+
+def _pattern_notes(plan: Plan) -> list[str]:
+    return note_lines((run.label, run.config) for run in plan.runs)
+
+
+def _debug_note(plan: Plan) -> str:
+    """Return a warning if a debug setting slows the runs down."""
+    if not plan.base.numerics.detect_anomaly:
+        return ""
+    return "DETECT_ANOMALY=y is slow: do not use these runs for speed claims\n"
+
+
+def _view(run: PlannedRun[Config], estimate: "_Speed") -> RunView:
+    config, directory = run.config, RunDir(run.path)
+    budget = run_budget(config)
+    tokens = None if budget.is_time else budget.iterations * budget.tokens_per_iteration
+    status = read_status(directory)
+    state = _state(directory, status)
+    flops = config.model.flops_per_token()
+    seconds, source = _measured_seconds(directory) if state == "done" else None, "measured"
+    if seconds is None and tokens is None:
+        seconds, source = budget.seconds, "configured"
+    elif seconds is None and tokens is not None:
+        source, flops_per_second = estimate.source, estimate.flops_per_second
+        seconds = tokens * flops / flops_per_second if flops_per_second else None
+    iteration = status.iteration if status else 0
+    left = 0.0 if state == "done" else _seconds_left(directory, state, seconds, iteration, budget)
+    ratio, widths = _sizes(config)
+    return RunView(
+        label=run.label,
+        delta=_describe_delta(run.variant),
+        parameters=config.model.num_params(),
+        ratio=ratio,
+        widths=widths,
+        flops_per_token=flops,
+        pairs_per_token=config.model.pairs_per_token(),
+        reads=config.model.reads(),
+        tokens=tokens,
+        stretch=budget.stretch,
+        seconds=seconds,
+        seconds_from=source,
+        seconds_left=left,
+        state=state,
+        iteration=iteration,
+        iterations=budget.iterations,
+    )
+
+
+def _jobs(config: Config) -> int:
+    """Return the number of concurrent runs: JOBS, or on a CPU as many as fit its cores.
+
+    GPUs cannot be counted without importing torch.
+    """
+    if config.study.jobs or config.machine.device != "cpu":
+        return max(1, config.study.jobs)
+    return max(1, usable_cores() // config.machine.cpu_threads)
+
+
+def _describe_delta(variant: RunVariant) -> str:
+    """Format parent and changes: ``golden + MLP_ATTN_GATE MLP_SHARE=0.15`` (a bare name is y)."""
+    settings = (variant.delta or {}).items()
+    changes = " ".join(name if value is True else f"{name}={value}" for name, value in settings)
+    return f"{variant.parent} + {changes}" if variant.parent else changes
+
+
+def _sizes(config: Config) -> tuple[str, str]:
+    """Format ratio and widths of the first and the last block, joined by / if they differ."""
+    mlp, sites = config.model.mlp, config.model.sites()
+    ends = [sites[0], sites[-1]]
+    ratio = _joined([f"{mlp.built_ratio(site):.3f}" for site in ends])
+    sizes = [mlp.size(site) for site in ends]
+    widths = [f"M {_joined([str(size.hidden) for size in sizes])}"]
+    for mechanism in (m for m in mlp.mechanisms if m.sized):
+        values = [str(size.widths.get(mechanism.name, "-")) for size in sizes]
+        widths.append(f"{mechanism.name.removeprefix('mlp_')} {_joined(values)}")
+    return ratio, " ".join(widths)
+
+
+def _joined(values: Sequence[str]) -> str:
+    return "/".join(dict.fromkeys(values))
+
+
+def _state(directory: RunDir, status: RunStatus | None) -> str:
+    """Return the state of a run; RUNNING without a live process counts as stopped."""
+    match status.state if status else None:
+        case None:
+            return "new"
+        case State.SUCCESS:
+            return "done"
+        case State.RUNNING:
+            return "running" if locks.lock_owner(directory.lock) else "stopped"
+        case State.INTERRUPTED:
+            return "stopped"
+        case _:
+            return "failed"
+
+
+@dataclass(frozen=True)
+class _Speed:
+    """Training speed of one run in model FLOPs per second (None if unknown), and its source."""
+
+    flops_per_second: float | None
+    source: str
+
+
+def _flops_per_second(plan: Plan) -> _Speed:
+    """Return the median speed of the plan's done runs, or else an estimate for the machine."""
+    speeds = []
+    for run in plan.runs:
+        timing = _timing(RunDir(run.path))
+        if timing is not None:
+            speeds.append(timing["tokens_per_second"] * run.config.model.flops_per_token())
+    if speeds:
+        return _Speed(statistics.median(speeds), "runs")
+    guess = speed.flops_per_second(plan.base.machine)
+    return _Speed(guess, "unknown" if guess is None else "machine")
+
+
+def _measured_seconds(directory: RunDir) -> float | None:
+    timing = _timing(directory)
+    return None if timing is None else float(timing["train_seconds"])
+
+
+def _timing(directory: RunDir) -> dict[str, Any] | None:
+    """Return the timing of summary.json; None if there is no readable summary."""
+    try:
+        timing: dict[str, Any] = json.loads(directory.summary.read_text())["timing"]
+        return timing
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+def _seconds_left(
+    directory: RunDir, state: str, seconds: float | None, iteration: int, budget: TrainingBudget
+) -> float | None:
+    """Return the remaining training time: the live ETA of a running run, else an estimate."""
+    if state == "running":
+        last = _last_record(directory)
+        if last is not None and last.get("eta_seconds") is not None:
+            return max(0.0, last["eta_seconds"] - (time.time() - last["written_at"]))
+    if seconds is None:
+        return None
+    return seconds * (1 - iteration / budget.iterations) if budget.iterations else seconds
+
+
+def _last_record(directory: RunDir) -> dict[str, Any] | None:
+    """Return the last complete line of timing.jsonl; None if there is none."""
+    try:
+        lines = directory.timing.read_text().split("\n")[:-1]
+        record: dict[str, Any] = json.loads(lines[-1])
+        return record
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def _tokens(view: RunView) -> str:
+    tokens = "-" if view.tokens is None else format_si(view.tokens)
+    return tokens if view.stretch == 1.0 else f"{tokens} (x {view.stretch:g})"
+
+
+def _time(seconds: float | None) -> str:
+    return "-" if seconds is None else format_duration(seconds)
+
+
+def _columns(lines: Sequence[Sequence[str]]) -> str:
+    """Format left-aligned columns; most columns mix names and figures."""
+    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
+    rows = ("  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)) for line in lines)
+    return "\n".join(row.rstrip() for row in rows) + "\n"

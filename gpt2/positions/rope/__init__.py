@@ -1,1 +1,0 @@
-"""Rotary positions (RoPE): queries and keys of every head, rotated according to their position."""

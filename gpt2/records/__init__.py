@@ -1,0 +1,1 @@
+"""GPT-2's view of run directories: files, audit, comparison, verification."""

@@ -1,0 +1,165 @@
+"""``make audit``: consistency checks of run directories against their own records and the data."""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gpt2.config import Config, identity_digest
+from gpt2.data import store, tokenizer
+from gpt2.data.sampler import order_digest_from_manifest
+from gpt2.data.store import TokenSplit, evaluation_windows
+from gpt2.records.per_document import item_facts
+from lib.errors import DataError, KablateError, Problem
+from lib.runs.audit import (
+    AuditFinding,
+    RunRecords,
+    artifact_findings,
+    consistency_findings,
+    mismatch,
+    read_run_records,
+)
+from lib.runs.code import changed_since
+from lib.runs.records import DocumentInfo
+from lib.runs.run_dir import RunDir
+
+SCHEMA_VERSION = 1
+_MAX_NAMES_SHOWN = 3
+
+
+@dataclass
+class Verdict:
+    """Audit result of one run: findings (none if VALID), and notes on skipped checks."""
+
+    run: str
+    findings: list[AuditFinding] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def valid(self) -> bool:
+        """Return whether there are no findings."""
+        return not self.findings
+
+
+def audit(run: RunDir, build_dir: Path) -> Verdict:
+    """Audit a run from its directory, and against its data set if the data set is available."""
+    verdict = Verdict(str(run.path), artifact_findings(run, every_byte=True))
+    contents, misfits = read_run_records(run)
+    verdict.findings += [misfit for misfit in misfits if misfit not in verdict.findings]
+    if contents is None:
+        verdict.notes.append("recomputation: not every file can be read")
+        return verdict
+    try:
+        verdict.findings += consistency_findings(run, contents)
+        _configuration(run, contents, build_dir, verdict)
+        _weights(run, contents, verdict)
+    # Field names and types have been checked; contents of lists and tables have not.
+    except (KeyError, IndexError, TypeError, ValueError, ArithmeticError) as error:
+        what = f"{type(error).__name__}: {error}"
+        verdict.findings.append(AuditFinding(run.summary.name, "computable figures", what))
+    return verdict
+
+
+def to_text(verdicts: Sequence[Verdict]) -> str:
+    """Format one line per run, followed by one line per finding and skipped check."""
+    lines = []
+    for verdict in verdicts:
+        lines.append(f"{'VALID' if verdict.valid else 'INVALID':<7} {verdict.run}")
+        lines += [f"        {finding}" for finding in verdict.findings]
+        lines += [f"        skipped: {note}" for note in verdict.notes]
+    return "\n".join(lines)
+
+
+def to_json(verdicts: Sequence[Verdict]) -> str:
+    """Format the audit results as one JSON document."""
+    runs = [{"valid": verdict.valid, **asdict(verdict)} for verdict in verdicts]
+    document = {"schema_version": SCHEMA_VERSION, "runs": runs}
+    return json.dumps(document, sort_keys=True, indent=2, allow_nan=False)
+
+
+def _weights(run: RunDir, contents: RunRecords, verdict: Verdict) -> None:
+    # Imports torch: report damaged files without that delay.
+    from lib.runs.audit_weights import weight_findings
+
+    if run.weights.is_file():
+        verdict.findings += weight_findings(run.weights, contents.manifest, contents.summary)
+
+
+def _configuration(run: RunDir, contents: RunRecords, build_dir: Path, verdict: Verdict) -> None:
+    """Recompute the hashes from the identity, the identity from the symbols, and the documents."""
+    resolved, manifest, name = contents.resolved, contents.manifest, run.resolved_config.name
+    digest = identity_digest(resolved["identity"])
+    verdict.findings += mismatch(name, "hash8", digest[:8], resolved["hash8"])
+    recorded = manifest["config"]["config_digest"]
+    verdict.findings += mismatch(run.manifest.name, "config.config_digest", digest, recorded)
+    if changed := changed_since(manifest["origin"]["sources"]):
+        names = ", ".join(changed[:_MAX_NAMES_SHOWN])
+        names += ", …" if changed[_MAX_NAMES_SHOWN:] else ""
+        verdict.notes.append(f"identity and documents: made by other code ({names})")
+        return
+    try:
+        config = Config.from_values(resolved["symbols"])
+    except (KablateError, KeyError) as error:
+        verdict.findings.append(AuditFinding(name, "symbols of a configuration", str(error)))
+        return
+    verdict.findings += mismatch(name, "identity of the symbols", config.digest, digest)
+    final = contents.summary["final"]
+    order = order_digest_from_manifest(manifest, final["iterations"])
+    verdict.findings += mismatch(
+        run.summary.name, "final.data_order_digest", order, final["data_order_digest"]
+    )
+    try:
+        verdict.findings += _documents(run, contents, config, build_dir)
+    except DataError as error:
+        verdict.notes.append(f"evaluation documents: {error.problems[0].what}")
+
+
+def _documents(
+    run: RunDir, contents: RunRecords, config: Config, build_dir: Path
+) -> Iterator[AuditFinding]:
+    """Compare the per-document rows with the documents that the evaluation reads.
+
+    Raises DataError if the data set is not available.
+    """
+    split = _held_out(contents.manifest["data"]["digest"], config, build_dir)
+    downloads = store.downloads_folder(config.data, build_dir)
+    vocabulary = tokenizer.load_tokenizer(config.data.tokenizer, downloads)
+    windows = evaluation_windows(split, config.model.shape.block_size, config.data.eval_tokens)
+    facts = item_facts(windows, split, config.train.batch_size, config.data.dataset, vocabulary)
+    name, rows = run.per_query.name, contents.items
+    expected, actual = [fact.item_id for fact in facts], [row.item_id for row in rows]
+    for missing in sorted(set(expected) - set(actual)):
+        yield AuditFinding(name, f"a row for {missing}", "none")
+    for extra in sorted(set(actual) - set(expected)):
+        yield AuditFinding(name, "documents of the evaluation", extra)
+    if set(expected) == set(actual) and expected != actual:
+        yield AuditFinding(name, "rows sorted by name", "another order")
+    facts_by_id = {fact.item_id: fact for fact in facts}
+    for row in rows:
+        if fact := facts_by_id.get(row.item_id):
+            yield from _row_findings(name, fact, vars(row))
+
+
+def _row_findings(file: str, fact: DocumentInfo, row: dict[str, Any]) -> Iterator[AuditFinding]:
+    for field_name, value in vars(fact).items():
+        yield from mismatch(file, f"{field_name} of {fact.item_id}", value, row[field_name])
+
+
+def _held_out(digest: str, config: Config, build_dir: Path) -> TokenSplit:
+    """Return the validation split of the data set ``digest``, with every byte verified.
+
+    Raises DataError if the data set is missing or damaged.
+    """
+    data_dir = store.data_folder(config.data, build_dir)
+    for path in sorted(data_dir.glob(f"*/{store.MANIFEST}")):
+        manifest = store.read_manifest(path.parent, config.data)
+        if manifest["digest"] == digest:
+            side = manifest["splits"]["val"]
+            names = [*side["shards"], *filter(None, [side["index"]])]
+            files = {name: manifest["files"][name] for name in names}
+            store.check_files(path.parent, manifest | {"files": files})
+            index = path.parent / side["index"] if side["index"] else None
+            return TokenSplit("val", [path.parent / shard for shard in side["shards"]], index)
+    what = f"data set {digest[:12]} not found below {data_dir}"
+    raise DataError(Problem(what, code="data.missing"))

@@ -1,0 +1,201 @@
+"""Comparison of run directories in terms of their configuration symbols. Does not import torch."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence, Set
+from glob import glob
+from pathlib import Path
+from typing import Any
+
+from gpt2.attention import PATTERNS, POSITIONS, PROJECTIONS
+from gpt2.config import Config
+from gpt2.planning.plan import Plan, config_layers, make_plan
+from gpt2.records.run_files import find_finished, read_resolved_config
+from lib.config.layers import ConfigLayer
+from lib.console import log
+from lib.errors import ConfigError, Problem
+from lib.optim import OPTIMIZERS
+from lib.plan.run import PlannedRun, RunVariant
+from lib.pruning import PRUNERS
+from lib.report.compare import RunComparison, compare_runs
+from lib.report.finalists import SignificanceReport, compare_over_seeds
+from lib.report.run_facts import read_run_facts
+from lib.runs.run_dir import RunDir, State, read_status
+
+# {path of a component: the Kconfig choice that selects it}
+_CHOICES = {
+    "model.attention.pattern": PATTERNS.choice,
+    "model.attention.positions": POSITIONS.choice,
+    "model.attention.projection": PROJECTIONS.choice,
+    "optimizer": OPTIMIZERS.choice,
+    "pruning": PRUNERS.choice,
+}
+
+
+def compare(
+    a: str, b: str, build_dir: Path, axis: str = "", label_by: str = "", **selection: str
+) -> RunComparison:
+    """Compare the finished runs ``a`` and ``b``, each a directory or a run name in .config's plan.
+
+    ``axis`` and ``label_by`` are comma-separated symbols or fields. Raises ConfigError if a symbol
+    or field is unknown, or a run is missing or unfinished.
+    """
+    for value, name in ((a, "A"), (b, "B")):
+        if not value:
+            advice = "type: make compare A=DIR B=DIR"
+            raise ConfigError(Problem("no run given", name, advice, code="usage.missing-argument"))
+    left, right = (find_finished(name, build_dir, **selection) for name in (a, b))
+    facts = read_run_facts(left), read_run_facts(right)
+    return compare_runs(*facts, names_of([left, right]), words(axis), words(label_by))
+
+
+def finalists(named: str, build_dir: Path, **selection: str) -> SignificanceReport:
+    """Compare the finalists in ``named``: directories, or patterns over directories or run names.
+
+    Raises ConfigError if an item matches no run.
+    """
+    paths: dict[Path, None] = {}
+    for word in words(named):
+        paths |= dict.fromkeys(_matching(word, build_dir, **selection))
+    runs = [RunDir(path) for path in paths]
+    return compare_over_seeds(runs, names_of(runs))
+
+
+def _matching(word: str, build_dir: Path, **selection: str) -> list[Path]:
+    folders = [Path(name) for name in sorted(glob(word)) if ".old-" not in name]
+    if folders := [path for path in folders if RunDir(path).resolved_config.exists()]:
+        return folders
+    plan = make_plan(config_layers(build_dir), build_dir, **selection)
+    return [run.path for run in plan.matching(word)]
+
+
+def words(text: str) -> list[str]:
+    """Split a list separated by commas or spaces."""
+    return text.replace(",", " ").split()
+
+
+def names_of(runs: Sequence[RunDir]) -> dict[str, str]:
+    """Return {setting path: symbol}; empty if this code cannot read one of the runs."""
+    names: dict[str, str] = {}
+    try:
+        for run in runs:
+            names |= symbol_names(read_resolved_config(run))
+    except ConfigError:
+        return {}
+    return names
+
+
+def symbol_names(config: Config) -> dict[str, str]:
+    """Return {path: symbol} for each setting of the identity."""
+    return _names(config, "")
+
+
+def _names(value: Any, path: str) -> dict[str, str]:
+    names: dict[str, str] = {}
+    for field in dataclasses.fields(value):
+        if not field.metadata.get("identity", True):
+            continue
+        below = f"{path}.{field.name}" if path else field.name
+        content = vars(value)[field.name]
+        if "symbol" in field.metadata:
+            names[below] = field.metadata["symbol"]
+        elif isinstance(content, tuple):
+            for component in content:
+                # An optional component is selected by the symbol of its name.
+                name = f"{below}.{component.name}"
+                names |= {name: component.name.upper()} | _names(component, name)
+        elif dataclasses.is_dataclass(content):
+            names |= _choice(field.metadata, below) | _names(content, below)
+    return names
+
+
+def _choice(metadata: Mapping[str, Any], path: str) -> dict[str, str]:
+    choice = metadata["part"].choice if "part" in metadata else _CHOICES.get(path, "")
+    return {path: choice} if choice else {}
+
+
+# Selection of the runs to verify, and the symbols in which their study declares them to differ.
+
+
+_NOT_STARTED = "not started"
+
+
+def whole_study(plan: Plan, layers: Sequence[ConfigLayer]) -> Plan:
+    """Return ``plan`` with every step of its study.
+
+    All steps are needed because a step's declared differences include those of its ancestors.
+    """
+    is_study = plan.sweep is None and plan.base.study.mode == "ra_mla_ablation_mode"
+    seeds = ",".join(dict.fromkeys(str(run.seed) for run in plan.runs))
+    steps = "all" if is_study else ""
+    return make_plan(layers, plan.build_dir, steps=steps, seeds=seeds, sweep=plan.sweep, yes=True)
+
+
+def chosen_runs(plan: Plan, study: Plan, named: str) -> list[RunDir]:
+    """Return the finished runs of ``plan``, or the runs selected by ``named``.
+
+    ``named`` lists directories or patterns over run names. Skipped runs are logged. Raises
+    ConfigError if an item matches no run of ``study`` or selects an unfinished run.
+    """
+    paths: dict[Path, None] = {}
+    for word in words(named):
+        folders = [Path(name) for name in sorted(glob(word)) if ".old-" not in name]
+        folders = [path for path in folders if RunDir(path).resolved_config.exists()]
+        paths |= dict.fromkeys(folders or [run.path for run in study.matching(word)])
+    runs = [RunDir(path) for path in paths or [run.path for run in plan.runs]]
+    unfinished = {run.path.name: state for run in runs if (state := _unfinished(run))}
+    if named and unfinished:
+        raise ConfigError(
+            *(
+                Problem(f"run is {state}", name, code="run.not-finished")
+                for name, state in unfinished.items()
+            )
+        )
+    _log_skipped(unfinished)
+    finished = [run for run in runs if run.path.name not in unfinished]
+    if not finished:
+        what = "no run is finished"
+        raise ConfigError(Problem(what, plan.study, "type: make", code="run.not-finished"))
+    return finished
+
+
+def declared_axes(study: Plan, runs: Sequence[RunDir], named: str) -> dict[Path, Set[str]]:
+    """Return {run directory: symbols in which the run may differ}.
+
+    The symbols are those set by the run's step and its ancestors, plus those in ``named``. A
+    directory outside the plan declares none. ``study`` must contain every step.
+    """
+    variants = {run.variant.slug: run.variant for run in study.runs}
+    planned = {run.path.resolve(): run for run in study.runs}
+    return {
+        run.path: _axis(planned.get(run.path.resolve()), variants) | set(words(named))
+        for run in runs
+    }
+
+
+def _axis(run: PlannedRun[Any] | None, variants: Mapping[str, RunVariant]) -> set[str]:
+    if run is None:
+        return set()
+    symbols: set[str] = set()
+    # Replace a member of a choice by the choice: OPTIMIZER_SGD by OPTIMIZER.
+    choices = {f"{name}_{value}".upper(): name for name, value in run.config.values.items()}
+    variant = variants.get(run.variant.slug)
+    while variant is not None:
+        symbols |= {choices.get(name, name) for name in variant.delta or ()}
+        variant = variants.get(variant.parent)
+    return symbols
+
+
+def _log_skipped(unfinished: Mapping[str, str]) -> None:
+    started = {name: state for name, state in unfinished.items() if state != _NOT_STARTED}
+    for name, state in started.items():
+        log("SKIP", f"{name} is {state}")
+    if rest := len(unfinished) - len(started):
+        log("SKIP", f"{rest} runs of the study are {_NOT_STARTED}")
+
+
+def _unfinished(run: RunDir) -> str:
+    """Return the state of an unfinished run; "" if the run is finished."""
+    status = read_status(run)
+    if status is None:
+        return _NOT_STARTED
+    return "" if status.state is State.SUCCESS else status.state.lower()

@@ -1,0 +1,101 @@
+"""Additional sections of the result table: keys read and NSA gates, speed and memory.
+
+Declared figures come from configurations, all other figures from the directories of finished runs.
+Does not import torch.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+
+from gpt2.config import Config
+from gpt2.planning.plan import Plan
+from lib.files import read_jsonl
+from lib.plan.run import PlannedRun
+from lib.report.table import RunResult, TableSection, read_run_result
+from lib.runs.run_dir import RunDir
+from lib.tracking.reader import Layers, reduce_over_layers
+
+# {statistic logged by native sparse attention: column heading}
+_GATE_HEADINGS = {
+    "nsa/gate_moved": "gates moved",
+    "nsa/gate_entropy": "gate entropy",
+    "nsa/share_cmp": "compressed",
+    "nsa/share_sel": "selected",
+    "nsa/share_win": "window",
+    "nsa/chosen": "free blocks",
+    "nsa/distance": "distance",
+}
+
+
+def sections(plan: Plan) -> list[TableSection]:
+    """Return the non-empty sections for the plan's finished runs."""
+    done = [run for run in plan.runs if isinstance(read_run_result(run), RunResult)]
+    combined = plan.sweep is not None or plan.base.study.mode == "test_matrix_mode"
+    candidates = [_attention(done), _speed(done) if combined else None]
+    return [section for section in candidates if section]
+
+
+def _attention(runs: Sequence[PlannedRun[Config]]) -> TableSection | None:
+    """Return pairs, reads and final NSA gate statistics; None if all runs have equal pairs."""
+    if len({run.config.model.pairs_per_token() for run in runs}) < 2:
+        return None
+    statistics = [_statistics(RunDir(run.path)) for run in runs]
+    names = [name for name in _GATE_HEADINGS if any(name in values for values in statistics)]
+    rows = []
+    for run, values in zip(runs, statistics, strict=True):
+        model = run.config.model
+        cells = [f"{values[name]:.3f}" if name in values else "-" for name in names]
+        rows.append((_name(run), f"{model.pairs_per_token():.1f}", str(model.reads()), *cells))
+    note = "Pairs: mean query-key pairs per token and head; reads: keys read by the last token.\n"
+    if names:
+        note += (
+            "Gates: last logged statistics, means over heads, tokens and layers: distance from "
+            "initialization,\nentropy and share of each branch; blocks selected freely, and their "
+            "distance in tokens.\n"
+        )
+    header = ("run", "pairs", "reads", *(_GATE_HEADINGS[name] for name in names))
+    return TableSection("Keys read", header, rows, note)
+
+
+def _speed(runs: Sequence[PlannedRun[Config]]) -> TableSection | None:
+    """Return step time, speed, backend, peak memory, code and device of each run."""
+    if not runs:
+        return None
+    rows = []
+    for run in runs:
+        directory = RunDir(run.path)
+        timing = json.loads(directory.summary.read_text())["timing"]
+        manifest = json.loads(directory.manifest.read_text())
+        code, hardware = manifest["code"], manifest["hardware"]
+        commit = (code["git_sha"] or "unknown")[:12] + " edited" * (code["dirty_tree"] is True)
+        rows.append(
+            (
+                _name(run),
+                f"{1000 * timing['mean_step_seconds']:.1f}",
+                f"{timing['tokens_per_second']:,.0f}",
+                manifest["attention"]["kernel"],
+                f"{_peak_reserved_mib(directory):,.0f}",
+                commit,
+                hardware["gpu_name"] or hardware["cpu_model"],
+            )
+        )
+    header = ("run", "step ms", "tok/s", "backend", "reserved MiB", "commit", "device")
+    note = "MiB: peak memory of one process over the log lines; on a CPU, resident memory.\n"
+    return TableSection("Speed", header, rows, note)
+
+
+def _peak_reserved_mib(run: RunDir) -> float:
+    beats = (beat for path in run.heartbeats().values() for beat in read_jsonl(path))
+    return max((float(beat["mem_reserved_mib"]) for beat in beats), default=0.0)
+
+
+def _statistics(run: RunDir) -> Mapping[str, float]:
+    """Return the last mechanism statistics of the run, averaged over the layers with a value."""
+    layers: Layers = {}
+    for row in read_jsonl(run.metrics):
+        layers = row["values"] if row["kind"] == "statistics" else layers
+    return reduce_over_layers(layers)
+
+
+def _name(run: PlannedRun[Config]) -> str:
+    return f"{run.variant.slug} s{run.seed}"

@@ -1,0 +1,336 @@
+"""``make verify-results``: run selection and the checks that need GPT-2's setting names.
+
+The checks that do not depend on setting names are in ``lib.report.checklist``. Does not import torch.
+"""
+
+from argparse import Namespace
+from collections.abc import Iterator, Mapping, Sequence, Set
+from pathlib import Path
+from typing import Any
+
+from gpt2.planning.plan import Plan
+from gpt2.records.comparison import symbol_names
+from gpt2.records.run_files import read_resolved_config
+from lib.console import log
+from lib.errors import ConfigError, Problem
+from lib.files import sha256_file
+from lib.report.checklist import (
+    CheckRemark,
+    CheckRow,
+    CheckVerdict,
+    PublicationChecklist,
+    RunEvidence,
+    TrackerQuery,
+    check_row,
+    query_run_directory,
+    read_evidence,
+    tracker_query,
+    values_by_run_text,
+)
+from lib.report.checklist_rows import (
+    LENGTH,
+    SOFTWARE,
+    TrackedSetting,
+    commit_rows,
+    group_rows,
+    manifest_row,
+    package_remarks,
+    setting_row,
+    symbols_row,
+)
+from lib.report.run_facts import UNKNOWN, code_differences
+from lib.runs.audit import artifact_findings
+from lib.runs.run_dir import RunDir, State, read_status
+from lib.tracking.queries import SOURCES, open_source
+
+# Checks of training settings: their names in trackers and manifests, run length and batch size.
+
+
+# A run with a time budget ends after the step that exceeds the budget, and step times vary.
+_MAX_OVERTIME_STEPS = 3
+
+
+def max_time(each: RunEvidence) -> Any:
+    """Return the configured time budget in seconds; None if the budget is not a time."""
+    budget = each.setting("train.budget")
+    return each.setting("train.max_time_seconds") if budget in ("time", UNKNOWN) else None
+
+
+def is_compiled(each: RunEvidence) -> Any:
+    """Return whether torch.compile was active, as observed during the run."""
+    return each.of("knobs", "torch_compile_enabled", "observed")
+
+
+def same_code(first: RunEvidence, each: RunEvidence) -> str:
+    """Return a note if the runs' source files are equal, else "".
+
+    Commits may differ in files that no run loads, such as documents.
+    """
+    return "" if any(code_differences(first.facts, each.facts)) else "the code is the same"
+
+
+KEYS = (
+    TrackedSetting("batch_size", "BATCH_SIZE", lambda e: e.of("batch", "micro_batch")),
+    TrackedSetting(
+        "gradient_accumulation", "GRAD_ACCUMULATION", lambda e: e.of("batch", "accumulation")
+    ),
+    TrackedSetting("num_gpus", "GPUS", lambda e: e.of("processes", "world_size")),
+    TrackedSetting("learning_rate", "LEARNING_RATE", lambda e: e.setting("schedule.learning_rate")),
+    TrackedSetting("warmup_steps", "WARMUP_STEPS", lambda e: e.setting("schedule.warmup_steps")),
+    TrackedSetting("max_time", "GPT2_MAX_TIME", max_time),
+    TrackedSetting("compile_model", "COMPILE", is_compiled),
+    TrackedSetting("optimizer", "OPTIMIZER", lambda e: e.setting("optimizer")),
+    TrackedSetting("dataset", "DATASET", lambda e: e.of("data", "dataset")),
+    TrackedSetting("data_digest", "", lambda e: e.of("data", "digest")),
+    TrackedSetting("git_commit", "", lambda e: e.of("code", "git_sha"), same_code),
+)
+
+
+def stop_row(runs: Sequence[RunEvidence]) -> CheckRow:
+    """Return the row that checks that each run ended because its budget was used up."""
+    remarks, resumed = [], []
+    for each in runs:
+        status, done = read_status(each.run), each.figure("final", "iterations")
+        seconds, limit = each.figure("timing", "train_seconds"), _seconds(each)
+        if status is None or UNKNOWN in (done, seconds, limit):
+            what = f"{each.name} has no recorded stop reason"
+            remarks.append(CheckRemark(CheckVerdict.UNKNOWN, what, each.name))
+        elif status.state is not State.SUCCESS or done != (status.iterations or done):
+            what = f"{each.name}: {status.state} at {done} of {status.iterations} iterations"
+            remarks.append(CheckRemark(CheckVerdict.FAIL, what, each.name))
+        elif limit is not None and seconds < limit:
+            what = f"{each.name} stopped after {seconds:.1f} of {limit:g} s"
+            remarks.append(CheckRemark(CheckVerdict.FAIL, what, each.name))
+        attempts = each.of("volatile", "attempts")
+        resumed += [each.name] if isinstance(attempts, list) and len(attempts) > 1 else []
+    suffix = f"; resumed: {', '.join(resumed)}" if resumed else ""
+    return check_row("stop reason", f"every budget was used up{suffix}", remarks)
+
+
+def seeds_row(runs: Sequence[RunEvidence]) -> CheckRow:
+    """Return the row that lists the seeds.
+
+    Seeds may differ between runs, but each seed must be recorded and equal in manifest and tracker.
+    """
+    remarks = []
+    for each in runs:
+        seed, tracked = each.of("seeds", "seed"), each.tracked("seed")
+        if UNKNOWN in (seed, tracked):
+            what = each.told if isinstance(each.told, str) else f"{each.name} has no seed"
+            remarks.append(CheckRemark(CheckVerdict.UNKNOWN, what, each.name))
+        elif seed != tracked:
+            what = f"seed of {each.name}: {tracked} in the tracker, {seed} in the manifest"
+            remarks.append(CheckRemark(CheckVerdict.FAIL, what, each.name))
+    return check_row(
+        "seeds", values_by_run_text((each.name, each.of("seeds", "seed")) for each in runs), remarks
+    )
+
+
+def length_remarks(runs: Sequence[RunEvidence]) -> Iterator[CheckRemark]:
+    """Yield a remark for each run whose length differs from the declared budget.
+
+    Runs with a time budget must have equal time, all others equal tokens. Only the stretch declared
+    by a pruning method may make a run longer.
+    """
+    for each in runs:
+        tokens, seconds, step = (
+            each.figure("final", "tokens"),
+            each.figure("timing", "train_seconds"),
+            each.figure("timing", "mean_step_seconds"),
+        )
+        limit = _seconds(each)
+        if UNKNOWN in (tokens, seconds, step, limit, _stretch(each)):
+            yield CheckRemark(
+                CheckVerdict.UNKNOWN, f"the length of {each.name} is unknown", each.name
+            )
+        elif limit is not None and seconds > limit + _MAX_OVERTIME_STEPS * step:
+            what = f"{each.name} trained for {seconds:.1f} s (expected {limit:g} s)"
+            yield CheckRemark(CheckVerdict.FAIL, what, each.name)
+        elif limit is None and not _as_long(runs[0], each):
+            tokens_of_runs = values_by_run_text(
+                (one.name, one.figure("final", "tokens")) for one in runs
+            )
+            yield CheckRemark(CheckVerdict.FAIL, f"tokens: {tokens_of_runs}", each.name)
+
+
+def batch_remarks(runs: Sequence[RunEvidence]) -> Iterator[CheckRemark]:
+    """Yield a remark for each run whose batch is inconsistent or differs from the first run's.
+
+    The global batch must equal micro-batch × gradient accumulation × world size.
+    """
+    for each in runs:
+        parts = [key.own(each) for key in KEYS[:3]]
+        whole = each.of("batch", "global_sequences")
+        if UNKNOWN in (*parts, whole):
+            yield CheckRemark(
+                CheckVerdict.UNKNOWN, f"the batch of {each.name} is unknown", each.name
+            )
+        elif parts[0] * parts[1] * parts[2] != whole:
+            what = f"{each.name}: {' × '.join(map(str, parts))} is not {whole}"
+            yield CheckRemark(CheckVerdict.FAIL, what, each.name)
+    global_batches = [(each.name, each.of("batch", "global_sequences")) for each in runs]
+    for name, whole in global_batches:
+        if UNKNOWN not in (whole, global_batches[0][1]) and whole != global_batches[0][1]:
+            yield CheckRemark(
+                CheckVerdict.FAIL, f"sequences: {values_by_run_text(global_batches)}", name
+            )
+
+
+def _stretch(each: RunEvidence) -> Any:
+    return each.figure("final", "budget_stretch")
+
+
+def _seconds(each: RunEvidence) -> Any:
+    """Return the time budget in seconds, stretched by pruning; None if it is not a time budget."""
+    limit = max_time(each)
+    if limit is None or UNKNOWN in (limit, _stretch(each)):
+        return limit
+    return limit * _stretch(each)
+
+
+def _as_long(first: RunEvidence, each: RunEvidence) -> bool:
+    """Return whether two runs trained on the same tokens, up to the stretch of their pruning."""
+    tokens = [one.figure("final", "tokens") for one in (first, each)]
+    stretches = [_stretch(one) for one in (first, each)]
+    if UNKNOWN in (*tokens, *stretches) or stretches[0] == stretches[1]:
+        return tokens[0] == tokens[1]
+    # A stretched budget is a whole number of iterations.
+    iteration = each.of("batch", "tokens_per_iteration")
+    gap = abs(tokens[0] / stretches[0] - tokens[1] / stretches[1])
+    return iteration != UNKNOWN and gap <= iteration
+
+
+# Text for a methods section: the facts to publish with the results of verified runs.
+
+
+def said(runs: Sequence[RunEvidence]) -> dict[str, str]:
+    """Return {group: text of its checklist row if all runs agree}."""
+    first = runs[0]
+    digest, tokenizer = first.of("data", "digest"), first.facts.observed["tokenizer"]
+    return {
+        "hardware": _hardware(first),
+        "compile": "on" if is_compiled(first) is True else "off",
+        "effective batch": _batch(first),
+        LENGTH: _length(runs),
+        "evaluation": (
+            f"{first.figure('final', 'eval_documents')} documents, "
+            f"{first.figure('final', 'eval_tokens')} tokens, "
+            f"batches of {first.of('batch', 'micro_batch')}"
+        ),
+        "data and preprocessing": f"{first.of('data', 'dataset')} {digest}, tokenizer {tokenizer}",
+        SOFTWARE: (
+            f"torch {first.facts.observed['torch']}, "
+            f"Python {first.of('environment', 'python_version')}"
+        ),
+    }
+
+
+def to_publish(runs: Sequence[RunEvidence], rows: Sequence[CheckRow]) -> Mapping[str, str]:
+    """Return {name: text} in the order of a methods section."""
+    texts = {row.check: row.what for row in rows}
+    axis = sorted({name for each in runs for name in each.axis})
+    return {
+        "commit": f"{texts['git_commit']} ({texts['commit is public']})",
+        "runs": ", ".join(each.name for each in runs),
+        "seeds": texts["seeds"],
+        "differ in": ", ".join(axis) or "no declared setting",
+        "hardware": texts["hardware"],
+        "training": texts[LENGTH],
+        "effective batch": texts["effective batch"],
+        "compile": texts["compile"],
+        "data": texts["data and preprocessing"],
+        "evaluation": texts["evaluation"],
+        "software": texts[SOFTWARE],
+    }
+
+
+def _hardware(each: RunEvidence) -> str:
+    gpu, driver = each.of("hardware", "gpu_name"), each.of("hardware", "driver_version")
+    name = gpu or each.of("hardware", "cpu_model")
+    suffix = f", driver {driver}" if driver else ""
+    return f"{each.of('processes', 'world_size')} × {name}{suffix}"
+
+
+def _batch(each: RunEvidence) -> str:
+    whole, micro, accumulation = (
+        each.of("batch", name) for name in ("global_sequences", "micro_batch", "accumulation")
+    )
+    processes, tokens = each.of("processes", "world_size"), each.of("batch", "tokens_per_iteration")
+    return f"{whole} sequences = {micro} × {accumulation} × {processes}, {tokens} tokens"
+
+
+def _length(runs: Sequence[RunEvidence]) -> str:
+    seconds = [each.figure("timing", "train_seconds") for each in runs]
+    timed = [value for value in seconds if isinstance(value, float)]
+    measured = f"{min(timed):,.1f} to {max(timed):,.1f} s of training" if timed else "not timed"
+    tokens = values_by_run_text((each.name, each.figure("final", "tokens")) for each in runs)
+    limit = max_time(runs[0])
+    return f"{'' if limit is None else f'{limit} s each, '}tokens: {tokens}; {measured}"
+
+
+# The checklist of ``make verify-results``: assembly of all rows for a set of runs.
+
+
+def tracker(plan: Plan, source: str, folder: Path | None, entity: str) -> TrackerQuery:
+    """Return a function that queries ``source`` for the tracked settings of a run.
+
+    ``folder`` defaults to the results folder. Raises ConfigError if ``source`` is unknown,
+    PreflightError if it cannot be reached.
+    """
+    if source not in SOURCES:
+        what = f"unknown source {source!r} (expected {', '.join(sorted(SOURCES))})"
+        raise ConfigError(Problem(what, "SOURCE", code="usage.unknown-value"))
+    if source == "local":
+        return query_run_directory
+    entity = entity or plan.base.values["TRACKER_WANDB_ENTITY"]
+    args = Namespace(source=source, folder=folder, entity=entity)
+    return tracker_query(open_source(args, plan.folder.parent))
+
+
+def verify(
+    runs: Sequence[RunDir], axes: Mapping[Path, Set[str]], ask: TrackerQuery, source: str
+) -> PublicationChecklist:
+    """Compare all ``runs`` with the first one and return the checklist.
+
+    ``axes`` maps each run to the symbols in which it may differ; ``ask`` returns the settings stored
+    by the tracker ``source``. Raises ConfigError if a record cannot be read, PreflightError if the
+    tracker cannot be read.
+    """
+    evidence = [read_evidence(run, ask, axes[run.path]) for run in runs]
+    remarks = {
+        LENGTH: [*length_remarks(evidence)],
+        SOFTWARE: package_remarks(evidence),
+        "effective batch": [*batch_remarks(evidence)],
+    }
+    rows = [
+        stop_row(evidence),
+        _records_row(evidence),
+        manifest_row(evidence, lambda each: sha256_file(each.run.manifest)),
+        *(setting_row(key, evidence) for key in KEYS),
+        symbols_row(evidence),
+        *group_rows(evidence, _names(evidence), said(evidence), remarks),
+        seeds_row(evidence),
+        *commit_rows(evidence),
+    ]
+    names = [str(run.path) for run in runs]
+    return PublicationChecklist(source, names, rows, to_publish(evidence, rows))
+
+
+def _names(runs: Sequence[RunEvidence]) -> dict[str, str]:
+    """Return {setting path: symbol}; settings of runs made by other code keep their paths."""
+    names: dict[str, str] = {}
+    for each in runs:
+        try:
+            names |= symbol_names(read_resolved_config(each.run))
+        except ConfigError as error:
+            log("WARN", f"{each.name}: {error.problems[0].what}")
+    return names
+
+
+def _records_row(runs: Sequence[RunEvidence]) -> CheckRow:
+    remarks = [
+        CheckRemark(CheckVerdict.FAIL, f"{each.name}: {finding}", each.name)
+        for each in runs
+        for finding in artifact_findings(each.run, every_byte=True)
+    ]
+    return check_row("records", "all file digests match", remarks, "type: make audit RUN=NAME")

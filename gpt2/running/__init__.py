@@ -1,0 +1,1 @@
+"""Train a plan, check the machine before, reproduce a finished run."""

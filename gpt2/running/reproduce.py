@@ -1,0 +1,245 @@
+"""``make reproduce``: train a finished run again from its directory and compare the results.
+
+The run directory records configuration, code, torch version, device and data. If one of these
+differs here, equal results are not expected, and nothing is trained unless forced.
+"""
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from gpt2.config import Config
+from gpt2.data.prepare import prepare_dataset
+from gpt2.data.store import read_manifest
+from gpt2.planning.plan import Plan, config_layers, make_plan
+from gpt2.records.run_files import find_finished
+from gpt2.running.launch import (
+    Gpt2Target,
+    new_pool,
+    scratch_plan,
+    train_scratch,
+    unobserved,
+    with_data,
+)
+from lib.config.dotconfig import defconfig_layers
+from lib.console import log
+from lib.errors import ConfigError, PreflightError, Problem
+from lib.project import ROOT
+from lib.report.compare import (
+    DIVERGED,
+    NOT_COMPARABLE,
+    RunComparison,
+    compare_expected_equal,
+    comparison_to_json,
+    comparison_to_text,
+)
+from lib.report.run_facts import RunFacts, observed_differences, read_run_facts
+from lib.runs.code import checkout_commit, has_commit, mismatched_files
+from lib.runs.run_dir import RunDir
+
+FOLDER = "reproduced"
+TWICE = "determinism"
+
+
+@dataclass(frozen=True)
+class Request:
+    """Options of ``make reproduce``."""
+
+    run: str
+    build_dir: Path
+    # A data folder, or the text of a custom data set; "" for the data in the build folder.
+    data: str = ""
+    force: bool = False
+    json: bool = False
+
+
+def reproduce(request: Request) -> tuple[int, str]:
+    """Train the run again below the build folder and compare. Return the exit code and text.
+
+    Exit code 0 means the same bytes, 1 diverged, 4 not comparable; an interrupted training returns
+    its own exit code. Raises ConfigError if the run is not finished, DataError if its data is not
+    available.
+    """
+    run = RunDir(find_finished(request.run, request.build_dir).path.absolute())
+    original = read_run_facts(run)
+    manifest = json.loads(run.manifest.read_text())
+    config, reasons = _configuration(run)
+    if config is None:
+        return _formatted(request, _not_comparable(run, reasons))
+    folder = request.build_dir / FOLDER
+    config, build_dir = with_data(config, request.data, folder, request.build_dir)
+    plan = scratch_plan(config, [run.path.name], folder, build_dir)
+    edits = run.code_diff
+    code = [] if request.force else _changed_files(original)
+    if code and edits.exists() and has_commit(str(manifest["code"]["git_sha"])):
+        return _in_original_tree(request, run, manifest, original)
+    reasons += _environment_differences(plan, original)
+    if request.force or not reasons:
+        reasons += _data_differences(config, build_dir, original)
+    if reasons and not request.force:
+        advice = _recovery_advice(run, request.data, manifest["code"]) if code else []
+        return _formatted(request, _not_comparable(run, [*reasons, *advice]))
+    for reason in reasons:
+        log("WARN", f"ignored by --force: {reason}")
+    settings = json.loads(run.resolved_config.read_text())["settings"]
+    if exit_code := train_scratch(plan, settings, anew=request.force):
+        return exit_code, ""
+    repeated = read_run_facts(RunDir(plan.runs[0].path))
+    return _formatted(request, _verdict(original, repeated, reasons))
+
+
+def train_twice(
+    build_dir: Path, run: str = "", defconfig: str = "", steps: str = "", *, json: bool = False
+) -> tuple[int, str]:
+    """Train one configuration twice and compare the runs. Return the exit code and text.
+
+    The configuration is that of ``run``, of ``defconfig``, or of .config; of a study, the first run
+    or the first of ``steps``. Both directories are created below the build folder.
+    """
+    config = _config_to_repeat(build_dir, run, defconfig, steps)
+    plan = scratch_plan(config, ["first", "second"], build_dir / TWICE, build_dir)
+    if exit_code := train_scratch(plan):
+        return exit_code, ""
+    first, second = (read_run_facts(RunDir(run.path)) for run in plan.runs)
+    comparison = compare_expected_equal(first, second, _nondeterminism(first))
+    return comparison.exit_code, (
+        comparison_to_json(comparison) if json else comparison_to_text(comparison)
+    )
+
+
+def _config_to_repeat(build_dir: Path, run: str, defconfig: str, steps: str) -> Config:
+    if run:
+        config, reasons = _configuration(find_finished(run, build_dir))
+        if config is None:
+            raise ConfigError(*(Problem(what, code="run.other-code") for what in reasons))
+        return config
+    layers = defconfig_layers(ROOT, defconfig) if defconfig else config_layers(build_dir)
+    config = make_plan(layers, build_dir, steps=steps).runs[0].config
+    return Config.from_values(unobserved(config.values))
+
+
+def _configuration(run: RunDir) -> tuple[Config | None, list[str]]:
+    """Return the run's configuration under this code, and its differences from the record.
+
+    The configuration is None if this code rejects the recorded symbols.
+    """
+    record = json.loads(run.resolved_config.read_text())
+    try:
+        config = Config.from_values(unobserved(record["symbols"]))
+    except ConfigError as error:
+        return None, [f"configuration: rejected by this code: {p}" for p in error.problems]
+    if config.hash8 == record["hash8"]:
+        return config, []
+    return config, [f"configuration: identity {config.hash8} (was {record['hash8']})"]
+
+
+def _environment_differences(plan: Plan, original: RunFacts) -> list[str]:
+    """Return the differences of machine and code, and reasons why the run is not repeatable."""
+    target = Gpt2Target(plan, new_pool(plan))
+    reasons = [_as_reason(difference) for difference in target.differences(original.run)]
+    if fallbacks := original.observed["oom_fallbacks"]:
+        reasons.append(f"oom_fallbacks: the original run was out of memory, {fallbacks}")
+    if plan.base.train.budget == "time":
+        reasons.append("budget: a time budget is not reproducible")
+    return reasons
+
+
+def _as_reason(difference: str) -> str:
+    """Format a difference; torch and device include the old value, the rest are file names."""
+    return difference if " (was " in difference else f"code: {difference} differs"
+
+
+def _changed_files(original: RunFacts) -> list[str]:
+    return mismatched_files(ROOT, original.sources)
+
+
+def _data_differences(config: Config, build_dir: Path, original: RunFacts) -> list[str]:
+    """Prepare the data if missing, and compare its digest with that of the original run."""
+    folder = prepare_dataset(config.data, build_dir)
+    digest = read_manifest(folder, config.data)["digest"]
+    if digest == original.observed["data"]:
+        return []
+    return [f"data (was {original.observed['data'][:12]}, is {digest[:12]})"]
+
+
+def _verdict(original: RunFacts, repeated: RunFacts, reasons: list[str]) -> RunComparison:
+    """Compare the original run with the repeated one.
+
+    Equal bytes are reported even if conditions differ; DIVERGED requires equal conditions.
+    """
+    comparison = compare_expected_equal(original, repeated, [*reasons, *_nondeterminism(original)])
+    if comparison.verdict != DIVERGED or reasons:
+        return comparison
+    if others := [str(difference) for difference in observed_differences(original, repeated)]:
+        return replace(comparison, verdict=NOT_COMPARABLE, reasons=others)
+    return comparison
+
+
+def _nondeterminism(facts: RunFacts) -> list[str]:
+    """Return the reasons why the same machine may produce different bits."""
+    setting = "knobs.deterministic_algorithms"
+    if facts.observed.get(setting) is False:
+        return [f"{setting}: False, equal results are not guaranteed"]
+    return []
+
+
+def _not_comparable(run: RunDir, reasons: list[str]) -> RunComparison:
+    return RunComparison(str(run.path), "here", NOT_COMPARABLE, reasons=reasons)
+
+
+def _recovery_advice(run: RunDir, data: str, code: Mapping[str, Any]) -> list[str]:
+    """Explain how to restore the run's code; ``code`` is the code section of its manifest."""
+    sha = str(code["git_sha"])
+    if not has_commit(sha):
+        return [f"commit {sha} of the run is not in this repository"]
+    if code["dirty_tree"] is not False:
+        return ["the run was made with uncommitted edits, and code.diff is missing"]
+    tree = f"../kablate-{sha[:8]}"
+    command = ["make", "-C", tree, "reproduce", f"RUN={run.path}"]
+    command += [f"DATA={Path(data).absolute()}"] if data else []
+    return [f"to restore the code, type: git worktree add {tree} {sha} && {shlex.join(command)}"]
+
+
+def _in_original_tree(
+    request: Request, run: RunDir, manifest: Mapping[str, Any], original: RunFacts
+) -> tuple[int, str]:
+    """Reproduce the run in a checkout of its commit with the captured edits applied."""
+    sha, edits = str(manifest["code"]["git_sha"]), run.code_diff
+    folder = request.build_dir.absolute() / FOLDER
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder, prefix="source-") as parent:
+        tree = Path(parent) / "tree"
+        if reasons := _restore_tree(tree, sha, edits, original):
+            return _formatted(request, _not_comparable(run, reasons))
+        log("SOURCE", f"commit {sha[:12]} with the edits of {edits}")
+        command = [sys.executable, str(tree / "scripts" / "reproduce.py")]
+        command += ["-O", str(request.build_dir.absolute()), "--run", str(run.path)]
+        command += ["--data", str(Path(request.data).absolute())] if request.data else []
+        command += ["--json"] if request.json else []
+        variables = {**os.environ, "PYTHONPATH": str(tree), "DIRTY": "y", "RUN": "", "DATA": ""}
+        process = subprocess.run(
+            command, cwd=tree, env=variables, stdout=subprocess.PIPE, text=True, check=False
+        )
+    return process.returncode, process.stdout
+
+
+def _restore_tree(tree: Path, sha: str, edits: Path, original: RunFacts) -> list[str]:
+    """Check out the run's code into ``tree``; return its differences from the recorded files."""
+    try:
+        checkout_commit(sha, edits, tree)
+    except PreflightError as error:
+        return [f"code: {problem}" for problem in error.problems]
+    changed = mismatched_files(tree, original.sources)
+    return [f"code: {name} differs from commit and code.diff" for name in changed]
+
+
+def _formatted(request: Request, comparison: RunComparison) -> tuple[int, str]:
+    text = comparison_to_json(comparison) if request.json else comparison_to_text(comparison)
+    return comparison.exit_code, text

@@ -1,0 +1,581 @@
+"""Check that a checkpoint matches the configuration and data of the run that resumes from it."""
+
+import copy
+import hashlib
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
+
+from gpt2.attention.patterns import CustomAttention
+from gpt2.attention.sdpa import (
+    BACKENDS,
+    KERNELS,
+    allowed_kernels,
+    observed_sdpa_kernel,
+    selected_sdpa_kernel,
+)
+from gpt2.config import Config
+from gpt2.data import store, tokenizer
+from gpt2.data.loader import batch_iterable
+from gpt2.data.sampler import TrainSampler
+from gpt2.data.store import open_dataset
+from gpt2.evaluate import Evaluator
+from gpt2.model import GPT
+from gpt2.nsa.options import NsaOptions, resolve_backend
+from gpt2.records.run_files import read_settings
+from gpt2.training.records import Heartbeat, RecordWriter
+from gpt2.training.session import DataOrder, TrainingClock, TrainingSession, run_budget
+from gpt2.training.step import StepOutOfMemory, optimizer_step
+from gpt2.weights.convert import load_initial_weights
+from lib.env.machine import grad_scaler, preflight, set_up
+from lib.env.observe import (
+    Setting,
+    deviations,
+    device_name,
+    hardware,
+    machine_settings,
+    require_no_deviations,
+    setting,
+)
+from lib.env.process_group import DDP_SAFE_BUCKET_MIB, ProcessGroup
+from lib.env.snapshot import observed_environment
+from lib.errors import Problem, RunError
+from lib.optim import OPTIMIZERS
+from lib.optim.optimizers import parameter_groups
+from lib.pruning import PRUNERS
+from lib.runs.checkpoint import load_latest_checkpoint, state_digest, weights_digest
+from lib.runs.code import drift, loaded_source
+from lib.runs.manifest import software_versions
+from lib.runs.rng import ALGORITHMS, POLICY, dropout_seed, rng_digests, seed_all
+from lib.runs.seeds import stream_seed
+
+# Division of a step's sequences among ranks and micro-batches. A run can resume with another
+# division, but its results then differ in the last bits.
+_DIVISION = {"train.gpus", "train.batch_size", "train.grad_accumulation"}
+
+
+def run_fingerprint(session: TrainingSession) -> dict[str, Any]:
+    """Return the fingerprint stored in a checkpoint: configured identity and data digest."""
+    # Not session.config: an out-of-memory fallback may have changed the micro-batch there.
+    configured = Config.from_values(session.config.values)
+    return {"config": configured.identity(), "data": session.dataset.digest}
+
+
+def require_match(
+    session: TrainingSession, step: int, recorded: Mapping[str, Any], allow_stale: bool
+) -> None:
+    """Raise RunError unless ``recorded``, from the checkpoint of ``step``, equals ``made_for`` now.
+
+    With ``allow_stale``, a different division of the batch is only logged.
+    """
+    saved, current = dict(_leaves(recorded)), dict(_leaves(run_fingerprint(session)))
+    names = [n for n in sorted(saved | current) if saved.get(n) != current.get(n)]
+    if not names:
+        return
+    listed = ", ".join(f"{name} (was {saved.get(name)}, is {current.get(name)})" for name in names)
+    what = f"the checkpoint of step {step} belongs to another run: {listed}"
+    divided = {f"config.{name}" for name in _DIVISION}
+    if allow_stale and divided.issuperset(names):
+        session.records.line("WARN", f"{what}; resumed anyway")
+        return
+    remedy = f"to start the run again, type: make rerun RUNS={session.label}"
+    if divided.issuperset(names):
+        remedy = f"to resume anyway, type: make STALE=keep; {remedy}"
+    raise RunError(Problem(what, str(session.run.checkpoints), remedy, code="checkpoint.mismatch"))
+
+
+def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the dotted name and value of each leaf of nested mappings."""
+    if not isinstance(value, Mapping):
+        yield name, value
+        return
+    for key, item in value.items():
+        yield from _leaves(item, f"{name}.{key}" if name else str(key))
+
+
+# Setup of a session that is ready to train; all setup errors are raised before the first step.
+
+
+_MAX_CHANGES_SHOWN = 5
+
+
+def open_session(
+    config: Config,
+    build_dir: Path,
+    records: RecordWriter,
+    clock: Callable[[], float] = time.perf_counter,
+    group: ProcessGroup = ProcessGroup(),
+) -> TrainingSession:
+    """Set up the machine, open the data, and build model, optimizer and pruner.
+
+    Raises PreflightError, DataError or ConfigError if the setup fails, and RunError if the ranks of
+    ``group`` have different initial weights. Nothing has been trained then.
+    """
+    preflight(config.machine, config.train.gpus)
+    device = set_up(config.machine, group.process, config.train.gpus)
+    shape = config.model.shape
+    dataset = open_dataset(config.data, build_dir, shape.vocab_size)
+    downloads = store.downloads_folder(config.data, build_dir)
+    model = GPT(config.model)
+    model.init_weights(config.seed)
+    initial = load_initial_weights(model, config, build_dir, records.line)
+    model.to(device)
+    init_digests = _check_equal_weights(model, group)
+    groups = parameter_groups(model, config.optimizer.weight_decay)
+    optimizer = OPTIMIZERS.module(config.optimizer.name)(
+        groups, config.optimizer, config.schedule.learning_rate
+    )
+    pruner = PRUNERS.module(config.pruning.name)(model, config.pruning)
+    # After initialization, because it has separate generators.
+    seed_all(config.seed, group.rank)
+    return TrainingSession(
+        run=records.run,
+        config=config,
+        group=group,
+        device=device,
+        dataset=dataset,
+        tokenizer=tokenizer.load_tokenizer(config.data.tokenizer, downloads),
+        model=model,
+        forward=group.share_gradients(
+            torch.compile(model) if config.machine.compile else model, config.machine.ddp_safe
+        ),
+        optimizer=optimizer,
+        scaler=grad_scaler(config.machine),
+        pruner=pruner,
+        budget=run_budget(config),
+        watch=TrainingClock(clock),
+        evaluate=Evaluator(config, dataset.val, device, group),
+        records=records,
+        heartbeat=Heartbeat(records.run, group.rank, device),
+        origin=_origin(device, initial),
+        init_digests=init_digests,
+        order=DataOrder(group),
+    )
+
+
+def warm_up(session: TrainingSession) -> None:
+    """Run ``WARMUP_ITERATIONS`` steps, then restore weights, optimizer, scaler and generators.
+
+    This excludes compilation, kernel selection and the allocator's growth from the timing.
+    """
+    iterations = session.config.machine.warmup_iterations
+    if iterations == 0:
+        return
+    weights = {name: tensor.clone() for name, tensor in session.weights().items()}
+    state = copy.deepcopy(session.state_dict())
+    micro_batches = next(session.batches())
+    try:
+        for _ in range(iterations):
+            optimizer_step(session, micro_batches, session.config.schedule.learning_rate)
+    except StepOutOfMemory as error:
+        session.records.line(
+            "OOM",
+            f"out of memory in the warm-up; fallbacks follow: {error.problems[0].what}",
+        )
+    session.load_weights(weights)
+    session.load_state_dict(state)
+
+
+def resume(session: TrainingSession, allow_stale: bool = False) -> None:
+    """Resume from the newest intact checkpoint, or start over if there is none.
+
+    Raises RunError if the checkpoint has another configuration or other data, or, unless
+    ``allow_stale``, if it was made by other code, another torch version or another device.
+    """
+    records = session.records
+    damaged: list[str] = []
+    # The main rank reads first, because reading moves damaged checkpoints aside.
+    with session.group.main_first():
+        loaded = load_latest_checkpoint(session.run.checkpoints, damaged.append)
+    for text in damaged:
+        records.line("WARN", text)
+    if loaded is None:
+        records.rewind(0)
+        if damaged:
+            records.line("WARN", "no intact checkpoint is left: starts over")
+        return
+    require_match(session, loaded.step, loaded.state["made_for"], allow_stale)
+    if changes := drift(loaded.state["origin"], session.origin):
+        _refuse(session, loaded.step, changes, allow_stale)
+    records.rewind(loaded.state["metrics_bytes"])
+    session.load_weights(loaded.weights)
+    session.load_state_dict(loaded.state["session"])
+    session.saved_at = session.iteration
+    records.line("TRAIN", f"resumes at iteration {session.iteration:,}{_fallback_text(session)}")
+
+
+def _fallback_text(session: TrainingSession) -> str:
+    """Describe the out-of-memory fallbacks of earlier processes; "" if there are none."""
+    if not session.oom_fallbacks:
+        return ""
+    train, count = session.config.train, len(session.oom_fallbacks)
+    geometry = f"BATCH_SIZE={train.batch_size} GRAD_ACCUMULATION={train.grad_accumulation}"
+    return f", after {count} out-of-memory fallback(s): {geometry}"
+
+
+def _check_equal_weights(model: GPT, group: ProcessGroup) -> list[str]:
+    """Return the digest of each rank's weights. Raises RunError if a rank differs from rank 0.
+
+    Different initial weights would not be detected later, because all ranks apply equal gradients.
+    """
+    digest = bytearray.fromhex(weights_digest(dict(model.named_parameters())))
+    rows = group.gather(torch.frombuffer(digest, dtype=torch.uint8)).tolist()
+    digests = [bytes(row).hex() for row in rows]
+    if ranks := [str(rank) for rank, other in enumerate(digests) if other != digests[0]]:
+        what = f"initial weights of rank {', '.join(ranks)} differ from rank 0"
+        raise RunError(Problem(what, code="run.rank-mismatch"))
+    return digests
+
+
+def _origin(device: torch.device, initial: dict[str, str]) -> dict[str, Any]:
+    """Return what can affect the bits of the result but is not part of the configuration.
+
+    ``initial`` has the digests of the files that the initial weights were loaded from.
+    """
+    return {
+        "sources": loaded_source() | initial,
+        # A plain string: a checkpoint may not contain torch's version class.
+        "torch": str(torch.__version__),
+        "device": device_name(device),
+    }
+
+
+def _refuse(session: TrainingSession, step: int, changes: list[str], allow_stale: bool) -> None:
+    listed = ", ".join(changes[:_MAX_CHANGES_SHOWN])
+    more = len(changes) - _MAX_CHANGES_SHOWN
+    what = f"the checkpoint of step {step} was made by other code: {listed}"
+    what += f" and {more} more" if more > 0 else ""
+    if allow_stale:
+        session.records.line("WARN", f"{what}; resumed anyway")
+        return
+    remedy = f"to start the run again, type: make rerun RUNS={session.label}"
+    raise RunError(Problem(what, str(session.run.checkpoints), remedy, code="checkpoint.stale"))
+
+
+# Settings that affect speed, memory or last bits, as observed in an open session.
+
+
+# Defaults of torch.compile, never changed here.
+_COMPILER = {"backend": "inductor", "mode": "default", "options": None}
+# Default of DistributedDataParallel.
+_DEFAULT_BUCKET_MIB = 25
+MIB = 1 << 20
+
+
+def observed_settings(session: TrainingSession) -> dict[str, Setting]:
+    """Return the settings of machine, compiler, attention, memory and loader, by name."""
+    machine = session.config.machine
+    settings = machine_settings(machine, session.device, session.group.process, session.scaler)
+    settings |= _compiler(session) | _gradient_exchange(session) | _attention(session)
+    return settings | _memory(session) | _loader(session)
+
+
+def require_resolved_settings(session: TrainingSession) -> None:
+    """Check in a strict profile that every observed setting equals the resolved one.
+
+    Raises PreflightError listing the deviations.
+    """
+    if session.config.repro.strict:
+        require_no_deviations(observed_settings(session))
+
+
+def _compiler(session: TrainingSession) -> dict[str, Setting]:
+    machine, forward = session.config.machine, session.forward
+    if isinstance(forward, DistributedDataParallel):
+        forward = forward.module
+    # By name: importing the class from torch._dynamo takes seconds.
+    compiled = type(forward).__name__ == "OptimizedModule"
+    resolved, observed = (_COMPILER if on else {} for on in (machine.compile, compiled))
+    steps = machine.warmup_iterations
+    return {
+        "torch_compile_enabled": setting(machine.compile, machine.compile, lambda: compiled),
+        **{
+            f"torch_compile_{name}": _state(resolved.get(name), observed.get(name))
+            for name in _COMPILER
+        },
+        "compile_warmup_steps": _state(steps, steps),
+    }
+
+
+def _gradient_exchange(session: TrainingSession) -> dict[str, Setting]:
+    """Return the settings of DistributedDataParallel; null values in a single process."""
+    requested, forward = session.config.machine.ddp_safe, session.forward
+    is_ddp = isinstance(forward, DistributedDataParallel)
+    mib = forward.bucket_bytes_cap / MIB if is_ddp else None
+    resolved = (
+        (DDP_SAFE_BUCKET_MIB if requested else _DEFAULT_BUCKET_MIB)
+        if session.group.size > 1
+        else None
+    )
+    copied = not forward.gradient_as_bucket_view if is_ddp else None
+    return {
+        "ddp_bucket_cap_mib": _state(resolved, mib, requested),
+        "ddp_gradients_copied": _state(True if session.group.size > 1 else None, copied, requested),
+    }
+
+
+def _attention(session: TrainingSession) -> dict[str, Setting]:
+    """Return the attention backend of all blocks and, for SDPA, the kernel of each distinct shape.
+
+    Resolved is the kernel that torch reports it will select, observed the kernel that ran.
+    """
+    model, device = session.config.model, session.device
+    requested, shape = model.attention.backend, model.shape
+    forms = sorted({block.attn.form(device.type) for block in session.model.h})
+    selected: dict[str, str] = {}
+    observed: dict[str, str] = {}
+    allowed: tuple[list[str], list[str]] = ([], [])
+    if "sdpa" in forms:
+        allowed = (
+            [requested] if requested in BACKENDS else sorted(KERNELS),
+            allowed_kernels(requested),
+        )
+        # Training, and evaluation without dropout.
+        for dropout in (shape.dropout, 0.0):
+            name = f"{shape.n_head}x{shape.block_size}x{shape.head_dim}, dropout {dropout:g}"
+            precision = session.config.machine.precision
+            selected[name] = selected_sdpa_kernel(model, precision, device, dropout)
+            observed[name] = observed_sdpa_kernel(model, precision, device, dropout)
+    # Without a pinned kernel, torch's selection is the resolved setting.
+    resolved = {
+        name: requested if requested in BACKENDS else kernel for name, kernel in selected.items()
+    }
+    return {
+        **_nsa_backend(session),
+        "attention_impl": _state("+".join(forms), "+".join(forms), requested),
+        "sdpa_backends_allowed": _state(*allowed, requested),
+        "sdpa_backend_selected": _state(resolved, observed, requested),
+        "flash_attention_enabled": _state(
+            "flash" in resolved.values(), "flash" in observed.values(), requested
+        ),
+    }
+
+
+def _nsa_backend(session: TrainingSession) -> dict[str, Setting]:
+    """Return the backend of the selected branch of native sparse attention."""
+    options, device = session.config.model.attention.pattern, session.device.type
+    if not isinstance(options, NsaOptions) or not options.branch_selected:
+        # Recorded for every run, so that runs with and without the pattern are comparable.
+        return {"nsa_backend": _state("none", "none")}
+    kernels = {block.attn.pattern.kernel(device) for block in session.model.h}
+    observed = "+".join(sorted(kernel.removeprefix("nsa by ") for kernel in kernels))
+    return {"nsa_backend": _state(resolve_backend(options, device), observed, options.backend)}
+
+
+def _memory(session: TrainingSession) -> dict[str, Setting]:
+    resolved = session.config.model.grad_checkpointing
+    return {
+        "gradient_checkpointing_enabled": _state(resolved, session.model.grad_checkpointing),
+        # Fixed: recomputation always uses the same dropout masks.
+        "checkpoint_preserve_rng_state": _state(True, True),
+        "checkpoint_use_reentrant": _state(False, False),
+        # Of training, which is never quantized.
+        "quantization_enabled": _state(False, False),
+        "quantization_scheme": _state("none", "none"),
+    }
+
+
+def _loader(session: TrainingSession) -> dict[str, Setting]:
+    """Return the settings of a loader built like the one in use, without starting its workers."""
+    data, on_gpu = session.config.data, session.device.type == "cuda"
+    length = session.config.model.shape.block_size
+    sampler = TrainSampler(session.dataset.train, length, session.config.seed)
+    loader: Iterable[Any] = batch_iterable(sampler, data, [], on_gpu)
+    observed: dict[str, Any]
+    if isinstance(loader, DataLoader):
+        observed = {
+            "num_workers": loader.num_workers,
+            "pin_memory": loader.pin_memory,
+            "prefetch_factor": loader.prefetch_factor,
+            "persistent_workers": loader.persistent_workers,
+        }
+    else:
+        observed = {
+            "num_workers": 0,
+            "pin_memory": vars(loader)["pin"],
+            "prefetch_factor": None,
+            "persistent_workers": False,
+        }
+    prefetches = data.loader_workers > 0
+    return {
+        "num_workers": _state(data.loader_workers, observed["num_workers"]),
+        "pin_memory": _state(data.pin_memory and on_gpu, observed["pin_memory"], data.pin_memory),
+        "prefetch_factor": _state(
+            data.prefetch_factor if prefetches else None,
+            observed["prefetch_factor"],
+            data.prefetch_factor,
+        ),
+        "persistent_workers": _state(
+            prefetches and data.persistent_workers,
+            observed["persistent_workers"],
+            data.persistent_workers,
+        ),
+    }
+
+
+def _state(resolved: Any, observed: Any, requested: Any = None) -> Setting:
+    """Build a setting; ``requested`` defaults to the resolved value."""
+    if requested is None:
+        requested = resolved
+    return {"requested": requested, "resolved": resolved, "observed": observed}
+
+
+# Description of a run: the log line at its start, and the manifest entries.
+
+
+def startup_summary(session: TrainingSession) -> str:
+    """Return the start line: device, memory, precision, kernels, threads, parameters, length."""
+    machine = session.config.machine
+    observed = hardware(session.device)
+    on_gpu = session.device.type == "cuda"
+    memory = observed["vram_gib"] if on_gpu else observed["ram_gib"]
+    name = observed["gpu_name"] if on_gpu else observed["cpu_model"]
+    options = {
+        "compiled": machine.compile,
+        "deterministic": machine.deterministic == "strict",
+        "deterministic or warned": machine.deterministic == "warn",
+        f"{machine.matmul_precision} fp32 products": machine.matmul_precision != "highest",
+        "cudnn benchmark": machine.cudnn_benchmark,
+    }
+    parts = [
+        session.config.repro.profile,
+        f"{session.device} {name}, {memory:g} GiB",
+        f"seed {session.config.seed}",
+        machine.precision,
+        f"attention {attention_kernel(session)}",
+        *([f"{session.group.size} processes"] if session.group.size > 1 else []),
+        f"{torch.get_num_threads()} thread(s)",
+        *(option for option, on in options.items() if on),
+        f"{sum(w.numel() for w in session.weights().values()):,} parameters",
+        _length(session),
+    ]
+    return " | ".join(parts)
+
+
+def attention_kernel(session: TrainingSession) -> str:
+    """Return the attention kernel: by rows, joined, of the pattern, or of SDPA."""
+    attention = session.model.h[0].attn
+    if isinstance(attention.pattern, CustomAttention):
+        return attention.pattern.kernel(session.device.type)
+    form = attention.form(session.device.type)
+    if form == "rows":
+        return "by rows"
+    if form == "joined":
+        return "joined, flex" if session.device.type == "cuda" else "joined, all pairs"
+    model, precision = session.config.model, session.config.machine.precision
+    return f"sdpa {observed_sdpa_kernel(model, precision, session.device, model.shape.dropout)}"
+
+
+def initial_manifest_entries(
+    session: TrainingSession, rng_at_start: dict[str, list[str]]
+) -> dict[str, Any]:
+    """Return the manifest entries of the run: settings, identity, seeds, data and code.
+
+    ``rng_at_start`` has the digests of the generator states before the first step.
+    """
+    config, train = session.config, session.config.train
+    # Not session.config: an out-of-memory fallback may have changed the micro-batch there.
+    configured = Config.from_values(config.values)
+    settings = observed_settings(session)
+    return {
+        "knobs": settings,
+        "deviations": deviations(settings),
+        "run": {
+            "run_id": _run_id(configured.digest, session.dataset.digest),
+            "run_profile": config.repro.profile,
+            "hash8": configured.hash8,
+        },
+        "config": {"config_digest": configured.digest, **read_settings(session.run)},
+        "origin": session.origin,
+        "environment": software_versions()
+        | observed_environment(session.run, config.environment.policy),
+        "attention": {
+            "backend_requested": config.model.attention.backend,
+            "kernel": attention_kernel(session),
+        },
+        "batch": {
+            "global_sequences": train.global_batch,
+            "micro_batch": train.batch_size,
+            "accumulation": train.grad_accumulation,
+            "tokens_per_iteration": session.budget.tokens_per_iteration,
+        },
+        "processes": {
+            "world_size": session.group.size,
+            "backend": session.group.backend(session.device),
+        },
+        "seeds": {
+            "seed": config.seed,
+            "policy": POLICY,
+            "dataloader_seed_policy": "sequence g depends on (seed, data, g); workers have no seed",
+        },
+        "rng": {"algorithms": ALGORITHMS, "streams": _streams(session)},
+        "rng_state_at_start": rng_at_start,
+        "rng_state_at_end": None,
+        "debug_flags": config.numerics.flags,
+        "init_weights_digest": session.init_digests,
+        "final_weights_digest": None,
+        "optimizer_state_digest": None,
+        "data": session.dataset.manifest,
+        "oom_fallbacks": session.oom_fallbacks,
+        "nondeterministic_ops_warned": None if session.warned is None else [],
+    }
+
+
+def final_manifest_entries(session: TrainingSession) -> dict[str, Any]:
+    """Return the manifest entries of the end of training. Must be called on every rank."""
+    return {
+        "rng_state_at_end": rng_digests_per_rank(session),
+        "final_weights_digest": weights_digest(session.weights()),
+        "optimizer_state_digest": state_digest(session.optimizer.state_dict()),
+        "nondeterministic_ops_warned": _warned_of_ranks(session),
+    }
+
+
+def rng_digests_per_rank(session: TrainingSession) -> dict[str, list[str]]:
+    """Return the digest of each generator's state per rank. Must be called on every rank."""
+    local = rng_digests(session.device)
+    digests = bytearray(b"".join(bytes.fromhex(digest) for digest in local.values()))
+    rows = session.group.gather(torch.frombuffer(digests, dtype=torch.uint8)).tolist()
+    width = hashlib.sha256().digest_size
+    return {
+        name: [bytes(row[i * width : (i + 1) * width]).hex() for row in rows]
+        for i, name in enumerate(local)
+    }
+
+
+def _warned_of_ranks(session: TrainingSession) -> list[str] | None:
+    """Return the operations torch warned of on any rank; None if warnings were not enabled."""
+    if session.warned is None:
+        return None
+    texts = session.group.gather_text(json.dumps(session.warned.names))
+    return sorted({name for text in texts for name in json.loads(text)})
+
+
+def _run_id(config_digest: str, data_digest: str) -> str:
+    """Return an id that is equal for every training of one configuration on the same data."""
+    return hashlib.sha256(f"{config_digest}:{data_digest}".encode()).hexdigest()[:16]
+
+
+def _streams(session: TrainingSession) -> dict[str, int | list[int] | dict[str, int]]:
+    """Return the derived seed of each named stream; for dropout, one seed per rank."""
+    seed = session.config.seed
+    names = ("data", "numpy", "python", "sample")
+    return {
+        **{name: stream_seed(seed, name) for name in names},
+        "dropout": [dropout_seed(seed, rank) for rank in range(session.group.size)],
+        "init": {name: stream_seed(seed, f"init/{name}") for name in session.weights()},
+    }
+
+
+def _length(session: TrainingSession) -> str:
+    tokens, stretch = session.budget.tokens_per_iteration, session.budget.stretch
+    suffix = "" if stretch == 1.0 else f" (budget x {stretch:g})"
+    if session.budget.is_time:
+        return f"{session.budget.seconds:,.0f} s x {tokens:,} tokens/it{suffix}"
+    return f"{session.budget.iterations:,} it x {tokens:,} tokens{suffix}"

@@ -1,1 +1,0 @@
-"""Audit of a run directory: completeness, consistency between files, and recomputed results."""

@@ -1,1 +1,0 @@
-"""Comparison of two run directories: comparability, bitwise equality and loss differences."""

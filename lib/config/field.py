@@ -1,0 +1,118 @@
+"""Bindings of dataclass fields to Kconfig symbols.
+
+``symbol("N_LAYER")`` marks a field; ``bind(cls, values)`` fills the class from a mapping of symbol
+names to values. Kconfig has no float type, so a ``float`` field is bound to a string symbol, which
+is converted and range-checked here; every other value keeps its Kconfig type.
+"""
+
+import dataclasses
+import math
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol, TypeVar
+
+from lib.errors import ConfigError, Problem
+
+T = TypeVar("T")
+SymbolValue = bool | int | str
+
+
+def kconfig_field(
+    name: str,
+    *,
+    low: float | None = None,
+    high: float | None = None,
+    identity: bool = True,
+    form: bool = False,
+) -> Any:
+    """Return a dataclass field bound to the Kconfig symbol or choice ``name``.
+
+    ``low`` and ``high`` bound a float (inclusive). ``identity=False`` marks a setting that cannot
+    change a bit of a run's result (folders, intervals) and is therefore excluded from the run's
+    hash. ``form=True`` marks a setting that selects an implementation of the same function: it
+    affects rounding, memory and time only.
+    """
+    metadata = {"symbol": name, "low": low, "high": high, "identity": identity, "form": form}
+    return dataclasses.field(metadata=metadata)
+
+
+class ComponentRegistry(Protocol):
+    """Registry that ``part`` selects from."""
+
+    def bind(self, values: Mapping[str, SymbolValue]) -> tuple:
+        """Return the options of every selected part."""
+
+
+def component_field(registry: ComponentRegistry) -> Any:
+    """Return a dataclass field for the options of the one part that ``registry`` selects."""
+    return dataclasses.field(metadata={"part": registry})
+
+
+def kconfig_fields(cls: type) -> Iterator[dataclasses.Field]:
+    """Yield the fields of ``cls`` that are bound to a symbol."""
+    return (f for f in dataclasses.fields(cls) if "symbol" in f.metadata)
+
+
+def from_symbols(cls: type[T], values: Mapping[str, SymbolValue], /, **unbound: Any) -> T:
+    """Build ``cls`` from symbol values; ``unbound`` supplies the unbound fields.
+
+    Raises ConfigError with every invalid symbol at once.
+    """
+    hints = typing.get_type_hints(cls)
+    filled: dict[str, Any] = dict(unbound)
+    problems = []
+    for field in kconfig_fields(cls):
+        try:
+            filled[field.name] = _convert(field, hints[field.name], values)
+        except _InvalidValue as error:
+            problems.append(Problem(f"{field.metadata['symbol']}: {error}", code=error.code))
+    for field in (f for f in dataclasses.fields(cls) if "part" in f.metadata):
+        try:
+            (filled[field.name],) = field.metadata["part"].bind(values)
+        except ConfigError as error:
+            problems.extend(error.problems)
+    if problems:
+        raise ConfigError(*problems)
+    return cls(**filled)
+
+
+class _InvalidValue(ValueError):
+    """Value that a field cannot take, with its error code."""
+
+    def __init__(self, what: str, code: str) -> None:
+        super().__init__(what)
+        self.code = code
+
+
+def _convert(field: dataclasses.Field, kind: Any, values: Mapping[str, SymbolValue]) -> Any:
+    name = field.metadata["symbol"]
+    if name not in values:
+        what = "missing in the configuration; run make olddefconfig"
+        raise _InvalidValue(what, "config.missing-symbol")
+    value = values[name]
+    if kind is float:
+        return _to_float(str(value), field.metadata["low"], field.metadata["high"])
+    if isinstance(kind, types.GenericAlias) and typing.get_origin(kind) is tuple:
+        return tuple(_to_int(word) for word in str(value).replace(",", " ").split())
+    if type(value) is not kind:
+        raise _InvalidValue(f"expected {kind.__name__}, got {value!r}", "config.wrong-type")
+    return value
+
+
+def _to_float(text: str, low: float | None, high: float | None) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        raise _InvalidValue(f"{text!r} is not a number", "config.wrong-type") from None
+    if not math.isfinite(number):
+        raise _InvalidValue(f"{text!r} is not a finite number", "config.non-finite")
+    if (low is not None and number < low) or (high is not None and number > high):
+        raise _InvalidValue(f"{text} is out of range [{low}, {high}]", "config.out-of-range")
+    return number
+
+
+def _to_int(text: str) -> int:
+    if not text.isdecimal():
+        raise _InvalidValue(f"{text!r} is not an integer >= 0", "config.wrong-type")
+    return int(text)

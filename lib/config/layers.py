@@ -1,0 +1,287 @@
+"""Layers of assignments and the configuration that they resolve to."""
+
+import json
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TypedDict
+
+from lib.config.field import SymbolValue
+from lib.errors import ConfigError, Problem
+from lib.files import write_json
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """One symbol set to one value.
+
+    ``name`` has no ``CONFIG_`` prefix. ``value`` is plain text: y or n, a number, or a string
+    without quotes and escapes. ``where`` is the source shown in errors: a file and line, ``SET``,
+    or a step.
+    """
+
+    name: str
+    value: str
+    where: str
+    # Whether the value is quoted in a file; None for sources without quotes (SET, steps).
+    quoted: bool | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True)
+class ValueOrigin(Assignment):
+    """Assignment that a value comes from, with the label of its layer."""
+
+    label: str = ""
+
+
+@dataclass(frozen=True)
+class ConfigLayer:
+    """Assignments from one source.
+
+    ``label`` is one of defconfig, fragment, config (a full ``.config``), command line, step,
+    menuconfig. ``problems`` are the unreadable lines; resolving the layer raises them.
+    """
+
+    label: str
+    assignments: tuple[Assignment, ...]
+    problems: tuple[Problem, ...] = ()
+
+    @classmethod
+    def of(cls, label: str, where: str, settings: Mapping[str, SymbolValue]) -> "ConfigLayer":
+        """Return a layer of Python values, such as a step's delta."""
+        return cls(
+            label, tuple(Assignment(k, to_kconfig_text(v), where) for k, v in settings.items())
+        )
+
+
+@dataclass(frozen=True)
+class ResolvedConfig:
+    """Configuration that layers resolve to.
+
+    ``values`` maps every symbol to its value (with its Python type) and every choice to the
+    lower-case name of the selected member ("" if the choice is unavailable). ``origins`` has the
+    same keys; None marks a default. ``hidden`` lists the assignments that a later layer made
+    inapplicable.
+    """
+
+    values: Mapping[str, SymbolValue]
+    origins: Mapping[str, ValueOrigin | None]
+    layers: Sequence[ConfigLayer] = ()
+    hidden: Sequence[Problem] = ()
+
+
+def to_kconfig_text(value: SymbolValue) -> str:
+    """Return a value as written in an assignment: y or n, a number, a string."""
+    if isinstance(value, bool):
+        return "y" if value else "n"
+    return str(value)
+
+
+def with_locations(error: ConfigError, resolution: ResolvedConfig) -> ConfigError:
+    """Return the error with each ``NAME: …`` problem located at the line that set NAME."""
+    return ConfigError(*(_located(p, resolution.origins) for p in error.problems))
+
+
+def _located(problem: Problem, origins: Mapping[str, ValueOrigin | None]) -> Problem:
+    origin = origins.get(problem.what.partition(":")[0])
+    if problem.where or origin is None:
+        return problem
+    return replace(problem, where=origin.where)
+
+
+# Strict parser of ``CONFIG_NAME=value`` files and ``SET="A=1 B=y"``.
+#
+# Files are data: nothing in a value is expanded. Inside quotes ``\"`` and ``\\`` are the only
+# escapes; kconfiglib would silently drop any other backslash.
+
+
+PREFIX = "CONFIG_"
+_NAME = re.compile(r"[A-Za-z0-9_]+")
+_ASSIGNMENT = re.compile(r"CONFIG_([A-Za-z0-9_]+)=(.*)", re.DOTALL)
+_NOT_SET = re.compile(r"# CONFIG_([A-Za-z0-9_]+) is not set")
+_ALMOST_NOT_SET = re.compile(r"\s*#\s*(CONFIG_\w+)\s+is\s+not\s+set\b")
+_STRING = re.compile(r'"((?:[^"\\]|\\["\\])*)"(.*)', re.DOTALL)
+_STRING_WITH_ANY_ESCAPE = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
+_TRAILING_COMMENT = "comment after a value; move it to a separate line"
+
+
+class _LineError(ValueError):
+    """Malformed line, with its error code."""
+
+    def __init__(self, what: str, code: str) -> None:
+        super().__init__(what)
+        self.code = code
+
+
+def read_file(path: Path, label: str, shown: str = "") -> ConfigLayer:
+    """Read the assignments of a ``.config``, defconfig or fragment; errors call the file ``shown``.
+
+    Malformed lines become the layer's ``problems``, to be listed together with all others. Raises
+    ConfigError if the file is unreadable or not UTF-8.
+    """
+    shown = shown or str(path)
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        problem = Problem(f"unreadable: {error.strerror}", shown, code="config.unreadable")
+        raise ConfigError(problem) from None
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        problem = Problem("not UTF-8 text", f"{shown}:{line}", code="config.not-utf8")
+        raise ConfigError(problem) from None
+    return parse_text(text, label, shown)
+
+
+def parse_text(text: str, label: str, shown: str) -> ConfigLayer:
+    """Parse the text of a configuration file; errors call the file ``shown``."""
+    assignments, problems = [], []
+    for number, line in enumerate(text.split("\n"), 1):
+        where = f"{shown}:{number}"
+        try:
+            parsed = _parse_line(line.rstrip(" \t\r"))
+        except _LineError as error:
+            problems.append(Problem(str(error), where, code=error.code))
+            continue
+        if parsed:
+            name, value, quoted = parsed
+            assignments.append(Assignment(name, value, where, quoted))
+    return ConfigLayer(label, tuple(assignments), tuple(problems))
+
+
+def parse_command_line_settings(text_or_words: str | Sequence[str]) -> ConfigLayer:
+    """Parse ``SET="A=1 B=y"``, given as one text (split like in a shell) or as a list of words."""
+    words: Sequence[str]
+    try:
+        words = shlex.split(text_or_words) if isinstance(text_or_words, str) else text_or_words
+    except ValueError:
+        problem = Problem("unterminated quotes", "SET", code="config.unterminated-quotes")
+        return ConfigLayer("command line", (), (problem,))
+    assignments, problems = [], []
+    for word in words:
+        name, equals, value = word.partition("=")
+        name = name.removeprefix(PREFIX)
+        if equals and _NAME.fullmatch(name):
+            assignments.append(Assignment(name, value, "SET"))
+        else:
+            what = f"malformed {word!r} (expected NAME=value without spaces around '=')"
+            problems.append(Problem(what, "SET", code="config.malformed"))
+    return ConfigLayer("command line", tuple(assignments), tuple(problems))
+
+
+def _parse_line(line: str) -> tuple[str, str, bool] | None:
+    """Return name, value and whether the value is quoted, None for a comment. Raises _LineError."""
+    if not line or line.lstrip().startswith("#"):
+        return _parse_comment(line)
+    match = _ASSIGNMENT.fullmatch(line)
+    if not match:
+        raise _malformed(line)
+    name, value = match.groups()
+    if value[:1].isspace():
+        what = f"spaces around '='; write {PREFIX}{name}={value.strip()}"
+        raise _LineError(what, "config.spaces")
+    quoted = value.startswith('"')
+    try:
+        return name, _parse_string(value) if quoted else _parse_bare(value), quoted
+    except _LineError as error:
+        raise _LineError(f"{PREFIX}{name}: {error}", error.code) from None
+
+
+def _parse_comment(line: str) -> tuple[str, str, bool] | None:
+    match = _NOT_SET.fullmatch(line)
+    if match:
+        return match.group(1), "n", False
+    almost = _ALMOST_NOT_SET.match(line)
+    if almost:
+        what = f"malformed line (expected exactly '# {almost.group(1)} is not set')"
+        raise _LineError(what, "config.malformed")
+    return None
+
+
+def _malformed(line: str) -> _LineError:
+    name, equals, value = (part.strip() for part in line.partition("="))
+    if equals and _NAME.fullmatch(name):
+        if not name.startswith(PREFIX):
+            what = f"prefix {PREFIX} is missing; write {PREFIX}{name}={value}"
+            return _LineError(what, "config.missing-prefix")
+        if line[0].isspace():
+            return _LineError(f"space before {name}", "config.spaces")
+        return _LineError(f"spaces around '='; write {name}={value}", "config.spaces")
+    what = f"malformed line {line!r} (expected {PREFIX}NAME=value or a comment)"
+    return _LineError(what, "config.malformed")
+
+
+def _parse_string(value: str) -> str:
+    match = _STRING.fullmatch(value)
+    if not match:
+        if _STRING_WITH_ANY_ESCAPE.match(value):
+            raise _LineError(r"invalid escape; write \\ or \"", "config.invalid-escape")
+        raise _LineError("unterminated quotes", "config.unterminated-quotes")
+    text, rest = match.groups()
+    if rest.lstrip().startswith("#"):
+        raise _LineError(_TRAILING_COMMENT, "config.trailing-comment")
+    if rest:
+        what = r"text after the closing quote; write \" for a quote inside a string"
+        raise _LineError(what, "config.trailing-text")
+    return re.sub(r"\\(.)", r"\1", text)
+
+
+def _parse_bare(value: str) -> str:
+    if not value:
+        raise _LineError("value is missing after '='", "config.missing-value")
+    if "#" in value:
+        raise _LineError(_TRAILING_COMMENT, "config.trailing-comment")
+    if '"' in value or any(character.isspace() for character in value):
+        raise _LineError(f"malformed value {value}; quote a string", "config.missing-quotes")
+    return value
+
+
+# Origins of the values of a ``.config``, stored beside it in ``.config.origins`` (JSON).
+
+
+SCHEMA_VERSION = 1
+
+
+class OriginRecord(TypedDict):
+    """Value as text, label of its layer ("default" for none), and location of the assignment."""
+
+    value: str
+    label: str
+    where: str
+
+
+def origins_path(config: Path) -> Path:
+    """Return the path of the origins of the configuration file ``config``."""
+    return config.with_name(config.name + ".origins")
+
+
+def write_origins(config: Path, resolution: ResolvedConfig, defaults: Mapping[str, str]) -> None:
+    """Write the origin of every value; ``defaults`` maps names to locations of definitions."""
+    records: dict[str, OriginRecord] = {}
+    for name, value in resolution.values.items():
+        origin = resolution.origins[name]
+        label, where = (origin.label, origin.where) if origin else ("default", defaults[name])
+        records[name] = OriginRecord(value=to_kconfig_text(value), label=label, where=where)
+    write_json(origins_path(config), {"schema_version": SCHEMA_VERSION, "origins": records})
+
+
+def read_origins(config: Path) -> dict[str, OriginRecord] | None:
+    """Return the recorded origins by name, None if there is no record.
+
+    Raises ConfigError if the record is damaged.
+    """
+    path = origins_path(config)
+    if not path.exists():
+        return None
+    try:
+        document = json.loads(path.read_bytes())
+        return {
+            name: OriginRecord(value=r["value"], label=r["label"], where=r["where"])
+            for name, r in document["origins"].items()
+        }
+    except (ValueError, KeyError, TypeError, AttributeError):
+        problem = Problem("damaged", str(path), f"rm {path}", code="config.damaged")
+        raise ConfigError(problem) from None

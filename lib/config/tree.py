@@ -1,0 +1,477 @@
+"""Descriptions of every symbol and choice that a user can set."""
+
+import dataclasses
+import difflib
+import os
+import re
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from kconfiglib import BOOL, INT, STRING, TYPE_TO_STR, Choice, Kconfig, KconfigError, Symbol
+
+from lib.config.check import (
+    AssignmentFailure,
+    definition_location,
+    failure_reason,
+    has_assigned_value,
+    is_settable,
+    validate_effect,
+    validate_syntax,
+)
+from lib.config.field import SymbolValue
+from lib.config.layers import (
+    Assignment,
+    ConfigLayer,
+    ResolvedConfig,
+    ValueOrigin,
+    with_locations,
+    write_origins,
+)
+from lib.errors import ConfigError, Problem
+from lib.files import write_atomic
+from lib.project import ROOT
+
+
+@dataclass(frozen=True)
+class SymbolInfo:
+    """One symbol with a prompt, or one choice (``type`` "choice", with its ``members``)."""
+
+    name: str
+    # bool, int, string or choice.
+    type: str
+    prompt: str
+    help: str
+    # Lower and upper bound as written (numbers or symbol names), None without a range.
+    range: tuple[str, str] | None
+    # Whether Kconfig declares a default; a bool without one defaults to n.
+    has_default: bool
+    # file:line of the definition that carries the prompt.
+    where: str
+    # Name of the choice that contains the symbol, or "".
+    choice: str
+    members: tuple[str, ...] = ()
+
+
+def describe_symbols(kconf: Kconfig) -> list[SymbolInfo]:
+    """Return every choice and every symbol with a prompt, in the order of the Kconfig files."""
+    choices = [describe_symbol(choice) for choice in kconf.unique_choices]
+    return choices + [describe_symbol(s) for s in kconf.unique_defined_syms if is_settable(s)]
+
+
+def describe_symbol(item: Symbol | Choice) -> SymbolInfo:
+    """Return the static description of a symbol or choice; a missing prompt or help is ""."""
+    is_choice = isinstance(item, Choice)
+    bounds = [] if is_choice else item.ranges
+    node = next((n for n in item.nodes if n.prompt), item.nodes[0])
+    return SymbolInfo(
+        name=item.name,
+        type="choice" if is_choice else TYPE_TO_STR[item.orig_type],
+        prompt=node.prompt[0] if node.prompt else "",
+        help=(node.help or "").strip(),
+        range=(bounds[0][0].name, bounds[0][1].name) if bounds else None,
+        has_default=bool(item.defaults),
+        where=definition_location(item),
+        choice="" if is_choice or item.choice is None else item.choice.name,
+        members=tuple(member.name for member in item.syms) if is_choice else (),
+    )
+
+
+def value_text(item: Symbol | Choice) -> str:
+    """Return the value as text; a choice's value is its member in lower case, without CHOICE_."""
+    if isinstance(item, Symbol):
+        return str(item.str_value)
+    if item.selection is None:
+        return ""
+    return str(item.selection.name.removeprefix(f"{item.name}_").lower())
+
+
+def typed_value(item: Symbol | Choice) -> bool | int | str:
+    """Return the value with its Python type; an unavailable int is 0."""
+    text = value_text(item)
+    if isinstance(item, Choice):
+        return text
+    if item.orig_type is BOOL:
+        return text == "y"
+    return int(text or 0) if TYPE_TO_STR[item.orig_type] == "int" else text
+
+
+# Rendering of kconfiglib's configuration text and atomic writes of ``.config``.
+
+
+def capture_text(write: Callable[[str], str]) -> str:
+    """Return the text that kconfiglib's ``write(path)`` writes; kconfiglib only writes files."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "text")
+        write(str(path))
+        return path.read_text(encoding="utf-8")
+
+
+def save_config(path: Path, text: str) -> bool:
+    """Write ``.config``, save a different previous file as ``.old``, return whether it changed."""
+    old = path.read_bytes() if path.exists() else None
+    if old == text.encode():
+        return False
+    if old is not None:
+        write_atomic(path.with_name(path.name + ".old"), old)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(path, text)
+    return True
+
+
+# Parser of a tree's Kconfig files, isolated from the environment; rejects every parser warning.
+
+
+HEADER = """\
+#
+# Kablate configuration, in full. Change it with make menuconfig, or load another
+# with make defconfig-NAME SET="A=1 B=y"; make why SYM=A shows the origin of a value.
+#
+"""
+
+
+class AtomicKconfig(Kconfig):
+    """kconfiglib's tree with an atomic write of ``.config``.
+
+    menuconfig saves through ``write_config`` too.
+    """
+
+    def config_text(self) -> str:
+        """Return the full ``.config`` text of the current values."""
+        return capture_text(super().write_config)
+
+    def minimal_text(self) -> str:
+        """Return the settings that differ from their defaults, in savedefconfig format."""
+        return capture_text(lambda path: self.write_min_config(path, header=""))
+
+    def write_config(
+        self,
+        filename: str | None = None,
+        header: str | None = None,
+        save_old: bool = True,
+        verbose: None = None,
+    ) -> str:
+        """Write ``filename`` and return a message; kconfiglib's other arguments are unused."""
+        assert filename is not None and header is None
+        changed = save_config(Path(filename), self.config_text())
+        return f"{'Configuration saved to' if changed else 'No change in'} {filename}"
+
+
+def load_kconfig(root: Path) -> AtomicKconfig:
+    """Parse ``root/Kconfig`` and every file that it sources.
+
+    Raises ConfigError on a syntax error, an undefined symbol in a condition, any other parser
+    warning, and unsupported constructs (tristate, hex, a choice without a name).
+    """
+    with _environment(
+        srctree=str(root.resolve()),
+        KCONFIG_CONFIG_HEADER=HEADER,
+        KCONFIG_WARN_UNDEF="y",
+        # Otherwise kconfiglib would import any module called kconfigfunctions on the path.
+        KCONFIG_FUNCTIONS="lib.config.no_such_module",
+    ):
+        try:
+            kconf = AtomicKconfig("Kconfig", warn_to_stderr=False)
+        except OSError as error:
+            problem = Problem(
+                "cannot read the Kconfig files", str(error), code="kconfig.unreadable"
+            )
+            raise ConfigError(problem) from None
+        except KconfigError as error:
+            problem = Problem(str(error).strip(), code="kconfig.syntax-error")
+            raise ConfigError(problem) from None
+    problems = [_from_warning(text) for text in kconf.warnings] + list(_unsupported(kconf))
+    if problems:
+        raise ConfigError(*problems)
+    return kconf
+
+
+@contextmanager
+def _environment(**variables: str) -> Iterator[None]:
+    """Replace the whole environment, so that Kconfig's $(NAME) means the same everywhere."""
+    saved = dict(os.environ)
+    os.environ.clear()
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(saved)
+
+
+def _from_warning(text: str) -> Problem:
+    text = text.removeprefix("warning: ")
+    undefined = re.match(r"undefined symbol (\w+):", text)
+    if not undefined:
+        return Problem(text, code="kconfig.warning")
+    where = ", ".join(re.findall(r"Referenced at (\S+:\d+)", text))
+    what = f"{undefined.group(1)}: undefined symbol"
+    return Problem(what, where, code="kconfig.undefined-symbol")
+
+
+def _unsupported(kconf: Kconfig) -> Iterator[Problem]:
+    for symbol in kconf.unique_defined_syms:
+        if symbol.orig_type not in (BOOL, INT, STRING):
+            what = f"{symbol.name}: unsupported type {TYPE_TO_STR[symbol.orig_type]}"
+            yield Problem(what, definition_location(symbol), code="kconfig.unsupported-type")
+    for choice in kconf.unique_choices:
+        if choice.name is None:
+            yield Problem(
+                "choice without a name", definition_location(choice), code="kconfig.unnamed-choice"
+            )
+        elif choice.name in kconf.syms and kconf.syms[choice.name].nodes:
+            what = f"{choice.name}: name of both a choice and a symbol"
+            yield Problem(what, definition_location(choice), code="kconfig.duplicate-name")
+
+
+# A parsed Kconfig tree that resolves any number of configurations.
+
+
+T = TypeVar("T")
+_OLDDEFCONFIG = "make olddefconfig drops lines of .config that no longer apply"
+
+
+class KconfigTree:
+    """Symbols of ``root/Kconfig``; ``kconf`` is kconfiglib's tree in its last resolved state.
+
+    Not thread-safe.
+    """
+
+    def __init__(self, root: Path = ROOT) -> None:
+        self.kconf = load_kconfig(root)
+        self._touched: set[Symbol] = set()
+
+    def resolve(self, layers: Sequence[ConfigLayer]) -> ResolvedConfig:
+        """Apply the layers in order; a later layer overrides an earlier one.
+
+        Every assignment must take effect when its layer is applied, and remain in effect until a
+        later layer assigns the symbol (or another member of its choice) or makes it unavailable.
+        Raises ConfigError with all problems of all layers.
+        """
+        return self.checked(layers, dict)[0]
+
+    def checked(
+        self, layers: Sequence[ConfigLayer], rules: Callable[[Mapping[str, SymbolValue]], T]
+    ) -> tuple[ResolvedConfig, T]:
+        """Resolve ``layers`` and return the resolution and the result of ``rules`` on its values.
+
+        ``rules`` checks conditions that Kconfig cannot express and raises ConfigError; each problem
+        that begins with ``NAME:`` is located at the line that set NAME. All problems are raised
+        together, except rule problems about a symbol whose assignment failed, because its value is
+        not the requested one.
+        """
+        findings, effective = self._apply(layers)
+        problems = [self._with_value(p) for layer in layers for p in layer.problems]
+        problems += [self._with_value(f.problem, f.assignment.name) for f in findings]
+        broken, hidden, deciding = self._check_effective(effective)
+        if any(finding.stale for finding in findings):
+            advice = "\n        ".join(filter(None, (problems[-1].next, _OLDDEFCONFIG)))
+            problems[-1] = dataclasses.replace(problems[-1], next=advice)
+        problems += broken
+        values = {item.name: typed_value(item) for item in self.items()}
+        origins = {name: deciding.get(name) for name in values}
+        resolution = ResolvedConfig(values, origins, tuple(layers), tuple(hidden))
+        try:
+            result = rules(values)
+        except ConfigError as error:
+            failed = self._names(problem.what for problem in problems)
+            others = with_locations(error, resolution).problems
+            raise ConfigError(*problems, *(p for p in others if not failed & _words(p))) from None
+        if problems:
+            raise ConfigError(*problems)
+        return resolution, result
+
+    def adapt(self, layer: ConfigLayer) -> tuple[ConfigLayer, list[Problem]]:
+        """Drop the assignments of an old ``.config`` that no longer apply.
+
+        Returns the adapted layer and the problems of the dropped assignments: unknown symbols,
+        derived symbols and unmet dependencies. Any other invalid assignment remains, and
+        ``resolve`` raises it.
+        """
+        dropped: list[Problem] = []
+        assignments = tuple(a for a in layer.assignments if not self._is_deselection(a))
+        while True:
+            layer = ConfigLayer(layer.label, assignments, layer.problems)
+            stale = [finding for finding in self._apply([layer])[0] if finding.stale]
+            if not stale:
+                return layer, dropped
+            dropped += [finding.problem for finding in stale]
+            outdated = [finding.assignment for finding in stale]
+            assignments = tuple(a for a in assignments if a not in outdated)
+
+    def config_text(self, layers_or_resolution: Sequence[ConfigLayer] | ResolvedConfig) -> str:
+        """Return the full canonical ``.config``. Raises ConfigError like ``resolve``."""
+        self.resolve(_layers(layers_or_resolution))
+        return self.kconf.config_text()
+
+    def minimal(self, layers_or_resolution: Sequence[ConfigLayer] | ResolvedConfig) -> str:
+        """Return only the settings that differ from their defaults.
+
+        Raises ConfigError like ``resolve``.
+        """
+        self.resolve(_layers(layers_or_resolution))
+        return self.kconf.minimal_text()
+
+    def write_config(
+        self, layers_or_resolution: Sequence[ConfigLayer] | ResolvedConfig, path: Path
+    ) -> ResolvedConfig:
+        """Write ``.config`` and its origins; a different previous file is saved as ``.config.old``.
+
+        An identical file keeps its modification time, so that make rebuilds nothing.
+        """
+        resolution = layers_or_resolution
+        if not isinstance(resolution, ResolvedConfig):
+            resolution = self.resolve(resolution)
+        save_config(path, self.config_text(resolution))
+        defaults = {item.name: definition_location(item) for item in self.items()}
+        write_origins(path, resolution, defaults)
+        return resolution
+
+    def nearest(self, name: str) -> str:
+        """Return the nearest names to an unknown name as the tail of an error message, or ""."""
+        names = [info.name for info in self.symbols()]
+        near = difflib.get_close_matches(name.upper(), names, n=3)
+        return f"; nearest: {', '.join(near)}" if near else ""
+
+    def symbols(self) -> list[SymbolInfo]:
+        """Return every settable choice, then every settable symbol, members of choices included."""
+        return describe_symbols(self.kconf)
+
+    def new_symbols(self, layer: ConfigLayer) -> list[Symbol]:
+        """Return the currently settable symbols that ``layer``, resolved last, does not mention."""
+        names = {assignment.name for assignment in layer.assignments}
+        symbols = self.kconf.unique_defined_syms
+        return [s for s in symbols if s.visibility and s.name not in names]
+
+    def find(self, name: str) -> Symbol | Choice | None:
+        """Return the symbol or choice called ``name``, or None."""
+        symbol = self.kconf.syms.get(name)
+        return symbol if symbol and symbol.nodes else self.kconf.named_choices.get(name)
+
+    def items(self) -> list[Symbol | Choice]:
+        """Return everything with a value: symbols outside choices, and choices."""
+        symbols = [s for s in self.kconf.unique_defined_syms if s.choice is None]
+        return symbols + list(self.kconf.unique_choices)
+
+    def default(self, item: Symbol | Choice) -> str:
+        """Return the text of the value that ``item`` would currently have without an assignment."""
+        if isinstance(item, Choice):
+            selected = item.user_selection
+            item.unset_value()
+            text = value_text(item)
+            if selected is not None:
+                selected.set_value("y")
+            return text
+        assigned = item.user_value
+        item.unset_value()
+        text = value_text(item)
+        if assigned is not None:
+            item.set_value(assigned)
+        return text
+
+    def _apply(
+        self, layers: Sequence[ConfigLayer]
+    ) -> tuple[list[AssignmentFailure], dict[str, ValueOrigin]]:
+        """Set every assignment; return the failures and the last effective assignment by item."""
+        for symbol in self._touched:
+            symbol.unset_value()
+            if symbol.choice:
+                symbol.choice.unset_value()
+        self._touched.clear()
+        self.kconf.warnings.clear()
+        findings: list[AssignmentFailure] = []
+        effective: dict[str, ValueOrigin] = {}
+        for layer in layers:
+            valid, failed = validate_syntax(self.kconf, layer)
+            for assignment in valid:
+                self._set(assignment)
+            failed += validate_effect(self.kconf, layer, valid)
+            findings += sorted(failed, key=lambda f: layer.assignments.index(f.assignment))
+            self._record_effective(effective, layer, valid, {f.assignment.name for f in failed})
+        return findings, effective
+
+    def _record_effective(
+        self,
+        effective: dict[str, ValueOrigin],
+        layer: ConfigLayer,
+        valid: Sequence[Assignment],
+        failed: Set[str],
+    ) -> None:
+        """Update ``effective`` with the assignments of ``layer`` that took effect."""
+        for name in failed:
+            effective.pop(self._key(name), None)
+        for assignment in valid:
+            if assignment.name in failed or self._is_deselection(assignment):
+                continue
+            symbol = self.kconf.syms[assignment.name]
+            if layer.label == "config" and not symbol.visibility:
+                # A full .config lists derived values too; they are not requests.
+                symbol.unset_value()
+            else:
+                origin = ValueOrigin(**vars(assignment), label=layer.label)
+                effective[self._key(assignment.name)] = origin
+
+    def _key(self, name: str) -> str:
+        """Return the name under which a symbol's value is stored: the choice of a choice member."""
+        symbol = self.kconf.syms.get(name)
+        return name if symbol is None or symbol.choice is None else str(symbol.choice.name)
+
+    def _set(self, assignment: Assignment) -> None:
+        symbol = self.kconf.syms[assignment.name]
+        if is_settable(symbol):
+            self._touched.add(symbol)
+            symbol.set_value(assignment.value)
+
+    def _names(self, texts: Iterable[str]) -> set[str]:
+        """Return the symbols in the problems ``NAME=value: …``, and the choices of the symbols."""
+        names = {text.partition("=")[0] for text in texts}
+        return names | {self._key(name) for name in names}
+
+    def _with_value(self, problem: Problem, name: str = "") -> Problem:
+        """Return ``problem`` with the value that kconfiglib would silently use instead.
+
+        The symbol is ``name``, or the first CONFIG_NAME in the problem.
+        """
+        match = re.search(r"CONFIG_(\w+)", problem.what)
+        item = self.find(self._key(name or (match[1] if match else "")))
+        if item is None:
+            return problem
+        value = f"be {value_text(item)}" if value_text(item) else "have no value"
+        return dataclasses.replace(problem, next=f"if ignored, {item.name} would {value}")
+
+    def _is_deselection(self, assignment: Assignment) -> bool:
+        """Return whether the assignment is a choice member's n, implied by another member's y."""
+        symbol = self.kconf.syms.get(assignment.name)
+        return bool(symbol and symbol.choice and assignment.value == "n")
+
+    def _check_effective(
+        self, effective: Mapping[str, ValueOrigin]
+    ) -> tuple[list[Problem], list[Problem], dict[str, ValueOrigin]]:
+        """Return problems that later layers caused, hidden assignments, and deciding origins."""
+        broken: list[Problem] = []
+        hidden: list[Problem] = []
+        deciding: dict[str, ValueOrigin] = {}
+        for key, origin in effective.items():
+            symbol = self.kconf.syms[origin.name]
+            if has_assigned_value(symbol, origin):
+                if symbol.visibility:
+                    deciding[key] = origin
+                continue
+            failure = failure_reason(symbol, origin)
+            what = f"{origin.name}={origin.value}: {failure.what}"
+            problem = Problem(what, origin.where, code=failure.code)
+            (broken if symbol.visibility else hidden).append(problem)
+        return broken, hidden, deciding
+
+
+def _words(problem: Problem) -> set[str]:
+    return set(re.findall(r"\w+", problem.what))
+
+
+def _layers(layers_or_resolution: Sequence[ConfigLayer] | ResolvedConfig) -> Sequence[ConfigLayer]:
+    if isinstance(layers_or_resolution, ResolvedConfig):
+        return layers_or_resolution.layers
+    return layers_or_resolution

@@ -1,0 +1,68 @@
+"""Set up the Python environment of this tree, or print the command that completes it.
+
+make runs this before every target. With --venv, the folder is created and filled as needed. With
+--active, the interpreter belongs to the user: nothing is installed.
+"""
+
+import sys
+
+if sys.version_info < (3, 11):
+    version = ".".join(map(str, sys.version_info[:3]))
+    sys.exit(f"ERROR   Python 3.11 or newer is required, {sys.executable} is {version}")
+
+import argparse
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from lib import console
+from lib.console import log
+from lib.env.python_env import (
+    VirtualEnvironment,
+    check_requirements,
+    default_requirements,
+    extra_requirements,
+    import_path,
+    install_command,
+)
+from lib.errors import EXIT_DONE, ConfigError, Problem
+from lib.project import ROOT
+
+
+def main() -> int:
+    """Set up the environment from the command line. Raises ConfigError if the user has to act."""
+    parser = argparse.ArgumentParser(prog="python -m lib.env", description=__doc__)
+    target = parser.add_mutually_exclusive_group(required=True)
+    target.add_argument("--venv", type=Path, metavar="DIR", help="the environment make manages")
+    target.add_argument("--active", metavar="PYTHON", help="the user's own interpreter")
+    parser.add_argument("--extras", default="", help="names of extras in pyproject.toml")
+    args = parser.parse_args()
+    extras = args.extras.replace(",", " ").split()
+    if args.active:
+        _check(args.active, extras)
+        return EXIT_DONE
+    venv = VirtualEnvironment(args.venv.absolute(), ROOT)
+    if not venv.is_ours():
+        _check(str(venv.python), extras)
+    elif not venv.is_current(extras):
+        venv.bring_up(extras)
+    return EXIT_DONE
+
+
+def _check(python: str, extras: Sequence[str]) -> None:
+    """Raise ConfigError, with the install command, if ``python`` (this process) is incomplete."""
+    if shutil.which(python) is None:
+        hint = "deactivate that environment, or use another: make PYTHON=/path/to/python"
+        what = f"{python}: not executable"
+        raise ConfigError(Problem(what, next=hint, code="env.no-interpreter"))
+    requirements = default_requirements(ROOT) + extra_requirements(ROOT, extras)
+    findings = check_requirements(ROOT, requirements, import_path())
+    if not findings.complete:
+        what = f"{python} lacks {findings.describe_lacking()}"
+        command = install_command(ROOT, findings)
+        raise ConfigError(Problem(what, next=command, code="env.missing-package"))
+    if findings.differing:
+        log("SETUP", f"{python} has untested versions: {findings.describe_differing()}")
+
+
+console.run_main(main)

@@ -1,0 +1,308 @@
+"""Hardware facts, and settings read back from torch to compare them with the requested ones."""
+
+import os
+import re
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn.attention import SDPBackend
+
+from lib.env.gpu import cpu_model, usable_cores
+from lib.env.machine import WORKSPACE, WORKSPACE_VARIABLE, autocast
+from lib.env.options import MachineConfig
+from lib.env.ranks import ProcessRank, missing_variables
+from lib.errors import PreflightError, Problem
+
+GIB = 1024**3
+# Three states of a setting: requested, resolved, observed.
+Setting = dict[str, Any]
+_ADVICE = (
+    "paper_repro allows no deviation; type: SET=RUN_PROFILE_MAXOUT_SPEED=y to record it instead"
+)
+
+
+def hardware(device: torch.device) -> dict[str, Any]:
+    """Return processor, memory and, on a GPU, name, memory and driver; None for missing facts."""
+    facts: dict[str, Any] = {
+        "cpu_model": cpu_model(),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "cpu_cores": usable_cores(),
+        "ram_gib": round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / GIB, 1),
+        "cuda_version": torch.version.cuda,
+        "hip_version": torch.version.hip,
+        "gpu_name": None,
+        "vram_gib": None,
+        "driver_version": None,
+    }
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        facts["gpu_name"] = properties.name
+        facts["vram_gib"] = round(properties.total_memory / GIB, 1)
+        facts["driver_version"] = _driver_version()
+    return facts
+
+
+def device_name(device: torch.device) -> str:
+    """Return the model of the training device, which can affect the bits of a run."""
+    return cpu_model() if device.type == "cpu" else torch.cuda.get_device_name(device)
+
+
+def setting(requested: Any, resolved: Any, read: Callable[[], Any]) -> Setting:
+    """Return a setting in three states: requested, resolved for this machine, and read back.
+
+    torch raises RuntimeError for old TF32 switches once new ones were set; the error is recorded as
+    the observed value.
+    """
+    try:
+        observed = read()
+    except RuntimeError as error:
+        observed = f"unreadable: {error}"
+    return {"requested": requested, "resolved": resolved, "observed": observed}
+
+
+def machine_settings(
+    machine: MachineConfig, device: torch.device, process: ProcessRank, scaler: torch.amp.GradScaler
+) -> dict[str, Setting]:
+    """Return the settings of the machine and of torch, by name."""
+    mixed, on_gpu = machine.precision != "fp32", device.type == "cuda"
+    requested: dict[str, tuple[Any, Callable[[], Any]]] = {
+        "precision_mode": (machine.precision, lambda: _precision(machine)),
+        "amp_enabled": (mixed, lambda: _autocasts(machine)),
+        "grad_scaler_enabled": (machine.precision == "fp16", scaler.is_enabled),
+        "cpu_threads": (machine.cpu_threads, torch.get_num_threads),
+        "world_size": (process.world_size, _world_size),
+        "float32_matmul_precision": (
+            machine.matmul_precision,
+            torch.get_float32_matmul_precision,
+        ),
+        "cudnn_benchmark": (machine.cudnn_benchmark, lambda: torch.backends.cudnn.benchmark),
+        "fill_uninitialized_memory": (
+            False,
+            lambda: torch.utils.deterministic.fill_uninitialized_memory,
+        ),
+    }
+    tf32 = machine.matmul_precision != "highest"
+    workspace = WORKSPACE if on_gpu and machine.repeats else None
+    warns = machine.deterministic == "warn"
+    settings = {name: setting(value, value, read) for name, (value, read) in requested.items()}
+    # Settings derived from other settings or from the device.
+    settings |= {
+        "device": setting(machine.device, str(device), _observed_device),
+        "allow_tf32_matmul": setting(
+            machine.matmul_precision, tf32, lambda: torch.backends.cuda.matmul.allow_tf32
+        ),
+        "allow_tf32_cudnn": setting(
+            machine.matmul_precision, tf32, lambda: torch.backends.cudnn.allow_tf32
+        ),
+        "deterministic_algorithms": setting(
+            machine.deterministic, "warn_only" if warns else machine.repeats, _deterministic
+        ),
+        "cublas_workspace_config": setting(
+            machine.deterministic, workspace, lambda: _variable(WORKSPACE_VARIABLE, workspace)
+        ),
+    }
+    if on_gpu:
+        segments = machine.expandable_segments
+        settings["expandable_segments"] = setting(segments, segments, _expandable_segments)
+    return settings
+
+
+def deviations(settings: Mapping[str, Setting]) -> list[str]:
+    """Return the names of settings whose observed value differs from the resolved value."""
+    return [name for name, state in settings.items() if state["resolved"] != state["observed"]]
+
+
+def require_no_deviations(settings: Mapping[str, Setting]) -> None:
+    """Raise PreflightError listing every deviation with both values."""
+    problems = [
+        f"{name}: setting differs (expected {settings[name]['resolved']}, "
+        f"got {settings[name]['observed']})"
+        for name in deviations(settings)
+    ]
+    if problems:
+        code = "machine.setting-mismatch"
+        raise PreflightError(*(Problem(what, next=_ADVICE, code=code) for what in problems))
+
+
+def selected_sdpa_backend(
+    q_BNTH: torch.Tensor, kv_heads: int, dropout: float, seen: Mapping[str, Any]
+) -> str:
+    """Return the kernel torch selects for attention: flash, efficient, cudnn or math.
+
+    ``seen`` contains the mask arguments of ``scaled_dot_product_attention``. torch itself is
+    queried with tensors of that shape, because the choice depends on versions. Raises RuntimeError
+    if no kernel allowed by ``torch.nn.attention.sdpa_kernel`` supports the input.
+    """
+    batch, heads, length, width = q_BNTH.shape
+    k, v = (q_BNTH.new_empty(batch, kv_heads, length, width).requires_grad_() for _ in "kv")
+    choice = torch._fused_sdp_choice(
+        q_BNTH, k, v, dropout_p=dropout, enable_gqa=kv_heads < heads, **seen
+    )
+    return SDPBackend(choice).name.lower().removesuffix("_attention")
+
+
+def _observed_device() -> str:
+    """Return the device of a new tensor on the training device."""
+    if not torch.cuda.is_initialized():
+        return "cpu"
+    return str(torch.device("cuda", torch.cuda.current_device()))
+
+
+def _autocasts(machine: MachineConfig) -> bool:
+    """Return whether autocast is enabled in the context of the forward pass."""
+    with autocast(machine):
+        return torch.is_autocast_enabled(machine.device)
+
+
+def _precision(machine: MachineConfig) -> str:
+    """Return the precision of a matrix product in the context of the forward pass."""
+    with autocast(machine):
+        if not torch.is_autocast_enabled(machine.device):
+            return "fp32"
+        dtype = torch.get_autocast_dtype(machine.device)
+    return {torch.bfloat16: "bf16", torch.float16: "fp16"}[dtype]
+
+
+def _deterministic() -> bool | str:
+    if torch.is_deterministic_algorithms_warn_only_enabled():
+        return "warn_only"
+    return torch.are_deterministic_algorithms_enabled()
+
+
+def _world_size() -> int:
+    """Return the size of the joined process group, or 1 if there is none."""
+    joined = dist.is_available() and dist.is_initialized()
+    return dist.get_world_size() if joined else 1
+
+
+def _variable(name: str, resolved: str | None) -> str | None:
+    """Return the environment variable, or None if this run does not use it."""
+    return os.environ.get(name) if resolved is not None else None
+
+
+def _expandable_segments() -> bool:
+    return not missing_variables({"PYTORCH_ALLOC_CONF": "expandable_segments:True"})
+
+
+def _driver_version() -> str | None:
+    """Return the version of the NVIDIA or AMD kernel driver, or None if unavailable."""
+    nvidia = _read_text(Path("/proc/driver/nvidia/version"))
+    if nvidia:
+        return nvidia.splitlines()[0].removeprefix("NVRM version:").strip()
+    return _read_text(Path("/sys/module/amdgpu/version")).strip() or None
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
+
+
+# Detection of the attention kernel from the autograd graph of its output.
+#
+# Autograd records the operation that produced a tensor. Reading this record is a hundred times
+# cheaper than a profile, which takes over a second to start and writes to the log of the run.
+
+
+_FUSED = re.compile(r"ScaledDotProduct(\w+?)Attention")
+
+
+def detect_sdpa_kernel(context: Tensor) -> str:
+    """Return flash, efficient, cudnn or math, or "unknown" if neither is in the graph.
+
+    ``context`` is the output of scaled_dot_product_attention and must require a gradient.
+    """
+    kernel, nodes = "unknown", [context.grad_fn]
+    while nodes:
+        node = nodes.pop()
+        if node is None:
+            continue
+        if fused := _FUSED.search(node.name()):
+            return fused[1].lower()
+        if "Softmax" in node.name():
+            kernel = "math"
+        nodes += [parent for parent, _ in node.next_functions]
+    return kernel
+
+
+# Recording of non-deterministic operations from the warnings of torch, each operation once.
+
+
+# Wording of torch for an operation, a fused attention kernel and a product without a workspace.
+_WARNING = (
+    r"(?P<name>.+?) (does not have a deterministic implementation"
+    r"|defaults to a non-deterministic algorithm)"
+    r"|.*not deterministic because it uses (?P<library>CuBLAS)"
+)
+
+
+class NondeterministicOperations:
+    """Names of non-deterministic operations; ``report`` is called with each new name."""
+
+    def __init__(self, report: Callable[[str], None]) -> None:
+        self._report = report
+        self._names: set[str] = set()
+
+    @property
+    def names(self) -> list[str]:
+        """Return all recorded names, sorted."""
+        return sorted(self._names)
+
+    def add(self, names: Iterable[str]) -> None:
+        """Add names recorded by an earlier process."""
+        self._names.update(names)
+
+    def meet(self, message: str) -> bool:
+        """Record the operation if ``message`` is such a warning; return whether it is."""
+        match = re.match(_WARNING, message, re.DOTALL)
+        if match is None:
+            return False
+        name = match["name"] or match["library"]
+        if name not in self._names:
+            self._names.add(name)
+            self._report(name)
+        return True
+
+
+@contextmanager
+def record_nondeterminism(
+    machine: MachineConfig, report: Callable[[str], None]
+) -> Iterator[NondeterministicOperations | None]:
+    """Record such warnings of torch inside the context instead of printing them.
+
+    Yields None unless ``DETERMINISTIC`` is warn. Warning filters are process-wide. torch emits some
+    warnings once per process, and Python once per location; inside, each is emitted every time.
+    Warnings of the backward pass come from its thread.
+    """
+    if machine.deterministic != "warn":
+        yield None
+        return
+    operations, warn_always = NondeterministicOperations(report), torch.is_warn_always_enabled()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("always", message=_WARNING)
+        showwarning = warnings.showwarning
+
+        def show(
+            message: Warning | str,
+            category: type[Warning],
+            filename: str,
+            lineno: int,
+            file: TextIO | None = None,
+            line: str | None = None,
+        ) -> Any:
+            if not operations.meet(str(message)):
+                showwarning(message, category, filename, lineno, file, line)
+
+        warnings.showwarning = show
+        torch.set_warn_always(True)
+        try:
+            yield operations
+        finally:
+            torch.set_warn_always(warn_always)

@@ -1,0 +1,160 @@
+"""Detection of the environment of the running interpreter from its folder, not from variables.
+
+A variable such as CONDA_DEFAULT_ENV can be set by anybody and stays set outside its environment.
+"""
+
+import hashlib
+import platform
+import re
+import sys
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from lib.env.python_env import PROJECT
+from lib.errors import ConfigError, Problem
+
+
+@dataclass(frozen=True)
+class Interpreter:
+    """An interpreter and the environment of its packages."""
+
+    # conda, uv, venv or system.
+    kind: str
+    # Last component of the path; "base" for the installation folder of conda.
+    name: str
+    # Full version, such as 3.13.1.
+    python: str
+    prefix: Path
+    program: str = sys.executable
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.name}, Python {self.python}"
+
+
+def current_interpreter(
+    prefix: Path = Path(sys.prefix),
+    base_prefix: Path = Path(sys.base_prefix),
+    program: str = sys.executable,
+) -> Interpreter:
+    """Return the interpreter of the environment ``prefix``, created from the one in
+    ``base_prefix``.
+
+    uv records its version in pyvenv.cfg, and conda creates a folder conda-meta in each environment.
+    A virtual environment created from conda's Python counts as a virtual environment.
+    """
+    keys = _pyvenv_keys(prefix) if prefix != base_prefix else set()
+    if keys:
+        kind = "uv" if "uv" in keys else "venv"
+    else:
+        kind = "conda" if (prefix / "conda-meta").is_dir() else "system"
+    # Only the installation folder of conda contains condabin.
+    is_base = kind == "conda" and (prefix / "condabin").is_dir()
+    name = "base" if is_base else prefix.name
+    return Interpreter(kind, name, platform.python_version(), prefix, program)
+
+
+def _pyvenv_keys(prefix: Path) -> set[str]:
+    """Return the keys of pyvenv.cfg; empty if the folder is not a virtual environment."""
+    try:
+        lines = (prefix / "pyvenv.cfg").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return set()
+    return {line.split("=", 1)[0].strip().lower() for line in lines if "=" in line}
+
+
+# Installed packages as seen by the running interpreter; works without pip, which uv omits.
+
+
+# Folder NAME-VERSION.dist-info, or NAME-VERSION-pyX.Y.egg-info of old setuptools.
+_INFO = re.compile(r"(?P<name>[^-]+(?:-[^0-9][^-]*)*)-(?P<version>[^-]+)(?:-py[\d.]+)?")
+
+
+def installed_packages(path: Sequence[str] | None = None) -> dict[str, str]:
+    """Return name → version, sorted by name, of the packages in ``path`` (default sys.path).
+
+    Folder names are parsed, which is ten times faster than reading package metadata. If a name
+    occurs several times, the first one counts, as for imports.
+    """
+    packages: dict[str, str] = {}
+    for entry in filter(None, sys.path if path is None else path):
+        for kind in ("dist-info", "egg-info"):
+            for folder in Path(entry).glob(f"*.{kind}"):
+                if match := _INFO.fullmatch(folder.stem):
+                    packages.setdefault(normalize_name(match["name"]), match["version"])
+    return dict(sorted(packages.items()))
+
+
+def normalize_name(name: str) -> str:
+    """Return the normalized package name (PEP 503)."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def format_packages(packages: Mapping[str, str]) -> str:
+    """Return one line ``name==version`` per package, sorted by name (packages.txt)."""
+    return "".join(f"{name}=={version}\n" for name, version in sorted(packages.items()))
+
+
+def packages_digest(packages: Mapping[str, str]) -> str:
+    """Return the SHA-256 of ``listing``."""
+    return hashlib.sha256(format_packages(packages).encode()).hexdigest()
+
+
+# Lock files: comparison of installed packages with locked versions.
+
+
+_PIN = re.compile(r"([A-Za-z0-9._-]+)==([^\s;\\]+)")
+# Installers and the project itself, which lock files omit.
+_INSTALLERS = {"pip", "setuptools", "uv", "wheel", PROJECT}
+
+
+def lock_differences(path: Path, packages: Mapping[str, str]) -> list[str]:
+    """Return the installed ``packages`` (name → version) that differ from the lock file, as text.
+
+    Locked packages that are not installed are ignored, because they may be for another platform. A
+    build label (``+cpu``) is ignored too. Raises FileNotFoundError if the file is missing, and
+    ConfigError if it names no package.
+    """
+    pins = _read(path)
+    differences = []
+    for name, version in packages.items():
+        if name in _INSTALLERS:
+            continue
+        if name not in pins:
+            differences.append(f"{name} {version} (not locked)")
+        elif not {version, version.partition("+")[0]} & pins[name]:
+            differences.append(f"{name} {version} (locked: {', '.join(sorted(pins[name]))})")
+    return differences
+
+
+def _read(path: Path) -> dict[str, set[str]]:
+    """Return name → versions: a lock file for several platforms may list several versions."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise ConfigError(Problem("not a text file", str(path), code="lock-file.damaged")) from None
+    pins: dict[str, set[str]] = {}
+    for name, version in _toml(text, path) if path.suffix in (".lock", ".toml") else _lines(text):
+        pins.setdefault(normalize_name(name), set()).add(version)
+    if not pins:
+        what = "ENV_LOCK_FILE: no packages listed"
+        raise ConfigError(Problem(what, str(path), code="lock-file.empty"))
+    return pins
+
+
+def _toml(text: str, path: Path) -> list[tuple[str, str]]:
+    """Return the packages of uv.lock (table package) or pylock.toml (PEP 751, table packages)."""
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        what = f"invalid TOML: {error}"
+        raise ConfigError(Problem(what, str(path), code="lock-file.damaged")) from None
+    packages = document.get("package", []) + document.get("packages", [])
+    # The project has no version if it is installed from its folder.
+    return [(str(item["name"]), str(item["version"])) for item in packages if "version" in item]
+
+
+def _lines(text: str) -> list[tuple[str, str]]:
+    matches = (_PIN.match(line.strip()) for line in text.splitlines())
+    return [(match[1], match[2]) for match in matches if match]

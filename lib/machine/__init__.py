@@ -1,1 +1,0 @@
-"""Machine of a run: device, precision and kernels, as requested, resolved and observed."""

@@ -1,1 +1,0 @@
-"""Detection of non-finite values and of the tensors that contain them."""

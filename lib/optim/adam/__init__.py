@@ -1,1 +1,0 @@
-"""Adam: steps scaled by the root of the second moment."""

@@ -1,1 +1,0 @@
-"""AdamW: Adam with decoupled weight decay."""

@@ -1,1 +1,0 @@
-"""AdamWAdv: AdamW with AMSGrad."""

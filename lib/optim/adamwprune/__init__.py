@@ -1,1 +1,0 @@
-"""AdamWPrune: an Adam-like optimizer whose moments determine the pruned weights."""

@@ -1,1 +1,0 @@
-"""AdamW with SPAM: spike-aware gradient clipping, moment damping and periodic moment resets."""

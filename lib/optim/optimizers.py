@@ -1,0 +1,176 @@
+"""Interface of every optimizer, as used by the trainer."""
+
+from collections.abc import Callable
+from typing import Any, Protocol, TypedDict
+
+import torch
+from torch import nn
+
+from lib.optim import ADAMWPRUNE_BASES
+from lib.optim.options import AdamFamilyOptions, AdamwpruneOptions, SgdOptions
+
+
+class Optimizer(Protocol):
+    """torch's optimizer interface with two additions.
+
+    The trainer sets ``param_groups[...]["lr"]`` before each step.
+    """
+
+    param_groups: list[dict[str, Any]]
+
+    def step(self, *, gradient_norm: torch.Tensor | None = None) -> Any:
+        """Update the parameters from their ``.grad``, which may be modified.
+
+        ``gradient_norm`` is the global gradient norm before clipping (the return value of
+        ``clip_grad_norm_``); without it, an optimizer that needs the norm computes it from
+        ``.grad``.
+        """
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear the gradients."""
+
+    def statistics(self) -> dict[str, float]:
+        """Return metrics for a log line. May wait for the device, so call only when logging."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the tensors and plain numbers needed for an exact resume."""
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore ``state_dict``."""
+
+
+# Roles of a model's parameters, and optimizer parameter groups by role.
+
+
+class ParameterGroup(TypedDict):
+    """Parameter group of torch's optimizers, which store the names as ``param_names``."""
+
+    params: list[tuple[str, nn.Parameter]]
+    weight_decay: float
+
+
+def embedding_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the trainable weights of ``nn.Embedding`` by name, also if tied to an output head."""
+    tables = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
+    return {name: p for name, p in _trainable(model).items() if id(p) in tables}
+
+
+def matrix_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Return trainable parameters with two or more dimensions by name, without embeddings."""
+    tables = embedding_parameters(model)
+    return {name: p for name, p in _trainable(model).items() if p.ndim >= 2 and name not in tables}
+
+
+def parameter_groups(model: nn.Module, weight_decay: float) -> list[ParameterGroup]:
+    """Return two groups: matrices with weight decay, and all other parameters without.
+
+    Embeddings, biases, norms, gates and scalars do not decay. A tied matrix occurs once, under its
+    first name. A group without parameters is omitted.
+    """
+    decayed = matrix_parameters(model)
+    undecayed = {name: p for name, p in _trainable(model).items() if name not in decayed}
+    groups: list[ParameterGroup] = [
+        {"params": list(decayed.items()), "weight_decay": weight_decay},
+        {"params": list(undecayed.items()), "weight_decay": 0.0},
+    ]
+    return [group for group in groups if group["params"]]
+
+
+def _trainable(model: nn.Module) -> dict[str, nn.Parameter]:
+    return {name: p for name, p in model.named_parameters() if p.requires_grad}
+
+
+# Adam, AdamW and AMSGrad with torch's fused kernel.
+
+
+class Adam(torch.optim.Adam):
+    """torch's Adam, configured as Adam, AdamW or AMSGrad by its options.
+
+    ``fused`` makes one pass over memory on CPUs and GPUs (on a CPU five times as fast as the plain
+    loop, and elementwise, so deterministic). torch raises RuntimeError if a device has no fused
+    kernel.
+    """
+
+    def __init__(self, groups: list[ParameterGroup], options: AdamFamilyOptions, lr: float) -> None:
+        super().__init__(
+            groups,
+            lr=lr,
+            betas=(options.beta1, options.beta2),
+            eps=options.eps,
+            amsgrad=options.amsgrad,
+            fused=True,
+            decoupled_weight_decay=options.decoupled,
+        )
+
+    def step(
+        self,
+        closure: Callable[[], float] | None = None,
+        *,
+        gradient_norm: torch.Tensor | None = None,
+    ) -> float | None:
+        """Update the parameters. Adam ignores ``gradient_norm``, the norm before clipping."""
+        return super().step(closure)
+
+    def statistics(self) -> dict[str, float]:
+        """Return no metrics: Adam logs none."""
+        return {}
+
+
+# AdamW: Adam with decoupled weight decay, set by its options.
+
+
+class Adamw(Adam):
+    """Adam with decoupled weight decay, on the same kernel."""
+
+
+# AdamWAdv: AdamW with AMSGrad, set by its options.
+
+
+class Adamwadv(Adamw):
+    """AdamW with AMSGrad, on the same kernel."""
+
+
+# AdamWPrune: trains with its base optimizer; the state pruner reads the base's moments.
+
+
+class Adamwprune:
+    """Factory of the base optimizer; ``state`` pruning does the rest of AdamWPrune."""
+
+    def __new__(cls, groups: list[ParameterGroup], options: AdamwpruneOptions, lr: float) -> Adam:
+        """Return an optimizer of the base's class."""
+        base: Adam = ADAMWPRUNE_BASES.module(options.base.name)(groups, options.base, lr)
+        return base
+
+
+# SGD with torch's foreach kernels.
+
+
+class Sgd(torch.optim.SGD):
+    """torch's SGD with the configured options.
+
+    Not fused: torch's fused kernel leaves the momentum uninitialized if a GradScaler skips the
+    first step, and fails if a parameter gets its first gradient later than the others of its group.
+    """
+
+    def __init__(self, groups: list[ParameterGroup], options: SgdOptions, lr: float) -> None:
+        super().__init__(
+            groups,
+            lr=lr,
+            momentum=options.momentum,
+            dampening=options.dampening,
+            nesterov=options.nesterov,
+            foreach=True,
+        )
+
+    def step(
+        self,
+        closure: Callable[[], float] | None = None,
+        *,
+        gradient_norm: torch.Tensor | None = None,
+    ) -> float | None:
+        """Update the parameters. SGD ignores ``gradient_norm``, the norm before clipping."""
+        return super().step(closure)
+
+    def statistics(self) -> dict[str, float]:
+        """Return no metrics: SGD logs none."""
+        return {}

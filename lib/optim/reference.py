@@ -1,0 +1,177 @@
+"""Adam, AdamW and AMSGrad as in their papers' algorithms, in scalar Python float64."""
+
+import math
+
+from lib.optim.options import AdamFamilyOptions, AdamwspamOptions, SgdOptions
+
+
+class AdamReference:
+    """Reference of Adam, AdamW and AMSGrad.
+
+    ``parameters``: one list of floats per tensor, updated in place; ``decays``: one per tensor.
+    """
+
+    def __init__(
+        self, parameters: list[list[float]], options: AdamFamilyOptions, decays: list[float]
+    ) -> None:
+        self.parameters = parameters
+        self.options = options
+        self.decays = decays
+        self.m = [[0.0] * len(tensor) for tensor in parameters]
+        self.v = [[0.0] * len(tensor) for tensor in parameters]
+        self.v_max = [[0.0] * len(tensor) for tensor in parameters]
+        self.t = 0
+
+    def step(self, gradients: list[list[float]], lr: float) -> None:
+        """Update θ ← θ − lr m̂ / (√v̂ + ε) with m̂ = m / (1 − β1ᵗ), v̂ = v / (1 − β2ᵗ).
+
+        Weight decay comes first: θ ← θ − lr λ θ if decoupled, g ← g + λ θ if not.
+        """
+        o = self.options
+        self.t += 1
+        for k, gradient in enumerate(gradients):
+            for i, g in enumerate(gradient):
+                weight = self.parameters[k][i]
+                if o.decoupled:
+                    weight -= lr * self.decays[k] * weight
+                else:
+                    g += self.decays[k] * weight
+                self.m[k][i] = o.beta1 * self.m[k][i] + (1 - o.beta1) * g
+                self.v[k][i] = o.beta2 * self.v[k][i] + (1 - o.beta2) * g * g
+                self.v_max[k][i] = max(self.v_max[k][i], self.v[k][i])
+                v = self.v_max[k][i] if o.amsgrad else self.v[k][i]
+                m_hat = self.m[k][i] / (1 - o.beta1**self.t)
+                v_hat = v / (1 - o.beta2**self.t)
+                self.parameters[k][i] = weight - lr * m_hat / (math.sqrt(v_hat) + o.eps)
+
+
+# AdamW as in the paper's algorithm 2, in scalar Python float64.
+
+
+class AdamwReference(AdamReference):
+    """Reference of AdamW: Adam's loop with decoupled weight decay."""
+
+
+# AdamW with AMSGrad, in scalar Python float64.
+
+
+class AdamwadvReference(AdamReference):
+    """Reference of AdamWAdv: Adam's loop with decoupled weight decay and AMSGrad."""
+
+
+# AdamW with SPAM, in scalar Python float64.
+
+
+class AdamwspamReference:
+    """Reference of AdamW with SPAM.
+
+    ``parameters``: one list of floats per tensor, updated in place; ``decays``: one per tensor.
+    """
+
+    def __init__(
+        self, parameters: list[list[float]], options: AdamwspamOptions, decays: list[float]
+    ) -> None:
+        self.parameters = parameters
+        self.options = options
+        self.decays = decays
+        self.norms: list[float] = []
+        self.n = 0
+        self.spikes: list[int] = []
+        self.clipped: list[tuple[int, int, int]] = []
+        self._reset()
+
+    def step(self, gradients: list[list[float]], lr: float) -> None:
+        """Apply the five parts of a step as listed in the docstring of ``adamwspam.module``."""
+        o = self.options
+        self.n += 1
+        if self.n > 1 and (self.n - 1) % o.interval == 0:
+            self._reset()
+        self.t += 1
+        if self._is_spike(gradients):
+            self.spikes.append(self.n)
+            damping = (o.moment_damping, o.variance_damping)
+        else:
+            damping = (1.0, 1.0)
+        for k, gradient in enumerate(gradients):
+            for i, g in enumerate(gradient):
+                g = self._clip(k, i, g)
+                self.m[k][i] = o.beta1 * damping[0] * self.m[k][i] + (1 - o.beta1) * g
+                self.v[k][i] = o.beta2 * damping[1] * self.v[k][i] + (1 - o.beta2) * g * g
+                self._move(k, i, lr * self._warmup())
+
+    def _reset(self) -> None:
+        self.m = [[0.0] * len(tensor) for tensor in self.parameters]
+        self.v = [[0.0] * len(tensor) for tensor in self.parameters]
+        self.v_max = [[0.0] * len(tensor) for tensor in self.parameters]
+        self.t = 0
+
+    def _is_spike(self, gradients: list[list[float]]) -> bool:
+        o = self.options
+        norm = math.sqrt(sum(g * g for gradient in gradients for g in gradient))
+        window = self.norms[-o.spike_window :]
+        self.norms.append(norm)
+        if len(window) < o.spike_window:
+            return False
+        mean = sum(window) / len(window)
+        sigma = math.sqrt(sum((x - mean) ** 2 for x in window) / len(window))
+        return norm > mean + o.spike_threshold * sigma
+
+    def _clip(self, k: int, i: int, g: float) -> float:
+        limit = math.sqrt(self.options.theta * self.v[k][i])
+        if self.t < self.options.clip_delay or limit == 0.0 or abs(g) <= limit:
+            return g
+        self.clipped.append((self.n, k, i))
+        return math.copysign(limit, g)
+
+    def _warmup(self) -> float:
+        o = self.options
+        if self.n <= o.interval or self.t >= o.reset_warmup_steps:
+            return 1.0
+        return 0.5 * (1 - math.cos(math.pi * self.t / o.reset_warmup_steps))
+
+    def _move(self, k: int, i: int, lr: float) -> None:
+        o = self.options
+        m_hat = self.m[k][i] / (1 - o.beta1**self.t)
+        v = self.v[k][i]
+        if o.amsgrad:
+            v = self.v_max[k][i] = max(v, self.v_max[k][i])
+        v_hat = v / (1 - o.beta2**self.t)
+        weight = self.parameters[k][i] * (1 - lr * self.decays[k])
+        self.parameters[k][i] = weight - lr * m_hat / (math.sqrt(v_hat) + o.eps)
+
+
+# SGD with momentum, in scalar Python float64.
+
+
+class SgdReference:
+    """Reference of SGD with momentum.
+
+    ``parameters``: one list of floats per tensor, updated in place; ``decays``: one per tensor.
+    """
+
+    def __init__(
+        self, parameters: list[list[float]], options: SgdOptions, decays: list[float]
+    ) -> None:
+        self.parameters = parameters
+        self.options = options
+        self.decays = decays
+        self.buffers = [[0.0] * len(tensor) for tensor in parameters]
+        self.t = 0
+
+    def step(self, gradients: list[list[float]], lr: float) -> None:
+        """Update g ← g + λθ; b ← μ b + (1 − d) g (b = g at first); θ ← θ − lr (b, or g + μ b)."""
+        o = self.options
+        self.t += 1
+        for k, gradient in enumerate(gradients):
+            for i, g in enumerate(gradient):
+                g += self.decays[k] * self.parameters[k][i]
+                if self.t == 1:
+                    buffer = g
+                else:
+                    buffer = o.momentum * self.buffers[k][i] + (1 - o.dampening) * g
+                self.buffers[k][i] = buffer
+                if o.momentum == 0.0:
+                    update = g
+                else:
+                    update = g + o.momentum * buffer if o.nesterov else buffer
+                self.parameters[k][i] -= lr * update

@@ -1,1 +1,0 @@
-"""SGD: stochastic gradient descent with momentum."""

@@ -1,0 +1,155 @@
+"""List of planned runs, created for a study, a test matrix or a single training.
+
+A plan consists of blocks of configurations, one block per seed: every variant is trained with the
+first seed before any is trained with the second, so that a study stopped early is still a
+comparison.
+"""
+
+import fnmatch
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar
+
+from lib.config.field import SymbolValue
+from lib.errors import ConfigError, Problem
+from lib.runs.run_dir import RunDir, is_done
+
+# A longer range is assumed to be a typing error.
+_MAX_SEEDS = 1000
+
+
+class RunConfig(Protocol):
+    """Protocol of a run configuration, as used by the planner and the runner."""
+
+    @property
+    def hash8(self) -> str:
+        """Return eight hex digits that differ if configurations may give different results."""
+
+    def identity(self) -> dict[str, Any]:
+        """Return all settings that may affect a bit of the result."""
+
+
+C = TypeVar("C", bound=RunConfig)
+
+
+@dataclass(frozen=True)
+class RunVariant:
+    """One row of a comparison, before seeds: its name and its difference from the parent."""
+
+    slug: str
+    title: str = ""
+    # Number in its study; None if the study has only one variant.
+    number: int | None = None
+    # Slug of the variant that ``delta`` changes; "" for a baseline.
+    parent: str = ""
+    delta: Mapping[str, SymbolValue] | None = None
+    # Factor → level, if the variant belongs to a factorial design.
+    levels: Mapping[str, str] | None = None
+    # Name of the half of a paired plan (such as eager runs); tables never compare across arms.
+    arm: str = ""
+
+
+@dataclass(frozen=True)
+class PlannedRun(Generic[C]):
+    """One training run: variant, seed, configuration and run directory."""
+
+    study: str
+    variant: RunVariant
+    seed: int
+    config: C
+    path: Path
+
+    @property
+    def label(self) -> str:
+        """Return the name of the run in output: ``ratio/07-ra-golden-mech s2``."""
+        number = "" if self.variant.number is None else f"{self.variant.number:02d}-"
+        return f"{self.study}/{number}{self.variant.slug} s{self.seed}"
+
+    def matches(self, pattern: str) -> bool:
+        """Return whether a shell pattern matches the slug, number or directory of the run.
+
+        A pattern with a slash is matched against the label, so that ``ra*`` does not match every
+        run of the study ``ratio``.
+        """
+        number = "" if self.variant.number is None else str(self.variant.number)
+        labels = (self.label, self.label.split()[0])
+        names = labels if "/" in pattern else (self.variant.slug, number, self.path.name)
+        return any(fnmatch.fnmatchcase(name, pattern) for name in names)
+
+
+def build_runs(
+    study: str, folder: Path, blocks: Mapping[int, Sequence[tuple[RunVariant, C]]]
+) -> list[PlannedRun[C]]:
+    """Return one run per variant of each seed's block, in that order, below ``folder / study``.
+
+    If a finished run below ``folder`` has the same configuration and seed, its directory is reused,
+    regardless of its name and study. Raises ConfigError if two runs have the same configuration and
+    seed.
+    """
+    finished = _finished(folder)
+
+    def path(variant: RunVariant, seed: int, config: C) -> Path:
+        default_path = run_path(folder / study, variant.slug, seed, config)
+        if default_path.exists():
+            return default_path
+        return finished.get(run_key(default_path), default_path)
+
+    runs = [
+        PlannedRun(study, variant, seed, config, path(variant, seed, config))
+        for seed, block in blocks.items()
+        for variant, config in block
+    ]
+    problems = []
+    first: dict[tuple[int, str], PlannedRun[C]] = {}
+    for run in runs:
+        other = first.setdefault((run.seed, run.config.hash8), run)
+        if other is not run:
+            what = f"duplicate run: {run.label} equals {other.label}"
+            problems.append(Problem(what, code="run.duplicate"))
+    if problems:
+        raise ConfigError(*problems)
+    return runs
+
+
+def default_run_path(run: PlannedRun[Any], folder: Path) -> Path:
+    """Return the path of ``run`` in its study's ``folder``, even if another directory is reused."""
+    return run_path(folder, run.variant.slug, run.seed, run.config)
+
+
+def run_path(folder: Path, slug: str, seed: int, config: RunConfig) -> Path:
+    """Return ``<slug>-s<seed>-<hash8>``: each configuration has its own directory."""
+    return folder / f"{slug}-s{seed}-{config.hash8}"
+
+
+def run_key(path: Path) -> str:
+    """Return the end of the name of a run directory: ``s<seed>-<hash8>``."""
+    return "-".join(path.name.rsplit("-", 2)[1:])
+
+
+def _finished(folder: Path) -> dict[str, Path]:
+    """Return the finished runs of all studies by seed and hash."""
+    paths = sorted(folder.glob("*/*-s*-*"))
+    return {run_key(path): path for path in paths if is_done(RunDir(path))}
+
+
+def parse_seeds(text: str) -> tuple[int, ...]:
+    """Parse seeds such as ``1,2,3`` or ``1-3``.
+
+    Raises ConfigError if the text is invalid or a seed is repeated.
+    """
+    seeds: list[int] = []
+    for word in text.replace(",", " ").split():
+        match = re.fullmatch(r"([0-9]+)(?:-([0-9]+))?", word)
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, -1)
+        if not 0 <= last - first < _MAX_SEEDS:
+            what = f"invalid seed {word!r} (expected N or FIRST-LAST, at most {_MAX_SEEDS} seeds)"
+            raise ConfigError(Problem(what, "SEEDS", code="usage.invalid-seed"))
+        seeds += range(first, last + 1)
+    duplicates = [seed for seed, count in Counter(seeds).items() if count > 1]
+    if duplicates:
+        what = f"duplicate seed {duplicates[0]}"
+        raise ConfigError(Problem(what, "SEEDS", code="usage.duplicate-seed"))
+    return tuple(seeds)

@@ -1,1 +1,0 @@
-"""Magnitude pruning: removes the weights of smallest absolute value."""

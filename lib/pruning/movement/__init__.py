@@ -1,1 +1,0 @@
-"""Movement pruning: removes the weights that move towards zero."""

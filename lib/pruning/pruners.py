@@ -1,0 +1,429 @@
+"""Interface of every pruner, as used by the trainer."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import reduce
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from lib.optim.optimizers import embedding_parameters, matrix_parameters
+from lib.pruning.options import MovementOptions, NoneOptions, PruningOptions, StateOptions
+
+
+class Pruner(Protocol):
+    """Interface of a pruner.
+
+    In each optimizer step, the trainer runs backward, calls ``mask_gradients`` and ``observe``,
+    clips the gradients, steps the optimizer and calls ``after_step``. Gradients are those of the
+    global batch: accumulated, and averaged over processes.
+    """
+
+    def mask_gradients(self) -> None:
+        """Zero the gradients of pruned weights, so that they affect no norm and no moment."""
+
+    def observe(self, gradient_norm: torch.Tensor) -> None:
+        """Collect score statistics from unclipped gradients and the weights before the update.
+
+        ``gradient_norm`` is non-finite if the step is about to be skipped (fp16 overflow).
+        """
+
+    def after_step(self, step: int, progress: float, optimizer: torch.optim.Optimizer) -> None:
+        """Prune if due, and set pruned weights to zero.
+
+        ``step`` counts completed optimizer steps (1 after the first), ``progress`` is the fraction
+        of the budget used, this step included.
+        """
+
+    def sparsity(self) -> float:
+        """Return the measured fraction of prunable weights that are zero; waits for the device."""
+
+    def sparsity_by_layer(self) -> dict[str, float]:
+        """Return the measured sparsity of each prunable parameter by name."""
+
+    def prunable_weights(self) -> dict[str, int]:
+        """Return the number of prunable weights of each prunable parameter by name."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the tensors and plain numbers needed for an exact resume."""
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore ``state_dict``."""
+
+
+# Exact bottom-k selection over very many scores, without sorting or concatenating them.
+#
+# The bits of float32 numbers, read as integers with the negative ones flipped, have the same order as
+# the numbers. Two 16-bit histograms, the second inside the bin selected by the first, therefore give
+# the exact k-th lowest score over any number of tensors.
+
+
+_BITS = 16
+_BINS = 1 << _BITS
+# Elements per chunk: bounds temporaries, but each chunk is a kernel launch on a GPU.
+_CHUNK_ELEMENTS = 1 << 20
+
+
+def bottom_k(scores: Mapping[str, torch.Tensor], count: int) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield, for each name, a boolean mask of the scores among the ``count`` lowest of all scores.
+
+    Scores are float32. Ties at the threshold are selected in the order of the mapping and, within a
+    tensor, of the flattened elements: exactly ``count`` are selected, and the result is
+    deterministic.
+    """
+    threshold, ties = _threshold(scores.values(), count)
+    for name, tensor in scores.items():
+        selected = torch.empty_like(tensor, dtype=torch.bool)
+        for chunk, mask in zip(_split(tensor), _split(selected), strict=True):
+            keys = _keys(chunk)
+            torch.lt(keys, threshold, out=mask)
+            if ties:
+                tied = (keys == threshold).nonzero().flatten()[:ties]
+                mask[tied] = True
+                ties -= len(tied)
+        yield name, selected
+
+
+def _threshold(tensors: Iterable[torch.Tensor], count: int) -> tuple[int, int]:
+    """Return the key above the ``count`` lowest, and the number of ties at the key to include."""
+    chunks = [chunk for tensor in tensors for chunk in _split(tensor)]
+    digit, _, _ = _rank((_keys(c) >> _BITS for c in chunks), -_BINS // 2, count)
+    first = digit * _BINS
+    # Keys outside the bin are clamped to the values just below and just above the bin.
+    clamped = (_keys(c).clamp(first - 1, first + _BINS) for c in chunks)
+    key, below, equal = _rank(clamped, first - 1, count)
+    ties = count - below
+    return (key + 1, 0) if ties == equal else (key, ties)
+
+
+def _rank(values: Iterator[torch.Tensor], least: int, count: int) -> tuple[int, int, int]:
+    """Return the value of rank ``count`` (from 1), and how many values are below and equal to it.
+
+    ``values`` are integers from ``least`` to ``least + _BINS + 1``.
+    """
+    counts = (torch.bincount(v - least, minlength=_BINS + 2) for v in values)
+    histogram = reduce(torch.add, counts)
+    cumulative = histogram.cumsum(0)
+    index = int((cumulative < count).sum())
+    equal = int(histogram[index])
+    return least + index, int(cumulative[index]) - equal, equal
+
+
+def _split(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return tensor.view(-1).split(_CHUNK_ELEMENTS)
+
+
+def _keys(scores: torch.Tensor) -> torch.Tensor:
+    """Return int32 keys in the order of the float32 ``scores``."""
+    assert scores.dtype == torch.float32, "keys are defined for float32 only"
+    bits = scores.view(torch.int32)
+    return bits ^ (bits >> 31 & 0x7FFFFFFF)
+
+
+# Gradual mask pruning: everything but the score function of a pruner.
+
+
+class NeverPruned(nn.Module):
+    """Base class of modules whose weights are never pruned, such as a gate (zeros shift it)."""
+
+
+class PaddedEmbedding(nn.Embedding):
+    """Embedding table with unused padding rows from ``used_rows`` on.
+
+    Padding rows are zero without any pruning, so they count neither as pruned nor as prunable.
+    """
+
+    def __init__(self, num_embeddings: int, embedding_dim: int, used_rows: int) -> None:
+        super().__init__(num_embeddings, embedding_dim)
+        self.used_rows = used_rows
+
+
+def prunable_parameters(model: nn.Module, include_embeddings: bool) -> dict[str, nn.Parameter]:
+    """Return the prunable matrices by name, with embeddings (and a tied head) on request.
+
+    Norms, biases and scalars have fewer than two dimensions and are never pruned; neither are the
+    matrices of an ``Unprunable`` module.
+    """
+    excluded = {
+        id(p) for m in model.modules() if isinstance(m, NeverPruned) for p in m.parameters()
+    }
+    prunable = {name: p for name, p in matrix_parameters(model).items() if id(p) not in excluded}
+    return prunable | embedding_parameters(model) if include_embeddings else prunable
+
+
+class MaskPruner(ABC):
+    """Pruner that zeroes the lowest-scoring weights, more of them along the ramp, permanently.
+
+    ``masks`` are boolean, True for remaining weights. A pruned weight scores −∞, so it stays pruned
+    in every later update.
+    """
+
+    def __init__(self, model: nn.Module, options: PruningOptions) -> None:
+        self._parameters = prunable_parameters(model, options.include_embeddings)
+        self._options = options
+        tables = [m for m in model.modules() if isinstance(m, PaddedEmbedding)]
+        self._used_rows = {id(table.weight): table.used_rows for table in tables}
+        self.masks = {
+            name: torch.ones_like(p, dtype=torch.bool) for name, p in self._parameters.items()
+        }
+        # Target sparsity of the last update; 0 before the first.
+        self._reached = 0.0
+
+    @abstractmethod
+    def score(self, name: str, optimizer: torch.optim.Optimizer) -> torch.Tensor:
+        """Return new float32 scores in the shape of one parameter; the lowest are pruned."""
+
+    @torch.no_grad()
+    def mask_gradients(self) -> None:
+        """Zero the gradients of pruned weights; call after backward, before computing the norm."""
+        if self._reached == 0.0:
+            return
+        for name, parameter in self._parameters.items():
+            if parameter.grad is not None:
+                parameter.grad.mul_(self.masks[name])
+
+    def observe(self, gradient_norm: torch.Tensor) -> None:
+        """Do nothing: most scores need no per-step statistics."""
+
+    @torch.no_grad()
+    def after_step(self, step: int, progress: float, optimizer: torch.optim.Optimizer) -> None:
+        """Update the masks if due, and zero pruned weights; see ``Pruner``."""
+        if self._is_due(step, progress):
+            self._reached = self._options.sparsity_at(progress)
+            self._update_masks(optimizer)
+            self._mask_state(optimizer)
+        if self._reached > 0.0:
+            for name, parameter in self._parameters.items():
+                parameter.mul_(self.masks[name])
+
+    def sparsity(self) -> float:
+        """Return the measured fraction of zeros among prunable weights, 0 without such weights."""
+        zeros = sum(int((used == 0).sum()) for used in self._used_parameters().values())
+        return zeros / max(1, sum(self.prunable_weights().values()))
+
+    def sparsity_by_layer(self) -> dict[str, float]:
+        """Return the measured fraction of zeros of each prunable parameter."""
+        used = self._used_parameters()
+        return {name: int((p == 0).sum()) / p.numel() for name, p in used.items()}
+
+    def prunable_weights(self) -> dict[str, int]:
+        """Return the size of each prunable parameter, without padding."""
+        return {name: p.numel() for name, p in self._used_parameters().items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the masks and the sparsity reached."""
+        return {"reached": self._reached, "masks": dict(self.masks)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore ``state_dict``."""
+        assert state_dict["masks"].keys() == self.masks.keys(), "masks of another model"
+        self._reached = state_dict["reached"]
+        for name, mask in state_dict["masks"].items():
+            self.masks[name].copy_(mask)
+
+    def _is_due(self, step: int, progress: float) -> bool:
+        """Return whether to prune: every ``frequency`` steps in the ramp, and once at its end."""
+        options = self._options
+        if progress >= options.ramp_end:
+            return self._reached < options.target
+        return progress > options.warmup and step % options.frequency == 0
+
+    def _update_masks(self, optimizer: torch.optim.Optimizer) -> None:
+        """Prune the lowest scores of each scope.
+
+        All scores of a scope are in memory while they are ranked: one float32 copy, when no
+        activation is alive.
+        """
+        sizes = self.prunable_weights()
+        for names, sparsity in self._scopes():
+            count = round(sparsity * sum(sizes[name] for name in names))
+            if count:
+                scores = {
+                    name: self._used(name, self._alive_score(name, optimizer)) for name in names
+                }
+                for name, pruned in bottom_k(scores, count):
+                    torch.logical_not(pruned, out=self._used(name, self.masks[name]))
+
+    def _alive_score(self, name: str, optimizer: torch.optim.Optimizer) -> torch.Tensor:
+        return self.score(name, optimizer).masked_fill_(~self.masks[name], -torch.inf)
+
+    def _used(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """Return ``tensor``, in the shape of a parameter, without padding rows."""
+        return tensor[: self._used_rows.get(id(self._parameters[name]), len(tensor))]
+
+    def _used_parameters(self) -> dict[str, torch.Tensor]:
+        return {name: self._used(name, p.detach()) for name, p in self._parameters.items()}
+
+    def _scopes(self) -> Iterator[tuple[list[str], float]]:
+        """Yield groups of parameters with a common threshold, and each group's current sparsity."""
+        names = list(self._parameters)
+        if self._options.scope == "global":
+            yield names, self._reached
+            return
+        sizes = list(self.prunable_weights().values())
+        for name, sparsity in zip(
+            names, self._options.layer_sparsities(self._reached, sizes), strict=True
+        ):
+            yield [name], sparsity
+
+    def _mask_state(self, optimizer: torch.optim.Optimizer) -> None:
+        """Zero the optimizer state of pruned weights, such as moments.
+
+        Their gradients are zero from now on, so the state stays zero between updates.
+        """
+        for name, parameter in self._parameters.items():
+            for value in optimizer.state.get(parameter, {}).values():
+                if isinstance(value, torch.Tensor) and value.shape == parameter.shape:
+                    value.mul_(self.masks[name])
+
+
+# Pruner that prunes nothing, so that the trainer needs no special case.
+
+
+class NonePruner:
+    """No-op implementation of ``lib.pruning.pruners.Pruner``."""
+
+    def __init__(self, model: nn.Module, options: NoneOptions) -> None:
+        pass
+
+    def mask_gradients(self) -> None:
+        """Leave every gradient unchanged."""
+
+    def observe(self, gradient_norm: Any) -> None:
+        """Do nothing: there are no scores."""
+
+    def after_step(self, step: int, progress: float, optimizer: Any) -> None:
+        """Leave every weight unchanged."""
+
+    def sparsity(self) -> float:
+        """Return 0: nothing is prunable."""
+        return 0.0
+
+    def sparsity_by_layer(self) -> dict[str, float]:
+        """Return an empty mapping: nothing is prunable."""
+        return {}
+
+    def prunable_weights(self) -> dict[str, int]:
+        """Return an empty mapping: nothing is prunable."""
+        return {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return an empty state."""
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Accept the empty state."""
+        assert not state_dict, "pruner state loaded into a run without pruning"
+
+
+# Magnitude pruning (Han et al. 2015, arXiv 1506.02626), gradual as in arXiv 1710.01878.
+
+
+class MagnitudePruner(MaskPruner):
+    """Pruner that retains the weights of largest |w|."""
+
+    def score(self, name: str, optimizer: torch.optim.Optimizer) -> torch.Tensor:
+        """Return |w| as float32."""
+        return self._parameters[name].detach().float().abs()
+
+
+# Movement pruning (Sanh et al. 2020, arXiv 2005.07683): S ← S − g w at every optimizer step.
+#
+# g is the unclipped gradient of the loss, ∂L/∂w as in the paper, and w is the weight before the
+# update. A weight has a high score if the loss decreases as the weight grows away from zero.
+
+
+class MovementPruner(MaskPruner):
+    """Pruner that retains weights that moved away from zero; one extra float32 per weight."""
+
+    def __init__(self, model: nn.Module, options: MovementOptions) -> None:
+        super().__init__(model, options)
+        self._scores = {
+            name: torch.zeros_like(p, dtype=torch.float32) for name, p in self._parameters.items()
+        }
+
+    @torch.no_grad()
+    def observe(self, gradient_norm: torch.Tensor) -> None:
+        """Add this step's −g w to the scores; a step that will be skipped adds nothing."""
+        skipped = ~torch.isfinite(gradient_norm)
+        for name, parameter in self._parameters.items():
+            if parameter.grad is not None:
+                product = parameter.grad.float() * parameter
+                self._scores[name].sub_(product.masked_fill_(skipped, 0.0))
+
+    def score(self, name: str, optimizer: torch.optim.Optimizer) -> torch.Tensor:
+        """Return −Σ g w over all steps so far as float32."""
+        return self._scores[name].clone()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the masks and the accumulated scores."""
+        return super().state_dict() | {"scores": dict(self._scores)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore ``state_dict``. Raises KeyError if it belongs to another pruner."""
+        super().load_state_dict(state_dict)
+        for name, scores in state_dict["scores"].items():
+            self._scores[name].copy_(scores)
+
+
+# State pruning: scores from the weights and the moments of an Adam-like optimizer.
+#
+# w is the weight, m and v are the optimizer's ``exp_avg`` and ``exp_avg_sq``, ε is 1e-8. The
+# published variants shift possibly negative scores until all are at least 0. A common offset changes
+# no ranking, and pruned weights are marked by −∞, so scores are not shifted here.
+
+
+_EPS = 1e-8
+
+Score = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+def _growing(w: Tensor, m: Tensor, v: Tensor) -> Tensor:
+    """Return −sign(w) m / (√v + ε): positive if the next step moves the weight away from zero."""
+    return -w.sign() * m / (v.sqrt() + _EPS)
+
+
+def _mobile(w: Tensor, m: Tensor, v: Tensor) -> Tensor:
+    """Return |w| √(|m| + ε)."""
+    return w.abs() * (m.abs() + _EPS).sqrt()
+
+
+SCORES: dict[str, Score] = {
+    "bitter0": lambda w, m, v: (w * m).abs() * (w.abs() / (v.sqrt() + _EPS)),
+    "bitter1": lambda w, m, v: w.abs(),
+    "bitter2": lambda w, m, v: w.abs(),
+    "bitter3": _mobile,
+    "bitter4": _mobile,
+    "bitter5": lambda w, m, v: _growing(w, m, v) + 0.1 * w.abs(),
+    "bitter6": lambda w, m, v: _mobile(w, m, v) * m.abs() / (v + _EPS).sqrt(),
+    "bitter7": lambda w, m, v: w.abs() * (v + _EPS).pow(0.25),
+    "bitter8": _mobile,
+    "bitter9": lambda w, m, v: _mobile(w, m, v) + 0.1 * _growing(w, m, v),
+}
+
+
+class StatePruner(MaskPruner):
+    """Pruner that retains the weights with the highest scores of the configured variant."""
+
+    _options: StateOptions
+
+    def score(self, name: str, optimizer: torch.optim.Optimizer) -> Tensor:
+        """Return the variant's score as float32; moments are 0 if there was no gradient yet."""
+        parameter = self._parameters[name]
+        w = parameter.detach().float()
+        state = optimizer.state.get(parameter)
+        if not state:
+            m = v = torch.zeros_like(w)
+        else:
+            m, v = state["exp_avg"].float(), state["exp_avg_sq"].float()
+            if self._options.variant == "bitter8":
+                m = m / (1.0 - _beta1(optimizer, parameter) ** state["step"].clamp(min=1))
+        return SCORES[self._options.variant](w, m, v)
+
+
+def _beta1(optimizer: torch.optim.Optimizer, parameter: Tensor) -> float:
+    """Return β1 of the parameter group that contains ``parameter``."""
+    groups = optimizer.param_groups
+    group = next(g for g in groups if any(p is parameter for p in g["params"]))
+    return float(group["betas"][0])

@@ -1,1 +1,0 @@
-"""State pruning: the optimizer's moments determine the pruned weights."""

@@ -1,0 +1,252 @@
+"""Verification that finished runs can be published as a comparison, as a checklist."""
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any
+
+from lib.console import log
+from lib.errors import EXIT_DONE, EXIT_NOT_COMPARABLE, ConfigError, Problem
+from lib.files import pretty_json, sha256_file
+from lib.report.run_facts import UNKNOWN, RunFacts, lookup, read_run_facts
+from lib.runs.run_dir import RunDir
+from lib.tracking.sources import RunDirSource, RunRef, RunSource
+from lib.tracking.tracker import TrackerMetadata as TrackerFacts
+
+# Rows of the checklist, and the text form of values of several runs.
+
+
+_MAX_NAMES_SHOWN = 3
+_MAX_REASONS_SHOWN = 8
+_MAX_VALUE_CHARS = 48
+
+
+class CheckVerdict(StrEnum):
+    """Verdict of a row. UNKNOWN, a fact that was not recorded, does not count as PASS."""
+
+    PASS = "PASS"
+    FAIL = "FAIL"
+    UNKNOWN = "UNKNOWN"
+
+
+@dataclass(frozen=True)
+class CheckRow:
+    """One check: verdict, explanation, affected runs and a command to run."""
+
+    check: str
+    verdict: CheckVerdict
+    what: str
+    runs: Sequence[str] = ()
+    next: str = ""
+
+
+@dataclass(frozen=True)
+class CheckRemark:
+    """A reason for a verdict, and the run that causes it."""
+
+    verdict: CheckVerdict
+    what: str
+    run: str = ""
+
+
+def check_row(check: str, said: str, remarks: Iterable[CheckRemark], next: str = "") -> CheckRow:
+    """Return a row: FAIL if any remark is FAIL, else UNKNOWN if any is, else PASS with ``said``."""
+    causes = list(remarks)
+    if not causes:
+        return CheckRow(check, CheckVerdict.PASS, said)
+    failed = any(remark.verdict is CheckVerdict.FAIL for remark in causes)
+    reasons = list(dict.fromkeys(remark.what for remark in causes))
+    more = len(reasons) - _MAX_REASONS_SHOWN
+    what = "; ".join(reasons[:_MAX_REASONS_SHOWN]) + (f"; and {more} more" if more > 0 else "")
+    runs = [run for run in dict.fromkeys(remark.run for remark in causes) if run]
+    return CheckRow(check, CheckVerdict.FAIL if failed else CheckVerdict.UNKNOWN, what, runs, next)
+
+
+def values_by_run_text(values: Iterable[tuple[str, Any]]) -> str:
+    """Return (run, value) pairs as ``2 (a, b), 4 (c)``; only the value if all runs share it."""
+    grouped: dict[str, list[str]] = {}
+    for run, value in values:
+        grouped.setdefault(value_text(value), []).append(run)
+    if len(grouped) == 1:
+        return next(iter(grouped))
+    return ", ".join(f"{value} ({_names(runs)})" for value, runs in grouped.items())
+
+
+def value_text(value: Any) -> str:
+    """Return a value as text for one line."""
+    text = {None: "none", True: "yes", False: "no"}.get(value) if _is_plain(value) else None
+    text = str(value) if text is None else text
+    return text if len(text) <= _MAX_VALUE_CHARS else f"{text[:_MAX_VALUE_CHARS]}…"
+
+
+def _is_plain(value: Any) -> bool:
+    return value is None or isinstance(value, bool)
+
+
+def _names(runs: Sequence[str]) -> str:
+    more = len(runs) - _MAX_NAMES_SHOWN
+    return ", ".join(runs[:_MAX_NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")
+
+
+# Records of one run for verification: the run's own files and its tracker's configuration.
+
+
+# A run's configuration from the tracker, or the reason that there is none.
+TrackerConfig = Mapping[str, Any] | str
+TrackerQuery = Callable[[RunDir], TrackerConfig]
+
+
+@dataclass(frozen=True)
+class RunEvidence:
+    """Records of a finished run."""
+
+    run: RunDir
+    facts: RunFacts
+    manifest: Mapping[str, Any]
+    summary: Mapping[str, Any]
+    told: TrackerConfig
+    # Symbols in which the run was declared to differ from the other runs.
+    axis: Set[str]
+
+    @property
+    def name(self) -> str:
+        """Return the name of the run directory."""
+        return self.run.path.name
+
+    def of(self, *place: str) -> Any:
+        """Return the manifest value at the key path ``place``, or UNKNOWN."""
+        return lookup(self.manifest, place)
+
+    def figure(self, *place: str) -> Any:
+        """Return the summary value at the key path ``place``, or UNKNOWN."""
+        return lookup(self.summary, place)
+
+    def setting(self, path: str) -> Any:
+        """Return a setting of the identity, or UNKNOWN."""
+        return self.facts.settings.get(path, UNKNOWN)
+
+    def tracked(self, key: str) -> Any:
+        """Return the tracker's value of ``key``, or UNKNOWN."""
+        return UNKNOWN if isinstance(self.told, str) else self.told.get(key, UNKNOWN)
+
+
+def read_evidence(run: RunDir, ask: TrackerQuery, axis: Set[str]) -> RunEvidence:
+    """Read a run's records and query the tracker. Raises ConfigError if a record is unreadable."""
+    facts = read_run_facts(run)
+    try:
+        manifest, summary = (json.loads(path.read_text()) for path in (run.manifest, run.summary))
+    except (OSError, ValueError) as error:
+        what = f"cannot be read: {type(error).__name__}: {error}"
+        raise ConfigError(Problem(what, str(run.path), code="run.damaged")) from None
+    return RunEvidence(run, facts, manifest, summary, ask(run), axis)
+
+
+def query_run_directory(run: RunDir) -> TrackerConfig:
+    """Return the configuration sent to trackers, read from the run directory."""
+    try:
+        return RunDirSource(run.path.parent).config(RunRef("", run.path.name, "", run))
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        return f"{run.tracker_facts} cannot be read: {type(error).__name__}"
+
+
+def tracker_query(source: RunSource) -> TrackerQuery:
+    """Return a function that queries ``source`` for the configuration of a run.
+
+    A run is identified by project and name, and by id if several runs share them. For trackers with
+    ids of their own, the digest of the manifest identifies the run.
+    """
+    names: dict[str, list[RunRef]] = {}
+
+    def query(run: RunDir) -> TrackerConfig:
+        try:
+            facts = TrackerFacts.read(run.tracker_facts)
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            return f"{run.tracker_facts} cannot be read: {type(error).__name__}"
+        if facts.project not in names:
+            names[facts.project] = list(source.names(facts.project))
+        matches = [match for match in names[facts.project] if match.name == facts.name]
+        matches = [match for match in matches if match.id == facts.id] or matches
+        configs = [source.config(match) for match in matches]
+        if len(configs) > 1:
+            digest = sha256_file(run.manifest)
+            configs = [config for config in configs if config.get("manifest_sha256") == digest]
+        if len(configs) == 1:
+            return configs[0]
+        count = len(matches) or "no"
+        return f"{count} runs of {facts.project} in {source.place} are named {facts.name}"
+
+    return query
+
+
+# The checklist of one comparison: rows, verdict and output formats.
+
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True)
+class PublicationChecklist:
+    """Rows for ``runs``; ``publish`` maps name → text and is shown only if all rows pass."""
+
+    source: str
+    runs: Sequence[str]
+    rows: Sequence[CheckRow]
+    publish: Mapping[str, str]
+
+    @property
+    def failing(self) -> list[CheckRow]:
+        """Return the rows that do not pass."""
+        return [row for row in self.rows if row.verdict is not CheckVerdict.PASS]
+
+    @property
+    def exit_code(self) -> int:
+        """Return 0 if every row passes; 4 if a row fails or is unknown."""
+        return EXIT_NOT_COMPARABLE if self.failing else EXIT_DONE
+
+
+def checklist_to_markdown(checklist: PublicationChecklist) -> str:
+    """Return the rows as a Markdown table; if all rows pass, also the texts to publish."""
+    title = f"# Verification of {len(checklist.runs)} run(s), tracker: {checklist.source}"
+    lines = [title, "", "| check | verdict | what |", "|---|---|---|"]
+    lines += [f"| {r.check} | {r.verdict} | {_cell(r.what)} |" for r in checklist.rows]
+    lines.append("")
+    if checklist.failing:
+        lines.append(
+            f"Not publishable: {len(checklist.failing)} of {len(checklist.rows)} rows do not pass."
+        )
+    else:
+        lines += ["## Publish with the results", "", "| | |", "|---|---|"]
+        lines += [f"| {name} | {_cell(text)} |" for name, text in checklist.publish.items()]
+    return "\n".join(lines) + "\n"
+
+
+def checklist_to_json(checklist: PublicationChecklist) -> str:
+    """Return the checklist as one JSON document."""
+    document = {
+        "schema_version": SCHEMA_VERSION,
+        "source": checklist.source,
+        "runs": list(checklist.runs),
+        "rows": [asdict(row) for row in checklist.rows],
+        "publish": None if checklist.failing else dict(checklist.publish),
+        "exit_code": checklist.exit_code,
+    }
+    return pretty_json(document)
+
+
+def log_failing(checklist: PublicationChecklist) -> None:
+    """Log the reasons of rows that do not pass on stderr, with the rows' names and a command to
+    run.
+    """
+    rows: dict[tuple[CheckVerdict, str], list[CheckRow]] = {}
+    for row in checklist.failing:
+        rows.setdefault((row.verdict, row.what), []).append(row)
+    for (verdict, what), same_reason in rows.items():
+        tag = "REFUSE" if verdict is CheckVerdict.FAIL else "UNKNOWN"
+        names = ", ".join(row.check for row in same_reason)
+        advice = next((row.next for row in same_reason if row.next), "")
+        log(tag, f"{names}: {what}" + (f"\n        {advice}" if advice else ""))
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")

@@ -1,0 +1,438 @@
+"""Comparison of two run directories: comparability, bitwise equality and loss differences."""
+
+import csv
+import json
+import math
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+import safetensors
+
+from lib.errors import EXIT_DONE, EXIT_FAILED, EXIT_NOT_COMPARABLE, ConfigError, Problem
+from lib.files import read_jsonl, sha256_file
+from lib.report.run_facts import FieldDifference, RunFacts, field_differences, speed_differences
+from lib.runs.records import read_document_results
+from lib.runs.run_dir import RunDir
+
+# Bitwise comparison of two runs that reports the first difference.
+#
+# Files are compared in the order in which a run writes them: initial weights, rows of metrics.jsonl,
+# rows of per_query.csv, final weights, summary. ``timing`` and logs depend on the machine and are not
+# compared.
+
+
+# Kind of row → symbol that sets its interval.
+_INTERVALS = {"eval": "EVAL_INTERVAL", "statistics": "STATISTICS_INTERVAL"}
+# Symbol that sets the sequences behind the statistics rows.
+_STATISTICS_ROWS = "STATISTICS_ROWS"
+# Order of fields within a row, cause before effect; other fields follow.
+_CAUSAL = ("tokens", "progress", "lr", "loss", "val_loss", "grad_norm", "nll_sum", "n_correct")
+
+
+@dataclass(frozen=True)
+class FirstDifference:
+    """The first differing field, its location and both values."""
+
+    # File name, such as "metrics.jsonl".
+    file: str
+    # Location in the file: "iteration 7", a document or a tensor.
+    place: str
+    field: str
+    a: Any
+    b: Any
+
+    def __str__(self) -> str:
+        gap = ""
+        if isinstance(self.a, float) and isinstance(self.b, float):
+            gap = f", {self.b - self.a:+.3g}"
+        return f"{self.file}, {self.place}: {self.field} {self.a!r} and {self.b!r}{gap}"
+
+
+@dataclass(frozen=True)
+class BitwiseMatch:
+    """Counts of the records compared and found identical."""
+
+    rows: int
+    documents: int
+    weights_sha256: str
+    # Rows that only one run has because the two runs use different intervals.
+    rows_left_out: int
+
+    def __str__(self) -> str:
+        fields = [
+            f"{self.rows} rows of metrics.jsonl",
+            f"{self.documents} documents",
+            f"weights {self.weights_sha256[:12]}",
+        ]
+        if self.rows_left_out:
+            fields.append(f"{self.rows_left_out} rows skipped because of different intervals")
+        return ", ".join(fields)
+
+
+def compare_bitwise(a: RunDir, b: RunDir) -> BitwiseMatch | FirstDifference:
+    """Compare two finished runs. Raises ConfigError if a file is missing or unreadable."""
+    try:
+        left, right = _rows(a), _rows(b)
+        skipped = _other_intervals(a, b, left, right)
+        documents = list(zip(_documents(a), _documents(b)))
+        divergence = next(_divergences(a, b, left, right, skipped), None)
+        # Compare the lengths last: a difference inside the common rows is the earlier one.
+        divergence = divergence or _lengths(left, right, skipped, _documents(a), _documents(b))
+        if divergence is not None:
+            return divergence
+        compared = sum(key not in skipped for key in left)
+        return BitwiseMatch(compared, len(documents), sha256_file(a.weights), len(skipped))
+    except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
+        what = f"cannot be compared: {type(error).__name__}: {error}"
+        where = f"{a.path} and {b.path}"
+        raise ConfigError(Problem(what, where, code="run.damaged")) from None
+
+
+# Kind and iteration identify a row of metrics.jsonl.
+_Key = tuple[str, int]
+_Rows = Mapping[_Key, Mapping[str, Any]]
+
+
+def _rows(run: RunDir) -> _Rows:
+    return {(row["kind"], row["iteration"]): row for row in read_jsonl(run.metrics)}
+
+
+def _documents(run: RunDir) -> list[dict[str, Any]]:
+    with open(run.per_query, encoding="utf-8", newline="") as stream:
+        return list(csv.DictReader(stream))
+
+
+def _other_intervals(a: RunDir, b: RunDir, left: _Rows, right: _Rows) -> set[_Key]:
+    """Return the rows to skip because the runs use different intervals or statistics sequences."""
+    old, new = (json.loads(run.resolved_config.read_text())["symbols"] for run in (a, b))
+    changed = {
+        name for name in (*_INTERVALS.values(), _STATISTICS_ROWS) if old.get(name) != new.get(name)
+    }
+    one_sided = left.keys() ^ right.keys()
+    skipped = {key for key in one_sided if _INTERVALS.get(key[0]) in changed}
+    if _STATISTICS_ROWS in changed:
+        skipped |= {key for key in left.keys() | right.keys() if key[0] == "statistics"}
+    return skipped
+
+
+def _divergences(
+    a: RunDir, b: RunDir, left: _Rows, right: _Rows, skipped: set[_Key]
+) -> Iterator[FirstDifference]:
+    yield from _initial_weights(a, b)
+    for key in (k for k in left if k not in skipped and k in right):
+        yield from _fields("metrics.jsonl", f"iteration {key[1]}", left[key], right[key])
+    for old, new in zip(_documents(a), _documents(b)):
+        yield from _fields("per_query.csv", f"document {old['item_id']}", old, new)
+    yield from _final_weights(a, b)
+    yield from _summaries(a, b)
+
+
+def _fields(
+    file: str, place: str, old: Mapping[str, Any], new: Mapping[str, Any]
+) -> Iterator[FirstDifference]:
+    names = sorted({*old, *new}, key=lambda n: (_rank(n), n))
+    for name in (n for n in names if old.get(n) != new.get(n)):
+        yield FirstDifference(file, place, name, _number(old.get(name)), _number(new.get(name)))
+
+
+def _rank(name: str) -> int:
+    return _CAUSAL.index(name) if name in _CAUSAL else len(_CAUSAL)
+
+
+def _number(value: Any) -> Any:
+    """Return a decimal CSV value as float so that a difference can be computed."""
+    try:
+        return float(value) if isinstance(value, str) and "." in value else value
+    except ValueError:
+        return value
+
+
+def _lengths(
+    left: _Rows,
+    right: _Rows,
+    skipped: set[_Key],
+    old: Sequence[Mapping[str, Any]],
+    new: Sequence[Mapping[str, Any]],
+) -> FirstDifference | None:
+    one_sided = [
+        key for key in (*left, *right) if key not in skipped and (key in left) != (key in right)
+    ]
+    if one_sided:
+        kind, iteration = min(one_sided, key=lambda key: key[1])
+        place = f"iteration {iteration}"
+        in_left = (kind, iteration) in left
+        return FirstDifference("metrics.jsonl", place, f"{kind} row", in_left, not in_left)
+    if len(old) != len(new):
+        return FirstDifference("per_query.csv", "the end", "documents", len(old), len(new))
+    return None
+
+
+def _initial_weights(a: RunDir, b: RunDir) -> Iterator[FirstDifference]:
+    digests = [json.loads(run.manifest.read_text())["init_weights_digest"][0] for run in (a, b)]
+    if digests[0] != digests[1]:
+        yield FirstDifference("manifest.json", "before step 1", "initial weights", *digests)
+
+
+def _final_weights(a: RunDir, b: RunDir) -> Iterator[FirstDifference]:
+    if sha256_file(a.weights) == sha256_file(b.weights):
+        return
+    with (
+        safetensors.safe_open(a.weights, framework="np") as old,
+        safetensors.safe_open(b.weights, framework="np") as new,
+    ):
+        for name in sorted({*old.keys(), *new.keys()}):
+            if name not in old or name not in new:
+                yield FirstDifference(a.weights.name, name, "present", name in old, name in new)
+                continue
+            first, second = old.get_tensor(name), new.get_tensor(name)
+            if first.shape != second.shape:
+                yield FirstDifference(a.weights.name, name, "shape", first.shape, second.shape)
+            elif first.tobytes() != second.tobytes():
+                yield _element(a.weights.name, name, first.ravel(), second.ravel())
+    yield FirstDifference(
+        a.weights.name, "the file", "sha256", sha256_file(a.weights), sha256_file(b.weights)
+    )
+
+
+def _element(file: str, tensor: str, old: np.ndarray, new: np.ndarray) -> FirstDifference:
+    """Return the first element whose bits differ in two flat arrays of the same shape."""
+    bits = f"u{old.itemsize}"
+    index = int(np.flatnonzero(old.view(bits) != new.view(bits))[0])
+    return FirstDifference(file, tensor, f"element {index}", float(old[index]), float(new[index]))
+
+
+def _summaries(a: RunDir, b: RunDir) -> Iterator[FirstDifference]:
+    old, new = (json.loads(run.summary.read_text())["final"] for run in (a, b))
+    yield from _fields("summary.json", "final", old, new)
+
+
+# Paired loss difference of two runs over their evaluation documents.
+#
+# Both runs are evaluated on the same documents, so each document gives a pair. The spread is over
+# documents of these two models; it does not estimate the spread over seeds.
+
+
+@dataclass(frozen=True)
+class PairedLossDifference:
+    """Loss of B minus loss of A in nats per token; negative if B is better."""
+
+    loss_a: float
+    loss_b: float
+    documents: int
+    # Mean and sample standard deviation over documents of the difference in mean document loss.
+    mean: float
+    sd: float | None
+    # Number of documents on which B has the lower loss, and on which both losses are equal.
+    better: int
+    equal: int
+    # Exact two-sided sign test over documents with different losses; None without any.
+    sign_test_p: float | None
+
+    @property
+    def difference(self) -> float:
+        """Return the difference of the per-token losses over all tokens."""
+        return self.loss_b - self.loss_a
+
+
+def compare_document_losses(a: RunDir, b: RunDir) -> PairedLossDifference:
+    """Compare two per_query.csv files that contain the same documents in the same order."""
+    rows_a, rows_b = _losses(a), _losses(b)
+    assert [row[:2] for row in rows_a] == [row[:2] for row in rows_b], "documents differ"
+    gaps = [(y - x) / n for (_, n, x), (_, _, y) in zip(rows_a, rows_b, strict=True)]
+    better, equal = sum(gap < 0 for gap in gaps), sum(gap == 0 for gap in gaps)
+    tokens = sum(n for _, n, _ in rows_a)
+    return PairedLossDifference(
+        loss_a=math.fsum(loss for _, _, loss in rows_a) / tokens,
+        loss_b=math.fsum(loss for _, _, loss in rows_b) / tokens,
+        documents=len(gaps),
+        mean=statistics.fmean(gaps),
+        sd=statistics.stdev(gaps) if len(gaps) > 1 else None,
+        better=better,
+        equal=equal,
+        sign_test_p=sign_test_p(better, len(gaps) - equal),
+    )
+
+
+def sign_test_p(better: int, n: int) -> float | None:
+    """Return the exact two-sided p of ``better`` of ``n`` fair signs (Arbuthnot 1710)."""
+    if n == 0:
+        return None
+    tail = sum(math.comb(n, k) for k in range(min(better, n - better) + 1))
+    return min(1.0, 2 * tail / 2**n)
+
+
+def _losses(run: RunDir) -> Sequence[tuple[str, int, float]]:
+    return [
+        (item.item_id, item.n_tokens, item.nll_sum) for item in read_document_results(run.per_query)
+    ]
+
+
+# Verdict of comparing two runs: bitwise equal, diverged, compared, or not comparable.
+
+
+SCHEMA_VERSION = 1
+BITWISE = "BITWISE"
+DIVERGED = "DIVERGED"
+NOT_COMPARABLE = "NOT COMPARABLE"
+# Two runs that differ only in the declared fields.
+COMPARED = "COMPARED"
+EXIT_CODES = {
+    BITWISE: EXIT_DONE,
+    COMPARED: EXIT_DONE,
+    DIVERGED: EXIT_FAILED,
+    NOT_COMPARABLE: EXIT_NOT_COMPARABLE,
+}
+
+
+@dataclass(frozen=True)
+class RunComparison:
+    """Two runs side by side; A is the older run or the baseline."""
+
+    a: str
+    b: str
+    verdict: str
+    # Reasons why the runs are not comparable, one per field.
+    reasons: Sequence[str] = ()
+    # Differences declared as the axis of comparison, and differences declared as labels.
+    axis: Sequence[str] = ()
+    labels: Sequence[str] = ()
+    same: BitwiseMatch | None = None
+    first: FirstDifference | None = None
+    losses: PairedLossDifference | None = None
+    # Tokens per second of both runs, and the reasons why they are not comparable.
+    speed: Sequence[float] = ()
+    speed_reasons: Sequence[str] = field(default_factory=tuple)
+
+    @property
+    def exit_code(self) -> int:
+        """Return 0 if bitwise equal or compared, 1 if diverged, 4 if not comparable."""
+        return EXIT_CODES[self.verdict]
+
+
+def compare_runs(
+    a: RunFacts,
+    b: RunFacts,
+    names: Mapping[str, str],
+    axis: Sequence[str] = (),
+    labels: Sequence[str] = (),
+) -> RunComparison:
+    """Compare two finished runs.
+
+    Runs without differing fields must be bitwise equal. Every differing field must be listed in
+    ``axis`` or ``labels``; ``names`` maps setting paths to the names to report. Raises ConfigError
+    if ``axis`` or ``labels`` contains an unknown field.
+    """
+    for variable, fields in (("AXIS", axis), ("LABEL_BY", labels)):
+        _check_fields(a, b, names, fields, variable)
+    differing = field_differences(a, b, names)
+    pair = str(a.run.path), str(b.run.path)
+    if not differing:
+        return compare_expected_equal(a, b)
+    declared = {*axis, *labels}
+    off_axis = [str(d) for d in differing if d.field not in declared]
+    if off_axis:
+        return RunComparison(*pair, NOT_COMPARABLE, reasons=off_axis)
+    return RunComparison(
+        *pair,
+        COMPARED,
+        axis=[str(d) for d in differing if d.field not in labels],
+        labels=[str(d) for d in differing if d.field in labels],
+        losses=_losses_text(a, b, differing),
+        speed=_speeds(a, b),
+        speed_reasons=[str(d) for d in speed_differences(a, b)],
+    )
+
+
+def compare_expected_equal(a: RunFacts, b: RunFacts, labels: Sequence[str] = ()) -> RunComparison:
+    """Return BITWISE, or DIVERGED at the first differing field, for runs that must be equal."""
+    outcome = compare_bitwise(a.run, b.run)
+    pair = str(a.run.path), str(b.run.path)
+    if isinstance(outcome, BitwiseMatch):
+        return RunComparison(*pair, BITWISE, labels=labels, same=outcome)
+    return RunComparison(*pair, DIVERGED, labels=labels, first=outcome)
+
+
+def comparison_to_text(comparison: RunComparison) -> str:
+    """Return the comparison as text, verdict first."""
+    lines = [comparison.verdict, f"  A  {comparison.a}", f"  B  {comparison.b}"]
+    lines += [f"  differs    {reason}" for reason in comparison.reasons]
+    lines += [f"  axis       {difference}" for difference in comparison.axis]
+    lines += [f"  label      {difference}" for difference in comparison.labels]
+    if comparison.same is not None:
+        lines.append(f"  the same   {comparison.same}")
+    if comparison.first is not None:
+        lines.append(f"  first      {comparison.first}")
+    if comparison.losses is not None:
+        lines += _loss_lines(comparison.losses)
+    elif comparison.verdict == COMPARED:
+        lines.append("  losses     not comparable: evaluated on different documents")
+    if comparison.speed_reasons:
+        lines += [f"  speed      not comparable: {reason}" for reason in comparison.speed_reasons]
+    elif comparison.speed:
+        lines.append(
+            "  speed      A {:,.0f}, B {:,.0f} tokens per second".format(*comparison.speed)
+        )
+    return "\n".join(lines) + "\n"
+
+
+def comparison_to_json(comparison: RunComparison) -> str:
+    """Return the comparison as one JSON document with sorted keys."""
+    document = {
+        "schema_version": SCHEMA_VERSION,
+        **asdict(comparison),
+        "exit_code": comparison.exit_code,
+    }
+    if comparison.losses is not None:
+        document["losses"]["difference"] = comparison.losses.difference
+    return json.dumps(document, sort_keys=True, indent=2, allow_nan=False, default=str) + "\n"
+
+
+def _check_fields(
+    a: RunFacts, b: RunFacts, names: Mapping[str, str], fields: Sequence[str], variable: str
+) -> None:
+    valid = {*names.values(), "code"}
+    for facts in (a, b):
+        valid |= {*facts.observed, *facts.settings, *facts.symbols}
+    problems = [
+        Problem(
+            f"unknown field {name!r} (expected a symbol or field of these runs)",
+            variable,
+            code="usage.unknown-field",
+        )
+        for name in fields
+        if name not in valid
+    ]
+    if problems:
+        raise ConfigError(*problems)
+
+
+def _losses_text(
+    a: RunFacts, b: RunFacts, differing: Sequence[FieldDifference]
+) -> PairedLossDifference | None:
+    """Return the paired losses; None if the runs were evaluated on different tokens."""
+    if {"documents", "data", "tokenizer"} & {d.field for d in differing}:
+        return None
+    return compare_document_losses(a.run, b.run)
+
+
+def _speeds(a: RunFacts, b: RunFacts) -> list[float]:
+    return [
+        float(json.loads(facts.run.summary.read_text())["timing"]["tokens_per_second"])
+        for facts in (a, b)
+    ]
+
+
+def _loss_lines(losses: PairedLossDifference) -> list[str]:
+    spread = "" if losses.sd is None else f", sd {losses.sd:.4f}"
+    p = "" if losses.sign_test_p is None else f"; sign test p={losses.sign_test_p:.2g}"
+    share = losses.better / losses.documents
+    return [
+        f"  loss       A {losses.loss_a:.4f}, B {losses.loss_b:.4f}: {losses.difference:+.4f} nats "
+        "per token",
+        f"  documents  {losses.documents}: mean {losses.mean:+.4f}{spread}; B better on "
+        f"{losses.better} ({share:.0%}), equal on {losses.equal}{p}",
+        "  one seed each: the spread is over documents, not over seeds",
+    ]

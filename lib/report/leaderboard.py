@@ -1,0 +1,164 @@
+"""Leaderboard of sweep runs, read from the run directories and sorted by validation loss.
+
+A sweep reuses runs that another study has already trained; the file ``ELSEWHERE`` lists the paths
+of these runs.
+"""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lib.config.field import SymbolValue
+from lib.errors import ConfigError, Problem
+from lib.files import write_atomic
+from lib.plan.run import run_key
+from lib.report.run_facts import RunFacts, observed_differences, read_run_facts
+from lib.report.table import SampleStats
+from lib.runs.run_dir import RunDir, State, read_status
+
+REUSED_RUNS_FILE = "elsewhere.txt"
+# Runs that differ only in the seed form one entry.
+_SEED = "SEED"
+
+
+@dataclass(frozen=True)
+class LeaderboardEntry:
+    """One combination of settings over its seeds. The loss is in nats per token."""
+
+    val_loss: SampleStats
+    # The symbols in which the sweep's runs differ.
+    settings: Mapping[str, SymbolValue]
+    parameters: int
+    tokens: int
+    # Mean over the seeds.
+    train_seconds: float
+    # Directories of the runs.
+    runs: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Leaderboard:
+    """Entries sorted by loss, and the runs left out, each with the reason."""
+
+    entries: Sequence[LeaderboardEntry]
+    left_out: Sequence[str]
+
+
+@dataclass(frozen=True)
+class _FinishedRun:
+    name: str
+    symbols: Mapping[str, SymbolValue]
+    final: Mapping[str, Any]
+    seconds: float
+    facts: RunFacts
+
+
+def record_reused_runs(folder: Path, runs: Sequence[Path]) -> None:
+    """Add the ``runs`` outside ``folder`` to the folder's list of reused runs."""
+    outside = [os.path.relpath(run, folder) for run in runs if run.parent != folder]
+    listed = _elsewhere(folder)
+    if missing := [path for path in outside if path not in listed]:
+        write_atomic(
+            folder / REUSED_RUNS_FILE, "".join(f"{path}\n" for path in [*listed, *missing])
+        )
+
+
+def read_leaderboard(folder: Path, ignored: Sequence[str] = ()) -> Leaderboard:
+    """Rank the finished runs of ``folder`` and the runs it reuses from other studies.
+
+    Symbols in ``ignored`` do not separate entries. Unfinished runs, and runs that differ from the
+    majority in an observed fact or in code, are left out with the reason. Raises ConfigError if
+    there is no finished run.
+    """
+    finished, left_out = [], []
+    for path in _runs(folder):
+        run = _read(RunDir(path))
+        if isinstance(run, str):
+            left_out.append(f"{path.name}: {run}")
+        else:
+            finished.append(run)
+    if not finished:
+        raise ConfigError(
+            Problem(
+                "no finished run to rank",
+                str(folder),
+                'type: make SWEEP="LEARNING_RATE=1e-4,3e-4"',
+                code="run.not-finished",
+            )
+        )
+    comparable, excluded = _split_comparable(finished)
+    left_out += excluded
+    entries = _entries(comparable, ignored)
+    return Leaderboard(sorted(entries, key=lambda entry: entry.val_loss.mean), left_out)
+
+
+def _runs(folder: Path) -> list[Path]:
+    """Return the run directories of the folder, and reused runs without a copy in the folder."""
+    local = sorted(p for p in folder.glob("*-s*-*") if ".old-" not in p.name)
+    identities = {run_key(path) for path in local}
+    reused = [folder / path for path in _elsewhere(folder)]
+    return local + [path for path in reused if path.exists() and run_key(path) not in identities]
+
+
+def _elsewhere(folder: Path) -> list[str]:
+    path = folder / REUSED_RUNS_FILE
+    return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+
+
+def _read(run: RunDir) -> _FinishedRun | str:
+    """Return the finished run, or the reason that the run cannot be ranked."""
+    status = read_status(run)
+    if status is None or status.state is not State.SUCCESS:
+        return "not started" if status is None else status.state.lower()
+    try:
+        symbols = json.loads(run.resolved_config.read_text())["symbols"]
+        summary = json.loads(run.summary.read_text())
+        seconds = float(summary["timing"]["train_seconds"])
+        return _FinishedRun(run.path.name, symbols, summary["final"], seconds, read_run_facts(run))
+    except (OSError, ValueError, KeyError, TypeError, ConfigError) as error:
+        return f"damaged: {type(error).__name__}: {error}"
+
+
+def _split_comparable(done: Sequence[_FinishedRun]) -> tuple[list[_FinishedRun], list[str]]:
+    """Return the largest set of comparable runs, and the reason for each other run."""
+    groups = [
+        [run for run in done if not observed_differences(candidate.facts, run.facts)]
+        for candidate in done
+    ]
+    # Unknown facts never compare equal, so such a run is not even comparable with itself.
+    largest = max(groups, key=len) or [done[0]]
+    reference = largest[0]
+    excluded = []
+    for run in done:
+        if run not in largest:
+            reason = "; ".join(map(str, observed_differences(reference.facts, run.facts)))
+            excluded.append(f"{run.name}: not comparable: {reason}")
+    return largest, excluded
+
+
+def _entries(done: Sequence[_FinishedRun], ignored: Sequence[str]) -> list[LeaderboardEntry]:
+    names = [name for run in done for name in run.symbols if name not in (*ignored, _SEED)]
+    differing = [n for n in dict.fromkeys(names) if len({run.symbols.get(n) for run in done}) > 1]
+    groups: dict[tuple, list[_FinishedRun]] = {}
+    for run in done:
+        groups.setdefault(tuple(run.symbols.get(n) for n in differing), []).append(run)
+    return [
+        _entry(dict(zip(differing, values, strict=True)), group) for values, group in groups.items()
+    ]
+
+
+def _entry(settings: Mapping[str, SymbolValue], group: Sequence[_FinishedRun]) -> LeaderboardEntry:
+    loss = SampleStats.of([float(run.final["val_loss"]) for run in group])
+    assert loss is not None
+    first = group[0].final
+    return LeaderboardEntry(
+        val_loss=loss,
+        settings=settings,
+        parameters=int(first["parameters"]),
+        tokens=int(first["tokens"]),
+        train_seconds=sum(run.seconds for run in group) / len(group),
+        runs=[run.name for run in group],
+    )

@@ -1,0 +1,326 @@
+"""All facts of a run directory that can change its loss, as one flat table.
+
+The table has three kinds of fields: settings (``optimizer.beta1``), observed facts (``torch``,
+``knobs.precision_mode``) and the digests of the code. A field missing from a manifest is UNKNOWN,
+and UNKNOWN compares unequal to everything, including itself.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lib.errors import ConfigError, Problem
+from lib.files import canonical_json
+from lib.runs.records import read_document_results
+from lib.runs.run_dir import RunDir
+
+# Value of a fact that was not recorded.
+UNKNOWN = "unknown"
+# Value of a setting of a component that the run does not have.
+MISSING_SETTING = "-"
+
+# Field → path in the manifest.
+_OBSERVED = {
+    "data": ("data", "digest"),
+    "tokenizer": ("data", "tokenizer", "digest"),
+    "split": ("data", "split"),
+    "torch": ("origin", "torch"),
+    # Compiler, BLAS and oneDNN of the torch build.
+    "torch_build": ("torch", "build_digest"),
+    "reduced_precision": ("torch", "reduced_precision_reduction"),
+    "device": ("origin", "device"),
+    "cpu_capability": ("hardware", "cpu_capability"),
+    "cuda": ("hardware", "cuda_version"),
+    "hip": ("hardware", "hip_version"),
+    "cudnn": ("environment", "cudnn_version"),
+    "attention": ("attention", "kernel"),
+    "batch": ("batch",),
+    "world_size": ("processes", "world_size"),
+    "backend": ("processes", "backend"),
+    "changed_during_run": ("code", "changed_during_run"),
+    **{
+        f"variables.{name}": ("variables", name)
+        for name in (
+            "CUBLAS_WORKSPACE_CONFIG",
+            "MKL_CBWR",
+            "NCCL_ALGO",
+            "NCCL_PROTO",
+            "NVIDIA_TF32_OVERRIDE",
+        )
+    },
+}
+# Further facts that affect only the speed.
+_SPEED = {
+    "gpu": ("hardware", "gpu_name"),
+    "driver": ("hardware", "driver_version"),
+    "debug_flags": ("debug_flags",),
+}
+# Knobs that affect only the speed.
+_SPEED_KNOBS = ("expandable_segments", "num_workers", "pin_memory", "prefetch_factor")
+_SPEED_KNOBS += ("persistent_workers", "compile_warmup_steps")
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """Settings, observed facts and code digests of one run, read from its directory."""
+
+    run: RunDir
+    # Path → value of the identity; the name of a component is the value at the component's path.
+    settings: Mapping[str, Any]
+    observed: Mapping[str, Any]
+    # Knob → requested value; explains an observed value that differs for that reason.
+    requested: Mapping[str, Any]
+    # File → SHA-256 of all loaded code that can change the result.
+    sources: Mapping[str, str]
+    # Further facts that affect only the speed.
+    speed: Mapping[str, Any]
+    symbols: Mapping[str, Any]
+
+    def value(self, field: str) -> Any:
+        """Return the value of ``field``: an observed fact, ``code``, a setting or a symbol.
+
+        Raises KeyError if there is no such field.
+        """
+        if field == "code":
+            return code_digest(self.sources, self.sources)
+        for table in (self.observed, self.settings, self.symbols):
+            if field in table:
+                return table[field]
+        raise KeyError(field)
+
+
+def read_run_facts(run: RunDir) -> RunFacts:
+    """Return the facts of a run directory.
+
+    Raises ConfigError if a record is missing or unreadable.
+    """
+    try:
+        resolved = json.loads(run.resolved_config.read_text())
+        manifest = json.loads(run.manifest.read_text())
+        return _facts(run, resolved, manifest)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        what = f"cannot be compared: {type(error).__name__}: {error}"
+        raise ConfigError(Problem(what, str(run.path), code="run.damaged")) from None
+
+
+def code_digest(sources: Mapping[str, str], names: Sequence[str] | Mapping[str, str]) -> str:
+    """Return the first twelve hex digits of the digest over the files ``names`` of ``sources``."""
+    content = canonical_json({name: sources[name] for name in sorted(names)})
+    return hashlib.sha256(content.encode()).hexdigest()[:12]
+
+
+def flatten_identity(identity: Any, path: str = "") -> dict[str, Any]:
+    """Return path → value of a nested identity.
+
+    ``{"optimizer": {"name": "adamw", "eps": 1}}`` gives ``optimizer`` and ``optimizer.eps``.
+    Components in a list are keyed by their names, so their order does not matter.
+    """
+    if isinstance(identity, Mapping):
+        flat = {path: identity["name"]} if path and "name" in identity else {}
+        for key, value in identity.items():
+            if not (path and key == "name"):
+                flat |= flatten_identity(value, f"{path}.{key}" if path else key)
+        return flat
+    if isinstance(identity, list) and any(isinstance(item, Mapping) for item in identity):
+        flat = {}
+        for item in identity:
+            flat |= flatten_identity(item, f"{path}.{item['name']}")
+        return flat
+    if isinstance(identity, list):
+        return {path: identity} if identity else {}
+    return {path: identity}
+
+
+def _facts(
+    run: RunDir,
+    resolved: Mapping[str, Any],
+    manifest: Mapping[str, Any],
+) -> RunFacts:
+    observed = {name: lookup(manifest, path) for name, path in _OBSERVED.items()}
+    observed["documents"] = _documents(run)
+    observed["oom_fallbacks"] = _fallbacks(manifest)
+    knobs = lookup(manifest, ("knobs",))
+    by_name = knobs if isinstance(knobs, Mapping) else {}
+    speed = {name: lookup(manifest, path) for name, path in _SPEED.items()}
+    for name, knob in by_name.items():
+        table = speed if name in _SPEED_KNOBS else observed
+        observed_value = knob["observed"]
+        # The index among identical devices does not matter.
+        table[f"knobs.{name}"] = (
+            str(observed_value).partition(":")[0] if name == "device" else observed_value
+        )
+    sources = lookup(manifest, ("origin", "sources"))
+    return RunFacts(
+        run=run,
+        settings=flatten_identity(resolved["identity"]),
+        observed=observed,
+        requested={f"knobs.{name}": knob["requested"] for name, knob in by_name.items()},
+        sources=sources if isinstance(sources, Mapping) else {},
+        speed=speed,
+        symbols=resolved["symbols"],
+    )
+
+
+def lookup(record: Any, place: Sequence[str]) -> Any:
+    """Return the value at the key path ``place`` of a record; UNKNOWN if it is missing."""
+    for key in place:
+        if not isinstance(record, Mapping) or key not in record:
+            return UNKNOWN
+        record = record[key]
+    return record
+
+
+def _documents(run: RunDir) -> str:
+    """Return the digest over all evaluation documents and their predicted tokens, in order."""
+    items = read_document_results(run.per_query)
+    documents = [[item.item_id, item.tokens_sha256, item.n_tokens] for item in items]
+    return hashlib.sha256(canonical_json(documents).encode()).hexdigest()
+
+
+def _fallbacks(manifest: Mapping[str, Any]) -> Any:
+    """Return the fallbacks applied after running out of memory, without their peak memory."""
+    steps = lookup(manifest, ("oom_fallbacks",))
+    if not isinstance(steps, list):
+        return UNKNOWN
+    return [{k: v for k, v in step.items() if k != "peak_bytes"} for step in steps]
+
+
+# Fields in which two runs differ, apart from fields expected to differ.
+#
+# An observed fact that follows from a setting (such as the attention kernel from the mechanism) is
+# not reported if that setting differs: the setting is reported instead.
+
+
+_MAX_FILES_SHOWN = 3
+_MAX_VALUE_CHARS = 60
+_KERNEL = ("model", "machine", "train.batch_size")
+# Observed fact → settings that determine it; a path includes all paths below it.
+_FOLLOWS = {
+    "attention": _KERNEL,
+    "batch": ("train", "model.shape.block_size"),
+    "world_size": ("train.gpus",),
+    "backend": ("train.gpus", "machine.device"),
+    "device": ("machine.device",),
+    "cudnn": ("machine.device",),
+    "knobs.world_size": ("train.gpus",),
+    "knobs.attention_impl": _KERNEL,
+    "knobs.sdpa_backends_allowed": _KERNEL,
+    "knobs.sdpa_backend_selected": _KERNEL,
+    "knobs.flash_attention_enabled": _KERNEL,
+    "knobs.nsa_backend": _KERNEL,
+    "variables.CUBLAS_WORKSPACE_CONFIG": ("machine",),
+}
+
+
+@dataclass(frozen=True)
+class FieldDifference:
+    """One field and its values in both runs."""
+
+    field: str
+    a: Any
+    b: Any
+
+    def __str__(self) -> str:
+        return f"{self.field}: {_shown(self.a)}, {_shown(self.b)}"
+
+
+def field_differences(
+    a: RunFacts, b: RunFacts, names: Mapping[str, str] | None = None
+) -> list[FieldDifference]:
+    """Return every field that can change a loss and is not known to be equal, settings first.
+
+    ``names`` maps setting paths to the names to report, such as symbols.
+    """
+    paths = _differing_settings(a, b)
+    settings = [
+        FieldDifference(
+            (names or {}).get(p, p),
+            a.settings.get(p, MISSING_SETTING),
+            b.settings.get(p, MISSING_SETTING),
+        )
+        for p in paths
+    ]
+    return [*settings, *_observed(a, b, paths), *code_differences(a, b)]
+
+
+def observed_differences(a: RunFacts, b: RunFacts) -> list[FieldDifference]:
+    """Return differing observed facts and code of runs whose settings differ on purpose."""
+    return [*_observed(a, b, _differing_settings(a, b)), *code_differences(a, b)]
+
+
+def speed_differences(a: RunFacts, b: RunFacts) -> list[FieldDifference]:
+    """Return further differences that make the speeds of two runs incomparable."""
+    return [
+        FieldDifference(name, a.speed.get(name, UNKNOWN), b.speed.get(name, UNKNOWN))
+        for name in sorted({*a.speed, *b.speed})
+        if not _same(a.speed.get(name, UNKNOWN), b.speed.get(name, UNKNOWN))
+    ]
+
+
+def code_differences(a: RunFacts, b: RunFacts) -> Iterator[FieldDifference]:
+    """Yield a difference if files that both runs loaded are not identical.
+
+    A file loaded by only one run follows from the settings: a file that both runs share imports it.
+    """
+    shared = sorted(a.sources.keys() & b.sources.keys())
+    if not shared:
+        yield FieldDifference("code", UNKNOWN, UNKNOWN)
+        return
+    # A file edited after loading has a fixed text in place of a digest, equal in both runs.
+    changed = [n for n in shared if a.sources[n] != b.sources[n] or not _is_digest(a.sources[n])]
+    if changed:
+        shown = " ".join(changed[:_MAX_FILES_SHOWN]) + (" …" if changed[_MAX_FILES_SHOWN:] else "")
+        yield FieldDifference(
+            "code",
+            f"{code_digest(a.sources, shared)} ({shown})",
+            code_digest(b.sources, shared),
+        )
+
+
+def _differing_settings(a: RunFacts, b: RunFacts) -> list[str]:
+    """Return the differing paths, without paths below a component that only one run has."""
+    paths = [
+        path
+        for path in sorted({*a.settings, *b.settings})
+        if a.settings.get(path, MISSING_SETTING) != b.settings.get(path, MISSING_SETTING)
+    ]
+    one_sided = {path for path in paths if path not in a.settings or path not in b.settings}
+    return [p for p in paths if p not in one_sided or not any(map(p.startswith, _below(paths)))]
+
+
+def _below(paths: Sequence[str]) -> list[str]:
+    return [f"{path}." for path in paths]
+
+
+def _observed(a: RunFacts, b: RunFacts, settings: Sequence[str]) -> Iterator[FieldDifference]:
+    for name in sorted({*a.observed, *b.observed}):
+        left, right = (facts.observed.get(name, UNKNOWN) for facts in (a, b))
+        if _same(left, right):
+            continue
+        if UNKNOWN not in (left, right) and _follows(name, a, b, settings):
+            continue
+        yield FieldDifference(name, left, right)
+
+
+def _follows(name: str, a: RunFacts, b: RunFacts, settings: Sequence[str]) -> bool:
+    """Return whether the fact differs because of a differing request or setting."""
+    if name in a.requested and a.requested[name] != b.requested.get(name):
+        return True
+    # Every knob depends on the device.
+    causes = _FOLLOWS.get(name, ("machine.device",) if name in a.requested else ())
+    return any(s == cause or s.startswith(f"{cause}.") for s in settings for cause in causes)
+
+
+def _is_digest(text: str) -> bool:
+    return " " not in text
+
+
+def _same(left: Any, right: Any) -> bool:
+    return UNKNOWN not in (left, right) and left == right
+
+
+def _shown(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= _MAX_VALUE_CHARS else f"{text[:_MAX_VALUE_CHARS]}…"

@@ -1,0 +1,534 @@
+"""Speed, memory and utilisation of a finished run, from its telemetry and timing records."""
+
+import json
+import math
+import re
+import statistics
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+from lib.errors import ConfigError, Problem
+from lib.files import canonical_json, read_jsonl
+from lib.plan.run import PlannedRun, RunVariant, default_run_path
+from lib.report.run_facts import RunFacts, code_digest, observed_differences, read_run_facts
+from lib.report.significance import sign_flip_p
+from lib.runs.audit import artifact_findings
+from lib.runs.run_dir import RunDir, State, read_status
+from lib.tracking.reader import mean_metrics
+
+_MIB_PER_GB = 1024
+# Name → (heading, number format), in table order. 1 GB is 2^30 bytes.
+UTILISATION_COLUMNS: Mapping[str, tuple[str, str]] = {
+    "tokens_per_second": ("tok/s", ",.0f"),
+    "mfu": ("MFU", ".1%"),
+    "gpu/compute_util_avg": ("GPU %", ".0f"),
+    "gpu/memory_util_avg": ("GPU memory %", ".0f"),
+    "gpu/memory_used_peak_gb": ("GPU GB, peak", ".2f"),
+    "process/cpu_cores": ("cores", ".2f"),
+    "process/rss_peak_gb": ("RSS GB, peak", ".2f"),
+}
+
+
+def run_utilisation(run: RunDir, tokens_per_second: float) -> dict[str, float]:
+    """Return the known figures of ``COLUMNS`` by name, over all GPUs of the run.
+
+    The first telemetry sample is skipped: the sampler takes it before the first step. A damaged
+    telemetry file counts as empty, because a killed sampler must not prevent the table.
+    """
+    mfu = [row["mfu"] for row in _records(run.timing) if row.get("mfu") is not None]
+    figures = {"tokens_per_second": tokens_per_second}
+    figures |= {"mfu": median(mfu)} if mfu else {}
+    if samples := _records(run.telemetry)[1:]:
+        figures |= mean_metrics(samples) | _peaks(samples)
+    return {name: figures[name] for name in UTILISATION_COLUMNS if name in figures}
+
+
+def mean_over_seeds(by_seed: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return the means over the seeds of the figures that every run has."""
+    names = [
+        name
+        for name in UTILISATION_COLUMNS
+        if by_seed and all(name in figures for figures in by_seed)
+    ]
+    return {name: fmean(figures[name] for figures in by_seed) for name in names}
+
+
+def _peaks(samples: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    used = [[gpu["memory_used_mib"] for gpu in sample["gpus"]] for sample in samples]
+    totals = [sum(gpus) for gpus in used if gpus and None not in gpus]
+    peaks = {"process/rss_peak_gb": max(s["rss_mib"] for s in samples) / _MIB_PER_GB}
+    return peaks | ({"gpu/memory_used_peak_gb": max(totals) / _MIB_PER_GB} if totals else {})
+
+
+def _records(path: Path) -> list[dict[str, Any]]:
+    try:
+        return [*read_jsonl(path)]
+    except (OSError, ValueError):
+        return []
+
+
+# The result of one run, read from its directory, or the reason that there is no result.
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """Figures of a finished run. Losses are in nats per token."""
+
+    run: PlannedRun[Any]
+    val_loss: float
+    unigram_entropy: float
+    parameters: int
+    tokens: int
+    iterations: int
+    train_seconds: float
+    tokens_per_second: float
+    # Fraction of the prunable weights that is zero.
+    sparsity: float
+    # Sparsity by layer: matrices are grouped by their name up to the first number.
+    sparsity_by_layer: Mapping[str, float]
+    # Speed, memory and utilisation by name.
+    machine: Mapping[str, float]
+    # Facts that two runs must share to be compared.
+    facts: RunFacts
+
+
+@dataclass(frozen=True)
+class MissingResult:
+    """A planned run without a result, and the reason."""
+
+    run: PlannedRun[Any]
+    state: str
+    reason: str = ""
+
+
+def read_run_result(run: PlannedRun[Any]) -> RunResult | MissingResult:
+    """Return the figures of a run with status SUCCESS; a hole for any other status or damaged
+    files.
+    """
+    directory = RunDir(run.path)
+    status = read_status(directory)
+    if status is None:
+        return MissingResult(run, "not started")
+    if status.state is not State.SUCCESS:
+        return MissingResult(run, status.state.lower(), status.message.split("\n")[0])
+    if findings := artifact_findings(directory, every_byte=False):
+        return MissingResult(run, State.INVALID.lower(), str(findings[0]))
+    try:
+        identity = json.loads(directory.resolved_config.read_text())["identity"]
+        if canonical_json(identity) != canonical_json(run.config.identity()):
+            return MissingResult(run, "not comparable", "identity differs from the planned run")
+        summary = json.loads(directory.summary.read_text())
+        return _result(run, summary["final"], summary["timing"], read_run_facts(directory))
+    except ConfigError as error:
+        return MissingResult(run, State.INVALID.lower(), error.problems[0].what)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return MissingResult(run, State.INVALID.lower(), f"{type(error).__name__}: {error}")
+
+
+def _result(
+    run: PlannedRun[Any], final: dict[str, Any], timing: dict[str, Any], facts: RunFacts
+) -> RunResult:
+    return RunResult(
+        run=run,
+        val_loss=float(final["val_loss"]),
+        unigram_entropy=float(final["unigram_entropy"]),
+        parameters=int(final["parameters"]),
+        tokens=int(final["tokens"]),
+        iterations=int(final["iterations"]),
+        train_seconds=float(timing["train_seconds"]),
+        tokens_per_second=float(timing["tokens_per_second"]),
+        sparsity=float(final["sparsity"]),
+        sparsity_by_layer=_by_layer(final["sparsity_by_layer"], final["prunable_weights"]),
+        machine=run_utilisation(RunDir(run.path), float(timing["tokens_per_second"])),
+        facts=facts,
+    )
+
+
+def _by_layer(shares: Mapping[str, float], weights: Mapping[str, int]) -> dict[str, float]:
+    """Return the fraction of zeros in each layer from the matrices' fractions and sizes."""
+    zeros, sizes = Counter[str](), Counter[str]()
+    for name, share in shares.items():
+        # h.3.attn.c_attn.weight belongs to layer h.3, wte.weight to wte.
+        match = re.match(r".*?\d+(?=\.)", name)
+        layer = match[0] if match else name.rpartition(".")[0]
+        zeros[layer] += share * weights[name]
+        sizes[layer] += weights[name]
+    return {layer: zeros[layer] / size for layer, size in sizes.items()}
+
+
+# Split results into groups that can be compared, and flag results that cannot.
+#
+# A result is comparable with the baseline if the two runs differ only in planned settings. Any other
+# result is reported as a hole, or put into a separate part if the user names the differing fields as
+# labels.
+
+
+@dataclass(frozen=True)
+class ComparableGroup:
+    """Results that can be compared with each other, and the holes listed beside them."""
+
+    # Field → value shared by all results of the part; empty without labels.
+    labels: Mapping[str, str]
+    items: Sequence[RunResult | MissingResult]
+
+
+def split_comparable(
+    items: Sequence[RunResult | MissingResult], baseline: str, label_by: Sequence[str] = ()
+) -> list[ComparableGroup]:
+    """Return one part, or one part per combination of label values.
+
+    A result that differs in an observed fact or in code from its part's first result of the variant
+    ``baseline`` becomes a hole with the reason. Runs without a result are listed in the first part.
+    Raises ConfigError if ``label_by`` contains an unknown field.
+    """
+    results = [item for item in items if isinstance(item, RunResult)]
+    grouped: dict[tuple[str, ...], list[RunResult | MissingResult]] = {}
+    for item, label in zip(results, _labels(results, label_by), strict=True):
+        grouped.setdefault(label, []).append(item)
+    holes = [item for item in items if isinstance(item, MissingResult)]
+    if not grouped:
+        return [ComparableGroup({}, holes)]
+    return [
+        ComparableGroup(
+            dict(zip(label_by, label, strict=True)),
+            [*_checked(items, baseline), *(holes if number == 0 else [])],
+        )
+        for number, (label, items) in enumerate(grouped.items())
+    ]
+
+
+def _checked(results: Sequence[Any], baseline: str) -> list[RunResult | MissingResult]:
+    reference = next((r for r in results if r.run.variant.slug == baseline), results[0])
+    return [_against(reference, item) for item in results]
+
+
+def _against(reference: RunResult, result: RunResult) -> RunResult | MissingResult:
+    mismatches = observed_differences(reference.facts, result.facts)
+    if not mismatches:
+        return result
+    fields = ", ".join(difference.field for difference in mismatches)
+    reason = f"against {reference.run.label}: " + "; ".join(map(str, mismatches))
+    return MissingResult(result.run, f"not comparable: {fields}", reason)
+
+
+def _labels(results: Sequence[RunResult], label_by: Sequence[str]) -> list[tuple[str, ...]]:
+    if not results:
+        return []
+    shared = set.intersection(*(set(r.facts.sources) for r in results))
+    labels: list[tuple[str, ...]] = []
+    for result in results:
+        try:
+            labels.append(
+                tuple(
+                    (
+                        code_digest(result.facts.sources, sorted(shared))
+                        if field == "code"
+                        else str(result.facts.value(field))
+                    )
+                    for field in label_by
+                )
+            )
+        except KeyError as error:
+            known = f"a symbol or field of {result.run.label}"
+            what = f"unknown field {error.args[0]!r} (expected {known})"
+            raise ConfigError(Problem(what, "LABEL_BY", code="usage.unknown-field")) from None
+    return labels
+
+
+# The result table: one row per variant over its seeds, with paired differences.
+#
+# Runs with the same seed see the same data in the same order, so differences are taken between runs
+# of the same seed, and their spread is the spread of these paired differences. One seed gives neither
+# a spread nor a p-value.
+
+
+@dataclass(frozen=True)
+class SampleStats:
+    """Mean and sample standard deviation of ``n`` values; ``sd`` is None for one value."""
+
+    mean: float
+    sd: float | None
+    n: int
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> "SampleStats | None":
+        """Return the statistics of ``values``; None if there are none."""
+        if not values:
+            return None
+        sd = statistics.stdev(values) if len(values) > 1 else None
+        return cls(statistics.fmean(values), sd, len(values))
+
+
+@dataclass(frozen=True)
+class PairedDifference(SampleStats):
+    """Paired differences; ``p`` is the exact sign-flip p-value, None for one value."""
+
+    p: float | None
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> "PairedDifference | None":
+        """Return the statistics of ``values``; None if there are none."""
+        stat = SampleStats.of(values)
+        return stat and cls(stat.mean, stat.sd, stat.n, sign_flip_p(values))
+
+
+@dataclass(frozen=True)
+class TableRow:
+    """One variant over its seeds; figures are None if no run has a result."""
+
+    variant: RunVariant
+    val_loss: SampleStats | None
+    # exp(mean loss): the geometric mean of the seeds' perplexities.
+    perplexity: float | None
+    delta_baseline: PairedDifference | None
+    delta_parent: PairedDifference | None
+    parameters: int | None
+    # Means over the seeds.
+    tokens: float | None
+    train_seconds: float | None
+    sparsity: float | None
+    # Sparsity of the prunable weights of each layer; empty without pruning.
+    sparsity_by_layer: Mapping[str, float]
+    # Known figures of speed, memory and utilisation; means over the seeds.
+    machine: Mapping[str, float]
+    # "done", the states of unfinished runs, "other code" if a run was made by different code.
+    state: str
+    # Field → value in a labelled table; rows with different labels are not compared.
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class TableSection:
+    """A small table below the main one, as text."""
+
+    title: str
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class ResultTable:
+    """The rows of a study with shared notes."""
+
+    study: str
+    rows: Sequence[TableRow]
+    # Nats per token: the loss of a model that predicts token frequencies only.
+    unigram_entropy: float | None
+    # Remarks on single runs, such as failures and runs made by different code.
+    notes: Sequence[str]
+    # Combinations that the configuration rules out, each with its reason.
+    left_out: Sequence[str] = ()
+    sections: Sequence[TableSection] = ()
+
+
+def build_table(
+    study: str,
+    runs: Sequence[PlannedRun[Any]],
+    kept: Collection[str] = (),
+    left_out: Sequence[str] = (),
+    label_by: Sequence[str] = (),
+) -> ResultTable:
+    """Read the directories of ``runs`` and return the table of their results.
+
+    ``kept`` lists the labels of runs made by different code, ``left_out`` the unplanned
+    combinations with reasons. A run that differs from the baseline in more than its variant's
+    settings is reported as not comparable, unless ``label_by`` lists the differing fields: then it
+    gets a separate row labelled with their values. Each arm of a plan gets separate rows too.
+    Raises ConfigError if ``label_by`` contains an unknown field.
+    """
+    items = [read_run_result(run) for run in runs]
+    rows, compared = [], []
+    for arm, arm_items in _by_arm(items).items():
+        variants = list({item.run.variant.slug: item.run.variant for item in arm_items}.values())
+        baseline = next((v.slug for v in variants if not v.parent), "")
+        for part in split_comparable(arm_items, baseline, label_by):
+            labelled = replace(part, labels={"arm": arm, **part.labels}) if arm else part
+            rows += _rows(labelled, variants, baseline, kept)
+            compared += part.items
+    results = [item for item in compared if isinstance(item, RunResult)]
+    holes = [item for item in compared if isinstance(item, MissingResult)]
+    notes = [f"{h.run.label}: {h.state}: {h.reason}" for h in holes if h.reason]
+    notes += [f"{r.run.label}: made by different code" for r in results if r.run.label in kept]
+    notes += [f"{r.run.label}: {note}" for r in results for note in _remarks(r)]
+    reused = [
+        r.run
+        for r in results
+        if r.run.path != default_run_path(r.run, r.run.path.parents[1] / study)
+    ]
+    notes += [f"{run.label}: reuses run {run.path.parent.name}/{run.path.name}" for run in reused]
+    unigram_entropy = results[0].unigram_entropy if results else None
+    return ResultTable(study, rows, unigram_entropy, notes, left_out)
+
+
+def _by_arm(
+    items: Sequence[RunResult | MissingResult],
+) -> dict[str, list[RunResult | MissingResult]]:
+    """Return the runs by arm of the plan, in order; a plan without arms has one."""
+    arms: dict[str, list[RunResult | MissingResult]] = {}
+    for item in items:
+        arms.setdefault(item.run.variant.arm, []).append(item)
+    return arms
+
+
+def _rows(
+    part: ComparableGroup, variants: Sequence[RunVariant], baseline: str, kept: Collection[str]
+) -> list[TableRow]:
+    results = [item for item in part.items if isinstance(item, RunResult)]
+    holes = [item for item in part.items if isinstance(item, MissingResult)]
+    present = {item.run.variant.slug for item in part.items}
+    return [
+        _row(
+            variant,
+            [r for r in results if r.run.variant.slug == variant.slug],
+            [h for h in holes if h.run.variant.slug == variant.slug],
+            [r for r in results if r.run.variant.slug == baseline != variant.slug],
+            [r for r in results if r.run.variant.slug == variant.parent],
+            kept,
+            part.labels,
+        )
+        for variant in variants
+        if variant.slug in present
+    ]
+
+
+def _remarks(result: RunResult) -> list[str]:
+    """Return remarks on the run that hold even if every run of the table shares them."""
+    edited, fallbacks = (
+        result.facts.observed[name] for name in ("changed_during_run", "oom_fallbacks")
+    )
+    notes = [f"code was edited during the run: {', '.join(edited)}"] if edited else []
+    return notes + ([f"out of memory, fallbacks applied: {fallbacks}"] if fallbacks else [])
+
+
+def _row(
+    variant: RunVariant,
+    results: Sequence[RunResult],
+    holes: Sequence[MissingResult],
+    baseline: Sequence[RunResult],
+    parent: Sequence[RunResult],
+    kept: Collection[str],
+    labels: Mapping[str, str],
+) -> TableRow:
+    loss = SampleStats.of([r.val_loss for r in results])
+    return TableRow(
+        variant=variant,
+        val_loss=loss,
+        perplexity=_perplexity(loss),
+        delta_baseline=_difference(results, baseline),
+        delta_parent=_difference(results, parent),
+        parameters=results[0].parameters if results else None,
+        tokens=_mean([r.tokens for r in results]),
+        train_seconds=_mean([r.train_seconds for r in results]),
+        sparsity=_mean([r.sparsity for r in results]),
+        sparsity_by_layer=_layers([r.sparsity_by_layer for r in results]),
+        machine=mean_over_seeds([r.machine for r in results]),
+        state=_state(results, holes, kept),
+        labels=labels,
+    )
+
+
+def _layers(by_seed: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return the means over the seeds; all seeds have the same layers."""
+    return {
+        name: statistics.fmean(each[name] for each in by_seed) for name in (by_seed or ({},))[0]
+    }
+
+
+def _difference(
+    results: Sequence[RunResult], others: Sequence[RunResult]
+) -> PairedDifference | None:
+    """Return the difference from ``others`` over the seeds that both have."""
+    by_seed = {other.run.seed: other.val_loss for other in others}
+    return PairedDifference.of(
+        [r.val_loss - by_seed[r.run.seed] for r in results if r.run.seed in by_seed]
+    )
+
+
+def _state(
+    results: Sequence[RunResult], holes: Sequence[MissingResult], kept: Collection[str]
+) -> str:
+    done, total = len(results), len(results) + len(holes)
+    parts = ["done" if done == total else f"{done} of {total} done"] if done else []
+    parts += sorted({hole.state for hole in holes})
+    parts += ["other code"] if any(result.run.label in kept for result in results) else []
+    return ", ".join(parts)
+
+
+def _perplexity(loss: SampleStats | None) -> float | None:
+    """Return exp(loss); None if there is no loss or the result overflows."""
+    try:
+        return None if loss is None else math.exp(loss.mean)
+    except OverflowError:
+        return None
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return statistics.fmean(values) if values else None
+
+
+# Marginal effect of each factor of a sweep, averaged over the other factors.
+#
+# Each level is compared with the factor's reference level over pairs of cells that agree in every
+# other factor. A missing or failed combination removes its pair and does not bias the difference. All
+# subsets of n features give 2^(n−1) pairs; a leave-one-out design gives one. A level without any such
+# pair has no difference.
+
+
+@dataclass(frozen=True)
+class MarginalEffect:
+    """One level of one factor. Losses are in nats per token."""
+
+    factor: str
+    level: str
+    # Mean over all cells of the level, whatever their other factors are.
+    val_loss: float
+    cells: int
+    # The reference level; equal to ``level`` for the reference itself.
+    reference: str
+    # Loss minus reference loss over the pairs; None without pairs and for the reference.
+    difference: SampleStats | None
+
+
+def marginal_effects(rows: Sequence[TableRow]) -> list[MarginalEffect]:
+    """Return every level of every factor with more than one level, in the order of the rows."""
+    cells = [
+        (row.variant.levels, row.val_loss.mean)
+        for row in rows
+        if row.variant.levels is not None and row.val_loss is not None
+    ]
+    factors: dict[str, dict[str, None]] = {}
+    for levels, _ in cells:
+        for factor, level in levels.items():
+            factors.setdefault(factor, {})[level] = None
+    effects: list[MarginalEffect] = []
+    for factor, levels_of in factors.items():
+        if len(levels_of) > 1:
+            effects += _factor_marginals(factor, list(levels_of), cells)
+    return effects
+
+
+def _factor_marginals(
+    factor: str, names: Sequence[str], cells: Sequence[tuple[Mapping[str, str], float]]
+) -> list[MarginalEffect]:
+    # Settings of the other factors → level of this factor → loss.
+    by_rest: dict[tuple, dict[str, float]] = {}
+    for levels, loss in cells:
+        if factor in levels:
+            rest = tuple(item for item in levels.items() if item[0] != factor)
+            by_rest.setdefault(rest, {})[levels[factor]] = loss
+    groups = list(by_rest.values())
+    # The level paired with the most other levels; the first one on a tie.
+    reference = max(names, key=lambda name: len({n for g in groups if name in g for n in g}))
+    marginal = []
+    for name in names:
+        losses = [group[name] for group in groups if name in group]
+        pairs = [g[name] - g[reference] for g in groups if {name, reference} <= g.keys()]
+        difference = SampleStats.of(pairs) if name != reference else None
+        mean = statistics.fmean(losses)
+        marginal.append(MarginalEffect(factor, name, mean, len(losses), reference, difference))
+    return marginal

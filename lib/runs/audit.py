@@ -1,0 +1,536 @@
+"""Audit of a run directory: completeness, consistency between files, and recomputed results."""
+
+import itertools
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from lib.files import sha256_file, sha256_prefix
+from lib.runs.finalize import SCHEMA_VERSION, manifest_digest, volatile_digest
+from lib.runs.records import (
+    DocumentResult,
+    InvalidRow,
+    evaluation_metrics,
+    expected_calibration_error,
+    read_document_results,
+    train_loss,
+)
+from lib.runs.run_dir import RunDir, State, read_status
+
+# Audit findings, and JSON readers as strict as this program's writers.
+
+
+@dataclass(frozen=True)
+class AuditFinding:
+    """One mismatch in ``file``, a path relative to the run directory."""
+
+    file: str
+    expected: str
+    found: str
+
+    def __str__(self) -> str:
+        return f"{self.file}: expected {self.expected}, found {self.found}"
+
+
+def mismatch(file: str, name: str, expected: Any, found: Any) -> Iterator[AuditFinding]:
+    """Yield a finding unless both values are equal in type and value; floats compare bit by bit."""
+    if type(expected) is not type(found) or expected != found:
+        yield AuditFinding(file, f"{name} {_shown(expected)}", _shown(found))
+
+
+def read_strict_json(path: Path) -> dict[str, Any]:
+    """Return the JSON object of a file. Raises ValueError for anything else, NaN and Infinity
+    included.
+    """
+    return _object(path.read_text(encoding="utf-8"))
+
+
+def read_strict_json_lines(path: Path) -> list[dict[str, Any]]:
+    """Return the JSON objects of a file with one object per line.
+
+    Raises ValueError with the line number if a line is not an object or the last line is
+    incomplete.
+    """
+    text = path.read_text(encoding="utf-8")
+    if not text.endswith("\n"):
+        raise ValueError("the last line is incomplete (no newline at the end)")
+    records = []
+    for number, line in enumerate(text.splitlines(), 1):
+        try:
+            records.append(_object(line))
+        except ValueError as error:
+            raise ValueError(f"line {number}: {error}") from None
+    return records
+
+
+def _object(text: str) -> dict[str, Any]:
+    record = json.loads(text, parse_constant=_reject_constant)
+    if not isinstance(record, dict):
+        raise ValueError(f"not a JSON object (got {type(record).__name__})")
+    return record
+
+
+def _reject_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not valid JSON")
+
+
+def _shown(value: Any) -> str:
+    return repr(value) if isinstance(value, float | str) else json.dumps(value)
+
+
+# The artifact contract: required files of a finished run and their digests in the manifest.
+#
+# The check is cheap enough for every run of a table and does not import torch.
+
+
+# Folder of the environment snapshot in a run directory.
+_SNAPSHOT = "environment"
+
+
+def required_files(run: RunDir) -> tuple[Path, ...]:
+    """Return the files that every finished run must have."""
+    return (
+        run.resolved_config,
+        run.manifest,
+        run.metrics,
+        run.per_query,
+        run.summary,
+        run.logs,
+        run.timing,
+        run.weights,
+    )
+
+
+def artifact_findings(run: RunDir, *, every_byte: bool) -> list[AuditFinding]:
+    """Return a finding for every missing or empty file and every digest mismatch.
+
+    Without ``every_byte`` only the size of the weights file is checked.
+    """
+    findings = [*_missing_files(run)]
+    if any(finding.file == run.manifest.name for finding in findings):
+        return findings
+    try:
+        manifest = read_strict_json(run.manifest)
+    except (OSError, ValueError) as error:
+        return [*findings, AuditFinding(run.manifest.name, "a JSON object", str(error))]
+    try:
+        return [
+            *findings,
+            *_manifest_digests(run, manifest),
+            *_artifacts(run, manifest, every_byte),
+        ]
+    except (KeyError, TypeError, AttributeError) as error:
+        error_text = f"{type(error).__name__}: {error}"
+        return [
+            *findings,
+            AuditFinding(run.manifest.name, "the fields of a finished run", error_text),
+        ]
+
+
+def _missing_files(run: RunDir) -> Iterator[AuditFinding]:
+    status = read_status(run)
+    if status is None or status.state is not State.SUCCESS:
+        state = "none" if status is None else status.state
+        yield AuditFinding(run.status.name, "state SUCCESS", state)
+    for path in required_files(run):
+        if not path.is_file():
+            yield AuditFinding(path.name, "a file", "none")
+        elif not path.stat().st_size:
+            yield AuditFinding(path.name, "content", "0 bytes")
+
+
+def _manifest_digests(run: RunDir, manifest: Mapping[str, Any]) -> Iterator[AuditFinding]:
+    name = run.manifest.name
+    yield from mismatch(name, "schema_version", SCHEMA_VERSION, manifest["schema_version"])
+    yield from mismatch(name, "status", "SUCCESS", manifest["status"])
+    volatile = manifest["volatile"]
+    for field, expected, found in (
+        ("manifest_digest", manifest_digest(manifest), manifest["manifest_digest"]),
+        ("volatile.digest", volatile_digest(volatile), volatile["digest"]),
+    ):
+        yield from mismatch(name, field, expected, found)
+
+
+def _artifacts(
+    run: RunDir, manifest: Mapping[str, Any], every_byte: bool
+) -> Iterator[AuditFinding]:
+    volatile = manifest["volatile"]
+    tables = manifest["artifacts"] | volatile["artifacts"]
+    for path in required_files(run):
+        if path != run.manifest and path.name not in tables:
+            yield AuditFinding(run.manifest.name, f"a digest of {path.name}", "none")
+    for name, record in tables.items():
+        path = run.path / name
+        if not path.is_file():
+            # _missing_files has already reported the required files.
+            if path not in required_files(run):
+                yield AuditFinding(name, "a file", "none")
+        elif path == run.logs:
+            yield from _log_prefix(path, record)
+        elif path == run.weights and not every_byte:
+            yield from mismatch(name, "bytes", record["bytes"], path.stat().st_size)
+        else:
+            yield from mismatch(name, "SHA-256", record["sha256"], sha256_file(path))
+    snapshot = {
+        **manifest["environment"].get("snapshot", {}),
+        **volatile.get("hardware_files", {}),
+    }
+    yield from _digest_mismatches(
+        {f"{_SNAPSHOT}/{name}": digest for name, digest in snapshot.items()}, run
+    )
+    if diff := manifest["code"].get("diff"):
+        yield from _digest_mismatches({diff["file"]: diff["sha256"]}, run)
+
+
+def _log_prefix(path: Path, record: Mapping[str, Any]) -> Iterator[AuditFinding]:
+    """Check the digest of the log's recorded length; trackers may append to the log after the run's
+    end.
+    """
+    digest = sha256_prefix(path, record["bytes"])
+    expected = f"SHA-256 of the first {record['bytes']} bytes"
+    yield from mismatch(path.name, expected, record["sha256"], digest)
+
+
+def _digest_mismatches(digests: Mapping[str, str], run: RunDir) -> Iterator[AuditFinding]:
+    for name, digest in digests.items():
+        path = run.path / name
+        if path.is_file():
+            yield from mismatch(name, "SHA-256", digest, sha256_file(path))
+        else:
+            yield AuditFinding(name, "a file", "none")
+
+
+# Required fields and their types in the JSON files of a finished run.
+
+
+RecordSchema = Mapping[str, type | tuple[type, ...]]
+
+_NUMBER = (int, float)
+_TEXT_OR_NONE = (str, type(None))
+# A dot in a name separates the keys of nested objects.
+MANIFEST_SCHEMA: RecordSchema = {
+    "schema_version": int,
+    "status": str,
+    "failure": _TEXT_OR_NONE,
+    "run.run_id": str,
+    "run.run_profile": str,
+    "run.hash8": str,
+    "config.config_digest": str,
+    "config.defconfig": list,
+    "config.overrides": dict,
+    "code.git_sha": _TEXT_OR_NONE,
+    "code.branch": _TEXT_OR_NONE,
+    "code.dirty_tree": (bool, str),
+    "code.changed_during_run": list,
+    "origin.sources": dict,
+    "origin.torch": str,
+    "origin.device": str,
+    "environment.python_version": str,
+    "environment.packages": dict,
+    "environment.torch_git": _TEXT_OR_NONE,
+    "torch.version": str,
+    "torch.build_digest": str,
+    "hardware.cpu_model": str,
+    "hardware.cpu_capability": str,
+    "threads.intra_op": int,
+    "threads.inter_op": int,
+    "variables": dict,
+    "knobs": dict,
+    "deviations": list,
+    "oom_fallbacks": list,
+    "nondeterministic_ops_warned": (list, type(None)),
+    "debug_flags.check_numerics": bool,
+    "debug_flags.detect_anomaly": bool,
+    "attention.kernel": str,
+    "batch.global_sequences": int,
+    "batch.micro_batch": int,
+    "batch.accumulation": int,
+    "processes.world_size": int,
+    "seeds.seed": int,
+    "seeds.dataloader_seed_policy": str,
+    "rng.algorithms": dict,
+    "rng.streams": dict,
+    "rng_state_at_start": dict,
+    "rng_state_at_end": dict,
+    "init_weights_digest": list,
+    "final_weights_digest": str,
+    "optimizer_state_digest": str,
+    "data.digest": str,
+    "data.files": dict,
+    "data.split": dict,
+    "data.tokenizer": dict,
+    "artifacts": dict,
+    "manifest_digest": str,
+    "volatile.host": str,
+    "volatile.attempts": list,
+    "volatile.argv": list,
+    "volatile.rerun": str,
+    "volatile.artifacts": dict,
+    "volatile.digest": str,
+}
+SUMMARY_SCHEMA: RecordSchema = {
+    "schema_version": int,
+    "seed": int,
+    "run_profile": str,
+    "final.val_loss": float,
+    "final.val_perplexity": (float, str),
+    "final.bits_per_byte": (float, type(None)),
+    "final.token_accuracy": float,
+    "final.expected_calibration_error": float,
+    "final.eval_tokens": int,
+    "final.eval_documents": int,
+    "final.train_loss": float,
+    "final.iterations": int,
+    "final.tokens": int,
+    "final.unigram_entropy": float,
+    "final.parameters": int,
+    "final.budget_stretch": float,
+    "final.sparsity": _NUMBER,
+    "final.sparsity_by_layer": dict,
+    "final.prunable_weights": dict,
+    "final.data_order_digest": str,
+    "calibration.n_tokens": list,
+    "calibration.n_correct": list,
+    "calibration.confidence_sum": list,
+    "numerics.check_numerics": bool,
+    "numerics.detect_anomaly": bool,
+    "timing.total_seconds": float,
+    "timing.train_seconds": float,
+    "timing.mean_step_seconds": float,
+    "timing.tokens_per_second": float,
+    "timing.debug_flags": list,
+}
+RESOLVED_CONFIG_SCHEMA: RecordSchema = {
+    "schema_version": int,
+    "hash8": str,
+    "identity": dict,
+    "settings": dict,
+    "symbols": dict,
+}
+# Rows of metrics.jsonl by kind, in their order within an iteration.
+METRICS_ROW_SCHEMAS: Mapping[str, RecordSchema] = {
+    "train": {
+        "iteration": int,
+        "tokens": int,
+        "progress": float,
+        "lr": _NUMBER,
+        "loss": float,
+        "grad_norm": (float, type(None)),
+    },
+    "statistics": {
+        "iteration": int,
+        "tokens": int,
+        "values": dict,
+    },
+    "eval": {
+        "iteration": int,
+        "tokens": int,
+        "val_loss": float,
+        "token_accuracy": float,
+        "sparsity": _NUMBER,
+    },
+}
+
+
+def schema_findings(
+    file: str, record: Mapping[str, Any], schema: RecordSchema
+) -> Iterator[AuditFinding]:
+    """Yield a finding for every field that is missing or of the wrong type."""
+    for name, kinds in schema.items():
+        value: Any = record
+        for part in name.split("."):
+            value = value.get(part, ...) if isinstance(value, dict) else ...
+        if value is ...:
+            yield AuditFinding(file, f"a field {name}", "none")
+        elif not isinstance(value, kinds) or (isinstance(value, bool) and not _accepts_bool(kinds)):
+            yield AuditFinding(file, f"{name} of type {_type_names(kinds)}", repr(value)[:60])
+
+
+def _accepts_bool(kinds: type | tuple[type, ...]) -> bool:
+    """Return whether bool is an accepted type; in Python a bool is also an int."""
+    return bool in (kinds if isinstance(kinds, tuple) else (kinds,))
+
+
+def _type_names(kinds: type | tuple[type, ...]) -> str:
+    listed = kinds if isinstance(kinds, tuple) else (kinds,)
+    return " or ".join("null" if kind is type(None) else kind.__name__ for kind in listed)
+
+
+# Recomputation of a run's results from its own files: figures, rows, digests. Imports no torch.
+
+
+@dataclass(frozen=True)
+class RunRecords:
+    """The parsed files of a run, validated against their schemas."""
+
+    manifest: dict[str, Any]
+    summary: dict[str, Any]
+    resolved: dict[str, Any]
+    metrics: list[dict[str, Any]]
+    items: list[DocumentResult]
+
+
+def read_run_records(run: RunDir) -> tuple[RunRecords | None, list[AuditFinding]]:
+    """Read all files. Returns None and the findings if any file is invalid."""
+    findings: list[AuditFinding] = []
+    objects = {
+        path: _json_object(path, expected_schema, findings)
+        for path, expected_schema in (
+            (run.manifest, MANIFEST_SCHEMA),
+            (run.summary, SUMMARY_SCHEMA),
+            (run.resolved_config, RESOLVED_CONFIG_SCHEMA),
+        )
+    }
+    metrics, items = _metrics(run.metrics, findings), _items(run.per_query, findings)
+    if findings:
+        return None, findings
+    return RunRecords(*objects.values(), metrics, items), []
+
+
+def consistency_findings(run: RunDir, contents: RunRecords) -> list[AuditFinding]:
+    """Return the findings of all cross-checks between the files of a run."""
+    return [
+        *_figures(run, contents),
+        *_calibration(run, contents.summary),
+        *_rows(run, contents),
+        *_shared(run, contents),
+        *_log(run, contents),
+    ]
+
+
+def _json_object(
+    path: Path, expected_schema: RecordSchema, findings: list[AuditFinding]
+) -> dict[str, Any]:
+    try:
+        record = read_strict_json(path)
+    except (OSError, ValueError) as error:
+        findings.append(AuditFinding(path.name, "a JSON object", str(error)))
+        return {}
+    findings.extend(schema_findings(path.name, record, expected_schema))
+    return record
+
+
+def _metrics(path: Path, findings: list[AuditFinding]) -> list[dict[str, Any]]:
+    try:
+        records = read_strict_json_lines(path)
+    except (OSError, ValueError) as error:
+        findings.append(AuditFinding(path.name, "one JSON object per line", str(error)))
+        return []
+    for number, record in enumerate(records, 1):
+        where, kind = f"{path.name}:{number}", record.get("kind")
+        if kind in METRICS_ROW_SCHEMAS:
+            findings.extend(schema_findings(where, record, METRICS_ROW_SCHEMAS[kind]))
+        else:
+            kinds = ", ".join(METRICS_ROW_SCHEMAS)
+            findings.append(AuditFinding(where, f"kind in {kinds}", repr(kind)))
+    return records
+
+
+def _items(path: Path, findings: list[AuditFinding]) -> list[DocumentResult]:
+    try:
+        return read_document_results(path)
+    except InvalidRow as error:
+        findings.append(AuditFinding(path.name, error.expected, error.found))
+    except (OSError, ValueError) as error:
+        findings.append(AuditFinding(path.name, "rows", str(error)))
+    return []
+
+
+def _figures(run: RunDir, contents: RunRecords) -> Iterator[AuditFinding]:
+    """Recompute the summary from the rows; floats must be equal to the last bit."""
+    final, timing, name = contents.summary["final"], contents.summary["timing"], run.summary.name
+    expected = evaluation_metrics(contents.items)
+    if not _gap(contents):
+        expected["train_loss"] = train_loss(contents.metrics, final["iterations"])
+    for field, value in expected.items():
+        yield from mismatch(name, f"final.{field}", value, final[field])
+    steps = {item.eval_step for item in contents.items}
+    yield from mismatch(run.per_query.name, "eval_step", [final["iterations"]], [*steps])
+    seconds = timing["train_seconds"]
+    for field, value in (
+        ("mean_step_seconds", seconds / final["iterations"]),
+        ("tokens_per_second", final["tokens"] / seconds),
+    ):
+        yield from mismatch(name, f"timing.{field}", value, timing[field])
+
+
+def _calibration(run: RunDir, summary: Mapping[str, Any]) -> Iterator[AuditFinding]:
+    name, final, bins = run.summary.name, summary["final"], summary["calibration"]
+    error = expected_calibration_error(bins)
+    recorded = final["expected_calibration_error"]
+    yield from mismatch(name, "final.expected_calibration_error", error, recorded)
+    yield from mismatch(name, "Σ calibration.n_tokens", final["eval_tokens"], sum(bins["n_tokens"]))
+    correct = sum(bins["n_correct"]) / final["eval_tokens"]
+    yield from mismatch(name, "accuracy of calibration", final["token_accuracy"], correct)
+
+
+def _rows(run: RunDir, contents: RunRecords) -> Iterator[AuditFinding]:
+    """Check that each iteration has one row and that the last evaluation equals the summary."""
+    name, final = run.metrics.name, contents.summary["final"]
+    order = [*METRICS_ROW_SCHEMAS]
+    keys = [(row["iteration"], order.index(row["kind"])) for row in contents.metrics]
+    if keys != sorted(set(keys)):
+        yield AuditFinding(name, "rows in order of iteration without duplicates", "another order")
+    if missing := _gap(contents):
+        yield AuditFinding(name, f"one row for each of {final['iterations']} iterations", missing)
+    else:
+        tokens = max(row["tokens"] for row in contents.metrics)
+        yield from mismatch(name, "tokens", final["tokens"], tokens)
+    last = contents.metrics[-1]
+    if last["kind"] != "eval":
+        yield AuditFinding(name, "an eval row at the end", last["kind"])
+        return
+    yield from mismatch(name, "last iteration", final["iterations"], last["iteration"])
+    for field in ("val_loss", "token_accuracy", "sparsity"):
+        yield from mismatch(name, f"last {field}", final[field], last[field])
+
+
+def _gap(contents: RunRecords) -> str:
+    """Return a description of the first missing or extra training row; "" if there is none."""
+    iterations = [row["iteration"] for row in contents.metrics if row["kind"] == "train"]
+    planned = contents.summary["final"]["iterations"]
+    for expected, recorded in itertools.zip_longest(range(1, planned + 1), iterations):
+        if expected != recorded:
+            return f"iteration {recorded} in place of {expected}"
+    return ""
+
+
+def _shared(run: RunDir, contents: RunRecords) -> Iterator[AuditFinding]:
+    """Compare the facts that two files record."""
+    manifest, summary, resolved = contents.manifest, contents.summary, contents.resolved
+    symbols, name = resolved["symbols"], run.manifest.name
+    for field, expected, found in (
+        ("seeds.seed", symbols.get("SEED"), manifest["seeds"]["seed"]),
+        ("run.run_profile", symbols.get("RUN_PROFILE"), manifest["run"]["run_profile"]),
+        ("run.hash8", resolved["hash8"], manifest["run"]["hash8"]),
+        ("config.overrides", resolved["settings"], manifest["config"]["overrides"]),
+    ):
+        yield from mismatch(name, field, expected, found)
+    name = run.summary.name
+    yield from mismatch(name, "seed", symbols.get("SEED"), summary["seed"])
+    yield from mismatch(name, "run_profile", symbols.get("RUN_PROFILE"), summary["run_profile"])
+    for field in ("check_numerics", "detect_anomaly"):
+        flag = manifest["debug_flags"][field]
+        yield from mismatch(name, f"numerics.{field}", flag, summary["numerics"][field])
+    if len(set(manifest["init_weights_digest"])) != 1:
+        yield AuditFinding(
+            run.manifest.name, "equal initial weights on all ranks", "different digests"
+        )
+
+
+def _log(run: RunDir, contents: RunRecords) -> Iterator[AuditFinding]:
+    """Check that the log contains the run's seed, profile and device."""
+    if not run.logs.is_file():
+        return
+    text = run.logs.read_text(encoding="utf-8", errors="replace")
+    manifest = contents.manifest
+    expected: Sequence[str] = (
+        f"seed {manifest['seeds']['seed']} ",
+        manifest["run"]["run_profile"],
+        str(manifest["knobs"]["device"]["observed"]),
+    )
+    for phrase in expected:
+        if phrase not in text:
+            yield AuditFinding(run.logs.name, f"the text {phrase!r}", "none")

@@ -1,0 +1,249 @@
+"""Checkpoints that are written atomically and verified by digests before they are loaded.
+
+A checkpoint is a folder ``step-00000123`` with the weights (safetensors), all other state
+(``state.pt``) and, written last, ``digests.json`` with the size and SHA-256 of both. The folder is
+written under a temporary name and renamed: after a crash, older checkpoints are intact and the next
+save removes the temporary folder. Digests are needed because a flipped byte loads without an error.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from lib.errors import Problem, RunError
+from lib.files import fsync_directory, sha256_file, write_json
+
+SCHEMA_VERSION = 1
+_WEIGHTS = "model.safetensors"
+_STATE = "state.pt"
+_DIGESTS = "digests.json"
+_NAME = "step-{:08d}"
+_TEMPORARY = ".tmp-"
+# Overhead in addition to the tensors: folder, zip directory and digests.
+_SPACE_MARGIN_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Content of a checkpoint, on the CPU."""
+
+    step: int
+    weights: dict[str, Tensor]
+    state: dict[str, Any]
+
+
+def save_checkpoint(
+    folder: Path, step: int, weights: Mapping[str, Tensor], state: Mapping[str, Any], keep: int
+) -> None:
+    """Write the checkpoint of ``step`` below ``folder`` and keep the newest ``keep`` checkpoints.
+
+    Older checkpoints are deleted only after the new one has been read back and matches its digests.
+    Raises RunError if the disk is full or not writable; older checkpoints are then unchanged.
+    """
+    final = folder / _NAME.format(step)
+    temporary = folder / f"{_TEMPORARY}{final.name}"
+    try:
+        folder.mkdir(exist_ok=True)
+        _clean(folder)
+        _check_space(folder, step, (*weights.values(), *iter_tensors(state)))
+        temporary.mkdir()
+        _write(temporary, step, weights, state)
+        _remove(final)
+        os.rename(temporary, final)
+        fsync_directory(folder)
+    # torch.save raises RuntimeError for disk errors.
+    except (OSError, RuntimeError, SafetensorError) as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise _cannot_save(step, folder, str(error)) from error
+    if damage := _damage(final):
+        raise _cannot_save(step, folder, f"verification failed: {damage}", "checkpoint.damaged")
+    for old in _steps(folder)[keep:]:
+        _remove(old)
+
+
+def load_latest_checkpoint(folder: Path, warn: Callable[[str], None]) -> Checkpoint | None:
+    """Return the newest checkpoint whose digests match, or None if there is none.
+
+    A damaged checkpoint is renamed to ``damaged-…`` and reported to ``warn``; the previous
+    checkpoint is tried next.
+    """
+    for path in _steps(folder):
+        damage = _damage(path)
+        if not damage:
+            return _load(path)
+        aside = path.with_name(f"damaged-{path.name}")
+        _remove(aside)
+        path.rename(aside)
+        warn(f"checkpoint {path.name} is damaged ({damage}), skipped and renamed to {aside.name}")
+    return None
+
+
+def delete_checkpoints(folder: Path) -> None:
+    """Remove every checkpoint after the final weights have been written."""
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+class _DigestedFile:
+    """File for ``torch.save`` that hashes the bytes as they are written."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+        self._hash = hashlib.sha256()
+        self._bytes = 0
+
+    def write(self, data: bytes) -> int:
+        self._hash.update(data)
+        self._bytes += len(data)
+        return self._stream.write(data)
+
+    def flush(self) -> None:
+        self._stream.flush()
+
+    def facts(self) -> dict[str, Any]:
+        """Return the size and digest of the written bytes."""
+        return {"bytes": self._bytes, "sha256": self._hash.hexdigest()}
+
+
+def _write(
+    folder: Path, step: int, weights: Mapping[str, Tensor], state: Mapping[str, Any]
+) -> None:
+    contiguous = {name: tensor.detach().contiguous() for name, tensor in weights.items()}
+    files = {
+        _WEIGHTS: _write_file(
+            folder / _WEIGHTS, lambda out: out.write(safetensors.torch.save(contiguous))
+        ),
+        _STATE: _write_file(folder / _STATE, lambda out: torch.save(dict(state), out)),
+    }
+    record = {"schema_version": SCHEMA_VERSION, "step": step, "files": files}
+    write_json(folder / _DIGESTS, record)
+
+
+def _write_file(path: Path, produce: Callable[[_DigestedFile], Any]) -> dict[str, Any]:
+    with open(path, "wb") as stream:
+        digested = _DigestedFile(stream)
+        produce(digested)
+        stream.flush()
+        os.fsync(stream.fileno())
+    return digested.facts()
+
+
+def _load(path: Path) -> Checkpoint:
+    record = json.loads((path / _DIGESTS).read_text())
+    state = torch.load(path / _STATE, map_location="cpu", weights_only=True)
+    return Checkpoint(record["step"], safetensors.torch.load_file(path / _WEIGHTS), state)
+
+
+def _damage(path: Path) -> str:
+    """Return a description of the damage; "" if all files match their digests."""
+    try:
+        record = json.loads((path / _DIGESTS).read_text())
+        files = [(name, record["files"][name]["sha256"]) for name in (_WEIGHTS, _STATE)]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return f"{_DIGESTS}: {error}"
+    for name, digest in files:
+        try:
+            if sha256_file(path / name) != digest:
+                return f"{name}: digest mismatch"
+        except OSError as error:
+            return f"{name}: {error.strerror}"
+    return ""
+
+
+def _steps(folder: Path) -> list[Path]:
+    """Return complete checkpoints, newest first; step numbers are padded, so names sort by step."""
+    return sorted(folder.glob("step-*"), reverse=True)
+
+
+def _clean(folder: Path) -> None:
+    """Remove folders that a killed process left partially written or deleted."""
+    for leftover in folder.glob(f"{_TEMPORARY}*"):
+        shutil.rmtree(leftover)
+
+
+def _remove(path: Path) -> None:
+    """Delete a checkpoint; renamed first, so that a crash never leaves a partial checkpoint."""
+    if path.exists():
+        temporary = path.with_name(f"{_TEMPORARY}old-{path.name}")
+        os.rename(path, temporary)
+        shutil.rmtree(temporary)
+
+
+def _check_space(folder: Path, step: int, tensors: tuple[Tensor, ...]) -> None:
+    needed = sum(t.numel() * t.element_size() for t in tensors) + _SPACE_MARGIN_BYTES
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        sizes = f"{needed / 2**20:,.1f} MiB needed, {free / 2**20:,.1f} MiB free"
+        raise _cannot_save(step, folder, f"not enough disk space ({sizes})", "disk.no-space")
+
+
+def iter_tensors(value: Any) -> Iterator[Tensor]:
+    """Yield every tensor inside nested dictionaries, lists and tuples."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from iter_tensors(item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from iter_tensors(item)
+
+
+def _cannot_save(
+    step: int, folder: Path, reason: str, code: str = "checkpoint.write-failed"
+) -> RunError:
+    what = f"cannot save the checkpoint of step {step}: {reason}"
+    return RunError(Problem(what, str(folder), "free some space, then type: make", code=code))
+
+
+# Digests of model weights and of arbitrary nested state.
+
+
+def weights_digest(weights: Mapping[str, Tensor]) -> str:
+    """Return the hexadecimal SHA-256 of names and bytes, sorted by name, for any device."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(weights.items()):
+        digest.update(name.encode())
+        digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def state_digest(state: Any) -> str:
+    """Return the hexadecimal SHA-256 of nested mappings and sequences of tensors, numbers and
+    strings.
+
+    Types, shapes and every bit count; the key order of mappings and the device do not.
+    """
+    digest = hashlib.sha256()
+    _add(digest, state)
+    return digest.hexdigest()
+
+
+def _add(digest: Any, value: Any) -> None:
+    """Add ``value`` to ``digest``, delimited by its length or a terminator."""
+    if isinstance(value, Mapping):
+        digest.update(f"mapping {len(value)}\n".encode())
+        for key in sorted(value, key=repr):
+            _add(digest, key)
+            _add(digest, value[key])
+    elif isinstance(value, list | tuple):
+        digest.update(f"sequence {len(value)}\n".encode())
+        for item in value:
+            _add(digest, item)
+    elif isinstance(value, Tensor):
+        digest.update(f"{value.dtype} {tuple(value.shape)}\n".encode())
+        # A 0-d tensor cannot be viewed as bytes, a 1-d tensor can.
+        flat = value.detach().cpu().contiguous().reshape(-1)
+        digest.update(flat.view(torch.uint8).numpy().data)
+    else:
+        assert value is None or isinstance(value, bool | int | float | str), type(value)
+        digest.update(f"{type(value).__name__} {value!r}\n".encode())

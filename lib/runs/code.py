@@ -1,0 +1,335 @@
+"""Provenance of the code: a digest of every source file of this tree that the process loaded.
+
+``git status`` is clean if an ignored file is imported, and a commit does not record edits, so the
+files themselves are digested.
+"""
+
+import ast
+import functools
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lib.errors import PreflightError, Problem, RunError
+from lib.files import sha256_file, write_atomic
+from lib.project import ROOT
+from lib.runs.run_dir import RunDir
+
+# Code that only plans and starts runs or reads their results: editing these files does not make a
+# finished run stale. A worker has some of them loaded, depending on the command that started it.
+_NOT_TRAINING = (
+    "gpt2/ablation/",
+    "gpt2/planning/arguments.py",
+    "gpt2/records/audit.py",
+    "gpt2/records/comparison.py",
+    "gpt2/planning/plan.py",
+    "gpt2/running/reproduce.py",
+    "gpt2/running/launch.py",
+    "gpt2/verification/",
+    "lib/analysis/",
+    "lib/audit/",
+    "lib/console.py",
+    "lib/tracking/sidecar.py",
+    "lib/compare/",
+    "lib/console.py",
+    "lib/environment/",
+    "lib/kconfig/",
+    "lib/plan",
+    "lib/queries/",
+    "lib/runner/",
+    "lib/setup/",
+    "lib/telemetry/",
+    "lib/tracking/",
+    "lib/verify/",
+    "lib/watch/",
+)
+_PACKAGES = ("gpt2", "lib")
+# Time at which this process, or the server it was forked from, started to import the tree.
+_LOADED_NS = time.time_ns()
+# Placeholder for a digest that can no longer be computed; equals no digest, so the run is stale.
+EDITED = "edited after it was loaded"
+
+
+def loaded_source() -> dict[str, str]:
+    """Return path in the tree → SHA-256 of every loaded module that can affect results."""
+    # Strings instead of Path objects: a training process has loaded two thousand modules.
+    root = f"{ROOT}/"
+    files = [vars(module).get("__file__") or "" for module in list(sys.modules.values())]
+    names = {file.removeprefix(root) for file in files if file.startswith(root)}
+    return {name: _loaded_digest(name) for name in sorted(names) if _makes_results(name)}
+
+
+def changed_since(recorded: Mapping[str, str]) -> list[str]:
+    """Return the files of ``recorded`` that were edited or removed since."""
+    return [name for name, digest in recorded.items() if _digest(name) != digest]
+
+
+@dataclass(frozen=True)
+class GitCommit:
+    """HEAD commit of the tree and the files that differ from it."""
+
+    sha: str
+    branch: str
+    # Tracked files that were changed, added or removed since the commit.
+    tracked: Sequence[str]
+    # Files not tracked by git, ignored or not, that Python could import or Kconfig could read.
+    untracked: Sequence[str]
+
+    @property
+    def uncommitted(self) -> list[str]:
+        """Return all files that differ from the commit."""
+        return [*self.tracked, *self.untracked]
+
+
+def head_commit() -> GitCommit | None:
+    """Return the commit of this tree and its uncommitted files.
+
+    Returns None if git fails, which is different from a clean tree.
+    """
+    status_args = ("--porcelain=v2", "--branch", "--untracked-files=no", "--no-renames", "-z")
+    status_output = run_git("status", *status_args)
+    untracked_output = run_git("ls-files", "--others", "-z", "--", *_PACKAGES)
+    if status_output is None or untracked_output is None:
+        return None
+    lines = _entries(status_output)
+    heads = dict(line[2:].split(" ", 1) for line in lines if line.startswith("# branch."))
+    if heads["branch.oid"] == "(initial)":
+        return None
+    # Number of fields before the path, for a change and for a conflict.
+    fields = {"1": 8, "u": 10}
+    tracked = [line.split(" ", fields[line[0]])[-1] for line in lines if line[0] in fields]
+    untracked = [name for name in _entries(untracked_output) if _is_code(name)]
+    return GitCommit(heads["branch.oid"], heads["branch.head"], sorted(tracked), sorted(untracked))
+
+
+def git_state() -> dict[str, str | bool | None]:
+    """Return ``git_sha``, ``branch`` and ``dirty_tree`` of this tree.
+
+    Outside a repository, or if git is not installed, sha and branch are None and ``dirty_tree`` is
+    "unknown".
+    """
+    head = head_commit()
+    if head is None:
+        return {"git_sha": None, "branch": None, "dirty_tree": "unknown"}
+    return {
+        "git_sha": head.sha,
+        "branch": head.branch,
+        "dirty_tree": bool(head.uncommitted),
+    }
+
+
+def run_git(*args: str, expected: Sequence[int] = (0,)) -> bytes | None:
+    """Run git in the repository of this tree and return its output.
+
+    Returns None if git fails or the tree is not a repository root: an enclosing repository is
+    ignored, and so are variables that select another repository (git sets them for hooks).
+    """
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
+    environment["GIT_CEILING_DIRECTORIES"] = str(ROOT.parent)
+    command = ["git", "--no-optional-locks", "-C", str(ROOT), *args]
+    try:
+        process = subprocess.run(command, capture_output=True, check=False, env=environment)
+    except OSError:
+        return None
+    return process.stdout if process.returncode in expected else None
+
+
+def _entries(output: bytes) -> list[str]:
+    return [entry for entry in os.fsdecode(output).split("\0") if entry]
+
+
+def _is_code(name: str) -> bool:
+    path = ROOT / name
+    return (path.suffix == ".py" or path.name.startswith("Kconfig")) and path.is_file()
+
+
+def _makes_results(name: str) -> bool:
+    inside = name.split("/", 1)[0] in _PACKAGES
+    return inside and not name.startswith(_NOT_TRAINING)
+
+
+def _loaded_digest(name: str) -> str:
+    """Return the digest of the file as it was loaded: workers are forked long after the import."""
+    path = os.path.join(str(ROOT), name)
+    try:
+        info = os.stat(path)
+    except OSError:
+        return EDITED
+    # A time in the future indicates a wrong clock and is ignored.
+    if _LOADED_NS < info.st_mtime_ns <= time.time_ns():
+        return EDITED
+    return _digest_of(path, info.st_mtime_ns, info.st_size)
+
+
+def _digest(name: str) -> str:
+    path = os.path.join(str(ROOT), name)
+    try:
+        info = os.stat(path)
+    except OSError:
+        return "absent"
+    return _digest_of(path, info.st_mtime_ns, info.st_size)
+
+
+@functools.cache
+def _digest_of(path: str, modified_ns: int, size: int) -> str:
+    """Compute SHA-256; cached by modification time and size, since one process checks many runs.
+
+    ``path`` is a string because creating Path objects takes longer than the cache lookup.
+    """
+    return sha256_file(Path(path))
+
+
+# Drift since a run was made: source files, torch version and device; imports no torch.
+
+
+def run_drift(run: RunDir, device: str) -> list[str]:
+    """Return source files, torch version and device model that differ from the manifest of ``run``.
+
+    ``device`` is the device model that would be used now. Returns [] for a run that never started.
+    """
+    try:
+        recorded = json.loads(run.manifest.read_text())["origin"]
+        return drift(recorded, {"torch": installed_torch(), "device": device})
+    except FileNotFoundError:
+        return []
+    except (ValueError, KeyError, TypeError):
+        return [f"{run.manifest.name}, unreadable"]
+
+
+def drift(recorded: Mapping[str, Any], now: Mapping[str, str]) -> list[str]:
+    """Return torch version, device model and source files of ``recorded`` that changed."""
+    facts = [
+        f"{name} (was {recorded[name]}, is {now[name]})"
+        for name in ("torch", "device")
+        if recorded[name] != now[name]
+    ]
+    return facts + changed_since(recorded["sources"])
+
+
+def installed_torch() -> str:
+    """Return ``torch.__version__`` without importing torch, or "none" if torch is not installed.
+
+    The package metadata may lack the local version (after ``+``) that names the build.
+    """
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return "none"
+    tree = ast.parse(Path(spec.origin).with_name("version.py").read_text())
+    for node in tree.body:
+        if isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(node.value, ast.Constant):
+            target = node.target if isinstance(node, ast.AnnAssign) else node.targets[0]
+            if isinstance(target, ast.Name) and target.id == "__version__":
+                return str(node.value.value)
+    return "unknown"
+
+
+# Uncommitted code: refused under the profile paper_repro, otherwise stored as a patch.
+#
+# The tree is the one that contains this package, independent of the working directory.
+
+
+_MAX_FILES_SHOWN = 3
+# The patch must not depend on the user's git settings or external programs.
+_PATCH = ("diff", "--binary", "--full-index", "--no-renames", "--no-ext-diff", "--no-textconv")
+_PATCH += ("--no-color", "--src-prefix=a/", "--dst-prefix=b/")
+
+
+def describe_tree(head: GitCommit | None) -> str:
+    """Return one line listing uncommitted files; "" if all code is committed."""
+    if head is None:
+        return "no commit found for this code (see git status)"
+    if not head.uncommitted:
+        return ""
+    shown = ", ".join(head.uncommitted[:_MAX_FILES_SHOWN])
+    hidden = len(head.uncommitted) - _MAX_FILES_SHOWN
+    return f"not committed: {shown}" + (f" and {hidden} more" if hidden > 0 else "")
+
+
+def uncommitted_problems(profile: str, allowed: bool) -> list[Problem]:
+    """Return a problem if code is uncommitted under paper_repro, unless ``allowed``."""
+    if allowed or profile != "paper_repro":
+        return []
+    what = describe_tree(head_commit())
+    if not what:
+        return []
+    remedy = "commit it, or type: make DIRTY=y to store the difference with each run"
+    return [Problem(f"{what}; {remedy}", code="code.uncommitted")]
+
+
+def write_code_patch(run_dir: Path) -> dict[str, str] | None:
+    """Write the patch from the commit to the current code to ``code.diff``.
+
+    Returns file name and SHA-256, or None if all code is committed or there is no commit. The patch
+    contains changes to tracked files, and untracked files that Python can import or Kconfig can
+    read. Raises RunError if git diff fails.
+    """
+    target = RunDir(run_dir).code_diff
+    target.unlink(missing_ok=True)
+    head = head_commit()
+    if head is None or not head.uncommitted:
+        return None
+    parts = [run_git(*_PATCH, "HEAD")]
+    # git diff --no-index returns exit code 1 if the files differ.
+    new_file = (*_PATCH, "--no-index", "--", "/dev/null")
+    parts += [run_git(*new_file, name, expected=(1,)) for name in head.untracked]
+    patch = [part for part in parts if part is not None]
+    if len(patch) < len(parts):
+        advice = "type: git diff HEAD"
+        raise RunError(Problem("git diff failed", str(run_dir), advice, code="git.failed"))
+    write_atomic(target, b"".join(patch))
+    return {"file": target.name, "sha256": sha256_file(target)}
+
+
+# Reconstruction of the source tree behind a run: the recorded commit with the recorded diff.
+
+
+def has_commit(sha: str) -> bool:
+    """Return whether this repository contains the commit ``sha``."""
+    try:
+        return not _git(ROOT, "cat-file", "-e", f"{sha}^{{commit}}").returncode
+    except OSError:
+        return False
+
+
+def checkout_commit(sha: str, diff: Path | None, folder: Path) -> None:
+    """Write the tree of ``sha`` with ``diff`` applied into ``folder``, which must not exist.
+
+    The tree is a clone that shares the objects of this repository; this repository does not change.
+    Raises PreflightError with git's message if a git command fails.
+    """
+    steps = [
+        (ROOT, ["clone", "-q", "--shared", "--no-checkout", str(ROOT), str(folder)]),
+        (folder, ["checkout", "-q", "--detach", sha]),
+    ]
+    if diff is not None:
+        steps.append((folder, ["apply", "--binary", "--whitespace=nowarn", str(diff.absolute())]))
+    for directory, args in steps:
+        done = _git(directory, *args)
+        if done.returncode:
+            what = f"git {args[0]} failed: {done.stderr.strip()}"
+            raise PreflightError(Problem(what, str(diff or sha), code="git.failed"))
+
+
+def mismatched_files(folder: Path, recorded: Mapping[str, str]) -> list[str]:
+    """Return the files of ``recorded`` that are missing from ``folder`` or have another digest.
+
+    Absolute paths are skipped because they are not part of the tree.
+    """
+    return [
+        name
+        for name, digest in recorded.items()
+        if not Path(name).is_absolute()
+        and (not (folder / name).is_file() or sha256_file(folder / name) != digest)
+    ]
+
+
+def _git(directory: Path, *args: str) -> subprocess.CompletedProcess:
+    command = ["git", "--no-optional-locks", "-C", str(directory), *args]
+    return subprocess.run(command, capture_output=True, text=True, check=False)

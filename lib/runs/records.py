@@ -1,0 +1,202 @@
+"""``per_query.csv``: one row for each document of the final evaluation; imports no torch."""
+
+import csv
+import io
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+_DIGEST_LENGTH = 64
+
+
+@dataclass(frozen=True)
+class DocumentInfo:
+    """Per-document facts that depend only on data and configuration, not on the model.
+
+    The first token of a document is not predicted, and an evaluation budget may truncate a
+    document.
+    """
+
+    # Id of the document, or window-000123 if the token files do not mark documents.
+    item_id: str
+    # Name of the data set.
+    source: str
+    # Digest of the document's text; "" if only tokens are available.
+    doc_sha256: str
+    # Digest of the predicted tokens, 16 bits each, little-endian, in text order.
+    tokens_sha256: str
+    split: str
+    n_tokens: int
+    # Bytes of text of the predicted tokens; the end-of-text token has none.
+    n_bytes: int
+    # Position of the document's first window.
+    batch_index: int
+    row_in_batch: int
+
+
+@dataclass(frozen=True)
+class DocumentResult(DocumentInfo):
+    """Per-document facts and the results of the model."""
+
+    # Nats over the predicted tokens.
+    nll_sum: float
+    n_correct: int
+    # Optimizer steps before the evaluation.
+    eval_step: int
+
+    @property
+    def nll_mean(self) -> float:
+        """Return nats per token."""
+        return self.nll_sum / self.n_tokens
+
+    @property
+    def bits_per_byte(self) -> float | None:
+        """Return bits per byte of text, or None if there are no bytes."""
+        return bits_per_byte(self.nll_sum, self.n_bytes)
+
+
+# Derived columns are placed next to the columns they are computed from.
+COLUMNS = (
+    *("item_id", "source", "doc_sha256", "tokens_sha256", "split", "n_tokens", "n_bytes"),
+    *("nll_sum", "nll_mean", "bits_per_byte", "n_correct"),
+    *("eval_step", "batch_index", "row_in_batch"),
+)
+_TYPES = {field.name: field.type for field in fields(DocumentResult)}
+
+
+class InvalidRow(ValueError):
+    """Invalid content of the file: the expected and the actual value."""
+
+    def __init__(self, expected: str, found: str) -> None:
+        self.expected = expected
+        self.found = found
+        super().__init__(f"expected {expected}, got {found}")
+
+
+def bits_per_byte(nats: float, n_bytes: int) -> float | None:
+    """Compute nats / (bytes · ln 2); return None if there are no bytes."""
+    return nats / n_bytes / math.log(2) if n_bytes else None
+
+
+def to_csv(items: Iterable[DocumentResult]) -> str:
+    """Return a header and one line per item; floats in their shortest exact form."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for item in items:
+        writer.writerow(_cell(item, name) for name in COLUMNS)
+    return text.getvalue()
+
+
+def read_document_results(path: Path) -> list[DocumentResult]:
+    """Read the rows of the file.
+
+    Raises BadRow at the first row that differs from the format of ``to_csv``.
+    """
+    with open(path, encoding="utf-8", newline="") as stream:
+        lines = list(csv.reader(stream))
+    if not lines or tuple(lines[0]) != COLUMNS:
+        header = ",".join(lines[0]) if lines else "nothing"
+        raise InvalidRow(f"columns {','.join(COLUMNS)}", header)
+    items = [_item(number, cells) for number, cells in enumerate(lines[1:], 2)]
+    if not items:
+        raise InvalidRow("at least one row", "none")
+    if duplicate := next(_duplicates(item.item_id for item in items), None):
+        raise InvalidRow("unique item ids", f"duplicate {duplicate}")
+    return items
+
+
+def _item(number: int, cells: Sequence[str]) -> DocumentResult:
+    if len(cells) != len(COLUMNS):
+        raise InvalidRow(f"line {number}: {len(COLUMNS)} cells", str(len(cells)))
+    row = dict(zip(COLUMNS, cells, strict=True))
+    try:
+        item = DocumentResult(**{name: kind(row[name]) for name, kind in _TYPES.items()})
+    except ValueError as error:
+        raise InvalidRow(f"line {number}: numbers", str(error)) from None
+    finite = math.isfinite(item.nll_sum) and item.nll_sum >= 0
+    if not finite or not 0 <= item.n_correct <= item.n_tokens or item.n_tokens < 1:
+        raise InvalidRow(
+            f"line {number}: n_tokens > 0, a finite nll_sum, n_correct <= n_tokens",
+            f"{item.n_tokens}, {item.nll_sum}, {item.n_correct}",
+        )
+    for name in COLUMNS:
+        if row[name] != str(_cell(item, name)):
+            raise InvalidRow(f"line {number}: {name} {_cell(item, name)}", row[name])
+    digests = [item.tokens_sha256, *filter(None, [item.doc_sha256])]
+    if invalid := [d for d in digests if len(d) != _DIGEST_LENGTH]:
+        raise InvalidRow(f"line {number}: digests of {_DIGEST_LENGTH} hex digits", invalid[0])
+    return item
+
+
+def _cell(item: DocumentResult, name: str) -> str | int:
+    """Return the exact content of a cell."""
+    value = vars(item)[name] if name in _TYPES else vars(DocumentResult)[name].fget(item)
+    if value is None:
+        return ""
+    return repr(value) if isinstance(value, float) else value
+
+
+def _duplicates(names: Iterable[str]) -> Iterator[str]:
+    seen = set()
+    for name in names:
+        if name in seen:
+            yield name
+        seen.add(name)
+
+
+# Metrics of ``summary.json`` that are computed from other files of the run; no torch.
+#
+# The trainer writes these metrics, and the audit recomputes them with the same functions. Sums are
+# exact (``math.fsum``), so they do not depend on the order of rows.
+
+
+# The training loss of a run is the mean over this final fraction of its iterations.
+_TRAIN_LOSS_FRACTION = 0.1
+
+
+def evaluation_metrics(items: Sequence[DocumentResult]) -> dict[str, Any]:
+    """Compute loss, perplexity, bits per byte, accuracy and size of an evaluation."""
+    tokens = sum(item.n_tokens for item in items)
+    nats = math.fsum(item.nll_sum for item in items)
+    return {
+        "val_loss": nats / tokens,
+        "val_perplexity": perplexity(nats / tokens),
+        "bits_per_byte": bits_per_byte(nats, sum(item.n_bytes for item in items)),
+        "token_accuracy": sum(item.n_correct for item in items) / tokens,
+        "eval_tokens": tokens,
+        "eval_documents": len(items),
+    }
+
+
+def expected_calibration_error(calibration: Mapping[str, Sequence[float]]) -> float:
+    """Compute Σ_m |B_m| / n · |acc(B_m) − conf(B_m)| over bins of equal width.
+
+    Source: Guo et al. 2017, eq. 3. ``calibration`` contains one entry per bin for ``n_tokens``,
+    ``n_correct`` and ``confidence_sum``, the sum of the top-1 probabilities.
+    """
+    bins = zip(calibration["n_correct"], calibration["confidence_sum"], strict=True)
+    gaps = [abs(correct - confidence) for correct, confidence in bins]
+    return math.fsum(gaps) / sum(calibration["n_tokens"])
+
+
+def train_loss(records: Iterable[Mapping[str, Any]], iterations: int) -> float:
+    """Return the mean loss over the last tenth of the iterations, but at least one iteration.
+
+    The mean has less noise than the loss of one batch. ``records`` are the rows of
+    ``metrics.jsonl``.
+    """
+    losses = {r["iteration"]: r["loss"] for r in records if r["kind"] == "train"}
+    first = iterations - max(1, int(iterations * _TRAIN_LOSS_FRACTION))
+    last = [loss for iteration, loss in losses.items() if iteration > first]
+    return math.fsum(last) / len(last)
+
+
+def perplexity(loss: float) -> float | str:
+    """Return exp(loss), or "infinite" on overflow, because JSON has no infinity."""
+    try:
+        return math.exp(loss)
+    except OverflowError:
+        return "infinite"

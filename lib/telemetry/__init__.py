@@ -1,1 +1,0 @@
-"""Machine telemetry of a training run, sampled by a sidecar process."""

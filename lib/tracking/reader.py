@@ -1,0 +1,299 @@
+"""Per-layer statistics of a model as metrics for trackers and heartbeats."""
+
+import json
+import math
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Self
+
+from lib.files import read_jsonl, write_json
+from lib.runs.run_dir import RunDir
+
+# Name → one value per layer; None if the layer has none.
+Layers = Mapping[str, Sequence[float | None]]
+
+
+def reduce_over_layers(values: Layers) -> dict[str, float]:
+    """Return one value per name over all layers: the minimum of ``*_min``, the maximum of
+    ``*_max``, else the mean.
+
+    A name without a value in any layer is left out.
+    """
+    values_by_name = {name: present_values(layers) for name, layers in values.items()}
+    return {name: _reduce(name, present) for name, present in values_by_name.items() if present}
+
+
+def per_layer_metrics(values: Layers) -> dict[str, float]:
+    """Return ``layer/<i>/<name>`` for every layer with a value, counted from 0."""
+    return {
+        f"layer/{i}/{name}": value
+        for name, layers in values.items()
+        for i, value in enumerate(layers)
+        if value is not None
+    }
+
+
+def present_values(layers: Sequence[float | None]) -> list[float]:
+    """Return the values that are not None."""
+    return [value for value in layers if value is not None]
+
+
+def _reduce(name: str, values: Sequence[float]) -> float:
+    if name.endswith("_min"):
+        return min(values)
+    return max(values) if name.endswith("_max") else fmean(values)
+
+
+# Telemetry samples as metrics for trackers.
+#
+# In metric names, 1 GB is 2^30 bytes.
+
+
+_MIB_PER_GB = 1024
+_COUNTERS = (
+    "compute_util",
+    "memory_util",
+    "memory_used_mib",
+    "power_watts",
+    "temperature_celsius",
+)
+
+
+def mean_metrics(samples: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Return means over ``samples``, the telemetry.jsonl records of one log interval.
+
+    The result is empty without samples. A counter that a GPU lacks is left out.
+    """
+    if not samples:
+        return {}
+    metrics = {"process/rss_gb": fmean(s["rss_mib"] for s in samples) / _MIB_PER_GB}
+    seconds = samples[-1]["ts"] - samples[0]["ts"]
+    if seconds > 0:
+        used = samples[-1]["cpu_seconds"] - samples[0]["cpu_seconds"]
+        metrics["process/cpu_cores"] = used / seconds
+    return {**metrics, **_all_gpus(samples), **_each_gpu(samples)}
+
+
+def _all_gpus(samples: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Return means over all GPUs of the run."""
+    gpus = [_with_memory_util(gpu) for sample in samples for gpu in sample["gpus"]]
+    totals = [sum(_known(sample["gpus"], "memory_used_mib")) for sample in samples]
+    capacity = sum(_known(samples[-1]["gpus"], "memory_total_mib"))
+    used = list(_known(gpus, "memory_used_mib"))
+    return {
+        **_mean("gpu/compute_util_avg", _known(gpus, "compute_util")),
+        **_mean("gpu/memory_util_avg", _known(gpus, "memory_util")),
+        **_mean("gpu/memory_used_avg_gb", [mib / _MIB_PER_GB for mib in used]),
+        **_mean("gpu/memory_used_total_gb", [mib / _MIB_PER_GB for mib in totals if used]),
+        **({"gpu/memory_total_gb": capacity / _MIB_PER_GB} if capacity else {}),
+    }
+
+
+def _each_gpu(samples: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Return ``gpu/<index>/<counter>``: the mean of each counter of each GPU."""
+    metrics: dict[str, float] = {}
+    for index in sorted({gpu["index"] for sample in samples for gpu in sample["gpus"]}):
+        readings = [
+            _with_memory_util(gpu)
+            for sample in samples
+            for gpu in sample["gpus"]
+            if gpu["index"] == index
+        ]
+        for counter in _COUNTERS:
+            metrics |= _mean(f"gpu/{index}/{counter}", _known(readings, counter))
+    return metrics
+
+
+def _with_memory_util(gpu: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the reading with its memory utilisation in percent added."""
+    used, total = gpu["memory_used_mib"], gpu["memory_total_mib"]
+    return {**gpu, "memory_util": 100 * used / total if used is not None and total else None}
+
+
+def _known(readings: Iterable[Mapping[str, Any]], counter: str) -> list[float]:
+    return [reading[counter] for reading in readings if reading[counter] is not None]
+
+
+def _mean(name: str, values: Iterable[float]) -> dict[str, float]:
+    present = list(values)
+    return {name: fmean(present)} if present else {}
+
+
+# Reader that turns the records of a run into metrics, each exactly once across restarts.
+#
+# When a run resumes, ``metrics.jsonl`` is truncated and the same rows are written again: rows are
+# counted so that rows already sent are skipped.
+
+
+# Maximum delay between taking a telemetry sample and its appearance on disk.
+_SAMPLE_DELAY_SECONDS = 0.5
+
+SCHEMA_VERSION = 1
+
+
+@dataclass
+class ReadCursor:
+    """The records that a tracker has received so far."""
+
+    # Number of rows of metrics.jsonl.
+    rows: int = 0
+    # The newest iteration, and the newest iteration with a timing.
+    iteration: int = 0
+    timed: int = 0
+    # All records and the end of the run were sent.
+    complete: bool = False
+    # The sending process has not closed the tracker: some records may be lost.
+    open: bool = False
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Return the saved position, or the start if there is no file."""
+        if not path.exists():
+            return cls()
+        record = json.loads(path.read_text())
+        record.pop("schema_version")
+        return cls(**record)
+
+    def back_to(self, iteration: int, run: RunDir) -> None:
+        """Rewind to ``iteration``; later rows of the run's records count as not sent."""
+        if iteration < self.iteration:
+            rows = read_jsonl(run.metrics)
+            self.rows = sum(row["iteration"] <= iteration for row in rows)
+            self.iteration, self.timed = iteration, min(self.timed, iteration)
+
+    def write(self, path: Path) -> None:
+        """Replace the file."""
+        write_json(path, {"schema_version": SCHEMA_VERSION, **asdict(self)})
+
+
+class RecordReader:
+    """Incremental reader of a run's records."""
+
+    def __init__(self, run: RunDir, position: ReadCursor) -> None:
+        self._position = position
+        self._metrics = _Tail(run.metrics, position.rows)
+        self._timing = _Tail(run.timing)
+        self._telemetry = _Tail(run.telemetry)
+        # Samples of the current log interval.
+        self._samples: list[dict[str, Any]] = []
+        # Rows and timings that must wait for samples or for their row.
+        self._pending_rows: list[dict[str, Any]] = []
+        self._pending_timings: list[dict[str, Any]] = []
+
+    def new(self, *, ended: bool = True) -> Iterator[tuple[int, dict[str, float]]]:
+        """Yield (iteration, metrics) in order, and advance the position once exhausted.
+
+        While the run has not ``ended``, the newest timings wait for the last sample of their
+        interval.
+        """
+        position = self._position
+        rows = [*self._pending_rows, *self._metrics.new()]
+        # Read timings after rows: a timing is written after its row, so its row is known.
+        timings = [*self._pending_timings, *self._timing.new()]
+        # Read samples last: all samples before a settled timing are on disk by now.
+        self._samples += self._telemetry.new()
+        first_unsettled = math.inf if ended else _first_unsettled(timings)
+        self._pending_rows = [row for row in rows if row["iteration"] >= first_unsettled]
+        del rows[len(rows) - len(self._pending_rows) :]
+        newest = max((row["iteration"] for row in rows), default=position.iteration)
+        metrics: dict[int, dict[str, float]] = {}
+        for row in rows:
+            metrics.setdefault(row["iteration"], {}).update(_metrics(row))
+        self._pending_timings = [
+            t for t in timings if t["iteration"] > newest or t["iteration"] >= first_unsettled
+        ]
+        timed = position.timed
+        for timing in timings:
+            if timing in self._pending_timings:
+                continue
+            iteration = timing["iteration"]
+            machine = mean_metrics(self._sampled_before(timing["written_at"]))
+            if position.iteration <= iteration <= newest and iteration > position.timed:
+                metrics.setdefault(iteration, {"iteration": iteration})
+                metrics[iteration].update(_speed(timing) | machine)
+                timed = max(timed, iteration)
+        for iteration in sorted(metrics):
+            yield iteration, metrics[iteration]
+        position.rows += len(rows)
+        position.iteration, position.timed = newest, timed
+
+    def _sampled_before(self, moment: float) -> list[dict[str, Any]]:
+        """Return the samples up to ``moment`` and remove them from the queue."""
+        samples = [sample for sample in self._samples if sample["ts"] <= moment]
+        self._samples = self._samples[len(samples) :]
+        return samples
+
+
+def best_validation_metrics(run: RunDir) -> dict[str, float]:
+    """Return the best validation loss and perplexity of a finished run."""
+    losses = [row["val_loss"] for row in read_jsonl(run.metrics) if row["kind"] == "eval"]
+    best = min(losses)
+    return {"final/best_val_loss": best, **_perplexity("final/best_val_perplexity", best)}
+
+
+def _first_unsettled(timings: Sequence[Mapping[str, Any]]) -> float:
+    """Return the first iteration whose timing is so new that a sample before it may still be
+    missing.
+    """
+    settled = time.time() - _SAMPLE_DELAY_SECONDS
+    return min((t["iteration"] for t in timings if t["written_at"] > settled), default=math.inf)
+
+
+class _Tail:
+    """Reader of complete lines of a growing JSONL file; the first ``passed`` lines are skipped."""
+
+    def __init__(self, path: Path, skip: int = 0) -> None:
+        self._path = path
+        self._skip = skip
+        self._offset = 0
+
+    def new(self) -> list[dict[str, Any]]:
+        """Return the records since the last call; none while the file does not exist."""
+        if not self._path.exists():
+            return []
+        with open(self._path, "rb") as stream:
+            stream.seek(self._offset)
+            complete, newline, _ = stream.read().rpartition(b"\n")
+        self._offset += len(complete) + len(newline)
+        lines = complete.split(b"\n") if newline else []
+        new_lines, self._skip = lines[self._skip :], max(0, self._skip - len(lines))
+        return [json.loads(line) for line in new_lines]
+
+
+def _metrics(row: Mapping[str, Any]) -> dict[str, float]:
+    if row["kind"] == "eval":
+        losses = {"val_loss": row["val_loss"], **_perplexity("val_perplexity", row["val_loss"])}
+        return {"iteration": row["iteration"], **losses, "sparsity": row["sparsity"]}
+    if row["kind"] == "statistics":
+        values = row["values"]
+        return {
+            "iteration": row["iteration"],
+            **reduce_over_layers(values),
+            **per_layer_metrics(values),
+        }
+    # After an fp16 overflow the step is skipped and has no gradient norm.
+    norm = {} if row["grad_norm"] is None else {"grad_norm": row["grad_norm"]}
+    return {
+        "iteration": row["iteration"],
+        "train_loss": row["loss"],
+        **_perplexity("train_perplexity", row["loss"]),
+        "learning_rate": row["lr"],
+        **norm,
+    }
+
+
+def _speed(timing: Mapping[str, Any]) -> dict[str, float]:
+    """Return tokens per second, and MFU if the device's peak is known."""
+    names = ("tokens_per_second", "mfu")
+    return {name: timing[name] for name in names if timing.get(name) is not None}
+
+
+def _perplexity(name: str, loss: float) -> dict[str, float]:
+    """Return exp(loss); nothing if the result overflows."""
+    try:
+        return {name: math.exp(loss)}
+    except OverflowError:
+        return {}

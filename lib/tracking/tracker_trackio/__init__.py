@@ -1,1 +1,0 @@
-"""trackio tracker."""

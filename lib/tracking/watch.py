@@ -1,0 +1,347 @@
+"""Monitoring of running trainings: alarm rules over recorded values, and a live screen."""
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from statistics import fmean, median
+from typing import Any
+
+from lib.console import format_duration, is_ascii_only
+from lib.files import pretty_json, read_jsonl
+from lib.plan.run import PlannedRun
+from lib.runs.run_dir import RunDir, RunStatus, State, read_status
+from lib.tracking.options import WatchOptions
+
+# Recorded values of a run, as read by the alarm rules and the screen. Imports no torch.
+
+
+@dataclass(frozen=True)
+class WatchedRecords:
+    """Records of one run at one moment."""
+
+    # None before the first step.
+    status: RunStatus | None
+    # Seconds since 1970.
+    now: float
+    # Heartbeats of each rank, newest last.
+    heartbeats: Mapping[int, Sequence[Mapping[str, Any]]]
+    # Rows of metrics.jsonl, in order.
+    train: Sequence[Mapping[str, Any]]
+    evals: Sequence[Mapping[str, Any]]
+
+    @property
+    def is_running(self) -> bool:
+        """Return whether the status is RUNNING; a killed run keeps this status."""
+        return self.status is not None and self.status.state is State.RUNNING
+
+    @property
+    def beats(self) -> Sequence[Mapping[str, Any]]:
+        """Return rank 0's heartbeats."""
+        return self.heartbeats.get(0, ())
+
+
+def read_watched_records(run: RunDir, now: float) -> WatchedRecords:
+    """Read the run directory; missing files give empty values."""
+    rows = list(read_jsonl(run.metrics)) if run.metrics.exists() else []
+    beats = {rank: list(read_jsonl(path)) for rank, path in run.heartbeats().items()}
+    return WatchedRecords(
+        status=read_status(run),
+        now=now,
+        heartbeats=beats,
+        train=[row for row in rows if row["kind"] == "train"],
+        evals=[row for row in rows if row["kind"] == "eval"],
+    )
+
+
+# Alarm rules for unhealthy runs. A rule without data returns "".
+
+
+# The first log intervals contain compilation and allocator growth.
+_WARMUP_BEATS = 2
+_MIN_BEATS = 5
+
+AlarmRule = Callable[[WatchedRecords, WatchOptions], str]
+
+
+def raised_alarms(facts: WatchedRecords, options: WatchOptions) -> dict[str, str]:
+    """Return rule name → alarm text; empty for a healthy run."""
+    texts = {name: rule(facts, options) for name, rule in ALARM_RULES.items()}
+    return {name: text for name, text in texts.items() if text}
+
+
+def stall(facts: WatchedRecords, options: WatchOptions) -> str:
+    """Report ranks of a running run without a recent heartbeat."""
+    if not facts.is_running:
+        return ""
+    silent = {
+        rank: facts.now - beats[-1]["ts"] for rank, beats in facts.heartbeats.items() if beats
+    }
+    stalled = {rank: s for rank, s in silent.items() if s > options.stall_seconds}
+    if not stalled:
+        return ""
+    ranks = ", ".join(map(str, stalled))
+    return f"no heartbeat of rank {ranks} for {format_duration(max(stalled.values()))}"
+
+
+def zero_throughput(facts: WatchedRecords, options: WatchOptions) -> str:
+    """Report if the newest log interval processed no tokens."""
+    speeds = _values(facts.beats, "toks_per_s")
+    return "0 tokens per second" if speeds and speeds[-1] <= 0 else ""
+
+
+def plateau(facts: WatchedRecords, options: WatchOptions) -> str:
+    """Report if the mean training loss has stopped falling."""
+    count = options.plateau_iterations
+    losses = [row["loss"] for row in facts.train[-2 * count :]]
+    if len(losses) < 2 * count:
+        return ""
+    before, after = fmean(losses[:count]), fmean(losses[count:])
+    if after < before:
+        return ""
+    return f"mean loss {after:.4f} over the last {count} iterations, {before:.4f} before"
+
+
+def throughput(facts: WatchedRecords, options: WatchOptions) -> str:
+    """Report if the newest log interval of a running run was slower or faster than the median."""
+    if not facts.is_running:
+        return ""
+    speeds = _values(facts.beats, "toks_per_s")[_WARMUP_BEATS:]
+    if len(speeds) < _MIN_BEATS or speeds[-1] <= 0:
+        return ""
+    median_speed = median(speeds)
+    percent = 100 * (speeds[-1] / median_speed - 1)
+    if abs(percent) <= options.speed_percent:
+        return ""
+    return f"{speeds[-1]:,.0f} tok/s, {percent:+.0f} % from the median {median_speed:,.0f}"
+
+
+def memory_creep(facts: WatchedRecords, options: WatchOptions) -> str:
+    """Report if memory keeps growing after the start."""
+    for rank, beats in facts.heartbeats.items():
+        reserved = _values(beats, "mem_reserved_mib")
+        quarter = len(reserved) // 4
+        if quarter < _WARMUP_BEATS:
+            continue
+        before, after = median(reserved[quarter : 2 * quarter]), median(reserved[-quarter:])
+        if after > before * (1 + options.memory_percent / 100):
+            return f"rank {rank} reserves {after:,.0f} MiB, {before:,.0f} near the start"
+    return ""
+
+
+def zero_gradient(facts: WatchedRecords, options: WatchOptions) -> str:
+    """Report if the newest step had a zero gradient."""
+    norms = [row["grad_norm"] for row in facts.train[-1:]]
+    return "the gradient is 0" if norms == [0.0] else ""
+
+
+def fallbacks(facts: WatchedRecords, options: WatchOptions) -> str:
+    """Report if the number of fallbacks to slower kernels has grown since the start."""
+    counts = _values(facts.beats, "fallbacks")
+    if len(counts) < 2 or counts[-1] <= counts[0]:
+        return ""
+    return f"{counts[-1]:.0f} fallbacks, {counts[0]:.0f} at the start"
+
+
+def gate_entropy(facts: WatchedRecords, options: WatchOptions) -> str:
+    """Report if gates over branches have collapsed."""
+    entropies = _values(facts.beats, "gate_entropy")
+    if not entropies or entropies[-1] >= options.gate_entropy:
+        return ""
+    return f"mean gate entropy {entropies[-1]:.3f} nats (below {options.gate_entropy:g})"
+
+
+def gate_max(facts: WatchedRecords, options: WatchOptions) -> str:
+    """Report if one branch dominates the gates."""
+    maxima = _values(facts.beats, "gate_max")
+    if not maxima or maxima[-1] <= options.gate_max:
+        return ""
+    return f"mean of the largest gate {maxima[-1]:.3f} (above {options.gate_max:g})"
+
+
+ALARM_RULES: Mapping[str, AlarmRule] = {
+    rule.__name__.replace("_", "-"): rule
+    for rule in (
+        stall,
+        zero_throughput,
+        plateau,
+        throughput,
+        memory_creep,
+        zero_gradient,
+        fallbacks,
+        gate_entropy,
+        gate_max,
+    )
+}
+
+
+def _values(beats: Sequence[Mapping[str, Any]], name: str) -> list[float]:
+    """Return the values of ``name`` in the heartbeats that contain it."""
+    return [beat[name] for beat in beats if beat.get(name) is not None]
+
+
+# The screen of ``make watch``: one line per run with its loss curve and alarms.
+
+
+SCHEMA_VERSION = 1
+_CURVE_WIDTH = 24
+# One in this many values, the largest ones, is clipped to the top of the scale.
+_CLIP_EVERY = 8
+_BLOCKS = "▁▂▃▄▅▆▇█"
+_ASCII_BLOCKS = "_.-=+*#@"
+_REFRESH_SECONDS = 2.0
+_TEXT_WIDTH = 200
+_COLUMNS = ("run", "state", "iteration", "loss", "", "val loss", "tok/s", "eta", "MiB", "health")
+_LEFT = ("run", "state", "", "health")
+# Columns dropped on a narrow terminal, in this order; "run" and "health" always stay.
+_DROP_ORDER = ("", "MiB", "val loss", "tok/s", "state", "eta")
+_HEALTH_WIDTH = 12
+
+
+@dataclass(frozen=True)
+class RunLine:
+    """One run. A value is None if it is unknown."""
+
+    run: str
+    state: str
+    iteration: int
+    iterations: int
+    loss: float | None
+    val_loss: float | None
+    tokens_per_second: float | None
+    eta_seconds: float | None
+    memory_mib: float | None
+    # Training losses, reduced to the width of the curve.
+    curve: list[float]
+    # Rule name → alarm text.
+    alarms: dict[str, str]
+
+
+def collect_lines(
+    runs: Sequence[PlannedRun[Any]], options: WatchOptions, now: float
+) -> list[RunLine]:
+    """Return one line per run that has started."""
+    started = [run for run in runs if RunDir(run.path).status.exists()]
+    return [_line(run, read_watched_records(RunDir(run.path), now), options) for run in started]
+
+
+def watch(read: Callable[[], list[RunLine]]) -> None:
+    """Refresh the screen from ``read`` until no run is running or Ctrl-C."""
+    from rich.console import Console
+    from rich.live import Live
+
+    console = Console(highlight=False, safe_box=is_ascii_only())
+    # rich's stderr proxy would hide the encoding of the terminal from ascii_only().
+    first = lines_to_table(read(), console.width)
+    with Live(first, console=console, auto_refresh=False, redirect_stderr=False) as live:
+        while True:
+            lines = read()
+            live.update(lines_to_table(lines, console.width), refresh=True)
+            if not any(line.state == "running" for line in lines):
+                return
+            time.sleep(_REFRESH_SECONDS)
+
+
+def lines_to_table(lines: Sequence[RunLine], width: int) -> Any:
+    """Return the lines as a rich table, with as many columns as fit into ``width`` characters."""
+    from rich.table import Table
+
+    rows = [_cells(line) for line in lines]
+    widths = {name: max([len(name), *(len(row[name]) for row in rows)]) for name in _COLUMNS}
+    # Health texts may wrap.
+    widths["health"] = min(widths["health"], _HEALTH_WIDTH)
+    names = list(_COLUMNS)
+    for name in _DROP_ORDER:
+        if sum(widths[column] + 2 for column in names) - 2 > width:
+            names.remove(name)
+    grid = Table(box=None, pad_edge=False)
+    for name in names:
+        overflow = {"overflow": "fold"} if name == "health" else {"no_wrap": True}
+        justify = "left" if name in _LEFT else "right"
+        grid.add_column(name, justify=justify, min_width=widths[name], **overflow)
+    for row in rows:
+        grid.add_row(*(row[name] for name in names))
+    return grid
+
+
+def _cells(line: RunLine) -> dict[str, str]:
+    """Return column → text."""
+    total = f"/{line.iterations:,}" if line.iterations else ""
+    return {
+        "run": line.run,
+        "state": line.state,
+        "iteration": f"{line.iteration:,}{total}",
+        "loss": _number(line.loss, ".4f"),
+        "": sparkline(line.curve, _ASCII_BLOCKS if is_ascii_only() else _BLOCKS),
+        "val loss": _number(line.val_loss, ".4f"),
+        "tok/s": _number(line.tokens_per_second, ",.0f"),
+        "eta": "-" if line.eta_seconds is None else format_duration(line.eta_seconds),
+        "MiB": _number(line.memory_mib, ",.0f"),
+        "health": "; ".join(f"{name}: {text}" for name, text in line.alarms.items()) or "ok",
+    }
+
+
+def lines_to_text(lines: Sequence[RunLine]) -> str:
+    """Return the table as text without limiting its columns."""
+    from rich.console import Console
+
+    console = Console(
+        width=_TEXT_WIDTH, highlight=False, color_system=None, safe_box=is_ascii_only()
+    )
+    with console.capture() as captured:
+        console.print(lines_to_table(lines, _TEXT_WIDTH))
+    return "".join(f"{line.rstrip()}\n" for line in captured.get().splitlines())
+
+
+def lines_to_json(lines: Sequence[RunLine]) -> str:
+    """Return the lines as one JSON document with sorted keys."""
+    document = {"schema_version": SCHEMA_VERSION, "runs": [asdict(line) for line in lines]}
+    return pretty_json(document)
+
+
+def sparkline(values: Sequence[float], blocks: str) -> str:
+    """Return a curve with one character per value; the lowest of ``blocks`` is the minimum.
+
+    In a long curve the largest values share the highest block, because a loss starts far above the
+    rest.
+    """
+    if not values:
+        return ""
+    ascending = sorted(values)
+    low, high = ascending[0], ascending[-1 - len(values) // _CLIP_EVERY]
+    span, top = high - low, len(blocks) - 1
+    return "".join(blocks[round(top * (min(v, high) - low) / span) if span else 0] for v in values)
+
+
+def _line(run: PlannedRun[Any], facts: WatchedRecords, options: WatchOptions) -> RunLine:
+    # A heartbeat may lack some fields: take the newest value of each.
+    newest = {k: v for beat in facts.beats for k, v in beat.items() if v is not None}
+    status = facts.status
+    assert status is not None
+    done = max(status.iteration, newest.get("step", 0))
+    running = facts.is_running
+    reserved = [beats[-1]["mem_reserved_mib"] for beats in facts.heartbeats.values() if beats]
+    return RunLine(
+        run=run.label,
+        state=status.state.lower(),
+        iteration=done,
+        iterations=status.iterations,
+        loss=facts.train[-1]["loss"] if facts.train else None,
+        val_loss=facts.evals[-1]["val_loss"] if facts.evals else None,
+        tokens_per_second=newest.get("toks_per_s"),
+        eta_seconds=newest.get("eta_s") if running else None,
+        memory_mib=sum(reserved) if reserved else None,
+        curve=_downsampled([row["loss"] for row in facts.train]),
+        alarms=raised_alarms(facts, options),
+    )
+
+
+def _downsampled(values: Sequence[float]) -> list[float]:
+    """Return means over equal parts of the values, one per character of the curve."""
+    size = math.ceil(len(values) / _CURVE_WIDTH) if values else 1
+    parts = [values[at : at + size] for at in range(0, len(values), size)]
+    return [sum(part) / len(part) for part in parts]
+
+
+def _number(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)

@@ -1,1 +1,0 @@
-"""Verification that finished runs can be published as a comparison, as a checklist."""

@@ -1,1 +1,0 @@
-"""Monitoring of running trainings: alarm rules over recorded values, and a live screen."""
