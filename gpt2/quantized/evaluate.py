@@ -28,7 +28,7 @@ from lib.env.machine import set_up
 from lib.env.ranks import ProcessRank
 from lib.errors import DataError, Problem
 from lib.files import sha256_file, write_atomic, write_json
-from lib.runs.records import evaluation_metrics, expected_calibration_error, to_csv
+from lib.runs.documents import evaluation_metrics, expected_calibration_error, to_csv
 from lib.runs.run_dir import RunDir
 
 # Post-training quantization of weights: round to a few bits and dequantize.

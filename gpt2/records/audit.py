@@ -21,7 +21,7 @@ from lib.runs.audit import (
     read_run_records,
 )
 from lib.runs.code import changed_since
-from lib.runs.records import DocumentInfo
+from lib.runs.documents import DocumentInfo
 from lib.runs.run_dir import RunDir
 
 SCHEMA_VERSION = 1

@@ -8,7 +8,7 @@ import numpy as np
 from gpt2.data.store import EvaluationWindow, TokenSplit
 from gpt2.data.tokenizer import Tokenizer
 from gpt2.evaluate import EvaluationResult, Evaluator
-from lib.runs.records import DocumentInfo, DocumentResult
+from lib.runs.documents import DocumentInfo, DocumentResult
 
 
 def items_of(

@@ -17,7 +17,7 @@ from gpt2.records.per_document import items_of
 from gpt2.training.metrics import check_first_steps
 from gpt2.training.session import TrainingSession
 from lib.files import read_jsonl, write_atomic, write_json
-from lib.runs.records import (
+from lib.runs.documents import (
     DocumentResult,
     evaluation_metrics,
     expected_calibration_error,

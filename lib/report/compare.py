@@ -14,7 +14,7 @@ import safetensors
 from lib.errors import EXIT_DONE, EXIT_FAILED, EXIT_NOT_COMPARABLE, ConfigError, Problem
 from lib.files import read_jsonl, sha256_file
 from lib.report.run_facts import FieldDifference, RunFacts, field_differences, speed_differences
-from lib.runs.records import read_document_results
+from lib.runs.documents import read_document_results
 from lib.runs.run_dir import RunDir
 
 # Bitwise comparison of two runs that reports the first difference.
@@ -183,9 +183,11 @@ def _final_weights(a: RunDir, b: RunDir) -> Iterator[FirstDifference]:
         safetensors.safe_open(a.weights, framework="np") as old,
         safetensors.safe_open(b.weights, framework="np") as new,
     ):
-        for name in sorted({*old.keys(), *new.keys()}):
-            if name not in old or name not in new:
-                yield FirstDifference(a.weights.name, name, "present", name in old, name in new)
+        names, new_names = {*old.keys()}, {*new.keys()}
+        for name in sorted(names | new_names):
+            if name not in names & new_names:
+                present = name in names, name in new_names
+                yield FirstDifference(a.weights.name, name, "present", *present)
                 continue
             first, second = old.get_tensor(name), new.get_tensor(name)
             if first.shape != second.shape:

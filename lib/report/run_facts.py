@@ -13,7 +13,7 @@ from typing import Any
 
 from lib.errors import ConfigError, Problem
 from lib.files import canonical_json
-from lib.runs.records import read_document_results
+from lib.runs.documents import read_document_results
 from lib.runs.run_dir import RunDir
 
 # Value of a fact that was not recorded.

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from lib.files import sha256_file, sha256_prefix
-from lib.runs.finalize import SCHEMA_VERSION, manifest_digest, volatile_digest
-from lib.runs.records import (
+from lib.runs.documents import (
     DocumentResult,
     InvalidRow,
     evaluation_metrics,
@@ -17,6 +16,7 @@ from lib.runs.records import (
     read_document_results,
     train_loss,
 )
+from lib.runs.finalize import SCHEMA_VERSION, manifest_digest, volatile_digest
 from lib.runs.run_dir import RunDir, State, read_status
 
 # Audit findings, and JSON readers as strict as this program's writers.

@@ -10,8 +10,8 @@ import numpy as np
 import safetensors.numpy
 
 from lib.files import write_json
+from lib.runs.documents import DocumentResult, to_csv
 from lib.runs.finalize import SCHEMA_VERSION, add_artifact_digests, write_manifest
-from lib.runs.records import DocumentResult, to_csv
 from lib.runs.run_dir import RunDir, RunStatus, State, write_status
 
 IDENTITY: dict[str, Any] = {
@@ -30,6 +30,7 @@ MANIFEST: dict[str, Any] = {
     "debug_flags": {"check_numerics": False, "detect_anomaly": False},
     "environment": {"cudnn_version": None},
     "hardware": {
+        "cpu_model": "a cpu",
         "cpu_capability": "AVX2",
         "cuda_version": None,
         "hip_version": None,
@@ -135,7 +136,11 @@ def write_run(
         {
             "final": figures | dict(final or {}),
             "numerics": {"check_numerics": False, "detect_anomaly": False},
-            "timing": {"train_seconds": 61.0, "tokens_per_second": 33.6},
+            "timing": {
+                "train_seconds": 61.0,
+                "tokens_per_second": 33.6,
+                "mean_step_seconds": 30.5,
+            },
         },
     )
     run.per_query.write_text(to_csv(_item(name, *row) for name, row in documents.items()))
@@ -143,12 +148,14 @@ def write_run(
         {"kind": "train", "iteration": i, "lr": 0.1, "loss": loss, "grad_norm": 1.0, "tokens": i}
         for i, loss in enumerate(losses, 1)
     ]
-    lines.append({"kind": "eval", "iteration": len(losses), "val_loss": figures["val_loss"]})
+    last = {"iteration": len(losses), "tokens": 2048, "val_loss": figures["val_loss"]}
+    lines.append({"kind": "eval", **last, "token_accuracy": 0.5, "sparsity": figures["sparsity"]})
     run.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
     weights = {"wte.weight": np.full((2, 3), weight, np.float32)}
     run.weights.write_bytes(safetensors.numpy.save(weights))
-    for file in (run.timing, run.logs):
-        file.write_text("{}\n")
+    speed = {"iteration": len(losses), "tokens_per_second": 33.6, "written_at": 1.0}
+    run.timing.write_text(json.dumps(speed) + "\n")
+    run.logs.write_text("a line\n")
     seal(run, manifest)
     write_status(run, RunStatus(State.SUCCESS))
     return run

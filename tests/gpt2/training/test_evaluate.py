@@ -11,7 +11,7 @@ from gpt2.data.store import evaluation_windows
 from gpt2.evaluate import DocumentLoss, EvaluationResult
 from gpt2.loss import TokenScores
 from gpt2.training.session import TrainingSession
-from lib.runs.records import expected_calibration_error
+from lib.runs.documents import expected_calibration_error
 from lib.runs.rng import rng_state
 
 Open = Callable[..., TrainingSession]

@@ -4,9 +4,9 @@ import csv
 import io
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 _DIGEST_LENGTH = 64
 
@@ -63,7 +63,8 @@ COLUMNS = (
     *("nll_sum", "nll_mean", "bits_per_byte", "n_correct"),
     *("eval_step", "batch_index", "row_in_batch"),
 )
-_TYPES = {field.name: field.type for field in fields(DocumentResult)}
+# Column → type; the other columns are derived.
+_TYPES: Mapping[str, type] = get_type_hints(DocumentResult)
 
 
 class InvalidRow(ValueError):
@@ -93,7 +94,7 @@ def to_csv(items: Iterable[DocumentResult]) -> str:
 def read_document_results(path: Path) -> list[DocumentResult]:
     """Read the rows of the file.
 
-    Raises BadRow at the first row that differs from the format of ``to_csv``.
+    Raises InvalidRow at the first row that differs from the format of ``to_csv``.
     """
     with open(path, encoding="utf-8", newline="") as stream:
         lines = list(csv.reader(stream))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lib.runs.records import (
+from lib.runs.documents import (
     DocumentResult,
     InvalidRow,
     evaluation_metrics,

@@ -1,0 +1,583 @@
+"""Typed reader of a run directory; no other module parses the files that a run writes.
+
+``RunRecord`` reads each file once, on first use. A file that does not exist raises MissingRecord. A
+file that cannot be read or parsed, or lacks a field that is used, raises DamagedRecord, which names
+the file and the field: runs of older code, and runs that have not ended, may lack fields that the
+caller does not use. Imports no torch.
+"""
+
+import dataclasses
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, NoReturn, TypeVar, get_args, get_origin, get_type_hints
+
+from lib.errors import ConfigError, Problem
+from lib.runs.documents import DocumentResult, InvalidRow, read_document_results
+from lib.runs.run_dir import RunDir, RunStatus, read_status
+
+# Value of a fact that was not recorded.
+UNKNOWN = "unknown"
+
+T = TypeVar("T")
+
+
+class RecordError(ConfigError):
+    """A record of a run cannot be used: its file, the expected content and the actual content."""
+
+    def __init__(self, file: Path, expected: str, actual: str, line: int = 0) -> None:
+        self.file = file
+        # Number of the line in a file with one record per line, else 0.
+        self.line = line
+        self.expected = expected
+        self.actual = actual
+        where = f"{file}:{line}" if line else str(file)
+        what = f"expected {expected}, got {actual}"
+        super().__init__(Problem(what, where, code="run.damaged"))
+
+
+class MissingRecord(RecordError):
+    """The file does not exist."""
+
+
+class DamagedRecord(RecordError):
+    """The file cannot be read or parsed, or a field is missing or has another type."""
+
+
+def lookup(record: Any, place: Sequence[str]) -> Any:
+    """Return the value at the key path ``place`` of a record; UNKNOWN if it is missing."""
+    for key in place:
+        if not isinstance(record, Mapping) or key not in record:
+            return UNKNOWN
+        record = record[key]
+    return record
+
+
+# Sections of the records, with the fields that this program reads.
+
+
+@dataclass(frozen=True)
+class CodeRecord:
+    """Commit of the code that trained the run."""
+
+    git_sha: str | None
+    # "unknown" if git could not tell.
+    dirty_tree: bool | str
+
+
+@dataclass(frozen=True)
+class OriginRecord:
+    """Facts that decide whether a finished run is still up to date."""
+
+    torch: str
+    device: str
+    # File → SHA-256 of all loaded code that can change the result.
+    sources: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class HardwareRecord:
+    """Devices of the machine; the GPU is None on a CPU."""
+
+    cpu_model: str
+    gpu_name: str | None
+    hip_version: str | None
+
+
+@dataclass(frozen=True)
+class AttemptRecord:
+    """One start of the run."""
+
+    state: str
+    # Seconds since the epoch.
+    started_at: float
+
+
+@dataclass(frozen=True)
+class FileDigest:
+    """Size and SHA-256 of a file."""
+
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class FinalResults:
+    """Results of a finished run. Losses are in nats per token."""
+
+    val_loss: float
+    unigram_entropy: float
+    parameters: int
+    tokens: int
+    iterations: int
+    # Fraction of the prunable weights that is zero, and the fraction of each weight matrix.
+    sparsity: float
+    sparsity_by_layer: Mapping[str, float]
+    # Elements of each prunable weight matrix.
+    prunable_weights: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class RunTiming:
+    """Speed of a finished run."""
+
+    train_seconds: float
+    tokens_per_second: float
+    mean_step_seconds: float
+
+
+# Rows of the files with one record per line.
+
+
+@dataclass(frozen=True)
+class TrainRow:
+    """One optimizer step."""
+
+    iteration: int
+    tokens: int
+    # Nats per token.
+    loss: float
+    lr: float
+    # None after a step that was skipped because of an fp16 overflow.
+    grad_norm: float | None
+
+
+@dataclass(frozen=True)
+class EvalRow:
+    """One evaluation."""
+
+    iteration: int
+    tokens: int
+    val_loss: float
+    sparsity: float
+
+
+@dataclass(frozen=True)
+class StatisticsRow:
+    """Statistics of the mechanisms after one step."""
+
+    iteration: int
+    # Name → one value per layer; None if the layer has none.
+    values: Mapping[str, Sequence[float | None]]
+
+
+MetricsRow = TrainRow | EvalRow | StatisticsRow
+_METRICS_ROWS: Mapping[str, type[MetricsRow]] = {
+    "train": TrainRow,
+    "eval": EvalRow,
+    "statistics": StatisticsRow,
+}
+
+
+@dataclass(frozen=True)
+class TimingRow:
+    """Speed at one log line."""
+
+    iteration: int
+    tokens_per_second: float
+    # Seconds since the epoch.
+    written_at: float
+    # Model FLOPs utilisation; None if the device's peak is unknown.
+    mfu: float | None = None
+    eta_seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class TelemetrySample:
+    """Usage of memory, CPU and GPUs at one moment."""
+
+    # Seconds since the epoch.
+    ts: float
+    rss_mib: float
+    cpu_seconds: float
+    # Counters of each GPU by name; None for a counter that the driver lacks.
+    gpus: Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class HeartbeatRow:
+    """Sign of life of one rank; fields that only some heartbeats have are None in the others."""
+
+    # Seconds since the epoch.
+    ts: float
+    step: int
+    mem_reserved_mib: float
+    toks_per_s: float | None = None
+    eta_s: float | None = None
+    # Number of operations that fell back to a slower kernel.
+    fallbacks: int | None = None
+    # Means over the gates of the newest statistics.
+    gate_entropy: float | None = None
+    gate_max: float | None = None
+
+
+# Reading and checking of JSON.
+
+
+@dataclass(frozen=True)
+class JsonRecord:
+    """A JSON object of a run; a field is checked when it is read."""
+
+    file: Path
+    fields: Mapping[str, Any]
+
+    def find(self, *place: str) -> Any:
+        """Return the value at the key path ``place``, or UNKNOWN."""
+        return lookup(self.fields, place)
+
+    def value(self, kind: type[T], *place: str) -> T:
+        """Return the value at the key path ``place``. Raises DamagedRecord unless it is a ``kind``."""
+        value = self._required(place)
+        if not isinstance(value, kind):
+            raise DamagedRecord(
+                self.file, f"{'.'.join(place)} of type {kind.__name__}", repr(value)
+            )
+        return value
+
+    def section(self, kind: type[T], *place: str) -> T:
+        """Return the object at the key path ``place`` as the dataclass ``kind``.
+
+        Raises DamagedRecord if a field of ``kind`` is missing or of another type.
+        """
+        return _build(kind, self._required(place), self.file, place)
+
+    def _required(self, place: Sequence[str]) -> Any:
+        value: Any = self.fields
+        for key in place:
+            if not isinstance(value, Mapping) or key not in value:
+                raise DamagedRecord(self.file, f"a field {'.'.join(place)}", "none")
+            value = value[key]
+        return value
+
+
+class RunManifest(JsonRecord):
+    """``manifest.json``: code, environment, machine, data, settings and file digests."""
+
+    @cached_property
+    def code(self) -> CodeRecord:
+        """Return the commit of the code."""
+        return self.section(CodeRecord, "code")
+
+    @cached_property
+    def origin(self) -> OriginRecord:
+        """Return source digests, torch version and device model."""
+        return self.section(OriginRecord, "origin")
+
+    @cached_property
+    def hardware(self) -> HardwareRecord:
+        """Return the devices."""
+        return self.section(HardwareRecord, "hardware")
+
+    @property
+    def attempts(self) -> list[AttemptRecord]:
+        """Return every start of the run, the newest last."""
+        place = ("volatile", "attempts")
+        return [_build(AttemptRecord, a, self.file, place) for a in self.value(list, *place)]
+
+    @property
+    def artifacts(self) -> dict[str, FileDigest]:
+        """Return the digests of the result files that depend only on configuration and seed."""
+        entries = self.value(dict, "artifacts").items()
+        return {n: _build(FileDigest, e, self.file, ("artifacts", n)) for n, e in entries}
+
+    @property
+    def initial_weights_digests(self) -> list[str]:
+        """Return the digest of the initial weights on each rank."""
+        return self.value(list, "init_weights_digest")
+
+    @property
+    def final_weights_digest(self) -> str:
+        """Return the digest of names and bytes of the final weights."""
+        return self.value(str, "final_weights_digest")
+
+    @property
+    def data_digest(self) -> str:
+        """Return the digest of the data set."""
+        return self.value(str, "data", "digest")
+
+    @property
+    def attention_kernel(self) -> str:
+        """Return the kernel that computed the attention."""
+        return self.value(str, "attention", "kernel")
+
+    @property
+    def world_size(self) -> int:
+        """Return the number of processes."""
+        return self.value(int, "processes", "world_size")
+
+    @property
+    def process_ids(self) -> list[int]:
+        """Return the process id of each rank of the newest start."""
+        return self.value(list, "volatile", "pids")
+
+    @property
+    def host(self) -> str:
+        """Return the name of the machine of the newest start."""
+        return self.value(str, "volatile", "host")
+
+
+class RunSummary(JsonRecord):
+    """``summary.json``: final results, and volatile results under ``timing``."""
+
+    @cached_property
+    def final(self) -> FinalResults:
+        """Return the final results."""
+        return self.section(FinalResults, "final")
+
+    @cached_property
+    def timing(self) -> RunTiming:
+        """Return the speed of the run."""
+        return self.section(RunTiming, "timing")
+
+
+class RecordedConfig(JsonRecord):
+    """``resolved_config.yaml``: JSON, which is valid YAML."""
+
+    @property
+    def hash8(self) -> str:
+        """Return the first eight hex digits of the identity's digest."""
+        return self.value(str, "hash8")
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """Return all settings that can change a bit of the result."""
+        return self.value(dict, "identity")
+
+    @property
+    def symbols(self) -> dict[str, Any]:
+        """Return the value of every Kconfig symbol."""
+        return self.value(dict, "symbols")
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Return the non-default settings and their sources by symbol."""
+        return self.value(dict, "settings")
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """The content of a run directory; each file is read on first use and kept."""
+
+    run: RunDir
+
+    @cached_property
+    def status(self) -> RunStatus | None:
+        """Return the status; None if the run was never started or the file is unreadable."""
+        return read_status(self.run)
+
+    @cached_property
+    def manifest(self) -> RunManifest:
+        """Return the manifest."""
+        return read_manifest(self.run)
+
+    @cached_property
+    def summary(self) -> RunSummary:
+        """Return the summary."""
+        return RunSummary(self.run.summary, read_json_object(self.run.summary))
+
+    @cached_property
+    def config(self) -> RecordedConfig:
+        """Return the resolved configuration."""
+        path = self.run.resolved_config
+        return RecordedConfig(path, read_json_object(path))
+
+    @cached_property
+    def documents(self) -> Sequence[DocumentResult]:
+        """Return the per-document rows of the final evaluation."""
+        path = self.run.per_query
+        try:
+            return read_document_results(path)
+        except InvalidRow as error:
+            raise DamagedRecord(path, error.expected, error.found) from None
+        except OSError as error:
+            raise _unreadable(path, "rows", error) from None
+        except ValueError as error:
+            raise DamagedRecord(path, "rows", str(error)) from None
+
+    @cached_property
+    def metrics_fields(self) -> Sequence[Mapping[str, Any]]:
+        """Return every row of metrics.jsonl with all its fields."""
+        return read_json_lines(self.run.metrics)
+
+    @cached_property
+    def metrics(self) -> Sequence[MetricsRow]:
+        """Return every row of metrics.jsonl."""
+        return parse_metrics(self.run.metrics, self.metrics_fields)
+
+    @cached_property
+    def timings(self) -> Sequence[TimingRow]:
+        """Return every row of timing.jsonl."""
+        return _rows(TimingRow, self.run.timing, read_json_lines(self.run.timing))
+
+    @cached_property
+    def telemetry(self) -> Sequence[TelemetrySample]:
+        """Return every sample of telemetry.jsonl."""
+        return _rows(TelemetrySample, self.run.telemetry, read_json_lines(self.run.telemetry))
+
+    @cached_property
+    def heartbeats(self) -> Mapping[int, Sequence[HeartbeatRow]]:
+        """Return the heartbeats of each rank, the newest last; empty before the first one."""
+        files = self.run.heartbeats().items()
+        return {rank: _rows(HeartbeatRow, path, read_json_lines(path)) for rank, path in files}
+
+
+class RowTail:
+    """Reader of the complete lines that a growing file gained; skips the first ``skip`` lines."""
+
+    def __init__(self, path: Path, skip: int = 0) -> None:
+        self._path = path
+        self._skip = skip
+        self._offset = 0
+        self._line = 1
+
+    def metrics(self) -> list[MetricsRow]:
+        """Return the new rows of metrics.jsonl; none while the file does not exist."""
+        return parse_metrics(self._path, *self._new())
+
+    def timings(self) -> list[TimingRow]:
+        """Return the new rows of timing.jsonl; none while the file does not exist."""
+        return _rows(TimingRow, self._path, *self._new())
+
+    def telemetry(self) -> list[TelemetrySample]:
+        """Return the new samples of telemetry.jsonl; none while the file does not exist."""
+        return _rows(TelemetrySample, self._path, *self._new())
+
+    def _new(self) -> tuple[list[dict[str, Any]], int]:
+        """Return the new rows and the line number of the first."""
+        if not self._path.exists():
+            return [], self._line
+        with open(self._path, "rb") as stream:
+            stream.seek(self._offset)
+            complete, newline, _ = stream.read().rpartition(b"\n")
+        self._offset += len(complete) + len(newline)
+        lines = complete.split(b"\n") if newline else []
+        skipped = min(self._skip, len(lines))
+        first = self._line + skipped
+        self._skip -= skipped
+        self._line += len(lines)
+        rows = [_line_object(self._path, n, line) for n, line in enumerate(lines[skipped:], first)]
+        return rows, first
+
+
+def read_manifest(run: RunDir) -> RunManifest:
+    """Return the current manifest. Raises MissingRecord or DamagedRecord."""
+    return RunManifest(run.manifest, read_json_object(run.manifest))
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """Return the JSON object of a file; NaN and Infinity are damage, since no record has them.
+
+    Raises MissingRecord or DamagedRecord.
+    """
+    try:
+        return _object(path.read_bytes())
+    except OSError as error:
+        raise _unreadable(path, "a JSON object", error) from None
+    except ValueError as error:
+        raise DamagedRecord(path, "a JSON object", str(error)) from None
+
+
+def read_json_lines(path: Path, *, growing: bool = True) -> list[dict[str, Any]]:
+    """Return the JSON objects of a file with one object per line.
+
+    An incomplete last line is ignored while the file may be ``growing``, else it is damage. Raises
+    MissingRecord or DamagedRecord, with the number of the line.
+    """
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        raise _unreadable(path, "one JSON object per line", error) from None
+    *lines, incomplete = text.split(b"\n")
+    if (incomplete or not lines) and not growing:
+        actual = "an incomplete last line (no newline at the end)"
+        raise DamagedRecord(path, "one JSON object per line", actual)
+    return [_line_object(path, number, line) for number, line in enumerate(lines, 1)]
+
+
+def parse_metrics(
+    file: Path, rows: Iterable[Mapping[str, Any]], first_line: int = 1
+) -> list[MetricsRow]:
+    """Return the rows of metrics.jsonl with their types. Raises DamagedRecord."""
+    parsed: list[MetricsRow] = []
+    for line, row in enumerate(rows, first_line):
+        kind = _METRICS_ROWS.get(str(row.get("kind")))
+        if kind is None:
+            kinds = ", ".join(_METRICS_ROWS)
+            raise DamagedRecord(file, f"kind in {kinds}", repr(row.get("kind")), line)
+        parsed.append(_build(kind, row, file, (), line))
+    return parsed
+
+
+def _rows(
+    kind: type[T], file: Path, rows: Iterable[Mapping[str, Any]], first_line: int = 1
+) -> list[T]:
+    return [_build(kind, row, file, (), line) for line, row in enumerate(rows, first_line)]
+
+
+def _unreadable(path: Path, expected: str, error: OSError) -> RecordError:
+    kind = MissingRecord if isinstance(error, FileNotFoundError) else DamagedRecord
+    return kind(path, expected, error.strerror or str(error))
+
+
+def _line_object(path: Path, number: int, line: bytes) -> dict[str, Any]:
+    try:
+        return _object(line)
+    except ValueError as error:
+        raise DamagedRecord(path, "a JSON object", str(error), number) from None
+
+
+def _object(text: bytes) -> dict[str, Any]:
+    record = json.loads(text, parse_constant=_reject_constant)
+    if not isinstance(record, dict):
+        raise ValueError(f"not a JSON object (got {type(record).__name__})")
+    return record
+
+
+def _reject_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not valid JSON")
+
+
+def _build(kind: type[T], fields: Any, file: Path, place: Sequence[str], line: int = 0) -> T:
+    """Return ``fields`` as the dataclass ``kind``; further fields are ignored."""
+    if not isinstance(fields, Mapping):
+        raise DamagedRecord(file, f"{'.'.join(place)}: a JSON object", repr(fields)[:60], line)
+    if kind not in _accepted:
+        _accepted[kind] = _accepted_types(kind)
+    values = {}
+    for name, (accepted, required) in _accepted[kind].items():
+        if name in fields:
+            value = values[name] = fields[name]
+            if not isinstance(value, accepted):
+                names = " or ".join("null" if t is NoneType else t.__name__ for t in accepted)
+                expected = f"{'.'.join((*place, name))} of type {names}"
+                raise DamagedRecord(file, expected, repr(value)[:60], line)
+        elif required:
+            raise DamagedRecord(file, f"a field {'.'.join((*place, name))}", "none", line)
+    return kind(**values)
+
+
+# Field → (accepted JSON types, whether the field has no default).
+_FieldTypes = Mapping[str, tuple[tuple[type, ...], bool]]
+# Computed once per dataclass: files may have many rows.
+_accepted: dict[type[Any], _FieldTypes] = {}
+
+
+def _accepted_types(kind: type[Any]) -> _FieldTypes:
+    hints = get_type_hints(kind)
+    return {
+        field.name: (_json_types(hints[field.name]), field.default is dataclasses.MISSING)
+        for field in dataclasses.fields(kind)
+    }
+
+
+def _json_types(hint: Any) -> tuple[type, ...]:
+    """Return the types that JSON gives for an annotated type; every int is a float."""
+    if isinstance(hint, UnionType):
+        return tuple(kind for part in get_args(hint) for kind in _json_types(part))
+    origin = get_origin(hint) or hint
+    if origin is float:
+        return (float, int)
+    return ({Mapping: dict, Sequence: list}.get(origin, origin),)

@@ -1,0 +1,140 @@
+"""The typed reader of a run directory: absent, damaged and partial files are told apart."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from lib.runs.record import (
+    UNKNOWN,
+    DamagedRecord,
+    EvalRow,
+    MissingRecord,
+    RowTail,
+    RunRecord,
+    StatisticsRow,
+    TrainRow,
+    read_json_lines,
+)
+from lib.runs.run_dir import RunDir, State
+from tests.lib.fabricated import MANIFEST, changed, write_run
+
+TRAIN = {"kind": "train", "iteration": 1, "tokens": 8, "loss": 2, "lr": 0.1, "grad_norm": None}
+
+
+@pytest.fixture
+def record(tmp_path: Path) -> RunRecord:
+    return RunRecord(write_run(tmp_path / "run"))
+
+
+def test_a_finished_run_is_read_with_types(record: RunRecord) -> None:
+    assert record.status is not None and record.status.state is State.SUCCESS
+    assert record.manifest.origin.torch == "2.13.0" and record.manifest.code.dirty_tree is False
+    assert record.manifest.hardware.gpu_name is None and record.manifest.world_size == 1
+    assert record.summary.final.tokens == 2048 and record.summary.timing.train_seconds == 61.0
+    assert record.config.symbols == {"SEED": 1}
+    assert [document.item_id for document in record.documents] == ["x", "y"]
+    assert record.manifest.artifacts["metrics.jsonl"].bytes == record.run.metrics.stat().st_size
+
+
+def test_a_file_is_read_once(record: RunRecord) -> None:
+    first = record.summary
+    record.run.summary.unlink()
+    assert record.summary is first
+
+
+@pytest.mark.parametrize("name", ["manifest", "summary", "config", "documents", "metrics"])
+def test_an_absent_file_is_missing_and_an_unreadable_one_is_damaged(
+    record: RunRecord, name: str
+) -> None:
+    files = {"config": record.run.resolved_config, "documents": record.run.per_query}
+    path = files.get(name, record.run.path / f"{name}.json")
+    path = record.run.metrics if name == "metrics" else path
+    path.write_bytes(b"\xff\n")
+    with pytest.raises(DamagedRecord) as damaged:
+        getattr(record, name)
+    path.unlink()
+    with pytest.raises(MissingRecord) as missing:
+        getattr(record, name)
+    for caught in (damaged, missing):
+        assert caught.value.file == path and caught.value.codes == ["run.damaged"]
+        assert str(path) in caught.value.problems[0].where
+
+
+@pytest.mark.parametrize("text", ["[]", "1", '{"a": NaN}', '{"a": 1', ""])
+def test_only_a_strict_json_object_is_a_record(record: RunRecord, text: str) -> None:
+    record.run.manifest.write_text(text)
+    with pytest.raises(DamagedRecord):
+        _ = record.manifest
+
+
+def test_a_field_is_checked_when_it_is_read(tmp_path: Path) -> None:
+    manifest = changed(MANIFEST, origin__torch=3, code=...)
+    run = RunRecord(write_run(tmp_path / "run", manifest=manifest))
+    assert run.manifest.world_size == 1
+    assert (run.manifest.find("code", "git_sha"), run.manifest.find("origin", "torch")) == (
+        UNKNOWN,
+        3,
+    )
+    with pytest.raises(DamagedRecord) as caught:
+        _ = run.manifest.origin
+    assert "origin.torch" in caught.value.expected
+    with pytest.raises(DamagedRecord) as caught:
+        _ = run.manifest.code
+    assert caught.value.expected == "a field code"
+
+
+def test_rows_have_the_type_of_their_kind(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    rows = [
+        TRAIN,
+        {"kind": "statistics", "iteration": 1, "values": {"a": [1.0, None]}, "tokens": 8},
+        {"kind": "eval", "iteration": 1, "tokens": 8, "val_loss": 2.5, "sparsity": 0},
+    ]
+    run.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert RunRecord(run).metrics == [
+        TrainRow(1, 8, 2, 0.1, None),
+        StatisticsRow(1, {"a": [1.0, None]}),
+        EvalRow(1, 8, 2.5, 0),
+    ]
+
+
+@pytest.mark.parametrize(
+    "row", ["{", '{"kind": "other"}', json.dumps({**TRAIN, "loss": "2"}), '{"kind": "train"}']
+)
+def test_a_damaged_row_is_named_with_its_line(tmp_path: Path, row: str) -> None:
+    run = RunDir(tmp_path)
+    run.metrics.write_text(f"{json.dumps(TRAIN)}\n{row}\n")
+    with pytest.raises(DamagedRecord) as caught:
+        _ = RunRecord(run).metrics
+    assert (caught.value.file, caught.value.line) == (run.metrics, 2)
+
+
+def test_an_incomplete_last_line_is_damage_only_after_the_end(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"a": 1}\n{"a": 2')
+    assert read_json_lines(path) == [{"a": 1}]
+    with pytest.raises(DamagedRecord):
+        read_json_lines(path, growing=False)
+
+
+def test_a_growing_file_gives_each_row_once(tmp_path: Path) -> None:
+    run, line = RunDir(tmp_path), json.dumps(TRAIN)
+    tail = RowTail(run.metrics, skip=1)
+    assert tail.metrics() == []
+    run.metrics.write_text(f"{line}\n{line}\n{line[:9]}")
+    assert len(tail.metrics()) == 1
+    with open(run.metrics, "a") as stream:
+        stream.write(f"{line[9:]}\n[]\n")
+    with pytest.raises(DamagedRecord) as caught:
+        tail.metrics()
+    assert caught.value.line == 4
+
+
+def test_heartbeats_are_read_by_rank(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    assert RunRecord(run).heartbeats == {}
+    for rank in (0, 1):
+        beat = {"ts": 1.5, "step": rank, "mem_reserved_mib": 2.0, "rank": rank}
+        run.heartbeat(rank).write_text(json.dumps(beat) + "\n")
+    assert [beats[0].step for beats in RunRecord(run).heartbeats.values()] == [0, 1]
