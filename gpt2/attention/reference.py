@@ -26,7 +26,7 @@ from gpt2.attention.state import AttentionWeightsOptions
 # Reference rotary positions with complex numbers. B batch, N heads, T tokens, H head dim.
 
 
-def rotate(x_BNTH: Tensor, tokens: Sequence[int], options: RopeOptions) -> Tensor:
+def rope_rotate(x_BNTH: Tensor, tokens: Sequence[int], options: RopeOptions) -> Tensor:
     """Return ``x`` with (x_j, x_{j+H/2}) as a complex number times e^{i t θ_j} at token t."""
     half = x_BNTH.shape[-1] // 2
     angles = [[t / options.base ** (j / half) for j in range(half)] for t in tokens]
@@ -159,8 +159,8 @@ def attention(
     sees = _formula(options.pattern, "sees")
     length = x_BTC.shape[1]
     if options.positions.rotates:
-        rotated = _formula(options.positions, "rotated")
-        q, k = (rotated(x, range(length), options.positions) for x in (q, k))
+        rotate = _formula(options.positions, "rotate")
+        q, k = (rotate(x, range(length), options.positions) for x in (q, k))
     outputs, shown = [], []
     for i in range(length):
         columns = [j for j in range(length) if sees(i, j, options.pattern)]

@@ -503,7 +503,7 @@ def _source_line(error: BaseException) -> str:
     """Return file:line of the innermost frame in the product, or "" if there is none."""
     frames = traceback.extract_tb(error.__traceback__)
     inside = [f for f in frames if Path(f.filename).is_relative_to(ROOT / "gpt2")]
-    inside = [f for f in inside if "footprint" not in Path(f.filename).parts]
+    inside = [f for f in inside if "memory" not in Path(f.filename).parts]
     if not inside:
         return ""
     return f"{Path(inside[-1].filename).relative_to(ROOT)}:{inside[-1].lineno}"

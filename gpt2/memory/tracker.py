@@ -17,6 +17,7 @@ from torch import Generator, Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from gpt2.nsa import ops as nsa_ops  # noqa: F401 (registers kablate's operations with torch)
 from gpt2.nsa.options import selected_pairs, window_pairs
 
 _aten = torch.ops.aten

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gpt2.attention.options import AttentionConfig, RopeOptions
-from gpt2.attention.reference import rotate
+from gpt2.attention.reference import rope_rotate
 from gpt2.nsa.options import NsaOptions
 from lib.runs.seeds import stream_seed
 
@@ -40,11 +40,11 @@ def attend(
     rope = options.positions
     if isinstance(rope, RopeOptions):
         tokens = range(length)
-        q_BNTH = rotate(q_BNTH, tokens, rope)
-        keys = {name: (rotate(k, tokens, rope), v) for name, (k, v) in keys.items()}
+        q_BNTH = rope_rotate(q_BNTH, tokens, rope)
+        keys = {name: (rope_rotate(k, tokens, rope), v) for name, (k, v) in keys.items()}
         # A compressed key has the position of the first token of its block.
         k_blocks = [
-            rotate(k_BNH[:, :, None], [i * nsa.stride], rope)[:, :, 0]
+            rope_rotate(k_BNH[:, :, None], [i * nsa.stride], rope)[:, :, 0]
             for i, k_BNH in enumerate(k_blocks)
         ]
     gates_BTNc = _gates(x_BTC, parameters, n_head, nsa)

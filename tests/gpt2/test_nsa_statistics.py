@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gpt2.model import GPT
-from gpt2.nsa.reference import selected_blocks
+from gpt2.nsa import reference
 from gpt2.nsa.statistics import gate_statistics, selected_blocks, selection_statistics
 from gpt2.statistics import HasStatistics, collect_statistics
 from tests.gpt2.builders import make_model_config
@@ -78,7 +78,7 @@ def test_selected_blocks() -> None:
                 seen = [i for i in range(keys[0].shape[2]) if 2 * i + 3 <= t]
                 scores = q_BKgTH[b, k, :, t] @ keys[0][b, k, seen].T
                 weights = scores.softmax(-1).sum(0).tolist() if seen else []
-                sets[b, k, t] = set(selected_blocks(t, weights, nsa.options))
+                sets[b, k, t] = set(reference.selected_blocks(t, weights, nsa.options))
                 assert {j for j in chosen[b, k, t].tolist() if j >= 0} == sets[b, k, t]
     forced = {t: {0, t // 4, t // 4 - 1} for t in range(T)}
     free = [(t, j) for (_, _, t), found in sets.items() for j in found - forced[t]]

@@ -16,7 +16,7 @@ from gpt2.attention.options import (
 from gpt2.attention.positions import Rope
 from gpt2.attention.ra_cross_token.options import RaCrossTokenOptions
 from gpt2.attention.reciprocal.options import ReciprocalOptions
-from gpt2.attention.reference import rotate
+from gpt2.attention.reference import rope_rotate
 from gpt2.attention.state import AttentionWeightsOptions
 from gpt2.config import Config
 from gpt2.model import GPT
@@ -74,9 +74,9 @@ class TestRotation:
 
     def test_equals_the_formula(self, rope: Rope) -> None:
         x = random(2, 3, 9, 8)
-        torch.testing.assert_close(rope(x), rotate(x, range(9), ROPE), rtol=0, atol=1e-13)
+        torch.testing.assert_close(rope(x), rope_rotate(x, range(9), ROPE), rtol=0, atol=1e-13)
         places = range(7, 7 + 9 * 16, 16)
-        torch.testing.assert_close(rope(x, 7, 16), rotate(x, places, ROPE), rtol=0, atol=1e-12)
+        torch.testing.assert_close(rope(x, 7, 16), rope_rotate(x, places, ROPE), rtol=0, atol=1e-12)
         # Written out for one pair of a head of 8: j = 1 turns by 50^(-1/4) for each token.
         angle = torch.tensor(3 * 50**-0.25, dtype=torch.float64)
         turned = x[0, 0, 3, 1] * angle.cos() - x[0, 0, 3, 5] * angle.sin()

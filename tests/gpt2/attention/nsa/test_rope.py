@@ -110,7 +110,7 @@ class TestPositions:
         with pytest.MonkeyPatch.context() as patch, torch.no_grad():
             patch.setattr("gpt2.nsa.module.attend_branches", note)
             patch.setattr(
-                "gpt2.nsa.module.chosen_blocks",
+                "gpt2.nsa.module.selected_blocks",
                 lambda q, keys, *given: told.append((q, keys)),
             )
             case()
