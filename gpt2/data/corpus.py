@@ -389,7 +389,7 @@ class JsonlCorpus(CustomFiles):
         return text
 
 
-class TokenFileCorpus(CustomFiles):
+class BinCorpus(CustomFiles):
     """nanoGPT's ``train.bin`` and ``val.bin``: token ids, already split, without documents."""
 
     def tokens(self, split: str, vocab_size: int) -> Iterator[np.ndarray]:
@@ -421,7 +421,7 @@ class TokenFileCorpus(CustomFiles):
 
 def find_custom_corpus(
     path: Path, data_format: str, field: str, val_path: Path | None = None
-) -> TextCorpus | JsonlCorpus | TokenFileCorpus:
+) -> TextCorpus | JsonlCorpus | BinCorpus:
     """Return the custom data set at ``path``; ``field`` is used by jsonl only.
 
     Documents in ``val_path`` are held out, all of ``path`` is then training data. Raises DataError
@@ -431,7 +431,7 @@ def find_custom_corpus(
     held_out = _files(val_path, data_format) if val_path else ()
     if data_format == "jsonl":
         return JsonlCorpus(files, held_out, field=field)
-    return TokenFileCorpus(files) if data_format == "bin" else TextCorpus(files, held_out)
+    return BinCorpus(files) if data_format == "bin" else TextCorpus(files, held_out)
 
 
 def _files(path: Path, data_format: str) -> tuple[SourceFile, ...]:

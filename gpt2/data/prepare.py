@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from gpt2.data import shards, store, tokenizer
-from gpt2.data.corpus import Document, TokenFileCorpus, download_wheels, folder_lock
+from gpt2.data.corpus import BinCorpus, Document, download_wheels, folder_lock
 from gpt2.data.hub import HubCorpus
 from gpt2.data.options import DataOptions, vocab_size
 from gpt2.data.shards import SplitWriter
@@ -92,7 +92,7 @@ def _write(
                 folder,
                 name,
                 vocab_size(config.tokenizer),
-                documents=not isinstance(corpus, TokenFileCorpus),
+                documents=not isinstance(corpus, BinCorpus),
                 kept=checkpoint["sides"][name] if checkpoint else None,
             )
         sources = _fill(corpus, config, folder, downloads, sides)
@@ -117,7 +117,7 @@ def _fill(
     sides: dict[str, SplitWriter],
 ) -> list[dict[str, Any]]:
     """Write all of ``corpus`` to ``sides`` and return its provenance."""
-    if isinstance(corpus, TokenFileCorpus):
+    if isinstance(corpus, BinCorpus):
         progress = _Progress(corpus.text_bytes(downloads))
         for name, writer in sides.items():
             pieces = shards.DocumentSplitter(
@@ -206,7 +206,7 @@ def _manifest(
 
 
 def _split_rule(corpus: TextSource, config: DataOptions) -> dict[str, Any]:
-    if isinstance(corpus, TokenFileCorpus):
+    if isinstance(corpus, BinCorpus):
         return {"rule": "as given: train.bin and val.bin"}
     if has_explicit_split(corpus):
         return {"rule": "as given: CUSTOM_PATH and CUSTOM_VAL_PATH"}
@@ -233,7 +233,7 @@ def _needed_bytes(corpus: TextSource, config: DataOptions, partial: Path, downlo
         total = corpus.tokens / (1 - config.val_fraction) * _HUB_BYTES_PER_TOKEN
         written = sum(p.stat().st_size for p in partial.glob("*"))
         return max(0, int(total) - written) + _SPACE_MARGIN_BYTES
-    bytes_per_byte = 1 if isinstance(corpus, TokenFileCorpus) or config.tokenizer == "gpt2" else 2
+    bytes_per_byte = 1 if isinstance(corpus, BinCorpus) or config.tokenizer == "gpt2" else 2
     return corpus.text_bytes(downloads) * bytes_per_byte + _SPACE_MARGIN_BYTES
 
 

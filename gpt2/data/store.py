@@ -33,12 +33,12 @@ from lib.files import canonical_json, sha256_file
 PREPARATION_VERSION = 2
 
 # Source of documents or, for BinCorpus, of tokens.
-TextSource = DocumentSource | corpus.TokenFileCorpus | hub.HubCorpus
+TextSource = DocumentSource | corpus.BinCorpus | hub.HubCorpus
 
 
 def has_explicit_split(source: TextSource) -> bool:
     """Return whether the source defines the split; otherwise the hash of each text does."""
-    return isinstance(source, corpus.TokenFileCorpus) or bool(
+    return isinstance(source, corpus.BinCorpus) or bool(
         isinstance(source, corpus.CustomFiles) and source.held_out
     )
 
@@ -90,6 +90,7 @@ def folder_for_source(corpus: TextSource, config: DataOptions, build_dir: Path) 
     """Return ``dataset_folder`` for a source that is already resolved."""
     identity = {
         "preparation": PREPARATION_VERSION,
+        # The name of the class is hashed: another one would make a new folder of the same data.
         "source": [type(corpus).__name__, corpus.identity()],
         "tokenizer": tokenizer_digest(config.tokenizer),
         "val_fraction": None if has_explicit_split(corpus) else config.val_fraction,
