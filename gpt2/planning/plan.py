@@ -62,7 +62,7 @@ class Sweep:
         return " ".join(line.split("#")[0].strip() for line in lines)
 
 
-def sweep(
+def plan_sweep(
     tree: KconfigTree,
     layers: Sequence[ConfigLayer],
     base: Config,
@@ -219,7 +219,7 @@ def make_plan(
     for seed in seed_list:
         seeded = [*layers, ConfigLayer.of("command line", "SEEDS", {"SEED": seed})]
         if sweep is not None:
-            combined = sweep(tree, seeded, base, sweep, yes=yes)
+            combined = plan_sweep(tree, seeded, base, sweep, yes=yes)
             study, blocks[seed], left_out = "sweep", combined.block, combined.left_out
         elif base.study.mode == "ra_mla_ablation_mode":
             study, blocks[seed] = base.study.study, _steps(tree, seeded, base, steps)
