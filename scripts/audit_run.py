@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Audit runs from their files: VALID, or INVALID with one line per finding.
 
-    audit_run.py --run "ratio/*"                          runs of the plan of .config
-    audit_run.py --run results/single/run-s1-1a2b3c4d     a run directory
+    audit_run.py --runs "ratio/*"                          runs of the plan of .config
+    audit_run.py --runs results/single/run-s1-1a2b3c4d     a run directory
 
 Checks that every file exists, is well-formed, matches its digest, and agrees with the values
 recomputed from the other files. Evaluation documents are compared with the data set if it is
@@ -22,10 +22,10 @@ def main() -> int:
     """Run the command line."""
     parser = new_parser(__doc__)
     add_selection(parser)
-    add_variable(parser, "run", "run directory, or patterns over run names")
+    add_variable(parser, "runs", "run directory, or patterns over run names")
     add_json(parser)
     args = parser.parse_args()
-    runs = find_started(args.run, args.build_dir, steps=args.steps, seeds=args.seeds)
+    runs = find_started(args.runs, args.build_dir, steps=args.steps, seeds=args.seeds)
     verdicts = [audit.audit(run, args.build_dir) for run in runs]
     print(audit.to_json(verdicts) if args.json else audit.to_text(verdicts))
     return EXIT_DONE if all(verdict.valid for verdict in verdicts) else EXIT_INVALID

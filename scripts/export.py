@@ -3,7 +3,7 @@
 
     export.py run                                a run name in the plan of .config
     export.py results/single/run-s1-1a2b3c4d     a run directory
-    export.py ra --seeds 2 --to models/ra        one seed, and the output folder
+    export.py ra --seeds 2 --out models/ra        one seed, and the output folder
 
 The default output is the folder "export" of the run directory. A model with components that
 transformers does not support is written in the native format, for gpt2.weights.trained.load_run. Prints
@@ -24,13 +24,13 @@ def main() -> int:
     parser = new_parser(__doc__)
     add_selection(parser)
     parser.add_argument("run", metavar="RUN")
-    parser.add_argument("--to", default="", help="output folder")
+    parser.add_argument("--out", default="", help="output folder")
     args = parser.parse_args()
     run = find_finished(args.run, args.build_dir, steps=args.steps, seeds=args.seeds)
     # Imports torch: report a wrong run name without that delay.
     from gpt2.weights.convert import export
 
-    target = Path(args.to) if args.to else run.path / "export"
+    target = Path(args.out) if args.out else run.path / "export"
     export(run, target, args.build_dir)
     print(target)
     return 0

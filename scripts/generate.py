@@ -13,6 +13,7 @@ code 2: no such run, the run is not finished, or a value is invalid.
 
 import json
 import sys
+from io import TextIOWrapper
 
 import _start
 
@@ -32,7 +33,8 @@ def main() -> int:
     request = request_from_args(args)
     run = find_finished(args.run, args.build_dir, seeds=args.seeds)
     trained = open_trained(run, args.build_dir)
-    sys.stdout.reconfigure(encoding="utf-8")
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(encoding="utf-8")
     if args.json:
         texts = generate_texts(trained, request, lambda piece: None)
         print(json.dumps(to_record(trained, request, texts), sort_keys=True, allow_nan=False))

@@ -5,7 +5,7 @@ plot_torch_compile_impact.py --project kablate-single            from a W&B serv
 plot_torch_compile_impact.py --source local --folder results     from the run directories
 
 Writes torch_compile_comparison.png, torch_compile_grouped.png, torch_compile_before_after.png and
-<run>_vs_baseline.png for each compiled run (300 dots per inch) into --to.
+<run>_vs_baseline.png for each compiled run (300 dots per inch) into --out.
 """
 
 from pathlib import Path
@@ -32,10 +32,10 @@ def main() -> int:
         default=[],
         help="only the pair with this run; repeatable",
     )
-    parser.add_argument("--to", type=Path, default=Path("."), help="output folder")
+    parser.add_argument("--out", type=Path, default=Path("."), help="output folder")
     args = parser.parse_args()
     pairs = read_compile_pairs(open_source(args), args.project, args.run_name)
-    for path in plot_compile_impact(pairs, args.to):
+    for path in plot_compile_impact(pairs, args.out):
         log("PLOT", str(path))
     print(compile_pairs_to_json(pairs) if args.json else compile_pairs_to_text(pairs), end="")
     return 0

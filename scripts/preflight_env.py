@@ -14,7 +14,7 @@ import os
 
 import _start
 
-from gpt2.planning.arguments import add_dirty, add_json, add_selection, asked_plan, new_parser
+from gpt2.planning.arguments import add_allow_dirty, add_json, add_selection, asked_plan, new_parser
 from lib import console
 from lib.env.machine import worker_environment
 from lib.errors import EXIT_DONE, EXIT_PREFLIGHT
@@ -24,7 +24,7 @@ def main() -> int:
     """Run the command line."""
     parser = new_parser(__doc__)
     add_selection(parser)
-    add_dirty(parser)
+    add_allow_dirty(parser)
     add_json(parser)
     args = parser.parse_args()
     _, plan = asked_plan(args)
@@ -32,7 +32,7 @@ def main() -> int:
     os.environ.update(worker_environment(plan.base.machine))
     from gpt2.running import preflight
 
-    place = preflight.TrainingPlace(plan.build_dir, plan.folder, args.dirty)
+    place = preflight.TrainingPlace(plan.build_dir, plan.folder, args.allow_dirty)
     report = preflight.describe([run.config for run in plan.runs], place)
     as_json = json.dumps(report, sort_keys=True, allow_nan=False) + "\n"
     print(as_json if args.json else preflight.describe_text(report), end="")

@@ -8,22 +8,12 @@ query_wandb_gpu_full.py --source local --folder results --run-name RUN          
 import _start
 
 from lib import console
-from lib.tracking.queries import (
-    gpu_to_json,
-    gpu_to_text,
-    query_parser,
-    read_gpu_utilisation,
-    run_from_args,
-)
+from lib.tracking.queries import query_gpu_usage
 
 
 def main() -> int:
     """Run the command line."""
-    parser = query_parser(__doc__)
-    parser.add_argument("--run-name", required=True, help="name or tracker id of the run")
-    args = parser.parse_args()
-    usage = read_gpu_utilisation(*run_from_args(args), full=True)
-    print(gpu_to_json(usage) if args.json else gpu_to_text(usage), end="")
+    print(query_gpu_usage(__doc__, full=True), end="")
     return 0
 
 

@@ -10,7 +10,7 @@ Ctrl-C saves a checkpoint and stops; the same command resumes the run.
 
 import _start
 
-from gpt2.planning.arguments import add_dirty, add_selection, asked_plan, new_parser
+from gpt2.planning.arguments import add_allow_dirty, add_selection, asked_plan, new_parser
 from gpt2.running import launch
 from lib import console
 
@@ -19,10 +19,10 @@ def main() -> int:
     """Run the command line."""
     parser = new_parser(__doc__)
     add_selection(parser)
-    add_dirty(parser)
+    add_allow_dirty(parser)
     args = parser.parse_args()
     _, plan = asked_plan(args)
-    return launch.train_here(plan, dirty=args.dirty)
+    return launch.train_here(plan, dirty=args.allow_dirty)
 
 
 if __name__ == "__main__":

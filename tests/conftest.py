@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 # A change is usually tested before it is committed. Tests of the rule itself remove this variable.
-os.environ["DIRTY"] = "y"
+os.environ["ALLOW_DIRTY"] = "y"
 # A shell makes background processes and their children ignore SIGINT; restore the default.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 

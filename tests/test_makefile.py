@@ -70,15 +70,14 @@ def build(tmp_path_factory):
         ("evaluate", "scripts/evaluate.py"),
         ("bench", "scripts/bench.py"),
         ("compare", "scripts/compare_runs.py"),
-        ("finalists", "scripts/finalists.py"),
+        ("significance", "scripts/significance.py"),
         ("verify-results", "scripts/verify_results.py"),
         ("reproduce", "scripts/reproduce.py"),
-        ("determinism", "scripts/determinism.py"),
-        ("bench-knobs", "scripts/bench_knobs.py"),
-        ("bench-overhead", "scripts/bench_overhead.py"),
-        ("bench-nsa", "scripts/bench_nsa.py"),
+        ("bench-settings", "scripts/bench.py settings"),
+        ("bench-overhead", "scripts/bench.py overhead"),
+        ("bench-nsa", "scripts/bench.py nsa"),
         ("export", "scripts/export.py"),
-        ("needle", "scripts/needle.py"),
+        ("needle-test", "scripts/needle_test.py"),
         ("validate-machine", "scripts/validate_machine.py"),
         ("menuconfig", "scripts/configure.py menuconfig"),
         ("savedefconfig", "scripts/configure.py savedefconfig"),
@@ -92,13 +91,13 @@ def build(tmp_path_factory):
         ("stop", "scripts/stop.py"),
         ("tensorboard", "scripts/dashboard.py tensorboard"),
         ("trackio-view", "scripts/dashboard.py trackio"),
-        ("try", "scripts/try_change.py"),
+        ("quick-compare", "scripts/quick_compare.py"),
         ("curves", "scripts/draw_curves.py"),
         ("sweep-leaderboard", "scripts/sweep_leaderboard.py"),
         ("preflight", "scripts/preflight_env.py"),
         ("check", "scripts/check.py"),
-        ("randcheck", "scripts/randcheck.py"),
-        ("knobs", "scripts/check_knobs.py"),
+        ("randcheck", "scripts/check.py random"),
+        ("check-symbols", "scripts/check.py symbols"),
         ("test", "-m pytest"),
         ("test-long", "-m pytest -m long"),
         ("style", "scripts/check_style.py"),
@@ -177,18 +176,18 @@ class TestValuesAreText:
             ["diffconfig", f"A={HOSTILE}", f"B={HOSTILE}"],
             ["rerun", "-n", f"RUNS={HOSTILE}"],
             ["compare", f"A={HOSTILE}", f"B={HOSTILE}", f"AXIS={HOSTILE}", f"LABEL_BY={HOSTILE}"],
-            ["finalists", f"RUNS={HOSTILE}"],
+            ["significance", f"RUNS={HOSTILE}"],
             ["verify-results", f"RUNS={HOSTILE}", f"SOURCE={HOSTILE}", f"AXIS={HOSTILE}"],
             ["reproduce", f"RUN={HOSTILE}", f"DATA={HOSTILE}", f"FORCE={HOSTILE}"],
-            ["determinism", f"DEFCONFIG={HOSTILE}"],
-            ["export", f"RUN={HOSTILE}", f"TO={HOSTILE}"],
+            ["reproduce", "TWICE=1", f"DEFCONFIG={HOSTILE}"],
+            ["export", f"RUN={HOSTILE}", f"OUT={HOSTILE}"],
             ["plan", f"STEPS={HOSTILE}", f"SEEDS={HOSTILE}"],
             ["plan", f"SWEEP={HOSTILE}", f"SAMPLES={HOSTILE}"],
-            ["try", f"SET={HOSTILE}", f"ITERS={HOSTILE}"],
+            ["quick-compare", f"SET={HOSTILE}", f"ITERS={HOSTILE}"],
             ["generate", f"RUN={HOSTILE}", f"PROMPT={HOSTILE}", f"TOKENS={HOSTILE}"],
             ["setup", f"EXTRAS={HOSTILE}"],
             [f"defconfig-{HOSTILE.replace('=', '')}"],
-            ["plan", f"JOBS={HOSTILE}", f"STALE={HOSTILE}", f"KEEP_GOING={HOSTILE}"],
+            ["plan", f"JOBS={HOSTILE}", f"ON_STALE={HOSTILE}", f"KEEP_GOING={HOSTILE}"],
             ["list-defconfigs", f"V={HOSTILE}", f"YES={HOSTILE}", f"JSON={HOSTILE}"],
             ["setup", f"PYTHON={HOSTILE}"],
         ],
@@ -209,11 +208,17 @@ def test_an_unknown_variable_is_an_error():
     assert make("help", "STEPS=3", "O=/nonexistent").returncode == 0
 
 
+@pytest.mark.parametrize("name", ["DIRTY", "STALE", "TO", "N"])
+def test_a_former_variable_is_an_error(name):
+    done = make("help", f"{name}=1")
+    assert done.returncode == 2 and re.search(rf"\b{name}\b", done.stderr)
+
+
 def test_help_fits_80_columns_and_lists_every_target():
     text = make("help", "O=/nonexistent").stdout
     assert max(map(len, text.splitlines())) <= 80
     titles = [line for line in text.splitlines() if line and line[0] != " "]
-    assert titles == ["Configure", "Run", "Check", "Judge", "Operate", "Variables"]
+    assert titles == ["Configure", "Run", "Check", "Evaluate", "Operate", "Variables"]
     described = set(re.findall(r"^  ([a-z][a-z-]*)  ", text, re.MULTILINE))
     assert check.makefile_targets(MAKEFILE) <= described
     assert "gpt2-quickstart" in text

@@ -1,4 +1,4 @@
-"""``make bench-knobs``: the effect of each speed-related setting. Imports no torch.
+"""``make bench-settings``: the effect of each speed-related setting. Imports no torch.
 
 One setting at a time is changed from the base, the configuration in ``.config`` as a single
 training. Every arm of a round trains in a separate process, started like a worker. The arms take
@@ -92,7 +92,7 @@ def variants(
     single: dict[str, SymbolValue] = {"SINGLE_TRAINING": True, "RUN_PROFILE_MAXOUT_SPEED": True}
     # Enabled by default for a paper, and not to be timed.
     single["CHECK_NUMERICS"] = False
-    layers = [*layers, ConfigLayer.of("command line", "bench-knobs", single)]
+    layers = [*layers, ConfigLayer.of("command line", "bench-settings", single)]
     base = resolve_config(tree, layers)
     if enabled := [name for name in _DEBUG_SYMBOLS if base.values.get(name)]:
         raise ConfigError(*(_debug_problem(name) for name in enabled))

@@ -1,4 +1,4 @@
-"""Training process of one variant of ``make bench-knobs``.
+"""Training process of one variant of ``make bench-settings``.
 
     python -m gpt2.bench.settings_worker STEPS BUILD_DIR < VALUES.json
 

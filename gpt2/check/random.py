@@ -402,8 +402,8 @@ class RandomCheckRequest:
         if self.count < 1:
             problem = Problem(
                 f"invalid value (expected at least 1, got {self.count})",
-                "N",
-                "type: make randcheck N=50",
+                "COUNT",
+                "type: make randcheck COUNT=50",
                 code="usage.invalid-argument",
             )
             raise ConfigError(problem)

@@ -1,4 +1,4 @@
-"""The ``make knobs`` command: every symbol has an effect, or is declared to have none.
+"""The ``make check-symbols`` command: every symbol has an effect, or is declared to have none.
 
 Changed alone on a small base, a symbol must change what is computed, learned or evaluated; a symbol
 declared to leave results unchanged must not change a bit. This is a property of the tree, not of a
@@ -69,9 +69,9 @@ def check_symbols(names: str = "") -> tuple[int, str]:
     ):
         problems[name] = problem
         if done % 20 == 0:
-            log("KNOBS", f"{done}/{len(selected)} symbols")
+            log("SYMBOLS", f"{done}/{len(selected)} symbols")
     lines = [
-        f"FAIL  {info.where}: {info.name}: {problems[info.name]}  [make knobs SYM={info.name}]"
+        f"FAIL  {info.where}: {info.name}: {problems[info.name]}  [make check-symbols SYM={info.name}]"
         for info in selected
         if problems[info.name]
     ]

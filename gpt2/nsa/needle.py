@@ -1,4 +1,4 @@
-"""``make needle``: a synthetic retrieval task that tests block selection over long distances.
+"""``make needle-test``: a synthetic retrieval task that tests block selection over long distances.
 
 A sequence alternates fact blocks and question blocks. A fact block assigns values to the positions
 of one key; in test sequences every value occurs once per block, at a random position. A question
@@ -130,7 +130,7 @@ def generate_sequences(
 def model_config(arm: str) -> ModelConfig:
     """Return the model configuration of one arm, with the vocabulary of the task."""
     model = resolve_config(
-        KconfigTree(), [ConfigLayer.of("needle", "make needle", MODEL | VARIANTS[arm])]
+        KconfigTree(), [ConfigLayer.of("needle", "make needle-test", MODEL | VARIANTS[arm])]
     ).model
     return replace(model, shape=replace(model.shape, vocab_size=_VOCAB))
 

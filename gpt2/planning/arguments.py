@@ -28,6 +28,21 @@ def new_parser(description: str | None) -> argparse.ArgumentParser:
     return parser
 
 
+def add_subcommands(
+    parser: argparse.ArgumentParser, descriptions: dict[str, str]
+) -> dict[str, argparse.ArgumentParser]:
+    """Add optional subcommands, stored as ``command`` ("" if none); return their parsers."""
+    parser.set_defaults(command="")
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND")
+    commands = {}
+    for name, text in descriptions.items():
+        command = subparsers.add_parser(name, help=text, description=text)
+        # The default of the main parser applies to both positions of -O.
+        command.add_argument("-O", "--build-dir", type=Path, default=argparse.SUPPRESS)
+        commands[name] = command
+    return commands
+
+
 def add_selection(parser: argparse.ArgumentParser) -> None:
     """Add the options that select the runs to plan.
 
@@ -68,20 +83,20 @@ def asked_plan(arguments: argparse.Namespace) -> tuple[list[ConfigLayer], Plan]:
 
 
 def add_running(parser: argparse.ArgumentParser) -> None:
-    """Add the runner options: ``--jobs``, ``--stale``, ``--keep-going`` and ``--dirty``."""
+    """Add the runner options: ``--jobs``, ``--on-stale``, ``--keep-going``, ``--allow-dirty``."""
     add_variable(parser, "jobs", "concurrent runs; 0 for as many as fit")
-    add_variable(parser, "stale", "how to treat runs made by other code: rerun or keep")
+    add_variable(parser, "on-stale", "how to treat runs made by other code: rerun or keep")
     add_variable(parser, "keep-going", "y, or n to start no more runs after a failure")
-    add_dirty(parser)
+    add_allow_dirty(parser)
 
 
-def add_dirty(parser: argparse.ArgumentParser) -> None:
-    """Add ``--dirty``: allow training with uncommitted code."""
+def add_allow_dirty(parser: argparse.ArgumentParser) -> None:
+    """Add ``--allow-dirty``: allow training with uncommitted code."""
     parser.add_argument(
-        "--dirty",
+        "--allow-dirty",
         action="store_true",
-        default=_is_set("DIRTY"),
-        help="train uncommitted code, and save the diff (DIRTY=y)",
+        default=_is_set("ALLOW_DIRTY"),
+        help="train uncommitted code, and save the diff (ALLOW_DIRTY=y)",
     )
 
 
@@ -112,6 +127,16 @@ def add_force(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         default=_is_set("FORCE"),
         help="train even if not comparable",
+    )
+
+
+def add_twice(parser: argparse.ArgumentParser) -> None:
+    """Add ``--twice``: train a configuration twice instead of a finished run again."""
+    parser.add_argument(
+        "--twice",
+        action="store_true",
+        default=_is_set("TWICE"),
+        help="train one configuration twice, and compare (TWICE=1)",
     )
 
 
@@ -161,7 +186,7 @@ def check_request(arguments: argparse.Namespace) -> CheckRequest:
 
 def add_random_checking(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``make randcheck``."""
-    add_variable(parser, "n", "number of configurations", "50")
+    add_variable(parser, "count", "number of configurations", "50")
     add_variable(parser, "seed", "random seed for the configurations", "1")
     add_variable(parser, "checks", 'checks, such as "causal,reload"')
     _add_fast(parser)
@@ -174,7 +199,7 @@ def random_request(arguments: argparse.Namespace) -> random.RandomCheckRequest:
     """
     return random.RandomCheckRequest(
         arguments.build_dir,
-        whole_number(arguments.n, "N"),
+        whole_number(arguments.count, "COUNT"),
         whole_number(arguments.seed, "SEED"),
         checks=arguments.checks,
         fast=arguments.fast,
@@ -192,7 +217,7 @@ def run_options(arguments: argparse.Namespace, default_jobs: int) -> RunnerOptio
     if keep_going not in ("y", "n"):
         what = f"invalid value {keep_going!r} (expected y or n)"
         raise ConfigError(Problem(what, "KEEP_GOING", code="usage.unknown-value"))
-    return RunnerOptions(jobs, arguments.stale, keep_going == "y", arguments.dirty)
+    return RunnerOptions(jobs, arguments.on_stale, keep_going == "y", arguments.allow_dirty)
 
 
 def whole_number(text: str, name: str) -> int:

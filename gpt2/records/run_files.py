@@ -127,7 +127,7 @@ def find_started(named: str, build_dir: Path, *, steps: str = "", seeds: str = "
     started = [run for run in runs if run.path.is_dir()]
     if not started:
         what = f"no started run matches {named!r}"
-        raise ConfigError(Problem(what, "RUN", _LIST_RUNS, code="run.not-found"))
+        raise ConfigError(Problem(what, "RUNS", _LIST_RUNS, code="run.not-found"))
     return started
 
 

@@ -333,4 +333,4 @@ def _records_row(runs: Sequence[RunEvidence]) -> CheckRow:
         for each in runs
         for finding in artifact_findings(each.run, every_byte=True)
     ]
-    return check_row("records", "all file digests match", remarks, "type: make audit RUN=NAME")
+    return check_row("records", "all file digests match", remarks, "type: make audit RUNS=NAME")

@@ -223,7 +223,9 @@ def _in_original_tree(
         command += ["-O", str(request.build_dir.absolute()), "--run", str(run.path)]
         command += ["--data", str(Path(request.data).absolute())] if request.data else []
         command += ["--json"] if request.json else []
-        variables = {**os.environ, "PYTHONPATH": str(tree), "DIRTY": "y", "RUN": "", "DATA": ""}
+        # DIRTY is the older name of ALLOW_DIRTY, which an older commit reads.
+        variables = {**os.environ, "PYTHONPATH": str(tree), "ALLOW_DIRTY": "y", "DIRTY": "y"}
+        variables |= {"RUN": "", "DATA": ""}
         process = subprocess.run(
             command, cwd=tree, env=variables, stdout=subprocess.PIPE, text=True, check=False
         )

@@ -86,7 +86,7 @@ def require_match(
         return
     remedy = f"to start the run again, type: make rerun RUNS={session.label}"
     if divided.issuperset(names):
-        remedy = f"to resume anyway, type: make STALE=keep; {remedy}"
+        remedy = f"to resume anyway, type: make ON_STALE=keep; {remedy}"
     raise RunError(Problem(what, str(session.run.checkpoints), remedy, code="checkpoint.mismatch"))
 
 

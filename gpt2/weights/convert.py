@@ -218,7 +218,7 @@ def _put(temporary: Path, target: Path) -> None:
             Problem(
                 "exists with different content",
                 str(target),
-                "remove it, or type: make export … TO=DIR",
+                "remove it, or type: make export … OUT=DIR",
                 code="export.target-exists",
             )
         )

@@ -96,7 +96,7 @@ def compare_over_seeds(runs: Sequence[RunDir], names: Mapping[str, str]) -> Sign
             Problem(
                 "no run given",
                 "RUNS",
-                'type: make finalists RUNS="DIR DIR"',
+                'type: make significance RUNS="DIR DIR"',
                 code="usage.missing-argument",
             )
         )

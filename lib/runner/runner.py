@@ -141,8 +141,8 @@ def require_fresh(decisions: Sequence[RunDecision]) -> None:
         Problem(f"{d.run.label}: {describe_changes(d.changes)}", code="run.stale") for d in stale
     ]
     advice = (
-        "type: make STALE=rerun to train these runs again (old directories are kept),\n"
-        "        or make STALE=keep to keep the results and mark them in the table"
+        "type: make ON_STALE=rerun to train these runs again (old directories are kept),\n"
+        "        or make ON_STALE=keep to keep the results and mark them in the table"
     )
     raise ConfigError(*problems[:-1], replace(problems[-1], next=advice))
 
@@ -213,7 +213,7 @@ def run_all(
     """
     if options.stale not in ("", "rerun", "keep"):
         what = f"invalid value (expected rerun or keep, got {options.stale!r})"
-        raise ConfigError(Problem(what, "STALE", code="usage.invalid-value"))
+        raise ConfigError(Problem(what, "ON_STALE", code="usage.invalid-value"))
     locks.require_unlocked(folder / LOCK_FILE)
     todo = _decide(runs, target, options)
     if not todo:

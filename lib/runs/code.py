@@ -259,7 +259,7 @@ def uncommitted_problems(profile: str, allowed: bool) -> list[Problem]:
     what = describe_tree(head_commit())
     if not what:
         return []
-    remedy = "commit it, or type: make DIRTY=y to store the difference with each run"
+    remedy = "commit it, or type: make ALLOW_DIRTY=y to store the difference with each run"
     return [Problem(f"{what}; {remedy}", code="code.uncommitted")]
 
 

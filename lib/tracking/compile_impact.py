@@ -92,7 +92,7 @@ def read_compile_pairs(
         candidates = [run for run in runs if run.name.id in requested] or runs
         what = f"no two runs differ only in torch.compile{_nearest(candidates, runs)}"
         raise ConfigError(
-            Problem(what, next="type: make try SET=COMPILE=y", code="run.no-compile-pair")
+            Problem(what, next="type: make quick-compare SET=COMPILE=y", code="run.no-compile-pair")
         )
     counts = Counter(pair.name for pair in pairs)
     pairs = [p if counts[p.name] == 1 else replace(p, name=p.compiled.run) for p in pairs]
@@ -227,7 +227,7 @@ def plot_compile_impact(pairs: Sequence[CompilePair], folder: Path) -> list[Path
             load_pyplot().close(figure)
     except OSError as error:
         what = f"cannot write: {error.strerror}"
-        advice = "choose another folder: --to DIR"
+        advice = "choose another folder: --out DIR"
         raise PreflightError(
             Problem(what, str(folder), advice, code="output.not-writable")
         ) from None

@@ -204,6 +204,15 @@ def read_gpu_utilisation(source: RunSource, run: RunRef, *, full: bool = False) 
     return GpuUtilisation(run.name, readings, _remarks(readings))
 
 
+def query_gpu_usage(description: str | None, *, full: bool) -> str:
+    """Parse the command line and return the GPU usage of the named run; ``full``: of each GPU."""
+    parser = query_parser(description or "")
+    parser.add_argument("--run-name", required=True, help="name or tracker id of the run")
+    args = parser.parse_args()
+    usage = read_gpu_utilisation(*run_from_args(args), full=full)
+    return gpu_to_json(usage) if args.json else gpu_to_text(usage)
+
+
 def gpu_to_json(use: GpuUtilisation) -> str:
     """Return the readings as one JSON document with sorted keys."""
     document = {"schema_version": GPU_SCHEMA_VERSION, **asdict(use)}

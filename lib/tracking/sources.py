@@ -184,7 +184,7 @@ def _readable(run: RunDir, *records: Path) -> Iterator[None]:
             (location for path in records if (location := _invalid_json_line(path))), str(run.path)
         )
         what = f"unreadable record: {type(error).__name__}: {error}"
-        advice = f"type: make audit RUN={run.path}"
+        advice = f"type: make audit RUNS={run.path}"
         raise PreflightError(Problem(what, where, advice, code="run.damaged")) from error
 
 

@@ -10,22 +10,22 @@ SCRIPT = "scripts/audit_run.py"
 
 def test_a_trained_run_is_judged_by_name_and_by_folder(build):
     folder = build(RA_MLA_ABLATION_MODE=None, SINGLE_TRAINING=True)
-    code, _, said = folder.command(SCRIPT, RUN="run*")
+    code, _, said = folder.command(SCRIPT, RUNS="run*")
     assert code == EXIT_CONFIG and "[run.not-found]" in said
     code, _, said = folder.command("scripts/train.py")
     assert code == EXIT_DONE, said
     (path,) = folder.runs("")
 
-    code, printed, said = folder.command(SCRIPT, RUN="run*")
+    code, printed, said = folder.command(SCRIPT, RUNS="run*")
     assert (code, printed) == (EXIT_DONE, f"VALID   {path}\n"), printed + said
 
     summary = RunDir(path).summary
     summary.write_text(summary.read_text().replace('"val_loss": ', '"val_loss": 1'))
-    code, printed, _ = folder.command(SCRIPT, RUN=str(path))
+    code, printed, _ = folder.command(SCRIPT, RUNS=str(path))
     first, *findings = printed.splitlines()
     assert (code, first) == (EXIT_INVALID, f"INVALID {path}")
     assert any("summary.json: expected final.val_loss" in line for line in findings)
-    code, printed, _ = folder.command(SCRIPT, RUN=str(path), JSON="1")
+    code, printed, _ = folder.command(SCRIPT, RUNS=str(path), JSON="1")
     (run,) = json.loads(printed)["runs"]
     assert code == EXIT_INVALID and not run["valid"] and run["findings"][0]["file"]
 

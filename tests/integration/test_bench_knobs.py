@@ -101,7 +101,9 @@ def test_a_setting_without_an_effect_on_bits_leaves_the_weights_alone(build):
 
 def test_an_arm_is_a_process_of_its_own_and_says_why_it_cannot_train(build):
     folder = build()
-    code, _, said = folder.command("scripts/bench_knobs.py", "--rounds", "2", "--sym", "COMPILE")
+    code, _, said = folder.command(
+        "scripts/bench.py", "settings", "--rounds", "2", "--sym", "COMPILE"
+    )
     assert code == 2 and "--rounds" in said and "[usage.out-of-range]" in said
     every = settings.variants(KconfigTree(), config_layers(folder.path), "ATTENTION_BACKEND_FLASH")[
         0

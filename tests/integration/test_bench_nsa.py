@@ -17,7 +17,7 @@ from lib.project import ROOT
 def test_the_command_line(build):
     folder = build()
     arguments = ("--tokens", "512", "--rounds", "1", "--json")
-    code, out, said = folder.command("scripts/bench_nsa.py", *arguments)
+    code, out, said = folder.command("scripts/bench.py", "nsa", *arguments)
     assert code == 0, said
     progress = [line for line in said.splitlines() if line.startswith("BENCH ")]
     assert "10 rows" in progress[0] and "bench_nsa.csv" in progress[0]
@@ -42,7 +42,7 @@ def test_the_command_line(build):
 
 def test_ctrl_c_keeps_what_is_measured(tmp_path):
     table = tmp_path / "bench_nsa.csv"
-    command = [sys.executable, str(ROOT / "scripts/bench_nsa.py"), "-O", str(tmp_path)]
+    command = [sys.executable, str(ROOT / "scripts/bench.py"), "nsa", "-O", str(tmp_path)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, **pipes) as bench:
         deadline = time.monotonic() + 60
@@ -60,7 +60,7 @@ def test_ctrl_c_keeps_what_is_measured(tmp_path):
 
 
 def test_what_is_too_short_is_refused(build):
-    code, _, said = build().command("scripts/bench_nsa.py", "--tokens", "100")
+    code, _, said = build().command("scripts/bench.py", "nsa", "--tokens", "100")
     assert code == 2 and "TOKENS" in said and "[usage.out-of-range]" in said
 
 

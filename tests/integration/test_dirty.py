@@ -35,7 +35,7 @@ def command(clone: Path, script: str, *words: str, **variables: str) -> tuple[in
     git(ROOT, "init", "-q", str(elsewhere))
     (elsewhere / "lib").mkdir(exist_ok=True)
     (elsewhere / "lib" / "__init__.py").write_text('raise SystemExit("another lib")\n')
-    environment = {k: v for k, v in os.environ.items() if k != "DIRTY"}
+    environment = {k: v for k, v in os.environ.items() if k != "ALLOW_DIRTY"}
     done = subprocess.run(
         [sys.executable, str(clone / script), "-O", str(clone), *words],
         cwd=elsewhere,
@@ -53,11 +53,11 @@ def test_uncommitted_code_requires_a_flag_and_is_recorded(clone: Path, tmp_path:
     code, _, said = command(clone, "scripts/train.py")
     assert (code, said.count("\n")) == (3, 2), said
     assert said.startswith("ERROR   ") and "gpt2/model.py" in said
-    assert "[code.uncommitted]" in said and "DIRTY=y" in said
+    assert "[code.uncommitted]" in said and "ALLOW_DIRTY=y" in said
     assert not (clone / "results").exists()
 
     # Through a worker, too.
-    code, _, said = command(clone, "scripts/run_test_matrix.py", DIRTY="y")
+    code, _, said = command(clone, "scripts/run_test_matrix.py", ALLOW_DIRTY="y")
     assert code == 0, said
     assert re.search("^DIRTY .*gpt2/model.py", said, re.MULTILINE)
     # Files written by training are ignored; texts are data, with a separate digest.

@@ -43,7 +43,7 @@ class Clone:
         done = subprocess.run(
             [sys.executable, str(self.path / "scripts" / script), *arguments],
             cwd=self.path,
-            env={**environment, "PYTHONPATH": str(self.path), "DIRTY": "y", **variables},
+            env={**environment, "PYTHONPATH": str(self.path), "ALLOW_DIRTY": "y", **variables},
             capture_output=True,
             text=True,
             stdin=subprocess.DEVNULL,

@@ -23,7 +23,7 @@ TINY = {
 
 def trained(folder: Path, cwd: Path, umask: int, **variables: str) -> dict[str, bytes]:
     """Train in ``folder``; return the files that must not depend on the environment."""
-    kept = {name: os.environ[name] for name in ("PATH", "HOME", "DIRTY")}
+    kept = {name: os.environ[name] for name in ("PATH", "HOME", "ALLOW_DIRTY")}
     done = subprocess.run(
         [sys.executable, str(ROOT / "scripts/train.py"), "-O", str(folder)],
         cwd=cwd,

@@ -34,7 +34,7 @@ def test_no_file_and_no_word_has_a_secret(build):
             "scripts/run_test_matrix.py",
             STEPS="0,2",
             V="1",
-            DIRTY="y",
+            ALLOW_DIRTY="y",
             WANDB_BASE_URL=server.url.replace("//", f"//me:{PASSWORD}@"),
             **SECRETS,
         )

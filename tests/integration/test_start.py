@@ -24,7 +24,7 @@ raise ImportError("torch goes on")
 @pytest.mark.parametrize("ignored", [False, True])
 def test_an_interrupted_import_exits_with_one_line(tmp_path, ignored: bool) -> None:
     (tmp_path / "torch.py").write_text(TORCH)
-    script = [sys.executable, str(ROOT / "scripts/needle.py")]
+    script = [sys.executable, str(ROOT / "scripts/needle_test.py")]
     # Like a background job of a shell.
     shell = ["sh", "-c", 'trap "" INT; exec "$@"', "sh", *script]
     done = subprocess.run(

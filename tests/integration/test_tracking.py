@@ -60,7 +60,7 @@ def test_a_disk_that_is_full_for_a_tracker_alone(build, own_mounts, tracker, whe
     script = [sys.executable, str(ROOT / "scripts/run_test_matrix.py"), "-O", str(folder.path)]
     done = subprocess.run(
         ["unshare", "-Urm", "sh", "-c", mount, str(full), *script],
-        env={**os.environ, "STEPS": "0", "DIRTY": "y"},
+        env={**os.environ, "STEPS": "0", "ALLOW_DIRTY": "y"},
         capture_output=True,
         text=True,
     )

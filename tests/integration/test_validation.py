@@ -20,7 +20,9 @@ def test_machine_validation_as_json() -> None:
 
 
 def test_the_needle_s_table_and_progress(build) -> None:
-    code, table, said = build().command("scripts/needle.py", "--arms", "window only", STEPS="1")
+    code, table, said = build().command(
+        "scripts/needle_test.py", "--arms", "window only", STEPS="1"
+    )
     assert code == 0, said
     (row,) = [line for line in table.splitlines() if line.startswith("| window only | ")]
     far, luck, first, seconds = (float(cell) for cell in row.split("|")[2:-1])
@@ -36,7 +38,7 @@ def test_the_needle_s_table_and_progress(build) -> None:
     [("STEPS", "0", "usage.out-of-range"), ("SEED", "few", "usage.invalid-number")],
 )
 def test_invalid_arguments_of_the_needle_task(build, variable, value, kind) -> None:
-    code, table, stderr = build().command("scripts/needle.py", **{variable: value})
+    code, table, stderr = build().command("scripts/needle_test.py", **{variable: value})
     assert (code, table) == (2, "")
     error, end = stderr.splitlines()
     assert error.startswith(f"ERROR   {variable}: ") and error.endswith(f" [{kind}]")

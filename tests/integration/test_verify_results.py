@@ -84,7 +84,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
     )
     plan = make_plan(config_layers(build), build, steps=STEPS)
     prepare_dataset(plan.base.data, build)
-    environment = {k: v for k, v in os.environ.items() if k not in ("V", "JSON", "DIRTY")}
+    environment = {k: v for k, v in os.environ.items() if k not in ("V", "JSON", "ALLOW_DIRTY")}
     done = subprocess.run(
         [sys.executable, str(tree / "scripts/run_test_matrix.py"), "-O", str(build)],
         cwd=tree,

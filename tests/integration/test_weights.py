@@ -43,7 +43,7 @@ def test_export_import_and_modified_weights(build):
     data[-1] ^= 1
     weights.write_bytes(data)
     code, _, stderr = folder.command("scripts/run_test_matrix.py")
-    assert code == 2 and f"changed since: {weights}" in stderr and "STALE=rerun" in stderr
+    assert code == 2 and f"changed since: {weights}" in stderr and "ON_STALE=rerun" in stderr
 
     weights.unlink()
     code, _, stderr = folder.command("scripts/train.py", SEEDS="2")

@@ -110,7 +110,7 @@ def test_the_command_names_file_and_line(monkeypatch, tree):
     monkeypatch.setattr("gpt2.check.symbols.Pool", Pool)
     (info,) = [info for info in testable_symbols(tree) if info.name == "SLIDING_WINDOW"]
     code, text = check_symbols("SLIDING_WINDOW")
-    what = "SLIDING_WINDOW: [symbol.no-effect]  [make knobs SYM=SLIDING_WINDOW]"
+    what = "SLIDING_WINDOW: [symbol.no-effect]  [make check-symbols SYM=SLIDING_WINDOW]"
     assert (code, text) == (1, f"FAIL  {info.where}: {what}\n0 passed, 1 failed\n")
 
 

@@ -30,7 +30,7 @@ from lib.config.tree import KconfigTree
 from lib.errors import ConfigError
 from lib.project import ROOT
 
-SCRIPT = [sys.executable, str(ROOT / "scripts" / "randcheck.py")]
+SCRIPT = [sys.executable, str(ROOT / "scripts" / "check.py"), "random"]
 
 
 @pytest.fixture(scope="module")
@@ -149,7 +149,7 @@ class TestReduce:
 class TestCommand:
     def test_checks_and_counts(self, tmp_path):
         (tmp_path / "randcheck-9.defconfig").touch()
-        words = ["-O", str(tmp_path), "--n", "2", "--checks", "causal", "--seed", "3", "--json"]
+        words = ["-O", str(tmp_path), "--count", "2", "--checks", "causal", "--seed", "3", "--json"]
         done = subprocess.run([*SCRIPT, *words], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         record = json.loads(done.stdout)
@@ -158,7 +158,7 @@ class TestCommand:
         assert list(tmp_path.iterdir()) == []
 
     def test_an_interrupt_ends_it_with_130(self, tmp_path):
-        words = [*SCRIPT, "-O", str(tmp_path), "--n", "200", "--checks", "causal"]
+        words = [*SCRIPT, "-O", str(tmp_path), "--count", "200", "--checks", "causal"]
         with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as process:
             assert "1/200 configurations, 0 failed, eta" in process.stderr.readline()
             process.send_signal(signal.SIGINT)
@@ -169,14 +169,14 @@ class TestCommand:
     @pytest.mark.parametrize(
         ("words", "message"),
         [
-            (("--n", "0"), "[usage.invalid-argument]"),
-            (("--n", "many"), "'many'"),
+            (("--count", "0"), "[usage.invalid-argument]"),
+            (("--count", "many"), "'many'"),
             (("--seed", "x"), "'x'"),
             (("--checks", "causl"), "nearest: causal [usage.unknown-check]"),
         ],
     )
     def test_an_invalid_argument_is_reported(self, tmp_path, words, message):
-        environment = {k: v for k, v in os.environ.items() if k not in ("N", "SEED")}
+        environment = {k: v for k, v in os.environ.items() if k not in ("COUNT", "SEED")}
         command = [*SCRIPT, "-O", str(tmp_path), *words]
         done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
         assert (done.returncode, message in done.stderr) == (2, True), done.stderr
@@ -186,4 +186,4 @@ def test_a_request_requires_at_least_one_configuration():
     with pytest.raises(ConfigError) as caught:
         RandomCheckRequest(Path(), 0, 1)
     assert caught.value.codes == ["usage.invalid-argument"]
-    assert caught.value.problems[0].where == "N"
+    assert caught.value.problems[0].where == "COUNT"

@@ -84,7 +84,7 @@ def test_another_division_of_the_batch_resumes_with_allow_stale(
     with pytest.raises(RunError) as refusal:
         train(whole, "elsewhere")
     assert refusal.value.codes == ["checkpoint.mismatch"]
-    assert "make STALE=keep" in refusal.value.problems[0].next
+    assert "make ON_STALE=keep" in refusal.value.problems[0].next
     done = train(whole, "elsewhere", allow_stale=True)
     assert "WARN the checkpoint of step 5 " in done.lines()
     assert done.status.iteration == 12

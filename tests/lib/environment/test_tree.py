@@ -118,7 +118,7 @@ def test_a_user_s_settings_change_no_patch(
 def test_one_line_says_what_is_not_committed_and_what_to_type(root: Path, git: Git) -> None:
     edit(root, git)
     (problem,) = uncommitted_problems("paper_repro", allowed=False)
-    assert problem.code == "code.uncommitted" and "make DIRTY=y" in problem.what
+    assert problem.code == "code.uncommitted" and "make ALLOW_DIRTY=y" in problem.what
     assert "gpt2/model.py, gpt2/old.py, lib/staged.py and 5 more" in problem.what
     assert uncommitted_problems("paper_repro", allowed=True) == []
     assert uncommitted_problems("maxout_speed", allowed=False) == []
@@ -133,7 +133,7 @@ def test_what_git_cannot_tell_is_not_clean(
     monkeypatch.setattr(runs_code, "ROOT", inner)
     assert git_state() == unknown
     (problem,) = uncommitted_problems("paper_repro", allowed=False)
-    assert problem.code == "code.uncommitted" and "DIRTY=y" in problem.what
+    assert problem.code == "code.uncommitted" and "ALLOW_DIRTY=y" in problem.what
     assert write_code_patch(tmp_path) is None
     empty = tmp_path / "empty"
     subprocess.run(["git", "init", "-q", empty], check=True)

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Train small models on long-range retrieval: with selected blocks, random blocks, and a window.
 
-    needle.py               all three arms, a few minutes on one core
-    needle.py --arms nsa    one arm
-    needle.py --steps 400   training steps per arm; STEPS=400 and SEED=1 with make
+    needle_test.py               all three arms, a few minutes on one core
+    needle_test.py --arms nsa    one arm
+    needle_test.py --steps 400   training steps per arm; STEPS=400 and SEED=1 with make
 
 Native sparse attention solves the task if its selection works. With random blocks, or with the
 window only, the same model has to guess; the table includes the chance level of random blocks.

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Test the final candidates of a study for significance over several seeds.
 
-    finalists.py "results/ratio/baseline-s* results/ratio/ra-s*"
-    finalists.py baseline,ra --seeds 1-6         run names as listed by "make plan"
+    significance.py "results/ratio/baseline-s* results/ratio/ra-s*"
+    significance.py baseline,ra --seeds 1-6         run names as listed by "make plan"
 
 Runs that differ only in their seed are one variant; the first variant is the reference. Prints every
 value, mean, standard deviation, the tests, and the smallest p-value that the number of seeds allows.

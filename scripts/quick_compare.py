@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Train .config with and without one change for a few iterations, and compare.
 
-    try_change.py RECIPROCAL=y
-    try_change.py "RECIPROCAL=y DROPOUT=0.1" --iters 500
+    quick_compare.py RECIPROCAL=y
+    quick_compare.py "RECIPROCAL=y DROPOUT=0.1" --iters 500
 
 Results are stored in the folder "try", separate from studies; finished runs are reused. The warm-up
 is at most a tenth of the run. One seed and a short run give an indication, not a result.
