@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from gpt2.attention.backend import select_backend
-from gpt2.attention.options import AttentionConfig, GroupedOptions
+from gpt2.attention.config import AttentionConfig
+from gpt2.attention.options import GroupedOptions
 from gpt2.data.options import DataOptions, vocab_size
+from gpt2.mlp.config import MlpConfig
 from gpt2.mlp.mlp_latent.options import MlpLatentOptions
-from gpt2.mlp.options import LayerSpec, MlpConfig
+from gpt2.mlp.options import LayerSpec
 from gpt2.shape import ModelShape
 from gpt2.weights.options import InitialWeightsOptions
 from lib.config.dotconfig import read_constants
@@ -23,9 +25,9 @@ from lib.config.field import SymbolValue, from_symbols, kconfig_field
 from lib.env.options import EnvironmentConfig, MachineConfig, NumericsOptions
 from lib.errors import ConfigError, Problem
 from lib.files import canonical_json
-from lib.optim import OPTIMIZERS
+from lib.optim.options import OPTIMIZERS, OptimizerOptions
 from lib.optim.schedule import ScheduleOptions
-from lib.pruning import PRUNERS
+from lib.pruning.options import PRUNERS, PrunerOptions
 from lib.runs.options import ReproConfig
 from lib.tracking.config import TrackingConfig
 from lib.tracking.options import TelemetryOptions, WatchOptions
@@ -285,8 +287,8 @@ class Config:
     data: DataOptions
     train: TrainConfig
     schedule: ScheduleOptions
-    optimizer: Any
-    pruning: Any
+    optimizer: OptimizerOptions
+    pruning: PrunerOptions
     machine: MachineConfig
     repro: ReproConfig
     numerics: NumericsOptions

@@ -4,7 +4,6 @@ import ast
 import dataclasses
 import functools
 import importlib
-import pkgutil
 import re
 import subprocess
 import sys
@@ -14,8 +13,6 @@ from pathlib import Path
 
 import pytest
 
-import gpt2
-import lib
 from gpt2.config import Config
 from lib.config.field import kconfig_fields
 from lib.config.registry import Registry
@@ -127,14 +124,10 @@ def configured(tmp_path_factory):
 
 @functools.cache
 def registries():
-    """Return every registry in a package of the tree."""
-    found = set()
-    for package in (lib, gpt2):
-        for info in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-            if info.ispkg:
-                values = vars(importlib.import_module(info.name)).values()
-                found |= {value for value in values if isinstance(value, Registry)}
-    return found
+    """Return every registry of the tree."""
+    names = (module_name(path) for path in modules() if " = Registry(" in texts()[path])
+    values = [value for name in names for value in vars(importlib.import_module(name)).values()]
+    return {value for value in values if isinstance(value, Registry)}
 
 
 def config_classes():

@@ -14,13 +14,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gpt2.attention import GATES, PATTERNS, POSITIONS, PROJECTIONS, TERMS
 from gpt2.attention import chunked as rows
 from gpt2.attention.backend import select_backend
 from gpt2.attention.chunk_parts import AttentionPlan, AttentionWeightsTap, RowChunk, repeat_kv
 from gpt2.attention.chunked import AttentionResult, scores_factor, softmaxes_from_scores
+from gpt2.attention.config import AttentionConfig
 from gpt2.attention.flex import BranchedScores, ScoreBranch
-from gpt2.attention.options import AttentionConfig
 from gpt2.attention.patterns import CustomAttention
 from gpt2.attention.sdpa import sdpa_attention
 from gpt2.attention.state import QKV, AttentionOutputs, AttentionWeightsOptions, BlockState
@@ -119,17 +118,16 @@ class Attention(nn.Module):
         block: int = 0,
     ) -> None:
         super().__init__()
-        self.c_attn = PROJECTIONS.module(options.projection.name)(shape, options.projection)
+        self.c_attn = options.projection.build(shape)
         self.c_proj = nn.Linear(shape.n_embd, shape.n_embd, bias=shape.bias)
-        self.terms = nn.ModuleDict({t.name: TERMS.module(t.name)(shape, t) for t in options.terms})
-        self.gates = nn.ModuleDict({g.name: GATES.module(g.name)(shape, g) for g in options.gates})
-        positions = options.positions
-        self.positions = POSITIONS.module(positions.name)(shape, positions)
-        has_kernel = options.pattern.attends
-        args = (shape, options, block) if has_kernel else (options.pattern,)
-        self.pattern = PATTERNS.module(options.pattern.name)(*args)
+        self.terms = nn.ModuleDict({term.name: term.build(shape) for term in options.terms})
+        self.gates = nn.ModuleDict({gate.name: gate.build(shape) for gate in options.gates})
+        self.positions = options.positions.build(shape)
+        self.pattern = options.pattern.build(shape, options.projection, options.positions, block)
         needs_weights = options.terms or options.gates or request
-        assert not (has_kernel and needs_weights), "pattern does not expose attention weights"
+        assert not (
+            options.pattern.attends and needs_weights
+        ), "pattern does not expose attention weights"
         self.reader = AttentionWeightsTap(request, self.pattern) if request else None
         self.options, self.shape = options, shape
         self.dropout = shape.dropout

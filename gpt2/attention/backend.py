@@ -1,6 +1,6 @@
 """Selection of the attention backend: SDPA, row engine or joined passes; does not import torch."""
 
-from gpt2.attention.options import AttentionConfig
+from gpt2.attention.config import AttentionConfig
 from gpt2.shape import ModelShape
 from lib.errors import ConfigError, Problem
 

@@ -1,6 +1,7 @@
 """Chunked attention with explicit attention weights, without a B×N×T×T tensor."""
 
 import math
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -8,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Generator, Tensor, library
+from torch import Generator, Tensor, library, nn
 
 from gpt2.attention.state import AttentionWeightsOptions
 
@@ -99,12 +100,14 @@ class Pattern(Protocol):
         """Return the number of columns visible to each row, [r, 1]."""
 
 
-class ScoreTerm(Protocol):
+class ScoreTerm(nn.Module):
     """Term added to the scores; differentiable with respect to ``inputs``."""
 
+    @abstractmethod
     def inputs(self) -> tuple[Tensor, ...]:
         """Return the learnable tensors."""
 
+    @abstractmethod
     def add_(
         self,
         scores_BNrc: Tensor,
@@ -115,6 +118,7 @@ class ScoreTerm(Protocol):
     ) -> None:
         """Add the term to the scores of the chunk, in place. q is already divided by √H."""
 
+    @abstractmethod
     def backward_(
         self,
         dscores_BNrc: Tensor,
@@ -127,13 +131,14 @@ class ScoreTerm(Protocol):
     ) -> tuple[Tensor, ...]:
         """Add to dq and dk in place; return the gradients of ``inputs``."""
 
+    @abstractmethod
     def branches(
         self, branch: "ScoreBranch", q_BNTH: Tensor, k_BNTH: Tensor, inputs: Sequence[Tensor]
     ) -> "list[ScoreBranch]":
         """Return the pairs of ``branch`` with the term added. q is not divided by √H."""
 
 
-class Gate(Protocol):
+class Gate(nn.Module):
     """Gate: a factor per row, computed from a statistic of the first softmax of the row.
 
     A gate either scales the scores of the row, followed by a second softmax (``scales_scores``), or
@@ -142,12 +147,15 @@ class Gate(Protocol):
 
     scales_scores: bool
 
+    @abstractmethod
     def inputs(self) -> tuple[Tensor, ...]:
         """Return the learnable tensors of ``factor``."""
 
+    @abstractmethod
     def statistic(self, rows: ScoredRows) -> Tensor:
         """Return the statistic followed by the values per row that ``add_slope_`` needs: BNrm."""
 
+    @abstractmethod
     def add_slope_(
         self, dweights_BNrc: Tensor, dstatistic_BNr1: Tensor, rows: ScoredRows, known_BNrm: Tensor
     ) -> None:
@@ -156,12 +164,15 @@ class Gate(Protocol):
         A constant per row may be omitted: it cancels in the gradient of the softmax.
         """
 
+    @abstractmethod
     def joined_statistic(self, scores: "BranchedScores", lse_BNT: Tensor) -> Tensor:
         """Return the statistic from log-sum-exps, BNT, if joined passes support the gate."""
 
+    @abstractmethod
     def factor(self, statistic_BNT: Tensor, inputs: Sequence[Tensor]) -> Tensor:
         """Return the factor of every row, BNT, by differentiable operations."""
 
+    @abstractmethod
     def gate(self, statistic_BNT: Tensor, inputs: Sequence[Tensor]) -> Tensor:
         """Return the openness of the gate per row, between 0 and 1, BNT; input of ``factor``."""
 

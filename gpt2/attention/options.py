@@ -1,68 +1,50 @@
-"""Options of attention and of its components; does not import torch.
+"""Options of the components of attention; does not import torch.
 
 Options declare the cost of a component, so that a plan can be printed and a built model can be
-checked against it. FLOPs are forward FLOPs, with a multiply-add counted as two.
+checked against it. FLOPs are forward FLOPs, with a multiply-add counted as two. ``build`` returns
+the component, and the methods ``reference_…`` compute its reference formulas; both import the
+modules that need torch. B batch, T tokens, C n_embd, N heads, H head dim, R latent dim; c the
+columns visible to a row.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
-from gpt2.attention import GATES, PATTERNS, POSITIONS, PROJECTIONS, TERMS
 from gpt2.shape import ModelShape, nearest_multiple
-from lib.config.field import SymbolValue, kconfig_field
+from lib.config.field import kconfig_field
 
-# Interface of position-encoding options; does not import torch.
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from gpt2.attention.chunk_parts import Gate, Pattern, ScoreTerm
+    from gpt2.attention.patterns import CustomAttention
+    from gpt2.attention.positions import PositionEncoding
+    from gpt2.attention.state import Projection
 
 
 class PositionOptions(Protocol):
     """Options of a position encoding."""
 
-    name: str
+    name: ClassVar[str]
     # True if queries and keys are rotated instead of adding position embeddings to x.
-    rotates: bool
+    rotates: ClassVar[bool]
 
     def num_params(self, shape: ModelShape) -> int:
         """Return the parameters of the whole model."""
 
+    def build(self, shape: ModelShape) -> "PositionEncoding":
+        """Return the encoding of a model."""
 
-# Options of learned positions.
-
-
-@dataclass(frozen=True)
-class LearnedOptions:
-    """Options of GPT-2's ``wpe``: one embedding per position."""
-
-    name: ClassVar[str] = "learned"
-    rotates: ClassVar[bool] = False
-
-    def num_params(self, shape: ModelShape) -> int:
-        """Return ``block_size`` · C."""
-        return shape.block_size * shape.n_embd
-
-
-# Options of rotary positions (Su et al. 2021, arXiv 2104.09864).
-
-
-@dataclass(frozen=True)
-class RopeOptions:
-    """Options of RoPE: pair j of H elements is rotated by t · ``base``^(−2j/H) at token t."""
-
-    name: ClassVar[str] = "rope"
-    rotates: ClassVar[bool] = True
-
-    base: float = kconfig_field("ROPE_BASE", low=2.0, high=1e9)
-
-    def num_params(self, shape: ModelShape) -> int:
-        """Return 0."""
-        return 0
+    def reference_encode(self, x_BNTH: "Tensor", tokens: Sequence[int]) -> "Tensor":
+        """Return the encoded queries or keys of the tokens at positions ``tokens``."""
 
 
 class ProjectionOptions(Protocol):
     """Options of the query, key and value projection (output projection excluded)."""
 
-    name: str
+    name: ClassVar[str]
 
     def weights(self, shape: ModelShape) -> int:
         """Return the parameters of one block without biases."""
@@ -78,6 +60,18 @@ class ProjectionOptions(Protocol):
 
     def query_numbers(self, shape: ModelShape) -> int:
         """Return the query elements per token as used in decoding."""
+
+    def build(self, shape: ModelShape) -> "Projection":
+        """Return the projection of one block."""
+
+    def reference_heads(
+        self,
+        x_BTC: "Tensor",
+        parameters: "Mapping[str, Tensor]",
+        n_head: int,
+        shift_BTR: "Tensor | None",
+    ) -> "tuple[Tensor, Tensor, Tensor]":
+        """Return q, k and v, BNTH. ``shift_BTR`` is added to c_k of a latent projection."""
 
 
 @dataclass(frozen=True)
@@ -135,11 +129,40 @@ class PatternOptions(ABC):
         """Return cached elements for ``length`` tokens besides the projection's keys and values."""
         return 0
 
+    @abstractmethod
+    def build(
+        self,
+        shape: ModelShape,
+        projection: ProjectionOptions,
+        positions: PositionOptions,
+        block: int,
+    ) -> "Pattern | CustomAttention":
+        """Return the pattern of block ``block``, with its own kernel if ``attends``."""
+
+    def reference_sees(self, i: int, j: int) -> bool:
+        """Return whether token i sees token j, unless the pattern ``attends``."""
+        raise NotImplementedError
+
+    def reference_attend(
+        self,
+        x_BTC: "Tensor",
+        heads: "tuple[Tensor, Tensor, Tensor]",
+        parameters: "Mapping[str, Tensor]",
+        projection: ProjectionOptions,
+        positions: PositionOptions,
+        block: int,
+    ) -> "Tensor":
+        """Return head outputs BTNH, if the pattern ``attends``.
+
+        ``heads`` are q, k and v, BNTH, with k and v repeated for every query head.
+        """
+        raise NotImplementedError
+
 
 class ScoreComponentOptions(Protocol):
     """Options of a score term or gate: parameters and added cost."""
 
-    name: str
+    name: ClassVar[str]
 
     def num_params(self, shape: ModelShape) -> int:
         """Return the parameters of one block."""
@@ -159,72 +182,85 @@ class TermOptions(ScoreComponentOptions, Protocol):
     def reach(self) -> int:
         """Return the number of earlier tokens with queries that affect the scores of a row."""
 
+    def build(self, shape: ModelShape) -> "ScoreTerm":
+        """Return the term of one block."""
 
-@dataclass(frozen=True)
-class AttentionConfig:
-    """Attention configuration: projection, pattern, positions, any terms, any gates."""
+    def reference_score(
+        self,
+        q_BNTH: "Tensor",
+        k_BNTH: "Tensor",
+        i: int,
+        columns: Sequence[int],
+        parameters: "Mapping[str, Tensor]",
+    ) -> "Tensor":
+        """Return the addition to the scores of row i in ``columns``: BNc."""
 
-    projection: ProjectionOptions
-    pattern: PatternOptions
-    positions: PositionOptions
-    terms: tuple[TermOptions, ...]
-    gates: tuple[ScoreComponentOptions, ...]
-    # auto, rows, joined, or an SDPA kernel (see forms.py); empty if the pattern has its own kernel.
-    backend: str = kconfig_field("ATTENTION_BACKEND", form=True)
 
-    @classmethod
-    def from_values(cls, values: Mapping[str, SymbolValue]) -> "AttentionConfig":
-        """Build the configured components. Raises ConfigError if a symbol is invalid."""
-        (projection,) = PROJECTIONS.bind(values)
-        (pattern,) = PATTERNS.bind(values)
-        (positions,) = POSITIONS.bind(values)
-        return cls(
-            projection,
-            pattern,
-            positions,
-            TERMS.bind(values),
-            GATES.bind(values),
-            backend=str(values["ATTENTION_BACKEND"]),
-        )
+class GateOptions(ScoreComponentOptions, Protocol):
+    """Options of a gate."""
 
     @property
-    def reach(self) -> int:
-        """Return the number of queries to cache for decoding."""
-        return max((term.reach for term in self.terms), default=0)
+    def scales_scores(self) -> bool:
+        """Return whether the gate scales the scores of a row instead of its head output."""
 
-    def cached_numbers(self, shape: ModelShape, length: int) -> int:
-        """Return the cached elements for ``length`` tokens in the attention of one block."""
-        tokens = self.pattern.cached_tokens(length)
-        queries = min(tokens, self.reach) * self.projection.query_numbers(shape)
-        extra = self.pattern.cached_numbers(shape, self.projection, length)
-        pair = self.projection.cached_numbers(shape)
-        if self.positions.rotates:
-            extra += self.pattern.unrotated_tokens(length) * pair // 2
-        return tokens * pair + queries + extra
+    def build(self, shape: ModelShape) -> "Gate":
+        """Return the gate of one block."""
 
-    def weights(self, shape: ModelShape) -> int:
-        """Return the matrix parameters of one block without biases, the base of the MLP ratio."""
-        pattern = self.pattern.weights(shape, self.projection)
-        return self.projection.weights(shape) + shape.n_embd**2 + pattern
+    def reference_factor(
+        self, p_BNc: "Tensor", i: int, parameters: "Mapping[str, Tensor]"
+    ) -> "Tensor":
+        """Return the factor of row i from its attention weights: BN."""
+
+
+@dataclass(frozen=True)
+class LearnedOptions:
+    """Options of GPT-2's ``wpe``: one embedding per position."""
+
+    name: ClassVar[str] = "learned"
+    rotates: ClassVar[bool] = False
 
     def num_params(self, shape: ModelShape) -> int:
-        """Return the parameters of one block, including the output projection ``c_proj``."""
-        c_proj = shape.n_embd**2 + (shape.n_embd if shape.bias else 0)
-        parts = sum(part.num_params(shape) for part in (*self.terms, *self.gates))
-        pattern = self.pattern.num_params(shape, self.projection)
-        return self.projection.num_params(shape) + c_proj + pattern + parts
+        """Return ``block_size`` · C."""
+        return shape.block_size * shape.n_embd
 
-    def flops_per_token(self, shape: ModelShape) -> float:
-        """Return the forward FLOPs per token and block, including scores and aggregation."""
-        keys = self.pattern.mean_keys(shape.block_size)
-        scores_and_values = 4 * shape.n_embd * keys
-        parts = sum(part.flops_per_token(shape, keys) for part in (*self.terms, *self.gates))
-        projections = self.projection.flops_per_token(shape) + 2 * shape.n_embd**2
-        pattern = self.pattern.flops_per_token(shape, self.projection)
-        return projections + scores_and_values + pattern + parts
+    def build(self, shape: ModelShape) -> "PositionEncoding":
+        """Return the encoding that leaves queries and keys unchanged."""
+        from gpt2.attention.positions import Learned
+
+        return Learned()
+
+    def reference_encode(self, x_BNTH: "Tensor", tokens: Sequence[int]) -> "Tensor":
+        """Return ``x`` unchanged."""
+        return x_BNTH
 
 
-# Options of the dense projection.
+@dataclass(frozen=True)
+class RopeOptions:
+    """Options of RoPE (Su et al. 2021, arXiv 2104.09864).
+
+    Pair j of H elements is rotated by t · ``base``^(−2j/H) at token t.
+    """
+
+    name: ClassVar[str] = "rope"
+    rotates: ClassVar[bool] = True
+
+    base: float = kconfig_field("ROPE_BASE", low=2.0, high=1e9)
+
+    def num_params(self, shape: ModelShape) -> int:
+        """Return 0."""
+        return 0
+
+    def build(self, shape: ModelShape) -> "PositionEncoding":
+        """Return the rotary encoding."""
+        from gpt2.attention.positions import Rope
+
+        return Rope(shape, self)
+
+    def reference_encode(self, x_BNTH: "Tensor", tokens: Sequence[int]) -> "Tensor":
+        """Return ``x`` rotated to the positions ``tokens``."""
+        from gpt2.attention.reference import rope_rotate
+
+        return rope_rotate(x_BNTH, tokens, self)
 
 
 @dataclass(frozen=True)
@@ -253,13 +289,31 @@ class DenseOptions:
         """Return C."""
         return shape.n_embd
 
+    def build(self, shape: ModelShape) -> "Projection":
+        """Return the projection of one block."""
+        from gpt2.attention.projections import Dense
 
-# Options of the grouped projection (Ainslie et al. 2023, arXiv 2305.13245).
+        return Dense(shape, self)
+
+    def reference_heads(
+        self,
+        x_BTC: "Tensor",
+        parameters: "Mapping[str, Tensor]",
+        n_head: int,
+        shift_BTR: "Tensor | None",
+    ) -> "tuple[Tensor, Tensor, Tensor]":
+        """Return q, k and v, BNTH."""
+        from gpt2.attention.reference import dense_heads
+
+        return dense_heads(x_BTC, parameters, n_head, self)
 
 
 @dataclass(frozen=True)
 class GroupedOptions:
-    """Options of ``n_kv_head`` key/value heads shared by query heads (1 is MQA)."""
+    """Options of ``n_kv_head`` key/value heads shared by query heads (1 is MQA).
+
+    Grouped-query attention: Ainslie et al. 2023, arXiv 2305.13245.
+    """
 
     name: ClassVar[str] = "grouped"
 
@@ -286,16 +340,33 @@ class GroupedOptions:
         """Return C."""
         return shape.n_embd
 
+    def build(self, shape: ModelShape) -> "Projection":
+        """Return the projection of one block."""
+        from gpt2.attention.projections import Grouped
 
-# Options of the latent projection, after multi-head latent attention (arXiv 2405.04434).
-#
-# c_k = x W_dk and c_v = x W_dv have width R and are shared by the heads; per head k_h = c_k K_h and
-# v_h = c_v U_h. Neither positions nor biases are used.
+        return Grouped(shape, self)
+
+    def reference_heads(
+        self,
+        x_BTC: "Tensor",
+        parameters: "Mapping[str, Tensor]",
+        n_head: int,
+        shift_BTR: "Tensor | None",
+    ) -> "tuple[Tensor, Tensor, Tensor]":
+        """Return q, k and v, BNTH."""
+        from gpt2.attention.reference import grouped_heads
+
+        return grouped_heads(x_BTC, parameters, n_head, self)
 
 
 @dataclass(frozen=True)
 class LatentOptions:
-    """Options of the latent projection; ``latent_dim`` 0 selects C/6 rounded to a multiple of 8."""
+    """Options of the latent projection, after multi-head latent attention (arXiv 2405.04434).
+
+    c_k = x W_dk and c_v = x W_dv have width R and are shared by the heads; per head k_h = c_k K_h
+    and v_h = c_v U_h. Neither positions nor biases are used. ``latent_dim`` 0 selects C/6 rounded
+    to a multiple of 8.
+    """
 
     name: ClassVar[str] = "latent"
 
@@ -330,8 +401,23 @@ class LatentOptions:
         """Return N·R: the absorbed queries q_h K_hᵀ have width R."""
         return shape.n_head * self.width(shape)
 
+    def build(self, shape: ModelShape) -> "Projection":
+        """Return the projection of one block."""
+        from gpt2.attention.projections import Latent
 
-# Options of the full causal pattern.
+        return Latent(shape, self)
+
+    def reference_heads(
+        self,
+        x_BTC: "Tensor",
+        parameters: "Mapping[str, Tensor]",
+        n_head: int,
+        shift_BTR: "Tensor | None",
+    ) -> "tuple[Tensor, Tensor, Tensor]":
+        """Return q, k and v, BNTH."""
+        from gpt2.attention.reference import latent_heads
+
+        return latent_heads(x_BTC, parameters, n_head, self, shift_BTR)
 
 
 @dataclass(frozen=True)
@@ -348,8 +434,21 @@ class FullOptions(PatternOptions):
         """Return ``length``: every token is cached."""
         return length
 
+    def build(
+        self,
+        shape: ModelShape,
+        projection: ProjectionOptions,
+        positions: PositionOptions,
+        block: int,
+    ) -> "Pattern":
+        """Return the pattern, the same in every block."""
+        from gpt2.attention.patterns import Full
 
-# Options of the sliding-window pattern.
+        return Full()
+
+    def reference_sees(self, i: int, j: int) -> bool:
+        """Return whether j ≤ i."""
+        return j <= i
 
 
 @dataclass(frozen=True)
@@ -368,3 +467,19 @@ class SlidingOptions(PatternOptions):
     def cached_tokens(self, length: int) -> int:
         """Return at most w − 1: the next token fills the last place of the window."""
         return min(length, self.window - 1)
+
+    def build(
+        self,
+        shape: ModelShape,
+        projection: ProjectionOptions,
+        positions: PositionOptions,
+        block: int,
+    ) -> "Pattern":
+        """Return the pattern, the same in every block."""
+        from gpt2.attention.patterns import Sliding
+
+        return Sliding(self)
+
+    def reference_sees(self, i: int, j: int) -> bool:
+        """Return whether max(0, i − w + 1) ≤ j ≤ i."""
+        return max(0, i - self.window + 1) <= j <= i

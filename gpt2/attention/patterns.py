@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from gpt2.attention.chunk_parts import MASKED_SCORE, RowChunk
-from gpt2.attention.options import FullOptions, SlidingOptions
+from gpt2.attention.options import SlidingOptions
 from gpt2.attention.state import QKV
 from gpt2.kv_cache import BlockKVCache
 
@@ -18,8 +18,7 @@ from gpt2.kv_cache import BlockKVCache
 class CustomAttention(nn.Module):
     """Pattern with its own kernel: it has parameters, or more than one softmax per row.
 
-    Constructed from the shape, the whole ``AttentionConfig`` and the layer index. Cannot be
-    combined with score terms, gates or an MLP that reads attention weights.
+    It cannot be combined with score terms, gates or an MLP that reads attention weights.
     """
 
     @abstractmethod
@@ -43,9 +42,6 @@ class CustomAttention(nn.Module):
 
 class Full:
     """Full causal pattern: token i sees j ≤ i."""
-
-    def __init__(self, options: FullOptions) -> None:
-        pass
 
     def sdpa_arguments(self, length: int, device: torch.device) -> dict[str, Any]:
         """Return the mask arguments of scaled_dot_product_attention."""

@@ -1,6 +1,6 @@
-"""Base class of position encodings applied to queries and keys.
+"""Position encodings applied to queries and keys.
 
-B batch, N heads, T tokens, H head dim.
+B batch, N heads, T tokens, H head dim, j the H/2 pairs.
 """
 
 from abc import ABC, abstractmethod
@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
-from gpt2.attention.options import LearnedOptions, RopeOptions
+from gpt2.attention.options import RopeOptions
 from gpt2.shape import ModelShape
 
 
@@ -20,31 +20,18 @@ class PositionEncoding(ABC):
         """Encode ``x``, with tokens at positions ``first``, ``first`` + ``step`` and so on."""
 
 
-# Learned positions: queries and keys are left unchanged.
-#
-# B batch, N heads, T tokens, H head dim.
-
-
 class Learned(PositionEncoding):
     """Identity: position embeddings are added to x before attention."""
-
-    def __init__(self, shape: ModelShape, options: LearnedOptions) -> None:
-        pass
 
     def __call__(self, x_BNTH: Tensor, first: int = 0, step: int = 1) -> Tensor:
         """Return ``x`` unchanged."""
         return x_BNTH
 
 
-# Rotary positions (Su et al. 2021, arXiv 2104.09864).
-#
-# B batch, N heads, T tokens, H head dim, j the H/2 pairs.
-
-
 class Rope(PositionEncoding):
-    """Rotary encoding per head: elements j and j + H/2 form a pair, as in GPT-NeoX and Llama.
+    """Rotary encoding per head (Su et al. 2021, arXiv 2104.09864).
 
-    The paper pairs 2j and 2j + 1, which is equivalent up to the order of the columns of a head.
+    Elements j and j + H/2 form a pair, as in GPT-NeoX and Llama. The paper pairs 2j and 2j + 1, which is equivalent up to the order of the columns of a head.
     """
 
     def __init__(self, shape: ModelShape, options: RopeOptions) -> None:

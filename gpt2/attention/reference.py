@@ -2,28 +2,17 @@
 
 B batch, T tokens (queries), S tokens (keys), C n_embd, N heads, H head dim, R latent dim; c the
 columns visible to a row. It shares no code with the trained model and is differentiable in any
-float dtype. The reference of a component is the module ``reference`` next to its options.
+float dtype. The options of a component compute the component's formulas.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from importlib import import_module
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from gpt2.attention.options import (
-    AttentionConfig,
-    DenseOptions,
-    FullOptions,
-    GroupedOptions,
-    LatentOptions,
-    RopeOptions,
-    SlidingOptions,
-)
+from gpt2.attention.config import AttentionConfig
+from gpt2.attention.options import DenseOptions, GroupedOptions, LatentOptions, RopeOptions
 from gpt2.attention.state import AttentionWeightsOptions
-
-# Reference rotary positions with complex numbers. B batch, N heads, T tokens, H head dim.
 
 
 def rope_rotate(x_BNTH: Tensor, tokens: Sequence[int], options: RopeOptions) -> Tensor:
@@ -34,9 +23,6 @@ def rope_rotate(x_BNTH: Tensor, tokens: Sequence[int], options: RopeOptions) -> 
     turns_Tj = torch.polar(torch.ones_like(angles_Tj), angles_Tj)
     plane_BNTj = torch.complex(x_BNTH[..., :half], x_BNTH[..., half:]) * turns_Tj
     return torch.cat((plane_BNTj.real, plane_BNTj.imag), -1).to(x_BNTH.dtype)
-
-
-# Reference dense projection, head by head. B batch, T tokens, C n_embd, N heads, H head dim.
 
 
 def dense_heads(
@@ -57,9 +43,6 @@ def dense_heads(
     return q, k, v
 
 
-# Reference grouped projection, head by head. B batch, T tokens, C n_embd, N heads, H head dim.
-
-
 def grouped_heads(
     x_BTC: Tensor, parameters: Mapping[str, Tensor], n_head: int, options: GroupedOptions
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -78,11 +61,6 @@ def grouped_heads(
     k = torch.stack([head(n_head + n // group) for n in range(n_head)], 1)
     v = torch.stack([head(first_v + n // group) for n in range(n_head)], 1)
     return q, k, v
-
-
-# Reference latent projection, head by head.
-#
-# B batch, T tokens, C n_embd, H head dim, R latent dim.
 
 
 def latent(
@@ -116,22 +94,6 @@ def latent_heads(
     return q, k, v
 
 
-# Reference full causal pattern, pair by pair.
-
-
-def full_sees(i: int, j: int, options: FullOptions) -> bool:
-    """Return whether j ≤ i."""
-    return j <= i
-
-
-# Reference sliding window, pair by pair.
-
-
-def sliding_sees(i: int, j: int, options: SlidingOptions) -> bool:
-    """Return whether max(0, i − w + 1) ≤ j ≤ i."""
-    return max(0, i - options.window + 1) <= j <= i
-
-
 Parameters = Mapping[str, Tensor]
 
 
@@ -152,18 +114,17 @@ def attention(
     q, k, v = _heads(x_BTC, parameters, n_head, options, latent_shift_BTR)
     if options.pattern.attends:
         pattern = _subset(parameters, "pattern.")
-        out_BTNH = _formula(options.pattern, "attend")(x_BTC, q, k, v, pattern, options, block)
+        out_BTNH = options.pattern.reference_attend(
+            x_BTC, (q, k, v), pattern, options.projection, options.positions, block
+        )
         if head_scale_BTN is not None:
             out_BTNH = out_BTNH * head_scale_BTN[..., None]
         return _project(out_BTNH.flatten(2), parameters), None
-    sees = _formula(options.pattern, "sees")
     length = x_BTC.shape[1]
-    if options.positions.rotates:
-        rotate = _formula(options.positions, "rotate")
-        q, k = (rotate(x, range(length), options.positions) for x in (q, k))
+    q, k = (options.positions.reference_encode(x, range(length)) for x in (q, k))
     outputs, shown = [], []
     for i in range(length):
-        columns = [j for j in range(length) if sees(i, j, options.pattern)]
+        columns = [j for j in range(length) if options.pattern.reference_sees(i, j)]
         p_BNc, factor_BN = _row(q, k, i, columns, parameters, options)
         out_BNH = torch.einsum("bnc,bnch->bnh", p_BNc, v[:, :, columns]) * factor_BN[..., None]
         if head_scale_BTN is not None:
@@ -210,14 +171,14 @@ def _row(
     scores = (q[:, :, i : i + 1] * k[:, :, columns]).sum(-1) / q.shape[-1] ** 0.5
     for term in options.terms:
         weights = _subset(parameters, f"terms.{term.name}.")
-        scores = scores + _formula(term, "score")(q, k, i, columns, weights, term)
+        scores = scores + term.reference_score(q, k, i, columns, weights)
     first = torch.softmax(scores, -1)
     output_factor = torch.ones_like(scores[..., 0])
     scores_factor = torch.ones_like(output_factor)
     for gate in options.gates:
         weights = _subset(parameters, f"gates.{gate.name}.")
-        factor = _formula(gate, "factor")(first, i, weights, gate)
-        if _formula(gate, "scales_scores")(gate):
+        factor = gate.reference_factor(first, i, weights)
+        if gate.scales_scores:
             scores_factor = scores_factor * factor
         else:
             output_factor = output_factor * factor
@@ -231,19 +192,8 @@ def _heads(
     options: AttentionConfig,
     latent_shift_BTR: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    projection, weights = options.projection, _subset(parameters, "c_attn.")
-    kwargs: dict[str, Any] = {}
-    if latent_shift_BTR is not None:
-        kwargs["shift_BTR"] = latent_shift_BTR
-    return _formula(projection, "heads")(x_BTC, weights, n_head, projection, **kwargs)
-
-
-def _formula(part: Any, name: str) -> Callable[..., Any]:
-    """Return the reference function ``name`` of an attention component."""
-    if f"{part.name}_{name}" in globals():
-        formula: Callable[..., Any] = globals()[f"{part.name}_{name}"]
-        return formula
-    return vars(import_module(type(part).__module__.removesuffix("options") + "reference"))[name]
+    weights = _subset(parameters, "c_attn.")
+    return options.projection.reference_heads(x_BTC, weights, n_head, latent_shift_BTR)
 
 
 def _subset(parameters: Parameters, prefix: str) -> dict[str, Tensor]:

@@ -13,10 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from gpt2.attention import PATTERNS
 from gpt2.attention.backend import select_backend
 from gpt2.attention.chunk_parts import Pattern
 from gpt2.attention.options import GroupedOptions
+from gpt2.attention.patterns import CustomAttention
 from gpt2.attention.state import QKV
 from gpt2.config import ModelConfig
 from lib.env.observe import detect_sdpa_kernel, selected_sdpa_backend
@@ -64,7 +64,7 @@ def selected_sdpa_kernel(
     """
     options, shape = model.attention, model.shape
     q = _zeros(model, shape.n_head, shape.block_size, precision, device)
-    pattern = PATTERNS.module(options.pattern.name)(options.pattern)
+    pattern = _pattern(model)
     mask = pattern.sdpa_arguments(shape.block_size, device)
     with _allowed(options.backend, q, dropout, PreflightError):
         return selected_sdpa_backend(q, _kv_heads(model), dropout, mask)
@@ -81,7 +81,7 @@ def observed_sdpa_kernel(
     """
     options, length = model.attention, model.shape.block_size
     group = model.shape.n_head // _kv_heads(model)
-    pattern = PATTERNS.module(options.pattern.name)(options.pattern)
+    pattern = _pattern(model)
     mask = pattern.sdpa_arguments(length, device)
     if device.type == "cpu" and length > _CPU_PROBE_TOKENS:
         length = _CPU_PROBE_TOKENS
@@ -107,6 +107,13 @@ def _zeros(
     """Return zero heads [1, heads, length, H] that require gradients, as in training."""
     sizes = (1, heads, length, model.shape.head_dim)
     return torch.zeros(sizes, device=device, dtype=_DTYPES[precision], requires_grad=True)
+
+
+def _pattern(model: ModelConfig) -> Pattern:
+    options = model.attention
+    pattern = options.pattern.build(model.shape, options.projection, options.positions, 0)
+    assert not isinstance(pattern, CustomAttention), "SDPA is replaced by the pattern's own kernel"
+    return pattern
 
 
 def _kv_heads(model: ModelConfig) -> int:

@@ -10,7 +10,7 @@ updates.
 import json
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -18,9 +18,8 @@ import torch
 from gpt2.bench.trainer import case_config
 from gpt2.model import GPT
 from lib.config.field import SymbolValue
-from lib.optim import OPTIMIZERS
 from lib.optim.optimizers import parameter_groups
-from lib.pruning import PRUNERS
+from lib.optim.options import OPTIMIZERS
 from lib.pruning.pruners import Pruner
 
 # The default interval of mask updates.
@@ -60,12 +59,11 @@ def _build(name: str, threads: int) -> tuple[torch.optim.Optimizer, Pruner]:
     model = GPT(config.model)
     for parameter in model.parameters():
         parameter.grad = torch.randn_like(parameter) * 1e-3
-    pruner = PRUNERS.module(config.pruning.name)(model, config.pruning)
+    pruner = config.pruning.build(model)
     if not registered:
         return torch.optim.AdamW(model.parameters(), lr=_LEARNING_RATE, fused=True), pruner
     groups = parameter_groups(model, config.optimizer.weight_decay)
-    build: Callable[..., torch.optim.Optimizer] = OPTIMIZERS.module(name)
-    return build(groups, config.optimizer, _LEARNING_RATE), pruner
+    return config.optimizer.build(groups, _LEARNING_RATE), pruner
 
 
 def _update_seconds(optimizer: torch.optim.Optimizer, pruner: Pruner) -> float:

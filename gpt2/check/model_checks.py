@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 
 from gpt2 import reference
-from gpt2.attention import GATES, TERMS
+from gpt2.attention.config import GATES, TERMS
 from gpt2.check.cases import CheckFinding
 from gpt2.check.short_run import GRADIENT_STEPS
 from gpt2.check.shrink import with_changes
 from gpt2.check.subject import StepUnderTest
 from gpt2.config import Config, ModelConfig
 from gpt2.loss import IGNORE_INDEX
-from gpt2.mlp import MECHANISMS
+from gpt2.mlp.config import MECHANISMS
 from gpt2.model import GPT
 from gpt2.zero_linear import ZeroInitLinear
 from lib.config.field import SymbolValue

@@ -17,7 +17,7 @@ from typing import Any
 
 from kconfiglib import BOOL, INT, Choice, Symbol
 
-from gpt2.attention import GATES, PATTERNS, POSITIONS, PROJECTIONS, TERMS
+from gpt2.attention.config import GATES, PATTERNS, POSITIONS, PROJECTIONS, TERMS
 from gpt2.check import CHECKS, Check, select
 from gpt2.check.cases import CheckCase
 from gpt2.check.command import (
@@ -28,7 +28,7 @@ from gpt2.check.command import (
     run_in_process,
 )
 from gpt2.config import Config, StudyConfig
-from gpt2.mlp import MECHANISMS
+from gpt2.mlp.config import MECHANISMS
 from lib.config.field import SymbolValue, kconfig_fields
 from lib.config.layers import ConfigLayer, parse_text
 from lib.config.tree import KconfigTree
@@ -36,10 +36,10 @@ from lib.console import format_duration, log
 from lib.env.gpu import usable_cores
 from lib.errors import EXIT_DONE, EXIT_FAILED, ConfigError, Problem
 from lib.files import write_atomic
-from lib.optim import ADAMWPRUNE_BASES, OPTIMIZERS
-from lib.pruning import PRUNERS
+from lib.optim.options import ADAMWPRUNE_BASES, OPTIMIZERS
+from lib.pruning.options import PRUNERS
 from lib.runner.pool import WorkerPool
-from lib.tracking import TRACKERS
+from lib.tracking.options import TRACKERS
 
 REGISTRIES = (PROJECTIONS, PATTERNS, POSITIONS, TERMS, GATES, MECHANISMS)
 REGISTRIES += (OPTIMIZERS, ADAMWPRUNE_BASES, PRUNERS)

@@ -29,9 +29,7 @@ from gpt2.training.session import TrainingSession
 from lib.config.field import SymbolValue
 from lib.env.process_group import ProcessGroup
 from lib.env.ranks import ProcessRank
-from lib.optim import OPTIMIZERS
 from lib.optim.schedule import ScheduleOptions
-from lib.pruning import PRUNERS
 from lib.pruning.pruners import NeverPruned
 
 # fp32 sums in a different order.
@@ -285,7 +283,7 @@ def _replayed(trial: TracedRun, rule: Any) -> Parameters:
         rule.weight_decay if trial.start[name].ndim >= 2 else 0.0 for name in TRACED_PARAMETERS
     ]
     # One more element has the norm of all other gradients: an optimizer may use the global norm.
-    reference = OPTIMIZERS.reference(rule.name)([*start, [0.0]], rule, [*decays, 0.0])
+    reference = rule.reference([*start, [0.0]], [*decays, 0.0])
     for update in trial.updates:
         gradients = [first_elements(update.gradients[name]) for name in TRACED_PARAMETERS]
         rest_squared = update.gradient_norm.item() ** 2 - sum(
@@ -367,7 +365,7 @@ def _prunable(subject: StepUnderTest, name: str, weight: Tensor) -> bool:
 def _pruning_order(subject: StepUnderTest) -> list[CheckFinding]:
     """Check that the weights of a matrix with the lowest scores are pruned at every event."""
     trial, options = subject.trial, subject.shrunk.pruning
-    reference = PRUNERS.reference(options.name)(options)
+    reference = options.reference()
     alive = [True] * len(first_elements(trial.start[TRACED_PARAMETERS[1]]))
     for step, (inputs, mask) in enumerate(zip(trial.seen, trial.left, strict=True), 1):
         scores = reference.scores(inputs)

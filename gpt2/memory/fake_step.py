@@ -25,7 +25,7 @@ from gpt2 import loss
 from gpt2.attention import attention, chunk_parts, flex
 from gpt2.attention.backend import select_backend
 from gpt2.attention.chunk_parts import RowChunk
-from gpt2.attention.options import AttentionConfig
+from gpt2.attention.config import AttentionConfig
 from gpt2.config import Config
 from gpt2.memory.tracker import BytesByCategory, StorageTracker
 from gpt2.model import GPT
@@ -37,10 +37,8 @@ from lib.env.gpu import Gpu
 from lib.env.machine import grad_scaler
 from lib.env.process_group import ProcessGroup
 from lib.errors import Problem, RunError
-from lib.optim import OPTIMIZERS
 from lib.optim.optimizers import parameter_groups
 from lib.project import ROOT
-from lib.pruning import PRUNERS
 from lib.pruning.pruners import Pruner
 
 # Pairs are computed or skipped in blocks of this many queries and keys.
@@ -116,10 +114,8 @@ class MinimalTraining:
         self.config = config
         self.model = GPT(config.model)
         groups = parameter_groups(self.model, config.optimizer.weight_decay)
-        self.optimizer = OPTIMIZERS.module(config.optimizer.name)(
-            groups, config.optimizer, config.schedule.learning_rate
-        )
-        self.pruner: Pruner = PRUNERS.module(config.pruning.name)(self.model, config.pruning)
+        self.optimizer = config.optimizer.build(groups, config.schedule.learning_rate)
+        self.pruner = config.pruning.build(self.model)
 
     def step(self, tokens_BT: list[Tensor], pruner: Pruner | None = None) -> None:
         """Run one optimizer step, with one micro-batch for each of ``tokens_BT``.

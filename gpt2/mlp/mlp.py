@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from gpt2.attention.state import AttentionOutputs, AttentionWeightsOptions, BlockState
 from gpt2.kv_cache import BlockKVCache
-from gpt2.mlp import MECHANISMS
-from gpt2.mlp.options import LayerSpec, MlpConfig
+from gpt2.mlp.config import MlpConfig
+from gpt2.mlp.options import LayerSpec
 
 ACTIVATIONS = {
     "gelu_tanh": partial(F.gelu, approximate="tanh"),
@@ -49,9 +49,7 @@ class Mlp(nn.Module):
         self.activation = ACTIVATIONS[shape.activation]
         self.mechanisms = nn.ModuleDict(
             {
-                options.name: MECHANISMS.module(options.name)(
-                    options, size.hidden, size.widths[options.name], site
-                )
+                options.name: options.build(size.hidden, size.widths[options.name], site)
                 for options in config.built(site)
             }
         )

@@ -1,19 +1,18 @@
 """Reference MLP, built from the references of its mechanisms.
 
 B batch, T tokens, C n_embd, M hidden units. It shares no code with the trained model and is
-differentiable in any float dtype. The reference of a mechanism is the module ``reference`` next to
-its options.
+differentiable in any float dtype. The options of a mechanism compute the mechanism's formula.
 """
 
 from collections.abc import Mapping
-from importlib import import_module
 from math import pi, sqrt
 
 import torch
 from torch import Tensor
 
 from gpt2.attention.state import AttentionOutputs, BlockState
-from gpt2.mlp.options import LayerSpec, MlpConfig
+from gpt2.mlp.config import MlpConfig
+from gpt2.mlp.options import LayerSpec
 
 
 def mlp(
@@ -36,8 +35,7 @@ def mlp(
             for name, value in parameters.items()
             if name.startswith(prefix)
         }
-        module = import_module(type(options).__module__.removesuffix("options") + "reference")
-        h_BTM = module.apply(h_BTM, view, state, weights, options, site)
+        h_BTM = options.reference_apply(h_BTM, view, state, weights, site)
     return _linear(h_BTM, parameters, "c_proj"), state
 
 

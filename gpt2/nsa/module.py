@@ -9,8 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gpt2.attention import POSITIONS
-from gpt2.attention.options import AttentionConfig
+from gpt2.attention.options import PositionOptions, ProjectionOptions
 from gpt2.attention.patterns import CustomAttention
 from gpt2.attention.state import QKV, split_heads
 from gpt2.kv_cache import BlockKVCache
@@ -136,18 +135,24 @@ class Nsa(CustomAttention):
     position of the first token of its block.
     """
 
-    def __init__(self, shape: ModelShape, options: AttentionConfig, block: int) -> None:
+    def __init__(
+        self,
+        shape: ModelShape,
+        options: NsaOptions,
+        projection: ProjectionOptions,
+        positions: PositionOptions,
+        block: int,
+    ) -> None:
         super().__init__()
-        assert isinstance(options.pattern, NsaOptions)
-        self.options = options.pattern
+        self.options = options
         self.block = block
         self.head_dim = shape.head_dim
-        self.rotates = options.positions.rotates
-        self.positions = POSITIONS.module(options.positions.name)(shape, options.positions)
+        self.rotates = positions.rotates
+        self.positions = positions.build(shape)
         branches, owner = self.options.branches, self.options.owner
         others = [] if self.options.shared_kv else [name for name in branches if name != owner]
         self.others = others
-        width = len(others) * options.projection.cached_numbers(shape)
+        width = len(others) * projection.cached_numbers(shape)
         self.c_kv = nn.Linear(shape.n_embd, width, bias=shape.bias) if others else None
         learns = self.options.learns_phi
         self.phi_k = BlockCompressionMLP(shape, self.options) if learns else None

@@ -1,12 +1,24 @@
 """Options of native sparse attention (Yuan et al. 2025, arXiv 2502.11089)."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from gpt2.attention.options import ConfigNote, PatternOptions, ProjectionOptions
+from gpt2.attention.options import (
+    ConfigNote,
+    GroupedOptions,
+    PatternOptions,
+    PositionOptions,
+    ProjectionOptions,
+)
 from gpt2.shape import ModelShape
 from lib.config.field import kconfig_field
 from lib.errors import ConfigError, PreflightError, Problem
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from gpt2.nsa.module import Nsa
 
 # The order of gates, separate keys and values, and head outputs.
 BRANCHES = ("compressed", "selected", "window")
@@ -232,6 +244,33 @@ class NsaOptions(PatternOptions):
         separate = sum(self.kept(name, length) for name in others) * per_token
         # Blocks that are used for ranking alone have keys but no values.
         return separate + (blocks if self.branch_compressed else blocks // 2)
+
+    def build(
+        self,
+        shape: ModelShape,
+        projection: ProjectionOptions,
+        positions: PositionOptions,
+        block: int,
+    ) -> "Nsa":
+        """Return the attention of block ``block``."""
+        from gpt2.nsa.module import Nsa
+
+        return Nsa(shape, self, projection, positions, block)
+
+    def reference_attend(
+        self,
+        x_BTC: "Tensor",
+        heads: "tuple[Tensor, Tensor, Tensor]",
+        parameters: "Mapping[str, Tensor]",
+        projection: ProjectionOptions,
+        positions: PositionOptions,
+        block: int,
+    ) -> "Tensor":
+        """Return head outputs BTNH, query by query."""
+        from gpt2.nsa.reference import attend
+
+        assert isinstance(projection, GroupedOptions), "Kconfig requires a grouped projection"
+        return attend(x_BTC, heads, parameters, self, projection, positions, block)
 
     def _separate_branches(self) -> int:
         """Return the number of branches with separate keys and values."""

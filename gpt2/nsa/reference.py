@@ -10,8 +10,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from gpt2.attention.options import AttentionConfig, RopeOptions
-from gpt2.attention.reference import rope_rotate
+from gpt2.attention.options import GroupedOptions, PositionOptions
 from gpt2.nsa.options import NsaOptions
 from lib.runs.seeds import stream_seed
 
@@ -20,33 +19,29 @@ Parameters = Mapping[str, Tensor]
 
 def attend(
     x_BTC: Tensor,
-    q_BNTH: Tensor,
-    k_BNTH: Tensor,
-    v_BNTH: Tensor,
+    heads: tuple[Tensor, Tensor, Tensor],
     parameters: Parameters,
-    options: AttentionConfig,
+    nsa: NsaOptions,
+    projection: GroupedOptions,
+    positions: PositionOptions,
     block: int,
 ) -> Tensor:
-    """Return the head outputs BTNH. Keys and values are already repeated for every query head.
+    """Return the head outputs BTNH from ``heads``, the q, k and v of every query head, BNTH.
 
     ``block`` is the layer index.
     """
-    nsa = options.pattern
-    assert isinstance(nsa, NsaOptions)
+    q_BNTH, k_BNTH, v_BNTH = heads
     n_head, length = q_BNTH.shape[1:3]
-    group = n_head // options.projection.n_kv_head
-    keys = _keys(x_BTC, k_BNTH, v_BNTH, parameters, options)
+    group = n_head // projection.n_kv_head
+    keys = _keys(x_BTC, k_BNTH, v_BNTH, parameters, nsa, projection.n_kv_head)
     k_blocks, v_blocks = _blocks(keys, parameters, nsa)
-    rope = options.positions
-    if isinstance(rope, RopeOptions):
-        tokens = range(length)
-        q_BNTH = rope_rotate(q_BNTH, tokens, rope)
-        keys = {name: (rope_rotate(k, tokens, rope), v) for name, (k, v) in keys.items()}
-        # A compressed key has the position of the first token of its block.
-        k_blocks = [
-            rope_rotate(k_BNH[:, :, None], [i * nsa.stride], rope)[:, :, 0]
-            for i, k_BNH in enumerate(k_blocks)
-        ]
+    encode, sequence = positions.reference_encode, range(length)
+    q_BNTH = encode(q_BNTH, sequence)
+    keys = {name: (encode(k, sequence), v) for name, (k, v) in keys.items()}
+    # A compressed key has the position of the first token of its block.
+    k_blocks = [
+        encode(k_BNH[:, :, None], [i * nsa.stride])[:, :, 0] for i, k_BNH in enumerate(k_blocks)
+    ]
     gates_BTNc = _gates(x_BTC, parameters, n_head, nsa)
     rows = []
     for t in range(length):
@@ -179,11 +174,11 @@ def _keys(
     k_BNTH: Tensor,
     v_BNTH: Tensor,
     parameters: Parameters,
-    options: AttentionConfig,
+    nsa: NsaOptions,
+    n_kv_head: int,
 ) -> dict[str, tuple[Tensor, Tensor]]:
     """Return the keys and values of each branch, repeated for every query head, BNTH."""
-    nsa, n_head = options.pattern, k_BNTH.shape[1]
-    assert isinstance(nsa, NsaOptions)
+    n_head = k_BNTH.shape[1]
     built = {
         "compressed": nsa.branch_compressed,
         "selected": nsa.branch_selected,
@@ -196,7 +191,7 @@ def _keys(
         others = [name for name in names if name != first]
         for i, name in enumerate(others):
             k, v = (
-                _separate_kv(x_BTC, parameters, n_head, options, part)
+                _separate_kv(x_BTC, parameters, n_head, n_kv_head, part)
                 for part in (2 * i, 2 * i + 1)
             )
             keys[name] = k, v
@@ -204,10 +199,10 @@ def _keys(
 
 
 def _separate_kv(
-    x_BTC: Tensor, parameters: Parameters, n_head: int, options: AttentionConfig, part: int
+    x_BTC: Tensor, parameters: Parameters, n_head: int, n_kv_head: int, part: int
 ) -> Tensor:
     """Return a branch's separate keys or values per query head, BNTH: slice ``part`` of c_kv."""
-    weight, key_heads = parameters["c_kv.weight"], options.projection.n_kv_head
+    weight, key_heads = parameters["c_kv.weight"], n_kv_head
     width, heads = x_BTC.shape[-1] // n_head, []
     for n in range(n_head):
         start = (part * key_heads + n * key_heads // n_head) * width

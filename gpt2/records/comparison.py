@@ -6,16 +6,16 @@ from glob import glob
 from pathlib import Path
 from typing import Any
 
-from gpt2.attention import PATTERNS, POSITIONS, PROJECTIONS
+from gpt2.attention.config import PATTERNS, POSITIONS, PROJECTIONS
 from gpt2.config import Config
 from gpt2.planning.plan import Plan, config_layers, make_plan
 from gpt2.records.run_files import find_finished, read_resolved_config
 from lib.config.layers import ConfigLayer
 from lib.console import log
 from lib.errors import ConfigError, Problem
-from lib.optim import OPTIMIZERS
+from lib.optim.options import OPTIMIZERS
 from lib.plan.run import PlannedRun, RunVariant
-from lib.pruning import PRUNERS
+from lib.pruning.options import PRUNERS
 from lib.report.compare import RunComparison, compare_runs
 from lib.report.finalists import SignificanceReport, compare_over_seeds
 from lib.report.run_facts import read_run_facts

@@ -40,7 +40,7 @@ from lib.runner.runner import (
 )
 from lib.runs.code import run_drift
 from lib.runs.run_dir import RunDir, is_done, read_status
-from lib.tracking import TRACKERS
+from lib.tracking.options import TRACKERS
 
 # Modules that each worker would otherwise import itself; optimizers import torch._dynamo on first use.
 PRELOAD = (

@@ -46,9 +46,7 @@ from lib.env.observe import (
 from lib.env.process_group import DDP_SAFE_BUCKET_MIB, ProcessGroup
 from lib.env.snapshot import observed_environment
 from lib.errors import Problem, RunError
-from lib.optim import OPTIMIZERS
 from lib.optim.optimizers import parameter_groups
-from lib.pruning import PRUNERS
 from lib.runs.checkpoint import load_latest_checkpoint, state_digest, weights_digest
 from lib.runs.code import drift, loaded_source
 from lib.runs.manifest import software_versions
@@ -128,10 +126,8 @@ def open_session(
     model.to(device)
     init_digests = _check_equal_weights(model, group)
     groups = parameter_groups(model, config.optimizer.weight_decay)
-    optimizer = OPTIMIZERS.module(config.optimizer.name)(
-        groups, config.optimizer, config.schedule.learning_rate
-    )
-    pruner = PRUNERS.module(config.pruning.name)(model, config.pruning)
+    optimizer = config.optimizer.build(groups, config.schedule.learning_rate)
+    pruner = config.pruning.build(model)
     # After initialization, because it has separate generators.
     seed_all(config.seed, group.rank)
     return TrainingSession(

@@ -1,4 +1,4 @@
-"""Interface of every optimizer, as used by the trainer."""
+"""Interface of optimizers, parameter groups, and the optimizers on torch's own kernels."""
 
 from collections.abc import Callable
 from typing import Any, Protocol, TypedDict
@@ -6,8 +6,7 @@ from typing import Any, Protocol, TypedDict
 import torch
 from torch import nn
 
-from lib.optim import ADAMWPRUNE_BASES
-from lib.optim.options import AdamFamilyOptions, AdamwpruneOptions, SgdOptions
+from lib.optim.options import AdamFamilyOptions, SgdOptions
 
 
 class Optimizer(Protocol):
@@ -37,9 +36,6 @@ class Optimizer(Protocol):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore ``state_dict``."""
-
-
-# Roles of a model's parameters, and optimizer parameter groups by role.
 
 
 class ParameterGroup(TypedDict):
@@ -80,9 +76,6 @@ def _trainable(model: nn.Module) -> dict[str, nn.Parameter]:
     return {name: p for name, p in model.named_parameters() if p.requires_grad}
 
 
-# Adam, AdamW and AMSGrad with torch's fused kernel.
-
-
 class Adam(torch.optim.Adam):
     """torch's Adam, configured as Adam, AdamW or AMSGrad by its options.
 
@@ -114,35 +107,6 @@ class Adam(torch.optim.Adam):
     def statistics(self) -> dict[str, float]:
         """Return no metrics: Adam logs none."""
         return {}
-
-
-# AdamW: Adam with decoupled weight decay, set by its options.
-
-
-class Adamw(Adam):
-    """Adam with decoupled weight decay, on the same kernel."""
-
-
-# AdamWAdv: AdamW with AMSGrad, set by its options.
-
-
-class Adamwadv(Adamw):
-    """AdamW with AMSGrad, on the same kernel."""
-
-
-# AdamWPrune: trains with its base optimizer; the state pruner reads the base's moments.
-
-
-class Adamwprune:
-    """Factory of the base optimizer; ``state`` pruning does the rest of AdamWPrune."""
-
-    def __new__(cls, groups: list[ParameterGroup], options: AdamwpruneOptions, lr: float) -> Adam:
-        """Return an optimizer of the base's class."""
-        base: Adam = ADAMWPRUNE_BASES.module(options.base.name)(groups, options.base, lr)
-        return base
-
-
-# SGD with torch's foreach kernels.
 
 
 class Sgd(torch.optim.SGD):

@@ -1,17 +1,53 @@
-"""Options common to every optimizer; imports no torch."""
+"""Optimizers that a configuration can select, and their options; imports no torch."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from lib.config.field import component_field, kconfig_field
+from lib.config.registry import Registry
 from lib.errors import ConfigError, Problem
-from lib.optim import ADAMWPRUNE_BASES
+
+if TYPE_CHECKING:
+    from lib.optim.optimizers import Adam, Optimizer, ParameterGroup, Sgd
+    from lib.optim.reference import (
+        AdamReference,
+        AdamwspamReference,
+        OptimizerReference,
+        SgdReference,
+    )
+
+
+class OptimizerOptions(Protocol):
+    """Options of an optimizer."""
+
+    name: ClassVar[str]
+
+    @property
+    def weight_decay(self) -> float:
+        """Return the weight decay, which the parameter groups apply to matrices only."""
+
+    @property
+    def summary(self) -> str:
+        """Return one line for a plan."""
+
+    def build(self, groups: "list[ParameterGroup]", lr: float) -> "Optimizer":
+        """Return the optimizer of ``groups`` with the learning rate ``lr`` until it is set."""
+
+    def reference(
+        self, parameters: list[list[float]], decays: Sequence[float]
+    ) -> "OptimizerReference":
+        """Return the scalar reference of the optimizer, in Python float64.
+
+        ``parameters`` has one list of floats per tensor, updated in place; ``decays`` one float per
+        tensor.
+        """
 
 
 @dataclass(frozen=True)
-class OptimizerOptions:
-    """Options of an optimizer; the parameter groups apply the weight decay to matrices only."""
+class DecayOptions:
+    """Base of the options of an optimizer with its own weight decay."""
 
     name: ClassVar[str]
 
@@ -32,11 +68,11 @@ class OptimizerOptions:
         return []
 
 
-# Options of Adam and of the optimizers derived from Adam.
+# Adam and the optimizers derived from Adam.
 
 
 @dataclass(frozen=True)
-class AdamFamilyOptions(OptimizerOptions):
+class AdamFamilyOptions(DecayOptions):
     """Options common to Adam and its variants."""
 
     # Decoupled weight decay (arXiv 1711.05101) instead of L2 regularization of the gradient.
@@ -53,6 +89,20 @@ class AdamFamilyOptions(OptimizerOptions):
         """Return one line for a plan."""
         betas = f"betas {self.beta1:g} {self.beta2:g}"
         return f"{self.name}, {betas}, weight decay {self.weight_decay:g}"
+
+    def build(self, groups: "list[ParameterGroup]", lr: float) -> "Adam":
+        """Return the optimizer; see ``OptimizerOptions``."""
+        from lib.optim.optimizers import Adam
+
+        return Adam(groups, self, lr)
+
+    def reference(
+        self, parameters: list[list[float]], decays: Sequence[float]
+    ) -> "AdamReference | AdamwspamReference":
+        """Return the scalar reference; see ``OptimizerOptions``."""
+        from lib.optim.reference import AdamReference
+
+        return AdamReference(parameters, self, decays)
 
     def _problems(self) -> list[Problem]:
         betas = {"ADAM_BETA1": self.beta1, "ADAM_BETA2": self.beta2}
@@ -73,9 +123,6 @@ class AdamOptions(AdamFamilyOptions):
     amsgrad: bool = kconfig_field("ADAM_AMSGRAD")
 
 
-# Options of AdamW and of the optimizers derived from AdamW.
-
-
 @dataclass(frozen=True)
 class AdamwOptions(AdamFamilyOptions):
     """Options of AdamW (decoupled weight decay regularization, arXiv 1711.05101)."""
@@ -84,40 +131,12 @@ class AdamwOptions(AdamFamilyOptions):
     decoupled: ClassVar[bool] = True
 
 
-# Options of AdamW with AMSGrad.
-
-
 @dataclass(frozen=True)
 class AdamwadvOptions(AdamwOptions):
     """Options of AdamW with a non-decreasing second moment (Reddi et al., arXiv 1904.09237)."""
 
     name: ClassVar[str] = "adamwadv"
     amsgrad: ClassVar[bool] = True
-
-
-# Options of AdamWPrune: its base optimizer. The pruner's options define the pruning.
-
-
-@dataclass(frozen=True)
-class AdamwpruneOptions:
-    """Options of AdamWPrune; ``base`` contains the options of the optimizer that trains."""
-
-    name: ClassVar[str] = "adamwprune"
-
-    base: AdamFamilyOptions = component_field(ADAMWPRUNE_BASES)
-
-    @property
-    def weight_decay(self) -> float:
-        """Return the base's weight decay, for the parameter groups."""
-        return self.base.weight_decay
-
-    @property
-    def summary(self) -> str:
-        """Return one line for a plan."""
-        return f"{self.name} on {self.base.summary}"
-
-
-# Options of AdamW with SPAM.
 
 
 @dataclass(frozen=True)
@@ -146,6 +165,20 @@ class AdamwspamOptions(AdamwOptions):
         """Return one line for a plan."""
         reset = f"reset every {self.interval} steps, warm-up {self.reset_warmup_steps}"
         return f"{super().summary}, theta {self.theta:g}, {reset}"
+
+    def build(self, groups: "list[ParameterGroup]", lr: float) -> "Adam":
+        """Return the optimizer; see ``OptimizerOptions``."""
+        from lib.optim.spam import Adamwspam
+
+        return Adamwspam(groups, self, lr)
+
+    def reference(
+        self, parameters: list[list[float]], decays: Sequence[float]
+    ) -> "AdamwspamReference":
+        """Return the scalar reference; see ``OptimizerOptions``."""
+        from lib.optim.reference import AdamwspamReference
+
+        return AdamwspamReference(parameters, self, decays)
 
     def age(self, step: int) -> int:
         """Return the steps since the start or the last reset, including ``step`` (from 1)."""
@@ -187,11 +220,50 @@ class AdamwspamOptions(AdamwOptions):
         return problems
 
 
-# Options of SGD.
+# Base optimizers of AdamWPrune: their state contains exp_avg and exp_avg_sq.
+_ADAM_FAMILY: tuple[type[AdamFamilyOptions], ...] = (
+    AdamOptions,
+    AdamwOptions,
+    AdamwadvOptions,
+    AdamwspamOptions,
+)
+ADAMWPRUNE_BASES = Registry("base optimizer", *_ADAM_FAMILY, choice="ADAMWPRUNE_BASE")
 
 
 @dataclass(frozen=True)
-class SgdOptions(OptimizerOptions):
+class AdamwpruneOptions:
+    """Options of AdamWPrune; ``base`` contains the options of the optimizer that trains.
+
+    The pruner ``state``, which reads the base's moments, has the options of the pruning.
+    """
+
+    name: ClassVar[str] = "adamwprune"
+
+    base: AdamFamilyOptions = component_field(ADAMWPRUNE_BASES)
+
+    @property
+    def weight_decay(self) -> float:
+        """Return the base's weight decay, for the parameter groups."""
+        return self.base.weight_decay
+
+    @property
+    def summary(self) -> str:
+        """Return one line for a plan."""
+        return f"{self.name} on {self.base.summary}"
+
+    def build(self, groups: "list[ParameterGroup]", lr: float) -> "Adam":
+        """Return the base optimizer; see ``OptimizerOptions``."""
+        return self.base.build(groups, lr)
+
+    def reference(
+        self, parameters: list[list[float]], decays: Sequence[float]
+    ) -> "OptimizerReference":
+        """Return the reference of the base optimizer; see ``OptimizerOptions``."""
+        return self.base.reference(parameters, decays)
+
+
+@dataclass(frozen=True)
+class SgdOptions(DecayOptions):
     """Options of SGD with momentum (Sutskever et al. 2013).
 
     The momentum has torch's form: the learning rate is not part of the buffer.
@@ -209,6 +281,18 @@ class SgdOptions(OptimizerOptions):
         kind = "Nesterov momentum" if self.nesterov else "momentum"
         return f"{self.name}, {kind} {self.momentum:g}, weight decay {self.weight_decay:g}"
 
+    def build(self, groups: "list[ParameterGroup]", lr: float) -> "Sgd":
+        """Return the optimizer; see ``OptimizerOptions``."""
+        from lib.optim.optimizers import Sgd
+
+        return Sgd(groups, self, lr)
+
+    def reference(self, parameters: list[list[float]], decays: Sequence[float]) -> "SgdReference":
+        """Return the scalar reference; see ``OptimizerOptions``."""
+        from lib.optim.reference import SgdReference
+
+        return SgdReference(parameters, self, decays)
+
     def _problems(self) -> list[Problem]:
         problems = super()._problems()
         if self.momentum >= 1.0:
@@ -223,3 +307,8 @@ class SgdOptions(OptimizerOptions):
                 )
             )
         return problems
+
+
+OPTIMIZERS: Registry[OptimizerOptions] = Registry(
+    "optimizer", SgdOptions, *_ADAM_FAMILY, AdamwpruneOptions, choice="OPTIMIZER"
+)

@@ -1,18 +1,29 @@
-"""Adam, AdamW and AMSGrad as in their papers' algorithms, in scalar Python float64."""
+"""Optimizers as in their papers' algorithms, in scalar Python float64."""
 
 import math
+from collections.abc import Sequence
+from typing import Protocol
 
 from lib.optim.options import AdamFamilyOptions, AdamwspamOptions, SgdOptions
 
 
-class AdamReference:
-    """Reference of Adam, AdamW and AMSGrad.
+class OptimizerReference(Protocol):
+    """Scalar reference of an optimizer.
 
-    ``parameters``: one list of floats per tensor, updated in place; ``decays``: one per tensor.
+    ``parameters``: one list of floats per tensor, updated in place.
     """
 
+    parameters: list[list[float]]
+
+    def step(self, gradients: list[list[float]], lr: float) -> None:
+        """Update the parameters from gradients of the same form."""
+
+
+class AdamReference:
+    """Reference of Adam, AdamW and AMSGrad; ``decays`` has one weight decay per tensor."""
+
     def __init__(
-        self, parameters: list[list[float]], options: AdamFamilyOptions, decays: list[float]
+        self, parameters: list[list[float]], options: AdamFamilyOptions, decays: Sequence[float]
     ) -> None:
         self.parameters = parameters
         self.options = options
@@ -45,31 +56,11 @@ class AdamReference:
                 self.parameters[k][i] = weight - lr * m_hat / (math.sqrt(v_hat) + o.eps)
 
 
-# AdamW as in the paper's algorithm 2, in scalar Python float64.
-
-
-class AdamwReference(AdamReference):
-    """Reference of AdamW: Adam's loop with decoupled weight decay."""
-
-
-# AdamW with AMSGrad, in scalar Python float64.
-
-
-class AdamwadvReference(AdamReference):
-    """Reference of AdamWAdv: Adam's loop with decoupled weight decay and AMSGrad."""
-
-
-# AdamW with SPAM, in scalar Python float64.
-
-
 class AdamwspamReference:
-    """Reference of AdamW with SPAM.
-
-    ``parameters``: one list of floats per tensor, updated in place; ``decays``: one per tensor.
-    """
+    """Reference of AdamW with SPAM."""
 
     def __init__(
-        self, parameters: list[list[float]], options: AdamwspamOptions, decays: list[float]
+        self, parameters: list[list[float]], options: AdamwspamOptions, decays: Sequence[float]
     ) -> None:
         self.parameters = parameters
         self.options = options
@@ -81,7 +72,7 @@ class AdamwspamReference:
         self._reset()
 
     def step(self, gradients: list[list[float]], lr: float) -> None:
-        """Apply the five parts of a step as listed in the docstring of ``adamwspam.module``."""
+        """Apply the five parts of a step as listed in the docstring of ``lib.optim.spam``."""
         o = self.options
         self.n += 1
         if self.n > 1 and (self.n - 1) % o.interval == 0:
@@ -140,17 +131,11 @@ class AdamwspamReference:
         self.parameters[k][i] = weight - lr * m_hat / (math.sqrt(v_hat) + o.eps)
 
 
-# SGD with momentum, in scalar Python float64.
-
-
 class SgdReference:
-    """Reference of SGD with momentum.
-
-    ``parameters``: one list of floats per tensor, updated in place; ``decays``: one per tensor.
-    """
+    """Reference of SGD with momentum."""
 
     def __init__(
-        self, parameters: list[list[float]], options: SgdOptions, decays: list[float]
+        self, parameters: list[list[float]], options: SgdOptions, decays: Sequence[float]
     ) -> None:
         self.parameters = parameters
         self.options = options

@@ -20,14 +20,14 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from lib.optim.optimizers import Adamw, ParameterGroup
+from lib.optim.optimizers import Adam, ParameterGroup
 from lib.optim.options import AdamwspamOptions
 
 # Elements per chunk: as many as fit a CPU cache, because each chunk is a kernel launch on a GPU.
 _CHUNK_ELEMENTS = 1 << 20
 
 
-class Adamwspam(Adamw):
+class Adamwspam(Adam):
     """AdamW with SPAM; its state is a step counter, a ring buffer of norms and a spike count."""
 
     def __init__(self, groups: list[ParameterGroup], options: AdamwspamOptions, lr: float) -> None:

@@ -1,15 +1,40 @@
-"""Options common to pruners: sparsity, scope and schedule; imports no torch."""
+"""Pruners that a configuration can select, and their options; imports no torch."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from lib.config.field import kconfig_field
+from lib.config.registry import Registry
 from lib.errors import ConfigError, Problem
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from lib.pruning.pruners import Pruner
+    from lib.pruning.reference import PrunerReference
+
+
+class PrunerOptions(Protocol):
+    """Options of a pruner, also of the one that prunes nothing."""
+
+    name: ClassVar[str]
+
+    @property
+    def stretch(self) -> float:
+        """Return the budget of a run with this pruner, as a multiple of the configured budget."""
+
+    @property
+    def summary(self) -> str:
+        """Return one line for a plan."""
+
+    def build(self, model: "nn.Module") -> "Pruner":
+        """Return the pruner of a model."""
 
 
 @dataclass(frozen=True)
-class PruningOptions:
+class PruningOptions(ABC):
     """Options of a pruner: ``scope`` global or layer, ``ramp`` cubic or linear.
 
     ``warmup`` and ``ramp_end`` are fractions of the budget.
@@ -39,6 +64,14 @@ class PruningOptions:
         """Return one line for a plan."""
         ramp = f"{self.ramp} ramp {self.warmup:.0%} to {self.ramp_end:.0%} of the budget"
         return f"{self.name} {self.target:.0%}, {self.scope}, {ramp}"
+
+    @abstractmethod
+    def build(self, model: "nn.Module") -> "Pruner":
+        """Return the pruner of a model."""
+
+    @abstractmethod
+    def reference(self) -> "PrunerReference":
+        """Return the scalar reference of the scores."""
 
     def sparsity_at(self, progress: float) -> float:
         """Return the target sparsity at ``progress``: 0, then the ramp, then the final target s.
@@ -72,9 +105,6 @@ class RampOptions(PruningOptions):
     ramp: str = kconfig_field("PRUNING_RAMP")
 
 
-# Options of training without pruning (none).
-
-
 @dataclass(frozen=True)
 class NoneOptions:
     """Empty options of the pruner that prunes nothing."""
@@ -87,8 +117,11 @@ class NoneOptions:
         """Return one line for a plan."""
         return self.name
 
+    def build(self, model: "nn.Module") -> "Pruner":
+        """Return a pruner that does nothing."""
+        from lib.pruning.pruners import NonePruner
 
-# Options of magnitude pruning.
+        return NonePruner()
 
 
 @dataclass(frozen=True)
@@ -97,8 +130,17 @@ class MagnitudeOptions(RampOptions):
 
     name: ClassVar[str] = "magnitude"
 
+    def build(self, model: "nn.Module") -> "Pruner":
+        """Return the pruner of a model."""
+        from lib.pruning.pruners import MagnitudePruner
 
-# Options of movement pruning.
+        return MagnitudePruner(model, self)
+
+    def reference(self) -> "PrunerReference":
+        """Return the scalar reference of the scores."""
+        from lib.pruning.reference import MagnitudeReference
+
+        return MagnitudeReference(self)
 
 
 @dataclass(frozen=True)
@@ -107,8 +149,17 @@ class MovementOptions(RampOptions):
 
     name: ClassVar[str] = "movement"
 
+    def build(self, model: "nn.Module") -> "Pruner":
+        """Return the pruner of a model."""
+        from lib.pruning.pruners import MovementPruner
 
-# Options of state pruning; a variant defines score, ramp, scope and budget.
+        return MovementPruner(model, self)
+
+    def reference(self) -> "PrunerReference":
+        """Return the scalar reference of the scores."""
+        from lib.pruning.reference import MovementReference
+
+        return MovementReference(self)
 
 
 # Maximum sparsity of a matrix in a per-layer profile, unless the target itself is higher.
@@ -168,6 +219,18 @@ class StateOptions(PruningOptions):
         longer = "" if self.stretch == 1.0 else f", budget x {self.stretch:g}"
         return f"{super().summary}, {self.variant}{longer}"
 
+    def build(self, model: "nn.Module") -> "Pruner":
+        """Return the pruner of a model."""
+        from lib.pruning.pruners import StatePruner
+
+        return StatePruner(model, self)
+
+    def reference(self) -> "PrunerReference":
+        """Return the scalar reference of the scores."""
+        from lib.pruning.reference import StateReference
+
+        return StateReference(self)
+
     def layer_sparsities(self, reached: float, sizes: Sequence[int]) -> list[float]:
         """Return c (0.7 + 0.6 i / (L − 1)) for matrix i of L, at most ``CAP``: sparser with depth.
 
@@ -195,3 +258,8 @@ def rescale_profile(
         if not over:
             return [cap if i in capped else scale * profile[i] for i in range(len(sizes))]
         capped |= over
+
+
+PRUNERS: Registry[PrunerOptions] = Registry(
+    "pruner", NoneOptions, MagnitudeOptions, MovementOptions, StateOptions, choice="PRUNING"
+)

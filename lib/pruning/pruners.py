@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from lib.optim.optimizers import embedding_parameters, matrix_parameters
-from lib.pruning.options import MovementOptions, NoneOptions, PruningOptions, StateOptions
+from lib.pruning.options import MovementOptions, PruningOptions, StateOptions
 
 
 class Pruner(Protocol):
@@ -283,9 +283,6 @@ class MaskPruner(ABC):
 
 class NonePruner:
     """No-op implementation of ``lib.pruning.pruners.Pruner``."""
-
-    def __init__(self, model: nn.Module, options: NoneOptions) -> None:
-        pass
 
     def mask_gradients(self) -> None:
         """Leave every gradient unchanged."""

@@ -1,8 +1,9 @@
-"""Inputs of the pruners' reference formulas; imports no torch."""
+"""Reference formulas of the pruners in plain Python; imports no torch."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from lib.pruning.options import MagnitudeOptions, MovementOptions, StateOptions
 
@@ -20,7 +21,11 @@ class PruningSnapshot:
     bias_correction: float = 1.0
 
 
-# Magnitude pruning in plain Python: sort all weights, prune the lowest.
+class PrunerReference(Protocol):
+    """Scalar reference of a pruner's scores."""
+
+    def scores(self, seen: PruningSnapshot) -> list[float]:
+        """Return one score for each weight; the lowest are pruned."""
 
 
 class MagnitudeReference:
@@ -59,9 +64,6 @@ def _lowest(layers: list[list[float]], share: float) -> list[set[int]]:
     return indices
 
 
-# Movement scores in plain Python.
-
-
 class MovementReference:
     """Scalar reference of MovementPruner."""
 
@@ -76,11 +78,8 @@ class MovementReference:
         ]
 
 
-# Scores of the state-pruning variants in plain Python, shifts included.
-
-
 class StateReference:
-    """Scalar reference of StatePruner."""
+    """Scalar reference of StatePruner, shifts of the published scores included."""
 
     def __init__(self, options: StateOptions) -> None:
         self.options = options

@@ -3,11 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
 
 from lib.config.field import SymbolValue, from_symbols, kconfig_field
 from lib.errors import Problem
-from lib.tracking import TRACKERS
+from lib.tracking.options import TRACKERS, TrackerOptions
 
 # All other packages are extras of pyproject.toml.
 _DEFAULT_PACKAGES = {"wandb"}
@@ -18,7 +17,7 @@ class TrackingConfig:
     """Any number of trackers; none of these settings can change a run's result."""
 
     # Options of each tracker.
-    trackers: tuple[Any, ...]
+    trackers: tuple[TrackerOptions, ...]
     # "" selects a name derived from the study and the run directory.
     project: str = kconfig_field("TRACKER_PROJECT", identity=False)
     run_name: str = kconfig_field("TRACKER_RUN_NAME", identity=False)

@@ -19,7 +19,7 @@ from lib.errors import EXIT_FAILED, Problem, RunError
 from lib.files import sha256_file
 from lib.runner import locks
 from lib.runs.run_dir import RunDir, State, read_status
-from lib.tracking import TRACKERS
+from lib.tracking.options import TRACKERS
 from lib.tracking.reader import ReadCursor, RecordReader, best_validation_metrics
 from lib.tracking.sidecar import FINISH_TIMEOUT_SECONDS, should_exit
 from lib.tracking.tracker import Tracker, TrackerMetadata
@@ -42,8 +42,7 @@ def mirror(run: RunDir, name: str, ended: Callable[[float], bool]) -> None:
         if position.complete:
             return
         facts = TrackerMetadata.read(run.tracker_facts)
-        options = from_symbols(TRACKERS.options(name), facts.symbols)
-        tracker: Tracker = TRACKERS.module(name)(options, run)
+        tracker = from_symbols(TRACKERS.options(name), facts.symbols).build(run)
         tracker.start(facts, resumed=position.rows > 0)
         if position.open:
             position.back_to(tracker.kept(position.iteration), run)

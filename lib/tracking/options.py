@@ -1,11 +1,16 @@
-"""Sampling intervals of telemetry and of model statistics. Imports no torch."""
+"""Options of telemetry, alarm rules and trackers. Imports neither torch nor a tracker library."""
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from lib.config.field import kconfig_field
+from lib.config.registry import Registry
 from lib.errors import ConfigError, Problem
+from lib.runs.run_dir import RunDir
+
+if TYPE_CHECKING:
+    from lib.tracking.tracker import Tracker
 
 
 @dataclass(frozen=True)
@@ -39,9 +44,6 @@ def _is_peak(text: str) -> bool:
         return False
 
 
-# Thresholds of the alarm rules. Imports no torch.
-
-
 @dataclass(frozen=True)
 class WatchOptions:
     """Thresholds of the alarm rules; none of them changes a result."""
@@ -54,7 +56,15 @@ class WatchOptions:
     gate_max: float = kconfig_field("WATCH_GATE_MAX", low=0.0, high=1.0, identity=False)
 
 
-# Options of the Weights & Biases tracker.
+class TrackerOptions(Protocol):
+    """Options of a tracker."""
+
+    name: ClassVar[str]
+    # Python package that the tracker imports.
+    package: ClassVar[str]
+
+    def build(self, run: RunDir) -> "Tracker":
+        """Return the tracker of a run directory; imports the tracker's package."""
 
 
 @dataclass(frozen=True)
@@ -68,8 +78,11 @@ class TrackerWandbOptions:
     # "" selects the account's default entity.
     entity: str = kconfig_field("TRACKER_WANDB_ENTITY", identity=False)
 
+    def build(self, run: RunDir) -> "Tracker":
+        """Return the tracker of a run directory; imports wandb."""
+        from lib.tracking.wandb_tracker import TrackerWandb
 
-# Options of the trackio tracker.
+        return TrackerWandb(self, run)
 
 
 @dataclass(frozen=True)
@@ -79,8 +92,11 @@ class TrackerTrackioOptions:
     name: ClassVar[str] = "tracker_trackio"
     package: ClassVar[str] = "trackio"
 
+    def build(self, run: RunDir) -> "Tracker":
+        """Return the tracker of a run directory; imports trackio."""
+        from lib.tracking.trackio_tracker import TrackerTrackio
 
-# Options of the TensorBoard tracker.
+        return TrackerTrackio(self, run)
 
 
 @dataclass(frozen=True)
@@ -89,3 +105,14 @@ class TrackerTensorboardOptions:
 
     name: ClassVar[str] = "tracker_tensorboard"
     package: ClassVar[str] = "tensorboard"
+
+    def build(self, run: RunDir) -> "Tracker":
+        """Return the tracker of a run directory; imports tensorboard."""
+        from lib.tracking.tensorboard_tracker import TrackerTensorboard
+
+        return TrackerTensorboard(self, run)
+
+
+TRACKERS: Registry[TrackerOptions] = Registry(
+    "tracker", TrackerWandbOptions, TrackerTrackioOptions, TrackerTensorboardOptions
+)

@@ -2,11 +2,9 @@
 
 from typing import Any
 
-from gpt2.attention import GATES, PATTERNS, POSITIONS, PROJECTIONS, TERMS
-from gpt2.attention.options import AttentionConfig
+from gpt2.attention.config import GATES, PATTERNS, POSITIONS, PROJECTIONS, TERMS, AttentionConfig
 from gpt2.config import ModelConfig
-from gpt2.mlp import MECHANISMS
-from gpt2.mlp.options import MlpConfig
+from gpt2.mlp.config import MECHANISMS, MlpConfig
 from gpt2.shape import ModelShape
 
 SHAPE = {

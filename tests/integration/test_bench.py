@@ -9,7 +9,7 @@ from gpt2.planning.plan import config_layers, make_plan
 from lib.config.dotconfig import defconfig_layers
 from lib.config.layers import ConfigLayer
 from lib.config.tree import KconfigTree
-from lib.optim import OPTIMIZERS
+from lib.optim.options import OPTIMIZERS
 from lib.project import ROOT
 
 

@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 
 from gpt2.ablation import STUDIES
-from gpt2.attention.options import AttentionConfig
+from gpt2.attention.config import AttentionConfig
 from gpt2.attention.reciprocal.options import ReciprocalOptions
 from gpt2.check import cases
 from gpt2.config import ModelConfig
-from gpt2.mlp.options import MlpConfig
+from gpt2.mlp.config import MlpConfig
 from lib.config.field import SymbolValue
 from tests.mutants.mutant import MECHANISMS, Mutant, Plant, after_init, replaced, then
 

@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from gpt2.attention.chunk_parts import AttentionWeightsTap
 from gpt2.attention.state import AttentionOutputs, BlockState
 from gpt2.mlp import mlp
+from gpt2.mlp.config import MlpConfig, MlpWidths
 from gpt2.mlp.mlp import Mlp
 from gpt2.mlp.mlp_attn_gate.module import MlpAttnGate
 from gpt2.mlp.mlp_attn_gate.options import MlpAttnGateOptions
 from gpt2.mlp.mlp_cross_token.module import MlpCrossToken
 from gpt2.mlp.mlp_latent.module import MlpLatent, _Coupling, _ScalarCoupling
-from gpt2.mlp.options import MlpConfig, MlpWidths
 from tests.mutants.mutant import (
     LOGITS,
     MECHANISMS,

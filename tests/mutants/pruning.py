@@ -5,12 +5,11 @@ from typing import Any
 import torch
 
 from gpt2.check.short_run import TRACED_PARAMETERS
-from lib.optim import OPTIMIZERS
 from lib.optim.optimizers import Adam
-from lib.optim.options import AdamwspamOptions
+from lib.optim.options import AdamFamilyOptions, AdamwspamOptions
 from lib.optim.spam import Adamwspam
-from lib.pruning import PRUNERS, pruners
-from lib.pruning.options import PruningOptions
+from lib.pruning import pruners
+from lib.pruning.options import MagnitudeOptions, PruningOptions
 from lib.pruning.pruners import MagnitudePruner, MaskPruner, MovementPruner, NonePruner, StatePruner
 from tests.mutants.mutant import Mutant, after_init, nothing, replaced, same_as, then, together
 
@@ -75,9 +74,7 @@ MUTANTS = (
         "the configured one is ignored",
         "pruned-50",
         {"pruned": ("target-sparsity", r"50%; 0\.0%")},
-        lambda patch: patch.setattr(
-            PRUNERS, "module", lambda name: lambda model, options: NonePruner(model, options)
-        ),
+        replaced(MagnitudeOptions, "build", lambda _: lambda options, model: NonePruner()),
     ),
     Mutant(
         "pruned weights come back",
@@ -148,11 +145,7 @@ MUTANTS = (
             "pruned": ("distinct-optimizer", "adamwspam;"),
             "distinct": same_as("adamw-magnitude"),
         },
-        lambda patch: patch.setattr(
-            OPTIMIZERS,
-            "module",
-            lambda name, right=OPTIMIZERS.module: right("adamw"),
-        ),
+        replaced(AdamwspamOptions, "build", lambda _: AdamFamilyOptions.build),
         _MATRIX,
         beside=("adamw-magnitude",),
     ),

@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from gpt2.attention.chunk_parts import ScoredRows, topk_values
+from gpt2.attention.chunk_parts import Gate, ScoredRows, topk_values
 from gpt2.attention.flex import BranchedScores
 from gpt2.attention.ra_cross_token.options import RaCrossTokenOptions
 from gpt2.shape import ModelShape
@@ -130,7 +130,7 @@ def rms(scores: BranchedScores, lse_BNT: Tensor) -> Tensor:
 FLEX_STATISTICS = {"entropy": entropy, "rms": rms}
 
 
-class RaCrossToken(nn.Module):
+class RaCrossToken(Gate):
     """Gate per head and query, computed from the concentration of attention weights."""
 
     def __init__(self, shape: ModelShape, options: RaCrossTokenOptions) -> None:
@@ -138,7 +138,7 @@ class RaCrossToken(nn.Module):
         self.alpha = options.alpha
         self.head_average = options.head_average
         self.detach_stats = options.detach_stats
-        self.scales_scores = options.apply == "weights"
+        self.scales_scores = options.scales_scores
         self._mode = options.mode
         self._statistic = STATISTICS[options.mode](options)
         self.scale = nn.Parameter(torch.full((shape.n_head,), options.scale))

@@ -1,10 +1,16 @@
 """Options of RA-CT: g = σ(scale_h · statistic + bias_h) for every row of attention weights."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from gpt2.shape import ModelShape
 from lib.config.field import kconfig_field
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from gpt2.attention.ra_cross_token.module import RaCrossToken
 
 
 @dataclass(frozen=True)
@@ -42,3 +48,22 @@ class RaCrossTokenOptions:
         """Return about one FLOP per weight; ``weights`` doubles it for the second softmax."""
         passes = 2 if self.apply == "weights" else 1
         return passes * shape.n_head * keys
+
+    @property
+    def scales_scores(self) -> bool:
+        """Return whether the factor scales the scores of the row instead of the head output."""
+        return self.apply == "weights"
+
+    def build(self, shape: ModelShape) -> "RaCrossToken":
+        """Return the gate of one block."""
+        from gpt2.attention.ra_cross_token.module import RaCrossToken
+
+        return RaCrossToken(shape, self)
+
+    def reference_factor(
+        self, p_BNc: "Tensor", i: int, parameters: "Mapping[str, Tensor]"
+    ) -> "Tensor":
+        """Return (1 − α) + α σ(scale_h · statistic + bias_h), BN."""
+        from gpt2.attention.ra_cross_token.reference import factor
+
+        return factor(p_BNc, i, parameters, self)

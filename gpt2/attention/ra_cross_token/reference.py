@@ -33,8 +33,3 @@ def factor(
         value = value.mean(1, keepdim=True)
     gate = 1 / (1 + torch.exp(-(parameters["scale"] * value + parameters["bias"])))
     return (1 - options.alpha) + options.alpha * gate
-
-
-def scales_scores(options: RaCrossTokenOptions) -> bool:
-    """Return whether the factor scales the scores of the row instead of the head output."""
-    return options.apply == "weights"

@@ -9,13 +9,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from gpt2.attention.chunk_parts import RowChunk
+from gpt2.attention.chunk_parts import RowChunk, ScoreTerm
 from gpt2.attention.flex import ScoreBranch
 from gpt2.attention.reciprocal.options import ReciprocalOptions
 from gpt2.shape import ModelShape
 
 
-class Reciprocal(nn.Module):
+class Reciprocal(ScoreTerm):
     """Score term that adds the score of the transposed pair inside a causal band."""
 
     def __init__(self, shape: ModelShape, options: ReciprocalOptions) -> None:

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from gpt2.attention import chunk_parts, reference
 from gpt2.attention.attention import Attention
-from gpt2.attention.options import AttentionConfig, DenseOptions, FullOptions, LearnedOptions
+from gpt2.attention.config import AttentionConfig
+from gpt2.attention.options import DenseOptions, FullOptions, LearnedOptions
 from gpt2.attention.ra_cross_token.options import RaCrossTokenOptions
 from gpt2.attention.state import AttentionWeightsOptions, BlockState
 from gpt2.shape import ModelShape

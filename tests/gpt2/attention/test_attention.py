@@ -6,7 +6,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from gpt2.attention import PATTERNS, PROJECTIONS
 from gpt2.attention.options import (
     DenseOptions,
     FullOptions,
@@ -191,9 +190,3 @@ def test_other_errors_of_torch_keep_their_type(build, monkeypatch):
     with pytest.raises(RuntimeError, match="out of something") as raised:
         build(9)()
     assert not isinstance(raised.value, RunError)
-
-
-def test_registries_name_only_what_can_be_built():
-    for registry in (PROJECTIONS, PATTERNS):
-        for name in registry:
-            assert registry.module(name).__name__.lower() == name.replace("_", "")

@@ -16,8 +16,8 @@ from gpt2.training.metrics import MetricsLog
 from gpt2.training.session import TrainingSession, run_budget
 from lib.config.field import SymbolValue
 from lib.config.layers import ConfigLayer
-from lib.optim import ADAMWPRUNE_BASES, OPTIMIZERS
-from lib.pruning import PRUNERS
+from lib.optim.options import ADAMWPRUNE_BASES, OPTIMIZERS
+from lib.pruning.options import PRUNERS
 from tests.gpt2.training.conftest import BASE
 
 Configure = Callable[..., Config]

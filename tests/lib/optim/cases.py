@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from lib.config.field import SymbolValue
-from lib.optim import ADAMWPRUNE_BASES, OPTIMIZERS
+from lib.optim.options import ADAMWPRUNE_BASES
 
 SHAPES = [(5, 7), (11,), (3, 2, 4)]
 DECAYS = [0.1, 0.0, 0.1]
@@ -69,7 +69,7 @@ def make_groups(parameters: list[nn.Parameter]) -> list[dict]:
 
 def build(options: Any, parameters: list[nn.Parameter]) -> Any:
     """Return the optimizer of ``options``."""
-    return OPTIMIZERS.module(options.name)(make_groups(parameters), options, 0.0)
+    return options.build(make_groups(parameters), 0.0)
 
 
 def rate(step: int) -> float:

@@ -8,7 +8,7 @@ import pytest
 from lib.config.field import SymbolValue
 from lib.config.layers import ConfigLayer
 from lib.config.tree import KconfigTree
-from lib.optim import OPTIMIZERS
+from lib.optim.options import OPTIMIZERS
 from tests.lib.optim.cases import SETTINGS
 
 

@@ -14,8 +14,7 @@ from torch import nn
 
 from lib.config.layers import ConfigLayer
 from lib.config.tree import KconfigTree
-from lib.optim import OPTIMIZERS
-from lib.optim.options import SgdOptions
+from lib.optim.options import OPTIMIZERS, SgdOptions
 from tests.lib.optim.cases import (
     DECAYS,
     SETTINGS,
@@ -34,7 +33,7 @@ _PRECISIONS = (torch.float32, torch.float64)
 def from_loop(options: Any, dtype: torch.dtype) -> float:
     """Return the largest difference of a weight from the float64 reference."""
     parameters = make_parameters(dtype)
-    reference = _loop(options, parameters)
+    reference = options.reference([p.flatten().tolist() for p in parameters], DECAYS)
     train(build(options, parameters), parameters)
     for step, gradients in enumerate(make_gradients(dtype)):
         reference.step([g.flatten().tolist() for g in gradients], rate(step))
@@ -54,14 +53,6 @@ def from_torch(options: Any) -> float | None:
     train(build(options, ours), ours)
     train(plain, theirs)
     return max(float((a - b).detach().abs().max()) for a, b in zip(ours, theirs, strict=True))
-
-
-def _loop(options: Any, parameters: list[nn.Parameter]) -> Any:
-    """Return the float64 reference of the optimizer."""
-    if options.name == "adamwprune":
-        return _loop(options.base, parameters)
-    kind = OPTIMIZERS.reference(options.name)
-    return kind([p.flatten().tolist() for p in parameters], options, DECAYS)
 
 
 def _plain_torch(options: Any, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:

@@ -7,7 +7,7 @@ import pytest
 from lib.config.field import SymbolValue, from_symbols
 from lib.config.layers import ConfigLayer
 from lib.config.tree import KconfigTree
-from lib.optim import ADAMWPRUNE_BASES, OPTIMIZERS
+from lib.optim.options import ADAMWPRUNE_BASES, OPTIMIZERS
 from lib.optim.schedule import ScheduleOptions, learning_rate_at
 
 

@@ -12,8 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from lib.config.field import SymbolValue, kconfig_fields
 from lib.errors import ConfigError
-from lib.optim import ADAMWPRUNE_BASES, OPTIMIZERS
-from lib.optim.options import AdamFamilyOptions
+from lib.optim.options import ADAMWPRUNE_BASES, OPTIMIZERS, AdamFamilyOptions
 from tests.lib.optim import parity
 from tests.lib.optim.cases import (
     SETTINGS,
@@ -171,8 +170,10 @@ def test_adamwprune_is_its_base(options_of: Callable) -> None:
     for name in ADAMWPRUNE_BASES:
         options = options_of(SETTINGS[f"adamwprune-{name}"])
         assert isinstance(options.base, AdamFamilyOptions) and options.base.name == name
-        optimizer = build(options, make_parameters(torch.float32))
-        assert type(optimizer) is OPTIMIZERS.module(name)
+        optimizer, base = (
+            build(o, make_parameters(torch.float32)) for o in (options, options.base)
+        )
+        assert type(optimizer) is type(base) and optimizer.defaults == base.defaults
         assert options.summary == f"adamwprune on {options.base.summary}"
 
 

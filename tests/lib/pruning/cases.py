@@ -7,10 +7,9 @@ import torch
 from torch import nn
 
 from lib.config.field import SymbolValue
-from lib.optim import OPTIMIZERS
 from lib.optim.optimizers import parameter_groups
-from lib.pruning import PRUNERS
-from lib.pruning.options import PRUNING_VARIANTS
+from lib.optim.options import OPTIMIZERS
+from lib.pruning.options import PRUNERS, PRUNING_VARIANTS
 from lib.pruning.pruners import PaddedEmbedding, prunable_parameters
 
 STEPS = 40
@@ -71,9 +70,9 @@ class Trial:
         (optimizer,) = OPTIMIZERS.bind(values)
         self.model = Model()
         groups = parameter_groups(self.model, optimizer.weight_decay)
-        self.optimizer: Any = OPTIMIZERS.module(optimizer.name)(groups, optimizer, 1e-2)
+        self.optimizer: Any = optimizer.build(groups, 1e-2)
         self.weights = prunable_parameters(self.model, self.options.include_embeddings)
-        self.pruner: Any = PRUNERS.module(self.options.name)(self.model, self.options)
+        self.pruner: Any = self.options.build(self.model)
         self.tokens = torch.arange(12)
         # Gradients and weights of each step, for the movement scores.
         self.history: list[dict[str, tuple[list[float], list[float]]]] = []

@@ -2,7 +2,7 @@
 
 from lib.config.layers import ConfigLayer
 from lib.config.tree import KconfigTree
-from lib.pruning import PRUNERS
+from lib.pruning.options import PRUNERS
 
 
 def _bound(tree: KconfigTree, **settings: bool):

@@ -3,15 +3,13 @@
 import torch
 from torch import nn
 
-from lib.pruning import PRUNERS
-from lib.pruning.options import NoneOptions
+from lib.pruning.options import PRUNERS, NoneOptions
 from lib.pruning.pruners import NonePruner
 
 
 def test_changes_nothing() -> None:
     model = nn.Linear(3, 3)
-    options = NoneOptions()
-    pruner = NonePruner(model, options)
+    pruner = NonePruner()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     pruner.mask_gradients()

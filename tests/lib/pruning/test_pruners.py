@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from lib.errors import ConfigError
-from lib.pruning import PRUNERS
-from lib.pruning.options import PRUNING_VARIANTS
+from lib.pruning.options import PRUNERS, PRUNING_VARIANTS
 from tests.lib.pruning.cases import SETTINGS, STEPS
 
 MATRICES = ["first.weight", "second.weight", "third.weight"]

@@ -1,0 +1,105 @@
+"""Configuration of attention: the registered components and their composition; imports no torch."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gpt2.attention.options import (
+    DenseOptions,
+    FullOptions,
+    GateOptions,
+    GroupedOptions,
+    LatentOptions,
+    LearnedOptions,
+    PatternOptions,
+    PositionOptions,
+    ProjectionOptions,
+    RopeOptions,
+    SlidingOptions,
+    TermOptions,
+)
+from gpt2.attention.ra_cross_token.options import RaCrossTokenOptions
+from gpt2.attention.reciprocal.options import ReciprocalOptions
+from gpt2.nsa.options import NsaOptions
+from gpt2.shape import ModelShape
+from lib.config.field import SymbolValue, kconfig_field
+from lib.config.registry import Registry
+
+PROJECTIONS: Registry[ProjectionOptions] = Registry(
+    "attention projection",
+    DenseOptions,
+    GroupedOptions,
+    LatentOptions,
+    choice="ATTENTION_PROJECTION",
+)
+PATTERNS: Registry[PatternOptions] = Registry(
+    "attention pattern", FullOptions, SlidingOptions, NsaOptions, choice="ATTENTION_PATTERN"
+)
+POSITIONS: Registry[PositionOptions] = Registry(
+    "kind of positions", LearnedOptions, RopeOptions, choice="POSITIONS"
+)
+TERMS: Registry[TermOptions] = Registry("score term", ReciprocalOptions)
+GATES: Registry[GateOptions] = Registry("attention gate", RaCrossTokenOptions)
+
+
+@dataclass(frozen=True)
+class AttentionConfig:
+    """Attention configuration: projection, pattern, positions, any terms, any gates."""
+
+    projection: ProjectionOptions
+    pattern: PatternOptions
+    positions: PositionOptions
+    terms: tuple[TermOptions, ...]
+    gates: tuple[GateOptions, ...]
+    # auto, rows, joined, or an SDPA kernel (see forms.py); empty if the pattern has its own kernel.
+    backend: str = kconfig_field("ATTENTION_BACKEND", form=True)
+
+    @classmethod
+    def from_values(cls, values: Mapping[str, SymbolValue]) -> "AttentionConfig":
+        """Build the configured components. Raises ConfigError if a symbol is invalid."""
+        (projection,) = PROJECTIONS.bind(values)
+        (pattern,) = PATTERNS.bind(values)
+        (positions,) = POSITIONS.bind(values)
+        return cls(
+            projection,
+            pattern,
+            positions,
+            TERMS.bind(values),
+            GATES.bind(values),
+            backend=str(values["ATTENTION_BACKEND"]),
+        )
+
+    @property
+    def reach(self) -> int:
+        """Return the number of queries to cache for decoding."""
+        return max((term.reach for term in self.terms), default=0)
+
+    def cached_numbers(self, shape: ModelShape, length: int) -> int:
+        """Return the cached elements for ``length`` tokens in the attention of one block."""
+        tokens = self.pattern.cached_tokens(length)
+        queries = min(tokens, self.reach) * self.projection.query_numbers(shape)
+        extra = self.pattern.cached_numbers(shape, self.projection, length)
+        pair = self.projection.cached_numbers(shape)
+        if self.positions.rotates:
+            extra += self.pattern.unrotated_tokens(length) * pair // 2
+        return tokens * pair + queries + extra
+
+    def weights(self, shape: ModelShape) -> int:
+        """Return the matrix parameters of one block without biases, the base of the MLP ratio."""
+        pattern = self.pattern.weights(shape, self.projection)
+        return self.projection.weights(shape) + shape.n_embd**2 + pattern
+
+    def num_params(self, shape: ModelShape) -> int:
+        """Return the parameters of one block, including the output projection ``c_proj``."""
+        c_proj = shape.n_embd**2 + (shape.n_embd if shape.bias else 0)
+        parts = sum(part.num_params(shape) for part in (*self.terms, *self.gates))
+        pattern = self.pattern.num_params(shape, self.projection)
+        return self.projection.num_params(shape) + c_proj + pattern + parts
+
+    def flops_per_token(self, shape: ModelShape) -> float:
+        """Return the forward FLOPs per token and block, including scores and aggregation."""
+        keys = self.pattern.mean_keys(shape.block_size)
+        scores_and_values = 4 * shape.n_embd * keys
+        parts = sum(part.flops_per_token(shape, keys) for part in (*self.terms, *self.gates))
+        projections = self.projection.flops_per_token(shape) + 2 * shape.n_embd**2
+        pattern = self.pattern.flops_per_token(shape, self.projection)
+        return projections + scores_and_values + pattern + parts
