@@ -14,14 +14,14 @@ from gpt2.records.per_document import item_facts
 from lib.errors import DataError, KablateError, Problem
 from lib.runs.audit import (
     AuditFinding,
-    RunRecords,
     artifact_findings,
     consistency_findings,
     mismatch,
-    read_run_records,
+    schema_problems,
 )
 from lib.runs.code import changed_since
 from lib.runs.documents import DocumentInfo
+from lib.runs.record import RecordError, RunRecord
 from lib.runs.run_dir import RunDir
 
 SCHEMA_VERSION = 1
@@ -45,17 +45,18 @@ class Verdict:
 def audit(run: RunDir, build_dir: Path) -> Verdict:
     """Audit a run from its directory, and against its data set if the data set is available."""
     verdict = Verdict(str(run.path), artifact_findings(run, every_byte=True))
-    contents, misfits = read_run_records(run)
-    verdict.findings += [misfit for misfit in misfits if misfit not in verdict.findings]
-    if contents is None:
+    record = RunRecord(run, growing=False)
+    problems = schema_problems(record)
+    verdict.findings += [problem for problem in problems if problem not in verdict.findings]
+    if problems:
         verdict.notes.append("recomputation: not every file can be read")
         return verdict
     try:
-        verdict.findings += consistency_findings(run, contents)
-        _configuration(run, contents, build_dir, verdict)
-        _weights(run, contents, verdict)
+        verdict.findings += consistency_findings(record)
+        _configuration(record, build_dir, verdict)
+        _weights(record, verdict)
     # Field names and types have been checked; contents of lists and tables have not.
-    except (KeyError, IndexError, TypeError, ValueError, ArithmeticError) as error:
+    except (RecordError, KeyError, IndexError, TypeError, ValueError, ArithmeticError) as error:
         what = f"{type(error).__name__}: {error}"
         verdict.findings.append(AuditFinding(run.summary.name, "computable figures", what))
     return verdict
@@ -78,56 +79,54 @@ def to_json(verdicts: Sequence[Verdict]) -> str:
     return json.dumps(document, sort_keys=True, indent=2, allow_nan=False)
 
 
-def _weights(run: RunDir, contents: RunRecords, verdict: Verdict) -> None:
+def _weights(record: RunRecord, verdict: Verdict) -> None:
     # Imports torch: report damaged files without that delay.
     from lib.runs.audit_weights import weight_findings
 
-    if run.weights.is_file():
-        verdict.findings += weight_findings(run.weights, contents.manifest, contents.summary)
+    if record.run.weights.is_file():
+        verdict.findings += weight_findings(record)
 
 
-def _configuration(run: RunDir, contents: RunRecords, build_dir: Path, verdict: Verdict) -> None:
+def _configuration(record: RunRecord, build_dir: Path, verdict: Verdict) -> None:
     """Recompute the hashes from the identity, the identity from the symbols, and the documents."""
-    resolved, manifest, name = contents.resolved, contents.manifest, run.resolved_config.name
-    digest = identity_digest(resolved["identity"])
-    verdict.findings += mismatch(name, "hash8", digest[:8], resolved["hash8"])
-    recorded = manifest["config"]["config_digest"]
+    run, manifest, name = record.run, record.manifest, record.run.resolved_config.name
+    digest = identity_digest(record.config.identity)
+    verdict.findings += mismatch(name, "hash8", digest[:8], record.config.hash8)
+    recorded = manifest.value(str, "config", "config_digest")
     verdict.findings += mismatch(run.manifest.name, "config.config_digest", digest, recorded)
-    if changed := changed_since(manifest["origin"]["sources"]):
+    if changed := changed_since(manifest.origin.sources):
         names = ", ".join(changed[:_MAX_NAMES_SHOWN])
         names += ", …" if changed[_MAX_NAMES_SHOWN:] else ""
         verdict.notes.append(f"identity and documents: made by other code ({names})")
         return
     try:
-        config = Config.from_values(resolved["symbols"])
+        config = Config.from_values(record.config.symbols)
     except (KablateError, KeyError) as error:
         verdict.findings.append(AuditFinding(name, "symbols of a configuration", str(error)))
         return
     verdict.findings += mismatch(name, "identity of the symbols", config.digest, digest)
-    final = contents.summary["final"]
-    order = order_digest_from_manifest(manifest, final["iterations"])
+    final = record.summary.fields["final"]
+    order = order_digest_from_manifest(manifest.fields, final["iterations"])
     verdict.findings += mismatch(
         run.summary.name, "final.data_order_digest", order, final["data_order_digest"]
     )
     try:
-        verdict.findings += _documents(run, contents, config, build_dir)
+        verdict.findings += _documents(record, config, build_dir)
     except DataError as error:
         verdict.notes.append(f"evaluation documents: {error.problems[0].what}")
 
 
-def _documents(
-    run: RunDir, contents: RunRecords, config: Config, build_dir: Path
-) -> Iterator[AuditFinding]:
+def _documents(record: RunRecord, config: Config, build_dir: Path) -> Iterator[AuditFinding]:
     """Compare the per-document rows with the documents that the evaluation reads.
 
     Raises DataError if the data set is not available.
     """
-    split = _held_out(contents.manifest["data"]["digest"], config, build_dir)
+    split = _held_out(record.manifest.data_digest, config, build_dir)
     downloads = store.downloads_folder(config.data, build_dir)
     vocabulary = tokenizer.load_tokenizer(config.data.tokenizer, downloads)
     windows = evaluation_windows(split, config.model.shape.block_size, config.data.eval_tokens)
     facts = item_facts(windows, split, config.train.batch_size, config.data.dataset, vocabulary)
-    name, rows = run.per_query.name, contents.items
+    name, rows = record.run.per_query.name, record.documents
     expected, actual = [fact.item_id for fact in facts], [row.item_id for row in rows]
     for missing in sorted(set(expected) - set(actual)):
         yield AuditFinding(name, f"a row for {missing}", "none")

@@ -32,7 +32,13 @@ _CHOICES = {
 
 
 def compare(
-    a: str, b: str, build_dir: Path, axis: str = "", label_by: str = "", **selection: str
+    a: str,
+    b: str,
+    build_dir: Path,
+    axis: str = "",
+    label_by: str = "",
+    steps: str = "",
+    seeds: str = "",
 ) -> RunComparison:
     """Compare the finished runs ``a`` and ``b``, each a directory or a run name in .config's plan.
 
@@ -43,28 +49,30 @@ def compare(
         if not value:
             advice = "type: make compare A=DIR B=DIR"
             raise ConfigError(Problem("no run given", name, advice, code="usage.missing-argument"))
-    left, right = (find_finished(name, build_dir, **selection) for name in (a, b))
+    left, right = (find_finished(name, build_dir, steps=steps, seeds=seeds) for name in (a, b))
     facts = read_run_facts(left), read_run_facts(right)
     return compare_runs(*facts, names_of([left, right]), words(axis), words(label_by))
 
 
-def finalists(named: str, build_dir: Path, **selection: str) -> SignificanceReport:
+def finalists(
+    named: str, build_dir: Path, *, steps: str = "", seeds: str = ""
+) -> SignificanceReport:
     """Compare the finalists in ``named``: directories, or patterns over directories or run names.
 
     Raises ConfigError if an item matches no run.
     """
     paths: dict[Path, None] = {}
     for word in words(named):
-        paths |= dict.fromkeys(_matching(word, build_dir, **selection))
+        paths |= dict.fromkeys(_matching(word, build_dir, steps, seeds))
     runs = [RunDir(path) for path in paths]
     return compare_over_seeds(runs, names_of(runs))
 
 
-def _matching(word: str, build_dir: Path, **selection: str) -> list[Path]:
+def _matching(word: str, build_dir: Path, steps: str, seeds: str) -> list[Path]:
     folders = [Path(name) for name in sorted(glob(word)) if ".old-" not in name]
     if folders := [path for path in folders if RunDir(path).resolved_config.exists()]:
         return folders
-    plan = make_plan(config_layers(build_dir), build_dir, **selection)
+    plan = make_plan(config_layers(build_dir), build_dir, steps=steps, seeds=seeds)
     return [run.path for run in plan.matching(word)]
 
 

@@ -4,15 +4,13 @@ Declared figures come from configurations, all other figures from the directorie
 Does not import torch.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 
 from gpt2.config import Config
 from gpt2.planning.plan import Plan
-from lib.files import read_jsonl
 from lib.plan.run import PlannedRun
 from lib.report.table import RunResult, TableSection, read_run_result
-from lib.runs.run_dir import RunDir
+from lib.runs.record import RunRecord, StatisticsRow
 from lib.tracking.reader import Layers, reduce_over_layers
 
 # {statistic logged by native sparse attention: column heading}
@@ -29,23 +27,26 @@ _GATE_HEADINGS = {
 
 def sections(plan: Plan) -> list[TableSection]:
     """Return the non-empty sections for the plan's finished runs."""
-    done = [run for run in plan.runs if isinstance(read_run_result(run), RunResult)]
+    results = (read_run_result(run) for run in plan.runs)
+    done = [result for result in results if isinstance(result, RunResult)]
     combined = plan.sweep is not None or plan.base.study.mode == "test_matrix_mode"
     candidates = [_attention(done), _speed(done) if combined else None]
     return [section for section in candidates if section]
 
 
-def _attention(runs: Sequence[PlannedRun[Config]]) -> TableSection | None:
+def _attention(results: Sequence[RunResult]) -> TableSection | None:
     """Return pairs, reads and final NSA gate statistics; None if all runs have equal pairs."""
-    if len({run.config.model.pairs_per_token() for run in runs}) < 2:
+    if len({result.run.config.model.pairs_per_token() for result in results}) < 2:
         return None
-    statistics = [_statistics(RunDir(run.path)) for run in runs]
+    statistics = [_statistics(result.facts.record) for result in results]
     names = [name for name in _GATE_HEADINGS if any(name in values for values in statistics)]
     rows = []
-    for run, values in zip(runs, statistics, strict=True):
-        model = run.config.model
+    for result, values in zip(results, statistics, strict=True):
+        model = result.run.config.model
         cells = [f"{values[name]:.3f}" if name in values else "-" for name in names]
-        rows.append((_name(run), f"{model.pairs_per_token():.1f}", str(model.reads()), *cells))
+        rows.append(
+            (_name(result.run), f"{model.pairs_per_token():.1f}", str(model.reads()), *cells)
+        )
     note = "Pairs: mean query-key pairs per token and head; reads: keys read by the last token.\n"
     if names:
         note += (
@@ -57,26 +58,25 @@ def _attention(runs: Sequence[PlannedRun[Config]]) -> TableSection | None:
     return TableSection("Keys read", header, rows, note)
 
 
-def _speed(runs: Sequence[PlannedRun[Config]]) -> TableSection | None:
+def _speed(results: Sequence[RunResult]) -> TableSection | None:
     """Return step time, speed, backend, peak memory, code and device of each run."""
-    if not runs:
+    if not results:
         return None
     rows = []
-    for run in runs:
-        directory = RunDir(run.path)
-        timing = json.loads(directory.summary.read_text())["timing"]
-        manifest = json.loads(directory.manifest.read_text())
-        code, hardware = manifest["code"], manifest["hardware"]
-        commit = (code["git_sha"] or "unknown")[:12] + " edited" * (code["dirty_tree"] is True)
+    for result in results:
+        record, timing = result.facts.record, result.timing
+        manifest = record.manifest
+        code, hardware = manifest.code, manifest.hardware
+        commit = (code.git_sha or "unknown")[:12] + " edited" * (code.dirty_tree is True)
         rows.append(
             (
-                _name(run),
-                f"{1000 * timing['mean_step_seconds']:.1f}",
-                f"{timing['tokens_per_second']:,.0f}",
-                manifest["attention"]["kernel"],
-                f"{_peak_reserved_mib(directory):,.0f}",
+                _name(result.run),
+                f"{1000 * timing.mean_step_seconds:.1f}",
+                f"{timing.tokens_per_second:,.0f}",
+                manifest.attention_kernel,
+                f"{_peak_reserved_mib(record):,.0f}",
                 commit,
-                hardware["gpu_name"] or hardware["cpu_model"],
+                hardware.gpu_name or hardware.cpu_model,
             )
         )
     header = ("run", "step ms", "tok/s", "backend", "reserved MiB", "commit", "device")
@@ -84,16 +84,16 @@ def _speed(runs: Sequence[PlannedRun[Config]]) -> TableSection | None:
     return TableSection("Speed", header, rows, note)
 
 
-def _peak_reserved_mib(run: RunDir) -> float:
-    beats = (beat for path in run.heartbeats().values() for beat in read_jsonl(path))
-    return max((float(beat["mem_reserved_mib"]) for beat in beats), default=0.0)
+def _peak_reserved_mib(record: RunRecord) -> float:
+    beats = (beat for beats in record.heartbeats.values() for beat in beats)
+    return max((beat.mem_reserved_mib for beat in beats), default=0.0)
 
 
-def _statistics(run: RunDir) -> Mapping[str, float]:
+def _statistics(record: RunRecord) -> Mapping[str, float]:
     """Return the last mechanism statistics of the run, averaged over the layers with a value."""
     layers: Layers = {}
-    for row in read_jsonl(run.metrics):
-        layers = row["values"] if row["kind"] == "statistics" else layers
+    for row in record.metrics:
+        layers = row.values if isinstance(row, StatisticsRow) else layers
     return reduce_over_layers(layers)
 
 

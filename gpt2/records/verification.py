@@ -38,8 +38,9 @@ from lib.report.checklist_rows import (
     setting_row,
     symbols_row,
 )
-from lib.report.run_facts import UNKNOWN, code_differences
+from lib.report.run_facts import code_differences
 from lib.runs.audit import artifact_findings
+from lib.runs.record import UNKNOWN
 from lib.runs.run_dir import RunDir, State, read_status
 from lib.tracking.queries import SOURCES, open_source
 
@@ -116,7 +117,11 @@ def seeds_row(runs: Sequence[RunEvidence]) -> CheckRow:
     for each in runs:
         seed, tracked = each.of("seeds", "seed"), each.tracked("seed")
         if UNKNOWN in (seed, tracked):
-            what = each.told if isinstance(each.told, str) else f"{each.name} has no seed"
+            what = (
+                each.tracker_config
+                if isinstance(each.tracker_config, str)
+                else f"{each.name} has no seed"
+            )
             remarks.append(CheckRemark(CheckVerdict.UNKNOWN, what, each.name))
         elif seed != tracked:
             what = f"seed of {each.name}: {tracked} in the tracker, {seed} in the manifest"

@@ -1,15 +1,15 @@
 """Verification that finished runs can be published as a comparison, as a checklist."""
 
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
 from lib.console import log
-from lib.errors import EXIT_DONE, EXIT_NOT_COMPARABLE, ConfigError, Problem
+from lib.errors import EXIT_DONE, EXIT_NOT_COMPARABLE
 from lib.files import pretty_json, sha256_file
-from lib.report.run_facts import UNKNOWN, RunFacts, lookup, read_run_facts
+from lib.report.run_facts import RunFacts, read_run_facts
+from lib.runs.record import UNKNOWN, RecordError
 from lib.runs.run_dir import RunDir
 from lib.tracking.sources import RunDirSource, RunRef, RunSource
 from lib.tracking.tracker import TrackerMetadata as TrackerFacts
@@ -101,13 +101,15 @@ TrackerQuery = Callable[[RunDir], TrackerConfig]
 class RunEvidence:
     """Records of a finished run."""
 
-    run: RunDir
     facts: RunFacts
-    manifest: Mapping[str, Any]
-    summary: Mapping[str, Any]
-    told: TrackerConfig
+    tracker_config: TrackerConfig
     # Symbols in which the run was declared to differ from the other runs.
     axis: Set[str]
+
+    @property
+    def run(self) -> RunDir:
+        """Return the paths of the run."""
+        return self.facts.run
 
     @property
     def name(self) -> str:
@@ -116,11 +118,11 @@ class RunEvidence:
 
     def of(self, *place: str) -> Any:
         """Return the manifest value at the key path ``place``, or UNKNOWN."""
-        return lookup(self.manifest, place)
+        return self.facts.record.manifest.find(*place)
 
     def figure(self, *place: str) -> Any:
         """Return the summary value at the key path ``place``, or UNKNOWN."""
-        return lookup(self.summary, place)
+        return self.facts.record.summary.find(*place)
 
     def setting(self, path: str) -> Any:
         """Return a setting of the identity, or UNKNOWN."""
@@ -128,26 +130,23 @@ class RunEvidence:
 
     def tracked(self, key: str) -> Any:
         """Return the tracker's value of ``key``, or UNKNOWN."""
-        return UNKNOWN if isinstance(self.told, str) else self.told.get(key, UNKNOWN)
+        config = self.tracker_config
+        return UNKNOWN if isinstance(config, str) else config.get(key, UNKNOWN)
 
 
 def read_evidence(run: RunDir, ask: TrackerQuery, axis: Set[str]) -> RunEvidence:
     """Read a run's records and query the tracker. Raises ConfigError if a record is unreadable."""
     facts = read_run_facts(run)
-    try:
-        manifest, summary = (json.loads(path.read_text()) for path in (run.manifest, run.summary))
-    except (OSError, ValueError) as error:
-        what = f"cannot be read: {type(error).__name__}: {error}"
-        raise ConfigError(Problem(what, str(run.path), code="run.damaged")) from None
-    return RunEvidence(run, facts, manifest, summary, ask(run), axis)
+    # Read here, so that a damaged file is reported before the tracker is queried.
+    _ = facts.record.summary
+    return RunEvidence(facts, ask(run), axis)
 
 
 def query_run_directory(run: RunDir) -> TrackerConfig:
     """Return the configuration sent to trackers, read from the run directory."""
-    try:
-        return RunDirSource(run.path.parent).config(RunRef("", run.path.name, "", run))
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        return f"{run.tracker_facts} cannot be read: {type(error).__name__}"
+    if not run.tracker_facts.exists():
+        return f"{run.tracker_facts} does not exist"
+    return RunDirSource(run.path.parent).config(RunRef("", run.path.name, "", run))
 
 
 def tracker_query(source: RunSource) -> TrackerQuery:
@@ -161,8 +160,8 @@ def tracker_query(source: RunSource) -> TrackerQuery:
     def query(run: RunDir) -> TrackerConfig:
         try:
             facts = TrackerFacts.read(run.tracker_facts)
-        except (OSError, ValueError, TypeError, KeyError) as error:
-            return f"{run.tracker_facts} cannot be read: {type(error).__name__}"
+        except RecordError as error:
+            return f"{run.tracker_facts} cannot be read: {error.problems[0].what}"
         if facts.project not in names:
             names[facts.project] = list(source.names(facts.project))
         matches = [match for match in names[facts.project] if match.name == facts.name]

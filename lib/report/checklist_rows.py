@@ -19,8 +19,9 @@ from lib.report.checklist import (
     value_text,
     values_by_run_text,
 )
-from lib.report.run_facts import UNKNOWN, FieldDifference, field_differences, lookup
+from lib.report.run_facts import FieldDifference, field_differences
 from lib.runs.code import has_commit, run_git
+from lib.runs.record import UNKNOWN
 
 _MAX_FILES_SHOWN = 3
 _SHA_CHARS = 12
@@ -265,8 +266,8 @@ def _extra_remarks(
     for name, path in _EXTRA_FIELDS.get(group, {}).items():
         if declared.keys() & set(_FOLLOWS.get(name, ())):
             continue
-        records = [run.summary if path[0] == "final" else run.manifest for run in runs]
-        values = [(run.name, lookup(record, path)) for run, record in zip(runs, records)]
+        read = RunEvidence.figure if path[0] == "final" else RunEvidence.of
+        values = [(run.name, read(run, *path)) for run in runs]
         known = [(run, value) for run, value in values if value != UNKNOWN]
         for run, value in values:
             if value == UNKNOWN:
@@ -333,13 +334,17 @@ def manifest_row(runs: Sequence[RunEvidence], digest: Callable[[RunEvidence], st
         elif tracked != digest(run):
             what = "manifest.json has changed since the tracker recorded its digest"
             remarks.append(CheckRemark(CheckVerdict.FAIL, what, run.name))
-    unreachable = any(isinstance(run.told, str) for run in runs)
+    unreachable = any(isinstance(run.tracker_config, str) for run in runs)
     advice = "another SOURCE=, or scripts/verify_results.py --folder DIR" if unreachable else ""
     return check_row("manifest", "matches the tracker's digest", remarks, advice)
 
 
 def _untracked(run: RunEvidence, name: str) -> str:
-    return run.told if isinstance(run.told, str) else f"the tracker has no {name} for {run.name}"
+    return (
+        run.tracker_config
+        if isinstance(run.tracker_config, str)
+        else f"the tracker has no {name} for {run.name}"
+    )
 
 
 _Recorded = Sequence[tuple[RunEvidence, Any]]

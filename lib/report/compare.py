@@ -1,6 +1,5 @@
 """Comparison of two run directories: comparability, bitwise equality and loss differences."""
 
-import csv
 import json
 import math
 import statistics
@@ -12,9 +11,10 @@ import numpy as np
 import safetensors
 
 from lib.errors import EXIT_DONE, EXIT_FAILED, EXIT_NOT_COMPARABLE, ConfigError, Problem
-from lib.files import read_jsonl, sha256_file
+from lib.files import sha256_file
 from lib.report.run_facts import FieldDifference, RunFacts, field_differences, speed_differences
-from lib.runs.documents import read_document_results
+from lib.runs.documents import DocumentResult
+from lib.runs.record import RunRecord
 from lib.runs.run_dir import RunDir
 
 # Bitwise comparison of two runs that reports the first difference.
@@ -72,22 +72,22 @@ class BitwiseMatch:
         return ", ".join(fields)
 
 
-def compare_bitwise(a: RunDir, b: RunDir) -> BitwiseMatch | FirstDifference:
+def compare_bitwise(a: RunRecord, b: RunRecord) -> BitwiseMatch | FirstDifference:
     """Compare two finished runs. Raises ConfigError if a file is missing or unreadable."""
+    left, right = _rows(a), _rows(b)
+    skipped = _other_intervals(a, b, left, right)
     try:
-        left, right = _rows(a), _rows(b)
-        skipped = _other_intervals(a, b, left, right)
-        documents = list(zip(_documents(a), _documents(b)))
         divergence = next(_divergences(a, b, left, right, skipped), None)
         # Compare the lengths last: a difference inside the common rows is the earlier one.
-        divergence = divergence or _lengths(left, right, skipped, _documents(a), _documents(b))
+        divergence = divergence or _lengths(left, right, skipped, a.documents, b.documents)
         if divergence is not None:
             return divergence
         compared = sum(key not in skipped for key in left)
-        return BitwiseMatch(compared, len(documents), sha256_file(a.weights), len(skipped))
-    except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
-        what = f"cannot be compared: {type(error).__name__}: {error}"
-        where = f"{a.path} and {b.path}"
+        digest = sha256_file(a.run.weights)
+        return BitwiseMatch(compared, len(a.documents), digest, len(skipped))
+    except (OSError, safetensors.SafetensorError) as error:
+        what = f"weights cannot be compared: {error}"
+        where = f"{a.run.path} and {b.run.path}"
         raise ConfigError(Problem(what, where, code="run.damaged")) from None
 
 
@@ -96,18 +96,14 @@ _Key = tuple[str, int]
 _Rows = Mapping[_Key, Mapping[str, Any]]
 
 
-def _rows(run: RunDir) -> _Rows:
-    return {(row["kind"], row["iteration"]): row for row in read_jsonl(run.metrics)}
+def _rows(record: RunRecord) -> _Rows:
+    typed = zip(record.metrics, record.metrics_fields, strict=True)
+    return {(fields["kind"], row.iteration): fields for row, fields in typed}
 
 
-def _documents(run: RunDir) -> list[dict[str, Any]]:
-    with open(run.per_query, encoding="utf-8", newline="") as stream:
-        return list(csv.DictReader(stream))
-
-
-def _other_intervals(a: RunDir, b: RunDir, left: _Rows, right: _Rows) -> set[_Key]:
+def _other_intervals(a: RunRecord, b: RunRecord, left: _Rows, right: _Rows) -> set[_Key]:
     """Return the rows to skip because the runs use different intervals or statistics sequences."""
-    old, new = (json.loads(run.resolved_config.read_text())["symbols"] for run in (a, b))
+    old, new = a.config.symbols, b.config.symbols
     changed = {
         name for name in (*_INTERVALS.values(), _STATISTICS_ROWS) if old.get(name) != new.get(name)
     }
@@ -119,14 +115,14 @@ def _other_intervals(a: RunDir, b: RunDir, left: _Rows, right: _Rows) -> set[_Ke
 
 
 def _divergences(
-    a: RunDir, b: RunDir, left: _Rows, right: _Rows, skipped: set[_Key]
+    a: RunRecord, b: RunRecord, left: _Rows, right: _Rows, skipped: set[_Key]
 ) -> Iterator[FirstDifference]:
     yield from _initial_weights(a, b)
     for key in (k for k in left if k not in skipped and k in right):
         yield from _fields("metrics.jsonl", f"iteration {key[1]}", left[key], right[key])
-    for old, new in zip(_documents(a), _documents(b)):
-        yield from _fields("per_query.csv", f"document {old['item_id']}", old, new)
-    yield from _final_weights(a, b)
+    for old, new in zip(a.documents, b.documents, strict=False):
+        yield from _fields("per_query.csv", f"document {old.item_id}", old.cells(), new.cells())
+    yield from _final_weights(a.run, b.run)
     yield from _summaries(a, b)
 
 
@@ -154,8 +150,8 @@ def _lengths(
     left: _Rows,
     right: _Rows,
     skipped: set[_Key],
-    old: Sequence[Mapping[str, Any]],
-    new: Sequence[Mapping[str, Any]],
+    old: Sequence[DocumentResult],
+    new: Sequence[DocumentResult],
 ) -> FirstDifference | None:
     one_sided = [
         key for key in (*left, *right) if key not in skipped and (key in left) != (key in right)
@@ -170,8 +166,8 @@ def _lengths(
     return None
 
 
-def _initial_weights(a: RunDir, b: RunDir) -> Iterator[FirstDifference]:
-    digests = [json.loads(run.manifest.read_text())["init_weights_digest"][0] for run in (a, b)]
+def _initial_weights(a: RunRecord, b: RunRecord) -> Iterator[FirstDifference]:
+    digests = [record.manifest.initial_weights_digests[0] for record in (a, b)]
     if digests[0] != digests[1]:
         yield FirstDifference("manifest.json", "before step 1", "initial weights", *digests)
 
@@ -206,8 +202,8 @@ def _element(file: str, tensor: str, old: np.ndarray, new: np.ndarray) -> FirstD
     return FirstDifference(file, tensor, f"element {index}", float(old[index]), float(new[index]))
 
 
-def _summaries(a: RunDir, b: RunDir) -> Iterator[FirstDifference]:
-    old, new = (json.loads(run.summary.read_text())["final"] for run in (a, b))
+def _summaries(a: RunRecord, b: RunRecord) -> Iterator[FirstDifference]:
+    old, new = (record.summary.value(dict, "final") for record in (a, b))
     yield from _fields("summary.json", "final", old, new)
 
 
@@ -239,16 +235,18 @@ class PairedLossDifference:
         return self.loss_b - self.loss_a
 
 
-def compare_document_losses(a: RunDir, b: RunDir) -> PairedLossDifference:
-    """Compare two per_query.csv files that contain the same documents in the same order."""
-    rows_a, rows_b = _losses(a), _losses(b)
-    assert [row[:2] for row in rows_a] == [row[:2] for row in rows_b], "documents differ"
-    gaps = [(y - x) / n for (_, n, x), (_, _, y) in zip(rows_a, rows_b, strict=True)]
+def compare_document_losses(
+    a: Sequence[DocumentResult], b: Sequence[DocumentResult]
+) -> PairedLossDifference:
+    """Compare the results of two runs on the same documents in the same order."""
+    pairs = list(zip(a, b, strict=True))
+    assert all((x.item_id, x.n_tokens) == (y.item_id, y.n_tokens) for x, y in pairs)
+    gaps = [(y.nll_sum - x.nll_sum) / x.n_tokens for x, y in pairs]
     better, equal = sum(gap < 0 for gap in gaps), sum(gap == 0 for gap in gaps)
-    tokens = sum(n for _, n, _ in rows_a)
+    tokens = sum(item.n_tokens for item in a)
     return PairedLossDifference(
-        loss_a=math.fsum(loss for _, _, loss in rows_a) / tokens,
-        loss_b=math.fsum(loss for _, _, loss in rows_b) / tokens,
+        loss_a=math.fsum(item.nll_sum for item in a) / tokens,
+        loss_b=math.fsum(item.nll_sum for item in b) / tokens,
         documents=len(gaps),
         mean=statistics.fmean(gaps),
         sd=statistics.stdev(gaps) if len(gaps) > 1 else None,
@@ -264,12 +262,6 @@ def sign_test_p(better: int, n: int) -> float | None:
         return None
     tail = sum(math.comb(n, k) for k in range(min(better, n - better) + 1))
     return min(1.0, 2 * tail / 2**n)
-
-
-def _losses(run: RunDir) -> Sequence[tuple[str, int, float]]:
-    return [
-        (item.item_id, item.n_tokens, item.nll_sum) for item in read_document_results(run.per_query)
-    ]
 
 
 # Verdict of comparing two runs: bitwise equal, diverged, compared, or not comparable.
@@ -350,7 +342,7 @@ def compare_runs(
 
 def compare_expected_equal(a: RunFacts, b: RunFacts, labels: Sequence[str] = ()) -> RunComparison:
     """Return BITWISE, or DIVERGED at the first differing field, for runs that must be equal."""
-    outcome = compare_bitwise(a.run, b.run)
+    outcome = compare_bitwise(a.record, b.record)
     pair = str(a.run.path), str(b.run.path)
     if isinstance(outcome, BitwiseMatch):
         return RunComparison(*pair, BITWISE, labels=labels, same=outcome)
@@ -417,14 +409,11 @@ def _losses_text(
     """Return the paired losses; None if the runs were evaluated on different tokens."""
     if {"documents", "data", "tokenizer"} & {d.field for d in differing}:
         return None
-    return compare_document_losses(a.run, b.run)
+    return compare_document_losses(a.record.documents, b.record.documents)
 
 
 def _speeds(a: RunFacts, b: RunFacts) -> list[float]:
-    return [
-        float(json.loads(facts.run.summary.read_text())["timing"]["tokens_per_second"])
-        for facts in (a, b)
-    ]
+    return [facts.record.summary.timing.tokens_per_second for facts in (a, b)]
 
 
 def _loss_lines(losses: PairedLossDifference) -> list[str]:

@@ -1,5 +1,6 @@
 """Lazy import of the plotting library."""
 
+import contextlib
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from lib.errors import ConfigError, PreflightError, Problem
-from lib.files import read_jsonl
 from lib.plan.run import PlannedRun
+from lib.runs.record import EvalRow, MissingRecord, RunRecord, TrainRow
 from lib.runs.run_dir import RunDir
 
 
@@ -58,9 +59,9 @@ def read_loss_curves(runs: Sequence[PlannedRun[Any]]) -> list[LossCurve]:
     """Return one curve per variant with logged losses. Raises ConfigError if no run has any."""
     by_variant: dict[str, list[tuple[dict[int, float], dict[int, float]]]] = {}
     for run in runs:
-        path = RunDir(run.path).metrics
-        if path.exists():
-            by_variant.setdefault(run.variant.slug, []).append(_read(path))
+        with contextlib.suppress(MissingRecord):
+            losses = _losses(RunRecord(RunDir(run.path)))
+            by_variant.setdefault(run.variant.slug, []).append(losses)
     curves = [
         LossCurve(slug, _smooth(_mean([t for t, _ in seeds])), _mean([v for _, v in seeds]))
         for slug, seeds in by_variant.items()
@@ -90,7 +91,7 @@ def plot_loss_curves(curves: Sequence[LossCurve], title: str, path: Path) -> Non
     colors = pyplot.colormaps["tab10"].colors
     for panel, part in zip(panels[0], parts, strict=True):
         styles = itertools.cycle((style, color) for style in _STYLES for color in colors)
-        for curve, (style, color) in zip(curves, styles):
+        for curve, (style, color) in zip(curves, styles, strict=False):
             tokens, losses = zip(*vars(curve)[part], strict=True) if vars(curve)[part] else ((), ())
             marker = "." if part == "val" else ""
             panel.plot(tokens, losses, style, color=color, marker=marker, lw=1.2, label=curve.name)
@@ -120,14 +121,10 @@ def loss_axis_limits(series: Sequence[Sequence[tuple[int, float]]]) -> tuple[flo
     return low - margin, high + margin
 
 
-def _read(path: Path) -> tuple[dict[int, float], dict[int, float]]:
+def _losses(record: RunRecord) -> tuple[dict[int, float], dict[int, float]]:
     """Return training and validation loss by training tokens."""
-    train, val = {}, {}
-    for record in read_jsonl(path):
-        if record["kind"] == "train":
-            train[record["tokens"]] = record["loss"]
-        elif record["kind"] == "eval":
-            val[record["tokens"]] = record["val_loss"]
+    train = {row.tokens: row.loss for row in record.metrics if isinstance(row, TrainRow)}
+    val = {row.tokens: row.val_loss for row in record.metrics if isinstance(row, EvalRow)}
     return train, val
 
 

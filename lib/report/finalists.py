@@ -10,7 +10,6 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from lib.errors import EXIT_DONE, EXIT_NOT_COMPARABLE, ConfigError, Problem
 from lib.files import pretty_json
@@ -23,6 +22,7 @@ from lib.report.run_facts import (
 )
 from lib.report.significance import permutation_p, smallest_p, smallest_permutation_p
 from lib.report.table import PairedDifference, SampleStats
+from lib.runs.record import RecordedConfig, RecordError, RunRecord
 from lib.runs.run_dir import RunDir, State, read_status
 
 # With fewer seeds, the standard deviation is too uncertain to report.
@@ -103,10 +103,10 @@ def compare_over_seeds(runs: Sequence[RunDir], names: Mapping[str, str]) -> Sign
     grouped: dict[str, list[SeedRun]] = {}
     min_seeds = MIN_SEEDS
     for run in runs:
-        resolved = _resolved(run)
-        settings = flatten_identity(resolved["identity"])
+        config = _recorded_config(run)
+        settings = flatten_identity(config.identity)
         seed = settings.pop("seed")
-        min_seeds = max(min_seeds, int(resolved["symbols"].get("FINALIST_MIN_SEEDS", 0)))
+        min_seeds = max(min_seeds, int(config.symbols.get("FINALIST_MIN_SEEDS", 0)))
         key = json.dumps(settings, sort_keys=True)
         grouped.setdefault(key, []).append(_finalist(run, seed))
     groups = [_group(seeds, min_seeds) for seeds in grouped.values()]
@@ -120,14 +120,12 @@ def compare_over_seeds(runs: Sequence[RunDir], names: Mapping[str, str]) -> Sign
     return SignificanceReport(min_seeds, groups, contrasts, problems)
 
 
-def _resolved(run: RunDir) -> dict[str, Any]:
+def _recorded_config(run: RunDir) -> RecordedConfig:
     try:
-        resolved: dict[str, Any] = json.loads(run.resolved_config.read_text())
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            Problem(f"not a run directory: {error}", str(run.path), "RUNS=", code="run.not-found")
-        ) from None
-    return resolved
+        return RunRecord(run).config
+    except RecordError as error:
+        what = f"not a run directory: {error}"
+        raise ConfigError(Problem(what, str(run.path), "RUNS=", code="run.not-found")) from None
 
 
 def _finalist(run: RunDir, seed: int) -> SeedRun:
@@ -139,9 +137,8 @@ def _finalist(run: RunDir, seed: int) -> SeedRun:
         reason = f"{label}: {message}" if message else label
         return SeedRun(str(run.path), seed, None, reason, None)
     facts = read_run_facts(run)
-    final = json.loads(run.summary.read_text())["final"]
-    entropy = float(final["unigram_entropy"])
-    return SeedRun(str(run.path), seed, float(final["val_loss"]), "done", facts, entropy)
+    final = facts.record.summary.final
+    return SeedRun(str(run.path), seed, final.val_loss, "done", facts, final.unigram_entropy)
 
 
 def _group(seeds: Sequence[SeedRun], min_seeds: int) -> SeedGroup:

@@ -4,12 +4,10 @@ A sweep reuses runs that another study has already trained; the file ``ELSEWHERE
 of these runs.
 """
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from lib.config.field import SymbolValue
 from lib.errors import ConfigError, Problem
@@ -17,6 +15,7 @@ from lib.files import write_atomic
 from lib.plan.run import run_key
 from lib.report.run_facts import RunFacts, observed_differences, read_run_facts
 from lib.report.table import SampleStats
+from lib.runs.record import FinalResults, RecordError
 from lib.runs.run_dir import RunDir, State, read_status
 
 REUSED_RUNS_FILE = "elsewhere.txt"
@@ -49,11 +48,17 @@ class Leaderboard:
 
 @dataclass(frozen=True)
 class _FinishedRun:
-    name: str
-    symbols: Mapping[str, SymbolValue]
-    final: Mapping[str, Any]
-    seconds: float
     facts: RunFacts
+    final: FinalResults
+    seconds: float
+
+    @property
+    def name(self) -> str:
+        return self.facts.run.path.name
+
+    @property
+    def symbols(self) -> Mapping[str, SymbolValue]:
+        return self.facts.symbols
 
 
 def record_reused_runs(folder: Path, runs: Sequence[Path]) -> None:
@@ -114,12 +119,11 @@ def _read(run: RunDir) -> _FinishedRun | str:
     if status is None or status.state is not State.SUCCESS:
         return "not started" if status is None else status.state.lower()
     try:
-        symbols = json.loads(run.resolved_config.read_text())["symbols"]
-        summary = json.loads(run.summary.read_text())
-        seconds = float(summary["timing"]["train_seconds"])
-        return _FinishedRun(run.path.name, symbols, summary["final"], seconds, read_run_facts(run))
-    except (OSError, ValueError, KeyError, TypeError, ConfigError) as error:
-        return f"damaged: {type(error).__name__}: {error}"
+        facts = read_run_facts(run)
+        summary = facts.record.summary
+        return _FinishedRun(facts, summary.final, summary.timing.train_seconds)
+    except RecordError as error:
+        return f"damaged: {error}"
 
 
 def _split_comparable(done: Sequence[_FinishedRun]) -> tuple[list[_FinishedRun], list[str]]:
@@ -151,14 +155,14 @@ def _entries(done: Sequence[_FinishedRun], ignored: Sequence[str]) -> list[Leade
 
 
 def _entry(settings: Mapping[str, SymbolValue], group: Sequence[_FinishedRun]) -> LeaderboardEntry:
-    loss = SampleStats.of([float(run.final["val_loss"]) for run in group])
+    loss = SampleStats.of([run.final.val_loss for run in group])
     assert loss is not None
     first = group[0].final
     return LeaderboardEntry(
         val_loss=loss,
         settings=settings,
-        parameters=int(first["parameters"]),
-        tokens=int(first["tokens"]),
+        parameters=first.parameters,
+        tokens=first.tokens,
         train_seconds=sum(run.seconds for run in group) / len(group),
         runs=[run.name for run in group],
     )

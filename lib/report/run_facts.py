@@ -6,23 +6,20 @@ and UNKNOWN compares unequal to everything, including itself.
 """
 
 import hashlib
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lib.errors import ConfigError, Problem
 from lib.files import canonical_json
-from lib.runs.documents import read_document_results
+from lib.runs.documents import DocumentResult
+from lib.runs.record import UNKNOWN, DamagedRecord, RunManifest, RunRecord
 from lib.runs.run_dir import RunDir
 
-# Value of a fact that was not recorded.
-UNKNOWN = "unknown"
 # Value of a setting of a component that the run does not have.
 MISSING_SETTING = "-"
 
 # Field → path in the manifest.
-_OBSERVED = {
+_OBSERVED: Mapping[str, Sequence[str]] = {
     "data": ("data", "digest"),
     "tokenizer": ("data", "tokenizer", "digest"),
     "split": ("data", "split"),
@@ -52,21 +49,23 @@ _OBSERVED = {
     },
 }
 # Further facts that affect only the speed.
-_SPEED = {
+_SPEED: Mapping[str, Sequence[str]] = {
     "gpu": ("hardware", "gpu_name"),
     "driver": ("hardware", "driver_version"),
     "debug_flags": ("debug_flags",),
 }
 # Knobs that affect only the speed.
-_SPEED_KNOBS = ("expandable_segments", "num_workers", "pin_memory", "prefetch_factor")
-_SPEED_KNOBS += ("persistent_workers", "compile_warmup_steps")
+_SPEED_KNOBS = (
+    *("expandable_segments", "num_workers", "pin_memory", "prefetch_factor"),
+    *("persistent_workers", "compile_warmup_steps"),
+)
 
 
 @dataclass(frozen=True)
 class RunFacts:
-    """Settings, observed facts and code digests of one run, read from its directory."""
+    """Settings, observed facts and code digests of one run, from its record."""
 
-    run: RunDir
+    record: RunRecord
     # Path → value of the identity; the name of a component is the value at the component's path.
     settings: Mapping[str, Any]
     observed: Mapping[str, Any]
@@ -76,7 +75,16 @@ class RunFacts:
     sources: Mapping[str, str]
     # Further facts that affect only the speed.
     speed: Mapping[str, Any]
-    symbols: Mapping[str, Any]
+
+    @property
+    def run(self) -> RunDir:
+        """Return the paths of the run."""
+        return self.record.run
+
+    @property
+    def symbols(self) -> Mapping[str, Any]:
+        """Return the value of every Kconfig symbol."""
+        return self.record.config.symbols
 
     def value(self, field: str) -> Any:
         """Return the value of ``field``: an observed fact, ``code``, a setting or a symbol.
@@ -96,13 +104,34 @@ def read_run_facts(run: RunDir) -> RunFacts:
 
     Raises ConfigError if a record is missing or unreadable.
     """
-    try:
-        resolved = json.loads(run.resolved_config.read_text())
-        manifest = json.loads(run.manifest.read_text())
-        return _facts(run, resolved, manifest)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        what = f"cannot be compared: {type(error).__name__}: {error}"
-        raise ConfigError(Problem(what, str(run.path), code="run.damaged")) from None
+    record = RunRecord(run)
+    manifest = record.manifest
+    observed = {name: manifest.find(*path) for name, path in _OBSERVED.items()}
+    observed["documents"] = _documents_digest(record.documents)
+    observed["oom_fallbacks"] = _fallbacks(manifest)
+    knobs = manifest.find("knobs")
+    by_name: Mapping[str, Any] = knobs if isinstance(knobs, Mapping) else {}
+    for name, knob in by_name.items():
+        if not isinstance(knob, Mapping) or not knob.keys() >= {"requested", "observed"}:
+            expected = f"knobs.{name} with its requested and observed value"
+            raise DamagedRecord(run.manifest, expected, repr(knob)[:60])
+    speed = {name: manifest.find(*path) for name, path in _SPEED.items()}
+    for name, knob in by_name.items():
+        table = speed if name in _SPEED_KNOBS else observed
+        observed_value = knob["observed"]
+        # The index among identical devices does not matter.
+        table[f"knobs.{name}"] = (
+            str(observed_value).partition(":")[0] if name == "device" else observed_value
+        )
+    sources = manifest.find("origin", "sources")
+    return RunFacts(
+        record=record,
+        settings=flatten_identity(record.config.identity),
+        observed=observed,
+        requested={f"knobs.{name}": knob["requested"] for name, knob in by_name.items()},
+        sources=sources if isinstance(sources, Mapping) else {},
+        speed=speed,
+    )
 
 
 def code_digest(sources: Mapping[str, str], names: Sequence[str] | Mapping[str, str]) -> str:
@@ -133,55 +162,15 @@ def flatten_identity(identity: Any, path: str = "") -> dict[str, Any]:
     return {path: identity}
 
 
-def _facts(
-    run: RunDir,
-    resolved: Mapping[str, Any],
-    manifest: Mapping[str, Any],
-) -> RunFacts:
-    observed = {name: lookup(manifest, path) for name, path in _OBSERVED.items()}
-    observed["documents"] = _documents(run)
-    observed["oom_fallbacks"] = _fallbacks(manifest)
-    knobs = lookup(manifest, ("knobs",))
-    by_name = knobs if isinstance(knobs, Mapping) else {}
-    speed = {name: lookup(manifest, path) for name, path in _SPEED.items()}
-    for name, knob in by_name.items():
-        table = speed if name in _SPEED_KNOBS else observed
-        observed_value = knob["observed"]
-        # The index among identical devices does not matter.
-        table[f"knobs.{name}"] = (
-            str(observed_value).partition(":")[0] if name == "device" else observed_value
-        )
-    sources = lookup(manifest, ("origin", "sources"))
-    return RunFacts(
-        run=run,
-        settings=flatten_identity(resolved["identity"]),
-        observed=observed,
-        requested={f"knobs.{name}": knob["requested"] for name, knob in by_name.items()},
-        sources=sources if isinstance(sources, Mapping) else {},
-        speed=speed,
-        symbols=resolved["symbols"],
-    )
-
-
-def lookup(record: Any, place: Sequence[str]) -> Any:
-    """Return the value at the key path ``place`` of a record; UNKNOWN if it is missing."""
-    for key in place:
-        if not isinstance(record, Mapping) or key not in record:
-            return UNKNOWN
-        record = record[key]
-    return record
-
-
-def _documents(run: RunDir) -> str:
+def _documents_digest(documents: Sequence[DocumentResult]) -> str:
     """Return the digest over all evaluation documents and their predicted tokens, in order."""
-    items = read_document_results(run.per_query)
-    documents = [[item.item_id, item.tokens_sha256, item.n_tokens] for item in items]
-    return hashlib.sha256(canonical_json(documents).encode()).hexdigest()
+    facts = [[item.item_id, item.tokens_sha256, item.n_tokens] for item in documents]
+    return hashlib.sha256(canonical_json(facts).encode()).hexdigest()
 
 
-def _fallbacks(manifest: Mapping[str, Any]) -> Any:
+def _fallbacks(manifest: RunManifest) -> Any:
     """Return the fallbacks applied after running out of memory, without their peak memory."""
-    steps = lookup(manifest, ("oom_fallbacks",))
+    steps = manifest.find("oom_fallbacks")
     if not isinstance(steps, list):
         return UNKNOWN
     return [{k: v for k, v in step.items() if k != "peak_bytes"} for step in steps]

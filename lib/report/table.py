@@ -1,22 +1,21 @@
 """Speed, memory and utilisation of a finished run, from its telemetry and timing records."""
 
-import json
+import contextlib
 import math
 import re
 import statistics
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
 from lib.errors import ConfigError, Problem
-from lib.files import canonical_json, read_jsonl
+from lib.files import canonical_json
 from lib.plan.run import PlannedRun, RunVariant, default_run_path
 from lib.report.run_facts import RunFacts, code_digest, observed_differences, read_run_facts
 from lib.report.significance import sign_flip_p
 from lib.runs.audit import artifact_findings
+from lib.runs.record import FinalResults, RecordError, RunRecord, RunTiming, TelemetrySample
 from lib.runs.run_dir import RunDir, State, read_status
 from lib.tracking.reader import mean_metrics
 
@@ -33,17 +32,21 @@ UTILISATION_COLUMNS: Mapping[str, tuple[str, str]] = {
 }
 
 
-def run_utilisation(run: RunDir, tokens_per_second: float) -> dict[str, float]:
-    """Return the known figures of ``COLUMNS`` by name, over all GPUs of the run.
+def run_utilisation(record: RunRecord) -> dict[str, float]:
+    """Return the known figures of ``UTILISATION_COLUMNS`` by name, over all GPUs of the run.
 
     The first telemetry sample is skipped: the sampler takes it before the first step. A damaged
     telemetry file counts as empty, because a killed sampler must not prevent the table.
     """
-    mfu = [row["mfu"] for row in _records(run.timing) if row.get("mfu") is not None]
-    figures = {"tokens_per_second": tokens_per_second}
+    mfu: list[float] = []
+    samples: Sequence[TelemetrySample] = ()
+    with contextlib.suppress(RecordError):
+        mfu = [row.mfu for row in record.timings if row.mfu is not None]
+    with contextlib.suppress(RecordError):
+        samples = record.telemetry[1:]
+    figures = {"tokens_per_second": record.summary.timing.tokens_per_second}
     figures |= {"mfu": median(mfu)} if mfu else {}
-    if samples := _records(run.telemetry)[1:]:
-        figures |= mean_metrics(samples) | _peaks(samples)
+    figures |= mean_metrics(samples) | _peaks(samples) if samples else {}
     return {name: figures[name] for name in UTILISATION_COLUMNS if name in figures}
 
 
@@ -57,18 +60,11 @@ def mean_over_seeds(by_seed: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {name: fmean(figures[name] for figures in by_seed) for name in names}
 
 
-def _peaks(samples: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    used = [[gpu["memory_used_mib"] for gpu in sample["gpus"]] for sample in samples]
+def _peaks(samples: Sequence[TelemetrySample]) -> dict[str, float]:
+    used = [[gpu["memory_used_mib"] for gpu in sample.gpus] for sample in samples]
     totals = [sum(gpus) for gpus in used if gpus and None not in gpus]
-    peaks = {"process/rss_peak_gb": max(s["rss_mib"] for s in samples) / _MIB_PER_GB}
+    peaks = {"process/rss_peak_gb": max(s.rss_mib for s in samples) / _MIB_PER_GB}
     return peaks | ({"gpu/memory_used_peak_gb": max(totals) / _MIB_PER_GB} if totals else {})
-
-
-def _records(path: Path) -> list[dict[str, Any]]:
-    try:
-        return [*read_jsonl(path)]
-    except (OSError, ValueError):
-        return []
 
 
 # The result of one run, read from its directory, or the reason that there is no result.
@@ -76,24 +72,15 @@ def _records(path: Path) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class RunResult:
-    """Figures of a finished run. Losses are in nats per token."""
+    """A finished run whose records can be read."""
 
     run: PlannedRun[Any]
-    val_loss: float
-    unigram_entropy: float
-    parameters: int
-    tokens: int
-    iterations: int
-    train_seconds: float
-    tokens_per_second: float
-    # Fraction of the prunable weights that is zero.
-    sparsity: float
-    # Sparsity by layer: matrices are grouped by their name up to the first number.
-    sparsity_by_layer: Mapping[str, float]
-    # Speed, memory and utilisation by name.
-    machine: Mapping[str, float]
     # Facts that two runs must share to be compared.
     facts: RunFacts
+    final: FinalResults
+    timing: RunTiming
+    # Speed, memory and utilisation by name.
+    machine: Mapping[str, float]
 
 
 @dataclass(frozen=True)
@@ -118,45 +105,30 @@ def read_run_result(run: PlannedRun[Any]) -> RunResult | MissingResult:
     if findings := artifact_findings(directory, every_byte=False):
         return MissingResult(run, State.INVALID.lower(), str(findings[0]))
     try:
-        identity = json.loads(directory.resolved_config.read_text())["identity"]
-        if canonical_json(identity) != canonical_json(run.config.identity()):
+        facts = read_run_facts(directory)
+        record = facts.record
+        if canonical_json(record.config.identity) != canonical_json(run.config.identity()):
             return MissingResult(run, "not comparable", "identity differs from the planned run")
-        summary = json.loads(directory.summary.read_text())
-        return _result(run, summary["final"], summary["timing"], read_run_facts(directory))
-    except ConfigError as error:
+        summary = record.summary
+        return RunResult(run, facts, summary.final, summary.timing, run_utilisation(record))
+    except RecordError as error:
         return MissingResult(run, State.INVALID.lower(), error.problems[0].what)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        return MissingResult(run, State.INVALID.lower(), f"{type(error).__name__}: {error}")
 
 
-def _result(
-    run: PlannedRun[Any], final: dict[str, Any], timing: dict[str, Any], facts: RunFacts
-) -> RunResult:
-    return RunResult(
-        run=run,
-        val_loss=float(final["val_loss"]),
-        unigram_entropy=float(final["unigram_entropy"]),
-        parameters=int(final["parameters"]),
-        tokens=int(final["tokens"]),
-        iterations=int(final["iterations"]),
-        train_seconds=float(timing["train_seconds"]),
-        tokens_per_second=float(timing["tokens_per_second"]),
-        sparsity=float(final["sparsity"]),
-        sparsity_by_layer=_by_layer(final["sparsity_by_layer"], final["prunable_weights"]),
-        machine=run_utilisation(RunDir(run.path), float(timing["tokens_per_second"])),
-        facts=facts,
-    )
+def sparsity_by_layer(final: FinalResults) -> dict[str, float]:
+    """Return the fraction of zeros in each layer from the matrices' fractions and sizes.
 
-
-def _by_layer(shares: Mapping[str, float], weights: Mapping[str, int]) -> dict[str, float]:
-    """Return the fraction of zeros in each layer from the matrices' fractions and sizes."""
-    zeros, sizes = Counter[str](), Counter[str]()
-    for name, share in shares.items():
+    Matrices are grouped by their name up to the first number.
+    """
+    zeros: dict[str, float] = {}
+    sizes: dict[str, int] = {}
+    for name, share in final.sparsity_by_layer.items():
         # h.3.attn.c_attn.weight belongs to layer h.3, wte.weight to wte.
         match = re.match(r".*?\d+(?=\.)", name)
         layer = match[0] if match else name.rpartition(".")[0]
-        zeros[layer] += share * weights[name]
-        sizes[layer] += weights[name]
+        size = final.prunable_weights[name]
+        zeros[layer] = zeros.get(layer, 0) + share * size
+        sizes[layer] = sizes.get(layer, 0) + size
     return {layer: zeros[layer] / size for layer, size in sizes.items()}
 
 
@@ -273,7 +245,7 @@ class PairedDifference(SampleStats):
     def of(cls, values: Sequence[float]) -> "PairedDifference | None":
         """Return the statistics of ``values``; None if there are none."""
         stat = SampleStats.of(values)
-        return stat and cls(stat.mean, stat.sd, stat.n, sign_flip_p(values))
+        return None if stat is None else cls(stat.mean, stat.sd, stat.n, sign_flip_p(values))
 
 
 @dataclass(frozen=True)
@@ -342,7 +314,8 @@ def build_table(
     Raises ConfigError if ``label_by`` contains an unknown field.
     """
     items = [read_run_result(run) for run in runs]
-    rows, compared = [], []
+    rows: list[TableRow] = []
+    compared: list[RunResult | MissingResult] = []
     for arm, arm_items in _by_arm(items).items():
         variants = list({item.run.variant.slug: item.run.variant for item in arm_items}.values())
         baseline = next((v.slug for v in variants if not v.parent), "")
@@ -361,7 +334,7 @@ def build_table(
         if r.run.path != default_run_path(r.run, r.run.path.parents[1] / study)
     ]
     notes += [f"{run.label}: reuses run {run.path.parent.name}/{run.path.name}" for run in reused]
-    unigram_entropy = results[0].unigram_entropy if results else None
+    unigram_entropy = results[0].final.unigram_entropy if results else None
     return ResultTable(study, rows, unigram_entropy, notes, left_out)
 
 
@@ -414,18 +387,18 @@ def _row(
     kept: Collection[str],
     labels: Mapping[str, str],
 ) -> TableRow:
-    loss = SampleStats.of([r.val_loss for r in results])
+    loss = SampleStats.of([r.final.val_loss for r in results])
     return TableRow(
         variant=variant,
         val_loss=loss,
         perplexity=_perplexity(loss),
         delta_baseline=_difference(results, baseline),
         delta_parent=_difference(results, parent),
-        parameters=results[0].parameters if results else None,
-        tokens=_mean([r.tokens for r in results]),
-        train_seconds=_mean([r.train_seconds for r in results]),
-        sparsity=_mean([r.sparsity for r in results]),
-        sparsity_by_layer=_layers([r.sparsity_by_layer for r in results]),
+        parameters=results[0].final.parameters if results else None,
+        tokens=_mean([r.final.tokens for r in results]),
+        train_seconds=_mean([r.timing.train_seconds for r in results]),
+        sparsity=_mean([r.final.sparsity for r in results]),
+        sparsity_by_layer=_layers([sparsity_by_layer(r.final) for r in results]),
         machine=mean_over_seeds([r.machine for r in results]),
         state=_state(results, holes, kept),
         labels=labels,
@@ -443,9 +416,9 @@ def _difference(
     results: Sequence[RunResult], others: Sequence[RunResult]
 ) -> PairedDifference | None:
     """Return the difference from ``others`` over the seeds that both have."""
-    by_seed = {other.run.seed: other.val_loss for other in others}
+    by_seed = {other.run.seed: other.final.val_loss for other in others}
     return PairedDifference.of(
-        [r.val_loss - by_seed[r.run.seed] for r in results if r.run.seed in by_seed]
+        [r.final.val_loss - by_seed[r.run.seed] for r in results if r.run.seed in by_seed]
     )
 
 

@@ -2,21 +2,15 @@
 
 import itertools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from lib.files import sha256_file, sha256_prefix
-from lib.runs.documents import (
-    DocumentResult,
-    InvalidRow,
-    evaluation_metrics,
-    expected_calibration_error,
-    read_document_results,
-    train_loss,
-)
+from lib.runs.documents import evaluation_metrics, expected_calibration_error, train_loss
 from lib.runs.finalize import SCHEMA_VERSION, manifest_digest, volatile_digest
+from lib.runs.record import JsonRecord, RecordError, RunRecord, read_manifest
 from lib.runs.run_dir import RunDir, State, read_status
 
 # Audit findings, and JSON readers as strict as this program's writers.
@@ -38,42 +32,6 @@ def mismatch(file: str, name: str, expected: Any, found: Any) -> Iterator[AuditF
     """Yield a finding unless both values are equal in type and value; floats compare bit by bit."""
     if type(expected) is not type(found) or expected != found:
         yield AuditFinding(file, f"{name} {_shown(expected)}", _shown(found))
-
-
-def read_strict_json(path: Path) -> dict[str, Any]:
-    """Return the JSON object of a file. Raises ValueError for anything else, NaN and Infinity
-    included.
-    """
-    return _object(path.read_text(encoding="utf-8"))
-
-
-def read_strict_json_lines(path: Path) -> list[dict[str, Any]]:
-    """Return the JSON objects of a file with one object per line.
-
-    Raises ValueError with the line number if a line is not an object or the last line is
-    incomplete.
-    """
-    text = path.read_text(encoding="utf-8")
-    if not text.endswith("\n"):
-        raise ValueError("the last line is incomplete (no newline at the end)")
-    records = []
-    for number, line in enumerate(text.splitlines(), 1):
-        try:
-            records.append(_object(line))
-        except ValueError as error:
-            raise ValueError(f"line {number}: {error}") from None
-    return records
-
-
-def _object(text: str) -> dict[str, Any]:
-    record = json.loads(text, parse_constant=_reject_constant)
-    if not isinstance(record, dict):
-        raise ValueError(f"not a JSON object (got {type(record).__name__})")
-    return record
-
-
-def _reject_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not valid JSON")
 
 
 def _shown(value: Any) -> str:
@@ -112,9 +70,9 @@ def artifact_findings(run: RunDir, *, every_byte: bool) -> list[AuditFinding]:
     if any(finding.file == run.manifest.name for finding in findings):
         return findings
     try:
-        manifest = read_strict_json(run.manifest)
-    except (OSError, ValueError) as error:
-        return [*findings, AuditFinding(run.manifest.name, "a JSON object", str(error))]
+        manifest = read_manifest(run).fields
+    except RecordError as error:
+        return [*findings, _finding(error)]
     try:
         return [
             *findings,
@@ -361,92 +319,69 @@ def _type_names(kinds: type | tuple[type, ...]) -> str:
 # Recomputation of a run's results from its own files: figures, rows, digests. Imports no torch.
 
 
-@dataclass(frozen=True)
-class RunRecords:
-    """The parsed files of a run, validated against their schemas."""
-
-    manifest: dict[str, Any]
-    summary: dict[str, Any]
-    resolved: dict[str, Any]
-    metrics: list[dict[str, Any]]
-    items: list[DocumentResult]
-
-
-def read_run_records(run: RunDir) -> tuple[RunRecords | None, list[AuditFinding]]:
-    """Read all files. Returns None and the findings if any file is invalid."""
+def schema_problems(record: RunRecord) -> list[AuditFinding]:
+    """Return a finding for every unreadable file, and for every field of an unexpected type."""
     findings: list[AuditFinding] = []
-    objects = {
-        path: _json_object(path, expected_schema, findings)
-        for path, expected_schema in (
-            (run.manifest, MANIFEST_SCHEMA),
-            (run.summary, SUMMARY_SCHEMA),
-            (run.resolved_config, RESOLVED_CONFIG_SCHEMA),
-        )
-    }
-    metrics, items = _metrics(run.metrics, findings), _items(run.per_query, findings)
-    if findings:
-        return None, findings
-    return RunRecords(*objects.values(), metrics, items), []
+    readers: Sequence[tuple[Callable[[], JsonRecord], RecordSchema]] = (
+        (lambda: record.manifest, MANIFEST_SCHEMA),
+        (lambda: record.summary, SUMMARY_SCHEMA),
+        (lambda: record.config, RESOLVED_CONFIG_SCHEMA),
+    )
+    for read, required_fields in readers:
+        try:
+            content = read()
+        except RecordError as error:
+            findings.append(_finding(error))
+        else:
+            findings += schema_findings(content.file.name, content.fields, required_fields)
+    findings += _metrics_problems(record)
+    try:
+        _ = record.documents
+    except RecordError as error:
+        findings.append(_finding(error))
+    return findings
 
 
-def consistency_findings(run: RunDir, contents: RunRecords) -> list[AuditFinding]:
+def consistency_findings(record: RunRecord) -> list[AuditFinding]:
     """Return the findings of all cross-checks between the files of a run."""
     return [
-        *_figures(run, contents),
-        *_calibration(run, contents.summary),
-        *_rows(run, contents),
-        *_shared(run, contents),
-        *_log(run, contents),
+        *_figures(record),
+        *_calibration(record),
+        *_rows(record),
+        *_shared(record),
+        *_log(record),
     ]
 
 
-def _json_object(
-    path: Path, expected_schema: RecordSchema, findings: list[AuditFinding]
-) -> dict[str, Any]:
-    try:
-        record = read_strict_json(path)
-    except (OSError, ValueError) as error:
-        findings.append(AuditFinding(path.name, "a JSON object", str(error)))
-        return {}
-    findings.extend(schema_findings(path.name, record, expected_schema))
-    return record
+def _finding(error: RecordError) -> AuditFinding:
+    name = f"{error.file.name}:{error.line}" if error.line else error.file.name
+    return AuditFinding(name, error.expected, error.actual)
 
 
-def _metrics(path: Path, findings: list[AuditFinding]) -> list[dict[str, Any]]:
+def _metrics_problems(record: RunRecord) -> Iterator[AuditFinding]:
     try:
-        records = read_strict_json_lines(path)
-    except (OSError, ValueError) as error:
-        findings.append(AuditFinding(path.name, "one JSON object per line", str(error)))
-        return []
-    for number, record in enumerate(records, 1):
-        where, kind = f"{path.name}:{number}", record.get("kind")
-        if kind in METRICS_ROW_SCHEMAS:
-            findings.extend(schema_findings(where, record, METRICS_ROW_SCHEMAS[kind]))
+        rows = record.metrics_fields
+    except RecordError as error:
+        yield _finding(error)
+        return
+    for number, row in enumerate(rows, 1):
+        where, kind = f"{record.run.metrics.name}:{number}", row.get("kind")
+        if isinstance(kind, str) and kind in METRICS_ROW_SCHEMAS:
+            yield from schema_findings(where, row, METRICS_ROW_SCHEMAS[kind])
         else:
-            kinds = ", ".join(METRICS_ROW_SCHEMAS)
-            findings.append(AuditFinding(where, f"kind in {kinds}", repr(kind)))
-    return records
+            yield AuditFinding(where, f"kind in {', '.join(METRICS_ROW_SCHEMAS)}", repr(kind))
 
 
-def _items(path: Path, findings: list[AuditFinding]) -> list[DocumentResult]:
-    try:
-        return read_document_results(path)
-    except InvalidRow as error:
-        findings.append(AuditFinding(path.name, error.expected, error.found))
-    except (OSError, ValueError) as error:
-        findings.append(AuditFinding(path.name, "rows", str(error)))
-    return []
-
-
-def _figures(run: RunDir, contents: RunRecords) -> Iterator[AuditFinding]:
+def _figures(record: RunRecord) -> Iterator[AuditFinding]:
     """Recompute the summary from the rows; floats must be equal to the last bit."""
-    final, timing, name = contents.summary["final"], contents.summary["timing"], run.summary.name
-    expected = evaluation_metrics(contents.items)
-    if not _gap(contents):
-        expected["train_loss"] = train_loss(contents.metrics, final["iterations"])
+    run, summary = record.run, record.summary.fields
+    final, timing, name = summary["final"], summary["timing"], run.summary.name
+    expected = evaluation_metrics(record.documents)
+    if not _gap(record):
+        expected["train_loss"] = train_loss(record.metrics_fields, final["iterations"])
     for field, value in expected.items():
         yield from mismatch(name, f"final.{field}", value, final[field])
-    steps = {item.eval_step for item in contents.items}
+    steps = {item.eval_step for item in record.documents}
     yield from mismatch(run.per_query.name, "eval_step", [final["iterations"]], [*steps])
     seconds = timing["train_seconds"]
     for field, value in (
@@ -456,8 +391,9 @@ def _figures(run: RunDir, contents: RunRecords) -> Iterator[AuditFinding]:
         yield from mismatch(name, f"timing.{field}", value, timing[field])
 
 
-def _calibration(run: RunDir, summary: Mapping[str, Any]) -> Iterator[AuditFinding]:
-    name, final, bins = run.summary.name, summary["final"], summary["calibration"]
+def _calibration(record: RunRecord) -> Iterator[AuditFinding]:
+    name, summary = record.run.summary.name, record.summary.fields
+    final, bins = summary["final"], summary["calibration"]
     error = expected_calibration_error(bins)
     recorded = final["expected_calibration_error"]
     yield from mismatch(name, "final.expected_calibration_error", error, recorded)
@@ -466,19 +402,19 @@ def _calibration(run: RunDir, summary: Mapping[str, Any]) -> Iterator[AuditFindi
     yield from mismatch(name, "accuracy of calibration", final["token_accuracy"], correct)
 
 
-def _rows(run: RunDir, contents: RunRecords) -> Iterator[AuditFinding]:
+def _rows(record: RunRecord) -> Iterator[AuditFinding]:
     """Check that each iteration has one row and that the last evaluation equals the summary."""
-    name, final = run.metrics.name, contents.summary["final"]
+    name, final = record.run.metrics.name, record.summary.fields["final"]
     order = [*METRICS_ROW_SCHEMAS]
-    keys = [(row["iteration"], order.index(row["kind"])) for row in contents.metrics]
+    keys = [(row["iteration"], order.index(row["kind"])) for row in record.metrics_fields]
     if keys != sorted(set(keys)):
         yield AuditFinding(name, "rows in order of iteration without duplicates", "another order")
-    if missing := _gap(contents):
+    if missing := _gap(record):
         yield AuditFinding(name, f"one row for each of {final['iterations']} iterations", missing)
     else:
-        tokens = max(row["tokens"] for row in contents.metrics)
+        tokens = max(row["tokens"] for row in record.metrics_fields)
         yield from mismatch(name, "tokens", final["tokens"], tokens)
-    last = contents.metrics[-1]
+    last = record.metrics_fields[-1]
     if last["kind"] != "eval":
         yield AuditFinding(name, "an eval row at the end", last["kind"])
         return
@@ -487,25 +423,25 @@ def _rows(run: RunDir, contents: RunRecords) -> Iterator[AuditFinding]:
         yield from mismatch(name, f"last {field}", final[field], last[field])
 
 
-def _gap(contents: RunRecords) -> str:
+def _gap(record: RunRecord) -> str:
     """Return a description of the first missing or extra training row; "" if there is none."""
-    iterations = [row["iteration"] for row in contents.metrics if row["kind"] == "train"]
-    planned = contents.summary["final"]["iterations"]
+    iterations = [row["iteration"] for row in record.metrics_fields if row["kind"] == "train"]
+    planned = record.summary.fields["final"]["iterations"]
     for expected, recorded in itertools.zip_longest(range(1, planned + 1), iterations):
         if expected != recorded:
             return f"iteration {recorded} in place of {expected}"
     return ""
 
 
-def _shared(run: RunDir, contents: RunRecords) -> Iterator[AuditFinding]:
+def _shared(record: RunRecord) -> Iterator[AuditFinding]:
     """Compare the facts that two files record."""
-    manifest, summary, resolved = contents.manifest, contents.summary, contents.resolved
-    symbols, name = resolved["symbols"], run.manifest.name
+    run, manifest, summary = record.run, record.manifest.fields, record.summary.fields
+    symbols, name = record.config.symbols, run.manifest.name
     for field, expected, found in (
         ("seeds.seed", symbols.get("SEED"), manifest["seeds"]["seed"]),
         ("run.run_profile", symbols.get("RUN_PROFILE"), manifest["run"]["run_profile"]),
-        ("run.hash8", resolved["hash8"], manifest["run"]["hash8"]),
-        ("config.overrides", resolved["settings"], manifest["config"]["overrides"]),
+        ("run.hash8", record.config.hash8, manifest["run"]["hash8"]),
+        ("config.overrides", record.config.settings, manifest["config"]["overrides"]),
     ):
         yield from mismatch(name, field, expected, found)
     name = run.summary.name
@@ -520,12 +456,12 @@ def _shared(run: RunDir, contents: RunRecords) -> Iterator[AuditFinding]:
         )
 
 
-def _log(run: RunDir, contents: RunRecords) -> Iterator[AuditFinding]:
+def _log(record: RunRecord) -> Iterator[AuditFinding]:
     """Check that the log contains the run's seed, profile and device."""
+    run, manifest = record.run, record.manifest.fields
     if not run.logs.is_file():
         return
     text = run.logs.read_text(encoding="utf-8", errors="replace")
-    manifest = contents.manifest
     expected: Sequence[str] = (
         f"seed {manifest['seeds']['seed']} ",
         manifest["run"]["run_profile"],

@@ -1,8 +1,6 @@
 """Checks of the final weights against the manifest and the summary."""
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path
-from typing import Any
 
 import safetensors.torch
 import torch
@@ -10,26 +8,21 @@ from torch import Tensor
 
 from lib.runs.audit import AuditFinding, mismatch
 from lib.runs.checkpoint import weights_digest
+from lib.runs.record import FinalResults, RunRecord
 
 
-def weight_findings(
-    path: Path, manifest: Mapping[str, Any], summary: Mapping[str, Any]
-) -> list[AuditFinding]:
-    """Recompute digest, parameter count, finiteness and sparsity of the weights in ``path``."""
+def weight_findings(record: RunRecord) -> list[AuditFinding]:
+    """Recompute digest, parameter count, finiteness and sparsity of the final weights."""
+    path, recorded_digest = record.run.weights, record.manifest.final_weights_digest
     try:
         weights = safetensors.torch.load_file(path)
     except (OSError, safetensors.SafetensorError) as error:
         return [AuditFinding(path.name, "weights", str(error))]
-    final = summary["final"]
+    final = record.summary.final
     total = sum(weight.numel() for weight in weights.values())
     return [
-        *mismatch(
-            path.name,
-            "final_weights_digest",
-            manifest["final_weights_digest"],
-            weights_digest(weights),
-        ),
-        *mismatch(path.name, "parameters", final["parameters"], total),
+        *mismatch(path.name, "final_weights_digest", recorded_digest, weights_digest(weights)),
+        *mismatch(path.name, "parameters", final.parameters, total),
         *_finite(path.name, weights),
         *_sparsity(path.name, weights, final),
     ]
@@ -42,13 +35,13 @@ def _finite(file: str, weights: Mapping[str, Tensor]) -> Iterator[AuditFinding]:
 
 
 def _sparsity(
-    file: str, weights: Mapping[str, Tensor], final: Mapping[str, Any]
+    file: str, weights: Mapping[str, Tensor], final: FinalResults
 ) -> Iterator[AuditFinding]:
     """Recompute the sparsity.
 
     The summary lists every prunable matrix, so no model has to be built.
     """
-    layers = final["sparsity_by_layer"]
+    layers = final.sparsity_by_layer
     if missing := layers.keys() - weights.keys():
         yield AuditFinding(file, "every prunable matrix", f"{min(missing)} is missing")
         return
@@ -57,5 +50,5 @@ def _sparsity(
     for name, recorded in layers.items():
         yield from mismatch(file, f"sparsity of {name}", recorded, zeros[name] / sizes[name])
     total = sum(zeros.values()) / max(1, sum(sizes.values()))
-    if total != final["sparsity"]:
-        yield from mismatch(file, "sparsity", final["sparsity"], total)
+    if total != final.sparsity:
+        yield from mismatch(file, "sparsity", final.sparsity, total)

@@ -7,7 +7,6 @@ save removes the temporary folder. Digests are needed because a flipped byte loa
 """
 
 import hashlib
-import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -22,6 +21,7 @@ from torch import Tensor
 
 from lib.errors import Problem, RunError
 from lib.files import fsync_directory, sha256_file, write_json
+from lib.runs.record import JsonRecord, RecordError, read_json_object
 
 SCHEMA_VERSION = 1
 _WEIGHTS = "model.safetensors"
@@ -40,6 +40,14 @@ class Checkpoint:
     step: int
     weights: dict[str, Tensor]
     state: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class CheckpointRecord:
+    """Metadata of a checkpoint: the step, and file → SHA-256."""
+
+    step: int
+    sha256: Mapping[str, str]
 
 
 def save_checkpoint(
@@ -138,19 +146,25 @@ def _write_file(path: Path, produce: Callable[[_DigestedFile], Any]) -> dict[str
 
 
 def _load(path: Path) -> Checkpoint:
-    record = json.loads((path / _DIGESTS).read_text())
+    record = _read_record(path)
     state = torch.load(path / _STATE, map_location="cpu", weights_only=True)
-    return Checkpoint(record["step"], safetensors.torch.load_file(path / _WEIGHTS), state)
+    return Checkpoint(record.step, safetensors.torch.load_file(path / _WEIGHTS), state)
+
+
+def _read_record(path: Path) -> CheckpointRecord:
+    file = path / _DIGESTS
+    record = JsonRecord(file, read_json_object(file))
+    digests = {name: record.value(str, "files", name, "sha256") for name in (_WEIGHTS, _STATE)}
+    return CheckpointRecord(record.value(int, "step"), digests)
 
 
 def _damage(path: Path) -> str:
     """Return a description of the damage; "" if all files match their digests."""
     try:
-        record = json.loads((path / _DIGESTS).read_text())
-        files = [(name, record["files"][name]["sha256"]) for name in (_WEIGHTS, _STATE)]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        return f"{_DIGESTS}: {error}"
-    for name, digest in files:
+        record = _read_record(path)
+    except RecordError as error:
+        return f"{_DIGESTS}: expected {error.expected}, got {error.actual}"
+    for name, digest in record.sha256.items():
         try:
             if sha256_file(path / name) != digest:
                 return f"{name}: digest mismatch"

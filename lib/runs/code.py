@@ -7,7 +7,6 @@ files themselves are digested.
 import ast
 import functools
 import importlib.util
-import json
 import os
 import subprocess
 import sys
@@ -20,6 +19,7 @@ from typing import Any
 from lib.errors import PreflightError, Problem, RunError
 from lib.files import sha256_file, write_atomic
 from lib.project import ROOT
+from lib.runs.record import DamagedRecord, MissingRecord, read_manifest
 from lib.runs.run_dir import RunDir
 
 # Code that only plans and starts runs or reads their results: editing these files does not make a
@@ -195,11 +195,11 @@ def run_drift(run: RunDir, device: str) -> list[str]:
     ``device`` is the device model that would be used now. Returns [] for a run that never started.
     """
     try:
-        recorded = json.loads(run.manifest.read_text())["origin"]
+        recorded = vars(read_manifest(run).origin)
         return drift(recorded, {"torch": installed_torch(), "device": device})
-    except FileNotFoundError:
+    except MissingRecord:
         return []
-    except (ValueError, KeyError, TypeError):
+    except DamagedRecord:
         return [f"{run.manifest.name}, unreadable"]
 
 
@@ -237,8 +237,10 @@ def installed_torch() -> str:
 
 _MAX_FILES_SHOWN = 3
 # The patch must not depend on the user's git settings or external programs.
-_PATCH = ("diff", "--binary", "--full-index", "--no-renames", "--no-ext-diff", "--no-textconv")
-_PATCH += ("--no-color", "--src-prefix=a/", "--dst-prefix=b/")
+_PATCH = (
+    *("diff", "--binary", "--full-index", "--no-renames", "--no-ext-diff", "--no-textconv"),
+    *("--no-color", "--src-prefix=a/", "--dst-prefix=b/"),
+)
 
 
 def describe_tree(head: GitCommit | None) -> str:

@@ -56,6 +56,10 @@ class DocumentResult(DocumentInfo):
         """Return bits per byte of text, or None if there are no bytes."""
         return bits_per_byte(self.nll_sum, self.n_bytes)
 
+    def cells(self) -> dict[str, str]:
+        """Return column → exact content of the cell; floats in their shortest exact form."""
+        return {name: _cell_text(self, name) for name in COLUMNS}
+
 
 # Derived columns are placed next to the columns they are computed from.
 COLUMNS = (
@@ -87,7 +91,7 @@ def to_csv(items: Iterable[DocumentResult]) -> str:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(COLUMNS)
     for item in items:
-        writer.writerow(_cell(item, name) for name in COLUMNS)
+        writer.writerow(item.cells().values())
     return text.getvalue()
 
 
@@ -123,21 +127,19 @@ def _item(number: int, cells: Sequence[str]) -> DocumentResult:
             f"line {number}: n_tokens > 0, a finite nll_sum, n_correct <= n_tokens",
             f"{item.n_tokens}, {item.nll_sum}, {item.n_correct}",
         )
-    for name in COLUMNS:
-        if row[name] != str(_cell(item, name)):
-            raise InvalidRow(f"line {number}: {name} {_cell(item, name)}", row[name])
+    for name, cell in item.cells().items():
+        if row[name] != cell:
+            raise InvalidRow(f"line {number}: {name} {cell}", row[name])
     digests = [item.tokens_sha256, *filter(None, [item.doc_sha256])]
     if invalid := [d for d in digests if len(d) != _DIGEST_LENGTH]:
         raise InvalidRow(f"line {number}: digests of {_DIGEST_LENGTH} hex digits", invalid[0])
     return item
 
 
-def _cell(item: DocumentResult, name: str) -> str | int:
-    """Return the exact content of a cell."""
-    value = vars(item)[name] if name in _TYPES else vars(DocumentResult)[name].fget(item)
-    if value is None:
-        return ""
-    return repr(value) if isinstance(value, float) else value
+def _cell_text(item: DocumentResult, name: str) -> str:
+    derived = {"nll_mean": item.nll_mean, "bits_per_byte": item.bits_per_byte}
+    value = derived[name] if name in derived else vars(item)[name]
+    return "" if value is None else str(value)
 
 
 def _duplicates(names: Iterable[str]) -> Iterator[str]:

@@ -7,7 +7,6 @@ edits. They are not signatures: anybody can recompute them.
 
 import contextlib
 import hashlib
-import json
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 
 from lib.files import canonical_json, sha256_file, write_json
 from lib.runs.code import changed_since
+from lib.runs.record import RecordError, read_manifest
 from lib.runs.run_dir import RunDir, RunStatus, State, write_status
 
 SCHEMA_VERSION = 2
@@ -75,10 +75,10 @@ def volatile_files(run: RunDir) -> tuple[Path, ...]:
 def _close_manifest(run: RunDir, status: RunStatus, facts: Mapping[str, Any]) -> None:
     """Record the outcome, digests of the results, and source files edited during the run."""
     try:
-        record = json.loads(run.manifest.read_text())
+        record = dict(read_manifest(run).fields)
         attempt = record["volatile"]["attempts"][-1]
     # Not a manifest of this program: the audit reports that.
-    except (FileNotFoundError, ValueError, KeyError, TypeError, IndexError):
+    except (RecordError, KeyError, TypeError, IndexError):
         return
     record |= facts
     record["status"] = status.state

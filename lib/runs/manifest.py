@@ -1,7 +1,6 @@
 """Facts for the manifest: libraries of torch, numbers of threads and environment variables."""
 
 import hashlib
-import json
 import os
 import platform
 import re
@@ -20,6 +19,7 @@ from lib.env.snapshot import hardware_digests
 from lib.project import ROOT
 from lib.runs.code import git_state, write_code_patch
 from lib.runs.finalize import SCHEMA_VERSION, write_manifest
+from lib.runs.record import RecordError, read_manifest
 from lib.runs.run_dir import RunDir, State
 
 # The only environment variables recorded: each can affect results, none is a secret.
@@ -132,9 +132,9 @@ def begin_manifest(
 
 def record_fallback(run: RunDir, record: Mapping[str, Any]) -> None:
     """Append the record of an out-of-memory fallback to ``oom_fallbacks``."""
-    manifest = json.loads(run.manifest.read_text())
-    manifest["oom_fallbacks"].append(dict(record))
-    write_manifest(run, manifest)
+    manifest = read_manifest(run)
+    fallbacks = [*manifest.value(list, "oom_fallbacks"), dict(record)]
+    write_manifest(run, {**manifest.fields, "oom_fallbacks": fallbacks})
 
 
 def software_versions() -> dict[str, Any]:
@@ -162,8 +162,8 @@ def _attempts(run: RunDir) -> list[dict[str, Any]]:
     An earlier attempt without a recorded end was killed.
     """
     try:
-        attempts = json.loads(run.manifest.read_text())["volatile"]["attempts"]
-    except (OSError, ValueError, KeyError, TypeError):
+        attempts = read_manifest(run).value(list, "volatile", "attempts")
+    except RecordError:
         attempts = []
     for attempt in attempts:
         if attempt["state"] == State.RUNNING:

@@ -362,6 +362,8 @@ class RunRecord:
     """The content of a run directory; each file is read on first use and kept."""
 
     run: RunDir
+    # Whether the run may still append to metrics.jsonl; else an incomplete last line is damage.
+    growing: bool = True
 
     @cached_property
     def status(self) -> RunStatus | None:
@@ -400,7 +402,7 @@ class RunRecord:
     @cached_property
     def metrics_fields(self) -> Sequence[Mapping[str, Any]]:
         """Return every row of metrics.jsonl with all its fields."""
-        return read_json_lines(self.run.metrics)
+        return read_json_lines(self.run.metrics, growing=self.growing)
 
     @cached_property
     def metrics(self) -> Sequence[MetricsRow]:
@@ -492,7 +494,7 @@ def read_json_lines(path: Path, *, growing: bool = True) -> list[dict[str, Any]]
         raise _unreadable(path, "one JSON object per line", error) from None
     *lines, incomplete = text.split(b"\n")
     if (incomplete or not lines) and not growing:
-        actual = "an incomplete last line (no newline at the end)"
+        actual = "the last line is incomplete (no newline at the end)"
         raise DamagedRecord(path, "one JSON object per line", actual)
     return [_line_object(path, number, line) for number, line in enumerate(lines, 1)]
 

@@ -1,6 +1,5 @@
 """Per-layer statistics of a model as metrics for trackers and heartbeats."""
 
-import json
 import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -9,7 +8,18 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Self
 
-from lib.files import read_jsonl, write_json
+from lib.files import write_json
+from lib.runs.record import (
+    EvalRow,
+    JsonRecord,
+    MetricsRow,
+    RowTail,
+    RunRecord,
+    StatisticsRow,
+    TelemetrySample,
+    TimingRow,
+    read_json_object,
+)
 from lib.runs.run_dir import RunDir
 
 # Name → one value per layer; None if the layer has none.
@@ -62,26 +72,26 @@ _COUNTERS = (
 )
 
 
-def mean_metrics(samples: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+def mean_metrics(samples: Sequence[TelemetrySample]) -> dict[str, float]:
     """Return means over ``samples``, the telemetry.jsonl records of one log interval.
 
     The result is empty without samples. A counter that a GPU lacks is left out.
     """
     if not samples:
         return {}
-    metrics = {"process/rss_gb": fmean(s["rss_mib"] for s in samples) / _MIB_PER_GB}
-    seconds = samples[-1]["ts"] - samples[0]["ts"]
+    metrics = {"process/rss_gb": fmean(s.rss_mib for s in samples) / _MIB_PER_GB}
+    seconds = samples[-1].ts - samples[0].ts
     if seconds > 0:
-        used = samples[-1]["cpu_seconds"] - samples[0]["cpu_seconds"]
+        used = samples[-1].cpu_seconds - samples[0].cpu_seconds
         metrics["process/cpu_cores"] = used / seconds
     return {**metrics, **_all_gpus(samples), **_each_gpu(samples)}
 
 
-def _all_gpus(samples: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+def _all_gpus(samples: Sequence[TelemetrySample]) -> dict[str, float]:
     """Return means over all GPUs of the run."""
-    gpus = [_with_memory_util(gpu) for sample in samples for gpu in sample["gpus"]]
-    totals = [sum(_known(sample["gpus"], "memory_used_mib")) for sample in samples]
-    capacity = sum(_known(samples[-1]["gpus"], "memory_total_mib"))
+    gpus = [_with_memory_util(gpu) for sample in samples for gpu in sample.gpus]
+    totals = [sum(_known(sample.gpus, "memory_used_mib")) for sample in samples]
+    capacity = sum(_known(samples[-1].gpus, "memory_total_mib"))
     used = list(_known(gpus, "memory_used_mib"))
     return {
         **_mean("gpu/compute_util_avg", _known(gpus, "compute_util")),
@@ -92,14 +102,14 @@ def _all_gpus(samples: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     }
 
 
-def _each_gpu(samples: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+def _each_gpu(samples: Sequence[TelemetrySample]) -> dict[str, float]:
     """Return ``gpu/<index>/<counter>``: the mean of each counter of each GPU."""
     metrics: dict[str, float] = {}
-    for index in sorted({gpu["index"] for sample in samples for gpu in sample["gpus"]}):
+    for index in sorted({gpu["index"] for sample in samples for gpu in sample.gpus}):
         readings = [
             _with_memory_util(gpu)
             for sample in samples
-            for gpu in sample["gpus"]
+            for gpu in sample.gpus
             if gpu["index"] == index
         ]
         for counter in _COUNTERS:
@@ -153,15 +163,13 @@ class ReadCursor:
         """Return the saved position, or the start if there is no file."""
         if not path.exists():
             return cls()
-        record = json.loads(path.read_text())
-        record.pop("schema_version")
-        return cls(**record)
+        return JsonRecord(path, read_json_object(path)).section(cls)
 
     def back_to(self, iteration: int, run: RunDir) -> None:
         """Rewind to ``iteration``; later rows of the run's records count as not sent."""
         if iteration < self.iteration:
-            rows = read_jsonl(run.metrics)
-            self.rows = sum(row["iteration"] <= iteration for row in rows)
+            rows = RunRecord(run).metrics
+            self.rows = sum(row.iteration <= iteration for row in rows)
             self.iteration, self.timed = iteration, min(self.timed, iteration)
 
     def write(self, path: Path) -> None:
@@ -174,14 +182,14 @@ class RecordReader:
 
     def __init__(self, run: RunDir, position: ReadCursor) -> None:
         self._position = position
-        self._metrics = _Tail(run.metrics, position.rows)
-        self._timing = _Tail(run.timing)
-        self._telemetry = _Tail(run.telemetry)
+        self._metrics = RowTail(run.metrics, position.rows)
+        self._timing = RowTail(run.timing)
+        self._telemetry = RowTail(run.telemetry)
         # Samples of the current log interval.
-        self._samples: list[dict[str, Any]] = []
+        self._samples: list[TelemetrySample] = []
         # Rows and timings that must wait for samples or for their row.
-        self._pending_rows: list[dict[str, Any]] = []
-        self._pending_timings: list[dict[str, Any]] = []
+        self._pending_rows: list[MetricsRow] = []
+        self._pending_timings: list[TimingRow] = []
 
     def new(self, *, ended: bool = True) -> Iterator[tuple[int, dict[str, float]]]:
         """Yield (iteration, metrics) in order, and advance the position once exhausted.
@@ -190,27 +198,27 @@ class RecordReader:
         interval.
         """
         position = self._position
-        rows = [*self._pending_rows, *self._metrics.new()]
+        rows = [*self._pending_rows, *self._metrics.metrics()]
         # Read timings after rows: a timing is written after its row, so its row is known.
-        timings = [*self._pending_timings, *self._timing.new()]
+        timings = [*self._pending_timings, *self._timing.timings()]
         # Read samples last: all samples before a settled timing are on disk by now.
-        self._samples += self._telemetry.new()
+        self._samples += self._telemetry.telemetry()
         first_unsettled = math.inf if ended else _first_unsettled(timings)
-        self._pending_rows = [row for row in rows if row["iteration"] >= first_unsettled]
+        self._pending_rows = [row for row in rows if row.iteration >= first_unsettled]
         del rows[len(rows) - len(self._pending_rows) :]
-        newest = max((row["iteration"] for row in rows), default=position.iteration)
+        newest = max((row.iteration for row in rows), default=position.iteration)
         metrics: dict[int, dict[str, float]] = {}
         for row in rows:
-            metrics.setdefault(row["iteration"], {}).update(_metrics(row))
+            metrics.setdefault(row.iteration, {}).update(_metrics(row))
         self._pending_timings = [
-            t for t in timings if t["iteration"] > newest or t["iteration"] >= first_unsettled
+            t for t in timings if t.iteration > newest or t.iteration >= first_unsettled
         ]
         timed = position.timed
         for timing in timings:
             if timing in self._pending_timings:
                 continue
-            iteration = timing["iteration"]
-            machine = mean_metrics(self._sampled_before(timing["written_at"]))
+            iteration = timing.iteration
+            machine = mean_metrics(self._sampled_before(timing.written_at))
             if position.iteration <= iteration <= newest and iteration > position.timed:
                 metrics.setdefault(iteration, {"iteration": iteration})
                 metrics[iteration].update(_speed(timing) | machine)
@@ -220,75 +228,49 @@ class RecordReader:
         position.rows += len(rows)
         position.iteration, position.timed = newest, timed
 
-    def _sampled_before(self, moment: float) -> list[dict[str, Any]]:
+    def _sampled_before(self, moment: float) -> list[TelemetrySample]:
         """Return the samples up to ``moment`` and remove them from the queue."""
-        samples = [sample for sample in self._samples if sample["ts"] <= moment]
+        samples = [sample for sample in self._samples if sample.ts <= moment]
         self._samples = self._samples[len(samples) :]
         return samples
 
 
 def best_validation_metrics(run: RunDir) -> dict[str, float]:
     """Return the best validation loss and perplexity of a finished run."""
-    losses = [row["val_loss"] for row in read_jsonl(run.metrics) if row["kind"] == "eval"]
-    best = min(losses)
+    best = min(row.val_loss for row in RunRecord(run).metrics if isinstance(row, EvalRow))
     return {"final/best_val_loss": best, **_perplexity("final/best_val_perplexity", best)}
 
 
-def _first_unsettled(timings: Sequence[Mapping[str, Any]]) -> float:
+def _first_unsettled(timings: Sequence[TimingRow]) -> float:
     """Return the first iteration whose timing is so new that a sample before it may still be
     missing.
     """
     settled = time.time() - _SAMPLE_DELAY_SECONDS
-    return min((t["iteration"] for t in timings if t["written_at"] > settled), default=math.inf)
+    return min((t.iteration for t in timings if t.written_at > settled), default=math.inf)
 
 
-class _Tail:
-    """Reader of complete lines of a growing JSONL file; the first ``passed`` lines are skipped."""
-
-    def __init__(self, path: Path, skip: int = 0) -> None:
-        self._path = path
-        self._skip = skip
-        self._offset = 0
-
-    def new(self) -> list[dict[str, Any]]:
-        """Return the records since the last call; none while the file does not exist."""
-        if not self._path.exists():
-            return []
-        with open(self._path, "rb") as stream:
-            stream.seek(self._offset)
-            complete, newline, _ = stream.read().rpartition(b"\n")
-        self._offset += len(complete) + len(newline)
-        lines = complete.split(b"\n") if newline else []
-        new_lines, self._skip = lines[self._skip :], max(0, self._skip - len(lines))
-        return [json.loads(line) for line in new_lines]
-
-
-def _metrics(row: Mapping[str, Any]) -> dict[str, float]:
-    if row["kind"] == "eval":
-        losses = {"val_loss": row["val_loss"], **_perplexity("val_perplexity", row["val_loss"])}
-        return {"iteration": row["iteration"], **losses, "sparsity": row["sparsity"]}
-    if row["kind"] == "statistics":
-        values = row["values"]
-        return {
-            "iteration": row["iteration"],
-            **reduce_over_layers(values),
-            **per_layer_metrics(values),
-        }
+def _metrics(row: MetricsRow) -> dict[str, float]:
+    metrics: dict[str, float] = {"iteration": row.iteration}
+    if isinstance(row, EvalRow):
+        losses = {"val_loss": row.val_loss, **_perplexity("val_perplexity", row.val_loss)}
+        return {**metrics, **losses, "sparsity": row.sparsity}
+    if isinstance(row, StatisticsRow):
+        return {**metrics, **reduce_over_layers(row.values), **per_layer_metrics(row.values)}
     # After an fp16 overflow the step is skipped and has no gradient norm.
-    norm = {} if row["grad_norm"] is None else {"grad_norm": row["grad_norm"]}
+    norm = {} if row.grad_norm is None else {"grad_norm": row.grad_norm}
     return {
-        "iteration": row["iteration"],
-        "train_loss": row["loss"],
-        **_perplexity("train_perplexity", row["loss"]),
-        "learning_rate": row["lr"],
+        **metrics,
+        "train_loss": row.loss,
+        **_perplexity("train_perplexity", row.loss),
+        "learning_rate": row.lr,
         **norm,
     }
 
 
-def _speed(timing: Mapping[str, Any]) -> dict[str, float]:
+def _speed(timing: TimingRow) -> dict[str, float]:
     """Return tokens per second, and MFU if the device's peak is known."""
-    names = ("tokens_per_second", "mfu")
-    return {name: timing[name] for name in names if timing.get(name) is not None}
+    mfu = {} if timing.mfu is None else {"mfu": timing.mfu}
+    return {"tokens_per_second": timing.tokens_per_second, **mfu}
 
 
 def _perplexity(name: str, loss: float) -> dict[str, float]:

@@ -14,6 +14,7 @@ from lib.console import log
 from lib.errors import ConfigError, PreflightError, Problem
 from lib.files import sha256_file
 from lib.project import python_module_command
+from lib.runs.record import RecordError
 from lib.runs.run_dir import RunDir, is_done
 from lib.tracking.reader import ReadCursor, RecordReader, best_validation_metrics
 from lib.tracking.tracker import TrackerMetadata
@@ -158,7 +159,7 @@ class RunDirSource:
     def history(self, run: RunRef) -> History:
         """Return every row that a tracker receives."""
         position = ReadCursor()
-        with _readable(run.key, run.key.metrics, run.key.timing, run.key.telemetry):
+        with _readable(run.key):
             rows = list(RecordReader(run.key, position).new())
             if is_done(run.key):
                 rows.append((position.iteration, best_validation_metrics(run.key)))
@@ -170,35 +171,19 @@ class RunDirSource:
 
 
 def _facts(run: RunDir) -> TrackerMetadata:
-    with _readable(run, run.tracker_facts):
+    with _readable(run):
         return TrackerMetadata.read(run.tracker_facts)
 
 
 @contextmanager
-def _readable(run: RunDir, *records: Path) -> Iterator[None]:
-    """Raise PreflightError if one of ``records`` is damaged, with the first invalid line."""
+def _readable(run: RunDir) -> Iterator[None]:
+    """Raise PreflightError if a record of the run is damaged."""
     try:
         yield
-    except (ValueError, KeyError, TypeError) as error:
-        where = next(
-            (location for path in records if (location := _invalid_json_line(path))), str(run.path)
-        )
-        what = f"unreadable record: {type(error).__name__}: {error}"
+    except RecordError as error:
+        what, where = error.problems[0].what, error.problems[0].where
         advice = f"type: make audit RUNS={run.path}"
         raise PreflightError(Problem(what, where, advice, code="run.damaged")) from error
-
-
-def _invalid_json_line(path: Path) -> str:
-    """Return ``path:line`` of the first line that is not valid JSON; "" if all lines are valid."""
-    if path.suffix != ".jsonl":
-        return str(path)
-    lines = path.read_text(errors="replace").splitlines() if path.exists() else []
-    for number, line in enumerate(lines, start=1):
-        try:
-            json.loads(line)
-        except ValueError:
-            return f"{path}:{number}"
-    return ""
 
 
 # Runs in W&B's offline files, read with wandb's own reader.

@@ -1,6 +1,5 @@
 """The interface of a tracker, and the facts of a run that it receives."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import Any, Protocol, Self
 
 from lib.config.field import SymbolValue
 from lib.files import write_json
+from lib.runs.record import JsonRecord, read_json_object
 
 SCHEMA_VERSION = 1
 
@@ -42,10 +42,8 @@ class TrackerMetadata:
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Read the facts that ``write`` wrote. Raises OSError or ValueError if they are unreadable."""
-        record = json.loads(path.read_text())
-        record.pop("schema_version")
-        return cls(**record)
+        """Read the facts that ``write`` wrote. Raises ConfigError if they are unreadable."""
+        return JsonRecord(path, read_json_object(path)).section(cls)
 
 
 class Tracker(Protocol):

@@ -13,6 +13,7 @@ from lib.errors import ConfigError
 from lib.plan.run import PlannedRun
 from lib.project import ROOT
 from lib.report.run_facts import RunFacts, field_differences, flatten_identity
+from lib.runs.record import RunRecord
 from lib.runs.run_dir import RunDir
 
 STUDIES = ["gpt2-ratio-ablation", "gpt2-mechanisms", "test-matrix-optimizers"]
@@ -21,7 +22,7 @@ STUDIES = ["gpt2-ratio-ablation", "gpt2-mechanisms", "test-matrix-optimizers"]
 def facts(run: PlannedRun[Config]) -> RunFacts:
     """The settings of a run that has not been trained."""
     settings = flatten_identity(run.config.identity())
-    return RunFacts(RunDir(run.path), settings, {}, {}, {"code": "c"}, {}, run.config.values)
+    return RunFacts(RunRecord(RunDir(run.path)), settings, {}, {}, {"code": "c"}, {})
 
 
 @pytest.mark.parametrize("name", STUDIES)

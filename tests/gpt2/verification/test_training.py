@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 
 from gpt2.records.verification import batch_remarks, length_remarks, stop_row
+from lib.files import write_json
 from lib.report.checklist import CheckVerdict, RunEvidence
 from lib.report.run_facts import RunFacts
+from lib.runs.record import RunRecord
 from lib.runs.run_dir import RunDir, RunStatus, State, write_status
 
 ITERATIONS, SECONDS = {"train.budget": "iterations"}, {"train.budget": "time"}
@@ -33,9 +35,10 @@ def run(tmp_path: Path) -> Any:
         figures = {"iterations": 10, "tokens": 640, "budget_stretch": 1.0} | final
         seconds = figures.pop("seconds", 10.5)
         timing = {"train_seconds": seconds, "mean_step_seconds": 1.0}
-        facts = RunFacts(files, limit, {}, {}, {}, {}, {})
-        summary = {"final": figures, "timing": timing}
-        return RunEvidence(files, facts, manifest, summary, {}, frozenset())
+        write_json(files.manifest, manifest)
+        write_json(files.summary, {"final": figures, "timing": timing})
+        facts = RunFacts(RunRecord(files), limit, {}, {}, {}, {})
+        return RunEvidence(facts, {}, frozenset())
 
     return build
 
@@ -85,21 +88,26 @@ def test_a_run_that_ended_before_its_budget(run: Any) -> None:
 
 def test_a_resumed_run_is_listed(run: Any) -> None:
     again = run("a", ITERATIONS)
-    again.manifest["volatile"]["attempts"].append({})
+    again.facts.record.manifest.fields["volatile"]["attempts"].append({})
     row = stop_row([again])
     assert row.verdict is CheckVerdict.PASS and row.what.endswith("resumed: a")
 
 
 def test_what_is_not_recorded_is_unknown(run: Any) -> None:
     lost = run("a", ITERATIONS)
-    del lost.summary["final"]["tokens"], lost.summary["timing"]["train_seconds"]
+    del (
+        lost.facts.record.summary.fields["final"]["tokens"],
+        lost.facts.record.summary.fields["timing"]["train_seconds"],
+    )
     assert judged(length_remarks([lost])) == [(CheckVerdict.UNKNOWN, "a")]
     assert stop_row([lost]).verdict is CheckVerdict.UNKNOWN
-    del lost.manifest["batch"]["micro_batch"]
+    del lost.facts.record.manifest.fields["batch"]["micro_batch"]
     assert judged(batch_remarks([lost])) == [(CheckVerdict.UNKNOWN, "a")]
 
 
 def test_a_batch_is_the_product_of_its_parts(run: Any) -> None:
     odd = run("a", ITERATIONS)
-    odd.manifest["batch"] = json.loads(json.dumps(odd.manifest["batch"])) | {"accumulation": 3}
+    odd.facts.record.manifest.fields["batch"] = json.loads(
+        json.dumps(odd.facts.record.manifest.fields["batch"])
+    ) | {"accumulation": 3}
     assert said(batch_remarks([odd])) == [(CheckVerdict.FAIL, "a: 2 × 3 × 1 is not 4")]

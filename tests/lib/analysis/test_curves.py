@@ -13,8 +13,12 @@ from lib.runs.run_dir import RunDir
 def write(run, losses, evaluations=()):
     """Write metrics.jsonl like the trainer, with an incomplete last line."""
     run.path.mkdir(parents=True, exist_ok=True)
-    rows = [{"kind": "train", "tokens": 10 * i, "loss": x} for i, x in enumerate(losses, 1)]
-    rows += [{"kind": "eval", "tokens": t, "val_loss": x} for t, x in evaluations]
+    step = {"kind": "train", "lr": 0.1, "grad_norm": 1.0}
+    rows = [{**step, "iteration": i, "tokens": 10 * i, "loss": x} for i, x in enumerate(losses, 1)]
+    rows += [
+        {"kind": "eval", "iteration": t // 10, "tokens": t, "val_loss": x, "sparsity": 0.0}
+        for t, x in evaluations
+    ]
     text = "".join(canonical_json(row) + "\n" for row in rows)
     RunDir(run.path).metrics.write_text(text + '{"kind": "tr')
 

@@ -8,6 +8,7 @@ import pytest
 
 from lib.report.render import table_to_json, table_to_markdown
 from lib.report.table import TableSection, build_table, run_utilisation
+from lib.runs.record import RunRecord
 from lib.runs.run_dir import RunDir
 from tests.lib.fabricated import MANIFEST, changed, seal
 
@@ -33,7 +34,8 @@ def sample(moment: float, rss: float, *gpus: float | None) -> dict[str, Any]:
 def beside(run, *samples: dict[str, Any], mfu: tuple[float | None, ...] = ()) -> None:
     files = RunDir(run.path)
     files.telemetry.write_text("".join(json.dumps(s) + "\n" for s in samples))
-    files.timing.write_text("".join(json.dumps({"mfu": m}) + "\n" for m in mfu) or "{}\n")
+    speed = {"iteration": 1, "tokens_per_second": 33.6, "written_at": 1.0}
+    files.timing.write_text("".join(json.dumps({**speed, "mfu": m}) + "\n" for m in mfu or [None]))
     seal(files, changed(MANIFEST, data__digest="d1"))
 
 
@@ -86,7 +88,7 @@ def test_speed_stands_once_in_a_table(make_run):
 
 def test_seeds_are_taken_together(make_run):
     runs = [make_run("base", 3.0, seed=seed) for seed in (1, 2)]
-    for run, memory in zip(runs, (1.0, 3.0)):
+    for run, memory in zip(runs, (1.0, 3.0), strict=True):
         beside(run, sample(0.0, 1.0), sample(9.0, memory * GIB))
     (row,) = build_table("demo", runs).rows
     assert row.machine["process/rss_peak_gb"] == 2.0
@@ -96,5 +98,5 @@ def test_without_samples_there_is_no_section_and_damage_costs_no_table(make_run)
     run = make_run("base", 3.0)
     assert "## Machine" not in table_to_markdown(build_table("demo", [run]))
     RunDir(run.path).telemetry.write_text('{"ts": 1, "rss_{"ts": 2}\n{"ts": 3}\n')
-    assert run_utilisation(RunDir(run.path), 5.0) == {"tokens_per_second": 5.0}
+    assert run_utilisation(RunRecord(RunDir(run.path))) == {"tokens_per_second": 33.6}
     assert build_table("demo", [run]).rows[0].state == "done"

@@ -13,6 +13,7 @@ from lib.report.compare import (
     sign_test_p,
 )
 from lib.report.run_facts import read_run_facts
+from lib.runs.record import RunRecord
 from tests.lib.fabricated import DOCUMENTS, IDENTITY, MANIFEST, changed, write_run
 
 NAMES = {"machine.compile": "COMPILE", "seed": "SEED"}
@@ -80,7 +81,7 @@ def test_speed_is_told_only_where_it_can_be_compared(judged):
 def test_paired_losses_by_hand(tmp_path):
     a = write_run(tmp_path / "a", documents={**DOCUMENTS, "z": (30.0, 5, 10)})
     b = write_run(tmp_path / "b", documents={**OTHER, "z": (29.5, 5, 10)})
-    found = compare_document_losses(a, b)
+    found = compare_document_losses(RunRecord(a).documents, RunRecord(b).documents)
     # -0.1, +0.02 and -0.05 nats per token.
     assert found.mean == pytest.approx(-0.13 / 3) and found.sd == pytest.approx(0.0602771, abs=1e-6)
     assert (found.better, found.equal, found.documents) == (2, 0, 3)

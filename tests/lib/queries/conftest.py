@@ -25,10 +25,12 @@ def record_run(path: Path, **settings: Any) -> RunDir:
     run = RunDir(path)
     run.trackers.mkdir(parents=True)
     rows = [
-        {"kind": "train", "iteration": i, "loss": 4.0 / i, "lr": 1e-3 / 3, "grad_norm": 0.1 * i}
+        {"kind": "train", "loss": 4.0 / i, "lr": 1e-3 / 3, "grad_norm": 0.1 * i}
+        | {"iteration": i, "tokens": 8 * i}
         for i in range(1, ITERATIONS + 1)
     ]
-    rows.append({"kind": "eval", "iteration": ITERATIONS, "val_loss": 1.25, "sparsity": 0.0})
+    last = {"iteration": ITERATIONS, "tokens": 8 * ITERATIONS}
+    rows.append({"kind": "eval", **last, "val_loss": 1.25, "sparsity": 0.0})
     speed = settings.get("speed", 1000.0)
     timings = [
         {"iteration": i, "tokens_per_second": speed + i, "written_at": 100.0 + i} for i in (2, 4, 6)

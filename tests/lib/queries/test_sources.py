@@ -119,7 +119,7 @@ def test_a_line_that_is_damaged_is_named(kept: Kept, tmp_path: Path) -> None:
     lines = copy.metrics.read_text().splitlines(keepends=True)
     copy.metrics.write_text("".join([*lines[:2], '{"kind": "tr\n', *lines[3:]]))
     stderr = refused(kept, "local", "--folder", str(tmp_path))
-    assert f"{copy.metrics}:3: " in stderr and "JSONDecodeError" in stderr
+    assert f"{copy.metrics}:3: " in stderr
     assert "[run.damaged]" in stderr and f"make audit RUNS={copy.path}" in stderr
     copy.tracker_facts.write_text("{}")
     assert f"{copy.tracker_facts}: " in refused(kept, "local", "--folder", str(tmp_path))

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from lib.files import read_jsonl, write_json
+from lib.runs.record import TelemetrySample
 from lib.runs.run_dir import RunDir
 from lib.tracking.reader import mean_metrics
 from lib.tracking.telemetry import memory_and_cpu_seconds
@@ -71,13 +72,13 @@ def gpu(index: int, **counters: float | None) -> dict[str, Any]:
 
 
 def test_averages_over_samples_and_gpus() -> None:
-    def sample(ts: float, used: float, first: float, second: float) -> dict[str, Any]:
+    def sample(ts: float, used: float, first: float, second: float) -> TelemetrySample:
         gpus = [
             gpu(0, compute_util=first, memory_used_mib=1024, memory_total_mib=8192),
             gpu(1, compute_util=second, memory_used_mib=3072, memory_total_mib=8192),
         ]
         gpus[0]["power_watts"] = 100 + ts
-        return {"ts": ts, "rss_mib": 2048.0, "cpu_seconds": used, "gpus": gpus}
+        return TelemetrySample(ts, 2048.0, used, gpus)
 
     assert mean_metrics([sample(10, 3, 100, 50), sample(20, 18, 80, 10)]) == {
         "process/rss_gb": 2.0,
@@ -98,6 +99,6 @@ def test_averages_over_samples_and_gpus() -> None:
 
 
 def test_a_counter_that_is_missing_is_no_zero() -> None:
-    only = {"ts": 1.0, "rss_mib": 1024.0, "cpu_seconds": 1.0, "gpus": [gpu(0)]}
+    only = TelemetrySample(1.0, 1024.0, 1.0, [gpu(0)])
     assert mean_metrics([only]) == {"process/rss_gb": 1.0}
     assert mean_metrics([]) == {}

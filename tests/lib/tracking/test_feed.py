@@ -13,12 +13,13 @@ from lib.tracking.reader import ReadCursor, RecordReader, best_validation_metric
 
 
 def train_row(iteration: int, **changes: Any) -> dict[str, Any]:
-    row = {"kind": "train", "iteration": iteration, "loss": 2.0, "lr": 1e-3, "grad_norm": 0.5}
-    return row | changes
+    row = {"kind": "train", "iteration": iteration, "tokens": 8 * iteration}
+    return row | {"loss": 2.0, "lr": 1e-3, "grad_norm": 0.5} | changes
 
 
 def eval_row(iteration: int, loss: float) -> dict[str, Any]:
-    return {"kind": "eval", "iteration": iteration, "val_loss": loss, "sparsity": 0.25}
+    place = {"kind": "eval", "iteration": iteration, "tokens": 8 * iteration}
+    return {**place, "val_loss": loss, "sparsity": 0.25}
 
 
 def timing(iteration: int, speed: float = 100.0) -> dict[str, Any]:
