@@ -44,7 +44,7 @@ def test_after_the_imports_keyboard_interrupt_is_raised(tmp_path) -> None:
 import os, signal, sys
 sys.path.insert(0, {str(ROOT / "scripts")!r})
 import _start
-from lib import cli
+from lib import console
 
 def main():
     try:
@@ -52,7 +52,7 @@ def main():
     finally:
         print("saved", flush=True)
 
-cli.run(main)
+console.run_main(main)
 """
     (tmp_path / "script.py").write_text(text)
     command = [sys.executable, str(tmp_path / "script.py")]
