@@ -11,15 +11,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from gpt2.check import Check, cases, select
+from gpt2.check import CHECKS, Check, cases, select
 from gpt2.check.cases import CheckCase, CheckFinding, CheckPlan, config_layers_to_check, plan_cases
 from gpt2.check.context import ErrorCapture
 from gpt2.check.distinct import Fingerprint, find_duplicates
 from gpt2.planning.view import note_lines
+from gpt2.running import PRELOADED_MODULES
 from lib.env.gpu import Gpu, find_gpu, gpu_with_memory, usable_cores
 from lib.errors import EXIT_DONE, EXIT_FAILED, ConfigError, Problem
 from lib.files import write_json
-from lib.runner.pool import WorkerPool
+from lib.runner.local import LocalExecutor
 
 # Execution of checks, in this process or in workers that have torch loaded.
 #
@@ -28,21 +29,10 @@ from lib.runner.pool import WorkerPool
 
 
 # Modules that workers share instead of importing them again.
-PRELOADED_MODULES = (
-    "torch",
-    "torch._dynamo",
-    "torch._subclasses.fake_tensor",
-    "torch.distributed",
-    "gpt2.train",
+CHECK_MODULES = (
+    *PRELOADED_MODULES,
     "gpt2.check.subject",
-    *(
-        f"gpt2.check.{name}"
-        for name in ("causal", "declared", "isolated", "data", "decode", "entropy", "field")
-    ),
-    *(
-        f"gpt2.check.{name}"
-        for name in ("full_size", "parallel", "pruned", "reference", "reload", "repeat")
-    ),
+    *dict.fromkeys(check.module for check in CHECKS.values()),
 )
 _COMPLETES = "the check completes"
 
@@ -83,12 +73,12 @@ def run_all(
     jobs = _jobs(cases, checks)
     reports = {job.slug: CaseReport(job.slug) for job in jobs}
     if jobs:
-        pool = WorkerPool(PRELOADED_MODULES, {"OMP_NUM_THREADS": "1"})
+        executor = LocalExecutor(CHECK_MODULES, {"OMP_NUM_THREADS": "1"})
         with tempfile.TemporaryDirectory(prefix="kablate-check-") as tickets:
             others = {case.slug: case for case in cases.every}
             arguments = (jobs, others, build_dir, Path(tickets), gpu)
             workers = min(usable_cores(), len(jobs))
-            for report in pool.gather("gpt2.check.command:run_jobs", [arguments] * workers):
+            for report in executor.call_many(run_jobs, [arguments] * workers):
                 reports[report.slug] = report
     return [_complete(case, cases, checks, reports) for case in cases.chosen]
 

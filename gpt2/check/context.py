@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import tempfile
 import traceback
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
 from importlib import import_module
@@ -22,7 +23,6 @@ from gpt2.data.prepare import prepare_dataset
 from gpt2.data.tokenizer import ByteTokenizer
 from lib.env.gpu import GPUS, Gpu, local_gpu
 from lib.errors import KablateError, Problem, RunError
-from lib.runner.worker import find_function
 
 # Limit for a result of the partner, which may be blocked in a collective operation.
 _TIMEOUT_SECONDS = 120.0
@@ -41,8 +41,8 @@ class PeerProcess:
         self._calls = 0
         child_pipe.close()
 
-    def start(self, function: str, *arguments: Any) -> None:
-        """Start a call of ``module:function`` in the partner."""
+    def start(self, function: Callable[..., Any], *arguments: Any) -> None:
+        """Start a call of a top-level function in the partner."""
         self._calls += 1
         with contextlib.suppress(*_PIPE_CLOSED):
             self._pipe.send((self._calls, function, arguments))
@@ -66,8 +66,8 @@ class PeerProcess:
             raise RunError(Problem(value, code=error_code))
         return value
 
-    def call(self, function: str, *arguments: Any) -> Any:
-        """Call ``module:function`` in the partner and return its result."""
+    def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a top-level function in the partner and return its result."""
         self.start(function, *arguments)
         return self.result()
 
@@ -127,7 +127,7 @@ def _serve(pipe: Connection, parent_pipe: Connection) -> None:
             number, function, arguments = pipe.recv()
             value = None
             with ErrorCapture() as outcome:
-                value = find_function(function)(*arguments)
+                value = function(*arguments)
             pipe.send((number, outcome.code, outcome.text if outcome.code else value))
 
 
@@ -175,7 +175,7 @@ class CheckContext:
         if "partner" in vars(self):
             self.partner.close()
             del self.partner
-            import_module("gpt2.check.process_checks").part()
+            import_module("gpt2.check.process_checks").leave_group()
             (self.folder / "rendezvous").unlink(missing_ok=True)
 
     def target(self, device: str) -> Gpu | Literal["cpu"]:

@@ -48,7 +48,7 @@ def check_parallel(subject: StepUnderTest) -> list[CheckFinding]:
         # After a failure, one process may have left the group, and the next step would fail too.
         failure.callback(subject.workshop.dismiss)
         partner = subject.workshop.partner
-        partner.start("gpt2.check.process_checks:train_rank", 1, config, rendezvous, rows)
+        partner.start(train_rank, 1, config, rendezvous, rows)
         digest, gradients = train_rank(0, config, rendezvous, rows)
         peer_digest, peer_gradients = partner.result()
         failure.pop_all()
@@ -139,9 +139,7 @@ def check_reload(subject: StepUnderTest) -> list[CheckFinding]:
     """Resume the trial from its checkpoint in the partner, and compare the remaining steps."""
     trial = subject.trial
     arguments = (trial.config, subject.workshop.folder, trial.folder)
-    start, losses, digest = subject.workshop.partner.call(
-        "gpt2.check.process_checks:resume_and_finish", *arguments
-    )
+    start, losses, digest = subject.workshop.partner.call(resume_and_finish, *arguments)
     findings = []
     if start != CHECKPOINT_STEP:
         expected = f"a resume at step {CHECKPOINT_STEP}"

@@ -21,11 +21,12 @@ from gpt2.attention.config import GATES, PATTERNS, POSITIONS, PROJECTIONS, TERMS
 from gpt2.check import CHECKS, Check, select
 from gpt2.check.cases import CheckCase
 from gpt2.check.command import (
-    PRELOADED_MODULES,
+    CHECK_MODULES,
     SCHEMA_VERSION,
     CaseReport,
     CheckJob,
     run_in_process,
+    run_jobs,
 )
 from gpt2.config import Config, StudyConfig
 from gpt2.mlp.config import MECHANISMS
@@ -38,7 +39,7 @@ from lib.errors import EXIT_DONE, EXIT_FAILED, ConfigError, Problem
 from lib.files import write_atomic
 from lib.optim.options import ADAMWPRUNE_BASES, OPTIMIZERS
 from lib.pruning.options import PRUNERS
-from lib.runner.pool import WorkerPool
+from lib.runner.local import LocalExecutor
 from lib.tracking.options import TRACKERS
 
 REGISTRIES = (PROJECTIONS, PATTERNS, POSITIONS, TERMS, GATES, MECHANISMS)
@@ -442,14 +443,14 @@ def randcheck(request: RandomCheckRequest) -> tuple[int, str]:
     request.build_dir.mkdir(parents=True, exist_ok=True)
     for old in request.build_dir.glob("randcheck-*.defconfig"):
         old.unlink()
-    pool = WorkerPool(PRELOADED_MODULES, {"OMP_NUM_THREADS": "1"})
-    reports = _check_all(pool, drawn, checks, request.build_dir)
+    executor = LocalExecutor(CHECK_MODULES, {"OMP_NUM_THREADS": "1"})
+    reports = _check_all(executor, drawn, checks, request.build_dir)
     failures = []
     for one in drawn:
         if failed := _failed_checks(reports[str(one.number)]):
             log("REDUCE", f"configuration {one.number} ({failed[0]} failed)")
             report = reports[str(one.number)]
-            failures.append(_reduce(pool, tree, one, report, failed, request.build_dir))
+            failures.append(_reduce(executor, tree, one, report, failed, request.build_dir))
     record = {
         "schema_version": SCHEMA_VERSION,
         "seed": request.seed,
@@ -466,7 +467,7 @@ def randcheck(request: RandomCheckRequest) -> tuple[int, str]:
 
 
 def _check_all(
-    pool: WorkerPool, drawn: Sequence[RandomConfig], checks: Sequence[Check], build_dir: Path
+    executor: LocalExecutor, drawn: Sequence[RandomConfig], checks: Sequence[Check], build_dir: Path
 ) -> dict[str, CaseReport]:
     """Check draws with one worker per core. Return the reports by draw number."""
     jobs = [CheckJob(case_of(one), checks, False) for one in drawn]
@@ -475,7 +476,7 @@ def _check_all(
     with tempfile.TemporaryDirectory(prefix="kablate-check-") as tickets:
         arguments = (jobs, {}, build_dir, Path(tickets), None)
         workers = min(usable_cores(), len(jobs))
-        for report in pool.gather("gpt2.check.command:run_jobs", [arguments] * workers):
+        for report in executor.call_many(run_jobs, [arguments] * workers):
             reports[report.slug] = report
             now = time.monotonic()
             if now - last_log >= _PROGRESS_INTERVAL_SECONDS or len(reports) == len(jobs):
@@ -498,7 +499,7 @@ def _failed_checks(report: CaseReport) -> list[str]:
 
 
 def _reduce(
-    pool: WorkerPool,
+    executor: LocalExecutor,
     tree: KconfigTree,
     one: RandomConfig,
     report: CaseReport,
@@ -507,7 +508,7 @@ def _reduce(
 ) -> ReducedFailure:
     """Reduce a draw to the fewest settings that fail its first failed check, and write them."""
     arguments = (one.settings, failed[0], build_dir)
-    settings: Mapping[str, str] = pool.call("gpt2.check.random:reduce_settings", *arguments)
+    settings: Mapping[str, str] = executor.call(reduce_settings, *arguments)
     text = tree.minimal([ConfigLayer.of("defconfig", "random", settings)])
     file = f"randcheck-{one.number}.defconfig"
     write_atomic(build_dir / file, text)

@@ -10,7 +10,7 @@ from typing import Any
 from gpt2.attention.options import ConfigNote
 from gpt2.config import Config
 from gpt2.planning.plan import EAGER, Plan
-from gpt2.training.session import TrainingBudget, run_budget
+from gpt2.training.budget import TrainingBudget, run_budget
 from lib.console import format_duration, format_si
 from lib.env import speed
 from lib.env.gpu import usable_cores

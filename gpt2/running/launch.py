@@ -1,10 +1,10 @@
 """The training backend: everything that the generic runner needs to train GPT-2 runs."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,14 @@ from gpt2.config import Config
 from gpt2.planning.plan import EAGER, Plan
 from gpt2.records.run_files import write_resolved_config
 from gpt2.records.sections import sections
-from gpt2.running.preflight import TrainingPlace, check_data, check_weights
+from gpt2.running import PRELOADED_MODULES
+from gpt2.running.preflight import (
+    TrainingPlace,
+    check_data,
+    check_machine,
+    check_weights,
+    gpu_name,
+)
 from lib.config.dotconfig import ConfigWorkspace, ExplicitSetting, explicit_settings
 from lib.config.field import SymbolValue
 from lib.console import confirm, log
@@ -28,8 +35,9 @@ from lib.report.render import table_to_json, table_to_markdown, write_table
 from lib.report.table import build_table
 from lib.runner import locks
 from lib.runner.display import RunProgress
+from lib.runner.job import DeviceSlot, Executor, Job
+from lib.runner.local import LocalExecutor
 from lib.runner.locks import SignalCounter
-from lib.runner.pool import DeviceSlot, WorkerPool
 from lib.runner.runner import (
     LOCK_FILE,
     RunnerOptions,
@@ -38,92 +46,91 @@ from lib.runner.runner import (
     require_matching_directories,
     run_all,
 )
+from lib.runner.worker import train_worker
 from lib.runs.code import run_drift
 from lib.runs.run_dir import RunDir, is_done, read_status
 from lib.tracking.options import TRACKERS
 
-# Modules that each worker would otherwise import itself; optimizers import torch._dynamo on first use.
-PRELOAD = (
-    "torch",
-    "torch._dynamo",
-    "torch._subclasses.fake_tensor",
-    "gpt2.train",
-    "gpt2.running.preflight",
-)
-# fp32 weights; a checkpoint adds Adam's two moments of the same size.
-_BYTES_PER_PARAMETER = 4
-_CHECKPOINT_COPIES = 3
-# Allowance per run for records, tables and file system overhead.
-_MARGIN_BYTES = 1 << 20
 
-
-class Gpt2Target:
-    """Implementation of ``lib.runner.pool.TrainingBackend`` for the GPT-2 trainer."""
-
-    function = "gpt2.train:train_run"
+class Gpt2Backend:
+    """Implementation of ``lib.runner.runner.TrainingBackend`` for the GPT-2 trainer."""
 
     def __init__(
-        self, plan: Plan, pool: WorkerPool, *, allow_stale: bool = False, dirty: bool = False
+        self,
+        plan: Plan,
+        executor: LocalExecutor,
+        *,
+        allow_stale: bool = False,
+        dirty: bool = False,
+        settings: Mapping[str, ExplicitSetting] | None = None,
     ) -> None:
-        self.build_dir: Path = plan.build_dir
-        # Allow resuming from checkpoints written by other code.
-        self.arguments: Mapping[str, Any] = {"allow_stale": allow_stale}
+        """Create the backend of the runs of ``plan``.
+
+        ``allow_stale`` allows resuming from checkpoints written by other code, ``dirty`` uncommitted
+        code. ``settings`` are the recorded sources of the settings, by default those of ``.config``.
+        """
         self._place = TrainingPlace(plan.build_dir, plan.folder, dirty)
         self._machine = plan.base.machine
-        self._pool = pool
+        self._executor = executor
+        self._settings = settings
+        self._train = partial(train_in_worker, build_dir=plan.build_dir, allow_stale=allow_stale)
 
-    def preflight(
-        self, pool: WorkerPool, runs: Sequence[PlannedRun[Config]]
-    ) -> Sequence[DeviceSlot]:
+    def preflight(self, runs: Sequence[PlannedRun[Config]], jobs: int) -> Sequence[DeviceSlot]:
         """Check the machine in a worker, then weights and data; return the slots for runs.
 
         The machine is checked first, so that nothing is downloaded to an unsuitable machine.
         """
         configs = [run.config for run in runs]
-        slots: Sequence[DeviceSlot] = pool.call(
-            "gpt2.running.preflight:check_machine", configs, self._place
-        )
-        check_weights(configs, self.build_dir)
-        check_data(configs, self.build_dir)
+        slots = self._executor.call(check_machine, configs, self._place, jobs)
+        check_weights(configs, self._place.build_dir)
+        check_data(configs, self._place.build_dir)
         return slots
 
-    def bytes_needed(self, runs: Sequence[PlannedRun[Config]], jobs: int) -> int:
-        """Return the disk space for all final weights and the checkpoints of ``jobs`` runs."""
-        weights = [run.config.model.num_params() * _BYTES_PER_PARAMETER for run in runs]
-        # Plus one: the oldest checkpoint is deleted after the new one has been verified.
-        checkpoints = max(run.config.train.checkpoint_keep + 1 for run in runs)
-        largest = sorted(weights)[-jobs:]
-        checkpoint_bytes = _CHECKPOINT_COPIES * checkpoints * sum(largest)
-        return sum(weights) + checkpoint_bytes + _MARGIN_BYTES * len(runs)
-
-    def differences(self, run: RunDir) -> Sequence[str]:
+    def drift(self, run: RunDir) -> Sequence[str]:
         """Return the source files, torch version and device model changed since ``run``."""
         return run_drift(run, self._device)
 
-    def prepare(self, run: PlannedRun[Config]) -> None:
+    def submit(self, run: PlannedRun[Config], slot: DeviceSlot, executor: Executor) -> Job:
+        """Write the inputs of the run, and start ``GPUS`` processes for it, also on a CPU."""
+        self.write_inputs(run)
+        return executor.submit(
+            train_worker,
+            self._train,
+            run.path,
+            world_size=run.config.train.gpus,
+            # Read by the worker's libraries at import.
+            environment={**worker_environment(run.config.machine), **slot},
+        )
+
+    def write_inputs(self, run: PlannedRun[Config]) -> None:
         """Write resolved_config.yaml, the worker's input, and the environment snapshot."""
-        write_resolved_config(RunDir(run.path), run.config, self.settings(run))
+        settings = self._settings
+        if settings is None:
+            place = ConfigWorkspace(ROOT, self._place.build_dir)
+            settings = explicit_settings(place.config, run.config.values, run.label)
+        write_resolved_config(RunDir(run.path), run.config, settings)
         if run.config.environment.snapshot:
-            copy_snapshot(self.build_dir, RunDir(run.path))
-
-    def settings(self, run: PlannedRun[Config]) -> Mapping[str, ExplicitSetting]:
-        """Return the source of each non-default setting of the run."""
-        place = ConfigWorkspace(ROOT, self.build_dir)
-        return explicit_settings(place.config, run.config.values, run.label)
-
-    def processes(self, run: PlannedRun[Config]) -> int:
-        """Return the number of processes: ``GPUS``, also on a CPU."""
-        return run.config.train.gpus
-
-    def environment(self, run: PlannedRun[Config]) -> Mapping[str, str]:
-        """Return the environment variables that the worker's libraries read at import."""
-        return worker_environment(run.config.machine)
+            copy_snapshot(self._place.build_dir, RunDir(run.path))
 
     @cached_property
     def _device(self) -> str:
         if self._machine.device == "cpu":
             return cpu_model()
-        return str(self._pool.call("gpt2.running.preflight:gpu_name"))
+        return self._executor.call(gpu_name)
+
+
+def train_in_worker(
+    run_dir: Path,
+    report: Callable[[Mapping[str, Any]], None],
+    stop: Callable[[], bool],
+    *,
+    build_dir: Path,
+    allow_stale: bool,
+) -> None:
+    """Train the run of a directory in a worker; the parent process imports no torch."""
+    from gpt2.train import train_run
+
+    train_run(run_dir, build_dir, report, stop, allow_stale=allow_stale)
 
 
 # Execution of a plan: train its runs in workers, train one run in this process, rerun runs.
@@ -142,9 +149,9 @@ def train_plan(
     before anything is created.
     """
     _log_skipped(plan)
-    pool = new_pool(plan)
-    target = Gpt2Target(plan, pool, allow_stale=options.stale == "keep", dirty=options.dirty)
-    code = run_all(plan.runs, plan.folder, target, pool, options)
+    executor = new_executor(plan)
+    backend = Gpt2Backend(plan, executor, allow_stale=options.stale == "keep", dirty=options.dirty)
+    code = run_all(plan.runs, plan.folder, backend, executor, options)
     if code in _INTERRUPTED_CODES:
         return code, ""
     text = report(table_of, json=json)
@@ -162,9 +169,9 @@ def report(plan: Plan, *, json: bool = False, label_by: Sequence[str] = ()) -> s
     Runs that differ in a field of ``label_by`` get separate rows. Raises ConfigError if a field is
     unknown.
     """
-    target = Gpt2Target(plan, new_pool(plan))
+    backend = Gpt2Backend(plan, new_executor(plan))
     started = [run for run in plan.runs if read_status(RunDir(run.path)) is not None]
-    stale = [run.label for run in started if target.differences(RunDir(run.path))]
+    stale = [run.label for run in started if backend.drift(RunDir(run.path))]
     skipped = [str(problem) for problem in plan.left_out]
     table = build_table(plan.study, plan.runs, stale, skipped, label_by)
     table = replace(table, sections=sections(plan))
@@ -196,21 +203,18 @@ def train_here(plan: Plan, *, dirty: bool = False) -> int:
     # Set before torch is imported: libraries read these variables once, at import.
     os.environ.update(worker_environment(run.config.machine))
     from gpt2 import train
-    from gpt2.running import preflight
 
     process = current_process()
     require_world_size(process, run.config.train.gpus)
     if process.is_main:
-        preflight.check_machine(
-            [run.config], preflight.TrainingPlace(plan.build_dir, plan.folder, dirty)
-        )
+        check_machine([run.config], TrainingPlace(plan.build_dir, plan.folder, dirty), jobs=1)
     with SignalCounter() as interrupts, ExitStack() as lock:
         if process.is_main:
-            preflight.check_weights([run.config], plan.build_dir)
-            preflight.check_data([run.config], plan.build_dir)
+            check_weights([run.config], plan.build_dir)
+            check_data([run.config], plan.build_dir)
             run.path.mkdir(parents=True, exist_ok=True)
             lock.enter_context(locks.acquire_lock(RunDir(run.path).lock))
-            Gpt2Target(plan, new_pool(plan)).prepare(run)
+            Gpt2Backend(plan, new_executor(plan)).write_inputs(run)
         status = train.train_run(
             run.path,
             plan.build_dir,
@@ -239,9 +243,9 @@ def rerun(plan: Plan, patterns: str, *, yes: bool = False) -> Plan:
     return replace(plan, runs=runs)
 
 
-def new_pool(plan: Plan) -> WorkerPool:
-    """Return a pool of workers for the runs of ``plan``."""
-    return WorkerPool(PRELOAD, worker_environment(plan.base.machine))
+def new_executor(plan: Plan) -> LocalExecutor:
+    """Return the executor of the runs of ``plan``."""
+    return LocalExecutor(PRELOADED_MODULES, worker_environment(plan.base.machine))
 
 
 def _log_skipped(plan: Plan) -> None:
@@ -275,21 +279,6 @@ def scratch_plan(config: Config, names: Sequence[str], folder: Path, build_dir: 
     return Plan(folder.name, folder, build_dir, config, runs)
 
 
-class _Target(Gpt2Target):
-    """Training backend for runs that are not planned by ``.config``."""
-
-    def __init__(
-        self, plan: Plan, pool: WorkerPool, recorded: Mapping[str, ExplicitSetting]
-    ) -> None:
-        # Uncommitted code is allowed: the caller compares every source file with the original run.
-        super().__init__(plan, pool, dirty=True)
-        self._recorded = recorded
-
-    def settings(self, run: PlannedRun[Config]) -> Mapping[str, ExplicitSetting]:
-        """Return the recorded settings of the original run."""
-        return self._recorded
-
-
 def train_scratch(
     plan: Plan, settings: Mapping[str, ExplicitSetting] | None = None, *, anew: bool = True
 ) -> int:
@@ -305,9 +294,10 @@ def train_scratch(
         ):
             aside = archive_run(RunDir(run.path))
             log("RERUN", f"{run.path.name}   old run moved to {aside.name}")
-    pool = new_pool(plan)
-    target = _Target(plan, pool, settings or {})
-    return run_all(plan.runs, plan.folder, target, pool, RunnerOptions(stale="rerun"))
+    executor = new_executor(plan)
+    # Uncommitted code is allowed: the caller compares every source file with the original run.
+    backend = Gpt2Backend(plan, executor, dirty=True, settings=settings or {})
+    return run_all(plan.runs, plan.folder, backend, executor, RunnerOptions(stale="rerun"))
 
 
 def unobserved(values: Mapping[str, SymbolValue]) -> dict[str, SymbolValue]:

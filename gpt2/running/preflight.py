@@ -9,7 +9,7 @@ from typing import Any
 from gpt2.config import Config
 from gpt2.data.prepare import prepare_dataset
 from gpt2.data.store import open_dataset
-from gpt2.training.session import run_budget
+from gpt2.training.budget import run_budget
 from gpt2.weights.source import download_weights, weight_mismatches
 from lib.console import format_si, log
 from lib.env import preflight
@@ -18,9 +18,13 @@ from lib.env.machine import preflight as machine_preflight
 from lib.env.packages import current_interpreter
 from lib.env.snapshot import FOLDER, refresh_snapshot
 from lib.errors import ConfigError, KablateError, PreflightError, Problem
-from lib.runner.runner import output_problems
 from lib.runs.code import describe_tree, git_state, head_commit, uncommitted_problems
 
+# fp32 weights; a checkpoint adds Adam's two moments of the same size.
+_BYTES_PER_PARAMETER = 4
+_CHECKPOINT_COPIES = 3
+# Allowance per run for records, tables and file system overhead.
+_MARGIN_BYTES = 1 << 20
 # Threshold for a time budget, whose number of iterations is unknown.
 LONG_SECONDS = 3600
 
@@ -104,13 +108,16 @@ class Condition:
     problems: Sequence[Problem]
 
 
-def check_machine(configs: Sequence[Config], place: TrainingPlace) -> list[dict[str, str]]:
+def check_machine(
+    configs: Sequence[Config], place: TrainingPlace, jobs: int = 0
+) -> list[dict[str, str]]:
     """Check the machine and the environment of ``configs``, and write the environment snapshot.
 
-    Called in a worker because it imports torch. Returns the environment variables of each slot, one
-    slot per concurrent run. Raises PreflightError with all problems.
+    Called in a worker because it imports torch. ``jobs`` is the requested number of concurrent runs,
+    0 for as many as fit. Returns the environment variables of each slot, one slot per run that fits
+    at a time. Raises PreflightError with all problems.
     """
-    problems = [p for condition in conditions(configs, place) for p in condition.problems]
+    problems = [p for condition in conditions(configs, place, jobs) for p in condition.problems]
     if problems:
         raise PreflightError(*dict.fromkeys(problems))
     if text := describe_tree(head_commit()):
@@ -118,7 +125,7 @@ def check_machine(configs: Sequence[Config], place: TrainingPlace) -> list[dict[
     return _slots(configs)
 
 
-def conditions(configs: Sequence[Config], place: TrainingPlace) -> list[Condition]:
+def conditions(configs: Sequence[Config], place: TrainingPlace, jobs: int = 0) -> list[Condition]:
     """Check every condition separately, so that no problem hides another."""
     here = current_interpreter()
     profiles = {c.repro.profile for c in configs}
@@ -143,6 +150,9 @@ def conditions(configs: Sequence[Config], place: TrainingPlace) -> list[Conditio
         Condition("long runs", list(dict.fromkeys(long))),
         Condition("device", device),
     ]
+    jobs = jobs or (1 if device else len(_slots(configs)))
+    output = preflight.output_problems(place.results, bytes_needed(configs, jobs))
+    results.append(Condition("output folder", output))
     # Kernels are launched on the device.
     if not device:
         results.append(Condition("kernels", _kernel_problems(configs)))
@@ -165,8 +175,6 @@ def describe(configs: Sequence[Config], place: TrainingPlace) -> dict[str, Any]:
     on_gpu = torch.cuda.is_available() and any(c.machine.device == "cuda" for c in configs)
     hardware = describe_hardware(place.results, torch.device("cuda" if on_gpu else "cpu"))
     checked = conditions(configs, place)
-    # The runner repeats this check with the disk space that its runs require.
-    checked.append(Condition("output folder", output_problems(place.results, 0)))
     return {
         "schema_version": SCHEMA_VERSION,
         "runs": list(dict.fromkeys(intended(c) for c in configs)),
@@ -237,6 +245,16 @@ def gpu_name() -> str:
     if not torch.cuda.is_available():
         raise PreflightError(Problem("no GPU is available", code="gpu.missing"))
     return torch.cuda.get_device_name(0)
+
+
+def bytes_needed(configs: Sequence[Config], jobs: int) -> int:
+    """Return the disk space for all final weights and the checkpoints of ``jobs`` runs."""
+    weights = [config.model.num_params() * _BYTES_PER_PARAMETER for config in configs]
+    # Plus one: the oldest checkpoint is deleted after the new one has been verified.
+    checkpoints = max(config.train.checkpoint_keep + 1 for config in configs)
+    largest = sorted(weights)[-jobs:]
+    checkpoint_bytes = _CHECKPOINT_COPIES * checkpoints * sum(largest)
+    return sum(weights) + checkpoint_bytes + _MARGIN_BYTES * len(configs)
 
 
 def _device_problems(configs: Sequence[Config]) -> list[Problem]:

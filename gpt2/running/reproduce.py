@@ -21,8 +21,8 @@ from gpt2.data.store import read_manifest
 from gpt2.planning.plan import Plan, config_layers, make_plan
 from gpt2.records.run_files import find_finished
 from gpt2.running.launch import (
-    Gpt2Target,
-    new_pool,
+    Gpt2Backend,
+    new_executor,
     scratch_plan,
     train_scratch,
     unobserved,
@@ -142,8 +142,8 @@ def _configuration(run: RunDir) -> tuple[Config | None, list[str]]:
 
 def _environment_differences(plan: Plan, original: RunFacts) -> list[str]:
     """Return the differences of machine and code, and reasons why the run is not repeatable."""
-    target = Gpt2Target(plan, new_pool(plan))
-    reasons = [_as_reason(difference) for difference in target.differences(original.run)]
+    backend = Gpt2Backend(plan, new_executor(plan))
+    reasons = [_as_reason(difference) for difference in backend.drift(original.run)]
     if fallbacks := original.observed["oom_fallbacks"]:
         reasons.append(f"oom_fallbacks: the original run was out of memory, {fallbacks}")
     if plan.base.train.budget == "time":

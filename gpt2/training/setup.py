@@ -29,8 +29,9 @@ from gpt2.evaluate import Evaluator
 from gpt2.model import GPT
 from gpt2.nsa.options import NsaOptions, resolve_backend
 from gpt2.records.run_files import read_settings
+from gpt2.training.budget import TrainingClock, run_budget
 from gpt2.training.records import Heartbeat, RecordWriter
-from gpt2.training.session import DataOrder, TrainingClock, TrainingSession, run_budget
+from gpt2.training.session import DataOrder, TrainingSession
 from gpt2.training.step import StepOutOfMemory, optimizer_step
 from gpt2.weights.convert import load_initial_weights
 from lib.env.machine import grad_scaler, preflight, set_up

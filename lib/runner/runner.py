@@ -6,7 +6,6 @@ A second runner in the same folder is refused while the first one is active.
 import itertools
 import json
 import os
-import shutil
 import signal
 import time
 from collections import deque
@@ -14,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from lib.console import is_verbose, log
 from lib.errors import (
@@ -30,35 +29,10 @@ from lib.files import canonical_json
 from lib.plan.run import PlannedRun
 from lib.runner import locks
 from lib.runner.display import ProgressDisplay, SessionProgress, choose_display, print_outcome
+from lib.runner.job import DeviceSlot, Executor, Job, JobEvent
 from lib.runner.locks import SignalCounter
-from lib.runner.pool import DeviceSlot, TrainingBackend, Worker, WorkerGroup, WorkerPool
 from lib.runs.finalize import finalize_run
 from lib.runs.run_dir import RunDir, RunStatus, State, read_status
-
-# Preflight check of the output folder: existence, write permission and free space.
-
-
-def output_problems(folder: Path, bytes_needed: int) -> list[Problem]:
-    """Return the reasons why ``bytes_needed`` bytes of results cannot be written to ``folder``.
-
-    ``folder`` may be missing; the nearest existing parent is checked.
-    """
-    existing = folder.absolute()
-    while not existing.exists():
-        existing = existing.parent
-    if not existing.is_dir():
-        advice = "type: SET='OUTPUT_DIR=\"…\"'"
-        return [Problem("not a folder", str(existing), advice, code="output.not-a-folder")]
-    if not os.access(existing, os.W_OK | os.X_OK):
-        advice = "make it writable, or set OUTPUT_DIR to another folder"
-        return [Problem("not writable", str(existing), advice, code="output.not-writable")]
-    free = shutil.disk_usage(existing).free
-    if free < bytes_needed:
-        sizes = f"{bytes_needed / 2**20:,.0f} MiB needed, {free / 2**20:,.0f} MiB free"
-        what, advice = f"not enough disk space ({sizes})", "free some space, or set OUTPUT_DIR"
-        return [Problem(what, str(existing), advice, code="disk.no-space")]
-    return []
-
 
 # Decide what to do with each planned run, based only on the contents of its run directory.
 
@@ -82,10 +56,6 @@ class RunAction(StrEnum):
     STALE = "made by other code"
 
 
-# Returns what changed since a run was made, such as source files or the torch version.
-Differences = Callable[[RunDir], Sequence[str]]
-
-
 @dataclass(frozen=True)
 class RunDecision:
     """A run, the action to take, and the changes since the run was made."""
@@ -95,9 +65,12 @@ class RunDecision:
     changes: Sequence[str] = ()
 
 
-def decide(run: PlannedRun[Any], differences: Differences, stale: str) -> RunDecision:
+def decide(
+    run: PlannedRun[Any], drift: Callable[[RunDir], Sequence[str]], stale: str
+) -> RunDecision:
     """Return the action for ``run``, based on its directory.
 
+    ``drift`` returns what changed since a run was made, such as source files or the torch version.
     ``stale`` is the user's choice for results of other code: "rerun" or "keep" ("" stops). A run
     that failed with other code is restarted in any case, since no result is lost.
     """
@@ -105,7 +78,7 @@ def decide(run: PlannedRun[Any], differences: Differences, stale: str) -> RunDec
     status = read_status(directory)
     if status is None:
         return RunDecision(run, RunAction.START)
-    changes = differences(directory)
+    changes = drift(directory)
     failed = status.state in (State.FAILED, State.INVALID)
     if changes and (failed or stale == "rerun"):
         return RunDecision(run, RunAction.RESTART, changes)
@@ -198,11 +171,28 @@ class RunnerOptions:
     dirty: bool = False
 
 
+class TrainingBackend(Protocol):
+    """The program whose runs the runner starts."""
+
+    def preflight(self, runs: Sequence[PlannedRun[Any]], jobs: int) -> Sequence[DeviceSlot]:
+        """Check that ``runs`` can be trained here; return one slot per run that fits at a time.
+
+        ``jobs`` is the requested number of concurrent runs, 0 for every slot. Raises PreflightError
+        with all problems at once. Writes nothing to the output folder.
+        """
+
+    def drift(self, run: RunDir) -> Sequence[str]:
+        """Return what changed since ``run`` was made: code, library versions, device."""
+
+    def submit(self, run: PlannedRun[Any], slot: DeviceSlot, executor: Executor) -> Job:
+        """Write the inputs of a run to its existing directory, and start the run on ``slot``."""
+
+
 def run_all(
     runs: Sequence[PlannedRun[Any]],
     folder: Path,
-    target: TrainingBackend,
-    pool: WorkerPool,
+    backend: TrainingBackend,
+    executor: Executor,
     options: RunnerOptions,
 ) -> int:
     """Train ``runs``, all of them below ``folder``, to completion and return the exit code.
@@ -215,21 +205,22 @@ def run_all(
         what = f"invalid value (expected rerun or keep, got {options.stale!r})"
         raise ConfigError(Problem(what, "ON_STALE", code="usage.invalid-value"))
     locks.require_unlocked(folder / LOCK_FILE)
-    todo = _decide(runs, target, options)
+    todo = _decide(runs, backend, options)
     if not todo:
         log("DONE", f"nothing to run: {len(runs)} of {len(runs)} done")
         return EXIT_DONE
-    pool.warm_up()
-    slots = _preflight([decision.run for decision in todo], folder, target, pool, options)
+    slots = backend.preflight([decision.run for decision in todo], options.jobs)
+    jobs = options.jobs or max(1, len(slots))
+    slots = list(itertools.islice(itertools.cycle(slots), jobs))
     # Class of a disk error: PreflightError before the first run starts, RunError afterwards.
     failure: type[KablateError] = PreflightError
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with locks.acquire_lock(folder / LOCK_FILE):
             # Another process may have finished runs since the first check.
-            todo = _decide(runs, target, options, quiet=True)
+            todo = _decide(runs, backend, options, quiet=True)
             failure = RunError
-            return RunScheduler(todo, slots, target, pool, options.keep_going).run()
+            return RunScheduler(todo, slots, backend, executor, options.keep_going).run()
     except OSError as error:
         what = f"cannot write: {error.strerror or error}"
         advice = "free some space or fix the permissions; to resume, type: make"
@@ -237,39 +228,15 @@ def run_all(
         raise failure(problem) from error
 
 
-def _preflight(
-    runs: Sequence[PlannedRun[Any]],
-    folder: Path,
-    target: TrainingBackend,
-    pool: WorkerPool,
-    options: RunnerOptions,
-) -> Sequence[DeviceSlot]:
-    """Return one slot per concurrent run.
-
-    Raises PreflightError with all problems at once.
-    """
-    problems: list[Problem] = []
-    slots: Sequence[DeviceSlot] = ()
-    try:
-        slots = target.preflight(pool, runs)
-    except PreflightError as error:
-        problems += error.problems
-    jobs = options.jobs or max(1, len(slots))
-    problems += output_problems(folder, target.bytes_needed(runs, jobs))
-    if problems:
-        raise PreflightError(*problems)
-    return [slot for slot, _ in zip(itertools.cycle(slots), range(jobs))]
-
-
 def _decide(
     runs: Sequence[PlannedRun[Any]],
-    target: TrainingBackend,
+    backend: TrainingBackend,
     options: RunnerOptions,
     quiet: bool = False,
 ) -> list[RunDecision]:
     """Return the decisions that require work; print the skipped runs."""
     require_matching_directories(runs)
-    decisions = [decide(run, target.differences, options.stale) for run in runs]
+    decisions = [decide(run, backend.drift, options.stale) for run in runs]
     require_fresh(decisions)
     for decision in decisions if not quiet else ():
         if decision.action is RunAction.SKIP:
@@ -281,22 +248,23 @@ def _decide(
 
 
 class RunScheduler:
-    """Scheduler that starts workers as slots become free and reports the outcome of each run."""
+    """Scheduler that submits runs as slots become free and reports the outcome of each run."""
 
     def __init__(
         self,
         todo: Sequence[RunDecision],
         slots: Sequence[DeviceSlot],
-        target: TrainingBackend,
-        pool: WorkerPool,
+        backend: TrainingBackend,
+        executor: Executor,
         keep_going: bool,
     ) -> None:
         self._pending = deque(todo)
-        self._target = target
-        self._pool = pool
+        self._backend = backend
+        self._executor = executor
         self._keep_going = keep_going
         self._free = list(slots)
-        self._active: dict[Worker, WorkerGroup] = {}
+        # Run and slot of each active job.
+        self._active: dict[Job, tuple[PlannedRun[Any], DeviceSlot]] = {}
         self._progress = SessionProgress([decision.run for decision in todo])
         self._results: dict[str, RunStatus] = {}
         # Final message of each run, printed in the line that reports its outcome.
@@ -309,14 +277,12 @@ class RunScheduler:
                 while self._active or (self._pending and self._may_start(interrupts)):
                     while self._free and self._pending and self._may_start(interrupts):
                         self._start(self._pending.popleft())
-                    for worker, event in self._pool.events(_TICK_SECONDS):
-                        self._handle(worker, event, display, interrupts)
-                    for team in set(self._active.values()):
-                        self._pool.signal(signal.SIGKILL, team.overdue())
+                    for job, event in self._executor.events(_TICK_SECONDS):
+                        self._handle(job, event, display, interrupts)
                     self._forward_interrupts(interrupts)
         finally:
-            # No worker is left unless an error ended this loop.
-            self._pool.signal(signal.SIGTERM)
+            # No job is left unless an error ended this loop.
+            self._cancel()
         return self._conclude(interrupts)
 
     def _may_start(self, interrupts: SignalCounter) -> bool:
@@ -326,30 +292,31 @@ class RunScheduler:
     def _start(self, decision: RunDecision) -> None:
         run = decision.run
         self._progress.begin(run)
+        slot = self._free.pop(0)
         try:
             if decision.action is RunAction.RESTART:
                 archive_run(RunDir(run.path))
                 log("RERUN", f"{run.label}   {describe_changes(decision.changes)}")
             run.path.mkdir(exist_ok=True)
-            self._target.prepare(run)
+            job = self._backend.submit(run, slot, self._executor)
         # A disk that has filled up since preflight fails this run, not the other active runs.
         except OSError as error:
+            self._free.insert(0, slot)
             message = f"cannot write: {error.strerror}: {error.filename}"
             self._record_end(run, RunStatus(State.FAILED, EXIT_FAILED, message))
             return
-        team = WorkerGroup(run, self._free.pop(0), self._target, self._pool)
-        self._active |= dict.fromkeys(team.workers, team)
+        self._active[job] = run, slot
 
     def _handle(
         self,
-        worker: Worker,
-        event: dict[str, Any] | None,
+        job: Job,
+        event: JobEvent | None,
         display: ProgressDisplay,
         interrupts: SignalCounter,
     ) -> None:
-        run = self._active[worker].run
+        run, _ = self._active[job]
         if event is None:
-            self._end(worker, interrupts)
+            self._end(job, interrupts)
         elif event["kind"] == "progress":
             self._progress.active[run.label].update(event)
             display.news(run)
@@ -357,21 +324,17 @@ class RunScheduler:
             self._final_messages[run.label] = event["text"]
         elif event["kind"] == "line":
             log(event["tag"], f"{run.label}   {event['text']}")
-        elif event["kind"] == "failure":
-            self._active[worker].failed(worker, event)
         elif event["kind"] == "traceback" and is_verbose():
             log("TRACE", event["text"])
 
-    def _end(self, worker: Worker, interrupts: SignalCounter) -> None:
-        team = self._active.pop(worker)
-        if not team.ended(worker):
-            return
-        self._free.append(team.slot)
-        directory = RunDir(team.run.path)
+    def _end(self, job: Job, interrupts: SignalCounter) -> None:
+        run, slot = self._active.pop(job)
+        self._free.append(slot)
+        directory = RunDir(run.path)
         status = read_status(directory) or RunStatus(State.RUNNING)
-        if cause := team.cause(status):
+        if cause := job.failure_cause(status):
             status = self._status_after_death(directory, status, cause, interrupts)
-        self._record_end(team.run, status)
+        self._record_end(run, status)
 
     def _record_end(self, run: PlannedRun[Any], status: RunStatus) -> None:
         self._results[run.label] = status
@@ -394,14 +357,18 @@ class RunScheduler:
         return failed
 
     def _forward_interrupts(self, interrupts: SignalCounter) -> None:
-        """Forward interrupts to the workers: the first saves and stops, the second kills."""
+        """Forward interrupts to the jobs: the first saves and stops, the second kills."""
         for count in interrupts.news():
             if count == 1:
                 if self._active:
                     log("STOP", "saving checkpoints; interrupt again to stop immediately")
-                self._pool.signal(signal.SIGTERM)
+                self._cancel()
             else:
-                self._pool.signal(signal.SIGKILL)
+                self._cancel(immediately=True)
+
+    def _cancel(self, *, immediately: bool = False) -> None:
+        for job in self._active:
+            job.cancel(immediately=immediately)
 
     def _conclude(self, interrupts: SignalCounter) -> int:
         states = [status.state for status in self._results.values()]

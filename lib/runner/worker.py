@@ -1,7 +1,12 @@
-"""Worker process: trains one run in a fresh process forked from a server with torch loaded.
+"""Worker process: calls one function in a fresh process forked from a server with torch loaded.
 
-A worker exits cleanly (exit code 0) after writing the run status, whether or not the run succeeded.
-Any other exit means that the worker died. If the parent disappears, the worker saves and stops.
+The events of a worker are dictionaries: ``{"kind": "line", tag, text}`` for a log line, ``progress``
+with the fields of a display, ``failure`` with ``message`` and ``at`` (monotonic seconds),
+``traceback`` with ``text``, and ``result`` or ``error`` of a call.
+
+A worker that trains exits cleanly (exit code 0) after writing the run status, whether or not the run
+succeeded. Any other exit means that the worker died. If the parent disappears, the worker saves and
+stops.
 """
 
 import faulthandler
@@ -10,37 +15,24 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from importlib import import_module
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Self
 
+from lib.env.ranks import current_process
 from lib.errors import EXIT_FAILED, KablateError
 from lib.runner import locks
 from lib.runner.locks import SIGNALS
 from lib.runs.finalize import finalize_run
 from lib.runs.run_dir import RunDir, RunStatus, State, is_done, read_status
 
-
-@dataclass(frozen=True)
-class WorkerJob:
-    """Arguments of a worker for one run.
-
-    The worker calls ``function(run_dir, build_dir, report, stop, **arguments)``.
-    """
-
-    # "module:function"
-    function: str
-    run_dir: Path
-    build_dir: Path
-    environment: Mapping[str, str]
-    arguments: Mapping[str, Any]
-    # Rank among the workers of the run; rank 0 takes the lock and writes the status.
-    rank: int = 0
+# Trains the run in a directory; also receives a function that accepts events, and a function that
+# returns whether to stop. Writes the run status. If several workers train one run, each of them
+# calls the function, and only rank 0 writes files.
+TrainFunction = Callable[[Path, Callable[[Mapping[str, Any]], None], Callable[[], bool]], object]
 
 
 @contextmanager
@@ -53,18 +45,12 @@ def signals_blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def find_function(name: str) -> Callable[..., Any]:
-    """Return the function named by ``module:function``."""
-    module, function = name.split(":")
-    target: Callable[..., Any] = vars(import_module(module))[function]
-    return target
+class ParentConnection:
+    """Connection of a worker to its parent: events to it, and its request to stop.
 
-
-class StopSignal:
-    """Stop condition of a run: SIGTERM was received, or the parent process is gone.
-
-    SIGTERM may arrive twice, sent to the process group and by the parent; repeated signals have no
-    further effect. The parent sends SIGKILL to stop a worker immediately.
+    SIGTERM requests a stop. It may arrive twice, sent to the process group and by the parent;
+    repeated signals have no further effect. The parent sends SIGKILL to stop a worker immediately.
+    A parent that has disappeared also requests a stop.
     """
 
     def __init__(self, pipe: Connection) -> None:
@@ -77,7 +63,8 @@ class StopSignal:
         signal.signal(signal.SIGTERM, self._on_signal)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
-    def __call__(self) -> bool:
+    def stop_requested(self) -> bool:
+        """Return whether the worker must stop."""
         # The parent never writes: a readable pipe has been closed.
         if not self._orphaned and self._pipe.poll():
             self._orphaned = True
@@ -96,50 +83,64 @@ class StopSignal:
         self._requested = True
 
 
-def train_worker(job: WorkerJob, pipe: Connection) -> None:
-    """Train one run under its lock and redirect output to the run's log."""
-    stop = StopSignal(pipe)
-    os.environ.update(job.environment)
-    run = RunDir(job.run_dir)
-    if job.rank:
+def run_worker(
+    function: Callable[..., None],
+    arguments: Sequence[Any],
+    environment: Mapping[str, str],
+    pipe: Connection,
+) -> None:
+    """Call ``function(*arguments, parent)``; the main function of every worker."""
+    parent = ParentConnection(pipe)
+    os.environ.update(environment)
+    function(*arguments, parent)
+
+
+def train_worker(function: TrainFunction, run_dir: Path, parent: ParentConnection) -> None:
+    """Train the run in ``run_dir`` under its lock, and redirect output to the run's log."""
+    run = RunDir(run_dir)
+    if not current_process().is_main:
         # Other ranks wait for rank 0, which waits for the lock.
-        _run_job(job, run, stop)
+        _train(function, run, parent)
         return
-    with locks.wait_for_lock(run.lock, stop) as locked:
+    with locks.wait_for_lock(run.lock, parent.stop_requested) as locked:
         # Another process may have finished the run during the wait.
         if locked and not is_done(run):
-            _run_job(job, run, stop)
+            _train(function, run, parent)
 
 
-def call_worker(function: str, arguments: tuple[Any, ...], pipe: Connection) -> None:
+def send_result(
+    function: Callable[..., Any],
+    arguments: Sequence[Any],
+    named: Mapping[str, Any],
+    parent: ParentConnection,
+) -> None:
     """Call a function and send its result, or the problems of the error it raised."""
-    stop = StopSignal(pipe)
     try:
-        event = {"kind": "result", "value": find_function(function)(*arguments)}
+        event = {"kind": "result", "value": function(*arguments, **named)}
     except KablateError as error:
         event = {"kind": "error", "class": type(error), "problems": tuple(error.problems)}
-    stop.send(event)
+    parent.send(event)
 
 
-def generate_worker(function: str, arguments: tuple[Any, ...], pipe: Connection) -> None:
+def send_values(
+    function: Callable[..., Iterator[Any]], arguments: Sequence[Any], parent: ParentConnection
+) -> None:
     """Send every value of a generator, or the problems of the error it raised."""
-    stop = StopSignal(pipe)
     try:
-        for value in find_function(function)(*arguments):
-            stop.send({"kind": "result", "value": value})
-            if stop():
+        for value in function(*arguments):
+            parent.send({"kind": "result", "value": value})
+            if parent.stop_requested():
                 return
     except KablateError as error:
-        stop.send({"kind": "error", "class": type(error), "problems": tuple(error.problems)})
+        parent.send({"kind": "error", "class": type(error), "problems": tuple(error.problems)})
 
 
-def _run_job(job: WorkerJob, run: RunDir, stop: StopSignal) -> None:
+def _train(function: TrainFunction, run: RunDir, parent: ParentConnection) -> None:
     _redirect_output(run.logs)
     # kill -USR1 writes the stack of each thread to the log; the run continues.
     faulthandler.register(signal.SIGUSR1)
-    with _Outcome(run, stop, job.rank):
-        function = find_function(job.function)
-        function(job.run_dir, job.build_dir, stop.send, stop, **job.arguments)
+    with _Outcome(run, parent, current_process().rank):
+        function(run.path, parent.send, parent.stop_requested)
 
 
 class _Outcome:
@@ -148,9 +149,9 @@ class _Outcome:
     Errors of ranks other than 0 are sent to the parent, which monitors all ranks.
     """
 
-    def __init__(self, run: RunDir, stop: StopSignal, rank: int) -> None:
+    def __init__(self, run: RunDir, parent: ParentConnection, rank: int) -> None:
         self._run = run
-        self._stop = stop
+        self._parent = parent
         self._rank = rank
 
     def __enter__(self) -> Self:
@@ -167,12 +168,12 @@ class _Outcome:
         text = "".join(traceback.format_exception(error))
         sys.stderr.write(text)
         sys.stderr.flush()
-        self._stop.send({"kind": "traceback", "text": text})
+        self._parent.send({"kind": "traceback", "text": text})
         expected = isinstance(error, KablateError)
         code = error.exit_code if isinstance(error, KablateError) else EXIT_FAILED
         message = str(error) if expected else f"{type(error).__name__}: {error}"
         # The monotonic clock is shared by all processes: the first failure is the cause.
-        self._stop.send({"kind": "failure", "message": message, "at": time.monotonic()})
+        self._parent.send({"kind": "failure", "message": message, "at": time.monotonic()})
         if self._rank:
             return True
         before = read_status(self._run) or RunStatus(State.RUNNING)

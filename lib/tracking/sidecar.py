@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Self
 
 from lib.project import python_module_command
-from lib.runner.pool import describe_death
+from lib.runner.job import describe_death
 from lib.runs.run_dir import RunDir
 
 # Time limit for a sidecar to store or send remaining records after the end of the run.

@@ -20,7 +20,7 @@ from gpt2.loss import IGNORE_INDEX
 from gpt2.mlp.mlp import Mlp
 from gpt2.model import GPT
 from gpt2.training import step
-from gpt2.training.session import TrainingBudget
+from gpt2.training.budget import TrainingBudget
 from lib.optim import schedule
 from tests.mutants.mutant import LOGITS, Mutant, after_init, replaced, then
 

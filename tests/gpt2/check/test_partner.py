@@ -1,5 +1,8 @@
 """The second process, and the classification of errors: checked code or check."""
 
+import functools
+import os
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,7 +20,7 @@ def test_an_exception_in_a_check_is_a_defect_of_the_check():
     with ErrorCapture() as outcome:
         model_checks.check_causal(SimpleNamespace())
     assert outcome.code == "check.defect"
-    assert "AttributeError" in outcome.text and "causal.py" in outcome.text
+    assert "AttributeError" in outcome.text and "model_checks.py" in outcome.text
 
 
 def test_any_other_exception_is_one_of_the_checked_code():
@@ -35,18 +38,18 @@ def test_an_error_with_a_code_keeps_it():
 
 def test_an_unread_result_is_not_returned_by_the_next_call():
     partner = PeerProcess()
-    partner.start("builtins:abs", -1)
-    assert partner.call("builtins:abs", -2) == 2
+    partner.start(abs, -1)
+    assert partner.call(abs, -2) == 2
     with pytest.raises(RunError) as caught:
-        partner.call("builtins:abs", "x")
+        partner.call(abs, "x")
     assert caught.value.codes == ["check.defect"] and "TypeError" in str(caught.value)
-    assert partner.call("builtins:abs", -3) == 3
+    assert partner.call(abs, -3) == 3
     partner.close()
 
 
 def test_a_closed_pipe_is_not_an_error(capfd):
     partner = PeerProcess()
-    partner.start("time:sleep", 0.2)
+    partner.start(time.sleep, 0.2)
     partner._pipe.close()
     partner._process.join(10.0)
     assert (partner._process.exitcode, capfd.readouterr().err) == (0, "")
@@ -54,7 +57,7 @@ def test_a_closed_pipe_is_not_an_error(capfd):
 
 def test_a_dead_process_is_an_error():
     partner = PeerProcess()
-    for function, argument in (("os:_exit", 1), ("builtins:abs", -1)):
+    for function, argument in ((os._exit, 1), (abs, -1)):
         with pytest.raises(RunError) as caught:
             partner.call(function, argument)
         assert caught.value.codes == ["check.peer-died"]
@@ -68,6 +71,8 @@ def test_a_failure_in_one_rank_does_not_affect_the_next_step(monkeypatch):
     ).chosen
     right = process_checks.train_rank
 
+    # Found by the partner under the name of the original.
+    @functools.wraps(right)
     def train(rank, config, meeting, rows):
         fails = not rank and config.identity() == StepUnderTest(first, workshop).exact.identity()
         return right(rank, config, meeting, "x" if fails else rows)

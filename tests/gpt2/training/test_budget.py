@@ -9,7 +9,7 @@ import pytest
 
 from gpt2.config import Config
 from gpt2.training.metrics import format_duration
-from gpt2.training.session import TrainingBudget, TrainingClock, remaining_seconds
+from gpt2.training.budget import TrainingBudget, TrainingClock, remaining_seconds
 from gpt2.training.step import optimizer_step
 from lib.runs.run_dir import State
 

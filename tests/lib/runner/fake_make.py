@@ -6,11 +6,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import fake_train
+
 from lib import console
 from lib.plan.run import PlannedRun, RunVariant, build_runs
-from lib.runner import pool as runner_pool
-from lib.runner.pool import WorkerPool
+from lib.runner import local
+from lib.runner.job import DeviceSlot, Executor, Job
+from lib.runner.local import LocalExecutor
 from lib.runner.runner import RunnerOptions, run_all
+from lib.runner.worker import train_worker
 from lib.runs.run_dir import RunDir
 
 
@@ -28,41 +32,43 @@ class FakeConfig:
         return {"name": self.name}
 
 
-class FakeTarget:
-    """Target that trains with ``fake_target.train``; options control the behaviour of each run."""
+class FakeBackend:
+    """Backend that trains with ``fake_train.train``; options control the behaviour of each run."""
 
-    function = "fake_target:train"
-    arguments: dict[str, Any] = {}
-
-    def __init__(self, build_dir: Path, options: dict[str, Any]) -> None:
-        self.build_dir = build_dir
+    def __init__(self, folder: Path, executor: LocalExecutor, options: dict[str, Any]) -> None:
+        self._folder = folder
+        self._executor = executor
         self._options = options
 
-    def preflight(self, pool: WorkerPool, runs: list[PlannedRun[FakeConfig]]) -> Any:
-        allowed = self._options.get("device", True)
-        return pool.call("fake_target:check", allowed, self._options.get("slots", 1))
+    def preflight(self, runs: list[PlannedRun[FakeConfig]], jobs: int) -> Any:
+        return self._executor.call(
+            fake_train.check,
+            self._options.get("device", True),
+            self._options.get("slots", 1),
+            self._folder / "results",
+            int(self._options.get("bytes", 0)),
+        )
 
-    def bytes_needed(self, runs: list[PlannedRun[FakeConfig]], jobs: int) -> int:
-        return int(self._options.get("bytes", 0))
-
-    def differences(self, run: RunDir) -> list[str]:
+    def drift(self, run: RunDir) -> list[str]:
         return list(self._options.get("changed", []))
 
-    def prepare(self, run: PlannedRun[FakeConfig]) -> None:
+    def submit(self, run: PlannedRun[FakeConfig], slot: DeviceSlot, executor: Executor) -> Job:
         behaviour = {
             "steps": 3,
             "step_seconds": 0.01,
-            "healed": str(self.build_dir / "healed"),
+            "journal": str(self._folder / "journal"),
+            "healed": str(self._folder / "healed"),
             **self._options.get("all", {}),
             **self._options.get("runs", {}).get(run.variant.slug, {}),
         }
         (run.path / "behaviour.json").write_text(json.dumps(behaviour))
-
-    def processes(self, run: PlannedRun[FakeConfig]) -> int:
-        return int(self._options.get("processes", 1))
-
-    def environment(self, run: PlannedRun[FakeConfig]) -> dict[str, str]:
-        return {}
+        return executor.submit(
+            train_worker,
+            fake_train.train,
+            run.path,
+            world_size=int(self._options.get("processes", 1)),
+            environment=slot,
+        )
 
 
 def main() -> int:
@@ -70,15 +76,16 @@ def main() -> int:
     names = options.get("names", ["a", "b", "c"])
     block = [(RunVariant(name, number=i), FakeConfig(name)) for i, name in enumerate(names)]
     runs = build_runs("fake", folder / "results", {1: block})
-    runner_pool.EXIT_TIMEOUT_SECONDS = options.get("grace", runner_pool.EXIT_TIMEOUT_SECONDS)
-    runner_pool.MAIN_RANK_EXIT_TIMEOUT_SECONDS = options.get(
-        "farewell", runner_pool.MAIN_RANK_EXIT_TIMEOUT_SECONDS
+    local.EXIT_TIMEOUT_SECONDS = options.get("grace", local.EXIT_TIMEOUT_SECONDS)
+    local.MAIN_RANK_EXIT_TIMEOUT_SECONDS = options.get(
+        "farewell", local.MAIN_RANK_EXIT_TIMEOUT_SECONDS
     )
-    pool = WorkerPool(("lib.runner.runner",), {})
+    executor = LocalExecutor(("lib.runner.runner",), {})
+    backend = FakeBackend(folder, executor, options)
     runner_options = RunnerOptions(
         options.get("jobs", 0), options.get("stale", ""), options.get("keep_going", True)
     )
-    return run_all(runs, folder / "results/fake", FakeTarget(folder, options), pool, runner_options)
+    return run_all(runs, folder / "results/fake", backend, executor, runner_options)
 
 
 if __name__ == "__main__":

@@ -8,13 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from lib.env.preflight import output_problems
 from lib.errors import PreflightError, Problem
 from lib.runs.run_dir import RunDir, RunStatus, State, write_status
 
 
-def train(
-    run_dir: Path, build_dir: Path, report: Callable[..., None], stop: Callable[[], bool]
-) -> None:
+def train(run_dir: Path, report: Callable[..., None], stop: Callable[[], bool]) -> None:
     """Run the steps of behaviour.json, one line each in steps.txt; resume after the last step."""
     run = RunDir(run_dir)
     behaviour = json.loads((run_dir / "behaviour.json").read_text())
@@ -31,7 +30,7 @@ def train(
     done, total = run_dir / "steps.txt", behaviour["steps"]
     first = len(done.read_text().splitlines()) if done.exists() else 0
     write_status(run, RunStatus(State.RUNNING, iteration=first, iterations=total))
-    with open(build_dir / "journal", "a") as journal:
+    with open(behaviour["journal"], "a") as journal:
         journal.write(f"{run_dir.name} {first}\n")
     print("hello from", run_dir.name, flush=True)
     for step in range(first, total):
@@ -71,8 +70,10 @@ def other_rank(behaviour: dict[str, Any]) -> None:
     )
 
 
-def check(allowed: bool, slots: int) -> list[dict[str, str]]:
-    """Run the preflight check of the fake target."""
-    if not allowed:
-        raise PreflightError(Problem("no fake device", code="gpu.missing"))
+def check(allowed: bool, slots: int, results: Path, bytes_needed: int) -> list[dict[str, str]]:
+    """Check the fake device and the output folder."""
+    problems = [] if allowed else [Problem("no fake device", code="gpu.missing")]
+    problems += output_problems(results, bytes_needed)
+    if problems:
+        raise PreflightError(*problems)
     return [{"FAKE_SLOT": str(i)} for i in range(slots)]

@@ -1,0 +1,84 @@
+"""Interface of jobs and executors: a function called in one or more processes, here or elsewhere.
+
+``lib.runner.local`` forks the processes on this machine. An executor for torchrun or a cluster
+implements the same two classes: ``submit`` enters the job into the queue, ``cancel`` signals it
+(``scancel``), and ``events`` reads the records in the directory of the run.
+"""
+
+import signal
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from enum import StrEnum
+from typing import Any
+
+from lib.runs.run_dir import RunStatus
+
+# Event of a job: ``kind`` and the fields of that kind, see ``lib.runner.worker``.
+JobEvent = Mapping[str, Any]
+# Environment variables that select the device of a job, such as a GPU.
+DeviceSlot = Mapping[str, str]
+
+
+class JobState(StrEnum):
+    """State of the processes of a job; whether its run succeeded is in the run's status."""
+
+    RUNNING = "running"
+    # Every process has exited cleanly.
+    EXITED = "exited"
+    # A process has died or raised an error, and no process is left.
+    FAILED = "failed"
+
+
+class Job(ABC):
+    """Processes, one per rank, that work together and end together."""
+
+    @property
+    @abstractmethod
+    def state(self) -> JobState:
+        """Return the state, without waiting."""
+
+    @abstractmethod
+    def wait(self, timeout: float | None = None) -> JobState:
+        """Wait for the end of the job, at most ``timeout`` seconds, and return the state."""
+
+    @abstractmethod
+    def cancel(self, *, immediately: bool = False) -> None:
+        """Request a stop, before which a run is saved; ``immediately`` kills the processes."""
+
+    @abstractmethod
+    def failure_cause(self, status: RunStatus) -> str:
+        """Return the cause of a failure if ``status``, written by rank 0, lacks it, else ""."""
+
+
+class Executor(ABC):
+    """Starts jobs and collects their events. Not thread-safe."""
+
+    @abstractmethod
+    def submit(
+        self,
+        function: Callable[..., None],
+        *arguments: Any,
+        world_size: int = 1,
+        environment: Mapping[str, str] | None = None,
+    ) -> Job:
+        """Start ``function(*arguments, parent)`` in ``world_size`` processes.
+
+        ``function`` is a top-level function, ``parent`` a ``lib.runner.worker.ParentConnection``.
+        ``environment`` has variables for the processes, in addition to rank and world size.
+        """
+
+    @abstractmethod
+    def events(self, timeout: float | None) -> Iterator[tuple[Job, JobEvent | None]]:
+        """Yield (job, event) pairs after waiting at most ``timeout`` seconds for the first.
+
+        Event None marks the end of a job; all other events of the job precede it.
+        """
+
+
+def describe_death(exit_code: int, who: str = "worker") -> str:
+    """Describe the exit code of a process that did not exit cleanly."""
+    if exit_code >= 0:
+        return f"{who} died with exit code {exit_code}"
+    name = signal.Signals(-exit_code).name
+    hint = "; out of memory?" if -exit_code == signal.SIGKILL else ""
+    return f"{who} died with signal {-exit_code} ({name}{hint})"

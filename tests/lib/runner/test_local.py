@@ -1,0 +1,144 @@
+"""Local executor: results of calls, states of jobs, interrupts during start, and preloading."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+
+import pytest
+
+from lib.errors import ConfigError, Problem, RunError
+from lib.project import ROOT
+from lib.runner.job import JobState
+from lib.runner.local import LocalExecutor, _Worker
+from lib.runner.worker import ParentConnection
+from lib.runs.run_dir import RunStatus, State
+
+
+@pytest.fixture
+def executor() -> LocalExecutor:
+    return LocalExecutor((), {})
+
+
+def refuse(code: str) -> None:
+    raise ConfigError(Problem("refused", code=code))
+
+
+def count_to(number: int) -> Iterator[int]:
+    yield from range(number)
+
+
+def sleep_until_stopped(parent: ParentConnection) -> None:
+    parent.send({"kind": "line", "tag": "DONE", "text": "started"})
+    while not parent.stop_requested():
+        time.sleep(0.01)
+
+
+def test_a_call_returns_the_value_or_raises_the_error(executor: LocalExecutor) -> None:
+    assert executor.call(abs, -2) == 2
+    with pytest.raises(ConfigError) as caught:
+        executor.call(refuse, "demo.code")
+    assert caught.value.codes == ["demo.code"]
+    with pytest.raises(RunError) as caught_death:
+        executor.call(os._exit, 3)
+    assert caught_death.value.codes == ["worker.died"] and "exit code 3" in str(caught_death.value)
+    with pytest.raises(RunError) as caught_exit:
+        executor.call(os._exit, 0)
+    assert caught_exit.value.codes == ["worker.died"]
+
+
+def test_values_of_several_workers(executor: LocalExecutor) -> None:
+    assert sorted(executor.call_many(count_to, [(3,), (2,)])) == [0, 0, 1, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("immediately", "state"), [(False, JobState.EXITED), (True, JobState.FAILED)]
+)
+def test_a_job_is_submitted_cancelled_and_waited_for(
+    executor: LocalExecutor, immediately: bool, state: JobState
+) -> None:
+    job = executor.submit(sleep_until_stopped, world_size=2)
+    assert job.state is JobState.RUNNING and job.wait(0.0) is JobState.RUNNING
+    # Both have started once both have sent an event.
+    while len(job.events) < 2:
+        executor.collect(None)
+    job.cancel(immediately=immediately)
+    assert job.wait() is state
+    cause = job.failure_cause(RunStatus(State.SUCCESS))
+    assert ("SIGKILL" in cause) == immediately
+    # The events are still there, and the end comes last.
+    events = list(executor.events(None))
+    assert [event and event["text"] for _, event in events] == ["started", "started", None]
+    assert all(each is job for each, _ in events)
+
+
+# Ctrl-C after the server has forked the worker and before the parent has sent the job.
+INTERRUPTED = """
+import os, signal
+from multiprocessing import forkserver
+from lib import console
+from lib.runner.local import LocalExecutor
+
+connect = forkserver.connect_to_new_process
+
+def interrupted(descriptors):
+    connection = connect(descriptors)
+    os.killpg(0, signal.SIGINT)
+    return connection
+
+forkserver.connect_to_new_process = interrupted
+console.run_main(lambda: LocalExecutor(("lib.runner.runner",), {}).call(os.getpid))
+"""
+
+
+def run_script(command: list[str]) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, *command],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        start_new_session=True,
+    )
+
+
+def test_ctrl_c_while_a_worker_starts_is_no_error_of_the_server() -> None:
+    made = run_script(["-c", INTERRUPTED])
+    assert made.returncode == 130
+    assert made.stderr == "EXIT    code 130\n"
+
+
+def test_a_worker_that_has_just_died_is_no_error() -> None:
+    """The server knows that the worker has exited, but the parent does not yet."""
+    process: Callable = SimpleNamespace(pid=2**22 + 1, exitcode=None)
+    _Worker(process, None).signal(signal.SIGKILL)
+
+
+PRELOADED = """
+import gc, os
+from lib import console
+from lib.runner.local import LocalExecutor
+
+def show():
+    executor = LocalExecutor(("colorsys",), {})
+    print(executor.call(eval, "'colorsys' in __import__('sys').modules"))
+    print(executor.call(gc.isenabled), executor.call(gc.get_freeze_count))
+    print(executor.call(os.getenv, "KABLATE_PRELOAD"))
+    return 0
+
+if __name__ == "__main__":
+    console.run_main(show)
+"""
+
+
+def test_workers_start_with_modules_loaded_and_out_of_the_collectors_way(tmp_path) -> None:
+    script = tmp_path / "show.py"
+    script.write_text(PRELOADED)
+    loaded, collecting, frozen, variable = run_script([str(script)]).stdout.split()
+    assert (loaded, collecting, variable) == ("True", "True", "None")
+    # More than the modules of a bare interpreter.
+    assert int(frozen) > 1_000
