@@ -25,8 +25,8 @@ from gpt2.attention.sdpa import sdpa_attention
 from gpt2.attention.state import QKV, AttentionOutputs, AttentionWeightsOptions, BlockState
 from gpt2.attention.statistics import attention_statistics
 from gpt2.kv_cache import BlockKVCache
+from gpt2.mechanism_statistics import Statistics
 from gpt2.shape import ModelShape
-from gpt2.statistics import Statistics
 
 
 def attend_cached(

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from gpt2.attention.chunk_parts import AttentionPlan, Gate, Inputs, RowChunk, ScoreTerm, repeat_kv
 from gpt2.attention.chunked import ChunkSoftmaxes, chunk_softmaxes
-from gpt2.statistics import gate_statistics
+from gpt2.mechanism_statistics import gate_statistics
 
 
 def attention_statistics(

@@ -13,6 +13,7 @@ from gpt2.attention.options import PositionOptions, ProjectionOptions
 from gpt2.attention.patterns import CustomAttention
 from gpt2.attention.state import QKV, split_heads
 from gpt2.kv_cache import BlockKVCache
+from gpt2.mechanism_statistics import Statistics
 from gpt2.nsa import ops
 from gpt2.nsa.cache import BranchKeyValues, KeyValue, NsaCache
 from gpt2.nsa.gather import FallbackCounter, attend_gathered
@@ -20,7 +21,6 @@ from gpt2.nsa.options import NsaOptions, merges_ranges, resolve_backend
 from gpt2.nsa.select import attend_compressed, random_blocks, rank_compressed
 from gpt2.nsa.statistics import gate_statistics, selected_blocks, selection_statistics
 from gpt2.shape import ModelShape
-from gpt2.statistics import Statistics
 from gpt2.zero_linear import ZeroInitLinear
 from lib.pruning.pruners import NeverPruned
 

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from gpt2.config import Config
 from gpt2.data.sampler import TrainSampler
-from gpt2.statistics import StatisticsByLayer, collect_statistics
-from gpt2.statistics import count_fallbacks as statistics_count_fallbacks
+from gpt2.mechanism_statistics import StatisticsByLayer, collect_statistics
+from gpt2.mechanism_statistics import count_fallbacks as statistics_count_fallbacks
 from gpt2.training.budget import remaining_seconds
 from gpt2.training.nonfinite import require_finite
 from gpt2.training.session import StepMetrics, TrainingSession

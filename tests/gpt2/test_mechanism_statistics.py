@@ -11,8 +11,13 @@ from torch import Tensor, nn
 from gpt2.attention import chunk_parts
 from gpt2.attention.attention import Attention
 from gpt2.attention.state import BlockState
+from gpt2.mechanism_statistics import (
+    HasStatistics,
+    StatisticsByLayer,
+    collect_statistics,
+    gate_statistics,
+)
 from gpt2.model import GPT
-from gpt2.statistics import HasStatistics, StatisticsByLayer, collect_statistics, gate_statistics
 from tests.gpt2.builders import EVERYTHING, make_model_config
 
 T, WINDOW = 40, 7

@@ -12,8 +12,8 @@ from gpt2.config import Config
 from gpt2.planning import view as planning_view
 from gpt2.planning.plan import make_plan
 from gpt2.train import train_step
-from gpt2.training.metrics import MetricsLog
 from gpt2.training.budget import run_budget
+from gpt2.training.metrics import MetricsLog
 from gpt2.training.session import TrainingSession
 from lib.config.field import SymbolValue
 from lib.config.layers import ConfigLayer

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from gpt2.config import Config
+from gpt2.mechanism_statistics import collect_statistics
 from gpt2.model import GPT
-from gpt2.statistics import collect_statistics
 from gpt2.training.metrics import record_statistics
 from gpt2.training.session import TrainingSession
 from lib.files import read_jsonl
