@@ -93,6 +93,8 @@ class PatternOptions(ABC):
     name: ClassVar[str]
     # True if the module is an ``OwnAttention``: a kernel that replaces SDPA and the row engine.
     attends: ClassVar[bool] = False
+    # Checks of make check that only steps with this pattern have; FAST=1 skips them.
+    own_checks: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
     def mean_keys(self, length: int) -> float:

@@ -1,15 +1,16 @@
 """``make check``: properties that every step must satisfy on a CPU before it costs GPU hours.
 
-Each check is the function ``check(subject)`` of the module with the check's name. It returns a list
-of findings, empty if the property holds, and can be called on one step in any process.
+Each check is a function of a step under test. It returns a list of findings, empty if the property
+holds, and can be called on one step in any process. ``gpt2/check/worker.py`` has the functions;
+this module has their names, and imports no torch.
 """
 
 import difflib
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import import_module
-from typing import Any
 
+from gpt2.attention.config import PATTERNS
+from gpt2.config import Config
 from lib.errors import ConfigError, Problem
 
 
@@ -18,39 +19,40 @@ class Check:
     """A checked property, by name; FAST=1 skips ``slow`` checks."""
 
     name: str
-    # The module with the function check_<name>.
-    module: str
     slow: bool = False
     # Compares steps with each other, so it runs after all of them.
     joint: bool = False
+    # Declared by a mechanism, for the steps that have it.
+    own: bool = False
 
-    @property
-    def function(self) -> Callable[[Any], list]:
-        """Return the check's function, which maps a subject to its findings."""
-        function: Callable[[Any], list] = vars(import_module(self.module))[f"check_{self.name}"]
-        return function
+    def applies_to(self, config: Config) -> bool:
+        """Return whether the configuration has the property."""
+        return not self.own or self.name in config.model.attention.pattern.own_checks
 
 
 CHECKS = {
     check.name: check
     for check in (
-        Check("resolve", "gpt2.check.cases"),
-        Check("full_size", "gpt2.check.config_checks", slow=True),
-        Check("distinct", "gpt2.check.distinct", joint=True),
-        Check("declared", "gpt2.check.config_checks"),
-        Check("gradients", "gpt2.check.model_checks", slow=True),
-        Check("steps", "gpt2.check.training_checks", slow=True),
-        Check("causal", "gpt2.check.model_checks"),
-        Check("isolated", "gpt2.check.model_checks", slow=True),
-        Check("reference", "gpt2.check.model_checks"),
-        Check("decode", "gpt2.check.model_checks"),
-        Check("field", "gpt2.nsa.checks", slow=True),
-        Check("entropy", "gpt2.nsa.checks", slow=True),
-        Check("reload", "gpt2.check.process_checks", slow=True),
-        Check("repeat", "gpt2.check.training_checks", slow=True),
-        Check("pruned", "gpt2.check.training_checks", slow=True),
-        Check("parallel", "gpt2.check.process_checks", slow=True),
-        Check("data", "gpt2.check.process_checks"),
+        Check("resolve"),
+        Check("full_size", slow=True),
+        Check("distinct", joint=True),
+        Check("declared"),
+        Check("gradients", slow=True),
+        Check("steps", slow=True),
+        Check("causal"),
+        Check("isolated", slow=True),
+        Check("reference"),
+        Check("decode"),
+        *(
+            Check(name, slow=True, own=True)
+            for pattern in PATTERNS
+            for name in PATTERNS.options(pattern).own_checks
+        ),
+        Check("reload", slow=True),
+        Check("repeat", slow=True),
+        Check("pruned", slow=True),
+        Check("parallel", slow=True),
+        Check("data"),
     )
 }
 
@@ -70,7 +72,25 @@ def select(names: str, *, fast: bool = False) -> list[Check]:
     return [check for check in CHECKS.values() if not (fast and check.slow)]
 
 
+def select_for(configs: Sequence[Config], names: str, *, fast: bool = False) -> list[Check]:
+    """Return the selected checks that apply to any of ``configs``.
+
+    Raises ConfigError if a check listed in ``names`` applies to none.
+    """
+    checks = select(names, fast=fast)
+    applicable = [c for c in checks if not c.own or any(c.applies_to(config) for config in configs)]
+    if names and len(applicable) < len(checks):
+        raise ConfigError(*(_not_applicable(c.name) for c in checks if c not in applicable))
+    return applicable
+
+
 def _unknown(name: str) -> Problem:
     similar = difflib.get_close_matches(name, CHECKS, n=3)
     hint = f"nearest: {', '.join(similar)}" if similar else f"available: {', '.join(CHECKS)}"
     return Problem(f"unknown check {name!r}; {hint}", "CHECKS", code="usage.unknown-check")
+
+
+def _not_applicable(name: str) -> Problem:
+    patterns = [p for p in PATTERNS if name in PATTERNS.options(p).own_checks]
+    what = f"{name}: applies to no selected step (expected ATTENTION_PATTERN={patterns[0]})"
+    return Problem(what, "CHECKS", code="usage.not-applicable")

@@ -1,6 +1,7 @@
 """Cases to check, derived from a configuration: steps of a study, a matrix, or one training.
 
-A step that does not resolve is a case too; the check reports its problems.
+A step that does not resolve is a case too; the check ``resolve`` reports its problems. Imports no
+torch.
 """
 
 import fnmatch
@@ -11,6 +12,7 @@ from pathlib import Path
 from gpt2.ablation import STUDIES
 from gpt2.ablation.resolve import resolve_config, resolve_step
 from gpt2.ablation.step import Study
+from gpt2.check import Check
 from gpt2.config import Config, refuse_lone_arms, wants_twins
 from gpt2.planning import plan
 from gpt2.planning.plan import STUDY_DEFCONFIG, config_layers
@@ -20,8 +22,6 @@ from lib.config.layers import ConfigLayer
 from lib.config.tree import KconfigTree
 from lib.errors import ConfigError, Problem
 from lib.project import ROOT
-
-# Findings of a check.
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,20 @@ class CheckCase:
     delta: Mapping[str, SymbolValue] = field(default_factory=dict)
     # Declared range of the change in parameter count against the parent, as fractions.
     params: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True)
+class CheckJob:
+    """Work on one case, for a worker."""
+
+    case: CheckCase
+    checks: Sequence[Check]
+    fingerprint: bool
+
+    @property
+    def slug(self) -> str:
+        """Return the slug of the case."""
+        return self.case.slug
 
 
 @dataclass(frozen=True)
@@ -172,11 +186,8 @@ def _matching(every: Sequence[CheckCase], patterns: str) -> list[CheckCase]:
     return [c for i, c in enumerate(every) if any(matches(i, c, p) for p in requested)]
 
 
-# Every assignment of a step takes effect, and all rules are satisfied.
-
-
 def check_resolve(case: CheckCase) -> list[CheckFinding]:
-    """Return one finding for each problem of the case; imports no torch."""
+    """Check that every assignment of the case takes effect, and that all rules are satisfied."""
     return [
         CheckFinding(
             "resolved-configuration",

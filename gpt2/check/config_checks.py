@@ -11,7 +11,7 @@ from gpt2.check.cases import CheckFinding
 from gpt2.check.subject import StepUnderTest
 from gpt2.config import Config
 from gpt2.memory.predict import HEADINGS, estimate
-from gpt2.mlp.options import RATIO_TOLERANCE
+from gpt2.mlp.config import RATIO_TOLERANCE
 from gpt2.model import GPT
 from lib.config.field import kconfig_fields
 from lib.env.gpu import GIB
@@ -22,7 +22,7 @@ def check_declared(subject: StepUnderTest) -> list[CheckFinding]:
     """Build the step at its full size on the meta device and check it."""
     model = _built(subject.config)
     # Steps whose parent is this one compare with it.
-    subject.workshop.built_params[subject.case.slug] = model.num_params()
+    subject.context.built_params[subject.case.slug] = model.num_params()
     findings = _count(subject.config, model) + _ratio(subject.config, model)
     return findings + _bound(subject, model) + _delta(subject)
 
@@ -70,7 +70,7 @@ def _bound(subject: StepUnderTest, model: GPT) -> list[CheckFinding]:
     if subject.case.params is None or parent is None or parent.config is None:
         return []
     low, high = subject.case.params
-    built_params = subject.workshop.built_params
+    built_params = subject.context.built_params
     if parent.slug not in built_params:
         built_params[parent.slug] = _built(parent.config).num_params()
     change = model.num_params() / built_params[parent.slug] - 1
@@ -150,7 +150,7 @@ def _few(names: list[str]) -> str:
 
 def check_full_size(subject: StepUnderTest) -> list[CheckFinding]:
     """Check dimensions, types and peak memory of a training step as configured."""
-    config, target = subject.config, subject.workshop.target(subject.config.machine.device)
+    config, target = subject.config, subject.context.target(subject.config.machine.device)
     try:
         needs = estimate(config, target)
     except RunError as error:

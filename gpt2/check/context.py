@@ -1,4 +1,7 @@
-"""A second process, for fresh starts and training on two ranks."""
+"""Context of the checks in one process: their folder, a prepared text, and a second process.
+
+The peer process makes fresh starts possible, and training on two ranks.
+"""
 
 import contextlib
 import io
@@ -9,14 +12,14 @@ import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
-from importlib import import_module
 from itertools import count
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeVar
 
 import numpy as np
+import torch.distributed as dist
 
 from gpt2.config import Config
 from gpt2.data.prepare import prepare_dataset
@@ -24,7 +27,13 @@ from gpt2.data.tokenizer import ByteTokenizer
 from lib.env.gpu import GPUS, Gpu, local_gpu
 from lib.errors import KablateError, Problem, RunError
 
-# Limit for a result of the partner, which may be blocked in a collective operation.
+T = TypeVar("T")
+
+# Target if no GPU is named or present.
+DEFAULT_GPU = "a100-80"
+# An excerpt of Shakespeare's plays, the default corpus.
+_EXCERPT = Path(__file__).with_name("excerpt.txt")
+# Limit for a result of the peer, which may be blocked in a collective operation.
 _TIMEOUT_SECONDS = 120.0
 # Errors of a pipe whose other end is closed.
 _PIPE_CLOSED = (EOFError, BrokenPipeError, ConnectionResetError)
@@ -42,7 +51,7 @@ class PeerProcess:
         child_pipe.close()
 
     def start(self, function: Callable[..., Any], *arguments: Any) -> None:
-        """Start a call of a top-level function in the partner."""
+        """Start a call of a top-level function in the peer."""
         self._calls += 1
         with contextlib.suppress(*_PIPE_CLOSED):
             self._pipe.send((self._calls, function, arguments))
@@ -66,10 +75,11 @@ class PeerProcess:
             raise RunError(Problem(value, code=error_code))
         return value
 
-    def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Call a top-level function in the partner and return its result."""
+    def call(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Call a top-level function in the peer and return its result."""
         self.start(function, *arguments)
-        return self.result()
+        value: T = self.result()
+        return value
 
     def close(self) -> None:
         """End the process."""
@@ -84,7 +94,7 @@ class ErrorCapture:
     """Context that catches an exception and stores its code and message for a finding."""
 
     text = ""
-    # As in Finding.property.
+    # As in CheckFinding.property.
     code = ""
 
     def __enter__(self) -> Self:
@@ -105,15 +115,16 @@ class ErrorCapture:
 def describe_error(error: Exception) -> tuple[str, str]:
     """Return the code and a one-line description of an error.
 
-    An exception raised in a file of this package is a defect of the check, and not a property of
-    the step.
+    An exception raised in a file of this package, or in a mechanism's ``checks.py``, is a defect of
+    the check, and not a property of the step.
     """
     if isinstance(error, KablateError):
         text = " ".join(str(replace(problem, code="")) for problem in error.problems)
         return error.codes[0] or "check.error", " ".join(text.split())
     what = " ".join(str(error).split())
     (last,) = traceback.extract_tb(error.__traceback__)[-1:]
-    in_check = Path(last.filename).is_relative_to(Path(__file__).parent)
+    path = Path(last.filename)
+    in_check = path.is_relative_to(Path(__file__).parent) or path.name == "checks.py"
     code = "check.defect" if in_check else "check.exception"
     source = "defect of the check" if in_check else "exception in the checked code"
     return code, f"{source}: {type(error).__name__}: {what} ({last.filename}:{last.lineno})"
@@ -129,15 +140,6 @@ def _serve(pipe: Connection, parent_pipe: Connection) -> None:
             with ErrorCapture() as outcome:
                 value = function(*arguments)
             pipe.send((number, outcome.code, outcome.text if outcome.code else value))
-
-
-# State shared by the checks of one process: a directory, a prepared text, a second process.
-
-
-# Target if no GPU is named or present.
-DEFAULT_GPU = "a100-80"
-# An excerpt of Shakespeare's plays, the default corpus.
-EXCERPT = Path(__file__).with_name("excerpt.txt")
 
 
 class CheckContext:
@@ -167,15 +169,17 @@ class CheckContext:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.dismiss()
+        self.end_peer()
         self._temporary.cleanup()
 
-    def dismiss(self) -> None:
+    def end_peer(self) -> None:
         """End the second process, if any; the next use forks another."""
-        if "partner" in vars(self):
-            self.partner.close()
-            del self.partner
-            import_module("gpt2.check.process_checks").leave_group()
+        if "peer" in vars(self):
+            self.peer.close()
+            del self.peer
+            if dist.is_initialized():
+                # So that the next peer can form a new group.
+                dist.destroy_process_group()
             (self.folder / "rendezvous").unlink(missing_ok=True)
 
     def target(self, device: str) -> Gpu | Literal["cpu"]:
@@ -201,24 +205,21 @@ class CheckContext:
     @cached_property
     def tokens(self) -> np.ndarray:
         """Return the excerpt's byte tokens (uint16)."""
-        return ByteTokenizer().encode(EXCERPT.read_text(encoding="utf-8")).astype("<u2")
+        return ByteTokenizer().encode(_EXCERPT.read_text(encoding="utf-8")).astype("<u2")
 
     @cached_property
-    def partner(self) -> PeerProcess:
+    def peer(self) -> PeerProcess:
         """Return another process with the same code, forked before any step was built."""
-        # Import before the fork, so that the two processes share the modules.
-        import_module("gpt2.check.process_checks")
-        import_module("gpt2.check.process_checks")
         return PeerProcess()
 
-    def prepared(self, config: Config) -> Path:
+    def prepare_data(self, config: Config) -> Path:
         """Return the build folder, with the excerpt prepared for the small ``config``."""
         # Suppress warnings about the size of the excerpt.
         with contextlib.redirect_stderr(io.StringIO()):
             prepare_dataset(config.data, self.folder)
         return self.folder
 
-    def new_folder(self) -> Path:
+    def new_run_dir(self) -> Path:
         """Create an empty folder."""
         folder = self.folder / f"run-{next(self._folders)}"
         folder.mkdir()

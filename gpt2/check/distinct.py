@@ -1,25 +1,16 @@
 """No two steps have the same configuration, or compute and learn the same function.
 
-B batch, T tokens.
+Compares fingerprints, which the process that collects them does without torch.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from gpt2.check.cases import CheckFinding
-from gpt2.check.shrink import CONTEXT
-from lib.files import canonical_json
-
-if TYPE_CHECKING:
-    from gpt2.check.subject import StepUnderTest
 
 # float64 noise is far smaller, a change of the function or the optimizer far larger.
 _TOLERANCE = 1e-9
 _TRAINED_TOLERANCE = 1e-7
-# The whole small context: a window may mask only its first tokens.
-_LENGTH = CONTEXT
-
 # Inner product of a tensor with a random tensor seeded by its name, and the tensor's norm.
 Projections = Mapping[str, tuple[float, float]]
 
@@ -37,15 +28,6 @@ class Fingerprint:
     outputs: Projections
     gradients: Projections
     trained: Projections
-
-
-def check_distinct(subject: "StepUnderTest") -> list[CheckFinding]:
-    """Compare the step with every other step that resolves."""
-    fingerprints = {subject.case.slug: subject.fingerprint}
-    for slug, case in subject.others.items():
-        if case.config and slug != subject.case.slug:
-            fingerprints[slug] = subject.beside(case).fingerprint
-    return find_duplicates(subject.case.slug, fingerprints)
 
 
 def find_duplicates(slug: str, fingerprints: Mapping[str, Fingerprint]) -> list[CheckFinding]:
@@ -76,45 +58,6 @@ def equal_fingerprints(a: Fingerprint, b: Fingerprint) -> bool:
         and _close(a.gradients, b.gradients, _TOLERANCE)
         and _close(a.trained, b.trained, _TRAINED_TOLERANCE)
     )
-
-
-def fingerprint(subject: "StepUnderTest") -> Fingerprint:
-    """Compute logits and gradients of the filled model, and the result of training it."""
-    import torch
-
-    from gpt2.check.short_run import ShortRun
-    from gpt2.check.subject import fill_parameters, projections
-
-    workshop, small = subject.workshop, subject.exact
-    rehearsal = ShortRun(small, workshop.prepared(small), workshop.new_folder())
-    session = rehearsal.session
-    model = session.model.double().eval()
-    fill_parameters(model)
-    idx_BT = subject.tokens(2, _LENGTH)
-    logits = model(idx_BT[:, :-1])
-    # Compute the loss as the trainer does.
-    session.forward(idx_BT[:, :-1], idx_BT[:, 1:]).backward()
-    gradients = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
-    gradient_projections = projections(_by_shape(gradients))
-    session.optimizer.zero_grad(set_to_none=True)
-    for i in range(session.budget.iterations):
-        piece_BT = subject.tokens(1, _LENGTH, skip=i * _LENGTH)
-        rehearsal.step([(piece_BT[:, :-1], piece_BT[:, 1:])])
-    trained = _by_shape(session.weights())
-    with torch.no_grad():
-        trained["logits"] = model(idx_BT[:, :-1])
-    rehearsal.close()
-    return Fingerprint(
-        canonical_json(subject.config.identity()),
-        canonical_json(small.function()),
-        projections({"logits": logits}),
-        gradient_projections,
-        projections(trained),
-    )
-
-
-def _by_shape(tensors: Mapping) -> dict:
-    return {f"{name} {tuple(tensor.shape)}": tensor for name, tensor in tensors.items()}
 
 
 def _close(a: Projections, b: Projections, tolerance: float) -> bool:

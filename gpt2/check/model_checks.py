@@ -14,6 +14,7 @@ from torch import Tensor
 from gpt2 import reference
 from gpt2.attention.config import GATES, TERMS
 from gpt2.check.cases import CheckFinding
+from gpt2.check.distinct import find_duplicates
 from gpt2.check.short_run import GRADIENT_STEPS
 from gpt2.check.shrink import with_changes
 from gpt2.check.subject import StepUnderTest
@@ -32,7 +33,7 @@ _CAUSAL_TOLERANCE = 1e-12
 
 def check_causal(subject: StepUnderTest) -> list[CheckFinding]:
     """Check causality in float64, by perturbing tokens and by gradients at several positions."""
-    with subject.in_pieces():
+    with subject.chunked():
         return _by_change(subject) + _by_gradient(subject)
 
 
@@ -93,6 +94,18 @@ def _positions(length: int) -> list[int]:
     return sorted({1, length // 3, length // 2 + 1, length - 1})
 
 
+# No two steps have the same configuration, or compute and learn the same function.
+
+
+def check_distinct(subject: StepUnderTest) -> list[CheckFinding]:
+    """Compare the step with every other step that resolves."""
+    fingerprints = {subject.case.slug: subject.fingerprint}
+    for slug, case in subject.study_cases.items():
+        if case.config and slug != subject.case.slug:
+            fingerprints[slug] = subject.for_case(case).fingerprint
+    return find_duplicates(subject.case.slug, fingerprints)
+
+
 # Decoding with the KV cache gives the same logits as the full forward pass.
 #
 # B batch, T tokens, V vocabulary.
@@ -134,7 +147,7 @@ _MAX_DEVIATION = 4.5
 
 def check_isolated(subject: StepUnderTest) -> list[CheckFinding]:
     """Check isolation bit by bit, at one batch size."""
-    with subject.in_pieces():
+    with subject.chunked():
         return _rows(subject) + _calls(subject)
 
 
@@ -158,15 +171,15 @@ def _calls(subject: StepUnderTest) -> list[CheckFinding]:
     # Flash attention does not support dropout on a CPU; the math kernel computes the same form.
     kernel = (
         {"ATTENTION_BACKEND": "math"}
-        if subject.exact.values["ATTENTION_BACKEND"] == "flash"
+        if subject.small_exact.values["ATTENTION_BACKEND"] == "flash"
         else {}
     )
     try:
         # Dropout still active in eval mode would draw another mask in every call.
-        config = with_changes(subject.exact, DROPOUT=str(_DROPOUT), **kernel)
+        config = with_changes(subject.small_exact, DROPOUT=str(_DROPOUT), **kernel)
     except ConfigError:
         # NSA and joined passes do not support dropout.
-        config = subject.exact
+        config = subject.small_exact
     model = subject.build(config)
     unused = copy.deepcopy(model)
     idx_BT = subject.tokens(2)
@@ -254,17 +267,17 @@ def check_gradients(subject: StepUnderTest) -> list[CheckFinding]:
 
 
 def _from_initialization(subject: StepUnderTest) -> list[CheckFinding]:
-    trial, findings = subject.trial, []
+    traced, findings = subject.traced_run, []
     # The step of SGD scales with the gradient and may be below the fp32 resolution of a weight.
     always_moves = subject.config.optimizer.name != "sgd"
-    for name, before in trial.start.items():
-        if name in trial.not_finite:
+    for name, before in traced.initial_weights.items():
+        if name in traced.nonfinite:
             expected = f"a finite gradient of {name}"
             findings.append(CheckFinding("finite-gradient", expected, "NaN or infinite"))
-        elif name not in trial.with_gradient:
+        elif name not in traced.with_gradient:
             text = f"none or zero in {GRADIENT_STEPS} optimizer steps from the initialization"
             findings.append(CheckFinding("nonzero-gradient", f"a gradient of {name}", text))
-        elif always_moves and torch.equal(trial.watched[name], before):
+        elif always_moves and torch.equal(traced.weights_after_gradient_steps[name], before):
             text = f"no change after {GRADIENT_STEPS} optimizer steps"
             findings.append(CheckFinding("moving-parameter", f"the optimizer updates {name}", text))
     return findings
@@ -273,7 +286,7 @@ def _from_initialization(subject: StepUnderTest) -> list[CheckFinding]:
 def _from_filled(subject: StepUnderTest) -> list[CheckFinding]:
     model, findings = subject.model, []
     idx_BT = subject.tokens()
-    with subject.in_pieces():
+    with subject.chunked():
         model(idx_BT[:, :-1], idx_BT[:, 1:]).backward()
     for name, parameter in model.named_parameters():
         gradient = parameter.grad
@@ -289,7 +302,7 @@ def _from_filled(subject: StepUnderTest) -> list[CheckFinding]:
 
 def _recomputed(subject: StepUnderTest) -> list[CheckFinding]:
     """Check that gradient checkpointing leaves gradients unchanged, with configured dropout."""
-    config, idx_BT = subject.shrunk, subject.tokens()
+    config, idx_BT = subject.small, subject.tokens()
     stored, recomputed = (_gradients(config, idx_BT, flag) for flag in (False, True))
     text = "another gradient with GRAD_CHECKPOINTING=n"
     return [
@@ -314,7 +327,7 @@ def _gradients(config: Config, idx_BT: Tensor, grad_checkpointing: bool) -> dict
 
 def _optimized(subject: StepUnderTest) -> list[CheckFinding]:
     """Check that each parameter is in exactly one parameter group of the optimizer."""
-    session = subject.trial.rehearsal.session
+    session = subject.traced_run.run.session
     grouped = [id(p) for group in session.optimizer.param_groups for p in group["params"]]
     return [
         CheckFinding(
@@ -339,9 +352,9 @@ _STARTS = {"weight": 1.0, "factors": 1.0}
 
 def check_initialization(subject: StepUnderTest) -> list[CheckFinding]:
     """Check the initial weights of the model."""
-    config = subject.exact.model
+    config = subject.small_exact.model
     model = GPT(config)
-    model.init_weights(subject.exact.seed)
+    model.init_weights(subject.small_exact.seed)
     return _matrices(model, config) + _vectors(model, config)
 
 
@@ -418,12 +431,14 @@ def _formulas(subject: StepUnderTest) -> list[CheckFinding]:
     targets_BT[0, 3] = IGNORE_INDEX
     parameters = {n: p.detach().clone().requires_grad_() for n, p in model.named_parameters()}
     requests = [block.mlp.request for block in model.h]
-    logits_by_formula = reference.reference_gpt(idx_BT, parameters, subject.exact.model, requests)
+    logits_by_formula = reference.reference_gpt(
+        idx_BT, parameters, subject.small_exact.model, requests
+    )
     loss = torch.nn.functional.cross_entropy(
         logits_by_formula.flatten(0, 1), targets_BT.flatten(), ignore_index=IGNORE_INDEX
     )
     loss.backward()
-    with subject.in_pieces():
+    with subject.chunked():
         with torch.no_grad():
             logits = model(idx_BT)
         # Without dropout, training computes the same function.
@@ -447,13 +462,13 @@ def _formulas(subject: StepUnderTest) -> list[CheckFinding]:
 def _zero_strength(subject: StepUnderTest) -> list[CheckFinding]:
     """Compare mechanisms at strength 0 with a model without them."""
     names = [name for registry in (TERMS, GATES, MECHANISMS) for name in registry]
-    values = subject.exact.values
+    values = subject.small_exact.values
     # Mechanisms without a strength cannot be set to strength 0.
     on = [n.upper() for n in names if values[n.upper()] and f"{n.upper()}_ALPHA" in values]
     if not on:
         return []
     # Parameters of a mechanism reduce the MLP width under ratio sizing, so the width is fixed here.
-    hidden = subject.exact.model.shape.n_embd * 2
+    hidden = subject.small_exact.model.shape.n_embd * 2
     sized: dict[str, SymbolValue] = {"MLP_SIZING": "hidden", "MLP_HIDDEN": hidden}
     sized |= {"MLP_ATTN_GATE_DIM": 8, "MLP_CROSS_TOKEN_DIM": 8}
     # A learned strength would start at 0 and then be filled.
@@ -463,8 +478,8 @@ def _zero_strength(subject: StepUnderTest) -> list[CheckFinding]:
     without: dict[str, SymbolValue] = dict.fromkeys(on, False)
     idx_BT = subject.tokens(2, _LENGTH)
     with torch.no_grad():
-        off = subject.build(with_changes(subject.exact, **sized, **zero))(idx_BT)
-        none = subject.build(with_changes(subject.exact, **sized, **without))(idx_BT)
+        off = subject.build(with_changes(subject.small_exact, **sized, **zero))(idx_BT)
+        none = subject.build(with_changes(subject.small_exact, **sized, **without))(idx_BT)
     if (error := _error(off, none)) <= _REFERENCE_TOLERANCE:
         return []
     expected = f"{', '.join(on)} of strength 0 has no effect"

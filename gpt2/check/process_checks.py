@@ -40,17 +40,17 @@ def check_parallel(subject: StepUnderTest) -> list[CheckFinding]:
 
     Each half consists of two micro-batches; only the last one synchronizes gradients.
     """
-    config, ids_BT = subject.exact, subject.tokens(2 * _RANKS, _LENGTH)
-    rendezvous = subject.workshop.folder / "rendezvous"
+    config, ids_BT = subject.small_exact, subject.tokens(2 * _RANKS, _LENGTH)
+    rendezvous = subject.context.folder / "rendezvous"
     # Lists, because tensors would be sent as shared memory, which a forked peer cannot open.
     rows = ids_BT.tolist()
     with contextlib.ExitStack() as failure:
         # After a failure, one process may have left the group, and the next step would fail too.
-        failure.callback(subject.workshop.dismiss)
-        partner = subject.workshop.partner
-        partner.start(train_rank, 1, config, rendezvous, rows)
+        failure.callback(subject.context.end_peer)
+        peer = subject.context.peer
+        peer.start(train_rank, 1, config, rendezvous, rows)
         digest, gradients = train_rank(0, config, rendezvous, rows)
-        peer_digest, peer_gradients = partner.result()
+        peer_digest, peer_gradients = peer.result()
         failure.pop_all()
     findings = []
     if digest != peer_digest:
@@ -94,14 +94,8 @@ def train_rank(
     return digest.hexdigest(), {n: g if g is None else g.numpy() for n, g in gradients.items()}
 
 
-def leave_group() -> None:
-    """Leave the process group, if any, so that the next partner can form a new one."""
-    if dist.is_initialized():
-        dist.destroy_process_group()
-
-
 def _join_group(rank: int, rendezvous: Path) -> None:
-    """Join the partner's process group, once for all steps."""
+    """Join the peer's process group, once for all steps."""
     if dist.is_initialized():
         return
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
@@ -136,22 +130,22 @@ def _error(actual: np.ndarray | None, expected: Tensor) -> float:
 
 
 def check_reload(subject: StepUnderTest) -> list[CheckFinding]:
-    """Resume the trial from its checkpoint in the partner, and compare the remaining steps."""
-    trial = subject.trial
-    arguments = (trial.config, subject.workshop.folder, trial.folder)
-    start, losses, digest = subject.workshop.partner.call(resume_and_finish, *arguments)
+    """Resume the traced run from its checkpoint in the peer, and compare the remaining steps."""
+    traced = subject.traced_run
+    arguments = (traced.config, subject.context.folder, traced.folder)
+    start, losses, digest = subject.context.peer.call(resume_and_finish, *arguments)
     findings = []
     if start != CHECKPOINT_STEP:
         expected = f"a resume at step {CHECKPOINT_STEP}"
         findings.append(CheckFinding("resumed-step", expected, f"a resume at step {start}"))
     for i, (loss, resumed_loss) in enumerate(
-        zip(trial.losses[CHECKPOINT_STEP:], losses), CHECKPOINT_STEP + 1
+        zip(traced.losses[CHECKPOINT_STEP:], losses), CHECKPOINT_STEP + 1
     ):
         if loss != resumed_loss:
             text = f"{resumed_loss!r} after a resume, {loss!r} without"
             findings.append(CheckFinding("resumed-loss", f"the same loss at step {i}", text))
             break
-    if digest != trial.digest:
+    if digest != traced.digest:
         expected = "the same weights at the end"
         findings.append(CheckFinding("resumed-weights", expected, "other weights after a resume"))
     return findings
@@ -164,13 +158,13 @@ def resume_and_finish(
 
     Returns the step at which it resumed, its losses, and the digest of its weights.
     """
-    rehearsal = ShortRun(config, build_dir, folder)
-    resume(rehearsal.session)
-    start = rehearsal.session.iteration
-    for _ in range(start, rehearsal.session.budget.iterations):
-        rehearsal.step()
-    rehearsal.close()
-    return start, rehearsal.losses, rehearsal.digest()
+    run = ShortRun(config, build_dir, folder)
+    resume(run.session)
+    start = run.session.iteration
+    for _ in range(start, run.session.budget.iterations):
+        run.step()
+    run.close()
+    return start, run.losses, run.digest()
 
 
 # Prepared data: intact, made by the configured tokenizer, and read as batches of the right shape.
@@ -186,7 +180,7 @@ def check_data(subject: StepUnderTest) -> list[CheckFinding]:
 
     Absent data is reported with the command that prepares it and is not a failure; damaged data is.
     """
-    config, build_dir = subject.config, subject.workshop.build_dir
+    config, build_dir = subject.config, subject.context.build_dir
     try:
         folder = store.dataset_folder(config.data, build_dir)
     except DataError as error:
@@ -209,7 +203,7 @@ def _refused(subject: StepUnderTest, folder: Path) -> list[CheckFinding]:
     config = subject.config.data
     description = f"{config.dataset} with the {config.tokenizer} tokenizer"
     try:
-        open_dataset(config, subject.workshop.build_dir, subject.config.model.shape.vocab_size)
+        open_dataset(config, subject.context.build_dir, subject.config.model.shape.vocab_size)
     except DataError:
         what, command = f"no prepared {description}", "type: make data"
         return [_absent(Problem(what, str(folder), command, code="data.missing"))]
@@ -220,7 +214,14 @@ def _refused(subject: StepUnderTest, folder: Path) -> list[CheckFinding]:
 def _batches(subject: StepUnderTest, sampler: TrainSampler) -> list[CheckFinding]:
     train, shape = subject.config.train, subject.config.model.shape
     loader = BatchLoader(
-        sampler, subject.exact.data, train.global_batch, train.batch_size, 0, train.gpus, 0, False
+        sampler,
+        subject.small_exact.data,
+        train.global_batch,
+        train.batch_size,
+        0,
+        train.gpus,
+        0,
+        False,
     )
     shape_BT = (train.batch_size, shape.block_size)
     for _, micro_batches in zip(range(_STEPS), loader):

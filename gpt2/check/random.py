@@ -5,7 +5,6 @@ import itertools
 import json
 import math
 import re
-import tempfile
 import time
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -19,22 +18,15 @@ from kconfiglib import BOOL, INT, Choice, Symbol
 
 from gpt2.attention.config import GATES, PATTERNS, POSITIONS, PROJECTIONS, TERMS
 from gpt2.check import CHECKS, Check, select
-from gpt2.check.cases import CheckCase
-from gpt2.check.command import (
-    CHECK_MODULES,
-    SCHEMA_VERSION,
-    CaseReport,
-    CheckJob,
-    run_in_process,
-    run_jobs,
-)
+from gpt2.check.cases import CheckCase, CheckJob
+from gpt2.check.command import check_executor, check_in_workers
+from gpt2.check.report import SCHEMA_VERSION, CaseReport
 from gpt2.config import Config, StudyConfig
 from gpt2.mlp.config import MECHANISMS
 from lib.config.field import SymbolValue, kconfig_fields
 from lib.config.layers import ConfigLayer, parse_text
 from lib.config.tree import KconfigTree
 from lib.console import format_duration, log
-from lib.env.gpu import usable_cores
 from lib.errors import EXIT_DONE, EXIT_FAILED, ConfigError, Problem
 from lib.files import write_atomic
 from lib.optim.options import ADAMWPRUNE_BASES, OPTIMIZERS
@@ -301,13 +293,16 @@ def reduce_settings(settings: Mapping[str, str], check: str, build_dir: Path) ->
 
     Settings not tested within two minutes are kept.
     """
+    from gpt2.check.worker import run_in_process
+
     deadline = time.monotonic() + _TIME_LIMIT_SECONDS
 
     def fails(config: Config) -> bool:
         if time.monotonic() > deadline:
             return False
         case = CheckCase("random", "random", "random", config)
-        return run_in_process(case, [CHECKS[check]], {}, build_dir)[check].state == "failed"
+        results = run_in_process(case, [CHECKS[check]], {}, build_dir)
+        return check in results and results[check].state == "failed"
 
     return minimize(KconfigTree(), settings, fails)
 
@@ -443,7 +438,7 @@ def randcheck(request: RandomCheckRequest) -> tuple[int, str]:
     request.build_dir.mkdir(parents=True, exist_ok=True)
     for old in request.build_dir.glob("randcheck-*.defconfig"):
         old.unlink()
-    executor = LocalExecutor(CHECK_MODULES, {"OMP_NUM_THREADS": "1"})
+    executor = check_executor()
     reports = _check_all(executor, drawn, checks, request.build_dir)
     failures = []
     for one in drawn:
@@ -470,21 +465,21 @@ def _check_all(
     executor: LocalExecutor, drawn: Sequence[RandomConfig], checks: Sequence[Check], build_dir: Path
 ) -> dict[str, CaseReport]:
     """Check draws with one worker per core. Return the reports by draw number."""
-    jobs = [CheckJob(case_of(one), checks, False) for one in drawn]
+    jobs = [
+        CheckJob(case_of(one), [c for c in checks if c.applies_to(one.config)], False)
+        for one in drawn
+    ]
     reports: dict[str, CaseReport] = {}
     started, last_log = time.monotonic(), 0.0
-    with tempfile.TemporaryDirectory(prefix="kablate-check-") as tickets:
-        arguments = (jobs, {}, build_dir, Path(tickets), None)
-        workers = min(usable_cores(), len(jobs))
-        for report in executor.call_many(run_jobs, [arguments] * workers):
-            reports[report.slug] = report
-            now = time.monotonic()
-            if now - last_log >= _PROGRESS_INTERVAL_SECONDS or len(reports) == len(jobs):
-                last_log = now
-                failed = sum(bool(_failed_checks(report)) for report in reports.values())
-                eta_seconds = (now - started) / len(reports) * (len(jobs) - len(reports))
-                text = f"{len(reports)}/{len(jobs)} configurations, {failed} failed"
-                log("CHECK", f"{text}, eta {format_duration(eta_seconds)}" if eta_seconds else text)
+    for report in check_in_workers(executor, jobs, {}, build_dir):
+        reports[report.slug] = report
+        now = time.monotonic()
+        if now - last_log >= _PROGRESS_INTERVAL_SECONDS or len(reports) == len(jobs):
+            last_log = now
+            failed = sum(bool(_failed_checks(report)) for report in reports.values())
+            eta_seconds = (now - started) / len(reports) * (len(jobs) - len(reports))
+            text = f"{len(reports)}/{len(jobs)} configurations, {failed} failed"
+            log("CHECK", f"{text}, eta {format_duration(eta_seconds)}" if eta_seconds else text)
     return reports
 
 

@@ -117,24 +117,24 @@ class TracedUpdate:
 class TracedRun:
     """Training of the whole budget of ``config``, with a checkpoint half way."""
 
-    def __init__(self, config: Config, workshop: CheckContext) -> None:
+    def __init__(self, config: Config, context: CheckContext) -> None:
         self.config = config
-        self.folder = workshop.new_folder()
-        self.rehearsal = ShortRun(config, workshop.prepared(config), self.folder)
-        session = self.rehearsal.session
-        self.start = {name: w.clone() for name, w in session.weights().items()}
+        self.folder = context.new_run_dir()
+        self.run = ShortRun(config, context.prepare_data(config), self.folder)
+        session = self.run.session
+        self.initial_weights = {name: w.clone() for name, w in session.weights().items()}
         # Weights after the watched steps, and names of parameters with gradients in these steps.
-        self.watched: dict[str, Tensor] = {}
+        self.weights_after_gradient_steps: dict[str, Tensor] = {}
         self.with_gradient: set[str] = set()
-        self.not_finite: set[str] = set()
+        self.nonfinite: set[str] = set()
         # Types of the outputs of the followed matrix.
         self.product_dtypes: set[torch.dtype] = set()
         # Sparsity after each step.
         self.sparsity: list[float] = []
         self.updates: list[TracedUpdate] = []
         # Inputs of the pruner for the matrix after each step, and the mask of remaining weights.
-        self.seen: list[PruningSnapshot] = []
-        self.left: list[list[bool]] = []
+        self.pruner_inputs: list[PruningSnapshot] = []
+        self.remaining_masks: list[list[bool]] = []
         hooks = [self._watch(name, p) for name, p in session.model.named_parameters()]
         product = session.model.get_submodule(TRACED_PARAMETERS[1].removesuffix(".weight"))
         hooks.append(product.register_forward_hook(self._record_product))
@@ -142,25 +142,27 @@ class TracedRun:
         if config.pruning.name != "none":
             session.optimizer.register_step_post_hook(self._record_pruner_inputs)
         for i in range(1, session.budget.iterations + 1):
-            self.rehearsal.step()
+            self.run.step()
             self.sparsity.append(session.pruner.sparsity())
-            self.left.append([w != 0.0 for w in first_elements(self._matrix)])
+            self.remaining_masks.append([w != 0.0 for w in first_elements(self._matrix)])
             if i == GRADIENT_STEPS:
                 for hook in hooks:
                     hook.remove()
-                self.watched = {name: w.clone() for name, w in session.weights().items()}
+                self.weights_after_gradient_steps = {
+                    name: w.clone() for name, w in session.weights().items()
+                }
             if i == CHECKPOINT_STEP:
                 train.save_checkpoint(session)
-        self.losses = list(self.rehearsal.losses)
-        self.digest = self.rehearsal.digest()
-        self.end = {name: w.clone() for name, w in session.weights().items()}
+        self.losses = list(self.run.losses)
+        self.digest = self.run.digest()
+        self.final_weights = {name: w.clone() for name, w in session.weights().items()}
 
     def _watch(self, name: str, parameter: nn.Parameter) -> Any:
         """Record whether the parameter gets a nonzero gradient."""
 
         def record(gradient: Tensor) -> None:
             if not bool(torch.isfinite(gradient).all()):
-                self.not_finite.add(name)
+                self.nonfinite.add(name)
             elif bool(gradient.any()):
                 self.with_gradient.add(name)
 
@@ -178,7 +180,7 @@ class TracedRun:
         """
         if "gradient_norm" not in named:
             return
-        parameters = dict(self.rehearsal.session.model.named_parameters())
+        parameters = dict(self.run.session.model.named_parameters())
         gradients = {
             name: parameters[name].grad.clone()
             for name in TRACED_PARAMETERS
@@ -192,13 +194,13 @@ class TracedRun:
 
     @property
     def _matrix(self) -> Tensor:
-        return self.rehearsal.session.weights()[TRACED_PARAMETERS[1]]
+        return self.run.session.weights()[TRACED_PARAMETERS[1]]
 
     def _record_pruner_inputs(self, optimizer: Any, arguments: tuple[Any, ...], named: Any) -> None:
         """Record the pruner's inputs, before its weights are set to zero."""
         if "gradient_norm" not in named:
             return
-        parameter = dict(self.rehearsal.session.model.named_parameters())[TRACED_PARAMETERS[1]]
+        parameter = dict(self.run.session.model.named_parameters())[TRACED_PARAMETERS[1]]
         state = optimizer.state[parameter]
         moments = [
             first_elements(state[name]) for name in ("exp_avg", "exp_avg_sq") if name in state
@@ -215,7 +217,9 @@ class TracedRun:
         correction = 1.0
         if moments:
             correction -= optimizer.param_groups[0]["betas"][0] ** state["step"].item()
-        self.seen.append(PruningSnapshot(first_elements(parameter), history, m, v, correction))
+        self.pruner_inputs.append(
+            PruningSnapshot(first_elements(parameter), history, m, v, correction)
+        )
 
 
 def first_elements(tensor: Tensor) -> list[float]:

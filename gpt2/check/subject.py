@@ -1,6 +1,7 @@
-"""The step under check, its small forms, and state shared by its checks.
+"""The step under test: its small forms, its fingerprint, and runs that its checks share.
 
-B batch, T tokens.
+A filled model has deterministic parameter values by name, equal in every model that has the
+parameter. B batch, T tokens.
 """
 
 import contextlib
@@ -14,17 +15,15 @@ from torch import Tensor, nn
 
 from gpt2 import loss
 from gpt2.attention import chunk_parts
-from gpt2.check import distinct
 from gpt2.check.cases import CheckCase
 from gpt2.check.context import CheckContext
-from gpt2.check.short_run import TracedRun
+from gpt2.check.distinct import Fingerprint
+from gpt2.check.short_run import ShortRun, TracedRun
 from gpt2.check.shrink import CONTEXT, small_config
 from gpt2.config import Config
 from gpt2.model import GPT
+from lib.files import canonical_json
 from lib.runs.seeds import stream_seed
-
-# Deterministic parameter values by name, equal in every model that has the parameter.
-
 
 # Large enough to affect every product, small enough not to saturate a softmax.
 _STD = 0.08
@@ -46,7 +45,7 @@ def fill_parameters(model: nn.Module) -> None:
             parameter.copy_(noise * _STD)
 
 
-def random_projection(name: str, tensor: Tensor) -> tuple[float, float]:
+def _random_projection(name: str, tensor: Tensor) -> tuple[float, float]:
     """Return a tensor's fingerprint: inner product with a random tensor, and norm.
 
     The random tensor depends only on ``name`` and the shape.
@@ -56,9 +55,14 @@ def random_projection(name: str, tensor: Tensor) -> tuple[float, float]:
     return float((tensor * direction).sum()), float(tensor.norm())
 
 
-def projections(tensors: Mapping[str, Tensor]) -> dict[str, tuple[float, float]]:
+def _projections(tensors: Mapping[str, Tensor]) -> dict[str, tuple[float, float]]:
     """Return the projection of each tensor."""
-    return {name: random_projection(name, tensor) for name, tensor in tensors.items()}
+    return {name: _random_projection(name, tensor) for name, tensor in tensors.items()}
+
+
+def _by_shape(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors by name and shape."""
+    return {f"{name} {tuple(tensor.shape)}": tensor for name, tensor in tensors.items()}
 
 
 @lru_cache(maxsize=512)
@@ -81,12 +85,12 @@ class StepUnderTest:
     """
 
     def __init__(
-        self, case: CheckCase, workshop: CheckContext, others: Mapping[str, CheckCase] | None = None
+        self, case: CheckCase, context: CheckContext, others: Mapping[str, CheckCase] | None = None
     ) -> None:
         assert case.config is not None, "the case does not resolve"
         self.case = case
-        self.workshop = workshop
-        self.others = others or {}
+        self.context = context
+        self.study_cases = others or {}
         # Additional results, by the name of the check.
         self.facts: dict[str, Mapping[str, Any]] = {}
 
@@ -99,41 +103,67 @@ class StepUnderTest:
     @property
     def parent(self) -> CheckCase | None:
         """Return the case that this step modifies, or None if there is none that resolves."""
-        parent = self.others.get(self.case.parent)
+        parent = self.study_cases.get(self.case.parent)
         return parent if parent and parent.config else None
 
     @property
     def _study_configs(self) -> list[Config]:
-        return [case.config for case in self.others.values() if case.config]
+        return [case.config for case in self.study_cases.values() if case.config]
 
     @cached_property
-    def shrunk(self) -> Config:
+    def small(self) -> Config:
         """Return the small step, with its dropout and precision."""
         return small_config(self.config, self._study_configs)
 
     @cached_property
-    def exact(self) -> Config:
+    def small_exact(self) -> Config:
         """Return the small step as a deterministic function: no dropout, fp32."""
         return small_config(self.config, self._study_configs, DROPOUT="0.0", PRECISION="fp32")
 
     @cached_property
     def model(self) -> GPT:
         """Return the exact step in float64, in eval mode, with every parameter filled."""
-        return self.build(self.exact)
+        return self.build(self.small_exact)
 
     @cached_property
-    def trial(self) -> TracedRun:
+    def traced_run(self) -> TracedRun:
         """Return a training run of the small step."""
-        return TracedRun(self.shrunk, self.workshop)
+        return TracedRun(self.small, self.context)
 
     @cached_property
-    def fingerprint(self) -> "distinct.Fingerprint":
-        """Return the fingerprint that distinguishes this step from others."""
-        return distinct.fingerprint(self)
+    def fingerprint(self) -> Fingerprint:
+        """Return logits and gradients of the filled model, and the result of training it."""
+        config = self.small_exact
+        run = ShortRun(config, self.context.prepare_data(config), self.context.new_run_dir())
+        session = run.session
+        model = session.model.double().eval()
+        fill_parameters(model)
+        # The whole small context: a window may mask only its first tokens.
+        idx_BT = self.tokens(2)
+        logits = model(idx_BT[:, :-1])
+        # Compute the loss as the trainer does.
+        session.forward(idx_BT[:, :-1], idx_BT[:, 1:]).backward()
+        gradients = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+        gradient_projections = _projections(_by_shape(gradients))
+        session.optimizer.zero_grad(set_to_none=True)
+        for i in range(session.budget.iterations):
+            piece_BT = self.tokens(1, skip=i * CONTEXT)
+            run.step([(piece_BT[:, :-1], piece_BT[:, 1:])])
+        trained = _by_shape(session.weights())
+        with torch.no_grad():
+            trained["logits"] = model(idx_BT[:, :-1])
+        run.close()
+        return Fingerprint(
+            canonical_json(self.config.identity()),
+            canonical_json(config.function()),
+            _projections({"logits": logits}),
+            gradient_projections,
+            _projections(trained),
+        )
 
-    def beside(self, case: CheckCase) -> "StepUnderTest":
-        """Return the subject of another step of the same study."""
-        return StepUnderTest(case, self.workshop, self.others)
+    def for_case(self, case: CheckCase) -> "StepUnderTest":
+        """Return another step of the same study."""
+        return StepUnderTest(case, self.context, self.study_cases)
 
     def build(self, config: Config) -> GPT:
         """Build a filled model in float64, in eval mode."""
@@ -148,12 +178,12 @@ class StepUnderTest:
 
         T is at most the small context.
         """
-        length = min(length, self.exact.model.shape.block_size)
-        ids = torch.from_numpy(self.workshop.tokens.astype("int64"))[skip:]
+        length = min(length, self.small_exact.model.shape.block_size)
+        ids = torch.from_numpy(self.context.tokens.astype("int64"))[skip:]
         return ids[: batch * length].view(batch, length).clone()
 
     @contextlib.contextmanager
-    def in_pieces(self) -> Iterator[None]:
+    def chunked(self) -> Iterator[None]:
         """Process attention and loss in chunks, as at the configured size."""
         shape = self.config.model.shape
         tokens = self.config.train.batch_size * shape.block_size

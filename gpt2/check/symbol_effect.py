@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 from kconfiglib import AND, BOOL, INT, Choice, Symbol, expr_items
@@ -9,7 +10,7 @@ from kconfiglib import AND, BOOL, INT, Choice, Symbol, expr_items
 from gpt2 import train
 from gpt2.check.cases import CheckCase
 from gpt2.check.context import CheckContext, ErrorCapture
-from gpt2.check.distinct import Fingerprint, equal_fingerprints, fingerprint
+from gpt2.check.distinct import Fingerprint, equal_fingerprints
 from gpt2.check.random import Settings, applicable_settings, fields_by_symbol, resolve_settings
 from gpt2.check.shrink import small_config, with_changes
 from gpt2.check.subject import StepUnderTest
@@ -67,11 +68,11 @@ _JOINT_CHANGES: Mapping[str, Mapping[str, SymbolValue]] = {
 }
 
 
-def check_symbols(names: Sequence[str]) -> Iterator[tuple[str, str]]:
+def check_effects(names: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Yield each symbol and its problem, or ""; runs in a worker."""
     tree = KconfigTree()
-    with CheckContext() as workshop:
-        effects = EffectCache(workshop)
+    with CheckContext() as context:
+        effects = EffectCache(context)
         for name in names:
             problem = None
             with ErrorCapture() as outcome:
@@ -84,8 +85,8 @@ def check_symbols(names: Sequence[str]) -> Iterator[tuple[str, str]]:
 class EffectCache:
     """Cache of the functions and training results of configurations."""
 
-    def __init__(self, workshop: CheckContext) -> None:
-        self._workshop = workshop
+    def __init__(self, context: CheckContext) -> None:
+        self._context = context
         self._fingerprints: dict[str, Fingerprint] = {}
         self._runs: dict[str, tuple[Any, ...]] = {}
 
@@ -99,15 +100,15 @@ class EffectCache:
         key = repr(sorted(config.values.items()))
         if key not in self._fingerprints:
             case = CheckCase("knobs", "knobs", "knobs", config)
-            self._fingerprints[key] = fingerprint(_SmallSubject(case, self._workshop))
+            self._fingerprints[key] = _SmallStep(case, self._context).fingerprint
         return self._fingerprints[key]
 
     def _train(self, config: Config) -> tuple[Any, ...]:
         """Train and evaluate. Return the steps, and the loss and token count of the evaluation."""
         key = repr(sorted(config.values.items()))
         if key not in self._runs:
-            records = RecordWriter(RunDir(self._workshop.new_folder()), lambda event: None)
-            session = open_session(config, self._workshop.prepared(config), records)
+            records = RecordWriter(RunDir(self._context.new_run_dir()), lambda event: None)
+            session = open_session(config, self._context.prepare_data(config), records)
             warm_up(session)
             limit = config.run_time_limit_seconds
             train.train(session, StopCondition(lambda: False, limit, session.group.agree))
@@ -118,11 +119,11 @@ class EffectCache:
         return self._runs[key]
 
 
-class _SmallSubject(StepUnderTest):
-    """A subject whose configuration is small already."""
+class _SmallStep(StepUnderTest):
+    """A step whose configuration is small already."""
 
-    @property
-    def exact(self) -> Config:  # type: ignore[override]
+    @cached_property
+    def small_exact(self) -> Config:
         """Return the configuration without dropout and narrow types."""
         return with_changes(self.config, DROPOUT="0.0", PRECISION="fp32")
 

@@ -7,14 +7,13 @@ step. Imports no torch.
 
 from collections.abc import Iterator, Sequence
 
-from gpt2.check.command import CHECK_MODULES
+from gpt2.check.command import check_executor
 from gpt2.check.random import REGISTRIES, fields_by_symbol
 from gpt2.config import StudyConfig
 from lib.config.tree import KconfigTree, SymbolInfo
 from lib.console import log
 from lib.env.gpu import usable_cores
 from lib.errors import EXIT_DONE, EXIT_FAILED, ConfigError, Problem
-from lib.runner.local import LocalExecutor
 
 # Symbols whose effect a small run on the CPU cannot show, and what shows it.
 NOT_TESTABLE_ON_CPU = {
@@ -64,9 +63,8 @@ def check_symbols(names: str = "") -> tuple[int, str]:
     selected = [info for info in available if not requested or info.name in requested]
     workers = min(usable_cores(), len(selected))
     shares = [([info.name for info in selected[i::workers]],) for i in range(workers)]
-    executor = LocalExecutor((*CHECK_MODULES, "gpt2.check.symbol_effect"), {"OMP_NUM_THREADS": "1"})
     problems: dict[str, str] = {}
-    for done, (name, problem) in enumerate(executor.call_many(_check_in_worker, shares), 1):
+    for done, (name, problem) in enumerate(check_executor().call_many(_check_effects, shares), 1):
         problems[name] = problem
         if done % 20 == 0:
             log("SYMBOLS", f"{done}/{len(selected)} symbols")
@@ -80,6 +78,13 @@ def check_symbols(names: str = "") -> tuple[int, str]:
     return code, "\n".join(lines) + "\n"
 
 
+def _check_effects(names: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Test symbols in a worker, which has torch loaded."""
+    from gpt2.check.symbol_effect import check_effects
+
+    return check_effects(names)
+
+
 def _unknown(name: str) -> Problem:
     if name in fields_by_symbol() and fields_by_symbol()[name].form:
         reason = "only selects a backend, which affects rounding, memory and time"
@@ -88,10 +93,3 @@ def _unknown(name: str) -> Problem:
         reason = f"no effect in a small run on a CPU ({NOT_TESTABLE_ON_CPU[name]})"
         return Problem(f"{name}: {reason}", "SYM", code="usage.unsupported-symbol")
     return Problem(f"{name}: not a symbol of a run", "SYM", code="usage.unknown-symbol")
-
-
-def _check_in_worker(names: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield each symbol and its problem, or ""; the parent process imports no torch."""
-    from gpt2.check.symbol_effect import check_symbols
-
-    yield from check_symbols(names)

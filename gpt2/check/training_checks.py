@@ -1,4 +1,4 @@
-"""Inputs of every step of the trial: sequences, learning rate, gradients and precision.
+"""Inputs of every step of the traced run: sequences, learning rate, gradients and precision.
 
 B micro-batch, T tokens.
 """
@@ -38,10 +38,10 @@ _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 _STEPS = 2
 
 
-def check_step_inputs(trial: TracedRun) -> list[CheckFinding]:
-    """Check the inputs of the trial's steps, against independent formulas if possible."""
-    session = trial.rehearsal.session
-    return _updates(trial, session) + _precision(trial) + _sequences(session)
+def check_step_inputs(traced: TracedRun) -> list[CheckFinding]:
+    """Check the inputs of the traced run's steps, against independent formulas if possible."""
+    session = traced.run.session
+    return _updates(traced, session) + _precision(traced) + _sequences(session)
 
 
 def reference_learning_rate(options: ScheduleOptions, step: int, steps: int) -> float:
@@ -65,11 +65,11 @@ def reference_learning_rate(options: ScheduleOptions, step: int, steps: int) -> 
     raise ValueError(f"unknown schedule {options.kind!r}")
 
 
-def _updates(trial: TracedRun, session: TrainingSession) -> list[CheckFinding]:
+def _updates(traced: TracedRun, session: TrainingSession) -> list[CheckFinding]:
     """Check the learning rate of the schedule, and the clipped gradient norm."""
-    clip = trial.config.train.grad_clip or math.inf
-    for i, update in enumerate(trial.updates):
-        expected = reference_learning_rate(trial.config.schedule, i, session.budget.iterations)
+    clip = traced.config.train.grad_clip or math.inf
+    for i, update in enumerate(traced.updates):
+        expected = reference_learning_rate(traced.config.schedule, i, session.budget.iterations)
         if not math.isclose(update.lr, expected, rel_tol=1e-9):
             text = f"a learning rate of {expected:g} at step {i + 1}"
             return [CheckFinding("learning-rate", text, f"{update.lr:g}")]
@@ -80,12 +80,12 @@ def _updates(trial: TracedRun, session: TrainingSession) -> list[CheckFinding]:
     return []
 
 
-def _precision(trial: TracedRun) -> list[CheckFinding]:
+def _precision(traced: TracedRun) -> list[CheckFinding]:
     """Check that products of the forward pass use the configured type."""
-    expected = _DTYPES[trial.config.machine.precision]
-    if trial.product_dtypes == {expected}:
+    expected = _DTYPES[traced.config.machine.precision]
+    if traced.product_dtypes == {expected}:
         return []
-    dtypes = ", ".join(str(dtype) for dtype in trial.product_dtypes)
+    dtypes = ", ".join(str(dtype) for dtype in traced.product_dtypes)
     return [CheckFinding("precision", f"products of the forward pass in {expected}", dtypes)]
 
 
@@ -130,30 +130,30 @@ _STEPS_TOLERANCE = 1e-4
 
 
 def check_steps(subject: StepUnderTest) -> list[CheckFinding]:
-    """Check the trial's losses, a repeated batch from the start, and other batch shapes."""
-    losses = {f"step {i}": loss for i, loss in enumerate(subject.trial.losses, 1)}
-    workshop, small = subject.workshop, subject.exact
+    """Check the traced run's losses, a repeated batch from the start, and other batch shapes."""
+    losses = {f"step {i}": loss for i, loss in enumerate(subject.traced_run.losses, 1)}
+    context, small = subject.context, subject.small_exact
     if small.pruning.name != "none":
         # Training cannot compensate the large prunings of a ramp of few iterations.
         small = with_changes(small, PRUNING_FREQUENCY=_NEVER)
-    rehearsal = ShortRun(small, workshop.prepared(small), workshop.new_folder())
-    findings, repeated = _repeat(subject, rehearsal)
+    run = ShortRun(small, context.prepare_data(small), context.new_run_dir())
+    findings, repeated = _repeat(subject, run)
     losses |= {f"repeated batch, step {i}": loss for i, loss in enumerate(repeated, 1)}
-    with subject.in_pieces():
+    with subject.chunked():
         for rows, length in _SHAPES:
             ids_BT = subject.tokens(rows, length)
-            loss = rehearsal.step([(ids_BT[:, :-1], ids_BT[:, 1:])])
+            loss = run.step([(ids_BT[:, :-1], ids_BT[:, 1:])])
             losses[f"a batch of {rows} x {length - 1}"] = loss
-    rehearsal.close()
+    run.close()
     findings += [
         CheckFinding("finite-loss", "a finite loss", f"{loss} at {location}")
         for location, loss in losses.items()
         if not math.isfinite(loss)
     ]
-    return findings + check_step_inputs(subject.trial)
+    return findings + check_step_inputs(subject.traced_run)
 
 
-def _repeat(subject: StepUnderTest, rehearsal: ShortRun) -> tuple[list[CheckFinding], list[float]]:
+def _repeat(subject: StepUnderTest, run: ShortRun) -> tuple[list[CheckFinding], list[float]]:
     """Train on one batch, alternating between one piece and two micro-batches.
 
     Checks that the losses fall, and that loss and gradient norm of the second step are those of the
@@ -165,10 +165,10 @@ def _repeat(subject: StepUnderTest, rehearsal: ShortRun) -> tuple[list[CheckFind
     findings, losses = [], []
     for i in range(_REPEATED):
         if i == 1:
-            expected = _whole_batch(rehearsal.session, x_BT, y_BT)
-        losses.append(rehearsal.step(halves if i % 2 else [(x_BT, y_BT)]))
+            expected = _whole_batch(run.session, x_BT, y_BT)
+        losses.append(run.step(halves if i % 2 else [(x_BT, y_BT)]))
         if i == 1:
-            pairs = zip(("loss", "gradient norm"), (losses[1], rehearsal.gradient_norm), expected)
+            pairs = zip(("loss", "gradient norm"), (losses[1], run.gradient_norm), expected)
             findings += [
                 CheckFinding(
                     "accumulation",
@@ -216,18 +216,18 @@ Parameters = list[list[float]]
 
 
 def check_optimizer_updates(subject: StepUnderTest) -> list[CheckFinding]:
-    """Check the optimizer's settings, and its updates from the trial's gradients."""
-    trial, config = subject.trial, subject.shrunk
-    findings = _settings(trial, config)
-    if not all(name in update.gradients for update in trial.updates for name in TRACED_PARAMETERS):
+    """Check the optimizer's settings, and its updates from the traced run's gradients."""
+    traced, config = subject.traced_run, subject.small
+    findings = _settings(traced, config)
+    if not all(name in update.gradients for update in traced.updates for name in TRACED_PARAMETERS):
         expected = "a gradient in every optimizer step"
         return [*findings, CheckFinding("nonzero-gradient", expected, "none for the final norm")]
     name, rule = config.optimizer.name, update_options(config)
-    expected = _replayed(trial, rule)
+    expected = _replayed(traced, rule)
     wrong = [
         parameter
         for parameter, values in zip(TRACED_PARAMETERS, expected, strict=True)
-        if not _equal(trial, parameter, values)
+        if not _equal(traced, parameter, values)
     ]
     if not wrong:
         return findings
@@ -235,9 +235,9 @@ def check_optimizer_updates(subject: StepUnderTest) -> list[CheckFinding]:
         adam = {
             symbol: value for symbol, value in _ADAM_DEFAULTS.items() if not config.values[symbol]
         }
-        plain = _replayed(trial, update_options(with_changes(config, OPTIMIZER=_PLAIN, **adam)))
+        plain = _replayed(traced, update_options(with_changes(config, OPTIMIZER=_PLAIN, **adam)))
         if all(
-            _equal(trial, parameter, values)
+            _equal(traced, parameter, values)
             for parameter, values in zip(TRACED_PARAMETERS, plain, strict=True)
         ):
             text = f"the same weights as {_PLAIN} from the same gradients"
@@ -253,9 +253,9 @@ def update_options(config: Config) -> Any:
     return options.base if options.name == "adamwprune" else options
 
 
-def _settings(trial: TracedRun, config: Config) -> list[CheckFinding]:
+def _settings(traced: TracedRun, config: Config) -> list[CheckFinding]:
     """Check that parameter groups match the options, and that only matrices decay."""
-    rule, session = update_options(config), trial.rehearsal.session
+    rule, session = update_options(config), traced.run.session
     options = {field.name: vars(rule)[field.name] for field in dataclasses.fields(rule)}
     expected = {name: options[name] for name in _GROUP_OPTIONS if name in options}
     if "beta1" in options:
@@ -276,15 +276,16 @@ def _settings(trial: TracedRun, config: Config) -> list[CheckFinding]:
     return findings
 
 
-def _replayed(trial: TracedRun, rule: Any) -> Parameters:
-    """Return the followed tensors after the formulas were applied to the trial's gradients."""
-    start = [first_elements(trial.start[name]) for name in TRACED_PARAMETERS]
+def _replayed(traced: TracedRun, rule: Any) -> Parameters:
+    """Return the followed tensors after the formulas were applied to the traced run's gradients."""
+    start = [first_elements(traced.initial_weights[name]) for name in TRACED_PARAMETERS]
     decays = [
-        rule.weight_decay if trial.start[name].ndim >= 2 else 0.0 for name in TRACED_PARAMETERS
+        rule.weight_decay if traced.initial_weights[name].ndim >= 2 else 0.0
+        for name in TRACED_PARAMETERS
     ]
     # One more element has the norm of all other gradients: an optimizer may use the global norm.
     reference = rule.reference([*start, [0.0]], [*decays, 0.0])
-    for update in trial.updates:
+    for update in traced.updates:
         gradients = [first_elements(update.gradients[name]) for name in TRACED_PARAMETERS]
         rest_squared = update.gradient_norm.item() ** 2 - sum(
             g * g for flat in gradients for g in flat
@@ -294,12 +295,14 @@ def _replayed(trial: TracedRun, rule: Any) -> Parameters:
     return parameters
 
 
-def _equal(trial: TracedRun, name: str, expected: Sequence[float]) -> bool:
-    start, end = first_elements(trial.start[name]), first_elements(trial.end[name])
+def _equal(traced: TracedRun, name: str, expected: Sequence[float]) -> bool:
+    start, end = first_elements(traced.initial_weights[name]), first_elements(
+        traced.final_weights[name]
+    )
     distance = max(abs(w - s) for w, s in zip(expected, start, strict=True))
     tolerance = _CHANGE_TOLERANCE * distance + _SIZE_TOLERANCE * max(abs(w) for w in expected)
     # Pruned weights are zero; all others were only updated by the optimizer.
-    pruned = trial.config.pruning.name != "none"
+    pruned = traced.config.pruning.name != "none"
     pairs = [(e, w) for e, w in zip(end, expected, strict=True) if not (pruned and e == 0.0)]
     return all(math.isclose(e, w, rel_tol=0.0, abs_tol=tolerance) for e, w in pairs)
 
@@ -315,20 +318,20 @@ _TIE_TOLERANCE = 1e-5
 
 
 def check_pruned(subject: StepUnderTest) -> list[CheckFinding]:
-    """Check sparsity along the trial's ramp, the pruned weights, and every optimizer update."""
+    """Check sparsity along the traced run's ramp, the pruned weights, and every optimizer update."""
     pruned = subject.config.pruning.name != "none"
     findings = _sparsity(subject) + _pruning_order(subject) if pruned else []
     return findings + check_optimizer_updates(subject)
 
 
 def _sparsity(subject: StepUnderTest) -> list[CheckFinding]:
-    trial, target = subject.trial, subject.config.pruning.target
-    unprunable = _unprunable(trial.rehearsal.session.model)
+    traced, target = subject.traced_run, subject.config.pruning.target
+    unprunable = _unprunable(traced.run.session.model)
     # Padding rows of the vocabulary are zero from the start.
-    used_rows = {"wte.weight": subject.shrunk.model.shape.vocab_size}
+    used_rows = {"wte.weight": subject.small.model.shape.vocab_size}
     matrices = {
         name: w[: used_rows.get(name)]
-        for name, w in trial.end.items()
+        for name, w in traced.final_weights.items()
         if name not in unprunable and _prunable(subject, name, w)
     }
     size = sum(w.numel() for w in matrices.values())
@@ -337,14 +340,16 @@ def _sparsity(subject: StepUnderTest) -> list[CheckFinding]:
     if not target - _SPARSITY_TOLERANCE <= reached <= target + _SPARSITY_TOLERANCE:
         text = f"{reached:.1%} of the weights are zero at the end of the budget"
         findings.append(CheckFinding("target-sparsity", f"a sparsity of {target:.0%}", text))
-    for name in trial.end.keys() - matrices.keys():
-        new_zeros = int((trial.end[name] == 0).sum()) - int((trial.start[name] == 0).sum())
-        if new_zeros > _MAX_ZERO_SHARE * trial.end[name].numel():
+    for name in traced.final_weights.keys() - matrices.keys():
+        new_zeros = int((traced.final_weights[name] == 0).sum()) - int(
+            (traced.initial_weights[name] == 0).sum()
+        )
+        if new_zeros > _MAX_ZERO_SHARE * traced.final_weights[name].numel():
             text = f"{new_zeros} weights became zero"
             findings.append(CheckFinding("unpruned-parameter", f"no pruning of {name}", text))
-    decreases = any(b < a for a, b in zip(trial.sparsity, trial.sparsity[1:]))
-    if decreases or trial.sparsity[0] >= target:
-        steps = ", ".join(f"{s:.1%}" for s in trial.sparsity)
+    decreases = any(b < a for a, b in zip(traced.sparsity, traced.sparsity[1:]))
+    if decreases or traced.sparsity[0] >= target:
+        steps = ", ".join(f"{s:.1%}" for s in traced.sparsity)
         findings.append(
             CheckFinding("sparsity-ramp", "a sparsity that grows along the ramp", steps)
         )
@@ -364,10 +369,12 @@ def _prunable(subject: StepUnderTest, name: str, weight: Tensor) -> bool:
 
 def _pruning_order(subject: StepUnderTest) -> list[CheckFinding]:
     """Check that the weights of a matrix with the lowest scores are pruned at every event."""
-    trial, options = subject.trial, subject.shrunk.pruning
+    traced, options = subject.traced_run, subject.small.pruning
     reference = options.reference()
-    alive = [True] * len(first_elements(trial.start[TRACED_PARAMETERS[1]]))
-    for step, (inputs, mask) in enumerate(zip(trial.seen, trial.left, strict=True), 1):
+    alive = [True] * len(first_elements(traced.initial_weights[TRACED_PARAMETERS[1]]))
+    for step, (inputs, mask) in enumerate(
+        zip(traced.pruner_inputs, traced.remaining_masks, strict=True), 1
+    ):
         scores = reference.scores(inputs)
         pruned = [s for s, was, is_ in zip(scores, alive, mask, strict=True) if was and not is_]
         remaining = [s for s, is_ in zip(scores, mask, strict=True) if is_]
@@ -387,24 +394,24 @@ def _pruning_order(subject: StepUnderTest) -> list[CheckFinding]:
 
 
 def check_repeat(subject: StepUnderTest) -> list[CheckFinding]:
-    """Repeat the first steps of the trial, with an evaluation between them."""
-    trial, workshop = subject.trial, subject.workshop
-    rehearsal = ShortRun(subject.shrunk, workshop.prepared(subject.shrunk), workshop.new_folder())
-    for name, weight in rehearsal.session.weights().items():
-        if not torch.equal(weight, trial.start[name]):
+    """Repeat the first steps of the traced run, with an evaluation between them."""
+    traced, context = subject.traced_run, subject.context
+    run = ShortRun(subject.small, context.prepare_data(subject.small), context.new_run_dir())
+    for name, weight in run.session.weights().items():
+        if not torch.equal(weight, traced.initial_weights[name]):
             expected = f"the same initial {name} for the same seed"
             return [CheckFinding("same-initial-weights", expected, "other values")]
     for i in range(GRADIENT_STEPS):
-        loss = rehearsal.step()
-        if loss != trial.losses[i]:
-            text = f"{trial.losses[i]!r}, then {loss!r}" + (", after an evaluation" if i else "")
+        loss = run.step()
+        if loss != traced.losses[i]:
+            text = f"{traced.losses[i]!r}, then {loss!r}" + (", after an evaluation" if i else "")
             expected = f"the same loss at step {i + 1} for the same seed"
             return [CheckFinding("same-loss", expected, text)]
         if i == 0:
-            rehearsal.session.evaluate(rehearsal.session.model)
-    rehearsal.close()
-    for name, weight in rehearsal.session.weights().items():
-        if not torch.equal(weight, trial.watched[name]):
+            run.session.evaluate(run.session.model)
+    run.close()
+    for name, weight in run.session.weights().items():
+        if not torch.equal(weight, traced.weights_after_gradient_steps[name]):
             expected = f"the same trained {name} for the same seed"
             return [CheckFinding("same-trained-weights", expected, "other values")]
     return []

@@ -35,6 +35,7 @@ class NsaOptions(PatternOptions):
 
     name: ClassVar[str] = "nsa"
     attends: ClassVar[bool] = True
+    own_checks: ClassVar[tuple[str, ...]] = ("field", "entropy")
 
     compress: int = kconfig_field("NSA_COMPRESS_BLOCK")
     stride: int = kconfig_field("NSA_COMPRESS_STRIDE")

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from gpt2.ablation.resolve import resolve_config
-from gpt2.check import CHECKS, command
+from gpt2.check import CHECKS, report
 from gpt2.check.cases import CheckPlan, plan_cases
-from gpt2.check.command import CaseReport, run_in_process
+from gpt2.check.report import CaseReport
+from gpt2.check.worker import run_in_process
 from gpt2.data.prepare import prepare_dataset
 from lib.config.dotconfig import defconfig_layers
 from lib.config.layers import ConfigLayer
@@ -54,8 +55,8 @@ def check(mutant: Mutant, build_dir: Path) -> tuple[dict[str, Any], str]:
     found = [CaseReport(case.slug, run_in_process(case, checks, others, build_dir))]
     shown = CheckPlan(cases.study, cases.every, [case])
     arguments = shown, checks, found, "make check", 0.0
-    (step,) = command.to_json(*arguments)["steps"]
-    return step, command.to_text(*arguments)
+    (step,) = report.to_json(*arguments)["steps"]
+    return step, report.to_text(*arguments)
 
 
 def matches(finding: dict[str, str], expected: Expected) -> bool:

@@ -25,8 +25,8 @@ def tree():
 
 @pytest.fixture
 def effects():
-    with CheckContext() as workshop:
-        yield EffectCache(workshop)
+    with CheckContext() as context:
+        yield EffectCache(context)
 
 
 def ignore(monkeypatch, cls, field, value):
@@ -104,10 +104,10 @@ def test_the_command_names_file_and_line(monkeypatch, tree):
         def __init__(self, *args):
             pass
 
-        def gather(self, function, shares):
+        def call_many(self, function, shares):
             return ((name, "[symbol.no-effect]") for (names,) in shares for name in names)
 
-    monkeypatch.setattr("gpt2.check.symbols.Pool", Pool)
+    monkeypatch.setattr("gpt2.check.symbols.check_executor", Pool)
     (info,) = [info for info in testable_symbols(tree) if info.name == "SLIDING_WINDOW"]
     code, text = check_symbols("SLIDING_WINDOW")
     what = "SLIDING_WINDOW: [symbol.no-effect]  [make check-symbols SYM=SLIDING_WINDOW]"

@@ -1,7 +1,7 @@
 """Notes of make check on configured sizes, which the small forms do not show."""
 
 from gpt2.check.cases import plan_cases
-from gpt2.check.command import CaseReport, to_json, to_text
+from gpt2.check.report import CaseReport, to_json, to_text
 from lib.config.dotconfig import defconfig_layers
 from lib.project import ROOT
 

@@ -1,6 +1,5 @@
 """The second process, and the classification of errors: checked code or check."""
 
-import functools
 import os
 import time
 from pathlib import Path
@@ -37,31 +36,31 @@ def test_an_error_with_a_code_keeps_it():
 
 
 def test_an_unread_result_is_not_returned_by_the_next_call():
-    partner = PeerProcess()
-    partner.start(abs, -1)
-    assert partner.call(abs, -2) == 2
+    peer = PeerProcess()
+    peer.start(abs, -1)
+    assert peer.call(abs, -2) == 2
     with pytest.raises(RunError) as caught:
-        partner.call(abs, "x")
+        peer.call(abs, "x")
     assert caught.value.codes == ["check.defect"] and "TypeError" in str(caught.value)
-    assert partner.call(abs, -3) == 3
-    partner.close()
+    assert peer.call(abs, -3) == 3
+    peer.close()
 
 
 def test_a_closed_pipe_is_not_an_error(capfd):
-    partner = PeerProcess()
-    partner.start(time.sleep, 0.2)
-    partner._pipe.close()
-    partner._process.join(10.0)
-    assert (partner._process.exitcode, capfd.readouterr().err) == (0, "")
+    peer = PeerProcess()
+    peer.start(time.sleep, 0.2)
+    peer._pipe.close()
+    peer._process.join(10.0)
+    assert (peer._process.exitcode, capfd.readouterr().err) == (0, "")
 
 
 def test_a_dead_process_is_an_error():
-    partner = PeerProcess()
+    peer = PeerProcess()
     for function, argument in ((os._exit, 1), (abs, -1)):
         with pytest.raises(RunError) as caught:
-            partner.call(function, argument)
+            peer.call(function, argument)
         assert caught.value.codes == ["check.peer-died"]
-    partner.close()
+    peer.close()
 
 
 def test_a_failure_in_one_rank_does_not_affect_the_next_step(monkeypatch):
@@ -69,16 +68,16 @@ def test_a_failure_in_one_rank_does_not_affect_the_next_step(monkeypatch):
     first, *_, second = plan_cases(
         config_layers_to_check(Path(), "gpt2-ratio-ablation"), "0-2"
     ).chosen
-    right = process_checks.train_rank
+    join, failing = process_checks._join_group, [True]
 
-    # Found by the partner under the name of the original.
-    @functools.wraps(right)
-    def train(rank, config, meeting, rows):
-        fails = not rank and config.identity() == StepUnderTest(first, workshop).exact.identity()
-        return right(rank, config, meeting, "x" if fails else rows)
+    def join_and_fail(rank, rendezvous):
+        join(rank, rendezvous)
+        if not rank and failing:
+            raise TypeError
 
-    monkeypatch.setattr(process_checks, "train_rank", train)
-    with CheckContext() as workshop:
+    monkeypatch.setattr(process_checks, "_join_group", join_and_fail)
+    with CheckContext() as context:
         with pytest.raises(TypeError):
-            process_checks.check_parallel(StepUnderTest(first, workshop))
-        assert process_checks.check_parallel(StepUnderTest(second, workshop)) == []
+            process_checks.check_parallel(StepUnderTest(first, context))
+        failing.clear()
+        assert process_checks.check_parallel(StepUnderTest(second, context)) == []

@@ -11,7 +11,6 @@ import pytest
 
 from gpt2.check import CHECKS, random
 from gpt2.check.cases import config_layers_to_check, plan_cases
-from gpt2.check.command import run_in_process
 from gpt2.check.random import (
     RandomCheckRequest,
     RandomConfig,
@@ -23,6 +22,7 @@ from gpt2.check.random import (
     reduce_settings,
     resolve_settings,
 )
+from gpt2.check.worker import run_in_process
 from gpt2.config import Config
 from gpt2.mlp.mlp import ACTIVATIONS, Mlp
 from lib.config.layers import ConfigLayer

@@ -1,0 +1,189 @@
+"""Results of checks, and their reports: a table for people, and JSON for programs.
+
+Imports no torch.
+"""
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from gpt2.check import Check
+from gpt2.check.cases import CheckCase, CheckFinding, CheckPlan
+from gpt2.check.distinct import Fingerprint
+from gpt2.planning.view import note_lines
+
+SCHEMA_VERSION = 1
+# Findings shown for one check of one step; a wrong logit makes every gradient wrong.
+_MAX_FINDINGS_SHOWN = 4
+_RED, _YELLOW, _PLAIN = "\x1b[31m", "\x1b[33m", "\x1b[0m"
+_TAGS = {"failed": "FAIL", "absent": "ABSENT"}
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """The result of one check of one case."""
+
+    findings: Sequence[CheckFinding]
+    seconds: float
+    # Additional results of the check.
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def state(self) -> str:
+        """Return passed, failed or absent."""
+        if all(finding.absent for finding in self.findings):
+            return "absent" if self.findings else "passed"
+        return "failed"
+
+
+@dataclass
+class CaseReport:
+    """All results of one case."""
+
+    slug: str
+    results: dict[str, CheckResult] = field(default_factory=dict)
+    fingerprint: Fingerprint | None = None
+
+
+def to_json(
+    cases: CheckPlan,
+    checks: Sequence[Check],
+    reports: Sequence[CaseReport],
+    command: str,
+    seconds: float,
+) -> dict[str, Any]:
+    """Return the content of check.json.
+
+    ``command`` repeats a check if the names of step and check are appended.
+    """
+    steps = []
+    for case, report in zip(cases.chosen, reports, strict=True):
+        results = {
+            name: {
+                "state": result.state,
+                "seconds": round(result.seconds, 4),
+                "findings": [
+                    {
+                        "property": finding.property,
+                        "expected": finding.expected,
+                        "found": finding.found,
+                    }
+                    for finding in result.findings
+                ],
+                "repeat": repeat_command(command, cases, case, name),
+                **({"facts": dict(result.facts)} if result.facts else {}),
+            }
+            for name, result in report.results.items()
+        }
+        steps.append({"label": case.label, "results": results})
+    passed, failed = totals(reports)
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "study": cases.study,
+        "checks": [check.name for check in checks],
+        "notes": _notes(cases),
+        "steps": steps,
+        "passed": passed,
+        "failed": failed,
+        "seconds": round(seconds, 3),
+    }
+
+
+def to_text(
+    cases: CheckPlan,
+    checks: Sequence[Check],
+    reports: Sequence[CaseReport],
+    command: str,
+    seconds: float,
+) -> str:
+    """Return a table of seconds, a line for each finding, and the totals as the last line."""
+    names = [check.name for check in checks]
+    width = max(len(case.label) for case in cases.chosen)
+    lines = ["  ".join([f"{'step':<{width}}", *(f"{name:>6}" for name in names)])]
+    for case, report in zip(cases.chosen, reports, strict=True):
+        cells = [_cell(report.results.get(name), max(6, len(name))) for name in names]
+        lines.append("  ".join([f"{case.label:<{width}}", *cells]))
+    lines += _full_size(cases, reports, width)
+    lines += _notes(cases)
+    lines += _failures(cases, reports, command)
+    passed, failed = totals(reports)
+    lines += [f"seconds of each check; {seconds:.1f} s in all", f"{passed} passed, {failed} failed"]
+    return "\n".join(lines) + "\n"
+
+
+def _full_size(cases: CheckPlan, reports: Sequence[CaseReport], width: int) -> list[str]:
+    """Return the table of full-size predictions; steps with equal rows share a line."""
+    labels_by_row: dict[tuple[str, ...], list[str]] = {}
+    heading: tuple[str, ...] = ()
+    for case, report in zip(cases.chosen, reports, strict=True):
+        if "full_size" in report.results and (facts := report.results["full_size"].facts):
+            heading = (f"full size, {facts['target']}", *facts["row"])
+            labels_by_row.setdefault(tuple(facts["row"].values()), []).append(case.label)
+    if not labels_by_row:
+        return []
+    suffixes = {
+        row: f" +{len(labels) - 1}" if labels[1:] else "" for row, labels in labels_by_row.items()
+    }
+    lines = [heading, *((labels[0] + suffixes[row], *row) for row, labels in labels_by_row.items())]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(heading))]
+    names = [line[0].ljust(max(widths[0], width)) for line in lines]
+    cells = [[c.rjust(w) for c, w in zip(line[1:], widths[1:], strict=True)] for line in lines]
+    return ["", *("  ".join([n, *c]) for n, c in zip(names, cells, strict=True)), ""]
+
+
+def _notes(cases: CheckPlan) -> list[str]:
+    """Return notes on the configured sizes, which small forms do not show."""
+    return note_lines((case.label, case.config) for case in cases.chosen if case.config)
+
+
+def totals(reports: Sequence[CaseReport]) -> tuple[int, int]:
+    """Return the numbers of passed and failed checks; absent data counts as neither."""
+    states = [result.state for report in reports for result in report.results.values()]
+    return states.count("passed"), states.count("failed")
+
+
+def repeat_command(command: str, cases: CheckPlan, case: CheckCase, name: str) -> str:
+    """Return the command that repeats one check of one case."""
+    steps = "" if cases.study == "single" else f" STEPS={case.selector}"
+    return f"{command}{steps} CHECKS={name}"
+
+
+def _failures(cases: CheckPlan, reports: Sequence[CaseReport], command: str) -> list[str]:
+    """Return a line for each finding: step, check, expected, found and the command to repeat it.
+
+    Equal absences share a line. Only the first findings of a check are listed; check.json has all.
+    """
+    lines: dict[str, None] = {}
+    for case, report in zip(cases.chosen, reports, strict=True):
+        for name, result in report.results.items():
+            for finding in result.findings[:_MAX_FINDINGS_SHOWN]:
+                if finding.absent:
+                    lines[f"{_tag('absent')}  {name}: {finding.found}"] = None
+                    continue
+                repeat = repeat_command(command, cases, case, name)
+                lines[
+                    f"{_tag('failed')}  {case.label}  {name}: expected {finding.expected}; "
+                    f"found: {finding.found}  [{repeat}]"
+                ] = None
+            if (hidden := len(result.findings) - _MAX_FINDINGS_SHOWN) > 0:
+                lines[f"      {case.label}  {name}: {hidden} more in check.json"] = None
+    return list(lines)
+
+
+def _cell(result: CheckResult | None, width: int) -> str:
+    """Return the seconds of a passed check, the tag of any other result, or a hyphen for none."""
+    if result is None:
+        return f"{'-':>{width}}"
+    if result.state == "passed":
+        return f"{result.seconds:>{width}.2f}"
+    return " " * (width - len(_TAGS[result.state])) + _tag(result.state)
+
+
+def _tag(state: str) -> str:
+    tag = _TAGS[state]
+    plain = os.environ.get("NO_COLOR") or os.environ.get("CI") or os.environ.get("TERM") == "dumb"
+    if plain or not sys.stdout.isatty():
+        return tag
+    return f"{_RED if state == 'failed' else _YELLOW}{tag}{_PLAIN}"

@@ -1,0 +1,125 @@
+"""Execution of checks in one process, which loads torch.
+
+A worker takes the next case after finishing one. Checks that compare steps with each other run at
+the end, in the process that collects the fingerprints of all steps.
+"""
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from gpt2.check import Check
+from gpt2.check.cases import CheckCase, CheckFinding, CheckJob, check_resolve
+from gpt2.check.config_checks import check_declared, check_full_size
+from gpt2.check.context import CheckContext, ErrorCapture
+from gpt2.check.model_checks import (
+    check_causal,
+    check_decode,
+    check_distinct,
+    check_gradients,
+    check_isolated,
+    check_reference,
+)
+from gpt2.check.process_checks import check_data, check_parallel, check_reload
+from gpt2.check.report import CaseReport, CheckResult
+from gpt2.check.subject import StepUnderTest
+from gpt2.check.training_checks import check_pruned, check_repeat, check_steps
+from gpt2.nsa.checks import NSA_CHECKS
+from lib.env.gpu import Gpu
+
+CheckFunction = Callable[[StepUnderTest], list[CheckFinding]]
+# Every check but resolve, which needs no step that resolves.
+CHECK_FUNCTIONS: Mapping[str, CheckFunction] = {
+    "full_size": check_full_size,
+    "distinct": check_distinct,
+    "declared": check_declared,
+    "gradients": check_gradients,
+    "steps": check_steps,
+    "causal": check_causal,
+    "isolated": check_isolated,
+    "reference": check_reference,
+    "decode": check_decode,
+    **NSA_CHECKS,
+    "reload": check_reload,
+    "repeat": check_repeat,
+    "pruned": check_pruned,
+    "parallel": check_parallel,
+    "data": check_data,
+}
+_COMPLETES = "the check completes"
+
+
+def run_in_process(
+    case: CheckCase,
+    checks: Sequence[Check],
+    others: Mapping[str, CheckCase],
+    build_dir: Path = Path(),
+) -> dict[str, CheckResult]:
+    """Run those of ``checks`` that apply to a case in this process, with its current code."""
+    results = {
+        check.name: CheckResult(check_resolve(case), 0.0)
+        for check in checks
+        if check.name == "resolve"
+    }
+    if case.config is None:
+        return results
+    with CheckContext(build_dir) as context:
+        subject = StepUnderTest(case, context, others)
+        for check in checks:
+            if check.name != "resolve" and check.applies_to(case.config):
+                results[check.name] = _run_check(check, subject)
+    return results
+
+
+def run_jobs(
+    jobs: Sequence[CheckJob],
+    others: Mapping[str, CheckCase],
+    build_dir: Path,
+    tickets: Path,
+    gpu: Gpu | None,
+) -> Iterator[CaseReport]:
+    """Run the jobs that no other worker has taken; yields their reports. Runs in a worker."""
+    with CheckContext(build_dir, gpu) as context:
+        # Fork before this process loads or computes anything that the peer should not inherit.
+        if any(check.name in ("reload", "parallel") for job in jobs for check in job.checks):
+            _ = context.peer
+        for number, job in enumerate(jobs):
+            if not _take_ticket(tickets / str(number)):
+                continue
+            subject, report = StepUnderTest(job.case, context, others), CaseReport(job.slug)
+            if job.fingerprint:
+                started = time.perf_counter()
+                with ErrorCapture() as outcome:
+                    report.fingerprint = subject.fingerprint
+                findings = _errors(outcome)
+                report.results["distinct"] = CheckResult(findings, time.perf_counter() - started)
+            for check in job.checks:
+                report.results[check.name] = _run_check(check, subject)
+            yield report
+
+
+def _run_check(check: Check, subject: StepUnderTest) -> CheckResult:
+    """Return the result of a check; an error of the checked code is a finding."""
+    started = time.perf_counter()
+    findings: Sequence[CheckFinding] = []
+    with ErrorCapture() as outcome:
+        findings = CHECK_FUNCTIONS[check.name](subject)
+    findings = _errors(outcome) or findings
+    return CheckResult(findings, time.perf_counter() - started, subject.facts.get(check.name, {}))
+
+
+def _errors(outcome: ErrorCapture) -> list[CheckFinding]:
+    return [CheckFinding(outcome.code, _COMPLETES, outcome.text)] if outcome.code else []
+
+
+def _take_ticket(ticket: Path) -> bool:
+    """Return whether this process is the first to take the ticket.
+
+    After an interrupt the folder of tickets is gone.
+    """
+    try:
+        os.close(os.open(ticket, os.O_CREAT | os.O_EXCL))
+    except (FileExistsError, FileNotFoundError):
+        return False
+    return True

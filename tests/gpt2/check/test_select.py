@@ -1,0 +1,48 @@
+"""Selection of checks by name, and by the mechanisms that declare them."""
+
+import pytest
+
+from gpt2.check import CHECKS, select, select_for
+from gpt2.check.random import resolve_settings
+from gpt2.check.worker import CHECK_FUNCTIONS
+from gpt2.config import Config
+from lib.config.tree import KconfigTree
+from lib.errors import ConfigError
+
+
+@pytest.fixture(scope="module")
+def dense() -> Config:
+    return resolve_settings(KconfigTree(), {})
+
+
+@pytest.fixture(scope="module")
+def sparse() -> Config:
+    settings = {"ATTENTION_PROJECTION_GROUPED": "y", "ATTENTION_PATTERN_NSA": "y"}
+    return resolve_settings(KconfigTree(), settings)
+
+
+def test_every_check_has_a_function():
+    assert CHECKS.keys() - CHECK_FUNCTIONS.keys() == {"resolve"}
+    assert CHECK_FUNCTIONS.keys() <= CHECKS.keys()
+
+
+def test_only_steps_with_a_mechanism_have_its_checks(dense, sparse):
+    own = {"field", "entropy"}
+    assert {check.name for check in select_for([dense], "")} == CHECKS.keys() - own
+    assert select_for([dense, sparse], "") == list(CHECKS.values())
+    assert {name for name in CHECKS if CHECKS[name].applies_to(sparse)} == CHECKS.keys()
+    assert own.isdisjoint(check.name for check in select_for([sparse], "", fast=True))
+
+
+def test_a_named_check_that_applies_to_no_step_is_an_error(dense, sparse):
+    with pytest.raises(ConfigError) as caught:
+        select_for([dense], "field,causal")
+    assert caught.value.codes == ["usage.not-applicable"]
+    assert [check.name for check in select_for([dense, sparse], "field,causal")] == [
+        "causal",
+        "field",
+    ]
+
+
+def test_names_are_selected_in_the_standard_order():
+    assert [check.name for check in select("data causal,resolve")] == ["resolve", "causal", "data"]
