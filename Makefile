@@ -32,6 +32,8 @@ BUILD := $(or $(O),.)
 DOTCONFIG := $(or $(KCONFIG_CONFIG),.config)
 DOTCONFIG := $(if $(filter /%,$(DOTCONFIG)),,$(BUILD)/)$(DOTCONFIG)
 CONFIG_PY := $(call escape,$(BUILD)/config.py)
+# For the commands that do without a configuration if there is none.
+ANY_CONFIG_PY := $(if $(DEFCONFIG),,$(if $(wildcard $(call escape,$(DOTCONFIG))),$(CONFIG_PY)))
 KCONFIGS := $(wildcard Kconfig gpt2/Kconfig* gpt2/*/Kconfig* gpt2/*/*/Kconfig* lib/*/Kconfig* \
 	lib/*/*/Kconfig*)
 
@@ -98,7 +100,10 @@ $(call escape,$(DOTCONFIG)): | setup
 	@echo "CONFIG  no .config: loading gpt2-quickstart (see make list-defconfigs)" >&2
 	$(Q)$(CONFIGURE) defconfig gpt2-quickstart $(INTO)
 
-$(CONFIG_PY): $(call escape,$(DOTCONFIG)) $(KCONFIGS) | setup
+# The header of config.py names the .config that it came from. An edited config.py is refused.
+CONFIG_DIGEST := $(shell sha256sum < $(call quote,$(DOTCONFIG)) 2> /dev/null | cut -c -64)
+CHANGED := $(shell grep -qs "$(CONFIG_DIGEST)" $(call quote,$(BUILD)/config.py) || echo FORCE)
+$(CONFIG_PY): $(call escape,$(DOTCONFIG)) $(KCONFIGS) $(CHANGED) | setup
 	$(Q)$(CONFIGURE) constants $(INTO)
 
 ##@ Run
@@ -138,7 +143,7 @@ rerun: $(CONFIG_PY) ## Train the finished runs that match RUNS= again
 preflight: $(CONFIG_PY) ## Check machine and environment for .config's runs
 	$(Q)$(PY) scripts/preflight_env.py $(INTO)
 
-check: setup ## Verify every step on this CPU before it costs GPU hours
+check: setup $(ANY_CONFIG_PY) ## Verify every step on this CPU before it costs GPU hours
 	$(Q)$(PY) scripts/check.py $(INTO)
 
 randcheck: setup ## The same for COUNT= random configurations (SEED=)
@@ -147,7 +152,7 @@ randcheck: setup ## The same for COUNT= random configurations (SEED=)
 check-symbols: setup ## Verify that every symbol (or SYM=) has an effect
 	$(Q)$(PY) scripts/check.py symbols $(INTO)
 
-reproduce: setup ## Train RUN= again from its directory, compare every byte
+reproduce: setup $(if $(TWICE),$(ANY_CONFIG_PY)) ## Train RUN= again from its directory, compare every byte
 	$(Q)$(PY) scripts/reproduce.py $(INTO)
 
 # The tests read parquet files, log to every tracker, and plot.

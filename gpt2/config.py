@@ -20,13 +20,14 @@ from gpt2.mlp.mlp_latent.options import MlpLatentOptions
 from gpt2.mlp.options import LayerSpec
 from gpt2.shape import ModelShape
 from gpt2.weights.options import InitialWeightsOptions
-from lib.config.dotconfig import read_constants
+from lib.config.dotconfig import ConfigWorkspace, read_constants
 from lib.config.field import SymbolValue, from_symbols, kconfig_field
 from lib.env.options import EnvironmentConfig, MachineConfig, NumericsOptions
 from lib.errors import ConfigError, Problem
 from lib.files import canonical_json
 from lib.optim.options import OPTIMIZERS, OptimizerOptions
 from lib.optim.schedule import ScheduleOptions
+from lib.project import ROOT
 from lib.pruning.options import PRUNERS, PrunerOptions
 from lib.runs.options import ReproConfig
 from lib.tracking.config import TrackingConfig
@@ -374,9 +375,9 @@ def identity_digest(identity: Mapping[str, Any]) -> str:
 def load_config(build_dir: Path) -> Config:
     """Load the configuration of ``build_dir``.
 
-    Raises ConfigError if there is none or a rule is broken.
+    Raises ConfigError if there is none, its ``config.py`` is stale or edited, or a rule is broken.
     """
-    return Config.from_values(read_constants(build_dir / "config.py"))
+    return Config.from_values(read_constants(ConfigWorkspace(ROOT, build_dir)))
 
 
 def _identity(value: Any, *, forms: bool) -> Any:

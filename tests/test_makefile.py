@@ -10,7 +10,7 @@ import venv
 
 import pytest
 
-from lib.config.dotconfig import list_defconfigs, read_constants
+from lib.config.dotconfig import ConfigWorkspace, list_defconfigs, read_constants
 from lib.env.python_env import VirtualEnvironment
 from lib.make_help import help_text
 from lib.project import ROOT
@@ -44,6 +44,11 @@ def planned(*words, **variables):
     done = make("-n", *words, **variables)
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def constants(folder):
+    """Return the values of the folder's config.py."""
+    return read_constants(ConfigWorkspace(ROOT, folder))
 
 
 @pytest.fixture(scope="module")
@@ -158,7 +163,7 @@ class TestValuesAreText:
         else:
             done = make(*words, SET=setting)
         assert done.returncode == 0, done.stderr
-        assert read_constants(tmp_path / "config.py")["SAMPLE_PROMPT"] == HOSTILE
+        assert constants(tmp_path)["SAMPLE_PROMPT"] == HOSTILE
 
     def test_dotconfig(self, build, tmp_path):
         shutil.copy(build / ".config", tmp_path)
@@ -167,7 +172,7 @@ class TestValuesAreText:
         text = re.sub(r"(CONFIG_SAMPLE_PROMPT=).*", lambda m: f'{m[1]}"{quoted}"', text)
         (tmp_path / ".config").write_text(text)
         assert make(f"O={tmp_path}", f"{tmp_path}/config.py").returncode == 0
-        assert read_constants(tmp_path / "config.py")["SAMPLE_PROMPT"] == HOSTILE
+        assert constants(tmp_path)["SAMPLE_PROMPT"] == HOSTILE
 
     @pytest.mark.parametrize(
         "words",
@@ -243,7 +248,7 @@ def test_completion_lists_each_defconfig():
 def test_fragments_are_loaded_on_top(tmp_path):
     done = make(f"O={tmp_path}", "defconfig-gpt2-shakespeare+quick", f"{tmp_path}/config.py")
     assert done.returncode == 0, done.stderr
-    assert read_constants(tmp_path / "config.py")["MAX_ITERS"] == 3
+    assert constants(tmp_path)["MAX_ITERS"] == 3
 
 
 def test_without_a_configuration_the_quickstart_is_loaded(tmp_path):
@@ -266,11 +271,41 @@ def test_config_py_is_made_again_only_when_something_changed(build):
     assert target.stat().st_mtime_ns > made
 
 
-def test_kconfig_config_names_the_configuration(tmp_path):
+def test_an_edited_config_py_is_neither_used_nor_replaced(build):
+    target = build / "config.py"
+    words = [f"O={build}", str(target)]
+    assert make(*words).returncode == 0
+    text = target.read_text()
+    edited = text.replace("N_LAYER = 4", "N_LAYER = 5")
+    assert edited != text
+    target.write_text(edited)
+    older = target.stat().st_mtime - 10
+    os.utime(build / ".config", (older, older))
+    used = make(f"O={build}", "plan")
+    later = time.time() + 1
+    os.utime(build / ".config", (later, later))
+    replaced = make(*words)
+    for done in (used, replaced):
+        assert done.returncode == 2 and done.stdout == ""
+        assert f"{target}: " in done.stderr and "[config.edited]" in done.stderr
+        assert "N_LAYER=5" in done.stderr and "make menuconfig" in done.stderr
+    assert target.read_text() == edited
+    target.unlink()
+    assert make(*words).returncode == 0 and target.read_text() == text
+
+
+def test_kconfig_config_names_the_configuration(tmp_path, monkeypatch):
     words = [f"O={tmp_path}", "KCONFIG_CONFIG=other", "defconfig-gpt2-124m"]
     assert make(*words, f"{tmp_path}/config.py").returncode == 0
     assert (tmp_path / "other").exists() and not (tmp_path / ".config").exists()
-    assert read_constants(tmp_path / "config.py")["N_LAYER"] == 12
+    with monkeypatch.context() as patch:
+        patch.setenv("KCONFIG_CONFIG", "other")
+        assert constants(tmp_path)["N_LAYER"] == 12
+    # The same build folder with another file: config.py is newer, but not of that file.
+    assert make(f"O={tmp_path}", "defconfig-gpt2-quickstart").returncode == 0
+    os.utime(tmp_path / ".config", (0, 0))
+    assert make(f"O={tmp_path}", f"{tmp_path}/config.py").returncode == 0
+    assert constants(tmp_path)["N_LAYER"] == 4
 
 
 @pytest.mark.parametrize(

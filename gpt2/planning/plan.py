@@ -8,7 +8,7 @@ from pathlib import Path
 from gpt2.ablation import STUDIES
 from gpt2.ablation.resolve import resolve_config, resolve_study
 from gpt2.config import Config, refuse_lone_arms, wants_twins
-from lib.config.dotconfig import ConfigWorkspace, defconfig_layers, read_config
+from lib.config.dotconfig import ConfigWorkspace, constants_layer, defconfig_layers
 from lib.config.field import SymbolValue
 from lib.config.layers import ConfigLayer
 from lib.config.tree import KconfigTree
@@ -179,14 +179,17 @@ class Plan:
 
 
 def config_layers(build_dir: Path) -> list[ConfigLayer]:
-    """Return the layers of the build folder's ``.config``. Raises ConfigError if there is none."""
-    return [read_config(ConfigWorkspace(ROOT, build_dir).config)]
+    """Return the base layers of the build folder, which are the values of its ``config.py``.
+
+    Raises ConfigError if ``.config`` or ``config.py`` is missing, or ``config.py`` is stale or edited.
+    """
+    return [constants_layer(ConfigWorkspace(ROOT, build_dir))]
 
 
 def step_layers(build_dir: Path, settings: Sequence[ConfigLayer]) -> list[ConfigLayer]:
-    """Return the layers of ``.config`` (or of the study's defconfig if missing), in study mode."""
-    config = ConfigWorkspace(ROOT, build_dir).config
-    base = [read_config(config)] if config.exists() else defconfig_layers(ROOT, STUDY_DEFCONFIG)
+    """Return the base layers (of the study's defconfig without a ``.config``), in study mode."""
+    exists = ConfigWorkspace(ROOT, build_dir).config.exists()
+    base = config_layers(build_dir) if exists else defconfig_layers(ROOT, STUDY_DEFCONFIG)
     study = ConfigLayer.of("command line", "--ra-mla-ablation-step", {"RA_MLA_ABLATION_MODE": True})
     return [*base, study, *settings]
 

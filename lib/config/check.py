@@ -139,7 +139,7 @@ def validate_syntax(
         failure: FailureReason | None
         if not exists:
             failure = _unknown(kconf, assignment.name)
-        elif not is_settable(symbol) and layer.label != "config":
+        elif not is_settable(symbol) and not layer.is_full:
             what = f"is derived (no prompt, {definition_location(symbol)}) and cannot be set"
             failure = FailureReason(what, "config.not-settable")
         else:
@@ -161,7 +161,9 @@ def validate_effect(
     """Yield a finding for each just applied assignment without effect."""
     for assignment in assignments:
         symbol = kconf.syms[assignment.name]
-        if not has_assigned_value(symbol, assignment):
+        # The constant of an unavailable integer is 0, although it has no value.
+        is_absent = layer.label == "constants" and not symbol.str_value and assignment.value == "0"
+        if not is_absent and not has_assigned_value(symbol, assignment):
             stale = not symbol.visibility
             yield _finding(layer, assignment, failure_reason(symbol, assignment), stale)
 
@@ -189,7 +191,7 @@ def _finding(
 ) -> AssignmentFailure:
     what = f"{assignment.name}={assignment.value}: {failure.what}"
     problem = Problem(what, assignment.where, code=failure.code)
-    return AssignmentFailure(assignment, problem, stale and layer.label == "config")
+    return AssignmentFailure(assignment, problem, stale and layer.is_full)
 
 
 def _unknown(kconf: Kconfig, name: str) -> FailureReason:

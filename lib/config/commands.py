@@ -27,7 +27,7 @@ from lib.config.dotconfig import (
     defconfig_layers,
     list_defconfigs,
     read_config,
-    read_constants,
+    read_generated,
     resolve_config,
     with_origins,
     write_constants,
@@ -147,28 +147,20 @@ def write_config_py(place: ConfigWorkspace) -> None:
     layer = read_config(place.config)
     resolution = place.resolve(tree, [layer])
     new = tree.new_symbols(layer)
-    target = place.build / "config.py"
     note = ""
-    if target.exists():
-        changed = _count_changed(_previous_constants(target), resolution.values)
+    if place.config_py.exists():
+        # Refuses to replace an edited file, because the edit would be lost.
+        changed = _count_changed(read_generated(place)[0], resolution.values)
         note = f", {changed} changed since the last write"
-    write_constants(resolution, target)
+    write_constants(resolution, place)
     if new:
         log("CONFIG", f"{len(new)} new symbols at their defaults (make listnewconfig)")
-    log("CONFIG", f"{place.config} -> {target} ({len(resolution.values)} symbols{note})")
+    log("CONFIG", f"{place.config} -> {place.config_py} ({len(resolution.values)} symbols{note})")
 
 
 def menuconfig(place: ConfigWorkspace) -> None:
     """Edit .config in a menu."""
     run_menuconfig(KconfigTree(place.root), place.config)
-
-
-def _previous_constants(path: Path) -> dict[str, SymbolValue]:
-    """Return the values of the last config.py; none if damaged, because it will be replaced."""
-    try:
-        return read_constants(path)
-    except ConfigError:
-        return {}
 
 
 def _count_changed(before: Mapping[str, SymbolValue], after: Mapping[str, SymbolValue]) -> int:

@@ -1,17 +1,20 @@
-"""Reader of ``.config`` files, with the origins of the values."""
+"""Files of a configuration: ``.config``, the generated ``config.py``, defconfigs and fragments."""
 
 import ast
 import dataclasses
 import difflib
 import os
 import re
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import TypedDict
 
 from lib.config.field import SymbolValue
 from lib.config.layers import (
+    Assignment,
     ConfigLayer,
     OriginRecord,
     ResolvedConfig,
@@ -23,15 +26,43 @@ from lib.config.layers import (
 )
 from lib.config.tree import KconfigTree
 from lib.errors import ConfigError, Problem
-from lib.files import write_atomic
+from lib.files import sha256_file, write_atomic
+
+
+@dataclass(frozen=True)
+class ConfigWorkspace:
+    """Source tree and build folder; ``KCONFIG_CONFIG`` overrides the name of ``.config``."""
+
+    root: Path
+    build: Path
+    # Checks that Kconfig cannot express (floats, rules across symbols); raises ConfigError.
+    rules: Callable[[Mapping[str, SymbolValue]], object] = dict
+
+    @property
+    def config(self) -> Path:
+        """Return the path of the configuration file."""
+        return self.build / (os.environ.get("KCONFIG_CONFIG") or ".config")
+
+    @property
+    def config_py(self) -> Path:
+        """Return the path of the constants that are generated from the configuration file."""
+        return self.build / "config.py"
+
+    def resolve(self, tree: KconfigTree, layers: Sequence[ConfigLayer]) -> ResolvedConfig:
+        """Resolve ``layers`` and check the rules. Raises ConfigError with the offending lines."""
+        return tree.checked(layers, self.rules)[0]
 
 
 def read_config(path: Path) -> ConfigLayer:
     """Return the full configuration as one layer. Raises ConfigError if ``path`` does not exist."""
     if not path.exists():
-        advice = "make list-defconfigs, then make defconfig-NAME; or make menuconfig"
-        raise ConfigError(Problem("no configuration", str(path), advice, code="config.missing"))
+        raise _no_configuration(path)
     return read_file(path, "config")
+
+
+def _no_configuration(path: Path) -> ConfigError:
+    advice = "make list-defconfigs, then make defconfig-NAME; or make menuconfig"
+    return ConfigError(Problem("no configuration", str(path), advice, code="config.missing"))
 
 
 def resolve_config(tree: KconfigTree, path: Path, *layers: ConfigLayer) -> ResolvedConfig:
@@ -79,51 +110,126 @@ def _first_origin(
     return dataclasses.replace(origin, label=record["label"], where=record["where"])
 
 
-# The generated ``config.py``: one ``NAME = literal`` per line, parsed as data, never imported.
+# The generated ``config.py``: one ``NAME = literal`` per line, parsed as data, never imported. Its
+# header records the SHA-256 of the ``.config`` that it was generated from, and of its own lines.
 
 
-_HEADER = "# Generated from .config by make. Do not edit. Parsed as data, not imported.\n"
+_HEADER = """\
+# Generated from .config by make. Do not edit: change .config (make menuconfig), then make.
+# Parsed as data, not imported.
+"""
+_DIGESTS = "# SHA-256 of .config {}, of the lines below {}\n"
+_DIGEST_LINE = re.compile(_DIGESTS.strip().replace("{}", "([0-9a-f]{64})"))
+_CONFIG_LINE = re.compile(r"(?:# )?CONFIG_(\w+)(?:=| is not set)")
 
 
-def write_constants(resolution: ResolvedConfig, path: Path) -> None:
-    """Write every value, sorted by name, as a Python literal of its type."""
-    lines = (f"{name} = {value!r}\n" for name, value in sorted(resolution.values.items()))
-    write_atomic(path, _HEADER + "".join(lines))
+def write_constants(resolution: ResolvedConfig, place: ConfigWorkspace) -> None:
+    """Write every value, sorted by name, as a Python literal of its type.
+
+    ``resolution`` is the resolution of the workspace's configuration file.
+    """
+    lines = "".join(f"{name} = {value!r}\n" for name, value in sorted(resolution.values.items()))
+    digests = _DIGESTS.format(sha256_file(place.config), sha256(lines.encode()).hexdigest())
+    write_atomic(place.config_py, f"{_HEADER}{digests}{lines}")
 
 
-def read_constants(path: Path) -> dict[str, SymbolValue]:
-    """Return the values by name. Raises ConfigError if the file is missing or damaged."""
+def read_constants(place: ConfigWorkspace) -> dict[str, SymbolValue]:
+    """Return the values of ``config.py`` by name.
+
+    Raises ConfigError if the configuration file or ``config.py`` is missing, or if ``config.py`` is
+    damaged, edited, or older than a change of the configuration file.
+    """
+    values, digest = read_generated(place)
+    if digest != sha256_file(place.config):
+        what = f"stale, {place.config} has changed since (expected the same content)"
+        problem = Problem(what, str(place.config_py), _regenerate(place), code="config.stale")
+        raise ConfigError(problem)
+    return values
+
+
+def read_generated(place: ConfigWorkspace) -> tuple[dict[str, SymbolValue], str]:
+    """Return the values of ``config.py``, which may be stale, and the digest of its source.
+
+    Raises ConfigError if a file is missing, or ``config.py`` is damaged or edited.
+    """
+    path = place.config_py
+    if not place.config.exists():
+        raise _no_configuration(place.config)
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        problem = Problem("not generated yet", str(path), "make", code="config.missing")
+        advice = _regenerate(place)
+        problem = Problem("not generated yet", str(path), advice, code="config.missing")
         raise ConfigError(problem) from None
     except UnicodeDecodeError:
-        raise _damaged(path, 1) from None
+        raise _damaged(place, 1) from None
     values: dict[str, SymbolValue] = {}
     for number, line in enumerate(text.split("\n"), 1):
         if not line or line.startswith("#"):
             continue
         name, equals, literal = line.partition(" = ")
         if not equals or not name.isidentifier() or name in values:
-            raise _damaged(path, number)
-        values[name] = _literal(literal, path, number)
-    return values
+            raise _damaged(place, number)
+        values[name] = _literal(literal, place, number)
+    header, _, lines = text.removeprefix(_HEADER).partition("\n")
+    digests = _DIGEST_LINE.fullmatch(header)
+    if digests is None or digests[2] != sha256(lines.encode()).hexdigest():
+        raise _edited(place, values)
+    return values, digests[1]
 
 
-def _literal(text: str, path: Path, line: int) -> SymbolValue:
+def constants_layer(place: ConfigWorkspace) -> ConfigLayer:
+    """Return the values of ``config.py`` as one layer, located at the lines of ``.config``.
+
+    Raises ConfigError like ``read_constants``.
+    """
+    values = read_constants(place)
+    matches = map(_CONFIG_LINE.match, place.config.read_text(encoding="utf-8").split("\n"))
+    lines = {match[1]: number for number, match in enumerate(matches, 1) if match}
+    assignments = []
+    for name, value in values.items():
+        # The members of a choice may have names without its prefix.
+        line = lines.get(name) or lines.get(_member(name, value)) or lines.get(str(value).upper())
+        where = f"{place.config}:{line}" if line else str(place.config)
+        assignments.append(Assignment(name, to_kconfig_text(value), where))
+    return ConfigLayer("constants", tuple(assignments))
+
+
+def _literal(text: str, place: ConfigWorkspace, line: int) -> SymbolValue:
     try:
         value = ast.literal_eval(text)
     except (ValueError, SyntaxError, RecursionError, MemoryError):
-        raise _damaged(path, line) from None
+        raise _damaged(place, line) from None
     if not isinstance(value, bool | int | str):
-        raise _damaged(path, line)
+        raise _damaged(place, line)
     return value
 
 
-def _damaged(path: Path, line: int) -> ConfigError:
+def _damaged(place: ConfigWorkspace, line: int) -> ConfigError:
     what = "damaged (expected NAME = literal, as generated by make)"
-    return ConfigError(Problem(what, f"{path}:{line}", f"rm {path}; make", code="config.damaged"))
+    where = f"{place.config_py}:{line}"
+    return ConfigError(Problem(what, where, _regenerate(place, "rm"), code="config.damaged"))
+
+
+def _edited(place: ConfigWorkspace, values: Mapping[str, SymbolValue]) -> ConfigError:
+    """Return the error of an edited ``config.py``, with the values that differ from ``.config``."""
+    lines = {a.name: a.value for a in read_config(place.config).assignments}
+    texts = [(name, to_kconfig_text(v), _line(lines, name, v)) for name, v in values.items()]
+    changes = [
+        f"{name}={text} (expected {line}, as in {place.config})"
+        for name, text, line in texts
+        if line is not None and line != text
+    ]
+    what = "edited (expected the lines that make generated)" + "".join(f"; {c}" for c in changes)
+    advice = f"change {place.config} instead (make menuconfig), then {_regenerate(place, 'rm')}"
+    return ConfigError(Problem(what, str(place.config_py), advice, code="config.edited"))
+
+
+def _regenerate(place: ConfigWorkspace, first: str = "") -> str:
+    """Return the command that generates ``config.py``, after removing it if ``first`` is rm."""
+    path = shlex.quote(str(place.config_py))
+    options = "" if place.build == Path() else f" O={shlex.quote(str(place.build))}"
+    return f"{f'rm {path}; ' if first else ''}make{options} {path}"
 
 
 # Configurations that ship with the tree (defconfigs) and fragments to combine with them.
@@ -197,28 +303,6 @@ def _unknown(kind: str, name: str, names: dict[str, Path], others: dict[str, Pat
     return Problem(what, next="make list-defconfigs", code=f"config.unknown-{kind}")
 
 
-# Source tree and build folder of a configuration.
-
-
-@dataclass(frozen=True)
-class ConfigWorkspace:
-    """Source tree and build folder; ``KCONFIG_CONFIG`` overrides the name of ``.config``."""
-
-    root: Path
-    build: Path
-    # Checks that Kconfig cannot express (floats, rules across symbols); raises ConfigError.
-    rules: Callable[[Mapping[str, SymbolValue]], object] = dict
-
-    @property
-    def config(self) -> Path:
-        """Return the path of the configuration file."""
-        return self.build / (os.environ.get("KCONFIG_CONFIG") or ".config")
-
-    def resolve(self, tree: KconfigTree, layers: Sequence[ConfigLayer]) -> ResolvedConfig:
-        """Resolve ``layers`` and check the rules. Raises ConfigError with the offending lines."""
-        return tree.checked(layers, self.rules)[0]
-
-
 # Explicit settings of a run's configuration: every non-default value with its source.
 
 
@@ -263,5 +347,9 @@ def explicit_settings(
 
 def _line(lines: Mapping[str, str], name: str, value: SymbolValue) -> str | None:
     """Return the file's value of a symbol, or ``value`` if the file selects this choice member."""
-    member = f"{name}_{value}".upper()
-    return to_kconfig_text(value) if lines.get(member) == "y" else lines.get(name)
+    return to_kconfig_text(value) if lines.get(_member(name, value)) == "y" else lines.get(name)
+
+
+def _member(name: str, value: SymbolValue) -> str:
+    """Return the symbol that selects ``value`` if ``name`` is a choice."""
+    return f"{name}_{value}".upper()

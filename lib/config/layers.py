@@ -40,13 +40,19 @@ class ValueOrigin(Assignment):
 class ConfigLayer:
     """Assignments from one source.
 
-    ``label`` is one of defconfig, fragment, config (a full ``.config``), command line, step,
-    menuconfig. ``problems`` are the unreadable lines; resolving the layer raises them.
+    ``label`` is one of defconfig, fragment, config (a full ``.config``), constants (a generated
+    ``config.py``, in which a choice is set to its member's name), command line, step, menuconfig.
+    ``problems`` are the unreadable lines; resolving the layer raises them.
     """
 
     label: str
     assignments: tuple[Assignment, ...]
     problems: tuple[Problem, ...] = ()
+
+    @property
+    def is_full(self) -> bool:
+        """Return whether the layer lists every value, those included that no user can set."""
+        return self.label in ("config", "constants")
 
     @classmethod
     def of(cls, label: str, where: str, settings: Mapping[str, SymbolValue]) -> "ConfigLayer":

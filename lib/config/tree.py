@@ -86,7 +86,11 @@ def value_text(item: Symbol | Choice) -> str:
         return str(item.str_value)
     if item.selection is None:
         return ""
-    return str(item.selection.name.removeprefix(f"{item.name}_").lower())
+    return _member_value(item, item.selection)
+
+
+def _member_value(choice: Choice, member: Symbol) -> str:
+    return str(member.name.removeprefix(f"{choice.name}_").lower())
 
 
 def typed_value(item: Symbol | Choice) -> bool | int | str:
@@ -385,6 +389,8 @@ class KconfigTree:
         findings: list[AssignmentFailure] = []
         effective: dict[str, ValueOrigin] = {}
         for layer in layers:
+            if layer.label == "constants":
+                layer = self._select_members(layer)
             valid, failed = validate_syntax(self.kconf, layer)
             for assignment in valid:
                 self._set(assignment)
@@ -392,6 +398,20 @@ class KconfigTree:
             findings += sorted(failed, key=lambda f: layer.assignments.index(f.assignment))
             self._record_effective(effective, layer, valid, {f.assignment.name for f in failed})
         return findings, effective
+
+    def _select_members(self, layer: ConfigLayer) -> ConfigLayer:
+        """Return a layer of constants with each choice replaced by its selected member."""
+        assignments = []
+        for assignment in layer.assignments:
+            choice = self.kconf.named_choices.get(assignment.name)
+            members = choice.syms if choice else ()
+            selected = [m for m in members if _member_value(choice, m) == assignment.value]
+            if selected:
+                assignment = dataclasses.replace(assignment, name=selected[0].name, value="y")
+            # An unavailable choice has no member.
+            if selected or choice is None or assignment.value:
+                assignments.append(assignment)
+        return dataclasses.replace(layer, assignments=tuple(assignments))
 
     def _record_effective(
         self,
@@ -407,8 +427,8 @@ class KconfigTree:
             if assignment.name in failed or self._is_deselection(assignment):
                 continue
             symbol = self.kconf.syms[assignment.name]
-            if layer.label == "config" and not symbol.visibility:
-                # A full .config lists derived values too; they are not requests.
+            if layer.is_full and not symbol.visibility:
+                # A full layer lists derived values too; they are not requests.
                 symbol.unset_value()
             else:
                 origin = ValueOrigin(**vars(assignment), label=layer.label)

@@ -5,16 +5,15 @@ from pathlib import Path
 import pytest
 
 from gpt2.planning.arguments import add_selection, asked_plan, new_parser, whole_number
-from lib.config.layers import ConfigLayer
-from lib.config.tree import KconfigTree
 from lib.errors import ConfigError
+from tests.build_folder import write_build
 
 
 @pytest.fixture
 def seeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Return a function that plans runs with environment variables and returns the seeds."""
     symbols = {"SINGLE_TRAINING": True, "DEVICE_CPU": True, "TOKENIZER_BYTE": True}
-    KconfigTree().write_config([ConfigLayer.of("defconfig", "test", symbols)], tmp_path / ".config")
+    write_build(tmp_path, symbols)
     for name in ("SEED", "SEEDS", "QUANT"):
         monkeypatch.delenv(name, raising=False)
 

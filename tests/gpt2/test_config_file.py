@@ -1,13 +1,18 @@
-"""A .config with lines that kconfiglib would ignore or change is rejected."""
+"""Refused configurations: lines of .config without effect, and an edited or stale config.py."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from gpt2.config import Config
 from gpt2.planning.plan import config_layers, make_plan
-from lib.config.layers import ConfigLayer
-from lib.config.tree import KconfigTree
-from lib.errors import ConfigError
+from lib.config.commands import write_config_py
+from lib.config.dotconfig import ConfigWorkspace
+from lib.errors import EXIT_CONFIG, ConfigError
+from lib.project import ROOT
+from tests.build_folder import write_build
 
 # Line → what is said of it, and what the symbol would be in silence.
 WRONG = {
@@ -24,27 +29,26 @@ WRONG = {
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A build folder whose .config leaves out what the wrong lines set, but for two symbols."""
-    small = {"DEVICE_CPU": True, "MODEL_SIZE_CUSTOM": True, "MAX_ITERS": 100}
-    KconfigTree().write_config([ConfigLayer.of("defconfig", "test", small)], tmp_path / ".config")
-    kept = ("SEED", "N_HEAD", "PRECISION_BF16")
+    """Return a build folder whose .config lacks the symbols of the wrong lines, but for two."""
+    write_build(tmp_path, {"DEVICE_CPU": True, "MODEL_SIZE_CUSTOM": True, "MAX_ITERS": 100})
+    absent = ("SEED", "N_HEAD", "PRECISION_BF16")
     lines = (tmp_path / ".config").read_text().splitlines(keepends=True)
-    left = [
-        line for line in lines if not any(f"CONFIG_{name}" in line.split("=")[0] for name in kept)
+    remaining = [
+        line for line in lines if not any(f"CONFIG_{name}" in line.split("=")[0] for name in absent)
     ]
-    (tmp_path / ".config").write_text("".join(left))
+    (tmp_path / ".config").write_text("".join(remaining))
     return tmp_path
 
 
 def refusal(folder: Path, lines: str) -> ConfigError:
-    """What is said of ``lines`` at the end of .config, which stays as it is."""
+    """Return the error of a .config with ``lines`` at its end; nothing is written."""
     path = folder / ".config"
     path.write_text(path.read_text() + lines)
-    before = path.read_bytes()
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
     with pytest.raises(ConfigError) as caught:
-        make_plan(config_layers(folder), folder)
-    assert caught.value.exit_code == 2 and path.read_bytes() == before
-    assert [p.name for p in folder.iterdir() if not p.name.startswith(".config")] == []
+        write_config_py(ConfigWorkspace(ROOT, folder, rules=Config.from_values))
+    assert caught.value.exit_code == 2
+    assert before == {path.name: path.read_bytes() for path in folder.iterdir()}
     return caught.value
 
 
@@ -62,3 +66,40 @@ def test_all_of_them_are_told_at_once(folder: Path) -> None:
     text = str(refusal(folder, "".join(f"{line}\n" for line in WRONG if "SEED=" not in line)))
     for line, (said, _) in WRONG.items():
         assert "SEED=" in line or said in text
+
+
+@pytest.mark.parametrize(("file", "code"), [("config.py", "edited"), (".config", "stale")])
+@pytest.mark.parametrize(
+    "script", ["plan", "status", "run_test_matrix", "train", "check", "prepare_data"]
+)
+def test_every_command_refuses_an_edited_or_stale_config_py(
+    tmp_path: Path, script: str, file: str, code: str
+) -> None:
+    write_build(tmp_path, {"DEVICE_CPU": True, "MODEL_SIZE_CUSTOM": True, "MAX_ITERS": 100})
+    path = tmp_path / file
+    text = path.read_text()
+    changed = text.replace("MAX_ITERS = 100\n", "MAX_ITERS = 101\n")
+    path.write_text(changed.replace("CONFIG_MAX_ITERS=100\n", "CONFIG_MAX_ITERS=101\n"))
+    assert path.read_text() != text
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    done = subprocess.run(
+        [sys.executable, str(ROOT / f"scripts/{script}.py"), "-O", str(tmp_path)],
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stdout) == (EXIT_CONFIG, "")
+    error, advice, end = done.stderr.splitlines()
+    assert error.startswith(f"ERROR   {tmp_path}/config.py: ") and f"[config.{code}]" in error
+    assert ("MAX_ITERS=101 (expected 100, " in error) == (code == "edited")
+    assert f"make O={tmp_path} {tmp_path}/config.py" in advice and end == "EXIT    code 2"
+    assert before == {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+
+
+def test_a_problem_of_a_step_is_located_at_the_line_of_config(tmp_path: Path) -> None:
+    settings = {"DEVICE_CPU": True, "MODEL_SIZE_CUSTOM": True, "N_EMBD": 96, "N_HEAD": 4}
+    write_build(tmp_path, {**settings, "N_HEAD": 5})
+    line = (tmp_path / ".config").read_text().split("\n").index("CONFIG_N_EMBD=96") + 1
+    with pytest.raises(ConfigError) as caught:
+        make_plan(config_layers(tmp_path), tmp_path)
+    (problem,) = caught.value.problems
+    assert (problem.code, problem.where) == ("config.not-divisible", f"{tmp_path}/.config:{line}")

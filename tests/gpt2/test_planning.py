@@ -24,12 +24,12 @@ from gpt2.planning.plan import (
 from lib.config.dotconfig import defconfig_layers
 from lib.config.field import SymbolValue
 from lib.config.layers import ConfigLayer, parse_command_line_settings
-from lib.config.tree import KconfigTree
 from lib.env import speed
 from lib.errors import ConfigError
 from lib.files import write_json
 from lib.project import ROOT
 from lib.runs.run_dir import RunDir, RunStatus, State, write_status
+from tests.build_folder import write_build
 
 SMALL = {"DEVICE_CPU": True, "MODEL_SIZE_TINY": True, "TOKENIZER_BYTE": True, "MAX_ITERS": 100}
 
@@ -39,11 +39,8 @@ def configure(tmp_path: Path) -> Callable[..., Path]:
     """Return a function that writes a .config and returns its build folder; None removes a symbol."""
 
     def write(**settings: SymbolValue | None) -> Path:
-        given = {k: v for k, v in {**SMALL, **settings}.items() if v is not None}
-        KconfigTree().write_config(
-            [ConfigLayer.of("defconfig", "test", given)], tmp_path / ".config"
-        )
-        return tmp_path
+        symbols = {k: v for k, v in {**SMALL, **settings}.items() if v is not None}
+        return write_build(tmp_path, symbols)
 
     return write
 

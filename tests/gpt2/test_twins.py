@@ -9,9 +9,9 @@ from gpt2.planning import view
 from gpt2.planning.plan import Plan, Sweep, config_layers, make_plan, make_trial
 from lib.config.field import SymbolValue
 from lib.config.layers import ConfigLayer, parse_command_line_settings
-from lib.config.tree import KconfigTree
 from lib.errors import ConfigError
 from lib.runs.run_dir import RunDir, RunStatus, State, write_status
+from tests.build_folder import write_build
 
 SMALL: dict[str, SymbolValue] = {
     "RUN_PROFILE_MAXOUT_SPEED": True,
@@ -31,10 +31,7 @@ def written(tmp_path: Path) -> Callable[..., Path]:
 
     def write(**settings: SymbolValue | None) -> Path:
         given = {name: v for name, v in {**SMALL, **settings}.items() if v is not None}
-        KconfigTree().write_config(
-            [ConfigLayer.of("defconfig", "test", given)], tmp_path / ".config"
-        )
-        return tmp_path
+        return write_build(tmp_path, given)
 
     return write
 

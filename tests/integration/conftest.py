@@ -12,9 +12,8 @@ import pytest
 from gpt2.data.prepare import prepare_dataset
 from gpt2.planning.plan import config_layers, make_plan
 from lib.config.field import SymbolValue
-from lib.config.layers import ConfigLayer
-from lib.config.tree import KconfigTree
 from lib.project import ROOT
+from tests.build_folder import write_build
 
 SMALL: dict[str, SymbolValue] = {
     "DEVICE_CPU": True,
@@ -71,8 +70,7 @@ def build(tmp_path: Path) -> Callable[..., Folder]:
         for i in range(12):
             (tmp_path / f"text/{i}.txt").write_text(f"{i} makes {i * i}, as anybody knows. " * 9)
         given = {k: v for k, v in {**SMALL, **settings}.items() if v is not None}
-        config = ConfigLayer.of("defconfig", "test", given)
-        KconfigTree().write_config([config], tmp_path / ".config")
+        write_build(tmp_path, given)
         plan = make_plan(config_layers(tmp_path), tmp_path)
         prepare_dataset(plan.base.data, tmp_path)
         return Folder(tmp_path)

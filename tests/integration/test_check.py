@@ -4,8 +4,7 @@ import json
 
 import pytest
 
-from lib.config.layers import ConfigLayer
-from lib.config.tree import KconfigTree
+from tests.build_folder import write_build
 from tests.integration.conftest import SMALL
 
 SCRIPT = "scripts/check.py"
@@ -64,8 +63,7 @@ def test_full_size_needs_are_reported_and_compared_with_the_gpu(build):
 
 def test_a_step_that_does_not_resolve_is_a_row(build):
     folder = build()
-    one_block = ConfigLayer.of("defconfig", "test", SMALL | {"N_LAYER": 1})
-    KconfigTree().write_config([one_block], folder.path / ".config")
+    write_build(folder.path, SMALL | {"N_LAYER": 1})
     code, text, stderr = folder.command(SCRIPT, CHECKS="resolve", JSON="1", STEPS="0,3")
     baseline, gate = (step["results"]["resolve"] for step in json.loads(text)["steps"])
     assert (code, baseline["state"], gate["state"]) == (1, "passed", "failed"), stderr

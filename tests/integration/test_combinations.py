@@ -5,9 +5,8 @@ import re
 
 import pytest
 
-from lib.config.dotconfig import read_config, resolve_config, write_constants
-from lib.config.layers import ConfigLayer
-from lib.config.tree import KconfigTree
+from lib.config.dotconfig import read_config
+from tests.build_folder import write_build
 
 MATRIX = {
     "RA_MLA_ABLATION_MODE": None,
@@ -54,9 +53,6 @@ def test_a_sweep_takes_what_is_done_and_the_leaderboard_ranks_it_too(build):
     assert code == 0, said
     assert re.search(r"sweep/01-learning-rate-2e-3 s1: .* single/run-s1-", table)
     assert len(list(folder.path.glob("results/sweep/*-s1-*"))) == 2
-    write_constants(
-        resolve_config(KconfigTree(), folder.path / ".config"), folder.path / "config.py"
-    )
     code, text, said = folder.command("scripts/sweep_leaderboard.py", JSON="1")
     assert code == 0, said
     entries = json.loads(text)["entries"]
@@ -108,10 +104,7 @@ def test_an_invalid_axis_is_one_error_and_writes_nothing(build, axes, values, sw
     folder = build(**SINGLE)
     if not sweep:
         settings = {"TEST_MATRIX_MODE": True, "TEST_MATRIX_AXES": axes}
-        config = read_config(folder.path / ".config")
-        KconfigTree().write_config(
-            [config, ConfigLayer.of("test", "test", settings)], folder.path / ".config"
-        )
+        write_build(folder.path, settings, read_config(folder.path / ".config"))
     before = sorted(folder.path.rglob("*"))
     code, table, said = folder.command(SCRIPT, SWEEP=axes if sweep else "")
     assert (code, table) == (2, "")

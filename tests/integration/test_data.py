@@ -2,14 +2,9 @@
 
 import shutil
 
-from lib.config.dotconfig import resolve_config, write_constants
-from lib.config.tree import KconfigTree
-
 
 def test_prepared_once_verified_and_damage_is_reported(build):
     folder = build()
-    constants = folder.path / "config.py"
-    write_constants(resolve_config(KconfigTree(), folder.path / ".config"), constants)
     code, printed, said = folder.command("scripts/prepare_data.py")
     assert code == 0 and said.splitlines()[-1].startswith("DATA ")
     (made,) = (folder.path / "data").glob("custom-byte-*")

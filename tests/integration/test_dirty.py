@@ -21,7 +21,7 @@ def clone(build: Callable, tmp_path: Path) -> Path:
     folder = tmp_path / "clone"
     commit_copy(folder)
     build(RA_MLA_ABLATION_MODE=None, SINGLE_TRAINING=True)
-    for name in (".config", "data", "text"):
+    for name in (".config", "config.py", "data", "text"):
         (tmp_path / name).rename(folder / name)
     return folder
 

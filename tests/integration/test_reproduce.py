@@ -13,10 +13,9 @@ import pytest
 
 from gpt2.data.prepare import prepare_dataset
 from gpt2.planning.plan import config_layers, make_plan
-from lib.config.layers import ConfigLayer
-from lib.config.tree import KconfigTree
 from lib.project import ROOT
 from lib.runs.run_dir import RunDir
+from tests.build_folder import write_build
 from tests.integration.conftest import SMALL
 
 # A line of the trainer, and an edit that changes a training from its second step on.
@@ -99,8 +98,7 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def configure(folder: Path, **settings: object) -> None:
     given = {**SMALL, "CUSTOM_PATH": str(folder / "text"), **settings}
     del given["RA_MLA_ABLATION_MODE"]
-    layer = ConfigLayer.of("defconfig", "test", {**given, "SINGLE_TRAINING": True})
-    KconfigTree().write_config([layer], folder / ".config")
+    write_build(folder, {**given, "SINGLE_TRAINING": True})
 
 
 def trained(tree: Clone, build: Path) -> Path:

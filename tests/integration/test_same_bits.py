@@ -44,7 +44,7 @@ def test_folder_locale_and_time_do_not_change_results(build: Callable, tmp_path:
     here = build(**TINY).path
     there = tmp_path / "elsewhere, ünder another näme"
     there.mkdir()
-    for name in (".config", ".config.origins", "data", "text"):
+    for name in (".config", "config.py", ".config.origins", "data", "text"):
         source, copy = here / name, there / name
         shutil.copytree(source, copy) if source.is_dir() else shutil.copy(source, copy)
     first = trained(here, ROOT, 0o022, LC_ALL="C", TZ="UTC", PYTHONHASHSEED="0")

@@ -21,8 +21,6 @@ from gpt2.config import Config
 from gpt2.data.prepare import prepare_dataset
 from gpt2.planning.plan import config_layers, make_plan
 from gpt2.records.verification import verify
-from lib.config.layers import ConfigLayer
-from lib.config.tree import KconfigTree
 from lib.files import write_json
 from lib.report.checklist import (
     CheckRow,
@@ -35,6 +33,7 @@ from lib.report.checklist import (
 from lib.runs.finalize import add_artifact_digests, write_manifest
 from lib.runs.run_dir import RunDir
 from lib.tracking.sources import RunSource, TrackioSource, WandbOfflineSource
+from tests.build_folder import write_build
 from tests.integration.conftest import SMALL
 from tests.integration.tree import commit_copy, git
 from tests.lib.fabricated import changed
@@ -79,9 +78,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
     (build / "text").mkdir(parents=True)
     for i in range(12):
         (build / f"text/{i}.txt").write_text(f"{i} makes {i * i}, as anybody knows. " * 9)
-    KconfigTree().write_config(
-        [ConfigLayer.of("defconfig", "test", SMALL | TRACKERS)], build / ".config"
-    )
+    write_build(build, SMALL | TRACKERS)
     plan = make_plan(config_layers(build), build, steps=STEPS)
     prepare_dataset(plan.base.data, build)
     environment = {k: v for k, v in os.environ.items() if k not in ("V", "JSON", "ALLOW_DIRTY")}

@@ -2,9 +2,8 @@
 
 from pathlib import Path
 
-from lib.config.layers import ConfigLayer
-from lib.config.tree import KconfigTree
 from lib.runs.run_dir import RunDir
+from tests.build_folder import write_build
 from tests.integration.conftest import SMALL
 
 ONE = {"RA_MLA_ABLATION_MODE": None, "SINGLE_TRAINING": True}
@@ -13,9 +12,7 @@ ONE = {"RA_MLA_ABLATION_MODE": None, "SINGLE_TRAINING": True}
 def configure(folder, **changes):
     """Write another configuration into an existing folder."""
     symbols = {k: v for k, v in {**SMALL, **ONE, **changes}.items() if v is not None}
-    KconfigTree().write_config(
-        [ConfigLayer.of("defconfig", "test", symbols)], folder.path / ".config"
-    )
+    write_build(folder.path, symbols)
 
 
 def test_export_import_and_modified_weights(build):

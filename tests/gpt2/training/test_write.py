@@ -21,10 +21,9 @@ from gpt2.running.finished import (
 )
 from gpt2.weights.trained import open_trained
 from lib.config.field import SymbolValue
-from lib.config.layers import ConfigLayer
-from lib.config.tree import KconfigTree
 from lib.errors import ConfigError, PreflightError
 from lib.runs.run_dir import RunDir
+from tests.build_folder import write_build
 from tests.gpt2.attention.nsa.sizes import seen
 from tests.gpt2.training.conftest import BASE, SPARSE, Trainer
 
@@ -123,8 +122,8 @@ def test_unfinished_and_damaged_runs_are_rejected(run: RunDir, build_dir: Path) 
     assert damaged.value.codes == ["weights.damaged"]
 
 
-def test_a_pattern_names_one_run(build_dir: Path, tree: KconfigTree) -> None:
-    tree.write_config([ConfigLayer.of("test", "test", BASE)], build_dir / ".config")
+def test_a_pattern_names_one_run(build_dir: Path) -> None:
+    write_build(build_dir, BASE)
     for named, seeds, code, value in (
         ("nope", "", "run.not-found", "'nope'"),
         ("r*", "1,2", "run.ambiguous", "2 runs: single/run s1, single/run s2"),

@@ -15,11 +15,10 @@ from gpt2.model import GPT
 from gpt2.records.run_files import find_finished
 from gpt2.weights.convert import export, load_initial_weights
 from gpt2.weights.trained import load_run
-from lib.config.layers import ConfigLayer
-from lib.config.tree import KconfigTree
 from lib.errors import ConfigError, PreflightError
 from lib.project import ROOT
 from lib.runs.run_dir import RunDir, RunStatus, State, write_status
+from tests.build_folder import write_build
 from tests.gpt2.data.conftest import downloads
 from tests.gpt2.weights.conftest import greedy, random_gpt2, random_weights
 
@@ -292,11 +291,10 @@ class TestNamesOfRuns:
     """RUN= is a directory or a name of the plan that matches exactly one run."""
 
     @pytest.fixture
-    def planned(self, tree: KconfigTree, tmp_path: Path) -> Path:
+    def planned(self, tmp_path: Path) -> Path:
         symbols = {"RA_MLA_ABLATION_MODE": True, "DEVICE_CPU": True, "N_EMBD": 96, "N_HEAD": 2}
         symbols |= {"MODEL_SIZE_CUSTOM": True, "TOKENIZER_BYTE": True}
-        tree.write_config([ConfigLayer.of("test", "test", symbols)], tmp_path / ".config")
-        return tmp_path
+        return write_build(tmp_path, symbols)
 
     @pytest.mark.parametrize("name", ["ra", "5", "ratio/05-ra", "ratio/05-ra s1", "ra-s1-*"])
     def test_a_name_as_the_plan_prints_it(self, planned: Path, name: str) -> None:

@@ -2,11 +2,14 @@
 
 import json
 import os
+from pathlib import Path
 
 import pytest
 
 from lib.config.commands import record_edits
 from lib.config.dotconfig import (
+    ConfigWorkspace,
+    constants_layer,
     defconfig_layers,
     list_defconfigs,
     read_config,
@@ -14,9 +17,11 @@ from lib.config.dotconfig import (
     resolve_config,
     write_constants,
 )
+from lib.config.field import SymbolValue
 from lib.config.layers import ConfigLayer, ResolvedConfig, parse_command_line_settings
 from lib.config.tree import KconfigTree
-from lib.errors import ConfigError
+from lib.errors import ConfigError, Problem
+from tests.lib.config.conftest import FIXTURE
 
 HOSTILE = [
     "$(shell touch pwned)",
@@ -32,14 +37,29 @@ HOSTILE = [
 ]
 
 
+def generated(tree: KconfigTree, folder: Path, **settings: SymbolValue) -> ConfigWorkspace:
+    """Return a build folder with .config and config.py."""
+    place = ConfigWorkspace(FIXTURE, folder)
+    layers = [ConfigLayer.of("step", "s", settings)]
+    write_constants(tree.write_config(layers, place.config), place)
+    return place
+
+
+def refused_constants(place: ConfigWorkspace) -> Problem:
+    """Return the one problem of reading the folder's config.py."""
+    with pytest.raises(ConfigError) as caught:
+        constants_layer(place)
+    (problem,) = caught.value.problems
+    return problem
+
+
 @pytest.mark.parametrize("value", HOSTILE)
 def test_a_value_survives_every_file_unchanged(tree: KconfigTree, tmp_path, value: str) -> None:
-    config, constants = tmp_path / ".config", tmp_path / "config.py"
-    tree.write_config([ConfigLayer.of("step", "s", {"OUTPUT_DIR": value})], config)
-    resolution = resolve_config(tree, config)
-    write_constants(resolution, constants)
+    place = generated(tree, tmp_path, OUTPUT_DIR=value)
+    resolution = resolve_config(tree, place.config)
     assert resolution.values["OUTPUT_DIR"] == value
-    assert read_constants(constants) == resolution.values
+    assert read_constants(place) == resolution.values
+    assert tree.resolve([constants_layer(place)]).values == resolution.values
     minimal = tree.minimal(resolution)
     (tmp_path / "again").write_text(minimal, encoding="utf-8")
     assert tree.resolve([read_config(tmp_path / "again")]).values["OUTPUT_DIR"] == value
@@ -170,20 +190,68 @@ def test_menuconfig_changes_are_recorded(tree: KconfigTree, root, tmp_path) -> N
         "A = " + "(" * 300,
     ],
 )
-def test_constants_are_read_as_data(tmp_path, line: str) -> None:
-    path = tmp_path / "config.py"
-    path.write_text(f"# head\nOK = 1\n{line}\n")
-    with pytest.raises(ConfigError) as caught:
-        read_constants(path)
-    (problem,) = caught.value.problems
-    assert (problem.code, problem.where) == ("config.damaged", f"{path}:3")
+def test_constants_are_read_as_data(tree: KconfigTree, tmp_path, line: str) -> None:
+    place = generated(tree, tmp_path)
+    place.config_py.write_text(f"# head\nOK = 1\n{line}\n")
+    problem = refused_constants(place)
+    assert (problem.code, problem.where) == ("config.damaged", f"{place.config_py}:3")
 
 
-def test_missing_constants(tmp_path) -> None:
-    with pytest.raises(ConfigError) as caught:
-        read_constants(tmp_path / "config.py")
-    assert caught.value.codes == ["config.missing"]
-    assert "config.py" in str(caught.value)
+def test_missing_constants(tree: KconfigTree, tmp_path) -> None:
+    place = generated(tree, tmp_path)
+    place.config_py.unlink()
+    problem = refused_constants(place)
+    assert (problem.code, problem.where) == ("config.missing", str(place.config_py))
+    assert problem.next == f"make O={tmp_path} {place.config_py}"
+    place.config.unlink()
+    problem = refused_constants(place)
+    assert (problem.code, problem.where) == ("config.missing", str(place.config))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "change"),
+    [
+        ("N_LAYER = 12", "N_LAYER = 6", "N_LAYER=6 (expected 12, "),
+        ("DROPOUT = False", "DROPOUT = True", "DROPOUT=y (expected n, "),
+        ("N_LAYER = 12\n", "", ""),
+        ("N_LAYER = 12", "# Deeper.\nN_LAYER = 12", ""),
+        ("# SHA-256 ", "# SHA ", ""),
+    ],
+)
+def test_edited_constants(tree: KconfigTree, tmp_path, old: str, new: str, change: str) -> None:
+    place = generated(tree, tmp_path)
+    text = place.config_py.read_text()
+    assert text.count(old) == 1
+    place.config_py.write_text(text.replace(old, new))
+    problem = refused_constants(place)
+    assert (problem.code, problem.where) == ("config.edited", str(place.config_py))
+    assert change in problem.what and "make menuconfig" in problem.next
+
+
+def test_stale_constants(tree: KconfigTree, tmp_path) -> None:
+    place = generated(tree, tmp_path)
+    text = place.config.read_text()
+    place.config.write_text(text.replace("CONFIG_N_LAYER=12", "CONFIG_N_LAYER=6"))
+    problem = refused_constants(place)
+    assert (problem.code, problem.where) == ("config.stale", str(place.config_py))
+    # The content counts, not the time.
+    place.config.write_text(text)
+    os.utime(place.config, (0, 0))
+    assert read_constants(place)["N_LAYER"] == 12
+
+
+def test_a_layer_of_constants_resolves_as_its_config(tree: KconfigTree, root, tmp_path) -> None:
+    place = ConfigWorkspace(root, tmp_path)
+    resolution = tree.write_config(defconfig_layers(root, "base+quick+cpu"), place.config)
+    write_constants(resolution, place)
+    layers = [read_config(place.config)], [constants_layer(place)]
+    delta = ConfigLayer.of("step", "s", {"PROJECTION_LATENT": True})
+    for more in ([], [delta]):
+        text, constants = (tree.resolve([*base, *more]) for base in layers)
+        assert constants.values == text.values
+        assert {k: o and o.where for k, o in constants.origins.items()} == {
+            k: o and o.where for k, o in text.origins.items()
+        }
 
 
 def test_defconfigs_are_listed_with_their_first_comment(root) -> None:

@@ -48,7 +48,7 @@ def test_defconfig_then_constants_as_processes(place: ConfigWorkspace) -> None:
     assert summary.startswith(f"CONFIG  base+quick+cpu -> {place.config} (17 symbols, 10 ")
     done = run(place, "constants")
     assert done.stderr == f"CONFIG  {place.config} -> {place.build}/config.py (17 symbols)\n"
-    values = read_constants(place.build / "config.py")
+    values = read_constants(place)
     assert values["OUTPUT_DIR"] == '$(shell id) `id` "é"'
     assert (values["N_HEAD"], values["OPTIMIZER"], values["DROPOUT"]) == (8, "adamwspam", True)
 
@@ -118,7 +118,7 @@ def test_constants_rejects_a_stale_config_and_olddefconfig_fixes_it(
 def test_olddefconfig_without_a_config_takes_the_defaults(place: ConfigWorkspace) -> None:
     commands.olddefconfig(place)
     commands.write_config_py(place)
-    assert read_constants(place.build / "config.py")["N_LAYER"] == 12
+    assert read_constants(place)["N_LAYER"] == 12
 
 
 def test_savedefconfig_returns_the_assignments_of_the_defconfig(place: ConfigWorkspace) -> None:

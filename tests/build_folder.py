@@ -1,0 +1,18 @@
+"""Configured build folders for tests, as make leaves them: ``.config`` and ``config.py``."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from lib.config.dotconfig import ConfigWorkspace, write_constants
+from lib.config.field import SymbolValue
+from lib.config.layers import ConfigLayer
+from lib.config.tree import KconfigTree
+from lib.project import ROOT
+
+
+def write_build(folder: Path, settings: Mapping[str, SymbolValue], *below: ConfigLayer) -> Path:
+    """Write a configuration of ``settings`` on top of the layers ``below``; return ``folder``."""
+    layers = [*below, ConfigLayer.of("defconfig", "test", settings)]
+    place = ConfigWorkspace(ROOT, folder)
+    write_constants(KconfigTree().write_config(layers, place.config), place)
+    return folder
