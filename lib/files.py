@@ -3,7 +3,6 @@
 import hashlib
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -48,14 +47,6 @@ def pretty_json(value: Any) -> str:
 def write_json(path: Path, value: Any) -> None:
     """Write ``value`` atomically as indented JSON with sorted keys and without NaN."""
     write_atomic(path, pretty_json(value))
-
-
-def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the records of an append-only file; skip a truncated last line of a killed process."""
-    with open(path, encoding="utf-8") as stream:
-        for line in stream:
-            if line.endswith("\n"):
-                yield json.loads(line)
 
 
 def sha256_file(path: Path) -> str:

@@ -33,6 +33,7 @@ from lib.env.machine import autocast
 from lib.errors import Problem, RunError
 from lib.optim.schedule import learning_rate_at
 from lib.runs.checkpoint import weights_digest
+from lib.runs.record import read_manifest
 from lib.runs.run_dir import RunDir, State
 
 
@@ -75,7 +76,7 @@ def time_recorded(
     if status.state is not State.SUCCESS:
         what = f"recorded side: run ended as {status.state}: {status.message}"
         raise RunError(Problem(what, code="run.failed"))
-    return heads.figures(json.loads(files.manifest.read_text())["final_weights_digest"])
+    return heads.figures(read_manifest(files).final_weights_digest)
 
 
 def time_bare(

@@ -5,7 +5,6 @@ import statistics
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from gpt2.attention.options import ConfigNote
 from gpt2.config import Config
@@ -16,6 +15,7 @@ from lib.env import speed
 from lib.env.gpu import usable_cores
 from lib.plan.run import PlannedRun, RunVariant
 from lib.runner import locks
+from lib.runs.record import RecordError, RunRecord, RunTiming, TimingRow
 from lib.runs.run_dir import RunDir, RunStatus, State, read_status
 
 
@@ -298,7 +298,7 @@ def _flops_per_second(plan: Plan) -> _Speed:
     for run in plan.runs:
         timing = _timing(RunDir(run.path))
         if timing is not None:
-            speeds.append(timing["tokens_per_second"] * run.config.model.flops_per_token())
+            speeds.append(timing.tokens_per_second * run.config.model.flops_per_token())
     if speeds:
         return _Speed(statistics.median(speeds), "runs")
     guess = speed.flops_per_second(plan.base.machine)
@@ -307,15 +307,14 @@ def _flops_per_second(plan: Plan) -> _Speed:
 
 def _measured_seconds(directory: RunDir) -> float | None:
     timing = _timing(directory)
-    return None if timing is None else float(timing["train_seconds"])
+    return None if timing is None else timing.train_seconds
 
 
-def _timing(directory: RunDir) -> dict[str, Any] | None:
+def _timing(directory: RunDir) -> RunTiming | None:
     """Return the timing of summary.json; None if there is no readable summary."""
     try:
-        timing: dict[str, Any] = json.loads(directory.summary.read_text())["timing"]
-        return timing
-    except (OSError, ValueError, KeyError):
+        return RunRecord(directory).summary.timing
+    except RecordError:
         return None
 
 
@@ -324,21 +323,19 @@ def _seconds_left(
 ) -> float | None:
     """Return the remaining training time: the live ETA of a running run, else an estimate."""
     if state == "running":
-        last = _last_record(directory)
-        if last is not None and last.get("eta_seconds") is not None:
-            return max(0.0, last["eta_seconds"] - (time.time() - last["written_at"]))
+        last = _last_timing(directory)
+        if last is not None and last.eta_seconds is not None:
+            return max(0.0, last.eta_seconds - (time.time() - last.written_at))
     if seconds is None:
         return None
     return seconds * (1 - iteration / budget.iterations) if budget.iterations else seconds
 
 
-def _last_record(directory: RunDir) -> dict[str, Any] | None:
+def _last_timing(directory: RunDir) -> TimingRow | None:
     """Return the last complete line of timing.jsonl; None if there is none."""
     try:
-        lines = directory.timing.read_text().split("\n")[:-1]
-        record: dict[str, Any] = json.loads(lines[-1])
-        return record
-    except (OSError, ValueError, IndexError):
+        return RunRecord(directory).timings[-1]
+    except (RecordError, IndexError):
         return None
 
 

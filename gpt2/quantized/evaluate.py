@@ -3,7 +3,6 @@
 The results are written to a separate folder; the files of the run are read-only.
 """
 
-import json
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -29,6 +28,7 @@ from lib.env.ranks import ProcessRank
 from lib.errors import DataError, Problem
 from lib.files import sha256_file, write_atomic, write_json
 from lib.runs.documents import evaluation_metrics, expected_calibration_error, to_csv
+from lib.runs.record import RunRecord, read_manifest
 from lib.runs.run_dir import RunDir
 
 # Post-training quantization of weights: round to a few bits and dequantize.
@@ -144,7 +144,7 @@ def evaluate_run(run: RunDir, config: Config, build_dir: Path, scheme: str) -> d
     vocabulary = tokenizer.load_tokenizer(
         config.data.tokenizer, store.downloads_folder(config.data, build_dir)
     )
-    step = json.loads(run.summary.read_text())["final"]["iterations"]
+    step = RunRecord(run).summary.final.iterations
     items = items_of(evaluation, evaluate, config.data.dataset, vocabulary, step)
     summary = {
         "schema_version": SCHEMA_VERSION,
@@ -166,7 +166,7 @@ def evaluate_run(run: RunDir, config: Config, build_dir: Path, scheme: str) -> d
 
 def table(run: RunDir, summaries: list[dict[str, Any]]) -> str:
     """Return a table of the training result and the new results, labelled by their weights."""
-    trained = json.loads(run.summary.read_text())["final"]
+    trained = RunRecord(run).summary.value(dict, "final")
     rows = [
         ("weights", "val_loss", "delta", "accuracy", "stored_MB"),
         _row("trained", trained, trained),
@@ -186,7 +186,7 @@ def _row(label: str, final: dict[str, Any], trained: dict[str, Any]) -> tuple[st
 
 
 def _require_data_of(run: RunDir, digest: str) -> None:
-    recorded = json.loads(run.manifest.read_text())["data"]["digest"]
+    recorded = read_manifest(run).data_digest
     if digest != recorded:
         what = f"data differs from the data of the run (expected {recorded}, got {digest})"
         advice = "restore the data of the run"

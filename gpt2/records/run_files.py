@@ -1,6 +1,5 @@
 """``resolved_config.yaml``: the complete configuration stored in each run directory."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from gpt2.planning.plan import config_layers, make_plan
 from lib.config.dotconfig import ExplicitSetting
 from lib.errors import ConfigError, Problem
 from lib.files import write_json
+from lib.runs.record import RecordError, RunRecord
 from lib.runs.run_dir import RunDir, State, read_status
 
 SCHEMA_VERSION = 2
@@ -41,8 +41,8 @@ def write_resolved_config(
 def _hash8(run: RunDir) -> str | None:
     """Return the hash of the run in the directory; None if there is no readable record."""
     try:
-        return str(json.loads(run.resolved_config.read_text())["hash8"])
-    except (OSError, ValueError, KeyError, TypeError):
+        return RunRecord(run).config.hash8
+    except RecordError:
         return None
 
 
@@ -52,7 +52,7 @@ def read_settings(run: RunDir) -> dict[str, Any]:
     ``overrides`` maps symbols to values and sources; ``defconfig`` lists the sources that are files
     of this tree.
     """
-    settings = json.loads(run.resolved_config.read_text())["settings"]
+    settings = RunRecord(run).config.settings
     files = {s["where"].partition(":")[0] for s in settings.values() if s["label"] in _SHIPPED}
     return {"defconfig": sorted(files), "overrides": settings}
 
@@ -64,12 +64,8 @@ def read_resolved_config(run: RunDir) -> Config:
     identity from the symbols than the code that wrote the file.
     """
     where = str(run.resolved_config)
-    try:
-        record = json.loads(run.resolved_config.read_text())
-        symbols, written = record["symbols"], record["hash8"]
-    except (OSError, ValueError, KeyError) as error:
-        what = f"not a resolved configuration: {error}"
-        raise ConfigError(Problem(what, where, code="run.damaged")) from None
+    record = RunRecord(run).config
+    symbols, written = record.symbols, record.hash8
     config = Config.from_values(symbols)
     if config.hash8 != written:
         raise ConfigError(

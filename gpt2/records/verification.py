@@ -283,11 +283,12 @@ def tracker(plan: Plan, source: str, folder: Path | None, entity: str) -> Tracke
     PreflightError if it cannot be reached.
     """
     if source not in SOURCES:
-        what = f"unknown source {source!r} (expected {', '.join(sorted(SOURCES))})"
+        expected = ", ".join(sorted(SOURCES))
+        what = f"unknown source {source!r} (expected {expected})"
         raise ConfigError(Problem(what, "SOURCE", code="usage.unknown-value"))
     if source == "local":
         return query_run_directory
-    entity = entity or plan.base.values["TRACKER_WANDB_ENTITY"]
+    entity = entity or str(plan.base.values["TRACKER_WANDB_ENTITY"])
     args = Namespace(source=source, folder=folder, entity=entity)
     return tracker_query(open_source(args, plan.folder.parent))
 

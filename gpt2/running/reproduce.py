@@ -4,16 +4,13 @@ The run directory records configuration, code, torch version, device and data. I
 differs here, equal results are not expected, and nothing is trained unless forced.
 """
 
-import json
 import os
 import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from gpt2.config import Config
 from gpt2.data.prepare import prepare_dataset
@@ -42,6 +39,7 @@ from lib.report.compare import (
 )
 from lib.report.run_facts import RunFacts, observed_differences, read_run_facts
 from lib.runs.code import checkout_commit, has_commit, mismatched_files
+from lib.runs.record import CodeRecord, RunRecord
 from lib.runs.run_dir import RunDir
 
 FOLDER = "reproduced"
@@ -69,7 +67,7 @@ def reproduce(request: Request) -> tuple[int, str]:
     """
     run = RunDir(find_finished(request.run, request.build_dir).path.absolute())
     original = read_run_facts(run)
-    manifest = json.loads(run.manifest.read_text())
+    commit = original.record.manifest.code
     config, reasons = _configuration(run)
     if config is None:
         return _formatted(request, _not_comparable(run, reasons))
@@ -78,17 +76,17 @@ def reproduce(request: Request) -> tuple[int, str]:
     plan = scratch_plan(config, [run.path.name], folder, build_dir)
     edits = run.code_diff
     code = [] if request.force else _changed_files(original)
-    if code and edits.exists() and has_commit(str(manifest["code"]["git_sha"])):
-        return _in_original_tree(request, run, manifest, original)
+    if code and edits.exists() and has_commit(str(commit.git_sha)):
+        return _in_original_tree(request, run, original)
     reasons += _environment_differences(plan, original)
     if request.force or not reasons:
         reasons += _data_differences(config, build_dir, original)
     if reasons and not request.force:
-        advice = _recovery_advice(run, request.data, manifest["code"]) if code else []
+        advice = _recovery_advice(run, request.data, commit) if code else []
         return _formatted(request, _not_comparable(run, [*reasons, *advice]))
     for reason in reasons:
         log("WARN", f"ignored by --force: {reason}")
-    settings = json.loads(run.resolved_config.read_text())["settings"]
+    settings = original.record.config.settings
     if exit_code := train_scratch(plan, settings, anew=request.force):
         return exit_code, ""
     repeated = read_run_facts(RunDir(plan.runs[0].path))
@@ -130,14 +128,14 @@ def _configuration(run: RunDir) -> tuple[Config | None, list[str]]:
 
     The configuration is None if this code rejects the recorded symbols.
     """
-    record = json.loads(run.resolved_config.read_text())
+    record = RunRecord(run).config
     try:
-        config = Config.from_values(unobserved(record["symbols"]))
+        config = Config.from_values(unobserved(record.symbols))
     except ConfigError as error:
         return None, [f"configuration: rejected by this code: {p}" for p in error.problems]
-    if config.hash8 == record["hash8"]:
+    if config.hash8 == record.hash8:
         return config, []
-    return config, [f"configuration: identity {config.hash8} (was {record['hash8']})"]
+    return config, [f"configuration: identity {config.hash8} (was {record.hash8})"]
 
 
 def _environment_differences(plan: Plan, original: RunFacts) -> list[str]:
@@ -194,12 +192,12 @@ def _not_comparable(run: RunDir, reasons: list[str]) -> RunComparison:
     return RunComparison(str(run.path), "here", NOT_COMPARABLE, reasons=reasons)
 
 
-def _recovery_advice(run: RunDir, data: str, code: Mapping[str, Any]) -> list[str]:
+def _recovery_advice(run: RunDir, data: str, code: CodeRecord) -> list[str]:
     """Explain how to restore the run's code; ``code`` is the code section of its manifest."""
-    sha = str(code["git_sha"])
+    sha = str(code.git_sha)
     if not has_commit(sha):
         return [f"commit {sha} of the run is not in this repository"]
-    if code["dirty_tree"] is not False:
+    if code.dirty_tree is not False:
         return ["the run was made with uncommitted edits, and code.diff is missing"]
     tree = f"../kablate-{sha[:8]}"
     command = ["make", "-C", tree, "reproduce", f"RUN={run.path}"]
@@ -207,11 +205,9 @@ def _recovery_advice(run: RunDir, data: str, code: Mapping[str, Any]) -> list[st
     return [f"to restore the code, type: git worktree add {tree} {sha} && {shlex.join(command)}"]
 
 
-def _in_original_tree(
-    request: Request, run: RunDir, manifest: Mapping[str, Any], original: RunFacts
-) -> tuple[int, str]:
+def _in_original_tree(request: Request, run: RunDir, original: RunFacts) -> tuple[int, str]:
     """Reproduce the run in a checkout of its commit with the captured edits applied."""
-    sha, edits = str(manifest["code"]["git_sha"]), run.code_diff
+    sha, edits = str(original.record.manifest.code.git_sha), run.code_diff
     folder = request.build_dir.absolute() / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix="source-") as parent:

@@ -16,7 +16,7 @@ from gpt2.generate import generate
 from gpt2.records.per_document import items_of
 from gpt2.training.metrics import check_first_steps
 from gpt2.training.session import TrainingSession
-from lib.files import read_jsonl, write_atomic, write_json
+from lib.files import write_atomic, write_json
 from lib.runs.documents import (
     DocumentResult,
     evaluation_metrics,
@@ -24,6 +24,7 @@ from lib.runs.documents import (
     to_csv,
     train_loss,
 )
+from lib.runs.record import RunManifest, RunRecord, read_manifest
 from lib.runs.seeds import stream_seed
 from lib.tracking.sidecar import Sidecars, mirror_sidecar, telemetry_sidecar
 from lib.tracking.tracker import TrackerMetadata
@@ -71,7 +72,7 @@ def _summary(
         "final": {
             **evaluation_metrics(items),
             "expected_calibration_error": expected_calibration_error(calibration),
-            "train_loss": train_loss(read_jsonl(session.run.metrics), session.iteration),
+            "train_loss": train_loss(RunRecord(session.run).metrics_fields, session.iteration),
             "iterations": session.iteration,
             "tokens": session.tokens,
             "data_order_digest": session.order.digest,
@@ -125,7 +126,7 @@ def tracker_metadata(session: TrainingSession) -> TrackerMetadata:
     """Return the names and the configuration of the run for trackers."""
     run, tracking = session.run, session.config.tracking
     study = run.path.parent.name
-    manifest = json.loads(run.manifest.read_text())
+    manifest = read_manifest(run)
     return TrackerMetadata(
         id=_id(session, manifest),
         project=tracking.project or f"kablate-{study}",
@@ -138,7 +139,7 @@ def tracker_metadata(session: TrainingSession) -> TrackerMetadata:
     )
 
 
-def _settings(session: TrainingSession, manifest: dict[str, Any]) -> dict[str, Any]:
+def _settings(session: TrainingSession, manifest: RunManifest) -> dict[str, Any]:
     config, train = session.config, session.config.train
     return {
         "run_name": session.run.path.name,
@@ -154,19 +155,18 @@ def _settings(session: TrainingSession, manifest: dict[str, Any]) -> dict[str, A
         # Seconds; None unless the budget is time.
         "max_time": train.max_time_seconds if session.budget.is_time else None,
         "compile_model": config.machine.compile,
-        "git_commit": manifest["code"]["git_sha"],
-        "dirty_tree": manifest["code"]["dirty_tree"],
-        "data_digest": manifest["data"]["digest"],
+        "git_commit": manifest.code.git_sha,
+        "dirty_tree": manifest.code.dirty_tree,
+        "data_digest": manifest.data_digest,
     }
 
 
-def _id(session: TrainingSession, manifest: dict[str, Any]) -> str:
+def _id(session: TrainingSession, manifest: RunManifest) -> str:
     """Return the tracker id: stable when a run resumes, new when a run is repeated.
 
     The id is a hash of the run's name and of host and time of its first start.
     """
-    volatile = manifest["volatile"]
     if session.run.tracker_facts.exists():
         return TrackerMetadata.read(session.run.tracker_facts).id
-    first_start = [session.run.path.name, volatile["host"], volatile["attempts"][0]["started_at"]]
+    first_start = [session.run.path.name, manifest.host, manifest.attempts[0].started_at]
     return hashlib.sha256(json.dumps(first_start).encode()).hexdigest()[:16]

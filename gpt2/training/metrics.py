@@ -26,6 +26,7 @@ from gpt2.training.session import StepMetrics, TrainingSession
 from lib.env.gpu import peak_tflops
 from lib.env.machine import autocast
 from lib.env.observe import device_name
+from lib.runs.record import HeartbeatRow, TrainRow
 from lib.tracking import watch
 from lib.tracking.reader import present_values, reduce_over_layers
 from lib.tracking.watch import WatchedRecords, read_watched_records
@@ -184,9 +185,9 @@ def check_first_steps(session: TrainingSession) -> HealthCheckResult | None:
 def evaluate_criteria(facts: WatchedRecords, config: Config) -> HealthCheckResult:
     """Check loss, gradients, gates and speed of the first ``FIRST_STEPS`` steps."""
     steps = config.train.first_steps
-    rows = [row for row in facts.train if row["iteration"] <= steps]
+    rows = [row for row in facts.train if row.iteration <= steps]
     # Steps repeated after a resume have two heartbeats.
-    beats = [beat for beat in facts.beats if beat["step"] <= steps]
+    beats = [beat for beat in facts.beats if beat.step <= steps]
     early = WatchedRecords(facts.status, facts.now, {0: beats}, rows, ())
     criteria = {
         "loss": _loss(rows, config.model.shape.vocab_size),
@@ -197,18 +198,18 @@ def evaluate_criteria(facts: WatchedRecords, config: Config) -> HealthCheckResul
     return HealthCheckResult(steps, {name: result for name, result in criteria.items() if result})
 
 
-def _loss(rows: Sequence[Mapping[str, Any]], vocab_size: int) -> tuple[bool, str]:
+def _loss(rows: Sequence[TrainRow], vocab_size: int) -> tuple[bool, str]:
     """Check that the loss is finite, below uniform guessing, and lower in the last tenth."""
-    losses, uniform = [row["loss"] for row in rows], math.log(vocab_size)
+    losses, uniform = [row.loss for row in rows], math.log(vocab_size)
     part = max(1, len(losses) // 10)
     first, last = fmean(losses[:part]), fmean(losses[-part:])
     passed = all(map(math.isfinite, losses)) and last < min(first, uniform)
     return passed, f"loss {first:.3f} to {last:.3f} (uniform {uniform:.3f})"
 
 
-def _gradients(rows: Sequence[Mapping[str, Any]]) -> tuple[bool, str]:
+def _gradients(rows: Sequence[TrainRow]) -> tuple[bool, str]:
     """Check that gradient norms are never zero, and known for most steps (fp16 skips some)."""
-    norms = [row["grad_norm"] for row in rows if row["grad_norm"] is not None]
+    norms = [row.grad_norm for row in rows if row.grad_norm is not None]
     if not norms:
         return False, "no gradient norms"
     passed = min(norms) > 0.0 and 2 * len(norms) > len(rows)
@@ -217,16 +218,16 @@ def _gradients(rows: Sequence[Mapping[str, Any]]) -> tuple[bool, str]:
 
 def _gates(facts: WatchedRecords, config: Config) -> tuple[bool, str] | None:
     """Check the gates by the rules of make watch; None without gates over branches."""
-    if not any("gate_entropy" in beat for beat in facts.beats):
+    if all(beat.gate_entropy is None for beat in facts.beats):
         return None
     gate_rules = (watch.gate_entropy, watch.gate_max)
     warnings = [warning for rule in gate_rules if (warning := rule(facts, config.watch))]
     return not warnings, ", ".join(warnings) or "gates open"
 
 
-def _speed(beats: Sequence[Mapping[str, Any]], percent: int) -> tuple[bool, str] | None:
+def _speed(beats: Sequence[HeartbeatRow], percent: int) -> tuple[bool, str] | None:
     """Check that the speed is steady from the third log interval on; None if there are too few."""
-    speeds = [beat["toks_per_s"] for beat in beats if beat.get("toks_per_s") is not None]
+    speeds = [beat.toks_per_s for beat in beats if beat.toks_per_s is not None]
     if len(speeds) < _STARTUP_INTERVALS + _MIN_INTERVALS:
         return None
     typical = median(speeds[_STARTUP_INTERVALS:])

@@ -1,6 +1,5 @@
 """Conversion between transformers' GPT-2 weights and the native model."""
 
-import json
 import os
 import re
 import shutil
@@ -30,6 +29,7 @@ from gpt2.weights.source import CONFIG_FILE, WEIGHTS_FILE
 from lib.console import log
 from lib.errors import ConfigError, PreflightError, Problem
 from lib.files import fsync_directory, sha256_file, write_atomic, write_json
+from lib.runs.record import RecordError, read_manifest
 from lib.runs.run_dir import RunDir
 
 _MECHANISM = re.compile(r"\.(?:terms|gates|mechanisms)\.(\w+)\.")
@@ -189,9 +189,9 @@ def _write_tokenizer(config: Config, folder: Path, build_dir: Path) -> None:
 def _check_weights(run: RunDir) -> None:
     """Raise PreflightError if the weights do not match the digest in the manifest."""
     try:
-        recorded = json.loads(run.manifest.read_text())["artifacts"][run.weights.name]["sha256"]
+        recorded = read_manifest(run).artifact_digest(run.weights)
         damaged = sha256_file(run.weights) != recorded
-    except (OSError, ValueError, KeyError) as error:
+    except (RecordError, OSError) as error:
         what = f"the run is incomplete: {error}"
         raise PreflightError(Problem(what, str(run.path), code="run.incomplete")) from None
     if damaged:

@@ -4,7 +4,6 @@ A second runner in the same folder is refused while the first one is active.
 """
 
 import itertools
-import json
 import os
 import signal
 import time
@@ -32,6 +31,7 @@ from lib.runner.display import ProgressDisplay, SessionProgress, choose_display,
 from lib.runner.job import DeviceSlot, Executor, Job, JobEvent
 from lib.runner.locks import SignalCounter
 from lib.runs.finalize import finalize_run
+from lib.runs.record import RecordError, RunRecord
 from lib.runs.run_dir import RunDir, RunStatus, State, read_status
 
 # Decide what to do with each planned run, based only on the contents of its run directory.
@@ -130,8 +130,8 @@ def describe_changes(changes: Sequence[str]) -> str:
 def belongs_to_different_run(run: PlannedRun[Any]) -> bool:
     """Return whether the run directory was made with a different configuration."""
     try:
-        identity = json.loads(RunDir(run.path).resolved_config.read_text())["identity"]
-    except (OSError, ValueError, KeyError, TypeError):
+        identity = RunRecord(RunDir(run.path)).config.identity
+    except RecordError:
         # A run that was killed before it started, or a damaged one: decide() reports its state.
         return False
     return canonical_json(identity) != canonical_json(run.config.identity())

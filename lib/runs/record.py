@@ -97,14 +97,6 @@ class AttemptRecord:
 
 
 @dataclass(frozen=True)
-class FileDigest:
-    """Size and SHA-256 of a file."""
-
-    bytes: int
-    sha256: str
-
-
-@dataclass(frozen=True)
 class FinalResults:
     """Results of a finished run. Losses are in nats per token."""
 
@@ -277,11 +269,9 @@ class RunManifest(JsonRecord):
         place = ("volatile", "attempts")
         return [_build(AttemptRecord, a, self.file, place) for a in self.value(list, *place)]
 
-    @property
-    def artifacts(self) -> dict[str, FileDigest]:
-        """Return the digests of the result files that depend only on configuration and seed."""
-        entries = self.value(dict, "artifacts").items()
-        return {n: _build(FileDigest, e, self.file, ("artifacts", n)) for n, e in entries}
+    def artifact_digest(self, file: Path) -> str:
+        """Return the SHA-256 of a result file that depends only on configuration and seed."""
+        return self.value(str, "artifacts", file.name, "sha256")
 
     @property
     def initial_weights_digests(self) -> list[str]:

@@ -265,7 +265,7 @@ def _grouped(pairs: Sequence[CompilePair], counters: _Counters) -> Any:
             present = [
                 (i + shift, height) for i, height in enumerate(heights) if height is not None
             ]
-            bars = panel.bar(*zip(*present), width=0.4, color=color, label=name)
+            bars = panel.bar(*zip(*present, strict=True), width=0.4, color=color, label=name)
             if name == "compiled":
                 ratios = [pairs[round(at - shift)].ratio(metric) for at, _ in present]
                 labels = ["" if ratio is None else f"× {ratio:.2f}" for ratio in ratios]

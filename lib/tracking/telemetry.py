@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import pynvml
 
 from lib.files import canonical_json
+from lib.runs.record import HardwareRecord, read_manifest
 from lib.runs.run_dir import RunDir
 from lib.tracking.sidecar import should_exit
 
@@ -216,9 +217,9 @@ def sample(run: RunDir, seconds: float, ended: Callable[[float], bool]) -> None:
 
     Raises OSError if the GPU driver cannot be queried.
     """
-    record = json.loads(run.manifest.read_text())
-    pids = record["volatile"]["pids"]
-    meter = _meter(record["hardware"], record["processes"]["world_size"])
+    manifest = read_manifest(run)
+    pids = manifest.process_ids
+    meter = _meter(manifest.hardware, manifest.world_size)
     with open(run.telemetry, "a", encoding="utf-8", buffering=1) as stream:
         while True:
             stream.write(canonical_json(_sample(meter, pids)) + "\n")
@@ -237,14 +238,12 @@ def _sample(meter: GpuMeter, pids: list[int]) -> dict[str, Any]:
     }
 
 
-def _meter(hardware: dict[str, Any], gpus: int) -> GpuMeter:
+def _meter(hardware: HardwareRecord, gpus: int) -> GpuMeter:
     """Return the meter of the GPU vendor; the vendor's library is imported only if needed."""
-    if hardware["gpu_name"] is None:
+    if hardware.gpu_name is None:
         return NullGpuMeter()
-    if hardware["hip_version"] is not None:
-
+    if hardware.hip_version is not None:
         return AmdGpuMeter(gpus)
-
     return NvidiaMeter(gpus)
 
 

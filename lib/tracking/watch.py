@@ -5,12 +5,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean, median
-from typing import Any
+from typing import Any, Literal
 
 from lib.console import format_duration, is_ascii_only
-from lib.files import pretty_json, read_jsonl
+from lib.files import pretty_json
 from lib.plan.run import PlannedRun
-from lib.runs.run_dir import RunDir, RunStatus, State, read_status
+from lib.runs.record import EvalRow, HeartbeatRow, RunRecord, TrainRow
+from lib.runs.run_dir import RunDir, RunStatus, State
 from lib.tracking.options import WatchOptions
 
 # Recorded values of a run, as read by the alarm rules and the screen. Imports no torch.
@@ -25,10 +26,10 @@ class WatchedRecords:
     # Seconds since 1970.
     now: float
     # Heartbeats of each rank, newest last.
-    heartbeats: Mapping[int, Sequence[Mapping[str, Any]]]
+    heartbeats: Mapping[int, Sequence[HeartbeatRow]]
     # Rows of metrics.jsonl, in order.
-    train: Sequence[Mapping[str, Any]]
-    evals: Sequence[Mapping[str, Any]]
+    train: Sequence[TrainRow]
+    evals: Sequence[EvalRow]
 
     @property
     def is_running(self) -> bool:
@@ -36,21 +37,21 @@ class WatchedRecords:
         return self.status is not None and self.status.state is State.RUNNING
 
     @property
-    def beats(self) -> Sequence[Mapping[str, Any]]:
+    def beats(self) -> Sequence[HeartbeatRow]:
         """Return rank 0's heartbeats."""
         return self.heartbeats.get(0, ())
 
 
 def read_watched_records(run: RunDir, now: float) -> WatchedRecords:
     """Read the run directory; missing files give empty values."""
-    rows = list(read_jsonl(run.metrics)) if run.metrics.exists() else []
-    beats = {rank: list(read_jsonl(path)) for rank, path in run.heartbeats().items()}
+    record = RunRecord(run)
+    rows = record.metrics if run.metrics.exists() else ()
     return WatchedRecords(
-        status=read_status(run),
+        status=record.status,
         now=now,
-        heartbeats=beats,
-        train=[row for row in rows if row["kind"] == "train"],
-        evals=[row for row in rows if row["kind"] == "eval"],
+        heartbeats=record.heartbeats,
+        train=[row for row in rows if isinstance(row, TrainRow)],
+        evals=[row for row in rows if isinstance(row, EvalRow)],
     )
 
 
@@ -74,9 +75,7 @@ def stall(facts: WatchedRecords, options: WatchOptions) -> str:
     """Report ranks of a running run without a recent heartbeat."""
     if not facts.is_running:
         return ""
-    silent = {
-        rank: facts.now - beats[-1]["ts"] for rank, beats in facts.heartbeats.items() if beats
-    }
+    silent = {rank: facts.now - beats[-1].ts for rank, beats in facts.heartbeats.items() if beats}
     stalled = {rank: s for rank, s in silent.items() if s > options.stall_seconds}
     if not stalled:
         return ""
@@ -93,7 +92,7 @@ def zero_throughput(facts: WatchedRecords, options: WatchOptions) -> str:
 def plateau(facts: WatchedRecords, options: WatchOptions) -> str:
     """Report if the mean training loss has stopped falling."""
     count = options.plateau_iterations
-    losses = [row["loss"] for row in facts.train[-2 * count :]]
+    losses = [row.loss for row in facts.train[-2 * count :]]
     if len(losses) < 2 * count:
         return ""
     before, after = fmean(losses[:count]), fmean(losses[count:])
@@ -131,7 +130,7 @@ def memory_creep(facts: WatchedRecords, options: WatchOptions) -> str:
 
 def zero_gradient(facts: WatchedRecords, options: WatchOptions) -> str:
     """Report if the newest step had a zero gradient."""
-    norms = [row["grad_norm"] for row in facts.train[-1:]]
+    norms = [row.grad_norm for row in facts.train[-1:]]
     return "the gradient is 0" if norms == [0.0] else ""
 
 
@@ -175,9 +174,9 @@ ALARM_RULES: Mapping[str, AlarmRule] = {
 }
 
 
-def _values(beats: Sequence[Mapping[str, Any]], name: str) -> list[float]:
+def _values(beats: Sequence[HeartbeatRow], name: str) -> list[float]:
     """Return the values of ``name`` in the heartbeats that contain it."""
-    return [beat[name] for beat in beats if beat.get(name) is not None]
+    return [value for beat in beats if (value := vars(beat)[name]) is not None]
 
 
 # The screen of ``make watch``: one line per run with its loss curve and alarms.
@@ -257,7 +256,7 @@ def lines_to_table(lines: Sequence[RunLine], width: int) -> Any:
     grid = Table(box=None, pad_edge=False)
     for name in names:
         overflow = {"overflow": "fold"} if name == "health" else {"no_wrap": True}
-        justify = "left" if name in _LEFT else "right"
+        justify: Literal["left", "right"] = "left" if name in _LEFT else "right"
         grid.add_column(name, justify=justify, min_width=widths[name], **overflow)
     for row in rows:
         grid.add_row(*(row[name] for name in names))
@@ -315,23 +314,23 @@ def sparkline(values: Sequence[float], blocks: str) -> str:
 
 def _line(run: PlannedRun[Any], facts: WatchedRecords, options: WatchOptions) -> RunLine:
     # A heartbeat may lack some fields: take the newest value of each.
-    newest = {k: v for beat in facts.beats for k, v in beat.items() if v is not None}
+    newest = {k: v for beat in facts.beats for k, v in vars(beat).items() if v is not None}
     status = facts.status
     assert status is not None
     done = max(status.iteration, newest.get("step", 0))
     running = facts.is_running
-    reserved = [beats[-1]["mem_reserved_mib"] for beats in facts.heartbeats.values() if beats]
+    reserved = [beats[-1].mem_reserved_mib for beats in facts.heartbeats.values() if beats]
     return RunLine(
         run=run.label,
         state=status.state.lower(),
         iteration=done,
         iterations=status.iterations,
-        loss=facts.train[-1]["loss"] if facts.train else None,
-        val_loss=facts.evals[-1]["val_loss"] if facts.evals else None,
+        loss=facts.train[-1].loss if facts.train else None,
+        val_loss=facts.evals[-1].val_loss if facts.evals else None,
         tokens_per_second=newest.get("toks_per_s"),
         eta_seconds=newest.get("eta_s") if running else None,
         memory_mib=sum(reserved) if reserved else None,
-        curve=_downsampled([row["loss"] for row in facts.train]),
+        curve=_downsampled([row.loss for row in facts.train]),
         alarms=raised_alarms(facts, options),
     )
 

@@ -60,6 +60,7 @@ def finish(run, tokens_per_second: float, train_seconds: float) -> None:
     """Write the files of a finished run."""
     run.path.mkdir(parents=True)
     timing = {"tokens_per_second": tokens_per_second, "train_seconds": train_seconds}
+    timing["mean_step_seconds"] = 1.0
     write_json(RunDir(run.path).summary, {"timing": timing})
     write_status(RunDir(run.path), RunStatus(State.SUCCESS, iteration=100, iterations=100))
 
@@ -301,7 +302,8 @@ def test_a_running_state_requires_a_live_process(planned):
         run.path.mkdir(parents=True)
         write_status(RunDir(run.path), RunStatus(state, iteration=50, iterations=100))
     running = RunDir(plan.runs[0].path)
-    record = {"eta_seconds": 20.0, "written_at": time.time() - 5.0}
+    record = {"iteration": 2, "tokens_per_second": 1.0, "written_at": time.time() - 5.0}
+    record["eta_seconds"] = 20.0
     running.timing.write_text(json.dumps(record) + "\n" + '{"torn')
     with open(running.lock, "w") as stream:
         fcntl.flock(stream, fcntl.LOCK_EX)

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from lib.errors import EXIT_INTERRUPTED
-from lib.files import read_jsonl
 from lib.project import ROOT
+from lib.runs.record import read_json_lines
 from lib.runs.run_dir import RunDir, State, read_status
 
 
@@ -45,7 +45,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 def _trains(run: RunDir) -> bool:
     beats = run.heartbeats()
-    return 0 in beats and any(row["msg"] == "train" for row in read_jsonl(beats[0]))
+    return 0 in beats and any(row["msg"] == "train" for row in read_json_lines(beats[0]))
 
 
 def test_they_are_shown_and_stopped_one_by_one_and_all(at_work) -> None:
@@ -100,5 +100,5 @@ def _silence(run: RunDir) -> None:
     status = json.loads(run.status.read_text())
     run.status.write_text(json.dumps(status | {"state": "RUNNING"}))
     (path,) = run.heartbeats().values()
-    rows = [row | {"ts": row["ts"] - 3600} for row in read_jsonl(path)]
+    rows = [row | {"ts": row["ts"] - 3600} for row in read_json_lines(path)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))

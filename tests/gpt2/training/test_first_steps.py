@@ -8,24 +8,27 @@ import pytest
 
 from gpt2.config import Config
 from gpt2.training.metrics import evaluate_criteria
+from lib.runs.record import HeartbeatRow, TrainRow
 from lib.tracking.watch import WatchedRecords
 
 Configure = Callable[..., Config]
 UNIFORM = math.log(257)
 
 
-def rows(losses: Sequence[float], norms: Sequence[float | None]) -> list[dict[str, Any]]:
+def rows(losses: Sequence[float], norms: Sequence[float | None]) -> list[TrainRow]:
     return [
-        {"iteration": i, "loss": loss, "grad_norm": norm}
+        TrainRow(iteration=i, tokens=8 * i, loss=loss, lr=0.1, grad_norm=norm)
         for i, (loss, norm) in enumerate(zip(losses, norms, strict=True), 1)
     ]
 
 
-def beats(speeds: Sequence[float], **gates: float) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = [
-        {"step": 2 * i, "toks_per_s": speed} for i, speed in enumerate(speeds, 1)
+def beats(speeds: Sequence[float], **gates: float) -> list[HeartbeatRow]:
+    found = [
+        HeartbeatRow(ts=0.0, step=2 * i, mem_reserved_mib=1.0, toks_per_s=speed)
+        for i, speed in enumerate(speeds, 1)
     ]
-    return [*found, {"step": 2 * len(speeds), **gates}] if gates else found
+    last = HeartbeatRow(ts=0.0, step=2 * len(speeds), mem_reserved_mib=1.0, **gates)
+    return [*found, last] if gates else found
 
 
 GOOD = [5.6 - 0.1 * i for i in range(20)]

@@ -60,10 +60,11 @@ def test_gates_are_those_of_the_last_statistics(
 ) -> None:
     plan = planned()
     # Append rows to the records.
-    monkeypatch.setattr("lib.report.table.broken_contract", lambda *given, **named: [])
+    monkeypatch.setattr("lib.report.table.artifact_findings", lambda *given, **named: [])
     metrics = plan.runs[1].path / "metrics.jsonl"
     for moved in ([0.9, 0.9], [0.25, 0.75, None]):
-        row = {"kind": "statistics", "values": {"nsa/gate_moved": moved, "other": [1.0]}}
+        values = {"nsa/gate_moved": moved, "other": [1.0]}
+        row = {"kind": "statistics", "iteration": 1, "values": values}
         metrics.write_text(metrics.read_text() + canonical_json(row) + "\n")
     (keys,) = sections(plan)
     assert keys.header == ("run", "pairs", "reads", "gates moved")
@@ -73,9 +74,12 @@ def test_gates_are_those_of_the_last_statistics(
 
 def test_speed_is_shown_of_combinations(planned: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = planned(TEST_MATRIX_MODE=True, SINGLE_TRAINING=None)
-    monkeypatch.setattr("lib.report.table.broken_contract", lambda *given, **named: [])
+    monkeypatch.setattr("lib.report.table.artifact_findings", lambda *given, **named: [])
     # Another process, with more memory first and less later.
-    beats = "".join(canonical_json({"mem_reserved_mib": held}) + "\n" for held in (7e6, 1.0))
+    step = {"ts": 0.0, "step": 1}
+    beats = "".join(
+        canonical_json({**step, "mem_reserved_mib": held}) + "\n" for held in (7e6, 1.0)
+    )
     (plan.runs[1].path / "heartbeat_rank1.jsonl").write_text(beats)
     speed = sections(plan)[-1]
     assert speed.title == "Speed"

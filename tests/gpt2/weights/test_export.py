@@ -283,8 +283,9 @@ class TestRefusals:
 
     def test_a_folder_of_transformers_is_not_a_run(self, tmp_path: Path) -> None:
         random_gpt2().save_pretrained(tmp_path)
-        with pytest.raises(ConfigError, match="not a resolved configuration"):
+        with pytest.raises(ConfigError) as caught:
             load_run(tmp_path)
+        assert caught.value.codes == ["run.damaged"]
 
 
 class TestNamesOfRuns:

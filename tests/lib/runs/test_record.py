@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from lib.files import sha256_file
 from lib.runs.record import (
     UNKNOWN,
     DamagedRecord,
@@ -34,7 +35,7 @@ def test_a_finished_run_is_read_with_types(record: RunRecord) -> None:
     assert record.summary.final.tokens == 2048 and record.summary.timing.train_seconds == 61.0
     assert record.config.symbols == {"SEED": 1}
     assert [document.item_id for document in record.documents] == ["x", "y"]
-    assert record.manifest.artifacts["metrics.jsonl"].bytes == record.run.metrics.stat().st_size
+    assert record.manifest.artifact_digest(record.run.metrics) == sha256_file(record.run.metrics)
 
 
 def test_a_file_is_read_once(record: RunRecord) -> None:

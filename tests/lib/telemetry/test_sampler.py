@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from lib.files import read_jsonl, write_json
-from lib.runs.record import TelemetrySample
+from lib.files import write_json
+from lib.runs.record import TelemetrySample, read_json_lines
 from lib.runs.run_dir import RunDir
 from lib.tracking.reader import mean_metrics
 from lib.tracking.telemetry import memory_and_cpu_seconds
 
 
 def manifest(run: RunDir, **hardware: Any) -> None:
-    facts = {"gpu_name": None, "hip_version": None, **hardware}
+    facts = {"cpu_model": "a cpu", "gpu_name": None, "hip_version": None, **hardware}
     write_json(
         run.manifest,
         {
@@ -40,7 +40,7 @@ def test_a_run_on_a_cpu_is_sampled_until_it_ends(tmp_path: Path) -> None:
         process.stdin.write(b"\n")
         process.stdin.close()
         assert process.wait(20) == 0
-    rows = list(read_jsonl(run.telemetry))
+    rows = list(read_json_lines(run.telemetry))
     assert all(row["gpus"] == [] and row["rss_mib"] > 1 for row in rows)
     assert [row["ts"] for row in rows] == sorted(row["ts"] for row in rows)
 

@@ -4,9 +4,9 @@ from lib.tracking.watch import sparkline
 from tests.lib.terminal import Terminal
 
 LOOK = """
-from lib.tracking.watch import Line, watch
+from lib.tracking.watch import RunLine, watch
 
-watch(lambda: [Line("fall", "success", 2, 2, 1.0, 1.0, None, None, None, [2.0, 1.0], {})])
+watch(lambda: [RunLine("fall", "success", 2, 2, 1.0, 1.0, None, None, None, [2.0, 1.0], {})])
 """
 
 

@@ -1,10 +1,12 @@
 """Each alarm rule fires on its own symptom, and no rule fires on a healthy run."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from lib.runs.record import HeartbeatRow, TrainRow
 from lib.runs.run_dir import RunStatus, State
 from lib.tracking.options import WatchOptions
 from lib.tracking.watch import ALARM_RULES, WatchedRecords, raised_alarms
@@ -20,24 +22,29 @@ OPTIONS = WatchOptions(
 )
 
 
+def train_row(loss: float, norm: float) -> TrainRow:
+    return TrainRow(iteration=1, tokens=8, loss=loss, lr=0.1, grad_norm=norm)
+
+
 def healthy(**changes: Any) -> WatchedRecords:
     """Return twelve heartbeats of a running run, the newest ten seconds old, with a falling loss."""
     beats = [
-        {
-            "ts": NOW - 10 * (12 - i),
-            "toks_per_s": (100.0 if i < 2 else 1000.0) + i,
-            "mem_reserved_mib": 4000.0 if i else 500.0,
-            "fallbacks": 1,
-            "gate_entropy": 0.9,
-            "gate_max": 0.5,
-        }
+        HeartbeatRow(
+            ts=NOW - 10 * (12 - i),
+            step=i,
+            toks_per_s=(100.0 if i < 2 else 1000.0) + i,
+            mem_reserved_mib=4000.0 if i else 500.0,
+            fallbacks=1,
+            gate_entropy=0.9,
+            gate_max=0.5,
+        )
         for i in range(12)
     ]
-    train = [{"loss": 5.0 - 0.01 * i, "grad_norm": 0.4} for i in range(40)]
+    train = [train_row(5.0 - 0.01 * i, 0.4) for i in range(40)]
     facts = {
         "status": RunStatus(State.RUNNING, 0, "", 40, 100),
         "now": NOW,
-        "heartbeats": {0: beats, 1: [dict(beat) for beat in beats]},
+        "heartbeats": {0: beats, 1: [*beats]},
         "train": train,
         "evals": [],
     }
@@ -46,25 +53,25 @@ def healthy(**changes: Any) -> WatchedRecords:
 
 def with_newest(**changes: Any) -> WatchedRecords:
     facts = healthy()
-    facts.heartbeats[0][-1].update(changes)
+    beats = facts.heartbeats[0]
+    beats[-1] = replace(beats[-1], **changes)
     return facts
 
 
 def one_silent_rank() -> WatchedRecords:
     facts = healthy()
-    for beat in facts.heartbeats[1]:
-        beat["ts"] -= 200
+    facts.heartbeats[1][:] = [replace(beat, ts=beat.ts - 200) for beat in facts.heartbeats[1]]
     return facts
 
 
 def flat_loss() -> WatchedRecords:
-    return healthy(train=[{"loss": 3.0 + 0.001 * (i % 2), "grad_norm": 1.0} for i in range(20)])
+    return healthy(train=[train_row(3.0 + 0.001 * (i % 2), 1.0) for i in range(20)])
 
 
 def growing_memory() -> WatchedRecords:
     facts = healthy()
-    for i, beat in enumerate(facts.heartbeats[1]):
-        beat["mem_reserved_mib"] = 4000.0 + 100 * i
+    beats = facts.heartbeats[1]
+    beats[:] = [replace(b, mem_reserved_mib=4000.0 + 100 * i) for i, b in enumerate(beats)]
     return facts
 
 
@@ -76,7 +83,7 @@ CASES: dict[str, tuple[Callable[[], WatchedRecords], list[str]]] = {
     "throughput": (lambda: with_newest(toks_per_s=850.0), ["850 tok/s", "-15 %", "1,006"]),
     "memory-creep": (growing_memory, ["rank 1", "5,000 MiB", "4,400"]),
     "zero-gradient": (
-        lambda: healthy(train=[{"loss": 5.0, "grad_norm": 1.0}, {"loss": 5.0, "grad_norm": 0.0}]),
+        lambda: healthy(train=[train_row(5.0, 1.0), train_row(5.0, 0.0)]),
         ["gradient", "0"],
     ),
     "fallbacks": (lambda: with_newest(fallbacks=7), ["7 fallbacks", "1 "]),
