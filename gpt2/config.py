@@ -389,5 +389,10 @@ def _identity(value: Any, *, forms: bool) -> Any:
     fields = (f for f in dataclasses.fields(value) if f.metadata.get("identity", True))
     selected = (f for f in fields if forms or not f.metadata.get("form", False))
     identity = {f.name: _identity(vars(value)[f.name], forms=forms) for f in selected}
+    if isinstance(value, ModelConfig):
+        # The hashes of existing runs contain the activation's name as a part of the shape.
+        identity["shape"]["activation"] = identity["mlp"]["activation"].pop("name")
+        if not identity["mlp"]["activation"]:
+            del identity["mlp"]["activation"]
     name = vars(type(value)).get("name")
     return {"name": name, **identity} if isinstance(name, str) else identity

@@ -18,8 +18,6 @@ class ModelShape:
     vocab_multiple: int = kconfig_field("VOCAB_MULTIPLE")
     dropout: float = kconfig_field("DROPOUT", low=0.0, high=0.9)
     bias: bool = kconfig_field("BIAS")
-    # gelu_tanh (GPT-2's approximation) or gelu_exact.
-    activation: str = kconfig_field("ACTIVATION")
     # Size of the tokenizer's vocabulary; not a symbol: determined by TOKENIZER.
     vocab_size: int = 0
 

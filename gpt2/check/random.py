@@ -22,6 +22,7 @@ from gpt2.check.cases import CheckCase, CheckJob
 from gpt2.check.command import check_executor, check_in_workers
 from gpt2.check.report import SCHEMA_VERSION, CaseReport
 from gpt2.config import Config, StudyConfig
+from gpt2.mlp.activations import ACTIVATIONS
 from gpt2.mlp.config import MECHANISMS
 from lib.config.field import SymbolValue, kconfig_fields
 from lib.config.layers import ConfigLayer, parse_text
@@ -34,7 +35,7 @@ from lib.pruning.options import PRUNERS
 from lib.runner.local import LocalExecutor
 from lib.tracking.options import TRACKERS
 
-REGISTRIES = (PROJECTIONS, PATTERNS, POSITIONS, TERMS, GATES, MECHANISMS)
+REGISTRIES = (PROJECTIONS, PATTERNS, POSITIONS, TERMS, GATES, ACTIVATIONS, MECHANISMS)
 REGISTRIES += (OPTIMIZERS, ADAMWPRUNE_BASES, PRUNERS)
 
 

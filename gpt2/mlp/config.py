@@ -8,12 +8,13 @@ parameters and from the share β of the sized mechanisms, so a study applies to 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from gpt2.mlp.activations import ACTIVATIONS, ActivationOptions
 from gpt2.mlp.mlp_attn_gate.options import MlpAttnGateOptions
 from gpt2.mlp.mlp_cross_token.options import MlpCrossTokenOptions
 from gpt2.mlp.mlp_latent.options import MlpLatentOptions
 from gpt2.mlp.options import LayerSpec, MlpMechanismOptions
 from gpt2.shape import nearest_multiple
-from lib.config.field import SymbolValue, from_symbols, kconfig_field
+from lib.config.field import SymbolValue, component_field, from_symbols, kconfig_field
 from lib.config.registry import Registry
 from lib.errors import ConfigError, Problem
 
@@ -38,9 +39,10 @@ class MlpWidths:
 
 @dataclass(frozen=True)
 class MlpConfig:
-    """Configuration of the MLP: sizing and mechanisms."""
+    """Configuration of the MLP: activation, sizing and mechanisms."""
 
     mechanisms: tuple[MlpMechanismOptions, ...]
+    activation: ActivationOptions = component_field(ACTIVATIONS)
     # "hidden" or "ratio"
     sizing: str = kconfig_field("MLP_SIZING")
     # M; 0 selects GPT-2's 4C.
@@ -51,7 +53,7 @@ class MlpConfig:
 
     @classmethod
     def from_values(cls, values: Mapping[str, SymbolValue]) -> "MlpConfig":
-        """Build the configured mechanisms. Raises ConfigError if a symbol is invalid."""
+        """Build the configured components. Raises ConfigError if a symbol is invalid."""
         return from_symbols(cls, values, mechanisms=MECHANISMS.bind(values))
 
     def built(self, site: LayerSpec) -> list[MlpMechanismOptions]:
@@ -73,7 +75,9 @@ class MlpConfig:
         each = total * self.share / max(1, sum(m.sized for m in self.mechanisms))
         sized = [m for m in built if m.sized]
         # A mechanism without a free width adds parameters to every hidden unit.
-        per_unit = 2 * n_embd + sum(m.weights(1, 0, site) for m in built if not m.sized)
+        per_unit = self._weights_per_unit(site) + sum(
+            m.weights(1, 0, site) for m in built if not m.sized
+        )
         hidden_step, width_step = (64, 8) if n_embd >= COARSE_ROUNDING_WIDTH else (8, 1)
         hidden = nearest_multiple((total - each * len(sized)) / per_unit, hidden_step)
         widths = {m.name: 0 for m in built}
@@ -89,14 +93,15 @@ class MlpConfig:
         """Return the parameters of a block's MLP without biases, mechanisms included."""
         size = self.size(site)
         parts = (m.weights(size.hidden, size.widths[m.name], site) for m in self.built(site))
-        return 2 * site.shape.n_embd * size.hidden + sum(parts)
+        return self._weights_per_unit(site) * size.hidden + sum(parts)
 
     def num_params(self, site: LayerSpec) -> int:
         """Return the parameters of a block's MLP."""
         size = self.size(site)
         parts = (m.num_params(size.hidden, size.widths[m.name], site) for m in self.built(site))
-        biases = size.hidden + site.shape.n_embd if site.shape.bias else 0
-        return 2 * site.shape.n_embd * size.hidden + biases + sum(parts)
+        biases = self.activation.fc_outputs * size.hidden + site.shape.n_embd
+        dense = self._weights_per_unit(site) * size.hidden + biases * site.shape.bias
+        return dense + sum(parts)
 
     def flops_per_token(self, site: LayerSpec) -> float:
         """Return the forward FLOPs per token in a block's MLP."""
@@ -104,12 +109,16 @@ class MlpConfig:
         parts = (
             m.flops_per_token(size.hidden, size.widths[m.name], site) for m in self.built(site)
         )
-        return 4 * site.shape.n_embd * size.hidden + sum(parts)
+        return 2 * self._weights_per_unit(site) * size.hidden + sum(parts)
 
     def cached_numbers(self, site: LayerSpec, length: int) -> int:
         """Return the cached elements for ``length`` tokens in a block's MLP."""
         widths = self.size(site).widths
         return sum(m.cached_numbers(widths[m.name], length, site) for m in self.built(site))
+
+    def _weights_per_unit(self, site: LayerSpec) -> int:
+        """Return the weights of c_fc and c_proj for each hidden unit."""
+        return (self.activation.fc_outputs + 1) * site.shape.n_embd
 
     def built_ratio(self, site: LayerSpec) -> float:
         """Return MLP parameters / attention parameters of a block, without biases."""

@@ -3,20 +3,12 @@
 Shapes: B batch, T tokens, C n_embd, M hidden units.
 """
 
-from functools import partial
-
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gpt2.attention.state import AttentionOutputs, AttentionWeightsOptions, BlockState
 from gpt2.kv_cache import BlockKVCache
 from gpt2.mlp.config import MlpConfig
 from gpt2.mlp.options import LayerSpec
-
-ACTIVATIONS = {
-    "gelu_tanh": partial(F.gelu, approximate="tanh"),
-    "gelu_exact": F.gelu,
-}
 
 
 class MlpMechanism(nn.Module):
@@ -45,8 +37,10 @@ class Mlp(nn.Module):
     def __init__(self, site: LayerSpec, config: MlpConfig) -> None:
         super().__init__()
         shape, size = site.shape, config.size(site)
-        self.c_fc = nn.Linear(shape.n_embd, size.hidden, bias=shape.bias)
-        self.activation = ACTIVATIONS[shape.activation]
+        self.c_fc = nn.Linear(
+            shape.n_embd, config.activation.fc_outputs * size.hidden, bias=shape.bias
+        )
+        self.activation = config.activation.build()
         self.mechanisms = nn.ModuleDict(
             {
                 options.name: options.build(size.hidden, size.widths[options.name], site)

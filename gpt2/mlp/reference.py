@@ -5,9 +5,7 @@ differentiable in any float dtype. The options of a mechanism compute the mechan
 """
 
 from collections.abc import Mapping
-from math import pi, sqrt
 
-import torch
 from torch import Tensor
 
 from gpt2.attention.state import AttentionOutputs, BlockState
@@ -27,7 +25,7 @@ def mlp(
     ``parameters`` are those of the built MLP, by name.
     """
     state = BlockState()
-    h_BTM = gelu(_linear(x_BTC, parameters, "c_fc"), site.shape.activation)
+    h_BTM = config.activation.reference(_linear(x_BTC, parameters, "c_fc"))
     for options in config.built(site):
         prefix = f"mechanisms.{options.name}."
         weights = {
@@ -37,13 +35,6 @@ def mlp(
         }
         h_BTM = options.reference_apply(h_BTM, view, state, weights, site)
     return _linear(h_BTM, parameters, "c_proj"), state
-
-
-def gelu(x: Tensor, activation: str) -> Tensor:
-    """Return x Φ(x) or its tanh approximation (Hendrycks and Gimpel 2016, arXiv 1606.08415)."""
-    if activation == "gelu_exact":
-        return x * (1 + torch.erf(x / sqrt(2))) / 2
-    return x * (1 + torch.tanh(sqrt(2 / pi) * (x + 0.044715 * x**3))) / 2
 
 
 def _linear(x: Tensor, parameters: Mapping[str, Tensor], name: str) -> Tensor:

@@ -94,7 +94,10 @@ def names_of(runs: Sequence[RunDir]) -> dict[str, str]:
 
 def symbol_names(config: Config) -> dict[str, str]:
     """Return {path: symbol} for each setting of the identity."""
-    return _names(config, "")
+    names = _names(config, "")
+    # See Config.identity.
+    names["model.shape.activation"] = names.pop("model.mlp.activation")
+    return names
 
 
 def _names(value: Any, path: str) -> dict[str, str]:

@@ -15,10 +15,6 @@ if TYPE_CHECKING:
 
 PREFIX = "transformer."
 HEAD_NAME = "lm_head.weight"
-ACTIVATIONS = {"gelu_tanh": "gelu_new", "gelu_exact": "gelu"}
-# gelu_new and gelu_pytorch_tanh are the same function, in Python and as a torch kernel.
-_HF_ACTIVATIONS = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}
-_HF_ACTIVATIONS |= {"gelu": "gelu_exact"}
 _TRANSPOSED = ("c_attn.weight", "c_proj.weight", "c_fc.weight")
 # The causal mask, stored in older files.
 _MASK = re.compile(r"h\.\d+\.attn\.(masked_)?bias")
@@ -111,9 +107,9 @@ def config_mismatches(model: ModelConfig, theirs: Mapping[str, Any]) -> list[str
             f"MLP_HIDDEN: {units} hidden units do not match the weights "
             f"(n_inner={theirs['n_inner']})"
         )
-    if shape.activation != _HF_ACTIVATIONS.get(theirs["activation_function"]):
-        activation = f"activation_function={theirs['activation_function']}"
-        problems.append(f"ACTIVATION: {shape.activation} does not match the weights ({activation})")
+    if theirs["activation_function"] not in (activation := model.mlp.activation).hf_names:
+        function = f"activation_function={theirs['activation_function']}"
+        problems.append(f"ACTIVATION: {activation.name} does not match the weights ({function})")
     for key, supported in _FIXED.items():
         if theirs[key] != supported:
             problems.append(f"{key}: unsupported (expected {supported}, got {theirs[key]})")
@@ -126,6 +122,8 @@ def unsupported_components(model: ModelConfig) -> list[str]:
     plain = {"dense", "full", "learned"}
     parts = (attention.projection, attention.pattern, attention.positions)
     kinds = [part.name for part in parts if part.name not in plain]
+    if not model.mlp.activation.hf_names:
+        kinds.append(model.mlp.activation.name)
     added = (*attention.terms, *attention.gates, *model.mlp.mechanisms)
     return kinds + [part.name for part in added]
 
@@ -145,7 +143,7 @@ def config_json(model: ModelConfig, end_of_text: int) -> dict[str, Any]:
             "n_layer": shape.n_layer,
             "n_head": shape.n_head,
             "n_inner": model.mlp.size(model.sites()[0]).hidden,
-            "activation_function": ACTIVATIONS[shape.activation],
+            "activation_function": model.mlp.activation.hf_names[0],
             "bos_token_id": end_of_text,
             "eos_token_id": end_of_text,
             "dtype": "float32",

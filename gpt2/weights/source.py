@@ -135,7 +135,7 @@ def _headers(weights: list[Path]) -> tuple[dict[str, tuple[int, ...]], set[str]]
     for path in weights:
         try:
             with safe_open(path, framework="np") as opened:
-                for key in opened:
+                for key in opened.keys():  # noqa: SIM118 - safe_open is not iterable
                     if name := hf.native_name(key):
                         header = opened.get_slice(key)
                         shapes[name] = tuple(header.get_shape())

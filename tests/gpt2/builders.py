@@ -4,6 +4,7 @@ from typing import Any
 
 from gpt2.attention.config import GATES, PATTERNS, POSITIONS, PROJECTIONS, TERMS, AttentionConfig
 from gpt2.config import ModelConfig
+from gpt2.mlp.activations import ACTIVATIONS, ActivationOptions
 from gpt2.mlp.config import MECHANISMS, MlpConfig
 from gpt2.shape import ModelShape
 
@@ -15,7 +16,6 @@ SHAPE = {
     "vocab_multiple": 64,
     "dropout": 0.0,
     "bias": True,
-    "activation": "gelu_tanh",
     "vocab_size": 50,
 }
 # Default options of each component.
@@ -67,7 +67,13 @@ PARTS: dict[str, dict[str, Any]] = {
     },
     "mlp_latent": {"alpha": 0.2, "tying": "tied"},
 }
-MLP = {"sizing": "hidden", "hidden": 0, "ratio": 2.5, "share": 0.15}
+MLP: dict[str, Any] = {
+    "activation": "gelu_tanh",
+    "sizing": "hidden",
+    "hidden": 0,
+    "ratio": 2.5,
+    "share": 0.15,
+}
 # All mechanisms that one model can combine.
 EVERYTHING: dict[str, Any] = {
     "projection": "latent",
@@ -75,6 +81,11 @@ EVERYTHING: dict[str, Any] = {
     "gates": ("ra_cross_token",),
     "mechanisms": ("mlp_cross_token", "mlp_latent", "mlp_attn_gate"),
 }
+
+
+def make_activation(name: str) -> ActivationOptions:
+    """Return the options of an activation; they have no fields."""
+    return ACTIVATIONS.options(name)()
 
 
 def make_model_config(
@@ -108,6 +119,7 @@ def make_model_config(
         backend=attention_backend,
     )
     mlp = {name: overrides.get(name, value) for name, value in MLP.items()}
+    mlp["activation"] = make_activation(mlp["activation"])
     shape = {name: overrides.get(name, value) for name, value in SHAPE.items()}
     built = tuple(options(MECHANISMS, name) for name in MECHANISMS if name in mechanisms)
     return ModelConfig(ModelShape(**shape), attention, MlpConfig(built, **mlp), grad_checkpointing)

@@ -11,12 +11,13 @@ from torch import Tensor
 from gpt2 import loss
 from gpt2.config import ModelConfig
 from gpt2.loss import IGNORE_INDEX
+from gpt2.mlp.activations import ACTIVATIONS
 from gpt2.model import GPT
 from gpt2.reference import reference_gpt
 from gpt2.weights.convert import to_hf
 from gpt2.weights.hf import PREFIX, config_json, convert_layout
 from lib.pruning.pruners import prunable_parameters
-from tests.gpt2.builders import EVERYTHING, make_model_config
+from tests.gpt2.builders import EVERYTHING, make_activation, make_model_config
 
 GATE, CROSS, COUPLING, RACT = "mlp_attn_gate", "mlp_cross_token", "mlp_latent", "ra_cross_token"
 # name → a model with every kind of mechanism at once, in each of its forms
@@ -97,7 +98,8 @@ class TestAgainstTransformers:
         ("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-12)], ids=str
     )
     @pytest.mark.parametrize(
-        ("activation", "its_name"), [("gelu_tanh", "gelu_new"), ("gelu_exact", "gelu")]
+        ("activation", "its_name"),
+        [(a.name, a.hf_names[0]) for a in map(make_activation, ACTIVATIONS) if a.hf_names],
     )
     def test_i8_logits_loss_and_gradients(
         self, head: None, activation: str, its_name: str, dtype: torch.dtype, tolerance: float

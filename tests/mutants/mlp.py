@@ -5,16 +5,14 @@ columns.
 """
 
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gpt2.attention.chunk_parts import AttentionWeightsTap
 from gpt2.attention.state import AttentionOutputs, BlockState
-from gpt2.mlp import mlp
+from gpt2.mlp.activations import GeluExactOptions, GeluTanhOptions
 from gpt2.mlp.config import MlpConfig, MlpWidths
 from gpt2.mlp.mlp import Mlp
 from gpt2.mlp.mlp_attn_gate.module import MlpAttnGate
@@ -32,6 +30,10 @@ from tests.mutants.mutant import (
     then,
     together,
 )
+
+
+def _exploding(x: Tensor) -> Tensor:
+    return x * 1e38 * 1e38
 
 
 def _to_the_next_call(right: Any) -> Any:
@@ -334,15 +336,13 @@ MUTANTS = (
         "the exact GELU instead of the tanh form",
         "baseline",
         {"reference": LOGITS},
-        lambda patch: patch.setitem(mlp.ACTIVATIONS, "gelu_tanh", F.gelu),
+        replaced(GeluTanhOptions, "build", lambda _: GeluExactOptions.build),
     ),
     Mutant(
         "activation explodes",
         "non-finite losses",
         "mla-golden-mech",
         {"steps": ("finite-loss", "nan|inf")},
-        lambda patch: patch.setitem(
-            mlp.ACTIVATIONS, "gelu_tanh", lambda x: partial(torch.mul, 1e38)(x) * 1e38
-        ),
+        replaced(GeluTanhOptions, "build", lambda _: lambda options: _exploding),
     ),
 )

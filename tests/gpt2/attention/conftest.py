@@ -84,9 +84,7 @@ def build_case(
     torch.manual_seed(0)
     n_head, n_embd = shape.pop("n_head", 4), shape.pop("n_embd", 16)
     given = {"dropout": 0.0, "bias": True, **shape}
-    sizes = ModelShape(
-        2, n_head, n_embd, length, 64, activation="gelu_tanh", vocab_size=50, **given
-    )
+    sizes = ModelShape(2, n_head, n_embd, length, 64, vocab_size=50, **given)
     options = AttentionConfig(projection, pattern, positions, terms, gates, backend=backend)
     module = Attention(sizes, options, request)
     if dtype != torch.get_default_dtype():

@@ -10,6 +10,7 @@ from torch import Tensor
 from gpt2.attention.state import AttentionOutputs, BlockState
 from gpt2.config import ModelConfig
 from gpt2.mlp import reference
+from gpt2.mlp.activations import ACTIVATIONS
 from gpt2.mlp.mlp import Mlp
 from tests.gpt2.builders import make_model_config
 
@@ -73,7 +74,7 @@ def config_of(case: str, **overrides: Any) -> ModelConfig:
 
 
 @pytest.mark.parametrize("block", [0, 1], ids=["first", "last"])
-@pytest.mark.parametrize("activation", ["gelu_tanh", "gelu_exact"])
+@pytest.mark.parametrize("activation", list(ACTIVATIONS))
 @pytest.mark.parametrize("case", CASES)
 def test_values_and_gradients_equal_the_formula(case: str, activation: str, block: int) -> None:
     # 44 units are not a multiple of R = 8: the last chunk of the scalar tying is partial.

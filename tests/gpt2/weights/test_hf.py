@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch.nn.functional as F
 
 from gpt2.config import Config
 from gpt2.data.prepare import prepare_dataset
+from gpt2.mlp.activations import ACTIVATIONS, GeluExactOptions
 from gpt2.model import GPT
 from gpt2.running import preflight
 from gpt2.weights import hf, source
@@ -20,6 +22,7 @@ from gpt2.weights.convert import load_initial_weights
 from lib.errors import ConfigError, PreflightError, RunError
 from lib.files import sha256_file
 from lib.runs.code import run_drift
+from tests.gpt2.builders import make_activation, make_model_config
 from tests.gpt2.weights.conftest import random_gpt2
 
 Configure = Callable[..., Config]
@@ -48,15 +51,33 @@ def tokens(config: Config) -> torch.Tensor:
     return torch.randint(shape.vocab_size, (2, shape.block_size), generator=generator)
 
 
+class UnknownToTransformers(GeluExactOptions):
+    """Activation that transformers' GPT-2 lacks."""
+
+    name = "unknown"
+    hf_names = ()
+
+
+def test_an_activation_that_transformers_lacks_is_refused() -> None:
+    model = make_model_config()
+    model = replace(model, mlp=replace(model.mlp, activation=UnknownToTransformers()))
+    assert hf.unsupported_components(model) == ["unknown"]
+    theirs = hf.with_defaults(hf.config_json(make_model_config(), end_of_text=0))
+    (mismatch,) = hf.config_mismatches(model, theirs)
+    assert mismatch.startswith("ACTIVATION: unknown ")
+
+
 class TestTheSameFunction:
     """The native model computes the same function as transformers."""
 
     @pytest.mark.parametrize(
         ("ours", "its"),
         [
-            ("ACTIVATION_GELU_TANH", {}),
-            ("ACTIVATION_GELU_TANH", {"activation_function": "gelu_pytorch_tanh"}),
-            ("ACTIVATION_GELU_EXACT", {"activation_function": "gelu"}),
+            *(
+                (f"ACTIVATION_{name.upper()}", {"activation_function": hf_name})
+                for name in ACTIVATIONS
+                for hf_name in make_activation(name).hf_names
+            ),
             ("MLP_HIDDEN", {"n_inner": 48}),
         ],
         ids=str,
