@@ -1,7 +1,12 @@
-"""Extra launch checks and a one-line summary for long runs, where a mistake costs hours."""
+"""Preflight of GPT-2 runs: the machine, trackers, attention kernels, disk, weights and data.
+
+``lib.env.preflight`` checks the machine; this module adds the conditions that depend on the model,
+extra conditions of long runs, where a mistake costs hours, and the report of ``make preflight``.
+Imports no torch: the checks of the device do, in a worker.
+"""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,13 +17,18 @@ from gpt2.data.store import open_dataset
 from gpt2.training.budget import run_budget
 from gpt2.weights.source import download_weights, weight_mismatches
 from lib.console import format_si, log
-from lib.env import preflight
 from lib.env.gpu import gpu_groups, usable_cores
-from lib.env.machine import preflight as machine_preflight
 from lib.env.packages import current_interpreter
-from lib.env.snapshot import FOLDER, refresh_snapshot
+from lib.env.preflight import (
+    Condition,
+    MachineRequirements,
+    check_machine_requirements,
+    output_problems,
+    problems_of,
+)
+from lib.env.snapshot import FOLDER
 from lib.errors import ConfigError, KablateError, PreflightError, Problem
-from lib.runs.code import describe_tree, git_state, head_commit, uncommitted_problems
+from lib.runs.code import describe_tree, git_state, head_commit
 
 # fp32 weights; a checkpoint adds Adam's two moments of the same size.
 _BYTES_PER_PARAMETER = 4
@@ -83,9 +93,6 @@ def intended(config: Config) -> str:
     return ", ".join(parts)
 
 
-# Preflight: checks of machine, environment, initial weights and data before a plan is trained.
-
-
 SCHEMA_VERSION = 1
 
 
@@ -98,14 +105,6 @@ class TrainingPlace:
     results: Path
     # Allow uncommitted code.
     dirty: bool = False
-
-
-@dataclass(frozen=True)
-class Condition:
-    """A requirement for starting the first run, and the problems that violate it."""
-
-    name: str
-    problems: Sequence[Problem]
 
 
 def check_machine(
@@ -127,39 +126,25 @@ def check_machine(
 
 def conditions(configs: Sequence[Config], place: TrainingPlace, jobs: int = 0) -> list[Condition]:
     """Check every condition separately, so that no problem hides another."""
-    here = current_interpreter()
-    profiles = {c.repro.profile for c in configs}
-    results = [
-        Condition(name, [p for e in {c.environment: None for c in configs} for p in check(e)])
-        for name, check in (
-            ("environment", lambda e: preflight.environment_problems(e, here)),
-            ("python", lambda e: preflight.python_problems(e, here)),
-            ("packages", lambda e: preflight.package_problems()),
-            ("foreign tools", preflight.foreign_problems),
-            ("lock file", preflight.lock_problems),
-            ("disk", lambda e: preflight.disk_problems(e, place.results)),
-        )
+    requirements = [
+        MachineRequirements(c.environment, c.machine, c.train.gpus, c.repro.profile)
+        for c in configs
     ]
+    checked = check_machine_requirements(
+        requirements, place.build_dir, place.results, dirty=place.dirty
+    )
     trackers = [p for c in configs for p in c.tracking.missing_packages()]
-    committed = [p for name in profiles for p in uncommitted_problems(name, place.dirty)]
     long = [p for c in configs for p in long_run_problems(c)]
-    device = _device_problems(configs)
-    results += [
-        Condition("trackers", trackers),
-        Condition("committed", committed),
-        Condition("long runs", list(dict.fromkeys(long))),
-        Condition("device", device),
-    ]
-    jobs = jobs or (1 if device else len(_slots(configs)))
-    output = preflight.output_problems(place.results, bytes_needed(configs, jobs))
-    results.append(Condition("output folder", output))
+    device_works = not any(c.problems for c in checked if c.name == "device")
+    checked.append(Condition("trackers", trackers))
+    checked.append(Condition("long runs", list(dict.fromkeys(long))))
     # Kernels are launched on the device.
-    if not device:
-        results.append(Condition("kernels", _kernel_problems(configs)))
-    # The snapshot runs tools of the environment, so the environment must be the right one.
-    if not results[0].problems:
-        results.append(Condition("snapshot", _snapshot_problems(configs, place)))
-    return results
+    if device_works:
+        checked.append(Condition("kernels", _kernel_problems(configs)))
+    jobs = jobs or (len(_slots(configs)) if device_works else 1)
+    output = output_problems(place.results, bytes_needed(configs, jobs))
+    checked.append(Condition("output folder", output))
+    return checked
 
 
 def describe(configs: Sequence[Config], place: TrainingPlace) -> dict[str, Any]:
@@ -257,41 +242,11 @@ def bytes_needed(configs: Sequence[Config], jobs: int) -> int:
     return sum(weights) + checkpoint_bytes + _MARGIN_BYTES * len(configs)
 
 
-def _device_problems(configs: Sequence[Config]) -> list[Problem]:
-    """Return unsupported device settings, and GPUs that a run would leave unused."""
-    from lib.env.hardware import gpu_problems
-
-    problems: list[Problem] = []
-    for machine, gpus in {(c.machine, c.train.gpus): None for c in configs}:
-        problems += _problems(machine_preflight, machine, gpus)
-    if not problems:
-        for pinned, gpus in {(c.environment.gpu_pinned, c.train.gpus): None for c in configs}:
-            problems += gpu_problems(pinned, gpus)
-    return problems
-
-
 def _kernel_problems(configs: Sequence[Config]) -> list[Problem]:
     from gpt2.attention.sdpa import check_attention
 
     models = {(c.model, c.machine): None for c in configs}
-    return [p for model, machine in models for p in _problems(check_attention, model, machine)]
-
-
-def _snapshot_problems(configs: Sequence[Config], place: TrainingPlace) -> list[Problem]:
-    """Write the environment and hardware snapshots; return the problems of doing so."""
-    import torch
-
-    from lib.env.hardware import probe_hardware
-
-    folder = place.build_dir / FOLDER
-    recorded = [c for c in configs if c.environment.snapshot]
-    problems: list[Problem] = []
-    for environment in {c.environment: None for c in recorded}:
-        problems += _problems(refresh_snapshot, folder, environment, current_interpreter())
-    if recorded:
-        on_gpu = torch.cuda.is_available() and any(c.machine.device == "cuda" for c in recorded)
-        problems += _problems(probe_hardware, folder, torch.device("cuda" if on_gpu else "cpu"))
-    return problems
+    return [p for model, machine in models for p in problems_of(check_attention, model, machine)]
 
 
 def _format(value: object) -> str:
@@ -299,16 +254,9 @@ def _format(value: object) -> str:
         return ", ".join(map(_format, value)) or "none"
     if isinstance(value, dict):
         return " ".join(map(_format, value.values()))
-    return {None: "none", True: "yes", False: "no"}.get(value, str(value))
-
-
-def _problems(check: Callable[..., object], *arguments: object) -> list[Problem]:
-    """Return the problems of the error that ``check`` raises."""
-    try:
-        check(*arguments)
-    except KablateError as error:
-        return list(error.problems)
-    return []
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "none" if value is None else str(value)
 
 
 def _slots(configs: Sequence[Config]) -> list[dict[str, str]]:

@@ -34,7 +34,7 @@ from gpt2.training.records import Heartbeat, RecordWriter
 from gpt2.training.session import DataOrder, TrainingSession
 from gpt2.training.step import StepOutOfMemory, optimizer_step
 from gpt2.weights.convert import load_initial_weights
-from lib.env.machine import grad_scaler, preflight, set_up
+from lib.env.machine import grad_scaler, set_up
 from lib.env.observe import (
     Setting,
     deviations,
@@ -44,6 +44,7 @@ from lib.env.observe import (
     require_no_deviations,
     setting,
 )
+from lib.env.preflight import require_machine
 from lib.env.process_group import DDP_SAFE_BUCKET_MIB, ProcessGroup
 from lib.env.snapshot import observed_environment
 from lib.errors import Problem, RunError
@@ -116,7 +117,7 @@ def open_session(
     Raises PreflightError, DataError or ConfigError if the setup fails, and RunError if the ranks of
     ``group`` have different initial weights. Nothing has been trained then.
     """
-    preflight(config.machine, config.train.gpus)
+    require_machine(config.machine, config.train.gpus)
     device = set_up(config.machine, group.process, config.train.gpus)
     shape = config.model.shape
     dataset = open_dataset(config.data, build_dir, shape.vocab_size)

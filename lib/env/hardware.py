@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from lib.env.observe import GIB, hardware
 from lib.env.snapshot import run_program, write_error
-from lib.errors import PreflightError, Problem
+from lib.errors import PreflightError
 from lib.files import write_atomic, write_json
 
 if TYPE_CHECKING:
@@ -48,19 +48,6 @@ def describe_hardware(folder: Path, device: "torch.device") -> dict[str, Any]:
         "gpus": _gpus() if device.type == "cuda" else [],
         "disk_free_gib": round(shutil.disk_usage(existing).free / GIB, 1),
     }
-
-
-def gpu_problems(pinned: bool, processes: int) -> list[Problem]:
-    """Return a problem if ``pinned`` and more GPUs are visible than ``processes``."""
-    import torch
-
-    visible = torch.cuda.device_count()
-    if not pinned or visible <= processes:
-        return []
-    variable = "HIP_VISIBLE_DEVICES" if torch.version.hip else "CUDA_VISIBLE_DEVICES"
-    names = ",".join(map(str, range(processes)))
-    what = f"GPU_PINNED: too many visible GPUs (expected GPUS={processes}, got {visible})"
-    return [Problem(what, next=f"type: {variable}={names} make", code="gpu.not-pinned")]
 
 
 def _gpus() -> list[Mapping[str, Any]]:

@@ -1,12 +1,10 @@
-"""Setup of the machine according to the configuration, and preflight checks of the machine.
+"""Setup of the machine according to the configuration.
 
-There are three stages: ``environment`` before torch starts, ``preflight`` before anything is
-written, and ``set_up`` in the training process.
+``worker_environment`` has the variables that must be set before torch starts; ``set_up`` applies all
+other settings in the training process, after ``lib.env.preflight`` has passed.
 """
 
-import importlib.util
-import shutil
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lib.env.options import MachineConfig
 from lib.env.ranks import ProcessRank, missing_variables
@@ -32,26 +30,6 @@ def worker_environment(machine: MachineConfig) -> dict[str, str]:
     if machine.device == "cpu":
         variables |= MALLOC_VARIABLES
     return {**variables, **_gpu_environment(machine)}
-
-
-def preflight(machine: MachineConfig, processes: int = 1) -> None:
-    """Check that this machine supports the configuration; writes and starts nothing.
-
-    Imports torch and queries the GPU driver, so call it in a process that may use the GPU. Raises
-    PreflightError with all problems at once.
-    """
-    import torch
-
-    if machine.device == "cpu":
-        problems = []
-    elif not torch.cuda.is_available():
-        problems = [_no_gpu(torch)]
-    else:
-        problems = _gpu_problems(torch, machine, processes)
-    if machine.compile:
-        problems += _compiler_problems(machine.device)
-    if problems:
-        raise PreflightError(*problems)
 
 
 def set_up(machine: MachineConfig, process: ProcessRank, processes: int = 1) -> "torch.device":
@@ -118,40 +96,3 @@ def _gpu_environment(machine: MachineConfig) -> dict[str, str]:
     if machine.device == "cuda" and machine.expandable_segments:
         variables["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
     return variables
-
-
-def _no_gpu(torch: Any) -> Problem:
-    gpu_build = torch.version.cuda or torch.version.hip
-    reason = (
-        "no GPU reported by the driver"
-        if gpu_build
-        else f"torch {torch.__version__} is gpu_build for the CPU"
-    )
-    return Problem(
-        f"DEVICE=cuda: no GPU available ({reason})",
-        next="type: make defconfig-NAME+cpu   (or add SET=DEVICE_CPU=y)",
-        code="gpu.missing",
-    )
-
-
-def _gpu_problems(torch: Any, machine: MachineConfig, processes: int) -> list[Problem]:
-    problems = []
-    if torch.cuda.device_count() < processes:
-        what = f"GPUS={processes}: not enough GPUs ({torch.cuda.device_count()} visible)"
-        problems.append(Problem(what, code="gpu.too-few"))
-    if machine.precision == "bf16" and not torch.cuda.is_bf16_supported(including_emulation=False):
-        name = torch.cuda.get_device_name(0)
-        what = f"PRECISION=bf16: {name} does not support bf16"
-        problems.append(Problem(what, next="type: SET=PRECISION_FP16=y", code="gpu.unsupported"))
-    return problems
-
-
-def _compiler_problems(device: str) -> list[Problem]:
-    """Return missing compilers: torch.compile requires C++ on a CPU and Triton on a GPU."""
-    if device == "cpu" and not any(shutil.which(name) for name in ("c++", "g++", "clang++")):
-        what = "COMPILE=y: no C++ compiler found"
-        return [Problem(what, next="type: apt-get install g++", code="env.missing-compiler")]
-    if device == "cuda" and importlib.util.find_spec("triton") is None:
-        what = "COMPILE=y: package triton is missing"
-        return [Problem(what, next="type: SET=COMPILE=n", code="env.missing-package")]
-    return []

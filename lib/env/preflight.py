@@ -1,24 +1,35 @@
-"""Checks of the environment against the configuration, one function per condition.
+"""Preflight: checks of machine, GPU, Python environment, disk and source tree before a run starts.
 
-Imports no torch and starts no program: only files of the interpreter and of the tree are read.
+Each check is a function that returns problems; ``check_machine_requirements`` calls all of them, so
+that the user sees every problem at once. torch is imported by the checks of the device only.
 """
 
+import importlib.util
 import os
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from lib.env.options import EnvironmentConfig
-from lib.env.packages import Interpreter, installed_packages, lock_differences
+from lib.env.options import EnvironmentConfig, MachineConfig
+from lib.env.packages import (
+    Interpreter,
+    current_interpreter,
+    installed_packages,
+    lock_differences,
+)
 from lib.env.python_env import (
     check_requirements,
     default_requirements,
     import_path,
     install_command,
 )
-from lib.errors import ConfigError, Problem
+from lib.env.snapshot import FOLDER, refresh_snapshot
+from lib.errors import ConfigError, KablateError, PreflightError, Problem
 from lib.project import ROOT
+from lib.runs.code import uncommitted_problems
 
 # Files of other package managers, refused by ENV_FORBID_FOREIGN.
 FOREIGN_FILES = (".venv", "uv.lock", "poetry.lock", "Pipfile")
@@ -139,7 +150,168 @@ def output_problems(folder: Path, bytes_needed: int) -> list[Problem]:
     return []
 
 
+def machine_problems(machine: MachineConfig, processes: int = 1) -> list[Problem]:
+    """Check that this machine supports the settings; writes and starts nothing.
+
+    Imports torch and queries the GPU driver, so call it in a process that may use the GPU.
+    """
+    import torch
+
+    if machine.device == "cpu":
+        problems = []
+    elif not torch.cuda.is_available():
+        problems = [_no_gpu(torch)]
+    else:
+        problems = _gpu_problems(torch, machine, processes)
+    if machine.compile:
+        problems += _compiler_problems(machine.device)
+    return problems
+
+
+def require_machine(machine: MachineConfig, processes: int = 1) -> None:
+    """Raise PreflightError with all problems unless this machine supports the settings."""
+    if problems := machine_problems(machine, processes):
+        raise PreflightError(*problems)
+
+
+def pinned_gpu_problems(pinned: bool, processes: int) -> list[Problem]:
+    """Return a problem if ``pinned`` and more GPUs are visible than ``processes``."""
+    import torch
+
+    visible = torch.cuda.device_count()
+    if not pinned or visible <= processes:
+        return []
+    variable = "HIP_VISIBLE_DEVICES" if torch.version.hip else "CUDA_VISIBLE_DEVICES"
+    names = ",".join(map(str, range(processes)))
+    what = f"GPU_PINNED: too many visible GPUs (expected GPUS={processes}, got {visible})"
+    return [Problem(what, next=f"type: {variable}={names} make", code="gpu.not-pinned")]
+
+
+@dataclass(frozen=True)
+class Condition:
+    """A requirement for starting the first run, and the problems that violate it."""
+
+    name: str
+    problems: Sequence[Problem]
+
+
+@dataclass(frozen=True)
+class MachineRequirements:
+    """Options of a run that this machine must satisfy."""
+
+    environment: EnvironmentConfig
+    machine: MachineConfig
+    # Processes of the run, one GPU each.
+    processes: int
+    profile: str
+
+
+def check_machine_requirements(
+    requirements: Sequence[MachineRequirements], build_dir: Path, results: Path, *, dirty: bool
+) -> list[Condition]:
+    """Check every condition separately, so that no problem hides another.
+
+    ``results`` is the output folder, which may be missing; ``dirty`` allows uncommitted code. Writes
+    the environment snapshot below ``build_dir`` if the environment is the right one.
+    """
+    here = current_interpreter()
+    environments = list(dict.fromkeys(r.environment for r in requirements))
+    conditions = [
+        Condition(name, [p for environment in environments for p in check(environment)])
+        for name, check in (
+            ("environment", lambda e: environment_problems(e, here)),
+            ("python", lambda e: python_problems(e, here)),
+            ("packages", lambda e: package_problems()),
+            ("foreign tools", foreign_problems),
+            ("lock file", lock_problems),
+            ("disk", lambda e: disk_problems(e, results)),
+        )
+    ]
+    profiles = dict.fromkeys(r.profile for r in requirements)
+    committed = [p for profile in profiles for p in uncommitted_problems(profile, dirty)]
+    conditions.append(Condition("committed", committed))
+    conditions.append(Condition("device", _device_problems(requirements)))
+    # The snapshot runs programs of the environment.
+    if not conditions[0].problems:
+        problems = _snapshot_problems(requirements, build_dir / FOLDER, here)
+        conditions.append(Condition("snapshot", problems))
+    return conditions
+
+
+def problems_of(check: Callable[..., object], *arguments: object) -> list[Problem]:
+    """Return the problems of the error that ``check`` raises."""
+    try:
+        check(*arguments)
+    except KablateError as error:
+        return list(error.problems)
+    return []
+
+
+def _device_problems(requirements: Sequence[MachineRequirements]) -> list[Problem]:
+    """Return unsupported device settings, and GPUs that a run would leave unused."""
+    machines = dict.fromkeys((r.machine, r.processes) for r in requirements)
+    if problems := [p for machine, n in machines for p in machine_problems(machine, n)]:
+        return problems
+    pinned = dict.fromkeys((r.environment.gpu_pinned, r.processes) for r in requirements)
+    return [p for is_pinned, n in pinned for p in pinned_gpu_problems(is_pinned, n)]
+
+
+def _snapshot_problems(
+    requirements: Sequence[MachineRequirements], folder: Path, here: Interpreter
+) -> list[Problem]:
+    """Write the environment and hardware snapshots; return the problems of doing so."""
+    import torch
+
+    from lib.env.hardware import probe_hardware
+
+    recorded = [r for r in requirements if r.environment.snapshot]
+    problems: list[Problem] = []
+    for environment in dict.fromkeys(r.environment for r in recorded):
+        problems += problems_of(refresh_snapshot, folder, environment, here)
+    if recorded:
+        on_gpu = torch.cuda.is_available() and any(r.machine.device == "cuda" for r in recorded)
+        problems += problems_of(probe_hardware, folder, torch.device("cuda" if on_gpu else "cpu"))
+    return problems
+
+
 def _describe_kind(interpreter: Interpreter) -> str:
     if interpreter.kind == "system":
         return f"no environment ({interpreter.prefix})"
     return f"a {interpreter.kind} environment ({interpreter.prefix})"
+
+
+def _no_gpu(torch: Any) -> Problem:
+    gpu_build = torch.version.cuda or torch.version.hip
+    reason = (
+        "no GPU reported by the driver"
+        if gpu_build
+        else f"torch {torch.__version__} is gpu_build for the CPU"
+    )
+    return Problem(
+        f"DEVICE=cuda: no GPU available ({reason})",
+        next="type: make defconfig-NAME+cpu   (or add SET=DEVICE_CPU=y)",
+        code="gpu.missing",
+    )
+
+
+def _gpu_problems(torch: Any, machine: MachineConfig, processes: int) -> list[Problem]:
+    problems = []
+    if torch.cuda.device_count() < processes:
+        what = f"GPUS={processes}: not enough GPUs ({torch.cuda.device_count()} visible)"
+        problems.append(Problem(what, code="gpu.too-few"))
+    if machine.precision == "bf16" and not torch.cuda.is_bf16_supported(including_emulation=False):
+        name = torch.cuda.get_device_name(0)
+        what = f"PRECISION=bf16: {name} does not support bf16"
+        problems.append(Problem(what, next="type: SET=PRECISION_FP16=y", code="gpu.unsupported"))
+    return problems
+
+
+def _compiler_problems(device: str) -> list[Problem]:
+    """Return missing compilers: torch.compile requires C++ on a CPU and Triton on a GPU."""
+    if device == "cpu" and not any(shutil.which(name) for name in ("c++", "g++", "clang++")):
+        what = "COMPILE=y: no C++ compiler found"
+        return [Problem(what, next="type: apt-get install g++", code="env.missing-compiler")]
+    if device == "cuda" and importlib.util.find_spec("triton") is None:
+        what = "COMPILE=y: package triton is missing"
+        return [Problem(what, next="type: SET=COMPILE=n", code="env.missing-package")]
+    return []

@@ -13,7 +13,7 @@ from gpt2.ablation.resolve import resolve_config
 from gpt2.config import Config
 from gpt2.planning.plan import Plan
 from gpt2.running import launch, preflight
-from gpt2.running.launch import Gpt2Target
+from gpt2.running.launch import Gpt2Backend
 from gpt2.running.preflight import (
     TrainingPlace,
     check_machine,
@@ -29,10 +29,9 @@ from lib.env import snapshot
 from lib.env.options import EnvironmentConfig
 from lib.env.packages import Interpreter
 from lib.env.snapshot import observed_environment
-from lib.errors import PreflightError
+from lib.errors import PreflightError, Problem
 from lib.plan.run import PlannedRun, RunVariant
 from lib.project import ROOT
-from lib.runner.worker import find_function
 from lib.runs.run_dir import RunDir
 
 SMALL: dict[str, SymbolValue] = {
@@ -43,6 +42,7 @@ SMALL: dict[str, SymbolValue] = {
     "BATCH_SIZE": 1,
     "GRAD_ACCUMULATION": 1,
 }
+EDITED = Problem("edited", code="code.uncommitted")
 PAGE = (ROOT / "docs" / "environment.md").read_text()
 
 
@@ -66,8 +66,8 @@ def interpreter(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[st
 
     def fake(kind: str) -> Interpreter:
         found = Interpreter(kind, "llmhe", "3.13.1", tmp_path / "llmhe")
-        for module in ("gpt2.running.preflight", "lib.env.snapshot"):
-            monkeypatch.setattr(f"{module}.running", lambda: found)
+        for module in ("lib.env.preflight", "lib.env.snapshot"):
+            monkeypatch.setattr(f"{module}.current_interpreter", lambda: found)
         monkeypatch.setattr(snapshot, "find_spec", lambda name: None)
         monkeypatch.setattr(snapshot, "_answers", lambda questions: {q.file: "" for q in questions})
         monkeypatch.setattr(snapshot, "run_program", lambda command: (0, "", ""))
@@ -111,7 +111,7 @@ def test_a_variable_makes_no_conda_environment(
 def test_all_that_is_wrong_is_told_at_once(
     place: TrainingPlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpt2.running.preflight.tree_problems", lambda *args: ["edited"])
+    monkeypatch.setattr("lib.env.preflight.uncommitted_problems", lambda *args: [EDITED])
     changes = {
         "ENV_POLICY_UV": True,
         "ENV_PYTHON": "2.7",
@@ -175,9 +175,9 @@ def test_every_way_to_train_is_checked(
     config = configured(ENV_PYTHON="2.7")
     run = PlannedRun("single", RunVariant("run"), 1, config, place.results / "run")
     plan = Plan("single", place.results, place.build_dir, config, [run])
-    pool: Any = SimpleNamespace(call=lambda name, *given: find_function(name)(*given))
+    executor: Any = SimpleNamespace(call=lambda function, *arguments: function(*arguments))
     with pytest.raises(PreflightError, match="ENV_PYTHON=2.7"):
-        Gpt2Target(plan, pool, dirty=True).preflight(pool, plan.runs)
+        Gpt2Backend(plan, executor, dirty=True).preflight(plan.runs, 0)
     with pytest.raises(PreflightError, match="ENV_PYTHON=2.7"):
         launch.train_here(plan, dirty=True)
     assert not place.results.exists()
@@ -219,7 +219,7 @@ def with_processes(config: Config, device: str, gpus: int, threads: int) -> Conf
 
 def test_a_slot_is_a_group(monkeypatch: pytest.MonkeyPatch, place: TrainingPlace) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr("gpt2.running.preflight.preflight", lambda machine, gpus: None)
+    monkeypatch.setattr("lib.env.preflight.machine_problems", lambda machine, gpus: [])
     monkeypatch.setattr("torch.cuda.device_count", lambda: 8)
     monkeypatch.setattr("gpt2.running.preflight.usable_cores", lambda: 12)
     config = resolve_config(

@@ -49,7 +49,7 @@ def test_a_virtual_environment_of_conda_s_python_is_no_conda_environment(
 
 def test_a_real_interpreter_is_asked_and_no_variable(tmp_path: Path) -> None:
     venv.create(tmp_path / "real", with_pip=False, symlinks=True)
-    code = "from lib.env.packages import running; found = running(); print(found)"
+    code = "from lib.env.packages import current_interpreter; print(current_interpreter())"
     done = subprocess.run(
         [tmp_path / "real" / "bin" / "python", "-c", code],
         cwd=ROOT,

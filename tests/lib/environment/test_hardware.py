@@ -10,7 +10,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from lib.env.hardware import gpu_problems, probe_hardware
+from lib.env.hardware import probe_hardware
+from lib.env.preflight import pinned_gpu_problems
 
 CPU = torch.device("cpu")
 GIB = 1024**3
@@ -67,7 +68,7 @@ def test_gpus_that_a_run_leaves_unused(
     gpus: Callable, visible: int, pinned: bool, processes: int, refused: bool
 ) -> None:
     gpus(visible)
-    problems = gpu_problems(pinned, processes)
+    problems = pinned_gpu_problems(pinned, processes)
     assert bool(problems) == refused
     if refused:
         assert [problem.code for problem in problems] == ["gpu.not-pinned"]
@@ -78,4 +79,4 @@ def test_gpus_that_a_run_leaves_unused(
 def test_the_variable_of_rocm(gpus: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
     gpus(4)
     monkeypatch.setattr("torch.version.hip", "7.0")
-    assert gpu_problems(True, 2)[0].next == "type: HIP_VISIBLE_DEVICES=0,1 make"
+    assert pinned_gpu_problems(True, 2)[0].next == "type: HIP_VISIBLE_DEVICES=0,1 make"

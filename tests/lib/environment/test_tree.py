@@ -90,7 +90,7 @@ def test_the_patch_makes_the_same_code_from_the_commit(
     edit(root, git)
     found = head_commit()
     assert found.tracked == ["gpt2/model.py", "gpt2/old.py", "lib/staged.py", "lib/table.bin"]
-    new = ["gpt2/Kconfig.mine", "gpt2/running/launch.py", "lib/empty.py", "lib/nové.py"]
+    new = ["gpt2/Kconfig.mine", "gpt2/scratch.py", "lib/empty.py", "lib/nové.py"]
     assert found.untracked == new
     record = write_code_patch(tmp_path)
     patch = (tmp_path / "code.diff").read_bytes()
@@ -161,7 +161,7 @@ def test_a_patch_that_git_cannot_make_is_an_error(
     edit(root, git)
     real = runs_code.run_git
     refuse = lambda *args, **options: real(*args, **options) if args[0] != "diff" else None
-    monkeypatch.setattr("lib.runs.code.git", refuse)
+    monkeypatch.setattr("lib.runs.code.run_git", refuse)
     with pytest.raises(RunError) as caught:
         write_code_patch(tmp_path)
     assert caught.value.codes == ["git.failed"]

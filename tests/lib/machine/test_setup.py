@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from lib.env.machine import autocast, grad_scaler, preflight, set_up, worker_environment
+from lib.env.machine import autocast, grad_scaler, set_up, worker_environment
 from lib.env.options import MachineConfig
+from lib.env.preflight import machine_problems, require_machine
 from lib.env.ranks import ProcessRank
 from lib.errors import PreflightError
 
@@ -45,13 +46,13 @@ def test_asking_for_the_environment_loads_no_torch() -> None:
 
 
 def test_a_cpu_passes_the_preflight() -> None:
-    preflight(CPU)
+    assert machine_problems(CPU) == []
 
 
 def test_no_gpu_is_refused_with_what_to_type(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     with pytest.raises(PreflightError) as refusal:
-        preflight(GPU)
+        require_machine(GPU)
     assert (refusal.value.exit_code, refusal.value.codes) == (3, ["gpu.missing"])
     assert "+cpu" in refusal.value.problems[0].next
 
@@ -62,7 +63,7 @@ def test_all_that_a_gpu_lacks_is_listed(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr("torch.cuda.is_bf16_supported", lambda including_emulation: False)
     monkeypatch.setattr("torch.cuda.get_device_name", lambda device: "Old GPU")
     with pytest.raises(PreflightError) as refusal:
-        preflight(replace(GPU, precision="bf16"), processes=4)
+        require_machine(replace(GPU, precision="bf16"), processes=4)
     assert refusal.value.codes == ["gpu.too-few", "gpu.unsupported"]
     assert "GPUS=4" in str(refusal.value) and "Old GPU" in str(refusal.value)
 
@@ -70,7 +71,7 @@ def test_all_that_a_gpu_lacks_is_listed(monkeypatch: pytest.MonkeyPatch) -> None
 def test_compiling_without_a_compiler_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     with pytest.raises(PreflightError) as refusal:
-        preflight(replace(CPU, compile=True))
+        require_machine(replace(CPU, compile=True))
     assert refusal.value.codes == ["env.missing-compiler"]
     assert "COMPILE=y" in str(refusal.value)
 

@@ -19,7 +19,7 @@ PYPROJECT = """
 [build-system]
 requires = []
 build-backend = "editable"
-backend-path = ["lib/setup"]
+backend-path = ["lib/build"]
 [project]
 name = "kablate"
 version = "0.1.0"
@@ -36,8 +36,9 @@ def tree(tmp_path_factory):
     """Return a tree with this set-up code and no requirements."""
     root = tmp_path_factory.mktemp("some trees") / "a tree"
     code = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(ROOT / "lib" / "setup", root / "lib" / "setup", ignore=code)
-    for name in ("__init__", "cli", "console", "errors", "project"):
+    for name in ("env", "build"):
+        shutil.copytree(ROOT / "lib" / name, root / "lib" / name, ignore=code)
+    for name in ("__init__", "console", "errors", "project"):
         shutil.copy(ROOT / "lib" / f"{name}.py", root / "lib")
     (root / "pyproject.toml").write_text(PYPROJECT)
     (root / "requirements.txt").write_text("")
