@@ -156,9 +156,9 @@ reproduce: setup $(if $(TWICE),$(ANY_CONFIG_PY)) ## Train RUN= again from its di
 	$(Q)$(PY) scripts/reproduce.py $(INTO)
 
 # The tests read parquet files, log to every tracker, and plot.
-test: ## Run the tests; installs the extras that they need
+test: ## Run the tests (FAST=1: under 90 s); needs the extras
 	@$(SETUP) "$$EXTRAS datasets matplotlib tensorboard trackio"
-	$(Q)$(PY) -m pytest
+	$(Q)$(PY) -m pytest$(if $(filter-out 0 n,$(FAST)), --fast)
 
 test-long: ## Plant faults one by one; make check must detect each
 	@$(SETUP) "$$EXTRAS datasets matplotlib tensorboard trackio"
@@ -257,7 +257,7 @@ mrproper: clean ## Also remove .config, and a .venv that make created
 ##: ITERS=n  For quick-compare and bench-*: iterations per variant
 ##: DRY_RUN=1  For defconfig-NAME: make checks, and does not train
 ##: CHECKS=causal,data  For check and randcheck: only these
-##: FAST=1  For check and randcheck: skip the slow checks
+##: FAST=1  For check, randcheck, test: skip what is slow
 ##: FULL=1  For validate-machine: the long context at full length
 ##: COUNT=50 SEED=1  For randcheck; COUNT=9 for bench-overhead: pairs
 ##: DEFCONFIG=NAME  For check, reproduce TWICE=1: instead of .config

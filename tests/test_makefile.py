@@ -60,6 +60,12 @@ def build(tmp_path_factory):
     return folder
 
 
+@pytest.fixture
+def unconfigured(tmp_path):
+    """Return an absent build folder in a path that needs quoting, for commands that only print."""
+    return tmp_path / "it's a: build" / "out"
+
+
 @pytest.mark.parametrize(
     ("target", "command"),
     [
@@ -110,8 +116,8 @@ def build(tmp_path_factory):
         ("help", "-m lib.make_help"),
     ],
 )
-def test_target_reaches_its_command(target, command, build):
-    printed = planned(target, f"O={build}", "SYM=SEED", "RUNS=*", "RUN=ra", "SET=SEED=2")
+def test_target_reaches_its_command(target, command, unconfigured):
+    printed = planned(target, f"O={unconfigured}", "SYM=SEED", "RUNS=*", "RUN=ra", "SET=SEED=2")
     assert command in printed
     assert "-m lib.env " in printed or target == "help"
     script = re.match(r"scripts/\S+", command)
@@ -122,9 +128,14 @@ def test_the_tests_have_what_reads_the_large_data_sets():
     assert '--extras "$EXTRAS datasets matplotlib tensorboard trackio"' in planned("test")
 
 
-def test_dry_run_is_a_setting_of_the_defconfig(build):
+@pytest.mark.parametrize(("fast", "option"), [("1", True), ("0", False), ("", False)])
+def test_the_fast_tier_is_an_option_of_pytest(fast, option):
+    assert ("--fast" in planned("test", f"FAST={fast}")) == option
+
+
+def test_dry_run_is_a_setting_of_the_defconfig(unconfigured):
     for given, set_to in (("1", "$SET DRY_RUN=y"), ("0", "$SET"), ("n", "$SET")):
-        printed = planned("defconfig-gpt2-quickstart", f"O={build}", f"DRY_RUN={given}")
+        printed = planned("defconfig-gpt2-quickstart", f"O={unconfigured}", f"DRY_RUN={given}")
         assert f'--set "{set_to}"' in printed
 
 
@@ -311,9 +322,9 @@ def test_kconfig_config_names_the_configuration(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("given", "printed"), [("-j3", " JOBS=3 "), ("JOBS=2", None), ("-j", " JOBS= "), ("V=1", None)]
 )
-def test_parallel_make_is_jobs(build, given, printed):
+def test_parallel_make_is_jobs(unconfigured, given, printed):
     """JOBS is passed in the environment; the value of SET is not parsed as make options."""
-    commands = " " + planned("all", f"O={build}", given, "SET=A=1 -j9")
+    commands = " " + planned("all", f"O={unconfigured}", given, "SET=A=1 -j9")
     assert re.findall(r"(?m)^ ?JOBS=\S* ", commands) == ([printed[1:]] if printed else [])
 
 

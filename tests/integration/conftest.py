@@ -1,9 +1,7 @@
 """Build folders with a very small configuration and a few text files."""
 
 import os
-import subprocess
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +12,7 @@ from gpt2.planning.plan import config_layers, make_plan
 from lib.config.field import SymbolValue
 from lib.project import ROOT
 from tests.build_folder import write_build
+from tests.integration.command_server import CommandServer
 
 SMALL: dict[str, SymbolValue] = {
     "DEVICE_CPU": True,
@@ -43,19 +42,14 @@ class Folder:
     """A build folder with a configuration and prepared data."""
 
     path: Path
+    server: CommandServer
+    scratch: Path
 
     def command(self, script: str, *arguments: str, **variables: str) -> tuple[int, str, str]:
         """Run a script of the tree; return exit code, stdout and stderr."""
         environment = {k: v for k, v in os.environ.items() if k not in ("V", "JSON", "STEPS")}
-        done = subprocess.run(
-            [sys.executable, str(ROOT / script), "-O", str(self.path), *arguments],
-            capture_output=True,
-            text=True,
-            env={**environment, **variables},
-            stdin=subprocess.DEVNULL,
-            timeout=120,
-        )
-        return done.returncode, done.stdout, done.stderr
+        command = [str(ROOT / script), "-O", str(self.path), *arguments]
+        return self.server.run(command, {**environment, **variables}, self.scratch)
 
     def runs(self, steps: str) -> list[Path]:
         """Return the run directories of the selected steps."""
@@ -63,8 +57,18 @@ class Folder:
         return [run.path for run in plan.runs]
 
 
+@pytest.fixture(scope="session")
+def server() -> Iterator[CommandServer]:
+    """Return the process that forks the commands of all tests."""
+    server = CommandServer()
+    yield server
+    server.close()
+
+
 @pytest.fixture
-def build(tmp_path: Path) -> Callable[..., Folder]:
+def build(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, server: CommandServer
+) -> Callable[..., Folder]:
     def make(**settings: SymbolValue | None) -> Folder:
         (tmp_path / "text").mkdir()
         for i in range(12):
@@ -73,6 +77,6 @@ def build(tmp_path: Path) -> Callable[..., Folder]:
         write_build(tmp_path, given)
         plan = make_plan(config_layers(tmp_path), tmp_path)
         prepare_dataset(plan.base.data, tmp_path)
-        return Folder(tmp_path)
+        return Folder(tmp_path, server, tmp_path_factory.mktemp("streams"))
 
     return make
