@@ -83,3 +83,8 @@ def conda(program: Callable[..., Path], tmp_path: Path) -> Interpreter:
     }
     python = program("python", pip, prefix / "bin")
     return current_interpreter(prefix, prefix, str(python))
+
+
+@pytest.fixture(autouse=True)
+def _torch_settings_restored(torch_as_before: None) -> None:
+    pass

@@ -1,4 +1,4 @@
-"""Lookup of GPUs by name, memory and peak throughput."""
+"""GPU and CPU facts, the GPUs of each run, and their environment variables; no GPU needed."""
 
 import pytest
 
@@ -8,6 +8,7 @@ from lib.env.gpu import (
     GIB,
     GPUS,
     find_gpu,
+    gpu_groups,
     gpu_with_memory,
     peak_tflops,
 )
@@ -117,3 +118,26 @@ def test_of_another_device_no_peak_is_made_up(name: str) -> None:
 
 def test_a_type_that_the_hardware_lacks_has_no_peak() -> None:
     assert peak_tflops("Tesla T4", "bf16", "highest") is None
+
+
+def test_each_group_has_gpus_of_its_own() -> None:
+    pairs = [{"CUDA_VISIBLE_DEVICES": "0,1"}, {"CUDA_VISIBLE_DEVICES": "2,3"}]
+    assert gpu_groups(4, 2, rocm=False, variables={}) == pairs
+    assert gpu_groups(5, 2, rocm=False, variables={}) == pairs
+    assert gpu_groups(2, 1, rocm=True, variables={}) == [
+        {"HIP_VISIBLE_DEVICES": "0"},
+        {"HIP_VISIBLE_DEVICES": "1"},
+    ]
+    assert gpu_groups(1, 2, rocm=False, variables={}) == []
+
+
+def test_gpus_that_the_user_hid_stay_hidden() -> None:
+    visible = {"CUDA_VISIBLE_DEVICES": "3, GPU-8f2a,1"}
+    assert gpu_groups(3, 1, rocm=False, variables=visible) == [
+        {"CUDA_VISIBLE_DEVICES": name} for name in ("3", "GPU-8f2a", "1")
+    ]
+    both = {"CUDA_VISIBLE_DEVICES": "0", "HIP_VISIBLE_DEVICES": "6,7"}
+    assert gpu_groups(2, 2, rocm=True, variables=both) == [{"HIP_VISIBLE_DEVICES": "6,7"}]
+    assert gpu_groups(3, 3, rocm=True, variables=visible) == [
+        {"HIP_VISIBLE_DEVICES": "3,GPU-8f2a,1"}
+    ]

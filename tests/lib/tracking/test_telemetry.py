@@ -1,0 +1,263 @@
+"""Telemetry: layers of imports, meters of GPUs and processes, and the sampler."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from lib.files import write_json
+from lib.runs.record import TelemetrySample, read_json_lines
+from lib.runs.run_dir import RunDir
+from lib.tracking import telemetry
+from lib.tracking.reader import mean_metrics, per_layer_metrics, reduce_over_layers
+from lib.tracking.telemetry import (
+    AmdGpuMeter,
+    GpuReading,
+    NvidiaMeter,
+    memory_and_cpu_seconds,
+    visible_gpus,
+)
+
+VALUES = {
+    "attention/entropy": [1.0, 2.0, 6.0],
+    "nsa/gate_entropy_min": [0.5, 0.25, 0.75],
+    "nsa/gate_largest_max": [0.5, 0.9, 0.75],
+    "mlp_attn_gate/gate_mean": [0.2, 0.4, None],
+    "nsa/distance": [None, None, None],
+}
+
+
+def test_the_mean_and_of_extremes_the_extreme() -> None:
+    assert reduce_over_layers(VALUES) == {
+        "attention/entropy": 3.0,
+        "nsa/gate_entropy_min": 0.25,
+        "nsa/gate_largest_max": 0.9,
+        "mlp_attn_gate/gate_mean": (0.2 + 0.4) / 2,
+    }
+
+
+def test_every_layer_that_has_a_value() -> None:
+    found = per_layer_metrics(VALUES)
+    assert found["layer/2/attention/entropy"] == 6.0
+    assert [name for name in found if "mlp_attn_gate" in name] == [
+        "layer/0/mlp_attn_gate/gate_mean",
+        "layer/1/mlp_attn_gate/gate_mean",
+    ]
+    assert len(found) == 3 * 3 + 2
+
+
+GIB = 1 << 30
+
+
+class NVMLError(Exception):
+    """Stand-in for pynvml.NVMLError."""
+
+
+class NotSupported(NVMLError):
+    """A counter that this GPU lacks."""
+
+
+class FakeNvml:
+    """Fake of two GPUs; the second has no power counter, like many consumer cards."""
+
+    NVMLError = NVMLError
+    NVMLError_NotSupported = NotSupported
+    NVMLError_NoPermission = type("NoPermission", (NVMLError,), {})
+    NVML_TEMPERATURE_GPU = 0
+
+    def __init__(self, lost: bool = False) -> None:
+        self.lost = lost
+
+    def nvmlInit(self) -> None:
+        if self.lost:
+            raise NVMLError("Driver Not Loaded")
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
+        return index
+
+    def nvmlDeviceGetHandleByUUID(self, name: str) -> int:
+        return {"GPU-b": 1}[name]
+
+    def nvmlDeviceGetIndex(self, handle: int) -> int:
+        return handle
+
+    def nvmlDeviceGetMemoryInfo(self, handle: int) -> Any:
+        return SimpleNamespace(used=(handle + 1) * 6 * GIB, total=24 * GIB)
+
+    def nvmlDeviceGetUtilizationRates(self, handle: int) -> Any:
+        return SimpleNamespace(gpu=(90, 40)[handle], memory=5)
+
+    def nvmlDeviceGetPowerUsage(self, handle: int) -> int:
+        if handle == 1:
+            raise NotSupported("Not Supported")
+        return 251500
+
+    def nvmlDeviceGetTemperature(self, handle: int, sensor: int) -> int:
+        return (61, 55)[handle]
+
+
+FIRST = GpuReading(0, 90.0, 6144.0, 24576.0, 251.5, 61.0)
+SECOND = GpuReading(1, 40.0, 12288.0, 24576.0, None, 55.0)
+
+
+@pytest.mark.parametrize(
+    ("shown", "gpus", "expected"),
+    [("", 2, [FIRST, SECOND]), ("1", 1, [SECOND]), ("GPU-b", 1, [SECOND]), ("1,0", 1, [SECOND])],
+)
+def test_nvidia(
+    monkeypatch: pytest.MonkeyPatch, shown: str, gpus: int, expected: list[GpuReading]
+) -> None:
+    monkeypatch.setattr(telemetry, "pynvml", FakeNvml())
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown)
+    assert NvidiaMeter(gpus).read() == expected
+
+
+def test_nvidia_without_a_driver_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(telemetry, "pynvml", FakeNvml(lost=True))
+    with pytest.raises(OSError, match="NVML: Driver Not Loaded"):
+        NvidiaMeter(1)
+
+
+# rocm-smi JSON of two cards; the second has power N/A and no edge sensor.
+ROCM = {
+    "card0": {
+        "Temperature (Sensor edge) (C)": "48.0",
+        "Average Graphics Package Power (W)": "95.0",
+        "GPU use (%)": "73",
+        "VRAM Total Memory (B)": str(48 * GIB),
+        "VRAM Total Used Memory (B)": str(12 * GIB),
+    },
+    "card1": {
+        "Temperature (Sensor junction) (C)": "50.0",
+        "Average Graphics Package Power (W)": "N/A",
+        "GPU use (%)": "0",
+        "VRAM Total Memory (B)": str(48 * GIB),
+        "VRAM Total Used Memory (B)": str(GIB),
+    },
+}
+
+
+@pytest.fixture
+def rocm_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Install a rocm-smi that prints the recorded JSON."""
+    program = tmp_path / "rocm-smi"
+    program.write_text(f"#!/bin/sh\ncat <<'END'\n{json.dumps(ROCM)}\nEND\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.delenv("HIP_VISIBLE_DEVICES", raising=False)
+    return program
+
+
+def test_amd(rocm_smi: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert AmdGpuMeter(2).read() == [
+        GpuReading(0, 73.0, 12288.0, 49152.0, 95.0, 48.0),
+        GpuReading(1, 0.0, 1024.0, 49152.0, None, 50.0),
+    ]
+    monkeypatch.setenv("HIP_VISIBLE_DEVICES", "1")
+    assert [reading.index for reading in AmdGpuMeter(1).read()] == [1]
+
+
+@pytest.mark.parametrize("trouble", ["exit 2", "echo nonsense", "echo '{}'"])
+def test_amd_without_a_valid_answer_raises(rocm_smi: Path, trouble: str) -> None:
+    rocm_smi.write_text(f"#!/bin/sh\n{trouble}\n")
+    with pytest.raises(OSError, match="rocm-smi: "):
+        AmdGpuMeter(1)
+
+
+def test_the_variable_names_gpus_by_index_or_by_name() -> None:
+    assert visible_gpus("", 2) == [0, 1]
+    assert visible_gpus("3, GPU-b", 2) == [3, "GPU-b"]
+
+
+def manifest(run: RunDir, **hardware: Any) -> None:
+    facts = {"cpu_model": "a cpu", "gpu_name": None, "hip_version": None, **hardware}
+    write_json(
+        run.manifest,
+        {
+            "hardware": facts,
+            "processes": {"world_size": 1},
+            "volatile": {"pids": [os.getpid()]},
+        },
+    )
+
+
+def test_a_run_on_a_cpu_is_sampled_until_it_ends(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    manifest(run)
+    command = [sys.executable, "-P", "-m", "lib.tracking.telemetry", str(tmp_path), "0.05"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
+        deadline = time.monotonic() + 20
+        while not run.telemetry.exists() or len(run.telemetry.read_text().splitlines()) < 3:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        process.stdin.write(b"\n")
+        process.stdin.close()
+        assert process.wait(20) == 0
+    rows = list(read_json_lines(run.telemetry))
+    assert all(row["gpus"] == [] and row["rss_mib"] > 1 for row in rows)
+    assert [row["ts"] for row in rows] == sorted(row["ts"] for row in rows)
+
+
+def test_a_missing_driver_ends_the_sampler_with_an_error(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    manifest(run, gpu_name="a card", hip_version="6.4")
+    command = [sys.executable, "-P", "-m", "lib.tracking.telemetry", str(tmp_path), "1"]
+    environment = {**os.environ, "PATH": str(tmp_path)}
+    done = subprocess.run(command, input=b"", capture_output=True, env=environment)
+    assert done.returncode != 0
+    assert b"rocm-smi" in done.stderr.splitlines()[-1]
+
+
+def test_memory_and_time_of_processes_are_the_kernels() -> None:
+    memory, seconds = memory_and_cpu_seconds([os.getpid()])
+    status = Path("/proc/self/status").read_text()
+    kib = int(status.partition("VmRSS:")[2].split()[0])
+    assert memory == pytest.approx(kib / 1024, rel=0.2)
+    assert seconds == pytest.approx(time.process_time(), abs=0.5)
+    assert memory_and_cpu_seconds([os.getpid(), os.getpid()])[0] > 1.5 * memory
+    # A process that has ended.
+    assert memory_and_cpu_seconds([2**22 + 1]) == (0.0, 0.0)
+
+
+def gpu(index: int, **counters: float | None) -> dict[str, Any]:
+    none = dict.fromkeys(("compute_util", "power_watts", "temperature_celsius"))
+    return {"index": index, "memory_used_mib": None, "memory_total_mib": None, **none, **counters}
+
+
+def test_averages_over_samples_and_gpus() -> None:
+    def sample(ts: float, used: float, first: float, second: float) -> TelemetrySample:
+        gpus = [
+            gpu(0, compute_util=first, memory_used_mib=1024, memory_total_mib=8192),
+            gpu(1, compute_util=second, memory_used_mib=3072, memory_total_mib=8192),
+        ]
+        gpus[0]["power_watts"] = 100 + ts
+        return TelemetrySample(ts, 2048.0, used, gpus)
+
+    assert mean_metrics([sample(10, 3, 100, 50), sample(20, 18, 80, 10)]) == {
+        "process/rss_gb": 2.0,
+        "process/cpu_cores": 1.5,
+        "gpu/compute_util_avg": 60.0,
+        "gpu/memory_util_avg": 25.0,
+        "gpu/memory_used_avg_gb": 2.0,
+        "gpu/memory_used_total_gb": 4.0,
+        "gpu/memory_total_gb": 16.0,
+        "gpu/0/compute_util": 90.0,
+        "gpu/0/memory_util": 12.5,
+        "gpu/0/memory_used_mib": 1024.0,
+        "gpu/0/power_watts": 115.0,
+        "gpu/1/compute_util": 30.0,
+        "gpu/1/memory_util": 37.5,
+        "gpu/1/memory_used_mib": 3072.0,
+    }
+
+
+def test_a_counter_that_is_missing_is_no_zero() -> None:
+    only = TelemetrySample(1.0, 1024.0, 1.0, [gpu(0)])
+    assert mean_metrics([only]) == {"process/rss_gb": 1.0}
+    assert mean_metrics([]) == {}
