@@ -3,22 +3,6 @@
 The RATIO mechanisms are repeated here as the parents of their options. The options of the MLP and of
 the MLP-latent coupling use an MLP sized by ratio, so that their parameters come out of the MLP's
 share. The study requires an even number of heads: every GPT-2 size except XL, which has 25.
-
-    baseline ─┬─ gqa ── mqa
-              ├─ sliding
-              ├─ ra ── ra-learnable
-              ├─ ract ─┬─ ract-max
-              │        ├─ ract-rms
-              │        ├─ ract-head-average
-              │        └─ ract-detached
-              ├─ mla ─┬─ mla-shared
-              │       └─ mla-golden ── mla-tied ─┬─ mla-untied
-              │                                  └─ mla-scalar
-              ├─ golden ─┬─ gate ── gate-pooled
-              │          └─ cross ─┬─ cross-rms
-              │                    ├─ cross-all
-              │                    └─ cross-attached
-              └─ rope
 """
 
 from gpt2.ablation.ratio import BASELINE, GOLDEN, MLA, MLA_GOLDEN, RA, RACT

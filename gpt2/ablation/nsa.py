@@ -3,15 +3,6 @@
 All steps have two KV heads and a context of 1024 tokens, as in nsa-quickstart; the baseline is full
 attention with the same KV heads and context. At this context the block sizes of arXiv 2502.11089
 would score more query-key pairs than full attention; the sizes below score 1.3 times fewer.
-
-    baseline ─┬─ sliding
-              └─ nsa ─┬─ nsa-shared
-                      ├─ nsa-mean
-                      ├─ nsa-softmax
-                      ├─ nsa-no-compressed
-                      ├─ nsa-no-selected
-                      ├─ nsa-no-window
-                      └─ nsa-random
 """
 
 from gpt2.ablation.step import Step, Study

@@ -4,16 +4,6 @@ GPT-2's MLP has 2.0 times the parameters of attention; "golden" uses 2.5. The st
 ratios for dense and for latent attention, and with the mechanisms that connect the two halves of a
 block. The parameters of a mechanism come out of the MLP's share, so a step with mechanisms has the
 same size as its parent without them.
-
-    baseline ─┬─ pruned-50
-              ├─ golden ── golden-gate ── golden-gate-cross
-              ├─ ra ── ra-golden ── ra-golden-mech
-              ├─ mla ── mla-golden ─┬─ mla-golden-mech
-              │                     ├─ ra-mla-golden ─┬─ ra-mla-golden-mech ── full
-              │                     │                 └─ ra-mla-ract
-              │                     └─ mla-ract
-              └─ ract ─┬─ ract-weights
-                       └─ ract-entropy
 """
 
 from gpt2.ablation.step import Step, Study

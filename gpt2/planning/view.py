@@ -90,8 +90,9 @@ def plan_text(plan: Plan, views: Sequence[RunView]) -> str:
     show_pairs = len({view.pairs_per_token for view in views}) > 1
     pairs = ("pairs", "reads") if show_pairs else ()
     sizes = ("run", "params", "ratio", "widths", "FLOP/token", *pairs)
-    lines = [(*sizes, "tokens", "time", "state", "delta")]
-    for view in views:
+    titles = ("title",) if any(run.variant.title for run in plan.runs) else ()
+    lines = [(*sizes, "tokens", "time", "state", *titles, "delta")]
+    for run, view in zip(plan.runs, views, strict=True):
         lines.append(
             (
                 view.label,
@@ -103,6 +104,7 @@ def plan_text(plan: Plan, views: Sequence[RunView]) -> str:
                 _tokens(view),
                 "~" * (view.seconds_from == "machine") + _time(view.seconds),
                 view.state,
+                *(run.variant.title for _ in titles),
                 view.delta,
             )
         )

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from gpt2.ablation.ratio import RATIO
 from gpt2.planning import view as planning_view
 from gpt2.planning.plan import (
     Plan,
@@ -23,7 +24,7 @@ from gpt2.planning.plan import (
 )
 from lib.config.dotconfig import defconfig_layers
 from lib.config.field import SymbolValue
-from lib.config.layers import ConfigLayer, parse_command_line_settings
+from lib.config.layers import parse_command_line_settings
 from lib.env import speed
 from lib.errors import ConfigError
 from lib.files import write_json
@@ -332,8 +333,9 @@ def test_plan_and_status_load_no_torch_and_write_nothing(configure, script):
     command = [sys.executable, "-c", code, str(ROOT / "scripts" / script), "-O", str(build)]
     found = subprocess.run(command, capture_output=True, text=True, cwd=ROOT / "scripts")
     assert found.returncode == 0, found.stderr
-    assert "ratio/18-ract-entropy s1" in found.stdout
-    assert "ratio study (paper_repro), 19 x 1 seed, 19 runs, 0 done" in found.stdout
+    assert all(f"{RATIO.label(step)} s1" in found.stdout for step in RATIO.steps)
+    count = len(RATIO.steps)
+    assert f"ratio study (paper_repro), {count} x 1 seed, {count} runs, 0 done" in found.stdout
     assert "torch=False" in found.stderr
     assert sorted(build.rglob("*")) == before
 

@@ -97,7 +97,7 @@ def test_every_step_of_a_study_has_the_pinned_form(tree: KconfigTree) -> None:
     for spec in ("gpt2-quickstart", "gpt2-ratio-ablation+paper"):
         steps = resolve_study(tree, defconfig_layers(ROOT, spec), RATIO)
         backends = {step.config.model.attention.backend for step in steps}
-        assert len(steps) == 19 and len(backends) == 1 and backends != {"auto"}
+        assert len(backends) == 1 and backends != {"auto"}
 
 
 @pytest.mark.parametrize(

@@ -91,11 +91,11 @@ def test_a_mechanism_is_a_folder_a_line_a_test_and_a_page(clone):
     parts = ("__init__.py", "Kconfig", "options.py", "module.py", "reference.py")
     assert changed(clone) == {
         *(f"gpt2/attention/alibi/{part}" for part in parts),
-        "gpt2/attention/__init__.py",
+        "gpt2/attention/config.py",
         "tests/gpt2/attention/test_alibi.py",
         "docs/mechanisms/alibi.md",
     }
-    assert git(clone, "diff", "--numstat") == "1\t0\tgpt2/attention/__init__.py\n"
+    assert git(clone, "diff", "--numstat") == "2\t1\tgpt2/attention/config.py\n"
     assert re.search("^STYLE +no problems$", printed, re.MULTILINE)
     # Planned, and checked.
     assert "single/run" in printed and re.search(
@@ -105,9 +105,9 @@ def test_a_mechanism_is_a_folder_a_line_a_test_and_a_page(clone):
 
 
 @pytest.mark.slow
-def test_a_step_is_two_patches(clone):
+def test_a_step_is_one_entry(clone):
     printed = follow(clone, "docs/add-an-ablation-step.md")
-    assert changed(clone) == {"gpt2/ablation/mechanisms.py", "defconfigs/gpt2-mechanisms"}
+    assert changed(clone) == {"gpt2/ablation/mechanisms.py"}
     assert re.search(r"25-ra-narrow .*850,688", printed)
     assert re.search(r"^[0-9]+ passed, 0 failed$", printed, re.MULTILINE)
 
