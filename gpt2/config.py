@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from gpt2.attention.backend import select_backend
-from gpt2.attention.config import AttentionConfig
+from gpt2.attention.config import AttentionConfig, select_backend
 from gpt2.attention.options import GroupedOptions
 from gpt2.data.options import DataOptions, vocab_size
 from gpt2.mlp.config import MlpConfig

@@ -9,12 +9,13 @@ Shapes: X tokens (batch and time flattened), C n_embd, V vocabulary (padded for 
 """
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import FunctionCtx, once_differentiable
+from torch.autograd.function import once_differentiable
 
 # Target value excluded from loss and accuracy, as in torch and transformers.
 IGNORE_INDEX = -100
@@ -24,8 +25,33 @@ CHUNK_BYTES = 2**27
 BLOCK_ELEMENTS = 2**22
 
 
+@dataclass(frozen=True)
+class LogitsChunks:
+    """Division of the tokens into chunks of one GEMM, and of a chunk into blocks of one softmax."""
+
+    chunk_bytes: int = CHUNK_BYTES
+    block_elements: int = BLOCK_ELEMENTS
+
+    def chunks(self, hidden_XC: Tensor, weight_VC: Tensor) -> Iterator[tuple[slice, Tensor]]:
+        """Yield row slices and their logits in chunks of equal size; all chunks share a buffer."""
+        tokens, vocab = len(hidden_XC), len(weight_VC)
+        chunks = -(-tokens * vocab * hidden_XC.element_size() // self.chunk_bytes)
+        size = -(-tokens // chunks)
+        buffer_XV = hidden_XC.new_empty(size, vocab)
+        for start in range(0, tokens, size):
+            rows = slice(start, min(start + size, tokens))
+            out = buffer_XV[: rows.stop - rows.start]
+            yield rows, torch.mm(hidden_XC[rows], weight_VC.t(), out=out)
+
+    def blocks(self, logits_XV: Tensor, *others: Tensor) -> Iterator[tuple[Tensor, ...]]:
+        """Yield views of the same rows of all tensors, by block; on a GPU all rows at once."""
+        rows, vocab = logits_XV.shape
+        size = max(1, self.block_elements // vocab) if logits_XV.is_cpu else rows
+        return zip(*(tensor.split(size) for tensor in (logits_XV, *others)), strict=True)
+
+
 class TokenScores(NamedTuple):
-    """Loss, correctness and confidence per target (0, False, 0 for ``IGNORED`` targets)."""
+    """Loss, correctness and confidence per target (0, False, 0 for ignored targets)."""
 
     # Cross-entropy in nats.
     loss: Tensor
@@ -36,9 +62,13 @@ class TokenScores(NamedTuple):
 
 
 def linear_cross_entropy(
-    hidden_XC: Tensor, weight_VC: Tensor, targets_X: Tensor, vocab_size: int
+    hidden_XC: Tensor,
+    weight_VC: Tensor,
+    targets_X: Tensor,
+    vocab_size: int,
+    pieces: LogitsChunks = LogitsChunks(),
 ) -> Tensor:
-    """Return the mean cross-entropy in nats of ``hidden @ weight.T`` over non-``IGNORED`` targets.
+    """Return the mean cross-entropy in nats of ``hidden @ weight.T`` over targets not ignored.
 
     Rows of ``weight`` from ``vocab_size`` on are padding: they are excluded from the softmax and
     get a zero gradient. Returns NaN if every target is ignored, as torch does. The result is
@@ -46,19 +76,25 @@ def linear_cross_entropy(
     can run only once per forward.
     """
     # Chunking does not help if the logits fit into one block; torch.compile fuses the plain form.
-    if hidden_XC.size(0) * vocab_size <= BLOCK_ELEMENTS or torch.compiler.is_compiling():
+    if hidden_XC.size(0) * vocab_size <= pieces.block_elements or torch.compiler.is_compiling():
         logits_XV = F.linear(hidden_XC, weight_VC)[:, :vocab_size]
         return F.cross_entropy(_wide(logits_XV), targets_X, ignore_index=IGNORE_INDEX)
     if torch.is_grad_enabled():
-        loss: Tensor = _LinearCrossEntropy.apply(hidden_XC, weight_VC, targets_X, vocab_size)
+        loss: Tensor = _LinearCrossEntropy.apply(
+            hidden_XC, weight_VC, targets_X, vocab_size, pieces
+        )
         return loss
-    losses_X = linear_token_losses(hidden_XC, weight_VC, targets_X, vocab_size).loss
+    losses_X = linear_token_losses(hidden_XC, weight_VC, targets_X, vocab_size, pieces).loss
     return losses_X.sum() / (targets_X != IGNORE_INDEX).sum()
 
 
 @torch.no_grad()
 def linear_token_losses(
-    hidden_XC: Tensor, weight_VC: Tensor, targets_X: Tensor, vocab_size: int
+    hidden_XC: Tensor,
+    weight_VC: Tensor,
+    targets_X: Tensor,
+    vocab_size: int,
+    pieces: LogitsChunks = LogitsChunks(),
 ) -> TokenScores:
     """Return loss, correctness and confidence of each token, [X]."""
     dtype = _gemm_dtype(hidden_XC)
@@ -66,9 +102,9 @@ def linear_token_losses(
     confidence_X = torch.empty_like(losses_X)
     correct_X = torch.empty_like(targets_X, dtype=torch.bool)
     columns_X = targets_X, losses_X, correct_X, confidence_X
-    for rows, logits_XV in _chunks(hidden_XC.to(dtype), weight_VC.to(dtype)):
+    for rows, logits_XV in pieces.chunks(hidden_XC.to(dtype), weight_VC.to(dtype)):
         parts = logits_XV[:, :vocab_size], *(tensor[rows] for tensor in columns_X)
-        for logits_, targets_, losses_, correct_, confidence_ in _blocks(*parts):
+        for logits_, targets_, losses_, correct_, confidence_ in pieces.blocks(*parts):
             logits = _wide(logits_)
             losses_.copy_(
                 F.cross_entropy(logits, targets_, ignore_index=IGNORE_INDEX, reduction="none")
@@ -86,11 +122,12 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: FunctionCtx,
+        ctx: Any,
         hidden_XC: Tensor,
         weight_VC: Tensor,
         targets_X: Tensor,
         vocab_size: int,
+        pieces: LogitsChunks,
     ) -> Tensor:
         """Return the mean loss."""
         dtype = _gemm_dtype(hidden_XC)
@@ -101,8 +138,10 @@ class _LinearCrossEntropy(torch.autograd.Function):
         losses_X = hidden.new_empty(len(targets_X), dtype=_wide_dtype(dtype))
         grad_hidden = torch.empty_like(hidden)
         grad_weight = None
-        for rows, logits_XV in _chunks(hidden, weight):
-            _to_gradient_(logits_XV, targets_X[rows], vocab_size, losses_X[rows])
+        for rows, logits_XV in pieces.chunks(hidden, weight):
+            parts = logits_XV[:, :vocab_size], targets_X[rows], losses_X[rows]
+            _to_gradient_(*parts, pieces)
+            logits_XV[:, vocab_size:] = 0
             torch.mm(logits_XV, weight, out=grad_hidden[rows])
             if grad_weight is None:
                 grad_weight = (logits_XV.t() @ masked[rows]).to(weight_VC.dtype)
@@ -116,18 +155,20 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradients of ``hidden`` and ``weight``."""
         grad_hidden, grad_weight, valid_X, scale = ctx.saved_tensors
         grad = grad * scale
         # In place: allocating a second tensor of the size of the weight costs more than scaling.
-        return grad_hidden.mul_((grad * valid_X)[:, None]), grad_weight.mul_(grad), None, None
+        return grad_hidden.mul_((grad * valid_X)[:, None]), grad_weight.mul_(grad), None, None, None
 
 
-def _to_gradient_(logits_XV: Tensor, targets_X: Tensor, vocab_size: int, losses_X: Tensor) -> None:
+def _to_gradient_(
+    logits_XV: Tensor, targets_X: Tensor, losses_X: Tensor, pieces: LogitsChunks
+) -> None:
     """Fill ``losses_X`` and replace logits by the gradient of the summed loss, p − onehot."""
-    parts = logits_XV[:, :vocab_size], targets_X.clamp(min=0)[:, None], losses_X[:, None]
-    for logits_, targets_, losses_ in _blocks(*parts):
+    parts = logits_XV, targets_X.clamp(min=0)[:, None], losses_X[:, None]
+    for logits_, targets_, losses_ in pieces.blocks(*parts):
         logits = _wide(logits_)
         probabilities = torch.softmax(logits, -1)
         # −log p of the target without underflow of p: the largest probability is e^0 / Σ.
@@ -135,26 +176,6 @@ def _to_gradient_(logits_XV: Tensor, targets_X: Tensor, vocab_size: int, losses_
         losses_.copy_(gap - probabilities.amax(-1, keepdim=True).log())
         probabilities.scatter_(1, targets_, probabilities.gather(1, targets_) - 1)
         logits_.copy_(probabilities)
-    logits_XV[:, vocab_size:] = 0
-
-
-def _chunks(hidden_XC: Tensor, weight_VC: Tensor) -> Iterator[tuple[slice, Tensor]]:
-    """Yield row slices and their logits in chunks of equal size; all chunks share one buffer."""
-    tokens, vocab = len(hidden_XC), len(weight_VC)
-    chunks = -(-tokens * vocab * hidden_XC.element_size() // CHUNK_BYTES)
-    size = -(-tokens // chunks)
-    buffer_XV = hidden_XC.new_empty(size, vocab)
-    for start in range(0, tokens, size):
-        rows = slice(start, min(start + size, tokens))
-        out = buffer_XV[: rows.stop - rows.start]
-        yield rows, torch.mm(hidden_XC[rows], weight_VC.t(), out=out)
-
-
-def _blocks(logits_XV: Tensor, *others: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Yield views of the same rows of all tensors, block by block; on a GPU all rows at once."""
-    rows, vocab = logits_XV.shape
-    size = max(1, BLOCK_ELEMENTS // vocab) if logits_XV.is_cpu else rows
-    return zip(*(tensor.split(size) for tensor in (logits_XV, *others)), strict=True)
 
 
 def _gemm_dtype(hidden_XC: Tensor) -> torch.dtype:

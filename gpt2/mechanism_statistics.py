@@ -8,13 +8,10 @@ B batch, T tokens, N heads, X elements.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
-
-if TYPE_CHECKING:
-    from gpt2.model import GPT
 
 # ``<mechanism>/<statistic>`` → scalar. Layers are aggregated by mean, or by minimum or maximum if
 # the name ends in _min or _max.
@@ -74,8 +71,18 @@ def norm_ratio(part: Tensor, whole: Tensor) -> Tensor:
     return torch.linalg.vector_norm(part.float()) / torch.linalg.vector_norm(whole.float())
 
 
+class BlockModel(Protocol):
+    """Model made of blocks."""
+
+    h: nn.ModuleList
+    training: bool
+
+    def hidden(self, idx_BT: Tensor) -> Tensor:
+        """Run all blocks."""
+
+
 @torch.no_grad()
-def collect_statistics(model: "GPT", idx_BT: Tensor) -> StatisticsByLayer:
+def collect_statistics(model: BlockModel, idx_BT: Tensor) -> StatisticsByLayer:
     """Return the statistics of every submodule of ``model`` on ``idx``; ``model`` is not changed.
 
     Runs under the autocast context of the caller. Requires evaluation mode.

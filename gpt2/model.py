@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from gpt2.attention.attention import Attention
 from gpt2.attention.state import BlockState
 from gpt2.config import ModelConfig
+from gpt2.execution import DEFAULT_EXECUTION, Execution
 from gpt2.kv_cache import BlockKVCache, KVCache
 from gpt2.loss import TokenScores, linear_cross_entropy, linear_token_losses
 from gpt2.mlp.mlp import Mlp
@@ -67,6 +68,13 @@ class GPT(nn.Module):
         self.dropout = nn.Dropout(shape.dropout)
         self.h = nn.ModuleList(Block(config, site) for site in config.sites())
         self.ln_f = nn.LayerNorm(shape.n_embd, bias=shape.bias)
+        self.execution = DEFAULT_EXECUTION
+
+    def set_execution(self, execution: Execution) -> None:
+        """Use the chunk sizes and kernels of ``execution`` from the next forward pass on."""
+        self.execution = execution
+        for block in self.h:
+            block.attn.execution = execution
 
     def forward(self, idx_BT: Tensor, targets_BT: Tensor | None = None) -> Tensor:
         """Return logits [B, T, vocab_size], or the mean cross-entropy in nats if targets are given.
@@ -77,7 +85,11 @@ class GPT(nn.Module):
         if targets_BT is None:
             return self.logits(x_BTC)
         return linear_cross_entropy(
-            x_BTC.flatten(0, 1), self.wte.weight, targets_BT.flatten(), self.config.shape.vocab_size
+            x_BTC.flatten(0, 1),
+            self.wte.weight,
+            targets_BT.flatten(),
+            self.config.shape.vocab_size,
+            self.execution.logits_chunks,
         )
 
     def new_cache(self) -> KVCache:
@@ -125,7 +137,11 @@ class GPT(nn.Module):
         """Return loss, correctness and confidence of each target, [B, T]."""
         x_BTC = self.hidden(idx_BT)
         scores_X = linear_token_losses(
-            x_BTC.flatten(0, 1), self.wte.weight, targets_BT.flatten(), self.config.shape.vocab_size
+            x_BTC.flatten(0, 1),
+            self.wte.weight,
+            targets_BT.flatten(),
+            self.config.shape.vocab_size,
+            self.execution.logits_chunks,
         )
         return TokenScores(*(scores.view_as(targets_BT) for scores in scores_X))
 

@@ -2,20 +2,17 @@
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, library, nn
 
+from gpt2.attention.flex import BranchedScores, ScoreBranch, WindowAttention, window_attention
 from gpt2.attention.state import AttentionWeightsOptions
-
-if TYPE_CHECKING:
-    from gpt2.attention.flex import BranchedScores, ScoreBranch
-
 
 # Interfaces of the attention engines: pattern, score term, gate, and chunk of rows.
 #
@@ -133,8 +130,8 @@ class ScoreTerm(nn.Module):
 
     @abstractmethod
     def branches(
-        self, branch: "ScoreBranch", q_BNTH: Tensor, k_BNTH: Tensor, inputs: Sequence[Tensor]
-    ) -> "list[ScoreBranch]":
+        self, branch: ScoreBranch, q_BNTH: Tensor, k_BNTH: Tensor, inputs: Sequence[Tensor]
+    ) -> list[ScoreBranch]:
         """Return the pairs of ``branch`` with the term added. q is not divided by √H."""
 
 
@@ -165,7 +162,7 @@ class Gate(nn.Module):
         """
 
     @abstractmethod
-    def joined_statistic(self, scores: "BranchedScores", lse_BNT: Tensor) -> Tensor:
+    def joined_statistic(self, scores: BranchedScores, lse_BNT: Tensor) -> Tensor:
         """Return the statistic from log-sum-exps, BNT, if joined passes support the gate."""
 
     @abstractmethod
@@ -268,19 +265,46 @@ GPU_CHUNK_ELEMENTS = 1 << 25
 # Minimum rows per chunk: matrix products with fewer rows are inefficient.
 MIN_CHUNK_ROWS = 32
 
+
+@dataclass(frozen=True)
+class ScoreChunks:
+    """Division of the query rows into chunks, by the elements of a chunk's scores."""
+
+    cpu_elements: int = CPU_CHUNK_ELEMENTS
+    gpu_elements: int = GPU_CHUNK_ELEMENTS
+    min_rows: int = MIN_CHUNK_ROWS
+
+    def chunks(self, q_BNTH: Tensor, first_column: Callable[[int], int]) -> Iterator[RowChunk]:
+        """Yield the rows in order, in chunks of similar height.
+
+        ``first_column`` returns the first column visible to a row.
+        """
+        batch, heads, length, _ = q_BNTH.shape
+        elements = self.cpu_elements if q_BNTH.device.type == "cpu" else self.gpu_elements
+        highest = max(self.min_rows, elements // (batch * heads * length))
+        height = math.ceil(length / math.ceil(length / highest))
+        for first in range(0, length, height):
+            yield RowChunk(first, min(first + height, length), first_column(first))
+
+
 # Learnable tensors, or their gradients, of every component differentiated by the engine.
 Inputs = dict[ScoreTerm | Gate, list[Tensor]]
 
 
 @dataclass(frozen=True)
 class AttentionPlan:
-    """Pattern, score terms, gates, optional weight reader, and dropout on the weights."""
+    """Components of one attention call, dropout on its weights, chunk sizes and the window kernel.
+
+    The window kernel computes the passes of the FlexAttention backend.
+    """
 
     pattern: Pattern
     terms: Sequence[ScoreTerm] = ()
     gates: Sequence[Gate] = ()
     reader: AttentionWeightsTap | None = None
     dropout: float = 0.0
+    score_chunks: ScoreChunks = ScoreChunks()
+    window_attention: WindowAttention = window_attention
 
     def parts(self) -> list[ScoreTerm | Gate]:
         """Return the terms, and the gates that scale scores."""
@@ -296,13 +320,8 @@ class AttentionPlan:
         return {part: [next(remaining) for _ in part.inputs()] for part in self.parts()}
 
     def chunks(self, q_BNTH: Tensor) -> Iterator[RowChunk]:
-        """Yield the rows in order, in chunks of similar height."""
-        batch, heads, length, _ = q_BNTH.shape
-        elements = CPU_CHUNK_ELEMENTS if q_BNTH.device.type == "cpu" else GPU_CHUNK_ELEMENTS
-        highest = max(MIN_CHUNK_ROWS, elements // (batch * heads * length))
-        height = math.ceil(length / math.ceil(length / highest))
-        for first in range(0, length, height):
-            yield RowChunk(first, min(first + height, length), self.pattern.left(first))
+        """Yield the chunks of rows in order."""
+        return self.score_chunks.chunks(q_BNTH, self.pattern.left)
 
     def drop(self, weights_BNrc: Tensor, generator: Generator | None) -> Tensor | None:
         """Return a dropout mask (0 or 1/(1−p)) for the weights; None without dropout."""
@@ -310,6 +329,15 @@ class AttentionPlan:
             return None
         keep = 1 - self.dropout
         return torch.empty_like(weights_BNrc).bernoulli_(keep, generator=generator).div_(keep)
+
+
+@dataclass(frozen=True)
+class AttentionResult:
+    """Head outputs, the statistic of every gate, and the weights exposed to the MLP."""
+
+    context_BNTH: Tensor
+    statistics_BNT: Sequence[Tensor]
+    weights_BTS: Tensor | None
 
 
 def default_generator(device: torch.device) -> Generator:

@@ -14,6 +14,7 @@ from torch.autograd.function import once_differentiable
 
 from gpt2.attention.chunk_parts import (
     AttentionPlan,
+    AttentionResult,
     Inputs,
     RowChunk,
     ScoredRows,
@@ -254,15 +255,6 @@ def _sum(a: Tensor | None, b: Tensor | None) -> Tensor | None:
 # into the cache. Only the inputs and a few values per row are saved; backward processes the same
 # chunks and recomputes the scores, as FlashAttention does (Dao et al. 2022, arXiv 2205.14135). No
 # tensor of B·N·T·T elements is created.
-
-
-@dataclass(frozen=True)
-class AttentionResult:
-    """Head outputs, the statistic of every gate, and the weights exposed to the MLP."""
-
-    context_BNTH: Tensor
-    statistics_BNT: Sequence[Tensor]
-    weights_BTS: Tensor | None
 
 
 @torch.compiler.disable

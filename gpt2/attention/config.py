@@ -1,4 +1,7 @@
-"""Configuration of attention: the registered components and their composition; imports no torch."""
+"""Configuration of attention: registered components, their composition, selection of the backend.
+
+Imports no torch.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,6 +26,10 @@ from gpt2.nsa.options import NsaOptions
 from gpt2.shape import ModelShape
 from lib.config.field import SymbolValue, kconfig_field
 from lib.config.registry import Registry
+from lib.errors import ConfigError, Problem
+
+# Minimum head dim of FlexAttention's kernels.
+MIN_FLEX_HEAD_DIM = 16
 
 PROJECTIONS: Registry[ProjectionOptions] = Registry(
     "attention projection",
@@ -50,7 +57,7 @@ class AttentionConfig:
     positions: PositionOptions
     terms: tuple[TermOptions, ...]
     gates: tuple[GateOptions, ...]
-    # auto, rows, joined, or an SDPA kernel (see forms.py); empty if the pattern has its own kernel.
+    # auto, rows, joined, or an SDPA kernel (see kernels.py); empty if the pattern has its own kernel.
     backend: str = kconfig_field("ATTENTION_BACKEND", form=True)
 
     @classmethod
@@ -103,3 +110,45 @@ class AttentionConfig:
         projections = self.projection.flops_per_token(shape) + 2 * shape.n_embd**2
         pattern = self.pattern.flops_per_token(shape, self.projection)
         return projections + scores_and_values + pattern + parts
+
+
+def select_backend(
+    attention: AttentionConfig, shape: ModelShape, shows_weights: bool, device: str
+) -> str:
+    """Return the backend for attention on ``device`` ("cpu" or "cuda").
+
+    One of sdpa, rows, joined, or own if the pattern has its own kernel. ``shows_weights`` is true
+    if an MLP reads attention weights. Raises ConfigError if joined passes are configured but do not
+    support the configured components.
+    """
+    if attention.pattern.attends:
+        return "own"
+    # Joined passes are opt-in: they have not been validated or timed on a GPU yet.
+    if attention.backend == "joined":
+        if unsupported := unsupported_by_flex(attention, shape, shows_weights, device):
+            raise ConfigError(
+                Problem(
+                    f"ATTENTION_BACKEND: joined does not support {', '.join(unsupported)}",
+                    next="type: SET=ATTENTION_BACKEND_ROWS=y",
+                    code="attention.backend-unsupported",
+                )
+            )
+        return "joined"
+    plain = not (attention.terms or attention.gates or shows_weights)
+    return "sdpa" if plain and attention.backend != "rows" else "rows"
+
+
+def unsupported_by_flex(
+    attention: AttentionConfig, shape: ModelShape, shows_weights: bool, device: str
+) -> list[str]:
+    """Return the configured features that joined passes do not support.
+
+    FlexAttention has no dropout on weights, and the k largest weights of a row are not a sum of
+    exponentials.
+    """
+    unsupported = [part.lacks_joined for part in (*attention.terms, *attention.gates)]
+    unsupported += ["an MLP that reads attention weights"] if shows_weights else []
+    unsupported += [f"DROPOUT={shape.dropout}"] if shape.dropout else []
+    if device == "cuda" and shape.head_dim < MIN_FLEX_HEAD_DIM:
+        unsupported.append(f"head dim {shape.head_dim} (minimum {MIN_FLEX_HEAD_DIM})")
+    return [feature for feature in unsupported if feature]

@@ -14,7 +14,7 @@ from torch.nn.attention.flex_attention import (
     flex_attention,
 )
 
-from gpt2.attention.backend import MIN_FLEX_HEAD_DIM
+from gpt2.attention.config import MIN_FLEX_HEAD_DIM
 
 # Softmax attention over a window, with the log-sum-exp of the scores of every row.
 #
@@ -30,6 +30,10 @@ from gpt2.attention.backend import MIN_FLEX_HEAD_DIM
 # Maximum number of compiled kernels per process: passes differ in length, widths and the need for
 # a backward. torch's default of 8 is almost exceeded by two windows with a statistic.
 RECOMPILE_LIMIT = 64
+
+
+# Kernel of a pass: q, k, v, window and scale → context and log-sum-exp.
+WindowAttention = Callable[[Tensor, Tensor, Tensor, int, float], tuple[Tensor, Tensor]]
 
 
 def window_attention(
@@ -123,6 +127,7 @@ class ScoreBranch:
     k_BNTD: Tensor
     nearest: int
     beyond: int
+    kernel: WindowAttention = window_attention
 
     def part(self, nearest: int, beyond: int) -> "list[ScoreBranch]":
         """Return the branch restricted to the given distances; an empty list if no pair remains."""
@@ -136,7 +141,7 @@ class ScoreBranch:
         no row sees; the remaining pairs form a window.
         """
         skipped, length = self.nearest, self.q_BNTD.shape[2]
-        context, lse = window_attention(
+        context, lse = self.kernel(
             self.q_BNTD[:, :, skipped:],
             self.k_BNTD[:, :, : length - skipped],
             v_BNTE[:, :, : length - skipped],

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from gpt2.attention.chunk_parts import Gate, Pattern, ScoreTerm
     from gpt2.attention.patterns import CustomAttention
     from gpt2.attention.positions import PositionEncoding
-    from gpt2.attention.state import Projection
+    from gpt2.attention.projections import Projection
 
 
 class PositionOptions(Protocol):

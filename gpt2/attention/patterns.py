@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from gpt2.attention.chunk_parts import MASKED_SCORE, RowChunk
 from gpt2.attention.options import SlidingOptions
-from gpt2.attention.state import QKV
+from gpt2.attention.projections import QKV
 from gpt2.kv_cache import BlockKVCache
 
 

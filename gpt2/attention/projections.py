@@ -1,10 +1,51 @@
-"""Dense projection. B batch, T tokens, C n_embd, N heads, H head dim."""
+"""Queries, keys and values, and the projections that compute them.
+
+B batch, T tokens, C n_embd, N heads, K key/value heads, H head dim, R latent dim.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Self
 
 from torch import Tensor, nn
 
 from gpt2.attention.options import DenseOptions, GroupedOptions, LatentOptions
-from gpt2.attention.state import QKV, BlockState, Projection, split_heads
+from gpt2.attention.positions import PositionEncoding
+from gpt2.attention.state import BlockState
 from gpt2.shape import ModelShape
+
+
+@dataclass(frozen=True)
+class QKV:
+    """Queries, keys and values; K divides N, and query head n reads key/value head n·K // N."""
+
+    q_BNTH: Tensor
+    k_BKTH: Tensor
+    v_BKTH: Tensor
+    # c_k of a latent projection.
+    latent_BTR: Tensor | None = None
+
+    def with_positions(self, positions: PositionEncoding, first: int) -> Self:
+        """Return the heads with position-encoded queries and keys from position ``first`` on."""
+        q_BNTH, k_BKTH = (positions(x, first) for x in (self.q_BNTH, self.k_BKTH))
+        return replace(self, q_BNTH=q_BNTH, k_BKTH=k_BKTH)
+
+
+class Projection(nn.Module):
+    """Base class of projections. By default, decoding caches the keys and values of ``forward``."""
+
+    def decode(self, x_BTC: Tensor, state: BlockState) -> QKV:
+        """Return queries, and keys and values to cache; q·k equals that of ``forward``."""
+        heads: QKV = self(x_BTC, state)
+        return heads
+
+    def expand(self, context_BNTH: Tensor) -> Tensor:
+        """Return head outputs BNTH from weighted sums of cached values."""
+        return context_BNTH
+
+
+def split_heads(x: Tensor, head_dim: int) -> Tensor:
+    """Return a view [B, N, T, H] of [B, T, N·H]."""
+    return x.unflatten(-1, (-1, head_dim)).transpose(1, 2)
 
 
 class Dense(Projection, nn.Linear):
@@ -20,13 +61,11 @@ class Dense(Projection, nn.Linear):
         return QKV(*(split_heads(part, self.head_dim) for part in (q, k, v)))
 
 
-# Grouped projection (Ainslie et al. 2023, arXiv 2305.13245).
-#
-# B batch, T tokens, C n_embd, H head dim.
-
-
 class Grouped(Projection, nn.Linear):
-    """Linear layer C → C + 2·n_kv_head·H with columns in the order q, k, v."""
+    """Linear layer C → C + 2·n_kv_head·H with columns in the order q, k, v.
+
+    Grouped-query attention (Ainslie et al. 2023, arXiv 2305.13245).
+    """
 
     def __init__(self, shape: ModelShape, options: GroupedOptions) -> None:
         shared = options.n_kv_head * shape.head_dim
@@ -40,13 +79,10 @@ class Grouped(Projection, nn.Linear):
         return QKV(*(split_heads(part, self.head_dim) for part in (q, k, v)))
 
 
-# Latent projection, after multi-head latent attention (arXiv 2405.04434).
-#
-# B batch, T tokens, C n_embd, N heads, H head dim, R latent dim.
-
-
 class Latent(Projection):
     """Latent projection: c_k and c_v of width R, expanded to keys and values.
+
+    It follows multi-head latent attention (arXiv 2405.04434).
 
     ``expand_k`` and ``expand_v`` stack the matrices K_h and U_h of all heads, or have a single one
     if the expansion is shared.

@@ -13,11 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from gpt2.attention.backend import select_backend
 from gpt2.attention.chunk_parts import Pattern
+from gpt2.attention.config import select_backend
 from gpt2.attention.options import GroupedOptions
 from gpt2.attention.patterns import CustomAttention
-from gpt2.attention.state import QKV
+from gpt2.attention.projections import QKV
 from gpt2.config import ModelConfig
 from lib.env.observe import detect_sdpa_kernel, selected_sdpa_backend
 from lib.env.options import MachineConfig

@@ -3,12 +3,10 @@
 B batch, T tokens (queries), S tokens (keys), N heads, R latent dim.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
-from torch import Tensor, nn
-
-from gpt2.attention.positions import PositionEncoding
+from torch import Tensor
 
 
 @dataclass
@@ -44,42 +42,3 @@ class AttentionWeightsOptions:
     topk: int
     tau: float
     detach: bool
-
-
-# Queries, keys and values, and the base class of the projections that compute them.
-#
-# B batch, T tokens, C n_embd, N heads, K key/value heads, H head dim, R latent dim.
-
-
-@dataclass(frozen=True)
-class QKV:
-    """Queries, keys and values; K divides N, and query head n reads key/value head n·K // N."""
-
-    q_BNTH: Tensor
-    k_BKTH: Tensor
-    v_BKTH: Tensor
-    # c_k of a latent projection.
-    latent_BTR: Tensor | None = None
-
-    def at(self, positions: PositionEncoding, first: int) -> "QKV":
-        """Return the heads with position-encoded queries and keys from position ``first`` on."""
-        q_BNTH, k_BKTH = (positions(x, first) for x in (self.q_BNTH, self.k_BKTH))
-        return replace(self, q_BNTH=q_BNTH, k_BKTH=k_BKTH)
-
-
-class Projection(nn.Module):
-    """Base class of projections. By default, decoding caches the keys and values of ``forward``."""
-
-    def decode(self, x_BTC: Tensor, state: BlockState) -> QKV:
-        """Return queries, and keys and values to cache; q·k equals that of ``forward``."""
-        heads: QKV = self(x_BTC, state)
-        return heads
-
-    def expand(self, context_BNTH: Tensor) -> Tensor:
-        """Return head outputs BNTH from weighted sums of cached values."""
-        return context_BNTH
-
-
-def split_heads(x: Tensor, head_dim: int) -> Tensor:
-    """Return a view [B, N, T, H] of [B, T, N·H]."""
-    return x.unflatten(-1, (-1, head_dim)).transpose(1, 2)

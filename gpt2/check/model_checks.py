@@ -181,6 +181,11 @@ def _calls(subject: StepUnderTest) -> list[CheckFinding]:
         # NSA and joined passes do not support dropout.
         config = subject.small_exact
     model = subject.build(config)
+    with subject.chunked(model):
+        return _calls_of(model, subject, config.model.shape.dropout)
+
+
+def _calls_of(model: GPT, subject: StepUnderTest, dropout: float) -> list[CheckFinding]:
     unused = copy.deepcopy(model)
     idx_BT = subject.tokens(2)
     other_BT = idx_BT.flip(1)
@@ -197,7 +202,7 @@ def _calls(subject: StepUnderTest) -> list[CheckFinding]:
             expected = "no state from a batch of another shape"
             return [CheckFinding("stateless-call", expected, "the next call differs")]
     model.train()
-    if findings := _dropped(model, subject.tokens(32, 5), config.model.shape.dropout):
+    if findings := _dropped(model, subject.tokens(32, 5), dropout):
         return findings
     model.zero_grad(set_to_none=True)
     model.eval()

@@ -8,19 +8,19 @@ import contextlib
 from collections.abc import Iterator, Mapping
 from functools import cached_property, lru_cache
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import Tensor, nn
 
-from gpt2 import loss
-from gpt2.attention import chunk_parts
+from gpt2.attention.chunk_parts import MIN_CHUNK_ROWS, ScoreChunks
 from gpt2.check.cases import CheckCase
 from gpt2.check.context import CheckContext
 from gpt2.check.distinct import Fingerprint
 from gpt2.check.short_run import ShortRun, TracedRun
 from gpt2.check.shrink import CONTEXT, small_config
 from gpt2.config import Config
+from gpt2.execution import Execution
+from gpt2.loss import BLOCK_ELEMENTS, LogitsChunks
 from gpt2.model import GPT
 from lib.files import canonical_json
 from lib.runs.seeds import stream_seed
@@ -183,15 +183,21 @@ class StepUnderTest:
         return ids[: batch * length].view(batch, length).clone()
 
     @contextlib.contextmanager
-    def chunked(self) -> Iterator[None]:
-        """Process attention and loss in chunks, as at the configured size."""
-        shape = self.config.model.shape
+    def chunked(self, model: GPT | None = None) -> Iterator[None]:
+        """Process attention and loss of a model in chunks, as at the configured size.
+
+        The model is the exact step unless another is given.
+        """
+        model = model or self.model
+        shape, before = self.config.model.shape, model.execution
         tokens = self.config.train.batch_size * shape.block_size
-        with contextlib.ExitStack() as stack:
-            if shape.block_size > chunk_parts.MIN_CHUNK_ROWS:
-                stack.enter_context(mock.patch.object(chunk_parts, "MIN_CHUNK_ROWS", _ROWS))
-                stack.enter_context(mock.patch.object(chunk_parts, "CPU_CHUNK_ELEMENTS", 0))
-            if tokens * shape.vocab_size > loss.BLOCK_ELEMENTS:
-                stack.enter_context(mock.patch.object(loss, "BLOCK_ELEMENTS", _LOGITS))
-                stack.enter_context(mock.patch.object(loss, "CHUNK_BYTES", 4 * 8 * _LOGITS))
+        scores, logits = before.score_chunks, before.logits_chunks
+        if shape.block_size > MIN_CHUNK_ROWS:
+            scores = ScoreChunks(cpu_elements=0, min_rows=_ROWS)
+        if tokens * shape.vocab_size > BLOCK_ELEMENTS:
+            logits = LogitsChunks(chunk_bytes=4 * 8 * _LOGITS, block_elements=_LOGITS)
+        model.set_execution(Execution(scores, logits))
+        try:
             yield
+        finally:
+            model.set_execution(before)

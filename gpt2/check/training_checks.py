@@ -139,7 +139,7 @@ def check_steps(subject: StepUnderTest) -> list[CheckFinding]:
     run = ShortRun(small, context.prepare_data(small), context.new_run_dir())
     findings, repeated = _repeat(subject, run)
     losses |= {f"repeated batch, step {i}": loss for i, loss in enumerate(repeated, 1)}
-    with subject.chunked():
+    with subject.chunked(run.session.model):
         for rows, length in _SHAPES:
             ids_BT = subject.tokens(rows, length)
             loss = run.step([(ids_BT[:, :-1], ids_BT[:, 1:])])

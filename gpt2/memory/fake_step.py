@@ -7,8 +7,8 @@ import dataclasses
 import logging
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -19,18 +19,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
-from gpt2 import loss
-from gpt2.attention import attention, chunk_parts, flex
-from gpt2.attention.backend import select_backend
-from gpt2.attention.chunk_parts import RowChunk
-from gpt2.attention.config import AttentionConfig
+from gpt2.attention.chunk_parts import GPU_CHUNK_ELEMENTS, RowChunk, ScoreChunks
 from gpt2.config import Config
+from gpt2.execution import Execution
+from gpt2.loss import LogitsChunks
 from gpt2.memory.tracker import BytesByCategory, StorageTracker
 from gpt2.model import GPT
-from gpt2.shape import ModelShape
-from gpt2.training import step
 from gpt2.training.session import TrainingSession
 from gpt2.training.step import optimizer_step
 from lib.env.gpu import Gpu
@@ -139,51 +136,103 @@ class MinimalTraining:
         )
 
 
-# Kernels and chunk sizes of a target, for a fake step on the CPU.
-#
-# torch without CUDA cannot run backward on a fake CUDA tensor, so the step is fake on the CPU. If a
-# GPU uses another kernel, the fake implementation of that kernel replaces the CPU's, so that the same
-# tensors are saved for backward as on the GPU.
-
-
 # Above this count, chunks are replaced by one large chunk and the last ones.
 _MAX_CHUNKS = 6
 # Chunks and blocks to run: the memory of one is still in use while the next is computed.
 _CHUNKS_RUN = 2
 
 
-@contextmanager
-def target_kernels(target: Gpu | None, backend: str, tracker: StorageTracker) -> Iterator[None]:
-    """Use the kernels of ``target`` in training steps, or the CPU's if it is None.
+def target_execution(target: Gpu | None, tracker: StorageTracker) -> Execution:
+    """Return chunk sizes and kernels of ``target``, or of the CPU if it is None."""
+    if target is None:
+        return Execution(FewScoreChunks(tracker=tracker), FirstLogitsBlocks())
+    chunks = FewScoreChunks(cpu_elements=GPU_CHUNK_ELEMENTS, tracker=tracker)
+    return Execution(chunks, WholeLogitsChunks(), fake_flex_pass(tracker))
 
+
+@dataclasses.dataclass(frozen=True)
+class WholeLogitsChunks(LogitsChunks):
+    """Chunks of logits whose rows form one block, as on a GPU."""
+
+    def blocks(self, logits_XV: Tensor, *others: Tensor) -> Iterator[tuple[Tensor, ...]]:
+        """Yield all rows at once."""
+        yield logits_XV, *others
+
+
+@dataclasses.dataclass(frozen=True)
+class FirstLogitsBlocks(LogitsChunks):
+    """First blocks of the logits on a CPU.
+
+    The blocks are alike and release their memory, so that a few determine the peak.
+    """
+
+    def blocks(self, logits_XV: Tensor, *others: Tensor) -> Iterator[tuple[Tensor, ...]]:
+        """Yield the first blocks."""
+        return islice(super().blocks(logits_XV, *others), _CHUNKS_RUN)
+
+
+@dataclasses.dataclass(frozen=True)
+class FewScoreChunks(ScoreChunks):
+    """Chunks of the row engine, with all but the last merged if there are many.
+
+    The last chunks are the widest. FLOPs of the merged chunk count by the share of its pairs that
+    the original chunks compute.
+    """
+
+    tracker: StorageTracker = dataclasses.field(kw_only=True)
+
+    def chunks(self, q_BNTH: Tensor, first_column: Callable[[int], int]) -> Iterator[RowChunk]:
+        """Yield the merged chunk and the last ones."""
+        all_chunks = list(super().chunks(q_BNTH, first_column))
+        if len(all_chunks) <= _MAX_CHUNKS:
+            yield from all_chunks
+            return
+        merged = all_chunks[:-_CHUNKS_RUN]
+        whole = RowChunk(0, merged[-1].last, 0)
+        pairs = sum(chunk.height * (chunk.last - chunk.left) for chunk in merged)
+        with self.tracker.standing_for(pairs / whole.last**2):
+            yield whole
+        yield from all_chunks[-_CHUNKS_RUN:]
+
+
+class GpuFunctions(TorchFunctionMode):
+    """Calls of torch's attention and dropout, replaced by the kernels that a GPU would run.
+
+    torch without CUDA cannot run backward on a fake CUDA tensor, so the step is fake on the CPU. The
+    fake implementation of the GPU's kernel saves the same tensors for backward as on the GPU.
     ``backend`` is the configured backend of plain attention.
     """
-    blocks = _all_rows if target else _first_blocks(loss._blocks)
-    elements = chunk_parts.GPU_CHUNK_ELEMENTS if target else chunk_parts.CPU_CHUNK_ELEMENTS
-    with ExitStack() as stack:
-        stack.enter_context(_replaced(loss, "_blocks", blocks))
-        stack.enter_context(_replaced(chunk_parts, "CPU_CHUNK_ELEMENTS", elements))
-        chunks = _few_chunks(chunk_parts.AttentionPlan.chunks, tracker)
-        stack.enter_context(_replaced(chunk_parts.AttentionPlan, "chunks", chunks))
-        # require_finite reads values, and a fake tensor has none.
-        stack.enter_context(_replaced(step, "require_finite", lambda *arguments: None))
-        if target:
-            stack.enter_context(_replaced(attention, "select_backend", _form_on_gpu))
-            stack.enter_context(_replaced(flex, "_all_pairs", fake_flex_pass(tracker)))
-            fake_attention = _FakeAttention(target, backend)
-            stack.enter_context(_replaced(F, "scaled_dot_product_attention", fake_attention))
-            stack.enter_context(_replaced(F, "dropout", _dropout))
-        yield
-
-
-class _FakeAttention:
-    """Replacement of torch's attention that selects kernels as a GPU does."""
 
     def __init__(self, target: Gpu, backend: str) -> None:
+        super().__init__()
         self.target, self.backend = target, backend
-        self.on_cpu = F.scaled_dot_product_attention
 
-    def __call__(
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Replace the two functions and call all others."""
+        if func is F.scaled_dot_product_attention:
+            return self._attention(*args, **(kwargs or {}))
+        if func is F.dropout:
+            return _dropout(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+    def hooks(self, blocks: nn.ModuleList, tracker: StorageTracker) -> list[RemovableHandle]:
+        """Enter the mode in blocks that backward recomputes: autograd does not propagate it."""
+
+        def enter(block: nn.Module, inputs: Any) -> None:
+            if tracker.stage.startswith("backward"):
+                self.__enter__()
+
+        def leave(block: nn.Module, inputs: Any, outputs: Any) -> None:
+            if tracker.stage.startswith("backward"):
+                self.__exit__(None, None, None)
+
+        # Recomputation ends with an exception as soon as all tensors exist.
+        handles = [block.register_forward_hook(leave, always_call=True) for block in blocks]
+        return handles + [block.register_forward_pre_hook(enter) for block in blocks]
+
+    def _attention(
         self,
         q: Tensor,
         k: Tensor,
@@ -205,7 +254,9 @@ class _FakeAttention:
             )[0]
         if self.backend == "math" or enable_gqa:
             with sdpa_kernel(SDPBackend.MATH):
-                return self.on_cpu(q, k, v, attn_mask, dropout_p, is_causal, enable_gqa=enable_gqa)
+                return F.scaled_dot_product_attention(
+                    q, k, v, attn_mask, dropout_p, is_causal, enable_gqa=enable_gqa
+                )
         bias = None
         if attn_mask is not None:
             shape = (q.shape[0], q.shape[1], *attn_mask.shape[-2:])
@@ -221,62 +272,6 @@ def _dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = F
     A GPU saves a byte per element; a CPU saves factors of the input's type.
     """
     return torch.native_dropout(x, p, True)[0] if training and p > 0.0 else x
-
-
-def _form_on_gpu(
-    attention: AttentionConfig, shape: ModelShape, shows_weights: bool, device: str
-) -> str:
-    return select_backend(attention, shape, shows_weights, "cuda")
-
-
-def _all_rows(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Yield all rows at once, as the loss on a GPU does."""
-    yield tensors
-
-
-def _first_blocks(
-    blocks: Callable[..., Iterator[tuple[Tensor, ...]]],
-) -> Callable[..., Iterator[tuple[Tensor, ...]]]:
-    """Limit the loss on a CPU to its first blocks.
-
-    The blocks are alike and release their memory, so that a few determine the peak.
-    """
-    return lambda *tensors: islice(blocks(*tensors), _CHUNKS_RUN)
-
-
-def _few_chunks(
-    chunks: Callable[[chunk_parts.AttentionPlan, Tensor], Iterator[RowChunk]],
-    tracker: StorageTracker,
-) -> Callable[[chunk_parts.AttentionPlan, Tensor], Iterator[RowChunk]]:
-    """Merge all but the last chunks of the row engine if there are many.
-
-    The last chunks are the widest. FLOPs of the merged chunk count by the share of its pairs that
-    the original chunks compute.
-    """
-
-    def few(self: chunk_parts.AttentionPlan, q_BNTH: Tensor) -> Iterator[RowChunk]:
-        all_chunks = list(chunks(self, q_BNTH))
-        if len(all_chunks) <= _MAX_CHUNKS:
-            yield from all_chunks
-            return
-        merged = all_chunks[:-_CHUNKS_RUN]
-        whole = RowChunk(0, merged[-1].last, 0)
-        pairs = sum(chunk.height * (chunk.last - chunk.left) for chunk in merged)
-        with tracker.standing_for(pairs / whole.last**2):
-            yield whole
-        yield from all_chunks[-_CHUNKS_RUN:]
-
-    return few
-
-
-@contextmanager
-def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    before = vars(owner)[name]
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, before)
 
 
 # A fake training step at full size, and its memory and FLOPs at the configured depth.
@@ -313,6 +308,8 @@ class FakeTrainingStep:
             config,
             model=dataclasses.replace(config.model, shape=shape),
             machine=dataclasses.replace(config.machine, device="cpu", precision=precision),
+            # The check reads values, and a fake tensor has none.
+            numerics=dataclasses.replace(config.numerics, check=False),
         )
         self.location = "building the model"
         with self._named_errors(), StorageTracker():
@@ -330,10 +327,18 @@ class FakeTrainingStep:
         Raises RunError with source line and operation if dimensions do not fit.
         """
         tracker = StorageTracker()
+        if target:
+            # A GPU may not support components that a CPU does.
+            for block in self.model.h:
+                block.attn.backend("cuda")
+        self.model.set_execution(target_execution(target, tracker))
         backend = self.config.model.attention.backend
-        with self._named_errors(), target_kernels(target, backend, tracker), tracker:
+        functions = GpuFunctions(target, backend) if target else nullcontext()
+        with self._named_errors(), functions, tracker:
             static = self._track_static(tracker)
             hooks = self._hooks(tracker)
+            if isinstance(functions, GpuFunctions):
+                hooks += functions.hooks(self.model.h, tracker)
             try:
                 tokens = self.config.model.shape.block_size + 1
                 tokens_BT = torch.empty((batch, tokens), dtype=torch.long)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from gpt2.attention.options import PositionOptions, ProjectionOptions
 from gpt2.attention.patterns import CustomAttention
-from gpt2.attention.state import QKV, split_heads
+from gpt2.attention.projections import QKV, split_heads
 from gpt2.kv_cache import BlockKVCache
 from gpt2.mechanism_statistics import Statistics
 from gpt2.nsa import ops

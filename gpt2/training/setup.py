@@ -12,7 +12,6 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
-from gpt2.attention.patterns import CustomAttention
 from gpt2.attention.sdpa import (
     BACKENDS,
     KERNELS,
@@ -325,7 +324,7 @@ def _attention(session: TrainingSession) -> dict[str, Setting]:
     """
     model, device = session.config.model, session.device
     requested, shape = model.attention.backend, model.shape
-    forms = sorted({block.attn.form(device.type) for block in session.model.h})
+    forms = sorted({block.attn.backend(device.type) for block in session.model.h})
     selected: dict[str, str] = {}
     observed: dict[str, str] = {}
     allowed: tuple[list[str], list[str]] = ([], [])
@@ -459,9 +458,9 @@ def startup_summary(session: TrainingSession) -> str:
 def attention_kernel(session: TrainingSession) -> str:
     """Return the attention kernel: by rows, joined, of the pattern, or of SDPA."""
     attention = session.model.h[0].attn
-    if isinstance(attention.pattern, CustomAttention):
+    if attention.options.pattern.attends:
         return attention.pattern.kernel(session.device.type)
-    form = attention.form(session.device.type)
+    form = attention.backend(session.device.type)
     if form == "rows":
         return "by rows"
     if form == "joined":

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -220,7 +221,8 @@ def test_a_term_that_reads_more_than_its_declared_reach_fails() -> None:
     config = make_model_config(terms=("reciprocal",), parts={"reciprocal": {"window": 4}})
     model = drawn(config)
     for block in model.h:
-        block.attn.reach = 2
+        kernels = block.attn.kernels
+        block.attn.kernels = replace(kernels, cached=replace(kernels.cached, reach=2))
     cache = model.new_cache()
     model.decode(tokens(config, length=10), cache)
     with pytest.raises(AssertionError, match="reach"):

@@ -8,8 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gpt2 import loss
-from gpt2.loss import IGNORE_INDEX, linear_cross_entropy, linear_token_losses
+from gpt2.loss import IGNORE_INDEX, LogitsChunks, linear_cross_entropy, linear_token_losses
 
 TOKENS, WIDTH, VOCAB, PADDED = 37, 16, 50, 64
 # name → bytes of a chunk in float64, elements of a block
@@ -22,12 +21,9 @@ FORMS = {
 
 
 @pytest.fixture(params=FORMS)
-def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Set the chunk and block sizes."""
-    chunk_bytes, block_elements = FORMS[request.param]
-    monkeypatch.setattr(loss, "CHUNK_BYTES", chunk_bytes)
-    monkeypatch.setattr(loss, "BLOCK_ELEMENTS", block_elements)
-    return str(request.param)
+def form(request: pytest.FixtureRequest) -> LogitsChunks:
+    """Return chunk and block sizes."""
+    return LogitsChunks(*FORMS[request.param])
 
 
 def data(dtype: torch.dtype = torch.float64, std: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:
@@ -45,10 +41,10 @@ def unpadded(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(hidden @ weight[:VOCAB].T, targets)
 
 
-def test_loss_and_gradients_are_those_of_the_unpadded_vocabulary(form: str) -> None:
+def test_loss_and_gradients_are_those_of_the_unpadded_vocabulary(form: LogitsChunks) -> None:
     hidden, weight, targets = data()
 
-    mine = linear_cross_entropy(hidden, weight, targets, VOCAB)
+    mine = linear_cross_entropy(hidden, weight, targets, VOCAB, form)
     its = unpadded(hidden, weight, targets)
 
     torch.testing.assert_close(mine, its, rtol=1e-13, atol=0)
@@ -61,33 +57,33 @@ def test_loss_and_gradients_are_those_of_the_unpadded_vocabulary(form: str) -> N
     assert not grads[0][::5].any()
 
 
-def test_without_gradients_the_loss_is_the_same(form: str) -> None:
+def test_without_gradients_the_loss_is_the_same(form: LogitsChunks) -> None:
     hidden, weight, targets = data()
 
     with torch.no_grad():
-        mine = linear_cross_entropy(hidden, weight, targets, VOCAB)
+        mine = linear_cross_entropy(hidden, weight, targets, VOCAB, form)
 
     torch.testing.assert_close(mine, unpadded(hidden, weight, targets).detach(), rtol=1e-13, atol=0)
 
 
-def test_a_hopeless_token_costs_its_full_price(form: str) -> None:
+def test_a_hopeless_token_costs_its_full_price(form: LogitsChunks) -> None:
     # exp(−1000) is zero even in float64: the loss must not come from the probability.
     hidden = torch.tensor([[1000.0, 0.0]]).requires_grad_()
     weight = torch.eye(2).requires_grad_()
 
-    mine = linear_cross_entropy(hidden, weight, torch.tensor([1]), 2)
+    mine = linear_cross_entropy(hidden, weight, torch.tensor([1]), 2, form)
 
     assert mine.item() == 1000.0
     assert torch.autograd.grad(mine, hidden)[0].tolist() == [[1.0, -1.0]]
 
 
-def test_all_targets_ignored_is_nan_as_in_torch(form: str) -> None:
+def test_all_targets_ignored_is_nan_as_in_torch(form: LogitsChunks) -> None:
     hidden, weight, targets = data()
 
-    assert linear_cross_entropy(hidden, weight, targets.fill_(IGNORE_INDEX), VOCAB).isnan()
+    assert linear_cross_entropy(hidden, weight, targets.fill_(IGNORE_INDEX), VOCAB, form).isnan()
 
 
-def test_bfloat16_is_as_precise_as_torch_under_autocast(form: str) -> None:
+def test_bfloat16_is_as_precise_as_torch_under_autocast(form: LogitsChunks) -> None:
     hidden, weight, targets = data(torch.float32)
     exact = unpadded(hidden.double(), weight.double(), targets)
     exact_grads = torch.autograd.grad(exact, (hidden, weight))
@@ -101,7 +97,7 @@ def test_bfloat16_is_as_precise_as_torch_under_autocast(form: str) -> None:
         pairs = zip(grads, exact_grads, strict=True)
         return value.item(), [((g - e).norm() / e.norm()).item() for g, e in pairs]
 
-    mine, my_errors = measure(lambda: linear_cross_entropy(hidden, weight, targets, VOCAB))
+    mine, my_errors = measure(lambda: linear_cross_entropy(hidden, weight, targets, VOCAB, form))
     its, its_errors = measure(
         lambda: F.cross_entropy(F.linear(hidden, weight)[:, :VOCAB].float(), targets)
     )
@@ -112,10 +108,10 @@ def test_bfloat16_is_as_precise_as_torch_under_autocast(form: str) -> None:
     assert max(my_errors) < 0.01
 
 
-def test_second_backward_is_refused_instead_of_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loss, "BLOCK_ELEMENTS", 1)
+def test_second_backward_is_refused_instead_of_wrong() -> None:
+    form = LogitsChunks(block_elements=1)
     hidden, weight, targets = data()
-    mine = linear_cross_entropy(hidden, weight, targets, VOCAB)
+    mine = linear_cross_entropy(hidden, weight, targets, VOCAB, form)
 
     mine.backward(retain_graph=True)
 
@@ -152,11 +148,11 @@ def test_the_logits_of_all_tokens_never_exist_in_float32(precision: str) -> None
     assert largest.elements <= tokens * vocab / 2
 
 
-def test_token_losses_and_hits(form: str) -> None:
+def test_token_losses_and_hits(form: LogitsChunks) -> None:
     hidden, weight, targets = data()
     logits = (hidden @ weight[:VOCAB].T).detach()
 
-    losses, correct, confidence = linear_token_losses(hidden, weight, targets, VOCAB)
+    losses, correct, confidence = linear_token_losses(hidden, weight, targets, VOCAB, form)
 
     expected = F.cross_entropy(logits, targets, reduction="none")
     torch.testing.assert_close(losses, expected, rtol=1e-13, atol=0)
@@ -167,8 +163,8 @@ def test_token_losses_and_hits(form: str) -> None:
     assert not losses.requires_grad
 
 
-def test_token_losses_hit_where_the_target_leads(form: str) -> None:
+def test_token_losses_hit_where_the_target_leads(form: LogitsChunks) -> None:
     hidden, weight, _ = data()
     targets = (hidden @ weight[:VOCAB].T).argmax(-1)
 
-    assert linear_token_losses(hidden, weight, targets, VOCAB).correct.all()
+    assert linear_token_losses(hidden, weight, targets, VOCAB, form).correct.all()

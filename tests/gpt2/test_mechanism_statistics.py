@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gpt2.attention import chunk_parts
 from gpt2.attention.attention import Attention
+from gpt2.attention.chunk_parts import ScoreChunks
 from gpt2.attention.state import BlockState
+from gpt2.execution import Execution
 from gpt2.mechanism_statistics import (
     HasStatistics,
     StatisticsByLayer,
@@ -23,16 +24,11 @@ from tests.gpt2.builders import EVERYTHING, make_model_config
 T, WINDOW = 40, 7
 
 
-@pytest.fixture(autouse=True)
-def _several_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunk_parts, "MIN_CHUNK_ROWS", 8)
-    monkeypatch.setattr(chunk_parts, "CPU_CHUNK_ELEMENTS", 1)
-
-
 def built(**parts: Any) -> GPT:
-    """Build a double-precision model with large random parameters."""
+    """Build a double-precision model with large random parameters and several chunks."""
     torch.manual_seed(3)
     model = GPT(make_model_config(block_size=T, **parts)).double().eval()
+    model.set_execution(Execution(ScoreChunks(cpu_elements=1, min_rows=8)))
     for parameter in model.parameters():
         nn.init.normal_(parameter, 0.0, 0.5)
     return model
@@ -102,7 +98,7 @@ def test_entropy_of_attention_and_effect_of_a_term(pattern: str) -> None:
 
 def test_without_a_term_every_backend_reports_entropy_only() -> None:
     model = built()
-    assert {block.attn.form("cpu") for block in model.h} == {"sdpa"}
+    assert {block.attn.backend("cpu") for block in model.h} == {"sdpa"}
     statistics = collect_statistics(model, tokens(model))
     assert statistics.keys() == {"attention/entropy"}
     x_BTC = given_to(model, model.h[0].attn)[0]

@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gpt2 import loss
 from gpt2.config import ModelConfig
-from gpt2.loss import IGNORE_INDEX
+from gpt2.execution import DEFAULT_EXECUTION, Execution
+from gpt2.loss import IGNORE_INDEX, LogitsChunks
 from gpt2.mlp.activations import ACTIVATIONS
 from gpt2.model import GPT
 from gpt2.reference import reference_gpt
@@ -88,11 +88,11 @@ class TestAgainstTransformers:
     """The baseline is GPT-2."""
 
     @pytest.fixture(params=["plain", "chunked"])
-    def head(self, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Compare both implementations of the loss."""
-        if request.param == "chunked":
-            monkeypatch.setattr(loss, "BLOCK_ELEMENTS", 150)
-            monkeypatch.setattr(loss, "CHUNK_BYTES", 2000)
+    def head(self, request: pytest.FixtureRequest) -> Execution:
+        """Return an execution for each implementation of the loss."""
+        if request.param == "plain":
+            return DEFAULT_EXECUTION
+        return Execution(logits_chunks=LogitsChunks(chunk_bytes=2000, block_elements=150))
 
     @pytest.mark.parametrize(
         ("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-12)], ids=str
@@ -102,10 +102,11 @@ class TestAgainstTransformers:
         [(a.name, a.hf_names[0]) for a in map(make_activation, ACTIVATIONS) if a.hf_names],
     )
     def test_i8_logits_loss_and_gradients(
-        self, head: None, activation: str, its_name: str, dtype: torch.dtype, tolerance: float
+        self, head: Execution, activation: str, its_name: str, dtype: torch.dtype, tolerance: float
     ) -> None:
         config = make_model_config(activation=activation)
         model = drawn(config, dtype)
+        model.set_execution(head)
         theirs = transformers_model(model, its_name)
         idx_BT = tokens(config, length=16)
 

@@ -10,15 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gpt2.attention import attention
+from gpt2.attention import chunked
 from gpt2.attention.attention import Attention
 from gpt2.attention.chunk_parts import MASKED_SCORE
 from gpt2.attention.options import LatentOptions
 from gpt2.attention.patterns import Full, Sliding
-from gpt2.attention.projections import Dense, Grouped, Latent
+from gpt2.attention.projections import QKV, Dense, Grouped, Latent, split_heads
 from gpt2.attention.ra_cross_token.module import STATISTICS, Entropy, Max, RaCrossToken, Topk
 from gpt2.attention.reciprocal.module import Reciprocal
-from gpt2.attention.state import QKV, split_heads
 from tests.mutants.mutant import (
     LOGITS,
     MECHANISMS,
@@ -382,7 +381,7 @@ MUTANTS = (
         "q·k without 1/√H",
         "ract",
         {"reference": LOGITS},
-        replaced(attention.rows, "attend", lambda right: lambda q, *rest: right(2 * q, *rest)),
+        replaced(chunked, "attend", lambda right: lambda q, *rest: right(2 * q, *rest)),
     ),
     Mutant(
         "dropout outlives training",

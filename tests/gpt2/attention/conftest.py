@@ -1,19 +1,26 @@
 """Attention modules built from options, and comparison with the reference."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from gpt2.attention import chunk_parts, reference
+from gpt2.attention import reference
 from gpt2.attention.attention import Attention
+from gpt2.attention.chunk_parts import ScoreChunks
 from gpt2.attention.config import AttentionConfig
 from gpt2.attention.options import DenseOptions, FullOptions, LearnedOptions
 from gpt2.attention.ra_cross_token.options import RaCrossTokenOptions
 from gpt2.attention.state import AttentionWeightsOptions, BlockState
+from gpt2.execution import DEFAULT_EXECUTION, Execution
 from gpt2.shape import ModelShape
+
+# Chunks of eight rows, so that short sequences have several chunks.
+THIN_CHUNKS = Execution(ScoreChunks(cpu_elements=0, min_rows=8))
 
 
 @dataclass
@@ -78,6 +85,7 @@ def build_case(
     batch: int = 2,
     handed_on: bool = False,
     positions: Any = LearnedOptions(),
+    execution: Execution = DEFAULT_EXECUTION,
     **shape: Any,
 ) -> Case:
     """Build a case with large random parameters, so that no gradient is small."""
@@ -86,7 +94,7 @@ def build_case(
     given = {"dropout": 0.0, "bias": True, **shape}
     sizes = ModelShape(2, n_head, n_embd, length, 64, vocab_size=50, **given)
     options = AttentionConfig(projection, pattern, positions, terms, gates, backend=backend)
-    module = Attention(sizes, options, request)
+    module = Attention(sizes, options, request, execution=execution)
     if dtype != torch.get_default_dtype():
         module.to(dtype)
     with torch.no_grad():
@@ -108,15 +116,14 @@ def one_thread():
 
 
 @pytest.fixture
-def build():
-    return build_case
+def thin_chunks() -> None:
+    """Make ``build`` use thin chunks."""
 
 
 @pytest.fixture
-def thin_chunks(monkeypatch):
-    """Use chunks of eight rows, so that short sequences have several chunks."""
-    monkeypatch.setattr(chunk_parts, "MIN_CHUNK_ROWS", 8)
-    monkeypatch.setattr(chunk_parts, "CPU_CHUNK_ELEMENTS", 0)
+def build(request: pytest.FixtureRequest) -> Callable[..., Case]:
+    execution = THIN_CHUNKS if "thin_chunks" in request.fixturenames else DEFAULT_EXECUTION
+    return partial(build_case, execution=execution)
 
 
 @pytest.fixture

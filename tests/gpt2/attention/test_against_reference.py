@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gpt2.attention import chunk_parts
+from gpt2.attention.chunk_parts import ScoreChunks
 from gpt2.attention.options import (
     DenseOptions,
     FullOptions,
@@ -13,6 +13,7 @@ from gpt2.attention.options import (
 )
 from gpt2.attention.reciprocal.options import ReciprocalOptions
 from gpt2.attention.state import AttentionWeightsOptions
+from gpt2.execution import Execution
 
 TIGHT, LOOSE = 1e-10, 2e-4
 MODES = ("topk", "max", "entropy", "rms")
@@ -99,10 +100,10 @@ def test_projection_with_everything(build, gate, thin_chunks, projection, apply)
 
 @pytest.mark.parametrize("length", [1, 7, 33, 65, 130])
 @pytest.mark.parametrize("mode", ["topk", "entropy"])
-def test_lengths(build, gate, monkeypatch, length, mode):
-    monkeypatch.setattr(chunk_parts, "CPU_CHUNK_ELEMENTS", 0)
+def test_lengths(build, gate, length, mode):
+    execution = Execution(ScoreChunks(cpu_elements=0))
     parts = dict(terms=TERMS["learnable"], gates=(gate(mode),), request=REQUESTS["rms"])
-    build(length, **parts).assert_equals_reference(TIGHT)
+    build(length, execution=execution, **parts).assert_equals_reference(TIGHT)
 
 
 @pytest.mark.parametrize("apply", APPLY)

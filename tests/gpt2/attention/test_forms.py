@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from gpt2.attention.backend import select_backend
+from gpt2.attention.config import select_backend
 from gpt2.attention.sdpa import check_attention
 from gpt2.model import GPT
 from lib.config.layers import ConfigLayer

@@ -8,9 +8,14 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import flex_attention as torch_flex
 
 from gpt2.attention import flex
-from gpt2.attention.backend import MIN_FLEX_HEAD_DIM
+from gpt2.attention.config import MIN_FLEX_HEAD_DIM
 from gpt2.attention.flex import ScoreBranch
-from gpt2.attention.options import FullOptions, GroupedOptions, LatentOptions, SlidingOptions
+from gpt2.attention.options import (
+    FullOptions,
+    GroupedOptions,
+    LatentOptions,
+    SlidingOptions,
+)
 from gpt2.attention.reciprocal.options import ReciprocalOptions
 from gpt2.attention.state import BlockState
 

@@ -9,12 +9,12 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from gpt2.attention import chunk_parts
 from gpt2.attention.chunk_parts import (
     SORT_WIDTH,
     AttentionPlan,
     AttentionWeightsTap,
     RowChunk,
+    ScoreChunks,
     ScoredRows,
     topk_values,
 )
@@ -224,11 +224,11 @@ def test_reader_is_not_a_gate(build):
 
 @pytest.mark.parametrize("length", [1, 31, 33, 1024, 1025])
 @pytest.mark.parametrize("highest", [32, 341])
-def test_chunks_are_about_equally_high(build, monkeypatch, length, highest):
+def test_chunks_are_about_equally_high(length, highest):
     """Check 12 heads, batch 8 and 1024 tokens, once split into 3 × 341 rows and a single row."""
-    monkeypatch.setattr(chunk_parts, "CPU_CHUNK_ELEMENTS", highest * 8 * 12 * length)
     q_BNTH = torch.empty(8, 12, length, 1, device="cpu")
-    chunks = list(AttentionPlan(build(9).module.pattern).chunks(q_BNTH))
+    sizes = ScoreChunks(cpu_elements=highest * 8 * 12 * length)
+    chunks = list(sizes.chunks(q_BNTH, lambda row: 0))
     heights = [chunk.height for chunk in chunks]
     assert sum(heights) == length and len(chunks) == -(-length // highest)
     assert max(heights) - min(heights) < len(chunks)

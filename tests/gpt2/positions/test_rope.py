@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from gpt2.ablation.resolve import resolve_config
-from gpt2.attention import chunk_parts
+from gpt2.attention.chunk_parts import ScoreChunks
 from gpt2.attention.options import (
     DenseOptions,
     FullOptions,
@@ -19,6 +19,7 @@ from gpt2.attention.reciprocal.options import ReciprocalOptions
 from gpt2.attention.reference import rope_rotate
 from gpt2.attention.state import AttentionWeightsOptions
 from gpt2.config import Config
+from gpt2.execution import Execution
 from gpt2.model import GPT
 from gpt2.shape import ModelShape
 from lib.config.field import SymbolValue
@@ -67,7 +68,7 @@ class TestRotation:
         heads = case.module.c_attn(case.x_BTC, case.state)
         found = []
         for first in (0, 1000):
-            at = heads.at(case.module.positions, first)
+            at = heads.with_positions(case.module.positions, first)
             found.append(at.q_BNTH @ at.k_BKTH.repeat_interleave(2, 1).mT)
             assert at.v_BKTH is heads.v_BKTH
         torch.testing.assert_close(*found, rtol=0, atol=1e-9)
@@ -108,9 +109,7 @@ class TestAttention:
 
     @pytest.mark.parametrize("mode", ["topk", "entropy"])
     @pytest.mark.parametrize("apply", ["output", "weights"])
-    def test_terms_gates_and_readers_of_weights(self, monkeypatch, apply, mode) -> None:
-        monkeypatch.setattr(chunk_parts, "MIN_CHUNK_ROWS", 8)
-        monkeypatch.setattr(chunk_parts, "CPU_CHUNK_ELEMENTS", 0)
+    def test_terms_gates_and_readers_of_weights(self, apply, mode) -> None:
         gate = {"alpha": 0.7, "topk": 5, "scale": 1.5, "bias": 0.2}
         gate |= {"head_average": False, "detach_stats": False}
         case = build_case(
@@ -119,6 +118,7 @@ class TestAttention:
             gates=(RaCrossTokenOptions(mode, apply, **gate),),
             request=AttentionWeightsOptions("rms", topk=0, tau=0.8, detach=False),
             positions=ROPE,
+            execution=Execution(ScoreChunks(cpu_elements=0, min_rows=8)),
         )
         case.assert_equals_reference(TIGHT)
 

@@ -1,0 +1,192 @@
+"""Execution paths of attention behind one interface, and their selection.
+
+sdpa     one call of torch's scaled_dot_product_attention
+rows     chunks of query rows, with hand-written derivatives (``chunked.py``)
+joined   FlexAttention passes over windows, differentiated by autograd (``flex.py``)
+own      the kernel of the pattern itself
+cached   new tokens against a KV cache, by the components of the row engine
+
+B batch, T new tokens (rows), S visible tokens (columns), C n_embd, N heads, K key/value heads, H key
+width; r rows and c columns as in the row engine.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from gpt2.attention import chunked
+from gpt2.attention.chunk_parts import AttentionPlan, AttentionResult, Pattern, RowChunk, repeat_kv
+from gpt2.attention.chunked import scores_factor, softmaxes_from_scores
+from gpt2.attention.config import AttentionConfig
+from gpt2.attention.flex import BranchedScores, ScoreBranch
+from gpt2.attention.patterns import CustomAttention
+from gpt2.attention.projections import QKV, Projection
+from gpt2.attention.sdpa import sdpa_attention
+from gpt2.kv_cache import BlockKVCache
+
+
+class AttentionKernel(Protocol):
+    """Execution path of attention.
+
+    ``qkv`` are the position-encoded heads of the new tokens, ``x`` the input that they were
+    projected from, and ``cache`` the earlier tokens, or None for a whole sequence.
+    """
+
+    def __call__(
+        self, qkv: QKV, plan: AttentionPlan, x_BTC: Tensor, cache: BlockKVCache | None
+    ) -> AttentionResult:
+        """Return head outputs, BNTH, with the statistics and weights that the plan requires."""
+
+
+@dataclass(frozen=True)
+class AttentionKernels:
+    """Kernels of one attention module: for a whole sequence, and for decoding with a cache."""
+
+    sequence: AttentionKernel
+    cached: AttentionKernel
+
+
+def build_kernels(
+    backend: str,
+    options: AttentionConfig,
+    scale: float,
+    projection: Projection,
+    pattern: Pattern | CustomAttention,
+) -> AttentionKernels:
+    """Return the kernels of ``backend``, a name returned by ``select_backend``.
+
+    ``scale`` multiplies q·k when decoding.
+    """
+    if isinstance(pattern, CustomAttention):
+        own = CustomKernel(pattern)
+        return AttentionKernels(own, own)
+    kernels: dict[str, AttentionKernel] = {
+        "sdpa": SdpaKernel(options.backend),
+        "rows": ChunkedKernel(),
+        "joined": FlexKernel(),
+    }
+    return AttentionKernels(kernels[backend], CachedKernel(projection, scale, options.reach))
+
+
+@dataclass(frozen=True)
+class SdpaKernel:
+    """A call of scaled_dot_product_attention, restricted to the configured torch kernel."""
+
+    backend: str
+
+    def __call__(
+        self, qkv: QKV, plan: AttentionPlan, x_BTC: Tensor, cache: BlockKVCache | None
+    ) -> AttentionResult:
+        """Attend within a whole sequence. Raises RunError if the torch kernel cannot run."""
+        return AttentionResult(
+            sdpa_attention(qkv, plan.pattern, self.backend, plan.dropout), (), None
+        )
+
+
+@dataclass(frozen=True)
+class ChunkedKernel:
+    """The row engine."""
+
+    def __call__(
+        self, qkv: QKV, plan: AttentionPlan, x_BTC: Tensor, cache: BlockKVCache | None
+    ) -> AttentionResult:
+        """Attend within a whole sequence."""
+        return chunked.attend(qkv.q_BNTH, qkv.k_BKTH, qkv.v_BKTH, plan)
+
+
+@dataclass(frozen=True)
+class FlexKernel:
+    """FlexAttention passes; the plan must not use features in ``unsupported_by_flex``."""
+
+    # The passes compile their own kernels.
+    @torch.compiler.disable
+    def __call__(
+        self, qkv: QKV, plan: AttentionPlan, x_BTC: Tensor, cache: BlockKVCache | None
+    ) -> AttentionResult:
+        """Attend within a whole sequence."""
+        assert not plan.dropout and not plan.reader, "must be rejected by select_backend"
+        q_BNTH = qkv.q_BNTH
+        heads, length = q_BNTH.shape[1], q_BNTH.shape[2]
+        k, v = (repeat_kv(x, heads) for x in (qkv.k_BKTH, qkv.v_BKTH))
+        inputs = plan.by_part(plan.inputs())
+        with torch.autocast(q_BNTH.device.type, enabled=False):
+            window = plan.pattern.longest_row(length)
+            branches = [ScoreBranch(q_BNTH, k, 0, window, plan.window_attention)]
+            for term in plan.terms:
+                branches = [
+                    b for base in branches for b in term.branches(base, q_BNTH, k, inputs[term])
+                ]
+            scores = BranchedScores(branches, q_BNTH.shape[-1] ** -0.5)
+            context, lse_BNT = scores.attend(v)
+            statistics = [gate.joined_statistic(scores, lse_BNT) for gate in plan.gates]
+            factor_BNT = scores_factor(plan, statistics, inputs)
+            if factor_BNT is not None:
+                context, _ = scores.times(factor_BNT).attend(v)
+            return AttentionResult(context.to(v.dtype), statistics, None)
+
+
+@dataclass(frozen=True)
+class CustomKernel:
+    """The kernel of a pattern that attends itself."""
+
+    pattern: CustomAttention
+
+    def __call__(
+        self, qkv: QKV, plan: AttentionPlan, x_BTC: Tensor, cache: BlockKVCache | None
+    ) -> AttentionResult:
+        """Call the pattern, with the cache if there is one."""
+        return AttentionResult(self.pattern(x_BTC, qkv, cache), (), None)
+
+
+@dataclass(frozen=True)
+class CachedKernel:
+    """Attention of new tokens to the tokens of a cache.
+
+    The new tokens are one chunk of rows. Components take positions from the chunk, so missing
+    earlier queries do not matter. ``scale`` multiplies q·k. ``reach`` is the number of earlier
+    queries that score terms read; that many queries are cached.
+    """
+
+    projection: Projection
+    scale: float
+    reach: int
+
+    def __call__(
+        self, qkv: QKV, plan: AttentionPlan, x_BTC: Tensor, cache: BlockKVCache | None
+    ) -> AttentionResult:
+        """Return the same result as the row engine for the new rows, and update ``cache``.
+
+        ``weights_BTS`` has one column per token visible to the first new row, plus the new tokens.
+        """
+        assert cache is not None
+        first = cache.position
+        last = first + qkv.q_BNTH.shape[2]
+        q_BNTH = qkv.q_BNTH * self.scale
+        k_BKSH = cache.extend("k", qkv.k_BKTH, dim=2)
+        v_BKSH = cache.extend("v", qkv.v_BKTH, dim=2)
+        if last - first == 1:
+            cache.reads["keys"] += k_BKSH.shape[2]
+        reach = self.reach
+        queries = cache.extend("q", q_BNTH, dim=2, reach=reach) if reach else q_BNTH
+        chunk = RowChunk(first, last, cache.left(first), origin=last - queries.shape[2])
+        with torch.autocast(q_BNTH.device.type, enabled=False):
+            wide = torch.promote_types(q_BNTH.dtype, torch.float32)
+            scores = _product(q_BNTH, k_BKSH.mT).to(wide)
+            keys = repeat_kv(k_BKSH[:, :, chunk.origin - chunk.left :], q_BNTH.shape[1])
+            inputs = plan.by_part(plan.inputs())
+            for term in plan.terms:
+                term.add_(scores, queries, keys, chunk, inputs[term])
+            soft = softmaxes_from_scores(plan, scores, chunk, inputs)
+            context = _product(soft.last_BNrc.to(v_BKSH.dtype), v_BKSH)
+            shown = plan.reader.read(soft.last_BNrc, chunk) if plan.reader else None
+        statistics = [saved[..., 0] for saved in soft.known_BNrm]
+        return AttentionResult(self.projection.expand(context), statistics, shown)
+
+
+def _product(rows_BNrx: Tensor, shared_BKxy: Tensor) -> Tensor:
+    """Return BNry; heads that share a matrix are folded into rows, so the matrix is not copied."""
+    batch, heads, height, _ = rows_BNrx.shape
+    grouped = rows_BNrx.reshape(batch, shared_BKxy.shape[1], -1, rows_BNrx.shape[-1])
+    return (grouped @ shared_BKxy).view(batch, heads, height, -1)

@@ -1,0 +1,22 @@
+"""Chunk sizes and kernels of a forward and backward pass, given to a model."""
+
+from dataclasses import dataclass
+
+from gpt2.attention.chunk_parts import ScoreChunks
+from gpt2.attention.flex import WindowAttention, window_attention
+from gpt2.loss import LogitsChunks
+
+_SCORES, _LOGITS = ScoreChunks(), LogitsChunks()
+
+
+@dataclass(frozen=True)
+class Execution:
+    """Execution of a model; the results of two executions differ in rounding only."""
+
+    score_chunks: ScoreChunks = _SCORES
+    logits_chunks: LogitsChunks = _LOGITS
+    # Kernel of the FlexAttention backend's passes.
+    window_attention: WindowAttention = window_attention
+
+
+DEFAULT_EXECUTION = Execution()
