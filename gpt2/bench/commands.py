@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 
-from gpt2.bench import nsa_table, overhead, settings, trainer
+from gpt2.bench import nsa, settings, trainer
 from gpt2.data.prepare import prepare_dataset
 from gpt2.planning.arguments import add_json, add_variable, whole_number
 from gpt2.planning.plan import config_layers
@@ -83,14 +83,14 @@ def bench_settings(args: argparse.Namespace) -> tuple[int, str]:
         )
     variants, skipped = settings.variants(KconfigTree(), config_layers(args.build_dir), args.sym)
     prepare_dataset(variants[0].config.data, args.build_dir)
-    figures = settings.measure(
+    figures = settings.measure_settings(
         variants,
         args.rounds,
         lambda variant: settings.train_variant(variant, steps, args.build_dir),
     )
     if not args.json:
         reasons = "".join(f"skipped  {problem}\n" for problem in skipped)
-        return EXIT_DONE, settings.to_markdown(figures) + reasons
+        return EXIT_DONE, settings.settings_to_markdown(figures) + reasons
     document = {
         "schema_version": 1,
         "arms": {name: [asdict(f) for f in rounds] for name, rounds in figures.items()},
@@ -102,23 +102,23 @@ def bench_settings(args: argparse.Namespace) -> tuple[int, str]:
 def add_overhead_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``bench_overhead``."""
     add_json(parser)
-    add_variable(parser, "count", f"pairs per comparison (default {overhead.MIN_PAIRS})")
+    add_variable(parser, "count", f"pairs per comparison (default {settings.MIN_PAIRS})")
     add_variable(parser, "iters", f"timed iterations (default {_OVERHEAD_ITERATIONS})")
 
 
 def bench_overhead(args: argparse.Namespace) -> tuple[int, str]:
     """Time the trainer's logging, and each tracker, against the same training without them."""
-    pairs = whole_number(args.count or str(overhead.MIN_PAIRS), "COUNT")
+    pairs = whole_number(args.count or str(settings.MIN_PAIRS), "COUNT")
     iterations = whole_number(args.iters or str(_OVERHEAD_ITERATIONS), "ITERS")
-    if iterations < 1 or pairs < overhead.MIN_PAIRS:
-        expected = f"ITERS >= 1 and COUNT >= {overhead.MIN_PAIRS}"
+    if iterations < 1 or pairs < settings.MIN_PAIRS:
+        expected = f"ITERS >= 1 and COUNT >= {settings.MIN_PAIRS}"
         raise _out_of_range(f"expected {expected}, got {iterations} and {pairs}", "ITERS, COUNT")
-    comparisons = overhead.comparisons(KconfigTree(), config_layers(args.build_dir), iterations)
+    comparisons = settings.comparisons(KconfigTree(), config_layers(args.build_dir), iterations)
     prepare_dataset(comparisons[0].on.config.data, args.build_dir)
-    results = overhead.measure(
-        comparisons, pairs, lambda side: overhead.train_side(side, args.build_dir)
+    results = settings.measure_overhead(
+        comparisons, pairs, lambda side: settings.train_side(side, args.build_dir)
     )
-    render = overhead.to_json if args.json else overhead.to_text
+    render = settings.overhead_to_json if args.json else settings.overhead_to_text
     return EXIT_DONE, render(results, iterations)
 
 
@@ -142,9 +142,9 @@ def bench_nsa(args: argparse.Namespace) -> tuple[int, str]:
     load_pyplot()
     args.build_dir.mkdir(parents=True, exist_ok=True)
     table, figure = args.build_dir / "bench_nsa.csv", args.build_dir / "bench_nsa.png"
-    device, rows, complete = nsa_table.measure_in_subprocess(longest, args.rounds, table)
+    device, rows, complete = nsa.measure_in_subprocess(longest, args.rounds, table)
     if rows:
-        nsa_table.plot(rows, figure)
+        nsa.plot(rows, figure)
         log("BENCH", f"{table}, {figure}")
     machine = f"{cpu_model() if device == 'cpu' else device}, torch {version('torch')}"
     text = ""
@@ -153,7 +153,7 @@ def bench_nsa(args: argparse.Namespace) -> tuple[int, str]:
         text = json.dumps({"schema_version": 1, "machine": machine, "rows": records}) + "\n"
     elif rows:
         title = f"{machine}, medians of {args.rounds} rounds (range)"
-        text = f"{title}\n\n{nsa_table.to_markdown(rows)}"
+        text = f"{title}\n\n{nsa.to_markdown(rows)}"
     return EXIT_DONE if complete else EXIT_INTERRUPTED, text
 
 

@@ -43,7 +43,7 @@ _PROJECTIONS: dict[str, dict[str, SymbolValue]] = {
     "grouped": {"ATTENTION_PROJECTION_GROUPED": True, "N_KV_HEAD": 2},
     "latent": {"ATTENTION_PROJECTION_LATENT": True},
 }
-_RACT = {
+_RACT: dict[str, dict[str, SymbolValue]] = {
     f"RA-CT {mode}, {apply}": {
         "RA_CROSS_TOKEN": True,
         f"RA_CROSS_TOKEN_MODE_{mode.upper()}": True,

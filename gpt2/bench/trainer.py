@@ -1,16 +1,23 @@
-"""Benchmark cases: configurations of a single training on the CPU. Imports no torch."""
+"""``make bench``: trainer, mechanisms and optimizers against their counterparts. Imports no torch.
 
-import json
-import os
-import re
+A case is the configuration of a single training on the CPU. Each side of a case runs in a separate
+process, as does the measurement of mechanisms and that of optimizers (``trainer_worker``).
+"""
+
 import statistics
-import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from gpt2.ablation.resolve import resolve_config
+from gpt2.bench.runner import (
+    markdown_table,
+    median_and_range,
+    run_module,
+    take_turns,
+    within_rounds,
+)
 from gpt2.config import Config
 from gpt2.data.prepare import prepare_dataset
 from lib.config.dotconfig import defconfig_layers
@@ -20,9 +27,8 @@ from lib.config.tree import KconfigTree
 from lib.console import log
 from lib.env.gpu import GIB
 from lib.env.machine import worker_environment
-from lib.errors import ConfigError, Problem, RunError
-from lib.files import canonical_json
-from lib.project import ROOT, python_module_command
+from lib.errors import ConfigError, Problem
+from lib.project import ROOT
 
 _TRAINING: dict[str, SymbolValue] = {
     "SINGLE_TRAINING": True,
@@ -35,6 +41,8 @@ _TRAINING: dict[str, SymbolValue] = {
     "MAX_ITERS": 1000,
 }
 _ONE_SEQUENCE: dict[str, SymbolValue] = {"GLOBAL_BATCH": 1, "BATCH_SIZE": 1, "GRAD_ACCUMULATION": 1}
+
+_WORKER = "gpt2.bench.trainer_worker"
 
 # name → (defconfig, settings, timed steps of one round)
 CASES: dict[str, tuple[str, dict[str, SymbolValue], int]] = {
@@ -62,40 +70,6 @@ def case_config(spec: str, settings: dict[str, SymbolValue], threads: int) -> Co
     return config
 
 
-# One benchmark training in a separate process, started like a worker. Imports no torch.
-
-
-def train_in_subprocess(name: str, config: Config, module: str, *arguments: str) -> dict[str, Any]:
-    """Run ``module`` with the values of ``config`` on stdin and return the JSON figures it prints.
-
-    Raises RunError with ``name``, the first reported error and the code of this error if the
-    process fails.
-    """
-    done = subprocess.run(
-        python_module_command(module, *arguments),
-        input=canonical_json(dict(config.values)),
-        env={**os.environ, **worker_environment(config.machine)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode:
-        lines = done.stderr.strip().splitlines() or [f"no output, exit code {done.returncode}"]
-        errors = [line.removeprefix("ERROR").strip() for line in lines if line.startswith("ERROR")]
-        error = (errors or lines[-1:])[0]
-        reported = re.search(r" \[([a-z]+\.[a-z-]+)\]$", error)
-        what = error[: reported.start()] if reported else error
-        code = reported[1] if reported else "process.failed"
-        raise RunError(Problem(f"{name}: {what}", code=code))
-    figures: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return figures
-
-
-# Interleaved timing of the benchmark sides (A B A B), with tables of medians and ratios.
-#
-# Imports no torch.
-
-
 @dataclass(frozen=True)
 class TrainerComparison:
     """Result of one case: tokens per second of each side, and the ratio ours / plain per round.
@@ -121,39 +95,40 @@ def compare(case: str, threads: int, rounds: int, build_dir: Path) -> TrainerCom
     # The trainer starts its workers with these variables; a plain loop is started without them.
     tuned = worker_environment(config.machine)
     sides = {"ours": ("ours", tuned), "plain": ("plain", {}), "tuned": ("plain", tuned)}
-    speeds: dict[str, list[float]] = {side: [] for side in sides}
-    for count in range(rounds):
-        for side, (loop, variables) in sides.items():
-            args = [loop, case, str(threads), str(steps), str(build_dir)]
-            seconds = _run("gpt2.bench.trainer_worker", args, variables)
-            speeds[side].append(tokens / statistics.median(seconds))
-        last = ", ".join(f"{side} {values[-1]:,.0f}" for side, values in speeds.items())
-        log("BENCH", f"{case} {count + 1}/{rounds}   {last} tok/s")
+
+    def speed(side: tuple[str, dict[str, str]]) -> float:
+        loop, variables = side
+        args = ["side", loop, case, str(threads), str(steps), str(build_dir)]
+        return float(tokens / statistics.median(run_module(_WORKER, args, variables)))
+
+    def report(count: int, side: str, tokens_per_second: float) -> None:
+        log("BENCH", f"{case} {count}/{rounds}   {side} {tokens_per_second:,.0f} tok/s")
+
+    speeds = take_turns(sides, rounds, speed, report)
     ratios, tuned_ratios = (
-        tuple(a / b for a, b in zip(speeds["ours"], speeds[other], strict=True))
-        for other in ("plain", "tuned")
+        within_rounds(speeds["ours"], speeds[other]) for other in ("plain", "tuned")
     )
     medians = {side: statistics.median(values) for side, values in speeds.items()}
     return TrainerComparison(case, **medians, ratios=ratios, tuned_ratios=tuned_ratios)
 
 
 def mechanisms(threads: int, rounds: int) -> Mapping[str, Any]:
-    """Run ``gpt2.bench.mechanisms`` in a separate process.
+    """Time every mechanism in a separate process.
 
     Returns tokens → step → forward and backward times of each round, relative to the baseline.
     """
     log("BENCH", "forward and backward of every mechanism")
-    ratios: Mapping[str, Any] = _run("gpt2.bench.mechanisms", [str(threads), str(rounds)], {})
+    ratios: Mapping[str, Any] = run_module(_WORKER, ["mechanisms", str(threads), str(rounds)], {})
     return ratios
 
 
 def optimizers(threads: int, rounds: int) -> Mapping[str, Any]:
-    """Run ``gpt2.bench.optimizers`` in a separate process.
+    """Time every optimizer in a separate process.
 
     Returns optimizer → seconds of an update in each round, and bytes of state.
     """
     log("BENCH", "an update of every optimizer")
-    updates: Mapping[str, Any] = _run("gpt2.bench.optimizers", [str(threads), str(rounds)], {})
+    updates: Mapping[str, Any] = run_module(_WORKER, ["optimizers", str(threads), str(rounds)], {})
     return updates
 
 
@@ -163,44 +138,46 @@ def to_markdown(
     """Return the Markdown tables of cases, mechanisms and optimizers."""
     heads = ["case", "ours tok/s", "plain tok/s", "plain, our allocator tok/s"]
     heads += ["ours / plain", "ours / plain, our allocator"]
-    lines = [f"| {' | '.join(heads)} |", "|-|" + "-:|" * (len(heads) - 1)]
-    for c in comparisons:
-        speeds = " | ".join(f"{speed:,.0f}" for speed in (c.ours, c.plain, c.tuned))
-        lines.append(f"| {c.case} | {speeds} | {_spread(c.ratios)} | {_spread(c.tuned_ratios)} |")
-    if relative:
-        heads = [f"T={tokens} {part}" for tokens in relative for part in ("forward", "backward")]
-        lines += ["", f"| step | {' | '.join(heads)} |", "|-|" + "-:|" * len(heads)]
-        for slug in next(iter(relative.values())):
-            cells = [
-                _spread(r[slug][p]) for r in relative.values() for p in ("forward", "backward")
+    cases = [
+        [
+            c.case,
+            *(f"{speed:,.0f}" for speed in (c.ours, c.plain, c.tuned)),
+            median_and_range(c.ratios),
+            median_and_range(c.tuned_ratios),
+        ]
+        for c in comparisons
+    ]
+    tables = [markdown_table(heads, cases)]
+    tables += [_mechanisms_table(relative)] if relative else []
+    tables += [_optimizers_table(updates)] if updates else []
+    return "\n".join(tables)
+
+
+def _mechanisms_table(relative: Mapping[str, Any]) -> str:
+    parts = [(tokens, part) for tokens in relative for part in ("forward", "backward")]
+    heads = ["step", *(f"T={tokens} {part}" for tokens, part in parts)]
+    rows = [
+        [slug, *(median_and_range(relative[tokens][slug][part]) for tokens, part in parts)]
+        for slug in next(iter(relative.values()))
+    ]
+    return markdown_table(heads, rows)
+
+
+def _optimizers_table(updates: Mapping[str, Any]) -> str:
+    first = next(iter(updates.values()))
+    rows = []
+    for name, update in updates.items():
+        size = update["state_bytes"]
+        milliseconds = 1000 * statistics.median(update["seconds"])
+        ratios = within_rounds(update["seconds"], first["seconds"])
+        rows.append(
+            [
+                name,
+                f"{milliseconds:,.0f}",
+                median_and_range(ratios),
+                f"{size / GIB:.2f}",
+                f"{size / first['state_bytes']:.2f}",
             ]
-            lines.append(f"| {slug} | {' | '.join(cells)} |")
-    if updates:
-        heads = ["optimizer", "update ms", "relative", "state GiB", "relative"]
-        lines += ["", f"| {' | '.join(heads)} |", "|-|" + "-:|" * (len(heads) - 1)]
-        first = next(iter(updates.values()))
-        for name, update in updates.items():
-            milliseconds = 1000 * statistics.median(update["seconds"])
-            ratios = [a / b for a, b in zip(update["seconds"], first["seconds"], strict=True)]
-            size = update["state_bytes"]
-            relative_size = size / first["state_bytes"]
-            cells = [f"{milliseconds:,.0f}", _spread(ratios)]
-            cells += [f"{size / GIB:.2f}", f"{relative_size:.2f}"]
-            lines.append(f"| {name} | {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
-
-
-def _spread(ratios: Sequence[float]) -> str:
-    """Format the median and the range over rounds."""
-    return f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
-
-
-def _run(module: str, arguments: list[str], variables: Mapping[str, str]) -> Any:
-    command = python_module_command(module, *arguments)
-    done = subprocess.run(
-        command, env={**os.environ, **variables}, stdout=subprocess.PIPE, text=True, check=False
-    )
-    if done.returncode:
-        what = f"{module} {' '.join(arguments)}: process failed (exit code {done.returncode})"
-        raise RunError(Problem(what, code="process.failed"))
-    return json.loads(done.stdout.splitlines()[-1])
+        )
+    heads = ["optimizer", "update ms", "relative", "state GiB", "relative"]
+    return markdown_table(heads, rows)

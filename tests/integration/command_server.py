@@ -36,12 +36,18 @@ TIMEOUT_SECONDS = 120
 
 
 class CommandServer:
-    """Client of a server process."""
+    """Client of a server process, which starts with the first command."""
 
     def __init__(self) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
+        self._started: subprocess.Popen[str] | None = None
+
+    @property
+    def _process(self) -> subprocess.Popen[str]:
+        if self._started is None:
+            self._started = subprocess.Popen(
+                [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            )
+        return self._started
 
     def run(
         self, command: Sequence[str], environment: Mapping[str, str], scratch: Path
@@ -64,7 +70,8 @@ class CommandServer:
 
     def close(self) -> None:
         """End the server."""
-        self._process.communicate(timeout=10)
+        if self._started is not None:
+            self._started.communicate(timeout=10)
 
 
 def serve() -> dict[str, Any]:

@@ -3,7 +3,7 @@
 import json
 
 from gpt2.ablation.resolve import resolve_config
-from gpt2.bench import mechanisms, optimizers, trainer_worker
+from gpt2.bench import trainer_worker
 from gpt2.bench.trainer import CASES, TrainerComparison, case_config, to_markdown
 from gpt2.planning.plan import config_layers, make_plan
 from lib.config.dotconfig import defconfig_layers
@@ -31,7 +31,7 @@ def test_cases_differ_from_a_plain_loop_in_nothing_but_the_trainer():
 
 
 def test_mechanisms_are_the_study_s_distinct_models():
-    found = mechanisms.distinct_configs(64)
+    found = trainer_worker.distinct_configs(64)
     assert next(iter(found)) == "baseline" and "pruned-50" not in found
     assert len({json.dumps(c.identity()["model"]) for c in found.values()}) == len(found) == 18
 
@@ -54,13 +54,13 @@ def test_table_gives_medians_and_the_spread_of_the_ratio():
 def test_every_optimizer_is_timed_with_its_state(monkeypatch):
     small = {"MODEL_SIZE_CUSTOM": True, "N_LAYER": 1, "N_HEAD": 2, "N_EMBD": 96, "BLOCK_SIZE": 16}
     small |= {"TOKENIZER_BYTE": True}
-    right = optimizers.case_config
+    right = trainer_worker.case_config
     monkeypatch.setattr(
-        optimizers,
+        trainer_worker,
         "case_config",
         lambda spec, settings, threads: right(spec, {**settings, **small}, threads),
     )
-    found = optimizers.measure(1, 2)
+    found = trainer_worker.time_optimizers(1, 2)
     assert list(found) == ["torch fused AdamW", *OPTIMIZERS]
     assert all(len(figures["seconds"]) == 2 for figures in found.values())
     layers = [*defconfig_layers(ROOT, "gpt2-124m+cpu"), ConfigLayer.of("test", "test", small)]

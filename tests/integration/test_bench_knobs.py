@@ -70,7 +70,7 @@ def test_the_arms_take_turns_and_a_failed_one_is_left_out(build):
             raise RunError("no compiler")
         return SettingFigures(100.0 * len(order), 2**20, 2.5, one.name)
 
-    found = settings.measure(every, 3, train)
+    found = settings.measure_settings(every, 3, train)
     assert order == [BASE, "COMPILE", "GRAD_CHECKPOINTING"] + [BASE, "GRAD_CHECKPOINTING"] * 2
     assert found.keys() == {BASE, "GRAD_CHECKPOINTING"}
 
@@ -80,12 +80,12 @@ def test_the_table_compares_within_rounds():
     other = [
         SettingFigures(s, 2**21, 2.25, w) for s, w in ((150.0, "b"), (200.0, "b"), (100.0, "b"))
     ]
-    text = settings.to_markdown({BASE: base, "TWICE": other, "SAME": base})
+    text = settings.settings_to_markdown({BASE: base, "TWICE": other, "SAME": base})
     assert "| base | 100 | 1.00 (1.00 to 1.00) | 1 | 2.5 | as the base |" in text
     assert "| TWICE | 150 | 1.50 (1.00 to 2.00) | 2 | 2.25 | other |" in text
     assert "| SAME | 100 | 1.00 (1.00 to 1.00) | 1 | 2.5 | as the base |" in text
     unsteady = [base[0], base[1], other[0]]
-    cells = settings.to_markdown({BASE: base, "X": unsteady}).splitlines()[-1].split(" | ")
+    cells = settings.settings_to_markdown({BASE: base, "X": unsteady}).splitlines()[-1].split(" | ")
     assert cells[0] == "| X" and cells[-1] not in ("as the base |", "other |")
 
 
@@ -94,7 +94,7 @@ def test_a_setting_without_an_effect_on_bits_leaves_the_weights_alone(build):
     folder = build(DROPOUT="0.1").path
     asked = "GRAD_CHECKPOINTING,PRECISION_BF16"
     every = settings.variants(KconfigTree(), config_layers(folder), asked)[0]
-    plain, half, again = (settings_worker.measure(one.config, folder, 1) for one in every)
+    plain, half, again = (settings_worker.time_setting(one.config, folder, 1) for one in every)
     assert plain.weights == again.weights != half.weights
     assert plain.loss == again.loss and min(plain.tokens_per_second, plain.peak_bytes) > 0
 

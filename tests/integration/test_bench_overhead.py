@@ -6,8 +6,8 @@ from math import comb
 
 import pytest
 
-from gpt2.bench import overhead, overhead_worker
-from gpt2.bench.overhead import WARMUP_ITERATIONS, OverheadFigures
+from gpt2.bench import settings, settings_worker
+from gpt2.bench.settings import WARMUP_ITERATIONS, OverheadFigures
 from gpt2.planning.plan import config_layers
 from lib.config.tree import KconfigTree
 from lib.report.significance import median_interval
@@ -16,7 +16,7 @@ SINGLE = {"RA_MLA_ABLATION_MODE": None, "SINGLE_TRAINING": True}
 
 
 def asked(folder, iterations=2):
-    return overhead.comparisons(KconfigTree(), config_layers(folder), iterations)
+    return settings.comparisons(KconfigTree(), config_layers(folder), iterations)
 
 
 def test_sides_differ_in_records_and_trackers_alone(build):
@@ -34,18 +34,18 @@ def test_sides_differ_in_records_and_trackers_alone(build):
     assert machinery.on.config.train.max_iters == WARMUP_ITERATIONS + 7
 
 
-@pytest.mark.parametrize("settings", [{}, {"PRUNING_MAGNITUDE": True, "OPTIMIZER_ADAMWSPAM": True}])
-def test_the_bare_loop_trains_the_same_weights_and_keeps_nothing(build, tmp_path, settings):
-    folder = build(**SINGLE, **settings).path
+@pytest.mark.parametrize("symbols", [{}, {"PRUNING_MAGNITUDE": True, "OPTIMIZER_ADAMWSPAM": True}])
+def test_the_bare_loop_trains_the_same_weights_and_keeps_nothing(build, tmp_path, symbols):
+    folder = build(**SINGLE, **symbols).path
     config = asked(folder)[0].on.config
     weights = set()
     for name, loop in (
-        ("recorded", overhead_worker.time_recorded),
-        ("bare", overhead_worker.time_bare),
+        ("recorded", settings_worker.time_recorded),
+        ("bare", settings_worker.time_bare),
     ):
         path = tmp_path / "scratch" / name
         path.mkdir(parents=True)
-        figures = loop(config, folder, path, overhead_worker.IterationTimer(config, time.time()))
+        figures = loop(config, folder, path, settings_worker.IterationTimer(config, time.time()))
         weights.add(figures.weights)
         assert figures.seconds > 0 and figures.cpu_seconds > 0 and figures.start_up_seconds > 0
         files = {file.name for file in path.iterdir()}
@@ -55,7 +55,7 @@ def test_the_bare_loop_trains_the_same_weights_and_keeps_nothing(build, tmp_path
 
 def test_a_side_is_timed_in_a_process_of_its_own(build):
     folder = build(**SINGLE).path
-    figures = overhead.train_side(asked(folder)[0].off, folder)
+    figures = settings.train_side(asked(folder)[0].off, folder)
     assert figures.start_up_seconds > figures.seconds > 0
     assert list(folder.glob("overhead-*")) == []
 
@@ -63,9 +63,9 @@ def test_a_side_is_timed_in_a_process_of_its_own(build):
 def test_whole_iterations_are_counted_after_the_first_few(build, monkeypatch):
     config = asked(build(**SINGLE).path, 2)[0].on.config
     wall, processor = iter([10, 20, 30, 40, 45, 52, 99]), iter(range(7))
-    monkeypatch.setattr(overhead_worker.time, "time", lambda: float(next(wall)))
-    monkeypatch.setattr(overhead_worker.time, "process_time", lambda: float(next(processor)))
-    heads = overhead_worker.IterationTimer(config, 4.0)
+    monkeypatch.setattr(settings_worker.time, "time", lambda: float(next(wall)))
+    monkeypatch.setattr(settings_worker.time, "process_time", lambda: float(next(processor)))
+    heads = settings_worker.IterationTimer(config, 4.0)
     assert not any(heads() for _ in range(9))
     assert heads.figures("w") == OverheadFigures(12.0, 2.0, 6.0, "w")
 
@@ -79,15 +79,15 @@ def test_pairs_change_their_order_and_keep_their_ratio(build):
         return OverheadFigures(seconds, 2 * seconds, 5.0, "w")
 
     every = asked(build(**SINGLE).path)
-    machinery, trackers = answers = overhead.measure(every, 2, train)
+    machinery, trackers = answers = settings.measure_overhead(every, 2, train)
     on, off, tracked = "the trainer", "the bare loop", "with three trackers"
-    assert order == [off, on, on, tracked, on, off, tracked, on]
+    assert order == [on, tracked, off, on, on, off, tracked, on]
     assert machinery.ratios("seconds") == pytest.approx([1.1, 1.1])
     assert trackers.ratios("cpu_seconds") == pytest.approx([1.2 / 1.1] * 2)
-    document = json.loads(overhead.to_json(answers, 2))["questions"]["machinery"]
+    document = json.loads(settings.overhead_to_json(answers, 2))["questions"]["machinery"]
     assert document["same_weights"]
     assert document["seconds_ratio"]["median"] == pytest.approx(1.1)
-    text = overhead.to_text(answers, 2)
+    text = settings.overhead_to_text(answers, 2)
     assert "500.0 ms" in text and "+10.00 %" in text and "5.0 against 5.0 s" in text
 
 
