@@ -12,6 +12,8 @@ directory and exit codes are the same as for make.
 
 import sys
 
+import _start
+
 from gpt2.check.cases import plan_cases
 from gpt2.check.command import CheckRequest, check_and_report
 from gpt2.planning.arguments import add_running, new_parser, run_options

@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Check the style of all files (make style). Exit code 1 if there is a problem.
 
-Python files are formatted by black; lines have no trailing whitespace; Kconfig files are indented
-with tabs; defconfigs are readable; the documents mention only existing commands, variables, symbols
-and files. scripts/fix_whitespace_issues.py fixes the problems that can be fixed automatically.
+Runs black, ruff and mypy with the settings of pyproject.toml, and checks what no tool checks: lines
+have no trailing whitespace; Kconfig files are indented with tabs; defconfigs are readable; the
+documents mention only existing commands, variables, symbols and files.
+scripts/fix_whitespace_issues.py fixes the problems that can be fixed automatically.
 """
 
 import argparse
@@ -13,19 +14,21 @@ import _start
 from lib.console import log, run_main
 from lib.errors import EXIT_DONE, EXIT_FAILED
 from lib.project import ROOT
-from lib.style.check import black_problems, style_problems
+from lib.style.check import TOOLS, run_tool, style_problems
 
 
 def main() -> int:
-    """Print one line for each problem."""
+    """Print the problems, and one line with the result of each check."""
     argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     ).parse_args()
-    problems = style_problems(ROOT) + black_problems(ROOT)
-    for problem in problems:
-        print(problem)
-    log("STYLE", f"{len(problems)} problems" if problems else "no problems")
-    return EXIT_FAILED if problems else EXIT_DONE
+    reports = {"tree": "\n".join(map(str, style_problems(ROOT)))}
+    reports |= {name: run_tool(name, ROOT) for name in TOOLS}
+    for report in filter(None, reports.values()):
+        print(report)
+    failed = [name for name, report in reports.items() if report]
+    log("STYLE", f"problems: {', '.join(failed)}" if failed else "no problems")
+    return EXIT_FAILED if failed else EXIT_DONE
 
 
 if __name__ == "__main__":

@@ -8,8 +8,7 @@
     configure.py diffconfig gpt2-124m gpt2-124m+quick
 
 Results go to stdout, events and errors to stderr. Exit code 2 is a usage or configuration error;
-nothing was written. KCONFIG_CONFIG replaces the file name .config, and JSON=1 is equivalent to
---json.
+nothing was written. KCONFIG_CONFIG replaces the file name .config, and JSON=1 is like --json.
 """
 
 import argparse

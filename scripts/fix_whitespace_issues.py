@@ -1,17 +1,18 @@
 #!/usr/bin/env python3
-"""Fix the style problems that can be fixed automatically: whitespace, line ends, black formatting.
+"""Fix the style problems that can be fixed automatically: whitespace, formatting, order of imports.
 
-Prints the changed files.
+Prints the changed files; runs black, and ruff with its safe fixes.
 """
 
 import argparse
+import subprocess
 
 import _start
 
 from lib.console import run_main
 from lib.errors import EXIT_DONE
-from lib.project import ROOT
-from lib.style.check import fix_whitespace, reformat, text_files
+from lib.project import ROOT, python_module_command
+from lib.style.check import fix_whitespace, text_files
 
 
 def main() -> int:
@@ -21,7 +22,8 @@ def main() -> int:
         if (better := fix_whitespace(path, text)) != text:
             path.write_text(better, encoding="utf-8")
             print(path.relative_to(ROOT))
-    print(*reformat(ROOT), sep="\n")
+    for tool, *arguments in (["ruff", "check", "--fix", "--silent", "--exit-zero"], ["black", "."]):
+        subprocess.run(python_module_command(tool, *arguments), cwd=ROOT, check=False)
     return EXIT_DONE
 
 

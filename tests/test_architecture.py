@@ -9,6 +9,7 @@ import subprocess
 import sys
 import typing
 from collections import Counter, defaultdict
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -19,12 +20,18 @@ from lib.config.registry import Registry
 from lib.config.tree import KconfigTree
 from lib.project import ROOT
 from lib.style import check, rules
-from lib.style.check import black_problems, style_problems, text_files
+from lib.style.check import style_problems, text_files
 
-# Only command lines print; all other output goes through lib.console.
-PRINTERS = ("scripts/", "gpt2/train_ra_mla.py")
 # A choice that only sets the defaults of other symbols has no field.
 PRESETS = {"MODEL_SIZE"}
+# Rules that the tree does not satisfy yet.
+NOT_YET = pytest.mark.xfail(reason="modules are being merged and typed", strict=False)
+TYPICAL_LINES = 400
+# Small modules that stay separate although only one module imports them, with the reason.
+SEPARATE = {
+    "gpt2.check.config_checks": "checks are grouped by what they examine",
+    "gpt2.check.process_checks": "checks are grouped by what they examine",
+}
 # Commands that must start fast, and without torch installed.
 WITHOUT_TORCH = (
     "scripts/configure.py",
@@ -80,6 +87,51 @@ def test_i1_files_and_functions_are_short():
     lines = {path: text.count("\n") for path, text in texts().items()}
     long = [f"{path}: {lines[path]} lines" for path in lines if lines[path] > limits[path]]
     assert long + offenders(rules.long_functions) == []
+
+
+@functools.cache
+def import_graph():
+    return rules.import_graph({name: modules()[path] for name, path in module_paths().items()})
+
+
+@NOT_YET
+def test_i1_imports_have_no_cycle():
+    try:
+        TopologicalSorter(import_graph()).prepare()
+    except CycleError as error:
+        pytest.fail(" -> ".join(error.args[1]))
+
+
+@NOT_YET
+def test_i1_a_small_module_with_one_importer_is_merged_into_it():
+    """Except into a package's __init__, and if the merged module would be longer than typical."""
+    importers = defaultdict(set)
+    for name, imported in import_graph().items():
+        for module in imported:
+            importers[module].add(name)
+    lines = {name: texts()[path].count("\n") for name, path in module_paths().items()}
+    lone = {
+        module: name
+        for module, (name, *others) in importers.items()
+        if not others and module.rpartition(".")[0] == name.rpartition(".")[0]
+    }
+    separate = re.compile(r"\.(options|reference|module)$")
+    assert {
+        module: name
+        for module, name in lone.items()
+        if lines[module] + lines[name] <= TYPICAL_LINES
+        and not separate.search(module)
+        and module not in SEPARATE
+    } == {}
+
+
+@NOT_YET
+def test_i1_public_class_names_are_unique():
+    named = defaultdict(set)
+    for path, tree in modules().items():
+        for name in rules.public_classes(tree):
+            named[name].add(path)
+    assert {name: paths for name, paths in named.items() if len(paths) > 1} == {}
 
 
 def test_i2_imports_point_one_way():
@@ -180,9 +232,8 @@ def test_i3_every_symbol_has_help_a_default_and_bounds():
 
 
 def test_i11_no_shortcuts():
-    found = offenders(rules.broad_excepts) + offenders(rules.dynamic_attributes)
+    found = offenders(rules.dynamic_attributes)
     found += offenders(rules.sys_path_edits) + offenders(rules.unsafe_loading)
-    found += offenders(rules.prints, [p for p in modules() if not p.startswith(PRINTERS)])
     # The former runs modules, the latter prints a command for the user.
     allowed = ("lib/project.py", "lib/env/python_env.py")
     found += offenders(rules.module_commands, [p for p in modules() if p not in allowed])
@@ -219,14 +270,34 @@ def test_i12_every_script_checks_its_interpreter_first():
     assert without == []
 
 
+def test_i11_functions_are_not_named_in_strings():
+    assert offenders(rules.function_strings) == []
+
+
+def test_i15_every_problem_has_a_code():
+    without = [o for o in offenders(rules.uncoded_problems) if not o.startswith("lib/errors.py")]
+    assert without == []
+
+
+@pytest.mark.parametrize(
+    "tool",
+    [
+        "black",
+        pytest.param("ruff", marks=NOT_YET),
+        pytest.param("mypy", marks=[NOT_YET, pytest.mark.slow]),
+    ],
+)
+def test_i15_the_tools_find_nothing(tool):
+    assert check.run_tool(tool, ROOT) == ""
+
+
 def test_i13_public_names_are_typed_and_documented():
     assert offenders(rules.undocumented) == []
 
 
 def test_style_is_kept():
     """Run the checks of make style as part of the tests."""
-    problems = style_problems(ROOT) + black_problems(ROOT)
-    assert [str(problem) for problem in problems] == []
+    assert [str(problem) for problem in style_problems(ROOT)] == []
 
 
 def test_no_two_tests_share_a_name():

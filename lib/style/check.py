@@ -1,8 +1,11 @@
-"""All checks of ``make style``, except formatting."""
+"""The checks of ``make style``: tools for Python files, and the rules that no tool has.
+
+The rules concern whitespace of all text files, names in documents, and defconfigs.
+"""
 
 import re
 import subprocess
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Set
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -179,29 +182,21 @@ def _paths(line: str, known: KnownNames) -> Iterator[str]:
             yield word
 
 
-# Python formatting with black, configured in ``pyproject.toml``.
+# The tools that check Python files; their settings are in pyproject.toml.
 
 
-def black_problems(root: Path) -> list[Problem]:
-    """Return one problem for each file that black would change or cannot parse."""
-    return [
-        Problem(line, code="style.unformatted")
-        for line in _run(root, ["--check"])
-        if line.startswith(("would", "error"))
-    ]
+TOOLS = {
+    "black": ("--check", "--quiet", "--diff", "."),
+    "ruff": ("check", "--quiet", "--output-format=concise"),
+    "mypy": ("--no-error-summary",),
+}
 
 
-def reformat(root: Path) -> list[str]:
-    """Reformat the tree with black and return its messages."""
-    return [line for line in _run(root, []) if line.startswith(("reformatted", "error"))]
-
-
-def _run(root: Path, options: Sequence[str]) -> list[str]:
-    files = [str(path.relative_to(root)) for path in tree_files(root) if path.suffix == ".py"]
-    command = python_module_command("black", *options, *files)
-    return subprocess.run(
-        command, cwd=root, capture_output=True, text=True, check=False
-    ).stderr.splitlines()
+def run_tool(name: str, root: Path) -> str:
+    """Run a tool over the tree and return its report, "" if there is no problem."""
+    command = python_module_command(name, *TOOLS[name])
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    return (done.stdout + done.stderr).strip() if done.returncode else ""
 
 
 # Environment variables of shells and tools that documents may mention.

@@ -1,13 +1,14 @@
 """Architecture rules: each function takes a parsed module and yields the violations."""
 
 import ast
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 
 MAX_FILE_LINES = 600
 MAX_FUNCTION_LINES = 60
 MAX_SCRIPT_LINES = 80
 
-_BROAD = {"Exception", "BaseException"}
+_FUNCTION_STRING = re.compile(r"[a-z_]\w*(?:\.[a-z_]\w*)+:[A-Za-z_]\w*")
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
@@ -18,15 +19,6 @@ def long_functions(tree: ast.Module) -> Iterator[str]:
             lines = (node.end_lineno or node.lineno) - node.lineno + 1
             if lines > MAX_FUNCTION_LINES:
                 yield f"{node.lineno}: {node.name} has {lines} lines"
-
-
-def broad_excepts(tree: ast.Module) -> Iterator[str]:
-    """Yield handlers that catch every exception."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ExceptHandler):
-            caught = node.type.elts if isinstance(node.type, ast.Tuple) else [node.type]
-            if any(c is None or (isinstance(c, ast.Name) and c.id in _BROAD) for c in caught):
-                yield f"{node.lineno}: a broad except"
 
 
 def dynamic_attributes(tree: ast.Module) -> Iterator[str]:
@@ -40,29 +32,23 @@ def dynamic_attributes(tree: ast.Module) -> Iterator[str]:
 def sys_path_edits(tree: ast.Module) -> Iterator[str]:
     """Yield statements that change ``sys.path``."""
     for node in ast.walk(tree):
-        target = None
+        target: ast.expr | None = None
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             target = node.func.value
         elif isinstance(node, ast.Assign | ast.AugAssign | ast.Delete):
             targets = [node.target] if isinstance(node, ast.AugAssign) else node.targets
             target = next((t for t in targets if "sys.path" in ast.unparse(t)), None)
         if target is not None and ast.unparse(target).split("[")[0] == "sys.path":
-            yield f"{node.lineno}: sys.path is changed"
-
-
-def prints(tree: ast.Module) -> Iterator[str]:
-    """Yield calls of ``print``."""
-    for call in _calls(tree):
-        if isinstance(call.func, ast.Name) and call.func.id == "print":
-            yield f"{call.lineno}: print"
+            yield f"{target.lineno}: sys.path is changed"
 
 
 def module_commands(tree: ast.Module) -> Iterator[str]:
     """Yield commands that run a module with this interpreter, reserved for ``lib.project``."""
     for node in ast.walk(tree):
-        words = [ast.unparse(word) for word in node.elts] if isinstance(node, ast.List) else []
-        if words[:1] == ["sys.executable"] and "'-m'" in words:
-            yield f"{node.lineno}: sys.executable -m"
+        if isinstance(node, ast.List):
+            words = [ast.unparse(word) for word in node.elts]
+            if words[:1] == ["sys.executable"] and "'-m'" in words:
+                yield f"{node.lineno}: sys.executable -m"
 
 
 def unsafe_loading(tree: ast.Module) -> Iterator[str]:
@@ -73,6 +59,56 @@ def unsafe_loading(tree: ast.Module) -> Iterator[str]:
             yield f"{call.lineno}: {name}"
         if name == "torch.load" and "weights_only=True" not in map(ast.unparse, call.keywords):
             yield f"{call.lineno}: torch.load without weights_only=True"
+
+
+def uncoded_problems(tree: ast.Module) -> Iterator[str]:
+    """Yield calls of ``Problem`` without an error code."""
+    for call in _calls(tree):
+        is_problem = isinstance(call.func, ast.Name) and call.func.id == "Problem"
+        # **fields contains the code.
+        if is_problem and not {keyword.arg for keyword in call.keywords} & {"code", None}:
+            yield f"{call.lineno}: a Problem without a code"
+
+
+def function_strings(tree: ast.Module) -> Iterator[str]:
+    """Yield strings of the form ``package.module:function``, which no tool can follow."""
+    for node in ast.walk(tree):
+        if (
+            isinstance(node, ast.Constant)
+            and isinstance(node.value, str)
+            and _FUNCTION_STRING.fullmatch(node.value)
+        ):
+            yield f"{node.lineno}: {node.value}"
+
+
+def public_classes(tree: ast.Module) -> list[str]:
+    """Return the names of the module's public classes."""
+    return [
+        node.name
+        for node in tree.body
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    ]
+
+
+def import_graph(trees: Mapping[str, ast.Module]) -> dict[str, set[str]]:
+    """Return the modules that each module imports, deferred and TYPE_CHECKING imports included.
+
+    Exempt are the deferred imports of ``options`` modules: an option imports its module, which
+    imports torch, only when it builds the module.
+    """
+    graph: dict[str, set[str]] = {}
+    for name, tree in trees.items():
+        nodes = _statements(tree) if name.endswith(".options") else ast.walk(tree)
+        imported: set[str] = set()
+        for node in nodes:
+            if isinstance(node, ast.Import):
+                imported |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                # An imported name is a module, or defined by the module.
+                full_names = (f"{node.module}.{alias.name}" for alias in node.names)
+                imported |= {full if full in trees else node.module for full in full_names}
+        graph[name] = imported & trees.keys() - {name}
+    return graph
 
 
 def undocumented(tree: ast.Module) -> Iterator[str]:

@@ -8,7 +8,7 @@ import pytest
 from gpt2.planning import view
 from gpt2.planning.plan import Plan, Sweep, config_layers, make_plan, make_trial
 from lib.config.field import SymbolValue
-from lib.config.layers import ConfigLayer, parse_command_line_settings
+from lib.config.layers import parse_command_line_settings
 from lib.errors import ConfigError
 from lib.runs.run_dir import RunDir, RunStatus, State, write_status
 from tests.build_folder import write_build

@@ -1,11 +1,13 @@
 """Tests of the whitespace rules: every reported problem is fixed."""
 
+import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
 from lib.errors import ConfigError
+from lib.project import ROOT
 from lib.style import check
 from lib.style.check import _vague_words, text_files
 
@@ -69,10 +71,14 @@ def test_without_git_there_is_one_error(tmp_path):
     assert caught.value.codes == ["git.failed"]
 
 
-def test_black_finds_and_fixes(tree):
-    (tree / "a.py").write_text("x=1\n")
-    (problem,) = check.black_problems(tree)
-    assert problem.code == "style.unformatted" and problem.what.endswith(" a.py")
-    assert check.reformat(tree) == ["reformatted a.py"]
-    assert (tree / "a.py").read_text() == "x = 1\n"
-    assert check.black_problems(tree) == []
+@pytest.mark.parametrize(
+    ("tool", "bad"), [("black", "x=1\n"), ("ruff", "import os\n"), ("mypy", "def f(): ...\n")]
+)
+def test_a_tool_reports_problems_of_the_tree(tree, tool, bad):
+    shutil.copy(ROOT / "pyproject.toml", tree)
+    for folder in ("gpt2", "lib", "scripts"):
+        (tree / folder).mkdir()
+        (tree / folder / "a.py").write_text("")
+    assert check.run_tool(tool, tree) == ""
+    (tree / "lib" / "a.py").write_text(bad)
+    assert "lib/a.py" in check.run_tool(tool, tree)
