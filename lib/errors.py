@@ -4,7 +4,7 @@ An error states the problem, its location (file:line or symbol) and the next com
 exception is a defect of the program and keeps its traceback.
 """
 
-from collections.abc import Sequence
+import re
 from dataclasses import dataclass, field
 
 EXIT_DONE = 0
@@ -16,6 +16,9 @@ EXIT_NOT_COMPARABLE = 4
 EXIT_INVALID = 6
 EXIT_TIME_LIMIT = 124
 EXIT_INTERRUPTED = 130
+
+
+_CODE = re.compile(r"[a-z]+(?:-[a-z]+)*\.[a-z0-9]+(?:-[a-z0-9]+)*")
 
 
 @dataclass(frozen=True)
@@ -31,12 +34,18 @@ class Problem:
     what: str
     where: str = ""
     next: str = ""
-    code: str = field(default="", kw_only=True)
+    code: str = field(kw_only=True)
+
+    def __post_init__(self) -> None:
+        assert _CODE.fullmatch(self.code), self.code
+
+    @property
+    def located(self) -> str:
+        """Return the problem with its location, but without its code and the command."""
+        return f"{self.where}: {self.what}" if self.where else self.what
 
     def __str__(self) -> str:
-        text = f"{self.where}: {self.what}" if self.where else self.what
-        if self.code:
-            text += f" [{self.code}]"
+        text = f"{self.located} [{self.code}]"
         return f"{text}\n        {self.next}" if self.next else text
 
 
@@ -45,11 +54,9 @@ class KablateError(Exception):
 
     exit_code = EXIT_FAILED
 
-    def __init__(self, *problems: Problem | str) -> None:
-        self.problems: Sequence[Problem] = [
-            p if isinstance(p, Problem) else Problem(p) for p in problems
-        ]
-        super().__init__("\n".join(str(p) for p in self.problems))
+    def __init__(self, *problems: Problem) -> None:
+        self.problems = problems
+        super().__init__("\n".join(map(str, problems)))
 
     @property
     def codes(self) -> list[str]:

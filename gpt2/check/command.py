@@ -52,7 +52,7 @@ class CheckRequest:
                 f"invalid value (expected require, got {self.data!r})",
                 "DATA",
                 "type: make check DATA=require",
-                code="usage.invalid-argument",
+                code="usage.invalid-value",
             )
             raise ConfigError(problem)
 
@@ -75,7 +75,7 @@ class CheckRequest:
             memory_gib = math.nan
         if not 0 < memory_gib < math.inf:
             what = f"invalid value (expected a number > 0, got {self.gpu_memory_gb!r})"
-            raise ConfigError(Problem(what, "CHECK_GPU_MEMORY_GB", code="usage.invalid-argument"))
+            raise ConfigError(Problem(what, "CHECK_GPU_MEMORY_GB", code="usage.invalid-value"))
         return gpu_with_memory(memory_gib)
 
 

@@ -10,7 +10,6 @@ import os
 import tempfile
 import traceback
 from collections.abc import Callable
-from dataclasses import replace
 from functools import cached_property
 from itertools import count
 from multiprocessing.connection import Connection
@@ -119,8 +118,8 @@ def describe_error(error: Exception) -> tuple[str, str]:
     the check, and not a property of the step.
     """
     if isinstance(error, KablateError):
-        text = " ".join(str(replace(problem, code="")) for problem in error.problems)
-        return error.codes[0] or "check.error", " ".join(text.split())
+        text = " ".join(f"{problem.located} {problem.next}" for problem in error.problems)
+        return error.codes[0], " ".join(text.split())
     what = " ".join(str(error).split())
     (last,) = traceback.extract_tb(error.__traceback__)[-1:]
     path = Path(last.filename)

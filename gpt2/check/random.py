@@ -401,7 +401,7 @@ class RandomCheckRequest:
                 f"invalid value (expected at least 1, got {self.count})",
                 "COUNT",
                 "type: make randcheck COUNT=50",
-                code="usage.invalid-argument",
+                code="usage.invalid-value",
             )
             raise ConfigError(problem)
 

@@ -92,4 +92,4 @@ def _unknown(name: str) -> Problem:
     if name in NOT_TESTABLE_ON_CPU:
         reason = f"no effect in a small run on a CPU ({NOT_TESTABLE_ON_CPU[name]})"
         return Problem(f"{name}: {reason}", "SYM", code="usage.unsupported-symbol")
-    return Problem(f"{name}: not a symbol of a run", "SYM", code="usage.unknown-symbol")
+    return Problem(f"{name}: not a symbol of a run", "SYM", code="config.unknown-symbol")

@@ -246,7 +246,7 @@ def _check_space(data_dir: Path, needed: int) -> None:
                 f"not enough disk space (expected {needed} bytes, got {free} free)",
                 str(data_dir),
                 "free some space, or set DATA_DIR to a folder on a larger file system",
-                code="data.disk-full",
+                code="disk.no-space",
             )
         )
 
@@ -262,7 +262,7 @@ def _disk_errors(data_dir: Path) -> Iterator[None]:
                 f"cannot write the data set: {error.strerror or error}",
                 str(error.filename or data_dir),
                 "free some space, fix the permissions, or set DATA_DIR to another folder",
-                code="data.write-failed",
+                code="disk.write-failed",
             )
         ) from error
 

@@ -232,7 +232,7 @@ def read_index(path: Path) -> Iterator[dict[str, Any]]:
 def _cannot_resume(path: Path, reason: str) -> DataError:
     remedy = f"type: rm -r {shlex.quote(str(path.parent))} && make data"
     what = f"cannot resume the preparation: {reason}"
-    return DataError(Problem(what, str(path), remedy, code="data.damaged-checkpoint"))
+    return DataError(Problem(what, str(path), remedy, code="data.damaged"))
 
 
 # Resumable preparation of large data sets through checkpoints in the data set's folder.

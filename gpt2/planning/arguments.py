@@ -216,7 +216,7 @@ def run_options(arguments: argparse.Namespace, default_jobs: int) -> RunnerOptio
     keep_going = arguments.keep_going or "y"
     if keep_going not in ("y", "n"):
         what = f"invalid value {keep_going!r} (expected y or n)"
-        raise ConfigError(Problem(what, "KEEP_GOING", code="usage.unknown-value"))
+        raise ConfigError(Problem(what, "KEEP_GOING", code="usage.invalid-value"))
     return RunnerOptions(jobs, arguments.on_stale, keep_going == "y", arguments.allow_dirty)
 
 

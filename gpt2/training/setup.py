@@ -252,7 +252,9 @@ def _refuse(session: TrainingSession, step: int, changes: list[str], allow_stale
         session.records.line("WARN", f"{what}; resumed anyway")
         return
     remedy = f"to start the run again, type: make rerun RUNS={session.label}"
-    raise RunError(Problem(what, str(session.run.checkpoints), remedy, code="checkpoint.stale"))
+    raise RunError(
+        Problem(what, str(session.run.checkpoints), remedy, code="checkpoint.other-code")
+    )
 
 
 # Settings that affect speed, memory or last bits, as observed in an open session.

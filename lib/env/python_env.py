@@ -314,8 +314,8 @@ class VirtualEnvironment:
         command = [*check, "--extras", " ".join(extras)]
         if subprocess.run(command, cwd=self._root, check=False).returncode:
             what = "pip succeeded, but the installation is incomplete or in another location"
-            command = f"{self.python} -m pip config list"
-            raise RunError(Problem(what, next=command, code="env.install-failed"))
+            advice = f"{self.python} -m pip config list"
+            raise RunError(Problem(what, next=advice, code="env.install-failed"))
 
 
 def _check_base() -> None:

@@ -177,7 +177,7 @@ def write_error(folder: Path, error: OSError) -> PreflightError:
     advice = "make it writable, or type: make O=DIR"
     what = f"cannot write the snapshot: {error.strerror or error}"
     path = str(error.filename or folder)
-    return PreflightError(Problem(what, path, advice, code="snapshot.write-failed"))
+    return PreflightError(Problem(what, path, advice, code="disk.write-failed"))
 
 
 def read_index(folder: Path) -> dict[str, Any]:

@@ -143,7 +143,7 @@ def choice_member(info: SymbolInfo, value: str) -> str:
     members = {m.removeprefix(f"{info.name}_").lower(): m for m in info.members}
     if value not in members:
         what = f"{info.name}: {value!r} is not one of {', '.join(members)}"
-        raise ConfigError(Problem(what, code="config.unknown-value"))
+        raise ConfigError(Problem(what, code="config.invalid-value"))
     return members[value]
 
 

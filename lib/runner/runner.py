@@ -111,7 +111,8 @@ def require_fresh(decisions: Sequence[RunDecision]) -> None:
     if not stale:
         return
     problems = [
-        Problem(f"{d.run.label}: {describe_changes(d.changes)}", code="run.stale") for d in stale
+        Problem(f"{d.run.label}: {describe_changes(d.changes)}", code="run.other-code")
+        for d in stale
     ]
     advice = (
         "type: make ON_STALE=rerun to train these runs again (old directories are kept),\n"

@@ -159,7 +159,7 @@ def test_a_snapshot_is_taken_unless_it_is_not_wanted(place: TrainingPlace) -> No
     files = {path.name for path in (place.build_dir / "environment").iterdir()}
     nowhere = replace(place, build_dir=place.build_dir / "environment" / "hw.json")
     refused = failing(configured(), nowhere)
-    assert refused.keys() == {"snapshot"} and "[snapshot.write-failed]" in refused["snapshot"]
+    assert refused.keys() == {"snapshot"} and "[disk.write-failed]" in refused["snapshot"]
     assert {"packages.txt", "hw.json", "nvidia_smi.txt", "snapshot.json"} <= files
 
 

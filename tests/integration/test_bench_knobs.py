@@ -6,7 +6,7 @@ from gpt2.bench import settings, settings_worker
 from gpt2.bench.settings import BASE, SettingFigures
 from gpt2.planning.plan import config_layers
 from lib.config.tree import KconfigTree
-from lib.errors import ConfigError, RunError
+from lib.errors import ConfigError, Problem, RunError
 
 
 def test_each_arm_changes_one_setting_of_the_configuration(build):
@@ -67,7 +67,7 @@ def test_the_arms_take_turns_and_a_failed_one_is_left_out(build):
     def train(one):
         order.append(one.name)
         if one.name == "COMPILE":
-            raise RunError("no compiler")
+            raise RunError(Problem("no compiler", code="run.failed"))
         return SettingFigures(100.0 * len(order), 2**20, 2.5, one.name)
 
     found = settings.measure_settings(every, 3, train)

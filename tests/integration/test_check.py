@@ -80,11 +80,11 @@ def test_a_step_that_does_not_resolve_is_a_row(build):
         (("--gpu", "gtx9999"), ("GPU=gtx9999",)),
         (
             ("--check-gpu-memory-gb", "much"),
-            ("[usage.invalid-argument]", "CHECK_GPU_MEMORY_GB", "'much'"),
+            ("[usage.invalid-value]", "CHECK_GPU_MEMORY_GB", "'much'"),
         ),
         (("--check-gpu-memory-gb", "8", "--gpu", "l4"), ("[usage.conflict]",)),
         (("--defconfig", "gpt2-124n"), ("nearest: gpt2-124m",)),
-        (("--data", "maybe"), ("[usage.invalid-argument]", "DATA", "'maybe'")),
+        (("--data", "maybe"), ("[usage.invalid-value]", "DATA", "'maybe'")),
     ],
 )
 def test_an_invalid_argument_is_reported(build, words, texts):

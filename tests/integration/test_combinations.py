@@ -82,7 +82,7 @@ WRONG_AXES = [
     ),
     (
         "ADAMWPRUNE_VARIANT=bitter0,bitter10",
-        ["'bitter10'", "bitter0, bitter1", "[config.unknown-value]"],
+        ["'bitter10'", "bitter0, bitter1", "[config.invalid-value]"],
     ),
     ("LEARNING_RAT=1e-3", ["nearest: LEARNING_RATE", "[config.unknown-symbol]"]),
     (

@@ -116,9 +116,9 @@ def test_the_command_names_file_and_line(monkeypatch, tree):
 @pytest.mark.parametrize(
     ("name", "code"),
     [
-        ("NONSENSE", "usage.unknown-symbol"),
+        ("NONSENSE", "config.unknown-symbol"),
         ("DEVICE", "usage.unsupported-symbol"),
-        ("JOBS", "usage.unknown-symbol"),
+        ("JOBS", "config.unknown-symbol"),
         ("NSA_RANGES", "usage.unsupported-symbol"),
     ],
 )

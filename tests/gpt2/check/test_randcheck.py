@@ -170,7 +170,7 @@ class TestCommand:
     @pytest.mark.parametrize(
         ("words", "message"),
         [
-            (("--count", "0"), "[usage.invalid-argument]"),
+            (("--count", "0"), "[usage.invalid-value]"),
             (("--count", "many"), "'many'"),
             (("--seed", "x"), "'x'"),
             (("--checks", "causl"), "nearest: causal [usage.unknown-check]"),
@@ -186,5 +186,5 @@ class TestCommand:
 def test_a_request_requires_at_least_one_configuration():
     with pytest.raises(ConfigError) as caught:
         RandomCheckRequest(Path(), 0, 1)
-    assert caught.value.codes == ["usage.invalid-argument"]
+    assert caught.value.codes == ["usage.invalid-value"]
     assert caught.value.problems[0].where == "COUNT"

@@ -180,7 +180,7 @@ def test_too_little_space(
     monkeypatch.setattr(prepare_module.shutil, "disk_usage", lambda folder: usage)
     with pytest.raises(DataError) as caught:
         prepare_dataset(config(), tmp_path)
-    assert caught.value.codes == ["data.disk-full"]
+    assert caught.value.codes == ["disk.no-space"]
     (problem,) = caught.value.problems
     assert problem.where == f"{tmp_path}/data"
     assert re.search(r"[0-9]{4,} bytes, got 1000 ", problem.what)
@@ -196,10 +196,10 @@ def test_full_and_read_only_disks(config: Settings, texts: dict[str, str], tmp_p
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert [p.name for p in (tmp_path / "data").iterdir()] == [".lock"]
-    assert caught.value.codes == ["data.write-failed"] and "File too large" in str(caught.value)
+    assert caught.value.codes == ["disk.write-failed"] and "File too large" in str(caught.value)
     with pytest.raises(DataError) as caught:
         prepare_dataset(config(data_dir="/proc/data"), tmp_path)
-    assert caught.value.codes == ["data.write-failed"]
+    assert caught.value.codes == ["disk.write-failed"]
     assert "DATA_DIR" in caught.value.problems[0].next
 
 

@@ -17,7 +17,7 @@ from gpt2.data import shards
 from gpt2.data.options import DataOptions
 from gpt2.data.prepare import prepare_dataset
 from gpt2.data.store import open_dataset
-from lib.errors import DataError
+from lib.errors import DataError, Problem
 
 Settings = Callable[..., DataOptions]
 Pages = list[tuple[str, str]]
@@ -146,7 +146,7 @@ def test_resume_works_after_every_document(
     def stops(document, *rest):
         if len(added) % 5 == 4:
             added.append("")
-            raise DataError("stopped")
+            raise DataError(Problem("stopped", code="data.damaged"))
         added.append(document.id)
         return original(document, *rest)
 
@@ -211,7 +211,7 @@ def test_a_damaged_partial_data_set_is_not_resumed(
         (partial / name).write_bytes(content[:9] if damage == "cut" else b"\0" + content[1:])
     with pytest.raises(DataError) as caught:
         prepare_dataset(streamed(), tmp_path)
-    assert caught.value.codes == ["data.damaged-checkpoint"]
+    assert caught.value.codes == ["data.damaged"]
     (problem,) = caught.value.problems
     assert problem.where == str(partial / name) and f"rm -r {partial}" in problem.next
     shutil.rmtree(partial)
@@ -238,6 +238,6 @@ def test_disk_space_is_checked_first(
     monkeypatch.setattr(prepare_module.shutil, "disk_usage", lambda folder: usage)
     with pytest.raises(DataError) as caught:
         prepare_dataset(streamed(), tmp_path)
-    assert caught.value.codes == ["data.disk-full"]
+    assert caught.value.codes == ["disk.no-space"]
     assert re.search("[0-9]{10} bytes, got 1000000000 ", str(caught.value))
     prepare_dataset(streamed(dataset_tokens=10**8), tmp_path)

@@ -127,7 +127,7 @@ def test_schemes_are_parsed_and_a_missing_package_is_one_error() -> None:
     assert parse_schemes("none, int8 none") == ["none", "int8"]
     with pytest.raises(ConfigError) as unknown:
         parse_schemes("int4")
-    assert unknown.value.codes == ["usage.unknown-value"]
+    assert unknown.value.codes == ["usage.invalid-value"]
     assert all(name in str(unknown.value) for name in ("QUANT", "'int4'", *SCHEMES))
     with pytest.raises(PreflightError) as caught:
         parse_schemes("int8,fp4,nf4")

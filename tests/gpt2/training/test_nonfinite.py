@@ -47,9 +47,9 @@ def test_a_table_has_its_columns_and_whole_names() -> None:
 
 
 def test_the_error_is_a_floating_point_error_and_a_users() -> None:
-    error = NumericsError(Problem("loss is NaN"), {})
+    error = NumericsError(Problem("loss is NaN", code="numerics.non-finite"), {})
     assert isinstance(error, FloatingPointError) and isinstance(error, RunError)
-    assert error.exit_code == 1 and str(error) == "loss is NaN"
+    assert error.exit_code == 1 and error.codes == ["numerics.non-finite"]
 
 
 @pytest.mark.parametrize(

@@ -165,7 +165,7 @@ def test_a_checkpoint_of_other_code_is_rejected(
     before = stopped.files.metrics.read_bytes()
     with pytest.raises(RunError) as refusal:
         train(configure())
-    assert refusal.value.codes == ["checkpoint.stale"]
+    assert refusal.value.codes == ["checkpoint.other-code"]
     named = {"sources": "gpt2/model.py, lib/gone.py", "torch": "torch (was 1.0", "device": "abacus"}
     assert named[changed] in str(refusal.value)
     assert "make rerun RUNS=run" in str(refusal.value)

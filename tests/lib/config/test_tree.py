@@ -125,9 +125,9 @@ def test_locate_points_at_the_line_that_set_the_value(tree: KconfigTree) -> None
     found = tree.resolve([defconfig('CONFIG_LEARNING_RATE="fast"\n')])
     error = ConfigError(
         Problem("LEARNING_RATE: 'fast' is not a number", code="a.number"),
-        Problem("LEARNING_RATE: elsewhere", "g:9"),
-        Problem("OUTPUT_DIR: no"),
-        "other",
+        Problem("LEARNING_RATE: elsewhere", "g:9", code="config.conflict"),
+        Problem("OUTPUT_DIR: no", code="config.conflict"),
+        Problem("other", code="config.conflict"),
     )
     located = with_locations(error, found)
     assert [(problem.where, problem.what) for problem in located.problems] == [
@@ -136,16 +136,17 @@ def test_locate_points_at_the_line_that_set_the_value(tree: KconfigTree) -> None
         ("", "OUTPUT_DIR: no"),
         ("", "other"),
     ]
-    assert located.codes == ["a.number", "", "", ""]
+    assert located.codes == ["a.number", *["config.conflict"] * 3]
 
 
 def test_rule_problems_are_raised_with_failed_assignments(tree: KconfigTree) -> None:
     """But not the rule about N_LAYER, because its value is not the requested one."""
 
     def rules(values: Mapping[str, SymbolValue]) -> None:
+        number = f"LEARNING_RATE: {values['LEARNING_RATE']} is no number"
+        heads = f"N_HEAD: {values['N_HEAD']} does not go with N_LAYER={values['N_LAYER']}"
         raise ConfigError(
-            f"LEARNING_RATE: {values['LEARNING_RATE']} is no number",
-            f"N_HEAD: {values['N_HEAD']} does not go with N_LAYER={values['N_LAYER']}",
+            Problem(number, code="config.wrong-type"), Problem(heads, code="config.conflict")
         )
 
     with pytest.raises(ConfigError) as refusal:
@@ -153,7 +154,7 @@ def test_rule_problems_are_raised_with_failed_assignments(tree: KconfigTree) -> 
     first, second = refusal.value.problems
     assert (first.where, first.code) == ("f:1", "config.out-of-range")
     assert first.what.startswith("N_LAYER=0: ")
-    assert str(second) == "f:2: LEARNING_RATE: fast is no number"
+    assert str(second) == "f:2: LEARNING_RATE: fast is no number [config.wrong-type]"
     resolution, made = tree.checked([defconfig("CONFIG_N_LAYER=6\n")], len)
     assert made == len(resolution.values)
 

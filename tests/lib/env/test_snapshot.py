@@ -240,7 +240,7 @@ def test_a_folder_that_cannot_be_written_to(
     with pytest.raises(PreflightError) as refusal:
         refresh_snapshot(folder, config, current_interpreter())
     (problem,) = refusal.value.problems
-    assert problem.code == "snapshot.write-failed" and problem.where == str(folder)
+    assert problem.code == "disk.write-failed" and problem.where == str(folder)
 
 
 def test_a_read_only_folder(
@@ -254,7 +254,7 @@ def test_a_read_only_folder(
     monkeypatch.setattr(snapshot, "write_atomic", refuse)
     with pytest.raises(PreflightError) as refusal:
         refresh_snapshot(tmp_path, config, current_interpreter())
-    assert refusal.value.codes == ["snapshot.write-failed"]
+    assert refusal.value.codes == ["disk.write-failed"]
     assert "Read-only file system" in str(refusal.value)
 
 

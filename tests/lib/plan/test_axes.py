@@ -65,7 +65,7 @@ def test_a_range_without_a_count_is_not_a_grid(tree):
         ("N_LAYER=1,,2", "design.malformed-axis", "'N_LAYER=1,,2'"),
         ("NO_SUCH=1", "config.unknown-symbol", "NO_SUCH: "),
         ("OPTIMISER=adamw", "config.unknown-symbol", "OPTIMIZER"),
-        ("OPTIMIZER=adamw,sgd", "config.unknown-value", "'sgd' is not one of adamw, spam"),
+        ("OPTIMIZER=adamw,sgd", "config.invalid-value", "'sgd' is not one of adamw, spam"),
         ("N_LAYER=1 N_LAYER=2", "design.duplicate", "N_LAYER"),
         ("N_LAYER=1,1", "design.duplicate", "n-layer-1"),
         ("N_LAYER=lin:1:2:5", "design.duplicate", "N_LAYER: "),
@@ -88,7 +88,7 @@ def test_an_invalid_axis_is_rejected_with_its_location(tree, axes, code, part):
 def test_all_invalid_axes_are_reported_at_once(tree):
     with pytest.raises(ConfigError) as caught:
         parse_axes(tree, "NO_SUCH=1 OPTIMIZER=sgd RATE", "AXES")
-    codes = ["config.unknown-symbol", "config.unknown-value", "design.malformed-axis"]
+    codes = ["config.unknown-symbol", "config.invalid-value", "design.malformed-axis"]
     assert caught.value.codes == codes
 
 

@@ -84,12 +84,14 @@ def test_a_value_out_of_range_is_named_as_such_also_where_it_does_not_always_app
 
     def bounded(each: SweepCell):
         if each.delta.get("SPARSITY") == "1.5":
-            raise ConfigError(Problem("SPARSITY: 1.5 is out of range [0.01, 0.99]", each.slug))
+            what, code = "SPARSITY: 1.5 is out of range [0.01, 0.99]", "config.out-of-range"
+            raise ConfigError(Problem(what, each.slug, code=code))
         return resolve(tree, [], each)
 
     with pytest.raises(ConfigError) as caught:
         resolve_grid(tree, [], cells, bounded, "AXES")
-    assert str(caught.value) == "movement-sparsity-1.5: SPARSITY: 1.5 is out of range [0.01, 0.99]"
+    (problem,) = caught.value.problems
+    assert (problem.where, problem.code) == ("movement-sparsity-1.5", "config.out-of-range")
 
 
 def test_a_very_long_name_is_cut_and_stays_unique(tree):

@@ -185,7 +185,7 @@ def test_stale_results_stop_make_until_the_user_says(study):
     study.make()
     code, stderr = study.make(changed=["gpt2/model.py", "torch"])
     assert code == 2
-    assert stderr.count("[run.stale]") == stderr.count("gpt2/model.py, torch") == 3
+    assert stderr.count("[run.other-code]") == stderr.count("gpt2/model.py, torch") == 3
     assert "ON_STALE=rerun" in stderr and "ON_STALE=keep" in stderr
     code, stderr = study.make(changed=["gpt2/model.py"], stale="keep")
     assert code == 0 and len(re.findall(r"^SKIP .*kept.* gpt2/model\.py$", stderr, re.M)) == 3
