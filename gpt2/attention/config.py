@@ -26,6 +26,7 @@ from gpt2.nsa.options import NsaOptions
 from gpt2.shape import ModelShape
 from lib.config.field import SymbolValue, kconfig_field
 from lib.config.registry import Registry
+from lib.config.small_form import SmallForm
 from lib.errors import ConfigError, Problem
 
 # Minimum head dim of FlexAttention's kernels.
@@ -48,6 +49,12 @@ TERMS: Registry[TermOptions] = Registry("score term", ReciprocalOptions)
 GATES: Registry[GateOptions] = Registry("attention gate", RaCrossTokenOptions)
 
 
+def _small_backend(form: SmallForm, name: str) -> str:
+    """Return the math kernel for kernels that a CPU lacks, or lacks with dropout."""
+    unsupported = ("efficient", "flash") if float(form.values["DROPOUT"]) else ("efficient",)
+    return "math" if form.values[name] in unsupported else str(form.values[name])
+
+
 @dataclass(frozen=True)
 class AttentionConfig:
     """Attention configuration: projection, pattern, positions, any terms, any gates."""
@@ -58,7 +65,7 @@ class AttentionConfig:
     terms: tuple[TermOptions, ...]
     gates: tuple[GateOptions, ...]
     # auto, rows, joined, or an SDPA kernel (see kernels.py); empty if the pattern has its own kernel.
-    backend: str = kconfig_field("ATTENTION_BACKEND", form=True)
+    backend: str = kconfig_field("ATTENTION_BACKEND", form=True, small=_small_backend)
 
     @classmethod
     def from_values(cls, values: Mapping[str, SymbolValue]) -> "AttentionConfig":

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from gpt2.shape import ModelShape, nearest_multiple
-from lib.config.field import kconfig_field
+from lib.config.field import SymbolValue, kconfig_field
+from lib.config.small_form import SmallForm, scale_tokens, scale_width
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -95,6 +96,8 @@ class PatternOptions(ABC):
     attends: ClassVar[bool] = False
     # Checks of make check that only steps with this pattern have; FAST=1 skips them.
     own_checks: ClassVar[tuple[str, ...]] = ()
+    # True if the order of sums depends on the data, so that equal values may differ in bits.
+    data_dependent: ClassVar[bool] = False
 
     @abstractmethod
     def mean_keys(self, length: int) -> float:
@@ -165,6 +168,8 @@ class ScoreComponentOptions(Protocol):
     """Options of a score term or gate: parameters and added cost."""
 
     name: ClassVar[str]
+    # Values of symbols with which the built component has no effect.
+    off: ClassVar[Mapping[str, SymbolValue]]
 
     def num_params(self, shape: ModelShape) -> int:
         """Return the parameters of one block."""
@@ -310,6 +315,16 @@ class DenseOptions:
         return dense_heads(x_BTC, parameters, n_head, self)
 
 
+def _small_kv_heads(form: SmallForm, name: str) -> int:
+    """Return one, all or half of the small form's heads, as configured."""
+    full = form.number(name)
+    if form.width == form.full_width:
+        return full
+    if full == 1 or form.heads < 4:
+        return 1
+    return form.heads if full == form.number("N_HEAD") else form.heads // 2
+
+
 @dataclass(frozen=True)
 class GroupedOptions:
     """Options of ``n_kv_head`` key/value heads shared by query heads (1 is MQA).
@@ -319,7 +334,7 @@ class GroupedOptions:
 
     name: ClassVar[str] = "grouped"
 
-    n_kv_head: int = kconfig_field("N_KV_HEAD")
+    n_kv_head: int = kconfig_field("N_KV_HEAD", small=_small_kv_heads)
 
     def weights(self, shape: ModelShape) -> int:
         """Return C² for queries plus C × n_kv_head·H each for keys and values."""
@@ -372,7 +387,7 @@ class LatentOptions:
 
     name: ClassVar[str] = "latent"
 
-    latent_dim: int = kconfig_field("LATENT_DIM")
+    latent_dim: int = kconfig_field("LATENT_DIM", small=scale_width(8, 2), draw=(0, 1024))
     # One K and one U for all heads instead of one each.
     shared_expansion: bool = kconfig_field("LATENT_SHARED_EXPANSION")
 
@@ -459,7 +474,7 @@ class SlidingOptions(PatternOptions):
 
     name: ClassVar[str] = "sliding"
 
-    window: int = kconfig_field("SLIDING_WINDOW")
+    window: int = kconfig_field("SLIDING_WINDOW", small=scale_tokens)
 
     def mean_keys(self, length: int) -> float:
         """Return the mean of min(i + 1, w) over the rows."""

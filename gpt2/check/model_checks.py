@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from gpt2 import reference
-from gpt2.attention.config import GATES, TERMS
 from gpt2.check.cases import CheckFinding
 from gpt2.check.distinct import find_duplicates
 from gpt2.check.short_run import GRADIENT_STEPS
@@ -20,14 +19,11 @@ from gpt2.check.shrink import with_changes
 from gpt2.check.subject import StepUnderTest
 from gpt2.config import Config, ModelConfig
 from gpt2.loss import IGNORE_INDEX
-from gpt2.mlp.config import MECHANISMS
 from gpt2.model import GPT
 from gpt2.zero_linear import ZeroInitLinear
 from lib.config.field import SymbolValue
 from lib.errors import ConfigError
 
-# Patterns whose summation order depends on the data, so that bits may differ.
-_DATA_DEPENDENT = ("nsa",)
 _CAUSAL_TOLERANCE = 1e-12
 
 
@@ -40,7 +36,7 @@ def check_causal(subject: StepUnderTest) -> list[CheckFinding]:
 def _by_change(subject: StepUnderTest) -> list[CheckFinding]:
     model, idx_BT = subject.model, subject.tokens(1)
     length = idx_BT.size(1)
-    exact = subject.config.model.attention.pattern.name not in _DATA_DEPENDENT
+    exact = not subject.config.model.attention.pattern.data_dependent
     with torch.no_grad():
         before = model(idx_BT)
         for t in _positions(length):
@@ -466,28 +462,21 @@ def _formulas(subject: StepUnderTest) -> list[CheckFinding]:
 
 def _zero_strength(subject: StepUnderTest) -> list[CheckFinding]:
     """Compare mechanisms at strength 0 with a model without them."""
-    names = [name for registry in (TERMS, GATES, MECHANISMS) for name in registry]
-    values = subject.small_exact.values
-    # Mechanisms without a strength cannot be set to strength 0.
-    on = [n.upper() for n in names if values[n.upper()] and f"{n.upper()}_ALPHA" in values]
-    if not on:
+    config = subject.small_exact.model
+    parts = (*config.attention.terms, *config.attention.gates, *config.mlp.mechanisms)
+    if not parts:
         return []
     # Parameters of a mechanism reduce the MLP width under ratio sizing, so the width is fixed here.
-    hidden = subject.small_exact.model.shape.n_embd * 2
-    sized: dict[str, SymbolValue] = {"MLP_SIZING": "hidden", "MLP_HIDDEN": hidden}
-    sized |= {"MLP_ATTN_GATE_DIM": 8, "MLP_CROSS_TOKEN_DIM": 8}
-    # A learned strength would start at 0 and then be filled.
-    zero: dict[str, SymbolValue] = {f"{name}_ALPHA": "0.0" for name in on} | {
-        "RECIPROCAL_LEARNABLE": False
-    }
-    without: dict[str, SymbolValue] = dict.fromkeys(on, False)
+    sized: dict[str, SymbolValue] = {"MLP_SIZING": "hidden", "MLP_HIDDEN": 2 * config.shape.n_embd}
+    zero = {symbol: value for part in parts for symbol, value in part.off.items()}
+    without: dict[str, SymbolValue] = {part.name.upper(): False for part in parts}
     idx_BT = subject.tokens(2, _LENGTH)
     with torch.no_grad():
         off = subject.build(with_changes(subject.small_exact, **sized, **zero))(idx_BT)
         none = subject.build(with_changes(subject.small_exact, **sized, **without))(idx_BT)
     if (error := _error(off, none)) <= _REFERENCE_TOLERANCE:
         return []
-    expected = f"{', '.join(on)} of strength 0 has no effect"
+    expected = f"{', '.join(without)} of strength 0 has no effect"
     return [CheckFinding("zero-strength", expected, f"logits have a relative error of {error:.1e}")]
 
 

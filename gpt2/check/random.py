@@ -1,131 +1,44 @@
-"""Configuration fields by symbol, with types and bounds; imports no torch."""
+"""The ``make randcheck`` command: random configurations through all checks; imports no torch.
 
-import dataclasses
+Each symbol is set with some probability once its dependencies are drawn. A violated rule starts its
+message with a symbol: that symbol is derived or drawn again, or the whole draw is rejected. A
+configuration that fails is reduced by delta debugging, ddmin (Zeller and Hildebrandt 2002,
+Simplifying and Isolating Failure-Inducing Input, section 3).
+"""
+
 import itertools
 import json
 import math
 import re
 import time
-import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from random import Random
 from typing import Any
 
 from kconfiglib import BOOL, INT, Choice, Symbol
 
-from gpt2.attention.config import GATES, PATTERNS, POSITIONS, PROJECTIONS, TERMS
 from gpt2.check import CHECKS, Check, select
 from gpt2.check.cases import CheckCase, CheckJob
 from gpt2.check.command import check_executor, check_in_workers
+from gpt2.check.fields import fields_by_symbol
 from gpt2.check.report import SCHEMA_VERSION, CaseReport
 from gpt2.config import Config, StudyConfig
-from gpt2.mlp.activations import ACTIVATIONS
-from gpt2.mlp.config import MECHANISMS
-from lib.config.field import SymbolValue, kconfig_fields
+from lib.config.field import SymbolValue
 from lib.config.layers import ConfigLayer, parse_text
 from lib.config.tree import KconfigTree
 from lib.console import format_duration, log
 from lib.errors import EXIT_DONE, EXIT_FAILED, ConfigError, Problem
 from lib.files import write_atomic
-from lib.optim.options import ADAMWPRUNE_BASES, OPTIMIZERS
-from lib.pruning.options import PRUNERS
 from lib.runner.local import LocalExecutor
 from lib.tracking.options import TRACKERS
-
-REGISTRIES = (PROJECTIONS, PATTERNS, POSITIONS, TERMS, GATES, ACTIVATIONS, MECHANISMS)
-REGISTRIES += (OPTIMIZERS, ADAMWPRUNE_BASES, PRUNERS)
-
-
-@dataclass(frozen=True)
-class BoundField:
-    """A bound field: its class, its type, and the bounds of a float.
-
-    ``identity``: the field is part of a run's identity. ``form``: the field only selects a backend
-    of the same function.
-    """
-
-    owner: type
-    kind: type
-    low: float | None
-    high: float | None
-    identity: bool
-    form: bool
-
-
-@cache
-def fields_by_symbol() -> dict[str, BoundField]:
-    """Return the reader of each symbol; choices and bools that select components have none."""
-    by_symbol: dict[str, BoundField] = {}
-    for owner in _classes():
-        kinds = typing.get_type_hints(owner)
-        for field in kconfig_fields(owner):
-            metadata = {key: field.metadata[key] for key in ("low", "high", "identity", "form")}
-            by_symbol[field.metadata["symbol"]] = BoundField(owner, kinds[field.name], **metadata)
-    return by_symbol
-
-
-def _classes() -> list[type]:
-    """Return Config, every dataclass below it, and the options of every component."""
-    classes: list[type] = []
-    registries = (*REGISTRIES, TRACKERS)
-    pending = [Config, *(registry.options(name) for registry in registries for name in registry)]
-    while pending:
-        if (owner := pending.pop()) not in classes:
-            classes.append(owner)
-            hints = typing.get_type_hints(owner).values()
-            pending += [hint for hint in hints if dataclasses.is_dataclass(hint)]
-    return classes
-
-
-# Random configurations that satisfy the Kconfig tree and all rules; imports no torch.
-#
-# Each symbol is set with some probability once its dependencies are drawn. A violated rule starts its
-# message with a symbol: that symbol is derived or drawn again, or the whole draw is rejected.
-
 
 # Probability that an available symbol is set.
 _SET_PROBABILITY = 0.6
 # Probability that a number is an end of its range.
 _EDGE_PROBABILITY = 0.1
 _MAX_REPAIRS = 30
-# Narrower than the legal bounds. Beyond these, training does not learn and checks rightly fail, or the
-# small form, which keeps the configuration's proportions, is not small.
-_BOUNDS: Mapping[str, tuple[float, float]] = {
-    "LEARNING_RATE": (1e-4, 3e-3),
-    "MIN_LEARNING_RATE": (0.0, 1e-3),
-    "WEIGHT_DECAY": (0.0, 1.0),
-    "GRAD_CLIP": (0.0, 10.0),
-    "DROPOUT": (0.0, 0.5),
-    "ADAM_BETA1": (0.0, 0.99),
-    "ADAM_BETA2": (0.5, 0.9999),
-    "ADAM_EPS": (1e-12, 1e-6),
-    "SGD_MOMENTUM": (0.0, 0.99),
-    # A strength of 0 turns the mechanism off.
-    "RECIPROCAL_ALPHA": (0.05, 2.0),
-    "RA_CROSS_TOKEN_ALPHA": (0.05, 1.0),
-    "MLP_ATTN_GATE_ALPHA": (0.05, 1.0),
-    "MLP_CROSS_TOKEN_ALPHA": (0.05, 2.0),
-    "MLP_LATENT_ALPHA": (0.05, 2.0),
-    # Above 1, no weight of a uniform row remains, and all rows are nearly uniform at first.
-    "MLP_CROSS_TOKEN_TAU": (0.0, 1.0),
-    # The gradient of a saturated gate is below fp32 resolution.
-    "RA_CROSS_TOKEN_SCALE": (-3.0, 3.0),
-    "RA_CROSS_TOKEN_BIAS": (-3.0, 3.0),
-    "MLP_ATTN_GATE_BIAS": (-3.0, 3.0),
-    # Within the few iterations of the small form the ramp needs steps, and the loss has to fall.
-    "PRUNING_SPARSITY": (0.05, 0.8),
-    "PRUNING_WARMUP": (0.0, 0.4),
-    "PRUNING_RAMP_END": (0.6, 1.0),
-    # No small width allows less than this.
-    "MLP_RATIO": (0.5, 20.0),
-    "MLP_HIDDEN": (0, 8192),
-    "MLP_ATTN_GATE_DIM": (1, 1024),
-    "MLP_CROSS_TOKEN_DIM": (1, 1024),
-    "LATENT_DIM": (0, 1024),
-}
 _NAME = re.compile(r"[A-Z][A-Z0-9_]+")
 
 # Symbol → text of the value, as in a configuration file.
@@ -211,10 +124,11 @@ def _random_setting(item: Symbol | Choice, random: Random) -> Settings:
     if item.orig_type is BOOL:
         return {item.name: random.choice("yn")}
     if item.orig_type is INT:
-        low, high = _BOUNDS.get(item.name) or _range(item)
+        reader = fields_by_symbol().get(item.name)
+        low, high = reader.draw if reader and reader.draw else _range(item)
         return {item.name: str(_random_integer(int(low), int(high), random))}
     reader = fields_by_symbol()[item.name]
-    low, high = _BOUNDS.get(item.name, (reader.low, reader.high))
+    low, high = reader.draw or (reader.low, reader.high)
     assert low is not None and high is not None, item.name
     return {item.name: f"{_random_float(low, high, random):.3g}"}
 
@@ -276,11 +190,6 @@ def _range(item: Symbol) -> tuple[int, int]:
     """Return both ends of an integer symbol's range."""
     low, high = item.ranges[0][:2]
     return int(low.str_value), int(high.str_value)
-
-
-# Reduction of a failing configuration by delta debugging (Zeller and Hildebrandt 2002).
-#
-# ddmin Simplifying and Isolating Failure-Inducing Input, section 3
 
 
 # Limit for one configuration; after it, the result may not be minimal.
@@ -374,9 +283,6 @@ def _without_pairs(failing: list[str], test: Test) -> list[str]:
         if rest and test(rest):
             return ddmin(rest, test)
     return failing
-
-
-# The ``make randcheck`` command: random configurations through all checks; imports no torch.
 
 
 # Every draw resolves, needs no prepared data, and has no target GPU.

@@ -11,51 +11,29 @@ from gpt2 import train
 from gpt2.check.cases import CheckCase
 from gpt2.check.context import CheckContext, ErrorCapture
 from gpt2.check.distinct import Fingerprint, equal_fingerprints
-from gpt2.check.random import Settings, applicable_settings, fields_by_symbol, resolve_settings
+from gpt2.check.fields import fields_by_symbol
+from gpt2.check.random import Settings, applicable_settings, resolve_settings
 from gpt2.check.shrink import small_config, with_changes
 from gpt2.check.subject import StepUnderTest
 from gpt2.config import Config
 from gpt2.training.records import RecordWriter, StopCondition
 from gpt2.training.setup import open_session, warm_up
 from lib.config.field import SymbolValue
+from lib.config.small_form import EffectBase
 from lib.config.tree import KconfigTree
 from lib.errors import ConfigError, Problem
 from lib.runs.run_dir import RunDir
 
-# Gradient norms that rise now and then, and a threshold that counts small rises as spikes.
-_SPIKES = {"SPAM_SPIKE_THRESHOLD": "0.0", "SPAM_SPIKE_WINDOW": "2", "LEARNING_RATE": "0.03"}
 # The profile that allows bf16 and TF32 without a reason.
-_FAST = {"RUN_PROFILE_MAXOUT_SPEED": "y"}
-# Settings of the base without which a symbol has no effect.
-_BASE_SETTINGS: Mapping[str, Settings] = {
-    "SPAM_CLIP_DELAY": {"SPAM_THETA": "1"},
-    "SPAM_SPIKE_THRESHOLD": _SPIKES,
-    "SPAM_SPIKE_WINDOW": _SPIKES,
-    "SPAM_MOMENT_DAMPING": _SPIKES,
-    "SPAM_VARIANCE_DAMPING": _SPIKES,
+_FAST = EffectBase({"RUN_PROFILE_MAXOUT_SPEED": "y"})
+# Bases for settings of the run; the options of a mechanism declare their own.
+_BASES: Mapping[str, EffectBase] = {
     "PRECISION": _FAST,
     "PRECISION_WHY": _FAST,
     "MATMUL_WHY": _FAST,
-    # Fewer blocks than the context has.
-    "NSA_SELECT_BY": {"NSA_SELECT_COUNT": "4"},
-    "NSA_SELECT_BLOCK": {"NSA_SELECT_COUNT": "4"},
-    # The first variant that trains for longer.
-    "ADAMWPRUNE_STRETCH": {"ADAMWPRUNE_VARIANT_BITTER3": "y"},
-}
-# Values of the small base that shrinking would change.
-_SMALL_VALUES: Mapping[str, Mapping[str, SymbolValue]] = {
-    "BLOCK_SIZE": {"EVAL_TOKENS": 256},
-    "BUDGET": {"MAX_TOKENS": 160, "GPT2_MAX_TIME": 1},
-    "MAX_TOKENS": {"BUDGET": "tokens", "MAX_TOKENS": 320},
-    # More blocks than are selected.
-    "NSA_SELECT_COUNT": {
-        "BLOCK_SIZE": 32,
-        "NSA_COMPRESS_BLOCK": 4,
-        "NSA_COMPRESS_STRIDE": 2,
-        "NSA_SELECT_BLOCK": 4,
-        "NSA_SELECT_COUNT": 3,
-        "NSA_WINDOW": 4,
-    },
+    "BLOCK_SIZE": EffectBase(small={"EVAL_TOKENS": 256}),
+    "BUDGET": EffectBase(small={"MAX_TOKENS": 160, "GPT2_MAX_TIME": 1}),
+    "MAX_TOKENS": EffectBase(small={"BUDGET": "tokens", "MAX_TOKENS": 320}),
 }
 # Symbols that a rule requires to change together.
 _JOINT_CHANGES: Mapping[str, Mapping[str, SymbolValue]] = {
@@ -150,8 +128,8 @@ def check_symbol(tree: KconfigTree, name: str, effects: EffectCache) -> Problem 
     reader = fields_by_symbol().get(name)
     acts = reader is None or reader.identity
     try:
-        settings = settings_to_enable(tree, item) | _BASE_SETTINGS.get(name, {})
-        base = with_changes(_small(resolve_settings(tree, settings)), **_SMALL_VALUES.get(name, {}))
+        settings = settings_to_enable(tree, item) | dict(_effect_base(name).settings)
+        base = with_changes(_small(resolve_settings(tree, settings)), **_effect_base(name).small)
         flips = list(_flips(tree, item, settings, base))
     except ConfigError as error:
         return error.problems[0]
@@ -172,6 +150,11 @@ def check_symbol(tree: KconfigTree, name: str, effects: EffectCache) -> Problem 
     return Problem(f"{', '.join(idle)} equals {same_as}", code="symbol.no-effect")
 
 
+def _effect_base(name: str) -> EffectBase:
+    reader = fields_by_symbol().get(name)
+    return _BASES.get(name) or (reader and reader.effect) or EffectBase()
+
+
 def _small(config: Config) -> Config:
     return small_config(config, DROPOUT="0.0", PRECISION="fp32")
 
@@ -186,7 +169,7 @@ def _flips(
     smalls = [_small(config) for config in _reconfigured(tree, item, settings)]
     other = [small for small in smalls if small.values[item.name] != base.values[item.name]]
     if other:
-        yield from (with_changes(small, **_SMALL_VALUES.get(item.name, {})) for small in other)
+        yield from (with_changes(small, **_effect_base(item.name).small) for small in other)
         return
     for value in _other_values(item, base.values[item.name]):
         try:

@@ -8,7 +8,7 @@ step. Imports no torch.
 from collections.abc import Iterator, Sequence
 
 from gpt2.check.command import check_executor
-from gpt2.check.random import REGISTRIES, fields_by_symbol
+from gpt2.check.fields import REGISTRIES, fields_by_symbol
 from gpt2.config import StudyConfig
 from lib.config.tree import KconfigTree, SymbolInfo
 from lib.console import log
@@ -42,7 +42,7 @@ NOT_TESTABLE_ON_CPU = {
 }
 
 
-def testable_symbols(tree: KconfigTree) -> list[SymbolInfo]:
+def checkable_symbols(tree: KconfigTree) -> list[SymbolInfo]:
     """Return the symbols and choices whose effect is tested.
 
     Excluded are members of choices, symbols that only plan runs, and symbols that only select a
@@ -56,7 +56,7 @@ def testable_symbols(tree: KconfigTree) -> list[SymbolInfo]:
 
 def check_symbols(names: str = "") -> tuple[int, str]:
     """Test ``names``, or every symbol, in workers. Return the exit code and the text for stdout."""
-    requested, available = names.replace(",", " ").split(), testable_symbols(KconfigTree())
+    requested, available = names.replace(",", " ").split(), checkable_symbols(KconfigTree())
     available_names = {info.name for info in available}
     if unknown := [name for name in requested if name not in available_names]:
         raise ConfigError(*(_unknown(name) for name in unknown))

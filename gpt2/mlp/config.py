@@ -16,6 +16,7 @@ from gpt2.mlp.options import LayerSpec, MlpMechanismOptions
 from gpt2.shape import nearest_multiple
 from lib.config.field import SymbolValue, component_field, from_symbols, kconfig_field
 from lib.config.registry import Registry
+from lib.config.small_form import scale_width
 from lib.errors import ConfigError, Problem
 
 # In the order in which the MLP applies them.
@@ -46,8 +47,9 @@ class MlpConfig:
     # "hidden" or "ratio"
     sizing: str = kconfig_field("MLP_SIZING")
     # M; 0 selects GPT-2's 4C.
-    hidden: int = kconfig_field("MLP_HIDDEN")
-    ratio: float = kconfig_field("MLP_RATIO", low=0.1, high=20.0)
+    hidden: int = kconfig_field("MLP_HIDDEN", small=scale_width(8, 8), draw=(0, 8192))
+    # No small width allows a ratio below 0.5.
+    ratio: float = kconfig_field("MLP_RATIO", low=0.1, high=20.0, draw=(0.5, 20.0))
     # β, the fraction of MLP parameters for sized mechanisms, split evenly among them.
     share: float = kconfig_field("MLP_SHARE", low=0.0, high=0.9)
 

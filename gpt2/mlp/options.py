@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from gpt2.attention.config import AttentionConfig
 from gpt2.shape import ModelShape
+from lib.config.field import SymbolValue
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -39,6 +40,8 @@ class MlpMechanismOptions(Protocol):
     sized: ClassVar[bool]
     # True if the mechanism reads the attention weights of its block.
     reads_weights: ClassVar[bool]
+    # Values of symbols with which the built mechanism has no effect.
+    off: ClassVar[Mapping[str, SymbolValue]]
 
     def in_block(self, site: LayerSpec) -> bool:
         """Return whether the block builds the mechanism."""

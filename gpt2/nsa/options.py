@@ -13,6 +13,7 @@ from gpt2.attention.options import (
 )
 from gpt2.shape import ModelShape
 from lib.config.field import kconfig_field
+from lib.config.small_form import EffectBase, SmallForm, at_most, scale_tokens, scale_width
 from lib.errors import ConfigError, PreflightError, Problem
 
 if TYPE_CHECKING:
@@ -22,6 +23,40 @@ if TYPE_CHECKING:
 
 # The order of gates, separate keys and values, and head outputs.
 BRANCHES = ("compressed", "selected", "window")
+
+
+# Small form: a stride of one token and blocks of one or two strides, so that the few tokens of a
+# check have more blocks than a query selects. Unused sizes stay 0.
+_MAX_STRIDES = 2
+_MAX_SELECTED = 4
+
+
+def _small_block(form: SmallForm, name: str) -> int:
+    return min(_MAX_STRIDES, form.number(name) // max(1, form.number("NSA_COMPRESS_STRIDE")))
+
+
+def _small_count(form: SmallForm, name: str) -> int:
+    """Select all blocks if the configuration does."""
+    count, select = form.number(name), form.number("NSA_SELECT_BLOCK")
+    small = min(_MAX_SELECTED, count)
+    if form.values["NSA_BRANCH_SELECTED"] and count * select >= form.full_context:
+        return max(small, -(-form.context // _small_block(form, "NSA_SELECT_BLOCK")))
+    return small
+
+
+# Fewer blocks than the context has.
+_FEWER_THAN_ALL = EffectBase({"NSA_SELECT_COUNT": "4"})
+# More blocks than are selected.
+_MORE_THAN_SELECTED = EffectBase(
+    small={
+        "BLOCK_SIZE": 32,
+        "NSA_COMPRESS_BLOCK": 4,
+        "NSA_COMPRESS_STRIDE": 2,
+        "NSA_SELECT_BLOCK": 4,
+        "NSA_SELECT_COUNT": 3,
+        "NSA_WINDOW": 4,
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -36,21 +71,22 @@ class NsaOptions(PatternOptions):
     name: ClassVar[str] = "nsa"
     attends: ClassVar[bool] = True
     own_checks: ClassVar[tuple[str, ...]] = ("field", "entropy")
+    data_dependent: ClassVar[bool] = True
 
-    compress: int = kconfig_field("NSA_COMPRESS_BLOCK")
-    stride: int = kconfig_field("NSA_COMPRESS_STRIDE")
-    select: int = kconfig_field("NSA_SELECT_BLOCK")
+    compress: int = kconfig_field("NSA_COMPRESS_BLOCK", small=_small_block)
+    stride: int = kconfig_field("NSA_COMPRESS_STRIDE", small=at_most(1))
+    select: int = kconfig_field("NSA_SELECT_BLOCK", small=_small_block, effect=_FEWER_THAN_ALL)
     # Selected blocks per token, including the forced ones (first, own and previous block).
-    count: int = kconfig_field("NSA_SELECT_COUNT")
-    window: int = kconfig_field("NSA_WINDOW")
+    count: int = kconfig_field("NSA_SELECT_COUNT", small=_small_count, effect=_MORE_THAN_SELECTED)
+    window: int = kconfig_field("NSA_WINDOW", small=scale_tokens)
     shared_kv: bool = kconfig_field("NSA_SHARED_KV")
     # mean, or mlp: the mean plus an MLP of the block.
     phi: str = kconfig_field("NSA_PHI")
-    hidden: int = kconfig_field("NSA_PHI_HIDDEN")
+    hidden: int = kconfig_field("NSA_PHI_HIDDEN", small=scale_width(8, 2))
     # sigmoid or softmax
     gate: str = kconfig_field("NSA_GATE")
     # score or random
-    select_by: str = kconfig_field("NSA_SELECT_BY")
+    select_by: str = kconfig_field("NSA_SELECT_BY", effect=_FEWER_THAN_ALL)
     branch_compressed: bool = kconfig_field("NSA_BRANCH_COMPRESSED")
     branch_selected: bool = kconfig_field("NSA_BRANCH_SELECTED")
     branch_window: bool = kconfig_field("NSA_BRANCH_WINDOW")

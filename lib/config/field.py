@@ -12,10 +12,10 @@ import typing
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol, TypeVar
 
+from lib.config.small_form import EffectBase, SmallRule, SymbolValue
 from lib.errors import ConfigError, Problem
 
 T = TypeVar("T")
-SymbolValue = bool | int | str
 
 
 def kconfig_field(
@@ -25,6 +25,9 @@ def kconfig_field(
     high: float | None = None,
     identity: bool = True,
     form: bool = False,
+    small: SmallRule | None = None,
+    draw: tuple[float, float] | None = None,
+    effect: EffectBase | None = None,
 ) -> Any:
     """Return a dataclass field bound to the Kconfig symbol or choice ``name``.
 
@@ -32,8 +35,12 @@ def kconfig_field(
     change a bit of a run's result (folders, intervals) and is therefore excluded from the run's
     hash. ``form=True`` marks a setting that selects an implementation of the same function: it
     affects rounding, memory and time only.
+
+    The others are for checks: ``small`` computes the value in a small form, ``draw`` are narrower
+    bounds of random values, and ``effect`` the base on which a change shows.
     """
     metadata = {"symbol": name, "low": low, "high": high, "identity": identity, "form": form}
+    metadata |= {"small": small, "draw": draw, "effect": effect}
     return dataclasses.field(metadata=metadata)
 
 

@@ -17,16 +17,31 @@ import math
 from dataclasses import dataclass
 
 from lib.config.field import kconfig_field
+from lib.config.small_form import SmallForm, at_most
 from lib.errors import ConfigError, Problem
+
+# Minimum for SGD in a small form: at Adam's rates, its updates in a few iterations are below fp32
+# resolution.
+_SMALL_SGD_RATE = 0.1
+
+
+def _small_learning_rate(form: SmallForm, name: str) -> str:
+    rate = str(form.values[name])
+    is_sgd = form.values["OPTIMIZER"] == "sgd"
+    return str(max(_SMALL_SGD_RATE, float(rate))) if is_sgd else rate
 
 
 @dataclass(frozen=True)
 class ScheduleOptions:
     """Options of the learning-rate schedule; ``kind`` is cosine, linear, constant or wsd."""
 
-    learning_rate: float = kconfig_field("LEARNING_RATE", low=0.0, high=10.0)
-    min_learning_rate: float = kconfig_field("MIN_LEARNING_RATE", low=0.0, high=10.0)
-    warmup_steps: int = kconfig_field("WARMUP_STEPS")
+    learning_rate: float = kconfig_field(
+        "LEARNING_RATE", low=0.0, high=10.0, small=_small_learning_rate, draw=(1e-4, 3e-3)
+    )
+    min_learning_rate: float = kconfig_field(
+        "MIN_LEARNING_RATE", low=0.0, high=10.0, draw=(0.0, 1e-3)
+    )
+    warmup_steps: int = kconfig_field("WARMUP_STEPS", small=at_most(2))
     kind: str = kconfig_field("LR_SCHEDULE")
     wsd_decay_fraction: float = kconfig_field("WSD_DECAY_FRACTION", low=0.0, high=1.0)
 

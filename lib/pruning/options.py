@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from lib.config.field import kconfig_field
 from lib.config.registry import Registry
+from lib.config.small_form import EffectBase, always
 from lib.errors import ConfigError, Problem
 
 if TYPE_CHECKING:
@@ -47,11 +48,12 @@ class PruningOptions(ABC):
     scope: ClassVar[str]
     ramp: ClassVar[str]
 
-    target: float = kconfig_field("PRUNING_SPARSITY", low=0.01, high=0.99)
-    warmup: float = kconfig_field("PRUNING_WARMUP", low=0.0, high=1.0)
-    ramp_end: float = kconfig_field("PRUNING_RAMP_END", low=0.0, high=1.0)
+    # Within the few iterations of a small form the ramp needs steps, and the loss has to fall.
+    target: float = kconfig_field("PRUNING_SPARSITY", low=0.01, high=0.99, draw=(0.05, 0.8))
+    warmup: float = kconfig_field("PRUNING_WARMUP", low=0.0, high=1.0, draw=(0.0, 0.4))
+    ramp_end: float = kconfig_field("PRUNING_RAMP_END", low=0.0, high=1.0, draw=(0.6, 1.0))
     # Optimizer steps between mask updates inside the ramp.
-    frequency: int = kconfig_field("PRUNING_FREQUENCY")
+    frequency: int = kconfig_field("PRUNING_FREQUENCY", small=always(1))
     include_embeddings: bool = kconfig_field("PRUNING_INCLUDE_EMBEDDINGS")
 
     def __post_init__(self) -> None:
@@ -196,7 +198,10 @@ class StateOptions(PruningOptions):
     name: ClassVar[str] = "state"
 
     variant: str = kconfig_field("ADAMWPRUNE_VARIANT")
-    stretched: bool = kconfig_field("ADAMWPRUNE_STRETCH")
+    # The first variant that trains for longer shows its effect.
+    stretched: bool = kconfig_field(
+        "ADAMWPRUNE_STRETCH", effect=EffectBase({"ADAMWPRUNE_VARIANT_BITTER3": "y"})
+    )
 
     @property
     def ramp(self) -> str:

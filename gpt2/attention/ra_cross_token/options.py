@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from gpt2.shape import ModelShape
-from lib.config.field import kconfig_field
+from lib.config.field import SymbolValue, kconfig_field
+from lib.config.small_form import scale_tokens
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,13 +24,15 @@ class RaCrossTokenOptions:
     """
 
     name: ClassVar[str] = "ra_cross_token"
+    off: ClassVar[Mapping[str, SymbolValue]] = {"RA_CROSS_TOKEN_ALPHA": "0.0"}
 
     mode: str = kconfig_field("RA_CROSS_TOKEN_MODE")
     apply: str = kconfig_field("RA_CROSS_TOKEN_APPLY")
-    alpha: float = kconfig_field("RA_CROSS_TOKEN_ALPHA", low=0.0, high=1.0)
-    topk: int = kconfig_field("RA_CROSS_TOKEN_TOPK")
-    scale: float = kconfig_field("RA_CROSS_TOKEN_SCALE", low=-10.0, high=10.0)
-    bias: float = kconfig_field("RA_CROSS_TOKEN_BIAS", low=-10.0, high=10.0)
+    alpha: float = kconfig_field("RA_CROSS_TOKEN_ALPHA", low=0.0, high=1.0, draw=(0.05, 1.0))
+    topk: int = kconfig_field("RA_CROSS_TOKEN_TOPK", small=scale_tokens)
+    # The gradient of a saturated gate is below fp32 resolution.
+    scale: float = kconfig_field("RA_CROSS_TOKEN_SCALE", low=-10.0, high=10.0, draw=(-3.0, 3.0))
+    bias: float = kconfig_field("RA_CROSS_TOKEN_BIAS", low=-10.0, high=10.0, draw=(-3.0, 3.0))
     # Average the statistic of a token over heads.
     head_average: bool = kconfig_field("RA_CROSS_TOKEN_HEAD_AVERAGE")
     # No gradient through the statistic.

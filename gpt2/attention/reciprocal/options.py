@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from gpt2.shape import ModelShape
-from lib.config.field import kconfig_field
+from lib.config.field import SymbolValue, kconfig_field
+from lib.config.small_form import scale_tokens
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -19,10 +20,15 @@ class ReciprocalOptions:
 
     name: ClassVar[str] = "reciprocal"
     lacks_joined: ClassVar[str] = ""
+    # A learnable α would start at 0 and be trained.
+    off: ClassVar[Mapping[str, SymbolValue]] = {
+        "RECIPROCAL_ALPHA": "0.0",
+        "RECIPROCAL_LEARNABLE": False,
+    }
 
-    alpha: float = kconfig_field("RECIPROCAL_ALPHA", low=0.0, high=2.0)
+    alpha: float = kconfig_field("RECIPROCAL_ALPHA", low=0.0, high=2.0, draw=(0.05, 2.0))
     # W: the band reaches this many tokens back.
-    window: int = kconfig_field("RECIPROCAL_WINDOW")
+    window: int = kconfig_field("RECIPROCAL_WINDOW", small=scale_tokens)
     # One learnable α per head, starting at ``alpha``.
     learnable: bool = kconfig_field("RECIPROCAL_LEARNABLE")
 

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from gpt2.mlp.options import LayerSpec
-from lib.config.field import kconfig_field
+from lib.config.field import SymbolValue, kconfig_field
+from lib.config.small_form import scale_width
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,11 +26,16 @@ class MlpAttnGateOptions:
     name: ClassVar[str] = "mlp_attn_gate"
     sized: ClassVar[bool] = True
     reads_weights: ClassVar[bool] = False
+    off: ClassVar[Mapping[str, SymbolValue]] = {
+        "MLP_ATTN_GATE_ALPHA": "0.0",
+        "MLP_ATTN_GATE_DIM": 8,
+    }
 
-    alpha: float = kconfig_field("MLP_ATTN_GATE_ALPHA", low=0.0, high=1.0)
-    bias: float = kconfig_field("MLP_ATTN_GATE_BIAS", low=-10.0, high=10.0)
+    alpha: float = kconfig_field("MLP_ATTN_GATE_ALPHA", low=0.0, high=1.0, draw=(0.05, 1.0))
+    # The gradient of a saturated gate is below fp32 resolution.
+    bias: float = kconfig_field("MLP_ATTN_GATE_BIAS", low=-10.0, high=10.0, draw=(-3.0, 3.0))
     # G, used unless sizing is by ratio.
-    dim: int = kconfig_field("MLP_ATTN_GATE_DIM")
+    dim: int = kconfig_field("MLP_ATTN_GATE_DIM", small=scale_width(2, 2), draw=(1, 1024))
     # The gate's input is the causal running mean of W₁ h instead of the current value.
     pooled: bool = kconfig_field("MLP_ATTN_GATE_POOLED")
 

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from gpt2.mlp.options import LayerSpec
-from lib.config.field import kconfig_field
+from lib.config.field import SymbolValue, kconfig_field
+from lib.config.small_form import scale_tokens, scale_width
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,15 +27,20 @@ class MlpCrossTokenOptions:
     name: ClassVar[str] = "mlp_cross_token"
     sized: ClassVar[bool] = True
     reads_weights: ClassVar[bool] = True
+    off: ClassVar[Mapping[str, SymbolValue]] = {
+        "MLP_CROSS_TOKEN_ALPHA": "0.0",
+        "MLP_CROSS_TOKEN_DIM": 8,
+    }
 
-    alpha: float = kconfig_field("MLP_CROSS_TOKEN_ALPHA", low=0.0, high=2.0)
+    alpha: float = kconfig_field("MLP_CROSS_TOKEN_ALPHA", low=0.0, high=2.0, draw=(0.05, 2.0))
     sparsity: str = kconfig_field("MLP_CROSS_TOKEN_SPARSITY")
-    topk: int = kconfig_field("MLP_CROSS_TOKEN_TOPK")
-    tau: float = kconfig_field("MLP_CROSS_TOKEN_TAU", low=0.0, high=10.0)
+    topk: int = kconfig_field("MLP_CROSS_TOKEN_TOPK", small=scale_tokens)
+    # Above 1, no weight of a uniform row remains, and all rows are nearly uniform at first.
+    tau: float = kconfig_field("MLP_CROSS_TOKEN_TAU", low=0.0, high=10.0, draw=(0.0, 1.0))
     # No gradient through the attention weights.
     detach_weights: bool = kconfig_field("MLP_CROSS_TOKEN_DETACH_WEIGHTS")
     # b, used unless sizing is by ratio.
-    dim: int = kconfig_field("MLP_CROSS_TOKEN_DIM")
+    dim: int = kconfig_field("MLP_CROSS_TOKEN_DIM", small=scale_width(2, 2), draw=(1, 1024))
 
     def in_block(self, site: LayerSpec) -> bool:
         """Return True: every block builds the mechanism."""

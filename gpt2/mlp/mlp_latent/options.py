@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from gpt2.attention.options import LatentOptions
 from gpt2.mlp.options import LayerSpec
-from lib.config.field import kconfig_field
+from lib.config.field import SymbolValue, kconfig_field
 from lib.errors import ConfigError, Problem
 
 if TYPE_CHECKING:
@@ -28,8 +28,9 @@ class MlpLatentOptions:
     name: ClassVar[str] = "mlp_latent"
     sized: ClassVar[bool] = False
     reads_weights: ClassVar[bool] = False
+    off: ClassVar[Mapping[str, SymbolValue]] = {"MLP_LATENT_ALPHA": "0.0"}
 
-    alpha: float = kconfig_field("MLP_LATENT_ALPHA", low=0.0, high=2.0)
+    alpha: float = kconfig_field("MLP_LATENT_ALPHA", low=0.0, high=2.0, draw=(0.05, 2.0))
     tying: str = kconfig_field("MLP_LATENT_TYING")
 
     def check(self, hidden: int, site: LayerSpec) -> None:

@@ -8,7 +8,7 @@ from gpt2.ablation import STUDIES
 from gpt2.ablation.nsa import READS
 from gpt2.ablation.resolve import resolve_study
 from gpt2.ablation.step import Study
-from gpt2.check.random import fields_by_symbol
+from gpt2.check.fields import fields_by_symbol
 from lib.config.dotconfig import defconfig_layers
 from lib.config.layers import ConfigLayer
 from lib.errors import ConfigError

@@ -6,10 +6,10 @@ import pytest
 
 from gpt2.ablation.resolve import resolve_config
 from gpt2.attention.reciprocal.options import ReciprocalOptions
-from gpt2.check import random
 from gpt2.check.context import CheckContext
+from gpt2.check.fields import fields_by_symbol
 from gpt2.check.symbol_effect import EffectCache, check_symbol, settings_to_enable
-from gpt2.check.symbols import NOT_TESTABLE_ON_CPU, check_symbols, testable_symbols
+from gpt2.check.symbols import NOT_TESTABLE_ON_CPU, check_symbols, checkable_symbols
 from gpt2.mlp.activations import ACTIVATIONS, GeluExactOptions, GeluTanhOptions
 from lib.config.layers import ConfigLayer
 from lib.config.tree import KconfigTree
@@ -70,13 +70,13 @@ def test_a_dead_member_of_a_choice_is_named(tree, effects, monkeypatch):
 
 def test_a_symbol_with_an_undeclared_effect_is_reported(tree, effects, monkeypatch):
     """GRAD_CLIP is declared not to be part of a run's identity."""
-    harmless = dataclasses.replace(random.fields_by_symbol()["GRAD_CLIP"], identity=False)
-    monkeypatch.setitem(random.fields_by_symbol(), "GRAD_CLIP", harmless)
+    harmless = dataclasses.replace(fields_by_symbol()["GRAD_CLIP"], identity=False)
+    monkeypatch.setitem(fields_by_symbol(), "GRAD_CLIP", harmless)
     assert check_symbol(tree, "GRAD_CLIP", effects).code == "symbol.unexpected-effect"
 
 
 def test_every_symbol_has_a_base_or_a_reason_not_to_be_tested(tree):
-    tried = testable_symbols(tree)
+    tried = checkable_symbols(tree)
     for info in tried:
         item = tree.find(info.name)
         settings_to_enable(tree, item)
@@ -86,9 +86,11 @@ def test_every_symbol_has_a_base_or_a_reason_not_to_be_tested(tree):
 
 
 def test_backend_symbols_are_neither_tested_nor_compared_among_steps(tree):
-    forms = {name for name, reader in random.fields_by_symbol().items() if reader.form}
+    forms = {name for name, reader in fields_by_symbol().items() if reader.form}
     assert forms >= {"ATTENTION_BACKEND", "NSA_RANGES", "GRAD_CHECKPOINTING", "COMPILE"}
-    assert not forms & (NOT_TESTABLE_ON_CPU.keys() | {info.name for info in testable_symbols(tree)})
+    assert not forms & (
+        NOT_TESTABLE_ON_CPU.keys() | {info.name for info in checkable_symbols(tree)}
+    )
     given = {"DEVICE_CPU": True, "RUN_PROFILE_MAXOUT_SPEED": True, "MODEL_SIZE_TINY": True}
     plain, again, exact = (
         resolve_config(tree, [ConfigLayer.of("defconfig", "test", given | change)])
@@ -107,7 +109,7 @@ def test_the_command_names_file_and_line(monkeypatch, tree):
             return ((name, "[symbol.no-effect]") for (names,) in shares for name in names)
 
     monkeypatch.setattr("gpt2.check.symbols.check_executor", Pool)
-    (info,) = [info for info in testable_symbols(tree) if info.name == "SLIDING_WINDOW"]
+    (info,) = [info for info in checkable_symbols(tree) if info.name == "SLIDING_WINDOW"]
     code, text = check_symbols("SLIDING_WINDOW")
     what = "SLIDING_WINDOW: [symbol.no-effect]  [make check-symbols SYM=SLIDING_WINDOW]"
     assert (code, text) == (1, f"FAIL  {info.where}: {what}\n0 passed, 1 failed\n")

@@ -11,7 +11,7 @@ import pytest
 import torch.nn.functional as F
 
 from gpt2.check import CHECKS, random
-from gpt2.check.cases import config_layers_to_check, plan_cases
+from gpt2.check.cases import plan_cases
 from gpt2.check.random import (
     RandomCheckRequest,
     RandomConfig,
@@ -26,7 +26,7 @@ from gpt2.check.random import (
 from gpt2.check.worker import run_in_process
 from gpt2.config import Config
 from gpt2.mlp.mlp import Mlp
-from lib.config.layers import ConfigLayer
+from lib.config.layers import ConfigLayer, parse_text
 from lib.config.tree import KconfigTree
 from lib.errors import ConfigError
 from lib.project import ROOT
@@ -135,9 +135,7 @@ class TestReduce:
         left = reduce_settings(one.settings, "causal", tmp_path)
         assert left == {"BIAS": "n", "ACTIVATION_GELU_EXACT": "y"}
         text = tree.minimal([ConfigLayer.of("defconfig", "test", left)])
-        (tmp_path / "it").write_text(text)
-        monkeypatch.setenv("KCONFIG_CONFIG", "it")
-        (case,) = plan_cases(config_layers_to_check(tmp_path)).chosen
+        (case,) = plan_cases([parse_text(text, "defconfig", "it")]).chosen
         assert case.config.identity() == resolve_settings(tree, left).identity()
 
     @pytest.mark.usefixtures("torch_as_before")

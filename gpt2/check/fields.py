@@ -1,0 +1,64 @@
+"""Configuration fields by symbol, with what they declare for checks; imports no torch."""
+
+import dataclasses
+import typing
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from gpt2.attention.config import GATES, PATTERNS, POSITIONS, PROJECTIONS, TERMS
+from gpt2.config import Config
+from gpt2.mlp.activations import ACTIVATIONS
+from gpt2.mlp.config import MECHANISMS
+from lib.config.field import kconfig_fields
+from lib.config.registry import Registry
+from lib.config.small_form import EffectBase, SmallRule
+from lib.optim.options import ADAMWPRUNE_BASES, OPTIMIZERS
+from lib.pruning.options import PRUNERS
+from lib.tracking.options import TRACKERS
+
+REGISTRIES: tuple[Registry[Any], ...] = (
+    *(PROJECTIONS, PATTERNS, POSITIONS, TERMS, GATES, ACTIVATIONS, MECHANISMS),
+    *(OPTIMIZERS, ADAMWPRUNE_BASES, PRUNERS),
+)
+
+
+@dataclass(frozen=True)
+class BoundField:
+    """A bound field: its class, its type, and the metadata of ``kconfig_field``."""
+
+    owner: type
+    kind: type
+    low: float | None
+    high: float | None
+    identity: bool
+    form: bool
+    small: SmallRule | None
+    draw: tuple[float, float] | None
+    effect: EffectBase | None
+
+
+@cache
+def fields_by_symbol() -> dict[str, BoundField]:
+    """Return the field bound to each symbol; choices and bools that select components have none."""
+    by_symbol: dict[str, BoundField] = {}
+    for owner in _classes():
+        kinds = typing.get_type_hints(owner)
+        for field in kconfig_fields(owner):
+            metadata = dict(field.metadata)
+            symbol = metadata.pop("symbol")
+            by_symbol[symbol] = BoundField(owner, kinds[field.name], **metadata)
+    return by_symbol
+
+
+def _classes() -> list[type]:
+    """Return Config, every dataclass below it, and the options of every component."""
+    classes: list[type] = []
+    registries = (*REGISTRIES, TRACKERS)
+    pending = [Config, *(registry.options(name) for registry in registries for name in registry)]
+    while pending:
+        if (owner := pending.pop()) not in classes:
+            classes.append(owner)
+            hints = typing.get_type_hints(owner).values()
+            pending += [hint for hint in hints if dataclasses.is_dataclass(hint)]
+    return classes
