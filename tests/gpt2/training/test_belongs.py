@@ -69,7 +69,7 @@ def test_another_tokenizer_is_rejected(configure: Configure, train: Callable) ->
         found["config"]["data"]["tokenizer"] = "gpt2"
         return found
 
-    with mock.patch("gpt2.train.made_for", other):
+    with mock.patch("gpt2.train.run_fingerprint", other):
         train(configure(), stop_at=5)
     with pytest.raises(RunError, match=r"config.data.tokenizer \(was gpt2, is byte\)") as refusal:
         train(configure())

@@ -116,7 +116,7 @@ def test_the_observed_kernel_is_the_one_that_ran(
     session: Callable[..., TrainingSession], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened = session(**FAST, DROPOUT="0.0")
-    monkeypatch.setattr("gpt2.attention.sdpa.sdpa_choice", lambda *given: "efficient")
+    monkeypatch.setattr("gpt2.attention.sdpa.selected_sdpa_backend", lambda *given: "efficient")
     found = observed_settings(opened)["sdpa_backend_selected"]
     assert (found["resolved"], found["observed"]) == (
         {"2x16x8, dropout 0": "efficient"},

@@ -92,7 +92,7 @@ def test_statistics_use_the_same_text_at_every_iteration(
 
     opened = session(**ALWAYS)
     opened.model.train()
-    with mock.patch("gpt2.training.metrics.statistics_of", note):
+    with mock.patch("gpt2.training.metrics.collect_statistics", note):
         for opened.iteration in (1, 2):
             record_statistics(opened)
     assert opened.model.training
@@ -124,7 +124,7 @@ def test_a_run_killed_during_statistics_resumes(configure: Configure, train: Cal
             raise RuntimeError("killed")
         return collect_statistics(*given)
 
-    with mock.patch("gpt2.training.metrics.statistics_of", die):
+    with mock.patch("gpt2.training.metrics.collect_statistics", die):
         with pytest.raises(RuntimeError, match="killed"):
             train(config)
     # From the checkpoint of iteration 4.
@@ -136,7 +136,7 @@ def test_training_continues_if_statistics_run_out_of_memory(
 ) -> None:
     plain = train(configure(**NONE), "plain")
     trouble = torch.OutOfMemoryError("CUDA out of memory")
-    with mock.patch("gpt2.training.metrics.statistics_of", side_effect=trouble):
+    with mock.patch("gpt2.training.metrics.collect_statistics", side_effect=trouble):
         done = train(configure(STATISTICS_INTERVAL=6))
     assert done.status.state is State.SUCCESS and learned(done) == learned(plain)
     shown = [line for line in done.lines().splitlines() if line.startswith("WARN")]
