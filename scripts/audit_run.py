@@ -27,7 +27,7 @@ def main() -> int:
     args = parser.parse_args()
     runs = find_started(args.runs, args.build_dir, steps=args.steps, seeds=args.seeds)
     verdicts = [audit.audit(run, args.build_dir) for run in runs]
-    print(audit.to_json(verdicts) if args.json else audit.to_text(verdicts))
+    print(audit.to_json(verdicts) if args.json else audit.to_text(verdicts), end="")
     return EXIT_DONE if all(verdict.valid for verdict in verdicts) else EXIT_INVALID
 
 

@@ -22,7 +22,7 @@ def main() -> int:
     args = parser.parse_args()
     _, plan = asked_plan(args)
     views = view.look(plan)
-    print(view.to_json(plan, views) if args.json else view.plan_text(plan, views))
+    print(view.to_json(plan, views) if args.json else f"{view.plan_text(plan, views)}\n", end="")
     return 0
 
 

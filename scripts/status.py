@@ -23,7 +23,7 @@ def main() -> int:
     if args.one_line:
         print(view.summary_line(plan, views))
     elif args.json:
-        print(view.to_json(plan, views))
+        print(view.to_json(plan, views), end="")
     else:
         print(view.status_text(plan, views))
     return 0

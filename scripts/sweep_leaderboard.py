@@ -12,7 +12,7 @@ from gpt2.config import load_config
 from gpt2.planning.arguments import add_json, new_parser
 from lib import console
 from lib.report.leaderboard import read_leaderboard
-from lib.report.render import leaderboard_to_json, leaderboard_to_markdown
+from lib.report.table_text import leaderboard_to_json, leaderboard_to_markdown
 
 
 def main() -> int:

@@ -13,6 +13,7 @@ from gpt2.check import Check
 from gpt2.check.cases import CheckCase, CheckFinding, CheckPlan
 from gpt2.check.distinct import Fingerprint
 from gpt2.planning.view import note_lines
+from lib.report.render import text_lines
 
 SCHEMA_VERSION = 1
 # Findings shown for one check of one step; a wrong logit makes every gradient wrong.
@@ -126,11 +127,8 @@ def _full_size(cases: CheckPlan, reports: Sequence[CaseReport], width: int) -> l
     suffixes = {
         row: f" +{len(labels) - 1}" if labels[1:] else "" for row, labels in labels_by_row.items()
     }
-    lines = [heading, *((labels[0] + suffixes[row], *row) for row, labels in labels_by_row.items())]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(heading))]
-    names = [line[0].ljust(max(widths[0], width)) for line in lines]
-    cells = [[c.rjust(w) for c, w in zip(line[1:], widths[1:], strict=True)] for line in lines]
-    return ["", *("  ".join([n, *c]) for n, c in zip(names, cells, strict=True)), ""]
+    rows = [heading, *((labels[0] + suffixes[row], *row) for row, labels in labels_by_row.items())]
+    return ["", *text_lines(rows, right=range(1, len(heading)), min_width=width), ""]
 
 
 def _notes(cases: CheckPlan) -> list[str]:

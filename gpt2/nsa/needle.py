@@ -27,6 +27,7 @@ from gpt2.nsa.select import random_blocks
 from lib.config.field import SymbolValue
 from lib.config.layers import ConfigLayer
 from lib.config.tree import KconfigTree
+from lib.report.render import markdown_table
 
 _BLOCK = 8
 _BLOCKS = 16
@@ -202,16 +203,14 @@ def to_markdown(found: dict[str, NeedleAccuracy]) -> str:
     """Return the results as a Markdown table, one row per arm."""
     rows = []
     for arm, f in found.items():
-        percentages = " | ".join(f"{100 * share:.1f}" for share in (f.far, f.luck, f.first))
-        rows.append(f"| {arm} | {percentages} | {f.seconds:.0f} |")
-    head = [
-        f"Accuracy in percent on facts over {_FAR_DISTANCE} tokens back and in the first block.",
-        f"By luck: guessing (chance {100 * chance():.1f}), plus far facts in random blocks.",
-        "",
-        f"| | over {_FAR_DISTANCE} tokens | by luck | in the first block | seconds |",
-        "|---|---:|---:|---:|---:|",
-    ]
-    return "\n".join([*head, *rows]) + "\n"
+        percentages = [f"{100 * share:.1f}" for share in (f.far, f.luck, f.first)]
+        rows.append((arm, *percentages, f"{f.seconds:.0f}"))
+    header = ("", f"over {_FAR_DISTANCE} tokens", "by luck", "in the first block", "seconds")
+    return (
+        f"Accuracy in percent on facts over {_FAR_DISTANCE} tokens back and in the first block.\n"
+        f"By luck: guessing (chance {100 * chance():.1f}), plus far facts in random blocks.\n\n"
+        f"{markdown_table(header, rows)}"
+    )
 
 
 def _answers(model: GPT, sequences: NeedleSequences, blocks: int = _BLOCKS) -> Tensor:

@@ -19,6 +19,7 @@ from lib.config.field import SymbolValue
 from lib.config.layers import ConfigLayer
 from lib.config.tree import KconfigTree
 from lib.errors import PreflightError
+from lib.report.render import markdown_table
 
 # ``make validate-machine``: check native sparse attention on the present device, by both backends.
 #
@@ -87,11 +88,8 @@ def validate_device(device: torch.device, full: bool) -> list[ValidationRow]:
 
 def to_markdown(rows: list[ValidationRow]) -> str:
     """Return the results as a Markdown table, one line per row."""
-    lines = [
-        f"| {r.check} | {r.backend} | {r.state} | {r.seconds:.1f} | {r.detail} |" for r in rows
-    ]
-    head = ["| check | backend | | seconds | |", "|---|---|---|---:|---|"]
-    return "\n".join([*head, *lines]) + "\n"
+    cells = ((r.check, r.backend, r.state, f"{r.seconds:.1f}", r.detail) for r in rows)
+    return markdown_table(("check", "backend", "", "seconds", ""), cells, left=(0, 1, 2, 4))
 
 
 def _row(

@@ -1,6 +1,5 @@
 """Remarks on a run's attention sizes, shown by the plan, check and watch commands."""
 
-import json
 import statistics
 import time
 from collections.abc import Iterable, Sequence
@@ -14,6 +13,7 @@ from lib.console import format_duration, format_si
 from lib.env import speed
 from lib.env.gpu import usable_cores
 from lib.plan.run import PlannedRun, RunVariant
+from lib.report.render import json_document, text_lines
 from lib.runner import locks
 from lib.runs.record import RecordError, RunRecord, RunTiming, TimingRow
 from lib.runs.run_dir import RunDir, RunStatus, State, read_status
@@ -152,7 +152,6 @@ def summary_line(plan: Plan, views: Sequence[RunView]) -> str:
 def to_json(plan: Plan, views: Sequence[RunView]) -> str:
     """Format the plan as one JSON document with sorted keys."""
     document = {
-        "schema_version": SCHEMA_VERSION,
         "study": plan.study,
         "folder": str(plan.folder),
         "debug_flags": plan.base.numerics.debug_flags,
@@ -163,7 +162,7 @@ def to_json(plan: Plan, views: Sequence[RunView]) -> str:
             for run, view in zip(plan.runs, views, strict=True)
         ],
     }
-    return json.dumps(document, sort_keys=True, indent=2, allow_nan=False)
+    return json_document(SCHEMA_VERSION, document)
 
 
 def _time_note(views: Sequence[RunView]) -> str:
@@ -352,6 +351,4 @@ def _time(seconds: float | None) -> str:
 
 def _columns(lines: Sequence[Sequence[str]]) -> str:
     """Format left-aligned columns; most columns mix names and figures."""
-    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
-    rows = ("  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)) for line in lines)
-    return "\n".join(row.rstrip() for row in rows) + "\n"
+    return "".join(f"{line}\n" for line in text_lines(lines))

@@ -27,6 +27,7 @@ from lib.env.machine import set_up
 from lib.env.ranks import ProcessRank
 from lib.errors import DataError, Problem
 from lib.files import sha256_file, write_atomic, write_json
+from lib.report.render import text_lines
 from lib.runs.documents import evaluation_metrics, expected_calibration_error, to_csv
 from lib.runs.record import RunRecord, read_manifest
 from lib.runs.run_dir import RunDir
@@ -175,9 +176,7 @@ def table(run: RunDir, summaries: list[dict[str, Any]]) -> str:
         rounded = summary["quantization"]
         label, stored = rounded["quantization_scheme"], f"{rounded['stored_bytes'] / 1e6:.3f}"
         rows.append((*_row(label, summary["final"], trained)[:-1], stored))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)) for row in rows)
-    return "".join(f"{line.rstrip()}\n" for line in lines)
+    return "".join(f"{line}\n" for line in text_lines(rows))
 
 
 def _row(label: str, final: dict[str, Any], trained: dict[str, Any]) -> tuple[str, ...]:

@@ -1,6 +1,5 @@
 """``make audit``: consistency checks of run directories against their own records and the data."""
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -12,6 +11,7 @@ from gpt2.data.sampler import order_digest_from_manifest
 from gpt2.data.store import TokenSplit, evaluation_windows
 from gpt2.records.per_document import item_facts
 from lib.errors import DataError, KablateError, Problem
+from lib.report.render import json_document
 from lib.runs.audit import (
     AuditFinding,
     artifact_findings,
@@ -69,14 +69,13 @@ def to_text(verdicts: Sequence[Verdict]) -> str:
         lines.append(f"{'VALID' if verdict.valid else 'INVALID':<7} {verdict.run}")
         lines += [f"        {finding}" for finding in verdict.findings]
         lines += [f"        skipped: {note}" for note in verdict.notes]
-    return "\n".join(lines)
+    return "\n".join(lines) + "\n"
 
 
 def to_json(verdicts: Sequence[Verdict]) -> str:
     """Format the audit results as one JSON document."""
     runs = [{"valid": verdict.valid, **asdict(verdict)} for verdict in verdicts]
-    document = {"schema_version": SCHEMA_VERSION, "runs": runs}
-    return json.dumps(document, sort_keys=True, indent=2, allow_nan=False)
+    return json_document(SCHEMA_VERSION, {"runs": runs})
 
 
 def _weights(record: RunRecord, verdict: Verdict) -> None:

@@ -16,6 +16,7 @@ from gpt2.training.session import StepMetrics, StepSnapshot, TrainingSession, on
 from lib.env.machine import autocast
 from lib.errors import Problem, RunError
 from lib.files import sha256_file, write_atomic, write_json
+from lib.report.render import text_lines
 
 # Detection of tensors with NaN or infinity, and of the first module that outputs them.
 
@@ -82,9 +83,7 @@ def format_table(rows: Iterable[Mapping[str, Any]], first: tuple[str, ...] = ())
     """Format rows as aligned lines: columns ``first``, then ``COLUMNS``; full names."""
     columns = (*first, *COLUMNS)
     cells = [[str(row[column]) for column in columns] for row in rows]
-    shown = [list(columns), *cells[:MAX_ROWS_SHOWN]]
-    widths = [max(len(line[i]) for line in shown) for i in range(len(columns))]
-    lines = ["  ".join(c.ljust(w) for c, w in zip(line, widths)).rstrip() for line in shown]
+    lines = text_lines([columns, *cells[:MAX_ROWS_SHOWN]])
     hidden = len(cells) - MAX_ROWS_SHOWN
     return [*lines, f"and {hidden} more"] if hidden > 0 else lines
 

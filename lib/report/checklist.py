@@ -7,7 +7,8 @@ from typing import Any
 
 from lib.console import log
 from lib.errors import EXIT_DONE, EXIT_NOT_COMPARABLE
-from lib.files import pretty_json, sha256_file
+from lib.files import sha256_file
+from lib.report.render import json_document, markdown_table
 from lib.report.run_facts import RunFacts, read_run_facts
 from lib.runs.record import UNKNOWN, RecordError
 from lib.runs.run_dir import RunDir
@@ -207,30 +208,25 @@ class PublicationChecklist:
 def checklist_to_markdown(checklist: PublicationChecklist) -> str:
     """Return the rows as a Markdown table; if all rows pass, also the texts to publish."""
     title = f"# Verification of {len(checklist.runs)} run(s), tracker: {checklist.source}"
-    lines = [title, "", "| check | verdict | what |", "|---|---|---|"]
-    lines += [f"| {r.check} | {r.verdict} | {_cell(r.what)} |" for r in checklist.rows]
-    lines.append("")
+    rows = [(r.check, r.verdict, r.what) for r in checklist.rows]
+    table = markdown_table(("check", "verdict", "what"), rows, left=range(3))
     if checklist.failing:
-        lines.append(
-            f"Not publishable: {len(checklist.failing)} of {len(checklist.rows)} rows do not pass."
-        )
-    else:
-        lines += ["## Publish with the results", "", "| | |", "|---|---|"]
-        lines += [f"| {name} | {_cell(text)} |" for name, text in checklist.publish.items()]
-    return "\n".join(lines) + "\n"
+        failing = f"{len(checklist.failing)} of {len(checklist.rows)}"
+        return f"{title}\n\n{table}\nNot publishable: {failing} rows do not pass.\n"
+    facts = markdown_table(("", ""), checklist.publish.items(), left=range(2))
+    return f"{title}\n\n{table}\n## Publish with the results\n\n{facts}"
 
 
 def checklist_to_json(checklist: PublicationChecklist) -> str:
     """Return the checklist as one JSON document."""
     document = {
-        "schema_version": SCHEMA_VERSION,
         "source": checklist.source,
         "runs": list(checklist.runs),
         "rows": [asdict(row) for row in checklist.rows],
         "publish": None if checklist.failing else dict(checklist.publish),
         "exit_code": checklist.exit_code,
     }
-    return pretty_json(document)
+    return json_document(SCHEMA_VERSION, document)
 
 
 def log_failing(checklist: PublicationChecklist) -> None:
@@ -245,7 +241,3 @@ def log_failing(checklist: PublicationChecklist) -> None:
         names = ", ".join(row.check for row in same_reason)
         advice = next((row.next for row in same_reason if row.next), "")
         log(tag, f"{names}: {what}" + (f"\n        {advice}" if advice else ""))
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")

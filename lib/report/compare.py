@@ -1,6 +1,5 @@
 """Comparison of two run directories: comparability, bitwise equality and loss differences."""
 
-import json
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,6 +11,7 @@ import safetensors
 
 from lib.errors import EXIT_DONE, EXIT_FAILED, EXIT_NOT_COMPARABLE, ConfigError, Problem
 from lib.files import sha256_file
+from lib.report.render import json_document
 from lib.report.run_facts import FieldDifference, RunFacts, field_differences, speed_differences
 from lib.runs.documents import DocumentResult
 from lib.runs.record import RunRecord
@@ -375,13 +375,12 @@ def comparison_to_text(comparison: RunComparison) -> str:
 def comparison_to_json(comparison: RunComparison) -> str:
     """Return the comparison as one JSON document with sorted keys."""
     document = {
-        "schema_version": SCHEMA_VERSION,
         **asdict(comparison),
         "exit_code": comparison.exit_code,
     }
     if comparison.losses is not None:
         document["losses"]["difference"] = comparison.losses.difference
-    return json.dumps(document, sort_keys=True, indent=2, allow_nan=False, default=str) + "\n"
+    return json_document(SCHEMA_VERSION, document)
 
 
 def _check_fields(

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from lib.errors import EXIT_DONE, EXIT_NOT_COMPARABLE, ConfigError, Problem
-from lib.files import pretty_json
+from lib.report.render import json_document
 from lib.report.run_facts import (
     RunFacts,
     field_differences,
@@ -228,14 +228,13 @@ def significance_to_json(report: SignificanceReport) -> str:
         for group in report.groups
     ]
     document = {
-        "schema_version": SCHEMA_VERSION,
         "min_seeds": report.min_seeds,
         "groups": groups,
         "contrasts": [asdict(contrast) for contrast in report.contrasts],
         "problems": list(report.problems),
         "exit_code": report.exit_code,
     }
-    return pretty_json(document)
+    return json_document(SCHEMA_VERSION, document)
 
 
 def _group_text(group: SeedGroup) -> str:

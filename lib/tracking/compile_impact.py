@@ -9,8 +9,8 @@ from statistics import fmean, geometric_mean
 from typing import Any
 
 from lib.errors import ConfigError, PreflightError, Problem
-from lib.files import pretty_json
 from lib.report.figures import load_pyplot
+from lib.report.render import json_document
 from lib.tracking.sources import RunRef, RunSource, find_run, list_runs, metric_series
 
 SCHEMA_VERSION = 1
@@ -119,8 +119,7 @@ def compile_pairs_to_json(pairs: Sequence[CompilePair]) -> str:
         {"name": pair.name, "eager": _plain(pair.eager), "compiled": _plain(pair.compiled)}
         for pair in pairs
     ]
-    document = {"schema_version": SCHEMA_VERSION, "pairs": rows}
-    return pretty_json(document)
+    return json_document(SCHEMA_VERSION, {"pairs": rows})
 
 
 def _plain(side: CompileSideStats) -> dict[str, Any]:

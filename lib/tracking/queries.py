@@ -10,7 +10,7 @@ from statistics import fmean
 from typing import Any
 
 from lib.errors import PreflightError, Problem
-from lib.files import pretty_json
+from lib.report.render import json_document, text_lines
 from lib.tracking.sources import History, RunRef, RunSource, find_run, metric_names, metric_series
 
 SOURCES = ("wandb", "offline", "trackio", "local")
@@ -115,21 +115,17 @@ def read_keys(source: RunSource, run: RunRef) -> RunKeys:
 
 def keys_to_json(keys: RunKeys) -> str:
     """Return the keys as one JSON document with sorted keys."""
-    document = {"schema_version": SCHEMA_VERSION, **asdict(keys)}
-    return pretty_json(document)
+    return json_document(SCHEMA_VERSION, asdict(keys))
 
 
 def keys_to_text(keys: RunKeys) -> str:
     """Return one line per metric, setting and system counter."""
-    width = max((len(metric.name) for metric in keys.metrics), default=0)
+    metrics = [(m.name, f"{m.count:,}", f"{m.first:.6g}", f"{m.last:.6g}") for m in keys.metrics]
     lines = [f"run  {keys.run}", "", f"{len(keys.metrics)} metrics (rows, first, last)"]
-    lines += [
-        f"  {m.name:<{width}}  {m.count:>7,}  {m.first:>12.6g}  {m.last:>12.6g}"
-        for m in keys.metrics
-    ]
-    width = max((len(name) for name in keys.config), default=0)
-    lines += ["", f"{len(keys.config)} settings"]
-    lines += [f"  {name:<{width}}  {value}" for name, value in keys.config.items()]
+    lines += [f"  {line}" for line in text_lines(metrics, right=(1, 2, 3))]
+    settings = [(name, str(value)) for name, value in keys.config.items()]
+    lines += ["", f"{len(settings)} settings"]
+    lines += [f"  {line}" for line in text_lines(settings)]
     if keys.system:
         lines += ["", f"{len(keys.system)} counters of the source's own system stream"]
         lines += [f"  {name}" for name in keys.system]
@@ -215,19 +211,17 @@ def query_gpu_usage(description: str | None, *, full: bool) -> str:
 
 def gpu_to_json(use: GpuUtilisation) -> str:
     """Return the readings as one JSON document with sorted keys."""
-    document = {"schema_version": GPU_SCHEMA_VERSION, **asdict(use)}
-    return pretty_json(document)
+    return json_document(GPU_SCHEMA_VERSION, asdict(use))
 
 
 def gpu_to_text(use: GpuUtilisation) -> str:
     """Return one line per counter, then the remarks."""
-    width = max(len(reading.name) for reading in use.readings)
-    lines = [f"run  {use.run}", "", f"{'':<{width}}         mean       lowest      highest"]
-    lines += [
-        f"{r.name:<{width}} {r.mean:>12.2f} {r.lowest:>12.2f} {r.highest:>12.2f} {r.unit}"
+    rows = [
+        (r.name, f"{r.mean:.2f}", f"{r.lowest:.2f}", f"{r.highest:.2f}", r.unit)
         for r in use.readings
     ]
-    return "\n".join([*lines, "", *use.remarks]) + "\n"
+    lines = text_lines([("", "mean", "lowest", "highest", ""), *rows], right=(1, 2, 3))
+    return "\n".join([f"run  {use.run}", "", *lines, "", *use.remarks]) + "\n"
 
 
 def _each(history: History) -> list[CounterStats]:

@@ -8,8 +8,8 @@ from statistics import fmean, median
 from typing import Any, Literal
 
 from lib.console import format_duration, is_ascii_only
-from lib.files import pretty_json
 from lib.plan.run import PlannedRun
+from lib.report.render import json_document
 from lib.runs.record import EvalRow, HeartbeatRow, RunRecord, TrainRow
 from lib.runs.run_dir import RunDir, RunStatus, State
 from lib.tracking.options import WatchOptions
@@ -294,8 +294,7 @@ def lines_to_text(lines: Sequence[RunLine]) -> str:
 
 def lines_to_json(lines: Sequence[RunLine]) -> str:
     """Return the lines as one JSON document with sorted keys."""
-    document = {"schema_version": SCHEMA_VERSION, "runs": [asdict(line) for line in lines]}
-    return pretty_json(document)
+    return json_document(SCHEMA_VERSION, {"runs": [asdict(line) for line in lines]})
 
 
 def sparkline(values: Sequence[float], blocks: str) -> str:

@@ -7,7 +7,7 @@ import pytest
 from lib.errors import ConfigError
 from lib.files import write_json
 from lib.report.leaderboard import REUSED_RUNS_FILE, read_leaderboard, record_reused_runs
-from lib.report.render import leaderboard_to_json, leaderboard_to_markdown
+from lib.report.table_text import leaderboard_to_json, leaderboard_to_markdown
 from lib.runs.run_dir import RunDir
 
 

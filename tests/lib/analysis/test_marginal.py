@@ -4,8 +4,8 @@ import itertools
 
 import pytest
 
-from lib.report.render import table_to_markdown
 from lib.report.table import build_table, marginal_effects
+from lib.report.table_text import table_to_markdown
 
 EFFECTS = {"a": -0.30, "b": 0.05, "c": 0.0, "d": -0.01, "e": 0.2}
 

@@ -10,8 +10,8 @@ from dataclasses import replace
 import pytest
 
 from lib.errors import ConfigError
-from lib.report.render import table_to_csv, table_to_json, table_to_markdown, write_table
 from lib.report.table import build_table
+from lib.report.table_text import table_to_csv, table_to_json, table_to_markdown, write_table
 from lib.runs.run_dir import RunDir, RunStatus, State, write_status
 from tests.lib.fabricated import MANIFEST, seal
 

@@ -7,9 +7,9 @@ import pytest
 
 from lib.plan.run import PlannedRun, RunVariant
 from lib.report.compare import compare_runs
-from lib.report.render import table_to_markdown
 from lib.report.run_facts import read_run_facts
 from lib.report.table import build_table
+from lib.report.table_text import table_to_markdown
 from tests.lib.fabricated import IDENTITY, MANIFEST, changed, write_run
 
 # Knobs missing from the fabricated manifest.

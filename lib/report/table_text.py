@@ -1,0 +1,302 @@
+"""Result tables and leaderboards as Markdown, CSV and JSON."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from lib.console import format_duration, format_si
+from lib.files import write_atomic
+from lib.report.leaderboard import Leaderboard
+from lib.report.render import csv_table, json_document, markdown_table
+from lib.report.significance import smallest_p
+from lib.report.table import (
+    UTILISATION_COLUMNS,
+    MarginalEffect,
+    PairedDifference,
+    ResultTable,
+    SampleStats,
+    TableRow,
+    marginal_effects,
+)
+
+SCHEMA_VERSION = 1
+_FIGURES = (
+    "number",
+    "slug",
+    "parent",
+    "n",
+    "val_loss",
+    "val_loss_sd",
+    "perplexity",
+    "delta_baseline",
+    "delta_baseline_sd",
+    "delta_baseline_p",
+    "delta_parent",
+    "delta_parent_sd",
+    "delta_parent_p",
+    "parameters",
+    "tokens",
+    "train_seconds",
+    "sparsity",
+    "state",
+)
+
+
+def write_table(table: ResultTable, folder: Path) -> list[Path]:
+    """Write table.md and table.csv into the existing ``folder`` and return their paths."""
+    markdown, comma = folder / "table.md", folder / "table.csv"
+    write_atomic(markdown, table_to_markdown(table))
+    write_atomic(comma, table_to_csv(table))
+    return [markdown, comma]
+
+
+def table_to_markdown(table: ResultTable) -> str:
+    """Return the table as Markdown: heading, aligned rows, sections and notes."""
+    fields = table_label_fields(table)
+    text = f"# {table.study}\n\n{_rows_text(table.rows, fields)}\n"
+    if table.unigram_entropy is not None:
+        text += (
+            f"Unigram entropy of the training text: {table.unigram_entropy:.4f} nats per token, the "
+            "loss of a\nmodel that predicts token frequencies only.\n"
+        )
+    if any(stat and stat.n == 1 for row in table.rows for stat in _differences(row)):
+        text += "n=1: one seed gives no spread; SEEDS=1,2,3 trains every step with three seeds.\n"
+    if fields:
+        text += (
+            f"Rows also differ in {', '.join(fields)}; only rows with equal values are compared.\n"
+        )
+    text += _test_note([d for row in table.rows for d in _differences(row) if d])
+    text += _marginal_text(marginal_effects(table.rows)) + _layer_text(table.rows)
+    for section in table.sections:
+        grid = markdown_table(section.header, section.rows)
+        text += f"\n## {section.title}\n\n{grid}\n{section.note}"
+    text += _machine_text(table)
+    if table.left_out:
+        text += "\n## Left out\n\n" + "".join(f"- {entry}\n" for entry in table.left_out)
+    notes = "".join(f"- {note}\n" for note in table.notes)
+    return text + (f"\n## Notes\n\n{notes}" if notes else "")
+
+
+def leaderboard_to_markdown(board: Leaderboard) -> str:
+    """Return the leaderboard as Markdown, lowest loss first: loss, differing settings, parameters,
+    tokens and time; then the runs left out.
+    """
+    names = list(board.entries[0].settings)
+    lines = [["rank", "settings", "val loss", *names, "params", "tokens", "time"]]
+    for rank, entry in enumerate(board.entries, 1):
+        values = [str(entry.settings[name]) for name in names]
+        size = [
+            f"{entry.parameters:,}",
+            format_si(entry.tokens),
+            format_duration(entry.train_seconds),
+        ]
+        runs = entry.runs[0].rsplit("-", 2)[0]
+        lines.append([str(rank), runs, _loss(entry.val_loss), *values, *size])
+    notes = "".join(f"- {note}\n" for note in board.left_out)
+    single = all(entry.val_loss.n == 1 for entry in board.entries)
+    text = markdown_table(lines[0], lines[1:], left=(1,))
+    if single:
+        text += "\nn=1: the lowest of many single-seed losses is biased low; use SEEDS=1,2,3.\n"
+    return text + (f"\n{notes}" if notes else "")
+
+
+def leaderboard_to_json(board: Leaderboard) -> str:
+    """Return the leaderboard as one JSON document with sorted keys."""
+    return json_document(SCHEMA_VERSION, asdict(board))
+
+
+def table_to_csv(table: ResultTable) -> str:
+    """Return the table as CSV with one line per row; a missing figure is an empty field."""
+    header = [*_FIGURES, *table_label_fields(table)]
+    return csv_table(header, (_figures(row) | dict(row.labels) for row in table.rows))
+
+
+def table_to_json(table: ResultTable) -> str:
+    """Return the table as one JSON document with sorted keys; a missing figure is null."""
+    document = {
+        "study": table.study,
+        "unigram_entropy": table.unigram_entropy,
+        "rows": [
+            {
+                **_figures(row),
+                **_labels(row),
+                "sparsity_by_layer": dict(row.sparsity_by_layer),
+                "machine": dict(row.machine),
+            }
+            for row in table.rows
+        ],
+        "left_out": list(table.left_out),
+        "notes": list(table.notes),
+        "sections": [
+            {
+                "title": section.title,
+                "rows": [dict(zip(section.header, row, strict=True)) for row in section.rows],
+            }
+            for section in table.sections
+        ],
+        "marginals": [asdict(marginal) for marginal in marginal_effects(table.rows)],
+    }
+    return json_document(SCHEMA_VERSION, document)
+
+
+def table_label_fields(table: ResultTable) -> list[str]:
+    """Return the label fields of the rows of ``table``; an empty list for a table without labels."""
+    return list(dict.fromkeys(name for row in table.rows for name in row.labels))
+
+
+def _labels(row: TableRow) -> dict[str, Any]:
+    return {"labels": dict(row.labels)} if row.labels else {}
+
+
+def _figures(row: TableRow) -> dict[str, Any]:
+    loss, baseline, parent = row.val_loss, row.delta_baseline, row.delta_parent
+    return {
+        "number": row.variant.number,
+        "slug": row.variant.slug,
+        "parent": row.variant.parent or None,
+        "n": loss.n if loss else 0,
+        "val_loss": loss and loss.mean,
+        "val_loss_sd": loss and loss.sd,
+        "perplexity": row.perplexity,
+        "delta_baseline": baseline and baseline.mean,
+        "delta_baseline_sd": baseline and baseline.sd,
+        "delta_baseline_p": baseline and baseline.p,
+        "delta_parent": parent and parent.mean,
+        "delta_parent_sd": parent and parent.sd,
+        "delta_parent_p": parent and parent.p,
+        "parameters": row.parameters,
+        "tokens": row.tokens,
+        "train_seconds": row.train_seconds,
+        "sparsity": row.sparsity,
+        "state": row.state,
+    }
+
+
+def _rows_text(rows: Sequence[TableRow], fields: Sequence[str]) -> str:
+    """Return the main table.
+
+    Steps of a study are compared with their parent, combinations of a sweep with the first row.
+    """
+    steps = any(row.variant.parent for row in rows)
+    pruned = any(row.sparsity for row in rows)
+    header = ["#", "step" if steps else "run", *fields, "val loss", "ppl"]
+    differences = ["Δ baseline", "Δ parent"] if steps else ["Δ first row"] * (len(rows) > 1)
+    header += differences
+    header += ["params", "tokens", "time"] + ["sparsity"] * pruned + ["state"]
+    cells = (_cells(row, len(differences), pruned) for row in rows)
+    return markdown_table(header, cells, left=(1, -1))
+
+
+def _cells(row: TableRow, differences: int, pruned: bool) -> list[str]:
+    number = "" if row.variant.number is None else str(row.variant.number)
+    cells = [
+        number,
+        row.variant.slug,
+        *row.labels.values(),
+        _loss(row.val_loss),
+        "-" if row.perplexity is None else f"{row.perplexity:.2f}",
+        *(_change(stat) for stat in _differences(row)[:differences]),
+        "-" if row.parameters is None else f"{row.parameters:,}",
+        "-" if row.tokens is None else format_si(row.tokens),
+        "-" if row.train_seconds is None else format_duration(row.train_seconds),
+    ]
+    if pruned:
+        cells.append(f"{row.sparsity:.1%}" if row.sparsity else "-")
+    return [*cells, row.state]
+
+
+def _layer_text(rows: Sequence[TableRow]) -> str:
+    """Return the sparsity of each layer of pruned models; "" without pruned models."""
+    pruned = [row for row in rows if row.sparsity]
+    layers = list(dict.fromkeys(layer for row in pruned for layer in row.sparsity_by_layer))
+    if not layers:
+        return ""
+    lines = [["run", "all", *layers]]
+    for row in pruned:
+        shares = [row.sparsity, *(row.sparsity_by_layer.get(layer) for layer in layers)]
+        lines.append([row.variant.slug, *("-" if s is None else f"{s:.1%}" for s in shares)])
+    return f"\n## Sparsity by layer\n\n{markdown_table(lines[0], lines[1:])}"
+
+
+def _machine_text(table: ResultTable) -> str:
+    """Return speed, memory and utilisation of each row; "" if no run was sampled.
+
+    Columns that a section of single runs already shows are left out.
+    """
+    section_headings = {heading for part in table.sections for heading in part.header}
+    rows, columns = table.rows, [
+        name for name in UTILISATION_COLUMNS if UTILISATION_COLUMNS[name][0] not in section_headings
+    ]
+    shown = [name for name in columns if any(name in row.machine for row in rows)]
+    if not set(shown) - {"tokens_per_second"}:
+        return ""
+    lines = [["run", *(UTILISATION_COLUMNS[name][0] for name in shown)]]
+    for row in rows:
+        cells = (
+            format(row.machine[name], UTILISATION_COLUMNS[name][1]) if name in row.machine else "-"
+            for name in shown
+        )
+        lines.append([row.variant.slug, *cells])
+    return f"\n## Machine\n\n{markdown_table(lines[0], lines[1:])}"
+
+
+def _marginal_text(effects: Sequence[MarginalEffect]) -> str:
+    """Return the marginal means of a sweep's factors; "" for a study of steps."""
+    if not effects:
+        return ""
+    lines = [["factor", "level", "cells", "mean val loss", "Δ reference", "pairs"]]
+    for effect in effects:
+        change = "reference" if effect.level == effect.reference else "-"
+        pairs = "-" if effect.level == effect.reference else "0"
+        if effect.difference is not None:
+            sd = effect.difference.sd
+            change = f"{effect.difference.mean:+.4f}" + ("" if sd is None else f" ± {sd:.4f}")
+            pairs = str(effect.difference.n)
+        lines.append(
+            [
+                effect.factor,
+                effect.level,
+                str(effect.cells),
+                f"{effect.val_loss:.4f}",
+                change,
+                pairs,
+            ]
+        )
+    return (
+        f"\n## Marginal means\n\n{markdown_table(lines[0], lines[1:], left=(0, 1))}\n"
+        "Δ is the mean over pairs of cells that agree in every other factor; the mean val loss is "
+        "over all\ncells of the level, paired or not.\n"
+    )
+
+
+def _test_note(differences: Sequence[PairedDifference]) -> str:
+    """Return a note on the test behind p and its smallest possible values; "" if no p is shown."""
+    counts = sorted({d.n for d in differences if d.p is not None})
+    if not counts:
+        return ""
+    reach = ", ".join(f"{smallest_p(n):.2g} at n={n}" for n in counts)
+    return (
+        "p: exact two-sided sign-flip test over seeds, not corrected for multiple rows. The smallest "
+        f"possible p is\n{reach}; six seeds allow {smallest_p(6):.2g}.\n"
+    )
+
+
+def _differences(row: TableRow) -> tuple[PairedDifference | None, PairedDifference | None]:
+    return row.delta_baseline, row.delta_parent
+
+
+def _loss(stat: SampleStats | None) -> str:
+    if stat is None:
+        return "-"
+    return f"{stat.mean:.4f}" + (f" ± {stat.sd:.4f} n={stat.n}" if stat.sd is not None else "")
+
+
+def _change(difference: PairedDifference | None) -> str:
+    if difference is None:
+        return "-"
+    spread = "n=1"
+    if difference.sd is not None:
+        spread = f"± {difference.sd:.4f} n={difference.n}"
+    p = "" if difference.p is None else f" p={difference.p:.2g}"
+    return f"{difference.mean:+.4f} {spread}{p}"
