@@ -21,6 +21,7 @@ from gpt2.model import GPT
 from lib.config.field import SymbolValue
 from lib.config.layers import ConfigLayer
 from lib.config.tree import KconfigTree
+from lib.report.render import markdown_table
 
 # Longer than each window, so that tokens are evicted from every sliding cache.
 _TOKENS = 72
@@ -134,16 +135,16 @@ def to_markdown() -> str:
     """Return the Markdown tables of all combinations and of the study's steps."""
     small, large = mechanism_models(SMALL, SMALL_WINDOW), mechanism_models(_GPT2, 256)
     columns = list(small["none"])
-    lines = [f"| mechanisms | {' | '.join(columns)} |", "|-|" + "-:|" * len(columns)]
+    rows = []
     for mechanism, models in small.items():
         cells = [
             _cell(models[c], large[mechanism][c]) if c in models else "not allowed" for c in columns
         ]
-        lines.append(f"| {mechanism} | {' | '.join(cells)} |")
-    lines += ["", "| step | deviation, bytes |", "|-|-:|"]
+        rows.append((mechanism, *cells))
     declared = steps(_GPT2)
-    lines += [f"| {slug} | {_cell(c, declared[slug])} |" for slug, c in steps().items()]
-    return "\n".join(lines) + "\n"
+    step_rows = [(slug, _cell(config, declared[slug])) for slug, config in steps().items()]
+    combinations = markdown_table(("mechanisms", *columns), rows)
+    return f"{combinations}\n{markdown_table(('step', 'deviation, bytes'), step_rows)}"
 
 
 def _cell(small: ModelConfig, large: ModelConfig) -> str:

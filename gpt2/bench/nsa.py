@@ -12,13 +12,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
-from gpt2.bench.runner import markdown_table
 from lib.console import log
 from lib.env.machine import MALLOC_VARIABLES
 from lib.errors import Problem, RunError
 from lib.files import write_atomic
 from lib.project import python_module_command
 from lib.report.figures import load_pyplot
+from lib.report.render import markdown_table
 
 
 @dataclass(frozen=True)
@@ -112,11 +112,11 @@ def to_markdown(rows: Sequence[NsaBenchRow]) -> str:
             ]
         )
     growth = _growth(rows)
-    table = markdown_table(heads, cells, text=(0, 1))
+    table = markdown_table(heads, cells, left=(0, 1))
     if not growth:
         return table
     heads = ["setting", "work", "tokens", "time NSA, times", "time full, times"]
-    return table + "\n" + markdown_table(heads, growth, text=(0, 1))
+    return table + "\n" + markdown_table(heads, growth, left=(0, 1))
 
 
 def _growth(rows: Sequence[NsaBenchRow]) -> list[list[str]]:

@@ -59,15 +59,6 @@ def median_and_range(ratios: Sequence[float]) -> str:
     return f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
 
 
-def markdown_table(
-    heads: Sequence[str], rows: Iterable[Sequence[str]], text: Sequence[int] = (0,)
-) -> str:
-    """Return a Markdown table; columns are aligned right except those in ``text``."""
-    rule = "|" + "".join("-|" if column in text else "-:|" for column in range(len(heads)))
-    lines = [f"| {' | '.join(cells)} |" for cells in (heads, *rows)]
-    return "\n".join([lines[0], rule, *lines[1:]]) + "\n"
-
-
 def run_training(name: str, config: Config, module: str, *arguments: str) -> dict[str, Any]:
     """Run ``module`` like a worker of ``config``, with its values on stdin; return its figures.
 

@@ -15,7 +15,6 @@ from typing import Any
 
 from gpt2.ablation.resolve import resolve_config
 from gpt2.bench.runner import (
-    markdown_table,
     median_and_range,
     run_training,
     take_turns,
@@ -28,6 +27,7 @@ from lib.config.tree import KconfigTree
 from lib.console import log
 from lib.errors import ConfigError, Problem, RunError
 from lib.files import pretty_json
+from lib.report.render import markdown_table
 from lib.report.significance import MedianInterval, median_interval
 
 BASE = "base"
@@ -183,7 +183,7 @@ def settings_to_markdown(figures: Mapping[str, Sequence[SettingFigures]]) -> str
             ]
         )
     heads = ["setting", "tok/s", "against base", "peak MiB", "loss", "bits"]
-    return markdown_table(heads, rows, text=(0, 5))
+    return markdown_table(heads, rows, left=(0, 5))
 
 
 def _bits(rounds: Iterable[SettingFigures], base: Sequence[SettingFigures]) -> str:

@@ -12,7 +12,6 @@ from typing import Any
 
 from gpt2.ablation.resolve import resolve_config
 from gpt2.bench.runner import (
-    markdown_table,
     median_and_range,
     run_module,
     take_turns,
@@ -29,6 +28,7 @@ from lib.env.gpu import GIB
 from lib.env.machine import worker_environment
 from lib.errors import ConfigError, Problem
 from lib.project import ROOT
+from lib.report.render import markdown_table
 
 _TRAINING: dict[str, SymbolValue] = {
     "SINGLE_TRAINING": True,

@@ -11,6 +11,7 @@ from lib.config.layers import ConfigLayer
 from lib.config.tree import KconfigTree
 from lib.optim.options import OPTIMIZERS
 from lib.project import ROOT
+from tests.lib.terminal import unaligned
 
 
 def test_both_sides_take_the_steps_that_were_asked_for(build):
@@ -45,6 +46,7 @@ def test_table_gives_medians_and_the_spread_of_the_ratio():
             "sgd": {"seconds": [0.25, 0.16, 0.3], "state_bytes": 2**29},
         },
     )
+    text = unaligned(text)
     assert "| x | 1,200 | 1,000 | 1,100 | 1.20 (1.10 to 1.30) | 1.10 (1.00 to 1.20) |" in text
     assert "| torch fused AdamW | 500 | 1.00 (1.00 to 1.00) | 1.00 | 1.00 |" in text
     assert "| sgd | 250 | 0.50 (0.40 to 0.60) | 0.50 | 0.50 |" in text

@@ -7,6 +7,7 @@ from gpt2.bench.settings import BASE, SettingFigures
 from gpt2.planning.plan import config_layers
 from lib.config.tree import KconfigTree
 from lib.errors import ConfigError, Problem, RunError
+from tests.lib.terminal import unaligned
 
 
 def test_each_arm_changes_one_setting_of_the_configuration(build):
@@ -80,12 +81,13 @@ def test_the_table_compares_within_rounds():
     other = [
         SettingFigures(s, 2**21, 2.25, w) for s, w in ((150.0, "b"), (200.0, "b"), (100.0, "b"))
     ]
-    text = settings.settings_to_markdown({BASE: base, "TWICE": other, "SAME": base})
+    text = unaligned(settings.settings_to_markdown({BASE: base, "TWICE": other, "SAME": base}))
     assert "| base | 100 | 1.00 (1.00 to 1.00) | 1 | 2.5 | as the base |" in text
     assert "| TWICE | 150 | 1.50 (1.00 to 2.00) | 2 | 2.25 | other |" in text
     assert "| SAME | 100 | 1.00 (1.00 to 1.00) | 1 | 2.5 | as the base |" in text
     unsteady = [base[0], base[1], other[0]]
-    cells = settings.settings_to_markdown({BASE: base, "X": unsteady}).splitlines()[-1].split(" | ")
+    last = settings.settings_to_markdown({BASE: base, "X": unsteady}).splitlines()[-1]
+    cells = unaligned(last).split(" | ")
     assert cells[0] == "| X" and cells[-1] not in ("as the base |", "other |")
 
 

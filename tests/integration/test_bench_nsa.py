@@ -12,6 +12,7 @@ from itertools import pairwise
 from gpt2.bench import nsa_worker
 from gpt2.bench.nsa import to_markdown
 from lib.project import ROOT
+from tests.lib.terminal import unaligned
 
 
 def test_the_command_line(build):
@@ -55,7 +56,7 @@ def test_ctrl_c_keeps_what_is_measured(tmp_path):
     with table.open(newline="") as lines:
         rows = list(csv.DictReader(lines))
     assert rows and f"{len(rows)} of 40" in said
-    assert out.count("| n=16, w=512 | forward ") == len(rows)
+    assert unaligned(out).count("| n=16, w=512 | forward ") == len(rows)
     assert (tmp_path / "bench_nsa.png").exists() and "Traceback" not in said
 
 
@@ -74,7 +75,7 @@ def test_both_sides_take_turns_and_the_faster_full_one_counts(monkeypatch):
     row = nsa_worker._row("s", "forward", 8, times, (36, 18), {})
     assert (row.lowest, row.ratio, row.highest) == (1.5, 2.25, 3.0) and row.keys_ratio == 2
     assert "| s | forward | 8 | 1,500.00 | 3,500.00 | 5,500.00 | 2.25 (1.50 to 3.00) | 2.00 |" in (
-        to_markdown([row])
+        unaligned(to_markdown([row]))
     )
 
 

@@ -2,6 +2,7 @@
 
 import os
 import pty
+import re
 import select
 import subprocess
 import sys
@@ -62,3 +63,8 @@ class Terminal:
         code = self._child.wait(PATIENCE_SECONDS)
         os.close(self._ours)
         return code
+
+
+def unaligned(table: str) -> str:
+    """Return a table with single blanks; columns are aligned with more."""
+    return re.sub(" +", " ", table)
