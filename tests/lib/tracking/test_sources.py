@@ -11,7 +11,7 @@ from lib.errors import ConfigError
 from lib.runs.run_dir import RunDir
 from lib.tracking.queries import open_source
 from lib.tracking.sources import RunDirSource, find_run
-from tests.lib.queries.conftest import ITERATIONS, PROJECT, Kept, record_run
+from tests.lib.tracking.conftest import ITERATIONS, PROJECT, Kept, record_run
 
 SOURCES = ("local", "offline", "trackio", "wandb")
 

@@ -12,7 +12,7 @@ from lib.tracking.compile_impact import (
     read_compile_pairs,
 )
 from lib.tracking.sources import RunDirSource
-from tests.lib.queries.conftest import PROJECT, record_run
+from tests.lib.tracking.conftest import PROJECT, record_run
 
 
 @pytest.fixture

@@ -1,15 +1,28 @@
-"""Each alarm rule fires on its own symptom, and no rule fires on a healthy run."""
+"""Alarm rules, the lines of a screen, and the live screen on a pseudo-terminal."""
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from rich.console import Console
 
+from lib.plan.run import PlannedRun, RunVariant
 from lib.runs.record import HeartbeatRow, TrainRow
-from lib.runs.run_dir import RunStatus, State
+from lib.runs.run_dir import RunDir, RunStatus, State, write_status
 from lib.tracking.options import WatchOptions
-from lib.tracking.watch import ALARM_RULES, WatchedRecords, raised_alarms
+from lib.tracking.watch import (
+    ALARM_RULES,
+    RunLine,
+    WatchedRecords,
+    collect_lines,
+    lines_to_table,
+    raised_alarms,
+    sparkline,
+)
+from tests.lib.fabricated import write_run
+from tests.lib.terminal import Terminal
 
 NOW = 10_000.0
 OPTIONS = WatchOptions(
@@ -122,3 +135,57 @@ def test_the_end_of_a_run_that_is_over_is_not_judged_by_its_speed() -> None:
     build, _ = CASES["throughput"]
     over = RunStatus(State.SUCCESS, 0, "", 100, 100)
     assert raised_alarms(WatchedRecords(**(vars(build()) | {"status": over})), OPTIONS) == {}
+
+
+def test_the_newest_of_each_figure_is_shown_whichever_heartbeat_has_it(tmp_path) -> None:
+    path = tmp_path / "base-s1-00000000"
+    write_run(path)
+    write_status(RunDir(path), RunStatus(State.RUNNING, 0, "", 1, 100))
+    beats = [
+        {"ts": 1.0, "step": 10, "mem_reserved_mib": 5.0, "toks_per_s": 100.0, "eta_s": 9.0},
+        {"ts": 2.0, "step": 20, "mem_reserved_mib": 6.0, "toks_per_s": 200.0, "eta_s": 8.0},
+        {"ts": 3.0, "step": 20, "mem_reserved_mib": 7.0, "gate_entropy": 0.1, "eta_s": None},
+    ]
+    text = "".join(json.dumps(beat) + "\n" for beat in beats)
+    RunDir(path).heartbeat(0).write_text(text)
+    (line,) = collect_lines(
+        [PlannedRun("demo", RunVariant("base"), 1, None, path)], OPTIONS, now=4.0
+    )
+    assert (line.tokens_per_second, line.eta_seconds, line.iteration) == (200.0, 8.0, 20)
+    assert line.memory_mib == 7.0 and line.alarms.keys() == {"gate-entropy"}
+
+
+@pytest.mark.parametrize(("width", "left_out"), [(200, []), (80, ["MiB"]), (60, ["MiB", "tok/s"])])
+def test_a_narrow_terminal_still_shows_the_run_and_its_alarms(
+    width: int, left_out: list[str]
+) -> None:
+    name = "ratio/07-ra-golden-mech s1"
+    line = RunLine(
+        name, "running", 200, 10400, 2.5, 2.4, 1500.0, 500.0, 400.0, [3.0] * 24, {"stall": "x"}
+    )
+    console = Console(width=width, color_system=None)
+    with console.capture() as captured:
+        console.print(lines_to_table([line], width))
+    headings, row = captured.get().splitlines()
+    assert [name for name in ("MiB", "tok/s") if name not in headings] == left_out
+    assert row.startswith(f"{line.run} ") and "200/10,400" in row and "stall: x" in row
+
+
+LOOK = """
+from lib.tracking.watch import RunLine, watch
+
+watch(lambda: [RunLine("fall", "success", 2, 2, 1.0, 1.0, None, None, None, [2.0, 1.0], {})])
+"""
+
+
+def test_a_curve_is_drawn_with_what_the_terminal_can_show() -> None:
+    for encoding, curve, other in (("utf-8", "█▁", "@_"), ("ascii", "@_", "█▁")):
+        terminal = Terminal(["-c", LOOK], PYTHONIOENCODING=encoding, COLUMNS="120")
+        shown = terminal.rest()
+        assert terminal.finish() == 0
+        assert curve in shown and other not in shown
+
+
+def test_the_start_of_a_loss_does_not_flatten_the_rest() -> None:
+    losses = [9.0, 5.0, 3.0, *(2.8 - 0.1 * i for i in range(13))]
+    assert sparkline(losses, "01234567") == "7776555443222110"
