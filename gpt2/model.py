@@ -4,6 +4,7 @@ Shapes: B batch, T tokens, C n_embd, V vocabulary, X = B·T.
 """
 
 import math
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -70,10 +71,15 @@ class GPT(nn.Module):
         self.ln_f = nn.LayerNorm(shape.n_embd, bias=shape.bias)
         self.execution = DEFAULT_EXECUTION
 
+    @property
+    def blocks(self) -> list[Block]:
+        """Return the blocks in order."""
+        return cast(list[Block], list(self.h))
+
     def set_execution(self, execution: Execution) -> None:
         """Use the chunk sizes and kernels of ``execution`` from the next forward pass on."""
         self.execution = execution
-        for block in self.h:
+        for block in self.blocks:
             block.attn.execution = execution
 
     def forward(self, idx_BT: Tensor, targets_BT: Tensor | None = None) -> Tensor:
@@ -94,7 +100,7 @@ class GPT(nn.Module):
 
     def new_cache(self) -> KVCache:
         """Return an empty KV cache for new sequences."""
-        return KVCache([block.attn.new_cache() for block in self.h])
+        return KVCache([block.attn.new_cache() for block in self.blocks])
 
     @torch.no_grad()
     def decode(self, idx_BT: Tensor, cache: KVCache) -> Tensor:
@@ -155,7 +161,7 @@ class GPT(nn.Module):
         matrices                            N(0, 0.02)
         ``c_proj`` (to the residual stream) N(0, 0.02 / √(2·n_layer))
         linear and norm biases, padding     0
-        weights of a ``ZeroLinear``         0
+        weights of a ``ZeroInitLinear``         0
         norm weights                        1
         constants of mechanisms             as set by their constructors
         """
@@ -173,11 +179,12 @@ class GPT(nn.Module):
                 continue
             std = residual_std if name.endswith("c_proj.weight") else INIT_STD
             generator = torch.Generator().manual_seed(stream_seed(seed, f"init/{name}"))
+            rows: Tensor = parameter
             if parameter is self.wte.weight:
                 # Draw without the padding rows: token rows must not depend on vocab_multiple.
                 parameter[self.config.shape.vocab_size :] = 0
-                parameter = parameter[: self.config.shape.vocab_size]
-            parameter.copy_(torch.empty(parameter.shape).normal_(0, std, generator=generator))
+                rows = parameter[: self.config.shape.vocab_size]
+            rows.copy_(torch.empty(rows.shape).normal_(0, std, generator=generator))
 
     def num_params(self) -> int:
         """Return the number of parameters; the head is tied to ``wte`` and counted once."""

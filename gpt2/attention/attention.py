@@ -120,20 +120,24 @@ class Attention(nn.Module):
         if self.options.pattern.attends:
             return {}
         qkv = self.c_attn(x_BTC, state).with_positions(self.positions, 0)
-        terms, gates = dict(self.terms.items()), dict(self.gates.items())
-        return attention_statistics(qkv.q_BNTH, qkv.k_BKTH, self._plan(0.0), terms, gates)
+        plan = self._plan(0.0)
+        terms = dict(zip(self.terms, plan.terms, strict=True))
+        gates = dict(zip(self.gates, plan.gates, strict=True))
+        return attention_statistics(qkv.q_BNTH, qkv.k_BKTH, plan, terms, gates)
 
     def _plan(self, dropout: float) -> AttentionPlan:
-        terms, gates = list(self.terms.values()), list(self.gates.values())
+        terms = cast(list[ScoreTerm], list(self.terms.values()))
+        gates = cast(list[Gate], list(self.gates.values()))
         chunks, window = self.execution.score_chunks, self.execution.window_attention
         return AttentionPlan(self._visible, terms, gates, self.reader, dropout, chunks, window)
 
     def _scaled(self, result: AttentionResult, state: BlockState) -> Tensor:
         """Return the head outputs, multiplied by the gates outside the kernel and by ``state``."""
         context_BNTH = result.context_BNTH
+        gates = cast(list[Gate], list(self.gates.values()))
         factors_BNT = [
             gate.factor(statistic_BNT, gate.inputs())
-            for gate, statistic_BNT in zip(self.gates.values(), result.statistics_BNT, strict=True)
+            for gate, statistic_BNT in zip(gates, result.statistics_BNT, strict=True)
             if not gate.scales_scores
         ]
         if state.head_scale_BTN is not None:

@@ -81,7 +81,7 @@ def scores_factor(
 ) -> Tensor | None:
     """Return the product of the factors of score-scaling gates, BNr; None without such a gate."""
     product = None
-    for gate, statistic in zip(plan.gates, statistics_BNr):
+    for gate, statistic in zip(plan.gates, statistics_BNr, strict=True):
         if gate.scales_scores:
             factor = gate.factor(statistic, inputs[gate])
             product = factor if product is None else product * factor
@@ -106,7 +106,7 @@ def forward(
         context[:, :, chunk.rows] = weights.to(v.dtype) @ v[:, :, chunk.columns]
         if plan.reader and shown is not None:
             shown[:, chunk.rows, chunk.columns] = plan.reader.read(soft.last_BNrc, chunk)
-        for chunks, values in zip(saved, soft.known_BNrm):
+        for chunks, values in zip(saved, soft.known_BNrm, strict=True):
             chunks.append(values)
     return context, shown, [torch.cat(chunks, dim=2) for chunks in saved]
 
@@ -196,7 +196,9 @@ class ChunkedBackward:
             dstatistics_BNr1 = self._factor(soft, dfactor_BNr, dstatistics_BNr1)
             dscaled *= soft.factor_BNr1
             dfirst = torch.zeros_like(dlast_BNrc)
-        for gate, saved, dstatistic in zip(self.plan.gates, soft.known_BNrm, dstatistics_BNr1):
+        for gate, saved, dstatistic in zip(
+            self.plan.gates, soft.known_BNrm, dstatistics_BNr1, strict=True
+        ):
             if dstatistic is not None:
                 gate.add_slope_(dfirst, dstatistic, soft.first, saved)
         dscores = _through_softmax(soft.first.weights_BNrc, dfirst)
@@ -215,13 +217,14 @@ class ChunkedBackward:
         leaves = statistics + [x for gate in gates for x in inputs[gate]]
         with torch.enable_grad():
             factor = scores_factor(self.plan, statistics, inputs)
+            assert factor is not None
             gradients = torch.autograd.grad(factor, leaves, dfactor_BNr, allow_unused=True)
         totals = [x for gate in gates for x in self.dinputs[gate]]
         for total, gradient in zip(totals, gradients[len(statistics) :], strict=True):
             total += gradient
         return [
             _sum(d, None if gradient is None else gradient[..., None])
-            for d, gradient in zip(dstatistics_BNr1, gradients)
+            for d, gradient in zip(dstatistics_BNr1, gradients[: len(statistics)], strict=True)
         ]
 
     def _scores(self, dscores_BNrc: Tensor, chunk: RowChunk) -> None:

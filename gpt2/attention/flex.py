@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.flex_attention import (
+    AuxOutput,
     AuxRequest,
     BlockMask,
     create_block_mask,
@@ -49,7 +50,7 @@ def window_attention(
 
 
 def flex_window_attention(
-    kernel: Callable[..., tuple[Tensor, Tensor]],
+    kernel: Callable[..., tuple[Tensor, AuxOutput]],
     q_BNTD: Tensor,
     k_BNTD: Tensor,
     v_BNTE: Tensor,
@@ -68,6 +69,7 @@ def flex_window_attention(
             scale=scale,
             return_aux=AuxRequest(lse=True),
         )
+    assert aux.lse is not None
     return context, aux.lse
 
 
@@ -85,13 +87,13 @@ def _all_pairs(
 
 
 @cache
-def _compiled() -> Callable[..., tuple[Tensor, Tensor]]:
+def _compiled() -> Callable[..., tuple[Tensor, AuxOutput]]:
     """Compile ``flex_attention`` with ``fullgraph=True``.
 
     Otherwise a graph break, or reaching the recompile limit, would silently fall back to computing
     all pairs.
     """
-    compiled: Callable[..., tuple[Tensor, Tensor]] = torch.compile(
+    compiled: Callable[..., tuple[Tensor, AuxOutput]] = torch.compile(
         flex_attention, fullgraph=True, dynamic=False
     )
     return compiled
@@ -182,7 +184,10 @@ class BranchedScores:
         pass that uses keys as values.
         """
         keys, lse_BNT = self._attend([branch.k_BNTD for branch in self.branches])
-        means = [torch.linalg.vecdot(k, b.q_BNTD.to(k.dtype)) for k, b in zip(keys, self.branches)]
+        means = [
+            torch.linalg.vecdot(k, b.q_BNTD.to(k.dtype))
+            for k, b in zip(keys, self.branches, strict=True)
+        ]
         return reduce(torch.add, means) * self.scale, lse_BNT
 
     def log_sum(self) -> Tensor:

@@ -111,7 +111,7 @@ class PatternOptions(ABC):
         """Return the number of tokens with an additional cached copy of unrotated keys."""
         return 0
 
-    def check(self, shape: ModelShape) -> None:
+    def check(self, shape: ModelShape) -> None:  # noqa: B027 (most patterns fit every shape)
         """Raise ConfigError if the pattern does not fit the shape."""
 
     def notes(self, shape: ModelShape) -> list[ConfigNote]:

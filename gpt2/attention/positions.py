@@ -53,7 +53,7 @@ class Rope(PositionEncoding):
         No table is cached: a buffer of the module would be cast together with its parameters.
         """
         count, width = x_BNTH.shape[-2:]
-        wide = {"dtype": torch.float64, "device": x_BNTH.device}
-        tokens_T = torch.arange(first, first + count * step, step, **wide)
-        pairs_j = torch.arange(width // 2, **wide)
+        dtype, device = torch.float64, x_BNTH.device
+        tokens_T = torch.arange(first, first + count * step, step, dtype=dtype, device=device)
+        pairs_j = torch.arange(width // 2, dtype=dtype, device=device)
         return tokens_T[:, None] * self.base ** (-2 * pairs_j / width)

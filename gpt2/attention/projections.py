@@ -55,7 +55,8 @@ class Dense(Projection, nn.Linear):
         super().__init__(shape.n_embd, 3 * shape.n_embd, bias=shape.bias)
         self.head_dim = shape.head_dim
 
-    def forward(self, x_BTC: Tensor, state: BlockState) -> QKV:
+    # Not nn.Linear's signature: parameters are named as in GPT-2, where c_attn is a linear layer.
+    def forward(self, x_BTC: Tensor, state: BlockState) -> QKV:  # type: ignore[override]
         """Return queries, keys and values of every head."""
         q, k, v = super().forward(x_BTC).split(self.in_features, dim=-1)
         return QKV(*(split_heads(part, self.head_dim) for part in (q, k, v)))
@@ -73,7 +74,8 @@ class Grouped(Projection, nn.Linear):
         self.head_dim = shape.head_dim
         self.widths = [shape.n_embd, shared, shared]
 
-    def forward(self, x_BTC: Tensor, state: BlockState) -> QKV:
+    # As in Dense.
+    def forward(self, x_BTC: Tensor, state: BlockState) -> QKV:  # type: ignore[override]
         """Return the queries of every head and the keys and values of every group."""
         q, k, v = super().forward(x_BTC).split(self.widths, dim=-1)
         return QKV(*(split_heads(part, self.head_dim) for part in (q, k, v)))
@@ -103,7 +105,8 @@ class Latent(Projection):
         """Return queries, keys and values; ``latent_BTR`` is c_k including the shift."""
         latent_BTR = self._latent_keys(x_BTC, state)
         wide = self.c_q(x_BTC), self.expand_k(latent_BTR), self.expand_v(self.c_v(x_BTC))
-        return QKV(*(split_heads(part, self.head_dim) for part in wide), latent_BTR)
+        q, k, v = (split_heads(part, self.head_dim) for part in wide)
+        return QKV(q, k, v, latent_BTR)
 
     def decode(self, x_BTC: Tensor, state: BlockState) -> QKV:
         """Return queries and keys in absorbed form: q_h K_hᵀ, with c_k and c_v shared by all heads.

@@ -160,10 +160,10 @@ def check_attention(model: ModelConfig, machine: MachineConfig) -> None:
     shows_weights = {model.mlp.reads_weights(site) for site in model.sites()}
     forms = {select_backend(model.attention, model.shape, s, machine.device) for s in shows_weights}
     if "sdpa" in forms and model.attention.backend != "auto":
-        index = current_process().local_rank if machine.device == "cuda" else None
-        selected_sdpa_kernel(
-            model, machine.precision, torch.device(machine.device, index), model.shape.dropout
-        )
+        device = torch.device(machine.device)
+        if machine.device == "cuda":
+            device = torch.device("cuda", current_process().local_rank)
+        selected_sdpa_kernel(model, machine.precision, device, model.shape.dropout)
     on_gpu = machine.device == "cuda"
     if "joined" in forms and on_gpu and importlib.util.find_spec("triton") is None:
         raise PreflightError(

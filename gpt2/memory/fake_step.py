@@ -86,9 +86,7 @@ class _FlexPass(torch.autograd.Function):
         return context, lse
 
     @staticmethod
-    def backward(
-        ctx: Any, dcontext_BNTE: Tensor, dlse_BNT: Tensor
-    ) -> tuple[None, Tensor, Tensor, Tensor, None]:
+    def backward(ctx: Any, dcontext_BNTE: Tensor, dlse_BNT: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, _, lse = ctx.saved_tensors
         # Σ do·o of every query, in fp32.
         delta = torch.empty_like(lse)
@@ -114,7 +112,7 @@ class MinimalTraining:
         self.optimizer = config.optimizer.build(groups, config.schedule.learning_rate)
         self.pruner = config.pruning.build(self.model)
 
-    def step(self, tokens_BT: list[Tensor], pruner: Pruner | None = None) -> None:
+    def step(self, tokens_BT: list[Tensor], pruner: "Pruner | _UpdateStage | None" = None) -> None:
         """Run one optimizer step, with one micro-batch for each of ``tokens_BT``.
 
         Each has T + 1 tokens per row.
@@ -329,7 +327,7 @@ class FakeTrainingStep:
         tracker = StorageTracker()
         if target:
             # A GPU may not support components that a CPU does.
-            for block in self.model.h:
+            for block in self.model.blocks:
                 block.attn.backend("cuda")
         self.model.set_execution(target_execution(target, tracker))
         backend = self.config.model.attention.backend
@@ -364,6 +362,7 @@ class FakeTrainingStep:
 
     def _track_static(self, tracker: StorageTracker) -> BytesByCategory:
         """Track tensors that persist between steps. Return their bytes for an inner block."""
+        assert isinstance(self.training.optimizer, torch.optim.Optimizer)
         state = self.training.optimizer.state
         masks = self.training.pruner.state_dict().get("masks", {})
         names = {p: name for name, p in self.model.named_parameters()}
@@ -374,10 +373,10 @@ class FakeTrainingStep:
             self._set_gradients()
         static: BytesByCategory = Counter()
         for p, name in names.items():
-            tensors = [("parameters", p)]
+            tensors: list[tuple[str, Tensor]] = [("parameters", p)]
             tensors += [("optimizer", s) for s in state[p].values() if isinstance(s, Tensor)]
             tensors += [("optimizer", masks[name])] if name in masks else []
-            tensors += [("gradients", p.grad)] if accumulates else []
+            tensors += [("gradients", p.grad)] if accumulates and p.grad is not None else []
             for category, tensor in tensors:
                 tracker.is_now(tensor, category)
                 if p in inner:

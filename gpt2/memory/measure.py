@@ -31,7 +31,7 @@ from lib.env.machine import worker_environment
 from lib.project import ROOT, python_module_command
 
 _ADAMW: dict[str, SymbolValue] = {"OPTIMIZER_ADAMW": True, "DROPOUT": "0.0", "PRECISION_FP32": True}
-_BF16: dict[str, SymbolValue] = {"PRECISION_FP32": None, "PRECISION_BF16": True}
+_BF16: dict[str, SymbolValue | None] = {"PRECISION_FP32": None, "PRECISION_BF16": True}
 # name → micro-batch, tokens, settings; GPT-2 124M
 CASES: dict[str, tuple[int, int, dict[str, SymbolValue | None]]] = {
     "b1-t64-fp32": (1, 64, {}),

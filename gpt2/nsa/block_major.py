@@ -61,7 +61,7 @@ def query_tiles(blocks_Tn: Tensor, size: int, length: int) -> list[QueryTile]:
     first = length - len(blocks_Tn)
     bands = []
     for start, blocks_tn in zip(
-        range(0, len(blocks_Tn), QUERIES_PER_TILE), blocks_Tn.split(QUERIES_PER_TILE)
+        range(0, len(blocks_Tn), QUERIES_PER_TILE), blocks_Tn.split(QUERIES_PER_TILE), strict=True
     ):
         visits = _visits(blocks_tn, size, first + start, length)
         bands.append(QueryTile(slice(start, start + len(blocks_tn)), visits))
@@ -145,14 +145,14 @@ def _visits(blocks_tn: Tensor, size: int, first: int, length: int) -> list[Block
         torch.bincount(x + 1, minlength=blocks + 1).tolist() for x in (by_block, near)
     )
     spans, start = list[tuple[int, int, int]](), counts[0]
-    for block, (near_count, total) in enumerate(zip(near_counts[1:], counts[1:])):
+    for block, (near_count, total) in enumerate(zip(near_counts[1:], counts[1:], strict=True)):
         spans += _even_spans(block, start, start + near_count)
         spans += _even_spans(block, start + near_count, start + total)
         start += total
     starts = rows[[start for _, start, _ in spans]].tolist()
     lasts = rows[[stop - 1 for *_, stop in spans]].tolist()
     visits = []
-    for (block, start, stop), low, last in zip(spans, starts, lasts):
+    for (block, start, stop), low, last in zip(spans, starts, lasts, strict=True):
         begin, end = block * size, min((block + 1) * size, length)
         consecutive = last - low == stop - start - 1
         # All queries of the block's own tokens have selected the block.

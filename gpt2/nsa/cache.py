@@ -175,7 +175,8 @@ class NsaCache(BlockKVCache):
                 k_BKSH = visible["selected"][0][:, :, start:]
             # Only keys are compressed; the values are ignored.
             new = compressed({"selected": (k_BKSH, k_BKSH)})
-        for x, blocks_BKMH in zip("kv", new or ()):
+        # Keys alone, if values are not compressed.
+        for x, blocks_BKMH in zip("kv", new or (), strict=False):
             if x == "k" and self.positions:
                 blocks_BKMH = self.positions(blocks_BKMH, start, self.options.stride)
             self.extend(f"{x}_compressed", blocks_BKMH, dim=2)

@@ -18,7 +18,7 @@ from gpt2.check.shrink import with_changes
 from gpt2.check.subject import StepUnderTest
 from gpt2.model import GPT
 from gpt2.nsa.cache import BranchKeyValues
-from gpt2.nsa.module import attend_branches, compress_blocks
+from gpt2.nsa.module import Nsa, attend_branches, compress_blocks
 from gpt2.nsa.options import NsaOptions
 from gpt2.nsa.reference import selected_blocks
 from gpt2.nsa.select import random_blocks
@@ -67,8 +67,10 @@ def check_entropy(subject: StepUnderTest) -> list[CheckFinding]:
 
 def check_field(subject: StepUnderTest) -> list[CheckFinding]:
     """Check every query and token of the small size, branch by branch."""
-    attention = subject.model.h[0].attn
-    pattern, options = attention.pattern, attention.pattern.options
+    attention = subject.model.blocks[0].attn
+    pattern = attention.pattern
+    assert isinstance(pattern, Nsa)
+    options = pattern.options
     length, heads = subject.tokens(1).shape[1], subject.model.config.shape.n_head
     projection = subject.small_exact.model.attention.projection
     key_heads = projection.cached_numbers(attention.shape) // (2 * attention.shape.head_dim)

@@ -126,13 +126,13 @@ class _Gathered(torch.autograd.Function):
                 chunk = (*index, rows)
                 ranges = _ranges(k, blocks[chunk], rows, q.shape[2], size, merged)
                 tokens_c = ranges.tokens()
-                qkv = [q[chunk], k[index][tokens_c], v[index][tokens_c]]
+                qkv = (q[chunk], k[index][tokens_c], v[index][tokens_c])
                 with torch.enable_grad():
-                    leaves = [x.detach().requires_grad_() for x in qkv]
-                    out = _attend(*leaves, ranges.lengths_r, fallbacks)
-                gradients = torch.autograd.grad(out, leaves, dcontext[chunk])
+                    q_rgH, k_cH, v_cH = (x.detach().requires_grad_() for x in qkv)
+                    out = _attend(q_rgH, k_cH, v_cH, ranges.lengths_r, fallbacks)
+                gradients = torch.autograd.grad(out, (q_rgH, k_cH, v_cH), dcontext[chunk])
                 dq[chunk] = gradients[0]
-                for sums, gradient in zip((dk, dv), gradients[1:]):
+                for sums, gradient in zip((dk, dv), gradients[1:], strict=True):
                     sums[index].index_add_(0, tokens_c, gradient.to(sums.dtype))
         return dq, dk.to(k.dtype), dv.to(v.dtype), None, None, None, None
 
@@ -189,7 +189,8 @@ def _attend_packed(q_rgH: Tensor, k_cH: Tensor, v_cH: Tensor, lengths_r: Tensor)
     keys = F.pad(lengths_r.cumsum(0), (1, 0)).to(torch.int32)
     # varlen_attn divides by √H itself.
     packed_R1H = (q_rgH * width**0.5).reshape(-1, 1, width)
-    columns = (x[:, None].contiguous() for x in (k_cH, v_cH))
+    k_c1H, v_c1H = (x[:, None].contiguous() for x in (k_cH, v_cH))
     longest = int(lengths_r.max())
-    out_R1H: Tensor = varlen_attn(packed_R1H, *columns, queries, keys, heads, longest)
+    out_R1H = varlen_attn(packed_R1H, k_c1H, v_c1H, queries, keys, heads, longest)
+    assert isinstance(out_R1H, Tensor), "the log-sum-exp is not requested"
     return out_R1H.view(rows, heads, width)

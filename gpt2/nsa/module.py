@@ -269,6 +269,7 @@ def attend_branches(
                 batch, heads, _, length = q_BKgTH.shape[:4]
                 drawn = random_blocks(options, block, heads, first, length, q_BNTH.device)
                 blocks_BKTn = drawn.expand(batch, -1, -1, -1)
+            assert blocks_BKTn is not None
             by_token = q_BKgTH.transpose(2, 3)
             inputs = (by_token, *keys.selected_BKSH, blocks_BKTn, options.select)
             if resolve_backend(options, q_BNTH.device.type) == "blocks":

@@ -12,7 +12,13 @@ import torch
 from torch import Tensor, library
 
 from gpt2.nsa import block_major, query_major
-from gpt2.nsa.query_major import MaskSpec, ScratchBuffers, accumulation_dtype, head_indices
+from gpt2.nsa.query_major import (
+    MaskSpec,
+    ScratchBuffers,
+    accumulation_dtype,
+    head_indices,
+    head_slice,
+)
 
 
 @library.custom_op("kablate::selected", mutates_args=())
@@ -23,12 +29,16 @@ def selected(
     context, logsums = _outputs(q_BKgTH)
     buffers = ScratchBuffers(logsums)
     for index in head_indices(k_BKSH):
-        q_TgH, context_TgH, logsums_Tg = (
-            x[index].transpose(0, 1) for x in (q_BKgTH, context, logsums)
-        )
-        qkv = (x.to(logsums.dtype) for x in (q_TgH, k_BKSH[index], v_BKSH[index]))
         bands = block_major.query_tiles(blocks_BKTn[index], size, k_BKSH.shape[2])
-        block_major.forward(*qkv, bands, buffers, context_TgH, logsums_Tg)
+        block_major.forward(
+            head_slice(q_BKgTH, index, logsums.dtype).transpose(0, 1),
+            head_slice(k_BKSH, index, logsums.dtype),
+            head_slice(v_BKSH, index, logsums.dtype),
+            bands,
+            buffers,
+            context[index].transpose(0, 1),
+            logsums[index].transpose(0, 1),
+        )
     return context, logsums
 
 
@@ -45,16 +55,19 @@ def selected_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of q, k and v for ``selected``."""
     dq, dk, dv = (torch.empty_like(x) for x in (q_BKgTH, k_BKSH, v_BKSH))
-    buffers = ScratchBuffers(logsums_BKgT)
+    buffers, dtype = ScratchBuffers(logsums_BKgT), logsums_BKgT.dtype
     for index in head_indices(k_BKSH):
-        by_token = [
-            x[index].transpose(0, 1).to(logsums_BKgT.dtype)
-            for x in (dcontext_BKgTH, q_BKgTH, context_BKgTH, logsums_BKgT)
-        ]
-        keys = [x[index].to(logsums_BKgT.dtype) for x in (k_BKSH, v_BKSH)]
         bands = block_major.query_tiles(blocks_BKTn[index], size, k_BKSH.shape[2])
         dk[index], dv[index] = block_major.backward(
-            *by_token, *keys, bands, buffers, dq[index].transpose(0, 1)
+            head_slice(dcontext_BKgTH, index, dtype).transpose(0, 1),
+            head_slice(q_BKgTH, index, dtype).transpose(0, 1),
+            head_slice(context_BKgTH, index, dtype).transpose(0, 1),
+            logsums_BKgT[index].transpose(0, 1),
+            head_slice(k_BKSH, index, dtype),
+            head_slice(v_BKSH, index, dtype),
+            bands,
+            buffers,
+            dq[index].transpose(0, 1),
         )
     return dq, dk, dv
 
@@ -64,9 +77,14 @@ def window(q_BKgTH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, size: int) -> tuple[
     """Return attention to the last ``size`` tokens, including the query's own: BKgTH and BKgT."""
     context, logsums = _outputs(q_BKgTH)
     for index in head_indices(k_BKSH):
-        qkv = (x[index].to(logsums.dtype) for x in (q_BKgTH, k_BKSH, v_BKSH))
-        sight = _sight(q_BKgTH, k_BKSH, size)
-        query_major.forward(*qkv, sight, context[index], logsums[index])
+        query_major.forward(
+            head_slice(q_BKgTH, index, logsums.dtype),
+            head_slice(k_BKSH, index, logsums.dtype),
+            head_slice(v_BKSH, index, logsums.dtype),
+            _sight(q_BKgTH, k_BKSH, size),
+            context[index],
+            logsums[index],
+        )
     return context, logsums
 
 
@@ -82,11 +100,17 @@ def window_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of q, k and v for ``window``."""
     dq, dk, dv = (torch.empty_like(x) for x in (q_BKgTH, k_BKSH, v_BKSH))
+    dtype = logsums_BKgT.dtype
     for index in head_indices(k_BKSH):
-        tensors = (dcontext_BKgTH, q_BKgTH, k_BKSH, v_BKSH, context_BKgTH, logsums_BKgT)
-        inputs = (x[index].to(logsums_BKgT.dtype) for x in tensors)
         dk[index], dv[index] = query_major.backward(
-            *inputs, _sight(q_BKgTH, k_BKSH, size), dq[index]
+            head_slice(dcontext_BKgTH, index, dtype),
+            head_slice(q_BKgTH, index, dtype),
+            head_slice(k_BKSH, index, dtype),
+            head_slice(v_BKSH, index, dtype),
+            head_slice(context_BKgTH, index, dtype),
+            logsums_BKgT[index],
+            _sight(q_BKgTH, k_BKSH, size),
+            dq[index],
         )
     return dq, dk, dv
 

@@ -85,6 +85,11 @@ def head_indices(k_BKSH: Tensor) -> list[tuple[int, int]]:
     return [(b, k) for b in range(batch) for k in range(heads)]
 
 
+def head_slice(x: Tensor, index: tuple[int, int], dtype: torch.dtype) -> Tensor:
+    """Return the part of ``x`` for one sequence and key head, in ``dtype``."""
+    return x[index].to(dtype)
+
+
 def accumulation_dtype(x: Tensor) -> torch.dtype:
     """Return the accumulation dtype for ``x``: fp64 if ``x`` is fp64, else fp32."""
     return torch.promote_types(x.dtype, torch.float32)

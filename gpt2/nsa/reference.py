@@ -123,7 +123,9 @@ def _attention(q_BNH: Tensor, keys: list[Tensor], values: list[Tensor]) -> tuple
     scores = [(q_BNH * k).sum(-1) / math.sqrt(q_BNH.shape[-1]) for k in keys]
     total = sum(torch.exp(s - torch.stack(scores).amax(0)) for s in scores)
     weights = [torch.exp(s - torch.stack(scores).amax(0)) / total for s in scores]
-    out_BNH = sum(w[..., None] * v for w, v in zip(weights, values))
+    # Values of keys that the query does not see yet follow at the end.
+    weighted = [w[..., None] * v for w, v in zip(weights, values, strict=False)]
+    out_BNH: Tensor = sum(weighted, torch.zeros_like(q_BNH))
     return torch.stack(weights, -1), out_BNH
 
 

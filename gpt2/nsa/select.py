@@ -14,7 +14,7 @@ from torch.autograd.function import once_differentiable
 
 from gpt2.nsa import query_major
 from gpt2.nsa.options import NsaOptions
-from gpt2.nsa.query_major import MaskSpec, QueryChunk, accumulation_dtype, head_indices
+from gpt2.nsa.query_major import MaskSpec, QueryChunk, accumulation_dtype, head_indices, head_slice
 from lib.runs.seeds import stream_seed
 
 
@@ -148,9 +148,15 @@ class _Compressed(torch.autograd.Function):
         logsums = q.new_empty(q.shape[:-1], dtype=accumulation_dtype(q))
         ranking = _Ranking(options)
         for index in head_indices(k):
-            qkv = (x[index].to(logsums.dtype) for x in (q, k, v))
-            show = ranking if options.ranks else None
-            query_major.forward(*qkv, ctx.sight, context[index], logsums[index], show)
+            query_major.forward(
+                head_slice(q, index, logsums.dtype),
+                head_slice(k, index, logsums.dtype),
+                head_slice(v, index, logsums.dtype),
+                ctx.sight,
+                context[index],
+                logsums[index],
+                ranking if options.ranks else None,
+            )
         ctx.save_for_backward(q, k, v, context, logsums)
         chosen = ranking.chosen_BKTn(*k.shape[:2]) if options.ranks else q.new_empty(0).long()
         ctx.mark_non_differentiable(chosen)
@@ -162,8 +168,16 @@ class _Compressed(torch.autograd.Function):
         q, k, v, context, logsums = ctx.saved_tensors
         dq, dk, dv = (torch.empty_like(x) for x in (q, k, v))
         for index in head_indices(k):
-            inputs = (x[index].to(logsums.dtype) for x in (dcontext, q, k, v, context, logsums))
-            dk[index], dv[index] = query_major.backward(*inputs, ctx.sight, dq[index])
+            dk[index], dv[index] = query_major.backward(
+                head_slice(dcontext, index, logsums.dtype),
+                head_slice(q, index, logsums.dtype),
+                head_slice(k, index, logsums.dtype),
+                head_slice(v, index, logsums.dtype),
+                head_slice(context, index, logsums.dtype),
+                logsums[index],
+                ctx.sight,
+                dq[index],
+            )
         return dq, dk, dv, None, None
 
 

@@ -3,8 +3,9 @@
 B batch, T tokens, N heads; r the rows of a chunk, c its columns.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -104,7 +105,24 @@ class Rms:
         dweights_BNrc.addcmul_(rows.weights_BNrc, dstatistic_BNr1 / known_BNrm)
 
 
-STATISTICS = {"topk": Topk, "max": Max, "entropy": Entropy, "rms": Rms}
+class RowStatistic(Protocol):
+    """Statistic of attention rows."""
+
+    def of(self, rows: ScoredRows) -> Tensor:
+        """Return the statistic followed by the values that ``add_slope_`` needs."""
+
+    def add_slope_(
+        self, dweights_BNrc: Tensor, dstatistic_BNr1: Tensor, rows: ScoredRows, known_BNrm: Tensor
+    ) -> None:
+        """Add the derivative, up to a constant per row, to the gradient of the weights."""
+
+
+STATISTICS: dict[str, Callable[[RaCrossTokenOptions], RowStatistic]] = {
+    "topk": Topk,
+    "max": Max,
+    "entropy": Entropy,
+    "rms": Rms,
+}
 
 
 # Statistics of attention rows computed from log-sum-exps, BNT, without materializing rows.
