@@ -56,10 +56,11 @@ def format_duration(seconds: float) -> str:
 
 def format_si(number: float) -> str:
     """Return a number with three digits and a unit: ``812``, ``10.4k``, ``124M``."""
-    for unit in ("", "k", "M", "G", "T"):
-        if abs(number) < 999.5:
-            break
+    units = ["", "k", "M", "G", "T"]
+    while abs(number) >= 999.5 and len(units) > 1:
+        del units[0]
         number /= 1000
+    unit = units[0]
     digits = 0 if unit == "" or number >= 99.95 else 1
     text = f"{number:.{digits}f}"
     return (text.removesuffix(".0") if digits else text) + unit

@@ -19,8 +19,8 @@ import sys
 
 import _start
 
-from gpt2.check.command import check
-from gpt2.check.random import randcheck
+from gpt2.check.command import add_check_options, check, check_request
+from gpt2.check.random import add_random_check_options, randcheck, random_request
 from gpt2.check.symbols import check_symbols
 from gpt2.planning import arguments
 from lib import console
@@ -34,19 +34,19 @@ COMMANDS = {
 def main() -> int:
     """Run the command line."""
     parser = arguments.new_parser(__doc__)
-    arguments.add_checking(parser)
+    add_check_options(parser)
     arguments.add_json(parser)
     commands = arguments.add_subcommands(parser, COMMANDS)
-    arguments.add_random_checking(commands["random"])
+    add_random_check_options(commands["random"])
     arguments.add_json(commands["random"])
     arguments.add_variable(commands["symbols"], "sym", "only these symbols")
     args = parser.parse_args()
     if args.command == "random":
-        code, text = randcheck(arguments.random_request(args))
+        code, text = randcheck(random_request(args))
     elif args.command == "symbols":
         code, text = check_symbols(args.sym)
     else:
-        code, text = check(arguments.check_request(args))
+        code, text = check(check_request(args))
     sys.stdout.write(text)
     return code
 

@@ -1,5 +1,6 @@
 """The ``make check`` command, from its variables to its exit code; imports no torch."""
 
+import argparse
 import json
 import math
 import tempfile
@@ -20,6 +21,7 @@ from gpt2.check.cases import (
 )
 from gpt2.check.distinct import find_duplicates
 from gpt2.check.report import CaseReport, CheckResult, to_json, to_text
+from gpt2.planning.arguments import add_fast, add_variable
 from lib.env.gpu import Gpu, find_gpu, gpu_with_memory, usable_cores
 from lib.errors import EXIT_DONE, EXIT_FAILED, ConfigError, Problem
 from lib.files import write_json
@@ -77,6 +79,37 @@ class CheckRequest:
             what = f"invalid value (expected a number > 0, got {self.gpu_memory_gb!r})"
             raise ConfigError(Problem(what, "CHECK_GPU_MEMORY_GB", code="usage.invalid-value"))
         return gpu_with_memory(memory_gib)
+
+
+def add_check_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``make check``."""
+    add_variable(parser, "steps", 'steps of a study, such as "0-3,ra,16"')
+    add_variable(parser, "checks", 'checks, such as "causal,reload"')
+    add_variable(
+        parser, "defconfig", "check this configuration (NAME[+FRAGMENT]) instead of .config"
+    )
+    add_variable(parser, "data", "require: missing data is a failure")
+    add_variable(parser, "gpu", 'GPU that the configured size must fit, such as "a10g"')
+    add_variable(parser, "check-gpu-memory-gb", "memory in GiB, for a GPU not known by name")
+    add_fast(parser)
+
+
+def check_request(arguments: argparse.Namespace) -> CheckRequest:
+    """Return the check request for the options of ``add_check_options``.
+
+    Raises ConfigError if a value is invalid.
+    """
+    return CheckRequest(
+        arguments.build_dir,
+        steps=arguments.steps,
+        checks=arguments.checks,
+        defconfig=arguments.defconfig,
+        data=arguments.data,
+        gpu=arguments.gpu,
+        gpu_memory_gb=arguments.check_gpu_memory_gb,
+        fast=arguments.fast,
+        json=arguments.json,
+    )
 
 
 def check(request: CheckRequest) -> tuple[int, str]:

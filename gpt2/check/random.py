@@ -6,6 +6,7 @@ configuration that fails is reduced by delta debugging, ddmin (Zeller and Hildeb
 Simplifying and Isolating Failure-Inducing Input, section 3).
 """
 
+import argparse
 import itertools
 import json
 import math
@@ -25,6 +26,7 @@ from gpt2.check.command import check_executor, check_in_workers
 from gpt2.check.fields import fields_by_symbol
 from gpt2.check.report import SCHEMA_VERSION, CaseReport
 from gpt2.config import Config, StudyConfig
+from gpt2.planning.arguments import add_fast, add_variable, whole_number
 from lib.config.field import SymbolValue
 from lib.config.layers import ConfigLayer, parse_text
 from lib.config.tree import KconfigTree
@@ -310,6 +312,29 @@ class RandomCheckRequest:
                 code="usage.invalid-value",
             )
             raise ConfigError(problem)
+
+
+def add_random_check_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``make randcheck``."""
+    add_variable(parser, "count", "number of configurations", "50")
+    add_variable(parser, "seed", "random seed for the configurations", "1")
+    add_variable(parser, "checks", 'checks, such as "causal,reload"')
+    add_fast(parser)
+
+
+def random_request(arguments: argparse.Namespace) -> RandomCheckRequest:
+    """Return the randcheck request for the options of ``add_random_check_options``.
+
+    Raises ConfigError if a value is invalid.
+    """
+    return RandomCheckRequest(
+        arguments.build_dir,
+        whole_number(arguments.count, "COUNT"),
+        whole_number(arguments.seed, "SEED"),
+        checks=arguments.checks,
+        fast=arguments.fast,
+        json=arguments.json,
+    )
 
 
 @dataclass(frozen=True)

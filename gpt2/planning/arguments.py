@@ -8,8 +8,6 @@ import argparse
 import os
 from pathlib import Path
 
-from gpt2.check import random
-from gpt2.check.command import CheckRequest
 from gpt2.planning.plan import Plan, Sweep, config_layers, make_plan
 from gpt2.quantized.options import reject_training
 from lib.config.layers import ConfigLayer
@@ -153,60 +151,6 @@ def add_writing(parser: argparse.ArgumentParser) -> None:
     add_variable(parser, "samples", "number of texts", "1")
 
 
-def add_checking(parser: argparse.ArgumentParser) -> None:
-    """Add the options of ``make check``."""
-    add_variable(parser, "steps", 'steps of a study, such as "0-3,ra,16"')
-    add_variable(parser, "checks", 'checks, such as "causal,reload"')
-    add_variable(
-        parser, "defconfig", "check this configuration (NAME[+FRAGMENT]) instead of .config"
-    )
-    add_variable(parser, "data", "require: missing data is a failure")
-    add_variable(parser, "gpu", 'GPU that the configured size must fit, such as "a10g"')
-    add_variable(parser, "check-gpu-memory-gb", "memory in GiB, for a GPU not known by name")
-    _add_fast(parser)
-
-
-def check_request(arguments: argparse.Namespace) -> CheckRequest:
-    """Return the check request for the options of ``add_checking``.
-
-    Raises ConfigError if a value is invalid.
-    """
-    return CheckRequest(
-        arguments.build_dir,
-        steps=arguments.steps,
-        checks=arguments.checks,
-        defconfig=arguments.defconfig,
-        data=arguments.data,
-        gpu=arguments.gpu,
-        gpu_memory_gb=arguments.check_gpu_memory_gb,
-        fast=arguments.fast,
-        json=arguments.json,
-    )
-
-
-def add_random_checking(parser: argparse.ArgumentParser) -> None:
-    """Add the options of ``make randcheck``."""
-    add_variable(parser, "count", "number of configurations", "50")
-    add_variable(parser, "seed", "random seed for the configurations", "1")
-    add_variable(parser, "checks", 'checks, such as "causal,reload"')
-    _add_fast(parser)
-
-
-def random_request(arguments: argparse.Namespace) -> random.RandomCheckRequest:
-    """Return the randcheck request for the options of ``add_random_checking``.
-
-    Raises ConfigError if a value is invalid.
-    """
-    return random.RandomCheckRequest(
-        arguments.build_dir,
-        whole_number(arguments.count, "COUNT"),
-        whole_number(arguments.seed, "SEED"),
-        checks=arguments.checks,
-        fast=arguments.fast,
-        json=arguments.json,
-    )
-
-
 def run_options(arguments: argparse.Namespace, default_jobs: int) -> RunnerOptions:
     """Return the runner options for the options of ``add_running``.
 
@@ -247,7 +191,8 @@ def add_variable(parser: argparse.ArgumentParser, name: str, text: str, default:
     parser.add_argument(f"--{name}", default=default, help=f"{text} ({variable}=)")
 
 
-def _add_fast(parser: argparse.ArgumentParser) -> None:
+def add_fast(parser: argparse.ArgumentParser) -> None:
+    """Add ``--fast``: skip the slow checks."""
     parser.add_argument(
         "--fast", action="store_true", default=_is_set("FAST"), help="skip the slow checks"
     )

@@ -320,8 +320,9 @@ def _with_eager_runs(block: Block) -> Block:
 def _eager_variant(variant: RunVariant) -> RunVariant:
     parent = variant.parent and f"{variant.parent}-{EAGER}"
     slug, title = f"{variant.slug}-{EAGER}", f"{variant.title}, {EAGER}".removeprefix(", ")
-    overrides = {"number": None, "levels": None, "arm": EAGER}
-    return replace(variant, slug=slug, title=title, parent=parent, **overrides)
+    return replace(
+        variant, slug=slug, title=title, parent=parent, number=None, levels=None, arm=EAGER
+    )
 
 
 def _without_compiler(config: Config) -> Config:

@@ -58,7 +58,7 @@ def component_field(registry: ComponentRegistry) -> Any:
 
 def kconfig_fields(cls: type) -> Iterator[dataclasses.Field]:
     """Yield the fields of ``cls`` that are bound to a symbol."""
-    return (f for f in dataclasses.fields(cls) if "symbol" in f.metadata)
+    return _fields(cls, "symbol")
 
 
 def from_symbols(cls: type[T], values: Mapping[str, SymbolValue], /, **unbound: Any) -> T:
@@ -74,7 +74,7 @@ def from_symbols(cls: type[T], values: Mapping[str, SymbolValue], /, **unbound: 
             filled[field.name] = _convert(field, hints[field.name], values)
         except _InvalidValue as error:
             problems.append(Problem(f"{field.metadata['symbol']}: {error}", code=error.code))
-    for field in (f for f in dataclasses.fields(cls) if "part" in f.metadata):
+    for field in _fields(cls, "part"):
         try:
             (filled[field.name],) = field.metadata["part"].bind(values)
         except ConfigError as error:
@@ -82,6 +82,11 @@ def from_symbols(cls: type[T], values: Mapping[str, SymbolValue], /, **unbound: 
     if problems:
         raise ConfigError(*problems)
     return cls(**filled)
+
+
+def _fields(cls: type, key: str) -> Iterator[dataclasses.Field]:
+    """Yield the fields of ``cls`` whose metadata have ``key``."""
+    return (f for f in dataclasses.fields(cls) if key in f.metadata)
 
 
 class _InvalidValue(ValueError):
