@@ -1,14 +1,20 @@
 """Settings of every test and of every process that a test starts, and the fast tier.
 
-``--fast`` (make test FAST=1) leaves out the tests marked slow, and each test from the moment at which
-it starts a Python interpreter or make: importing torch anew takes longer than a hundred other tests.
+``--fast`` (make test FAST=1) leaves out
+
+* the tests marked slow,
+* of a parametrized test, all but a few cases, spread evenly,
+* each test from the moment at which it starts a Python interpreter or make: importing torch anew
+  takes longer than a hundred other tests.
 """
 
 import multiprocessing.util
 import os
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from functools import partial
+from multiprocessing.util import spawnv_passfds
 from pathlib import Path
 
 import pytest
@@ -21,6 +27,11 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ.pop("FAST", None)
 
 
+MAX_FAST_CASES = 6
+NOT_FAST = "starts a Python interpreter: not in the fast tier"
+_running: list[str] = []
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fast", action="store_true", help="leave out slow tests and processes")
 
@@ -28,30 +39,56 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("fast"):
         sys.addaudithook(_skip_at_interpreter)
-        multiprocessing.util.spawnv_passfds = _skip_at_process
+        multiprocessing.util.spawnv_passfds = partial(_skip_at_spawn, spawnv_passfds)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Note that a test is running: xdist starts its workers outside of tests."""
+    _running.append(item.nodeid)
+    try:
+        return (yield)
+    finally:
+        _running.clear()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect the slow tests in the fast tier."""
-    if config.getoption("fast"):
-        slow = [item for item in items if item.get_closest_marker("slow")]
-        config.hook.pytest_deselected(items=slow)
-        items[:] = [item for item in items if item not in slow]
+    """Deselect slow tests, and most cases of large parametrized tests, in the fast tier."""
+    if not config.getoption("fast"):
+        return
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if not item.get_closest_marker("slow"):
+            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    selected = {item for group in cases.values() for item in _spread(group)}
+    config.hook.pytest_deselected(items=[item for item in items if item not in selected])
+    items[:] = [item for item in items if item in selected]
+
+
+def _spread(cases: list[pytest.Item]) -> list[pytest.Item]:
+    """Return at most MAX_FAST_CASES of the cases, spread evenly, the first and the last included."""
+    if len(cases) <= MAX_FAST_CASES:
+        return cases
+    last = len(cases) - 1
+    return [cases[round(i * last / (MAX_FAST_CASES - 1))] for i in range(MAX_FAST_CASES)]
 
 
 def _skip_at_interpreter(event: str, arguments: tuple[object, ...]) -> None:
     """Skip the running test if it starts a Python interpreter, or make other than for a dry run."""
-    if event != "subprocess.Popen":
+    if event != "subprocess.Popen" or not _running:
         return
     executable, words = arguments[:2]
     command = [str(w) for w in words] if isinstance(words, Sequence) else []
     name = Path(str(executable)).name
     if name.startswith("python") or (name == "make" and command[1:2] != ["-n"]):
-        _skip_at_process()
+        pytest.skip(NOT_FAST)
 
 
-def _skip_at_process(*arguments: object) -> int:
-    pytest.skip("starts a Python interpreter: not in the fast tier")
+def _skip_at_spawn(spawn: Callable[..., int], *arguments: object) -> int:
+    """Skip the running test if multiprocessing starts an interpreter."""
+    if _running:
+        pytest.skip(NOT_FAST)
+    return spawn(*arguments)
 
 
 @pytest.fixture

@@ -42,7 +42,14 @@ def built(config: Config) -> tuple[GPT, Tensor]:
 
 
 # The mechanisms' window has to hide something: it is 64. That of NSA's control is 511.
-@pytest.mark.parametrize(("study", "block_size"), [(RATIO, 32), (MECHANISMS, 80), (NSA, 576)])
+@pytest.mark.parametrize(
+    ("study", "block_size"),
+    [
+        (RATIO, 32),
+        pytest.param(MECHANISMS, 80, marks=pytest.mark.slow),
+        pytest.param(NSA, 576, marks=pytest.mark.slow),
+    ],
+)
 def test_i6_different_steps_are_different_functions(study, block_size):
     steps = configs(study, block_size)
     with torch.no_grad():
