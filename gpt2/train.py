@@ -114,20 +114,20 @@ def train(session: TrainingSession, stop: StopCondition) -> None:
         while not stop():
             if statistics_due(session):
                 record_statistics(session)
-            if _due(session, config.eval_interval, session.evaluated_at):
-                _record_evaluation(session, session.evaluate(session.model, stop))
-            if _due(session, config.checkpoint_interval, session.saved_at):
+            if _due(session, config.eval_interval, session.state.evaluated_at):
+                _record_evaluation(session, session.evaluate(session.state.model, stop))
+            if _due(session, config.checkpoint_interval, session.state.saved_at):
                 save_checkpoint(session)
-            if session.progress >= 1.0:
+            if session.state.progress >= 1.0:
                 return
-            with session.watch:
+            with session.state.clock:
                 batches = _step_that_fits(session, batches, log)
                 if statistics_due(session) or _ends_interval(
                     session, config.eval_interval, config.checkpoint_interval
                 ):
                     log.flush()
     finally:
-        with session.watch:
+        with session.state.clock:
             log.flush()
 
 
@@ -135,22 +135,24 @@ def train_step(session: TrainingSession, micro_batches: list[MicroBatch], log: M
     """Run one optimizer step and update iteration, progress, pruning and log."""
     lr = learning_rate_at(
         session.config.schedule,
-        session.iteration,
-        session.progress,
-        session.budget.warmup_progress,
+        session.state.iteration,
+        session.state.progress,
+        session.state.budget.warmup_progress,
     )
     measured = optimizer_step(session, micro_batches, lr)
-    if session.budget.is_time and session.device.type == "cuda":
+    if session.state.budget.is_time and session.device.type == "cuda":
         # Progress is measured in seconds, so the GPU must be finished when they are read.
         torch.cuda.synchronize(session.device)
-    session.order.consumed()
-    session.iteration += 1
-    seconds = session.watch.seconds
-    if session.budget.is_time:
+    session.state.order.consumed()
+    session.state.iteration += 1
+    seconds = session.state.clock.seconds
+    if session.state.budget.is_time:
         # Clocks differ between processes; all use rank 0's value.
         seconds = session.group.agree(seconds)
-    session.progress = session.budget.progress(session.iteration, seconds)
-    session.pruner.after_step(session.iteration, session.progress, session.optimizer)
+    session.state.progress = session.state.budget.progress(session.state.iteration, seconds)
+    session.state.pruner.after_step(
+        session.state.iteration, session.state.progress, session.state.optimizer
+    )
     log.add(measured, lr)
 
 
@@ -159,7 +161,7 @@ def _step_that_fits(session: TrainingSession, batches: Batches, log: MetricsLog)
 
     A checkpoint follows a fallback, so that a resumed run applies it at the same step.
     """
-    n_fallbacks, micro_batches = len(session.oom_fallbacks), _fetch(session, batches)
+    n_fallbacks, micro_batches = len(session.state.oom_fallbacks), _fetch(session, batches)
     while True:
         try:
             train_step(session, micro_batches, log)
@@ -170,7 +172,7 @@ def _step_that_fits(session: TrainingSession, batches: Batches, log: MetricsLog)
         if session.group.is_main:
             record_fallback(session.run, record)
         micro_batches = split_micro_batches(micro_batches, session.config.train.batch_size)
-    if len(session.oom_fallbacks) == n_fallbacks:
+    if len(session.state.oom_fallbacks) == n_fallbacks:
         return batches
     log.flush()
     save_checkpoint(session)
@@ -180,7 +182,7 @@ def _step_that_fits(session: TrainingSession, batches: Batches, log: MetricsLog)
 def save_checkpoint(session: TrainingSession) -> None:
     """Write a checkpoint, after syncing metrics.jsonl to the disk. Must be called on every rank."""
     state = {
-        "session": session.state_dict(),
+        "session": session.state.state_dict(),
         "metrics_bytes": session.records.position(),
         "origin": session.origin,
         "made_for": run_fingerprint(session),
@@ -188,9 +190,9 @@ def save_checkpoint(session: TrainingSession) -> None:
     if session.group.is_main:
         keep = session.config.train.checkpoint_keep
         checkpoint.save_checkpoint(
-            session.run.checkpoints, session.iteration, session.weights(), state, keep
+            session.run.checkpoints, session.state.iteration, session.state.weights(), state, keep
         )
-    session.saved_at = session.iteration
+    session.state.saved_at = session.state.iteration
     _write_status(session, State.RUNNING)
 
 
@@ -217,13 +219,13 @@ def _prepare_session(
     )
     warned = opened.enter_context(noting)
     session = open_session(config, build_dir, records, clock, group)
-    session.warned = warned
+    session.state.nondeterministic_ops = warned
     rng_at_start = rng_digests_per_rank(session)
     warm_up(session)
     resume(session, allow_stale)
     require_resolved_settings(session)
     _begin(session, build_dir, rng_at_start)
-    session.companions = opened.enter_context(start_sidecars(session))
+    session.sidecars = opened.enter_context(start_sidecars(session))
     return session
 
 
@@ -240,7 +242,7 @@ def _begin(session: TrainingSession, build_dir: Path, rng_at_start: dict[str, li
             initial_manifest_entries(session, rng_at_start),
         )
     _write_status(session, State.RUNNING)
-    session.heartbeat.beat("start", session.iteration, fallbacks=count_fallbacks(session))
+    session.heartbeat.beat("start", session.state.iteration, fallbacks=count_fallbacks(session))
     session.records.line("TRAIN", startup_summary(session))
     for note in notes(session.config):
         session.records.line(note.tag, note.text)
@@ -250,9 +252,9 @@ def _train_to_end(session: TrainingSession, stop: StopCondition, started: float)
     """Train, evaluate and write the results; the status SUCCESS is written last."""
     try:
         train(session, stop)
-        if session.saved_at != session.iteration:
+        if session.state.saved_at != session.state.iteration:
             save_checkpoint(session)
-        evaluation = None if stop.exit_code else session.evaluate(session.model, stop)
+        evaluation = None if stop.exit_code else session.evaluate(session.state.model, stop)
         if evaluation is None:
             return _interrupted(session, stop)
         _record_evaluation(session, evaluation)
@@ -276,12 +278,12 @@ def _train_to_end(session: TrainingSession, stop: StopCondition, started: float)
 def _succeeded(
     session: TrainingSession, evaluation: EvaluationResult, facts: dict[str, Any]
 ) -> RunStatus:
-    seconds = session.watch.seconds
+    seconds = session.state.clock.seconds
     # Logged first, because the manifest contains a digest of the log.
     session.records.line(
         "DONE",
-        f"val loss {evaluation.loss:.4f}   {session.iteration:,} it, {session.tokens:,} tokens in "
-        f"{seconds:.1f} s   mean step {1000 * seconds / session.iteration:.1f} ms",
+        f"val loss {evaluation.loss:.4f}   {session.state.iteration:,} it, {session.state.tokens:,} tokens in "
+        f"{seconds:.1f} s   mean step {1000 * seconds / session.state.iteration:.1f} ms",
     )
     status = _write_status(session, State.SUCCESS, facts=facts)
     if session.group.is_main:
@@ -291,7 +293,7 @@ def _succeeded(
 
 
 def _interrupted(session: TrainingSession, stop: StopCondition) -> RunStatus:
-    message = f"{stop.reason}; saved at iteration {session.iteration}"
+    message = f"{stop.reason}; saved at iteration {session.state.iteration}"
     session.records.log("STOP", message)
     return _write_status(session, State.INTERRUPTED, stop.exit_code, message)
 
@@ -327,7 +329,9 @@ def _write_status(
     message: str = "",
     facts: dict[str, Any] | None = None,
 ) -> RunStatus:
-    status = RunStatus(state, exit_code, message, session.iteration, session.budget.iterations)
+    status = RunStatus(
+        state, exit_code, message, session.state.iteration, session.state.budget.iterations
+    )
     if session.group.is_main and state is State.RUNNING:
         write_status(session.run, status)
     elif session.group.is_main:
@@ -344,26 +348,28 @@ def _record_evaluation(session: TrainingSession, evaluation: EvaluationResult | 
         return
     if not math.isfinite(evaluation.loss):
         raise nonfinite_evaluation_error(session, evaluation.loss)
-    session.evaluated_at = session.iteration
-    session.heartbeat.beat("eval", session.iteration, val_loss=evaluation.loss)
+    session.state.evaluated_at = session.state.iteration
+    session.heartbeat.beat("eval", session.state.iteration, val_loss=evaluation.loss)
     session.records.metrics(
         kind="eval",
-        iteration=session.iteration,
-        tokens=session.tokens,
+        iteration=session.state.iteration,
+        tokens=session.state.tokens,
         val_loss=evaluation.loss,
         token_accuracy=evaluation.accuracy,
-        sparsity=session.pruner.sparsity(),
+        sparsity=session.state.pruner.sparsity(),
     )
-    session.records.log("EVAL", f"it {session.iteration}   val loss {evaluation.loss:.4f}")
+    session.records.log("EVAL", f"it {session.state.iteration}   val loss {evaluation.loss:.4f}")
 
 
 def _due(session: TrainingSession, interval: int, last: int) -> bool:
     """Return whether a periodic task is due and not done yet; never true at the end of training."""
     return (
-        session.iteration != last and session.progress < 1.0 and _ends_interval(session, interval)
+        session.state.iteration != last
+        and session.state.progress < 1.0
+        and _ends_interval(session, interval)
     )
 
 
 def _ends_interval(session: TrainingSession, *intervals: int) -> bool:
     """Return whether this iteration ends one of the intervals; an interval of 0 never ends."""
-    return any(interval and session.iteration % interval == 0 for interval in intervals)
+    return any(interval and session.state.iteration % interval == 0 for interval in intervals)

@@ -51,7 +51,7 @@ def time_setting(config: Config, build_dir: Path, steps: int) -> SettingFigures:
     with tempfile.TemporaryDirectory() as folder:
         records = RecordWriter(RunDir(Path(folder)), lambda event: None)
         session = open_session(config, build_dir, records)
-        session.model.train()
+        session.state.model.train()
         log, batches = LossRecorder(session), session.batches()
         for done in range(WARMUP_ITERATIONS + steps):
             if done == WARMUP_ITERATIONS:
@@ -60,7 +60,7 @@ def time_setting(config: Config, build_dir: Path, steps: int) -> SettingFigures:
         seconds = _now(session) - started
         records.close()
     tokens = steps * config.train.tokens_per_iteration(config.model.shape.block_size)
-    weights = weights_digest(session.weights())
+    weights = weights_digest(session.state.weights())
     return SettingFigures(
         tokens / seconds, peak_memory_bytes(session.device), log.losses[-1], weights
     )
@@ -120,38 +120,41 @@ def time_bare(
 ) -> OverheadFigures:
     """Time the bare loop, which trains the same weights."""
     session = open_session(config, build_dir, NullRecords(RunDir(folder)))
-    session.model.train()
+    session.state.model.train()
     batches = iter(_batches(session))
     for iteration in range(config.train.max_iters):
         timer()
         _bare_step(session, next(batches), iteration)
     timer()
-    return timer.figures(weights_digest(session.weights()))
+    return timer.figures(weights_digest(session.state.weights()))
 
 
 def _bare_step(
     session: TrainingSession, micro_batches: list[tuple[torch.Tensor, torch.Tensor]], iteration: int
 ) -> None:
-    config, optimizer = session.config, session.optimizer
-    parameters = list(session.model.parameters())
+    config, optimizer = session.config, session.state.optimizer
+    parameters = list(session.state.model.parameters())
     with autocast(config.machine):
         for x_BT, y_BT in micro_batches:
             x_BT, y_BT = x_BT.to(session.device), y_BT.to(session.device)
             loss = session.forward(x_BT, y_BT) / len(micro_batches)
             with torch.autocast(session.device.type, enabled=False):
-                session.scaler.scale(loss).backward()
-    session.scaler.unscale_(optimizer)
-    session.pruner.mask_gradients()
+                session.state.scaler.scale(loss).backward()
+    session.state.scaler.unscale_(optimizer)
+    session.state.pruner.mask_gradients()
     norm = torch.nn.utils.clip_grad_norm_(parameters, config.train.grad_clip or float("inf"))
-    session.pruner.observe(norm)
-    progress, warm_up = session.budget.progress(iteration, 0.0), session.budget.warmup_progress
+    session.state.pruner.observe(norm)
+    progress, warm_up = (
+        session.state.budget.progress(iteration, 0.0),
+        session.state.budget.warmup_progress,
+    )
     for group in optimizer.param_groups:
         group["lr"] = learning_rate_at(config.schedule, iteration, progress, warm_up)
-    session.scaler.step(optimizer, gradient_norm=norm)
-    session.scaler.update()
+    session.state.scaler.step(optimizer, gradient_norm=norm)
+    session.state.scaler.update()
     optimizer.zero_grad(set_to_none=True)
-    done = session.budget.progress(iteration + 1, 0.0)
-    session.pruner.after_step(iteration + 1, done, optimizer)
+    done = session.state.budget.progress(iteration + 1, 0.0)
+    session.state.pruner.after_step(iteration + 1, done, optimizer)
 
 
 def _batches(session: TrainingSession) -> BatchLoader:

@@ -76,7 +76,7 @@ def time_trainer(config: Config, build_dir: Path, steps: int) -> list[float]:
     with tempfile.TemporaryDirectory() as folder:
         records = RecordWriter(RunDir(Path(folder)), lambda event: None)
         session = open_session(config, build_dir, records)
-        session.model.train()
+        session.state.model.train()
         log, batches = MetricsLog(session), session.batches()
         seconds = time_steps(lambda: train.train_step(session, next(batches), log), steps)
         records.close()

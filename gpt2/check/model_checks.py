@@ -329,14 +329,14 @@ def _gradients(config: Config, idx_BT: Tensor, grad_checkpointing: bool) -> dict
 def _optimized(subject: StepUnderTest) -> list[CheckFinding]:
     """Check that each parameter is in exactly one parameter group of the optimizer."""
     session = subject.traced_run.run.session
-    grouped = [id(p) for group in session.optimizer.param_groups for p in group["params"]]
+    grouped = [id(p) for group in session.state.optimizer.param_groups for p in group["params"]]
     return [
         CheckFinding(
             "optimizer-groups",
             f"{name} in one parameter group",
             f"in {grouped.count(id(parameter))}",
         )
-        for name, parameter in session.model.named_parameters()
+        for name, parameter in session.state.model.named_parameters()
         if grouped.count(id(parameter)) != 1
     ]
 

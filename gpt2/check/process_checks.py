@@ -160,8 +160,8 @@ def resume_and_finish(
     """
     run = ShortRun(config, build_dir, folder)
     resume(run.session)
-    start = run.session.iteration
-    for _ in range(start, run.session.budget.iterations):
+    start = run.session.state.iteration
+    for _ in range(start, run.session.state.budget.iterations):
         run.step()
     run.close()
     return start, run.losses, run.digest()

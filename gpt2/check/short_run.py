@@ -71,7 +71,7 @@ class ShortRun:
     def digest(self) -> str:
         """Return the SHA-256 of the bytes of all weights (hex)."""
         sha256 = hashlib.sha256()
-        for name, weight in self.session.weights().items():
+        for name, weight in self.session.state.weights().items():
             sha256.update(name.encode())
             sha256.update(weight.contiguous().numpy().tobytes())
         return sha256.hexdigest()
@@ -79,9 +79,9 @@ class ShortRun:
     @torch.no_grad()
     def logits(self, idx_BT: Tensor) -> Tensor:
         """Return logits without dropout; the model is in training mode afterwards."""
-        self.session.model.eval()
-        logits: Tensor = self.session.model(idx_BT)
-        self.session.model.train()
+        self.session.state.model.eval()
+        logits: Tensor = self.session.state.model(idx_BT)
+        self.session.state.model.train()
         return logits
 
     def close(self) -> None:
@@ -122,7 +122,7 @@ class TracedRun:
         self.folder = context.new_run_dir()
         self.run = ShortRun(config, context.prepare_data(config), self.folder)
         session = self.run.session
-        self.initial_weights = {name: w.clone() for name, w in session.weights().items()}
+        self.initial_weights = {name: w.clone() for name, w in session.state.weights().items()}
         # Weights after the watched steps, and names of parameters with gradients in these steps.
         self.weights_after_gradient_steps: dict[str, Tensor] = {}
         self.with_gradient: set[str] = set()
@@ -135,27 +135,27 @@ class TracedRun:
         # Inputs of the pruner for the matrix after each step, and the mask of remaining weights.
         self.pruner_inputs: list[PruningSnapshot] = []
         self.remaining_masks: list[list[bool]] = []
-        hooks = [self._watch(name, p) for name, p in session.model.named_parameters()]
-        product = session.model.get_submodule(TRACED_PARAMETERS[1].removesuffix(".weight"))
+        hooks = [self._watch(name, p) for name, p in session.state.model.named_parameters()]
+        product = session.state.model.get_submodule(TRACED_PARAMETERS[1].removesuffix(".weight"))
         hooks.append(product.register_forward_hook(self._record_product))
-        session.optimizer.register_step_pre_hook(self._record_update)
+        session.state.optimizer.register_step_pre_hook(self._record_update)
         if config.pruning.name != "none":
-            session.optimizer.register_step_post_hook(self._record_pruner_inputs)
-        for i in range(1, session.budget.iterations + 1):
+            session.state.optimizer.register_step_post_hook(self._record_pruner_inputs)
+        for i in range(1, session.state.budget.iterations + 1):
             self.run.step()
-            self.sparsity.append(session.pruner.sparsity())
+            self.sparsity.append(session.state.pruner.sparsity())
             self.remaining_masks.append([w != 0.0 for w in first_elements(self._matrix)])
             if i == GRADIENT_STEPS:
                 for hook in hooks:
                     hook.remove()
                 self.weights_after_gradient_steps = {
-                    name: w.clone() for name, w in session.weights().items()
+                    name: w.clone() for name, w in session.state.weights().items()
                 }
             if i == CHECKPOINT_STEP:
                 train.save_checkpoint(session)
         self.losses = list(self.run.losses)
         self.digest = self.run.digest()
-        self.final_weights = {name: w.clone() for name, w in session.weights().items()}
+        self.final_weights = {name: w.clone() for name, w in session.state.weights().items()}
 
     def _watch(self, name: str, parameter: nn.Parameter) -> Any:
         """Record whether the parameter gets a nonzero gradient."""
@@ -180,7 +180,7 @@ class TracedRun:
         """
         if "gradient_norm" not in named:
             return
-        parameters = dict(self.run.session.model.named_parameters())
+        parameters = dict(self.run.session.state.model.named_parameters())
         gradients = {
             name: parameters[name].grad.clone()
             for name in TRACED_PARAMETERS
@@ -194,13 +194,13 @@ class TracedRun:
 
     @property
     def _matrix(self) -> Tensor:
-        return self.run.session.weights()[TRACED_PARAMETERS[1]]
+        return self.run.session.state.weights()[TRACED_PARAMETERS[1]]
 
     def _record_pruner_inputs(self, optimizer: Any, arguments: tuple[Any, ...], named: Any) -> None:
         """Record the pruner's inputs, before its weights are set to zero."""
         if "gradient_norm" not in named:
             return
-        parameter = dict(self.run.session.model.named_parameters())[TRACED_PARAMETERS[1]]
+        parameter = dict(self.run.session.state.model.named_parameters())[TRACED_PARAMETERS[1]]
         state = optimizer.state[parameter]
         moments = [
             first_elements(state[name]) for name in ("exp_avg", "exp_avg_sq") if name in state

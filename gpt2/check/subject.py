@@ -136,7 +136,7 @@ class StepUnderTest:
         config = self.small_exact
         run = ShortRun(config, self.context.prepare_data(config), self.context.new_run_dir())
         session = run.session
-        model = session.model.double().eval()
+        model = session.state.model.double().eval()
         fill_parameters(model)
         # The whole small context: a window may mask only its first tokens.
         idx_BT = self.tokens(2)
@@ -145,11 +145,11 @@ class StepUnderTest:
         session.forward(idx_BT[:, :-1], idx_BT[:, 1:]).backward()
         gradients = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
         gradient_projections = _projections(_by_shape(gradients))
-        session.optimizer.zero_grad(set_to_none=True)
-        for i in range(session.budget.iterations):
+        session.state.optimizer.zero_grad(set_to_none=True)
+        for i in range(session.state.budget.iterations):
             piece_BT = self.tokens(1, skip=i * CONTEXT)
             run.step([(piece_BT[:, :-1], piece_BT[:, 1:])])
-        trained = _by_shape(session.weights())
+        trained = _by_shape(session.state.weights())
         with torch.no_grad():
             trained["logits"] = model(idx_BT[:, :-1])
         run.close()

@@ -90,9 +90,9 @@ class EffectCache:
             warm_up(session)
             limit = config.run_time_limit_seconds
             train.train(session, StopCondition(lambda: False, limit, session.group.agree))
-            evaluation = session.evaluate(session.model)
+            evaluation = session.evaluate(session.state.model)
             assert evaluation is not None
-            self._runs[key] = (session.iteration, evaluation.loss, evaluation.tokens)
+            self._runs[key] = (session.state.iteration, evaluation.loss, evaluation.tokens)
             records.close()
         return self._runs[key]
 

@@ -69,7 +69,9 @@ def _updates(traced: TracedRun, session: TrainingSession) -> list[CheckFinding]:
     """Check the learning rate of the schedule, and the clipped gradient norm."""
     clip = traced.config.train.grad_clip or math.inf
     for i, update in enumerate(traced.updates):
-        expected = reference_learning_rate(traced.config.schedule, i, session.budget.iterations)
+        expected = reference_learning_rate(
+            traced.config.schedule, i, session.state.budget.iterations
+        )
         if not math.isclose(update.lr, expected, rel_tol=1e-9):
             text = f"a learning rate of {expected:g} at step {i + 1}"
             return [CheckFinding("learning-rate", text, f"{update.lr:g}")]
@@ -105,7 +107,7 @@ def _sequences(session: TrainingSession) -> list[CheckFinding]:
         return [
             CheckFinding("new-sequences", "new tokens in every step", "equal tokens in two steps")
         ]
-    first = session.iteration * train.global_batch
+    first = session.state.iteration * train.global_batch
     expected_BT = torch.from_numpy(sampler.sequences(first, _STEPS * train.global_batch))[:, :-1]
     for ranks, read_BT in steps.items():
         if not torch.equal(torch.cat(read_BT), expected_BT):
@@ -139,7 +141,7 @@ def check_steps(subject: StepUnderTest) -> list[CheckFinding]:
     run = ShortRun(small, context.prepare_data(small), context.new_run_dir())
     findings, repeated = _repeat(subject, run)
     losses |= {f"repeated batch, step {i}": loss for i, loss in enumerate(repeated, 1)}
-    with subject.chunked(run.session.model):
+    with subject.chunked(run.session.state.model):
         for rows, length in _SHAPES:
             ids_BT = subject.tokens(rows, length)
             loss = run.step([(ids_BT[:, :-1], ids_BT[:, 1:])])
@@ -186,12 +188,12 @@ def _repeat(subject: StepUnderTest, run: ShortRun) -> tuple[list[CheckFinding], 
 
 def _whole_batch(session: TrainingSession, x_BT: Tensor, y_BT: Tensor) -> tuple[float, float]:
     """Return loss and gradient norm at the session's weights, without accumulation."""
-    loss = session.model(x_BT, y_BT)
+    loss = session.state.model(x_BT, y_BT)
     loss.backward()
-    session.pruner.mask_gradients()
-    gradients = [p.grad for p in session.model.parameters() if p.grad is not None]
+    session.state.pruner.mask_gradients()
+    gradients = [p.grad for p in session.state.model.parameters() if p.grad is not None]
     norm = torch.nn.utils.get_total_norm(gradients)
-    session.optimizer.zero_grad(set_to_none=True)
+    session.state.optimizer.zero_grad(set_to_none=True)
     return loss.item(), norm.item()
 
 
@@ -261,8 +263,10 @@ def _settings(traced: TracedRun, config: Config) -> list[CheckFinding]:
     if "beta1" in options:
         expected["betas"] = (options["beta1"], options["beta2"])
     findings = []
-    tables = {id(t.weight) for t in (session.model.wte, session.model.wpe) if t is not None}
-    for group in session.optimizer.param_groups:
+    tables = {
+        id(t.weight) for t in (session.state.model.wte, session.state.model.wpe) if t is not None
+    }
+    for group in session.state.optimizer.param_groups:
         for name, value in expected.items():
             if group[name] != value:
                 text = f"an optimizer with {name} {value}"
@@ -326,7 +330,7 @@ def check_pruned(subject: StepUnderTest) -> list[CheckFinding]:
 
 def _sparsity(subject: StepUnderTest) -> list[CheckFinding]:
     traced, target = subject.traced_run, subject.config.pruning.target
-    unprunable = _unprunable(traced.run.session.model)
+    unprunable = _unprunable(traced.run.session.state.model)
     # Padding rows of the vocabulary are zero from the start.
     used_rows = {"wte.weight": subject.small.model.shape.vocab_size}
     matrices = {
@@ -397,7 +401,7 @@ def check_repeat(subject: StepUnderTest) -> list[CheckFinding]:
     """Repeat the first steps of the traced run, with an evaluation between them."""
     traced, context = subject.traced_run, subject.context
     run = ShortRun(subject.small, context.prepare_data(subject.small), context.new_run_dir())
-    for name, weight in run.session.weights().items():
+    for name, weight in run.session.state.weights().items():
         if not torch.equal(weight, traced.initial_weights[name]):
             expected = f"the same initial {name} for the same seed"
             return [CheckFinding("same-initial-weights", expected, "other values")]
@@ -408,9 +412,9 @@ def check_repeat(subject: StepUnderTest) -> list[CheckFinding]:
             expected = f"the same loss at step {i + 1} for the same seed"
             return [CheckFinding("same-loss", expected, text)]
         if i == 0:
-            run.session.evaluate(run.session.model)
+            run.session.evaluate(run.session.state.model)
     run.close()
-    for name, weight in run.session.weights().items():
+    for name, weight in run.session.state.weights().items():
         if not torch.equal(weight, traced.weights_after_gradient_steps[name]):
             expected = f"the same trained {name} for the same seed"
             return [CheckFinding("same-trained-weights", expected, "other values")]

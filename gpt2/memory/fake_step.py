@@ -118,15 +118,17 @@ class MinimalTraining:
         Each has T + 1 tokens per row.
         """
         session = SimpleNamespace(
-            model=self.model,
             forward=self.model,
             config=self.config,
             device=torch.device("cpu"),
             group=ProcessGroup(),
-            optimizer=self.optimizer,
-            scaler=grad_scaler(self.config.machine),
-            pruner=pruner or self.pruner,
-            iteration=0,
+            state=SimpleNamespace(
+                model=self.model,
+                optimizer=self.optimizer,
+                scaler=grad_scaler(self.config.machine),
+                pruner=pruner or self.pruner,
+                iteration=0,
+            ),
         )
         micro_batches = [(t[:, :-1], t[:, 1:]) for t in tokens_BT]
         optimizer_step(

@@ -34,9 +34,9 @@ SCHEMA_VERSION = 2
 
 def write_results(session: TrainingSession, evaluation: EvaluationResult, started: float) -> None:
     """Write all results except the status; ``started`` is the process start by time.monotonic."""
-    weights = {name: tensor.contiguous() for name, tensor in session.weights().items()}
+    weights = {name: tensor.contiguous() for name, tensor in session.state.weights().items()}
     write_atomic(session.run.weights, safetensors.torch.save(weights))
-    dataset, step = session.config.data.dataset, session.iteration
+    dataset, step = session.config.data.dataset, session.state.iteration
     items = items_of(evaluation, session.evaluate, dataset, session.tokenizer, step)
     write_atomic(session.run.per_query, to_csv(items))
     if session.config.train.sample_tokens:
@@ -52,7 +52,7 @@ def generate_sample(session: TrainingSession) -> str:
     # An empty prompt starts a new document.
     ids = torch.tensor([int(i) for i in prompt] or [tokenizer.end_of_text])
     seed = stream_seed(config.seed, "sample")
-    tokens = generate(session.model, ids, seed, config.machine)
+    tokens = generate(session.state.model, ids, seed, config.machine)
     sample = list(itertools.islice(tokens, config.train.sample_tokens))
     return tokenizer.decode(np.array([*ids.tolist(), *sample])) + "\n"
 
@@ -64,7 +64,11 @@ def _summary(
     started: float,
 ) -> dict[str, Any]:
     """Build summary.json; configuration and seed determine all values outside ``timing``."""
-    config, seconds, verdict = session.config, session.watch.seconds, check_first_steps(session)
+    config, seconds, verdict = (
+        session.config,
+        session.state.clock.seconds,
+        check_first_steps(session),
+    )
     return {
         "schema_version": SCHEMA_VERSION,
         "seed": config.seed,
@@ -72,24 +76,26 @@ def _summary(
         "final": {
             **evaluation_metrics(items),
             "expected_calibration_error": expected_calibration_error(calibration),
-            "train_loss": train_loss(RunRecord(session.run).metrics_fields, session.iteration),
-            "iterations": session.iteration,
-            "tokens": session.tokens,
-            "data_order_digest": session.order.digest,
+            "train_loss": train_loss(
+                RunRecord(session.run).metrics_fields, session.state.iteration
+            ),
+            "iterations": session.state.iteration,
+            "tokens": session.state.tokens,
+            "data_order_digest": session.state.order.digest,
             "unigram_entropy": session.dataset.unigram_entropy,
-            "parameters": sum(w.numel() for w in session.weights().values()),
-            "budget_stretch": session.budget.stretch,
-            "sparsity": session.pruner.sparsity(),
-            "sparsity_by_layer": session.pruner.sparsity_by_layer(),
-            "prunable_weights": session.pruner.prunable_weights(),
+            "parameters": sum(w.numel() for w in session.state.weights().values()),
+            "budget_stretch": session.state.budget.stretch,
+            "sparsity": session.state.pruner.sparsity(),
+            "sparsity_by_layer": session.state.pruner.sparsity_by_layer(),
+            "prunable_weights": session.state.pruner.prunable_weights(),
         },
         "calibration": calibration,
         "numerics": config.numerics.flags,
         "timing": {
             "total_seconds": time.monotonic() - started,
             "train_seconds": seconds,
-            "mean_step_seconds": seconds / session.iteration,
-            "tokens_per_second": session.tokens / seconds,
+            "mean_step_seconds": seconds / session.state.iteration,
+            "tokens_per_second": session.state.tokens / seconds,
             "first_steps": verdict.record() if verdict else None,
             # With debug flags set, the timing does not represent the run's speed.
             "debug_flags": config.numerics.debug_flags,
@@ -106,9 +112,9 @@ def start_sidecars(session: TrainingSession) -> Sidecars:
         return Sidecars()
     # Without a reference to the session, because it must be freed before its sidecars are.
     records, run = session.records, session.run
-    companions = Sidecars(lambda text: records.line("WARN", text))
+    sidecars = Sidecars(lambda text: records.line("WARN", text))
     if seconds := session.config.telemetry.interval_seconds:
-        companions.start(telemetry_sidecar(run, seconds))
+        sidecars.start(telemetry_sidecar(run, seconds))
     try:
         run.trackers.mkdir(exist_ok=True)
         tracker_metadata(session).write(run.tracker_facts)
@@ -116,10 +122,10 @@ def start_sidecars(session: TrainingSession) -> Sidecars:
         records.line(
             "WARN", f"no tracker could be started: {error}; the run continues without trackers"
         )
-        return companions
+        return sidecars
     for tracker in session.config.tracking.trackers:
-        companions.start(mirror_sidecar(run, tracker.name))
-    return companions
+        sidecars.start(mirror_sidecar(run, tracker.name))
+    return sidecars
 
 
 def tracker_metadata(session: TrainingSession) -> TrackerMetadata:
@@ -153,7 +159,7 @@ def _settings(session: TrainingSession, manifest: RunManifest) -> dict[str, Any]
         "learning_rate": config.schedule.learning_rate,
         "warmup_steps": config.schedule.warmup_steps,
         # Seconds; None unless the budget is time.
-        "max_time": train.max_time_seconds if session.budget.is_time else None,
+        "max_time": train.max_time_seconds if session.state.budget.is_time else None,
         "compile_model": config.machine.compile,
         "git_commit": manifest.code.git_sha,
         "dirty_tree": manifest.code.dirty_tree,

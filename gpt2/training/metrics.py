@@ -34,39 +34,45 @@ from lib.tracking.watch import WatchedRecords, read_watched_records
 
 def count_fallbacks(session: TrainingSession) -> int:
     """Return the number of fallbacks: out-of-memory fallbacks and slow paths taken in the model."""
-    return len(session.oom_fallbacks) + statistics_count_fallbacks(session.model)
+    return len(session.state.oom_fallbacks) + statistics_count_fallbacks(session.state.model)
 
 
 def statistics_due(session: TrainingSession) -> bool:
     """Return whether statistics are due: at the end of an interval or of training, once each."""
     interval = session.config.telemetry.statistics_interval
-    if not interval or session.iteration == session.told_at:
+    if not interval or session.state.iteration == session.state.statistics_at:
         return False
-    return session.iteration % interval == 0 or session.progress >= 1.0
+    return session.state.iteration % interval == 0 or session.state.progress >= 1.0
 
 
 def record_statistics(session: TrainingSession) -> None:
     """Append statistics to metrics.jsonl and the heartbeat, on rank 0 only."""
-    session.told_at = session.iteration
+    session.state.statistics_at = session.state.iteration
     if not session.group.is_main:
         return
     try:
         values = _measure(session)
     except torch.OutOfMemoryError:
         rows = session.config.telemetry.statistics_rows
-        what = f"no statistics at iteration {session.iteration}: out of memory"
+        what = f"no statistics at iteration {session.state.iteration}: out of memory"
         session.records.line("WARN", f"{what}; reduce STATISTICS_ROWS={rows}")
         return
     session.records.metrics(
-        kind="statistics", iteration=session.iteration, tokens=session.tokens, values=values
+        kind="statistics",
+        iteration=session.state.iteration,
+        tokens=session.state.tokens,
+        values=values,
     )
     session.heartbeat.beat(
-        "statistics", session.iteration, statistics=reduce_over_layers(values), **_watched(values)
+        "statistics",
+        session.state.iteration,
+        statistics=reduce_over_layers(values),
+        **_watched(values),
     )
 
 
 def _measure(session: TrainingSession) -> StatisticsByLayer:
-    model, training = session.model, session.model.training
+    model, training = session.state.model, session.state.model.training
     model.eval()
     gpus = [session.device] if session.device.type == "cuda" else []
     try:
@@ -168,7 +174,7 @@ class HealthCheckResult:
 def log_health_check(session: TrainingSession, before: int) -> None:
     """Log the result once the first steps are done; ``before`` is the last log line's iteration."""
     steps = session.config.train.first_steps
-    if session.group.is_main and before < steps <= session.iteration:
+    if session.group.is_main and before < steps <= session.state.iteration:
         verdict = check_first_steps(session)
         assert verdict
         session.records.line("FIRST" if verdict.passed else "WARN", verdict.text)
@@ -177,7 +183,7 @@ def log_health_check(session: TrainingSession, before: int) -> None:
 def check_first_steps(session: TrainingSession) -> HealthCheckResult | None:
     """Check the recorded first steps; None before their end, or if the check is disabled."""
     steps = session.config.train.first_steps
-    if not 0 < steps <= session.iteration:
+    if not 0 < steps <= session.state.iteration:
         return None
     return evaluate_criteria(read_watched_records(session.run, time.time()), session.config)
 
@@ -249,20 +255,23 @@ class MetricsLog:
         # Losses since the last log line, and iteration and training seconds of that line.
         self._losses: list[float] = []
         self._grad_norm: float | None = None
-        self._line_at = (session.iteration, session.watch.seconds)
+        self._line_at = (session.state.iteration, session.state.clock.seconds)
         self._peak_flops = peak_flops(session)
 
     def add(self, measured: StepMetrics, lr: float) -> None:
         """Add the metrics of the last step; write and log them at the end of the log interval."""
         session = self._session
         row = {
-            "iteration": session.iteration,
-            "tokens": session.tokens,
-            "progress": session.progress,
+            "iteration": session.state.iteration,
+            "tokens": session.state.tokens,
+            "progress": session.state.progress,
             "lr": lr,
         }
         self._pending.append((row, measured))
-        if session.iteration % session.config.train.log_interval == 0 or session.progress >= 1.0:
+        if (
+            session.state.iteration % session.config.train.log_interval == 0
+            or session.state.progress >= 1.0
+        ):
             self.flush()
             self._line(lr)
 
@@ -283,25 +292,28 @@ class MetricsLog:
 
     def _line(self, lr: float) -> None:
         session = self._session
-        iterations, seconds = session.iteration - self._line_at[0], session.watch.seconds
-        tokens = iterations * session.budget.tokens_per_iteration
+        iterations, seconds = (
+            session.state.iteration - self._line_at[0],
+            session.state.clock.seconds,
+        )
+        tokens = iterations * session.state.budget.tokens_per_iteration
         speed = tokens / max(seconds - self._line_at[1], 1e-9)
         utilisation = mfu(session, speed, self._peak_flops)
         loss = math.fsum(self._losses) / len(self._losses)
-        eta = remaining_seconds(session.progress, seconds)
+        eta = remaining_seconds(session.state.progress, seconds)
         session.records.timing(
-            iteration=session.iteration,
-            iterations=session.budget.iterations,
+            iteration=session.state.iteration,
+            iterations=session.state.budget.iterations,
             train_seconds=seconds,
             tokens_per_second=speed,
             mfu=utilisation,
             eta_seconds=eta,
-            **session.optimizer.statistics(),
+            **session.state.optimizer.statistics(),
         )
         session.records.progress(
-            progress=session.progress,
-            iteration=session.iteration,
-            iterations=session.budget.iterations,
+            progress=session.state.progress,
+            iteration=session.state.iteration,
+            iterations=session.state.budget.iterations,
             loss=loss,
             lr=lr,
             grad_norm=self._grad_norm,
@@ -317,7 +329,7 @@ class MetricsLog:
         )
         session.heartbeat.beat(
             "train",
-            session.iteration,
+            session.state.iteration,
             loss=loss,
             grad_norm=self._grad_norm,
             lr=lr,
@@ -327,9 +339,9 @@ class MetricsLog:
             fallbacks=count_fallbacks(session),
         )
         log_health_check(session, self._line_at[0])
-        session.companions.check()
+        session.sidecars.check()
         self._losses.clear()
-        self._line_at = (session.iteration, seconds)
+        self._line_at = (session.state.iteration, seconds)
 
 
 def format_duration(seconds: float | None) -> str:
@@ -342,6 +354,6 @@ def format_duration(seconds: float | None) -> str:
 
 
 def _position(session: TrainingSession) -> str:
-    if session.budget.is_time:
-        return f"it {session.iteration} ({session.progress:.1%})"
-    return f"it {session.iteration}/{session.budget.iterations}"
+    if session.state.budget.is_time:
+        return f"it {session.state.iteration} ({session.state.progress:.1%})"
+    return f"it {session.state.iteration}/{session.state.budget.iterations}"

@@ -172,7 +172,7 @@ def require_finite(
     what = ""
     if not math.isfinite(loss):
         what = f"loss is {_format_value(loss)}"
-    elif not math.isfinite(norm) and not session.scaler.is_enabled():
+    elif not math.isfinite(norm) and not session.state.scaler.is_enabled():
         what = f"gradient norm is {_format_value(norm)}"
     if begun is not None and session.group.any(bool(what)):
         raise _before_update(session, measured, iteration, begun, what)
@@ -183,8 +183,8 @@ def require_finite(
 def nonfinite_evaluation_error(session: TrainingSession, loss: float) -> NumericsError:
     """Return the error of a non-finite validation loss."""
     what = f"validation loss is {loss}"
-    rows = to_json_rows(find_nonfinite(session.weights().items(), "weight"))
-    return _error(session, what, session.iteration, "in an evaluation", rows, {})
+    rows = to_json_rows(find_nonfinite(session.state.weights().items(), "weight"))
+    return _error(session, what, session.state.iteration, "in an evaluation", rows, {})
 
 
 @contextmanager
@@ -208,7 +208,7 @@ def anomaly_detection(session: TrainingSession) -> Iterator[None]:
         what += f" (rank {session.group.rank})" if is_distributed else ""
         rank = {"rank": session.group.rank} if is_distributed else {}
         numerics_error = _error(
-            session, what, session.iteration + 1, "in the backward pass", [], rank
+            session, what, session.state.iteration + 1, "in the backward pass", [], rank
         )
         numerics_error.alone = is_distributed
         raise numerics_error from error
@@ -219,11 +219,11 @@ def _before_update(
 ) -> NumericsError:
     """Roll back the step and build an error with the diagnostics of every rank."""
     if math.isfinite(measured.loss.item()):
-        gradients = ((name, p.grad) for name, p in session.model.named_parameters())
+        gradients = ((name, p.grad) for name, p in session.state.model.named_parameters())
         reduced_rows = to_json_rows(find_nonfinite(gradients, "gradient"))
     else:
         # Gradients of a non-finite loss carry no information.
-        reduced_rows = to_json_rows(find_nonfinite(session.weights().items(), "weight"))
+        reduced_rows = to_json_rows(find_nonfinite(session.state.weights().items(), "weight"))
     report = {"rank": session.group.rank, "what": what, **_replay(session, begun)}
     # States of the generators at the start of the step.
     report["rng"] = {
@@ -259,18 +259,18 @@ def _replay(session: TrainingSession, begun: StepSnapshot) -> dict[str, Any]:
     report: dict[str, Any] = {"losses": [], "micro_batch": None, "first_module": "", "tensors": []}
     begun.undo(session)
     for i, (x_BT, y_BT) in enumerate(on_device(session, begun.micro_batches)):
-        session.optimizer.zero_grad(set_to_none=True)
+        session.state.optimizer.zero_grad(set_to_none=True)
         module = FirstNonFiniteModule()
-        with autocast(session.config.machine), module.watching(session.model):
-            loss = session.model(x_BT, y_BT)
+        with autocast(session.config.machine), module.watching(session.state.model):
+            loss = session.state.model(x_BT, y_BT)
         finite = math.isfinite(loss.item())
         report["losses"].append(json_number(loss.item()))
         rows = []
         if not finite:
-            rows = find_nonfinite(session.weights().items(), "weight")
-        elif not session.scaler.is_enabled():
+            rows = find_nonfinite(session.state.weights().items(), "weight")
+        elif not session.state.scaler.is_enabled():
             loss.backward()
-            gradients = ((name, p.grad) for name, p in session.model.named_parameters())
+            gradients = ((name, p.grad) for name, p in session.state.model.named_parameters())
             rows = find_nonfinite(gradients, "gradient")
         if rows or not finite:
             report |= {"micro_batch": i, "first_module": module.name, "tensors": to_json_rows(rows)}
@@ -308,7 +308,9 @@ def _bad_norms(
 
     A count of 0 means that all elements are finite and the norm overflows fp32.
     """
-    norms = zip(session.model.named_parameters(), measured.gradient_norms.tolist(), strict=True)
+    norms = zip(
+        session.state.model.named_parameters(), measured.gradient_norms.tolist(), strict=True
+    )
     return [
         {
             "param": name,
@@ -390,7 +392,7 @@ def write_numerics_failure(session: TrainingSession, error: NumericsError) -> li
     record: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
         **error.record,
-        "checkpoint": session.saved_at if error.undone else None,
+        "checkpoint": session.state.saved_at if error.undone else None,
         "batch": None,
         "replay": f"make RUNS={session.label}",
     }

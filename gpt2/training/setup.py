@@ -30,7 +30,8 @@ from gpt2.nsa.options import NsaOptions, resolve_backend
 from gpt2.records.run_files import read_settings
 from gpt2.training.budget import TrainingClock, run_budget
 from gpt2.training.records import Heartbeat, RecordWriter
-from gpt2.training.session import DataOrder, TrainingSession
+from gpt2.training.session import TrainingSession
+from gpt2.training.state import DataOrder, RankGenerators, TrainState
 from gpt2.training.step import StepOutOfMemory, optimizer_step
 from gpt2.weights.convert import load_initial_weights
 from lib.env.machine import grad_scaler, set_up
@@ -126,9 +127,7 @@ def open_session(
     initial = load_initial_weights(model, config, build_dir, records.line)
     model.to(device)
     init_digests = _check_equal_weights(model, group)
-    groups = parameter_groups(model, config.optimizer.weight_decay)
-    optimizer = config.optimizer.build(groups, config.schedule.learning_rate)
-    pruner = config.pruning.build(model)
+    state = _build_state(config, model, clock, group, device)
     # After initialization, because it has separate generators.
     seed_all(config.seed, group.rank)
     return TrainingSession(
@@ -138,21 +137,36 @@ def open_session(
         device=device,
         dataset=dataset,
         tokenizer=tokenizer.load_tokenizer(config.data.tokenizer, downloads),
-        model=model,
+        state=state,
         forward=group.share_gradients(
             torch.compile(model) if config.machine.compile else model, config.machine.ddp_safe
         ),
-        optimizer=optimizer,
-        scaler=grad_scaler(config.machine),
-        pruner=pruner,
-        budget=run_budget(config),
-        watch=TrainingClock(clock),
         evaluate=Evaluator(config, dataset.val, device, group),
         records=records,
         heartbeat=Heartbeat(records.run, group.rank, device),
         origin=_origin(device, initial),
         init_digests=init_digests,
+    )
+
+
+def _build_state(
+    config: Config,
+    model: GPT,
+    clock: Callable[[], float],
+    group: ProcessGroup,
+    device: torch.device,
+) -> TrainState:
+    """Return the state of a run at its start; ``clock`` returns seconds."""
+    groups = parameter_groups(model, config.optimizer.weight_decay)
+    return TrainState(
+        model=model,
+        optimizer=config.optimizer.build(groups, config.schedule.learning_rate),
+        scaler=grad_scaler(config.machine),
+        pruner=config.pruning.build(model),
+        budget=run_budget(config),
+        clock=TrainingClock(clock),
         order=DataOrder(group),
+        generators=RankGenerators(group, device),
     )
 
 
@@ -164,8 +178,8 @@ def warm_up(session: TrainingSession) -> None:
     iterations = session.config.machine.warmup_iterations
     if iterations == 0:
         return
-    weights = {name: tensor.clone() for name, tensor in session.weights().items()}
-    state = copy.deepcopy(session.state_dict())
+    weights = {name: tensor.clone() for name, tensor in session.state.weights().items()}
+    state = copy.deepcopy(session.state.state_dict())
     micro_batches = next(session.batches())
     try:
         for _ in range(iterations):
@@ -175,7 +189,7 @@ def warm_up(session: TrainingSession) -> None:
             "OOM",
             f"out of memory in the warm-up; fallbacks follow: {error.problems[0].what}",
         )
-    session.load_weights(weights)
+    session.state.load_weights(weights)
     session.load_state_dict(state)
 
 
@@ -201,17 +215,19 @@ def resume(session: TrainingSession, allow_stale: bool = False) -> None:
     if changes := drift(loaded.state["origin"], session.origin):
         _refuse(session, loaded.step, changes, allow_stale)
     records.rewind(loaded.state["metrics_bytes"])
-    session.load_weights(loaded.weights)
+    session.state.load_weights(loaded.weights)
     session.load_state_dict(loaded.state["session"])
-    session.saved_at = session.iteration
-    records.line("TRAIN", f"resumes at iteration {session.iteration:,}{_fallback_text(session)}")
+    session.state.saved_at = session.state.iteration
+    records.line(
+        "TRAIN", f"resumes at iteration {session.state.iteration:,}{_fallback_text(session)}"
+    )
 
 
 def _fallback_text(session: TrainingSession) -> str:
     """Describe the out-of-memory fallbacks of earlier processes; "" if there are none."""
-    if not session.oom_fallbacks:
+    if not session.state.oom_fallbacks:
         return ""
-    train, count = session.config.train, len(session.oom_fallbacks)
+    train, count = session.config.train, len(session.state.oom_fallbacks)
     geometry = f"BATCH_SIZE={train.batch_size} GRAD_ACCUMULATION={train.grad_accumulation}"
     return f", after {count} out-of-memory fallback(s): {geometry}"
 
@@ -270,7 +286,9 @@ MIB = 1 << 20
 def observed_settings(session: TrainingSession) -> dict[str, Setting]:
     """Return the settings of machine, compiler, attention, memory and loader, by name."""
     machine = session.config.machine
-    settings = machine_settings(machine, session.device, session.group.process, session.scaler)
+    settings = machine_settings(
+        machine, session.device, session.group.process, session.state.scaler
+    )
     settings |= _compiler(session) | _gradient_exchange(session) | _attention(session)
     return settings | _memory(session) | _loader(session)
 
@@ -326,7 +344,7 @@ def _attention(session: TrainingSession) -> dict[str, Setting]:
     """
     model, device = session.config.model, session.device
     requested, shape = model.attention.backend, model.shape
-    forms = sorted({block.attn.backend(device.type) for block in session.model.h})
+    forms = sorted({block.attn.backend(device.type) for block in session.state.model.h})
     selected: dict[str, str] = {}
     observed: dict[str, str] = {}
     allowed: tuple[list[str], list[str]] = ([], [])
@@ -362,7 +380,7 @@ def _nsa_backend(session: TrainingSession) -> dict[str, Setting]:
     if not isinstance(options, NsaOptions) or not options.branch_selected:
         # Recorded for every run, so that runs with and without the pattern are comparable.
         return {"nsa_backend": _state("none", "none")}
-    kernels = {block.attn.pattern.kernel(device) for block in session.model.h}
+    kernels = {block.attn.pattern.kernel(device) for block in session.state.model.h}
     observed = "+".join(sorted(kernel.removeprefix("nsa by ") for kernel in kernels))
     return {"nsa_backend": _state(resolve_backend(options, device), observed, options.backend)}
 
@@ -370,7 +388,7 @@ def _nsa_backend(session: TrainingSession) -> dict[str, Setting]:
 def _memory(session: TrainingSession) -> dict[str, Setting]:
     resolved = session.config.model.grad_checkpointing
     return {
-        "gradient_checkpointing_enabled": _state(resolved, session.model.grad_checkpointing),
+        "gradient_checkpointing_enabled": _state(resolved, session.state.model.grad_checkpointing),
         # Fixed: recomputation always uses the same dropout masks.
         "checkpoint_preserve_rng_state": _state(True, True),
         "checkpoint_use_reentrant": _state(False, False),
@@ -451,7 +469,7 @@ def startup_summary(session: TrainingSession) -> str:
         *([f"{session.group.size} processes"] if session.group.size > 1 else []),
         f"{torch.get_num_threads()} thread(s)",
         *(option for option, on in options.items() if on),
-        f"{sum(w.numel() for w in session.weights().values()):,} parameters",
+        f"{sum(w.numel() for w in session.state.weights().values()):,} parameters",
         _length(session),
     ]
     return " | ".join(parts)
@@ -459,7 +477,7 @@ def startup_summary(session: TrainingSession) -> str:
 
 def attention_kernel(session: TrainingSession) -> str:
     """Return the attention kernel: by rows, joined, of the pattern, or of SDPA."""
-    attention = session.model.h[0].attn
+    attention = session.state.model.h[0].attn
     if attention.options.pattern.attends:
         return attention.pattern.kernel(session.device.type)
     form = attention.backend(session.device.type)
@@ -502,7 +520,7 @@ def initial_manifest_entries(
             "global_sequences": train.global_batch,
             "micro_batch": train.batch_size,
             "accumulation": train.grad_accumulation,
-            "tokens_per_iteration": session.budget.tokens_per_iteration,
+            "tokens_per_iteration": session.state.budget.tokens_per_iteration,
         },
         "processes": {
             "world_size": session.group.size,
@@ -521,8 +539,8 @@ def initial_manifest_entries(
         "final_weights_digest": None,
         "optimizer_state_digest": None,
         "data": session.dataset.manifest,
-        "oom_fallbacks": session.oom_fallbacks,
-        "nondeterministic_ops_warned": None if session.warned is None else [],
+        "oom_fallbacks": session.state.oom_fallbacks,
+        "nondeterministic_ops_warned": None if session.state.nondeterministic_ops is None else [],
     }
 
 
@@ -530,8 +548,8 @@ def final_manifest_entries(session: TrainingSession) -> dict[str, Any]:
     """Return the manifest entries of the end of training. Must be called on every rank."""
     return {
         "rng_state_at_end": rng_digests_per_rank(session),
-        "final_weights_digest": weights_digest(session.weights()),
-        "optimizer_state_digest": state_digest(session.optimizer.state_dict()),
+        "final_weights_digest": weights_digest(session.state.weights()),
+        "optimizer_state_digest": state_digest(session.state.optimizer.state_dict()),
         "nondeterministic_ops_warned": _warned_of_ranks(session),
     }
 
@@ -550,9 +568,9 @@ def rng_digests_per_rank(session: TrainingSession) -> dict[str, list[str]]:
 
 def _warned_of_ranks(session: TrainingSession) -> list[str] | None:
     """Return the operations torch warned of on any rank; None if warnings were not enabled."""
-    if session.warned is None:
+    if session.state.nondeterministic_ops is None:
         return None
-    texts = session.group.gather_text(json.dumps(session.warned.names))
+    texts = session.group.gather_text(json.dumps(session.state.nondeterministic_ops.names))
     return sorted({name for text in texts for name in json.loads(text)})
 
 
@@ -568,13 +586,13 @@ def _streams(session: TrainingSession) -> dict[str, int | list[int] | dict[str, 
     return {
         **{name: stream_seed(seed, name) for name in names},
         "dropout": [dropout_seed(seed, rank) for rank in range(session.group.size)],
-        "init": {name: stream_seed(seed, f"init/{name}") for name in session.weights()},
+        "init": {name: stream_seed(seed, f"init/{name}") for name in session.state.weights()},
     }
 
 
 def _length(session: TrainingSession) -> str:
-    tokens, stretch = session.budget.tokens_per_iteration, session.budget.stretch
+    tokens, stretch = session.state.budget.tokens_per_iteration, session.state.budget.stretch
     suffix = "" if stretch == 1.0 else f" (budget x {stretch:g})"
-    if session.budget.is_time:
-        return f"{session.budget.seconds:,.0f} s x {tokens:,} tokens/it{suffix}"
-    return f"{session.budget.iterations:,} it x {tokens:,} tokens{suffix}"
+    if session.state.budget.is_time:
+        return f"{session.state.budget.seconds:,.0f} s x {tokens:,} tokens/it{suffix}"
+    return f"{session.state.budget.iterations:,} it x {tokens:,} tokens{suffix}"

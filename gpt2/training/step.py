@@ -51,7 +51,11 @@ def probe_memory(session: TrainingSession, begun: StepSnapshot) -> None:
     A rank cannot roll back during a collective operation, so the passes of the first steps are run
     once before, without communication.
     """
-    if session.group.size == 1 or not session.config.train.oom_fallback or not session.unproved:
+    if (
+        session.group.size == 1
+        or not session.config.train.oom_fallback
+        or not session.state.steps_to_probe
+    ):
         return
     cause = ""
     try:
@@ -64,7 +68,7 @@ def probe_memory(session: TrainingSession, begun: StepSnapshot) -> None:
     if session.group.any(bool(cause)):
         what = cause or "out of memory on another rank"
         raise StepOutOfMemory(Problem(what, code="run.out-of-memory"))
-    session.unproved -= 1
+    session.state.steps_to_probe -= 1
 
 
 def apply_next_fallback(session: TrainingSession, cause: str) -> dict[str, Any]:
@@ -75,13 +79,13 @@ def apply_next_fallback(session: TrainingSession, cause: str) -> dict[str, Any]:
         torch.cuda.empty_cache()
     action, before, after = _next_fallback(session)
     record = {
-        "iteration": session.iteration + 1,
+        "iteration": session.state.iteration + 1,
         "action": action,
         "from": before,
         "to": after,
         "peak_bytes": peak_memory_bytes(session.device),
     }
-    session.fall_back(record)
+    session.apply_fallback(record)
     text = f"it {record['iteration']}: {action} {_format(before)} -> {_format(after)}"
     session.records.line("OOM", f"{text}; peak {format_si(record['peak_bytes'])}B; {cause}")
     return record
@@ -100,7 +104,7 @@ def _next_fallback(session: TrainingSession) -> tuple[str, dict[str, Any], dict[
             before,
             {"micro_batch": smaller, "accumulation": count * size // smaller},
         )
-    model = session.model
+    model = session.state.model
     # Compiled blocks would use other dropout masks in the recomputation.
     supported = isinstance(model, SupportsGradCheckpointing) and not session.config.machine.compile
     if supported and not model.grad_checkpointing:
@@ -108,7 +112,7 @@ def _next_fallback(session: TrainingSession) -> tuple[str, dict[str, Any], dict[
     state = "on" if supported else "not available"
     for name, reason in UNSUPPORTED_FALLBACKS.items():
         session.records.line("OOM", f"{name}: not applied ({reason})")
-    what = f"out of memory at it {session.iteration + 1} with BATCH_SIZE=1, gradient checkpointing"
+    what = f"out of memory at it {session.state.iteration + 1} with BATCH_SIZE=1, gradient checkpointing"
     advice = "use a smaller model, a shorter BLOCK_SIZE or a GPU with more memory"
     raise RunError(
         Problem(f"{what} {state}", str(session.run.logs), advice, code="run.out-of-memory")
@@ -129,24 +133,24 @@ def optimizer_step(
     memory runs out and OOM_FALLBACK is on. Both errors leave weights and states unchanged.
     """
     begun = StepSnapshot.now(session, micro_batches, lr)
-    parameters = list(session.model.parameters())
+    parameters = list(session.state.model.parameters())
     loss = _compute_gradients(session, begun)
-    session.scaler.unscale_(session.optimizer)
-    session.pruner.mask_gradients()
+    session.state.scaler.unscale_(session.state.optimizer)
+    session.state.pruner.mask_gradients()
     norms = torch.stack(torch._foreach_norm(_gradients_or_zeros(parameters)))
     measured = StepMetrics(loss, norms, torch.linalg.vector_norm(norms))
-    if session.config.numerics.due(session.iteration + 1):
-        require_finite(session, measured, session.iteration + 1, begun)
-    session.pruner.observe(measured.gradient_norm)
+    if session.config.numerics.due(session.state.iteration + 1):
+        require_finite(session, measured, session.state.iteration + 1, begun)
+    session.state.pruner.observe(measured.gradient_norm)
     if session.config.train.grad_clip > 0.0:
         torch.nn.utils.clip_grads_with_norm_(
             parameters, session.config.train.grad_clip, measured.gradient_norm
         )
-    for group in session.optimizer.param_groups:
+    for group in session.state.optimizer.param_groups:
         group["lr"] = lr
-    session.scaler.step(session.optimizer, gradient_norm=measured.gradient_norm)
-    session.scaler.update()
-    session.optimizer.zero_grad(set_to_none=True)
+    session.state.scaler.step(session.state.optimizer, gradient_norm=measured.gradient_norm)
+    session.state.scaler.update()
+    session.state.optimizer.zero_grad(set_to_none=True)
     return measured
 
 

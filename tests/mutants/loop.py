@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from gpt2.training import session, setup
-from gpt2.training.session import TrainingSession
+from gpt2.training.state import RankGenerators
 from tests.mutants.mutant import Mutant, nothing, replaced
 
 _LOSS = ("resumed-loss", "step 4;")
@@ -27,7 +27,7 @@ MUTANTS = (
         "dropout of a resumed run repeats the masks of its first steps",
         "baseline",
         {"reload": _LOSS},
-        nothing(TrainingSession, "_set_rng"),
+        nothing(RankGenerators, "load_state_dict"),
     ),
     Mutant(
         "optimizer is not restored",

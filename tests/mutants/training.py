@@ -86,7 +86,7 @@ def _last_alone(right: Any) -> Any:
 def _summed(right: Any) -> Any:
     def backward(session: TrainingSession, batches: list) -> Tensor:
         total = right(session, batches)
-        for parameter in session.model.parameters():
+        for parameter in session.state.model.parameters():
             if parameter.grad is not None:
                 parameter.grad.mul_(len(batches))
         return total
@@ -96,11 +96,14 @@ def _summed(right: Any) -> Any:
 
 def _keeping_gradients(right: Any) -> Any:
     def optimizer_step(session: TrainingSession, batches: list, lr: float) -> Any:
-        zero, session.optimizer.zero_grad = session.optimizer.zero_grad, lambda **named: None
+        zero, session.state.optimizer.zero_grad = (
+            session.state.optimizer.zero_grad,
+            lambda **named: None,
+        )
         try:
             return right(session, batches, lr)
         finally:
-            session.optimizer.zero_grad = zero
+            session.state.optimizer.zero_grad = zero
 
     return optimizer_step
 
@@ -124,7 +127,7 @@ def _restored_without(key: str) -> Any:
 
     def make(right: Any) -> Any:
         def load(self: TrainingSession, state: dict) -> None:
-            right(self, state | {key: self.state_dict()[key]})
+            right(self, state | {key: self.state.state_dict()[key]})
 
         return load
 
@@ -142,7 +145,7 @@ def _narrowed(right: Any) -> Any:
 def _uphill(right: Any) -> Any:
     def backward(session: TrainingSession, batches: list) -> Tensor:
         total = right(session, batches)
-        for parameter in session.model.parameters():
+        for parameter in session.state.model.parameters():
             if parameter.grad is not None:
                 parameter.grad.neg_()
         return total

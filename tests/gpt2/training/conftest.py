@@ -156,7 +156,7 @@ class Trainer:
 
         def counted(session: TrainingSession, *rest: Any) -> None:
             train_step(session, *rest)
-            done[0] = session.iteration
+            done[0] = session.state.iteration
 
         def stop() -> bool:
             return stop_at is not None and done[0] >= stop_at

@@ -16,6 +16,7 @@ from gpt2.config import Config
 from gpt2.data.loader import BatchLoader
 from gpt2.evaluate import Evaluator
 from gpt2.training.session import TrainingSession
+from gpt2.training.state import RankGenerators
 from gpt2.training.step import optimizer_step
 from lib.files import canonical_json
 from lib.runs import checkpoint
@@ -74,7 +75,7 @@ def killed(train: Callable, configure: Configure, patch: pytest.MonkeyPatch) -> 
 
 
 def _never_restores_randomness(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(TrainingSession, "_set_rng", lambda self, state: None)
+    patch.setattr(RankGenerators, "load_state_dict", lambda self, state: None)
 
 
 def _never_restores_the_optimizer(patch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,9 @@ PROMPT = [1, 2, 3]
 def write(opened: TrainingSession, count: int, seed: int = 5, **sampling: float) -> list[int]:
     """Return the tokens after the prompt."""
     prompt = torch.tensor(PROMPT)
-    drawn = generate(opened.model, prompt, seed, opened.config.machine, SamplingOptions(**sampling))
+    drawn = generate(
+        opened.state.model, prompt, seed, opened.config.machine, SamplingOptions(**sampling)
+    )
     return list(islice(drawn, count))
 
 
@@ -28,16 +30,16 @@ def distinct(opened: TrainingSession) -> TrainingSession:
     """Set weights with which the next token depends on the whole context."""
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
-        for parameter in opened.model.parameters():
+        for parameter in opened.state.model.parameters():
             parameter.normal_(0, 1.0, generator=generator)
     return opened
 
 
 def last_logits(opened: TrainingSession, ids: list[int]) -> Tensor:
     """Return the logits of a full forward pass on the last 16 tokens, the context."""
-    opened.model.eval()
+    opened.state.model.eval()
     with torch.no_grad():
-        return opened.model(torch.tensor([ids[-16:]]))[0, -1]
+        return opened.state.model(torch.tensor([ids[-16:]]))[0, -1]
 
 
 def test_tokens_follow_the_models_own_distribution(session: Open) -> None:
@@ -67,12 +69,14 @@ def test_a_token_costs_one_pass_of_one_token(
     """A long prompt is processed in chunks; a full context is processed again for each token."""
     opened = session()
     lengths: list[int] = []
-    hidden = opened.model.hidden
+    hidden = opened.state.model.hidden
     monkeypatch.setattr(module, "_PREFILL_TOKENS", 10)
     monkeypatch.setattr(
-        opened.model, "hidden", lambda ids, cache: lengths.append(ids.size(1)) or hidden(ids, cache)
+        opened.state.model,
+        "hidden",
+        lambda ids, cache: lengths.append(ids.size(1)) or hidden(ids, cache),
     )
-    drawn = generate(opened.model, torch.arange(13), 5, opened.config.machine)
+    drawn = generate(opened.state.model, torch.arange(13), 5, opened.config.machine)
     list(islice(drawn, 6))
     assert lengths == [10, 3, 1, 1, 1, 10, 6, 10, 6]
 
@@ -84,7 +88,7 @@ def test_the_seed_determines_the_text_without_side_effects(session: Open) -> Non
     assert write(opened, 8) == first
     assert write(opened, 8, seed=6) != first
     assert torch.equal(rng_state(opened.device)["torch"], before)
-    assert opened.model.training and torch.is_grad_enabled()
+    assert opened.state.model.training and torch.is_grad_enabled()
 
 
 def test_the_sample_starts_with_the_prompt(session: Open) -> None:

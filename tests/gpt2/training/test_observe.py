@@ -141,7 +141,7 @@ def test_settings_of_built_components_are_observed(session: Callable[..., Traini
     assert [found[name]["observed"] for name in loader] == [2, 3, True]
     # Page-locked memory requires a GPU.
     assert found["pin_memory"] == {"requested": True, "resolved": False, "observed": False}
-    opened.model.grad_checkpointing = False
+    opened.state.model.grad_checkpointing = False
     assert deviations(observed_settings(opened)) == ["gradient_checkpointing_enabled"]
 
 
@@ -152,7 +152,7 @@ def test_a_compiled_model_is_observed(
     compiled = session(COMPILE=True)
     found = observed(compiled)
     assert found["torch_compile_enabled"] and found["torch_compile_backend"] == "inductor"
-    compiled.forward = compiled.model
+    compiled.forward = compiled.state.model
     assert {"torch_compile_enabled", "torch_compile_mode"} <= set(
         deviations(observed_settings(compiled))
     )
@@ -183,5 +183,5 @@ def test_a_strict_run_with_a_deviation_fails_before_its_first_step(
 def test_a_fast_run_continues_with_a_deviation(session: Callable[..., TrainingSession]) -> None:
     opened = session(**FAST)
     opened.forward = nn.Identity()
-    opened.model.grad_checkpointing = True
+    opened.state.model.grad_checkpointing = True
     require_resolved_settings(opened)

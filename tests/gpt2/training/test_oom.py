@@ -44,7 +44,7 @@ def memory_for(sequences: int, since: int = 1, rank: int | None = None) -> Itera
     forward, at = GPT.forward, [0]
 
     def noted(session: TrainingSession, *rest: Any) -> StepMetrics:
-        at[0] = session.iteration + 1
+        at[0] = session.state.iteration + 1
         return optimizer_step(session, *rest)
 
     def limited(model: GPT, x_BT: Tensor, *rest: Tensor) -> Tensor:
@@ -134,7 +134,7 @@ def test_a_run_killed_right_after_a_fallback_takes_it_at_the_same_step(
 
     def deadly(session: TrainingSession, *rest: Any) -> bool:
         """Kill the process between two steps."""
-        if session.iteration == 6:
+        if session.state.iteration == 6:
             os.kill(os.getpid(), signal.SIGKILL)
         return False
 
@@ -196,7 +196,7 @@ def test_compiled_blocks_are_not_recomputed(session: Open, monkeypatch: pytest.M
         apply_next_fallback(opened, "out of memory")
     assert caught.value.codes == ["run.out-of-memory"]
     assert "BATCH_SIZE=1" in str(caught.value) and "not available" in str(caught.value)
-    assert opened.oom_fallbacks == []
+    assert opened.state.oom_fallbacks == []
 
 
 def test_under_paper_repro_the_run_fails_with_advice(configure: Configure, train: Callable) -> None:

@@ -121,7 +121,7 @@ def test_an_evaluation_is_the_same_in_any_number_of_processes(
 ) -> None:
     def documents(**changes: Any) -> list[Any]:
         opened = open_rank(**changes)
-        found = opened.evaluate(opened.model)
+        found = opened.evaluate(opened.state.model)
         return [[d.item_id, d.n_tokens, d.n_correct, d.nll_sum] for d in found.documents]
 
     (alone,) = ranks(1, lambda rank: documents(**SPLITS[1]))
@@ -135,7 +135,7 @@ def test_nothing_is_exchanged_before_the_last_micro_batch(
 ) -> None:
     def body(rank: int) -> list[str]:
         opened, seen = open_rank(**SPLITS[2]), []
-        opened.model.register_forward_pre_hook(lambda *arguments: seen.append("forward"))
+        opened.state.model.register_forward_pre_hook(lambda *arguments: seen.append("forward"))
 
         def counted(state: Any, bucket: dist.GradBucket) -> Future[Tensor]:
             seen.append("gradients")
@@ -184,11 +184,11 @@ def test_weights_optimizer_and_masks_stay_the_same_on_all_ranks(
         log = MetricsLog(opened)
         for micro_batches in islice(opened.batches(), 6):
             train_step(opened, micro_batches, log)
-        state = (opened.optimizer.state_dict(), opened.pruner.state_dict())
-        assert opened.pruner.sparsity() > 0
+        state = (opened.state.optimizer.state_dict(), opened.state.pruner.state_dict())
+        assert opened.state.pruner.sparsity() > 0
         tensors = {str(i): tensor for i, tensor in enumerate(iter_tensors(state))}
         assert len(tensors) > 10
-        return [weights_digest(opened.weights()), weights_digest(tensors)]
+        return [weights_digest(opened.state.weights()), weights_digest(tensors)]
 
     first, second = ranks(2, body)
     assert first == second
@@ -297,7 +297,7 @@ def test_a_run_with_a_killed_rank_resumes_to_the_same_bytes(
     whole, _ = together(config, "whole")
 
     def deadly(session: TrainingSession, *rest: Any) -> Any:
-        if session.group.rank == 1 and session.iteration == 6:
+        if session.group.rank == 1 and session.state.iteration == 6:
             os.kill(os.getpid(), signal.SIGKILL)
         return optimizer_step(session, *rest)
 

@@ -49,12 +49,12 @@ def test_frozen_weights_evaluate_equally_at_any_step(
     session: Callable[..., TrainingSession],
 ) -> None:
     opened = session(PRUNING_MAGNITUDE=None, PRUNING_FREQUENCY=None)
-    first = opened.evaluate(opened.model)
+    first = opened.evaluate(opened.state.model)
     for micro_batches in islice(opened.batches(), 3):
         optimizer_step(opened, micro_batches, lr=0.0)
-    assert opened.evaluate(opened.model).documents == first.documents
+    assert opened.evaluate(opened.state.model).documents == first.documents
     optimizer_step(opened, next(opened.batches()), lr=0.1)
-    assert opened.evaluate(opened.model).documents != first.documents
+    assert opened.evaluate(opened.state.model).documents != first.documents
 
 
 def test_the_default_seed_is_recorded_and_determines_results(

@@ -91,14 +91,14 @@ def test_statistics_use_the_same_text_at_every_iteration(
         return collect_statistics(model, idx_BT)
 
     opened = session(**ALWAYS)
-    opened.model.train()
+    opened.state.model.train()
     with mock.patch("gpt2.training.metrics.collect_statistics", note):
-        for opened.iteration in (1, 2):
+        for opened.state.iteration in (1, 2):
             record_statistics(opened)
-    assert opened.model.training
+    assert opened.state.model.training
     assert torch.equal(seen[0], seen[1])
     # The first sequences of the order.
-    opened.iteration = 0
+    opened.state.iteration = 0
     first = torch.cat([x_BT for x_BT, _ in next(opened.batches())])
     assert torch.equal(seen[0], first[:3])
 

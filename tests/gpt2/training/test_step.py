@@ -29,17 +29,17 @@ def test_bf16_gradients_are_those_of_each_micro_batch_by_itself(session: Open) -
     assert len(micro_batches) == 2
     for x_BT, y_BT in micro_batches:
         with torch.autocast("cpu", torch.bfloat16):
-            loss = opened.model(x_BT, y_BT) / 2
+            loss = opened.state.model(x_BT, y_BT) / 2
         loss.backward()
-    expected = torch.stack([p.grad.norm() for p in opened.model.parameters()])
-    opened.optimizer.zero_grad()
+    expected = torch.stack([p.grad.norm() for p in opened.state.model.parameters()])
+    opened.state.optimizer.zero_grad()
     measured = optimizer_step(opened, micro_batches, 0.0)
     assert torch.equal(measured.gradient_norms, expected)
 
 
 def test_a_bad_weight_is_named_before_anything_is_updated(session: Open) -> None:
     opened = session()
-    weights = dict(opened.model.named_parameters())
+    weights = dict(opened.state.model.named_parameters())
     with torch.no_grad():
         weights["h.1.mlp.c_fc.weight"][3, 2] = math.nan
     before = weights["h.0.mlp.c_fc.weight"].clone()
@@ -50,9 +50,9 @@ def test_a_bad_weight_is_named_before_anything_is_updated(session: Open) -> None
 
 def test_a_bad_gradient_is_named(session: Open) -> None:
     opened = session()
-    parameter = dict(opened.model.named_parameters())["h.0.attn.c_proj.weight"]
+    parameter = dict(opened.state.model.named_parameters())["h.0.attn.c_proj.weight"]
     parameter.register_hook(lambda gradient: gradient * math.inf)
-    opened.iteration = 811
+    opened.state.iteration = 811
     with pytest.raises(RunError) as caught:
         optimizer_step(opened, next(opened.batches()), 1e-3)
     assert caught.value.codes == ["numerics.non-finite"]
@@ -65,12 +65,12 @@ def test_rows_before_the_bad_step_are_written(session: Open) -> None:
     """Without CHECK_NUMERICS, metrics are read when the log is written."""
     opened = session()
     log = MetricsLog(opened)
-    names = [name for name, _ in opened.model.named_parameters()]
+    names = [name for name, _ in opened.state.model.named_parameters()]
     for iteration, bad in ((1, None), (2, None), (4, 5)):
         norms = torch.ones(len(names))
         if bad is not None:
             norms[bad] = math.nan
-        opened.iteration = iteration
+        opened.state.iteration = iteration
         log.add(StepMetrics(torch.tensor(2.0), norms, norms.sum()), 1e-3)
     with pytest.raises(RunError, match=f"at it 4, .* gradient of {names[5]} .*non-finite"):
         log.flush()
@@ -84,9 +84,9 @@ def test_a_run_with_a_bad_loss_is_failed(
     configure: Callable[..., Config], train: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def poisoned(opened: TrainingSession, micro_batches: list, lr: float) -> StepMetrics:
-        if opened.iteration == 7:
+        if opened.state.iteration == 7:
             with torch.no_grad():
-                dict(opened.model.named_parameters())["h.0.ln_2.weight"][0] = math.nan
+                dict(opened.state.model.named_parameters())["h.0.ln_2.weight"][0] = math.nan
         return optimizer_step(opened, micro_batches, lr)
 
     monkeypatch.setattr("gpt2.train.optimizer_step", poisoned)
@@ -110,13 +110,13 @@ def test_an_infinite_validation_loss_is_failed(
 
 def test_pruned_weights_are_excluded_from_the_norm(session: Open) -> None:
     opened = session(PRUNING_SPARSITY="0.9", GRAD_CLIP="0", GRAD_ACCUMULATION=1, BATCH_SIZE=4)
-    opened.pruner.after_step(12, 1.0, opened.optimizer)
+    opened.state.pruner.after_step(12, 1.0, opened.state.optimizer)
     # Keep the gradients for inspection.
-    opened.optimizer.zero_grad = lambda set_to_none: None
+    opened.state.optimizer.zero_grad = lambda set_to_none: None
     measured = optimizer_step(opened, next(opened.batches()), 0.0)
-    prunable = prunable_parameters(opened.model, include_embeddings=False)
+    prunable = prunable_parameters(opened.state.model, include_embeddings=False)
     for (name, _), norm in zip(
-        opened.model.named_parameters(), measured.gradient_norms, strict=True
+        opened.state.model.named_parameters(), measured.gradient_norms, strict=True
     ):
         if name in prunable:
             alive = prunable[name].grad[prunable[name] != 0]
@@ -126,14 +126,14 @@ def test_pruned_weights_are_excluded_from_the_norm(session: Open) -> None:
 
 def test_warm_up_leaves_no_trace(session: Open) -> None:
     opened = session(WARMUP_ITERATIONS=3)
-    weights = {name: w.clone() for name, w in opened.weights().items()}
-    state = opened.state_dict()
+    weights = {name: w.clone() for name, w in opened.state.weights().items()}
+    state = opened.state.state_dict()
     warm_up(opened)
-    after = opened.state_dict()
-    assert opened.watch.seconds == 0.0
-    assert opened.iteration == 0
-    assert not opened.optimizer.state
-    for name, weight in opened.weights().items():
+    after = opened.state.state_dict()
+    assert opened.state.clock.seconds == 0.0
+    assert opened.state.iteration == 0
+    assert not opened.state.optimizer.state
+    for name, weight in opened.state.weights().items():
         assert torch.equal(weight, weights[name]), name
     assert torch.equal(after["rng"]["torch"], state["rng"]["torch"])
     assert repr(after["optimizer"]) == repr(state["optimizer"])
@@ -143,8 +143,8 @@ def test_warm_up_leaves_no_trace(session: Open) -> None:
 def test_bf16_runs_matrix_products_in_bf16_and_keeps_weights_in_fp32(session: Open) -> None:
     opened = session(PRECISION_BF16=True, PRECISION_WHY="as it is")
     seen = []
-    linear = opened.model.h[0].mlp.c_fc
+    linear = opened.state.model.h[0].mlp.c_fc
     linear.register_forward_hook(lambda module, inputs, output: seen.append(output.dtype))
     train_step(opened, next(opened.batches()), MetricsLog(opened))
     assert set(seen) == {torch.bfloat16}
-    assert {w.dtype for w in opened.weights().values()} == {torch.float32}
+    assert {w.dtype for w in opened.state.weights().values()} == {torch.float32}

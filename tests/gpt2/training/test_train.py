@@ -127,10 +127,10 @@ def test_gradients_are_clipped_and_the_optimizer_receives_the_norm_before(sessio
     seen = []
 
     def note(gradient_norm: torch.Tensor) -> None:
-        clipped = torch.nn.utils.get_total_norm([p.grad for p in opened.model.parameters()])
-        seen.append((gradient_norm, clipped, opened.optimizer.param_groups[0]["lr"]))
+        clipped = torch.nn.utils.get_total_norm([p.grad for p in opened.state.model.parameters()])
+        seen.append((gradient_norm, clipped, opened.state.optimizer.param_groups[0]["lr"]))
 
-    opened.optimizer.step = note
+    opened.state.optimizer.step = note
     measured = optimizer_step(opened, next(opened.batches()), 0.125)
     assert measured.gradient_norm > 0.01
     ((before, after, lr),) = seen
