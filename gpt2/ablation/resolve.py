@@ -57,7 +57,8 @@ def resolve_study(
     Raises ConfigError with all steps that do not resolve, that resolve to the same configuration as
     another step, or whose parameter count is outside the declared range.
     """
-    resolved, problems = [], []
+    resolved: list[ResolvedStep] = []
+    problems: list[Problem] = []
     for step in study.steps:
         try:
             resolved.append(ResolvedStep(step, resolve_step(tree, base, study, step)))

@@ -3,6 +3,8 @@
 Shapes: B batch, T tokens, C n_embd, M hidden units.
 """
 
+from typing import cast
+
 from torch import Tensor, nn
 
 from gpt2.attention.state import AttentionOutputs, AttentionWeightsOptions, BlockState
@@ -53,7 +55,7 @@ class Mlp(nn.Module):
     @property
     def request(self) -> AttentionWeightsOptions | None:
         """Return the attention weights that the block's attention must expose to this MLP."""
-        requests = [m.request for m in self.mechanisms.values() if m.request is not None]
+        requests = [m.request for m in self._built() if m.request is not None]
         assert len(requests) <= 1, "only one mechanism per block can read attention weights"
         return requests[0] if requests else None
 
@@ -66,9 +68,12 @@ class Mlp(nn.Module):
         """
         state = BlockState()
         h_BTM = self.activation(self.c_fc(x_BTC))
-        for mechanism in self.mechanisms.values():
+        for mechanism in self._built():
             if cache is None:
                 h_BTM = mechanism(h_BTM, view, state)
             else:
                 h_BTM = mechanism.decode(h_BTM, view, state, cache)
         return self.dropout(self.c_proj(h_BTM)), state
+
+    def _built(self) -> list[MlpMechanism]:
+        return cast(list[MlpMechanism], list(self.mechanisms.values()))

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from gpt2.config import ModelConfig
+from lib.config.registry import ComponentOptions
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -120,11 +121,19 @@ def unsupported_components(model: ModelConfig) -> list[str]:
     """Return the components of ``model`` that transformers' GPT-2 does not support."""
     attention = model.attention
     plain = {"dense", "full", "learned"}
-    parts = (attention.projection, attention.pattern, attention.positions)
+    parts: tuple[ComponentOptions, ...] = (
+        attention.projection,
+        attention.pattern,
+        attention.positions,
+    )
     kinds = [part.name for part in parts if part.name not in plain]
     if not model.mlp.activation.hf_names:
         kinds.append(model.mlp.activation.name)
-    added = (*attention.terms, *attention.gates, *model.mlp.mechanisms)
+    added: tuple[ComponentOptions, ...] = (
+        *attention.terms,
+        *attention.gates,
+        *model.mlp.mechanisms,
+    )
     return kinds + [part.name for part in added]
 
 

@@ -86,7 +86,7 @@ class Adam(torch.optim.Adam):
 
     def __init__(self, groups: list[ParameterGroup], options: AdamFamilyOptions, lr: float) -> None:
         super().__init__(
-            groups,
+            [dict(group) for group in groups],
             lr=lr,
             betas=(options.beta1, options.beta2),
             eps=options.eps,
@@ -95,7 +95,7 @@ class Adam(torch.optim.Adam):
             decoupled_weight_decay=options.decoupled,
         )
 
-    def step(
+    def step(  # type: ignore[override]  # torch declares overloads by the type of closure
         self,
         closure: Callable[[], float] | None = None,
         *,
@@ -118,7 +118,7 @@ class Sgd(torch.optim.SGD):
 
     def __init__(self, groups: list[ParameterGroup], options: SgdOptions, lr: float) -> None:
         super().__init__(
-            groups,
+            [dict(group) for group in groups],
             lr=lr,
             momentum=options.momentum,
             dampening=options.dampening,
@@ -126,7 +126,7 @@ class Sgd(torch.optim.SGD):
             foreach=True,
         )
 
-    def step(
+    def step(  # type: ignore[override]  # torch declares overloads by the type of closure
         self,
         closure: Callable[[], float] | None = None,
         *,

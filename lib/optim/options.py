@@ -78,8 +78,16 @@ class AdamFamilyOptions(DecayOptions):
 
     # Decoupled weight decay (arXiv 1711.05101) instead of L2 regularization of the gradient.
     decoupled: ClassVar[bool]
-    # Divide by the running maximum of the second moment (arXiv 1904.09237).
-    amsgrad: ClassVar[bool] = False
+
+    # A field of some variants and a constant of others. A property at run time would hide the field.
+    if TYPE_CHECKING:
+
+        @property
+        def amsgrad(self) -> bool:
+            """Return whether to divide by the running maximum of the second moment.
+
+            See arXiv 1904.09237.
+            """
 
     beta1: float = kconfig_field("ADAM_BETA1", low=0.0, high=1.0, draw=(0.0, 0.99))
     beta2: float = kconfig_field("ADAM_BETA2", low=0.0, high=1.0, draw=(0.5, 0.9999))
@@ -130,13 +138,15 @@ class AdamwOptions(AdamFamilyOptions):
 
     name: ClassVar[str] = "adamw"
     decoupled: ClassVar[bool] = True
+    amsgrad: ClassVar[bool] = False
 
 
 @dataclass(frozen=True)
-class AdamwadvOptions(AdamwOptions):
+class AdamwadvOptions(AdamFamilyOptions):
     """Options of AdamW with a non-decreasing second moment (Reddi et al., arXiv 1904.09237)."""
 
     name: ClassVar[str] = "adamwadv"
+    decoupled: ClassVar[bool] = True
     amsgrad: ClassVar[bool] = True
 
 
@@ -149,13 +159,14 @@ _SPIKES = EffectBase(
 
 
 @dataclass(frozen=True)
-class AdamwspamOptions(AdamwOptions):
+class AdamwspamOptions(AdamFamilyOptions):
     """Options of Spike-Aware Adam with Momentum Reset (arXiv 2501.06842).
 
     All counts are optimizer steps.
     """
 
     name: ClassVar[str] = "adamwspam"
+    decoupled: ClassVar[bool] = True
 
     theta: float = kconfig_field("SPAM_THETA", low=1.0, high=1e12)
     # First step since the start or a reset with gradient clipping.

@@ -15,6 +15,7 @@ Optimizer step n, with m and v from step n − 1:
 """
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -51,7 +52,12 @@ class Adamwspam(Adam):
         return float(self.param_groups[0]["lr"]) * self._options.warmup_factor(max(1, self._steps))
 
     @torch.no_grad()
-    def step(self, closure: None = None, *, gradient_norm: torch.Tensor | None = None) -> None:
+    def step(  # type: ignore[override]  # torch declares overloads by the type of closure
+        self,
+        closure: Callable[[], float] | None = None,
+        *,
+        gradient_norm: torch.Tensor | None = None,
+    ) -> None:
         """Update the parameters; clips ``.grad`` in place. See ``lib.optim.optimizers``."""
         assert closure is None, "SPAM reads the gradients before AdamW would call a closure"
         self._steps += 1
@@ -59,7 +65,9 @@ class Adamwspam(Adam):
         if self._options.age(self._steps) == 1:
             self._reset()
         if gradient_norm is None:
-            gradient_norm = torch.nn.utils.get_total_norm([p.grad for p in parameters])
+            gradient_norm = torch.nn.utils.get_total_norm(
+                [p.grad for p in parameters if p.grad is not None]
+            )
         spike = self._record(gradient_norm)
         self._clipped.zero_()
         if self._options.age(self._steps) >= self._options.clip_delay:
@@ -116,7 +124,7 @@ class Adamwspam(Adam):
         and boolean masks are slow on CPUs.
         """
         for parameter in parameters:
-            if parameter in self.state:
+            if parameter.grad is not None and parameter in self.state:
                 variance = self.state[parameter]["exp_avg_sq"].view(-1).split(_CHUNK_ELEMENTS)
                 gradient = parameter.grad.view(-1).split(_CHUNK_ELEMENTS)
                 for v, g in zip(variance, gradient, strict=True):

@@ -42,11 +42,20 @@ class PruningOptions(ABC):
     """
 
     name: ClassVar[str]
-    # Budget of a run with this pruner, as a multiple of the configured budget.
-    stretch: ClassVar[float] = 1.0
+    # Fields of some pruners, computed by others. Properties at run time would hide the fields.
+    if TYPE_CHECKING:
 
-    scope: ClassVar[str]
-    ramp: ClassVar[str]
+        @property
+        def stretch(self) -> float:
+            """Return the budget of a run as a multiple of the configured budget."""
+
+        @property
+        def scope(self) -> str:
+            """Return the scope of a threshold."""
+
+        @property
+        def ramp(self) -> str:
+            """Return the shape of the ramp."""
 
     # Within the few iterations of a small form the ramp needs steps, and the loss has to fall.
     target: float = kconfig_field("PRUNING_SPARSITY", low=0.01, high=0.99, draw=(0.05, 0.8))
@@ -102,6 +111,8 @@ class PruningOptions(ABC):
 @dataclass(frozen=True)
 class RampOptions(PruningOptions):
     """Options of a pruner with configurable scope and ramp; other pruners define both."""
+
+    stretch: ClassVar[float] = 1.0
 
     scope: str = kconfig_field("PRUNING_SCOPE")
     ramp: str = kconfig_field("PRUNING_RAMP")

@@ -183,7 +183,7 @@ class MaskPruner(ABC):
             if parameter.grad is not None:
                 parameter.grad.mul_(self.masks[name])
 
-    def observe(self, gradient_norm: torch.Tensor) -> None:
+    def observe(self, gradient_norm: torch.Tensor) -> None:  # noqa: B027 - an optional hook
         """Do nothing: most scores need no per-step statistics."""
 
     @torch.no_grad()

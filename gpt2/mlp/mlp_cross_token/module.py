@@ -23,7 +23,7 @@ class MlpCrossToken(MlpMechanism):
         super().__init__()
         self.alpha = options.alpha
         self.request = AttentionWeightsOptions(
-            sparsity=options.sparsity,
+            sparsity=options.sparsity,  # type: ignore[arg-type]  # a member of the Kconfig choice
             topk=options.topk,
             tau=options.tau,
             detach=options.detach_weights,

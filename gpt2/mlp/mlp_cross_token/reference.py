@@ -23,6 +23,7 @@ def apply(
 ) -> Tensor:
     """Return h_t + α (Σ_{s ≤ t} w_ts h_s) A Bᵀ."""
     weights_BTS = view.weights_BTS
+    assert weights_BTS is not None, "the mechanism reads attention weights"
     a_MK, b_MK = weights["down.weight"].T, weights["up.weight"]
     rows = []
     for b in range(h_BTM.shape[0]):

@@ -23,7 +23,9 @@ class MlpLatent(MlpMechanism):
         self.writes = not site.is_last
         latent = options.latent_width(site)
         if options.tying == "scalar":
-            self.coupling: nn.Module = _ScalarCoupling(hidden, latent, site.shape.n_head)
+            self.coupling: _Coupling | _ScalarCoupling = _ScalarCoupling(
+                hidden, latent, site.shape.n_head
+            )
         else:
             self.coupling = _Coupling(
                 hidden, latent, untied=self.writes and options.tying == "untied"

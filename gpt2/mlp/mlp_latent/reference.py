@@ -23,6 +23,7 @@ def apply(
 ) -> Tensor:
     """Return h + α a Wᵀ; in all blocks but the last, shift the next c_k by α h W of the new h."""
     a_BTR = view.latent_BTR
+    assert a_BTR is not None, "the coupling needs a latent projection"
     if options.tying == "scalar":
         read_MR = write_MR = _scalar_matrix(
             weights["coupling.factors"], h_BTM.shape[2], a_BTR.shape[2]

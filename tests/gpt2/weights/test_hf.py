@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import safetensors.torch
@@ -183,7 +183,7 @@ def test_deep_and_narrow_it_trains_a_step(
 class TestMechanisms:
     """Parameters that GPT-2 lacks keep their initial values and are logged."""
 
-    ADDED = {"RA_CROSS_TOKEN": True, "MLP_CROSS_TOKEN": True}
+    ADDED: ClassVar = {"RA_CROSS_TOKEN": True, "MLP_CROSS_TOKEN": True}
 
     def test_they_keep_their_values_and_are_named(self, configure: Configure, folder: Path) -> None:
         config, plain = configure(**HERE, **self.ADDED), configure(**HERE)
@@ -214,7 +214,7 @@ class TestMechanisms:
 class TestWhatDoesNotFit:
     """All mismatches are listed at once, and nothing is loaded."""
 
-    DIFFERENT = {
+    DIFFERENT: ClassVar = {
         "N_LAYER": (2, "N_LAYER: 2 ", "n_layer=3"),
         "N_HEAD": (2, "N_HEAD: 2 ", "n_head=4"),
         "N_EMBD": (16, "N_EMBD: 16 ", "n_embd=32"),

@@ -1,4 +1,4 @@
-"""Tests of every optimizer: against float64 references and torch's loops, resumed, skipped."""
+"""Tests of the optimizers: float64 references, torch's loops, resume, groups, Kconfig defaults."""
 
 import io
 import math
@@ -10,9 +10,13 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from lib.config.field import SymbolValue, kconfig_fields
+from lib.config.field import SymbolValue, from_symbols, kconfig_fields
+from lib.config.layers import ConfigLayer
+from lib.config.tree import KconfigTree
 from lib.errors import ConfigError
+from lib.optim.optimizers import embedding_parameters, matrix_parameters, parameter_groups
 from lib.optim.options import ADAMWPRUNE_BASES, OPTIMIZERS, AdamFamilyOptions
+from lib.optim.schedule import ScheduleOptions, learning_rate_at
 from tests.lib.optim import parity
 from tests.lib.optim.cases import (
     SETTINGS,
@@ -208,3 +212,98 @@ def test_rules_name_their_symbol(
     (problem,) = caught.value.problems
     assert problem.code == f"config.{code}" and problem.what.startswith(parts[0])
     assert all(part in problem.what for part in parts)
+
+
+class _Tiny(nn.Module):
+    """Model with one parameter of each role, the head tied to the embedding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        # Defined before the embedding, so that the tied matrix has the head's name first.
+        self.head = nn.Linear(4, 10, bias=False)
+        self.wte = nn.Embedding(10, 4)
+        self.head.weight = self.wte.weight
+        self.wpe = nn.Embedding(8, 4)
+        self.norm = nn.LayerNorm(4)
+        self.proj = nn.Linear(4, 4)
+        self.per_head = nn.Parameter(torch.zeros(2, 3, 4))
+        self.gate = nn.Parameter(torch.zeros(2))
+        self.alpha = nn.Parameter(torch.zeros(()))
+        self.frozen = nn.Parameter(torch.zeros(4, 4), requires_grad=False)
+
+
+def test_matrices_decay_and_nothing_else() -> None:
+    decayed, kept = parameter_groups(_Tiny(), 0.1)
+    assert [name for name, _ in decayed["params"]] == ["per_head", "proj.weight"]
+    assert decayed["weight_decay"] == 0.1
+    assert {name for name, _ in kept["params"]} == {
+        "gate",
+        "alpha",
+        "head.weight",
+        "wpe.weight",
+        "norm.weight",
+        "norm.bias",
+        "proj.bias",
+    }
+    assert kept["weight_decay"] == 0.0
+
+
+def test_every_trainable_parameter_is_in_one_group_once() -> None:
+    model = _Tiny()
+    grouped = [id(p) for group in parameter_groups(model, 0.1) for _, p in group["params"]]
+    trainable = [id(p) for p in model.parameters() if p.requires_grad]
+    assert sorted(grouped) == sorted(trainable)
+
+
+def test_a_tied_matrix_is_an_embedding() -> None:
+    assert set(embedding_parameters(_Tiny())) == {"head.weight", "wpe.weight"}
+    assert "head.weight" not in matrix_parameters(_Tiny())
+
+
+def test_an_empty_group_is_left_out() -> None:
+    assert len(parameter_groups(nn.Linear(3, 3, bias=False), 0.1)) == 1
+
+
+@pytest.fixture(scope="module")
+def values(tree: KconfigTree) -> Callable[[dict[str, SymbolValue]], dict[str, SymbolValue]]:
+    """Return a function from symbols to all resolved values."""
+    return lambda settings: tree.resolve([ConfigLayer.of("test", "test", settings)]).values
+
+
+@pytest.mark.parametrize("name", [name for name in OPTIMIZERS if name != "sgd"])
+def test_every_adam_binds_from_defaults(options_of: Callable, name: str) -> None:
+    options = options_of({f"OPTIMIZER_{name.upper()}": True})
+    assert (options.name, options.weight_decay) == (name, 0.1)
+    base = options.base if name == "adamwprune" else options
+    assert (base.beta1, base.beta2, base.eps) == (0.9, 0.95, 1e-8)
+    assert base.decoupled == (base.name != "adam") and base.amsgrad == (base.name == "adamwadv")
+
+
+def test_sgd_binds_from_defaults(options_of: Callable) -> None:
+    options = options_of({"OPTIMIZER_SGD": True})
+    assert (options.momentum, options.dampening, options.nesterov) == (0.9, 0.0, False)
+    assert options.summary.startswith("sgd, ")
+    assert "0.9" in options.summary and "0.1" in options.summary
+
+
+def test_adamwprune_is_built_on_adamw_and_brings_state_pruning(values: Callable) -> None:
+    found = values({"OPTIMIZER_ADAMWPRUNE": True})
+    assert (found["ADAMWPRUNE_BASE"], found["PRUNING"]) == ("adamw", "state")
+    assert found["ADAMWPRUNE_VARIANT"] == "bitter0"
+    assert found["ADAMWPRUNE_BASE"] in ADAMWPRUNE_BASES
+
+
+def test_defaults_are_the_studys(options_of: Callable, values: Callable) -> None:
+    assert values({})["OPTIMIZER"] == "adamw"
+    options = options_of({"OPTIMIZER_ADAMWSPAM": True})
+    assert (options.theta, options.clip_delay, options.interval) == (50.0, 20, 500)
+    assert (options.spike_threshold, options.spike_window) == (2.0, 100)
+    assert (options.moment_damping, options.variance_damping) == (0.5, 0.9)
+    assert (options.reset_warmup_steps, options.amsgrad) == (150, False)
+
+
+@pytest.mark.parametrize("kind", ["cosine", "linear", "constant", "wsd"])
+def test_every_schedule_binds_and_evaluates(values: Callable, kind: str) -> None:
+    options = from_symbols(ScheduleOptions, values({f"LR_SCHEDULE_{kind.upper()}": True}))
+    assert options.kind == kind
+    assert learning_rate_at(options, 1999, 0.2, 0.2) == pytest.approx(6e-4)

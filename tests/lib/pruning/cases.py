@@ -9,7 +9,7 @@ from torch import nn
 from lib.config.field import SymbolValue
 from lib.optim.optimizers import parameter_groups
 from lib.optim.options import OPTIMIZERS
-from lib.pruning.options import PRUNERS, PRUNING_VARIANTS
+from lib.pruning.options import PRUNERS, PRUNING_VARIANTS, RampOptions
 from lib.pruning.pruners import PaddedEmbedding, prunable_parameters
 
 STEPS = 40
@@ -22,7 +22,8 @@ SETTINGS: dict[str, dict[str, SymbolValue]] = {
         f"PRUNING_RAMP_{ramp.upper()}": True,
         "OPTIMIZER_ADAMWADV": True,
     }
-    for pruner in ("magnitude", "movement")
+    for pruner in PRUNERS
+    if issubclass(PRUNERS.options(pruner), RampOptions)
     for scope in ("global", "layer")
     for ramp in ("cubic", "linear")
 }

@@ -1,13 +1,19 @@
-"""Tests of every pruner: sparsity, prunable weights, ramp, resume."""
+"""Tests of the pruners: sparsity, prunable weights, ramp, scores, resume, Kconfig defaults."""
 
 import io
+import math
 from collections.abc import Callable
 
 import pytest
 import torch
+from torch import nn
 
+from lib.config.layers import ConfigLayer
+from lib.config.tree import KconfigTree
 from lib.errors import ConfigError
-from lib.pruning.options import PRUNERS, PRUNING_VARIANTS
+from lib.pruning.options import PRUNERS, PRUNING_VARIANTS, NoneOptions
+from lib.pruning.pruners import NeverPruned, NonePruner, bottom_k, prunable_parameters
+from lib.pruning.reference import MagnitudeReference, MovementReference, PruningSnapshot
 from tests.lib.pruning.cases import SETTINGS, STEPS
 
 MATRICES = ["first.weight", "second.weight", "third.weight"]
@@ -156,3 +162,146 @@ def test_rules_name_their_symbol(trial: Callable) -> None:
     (problem,) = caught.value.problems
     assert problem.code == "config.conflict" and problem.what.startswith("PRUNING_WARMUP: ")
     assert "PRUNING_RAMP_END=0.75" in problem.what
+
+
+TENSORS = {
+    "normal": torch.randn(40, 30, generator=torch.Generator().manual_seed(1)),
+    "tiny": torch.randn(500, generator=torch.Generator().manual_seed(2)) * 1e-30,
+    "equal": torch.full((7, 11), 0.25),
+    "zeros": torch.zeros(300),
+    "steps": torch.randint(-3, 4, (9, 20), generator=torch.Generator().manual_seed(3)).float(),
+    "infinite": torch.tensor([-torch.inf, torch.inf, -torch.inf, 1.0]),
+}
+TOTAL = sum(t.numel() for t in TENSORS.values())
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 250, 700, 900, 1100, 1500, TOTAL - 1, TOTAL])
+def test_equals_a_stable_sort(count: int) -> None:
+    joined = torch.cat([t.flatten() for t in TENSORS.values()])
+    expected = torch.zeros(TOTAL, dtype=torch.bool)
+    expected[torch.sort(joined, stable=True).indices[:count]] = True
+    found = dict(bottom_k(TENSORS, count))
+    assert all(found[name].shape == TENSORS[name].shape for name in TENSORS)
+    assert torch.equal(torch.cat([found[name].flatten() for name in TENSORS]), expected)
+
+
+def test_all_equal_takes_exactly_as_many_as_asked() -> None:
+    zeros = {"a": torch.zeros(10), "b": torch.zeros(4, 5)}
+    found = dict(bottom_k(zeros, 13))
+    assert found["a"].tolist() == [True] * 10
+    assert found["b"].flatten().tolist() == [True] * 3 + [False] * 17
+
+
+@pytest.mark.parametrize("scope", ["global", "layer"])
+@pytest.mark.parametrize("ramp", ["cubic", "linear"])
+@pytest.mark.parametrize("progress", [0.05, 0.3, 0.6, 0.75, 1.0])
+def test_one_update_equals_the_reference(
+    trial: Callable, scope: str, ramp: str, progress: float
+) -> None:
+    run = trial(f"magnitude-{scope}-{ramp}")
+    tensors = [PruningSnapshot(p.flatten().tolist()) for p in run.weights.values()]
+    run.pruner.after_step(10, progress, run.optimizer)
+    expected = MagnitudeReference(run.options).pruned(tensors, progress)
+    for found, indices in zip(run.zeros().values(), expected, strict=True):
+        assert set(found.flatten().nonzero().flatten().tolist()) == indices
+
+
+def test_a_global_threshold_takes_more_of_the_smaller_matrix(trial: Callable) -> None:
+    run = trial("magnitude-global-cubic")
+    run.pruner.after_step(1, 1.0, run.optimizer)
+    layers = run.pruner.sparsity_by_layer()
+    assert layers["first.weight"] > layers["second.weight"] + 0.2
+
+
+def test_an_unprunable_module_keeps_its_matrices() -> None:
+    class Gate(NeverPruned):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = torch.nn.Sequential(torch.nn.Linear(4, 4))
+
+    model = torch.nn.ModuleDict({"gate": Gate(), "other": torch.nn.Linear(4, 4)})
+    assert set(prunable_parameters(model, False)) == {"other.weight"}
+    # A matrix shared with such a module is excluded too, whatever its first name.
+    tied = torch.nn.ModuleList([model["gate"].inner[0], model["gate"]])
+    assert prunable_parameters(tied, True) == {}
+
+
+def test_scores_are_the_sum_over_all_steps_before_clipping(trial: Callable) -> None:
+    run = trial("movement-global-cubic")
+    run.steps(1, 30)
+    for name, parameter in run.weights.items():
+        seen = PruningSnapshot(parameter.flatten().tolist(), [step[name] for step in run.history])
+        expected = torch.tensor(MovementReference(run.options).scores(seen))
+        found = run.pruner.score(name, run.optimizer).flatten()
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-7)
+        # Both signs must occur, or a wrong sign would go unnoticed.
+        assert 0.1 < float((found < 0).float().mean()) < 0.9
+
+
+def test_the_weight_that_is_pushed_towards_zero_goes_whatever_its_size(trial: Callable) -> None:
+    run = trial("movement-global-cubic", PRUNING_SPARSITY="0.5")
+    with torch.no_grad():
+        for parameter in run.weights.values():
+            parameter[0] = 9.0
+            parameter[1] = -0.01
+            # Descent moves the first row down to zero, the second away from it.
+            parameter.grad = torch.zeros_like(parameter)
+            parameter.grad[:2] = 1.0
+    run.pruner.observe(torch.tensor(1.0))
+    run.pruner.after_step(1, 1.0, run.optimizer)
+    for zeros in run.zeros().values():
+        assert bool(zeros[0].all()) and not bool(zeros[1].any())
+
+
+@pytest.mark.parametrize("bad", [math.inf, math.nan])
+def test_a_step_that_is_skipped_counts_for_nothing(trial: Callable, bad: float) -> None:
+    run = trial("movement-global-cubic")
+    run.steps(1, 3)
+    before = {name: run.pruner.score(name, run.optimizer) for name in run.weights}
+    run.model.first.weight.grad[0, 0] = bad
+    run.pruner.observe(torch.tensor(bad))
+    for name, score in before.items():
+        assert torch.equal(run.pruner.score(name, run.optimizer), score)
+
+
+def test_changes_nothing() -> None:
+    model = nn.Linear(3, 3)
+    pruner = NonePruner()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    pruner.mask_gradients()
+    pruner.after_step(1, 1.0, optimizer)
+    assert all(torch.equal(before[name], t) for name, t in model.state_dict().items())
+    assert pruner.sparsity() == 0.0
+    assert pruner.sparsity_by_layer() == pruner.prunable_weights() == {}
+    pruner.load_state_dict(pruner.state_dict())
+
+
+def test_binds_from_the_choice_alone() -> None:
+    assert PRUNERS.bind({"PRUNING": "none"}) == (NoneOptions(),)
+
+
+def _bound(tree: KconfigTree, **settings: bool):
+    return PRUNERS.bind(tree.resolve([ConfigLayer.of("test", "test", settings)]).values)[0]
+
+
+def test_nothing_is_pruned_by_default(tree: KconfigTree) -> None:
+    assert _bound(tree).name == "none"
+    assert tree.kconf.syms["PRUNING_SPARSITY"].visibility == 0
+
+
+def test_magnitude_binds_from_defaults(tree: KconfigTree) -> None:
+    options = _bound(tree, PRUNING_MAGNITUDE=True)
+    assert (options.target, options.scope, options.ramp) == (0.5, "global", "cubic")
+    assert (options.warmup, options.ramp_end) == (0.1, 0.75)
+    assert (options.frequency, options.include_embeddings) == (10, False)
+    assert options.summary.startswith("magnitude 50%, global, cubic ")
+
+
+def test_state_brings_its_own_scope_and_ramp(tree: KconfigTree) -> None:
+    options = _bound(tree, OPTIMIZER_ADAMWPRUNE=True)
+    assert (options.variant, options.scope, options.ramp) == ("bitter0", "global", "linear")
+    assert options.summary.startswith("state 50%, global, linear ")
+    assert options.summary.endswith(", bitter0")
+    assert tree.kconf.named_choices["PRUNING_RAMP"].visibility == 0
+    assert tree.kconf.named_choices["PRUNING_SCOPE"].visibility == 0

@@ -1,5 +1,6 @@
 """Tests of the state-pruning variants: formulas, layer profile, and availability."""
 
+import itertools
 from collections.abc import Callable
 
 import pytest
@@ -56,7 +57,7 @@ def _expected_scores(run, steps: int) -> list[list[float]]:
         lists = [t.flatten().tolist() for t in (parameter, state["exp_avg"], state["exp_avg_sq"])]
         found.append(lists)
     # Scored together, because the shift is common to all weights.
-    joined = [sum(lists, []) for lists in zip(*found, strict=True)]
+    joined = [list(itertools.chain(*lists)) for lists in zip(*found, strict=True)]
     weights, m, v = joined
     seen = PruningSnapshot(weights, m=m, v=v, bias_correction=1 - 0.9**steps)
     ranked = iter(StateReference(run.options).scores(seen))
