@@ -1,4 +1,8 @@
-"""Comparison of run directories in terms of their configuration symbols. Does not import torch."""
+"""Comparison of run directories in terms of their configuration symbols, and its selection of runs.
+
+Runs to verify are compared with the symbols in which their study declares them to differ. Does not
+import torch.
+"""
 
 import dataclasses
 from collections.abc import Mapping, Sequence, Set
@@ -122,9 +126,6 @@ def _names(value: Any, path: str) -> dict[str, str]:
 def _choice(metadata: Mapping[str, Any], path: str) -> dict[str, str]:
     choice = metadata["part"].choice if "part" in metadata else _CHOICES.get(path, "")
     return {path: choice} if choice else {}
-
-
-# Selection of the runs to verify, and the symbols in which their study declares them to differ.
 
 
 _NOT_STARTED = "not started"

@@ -1,4 +1,4 @@
-"""``resolved_config.yaml``: the complete configuration stored in each run directory."""
+"""``resolved_config.yaml``, the configuration stored in each run directory, and lookup of runs."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -77,9 +77,6 @@ def read_resolved_config(run: RunDir) -> Config:
             )
         )
     return config
-
-
-# Lookup of run directories by path or by run name (``RUN=``).
 
 
 _LIST_RUNS = "type: make plan, to list the runs"

@@ -1,6 +1,7 @@
-"""``make verify-results``: run selection and the checks that need GPT-2's setting names.
+"""``make verify-results``: the checks that need GPT-2's setting names, and the whole checklist.
 
-The checks that do not depend on setting names are in ``lib.report.checklist``. Does not import torch.
+The checks that do not depend on setting names are in ``lib.report.checklist``. A checklist that
+passes ends with the facts to publish in a methods section. Does not import torch.
 """
 
 from argparse import Namespace
@@ -43,9 +44,6 @@ from lib.runs.audit import artifact_findings
 from lib.runs.record import UNKNOWN
 from lib.runs.run_dir import RunDir, State, read_status
 from lib.tracking.queries import SOURCES, open_source
-
-# Checks of training settings: their names in trackers and manifests, run length and batch size.
-
 
 # A run with a time budget ends after the step that exceeds the budget, and step times vary.
 _MAX_OVERTIME_STEPS = 3
@@ -205,9 +203,6 @@ def _as_long(first: RunEvidence, each: RunEvidence) -> bool:
     return iteration != UNKNOWN and gap <= iteration
 
 
-# Text for a methods section: the facts to publish with the results of verified runs.
-
-
 def said(runs: Sequence[RunEvidence]) -> dict[str, str]:
     """Return {group: text of its checklist row if all runs agree}."""
     first = runs[0]
@@ -271,9 +266,6 @@ def _length(runs: Sequence[RunEvidence]) -> str:
     tokens = values_by_run_text((each.name, each.figure("final", "tokens")) for each in runs)
     limit = max_time(runs[0])
     return f"{'' if limit is None else f'{limit} s each, '}tokens: {tokens}; {measured}"
-
-
-# The checklist of ``make verify-results``: assembly of all rows for a set of runs.
 
 
 def tracker(plan: Plan, source: str, folder: Path | None, entity: str) -> TrackerQuery:

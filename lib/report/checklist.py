@@ -1,4 +1,8 @@
-"""Verification that finished runs can be published as a comparison, as a checklist."""
+"""Verification that finished runs can be published as a comparison, as a checklist.
+
+The evidence of a run is its own files and its configuration in the tracker. Each row of the
+checklist has a verdict; a fact that was not recorded is UNKNOWN and does not pass.
+"""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass
@@ -14,9 +18,6 @@ from lib.runs.record import UNKNOWN, RecordError
 from lib.runs.run_dir import RunDir
 from lib.tracking.sources import RunDirSource, RunRef, RunSource
 from lib.tracking.tracker import TrackerMetadata as TrackerFacts
-
-# Rows of the checklist, and the text form of values of several runs.
-
 
 _MAX_NAMES_SHOWN = 3
 _MAX_REASONS_SHOWN = 8
@@ -88,9 +89,6 @@ def _is_plain(value: Any) -> bool:
 def _names(runs: Sequence[str]) -> str:
     more = len(runs) - _MAX_NAMES_SHOWN
     return ", ".join(runs[:_MAX_NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")
-
-
-# Records of one run for verification: the run's own files and its tracker's configuration.
 
 
 # A run's configuration from the tracker, or the reason that there is none.
@@ -177,9 +175,6 @@ def tracker_query(source: RunSource) -> TrackerQuery:
         return f"{count} runs of {facts.project} in {source.place} are named {facts.name}"
 
     return query
-
-
-# The checklist of one comparison: rows, verdict and output formats.
 
 
 SCHEMA_VERSION = 1

@@ -1,4 +1,9 @@
-"""Checks of the commit behind the runs: present, clean, public, and containing the loaded code."""
+"""Rows of the checklist: commit, facts that can change a result or its cost, and settings.
+
+The commit must be present, clean and public, and contain the loaded code. All other facts are
+compared in named groups. Settings must be present, consistent and equal in the tracker and in the
+run's own records.
+"""
 
 import contextlib
 import functools
@@ -138,9 +143,6 @@ def _short(shas: Sequence[str]) -> str:
     return ", ".join(sha[:_SHA_CHARS] for sha in shas)
 
 
-# Checklist rows for all other facts that can change a result or its cost, in named groups.
-
-
 LENGTH, SOFTWARE, OTHERS = "training length", "software", "other settings and kernels"
 # Group → prefixes of lib.report.compare fields and of identity paths.
 _FIELDS = {
@@ -274,9 +276,6 @@ def _extra_remarks(
                 yield CheckRemark(CheckVerdict.UNKNOWN, f"no {name} recorded for {run}", run)
             elif value != known[0][1]:
                 yield CheckRemark(CheckVerdict.FAIL, f"{name}: {values_by_run_text(known)}", run)
-
-
-# Checks of settings in the tracker and in the run's own records: present, consistent and equal.
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,10 @@
-"""Comparison of two run directories: comparability, bitwise equality and loss differences."""
+"""Comparison of two run directories: comparability, bitwise equality and loss differences.
+
+Files are compared in the order in which a run writes them: initial weights, rows of metrics.jsonl,
+rows of per_query.csv, final weights, summary. ``timing`` and logs depend on the machine and are not
+compared. Both runs are evaluated on the same documents, so each document gives a pair of losses.
+Their spread is over documents of these two models; it does not estimate the spread over seeds.
+"""
 
 import math
 import statistics
@@ -16,13 +22,6 @@ from lib.report.run_facts import FieldDifference, RunFacts, field_differences, s
 from lib.runs.documents import DocumentResult
 from lib.runs.record import RunRecord
 from lib.runs.run_dir import RunDir
-
-# Bitwise comparison of two runs that reports the first difference.
-#
-# Files are compared in the order in which a run writes them: initial weights, rows of metrics.jsonl,
-# rows of per_query.csv, final weights, summary. ``timing`` and logs depend on the machine and are not
-# compared.
-
 
 # Kind of row → symbol that sets its interval.
 _INTERVALS = {"eval": "EVAL_INTERVAL", "statistics": "STATISTICS_INTERVAL"}
@@ -207,12 +206,6 @@ def _summaries(a: RunRecord, b: RunRecord) -> Iterator[FirstDifference]:
     yield from _fields("summary.json", "final", old, new)
 
 
-# Paired loss difference of two runs over their evaluation documents.
-#
-# Both runs are evaluated on the same documents, so each document gives a pair. The spread is over
-# documents of these two models; it does not estimate the spread over seeds.
-
-
 @dataclass(frozen=True)
 class PairedLossDifference:
     """Loss of B minus loss of A in nats per token; negative if B is better."""
@@ -262,9 +255,6 @@ def sign_test_p(better: int, n: int) -> float | None:
         return None
     tail = sum(math.comb(n, k) for k in range(min(better, n - better) + 1))
     return min(1.0, 2 * tail / 2**n)
-
-
-# Verdict of comparing two runs: bitwise equal, diverged, compared, or not comparable.
 
 
 SCHEMA_VERSION = 1

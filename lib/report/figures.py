@@ -1,4 +1,10 @@
-"""Lazy import of the plotting library."""
+"""Loss curves of a plan's runs over training tokens, written as one PNG.
+
+The training loss is drawn as a running mean, the validation loss as a line with one dot per
+evaluation. Each variant is drawn as the mean over its seeds at the token counts that all seeds have
+reached. Losses of the first fifth of training may lie above the visible range. The plotting library
+is imported when it is needed.
+"""
 
 import contextlib
 import itertools
@@ -28,13 +34,6 @@ def load_pyplot() -> Any:
         problem = Problem("matplotlib is not installed", next=advice, code="env.missing-package")
         raise PreflightError(problem) from None
     return plt
-
-
-# Loss curves of a plan's runs over training tokens, written as one PNG.
-#
-# The training loss is drawn as a running mean, the validation loss as a line with one dot per
-# evaluation. Each variant is drawn as the mean over its seeds at the token counts that all seeds have
-# reached. Losses of the first fifth of training may lie above the visible range.
 
 
 # Window of the running mean of the training loss, as a fraction of the curve.

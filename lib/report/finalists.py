@@ -199,9 +199,6 @@ def _contrast(first: SeedGroup, other: SeedGroup, names: Mapping[str, str]) -> V
     )
 
 
-# Text and JSON output of the comparison over several seeds.
-
-
 SCHEMA_VERSION = 1
 
 

@@ -1,8 +1,11 @@
-"""All facts of a run directory that can change its loss, as one flat table.
+"""All facts of a run directory that can change its loss, as one flat table, and their differences.
 
 The table has three kinds of fields: settings (``optimizer.beta1``), observed facts (``torch``,
 ``knobs.precision_mode``) and the digests of the code. A field missing from a manifest is UNKNOWN,
 and UNKNOWN compares unequal to everything, including itself.
+
+An observed fact that follows from a setting (such as the attention kernel from the mechanism) is
+not reported if that setting differs: the setting is reported instead.
 """
 
 import hashlib
@@ -174,12 +177,6 @@ def _fallbacks(manifest: RunManifest) -> Any:
     if not isinstance(steps, list):
         return UNKNOWN
     return [{k: v for k, v in step.items() if k != "peak_bytes"} for step in steps]
-
-
-# Fields in which two runs differ, apart from fields expected to differ.
-#
-# An observed fact that follows from a setting (such as the attention kernel from the mechanism) is
-# not reported if that setting differs: the setting is reported instead.
 
 
 _MAX_FILES_SHOWN = 3

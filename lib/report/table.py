@@ -1,4 +1,16 @@
-"""Speed, memory and utilisation of a finished run, from its telemetry and timing records."""
+"""The result table: one row per variant over its seeds, with paired differences.
+
+A result is comparable with the baseline if the two runs differ only in planned settings. Any other
+result is reported as a hole, or put into a separate part if the user names the differing fields as
+labels. Runs with the same seed see the same data in the same order, so differences are taken
+between runs of the same seed, and their spread is the spread of these paired differences. One seed
+gives neither a spread nor a p-value.
+
+Marginal effects compare each level of a sweep's factor with the reference level over pairs of cells
+that agree in every other factor. A missing or failed combination removes its pair and does not bias
+the difference. All subsets of n features give 2^(n−1) pairs; a leave-one-out design gives one. A
+level without any such pair has no difference.
+"""
 
 import contextlib
 import math
@@ -67,9 +79,6 @@ def _peaks(samples: Sequence[TelemetrySample]) -> dict[str, float]:
     return peaks | ({"gpu/memory_used_peak_gb": max(totals) / _MIB_PER_GB} if totals else {})
 
 
-# The result of one run, read from its directory, or the reason that there is no result.
-
-
 @dataclass(frozen=True)
 class RunResult:
     """A finished run whose records can be read."""
@@ -130,13 +139,6 @@ def sparsity_by_layer(final: FinalResults) -> dict[str, float]:
         zeros[layer] = zeros.get(layer, 0) + share * size
         sizes[layer] = sizes.get(layer, 0) + size
     return {layer: zeros[layer] / size for layer, size in sizes.items()}
-
-
-# Split results into groups that can be compared, and flag results that cannot.
-#
-# A result is comparable with the baseline if the two runs differ only in planned settings. Any other
-# result is reported as a hole, or put into a separate part if the user names the differing fields as
-# labels.
 
 
 @dataclass(frozen=True)
@@ -209,13 +211,6 @@ def _labels(results: Sequence[RunResult], label_by: Sequence[str]) -> list[tuple
             what = f"unknown field {error.args[0]!r} (expected {known})"
             raise ConfigError(Problem(what, "LABEL_BY", code="usage.unknown-field")) from None
     return labels
-
-
-# The result table: one row per variant over its seeds, with paired differences.
-#
-# Runs with the same seed see the same data in the same order, so differences are taken between runs
-# of the same seed, and their spread is the spread of these paired differences. One seed gives neither
-# a spread nor a p-value.
 
 
 @dataclass(frozen=True)
@@ -442,14 +437,6 @@ def _perplexity(loss: SampleStats | None) -> float | None:
 
 def _mean(values: Sequence[float]) -> float | None:
     return statistics.fmean(values) if values else None
-
-
-# Marginal effect of each factor of a sweep, averaged over the other factors.
-#
-# Each level is compared with the factor's reference level over pairs of cells that agree in every
-# other factor. A missing or failed combination removes its pair and does not bias the difference. All
-# subsets of n features give 2^(n−1) pairs; a leave-one-out design gives one. A level without any such
-# pair has no difference.
 
 
 @dataclass(frozen=True)

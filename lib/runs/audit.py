@@ -1,4 +1,8 @@
-"""Audit of a run directory: completeness, consistency between files, and recomputed results."""
+"""Audit of a run directory: required files, digests, field types, and recomputed results.
+
+``artifact_findings`` is cheap enough for every run of a table. ``consistency_findings`` recomputes
+figures, rows and digests from the run's own files. Does not import torch.
+"""
 
 import itertools
 import json
@@ -12,8 +16,6 @@ from lib.runs.documents import evaluation_metrics, expected_calibration_error, t
 from lib.runs.finalize import SCHEMA_VERSION, manifest_digest, volatile_digest
 from lib.runs.record import JsonRecord, RecordError, RunRecord, read_manifest
 from lib.runs.run_dir import RunDir, State, read_status
-
-# Audit findings, and JSON readers as strict as this program's writers.
 
 
 @dataclass(frozen=True)
@@ -36,11 +38,6 @@ def mismatch(file: str, name: str, expected: Any, found: Any) -> Iterator[AuditF
 
 def _shown(value: Any) -> str:
     return repr(value) if isinstance(value, float | str) else json.dumps(value)
-
-
-# The artifact contract: required files of a finished run and their digests in the manifest.
-#
-# The check is cheap enough for every run of a table and does not import torch.
 
 
 # Folder of the environment snapshot in a run directory.
@@ -158,9 +155,6 @@ def _digest_mismatches(digests: Mapping[str, str], run: RunDir) -> Iterator[Audi
             yield from mismatch(name, "SHA-256", digest, sha256_file(path))
         else:
             yield AuditFinding(name, "a file", "none")
-
-
-# Required fields and their types in the JSON files of a finished run.
 
 
 RecordSchema = Mapping[str, type | tuple[type, ...]]
@@ -314,9 +308,6 @@ def _accepts_bool(kinds: type | tuple[type, ...]) -> bool:
 def _type_names(kinds: type | tuple[type, ...]) -> str:
     listed = kinds if isinstance(kinds, tuple) else (kinds,)
     return " or ".join("null" if kind is type(None) else kind.__name__ for kind in listed)
-
-
-# Recomputation of a run's results from its own files: figures, rows, digests. Imports no torch.
 
 
 def schema_problems(record: RunRecord) -> list[AuditFinding]:

@@ -219,9 +219,6 @@ def _cannot_save(
     return RunError(Problem(what, str(folder), "free some space, then type: make", code=code))
 
 
-# Digests of model weights and of arbitrary nested state.
-
-
 def weights_digest(weights: Mapping[str, Tensor]) -> str:
     """Return the hexadecimal SHA-256 of names and bytes, sorted by name, for any device."""
     digest = hashlib.sha256()

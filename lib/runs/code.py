@@ -1,7 +1,9 @@
-"""Provenance of the code: a digest of every source file of this tree that the process loaded.
+"""Code of a run: digests of loaded files, commit, uncommitted changes, drift, reconstruction.
 
 ``git status`` is clean if an ignored file is imported, and a commit does not record edits, so the
-files themselves are digested.
+files themselves are digested. Uncommitted code is refused under the profile paper_repro, and
+otherwise stored as a patch. The tree is the one that contains this package, independent of the
+working directory. Does not import torch.
 """
 
 import ast
@@ -186,9 +188,6 @@ def _digest_of(path: str, modified_ns: int, size: int) -> str:
     return sha256_file(Path(path))
 
 
-# Drift since a run was made: source files, torch version and device; imports no torch.
-
-
 def run_drift(run: RunDir, device: str) -> list[str]:
     """Return source files, torch version and device model that differ from the manifest of ``run``.
 
@@ -228,11 +227,6 @@ def installed_torch() -> str:
             if isinstance(target, ast.Name) and target.id == "__version__":
                 return str(node.value.value)
     return "unknown"
-
-
-# Uncommitted code: refused under the profile paper_repro, otherwise stored as a patch.
-#
-# The tree is the one that contains this package, independent of the working directory.
 
 
 _MAX_FILES_SHOWN = 3
@@ -287,9 +281,6 @@ def write_code_patch(run_dir: Path) -> dict[str, str] | None:
         raise RunError(Problem("git diff failed", str(run_dir), advice, code="git.failed"))
     write_atomic(target, b"".join(patch))
     return {"file": target.name, "sha256": sha256_file(target)}
-
-
-# Reconstruction of the source tree behind a run: the recorded commit with the recorded diff.
 
 
 def has_commit(sha: str) -> bool:

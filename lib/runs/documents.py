@@ -1,4 +1,9 @@
-"""``per_query.csv``: one row for each document of the final evaluation; imports no torch."""
+"""Rows of ``per_query.csv``, one per document of the final evaluation, and figures from them.
+
+The trainer writes the figures to ``summary.json``, and the audit recomputes them with the same
+functions. Sums are exact (``math.fsum``), so they do not depend on the order of rows. Does not
+import torch.
+"""
 
 import csv
 import io
@@ -148,12 +153,6 @@ def _duplicates(names: Iterable[str]) -> Iterator[str]:
         if name in seen:
             yield name
         seen.add(name)
-
-
-# Metrics of ``summary.json`` that are computed from other files of the run; no torch.
-#
-# The trainer writes these metrics, and the audit recomputes them with the same functions. Sums are
-# exact (``math.fsum``), so they do not depend on the order of rows.
 
 
 # The training loss of a run is the mean over this final fraction of its iterations.

@@ -1,4 +1,8 @@
-"""Facts for the manifest: libraries of torch, numbers of threads and environment variables."""
+"""``manifest.json``: provenance of a run, for auditing and for reproducing the run.
+
+Fields that depend on time, host or folder are stored under ``volatile``. Only a fixed list of
+environment variables is recorded, because other variables may contain secrets.
+"""
 
 import hashlib
 import os
@@ -80,12 +84,6 @@ def _nccl() -> str | None:
     if not torch.distributed.is_available() or not torch.distributed.is_nccl_available():
         return None
     return ".".join(map(str, torch.cuda.nccl.version()))
-
-
-# ``manifest.json``: provenance of a run, for auditing and for reproducing the run.
-#
-# Fields that depend on time, host or folder are stored under ``volatile``. Only a fixed list of
-# environment variables is recorded, because other variables may contain secrets.
 
 
 def begin_manifest(

@@ -56,9 +56,6 @@ def lookup(record: Any, place: Sequence[str]) -> Any:
     return record
 
 
-# Sections of the records, with the fields that this program reads.
-
-
 @dataclass(frozen=True)
 class CodeRecord:
     """Commit of the code that trained the run."""
@@ -119,9 +116,6 @@ class RunTiming:
     train_seconds: float
     tokens_per_second: float
     mean_step_seconds: float
-
-
-# Rows of the files with one record per line.
 
 
 @dataclass(frozen=True)
@@ -204,9 +198,6 @@ class HeartbeatRow:
     # Means over the gates of the newest statistics.
     gate_entropy: float | None = None
     gate_max: float | None = None
-
-
-# Reading and checking of JSON.
 
 
 @dataclass(frozen=True)

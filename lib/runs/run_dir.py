@@ -1,4 +1,7 @@
-"""File names in a run directory; no other module defines them."""
+"""File names in a run directory, defined nowhere else, and the state of a run.
+
+A run is done if the state in ``status.json`` is SUCCESS; logs are never parsed.
+"""
 
 import json
 import time
@@ -136,9 +139,6 @@ class RunDir:
     def lock(self) -> Path:
         """Return the lock file of the process that trains the run."""
         return self.path / ".lock"
-
-
-# ``status.json``: state of a run. A run is done if its state is SUCCESS; logs are never parsed.
 
 
 SCHEMA_VERSION = 1

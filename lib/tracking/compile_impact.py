@@ -1,4 +1,7 @@
-"""Effect of torch.compile on speed and memory, from pairs of otherwise identical runs."""
+"""Effect of torch.compile on speed and memory, from pairs of otherwise identical runs.
+
+The effect is reported as text, JSON and figures.
+"""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence, Set
@@ -188,9 +191,6 @@ def _side(source: RunSource, run: RunRef) -> CompileSideStats:
     return CompileSideStats(
         run.name, {m: fmean(values) for m, values in later.items() if values}, curves
     )
-
-
-# Figures that compare runs with and without torch.compile.
 
 
 DPI = 300

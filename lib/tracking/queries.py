@@ -1,4 +1,4 @@
-"""Command-line arguments shared by all queries."""
+"""Queries for the metrics, settings and GPU utilisation of a run, from any source."""
 
 import argparse
 import os
@@ -75,9 +75,6 @@ def run_from_args(args: argparse.Namespace) -> tuple[RunSource, RunRef]:
     return source, find_run(source, args.project, args.run_name)
 
 
-# Metrics and settings recorded for a run.
-
-
 SCHEMA_VERSION = 1
 
 
@@ -130,9 +127,6 @@ def keys_to_text(keys: RunKeys) -> str:
         lines += ["", f"{len(keys.system)} counters of the source's own system stream"]
         lines += [f"  {name}" for name in keys.system]
     return "\n".join(lines) + "\n"
-
-
-# GPU utilisation and memory of a run, from any source.
 
 
 GPU_SCHEMA_VERSION = 1

@@ -1,4 +1,9 @@
-"""Per-layer statistics of a model as metrics for trackers and heartbeats."""
+"""Records of a run as metrics for trackers, each exactly once across restarts.
+
+When a run resumes, ``metrics.jsonl`` is truncated and the same rows are written again: rows are
+counted so that rows already sent are skipped. Statistics are reduced over layers, telemetry samples
+over a log interval. In metric names, 1 GB is 2^30 bytes.
+"""
 
 import math
 import time
@@ -55,11 +60,6 @@ def _reduce(name: str, values: Sequence[float]) -> float:
     if name.endswith("_min"):
         return min(values)
     return max(values) if name.endswith("_max") else fmean(values)
-
-
-# Telemetry samples as metrics for trackers.
-#
-# In metric names, 1 GB is 2^30 bytes.
 
 
 _MIB_PER_GB = 1024
@@ -130,12 +130,6 @@ def _known(readings: Iterable[Mapping[str, Any]], counter: str) -> list[float]:
 def _mean(name: str, values: Iterable[float]) -> dict[str, float]:
     present = list(values)
     return {name: fmean(present)} if present else {}
-
-
-# Reader that turns the records of a run into metrics, each exactly once across restarts.
-#
-# When a run resumes, ``metrics.jsonl`` is truncated and the same rows are written again: rows are
-# counted so that rows already sent are skipped.
 
 
 # Maximum delay between taking a telemetry sample and its appearance on disk.

@@ -1,4 +1,8 @@
-"""Queries that read runs back from their directories or from a tracker's store."""
+"""Sources of runs for queries: run directories, and the stores of trackers.
+
+W&B's offline files are read with wandb's own reader, trackio's store is one SQLite file per
+project, and a W&B server is wandb.ai or the server in WANDB_BASE_URL.
+"""
 
 import json
 import math
@@ -18,9 +22,6 @@ from lib.runs.record import RecordError
 from lib.runs.run_dir import RunDir, is_done
 from lib.tracking.reader import ReadCursor, RecordReader, best_validation_metrics
 from lib.tracking.tracker import TrackerMetadata
-
-# The common interface of all sources of runs, and helpers for their rows.
-
 
 # One row per step, in order: metric → value, including "step".
 History = list[dict[str, float]]
@@ -126,9 +127,6 @@ def _is_metric(name: str, value: Any) -> bool:
     return number and math.isfinite(value) and not name.startswith(_INTERNAL_PREFIX)
 
 
-# Runs read from their own directories, the records that trackers mirror.
-
-
 class RunDirSource:
     """Implementation of ``lib.tracking.sources.RunSource`` for run directories."""
 
@@ -184,9 +182,6 @@ def _readable(run: RunDir) -> Iterator[None]:
         what, where = error.problems[0].what, error.problems[0].where
         advice = f"type: make audit RUNS={run.path}"
         raise PreflightError(Problem(what, where, advice, code="run.damaged")) from error
-
-
-# Runs in W&B's offline files, read with wandb's own reader.
 
 
 class WandbOfflineSource:
@@ -257,9 +252,6 @@ def _read(path: Path) -> tuple[Iterator[dict[str, Any]], str]:
     return map(json.loads, done.stdout.splitlines()), message
 
 
-# Runs in trackio's store, one SQLite file per project.
-
-
 class TrackioSource:
     """Implementation of ``lib.tracking.sources.RunSource`` for trackio's SQLite tables."""
 
@@ -313,9 +305,6 @@ def _query(path: Path, query: str, *values: str) -> list[tuple[Any, ...]]:
         raise PreflightError(
             Problem(what, str(path), DAMAGED_STORE_ADVICE, code="tracker.damaged-store")
         ) from error
-
-
-# Runs on a W&B server: wandb.ai or the server in WANDB_BASE_URL.
 
 
 # The server downsamples longer streams; this is ten days at one sample per ten seconds.

@@ -1,4 +1,8 @@
-"""Monitoring of running trainings: alarm rules over recorded values, and a live screen."""
+"""Monitoring of running trainings: alarm rules over recorded values, and a live screen.
+
+An alarm rule without data returns "". The screen has one line per run, with its loss curve and
+alarms. Does not import torch.
+"""
 
 import math
 import time
@@ -13,8 +17,6 @@ from lib.report.render import json_document
 from lib.runs.record import EvalRow, HeartbeatRow, RunRecord, TrainRow
 from lib.runs.run_dir import RunDir, RunStatus, State
 from lib.tracking.options import WatchOptions
-
-# Recorded values of a run, as read by the alarm rules and the screen. Imports no torch.
 
 
 @dataclass(frozen=True)
@@ -53,9 +55,6 @@ def read_watched_records(run: RunDir, now: float) -> WatchedRecords:
         train=[row for row in rows if isinstance(row, TrainRow)],
         evals=[row for row in rows if isinstance(row, EvalRow)],
     )
-
-
-# Alarm rules for unhealthy runs. A rule without data returns "".
 
 
 # The first log intervals contain compilation and allocator growth.
@@ -177,9 +176,6 @@ ALARM_RULES: Mapping[str, AlarmRule] = {
 def _values(beats: Sequence[HeartbeatRow], name: str) -> list[float]:
     """Return the values of ``name`` in the heartbeats that contain it."""
     return [value for beat in beats if (value := vars(beat)[name]) is not None]
-
-
-# The screen of ``make watch``: one line per run with its loss curve and alarms.
 
 
 SCHEMA_VERSION = 1
