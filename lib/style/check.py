@@ -199,8 +199,9 @@ def run_tool(name: str, root: Path) -> str:
     return (done.stdout + done.stderr).strip() if done.returncode else ""
 
 
-# Environment variables of shells and tools that documents may mention.
+# Names of Python, and environment variables of shells and tools, that documents may mention.
 _ENVIRONMENT = {
+    "TYPE_CHECKING",
     "VIRTUAL_ENV",
     "CONDA_PREFIX",
     "CONDA_DEFAULT_ENV",
