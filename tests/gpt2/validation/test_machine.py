@@ -62,7 +62,9 @@ def test_a_wrong_gradient_and_wrong_half_precision_fail(monkeypatch):
 
 def test_an_unsupported_backend_is_absent(monkeypatch):
     def refuse(options, device):
-        raise PreflightError(Problem("gather cannot run here", code="attention.backend-unsupported"))
+        raise PreflightError(
+            Problem("gather cannot run here", code="attention.backend-unsupported")
+        )
 
     monkeypatch.setattr(validate, "resolve_backend", refuse)
     rows = validate.validate_device(CPU, True)
