@@ -24,7 +24,7 @@ from lib.config.field import SymbolValue
 from lib.errors import ConfigError, PreflightError
 from lib.runs.run_dir import RunDir
 from tests.build_folder import write_build
-from tests.gpt2.attention.nsa.sizes import seen
+from tests.gpt2.nsa.sizes import seen
 from tests.gpt2.training.conftest import BASE, SPARSE, Trainer
 
 QUICK: dict[str, SymbolValue] = {"MAX_ITERS": 2, "SAMPLE_TOKENS": 0, "EVAL_INTERVAL": 0}

@@ -11,7 +11,7 @@ from gpt2.nsa.cache import NsaCache, RingBuffer
 from gpt2.nsa.module import compress_blocks
 from gpt2.nsa.options import BRANCHES
 from gpt2.nsa.reference import selected_blocks
-from tests.gpt2.attention.nsa.sizes import PAIR, drawn, options, seen
+from tests.gpt2.nsa.sizes import PAIR, drawn, options, seen
 
 LENGTH = 34
 # Around l = 4, l + d = 6 = l', l' + 1, w = 5 and w + 1; the last ends in the middle of a block.

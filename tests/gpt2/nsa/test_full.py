@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.gpt2.attention.nsa.sizes import PAIR, attended, drawn, full_attention
+from tests.gpt2.nsa.sizes import PAIR, attended, drawn, full_attention
 
 
 def test_the_formula_is_a_lower_triangle():

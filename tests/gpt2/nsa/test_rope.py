@@ -8,9 +8,9 @@ from gpt2.attention.positions import Rope
 from gpt2.check.subject import fill_parameters
 from gpt2.model import GPT
 from gpt2.nsa.module import attend_branches, compress_blocks
-from tests.gpt2.attention.nsa.sizes import NAMES, PAIR, SIZES, drawn, every_form, options
-from tests.gpt2.attention.nsa.test_cache import LENGTH, PROMPTS, decoded
 from tests.gpt2.builders import make_model_config
+from tests.gpt2.nsa.sizes import NAMES, PAIR, SIZES, drawn, every_form, options
+from tests.gpt2.nsa.test_cache import LENGTH, PROMPTS, decoded
 from tests.gpt2.test_decode import decoded as decoded_logits
 from tests.gpt2.test_model import tokens
 

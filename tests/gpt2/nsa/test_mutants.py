@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gpt2 import model
-from gpt2.attention import state
+from gpt2.attention import projections
 from gpt2.attention.positions import Rope
 from gpt2.nsa import gather, query_major
 from gpt2.nsa import module as nsa_module
@@ -36,7 +36,7 @@ def everywhere(right: Any, make: Callable[[Any], Any]) -> Plant:
     def plant(patch: pytest.MonkeyPatch) -> None:
         wrong = make(right)
         for name, module in list(sys.modules.items()):
-            if name.startswith(("gpt2.attention", "tests.gpt2.attention.nsa")):
+            if name.startswith(("gpt2.attention", "gpt2.nsa", "tests.gpt2.nsa")):
                 for key in [key for key, value in vars(module).items() if value is right]:
                     patch.setattr(module, key, wrong)
 
@@ -167,7 +167,7 @@ def _as_one_vector(right: Any) -> Any:
     def rotate(self: Any, x_BNTH: Tensor, first: int = 0, step: int = 1) -> Tensor:
         whole_B1TC = x_BNTH.transpose(1, 2).flatten(2)[:, None]
         turned_BTC = right(self, whole_B1TC, first, step)[:, 0]
-        return state.split_heads(turned_BTC, x_BNTH.shape[-1])
+        return projections.split_heads(turned_BTC, x_BNTH.shape[-1])
 
     return rotate
 
@@ -213,7 +213,7 @@ MUTANTS: dict[str, tuple[Plant, str]] = {
         "test_selection.py::TestSelection::test_heads_of_a_group_are_summed_after_their_softmax",
     ),
     "a head's numbers taken across all heads": (
-        everywhere(state.split_heads, lambda right: _heads_are_columns),
+        everywhere(projections.split_heads, lambda right: _heads_are_columns),
         "test_reference.py::TestAgainstReference::test_lengths[blocks-13]",
     ),
     "trimmed window indexed absolutely": (
@@ -276,7 +276,7 @@ def test_a_mutant_breaks_the_test_that_is_named(name: str, monkeypatch: pytest.M
     """Check that the named test fails on an assertion, and passes without the fault."""
     for stem in FILES:
         # Before the fault is there to be imported.
-        importlib.import_module(f"tests.gpt2.attention.nsa.{stem}")
+        importlib.import_module(f"tests.gpt2.nsa.{stem}")
     plant, test = MUTANTS[name]
     alone = ["-o", "addopts=--import-mode=importlib", "-p", "no:cacheprovider", "-p", "no:xdist"]
     arguments, failures = [*alone, "-q", str(HERE / test)], Failures()

@@ -15,8 +15,8 @@ from gpt2.shape import ModelShape
 from lib.config.layers import ConfigLayer
 from lib.config.tree import KconfigTree
 from lib.errors import ConfigError
-from tests.gpt2.attention.nsa.sizes import NAMES, PAIR, SUBSETS, every_form
 from tests.gpt2.builders import PARTS, SHAPE, make_model_config
+from tests.gpt2.nsa.sizes import NAMES, PAIR, SUBSETS, every_form
 
 CPU = torch.device("cpu")
 

@@ -8,8 +8,8 @@ from gpt2.model import GPT
 from lib.config.layers import ConfigLayer
 from lib.config.tree import KconfigTree
 from lib.errors import ConfigError
-from tests.gpt2.attention.nsa.sizes import PAPER, options
 from tests.gpt2.builders import make_model_config
+from tests.gpt2.nsa.sizes import PAPER, options
 
 
 class TestConfiguration:

@@ -7,7 +7,7 @@ import torch
 
 from gpt2.nsa.reference import selected_blocks
 from gpt2.nsa.select import score_blocks, select_blocks
-from tests.gpt2.attention.nsa.sizes import PAPER, drawn, options
+from tests.gpt2.nsa.sizes import PAPER, drawn, options
 
 
 class TestSelection:

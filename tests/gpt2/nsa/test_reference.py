@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from gpt2.attention.options import GroupedOptions
-from tests.gpt2.attention.nsa.sizes import PAIR, options
+from tests.gpt2.nsa.sizes import PAIR, options
 
 
 class TestAgainstReference:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.gpt2.attention.nsa.sizes import PAIR, options
+from tests.gpt2.nsa.sizes import PAIR, options
 
 
 @pytest.mark.parametrize("pattern", [None, options()], ids=["full", "nsa"])

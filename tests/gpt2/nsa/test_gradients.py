@@ -8,8 +8,8 @@ from gpt2.nsa import module
 from gpt2.nsa.module import BlockCompressionMLP, BranchGates, compress_blocks
 from gpt2.nsa.select import attend_compressed
 from gpt2.shape import ModelShape
-from tests.gpt2.attention.nsa.sizes import PAIR, attended, drawn, options
 from tests.gpt2.builders import make_model_config
+from tests.gpt2.nsa.sizes import PAIR, attended, drawn, options
 from tests.gpt2.test_model import drawn as drawn_model
 
 

@@ -6,7 +6,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpt2.nsa import block_major, gather, module, ops, query_major
 from gpt2.nsa.module import compress_blocks
-from tests.gpt2.attention.nsa.sizes import PAIR, PAPER, SIZES, options
+from tests.gpt2.nsa.sizes import PAIR, PAPER, SIZES, options
 
 
 class TestWhatItCosts:

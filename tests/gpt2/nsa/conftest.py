@@ -5,7 +5,11 @@ from functools import partial
 import pytest
 
 from gpt2.nsa import block_major, gather, module, query_major
-from tests.gpt2.attention.nsa.sizes import BACKENDS, options
+from tests.gpt2.attention.conftest import build, gate, one_thread, thin_chunks
+from tests.gpt2.nsa.sizes import BACKENDS, options
+
+# Fixtures that are those of attention.
+__all__ = ["build", "gate", "one_thread", "thin_chunks"]
 
 
 @pytest.fixture(params=BACKENDS)

@@ -5,7 +5,7 @@ import torch
 
 from gpt2.nsa.module import compress_blocks
 from gpt2.nsa.select import attend_compressed
-from tests.gpt2.attention.nsa.sizes import PAIR, attended, drawn, options
+from tests.gpt2.nsa.sizes import PAIR, attended, drawn, options
 
 LENGTH = 33
 

@@ -5,7 +5,7 @@ import torch
 
 from gpt2.nsa import select
 from gpt2.nsa.select import attend_compressed, score_blocks
-from tests.gpt2.attention.nsa.sizes import PAIR, drawn, options
+from tests.gpt2.nsa.sizes import PAIR, drawn, options
 
 
 class TestNumbers:
