@@ -39,7 +39,13 @@ def kconfig_field(
     The others are for checks: ``small`` computes the value in a small form, ``draw`` are narrower
     bounds of random values, and ``effect`` the base on which a change shows.
     """
-    metadata = {"symbol": name, "low": low, "high": high, "identity": identity, "form": form}
+    metadata: dict[str, Any] = {
+        "symbol": name,
+        "low": low,
+        "high": high,
+        "identity": identity,
+        "form": form,
+    }
     metadata |= {"small": small, "draw": draw, "effect": effect}
     return dataclasses.field(metadata=metadata)
 
