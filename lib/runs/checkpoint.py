@@ -130,7 +130,11 @@ def _write(
         _WEIGHTS: _write_file(
             folder / _WEIGHTS, lambda out: out.write(safetensors.torch.save(contiguous))
         ),
-        _STATE: _write_file(folder / _STATE, lambda out: torch.save(dict(state), out)),
+        # torch.save needs only the methods write and flush.
+        _STATE: _write_file(
+            folder / _STATE,
+            lambda out: torch.save(dict(state), out),  # type: ignore[arg-type]
+        ),
     }
     record = {"schema_version": SCHEMA_VERSION, "step": step, "files": files}
     write_json(folder / _DIGESTS, record)

@@ -57,7 +57,10 @@ def torch_facts() -> dict[str, Any]:
         "blas": blas[1] if blas else None,
         "onednn": onednn[1] if onednn else None,
         "build_digest": hashlib.sha256(built_with.encode()).hexdigest(),
-        "fill_uninitialized_memory": torch.utils.deterministic.fill_uninitialized_memory,
+        # A property of the module object, which type checkers do not see.
+        "fill_uninitialized_memory": (
+            torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+        ),
         "reduced_precision_reduction": {
             "bf16": torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction,
             "fp16": torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction,

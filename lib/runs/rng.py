@@ -39,7 +39,8 @@ def seed_all(seed: int, rank: int = 0) -> None:
 
 def rng_state(device: torch.device) -> dict[str, Any]:
     """Return the state of every generator, in types that torch.load(weights_only=True) accepts."""
-    name, keys, position, has_gauss, gauss = np.random.get_state()
+    name, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
+    assert isinstance(keys, np.ndarray)
     state = {
         "torch": torch.get_rng_state(),
         "numpy": [name, torch.from_numpy(keys.copy()), position, has_gauss, gauss],
