@@ -32,7 +32,7 @@ def add_evaluation_args(parser: argparse.ArgumentParser) -> None:
 
 
 def evaluate(args: argparse.Namespace) -> str:
-    """Evaluate according to the arguments of ``add_evaluating``; return the text for stdout.
+    """Evaluate according to the arguments of ``add_evaluation_args``; return the text for stdout.
 
     Raises ConfigError, PreflightError or DataError if the evaluation is not possible.
     """
@@ -84,7 +84,7 @@ class GenerationRequest:
 
 
 def request_from_args(args: argparse.Namespace) -> GenerationRequest:
-    """Build an ``Order`` from the arguments of ``add_writing``.
+    """Build a ``GenerationRequest`` from the parsed arguments.
 
     Raises ConfigError if an argument is invalid.
     """
@@ -122,10 +122,10 @@ def generate_texts(
     """
     prompt = encode_prompt(trained, order.prompt)
     texts = []
-    for number in range(order.samples):
+    for index in range(order.samples):
         if order.samples > 1:
-            log("SAMPLE", f"{number + 1}/{order.samples}")
-        seed = stream_seed(order.seed, f"generate/{number}")
+            log("SAMPLE", f"{index + 1}/{order.samples}")
+        seed = stream_seed(order.seed, f"generate/{index}")
         text = GeneratedText(seed)
         texts.append(text)
         tokens = generate(

@@ -31,8 +31,8 @@ from lib.errors import EXIT_DONE, ConfigError, Problem
 from lib.plan.run import PlannedRun, RunVariant, default_run_path
 from lib.project import ROOT
 from lib.report.leaderboard import record_reused_runs
-from lib.report.table_text import table_to_json, table_to_markdown, write_table
 from lib.report.table import build_table
+from lib.report.table_text import table_to_json, table_to_markdown, write_table
 from lib.runner import locks
 from lib.runner.display import RunProgress
 from lib.runner.job import DeviceSlot, Executor, Job

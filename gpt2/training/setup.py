@@ -1,4 +1,9 @@
-"""Check that a checkpoint matches the configuration and data of the run that resumes from it."""
+"""Set-up of a training session: open and resume it, record its settings and describe it.
+
+A checkpoint must match the configuration, the data and the code of the run that resumes from it.
+All errors of the set-up are raised before the first step. The settings that affect speed, memory or
+last bits are read back from torch and compared with the configuration.
+"""
 
 import copy
 import hashlib
@@ -6,9 +11,10 @@ import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
@@ -110,13 +116,14 @@ def open_session(
     build_dir: Path,
     records: RecordWriter,
     clock: Callable[[], float] = time.perf_counter,
-    group: ProcessGroup = ProcessGroup(),
+    group: ProcessGroup | None = None,
 ) -> TrainingSession:
     """Set up the machine, open the data, and build model, optimizer and pruner.
 
     Raises PreflightError, DataError or ConfigError if the setup fails, and RunError if the ranks of
     ``group`` have different initial weights. Nothing has been trained then.
     """
+    group = group or ProcessGroup()
     require_machine(config.machine, config.train.gpus)
     device = set_up(config.machine, group.process, config.train.gpus)
     shape = config.model.shape
@@ -139,7 +146,8 @@ def open_session(
         tokenizer=tokenizer.load_tokenizer(config.data.tokenizer, downloads),
         state=state,
         forward=group.share_gradients(
-            torch.compile(model) if config.machine.compile else model, config.machine.ddp_safe
+            cast(nn.Module, torch.compile(model)) if config.machine.compile else model,
+            config.machine.ddp_safe,
         ),
         evaluate=Evaluator(config, dataset.val, device, group),
         records=records,
@@ -323,14 +331,14 @@ def _compiler(session: TrainingSession) -> dict[str, Setting]:
 def _gradient_exchange(session: TrainingSession) -> dict[str, Setting]:
     """Return the settings of DistributedDataParallel; null values in a single process."""
     requested, forward = session.config.machine.ddp_safe, session.forward
-    is_ddp = isinstance(forward, DistributedDataParallel)
-    mib = forward.bucket_bytes_cap / MIB if is_ddp else None
+    mib = copied = None
+    if isinstance(forward, DistributedDataParallel):
+        mib, copied = forward.bucket_bytes_cap / MIB, not forward.gradient_as_bucket_view
     resolved = (
         (DDP_SAFE_BUCKET_MIB if requested else _DEFAULT_BUCKET_MIB)
         if session.group.size > 1
         else None
     )
-    copied = not forward.gradient_as_bucket_view if is_ddp else None
     return {
         "ddp_bucket_cap_mib": _state(resolved, mib, requested),
         "ddp_gradients_copied": _state(True if session.group.size > 1 else None, copied, requested),
@@ -344,7 +352,7 @@ def _attention(session: TrainingSession) -> dict[str, Setting]:
     """
     model, device = session.config.model, session.device
     requested, shape = model.attention.backend, model.shape
-    forms = sorted({block.attn.backend(device.type) for block in session.state.model.h})
+    forms = sorted({block.attn.backend(device.type) for block in session.state.model.blocks})
     selected: dict[str, str] = {}
     observed: dict[str, str] = {}
     allowed: tuple[list[str], list[str]] = ([], [])
@@ -380,7 +388,7 @@ def _nsa_backend(session: TrainingSession) -> dict[str, Setting]:
     if not isinstance(options, NsaOptions) or not options.branch_selected:
         # Recorded for every run, so that runs with and without the pattern are comparable.
         return {"nsa_backend": _state("none", "none")}
-    kernels = {block.attn.pattern.kernel(device) for block in session.state.model.h}
+    kernels = {block.attn.pattern.kernel(device) for block in session.state.model.blocks}
     observed = "+".join(sorted(kernel.removeprefix("nsa by ") for kernel in kernels))
     return {"nsa_backend": _state(resolve_backend(options, device), observed, options.backend)}
 
@@ -477,7 +485,7 @@ def startup_summary(session: TrainingSession) -> str:
 
 def attention_kernel(session: TrainingSession) -> str:
     """Return the attention kernel: by rows, joined, of the pattern, or of SDPA."""
-    attention = session.state.model.h[0].attn
+    attention = session.state.model.blocks[0].attn
     if attention.options.pattern.attends:
         return attention.pattern.kernel(session.device.type)
     form = attention.backend(session.device.type)

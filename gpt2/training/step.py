@@ -78,7 +78,7 @@ def apply_next_fallback(session: TrainingSession, cause: str) -> dict[str, Any]:
         gc.collect()
         torch.cuda.empty_cache()
     action, before, after = _next_fallback(session)
-    record = {
+    record: dict[str, Any] = {
         "iteration": session.state.iteration + 1,
         "action": action,
         "from": before,

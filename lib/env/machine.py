@@ -48,7 +48,8 @@ def set_up(machine: MachineConfig, process: ProcessRank, processes: int = 1) -> 
     torch.set_num_threads(machine.cpu_threads)
     torch.use_deterministic_algorithms(machine.repeats, warn_only=machine.deterministic == "warn")
     # Deterministic mode would first fill every new tensor with NaN, an extra write of all memory.
-    torch.utils.deterministic.fill_uninitialized_memory = False
+    # A property that torch adds to the class of the module, which mypy cannot see.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.set_float32_matmul_precision(machine.matmul_precision)
     # Enabled by default in torch, independent of the precision of matrix products.
     torch.backends.cudnn.allow_tf32 = machine.matmul_precision != "highest"

@@ -84,7 +84,8 @@ def machine_settings(
         "cudnn_benchmark": (machine.cudnn_benchmark, lambda: torch.backends.cudnn.benchmark),
         "fill_uninitialized_memory": (
             False,
-            lambda: torch.utils.deterministic.fill_uninitialized_memory,
+            # A property that torch adds to the class of the module.
+            lambda: torch.utils.deterministic.fill_uninitialized_memory,  # type: ignore[attr-defined]
         ),
     }
     tf32 = machine.matmul_precision != "highest"

@@ -146,9 +146,12 @@ class ProcessGroup:
         """
         if self.size == 1:
             return module
-        buckets = {"bucket_cap_mb": DDP_SAFE_BUCKET_MIB} if safe else {}
         shared = DistributedDataParallel(
-            module, init_sync=False, gradient_as_bucket_view=False, **buckets
+            module,
+            init_sync=False,
+            gradient_as_bucket_view=False,
+            # None is torch's default.
+            bucket_cap_mb=DDP_SAFE_BUCKET_MIB if safe else None,
         )
         self._wrapped_modules.add(shared)
         return shared

@@ -116,7 +116,13 @@ class ProgressDisplay(Protocol):
     def __enter__(self) -> Self:
         """Start the display."""
 
-    def __exit__(self, *exception: object) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+        /,
+    ) -> None:
         """Restore the terminal."""
 
     def news(self, run: PlannedRun[Any]) -> None:

@@ -55,7 +55,7 @@ DEATHS = {
     "before a checkpoint is renamed": ("os.rename", 1, "step-00000004"),
     "while an old one is deleted": ("shutil.rmtree", 1, "step-00000012"),
     "between the final files": ("gpt2.training.finish.write_atomic", 1, "step-00000012"),
-    "before the manifest is done": ("gpt2.train.end_run", 0, "step-00000012"),
+    "before the manifest is done": ("gpt2.train.finalize_run", 0, "step-00000012"),
     "before SUCCESS": ("lib.runs.finalize.write_status", 0, "step-00000012"),
 }
 
