@@ -129,7 +129,8 @@ def _refuse_lone_arms(every: Sequence[CheckCase]) -> None:
 
 def _step(tree: KconfigTree, layers: Sequence[ConfigLayer], study: Study, number: int) -> CheckCase:
     step = study.steps[number]
-    config, problems = None, ()
+    config: Config | None = None
+    problems: tuple[Problem, ...] = ()
     try:
         config = resolve_step(tree, layers, study, step)
     except ConfigError as error:

@@ -56,7 +56,7 @@ def _ratio(config: Config, model: GPT) -> list[CheckFinding]:
     if config.model.mlp.sizing != "ratio":
         return []
     expected, findings = config.model.mlp.ratio, []
-    for i, block in enumerate(model.h):
+    for i, block in enumerate(model.blocks):
         ratio = _matrices(block.mlp) / _matrices(block.attn)
         if abs(ratio / expected - 1) > RATIO_TOLERANCE:
             what = f"MLP / attention of {expected} within 1 %"

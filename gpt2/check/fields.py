@@ -53,9 +53,12 @@ def fields_by_symbol() -> dict[str, BoundField]:
 
 def _classes() -> list[type]:
     """Return Config, every dataclass below it, and the options of every component."""
-    classes: list[type] = []
+    classes: list[type[Any]] = []
     registries = (*REGISTRIES, TRACKERS)
-    pending = [Config, *(registry.options(name) for registry in registries for name in registry)]
+    pending: list[Any] = [
+        Config,
+        *(registry.options(name) for registry in registries for name in registry),
+    ]
     while pending:
         if (owner := pending.pop()) not in classes:
             classes.append(owner)

@@ -4,7 +4,6 @@ B batch, T tokens, V vocabulary.
 """
 
 import copy
-import dataclasses
 import math
 from typing import Any
 
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor
 
 from gpt2 import reference
+from gpt2.attention.options import ScoreComponentOptions
 from gpt2.check.cases import CheckFinding
 from gpt2.check.distinct import find_duplicates
 from gpt2.check.short_run import GRADIENT_STEPS
@@ -19,6 +19,7 @@ from gpt2.check.shrink import with_changes
 from gpt2.check.subject import StepUnderTest
 from gpt2.config import Config, ModelConfig
 from gpt2.loss import IGNORE_INDEX
+from gpt2.mlp.options import MlpMechanismOptions
 from gpt2.model import GPT
 from gpt2.zero_linear import ZeroInitLinear
 from lib.config.field import SymbolValue
@@ -234,7 +235,7 @@ def _dropped(model: GPT, ids_BT: Tensor, rate: float) -> list[CheckFinding]:
         return lambda module, given, out: record(location, out[0])
 
     hooks = [model.h[0].register_forward_pre_hook(before(record, "embeddings"))]
-    for i, block in enumerate(model.h):
+    for i, block in enumerate(model.blocks):
         hook = before(record_first_token, f"attention weights of block {i}")
         hooks.append(block.attn.c_proj.register_forward_pre_hook(hook))
         hooks.append(
@@ -386,12 +387,8 @@ def _vectors(model: GPT, config: ModelConfig) -> list[CheckFinding]:
     A vector starts at the option of the same name, a norm at 1, and any other vector at 0.
     """
     starts = dict(_STARTS)
-    for component in (*config.attention.terms, *config.attention.gates, *config.mlp.mechanisms):
-        assert dataclasses.is_dataclass(component)
-        values = {
-            field.name: vars(component)[field.name] for field in dataclasses.fields(component)
-        }
-        starts |= {f"{component.name}.{name}": value for name, value in values.items()}
+    for component in _components(config):
+        starts |= {f"{component.name}.{name}": value for name, value in vars(component).items()}
     findings = []
     for name, parameter in model.named_parameters():
         if parameter.ndim >= 2:
@@ -431,7 +428,7 @@ def _formulas(subject: StepUnderTest) -> list[CheckFinding]:
     idx_BT, targets_BT = ids_BT[:, :-1], ids_BT[:, 1:].clone()
     targets_BT[0, 3] = IGNORE_INDEX
     parameters = {n: p.detach().clone().requires_grad_() for n, p in model.named_parameters()}
-    requests = [block.mlp.request for block in model.h]
+    requests = [block.mlp.request for block in model.blocks]
     logits_by_formula = reference.reference_gpt(
         idx_BT, parameters, subject.small_exact.model, requests
     )
@@ -448,22 +445,28 @@ def _formulas(subject: StepUnderTest) -> list[CheckFinding]:
         model.eval()
     pairs = {"logits": (logits, logits_by_formula), "the loss": (actual_loss, loss)}
     for name, parameter in model.named_parameters():
-        if parameter.grad is not None and parameters[name].grad is not None:
-            pairs[f"the gradient of {name}"] = (parameter.grad, parameters[name].grad)
+        expected = parameters[name].grad
+        if parameter.grad is not None and expected is not None:
+            pairs[f"the gradient of {name}"] = (parameter.grad, expected)
     model.zero_grad(set_to_none=True)
     return [
         CheckFinding(
             "reference-formulas", f"{what} by the formulas", f"a relative error of {error:.1e}"
         )
-        for what, (actual, expected) in pairs.items()
-        if not (error := _error(actual, expected)) <= _REFERENCE_TOLERANCE
+        for what, (actual, formula) in pairs.items()
+        if not (error := _error(actual, formula)) <= _REFERENCE_TOLERANCE
     ]
+
+
+def _components(config: ModelConfig) -> list[ScoreComponentOptions | MlpMechanismOptions]:
+    """Return the options of the components that a model may have or not."""
+    return [*config.attention.terms, *config.attention.gates, *config.mlp.mechanisms]
 
 
 def _zero_strength(subject: StepUnderTest) -> list[CheckFinding]:
     """Compare mechanisms at strength 0 with a model without them."""
     config = subject.small_exact.model
-    parts = (*config.attention.terms, *config.attention.gates, *config.mlp.mechanisms)
+    parts = _components(config)
     if not parts:
         return []
     # Parameters of a mechanism reduce the MLP width under ratio sizing, so the width is fixed here.

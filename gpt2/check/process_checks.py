@@ -139,7 +139,7 @@ def check_reload(subject: StepUnderTest) -> list[CheckFinding]:
         expected = f"a resume at step {CHECKPOINT_STEP}"
         findings.append(CheckFinding("resumed-step", expected, f"a resume at step {start}"))
     for i, (loss, resumed_loss) in enumerate(
-        zip(traced.losses[CHECKPOINT_STEP:], losses), CHECKPOINT_STEP + 1
+        zip(traced.losses[CHECKPOINT_STEP:], losses, strict=False), CHECKPOINT_STEP + 1
     ):
         if loss != resumed_loss:
             text = f"{resumed_loss!r} after a resume, {loss!r} without"
@@ -224,7 +224,7 @@ def _batches(subject: StepUnderTest, sampler: TrainSampler) -> list[CheckFinding
         False,
     )
     shape_BT = (train.batch_size, shape.block_size)
-    for _, micro_batches in zip(range(_STEPS), loader):
+    for _, micro_batches in zip(range(_STEPS), loader, strict=False):
         for x_BT, y_BT in micro_batches:
             if tuple(x_BT.shape) != shape_BT or tuple(y_BT.shape) != shape_BT:
                 return [

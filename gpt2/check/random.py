@@ -130,9 +130,9 @@ def _random_setting(item: Symbol | Choice, random: Random) -> Settings:
         low, high = reader.draw if reader and reader.draw else _range(item)
         return {item.name: str(_random_integer(int(low), int(high), random))}
     reader = fields_by_symbol()[item.name]
-    low, high = reader.draw or (reader.low, reader.high)
-    assert low is not None and high is not None, item.name
-    return {item.name: f"{_random_float(low, high, random):.3g}"}
+    least, most = reader.draw or (reader.low, reader.high)
+    assert least is not None and most is not None, item.name
+    return {item.name: f"{_random_float(least, most, random):.3g}"}
 
 
 def _random_integer(low: int, high: int, random: Random) -> int:
@@ -253,7 +253,7 @@ def ddmin(names: Sequence[str], test: Test) -> list[str]:
     """
     results: dict[tuple[str, ...], bool | None] = {}
 
-    def cached_test(subset: list[str]) -> bool | None:
+    def cached_test(subset: Sequence[str]) -> bool | None:
         key = tuple(subset)
         if key not in results:
             results[key] = test(subset)

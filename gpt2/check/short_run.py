@@ -4,9 +4,10 @@ B micro-batch, T tokens.
 """
 
 import hashlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -44,7 +45,7 @@ class ShortRun:
         self._records = RecordWriter(RunDir(folder), lambda event: None)
         self.session = open_session(config, build_dir, self._records)
         self._log = LossRecorder(self.session)
-        self._batches = None
+        self._batches: Iterator[list[MicroBatch]] | None = None
 
     @property
     def losses(self) -> list[float]:
@@ -63,7 +64,8 @@ class ShortRun:
         """
         if micro_batches is None:
             # Start at the session's current iteration, which a resume may have changed.
-            self._batches = self._batches or self.session.batches()
+            if self._batches is None:
+                self._batches = self.session.batches()
             micro_batches = next(self._batches)
         train_step(self.session, micro_batches, self._log)
         return self.losses[-1]
@@ -138,9 +140,11 @@ class TracedRun:
         hooks = [self._watch(name, p) for name, p in session.state.model.named_parameters()]
         product = session.state.model.get_submodule(TRACED_PARAMETERS[1].removesuffix(".weight"))
         hooks.append(product.register_forward_hook(self._record_product))
-        session.state.optimizer.register_step_pre_hook(self._record_update)
+        # Every optimizer extends one of torch's, whose hooks the protocol does not declare.
+        optimizer = cast(torch.optim.Optimizer, session.state.optimizer)
+        optimizer.register_step_pre_hook(self._record_update)
         if config.pruning.name != "none":
-            session.state.optimizer.register_step_post_hook(self._record_pruner_inputs)
+            optimizer.register_step_post_hook(self._record_pruner_inputs)
         for i in range(1, session.state.budget.iterations + 1):
             self.run.step()
             self.sparsity.append(session.state.pruner.sparsity())
@@ -182,9 +186,9 @@ class TracedRun:
             return
         parameters = dict(self.run.session.state.model.named_parameters())
         gradients = {
-            name: parameters[name].grad.clone()
+            name: gradient.clone()
             for name in TRACED_PARAMETERS
-            if parameters[name].grad is not None
+            if (gradient := parameters[name].grad) is not None
         }
         lr, norm = optimizer.param_groups[0]["lr"], named["gradient_norm"].clone()
         all_gradients = [p.grad for p in parameters.values() if p.grad is not None]

@@ -209,8 +209,8 @@ def _other_values(item: Symbol | Choice, value: SymbolValue) -> Iterator[SymbolV
         yield from (n for n in candidates if low <= n <= high and n != number)
     elif fields_by_symbol()[item.name].kind is float:
         real, reader = float(value), fields_by_symbol()[item.name]
-        candidates = dict.fromkeys((real / 2, 2 * real, real + 0.5, reader.low, reader.high))
-        yield from (str(x) for x in candidates if x is not None and x != real)
+        reals = dict.fromkeys((real / 2, 2 * real, real + 0.5, reader.low, reader.high))
+        yield from (str(x) for x in reals if x is not None and x != real)
     else:
         yield f"{value}x"
 

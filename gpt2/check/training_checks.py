@@ -29,7 +29,9 @@ from gpt2.training.session import TrainingSession
 from lib.config.field import SymbolValue
 from lib.env.process_group import ProcessGroup
 from lib.env.ranks import ProcessRank
+from lib.optim.options import AdamwpruneOptions
 from lib.optim.schedule import ScheduleOptions
+from lib.pruning.options import PruningOptions
 from lib.pruning.pruners import NeverPruned
 
 # fp32 sums in a different order.
@@ -163,14 +165,16 @@ def _repeat(subject: StepUnderTest, run: ShortRun) -> tuple[list[CheckFinding], 
     """
     ids_BT = subject.tokens(2)
     x_BT, y_BT = ids_BT[:, :-1], ids_BT[:, 1:]
-    halves = list(zip(x_BT.split(1), y_BT.split(1)))
+    halves = list(zip(x_BT.split(1), y_BT.split(1), strict=True))
     findings, losses = [], []
     for i in range(_REPEATED):
         if i == 1:
             expected = _whole_batch(run.session, x_BT, y_BT)
         losses.append(run.step(halves if i % 2 else [(x_BT, y_BT)]))
         if i == 1:
-            pairs = zip(("loss", "gradient norm"), (losses[1], run.gradient_norm), expected)
+            pairs = zip(
+                ("loss", "gradient norm"), (losses[1], run.gradient_norm), expected, strict=True
+            )
             findings += [
                 CheckFinding(
                     "accumulation",
@@ -222,8 +226,8 @@ def check_optimizer_updates(subject: StepUnderTest) -> list[CheckFinding]:
     traced, config = subject.traced_run, subject.small
     findings = _settings(traced, config)
     if not all(name in update.gradients for update in traced.updates for name in TRACED_PARAMETERS):
-        expected = "a gradient in every optimizer step"
-        return [*findings, CheckFinding("nonzero-gradient", expected, "none for the final norm")]
+        what = "a gradient in every optimizer step"
+        return [*findings, CheckFinding("nonzero-gradient", what, "none for the final norm")]
     name, rule = config.optimizer.name, update_options(config)
     expected = _replayed(traced, rule)
     wrong = [
@@ -243,8 +247,7 @@ def check_optimizer_updates(subject: StepUnderTest) -> list[CheckFinding]:
             for parameter, values in zip(TRACED_PARAMETERS, plain, strict=True)
         ):
             text = f"the same weights as {_PLAIN} from the same gradients"
-            expected = f"an effect of {name}"
-            return [*findings, CheckFinding("distinct-optimizer", expected, text)]
+            return [*findings, CheckFinding("distinct-optimizer", f"an effect of {name}", text)]
     what = f"the updates of {name}"
     return [*findings, CheckFinding("optimizer-update", what, f"other values of {wrong[0]}")]
 
@@ -252,7 +255,7 @@ def check_optimizer_updates(subject: StepUnderTest) -> list[CheckFinding]:
 def update_options(config: Config) -> Any:
     """Return the options of the optimizer that updates weights: the base of AdamWPrune."""
     options = config.optimizer
-    return options.base if options.name == "adamwprune" else options
+    return options.base if isinstance(options, AdamwpruneOptions) else options
 
 
 def _settings(traced: TracedRun, config: Config) -> list[CheckFinding]:
@@ -329,7 +332,9 @@ def check_pruned(subject: StepUnderTest) -> list[CheckFinding]:
 
 
 def _sparsity(subject: StepUnderTest) -> list[CheckFinding]:
-    traced, target = subject.traced_run, subject.config.pruning.target
+    traced, options = subject.traced_run, subject.config.pruning
+    assert isinstance(options, PruningOptions)
+    target = options.target
     unprunable = _unprunable(traced.run.session.state.model)
     # Padding rows of the vocabulary are zero from the start.
     used_rows = {"wte.weight": subject.small.model.shape.vocab_size}
@@ -351,7 +356,7 @@ def _sparsity(subject: StepUnderTest) -> list[CheckFinding]:
         if new_zeros > _MAX_ZERO_SHARE * traced.final_weights[name].numel():
             text = f"{new_zeros} weights became zero"
             findings.append(CheckFinding("unpruned-parameter", f"no pruning of {name}", text))
-    decreases = any(b < a for a, b in zip(traced.sparsity, traced.sparsity[1:]))
+    decreases = any(b < a for a, b in itertools.pairwise(traced.sparsity))
     if decreases or traced.sparsity[0] >= target:
         steps = ", ".join(f"{s:.1%}" for s in traced.sparsity)
         findings.append(
@@ -368,12 +373,15 @@ def _unprunable(model: nn.Module) -> set[str]:
 
 def _prunable(subject: StepUnderTest, name: str, weight: Tensor) -> bool:
     embedding = name in ("wte.weight", "wpe.weight")
-    return weight.ndim >= 2 and (subject.config.pruning.include_embeddings or not embedding)
+    options = subject.config.pruning
+    assert isinstance(options, PruningOptions)
+    return weight.ndim >= 2 and (options.include_embeddings or not embedding)
 
 
 def _pruning_order(subject: StepUnderTest) -> list[CheckFinding]:
     """Check that the weights of a matrix with the lowest scores are pruned at every event."""
     traced, options = subject.traced_run, subject.small.pruning
+    assert isinstance(options, PruningOptions)
     reference = options.reference()
     alive = [True] * len(first_elements(traced.initial_weights[TRACED_PARAMETERS[1]]))
     for step, (inputs, mask) in enumerate(

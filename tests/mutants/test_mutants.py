@@ -89,6 +89,12 @@ def test_a_mutant_is_caught(mutant, monkeypatch, build_dir):
     assert text.endswith(f"0 passed, {len(mutant.caught_by)} failed\n")
 
 
+@pytest.mark.parametrize("mutant", MUTANTS, ids=[mutant.name for mutant in MUTANTS])
+def test_a_mutant_patches_attributes_that_exist(mutant, monkeypatch):
+    """Catch a rename at once: most faults are only planted by the long tests."""
+    mutant.plant(monkeypatch)
+
+
 def test_names_of_mutants_are_unique():
     assert len(MUTANTS) >= 40
     assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS)
