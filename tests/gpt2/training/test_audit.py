@@ -77,7 +77,7 @@ def edit_json(run: RunDir, path: Path, change: Change) -> None:
 def test_a_finished_run_is_valid(run: RunDir, build_dir: Path) -> None:
     verdict = audit(run, build_dir)
     assert (verdict.findings, verdict.notes) == ([], [])
-    assert to_text([verdict]) == f"VALID   {run.path}"
+    assert to_text([verdict]) == f"VALID   {run.path}\n"
     (document,) = json.loads(to_json([verdict]))["runs"]
     assert document["valid"] is True
 
