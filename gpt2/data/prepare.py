@@ -21,13 +21,12 @@ from gpt2.data import shards, store, tokenizer
 from gpt2.data.corpus import BinCorpus, Document, download_wheels, folder_lock
 from gpt2.data.hub import HubCorpus
 from gpt2.data.options import DataOptions, vocab_size
-from gpt2.data.shards import SplitWriter
+from gpt2.data.shards import PreparationProgress, SplitWriter
 from gpt2.data.store import TextSource, folder_for_source, has_explicit_split, select_source
 from lib.console import log
 from lib.errors import DataError, Problem
 from lib.files import fsync_directory, write_json
 
-_PROGRESS_INTERVAL_SECONDS = 2.0
 # Indexes and manifest.
 _SPACE_MARGIN_BYTES = 4 << 20
 # Two bytes per token, plus the document index, for web pages of the hub's data sets.
@@ -118,7 +117,7 @@ def _fill(
 ) -> list[dict[str, Any]]:
     """Write all of ``corpus`` to ``sides`` and return its provenance."""
     if isinstance(corpus, BinCorpus):
-        progress = _Progress(corpus.text_bytes(downloads))
+        progress = PreparationProgress(corpus.size_in_bytes(downloads), "bytes of the source")
         for name, writer in sides.items():
             pieces = shards.DocumentSplitter(
                 tokenizer.end_of_text(config.tokenizer), writer.note_document
@@ -136,7 +135,7 @@ def _fill(
 
     if isinstance(corpus, HubCorpus):
         return corpus.provenance(shards.stream_documents(corpus, folder, sides, add))
-    progress = _Progress(corpus.text_bytes(downloads))
+    progress = PreparationProgress(corpus.size_in_bytes(downloads), "bytes of the source")
     for document in corpus.documents(downloads):
         progress.advance(add(document))
     return corpus.provenance()
@@ -234,7 +233,7 @@ def _needed_bytes(corpus: TextSource, config: DataOptions, partial: Path, downlo
         written = sum(p.stat().st_size for p in partial.glob("*"))
         return max(0, int(total) - written) + _SPACE_MARGIN_BYTES
     bytes_per_byte = 1 if isinstance(corpus, BinCorpus) or config.tokenizer == "gpt2" else 2
-    return corpus.text_bytes(downloads) * bytes_per_byte + _SPACE_MARGIN_BYTES
+    return corpus.size_in_bytes(downloads) * bytes_per_byte + _SPACE_MARGIN_BYTES
 
 
 def _check_space(data_dir: Path, needed: int) -> None:
@@ -278,24 +277,3 @@ def _log_result(config: DataOptions, manifest: dict[str, Any], seconds: float) -
         f"{config.dataset} {config.tokenizer}: {sizes}, unigram entropy {entropy:.3f} nats, "
         f"{seconds:.1f} s",
     )
-
-
-class _Progress:
-    """Progress log: share of the source processed and time left, every two seconds."""
-
-    def __init__(self, total_bytes: int) -> None:
-        self._total = total_bytes
-        self._done = 0
-        self._started = self._last = time.monotonic()
-
-    def advance(self, done_bytes: int) -> None:
-        """Count ``done_bytes`` more of the source."""
-        self._done += done_bytes
-        now = time.monotonic()
-        if now - self._last < _PROGRESS_INTERVAL_SECONDS:
-            return
-        self._last = now
-        # The total is an overestimate if markup is stripped.
-        share = min(1.0, self._done / self._total)
-        eta = (now - self._started) * (1 - share) / share
-        log("DATA", f"{share:4.0%} of {self._total / 1e6:.0f} MB   eta {eta:.0f} s")

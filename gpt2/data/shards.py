@@ -1,4 +1,13 @@
-"""Writers of one split of a data set: token shards and the document index."""
+"""Writing of a data set: token shards, document indexes, checkpoints, and the proof of the split.
+
+A large data set is prepared with checkpoints in its folder. A checkpoint records the size and SHA-256
+of each file, and the position of the stream. Bytes written after the checkpoint are truncated on
+resume, so the result is byte-identical wherever the preparation was killed.
+
+``check_split`` proves that the training and held-out splits share no document, and lists near
+duplicates. A document is identified by its text; in a token file, a document is the tokens between
+two end-of-text tokens.
+"""
 
 import contextlib
 import hashlib
@@ -35,11 +44,11 @@ class HashedFile:
         self._hash = hashlib.sha256()
         self._bytes = 0
         if kept is None:
-            self._stream: BinaryIO = open(path, "wb")
+            self._stream: BinaryIO = open(path, "wb")  # noqa: SIM115 closed by close and discard
             return
         if not path.exists():
             raise _cannot_resume(path, "missing")
-        self._stream = open(path, "r+b")
+        self._stream = open(path, "r+b")  # noqa: SIM115
         self._stream.truncate(kept["bytes"])
         while piece := self._stream.read(1 << 20):
             self._hash.update(piece)
@@ -235,17 +244,10 @@ def _cannot_resume(path: Path, reason: str) -> DataError:
     return DataError(Problem(what, str(path), remedy, code="data.damaged"))
 
 
-# Resumable preparation of large data sets through checkpoints in the data set's folder.
-#
-# A checkpoint records the size and SHA-256 of each file, and the position of the stream. Bytes
-# written after the checkpoint are truncated on resume, so the result is byte-identical wherever the
-# preparation was killed.
-
-
 CHECKPOINT = "checkpoint.json"
 # About ten seconds of work.
 CHECKPOINT_TOKENS = 8 << 20
-_PROGRESS_INTERVAL_SECONDS = 10.0
+_PROGRESS_INTERVAL_SECONDS = 5.0
 
 
 def read_checkpoint(folder: Path) -> dict[str, Any] | None:
@@ -270,16 +272,17 @@ def stream_documents(
     saved_tokens = _tokens(sides)
     try:
         stream = DocumentStream(corpus, *(state["commit"], state["position"]) if state else ())
-        progress = _Progress(corpus.tokens, sides["train"].tokens)
+        train = sides["train"]
+        progress = PreparationProgress(corpus.tokens, "training tokens", train.tokens)
         # No document is fetched once the budget is reached.
         documents = iter(stream)
-        while sides["train"].tokens < corpus.tokens:
+        while (tokens := train.tokens) < corpus.tokens:
             document = next(documents, None)
             if document is None:
-                _warn_exhausted(corpus, sides["train"].tokens)
+                _warn_exhausted(corpus, tokens)
                 break
             add(document)
-            progress.show(sides["train"].tokens)
+            progress.advance(train.tokens - tokens)
             if _tokens(sides) - saved_tokens >= CHECKPOINT_TOKENS:
                 _checkpoint(folder, sides, stream)
                 saved_tokens = _tokens(sides)
@@ -307,32 +310,31 @@ def _warn_exhausted(corpus: HubCorpus, tokens: int) -> None:
     log("WARN", what)
 
 
-class _Progress:
-    """Progress log: share of the token budget, tokens per second of this process, time left."""
+class PreparationProgress:
+    """Progress log of a preparation: share of the total, speed of this process, time left."""
 
-    def __init__(self, budget: int, tokens: int) -> None:
-        self._budget = budget
-        self._first = tokens
+    def __init__(self, total: int, unit: str, done: int = 0) -> None:
+        """Start at ``done`` of ``total`` units: tokens, or bytes of the source."""
+        self._total, self._unit = max(1, total), unit
+        self._done = self._resumed = done
         self._started = self._last = time.monotonic()
-        if tokens:
-            log("DATA", f"resuming at {tokens / budget:.0%} of {format_si(budget)} training tokens")
+        if done:
+            log("DATA", f"resuming at {done / self._total:.0%} of {format_si(total)} {unit}")
 
-    def show(self, tokens: int) -> None:
-        """Log the progress unless the last line is recent."""
+    def advance(self, count: int) -> None:
+        """Count ``count`` more units, and log the progress unless the last line is recent."""
+        self._done += count
         now = time.monotonic()
         if now - self._last < _PROGRESS_INTERVAL_SECONDS:
             return
         self._last = now
-        rate = max(1, tokens - self._first) / (now - self._started)
-        eta = format_duration(max(0, self._budget - tokens) / rate)
-        share = f"{tokens / self._budget:4.0%} of {format_si(self._budget)} training tokens"
-        log("DATA", f"{share}   {format_si(rate)} tok/s   eta {eta}")
-
-
-# Proof that the training and held-out splits share no document, with a list of near duplicates.
-#
-# A document is identified by its text; in a token file, a document is the tokens between two
-# end-of-text tokens.
+        rate = max(1, self._done - self._resumed) / (now - self._started)
+        eta = format_duration(max(0, self._total - self._done) / rate)
+        # The total of a source is an overestimate if markup is stripped.
+        share = (
+            f"{min(1.0, self._done / self._total):4.0%} of {format_si(self._total)} {self._unit}"
+        )
+        log("DATA", f"{share}   {format_si(rate)}/s   eta {eta}")
 
 
 # 128 bits: two of 10^12 texts collide by chance once in 10^15 data sets.

@@ -1,8 +1,9 @@
-"""Prepared data sets: verification of all files, then memory-mapped access.
+"""Prepared data sets: text source, verification, memory-mapped access and evaluation windows.
 
 A data set is a folder. Its manifest ``dataset.json``, written last, lists every other file with
 size and SHA-256, and has two digests: ``digest`` covers all that a run reads (tokens, documents,
-tokenizer), ``seal`` covers the manifest.
+tokenizer), ``seal`` covers the manifest. Its folder is named after a hash of the text source that
+the configuration selects. Every evaluation reads the same fixed list of windows.
 """
 
 import hashlib
@@ -24,9 +25,6 @@ from gpt2.data.shards import CHECKPOINT, read_index
 from gpt2.data.tokenizer import tokenizer_digest
 from lib.errors import ConfigError, DataError, Problem
 from lib.files import canonical_json, sha256_file
-
-# The text source that the configuration selects, and the folder of the prepared tokens.
-
 
 # Version of the preparation, part of every data set's hash. Increase it if the same source yields
 # different tokens or another split.
@@ -81,7 +79,7 @@ def dataset_folder(config: DataOptions, build_dir: Path) -> Path:
     """Return ``DATA_DIR/<dataset>-<tokenizer>-<hash8>``, with a hash of all that affects content.
 
     Hashed are the source's digests, the tokenizer, the split and the preparation version; a custom
-    source is read to compute them. Raises DataError like ``choose``.
+    source is read to compute them. Raises DataError like ``select_source``.
     """
     return folder_for_source(select_source(config, build_dir), config, build_dir)
 
@@ -306,9 +304,6 @@ def _rebuild_error(folder: Path, *problems: Problem) -> DataError:
     """Build the error; its last problem gets the command to prepare the data set again."""
     remedy = f"type: rm -r {shlex.quote(str(folder))} && make data"
     return DataError(*problems[:-1], replace(problems[-1], next=remedy))
-
-
-# The fixed, deterministic list of windows that every evaluation reads.
 
 
 # Target of padded positions; torch's cross-entropy ignores it.

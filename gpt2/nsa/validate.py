@@ -1,4 +1,7 @@
-"""Validation of models on the present machine: kernel correctness and long-range retrieval."""
+"""``make validate-machine``: check native sparse attention on the present device, by both backends.
+
+B batch, T tokens, V vocabulary, N heads, K key/value heads, H head dim.
+"""
 
 import time
 from collections.abc import Callable
@@ -20,11 +23,6 @@ from lib.config.layers import ConfigLayer
 from lib.config.tree import KconfigTree
 from lib.errors import PreflightError
 from lib.report.render import markdown_table
-
-# ``make validate-machine``: check native sparse attention on the present device, by both backends.
-#
-# B batch, T tokens, V vocabulary, N heads, K key/value heads, H head dim.
-
 
 BACKENDS = ("blocks", "gather")
 _SMALL: dict[str, SymbolValue] = {

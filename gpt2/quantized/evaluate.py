@@ -1,6 +1,11 @@
-"""Re-evaluation of a finished run, with quantized or original weights.
+"""Re-evaluation of a finished run, with original weights or after post-training quantization.
 
-The results are written to a separate folder; the files of the run are read-only.
+Quantization rounds weights to a few bits and dequantizes them. Quantized are the matrices of linear
+layers in the blocks; embeddings, the head tied to them, norms, biases and constants of mechanisms are
+unchanged. Products are computed in the precision of the run from the dequantized values. The results
+are written to a separate folder; the files of the run are read-only.
+
+O outputs, I inputs of a linear layer.
 """
 
 import logging
@@ -31,15 +36,6 @@ from lib.report.render import text_lines
 from lib.runs.documents import evaluation_metrics, expected_calibration_error, to_csv
 from lib.runs.record import RunRecord, read_manifest
 from lib.runs.run_dir import RunDir
-
-# Post-training quantization of weights: round to a few bits and dequantize.
-#
-# Quantized are the matrices of linear layers in the blocks. Embeddings, the head tied to them, norms,
-# biases and constants of mechanisms are unchanged. Only weights are quantized: products are computed
-# in the precision of the run from the dequantized values.
-#
-# Shapes: O outputs, I inputs of a linear layer.
-
 
 _INT8_MAX = 127
 # Elements that share a scale (Dettmers et al., "QLoRA", 2023, section 3).

@@ -32,10 +32,10 @@ Pages = list[tuple[str, str]]
 PREPARE = """
 import json, sys
 from pathlib import Path
-from gpt2.data.options import DataConfig
-from gpt2.data.prepare import prepare
-from lib.console import run
-run(lambda: prepare(DataConfig(**json.loads(sys.argv[1])), Path(sys.argv[2])) and 0)
+from gpt2.data.options import DataOptions
+from gpt2.data.prepare import prepare_dataset
+from lib.console import run_main
+run_main(lambda: prepare_dataset(DataOptions(**json.loads(sys.argv[1])), Path(sys.argv[2])) and 0)
 """
 
 

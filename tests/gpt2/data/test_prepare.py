@@ -29,13 +29,13 @@ Settings = Callable[..., DataOptions]
 PREPARE = """
 import sys
 from pathlib import Path
-from gpt2.data.options import DataConfig
-from gpt2.data.prepare import prepare
+from gpt2.data.options import DataOptions
+from gpt2.data.prepare import prepare_dataset
 large = ("", "", "", 0)
-config = DataConfig(
+config = DataOptions(
     "default", False, *large, "byte", "data", 0.1, *4 * ("",), 1, 0, False, False, 2
 )
-prepare(config, Path(sys.argv[1]))
+prepare_dataset(config, Path(sys.argv[1]))
 """
 
 

@@ -26,14 +26,14 @@ Pages = list[tuple[str, str]]
 DIES = """
 import json, os, sys
 from pathlib import Path
-from gpt2.data import prepare, resume, shards
-from gpt2.data.options import DataConfig
-from lib.console import run
+from gpt2.data import prepare, shards
+from gpt2.data.options import DataOptions
+from lib.console import run_main
 
 config, build_dir, where, count, number = sys.argv[1:]
 owner, name = {
     "writing": (shards.SplitWriter, "add"),
-    "before checkpoint": (resume, "write_json"),
+    "before checkpoint": (shards, "write_json"),
     "after checkpoint": (shards.SplitWriter, "add_document"),
     "renaming": (prepare, "write_json"),
 }[where]
@@ -48,8 +48,8 @@ def dying(*given, **named):
     return original(*given, **named)
 
 setattr(owner, name, dying)
-shards.SHARD_TOKENS, resume.CHECKPOINT_TOKENS = 2000, 900
-run(lambda: prepare.prepare(DataConfig(**json.loads(config)), Path(build_dir)) and 0)
+shards.SHARD_TOKENS, shards.CHECKPOINT_TOKENS = 2000, 900
+run_main(lambda: prepare.prepare_dataset(DataOptions(**json.loads(config)), Path(build_dir)) and 0)
 """
 
 
