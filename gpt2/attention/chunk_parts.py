@@ -1,4 +1,11 @@
-"""Chunked attention with explicit attention weights, without a B×N×T×T tensor."""
+"""Components of chunked attention: pattern, score term, gate, chunk of rows, and their plan.
+
+Scores and weights are fp32 (fp64 for fp64 inputs). The row engine has hand-written derivatives, so
+every component provides its own; tests compare each with autograd through a naive reference.
+
+B batch, T tokens (queries), S tokens (keys), N heads, H head dim; r the rows of a chunk, c its
+columns. Scores and weights of a chunk are BNrc, one value per row is BNr1.
+"""
 
 import math
 from abc import abstractmethod
@@ -13,15 +20,6 @@ from torch import Generator, Tensor, library, nn
 
 from gpt2.attention.flex import BranchedScores, ScoreBranch, WindowAttention, window_attention
 from gpt2.attention.state import AttentionWeightsOptions
-
-# Interfaces of the attention engines: pattern, score term, gate, and chunk of rows.
-#
-# B batch, T tokens (queries), S tokens (keys), N heads, H head dim; r the rows of a chunk, c its
-# columns. Scores and weights of a chunk are BNrc, one value per row is BNr1.
-#
-# Scores and weights are fp32 (fp64 for fp64 inputs). The row engine has hand-written derivatives, so
-# every component provides its own; tests compare each with autograd through a naive reference.
-
 
 # Added to the score of a masked pair: exp() of it is exactly 0, but unlike −inf its product with a
 # weight of 0 or a small gradient is finite.
@@ -174,12 +172,7 @@ class Gate(nn.Module):
         """Return the openness of the gate per row, between 0 and 1, BNT; input of ``factor``."""
 
 
-# Top-k weights of every row.
-#
-# numpy sorts short rows with SIMD instructions, about eight times faster on a CPU than torch.topk
-# (0.4 ms instead of 3.6 ms for 1536 rows of 256); the values are identical.
-
-
+# numpy sorts short rows with SIMD instructions, about eight times faster on a CPU than torch.topk.
 # Maximum row length for the SIMD sort; longer rows are reduced piece by piece.
 SORT_WIDTH = 256
 
@@ -209,11 +202,6 @@ def _(weights: Tensor, k: int) -> Tensor:
 @topk_values.register_fake
 def _(weights: Tensor, k: int) -> Tensor:
     return weights.new_empty(*weights.shape[:-1], min(k, weights.shape[-1]))
-
-
-# Attention weights for an MLP: mean over heads per row, sparsified and renormalized.
-#
-# B batch, N heads; r the rows of a chunk, c its columns.
 
 
 class AttentionWeightsTap:
@@ -251,11 +239,6 @@ class AttentionWeightsTap:
             mean_Brc.mul_(mean_Brc >= self.request.tau * rms)
         total = mean_Brc.sum(-1, keepdim=True)
         return mean_Brc, total.clamp_min(torch.finfo(total.dtype).tiny)
-
-
-# Combination of attention components, and the chunks processed by the row engine.
-#
-# B batch, T tokens, N heads, H head dim.
 
 
 # Elements of a chunk's scores: on a CPU a chunk should fit into the L2 cache, on a GPU it should be

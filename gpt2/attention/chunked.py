@@ -1,7 +1,13 @@
-"""Forward pass of the row engine.
+"""Row engine: attention by chunks of query rows, with score terms, gates and exposed weights.
 
-B batch, T tokens, N heads, K key/value heads, H head dim; r the rows of a chunk, c its columns, m
-the saved values of a gate per row.
+The scores of a chunk are one matrix product; all other operations work on that block, which fits
+into the cache. Only the inputs and a few values per row are saved; backward processes the same
+chunks and recomputes the scores, as FlashAttention does (Dao et al. 2022, arXiv 2205.14135). No
+tensor of B·N·T·T elements is created.
+
+B batch, T tokens (queries), S tokens (keys), N heads, K key/value heads, H head dim; r the rows of
+a chunk, c its columns, m the saved values of a gate per row. dx is the gradient of the loss with
+respect to x.
 """
 
 from collections.abc import Sequence
@@ -109,12 +115,6 @@ def forward(
         for chunks, values in zip(saved, soft.known_BNrm, strict=True):
             chunks.append(values)
     return context, shown, [torch.cat(chunks, dim=2) for chunks in saved]
-
-
-# Backward pass of the row engine, chunk by chunk, from the tensors saved by forward.
-#
-# B batch, T tokens, N heads, K key/value heads, H head dim; r the rows of a chunk, c its columns, m
-# the saved values of a gate per row. dx is the gradient of the loss with respect to x.
 
 
 class ChunkedBackward:
@@ -248,16 +248,6 @@ def _through_softmax(weights_BNrc: Tensor, dweights_BNrc: Tensor) -> Tensor:
 
 def _sum(a: Tensor | None, b: Tensor | None) -> Tensor | None:
     return b if a is None else a if b is None else a + b
-
-
-# Row engine: attention by chunks of query rows, with score terms, gates and exposed weights.
-#
-# B batch, T tokens (queries), S tokens (keys), N heads, K key/value heads, H head dim.
-#
-# The scores of a chunk are one matrix product; all other operations work on that block, which fits
-# into the cache. Only the inputs and a few values per row are saved; backward processes the same
-# chunks and recomputes the scores, as FlashAttention does (Dao et al. 2022, arXiv 2205.14135). No
-# tensor of B·N·T·T elements is created.
 
 
 @torch.compiler.disable

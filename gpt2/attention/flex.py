@@ -1,4 +1,18 @@
-"""Attention by FlexAttention passes over windows, merged by log-sum-exp."""
+"""Attention by FlexAttention passes over windows, merged by log-sum-exp.
+
+A pass is softmax attention over a window, with the log-sum-exp of the scores of every row: query i
+sees max(0, i − window + 1) ≤ j ≤ i, so no row is empty. On a GPU the pass is compiled FlexAttention
+(Dong et al. 2024, arXiv 2412.05496) and skips blocks outside the window. On a CPU FlexAttention has
+no backward; an equivalent implementation over all pairs is used there with the same arithmetic:
+products in the dtype of the inputs, softmax in fp32 or wider.
+
+Scores are branches: products of queries and keys over disjoint ranges of distances i − j. The
+softmax of a row is the sum of the branches' softmaxes weighted by exp(lse_b − lse), with lse the
+log-sum-exp over branches: the rule used by FlashAttention to merge blocks (Dao et al. 2022, arXiv
+2205.14135).
+
+B batch, T tokens, N heads, D width of queries and keys, E width of values; i the query, j the key.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -16,17 +30,6 @@ from torch.nn.attention.flex_attention import (
 )
 
 from gpt2.attention.config import MIN_FLEX_HEAD_DIM
-
-# Softmax attention over a window, with the log-sum-exp of the scores of every row.
-#
-# B batch, T tokens, N heads, D width of queries and keys, E width of values. Query i sees max(0, i −
-# window + 1) ≤ j ≤ i, so no row is empty.
-#
-# On a GPU the pass is compiled FlexAttention (Dong et al. 2024, arXiv 2412.05496) and skips blocks
-# outside the window. On a CPU FlexAttention has no backward; an equivalent implementation over all
-# pairs is used there with the same arithmetic: products in the dtype of the inputs, softmax in fp32
-# or wider.
-
 
 # Maximum number of compiled kernels per process: passes differ in length, widths and the need for
 # a backward. torch's default of 8 is almost exceeded by two windows with a statistic.
@@ -110,15 +113,6 @@ def _mask_mod(window: int) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
         return (j <= i) & (i - j < window)
 
     return visible
-
-
-# Attention scores as branches: products of queries and keys over disjoint ranges of distances.
-#
-# B batch, T tokens, N heads, D width of queries and keys, E width of values; i the query, j the key.
-#
-# The distances i − j of the branches do not overlap, so the softmax of a row is the sum of the
-# branches' softmaxes weighted by exp(lse_b − lse), with lse the log-sum-exp over branches: the rule
-# used by FlashAttention to merge blocks (Dao et al. 2022, arXiv 2205.14135).
 
 
 @dataclass(frozen=True)

@@ -37,9 +37,6 @@ class CustomAttention(nn.Module):
         """Return an empty cache for the block."""
 
 
-# Full causal pattern. r the rows of a chunk, c its columns (BNrc).
-
-
 class Full:
     """Full causal pattern: token i sees j ≤ i."""
 
@@ -64,9 +61,6 @@ class Full:
     def visible(self, chunk: RowChunk, like: Tensor) -> Tensor:
         """Return i + 1 for every row."""
         return chunk.positions(like)
-
-
-# Sliding-window pattern. r the rows of a chunk, c its columns (BNrc).
 
 
 class Sliding:

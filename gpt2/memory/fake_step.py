@@ -1,6 +1,9 @@
-"""FlexAttention's pass by shapes: saved tensors, temporary memory, and FLOPs.
+"""A training step at full size without memory: its peak bytes and FLOPs at the configured depth.
 
-B batch, T tokens, N heads, D width of queries and keys, E width of values.
+The trainer's own step runs on a model of at most three blocks whose tensors have shapes only (see
+``tracker.py``), with the chunk sizes and kernels of the target.
+
+B batch or micro-batch, T tokens, N heads, D width of queries and keys, E width of values.
 """
 
 import dataclasses
@@ -95,11 +98,6 @@ class _FlexPass(torch.autograd.Function):
         gradients = None, *(torch.empty_like(x) for x in (q, k, v)), None
         del delta
         return gradients
-
-
-# A minimal training step: model, optimizer, pruner, and the trainer's own step function.
-#
-# B micro-batch, T tokens.
 
 
 class MinimalTraining:
@@ -272,11 +270,6 @@ def _dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = F
     A GPU saves a byte per element; a CPU saves factors of the input's type.
     """
     return torch.native_dropout(x, p, True)[0] if training and p > 0.0 else x
-
-
-# A fake training step at full size, and its memory and FLOPs at the configured depth.
-#
-# B micro-batch, T tokens.
 
 
 # The first block, one that represents all inner blocks, and the last.

@@ -1,6 +1,15 @@
-"""FLOPs of single operations, and temporary memory of kernels besides inputs and outputs.
+"""Bytes alive, their peaks and FLOPs of operations on tensors without memory.
 
-Multiply and add count as two. B batch, N heads, T queries, S keys, H head dim.
+torch's fake tensors infer the outputs of an operation, but are slow: every operation, including
+views, passes through Python several times. So each operation is inferred once per combination of
+shapes. Outputs are CPU tensors whose storages share one reserved address range that is never
+touched. Autograd, autocast and views are torch's own.
+
+A step is divided into stages, one for each part of the model and direction. Inner blocks are alike,
+so a model of three blocks determines the memory of any depth: the peak of each stage grows with the
+number of inner blocks by the bytes that one such block has left behind by then.
+
+Multiply and add count as two FLOPs. B batch, N heads, T queries, S keys, H head dim.
 """
 
 import mmap
@@ -121,14 +130,6 @@ _FLOPS: dict[Any, Callable[[Any], float]] = {
 }
 
 
-# Tensors with shape, type and storage but without memory, and operations on their shapes.
-#
-# torch's fake tensors infer the outputs of an operation, but are slow: every operation, including
-# views, passes through Python several times. So each operation is inferred once per combination of
-# shapes. Outputs are CPU tensors whose storages share one reserved address range that is never
-# touched. Autograd, autocast and views are torch's own.
-
-
 # Creates an output from the tensor arguments.
 Maker = Callable[[list[Tensor]], Any]
 # Replaces makers for an operation that returns a view.
@@ -224,13 +225,6 @@ def _faked(value: Any) -> Any:
     if isinstance(value, Tensor):
         return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)
     return type(value)(map(_faked, value)) if isinstance(value, tuple | list) else value
-
-
-# Storages of a fake training step: bytes alive by category, and their peak.
-#
-# The step is divided into stages, one for each part of the model and direction. Inner blocks are
-# alike, so a model of three blocks determines the memory of any depth: the peak of each stage grows
-# with the number of inner blocks by the bytes that one such block has left behind by then.
 
 
 CATEGORIES = ("parameters", "gradients", "optimizer", "activations", "temporaries")

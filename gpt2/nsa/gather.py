@@ -1,4 +1,14 @@
-"""Selected blocks as token ranges. r queries, n selected blocks, f ranges, c tokens."""
+"""Gather backend of the selected branch: for every query the visible keys are gathered.
+
+The heads that share a selection are the queries of one attention call, so the keys are gathered
+once for all of these heads. Only visible keys are gathered, so no causal mask is needed.
+FlashAttention (Dao 2023, arXiv 2307.08691) processes the packed rows if it is available; otherwise
+the rows are padded and masked. Backward gathers again, so no tensor of T·n keys is saved.
+
+B batch, T queries, S tokens, K key/value heads, g query heads per key/value head, H head dim,
+n selected blocks; r the queries of a chunk, f ranges, c all gathered keys of a chunk, L the largest
+number of keys of a query.
+"""
 
 from dataclasses import dataclass
 from typing import Any
@@ -47,18 +57,6 @@ def token_ranges(blocks_rn: Tensor, tokens_r: Tensor, size: int, merged: bool) -
         last_rn[:, :-1] &= ~adjacent
     # Starts and ends match one to one, in the same order.
     return TokenRanges(starts_rn[first_rn], ends_rn[last_rn], lengths_r)
-
-
-# Gather backend of the selected branch: for every query the visible keys are gathered.
-#
-# B batch, T queries, S tokens, K key/value heads, g query heads per key/value head, H head dim,
-# n selected blocks; r the queries of a chunk, c all gathered keys of a chunk, L the largest number of
-# keys of a query.
-#
-# The heads that share a selection are the queries of one attention call, so the keys are gathered
-# once for all of these heads. Only visible keys are gathered, so no causal mask is needed.
-# FlashAttention (Dao 2023, arXiv 2307.08691) processes the packed rows if it is available; otherwise
-# the rows are padded and masked. Backward gathers again, so no tensor of T·n keys is saved.
 
 
 # Largest number of key elements that a chunk gathers.

@@ -1,6 +1,8 @@
-"""Compression of blocks of keys or values to one vector per block (Yuan et al. 2025, equation 7).
+"""Native sparse attention (Yuan et al. 2025, arXiv 2502.11089): the branches and their gates.
 
-B batch, S tokens, K key/value heads, H head dim, M compressed blocks, l tokens per block.
+B batch, T tokens (queries), S tokens (keys), C n_embd, N heads, K key/value heads, g = N/K query
+heads per key/value head, H head dim, M compressed blocks, l tokens per compressed block, n selected
+blocks.
 """
 
 import math
@@ -60,12 +62,6 @@ def compress_blocks(x_BKSH: Tensor, options: NsaOptions, phi: BlockCompressionML
     return mean_BKMH if phi is None else mean_BKMH + phi(blocks_BKMHl.mT)
 
 
-# Attention to a window of recent tokens.
-#
-# B batch, T queries, S tokens, N heads, K key/value heads, g query heads per key/value head, H head
-# dim.
-
-
 def attend_window(q_BNTH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, window: int) -> Tensor:
     """Return the head outputs BNTH of attention to the last ``window`` tokens.
 
@@ -76,12 +72,6 @@ def attend_window(q_BNTH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, window: int) -
     qkv = (x.contiguous() for x in (q_BKgTH, k_BKSH, v_BKSH))
     context_BKgTH, _ = ops.window(*qkv, window)
     return context_BKgTH.flatten(1, 2)
-
-
-# Attention to selected blocks of tokens, by the block-major backend.
-#
-# B batch, T queries, S tokens, K key/value heads, g query heads per key/value head, H head dim,
-# n selected blocks.
 
 
 def attend_selected(
@@ -96,12 +86,6 @@ def attend_selected(
     qkv = (x.contiguous() for x in (q_BKTgH.transpose(2, 3), k_BKSH, v_BKSH))
     context_BKgTH, _ = ops.selected(*qkv, blocks_BKTn, size)
     return context_BKgTH.transpose(2, 3)
-
-
-# Native sparse attention (Yuan et al. 2025, arXiv 2502.11089): the branches and their gates.
-#
-# B batch, T tokens (queries), S tokens (keys), C n_embd, N heads, K key/value heads, g = N/K, H head
-# dim, M compressed blocks, n selected blocks.
 
 
 class BranchGates(NeverPruned):

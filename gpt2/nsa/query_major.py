@@ -1,4 +1,14 @@
-"""Scratch memory, cached masks and shifted matrix products for the chunked kernels."""
+"""Query-major attention to a contiguous range of keys per query, in chunks of queries.
+
+Scores are binary logarithms, since exp2 is cheaper than exp. Backward recomputes the weights from
+the log₂-sums of the rows, as FlashAttention does (Dao et al. 2022, arXiv 2205.14135), so no tensor
+of T·M elements is saved. The value subtracted from each score in backward is an additional element
+of the query, multiplied by −1 in the key, so that the matrix product does the subtraction. Masks
+are cached and scratch memory is reused.
+
+T queries, M keys, g query heads per key head, H head dim, x = H + 1; r the queries of a chunk,
+c the keys that any query of the chunk sees, R = g·r.
+"""
 
 import math
 from collections.abc import Callable, Iterator
@@ -93,17 +103,6 @@ def head_slice(x: Tensor, index: tuple[int, int], dtype: torch.dtype) -> Tensor:
 def accumulation_dtype(x: Tensor) -> torch.dtype:
     """Return the accumulation dtype for ``x``: fp64 if ``x`` is fp64, else fp32."""
     return torch.promote_types(x.dtype, torch.float32)
-
-
-# Query-major attention to a contiguous range of keys per query, in chunks of queries.
-#
-# T queries, M keys, g query heads per key head, H head dim, x = H + 1; r the queries of a chunk,
-# c the keys that any query of the chunk sees, R = g·r.
-#
-# Scores are binary logarithms, since exp2 is cheaper than exp. Backward recomputes the weights from
-# the log₂-sums of the rows, as FlashAttention does (Dao et al. 2022, arXiv 2205.14135), so no tensor
-# of T·M elements is saved. The value subtracted from each score in backward is an additional element
-# of the query, multiplied by −1 in the key, so that the matrix product does the subtraction.
 
 
 # Scores per chunk on a CPU: small enough for the L2 cache, large enough to amortize a kernel call.
