@@ -27,18 +27,15 @@ from gpt2.training.nonfinite import (
     write_numerics_failure,
 )
 from gpt2.training.records import EventCallback, NullRecords, RecordWriter, StopCondition
-from gpt2.training.session import MicroBatch, TrainingSession, split_micro_batches
-from gpt2.training.setup import (
+from gpt2.training.run_description import (
     final_manifest_entries,
     initial_manifest_entries,
-    open_session,
     require_resolved_settings,
-    resume,
     rng_digests_per_rank,
-    run_fingerprint,
     startup_summary,
-    warm_up,
 )
+from gpt2.training.session import MicroBatch, TrainingSession, split_micro_batches
+from gpt2.training.setup import open_session, resume, run_fingerprint, warm_up
 from gpt2.training.step import StepOutOfMemory, apply_next_fallback, optimizer_step
 from lib.env.observe import record_nondeterminism
 from lib.env.process_group import ProcessGroup, is_lost_peer_error

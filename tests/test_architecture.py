@@ -124,7 +124,6 @@ def test_i1_a_small_module_with_one_importer_is_merged_into_it():
     } == {}
 
 
-@NOT_YET
 def test_i1_public_class_names_are_unique():
     named = defaultdict(set)
     for path, tree in modules().items():
@@ -282,8 +281,8 @@ def test_i15_every_problem_has_a_code():
     "tool",
     [
         "black",
-        pytest.param("ruff", marks=NOT_YET),
-        pytest.param("mypy", marks=[NOT_YET, pytest.mark.slow]),
+        "ruff",
+        pytest.param("mypy", marks=pytest.mark.slow),
     ],
 )
 def test_i15_the_tools_find_nothing(tool):

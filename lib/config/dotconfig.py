@@ -16,7 +16,7 @@ from lib.config.field import SymbolValue
 from lib.config.layers import (
     Assignment,
     ConfigLayer,
-    OriginRecord,
+    OriginEntry,
     ResolvedConfig,
     ValueOrigin,
     parse_command_line_settings,
@@ -94,7 +94,7 @@ def _first_origin(
     tree: KconfigTree,
     origin: ValueOrigin | None,
     value: str,
-    record: OriginRecord | None,
+    record: OriginEntry | None,
     name: str,
 ) -> ValueOrigin | None:
     if origin is None or origin.label != "config":

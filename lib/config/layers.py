@@ -251,7 +251,7 @@ def _parse_bare(value: str) -> str:
 SCHEMA_VERSION = 1
 
 
-class OriginRecord(TypedDict):
+class OriginEntry(TypedDict):
     """Value as text, label of its layer ("default" for none), and location of the assignment."""
 
     value: str
@@ -266,15 +266,15 @@ def origins_path(config: Path) -> Path:
 
 def write_origins(config: Path, resolution: ResolvedConfig, defaults: Mapping[str, str]) -> None:
     """Write the origin of every value; ``defaults`` maps names to locations of definitions."""
-    records: dict[str, OriginRecord] = {}
+    records: dict[str, OriginEntry] = {}
     for name, value in resolution.values.items():
         origin = resolution.origins[name]
         label, where = (origin.label, origin.where) if origin else ("default", defaults[name])
-        records[name] = OriginRecord(value=to_kconfig_text(value), label=label, where=where)
+        records[name] = OriginEntry(value=to_kconfig_text(value), label=label, where=where)
     write_json(origins_path(config), {"schema_version": SCHEMA_VERSION, "origins": records})
 
 
-def read_origins(config: Path) -> dict[str, OriginRecord] | None:
+def read_origins(config: Path) -> dict[str, OriginEntry] | None:
     """Return the recorded origins by name, None if there is no record.
 
     Raises ConfigError if the record is damaged.
@@ -285,7 +285,7 @@ def read_origins(config: Path) -> dict[str, OriginRecord] | None:
     try:
         document = json.loads(path.read_bytes())
         return {
-            name: OriginRecord(value=r["value"], label=r["label"], where=r["where"])
+            name: OriginEntry(value=r["value"], label=r["label"], where=r["where"])
             for name, r in document["origins"].items()
         }
     except (ValueError, KeyError, TypeError, AttributeError):

@@ -1,41 +1,12 @@
 """Interface of optimizers, parameter groups, and the optimizers on torch's own kernels."""
 
 from collections.abc import Callable
-from typing import Any, Protocol, TypedDict
+from typing import TypedDict
 
 import torch
 from torch import nn
 
 from lib.optim.options import AdamFamilyOptions, SgdOptions
-
-
-class Optimizer(Protocol):
-    """torch's optimizer interface with two additions.
-
-    The trainer sets ``param_groups[...]["lr"]`` before each step.
-    """
-
-    param_groups: list[dict[str, Any]]
-
-    def step(self, *, gradient_norm: torch.Tensor | None = None) -> Any:
-        """Update the parameters from their ``.grad``, which may be modified.
-
-        ``gradient_norm`` is the global gradient norm before clipping (the return value of
-        ``clip_grad_norm_``); without it, an optimizer that needs the norm computes it from
-        ``.grad``.
-        """
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear the gradients."""
-
-    def statistics(self) -> dict[str, float]:
-        """Return metrics for a log line. May wait for the device, so call only when logging."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the tensors and plain numbers needed for an exact resume."""
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore ``state_dict``."""
 
 
 class ParameterGroup(TypedDict):
@@ -138,3 +109,11 @@ class Sgd(torch.optim.SGD):
     def statistics(self) -> dict[str, float]:
         """Return no metrics: SGD logs none."""
         return {}
+
+
+# Every optimizer of the registry: torch's interface with two additions. ``step`` takes
+# ``gradient_norm``, the global norm before clipping (the return value of clip_grad_norm_; without
+# it, an optimizer that needs the norm computes it from ``.grad``), and may modify ``.grad``.
+# ``statistics`` returns metrics for a log line, and may wait for the device. The trainer sets
+# ``param_groups[...]["lr"]`` before each step. Adam stands for its subclasses too.
+Optimizer = Adam | Sgd

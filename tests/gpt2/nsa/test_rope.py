@@ -60,7 +60,10 @@ class TestPositions:
         heads = case.module.c_attn(case.x_BTC, case.state)
         right = pattern.positions
         with pytest.MonkeyPatch.context() as patch:
-            later = lambda x, first=0, step=1: right(x, first + shift, step)
+
+            def later(x, first=0, step=1):
+                return right(x, first + shift, step)
+
             patch.setattr(pattern, "positions", later)
             keys = pattern._keys(pattern._raw(case.x_BTC, heads))
             return pattern.positions(heads.q_BNTH), keys

@@ -12,13 +12,13 @@ from torch.nn import functional as F
 
 from gpt2.attention.sdpa import observed_sdpa_kernel, selected_sdpa_kernel
 from gpt2.config import Config
-from gpt2.training.session import TrainingSession
-from gpt2.training.setup import (
+from gpt2.training.run_description import (
     attention_kernel,
     observed_settings,
-    open_session,
     require_resolved_settings,
 )
+from gpt2.training.session import TrainingSession
+from gpt2.training.setup import open_session
 from lib.env.observe import deviations
 from lib.errors import PreflightError
 

@@ -13,8 +13,8 @@ from gpt2.planning.plan import Plan
 from gpt2.records.sections import sections
 from lib.files import canonical_json
 from lib.plan.run import PlannedRun, RunVariant
-from lib.report.table_text import table_to_json, table_to_markdown
 from lib.report.table import ResultTable, TableSection
+from lib.report.table_text import table_to_json, table_to_markdown
 
 Configure = Callable[..., Config]
 NSA = {

@@ -12,8 +12,8 @@ import torch
 from gpt2.config import Config
 from gpt2.model import GPT
 from gpt2.records.run_files import read_resolved_config, write_resolved_config
+from gpt2.training.run_description import initial_manifest_entries, startup_summary
 from gpt2.training.session import TrainingSession
-from gpt2.training.setup import initial_manifest_entries, startup_summary
 from lib.errors import ConfigError, DataError, PreflightError
 from lib.files import sha256_file
 from lib.runs.checkpoint import weights_digest

@@ -124,9 +124,9 @@ def test_a_run_killed_during_statistics_resumes(configure: Configure, train: Cal
             raise RuntimeError("killed")
         return collect_statistics(*given)
 
-    with mock.patch("gpt2.training.metrics.collect_statistics", die):
-        with pytest.raises(RuntimeError, match="killed"):
-            train(config)
+    replaced = mock.patch("gpt2.training.metrics.collect_statistics", die)
+    with replaced, pytest.raises(RuntimeError, match="killed"):
+        train(config)
     # From the checkpoint of iteration 4.
     assert train(config).core() == whole
 

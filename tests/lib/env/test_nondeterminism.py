@@ -31,9 +31,9 @@ def test_each_operation_is_noted_once() -> None:
 
 
 def test_other_warnings_are_shown_as_before() -> None:
-    with pytest.warns(UserWarning, match="something else"):
-        with record_nondeterminism(WARN, lambda name: None) as met:
-            warnings.warn("something else", stacklevel=1)
+    recording = record_nondeterminism(WARN, lambda name: None)
+    with pytest.warns(UserWarning, match="something else"), recording as met:
+        warnings.warn("something else", stacklevel=1)
     assert met is not None and met.names == []
 
 

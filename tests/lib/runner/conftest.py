@@ -1,5 +1,6 @@
 """Study of fake runs, started in a separate process like make."""
 
+import contextlib
 import json
 import os
 import signal
@@ -77,9 +78,7 @@ def study(tmp_path: Path) -> Iterator[FakeStudy]:
     fake_study = FakeStudy(tmp_path)
     yield fake_study
     for process in fake_study.started:
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         process.wait()
         process.stderr.close()

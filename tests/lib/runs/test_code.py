@@ -160,7 +160,10 @@ def test_a_patch_that_git_cannot_make_is_an_error(
 ) -> None:
     edit(root, git)
     real = runs_code.run_git
-    refuse = lambda *args, **options: real(*args, **options) if args[0] != "diff" else None
+
+    def refuse(*args, **options):
+        return real(*args, **options) if args[0] != "diff" else None
+
     monkeypatch.setattr("lib.runs.code.run_git", refuse)
     with pytest.raises(RunError) as caught:
         write_code_patch(tmp_path)

@@ -1,0 +1,365 @@
+"""Description of a run by itself: observed settings, header line, entries of the manifest.
+
+The settings that affect speed, memory or last bits are read back from torch and compared with the
+configuration.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
+
+from gpt2.attention.patterns import CustomAttention
+from gpt2.attention.sdpa import (
+    BACKENDS,
+    KERNELS,
+    allowed_kernels,
+    observed_sdpa_kernel,
+    selected_sdpa_kernel,
+)
+from gpt2.config import Config
+from gpt2.data.loader import batch_iterable
+from gpt2.data.sampler import TrainSampler
+from gpt2.nsa.options import NsaOptions, resolve_backend
+from gpt2.records.run_files import read_settings
+from gpt2.training.session import TrainingSession
+from lib.env.observe import (
+    Setting,
+    deviations,
+    hardware,
+    machine_settings,
+    require_no_deviations,
+    setting,
+)
+from lib.env.process_group import DDP_SAFE_BUCKET_MIB
+from lib.env.snapshot import observed_environment
+from lib.runs.checkpoint import state_digest, weights_digest
+from lib.runs.manifest import software_versions
+from lib.runs.rng import ALGORITHMS, POLICY, dropout_seed, rng_digests
+from lib.runs.seeds import stream_seed
+
+# Defaults of torch.compile, never changed here.
+_COMPILER = {"backend": "inductor", "mode": "default", "options": None}
+# Default of DistributedDataParallel.
+_DEFAULT_BUCKET_MIB = 25
+MIB = 1 << 20
+
+
+def observed_settings(session: TrainingSession) -> dict[str, Setting]:
+    """Return the settings of machine, compiler, attention, memory and loader, by name."""
+    machine = session.config.machine
+    settings = machine_settings(
+        machine, session.device, session.group.process, session.state.scaler
+    )
+    settings |= _compiler(session) | _gradient_exchange(session) | _attention(session)
+    return settings | _memory(session) | _loader(session)
+
+
+def require_resolved_settings(session: TrainingSession) -> None:
+    """Check in a strict profile that every observed setting equals the resolved one.
+
+    Raises PreflightError listing the deviations.
+    """
+    if session.config.repro.strict:
+        require_no_deviations(observed_settings(session))
+
+
+def _compiler(session: TrainingSession) -> dict[str, Setting]:
+    machine, forward = session.config.machine, session.forward
+    if isinstance(forward, DistributedDataParallel):
+        forward = forward.module
+    # By name: importing the class from torch._dynamo takes seconds.
+    compiled = type(forward).__name__ == "OptimizedModule"
+    resolved, observed = (_COMPILER if on else {} for on in (machine.compile, compiled))
+    steps = machine.warmup_iterations
+    return {
+        "torch_compile_enabled": setting(machine.compile, machine.compile, lambda: compiled),
+        **{
+            f"torch_compile_{name}": _state(resolved.get(name), observed.get(name))
+            for name in _COMPILER
+        },
+        "compile_warmup_steps": _state(steps, steps),
+    }
+
+
+def _gradient_exchange(session: TrainingSession) -> dict[str, Setting]:
+    """Return the settings of DistributedDataParallel; null values in a single process."""
+    requested, forward = session.config.machine.ddp_safe, session.forward
+    mib = copied = None
+    if isinstance(forward, DistributedDataParallel):
+        mib, copied = forward.bucket_bytes_cap / MIB, not forward.gradient_as_bucket_view
+    resolved = (
+        (DDP_SAFE_BUCKET_MIB if requested else _DEFAULT_BUCKET_MIB)
+        if session.group.size > 1
+        else None
+    )
+    return {
+        "ddp_bucket_cap_mib": _state(resolved, mib, requested),
+        "ddp_gradients_copied": _state(True if session.group.size > 1 else None, copied, requested),
+    }
+
+
+def _attention(session: TrainingSession) -> dict[str, Setting]:
+    """Return the attention backend of all blocks and, for SDPA, the kernel of each distinct shape.
+
+    Resolved is the kernel that torch reports it will select, observed the kernel that ran.
+    """
+    model, device = session.config.model, session.device
+    requested, shape = model.attention.backend, model.shape
+    forms = sorted({block.attn.backend(device.type) for block in session.state.model.blocks})
+    selected: dict[str, str] = {}
+    observed: dict[str, str] = {}
+    allowed: tuple[list[str], list[str]] = ([], [])
+    if "sdpa" in forms:
+        allowed = (
+            [requested] if requested in BACKENDS else sorted(KERNELS),
+            allowed_kernels(requested),
+        )
+        # Training, and evaluation without dropout.
+        for dropout in (shape.dropout, 0.0):
+            name = f"{shape.n_head}x{shape.block_size}x{shape.head_dim}, dropout {dropout:g}"
+            precision = session.config.machine.precision
+            selected[name] = selected_sdpa_kernel(model, precision, device, dropout)
+            observed[name] = observed_sdpa_kernel(model, precision, device, dropout)
+    # Without a pinned kernel, torch's selection is the resolved setting.
+    resolved = {
+        name: requested if requested in BACKENDS else kernel for name, kernel in selected.items()
+    }
+    return {
+        **_nsa_backend(session),
+        "attention_impl": _state("+".join(forms), "+".join(forms), requested),
+        "sdpa_backends_allowed": _state(*allowed, requested),
+        "sdpa_backend_selected": _state(resolved, observed, requested),
+        "flash_attention_enabled": _state(
+            "flash" in resolved.values(), "flash" in observed.values(), requested
+        ),
+    }
+
+
+def _nsa_backend(session: TrainingSession) -> dict[str, Setting]:
+    """Return the backend of the selected branch of native sparse attention."""
+    options, device = session.config.model.attention.pattern, session.device.type
+    if not isinstance(options, NsaOptions) or not options.branch_selected:
+        # Recorded for every run, so that runs with and without the pattern are comparable.
+        return {"nsa_backend": _state("none", "none")}
+    patterns = [block.attn.pattern for block in session.state.model.blocks]
+    kernels = {p.kernel(device) for p in patterns if isinstance(p, CustomAttention)}
+    observed = "+".join(sorted(kernel.removeprefix("nsa by ") for kernel in kernels))
+    return {"nsa_backend": _state(resolve_backend(options, device), observed, options.backend)}
+
+
+def _memory(session: TrainingSession) -> dict[str, Setting]:
+    resolved = session.config.model.grad_checkpointing
+    return {
+        "gradient_checkpointing_enabled": _state(resolved, session.state.model.grad_checkpointing),
+        # Fixed: recomputation always uses the same dropout masks.
+        "checkpoint_preserve_rng_state": _state(True, True),
+        "checkpoint_use_reentrant": _state(False, False),
+        # Of training, which is never quantized.
+        "quantization_enabled": _state(False, False),
+        "quantization_scheme": _state("none", "none"),
+    }
+
+
+def _loader(session: TrainingSession) -> dict[str, Setting]:
+    """Return the settings of a loader built like the one in use, without starting its workers."""
+    data, on_gpu = session.config.data, session.device.type == "cuda"
+    length = session.config.model.shape.block_size
+    sampler = TrainSampler(session.dataset.train, length, session.config.seed)
+    loader: Iterable[Any] = batch_iterable(sampler, data, [], on_gpu)
+    observed: dict[str, Any]
+    if isinstance(loader, DataLoader):
+        observed = {
+            "num_workers": loader.num_workers,
+            "pin_memory": loader.pin_memory,
+            "prefetch_factor": loader.prefetch_factor,
+            "persistent_workers": loader.persistent_workers,
+        }
+    else:
+        observed = {
+            "num_workers": 0,
+            "pin_memory": vars(loader)["pin"],
+            "prefetch_factor": None,
+            "persistent_workers": False,
+        }
+    prefetches = data.loader_workers > 0
+    return {
+        "num_workers": _state(data.loader_workers, observed["num_workers"]),
+        "pin_memory": _state(data.pin_memory and on_gpu, observed["pin_memory"], data.pin_memory),
+        "prefetch_factor": _state(
+            data.prefetch_factor if prefetches else None,
+            observed["prefetch_factor"],
+            data.prefetch_factor,
+        ),
+        "persistent_workers": _state(
+            prefetches and data.persistent_workers,
+            observed["persistent_workers"],
+            data.persistent_workers,
+        ),
+    }
+
+
+def _state(resolved: Any, observed: Any, requested: Any = None) -> Setting:
+    """Build a setting; ``requested`` defaults to the resolved value."""
+    if requested is None:
+        requested = resolved
+    return {"requested": requested, "resolved": resolved, "observed": observed}
+
+
+# Description of a run: the log line at its start, and the manifest entries.
+
+
+def startup_summary(session: TrainingSession) -> str:
+    """Return the start line: device, memory, precision, kernels, threads, parameters, length."""
+    machine = session.config.machine
+    observed = hardware(session.device)
+    on_gpu = session.device.type == "cuda"
+    memory = observed["vram_gib"] if on_gpu else observed["ram_gib"]
+    name = observed["gpu_name"] if on_gpu else observed["cpu_model"]
+    options = {
+        "compiled": machine.compile,
+        "deterministic": machine.deterministic == "strict",
+        "deterministic or warned": machine.deterministic == "warn",
+        f"{machine.matmul_precision} fp32 products": machine.matmul_precision != "highest",
+        "cudnn benchmark": machine.cudnn_benchmark,
+    }
+    parts = [
+        session.config.repro.profile,
+        f"{session.device} {name}, {memory:g} GiB",
+        f"seed {session.config.seed}",
+        machine.precision,
+        f"attention {attention_kernel(session)}",
+        *([f"{session.group.size} processes"] if session.group.size > 1 else []),
+        f"{torch.get_num_threads()} thread(s)",
+        *(option for option, on in options.items() if on),
+        f"{sum(w.numel() for w in session.state.weights().values()):,} parameters",
+        _length(session),
+    ]
+    return " | ".join(parts)
+
+
+def attention_kernel(session: TrainingSession) -> str:
+    """Return the attention kernel: by rows, joined, of the pattern, or of SDPA."""
+    attention = session.state.model.blocks[0].attn
+    if isinstance(attention.pattern, CustomAttention):
+        return attention.pattern.kernel(session.device.type)
+    form = attention.backend(session.device.type)
+    if form == "rows":
+        return "by rows"
+    if form == "joined":
+        return "joined, flex" if session.device.type == "cuda" else "joined, all pairs"
+    model, precision = session.config.model, session.config.machine.precision
+    return f"sdpa {observed_sdpa_kernel(model, precision, session.device, model.shape.dropout)}"
+
+
+def initial_manifest_entries(
+    session: TrainingSession, rng_at_start: dict[str, list[str]]
+) -> dict[str, Any]:
+    """Return the manifest entries of the run: settings, identity, seeds, data and code.
+
+    ``rng_at_start`` has the digests of the generator states before the first step.
+    """
+    config, train = session.config, session.config.train
+    # Not session.config: an out-of-memory fallback may have changed the micro-batch there.
+    configured = Config.from_values(config.values)
+    settings = observed_settings(session)
+    return {
+        "knobs": settings,
+        "deviations": deviations(settings),
+        "run": {
+            "run_id": _run_id(configured.digest, session.dataset.digest),
+            "run_profile": config.repro.profile,
+            "hash8": configured.hash8,
+        },
+        "config": {"config_digest": configured.digest, **read_settings(session.run)},
+        "origin": session.origin,
+        "environment": software_versions()
+        | observed_environment(session.run, config.environment.policy),
+        "attention": {
+            "backend_requested": config.model.attention.backend,
+            "kernel": attention_kernel(session),
+        },
+        "batch": {
+            "global_sequences": train.global_batch,
+            "micro_batch": train.batch_size,
+            "accumulation": train.grad_accumulation,
+            "tokens_per_iteration": session.state.budget.tokens_per_iteration,
+        },
+        "processes": {
+            "world_size": session.group.size,
+            "backend": session.group.backend(session.device),
+        },
+        "seeds": {
+            "seed": config.seed,
+            "policy": POLICY,
+            "dataloader_seed_policy": "sequence g depends on (seed, data, g); workers have no seed",
+        },
+        "rng": {"algorithms": ALGORITHMS, "streams": _streams(session)},
+        "rng_state_at_start": rng_at_start,
+        "rng_state_at_end": None,
+        "debug_flags": config.numerics.flags,
+        "init_weights_digest": session.init_digests,
+        "final_weights_digest": None,
+        "optimizer_state_digest": None,
+        "data": session.dataset.manifest,
+        "oom_fallbacks": session.state.oom_fallbacks,
+        "nondeterministic_ops_warned": None if session.state.nondeterministic_ops is None else [],
+    }
+
+
+def final_manifest_entries(session: TrainingSession) -> dict[str, Any]:
+    """Return the manifest entries of the end of training. Must be called on every rank."""
+    return {
+        "rng_state_at_end": rng_digests_per_rank(session),
+        "final_weights_digest": weights_digest(session.state.weights()),
+        "optimizer_state_digest": state_digest(session.state.optimizer.state_dict()),
+        "nondeterministic_ops_warned": _warned_of_ranks(session),
+    }
+
+
+def rng_digests_per_rank(session: TrainingSession) -> dict[str, list[str]]:
+    """Return the digest of each generator's state per rank. Must be called on every rank."""
+    local = rng_digests(session.device)
+    digests = bytearray(b"".join(bytes.fromhex(digest) for digest in local.values()))
+    rows = session.group.gather(torch.frombuffer(digests, dtype=torch.uint8)).tolist()
+    width = hashlib.sha256().digest_size
+    return {
+        name: [bytes(row[i * width : (i + 1) * width]).hex() for row in rows]
+        for i, name in enumerate(local)
+    }
+
+
+def _warned_of_ranks(session: TrainingSession) -> list[str] | None:
+    """Return the operations torch warned of on any rank; None if warnings were not enabled."""
+    if session.state.nondeterministic_ops is None:
+        return None
+    texts = session.group.gather_text(json.dumps(session.state.nondeterministic_ops.names))
+    return sorted({name for text in texts for name in json.loads(text)})
+
+
+def _run_id(config_digest: str, data_digest: str) -> str:
+    """Return an id that is equal for every training of one configuration on the same data."""
+    return hashlib.sha256(f"{config_digest}:{data_digest}".encode()).hexdigest()[:16]
+
+
+def _streams(session: TrainingSession) -> dict[str, int | list[int] | dict[str, int]]:
+    """Return the derived seed of each named stream; for dropout, one seed per rank."""
+    seed = session.config.seed
+    names = ("data", "numpy", "python", "sample")
+    return {
+        **{name: stream_seed(seed, name) for name in names},
+        "dropout": [dropout_seed(seed, rank) for rank in range(session.group.size)],
+        "init": {name: stream_seed(seed, f"init/{name}") for name in session.state.weights()},
+    }
+
+
+def _length(session: TrainingSession) -> str:
+    tokens, stretch = session.state.budget.tokens_per_iteration, session.state.budget.stretch
+    suffix = "" if stretch == 1.0 else f" (budget x {stretch:g})"
+    if session.state.budget.is_time:
+        return f"{session.state.budget.seconds:,.0f} s x {tokens:,} tokens/it{suffix}"
+    return f"{session.state.budget.iterations:,} it x {tokens:,} tokens{suffix}"
