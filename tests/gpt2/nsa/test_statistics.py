@@ -8,7 +8,7 @@ import torch
 from gpt2.mechanism_statistics import HasStatistics, collect_statistics
 from gpt2.model import GPT
 from gpt2.nsa import reference
-from gpt2.nsa.statistics import gate_statistics, selected_blocks, selection_statistics
+from gpt2.nsa.module import gate_statistics, selected_blocks, selection_statistics
 from tests.gpt2.builders import make_model_config
 from tests.gpt2.test_mechanism_statistics import T, built, given_to, tokens
 
