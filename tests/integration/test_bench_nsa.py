@@ -84,7 +84,9 @@ def test_growth_is_that_of_four_times_the_tokens():
         "s", "forward", 8, {"nsa": [1.0], "expanded": [2.0], "gqa": [3.0]}, (36, 18), {}
     )
     longer = replace(short, tokens=32, nsa_ms=5000.0, expanded_ms=30000.0, gqa_ms=28000.0)
-    assert "| s | forward | 8 to 32 | 5.0 | 14.0 |" in to_markdown([short, longer])
+    lines = to_markdown([short, longer]).splitlines()
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    assert ["s", "forward", "8 to 32", "5.0", "14.0"] in [row[:5] for row in cells]
     assert "8 to" not in to_markdown([short, replace(longer, tokens=16)])
 
 

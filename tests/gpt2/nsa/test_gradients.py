@@ -14,7 +14,7 @@ from tests.gpt2.test_model import drawn as drawn_model
 
 
 def shape():
-    return ModelShape(1, 4, 16, 20, 64, 0.0, True, "gelu_tanh", 50)
+    return ModelShape(1, 4, 16, 20, 64, 0.0, True, 50)
 
 
 def randomized(module):

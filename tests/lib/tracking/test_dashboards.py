@@ -15,8 +15,8 @@ from lib.tracking import dashboards
 SERVE = """
 import sys
 from pathlib import Path
-from lib.tracking.dashboards import serve
-serve(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]))
+from lib.tracking.dashboards import serve_dashboard
+serve_dashboard(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]))
 """
 
 
