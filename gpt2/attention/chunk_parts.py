@@ -126,11 +126,14 @@ class ScoreTerm(nn.Module):
     ) -> tuple[Tensor, ...]:
         """Add to dq and dk in place; return the gradients of ``inputs``."""
 
-    @abstractmethod
     def branches(
         self, branch: ScoreBranch, q_BNTH: Tensor, k_BNTH: Tensor, inputs: Sequence[Tensor]
     ) -> list[ScoreBranch]:
-        """Return the pairs of ``branch`` with the term added. q is not divided by √H."""
+        """Return the pairs of ``branch`` with the term added. q is not divided by √H.
+
+        Not called for a term whose options name what the joined backend lacks.
+        """
+        raise NotImplementedError
 
 
 class Gate(nn.Module):

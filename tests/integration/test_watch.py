@@ -61,7 +61,7 @@ def test_they_are_shown_and_stopped_one_by_one_and_all(at_work) -> None:
     ]
     for line in lines:
         assert line["iteration"] >= 1 and line["iterations"] == 1_000_000
-        assert line["loss"] > 1 and line["tokens_per_second"] > 0 and line["memory_mib"] > 50
+        assert line["loss"] > 0 and line["tokens_per_second"] > 0 and line["memory_mib"] > 50
         # A busy machine may change the speed of so small a model by any factor.
         assert line["alarms"].keys() <= {"throughput"}
 
