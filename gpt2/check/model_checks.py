@@ -466,7 +466,8 @@ def _components(config: ModelConfig) -> list[ScoreComponentOptions | MlpMechanis
 def _zero_strength(subject: StepUnderTest) -> list[CheckFinding]:
     """Compare mechanisms at strength 0 with a model without them."""
     config = subject.small_exact.model
-    parts = _components(config)
+    # A component without a strength has none that could be 0.
+    parts = [part for part in _components(config) if part.off]
     if not parts:
         return []
     # Parameters of a mechanism reduce the MLP width under ratio sizing, so the width is fixed here.

@@ -86,7 +86,6 @@ def changed(clone: Path) -> set[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(reason="one check of the example fails: a term that cannot be off", strict=False)
 def test_a_mechanism_is_a_folder_a_line_a_test_and_a_page(clone):
     printed = follow(clone, "docs/add-a-mechanism.md")
     parts = ("__init__.py", "Kconfig", "options.py", "module.py", "reference.py")
