@@ -19,9 +19,18 @@ from lib.runs.run_dir import RunDir, State, read_status
 
 @pytest.fixture
 def at_work(build) -> Iterator[tuple]:
-    """Start a study of two steps that would train for an hour; wait for both to log."""
+    """Start a study of two steps that would train for an hour; wait for both to log.
+
+    At this rate the loss stays where it starts, however late a test looks at it.
+    """
     folder = build(
-        MAX_ITERS=1_000_000, LOG_INTERVAL=1, JOBS=2, TELEMETRY_INTERVAL=0, WATCH_SPEED=100
+        MAX_ITERS=1_000_000,
+        LEARNING_RATE="1e-9",
+        MIN_LEARNING_RATE="1e-9",
+        LOG_INTERVAL=1,
+        JOBS=2,
+        TELEMETRY_INTERVAL=0,
+        WATCH_SPEED=100,
     )
     command = [sys.executable, str(ROOT / "scripts/run_test_matrix.py"), "-O", str(folder.path)]
     environment = {**os.environ, "STEPS": "0,2"}
@@ -61,7 +70,7 @@ def test_they_are_shown_and_stopped_one_by_one_and_all(at_work) -> None:
     ]
     for line in lines:
         assert line["iteration"] >= 1 and line["iterations"] == 1_000_000
-        assert line["loss"] > 0 and line["tokens_per_second"] > 0 and line["memory_mib"] > 50
+        assert line["loss"] > 1 and line["tokens_per_second"] > 0 and line["memory_mib"] > 50
         # A busy machine may change the speed of so small a model by any factor.
         assert line["alarms"].keys() <= {"throughput"}
 
