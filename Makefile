@@ -101,8 +101,8 @@ $(call escape,$(DOTCONFIG)): | setup
 	$(Q)$(CONFIGURE) defconfig gpt2-quickstart $(INTO)
 
 # The header of config.py names the .config that it came from. An edited config.py is refused.
-CONFIG_DIGEST := $(shell sha256sum 2> /dev/null < $(call quote,$(DOTCONFIG)) | cut -c -64)
-CHANGED := $(shell grep -qs "$(CONFIG_DIGEST)" $(call quote,$(BUILD)/config.py) || echo FORCE)
+CHANGED := $(shell grep -qs "$$(sha256sum 2> /dev/null < $(call quote,$(DOTCONFIG)) | cut -c -64)" \
+	$(call quote,$(BUILD)/config.py) || echo FORCE)
 $(CONFIG_PY): $(call escape,$(DOTCONFIG)) $(KCONFIGS) $(CHANGED) | setup
 	$(Q)$(CONFIGURE) constants $(INTO)
 
