@@ -27,9 +27,10 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ.pop("FAST", None)
 
 
-MAX_FAST_CASES = 6
+MAX_FAST_CASES = 2
 NOT_FAST = "starts a Python interpreter: not in the fast tier"
-_running: list[str] = []
+# The processes in which a test is running; a child of os.fork() is not one of them.
+_running: set[int] = set()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -44,8 +45,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Note that a test is running: xdist starts its workers outside of tests."""
-    _running.append(item.nodeid)
+    """Note that a test is running here: xdist starts its workers outside of tests."""
+    _running.add(os.getpid())
     try:
         return (yield)
     finally:
@@ -66,7 +67,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _spread(cases: list[pytest.Item]) -> list[pytest.Item]:
-    """Return at most MAX_FAST_CASES of the cases, spread evenly, the first and the last included."""
+    """Return at most MAX_FAST_CASES of the cases, spread from the first to the last."""
     if len(cases) <= MAX_FAST_CASES:
         return cases
     last = len(cases) - 1
@@ -74,8 +75,11 @@ def _spread(cases: list[pytest.Item]) -> list[pytest.Item]:
 
 
 def _skip_at_interpreter(event: str, arguments: tuple[object, ...]) -> None:
-    """Skip the running test if it starts a Python interpreter, or make other than for a dry run."""
-    if event != "subprocess.Popen" or not _running:
+    """Skip the running test if it starts a Python interpreter, or make other than for a dry run.
+
+    A child of os.fork() is left alone: skipping there would run the rest of the tests twice.
+    """
+    if event != "subprocess.Popen" or os.getpid() not in _running:
         return
     executable, words = arguments[:2]
     command = [str(w) for w in words] if isinstance(words, Sequence) else []
@@ -86,7 +90,7 @@ def _skip_at_interpreter(event: str, arguments: tuple[object, ...]) -> None:
 
 def _skip_at_spawn(spawn: Callable[..., int], *arguments: object) -> int:
     """Skip the running test if multiprocessing starts an interpreter."""
-    if _running:
+    if os.getpid() in _running:
         pytest.skip(NOT_FAST)
     return spawn(*arguments)
 

@@ -182,6 +182,7 @@ def test_runs_on_shapes_alone(joined):
     assert shapes == [leaf.shape for leaf in case.leaves().values()]
 
 
+@pytest.mark.slow
 def test_compiles_its_kernels_inside_a_compiled_model(joined, by_flex, monkeypatch):
     """Check that the model does not compile the passes, and that equal blocks share kernels."""
     graphs = []

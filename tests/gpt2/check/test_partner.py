@@ -63,6 +63,7 @@ def test_a_dead_process_is_an_error():
     peer.close()
 
 
+@pytest.mark.slow
 def test_a_failure_in_one_rank_does_not_affect_the_next_step(monkeypatch):
     """Rank 0 raises while rank 1 waits for its gradients."""
     first, *_, second = plan_cases(

@@ -114,6 +114,7 @@ class TestReduce:
         assert left == {"RECIPROCAL": "y"}
 
     @pytest.mark.usefixtures("torch_as_before")
+    @pytest.mark.slow
     def test_a_fault_of_two_symbols_is_reduced_to_both(self, tree, drawn, monkeypatch, tmp_path):
         """Tokens read the row's mean, but only without biases and with the exact GELU."""
         right = Mlp.forward
@@ -139,6 +140,7 @@ class TestReduce:
         assert case.config.identity() == resolve_settings(tree, left).identity()
 
     @pytest.mark.usefixtures("torch_as_before")
+    @pytest.mark.slow
     def test_reduction_stops_at_the_time_limit(self, tree, drawn, monkeypatch, tmp_path):
         monkeypatch.setattr(random, "_TIME_LIMIT_SECONDS", -1.0)
         left = reduce_settings(drawn[0].settings, "causal", tmp_path)

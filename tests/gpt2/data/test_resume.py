@@ -131,6 +131,7 @@ def test_killed_and_resumed(
     assert not partial.exists()
 
 
+@pytest.mark.slow
 def test_resume_works_after_every_document(
     streamed: Settings,
     uninterrupted: dict[str, bytes],

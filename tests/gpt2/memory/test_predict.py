@@ -132,6 +132,7 @@ def test_flops_of_joined_passes(configure: Configure) -> None:
 
 
 @pytest.mark.parametrize("mode", ["ENTROPY", "RMS"])
+@pytest.mark.slow
 def test_joined_passes_save_no_quadratic_tensor(configure: Configure, mode: str) -> None:
     parts: dict[str, SymbolValue] = {
         "DROPOUT": "0.0",

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import pytest
 import torch
 
 from gpt2.nsa import module, validate
@@ -23,6 +24,7 @@ def test_passes_without_a_fault():
     assert {row.backend for row in rows} == {"blocks", "gather"} and len(rows) == 12
 
 
+@pytest.mark.slow
 def test_a_leak_and_a_wrong_decoding_step_fail(monkeypatch):
     right = module.attend_window
     monkeypatch.setattr(
@@ -37,6 +39,7 @@ def test_a_leak_and_a_wrong_decoding_step_fail(monkeypatch):
     assert states(monkeypatch, "decode = prefill")["decode = prefill"].state == "FAIL"
 
 
+@pytest.mark.slow
 def test_a_wrong_gradient_and_wrong_half_precision_fail(monkeypatch):
     def frozen(gates, x_BTC):
         logits_BTX = gates.c_gate(x_BTC) + gates.bias.detach()

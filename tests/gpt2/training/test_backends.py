@@ -25,6 +25,7 @@ PARTS: dict[str, SymbolValue] = {
 }
 
 
+@pytest.mark.slow
 def test_joined_and_rows_backends_train_equally(configure: Configure, train: Callable) -> None:
     losses, hashes = [], set()
     said = {"JOINED": "joined, all pairs", "ROWS": "by rows", "MATH": "by rows"}

@@ -213,6 +213,7 @@ def test_a_bad_step_between_two_checks_is_found_and_not_saved(
     assert list(failed.files.checkpoints.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_checks_do_not_change_results_and_are_recorded(
     configure: Configure, train: Callable, uninterrupted: dict[str, Any]
 ) -> None:

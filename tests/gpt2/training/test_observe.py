@@ -145,6 +145,7 @@ def test_settings_of_built_components_are_observed(session: Callable[..., Traini
     assert deviations(observed_settings(opened)) == ["gradient_checkpointing_enabled"]
 
 
+@pytest.mark.slow
 def test_a_compiled_model_is_observed(
     configure: Configure, session: Callable[..., TrainingSession], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -240,6 +240,7 @@ def test_a_warm_up_out_of_memory_leaves_fallbacks_to_training(
     assert [r["iteration"] for r in fallbacks(warm)] == [1, 1]
 
 
+@pytest.mark.slow
 def test_one_rank_out_of_memory_makes_all_ranks_fall_back(
     configure: Configure, train: Callable, ranks: Callable
 ) -> None:

@@ -90,6 +90,7 @@ def order(trained: Any) -> str:
     return found
 
 
+@pytest.mark.slow
 def test_loss_tables_of_1_2_and_4_processes_are_one(
     configure: Configure, together: Callable
 ) -> None:
@@ -256,6 +257,7 @@ def test_a_run_ends_while_gloo_still_references_a_tensor(
         assert ranks(2, lambda rank: train(config).status.state) == ["SUCCESS"] * 2
 
 
+@pytest.mark.slow
 def test_a_wrapped_module_must_not_outlive_its_group(ranks: Callable) -> None:
     def body(rank: int) -> None:
         with ProcessGroup.join(current_process()) as group:
@@ -289,6 +291,7 @@ def test_a_non_finite_loss_on_one_rank_stops_all_at_the_same_step(
     assert read_status(train.found("run").files).state is State.FAILED
 
 
+@pytest.mark.slow
 def test_a_run_with_a_killed_rank_resumes_to_the_same_bytes(
     configure: Configure, together: Callable
 ) -> None:
@@ -311,6 +314,7 @@ def test_a_run_with_a_killed_rank_resumes_to_the_same_bytes(
     assert resumed.core() == whole.core()
 
 
+@pytest.mark.slow
 def test_a_checkpoint_resumes_with_fewer_and_more_processes(
     configure: Configure, together: Callable
 ) -> None:
@@ -344,6 +348,7 @@ def test_the_manifest_describes_every_rank(configure: Configure, together: Calla
     assert len(set(manifest["volatile"]["pids"])) == 2
 
 
+@pytest.mark.slow
 def test_a_safe_exchange_has_small_buckets_and_the_same_gradients(
     configure: Configure, together: Callable
 ) -> None:

@@ -38,6 +38,7 @@ def test_interrupted_and_resumed_is_uninterrupted(
     assert resumed.core() == uninterrupted
 
 
+@pytest.mark.slow
 def test_interrupted_at_every_step_is_uninterrupted(
     configure: Configure, train: Callable, uninterrupted: dict[str, Any]
 ) -> None:

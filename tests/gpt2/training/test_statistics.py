@@ -56,6 +56,7 @@ def learned(done: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("mechanisms", [{}, EVERYTHING, NSA], ids=["plain", "everything", "nsa"])
+@pytest.mark.slow
 def test_statistics_do_not_change_results(
     configure: Configure, train: Callable, mechanisms: dict
 ) -> None:
@@ -103,6 +104,7 @@ def test_statistics_use_the_same_text_at_every_iteration(
     assert torch.equal(seen[0], first[:3])
 
 
+@pytest.mark.slow
 def test_statistics_of_an_interrupted_run_are_the_same(
     configure: Configure, train: Callable
 ) -> None:
@@ -114,6 +116,7 @@ def test_statistics_of_an_interrupted_run_are_the_same(
     assert train(config, "resumed").core() == whole
 
 
+@pytest.mark.slow
 def test_a_run_killed_during_statistics_resumes(configure: Configure, train: Callable) -> None:
     config = configure(STATISTICS_INTERVAL=2)
     whole, calls = train(config, "whole").core(), [0]
@@ -143,6 +146,7 @@ def test_training_continues_if_statistics_run_out_of_memory(
     assert len(shown) == 2 and "iteration 6: " in shown[0] and "STATISTICS_ROWS=" in shown[0]
 
 
+@pytest.mark.slow
 def test_statistics_are_measured_on_rank_0_only(
     configure: Configure, train: Callable, ranks: Callable
 ) -> None:
@@ -172,6 +176,7 @@ def watched(done: Any, config: Config) -> dict[str, str]:
     return raised_alarms(read_watched_records(done.files, time.time()), config.watch)
 
 
+@pytest.mark.slow
 def test_collapsed_gates_reach_the_alarms(configure: Configure, train: Callable) -> None:
     config = configure(**NSA, LEARNING_RATE="1e-6", MIN_LEARNING_RATE="1e-7")
     well = watched(train(config, "well"), config)

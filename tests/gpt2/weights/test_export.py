@@ -64,6 +64,7 @@ def ours(config: Config) -> GPT:
 class TestTransformersForm:
     """A dense GPT-2 is exported in transformers' format."""
 
+    @pytest.mark.slow
     def test_logits_and_64_greedy_tokens(
         self, configure: Configure, finished: Finished, tmp_path: Path, name: str
     ) -> None:

@@ -107,6 +107,7 @@ def test_steps_of_one_name_are_told_apart(tmp_path: Path) -> None:
     assert [pair.name for pair in pairs] == ["ra-s1-0000000b", "ra-s2-0000000b"]
 
 
+@pytest.mark.slow
 def test_four_figures_of_300_dots_per_inch(folder: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     pairs = read_compile_pairs(RunDirSource(folder), PROJECT, ["ra-s1-0000000b"])
