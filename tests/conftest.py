@@ -54,8 +54,12 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect slow tests, and most cases of large parametrized tests, in the fast tier."""
+    """Deselect slow tests, and most cases of large parametrized tests, in the fast tier.
+
+    The whole suite starts with its slow tests, so that no worker is left with one at the end.
+    """
     if not config.getoption("fast"):
+        items.sort(key=lambda item: item.get_closest_marker("slow") is None)
         return
     cases: dict[str, list[pytest.Item]] = {}
     for item in items:

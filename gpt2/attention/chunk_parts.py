@@ -215,7 +215,9 @@ class AttentionWeightsTap:
         self.pattern = pattern
 
     def read(self, weights_BNrc: Tensor, chunk: RowChunk) -> Tensor:
-        """Return the exposed rows, Brc; each sums to one, or to zero if no weight was selected."""
+        """Return the attention weights that the MLP reads, Brc; a row sums to one, or to zero if
+        none of its weights is selected.
+        """
         weights, total = self._kept(weights_BNrc, chunk)
         return weights.div_(total)
 

@@ -147,7 +147,7 @@ def check_symbol(tree: KconfigTree, name: str, effects: EffectCache) -> Problem 
     idle = [str(f.values[name]) for f, differs in zip(flips, changes, strict=True) if not differs]
     if not idle:
         return None
-    return Problem(f"{', '.join(idle)} equals {same_as}", code="symbol.no-effect")
+    return Problem(f"no effect of {', '.join(idle)} instead of {same_as}", code="symbol.no-effect")
 
 
 def _effect_base(name: str) -> EffectBase:

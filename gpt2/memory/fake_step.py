@@ -153,7 +153,7 @@ class WholeLogitsChunks(LogitsChunks):
     """Chunks of logits whose rows form one block, as on a GPU."""
 
     def blocks(self, logits_XV: Tensor, *others: Tensor) -> Iterator[tuple[Tensor, ...]]:
-        """Yield all rows at once."""
+        """Yield all rows of the logits as one block."""
         yield logits_XV, *others
 
 

@@ -36,7 +36,7 @@ class DocumentInfo:
     n_tokens: int
     # Bytes of text of the predicted tokens; the end-of-text token has none.
     n_bytes: int
-    # Position of the document's first window.
+    # Evaluation batch that has the document's first window, and the row in it.
     batch_index: int
     row_in_batch: int
 
