@@ -51,6 +51,7 @@ CHECKS = {
         Check("reload", slow=True),
         Check("repeat", slow=True),
         Check("pruned", slow=True),
+        Check("paired", slow=True),
         Check("parallel", slow=True),
         Check("data"),
     )

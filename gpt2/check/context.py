@@ -9,7 +9,7 @@ import multiprocessing
 import os
 import tempfile
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from itertools import count
 from multiprocessing.connection import Connection
@@ -20,6 +20,7 @@ from typing import Any, Literal, Self, TypeVar
 import numpy as np
 import torch.distributed as dist
 
+from gpt2.check.cases import CheckFinding
 from gpt2.config import Config
 from gpt2.data.prepare import prepare_dataset
 from gpt2.data.tokenizer import ByteTokenizer
@@ -27,6 +28,9 @@ from lib.env.gpu import GPUS, Gpu, local_gpu
 from lib.errors import KablateError, Problem, RunError
 
 T = TypeVar("T")
+
+# Name and shape.
+InitialMatrix = tuple[str, tuple[int, ...]]
 
 # Target if no GPU is named or present.
 DEFAULT_GPU = "a100-80"
@@ -155,6 +159,10 @@ class CheckContext:
         self._folders = count()
         # Parameter counts of full-size steps by slug, for comparison with other steps.
         self.built_params: dict[str, int] = {}
+        # Digests of initial matrices of small steps by slug, each by name and shape.
+        self.initial_digests: dict[str, Mapping[InitialMatrix, str]] = {}
+        # Findings about code that all steps share, by check and configuration.
+        self.shared_findings: dict[str, Sequence[CheckFinding]] = {}
         # The small runs must not read a launcher's variables.
         for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
             os.environ.pop(name, None)

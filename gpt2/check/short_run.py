@@ -124,6 +124,8 @@ class TracedRun:
         self.folder = context.new_run_dir()
         self.run = ShortRun(config, context.prepare_data(config), self.folder)
         session = self.run.session
+        # State of the generator that dropout draws from, before the first step.
+        self.dropout_start = torch.get_rng_state()
         self.initial_weights = {name: w.clone() for name, w in session.state.weights().items()}
         # Weights after the watched steps, and names of parameters with gradients in these steps.
         self.weights_after_gradient_steps: dict[str, Tensor] = {}

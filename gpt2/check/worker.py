@@ -21,6 +21,7 @@ from gpt2.check.model_checks import (
     check_isolated,
     check_reference,
 )
+from gpt2.check.pairing_checks import check_paired
 from gpt2.check.process_checks import check_data, check_parallel, check_reload
 from gpt2.check.report import CaseReport, CheckResult
 from gpt2.check.subject import StepUnderTest
@@ -44,6 +45,7 @@ CHECK_FUNCTIONS: Mapping[str, CheckFunction] = {
     "reload": check_reload,
     "repeat": check_repeat,
     "pruned": check_pruned,
+    "paired": check_paired,
     "parallel": check_parallel,
     "data": check_data,
 }

@@ -17,12 +17,24 @@ from lib.config.dotconfig import defconfig_layers
 from lib.config.layers import ConfigLayer
 from lib.config.tree import KconfigTree
 from lib.project import ROOT
-from tests.mutants import attention, config, data, given, loop, mlp, nsa, pruning, scale, training
+from tests.mutants import (
+    attention,
+    config,
+    data,
+    given,
+    loop,
+    mlp,
+    nsa,
+    pairing,
+    pruning,
+    scale,
+    training,
+)
 from tests.mutants.mutant import Expected, Mutant
 
 pytestmark = pytest.mark.usefixtures("torch_as_before")
 
-AREAS = (attention, nsa, mlp, training, given, loop, pruning, data, config, scale)
+AREAS = (attention, nsa, mlp, training, given, loop, pruning, data, config, scale, pairing)
 MUTANTS = [mutant for area in AREAS for mutant in area.MUTANTS]
 
 

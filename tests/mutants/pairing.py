@@ -1,0 +1,225 @@
+"""Faults of the random numbers that steps share: initial weights, dropout, order of the data."""
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from gpt2 import model
+from gpt2.check import process_checks, short_run
+from gpt2.data import loader, sampler
+from gpt2.evaluate import Evaluator
+from gpt2.model import GPT
+from gpt2.training.session import TrainingSession
+from gpt2.training.state import RankGenerators
+from lib.runs import rng
+from tests.mutants.mutant import Expected, Mutant, Plant, after_init, replaced, then
+
+_INIT = "initial-stream"
+_DATA = "paired-data"
+_DROPOUT = "dropout-stream"
+
+
+@torch.no_grad()
+def _in_order(out: None, self: GPT, seed: int) -> None:
+    """Draw all matrices again from one generator, in the order of the parameters."""
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in self.parameters():
+        if parameter.ndim >= 2 and parameter.any():
+            parameter.normal_(0, float(parameter.std()), generator=generator)
+
+
+def _streams(owner: Any, rename: Any) -> Plant:
+    """Return a plant that passes (seed, stream) through ``rename`` before the seed is derived."""
+    return replaced(
+        owner, "stream_seed", lambda right: lambda seed, stream: right(*rename(seed, stream))
+    )
+
+
+def _model_enters_seed(right: Any) -> Any:
+    return lambda self, seed: right(self, seed + len(list(self.parameters())))
+
+
+def _batches_seeded(change: Any) -> Plant:
+    """Return a plant that adds ``change(session)`` to the seed of the data."""
+
+    def make(right: Any) -> Any:
+        def batches(self: TrainingSession) -> Any:
+            seed = self.config.seed + change(self)
+            return right(replace(self, config=replace(self.config, seed=seed)))
+
+        return batches
+
+    return replaced(TrainingSession, "batches", make)
+
+
+def _optimizer_enters_seed(right: Any) -> Any:
+    def open_session(config: Any, *given: Any, **named: Any) -> Any:
+        seed = config.seed + len(config.optimizer.name)
+        return right(replace(config, seed=seed), *given, **named)
+
+    return open_session
+
+
+def _of_rank_0(right: Any) -> Any:
+    def load(self: RankGenerators, state: dict[str, Any]) -> None:
+        right(self, state | {"torch": state["torch"][:1].repeat(len(state["torch"]), 1)})
+
+    return load
+
+
+def _reseeded(out: None, session: TrainingSession, *rest: Any) -> None:
+    rng.seed_all(session.config.seed)
+
+
+class _Swapped:
+    """A plan with every two spans exchanged."""
+
+    def __init__(self, plan: Any) -> None:
+        self.plan = plan
+
+    def __iter__(self) -> Iterator[Any]:
+        spans = iter(self.plan)
+        while True:
+            first, second = itertools.islice(spans, 2)
+            yield from (second, first)
+
+
+def _swapped(right: Any) -> Any:
+    return lambda windows, sampler, **named: right(windows, sampler=_Swapped(sampler), **named)
+
+
+def _mutant(
+    name: str,
+    breaks: str,
+    plant: Plant,
+    *expected: str,
+    step: str = "baseline",
+    check: str = "paired",
+    **named: Any,
+) -> Mutant:
+    finding: Expected = expected[0] if len(expected) == 1 else expected
+    return Mutant(name, breaks, step, {check: finding}, plant, **named)
+
+
+MUTANTS = (
+    _mutant(
+        "one generator draws all matrices",
+        "an added mechanism shifts the initial weights of later matrices",
+        then(GPT, "init_weights", _in_order),
+        "paired-initial-weights",
+        r"as in golden;",
+        step="golden-gate",
+    ),
+    _mutant(
+        "the model enters the initial seed",
+        "steps with other parameters start from other weights",
+        replaced(GPT, "init_weights", _model_enters_seed),
+        "paired-initial-weights",
+        r"wte\.weight.* as in baseline;",
+        step="mla",
+        quick=True,
+    ),
+    _mutant(
+        "two blocks share streams",
+        "block 1 starts as a copy of block 0",
+        _streams(model, lambda seed, stream: (seed, stream.replace("h.1.", "h.0."))),
+        "independent-matrices",
+        r"h\.0\..* and h\.1\.",
+    ),
+    _mutant(
+        "initial weights ignore SEED",
+        "every seed starts from the weights of one seed",
+        _streams(model, lambda seed, stream: (1, stream)),
+        _INIT,
+        "SEED=",
+    ),
+    _mutant(
+        "data ignores SEED",
+        "every seed reads the same sequences",
+        replaced(sampler, "data_key", lambda right: lambda seed: right(1)),
+        _DATA,
+    ),
+    _mutant(
+        "dropout ignores SEED",
+        "every seed has the same dropout",
+        replaced(rng, "dropout_seed", lambda right: lambda seed, rank: right(1, rank)),
+        _DROPOUT,
+    ),
+    _mutant(
+        "the rank enters the seed of the data",
+        "ranks read sequences of different seeds",
+        _batches_seeded(lambda session: session.group.rank),
+        _DATA,
+        "^rank 1 of 2",
+    ),
+    _mutant(
+        "data is drawn from the stream of a matrix",
+        "data and initial weights are not independent",
+        _streams(sampler, lambda seed, stream: (seed, "init/wte.weight")),
+        _DATA,
+    ),
+    _mutant(
+        "the evaluator draws random numbers",
+        "EVAL_TOKENS changes the dropout of the training",
+        after_init(Evaluator, lambda self: torch.rand(len(self.windows))),
+        _DROPOUT,
+        "before step 1$",
+    ),
+    _mutant(
+        "ranks have equal dropout",
+        "every rank has the stream of rank 0",
+        replaced(rng, "dropout_seed", lambda right: lambda seed, rank: right(seed, 0)),
+        "dropout-per-rank",
+    ),
+    _mutant(
+        "ranks resume the dropout of rank 0",
+        "a checkpoint has one state for all ranks",
+        replaced(RankGenerators, "load_state_dict", _of_rank_0),
+        "dropout-resume",
+    ),
+    _mutant(
+        "a resumed run seeds dropout again",
+        "dropout after a resume repeats that of the start",
+        then(process_checks, "resume", _reseeded),
+        "resumed-loss",
+        check="reload",
+    ),
+    _mutant(
+        "the sampler skips the first sequence",
+        "a step reads other sequences than the rest of the study",
+        replaced(
+            sampler,
+            "sequence_offsets",
+            lambda right: lambda key, positions, first, count: right(
+                key, positions, first + 1, count
+            ),
+        ),
+        _DATA,
+        "other offsets",
+        step="ra",
+    ),
+    _mutant(
+        "loader processes exchange batches",
+        "the order depends on LOADER_WORKERS",
+        replaced(loader, "DataLoader", _swapped),
+        _DATA,
+        "loader processes",
+        settings={"LOADER_WORKERS": 2},
+    ),
+    _mutant(
+        "the optimizer enters the seed",
+        "optimizers are compared from different weights",
+        replaced(short_run, "open_session", _optimizer_enters_seed),
+        _INIT,
+        r"SEED=\d+ and the name alone",
+    ),
+    _mutant(
+        "EVAL_TOKENS enters the seed of the data",
+        "another evaluation is another experiment",
+        _batches_seeded(lambda session: session.config.data.eval_tokens),
+        _DATA,
+    ),
+)
