@@ -52,6 +52,8 @@ CHECKS = {
         Check("repeat", slow=True),
         Check("pruned", slow=True),
         Check("paired", slow=True),
+        Check("bound", slow=True),
+        Check("named", slow=True),
         Check("parallel", slow=True),
         Check("data"),
     )

@@ -20,16 +20,11 @@ from lib.errors import RunError
 
 def check_declared(subject: StepUnderTest) -> list[CheckFinding]:
     """Build the step at its full size on the meta device and check it."""
-    model = _built(subject.config)
+    model = subject.full_model
     # Steps whose parent is this one compare with it.
     subject.context.built_params[subject.case.slug] = model.num_params()
     findings = _count(subject.config, model) + _ratio(subject.config, model)
     return findings + _bound(subject, model) + _delta(subject)
-
-
-def _built(config: Config) -> GPT:
-    with torch.device("meta"):
-        return GPT(config.model)
 
 
 def _count(config: Config, model: GPT) -> list[CheckFinding]:
@@ -72,7 +67,7 @@ def _bound(subject: StepUnderTest, model: GPT) -> list[CheckFinding]:
     low, high = subject.case.params
     built_params = subject.context.built_params
     if parent.slug not in built_params:
-        built_params[parent.slug] = _built(parent.config).num_params()
+        built_params[parent.slug] = subject.for_case(parent).full_model.num_params()
     change = model.num_params() / built_params[parent.slug] - 1
     if low <= change <= high:
         return []

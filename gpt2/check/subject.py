@@ -126,6 +126,12 @@ class StepUnderTest:
         return self.build(self.small_exact)
 
     @cached_property
+    def full_model(self) -> GPT:
+        """Return the model at its configured size on the meta device, without values."""
+        with torch.device("meta"):
+            return GPT(self.config.model)
+
+    @cached_property
     def traced_run(self) -> TracedRun:
         """Return a training run of the small step."""
         return TracedRun(self.small, self.context)

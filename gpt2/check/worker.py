@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from gpt2.check import Check
+from gpt2.check.binding_checks import check_bound
 from gpt2.check.cases import CheckCase, CheckFinding, CheckJob, check_resolve
 from gpt2.check.config_checks import check_declared, check_full_size
 from gpt2.check.context import CheckContext, ErrorCapture
@@ -21,6 +22,7 @@ from gpt2.check.model_checks import (
     check_isolated,
     check_reference,
 )
+from gpt2.check.naming_checks import check_named
 from gpt2.check.pairing_checks import check_paired
 from gpt2.check.process_checks import check_data, check_parallel, check_reload
 from gpt2.check.report import CaseReport, CheckResult
@@ -46,6 +48,8 @@ CHECK_FUNCTIONS: Mapping[str, CheckFunction] = {
     "repeat": check_repeat,
     "pruned": check_pruned,
     "paired": check_paired,
+    "bound": check_bound,
+    "named": check_named,
     "parallel": check_parallel,
     "data": check_data,
 }

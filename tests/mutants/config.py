@@ -4,21 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from gpt2.ablation import STUDIES
 from gpt2.attention.config import AttentionConfig
 from gpt2.attention.reciprocal.options import ReciprocalOptions
 from gpt2.check import cases
 from gpt2.config import ModelConfig
 from gpt2.mlp.config import MlpConfig
-from lib.config.field import SymbolValue
-from tests.mutants.mutant import MECHANISMS, Mutant, Plant, after_init, replaced, then
-
-
-def _step_sets(study: str, slug: str, changes: dict[str, SymbolValue]) -> Plant:
-    """Return a plant that replaces the changes of a step."""
-    right = STUDIES[study]
-    steps = tuple(replace(s, set=changes) if s.slug == slug else s for s in right.steps)
-    return lambda patch: patch.setitem(STUDIES, study, replace(right, steps=steps))
+from tests.mutants.mutant import MECHANISMS, Mutant, after_init, replaced, step_sets, then
 
 
 def _delta_is_lost(patch: pytest.MonkeyPatch) -> None:
@@ -34,7 +25,7 @@ MUTANTS = (
         "two names for one configuration",
         "ra-golden",
         {"distinct": ("distinct-configuration", "than ra;")},
-        _step_sets("ratio", "ra-golden", {"RECIPROCAL": True}),
+        step_sets("ratio", "ra-golden", {"RECIPROCAL": True}),
     ),
     Mutant(
         "deltas are lost",
@@ -51,7 +42,7 @@ MUTANTS = (
         "a symbol without its dependency",
         "ra",
         {"resolve": ("resolved-configuration", "RECIPROCAL_WINDOW")},
-        _step_sets("ratio", "ra", {"RECIPROCAL_WINDOW": 64}),
+        step_sets("ratio", "ra", {"RECIPROCAL_WINDOW": 64}),
         quick=True,
     ),
     Mutant(
@@ -59,7 +50,7 @@ MUTANTS = (
         "a window of 0 tokens",
         "sliding",
         {"resolve": ("resolved-configuration", "SLIDING_WINDOW")},
-        _step_sets(
+        step_sets(
             "mechanisms", "sliding", {"ATTENTION_PATTERN_SLIDING": True, "SLIDING_WINDOW": 0}
         ),
         MECHANISMS,
@@ -69,7 +60,7 @@ MUTANTS = (
         "heads that cannot be grouped",
         "gqa",
         {"resolve": ("resolved-configuration", r"N_KV_HEAD\b.*\b5\b")},
-        _step_sets("mechanisms", "gqa", {"ATTENTION_PROJECTION_GROUPED": True, "N_KV_HEAD": 5}),
+        step_sets("mechanisms", "gqa", {"ATTENTION_PROJECTION_GROUPED": True, "N_KV_HEAD": 5}),
         MECHANISMS,
     ),
     Mutant(
@@ -77,7 +68,7 @@ MUTANTS = (
         "a name that no Kconfig file defines",
         "golden",
         {"resolve": ("resolved-configuration", "MLP_RATIOS")},
-        _step_sets("ratio", "golden", {"MLP_RATIOS": "2.5"}),
+        step_sets("ratio", "golden", {"MLP_RATIOS": "2.5"}),
     ),
     Mutant(
         "score terms are dead",
@@ -121,7 +112,7 @@ MUTANTS = (
         "a latent width of six times the configured one",
         "mla",
         {"declared": ("size-change", r"against baseline; \+")},
-        _step_sets(
+        step_sets(
             "ratio",
             "mla",
             {

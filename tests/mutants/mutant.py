@@ -1,11 +1,12 @@
 """A fault planted in the product's code, and the findings of ``make check`` that must catch it."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
 
+from gpt2.ablation import STUDIES
 from lib.config.field import SymbolValue
 
 Plant = Callable[[pytest.MonkeyPatch], None]
@@ -91,3 +92,19 @@ def after_init(owner: Any, change: Callable[..., Any]) -> Plant:
         return init
 
     return replaced(owner, "__init__", make)
+
+
+def step_sets(study: str, slug: str, changes: Mapping[str, SymbolValue]) -> Plant:
+    """Return a plant that replaces the changes of a step."""
+    return _step_with(study, slug, set=changes)
+
+
+def step_titled(study: str, slug: str, title: str) -> Plant:
+    """Return a plant that replaces the title of a step."""
+    return _step_with(study, slug, title=title)
+
+
+def _step_with(study: str, slug: str, **parts: Any) -> Plant:
+    right = STUDIES[study]
+    steps = tuple(replace(s, **parts) if s.slug == slug else s for s in right.steps)
+    return lambda patch: patch.setitem(STUDIES, study, replace(right, steps=steps))

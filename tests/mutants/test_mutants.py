@@ -19,6 +19,7 @@ from lib.config.tree import KconfigTree
 from lib.project import ROOT
 from tests.mutants import (
     attention,
+    binding,
     config,
     data,
     given,
@@ -34,7 +35,10 @@ from tests.mutants.mutant import Expected, Mutant
 
 pytestmark = pytest.mark.usefixtures("torch_as_before")
 
-AREAS = (attention, nsa, mlp, training, given, loop, pruning, data, config, scale, pairing)
+AREAS = (
+    *(attention, nsa, mlp, training, given, loop, pruning, data, config, scale),
+    *(pairing, binding),
+)
 MUTANTS = [mutant for area in AREAS for mutant in area.MUTANTS]
 
 

@@ -1,0 +1,333 @@
+"""A step's name states what is built: its title and slug, against facts measured on the model.
+
+The vocabulary below is a second source beside the step's symbols: it turns phrases of titles and
+words of slugs into facts. A new step whose title has a number, or that changes a fact, needs a
+phrase.
+"""
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from gpt2.ablation import STUDIES
+from gpt2.ablation.step import Step
+from gpt2.attention.chunk_parts import RowChunk, ScoredRows
+from gpt2.check.cases import CheckFinding
+from gpt2.check.subject import StepUnderTest
+from gpt2.model import GPT, Block
+from lib.pruning.pruners import NeverPruned
+
+Facts = dict[str, Any]
+# A value that depends on the study or on the facts of the parent.
+Relative = Callable[[StepUnderTest, Facts], Any]
+_NUMBERS = {"one": 1, "two": 2}
+_ALL = {
+    "reciprocal": True,
+    "projection": "latent",
+    "head gate": True,
+    "token mix": True,
+    "row gate": True,
+}
+_GATE = {"head gate": True, "head gate reads": "the current token"}
+_MIX = {"token mix": True, "token mix keeps": "topk", "token mix detached": True}
+_ROW_GATE = {
+    "row gate": True,
+    "row gate reads": "top-k",
+    "row gate acts on": "the output",
+    "row gate averages heads": False,
+    "row gate detached": False,
+}
+_NSA = {
+    "pattern": "nsa",
+    "branches": ("compressed", "selected", "window"),
+    "branches share keys": False,
+    "blocks compressed by": "mlp",
+    "branch gates": "sigmoid",
+    "blocks selected by": "score",
+}
+
+
+def _but(branch: str) -> Relative:
+    return lambda subject, parent: tuple(b for b in parent["branches"] or () if b != branch)
+
+
+def _keys_of_nsa(subject: StepUnderTest, parent: Facts) -> int:
+    """Return the keys that the last token reads in the step ``nsa``, at most, from its symbols."""
+    nsa = subject.study_cases.get("nsa")
+    if nsa is None or nsa.config is None:
+        return int(model_facts(subject)["window"])
+    names = ("BLOCK_SIZE", "NSA_COMPRESS_BLOCK", "NSA_COMPRESS_STRIDE", "NSA_SELECT_BLOCK")
+    length, block, stride, select = (int(nsa.config.values[name]) for name in names)
+    count, window = (int(nsa.config.values[name]) for name in ("NSA_SELECT_COUNT", "NSA_WINDOW"))
+    return (length - block) // stride + 1 + min(count * select, length) + min(window, length)
+
+
+# Phrases of titles, and the facts that each states; groups of the expression are its numbers.
+TITLE_PHRASES: Sequence[tuple[str, Callable[[re.Match[str]], Facts]]] = (
+    (r"\bGPT-2\b", lambda m: {}),
+    (r"\breciprocal attention\b", lambda m: {"reciprocal": True, "alpha per head": False}),
+    (r"\bevery head learns its alpha\b", lambda m: {"alpha per head": True}),
+    (r"\blatent attention\b", lambda m: {"projection": "latent", "expansions": "per head"}),
+    (r"\bheads share K and U\b", lambda m: {"expansions": "shared"}),
+    (
+        r"\b(one|two|\d+) heads? of keys and values\b",
+        lambda m: {"projection": "grouped", "key/value heads": _number(m[1])},
+    ),
+    (
+        r"\bMLP as the baseline's\b",
+        lambda m: {"MLP weights": lambda subject, parent: parent["MLP weights"]},
+    ),
+    (r"\bMLP at ([\d.]+) times attention\b", lambda m: {"MLP / attention": float(m[1])}),
+    (r"\bshare ([\d.]+) %", lambda m: {"share of the MLP": float(m[1]) / 100}),
+    (r"\bpruning to ([\d.]+) %", lambda m: {"sparsity": float(m[1]) / 100}),
+    (r"\bMLP gates the next block's heads\b", lambda m: _GATE),
+    (r"\bmixes tokens by attention weights\b", lambda m: _MIX),
+    (r"\bboth MLP mechanisms\b", lambda m: _GATE | _MIX),
+    (r"\bthe gate reads a causal running mean\b", lambda m: {"head gate reads": "a running mean"}),
+    (r"\bcross-token gate\b", lambda m: _ROW_GATE),
+    (r"\btop-k\b", lambda m: {"row gate reads": "top-k"}),
+    (r"\bon the output\b", lambda m: {"row gate acts on": "the output"}),
+    (r"\bthe gate acts on scores\b", lambda m: {"row gate acts on": "scores"}),
+    (r"\brow's entropy\b", lambda m: {"row gate reads": "entropy"}),
+    (r"\brow's largest weight\b", lambda m: {"row gate reads": "max"}),
+    (r"\broot of the row's sum of squares\b", lambda m: {"row gate reads": "rms"}),
+    (r"\bheads share the mean of their statistics\b", lambda m: {"row gate averages heads": True}),
+    (r"\bno gradient through the statistic\b", lambda m: {"row gate detached": True}),
+    (r"\ball mechanisms\b", lambda m: _ALL),
+    (r"\bone matrix for both directions\b", lambda m: {"coupling": "tied"}),
+    (r"\ba matrix for each direction\b", lambda m: {"coupling": "untied"}),
+    (r"\ba scalar for each head\b", lambda m: {"coupling": "scalar"}),
+    (r"\bweights above the row's root mean square\b", lambda m: {"token mix keeps": "rms"}),
+    (r"^all weights$", lambda m: {"token mix keeps": "none"}),
+    (r"\bthe mix teaches attention too\b", lambda m: {"token mix detached": False}),
+    (r"\brotated by their positions\b", lambda m: {"positions": "rotary"}),
+    (r"\ba window of (\d+) tokens\b", lambda m: {"pattern": "window", "window": int(m[1])}),
+    (
+        r"\ba window of as many tokens as NSA reads at most\b",
+        lambda m: {"pattern": "window", "window": _keys_of_nsa},
+    ),
+    (r"\bfull attention\b", lambda m: {"pattern": "full"}),
+    (r"\bnative sparse attention\b", lambda m: _NSA),
+    (r"\bbranches share keys and values\b", lambda m: {"branches share keys": True}),
+    (r"\bcompressed by the mean alone\b", lambda m: {"blocks compressed by": "mean"}),
+    (r"\bgates sum to one\b", lambda m: {"branch gates": "softmax"}),
+    (r"\bblocks drawn, not scored\b", lambda m: {"blocks selected by": "random"}),
+    (r"\bmeans of keys rank blocks\b", lambda m: {"blocks compressed by": "mean"}),
+    (r"\bno compressed branch\b", lambda m: {"branches": _but("compressed")}),
+    (r"\bno selected branch\b", lambda m: {"branches": _but("selected")}),
+    (r"\bno window\b", lambda m: {"branches": _but("window")}),
+)
+# Words of slugs, and the facts that each states.
+SLUG_WORDS: Mapping[str, Facts] = {
+    "golden": {"MLP / attention": 2.5},
+    "ra": {"reciprocal": True},
+    "mla": {"projection": "latent"},
+    "ract": {"row gate": True},
+    "gate": {"head gate": True},
+    "cross": {"token mix": True},
+    "mech": {"head gate": True, "token mix": True},
+    "full": _ALL,
+    "gqa": {"projection": "grouped"},
+    "mqa": {"projection": "grouped", "key/value heads": 1},
+    "sliding": {"pattern": "window"},
+    "rope": {"positions": "rotary"},
+    "nsa": {"pattern": "nsa"},
+}
+_UNREAD_NUMBER = re.compile(r"\d+(?:\.\d+)?|\b(?:one|two|three|four|half|third|quarter|twice)\b")
+# Tolerances of measured numbers: relative, and absolute because widths are rounded.
+_RELATIVE = {"MLP / attention": 0.01}
+_ABSOLUTE = {"share of the MLP": 0.02, "sparsity": 0.005}
+# Facts that other changes move too: compared only if the name states them.
+_CONSEQUENCES = {"MLP / attention", "MLP weights", "sparsity"}
+
+
+def check_named(subject: StepUnderTest) -> list[CheckFinding]:
+    """Check the facts that slug and title state, and that the step changes no other fact."""
+    study = STUDIES.get(subject.case.label.partition("/")[0])
+    step = next((s for s in study.steps if s.slug == subject.case.slug), None) if study else None
+    if step is None:
+        return []
+    stated, findings = _stated(step)
+    parent = model_facts(subject.for_case(subject.parent)) if subject.parent else {}
+    facts = dict(model_facts(subject))
+    if "sparsity" in stated:
+        facts["sparsity"] = _sparsity(subject)
+    subject.facts["named"] = {"stated": sorted(stated), "title": step.title}
+    for name, value in stated.items():
+        expected = value(subject, parent) if callable(value) else value
+        if not _agree(name, facts[name], expected):
+            what = f"{name} {_text(expected)}, as {step.slug!r} ({step.title}) states"
+            findings.append(CheckFinding("stated-fact", what, _text(facts[name])))
+    for name in parent.keys() - stated.keys() - _CONSEQUENCES:
+        before, after = parent[name], facts[name]
+        if None not in (before, after) and not _agree(name, after, before):
+            what = f"{name} {_text(before)} as in {subject.case.parent}, or stated in the title"
+            advice = f"{step.title!r} does not state it: add a phrase of TITLE_PHRASES"
+            findings.append(CheckFinding("unstated-change", what, f"{_text(after)}; {advice}"))
+    return findings
+
+
+def _number(text: str) -> int:
+    return _NUMBERS[text] if text in _NUMBERS else int(text)
+
+
+def _text(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _agree(name: str, value: Any, expected: Any) -> bool:
+    if isinstance(expected, float) and isinstance(value, float):
+        return math.isclose(
+            value,
+            expected,
+            rel_tol=_RELATIVE.get(name, 0.0),
+            abs_tol=_ABSOLUTE.get(name, 0.0),
+        )
+    return bool(value == expected)
+
+
+def _stated(step: Step) -> tuple[Facts, list[CheckFinding]]:
+    """Return the facts that slug and title state, and a finding for a number that is not read."""
+    stated: Facts = {}
+    for word in step.slug.split("-"):
+        stated |= SLUG_WORDS.get(word, {})
+    slug, title = step.slug, step.title
+    if match := re.search(r"\bpruned-(\d+)\b", slug):
+        stated["sparsity"] = int(match[1]) / 100
+        slug = slug.replace(match[0], "")
+    for phrase, facts in TITLE_PHRASES:
+        for match in re.finditer(phrase, step.title):
+            stated |= facts(match)
+            title = title.replace(match[0], "")
+    unread = [*_UNREAD_NUMBER.findall(title), *re.findall(r"\b\d+\b", slug)]
+    if not unread:
+        return stated, []
+    text = f"{unread[0]!r} in {step.slug!r} ({step.title}): add a phrase of TITLE_PHRASES"
+    return stated, [CheckFinding("stated-number", "a number that can be measured", text)]
+
+
+def _sparsity(subject: StepUnderTest) -> float:
+    """Return the share of zeros that the traced run reached in the matrices of blocks."""
+    traced = subject.traced_run
+    modules = traced.run.session.state.model.named_modules()
+    never = tuple(f"{path}." for path, module in modules if isinstance(module, NeverPruned))
+    blocks = [
+        w
+        for name, w in traced.final_weights.items()
+        if w.ndim >= 2 and name.startswith("h.") and not name.startswith(never)
+    ]
+    return sum(int((w == 0).sum()) for w in blocks) / sum(w.numel() for w in blocks)
+
+
+def model_facts(subject: StepUnderTest) -> Mapping[str, Any]:
+    """Return the facts of the model at full size; None if a fact does not apply."""
+    facts = subject.context.model_facts
+    if subject.case.slug not in facts:
+        facts[subject.case.slug] = _measured(subject.full_model)
+    return facts[subject.case.slug]
+
+
+def _measured(model: GPT) -> Facts:
+    shape = model.config.shape
+    block = model.blocks[0]
+    projection: Any = block.attn.c_attn
+    kind = type(projection).__name__.lower()
+    columns = projection.out_features - shape.n_embd if kind in ("dense", "grouped") else None
+    terms = block.attn.terms
+    shared = kind == "latent" and projection.expand_k.out_features == shape.head_dim
+    facts = {
+        "projection": kind,
+        "key/value heads": columns and columns // (2 * shape.head_dim),
+        "expansions": ("shared" if shared else "per head") if kind == "latent" else None,
+        "positions": "rotary" if model.wpe is None else "learned",
+        "reciprocal": "reciprocal" in terms,
+        "alpha per head": bool(list(terms.parameters())) if "reciprocal" in terms else None,
+        "MLP weights": _weights(block.mlp),
+        "MLP / attention": _weights(block.mlp) / _weights(block.attn),
+    }
+    return facts | _pattern_facts(block, shape.block_size) | _gate_facts(block) | _mlp_facts(block)
+
+
+def _weights(module: nn.Module) -> int:
+    return sum(p.numel() for p in module.parameters() if p.ndim >= 2)
+
+
+def _pattern_facts(block: Block, length: int) -> Facts:
+    pattern: Any = block.attn.pattern
+    kind = type(pattern).__name__.lower()
+    facts: Facts = {"pattern": "window" if kind == "sliding" else kind, "window": None}
+    if kind == "sliding":
+        # The widest row of a sequence that is longer than any window.
+        facts["window"] = pattern.longest_row(2**30)
+    names = ("branches share keys", "blocks compressed by", "branch gates", "blocks selected by")
+    facts |= dict.fromkeys(("branches", *names))
+    if kind != "nsa":
+        return facts
+    options = pattern.options
+    facts |= dict(
+        zip(names, (None, None, options.gate or None, options.select_by or None), strict=True)
+    )
+    facts["branches"] = tuple(options.branches)
+    facts["branches share keys"] = pattern.c_kv is None
+    facts["blocks compressed by"] = "mean" if pattern.phi_k is None else "mlp"
+    return facts
+
+
+def _gate_facts(block: Block) -> Facts:
+    gates = block.attn.gates
+    names = ("reads", "acts on", "averages heads", "detached")
+    if "ra_cross_token" not in gates:
+        return {"row gate": False} | {f"row gate {name}": None for name in names}
+    gate: Any = gates["ra_cross_token"]
+    acts_on = "scores" if gate.scales_scores else "the output"
+    values = (_statistic(gate), acts_on, gate.head_average, gate.detach_stats)
+    return {"row gate": True} | {
+        f"row gate {name}": value for name, value in zip(names, values, strict=True)
+    }
+
+
+def _statistic(gate: Any) -> str:
+    """Return the name of the statistic that the gate computes from a row of known weights."""
+    weights = torch.arange(1.0, 65.0) / 2080
+    rows = ScoredRows(
+        RowChunk(63, 64, 0), weights.log()[None, None, None], weights[None, None, None]
+    )
+    value = float(gate.statistic(rows)[0, 0, 0, 0])
+    known = {
+        "max": float(weights.max()),
+        "rms": float(weights.square().sum().sqrt()),
+        "entropy": float(-(weights * weights.log()).sum()) / math.log(64),
+    }
+    near = [name for name, expected in known.items() if abs(value - expected) < 1e-5]
+    # The sum of any number of the largest weights.
+    sums = weights.flip(0).cumsum(0)
+    return near[0] if near else "top-k" if bool(((sums - value).abs() < 1e-5).any()) else "unknown"
+
+
+def _mlp_facts(block: Block) -> Facts:
+    parts: Any = block.mlp.mechanisms
+    by_name = dict(parts.items())
+    gate, mix = by_name.get("mlp_attn_gate"), by_name.get("mlp_cross_token")
+    coupling = parts["mlp_latent"].coupling if "mlp_latent" in parts else None
+    sized = sum(_weights(part) for part in (gate, mix) if part is not None)
+    facts: Facts = {
+        "head gate": gate is not None,
+        "head gate reads": None,
+        "token mix": mix is not None,
+        "token mix keeps": mix and mix.request.sparsity,
+        "token mix detached": mix and mix.request.detach,
+        "share of the MLP": sized / _weights(block.mlp),
+        "coupling": "none" if coupling is None else _tying(coupling),
+    }
+    if gate is not None:
+        facts["head gate reads"] = "a running mean" if gate.options.pooled else "the current token"
+    return facts
+
+
+def _tying(coupling: nn.Module) -> str:
+    matrices = sum(p.ndim >= 2 for p in coupling.parameters())
+    return {0: "scalar", 1: "tied", 2: "untied"}[matrices]

@@ -1,0 +1,305 @@
+"""Faults between a symbol and what it names, and between a step's name and what is built."""
+
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+import torch
+
+from gpt2 import evaluate, train
+from gpt2.attention.ra_cross_token.options import RaCrossTokenOptions
+from gpt2.attention.reciprocal.module import Reciprocal
+from gpt2.attention.reciprocal.options import ReciprocalOptions
+from gpt2.config import ModelConfig, TrainConfig
+from gpt2.data.options import DataOptions
+from gpt2.mlp.config import MlpConfig
+from gpt2.shape import ModelShape
+from gpt2.training import budget
+from gpt2.training.budget import TrainingBudget
+from lib.config.field import SymbolValue
+from lib.optim.options import AdamwspamOptions
+from lib.optim.schedule import ScheduleOptions
+from lib.pruning.options import MagnitudeOptions
+from tests.mutants.mutant import (
+    MECHANISMS,
+    Expected,
+    Mutant,
+    Plant,
+    after_init,
+    replaced,
+    step_sets,
+    step_titled,
+    then,
+)
+
+
+def _reads(owner: type[Any], **symbols: str) -> Plant:
+    """Return a plant that binds fields of ``owner`` to other symbols."""
+
+    def plant(patch: pytest.MonkeyPatch) -> None:
+        for field in fields(owner):
+            if field.name in symbols:
+                metadata = dict(field.metadata) | {"symbol": symbols[field.name]}
+                patch.setattr(field, "metadata", MappingProxyType(metadata))
+
+    return plant
+
+
+def _becomes(owner: type[Any], name: str, change: Any) -> Plant:
+    """Return a plant that passes a frozen field through ``change`` after the constructor."""
+    return after_init(owner, lambda self: object.__setattr__(self, name, change(vars(self)[name])))
+
+
+def _in_minutes(self: TrainingBudget) -> None:
+    self.seconds *= 60
+
+
+def _hard_coded_clip(right: Any) -> Any:
+    return lambda parameters, clip, norm: right(parameters, 1.0, norm)
+
+
+def _share_of_attention(right: Any) -> Any:
+    return lambda self, site: right(replace(self, share=self.share / self.ratio), site)
+
+
+def _bound(
+    name: str, breaks: str, plant: Plant, *expected: str, step: str = "baseline", **named: Any
+) -> Mutant:
+    finding: Expected = expected
+    return Mutant(name, breaks, step, {"bound": finding}, plant, **named)
+
+
+def _named(name: str, breaks: str, step: str, plant: Plant, *expected: str, **named: Any) -> Mutant:
+    finding: Expected = expected
+    return Mutant(name, breaks, step, {"named": finding}, plant, **named)
+
+
+_GATE: Mapping[str, SymbolValue] = {"MLP_ATTN_GATE": True, "MLP_SHARE": "0.20"}
+_MLP_RATIO: Mapping[str, SymbolValue] = {"MLP_SIZING_RATIO": True}
+
+MUTANTS = (
+    _bound(
+        "the betas are exchanged",
+        "beta1 reads ADAM_BETA2, and the reverse",
+        _reads(AdamwspamOptions, beta1="ADAM_BETA2", beta2="ADAM_BETA1"),
+        "named-reader",
+        r"^AdamwspamOptions\.beta1 .*ADAM_BETA2$",
+        quick=True,
+    ),
+    _bound(
+        "epsilon reads the weight decay",
+        "WEIGHT_DECAY is read twice",
+        _reads(AdamwspamOptions, eps="WEIGHT_DECAY"),
+        "one-reader",
+        "WEIGHT_DECAY.*eps",
+    ),
+    _bound(
+        "the final rate reads the peak",
+        "LEARNING_RATE is read twice",
+        _reads(ScheduleOptions, min_learning_rate="LEARNING_RATE"),
+        "one-reader",
+        r"LEARNING_RATE.*\.min_learning_rate",
+    ),
+    _bound(
+        "half the band",
+        "RECIPROCAL_WINDOW is halved",
+        _becomes(ReciprocalOptions, "window", lambda window: window // 2),
+        "bound-value",
+        "RECIPROCAL_WINDOW=64; 32$",
+        step="ra",
+    ),
+    _bound(
+        "seconds are taken for minutes",
+        "a time budget is 60 times as long",
+        after_init(TrainingBudget, _in_minutes),
+        "budget-length",
+        "110 s; 0 iterations, 6600 s$",
+    ),
+    _bound(
+        "tokens are counted as iterations",
+        "MAX_TOKENS iterations",
+        replaced(budget, "_iterations", lambda right: lambda config, tokens: right(config, 1)),
+        "budget-length",
+        "^a budget of tokens",
+    ),
+    _bound(
+        "sparsity reads the end of the ramp",
+        "PRUNING_RAMP_END is read twice",
+        _reads(MagnitudeOptions, target="PRUNING_RAMP_END"),
+        "one-reader",
+        r"PRUNING_RAMP_END.*\.target",
+        step="pruned-50",
+    ),
+    _bound(
+        "heads and layers are exchanged",
+        "equal numbers at 124M",
+        _reads(ModelShape, n_head="N_LAYER", n_layer="N_HEAD"),
+        "named-reader",
+        r"^ModelShape\.n_layer .*N_HEAD$",
+    ),
+    _bound(
+        "dropout is a constant",
+        "the value of the study, whatever DROPOUT is",
+        _becomes(ModelShape, "dropout", lambda dropout: 0.1),
+        "one-field",
+        "^DROPOUT=.*; no field$",
+    ),
+    _bound(
+        "alpha is hard-coded in the module",
+        "the field is correct, but not read",
+        after_init(Reciprocal, lambda self: setattr(self, "constant", 0.5)),
+        "built-size",
+        r"^RECIPROCAL_ALPHA=0\.3 in the model; 0\.5$",
+        step="ra",
+    ),
+    _bound(
+        "clipping has a silent minimum",
+        "GRAD_CLIP below 0.5 becomes 0.5",
+        _becomes(TrainConfig, "grad_clip", lambda clip: max(clip, 0.5)),
+        "trained-value",
+        r"^GRAD_CLIP=0\.037 .*; 0\.5$",
+    ),
+    _bound(
+        "k is a tenth",
+        "an int is parsed as a float and divided by 10",
+        _becomes(RaCrossTokenOptions, "topk", lambda k: k // 10),
+        "bound-value",
+        "RA_CROSS_TOKEN_TOPK=8; 0$",
+        step="ract",
+    ),
+    _bound(
+        "the evaluation reads the length of the sample",
+        "SAMPLE_TOKENS is read twice",
+        _reads(DataOptions, eval_tokens="SAMPLE_TOKENS"),
+        "one-reader",
+        r"SAMPLE_TOKENS.*DataOptions\.eval_tokens",
+    ),
+    _bound(
+        "an evaluation of twice the tokens",
+        "EVAL_TOKENS is doubled where windows are selected",
+        replaced(
+            evaluate,
+            "evaluation_windows",
+            lambda right: lambda split, size, tokens: right(split, size, 2 * tokens),
+        ),
+        "trained-value",
+        "^EVAL_TOKENS=137 ",
+    ),
+    _bound(
+        "the clipping norm is hard-coded",
+        "1.0 is the default of GRAD_CLIP",
+        replaced(torch.nn.utils, "clip_grads_with_norm_", _hard_coded_clip),
+        "trained-value",
+        r"^GRAD_CLIP=0\.037 .*; (1|0\.9999\d+)$",
+    ),
+    _bound(
+        "the learning rate is hard-coded",
+        "the rate of the study, whatever LEARNING_RATE is",
+        replaced(train, "learning_rate_at", lambda _: lambda *given: 6e-4),
+        "trained-value",
+        r"^LEARNING_RATE=0\.00123 ",
+    ),
+    _bound(
+        "the last block is left out",
+        "N_LAYER - 1 blocks",
+        then(ModelConfig, "sites", lambda out, self: out[:-1]),
+        "built-size",
+        "^N_LAYER=12 in the model; 11$",
+    ),
+    _named(
+        "the share is another",
+        "20 % under a title of 15 %",
+        "golden-gate",
+        step_sets("ratio", "golden-gate", _GATE),
+        "stated-fact",
+        r"share of the MLP 0\.15, .*; 0\.20?",
+        quick=True,
+    ),
+    *(
+        _named(
+            f"a ratio of {ratio} is called 2.5",
+            "the symbol differs from the title",
+            "golden",
+            step_sets("ratio", "golden", {**_MLP_RATIO, "MLP_RATIO": ratio}),
+            "stated-fact",
+            rf"^MLP / attention 2\.5, .*; {built}",
+        )
+        # Widths are rounded.
+        for ratio, built in (("2.4", r"2\.4"), ("2.6", r"2\.58"))
+    ),
+    _named(
+        "45 % are called 50 %",
+        "pruned-50 prunes less",
+        "pruned-50",
+        step_sets("ratio", "pruned-50", {"PRUNING_MAGNITUDE": True, "PRUNING_SPARSITY": "0.45"}),
+        "stated-fact",
+        r"^sparsity 0\.5, .*; 0\.45",
+    ),
+    _named(
+        "the share is one of attention",
+        "the mechanisms have 15 % of attention's parameters",
+        "golden-gate",
+        replaced(MlpConfig, "size", _share_of_attention),
+        "stated-fact",
+        r"^share of the MLP 0\.15, ",
+    ),
+    _named(
+        "two statistics are exchanged",
+        "ract-max reads the root of the sum of squares",
+        "ract-max",
+        step_sets("mechanisms", "ract-max", {"RA_CROSS_TOKEN_MODE_RMS": True}),
+        "stated-fact",
+        "^row gate reads max, .*; rms$",
+        defconfig=MECHANISMS,
+    ),
+    _named(
+        "a step lacks its mechanism",
+        "golden-gate has no gate",
+        "golden-gate",
+        replaced(
+            MlpConfig,
+            "from_values",
+            lambda right: lambda values: replace(right(values), mechanisms=()),
+        ),
+        "stated-fact",
+        "^head gate True, .*; False$",
+    ),
+    _named(
+        "the window is another",
+        "32 tokens under a title of 64",
+        "sliding",
+        step_sets(
+            "mechanisms", "sliding", {"ATTENTION_PATTERN_SLIDING": True, "SLIDING_WINDOW": 32}
+        ),
+        "stated-fact",
+        "^window 64, .*; 32$",
+        defconfig=MECHANISMS,
+    ),
+    _named(
+        "full lacks a mechanism",
+        "no token mix",
+        "full",
+        step_sets("ratio", "ra-mla-golden-mech", _GATE),
+        "stated-fact",
+        "^token mix True, .*; False$",
+    ),
+    _named(
+        "a title with a number that nothing measures",
+        "a stride that no phrase knows",
+        "sliding",
+        step_titled("mechanisms", "sliding", "a window of 64 tokens, stride 3"),
+        "stated-number",
+        "'3' in 'sliding'",
+        defconfig=MECHANISMS,
+    ),
+    _named(
+        "a title without the change",
+        "the gate acts on scores under another title",
+        "ract-weights",
+        step_titled("ratio", "ract-weights", "another gate"),
+        "unstated-change",
+        "^row gate acts on the output as in ract",
+    ),
+)
