@@ -71,7 +71,9 @@ def _frozen(self: GPT) -> None:
 
 
 def _padding_counts(right: Any) -> Any:
-    return lambda hidden, weight, targets, vocab: right(hidden, weight, targets, weight.size(0))
+    return lambda hidden, weight, targets, vocab, *rest: right(
+        hidden, weight, targets, weight.size(0), *rest
+    )
 
 
 def _ignored_count(out: Tensor, hidden: Tensor, weight: Tensor, targets: Tensor, *rest: Any) -> Any:
