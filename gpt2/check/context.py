@@ -38,8 +38,16 @@ DEFAULT_GPU = "a100-80"
 _EXCERPT = Path(__file__).with_name("excerpt.txt")
 # Limit for a result of the peer, which may be blocked in a collective operation.
 _TIMEOUT_SECONDS = 120.0
+_NOT_THE_CONFIGURATION = (
+    "error in the product or in the check, not in the configuration: the small form of this step "
+    "failed"
+)
 # Errors of a pipe whose other end is closed.
 _PIPE_CLOSED = (EOFError, BrokenPipeError, ConnectionResetError)
+
+
+class PeerError(RunError):
+    """An error of the second process, as ``describe_error`` describes it."""
 
 
 class PeerProcess:
@@ -62,7 +70,7 @@ class PeerProcess:
     def result(self) -> Any:
         """Return the result of the last call.
 
-        Raises RunError if the call raised, timed out, or the process died.
+        Raises PeerError if the call raised, timed out, or the process died.
         """
         number = 0
         try:
@@ -70,12 +78,12 @@ class PeerProcess:
             while number < self._calls:
                 if not self._pipe.poll(_TIMEOUT_SECONDS):
                     what = f"no result from the second process within {_TIMEOUT_SECONDS:.0f} s"
-                    raise RunError(Problem(what, code="check.peer-timeout"))
+                    raise PeerError(Problem(what, code="check.peer-timeout"))
                 number, error_code, value = self._pipe.recv()
         except _PIPE_CLOSED:
-            raise RunError(Problem("the second process died", code="check.peer-died")) from None
+            raise PeerError(Problem("the second process died", code="check.peer-died")) from None
         if error_code:
-            raise RunError(Problem(value, code=error_code))
+            raise PeerError(Problem(value, code=error_code))
         return value
 
     def call(self, function: Callable[..., T], *arguments: Any) -> T:
@@ -119,11 +127,15 @@ def describe_error(error: Exception) -> tuple[str, str]:
     """Return the code and a one-line description of an error.
 
     An exception raised in a file of this package, or in a mechanism's ``checks.py``, is a defect of
-    the check, and not a property of the step.
+    the check, and not a property of the step. A ``KablateError`` concerns the small form, which the
+    check made from a valid configuration: its command, meant for the user of a configuration, is
+    omitted.
     """
+    if isinstance(error, PeerError):
+        return error.codes[0], error.problems[0].what
     if isinstance(error, KablateError):
-        text = " ".join(f"{problem.located} {problem.next}" for problem in error.problems)
-        return error.codes[0], " ".join(text.split())
+        text = "; ".join(" ".join(problem.located.split()) for problem in error.problems)
+        return error.codes[0], f"{_NOT_THE_CONFIGURATION}: {text}"
     what = " ".join(str(error).split())
     (last,) = traceback.extract_tb(error.__traceback__)[-1:]
     path = Path(last.filename)

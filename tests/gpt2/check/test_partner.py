@@ -29,10 +29,26 @@ def test_any_other_exception_is_one_of_the_checked_code():
     assert "RuntimeError" in outcome.text
 
 
-def test_an_error_with_a_code_keeps_it():
+def test_an_error_with_a_code_keeps_it_and_loses_its_advice():
+    """The configuration is valid, so a command that changes it would not help."""
     with ErrorCapture() as outcome:
-        raise RunError(Problem("no", "step ra", code="run.locked"))
-    assert (outcome.code, outcome.text) == ("run.locked", "step ra: no")
+        problem = Problem("no", "step ra", "type: make menuconfig", code="run.locked")
+        raise RunError(problem, Problem("never", code="run.other"))
+    assert outcome.code == "run.locked"
+    assert outcome.text.startswith("error in the product or in the check, not in the configuration")
+    assert outcome.text.endswith(": step ra: no; never") and "menuconfig" not in outcome.text
+
+
+def test_an_error_of_the_peer_is_described_once():
+    peer = PeerProcess()
+    with ErrorCapture() as outcome:
+        peer.call(_refuse)
+    peer.close()
+    assert outcome.code == "run.locked" and outcome.text.count("error in the product") == 1
+
+
+def _refuse():
+    raise RunError(Problem("no", code="run.locked"))
 
 
 def test_an_unread_result_is_not_returned_by_the_next_call():
