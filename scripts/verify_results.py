@@ -7,9 +7,10 @@
     verify_results.py --axis COMPILE             directories that may differ in COMPILE
 
 Prints a Markdown checklist, and the facts to publish if every row is PASS. Settings must be equal
-both in the tracker and in the manifests, except for the changes of the study's steps. UNKNOWN means
-not recorded or not available here, and never counts as equal. Exit codes: 0 all rows pass, 2 no such
-run, 3 the tracker cannot be read, 4 a row is FAIL or UNKNOWN.
+both in the tracker and in the manifests, except for the changes of the study's steps. Every step
+must have the same seeds, at least FINALIST_MIN_SEEDS. UNKNOWN means not recorded or not available
+here, and never counts as equal. Exit codes: 0 all rows pass, 2 no such run, 3 the tracker cannot be
+read, 4 a row is FAIL or UNKNOWN.
 """
 
 from pathlib import Path
@@ -39,7 +40,8 @@ def main() -> int:
     study = whole_study(plan, layers)
     runs = chosen_runs(plan if args.steps else table_plan(plan, layers), study, args.runs)
     ask = tracker(plan, args.source, args.folder, args.entity)
-    checklist = verify(runs, declared_axes(study, runs, args.axis), ask, args.source)
+    axes, min_seeds = declared_axes(study, runs, args.axis), plan.base.repro.finalist_min_seeds
+    checklist = verify(runs, axes, ask, args.source, min_seeds)
     print(checklist_to_json(checklist) if args.json else checklist_to_markdown(checklist), end="")
     log_failing(checklist)
     return checklist.exit_code

@@ -6,6 +6,7 @@ passes ends with the facts to publish in a methods section. Does not import torc
 
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence, Set
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from gpt2.records.comparison import symbol_names
 from gpt2.records.run_files import read_resolved_config
 from lib.console import log
 from lib.errors import ConfigError, Problem
-from lib.files import sha256_file
+from lib.files import canonical_json, sha256_file
 from lib.report.checklist import (
     CheckRemark,
     CheckRow,
@@ -106,12 +107,24 @@ def stop_row(runs: Sequence[RunEvidence]) -> CheckRow:
     return check_row("stop reason", f"every budget was used up{suffix}", remarks)
 
 
-def seeds_row(runs: Sequence[RunEvidence]) -> CheckRow:
-    """Return the row that lists the seeds.
+def seeds_row(runs: Sequence[RunEvidence], min_seeds: int) -> CheckRow:
+    """Return the row of the seeds.
 
-    Seeds may differ between runs, but each seed must be recorded and equal in manifest and tracker.
+    Every variant must have the same seeds, at least ``min_seeds``, each once. Each seed must be
+    recorded, and equal in manifest and tracker.
     """
-    remarks = []
+    variants = _seeds_of_variants(runs)
+    wanted = {seed for seeds in variants.values() for seed in seeds}
+    text = f"{_listed(wanted)} of each variant"
+    remarks = [*_recorded_seed_remarks(runs), *_seed_set_remarks(variants, min_seeds)]
+    unused = (seed for seed in range(1, min_seeds + len(wanted) + 1) if seed not in wanted)
+    wanted.update(islice(unused, max(0, min_seeds - len(wanted))))
+    seeds = _listed(wanted, ",")
+    advice = f"type: make SEEDS={seeds} && make verify-results SEEDS={seeds}"
+    return check_row("seeds", text, remarks, advice)
+
+
+def _recorded_seed_remarks(runs: Sequence[RunEvidence]) -> Iterator[CheckRemark]:
     for each in runs:
         seed, tracked = each.of("seeds", "seed"), each.tracked("seed")
         if UNKNOWN in (seed, tracked):
@@ -120,13 +133,57 @@ def seeds_row(runs: Sequence[RunEvidence]) -> CheckRow:
                 if isinstance(each.tracker_config, str)
                 else f"{each.name} has no seed"
             )
-            remarks.append(CheckRemark(CheckVerdict.UNKNOWN, what, each.name))
+            yield CheckRemark(CheckVerdict.UNKNOWN, what, each.name)
         elif seed != tracked:
             what = f"seed of {each.name}: {tracked} in the tracker, {seed} in the manifest"
-            remarks.append(CheckRemark(CheckVerdict.FAIL, what, each.name))
-    return check_row(
-        "seeds", values_by_run_text((each.name, each.of("seeds", "seed")) for each in runs), remarks
+            yield CheckRemark(CheckVerdict.FAIL, what, each.name)
+
+
+def _seeds_of_variants(runs: Sequence[RunEvidence]) -> dict[str, list[int]]:
+    """Return {variant: seeds of its runs}; a variant is a configuration without its seed."""
+    grouped: dict[str, list[RunEvidence]] = {}
+    for each in runs:
+        settings = {name: v for name, v in each.facts.settings.items() if name != "seed"}
+        grouped.setdefault(canonical_json(settings), []).append(each)
+    names = [group[0].name.rpartition("-s")[0] for group in grouped.values()]
+    return {
+        # Runs of one step, of which one was declared to differ, have the same name.
+        name if name and names.count(name) == 1 else group[0].name: [
+            each.setting("seed") for each in group
+        ]
+        for name, group in zip(names, grouped.values(), strict=True)
+    }
+
+
+def _seed_set_remarks(
+    variants: Mapping[str, Sequence[int]], min_seeds: int
+) -> Iterator[CheckRemark]:
+    """Yield a remark for different seeds, for too few seeds, and for each duplicate seed.
+
+    A difference between single trainings, or between other seeds, is a difference of the seeds too.
+    """
+    distinct = {name: set(seeds) for name, seeds in variants.items()}
+    if len({frozenset(seeds) for seeds in distinct.values()}) > 1:
+        what = f"variants have different seeds: {_by_variant(distinct)}"
+        yield CheckRemark(CheckVerdict.FAIL, what)
+    if few := {name: seeds for name, seeds in distinct.items() if len(seeds) < min_seeds}:
+        expected = f"expected at least FINALIST_MIN_SEEDS={min_seeds} of each variant"
+        what = f"too few seeds ({expected}, got {_by_variant(few)})"
+        yield CheckRemark(CheckVerdict.FAIL, what)
+    for name, seeds in variants.items():
+        if repeated := {seed for seed in seeds if seeds.count(seed) > 1}:
+            what = f"several runs of {name} with the same seed: {_listed(repeated)}"
+            yield CheckRemark(CheckVerdict.FAIL, what)
+
+
+def _by_variant(seeds: Mapping[str, Set[int]]) -> str:
+    return values_by_run_text(
+        (name, f"seed{'s' if len(own) > 1 else ''} {_listed(own)}") for name, own in seeds.items()
     )
+
+
+def _listed(seeds: Set[int], separator: str = ", ") -> str:
+    return separator.join(map(str, sorted(seeds)))
 
 
 def length_remarks(runs: Sequence[RunEvidence]) -> Iterator[CheckRemark]:
@@ -286,12 +343,16 @@ def tracker(plan: Plan, source: str, folder: Path | None, entity: str) -> Tracke
 
 
 def verify(
-    runs: Sequence[RunDir], axes: Mapping[Path, Set[str]], ask: TrackerQuery, source: str
+    runs: Sequence[RunDir],
+    axes: Mapping[Path, Set[str]],
+    ask: TrackerQuery,
+    source: str,
+    min_seeds: int,
 ) -> PublicationChecklist:
     """Compare all ``runs`` with the first one and return the checklist.
 
     ``axes`` maps each run to the symbols in which it may differ; ``ask`` returns the settings stored
-    by the tracker ``source``. Raises ConfigError if a record cannot be read, PreflightError if the
+    by the tracker ``source``; each variant needs ``min_seeds`` seeds. Raises ConfigError if a record cannot be read, PreflightError if the
     tracker cannot be read.
     """
     evidence = [read_evidence(run, ask, axes[run.path]) for run in runs]
@@ -307,7 +368,7 @@ def verify(
         *(setting_row(key, evidence) for key in KEYS),
         symbols_row(evidence),
         *group_rows(evidence, _names(evidence), said(evidence), remarks),
-        seeds_row(evidence),
+        seeds_row(evidence, min_seeds),
         *commit_rows(evidence),
     ]
     names = [str(run.path) for run in runs]

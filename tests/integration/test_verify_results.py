@@ -1,4 +1,4 @@
-"""Two comparable runs pass make verify-results; one planted difference makes it fail.
+"""Comparable runs pass make verify-results; one planted difference makes it fail.
 
 The runs are trained once, in a repository whose commit is on a remote, and tracked with W&B offline
 and trackio. Differences are planted in copies, whose digests are recomputed.
@@ -39,17 +39,23 @@ from tests.integration.tree import commit_copy, git
 from tests.lib.fabricated import changed
 from tests.loopback.wandb_server import serving
 
-STEPS = "0,5"
+STEPS, SEEDS = "0,5", "1,2,3"
 TRACKERS = {"TRACKER_WANDB": True, "TRACKER_WANDB_MODE_OFFLINE": True, "TRACKER_TRACKIO": True}
 
 
 @dataclass
 class Pair:
-    """A repository, its build folder, and the trained runs."""
+    """A repository, its build folder, and the trained runs of two steps."""
 
     tree: Path
     build: Path
-    runs: list[RunDir]
+    # All seeds, in the order of the plan.
+    trained: list[RunDir]
+
+    @property
+    def runs(self) -> list[RunDir]:
+        """Return the runs of the first seed."""
+        return self.trained[:2]
 
     def make(self, *words: str, **variables: str) -> subprocess.CompletedProcess:
         """Run ``make verify-results`` in the repository."""
@@ -60,7 +66,7 @@ class Pair:
         return subprocess.run(
             [*ready, "verify-results", *words],
             cwd=self.tree,
-            env={**environment, "PYTHONPATH": str(self.tree), **variables},
+            env={**environment, "PYTHONPATH": str(self.tree), "SEEDS": SEEDS, **variables},
             capture_output=True,
             text=True,
         )
@@ -79,13 +85,13 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
     for i in range(12):
         (build / f"text/{i}.txt").write_text(f"{i} makes {i * i}, as anybody knows. " * 9)
     write_build(build, SMALL | TRACKERS)
-    plan = make_plan(config_layers(build), build, steps=STEPS)
+    plan = make_plan(config_layers(build), build, steps=STEPS, seeds=SEEDS)
     prepare_dataset(plan.base.data, build)
     environment = {k: v for k, v in os.environ.items() if k not in ("V", "JSON", "ALLOW_DIRTY")}
     done = subprocess.run(
         [sys.executable, str(tree / "scripts/run_test_matrix.py"), "-O", str(build)],
         cwd=tree,
-        env={**environment, "PYTHONPATH": str(tree), "STEPS": STEPS},
+        env={**environment, "PYTHONPATH": str(tree), "STEPS": STEPS, "SEEDS": SEEDS},
         capture_output=True,
         text=True,
     )
@@ -96,14 +102,20 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
 
 @pytest.fixture
 def check(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> Callable[..., PublicationChecklist]:
-    """Return a function that verifies runs declared to differ in reciprocal attention."""
+    """Return a function that verifies runs declared to differ in reciprocal attention.
+
+    One seed is enough, so that a planted difference concerns a single run of each step.
+    """
 
     def found(
-        *runs: RunDir, ask: TrackerQuery = query_run_directory, tree: Path = pair.tree
+        *runs: RunDir,
+        ask: TrackerQuery = query_run_directory,
+        tree: Path = pair.tree,
+        min_seeds: int = 1,
     ) -> PublicationChecklist:
         monkeypatch.setattr("lib.runs.code.ROOT", tree)
         monkeypatch.setattr("lib.runs.code.ROOT", tree)
-        return verify(runs, {run.path: {"RECIPROCAL"} for run in runs}, ask, "test")
+        return verify(runs, {run.path: {"RECIPROCAL"} for run in runs}, ask, "test", min_seeds)
 
     return found
 
@@ -149,12 +161,13 @@ def test_a_fair_pair_passes_with_the_facts_to_publish(pair: Pair) -> None:
     # Columns are padded to one width.
     table = re.sub(r" +\|", " |", done.stdout)
     assert "| PASS |" in table and "| FAIL |" not in table and "| UNKNOWN |" not in table
-    assert re.search("^SKIP +17 runs ", done.stderr, re.MULTILINE)
+    assert re.search("^SKIP +51 runs ", done.stderr, re.MULTILINE)
     published = table.partition("## Publish")[2]
     sha = git(pair.tree, "rev-parse", "HEAD").strip()
     assert f"| commit | {sha} (on origin/" in published
     for text in (
-        ", ".join(run.path.name for run in pair.runs),
+        ", ".join(run.path.name for run in pair.trained),
+        "| seeds | 1, 2, 3 of each variant |",
         "RECIPROCAL",
         "4 sequences = 2 × 2 × 1, 64 tokens",
         "tokens: 256; ",
@@ -274,7 +287,7 @@ def test_what_was_declared_may_differ_and_is_said(
     monkeypatch.setattr("lib.runs.code.ROOT", pair.tree)
     monkeypatch.setattr("lib.runs.code.ROOT", pair.tree)
     axes = {copies[0].path: set(), copies[1].path: {"RECIPROCAL", "COMPILE"}}
-    found = verify(copies, axes, query_run_directory, "local")
+    found = verify(copies, axes, query_run_directory, "local", 1)
     assert found.failing == []
     what = {row.check: row.what for row in found.rows}
     assert what["compile_model"].startswith("declared to differ (COMPILE): no (baseline-s1-")
@@ -356,7 +369,8 @@ def test_a_server_is_asked_for_its_own_settings(pair: Pair) -> None:
     with serving() as server:
         access = {"WANDB_BASE_URL": server.url, "WANDB_API_KEY": "k" * 40}
         environment = {**os.environ, **access}
-        folders = [path for run in pair.runs for path in run.trackers.glob("wandb/offline-run-*")]
+        found = (run.trackers.glob("wandb/offline-run-*") for run in pair.trained)
+        folders = [path for paths in found for path in paths]
         sync = [sys.executable, "-P", "-m", "wandb", "sync", "-p", "kablate-ratio"]
         subprocess.run([*sync, *map(str, folders)], check=True, env=environment, cwd=pair.build)
         for run in server.runs.values():
@@ -434,17 +448,45 @@ def test_files_that_are_not_those_of_the_commit_are_found(
     assert rows["commit holds the code"].what.endswith(": gpt2/train.py")
 
 
-def test_seeds_may_differ_and_are_shown(check: Callable, copies: list[RunDir]) -> None:
-    plant(copies[1], {"SEED": 2}, {"seeds__seed": 2}, {"seed": 2})
-    found = check(*copies)
-    assert found.failing == []
-    seeds = f"1 ({copies[0].path.name}), 2 ({copies[1].path.name})"
-    assert found.publish["seeds"] == seeds
+def test_single_seeds_are_not_published(pair: Pair) -> None:
+    done = pair.make(SEEDS="1")
+    assert done.returncode == 2 and "EXIT    code 4" in done.stderr
+    (line,) = (line for line in done.stderr.splitlines() if line.startswith("REFUSE"))
+    assert line == (
+        "REFUSE  seeds: too few seeds (expected at least FINALIST_MIN_SEEDS=3 of each variant, "
+        "got seed 1)"
+    )
+    assert "type: make SEEDS=1,2,3 && make verify-results SEEDS=1,2,3" in done.stderr
+    assert ": 1 of " in done.stdout and "## Publish" not in done.stdout
+
+
+def test_every_variant_needs_the_same_seeds(check: Callable, pair: Pair) -> None:
+    baselines, others = pair.trained[::2], pair.trained[1::2]
+    (row,) = check(*baselines, *others[:2], min_seeds=2).failing
+    assert (row.check, row.verdict) == ("seeds", CheckVerdict.FAIL)
+    assert row.what == ("variants have different seeds: seeds 1, 2, 3 (baseline), seeds 1, 2 (ra)")
+    assert "make SEEDS=1,2,3 &&" in row.next
+    # The numbers of seeds are equal.
+    (row,) = check(*baselines[:2], *others[1:], min_seeds=2).failing
+    assert row.what.endswith(": seeds 1, 2 (baseline), seeds 2, 3 (ra)")
+    (row,) = check(*baselines[1:], *others[1:], min_seeds=4).failing
+    assert row.what.startswith("too few seeds") and row.what.endswith("got seeds 2, 3)")
+    assert "make SEEDS=1,2,3,4 &&" in row.next
+
+
+def test_a_seed_counts_once(check: Callable, pair: Pair, copies: list[RunDir]) -> None:
+    found = check(*pair.trained, *copies, min_seeds=3)
+    (row,) = found.failing
+    assert row.what == (
+        "several runs of baseline with the same seed: 1; several runs of ra with the same seed: 1"
+    )
+    assert found.exit_code == 4
+    assert check(*pair.trained, min_seeds=3).failing == []
 
 
 def test_directories_declare_nothing_by_themselves(pair: Pair, copies: list[RunDir]) -> None:
     named = f"RUNS={copies[0].path} {copies[1].path}"
     done = pair.make(named)
     assert "REFUSE  other settings and kernels: RECIPROCAL: - (baseline-s1-" in done.stderr
-    assert "EXIT    code 4" in done.stderr and ": 1 of " in done.stdout
+    assert "EXIT    code 4" in done.stderr and ": 2 of " in done.stdout
     assert "## Publish" not in done.stdout
