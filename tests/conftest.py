@@ -23,6 +23,9 @@ import pytest
 os.environ["ALLOW_DIRTY"] = "y"
 # A shell makes background processes and their children ignore SIGINT; restore the default.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+# git sets these for a hook that runs the tests; they would select this repository in every other one.
+for _name in [name for name in os.environ if name.startswith("GIT_")]:
+    del os.environ[_name]
 # The tier of the tests is no setting of the commands that they run.
 os.environ.pop("FAST", None)
 
