@@ -192,7 +192,7 @@ def check_data(subject: StepUnderTest) -> list[CheckFinding]:
         sampler = TrainSampler(dataset.train, config.model.shape.block_size, config.seed)
     except DataError as error:
         return [
-            CheckFinding("intact-data", "an intact data set", str(problem))
+            CheckFinding("intact-data", "an intact data set", " ".join(str(problem).split()))
             for problem in error.problems
         ]
     return _batches(subject, sampler)
