@@ -11,13 +11,21 @@
 Does not require or modify .config. New runs are created in the folder "reproduced" (with --twice
 "determinism") of the build folder. Prints BITWISE, DIVERGED with the first differing field, or NOT
 COMPARABLE with every reason: different torch, device, data set or code. A run made with uncommitted
-edits is trained in a checkout of its commit with the recorded edits. Exit codes: 0 the same bytes, 1
+edits is trained in a checkout of its commit with the recorded edits, after a question (--yes answers
+it), because these edits are code from the run directory. Exit codes: 0 the same bytes, 1
 diverged or failed, 2 configuration or no such run, 3 machine or data, 4 not comparable.
 """
 
 import _start
 
-from gpt2.planning.arguments import add_force, add_json, add_twice, add_variable, new_parser
+from gpt2.planning.arguments import (
+    add_force,
+    add_json,
+    add_twice,
+    add_variable,
+    add_yes,
+    new_parser,
+)
 from gpt2.running.reproduce import Request, reproduce, train_twice
 from lib import console
 from lib.errors import ConfigError, Problem
@@ -29,6 +37,7 @@ def main() -> int:
     add_variable(parser, "run", "directory of a finished run, or a run name that make plan lists")
     add_variable(parser, "data", "a data folder, or the text of a custom data set")
     add_force(parser)
+    add_yes(parser)
     add_twice(parser)
     add_variable(parser, "defconfig", "with --twice: this configuration (NAME[+FRAGMENT])")
     add_variable(parser, "steps", "with --twice: step of a study")
@@ -44,7 +53,14 @@ def main() -> int:
         )
     else:
         code, text = reproduce(
-            Request(args.run, args.build_dir, args.data, force=args.force, json=args.json)
+            Request(
+                args.run,
+                args.build_dir,
+                args.data,
+                force=args.force,
+                yes=args.yes,
+                json=args.json,
+            )
         )
     print(text, end="")
     return code

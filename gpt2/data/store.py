@@ -7,7 +7,6 @@ the configuration selects. Every evaluation reads the same fixed list of windows
 """
 
 import hashlib
-import json
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -25,6 +24,7 @@ from gpt2.data.shards import CHECKPOINT, read_index
 from gpt2.data.tokenizer import tokenizer_digest
 from lib.errors import ConfigError, DataError, Problem
 from lib.files import canonical_json, sha256_file
+from lib.json_files import RecordError, read_json_object
 
 # Version of the preparation, part of every data set's hash. Increase it if the same source yields
 # different tokens or another split.
@@ -218,11 +218,12 @@ def read_manifest(folder: Path, config: DataOptions) -> dict[str, Any]:
         what = f"no prepared data for {config.dataset} with the {config.tokenizer} tokenizer"
         raise DataError(Problem(what, str(folder), "type: make data", code="data.missing"))
     try:
-        manifest = json.loads(path.read_bytes())
+        manifest = read_json_object(path)
         version = manifest["schema_version"]
         intact = manifest["seal"] == manifest_digest(manifest)
-    except (ValueError, KeyError, TypeError) as error:
-        what = f"not a data set manifest: {error}"
+    except (RecordError, ValueError, KeyError, TypeError) as error:
+        reason = error.problems[0].what if isinstance(error, RecordError) else error
+        what = f"not a data set manifest: {reason}"
         raise _rebuild_error(folder, Problem(what, str(path), code="data.damaged")) from None
     if version != SCHEMA_VERSION:
         what = f"unsupported schema version (expected {SCHEMA_VERSION}, got {version})"

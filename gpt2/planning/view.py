@@ -12,10 +12,11 @@ from gpt2.training.budget import TrainingBudget, run_budget
 from lib.console import format_duration, format_si
 from lib.env import speed
 from lib.env.gpu import usable_cores
+from lib.json_files import RecordError
 from lib.plan.run import PlannedRun, RunVariant
 from lib.report.render import json_document, text_lines
 from lib.runner import locks
-from lib.runs.record import RecordError, RunRecord, RunTiming, TimingRow
+from lib.runs.record import RunRecord, RunTiming, TimingRow
 from lib.runs.run_dir import RunDir, RunStatus, State, read_status
 
 
@@ -73,8 +74,10 @@ class RunView:
     # of this plan), machine (matrix product speed), or unknown.
     seconds_from: str
     seconds_left: float | None
-    # done, new, running, stopped, failed
+    # done, new, running, stopped, failed, damaged
     state: str
+    # Reason of a damaged state, else "".
+    problem: str
     iteration: int
     iterations: int
 
@@ -110,7 +113,7 @@ def plan_text(plan: Plan, views: Sequence[RunView]) -> str:
         )
     skipped = "".join(f"skipped  {problem}\n" for problem in plan.left_out)
     patterns = "".join(f"{line}\n" for line in _pattern_notes(plan))
-    notes = f"{patterns}{_time_note(views)}{_eager_note(plan, views)}{_debug_note(plan)}"
+    notes = f"{_damage_note(plan, views)}{patterns}{_time_note(views)}{_eager_note(plan, views)}{_debug_note(plan)}"
     return f"{_columns(lines)}\n{skipped}{notes}{summary_line(plan, views)}"
 
 
@@ -122,7 +125,16 @@ def status_text(plan: Plan, views: Sequence[RunView]) -> str:
         lines.append(
             (view.label, view.state, f"{view.iteration:,}{total}", _time(view.seconds_left))
         )
-    return f"{_columns(lines)}\n{summary_line(plan, views)}"
+    return f"{_columns(lines)}\n{_damage_note(plan, views)}{summary_line(plan, views)}"
+
+
+def _damage_note(plan: Plan, views: Sequence[RunView]) -> str:
+    """Return a line for each damaged run: the folder, the damage, and the command that helps."""
+    return "".join(
+        f"{run.path}: {view.problem}; type: make rerun RUNS={run.variant.slug}\n"
+        for run, view in zip(plan.runs, views, strict=True)
+        if view.problem
+    )
 
 
 def summary_line(plan: Plan, views: Sequence[RunView]) -> str:
@@ -136,7 +148,8 @@ def summary_line(plan: Plan, views: Sequence[RunView]) -> str:
         f"{len(views)} runs",
     ]
     counts = {
-        state: sum(v.state == state for v in views) for state in ("done", "failed", "running")
+        state: sum(v.state == state for v in views)
+        for state in ("done", "failed", "running", "damaged")
     }
     parts += [f"{count} {state}" for state, count in counts.items() if count or state == "done"]
     remaining = [view.seconds_left for view in views if view.state != "done"]
@@ -231,6 +244,7 @@ def _view(run: PlannedRun[Config], estimate: "_Speed") -> RunView:
         seconds_from=source,
         seconds_left=left,
         state=state,
+        problem=status.message if status and state == "damaged" else "",
         iteration=iteration,
         iterations=budget.iterations,
     )
@@ -281,6 +295,8 @@ def _state(directory: RunDir, status: RunStatus | None) -> str:
             return "running" if locks.lock_owner(directory.lock) else "stopped"
         case State.INTERRUPTED:
             return "stopped"
+        case State.DAMAGED:
+            return "damaged"
         case _:
             return "failed"
 

@@ -11,6 +11,7 @@ from gpt2.data.sampler import order_digest_from_manifest
 from gpt2.data.store import TokenSplit, evaluation_windows
 from gpt2.records.per_document import item_facts
 from lib.errors import DataError, KablateError, Problem
+from lib.json_files import RecordError
 from lib.report.render import json_document
 from lib.runs.audit import (
     AuditFinding,
@@ -21,7 +22,7 @@ from lib.runs.audit import (
 )
 from lib.runs.code import changed_since
 from lib.runs.documents import DocumentInfo
-from lib.runs.record import RecordError, RunRecord
+from lib.runs.record import RunRecord
 from lib.runs.run_dir import RunDir
 
 SCHEMA_VERSION = 1

@@ -9,7 +9,8 @@ from gpt2.planning.plan import config_layers, make_plan
 from lib.config.dotconfig import ExplicitSetting
 from lib.errors import ConfigError, Problem
 from lib.files import write_json
-from lib.runs.record import RecordError, RunRecord
+from lib.json_files import RecordError
+from lib.runs.record import RunRecord
 from lib.runs.run_dir import RunDir, State, read_status
 
 SCHEMA_VERSION = 2
@@ -97,6 +98,9 @@ def find_finished(named: str, build_dir: Path, *, steps: str = "", seeds: str = 
     if status is None:
         what = "the run has not been trained"
         raise ConfigError(Problem(what, str(run.path), "type: make", code="run.not-found"))
+    if status.state is State.DAMAGED:
+        advice = "to train the run again (the old folder is kept), type: make rerun RUNS=NAME"
+        raise ConfigError(Problem(status.message, str(run.path), advice, code="run.damaged"))
     if status.state is not State.SUCCESS:
         what = f"the run is not finished: {status.state} at iteration {status.iteration:,}"
         advice = "type: make, to resume the run"

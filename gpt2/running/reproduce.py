@@ -26,7 +26,7 @@ from gpt2.running.launch import (
     with_data,
 )
 from lib.config.dotconfig import defconfig_layers
-from lib.console import log
+from lib.console import confirm, log
 from lib.errors import ConfigError, PreflightError, Problem
 from lib.project import ROOT
 from lib.report.compare import (
@@ -38,11 +38,13 @@ from lib.report.compare import (
     comparison_to_text,
 )
 from lib.report.run_facts import RunFacts, observed_differences, read_run_facts
-from lib.runs.code import checkout_commit, has_commit, mismatched_files
+from lib.runs.code import checkout_commit, describe_patch, has_commit, mismatched_files
 from lib.runs.record import CodeRecord, RunRecord
 from lib.runs.run_dir import RunDir
 
 FOLDER = "reproduced"
+# Below the build folder, as DATA_DIR by default.
+_DATA_DIR = "data"
 TWICE = "determinism"
 
 
@@ -55,6 +57,8 @@ class Request:
     # A data folder, or the text of a custom data set; "" for the data in the build folder.
     data: str = ""
     force: bool = False
+    # Consent to run the code of the run's code.diff, without a question.
+    yes: bool = False
     json: bool = False
 
 
@@ -72,6 +76,7 @@ def reproduce(request: Request) -> tuple[int, str]:
     if config is None:
         return _formatted(request, _not_comparable(run, reasons))
     folder = request.build_dir / FOLDER
+    config = _without_outside_folders(config)
     config, build_dir = with_data(config, request.data, folder, request.build_dir)
     plan = scratch_plan(config, [run.path.name], folder, build_dir)
     edits = run.code_diff
@@ -208,6 +213,7 @@ def _recovery_advice(run: RunDir, data: str, code: CodeRecord) -> list[str]:
 def _in_original_tree(request: Request, run: RunDir, original: RunFacts) -> tuple[int, str]:
     """Reproduce the run in a checkout of its commit with the captured edits applied."""
     sha, edits = str(original.record.manifest.code.git_sha), run.code_diff
+    _require_consent(sha, edits, request.yes)
     folder = request.build_dir.absolute() / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix="source-") as parent:
@@ -226,6 +232,31 @@ def _in_original_tree(request: Request, run: RunDir, original: RunFacts) -> tupl
             command, cwd=tree, env=variables, stdout=subprocess.PIPE, text=True, check=False
         )
     return process.returncode, process.stdout
+
+
+def _require_consent(sha: str, edits: Path, yes: bool) -> None:
+    """Show what the run's edits change, and ask before their code is run.
+
+    Whoever wrote the run directory wrote its digests too, so that these protect from damage but not
+    from a stranger. Raises ConfigError without consent.
+    """
+    log("SOURCE", f"the run was trained by commit {sha[:12]} and the edits of {edits}:")
+    for line in describe_patch(edits).splitlines():
+        log("SOURCE", line)
+    question = f"{edits} is code from the run directory: apply and run it?"
+    confirm(question, yes)
+
+
+def _without_outside_folders(config: Config) -> Config:
+    """Return ``config`` with the default DATA_DIR if the recorded one is outside the build folder.
+
+    Data is prepared and downloaded in DATA_DIR, and a run directory must not choose where to write.
+    """
+    recorded = Path(config.data.data_dir)
+    if not recorded.is_absolute() and ".." not in recorded.parts:
+        return config
+    log("DATA", f"DATA_DIR={recorded} of the run is not used; to read it: make reproduce DATA=DIR")
+    return Config.from_values({**config.values, "DATA_DIR": _DATA_DIR})
 
 
 def _restore_tree(tree: Path, sha: str, edits: Path, original: RunFacts) -> list[str]:

@@ -29,7 +29,8 @@ from gpt2.weights.source import CONFIG_FILE, WEIGHTS_FILE
 from lib.console import log
 from lib.errors import ConfigError, PreflightError, Problem
 from lib.files import fsync_directory, sha256_file, write_atomic, write_json
-from lib.runs.record import RecordError, read_manifest
+from lib.json_files import RecordError
+from lib.runs.record import read_manifest
 from lib.runs.run_dir import RunDir
 
 _MECHANISM = re.compile(r"\.(?:terms|gates|mechanisms)\.(\w+)\.")

@@ -3,7 +3,6 @@
 Does not import torch.
 """
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from gpt2.data.store import downloads_folder
 from gpt2.weights import hf
 from lib.console import log
 from lib.errors import PreflightError, Problem
+from lib.json_files import RecordError, read_json_object
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
@@ -149,12 +149,7 @@ def _headers(weights: list[Path]) -> tuple[dict[str, tuple[int, ...]], set[str]]
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        settings = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise PreflightError(
-            Problem(f"cannot be read: {error}", str(path), code="weights.damaged")
-        ) from None
-    if not isinstance(settings, dict):
-        what = f"not a JSON object (got {type(settings).__name__})"
-        raise PreflightError(Problem(what, str(path), code="weights.damaged"))
-    return settings
+        return read_json_object(path)
+    except RecordError as error:
+        what = f"cannot be read: {error.problems[0].what}"
+        raise PreflightError(Problem(what, str(path), code="weights.damaged")) from None

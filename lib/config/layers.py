@@ -1,6 +1,5 @@
 """Layers of assignments and the configuration that they resolve to."""
 
-import json
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -11,6 +10,7 @@ from typing import TypedDict
 from lib.config.field import SymbolValue
 from lib.errors import ConfigError, Problem
 from lib.files import write_json
+from lib.json_files import RecordError, read_json_object
 
 
 @dataclass(frozen=True)
@@ -283,11 +283,11 @@ def read_origins(config: Path) -> dict[str, OriginEntry] | None:
     if not path.exists():
         return None
     try:
-        document = json.loads(path.read_bytes())
+        document = read_json_object(path)
         return {
             name: OriginEntry(value=r["value"], label=r["label"], where=r["where"])
             for name, r in document["origins"].items()
         }
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (RecordError, KeyError, TypeError, AttributeError):
         problem = Problem("damaged", str(path), f"rm {path}", code="config.damaged")
         raise ConfigError(problem) from None

@@ -27,6 +27,7 @@ from lib.env.packages import (
 )
 from lib.errors import PreflightError, Problem
 from lib.files import sha256_file, write_atomic, write_json
+from lib.json_files import RecordError, read_json_object
 from lib.project import ROOT
 from lib.runs.run_dir import RunDir
 
@@ -183,9 +184,8 @@ def write_error(folder: Path, error: OSError) -> PreflightError:
 def read_index(folder: Path) -> dict[str, Any]:
     """Return the content of ``snapshot.json``, or {} if the file is missing or unreadable."""
     try:
-        index: dict[str, Any] = json.loads((folder / INDEX).read_text())
-        return index
-    except (OSError, ValueError):
+        return read_json_object(folder / INDEX)
+    except RecordError:
         return {}
 
 

@@ -12,9 +12,10 @@ from typing import Any
 from lib.console import log
 from lib.errors import EXIT_DONE, EXIT_NOT_COMPARABLE
 from lib.files import sha256_file
+from lib.json_files import RecordError
 from lib.report.render import json_document, markdown_table
 from lib.report.run_facts import RunFacts, read_run_facts
-from lib.runs.record import UNKNOWN, RecordError
+from lib.runs.record import UNKNOWN
 from lib.runs.run_dir import RunDir
 from lib.tracking.sources import RunDirSource, RunRef, RunSource
 from lib.tracking.tracker import TrackerMetadata as TrackerFacts

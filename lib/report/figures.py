@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from lib.errors import ConfigError, PreflightError, Problem
+from lib.json_files import MissingRecord
 from lib.plan.run import PlannedRun
-from lib.runs.record import EvalRow, MissingRecord, RunRecord, TrainRow
+from lib.runs.record import EvalRow, RunRecord, TrainRow
 from lib.runs.run_dir import RunDir
 
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from lib.errors import EXIT_DONE, EXIT_NOT_COMPARABLE, ConfigError, Problem
+from lib.json_files import RecordError
 from lib.report.render import json_document
 from lib.report.run_facts import (
     RunFacts,
@@ -22,7 +23,7 @@ from lib.report.run_facts import (
 )
 from lib.report.significance import permutation_p, smallest_p, smallest_permutation_p
 from lib.report.table import PairedDifference, SampleStats
-from lib.runs.record import RecordedConfig, RecordError, RunRecord
+from lib.runs.record import RecordedConfig, RunRecord
 from lib.runs.run_dir import RunDir, State, read_status
 
 # With fewer seeds, the standard deviation is too uncertain to report.

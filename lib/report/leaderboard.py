@@ -12,10 +12,11 @@ from pathlib import Path
 from lib.config.field import SymbolValue
 from lib.errors import ConfigError, Problem
 from lib.files import write_atomic
+from lib.json_files import RecordError
 from lib.plan.run import run_key
 from lib.report.run_facts import RunFacts, observed_differences, read_run_facts
 from lib.report.table import SampleStats
-from lib.runs.record import FinalResults, RecordError
+from lib.runs.record import FinalResults
 from lib.runs.run_dir import RunDir, State, read_status
 
 REUSED_RUNS_FILE = "elsewhere.txt"

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from lib.files import canonical_json
+from lib.json_files import DamagedRecord
 from lib.runs.documents import DocumentResult
-from lib.runs.record import UNKNOWN, DamagedRecord, RunManifest, RunRecord
+from lib.runs.record import UNKNOWN, RunManifest, RunRecord
 from lib.runs.run_dir import RunDir
 
 # Value of a setting of a component that the run does not have.

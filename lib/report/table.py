@@ -23,11 +23,12 @@ from typing import Any
 
 from lib.errors import ConfigError, Problem
 from lib.files import canonical_json
+from lib.json_files import RecordError
 from lib.plan.run import PlannedRun, RunVariant, default_run_path
 from lib.report.run_facts import RunFacts, code_digest, observed_differences, read_run_facts
 from lib.report.significance import sign_flip_p
 from lib.runs.audit import artifact_findings
-from lib.runs.record import FinalResults, RecordError, RunRecord, RunTiming, TelemetrySample
+from lib.runs.record import FinalResults, RunRecord, RunTiming, TelemetrySample
 from lib.runs.run_dir import RunDir, State, read_status
 from lib.tracking.reader import mean_metrics
 

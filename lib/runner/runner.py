@@ -25,13 +25,14 @@ from lib.errors import (
     RunError,
 )
 from lib.files import canonical_json
+from lib.json_files import RecordError
 from lib.plan.run import PlannedRun
 from lib.runner import locks
 from lib.runner.display import ProgressDisplay, SessionProgress, choose_display, print_outcome
 from lib.runner.job import DeviceSlot, Executor, Job, JobEvent
 from lib.runner.locks import SignalCounter
 from lib.runs.finalize import finalize_run
-from lib.runs.record import RecordError, RunRecord
+from lib.runs.record import RunRecord
 from lib.runs.run_dir import RunDir, RunStatus, State, read_status
 
 # Decide what to do with each planned run, based only on the contents of its run directory.
@@ -90,8 +91,18 @@ def decide(
 
 
 def require_matching_directories(runs: Sequence[PlannedRun[Any]]) -> None:
-    """Raise ConfigError listing the run directories that contain a different run than planned."""
+    """Raise ConfigError listing the run directories with a damaged status or another run."""
     problems = [
+        Problem(
+            status.message,
+            str(run.path),
+            f"to train the run again (the old folder is kept), type: make rerun RUNS={run.variant.slug}",
+            code="run.damaged",
+        )
+        for run in runs
+        if (status := read_status(RunDir(run.path))) and status.state is State.DAMAGED
+    ]
+    problems += [
         Problem(
             f"directory belongs to a different run (expected {run.label})",
             str(run.path),

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from lib.files import sha256_file, sha256_prefix
+from lib.json_files import RecordError
 from lib.runs.documents import evaluation_metrics, expected_calibration_error, train_loss
 from lib.runs.finalize import SCHEMA_VERSION, manifest_digest, volatile_digest
-from lib.runs.record import JsonRecord, RecordError, RunRecord, read_manifest
+from lib.runs.record import JsonRecord, RunRecord, read_manifest
 from lib.runs.run_dir import RunDir, State, read_status
 
 
@@ -87,7 +88,9 @@ def artifact_findings(run: RunDir, *, every_byte: bool) -> list[AuditFinding]:
 def _missing_files(run: RunDir) -> Iterator[AuditFinding]:
     status = read_status(run)
     if status is None or status.state is not State.SUCCESS:
-        state = "none" if status is None else status.state
+        state = "none" if status is None else str(status.state)
+        if status and status.state is State.DAMAGED:
+            state = status.message
         yield AuditFinding(run.status.name, "state SUCCESS", state)
     for path in required_files(run):
         if not path.is_file():

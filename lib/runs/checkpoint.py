@@ -21,7 +21,8 @@ from torch import Tensor
 
 from lib.errors import Problem, RunError
 from lib.files import fsync_directory, sha256_file, write_json
-from lib.runs.record import JsonRecord, RecordError, read_json_object
+from lib.json_files import RecordError, read_json_object
+from lib.runs.record import JsonRecord
 
 SCHEMA_VERSION = 1
 _WEIGHTS = "model.safetensors"

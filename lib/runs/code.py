@@ -20,8 +20,9 @@ from typing import Any
 
 from lib.errors import PreflightError, Problem, RunError
 from lib.files import sha256_file, write_atomic
+from lib.json_files import DamagedRecord, MissingRecord
 from lib.project import ROOT
-from lib.runs.record import DamagedRecord, MissingRecord, read_manifest
+from lib.runs.record import read_manifest
 from lib.runs.run_dir import RunDir
 
 # Code that only plans and starts runs or reads their results: editing these files does not make a
@@ -308,6 +309,18 @@ def checkout_commit(sha: str, diff: Path | None, folder: Path) -> None:
         if done.returncode:
             what = f"git {args[0]} failed: {done.stderr.strip()}"
             raise PreflightError(Problem(what, str(diff or sha), code="git.failed"))
+
+
+def describe_patch(diff: Path) -> str:
+    """Return the files that a patch changes, with the number of added and removed lines.
+
+    Nothing is applied. Raises PreflightError if git cannot read the patch.
+    """
+    done = _git(ROOT, "apply", "--stat", "--summary", str(diff.absolute()))
+    if done.returncode:
+        what = f"not a patch: {done.stderr.strip()}"
+        raise PreflightError(Problem(what, str(diff), code="git.failed"))
+    return done.stdout.rstrip()
 
 
 def mismatched_files(folder: Path, recorded: Mapping[str, str]) -> list[str]:

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from lib.files import canonical_json, sha256_file, write_json
+from lib.json_files import RecordError
 from lib.runs.code import changed_since
-from lib.runs.record import RecordError, read_manifest
+from lib.runs.record import read_manifest
 from lib.runs.run_dir import RunDir, RunStatus, State, write_status
 
 SCHEMA_VERSION = 2

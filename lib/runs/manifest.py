@@ -20,10 +20,11 @@ import torch
 from lib.env.observe import hardware
 from lib.env.packages import installed_packages
 from lib.env.snapshot import hardware_digests
+from lib.json_files import RecordError
 from lib.project import ROOT
 from lib.runs.code import git_state, write_code_patch
 from lib.runs.finalize import SCHEMA_VERSION, write_manifest
-from lib.runs.record import RecordError, read_manifest
+from lib.runs.record import read_manifest
 from lib.runs.run_dir import RunDir, State
 
 # The only environment variables recorded: each can affect results, none is a secret.

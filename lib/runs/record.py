@@ -6,16 +6,20 @@ the file and the field: runs of older code, and runs that have not ended, may la
 caller does not use. Imports no torch.
 """
 
-import dataclasses
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Any, NoReturn, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar
 
-from lib.errors import ConfigError, Problem
+from lib.json_files import (
+    DamagedRecord,
+    parse_json_line,
+    read_json_lines,
+    read_json_object,
+    typed,
+    unreadable,
+)
 from lib.runs.documents import DocumentResult, InvalidRow, read_document_results
 from lib.runs.run_dir import RunDir, RunStatus, read_status
 
@@ -23,28 +27,6 @@ from lib.runs.run_dir import RunDir, RunStatus, read_status
 UNKNOWN = "unknown"
 
 T = TypeVar("T")
-
-
-class RecordError(ConfigError):
-    """A record of a run cannot be used: its file, the expected content and the actual content."""
-
-    def __init__(self, file: Path, expected: str, actual: str, line: int = 0) -> None:
-        self.file = file
-        # Number of the line in a file with one record per line, else 0.
-        self.line = line
-        self.expected = expected
-        self.actual = actual
-        where = f"{file}:{line}" if line else str(file)
-        what = f"expected {expected}, got {actual}"
-        super().__init__(Problem(what, where, code="run.damaged"))
-
-
-class MissingRecord(RecordError):
-    """The file does not exist."""
-
-
-class DamagedRecord(RecordError):
-    """The file cannot be read or parsed, or a field is missing or has another type."""
 
 
 def lookup(record: Any, place: Sequence[str]) -> Any:
@@ -225,7 +207,7 @@ class JsonRecord:
 
         Raises DamagedRecord if a field of ``kind`` is missing or of another type.
         """
-        return _build(kind, self._required(place), self.file, place)
+        return typed(kind, self._required(place), self.file, place)
 
     def _required(self, place: Sequence[str]) -> Any:
         value: Any = self.fields
@@ -258,7 +240,7 @@ class RunManifest(JsonRecord):
     def attempts(self) -> list[AttemptRecord]:
         """Return every start of the run, the newest last."""
         place = ("volatile", "attempts")
-        return [_build(AttemptRecord, a, self.file, place) for a in self.value(list, *place)]
+        return [typed(AttemptRecord, a, self.file, place) for a in self.value(list, *place)]
 
     def artifact_digest(self, file: Path) -> str:
         """Return the SHA-256 of a result file that depends only on configuration and seed."""
@@ -376,7 +358,7 @@ class RunRecord:
         except InvalidRow as error:
             raise DamagedRecord(path, error.expected, error.found) from None
         except OSError as error:
-            raise _unreadable(path, "rows", error) from None
+            raise unreadable(path, "rows", error) from None
         except ValueError as error:
             raise DamagedRecord(path, "rows", str(error)) from None
 
@@ -441,43 +423,15 @@ class RowTail:
         first = self._line + skipped
         self._skip -= skipped
         self._line += len(lines)
-        rows = [_line_object(self._path, n, line) for n, line in enumerate(lines[skipped:], first)]
+        rows = [
+            parse_json_line(self._path, n, line) for n, line in enumerate(lines[skipped:], first)
+        ]
         return rows, first
 
 
 def read_manifest(run: RunDir) -> RunManifest:
     """Return the current manifest. Raises MissingRecord or DamagedRecord."""
     return RunManifest(run.manifest, read_json_object(run.manifest))
-
-
-def read_json_object(path: Path) -> dict[str, Any]:
-    """Return the JSON object of a file; NaN and Infinity are damage, since no record has them.
-
-    Raises MissingRecord or DamagedRecord.
-    """
-    try:
-        return _object(path.read_bytes())
-    except OSError as error:
-        raise _unreadable(path, "a JSON object", error) from None
-    except ValueError as error:
-        raise DamagedRecord(path, "a JSON object", str(error)) from None
-
-
-def read_json_lines(path: Path, *, growing: bool = True) -> list[dict[str, Any]]:
-    """Return the JSON objects of a file with one object per line.
-
-    An incomplete last line is ignored while the file may be ``growing``, else it is damage. Raises
-    MissingRecord or DamagedRecord, with the number of the line.
-    """
-    try:
-        text = path.read_bytes()
-    except OSError as error:
-        raise _unreadable(path, "one JSON object per line", error) from None
-    *lines, incomplete = text.split(b"\n")
-    if (incomplete or not lines) and not growing:
-        actual = "the last line is incomplete (no newline at the end)"
-        raise DamagedRecord(path, "one JSON object per line", actual)
-    return [_line_object(path, number, line) for number, line in enumerate(lines, 1)]
 
 
 def parse_metrics(
@@ -490,77 +444,11 @@ def parse_metrics(
         if kind is None:
             kinds = ", ".join(_METRICS_ROWS)
             raise DamagedRecord(file, f"kind in {kinds}", repr(row.get("kind")), line)
-        parsed.append(_build(kind, row, file, (), line))
+        parsed.append(typed(kind, row, file, (), line))
     return parsed
 
 
 def _rows(
     kind: type[T], file: Path, rows: Iterable[Mapping[str, Any]], first_line: int = 1
 ) -> list[T]:
-    return [_build(kind, row, file, (), line) for line, row in enumerate(rows, first_line)]
-
-
-def _unreadable(path: Path, expected: str, error: OSError) -> RecordError:
-    kind = MissingRecord if isinstance(error, FileNotFoundError) else DamagedRecord
-    return kind(path, expected, error.strerror or str(error))
-
-
-def _line_object(path: Path, number: int, line: bytes) -> dict[str, Any]:
-    try:
-        return _object(line)
-    except ValueError as error:
-        raise DamagedRecord(path, "a JSON object", str(error), number) from None
-
-
-def _object(text: bytes) -> dict[str, Any]:
-    record = json.loads(text, parse_constant=_reject_constant)
-    if not isinstance(record, dict):
-        raise ValueError(f"not a JSON object (got {type(record).__name__})")
-    return record
-
-
-def _reject_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not valid JSON")
-
-
-def _build(kind: type[T], fields: Any, file: Path, place: Sequence[str], line: int = 0) -> T:
-    """Return ``fields`` as the dataclass ``kind``; further fields are ignored."""
-    if not isinstance(fields, Mapping):
-        raise DamagedRecord(file, f"{'.'.join(place)}: a JSON object", repr(fields)[:60], line)
-    if kind not in _accepted:
-        _accepted[kind] = _accepted_types(kind)
-    values = {}
-    for name, (accepted, required) in _accepted[kind].items():
-        if name in fields:
-            value = values[name] = fields[name]
-            if not isinstance(value, accepted):
-                names = " or ".join("null" if t is NoneType else t.__name__ for t in accepted)
-                expected = f"{'.'.join((*place, name))} of type {names}"
-                raise DamagedRecord(file, expected, repr(value)[:60], line)
-        elif required:
-            raise DamagedRecord(file, f"a field {'.'.join((*place, name))}", "none", line)
-    return kind(**values)
-
-
-# Field → (accepted JSON types, whether the field has no default).
-_FieldTypes = Mapping[str, tuple[tuple[type, ...], bool]]
-# Computed once per dataclass: files may have many rows.
-_accepted: dict[type[Any], _FieldTypes] = {}
-
-
-def _accepted_types(kind: type[Any]) -> _FieldTypes:
-    hints = get_type_hints(kind)
-    return {
-        field.name: (_json_types(hints[field.name]), field.default is dataclasses.MISSING)
-        for field in dataclasses.fields(kind)
-    }
-
-
-def _json_types(hint: Any) -> tuple[type, ...]:
-    """Return the types that JSON gives for an annotated type; every int is a float."""
-    if isinstance(hint, UnionType):
-        return tuple(kind for part in get_args(hint) for kind in _json_types(part))
-    origin = get_origin(hint) or hint
-    if origin is float:
-        return (float, int)
-    return ({Mapping: dict, Sequence: list}.get(origin, origin),)
+    return [typed(kind, row, file, (), line) for line, row in enumerate(rows, first_line)]

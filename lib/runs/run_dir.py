@@ -3,13 +3,14 @@
 A run is done if the state in ``status.json`` is SUCCESS; logs are never parsed.
 """
 
-import json
 import time
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from lib.errors import EXIT_FAILED
 from lib.files import write_json
+from lib.json_files import DamagedRecord, MissingRecord, read_json_object, typed
 
 
 @dataclass(frozen=True)
@@ -152,6 +153,8 @@ class State(StrEnum):
     FAILED = "FAILED"
     INTERRUPTED = "INTERRUPTED"
     INVALID = "INVALID"
+    # Never written: the status file cannot be read, or is missing beside results.
+    DAMAGED = "DAMAGED"
 
 
 @dataclass(frozen=True)
@@ -181,10 +184,27 @@ def is_done(run: RunDir) -> bool:
 
 
 def read_status(run: RunDir) -> RunStatus | None:
-    """Return the status, or None if the run was never started or the file is unreadable."""
+    """Return the status; None only if the run was never started.
+
+    The state is DAMAGED, with the reason as the message, if the status file cannot be read, or does
+    not exist beside results: such a run must be neither trained over nor counted as new.
+    """
     try:
-        record = json.loads(run.status.read_text())
-        record.pop("schema_version")
-        return RunStatus(**{**record, "state": State(record["state"])})
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+        record = read_json_object(run.status)
+        status = typed(RunStatus, record, run.status, ())
+        if status.state is State.DAMAGED:
+            raise DamagedRecord(run.status, "a state that runs write", status.state)
+        return status
+    except MissingRecord:
+        results = [path.name for path in _results(run) if path.exists()]
+        if not results:
+            return None
+        what = f"{run.status.name}: missing beside {', '.join(results)}"
+    except DamagedRecord as error:
+        what = f"{run.status.name}: {error.problems[0].what}"
+    return RunStatus(State.DAMAGED, EXIT_FAILED, what)
+
+
+def _results(run: RunDir) -> tuple[Path, ...]:
+    """Return the files that only a run with a status has."""
+    return run.weights, run.summary, run.per_query

@@ -14,6 +14,7 @@ from statistics import fmean
 from typing import Any, Self
 
 from lib.files import write_json
+from lib.json_files import read_json_object
 from lib.runs.record import (
     EvalRow,
     JsonRecord,
@@ -23,7 +24,6 @@ from lib.runs.record import (
     StatisticsRow,
     TelemetrySample,
     TimingRow,
-    read_json_object,
 )
 from lib.runs.run_dir import RunDir
 

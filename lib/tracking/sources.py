@@ -17,8 +17,8 @@ from typing import Any, Protocol
 from lib.console import log
 from lib.errors import ConfigError, PreflightError, Problem
 from lib.files import sha256_file
+from lib.json_files import RecordError
 from lib.project import python_module_command
-from lib.runs.record import RecordError
 from lib.runs.run_dir import RunDir, is_done
 from lib.tracking.reader import ReadCursor, RecordReader, best_validation_metrics
 from lib.tracking.tracker import TrackerMetadata

@@ -7,7 +7,8 @@ from typing import Any, Protocol, Self
 
 from lib.config.field import SymbolValue
 from lib.files import write_json
-from lib.runs.record import JsonRecord, read_json_object
+from lib.json_files import read_json_object
+from lib.runs.record import JsonRecord
 
 SCHEMA_VERSION = 1
 

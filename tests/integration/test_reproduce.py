@@ -177,7 +177,12 @@ def test_a_run_of_two_ranks_from_an_edited_tree_is_made_again_from_its_diff(
     run = trained(Clone(edited), build)
     # In the format written by the trainer.
     (run / "code.diff").write_text(git(edited, "diff", "--binary", "HEAD"))
+    # The edits are code from the run directory: without consent, nothing of it is run.
     code, told, said = reproduce(clone, run, build / "data")
+    assert code == 2 and "[usage.no-terminal]" in said and "YES=1" in said
+    assert re.search(r"^SOURCE +gpt2/train.py \| +2 \+-", said, re.MULTILINE)
+    assert not (clone.path / "reproduced" / run.name).exists()
+    code, told, said = reproduce(clone, run, build / "data", "--yes")
     assert code == 0, told + said
     assert told.startswith("BITWISE\n") and "SOURCE  commit" in said
     ranks = json.loads((clone.path / "reproduced" / run.name / "manifest.json").read_text())
@@ -186,5 +191,5 @@ def test_a_run_of_two_ranks_from_an_edited_tree_is_made_again_from_its_diff(
     # Edits that differ from the recorded files.
     diff = (run / "code.diff").read_text()
     (run / "code.diff").write_text(diff.replace("lr * 1.01", "lr * 1.02"))
-    code, told, _ = reproduce(clone, run, build / "data")
+    code, told, _ = reproduce(clone, run, build / "data", "--yes")
     assert code == 4 and "code: gpt2/train.py " in told

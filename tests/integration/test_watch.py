@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from lib.errors import EXIT_INTERRUPTED
+from lib.json_files import read_json_lines
 from lib.project import ROOT
-from lib.runs.record import read_json_lines
 from lib.runs.run_dir import RunDir, State, read_status
 
 

@@ -15,8 +15,9 @@ from gpt2.mechanism_statistics import collect_statistics
 from gpt2.model import GPT
 from gpt2.training.metrics import record_statistics
 from gpt2.training.session import TrainingSession
+from lib.json_files import read_json_lines
 from lib.runs.audit import consistency_findings, schema_problems
-from lib.runs.record import RunRecord, read_json_lines
+from lib.runs.record import RunRecord
 from lib.runs.run_dir import State
 from lib.tracking.reader import ReadCursor, RecordReader, best_validation_metrics
 from lib.tracking.watch import raised_alarms, read_watched_records

@@ -24,7 +24,7 @@ from lib.env.process_group import ProcessGroup
 from lib.env.ranks import ProcessRank
 from lib.errors import PreflightError
 from lib.files import sha256_file
-from lib.runs.record import read_json_lines
+from lib.json_files import read_json_lines
 from lib.runs.run_dir import RunDir, State
 from lib.tracking import config as tracking_config
 from lib.tracking import sidecar

@@ -10,7 +10,7 @@ from gpt2.config import Config
 from gpt2.training.metrics import mfu, peak_flops
 from gpt2.training.session import TrainingSession
 from lib.errors import ConfigError
-from lib.runs.record import read_json_lines
+from lib.json_files import read_json_lines
 from lib.tracking.reader import ReadCursor, RecordReader
 
 Configure = Callable[..., Config]

@@ -215,6 +215,10 @@ class TestRefusals:
         run.status.unlink()
         with pytest.raises(ConfigError) as error:
             find_finished(str(run.path), tmp_path)
+        assert error.value.codes == ["run.damaged"]
+        run.weights.unlink()
+        with pytest.raises(ConfigError) as error:
+            find_finished(str(run.path), tmp_path)
         assert error.value.codes == ["run.not-found"]
 
     def test_damaged_weights(

@@ -2,6 +2,7 @@
 
 import pytest
 
+from lib.json_files import DamagedRecord
 from lib.report.run_facts import (
     field_differences,
     flatten_identity,
@@ -9,7 +10,6 @@ from lib.report.run_facts import (
     read_run_facts,
     speed_differences,
 )
-from lib.runs.record import DamagedRecord
 from tests.lib.fabricated import IDENTITY, MANIFEST, changed, write_run
 
 

@@ -155,6 +155,22 @@ def test_a_second_make_refuses_while_the_first_is_at_work(study):
     assert study.finish(make)[0] == 130
 
 
+@pytest.mark.parametrize("status", ['{"state": "SUCC', "", None])
+def test_a_run_with_a_damaged_status_is_refused_untouched(study, status):
+    finished = study.path("b")
+    finished.mkdir(parents=True)
+    (finished / "summary.json").write_text("{}")
+    if status is not None:
+        (finished / "status.json").write_text(status)
+    before = {path.name: path.read_bytes() for path in finished.iterdir()}
+    code, stderr = study.make()
+    assert code == 2
+    assert "[run.damaged]" in stderr and "make rerun RUNS=b" in stderr
+    assert f"{finished}: " in stderr
+    assert {path.name: path.read_bytes() for path in finished.iterdir()} == before
+    assert study.journal() == []
+
+
 @pytest.mark.parametrize("state", ["SUCCESS", "RUNNING"])
 def test_a_directory_that_holds_another_run_is_refused_untouched(study, state):
     foreign = study.path("b")

@@ -6,17 +6,8 @@ from pathlib import Path
 import pytest
 
 from lib.files import sha256_file
-from lib.runs.record import (
-    UNKNOWN,
-    DamagedRecord,
-    EvalRow,
-    MissingRecord,
-    RowTail,
-    RunRecord,
-    StatisticsRow,
-    TrainRow,
-    read_json_lines,
-)
+from lib.json_files import DamagedRecord, MissingRecord, read_json_lines
+from lib.runs.record import UNKNOWN, EvalRow, RowTail, RunRecord, StatisticsRow, TrainRow
 from lib.runs.run_dir import RunDir, State
 from tests.lib.fabricated import MANIFEST, changed, write_run
 

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from lib.files import write_json
-from lib.runs.record import TelemetrySample, read_json_lines
+from lib.json_files import read_json_lines
+from lib.runs.record import TelemetrySample
 from lib.runs.run_dir import RunDir
 from lib.tracking import telemetry
 from lib.tracking.reader import mean_metrics, per_layer_metrics, reduce_over_layers

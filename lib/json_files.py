@@ -1,0 +1,204 @@
+"""Reader of JSON files from disk: the type of every field is checked, and every error names the file.
+
+A file that does not exist raises MissingRecord. A file that cannot be read or parsed, or whose
+fields are missing or of another type, raises DamagedRecord. Imports no torch.
+"""
+
+import dataclasses
+import json
+import math
+import stat
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, NoReturn, TypeVar, get_args, get_origin, get_type_hints
+
+from lib.errors import ConfigError, Problem
+
+T = TypeVar("T")
+
+
+class RecordError(ConfigError):
+    """A record of a run cannot be used: its file, the expected content and the actual content."""
+
+    def __init__(self, file: Path, expected: str, actual: str, line: int = 0) -> None:
+        self.file = file
+        # Number of the line in a file with one record per line, else 0.
+        self.line = line
+        self.expected = expected
+        self.actual = actual
+        where = f"{file}:{line}" if line else str(file)
+        what = f"expected {expected}, got {actual}"
+        super().__init__(Problem(what, where, code="run.damaged"))
+
+
+class MissingRecord(RecordError):
+    """The file does not exist."""
+
+
+class DamagedRecord(RecordError):
+    """The file cannot be read or parsed, or a field is missing or has another type."""
+
+
+# Records are small; a larger file is not one, and would fill the memory.
+_MAX_OBJECT_BYTES = 1 << 28
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """Return the JSON object of a file; NaN and Infinity are damage, since no record has them.
+
+    Raises MissingRecord or DamagedRecord.
+    """
+    expected = "a JSON object"
+    content = _read(path, expected, _MAX_OBJECT_BYTES)
+    try:
+        return _object(content)
+    except ValueError as error:
+        raise DamagedRecord(path, expected, str(error)) from None
+
+
+def read_json_lines(path: Path, *, growing: bool = True) -> list[dict[str, Any]]:
+    """Return the JSON objects of a file with one object per line.
+
+    An incomplete last line is ignored while the file may be ``growing``, else it is damage. Raises
+    MissingRecord or DamagedRecord, with the number of the line.
+    """
+    expected = "one JSON object per line"
+    *lines, incomplete = _read(path, expected).split(b"\n")
+    if (incomplete or not lines) and not growing:
+        actual = "the last line is incomplete (no newline at the end)"
+        raise DamagedRecord(path, expected, actual)
+    return [parse_json_line(path, number, line) for number, line in enumerate(lines, 1)]
+
+
+def parse_json_line(path: Path, number: int, line: bytes) -> dict[str, Any]:
+    """Return the JSON object of line ``number`` of a file. Raises DamagedRecord."""
+    try:
+        return _object(line)
+    except ValueError as error:
+        raise DamagedRecord(path, "a JSON object", str(error), number) from None
+
+
+def unreadable(path: Path, expected: str, error: OSError) -> RecordError:
+    """Return the error of a file that could not be read: missing, or damaged."""
+    absent = isinstance(error, FileNotFoundError | NotADirectoryError)
+    kind = MissingRecord if absent else DamagedRecord
+    return kind(path, expected, error.strerror or str(error))
+
+
+def _read(path: Path, expected: str, max_bytes: int = 0) -> bytes:
+    """Return the content of a regular file: reading a pipe would wait forever."""
+    try:
+        info = path.stat()
+        if not stat.S_ISREG(info.st_mode):
+            raise DamagedRecord(path, expected, "not a regular file")
+        if max_bytes and info.st_size > max_bytes:
+            raise DamagedRecord(path, expected, f"{info.st_size:,} bytes")
+        return path.read_bytes()
+    except OSError as error:
+        raise unreadable(path, expected, error) from None
+
+
+def _object(text: bytes) -> dict[str, Any]:
+    try:
+        # Decoded here, because json detects UTF-16 and UTF-32 in bytes.
+        record = json.loads(
+            text.decode("utf-8"), parse_constant=_reject_constant, parse_float=_finite
+        )
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    if not isinstance(record, dict):
+        raise ValueError(f"not a JSON object (got {type(record).__name__})")
+    return record
+
+
+def _finite(text: str) -> float:
+    """Return the number; JSON has no infinity, but 1e999 reads as one."""
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text[:20]} is out of range")
+    return number
+
+
+def _reject_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not valid JSON")
+
+
+def typed(kind: type[T], fields: Any, file: Path, place: Sequence[str], line: int = 0) -> T:
+    """Return the JSON object ``fields`` as the dataclass ``kind``; further fields are ignored.
+
+    ``place`` is the key path of the object in ``file``. Raises DamagedRecord if a field is missing
+    or of another type.
+    """
+    if not isinstance(fields, Mapping):
+        name = f"{'.'.join(place)}: " if place else ""
+        raise DamagedRecord(file, f"{name}a JSON object", repr(fields)[:60], line)
+    if kind not in _fields:
+        _fields[kind] = _json_fields(kind)
+    values = {}
+    for name, field in _fields[kind].items():
+        if name in fields:
+            values[name] = value = fields[name]
+            if not field.accepts(value):
+                expected = f"{'.'.join((*place, name))} of type {field.names}"
+                raise DamagedRecord(file, expected, repr(value)[:60], line)
+            if field.states:
+                values[name] = field.states(value)
+        elif field.required:
+            raise DamagedRecord(file, f"a field {'.'.join((*place, name))}", "none", line)
+    return kind(**values)
+
+
+@dataclasses.dataclass(frozen=True)
+class _JsonField:
+    """The JSON types that a field accepts."""
+
+    types: tuple[type, ...]
+    required: bool
+    # The names that a text may have; None if any.
+    states: type[StrEnum] | None
+
+    @property
+    def names(self) -> str:
+        if self.states:
+            return " or ".join(self.states)
+        return " or ".join("null" if t is NoneType else t.__name__ for t in self.types)
+
+    def accepts(self, value: Any) -> bool:
+        # True and False are integers in Python, but not in JSON.
+        if isinstance(value, bool):
+            return bool in self.types
+        if self.states:
+            return isinstance(value, str) and value in list(self.states)
+        return isinstance(value, self.types)
+
+
+# Computed once per dataclass: files may have many rows.
+_fields: dict[type[Any], Mapping[str, _JsonField]] = {}
+
+
+def _json_fields(kind: type[Any]) -> Mapping[str, _JsonField]:
+    hints = get_type_hints(kind)
+    return {
+        field.name: _JsonField(
+            _json_types(hints[field.name]),
+            field.default is dataclasses.MISSING,
+            (
+                hint
+                if isinstance(hint := hints[field.name], type) and issubclass(hint, StrEnum)
+                else None
+            ),
+        )
+        for field in dataclasses.fields(kind)
+    }
+
+
+def _json_types(hint: Any) -> tuple[type, ...]:
+    """Return the types that JSON gives for an annotated type; every int is a float."""
+    if isinstance(hint, UnionType):
+        return tuple(kind for part in get_args(hint) for kind in _json_types(part))
+    origin = get_origin(hint) or hint
+    if origin is float:
+        return (float, int)
+    return ({Mapping: dict, Sequence: list}.get(origin, origin),)

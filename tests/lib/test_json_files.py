@@ -1,0 +1,102 @@
+"""The reader of JSON files: damage of any kind is one error that names the file."""
+
+import json
+import os
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+import pytest
+
+from lib.json_files import DamagedRecord, MissingRecord, read_json_lines, read_json_object, typed
+
+DAMAGE = {
+    "empty": b"",
+    "half": b'{"a": 1',
+    "array": b"[]",
+    "number": b"1",
+    "not-a-number": b'{"a": NaN}',
+    "infinite": b'{"a": 1e999}',
+    "not-utf-8": b'{"a": "\xff"}',
+    "utf-16": json.dumps({"a": 1}).encode("utf-16-le"),
+    "nul": b"\0" * 64,
+    "deep": b'{"a":' + b"[" * 200_000 + b"]" * 200_000 + b"}",
+    "long-number": b'{"a": ' + b"9" * 10_000 + b"}",
+}
+
+
+@pytest.mark.parametrize("content", DAMAGE.values(), ids=DAMAGE)
+def test_damage_is_one_error_that_names_the_file(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "record.json"
+    path.write_bytes(content)
+    with pytest.raises(DamagedRecord) as caught:
+        read_json_object(path)
+    assert caught.value.file == path and caught.value.codes == ["run.damaged"]
+    path.write_bytes(b'{"a": 1}\n' + content.replace(b"\n", b" ") + b"\n")
+    with pytest.raises(DamagedRecord) as caught:
+        read_json_lines(path)
+    assert (caught.value.file, caught.value.line) == (path, 2)
+
+
+def test_a_folder_a_pipe_and_a_huge_file_are_damage_and_nothing_is_missing(tmp_path: Path) -> None:
+    path = tmp_path / "record.json"
+    with pytest.raises(MissingRecord):
+        read_json_object(path)
+    path.mkdir()
+    with pytest.raises(DamagedRecord):
+        read_json_object(path)
+    path.rmdir()
+    # Without a writer, opening a pipe would wait forever.
+    os.mkfifo(path)
+    for read in (read_json_object, read_json_lines):
+        with pytest.raises(DamagedRecord):
+            read(path)
+    path.unlink()
+    with open(path, "wb") as stream:
+        stream.truncate(1 << 40)
+    with pytest.raises(DamagedRecord) as caught:
+        read_json_object(path)
+    assert caught.value.actual == f"{1 << 40:,} bytes"
+
+
+class Colour(StrEnum):
+    RED = "red"
+    BLUE = "blue"
+
+
+@dataclass(frozen=True)
+class Sample:
+    count: int
+    size: float
+    colour: Colour
+    flag: bool = False
+
+
+SAMPLE = {"count": 1, "size": 2, "colour": "red"}
+
+
+def test_fields_become_a_dataclass(tmp_path: Path) -> None:
+    found = typed(Sample, SAMPLE | {"unknown": 1}, tmp_path, ())
+    assert found == Sample(1, 2, Colour.RED) and isinstance(found.colour, Colour)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"count": 1.5},
+        {"count": True},
+        {"count": "1"},
+        {"size": None},
+        {"colour": "green"},
+        {"colour": ["red"]},
+        {"flag": 1},
+    ],
+)
+def test_a_field_of_another_type_is_named(tmp_path: Path, change: dict[str, object]) -> None:
+    with pytest.raises(DamagedRecord) as caught:
+        typed(Sample, SAMPLE | change, tmp_path, ("part",), 7)
+    (name,) = change
+    assert f"part.{name}" in caught.value.expected and caught.value.line == 7
+    for fields in ([], None, {k: v for k, v in SAMPLE.items() if k != "count"}):
+        with pytest.raises(DamagedRecord):
+            typed(Sample, fields, tmp_path, ())
