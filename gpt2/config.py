@@ -28,6 +28,7 @@ from lib.optim.options import OPTIMIZERS, OptimizerOptions
 from lib.optim.schedule import ScheduleOptions
 from lib.project import ROOT
 from lib.pruning.options import PRUNERS, PrunerOptions
+from lib.report.options import VerdictOptions
 from lib.runs.options import ReproConfig
 from lib.tracking.config import TrackingConfig
 from lib.tracking.options import TelemetryOptions, WatchOptions
@@ -295,6 +296,7 @@ class Config:
     seed: int = kconfig_field("SEED")
     run_time_limit_seconds: int = kconfig_field("RUN_TIME_LIMIT_SECONDS", identity=False)
     study: StudyConfig = dataclasses.field(kw_only=True, metadata={"identity": False})
+    verdicts: VerdictOptions = dataclasses.field(kw_only=True, metadata={"identity": False})
     telemetry: TelemetryOptions = dataclasses.field(kw_only=True, metadata={"identity": False})
     watch: WatchOptions = dataclasses.field(kw_only=True, metadata={"identity": False})
     tracking: TrackingConfig = dataclasses.field(kw_only=True, metadata={"identity": False})
@@ -333,6 +335,7 @@ class Config:
             "repro": part(lambda: from_symbols(ReproConfig, values)),
             "numerics": part(lambda: from_symbols(NumericsOptions, values)),
             "study": part(lambda: from_symbols(StudyConfig, values)),
+            "verdicts": part(lambda: from_symbols(VerdictOptions, values)),
             "telemetry": part(lambda: from_symbols(TelemetryOptions, values)),
             "watch": part(lambda: from_symbols(WatchOptions, values)),
             "tracking": part(lambda: TrackingConfig.from_values(values)),

@@ -1,0 +1,185 @@
+"""Tests of the contrasts of one study: differences over seeds, under one rule for their variance.
+
+The rules are described in ``lib/report/verdicts.py``.
+Numbers are standard deviations instead of variances, so that extreme losses cannot overflow.
+"""
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from lib.report.significance import bonferroni, holm, t_isf, t_sf
+
+VARIANCE_RULES = ("shared", "own", "factorial")
+# With fewer seeds, a variance says next to nothing.
+MIN_SEEDS = 3
+# Error of the printed interval, and of a contrast's own test under the shared rule.
+INTERVAL_ERROR = 0.05
+# A contrast with a smaller share of the median variance does not lower the mean variance.
+_LIVE_SHARE = 1e-6
+_MAX_SEEDS = 60
+
+
+@dataclass(frozen=True)
+class VerdictRule:
+    """The declared rule of a study; differences are in nats."""
+
+    # One of VARIANCE_RULES.
+    variance: str = "shared"
+    # Probability of a false word per study.
+    alpha: float = 0.05
+    # Largest difference that counts as none; 0 allows no EQUIVALENT.
+    band: float = 0.0
+    # Probability of a word for which the number of further seeds is computed.
+    power: float = 0.8
+    min_seeds: int = MIN_SEEDS
+
+
+@dataclass(frozen=True)
+class ContrastTest:
+    """Test of one contrast under one rule; ``p`` values are before and after the correction."""
+
+    # Standard deviation of a difference as used by the rule, and its degrees of freedom.
+    sd: float
+    degrees: float
+    # 95 % interval; the contrast's own except under the factorial rule.
+    interval: tuple[float, float]
+    p: float
+    p_adjusted: float
+    # Tests of the hypothesis that the difference is at or beyond the band; None without a band.
+    p_equivalent: float | None
+    p_equivalent_adjusted: float | None
+
+
+@dataclass(frozen=True)
+class ContrastSample:
+    """Differences of one contrast: number, mean and standard deviation, C² of its weights."""
+
+    n: int
+    mean: float
+    sd: float
+    scale: float
+
+    @classmethod
+    def of(cls, differences: Sequence[float], scale: float) -> "ContrastSample":
+        """Return the sample of at least two ``differences``."""
+        return cls(len(differences), mean_of(differences), deviation_of(differences), scale)
+
+    @property
+    def run_sd(self) -> float:
+        """Return the standard deviation of the difference per unit of weight."""
+        return self.sd / math.sqrt(self.scale)
+
+    def tail(self, distance: float, sd: float, degrees: float) -> float:
+        """Return P(T > distance / standard error)."""
+        return t_sf(distance / (sd / math.sqrt(self.n)), degrees)
+
+
+def contrast_tests(
+    samples: Sequence[ContrastSample], variance: str, band: float, m: int
+) -> list[ContrastTest]:
+    """Return the tests of all contrasts under one rule, corrected for ``m`` comparisons."""
+    mean_sd, live = mean_run_sd(samples), _live(samples)
+    raw = [
+        _raw_test(sample, variance, band, sum(live), mean_sd if is_live else None)
+        for sample, is_live in zip(samples, live, strict=True)
+    ]
+    correct: Callable[[Sequence[float], int], list[float]]
+    correct = holm if variance == "own" else bonferroni
+    adjusted = correct([test.p for test in raw], m)
+    equivalents = [test.p_equivalent for test in raw if test.p_equivalent is not None]
+    equal = iter(correct(equivalents, m))
+    return [
+        replace(
+            test,
+            p_adjusted=p,
+            p_equivalent_adjusted=None if test.p_equivalent is None else next(equal),
+        )
+        for test, p in zip(raw, adjusted, strict=True)
+    ]
+
+
+def _raw_test(
+    sample: ContrastSample, variance: str, band: float, live: int, mean_sd: float | None
+) -> ContrastTest:
+    """Return the test of one contrast, not corrected.
+
+    ``mean_sd`` is the root of the mean variance of ``live`` contrasts, None if this one is not live.
+    """
+    own_degrees = sample.n - 1
+    sd, degrees = sample.sd, float(own_degrees)
+    if variance == "factorial" and mean_sd is not None:
+        sd, degrees = mean_sd * math.sqrt(sample.scale), own_degrees * live / 2
+    elif variance == "shared" and mean_sd is not None:
+        sd = max(sample.run_sd, mean_sd) * math.sqrt(sample.scale)
+        degrees = shared_degrees(sample.n, live)
+    # One contrast alone has its own variance: the rule is the paired t-test.
+    gated = variance == "shared" and live > 1
+    distance, margin = abs(sample.mean), band - abs(sample.mean)
+    p = 2 * sample.tail(distance, sd, degrees)
+    if gated and 2 * sample.tail(distance, sample.sd, own_degrees) > INTERVAL_ERROR:
+        p = 1.0
+    equivalent = sample.tail(margin, sd, degrees)
+    if gated and sample.tail(margin, sample.sd, own_degrees) > INTERVAL_ERROR:
+        equivalent = 1.0
+    shown_sd, shown_degrees = (sd, degrees) if variance == "factorial" else (sample.sd, own_degrees)
+    half = t_isf(INTERVAL_ERROR / 2, shown_degrees) * shown_sd / math.sqrt(sample.n)
+    interval = sample.mean - half, sample.mean + half
+    return ContrastTest(sd, degrees, interval, p, p, equivalent if band > 0 else None, None)
+
+
+def shared_degrees(n: int, live: int) -> float:
+    """Return the degrees of freedom of the mean variance of ``live`` contrasts of ``n`` seeds.
+
+    Planned contrasts without a variance do not count: they are in the correction only.
+    """
+    return (n - 1) * 3 * live / (live + 2)
+
+
+def _live(samples: Sequence[ContrastSample]) -> list[bool]:
+    largest = max(sample.run_sd for sample in samples)
+    variances = [(sample.run_sd / largest) ** 2 for sample in samples]
+    limit = _LIVE_SHARE * statistics.median(variances)
+    return [variance > limit for variance in variances]
+
+
+def mean_run_sd(samples: Sequence[ContrastSample]) -> float:
+    """Return the root of the mean variance per unit of weight, over the live contrasts."""
+    largest = max(sample.run_sd for sample in samples)
+    live = [s for s, is_live in zip(samples, _live(samples), strict=True) if is_live]
+    total = math.fsum((s.n - 1) * (s.run_sd / largest) ** 2 for s in live)
+    return largest * math.sqrt(total / sum(s.n - 1 for s in live))
+
+
+def more_seeds(sample: ContrastSample, test: ContrastTest, rule: VerdictRule, m: int) -> int | None:
+    """Return how many further seeds give a word with the probability ``power``, if few enough."""
+    distance = abs(sample.mean)
+    for n in range(sample.n + 1, _MAX_SEEDS + 1):
+        degrees = (n - 1) * test.degrees / (sample.n - 1)
+        error, margin = test.sd / math.sqrt(n), t_isf(1 - rule.power, degrees)
+        if (t_isf(rule.alpha / (2 * m), degrees) + margin) * error <= distance:
+            return n - sample.n
+        reach = (t_isf(rule.alpha / m, degrees) + margin) * error
+        if rule.band > 0 and reach <= rule.band - distance:
+            return n - sample.n
+    return None
+
+
+# Sums that do not depend on the order of the runs.
+
+
+def mean_of(values: Sequence[float]) -> float:
+    """Return the mean, without the overflow of a sum."""
+    return math.fsum(value / len(values) for value in values)
+
+
+def deviation_of(values: Sequence[float]) -> float:
+    """Return the sample standard deviation; scaled, so that squares cannot overflow."""
+    mean = mean_of(values)
+    deviations = [value - mean for value in values]
+    largest = max(map(abs, deviations))
+    if largest == 0:
+        return 0.0
+    total = math.fsum((deviation / largest) ** 2 for deviation in deviations)
+    return largest * math.sqrt(total / (len(values) - 1))

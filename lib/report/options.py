@@ -1,0 +1,19 @@
+"""Options of the verdicts on a study; imports no torch."""
+
+from dataclasses import dataclass
+
+from lib.config.field import kconfig_field
+
+
+@dataclass(frozen=True)
+class VerdictOptions:
+    """Declared rule of the verdicts. Not part of any run's identity: it changes no run."""
+
+    # shared or own
+    variance: str = kconfig_field("VERDICT_VARIANCE", identity=False)
+    # both, baseline or parent
+    against: str = kconfig_field("VERDICT_AGAINST", identity=False)
+    alpha: float = kconfig_field("VERDICT_ALPHA", low=1e-4, high=0.05, identity=False)
+    power: float = kconfig_field("VERDICT_POWER", low=0.5, high=0.99, identity=False)
+    # Nats per token.
+    band: float = kconfig_field("VERDICT_BAND", low=0.0, high=100.0, identity=False)

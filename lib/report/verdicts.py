@@ -1,0 +1,474 @@
+"""Verdicts: what the losses of several steps over several seeds allow one to claim.
+
+A contrast is a weighted sum of the losses of runs with the same seed, such as step minus baseline;
+each seed (a block) gives one number, in nats, and negative is better. The contrasts of a study form
+one family: their number is planned before the first run, and failures do not reduce it. Two errors
+are each limited to ``alpha`` per study: a false BETTER or WORSE, and a false EQUIVALENT.
+
+The rules differ in the variance of a contrast. ``own`` uses the contrast's own variance and Holm's
+correction (Holm 1979). ``shared`` uses the larger of the own and the mean variance of k contrasts
+with (n−1)·3k/(k+2) degrees of freedom and Bonferroni's correction; a word also requires that the
+contrast's own 95 % interval excludes 0 (or lies in the band). ``factorial`` uses the mean variance
+of the orthogonal contrasts of a full factorial design.
+"""
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Any
+
+from lib.report.contrast_tests import (
+    INTERVAL_ERROR,
+    ContrastSample,
+    ContrastTest,
+    VerdictRule,
+    contrast_tests,
+    deviation_of,
+    mean_of,
+    mean_run_sd,
+    more_seeds,
+)
+from lib.report.significance import sign_flip_p, smallest_p
+
+# Differences below this many nats are rounding; no step is better because of them.
+_ROUNDING_NATS = 1e-5
+_SMALLEST_BAND = 1e-4
+# Differences that agree in all but the last bits of the losses.
+_CONSTANT_ULPS = 8
+# Limits of the SPREAD remark: ratio of variances, robust standard deviations, seeds.
+_SPREAD_VARIANCES = 9
+_SPREAD_DEVIATIONS = 5
+_SPREAD_MIN_SEEDS = 5
+# Standard deviation of a normal distribution / median absolute deviation.
+_MAD_SCALE = 1.4826
+
+
+class VerdictWord(StrEnum):
+    """What the study says about one contrast."""
+
+    BETTER = "BETTER"
+    WORSE = "WORSE"
+    EQUIVALENT = "EQUIVALENT"
+    INCONCLUSIVE = "INCONCLUSIVE"
+    UNFAIR = "UNFAIR"
+    DIVERGED = "DIVERGED"
+
+
+@dataclass(frozen=True)
+class SeedOutcome:
+    """Outcome of one run: a loss in nats per token, a divergence, or a missing result."""
+
+    seed: int
+    # None if the run diverged or has no result.
+    loss: float | None
+    diverged: bool = False
+    # Reason for the missing loss.
+    reason: str = ""
+    # Digest of the losses of all evaluation items; "" if unknown.
+    items: str = ""
+    # Fields in which the run differs from the study without a declaration.
+    undeclared: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """One question to the losses: a step against its reference, or an effect of a design."""
+
+    step: str
+    reference: str
+    # "baseline", "parent" or the name of an effect.
+    role: str
+    # Arm → weight; step minus reference for a pair.
+    weights: Mapping[str, float]
+
+    @classmethod
+    def pair(cls, step: str, reference: str, role: str = "baseline") -> "Contrast":
+        """Return the contrast step minus reference."""
+        return cls(step, reference, role, {step: 1.0, reference: -1.0})
+
+    @property
+    def scale(self) -> float:
+        """Return the sum of squared weights: variance of the contrast / variance of a run."""
+        return math.fsum(weight * weight for weight in self.weights.values())
+
+
+def plan_contrasts(parents: Mapping[str, str], against: str = "both") -> list[Contrast]:
+    """Return the family of a study: each step against the baseline, its parent, or both.
+
+    ``parents`` maps each arm to its parent, the baseline first, to "". A step whose parent is the
+    baseline, or that has none, is compared once.
+    """
+    if not parents:
+        return []
+    baseline, *steps = parents
+    family = []
+    for step in steps:
+        parent = parents[step] or baseline
+        if against != "parent" or parent == baseline:
+            family.append(Contrast.pair(step, baseline))
+        if against != "baseline" and parent != baseline:
+            family.append(Contrast.pair(step, parent, "parent"))
+    return family
+
+
+@dataclass(frozen=True)
+class ContrastVerdict:
+    """The word on one contrast, with all that it rests on. Losses are in nats per token."""
+
+    contrast: Contrast
+    word: VerdictWord
+    # Number of planned comparisons.
+    planned: int
+    rule: VerdictRule
+    # Why the word is UNFAIR, DIVERGED or INCONCLUSIVE.
+    reason: str = ""
+    remarks: tuple[str, ...] = ()
+    # Complete blocks: seeds, losses of each arm and differences.
+    seeds: tuple[int, ...] = ()
+    values: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    differences: tuple[float, ...] = ()
+    # Mean difference; None if the word is UNFAIR or DIVERGED, or no block is complete.
+    difference: float | None = None
+    # Sample standard deviation of the differences.
+    sd: float | None = None
+    test: ContrastTest | None = None
+    # p of the own t-test, exact p of the sign-flip test, and its smallest possible value.
+    p_own: float | None = None
+    p_sign_flip: float | None = None
+    p_smallest: float | None = None
+    # About this many further seeds give a word; None if none or too many are needed.
+    more_seeds: int | None = None
+    # The word and p under the other rule.
+    other: Mapping[str, Any] = field(default_factory=dict)
+    # Runs that do not count, with reasons.
+    excluded: tuple[str, ...] = ()
+
+    @property
+    def n(self) -> int:
+        """Return the number of complete blocks."""
+        return len(self.seeds)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the verdict as plain JSON types; a value that was not computed is null."""
+        test = self.test
+        return {
+            "step": self.contrast.step,
+            "reference": self.contrast.reference,
+            "role": self.contrast.role,
+            "weights": dict(self.contrast.weights),
+            "verdict": self.word.value,
+            "reason": self.reason or None,
+            "remarks": list(self.remarks),
+            "seeds": list(self.seeds),
+            "n": self.n,
+            "values": {arm: list(losses) for arm, losses in self.values.items()},
+            "differences": list(self.differences),
+            "difference": self.difference,
+            "sd": self.sd,
+            "interval_95": list(test.interval) if test else None,
+            "sd_of_rule": test and test.sd,
+            "degrees_of_freedom": test and test.degrees,
+            "p": test and test.p,
+            "p_adjusted": test and test.p_adjusted,
+            "p_equivalent": test and test.p_equivalent,
+            "p_equivalent_adjusted": test and test.p_equivalent_adjusted,
+            "p_own": self.p_own,
+            "p_sign_flip": self.p_sign_flip,
+            "p_smallest_sign_flip": self.p_smallest,
+            "planned_comparisons": self.planned,
+            "alpha": self.rule.alpha,
+            "band": self.rule.band,
+            "variance": self.rule.variance,
+            "more_seeds": self.more_seeds,
+            "other_rule": dict(self.other) or None,
+            "excluded": list(self.excluded),
+        }
+
+
+def judge(
+    contrasts: Sequence[Contrast],
+    outcomes: Mapping[str, Sequence[SeedOutcome]],
+    rule: VerdictRule,
+    planned: int | None = None,
+) -> list[ContrastVerdict]:
+    """Return the verdict on each contrast.
+
+    ``outcomes`` lists the runs of each arm in any order; ``planned`` is the number of comparisons of
+    the family, at least the number of ``contrasts``, which is the default.
+    """
+    m = max(len(contrasts), planned or 0)
+    verdicts = [_blocks(contrast, outcomes, rule, m) for contrast in contrasts]
+    testable = [i for i, verdict in enumerate(verdicts) if _is_testable(verdict)]
+    if not testable:
+        return verdicts
+    samples = [
+        ContrastSample.of(verdicts[i].differences, verdicts[i].contrast.scale) for i in testable
+    ]
+    tests = contrast_tests(samples, rule.variance, rule.band, m)
+    alternative = "shared" if rule.variance == "own" else "own"
+    others = contrast_tests(samples, alternative, rule.band, m)
+    mean_sd = mean_run_sd(samples)
+    for i, sample, test, other in zip(testable, samples, tests, others, strict=True):
+        verdicts[i] = _decided(verdicts[i], sample, test, (alternative, other), mean_sd)
+    return verdicts
+
+
+def pairing_gain(verdicts: Sequence[ContrastVerdict]) -> float | None:
+    """Return the share of the variance that pairing by seed removes, over all step contrasts.
+
+    None without a tested contrast of two runs. One contrast has too few seeds for this figure.
+    """
+    paired, separate = 0.0, 0.0
+    for verdict in verdicts:
+        if verdict.test is not None and verdict.sd is not None and len(verdict.values) == 2:
+            paired += verdict.sd**2
+            separate += sum(statistics.stdev(losses) ** 2 for losses in verdict.values.values())
+    return 1 - paired / separate if separate else None
+
+
+# Blocks: which seeds count, and the words that need no statistics.
+
+
+def _blocks(
+    contrast: Contrast, outcomes: Mapping[str, Sequence[SeedOutcome]], rule: VerdictRule, m: int
+) -> ContrastVerdict:
+    """Return the verdict before any test: UNFAIR, DIVERGED, or INCONCLUSIVE with the differences."""
+    arms = {
+        arm: sorted(outcomes.get(arm, ()), key=lambda o: (o.seed, o.reason, o.items))
+        for arm in contrast.weights
+    }
+    if reason := _unfairness(arms):
+        return ContrastVerdict(contrast, VerdictWord.UNFAIR, m, rule, reason)
+    by_seed = {arm: {o.seed: o for o in runs} for arm, runs in arms.items()}
+    seeds = sorted({seed for runs in by_seed.values() for seed in runs})
+    complete = [s for s in seeds if all(_finished(runs.get(s)) for runs in by_seed.values())]
+    values = {arm: tuple(_loss(runs[s]) for s in complete) for arm, runs in by_seed.items()}
+    weights = list(contrast.weights.items())
+    differences = tuple(
+        math.fsum(weight * values[arm][block] for arm, weight in weights)
+        for block in range(len(complete))
+    )
+    excluded = tuple(
+        f"{arm} s{s}: {_absence(runs.get(s))}"
+        for arm, runs in by_seed.items()
+        for s in seeds
+        if not _finished(runs.get(s))
+    )
+    verdict = ContrastVerdict(contrast, VerdictWord.INCONCLUSIVE, m, rule, excluded=excluded)
+    if reason := _divergence(contrast, by_seed):
+        survivors = _survivors(differences)
+        return replace(verdict, word=VerdictWord.DIVERGED, reason=reason, remarks=survivors)
+    if reason := _implausible(contrast, by_seed, complete, differences, values):
+        return replace(verdict, word=VerdictWord.UNFAIR, reason=reason)
+    verdict = replace(
+        verdict, seeds=tuple(complete), values=values, differences=differences, reason="no result"
+    )
+    if not complete:
+        return verdict
+    n, mean = len(complete), mean_of(differences)
+    verdict = replace(
+        verdict,
+        difference=mean,
+        sd=deviation_of(differences) if n > 1 else None,
+        p_smallest=smallest_p(n),
+    )
+    if n < rule.min_seeds:
+        reason = f"{n} seed{'s' * (n > 1)}; no verdict below {rule.min_seeds}"
+        return replace(verdict, reason=reason, more_seeds=rule.min_seeds - n)
+    if max(map(abs, differences)) < _ROUNDING_NATS:
+        equal = rule.band >= _SMALLEST_BAND
+        word = VerdictWord.EQUIVALENT if equal else VerdictWord.INCONCLUSIVE
+        reason = "" if equal else "differs by rounding only"
+        return replace(verdict, word=word, reason=reason, remarks=("differs by rounding only",))
+    return replace(verdict, reason="")
+
+
+def _is_testable(verdict: ContrastVerdict) -> bool:
+    return (
+        verdict.word is VerdictWord.INCONCLUSIVE
+        and verdict.n >= verdict.rule.min_seeds
+        and max(map(abs, verdict.differences)) >= _ROUNDING_NATS
+    )
+
+
+def _unfairness(arms: Mapping[str, Sequence[SeedOutcome]]) -> str:
+    """Return why the runs may not be compared, before their losses are looked at; else ""."""
+    if keys := sorted({key for runs in arms.values() for run in runs for key in run.undeclared}):
+        return ", ".join(keys)
+    for arm, runs in arms.items():
+        counts = Counter(run.seed for run in runs)
+        if repeated := [str(seed) for seed, count in sorted(counts.items()) if count > 1]:
+            return f"seed {', '.join(repeated)} of {arm} is listed twice"
+        results: dict[tuple[float, str], int] = {}
+        for run in runs:
+            if run.loss is None:
+                continue
+            first = results.setdefault((run.loss, run.items), run.seed)
+            if first != run.seed:
+                return f"seed has no effect: seeds {first} and {run.seed} of {arm} are equal"
+    return ""
+
+
+def _implausible(
+    contrast: Contrast,
+    by_seed: Mapping[str, Mapping[int, SeedOutcome]],
+    complete: Sequence[int],
+    differences: Sequence[float],
+    values: Mapping[str, Sequence[float]],
+) -> str:
+    """Return why the losses cannot be those of separate trainings of two models; else ""."""
+    if not complete:
+        return ""
+    if len(contrast.weights) == 2:
+        left, right = by_seed.values()
+        if all((left[s].loss, left[s].items) == (right[s].loss, right[s].items) for s in complete):
+            return "same model: the change had no effect"
+    largest = max(abs(loss) for losses in values.values() for loss in losses)
+    spread = max(differences) - min(differences)
+    rounding = max(map(abs, differences)) < _ROUNDING_NATS
+    if len(complete) > 1 and not rounding and spread <= _CONSTANT_ULPS * math.ulp(largest):
+        return "every seed gives the same difference"
+    return ""
+
+
+def _divergence(contrast: Contrast, by_seed: Mapping[str, Mapping[int, SeedOutcome]]) -> str:
+    """Return which seeds diverged; "" if none. The reference is named first: it spoils the rest."""
+    diverged = {arm: [s for s in sorted(runs) if runs[s].diverged] for arm, runs in by_seed.items()}
+    reference = diverged.get(contrast.reference, [])
+    if reference:
+        return f"{contrast.reference}, {_seeds(reference)}"
+    arms = {arm: seeds for arm, seeds in diverged.items() if seeds}
+    if set(arms) <= {contrast.step}:
+        runs = by_seed.get(contrast.step, {}).values()
+        ended = sum(run.diverged or run.loss is not None for run in runs)
+        return "".join(f"{len(s)}/{ended} ({_seeds(s)})" for s in arms.values())
+    return "; ".join(f"{arm}, {_seeds(seeds)}" for arm, seeds in arms.items())
+
+
+def _survivors(differences: Sequence[float]) -> tuple[str, ...]:
+    if not differences:
+        return ()
+    mean = mean_of(differences)
+    return (f"over the other {len(differences)}: {mean:+.4f}, not a verdict",)
+
+
+def _seeds(seeds: Sequence[int]) -> str:
+    return f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
+
+
+def _finished(run: SeedOutcome | None) -> bool:
+    return run is not None and run.loss is not None and not run.diverged
+
+
+def _loss(run: SeedOutcome) -> float:
+    assert run.loss is not None
+    return run.loss
+
+
+def _absence(run: SeedOutcome | None) -> str:
+    if run is None:
+        return "not planned"
+    return run.reason or ("diverged" if run.diverged else "no result")
+
+
+# Words.
+
+
+def _decided(
+    verdict: ContrastVerdict,
+    sample: ContrastSample,
+    test: ContrastTest,
+    other: tuple[str, ContrastTest],
+    mean_sd: float,
+) -> ContrastVerdict:
+    """Return the verdict with its word, tests, remarks and the number of further seeds."""
+    rule = verdict.rule
+    word = _word(sample, test, rule.alpha)
+    spread = list(_spread(verdict, sample, mean_sd))
+    reason, more = "", None
+    if rule.variance == "factorial" and spread:
+        word, reason = VerdictWord.INCONCLUSIVE, "the variance is not common to all runs"
+    elif word is VerdictWord.INCONCLUSIVE:
+        more = more_seeds(sample, test, rule, verdict.planned)
+        reason = _advice(more)
+    alternative, other_test = other
+    other_word = _word(sample, other_test, rule.alpha)
+    remarks = [*_remarks(verdict, sample, test, word), *spread]
+    if other_word is not word and rule.variance != "factorial":
+        remarks.append(f"the rule {alternative} gives {other_word}")
+    return replace(
+        verdict,
+        word=word,
+        reason=reason,
+        remarks=tuple(remarks),
+        test=test,
+        p_own=2 * sample.tail(abs(sample.mean), sample.sd, sample.n - 1),
+        p_sign_flip=sign_flip_p(verdict.differences),
+        more_seeds=more,
+        other={
+            "variance": alternative,
+            "verdict": other_word.value,
+            "p_adjusted": other_test.p_adjusted,
+            "p_equivalent_adjusted": other_test.p_equivalent_adjusted,
+        },
+    )
+
+
+def _word(sample: ContrastSample, test: ContrastTest, alpha: float) -> VerdictWord:
+    equal = test.p_equivalent_adjusted
+    if equal is not None and equal <= alpha:
+        return VerdictWord.EQUIVALENT
+    if test.p_adjusted <= alpha:
+        return VerdictWord.BETTER if sample.mean < 0 else VerdictWord.WORSE
+    return VerdictWord.INCONCLUSIVE
+
+
+def _remarks(
+    verdict: ContrastVerdict, sample: ContrastSample, test: ContrastTest, word: VerdictWord
+) -> Iterator[str]:
+    rule, n = verdict.rule, sample.n
+    if word is VerdictWord.EQUIVALENT and test.p_adjusted <= rule.alpha:
+        yield "real, but under the band"
+    if word not in (VerdictWord.BETTER, VerdictWord.WORSE):
+        return
+    if abs(sample.mean) < rule.band:
+        yield "under the band"
+    exact = sign_flip_p(verdict.differences)
+    if n < 6:
+        yield (
+            f"rests on the normal model: without it {n} seeds cannot give p below {smallest_p(n):g}"
+        )
+    elif exact is not None and exact > INTERVAL_ERROR:
+        yield f"not confirmed without the normal model (p={exact:.2g})"
+    elif exact is not None and exact * verdict.planned <= rule.alpha:
+        yield "confirmed without the normal model"
+
+
+def _spread(verdict: ContrastVerdict, sample: ContrastSample, mean_sd: float) -> Iterator[str]:
+    """Yield remarks on a contrast much noisier than the study, and on outlying runs."""
+    median = statistics.median(verdict.differences)
+    opposite = "; mean and median disagree" if median * sample.mean < 0 else ""
+    if sample.run_sd > math.sqrt(_SPREAD_VARIANCES) * mean_sd:
+        low, high = min(verdict.differences), max(verdict.differences)
+        yield f"SPREAD: differences {low:+.4f}, {median:+.4f}, {high:+.4f}{opposite}"
+    for arm, losses in verdict.values.items():
+        if len(losses) < _SPREAD_MIN_SEEDS:
+            continue
+        centre = statistics.median(losses)
+        deviation = _MAD_SCALE * statistics.median(abs(loss - centre) for loss in losses)
+        if max(abs(loss - centre) for loss in losses) > _SPREAD_DEVIATIONS * deviation:
+            yield (
+                f"SPREAD: losses of {arm} {min(losses):.4f}, {centre:.4f}, {max(losses):.4f}"
+                f"{opposite}"
+            )
+
+
+def _advice(more: int | None) -> str:
+    if more is None:
+        return "needs more than 50 more seeds: widen the band or drop the step"
+    # The prediction is wide, so larger numbers are rounded to fives.
+    rounded = more if more < 10 else 5 * math.ceil(more / 5)
+    return f"needs about {rounded} more seed{'s' * (more > 1)}"

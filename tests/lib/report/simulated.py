@@ -1,0 +1,194 @@
+"""Simulated studies: losses with the noise of the section Simulations of docs/verdicts.md, and the
+rules of lib/report/contrast_tests.py over all studies at once.
+
+A study is an array of losses SAN: studies, arms (the baseline first), seeds. Differences are SCN:
+studies, contrasts, seeds. The standard deviation of a difference is near 1.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from lib.report.significance import t_isf
+
+STEPS = 18
+# Steps 15 to 18 are noisy in some rows; see NOISE.
+_REAL = 6.0
+
+
+def _equal(r: float) -> Callable:
+    """Return losses whose differences have standard deviation 1; a block shares the part r."""
+
+    def draw(rng, studies, n):
+        return _correlated(rng, studies, n, np.full(STEPS + 1, r))
+
+    return draw
+
+
+def _correlated(rng, studies, n, r_A):
+    block = rng.standard_normal((studies, 1, n))
+    own = rng.standard_normal((studies, STEPS + 1, n))
+    r_A1 = r_A[:, None]
+    return (np.sqrt(r_A1) * block + np.sqrt(1 - r_A1) * own) / np.sqrt(2 * (1 - min(r_A)))
+
+
+def _scaled(scales: Callable) -> Callable:
+    def draw(rng, studies, n):
+        noise = rng.standard_normal((studies, STEPS + 1, n))
+        return noise * scales(rng, studies)[..., None]
+
+    return draw
+
+
+def _steps(factor: float, count: int) -> Callable:
+    """Return the scales of a study with ``count`` noisy steps, the last ones."""
+
+    def scales(rng, studies):
+        scale_SA = np.ones((studies, STEPS + 1))
+        scale_SA[:, STEPS + 1 - count :] = factor
+        return scale_SA
+
+    return _scaled(scales)
+
+
+def _lognormal(sigma: float) -> Callable:
+    return _scaled(lambda rng, studies: rng.lognormal(0, sigma, (studies, STEPS + 1)))
+
+
+def _baseline(factor: float) -> Callable:
+    def scales(rng, studies):
+        scale_SA = np.ones((studies, STEPS + 1))
+        scale_SA[:, 0] = factor
+        return scale_SA
+
+    return _scaled(scales)
+
+
+def _halves(high: float, low: float) -> Callable:
+    """Return losses of which half of the steps follow the block's noise more than the others."""
+
+    def draw(rng, studies, n):
+        baseline = rng.standard_normal((studies, 1, n))
+        own = rng.standard_normal((studies, STEPS, n))
+        r_C1 = np.repeat([high, low], STEPS // 2)[:, None]
+        steps = r_C1 * baseline + np.sqrt(1 - r_C1**2) * own
+        return np.concatenate([baseline, steps], axis=1)
+
+    return draw
+
+
+def _dead(rng, studies, n):
+    losses = rng.standard_normal((studies, STEPS + 1, n))
+    losses[:, 1:7] = losses[:, :1] + 1e-7 * losses[:, 1:7]
+    return losses
+
+
+def _drawn(name: str) -> Callable:
+    def draw(rng, studies, n):
+        size = (studies, STEPS + 1, n)
+        return rng.standard_t(3, size) if name == "t" else rng.exponential(size=size)
+
+    return draw
+
+
+def _with_real(inner: Callable, real: int) -> Callable:
+    """Return losses of which the first ``real`` steps differ by 6 standard deviations."""
+
+    def draw(rng, studies, n):
+        losses = inner(rng, studies, n)
+        losses[:, 1 : 1 + real] -= _REAL * np.sqrt(2)
+        return losses
+
+    return draw
+
+
+# Name → losses of null steps, and the number of first steps that are real.
+NOISE: dict[str, tuple[Callable, int]] = {
+    "equal, r 0": (_equal(0.0), 0),
+    "equal, r 0.5": (_equal(0.5), 0),
+    "equal, r 0.9": (_equal(0.9), 0),
+    "halves r 0.8, 0.3": (_halves(0.8, 0.3), 0),
+    "halves r 0.95, 0": (_halves(0.95, 0.0), 0),
+    "lognormal 0.5": (_lognormal(0.5), 0),
+    "lognormal 1": (_lognormal(1.0), 0),
+    "one step x3": (_steps(3, 1), 0),
+    "one step x7": (_steps(7, 1), 0),
+    "one step x10": (_steps(10, 1), 0),
+    "4 steps x3": (_steps(3, 4), 0),
+    "half the steps x3": (_steps(3, 9), 0),
+    "baseline x2": (_baseline(2), 0),
+    "heavy tails": (_drawn("t"), 0),
+    "skewed": (_drawn("exponential"), 0),
+    "6 dead": (_dead, 0),
+    "6 real": (_with_real(_equal(0.0), 6), 6),
+    "14 real, 4 x3": (_with_real(_steps(3, 4), 14), 14),
+    "14 real, 4 x5": (_with_real(_steps(5, 4), 14), 14),
+}
+
+
+def differences(losses_SAN: np.ndarray, real: int, chain: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Return the differences SCN, and whether each contrast C is null.
+
+    ``chain`` adds the comparison of each step with the step before it.
+    """
+    d_SCN = losses_SAN[:, 1:] - losses_SAN[:, :1]
+    null_C = np.arange(1, STEPS + 1) > real
+    if chain:
+        d_SCN = np.concatenate([d_SCN, losses_SAN[:, 2:] - losses_SAN[:, 1:-1]], axis=1)
+        moved = (np.arange(1, STEPS + 1) <= real).astype(int)
+        null_C = np.concatenate([null_C, moved[1:] == moved[:-1]])
+    return d_SCN, null_C
+
+
+class Words:
+    """Words of many studies: the rules as array operations, for contrasts of two runs."""
+
+    def __init__(
+        self,
+        d_SCN: np.ndarray,
+        variance: str = "shared",
+        band: float = 0.0,
+        alpha: float = 0.05,
+        rounding: float = 1e-5,
+    ) -> None:
+        _, m, n = d_SCN.shape
+        self.mean = d_SCN.mean(axis=2)
+        self.sd = d_SCN.std(axis=2, ddof=1)
+        distance, margin = np.abs(self.mean), band - np.abs(self.mean)
+        judged = np.abs(d_SCN).max(axis=2) >= rounding
+        variances = np.where(judged, self.sd**2, np.nan)
+        live = judged & (variances > 1e-6 * np.nanmedian(variances, axis=1, keepdims=True))
+        if variance == "own":
+            t = np.where(judged, distance / (self.sd / np.sqrt(n)), 0)
+            q = np.where(judged, margin / (self.sd / np.sqrt(n)), 0)
+            self.differs = step_down(t, 2 * m, n - 1, alpha)
+            self.equal = step_down(q, m, n - 1, alpha) & (band > 0)
+        else:
+            count = live.sum(axis=1, keepdims=True)
+            mean_variance = np.where(live, variances, 0).sum(axis=1, keepdims=True) / count
+            sd = np.sqrt(np.where(live, np.maximum(variances, mean_variance), self.sd**2))
+            degrees = np.where(live, (n - 1) * 3 * count / (count + 2), n - 1)
+            own_se, se = self.sd / np.sqrt(n), sd / np.sqrt(n)
+            gate = t_isf(0.025, n - 1), t_isf(0.05, n - 1)
+            self.differs = judged & (distance >= critical(alpha / (2 * m), degrees) * se)
+            self.differs &= distance >= gate[0] * own_se
+            self.equal = judged & (margin >= critical(alpha / m, degrees) * se) & (band > 0)
+            self.equal &= margin >= gate[1] * own_se
+        self.half_width = t_isf(0.025, n - 1) * self.sd / np.sqrt(n)
+
+
+def critical(p: float, degrees: np.ndarray) -> np.ndarray:
+    values, inverse = np.unique(degrees, return_inverse=True)
+    return np.array([t_isf(p, float(v)) for v in values])[inverse].reshape(degrees.shape)
+
+
+def step_down(t_SC: np.ndarray, tests: int, degrees: int, alpha: float) -> np.ndarray:
+    """Return the rejections of Holm's procedure; ``tests`` is 2m for two-sided tests."""
+    m = t_SC.shape[1]
+    sides = tests // m
+    limits = np.array([t_isf(alpha / (sides * (m - k)), degrees) for k in range(m)])
+    order = np.argsort(-t_SC, axis=1)
+    passed = np.cumprod(np.take_along_axis(t_SC, order, axis=1) >= limits, axis=1).astype(bool)
+    rejected = np.zeros(t_SC.shape, bool)
+    np.put_along_axis(rejected, order, passed, axis=1)
+    return rejected

@@ -1,0 +1,313 @@
+"""Faults planted in the engine of verdicts, each noticed by a named test of this folder."""
+
+import math
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import pytest
+
+from lib.report import contrast_tests, verdicts
+from lib.report.contrast_tests import ContrastSample
+from lib.report.significance import bonferroni, holm
+from lib.report.verdicts import Contrast, VerdictWord
+from tests.lib.report import test_simulated, test_verdicts
+
+
+@dataclass(frozen=True)
+class EngineMutant:
+    """A fault, and the test that fails with it."""
+
+    name: str
+    plant: Callable[[pytest.MonkeyPatch], None]
+    caught_by: Callable[[], None]
+
+
+def _function(module, name, change):
+    """Return a plant that replaces a function by ``change`` of it."""
+    original = getattr(module, name)
+    return lambda patch: patch.setattr(module, name, change(original))
+
+
+def _method(name, change):
+    original = ContrastSample.__dict__[name]
+    return lambda patch: patch.setattr(ContrastSample, name, change(original))
+
+
+def _tail(change):
+    """Return a plant that changes standard deviation and degrees of freedom of every tail."""
+    return _method(
+        "tail",
+        lambda tail: lambda self, distance, sd, df: tail(self, *change(self, distance, sd, df)),
+    )
+
+
+def _raw(change):
+    """Return a plant that changes the arguments of every test."""
+    return _function(contrast_tests, "_raw_test", lambda test: lambda *a: test(*change(*a)))
+
+
+def _population_sd(values):
+    return statistics.pstdev(values)
+
+
+def _unpaired(judge):
+    """Return a judge with the variance of two separate groups."""
+
+    def changed(contrasts, outcomes, rule, planned=None):
+        def sd(differences):
+            groups = [[r.loss for r in runs] for runs in outcomes.values()]
+            return math.sqrt(sum(statistics.variance(group) for group in groups[:2]))
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(verdicts, "deviation_of", sd)
+            patch.setattr(contrast_tests, "deviation_of", sd)
+            return judge(contrasts, outcomes, rule, planned)
+
+    return changed
+
+
+def _renumbered(order):
+    """Return a change of the outcomes that pairs runs in another order."""
+
+    def change(judge):
+        def changed(contrasts, outcomes, rule, planned=None):
+            mixed = {
+                arm: [replace(r, seed=seed) for seed, r in enumerate(order(arm, runs))]
+                for arm, runs in outcomes.items()
+            }
+            return judge(contrasts, mixed, rule, planned)
+
+        return changed
+
+    return change
+
+
+def _position(arm, runs):
+    return runs
+
+
+def _sorted(arm, runs):
+    return sorted(runs, key=lambda run: run.loss)
+
+
+def _shifted(arm, runs):
+    return runs if arm == "base" else [*runs[1:], runs[0]]
+
+
+def _dropped(judge):
+    """Return a judge that forgets diverged seeds."""
+
+    def changed(contrasts, outcomes, rule, planned=None):
+        left = {arm: [r for r in runs if not r.diverged] for arm, runs in outcomes.items()}
+        return judge(contrasts, left, rule, planned)
+
+    return changed
+
+
+def _one_way(test):
+    return lambda sample, *a: (lambda t: replace(t, p=t.p / 2))(test(sample, *a))  # one-sided
+
+
+def _ungated(test):
+    def changed(sample, variance, band, live, mean_sd):
+        found = test(sample, variance, band, live, mean_sd)
+        if variance != "shared":
+            return found
+        p = 2 * sample.tail(abs(sample.mean), found.sd, found.degrees)
+        margin = band - abs(sample.mean)
+        equal = sample.tail(margin, found.sd, found.degrees) if band > 0 else None
+        return replace(found, p=p, p_equivalent=equal)
+
+    return changed
+
+
+def _quieter(sample, variance, band, live, mean_sd):
+    quiet = mean_sd and min(sample.run_sd, mean_sd)
+    if quiet is None or variance != "shared":
+        return sample, variance, band, live, mean_sd
+    return replace(sample, sd=quiet * math.sqrt(sample.scale)), variance, band, live, quiet
+
+
+def _patched_judge(change):
+    """Return a plant of a changed ``judge``, in the product and in the tests that imported it."""
+
+    def plant(patch):
+        changed = change(verdicts.judge)
+        for module in (verdicts, test_verdicts, test_simulated):
+            patch.setattr(module, "judge", changed)
+
+    return plant
+
+
+def _arrays(name):
+    return lambda: test_simulated.test_the_arrays_give_the_same_words_as_the_product(name, "shared")
+
+
+def _family(change):
+    original = verdicts.plan_contrasts
+    return lambda patch: patch.setattr(
+        test_verdicts, "plan_contrasts", lambda *a: change(original(*a))
+    )
+
+
+GOLDEN = test_verdicts.test_a_single_contrast_is_the_paired_t_test
+FOUR = test_verdicts.test_four_contrasts_share_their_variance
+EQUAL = test_verdicts.test_equivalence_is_two_one_sided_tests
+MISSING = test_verdicts.test_a_missing_run_reduces_n_but_not_the_family
+
+
+def _normal(self, distance, sd, degrees):
+    return distance, sd, 1e6
+
+
+MUTANTS = [
+    EngineMutant(
+        "population variance",
+        lambda patch: [
+            patch.setattr(module, "deviation_of", _population_sd)
+            for module in (contrast_tests, verdicts)
+        ],
+        GOLDEN,
+    ),
+    EngineMutant("normal instead of t", _tail(_normal), GOLDEN),
+    EngineMutant("unpaired test", _patched_judge(_unpaired), GOLDEN),
+    EngineMutant("pairs misaligned", _patched_judge(_renumbered(_shifted)), GOLDEN),
+    EngineMutant(
+        "losses sorted before pairing",
+        _patched_judge(_renumbered(_sorted)),
+        test_verdicts.test_pairs_are_runs_of_one_seed,
+    ),
+    EngineMutant(
+        "pairs by position",
+        _patched_judge(_renumbered(_position)),
+        test_verdicts.test_the_order_of_runs_and_arms_changes_no_byte,
+    ),
+    EngineMutant("the smaller variance", _raw(_quieter), FOUR),
+    EngineMutant(
+        "no correction",
+        _function(contrast_tests, "bonferroni", lambda f: lambda values, m: f(values, 1)),
+        FOUR,
+    ),
+    EngineMutant(
+        "degrees of freedom of all steps",
+        _function(contrast_tests, "shared_degrees", lambda f: lambda n, live: (n - 1) * live),
+        FOUR,
+    ),
+    EngineMutant(
+        "degrees of freedom of the planned contrasts",
+        _raw(lambda sample, variance, band, live, sd: (sample, variance, band, 35, sd)),
+        MISSING,
+    ),
+    EngineMutant(
+        "Holm with the shared variance",
+        lambda patch: patch.setattr(contrast_tests, "bonferroni", holm),
+        FOUR,
+    ),
+    EngineMutant(
+        "Bonferroni with the own variance",
+        lambda patch: patch.setattr(contrast_tests, "holm", bonferroni),
+        test_verdicts.test_the_own_rule_steps_down,
+    ),
+    EngineMutant("no gate", _function(contrast_tests, "_raw_test", _ungated), FOUR),
+    EngineMutant(
+        "dead settings in the mean variance",
+        _function(contrast_tests, "_live", lambda f: lambda samples: [True] * len(samples)),
+        test_verdicts.test_a_step_of_nearly_no_variance_does_not_lower_that_of_the_others,
+    ),
+    EngineMutant(
+        "rounding tested",
+        lambda patch: patch.setattr(verdicts, "_ROUNDING_NATS", 0.0),
+        test_verdicts.test_rounding_is_never_better_and_changes_no_other_verdict,
+    ),
+    EngineMutant(
+        "family of the finished contrasts",
+        _patched_judge(lambda judge: lambda c, o, rule, planned=None: judge(c, o, rule)),
+        MISSING,
+    ),
+    EngineMutant(
+        "parents left out of the family",
+        _family(lambda family: [c for c in family if c.role != "parent"]),
+        test_verdicts.test_the_family_of_a_study,
+    ),
+    EngineMutant("one-sided p", _function(contrast_tests, "_raw_test", _one_way), FOUR),
+    EngineMutant(
+        "sign of the band",
+        _raw(lambda sample, variance, band, *rest: (sample, variance, -band, *rest)),
+        EQUAL,
+    ),
+    EngineMutant(
+        "difference's p as the p of equivalence",
+        _function(
+            contrast_tests,
+            "_raw_test",
+            lambda test: lambda *a: (lambda t: replace(t, p_equivalent=1 - t.p))(test(*a)),
+        ),
+        EQUAL,
+    ),
+    EngineMutant(
+        "equivalence at half the error",
+        _function(
+            contrast_tests,
+            "_raw_test",
+            lambda test: lambda *a: (
+                lambda t: replace(t, p_equivalent=t.p_equivalent and 2 * t.p_equivalent)
+            )(test(*a)),
+        ),
+        EQUAL,
+    ),
+    EngineMutant(
+        "diverged seeds dropped",
+        _patched_judge(_dropped),
+        test_verdicts.test_a_diverged_seed_leaves_no_number,
+    ),
+    EngineMutant(
+        "duplicate seeds accepted",
+        lambda patch: patch.setattr(verdicts, "_unfairness", lambda arms: ""),
+        test_verdicts.test_losses_that_cannot_be_separate_trainings_are_unfair,
+    ),
+    EngineMutant(
+        "an equal model accepted",
+        lambda patch: patch.setattr(verdicts, "_implausible", lambda *a: ""),
+        test_verdicts.test_losses_that_cannot_be_separate_trainings_are_unfair,
+    ),
+    EngineMutant(
+        "reference minus step",
+        lambda patch: patch.setattr(
+            Contrast,
+            "pair",
+            classmethod(lambda cls, s, r, role="baseline": cls(s, r, role, {s: -1.0, r: 1.0})),
+        ),
+        FOUR,
+    ),
+    EngineMutant(
+        "two seeds suffice",
+        lambda patch: patch.setattr(
+            verdicts, "_is_testable", lambda v: v.word is VerdictWord.INCONCLUSIVE and v.n > 1
+        ),
+        test_verdicts.test_one_or_two_seeds_give_the_difference_and_no_word,
+    ),
+    EngineMutant(
+        "forecast without the correction",
+        _function(
+            verdicts, "more_seeds", lambda f: lambda sample, test, rule, m: f(sample, test, rule, 1)
+        ),
+        FOUR,
+    ),
+    EngineMutant(
+        "nobody is better",
+        lambda patch: patch.setattr(verdicts, "_word", lambda *a: VerdictWord.INCONCLUSIVE),
+        _arrays("14 real, 4 x3"),
+    ),
+]
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_the_fault_is_noticed(mutant, monkeypatch):
+    mutant.caught_by()
+    mutant.plant(monkeypatch)
+    with pytest.raises(
+        (AssertionError, TypeError, ValueError, IndexError, ZeroDivisionError)
+    ) as caught:
+        mutant.caught_by()
+    assert caught.type is AssertionError, caught.value
