@@ -10,7 +10,7 @@ MAKEFLAGS += --no-builtin-rules --no-builtin-variables --no-print-directory
 SETTINGS := SET SYM A B STEPS SEEDS RUNS RUN OUT JOBS ON_STALE KEEP_GOING YES JSON V O EXTRAS
 SETTINGS += PYTHON SWEEP SAMPLES ITERS QUANT PROMPT TOKENS TEMPERATURE TOP_K TOP_P SEED
 SETTINGS += ALLOW_DIRTY COUNT CHECKS FAST DEFCONFIG DATA GPU CHECK_GPU_MEMORY_GB DRY_RUN
-SETTINGS += AXIS LABEL_BY FORCE SOURCE FULL TWICE
+SETTINGS += AXIS LABEL_BY FORCE SOURCE FULL TWICE AREA
 SETTINGS += NO_COLOR KCONFIG_CONFIG MENUCONFIG_STYLE
 freeze = $(eval override $(1) := $$(value $(1)))$(eval export $(1))
 given = $(filter-out undefined,$(origin $(1)))
@@ -139,7 +139,7 @@ rerun: $(CONFIG_PY) ## Train the finished runs that match RUNS= again
 	$(Q)$(jobs) $(PY) scripts/rerun.py $(INTO) -- "$${RUNS:?type make rerun RUNS=PATTERN}"
 
 ##@ Check
-.PHONY: preflight check randcheck check-symbols reproduce test test-long style
+.PHONY: preflight check randcheck check-symbols mutation-test reproduce test test-long style
 preflight: $(CONFIG_PY) ## Check machine and environment for .config's runs
 	$(Q)$(PY) scripts/preflight_env.py $(INTO)
 
@@ -151,6 +151,9 @@ randcheck: setup ## The same for COUNT= random configurations (SEED=)
 
 check-symbols: setup ## Verify that every symbol (or SYM=) has an effect
 	$(Q)$(PY) scripts/check.py symbols $(INTO)
+
+mutation-test: setup ## Plant COUNT= faults, and count those that check catches
+	$(Q)$(PY) scripts/mutation_test.py $(INTO)
 
 reproduce: setup $(if $(TWICE),$(ANY_CONFIG_PY)) ## Train RUN= again from its directory, compare every byte
 	$(Q)$(PY) scripts/reproduce.py $(INTO)
@@ -237,6 +240,7 @@ help: ## Show this text
 clean: ## Remove generated files; keeps .config, data and results
 	$(Q)for file in config.py check.json defconfig; do rm -f $(call quote,$(BUILD))/$$file; done
 	$(Q)rm -f $(call quote,$(BUILD))/randcheck-*.defconfig
+	$(Q)for part in baseline test; do rm -f $(call quote,$(BUILD))/mutation-$$part.json; done
 	$(Q)! test -w . || rm -rf .pytest_cache \
 		$$(find gpt2 lib scripts tests -name __pycache__ -prune)
 
@@ -260,6 +264,7 @@ mrproper: clean ## Also remove .config, and a .venv that make created
 ##: FAST=1  For check, randcheck, test: skip what is slow
 ##: FULL=1  For validate-machine: the long context at full length
 ##: COUNT=50 SEED=1  For randcheck; COUNT=9 for bench-overhead: pairs
+##: AREA=pruning  For mutation-test: areas, or FILE.py:LINE; COUNT=60
 ##: DEFCONFIG=NAME  For check, reproduce TWICE=1: instead of .config
 ##: TWICE=1  For reproduce: train .config (or RUN=) twice
 ##: A=RUN B=RUN  For compare: the two runs

@@ -109,6 +109,7 @@ def unconfigured(tmp_path):
         ("check", "scripts/check.py"),
         ("randcheck", "scripts/check.py random"),
         ("check-symbols", "scripts/check.py symbols"),
+        ("mutation-test", "scripts/mutation_test.py"),
         ("test", "-m pytest"),
         ("test-long", "-m pytest -m long"),
         ("style", "scripts/check_style.py"),

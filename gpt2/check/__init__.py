@@ -6,8 +6,10 @@ this module has their names, and imports no torch.
 """
 
 import difflib
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from gpt2.attention.config import PATTERNS
 from gpt2.config import Config
@@ -97,3 +99,15 @@ def _not_applicable(name: str) -> Problem:
     patterns = [p for p in PATTERNS if name in PATTERNS.options(p).own_checks]
     what = f"{name}: applies to no selected step (expected ATTENTION_PATTERN={patterns[0]})"
     return Problem(what, "CHECKS", code="usage.not-applicable")
+
+
+def take_ticket(ticket: Path) -> bool:
+    """Return whether this process is the first to take the ticket.
+
+    After an interrupt the folder of tickets is gone.
+    """
+    try:
+        os.close(os.open(ticket, os.O_CREAT | os.O_EXCL))
+    except (FileExistsError, FileNotFoundError):
+        return False
+    return True

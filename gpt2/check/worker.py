@@ -4,12 +4,11 @@ A worker takes the next case after finishing one. Checks that compare steps with
 the end, in the process that collects the fingerprints of all steps.
 """
 
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from gpt2.check import Check
+from gpt2.check import Check, take_ticket
 from gpt2.check.binding_checks import check_bound
 from gpt2.check.cases import CheckCase, CheckFinding, CheckJob, check_resolve
 from gpt2.check.config_checks import check_declared, check_full_size
@@ -63,19 +62,26 @@ def run_in_process(
     build_dir: Path = Path(),
 ) -> dict[str, CheckResult]:
     """Run those of ``checks`` that apply to a case in this process, with its current code."""
-    results = {
-        check.name: CheckResult(check_resolve(case), 0.0)
-        for check in checks
-        if check.name == "resolve"
-    }
+    return dict(iterate_results(case, checks, others, build_dir))
+
+
+def iterate_results(
+    case: CheckCase,
+    checks: Sequence[Check],
+    others: Mapping[str, CheckCase],
+    build_dir: Path,
+) -> Iterator[tuple[str, CheckResult]]:
+    """Yield name and result of every check that applies to a case, when the next one is due."""
+    for check in checks:
+        if check.name == "resolve":
+            yield check.name, CheckResult(check_resolve(case), 0.0)
     if case.config is None:
-        return results
+        return
     with CheckContext(build_dir) as context:
         subject = StepUnderTest(case, context, others)
         for check in checks:
             if check.name != "resolve" and check.applies_to(case.config):
-                results[check.name] = _run_check(check, subject)
-    return results
+                yield check.name, _run_check(check, subject)
 
 
 def run_jobs(
@@ -91,7 +97,7 @@ def run_jobs(
         if any(check.name in ("reload", "parallel") for job in jobs for check in job.checks):
             _ = context.peer
         for number, job in enumerate(jobs):
-            if not _take_ticket(tickets / str(number)):
+            if not take_ticket(tickets / str(number)):
                 continue
             subject, report = StepUnderTest(job.case, context, others), CaseReport(job.slug)
             if job.fingerprint:
@@ -117,15 +123,3 @@ def _run_check(check: Check, subject: StepUnderTest) -> CheckResult:
 
 def _errors(outcome: ErrorCapture) -> list[CheckFinding]:
     return [CheckFinding(outcome.code, _COMPLETES, outcome.text)] if outcome.code else []
-
-
-def _take_ticket(ticket: Path) -> bool:
-    """Return whether this process is the first to take the ticket.
-
-    After an interrupt the folder of tickets is gone.
-    """
-    try:
-        os.close(os.open(ticket, os.O_CREAT | os.O_EXCL))
-    except (FileExistsError, FileNotFoundError):
-        return False
-    return True
