@@ -23,7 +23,7 @@ from gpt2.mutation.baseline import (
 from gpt2.mutation.cases import CASES
 from gpt2.mutation.faults import AREAS, Fault, SourceTree, draw, in_area
 from gpt2.mutation.process import TrialResult
-from gpt2.mutation.verdict import CAUGHT, EQUIVALENT, SURVIVED, FaultTrial, Verdict
+from gpt2.mutation.verdict import CAUGHT, EQUIVALENT, SURVIVED, FaultTrial, FaultVerdict
 from gpt2.planning.arguments import add_variable, whole_number
 from lib.console import format_duration, log
 from lib.env.gpu import usable_cores
@@ -127,9 +127,11 @@ def _baseline(executor: LocalExecutor, build_dir: Path) -> Baseline:
     return baseline
 
 
-def _try_all(executor: LocalExecutor, faults: Sequence[Fault], baseline: Baseline) -> list[Verdict]:
+def _try_all(
+    executor: LocalExecutor, faults: Sequence[Fault], baseline: Baseline
+) -> list[FaultVerdict]:
     """Return the verdicts on all faults, in the order of the faults."""
-    verdicts: dict[Fault, Verdict] = {}
+    verdicts: dict[Fault, FaultVerdict] = {}
     progress = _Progress("faults", len(faults))
     for verdict in _in_workers(executor, _run_faults, len(faults), faults, baseline):
         verdicts[verdict.fault] = verdict
@@ -179,7 +181,9 @@ def _run_baseline(
             yield run_baseline_job(job, lambda: not tickets.exists())
 
 
-def _run_faults(faults: Sequence[Fault], baseline: Baseline, tickets: Path) -> Iterator[Verdict]:
+def _run_faults(
+    faults: Sequence[Fault], baseline: Baseline, tickets: Path
+) -> Iterator[FaultVerdict]:
     """Try the faults that no other worker has taken. Runs in a worker."""
     tree = SourceTree(ROOT)
     for number, fault in enumerate(faults):
@@ -187,7 +191,7 @@ def _run_faults(faults: Sequence[Fault], baseline: Baseline, tickets: Path) -> I
             yield FaultTrial(tree, fault, baseline, lambda: not tickets.exists()).run()
 
 
-def _rate(verdicts: Sequence[Verdict]) -> float:
+def _rate(verdicts: Sequence[FaultVerdict]) -> float:
     """Return the share of caught faults among those that are not equivalent."""
     states = Counter(verdict.state for verdict in verdicts)
     planted = states[CAUGHT] + states[SURVIVED]
@@ -195,7 +199,7 @@ def _rate(verdicts: Sequence[Verdict]) -> float:
 
 
 def _record(
-    tree: SourceTree, request: MutationRequest, verdicts: Sequence[Verdict], seconds: float
+    tree: SourceTree, request: MutationRequest, verdicts: Sequence[FaultVerdict], seconds: float
 ) -> dict[str, Any]:
     """Return the report for JSON."""
     return {
@@ -211,7 +215,7 @@ def _record(
     }
 
 
-def _fault_record(tree: SourceTree, verdict: Verdict) -> dict[str, Any]:
+def _fault_record(tree: SourceTree, verdict: FaultVerdict) -> dict[str, Any]:
     fault = verdict.fault
     before, after = tree.described(fault)
     names = ("area", "path", "line", "function", "operator")
@@ -222,7 +226,7 @@ def _fault_record(tree: SourceTree, verdict: Verdict) -> dict[str, Any]:
     return fields | results | {"cpu_seconds": round(verdict.cpu_seconds, 2)}
 
 
-def _text(tree: SourceTree, verdicts: Sequence[Verdict], seconds: float) -> str:
+def _text(tree: SourceTree, verdicts: Sequence[FaultVerdict], seconds: float) -> str:
     """Return the table of areas, the checks that caught faults, and the survivors."""
     lines = [f"{'area':<12}{'planted':>9}{'caught':>9}{'equal':>9}{'survived':>10}{'rate':>8}"]
     for area in [*dict.fromkeys(verdict.fault.area for verdict in verdicts), "all"]:
@@ -242,7 +246,7 @@ def _text(tree: SourceTree, verdicts: Sequence[Verdict], seconds: float) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _survivor(tree: SourceTree, verdict: Verdict) -> list[str]:
+def _survivor(tree: SourceTree, verdict: FaultVerdict) -> list[str]:
     """Return the lines about a fault that no check catches."""
     fault, (before, after) = verdict.fault, tree.described(verdict.fault)
     changes = [

@@ -22,8 +22,8 @@ _MIN_LIMIT_SECONDS = 12.0
 
 
 @dataclass
-class Verdict:
-    """Verdict on a fault, with the check and the case that caught it."""
+class FaultVerdict:
+    """FaultVerdict on a fault, with the check and the case that caught it."""
 
     fault: Fault
     state: str = SURVIVED
@@ -50,9 +50,9 @@ class FaultTrial:
         self._stopped = stopped
         self._is_same_code = tree.is_same_code(fault)
         self._plant = Plant(fault.path, tree.planted(fault))
-        self._verdict = Verdict(fault)
+        self._verdict = FaultVerdict(fault)
 
-    def run(self) -> Verdict:
+    def run(self) -> FaultVerdict:
         """Check the concerned cases; compare their results if no check fails."""
         verdict = self._verdict
         if self._is_same_code:

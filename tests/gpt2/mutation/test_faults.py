@@ -25,7 +25,7 @@ def tree():
 def faults(tree):
     """Return the faults of one file, as if one case executed its functions."""
     count = len((ROOT / SCHEDULE).read_text().splitlines())
-    coverage = {SCHEDULE: dict.fromkeys(range(count), ["a"])}
+    coverage = {SCHEDULE: dict.fromkeys(range(count), ("a",))}
     return [f for f in tree.faults(coverage, ["a", "b"]) if f.path == SCHEDULE]
 
 
