@@ -39,9 +39,7 @@ class MlpAttnGate(MlpMechanism, NeverPruned):
         if not self.options.pooled:
             return self(h_BTM, view, state)
         bottleneck_BTG = self.down(h_BTM)
-        # A running sum in bf16 stops growing after a few hundred tokens.
-        wide = torch.promote_types(bottleneck_BTG.dtype, torch.float32)
-        sums_BTG = bottleneck_BTG.cumsum(1, dtype=wide)
+        sums_BTG = _running_sum(bottleneck_BTG)
         if cache.position:
             sums_BTG = sums_BTG + cache.kept["mlp_attn_gate"]
         cache.kept["mlp_attn_gate"] = sums_BTG[:, -1:].clone()
@@ -57,7 +55,7 @@ class MlpAttnGate(MlpMechanism, NeverPruned):
         bottleneck_BTG = self.down(h_BTM)
         if not self.options.pooled:
             return bottleneck_BTG
-        return _mean_so_far(bottleneck_BTG.cumsum(1), 0)
+        return _mean_so_far(_running_sum(bottleneck_BTG), 0)
 
     def _gate(self, bottleneck_BTG: Tensor) -> Tensor:
         """Return γ, BTN."""
@@ -66,6 +64,14 @@ class MlpAttnGate(MlpMechanism, NeverPruned):
     def _hand_on(self, bottleneck_BTG: Tensor, state: BlockState) -> None:
         alpha = self.options.alpha
         state.head_scale_BTN = (1 - alpha) + alpha * self._gate(bottleneck_BTG)
+
+
+def _running_sum(x_BTG: Tensor) -> Tensor:
+    """Return the sums over the tokens so far, in fp32 or wider; so is their gradient.
+
+    In bf16 they would be rounded to three digits. Autocast widens them on a GPU only.
+    """
+    return x_BTG.to(torch.promote_types(x_BTG.dtype, torch.float32)).cumsum(1)
 
 
 def _mean_so_far(sums_BTG: Tensor, position: int) -> Tensor:

@@ -170,3 +170,13 @@ def test_dropout_acts_in_training_only() -> None:
     assert 0.3 < (first == 0).double().mean() < 0.7
     assert torch.equal(mlp(x_BTC, view)[0], mlp(x_BTC, view)[0])
     assert (mlp(x_BTC, view)[0] != 0).all()
+
+
+def test_a_pooled_gate_is_averaged_in_fp32_under_autocast():
+    mechanisms, parts = CASES["gate-pooled"]
+    gate = build(make_model_config(mechanisms=mechanisms, parts=parts)).float().mechanisms[GATE]
+    h_BTM = torch.randn(1, 600, gate.down.in_features)
+    with torch.autocast("cpu", torch.bfloat16):
+        bottleneck_BTG, pooled_BTG = gate.down(h_BTM), gate._pooled(h_BTM)
+    expected_BTG = bottleneck_BTG.float().cumsum(1) / torch.arange(1, 601)[:, None]
+    torch.testing.assert_close(pooled_BTG, expected_BTG)
