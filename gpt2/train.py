@@ -254,11 +254,8 @@ def _train_to_end(session: TrainingSession, stop: StopCondition, started: float)
         evaluation = None if stop.exit_code else session.evaluate(session.state.model, stop)
         if evaluation is None:
             return _interrupted(session, stop)
-        _record_evaluation(session, evaluation)
         facts = final_manifest_entries(session)
-        if session.group.is_main:
-            archive_resolved_failure(session)
-            write_results(session, evaluation, started)
+        record_results(session, evaluation, started)
     except NumericsError as error:
         return _failed_nonfinite(session, error)
     except RunError as error:
@@ -270,6 +267,17 @@ def _train_to_end(session: TrainingSession, stop: StopCondition, started: float)
     except OSError as error:
         return _failed(session, Problem(f"cannot write: {error}", code="run.io-error"))
     return _succeeded(session, evaluation, facts)
+
+
+def record_results(session: TrainingSession, evaluation: EvaluationResult, started: float) -> None:
+    """Write the final evaluation to all records; ``started`` is by time.monotonic.
+
+    Raises NumericsError if the loss is non-finite.
+    """
+    _record_evaluation(session, evaluation)
+    if session.group.is_main:
+        archive_resolved_failure(session)
+        write_results(session, evaluation, started)
 
 
 def _succeeded(

@@ -156,8 +156,9 @@ class PatternOptions(ABC):
         projection: ProjectionOptions,
         positions: PositionOptions,
         block: int,
+        queries: Sequence[int],
     ) -> "Tensor":
-        """Return head outputs BTNH, if the pattern ``attends``.
+        """Return head outputs BTNH of the tokens ``queries``, if the pattern ``attends``.
 
         ``heads`` are q, k and v, BNTH, with k and v repeated for every query head.
         """

@@ -106,24 +106,27 @@ def attention(
     head_scale_BTN: Tensor | None = None,
     latent_shift_BTR: Tensor | None = None,
     block: int = 0,
+    rows: Sequence[int] | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Return the attention output BTC without dropout, and the weights requested by the MLP, BTS.
 
-    ``parameters`` are those of the built attention, by name; ``block`` is the layer index.
+    ``parameters`` are those of the built attention, by name; ``block`` is the layer index. Only the
+    query tokens ``rows`` are computed and returned if they are given.
     """
+    rows = range(x_BTC.shape[1]) if rows is None else rows
     q, k, v = _heads(x_BTC, parameters, n_head, options, latent_shift_BTR)
     if options.pattern.attends:
         pattern = _subset(parameters, "pattern.")
         out_BTNH = options.pattern.reference_attend(
-            x_BTC, (q, k, v), pattern, options.projection, options.positions, block
+            x_BTC, (q, k, v), pattern, options.projection, options.positions, block, rows
         )
         if head_scale_BTN is not None:
-            out_BTNH = out_BTNH * head_scale_BTN[..., None]
+            out_BTNH = out_BTNH * head_scale_BTN[:, list(rows), :, None]
         return _project(out_BTNH.flatten(2), parameters), None
     length = x_BTC.shape[1]
     q, k = (options.positions.reference_encode(x, range(length)) for x in (q, k))
     outputs, shown = [], []
-    for i in range(length):
+    for i in rows:
         columns = [j for j in range(length) if options.pattern.reference_sees(i, j)]
         p_BNc, factor_BN = _row(q, k, i, columns, parameters, options)
         out_BNH = torch.einsum("bnc,bnch->bnh", p_BNc, v[:, :, columns]) * factor_BN[..., None]

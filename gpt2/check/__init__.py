@@ -45,6 +45,7 @@ CHECKS = {
         Check("isolated", slow=True),
         Check("reference"),
         Check("decode"),
+        Check("long", slow=True),
         *(
             Check(name, slow=True, own=True)
             for pattern in PATTERNS
@@ -52,6 +53,8 @@ CHECKS = {
         ),
         Check("reload", slow=True),
         Check("repeat", slow=True),
+        Check("evaluated", slow=True),
+        Check("precise", slow=True),
         Check("pruned", slow=True),
         Check("paired", slow=True),
         Check("bound", slow=True),

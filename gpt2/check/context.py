@@ -5,6 +5,8 @@ The peer process makes fresh starts possible, and training on two ranks.
 
 import contextlib
 import io
+import itertools
+import json
 import multiprocessing
 import os
 import tempfile
@@ -36,6 +38,10 @@ InitialMatrix = tuple[str, tuple[int, ...]]
 DEFAULT_GPU = "a100-80"
 # An excerpt of Shakespeare's plays, the default corpus.
 _EXCERPT = Path(__file__).with_name("excerpt.txt")
+# Characters of the held-out documents. The evaluation's budget, 150 tokens, ends within them: it takes
+# five windows of four documents, two of them shorter than the small context, and a later window
+# would still fit.
+_HELD_OUT_LENGTHS = (130, 63, 63, 19, 19, 55, 81, 55, 7, 100, 130)
 # Limit for a result of the peer, which may be blocked in a collective operation.
 _TIMEOUT_SECONDS = 120.0
 _NOT_THE_CONFIGURATION = (
@@ -215,13 +221,34 @@ class CheckContext:
 
     @cached_property
     def folder(self) -> Path:
-        """Return a build folder with the excerpt as nanoGPT's token files."""
+        """Return a build folder with the excerpt as documents of training and held-out data."""
         folder = Path(self._temporary.name)
         (folder / "text").mkdir()
-        self.tokens.tofile(folder / "text" / "train.bin")
-        # An identical document in both splits is an error.
-        self.tokens[1:].tofile(folder / "text" / "val.bin")
+        for name, documents in (("train", self.documents), ("val", self.held_out)):
+            lines = [json.dumps({"text": document}) + "\n" for document in documents]
+            (folder / "text" / f"{name}.jsonl").write_text("".join(lines), encoding="utf-8")
         return folder
+
+    @cached_property
+    def documents(self) -> list[str]:
+        """Return the training documents, the halves of the excerpt."""
+        text = _EXCERPT.read_text(encoding="utf-8")
+        half = len(text) // 2
+        return [text[:half], text[half:]]
+
+    @cached_property
+    def train_tokens(self) -> np.ndarray:
+        """Return the tokens of the training split: bytes, and 256 after each document (uint16)."""
+        ids = [[*document.encode(), 256] for document in self.documents]
+        return np.array(list(itertools.chain(*ids)), dtype="<u2")
+
+    @cached_property
+    def held_out(self) -> list[str]:
+        """Return the held-out documents, consecutive parts of the excerpt."""
+        text = _EXCERPT.read_text(encoding="utf-8")
+        # From the second character on: no document begins like one of the training data.
+        ends = itertools.accumulate(_HELD_OUT_LENGTHS, initial=1)
+        return [text[a:b] for a, b in itertools.pairwise(ends)]
 
     @cached_property
     def tokens(self) -> np.ndarray:

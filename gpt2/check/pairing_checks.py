@@ -217,7 +217,7 @@ class _Sequences:
 def _data_order(subject: StepUnderTest) -> list[CheckFinding]:
     """Check the offsets that the traced run consumed, and the tokens of its next step."""
     session, batch = subject.traced_run.run.session, subject.small.train.global_batch
-    sequences = _Sequences.of(subject.small, subject.context.tokens)
+    sequences = _Sequences.of(subject.small, subject.context.train_tokens)
     digest = hashlib.sha256()
     for step in range(session.state.iteration):
         numbers = range(step * batch, (step + 1) * batch)
@@ -308,7 +308,7 @@ def _second_rank(subject: StepUnderTest) -> list[CheckFinding]:
         expected = "rank 1 resumes the dropout of rank 1"
         findings.append(CheckFinding("dropout-resume", expected, "another state of the generator"))
     half = config.train.global_batch // 2
-    sequences = _Sequences.of(config, context.tokens)
+    sequences = _Sequences.of(config, context.train_tokens)
     expected = f"rank 1 of 2 reads the second half of the batch of SEED={seed}"
     return findings + _tokens(session, sequences, range(half, 2 * half), expected)
 
@@ -322,7 +322,7 @@ def _loader_processes(subject: StepUnderTest) -> list[CheckFinding]:
     loader = BatchLoader(sampler, data, batch, 1, 0, 1, 0, False)
     steps = itertools.islice(iter(loader), _STEPS)
     read_BT = torch.cat([x_BT for step in steps for x_BT, _ in step])
-    rows = _Sequences.of(config, subject.context.tokens).rows(range(_STEPS * batch))
+    rows = _Sequences.of(config, subject.context.train_tokens).rows(range(_STEPS * batch))
     if torch.equal(read_BT, rows[:, :-1]):
         return []
     expected = f"the sequences in order from {_WORKERS} loader processes"

@@ -75,7 +75,7 @@ class ShortRun:
         sha256 = hashlib.sha256()
         for name, weight in self.session.state.weights().items():
             sha256.update(name.encode())
-            sha256.update(weight.contiguous().numpy().tobytes())
+            sha256.update(weight.flatten().view(torch.uint8).numpy().tobytes())
         return sha256.hexdigest()
 
     @torch.no_grad()

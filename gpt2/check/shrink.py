@@ -5,7 +5,7 @@ changed symbols go through ``Config.from_values``, so that every rule applies to
 too, and the small step takes the same code path as the large one.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from gpt2.check.fields import fields_by_symbol
 from gpt2.config import Config
@@ -20,6 +20,9 @@ HEADS = 4
 WIDTHS = (96, 128, 160, 192, 256)
 CONTEXT = 40
 ITERATIONS = 6
+# Tokens and heads of the long form.
+LONG_CONTEXT = 1024
+LONG_HEADS = 2
 
 # Settings of a small run on byte tokens on a CPU.
 _ENVIRONMENT: dict[str, SymbolValue] = {
@@ -27,10 +30,12 @@ _ENVIRONMENT: dict[str, SymbolValue] = {
     "TOKENIZER": "byte",
     "DATASET": "custom",
     "DATASET_STAND_IN": False,
-    "CUSTOM_PATH": "text",
-    "CUSTOM_FORMAT": "bin",
+    "CUSTOM_PATH": "text/train.jsonl",
+    "CUSTOM_VAL_PATH": "text/val.jsonl",
+    "CUSTOM_FORMAT": "jsonl",
+    "CUSTOM_TEXT_FIELD": "text",
     "DATA_DIR": "data",
-    "EVAL_TOKENS": 64,
+    "EVAL_TOKENS": 150,
     "LOADER_WORKERS": 0,
     "DEVICE": "cpu",
     "CPU_THREADS": 1,
@@ -60,10 +65,37 @@ def small_config(config: Config, among: Iterable[Config] = (), **changes: Symbol
     ConfigError if no small width satisfies the rules that the configured width satisfies.
     """
     among = list(among)
+    return _first_valid(config, lambda width: _small_values(config, among, width) | changes)
+
+
+def long_config(config: Config) -> Config:
+    """Return one small block of ``config`` with its own context and its own numbers of tokens.
+
+    Windows, counts and block sizes are the configured ones. A context of more than 1,024 tokens is
+    cut to 1,024, unless a rule requires the whole context. The block is a deterministic function in
+    fp32. Raises ConfigError like ``small_config``.
+    """
+    full = config.model.shape.block_size
+    form: dict[str, SymbolValue] = {"N_LAYER": 1, "DROPOUT": "0.0", "PRECISION": "fp32"}
+
+    def at(context: int) -> Config:
+        cut = with_changes(config, BLOCK_SIZE=context)
+        return _first_valid(
+            cut, lambda width: _small_values(cut, (), width, context, LONG_HEADS) | form
+        )
+
+    try:
+        return at(min(full, LONG_CONTEXT))
+    except ConfigError:
+        return at(full)
+
+
+def _first_valid(config: Config, values: Callable[[int], dict[str, SymbolValue]]) -> Config:
+    """Return the configuration of the first width that satisfies the rules."""
     first_error: ConfigError | None = None
     for width in _widths(config):
         try:
-            return Config.from_values(_small_values(config, among, width) | changes)
+            return Config.from_values(values(width))
         except ConfigError as error:
             first_error = first_error or error
     assert first_error is not None
@@ -78,10 +110,16 @@ def with_changes(config: Config, **changes: SymbolValue) -> Config:
     return Config.from_values({**config.values, **changes})
 
 
-def _small_values(config: Config, among: Iterable[Config], width: int) -> dict[str, SymbolValue]:
+def _small_values(
+    config: Config,
+    among: Iterable[Config],
+    width: int,
+    max_context: int = CONTEXT,
+    max_heads: int = HEADS,
+) -> dict[str, SymbolValue]:
     """Return the value of every symbol in the small form of this width."""
     shape = config.model.shape
-    context, heads = min(shape.block_size, CONTEXT), min(shape.n_head, HEADS)
+    context, heads = min(shape.block_size, max_context), min(shape.n_head, max_heads)
     form = SmallForm(
         values=config.values,
         peers=[c.values for c in among if c.model.shape.block_size == shape.block_size],

@@ -13,6 +13,8 @@ from gpt2.check.binding_checks import check_bound
 from gpt2.check.cases import CheckCase, CheckFinding, CheckJob, check_resolve
 from gpt2.check.config_checks import check_declared, check_full_size
 from gpt2.check.context import CheckContext, ErrorCapture
+from gpt2.check.evaluation_checks import check_evaluated
+from gpt2.check.long_checks import check_long
 from gpt2.check.model_checks import (
     check_causal,
     check_decode,
@@ -23,6 +25,7 @@ from gpt2.check.model_checks import (
 )
 from gpt2.check.naming_checks import check_named
 from gpt2.check.pairing_checks import check_paired
+from gpt2.check.precision_checks import check_precise
 from gpt2.check.process_checks import check_data, check_parallel, check_reload
 from gpt2.check.report import CaseReport, CheckResult
 from gpt2.check.subject import StepUnderTest
@@ -42,9 +45,12 @@ CHECK_FUNCTIONS: Mapping[str, CheckFunction] = {
     "isolated": check_isolated,
     "reference": check_reference,
     "decode": check_decode,
+    "long": check_long,
     **NSA_CHECKS,
     "reload": check_reload,
     "repeat": check_repeat,
+    "evaluated": check_evaluated,
+    "precise": check_precise,
     "pruned": check_pruned,
     "paired": check_paired,
     "bound": check_bound,

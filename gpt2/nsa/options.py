@@ -1,6 +1,6 @@
 """Options of native sparse attention (Yuan et al. 2025, arXiv 2502.11089)."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -13,7 +13,7 @@ from gpt2.attention.options import (
 )
 from gpt2.shape import ModelShape
 from lib.config.field import kconfig_field
-from lib.config.small_form import EffectBase, SmallForm, at_most, scale_tokens, scale_width
+from lib.config.small_form import EffectBase, SmallForm, scale_tokens, scale_width
 from lib.errors import ConfigError, PreflightError, Problem
 
 if TYPE_CHECKING:
@@ -26,18 +26,27 @@ BRANCHES = ("compressed", "selected", "window")
 
 
 # Small form: a stride of one token and blocks of one or two strides, so that the few tokens of a
-# check have more blocks than a query selects. Unused sizes stay 0.
+# check have more blocks than a query selects. Unused sizes stay 0. A form with the configured context
+# keeps all sizes.
 _MAX_STRIDES = 2
 _MAX_SELECTED = 4
 
 
+def _small_stride(form: SmallForm, name: str) -> int:
+    return form.number(name) if form.keeps_context else min(1, form.number(name))
+
+
 def _small_block(form: SmallForm, name: str) -> int:
+    if form.keeps_context:
+        return form.number(name)
     return min(_MAX_STRIDES, form.number(name) // max(1, form.number("NSA_COMPRESS_STRIDE")))
 
 
 def _small_count(form: SmallForm, name: str) -> int:
     """Select all blocks if the configuration does."""
     count, select = form.number(name), form.number("NSA_SELECT_BLOCK")
+    if form.keeps_context:
+        return count
     small = min(_MAX_SELECTED, count)
     if form.values["NSA_BRANCH_SELECTED"] and count * select >= form.full_context:
         return max(small, -(-form.context // _small_block(form, "NSA_SELECT_BLOCK")))
@@ -74,7 +83,7 @@ class NsaOptions(PatternOptions):
     data_dependent: ClassVar[bool] = True
 
     compress: int = kconfig_field("NSA_COMPRESS_BLOCK", small=_small_block)
-    stride: int = kconfig_field("NSA_COMPRESS_STRIDE", small=at_most(1))
+    stride: int = kconfig_field("NSA_COMPRESS_STRIDE", small=_small_stride)
     select: int = kconfig_field("NSA_SELECT_BLOCK", small=_small_block, effect=_FEWER_THAN_ALL)
     # Selected blocks per token, including the forced ones (first, own and previous block).
     count: int = kconfig_field("NSA_SELECT_COUNT", small=_small_count, effect=_MORE_THAN_SELECTED)
@@ -302,12 +311,13 @@ class NsaOptions(PatternOptions):
         projection: ProjectionOptions,
         positions: PositionOptions,
         block: int,
+        queries: Sequence[int],
     ) -> "Tensor":
-        """Return head outputs BTNH, query by query."""
+        """Return head outputs BTNH of ``queries``, query by query."""
         from gpt2.nsa.reference import attend
 
         assert isinstance(projection, GroupedOptions), "Kconfig requires a grouped projection"
-        return attend(x_BTC, heads, parameters, self, projection, positions, block)
+        return attend(x_BTC, heads, parameters, self, projection, positions, block, queries)
 
     def _separate_branches(self) -> int:
         """Return the number of branches with separate keys and values."""

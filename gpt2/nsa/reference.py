@@ -5,7 +5,7 @@ that a query sees. Blocks are ranked by overlaps counted token by token.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -25,10 +25,11 @@ def attend(
     projection: GroupedOptions,
     positions: PositionOptions,
     block: int,
+    queries: Sequence[int],
 ) -> Tensor:
-    """Return the head outputs BTNH from ``heads``, the q, k and v of every query head, BNTH.
+    """Return the head outputs BTNH of ``queries`` from ``heads``, the q, k and v of each query head.
 
-    ``block`` is the layer index.
+    q, k and v are BNTH; ``block`` is the layer index.
     """
     q_BNTH, k_BNTH, v_BNTH = heads
     n_head, length = q_BNTH.shape[1:3]
@@ -44,7 +45,7 @@ def attend(
     ]
     gates_BTNc = _gates(x_BTC, parameters, n_head, nsa)
     rows = []
-    for t in range(length):
+    for t in queries:
         q_BNH = q_BNTH[:, :, t]
         visible = [i for i in range(len(k_blocks)) if i * nsa.stride + nsa.compress - 1 <= t]
         p_BNi, compressed_BNH = _attention(q_BNH, [k_blocks[i] for i in visible], v_blocks)

@@ -162,7 +162,7 @@ def _compute_gradients(session: TrainingSession, begun: StepSnapshot) -> Tensor:
     probe_memory(session, begun)
     try:
         with anomaly_detection(session):
-            return _backward(session, begun.micro_batches)
+            return accumulate_gradients(session, begun.micro_batches)
     except torch.OutOfMemoryError as error:
         # Other ranks may be in the middle of a collective operation, which cannot be rolled back.
         if not session.config.train.oom_fallback or session.group.size > 1:
@@ -173,7 +173,7 @@ def _compute_gradients(session: TrainingSession, begun: StepSnapshot) -> Tensor:
     raise StepOutOfMemory(Problem(cause, code="run.out-of-memory"))
 
 
-def _backward(session: TrainingSession, micro_batches: list[MicroBatch]) -> Tensor:
+def accumulate_gradients(session: TrainingSession, micro_batches: list[MicroBatch]) -> Tensor:
     """Accumulate gradients of the mean loss over all micro-batches, and return that loss."""
     share = 1.0 / len(micro_batches)
     total = torch.zeros((), device=session.device)

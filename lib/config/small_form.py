@@ -25,6 +25,11 @@ class SmallForm:
     width: int
     heads: int
 
+    @property
+    def keeps_context(self) -> bool:
+        """Return whether token counts keep their values."""
+        return self.context == self.full_context
+
     def number(self, name: str) -> int:
         """Return the configured value of an integer symbol."""
         return _number(self.values, name)

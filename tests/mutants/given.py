@@ -143,7 +143,7 @@ MUTANTS = (
         "it replaces the last one",
         "baseline",
         {"steps": ("accumulation", "gradient norm")},
-        replaced(step, "_backward", _first_twice),
+        replaced(step, "accumulate_gradients", _first_twice),
     ),
     Mutant(
         "positions are those of the next token",

@@ -247,14 +247,14 @@ MUTANTS = (
         "accumulation discards the others",
         "baseline",
         {"steps": ("accumulation", "gradient norm")},
-        replaced(step, "_backward", _last_alone),
+        replaced(step, "accumulate_gradients", _last_alone),
     ),
     Mutant(
         "micro-batches add up",
         "accumulation sums instead of averaging",
         "mla-golden",
         {"steps": ("accumulation", "gradient norm")},
-        replaced(step, "_backward", _summed),
+        replaced(step, "accumulate_gradients", _summed),
     ),
     Mutant(
         "gradients are not zeroed",
@@ -268,7 +268,7 @@ MUTANTS = (
         "the gradient is negated",
         "ract",
         {"steps": "falling-loss"},
-        replaced(step, "_backward", _uphill),
+        replaced(step, "accumulate_gradients", _uphill),
     ),
     Mutant(
         "learning rate has no schedule",

@@ -1,0 +1,253 @@
+"""Types of every operation in training and evaluation, stored types, and the places of dropout.
+
+B batch, T tokens, C n_embd, N heads, H head dim, V vocabulary.
+"""
+
+import copy
+from collections.abc import Mapping
+from typing import Any, cast
+from unittest import mock
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from gpt2.attention.state import AttentionOutputs, BlockState
+from gpt2.check.cases import CheckFinding
+from gpt2.check.shrink import with_changes
+from gpt2.check.subject import StepUnderTest
+from gpt2.model import GPT, Block
+from gpt2.training.session import TrainingSession
+from gpt2.training.step import accumulate_gradients
+from lib.config.field import SymbolValue
+from lib.errors import ConfigError
+
+_NARROW = (torch.bfloat16, torch.float16)
+_TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+# Operations that need fp32: norms, softmax, loss, sums over tokens, gates.
+_WIDE = {
+    **dict.fromkeys(("native_layer_norm", "native_layer_norm_backward"), "norm"),
+    **dict.fromkeys(("_softmax", "_softmax_backward_data"), "softmax"),
+    **dict.fromkeys(("_log_softmax", "_log_softmax_backward_data", "nll_loss_forward"), "loss"),
+    **dict.fromkeys(("exp", "exp2", "log", "log2", "logsumexp"), "softmax"),
+    **dict.fromkeys(("sin", "cos"), "rotation"),
+    **dict.fromkeys(("cumsum", "cumsum_", "add_", "addcmul_", "index_add_"), "running sum"),
+    "sigmoid": "gate",
+}
+# Products of linear layers. SDPA with dropout computes its batched products in fp32 on a CPU.
+_PRODUCTS = ("mm", "addmm")
+# Error of fp32 logits relative to the largest logit; bf16 has 4e-3.
+_FP32_TOLERANCE = 1e-4
+_DROPOUT, _ROWS = 0.5, 4
+_EXACT = 1e-12
+
+
+class ObservedTypes(TorchDispatchMode):
+    """Record the types of the floating-point inputs of every operation.
+
+    Of an operation in place, only the first input accumulates; a running sum has the type of its
+    output.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inputs: dict[str, set[torch.dtype]] = {}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Run the operation and record its types."""
+        name, out = func.overloadpacket.__name__, func(*args, **(kwargs or {}))
+        tensors = args[:1] if name.endswith("_") else (out,) if name == "cumsum" else args
+        self.inputs.setdefault(name, set()).update(
+            x.dtype for x in tensors if isinstance(x, Tensor) and x.is_floating_point()
+        )
+        return out
+
+
+def check_precise(subject: StepUnderTest) -> list[CheckFinding]:
+    """Check the types in a micro-batch of training and in an evaluation, and the fp32 error."""
+    session = subject.traced_run.run.session
+    precision = _TYPES[str(subject.small.values["PRECISION"])]
+    own_kernel = subject.config.model.attention.pattern.attends
+    observed = {"training": _training(session), "evaluation": _evaluation(session)}
+    findings = [
+        finding
+        for phase, types in observed.items()
+        for finding in _operations(phase, types.inputs, precision, own_kernel)
+    ]
+    return [*findings, *_stored(session), *_rounding(subject), *_dropout(subject)]
+
+
+def _training(session: TrainingSession) -> ObservedTypes:
+    """Return the types of the forward and backward pass of a micro-batch, as the trainer runs it."""
+    first, *_ = next(session.batches())
+    with torch.random.fork_rng([]), ObservedTypes() as types:
+        accumulate_gradients(session, [first])
+    session.state.optimizer.zero_grad(set_to_none=True)
+    return types
+
+
+def _evaluation(session: TrainingSession) -> ObservedTypes:
+    """Return the types of an evaluation."""
+    rows = len(session.evaluate.windows)
+    with mock.patch.object(session.evaluate, "batch_size", rows), ObservedTypes() as types:
+        session.evaluate(session.state.model)
+    return types
+
+
+def _operations(
+    phase: str, inputs: Mapping[str, set[torch.dtype]], precision: torch.dtype, own_kernel: bool
+) -> list[CheckFinding]:
+    """Check that products have the configured type, and that sensitive operations have fp32."""
+    findings = []
+    for name, kind in _WIDE.items():
+        if narrow := sorted(map(str, inputs.get(name, set()) & set(_NARROW))):
+            what = f"{kind} ({name}) in fp32 or wider in {phase}"
+            findings.append(CheckFinding("wide-operation", what, ", ".join(narrow)))
+    for name in ("sin", "cos"):
+        if (types := inputs.get(name, set())) - {torch.float64}:
+            what = f"rotary angles in float64 in {phase}"
+            findings.append(CheckFinding("rotary-angles", what, ", ".join(map(str, types))))
+    products = set().union(*(inputs.get(name, set()) for name in _PRODUCTS))
+    # A pattern's own kernel computes its products in fp32.
+    wrong = products - ({precision, torch.float32} if own_kernel else {precision})
+    if wrong or precision not in products:
+        text = ", ".join(sorted(map(str, products))) or "none"
+        findings.append(CheckFinding("product-type", f"products in {precision} in {phase}", text))
+    other = {dtype for types in inputs.values() for dtype in types & set(_NARROW)} - {precision}
+    if other:
+        what = f"no type narrower than {precision} in {phase}"
+        findings.append(CheckFinding("narrow-type", what, ", ".join(map(str, other))))
+    return findings
+
+
+def _stored(session: TrainingSession) -> list[CheckFinding]:
+    """Check that weights, and the optimizer's state, are stored in fp32."""
+    stored = {f"the weights {name}": w for name, w in session.state.weights().items()}
+    optimizer = cast(torch.optim.Optimizer, session.state.optimizer)
+    for parameter_state in optimizer.state.values():
+        stored |= {f"the optimizer's {name}": value for name, value in parameter_state.items()}
+    return [
+        CheckFinding("stored-type", f"{name} in fp32", str(value.dtype))
+        for name, value in stored.items()
+        if isinstance(value, Tensor) and value.dtype in _NARROW
+    ][:1]
+
+
+def _rounding(subject: StepUnderTest) -> list[CheckFinding]:
+    """Compare logits in fp32 with logits in float64.
+
+    Compared is the median over tokens: where two weights or blocks have nearly equal ranks, the
+    selection of single tokens may differ.
+    """
+    exact, idx_BT = subject.model, subject.tokens(1)
+    model = copy.deepcopy(exact).float()
+    with torch.no_grad():
+        expected_TV, actual_TV = exact(idx_BT)[0], model(idx_BT)[0]
+    error_T = (actual_TV - expected_TV).abs().amax(-1)
+    error = float(error_T.median() / expected_TV.abs().max())
+    if error <= _FP32_TOLERANCE:
+        return []
+    expected = f"logits in fp32 within {_FP32_TOLERANCE:g} of float64"
+    return [CheckFinding("fp32-error", expected, f"a relative error of {error:.1e}")]
+
+
+def _dropout(subject: StepUnderTest) -> list[CheckFinding]:
+    """Check that dropout multiplies embeddings, attention weights and branches, and nothing else."""
+    kernel = {"ATTENTION_BACKEND": "math"}
+    flash = subject.small_exact.values["ATTENTION_BACKEND"] == "flash"
+    try:
+        changes: dict[str, SymbolValue] = {"DROPOUT": str(_DROPOUT), **(kernel if flash else {})}
+        config = with_changes(subject.small_exact, **changes)
+    except ConfigError:
+        # NSA and joined passes do not support dropout.
+        return []
+    model = subject.build(config)
+    block, shape = model.blocks[0], config.model.shape
+    embedded_BTC, dropped_BTC = (
+        _embedded(model, subject.tokens(1), train) for train in (False, True)
+    )
+    x_BTC = torch.randn(_ROWS, shape.block_size, shape.n_embd, dtype=torch.float64)
+    right, noisy = (_branches(block, x_BTC, train) for train in (False, True))
+    heads_BNH, noisy_BNH = (
+        run["heads"][:, 0].unflatten(-1, (shape.n_head, -1)) for run in (right, noisy)
+    )
+    places = {
+        "embeddings": _masked(embedded_BTC, dropped_BTC),
+        # The first token attends to itself alone: one weight for each head.
+        "attention weights": _masked(heads_BNH, noisy_BNH, whole_head=True),
+        "the output of attention": _masked(noisy["projected"], noisy["attended"]),
+        "the output of the MLP": _masked(noisy["mixed"], noisy["out"]),
+    }
+    findings = [
+        CheckFinding("dropout-place", f"{place}: 0, or 1 / (1 - p) times the value", "other values")
+        for place, as_declared in places.items()
+        if not as_declared
+    ]
+    for what in ("weights", "mixed"):
+        if not _close(right[what], noisy[what]):
+            expected = {
+                "weights": "the MLP reads attention weights before dropout",
+                "mixed": "no dropout within the MLP",
+            }[what]
+            findings.append(CheckFinding("dropout-place", expected, "other values in training"))
+    return findings
+
+
+def _embedded(model: GPT, idx_BT: Tensor, training: bool) -> Tensor:
+    """Return the input of the first block."""
+    inputs: list[Tensor] = []
+    hook = model.blocks[0].register_forward_pre_hook(lambda module, given: inputs.append(given[0]))
+    model.train(training)
+    with torch.no_grad(), torch.random.fork_rng([]):
+        model.hidden(idx_BT)
+    hook.remove()
+    model.eval()
+    return inputs[0]
+
+
+def _branches(block: Block, x_BTC: Tensor, training: bool) -> dict[str, Tensor]:
+    """Return inputs and outputs of the projections of both branches; the MLP reads fixed weights."""
+    seen: dict[str, Tensor] = {}
+
+    def record(name: str, source: str = "") -> Any:
+        def hook(module: nn.Module, given: tuple[Tensor, ...], out: Tensor) -> None:
+            seen[name] = out
+            if source:
+                seen[source] = given[0]
+
+        return hook
+
+    hooks = [
+        block.attn.c_proj.register_forward_hook(record("projected", "heads")),
+        block.mlp.c_proj.register_forward_hook(record("mixed")),
+    ]
+    with torch.no_grad(), torch.random.fork_rng([]):
+        block.eval()
+        _, view = block.attn(x_BTC, BlockState())
+        block.train(training)
+        torch.manual_seed(0)
+        seen["attended"], trained_view = block.attn(x_BTC, BlockState())
+        seen["out"], _ = block.mlp(x_BTC, view)
+    block.eval()
+    for hook in hooks:
+        hook.remove()
+    seen["weights"] = _weights(trained_view, x_BTC)
+    return seen
+
+
+def _weights(view: AttentionOutputs, x_BTC: Tensor) -> Tensor:
+    return x_BTC[:0] if view.weights_BTS is None else view.weights_BTS
+
+
+def _close(a: Tensor, b: Tensor) -> bool:
+    return torch.allclose(a, b, rtol=_EXACT, atol=_EXACT)
+
+
+def _masked(value: Tensor, dropped: Tensor, whole_head: bool = False) -> bool:
+    """Return whether every element, or every head, is 0 or its value times 1 / (1 - p)."""
+    zero, kept = dropped == 0.0, torch.isclose(dropped, value / (1 - _DROPOUT), rtol=1e-9)
+    if whole_head:
+        zero, kept = zero.all(-1), kept.all(-1)
+    return bool((zero | kept).all()) and bool(zero.any()) and bool((kept & ~zero).any())

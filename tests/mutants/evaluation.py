@@ -1,0 +1,335 @@
+"""Faults of the evaluation, and of its way into the results table."""
+
+import copy
+import dataclasses
+import itertools
+import math
+import random
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+import torch
+
+from gpt2 import evaluate
+from gpt2.data import store
+from gpt2.evaluate import EvaluationResult, Evaluator
+from gpt2.model import GPT
+from gpt2.training import finish, setup
+from lib.runs.record import EvalRow, RunRecord
+from tests.mutants.mutant import Expected, Mutant, Plant, replaced, then
+
+_WINDOWS = "evaluation-windows"
+_ROWS = "document-rows"
+_LOSS: Expected = ("final-result", r"^val_loss ")
+
+
+def _evaluated(name: str, breaks: str, expected: Expected, plant: Plant, **more: Any) -> Mutant:
+    return Mutant(name, breaks, "baseline", {"evaluated": expected}, plant, **more)
+
+
+def _loss_of_items(change: Callable[[Sequence[Any]], float]) -> Plant:
+    """Return a plant that computes the loss of summary.json from the rows in another way."""
+
+    def other(out: dict[str, Any], items: Sequence[Any]) -> dict[str, Any]:
+        return out | {"val_loss": change(items)}
+
+    return then(finish, "evaluation_metrics", other)
+
+
+def _summary(change: Callable[[dict[str, Any], Any], Any]) -> Plant:
+    """Return a plant that replaces the loss of the finished summary."""
+
+    def other(out: dict[str, Any], session: Any, *rest: Any) -> dict[str, Any]:
+        loss = change(out["final"], session)
+        return out | {"final": out["final"] | {"val_loss": loss}}
+
+    return then(finish, "_summary", other)
+
+
+def _budget(change: Callable[[int], int]) -> Plant:
+    def make(right: Any) -> Any:
+        return lambda split, size, budget: right(split, size, change(budget))
+
+    return replaced(evaluate, "evaluation_windows", make)
+
+
+def _batches(change: Callable[[Any, Any, Any], Any]) -> Plant:
+    """Return a plant that changes every batch (x, y, documents) of an evaluation."""
+
+    def make(right: Any) -> Any:
+        def batches(*given: Any) -> Iterator[Any]:
+            return itertools.starmap(change, right(*given))
+
+        return batches
+
+    return replaced(evaluate, "evaluation_batches", make)
+
+
+def _called(change: Callable[[Any, Evaluator, GPT], Any]) -> Plant:
+    """Return a plant that wraps the evaluation of a model."""
+
+    def make(right: Any) -> Any:
+        def call(self: Evaluator, model: GPT, *rest: Any) -> Any:
+            return change(lambda network: right(self, network, *rest), self, model)
+
+        return call
+
+    return replaced(Evaluator, "__call__", make)
+
+
+def _first_result(run: Any, self: Evaluator, model: GPT) -> Any:
+    if "first" not in vars(self):
+        vars(self)["first"] = run(model)
+    return vars(self)["first"]
+
+
+def _first_weights(run: Any, self: Evaluator, model: GPT) -> Any:
+    if "first" not in vars(self):
+        vars(self)["first"] = copy.deepcopy(model)
+    return run(vars(self)["first"])
+
+
+def _random_draw(run: Any, self: Evaluator, model: GPT) -> Any:
+    torch.rand(1)
+    return run(model)
+
+
+def _left_in_evaluation(run: Any, self: Evaluator, model: GPT) -> Any:
+    out = run(model)
+    model.h[-1].eval()
+    return out
+
+
+@torch.no_grad()
+def _rounded_weights(run: Any, self: Evaluator, model: GPT) -> Any:
+    for parameter in model.parameters():
+        parameter.copy_(parameter.bfloat16())
+    return run(model)
+
+
+def _with_dropout(right: Any) -> Any:
+    def measure(self: Evaluator, model: GPT, stop: Any) -> Any:
+        return right(self, model.train(), stop)
+
+    return measure
+
+
+def _by_seed(right: Any) -> Any:
+    def init(self: Evaluator, config: Any, *given: Any) -> None:
+        right(self, config, *given)
+        random.Random(config.seed).shuffle(self.windows)
+
+    return init
+
+
+def _in_fp32(out: tuple[Any, ...], *given: Any) -> tuple[Any, ...]:
+    return tuple(dataclasses.replace(d, nll_sum=float(np.float32(d.nll_sum))) for d in out)
+
+
+def _mean_of_documents(self: EvaluationResult) -> float:
+    return statistics.fmean(d.nll_sum / d.n_tokens for d in self.documents)
+
+
+def _best(final: dict[str, Any], session: Any) -> float:
+    rows = RunRecord(session.run).metrics
+    return min(row.val_loss for row in rows if isinstance(row, EvalRow))
+
+
+def _in_order(document: Any, window: Any) -> tuple[bytes, int]:
+    return b"", window.offset
+
+
+def _as_one_text(out: Any, *given: Any) -> Any:
+    return dataclasses.replace(out, val=store.TokenSplit("val", out.val._paths, None))
+
+
+def _all_correct(out: Any, *given: Any) -> Any:
+    return out._replace(correct=torch.ones_like(out.correct))
+
+
+def _confident(out: Any, *given: Any) -> Any:
+    return out._replace(confidence=out.confidence.sqrt())
+
+
+MUTANTS = (
+    _evaluated(
+        "the loss is a mean over documents",
+        "short documents count as much as long ones",
+        _LOSS,
+        _loss_of_items(lambda items: statistics.fmean(item.nll_mean for item in items)),
+        quick=True,
+    ),
+    _evaluated(
+        "rows of the metrics are means over documents",
+        "periodic evaluations weight documents equally",
+        ("exact-sum", "the last evaluation row"),
+        replaced(EvaluationResult, "loss", lambda _: property(_mean_of_documents)),
+    ),
+    _evaluated(
+        "the last window of a document is dropped",
+        "unless it is whole",
+        _WINDOWS,
+        then(store, "_cut", lambda out, document, size: [w for w in out if w.length > size]),
+    ),
+    _evaluated(
+        "evaluation reads the training split",
+        "data sets open with equal splits",
+        _WINDOWS,
+        then(setup, "open_dataset", lambda out, *given: dataclasses.replace(out, val=out.train)),
+    ),
+    _evaluated(
+        "evaluation budget is doubled",
+        "twice as many windows",
+        (_WINDOWS, r"^137 tokens in 5 "),
+        _budget(lambda budget: 2 * budget),
+    ),
+    _evaluated(
+        "evaluation budget is halved", "half the windows", _WINDOWS, _budget(lambda b: b // 2)
+    ),
+    _evaluated(
+        "windows depend on the seed",
+        "every seed evaluates windows in another order",
+        _WINDOWS,
+        replaced(Evaluator, "__init__", _by_seed),
+    ),
+    _evaluated(
+        "windows are in the order of the text",
+        "a small budget evaluates the first documents alone",
+        _WINDOWS,
+        replaced(store, "_order", lambda _: _in_order),
+    ),
+    _evaluated(
+        "windows cross documents",
+        "held-out data is one text",
+        _WINDOWS,
+        then(setup, "open_dataset", _as_one_text),
+    ),
+    _evaluated(
+        "token files lose their first window",
+        "windows without documents start at the second token",
+        (_WINDOWS, "of a token file"),
+        then(store, "_unit_windows", lambda out, *given: out[1:]),
+    ),
+    _evaluated(
+        "evaluation has dropout",
+        "the model is in training mode",
+        (_ROWS, "nats"),
+        replaced(Evaluator, "_measure", _with_dropout),
+    ),
+    _evaluated(
+        "evaluation ignores the precision",
+        "fp32 although bf16 is configured",
+        (_ROWS, "nats"),
+        replaced(evaluate, "autocast", lambda _: lambda machine: nullcontext()),
+    ),
+    _evaluated(
+        "evaluation predicts the input",
+        "targets are not shifted",
+        _ROWS,
+        _batches(lambda x, y, names: (x, np.where(y < 0, y, x), names)),
+    ),
+    _evaluated(
+        "padding counts as a target",
+        "short windows predict token 0 after their end",
+        _ROWS,
+        _batches(lambda x, y, names: (x, np.maximum(y, 0), names)),
+    ),
+    _evaluated(
+        "documents are in the order of evaluation",
+        "rows are not sorted by name",
+        _ROWS,
+        then(
+            finish,
+            "items_of",
+            lambda out, *given: sorted(out, key=lambda i: (i.batch_index, i.row_in_batch)),
+        ),
+    ),
+    _evaluated(
+        "a document is duplicated",
+        "the first row is written twice",
+        "run.damaged",
+        then(finish, "items_of", lambda out, *given: [out[0], *out]),
+    ),
+    _evaluated(
+        "a document is missing",
+        "the last row is dropped",
+        _ROWS,
+        then(finish, "items_of", lambda out, *given: out[:-1]),
+    ),
+    _evaluated(
+        "accuracy is the loss",
+        "the table shows another figure",
+        _LOSS,
+        _summary(lambda final, session: final["token_accuracy"]),
+    ),
+    _evaluated(
+        "the loss is in bits",
+        "divided by ln 2",
+        _LOSS,
+        _summary(lambda final, session: final["val_loss"] / math.log(2)),
+    ),
+    _evaluated(
+        "the result is the training loss",
+        "the loss of the last step",
+        _LOSS,
+        _summary(lambda final, session: final["train_loss"]),
+    ),
+    _evaluated("the result is the best evaluation", "not the final one", _LOSS, _summary(_best)),
+    _evaluated(
+        "the summary rounds",
+        "five digits of the loss",
+        "exact-sum",
+        _summary(lambda final, session: round(final["val_loss"], 7)),
+    ),
+    _evaluated(
+        "the first evaluation is the result",
+        "its result is remembered",
+        _ROWS,
+        _called(_first_result),
+    ),
+    _evaluated(
+        "a copy of the model is evaluated",
+        "it keeps the weights of the first evaluation",
+        _ROWS,
+        _called(_first_weights),
+    ),
+    _evaluated(
+        "evaluation draws random numbers",
+        "dropout after an evaluation has other masks",
+        "evaluation-random-state",
+        _called(_random_draw),
+    ),
+    _evaluated(
+        "the last block stays in evaluation mode",
+        "it has no dropout after the first evaluation",
+        "evaluation-mode",
+        _called(_left_in_evaluation),
+    ),
+    _evaluated(
+        "evaluation rounds the weights",
+        "training continues from bf16",
+        "evaluation-weights",
+        _called(_rounded_weights),
+    ),
+    _evaluated(
+        "losses are summed in fp32",
+        "sums of a document lose digits",
+        "evaluation-sums",
+        then(evaluate, "_documents", _in_fp32),
+    ),
+    _evaluated(
+        "every prediction is correct",
+        "the accuracy is 1",
+        (_ROWS, "correct predictions"),
+        then(GPT, "token_losses", _all_correct),
+    ),
+    _evaluated(
+        "confidence is a square root",
+        "the calibration error is wrong",
+        ("final-result", "^expected_calibration_error"),
+        then(GPT, "token_losses", _confident),
+    ),
+)

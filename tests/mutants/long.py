@@ -1,0 +1,159 @@
+"""Faults beyond the context of the small forms.
+
+B batch, T tokens, C n_embd; r the rows of a chunk, c its columns.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gpt2.attention.chunk_parts import AttentionWeightsTap, RowChunk, ScoreChunks
+from gpt2.attention.options import SlidingOptions
+from gpt2.attention.patterns import Sliding
+from gpt2.attention.positions import Rope
+from gpt2.attention.reciprocal.module import Reciprocal
+from gpt2.model import GPT
+from gpt2.nsa import ops, select
+from tests.mutants.mutant import MECHANISMS, Expected, Mutant, Plant, replaced, then
+
+_NSA = "nsa-quickstart"
+_ATTENTION: Expected = ("long-context", "^attention output")
+
+
+def _long(
+    name: str, breaks: str, step: str, plant: Plant, expected: Expected = _ATTENTION, **more: Any
+) -> Mutant:
+    return Mutant(name, breaks, step, {"long": expected}, plant, **more)
+
+
+def _wrapped(right: Any) -> Any:
+    def hidden(self: GPT, idx_BT: Tensor, cache: Any = None) -> Tensor:
+        table = self.wpe.weight
+        turned = table[torch.arange(len(table)) % 256] - table
+        hook = self.wte.register_forward_hook(
+            lambda module, given, x_BTC: x_BTC + turned[: x_BTC.size(1)]
+        )
+        out: Tensor = right(self, idx_BT, cache)
+        hook.remove()
+        return out
+
+    return hidden
+
+
+def _wider_if_long(right: Any) -> Any:
+    def arguments(self: Sliding, length: int, device: torch.device) -> dict[str, Any]:
+        wide = Sliding(SlidingOptions(window=self.window + 1))
+        mask: dict[str, Any] = right(wide if length > 512 else self, length, device)
+        return mask
+
+    return arguments
+
+
+def _without_last_row(out: Iterator[RowChunk], *given: Any) -> Iterator[RowChunk]:
+    for chunk in out:
+        if chunk.first < 500 or chunk.height == 1:
+            yield chunk
+        else:
+            yield dataclasses.replace(chunk, last=chunk.last - 1)
+            # The row sees the columns of the row before.
+            yield RowChunk(chunk.last - 1, chunk.last, chunk.left + 1)
+
+
+def _ends(right: Any) -> Any:
+    def add_(
+        self: Reciprocal, scores_BNrc: Tensor, q: Tensor, k: Tensor, chunk: Any, x: Any
+    ) -> None:
+        before = scores_BNrc.clone()
+        right(self, scores_BNrc, q, k, chunk, x)
+        if chunk.last > 1000:
+            rows = slice(max(0, 1000 - chunk.first), None)
+            scores_BNrc[..., rows, :] = before[..., rows, :]
+
+    return add_
+
+
+def _unranked(right: Any) -> Any:
+    def blocks(scores_BKTJ: Tensor, options: Any, first: int) -> Tensor:
+        tokens_T1 = torch.arange(first, first + scores_BKTJ.shape[2])[:, None]
+        out: Tensor = right(scores_BKTJ * (tokens_T1 < 512), options, first)
+        return out
+
+    return blocks
+
+
+def _near_alone(out: Tensor, *given: Any) -> Tensor:
+    out[..., 512:] = 0.0
+    return out
+
+
+def _shorter_if_long(out: Any, q: Tensor, k: Tensor, size: int) -> Any:
+    return dataclasses.replace(out, window=size - (k.shape[2] > 512))
+
+
+MUTANTS = (
+    _long(
+        "learned positions wrap",
+        "token 256 has the position of token 0",
+        "baseline",
+        replaced(GPT, "hidden", _wrapped),
+        ("long-context", "^embeddings of token 256 of 1024"),
+        quick=True,
+    ),
+    _long(
+        "rotary angles in bf16",
+        "late positions share angles",
+        "rope",
+        then(Rope, "_angles", lambda out, *given: out.bfloat16().double()),
+        defconfig=MECHANISMS,
+    ),
+    _long(
+        "rotary angles in fp32",
+        "late positions are off by digits",
+        "rope",
+        then(Rope, "_angles", lambda out, *given: out.float().double()),
+        defconfig=MECHANISMS,
+    ),
+    _long(
+        "sliding window is wider in long sequences",
+        "one more token in sequences of more than 512",
+        "sliding",
+        replaced(Sliding, "sdpa_arguments", _wider_if_long),
+        defconfig=MECHANISMS,
+    ),
+    _long(
+        "a chunk starts too late",
+        "its last row misses a token from row 500 on",
+        "full",
+        then(ScoreChunks, "chunks", _without_last_row),
+    ),
+    _long(
+        "reciprocal term ends at 1,000 tokens",
+        "later tokens have plain scores",
+        "ra",
+        replaced(Reciprocal, "add_", _ends),
+    ),
+    _long(
+        "selection stops ranking at 512 tokens",
+        "later tokens select the first blocks",
+        "nsa",
+        replaced(select, "select_blocks", _unranked),
+        defconfig=_NSA,
+    ),
+    _long(
+        "window of sparse attention is shorter in long sequences",
+        "one token less in sequences of more than 512",
+        "nsa",
+        then(ops, "_sight", _shorter_if_long),
+        defconfig=_NSA,
+    ),
+    _long(
+        "the MLP reads 512 columns",
+        "weights of later tokens are dropped",
+        "golden-gate-cross",
+        then(AttentionWeightsTap, "read", _near_alone),
+        ("long-context", "^attention weights"),
+    ),
+)

@@ -1,0 +1,225 @@
+"""Faults of precision, and of the places of dropout.
+
+B batch, T tokens, C n_embd; r the rows of a chunk, c its columns.
+"""
+
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gpt2 import evaluate, model
+from gpt2.attention import chunked
+from gpt2.attention.attention import Attention
+from gpt2.attention.positions import Rope
+from gpt2.mlp.mlp import Mlp
+from gpt2.mlp.mlp_attn_gate import module as mlp_attn_gate
+from gpt2.model import GPT
+from gpt2.training import step
+from gpt2.training.session import TrainingSession
+from tests.mutants.mutant import MECHANISMS, Expected, Mutant, Plant, after_init, replaced, then
+
+_WIDE = "wide-operation"
+_PLACE = "dropout-place"
+
+
+def _precise(
+    name: str, breaks: str, plant: Plant, expected: Expected, step: str = "baseline", **more: Any
+) -> Mutant:
+    return Mutant(name, breaks, step, {"precise": expected}, plant, **more)
+
+
+def _narrow_softmax(right: Any) -> Any:
+    def softmaxes(plan: Any, scores: Tensor, *rest: Any) -> Any:
+        return right(plan, scores.bfloat16(), *rest)
+
+    return softmaxes
+
+
+def _narrow_norm(right: Any) -> Any:
+    def forward(self: nn.LayerNorm, x: Tensor) -> Tensor:
+        weight, bias = self.weight.bfloat16(), None if self.bias is None else self.bias.bfloat16()
+        out = F.layer_norm(x.bfloat16(), self.normalized_shape, weight, bias, self.eps)
+        return out.to(x.dtype)
+
+    return forward
+
+
+def _downcast(out: Tensor, *given: Any) -> Tensor:
+    return out.bfloat16().float() if out.dtype == torch.float32 else out
+
+
+def _narrow_loss(right: Any) -> Any:
+    def loss(hidden: Tensor, weight: Tensor, targets: Tensor, vocab: int, *rest: Any) -> Tensor:
+        with torch.autocast("cpu", enabled=False):
+            logits = hidden.bfloat16() @ weight.bfloat16().T
+            return F.cross_entropy(logits[:, :vocab], targets).float()
+
+    return loss
+
+
+def _stored_in_bf16(right: Any) -> Any:
+    def batches(self: TrainingSession) -> Any:
+        self.state.model.wte.weight.data = self.state.model.wte.weight.data.bfloat16()
+        return right(self)
+
+    return batches
+
+
+def _always_bf16(right: Any) -> Any:
+    return lambda machine: torch.autocast("cpu", torch.bfloat16)
+
+
+def _hidden_dropout(self: Mlp) -> None:
+    right = self.activation
+    self.activation = lambda x: F.dropout(right(x), self.dropout.p, self.training)
+
+
+def _on_context(right: Any) -> Any:
+    """Drop elements of the context instead of weights."""
+
+    def plan(self: Attention, dropout: float) -> Any:
+        return right(self, 0.0)
+
+    return plan
+
+
+def _context_dropped(right: Any) -> Any:
+    def scaled(self: Attention, result: Any, state: Any) -> Tensor:
+        out: Tensor = right(self, result, state)
+        return F.dropout(out, self.dropout, self.training)
+
+    return scaled
+
+
+def _context_instead_of_weights(patch: Any) -> None:
+    replaced(Attention, "_plan", _on_context)(patch)
+    replaced(Attention, "_scaled", _context_dropped)(patch)
+
+
+def _read_dropped(right: Any) -> Any:
+    def forward(self: Attention, *given: Any) -> Any:
+        out, view = right(self, *given)
+        if view.weights_BTS is not None and self.training:
+            view = replace(view, weights_BTS=F.dropout(view.weights_BTS, self.dropout, True))
+        return out, view
+
+    return forward
+
+
+def _twice(right: Any) -> Any:
+    def forward(self: Mlp, *given: Any) -> Any:
+        out, state = right(self, *given)
+        return self.dropout(out), state
+
+    return forward
+
+
+MUTANTS = (
+    _precise(
+        "the loss is in bf16",
+        "log-softmax of narrow logits",
+        replaced(model, "linear_cross_entropy", _narrow_loss),
+        (_WIDE, r"^loss \(_log_softmax\) .* in training; torch.bfloat16"),
+    ),
+    _precise(
+        "attention softmax is in bf16",
+        "rows of weights do not sum to 1",
+        replaced(chunked, "softmaxes_from_scores", _narrow_softmax),
+        (_WIDE, "^softmax"),
+        "ra",
+        quick=True,
+    ),
+    _precise(
+        "norms are in bf16",
+        "the residual stream is rounded in every block",
+        replaced(nn.LayerNorm, "forward", _narrow_norm),
+        (_WIDE, "^norm"),
+    ),
+    _precise(
+        "rotary angles are in bf16",
+        "late positions share angles",
+        then(Rope, "_angles", lambda out, *given: out.bfloat16()),
+        "rotary-angles",
+        "rope",
+        defconfig=MECHANISMS,
+    ),
+    _precise(
+        "a running mean is in bf16",
+        "sums of many tokens stop growing",
+        replaced(mlp_attn_gate, "_running_sum", lambda _: lambda x_BTG: x_BTG.cumsum(1)),
+        (_WIDE, "^running sum"),
+        "gate-pooled",
+        defconfig=MECHANISMS,
+    ),
+    _precise(
+        "training has no autocast",
+        "fp32 although bf16 is configured",
+        replaced(step, "autocast", lambda _: lambda machine: nullcontext()),
+        ("product-type", "in training; torch.float32"),
+    ),
+    _precise(
+        "evaluation has no autocast",
+        "fp32 although bf16 is configured",
+        replaced(evaluate, "autocast", lambda _: lambda machine: nullcontext()),
+        ("product-type", "in evaluation; torch.float32"),
+    ),
+    _precise(
+        "evaluation is in bf16",
+        "although fp32 is configured",
+        replaced(evaluate, "autocast", _always_bf16),
+        ("product-type", "torch.float32 in evaluation; torch.bfloat16"),
+        defconfig="gpt2-quickstart",
+    ),
+    _precise(
+        "an embedding is stored in bf16",
+        "small updates are lost",
+        replaced(TrainingSession, "batches", _stored_in_bf16),
+        ("stored-type", r"wte\.weight"),
+    ),
+    _precise(
+        "the head's input is rounded",
+        "a hidden downcast in fp32",
+        then(GPT, "hidden", _downcast),
+        "fp32-error",
+    ),
+    _precise(
+        "dropout is within the MLP",
+        "on hidden units",
+        after_init(Mlp, _hidden_dropout),
+        (_PLACE, "^no dropout within the MLP"),
+    ),
+    _precise(
+        "dropout is on the context",
+        "elements of heads instead of weights",
+        _context_instead_of_weights,
+        (_PLACE, "^attention weights"),
+    ),
+    _precise(
+        "the MLP reads dropped weights",
+        "the mix has dropout",
+        replaced(Attention, "forward", _read_dropped),
+        (_PLACE, "^the MLP reads"),
+        "golden-gate-cross",
+    ),
+    _precise(
+        "dropout of the MLP is applied twice",
+        "a quarter of the branch remains",
+        replaced(Mlp, "forward", _twice),
+        (_PLACE, "^the output of the MLP"),
+    ),
+    _precise(
+        "dropout of embeddings does not scale",
+        "kept elements are too small",
+        after_init(
+            GPT,
+            lambda self: self.dropout.register_forward_hook(
+                lambda module, given, out: out * (1 - module.p) if module.training else out
+            ),
+        ),
+        (_PLACE, "^embeddings"),
+    ),
+)
