@@ -38,6 +38,8 @@ AREAS: Mapping[str, str] = {
 _EXCLUDED = re.compile(
     r"(^|/)(reference|checks|small_form)\.py$|gpt2/nsa/(validate|needle)|lib/config/(commands|check|dotconfig|layers)"
 )
+# Modules that matter although no function of theirs is executed: fields and steps.
+_DECLARATIONS = re.compile(r"/(options|config|shape)\.py$|gpt2/ablation/")
 # A fault location in AREA=: a file, with or without a line.
 _LOCATION = re.compile(r"(?P<path>[\w/]+\.py)(:(?P<line>\d+))?")
 # Path → line → names of the cases that execute the line in a function.
@@ -56,7 +58,7 @@ class Fault:
     # Of the node in ast.walk, and of the replacement among those of the operator.
     node: int
     number: int
-    # Cases that execute the line; all cases for the body of a module that has no function.
+    # Cases that execute the line or, outside of functions, the module; all for declarations.
     cases: tuple[str, ...]
 
     @property
@@ -97,7 +99,8 @@ class SourceTree:
             lines = coverage.get(path, {})
             users = sorted({case for cases in lines.values() for case in cases})
             for number, node, statement, function in mutable_nodes(tree):
-                cases = lines.get(statement.lineno, ()) if function else users or every_case
+                outside = users or (every_case if _DECLARATIONS.search(path) else ())
+                cases = lines.get(statement.lineno, ()) if function else outside
                 if cases:
                     yield from self._at(path, number, node, statement, function, tuple(cases))
 

@@ -91,16 +91,19 @@ def observe(cases: Sequence[TrialCase]) -> dict[str, list[Observation]]:
 
 
 def changed_cases(
-    cases: Sequence[TrialCase], before: Mapping[str, Sequence[Observation]], most: int
+    cases: Sequence[TrialCase],
+    before: Mapping[str, Sequence[Observation]],
+    most: int,
+    in_all_shapes: int,
 ) -> dict[str, float]:
     """Return cases whose results differ from the observations ``before``, at most ``most``.
 
-    The value is the largest relative difference of a loss, infinite for a run that fails. The
-    second shape of a case is only run if the first leaves the results unchanged.
+    The value is the largest relative difference of a loss, infinite for a run that fails. Only the
+    first ``in_all_shapes`` cases are run in all shapes, if the first shape changes nothing.
     """
     changed: dict[str, float] = {}
     for shape in range(len(_SHAPES)):
-        for case in cases:
+        for case in cases[:in_all_shapes] if shape else cases:
             if case.name in changed or len(changed) == most:
                 continue
             now, then = _observation(case, shape), before[case.name][shape]

@@ -121,7 +121,8 @@ class FaultTrial:
         if self._fault.function:
             names = names[:_COMPARED_CASES]
         seconds = sum(self._baseline.observe_seconds[name] for name in names)
-        arguments = ([CASES[name] for name in names], self._baseline.results, _CHANGED_CASES + 1)
+        cases, before = [CASES[name] for name in names], self._baseline.results
+        arguments = (cases, before, _CHANGED_CASES + 1, _COMPARED_CASES)
         changed: dict[str, float | None] | None
         changed = self._run("changed_cases", arguments, _limit(seconds))
         return changed or {}
