@@ -143,13 +143,16 @@ def prunable_parameters(model: nn.Module, include_embeddings: bool) -> dict[str,
     """Return the prunable matrices by name, with embeddings (and a tied head) on request.
 
     Norms, biases and scalars have fewer than two dimensions and are never pruned; neither are the
-    matrices of an ``Unprunable`` module.
+    matrices of a ``NeverPruned`` module.
     """
     excluded = {
         id(p) for m in model.modules() if isinstance(m, NeverPruned) for p in m.parameters()
     }
     prunable = {name: p for name, p in matrix_parameters(model).items() if id(p) not in excluded}
-    return prunable | embedding_parameters(model) if include_embeddings else prunable
+    if include_embeddings:
+        prunable |= embedding_parameters(model)
+    # A profile over the matrices follows the model's order.
+    return {name: p for name, p in model.named_parameters() if name in prunable}
 
 
 class MaskPruner(ABC):
