@@ -31,8 +31,8 @@ def matrix_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[ParameterGroup]:
     """Return two groups: matrices with weight decay, and all other parameters without.
 
-    Embeddings, biases, norms, gates and scalars do not decay. A tied matrix occurs once, under its
-    first name. A group without parameters is omitted.
+    A gate's matrices decay like all others. Embeddings, biases, norms and scalars do not decay. A
+    tied matrix occurs once, under its first name. A group without parameters is omitted.
     """
     decayed = matrix_parameters(model)
     undecayed = {name: p for name, p in _trainable(model).items() if name not in decayed}

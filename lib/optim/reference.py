@@ -15,8 +15,15 @@ class OptimizerReference(Protocol):
 
     parameters: list[list[float]]
 
-    def step(self, gradients: list[list[float]], lr: float) -> None:
-        """Update the parameters from gradients of the same form."""
+    def step(self, gradients: list[list[float]], lr: float, norm: float | None = None) -> None:
+        """Update the parameters from gradients of the same form.
+
+        ``norm`` is the norm of all gradients before they were clipped to ``GRAD_CLIP``; without it,
+        the norm of ``gradients``.
+        """
+
+    def forget(self, k: int, i: int) -> None:
+        """Zero the state of element ``i`` of tensor ``k``, as pruning does."""
 
 
 class AdamReference:
@@ -33,7 +40,7 @@ class AdamReference:
         self.v_max = [[0.0] * len(tensor) for tensor in parameters]
         self.t = 0
 
-    def step(self, gradients: list[list[float]], lr: float) -> None:
+    def step(self, gradients: list[list[float]], lr: float, norm: float | None = None) -> None:
         """Update θ ← θ − lr m̂ / (√v̂ + ε) with m̂ = m / (1 − β1ᵗ), v̂ = v / (1 − β2ᵗ).
 
         Weight decay comes first: θ ← θ − lr λ θ if decoupled, g ← g + λ θ if not.
@@ -55,6 +62,10 @@ class AdamReference:
                 v_hat = v / (1 - o.beta2**self.t)
                 self.parameters[k][i] = weight - lr * m_hat / (math.sqrt(v_hat) + o.eps)
 
+    def forget(self, k: int, i: int) -> None:
+        """Zero the state of one element; see ``OptimizerReference``."""
+        self.m[k][i] = self.v[k][i] = self.v_max[k][i] = 0.0
+
 
 class AdamwspamReference:
     """Reference of AdamW with SPAM."""
@@ -71,14 +82,14 @@ class AdamwspamReference:
         self.clipped: list[tuple[int, int, int]] = []
         self._reset()
 
-    def step(self, gradients: list[list[float]], lr: float) -> None:
+    def step(self, gradients: list[list[float]], lr: float, norm: float | None = None) -> None:
         """Apply the five parts of a step as listed in the docstring of ``lib.optim.spam``."""
         o = self.options
         self.n += 1
         if self.n > 1 and (self.n - 1) % o.interval == 0:
             self._reset()
         self.t += 1
-        if self._is_spike(gradients):
+        if self._is_spike(gradients, norm):
             self.spikes.append(self.n)
             damping = (o.moment_damping, o.variance_damping)
         else:
@@ -90,15 +101,20 @@ class AdamwspamReference:
                 self.v[k][i] = o.beta2 * damping[1] * self.v[k][i] + (1 - o.beta2) * g * g
                 self._move(k, i, lr * self._warmup())
 
+    def forget(self, k: int, i: int) -> None:
+        """Zero the state of one element; see ``OptimizerReference``."""
+        self.m[k][i] = self.v[k][i] = self.v_max[k][i] = 0.0
+
     def _reset(self) -> None:
         self.m = [[0.0] * len(tensor) for tensor in self.parameters]
         self.v = [[0.0] * len(tensor) for tensor in self.parameters]
         self.v_max = [[0.0] * len(tensor) for tensor in self.parameters]
         self.t = 0
 
-    def _is_spike(self, gradients: list[list[float]]) -> bool:
+    def _is_spike(self, gradients: list[list[float]], norm: float | None) -> bool:
         o = self.options
-        norm = math.sqrt(sum(g * g for gradient in gradients for g in gradient))
+        if norm is None:
+            norm = math.sqrt(sum(g * g for gradient in gradients for g in gradient))
         window = self.norms[-o.spike_window :]
         self.norms.append(norm)
         if len(window) < o.spike_window:
@@ -143,7 +159,7 @@ class SgdReference:
         self.buffers = [[0.0] * len(tensor) for tensor in parameters]
         self.t = 0
 
-    def step(self, gradients: list[list[float]], lr: float) -> None:
+    def step(self, gradients: list[list[float]], lr: float, norm: float | None = None) -> None:
         """Update g ← g + λθ; b ← μ b + (1 − d) g (b = g at first); θ ← θ − lr (b, or g + μ b)."""
         o = self.options
         self.t += 1
@@ -160,3 +176,7 @@ class SgdReference:
                 else:
                     update = g + o.momentum * buffer if o.nesterov else buffer
                 self.parameters[k][i] -= lr * update
+
+    def forget(self, k: int, i: int) -> None:
+        """Zero the state of one element; see ``OptimizerReference``."""
+        self.buffers[k][i] = 0.0

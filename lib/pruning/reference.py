@@ -1,117 +1,168 @@
-"""Reference formulas of the pruners in plain Python; imports no torch."""
+"""Reference formulas of the pruners in numpy's float64, as documented; imports no torch."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from lib.pruning.options import MagnitudeOptions, MovementOptions, StateOptions
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from lib.pruning.options import MagnitudeOptions, MovementOptions, PruningOptions, StateOptions
+
+Scores = NDArray[np.float64]
+
+# The table of docs/optimizers.md: ramp, scope and budget of each variant.
+_VARIANTS = {
+    "bitter0": ("linear", "global", 1.0),
+    "bitter1": ("linear", "global", 1.0),
+    "bitter2": ("linear", "global", 1.21),
+    "bitter3": ("cubic", "global", 1.3),
+    "bitter4": ("cubic", "layer", 1.3),
+    "bitter5": ("cubic", "global", 1.0),
+    "bitter6": ("cubic", "global", 1.0),
+    "bitter7": ("cubic", "global", 1.0),
+    "bitter8": ("cubic", "global", 1.0),
+    "bitter9": ("cubic", "global", 1.0),
+}
+_EPS = 1e-8
+_MAX_LAYER_SPARSITY = 0.98
 
 
 @dataclass(frozen=True)
 class PruningSnapshot:
-    """Snapshot of one tensor, flat and as Python floats, when its weights are scored."""
+    """Snapshot of one tensor, of any shape, when its weights are scored."""
 
-    weights: Sequence[float]
+    weights: ArrayLike
     # Unclipped gradient and weights at each step so far.
-    history: Sequence[tuple[Sequence[float], Sequence[float]]] = ()
+    history: Sequence[tuple[ArrayLike, ArrayLike]] = ()
     # The optimizer's moments (empty if it has none), and 1 − β1ᵗ after its t steps.
-    m: Sequence[float] = ()
-    v: Sequence[float] = ()
+    m: ArrayLike = ()
+    v: ArrayLike = ()
     bias_correction: float = 1.0
 
 
 class PrunerReference(Protocol):
-    """Scalar reference of a pruner's scores."""
+    """Reference of a pruner's scores."""
 
-    def scores(self, seen: PruningSnapshot) -> list[float]:
+    def scores(self, seen: PruningSnapshot) -> Scores:
         """Return one score for each weight; the lowest are pruned."""
 
 
+def documented_stretch(variant: str) -> float:
+    """Return the documented budget of a variant, as a multiple of the configured one."""
+    return _VARIANTS[variant][2]
+
+
+def ramp_sparsity(options: PruningOptions, progress: float) -> float:
+    """Return the documented sparsity of the whole model at ``progress`` of the budget."""
+    if progress <= options.warmup:
+        return 0.0
+    x = min(1.0, (progress - options.warmup) / (options.ramp_end - options.warmup))
+    ramp = _VARIANTS[options.variant][0] if isinstance(options, StateOptions) else options.ramp
+    return options.target * (x if ramp == "linear" else 1.0 - (1.0 - x) ** 3)
+
+
+def scope_sparsities(
+    options: PruningOptions, reached: float, sizes: Sequence[int]
+) -> list[tuple[list[int], float]]:
+    """Return the matrices with a common ranking, by index, and their documented sparsity."""
+    matrices = range(len(sizes))
+    if isinstance(options, StateOptions):
+        if _VARIANTS[options.variant][1] == "layer":
+            profile = _layer_profile(reached, sizes)
+            return [([i], sparsity) for i, sparsity in zip(matrices, profile, strict=True)]
+    elif options.scope == "layer":
+        return [([i], reached) for i in matrices]
+    return [(list(matrices), reached)]
+
+
+def _layer_profile(reached: float, sizes: Sequence[int]) -> list[float]:
+    """Return min(cap, c (0.7 + 0.6 i / (L − 1))) of matrix i of L; c is found by bisection."""
+    cap, total = max(_MAX_LAYER_SPARSITY, reached), reached * sum(sizes)
+    profile = [0.7 + 0.6 * i / max(1, len(sizes) - 1) for i in range(len(sizes))]
+    low, high = 0.0, cap / min(profile)
+    for _ in range(60):
+        c = (low + high) / 2
+        pruned = sum(n * min(cap, c * p) for n, p in zip(sizes, profile, strict=True))
+        low, high = (c, high) if pruned < total else (low, c)
+    return [min(cap, high * p) for p in profile]
+
+
 class MagnitudeReference:
-    """Scalar reference of MagnitudePruner."""
+    """Reference of MagnitudePruner."""
 
     def __init__(self, options: MagnitudeOptions) -> None:
         self.options = options
 
-    def scores(self, seen: PruningSnapshot) -> list[float]:
+    def scores(self, seen: PruningSnapshot) -> Scores:
         """Return |w| of each weight."""
-        return [abs(w) for w in seen.weights]
+        return np.abs(_array(seen.weights))
 
     def pruned(self, tensors: list[PruningSnapshot], progress: float) -> list[set[int]]:
         """Return, per tensor, the indices that a first update at ``progress`` prunes."""
-        options = self.options
-        if progress <= options.warmup:
-            sparsity = 0.0
-        elif progress >= options.ramp_end:
-            sparsity = options.target
-        else:
-            x = (progress - options.warmup) / (options.ramp_end - options.warmup)
-            sparsity = options.target * (x if options.ramp == "linear" else 1 - (1 - x) ** 3)
-        layers = [self.scores(seen) for seen in tensors]
-        if options.scope == "layer":
-            return [_lowest([layer], sparsity)[0] for layer in layers]
-        return _lowest(layers, sparsity)
+        layers = [self.scores(seen).tolist() for seen in tensors]
+        reached = ramp_sparsity(self.options, progress)
+        indices: list[set[int]] = [set() for _ in layers]
+        for members, sparsity in scope_sparsities(self.options, reached, list(map(len, layers))):
+            for k, i in lowest({k: layers[k] for k in members}, sparsity):
+                indices[k].add(i)
+        return indices
 
 
-def _lowest(layers: list[list[float]], share: float) -> list[set[int]]:
-    ranked = sorted(
-        (score, k, i) for k, layer in enumerate(layers) for i, score in enumerate(layer)
-    )
-    indices: list[set[int]] = [set() for _ in layers]
-    for _, k, i in ranked[: round(share * len(ranked))]:
-        indices[k].add(i)
-    return indices
+def lowest(layers: dict[int, list[float]], share: float) -> list[tuple[int, int]]:
+    """Return the (tensor, element) of the lowest ``share`` of all scores; ties by position."""
+    ranked = sorted((score, k, i) for k, layer in layers.items() for i, score in enumerate(layer))
+    return [(k, i) for _, k, i in ranked[: round(share * len(ranked))]]
 
 
 class MovementReference:
-    """Scalar reference of MovementPruner."""
+    """Reference of MovementPruner."""
 
     def __init__(self, options: MovementOptions) -> None:
         self.options = options
 
-    def scores(self, seen: PruningSnapshot) -> list[float]:
+    def scores(self, seen: PruningSnapshot) -> Scores:
         """Return −Σ g w of each weight over all steps."""
-        return [
-            -sum(gradients[i] * weights[i] for gradients, weights in seen.history)
-            for i in range(len(seen.weights))
-        ]
+        scores = np.zeros_like(_array(seen.weights))
+        for gradients, weights in seen.history:
+            scores -= _array(gradients) * _array(weights)
+        return scores
 
 
 class StateReference:
-    """Scalar reference of StatePruner, shifts of the published scores included."""
+    """Reference of StatePruner, without the shift of published scores, which changes no ranking."""
 
     def __init__(self, options: StateOptions) -> None:
         self.options = options
 
-    def scores(self, seen: PruningSnapshot) -> list[float]:
+    def scores(self, seen: PruningSnapshot) -> Scores:
         """Return one score for each weight; the lowest are pruned."""
         variant = self.options.variant
-        elements = zip(seen.weights, seen.m, seen.v, strict=True)
-        scores = [_score(variant, *element, seen.bias_correction) for element in elements]
-        shift = min(scores) if variant in ("bitter5", "bitter9") else 0.0
-        return [score - min(0.0, shift) for score in scores]
+        w, m, v = _array(seen.weights), _array(seen.m), _array(seen.v)
+        return _state_scores(variant, w, m, v, seen.bias_correction)
 
 
-def _score(variant: str, w: float, m: float, v: float, bias_correction: float) -> float:
-    e = 1e-8
-    sign = math.copysign(1.0, w) if w else 0.0
-    towards_zero = sign * m / (math.sqrt(v) + e)
+def _state_scores(variant: str, w: Scores, m: Scores, v: Scores, correction: float) -> Scores:
     match variant:
         case "bitter0":
-            return abs(w * m) * (abs(w) / (math.sqrt(v) + e))
+            return np.abs(w * m) * (np.abs(w) / (np.sqrt(v) + _EPS))
         case "bitter1" | "bitter2":
-            return abs(w)
+            return np.abs(w)
         case "bitter3" | "bitter4":
-            return abs(w) * math.sqrt(abs(m) + e)
+            return np.abs(w) * np.sqrt(np.abs(m) + _EPS)
         case "bitter5":
-            return -towards_zero + 0.1 * abs(w)
+            return 0.1 * np.abs(w) - np.sign(w) * m / (np.sqrt(v) + _EPS)
         case "bitter6":
-            return abs(w) * math.sqrt(abs(m) + e) * abs(m) / math.sqrt(v + e)
+            return np.abs(w) * np.sqrt(np.abs(m) + _EPS) * np.abs(m) / np.sqrt(v + _EPS)
         case "bitter7":
-            return abs(w) * (v + e) ** 0.25
+            return np.abs(w) * (v + _EPS) ** 0.25
         case "bitter8":
-            return abs(w) * math.sqrt(abs(m / bias_correction) + e)
+            return np.abs(w) * np.sqrt(np.abs(m / correction) + _EPS)
         case "bitter9":
-            return abs(w) * math.sqrt(abs(m) + e) - 0.1 * towards_zero
+            towards_zero = np.sign(w) * m / (np.sqrt(v) + _EPS)
+            return np.abs(w) * np.sqrt(np.abs(m) + _EPS) - 0.1 * towards_zero
     raise ValueError(f"unknown variant {variant!r}")
+
+
+def _array(values: ArrayLike) -> Scores:
+    return np.asarray(values, dtype=np.float64)

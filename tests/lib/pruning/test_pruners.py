@@ -231,7 +231,7 @@ def test_scores_are_the_sum_over_all_steps_before_clipping(trial: Callable) -> N
     run.steps(1, 30)
     for name, parameter in run.weights.items():
         seen = PruningSnapshot(parameter.flatten().tolist(), [step[name] for step in run.history])
-        expected = torch.tensor(MovementReference(run.options).scores(seen))
+        expected = torch.tensor(MovementReference(run.options).scores(seen).tolist())
         found = run.pruner.score(name, run.optimizer).flatten()
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-7)
         # Both signs must occur, or a wrong sign would go unnoticed.
