@@ -26,9 +26,18 @@ class Check:
     joint: bool = False
     # Declared by a mechanism, for the steps that have it.
     own: bool = False
+    # For the steps that prune.
+    pruning: bool = False
+
+    @property
+    def conditional(self) -> bool:
+        """Return whether some configurations lack the property."""
+        return self.own or self.pruning
 
     def applies_to(self, config: Config) -> bool:
         """Return whether the configuration has the property."""
+        if self.pruning:
+            return config.pruning.name != "none"
         return not self.own or self.name in config.model.attention.pattern.own_checks
 
 
@@ -55,7 +64,9 @@ CHECKS = {
         Check("repeat", slow=True),
         Check("evaluated", slow=True),
         Check("precise", slow=True),
-        Check("pruned", slow=True),
+        Check("optimized", slow=True),
+        Check("pruned", slow=True, pruning=True),
+        Check("budgeted", slow=True),
         Check("paired", slow=True),
         Check("bound", slow=True),
         Check("named", slow=True),
@@ -86,7 +97,7 @@ def select_for(configs: Sequence[Config], names: str, *, fast: bool = False) -> 
     Raises ConfigError if a check listed in ``names`` applies to none.
     """
     checks = select(names, fast=fast)
-    applicable = [c for c in checks if not c.own or any(c.applies_to(config) for config in configs)]
+    applicable = [c for c in checks if not c.conditional or any(map(c.applies_to, configs))]
     if names and len(applicable) < len(checks):
         raise ConfigError(*(_not_applicable(c.name) for c in checks if c not in applicable))
     return applicable
@@ -100,7 +111,8 @@ def _unknown(name: str) -> Problem:
 
 def _not_applicable(name: str) -> Problem:
     patterns = [p for p in PATTERNS if name in PATTERNS.options(p).own_checks]
-    what = f"{name}: applies to no selected step (expected ATTENTION_PATTERN={patterns[0]})"
+    needed = f"ATTENTION_PATTERN={patterns[0]}" if patterns else "a pruner, such as PRUNING_STATE=y"
+    what = f"{name}: applies to no selected step (expected {needed})"
     return Problem(what, "CHECKS", code="usage.not-applicable")
 
 

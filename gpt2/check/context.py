@@ -11,7 +11,7 @@ import multiprocessing
 import os
 import tempfile
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import cached_property
 from itertools import count
 from multiprocessing.connection import Connection
@@ -30,6 +30,8 @@ from lib.env.gpu import GPUS, Gpu, local_gpu
 from lib.errors import KablateError, Problem, RunError
 
 T = TypeVar("T")
+# Findings of a run, and how often each part of its rule acted.
+DrivenResult = tuple[list[CheckFinding], Mapping[str, Any]]
 
 # Name and shape.
 InitialMatrix = tuple[str, tuple[int, ...]]
@@ -183,6 +185,8 @@ class CheckContext:
         self.model_facts: dict[str, Mapping[str, Any]] = {}
         # Findings about code that all steps share, by check and configuration.
         self.shared_findings: dict[str, Sequence[CheckFinding]] = {}
+        # Results of driven runs by their settings, which the steps of a study share.
+        self.driven_results: dict[Hashable, DrivenResult] = {}
         # The small runs must not read a launcher's variables.
         for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
             os.environ.pop(name, None)

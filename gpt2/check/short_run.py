@@ -3,23 +3,38 @@
 B micro-batch, T tokens.
 """
 
+import copy
 import hashlib
-from collections.abc import Iterator
-from dataclasses import dataclass
+import itertools
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
 from gpt2 import train
 from gpt2.check.context import CheckContext
+from gpt2.check.shrink import with_changes
 from gpt2.config import Config
+from gpt2.model import GPT
 from gpt2.train import train_step
 from gpt2.training.metrics import MetricsLog
-from gpt2.training.records import RecordWriter
+from gpt2.training.records import NullRecords, RecordWriter
 from gpt2.training.session import MicroBatch, StepMetrics, TrainingSession
-from gpt2.training.setup import open_session
+from gpt2.training.setup import build_state, open_session
+from lib.optim.options import AdamwspamOptions
+from lib.pruning.pruners import (
+    MaskPruner,
+    MovementPruner,
+    NeverPruned,
+    NonePruner,
+    PaddedEmbedding,
+)
 from lib.pruning.reference import PruningSnapshot
 from lib.runs.run_dir import RunDir
 
@@ -101,6 +116,8 @@ CHECKPOINT_STEP = 3
 TRACED_PARAMETERS = ("ln_f.weight", "h.0.attn.c_proj.weight")
 # Elements of each followed tensor: enough to identify an algorithm, few enough for scalar formulas.
 _MAX_ELEMENTS = 128
+# An Adam-like optimizer's state of a parameter.
+_MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 @dataclass(frozen=True)
@@ -112,8 +129,19 @@ class TracedUpdate:
     gradient_norm: Tensor
     clipped_norm: Tensor
     gradients: dict[str, Tensor]
-    # Weights of the followed matrix before the step.
-    weights: Tensor
+
+
+@dataclass(frozen=True)
+class PrunedStep:
+    """Prunable matrices before and after the pruning of one step, by name."""
+
+    progress: float
+    # After the optimizer's update, and before pruning.
+    tensors: dict[str, PruningSnapshot]
+    # After pruning: masks of remaining weights, and names of matrices whose pruned weights have a
+    # nonzero value, a nonzero gradient in this step, or a nonzero state of the optimizer.
+    masks: dict[str, Tensor]
+    nonzero: dict[str, set[str]]
 
 
 class TracedRun:
@@ -136,9 +164,12 @@ class TracedRun:
         # Sparsity after each step.
         self.sparsity: list[float] = []
         self.updates: list[TracedUpdate] = []
-        # Inputs of the pruner for the matrix after each step, and the mask of remaining weights.
-        self.pruner_inputs: list[PruningSnapshot] = []
-        self.remaining_masks: list[list[bool]] = []
+        self.pruned_steps: list[PrunedStep] = []
+        # Inputs of the pruner in the current step, and nonzero gradients of pruned weights.
+        self._tensors: dict[str, PruningSnapshot] = {}
+        self._nonzero_gradients: set[str] = set()
+        # Unclipped gradients and weights of each step, by matrix, for scores that need them.
+        self._history: dict[str, list[tuple[ArrayLike, ArrayLike]]] = {}
         hooks = [self._watch(name, p) for name, p in session.state.model.named_parameters()]
         product = session.state.model.get_submodule(TRACED_PARAMETERS[1].removesuffix(".weight"))
         hooks.append(product.register_forward_hook(self._record_product))
@@ -150,7 +181,7 @@ class TracedRun:
         for i in range(1, session.state.budget.iterations + 1):
             self.run.step()
             self.sparsity.append(session.state.pruner.sparsity())
-            self.remaining_masks.append([w != 0.0 for w in first_elements(self._matrix)])
+            self._record_pruning()
             if i == GRADIENT_STEPS:
                 for hook in hooks:
                     hook.remove()
@@ -195,37 +226,68 @@ class TracedRun:
         lr, norm = optimizer.param_groups[0]["lr"], named["gradient_norm"].clone()
         all_gradients = [p.grad for p in parameters.values() if p.grad is not None]
         clipped = torch.nn.utils.get_total_norm(all_gradients)
-        weights = parameters[TRACED_PARAMETERS[1]].detach().clone()
-        self.updates.append(TracedUpdate(lr, norm, clipped, gradients, weights))
-
-    @property
-    def _matrix(self) -> Tensor:
-        return self.run.session.state.weights()[TRACED_PARAMETERS[1]]
+        self.updates.append(TracedUpdate(lr, norm, clipped, gradients))
+        pruner = self.run.session.state.pruner
+        if isinstance(pruner, MaskPruner):
+            self._nonzero_gradients = _nonzero(
+                {n: parameters[n].grad for n in pruner.masks}, pruner
+            )
+        if isinstance(pruner, MovementPruner):
+            unclipped = norm / clipped
+            for name in pruner.masks:
+                if (gradient := parameters[name].grad) is not None:
+                    pair = (gradient * unclipped).numpy(), parameters[name].detach().numpy().copy()
+                    self._history.setdefault(name, []).append(pair)
 
     def _record_pruner_inputs(self, optimizer: Any, arguments: tuple[Any, ...], named: Any) -> None:
         """Record the pruner's inputs, before its weights are set to zero."""
         if "gradient_norm" not in named:
             return
-        parameter = dict(self.run.session.state.model.named_parameters())[TRACED_PARAMETERS[1]]
-        state = optimizer.state[parameter]
-        moments = [
-            first_elements(state[name]) for name in ("exp_avg", "exp_avg_sq") if name in state
-        ]
-        m, v = moments or ([], [])
-        history = [
-            (
-                first_elements(update.gradients[TRACED_PARAMETERS[1]] * _unclipped(update)),
-                first_elements(update.weights),
-            )
-            for update in self.updates
-            if TRACED_PARAMETERS[1] in update.gradients
-        ]
-        correction = 1.0
-        if moments:
-            correction -= optimizer.param_groups[0]["betas"][0] ** state["step"].item()
-        self.pruner_inputs.append(
-            PruningSnapshot(first_elements(parameter), history, m, v, correction)
-        )
+        pruner = self.run.session.state.pruner
+        names = pruner.masks if isinstance(pruner, MaskPruner) else ()
+        parameters = dict(self.run.session.state.model.named_parameters())
+        for name in names:
+            state = optimizer.state[parameters[name]]
+            moments = [state[key].numpy().copy() for key in _MOMENTS if key in state]
+            m, v = moments or ((), ())
+            correction = 1.0
+            if moments:
+                correction -= optimizer.param_groups[0]["betas"][0] ** state["step"].item()
+            weights = parameters[name].detach().numpy().copy()
+            history = self._history.get(name, [])
+            self._tensors[name] = PruningSnapshot(weights, history[:], m, v, correction)
+
+    def _record_pruning(self) -> None:
+        """Record the result of the pruner's step."""
+        state = self.run.session.state
+        if not isinstance(state.pruner, MaskPruner):
+            return
+        parameters = dict(state.model.named_parameters())
+        weights = {name: parameters[name].detach() for name in state.pruner.masks}
+        nonzero = {
+            "value": _nonzero(weights, state.pruner),
+            "gradient": self._nonzero_gradients,
+            "optimizer state": set().union(
+                *(
+                    _nonzero({name: tensor}, state.pruner)
+                    for name, weight in weights.items()
+                    for tensor in state.optimizer.state.get(parameters[name], {}).values()
+                    if tensor is not None and tensor.shape == weight.shape
+                )
+            ),
+        }
+        masks = {name: mask.clone() for name, mask in state.pruner.masks.items()}
+        self.pruned_steps.append(PrunedStep(state.progress, self._tensors, masks, nonzero))
+        self._tensors = {}
+
+
+def _nonzero(tensors: Mapping[str, Tensor | None], pruner: MaskPruner) -> set[str]:
+    """Return the names of tensors that are nonzero at a pruned weight."""
+    return {
+        name
+        for name, tensor in tensors.items()
+        if tensor is not None and bool(tensor.masked_fill(pruner.masks[name], 0.0).any())
+    }
 
 
 def first_elements(tensor: Tensor) -> list[float]:
@@ -234,5 +296,153 @@ def first_elements(tensor: Tensor) -> list[float]:
     return numbers
 
 
-def _unclipped(update: TracedUpdate) -> Tensor:
-    return update.gradient_norm / update.clipped_norm
+# A run of the trainer with given gradients, on a model of a few parameters.
+
+
+class _Gate(NeverPruned):
+    """A matrix that decays, and is never pruned."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(1, 4))
+
+
+class DrivenModel(nn.Module):
+    """A few parameters of every kind, in float64; the loss is linear, with given gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        # The constructors draw values that are replaced.
+        with torch.random.fork_rng(devices=[]):
+            self.wte = PaddedEmbedding(4, 3, used_rows=3)
+            self.first = nn.Linear(4, 5)
+            self.second = nn.Linear(3, 4, bias=False)
+            self.gate = _Gate()
+            self.ln = nn.LayerNorm(3)
+        self.double()
+        generator = torch.Generator().manual_seed(0)
+        with torch.no_grad():
+            for parameter in self.parameters():
+                parameter.copy_(
+                    torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+                )
+            self.wte.weight[self.wte.used_rows :] = 0.0
+        self.gradients = {n: torch.zeros_like(p) for n, p in self.named_parameters()}
+        # Input tokens of all forward passes.
+        self.tokens = 0
+
+    def forward(self, x_BT: Tensor, y_BT: Tensor) -> Tensor:
+        """Return the inner product of parameters and their gradients."""
+        self.tokens += x_BT.numel()
+        products = [(p * self.gradients[n]).sum() for n, p in self.named_parameters()]
+        return torch.stack(products).sum()
+
+
+class DrivenRun:
+    """The trainer on a DrivenModel: optimizer, pruner, schedule and budget of ``config``."""
+
+    def __init__(
+        self,
+        template: TrainingSession,
+        config: Config,
+        *,
+        prunes: bool = True,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.model = DrivenModel()
+        state = build_state(
+            config, cast(GPT, self.model), clock, template.group, torch.device("cpu")
+        )
+        if not prunes:
+            state.pruner = NonePruner()
+        self.session = replace(
+            template,
+            config=config,
+            state=state,
+            forward=self.model,
+            records=NullRecords(template.run),
+        )
+        self._log = LossRecorder(self.session)
+        self._batch = (torch.zeros(1, 1, dtype=torch.long),) * 2
+
+    def step(self, gradients: Mapping[str, Tensor]) -> None:
+        """Run the trainer's step of two micro-batches, with ``gradients`` of the mean loss."""
+        self.model.gradients = dict(gradients)
+        self.session.state.order.offered(torch.zeros(1, dtype=torch.long))
+        train_step(self.session, [self._batch, self._batch], self._log)
+
+    def resume_from(self, other: "DrivenRun") -> None:
+        """Continue from another run's state, as a checkpoint restores it."""
+        state = copy.deepcopy(other.session.state.state_dict())
+        self.session.state.load_weights(other.session.state.weights())
+        self.session.load_state_dict({**state, "oom_fallbacks": []})
+
+    def weights(self) -> dict[str, list[float]]:
+        """Return the flat values of every parameter."""
+        return {n: w.flatten().tolist() for n, w in self.session.state.weights().items()}
+
+
+# Intervals of the rules, at most: a driven run has several resets with a warm-up of several steps.
+_STEPS = 26
+_INTERVALS = {
+    "SPAM_INTERVAL": 8,
+    "SPAM_WARMUP_STEPS": 6,
+    "SPAM_CLIP_DELAY": 3,
+    "SPAM_SPIKE_WINDOW": 4,
+    "PRUNING_FREQUENCY": 7,
+}
+# Steps whose gradients are all larger: a spike at the first full window, and one that is a spike
+# only if the window does not reach back to it.
+_NORM_SPIKES = {5: 1.0, 10: 0.6}
+# Step with a norm a little above the last ones, by more than a few standard deviations.
+_SMALL_SPIKE = 24
+# Steps with one large element: before and from SPAM_CLIP_DELAY on, at the start and after resets.
+_ELEMENT_SPIKES = {2: 0, 3: 5, 11: 2, 18: 7}
+# Steps whose gradient norm is above GRAD_CLIP.
+CLIPPED_STEPS = (14, 19)
+_ABOVE_CLIP = 3.0
+_TINY = 1e-5
+
+
+def driven_config(small: Config, configured: Config) -> Config:
+    """Return the small form for a driven run: the configured rules, with intervals that fit."""
+    limits = {
+        name: min(value, most)
+        for name, most in _INTERVALS.items()
+        if isinstance(value := configured.values.get(name), int) and value
+    }
+    return with_changes(small, MAX_ITERS=_STEPS, **limits)
+
+
+def driving_gradients(model: DrivenModel, rule: Any, clip: float) -> Iterator[dict[str, Tensor]]:
+    """Yield gradients on which every part of the configured rule acts.
+
+    Large elements exceed what ``SPAM_THETA`` allows while the norm is below ``GRAD_CLIP``, and
+    large norms exceed ``SPAM_SPIKE_THRESHOLD``.
+    """
+    theta, threshold = 50.0, 2.0
+    if isinstance(rule, AdamwspamOptions):
+        theta, threshold = rule.theta, rule.spike_threshold
+    element = 4.0 * math.sqrt(theta)
+    norm = 4.0 * (1.0 + threshold) * (1.0 + element / 5.0)
+    unit = (clip or 1.0) / (10.0 * element)
+    generator = torch.Generator().manual_seed(1)
+    for step in itertools.count(1):
+        gradients = {}
+        for name, parameter in model.named_parameters():
+            random = torch.rand((2, *parameter.shape), generator=generator, dtype=torch.float64)
+            gradients[name] = (0.5 + random[0]) * (random[1] - 0.5).sign() * unit
+            gradients[name] *= norm * _NORM_SPIKES[step] if step in _NORM_SPIKES else 1.0
+            gradients[name] *= 1.3 + threshold / 4.0 if step == _SMALL_SPIKE else 1.0
+        matrix = gradients["first.weight"].view(-1)
+        matrix[-1] *= _TINY
+        # An element without a gradient has no second moment yet, and is not clipped.
+        matrix[-2] *= 0.0 if step < 4 else 1.0
+        if step in _ELEMENT_SPIKES:
+            matrix[_ELEMENT_SPIKES[step]] *= element
+        # Padding rows have no gradient.
+        gradients["wte.weight"][model.wte.used_rows :] = 0.0
+        if step in CLIPPED_STEPS and clip:
+            total = torch.nn.utils.get_total_norm(gradients.values()).item()
+            gradients = {n: g * (_ABOVE_CLIP * clip / total) for n, g in gradients.items()}
+        yield gradients

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from gpt2.check import Check, take_ticket
 from gpt2.check.binding_checks import check_bound
+from gpt2.check.budget_checks import check_budgeted
 from gpt2.check.cases import CheckCase, CheckFinding, CheckJob, check_resolve
 from gpt2.check.config_checks import check_declared, check_full_size
 from gpt2.check.context import CheckContext, ErrorCapture
@@ -29,7 +30,8 @@ from gpt2.check.precision_checks import check_precise
 from gpt2.check.process_checks import check_data, check_parallel, check_reload
 from gpt2.check.report import CaseReport, CheckResult
 from gpt2.check.subject import StepUnderTest
-from gpt2.check.training_checks import check_pruned, check_repeat, check_steps
+from gpt2.check.training_checks import check_repeat, check_steps
+from gpt2.check.update_checks import check_optimized, check_pruned
 from gpt2.nsa.checks import NSA_CHECKS
 from lib.env.gpu import Gpu
 
@@ -51,7 +53,9 @@ CHECK_FUNCTIONS: Mapping[str, CheckFunction] = {
     "repeat": check_repeat,
     "evaluated": check_evaluated,
     "precise": check_precise,
+    "optimized": check_optimized,
     "pruned": check_pruned,
+    "budgeted": check_budgeted,
     "paired": check_paired,
     "bound": check_bound,
     "named": check_named,

@@ -109,7 +109,7 @@ def open_session(
     initial = load_initial_weights(model, config, build_dir, records.line)
     model.to(device)
     init_digests = _check_equal_weights(model, group)
-    state = _build_state(config, model, clock, group, device)
+    state = build_state(config, model, clock, group, device)
     # After initialization, because it has separate generators.
     seed_all(config.seed, group.rank)
     return TrainingSession(
@@ -132,7 +132,7 @@ def open_session(
     )
 
 
-def _build_state(
+def build_state(
     config: Config,
     model: GPT,
     clock: Callable[[], float],

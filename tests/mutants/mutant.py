@@ -1,5 +1,7 @@
 """A fault planted in the product's code, and the findings of ``make check`` that must catch it."""
 
+import inspect
+import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -108,3 +110,22 @@ def _step_with(study: str, slug: str, **parts: Any) -> Plant:
     right = STUDIES[study]
     steps = tuple(replace(s, **parts) if s.slug == slug else s for s in right.steps)
     return lambda patch: patch.setitem(STUDIES, study, replace(right, steps=steps))
+
+
+def edited(owner: Any, name: str, old: str, new: str) -> Plant:
+    """Return a plant that replaces ``old`` by ``new`` in the source of a function.
+
+    A function that calls ``super()`` cannot be edited.
+    """
+
+    def make(right: Callable[..., Any]) -> Callable[..., Any]:
+        function = inspect.unwrap(right)
+        source = textwrap.dedent(inspect.getsource(function))
+        assert old in source, f"{name} does not contain {old!r}"
+        scope: dict[str, Any] = {}
+        code = compile(source.replace(old, new), inspect.getfile(function), "exec")
+        exec(code, function.__globals__, scope)
+        planted: Callable[..., Any] = scope[function.__name__]
+        return planted
+
+    return replaced(owner, name, make)

@@ -1,25 +1,20 @@
-"""Faults of pruning and of the optimizers."""
+"""Faults of pruning."""
 
+import dataclasses
 from typing import Any
 
 import torch
 
-from gpt2.check.short_run import TRACED_PARAMETERS
-from lib.optim.optimizers import Adam
-from lib.optim.options import AdamFamilyOptions, AdamwspamOptions
+from gpt2 import train
 from lib.optim.spam import Adamwspam
-from lib.pruning import pruners
-from lib.pruning.options import MagnitudeOptions, PruningOptions
+from lib.pruning import options, pruners
+from lib.pruning.options import MagnitudeOptions, PruningOptions, StateOptions
 from lib.pruning.pruners import MagnitudePruner, MaskPruner, MovementPruner, NonePruner, StatePruner
-from tests.mutants.mutant import Mutant, after_init, nothing, replaced, same_as, then, together
+from tests.mutants.mutant import Mutant, edited, nothing, replaced, same_as, then
 
 _MATRIX = "test-matrix-optimizers"
+_SINGLE = "gpt2-124m"
 _RELOAD = "resumed-weights"
-
-
-def _forgetting(self: Adamwspam, state: dict[str, Any]) -> None:
-    """Drop SPAM's state."""
-    torch.optim.AdamW.load_state_dict(self, {k: v for k, v in state.items() if k != "spam"})
 
 
 @torch.no_grad()
@@ -30,24 +25,6 @@ def _reviving(self: MaskPruner, step: int, progress: float, optimizer: Any) -> N
         self._update_masks(optimizer)
 
 
-def _grouped(**numbers: Any) -> Any:
-    """Return a plant that overrides values of every parameter group."""
-    return after_init(Adam, lambda self: [group.update(numbers) for group in self.param_groups])
-
-
-def _turned(right: Any) -> Any:
-    """Swap the betas during every update only."""
-
-    def step(self: torch.optim.Adam, *given: Any, **named: Any) -> None:
-        for group in self.param_groups:
-            group["betas"] = group["betas"][::-1]
-        right(self, *given, **named)
-        for group in self.param_groups:
-            group["betas"] = group["betas"][::-1]
-
-    return step
-
-
 def _by_chance(out: torch.Tensor, *given: Any) -> torch.Tensor:
     generator = torch.Generator().manual_seed(out.numel())
     return torch.rand(out.shape, generator=generator)
@@ -55,6 +32,12 @@ def _by_chance(out: torch.Tensor, *given: Any) -> torch.Tensor:
 
 def _everything(right: Any) -> Any:
     return lambda model, include_embeddings: right(model, True)
+
+
+def _variant(name: str, **changes: str) -> Any:
+    """Return a plant that changes the ramp or scope of a variant."""
+    changed = dataclasses.replace(options.PRUNING_VARIANTS[name], **changes)
+    return lambda patch: patch.setitem(options.PRUNING_VARIANTS, name, changed)
 
 
 MUTANTS = (
@@ -121,65 +104,6 @@ MUTANTS = (
         _MATRIX,
     ),
     Mutant(
-        "checkpoint loses the state of SPAM",
-        "the counters restart",
-        "baseline",
-        {"reload": _RELOAD},
-        replaced(Adamwspam, "load_state_dict", lambda _: _forgetting),
-    ),
-    Mutant(
-        "SPAM is AdamW",
-        "no reset, no clipping, no damping, no warm-up",
-        "baseline",
-        {"pruned": ("distinct-optimizer", "adamwspam;")},
-        together(
-            nothing(Adamwspam, "_reset", "_clip", "_damp"),
-            replaced(AdamwspamOptions, "warmup_factor", lambda _: lambda *given: 1.0),
-        ),
-    ),
-    Mutant(
-        "every optimizer is AdamW",
-        "the configured one is ignored",
-        "adamwspam-magnitude",
-        {
-            "pruned": ("distinct-optimizer", "adamwspam;"),
-            "distinct": same_as("adamw-magnitude"),
-        },
-        replaced(AdamwspamOptions, "build", lambda _: AdamFamilyOptions.build),
-        _MATRIX,
-        beside=("adamw-magnitude",),
-    ),
-    Mutant(
-        "betas are swapped",
-        "the optimizer is built with them swapped",
-        "baseline",
-        {"pruned": ("optimizer-setting", r"betas \(0\.9, 0\.95\); \(0\.95, 0\.9\)")},
-        _grouped(betas=(0.95, 0.9)),
-    ),
-    Mutant(
-        "betas are swapped in the update",
-        "the parameter groups show the configured order",
-        "adamw-none",
-        {"pruned": ("optimizer-update", f"adamw; .*({'|'.join(TRACED_PARAMETERS)})")},
-        replaced(torch.optim.Adam, "step", _turned),
-        _MATRIX,
-    ),
-    Mutant(
-        "epsilon is wrong",
-        "no gradient of the small form is small enough to reveal it",
-        "baseline",
-        {"pruned": ("optimizer-setting", "eps 1e-08; 1e-07")},
-        _grouped(eps=1e-7),
-    ),
-    Mutant(
-        "AMSGrad is off",
-        "AdamWAdv is AdamW",
-        "adamwadv-magnitude",
-        {"pruned": ("distinct-optimizer", "adamwadv;")},
-        _grouped(amsgrad=False),
-        _MATRIX,
-    ),
-    Mutant(
         "weights are pruned by chance",
         "scores are random and constant",
         "pruned-50",
@@ -199,8 +123,245 @@ MUTANTS = (
         "the moments of AdamWPrune's base are ignored",
         "adamwprune-state",
         {"pruned": ("pruning-order", "of state")},
-        then(StatePruner, "score", lambda out, self, name, *given: self._parameters[name].abs()),
+        then(
+            StatePruner,
+            "score",
+            lambda out, self, name, *given: self._parameters[name].detach().float().abs(),
+        ),
         _MATRIX,
+    ),
+    Mutant(
+        "global pruning is per layer",
+        "every matrix has the sparsity of the model",
+        "pruned-50",
+        {"pruned": ("pruning-order", "magnitude")},
+        edited(MaskPruner, "_scopes", '== "global"', '!= "global"'),
+    ),
+    Mutant(
+        "layer pruning is global",
+        "one threshold for all matrices",
+        "run",
+        {"pruned": ("sparsity-ramp", r"of h\.\d.*weight pruned")},
+        edited(MaskPruner, "_scopes", '== "global"', '!= "global"'),
+        defconfig=_SINGLE,
+        settings={"PRUNING_MAGNITUDE": True, "PRUNING_SCOPE_LAYER": True},
+    ),
+    Mutant(
+        "cubic ramp is linear",
+        "the ends are right",
+        "pruned-50",
+        {"pruned": ("sparsity-ramp", "all matrices pruned")},
+        edited(PruningOptions, "sparsity_at", "(1.0 - (1.0 - x) ** 3)", "x"),
+    ),
+    Mutant(
+        "ramp starts with training",
+        "the share before the warm-up's end counts",
+        "pruned-50",
+        {"pruned": ("sparsity-ramp", "all matrices pruned")},
+        edited(
+            PruningOptions,
+            "sparsity_at",
+            "(progress - self.warmup) / (self.ramp_end - self.warmup)",
+            "progress / self.ramp_end",
+        ),
+    ),
+    Mutant(
+        "ramp ends late",
+        "the target is reached with the budget",
+        "pruned-50",
+        {"pruned": ("sparsity-ramp", "all matrices pruned")},
+        replaced(
+            PruningOptions,
+            "sparsity_at",
+            lambda right: lambda self, progress: right(self, 0.8 * progress),
+        ),
+    ),
+    Mutant(
+        "last pruning is missing",
+        "the ramp ends at its last interval",
+        "pruned-50",
+        {"pruned": ("sparsity-ramp", "at step 20 of 26")},
+        edited(
+            MaskPruner,
+            "_is_due",
+            "return self._reached < options.target",
+            "return step % options.frequency == 0 and self._reached < options.target",
+        ),
+    ),
+    Mutant(
+        "frequency is one longer",
+        "prunings are too far apart",
+        "run",
+        {"pruned": ("sparsity-ramp", r"\d+ zeros at step \d+ of 26")},
+        edited(MaskPruner, "_is_due", "% options.frequency", "% (options.frequency + 1)"),
+        defconfig=_SINGLE,
+        settings={"PRUNING_MAGNITUDE": True, "PRUNING_FREQUENCY": 2},
+    ),
+    Mutant(
+        "frequency is ignored",
+        "every step of the ramp prunes",
+        "pruned-50",
+        {"pruned": ("sparsity-ramp", r"\d+ zeros at step \d+ of 26")},
+        edited(MaskPruner, "_is_due", "step % options.frequency == 0", "True"),
+    ),
+    Mutant(
+        "count of pruned weights is rounded down",
+        "one weight less of some matrices",
+        "pruned-50",
+        {"pruned": "sparsity-ramp"},
+        edited(MaskPruner, "_update_masks", "round(", "int("),
+    ),
+    Mutant(
+        "gates are pruned",
+        "their matrices are like others",
+        "golden-gate",
+        {"pruned": ("unpruned-parameter", r"no pruning of h\.\d.*gate")},
+        lambda patch: patch.setattr(pruners, "NeverPruned", torch.nn.Bilinear),
+        settings={"PRUNING_MAGNITUDE": True},
+    ),
+    Mutant(
+        "gradients of pruned weights remain",
+        "they count in the norm and in the moments",
+        "pruned-50",
+        {"pruned": ("pruned-weight", "gradient 0 of .* at step")},
+        nothing(MaskPruner, "mask_gradients"),
+    ),
+    Mutant(
+        "moments of pruned weights remain",
+        "they decay instead of being zero",
+        "pruned-50",
+        {"pruned": ("pruned-weight", "optimizer state 0 of")},
+        nothing(MaskPruner, "_mask_state"),
+    ),
+    Mutant(
+        "gradients are masked after the norm",
+        "pruned weights count in gradient clipping",
+        "pruned-50",
+        {"pruned": "driven-update"},
+        edited(
+            train,
+            "optimizer_step",
+            "    session.state.pruner.mask_gradients()\n    norms = torch.stack("
+            "torch._foreach_norm(_gradients_or_zeros(parameters)))",
+            "    norms = torch.stack(torch._foreach_norm(_gradients_or_zeros(parameters)))\n"
+            "    session.state.pruner.mask_gradients()",
+        ),
+    ),
+    Mutant(
+        "pruned weights are ranked again",
+        "a pruned weight may return",
+        "adamw-movement",
+        {"pruned": "revived-weight"},
+        edited(MaskPruner, "_alive_score", ".masked_fill_(~self.masks[name], -torch.inf)", ""),
+        _MATRIX,
+    ),
+    Mutant(
+        "magnitude has a sign",
+        "the most negative weights are pruned",
+        "pruned-50",
+        {"pruned": ("pruning-order", "magnitude")},
+        edited(MagnitudePruner, "score", ".abs()", ".clone()"),
+    ),
+    Mutant(
+        "movement reads clipped gradients",
+        "steps above GRAD_CLIP count for less",
+        "adamw-movement",
+        {"pruned": ("pruning-order", "movement")},
+        edited(
+            train,
+            "optimizer_step",
+            "    session.state.pruner.observe(measured.gradient_norm)\n",
+            "    torch.nn.utils.clip_grads_with_norm_(parameters, 1.0, measured.gradient_norm)\n"
+            "    session.state.pruner.observe(measured.gradient_norm)\n",
+        ),
+        _MATRIX,
+    ),
+    Mutant(
+        "movement counts skipped steps",
+        "an overflow makes every score infinite",
+        "adamw-movement",
+        {"pruned": "skipped-step"},
+        edited(MovementPruner, "observe", ".masked_fill_(skipped, 0.0)", ""),
+        _MATRIX,
+    ),
+    Mutant(
+        "layer profile is reversed",
+        "the first matrices are the sparsest",
+        "run",
+        {"pruned": ("sparsity-ramp", r"of h\.\d.*weight pruned")},
+        then(StateOptions, "layer_sparsities", lambda out, *given: out[::-1]),
+        _SINGLE,
+        settings={"OPTIMIZER_ADAMWPRUNE": True, "ADAMWPRUNE_VARIANT_BITTER4": True},
+    ),
+    Mutant(
+        "layer profile has a lower cap",
+        "the last matrices keep too many weights",
+        "run",
+        {"pruned": ("sparsity-ramp", r"98\.00% of h\.\d.*weight pruned")},
+        lambda patch: patch.setattr(options, "MAX_LAYER_SPARSITY", 0.9),
+        _SINGLE,
+        settings={
+            "OPTIMIZER_ADAMWPRUNE": True,
+            "ADAMWPRUNE_VARIANT_BITTER4": True,
+            "PRUNING_SPARSITY": "0.8",
+        },
+    ),
+    Mutant(
+        "variant has another formula",
+        "bitter7 scores as bitter3 does",
+        "run",
+        {"pruned": ("pruning-order", "state")},
+        lambda patch: patch.setitem(pruners.SCORES, "bitter7", pruners.SCORES["bitter3"]),
+        _SINGLE,
+        settings={"OPTIMIZER_ADAMWPRUNE": True, "ADAMWPRUNE_VARIANT_BITTER7": True},
+    ),
+    Mutant(
+        "variant has another scope",
+        "bitter4 ranks all weights together",
+        "run",
+        {"pruned": ("sparsity-ramp", r"of h\.\d.*weight pruned")},
+        _variant("bitter4", scope="global"),
+        _SINGLE,
+        settings={"OPTIMIZER_ADAMWPRUNE": True, "ADAMWPRUNE_VARIANT_BITTER4": True},
+    ),
+    Mutant(
+        "variant has another ramp",
+        "bitter0 is cubic",
+        "adamwprune-state",
+        {"pruned": ("sparsity-ramp", "all matrices pruned")},
+        _variant("bitter0", ramp="cubic"),
+        _MATRIX,
+    ),
+    Mutant(
+        "weights of a hybrid score are swapped",
+        "bitter9 reads the direction first",
+        "run",
+        {"pruned": ("pruning-order", "state")},
+        lambda patch: patch.setitem(
+            pruners.SCORES,
+            "bitter9",
+            lambda w, m, v: 0.1 * pruners._mobile(w, m, v) + pruners._growing(w, m, v),
+        ),
+        _SINGLE,
+        settings={"OPTIMIZER_ADAMWPRUNE": True, "ADAMWPRUNE_VARIANT_BITTER9": True},
+    ),
+    Mutant(
+        "state score has no bias correction",
+        "bitter8 reads the first moment as it is",
+        "run",
+        {"pruned": ("pruning-score", "bitter8")},
+        replaced(pruners, "_beta1", lambda _: lambda *given: 0.0),
+        _SINGLE,
+        settings={"OPTIMIZER_ADAMWPRUNE": True, "ADAMWPRUNE_VARIANT_BITTER8": True},
+    ),
+    Mutant(
+        "resumed pruner forgets the sparsity",
+        "masked gradients return until the next pruning",
+        "pruned-50",
+        {"pruned": ("sparsity-ramp", "at step 13 of 26")},
+        then(
+            MaskPruner, "load_state_dict", lambda out, self, *given: vars(self).update(_reached=0.0)
+        ),
     ),
     Mutant(
         "optimizer never steps",

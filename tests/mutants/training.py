@@ -120,10 +120,6 @@ def _without_biases(right: Any) -> Any:
     return parameter_groups
 
 
-def _all_decay(right: Any) -> Any:
-    return lambda module, decay: [group | {"weight_decay": decay} for group in right(module, decay)]
-
-
 def _restored_without(key: str) -> Any:
     """Return a plant that skips one entry when a session is restored."""
 
@@ -283,13 +279,6 @@ MUTANTS = (
         "golden-gate",
         {"gradients": ("optimizer-groups", r"h\.0\.mlp\.c_fc\.bias .*; in 0$")},
         replaced(setup, "parameter_groups", _without_biases),
-    ),
-    Mutant(
-        "everything decays",
-        "norms and biases too",
-        "baseline",
-        {"pruned": ("optimizer-update", r"adamwspam; .*ln_f\.weight")},
-        replaced(setup, "parameter_groups", _all_decay),
     ),
     Mutant(
         "checkpoint loses the optimizer",

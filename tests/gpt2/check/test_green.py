@@ -18,9 +18,9 @@ pytestmark = pytest.mark.usefixtures("torch_as_before")
 
 RIGHT = {
     # SGD lacks Adam's symbols, and updates some weights by less than fp32 resolution.
-    "sgd": ("gradients,steps,pruned", {"OPTIMIZER_SGD": "y", "MLP_ATTN_GATE": "y"}),
+    "sgd": ("gradients,steps,optimized", {"OPTIMIZER_SGD": "y", "MLP_ATTN_GATE": "y"}),
     # AdamWPrune's base is AdamW; only the pruner makes it another optimizer.
-    "adamwprune": ("pruned", {"OPTIMIZER_ADAMWPRUNE": "y"}),
+    "adamwprune": ("optimized,pruned,budgeted", {"OPTIMIZER_ADAMWPRUNE": "y"}),
     # Gates are not pruned.
     "gates": (
         "pruned",
@@ -37,7 +37,7 @@ RIGHT = {
     ),
     # The variant trains longer: the ramp ends in its last iteration.
     "stretched": (
-        "pruned,reload",
+        "optimized,pruned,budgeted,reload",
         {"OPTIMIZER_ADAMWPRUNE": "y", "ADAMWPRUNE_VARIANT_BITTER2": "y", "PRUNING_RAMP_END": "0.9"},
     ),
     # Half of the weights are pruned within the steps on one batch.
@@ -51,6 +51,32 @@ RIGHT = {
             "MLP_SIZING_RATIO": "y",
             "MLP_RATIO": "13.6",
             "GRAD_CLIP": "8.31",
+        },
+    ),
+    # Thresholds far above any gradient, no damping, resets in every step.
+    "extremes": (
+        "optimized,budgeted",
+        {
+            "OPTIMIZER_ADAMWSPAM": "y",
+            "SPAM_THETA": "1e12",
+            "SPAM_SPIKE_THRESHOLD": "1e6",
+            "SPAM_MOMENT_DAMPING": "1",
+            "SPAM_INTERVAL": "1",
+            "SPAM_CLIP_DELAY": "1",
+            "SPAM_WARMUP_STEPS": "0",
+            "GRAD_CLIP": "0",
+            "BUDGET_TIME": "y",
+            "WARMUP_STEPS": "0",
+        },
+    ),
+    # The profile has matrices at its cap, and embeddings in the model's order.
+    "profile": (
+        "pruned",
+        {
+            "OPTIMIZER_ADAMWPRUNE": "y",
+            "ADAMWPRUNE_VARIANT_BITTER4": "y",
+            "PRUNING_SPARSITY": "0.8",
+            "PRUNING_INCLUDE_EMBEDDINGS": "y",
         },
     ),
     # Joined attention does not support dropout.
@@ -97,7 +123,8 @@ def test_a_step_of_a_study_passes(slug):
     parent = {c.slug: c for c in cases.every if c.slug == case.parent}
     results = run_in_process(case, list(CHECKS.values()), parent)
     states = {name: result.state for name, result in results.items()}
-    common = [name for name, check in CHECKS.items() if not check.own]
+    (config,) = [case.config for case in cases.chosen]
+    common = [name for name, check in CHECKS.items() if check.applies_to(config)]
     assert states == dict.fromkeys(common, "passed") | {"data": "absent"}, results
 
 

@@ -27,10 +27,10 @@ def test_every_check_has_a_function():
 
 
 def test_only_steps_with_a_mechanism_have_its_checks(dense, sparse):
-    own = {"field", "entropy"}
-    assert {check.name for check in select_for([dense], "")} == CHECKS.keys() - own
-    assert select_for([dense, sparse], "") == list(CHECKS.values())
-    assert {name for name in CHECKS if CHECKS[name].applies_to(sparse)} == CHECKS.keys()
+    own, pruning = {"field", "entropy"}, {"pruned"}
+    assert {check.name for check in select_for([dense], "")} == CHECKS.keys() - own - pruning
+    assert {check.name for check in select_for([dense, sparse], "")} == CHECKS.keys() - pruning
+    assert {name for name in CHECKS if CHECKS[name].applies_to(sparse)} == CHECKS.keys() - pruning
     assert own.isdisjoint(check.name for check in select_for([sparse], "", fast=True))
 
 
@@ -42,6 +42,14 @@ def test_a_named_check_that_applies_to_no_step_is_an_error(dense, sparse):
         "causal",
         "field",
     ]
+
+
+def test_only_steps_that_prune_have_the_check_of_pruning(dense):
+    pruning = resolve_settings(KconfigTree(), {"PRUNING_MAGNITUDE": "y"})
+    assert [check.name for check in select_for([dense, pruning], "pruned")] == ["pruned"]
+    with pytest.raises(ConfigError) as caught:
+        select_for([dense], "pruned")
+    assert caught.value.codes == ["usage.not-applicable"]
 
 
 def test_names_are_selected_in_the_standard_order():

@@ -1,0 +1,500 @@
+"""Optimizer and pruner follow the documented formulas, in the traced run and on given gradients.
+
+The traced run trains the small step. A driven run (``DrivenRun``) puts chosen gradients through the
+same trainer, on a few parameters in float64, so that every part of the rules acts within 26 steps.
+Both are compared with ``lib/optim/reference.py`` and ``lib/pruning/reference.py``.
+"""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gpt2.check.cases import CheckFinding
+from gpt2.check.context import DrivenResult
+from gpt2.check.short_run import (
+    CLIPPED_STEPS,
+    TRACED_PARAMETERS,
+    DrivenRun,
+    PrunedStep,
+    TracedRun,
+    driven_config,
+    driving_gradients,
+    first_elements,
+)
+from gpt2.check.shrink import with_changes
+from gpt2.check.subject import StepUnderTest
+from gpt2.check.training_checks import reference_learning_rate
+from gpt2.config import Config
+from gpt2.mlp.mlp_attn_gate.module import MlpAttnGate
+from gpt2.nsa.module import BranchGates
+from gpt2.training.session import TrainingSession
+from lib.config.field import SymbolValue
+from lib.optim.options import AdamwpruneOptions
+from lib.optim.reference import AdamwspamReference
+from lib.pruning.options import PruningOptions
+from lib.pruning.pruners import MaskPruner, MovementPruner, NeverPruned
+from lib.pruning.reference import PruningSnapshot, lowest, ramp_sparsity, scope_sparsities
+
+# Tolerance relative to a tensor's total change, and to its size: fp32 rounds in every step.
+_CHANGE_TOLERANCE = 1e-3
+_SIZE_TOLERANCE = 1e-6
+# The plain optimizer from which another one has to differ.
+_PLAIN = "adamw"
+# Values of AdamW's symbols if the configured optimizer does not set them.
+_ADAM_DEFAULTS: dict[str, SymbolValue] = {
+    "ADAM_BETA1": "0.9",
+    "ADAM_BETA2": "0.999",
+    "ADAM_EPS": "1e-8",
+}
+# Fields of an optimizer's options with the same name in torch's parameter groups.
+_GROUP_OPTIONS = ("eps", "momentum", "dampening", "nesterov")
+
+Parameters = list[list[float]]
+Weights = dict[str, list[float]]
+
+
+def check_optimized(subject: StepUnderTest) -> list[CheckFinding]:
+    """Check the optimizer's settings, and its updates from traced and from driven gradients."""
+    findings, subject.facts["optimized"] = _driven(subject, prunes=False)
+    return _traced_updates(subject) + findings
+
+
+def _driven(subject: StepUnderTest, *, prunes: bool) -> DrivenResult:
+    """Return the findings and facts of a driven run; steps with equal settings share one."""
+    config = driven_config(subject.small_exact, subject.config)
+    pruning = config.pruning if prunes else config.pruning.stretch
+    key = (prunes, config.train, config.schedule, config.optimizer, pruning)
+    if key not in subject.context.driven_results:
+        drive = _Drive(subject.traced_run.run.session, config, prunes=prunes)
+        findings = drive.compare() or (_skipped_step(drive.run) if prunes else [])
+        subject.context.driven_results[key] = findings, drive.exercised()
+    return subject.context.driven_results[key]
+
+
+def _traced_updates(subject: StepUnderTest) -> list[CheckFinding]:
+    traced, config = subject.traced_run, subject.small
+    findings = _settings(traced, config)
+    if not all(name in update.gradients for update in traced.updates for name in TRACED_PARAMETERS):
+        what = "a gradient in every optimizer step"
+        return [*findings, CheckFinding("nonzero-gradient", what, "none for the final norm")]
+    name, rule = config.optimizer.name, update_options(config)
+    expected = _replayed(traced, rule)
+    wrong = [
+        parameter
+        for parameter, values in zip(TRACED_PARAMETERS, expected, strict=True)
+        if not _equal(traced, parameter, values)
+    ]
+    if not wrong:
+        return findings
+    if rule.name != _PLAIN:
+        adam = {
+            symbol: value for symbol, value in _ADAM_DEFAULTS.items() if not config.values[symbol]
+        }
+        plain = _replayed(traced, update_options(with_changes(config, OPTIMIZER=_PLAIN, **adam)))
+        if all(
+            _equal(traced, parameter, values)
+            for parameter, values in zip(TRACED_PARAMETERS, plain, strict=True)
+        ):
+            text = f"the same weights as {_PLAIN} from the same gradients"
+            return [*findings, CheckFinding("distinct-optimizer", f"an effect of {name}", text)]
+    what = f"the updates of {name}"
+    return [*findings, CheckFinding("optimizer-update", what, f"other values of {wrong[0]}")]
+
+
+def update_options(config: Config) -> Any:
+    """Return the options of the optimizer that updates weights: the base of AdamWPrune."""
+    options = config.optimizer
+    return options.base if isinstance(options, AdamwpruneOptions) else options
+
+
+def _settings(traced: TracedRun, config: Config) -> list[CheckFinding]:
+    """Check that parameter groups match the options, and that only matrices decay.
+
+    A gate's matrices decay like all others, although they are never pruned.
+    """
+    rule, session = update_options(config), traced.run.session
+    options = {field.name: vars(rule)[field.name] for field in dataclasses.fields(rule)}
+    expected = {name: options[name] for name in _GROUP_OPTIONS if name in options}
+    if "beta1" in options:
+        expected["betas"] = (options["beta1"], options["beta2"])
+    findings = []
+    tables = {
+        id(t.weight) for t in (session.state.model.wte, session.state.model.wpe) if t is not None
+    }
+    for group in session.state.optimizer.param_groups:
+        for name, value in expected.items():
+            if group[name] != value:
+                text = f"an optimizer with {name} {value}"
+                findings.append(CheckFinding("optimizer-setting", text, f"{group[name]}"))
+        for name, parameter in zip(group["param_names"], group["params"], strict=True):
+            decays = parameter.ndim >= 2 and id(parameter) not in tables
+            decay = rule.weight_decay if decays else 0.0
+            if group["weight_decay"] != decay:
+                text = f"a weight decay of {decay:g} for {name}"
+                findings.append(CheckFinding("weight-decay", text, f"{group['weight_decay']:g}"))
+    return findings
+
+
+def _replayed(traced: TracedRun, rule: Any) -> Parameters:
+    """Return the followed tensors after the formulas were applied to the traced run's gradients."""
+    start = [first_elements(traced.initial_weights[name]) for name in TRACED_PARAMETERS]
+    decays = [
+        rule.weight_decay if traced.initial_weights[name].ndim >= 2 else 0.0
+        for name in TRACED_PARAMETERS
+    ]
+    reference = rule.reference(start, decays)
+    for update in traced.updates:
+        gradients = [first_elements(update.gradients[name]) for name in TRACED_PARAMETERS]
+        reference.step(gradients, update.lr, update.gradient_norm.item())
+    parameters: Parameters = reference.parameters
+    return parameters
+
+
+def _equal(traced: TracedRun, name: str, expected: Sequence[float]) -> bool:
+    start, end = first_elements(traced.initial_weights[name]), first_elements(
+        traced.final_weights[name]
+    )
+    distance = max(abs(w - s) for w, s in zip(expected, start, strict=True))
+    tolerance = _CHANGE_TOLERANCE * distance + _SIZE_TOLERANCE * max(abs(w) for w in expected)
+    # Pruned weights are zero.
+    pruned = traced.config.pruning.name != "none"
+    pairs = [(e, w) for e, w in zip(end, expected, strict=True) if not (pruned and e == 0.0)]
+    return all(math.isclose(e, w, rel_tol=0.0, abs_tol=tolerance) for e, w in pairs)
+
+
+# The driven run: chosen gradients, and an independent simulation of the trainer's step.
+
+
+# The run is resumed after this step: in a warm-up after a reset, and between two prunings.
+_RESUMED_AFTER = 12
+# torch divides GRAD_CLIP by the norm plus this number.
+_CLIP_EPS = 1e-6
+_DRIVEN_TOLERANCE = 1e-9
+_DRIVEN_ROUNDING = 1e-13
+_DECAYING = ("first.weight", "second.weight", "gate.weight")
+_PRUNABLE = ("first.weight", "second.weight")
+_EMBEDDING = "wte.weight"
+
+
+class _Drive:
+    """A driven run and its simulation: every tensor of a step as flat lists, by position."""
+
+    def __init__(self, template: TrainingSession, config: Config, *, prunes: bool) -> None:
+        self.config, self._template, self._prunes = config, template, prunes
+        self.run = DrivenRun(template, config, prunes=prunes)
+        self.names = [name for name, _ in self.run.model.named_parameters()]
+        self.rule = update_options(self.config)
+        weights = self.run.weights()
+        self.start = {name: list(values) for name, values in weights.items()}
+        self.decays = [self.rule.weight_decay if n in _DECAYING else 0.0 for n in self.names]
+        self.reference = self.rule.reference([weights[n] for n in self.names], self.decays)
+        self.alive = [[True] * len(weights[name]) for name in self.names]
+        self.history: list[tuple[list[list[float]], list[list[float]]]] = []
+        self.reached = 0.0
+        self.clipped = 0
+        # Scores after the last pruning, by matrix.
+        self.scores: dict[str, list[float]] = {}
+
+    def compare(self) -> list[CheckFinding]:
+        """Return the first difference between the run and its simulation."""
+        iterations = self.run.session.state.budget.iterations
+        gradients = driving_gradients(self.run.model, self.rule, self.config.train.grad_clip)
+        for step, tensors in enumerate(itertools.islice(gradients, iterations), 1):
+            self.run.step(tensors)
+            self._simulate([tensors[n].flatten().tolist() for n in self.names], step, iterations)
+            findings = self._differences(step, iterations)
+            if findings:
+                return findings
+            if step == _RESUMED_AFTER:
+                resumed = DrivenRun(self._template, self.config, prunes=self._prunes)
+                resumed.resume_from(self.run)
+                self.run = resumed
+        return []
+
+    def exercised(self) -> dict[str, Any]:
+        """Return how often each part of the rule acted."""
+        facts: dict[str, Any] = {"steps above GRAD_CLIP": self.clipped}
+        if isinstance(self.reference, AdamwspamReference):
+            interval = self.reference.options.interval
+            facts |= {
+                "spikes": len(self.reference.spikes),
+                "clipped elements": len(self.reference.clipped),
+                "resets": (self.reference.n - 1) // interval,
+            }
+        return facts
+
+    def _simulate(self, gradients: list[list[float]], step: int, iterations: int) -> None:
+        """Mask, measure, clip, update and prune, as documented."""
+        masked = [
+            [g if alive else 0.0 for g, alive in zip(*pair, strict=True)]
+            for pair in zip(gradients, self.alive, strict=True)
+        ]
+        norm = math.sqrt(sum(g * g for flat in masked for g in flat))
+        self.history.append((masked, [list(flat) for flat in self.reference.parameters]))
+        clip, share = self.config.train.grad_clip, 1.0
+        if clip and norm > clip:
+            share = clip / (norm + _CLIP_EPS)
+            self.clipped += 1
+        lr = reference_learning_rate(self.config.schedule, step - 1, iterations)
+        self.reference.step([[g * share for g in flat] for flat in masked], lr, norm)
+        options, progress = self.config.pruning, step / iterations
+        if self._prunes and isinstance(options, PruningOptions):
+            if progress >= options.ramp_end:
+                due = self.reached < options.target
+            else:
+                due = progress > options.warmup and step % options.frequency == 0
+            if due:
+                self.reached = ramp_sparsity(options, progress)
+                self._prune(options)
+
+    def _prune(self, options: PruningOptions) -> None:
+        embeddings = (_EMBEDDING,) if options.include_embeddings else ()
+        prunable = [n for n in self.names if n in (*embeddings, *_PRUNABLE)]
+        tensors = {self.names.index(name): self._scores(options, name) for name in prunable}
+        keys, sizes = list(tensors), [len(scores) for scores in tensors.values()]
+        for members, sparsity in scope_sparsities(options, self.reached, sizes):
+            scope = {keys[i]: tensors[keys[i]] for i in members}
+            for k, i in lowest(scope, sparsity):
+                self.alive[k][i] = False
+                self.reference.parameters[k][i] = 0.0
+                self.reference.forget(k, i)
+        self.scores = {name: self._scores(options, name) for name in prunable}
+
+    def _scores(self, options: PruningOptions, name: str) -> list[float]:
+        """Return the scores of the used rows of a matrix, minus infinity for pruned weights."""
+        k, reference = self.names.index(name), self.reference
+        used = self.run.model.wte.used_rows * 3 if name == _EMBEDDING else None
+        history = [(gradients[k], weights[k]) for gradients, weights in self.history]
+        moments: dict[str, Any] = {}
+        if "beta1" in vars(self.rule):
+            correction = 1.0 - self.rule.beta1**reference.t
+            moments = {"m": reference.m[k], "v": reference.v[k], "bias_correction": correction}
+        seen = PruningSnapshot(reference.parameters[k], history, **moments)
+        scores = options.reference().scores(seen)
+        return np.where(self.alive[k], scores, -math.inf)[:used].tolist()
+
+    def _differences(self, step: int, iterations: int) -> list[CheckFinding]:
+        actual = self.run.weights()
+        expected = dict(zip(self.names, self.reference.parameters, strict=True))
+        if self._prunes:
+            findings = self._zeros(actual, expected, f"at step {step} of {iterations}")
+            if findings := findings or self._wrong_scores():
+                return findings
+        for name, values in expected.items():
+            pairs = list(zip(values, actual[name], strict=True))
+            change = max(abs(e - s) for e, s in zip(values, self.start[name], strict=True))
+            bound = _DRIVEN_TOLERANCE * change + _DRIVEN_ROUNDING * max(map(abs, values))
+            error = max(abs(e - a) for e, a in pairs)
+            if not error <= bound:
+                text = f"the update of {self.rule.name} at step {step}{self._events(step)}"
+                kind = "a matrix" if name in _DECAYING else "an embedding" if "wte" in name else ""
+                text += f" of {kind or 'a vector'} with given gradients"
+                return [CheckFinding("driven-update", text, f"weights that differ by {error:.1e}")]
+        return []
+
+    def _events(self, step: int) -> str:
+        """Describe what the rule does at a step."""
+        events = []
+        if isinstance(self.reference, AdamwspamReference):
+            if step > self.reference.options.interval:
+                events.append(f"step {self.reference.t} after a reset")
+            events += ["spike"] if step in self.reference.spikes else []
+            clipped = sum(n == step for n, _, _ in self.reference.clipped)
+            events += [f"{clipped} elements clipped"] if clipped else []
+        if step in CLIPPED_STEPS:
+            events.append("norm above GRAD_CLIP")
+        if step == _RESUMED_AFTER + 1:
+            events.append("resumed")
+        return f" ({', '.join(events)})" if events else ""
+
+    def _wrong_scores(self) -> list[CheckFinding]:
+        """Compare the scores of remaining weights after a pruning, in fp32."""
+        expected_scores, self.scores = self.scores, {}
+        state, pruner = self.run.session.state, self.run.session.state.pruner
+        for name, expected in expected_scores.items():
+            assert isinstance(pruner, MaskPruner)
+            actual = pruner.score(name, state.optimizer).flatten().tolist()
+            largest = max((abs(s) for s in expected if s > -math.inf), default=0.0)
+            for score, value in zip(expected, actual, strict=False):
+                if score > -math.inf and abs(score - value) > _TIE_TOLERANCE * largest:
+                    text = f"a score of {score:.4g} by the formula of {self.config.pruning.summary}"
+                    return [CheckFinding("pruning-score", text, f"{value:.4g}")]
+        return []
+
+    def _zeros(self, actual: Weights, expected: Weights, at: str) -> list[CheckFinding]:
+        """Compare which weights are zero."""
+        zeros, expected_zeros = (
+            {(n, i) for n, flat in weights.items() for i, w in enumerate(flat) if w == 0.0}
+            for weights in (actual, expected)
+        )
+        if zeros == expected_zeros:
+            return []
+        for name, _ in zeros - expected_zeros:
+            if name not in (*_PRUNABLE, _EMBEDDING):
+                what = f"no pruning of a {'gate' if 'gate' in name else 'vector'}"
+                return [CheckFinding("unpruned-parameter", what, f"zeros in it {at}")]
+        pruner = self.config.pruning.name
+        if len(zeros) != len(expected_zeros):
+            text = f"{len(expected_zeros)} zeros {at}, by ramp, frequency and scope of {pruner}"
+            return [CheckFinding("sparsity-ramp", text, f"{len(zeros)} zeros")]
+        text = f"the lowest scores of {pruner} are pruned {at}"
+        return [CheckFinding("pruning-order", text, "other weights are zero")]
+
+
+# Pruning in the traced run: every prunable matrix after every step.
+
+
+_SPARSITY_TOLERANCE = 0.005
+# Share of a tensor that may reach zero without pruning.
+_MAX_ZERO_SHARE = 0.01
+# Scores closer than this share of the largest are ties in fp32.
+_TIE_TOLERANCE = 1e-5
+# Modules that zeros would pull towards a bias.
+_GATES = (NeverPruned, MlpAttnGate, BranchGates)
+# Distance of a count from sparsity × weights, if it is rounded to the nearest integer.
+_ROUNDED = 0.5 + 1e-6
+
+
+def check_pruned(subject: StepUnderTest) -> list[CheckFinding]:
+    """Check sparsity, scope, ramp and scores along the traced run, and on driven gradients."""
+    findings, subject.facts["pruned"] = _driven(subject, prunes=True)
+    return _sparsity(subject) + _pruned_steps(subject) + findings
+
+
+def _skipped_step(run: DrivenRun) -> list[CheckFinding]:
+    """Check that a step that fp16 skips adds nothing to the scores of movement."""
+    pruner = run.session.state.pruner
+    if not isinstance(pruner, MovementPruner):
+        return []
+    before = {name: scores.clone() for name, scores in pruner.state_dict()["scores"].items()}
+    for parameter in run.model.parameters():
+        parameter.grad = torch.full_like(parameter, math.inf)
+    pruner.observe(torch.tensor(math.inf))
+    after = pruner.state_dict()["scores"]
+    run.session.state.optimizer.zero_grad(set_to_none=True)
+    if all(torch.equal(after[name], scores) for name, scores in before.items()):
+        return []
+    what = "scores of movement without the steps that fp16 skips"
+    return [CheckFinding("skipped-step", what, "other scores after a non-finite gradient")]
+
+
+def _sparsity(subject: StepUnderTest) -> list[CheckFinding]:
+    """Check how many weights are zero at the end, and that all are prunable."""
+    traced, target = subject.traced_run, subject.config.values["PRUNING_SPARSITY"]
+    prunable = _prunable_rows(subject)
+    matrices = [traced.final_weights[name][:rows] for name, rows in prunable.items()]
+    reached = sum(int((w == 0).sum()) for w in matrices) / sum(w.numel() for w in matrices)
+    findings = []
+    if not abs(reached - float(target)) <= _SPARSITY_TOLERANCE:
+        text = f"{reached:.1%} of the weights are zero at the end of the budget"
+        findings.append(CheckFinding("target-sparsity", f"a sparsity of {float(target):.0%}", text))
+    for name in traced.final_weights.keys() - prunable.keys():
+        new_zeros = int((traced.final_weights[name] == 0).sum()) - int(
+            (traced.initial_weights[name] == 0).sum()
+        )
+        if new_zeros > _MAX_ZERO_SHARE * traced.final_weights[name].numel():
+            text = f"{new_zeros} weights became zero"
+            findings.append(CheckFinding("unpruned-parameter", f"no pruning of {name}", text))
+    return findings
+
+
+def _prunable_rows(subject: StepUnderTest) -> dict[str, int]:
+    """Return the number of prunable rows of each prunable matrix, in the model's order.
+
+    Padding rows of the vocabulary are zero from the start.
+    """
+    traced, small = subject.traced_run, subject.small
+    modules = traced.run.session.state.model.named_modules()
+    gates = tuple(f"{path}." for path, module in modules if isinstance(module, _GATES))
+    embeddings = ("wte.weight", "wpe.weight")
+    return {
+        name: small.model.shape.vocab_size if name == "wte.weight" else len(weight)
+        for name, weight in traced.initial_weights.items()
+        if weight.ndim >= 2
+        and not name.startswith(gates)
+        and (small.values["PRUNING_INCLUDE_EMBEDDINGS"] or name not in embeddings)
+    }
+
+
+def _pruned_steps(subject: StepUnderTest) -> list[CheckFinding]:
+    """Check counts, masks, states and scores of every prunable matrix after every step."""
+    traced, options = subject.traced_run, subject.small.pruning
+    assert isinstance(options, PruningOptions)
+    rows = _prunable_rows(subject)
+    alive = {n: torch.ones_like(traced.initial_weights[n], dtype=torch.bool) for n in rows}
+    for i, step in enumerate(traced.pruned_steps, 1):
+        if step.masks.keys() != alive.keys():
+            odd = sorted(step.masks.keys() ^ alive.keys())[0]
+            what = f"{'pruning' if odd in alive else 'no pruning'} of {odd}"
+            return [CheckFinding("prunable-parameter", what, "the opposite")]
+        masks = {name: step.masks[name][:count] for name, count in rows.items()}
+        progress = i / len(traced.pruned_steps)
+        findings = _step_findings(step, alive, i) or _order(options, step, alive, masks, i)
+        if findings := findings or _counts(options, masks, progress, i):
+            return findings
+        alive = step.masks
+    return []
+
+
+def _step_findings(step: PrunedStep, alive: dict[str, Tensor], i: int) -> list[CheckFinding]:
+    """Check that pruned weights stay pruned, without value, gradient and optimizer state."""
+    for name, mask in step.masks.items():
+        if bool((mask & ~alive[name]).any()):
+            what = f"weights of {name} that were pruned before step {i} stay pruned"
+            return [CheckFinding("revived-weight", what, "a mask that revives some")]
+    for what, names in step.nonzero.items():
+        if names:
+            text = f"{what} 0 of the pruned weights of {sorted(names)[0]} at step {i}"
+            return [CheckFinding("pruned-weight", text, f"another {what}")]
+    return []
+
+
+def _counts(
+    options: PruningOptions, masks: dict[str, Tensor], progress: float, i: int
+) -> list[CheckFinding]:
+    """Check how many weights of each scope are pruned."""
+    sizes = [mask.numel() for mask in masks.values()]
+    pruned = [size - int(mask.sum()) for size, mask in zip(sizes, masks.values(), strict=True)]
+    # The small form prunes in every step of the ramp.
+    reached = ramp_sparsity(options, progress)
+    for members, sparsity in scope_sparsities(options, reached, sizes):
+        count, size = sum(pruned[k] for k in members), sum(sizes[k] for k in members)
+        if abs(count - sparsity * size) > _ROUNDED:
+            scope = list(masks)[members[0]] if len(members) == 1 else "all matrices"
+            what = f"{sparsity:.2%} of {scope} pruned ({sparsity * size:.1f} weights) at step {i}"
+            return [CheckFinding("sparsity-ramp", what, f"{count / size:.2%} ({count} weights)")]
+    return []
+
+
+def _order(
+    options: PruningOptions,
+    step: PrunedStep,
+    alive: dict[str, Tensor],
+    masks: dict[str, Tensor],
+    i: int,
+) -> list[CheckFinding]:
+    """Check that the weights with the lowest scores of each scope are pruned."""
+    if all(bool((mask == alive[name][: len(mask)]).all()) for name, mask in masks.items()):
+        return []
+    reference, names = options.reference(), list(masks)
+    scores = {n: reference.scores(step.tensors[n])[: len(masks[n])] for n in names}
+    sizes = [mask.numel() for mask in masks.values()]
+    for members, _ in scope_sparsities(options, options.target, sizes):
+        highest, lowest_left, largest = -math.inf, math.inf, 0.0
+        for name in (names[k] for k in members):
+            was, mask = alive[name][: len(masks[name])].numpy(), masks[name].numpy()
+            pruned, left = was & ~mask, mask
+            highest = max(highest, scores[name].max(initial=-math.inf, where=pruned))
+            lowest_left = min(lowest_left, scores[name].min(initial=math.inf, where=left))
+            largest = max(largest, np.abs(scores[name]).max(initial=0.0, where=was))
+        if highest > lowest_left + _TIE_TOLERANCE * largest:
+            text = f"step {i} prunes {highest:.3g} and leaves {lowest_left:.3g}"
+            expected = f"the lowest scores of {options.name} are pruned"
+            return [CheckFinding("pruning-order", expected, text)]
+    return []

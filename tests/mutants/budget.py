@@ -1,0 +1,216 @@
+"""Faults of the training budget, and of the schedule that follows it."""
+
+from typing import Any
+
+from gpt2 import train
+from gpt2.config import TrainConfig
+from gpt2.training import budget
+from gpt2.training.budget import TrainingBudget, TrainingClock
+from gpt2.training.state import TrainState
+from tests.mutants.mutant import Mutant, edited, nothing, then
+
+_TIME = {"BUDGET_TIME": True}
+_TOKENS = {"BUDGET_TOKENS": True}
+_STRETCHED = {"OPTIMIZER_ADAMWPRUNE": True, "ADAMWPRUNE_VARIANT_BITTER3": True}
+_SINGLE = "gpt2-124m"
+
+
+def _caught(name: str, *patterns: str) -> Any:
+    """Return the finding of the check of budgets."""
+    return {"budgeted": (name, *patterns)}
+
+
+def _everywhere(old: str, new: str) -> Any:
+    """Return a plant in the budget of a run, as the trainer and the check read it."""
+    return edited(TrainingBudget, "__init__", old, new)
+
+
+def _restarted(out: None, self: TrainState, state: Any) -> None:
+    """Count iterations and progress of a resumed run from zero."""
+    self.iteration, self.progress = 0, 0.0
+
+
+MUTANTS = (
+    Mutant(
+        "minutes instead of seconds",
+        "a budget of time is sixty times as long",
+        "baseline",
+        _caught("budget-seconds", "7,200 seconds .*; 432,000"),
+        _everywhere("config.max_time_seconds *", "60 * config.max_time_seconds *"),
+        settings=_TIME,
+        quick=True,
+    ),
+    Mutant(
+        "tokens are rounded down to iterations",
+        "the last tokens of a budget are missing",
+        "baseline",
+        _caught("budget-steps", "7 steps .*; 6 steps"),
+        edited(
+            budget,
+            "_iterations",
+            "-(-config.max_tokens // tokens_per_iteration)",
+            "config.max_tokens // tokens_per_iteration",
+        ),
+        settings=_TOKENS,
+    ),
+    Mutant(
+        "tokens are iterations",
+        "a budget of tokens has as many steps",
+        "baseline",
+        _caught("budget-iterations", "10,400 optimizer steps"),
+        edited(
+            budget,
+            "_iterations",
+            "-(-config.max_tokens // tokens_per_iteration)",
+            "config.max_tokens",
+        ),
+        settings=_TOKENS,
+    ),
+    Mutant(
+        "stretch of a variant is ignored",
+        "every variant trains for the configured budget",
+        "run",
+        _caught("budget-iterations", "13,520 optimizer steps .*; 10,400$"),
+        _everywhere("* stretch)", ")"),
+        _SINGLE,
+        settings=_STRETCHED,
+    ),
+    Mutant(
+        "stretch of a variant counts twice",
+        "in iterations and in their product",
+        "run",
+        _caught("budget-iterations", "13,520 optimizer steps .*; 17,576$"),
+        _everywhere("* stretch)", "* stretch * stretch)"),
+        _SINGLE,
+        settings=_STRETCHED,
+    ),
+    Mutant(
+        "stretch is applied although it is off",
+        "all variants should train alike",
+        "run",
+        _caught("budget-iterations", "10,400 optimizer steps .*; 13,520$"),
+        _everywhere("* stretch)", "* 1.3)"),
+        _SINGLE,
+        settings={**_STRETCHED, "ADAMWPRUNE_STRETCH": False},
+    ),
+    Mutant(
+        "run trains one step more",
+        "the budget ends after the next step",
+        "baseline",
+        _caught("budget-steps", "7 steps .*; 8 steps"),
+        edited(
+            TrainingBudget,
+            "progress",
+            "iteration / self.iterations",
+            "(iteration - 1) / self.iterations",
+        ),
+    ),
+    Mutant(
+        "run trains one step less",
+        "the budget ends before the last step",
+        "baseline",
+        _caught("budget-steps", "7 steps .*; 6 steps"),
+        edited(
+            TrainingBudget,
+            "progress",
+            "iteration / self.iterations",
+            "(iteration + 1) / self.iterations",
+        ),
+    ),
+    Mutant(
+        "accumulation counts twice",
+        "in the global batch and beside it",
+        "baseline",
+        _caught("tokens-per-iteration"),
+        edited(
+            TrainConfig,
+            "tokens_per_iteration",
+            "self.global_batch",
+            "self.global_batch * self.grad_accumulation",
+        ),
+    ),
+    Mutant(
+        "tokens are those of a micro-batch",
+        "a budget of tokens is as many times longer",
+        "baseline",
+        _caught("tokens-per-iteration"),
+        edited(TrainConfig, "tokens_per_iteration", "self.global_batch", "self.batch_size"),
+        settings=_TOKENS,
+    ),
+    Mutant(
+        "tokens are those of one rank",
+        "the number of processes is ignored",
+        "baseline",
+        _caught("tokens-per-iteration"),
+        edited(
+            TrainConfig,
+            "tokens_per_iteration",
+            "self.global_batch",
+            "self.global_batch // self.gpus",
+        ),
+        settings={"GPUS": 2, "GRAD_ACCUMULATION": 4, "BATCH_SIZE": 8, "GLOBAL_BATCH": 64},
+    ),
+    Mutant(
+        "schedule ends at half the budget",
+        "the rest is trained at the lowest rate",
+        "baseline",
+        _caught("budget-learning-rate", "at step 3 of 7"),
+        edited(
+            train,
+            "train_step",
+            "        session.state.progress,\n",
+            "        2 * session.state.progress,\n",
+        ),
+    ),
+    Mutant(
+        "decay starts with training",
+        "and not after the warm-up",
+        "baseline",
+        _caught("schedule-end"),
+        edited(train, "learning_rate_at", "(progress - warmup_progress) / remaining", "progress"),
+    ),
+    Mutant(
+        "decay starts within the warm-up",
+        "a tenth of it counts",
+        "baseline",
+        _caught("schedule-end"),
+        _everywhere("_warmup_steps = warmup_steps", "_warmup_steps = warmup_steps // 10"),
+    ),
+    Mutant(
+        "evaluations use up the time",
+        "a run that is evaluated more often trains less",
+        "baseline",
+        _caught("budget-steps", "7 steps"),
+        edited(
+            train,
+            "train",
+            "session.evaluate(session.state.model, stop)",
+            "(session.state.clock.__enter__(), session.evaluate(session.state.model, stop), "
+            "session.state.clock.__exit__(None, None, None))[1]",
+        ),
+        settings=_TIME,
+    ),
+    Mutant(
+        "resumed run starts its time again",
+        "each process has the whole budget",
+        "baseline",
+        _caught("budget-steps", "7 steps .*; 10 steps"),
+        nothing(TrainingClock, "resume_at"),
+        settings=_TIME,
+    ),
+    Mutant(
+        "resumed run starts its budget again",
+        "each process trains all iterations",
+        "baseline",
+        _caught("budget-steps", "7 steps .*; 10 steps"),
+        then(TrainState, "load_state_dict", _restarted),
+    ),
+    Mutant(
+        "resumed warm-up of a time budget is lost",
+        "the decay is measured from the start",
+        "baseline",
+        _caught("budget-learning-rate"),
+        nothing(TrainingBudget, "load_state_dict"),
+        settings=_TIME,
+    ),
+)
