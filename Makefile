@@ -171,19 +171,19 @@ style: setup ## Check formatting, lint, types, and names in documents
 	$(Q)$(PY) scripts/check_style.py
 
 ##@ Evaluate
-.PHONY: report audit compare significance verify-results curves sweep-leaderboard evaluate \
+.PHONY: report verdicts audit compare verify-results curves sweep-leaderboard evaluate \
 	generate export bench bench-settings bench-overhead bench-nsa needle-test validate-machine
 report: $(CONFIG_PY) ## Write the tables of the finished runs
 	$(Q)$(PY) scripts/report.py $(INTO)
+
+verdicts: $(CONFIG_PY) ## Which steps are better, worse or equivalent, over SEEDS=
+	$(Q)$(PY) scripts/verdicts.py $(INTO)
 
 audit: setup ## Check the files of RUNS=: VALID, or INVALID with reasons
 	$(Q)$(PY) scripts/audit_run.py $(INTO) --runs "$${RUNS:?type make audit RUNS=NAME}"
 
 compare: setup ## Compare runs A= and B=: bitwise, or their losses
 	$(Q)$(PY) scripts/compare_runs.py $(INTO)
-
-significance: setup ## Test the variants in RUNS= over several seeds
-	$(Q)$(PY) scripts/significance.py $(INTO)
 
 verify-results: $(CONFIG_PY) ## Check whether RUNS= may be published together
 	$(Q)$(PY) scripts/verify_results.py $(INTO)

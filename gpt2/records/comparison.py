@@ -12,7 +12,7 @@ from typing import Any
 
 from gpt2.attention.config import PATTERNS, POSITIONS, PROJECTIONS
 from gpt2.config import Config
-from gpt2.planning.plan import Plan, config_layers, make_plan
+from gpt2.planning.plan import Plan, make_plan
 from gpt2.records.run_files import find_finished, read_resolved_config
 from lib.config.layers import ConfigLayer
 from lib.console import log
@@ -21,7 +21,6 @@ from lib.optim.options import OPTIMIZERS
 from lib.plan.run import PlannedRun, RunVariant
 from lib.pruning.options import PRUNERS
 from lib.report.compare import RunComparison, compare_runs
-from lib.report.finalists import SignificanceReport, compare_over_seeds
 from lib.report.run_facts import read_run_facts
 from lib.runs.run_dir import RunDir, State, read_status
 
@@ -56,28 +55,6 @@ def compare(
     left, right = (find_finished(name, build_dir, steps=steps, seeds=seeds) for name in (a, b))
     facts = read_run_facts(left), read_run_facts(right)
     return compare_runs(*facts, names_of([left, right]), words(axis), words(label_by))
-
-
-def finalists(
-    named: str, build_dir: Path, *, steps: str = "", seeds: str = ""
-) -> SignificanceReport:
-    """Compare the finalists in ``named``: directories, or patterns over directories or run names.
-
-    Raises ConfigError if an item matches no run.
-    """
-    paths: dict[Path, None] = {}
-    for word in words(named):
-        paths |= dict.fromkeys(_matching(word, build_dir, steps, seeds))
-    runs = [RunDir(path) for path in paths]
-    return compare_over_seeds(runs, names_of(runs))
-
-
-def _matching(word: str, build_dir: Path, steps: str, seeds: str) -> list[Path]:
-    folders = [Path(name) for name in sorted(glob(word)) if ".old-" not in name]
-    if folders := [path for path in folders if RunDir(path).resolved_config.exists()]:
-        return folders
-    plan = make_plan(config_layers(build_dir), build_dir, steps=steps, seeds=seeds)
-    return [run.path for run in plan.matching(word)]
 
 
 def words(text: str) -> list[str]:

@@ -30,9 +30,12 @@ from lib.env.snapshot import copy_snapshot
 from lib.errors import EXIT_DONE, ConfigError, Problem
 from lib.plan.run import PlannedRun, RunVariant, default_run_path
 from lib.project import ROOT
+from lib.report.contrast_tests import VerdictRule
 from lib.report.leaderboard import record_reused_runs
-from lib.report.table import build_table
+from lib.report.study_verdicts import VerdictPlan, verdicts_to_json, with_record
+from lib.report.table import ResultTable, build_table
 from lib.report.table_text import table_to_json, table_to_markdown, write_table
+from lib.report.verdict_text import verdict_lines, verdicts_exit_code
 from lib.runner import locks
 from lib.runner.display import RunProgress
 from lib.runner.job import DeviceSlot, Executor, Job
@@ -169,18 +172,44 @@ def report(plan: Plan, *, json: bool = False, label_by: Sequence[str] = ()) -> s
     Runs that differ in a field of ``label_by`` get separate rows. Raises ConfigError if a field is
     unknown.
     """
+    table = _table(plan, label_by)
+    return table_to_json(table) if json else table_to_markdown(table)
+
+
+def verdicts(plan: Plan, *, json: bool = False) -> tuple[int, str]:
+    """Write the result table. Return the exit code of its verdicts, and the verdicts as text."""
+    study = _table(plan, ()).verdicts
+    text = verdicts_to_json(study) if json else verdict_lines(study)
+    return verdicts_exit_code(study), text
+
+
+def _table(plan: Plan, label_by: Sequence[str]) -> ResultTable:
     backend = Gpt2Backend(plan, new_executor(plan))
     started = [run for run in plan.runs if read_status(RunDir(run.path)) is not None]
     stale = [run.label for run in started if backend.drift(RunDir(run.path))]
     skipped = [str(problem) for problem in plan.left_out]
-    table = build_table(plan.study, plan.runs, stale, skipped, label_by)
+    declared = with_record(verdict_plan(plan.base), plan.folder)
+    table = build_table(plan.study, plan.runs, stale, skipped, label_by, declared)
     table = replace(table, sections=sections(plan))
     plan.folder.mkdir(parents=True, exist_ok=True)
     for path in write_table(table, plan.folder):
         log("TABLE", str(path))
     if plan.sweep is not None:
         record_reused_runs(plan.folder, [run.path for run in plan.runs])
-    return table_to_json(table) if json else table_to_markdown(table)
+    return table
+
+
+def verdict_plan(config: Config) -> VerdictPlan:
+    """Return the declared rule of the verdicts on the runs of a configuration."""
+    options = config.verdicts
+    rule = VerdictRule(
+        options.variance,
+        options.alpha,
+        options.band,
+        options.power,
+        config.repro.finalist_min_seeds,
+    )
+    return VerdictPlan(rule, options.against)
 
 
 def train_here(plan: Plan, *, dirty: bool = False) -> int:

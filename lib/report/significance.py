@@ -1,10 +1,8 @@
-"""Exact significance tests for loss differences over seeds.
+"""Significance tests for loss differences over seeds, and corrections for several comparisons.
 
-The sign-flip and permutation tests go back to Fisher (1935) and Pitman (1937).
-
-Two runs with the same seed form a pair. Under the null hypothesis each pair's difference is equally
-likely to have either sign, so all 2^n sign patterns are equally likely. The tests assume no
-distribution. With few seeds the smallest possible p is large, so it is reported beside every p.
+Two runs with the same seed form a pair. In the sign-flip test (Fisher 1935), each pair's difference
+is equally likely to have either sign under the null hypothesis, so all 2^n sign patterns are equally
+likely. The test assumes no distribution; with few seeds its smallest possible p is large.
 """
 
 import functools
@@ -12,12 +10,10 @@ import math
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import combinations, product
+from itertools import product
 from math import comb
 from operator import mul
 
-# Limit of the permutation test: more partitions into two groups take too long to enumerate.
-_MAX_PARTITIONS = 1 << 20
 # Limit of the sign-flip test: more seeds give too many sign patterns to enumerate.
 _MAX_PAIRS = 20
 # Sums of the same numbers in another order can differ in their last bits.
@@ -53,34 +49,6 @@ def _signed_sums(values: Sequence[float]) -> list[float]:
 def smallest_p(n: int) -> float:
     """Return the smallest possible p of ``n`` ≥ 1 pairs: 2 of 2^n sign patterns."""
     return 2.0 ** (1 - n)
-
-
-def permutation_p(a: Sequence[float], b: Sequence[float]) -> float | None:
-    """Return the two-sided p of two unpaired groups.
-
-    p is the share of partitions of all values into groups of these sizes whose means differ at
-    least as much. Returns None if a group has fewer than two values or there are more than 2^20
-    partitions.
-    """
-    if min(len(a), len(b)) < 2 or comb(len(a) + len(b), len(a)) > _MAX_PARTITIONS:
-        return None
-    values = [*a, *b]
-    total, n, m = sum(values), len(a), len(b)
-
-    def gap(first: float) -> float:
-        return abs(first / n - (total - first) / m)
-
-    observed = gap(sum(a)) * (1 - _TOLERANCE)
-    extreme = [gap(sum(group)) >= observed for group in combinations(values, n)]
-    return sum(extreme) / len(extreme)
-
-
-def smallest_permutation_p(n: int, m: int) -> float:
-    """Return the smallest possible p of groups of ``n`` and ``m`` values that do not overlap.
-
-    With equal sizes the mirrored partition is just as extreme and counts too.
-    """
-    return (2 if n == m else 1) / comb(n + m, n)
 
 
 @dataclass(frozen=True)

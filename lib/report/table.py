@@ -4,7 +4,7 @@ A result is comparable with the baseline if the two runs differ only in planned 
 result is reported as a hole, or put into a separate part if the user names the differing fields as
 labels. Runs with the same seed see the same data in the same order, so differences are taken
 between runs of the same seed, and their spread is the spread of these paired differences. One seed
-gives neither a spread nor a p-value.
+gives neither a spread nor a verdict. Verdicts on the differences: lib/report/study_verdicts.py.
 
 Marginal effects compare each level of a sweep's factor with the reference level over pairs of cells
 that agree in every other factor. A missing or failed combination removes its pair and does not bias
@@ -12,13 +12,11 @@ the difference. All subsets of n features give 2^(n−1) pairs; a leave-one-out 
 level without any such pair has no difference.
 """
 
-import contextlib
 import math
 import re
 import statistics
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from statistics import fmean, median
 from typing import Any
 
 from lib.errors import ConfigError, Problem
@@ -26,58 +24,19 @@ from lib.files import canonical_json
 from lib.json_files import RecordError
 from lib.plan.run import PlannedRun, RunVariant, default_run_path
 from lib.report.run_facts import RunFacts, code_digest, observed_differences, read_run_facts
-from lib.report.significance import sign_flip_p
+from lib.report.study_verdicts import (
+    StudyVerdicts,
+    VerdictPlan,
+    contrasts_of,
+    finished_outcome,
+    judge_study,
+    missing_outcome,
+)
+from lib.report.utilisation import mean_over_seeds, run_utilisation
+from lib.report.verdicts import ContrastVerdict, SeedOutcome
 from lib.runs.audit import artifact_findings
-from lib.runs.record import FinalResults, RunRecord, RunTiming, TelemetrySample
+from lib.runs.record import FinalResults, RunTiming
 from lib.runs.run_dir import RunDir, State, read_status
-from lib.tracking.reader import mean_metrics
-
-_MIB_PER_GB = 1024
-# Name → (heading, number format), in table order. 1 GB is 2^30 bytes.
-UTILISATION_COLUMNS: Mapping[str, tuple[str, str]] = {
-    "tokens_per_second": ("tok/s", ",.0f"),
-    "mfu": ("MFU", ".1%"),
-    "gpu/compute_util_avg": ("GPU %", ".0f"),
-    "gpu/memory_util_avg": ("GPU memory %", ".0f"),
-    "gpu/memory_used_peak_gb": ("GPU GB, peak", ".2f"),
-    "process/cpu_cores": ("cores", ".2f"),
-    "process/rss_peak_gb": ("RSS GB, peak", ".2f"),
-}
-
-
-def run_utilisation(record: RunRecord) -> dict[str, float]:
-    """Return the known figures of ``UTILISATION_COLUMNS`` by name, over all GPUs of the run.
-
-    The first telemetry sample is skipped: the sampler takes it before the first step. A damaged
-    telemetry file counts as empty, because a killed sampler must not prevent the table.
-    """
-    mfu: list[float] = []
-    samples: Sequence[TelemetrySample] = ()
-    with contextlib.suppress(RecordError):
-        mfu = [row.mfu for row in record.timings if row.mfu is not None]
-    with contextlib.suppress(RecordError):
-        samples = record.telemetry[1:]
-    figures = {"tokens_per_second": record.summary.timing.tokens_per_second}
-    figures |= {"mfu": median(mfu)} if mfu else {}
-    figures |= mean_metrics(samples) | _peaks(samples) if samples else {}
-    return {name: figures[name] for name in UTILISATION_COLUMNS if name in figures}
-
-
-def mean_over_seeds(by_seed: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Return the means over the seeds of the figures that every run has."""
-    names = [
-        name
-        for name in UTILISATION_COLUMNS
-        if by_seed and all(name in figures for figures in by_seed)
-    ]
-    return {name: fmean(figures[name] for figures in by_seed) for name in names}
-
-
-def _peaks(samples: Sequence[TelemetrySample]) -> dict[str, float]:
-    used = [[gpu["memory_used_mib"] for gpu in sample.gpus] for sample in samples]
-    totals = [sum(gpus) for gpus in used if gpus and None not in gpus]
-    peaks = {"process/rss_peak_gb": max(s.rss_mib for s in samples) / _MIB_PER_GB}
-    return peaks | ({"gpu/memory_used_peak_gb": max(totals) / _MIB_PER_GB} if totals else {})
 
 
 @dataclass(frozen=True)
@@ -91,6 +50,7 @@ class RunResult:
     timing: RunTiming
     # Speed, memory and utilisation by name.
     machine: Mapping[str, float]
+    outcome: SeedOutcome
 
 
 @dataclass(frozen=True)
@@ -100,6 +60,14 @@ class MissingResult:
     run: PlannedRun[Any]
     state: str
     reason: str = ""
+    # Fields in which a finished run differs from the baseline without a declaration.
+    undeclared: tuple[str, ...] = ()
+
+    @property
+    def outcome(self) -> SeedOutcome:
+        """Return the outcome for the verdicts."""
+        directory = RunDir(self.run.path)
+        return missing_outcome(self.run.seed, directory, self.state, self.reason, self.undeclared)
 
 
 def read_run_result(run: PlannedRun[Any]) -> RunResult | MissingResult:
@@ -118,9 +86,12 @@ def read_run_result(run: PlannedRun[Any]) -> RunResult | MissingResult:
         facts = read_run_facts(directory)
         record = facts.record
         if canonical_json(record.config.identity) != canonical_json(run.config.identity()):
-            return MissingResult(run, "not comparable", "identity differs from the planned run")
+            reason = "identity differs from the planned run"
+            return MissingResult(run, "not comparable", reason, ("identity",))
         summary = record.summary
-        return RunResult(run, facts, summary.final, summary.timing, run_utilisation(record))
+        outcome = finished_outcome(run.seed, record)
+        machine = run_utilisation(record)
+        return RunResult(run, facts, summary.final, summary.timing, machine, outcome)
     except RecordError as error:
         return MissingResult(run, State.INVALID.lower(), error.problems[0].what)
 
@@ -185,9 +156,9 @@ def _against(reference: RunResult, result: RunResult) -> RunResult | MissingResu
     mismatches = observed_differences(reference.facts, result.facts)
     if not mismatches:
         return result
-    fields = ", ".join(difference.field for difference in mismatches)
+    fields = tuple(difference.field for difference in mismatches)
     reason = f"against {reference.run.label}: " + "; ".join(map(str, mismatches))
-    return MissingResult(result.run, f"not comparable: {fields}", reason)
+    return MissingResult(result.run, f"not comparable: {', '.join(fields)}", reason, fields)
 
 
 def _labels(results: Sequence[RunResult], label_by: Sequence[str]) -> list[tuple[str, ...]]:
@@ -232,19 +203,6 @@ class SampleStats:
 
 
 @dataclass(frozen=True)
-class PairedDifference(SampleStats):
-    """Paired differences; ``p`` is the exact sign-flip p-value, None for one value."""
-
-    p: float | None
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> "PairedDifference | None":
-        """Return the statistics of ``values``; None if there are none."""
-        stat = SampleStats.of(values)
-        return None if stat is None else cls(stat.mean, stat.sd, stat.n, sign_flip_p(values))
-
-
-@dataclass(frozen=True)
 class TableRow:
     """One variant over its seeds; figures are None if no run has a result."""
 
@@ -252,8 +210,9 @@ class TableRow:
     val_loss: SampleStats | None
     # exp(mean loss): the geometric mean of the seeds' perplexities.
     perplexity: float | None
-    delta_baseline: PairedDifference | None
-    delta_parent: PairedDifference | None
+    # Paired by seed; None if a seed of either side diverged.
+    delta_baseline: SampleStats | None
+    delta_parent: SampleStats | None
     parameters: int | None
     # Means over the seeds.
     tokens: float | None
@@ -267,6 +226,8 @@ class TableRow:
     state: str
     # Field → value in a labelled table; rows with different labels are not compared.
     labels: Mapping[str, str] = field(default_factory=dict)
+    verdict_baseline: ContrastVerdict | None = None
+    verdict_parent: ContrastVerdict | None = None
 
 
 @dataclass(frozen=True)
@@ -292,6 +253,7 @@ class ResultTable:
     # Combinations that the configuration rules out, each with its reason.
     left_out: Sequence[str] = ()
     sections: Sequence[TableSection] = ()
+    verdicts: StudyVerdicts = field(default_factory=lambda: judge_study([], VerdictPlan()))
 
 
 def build_table(
@@ -300,6 +262,7 @@ def build_table(
     kept: Collection[str] = (),
     left_out: Sequence[str] = (),
     label_by: Sequence[str] = (),
+    verdict_plan: VerdictPlan | None = None,
 ) -> ResultTable:
     """Read the directories of ``runs`` and return the table of their results.
 
@@ -307,18 +270,24 @@ def build_table(
     combinations with reasons. A run that differs from the baseline in more than its variant's
     settings is reported as not comparable, unless ``label_by`` lists the differing fields: then it
     gets a separate row labelled with their values. Each arm of a plan gets separate rows too.
-    Raises ConfigError if ``label_by`` contains an unknown field.
+    All comparisons of the table form one family under the rule of ``verdict_plan``. Raises ConfigError if ``label_by`` contains an unknown field.
     """
     items = [read_run_result(run) for run in runs]
+    plan = verdict_plan or VerdictPlan()
     rows: list[TableRow] = []
     compared: list[RunResult | MissingResult] = []
+    judged_parts = []
     for arm, arm_items in _by_arm(items).items():
         variants = list({item.run.variant.slug: item.run.variant for item in arm_items}.values())
         baseline = next((v.slug for v in variants if not v.parent), "")
+        contrasts = contrasts_of(variants, plan.against)
         for part in split_comparable(arm_items, baseline, label_by):
             labelled = replace(part, labels={"arm": arm, **part.labels}) if arm else part
             rows += _rows(labelled, variants, baseline, kept)
             compared += part.items
+            judged_parts.append((_prefix(labelled.labels), contrasts, _outcomes(part)))
+    verdicts = judge_study(judged_parts, plan)
+    rows = [_with_verdicts(row, verdicts) for row in rows]
     results = [item for item in compared if isinstance(item, RunResult)]
     holes = [item for item in compared if isinstance(item, MissingResult)]
     notes = [f"{h.run.label}: {h.state}: {h.reason}" for h in holes if h.reason]
@@ -331,7 +300,32 @@ def build_table(
     ]
     notes += [f"{run.label}: reuses run {run.path.parent.name}/{run.path.name}" for run in reused]
     unigram_entropy = results[0].final.unigram_entropy if results else None
-    return ResultTable(study, rows, unigram_entropy, notes, left_out)
+    return ResultTable(study, rows, unigram_entropy, notes, left_out, verdicts=verdicts)
+
+
+def _prefix(labels: Mapping[str, str]) -> str:
+    """Return the beginning of the names of a labelled part in verdicts."""
+    return "".join(f"{value}:" for value in labels.values())
+
+
+def _outcomes(part: ComparableGroup) -> dict[str, list[SeedOutcome]]:
+    outcomes: dict[str, list[SeedOutcome]] = {}
+    for item in part.items:
+        outcomes.setdefault(item.run.variant.slug, []).append(item.outcome)
+    return outcomes
+
+
+def _with_verdicts(row: TableRow, study: StudyVerdicts) -> TableRow:
+    prefix, variant = _prefix(row.labels), row.variant
+    step = f"{prefix}{variant.slug}"
+    verdicts = [v for v in study.verdicts if v.contrast.step == step]
+    by_reference = {v.contrast.reference: v for v in verdicts}
+    baseline = next((v for v in verdicts if v.contrast.role == "baseline"), None)
+    return replace(
+        row,
+        verdict_baseline=baseline,
+        verdict_parent=by_reference.get(f"{prefix}{variant.parent}"),
+    )
 
 
 def _by_arm(
@@ -350,13 +344,16 @@ def _rows(
     results = [item for item in part.items if isinstance(item, RunResult)]
     holes = [item for item in part.items if isinstance(item, MissingResult)]
     present = {item.run.variant.slug for item in part.items}
+    # The seeds of a variant that did not diverge say nothing about the variant.
+    diverged = {item.run.variant.slug for item in part.items if item.outcome.diverged}
+    compared = [r for r in results if r.run.variant.slug not in diverged]
     return [
         _row(
             variant,
             [r for r in results if r.run.variant.slug == variant.slug],
             [h for h in holes if h.run.variant.slug == variant.slug],
-            [r for r in results if r.run.variant.slug == baseline != variant.slug],
-            [r for r in results if r.run.variant.slug == variant.parent],
+            [r for r in compared if r.run.variant.slug == baseline != variant.slug],
+            [r for r in compared if r.run.variant.slug == variant.parent],
             kept,
             part.labels,
         )
@@ -383,13 +380,14 @@ def _row(
     kept: Collection[str],
     labels: Mapping[str, str],
 ) -> TableRow:
-    loss = SampleStats.of([r.final.val_loss for r in results])
+    diverged = any(r.outcome.diverged for r in results) or any(h.outcome.diverged for h in holes)
+    loss = None if diverged else SampleStats.of([r.final.val_loss for r in results])
     return TableRow(
         variant=variant,
         val_loss=loss,
         perplexity=_perplexity(loss),
-        delta_baseline=_difference(results, baseline),
-        delta_parent=_difference(results, parent),
+        delta_baseline=None if diverged else _difference(results, baseline),
+        delta_parent=None if diverged else _difference(results, parent),
         parameters=results[0].final.parameters if results else None,
         tokens=_mean([r.final.tokens for r in results]),
         train_seconds=_mean([r.timing.train_seconds for r in results]),
@@ -408,12 +406,10 @@ def _layers(by_seed: Sequence[Mapping[str, float]]) -> dict[str, float]:
     }
 
 
-def _difference(
-    results: Sequence[RunResult], others: Sequence[RunResult]
-) -> PairedDifference | None:
+def _difference(results: Sequence[RunResult], others: Sequence[RunResult]) -> SampleStats | None:
     """Return the difference from ``others`` over the seeds that both have."""
     by_seed = {other.run.seed: other.final.val_loss for other in others}
-    return PairedDifference.of(
+    return SampleStats.of(
         [r.final.val_loss - by_seed[r.run.seed] for r in results if r.run.seed in by_seed]
     )
 

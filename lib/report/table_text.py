@@ -9,16 +9,17 @@ from lib.console import format_duration, format_si
 from lib.files import write_atomic
 from lib.report.leaderboard import Leaderboard
 from lib.report.render import csv_table, json_document, markdown_table
-from lib.report.significance import smallest_p
+from lib.report.study_verdicts import verdicts_record, write_verdicts
 from lib.report.table import (
-    UTILISATION_COLUMNS,
     MarginalEffect,
-    PairedDifference,
     ResultTable,
     SampleStats,
     TableRow,
     marginal_effects,
 )
+from lib.report.utilisation import UTILISATION_COLUMNS
+from lib.report.verdict_text import seeds_note, verdicts_text
+from lib.report.verdicts import ContrastVerdict
 
 SCHEMA_VERSION = 1
 _FIGURES = (
@@ -31,10 +32,17 @@ _FIGURES = (
     "perplexity",
     "delta_baseline",
     "delta_baseline_sd",
-    "delta_baseline_p",
+    "baseline_verdict",
+    "baseline_low",
+    "baseline_high",
+    "baseline_p",
     "delta_parent",
     "delta_parent_sd",
-    "delta_parent_p",
+    "parent_verdict",
+    "parent_low",
+    "parent_high",
+    "parent_p",
+    "comparisons",
     "parameters",
     "tokens",
     "train_seconds",
@@ -44,11 +52,11 @@ _FIGURES = (
 
 
 def write_table(table: ResultTable, folder: Path) -> list[Path]:
-    """Write table.md and table.csv into the existing ``folder`` and return their paths."""
+    """Write table.md, table.csv and verdicts.json into ``folder`` and return their paths."""
     markdown, comma = folder / "table.md", folder / "table.csv"
     write_atomic(markdown, table_to_markdown(table))
     write_atomic(comma, table_to_csv(table))
-    return [markdown, comma]
+    return [markdown, comma, write_verdicts(table.verdicts, folder)]
 
 
 def table_to_markdown(table: ResultTable) -> str:
@@ -60,14 +68,17 @@ def table_to_markdown(table: ResultTable) -> str:
             f"Unigram entropy of the training text: {table.unigram_entropy:.4f} nats per token, the "
             "loss of a\nmodel that predicts token frequencies only.\n"
         )
-    if any(stat and stat.n == 1 for row in table.rows for stat in _differences(row)):
-        text += "n=1: one seed gives no spread; SEEDS=1,2,3 trains every step with three seeds.\n"
+    text += seeds_note(table.verdicts)
     if fields:
         text += (
             f"Rows also differ in {', '.join(fields)}; only rows with equal values are compared.\n"
         )
-    text += _test_note([d for row in table.rows for d in _differences(row) if d])
-    text += _marginal_text(marginal_effects(table.rows)) + _layer_text(table.rows)
+    numbers = {row.variant.slug: row.variant.number for row in table.rows}
+    text += (
+        verdicts_text(table.verdicts, numbers)
+        + _marginal_text(marginal_effects(table.rows))
+        + _layer_text(table.rows)
+    )
     for section in table.sections:
         grid = markdown_table(section.header, section.rows)
         text += f"\n## {section.title}\n\n{grid}\n{section.note}"
@@ -135,6 +146,7 @@ def table_to_json(table: ResultTable) -> str:
             }
             for section in table.sections
         ],
+        "verdicts": verdicts_record(table.verdicts),
         "marginals": [asdict(marginal) for marginal in marginal_effects(table.rows)],
     }
     return json_document(SCHEMA_VERSION, document)
@@ -161,15 +173,28 @@ def _figures(row: TableRow) -> dict[str, Any]:
         "perplexity": row.perplexity,
         "delta_baseline": baseline and baseline.mean,
         "delta_baseline_sd": baseline and baseline.sd,
-        "delta_baseline_p": baseline and baseline.p,
+        **_verdict_figures("baseline", row.verdict_baseline),
         "delta_parent": parent and parent.mean,
         "delta_parent_sd": parent and parent.sd,
-        "delta_parent_p": parent and parent.p,
+        **_verdict_figures("parent", row.verdict_parent),
+        "comparisons": row.verdict_baseline and row.verdict_baseline.planned,
         "parameters": row.parameters,
         "tokens": row.tokens,
         "train_seconds": row.train_seconds,
         "sparsity": row.sparsity,
         "state": row.state,
+    }
+
+
+def _verdict_figures(name: str, verdict: ContrastVerdict | None) -> dict[str, Any]:
+    """Return word, 95 % interval and corrected p; a word that no test gave has none of these."""
+    test = verdict and verdict.test
+    low, high = test.interval if test else (None, None)
+    return {
+        f"{name}_verdict": verdict.word.value if verdict and verdict.is_given else None,
+        f"{name}_low": low,
+        f"{name}_high": high,
+        f"{name}_p": verdict and verdict.p_of_word,
     }
 
 
@@ -270,19 +295,7 @@ def _marginal_text(effects: Sequence[MarginalEffect]) -> str:
     )
 
 
-def _test_note(differences: Sequence[PairedDifference]) -> str:
-    """Return a note on the test behind p and its smallest possible values; "" if no p is shown."""
-    counts = sorted({d.n for d in differences if d.p is not None})
-    if not counts:
-        return ""
-    reach = ", ".join(f"{smallest_p(n):.2g} at n={n}" for n in counts)
-    return (
-        "p: exact two-sided sign-flip test over seeds, not corrected for multiple rows. The smallest "
-        f"possible p is\n{reach}; six seeds allow {smallest_p(6):.2g}.\n"
-    )
-
-
-def _differences(row: TableRow) -> tuple[PairedDifference | None, PairedDifference | None]:
+def _differences(row: TableRow) -> tuple[SampleStats | None, SampleStats | None]:
     return row.delta_baseline, row.delta_parent
 
 
@@ -292,11 +305,9 @@ def _loss(stat: SampleStats | None) -> str:
     return f"{stat.mean:.4f}" + (f" ± {stat.sd:.4f} n={stat.n}" if stat.sd is not None else "")
 
 
-def _change(difference: PairedDifference | None) -> str:
+def _change(difference: SampleStats | None) -> str:
     if difference is None:
         return "-"
-    spread = "n=1"
-    if difference.sd is not None:
-        spread = f"± {difference.sd:.4f} n={difference.n}"
-    p = "" if difference.p is None else f" p={difference.p:.2g}"
-    return f"{difference.mean:+.4f} {spread}{p}"
+    if difference.sd is None:
+        return f"{difference.mean:+.4f} n=1"
+    return f"{difference.mean:+.4f} ± {difference.sd:.4f} n={difference.n}"

@@ -151,6 +151,19 @@ class ContrastVerdict:
         """Return the number of complete blocks."""
         return len(self.seeds)
 
+    @property
+    def p_of_word(self) -> float | None:
+        """Return the corrected p: of the band if EQUIVALENT, else of the difference."""
+        if self.test is None:
+            return None
+        equal = self.word is VerdictWord.EQUIVALENT
+        return self.test.p_equivalent_adjusted if equal else self.test.p_adjusted
+
+    @property
+    def is_given(self) -> bool:
+        """Return whether there is a word: too few seeds give none."""
+        return self.word is not VerdictWord.INCONCLUSIVE or self.n >= self.rule.min_seeds
+
     def to_json(self) -> dict[str, Any]:
         """Return the verdict as plain JSON types; a value that was not computed is null."""
         test = self.test
@@ -159,7 +172,7 @@ class ContrastVerdict:
             "reference": self.contrast.reference,
             "role": self.contrast.role,
             "weights": dict(self.contrast.weights),
-            "verdict": self.word.value,
+            "verdict": self.word.value if self.is_given else None,
             "reason": self.reason or None,
             "remarks": list(self.remarks),
             "seeds": list(self.seeds),

@@ -2,12 +2,11 @@
 
 import json
 import re
-import shutil
 
 import pytest
 
 from gpt2.ablation.resolve import resolve_config
-from gpt2.records.comparison import compare, finalists, symbol_names
+from gpt2.records.comparison import compare, symbol_names
 from gpt2.records.run_files import write_resolved_config
 from lib.config.field import SymbolValue
 from lib.config.layers import ConfigLayer
@@ -15,7 +14,7 @@ from lib.config.tree import KconfigTree
 from lib.errors import ConfigError
 from lib.report.run_facts import flatten_identity
 from tests.integration.conftest import SMALL
-from tests.lib.fabricated import MANIFEST, changed, write_run
+from tests.lib.fabricated import MANIFEST, write_run
 
 
 @pytest.fixture(scope="module")
@@ -109,20 +108,3 @@ def test_both_runs_are_required(made, tmp_path):
         compare(made("a"), "", tmp_path)
     assert caught.value.codes == ["usage.missing-argument"]
     assert caught.value.problems[0].where == "B"
-
-
-def test_finalists_are_found_by_directory_and_grouped_by_symbols(made, tmp_path):
-    runs = [made(f"a-s{i}-x", final={"val_loss": 3.0 + i / 100}, SEED=i) for i in (1, 2, 3)]
-    runs += [
-        made(f"b-s{i}-x", final={"val_loss": 2.9 + i / 100}, SEED=i, DROPOUT="0.2")
-        for i in (1, 2, 3)
-    ]
-    shutil.copytree(tmp_path / "a-s1-x", tmp_path / "a-s1-x.old-20260101-120000")
-    report = finalists(f"{tmp_path}/a-s* {tmp_path}/b-s*", tmp_path)
-    assert report.exit_code == 0 and [len(g.seeds) for g in report.groups] == [3, 3]
-    assert report.contrasts[0].changes == ["DROPOUT: 0.1, 0.2"]
-    manifest = changed(MANIFEST, origin__torch="2.12.0")
-    runs[5] = made("b-s3-x", manifest, {"val_loss": 2.93}, SEED=3, DROPOUT="0.2")
-    refused = finalists(",".join(runs), tmp_path)
-    (problem,) = refused.groups[1].problems
-    assert "seed 3" in problem and "torch: 2.13.0, 2.12.0" in problem

@@ -37,6 +37,8 @@ def make_run(tmp_path: Path) -> Callable[..., PlannedRun[Named]]:
         study: str = "demo",
         levels: dict[str, str] | None = None,
         manifest: dict[str, Any] | None = None,
+        # The first is the loss of the untrained model.
+        losses: tuple[float, ...] = (20.0, 3.2),
         **final: Any,
     ) -> PlannedRun[Named]:
         config = Named(f"{slug}{seed}")
@@ -55,6 +57,7 @@ def make_run(tmp_path: Path) -> Callable[..., PlannedRun[Named]]:
             identity=config.identity(),
             manifest=changed(MANIFEST, data__digest=data, **(manifest or {})),
             documents=dict.fromkeys(documents, (31.4, 5, 10)),
+            losses=losses,
             final={"val_loss": loss, **final},
         )
         return run

@@ -53,12 +53,16 @@ def test_several_seeds_give_mean_spread_and_number_of_paired_differences(make_ru
     assert wide.delta_baseline.mean == pytest.approx(-0.7 / 3)
     assert wide.delta_baseline.sd == pytest.approx(0.152753, abs=1e-6)
     text = table_to_markdown(table)
-    # Three of the same sign: one pattern of four is as extreme.
-    assert "-0.2333 ± 0.1528 n=3 p=0.25" in text and "n=1" not in text
-    (note,) = (part for part in text.split("\n\n") if "\np: " in part)
-    assert "0.25 at n=3" in note and "0.031" in note
+    assert "-0.2333 ± 0.1528 n=3" in text and "n=1" not in text
+    # Student's t with 2 degrees of freedom at -0.2333 / (0.1528 / √3) = -2.6458.
+    p, half = 0.118, 4.30265 * 0.152753 / math.sqrt(3)
+    cells = [cell.strip() for cell in text.partition("## Verdicts")[2].splitlines()[4].split("|")]
+    assert cells[1:6] == ["wide", "base", f"-0.2333 ± {half:.4f}", "3", "0.12"]
     _, row = csv.DictReader(io.StringIO(table_to_csv(table)))
-    assert float(row["delta_baseline_p"]) == 0.25
+    assert float(row["baseline_p"]) == float(row["parent_p"]) == pytest.approx(p, abs=5e-4)
+    assert (row["baseline_verdict"], row["comparisons"]) == ("INCONCLUSIVE", "1")
+    document = json.loads(table_to_json(table))["verdicts"]
+    assert document["verdicts"][0]["differences"] == pytest.approx([-0.2, -0.1, -0.4])
 
 
 def test_a_seed_that_one_side_lacks_does_not_count_in_the_difference(make_run):
@@ -276,7 +280,7 @@ def test_csv_and_json_hold_the_same_figures(make_run):
 def test_writes_beside_the_runs(make_run, tmp_path):
     table = build_table("demo", [make_run("base", 3.0)])
     paths = write_table(table, tmp_path)
-    assert [path.name for path in paths] == ["table.md", "table.csv"]
+    assert [path.name for path in paths] == ["table.md", "table.csv", "verdicts.json"]
     assert paths[0].read_text() == table_to_markdown(table)
     assert not list(tmp_path.glob(".*.tmp"))
 

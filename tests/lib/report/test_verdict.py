@@ -95,7 +95,7 @@ def test_one_training_each_has_a_difference_and_no_p(tmp_path):
     text = comparison_to_text(found)
     # A sign test over these documents would give p = 2 / 2^8 for two seeds of one configuration.
     assert "documents  8: mean -0.0500, sd 0.0000; B better on 8 (100%), equal on 0\n" in text
-    assert "one training each: this does not show an effect" in text and "make significance" in text
+    assert "one training each: this does not show an effect" in text and "make verdicts" in text
     assert "p=" not in text and "sign test" not in text
     document = json.loads(comparison_to_json(found))
     assert document["schema_version"] == 2

@@ -1,0 +1,138 @@
+"""Verdicts as text: the table of a study's comparisons, and one line per comparison."""
+
+from collections.abc import Mapping
+
+from lib.errors import EXIT_DONE, EXIT_FAILED, EXIT_NOT_COMPARABLE
+from lib.report.render import markdown_table
+from lib.report.study_verdicts import StudyVerdicts
+from lib.report.verdicts import ContrastVerdict, VerdictWord
+
+_SMALLEST_SHOWN_P = 1e-12
+
+
+def seeds_note(study: StudyVerdicts) -> str:
+    """Return why comparisons have no verdict: too few seeds; "" if all have one."""
+    counts = sorted({v.n for v in study.verdicts if v.n and not v.is_given})
+    if not counts:
+        return ""
+    least = study.plan.rule.min_seeds
+    shown = ", ".join(f"n={n}" for n in counts)
+    seeds = ",".join(str(seed) for seed in range(1, least + 1))
+    return (
+        f"{shown}: a verdict needs at least {least} seeds; SEEDS={seeds} trains every step with "
+        f"{least}.\n"
+    )
+
+
+def verdicts_text(study: StudyVerdicts, numbers: Mapping[str, int | None]) -> str:
+    """Return the section of the verdicts; "" if there is none.
+
+    ``numbers`` maps steps to their numbers, which name the references if all steps have one.
+    """
+    given = [verdict for verdict in study.verdicts if verdict.is_given]
+    if not given:
+        return ""
+    names = {name: str(number) for name, number in numbers.items() if number is not None}
+    if len(set(names.values())) < len(names):
+        names = {}
+    header = ["step", "against", "Δ ± 95 %", "n", "p", "verdict"]
+    rows = [
+        [
+            verdict.contrast.step,
+            names.get(verdict.contrast.reference, verdict.contrast.reference),
+            _difference(verdict),
+            str(verdict.n) if verdict.n else "-",
+            format_p(verdict.p_of_word),
+            _word(verdict),
+        ]
+        for verdict in given
+    ]
+    grid = markdown_table(header, rows, left=(0, 1, 5))
+    return f"\n## Verdicts\n\n{grid}\n{_rule_note(study)}{_remarks(given)}"
+
+
+def verdict_lines(study: StudyVerdicts) -> str:
+    """Return one line per comparison, with its remarks."""
+    lines = [_line(verdict) for verdict in study.verdicts]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def verdicts_exit_code(study: StudyVerdicts) -> int:
+    """Return 4 if a verdict is UNFAIR, 1 if a step diverged, else 0."""
+    words = {verdict.word for verdict in study.verdicts}
+    if VerdictWord.UNFAIR in words:
+        return EXIT_NOT_COMPARABLE
+    return EXIT_FAILED if VerdictWord.DIVERGED in words else EXIT_DONE
+
+
+def format_p(p: float | None) -> str:
+    """Return p with two digits; "-" if there is none."""
+    if p is None:
+        return "-"
+    return f"<{_SMALLEST_SHOWN_P:g}" if p < _SMALLEST_SHOWN_P else f"{p:.2g}"
+
+
+def _line(verdict: ContrastVerdict) -> str:
+    contrast = verdict.contrast
+    head = f"VERDICT {contrast.step} vs {contrast.reference}"
+    detail = [verdict.reason] if verdict.reason else []
+    if not verdict.is_given:
+        shown = "" if verdict.difference is None else f"{verdict.difference:+.4f}  "
+        return f"{head}  {shown}none: {verdict.reason}"
+    if verdict.test is not None:
+        low, high = verdict.test.interval
+        head += f"  {verdict.difference:+.4f} [{low:+.4f}, {high:+.4f}]"
+        p = f"p={format_p(verdict.p_of_word)} (of {verdict.planned})"
+        detail = [f"n={verdict.n} {p}", *detail]
+    return "  ".join([head, verdict.word.value, *detail, *verdict.remarks])
+
+
+def _difference(verdict: ContrastVerdict) -> str:
+    if verdict.difference is None:
+        return "-"
+    if verdict.test is None:
+        return f"{verdict.difference:+.4f}"
+    low, high = verdict.test.interval
+    return f"{verdict.difference:+.4f} ± {(high - low) / 2:.4f}"
+
+
+def _word(verdict: ContrastVerdict) -> str:
+    """Return the word with k/n of a diverged step, or +k further seeds of an open comparison."""
+    if verdict.word is VerdictWord.DIVERGED:
+        share = verdict.reason.partition(" ")[0]
+        return f"{verdict.word} {share}" if "/" in share else verdict.word.value
+    if verdict.word is VerdictWord.INCONCLUSIVE and verdict.more_seeds:
+        return f"{verdict.word} +{verdict.more_seeds}"
+    return verdict.word.value
+
+
+def _rule_note(study: StudyVerdicts) -> str:
+    rule, plan = study.plan.rule, study.plan
+    band = f"the band ±{rule.band:g}" if rule.band else "none declared (VERDICT_BAND)"
+    note = (
+        "Δ: mean over seeds ± half of its 95 % interval, nats per token. p: corrected for all\n"
+        f"{study.planned} comparisons, at most {rule.alpha:g} for a word. Rule: {rule.variance}; "
+        f"band: {band}.\n"
+    )
+    if study.pairing is not None:
+        note += f"Pairing by seed removed {study.pairing:.0%} of the variance.\n"
+    if any(v.more_seeds and v.word is VerdictWord.INCONCLUSIVE for v in study.verdicts):
+        note += "+k: about k more seeds give a word.\n"
+    return note + (f"Compared: {plan.against}.\n" if plan.against != "both" else "")
+
+
+def _remarks(verdicts: list[ContrastVerdict]) -> str:
+    """Return each reason and remark once, with the comparisons that it concerns."""
+    concerned: dict[str, list[str]] = {}
+    for verdict in verdicts:
+        counted = verdict.word is VerdictWord.INCONCLUSIVE and verdict.more_seeds
+        reasons = [f"{verdict.word}: {verdict.reason}"] if verdict.reason and not counted else []
+        for remark in (*reasons, *verdict.remarks):
+            contrast = verdict.contrast
+            concerned.setdefault(remark, []).append(f"{contrast.step} vs {contrast.reference}")
+    total = len(verdicts)
+    lines = [
+        f"- {remark} ({'all' if len(names) == total > 1 else ', '.join(names)})\n"
+        for remark, names in concerned.items()
+    ]
+    return "\n" + "".join(lines) if lines else ""

@@ -1,0 +1,31 @@
+#!/usr/bin/env python3
+"""Print the verdict on every comparison of .config's study: better, worse, equivalent, or neither.
+
+    verdicts.py --seeds 1-5
+
+Each line has the difference in nats per token, its 95 % interval over seeds, the number of seeds, and p
+corrected for all comparisons of the study. Writes verdicts.json and the tables beside the runs. Exit
+codes: 0 whatever the words are, 1 a seed diverged, 4 runs are not comparable.
+"""
+
+import _start
+
+from gpt2.planning.arguments import add_json, add_selection, asked_plan, new_parser
+from gpt2.running import launch
+from lib import console
+
+
+def main() -> int:
+    """Run the command line."""
+    parser = new_parser(__doc__)
+    add_selection(parser)
+    add_json(parser)
+    args = parser.parse_args()
+    _, plan = asked_plan(args)
+    code, text = launch.verdicts(plan, json=args.json)
+    print(text, end="")
+    return code
+
+
+if __name__ == "__main__":
+    console.run_main(main)

@@ -1,0 +1,175 @@
+"""Verdicts of a study from its run directories, and their record beside the runs."""
+
+import json
+import random
+from dataclasses import replace
+
+import pytest
+
+from lib.errors import ConfigError
+from lib.report.contrast_tests import VerdictRule
+from lib.report.study_verdicts import VERDICTS_FILE, VerdictPlan, contrasts_of, with_record
+from lib.report.table import build_table
+from lib.report.table_text import table_to_json, table_to_markdown, write_table
+from lib.report.verdict_text import format_p, verdict_lines, verdicts_exit_code
+from lib.report.verdicts import VerdictWord
+from lib.runs.run_dir import RunDir, RunStatus, State, write_status
+
+BETTER, WORSE, EQUIVALENT, INCONCLUSIVE, UNFAIR, DIVERGED = VerdictWord
+BASE = (3.0, 3.25, 2.875, 3.125, 3.0625)
+BAND = VerdictPlan(VerdictRule(band=0.05))
+
+
+@pytest.fixture
+def study(make_run):
+    """Return a factory of a study of three runs: a baseline, a real step, and one without effect."""
+
+    def make(seeds=5, **changes):
+        draw, runs = random.Random(3), []
+        for seed, base in enumerate(BASE[:seeds], 1):
+            noise = [draw.gauss(0, 0.002) for _ in range(2)]
+            runs.append(make_run("base", base, seed=seed, number=0))
+            runs.append(make_run("wide", base - 0.1 + noise[0], seed=seed, parent="base", number=1))
+            gate = {"seed": seed, "parent": "wide", "number": 2}
+            runs.append(make_run("gate", base + noise[1], **gate, **changes))
+        return runs
+
+    return make
+
+
+def words(table):
+    return {(v.contrast.step, v.contrast.reference): v.word for v in table.verdicts.verdicts}
+
+
+def test_every_comparison_has_a_verdict(study):
+    table = build_table("demo", study(), verdict_plan=BAND)
+    assert words(table) == {
+        ("wide", "base"): BETTER,
+        ("gate", "base"): EQUIVALENT,
+        ("gate", "wide"): WORSE,
+    }
+    gate = table.rows[2]
+    assert (gate.verdict_baseline.word, gate.verdict_parent.word) == (EQUIVALENT, WORSE)
+    section = table_to_markdown(table).partition("## Verdicts")[2]
+    assert "3 comparisons" in section.replace("\n", " ") and "BETTER" in section
+    assert all(len(line) <= 80 for line in section.splitlines() if line.startswith("|"))
+    lines = verdict_lines(table.verdicts).splitlines()
+    assert lines[0].startswith("VERDICT wide vs base  -0.") and "(of 3)" in lines[0]
+    assert verdicts_exit_code(table.verdicts) == 0
+
+
+def test_one_seed_gives_no_word_and_one_line_says_why(study):
+    table = build_table("demo", study(1), verdict_plan=BAND)
+    text = table_to_markdown(table)
+    assert "## Verdicts" not in text and not any(word in text for word in VerdictWord)
+    (line,) = (line for line in text.splitlines() if line.startswith("n=1: "))
+    assert "at least 3 seeds" in line and "SEEDS=1,2,3" in line
+    assert "none: 1 seed" in verdict_lines(table.verdicts)
+
+
+def test_the_record_does_not_depend_on_the_order_of_runs(study, tmp_path):
+    runs = study()
+    shuffled = [*runs[:1], *random.Random(5).sample(runs[1:], len(runs) - 1)]
+    # The order of the variants is that of the plan.
+    order = sorted(shuffled, key=lambda run: run.variant.number)
+    write_table(build_table("demo", runs, verdict_plan=BAND), tmp_path)
+    expected = (tmp_path / VERDICTS_FILE).read_bytes()
+    write_table(build_table("demo", order, verdict_plan=BAND), tmp_path)
+    assert (tmp_path / VERDICTS_FILE).read_bytes() == expected
+    assert (
+        json.loads(table_to_json(build_table("demo", runs, verdict_plan=BAND)))["verdicts"][
+            "verdicts"
+        ]
+        == json.loads(expected)["verdicts"]
+    )
+
+
+def test_a_changed_rule_is_marked_and_the_former_words_stay(study, tmp_path):
+    runs = study()
+    write_table(build_table("demo", runs, verdict_plan=with_record(BAND, tmp_path)), tmp_path)
+    first = (tmp_path / VERDICTS_FILE).read_bytes()
+    again = build_table("demo", runs, verdict_plan=with_record(BAND, tmp_path))
+    write_table(again, tmp_path)
+    assert (tmp_path / VERDICTS_FILE).read_bytes() == first
+    wider = replace(BAND, rule=VerdictRule(band=0.5, alpha=0.01))
+    table = build_table("demo", runs, verdict_plan=with_record(wider, tmp_path))
+    assert set(words(table).values()) == {EQUIVALENT}
+    for verdict in table.verdicts.verdicts:
+        assert verdict.remarks[-1] == "rule changed after results: alpha, band"
+    write_table(table, tmp_path)
+    (former,) = json.loads((tmp_path / VERDICTS_FILE).read_text())["former"]
+    assert former["rule"]["band"] == 0.05 and former["verdicts"]["wide vs base"] == "BETTER"
+
+
+def test_a_part_of_the_study_is_still_judged_among_all_comparisons(study, tmp_path):
+    runs = study()
+    write_table(build_table("demo", runs, verdict_plan=BAND), tmp_path)
+    part = [run for run in runs if run.variant.slug != "gate"]
+    (verdict,) = build_table(
+        "demo", part, verdict_plan=with_record(BAND, tmp_path)
+    ).verdicts.verdicts
+    assert verdict.planned == 3
+    (tmp_path / VERDICTS_FILE).write_text("{}")
+    with pytest.raises(ConfigError) as caught:
+        with_record(BAND, tmp_path)
+    assert caught.value.codes == ["run.damaged"]
+
+
+def test_a_failed_or_foreign_run_changes_the_word_and_not_the_family(study, make_run):
+    runs = study()
+    write_status(RunDir(runs[2].path), RunStatus(State.FAILED, 1, "loss is NaN at it 7"))
+    table = build_table("demo", runs, verdict_plan=BAND)
+    assert words(table)[("gate", "base")] is DIVERGED and table.verdicts.planned == 3
+    assert words(table)[("wide", "base")] is BETTER
+    gate = table.rows[2]
+    # The other four seeds say nothing about the step.
+    assert gate.val_loss is gate.delta_baseline is gate.delta_parent is None
+    assert verdicts_exit_code(table.verdicts) == 1
+    write_status(RunDir(runs[2].path), RunStatus(State.FAILED, 1, "out of memory"))
+    (lost,) = (
+        v for v in build_table("demo", runs).verdicts.verdicts if v.contrast.role == "parent"
+    )
+    assert lost.n == 4 and lost.planned == 3
+    runs[5] = make_run(
+        "gate", 3.2, seed=2, parent="wide", number=2, manifest={"origin__torch": "2.12.0"}
+    )
+    table = build_table("demo", runs, verdict_plan=BAND)
+    (unfair,) = (v for v in table.verdicts.verdicts if v.contrast.role == "parent")
+    assert (unfair.word, unfair.reason) == (UNFAIR, "torch")
+    assert verdicts_exit_code(table.verdicts) == 4
+
+
+def test_a_finished_run_that_did_not_learn_has_diverged(make_run):
+    runs = [make_run("base", base, seed=s) for s, base in enumerate(BASE, 1)]
+    runs += [
+        make_run("w", base - 0.1, seed=s, parent="base", number=1, losses=(20.0, 3.2))
+        for s, base in enumerate(BASE[:4], 1)
+    ]
+    stuck = make_run("w", 19.95, seed=5, parent="base", number=1)
+    (verdict,) = build_table("demo", [*runs, stuck]).verdicts.verdicts
+    assert (verdict.word, verdict.reason) == (DIVERGED, "1/5 (seed 5)")
+    # Pretrained weights begin below the unigram entropy of 3.145, and improve by little.
+    tuned = [
+        make_run(v, 3.0 + x, seed=1, losses=(3.1, 3.0), number=0)
+        for v, x in (("a", 0), ("b", 0.05))
+    ]
+    assert [item.val_loss.n for item in build_table("demo", tuned).rows] == [1, 1]
+
+
+def test_the_parts_of_a_labelled_table_are_one_family(study, make_run):
+    other = {"origin__torch": "2.12.0"}
+    runs = study()
+    runs += [make_run("base", 4.0, seed=9, number=0, manifest=other)]
+    table = build_table("demo", runs, label_by=["torch"], verdict_plan=BAND)
+    assert table.verdicts.planned == 6
+    assert table.verdicts.verdicts[0].contrast.step == "2.13.0:wide"
+
+
+def test_a_parent_outside_the_plan_is_not_compared(make_run):
+    variants = [make_run(slug, parent=p).variant for slug, p in (("base", ""), ("gate", "wide"))]
+    assert [(c.step, c.reference) for c in contrasts_of(variants, "both")] == [("gate", "base")]
+    assert contrasts_of(variants[1:], "both") == []
+
+
+def test_p_is_never_zero():
+    assert (format_p(1e-300), format_p(0.0123), format_p(None)) == ("<1e-12", "0.012", "-")
