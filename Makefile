@@ -191,7 +191,7 @@ verify-results: $(CONFIG_PY) ## Check whether RUNS= may be published together
 curves: $(CONFIG_PY) ## Plot the loss curves of RUNS=; requires matplotlib
 	$(Q)$(PY) scripts/draw_curves.py $(INTO)
 
-sweep-leaderboard: $(CONFIG_PY) ## Rank the runs of all sweeps
+sweep-leaderboard: $(CONFIG_PY) ## Compare the runs of all sweeps
 	$(Q)$(PY) scripts/sweep_leaderboard.py $(INTO)
 
 evaluate: setup ## Evaluate RUN= again; QUANT=int8 quantizes its weights

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Rank the runs of all sweeps below OUTPUT_DIR by validation loss.
+"""Compare the runs of all sweeps below OUTPUT_DIR, lowest validation loss first.
 
 Reads only run directories. Shows the settings that differ between runs; seeds of the same settings
-share one line. Runs that a sweep reused from another study are included. Unfinished runs and runs
+share one line. Each combination has a verdict against the one of the lowest loss, corrected for every
+pair. Runs that a sweep reused from another study are included. Unfinished runs and runs
 evaluated on other documents are skipped and listed.
 """
 
@@ -10,6 +11,7 @@ import _start
 
 from gpt2.config import load_config
 from gpt2.planning.arguments import add_json, new_parser
+from gpt2.running.launch import verdict_plan
 from lib import console
 from lib.report.leaderboard import read_leaderboard
 from lib.report.table_text import leaderboard_to_json, leaderboard_to_markdown
@@ -22,7 +24,7 @@ def main() -> int:
     args = parser.parse_args()
     config = load_config(args.build_dir)
     folder = args.build_dir / config.study.output_dir / "sweep"
-    board = read_leaderboard(folder)
+    board = read_leaderboard(folder, rule=verdict_plan(config).rule)
     print(leaderboard_to_json(board) if args.json else leaderboard_to_markdown(board), end="")
     return 0
 

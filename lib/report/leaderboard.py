@@ -1,12 +1,15 @@
 """Leaderboard of sweep runs, read from the run directories and sorted by validation loss.
 
+Each entry is compared with the one of the lowest loss. That one is selected by its losses, so the
+family of the verdicts is every pair of entries: whichever pair is read, its word counts.
+
 A sweep reuses runs that another study has already trained; the file ``ELSEWHERE`` lists the paths
 of these runs.
 """
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lib.config.field import SymbolValue
@@ -14,9 +17,12 @@ from lib.errors import ConfigError, Problem
 from lib.files import write_atomic
 from lib.json_files import RecordError
 from lib.plan.run import run_key
+from lib.report.contrast_tests import VerdictRule
 from lib.report.run_facts import RunFacts, observed_differences, read_run_facts
+from lib.report.study_verdicts import finished_outcome, missing_outcome
 from lib.report.table import SampleStats
-from lib.runs.record import FinalResults
+from lib.report.verdicts import Contrast, ContrastVerdict, SeedOutcome, judge
+from lib.runs.record import FinalResults, RunRecord
 from lib.runs.run_dir import RunDir, State, read_status
 
 REUSED_RUNS_FILE = "elsewhere.txt"
@@ -37,6 +43,14 @@ class LeaderboardEntry:
     train_seconds: float
     # Directories of the runs.
     runs: Sequence[str]
+    outcomes: Sequence[SeedOutcome]
+    # Against the reference; None for the reference itself.
+    verdict: ContrastVerdict | None = None
+
+    @property
+    def diverged(self) -> bool:
+        """Return whether a seed diverged: the mean over the others is then no result."""
+        return any(outcome.diverged for outcome in self.outcomes)
 
 
 @dataclass(frozen=True)
@@ -52,6 +66,7 @@ class _FinishedRun:
     facts: RunFacts
     final: FinalResults
     seconds: float
+    outcome: SeedOutcome
 
     @property
     def name(self) -> str:
@@ -60,6 +75,14 @@ class _FinishedRun:
     @property
     def symbols(self) -> Mapping[str, SymbolValue]:
         return self.facts.symbols
+
+
+@dataclass(frozen=True)
+class _DivergedRun:
+    """A run that failed because a value was not finite."""
+
+    symbols: Mapping[str, SymbolValue]
+    outcome: SeedOutcome
 
 
 def record_reused_runs(folder: Path, runs: Sequence[Path]) -> None:
@@ -72,24 +95,29 @@ def record_reused_runs(folder: Path, runs: Sequence[Path]) -> None:
         )
 
 
-def read_leaderboard(folder: Path, ignored: Sequence[str] = ()) -> Leaderboard:
-    """Rank the finished runs of ``folder`` and the runs it reuses from other studies.
+def read_leaderboard(
+    folder: Path, ignored: Sequence[str] = (), rule: VerdictRule | None = None
+) -> Leaderboard:
+    """Compare the finished runs of ``folder`` and the runs it reuses from other studies.
 
     Symbols in ``ignored`` do not separate entries. Unfinished runs, and runs that differ from the
     majority in an observed fact or in code, are left out with the reason. Raises ConfigError if
     there is no finished run.
     """
-    finished, left_out = [], []
+    finished, diverged, left_out = [], [], []
     for path in _runs(folder):
         run = _read(RunDir(path))
         if isinstance(run, str):
             left_out.append(f"{path.name}: {run}")
+        elif isinstance(run, _DivergedRun):
+            diverged.append(run)
+            left_out.append(f"{path.name}: diverged")
         else:
             finished.append(run)
     if not finished:
         raise ConfigError(
             Problem(
-                "no finished run to rank",
+                "no finished run to compare",
                 str(folder),
                 'type: make SWEEP="LEARNING_RATE=1e-4,3e-4"',
                 code="run.not-finished",
@@ -97,8 +125,29 @@ def read_leaderboard(folder: Path, ignored: Sequence[str] = ()) -> Leaderboard:
         )
     comparable, excluded = _split_comparable(finished)
     left_out += excluded
-    entries = _entries(comparable, ignored)
-    return Leaderboard(sorted(entries, key=lambda entry: entry.val_loss.mean), left_out)
+    entries = _entries(comparable, diverged, ignored)
+    entries.sort(key=lambda entry: (entry.diverged, entry.val_loss.mean))
+    return Leaderboard(_with_verdicts(entries, rule or VerdictRule()), left_out)
+
+
+def _with_verdicts(
+    entries: Sequence[LeaderboardEntry], rule: VerdictRule
+) -> list[LeaderboardEntry]:
+    """Return the entries with verdicts against the lowest one that has enough seeds, if any."""
+    pairs = len(entries) * (len(entries) - 1) // 2
+    enough = [
+        i
+        for i, entry in enumerate(entries)
+        if entry.val_loss.n >= rule.min_seeds and not entry.diverged
+    ]
+    reference = (enough or [0])[0]
+    names = [entry.runs[0].rsplit("-", 2)[0] for entry in entries]
+    names = [f"{name} ({i})" if names.count(name) > 1 else name for i, name in enumerate(names, 1)]
+    others = [i for i in range(len(entries)) if i != reference]
+    contrasts = [Contrast.pair(names[i], names[reference], "lowest") for i in others]
+    outcomes = {name: entry.outcomes for name, entry in zip(names, entries, strict=True)}
+    verdicts = dict(zip(others, judge(contrasts, outcomes, rule, pairs), strict=True))
+    return [replace(entry, verdict=verdicts.get(i)) for i, entry in enumerate(entries)]
 
 
 def _runs(folder: Path) -> list[Path]:
@@ -114,15 +163,23 @@ def _elsewhere(folder: Path) -> list[str]:
     return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
 
 
-def _read(run: RunDir) -> _FinishedRun | str:
-    """Return the finished run, or the reason that the run cannot be ranked."""
+def _read(run: RunDir) -> _FinishedRun | _DivergedRun | str:
+    """Return the finished or diverged run, or the reason that the run cannot be compared."""
     status = read_status(run)
-    if status is None or status.state is not State.SUCCESS:
-        return "not started" if status is None else status.state.lower()
+    if status is None:
+        return "not started"
     try:
+        if status.state is not State.SUCCESS:
+            state = status.state.lower()
+            outcome = missing_outcome(0, run, state, status.message)
+            if not outcome.diverged:
+                return state
+            symbols = RunRecord(run).config.symbols
+            return _DivergedRun(symbols, replace(outcome, seed=int(symbols.get(_SEED, 0))))
         facts = read_run_facts(run)
         summary = facts.record.summary
-        return _FinishedRun(facts, summary.final, summary.timing.train_seconds)
+        outcome = finished_outcome(int(facts.symbols.get(_SEED, 0)), facts.record)
+        return _FinishedRun(facts, summary.final, summary.timing.train_seconds, outcome)
     except RecordError as error:
         return f"damaged: {error}"
 
@@ -144,18 +201,28 @@ def _split_comparable(done: Sequence[_FinishedRun]) -> tuple[list[_FinishedRun],
     return largest, excluded
 
 
-def _entries(done: Sequence[_FinishedRun], ignored: Sequence[str]) -> list[LeaderboardEntry]:
+def _entries(
+    done: Sequence[_FinishedRun], diverged: Sequence[_DivergedRun], ignored: Sequence[str]
+) -> list[LeaderboardEntry]:
     names = [name for run in done for name in run.symbols if name not in (*ignored, _SEED)]
     differing = [n for n in dict.fromkeys(names) if len({run.symbols.get(n) for run in done}) > 1]
     groups: dict[tuple, list[_FinishedRun]] = {}
     for run in done:
         groups.setdefault(tuple(run.symbols.get(n) for n in differing), []).append(run)
+    failed: dict[tuple, list[SeedOutcome]] = {}
+    for lost in diverged:
+        failed.setdefault(tuple(lost.symbols.get(n) for n in differing), []).append(lost.outcome)
     return [
-        _entry(dict(zip(differing, values, strict=True)), group) for values, group in groups.items()
+        _entry(dict(zip(differing, values, strict=True)), group, failed.get(values, []))
+        for values, group in groups.items()
     ]
 
 
-def _entry(settings: Mapping[str, SymbolValue], group: Sequence[_FinishedRun]) -> LeaderboardEntry:
+def _entry(
+    settings: Mapping[str, SymbolValue],
+    group: Sequence[_FinishedRun],
+    diverged: Sequence[SeedOutcome],
+) -> LeaderboardEntry:
     loss = SampleStats.of([run.final.val_loss for run in group])
     assert loss is not None
     first = group[0].final
@@ -166,4 +233,5 @@ def _entry(settings: Mapping[str, SymbolValue], group: Sequence[_FinishedRun]) -
         tokens=first.tokens,
         train_seconds=sum(run.seconds for run in group) / len(group),
         runs=[run.name for run in group],
+        outcomes=[*(run.outcome for run in group), *diverged],
     )

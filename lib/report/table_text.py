@@ -18,7 +18,7 @@ from lib.report.table import (
     marginal_effects,
 )
 from lib.report.utilisation import UTILISATION_COLUMNS
-from lib.report.verdict_text import seeds_note, verdicts_text
+from lib.report.verdict_text import seeds_note, verdict_cells, verdicts_text
 from lib.report.verdicts import ContrastVerdict
 
 SCHEMA_VERSION = 1
@@ -94,8 +94,9 @@ def leaderboard_to_markdown(board: Leaderboard) -> str:
     tokens and time; then the runs left out.
     """
     names = list(board.entries[0].settings)
-    lines = [["rank", "settings", "val loss", *names, "params", "tokens", "time"]]
-    for rank, entry in enumerate(board.entries, 1):
+    columns = ["settings", "val loss", "Δ ± 95 %", "n", "p", "verdict"]
+    lines = [[*columns, *names, "params", "tokens", "time"]]
+    for entry in board.entries:
         values = [str(entry.settings[name]) for name in names]
         size = [
             f"{entry.parameters:,}",
@@ -103,18 +104,34 @@ def leaderboard_to_markdown(board: Leaderboard) -> str:
             format_duration(entry.train_seconds),
         ]
         runs = entry.runs[0].rsplit("-", 2)[0]
-        lines.append([str(rank), runs, _loss(entry.val_loss), *values, *size])
+        cells = verdict_cells(entry.verdict) if entry.verdict else ["", "", "", "reference"]
+        loss = "-" if entry.diverged else _loss(entry.val_loss)
+        lines.append([runs, loss, *cells, *values, *size])
     notes = "".join(f"- {note}\n" for note in board.left_out)
-    single = all(entry.val_loss.n == 1 for entry in board.entries)
-    text = markdown_table(lines[0], lines[1:], left=(1,))
-    if single:
-        text += "\nn=1: the lowest of many single-seed losses is biased low; use SEEDS=1,2,3.\n"
+    text = markdown_table(lines[0], lines[1:], left=(0, 5))
+    verdicts = [entry.verdict for entry in board.entries if entry.verdict]
+    if any(not verdict.is_given for verdict in verdicts):
+        least = verdicts[0].rule.min_seeds
+        text += f"\nn=1 and n=2 give no verdict: a verdict needs at least {least} seeds; use SEEDS=1,2,3.\n"
+    elif verdicts:
+        text += (
+            f"\nSorted by loss, not ranked. p: corrected for all {verdicts[0].planned} pairs, because the "
+            "reference is\nselected by its loss.\n"
+        )
     return text + (f"\n{notes}" if notes else "")
 
 
 def leaderboard_to_json(board: Leaderboard) -> str:
     """Return the leaderboard as one JSON document with sorted keys."""
-    return json_document(SCHEMA_VERSION, asdict(board))
+    entries = [
+        {
+            **{name: value for name, value in asdict(entry).items() if name != "outcomes"},
+            "verdict": entry.verdict and entry.verdict.to_json(),
+        }
+        for entry in board.entries
+    ]
+    fields = {"entries": entries, "left_out": list(board.left_out)}
+    return json_document(SCHEMA_VERSION, fields)
 
 
 def table_to_csv(table: ResultTable) -> str:

@@ -40,15 +40,18 @@ def verdicts_text(study: StudyVerdicts, numbers: Mapping[str, int | None]) -> st
         [
             verdict.contrast.step,
             names.get(verdict.contrast.reference, verdict.contrast.reference),
-            _difference(verdict),
-            str(verdict.n) if verdict.n else "-",
-            format_p(verdict.p_of_word),
-            _word(verdict),
+            *verdict_cells(verdict),
         ]
         for verdict in given
     ]
     grid = markdown_table(header, rows, left=(0, 1, 5))
     return f"\n## Verdicts\n\n{grid}\n{_rule_note(study)}{_remarks(given)}"
+
+
+def verdict_cells(verdict: ContrastVerdict) -> list[str]:
+    """Return difference with half of its 95 % interval, number of seeds, p and word."""
+    count = str(verdict.n) if verdict.n else "-"
+    return [_difference(verdict), count, format_p(verdict.p_of_word), _word(verdict)]
 
 
 def verdict_lines(study: StudyVerdicts) -> str:
@@ -98,6 +101,8 @@ def _difference(verdict: ContrastVerdict) -> str:
 
 def _word(verdict: ContrastVerdict) -> str:
     """Return the word with k/n of a diverged step, or +k further seeds of an open comparison."""
+    if not verdict.is_given:
+        return "-"
     if verdict.word is VerdictWord.DIVERGED:
         share = verdict.reason.partition(" ")[0]
         return f"{verdict.word} {share}" if "/" in share else verdict.word.value

@@ -8,7 +8,7 @@ from lib.errors import ConfigError
 from lib.files import write_json
 from lib.report.leaderboard import REUSED_RUNS_FILE, read_leaderboard, record_reused_runs
 from lib.report.table_text import leaderboard_to_json, leaderboard_to_markdown
-from lib.runs.run_dir import RunDir
+from lib.runs.run_dir import RunDir, RunStatus, State, write_status
 
 
 @pytest.fixture
@@ -41,6 +41,28 @@ def test_best_first_with_the_symbols_that_differ_and_seeds_together(swept):
     text = leaderboard_to_markdown(board)
     assert text.index("1e-3") < text.index("3.3000") and "N_LAYER" not in text
     assert json.loads(leaderboard_to_json(board))["entries"][0]["tokens"] == 2048
+
+
+def test_combinations_have_verdicts_against_the_lowest_and_no_rank(swept):
+    losses = {"a": (3.2, 3.25, 3.1), "b": (3.0, 3.052, 2.901), "c": (3.003, 3.0515, 2.9015)}
+    for slug, by_seed in losses.items():
+        for seed, loss in enumerate(by_seed, 1):
+            folder = swept(slug, loss, seed=seed, LEARNING_RATE=slug)
+    board = read_leaderboard(folder)
+    assert [entry.settings["LEARNING_RATE"] for entry in board.entries] == ["b", "c", "a"]
+    lowest, middle, highest = (entry.verdict for entry in board.entries)
+    assert lowest is None and middle.word == "INCONCLUSIVE" and highest.word == "WORSE"
+    # Every pair of three combinations.
+    assert middle.planned == highest.planned == 3
+    text = leaderboard_to_markdown(board)
+    assert "| reference" in text and "3 pairs" in text and "rank |" not in text
+    document = json.loads(leaderboard_to_json(board))
+    assert document["entries"][2]["verdict"]["verdict"] == "WORSE"
+    run = RunDir(next(folder.glob("a-s2-*")))
+    write_status(run, RunStatus(State.FAILED, 1, "loss is NaN at it 7"))
+    *_, last = read_leaderboard(folder).entries
+    assert (last.verdict.word, last.verdict.reason) == ("DIVERGED", "1/3 (seed 2)")
+    assert "DIVERGED 1/3" in leaderboard_to_markdown(read_leaderboard(folder))
 
 
 def test_what_cannot_be_compared_is_named_and_not_ranked(swept):
