@@ -28,6 +28,7 @@ TYPICAL_LINES = 400
 # Small modules that stay separate although only one module imports them, with the reason.
 SEPARATE = {
     "gpt2.check.binding_checks": "checks are grouped by what they examine",
+    "gpt2.check.budget_checks": "checks are grouped by what they examine",
     "gpt2.check.config_checks": "checks are grouped by what they examine",
     "gpt2.check.naming_checks": "checks are grouped by what they examine",
     "gpt2.check.pairing_checks": "checks are grouped by what they examine",
