@@ -45,11 +45,13 @@ def _long_contexts_only(right: Any) -> Any:
 
 MUTANTS = (
     Mutant(
-        "evaluation windows are twice as long",
-        "the budget of the small evaluation contains no window",
+        "the budget of an evaluation is lost",
+        "an evaluation of 0 tokens contains no window",
         "baseline",
         {"repeat": _blames_the_product("config.out-of-range", "EVAL_TOKENS: smaller than")},
-        replaced(evaluate, "evaluation_windows", _with_block_size(2)),
+        replaced(
+            evaluate, "evaluation_windows", lambda right: lambda *given: right(*given[:-1], 0)
+        ),
         quick=True,
     ),
     Mutant(
