@@ -70,6 +70,7 @@ def _keys_of_nsa(subject: StepUnderTest, parent: Facts) -> int:
 TITLE_PHRASES: Sequence[tuple[str, Callable[[re.Match[str]], Facts]]] = (
     (r"\bGPT-2\b", lambda m: {}),
     (r"\breciprocal attention\b", lambda m: {"reciprocal": True, "alpha per head": False}),
+    (r"\ba band of (\d+) tokens\b", lambda m: {"reciprocal": True, "band": int(m[1])}),
     (r"\bevery head learns its alpha\b", lambda m: {"alpha per head": True}),
     (r"\blatent attention\b", lambda m: {"projection": "latent", "expansions": "per head"}),
     (r"\bheads share K and U\b", lambda m: {"expansions": "shared"}),
@@ -246,6 +247,7 @@ def _measured(model: GPT) -> Facts:
         "positions": "rotary" if model.wpe is None else "learned",
         "reciprocal": "reciprocal" in terms,
         "alpha per head": bool(list(terms.parameters())) if "reciprocal" in terms else None,
+        "band": terms["reciprocal"].window if "reciprocal" in terms else None,
         "MLP weights": _weights(block.mlp),
         "MLP / attention": _weights(block.mlp) / _weights(block.attn),
     }

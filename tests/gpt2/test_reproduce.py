@@ -144,4 +144,4 @@ def test_what_is_no_finished_run_is_the_users_error(made, tmp_path):
     run.status.unlink()
     with pytest.raises(ConfigError) as caught:
         reproduce(Request(str(run.path), tmp_path))
-    assert caught.value.codes == ["run.not-found"]
+    assert caught.value.codes == ["run.damaged"]
