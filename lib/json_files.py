@@ -184,14 +184,14 @@ def _json_fields(kind: type[Any]) -> Mapping[str, _JsonField]:
         field.name: _JsonField(
             _json_types(hints[field.name]),
             field.default is dataclasses.MISSING,
-            (
-                hint
-                if isinstance(hint := hints[field.name], type) and issubclass(hint, StrEnum)
-                else None
-            ),
+            _states(hints[field.name]),
         )
         for field in dataclasses.fields(kind)
     }
+
+
+def _states(hint: Any) -> type[StrEnum] | None:
+    return hint if isinstance(hint, type) and issubclass(hint, StrEnum) else None
 
 
 def _json_types(hint: Any) -> tuple[type, ...]:

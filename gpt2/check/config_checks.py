@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from gpt2.check.cases import CheckFinding
+from gpt2.check.cases import CheckFinding, few_names
 from gpt2.check.subject import StepUnderTest
 from gpt2.config import Config
 from gpt2.memory.predict import HEADINGS, estimate
@@ -36,12 +36,12 @@ def _count(config: Config, model: GPT) -> list[CheckFinding]:
         findings.append(CheckFinding("parameter-count", expected, f"{built:,} built"))
     frozen = [name for name, p in model.named_parameters() if not p.requires_grad]
     if frozen:
-        text = f"no gradient for {_few(frozen)}"
+        text = f"no gradient for {few_names(frozen)}"
         findings.append(CheckFinding("trainable-parameters", "every parameter is trained", text))
     if strays := list(_strays(model)):
         expected = "every trained tensor is a parameter"
         findings.append(
-            CheckFinding("registered-parameters", expected, f"unregistered: {_few(strays)}")
+            CheckFinding("registered-parameters", expected, f"unregistered: {few_names(strays)}")
         )
     return findings
 
@@ -131,11 +131,6 @@ def _strays(model: nn.Module) -> Iterator[str]:
 
 def _matrices(module: nn.Module) -> int:
     return sum(p.numel() for p in module.parameters() if p.ndim >= 2)
-
-
-def _few(names: list[str]) -> str:
-    hidden = len(names) - 3
-    return ", ".join(names[:3]) + (f" and {hidden} more" if hidden > 0 else "")
 
 
 # A training step at the configured size runs and fits the memory of its target.

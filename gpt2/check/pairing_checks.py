@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gpt2.check.cases import CheckCase, CheckFinding
+from gpt2.check.cases import CheckCase, CheckFinding, few_names
 from gpt2.check.context import InitialMatrix
 from gpt2.check.shrink import with_changes
 from gpt2.check.subject import StepUnderTest
@@ -89,7 +89,7 @@ def _streams(seed: int, weights: Mapping[str, Tensor]) -> list[CheckFinding]:
     ]
     if not wrong:
         return []
-    expected = f"initial {_few(wrong)} drawn from the stream of SEED={seed} and the name alone"
+    expected = f"initial {few_names(wrong)} drawn from the stream of SEED={seed} and the name alone"
     return [CheckFinding("initial-stream", expected, "values of another stream")]
 
 
@@ -133,7 +133,7 @@ def _same_start(subject: StepUnderTest) -> list[CheckFinding]:
         if different := [
             name for name, shape in common if mine[name, shape] != theirs[name, shape]
         ]:
-            expected = f"the initial bits of {_few(different)} as in {other.slug}"
+            expected = f"the initial bits of {few_names(different)} as in {other.slug}"
             text = f"other values of {len(different)} of {len(common)} common matrices"
             return [CheckFinding("paired-initial-weights", expected, text)]
     return []
@@ -327,8 +327,3 @@ def _loader_processes(subject: StepUnderTest) -> list[CheckFinding]:
         return []
     expected = f"the sequences in order from {_WORKERS} loader processes"
     return [CheckFinding("paired-data", expected, "other sequences or another order")]
-
-
-def _few(names: Sequence[str]) -> str:
-    hidden = len(names) - 3
-    return ", ".join(names[:3]) + (f" and {hidden} more" if hidden > 0 else "")

@@ -26,12 +26,12 @@ from gpt2.check.command import check_executor, check_in_workers
 from gpt2.check.fields import fields_by_symbol
 from gpt2.check.report import SCHEMA_VERSION, CaseReport
 from gpt2.config import Config, StudyConfig
-from gpt2.planning.arguments import add_fast, add_variable, whole_number
+from gpt2.planning.arguments import add_fast, add_variable, require_count, whole_number
 from lib.config.field import SymbolValue
 from lib.config.layers import ConfigLayer, parse_text
 from lib.config.tree import KconfigTree
 from lib.console import format_duration, log
-from lib.errors import EXIT_DONE, EXIT_FAILED, ConfigError, Problem
+from lib.errors import EXIT_DONE, EXIT_FAILED, ConfigError
 from lib.files import write_atomic
 from lib.runner.local import LocalExecutor
 from lib.tracking.options import TRACKERS
@@ -304,14 +304,7 @@ class RandomCheckRequest:
     json: bool = False
 
     def __post_init__(self) -> None:
-        if self.count < 1:
-            problem = Problem(
-                f"invalid value (expected at least 1, got {self.count})",
-                "COUNT",
-                "type: make randcheck COUNT=50",
-                code="usage.invalid-value",
-            )
-            raise ConfigError(problem)
+        require_count(self.count, "make randcheck COUNT=50")
 
 
 def add_random_check_options(parser: argparse.ArgumentParser) -> None:

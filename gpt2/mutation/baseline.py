@@ -4,7 +4,6 @@ Kept in the build folder as long as no source file changes.
 """
 
 import hashlib
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from gpt2.mutation.cases import CASES
 from gpt2.mutation.process import Plant, TrialResult, run_trial
 from lib.errors import Problem, RunError
 from lib.files import write_json
+from lib.json_files import RecordError, read_json_object
 from lib.project import ROOT
 
 BASELINE_FILE = "mutation-baseline.json"
@@ -59,8 +59,8 @@ class Baseline:
 def read_baseline(build_dir: Path, key: str) -> Baseline | None:
     """Return the baseline of the current sources, or None if there is none."""
     try:
-        fields = json.loads((build_dir / BASELINE_FILE).read_text(encoding="utf-8"))
-    except (FileNotFoundError, json.JSONDecodeError):
+        fields = read_json_object(build_dir / BASELINE_FILE)
+    except RecordError:
         return None
     if fields.get("key") != key:
         return None

@@ -24,10 +24,10 @@ from gpt2.mutation.cases import CASES
 from gpt2.mutation.faults import AREAS, Fault, SourceTree, draw, in_area
 from gpt2.mutation.process import TrialResult
 from gpt2.mutation.verdict import CAUGHT, EQUIVALENT, SURVIVED, FaultTrial, FaultVerdict
-from gpt2.planning.arguments import add_variable, whole_number
+from gpt2.planning.arguments import add_variable, require_count, whole_number
 from lib.console import format_duration, log
 from lib.env.gpu import usable_cores
-from lib.errors import EXIT_DONE, EXIT_FAILED, ConfigError, Problem
+from lib.errors import EXIT_DONE, EXIT_FAILED
 from lib.files import write_json
 from lib.project import ROOT
 from lib.runner.local import LocalExecutor
@@ -56,14 +56,7 @@ class MutationRequest:
     json: bool = False
 
     def __post_init__(self) -> None:
-        if self.count < 1:
-            problem = Problem(
-                f"invalid value (expected at least 1, got {self.count})",
-                "COUNT",
-                "type: make mutation-test COUNT=60",
-                code="usage.invalid-value",
-            )
-            raise ConfigError(problem)
+        require_count(self.count, "make mutation-test COUNT=60")
 
 
 def add_mutation_options(parser: argparse.ArgumentParser) -> None:

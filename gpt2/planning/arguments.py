@@ -172,6 +172,13 @@ def whole_number(text: str, name: str) -> int:
     return int(text)
 
 
+def require_count(count: int, example: str) -> None:
+    """Raise ConfigError with the command ``example`` unless COUNT= is at least 1."""
+    if count < 1:
+        what = f"invalid value (expected at least 1, got {count})"
+        raise ConfigError(Problem(what, "COUNT", f"type: {example}", code="usage.invalid-value"))
+
+
 def number(given: argparse.Namespace, name: str, kind: type[int] | type[float]) -> int | float:
     """Parse the option ``name`` as a number. Raises ConfigError located at make's variable."""
     text = vars(given)[name]

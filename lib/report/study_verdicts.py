@@ -6,7 +6,6 @@ record, and every verdict is marked.
 """
 
 import hashlib
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -15,6 +14,7 @@ from typing import Any
 
 from lib.errors import ConfigError, Problem
 from lib.files import canonical_json, write_atomic
+from lib.json_files import RecordError, read_json_object
 from lib.plan.run import RunVariant
 from lib.report.contrast_tests import VerdictRule
 from lib.report.render import json_document
@@ -158,12 +158,12 @@ def with_record(plan: VerdictPlan, folder: Path) -> VerdictPlan:
     if not file.exists():
         return plan
     try:
-        record = json.loads(file.read_text(encoding="utf-8"))
+        record = read_json_object(file)
         former = tuple(record["former"])
         words = {_name(v["step"], v["reference"]): v["verdict"] for v in record["verdicts"]}
         judged = any(verdict["n"] for verdict in record["verdicts"])
         family, rule = frozenset(record["family"]), record["rule"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (RecordError, KeyError, TypeError) as error:
         what = f"damaged record of verdicts: {error!r}"
         advice = "move it aside: earlier comparisons then no longer count"
         raise ConfigError(Problem(what, str(file), advice, code="run.damaged")) from None

@@ -330,7 +330,7 @@ class RunRecord:
 
     @cached_property
     def status(self) -> RunStatus | None:
-        """Return the status; None if the run was never started or the file is unreadable."""
+        """Return the status; see ``read_status``."""
         return read_status(self.run)
 
     @cached_property
