@@ -192,12 +192,21 @@ def _side_effects(traced: TracedRun) -> list[CheckFinding]:
 
 
 def _accumulation(evaluation: EvaluationResult | None) -> list[CheckFinding]:
-    """Check that sums over tokens have more digits than fp32."""
-    sums = [document.nll_sum for document in evaluation.documents] if evaluation else []
-    if any(float(np.float32(total)) != total for total in sums):
+    """Check that sums over tokens have more digits than fp32, and loss and accuracy of the rows."""
+    documents = evaluation.documents if evaluation else ()
+    sums = [document.nll_sum for document in documents]
+    if evaluation is None or all(float(np.float32(total)) == total for total in sums):
+        what = "losses summed in float64"
+        return [CheckFinding("evaluation-sums", what, f"{len(sums)} sums with the digits of fp32")]
+    tokens = sum(document.n_tokens for document in documents)
+    expected = sum(sums) / tokens, sum(document.n_correct for document in documents) / tokens
+    actual = evaluation.loss, evaluation.accuracy
+    if all(map(math.isclose, actual, expected)):
         return []
-    what = "losses summed in float64"
-    return [CheckFinding("evaluation-sums", what, f"{len(sums)} sums with the digits of fp32")]
+    what, figures = "loss and accuracy of an evaluation: {:.6g} and {:.6g}", "{:.6g} and {:.6g}"
+    return [
+        CheckFinding("evaluation-figures", what.format(*expected), figures.format(*actual)),
+    ]
 
 
 def _finish(subject: StepUnderTest) -> RunRecord:

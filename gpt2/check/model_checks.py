@@ -1,4 +1,4 @@
-"""No token attends to a later token.
+"""Checks of what a step computes: causality, decoding, isolation, gradients, the reference.
 
 B batch, T tokens, V vocabulary.
 """
@@ -18,6 +18,7 @@ from gpt2.check.short_run import GRADIENT_STEPS
 from gpt2.check.shrink import with_changes
 from gpt2.check.subject import StepUnderTest
 from gpt2.config import Config, ModelConfig
+from gpt2.generate import SamplingOptions
 from gpt2.loss import IGNORE_INDEX
 from gpt2.mlp.options import MlpMechanismOptions
 from gpt2.model import GPT
@@ -109,6 +110,8 @@ def check_distinct(subject: StepUnderTest) -> list[CheckFinding]:
 
 
 _DECODE_TOLERANCE = 1e-9
+# Probabilities in fp32 against float64.
+_PROBABILITY_TOLERANCE = 1e-5
 
 
 def check_decode(subject: StepUnderTest) -> list[CheckFinding]:
@@ -129,7 +132,60 @@ def check_decode(subject: StepUnderTest) -> list[CheckFinding]:
                 expected = f"logits at {start + first} as without a cache"
                 return [CheckFinding("cached-logits", expected, text)]
             start = end
-    return []
+    return _sampling(expected_BTV[0, -1])
+
+
+# Options of sampling, and draws of each: a token of probability 0.5 is missed once in 2^60.
+_SAMPLING = (
+    SamplingOptions(),
+    SamplingOptions(temperature=0.5, top_k=3),
+    SamplingOptions(temperature=2.0, top_p=0.6),
+    SamplingOptions(temperature=0.0),
+)
+_DRAWS = 60
+
+
+def _sampling(logits_V: Tensor) -> list[CheckFinding]:
+    """Check the distribution of sampled tokens, and that draws follow it."""
+    findings = []
+    for options in _SAMPLING:
+        expected_V = _token_probabilities(logits_V, options)
+        generator = torch.Generator().manual_seed(0)
+        tokens = {options.draw(logits_V.float(), generator) for _ in range(_DRAWS)}
+        impossible = [token for token in tokens if expected_V[token] == 0]
+        single = len(tokens) == 1 and float(expected_V.max()) < 0.5
+        if impossible or single:
+            text = f"{_DRAWS} draws gave the tokens {sorted(tokens)[:6]}"
+            findings.append(CheckFinding("sampled-tokens", f"tokens of {options}", text))
+        if options.temperature == 0:
+            continue
+        error = float((options.distribution(logits_V.float()) - expected_V).abs().max())
+        if error > _PROBABILITY_TOLERANCE:
+            text = f"probabilities differ by {error:.1e}"
+            findings.append(CheckFinding("token-probability", f"probabilities of {options}", text))
+    return findings
+
+
+def _token_probabilities(logits_V: Tensor, options: SamplingOptions) -> Tensor:
+    """Return the probability of every token in float64: temperature, then top-k, then top-p."""
+    logits = logits_V.double().tolist()
+    order = sorted(range(len(logits)), key=lambda token: (-logits[token], token))
+    if options.temperature == 0:
+        kept, weights = order[:1], {order[0]: 1.0}
+    else:
+        highest = logits[order[0]]
+        weights = {t: math.exp((logits[t] - highest) / options.temperature) for t in order}
+        kept = order[: options.top_k or len(order)]
+        total, before, nucleus = sum(weights[t] for t in kept), 0.0, []
+        for token in kept:
+            if before / total < options.top_p:
+                nucleus.append(token)
+            before += weights[token]
+        kept = nucleus
+    probabilities_V = torch.zeros_like(logits_V, dtype=torch.float64)
+    for token in kept:
+        probabilities_V[token] = weights[token] / sum(weights[t] for t in kept)
+    return probabilities_V
 
 
 # Outputs of a sequence depend on nothing else: other rows, earlier calls, or earlier modes.

@@ -70,7 +70,8 @@ def check_precise(subject: StepUnderTest) -> list[CheckFinding]:
     session = subject.traced_run.run.session
     precision = _TYPES[str(subject.small.values["PRECISION"])]
     own_kernel = subject.config.model.attention.pattern.attends
-    observed = {"training": _training(session), "evaluation": _evaluation(session)}
+    with subject.chunked(session.state.model):
+        observed = {"training": _training(session), "evaluation": _evaluation(session)}
     findings = [
         finding
         for phase, types in observed.items()
@@ -105,6 +106,9 @@ def _operations(
         if narrow := sorted(map(str, inputs.get(name, set()) & set(_NARROW))):
             what = f"{kind} ({name}) in fp32 or wider in {phase}"
             findings.append(CheckFinding("wide-operation", what, ", ".join(narrow)))
+    if torch.float64 in inputs.get("_softmax", set()):
+        what = f"softmax in fp32 in {phase}"
+        findings.append(CheckFinding("wide-operation", what, "torch.float64"))
     for name in ("sin", "cos"):
         if (types := inputs.get(name, set())) - {torch.float64}:
             what = f"rotary angles in float64 in {phase}"

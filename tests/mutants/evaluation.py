@@ -16,6 +16,7 @@ import torch
 from gpt2 import evaluate
 from gpt2.data import store
 from gpt2.evaluate import EvaluationResult, Evaluator
+from gpt2.generate import SamplingOptions
 from gpt2.model import GPT
 from gpt2.training import finish, setup
 from lib.runs.record import EvalRow, RunRecord
@@ -28,6 +29,39 @@ _LOSS: Expected = ("final-result", r"^val_loss ")
 
 def _evaluated(name: str, breaks: str, expected: Expected, plant: Plant, **more: Any) -> Mutant:
     return Mutant(name, breaks, "baseline", {"evaluated": expected}, plant, **more)
+
+
+def _sampled(name: str, breaks: str, expected: Expected, plant: Plant) -> Mutant:
+    return Mutant(name, breaks, "baseline", {"decode": expected}, plant)
+
+
+def _accuracy_of_first(result: EvaluationResult) -> float:
+    first = result.documents[0]
+    return first.n_correct / result.tokens
+
+
+def _mean_of_documents(result: EvaluationResult) -> float:
+    return statistics.fmean(d.nll_sum / d.n_tokens for d in result.documents)
+
+
+def _greedy(options: SamplingOptions, logits: torch.Tensor, generator: torch.Generator) -> int:
+    return int(logits.argmax())
+
+
+def _random(options: SamplingOptions, logits: torch.Tensor, generator: torch.Generator) -> int:
+    return int(torch.multinomial(torch.softmax(logits, -1), 1, generator=generator))
+
+
+def _one_more(right: Any) -> Any:
+    return lambda options, logits: right(
+        dataclasses.replace(options, top_k=options.top_k and options.top_k + 1), logits
+    )
+
+
+def _inverse_temperature(right: Any) -> Any:
+    return lambda options, logits: right(
+        dataclasses.replace(options, temperature=1 / options.temperature), logits
+    )
 
 
 def _loss_of_items(change: Callable[[Sequence[Any]], float]) -> Plant:
@@ -331,5 +365,41 @@ MUTANTS = (
         "the calibration error is wrong",
         ("final-result", "^expected_calibration_error"),
         then(GPT, "token_losses", _confident),
+    ),
+    _evaluated(
+        "accuracy counts the tokens of the first document",
+        "the accuracy of an evaluation during training is another one",
+        "evaluation-figures",
+        replaced(EvaluationResult, "accuracy", lambda _: property(_accuracy_of_first)),
+    ),
+    _evaluated(
+        "the loss of an evaluation is a mean over documents",
+        "the loss during training is another one",
+        "evaluation-figures",
+        replaced(EvaluationResult, "loss", lambda _: property(_mean_of_documents)),
+    ),
+    _sampled(
+        "sampling is greedy",
+        "every sample has the most likely tokens",
+        "sampled-tokens",
+        replaced(SamplingOptions, "draw", lambda _: _greedy),
+    ),
+    _sampled(
+        "greedy decoding draws",
+        "temperature 0 has random tokens",
+        "sampled-tokens",
+        replaced(SamplingOptions, "draw", lambda _: _random),
+    ),
+    _sampled(
+        "top-k drops one token too few",
+        "an unlikely token may be sampled",
+        "token-probability",
+        replaced(SamplingOptions, "distribution", _one_more),
+    ),
+    _sampled(
+        "the temperature multiplies logits",
+        "a low temperature gives more random text",
+        "token-probability",
+        replaced(SamplingOptions, "distribution", _inverse_temperature),
     ),
 )

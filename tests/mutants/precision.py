@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gpt2 import evaluate, model
+from gpt2 import evaluate, loss, model
 from gpt2.attention import chunked
 from gpt2.attention.attention import Attention
 from gpt2.attention.positions import Rope
@@ -221,5 +221,11 @@ MUTANTS = (
             ),
         ),
         (_PLACE, "^embeddings"),
+    ),
+    _precise(
+        "softmax of the loss in float64",
+        "twice the memory and another rounding",
+        replaced(loss, "_wide_dtype", lambda _: lambda dtype: torch.float64),
+        _WIDE,
     ),
 )
