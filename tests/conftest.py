@@ -28,6 +28,8 @@ for _name in [name for name in os.environ if name.startswith("GIT_")]:
     del os.environ[_name]
 # The tier of the tests is no setting of the commands that they run.
 os.environ.pop("FAST", None)
+# Hundreds of processes would each compile the product.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
 MAX_FAST_CASES = 2

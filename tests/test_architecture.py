@@ -283,16 +283,9 @@ def test_i15_every_problem_has_a_code():
     assert without == []
 
 
-@pytest.mark.parametrize(
-    "tool",
-    [
-        "black",
-        "ruff",
-        pytest.param("mypy", marks=pytest.mark.slow),
-    ],
-)
-def test_i15_the_tools_find_nothing(tool):
-    assert check.run_tool(tool, ROOT) == ""
+def test_i15_ruff_finds_nothing():
+    """Run ruff; the worked example of a mechanism runs black and mypy on the same files."""
+    assert check.run_tool("ruff", ROOT) == ""
 
 
 def test_i13_public_names_are_typed_and_documented():

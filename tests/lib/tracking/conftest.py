@@ -1,9 +1,10 @@
 """A fabricated run on two GPUs, in its directory and mirrored to W&B offline files and trackio."""
 
+import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,23 @@ def _sample(ts: float, busy: float) -> dict[str, Any]:
     return {"ts": ts, "rss_mib": 2000.0, "cpu_seconds": ts, "gpus": gpus}
 
 
+# Importing wandb takes seconds, so one process runs several scripts.
+_EACH = """
+import runpy, sys
+sys.path.insert(0, "scripts")
+split = sys.argv.index("--")
+scripts, options = sys.argv[1:split], sys.argv[split + 1 :]
+for script in scripts:
+    print(end=chr(0))
+    sys.argv = [script, *options]
+    try:
+        runpy.run_path(script, run_name="__main__")
+    except SystemExit as end:
+        if end.code:
+            raise
+"""
+
+
 @dataclass
 class Kept:
     """One run in four stores."""
@@ -89,9 +107,21 @@ class Kept:
 
     def ask(self, script: str, source: str, *more: str) -> subprocess.CompletedProcess:
         """Run a query script like a user; only the selected source is reachable."""
+        return self._run([f"scripts/{script}.py"], source, more)
+
+    def ask_all(self, scripts: Sequence[str], source: str) -> list[dict]:
+        """Return the JSON document of each query script, from one process."""
+        each = [f"scripts/{script}.py" for script in scripts]
+        done = self._run(["-c", _EACH, *each, "--"], source, ("--run-name", self.name, "--json"))
+        assert done.returncode == 0, done.stderr
+        return [json.loads(text) for text in done.stdout.split("\0")[1:]]
+
+    def _run(
+        self, program: Sequence[str], source: str, more: Sequence[str]
+    ) -> subprocess.CompletedProcess:
         folder = {"local": self.local, "offline": self.offline, "trackio": self.trackio}
         location = ["--folder", str(folder[source])] if source in folder else []
-        command = [sys.executable, f"scripts/{script}.py", "--source", source, *location]
+        command = [sys.executable, *program, "--source", source, *location]
         command += ["--project", PROJECT, *more]
         environment = {**os.environ, "WANDB_BASE_URL": self.server.url, "WANDB_API_KEY": KEY}
         return subprocess.run(command, capture_output=True, text=True, env=environment)

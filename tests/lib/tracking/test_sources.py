@@ -13,6 +13,7 @@ from lib.tracking.queries import open_source
 from lib.tracking.sources import RunDirSource, find_run
 from tests.lib.tracking.conftest import ITERATIONS, PROJECT, Kept, record_run
 
+SCRIPTS = ("inspect_wandb_keys", "query_wandb_gpu", "query_wandb_gpu_full")
 SOURCES = ("local", "offline", "trackio", "wandb")
 
 
@@ -20,19 +21,15 @@ SOURCES = ("local", "offline", "trackio", "wandb")
 def answers(kept: Kept) -> dict[tuple[str, str], dict]:
     """Return (script, source) → document, without fields that only one source has."""
     found = {}
-    for script in ("inspect_wandb_keys", "query_wandb_gpu", "query_wandb_gpu_full"):
-        for source in SOURCES:
-            done = kept.ask(script, source, "--run-name", kept.name, "--json")
-            assert done.returncode == 0, done.stderr
-            found[script, source] = json.loads(done.stdout)
+    for source in SOURCES:
+        for script, document in zip(SCRIPTS, kept.ask_all(SCRIPTS, source), strict=True):
             # W&B samples the machine by itself while a run is mirrored.
-            found[script, source].pop("system", None)
+            document.pop("system", None)
+            found[script, source] = document
     return found
 
 
-@pytest.mark.parametrize(
-    "script", ["inspect_wandb_keys", "query_wandb_gpu", "query_wandb_gpu_full"]
-)
+@pytest.mark.parametrize("script", SCRIPTS)
 @pytest.mark.parametrize("source", SOURCES[1:])
 def test_each_copy_gives_the_same_answer_as_the_run_directory(
     answers: dict[tuple[str, str], dict], script: str, source: str
