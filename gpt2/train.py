@@ -7,7 +7,7 @@ moment: the next call resumes from the newest intact checkpoint with byte-identi
 import math
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -60,13 +60,15 @@ def train_run(
     *,
     allow_stale: bool = False,
     clock: Callable[[], float] = time.perf_counter,
+    order: Mapping[str, float] | None = None,
 ) -> RunStatus:
     """Train the run of ``run_dir/resolved_config.yaml`` to its end, or until ``stop()``.
 
     All processes of a run call it; only rank 0 reports, polls ``stop`` and writes. ``report``
     receives ``{"kind": "line", tag, text}`` and ``{"kind": "progress", iteration, iterations, loss,
     lr, grad_norm, tokens_per_second, eta_seconds}``. ``allow_stale`` resumes a checkpoint that was
-    made by other code. ``clock`` returns seconds. Returns the status, which is also in status.json.
+    made by other code. ``clock`` returns seconds. ``order`` is recorded: the place of the run in its
+    study's training order. Returns the status, which is also in status.json.
 
     Errors before the first step are raised as KablateError; later errors set the status FAILED.
     """
@@ -83,7 +85,9 @@ def train_run(
             opened.callback(records.close)
             # No local variable: the session must be freed before the group is left.
             return _train_to_end(
-                _prepare_session(config, build_dir, records, clock, group, allow_stale, opened),
+                _prepare_session(
+                    config, build_dir, records, clock, group, allow_stale, order or {}, opened
+                ),
                 stopping,
                 started,
             )
@@ -208,6 +212,7 @@ def _prepare_session(
     clock: Callable[[], float],
     group: ProcessGroup,
     allow_stale: bool,
+    order: Mapping[str, float],
     opened: ExitStack,
 ) -> TrainingSession:
     """Return a session that is ready for its first or next step; ``opened`` stops its sidecars."""
@@ -221,12 +226,17 @@ def _prepare_session(
     warm_up(session)
     resume(session, allow_stale)
     require_resolved_settings(session)
-    _begin(session, build_dir, rng_at_start)
+    _begin(session, build_dir, rng_at_start, order)
     session.sidecars = opened.enter_context(start_sidecars(session))
     return session
 
 
-def _begin(session: TrainingSession, build_dir: Path, rng_at_start: dict[str, list[str]]) -> None:
+def _begin(
+    session: TrainingSession,
+    build_dir: Path,
+    rng_at_start: dict[str, list[str]],
+    order: Mapping[str, float],
+) -> None:
     """Write manifest, status, heartbeat and log lines before the first step."""
     pids = session.group.gather(torch.tensor(os.getpid())).tolist()
     if session.group.is_main:
@@ -237,6 +247,7 @@ def _begin(session: TrainingSession, build_dir: Path, rng_at_start: dict[str, li
             session.device,
             pids,
             initial_manifest_entries(session, rng_at_start),
+            order,
         )
     _write_status(session, State.RUNNING)
     session.heartbeat.beat("start", session.state.iteration, fallbacks=count_fallbacks(session))

@@ -1,6 +1,8 @@
 """The training backend: everything that the generic runner needs to train GPT-2 runs."""
 
 import os
+import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -28,7 +30,7 @@ from lib.env.machine import require_world_size, worker_environment
 from lib.env.ranks import current_process
 from lib.env.snapshot import copy_snapshot
 from lib.errors import EXIT_DONE, ConfigError, Problem
-from lib.plan.run import PlannedRun, RunVariant, default_run_path
+from lib.plan.run import PlannedRun, RunVariant, default_run_path, training_order
 from lib.project import ROOT
 from lib.report.contrast_tests import VerdictRule
 from lib.report.leaderboard import record_reused_runs
@@ -77,6 +79,7 @@ class Gpt2Backend:
         self._executor = executor
         self._settings = settings
         self._train = partial(train_in_worker, build_dir=plan.build_dir, allow_stale=allow_stale)
+        self._positions = _positions(plan)
 
     def preflight(self, runs: Sequence[PlannedRun[Config]], jobs: int) -> Sequence[DeviceSlot]:
         """Check the machine in a worker, then weights and data; return the slots for runs.
@@ -96,9 +99,10 @@ class Gpt2Backend:
     def submit(self, run: PlannedRun[Config], slot: DeviceSlot, executor: Executor) -> Job:
         """Write the inputs of the run, and start ``GPUS`` processes for it, also on a CPU."""
         self.write_inputs(run)
+        order = {**self._positions[run.path], "submitted_at": time.time()}
         return executor.submit(
             train_worker,
-            self._train,
+            partial(self._train, order=order),
             run.path,
             world_size=run.config.train.gpus,
             # Read by the worker's libraries at import.
@@ -129,11 +133,22 @@ def train_in_worker(
     *,
     build_dir: Path,
     allow_stale: bool,
+    order: Mapping[str, float],
 ) -> None:
     """Train the run of a directory in a worker; the parent process imports no torch."""
     from gpt2.train import train_run
 
-    train_run(run_dir, build_dir, report, stop, allow_stale=allow_stale)
+    train_run(run_dir, build_dir, report, stop, allow_stale=allow_stale, order=order)
+
+
+def _positions(plan: Plan) -> dict[Path, dict[str, float]]:
+    """Return the place of each run in the training order: its block (seed), and which one in it."""
+    positions: dict[Path, dict[str, float]] = {}
+    last = Counter[int]()
+    for run in training_order(plan.runs):
+        last[run.seed] += 1
+        positions[run.path] = {"block": run.seed, "position": last[run.seed]}
+    return positions
 
 
 # Execution of a plan: train its runs in workers, train one run in this process, rerun runs.
@@ -154,7 +169,7 @@ def train_plan(
     _log_skipped(plan)
     executor = new_executor(plan)
     backend = Gpt2Backend(plan, executor, allow_stale=options.stale == "keep", dirty=options.dirty)
-    code = run_all(plan.runs, plan.folder, backend, executor, options)
+    code = run_all(training_order(plan.runs), plan.folder, backend, executor, options)
     if code in _INTERRUPTED_CODES:
         return code, ""
     text = report(table_of, json=json)

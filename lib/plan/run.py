@@ -2,7 +2,8 @@
 
 A plan consists of blocks of configurations, one block per seed: every variant is trained with the
 first seed before any is trained with the second, so that a study stopped early is still a
-comparison.
+comparison. Inside a block, the runs are trained in random order, so that a drift of the machine over
+the study does not favour a variant.
 """
 
 import fnmatch
@@ -16,6 +17,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from lib.config.field import SymbolValue
 from lib.errors import ConfigError, Problem
 from lib.runs.run_dir import RunDir, is_done
+from lib.runs.seeds import stream_seed
 
 # A longer range is assumed to be a typing error.
 _MAX_SEEDS = 1000
@@ -112,6 +114,22 @@ def build_runs(
     if problems:
         raise ConfigError(*problems)
     return runs
+
+
+def training_order(runs: Sequence[PlannedRun[C]]) -> list[PlannedRun[C]]:
+    """Return ``runs`` in the order in which they are trained: blocks in order, shuffled inside.
+
+    The order depends on study, seed and slugs only: it is the same on every machine, after an
+    interruption, and if further variants or seeds are planned.
+    """
+    blocks = {seed: number for number, seed in enumerate(dict.fromkeys(run.seed for run in runs))}
+    return sorted(
+        runs,
+        key=lambda run: (
+            blocks[run.seed],
+            stream_seed(run.seed, f"order/{run.study}/{run.variant.slug}"),
+        ),
+    )
 
 
 def default_run_path(run: PlannedRun[Any], folder: Path) -> Path:

@@ -17,6 +17,7 @@ from lib.files import canonical_json, write_atomic
 from lib.json_files import RecordError, read_json_object
 from lib.plan.run import RunVariant
 from lib.report.contrast_tests import VerdictRule
+from lib.report.drift import DriftTest, TimedLoss, drift_test
 from lib.report.render import json_document
 from lib.report.verdicts import (
     Contrast,
@@ -61,15 +62,16 @@ class StudyVerdicts:
     planned: int
     # Share of the variance that pairing by seed removed; None without a test.
     pairing: float | None
+    # Whether losses follow the time; None if the order of the runs cannot tell.
+    drift: DriftTest | None = None
 
 
 def finished_outcome(seed: int, record: RunRecord) -> SeedOutcome:
     """Return the outcome of a finished run: its loss, or that it diverged."""
     final = record.summary.final
     items = canonical_json([document.nll_sum for document in record.documents])
-    outcome = SeedOutcome(
-        seed, final.val_loss, items=hashlib.sha256(items.encode()).hexdigest()[:16]
-    )
+    digest = hashlib.sha256(items.encode()).hexdigest()[:16]
+    outcome = SeedOutcome(seed, final.val_loss, items=digest, started_at=_started_at(record))
     first = next((row.loss for row in record.metrics if isinstance(row, TrainRow)), None)
     # Pretrained weights begin below the unigram entropy: they may improve by less.
     untrained = first is not None and first > final.unigram_entropy
@@ -85,6 +87,14 @@ def finished_outcome(seed: int, record: RunRecord) -> SeedOutcome:
         )
         return replace(outcome, diverged=True, reason=reason)
     return outcome
+
+
+def _started_at(record: RunRecord) -> float | None:
+    """Return when the runner first submitted the run, or else when the run first started."""
+    first = next(iter(record.manifest.attempts), None)
+    if first is None:
+        return None
+    return first.started_at if first.submitted_at is None else first.submitted_at
 
 
 def missing_outcome(
@@ -129,7 +139,20 @@ def judge_study(
             named = Contrast(f"{part}{c.step}", f"{part}{c.reference}", c.role, weights)
             remarks = (*verdict.remarks, *_changes(plan))
             verdicts.append(replace(verdict, contrast=named, values=values, remarks=remarks))
-    return StudyVerdicts(plan, verdicts, len(family), pairing_gain(verdicts))
+    return StudyVerdicts(plan, verdicts, len(family), pairing_gain(verdicts), _drift(parts))
+
+
+def _drift(
+    parts: Sequence[tuple[str, Sequence[Contrast], Mapping[str, Sequence[SeedOutcome]]]],
+) -> DriftTest | None:
+    runs = [
+        TimedLoss(f"{part}{arm}", run.seed, run.started_at, run.loss)
+        for part, _, outcomes in parts
+        for arm, runs in outcomes.items()
+        for run in runs
+        if run.loss is not None and run.started_at is not None and not run.diverged
+    ]
+    return drift_test(runs)
 
 
 def _changes(plan: VerdictPlan) -> list[str]:
@@ -193,5 +216,6 @@ def verdicts_record(study: StudyVerdicts) -> dict[str, Any]:
         "family": sorted(study.plan.family),
         "planned_comparisons": study.planned,
         "pairing_gain": study.pairing,
+        "drift": asdict(study.drift) if study.drift else None,
         "verdicts": [verdict.to_json() for verdict in study.verdicts],
     }

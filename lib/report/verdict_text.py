@@ -55,9 +55,19 @@ def verdict_cells(verdict: ContrastVerdict) -> list[str]:
 
 
 def verdict_lines(study: StudyVerdicts) -> str:
-    """Return one line per comparison, with its remarks."""
+    """Return one line per comparison, with its remarks, and one if the losses drifted."""
     lines = [_line(verdict) for verdict in study.verdicts]
-    return "".join(f"{line}\n" for line in lines)
+    return "".join(f"{line}\n" for line in lines) + drift_note(study)
+
+
+def drift_note(study: StudyVerdicts) -> str:
+    """Return a line if the losses drifted over the study; else ""."""
+    if study.drift is None or not study.drift.alarms:
+        return ""
+    p, trend = format_p(study.drift.p), study.drift.trend
+    return (
+        f"DRIFT p={p}: from first to last run, losses of equal steps moved by {trend:+.4f} nats\n"
+    )
 
 
 def verdicts_exit_code(study: StudyVerdicts) -> int:
@@ -121,6 +131,7 @@ def _rule_note(study: StudyVerdicts) -> str:
     )
     if study.pairing is not None:
         note += f"Pairing by seed removed {study.pairing:.0%} of the variance.\n"
+    note += drift_note(study)
     if any(v.more_seeds and v.word is VerdictWord.INCONCLUSIVE for v in study.verdicts):
         note += "+k: about k more seeds give a word.\n"
     return note + (f"Compared: {plan.against}.\n" if plan.against != "both" else "")

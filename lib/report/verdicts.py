@@ -71,6 +71,8 @@ class SeedOutcome:
     items: str = ""
     # Fields in which the run differs from the study without a declaration.
     undeclared: tuple[str, ...] = ()
+    # Seconds since the epoch; None if unknown.
+    started_at: float | None = None
 
 
 @dataclass(frozen=True)

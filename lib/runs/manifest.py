@@ -96,12 +96,13 @@ def begin_manifest(
     device: torch.device,
     pids: Sequence[int],
     facts: Mapping[str, Any],
+    order: Mapping[str, float],
 ) -> None:
     """Write the manifest of a run that starts or resumes.
 
-    ``pids`` are the process ids of all ranks, ``facts`` additional entries from the caller. Code
-    and data are digested before the first step, so that edits during the run are not attributed to
-    it.
+    ``pids`` are the process ids of all ranks, ``facts`` additional entries from the caller, ``order``
+    the place of this attempt in the training order of the study. Code and data are digested before
+    the first step, so that edits during the run are not attributed to it.
     """
     record = {
         "schema_version": SCHEMA_VERSION,
@@ -124,7 +125,7 @@ def begin_manifest(
             "working_directory": os.getcwd(),
             "rerun": _rerun(run, build_dir),
             "variables": variables(volatile=True),
-            "attempts": _attempts(run),
+            "attempts": _attempts(run, order),
             "artifacts": {},
             "hardware_files": hardware_digests(run),
         },
@@ -158,7 +159,7 @@ def _rerun(run: RunDir, build_dir: Path) -> str:
     return shlex.join(command)
 
 
-def _attempts(run: RunDir) -> list[dict[str, Any]]:
+def _attempts(run: RunDir, order: Mapping[str, float]) -> list[dict[str, Any]]:
     """Return the attempts of the run so far, the current attempt last.
 
     An earlier attempt without a recorded end was killed.
@@ -170,4 +171,4 @@ def _attempts(run: RunDir) -> list[dict[str, Any]]:
     for attempt in attempts:
         if attempt["state"] == State.RUNNING:
             attempt["state"] = "KILLED"
-    return [*attempts, {"state": State.RUNNING, "started_at": time.time()}]
+    return [*attempts, {**order, "state": State.RUNNING, "started_at": time.time()}]

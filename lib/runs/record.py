@@ -71,8 +71,10 @@ class AttemptRecord:
     """One start of the run."""
 
     state: str
-    # Seconds since the epoch.
+    # Seconds since the epoch: start of the worker, and its submission by the runner, which starts the
+    # runs of a study one after another; None outside of a study.
     started_at: float
+    submitted_at: float | None = None
 
 
 @dataclass(frozen=True)

@@ -46,6 +46,7 @@ MANIFEST: dict[str, Any] = {
             "torch_compile_enabled": False,
         }.items()
     },
+    "volatile": {"attempts": [{"state": "SUCCESS", "started_at": 1.5}]},
     "oom_fallbacks": [],
     "nondeterministic_ops_warned": None,
     "origin": {"torch": "2.13.0", "device": "a cpu", "sources": {"gpt2/train.py": "a" * 64}},

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from lib.errors import ConfigError
-from lib.plan.run import RunVariant, build_runs, default_run_path, parse_seeds
+from lib.plan.run import RunVariant, build_runs, default_run_path, parse_seeds, training_order
 from lib.runs.run_dir import RunDir, RunStatus, State, write_status
 
 
@@ -25,6 +25,25 @@ def test_every_variant_is_trained_once_before_any_is_trained_again():
     labels = [run.label for run in runs]
     assert labels == ["study/00-a s3", "study/01-b s3", "study/00-a s1", "study/01-b s1"]
     assert runs[0].path == Path("results/study/a-s3-a3")
+
+
+def test_the_runs_of_a_block_are_trained_in_random_order():
+    blocks = {
+        s: [(RunVariant(f"v{i}", number=i), Named(f"{i}{s}")) for i in range(9)]
+        for s in (3, 1, 2, 4)
+    }
+    runs = build_runs("study", Path("results"), blocks)
+    ordered = training_order(runs)
+    assert [run.seed for run in ordered] == [run.seed for run in runs]
+    orders = [tuple(r.variant.slug for r in ordered[i : i + 9]) for i in range(0, 36, 9)]
+    assert len({tuple(r.variant.slug for r in runs[:9]), *orders}) == 5
+    # Each block has every run once; the order depends on the seed and the names only.
+    assert all(sorted(order) == sorted(orders[0]) for order in orders)
+    assert training_order(list(reversed(runs)))[-9:] == ordered[:9]
+    some = [run for run in runs if run.variant.number in (2, 5, 7)]
+    assert training_order(some) == [run for run in ordered if run in some]
+    # The same on every machine.
+    assert " ".join(orders[0]) == "v6 v2 v4 v5 v0 v3 v8 v1 v7"
 
 
 def test_another_configuration_is_another_directory():
