@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from lib.errors import EXIT_DONE, EXIT_FAILED, EXIT_NOT_COMPARABLE
+from lib.report.drift import DriftTest
 from lib.report.render import markdown_table
 from lib.report.study_verdicts import StudyVerdicts
 from lib.report.verdicts import ContrastVerdict, VerdictWord
@@ -57,17 +58,14 @@ def verdict_cells(verdict: ContrastVerdict) -> list[str]:
 def verdict_lines(study: StudyVerdicts) -> str:
     """Return one line per comparison, with its remarks, and one if the losses drifted."""
     lines = [_line(verdict) for verdict in study.verdicts]
-    return "".join(f"{line}\n" for line in lines) + drift_note(study)
+    return "".join(f"{line}\n" for line in lines) + drift_note(study.drift)
 
 
-def drift_note(study: StudyVerdicts) -> str:
+def drift_note(drift: DriftTest | None) -> str:
     """Return a line if the losses drifted over the study; else ""."""
-    if study.drift is None or not study.drift.alarms:
+    if drift is None or not drift.alarms:
         return ""
-    p, trend = format_p(study.drift.p), study.drift.trend
-    return (
-        f"DRIFT p={p}: from first to last run, losses of equal steps moved by {trend:+.4f} nats\n"
-    )
+    return f"DRIFT p={format_p(drift.p)}: {drift.trend:+.4f} nats from the first to the last run\n"
 
 
 def verdicts_exit_code(study: StudyVerdicts) -> int:
@@ -131,7 +129,7 @@ def _rule_note(study: StudyVerdicts) -> str:
     )
     if study.pairing is not None:
         note += f"Pairing by seed removed {study.pairing:.0%} of the variance.\n"
-    note += drift_note(study)
+    note += drift_note(study.drift)
     if any(v.more_seeds and v.word is VerdictWord.INCONCLUSIVE for v in study.verdicts):
         note += "+k: about k more seeds give a word.\n"
     return note + (f"Compared: {plan.against}.\n" if plan.against != "both" else "")
