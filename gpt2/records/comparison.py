@@ -20,7 +20,7 @@ from lib.errors import ConfigError, Problem
 from lib.optim.options import OPTIMIZERS
 from lib.plan.run import PlannedRun, RunVariant
 from lib.pruning.options import PRUNERS
-from lib.report.compare import RunComparison, compare_runs
+from lib.report.compare import RunComparison, check_fields, compare_runs
 from lib.report.run_facts import read_run_facts
 from lib.runs.run_dir import RunDir, State, read_status
 
@@ -52,7 +52,10 @@ def compare(
         if not value:
             advice = "type: make compare A=DIR B=DIR"
             raise ConfigError(Problem("no run given", name, advice, code="usage.missing-argument"))
-    left, right = (find_finished(name, build_dir, steps=steps, seeds=seeds) for name in (a, b))
+    left, right = (
+        find_finished(run, build_dir, steps=steps, seeds=seeds, variable=name)
+        for name, run in (("A", a), ("B", b))
+    )
     facts = read_run_facts(left), read_run_facts(right)
     return compare_runs(*facts, names_of([left, right]), words(axis), words(label_by))
 
@@ -151,8 +154,11 @@ def declared_axes(study: Plan, runs: Sequence[RunDir], named: str) -> dict[Path,
     """Return {run directory: symbols in which the run may differ}.
 
     The symbols are those set by the run's step and its ancestors, plus those in ``named``. A
-    directory outside the plan declares none. ``study`` must contain every step.
+    directory outside the plan declares none. ``study`` must contain every step. Raises ConfigError
+    if ``named`` contains an unknown symbol or field.
     """
+    if named:
+        check_fields(map(read_run_facts, runs), names_of(runs), words(named), "AXIS")
     variants = {run.variant.slug: run.variant for run in study.runs}
     planned = {run.path.resolve(): run for run in study.runs}
     return {

@@ -84,16 +84,20 @@ _LIST_RUNS = "type: make plan, to list the runs"
 _MAX_NAMES_SHOWN = 3
 
 
-def find_finished(named: str, build_dir: Path, *, steps: str = "", seeds: str = "") -> RunDir:
+def find_finished(
+    named: str, build_dir: Path, *, steps: str = "", seeds: str = "", variable: str = "RUN"
+) -> RunDir:
     """Return the finished run ``named``: a directory, or a run name in the plan of ``.config``.
 
-    Raises ConfigError unless exactly one run matches and the run is finished.
+    ``variable`` is the make variable that contains the name. Raises ConfigError unless exactly one
+    run matches and the run is finished.
     """
     if not named:
-        raise ConfigError(Problem("no run given", "RUN", _LIST_RUNS, code="usage.missing-argument"))
+        problem = Problem("no run given", variable, _LIST_RUNS, code="usage.missing-argument")
+        raise ConfigError(problem)
     run = RunDir(Path(named))
     if not run.resolved_config.exists():
-        run = RunDir(_planned(named, build_dir, steps, seeds))
+        run = RunDir(_planned(named, build_dir, steps, seeds, variable))
     status = read_status(run)
     if status is None:
         what = "the run has not been trained"
@@ -128,19 +132,19 @@ def find_started(named: str, build_dir: Path, *, steps: str = "", seeds: str = "
     return started
 
 
-def _planned(named: str, build_dir: Path, steps: str, seeds: str) -> Path:
+def _planned(named: str, build_dir: Path, steps: str, seeds: str, variable: str) -> Path:
     """Return the directory of the only planned run that matches ``named``."""
     plan = make_plan(config_layers(build_dir), build_dir, steps=steps, seeds=seeds)
     # A label contains a blank, which would split it into two patterns.
     runs = [run for run in plan.runs if named == run.label or run.matches(named)]
     if not runs:
         what = f"{named!r} is neither a run directory nor a run of {plan.study}"
-        raise ConfigError(Problem(what, "RUN", _LIST_RUNS, code="run.not-found"))
+        raise ConfigError(Problem(what, variable, _LIST_RUNS, code="run.not-found"))
     if len(runs) > 1:
         labels = ", ".join(run.label for run in runs[:_MAX_NAMES_SHOWN])
         labels += ", …" if runs[_MAX_NAMES_SHOWN:] else ""
         what = f"{named!r} matches {len(runs)} runs: {labels}"
         raise ConfigError(
-            Problem(what, "RUN", "select one of the runs, or set SEEDS=", code="run.ambiguous")
+            Problem(what, variable, "select one of the runs, or set SEEDS=", code="run.ambiguous")
         )
     return runs[0].path

@@ -9,7 +9,7 @@ test over documents would reject for two seeds of one configuration too, so no p
 
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -300,7 +300,7 @@ def compare_runs(
     if ``axis`` or ``labels`` contains an unknown field.
     """
     for variable, fields in (("AXIS", axis), ("LABEL_BY", labels)):
-        _check_fields(a, b, names, fields, variable)
+        check_fields((a, b), names, fields, variable)
     differing = field_differences(a, b, names)
     pair = str(a.run.path), str(b.run.path)
     if not differing:
@@ -363,11 +363,15 @@ def comparison_to_json(comparison: RunComparison) -> str:
     return json_document(SCHEMA_VERSION, document)
 
 
-def _check_fields(
-    a: RunFacts, b: RunFacts, names: Mapping[str, str], fields: Sequence[str], variable: str
+def check_fields(
+    runs: Iterable[RunFacts], names: Mapping[str, str], fields: Sequence[str], variable: str
 ) -> None:
+    """Raise ConfigError, with the name of the make variable, if a field is in none of the runs.
+
+    ``names`` maps setting paths to symbols.
+    """
     valid = {*names.values(), "code"}
-    for facts in (a, b):
+    for facts in runs:
         valid |= {*facts.observed, *facts.settings, *facts.symbols}
     problems = [
         Problem(

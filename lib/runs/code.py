@@ -27,31 +27,23 @@ from lib.runs.run_dir import RunDir
 
 # Code that only plans and starts runs or reads their results: editing these files does not make a
 # finished run stale. A worker has some of them loaded, depending on the command that started it.
-_NOT_TRAINING = (
+NOT_TRAINING = (
     "gpt2/ablation/",
-    "gpt2/planning/arguments.py",
+    "gpt2/bench/",
+    "gpt2/check/",
+    "gpt2/mutation/",
+    "gpt2/planning/",
     "gpt2/records/audit.py",
     "gpt2/records/comparison.py",
-    "gpt2/planning/plan.py",
-    "gpt2/running/reproduce.py",
-    "gpt2/running/launch.py",
-    "gpt2/verification/",
-    "lib/analysis/",
-    "lib/audit/",
+    "gpt2/running/",
+    "lib/build/",
     "lib/console.py",
-    "lib/tracking/sidecar.py",
-    "lib/compare/",
-    "lib/console.py",
-    "lib/environment/",
-    "lib/kconfig/",
-    "lib/plan",
-    "lib/queries/",
+    "lib/make_help.py",
+    "lib/plan/",
+    "lib/report/",
     "lib/runner/",
-    "lib/setup/",
-    "lib/telemetry/",
+    "lib/style/",
     "lib/tracking/",
-    "lib/verify/",
-    "lib/watch/",
 )
 _PACKAGES = ("gpt2", "lib")
 # Time at which this process, or the server it was forked from, started to import the tree.
@@ -155,7 +147,7 @@ def _is_code(name: str) -> bool:
 
 def _makes_results(name: str) -> bool:
     inside = name.split("/", 1)[0] in _PACKAGES
-    return inside and not name.startswith(_NOT_TRAINING)
+    return inside and not name.startswith(NOT_TRAINING)
 
 
 def _loaded_digest(name: str) -> str:

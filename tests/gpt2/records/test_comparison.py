@@ -2,17 +2,21 @@
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 
 from gpt2.ablation.resolve import resolve_config
-from gpt2.records.comparison import compare, symbol_names
+from gpt2.planning.plan import Plan
+from gpt2.records.comparison import compare, declared_axes, symbol_names
 from gpt2.records.run_files import write_resolved_config
 from lib.config.field import SymbolValue
 from lib.config.layers import ConfigLayer
 from lib.config.tree import KconfigTree
 from lib.errors import ConfigError
 from lib.report.run_facts import flatten_identity
+from lib.runs.run_dir import RunDir
+from tests.build_folder import write_build
 from tests.integration.conftest import SMALL
 from tests.lib.fabricated import MANIFEST, write_run
 
@@ -108,3 +112,21 @@ def test_both_runs_are_required(made, tmp_path):
         compare(made("a"), "", tmp_path)
     assert caught.value.codes == ["usage.missing-argument"]
     assert caught.value.problems[0].where == "B"
+
+
+def test_a_run_that_does_not_exist_is_reported_by_its_variable(made, tmp_path):
+    folder = write_build(tmp_path / "build", SMALL)
+    with pytest.raises(ConfigError) as caught:
+        compare(made("a"), "no-such-run", folder)
+    assert caught.value.codes == ["run.not-found"]
+    assert caught.value.problems[0].where == "B"
+
+
+def test_an_unknown_axis_is_an_error(made, tmp_path):
+    runs = [RunDir(Path(made("a")))]
+    plan = Plan("single", tmp_path, tmp_path, None, [])
+    with pytest.raises(ConfigError) as caught:
+        declared_axes(plan, runs, "DROPOUT,DROPUOT")
+    assert caught.value.codes == ["usage.unknown-field"]
+    assert caught.value.problems[0].where == "AXIS"
+    assert declared_axes(plan, runs, "DROPOUT") == {runs[0].path: {"DROPOUT"}}

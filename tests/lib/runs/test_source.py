@@ -83,3 +83,8 @@ def test_outside_git_the_state_is_unknown(tmp_path: Path, monkeypatch: pytest.Mo
     assert code.git_state() == unknown
     monkeypatch.setenv("PATH", "")
     assert code.git_state() == unknown
+
+
+def test_names_of_code_that_only_runs_or_reads_exist() -> None:
+    """Require the folders and files, which a move would leave behind."""
+    assert [name for name in code.NOT_TRAINING if not (ROOT / name).exists()] == []
