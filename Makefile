@@ -10,7 +10,7 @@ MAKEFLAGS += --no-builtin-rules --no-builtin-variables --no-print-directory
 SETTINGS := SET SYM A B STEPS SEEDS RUNS RUN OUT JOBS ON_STALE KEEP_GOING YES JSON V O EXTRAS
 SETTINGS += PYTHON SWEEP SAMPLES ITERS QUANT PROMPT TOKENS TEMPERATURE TOP_K TOP_P SEED
 SETTINGS += ALLOW_DIRTY COUNT CHECKS FAST DEFCONFIG DATA GPU CHECK_GPU_MEMORY_GB DRY_RUN
-SETTINGS += AXIS LABEL_BY FORCE SOURCE FULL TWICE AREA
+SETTINGS += AXIS LABEL_BY FORCE SOURCE FULL TWICE AREA CLAIMS UPDATE
 SETTINGS += NO_COLOR KCONFIG_CONFIG MENUCONFIG_STYLE
 freeze = $(eval override $(1) := $$(value $(1)))$(eval export $(1))
 given = $(filter-out undefined,$(origin $(1)))
@@ -171,13 +171,16 @@ style: setup ## Check formatting, lint, types, and names in documents
 	$(Q)$(PY) scripts/check_style.py
 
 ##@ Evaluate
-.PHONY: report verdicts audit compare verify-results curves sweep-leaderboard evaluate \
+.PHONY: report verdicts claims audit compare verify-results curves sweep-leaderboard evaluate \
 	generate export bench bench-settings bench-overhead bench-nsa needle-test validate-machine
 report: $(CONFIG_PY) ## Write the tables of the finished runs
 	$(Q)$(PY) scripts/report.py $(INTO)
 
 verdicts: $(CONFIG_PY) ## Which steps are better, worse or equivalent, over SEEDS=
 	$(Q)$(PY) scripts/verdicts.py $(INTO)
+
+claims: $(CONFIG_PY) ## Check CLAIMS=; write LaTeX and Markdown if all hold
+	$(Q)$(PY) scripts/claims.py $(INTO)
 
 audit: setup ## Check the files of RUNS=: VALID, or INVALID with reasons
 	$(Q)$(PY) scripts/audit_run.py $(INTO) --runs "$${RUNS:?type make audit RUNS=NAME}"
@@ -254,6 +257,8 @@ mrproper: clean ## Also remove .config, and a .venv that make created
 ##: SEEDS=1,2,3  Every step with each of these seeds; or SEED=7 alone
 ##: RUNS=PATTERN  Runs: patterns over the names of make plan, or paths
 ##: RUN=NAME  One run: its name in make plan, or its directory
+##: CLAIMS=FILE  For claims: quoted numbers (claims.toml); OUT=DIR
+##: UPDATE=1  For claims: write current values and digests into it
 ##: OUT=DIR  For export: the new folder
 ##: SET="A=1 B=y"  For defconfig-NAME and quick-compare: settings on top
 ##: SWEEP="A=1,2 B=.."  All combinations, instead of .config; or a file of axes

@@ -138,6 +138,16 @@ def add_twice(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_update(parser: argparse.ArgumentParser) -> None:
+    """Add ``--update``: write current values and digests into the claims file."""
+    parser.add_argument(
+        "--update",
+        action="store_true",
+        default=_is_set("UPDATE"),
+        help="write current values and digests into the claims file (UPDATE=1)",
+    )
+
+
 def add_writing(parser: argparse.ArgumentParser) -> None:
     """Add the text generation options: run, prompt and sampling parameters."""
     add_variable(parser, "run", "directory of a finished run, or a pattern that matches one run")

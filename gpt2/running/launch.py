@@ -199,19 +199,24 @@ def verdicts(plan: Plan, *, json: bool = False) -> tuple[int, str]:
 
 
 def _table(plan: Plan, label_by: Sequence[str]) -> ResultTable:
-    backend = Gpt2Backend(plan, new_executor(plan))
-    started = [run for run in plan.runs if read_status(RunDir(run.path)) is not None]
-    stale = [run.label for run in started if backend.drift(RunDir(run.path))]
-    skipped = [str(problem) for problem in plan.left_out]
-    declared = with_record(verdict_plan(plan.base), plan.folder)
-    table = build_table(plan.study, plan.runs, stale, skipped, label_by, declared)
-    table = replace(table, sections=sections(plan))
+    table = result_table(plan, label_by)
     plan.folder.mkdir(parents=True, exist_ok=True)
     for path in write_table(table, plan.folder):
         log("TABLE", str(path))
     if plan.sweep is not None:
         record_reused_runs(plan.folder, [run.path for run in plan.runs])
     return table
+
+
+def result_table(plan: Plan, label_by: Sequence[str] = ()) -> ResultTable:
+    """Return the result table of the plan's runs; writes nothing."""
+    backend = Gpt2Backend(plan, new_executor(plan))
+    started = [run for run in plan.runs if read_status(RunDir(run.path)) is not None]
+    stale = [run.label for run in started if backend.drift(RunDir(run.path))]
+    skipped = [str(problem) for problem in plan.left_out]
+    declared = with_record(verdict_plan(plan.base), plan.folder)
+    table = build_table(plan.study, plan.runs, stale, skipped, label_by, declared)
+    return replace(table, sections=sections(plan))
 
 
 def verdict_plan(config: Config) -> VerdictPlan:

@@ -125,18 +125,14 @@ def judge_study(
     A part has a name, "" for the only one, its planned comparisons, and the outcomes by variant.
     """
     family = plan.family | {
-        _name(f"{part}{c.step}", f"{part}{c.reference}")
-        for part, contrasts, _ in parts
-        for c in contrasts
+        _in_part(part, c).name for part, contrasts, _ in parts for c in contrasts
     }
     plan = replace(plan, family=family)
     verdicts = []
     for part, contrasts, outcomes in parts:
         for verdict in judge(contrasts, outcomes, plan.rule, len(family)):
-            c = verdict.contrast
-            weights = {f"{part}{arm}": weight for arm, weight in c.weights.items()}
+            named = _in_part(part, verdict.contrast)
             values = {f"{part}{arm}": losses for arm, losses in verdict.values.items()}
-            named = Contrast(f"{part}{c.step}", f"{part}{c.reference}", c.role, weights)
             remarks = (*verdict.remarks, *_changes(plan))
             verdicts.append(replace(verdict, contrast=named, values=values, remarks=remarks))
     return StudyVerdicts(plan, verdicts, len(family), pairing_gain(verdicts), _drift(parts))
@@ -168,8 +164,15 @@ def _rule(plan: VerdictPlan) -> dict[str, Any]:
     return {**asdict(plan.rule), "against": plan.against}
 
 
+def _in_part(part: str, contrast: Contrast) -> Contrast:
+    """Return the contrast with the name of its part before the names of its arms."""
+    weights = {f"{part}{arm}": weight for arm, weight in contrast.weights.items()}
+    reference = contrast.reference and f"{part}{contrast.reference}"
+    return Contrast(f"{part}{contrast.step}", reference, contrast.role, weights)
+
+
 def _name(step: str, reference: str) -> str:
-    return f"{step} vs {reference}"
+    return Contrast(step, reference, "", {}).name
 
 
 def with_record(plan: VerdictPlan, folder: Path) -> VerdictPlan:

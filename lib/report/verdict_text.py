@@ -85,7 +85,7 @@ def format_p(p: float | None) -> str:
 
 def _line(verdict: ContrastVerdict) -> str:
     contrast = verdict.contrast
-    head = f"VERDICT {contrast.step} vs {contrast.reference}"
+    head = f"VERDICT {contrast.name}"
     detail = [verdict.reason] if verdict.reason else []
     if not verdict.is_given:
         shown = "" if verdict.difference is None else f"{verdict.difference:+.4f}  "
@@ -142,8 +142,7 @@ def _remarks(verdicts: list[ContrastVerdict]) -> str:
         counted = verdict.word is VerdictWord.INCONCLUSIVE and verdict.more_seeds
         reasons = [f"{verdict.word}: {verdict.reason}"] if verdict.reason and not counted else []
         for remark in (*reasons, *verdict.remarks):
-            contrast = verdict.contrast
-            concerned.setdefault(remark, []).append(f"{contrast.step} vs {contrast.reference}")
+            concerned.setdefault(remark, []).append(verdict.contrast.name)
     total = len(verdicts)
     lines = [
         f"- {remark} ({'all' if len(names) == total > 1 else ', '.join(names)})\n"

@@ -92,6 +92,11 @@ class Contrast:
         return cls(step, reference, role, {step: 1.0, reference: -1.0})
 
     @property
+    def name(self) -> str:
+        """Return ``step vs reference``, or the name of an effect, which has no reference."""
+        return f"{self.step} vs {self.reference}" if self.reference else self.step
+
+    @property
     def scale(self) -> float:
         """Return the sum of squared weights: variance of the contrast / variance of a run."""
         return math.fsum(weight * weight for weight in self.weights.values())

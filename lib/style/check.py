@@ -215,7 +215,17 @@ _ENVIRONMENT = {
 }
 # Files written into the build folder, and result tables.
 _WRITTEN = {".venv", ".config", ".config.old", "config.py", "defconfig", "data", "results"}
-_WRITTEN |= {"table.md", "table.csv", "verdicts.json", "check.json", "trackers", "trackio"}
+_WRITTEN |= {
+    "claims.tex",
+    "claims.md",
+    "claims.toml",
+    "table.md",
+    "table.csv",
+    "verdicts.json",
+    "check.json",
+    "trackers",
+    "trackio",
+}
 _WRITTEN |= {"mutation-test.json", "mutation-baseline.json"}
 # Files written into the folder environment of a run.
 _WRITTEN |= {"environment", "packages.txt", "python_version.txt", "interpreter.json", "hw.json"}

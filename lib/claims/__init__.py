@@ -1,0 +1,1 @@
+"""Claims of documents about runs: a file of quoted numbers, its check, and its rendering."""
