@@ -184,7 +184,7 @@ def save_checkpoint(session: TrainingSession) -> None:
     """Write a checkpoint, after syncing metrics.jsonl to the disk. Must be called on every rank."""
     state = {
         "session": session.state.state_dict(),
-        "metrics_bytes": session.records.position(),
+        "records": session.records.position(),
         "origin": session.origin,
         "made_for": run_fingerprint(session),
     }

@@ -1,10 +1,35 @@
-"""Atomic file writes: after a crash, a file has the old content or the new, never a part of it."""
+"""Writing of files: atomic, so that a crash leaves no part of a file, and never through a link.
 
+The folder of a run may be a stranger's: a symbolic link in it could name any file of the user.
+"""
+
+import errno
 import hashlib
 import json
 import os
 from pathlib import Path
 from typing import Any
+
+from lib.errors import Problem, RunError
+
+
+def no_follow(path: str | Path, flags: int) -> int:
+    """Open a file and return its descriptor; an ``opener`` for ``open()``.
+
+    Raises RunError if the file is a symbolic link.
+    """
+    try:
+        return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise link_error(Path(path)) from None
+
+
+def link_error(path: Path) -> RunError:
+    """Return the error of a symbolic link in place of a file or folder to write."""
+    what = f"symbolic link to {os.readlink(path)} (expected a file or folder of the run)"
+    return RunError(Problem(what, str(path), "remove the link", code="file.symbolic-link"))
 
 
 def write_atomic(path: Path, content: bytes | str) -> None:
@@ -12,7 +37,9 @@ def write_atomic(path: Path, content: bytes | str) -> None:
     data = content.encode() if isinstance(content, str) else content
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with open(temporary, "wb") as stream:
+        # What a dead process of the same id left behind, or a link.
+        temporary.unlink(missing_ok=True)
+        with open(temporary, "xb") as stream:
             stream.write(data)
             stream.flush()
             os.fsync(stream.fileno())

@@ -27,7 +27,7 @@ import numpy as np
 
 from lib.console import log
 from lib.errors import DataError, Problem
-from lib.files import fsync_directory, sha256_file
+from lib.files import fsync_directory, no_follow, sha256_file
 from lib.project import python_module_command
 
 
@@ -37,7 +37,7 @@ def folder_lock(folder: Path) -> Iterator[None]:
 
     The operating system releases the lock when its process ends.
     """
-    with open(folder / ".lock", "a") as stream:
+    with open(folder / ".lock", "a", opener=no_follow) as stream:
         try:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -9,14 +9,14 @@ truncated line, at the end.
 import errno
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from lib.errors import EXIT_INTERRUPTED, EXIT_TIME_LIMIT, Problem, RunError
-from lib.files import canonical_json
+from lib.files import canonical_json, no_follow, sha256_prefix
 from lib.runs.run_dir import RunDir
 from lib.tracking.telemetry import memory_and_cpu_seconds
 
@@ -59,21 +59,38 @@ class RecordWriter:
         """Display the progress of the run without writing a record."""
         self._report({"kind": "progress", **event})
 
-    def position(self) -> int:
-        """Sync metrics.jsonl to the disk and return its size in bytes."""
+    def position(self) -> dict[str, Any]:
+        """Sync metrics.jsonl and timing.jsonl to the disk; return the size and digest of each."""
         os.fsync(self._metrics)
-        return os.fstat(self._metrics).st_size
+        os.fsync(self._timing)
+        sizes = {path: path.stat().st_size for path in (self.run.metrics, self.run.timing)}
+        return {
+            path.name: {"bytes": size, "sha256": sha256_prefix(path, size)}
+            for path, size in sizes.items()
+        }
 
-    def rewind(self, position: int) -> None:
-        """Truncate metrics.jsonl to ``position`` bytes. Raises RunError if it is shorter."""
-        size = os.fstat(self._metrics).st_size
-        if size < position:
-            what = (
-                f"shorter than at the checkpoint (expected at least {position} bytes, got {size})"
-            )
-            remedy = f"type: make rerun RUNS={self.run.path.name}"
-            raise RunError(Problem(what, str(self.run.metrics), remedy, code="run.damaged"))
-        os.ftruncate(self._metrics, position)
+    def rewind(self, position: Mapping[str, Any]) -> None:
+        """Truncate metrics.jsonl to its ``position`` at a checkpoint, empty at the start.
+
+        Raises RunError if metrics.jsonl or timing.jsonl is shorter, or has changed, since the
+        checkpoint.
+        """
+        for path in (self.run.metrics, self.run.timing):
+            if path.name in position:
+                self._require_unchanged(path, **position[path.name])
+        metrics = position.get(self.run.metrics.name, {"bytes": 0})
+        os.ftruncate(self._metrics, metrics["bytes"])
+
+    def _require_unchanged(self, path: Path, *, bytes: int, sha256: str) -> None:
+        size = path.stat().st_size
+        if size < bytes:
+            what = f"shorter than at the checkpoint (expected at least {bytes} bytes, got {size})"
+        elif sha256_prefix(path, bytes) != sha256:
+            what = f"changed since the checkpoint (digest mismatch of the first {bytes} bytes)"
+        else:
+            return
+        remedy = f"type: make rerun RUNS={self.run.path.name}"
+        raise RunError(Problem(what, str(path), remedy, code="run.damaged"))
 
     def close(self) -> None:
         """Close the files."""
@@ -102,11 +119,11 @@ class NullRecords(RecordWriter):
     def progress(self, **event: Any) -> None:
         """Do nothing."""
 
-    def position(self) -> int:
-        """Return 0; the position is saved by rank 0 only."""
-        return 0
+    def position(self) -> dict[str, Any]:
+        """Return no position, which rank 0 saves."""
+        return {}
 
-    def rewind(self, position: int) -> None:
+    def rewind(self, position: Mapping[str, Any]) -> None:
         """Do nothing."""
 
     def close(self) -> None:
@@ -115,7 +132,7 @@ class NullRecords(RecordWriter):
 
 def _open(path: Path) -> int:
     """Open ``path`` for appending after removing a truncated last line of a killed process."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+    descriptor = no_follow(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
     size = os.fstat(descriptor).st_size
     tail = os.pread(descriptor, _MAX_RECORD_BYTES, max(0, size - _MAX_RECORD_BYTES))
     os.ftruncate(descriptor, size - len(tail) + tail.rfind(b"\n") + 1)
@@ -164,7 +181,7 @@ class Heartbeat:
             "mem_reserved_mib": reserved,
             **facts,
         }
-        with open(self._path, "a", encoding="utf-8") as stream:
+        with open(self._path, "a", encoding="utf-8", opener=no_follow) as stream:
             stream.write(canonical_json(record) + "\n")
 
     def _memory(self) -> tuple[float, float]:

@@ -32,7 +32,12 @@ from lib.env.preflight import require_machine
 from lib.env.process_group import ProcessGroup
 from lib.errors import Problem, RunError
 from lib.optim.optimizers import parameter_groups
-from lib.runs.checkpoint import load_latest_checkpoint, weights_digest
+from lib.runs.checkpoint import (
+    Checkpoint,
+    load_latest_checkpoint,
+    set_checkpoint_aside,
+    weights_digest,
+)
 from lib.runs.code import drift, loaded_source
 from lib.runs.rng import seed_all
 
@@ -190,20 +195,49 @@ def resume(session: TrainingSession, allow_stale: bool = False) -> None:
     for text in damaged:
         records.line("WARN", text)
     if loaded is None:
-        records.rewind(0)
-        if damaged:
+        records.rewind({})
+        # A process before this one may have renamed the last checkpoint.
+        if damaged or any(session.run.checkpoints.glob("damaged-*")):
             records.line("WARN", "no intact checkpoint is left: starts over")
         return
-    require_match(session, loaded.step, loaded.state["made_for"], allow_stale)
-    if changes := drift(loaded.state["origin"], session.origin):
-        _refuse(session, loaded.step, changes, allow_stale)
-    records.rewind(loaded.state["metrics_bytes"])
-    session.state.load_weights(loaded.weights)
-    session.load_state_dict(loaded.state["session"])
+    try:
+        _restore(session, loaded, allow_stale)
+    except _WRONG_CONTENT as error:
+        raise _not_restored(session, loaded.step, error) from error
     session.state.saved_at = session.state.iteration
     records.line(
         "TRAIN", f"resumes at iteration {session.state.iteration:,}{_fallback_text(session)}"
     )
+
+
+# Errors of state whose digests match, but whose content is not of this run's model and optimizer.
+_WRONG_CONTENT = (
+    *(AssertionError, AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError),
+)
+
+
+def _restore(session: TrainingSession, loaded: Checkpoint, allow_stale: bool) -> None:
+    """Load a checkpoint into the session, unless it was made for something else."""
+    require_match(session, loaded.step, loaded.state["made_for"], allow_stale)
+    if changes := drift(loaded.state["origin"], session.origin):
+        _refuse(session, loaded.step, changes, allow_stale)
+    session.records.rewind(loaded.state["records"])
+    session.state.load_weights(loaded.weights)
+    session.load_state_dict(loaded.state["session"])
+
+
+def _not_restored(session: TrainingSession, step: int, error: Exception) -> RunError:
+    """Set a checkpoint of another content aside and return the error.
+
+    The session may be restored in part, so only a new process can take an earlier checkpoint.
+    """
+    folder = session.run.checkpoints
+    if session.group.is_main:
+        set_checkpoint_aside(folder, step)
+    text = " ".join(str(error).split())[:120]
+    what = f"checkpoint of step {step} cannot be restored ({type(error).__name__}: {text})"
+    advice = "renamed to damaged-*; type: make, to continue from the checkpoint before"
+    return RunError(Problem(what, str(folder), advice, code="checkpoint.damaged"))
 
 
 def _fallback_text(session: TrainingSession) -> str:

@@ -139,6 +139,8 @@ class TrainState:
         parameters = dict(self.model.named_parameters())
         assert parameters.keys() == weights.keys(), parameters.keys() ^ weights.keys()
         for name, parameter in parameters.items():
+            # copy_ would broadcast.
+            assert parameter.shape == weights[name].shape, (name, weights[name].shape)
             parameter.copy_(weights[name])
 
     def state_dict(self) -> dict[str, Any]:

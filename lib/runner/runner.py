@@ -24,7 +24,7 @@ from lib.errors import (
     Problem,
     RunError,
 )
-from lib.files import canonical_json
+from lib.files import canonical_json, no_follow
 from lib.json_files import RecordError
 from lib.plan.run import PlannedRun
 from lib.runner import locks
@@ -412,7 +412,7 @@ def request_stop(runs: Sequence[PlannedRun[Any]]) -> int:
             Problem("no matching run is active", "RUNS", "type: make status", code="run.not-active")
         )
     for run in active:
-        RunDir(run.path).stop_request.touch()
+        os.close(no_follow(RunDir(run.path).stop_request, os.O_WRONLY | os.O_CREAT))
         log("STOP", f"{run.label}   stop requested; make resumes it")
     return EXIT_DONE
 

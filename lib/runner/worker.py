@@ -24,6 +24,7 @@ from typing import Any, Self
 
 from lib.env.ranks import current_process
 from lib.errors import EXIT_FAILED, KablateError
+from lib.files import no_follow
 from lib.runner import locks
 from lib.runner.locks import SIGNALS
 from lib.runs.finalize import finalize_run
@@ -186,7 +187,7 @@ class _Outcome:
 
 def _redirect_output(path: Path) -> None:
     """Redirect stdout and stderr, including those of libraries and child processes, to the log."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    descriptor = no_follow(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     os.dup2(descriptor, 1)

@@ -8,6 +8,7 @@ save removes the temporary folder. Digests are needed because a flipped byte loa
 
 import hashlib
 import os
+import pickle
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from lib.errors import Problem, RunError
-from lib.files import fsync_directory, sha256_file, write_json
+from lib.files import fsync_directory, link_error, sha256_file, write_json
 from lib.json_files import RecordError, read_json_object
 from lib.runs.record import JsonRecord
 
@@ -30,6 +31,11 @@ _STATE = "state.pt"
 _DIGESTS = "digests.json"
 _NAME = "step-{:08d}"
 _TEMPORARY = ".tmp-"
+# Errors of torch.load and safetensors for files of another content.
+_UNREADABLE = (
+    *(OSError, RuntimeError, ValueError, KeyError, TypeError, AttributeError, EOFError),
+    *(pickle.UnpicklingError, SafetensorError),
+)
 # Overhead in addition to the tensors: folder, zip directory and digests.
 _SPACE_MARGIN_BYTES = 1 << 20
 
@@ -62,6 +68,8 @@ def save_checkpoint(
     final = folder / _NAME.format(step)
     temporary = folder / f"{_TEMPORARY}{final.name}"
     try:
+        if folder.is_symlink():
+            raise link_error(folder)
         folder.mkdir(exist_ok=True)
         _clean(folder)
         _check_space(folder, step, (*weights.values(), *iter_tensors(state)))
@@ -89,12 +97,28 @@ def load_latest_checkpoint(folder: Path, warn: Callable[[str], None]) -> Checkpo
     for path in _steps(folder):
         damage = _damage(path)
         if not damage:
-            return _load(path)
-        aside = path.with_name(f"damaged-{path.name}")
-        _remove(aside)
-        path.rename(aside)
+            try:
+                return _load(path)
+            except _UNREADABLE as error:
+                damage = f"right digests, but not a checkpoint: {error}".splitlines()[0]
+        aside = _set_aside(path)
         warn(f"checkpoint {path.name} is damaged ({damage}), skipped and renamed to {aside.name}")
     return None
+
+
+def set_checkpoint_aside(folder: Path, step: int) -> Path:
+    """Rename the checkpoint of ``step``, so that the next start takes an earlier one.
+
+    Returns the new path.
+    """
+    return _set_aside(folder / _NAME.format(step))
+
+
+def _set_aside(path: Path) -> Path:
+    aside = path.with_name(f"damaged-{path.name}")
+    _remove(aside)
+    path.rename(aside)
+    return aside
 
 
 def delete_checkpoints(folder: Path) -> None:

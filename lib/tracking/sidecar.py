@@ -16,6 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from lib.files import no_follow
 from lib.project import python_module_command
 from lib.runner.job import describe_death
 from lib.runs.run_dir import RunDir
@@ -100,7 +101,7 @@ class _Sidecar:
         """
         self._job = job
         self._overdue = False
-        with open(job.log, "ab") as log:
+        with open(job.log, "ab", opener=no_follow) as log:
             self.process = subprocess.Popen(
                 python_module_command(*job.arguments),
                 stdin=subprocess.PIPE,

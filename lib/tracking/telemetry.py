@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import pynvml
 
-from lib.files import canonical_json
+from lib.files import canonical_json, no_follow
 from lib.runs.record import HardwareRecord, read_manifest
 from lib.runs.run_dir import RunDir
 from lib.tracking.sidecar import should_exit
@@ -220,7 +220,7 @@ def sample(run: RunDir, seconds: float, ended: Callable[[float], bool]) -> None:
     manifest = read_manifest(run)
     pids = manifest.process_ids
     meter = _meter(manifest.hardware, manifest.world_size)
-    with open(run.telemetry, "a", encoding="utf-8", buffering=1) as stream:
+    with open(run.telemetry, "a", encoding="utf-8", buffering=1, opener=no_follow) as stream:
         while True:
             stream.write(canonical_json(_sample(meter, pids)) + "\n")
             if ended(seconds):

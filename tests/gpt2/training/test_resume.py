@@ -2,6 +2,8 @@
 
 import os
 import pkgutil
+import re
+import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -195,6 +197,73 @@ def test_records_shorter_than_the_checkpoint_are_an_error(
     assert caught.value.codes == ["run.damaged"]
     (problem,) = caught.value.problems
     assert problem.where == str(stopped.files.metrics) and "got 0" in problem.what
+
+
+@pytest.mark.parametrize("name", ["metrics", "timing"])
+def test_records_that_changed_since_the_checkpoint_are_an_error(
+    configure: Configure, train: Callable, name: str
+) -> None:
+    stopped = train(configure(), stop_at=6)
+    path = stopped.files.path / f"{name}.jsonl"
+    content = path.read_bytes()
+    flipped = content.replace(b"1", b"2", 1)
+    assert flipped != content
+    path.write_bytes(flipped)
+    with pytest.raises(RunError) as caught:
+        train(configure())
+    assert caught.value.codes == ["run.damaged"]
+    assert caught.value.problems[0].where == str(path)
+    assert path.read_bytes().startswith(flipped)
+
+
+@pytest.mark.parametrize("change", ["no session", "other weights", "other optimizer"])
+def test_a_checkpoint_of_other_content_is_set_aside(
+    configure: Configure, train: Callable, uninterrupted: dict[str, Any], change: str
+) -> None:
+    stopped = train(configure(), stop_at=6)
+    folder = stopped.files.checkpoints
+    before = sorted(path.name for path in folder.iterdir())
+    found = checkpoint.load_latest_checkpoint(folder, print)
+    weights, state = found.weights, found.state
+    if change == "no session":
+        del state["session"]
+    elif change == "other weights":
+        weights = {name: tensor[:1] for name, tensor in weights.items()}
+    else:
+        state["session"]["optimizer"]["param_groups"] = []
+    # Writes digests that match.
+    checkpoint.save_checkpoint(folder, found.step, weights, state, keep=9)
+    with pytest.raises(RunError) as caught:
+        train(configure())
+    assert caught.value.codes == ["checkpoint.damaged"]
+    assert f"damaged-{before[-1]}" in [path.name for path in folder.iterdir()]
+    assert train(configure()).core() == uninterrupted
+
+
+@pytest.mark.parametrize(
+    "name", ["metrics.jsonl", "timing.jsonl", "logs.txt", "heartbeat_rank0.jsonl", "checkpoints"]
+)
+def test_nothing_is_written_through_a_symbolic_link(
+    configure: Configure, train: Callable, tmp_path: Path, name: str
+) -> None:
+    stopped = train(configure(), stop_at=2)
+    victim = tmp_path / "victim"
+    path = stopped.files.path / name
+    if name == "checkpoints":
+        shutil.copytree(path, victim)
+        shutil.rmtree(path)
+        content = sorted(victim.rglob("*"))
+    else:
+        victim.write_bytes(path.read_bytes() + b"of another program")
+        path.unlink()
+        content = victim.read_bytes()
+    path.symlink_to(victim)
+    try:
+        message = train(configure()).status.message
+    except RunError as error:
+        message = str(error)
+    assert re.search("symbolic.link", message)
+    assert content == (sorted(victim.rglob("*")) if victim.is_dir() else victim.read_bytes())
 
 
 def test_a_full_disk_fails_the_run_and_loses_nothing(
