@@ -12,6 +12,8 @@ EXIT_FAILED = 1
 EXIT_CONFIG = 2
 EXIT_PREFLIGHT = 3
 EXIT_NOT_COMPARABLE = 4
+# STRICT=1: a comparison has no word.
+EXIT_INCONCLUSIVE = 5
 # A run does not agree with its own records.
 EXIT_INVALID = 6
 EXIT_TIME_LIMIT = 124

@@ -112,7 +112,10 @@ def _convert(field: dataclasses.Field, kind: Any, values: Mapping[str, SymbolVal
     if kind is float:
         return _to_float(str(value), field.metadata["low"], field.metadata["high"])
     if isinstance(kind, types.GenericAlias) and typing.get_origin(kind) is tuple:
-        return tuple(_to_int(word) for word in str(value).replace(",", " ").split())
+        words = str(value).replace(",", " ").split()
+        if typing.get_args(kind)[0] is float:
+            return tuple(_to_float(word, None, None) for word in words)
+        return tuple(_to_int(word) for word in words)
     if type(value) is not kind:
         raise _InvalidValue(f"expected {kind.__name__}, got {value!r}", "config.wrong-type")
     return value

@@ -7,7 +7,7 @@ Numbers are standard deviations instead of variances, so that extreme losses can
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from lib.report.significance import bonferroni, holm, t_isf, t_sf
 
@@ -34,6 +34,22 @@ class VerdictRule:
     # Probability of a word for which the number of further seeds is computed.
     power: float = 0.8
     min_seeds: int = MIN_SEEDS
+
+
+@dataclass(frozen=True)
+class ErrorLevel:
+    """The part of alpha that a look spends, and the comparisons that earlier looks decided."""
+
+    share: float = 1.0
+    # Comparisons of the study with BETTER or WORSE, and with EQUIVALENT.
+    differing: int = 0
+    equivalent: int = 0
+    # Number of seeds → share of the look that decides about them.
+    share_at: Callable[[int], float] = field(default=lambda n: 1.0)
+
+
+# The level of a study that is judged once.
+WHOLE_ALPHA = ErrorLevel()
 
 
 @dataclass(frozen=True)
@@ -77,26 +93,40 @@ class ContrastSample:
 
 
 def contrast_tests(
-    samples: Sequence[ContrastSample], variance: str, band: float, m: int
+    samples: Sequence[ContrastSample],
+    variance: str,
+    band: float,
+    m: int,
+    level: ErrorLevel = WHOLE_ALPHA,
+    decided: Sequence[ContrastSample] = (),
 ) -> list[ContrastTest]:
-    """Return the tests of all contrasts under one rule, corrected for ``m`` comparisons."""
-    mean_sd, live = mean_run_sd(samples), _live(samples)
+    """Return the tests of all contrasts under one rule, corrected for ``m`` comparisons.
+
+    The correction includes the share of the look, so a corrected p is compared with alpha. The
+    contrasts that earlier looks ``decided`` are not tested; their variances count.
+    """
+    everything = [*samples, *decided]
+    mean_sd, live = mean_run_sd(everything), _live(everything)
     raw = [
         _raw_test(sample, variance, band, sum(live), mean_sd if is_live else None)
-        for sample, is_live in zip(samples, live, strict=True)
+        for sample, is_live in zip(samples, live, strict=False)
     ]
-    correct: Callable[[Sequence[float], int], list[float]]
-    correct = holm if variance == "own" else bonferroni
-    adjusted = correct([test.p for test in raw], m)
+
+    def correct(values: Sequence[float], rejected: int) -> list[float]:
+        # A comparison decided by the other family of hypotheses still counts in this one.
+        adjusted = holm(values, m - rejected) if variance == "own" else bonferroni(values, m)
+        return [min(1.0, p / level.share) for p in adjusted]
+
+    differ = correct([test.p for test in raw], level.differing)
     equivalents = [test.p_equivalent for test in raw if test.p_equivalent is not None]
-    equal = iter(correct(equivalents, m))
+    equal = iter(correct(equivalents, level.equivalent))
     return [
         replace(
             test,
             p_adjusted=p,
             p_equivalent_adjusted=None if test.p_equivalent is None else next(equal),
         )
-        for test, p in zip(raw, adjusted, strict=True)
+        for test, p in zip(raw, differ, strict=True)
     ]
 
 
@@ -124,9 +154,24 @@ def _raw_test(
     if gated and sample.tail(margin, sample.sd, own_degrees) > INTERVAL_ERROR:
         equivalent = 1.0
     shown_sd, shown_degrees = (sd, degrees) if variance == "factorial" else (sample.sd, own_degrees)
-    half = t_isf(INTERVAL_ERROR / 2, shown_degrees) * shown_sd / math.sqrt(sample.n)
-    interval = sample.mean - half, sample.mean + half
+    interval = _interval(sample, shown_sd, shown_degrees, INTERVAL_ERROR)
     return ContrastTest(sd, degrees, interval, p, p, equivalent if band > 0 else None, None)
+
+
+def interval_of_look(
+    sample: ContrastSample, test: ContrastTest, variance: str, share: float
+) -> tuple[float, float]:
+    """Return the interval at the level 1 - 0.05 * ``share``: valid at all looks together."""
+    common = variance == "factorial"
+    sd, degrees = (test.sd, test.degrees) if common else (sample.sd, sample.n - 1)
+    return _interval(sample, sd, degrees, INTERVAL_ERROR * share)
+
+
+def _interval(
+    sample: ContrastSample, sd: float, degrees: float, error: float
+) -> tuple[float, float]:
+    half = t_isf(error / 2, degrees) * sd / math.sqrt(sample.n)
+    return sample.mean - half, sample.mean + half
 
 
 def shared_degrees(n: int, live: int) -> float:
@@ -152,15 +197,27 @@ def mean_run_sd(samples: Sequence[ContrastSample]) -> float:
     return largest * math.sqrt(total / sum(s.n - 1 for s in live))
 
 
-def more_seeds(sample: ContrastSample, test: ContrastTest, rule: VerdictRule, m: int) -> int | None:
-    """Return how many further seeds give a word with the probability ``power``, if few enough."""
+def more_seeds(
+    sample: ContrastSample,
+    test: ContrastTest,
+    rule: VerdictRule,
+    m: int,
+    share_at: Callable[[int], float] = WHOLE_ALPHA.share_at,
+) -> int | None:
+    """Return how many further seeds give a word with the probability ``power``, if few enough.
+
+    ``share_at`` is the share of alpha that the look at a number of seeds spends.
+    """
     distance = abs(sample.mean)
     for n in range(sample.n + 1, _MAX_SEEDS + 1):
         degrees = (n - 1) * test.degrees / (sample.n - 1)
         error, margin = test.sd / math.sqrt(n), t_isf(1 - rule.power, degrees)
-        if (t_isf(rule.alpha / (2 * m), degrees) + margin) * error <= distance:
+        alpha = rule.alpha * share_at(n)
+        if alpha == 0:
+            return None
+        if (t_isf(alpha / (2 * m), degrees) + margin) * error <= distance:
             return n - sample.n
-        reach = (t_isf(rule.alpha / m, degrees) + margin) * error
+        reach = (t_isf(alpha / m, degrees) + margin) * error
         if rule.band > 0 and reach <= rule.band - distance:
             return n - sample.n
     return None

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from lib.config.field import kconfig_field
+from lib.report.looks import LookPlan
 
 
 @dataclass(frozen=True)
@@ -17,3 +18,14 @@ class VerdictOptions:
     power: float = kconfig_field("VERDICT_POWER", low=0.5, high=0.99, identity=False)
     # Nats per token.
     band: float = kconfig_field("VERDICT_BAND", low=0.0, high=100.0, identity=False)
+    # Looks of SEEDS=auto: numbers of seeds, and the share of alpha that each spends.
+    looks: tuple[int, ...] = kconfig_field("VERDICT_LOOKS", identity=False)
+    spend: tuple[float, ...] = kconfig_field("VERDICT_SPEND", identity=False)
+
+    def __post_init__(self) -> None:
+        self.look_plan.require_valid()
+
+    @property
+    def look_plan(self) -> LookPlan:
+        """Return the planned looks of SEEDS=auto."""
+        return LookPlan(self.looks, self.spend)

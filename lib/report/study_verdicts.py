@@ -3,6 +3,9 @@
 The record ``verdicts.json`` lies beside the runs. Its family never shrinks: comparisons made earlier
 in the folder still count. If the rule is changed after results exist, the former words stay in the
 record, and every verdict is marked.
+
+Words are given at looks only (lib/report/looks.py), which the record lists: a look needs complete
+blocks, that is seeds of which every run of an undecided comparison has ended.
 """
 
 import hashlib
@@ -16,13 +19,15 @@ from lib.errors import ConfigError, Problem
 from lib.files import canonical_json, write_atomic
 from lib.json_files import RecordError, read_json_object
 from lib.plan.run import RunVariant
-from lib.report.contrast_tests import VerdictRule
+from lib.report.contrast_tests import WHOLE_ALPHA, ErrorLevel, VerdictRule
 from lib.report.drift import DriftTest, TimedLoss, drift_test
+from lib.report.looks import LASTING_WORDS, Look, LookSchedule, schedule_from_json
 from lib.report.render import json_document
 from lib.report.verdicts import (
     Contrast,
     ContrastVerdict,
     SeedOutcome,
+    VerdictWord,
     judge,
     pairing_gain,
     plan_contrasts,
@@ -31,13 +36,18 @@ from lib.runs.record import EvalRow, RunRecord, TrainRow
 from lib.runs.run_dir import RunDir
 
 VERDICTS_FILE = "verdicts.json"
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 _METRIC = "val_loss"
 _NON_FINITE = re.compile(r"\b(nan|inf|infinite|non-?finite|not finite|diverged)\b", re.IGNORECASE)
+# States of a run whose outcome is not known yet.
+_OPEN_STATES = ("not started", "running", "interrupted")
 # A final loss this close to that of the untrained model has learned nothing, in nats.
 _UNTRAINED_NATS = 0.1
 # A run that ends above its loss at this share of its iterations has diverged.
 _EARLY_SHARE = 0.2
+
+# Name of a part, its planned comparisons, and the outcomes of its runs by variant.
+StudyPart = tuple[str, Sequence[Contrast], Mapping[str, Sequence[SeedOutcome]]]
 
 
 @dataclass(frozen=True)
@@ -51,6 +61,14 @@ class VerdictPlan:
     family: frozenset[str] = frozenset()
     # Former rules with their words, the oldest first.
     former: tuple[Mapping[str, Any], ...] = ()
+    # Looks at the study; None gives words at once, as if nobody looked again.
+    schedule: LookSchedule | None = None
+    # Comparisons of the configured study, by arm: their runs belong to every block.
+    declared: Mapping[str, Sequence[Contrast]] = field(default_factory=dict)
+    # Verdicts of the record by name: those that a report does not show stay in the record.
+    recorded: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    # True if rows are split by labels, or nothing is written: no look is taken.
+    exploratory: bool = False
 
 
 @dataclass(frozen=True)
@@ -64,6 +82,16 @@ class StudyVerdicts:
     pairing: float | None
     # Whether losses follow the time; None if the order of the runs cannot tell.
     drift: DriftTest | None = None
+    # The look that these verdicts took; None if none was due.
+    taken: Look | None = None
+    # Whether a seed of a baseline diverged, which ends the study.
+    baseline_diverged: bool = False
+
+    @property
+    def new_words(self) -> list[ContrastVerdict]:
+        """Return the verdicts with a word that the look of this study gave."""
+        words = self.taken.words if self.taken else {}
+        return [v for v in self.verdicts if v.contrast.name in words]
 
 
 def finished_outcome(seed: int, record: RunRecord) -> SeedOutcome:
@@ -103,7 +131,14 @@ def missing_outcome(
     """Return the outcome of a run without a result: diverged, not comparable, or missing."""
     diverged = run.numerics_failure.exists() or bool(_NON_FINITE.search(message))
     failed = reason.startswith("failed")
-    return SeedOutcome(seed, None, failed and diverged, reason, undeclared=tuple(undeclared))
+    return SeedOutcome(
+        seed,
+        None,
+        failed and diverged,
+        reason,
+        undeclared=tuple(undeclared),
+        ended=reason not in _OPEN_STATES,
+    )
 
 
 def contrasts_of(variants: Sequence[RunVariant], against: str) -> list[Contrast]:
@@ -116,31 +151,37 @@ def contrasts_of(variants: Sequence[RunVariant], against: str) -> list[Contrast]
     return plan_contrasts({baseline: "", **parents}, against)
 
 
-def judge_study(
-    parts: Sequence[tuple[str, Sequence[Contrast], Mapping[str, Sequence[SeedOutcome]]]],
-    plan: VerdictPlan,
-) -> StudyVerdicts:
+def judge_study(parts: Sequence[StudyPart], plan: VerdictPlan) -> StudyVerdicts:
     """Return the verdicts on all parts of a study, such as its arms, as one family.
 
     A part has a name, "" for the only one, its planned comparisons, and the outcomes by variant.
     """
-    family = plan.family | {
-        _in_part(part, c).name for part, contrasts, _ in parts for c in contrasts
-    }
-    plan = replace(plan, family=family)
+    if not plan.exploratory:
+        every = [*plan.declared.items(), *((part, contrasts) for part, contrasts, _ in parts)]
+        names = {contrast_name(part, c) for part, contrasts in every for c in contrasts}
+        plan = replace(plan, family=plan.family | names)
+    planned = max(len(plan.family), sum(len(contrasts) for _, contrasts, _ in parts))
+    seeds = complete_blocks(parts, plan)
+    look = _look(plan, seeds)
+    level = _level(plan.schedule, look)
     verdicts = []
     for part, contrasts, outcomes in parts:
-        for verdict in judge(contrasts, outcomes, plan.rule, len(family)):
-            named = _in_part(part, verdict.contrast)
-            values = {f"{part}{arm}": losses for arm, losses in verdict.values.items()}
-            remarks = (*verdict.remarks, *_changes(plan))
-            verdicts.append(replace(verdict, contrast=named, values=values, remarks=remarks))
-    return StudyVerdicts(plan, verdicts, len(family), pairing_gain(verdicts), _drift(parts))
+        standing = _standing_verdicts(plan, seeds, part, contrasts)
+        for verdict in judge(contrasts, outcomes, plan.rule, planned, level, standing):
+            if verdict.contrast.ends not in standing:
+                verdict = _marked(verdict, plan, look)
+            verdicts.append(_named(verdict, part))
+    diverged = any(_baseline_diverged(contrasts, outcomes) for _, contrasts, outcomes in parts)
+    gain = pairing_gain(verdicts)
+    study = StudyVerdicts(plan, verdicts, planned, gain, _drift(parts), baseline_diverged=diverged)
+    study = _with_look(study, look)
+    changes = tuple(_changes(plan))
+    return replace(
+        study, verdicts=[replace(v, remarks=(*v.remarks, *changes)) for v in study.verdicts]
+    )
 
 
-def _drift(
-    parts: Sequence[tuple[str, Sequence[Contrast], Mapping[str, Sequence[SeedOutcome]]]],
-) -> DriftTest | None:
+def _drift(parts: Sequence[StudyPart]) -> DriftTest | None:
     runs = [
         TimedLoss(f"{part}{arm}", run.seed, run.started_at, run.loss)
         for part, _, outcomes in parts
@@ -149,6 +190,151 @@ def _drift(
         if run.loss is not None and run.started_at is not None and not run.diverged
     ]
     return drift_test(runs)
+
+
+# Looks.
+
+
+def complete_blocks(parts: Sequence[StudyPart], plan: VerdictPlan) -> tuple[int, ...]:
+    """Return the seeds of which every run of an undecided comparison has ended."""
+    if plan.exploratory:
+        return ()
+    last = plan.schedule.last if plan.schedule else None
+    closed = last.closed if last else frozenset()
+    declared = plan.declared or {part: contrasts for part, contrasts, _ in parts}
+    required = {
+        f"{part}{arm}"
+        for part, contrasts in declared.items()
+        for contrast in contrasts
+        if contrast_name(part, contrast) not in closed
+        for arm in contrast.weights
+    }
+    ended: dict[str, set[int]] = {name: set() for name in required}
+    for part, _, outcomes in parts:
+        for arm, runs in outcomes.items():
+            ended.setdefault(f"{part}{arm}", set()).update(run.seed for run in runs if run.ended)
+    if not required:
+        return last.seeds if last else ()
+    return tuple(sorted(set.intersection(*(ended[name] for name in required))))
+
+
+def _look(plan: VerdictPlan, seeds: tuple[int, ...]) -> Look | None:
+    """Return the look at the complete blocks ``seeds``: a new one, the last one again, or none.
+
+    A seed that an earlier look has seen may not be left out, whatever its outcome is.
+    """
+    if plan.schedule is None or len(seeds) < plan.rule.min_seeds:
+        return None
+    last = plan.schedule.last
+    if last is not None and not set(last.seeds) <= set(seeds):
+        return None
+    if last is not None and last.n == len(seeds):
+        return last
+    due = plan.schedule.due(len(seeds))
+    return due and replace(due, seeds=seeds)
+
+
+def _level(schedule: LookSchedule | None, look: Look | None) -> ErrorLevel | None:
+    if schedule is None:
+        return WHOLE_ALPHA
+    if look is None:
+        return None
+    words = [verdict.word for verdict in schedule.words.values()]
+    equivalent = words.count(VerdictWord.EQUIVALENT)
+    after = schedule.with_look(look)
+    return ErrorLevel(look.share, len(words) - equivalent, equivalent, after.share_at)
+
+
+def _standing_verdicts(
+    plan: VerdictPlan, seeds: Sequence[int], part: str, contrasts: Sequence[Contrast]
+) -> dict[tuple[str, str], ContrastVerdict]:
+    """Return the verdicts of earlier looks that stay: words, and all if no seed was added since."""
+    schedule = plan.schedule
+    if schedule is None or schedule.last is None:
+        return {}
+    standing = schedule.words
+    if not set(seeds) > set(schedule.last.seeds):
+        standing |= schedule.last.verdicts
+    verdicts = {}
+    for contrast in contrasts:
+        verdict = standing.get(contrast_name(part, contrast))
+        if verdict is not None:
+            values = {arm: verdict.values.get(f"{part}{arm}", ()) for arm in contrast.weights}
+            verdicts[contrast.ends] = replace(verdict, contrast=contrast, values=values)
+    return verdicts
+
+
+def _marked(verdict: ContrastVerdict, plan: VerdictPlan, look: Look | None) -> ContrastVerdict:
+    """Return a new verdict with its look, or with the reason why there is none."""
+    schedule = plan.schedule
+    if schedule is None or verdict.word in (VerdictWord.UNFAIR, VerdictWord.DIVERGED):
+        return verdict
+    if look is None:
+        if verdict.n < plan.rule.min_seeds:
+            return verdict
+        return replace(verdict, share=0.0, reason=_wait(plan))
+    if verdict.n < plan.rule.min_seeds:
+        return verdict
+    remarks = list(verdict.remarks)
+    if not look.planned:
+        remarks.append("unplanned look")
+    elif verdict.word in LASTING_WORDS and look.n < schedule.plan.seeds[-1]:
+        remarks.append("stopped early: the estimate is biased away from 0")
+    return replace(verdict, look=look.number, share=look.share, remarks=tuple(remarks))
+
+
+def _wait(plan: VerdictPlan) -> str:
+    """Return the reason of a comparison that has enough seeds, but no look."""
+    if plan.exploratory:
+        return "this table takes no look"
+    assert plan.schedule is not None
+    if n := plan.schedule.next_planned():
+        return f"next look at {n} seeds"
+    last = plan.schedule.last
+    if last is not None and not plan.schedule.share_at(last.n + 1):
+        return "no alpha is left for another look"
+    return "next look at the next complete seed"
+
+
+def _with_look(study: StudyVerdicts, look: Look | None) -> StudyVerdicts:
+    """Return ``study`` with its look in the schedule, if there is one."""
+    schedule = study.plan.schedule
+    if schedule is None or look is None:
+        return study
+    by_name = {v.contrast.name: v for v in study.verdicts}
+    judged = {name: v for name, v in by_name.items() if v.look == look.number}
+    closed = {name for name, verdict in by_name.items() if _is_closed(verdict)}
+    if study.baseline_diverged:
+        closed = set(study.plan.family)
+    look = replace(
+        look,
+        closed=frozenset(closed | (look.closed - by_name.keys())),
+        verdicts={**judged, **look.verdicts},
+    )
+    is_new = look.number > len(schedule.taken)
+    plan = replace(study.plan, schedule=schedule.with_look(look))
+    return replace(study, plan=plan, taken=look if is_new else None)
+
+
+def _is_closed(verdict: ContrastVerdict) -> bool:
+    """Return whether further seeds would not change the word."""
+    return verdict.word is not VerdictWord.INCONCLUSIVE or verdict.is_rounding
+
+
+def _baseline_diverged(
+    contrasts: Sequence[Contrast], outcomes: Mapping[str, Sequence[SeedOutcome]]
+) -> bool:
+    baselines = {contrast.reference for contrast in contrasts if contrast.role == "baseline"}
+    return any(run.diverged for arm in baselines for run in outcomes.get(arm, ()))
+
+
+def _named(verdict: ContrastVerdict, part: str) -> ContrastVerdict:
+    """Return the verdict with the part in the names of its runs."""
+    values = {f"{part}{arm}": losses for arm, losses in verdict.values.items()}
+    return replace(verdict, contrast=_in_part(part, verdict.contrast), values=values)
+
+
+# The record.
 
 
 def _changes(plan: VerdictPlan) -> list[str]:
@@ -175,6 +361,11 @@ def _name(step: str, reference: str) -> str:
     return Contrast(step, reference, "", {}).name
 
 
+def contrast_name(part: str, contrast: Contrast) -> str:
+    """Return the name of a comparison of the part ``part`` of a study."""
+    return _in_part(part, contrast).name
+
+
 def with_record(plan: VerdictPlan, folder: Path) -> VerdictPlan:
     """Return ``plan`` with the family and the former rules recorded in ``folder``.
 
@@ -189,13 +380,24 @@ def with_record(plan: VerdictPlan, folder: Path) -> VerdictPlan:
         words = {_name(v["step"], v["reference"]): v["verdict"] for v in record["verdicts"]}
         judged = any(verdict["n"] for verdict in record["verdicts"])
         family, rule = frozenset(record["family"]), record["rule"]
-    except (RecordError, KeyError, TypeError) as error:
+        schedule = plan.schedule
+        # Version 1 listed no looks.
+        if schedule is not None and record["schema_version"] > 1:
+            schedule = schedule_from_json(record, plan.rule, schedule.plan)
+    except (RecordError, KeyError, TypeError, ValueError) as error:
         what = f"damaged record of verdicts: {error!r}"
         advice = "move it aside: earlier comparisons then no longer count"
         raise ConfigError(Problem(what, str(file), advice, code="run.damaged")) from None
     if rule != _rule(plan) and judged:
         former = (*former, {"rule": rule, "verdicts": words})
-    return replace(plan, family=plan.family | family, former=former)
+        schedule = schedule and schedule.judged_again()
+    return replace(
+        plan,
+        family=plan.family | family,
+        former=former,
+        schedule=schedule,
+        recorded={_name(v["step"], v["reference"]): v for v in record["verdicts"]},
+    )
 
 
 def write_verdicts(study: StudyVerdicts, folder: Path) -> Path:
@@ -212,13 +414,26 @@ def verdicts_to_json(study: StudyVerdicts) -> str:
 
 def verdicts_record(study: StudyVerdicts) -> dict[str, Any]:
     """Return the record of the verdicts as plain JSON types."""
+    shown = {verdict.contrast.name for verdict in study.verdicts}
+    others = [verdict for name, verdict in study.plan.recorded.items() if name not in shown]
     return {
         "metric": _METRIC,
+        **_looks_record(study.plan),
         "rule": _rule(study.plan),
         "former": list(study.plan.former),
         "family": sorted(study.plan.family),
         "planned_comparisons": study.planned,
         "pairing_gain": study.pairing,
         "drift": asdict(study.drift) if study.drift else None,
-        "verdicts": [verdict.to_json() for verdict in study.verdicts],
+        "verdicts": [*(verdict.to_json() for verdict in study.verdicts), *others],
+    }
+
+
+def _looks_record(plan: VerdictPlan) -> dict[str, Any]:
+    if plan.schedule is None:
+        return {"looks": [], "look_plan": None, "alpha_spent": None}
+    return {
+        "looks": [look.to_json() for look in plan.schedule.taken],
+        "look_plan": asdict(plan.schedule.plan),
+        "alpha_spent": plan.schedule.spent(plan.rule.alpha),
     }

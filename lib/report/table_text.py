@@ -52,10 +52,15 @@ _FIGURES = (
 
 
 def write_table(table: ResultTable, folder: Path) -> list[Path]:
-    """Write table.md, table.csv and verdicts.json into ``folder`` and return their paths."""
+    """Write table.md, table.csv and verdicts.json into ``folder`` and return their paths.
+
+    A table with rows split by labels leaves verdicts.json alone.
+    """
     markdown, comma = folder / "table.md", folder / "table.csv"
     write_atomic(markdown, table_to_markdown(table))
     write_atomic(comma, table_to_csv(table))
+    if table.verdicts.plan.exploratory:
+        return [markdown, comma]
     return [markdown, comma, write_verdicts(table.verdicts, folder)]
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from lib.errors import EXIT_DONE, EXIT_FAILED, EXIT_NOT_COMPARABLE
+from lib.errors import EXIT_DONE, EXIT_FAILED, EXIT_INCONCLUSIVE, EXIT_NOT_COMPARABLE
 from lib.report.drift import DriftTest
 from lib.report.render import markdown_table
 from lib.report.study_verdicts import StudyVerdicts
@@ -12,11 +12,16 @@ _SMALLEST_SHOWN_P = 1e-12
 
 
 def seeds_note(study: StudyVerdicts) -> str:
-    """Return why comparisons have no verdict: too few seeds; "" if all have one."""
-    counts = sorted({v.n for v in study.verdicts if v.n and not v.is_given})
+    """Return why comparisons have no verdict: too few seeds, or no look; "" if all have one."""
+    least = study.plan.rule.min_seeds
+    waiting = [v for v in study.verdicts if not v.is_given]
+    between = sorted({v.reason for v in waiting if v.n >= least})
+    if between:
+        count = sum(v.n >= least for v in waiting)
+        return f"{count} comparison{'s' * (count > 1)} without a word: {', '.join(between)}.\n"
+    counts = sorted({v.n for v in waiting if v.n})
     if not counts:
         return ""
-    least = study.plan.rule.min_seeds
     shown = ", ".join(f"n={n}" for n in counts)
     seeds = ",".join(str(seed) for seed in range(1, least + 1))
     return (
@@ -57,7 +62,7 @@ def verdict_cells(verdict: ContrastVerdict) -> list[str]:
 
 def verdict_lines(study: StudyVerdicts) -> str:
     """Return one line per comparison, with its remarks, and one if the losses drifted."""
-    lines = [_line(verdict) for verdict in study.verdicts]
+    lines = [verdict_line(verdict) for verdict in study.verdicts]
     return "".join(f"{line}\n" for line in lines) + drift_note(study.drift)
 
 
@@ -68,12 +73,16 @@ def drift_note(drift: DriftTest | None) -> str:
     return f"DRIFT p={format_p(drift.p)}: {drift.trend:+.4f} nats from the first to the last run\n"
 
 
-def verdicts_exit_code(study: StudyVerdicts) -> int:
-    """Return 4 if a verdict is UNFAIR, 1 if a step diverged, else 0."""
+def verdicts_exit_code(study: StudyVerdicts, *, strict: bool = False) -> int:
+    """Return 4 if a verdict is UNFAIR, 1 if a step diverged, 5 if ``strict`` and one is
+    INCONCLUSIVE, else 0.
+    """
     words = {verdict.word for verdict in study.verdicts}
     if VerdictWord.UNFAIR in words:
         return EXIT_NOT_COMPARABLE
-    return EXIT_FAILED if VerdictWord.DIVERGED in words else EXIT_DONE
+    if VerdictWord.DIVERGED in words:
+        return EXIT_FAILED
+    return EXIT_INCONCLUSIVE if strict and VerdictWord.INCONCLUSIVE in words else EXIT_DONE
 
 
 def format_p(p: float | None) -> str:
@@ -83,7 +92,8 @@ def format_p(p: float | None) -> str:
     return f"<{_SMALLEST_SHOWN_P:g}" if p < _SMALLEST_SHOWN_P else f"{p:.2g}"
 
 
-def _line(verdict: ContrastVerdict) -> str:
+def verdict_line(verdict: ContrastVerdict) -> str:
+    """Return the verdict as one line."""
     contrast = verdict.contrast
     head = f"VERDICT {contrast.name}"
     detail = [verdict.reason] if verdict.reason else []
@@ -93,7 +103,8 @@ def _line(verdict: ContrastVerdict) -> str:
     if verdict.test is not None:
         low, high = verdict.test.interval
         head += f"  {verdict.difference:+.4f} [{low:+.4f}, {high:+.4f}]"
-        p = f"p={format_p(verdict.p_of_word)} (of {verdict.planned})"
+        look = f", look {verdict.look}" * (verdict.look is not None)
+        p = f"p={format_p(verdict.p_of_word)} (of {verdict.planned}{look})"
         detail = [f"n={verdict.n} {p}", *detail]
     return "  ".join([head, verdict.word.value, *detail, *verdict.remarks])
 
@@ -122,11 +133,16 @@ def _word(verdict: ContrastVerdict) -> str:
 def _rule_note(study: StudyVerdicts) -> str:
     rule, plan = study.plan.rule, study.plan
     band = f"the band ±{rule.band:g}" if rule.band else "none declared (VERDICT_BAND)"
+    schedule = study.plan.schedule
+    looks = [f"{look.n}" for look in schedule.taken] if schedule else []
     note = (
         "Δ: mean over seeds ± half of its 95 % interval, nats per token. p: corrected for all\n"
         f"{study.planned} comparisons, at most {rule.alpha:g} for a word. Rule: {rule.variance}; "
         f"band: {band}.\n"
     )
+    if schedule and looks:
+        spent = schedule.spent(rule.alpha)
+        note += f"Looks at {', '.join(looks)} seeds spent {spent:.3g} of {rule.alpha:g}.\n"
     if study.pairing is not None:
         note += f"Pairing by seed removed {study.pairing:.0%} of the variance.\n"
     note += drift_note(study.drift)

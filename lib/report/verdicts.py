@@ -18,15 +18,19 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from types import MappingProxyType
 from typing import Any
 
 from lib.report.contrast_tests import (
     INTERVAL_ERROR,
+    WHOLE_ALPHA,
     ContrastSample,
     ContrastTest,
+    ErrorLevel,
     VerdictRule,
     contrast_tests,
     deviation_of,
+    interval_of_look,
     mean_of,
     mean_run_sd,
     more_seeds,
@@ -73,6 +77,8 @@ class SeedOutcome:
     undeclared: tuple[str, ...] = ()
     # Seconds since the epoch; None if unknown.
     started_at: float | None = None
+    # False if the run waits or is running: its outcome is not known yet.
+    ended: bool = True
 
 
 @dataclass(frozen=True)
@@ -95,6 +101,11 @@ class Contrast:
     def name(self) -> str:
         """Return ``step vs reference``, or the name of an effect, which has no reference."""
         return f"{self.step} vs {self.reference}" if self.reference else self.step
+
+    @property
+    def ends(self) -> tuple[str, str]:
+        """Return the names of step and reference, which identify the contrast."""
+        return self.step, self.reference
 
     @property
     def scale(self) -> float:
@@ -152,6 +163,11 @@ class ContrastVerdict:
     other: Mapping[str, Any] = field(default_factory=dict)
     # Runs that do not count, with reasons.
     excluded: tuple[str, ...] = ()
+    # Number of the look that judged the contrast, and its share of alpha: 0 if no look was due.
+    look: int | None = None
+    share: float = 1.0
+    # Interval that is valid at all looks together.
+    interval_of_look: tuple[float, float] | None = None
 
     @property
     def n(self) -> int:
@@ -167,9 +183,15 @@ class ContrastVerdict:
         return self.test.p_equivalent_adjusted if equal else self.test.p_adjusted
 
     @property
+    def is_rounding(self) -> bool:
+        """Return whether the models differ by rounding only: no number of seeds gives a word."""
+        return self.n >= self.rule.min_seeds and max(map(abs, self.differences)) < _ROUNDING_NATS
+
+    @property
     def is_given(self) -> bool:
-        """Return whether there is a word: too few seeds give none."""
-        return self.word is not VerdictWord.INCONCLUSIVE or self.n >= self.rule.min_seeds
+        """Return whether there is a word: too few seeds give none, nor do seeds between looks."""
+        judged = self.n >= self.rule.min_seeds and self.share > 0
+        return judged or self.word is not VerdictWord.INCONCLUSIVE
 
     def to_json(self) -> dict[str, Any]:
         """Return the verdict as plain JSON types; a value that was not computed is null."""
@@ -189,6 +211,7 @@ class ContrastVerdict:
             "difference": self.difference,
             "sd": self.sd,
             "interval_95": list(test.interval) if test else None,
+            "interval_of_look": list(self.interval_of_look) if self.interval_of_look else None,
             "sd_of_rule": test and test.sd,
             "degrees_of_freedom": test and test.degrees,
             "p": test and test.p,
@@ -200,6 +223,9 @@ class ContrastVerdict:
             "p_smallest_sign_flip": self.p_smallest,
             "planned_comparisons": self.planned,
             "alpha": self.rule.alpha,
+            "look": self.look,
+            "share": self.share,
+            "alpha_of_look": self.rule.alpha * self.share,
             "band": self.rule.band,
             "variance": self.rule.variance,
             "more_seeds": self.more_seeds,
@@ -213,27 +239,67 @@ def judge(
     outcomes: Mapping[str, Sequence[SeedOutcome]],
     rule: VerdictRule,
     planned: int | None = None,
+    level: ErrorLevel | None = WHOLE_ALPHA,
+    former: Mapping[tuple[str, str], ContrastVerdict] = MappingProxyType({}),
 ) -> list[ContrastVerdict]:
     """Return the verdict on each contrast.
 
     ``outcomes`` lists the runs of each arm in any order; ``planned`` is the number of comparisons of
-    the family, at least the number of ``contrasts``, which is the default.
+    the family, at least the number of ``contrasts``, which is the default. ``level`` is the level of
+    the look, None between looks: then there are differences and no words. The ``former`` verdicts,
+    by step and reference, stay as they are, and their variances count.
     """
     m = max(len(contrasts), planned or 0)
     verdicts = [_blocks(contrast, outcomes, rule, m) for contrast in contrasts]
-    testable = [i for i, verdict in enumerate(verdicts) if _is_testable(verdict)]
-    if not testable:
-        return verdicts
-    samples = [
-        ContrastSample.of(verdicts[i].differences, verdicts[i].contrast.scale) for i in testable
+    testable = [
+        i for i, v in enumerate(verdicts) if _is_testable(v) and v.contrast.ends not in former
     ]
-    tests = contrast_tests(samples, rule.variance, rule.band, m)
-    alternative = "shared" if rule.variance == "own" else "own"
-    others = contrast_tests(samples, alternative, rule.band, m)
-    mean_sd = mean_run_sd(samples)
-    for i, sample, test, other in zip(testable, samples, tests, others, strict=True):
-        verdicts[i] = _decided(verdicts[i], sample, test, (alternative, other), mean_sd)
-    return verdicts
+    if level is None:
+        verdicts = [_without_word(verdict) for verdict in verdicts]
+    elif testable:
+        samples = [_sample(verdicts[i]) for i in testable]
+        earlier = [_sample(verdict) for verdict in former.values() if verdict.test]
+        tests = contrast_tests(samples, rule.variance, rule.band, m, level, earlier)
+        alternative = "shared" if rule.variance == "own" else "own"
+        others = contrast_tests(samples, alternative, rule.band, m, level, earlier)
+        mean_sd = mean_run_sd([*samples, *earlier])
+        for i, sample, test, other in zip(testable, samples, tests, others, strict=True):
+            both = test, alternative, other
+            verdicts[i] = _decided(verdicts[i], sample, both, mean_sd, level)
+    return [
+        _standing(former[v.contrast.ends], v, outcomes) if v.contrast.ends in former else v
+        for v in verdicts
+    ]
+
+
+def _sample(verdict: ContrastVerdict) -> ContrastSample:
+    return ContrastSample.of(verdict.differences, verdict.contrast.scale)
+
+
+def _without_word(verdict: ContrastVerdict) -> ContrastVerdict:
+    """Return the verdict of a contrast between looks: a divergence and a confound stay."""
+    if verdict.word in (VerdictWord.UNFAIR, VerdictWord.DIVERGED) or not verdict.is_given:
+        return verdict
+    return replace(verdict, word=VerdictWord.INCONCLUSIVE, share=0.0)
+
+
+def _standing(
+    former: ContrastVerdict, now: ContrastVerdict, outcomes: Mapping[str, Sequence[SeedOutcome]]
+) -> ContrastVerdict:
+    """Return a verdict of an earlier look, with remarks on what happened to its runs since."""
+    arms = {
+        arm: [run for run in outcomes.get(arm, ()) if run.seed in former.seeds]
+        for arm in former.contrast.weights
+    }
+    again = _blocks(former.contrast, arms, former.rule, former.planned)
+    if again.word is VerdictWord.UNFAIR:
+        return again
+    remarks = former.remarks
+    if again.seeds == former.seeds and again.values != former.values:
+        remarks += ("its runs were trained again since",)
+    if now.word is VerdictWord.DIVERGED:
+        remarks += (f"diverged since: {now.reason}",)
+    return replace(former, remarks=remarks)
 
 
 def pairing_gain(verdicts: Sequence[ContrastVerdict]) -> float | None:
@@ -310,7 +376,7 @@ def _is_testable(verdict: ContrastVerdict) -> bool:
     return (
         verdict.word is VerdictWord.INCONCLUSIVE
         and verdict.n >= verdict.rule.min_seeds
-        and max(map(abs, verdict.differences)) >= _ROUNDING_NATS
+        and not verdict.is_rounding
     )
 
 
@@ -400,23 +466,22 @@ def _absence(run: SeedOutcome | None) -> str:
 def _decided(
     verdict: ContrastVerdict,
     sample: ContrastSample,
-    test: ContrastTest,
-    other: tuple[str, ContrastTest],
+    tests: tuple[ContrastTest, str, ContrastTest],
     mean_sd: float,
+    level: ErrorLevel,
 ) -> ContrastVerdict:
     """Return the verdict with its word, tests, remarks and the number of further seeds."""
-    rule = verdict.rule
+    rule, (test, alternative, other_test) = verdict.rule, tests
     word = _word(sample, test, rule.alpha)
     spread = list(_spread(verdict, sample, mean_sd))
     reason, more = "", None
     if rule.variance == "factorial" and spread:
         word, reason = VerdictWord.INCONCLUSIVE, "the variance is not common to all runs"
     elif word is VerdictWord.INCONCLUSIVE:
-        more = more_seeds(sample, test, rule, verdict.planned)
+        more = more_seeds(sample, test, rule, verdict.planned, level.share_at)
         reason = _advice(more)
-    alternative, other_test = other
     other_word = _word(sample, other_test, rule.alpha)
-    remarks = [*_remarks(verdict, sample, test, word), *spread]
+    remarks = [*_remarks(verdict, sample, test, word, level.share), *spread]
     if other_word is not word and rule.variance != "factorial":
         remarks.append(f"the rule {alternative} gives {other_word}")
     return replace(
@@ -425,6 +490,7 @@ def _decided(
         reason=reason,
         remarks=tuple(remarks),
         test=test,
+        interval_of_look=interval_of_look(sample, test, rule.variance, level.share),
         p_own=2 * sample.tail(abs(sample.mean), sample.sd, sample.n - 1),
         p_sign_flip=sign_flip_p(verdict.differences),
         more_seeds=more,
@@ -447,7 +513,11 @@ def _word(sample: ContrastSample, test: ContrastTest, alpha: float) -> VerdictWo
 
 
 def _remarks(
-    verdict: ContrastVerdict, sample: ContrastSample, test: ContrastTest, word: VerdictWord
+    verdict: ContrastVerdict,
+    sample: ContrastSample,
+    test: ContrastTest,
+    word: VerdictWord,
+    share: float,
 ) -> Iterator[str]:
     rule, n = verdict.rule, sample.n
     if word is VerdictWord.EQUIVALENT and test.p_adjusted <= rule.alpha:
@@ -463,7 +533,7 @@ def _remarks(
         )
     elif exact is not None and exact > INTERVAL_ERROR:
         yield f"not confirmed without the normal model (p={exact:.2g})"
-    elif exact is not None and exact * verdict.planned <= rule.alpha:
+    elif exact is not None and exact * verdict.planned <= rule.alpha * share:
         yield "confirmed without the normal model"
 
 

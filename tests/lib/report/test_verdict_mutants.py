@@ -290,7 +290,9 @@ MUTANTS = [
     EngineMutant(
         "forecast without the correction",
         _function(
-            verdicts, "more_seeds", lambda f: lambda sample, test, rule, m: f(sample, test, rule, 1)
+            verdicts,
+            "more_seeds",
+            lambda f: lambda sample, test, rule, m, *rest: f(sample, test, rule, 1, *rest),
         ),
         FOUR,
     ),

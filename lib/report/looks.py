@@ -1,0 +1,260 @@
+"""Looks: the numbers of seeds after which a study is judged, and the part of alpha that each spends.
+
+Each look j tests the undecided comparisons at ``share_j * alpha``. The shares of all looks sum to at
+most 1, so the probability of a false word stays below alpha at any number of looks (union bound; the
+plain form of the group-sequential procedures in Tamhane et al. 2021). What the planned looks leave
+is the reserve: each unplanned look takes half of the rest.
+"""
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from decimal import Decimal
+from typing import Any
+
+from lib.errors import ConfigError, Problem
+from lib.report.contrast_tests import MIN_SEEDS, ContrastTest, VerdictRule
+from lib.report.verdicts import Contrast, ContrastVerdict, VerdictWord
+
+# Words that a look gives, and that stay.
+LASTING_WORDS = (VerdictWord.BETTER, VerdictWord.WORSE, VerdictWord.EQUIVALENT)
+
+# Share of the only look at a fixed list of seeds; the rest allows a later extension.
+FIXED_SHARE = 0.9
+# Shares are sums of decimal fractions.
+_TOLERANCE = 1e-9
+
+
+@dataclass(frozen=True)
+class LookPlan:
+    """The planned looks: numbers of seeds, ascending, and the share of alpha that each spends."""
+
+    seeds: tuple[int, ...]
+    shares: tuple[float, ...]
+
+    @classmethod
+    def fixed(cls, seeds: int) -> "LookPlan":
+        """Return the plan of a fixed list of ``seeds`` seeds: one look at its end."""
+        return cls((max(seeds, MIN_SEEDS),), (FIXED_SHARE,))
+
+    @property
+    def problems(self) -> list[Problem]:
+        """Return what is wrong with the plan as configured."""
+        problems = []
+        seeds, shares = self.seeds, self.shares
+        ascending = all(a < b for a, b in itertools.pairwise(seeds))
+        if not seeds or seeds[0] < MIN_SEEDS or not ascending:
+            shown = ",".join(map(str, seeds)) or "nothing"
+            what = f"VERDICT_LOOKS: expected ascending numbers from {MIN_SEEDS}, got {shown}"
+            problems.append(Problem(what, code="config.out-of-range"))
+        shown = ",".join(f"{share:g}" for share in shares) or "nothing"
+        if not all(share > 0 for share in shares) or math.fsum(shares) > 1 + _TOLERANCE:
+            what = f"VERDICT_SPEND: expected shares above 0 with a sum of at most 1, got {shown}"
+            problems.append(Problem(what, code="config.out-of-range"))
+        if len(shares) != len(seeds):
+            what = f"VERDICT_SPEND: expected {len(seeds)} shares, as VERDICT_LOOKS, got {shown}"
+            problems.append(Problem(what, code="config.conflict"))
+        return problems
+
+    def require_valid(self) -> None:
+        """Raise ConfigError with all problems of the plan."""
+        if self.problems:
+            raise ConfigError(*self.problems)
+
+
+@dataclass(frozen=True)
+class Look:
+    """A look that was taken: the study judged after ``n`` complete blocks."""
+
+    number: int
+    n: int
+    share: float
+    # False if the share came out of the reserve.
+    planned: bool
+    # Seeds of the complete blocks.
+    seeds: tuple[int, ...] = ()
+    # Names of the comparisons that need no further seeds.
+    closed: frozenset[str] = frozenset()
+    # Name → verdict of each comparison that was judged at this look.
+    verdicts: Mapping[str, ContrastVerdict] = field(default_factory=dict)
+
+    @property
+    def words(self) -> dict[str, ContrastVerdict]:
+        """Return the verdicts of this look that stay."""
+        return {name: v for name, v in self.verdicts.items() if v.word in LASTING_WORDS}
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the look as plain JSON types."""
+        return {
+            "look": self.number,
+            "n": self.n,
+            "share": self.share,
+            "planned": self.planned,
+            "seeds": list(self.seeds),
+            "closed": sorted(self.closed),
+            "verdicts": {name: verdict.to_json() for name, verdict in self.verdicts.items()},
+        }
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any], rule: VerdictRule) -> "Look":
+        """Return the look of a record; its verdicts were given under ``rule``.
+
+        Raises KeyError, TypeError or ValueError if the record is damaged.
+        """
+        verdicts = record["verdicts"].items()
+        return cls(
+            number=int(record["look"]),
+            n=int(record["n"]),
+            share=float(record["share"]),
+            planned=bool(record["planned"]),
+            seeds=tuple(map(int, record["seeds"])),
+            closed=frozenset(record["closed"]),
+            verdicts={name: _verdict_from_json(verdict, rule) for name, verdict in verdicts},
+        )
+
+
+@dataclass(frozen=True)
+class LookSchedule:
+    """The planned looks of a study, and those taken so far, the oldest first."""
+
+    plan: LookPlan
+    taken: tuple[Look, ...] = ()
+
+    @property
+    def last(self) -> Look | None:
+        """Return the last look that was taken; None before the first."""
+        return self.taken[-1] if self.taken else None
+
+    @property
+    def words(self) -> dict[str, ContrastVerdict]:
+        """Return the verdicts that stay, by the name of their comparison."""
+        return {name: verdict for look in self.taken for name, verdict in look.words.items()}
+
+    def spent(self, alpha: float) -> float:
+        """Return the part of ``alpha`` that the looks have spent."""
+        return float(_sum([look.share for look in self.taken]) * Decimal(repr(alpha)))
+
+    def with_look(self, look: Look) -> "LookSchedule":
+        """Return the schedule after ``look``, which may be the last one, judged again."""
+        earlier = [each for each in self.taken if each.number < look.number]
+        return LookSchedule(self.plan, (*earlier, look))
+
+    def judged_again(self) -> "LookSchedule":
+        """Return the schedule without verdicts, for another rule: the spent alpha stays spent."""
+        looks = [replace(look, verdicts={}) for look in self.taken]
+        looks[-1:] = [replace(look, closed=frozenset()) for look in looks[-1:]]
+        return LookSchedule(self.plan, tuple(looks))
+
+    def next_planned(self) -> int | None:
+        """Return the number of seeds of the next planned look; None if none is left."""
+        return next((n for n in self.plan.seeds if n > self._judged), None)
+
+    def due(self, n: int) -> Look | None:
+        """Return the look to take after ``n`` blocks; None if none is due, or no alpha is left."""
+        if n <= self._judged:
+            return None
+        waiting = [
+            (seeds, share)
+            for seeds, share in zip(self.plan.seeds, self.plan.shares, strict=True)
+            if seeds > self._judged
+        ]
+        number = len(self.taken) + 1
+        if not waiting:
+            share = self._half_of_reserve()
+            return Look(number, n, share, planned=False) if share else None
+        # The share of a planned look that was passed over is lost: nobody looked.
+        shares = [share for seeds, share in waiting if seeds <= n]
+        return Look(number, n, shares[-1], planned=True) if shares else None
+
+    def share_at(self, n: int) -> float:
+        """Return the share of the look that decides about ``n`` seeds, if it is the next one."""
+        for seeds, share in zip(self.plan.seeds, self.plan.shares, strict=True):
+            if seeds > self._judged and seeds >= n:
+                return share
+        return self._half_of_reserve()
+
+    @property
+    def _judged(self) -> int:
+        return self.taken[-1].n if self.taken else 0
+
+    def _half_of_reserve(self) -> float:
+        unplanned = [look.share for look in self.taken if not look.planned]
+        left = 1 - _sum(self.plan.shares) - _sum(unplanned)
+        return float(max(Decimal(0), left / 2))
+
+
+def _sum(shares: Sequence[float]) -> Decimal:
+    """Return the exact sum of decimal fractions, so that halves of the rest are exact too."""
+    return sum((Decimal(repr(share)) for share in shares), Decimal(0))
+
+
+def schedule_from_json(
+    record: Mapping[str, Any], rule: VerdictRule, plan: LookPlan
+) -> LookSchedule:
+    """Return the schedule of a record of verdicts; ``plan`` applies before the first look.
+
+    Raises KeyError, TypeError or ValueError if the record is damaged.
+    """
+    taken = tuple(Look.from_json(look, rule) for look in record["looks"])
+    if not taken:
+        return LookSchedule(plan)
+    planned = record["look_plan"]
+    plan = LookPlan(tuple(map(int, planned["seeds"])), tuple(map(float, planned["shares"])))
+    counts = [look.n for look in taken]
+    if plan.problems or counts != sorted(set(counts)):
+        raise ValueError("looks that are not planned, or not ascending")
+    if _sum([look.share for look in taken]) > 1 or min(look.share for look in taken) <= 0:
+        raise ValueError("looks that spend more than alpha")
+    return LookSchedule(plan, taken)
+
+
+def _verdict_from_json(record: Mapping[str, Any], rule: VerdictRule) -> ContrastVerdict:
+    """Return the verdict that ``ContrastVerdict.to_json`` recorded."""
+    weights = {arm: float(weight) for arm, weight in record["weights"].items()}
+    word = record["verdict"] or VerdictWord.INCONCLUSIVE
+    return ContrastVerdict(
+        contrast=Contrast(record["step"], record["reference"], record["role"], weights),
+        word=VerdictWord(word),
+        planned=int(record["planned_comparisons"]),
+        rule=rule,
+        reason=record["reason"] or "",
+        remarks=tuple(record["remarks"]),
+        seeds=tuple(map(int, record["seeds"])),
+        values={arm: tuple(map(float, losses)) for arm, losses in record["values"].items()},
+        differences=tuple(map(float, record["differences"])),
+        difference=float(record["difference"]),
+        sd=float(record["sd"]),
+        test=None if record["interval_95"] is None else _test_from_json(record),
+        p_own=_number(record["p_own"]),
+        p_sign_flip=_number(record["p_sign_flip"]),
+        p_smallest=_number(record["p_smallest_sign_flip"]),
+        more_seeds=record["more_seeds"],
+        other=record["other_rule"] or {},
+        excluded=tuple(record["excluded"]),
+        look=record["look"],
+        share=float(record["share"]),
+        interval_of_look=_pair(record["interval_of_look"]),
+    )
+
+
+def _test_from_json(record: Mapping[str, Any]) -> ContrastTest:
+    interval = _pair(record["interval_95"])
+    assert interval is not None
+    return ContrastTest(
+        sd=float(record["sd_of_rule"]),
+        degrees=float(record["degrees_of_freedom"]),
+        interval=interval,
+        p=float(record["p"]),
+        p_adjusted=float(record["p_adjusted"]),
+        p_equivalent=_number(record["p_equivalent"]),
+        p_equivalent_adjusted=_number(record["p_equivalent_adjusted"]),
+    )
+
+
+def _number(value: Any) -> float | None:
+    return None if value is None else float(value)
+
+
+def _pair(values: Any) -> tuple[float, float] | None:
+    return None if values is None else (float(values[0]), float(values[1]))

@@ -1,0 +1,388 @@
+"""Looks at a study: what is judged when, what each look spends, and what its record keeps."""
+
+import json
+import random
+from dataclasses import replace
+
+import pytest
+
+from lib.errors import ConfigError
+from lib.report.contrast_tests import ErrorLevel, VerdictRule
+from lib.report.looks import Look, LookPlan, LookSchedule
+from lib.report.study_verdicts import (
+    VERDICTS_FILE,
+    VerdictPlan,
+    judge_study,
+    verdicts_to_json,
+    with_record,
+    write_verdicts,
+)
+from lib.report.verdict_text import seeds_note, verdict_line, verdicts_exit_code
+from lib.report.verdicts import Contrast, SeedOutcome, VerdictWord, judge, plan_contrasts
+
+BETTER, WORSE, EQUIVALENT, INCONCLUSIVE, UNFAIR, DIVERGED = VerdictWord
+LOOKS = LookPlan((3, 5, 8), (0.2, 0.3, 0.4))
+RULE = VerdictRule()
+# Effects in standard deviations of a run: the first step is decided at the first look.
+EFFECTS = {"base": 0.0, "large": -40.0, "small": -0.9, "none": 0.0}
+
+
+def losses(arm, seeds=12, draw=None):
+    draw = random.Random(f"{arm}{draw}")
+    return [3 + 0.01 * (EFFECTS[arm] + draw.gauss(0, 1)) for _ in range(seeds)]
+
+
+LOSSES = {arm: losses(arm) for arm in EFFECTS}
+
+
+def outcomes(seeds, changes=None, arms=EFFECTS):
+    """Return the outcomes of the first ``seeds`` seeds; ``changes`` maps (arm, seed) to others."""
+    numbers = range(1, seeds + 1) if isinstance(seeds, int) else seeds
+    return {
+        arm: [(changes or {}).get((arm, s), SeedOutcome(s, LOSSES[arm][s - 1])) for s in numbers]
+        for arm in arms
+    }
+
+
+def contrasts(arms=EFFECTS):
+    return plan_contrasts({arm: "" if arm == "base" else "base" for arm in arms})
+
+
+def report(folder, seeds, changes=None, *, arms=EFFECTS, rule=RULE, looks=LOOKS, **plan):
+    """Judge the study and write its record, as make report does."""
+    declared = VerdictPlan(rule, schedule=LookSchedule(looks), declared={"": contrasts()}, **plan)
+    parts = [("", contrasts(arms), outcomes(seeds, changes, arms))]
+    study = judge_study(parts, with_record(declared, folder))
+    write_verdicts(study, folder)
+    return study
+
+
+def words(study):
+    return {v.contrast.step: v.word for v in study.verdicts}
+
+
+def by_step(study):
+    return {v.contrast.step: v for v in study.verdicts}
+
+
+def shares(study):
+    return [look.share for look in study.plan.schedule.taken]
+
+
+def record(folder):
+    return json.loads((folder / VERDICTS_FILE).read_text())
+
+
+# The plan and its spending.
+
+
+@pytest.mark.parametrize(
+    "seeds, spend, code",
+    [
+        ((), (), "config.out-of-range"),
+        ((2, 5), (0.5, 0.5), "config.out-of-range"),
+        ((3, 3), (0.5, 0.5), "config.out-of-range"),
+        ((5, 3), (0.5, 0.5), "config.out-of-range"),
+        ((3, 5), (0.5, 0.6), "config.out-of-range"),
+        ((3, 5), (0.5, 0.0), "config.out-of-range"),
+        ((3, 5), (0.5,), "config.conflict"),
+    ],
+)
+def test_a_plan_of_looks_that_cannot_hold_its_promise_is_refused(seeds, spend, code):
+    with pytest.raises(ConfigError) as caught:
+        LookPlan(seeds, spend).require_valid()
+    assert caught.value.codes == [code]
+    assert LookPlan((3, 5, 8), (0.2, 0.3, 0.5)).problems == []
+
+
+def test_planned_looks_spend_their_shares_and_later_ones_half_of_the_rest():
+    schedule = LookSchedule(LOOKS)
+    seen = []
+    for n in range(1, 13):
+        look = schedule.due(n)
+        if look is not None:
+            seen.append((look.n, look.share, look.planned))
+            schedule = schedule.with_look(look)
+        assert schedule.due(n) is None
+    planned = [(3, 0.2, True), (5, 0.3, True), (8, 0.4, True)]
+    halves = [(9, 0.05, False), (10, 0.025, False), (11, 0.0125, False), (12, 0.00625, False)]
+    assert seen == planned + halves
+    n = 13
+    while look := schedule.due(n):
+        assert look.share > 0
+        schedule, n = schedule.with_look(look), n + 1
+    assert n > 30 and 0.999 < schedule.spent(1.0) <= 1 and schedule.spent(0.05) <= 0.05
+
+
+def test_a_planned_look_that_was_passed_over_is_lost():
+    assert LookSchedule(LOOKS).due(6).share == 0.3
+    late = LookSchedule(LOOKS).with_look(Look(1, 8, 0.4, True))
+    assert late.due(9).share == pytest.approx(0.05)
+    whole = LookSchedule(LookPlan((3,), (1.0,))).with_look(Look(1, 3, 1.0, True))
+    assert whole.due(4) is None and whole.share_at(4) == 0
+
+
+def test_a_fixed_list_has_one_look_and_keeps_a_reserve(tmp_path):
+    study = report(tmp_path, 4, looks=LookPlan.fixed(5))
+    assert shares(study) == [] and words(study)["large"] is INCONCLUSIVE
+    study = report(tmp_path, 5, looks=LookPlan.fixed(5))
+    assert shares(study) == [0.9] and words(study)["large"] is BETTER
+    # Another list later is an extension: the plan of the first look stays.
+    study = report(tmp_path, 8, looks=LookPlan.fixed(8))
+    assert shares(study) == [0.9, 0.05]
+    assert "unplanned look" in by_step(study)["none"].remarks
+    assert report(tmp_path, 2, looks=LookPlan.fixed(2)).taken is None
+
+
+# Words.
+
+
+def test_a_corrected_p_includes_the_share_of_the_look():
+    family, runs = contrasts(), outcomes(5)
+    plain, look = (judge(family, runs, RULE, 3, level) for level in (ErrorLevel(), ErrorLevel(0.2)))
+    for one, other in zip(plain, look, strict=True):
+        assert other.test.p == one.test.p
+        assert other.test.p_adjusted == min(1, one.test.p_adjusted / 0.2)
+        assert other.test.interval == one.test.interval == pytest.approx(one.interval_of_look)
+        low, high = other.test.interval
+        assert other.interval_of_look[0] < low < high < other.interval_of_look[1]
+
+
+def test_p_and_word_agree_at_every_look(tmp_path):
+    for n in (3, 5, 8, 9):
+        for verdict in report(tmp_path, n).verdicts:
+            assert (verdict.p_of_word <= RULE.alpha) == (verdict.word is not INCONCLUSIVE)
+
+
+def test_a_word_stays_as_it_was_given(tmp_path):
+    first = report(tmp_path, 3)
+    assert words(first) == {"large": BETTER, "small": INCONCLUSIVE, "none": INCONCLUSIVE}
+    assert [v.contrast.step for v in first.new_words] == ["large"]
+    large = by_step(first)["large"]
+    assert (large.look, large.n, large.share) == (1, 3, 0.2)
+    assert any(remark.startswith("stopped early") for remark in large.remarks)
+    assert "look 1" in verdict_line(large)
+    # The seeds that follow would say the contrary.
+    worse = {("large", s): SeedOutcome(s, 9.0 + s / 100) for s in range(4, 9)}
+    for n in (4, 5, 8):
+        later = by_step(report(tmp_path, n, worse))["large"]
+        assert later.to_json() == large.to_json()
+    assert "large vs base" in record(tmp_path)["looks"][0]["verdicts"]
+
+
+def test_a_hundred_reports_cost_nothing_and_an_extra_block_half_of_the_reserve(tmp_path):
+    for n in (3, 5, 8):
+        report(tmp_path, n)
+    before = (tmp_path / VERDICTS_FILE).read_bytes()
+    assert record(tmp_path)["alpha_spent"] == pytest.approx(0.045)
+    for _ in range(100):
+        assert report(tmp_path, 8).taken is None
+    assert (tmp_path / VERDICTS_FILE).read_bytes() == before
+    study = report(tmp_path, 9)
+    assert study.taken is not None and not study.taken.planned
+    assert record(tmp_path)["alpha_spent"] == pytest.approx(0.0475)
+    open_ones = [v for v in study.verdicts if v.look == 4]
+    assert open_ones and all("unplanned look" in v.remarks for v in open_ones)
+
+
+def test_between_looks_there_are_estimates_and_no_words(tmp_path):
+    report(tmp_path, 3)
+    study = report(tmp_path, 4)
+    for verdict in [v for v in study.verdicts if v.contrast.step != "large"]:
+        assert (
+            verdict.n == 4
+            and verdict.difference is not None
+            and verdict.test is None
+            and not verdict.is_given
+        )
+        assert verdict.to_json()["verdict"] is verdict.p_of_word is None
+
+
+def test_the_next_look_is_announced(tmp_path):
+    report(tmp_path, 3)
+    study = report(tmp_path, 4)
+    assert by_step(study)["small"].reason == "next look at 5 seeds"
+    assert "next look at 5 seeds" in seeds_note(study)
+    assert by_step(study)["large"].word is BETTER and study.taken is None
+
+
+@pytest.mark.parametrize("arm", ["base", "none"])
+def test_a_block_with_an_open_run_gives_no_word(tmp_path, arm):
+    running = {(arm, 3): SeedOutcome(3, None, reason="running", ended=False)}
+    study = report(tmp_path, 3, running)
+    assert study.taken is None and set(words(study).values()) == {INCONCLUSIVE}
+    assert report(tmp_path, 3).taken is not None
+
+
+def test_a_decided_step_needs_no_runs(tmp_path):
+    report(tmp_path, 3)
+    absent = {("large", s): SeedOutcome(s, None, reason="not started", ended=False) for s in (4, 5)}
+    study = report(tmp_path, 5, absent)
+    assert study.taken.seeds == (1, 2, 3, 4, 5) and words(study)["large"] is BETTER
+    # The large step is the only one of this study that is decided.
+    waits = {("none", 8): SeedOutcome(8, None, reason="not started", ended=False)}
+    assert report(tmp_path, 8, absent | waits).taken is None
+
+
+def test_a_decided_step_keeps_its_variance_in_the_mean(tmp_path):
+    first = by_step(report(tmp_path, 3))
+    noisy = {("large", s): SeedOutcome(s, 3.0 + 5 * (s % 2) + s / 100) for s in (4, 5)}
+    later = by_step(report(tmp_path, 5, noisy))
+    variances = [(first["large"].sd, 2), (later["small"].sd, 4), (later["none"].sd, 4)]
+    mean = sum(weight * sd**2 for sd, weight in variances) / sum(w for _, w in variances)
+    quiet = min(later["small"], later["none"], key=lambda verdict: verdict.sd)
+    assert quiet.test.sd == pytest.approx(mean**0.5)
+    assert quiet.test.degrees == pytest.approx(4 * 9 / 5)
+
+
+def test_the_own_rule_steps_down_over_the_open_comparisons(tmp_path):
+    rule = VerdictRule("own")
+    report(tmp_path, 3, rule=rule, looks=LookPlan((3, 8), (0.5, 0.4)))
+    study = report(tmp_path, 8, rule=rule, looks=LookPlan((3, 8), (0.5, 0.4)))
+    decided = [v for v in study.verdicts if v.look == 1 and v.word in (BETTER, WORSE)]
+    tested = [v for v in study.verdicts if v.look == 2]
+    assert len(decided) == 1 and len(tested) == 2
+    smallest = min(tested, key=lambda verdict: verdict.test.p)
+    assert smallest.test.p_adjusted == pytest.approx(min(1, 2 * smallest.test.p / 0.4))
+
+
+def test_further_seeds_are_counted_at_the_level_of_their_look():
+    wide = [SeedOutcome(s, LOSSES["base"][s - 1] - 0.01 - 0.004 * s) for s in (1, 2, 3)]
+    runs, family = outcomes(3) | {"none": wide}, [Contrast.pair("none", "base")]
+    counts = []
+    for plan in (LookPlan((3, 8), (1e-4, 0.9)), LookPlan((3, 4, 5, 60), (1e-4, 1e-5, 1e-6, 1e-9))):
+        schedule = LookSchedule(plan, (Look(1, 3, 1e-4, True),))
+        (verdict,) = judge(family, runs, RULE, 3, ErrorLevel(1e-4, share_at=schedule.share_at))
+        counts.append(verdict.more_seeds)
+    assert 0 < counts[0] < counts[1]
+    assert [schedule.share_at(n) for n in (4, 5, 6)] == [1e-5, 1e-6, 1e-9]
+
+
+# What may not be looked at twice, and what may not be left out.
+
+
+def test_a_seed_that_a_look_has_seen_cannot_be_replaced(tmp_path):
+    bad = {("small", 2): SeedOutcome(2, None, diverged=True, reason="failed")}
+    study = report(tmp_path, 3, bad)
+    assert words(study)["small"] is DIVERGED
+    for seeds in ((1, 3, 4), (1, 3, 4, 5, 6)):
+        later = report(tmp_path, seeds)
+        assert later.taken is None and shares(later) == [0.2]
+        assert words(later)["small"] is INCONCLUSIVE and not by_step(later)["small"].is_given
+
+
+def test_a_missing_run_is_judged_once_when_it_arrives(tmp_path):
+    lost = {("small", 2): SeedOutcome(2, None, reason="out of memory")}
+    study = report(tmp_path, 3, lost)
+    assert study.taken.n == 3 and by_step(study)["small"].n == 2 and study.planned == 3
+    assert by_step(study)["none"].test.p_adjusted == pytest.approx(
+        min(1, 3 * by_step(study)["none"].test.p / 0.2)
+    )
+    study = report(tmp_path, 3)
+    small = by_step(study)["small"]
+    assert study.taken is None and (small.n, small.look) == (3, 1) and shares(study) == [0.2]
+    # The same comparison is not tested twice at one look, whatever became of its runs.
+    changed = {("small", s): SeedOutcome(s, 2.0 + s / 100) for s in (1, 2, 3)}
+    again = by_step(report(tmp_path, 3, changed))["small"]
+    assert again.word is small.word and again.differences == small.differences
+    assert again.remarks[-1] == "its runs were trained again since"
+
+
+def test_runs_that_turn_out_unfair_lose_their_word_and_later_divergence_is_named(tmp_path):
+    report(tmp_path, 3)
+    foreign = {("large", 1): SeedOutcome(1, None, undeclared=("torch",))}
+    study = report(tmp_path, 3, foreign)
+    assert words(study)["large"] is UNFAIR and verdicts_exit_code(study) == 4
+    assert words(report(tmp_path, 3))["large"] is BETTER
+    stuck = {("large", 4): SeedOutcome(4, None, diverged=True, reason="failed")}
+    large = by_step(report(tmp_path, 4, stuck))["large"]
+    assert large.word is BETTER and large.remarks[-1].startswith("diverged since: 1/4")
+
+
+def test_a_diverged_baseline_ends_the_study(tmp_path):
+    report(tmp_path, 3)
+    bad = {("base", 5): SeedOutcome(5, None, diverged=True, reason="failed")}
+    study = report(tmp_path, 5, bad)
+    assert study.baseline_diverged and verdicts_exit_code(study) == 1
+    assert study.taken.closed == study.plan.family
+    assert words(study) == {"large": BETTER, "small": DIVERGED, "none": DIVERGED}
+
+
+def test_a_part_of_the_study_takes_no_look_and_keeps_the_family_and_the_record(tmp_path):
+    part = report(tmp_path, 3, arms=("base", "large"))
+    assert part.taken is None and part.planned == 3 and words(part) == {"large": INCONCLUSIVE}
+    whole = report(tmp_path, 3)
+    assert whole.planned == 3 and words(whole)["large"] is BETTER
+    before = record(tmp_path)
+    part = report(tmp_path, 3, arms=("base", "large"))
+    assert words(part) == {"large": BETTER} and part.planned == 3
+    after = record(tmp_path)
+    assert after["looks"] == before["looks"] and len(after["verdicts"]) == 3
+    # Fewer seeds show what the last look gave.
+    few = report(tmp_path, 1)
+    assert words(few) == words(whole) and by_step(few)["none"].n == 3
+
+
+def test_a_table_with_labels_takes_no_look(tmp_path):
+    study = report(tmp_path, 3, exploratory=True)
+    assert study.taken is None and not by_step(study)["large"].is_given
+
+
+def test_a_changed_rule_is_judged_at_the_same_cost_and_marked(tmp_path):
+    rule = VerdictRule(band=0.05)
+    report(tmp_path, 3, rule=rule)
+    study = report(tmp_path, 5, rule=rule)
+    assert words(study)["none"] is EQUIVALENT
+    wider = report(tmp_path, 5, rule=replace(rule, band=1.0))
+    assert shares(wider) == [0.2, 0.3] and set(words(wider).values()) == {EQUIVALENT}
+    for verdict in wider.verdicts:
+        assert verdict.remarks[-1] == "rule changed after results: band"
+    (former,) = record(tmp_path)["former"]
+    assert former["verdicts"]["large vs base"] == "BETTER"
+    again = report(tmp_path, 5, rule=replace(rule, band=1.0))
+    assert verdicts_to_json(again) == verdicts_to_json(wider)
+
+
+def test_looks_do_not_depend_on_how_often_the_study_was_reported(tmp_path):
+    for folder in ("often", "seldom"):
+        (tmp_path / folder).mkdir()
+    for n in (1, 2, 3, 3, 4, 4, 5, 6, 7, 8):
+        report(tmp_path / "often", n)
+    for n in (3, 5, 8):
+        report(tmp_path / "seldom", n)
+    often, seldom = (tmp_path / each / VERDICTS_FILE for each in ("often", "seldom"))
+    assert often.read_bytes() == seldom.read_bytes()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda looks: looks[0].update(share=1.5),
+        lambda looks: looks[0].update(share=-0.2),
+        lambda looks: looks[0].update(n="three"),
+        lambda looks: looks.append(looks[0]),
+        lambda looks: looks[0]["verdicts"]["large vs base"].update(verdict="BEST"),
+        lambda looks: looks[0]["verdicts"]["large vs base"].pop("differences"),
+    ],
+)
+def test_a_damaged_record_of_looks_is_named(tmp_path, damage):
+    report(tmp_path, 3)
+    content = record(tmp_path)
+    damage(content["looks"])
+    (tmp_path / VERDICTS_FILE).write_text(json.dumps(content))
+    with pytest.raises(ConfigError) as caught:
+        report(tmp_path, 3)
+    assert caught.value.codes == ["run.damaged"]
+
+
+def test_rounding_needs_no_further_seeds(tmp_path):
+    same = {("none", s): SeedOutcome(s, LOSSES["base"][s - 1] + 1e-7 * s) for s in range(1, 4)}
+    study = report(tmp_path, 3, same)
+    assert "none vs base" in study.taken.closed and words(study)["none"] is INCONCLUSIVE
+
+
+def test_strict_asks_for_a_word_on_every_comparison(tmp_path):
+    study = report(tmp_path, 3)
+    assert verdicts_exit_code(study) == 0 and verdicts_exit_code(study, strict=True) == 5
+    decided = judge_study([("", [Contrast.pair("large", "base")], outcomes(5))], VerdictPlan())
+    assert verdicts_exit_code(decided, strict=True) == 0
