@@ -10,7 +10,7 @@ MAKEFLAGS += --no-builtin-rules --no-builtin-variables --no-print-directory
 SETTINGS := SET SYM A B STEPS SEEDS RUNS RUN OUT JOBS ON_STALE KEEP_GOING YES JSON V O EXTRAS
 SETTINGS += PYTHON SWEEP SAMPLES ITERS QUANT PROMPT TOKENS TEMPERATURE TOP_K TOP_P SEED
 SETTINGS += ALLOW_DIRTY COUNT CHECKS FAST DEFCONFIG DATA GPU CHECK_GPU_MEMORY_GB DRY_RUN
-SETTINGS += AXIS LABEL_BY FORCE SOURCE FULL TWICE AREA CLAIMS UPDATE
+SETTINGS += AXIS LABEL_BY FORCE SOURCE FULL TWICE AREA CLAIMS UPDATE STRICT
 SETTINGS += NO_COLOR KCONFIG_CONFIG MENUCONFIG_STYLE
 freeze = $(eval override $(1) := $$(value $(1)))$(eval export $(1))
 given = $(filter-out undefined,$(origin $(1)))
@@ -255,6 +255,7 @@ mrproper: clean ## Also remove .config, and a .venv that make created
 ##@ Variables
 ##: STEPS=0-3,ra,16  Only these steps of a study
 ##: SEEDS=1,2,3  Every step with each of these seeds; or SEED=7 alone
+##: SEEDS=auto  More seeds until every comparison has a word
 ##: RUNS=PATTERN  Runs: patterns over the names of make plan, or paths
 ##: RUN=NAME  One run: its name in make plan, or its directory
 ##: CLAIMS=FILE  For claims: quoted numbers (claims.toml); OUT=DIR
@@ -286,6 +287,7 @@ mrproper: clean ## Also remove .config, and a .venv that make created
 ##: TEMPERATURE=x SEED=n  Sampling of generate; also TOP_K=n, TOP_P=x
 ##: QUANT=int8  For evaluate: none, int8, nf4 or fp4
 ##: O=DIR  Folder of .config, data and results, instead of the tree
+##: STRICT=1  Exit code 5 if a comparison is INCONCLUSIVE
 ##: KEEP_GOING=y|n  Whether to start more runs after a failure
 ##: ON_STALE=rerun|keep  Treatment of runs made by other code
 ##: ALLOW_DIRTY=y  Train uncommitted code

@@ -4,11 +4,12 @@
     run_test_matrix.py                    all unfinished runs, then print the table
     run_test_matrix.py --steps 0-3,ra     only these steps
     run_test_matrix.py --seeds 1-3        every step with three seeds
+    run_test_matrix.py --seeds auto       more seeds until every comparison has a word
     run_test_matrix.py --dry-run          check the runs, as make check does
 
 Events go to stderr, the table to stdout. Finished runs are skipped, stopped runs are resumed. Exit
 codes: 0 all done, 1 a run failed, 2 configuration, 3 machine or data (nothing started), 124 time
-limit, 130 Ctrl-C.
+limit, 130 Ctrl-C; with --strict those of verdicts.py too.
 """
 
 import _start
@@ -19,6 +20,7 @@ from gpt2.planning.arguments import (
     add_json,
     add_running,
     add_selection,
+    add_strict,
     asked_plan,
     new_parser,
     run_options,
@@ -34,6 +36,7 @@ def main() -> int:
     add_selection(parser)
     add_running(parser)
     add_json(parser)
+    add_strict(parser)
     parser.add_argument("--runs", default="", help="only the runs that match these patterns")
     parser.add_argument("--dry-run", action="store_true", help="check without training")
     args = parser.parse_args()
@@ -45,7 +48,11 @@ def main() -> int:
         print(text, end="")
         return code
     options = run_options(args, plan.base.study.jobs)
-    code, text = launch.train_plan(plan, options, table_plan(plan, layers), json=args.json)
+    if plan.auto is not None:
+        code, text = launch.train_looks(plan, options, layers, json=args.json, strict=args.strict)
+    else:
+        shown = table_plan(plan, layers)
+        code, text = launch.train_plan(plan, options, shown, json=args.json, strict=args.strict)
     if text:
         print(text, end="")
     return code

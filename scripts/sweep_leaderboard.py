@@ -11,7 +11,7 @@ import _start
 
 from gpt2.config import load_config
 from gpt2.planning.arguments import add_json, new_parser
-from gpt2.running.launch import verdict_plan
+from gpt2.planning.looks import verdict_plan
 from lib import console
 from lib.report.leaderboard import read_leaderboard
 from lib.report.table_text import leaderboard_to_json, leaderboard_to_markdown
@@ -24,7 +24,7 @@ def main() -> int:
     args = parser.parse_args()
     config = load_config(args.build_dir)
     folder = args.build_dir / config.study.output_dir / "sweep"
-    board = read_leaderboard(folder, rule=verdict_plan(config).rule)
+    board = read_leaderboard(folder, rule=verdict_plan(config, config.verdicts.look_plan).rule)
     print(leaderboard_to_json(board) if args.json else leaderboard_to_markdown(board), end="")
     return 0
 

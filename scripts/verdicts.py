@@ -5,12 +5,19 @@
 
 Each line has the difference in nats per token, its 95 % interval over seeds, the number of seeds, and p
 corrected for all comparisons of the study. Writes verdicts.json and the tables beside the runs. Exit
-codes: 0 whatever the words are, 1 a seed diverged, 4 runs are not comparable.
+codes: 0 whatever the words are, 1 a seed diverged, 4 runs are not comparable, 5 with --strict: a
+comparison is INCONCLUSIVE.
 """
 
 import _start
 
-from gpt2.planning.arguments import add_json, add_selection, asked_plan, new_parser
+from gpt2.planning.arguments import (
+    add_json,
+    add_selection,
+    add_strict,
+    asked_plan,
+    new_parser,
+)
 from gpt2.running import launch
 from lib import console
 
@@ -20,9 +27,10 @@ def main() -> int:
     parser = new_parser(__doc__)
     add_selection(parser)
     add_json(parser)
+    add_strict(parser)
     args = parser.parse_args()
     _, plan = asked_plan(args)
-    code, text = launch.verdicts(plan, json=args.json)
+    code, text = launch.verdicts(plan, json=args.json, strict=args.strict)
     print(text, end="")
     return code
 

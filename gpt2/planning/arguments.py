@@ -47,7 +47,7 @@ def add_selection(parser: argparse.ArgumentParser) -> None:
     The options are ``--steps``, ``--seeds``, ``--sweep``, ``--samples`` and ``--yes``.
     """
     add_variable(parser, "steps", 'steps of a study, such as "0-3,ra,16"')
-    add_variable(parser, "seeds", 'seeds, such as "1,2,3" or "1-3"')
+    add_variable(parser, "seeds", 'seeds, such as "1-3"; auto: until every comparison has a word')
     add_variable(parser, "sweep", 'axes, such as "LEARNING_RATE=1e-4,3e-4", or a file with axes')
     add_variable(parser, "samples", "number of random combinations of the sweep")
     add_yes(parser)
@@ -102,6 +102,16 @@ def add_json(parser: argparse.ArgumentParser) -> None:
     """Add ``--json``: print one JSON document on stdout."""
     parser.add_argument(
         "--json", action="store_true", default=_is_set("JSON"), help="one JSON document on stdout"
+    )
+
+
+def add_strict(parser: argparse.ArgumentParser) -> None:
+    """Add ``--strict``: exit code 5 if a comparison is INCONCLUSIVE."""
+    parser.add_argument(
+        "--strict",
+        action="store_true",
+        default=_is_set("STRICT"),
+        help="exit code 5 if a comparison is INCONCLUSIVE (STRICT=1)",
     )
 
 

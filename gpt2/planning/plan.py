@@ -8,6 +8,7 @@ from pathlib import Path
 from gpt2.ablation import STUDIES
 from gpt2.ablation.resolve import resolve_config, resolve_study
 from gpt2.config import Config, refuse_lone_arms, wants_twins
+from gpt2.planning.looks import AUTO_SEEDS, AutoSeeds, auto_seeds
 from lib.config.dotconfig import ConfigWorkspace, constants_layer, defconfig_layers
 from lib.config.field import SymbolValue
 from lib.config.layers import ConfigLayer
@@ -30,6 +31,7 @@ from lib.plan.designs import (
 )
 from lib.plan.run import PlannedRun, RunVariant, build_runs, parse_seeds
 from lib.project import ROOT
+from lib.report.looks import LookPlan
 
 # Ask for confirmation above this number of combinations: more is usually a typing error.
 _CONFIRM_ABOVE = 500
@@ -155,6 +157,12 @@ class Plan:
     left_out: Sequence[Problem] = ()
     # The sweep that replaces the configured runs.
     sweep: Sweep | None = None
+    # All variants of the configured study, whatever STEPS selects.
+    variants: Sequence[RunVariant] = ()
+    # The seeds of SEEDS=auto; None with a list of seeds.
+    auto: AutoSeeds | None = None
+    # The looks at which verdicts are planned; None for one, after the seeds of ``runs``.
+    looks: LookPlan | None = None
 
     def only(self, patterns: str) -> "Plan":
         """Return this plan reduced to the runs that match ``patterns``; unchanged if empty."""
@@ -176,6 +184,11 @@ class Plan:
             what = f"no run of {self.study} matches {' '.join(unmatched)!r}"
             raise ConfigError(Problem(what, "RUNS", advice, code="run.not-found"))
         return [run for run in self.runs if any(run.matches(word) for word in words)]
+
+
+def planned_looks(plan: Plan) -> LookPlan:
+    """Return the looks at which verdicts are planned: a list of seeds has one, at its end."""
+    return plan.looks or LookPlan.fixed(len({run.seed for run in plan.runs}))
 
 
 def config_layers(build_dir: Path) -> list[ConfigLayer]:
@@ -205,39 +218,75 @@ def make_plan(
 ) -> Plan:
     """Plan the runs of a configuration; ``steps``, ``seeds`` and ``sweep`` override its values.
 
-    Raises ConfigError with the problems of all steps. Asks for confirmation of a large plan, unless
-    ``yes``. Writes nothing; reads from the results only which runs are done.
+    The seeds "auto" are those up to the next look. Raises ConfigError with the problems of all steps.
+    Asks for confirmation of a large plan, unless ``yes``. Writes nothing; reads from the results only
+    which runs are done, and for "auto" the record of the verdicts.
     """
     tree = KconfigTree()
     base = resolve_config(tree, layers)
-    seed_list = parse_seeds(seeds) or base.study.seed_list or (base.seed,)
-    if len(set(seed_list)) < len(seed_list):
-        raise ConfigError(Problem("duplicate seed", "SEED_LIST", code="usage.duplicate-seed"))
+    automatic = seeds.strip() == AUTO_SEEDS
+    seed_list = _seed_list(base, "" if automatic else seeds)
+    if automatic and steps:
+        what = "SEEDS=auto judges the whole study (expected no STEPS=)"
+        advice = "set RA_MLA_ABLATION_STEPS to declare a smaller study"
+        raise ConfigError(Problem(what, "STEPS", advice, code="config.conflict"))
     if steps and (sweep is not None or base.study.mode != "ra_mla_ablation_mode"):
         what = "STEPS requires an ablation study"
         advice = "type: make defconfig-gpt2-ratio-ablation, or set RA_MLA_ABLATION_MODE=y"
         raise ConfigError(Problem(what, "STEPS", advice, code="config.conflict"))
-    left_out: Sequence[Problem] = ()
-    blocks: dict[int, Block] = {}
-    for seed in seed_list:
-        seeded = [*layers, ConfigLayer.of("command line", "SEEDS", {"SEED": seed})]
-        if sweep is not None:
-            combined = plan_sweep(tree, seeded, base, sweep, yes=yes)
-            study, blocks[seed], left_out = "sweep", combined.block, combined.left_out
-        elif base.study.mode == "ra_mla_ablation_mode":
-            study, blocks[seed] = base.study.study, _steps(tree, seeded, base, steps)
-        elif base.study.mode == "test_matrix_mode":
-            combined = matrix(tree, seeded, base, yes=yes)
-            study, blocks[seed], left_out = "matrix", combined.block, combined.left_out
-        else:
-            study, blocks[seed] = "single", [(RunVariant("run"), resolve_config(tree, seeded))]
-    # A sweep searches for settings: the effect of torch.compile is tested on the result, later.
-    if sweep is None:
-        blocks = {seed: _with_eager_runs(block) for seed, block in blocks.items()}
-    refuse_lone_arms([config for block in blocks.values() for _, config in block])
+    block_of = partial(_seed_block, tree, layers, base, sweep, yes)
+    first = base.seed if automatic else seed_list[0]
+    blocks = {first: block_of(first, steps)}
+    study, block, left_out = blocks[first]
+    whole = block_of(first, "")[1] if steps else block
+    variants = [variant for variant, _ in whole]
     output = build_dir / base.study.output_dir
-    runs = build_runs(study, output, blocks)
-    return Plan(study, output / study, build_dir, base, runs, left_out, sweep)
+    auto = auto_seeds(base, output / study, variants) if automatic else None
+    if auto is not None:
+        seed_list = auto.seeds
+    blocks |= {seed: block_of(seed, steps) for seed in seed_list if seed != first}
+    planned = {
+        seed: [item for item in blocks[seed][1] if auto is None or auto.trains(seed, item[0])]
+        for seed in seed_list
+    }
+    refuse_lone_arms([config for block in planned.values() for _, config in block])
+    runs = build_runs(study, output, planned)
+    looks = base.verdicts.look_plan if automatic else LookPlan.fixed(len(seed_list))
+    folder = output / study
+    return Plan(study, folder, build_dir, base, runs, left_out, sweep, variants, auto, looks)
+
+
+def _seed_block(
+    tree: KconfigTree,
+    layers: Sequence[ConfigLayer],
+    base: Config,
+    sweep: Sweep | None,
+    yes: bool,
+    seed: int,
+    steps: str,
+) -> tuple[str, Block, Sequence[Problem]]:
+    """Return the study's name, its runs with ``seed``, and the combinations left out."""
+    left_out: Sequence[Problem] = ()
+    seeded = [*layers, ConfigLayer.of("command line", "SEEDS", {"SEED": seed})]
+    if sweep is not None:
+        combined = plan_sweep(tree, seeded, base, sweep, yes=yes)
+        # A sweep searches for settings: the effect of torch.compile is tested on the result, later.
+        return "sweep", combined.block, combined.left_out
+    if base.study.mode == "ra_mla_ablation_mode":
+        study, block = base.study.study, _steps(tree, seeded, base, steps)
+    elif base.study.mode == "test_matrix_mode":
+        combined = matrix(tree, seeded, base, yes=yes)
+        study, block, left_out = "matrix", combined.block, combined.left_out
+    else:
+        study, block = "single", [(RunVariant("run"), resolve_config(tree, seeded))]
+    return study, _with_eager_runs(block), left_out
+
+
+def _seed_list(base: Config, seeds: str) -> tuple[int, ...]:
+    seed_list = parse_seeds(seeds) or base.study.seed_list or (base.seed,)
+    if len(set(seed_list)) < len(seed_list):
+        raise ConfigError(Problem("duplicate seed", "SEED_LIST", code="usage.duplicate-seed"))
+    return seed_list
 
 
 def make_trial(
@@ -288,7 +337,8 @@ def table_plan(plan: Plan, layers: Sequence[ConfigLayer]) -> Plan:
         yes=True,
     )
     planned = {run.path for run in plan.runs}
-    return replace(whole, runs=[r for r in whole.runs if r.path in planned or r.path.exists()])
+    runs = [run for run in whole.runs if run.path in planned or run.path.exists()]
+    return replace(plan, runs=runs, looks=planned_looks(plan))
 
 
 def _steps(tree: KconfigTree, layers: Sequence[ConfigLayer], base: Config, steps: str) -> Block:

@@ -4,9 +4,11 @@ import statistics
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from gpt2.attention.options import ConfigNote
 from gpt2.config import Config
+from gpt2.planning.looks import AutoSeeds
 from gpt2.planning.plan import EAGER, Plan
 from gpt2.training.budget import TrainingBudget, run_budget
 from lib.console import format_duration, format_si
@@ -113,7 +115,7 @@ def plan_text(plan: Plan, views: Sequence[RunView]) -> str:
         )
     skipped = "".join(f"skipped  {problem}\n" for problem in plan.left_out)
     patterns = "".join(f"{line}\n" for line in _pattern_notes(plan))
-    notes = f"{_damage_note(plan, views)}{patterns}{_time_note(views)}{_eager_note(plan, views)}{_debug_note(plan)}"
+    notes = f"{_damage_note(plan, views)}{patterns}{_time_note(views)}{_eager_note(plan, views)}{_debug_note(plan)}{_look_note(plan)}"
     return f"{_columns(lines)}\n{skipped}{notes}{summary_line(plan, views)}"
 
 
@@ -125,7 +127,8 @@ def status_text(plan: Plan, views: Sequence[RunView]) -> str:
         lines.append(
             (view.label, view.state, f"{view.iteration:,}{total}", _time(view.seconds_left))
         )
-    return f"{_columns(lines)}\n{_damage_note(plan, views)}{summary_line(plan, views)}"
+    notes = f"{_damage_note(plan, views)}{_look_note(plan)}"
+    return f"{_columns(lines)}\n{notes}{summary_line(plan, views)}"
 
 
 def _damage_note(plan: Plan, views: Sequence[RunView]) -> str:
@@ -170,6 +173,7 @@ def to_json(plan: Plan, views: Sequence[RunView]) -> str:
         "debug_flags": plan.base.numerics.debug_flags,
         "notes": _pattern_notes(plan),
         "left_out": [str(problem) for problem in plan.left_out],
+        "looks": None if plan.auto is None else _looks(plan.auto),
         "runs": [
             asdict(view) | {"directory": str(run.path), "seed": run.seed}
             for run, view in zip(plan.runs, views, strict=True)
@@ -204,6 +208,26 @@ def _eager_note(plan: Plan, views: Sequence[RunView]) -> str:
 
 def _pattern_notes(plan: Plan) -> list[str]:
     return note_lines((run.label, run.config) for run in plan.runs)
+
+
+def _look_note(plan: Plan) -> str:
+    """Return a line on the looks of SEEDS=auto; "" with a list of seeds."""
+    auto = plan.auto
+    if auto is None:
+        return ""
+    if not auto.looks:
+        return f"no look left after {auto.last} seeds: nothing more is trained\n"
+    later = f"at most {auto.most_later_runs} more runs, until {auto.looks[-1]} seeds"
+    return f"look {auto.number} at {auto.looks[0]} seeds; then {later}\n"
+
+
+def _looks(auto: AutoSeeds) -> dict[str, Any]:
+    return {
+        "next": auto.number,
+        "seeds": list(auto.looks),
+        "most_later_runs": auto.most_later_runs,
+        "open_variants": auto.open_variants,
+    }
 
 
 def _debug_note(plan: Plan) -> str:

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from gpt2.config import Config
-from gpt2.planning.plan import EAGER, Plan
+from gpt2.planning.looks import AUTO_SEEDS, verdict_plan
+from gpt2.planning.plan import EAGER, Plan, make_plan, planned_looks, table_plan
 from gpt2.records.run_files import write_resolved_config
 from gpt2.records.sections import sections
 from gpt2.running import PRELOADED_MODULES
@@ -24,20 +25,20 @@ from gpt2.running.preflight import (
 )
 from lib.config.dotconfig import ConfigWorkspace, ExplicitSetting, explicit_settings
 from lib.config.field import SymbolValue
-from lib.console import confirm, log
+from lib.config.layers import ConfigLayer
+from lib.console import confirm, format_duration, log
 from lib.env.gpu import cpu_model
 from lib.env.machine import require_world_size, worker_environment
 from lib.env.ranks import current_process
 from lib.env.snapshot import copy_snapshot
-from lib.errors import EXIT_DONE, ConfigError, Problem
+from lib.errors import EXIT_DONE, EXIT_FAILED, ConfigError, Problem
 from lib.plan.run import PlannedRun, RunVariant, default_run_path, training_order
 from lib.project import ROOT
-from lib.report.contrast_tests import VerdictRule
 from lib.report.leaderboard import record_reused_runs
-from lib.report.study_verdicts import VerdictPlan, verdicts_to_json, with_record
+from lib.report.study_verdicts import StudyVerdicts, verdicts_to_json, with_record
 from lib.report.table import ResultTable, build_table
 from lib.report.table_text import table_to_json, table_to_markdown, write_table
-from lib.report.verdict_text import verdict_lines, verdicts_exit_code
+from lib.report.verdict_text import verdict_line, verdict_lines, verdicts_exit_code
 from lib.runner import locks
 from lib.runner.display import RunProgress
 from lib.runner.job import DeviceSlot, Executor, Job
@@ -159,12 +160,18 @@ _INTERRUPTED_CODES = range(124, 256)
 
 
 def train_plan(
-    plan: Plan, options: RunnerOptions, table_of: Plan, *, json: bool = False
+    plan: Plan,
+    options: RunnerOptions,
+    table_of: Plan,
+    *,
+    json: bool = False,
+    strict: bool = False,
 ) -> tuple[int, str]:
     """Train the unfinished runs of ``plan``. Return the exit code and the result table.
 
-    ``table_of`` is the plan whose runs the table shows. ConfigError and PreflightError are raised
-    before anything is created.
+    ``table_of`` is the plan whose runs the table shows. If ``strict``, the exit code of finished
+    runs is that of their verdicts. ConfigError and PreflightError are raised before anything is
+    created.
     """
     _log_skipped(plan)
     executor = new_executor(plan)
@@ -172,13 +179,90 @@ def train_plan(
     code = run_all(training_order(plan.runs), plan.folder, backend, executor, options)
     if code in _INTERRUPTED_CODES:
         return code, ""
-    text = report(table_of, json=json)
+    table = _table(table_of, ())
+    text = table_to_json(table) if json else table_to_markdown(table)
+    if strict:
+        code = code or verdicts_exit_code(table.verdicts, strict=True)
     if code == EXIT_DONE and plan.study == "ratio" and plan.base.values["MODEL_SIZE"] == "tiny":
         log(
             "NEXT",
             "the study at GPT-2 size, on a GPU: make defconfig-gpt2-ratio-ablation && make",
         )
     return code, text
+
+
+def train_looks(
+    plan: Plan,
+    options: RunnerOptions,
+    layers: Sequence[ConfigLayer],
+    *,
+    json: bool = False,
+    strict: bool = False,
+) -> tuple[int, str]:
+    """Train the runs of a plan of SEEDS=auto, look by look. Return exit code and result table.
+
+    After a look, further seeds are trained for the comparisons without a word. The run directories
+    and the record of the verdicts are the only state, so an interrupted study goes on where it was.
+    """
+    attempted: set[Path] = set()
+    code = EXIT_DONE
+    while True:
+        _log_skipped(plan)
+        executor = new_executor(plan)
+        stale = options.stale == "keep"
+        backend = Gpt2Backend(plan, executor, allow_stale=stale, dirty=options.dirty)
+        # A failed run is tried once per command, as with a list of seeds.
+        runs = [run for run in plan.runs if run.path not in attempted]
+        outcome = run_all(training_order(runs), plan.folder, backend, executor, options)
+        if outcome in _INTERRUPTED_CODES:
+            return outcome, ""
+        code = max(code, outcome)
+        attempted.update(run.path for run in runs)
+        table = _table(table_plan(plan, layers), ())
+        _log_look(table.verdicts)
+        before, sweep = plan.auto, plan.sweep
+        plan = make_plan(layers, plan.build_dir, seeds=AUTO_SEEDS, sweep=sweep, yes=True)
+        assert before is not None and plan.auto is not None
+        if not plan.auto.looks or plan.auto.number == before.number:
+            break
+    if plan.auto.looks:
+        what = f"at {plan.auto.looks[0]} seeds waits until each of their runs has ended"
+        log("LOOK", f"{what}; type: make SEEDS=auto")
+    else:
+        log("LOOK", _saving(plan, table))
+        ended = table.verdicts.baseline_diverged
+        code = max(code, EXIT_FAILED if ended else EXIT_DONE)
+    if strict:
+        code = code or verdicts_exit_code(table.verdicts, strict=True)
+    return code, table_to_json(table) if json else table_to_markdown(table)
+
+
+def _log_look(study: StudyVerdicts) -> None:
+    """Log the look that was taken, and each new word."""
+    look = study.taken
+    if look is None:
+        return
+    kind = "" if look.planned else ", unplanned"
+    waiting = study.planned - len(look.closed)
+    log(
+        "LOOK",
+        f"{look.number}: n={look.n}, {look.share:g} of alpha{kind}; {waiting} comparisons open",
+    )
+    for verdict in study.new_words:
+        log("LOOK", verdict_line(verdict))
+
+
+def _saving(plan: Plan, table: ResultTable) -> str:
+    """Return how many runs and hours the looks saved against all seeds of the last look."""
+    seeds = max(*planned_looks(plan).seeds, len({run.seed for run in plan.runs}))
+    trained = Counter(run.variant.slug for run in plan.runs)
+    spare = {v.slug: seeds - trained[v.slug] for v in plan.variants}
+    seconds = {row.variant.slug: row.train_seconds or 0.0 for row in table.rows}
+    hours = format_duration(sum(n * seconds.get(slug, 0.0) for slug, n in spare.items()))
+    total = seeds * len(plan.variants)
+    return (
+        f"saved {sum(spare.values())} of {total} runs, {hours} of training, against {seeds} seeds"
+    )
 
 
 def report(plan: Plan, *, json: bool = False, label_by: Sequence[str] = ()) -> str:
@@ -191,15 +275,15 @@ def report(plan: Plan, *, json: bool = False, label_by: Sequence[str] = ()) -> s
     return table_to_json(table) if json else table_to_markdown(table)
 
 
-def verdicts(plan: Plan, *, json: bool = False) -> tuple[int, str]:
+def verdicts(plan: Plan, *, json: bool = False, strict: bool = False) -> tuple[int, str]:
     """Write the result table. Return the exit code of its verdicts, and the verdicts as text."""
     study = _table(plan, ()).verdicts
     text = verdicts_to_json(study) if json else verdict_lines(study)
-    return verdicts_exit_code(study), text
+    return verdicts_exit_code(study, strict=strict), text
 
 
 def _table(plan: Plan, label_by: Sequence[str]) -> ResultTable:
-    table = result_table(plan, label_by)
+    table = result_table(plan, label_by, looks=not label_by)
     plan.folder.mkdir(parents=True, exist_ok=True)
     for path in write_table(table, plan.folder):
         log("TABLE", str(path))
@@ -208,28 +292,19 @@ def _table(plan: Plan, label_by: Sequence[str]) -> ResultTable:
     return table
 
 
-def result_table(plan: Plan, label_by: Sequence[str] = ()) -> ResultTable:
-    """Return the result table of the plan's runs; writes nothing."""
+def result_table(plan: Plan, label_by: Sequence[str] = (), *, looks: bool = False) -> ResultTable:
+    """Return the result table of the plan's runs; writes nothing.
+
+    Without ``looks``, the verdicts are those of the recorded looks.
+    """
     backend = Gpt2Backend(plan, new_executor(plan))
     started = [run for run in plan.runs if read_status(RunDir(run.path)) is not None]
     stale = [run.label for run in started if backend.drift(RunDir(run.path))]
     skipped = [str(problem) for problem in plan.left_out]
-    declared = with_record(verdict_plan(plan.base), plan.folder)
+    declared = verdict_plan(plan.base, planned_looks(plan), plan.variants)
+    declared = replace(with_record(declared, plan.folder), exploratory=not looks)
     table = build_table(plan.study, plan.runs, stale, skipped, label_by, declared)
     return replace(table, sections=sections(plan))
-
-
-def verdict_plan(config: Config) -> VerdictPlan:
-    """Return the declared rule of the verdicts on the runs of a configuration."""
-    options = config.verdicts
-    rule = VerdictRule(
-        options.variance,
-        options.alpha,
-        options.band,
-        options.power,
-        config.repro.finalist_min_seeds,
-    )
-    return VerdictPlan(rule, options.against)
 
 
 def train_here(plan: Plan, *, dirty: bool = False) -> int:
