@@ -160,11 +160,11 @@ reproduce: setup $(if $(TWICE),$(ANY_CONFIG_PY)) ## Train RUN= again from its di
 
 # The tests read parquet files, log to every tracker, and plot.
 test: ## Run the tests (FAST=1: under 90 s); needs the extras
-	@$(SETUP) "$$EXTRAS datasets matplotlib tensorboard trackio"
+	@$(SETUP) "$$EXTRAS datasets tensorboard trackio"
 	$(Q)$(PY) -m pytest$(if $(filter-out 0 n,$(FAST)), --fast)
 
 test-long: ## Plant faults one by one; make check must detect each
-	@$(SETUP) "$$EXTRAS datasets matplotlib tensorboard trackio"
+	@$(SETUP) "$$EXTRAS datasets tensorboard trackio"
 	$(Q)$(PY) -m pytest -m long
 
 style: setup ## Check formatting, lint, types, and names in documents
@@ -191,7 +191,7 @@ compare: setup ## Compare runs A= and B=: bitwise, or their losses
 verify-results: $(CONFIG_PY) ## Check whether RUNS= may be published together
 	$(Q)$(PY) scripts/verify_results.py $(INTO)
 
-curves: $(CONFIG_PY) ## Plot the loss curves of RUNS=; requires matplotlib
+curves: $(CONFIG_PY) ## Plot the loss curves of RUNS=
 	$(Q)$(PY) scripts/draw_curves.py $(INTO)
 
 sweep-leaderboard: $(CONFIG_PY) ## Compare the runs of all sweeps
@@ -215,7 +215,7 @@ bench-settings: $(CONFIG_PY) ## Time each speed setting (SYM=), one at a time
 bench-overhead: $(CONFIG_PY) ## Time logging and trackers over COUNT= pairs
 	$(Q)$(PY) scripts/bench.py overhead $(INTO)
 
-bench-nsa: setup ## Time sparse against full attention; requires matplotlib
+bench-nsa: setup ## Time sparse against full attention
 	$(Q)$(PY) scripts/bench.py nsa $(INTO)
 
 needle-test: setup ## Train small models on long-range retrieval

@@ -13,7 +13,7 @@ torch's fused AdamW. settings: each setting that trades speed for precision or m
 on .config, with peak memory, final loss, and whether the weights are bitwise equal. overhead: the
 trainer's logging against a bare loop, and trackers against none; requires the extras trackio and
 tensorboard. nsa: sparse against full attention, for whole sequences and decoding; writes
-bench_nsa.csv and bench_nsa.png to the build folder; requires matplotlib.
+bench_nsa.csv and bench_nsa.png to the build folder.
 
 Variants alternate; figures are medians, ratios are within one round. There is no pass or fail; stop
 other load on the machine first. Tables go to stdout.

@@ -127,7 +127,7 @@ def test_target_reaches_its_command(target, command, unconfigured):
 
 
 def test_the_tests_have_what_reads_the_large_data_sets():
-    assert '--extras "$EXTRAS datasets matplotlib tensorboard trackio"' in planned("test")
+    assert '--extras "$EXTRAS datasets tensorboard trackio"' in planned("test")
 
 
 @pytest.mark.parametrize(("fast", "option"), [("1", True), ("0", False), ("", False)])

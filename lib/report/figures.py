@@ -31,8 +31,9 @@ def load_pyplot() -> Any:
         matplotlib.use("Agg")
         from matplotlib import pyplot as plt
     except ImportError:
-        advice = 'make setup EXTRAS="matplotlib"'
-        problem = Problem("matplotlib is not installed", next=advice, code="env.missing-package")
+        problem = Problem(
+            "matplotlib is not installed", next="type: make setup", code="env.missing-package"
+        )
         raise PreflightError(problem) from None
     return plt
 
