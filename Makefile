@@ -171,9 +171,9 @@ style: setup ## Check formatting, lint, types, and names in documents
 	$(Q)$(PY) scripts/check_style.py
 
 ##@ Evaluate
-.PHONY: report verdicts claims audit compare verify-results curves sweep-leaderboard evaluate \
-	generate export bench bench-settings bench-overhead bench-nsa needle-test validate-machine
-report: $(CONFIG_PY) ## Write the tables of the finished runs
+.PHONY: report verdicts claims audit compare verify-results figures curves sweep-leaderboard \
+	evaluate generate export bench bench-settings bench-overhead bench-nsa needle-test validate-machine
+report: $(CONFIG_PY) ## Write report.html and tables of the finished runs
 	$(Q)$(PY) scripts/report.py $(INTO)
 
 verdicts: $(CONFIG_PY) ## Which steps are better, worse or equivalent, over SEEDS=
@@ -190,6 +190,9 @@ compare: setup ## Compare runs A= and B=: bitwise, or their losses
 
 verify-results: $(CONFIG_PY) ## Check whether RUNS= may be published together
 	$(Q)$(PY) scripts/verify_results.py $(INTO)
+
+figures: $(CONFIG_PY) ## Write the report's figures as PDF, PNG, SVG
+	$(Q)$(PY) scripts/draw_figures.py $(INTO)
 
 curves: $(CONFIG_PY) ## Plot the loss curves of RUNS=
 	$(Q)$(PY) scripts/draw_curves.py $(INTO)

@@ -80,6 +80,16 @@ def parse_json_line(path: Path, number: int, line: bytes) -> dict[str, Any]:
         raise DamagedRecord(path, "a JSON object", str(error), number) from None
 
 
+def read_text(path: Path, max_bytes: int = 0) -> str:
+    """Return the UTF-8 text of a regular file. Raises MissingRecord or DamagedRecord."""
+    expected = "UTF-8 text"
+    content = _read(path, expected, max_bytes)
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise DamagedRecord(path, expected, str(error)) from None
+
+
 def unreadable(path: Path, expected: str, error: OSError) -> RecordError:
     """Return the error of a file that could not be read: missing, or damaged."""
     absent = isinstance(error, FileNotFoundError | NotADirectoryError)

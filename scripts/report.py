@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Write the result table of .config's runs from their directories: table.md and table.csv.
+"""Write report.html, table.md and table.csv of .config's runs from their directories.
 
 The table is the one that "make" prints at the end; nothing is trained. It also goes to stdout. A run
 that differs from the baseline in more than the changes of its step is not compared; --label-by

@@ -105,6 +105,7 @@ def unconfigured(tmp_path):
         ("trackio-view", "scripts/dashboard.py trackio"),
         ("quick-compare", "scripts/quick_compare.py"),
         ("curves", "scripts/draw_curves.py"),
+        ("figures", "scripts/draw_figures.py"),
         ("sweep-leaderboard", "scripts/sweep_leaderboard.py"),
         ("preflight", "scripts/preflight_env.py"),
         ("check", "scripts/check.py"),

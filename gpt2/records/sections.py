@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from gpt2.config import Config
 from gpt2.planning.plan import Plan
 from lib.plan.run import PlannedRun
-from lib.report.table import RunResult, TableSection, read_run_result
+from lib.report.table import RunResult, TableSection
 from lib.runs.record import RunRecord, StatisticsRow
 from lib.tracking.reader import Layers, reduce_over_layers
 
@@ -25,10 +25,8 @@ _GATE_HEADINGS = {
 }
 
 
-def sections(plan: Plan) -> list[TableSection]:
+def sections(plan: Plan, done: Sequence[RunResult]) -> list[TableSection]:
     """Return the non-empty sections for the plan's finished runs."""
-    results = (read_run_result(run) for run in plan.runs)
-    done = [result for result in results if isinstance(result, RunResult)]
     combined = plan.sweep is not None or plan.base.study.mode == "test_matrix_mode"
     candidates = [_attention(done), _speed(done) if combined else None]
     return [section for section in candidates if section]

@@ -13,6 +13,7 @@ from typing import Any
 from gpt2.config import Config
 from gpt2.planning.looks import AUTO_SEEDS, verdict_plan
 from gpt2.planning.plan import EAGER, Plan, make_plan, planned_looks, table_plan
+from gpt2.records.report import report_context
 from gpt2.records.run_files import write_resolved_config
 from gpt2.records.sections import sections
 from gpt2.running import PRELOADED_MODULES
@@ -34,7 +35,11 @@ from lib.env.snapshot import copy_snapshot
 from lib.errors import EXIT_DONE, EXIT_FAILED, ConfigError, Problem
 from lib.plan.run import PlannedRun, RunVariant, default_run_path, training_order
 from lib.project import ROOT
+from lib.report.figures import FIGURES_FOLDER, write_figures
 from lib.report.leaderboard import record_reused_runs
+from lib.report.plots import study_figures
+from lib.report.report_page import write_report
+from lib.report.series import runs_of_rows
 from lib.report.study_verdicts import StudyVerdicts, verdicts_to_json, with_record
 from lib.report.table import ResultTable, build_table
 from lib.report.table_text import table_to_json, table_to_markdown, write_table
@@ -218,7 +223,8 @@ def train_looks(
             return outcome, ""
         code = max(code, outcome)
         attempted.update(run.path for run in runs)
-        table = _table(table_plan(plan, layers), ())
+        shown = table_plan(plan, layers)
+        table = _table(shown, ())
         _log_look(table.verdicts)
         before, sweep = plan.auto, plan.sweep
         plan = make_plan(layers, plan.build_dir, seeds=AUTO_SEEDS, sweep=sweep, yes=True)
@@ -234,7 +240,7 @@ def train_looks(
         code = max(code, EXIT_FAILED if ended else EXIT_DONE)
     if strict:
         code = code or verdicts_exit_code(table.verdicts, strict=True)
-    return code, table_to_json(table) if json else table_to_markdown(table)
+    return code, _reported(shown, table, json)
 
 
 def _log_look(study: StudyVerdicts) -> None:
@@ -266,13 +272,31 @@ def _saving(plan: Plan, table: ResultTable) -> str:
 
 
 def report(plan: Plan, *, json: bool = False, label_by: Sequence[str] = ()) -> str:
-    """Write the result table of the plan's runs beside the runs. Return the table as text.
+    """Write result table and report of the plan's runs beside the runs. Return the table as text.
 
     Runs that differ in a field of ``label_by`` get separate rows. Raises ConfigError if a field is
     unknown.
     """
-    table = _table(plan, label_by)
-    return table_to_json(table) if json else table_to_markdown(table)
+    return _reported(plan, _table(plan, label_by), json)
+
+
+def _reported(plan: Plan, table: ResultTable, json: bool) -> str:
+    """Write the report. Return the table as text, whose last line names the report."""
+    path = write_report(table, report_context(plan, table), plan.folder)
+    log("REPORT", str(path))
+    return table_to_json(table) if json else f"{table_to_markdown(table)}\nReport: {path}\n"
+
+
+def draw_figures(plan: Plan) -> list[Path]:
+    """Write the figures of the plan's report as files. Return their paths.
+
+    Raises ConfigError if no run has a result, PreflightError if matplotlib is not installed.
+    """
+    table = result_table(plan)
+    figures = study_figures(table, runs_of_rows(table), report_context(plan, table).flops)
+    if not figures:
+        raise ConfigError(Problem("no run has a result", next="type: make", code="run.not-found"))
+    return write_figures(figures, plan.folder / FIGURES_FOLDER)
 
 
 def verdicts(plan: Plan, *, json: bool = False, strict: bool = False) -> tuple[int, str]:
@@ -304,7 +328,7 @@ def result_table(plan: Plan, label_by: Sequence[str] = (), *, looks: bool = Fals
     declared = verdict_plan(plan.base, planned_looks(plan), plan.variants)
     declared = replace(with_record(declared, plan.folder), exploratory=not looks)
     table = build_table(plan.study, plan.runs, stale, skipped, label_by, declared)
-    return replace(table, sections=sections(plan))
+    return replace(table, sections=sections(plan, table.results))
 
 
 def train_here(plan: Plan, *, dirty: bool = False) -> int:

@@ -252,7 +252,9 @@ class VirtualEnvironment:
                 return
             started = time.monotonic()
             stamp = self._read()
-            all_extras = sorted({*stamp.extras, *extras})
+            # An extra that has become a default dependency is no longer one.
+            earlier = set(stamp.extras) & set(_project(self._root)["optional-dependencies"])
+            all_extras = sorted({*earlier, *extras})
             packages = extra_requirements(self._root, all_extras)
             _write(stream, SetupStamp(extras=all_extras))
             if not stamp.digest or stamp.place != self._place or not self.python.exists():

@@ -229,6 +229,11 @@ class TableRow:
     verdict_baseline: ContrastVerdict | None = None
     verdict_parent: ContrastVerdict | None = None
 
+    @property
+    def name(self) -> str:
+        """Return the name of the row in verdicts: its labels and its variant."""
+        return f"{_prefix(self.labels)}{self.variant.slug}"
+
 
 @dataclass(frozen=True)
 class TableSection:
@@ -254,6 +259,14 @@ class ResultTable:
     left_out: Sequence[str] = ()
     sections: Sequence[TableSection] = ()
     verdicts: StudyVerdicts = field(default_factory=lambda: judge_study([], VerdictPlan()))
+    # The runs behind the rows; each part has its own baseline.
+    parts: Sequence[ComparableGroup] = ()
+
+    @property
+    def results(self) -> list[RunResult]:
+        """Return the finished and comparable runs."""
+        items = (item for part in self.parts for item in part.items)
+        return [item for item in items if isinstance(item, RunResult)]
 
 
 def build_table(
@@ -275,7 +288,7 @@ def build_table(
     items = [read_run_result(run) for run in runs]
     plan = verdict_plan or VerdictPlan()
     rows: list[TableRow] = []
-    compared: list[RunResult | MissingResult] = []
+    parts: list[ComparableGroup] = []
     judged_parts = []
     for arm, arm_items in _by_arm(items).items():
         variants = list({item.run.variant.slug: item.run.variant for item in arm_items}.values())
@@ -284,10 +297,11 @@ def build_table(
         for part in split_comparable(arm_items, baseline, label_by):
             labelled = replace(part, labels={"arm": arm, **part.labels}) if arm else part
             rows += _rows(labelled, variants, baseline, kept)
-            compared += part.items
+            parts.append(labelled)
             judged_parts.append((_prefix(labelled.labels), contrasts, _outcomes(part)))
     verdicts = judge_study(judged_parts, plan)
     rows = [_with_verdicts(row, verdicts) for row in rows]
+    compared = [item for part in parts for item in part.items]
     results = [item for item in compared if isinstance(item, RunResult)]
     holes = [item for item in compared if isinstance(item, MissingResult)]
     notes = [f"{h.run.label}: {h.state}: {h.reason}" for h in holes if h.reason]
@@ -300,7 +314,9 @@ def build_table(
     ]
     notes += [f"{run.label}: reuses run {run.path.parent.name}/{run.path.name}" for run in reused]
     unigram_entropy = results[0].final.unigram_entropy if results else None
-    return ResultTable(study, rows, unigram_entropy, notes, left_out, verdicts=verdicts)
+    return ResultTable(
+        study, rows, unigram_entropy, notes, left_out, verdicts=verdicts, parts=parts
+    )
 
 
 def _prefix(labels: Mapping[str, str]) -> str:

@@ -110,7 +110,7 @@ def leaderboard_to_markdown(board: Leaderboard) -> str:
         ]
         runs = entry.runs[0].rsplit("-", 2)[0]
         cells = verdict_cells(entry.verdict) if entry.verdict else ["", "", "", "reference"]
-        loss = "-" if entry.diverged else _loss(entry.val_loss)
+        loss = "-" if entry.diverged else format_loss(entry.val_loss)
         lines.append([runs, loss, *cells, *values, *size])
     notes = "".join(f"- {note}\n" for note in board.left_out)
     text = markdown_table(lines[0], lines[1:], left=(0, 5))
@@ -241,7 +241,7 @@ def _cells(row: TableRow, differences: int, pruned: bool) -> list[str]:
         number,
         row.variant.slug,
         *row.labels.values(),
-        _loss(row.val_loss),
+        format_loss(row.val_loss),
         "-" if row.perplexity is None else f"{row.perplexity:.2f}",
         *(_change(stat) for stat in _differences(row)[:differences]),
         "-" if row.parameters is None else f"{row.parameters:,}",
@@ -321,7 +321,8 @@ def _differences(row: TableRow) -> tuple[SampleStats | None, SampleStats | None]
     return row.delta_baseline, row.delta_parent
 
 
-def _loss(stat: SampleStats | None) -> str:
+def format_loss(stat: SampleStats | None) -> str:
+    """Return mean, standard deviation and number of losses; "-" if there is none."""
     if stat is None:
         return "-"
     return f"{stat.mean:.4f}" + (f" ± {stat.sd:.4f} n={stat.n}" if stat.sd is not None else "")

@@ -51,13 +51,13 @@ def verdicts_text(study: StudyVerdicts, numbers: Mapping[str, int | None]) -> st
         for verdict in given
     ]
     grid = markdown_table(header, rows, left=(0, 1, 5))
-    return f"\n## Verdicts\n\n{grid}\n{_rule_note(study)}{_remarks(given)}"
+    return f"\n## Verdicts\n\n{grid}\n{rule_note(study)}{_remarks(given)}"
 
 
 def verdict_cells(verdict: ContrastVerdict) -> list[str]:
     """Return difference with half of its 95 % interval, number of seeds, p and word."""
     count = str(verdict.n) if verdict.n else "-"
-    return [_difference(verdict), count, format_p(verdict.p_of_word), _word(verdict)]
+    return [_difference(verdict), count, format_p(verdict.p_of_word), verdict_word(verdict)]
 
 
 def verdict_lines(study: StudyVerdicts) -> str:
@@ -92,6 +92,11 @@ def format_p(p: float | None) -> str:
     return f"<{_SMALLEST_SHOWN_P:g}" if p < _SMALLEST_SHOWN_P else f"{p:.2g}"
 
 
+def signed(difference: float) -> str:
+    """Return a difference in nats with its sign; a minus sign is as wide as a plus sign."""
+    return f"{difference:+.4f}".replace("-", "−")
+
+
 def verdict_line(verdict: ContrastVerdict) -> str:
     """Return the verdict as one line."""
     contrast = verdict.contrast
@@ -118,7 +123,7 @@ def _difference(verdict: ContrastVerdict) -> str:
     return f"{verdict.difference:+.4f} ± {(high - low) / 2:.4f}"
 
 
-def _word(verdict: ContrastVerdict) -> str:
+def verdict_word(verdict: ContrastVerdict) -> str:
     """Return the word with k/n of a diverged step, or +k further seeds of an open comparison."""
     if not verdict.is_given:
         return "-"
@@ -130,7 +135,8 @@ def _word(verdict: ContrastVerdict) -> str:
     return verdict.word.value
 
 
-def _rule_note(study: StudyVerdicts) -> str:
+def rule_note(study: StudyVerdicts) -> str:
+    """Return what the columns of the verdicts mean, and the rule, looks, pairing and drift."""
     rule, plan = study.plan.rule, study.plan
     band = f"the band ±{rule.band:g}" if rule.band else "none declared (VERDICT_BAND)"
     schedule = study.plan.schedule

@@ -226,6 +226,7 @@ _WRITTEN |= {
     "trackers",
     "trackio",
 }
+_WRITTEN |= {"report.html", "figures"}
 _WRITTEN |= {"mutation-test.json", "mutation-baseline.json"}
 # Files written into the folder environment of a run.
 _WRITTEN |= {"environment", "packages.txt", "python_version.txt", "interpreter.json", "hw.json"}

@@ -13,7 +13,7 @@ from gpt2.planning.plan import Plan
 from gpt2.records.sections import sections
 from lib.files import canonical_json
 from lib.plan.run import PlannedRun, RunVariant
-from lib.report.table import ResultTable, TableSection
+from lib.report.table import ResultTable, RunResult, TableSection, read_run_result
 from lib.report.table_text import table_to_json, table_to_markdown
 
 Configure = Callable[..., Config]
@@ -45,14 +45,19 @@ def planned(configure: Configure, train: Callable, tmp_path: Path) -> Callable[.
     return plan
 
 
+def _sections(plan: Plan) -> list[TableSection]:
+    results = map(read_run_result, plan.runs)
+    return sections(plan, [result for result in results if isinstance(result, RunResult)])
+
+
 def test_pairs_and_reads_are_listed_if_runs_differ(planned: Callable) -> None:
     plan = planned()
-    (keys,) = sections(plan)
+    (keys,) = _sections(plan)
     # Of 16 tokens: 136 and 227 pairs; 16 keys, and 7 + 12 + 4.
     assert keys.header[:3] == ("run", "pairs", "reads")
     shown = [row[:3] for row in keys.rows]
     assert shown == [("full s1", "8.5", "16"), ("sparse s1", "14.2", "23")]
-    assert sections(replace(plan, runs=plan.runs[:1])) == []
+    assert _sections(replace(plan, runs=plan.runs[:1])) == []
 
 
 def test_gates_are_those_of_the_last_statistics(
@@ -66,7 +71,7 @@ def test_gates_are_those_of_the_last_statistics(
         values = {"nsa/gate_moved": moved, "other": [1.0]}
         row = {"kind": "statistics", "iteration": 1, "values": values}
         metrics.write_text(metrics.read_text() + canonical_json(row) + "\n")
-    (keys,) = sections(plan)
+    (keys,) = _sections(plan)
     assert keys.header == ("run", "pairs", "reads", "gates moved")
     assert [row[-1] for row in keys.rows] == ["-", "0.500"]
     assert "Gates: " in keys.note
@@ -81,7 +86,7 @@ def test_speed_is_shown_of_combinations(planned: Callable, monkeypatch: pytest.M
         canonical_json({**step, "mem_reserved_mib": held}) + "\n" for held in (7e6, 1.0)
     )
     (plan.runs[1].path / "heartbeat_rank1.jsonl").write_text(beats)
-    speed = sections(plan)[-1]
+    speed = _sections(plan)[-1]
     assert speed.title == "Speed"
     timing = json.loads((plan.runs[1].path / "summary.json").read_text())["timing"]
     manifest = json.loads((plan.runs[1].path / "manifest.json").read_text())
@@ -96,7 +101,7 @@ def test_speed_is_shown_of_combinations(planned: Callable, monkeypatch: pytest.M
 def test_a_run_without_a_result_is_left_out(planned: Callable) -> None:
     plan = planned(TEST_MATRIX_MODE=True, SINGLE_TRAINING=None)
     (plan.runs[1].path / "summary.json").unlink()
-    (speed,) = sections(plan)
+    (speed,) = _sections(plan)
     assert [row[0] for row in speed.rows] == ["full s1"]
 
 

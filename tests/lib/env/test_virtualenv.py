@@ -172,6 +172,21 @@ def test_extras_of_an_unfinished_set_up_are_not_forgotten(venv, monkeypatch):
     assert json.loads(venv._stamp.read_text())["extras"] == ["nothing"]
 
 
+def test_an_earlier_extra_that_is_none_any_more_is_dropped(venv, monkeypatch):
+    venv.path.mkdir(parents=True)
+    venv._stamp.write_text(
+        json.dumps({"digest": "old", "place": venv._place, "extras": ["former", "nothing"]})
+    )
+    monkeypatch.setattr(VirtualEnvironment, "_create", lambda self: None)
+    monkeypatch.setattr(python_env, "_run_pip", lambda command, root: 1)
+    with pytest.raises(RunError):
+        venv.bring_up([])
+    assert json.loads(venv._stamp.read_text())["extras"] == ["nothing"]
+    with pytest.raises(ConfigError) as caught:
+        venv.bring_up(["former"])
+    assert caught.value.codes == ["env.unknown-extra"]
+
+
 @pytest.mark.parametrize(
     "shown", ["Downloading torch-2.13.0.whl (888.1 MB)", "Downloading a (2.1 GB)"]
 )

@@ -1,0 +1,127 @@
+"""Context of a study's report: question, cost, settings, commands, and other folders. No torch."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gpt2.config import Config
+from gpt2.planning.plan import Plan
+from gpt2.training.budget import run_budget
+from lib.json_files import RecordError
+from lib.plan.run import PlannedRun
+from lib.report.figures import FIGURES_FOLDER
+from lib.report.report_page import ReportContext
+from lib.report.table import ResultTable, RunResult
+from lib.runs.record import RunRecord
+from lib.runs.run_dir import RunDir, read_status
+
+_TITLES = {"single": "One training", "matrix": "Test matrix", "sweep": "Sweep"}
+# Folders beside the runs that other commands write.
+_KNOWN_FOLDERS = {FIGURES_FOLDER, "trackio"}
+_SHIPPED = ("defconfig", "fragment")
+
+
+def report_context(plan: Plan, table: ResultTable) -> ReportContext:
+    """Return what the report of the plan shows beside its results."""
+    first = next(iter(table.results), None)
+    settings = _settings(first)
+    runs = {run.variant.slug: run for run in plan.runs}
+    return ReportContext(
+        title=_TITLES.get(plan.study, f"Study {plan.study}"),
+        question=_question(plan),
+        flops={slug: run.config.model.flops_per_token() for slug, run in runs.items()},
+        settings=[(name, str(s["value"]), f"{s['label']}, {s['where']}") for name, s in settings],
+        commands=_commands(plan, table.results, settings),
+        other_folders=other_folders(plan),
+    )
+
+
+def other_folders(plan: Plan) -> list[tuple[str, str]]:
+    """Return name and state of every folder beside the plan's runs that is none of them."""
+    planned = {run.path.name for run in plan.runs if run.path.parent == plan.folder}
+    if not plan.folder.is_dir():
+        return []
+    folders = sorted(path for path in plan.folder.iterdir() if path.is_dir())
+    return [
+        (path.name, _state(RunDir(path)))
+        for path in folders
+        if path.name not in planned | _KNOWN_FOLDERS and not path.name.startswith(".")
+    ]
+
+
+def _state(run: RunDir) -> str:
+    if ".old-" in run.path.name:
+        return "moved aside, because the run was trained again"
+    status = read_status(run)
+    try:
+        recorded = f"configuration {RunRecord(run).config.hash8}"
+    except RecordError as error:
+        if status is None:
+            return "not a run"
+        recorded = f"unreadable configuration: {error.problems[0].what}"
+    state = "not started" if status is None else f"{status.state.lower()} {status.message}".strip()
+    return f"{state}; not planned by .config with these steps and seeds; {recorded}"
+
+
+def _question(plan: Plan) -> list[str]:
+    """Return what was trained, in sentences."""
+    variants = list({run.variant.slug: run.variant for run in plan.runs}.values())
+    seeds = sorted({run.seed for run in plan.runs})
+    count, unit = len(variants), "model" if len(variants) == 1 else "models"
+    sentences = [
+        f"Trained: {count} {unit} with {len(seeds)} seed{'s' * (len(seeds) > 1)} "
+        f"({', '.join(map(str, seeds))}), profile {plan.base.repro.profile}."
+    ]
+    if plan.runs:
+        sentences.append(_model(plan.runs[0]))
+    if plan.sweep is not None:
+        sentences.append(f"Axes: {plan.sweep.axes}.")
+    return sentences
+
+
+def _model(run: PlannedRun[Config]) -> str:
+    config, shape, budget = run.config, run.config.model.shape, run_budget(run.config)
+    length = (
+        f"{budget.seconds} seconds"
+        if budget.is_time
+        else f"{budget.iterations:,} iterations of {budget.tokens_per_iteration:,} tokens"
+    )
+    return (
+        f"{run.variant.slug}: {config.model.num_params():,} parameters in {shape.n_layer} blocks of "
+        f"width {shape.n_embd} with {shape.n_head} heads, a context of {shape.block_size} tokens; "
+        f"{length}; data set {config.data.dataset}, tokenizer {config.data.tokenizer}, evaluation "
+        f"on {config.data.eval_tokens:,} tokens."
+    )
+
+
+def _settings(result: RunResult | None) -> list[tuple[str, Mapping[str, Any]]]:
+    """Return the settings of a run that are not defaults, except those of its step and seed."""
+    recorded = {} if result is None else result.facts.record.config.find("settings")
+    if not isinstance(recorded, Mapping):
+        return []
+    complete = [
+        (name, setting)
+        for name, setting in sorted(recorded.items())
+        if isinstance(setting, Mapping) and setting.keys() >= {"value", "label", "where"}
+    ]
+    return [(name, setting) for name, setting in complete if setting["label"] != "plan"]
+
+
+def _commands(
+    plan: Plan, results: Sequence[RunResult], settings: Sequence[tuple[str, Mapping[str, Any]]]
+) -> list[tuple[str, str]]:
+    """Return the commands that repeat the study, and a single run bit by bit."""
+    commits = dict.fromkeys(r.facts.record.manifest.code.git_sha for r in results)
+    commands = [(f"git checkout {commit}", "the code") for commit in commits if commit]
+    files = [str(s["where"]).partition(":")[0] for _, s in settings if s["label"] in _SHIPPED]
+    names = "+".join(dict.fromkeys(file.rpartition("/")[2] for file in files))
+    if names:
+        others = [name for name, s in settings if s["label"] not in _SHIPPED]
+        purpose = f"the configuration; then set {', '.join(others)} as below" if others else ""
+        commands.append((f"make defconfig-{names}", purpose or "the configuration"))
+    seeds = ",".join(map(str, sorted({run.seed for run in plan.runs})))
+    commands.append((f"make SEEDS={seeds}", "all runs, and this report"))
+    if results:
+        folder = results[0].run.path.name
+        commands.append((f"make reproduce RUN={folder}", "one run, compared byte by byte"))
+    commands.append(("make report", "this report again, from the same folders"))
+    return commands

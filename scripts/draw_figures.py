@@ -1,0 +1,29 @@
+#!/usr/bin/env python3
+"""Write the figures of .config's report as PDF, PNG (300 dots per inch) and SVG files.
+
+The figures are those of report.html: differences with intervals and verdicts, loss curves, loss
+against cost, documents, statistics of mechanisms. They are written into the folder "figures" beside
+the runs; nothing is trained. Exit code 2 if no run has a result, 3 without matplotlib.
+"""
+
+import _start
+
+from gpt2.planning.arguments import add_selection, asked_plan, new_parser
+from gpt2.running import launch
+from lib import console
+from lib.console import log
+
+
+def main() -> int:
+    """Run the command line."""
+    parser = new_parser(__doc__)
+    add_selection(parser)
+    args = parser.parse_args()
+    _, plan = asked_plan(args)
+    paths = launch.draw_figures(plan)
+    log("FIGURES", f"{paths[0].parent}: {len(paths)} files")
+    return 0
+
+
+if __name__ == "__main__":
+    console.run_main(main)
