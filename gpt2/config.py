@@ -396,5 +396,8 @@ def _identity(value: Any, *, forms: bool) -> Any:
         identity["shape"]["activation"] = identity["mlp"]["activation"].pop("name")
         if not identity["mlp"]["activation"]:
             del identity["mlp"]["activation"]
+    if isinstance(value, InitialWeightsOptions) and not value.init_stream:
+        # The hashes of existing runs do not contain it.
+        del identity["init_stream"]
     name = vars(type(value)).get("name")
     return {"name": name, **identity} if isinstance(name, str) else identity

@@ -21,7 +21,7 @@ from gpt2.mlp.mlp import Mlp
 from gpt2.mlp.options import LayerSpec
 from gpt2.zero_linear import ZeroInitLinear
 from lib.pruning.pruners import PaddedEmbedding
-from lib.runs.seeds import stream_seed
+from lib.runs.seeds import initial_weights_stream, stream_seed
 
 # GPT-2's standard deviation of initial weights (Radford et al. 2019).
 INIT_STD = 0.02
@@ -152,8 +152,10 @@ class GPT(nn.Module):
         return TokenScores(*(scores.view_as(targets_BT) for scores in scores_X))
 
     @torch.no_grad()
-    def init_weights(self, seed: int) -> None:
+    def init_weights(self, seed: int, stream: int = 0) -> None:
         """Initialize every matrix from a separate RNG stream derived from ``seed`` and its name.
+
+        Another ``stream`` (INIT_STREAM) gives other values for the same seed.
 
         Parameters with the same name and shape get the same values in every variant of a study and
         on every device.
@@ -178,7 +180,8 @@ class GPT(nn.Module):
             if parameter.ndim < 2 or parameter in zeros:
                 continue
             std = residual_std if name.endswith("c_proj.weight") else INIT_STD
-            generator = torch.Generator().manual_seed(stream_seed(seed, f"init/{name}"))
+            purpose = initial_weights_stream(name, stream)
+            generator = torch.Generator().manual_seed(stream_seed(seed, purpose))
             rows: Tensor = parameter
             if parameter is self.wte.weight:
                 # Draw without the padding rows: token rows must not depend on vocab_multiple.

@@ -59,7 +59,7 @@ def check_paired(subject: StepUnderTest) -> list[CheckFinding]:
     if drawn:
         weights = _matrices(subject.traced_run.initial_weights)
         findings = [
-            *_streams(subject.small.seed, weights),
+            *_streams(subject.small, weights),
             *_independent(weights),
             *_same_start(subject),
         ]
@@ -78,18 +78,19 @@ def _matrices(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 # Initial weights.
 
 
-def _streams(seed: int, weights: Mapping[str, Tensor]) -> list[CheckFinding]:
-    """Check that every matrix is drawn from its stream of ``seed``."""
+def _streams(config: Config, weights: Mapping[str, Tensor]) -> list[CheckFinding]:
+    """Check that every matrix is drawn from its stream of SEED and INIT_STREAM."""
     wrong = [
         name
         for name, w in weights.items()
         if not torch.allclose(
-            _unit(_beginning(w)), _unit(_drawn(seed, name, w)), rtol=0, atol=_TOLERANCE
+            _unit(_beginning(w)), _unit(_drawn(config, name, w)), rtol=0, atol=_TOLERANCE
         )
     ]
     if not wrong:
         return []
-    expected = f"initial {few_names(wrong)} drawn from the stream of SEED={seed} and the name alone"
+    seed = f"SEED={config.seed}" + f", INIT_STREAM={config.init.init_stream}"
+    expected = f"initial {few_names(wrong)} drawn from the stream of {seed} and the name alone"
     return [CheckFinding("initial-stream", expected, "values of another stream")]
 
 
@@ -110,9 +111,11 @@ def _beginning(matrix: Tensor) -> Tensor:
     return flat if len(flat) <= _WHOLE else flat[:_PREFIX]
 
 
-def _drawn(seed: int, name: str, matrix: Tensor) -> Tensor:
+def _drawn(config: Config, name: str, matrix: Tensor) -> Tensor:
     """Return the beginning of the matrix with a standard deviation of 1."""
-    generator = torch.Generator().manual_seed(_stream_key(seed, f"init/{name}"))
+    number = config.init.init_stream
+    purpose = f"init-{number}/{name}" if number else f"init/{name}"
+    generator = torch.Generator().manual_seed(_stream_key(config.seed, purpose))
     return torch.empty_like(_beginning(matrix)).normal_(generator=generator)
 
 
@@ -151,13 +154,14 @@ def _compared(subject: StepUnderTest) -> list[CheckCase]:
     return [case for case in cases.values() if case.config and _start(case.config) == start]
 
 
-def _start(config: Config) -> tuple[int, int, str]:
-    return config.seed, config.model.shape.n_layer, config.init.init_from
+def _start(config: Config) -> tuple[object, ...]:
+    init = config.init
+    return config.seed, config.model.shape.n_layer, init.init_from, init.init_stream
 
 
 def _built_digests(config: Config) -> dict[InitialMatrix, str]:
     model = GPT(config.model)
-    model.init_weights(config.seed)
+    model.init_weights(config.seed, config.init.init_stream)
     return _digests({name: p.detach() for name, p in model.named_parameters()})
 
 
@@ -294,7 +298,7 @@ def _second_rank(subject: StepUnderTest) -> list[CheckFinding]:
     start, (first, second) = torch.get_rng_state(), _dropout_starts(seed)
     findings = []
     if not config.init.init_from:
-        findings = _streams(seed, _matrices(session.state.weights()))
+        findings = _streams(config, _matrices(session.state.weights()))
     if torch.equal(start, first):
         text = "the same masks on both"
         findings.append(CheckFinding("dropout-per-rank", "other dropout on rank 1 than on 0", text))

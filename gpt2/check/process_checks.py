@@ -114,7 +114,7 @@ def _initialized(config: Config) -> GPT:
     """Return the model with the trainer's initialization, in float64."""
     torch.set_num_threads(1)
     model = GPT(config.model)
-    model.init_weights(config.seed)
+    model.init_weights(config.seed, config.init.init_stream)
     return model.double()
 
 

@@ -123,7 +123,7 @@ def _looks_left(schedule: LookSchedule, configured: Sequence[int]) -> tuple[int,
 def _open_variants(
     plan: VerdictPlan, closed: frozenset[str], variants: Sequence[RunVariant]
 ) -> frozenset[str]:
-    """Return the variants of the comparisons that are not closed, and their baselines."""
+    """Return the variants of the open comparisons, and their baselines and A/A steps."""
     names: set[str] = set()
     for prefix, contrasts in plan.declared.items():
         waiting = [c for c in contrasts if contrast_name(prefix, c) not in closed]
@@ -131,4 +131,5 @@ def _open_variants(
         if waiting:
             arm = [variant for variant in variants if _prefix(variant) == prefix]
             names.update(v.slug for v in [v for v in arm if not v.parent][:1])
+            names.update(variant.slug for variant in arm if variant.is_aa)
     return frozenset(names)

@@ -234,7 +234,8 @@ def make_plan(
         what = "STEPS requires an ablation study"
         advice = "type: make defconfig-gpt2-ratio-ablation, or set RA_MLA_ABLATION_MODE=y"
         raise ConfigError(Problem(what, "STEPS", advice, code="config.conflict"))
-    block_of = partial(_seed_block, tree, layers, base, sweep, yes)
+    has_aa_step = automatic or len(seed_list) >= base.repro.finalist_min_seeds
+    block_of = partial(_seed_block, tree, layers, base, sweep, yes, has_aa_step)
     first = base.seed if automatic else seed_list[0]
     blocks = {first: block_of(first, steps)}
     study, block, left_out = blocks[first]
@@ -262,6 +263,7 @@ def _seed_block(
     base: Config,
     sweep: Sweep | None,
     yes: bool,
+    has_aa_step: bool,
     seed: int,
     steps: str,
 ) -> tuple[str, Block, Sequence[Problem]]:
@@ -274,6 +276,8 @@ def _seed_block(
         return "sweep", combined.block, combined.left_out
     if base.study.mode == "ra_mla_ablation_mode":
         study, block = base.study.study, _steps(tree, seeded, base, steps)
+        if has_aa_step and steps in ("", "all"):
+            block = _with_aa_step(block)
     elif base.study.mode == "test_matrix_mode":
         combined = matrix(tree, seeded, base, yes=yes)
         study, block, left_out = "matrix", combined.block, combined.left_out
@@ -353,6 +357,25 @@ def _steps(tree: KconfigTree, layers: Sequence[ConfigLayer], base: Config, steps
         for s in resolve_study(tree, layers, study)
         if s.step in selected
     ]
+
+
+def _with_aa_step(block: Block) -> Block:
+    """Return ``block`` followed by an A/A step, if the configuration enables it.
+
+    A study without the baseline, or with pretrained initial weights, has none.
+    """
+    variant, config = block[0]
+    if variant.parent or len(block) == 1 or config.init.init_from or not config.verdicts.aa:
+        return block
+    change: dict[str, SymbolValue] = {"INIT_STREAM": config.init.init_stream + 1}
+    aa_step = RunVariant(
+        f"{variant.slug}-aa",
+        f"A/A: {variant.slug}, other initial weights",
+        parent=variant.slug,
+        delta=change,
+        is_aa=True,
+    )
+    return [*block, (aa_step, Config.from_values({**config.values, **change}))]
 
 
 def _with_eager_runs(block: Block) -> Block:

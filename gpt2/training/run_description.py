@@ -40,7 +40,7 @@ from lib.env.snapshot import observed_environment
 from lib.runs.checkpoint import state_digest, weights_digest
 from lib.runs.manifest import software_versions
 from lib.runs.rng import ALGORITHMS, POLICY, dropout_seed, rng_digests
-from lib.runs.seeds import stream_seed
+from lib.runs.seeds import initial_weights_stream, stream_seed
 
 # Defaults of torch.compile, never changed here.
 _COMPILER = {"backend": "inductor", "mode": "default", "options": None}
@@ -353,7 +353,10 @@ def _streams(session: TrainingSession) -> dict[str, int | list[int] | dict[str, 
     return {
         **{name: stream_seed(seed, name) for name in names},
         "dropout": [dropout_seed(seed, rank) for rank in range(session.group.size)],
-        "init": {name: stream_seed(seed, f"init/{name}") for name in session.state.weights()},
+        "init": {
+            name: stream_seed(seed, initial_weights_stream(name, session.config.init.init_stream))
+            for name in session.state.weights()
+        },
     }
 
 

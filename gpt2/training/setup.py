@@ -110,7 +110,7 @@ def open_session(
     dataset = open_dataset(config.data, build_dir, shape.vocab_size)
     downloads = store.downloads_folder(config.data, build_dir)
     model = GPT(config.model)
-    model.init_weights(config.seed)
+    model.init_weights(config.seed, config.init.init_stream)
     initial = load_initial_weights(model, config, build_dir, records.line)
     model.to(device)
     init_digests = _check_equal_weights(model, group)

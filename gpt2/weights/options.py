@@ -16,10 +16,17 @@ class InitialWeightsOptions:
     """Options of the initial weights: "" for random initialization, ``hf:…`` for a GPT-2."""
 
     init_from: str = kconfig_field("INIT_FROM")
+    # Other values for the same seed.
+    init_stream: int = kconfig_field("INIT_STREAM")
 
     def __post_init__(self) -> None:
         if not self.init_from:
             return
+        if self.init_stream:
+            what = (
+                f"INIT_STREAM: no effect on {self.init_from} (expected 0, got {self.init_stream})"
+            )
+            raise ConfigError(Problem(what, next="type: SET=INIT_STREAM=0", code="config.conflict"))
         prefixed = self.init_from.startswith("hf:")
         if not prefixed or not (self.is_path or _HUB_NAME.fullmatch(self.name)):
             raise ConfigError(

@@ -52,6 +52,8 @@ class RunVariant:
     levels: Mapping[str, str] | None = None
     # Name of the half of a paired plan (such as eager runs); tables never compare across arms.
     arm: str = ""
+    # Whether the variant is an A/A step: its parent with other initial weights.
+    is_aa: bool = False
 
 
 @dataclass(frozen=True)

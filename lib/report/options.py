@@ -16,6 +16,8 @@ class VerdictOptions:
     against: str = kconfig_field("VERDICT_AGAINST", identity=False)
     alpha: float = kconfig_field("VERDICT_ALPHA", low=1e-4, high=0.05, identity=False)
     power: float = kconfig_field("VERDICT_POWER", low=0.5, high=0.99, identity=False)
+    # Plan an A/A step, and test it.
+    aa: bool = kconfig_field("VERDICT_AA", identity=False)
     # Nats per token.
     band: float = kconfig_field("VERDICT_BAND", low=0.0, high=100.0, identity=False)
     # Looks of SEEDS=auto: numbers of seeds, and the share of alpha that each spends.

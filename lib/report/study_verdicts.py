@@ -19,6 +19,7 @@ from lib.errors import ConfigError, Problem
 from lib.files import canonical_json, write_atomic
 from lib.json_files import RecordError, read_json_object
 from lib.plan.run import RunVariant
+from lib.report.aa_step import AA_FAILED, is_failed, judge_aa_steps
 from lib.report.contrast_tests import WHOLE_ALPHA, ErrorLevel, VerdictRule
 from lib.report.drift import DriftTest, TimedLoss, drift_test
 from lib.report.looks import LASTING_WORDS, Look, LookSchedule, schedule_from_json
@@ -69,6 +70,8 @@ class VerdictPlan:
     recorded: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     # True if rows are split by labels, or nothing is written: no look is taken.
     exploratory: bool = False
+    # Whether the record has an A/A step that differs.
+    aa_failed: bool = False
 
 
 @dataclass(frozen=True)
@@ -86,6 +89,13 @@ class StudyVerdicts:
     taken: Look | None = None
     # Whether a seed of a baseline diverged, which ends the study.
     baseline_diverged: bool = False
+    # Each A/A step against its parent.
+    aa_steps: Sequence[ContrastVerdict] = ()
+
+    @property
+    def aa_failed(self) -> bool:
+        """Return whether an A/A step differs from its parent, now or at an earlier look."""
+        return self.plan.aa_failed or any(map(is_failed, self.aa_steps))
 
     @property
     def new_words(self) -> list[ContrastVerdict]:
@@ -142,7 +152,11 @@ def missing_outcome(
 
 
 def contrasts_of(variants: Sequence[RunVariant], against: str) -> list[Contrast]:
-    """Return the planned comparisons of ``variants``; a parent outside the plan is left out."""
+    """Return the planned comparisons of ``variants``; a parent outside the plan is left out.
+
+    An A/A step belongs to no family: see ``lib/report/aa_step.py``.
+    """
+    variants = [variant for variant in variants if not variant.is_aa]
     names = [variant.slug for variant in variants]
     baseline = next((v.slug for v in variants if not v.parent), "")
     parents = {v.slug: v.parent if v.parent in names else "" for v in variants}
@@ -151,10 +165,13 @@ def contrasts_of(variants: Sequence[RunVariant], against: str) -> list[Contrast]
     return plan_contrasts({baseline: "", **parents}, against)
 
 
-def judge_study(parts: Sequence[StudyPart], plan: VerdictPlan) -> StudyVerdicts:
+def judge_study(
+    parts: Sequence[StudyPart], plan: VerdictPlan, aa_parts: Sequence[StudyPart] = ()
+) -> StudyVerdicts:
     """Return the verdicts on all parts of a study, such as its arms, as one family.
 
-    A part has a name, "" for the only one, its planned comparisons, and the outcomes by variant.
+    A part has a name, "" for the only one, its planned comparisons, and the outcomes by variant;
+    ``aa_parts`` have the comparisons of the A/A steps.
     """
     if not plan.exploratory:
         every = [*plan.declared.items(), *((part, contrasts) for part, contrasts, _ in parts)]
@@ -175,10 +192,21 @@ def judge_study(parts: Sequence[StudyPart], plan: VerdictPlan) -> StudyVerdicts:
     gain = pairing_gain(verdicts)
     study = StudyVerdicts(plan, verdicts, planned, gain, _drift(parts), baseline_diverged=diverged)
     study = _with_look(study, look)
-    changes = tuple(_changes(plan))
+    study = replace(study, aa_steps=_aa_steps(aa_parts, plan, level))
+    marks = (*_changes(plan), *([AA_FAILED] if study.aa_failed else []))
     return replace(
-        study, verdicts=[replace(v, remarks=(*v.remarks, *changes)) for v in study.verdicts]
+        study, verdicts=[replace(v, remarks=(*v.remarks, *marks)) for v in study.verdicts]
     )
+
+
+def _aa_steps(
+    parts: Sequence[StudyPart], plan: VerdictPlan, level: ErrorLevel | None
+) -> list[ContrastVerdict]:
+    return [
+        _named(verdict, part)
+        for part, contrasts, outcomes in parts
+        for verdict in judge_aa_steps(contrasts, outcomes, plan.rule, level)
+    ]
 
 
 def _drift(parts: Sequence[StudyPart]) -> DriftTest | None:
@@ -396,6 +424,7 @@ def with_record(plan: VerdictPlan, folder: Path) -> VerdictPlan:
         family=plan.family | family,
         former=former,
         schedule=schedule,
+        aa_failed=bool(record.get("aa_failed")),
         recorded={_name(v["step"], v["reference"]): v for v in record["verdicts"]},
     )
 
@@ -424,6 +453,8 @@ def verdicts_record(study: StudyVerdicts) -> dict[str, Any]:
         "family": sorted(study.plan.family),
         "planned_comparisons": study.planned,
         "pairing_gain": study.pairing,
+        "aa_steps": [verdict.to_json() for verdict in study.aa_steps],
+        "aa_failed": study.aa_failed,
         "drift": asdict(study.drift) if study.drift else None,
         "verdicts": [*(verdict.to_json() for verdict in study.verdicts), *others],
     }

@@ -23,6 +23,7 @@ from lib.errors import ConfigError, Problem
 from lib.files import canonical_json
 from lib.json_files import RecordError
 from lib.plan.run import PlannedRun, RunVariant, default_run_path
+from lib.report.aa_step import AA_ROLE, aa_contrasts
 from lib.report.run_facts import RunFacts, code_digest, observed_differences, read_run_facts
 from lib.report.study_verdicts import (
     StudyVerdicts,
@@ -289,7 +290,7 @@ def build_table(
     plan = verdict_plan or VerdictPlan()
     rows: list[TableRow] = []
     parts: list[ComparableGroup] = []
-    judged_parts = []
+    judged_parts, aa_parts = [], []
     for arm, arm_items in _by_arm(items).items():
         variants = list({item.run.variant.slug: item.run.variant for item in arm_items}.values())
         baseline = next((v.slug for v in variants if not v.parent), "")
@@ -298,8 +299,10 @@ def build_table(
             labelled = replace(part, labels={"arm": arm, **part.labels}) if arm else part
             rows += _rows(labelled, variants, baseline, kept)
             parts.append(labelled)
-            judged_parts.append((_prefix(labelled.labels), contrasts, _outcomes(part)))
-    verdicts = judge_study(judged_parts, plan)
+            prefix, outcomes = _prefix(labelled.labels), _outcomes(part)
+            judged_parts.append((prefix, contrasts, outcomes))
+            aa_parts.append((prefix, aa_contrasts(variants), outcomes))
+    verdicts = judge_study(judged_parts, plan, aa_parts)
     rows = [_with_verdicts(row, verdicts) for row in rows]
     compared = [item for part in parts for item in part.items]
     results = [item for item in compared if isinstance(item, RunResult)]
@@ -334,9 +337,9 @@ def _outcomes(part: ComparableGroup) -> dict[str, list[SeedOutcome]]:
 def _with_verdicts(row: TableRow, study: StudyVerdicts) -> TableRow:
     prefix, variant = _prefix(row.labels), row.variant
     step = f"{prefix}{variant.slug}"
-    verdicts = [v for v in study.verdicts if v.contrast.step == step]
+    verdicts = [v for v in (*study.verdicts, *study.aa_steps) if v.contrast.step == step]
     by_reference = {v.contrast.reference: v for v in verdicts}
-    baseline = next((v for v in verdicts if v.contrast.role == "baseline"), None)
+    baseline = next((v for v in verdicts if v.contrast.role in ("baseline", AA_ROLE)), None)
     return replace(
         row,
         verdict_baseline=baseline,

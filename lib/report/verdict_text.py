@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from lib.errors import EXIT_DONE, EXIT_FAILED, EXIT_INCONCLUSIVE, EXIT_NOT_COMPARABLE
+from lib.report.aa_step import AA_ROLE, aa_word
 from lib.report.drift import DriftTest
 from lib.report.render import markdown_table
 from lib.report.study_verdicts import StudyVerdicts
@@ -62,8 +63,17 @@ def verdict_cells(verdict: ContrastVerdict) -> list[str]:
 
 def verdict_lines(study: StudyVerdicts) -> str:
     """Return one line per comparison, with its remarks, and one if the losses drifted."""
-    lines = [verdict_line(verdict) for verdict in study.verdicts]
+    lines = [verdict_line(verdict) for verdict in (*study.verdicts, *study.aa_steps)]
     return "".join(f"{line}\n" for line in lines) + drift_note(study.drift)
+
+
+def _aa_note(verdict: ContrastVerdict) -> str:
+    """Return a line on an A/A step."""
+    shown = ""
+    if verdict.test is not None:
+        low, high = verdict.test.interval
+        shown = f" {verdict.difference:+.4f} [{low:+.4f}, {high:+.4f}]"
+    return f"{aa_word(verdict)}: {verdict.contrast.step}{shown}, tested alone.\n"
 
 
 def drift_note(drift: DriftTest | None) -> str:
@@ -74,13 +84,14 @@ def drift_note(drift: DriftTest | None) -> str:
 
 
 def verdicts_exit_code(study: StudyVerdicts, *, strict: bool = False) -> int:
-    """Return 4 if a verdict is UNFAIR, 1 if a step diverged, 5 if ``strict`` and one is
-    INCONCLUSIVE, else 0.
+    """Return 4 if a verdict is UNFAIR or an A/A step failed, 1 if a step diverged, 5 if ``strict``
+    and one is INCONCLUSIVE, else 0.
     """
     words = {verdict.word for verdict in study.verdicts}
-    if VerdictWord.UNFAIR in words:
+    aa_words = {verdict.word for verdict in study.aa_steps}
+    if study.aa_failed or VerdictWord.UNFAIR in words | aa_words:
         return EXIT_NOT_COMPARABLE
-    if VerdictWord.DIVERGED in words:
+    if VerdictWord.DIVERGED in words | aa_words:
         return EXIT_FAILED
     return EXIT_INCONCLUSIVE if strict and VerdictWord.INCONCLUSIVE in words else EXIT_DONE
 
@@ -111,7 +122,10 @@ def verdict_line(verdict: ContrastVerdict) -> str:
         look = f", look {verdict.look}" * (verdict.look is not None)
         p = f"p={format_p(verdict.p_of_word)} (of {verdict.planned}{look})"
         detail = [f"n={verdict.n} {p}", *detail]
-    return "  ".join([head, verdict.word.value, *detail, *verdict.remarks])
+    word = verdict.word.value
+    if contrast.role == AA_ROLE:
+        word, detail = aa_word(verdict), detail[:1]
+    return "  ".join([head, word, *detail, *verdict.remarks])
 
 
 def _difference(verdict: ContrastVerdict) -> str:
@@ -151,6 +165,7 @@ def rule_note(study: StudyVerdicts) -> str:
         note += f"Looks at {', '.join(looks)} seeds spent {spent:.3g} of {rule.alpha:g}.\n"
     if study.pairing is not None:
         note += f"Pairing by seed removed {study.pairing:.0%} of the variance.\n"
+    note += "".join(_aa_note(verdict) for verdict in study.aa_steps if verdict.is_given)
     note += drift_note(study.drift)
     if any(v.more_seeds and v.word is VerdictWord.INCONCLUSIVE for v in study.verdicts):
         note += "+k: about k more seeds give a word.\n"

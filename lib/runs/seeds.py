@@ -15,3 +15,11 @@ def stream_seed(seed: int, stream: str) -> int:
     """
     digest = hashlib.sha256(f"{seed}:{stream}".encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1
+
+
+def initial_weights_stream(parameter: str, number: int = 0) -> str:
+    """Return the name of the stream of a parameter's initial weights.
+
+    A ``number`` other than 0 selects other initial weights; no other stream depends on it.
+    """
+    return f"init-{number}/{parameter}" if number else f"init/{parameter}"

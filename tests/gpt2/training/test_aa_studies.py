@@ -1,0 +1,42 @@
+"""Studies in which nothing differs claim nothing: trained models, from initial weights to words."""
+
+from collections.abc import Callable
+
+import pytest
+
+from gpt2.config import Config
+from lib.plan.run import PlannedRun, RunVariant
+from lib.report.aa_step import is_failed
+from lib.report.table import build_table
+
+STUDIES, SEEDS, ARMS = 20, 3, 4
+# Nothing that the noise does not need.
+PLAIN = {
+    "DROPOUT": "0.0",
+    "PRUNING_MAGNITUDE": None,
+    "OPTIMIZER_ADAMWSPAM": None,
+    "EVAL_INTERVAL": 1000,
+    "SAMPLE_TOKENS": 0,
+    "MAX_ITERS": 40,
+}
+
+
+@pytest.mark.long
+def test_three_renamed_baselines_over_three_seeds(configure: Callable[..., Config], train) -> None:
+    """The arms differ in INIT_STREAM only; each study has its own seeds."""
+    claims = []
+    for study in range(STUDIES):
+        runs = []
+        (train.folder / f"study{study}").mkdir()
+        for seed in range(SEEDS * study + 1, SEEDS * (study + 1) + 1):
+            for arm in range(ARMS):
+                config = configure(**PLAIN, SEED=seed, INIT_STREAM=arm)
+                name = f"study{study}/arm{arm}-s{seed}-{config.hash8}"
+                path = train(config, name).files.path
+                variant = RunVariant(f"arm{arm}", number=arm, parent="arm0" if arm else "")
+                runs.append(PlannedRun(f"study{study}", variant, seed, config, path))
+        verdicts = build_table(f"study{study}", runs).verdicts.verdicts
+        assert [(v.n, v.planned) for v in verdicts] == [(SEEDS, ARMS - 1)] * (ARMS - 1), verdicts
+        claims.append(sum(map(is_failed, verdicts)))
+    print(f"{sum(map(bool, claims))} of {STUDIES} studies claim a difference: {claims}")
+    assert sum(map(bool, claims)) <= 4

@@ -1,0 +1,66 @@
+"""A study with an A/A step end to end, and the training order of its runs."""
+
+import json
+from pathlib import Path
+
+from lib.runs.record import read_manifest
+from lib.runs.run_dir import RunDir
+
+TRAIN, VERDICTS = "scripts/run_test_matrix.py", "scripts/verdicts.py"
+# A model that learns more than 0.1 nats in half a second.
+LEARNING = {"MAX_ITERS": 40, "LEARNING_RATE": "1e-2", "MIN_LEARNING_RATE": "0"}
+
+
+def starts(folder: Path) -> list[tuple[int, int, str]]:
+    """Return block, position and slug of each run, by the time of submission."""
+    found = []
+    for path in folder.glob("*-s*-*"):
+        (attempt,) = read_manifest(RunDir(path)).value(list, "volatile", "attempts")
+        slug = path.name.rsplit("-", 2)[0]
+        found.append((attempt["submitted_at"], attempt["block"], attempt["position"], slug))
+    return [(block, position, slug) for _, block, position, slug in sorted(found)]
+
+
+def test_a_study_with_an_aa_step(build):
+    folder = build(**LEARNING, RA_MLA_ABLATION_STEPS="0,golden", SEED_LIST="1,2,3")
+    code, table, said = folder.command(TRAIN)
+    assert code == 0, said
+    assert "baseline-aa" in table and "A/A step" in table
+    record = json.loads((folder.path / "results/ratio/verdicts.json").read_text())
+    (aa,) = record["aa_steps"]
+    assert (aa["step"], aa["n"], record["planned_comparisons"]) == ("baseline-aa", 3, 1)
+    # Blocks one after another, each in its own order.
+    order = starts(folder.path / "results/ratio")
+    assert [entry[:2] for entry in order] == [(s, i) for s in (1, 2, 3) for i in (1, 2, 3)]
+    assert len({tuple(slug for *_, slug in order[i : i + 3]) for i in (0, 3, 6)}) > 1
+    paths = {p.name.rsplit("-", 2)[0]: p for p in (folder.path / "results/ratio").glob("*-s1-*")}
+    digests = [
+        read_manifest(RunDir(paths[slug])).initial_weights_digests
+        for slug in ("baseline", "baseline-aa")
+    ]
+    assert digests[0] != digests[1]
+    streams = [
+        read_manifest(RunDir(paths[slug])).value(dict, "rng", "streams")
+        for slug in ("baseline", "baseline-aa")
+    ]
+    assert {name for name in streams[0] if streams[0][name] != streams[1][name]} == {"init"}
+    # Every other command takes the step as declared.
+    assert folder.command(VERDICTS)[0] in (0, 4)
+    for script, arguments in (
+        ("scripts/audit_run.py", ["--runs", "*"]),
+        ("scripts/status.py", []),
+        ("scripts/plan.py", []),
+        ("scripts/report.py", []),
+        ("scripts/draw_curves.py", []),
+    ):
+        code, _, said = folder.command(script, *arguments)
+        assert code == 0, (script, said)
+    compared = [str(paths["baseline"]), str(paths["baseline-aa"])]
+    code, _, said = folder.command(
+        "scripts/compare_runs.py", A=compared[0], B=compared[1], AXIS="INIT_STREAM"
+    )
+    assert code == 0, said
+    code, text, said = folder.command("scripts/verify_results.py", JSON="1")
+    failed = [row["check"] for row in json.loads(text)["rows"] if row["verdict"] == "FAIL"]
+    # Uncommitted code and a missing tag belong to the test's tree, not to the step.
+    assert not {"settings", "symbols", "seeds", "records", "effective batch"} & set(failed), said

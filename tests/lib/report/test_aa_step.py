@@ -1,0 +1,100 @@
+"""The verdict on an A/A step: tested alone, and a remark on every other verdict if it fails."""
+
+import json
+import random
+from dataclasses import replace
+
+import pytest
+
+from lib.report.aa_step import AA_FAILED, is_failed
+from lib.report.contrast_tests import VerdictRule
+from lib.report.looks import LookPlan, LookSchedule
+from lib.report.study_verdicts import VERDICTS_FILE, VerdictPlan, with_record
+from lib.report.table import build_table
+from lib.report.table_text import table_to_markdown, write_table
+from lib.report.verdict_text import verdict_lines, verdicts_exit_code
+from lib.report.verdicts import VerdictWord
+from lib.runs.run_dir import RunDir, RunStatus, State, write_status
+
+BASE = (3.0, 3.25, 2.875, 3.125, 3.0625)
+PLAN = VerdictPlan(VerdictRule(band=0.05))
+
+
+@pytest.fixture
+def study(make_run):
+    """Return a factory of a baseline, a real step, and an A/A step ``shift`` apart."""
+
+    def make(shift=0.0):
+        draw, runs = random.Random(3), []
+        for seed, base in enumerate(BASE, 1):
+            noise = [draw.gauss(0, 0.002) for _ in range(2)]
+            runs.append(make_run("base", base, seed=seed, number=0))
+            runs.append(make_run("wide", base - 0.1 + noise[0], seed=seed, parent="base", number=1))
+            aa = make_run("base-aa", base + shift + noise[1], seed=seed, parent="base", number=None)
+            runs.append(replace(aa, variant=replace(aa.variant, is_aa=True)))
+        return runs
+
+    return make
+
+
+def test_it_belongs_to_no_family_and_changes_no_other_verdict(study, tmp_path):
+    table = build_table("demo", study(), verdict_plan=PLAN)
+    without = build_table("demo", [r for r in study() if not r.variant.is_aa], verdict_plan=PLAN)
+    (wide,) = table.verdicts.verdicts
+    assert [wide] == list(without.verdicts.verdicts)
+    assert table.verdicts.planned == 1 and table.verdicts.pairing == without.verdicts.pairing
+    (aa,) = table.verdicts.aa_steps
+    assert (aa.planned, aa.rule.variance, aa.n) == (1, "own", 5)
+    # It stands in the table, with its verdict.
+    assert table.rows[2].variant.slug == "base-aa"
+    assert table.rows[2].verdict_baseline is aa
+    assert "A/A step passed" in verdict_lines(table.verdicts)
+    assert "A/A step passed" in table_to_markdown(table)
+    assert verdicts_exit_code(table.verdicts) == 0
+    write_table(table, tmp_path)
+    record = json.loads((tmp_path / VERDICTS_FILE).read_text())
+    assert [v["step"] for v in record["aa_steps"]] == ["base-aa"]
+    assert record["family"] == ["wide vs base"]
+    # A record with an A/A step is read again.
+    assert with_record(PLAN, tmp_path).family == {"wide vs base"}
+
+
+def test_a_difference_is_a_remark_on_every_verdict_and_exit_4(study):
+    table = build_table("demo", study(shift=0.03), verdict_plan=PLAN)
+    (wide,), (aa,) = table.verdicts.verdicts, table.verdicts.aa_steps
+    # In the band and real: the band wins, and the step is not a failure.
+    assert aa.word is VerdictWord.EQUIVALENT and verdicts_exit_code(table.verdicts) == 0
+    table = build_table("demo", study(shift=0.03), verdict_plan=VerdictPlan())
+    (wide,), (aa,) = table.verdicts.verdicts, table.verdicts.aa_steps
+    assert aa.word is VerdictWord.WORSE and wide.word is VerdictWord.BETTER
+    assert AA_FAILED in wide.remarks
+    assert AA_FAILED in verdict_lines(table.verdicts) and AA_FAILED in table_to_markdown(table)
+    assert verdicts_exit_code(table.verdicts) == 4
+
+
+def test_a_diverged_step_is_named(study):
+    runs = study()
+    write_status(RunDir(runs[2].path), RunStatus(State.FAILED, 1, "loss is NaN at it 7"))
+    table = build_table("demo", runs, verdict_plan=PLAN)
+    assert table.verdicts.aa_steps[0].word is VerdictWord.DIVERGED
+    assert "A/A step DIVERGED" in verdict_lines(table.verdicts)
+    assert verdicts_exit_code(table.verdicts) == 1
+    assert AA_FAILED not in table.verdicts.verdicts[0].remarks
+
+
+def test_a_failure_stays(study, tmp_path):
+    """As words do: a later look at more seeds does not take it back."""
+    write_table(build_table("demo", study(shift=0.03), verdict_plan=VerdictPlan()), tmp_path)
+    plan = with_record(VerdictPlan(), tmp_path)
+    later = build_table("demo", study(), verdict_plan=plan).verdicts
+    assert not is_failed(later.aa_steps[0])
+    assert later.aa_failed and verdicts_exit_code(later) == 4
+    assert AA_FAILED in later.verdicts[0].remarks
+
+
+def test_between_looks_it_is_not_tested(study):
+    schedule = LookSchedule(LookPlan((8,), (0.9,)))
+    table = build_table("demo", study(shift=0.03), verdict_plan=VerdictPlan(schedule=schedule))
+    (aa,) = table.verdicts.aa_steps
+    assert not aa.is_given and verdicts_exit_code(table.verdicts) == 0
+    assert "passed" not in verdict_lines(table.verdicts)
