@@ -212,6 +212,9 @@ def _sizes(subject: StepUnderTest) -> list[CheckFinding]:
     }
     if model.wpe is not None:
         built["BLOCK_SIZE"] = model.wpe.num_embeddings
+    backend = block.attn.backend("cpu")
+    if values["ATTENTION_BACKEND"] in ("rows", "joined") and backend != "own":
+        built["ATTENTION_BACKEND"] = backend
     rates = {m.p for m in model.modules() if isinstance(m, nn.Dropout)} | {block.attn.dropout}
     built["DROPOUT"] = rates.pop() if len(rates) == 1 else sorted(rates)
     active = {leaf.symbol for leaf in _leaves(subject.config)}
@@ -219,7 +222,24 @@ def _sizes(subject: StepUnderTest) -> list[CheckFinding]:
         CheckFinding("built-size", f"{name}={values[name]} in the model", f"{value}")
         for name, value in built.items()
         if name in active and not _same(value, values[name])
-    ][:2]
+    ][:2] + _derived_sizes(subject)
+
+
+def _derived_sizes(subject: StepUnderTest) -> list[CheckFinding]:
+    """Check sizes that the documents derive from the model's width if their symbol is 0."""
+    values, block = subject.config.values, subject.full_model.blocks[0]
+    n_embd = int(values["N_EMBD"])
+    sizes = []
+    if values["ATTENTION_PROJECTION"] == "latent":
+        latent = block.attn.c_attn.get_submodule("c_k").get_parameter("weight").shape[0]
+        sizes.append(("LATENT_DIM", latent, 8 * math.floor(n_embd / 6 / 8 + 0.5)))
+    if values["MLP_SIZING"] == "hidden":
+        sizes.append(("MLP_HIDDEN", block.mlp.c_proj.in_features, 4 * n_embd))
+    return [
+        CheckFinding("derived-size", f"{name}={values[name]}: {expected} in the model", str(built))
+        for name, built, derived in sizes
+        if built != (expected := int(values[name]) or derived)
+    ]
 
 
 def _of_term(block: Block, name: str) -> Any:

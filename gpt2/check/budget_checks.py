@@ -45,6 +45,8 @@ _MAX_STEPS = 100
 # Seconds of the clock for a forward pass, and for an evaluation.
 _PASS_SECONDS = 0.5
 _EVALUATION_SECONDS = 1000.0
+# Tokens and loss of the evaluation, which has one correct prediction.
+_EVALUATED, _EVALUATED_LOSS = 4, 1.5
 # A budget of seconds that ends inside a step.
 _MAX_SECONDS = 7
 
@@ -138,16 +140,19 @@ class _Clock:
 
 
 class _TrainRows(NullRecords):
-    """The records of training steps."""
+    """The records of training steps and evaluations."""
 
     def __init__(self, run: RunDir) -> None:
         super().__init__(run)
         self.rows: list[dict[str, Any]] = []
+        self.evaluations: list[dict[str, Any]] = []
 
     def metrics(self, **record: Any) -> None:
-        """Keep the row of a training step."""
+        """Keep the row of a training step or an evaluation."""
         if record["kind"] == "train":
             self.rows.append(record)
+        elif record["kind"] == "eval":
+            self.evaluations.append(record)
 
 
 @dataclass
@@ -176,7 +181,7 @@ class _Loop:
 
     def _evaluate(self, *given: Any) -> EvaluationResult:
         self._advance(_EVALUATION_SECONDS)
-        return EvaluationResult((DocumentLoss("a", 1, 0, 1.0),))
+        return EvaluationResult((DocumentLoss("a", _EVALUATED, 1, _EVALUATED * _EVALUATED_LOSS),))
 
 
 def _trained(subject: StepUnderTest, kind: str, stretch: float) -> list[CheckFinding]:
@@ -205,7 +210,25 @@ def _trained(subject: StepUnderTest, kind: str, stretch: float) -> list[CheckFin
         text = f"{len(progress) * tokens} tokens {what}"
         found = "{} in the batches, {} in the last record".format(*totals)
         return [CheckFinding("budget-tokens", text, found)]
-    return _rows(config, rows, progress)
+    evaluations = [
+        row for run in (first, second) for row in cast(_TrainRows, run.session.records).evaluations
+    ]
+    return _rows(config, rows, progress) + _evaluations(evaluations, len(progress), tokens)
+
+
+def _evaluations(rows: list[dict[str, Any]], steps: int, tokens: int) -> list[CheckFinding]:
+    """Check iteration, tokens and scores of the evaluations during training."""
+    interval = int(str(_BATCH["EVAL_INTERVAL"]))
+    expected = [(i, i * tokens) for i in range(interval, steps, interval)]
+    actual = [(row["iteration"], row["tokens"]) for row in rows]
+    if actual != expected:
+        what = f"evaluations at (iteration, tokens) {expected}"
+        return [CheckFinding("evaluation-position", what, f"{actual}")]
+    scores = {(row["val_loss"], row["token_accuracy"]) for row in rows}
+    if scores != {(_EVALUATED_LOSS, 1 / _EVALUATED)}:
+        what = f"records of a loss of {_EVALUATED_LOSS} and an accuracy of {1 / _EVALUATED}"
+        return [CheckFinding("evaluation-record", what, f"{sorted(scores)}")]
+    return []
 
 
 def _expected_progress(config: Config, stretch: float) -> list[float]:

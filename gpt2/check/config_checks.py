@@ -1,6 +1,7 @@
 """The built model matches its declaration: parameters, MLP ratio, and the step's own changes."""
 
 import dataclasses
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -53,6 +54,10 @@ def _ratio(config: Config, model: GPT) -> list[CheckFinding]:
     expected, findings = config.model.mlp.ratio, []
     for i, block in enumerate(model.blocks):
         ratio = _matrices(block.mlp) / _matrices(block.attn)
+        declared = config.model.mlp.built_ratio(config.model.sites()[i])
+        if not math.isclose(ratio, declared, rel_tol=1e-9):
+            what = f"MLP / attention of {declared:.6f}, as declared"
+            findings.append(CheckFinding("declared-ratio", what, f"{ratio:.6f} in block {i}"))
         if abs(ratio / expected - 1) > RATIO_TOLERANCE:
             what = f"MLP / attention of {expected} within 1 %"
             findings.append(CheckFinding("mlp-ratio", what, f"{ratio:.4f} in block {i}"))

@@ -4,6 +4,7 @@ B batch, T tokens, V vocabulary.
 """
 
 import copy
+import itertools
 import math
 from typing import Any
 
@@ -18,7 +19,7 @@ from gpt2.check.short_run import GRADIENT_STEPS
 from gpt2.check.shrink import with_changes
 from gpt2.check.subject import StepUnderTest
 from gpt2.config import Config, ModelConfig
-from gpt2.generate import SamplingOptions
+from gpt2.generate import SamplingOptions, generate
 from gpt2.loss import IGNORE_INDEX
 from gpt2.mlp.options import MlpMechanismOptions
 from gpt2.model import GPT
@@ -132,7 +133,7 @@ def check_decode(subject: StepUnderTest) -> list[CheckFinding]:
                 expected = f"logits at {start + first} as without a cache"
                 return [CheckFinding("cached-logits", expected, text)]
             start = end
-    return _sampling(expected_BTV[0, -1])
+    return _sampling(expected_BTV[0, -1]) + _generated(subject)
 
 
 # Options of sampling, and draws of each: a token of probability 0.5 is missed once in 2^60.
@@ -143,6 +144,8 @@ _SAMPLING = (
     SamplingOptions(temperature=0.0),
 )
 _DRAWS = 60
+# Half of them within the context.
+_GENERATED = 6
 
 
 def _sampling(logits_V: Tensor) -> list[CheckFinding]:
@@ -163,6 +166,46 @@ def _sampling(logits_V: Tensor) -> list[CheckFinding]:
         if error > _PROBABILITY_TOLERANCE:
             text = f"probabilities differ by {error:.1e}"
             findings.append(CheckFinding("token-probability", f"probabilities of {options}", text))
+    return findings
+
+
+class _RecordedLogits(SamplingOptions):
+    """Greedy decoding that keeps the logits of every token."""
+
+    def __init__(self) -> None:
+        super().__init__(temperature=0.0)
+        object.__setattr__(self, "logits", [])
+
+    def draw(self, logits_V: Tensor, generator: torch.Generator) -> int:
+        """Keep the logits and return the most likely token."""
+        vars(self)["logits"].append(logits_V)
+        return int(logits_V.argmax())
+
+
+def _generated(subject: StepUnderTest) -> list[CheckFinding]:
+    """Check the logits of text beyond the context, and that generation changes nothing else."""
+    model, machine = subject.model, subject.small_exact.machine
+    context = subject.small_exact.model.shape.block_size
+    ids = subject.tokens(1)[0, : context - _GENERATED // 2].tolist()
+    recorded, random_state = _RecordedLogits(), torch.get_rng_state()
+    model.train()
+    text = generate(model, torch.tensor(ids), 0, machine, recorded)
+    tokens = list(itertools.islice(text, _GENERATED))
+    same_mode = model.training
+    model.eval()
+    findings = []
+    if not same_mode or not torch.equal(torch.get_rng_state(), random_state):
+        expected = "the mode and the generators of training after generated text"
+        found = "another random state" if same_mode else "evaluation mode"
+        findings.append(CheckFinding("generation-side-effect", expected, found))
+    for i, (token, logits_V) in enumerate(zip(tokens, vars(recorded)["logits"], strict=True)):
+        with torch.no_grad():
+            expected_V = model(torch.tensor([ids[-context:]]))[0, -1]
+        error = float((logits_V - expected_V).abs().max())
+        if not error <= _DECODE_TOLERANCE * float(expected_V.abs().max()):
+            what = f"logits of generated token {i + 1} as those of a full pass"
+            return [*findings, CheckFinding("generated-logits", what, f"differ by {error:.1e}")]
+        ids.append(token)
     return findings
 
 

@@ -133,7 +133,7 @@ def check_reload(subject: StepUnderTest) -> list[CheckFinding]:
     """Resume the traced run from its checkpoint in the peer, and compare the remaining steps."""
     traced = subject.traced_run
     arguments = (traced.config, subject.context.folder, traced.folder)
-    start, losses, digest = subject.context.peer.call(resume_and_finish, *arguments)
+    start, losses, digest, order = subject.context.peer.call(resume_and_finish, *arguments)
     findings = []
     if start != CHECKPOINT_STEP:
         expected = f"a resume at step {CHECKPOINT_STEP}"
@@ -148,15 +148,19 @@ def check_reload(subject: StepUnderTest) -> list[CheckFinding]:
     if digest != traced.digest:
         expected = "the same weights at the end"
         findings.append(CheckFinding("resumed-weights", expected, "other weights after a resume"))
+    if order != traced.data_order:
+        expected = "the same digest of the order of the data"
+        findings.append(CheckFinding("resumed-data-order", expected, "another one after a resume"))
     return findings
 
 
 def resume_and_finish(
     config: Config, build_dir: Path, folder: Path
-) -> tuple[int, list[float], str]:
+) -> tuple[int, list[float], str, str]:
     """Resume a run and train it to its end.
 
-    Returns the step at which it resumed, its losses, and the digest of its weights.
+    Returns the step at which it resumed, its losses, and the digests of its weights and of the
+    order of its data.
     """
     run = ShortRun(config, build_dir, folder)
     resume(run.session)
@@ -164,7 +168,7 @@ def resume_and_finish(
     for _ in range(start, run.session.state.budget.iterations):
         run.step()
     run.close()
-    return start, run.losses, run.digest()
+    return start, run.losses, run.digest(), run.session.state.order.state_dict()
 
 
 # Prepared data: intact, made by the configured tokenizer, and read as batches of the right shape.

@@ -192,6 +192,7 @@ class TracedRun:
                 train.save_checkpoint(session)
         self.losses = list(self.run.losses)
         self.digest = self.run.digest()
+        self.data_order = session.state.order.state_dict()
         self.final_weights = {name: w.clone() for name, w in session.state.weights().items()}
 
     def _watch(self, name: str, parameter: nn.Parameter) -> Any:

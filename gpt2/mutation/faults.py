@@ -38,6 +38,8 @@ AREAS: Mapping[str, str] = {
 _EXCLUDED = re.compile(
     r"(^|/)(reference|checks|small_form)\.py$|gpt2/nsa/(validate|needle)|lib/config/(commands|check|dotconfig|layers)"
 )
+# Statistics of mechanisms, which trackers and reports show: no loss and no verdict rests on them.
+_OBSERVES = re.compile(r"(^|[._])statistics($|[._])")
 # Modules that matter although no function of theirs is executed: fields and steps.
 _DECLARATIONS = re.compile(r"/(options|config|shape)\.py$|gpt2/ablation/")
 # A fault location in AREA=: a file, with or without a line.
@@ -101,7 +103,7 @@ class SourceTree:
             for number, node, statement, function in mutable_nodes(tree):
                 outside = users or (every_case if _DECLARATIONS.search(path) else ())
                 cases = lines.get(statement.lineno, ()) if function else outside
-                if cases:
+                if cases and not _OBSERVES.search(function):
                     yield from self._at(path, number, node, statement, function, tuple(cases))
 
     def _at(

@@ -77,12 +77,12 @@ def _measure(session: TrainingSession) -> StatisticsByLayer:
     gpus = [session.device] if session.device.type == "cuda" else []
     try:
         with torch.random.fork_rng(gpus), autocast(session.config.machine):
-            return collect_statistics(model, _sequences(session))
+            return collect_statistics(model, _statistics_sequences(session))
     finally:
         model.train(training)
 
 
-def _sequences(session: TrainingSession) -> Tensor:
+def _statistics_sequences(session: TrainingSession) -> Tensor:
     """Return the first STATISTICS_ROWS training sequences [B, T]."""
     length = session.config.model.shape.block_size
     sampler = TrainSampler(session.dataset.train, length, session.config.seed)

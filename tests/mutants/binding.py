@@ -9,6 +9,8 @@ import pytest
 import torch
 
 from gpt2 import evaluate, train
+from gpt2.attention import attention
+from gpt2.attention.options import LatentOptions
 from gpt2.attention.ra_cross_token.options import RaCrossTokenOptions
 from gpt2.attention.reciprocal.module import Reciprocal
 from gpt2.attention.reciprocal.options import ReciprocalOptions
@@ -301,5 +303,25 @@ MUTANTS = (
         step_titled("ratio", "ract-weights", "another gate"),
         "unstated-change",
         "^row gate acts on the output as in ract",
+    ),
+    _bound(
+        "rows are not computed as rows",
+        "ATTENTION_BACKEND has no effect",
+        replaced(attention, "select_backend", lambda _: lambda *given: "sdpa"),
+        "built-size",
+        "^ATTENTION_BACKEND=rows",
+        settings={"ATTENTION_BACKEND_ROWS": True},
+    ),
+    _bound(
+        "the latent width derives from the context",
+        "LATENT_DIM=0 is another model",
+        replaced(
+            LatentOptions,
+            "width",
+            lambda _: lambda self, shape: self.latent_dim or shape.block_size,
+        ),
+        "derived-size",
+        "^LATENT_DIM=0",
+        step="mla",
     ),
 )

@@ -213,4 +213,23 @@ MUTANTS = (
         nothing(TrainingBudget, "load_state_dict"),
         settings=_TIME,
     ),
+    Mutant(
+        "an evaluation is recorded at the last checkpoint",
+        "curves have another horizontal axis",
+        "baseline",
+        _caught("evaluation-position"),
+        edited(train, "_record_evaluation", "iteration=session.state.iteration,", "iteration=0,"),
+    ),
+    Mutant(
+        "an evaluation records its loss as its accuracy",
+        "curves of accuracy show the loss",
+        "baseline",
+        _caught("evaluation-record"),
+        edited(
+            train,
+            "_record_evaluation",
+            "token_accuracy=evaluation.accuracy",
+            "token_accuracy=evaluation.loss",
+        ),
+    ),
 )

@@ -1,6 +1,7 @@
 """Faults between configuration and model: studies, rules, fields."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -9,7 +10,17 @@ from gpt2.attention.reciprocal.options import ReciprocalOptions
 from gpt2.check import cases
 from gpt2.config import ModelConfig
 from gpt2.mlp.config import MlpConfig
+from gpt2.mlp.options import LayerSpec
 from tests.mutants.mutant import MECHANISMS, Mutant, after_init, replaced, step_sets, then
+
+
+def _swapped_weights(right: Any) -> Any:
+    def weights(self: MlpConfig, site: LayerSpec) -> int:
+        size, dense = self.size(site), self._weights_per_unit(site)
+        parts = (m.weights(size.widths[m.name], size.hidden, site) for m in self.built(site))
+        return dense * size.hidden + sum(parts)
+
+    return weights
 
 
 def _delta_is_lost(patch: pytest.MonkeyPatch) -> None:
@@ -121,5 +132,12 @@ MUTANTS = (
                 "MLP_SIZING_HIDDEN": True,
             },
         ),
+    ),
+    Mutant(
+        "matrices of the gate are counted with M and G swapped",
+        "the declared ratio is not that of the model",
+        "golden-gate-cross",
+        {"declared": "declared-ratio"},
+        replaced(MlpConfig, "weights", _swapped_weights),
     ),
 )

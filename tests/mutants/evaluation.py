@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from gpt2 import evaluate
+from gpt2.check import model_checks
 from gpt2.data import store
 from gpt2.evaluate import EvaluationResult, Evaluator
 from gpt2.generate import SamplingOptions
@@ -62,6 +63,25 @@ def _inverse_temperature(right: Any) -> Any:
     return lambda options, logits: right(
         dataclasses.replace(options, temperature=1 / options.temperature), logits
     )
+
+
+def _keeps_the_first_tokens(right: Any) -> Any:
+    def first(model: GPT, prompt: torch.Tensor, *rest: Any) -> Iterator[int]:
+        return right(model, prompt[: len(prompt) // 2], *rest)
+
+    return first
+
+
+def _ends_in_evaluation(right: Any) -> Any:
+    def generated(model: GPT, *rest: Any) -> Iterator[int]:
+        yield from right(model, *rest)
+
+    def ended(model: GPT, *rest: Any) -> Iterator[int]:
+        for token in generated(model, *rest):
+            model.eval()
+            yield token
+
+    return ended
 
 
 def _loss_of_items(change: Callable[[Sequence[Any]], float]) -> Plant:
@@ -401,5 +421,19 @@ MUTANTS = (
         "a low temperature gives more random text",
         "token-probability",
         replaced(SamplingOptions, "distribution", _inverse_temperature),
+    ),
+    Mutant(
+        "the context is not shortened",
+        "generated text beyond the context reads other positions",
+        "baseline",
+        {"decode": "generated-logits"},
+        replaced(model_checks, "generate", _keeps_the_first_tokens),
+    ),
+    Mutant(
+        "generation leaves the model in evaluation mode",
+        "training continues without dropout",
+        "baseline",
+        {"decode": "generation-side-effect"},
+        replaced(model_checks, "generate", _ends_in_evaluation),
     ),
 )

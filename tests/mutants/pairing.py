@@ -13,9 +13,9 @@ from gpt2.data import loader, sampler
 from gpt2.evaluate import Evaluator
 from gpt2.model import GPT
 from gpt2.training.session import TrainingSession
-from gpt2.training.state import RankGenerators
+from gpt2.training.state import DataOrder, RankGenerators
 from lib.runs import rng
-from tests.mutants.mutant import Expected, Mutant, Plant, after_init, replaced, then
+from tests.mutants.mutant import Expected, Mutant, Plant, after_init, nothing, replaced, then
 
 _INIT = "initial-stream"
 _DATA = "paired-data"
@@ -221,5 +221,12 @@ MUTANTS = (
         "another evaluation is another experiment",
         _batches_seeded(lambda session: session.config.data.eval_tokens),
         _DATA,
+    ),
+    Mutant(
+        "the digest of the data order is lost",
+        "a resumed run records another order of the data",
+        "baseline",
+        {"reload": "resumed-data-order"},
+        nothing(DataOrder, "load_state_dict"),
     ),
 )
