@@ -267,7 +267,7 @@ class StudyConfig:
     mode: str = kconfig_field("RUN_MODE")
     study: str = kconfig_field("ABLATION_STUDY")
     steps: str = kconfig_field("RA_MLA_ABLATION_STEPS")
-    # grid, leave_one_out, add_one_in, cumulative or factorial
+    # grid, leave_one_out, add_one_in, cumulative, factorial or fractional
     design: str = kconfig_field("ABLATION_DESIGN")
     axes: str = kconfig_field("TEST_MATRIX_AXES")
     features: str = kconfig_field("ABLATION_FEATURES")

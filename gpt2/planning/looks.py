@@ -9,6 +9,7 @@ from gpt2.config import Config
 from lib.errors import ConfigError, Problem
 from lib.plan.run import RunVariant
 from lib.report.contrast_tests import VerdictRule
+from lib.report.effects import DesignOptions
 from lib.report.looks import LookPlan, LookSchedule
 from lib.report.study_verdicts import (
     VerdictPlan,
@@ -34,18 +35,28 @@ def verdict_plan(
         options.power,
         config.repro.finalist_min_seeds,
     )
-    declared = declared_contrasts(variants, options.against)
-    return VerdictPlan(rule, options.against, schedule=LookSchedule(looks), declared=declared)
+    design = design_options(config)
+    declared = declared_contrasts(variants, options.against, design)
+    schedule = LookSchedule(looks)
+    return VerdictPlan(rule, options.against, design, schedule=schedule, declared=declared)
+
+
+def design_options(config: Config) -> DesignOptions | None:
+    """Return which effects of the configured factorial design are compared; None without one."""
+    kind, options = config.study.design, config.verdicts
+    if config.study.mode != "test_matrix_mode" or kind not in ("factorial", "fractional"):
+        return None
+    return DesignOptions(kind, options.interactions, options.simple_effects)
 
 
 def declared_contrasts(
-    variants: Sequence[RunVariant], against: str
+    variants: Sequence[RunVariant], against: str, design: DesignOptions | None
 ) -> dict[str, Sequence[Contrast]]:
     """Return the comparisons of ``variants`` by the prefix of their arm's names."""
     arms: dict[str, list[RunVariant]] = {}
     for variant in variants:
         arms.setdefault(_prefix(variant), []).append(variant)
-    return {prefix: contrasts_of(arm, against) for prefix, arm in arms.items()}
+    return {prefix: contrasts_of(arm, against, design) for prefix, arm in arms.items()}
 
 
 def _prefix(variant: RunVariant) -> str:

@@ -6,7 +6,7 @@ Numbers are standard deviations instead of variances, so that extreme losses can
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from lib.report.significance import bonferroni, holm, t_isf, t_sf
@@ -19,6 +19,10 @@ INTERVAL_ERROR = 0.05
 # A contrast with a smaller share of the median variance does not lower the mean variance.
 _LIVE_SHARE = 1e-6
 _MAX_SEEDS = 60
+# Ratio of variances above which one is not common to the study.
+SPREAD_VARIANCES = 9
+# With fewer runs there are too few others to compare with.
+_MIN_ARMS = 4
 
 
 @dataclass(frozen=True)
@@ -195,6 +199,32 @@ def mean_run_sd(samples: Sequence[ContrastSample]) -> float:
     live = [s for s, is_live in zip(samples, _live(samples), strict=True) if is_live]
     total = math.fsum((s.n - 1) * (s.run_sd / largest) ** 2 for s in live)
     return largest * math.sqrt(total / sum(s.n - 1 for s in live))
+
+
+def noisy_runs(contrasts: Sequence[Mapping[str, Sequence[float]]]) -> list[str]:
+    """Return the arms whose losses vary much more over seeds than those of the other arms.
+
+    ``contrasts`` are the losses of arms by contrast. The variance of an arm is that of its losses
+    after the mean of their seed is subtracted; the limit applies to its ratio to the mean of the
+    others. Arms that do not have all the seeds are not compared.
+    """
+    losses = {arm: values for contrast in contrasts for arm, values in contrast.items()}
+    seeds = max(map(len, losses.values()), default=0)
+    losses = {arm: values for arm, values in losses.items() if len(values) == seeds}
+    if len(losses) < _MIN_ARMS:
+        return []
+    means = [mean_of(block) for block in zip(*losses.values(), strict=True)]
+    deviations = {
+        arm: deviation_of([y - mean for y, mean in zip(values, means, strict=True)])
+        for arm, values in losses.items()
+    }
+    noisy = []
+    for arm, deviation in deviations.items():
+        others = [sd for name, sd in deviations.items() if name != arm]
+        # Squares of ratios, which cannot overflow.
+        if deviation and mean_of([(sd / deviation) ** 2 for sd in others]) < 1 / SPREAD_VARIANCES:
+            noisy.append(arm)
+    return noisy
 
 
 def more_seeds(

@@ -135,6 +135,9 @@ def _with_verdicts(
 ) -> list[LeaderboardEntry]:
     """Return the entries with verdicts against the lowest one that has enough seeds, if any."""
     pairs = len(entries) * (len(entries) - 1) // 2
+    if rule.variance == "factorial":
+        # Combinations of several sweeps are no design.
+        rule = replace(rule, variance="shared")
     enough = [
         i
         for i, entry in enumerate(entries)

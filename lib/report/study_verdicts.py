@@ -22,9 +22,11 @@ from lib.plan.run import RunVariant
 from lib.report.aa_step import AA_FAILED, is_failed, judge_aa_steps
 from lib.report.contrast_tests import WHOLE_ALPHA, ErrorLevel, VerdictRule
 from lib.report.drift import DriftTest, TimedLoss, drift_test
+from lib.report.effects import DesignEffects, DesignOptions
 from lib.report.looks import LASTING_WORDS, Look, LookSchedule, schedule_from_json
 from lib.report.render import json_document
 from lib.report.verdicts import (
+    EFFECT,
     Contrast,
     ContrastVerdict,
     SeedOutcome,
@@ -58,6 +60,8 @@ class VerdictPlan:
     rule: VerdictRule = field(default_factory=VerdictRule)
     # both, baseline or parent
     against: str = "both"
+    # The effects of a factorial design are compared instead of its runs.
+    design: DesignOptions | None = None
     # Names of all comparisons made in this folder so far.
     family: frozenset[str] = frozenset()
     # Former rules with their words, the oldest first.
@@ -83,6 +87,8 @@ class StudyVerdicts:
     planned: int
     # Share of the variance that pairing by seed removed; None without a test.
     pairing: float | None
+    # Effects of a factorial design, else None.
+    effects: DesignEffects | None = None
     # Whether losses follow the time; None if the order of the runs cannot tell.
     drift: DriftTest | None = None
     # The look that these verdicts took; None if none was due.
@@ -151,11 +157,18 @@ def missing_outcome(
     )
 
 
-def contrasts_of(variants: Sequence[RunVariant], against: str) -> list[Contrast]:
+def contrasts_of(
+    variants: Sequence[RunVariant], against: str, design: DesignOptions | None = None
+) -> list[Contrast]:
     """Return the planned comparisons of ``variants``; a parent outside the plan is left out.
+
+    Those of a factorial ``design`` are its effects.
 
     An A/A step belongs to no family: see ``lib/report/aa_step.py``.
     """
+    effects = design.effects(variants) if design else None
+    if effects is not None:
+        return list(effects.contrasts)
     variants = [variant for variant in variants if not variant.is_aa]
     names = [variant.slug for variant in variants]
     baseline = next((v.slug for v in variants if not v.parent), "")
@@ -166,12 +179,15 @@ def contrasts_of(variants: Sequence[RunVariant], against: str) -> list[Contrast]
 
 
 def judge_study(
-    parts: Sequence[StudyPart], plan: VerdictPlan, aa_parts: Sequence[StudyPart] = ()
+    parts: Sequence[StudyPart],
+    plan: VerdictPlan,
+    aa_parts: Sequence[StudyPart] = (),
+    effects: DesignEffects | None = None,
 ) -> StudyVerdicts:
     """Return the verdicts on all parts of a study, such as its arms, as one family.
 
     A part has a name, "" for the only one, its planned comparisons, and the outcomes by variant;
-    ``aa_parts`` have the comparisons of the A/A steps.
+    ``aa_parts`` have the comparisons of the A/A steps, ``effects`` those of a factorial design.
     """
     if not plan.exploratory:
         every = [*plan.declared.items(), *((part, contrasts) for part, contrasts, _ in parts)]
@@ -184,19 +200,40 @@ def judge_study(
     verdicts = []
     for part, contrasts, outcomes in parts:
         standing = _standing_verdicts(plan, seeds, part, contrasts)
-        for verdict in judge(contrasts, outcomes, plan.rule, planned, level, standing):
+        for verdict in _judged(contrasts, outcomes, plan.rule, planned, level, standing):
             if verdict.contrast.ends not in standing:
                 verdict = _marked(verdict, plan, look)
             verdicts.append(_named(verdict, part))
     diverged = any(_baseline_diverged(contrasts, outcomes) for _, contrasts, outcomes in parts)
     gain = pairing_gain(verdicts)
-    study = StudyVerdicts(plan, verdicts, planned, gain, _drift(parts), baseline_diverged=diverged)
+    drift = _drift(parts)
+    study = StudyVerdicts(plan, verdicts, planned, gain, effects, drift, baseline_diverged=diverged)
     study = _with_look(study, look)
     study = replace(study, aa_steps=_aa_steps(aa_parts, plan, level))
     marks = (*_changes(plan), *([AA_FAILED] if study.aa_failed else []))
     return replace(
         study, verdicts=[replace(v, remarks=(*v.remarks, *marks)) for v in study.verdicts]
     )
+
+
+def _judged(
+    contrasts: Sequence[Contrast],
+    outcomes: Mapping[str, Sequence[SeedOutcome]],
+    rule: VerdictRule,
+    planned: int,
+    level: ErrorLevel | None,
+    standing: Mapping[tuple[str, str], ContrastVerdict],
+) -> list[ContrastVerdict]:
+    """Return the verdicts on one part: the factorial rule applies to effects of the design alone."""
+    if rule.variance != "factorial":
+        return judge(contrasts, outcomes, rule, planned, level, standing)
+    verdicts: list[ContrastVerdict] = []
+    for variance in ("factorial", "shared"):
+        group = [c for c in contrasts if (c.role == EFFECT) == (variance == "factorial")]
+        former = {c.ends: standing[c.ends] for c in group if c.ends in standing}
+        own_rule = replace(rule, variance=variance)
+        verdicts += judge(group, outcomes, own_rule, planned, level, former)
+    return verdicts
 
 
 def _aa_steps(
@@ -375,7 +412,11 @@ def _changes(plan: VerdictPlan) -> list[str]:
 
 
 def _rule(plan: VerdictPlan) -> dict[str, Any]:
-    return {**asdict(plan.rule), "against": plan.against}
+    rule = {**asdict(plan.rule), "against": plan.against}
+    if plan.design:
+        rule |= {"interactions": plan.design.interactions}
+        rule |= {"simple_effects": plan.design.simple_effects}
+    return rule
 
 
 def _in_part(part: str, contrast: Contrast) -> Contrast:
@@ -453,6 +494,8 @@ def verdicts_record(study: StudyVerdicts) -> dict[str, Any]:
         "family": sorted(study.plan.family),
         "planned_comparisons": study.planned,
         "pairing_gain": study.pairing,
+        "not_estimable": dict(study.effects.not_estimable) if study.effects else None,
+        "inflated_variances": dict(study.effects.inflated) if study.effects else None,
         "aa_steps": [verdict.to_json() for verdict in study.aa_steps],
         "aa_failed": study.aa_failed,
         "drift": asdict(study.drift) if study.drift else None,

@@ -24,6 +24,7 @@ from lib.files import canonical_json
 from lib.json_files import RecordError
 from lib.plan.run import PlannedRun, RunVariant, default_run_path
 from lib.report.aa_step import AA_ROLE, aa_contrasts
+from lib.report.effects import DesignEffects
 from lib.report.run_facts import RunFacts, code_digest, observed_differences, read_run_facts
 from lib.report.study_verdicts import (
     StudyVerdicts,
@@ -291,10 +292,12 @@ def build_table(
     rows: list[TableRow] = []
     parts: list[ComparableGroup] = []
     judged_parts, aa_parts = [], []
+    effects: DesignEffects | None = None
     for arm, arm_items in _by_arm(items).items():
         variants = list({item.run.variant.slug: item.run.variant for item in arm_items}.values())
         baseline = next((v.slug for v in variants if not v.parent), "")
-        contrasts = contrasts_of(variants, plan.against)
+        contrasts = contrasts_of(variants, plan.against, plan.design)
+        effects = effects or (plan.design.effects(variants) if plan.design else None)
         for part in split_comparable(arm_items, baseline, label_by):
             labelled = replace(part, labels={"arm": arm, **part.labels}) if arm else part
             rows += _rows(labelled, variants, baseline, kept)
@@ -302,7 +305,7 @@ def build_table(
             prefix, outcomes = _prefix(labelled.labels), _outcomes(part)
             judged_parts.append((prefix, contrasts, outcomes))
             aa_parts.append((prefix, aa_contrasts(variants), outcomes))
-    verdicts = judge_study(judged_parts, plan, aa_parts)
+    verdicts = judge_study(judged_parts, plan, aa_parts, effects)
     rows = [_with_verdicts(row, verdicts) for row in rows]
     compared = [item for part in parts for item in part.items]
     results = [item for item in compared if isinstance(item, RunResult)]

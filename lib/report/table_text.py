@@ -7,9 +7,10 @@ from typing import Any
 
 from lib.console import format_duration, format_si
 from lib.files import write_atomic
+from lib.plan.designs import ON
 from lib.report.leaderboard import Leaderboard
 from lib.report.render import csv_table, json_document, markdown_table
-from lib.report.study_verdicts import verdicts_record, write_verdicts
+from lib.report.study_verdicts import StudyVerdicts, verdicts_record, write_verdicts
 from lib.report.table import (
     MarginalEffect,
     ResultTable,
@@ -19,7 +20,7 @@ from lib.report.table import (
 )
 from lib.report.utilisation import UTILISATION_COLUMNS
 from lib.report.verdict_text import seeds_note, verdict_cells, verdicts_text
-from lib.report.verdicts import ContrastVerdict
+from lib.report.verdicts import EFFECT, ContrastVerdict
 
 SCHEMA_VERSION = 1
 _FIGURES = (
@@ -81,7 +82,7 @@ def table_to_markdown(table: ResultTable) -> str:
     numbers = {row.variant.slug: row.variant.number for row in table.rows}
     text += (
         verdicts_text(table.verdicts, numbers)
-        + _marginal_text(marginal_effects(table.rows))
+        + _marginal_text(marginal_effects(table.rows), table.verdicts)
         + _layer_text(table.rows)
     )
     for section in table.sections:
@@ -288,10 +289,12 @@ def _machine_text(table: ResultTable) -> str:
     return f"\n## Machine\n\n{markdown_table(lines[0], lines[1:])}"
 
 
-def _marginal_text(effects: Sequence[MarginalEffect]) -> str:
+def _marginal_text(effects: Sequence[MarginalEffect], study: StudyVerdicts) -> str:
     """Return the marginal means of a sweep's factors; "" for a study of steps."""
     if not effects:
         return ""
+    if study.effects is not None:
+        return _effects_text(effects, study)
     lines = [["factor", "level", "cells", "mean val loss", "Δ reference", "pairs"]]
     for effect in effects:
         change = "reference" if effect.level == effect.reference else "-"
@@ -314,6 +317,27 @@ def _marginal_text(effects: Sequence[MarginalEffect]) -> str:
         f"\n## Marginal means\n\n{markdown_table(lines[0], lines[1:], left=(0, 1))}\n"
         "Δ is the mean over pairs of cells that agree in every other factor; the mean val loss is "
         "over all\ncells of the level, paired or not.\n"
+    )
+
+
+def _effects_text(effects: Sequence[MarginalEffect], study: StudyVerdicts) -> str:
+    """Return the marginal means of a factorial design, with the verdicts on its main effects."""
+    header = ["factor", "level", "cells", "val loss", "Δ ± 95 %", "verdict"]
+    verdicts = {
+        v.contrast.step.rpartition(" ")[2]: v for v in study.verdicts if v.contrast.role == EFFECT
+    }
+    lines = []
+    for effect in effects:
+        cells = ["", ""]
+        if effect.level == ON:
+            verdict = verdicts.get(effect.factor)
+            cells = verdict_cells(verdict)[::3] if verdict else ["", "not estimable"]
+        mean = f"{effect.val_loss:.4f}"
+        lines.append([effect.factor, effect.level, str(effect.cells), mean, *cells])
+    return (
+        f"\n## Marginal means\n\n{markdown_table(header, lines, left=(0, 1, 5))}\n"
+        "val loss: mean over the cells of the level. Δ: main effect, the loss with the\n"
+        "feature minus the loss without it, over all settings of the others.\n"
     )
 
 

@@ -37,8 +37,10 @@ def verdicts_text(study: StudyVerdicts, numbers: Mapping[str, int | None]) -> st
     ``numbers`` maps steps to their numbers, which name the references if all steps have one.
     """
     given = [verdict for verdict in study.verdicts if verdict.is_given]
+    effects = "".join(f"- {line}\n" for line in design_note(study).splitlines())
+    effects = effects and f"\n{effects}"
     if not given:
-        return ""
+        return effects
     names = {name: str(number) for name, number in numbers.items() if number is not None}
     if len(set(names.values())) < len(names):
         names = {}
@@ -52,7 +54,7 @@ def verdicts_text(study: StudyVerdicts, numbers: Mapping[str, int | None]) -> st
         for verdict in given
     ]
     grid = markdown_table(header, rows, left=(0, 1, 5))
-    return f"\n## Verdicts\n\n{grid}\n{rule_note(study)}{_remarks(given)}"
+    return f"\n## Verdicts\n\n{grid}\n{rule_note(study)}{effects}{_remarks(given)}"
 
 
 def verdict_cells(verdict: ContrastVerdict) -> list[str]:
@@ -64,7 +66,26 @@ def verdict_cells(verdict: ContrastVerdict) -> list[str]:
 def verdict_lines(study: StudyVerdicts) -> str:
     """Return one line per comparison, with its remarks, and one if the losses drifted."""
     lines = [verdict_line(verdict) for verdict in (*study.verdicts, *study.aa_steps)]
-    return "".join(f"{line}\n" for line in lines) + drift_note(study.drift)
+    return "".join(f"{line}\n" for line in lines) + design_note(study) + drift_note(study.drift)
+
+
+def design_note(study: StudyVerdicts) -> str:
+    """Return a line for each effect that is not estimable, and one on inflated variances."""
+    effects = study.effects
+    if effects is None:
+        return ""
+    note = "".join(
+        f"EFFECT  {name}: not estimable, because {reason}\n"
+        for name, reason in effects.not_estimable.items()
+    )
+    by_factor: dict[str, list[str]] = {}
+    for name, factor in effects.inflated.items():
+        by_factor.setdefault(f"{factor:.2f}", []).append(name)
+    for growth, names in by_factor.items():
+        note += f"EFFECT  variance x {growth} because of missing cells: {', '.join(names)}\n"
+    if effects.not_estimable and study.plan.design and study.plan.design.interactions:
+        note += "EFFECT  VERDICT_INTERACTIONS=n: the model without interactions may be estimable\n"
+    return note
 
 
 def _aa_note(verdict: ContrastVerdict) -> str:

@@ -9,7 +9,7 @@ The rules differ in the variance of a contrast. ``own`` uses the contrast's own 
 correction (Holm 1979). ``shared`` uses the larger of the own and the mean variance of k contrasts
 with (n−1)·3k/(k+2) degrees of freedom and Bonferroni's correction; a word also requires that the
 contrast's own 95 % interval excludes 0 (or lies in the band). ``factorial`` uses the mean variance
-of the orthogonal contrasts of a full factorial design.
+of the effects of a factorial design, and gives no word if one run is much noisier than the others.
 """
 
 import math
@@ -23,6 +23,7 @@ from typing import Any
 
 from lib.report.contrast_tests import (
     INTERVAL_ERROR,
+    SPREAD_VARIANCES,
     WHOLE_ALPHA,
     ContrastSample,
     ContrastTest,
@@ -34,6 +35,7 @@ from lib.report.contrast_tests import (
     mean_of,
     mean_run_sd,
     more_seeds,
+    noisy_runs,
 )
 from lib.report.significance import sign_flip_p, smallest_p
 
@@ -42,12 +44,15 @@ _ROUNDING_NATS = 1e-5
 _SMALLEST_BAND = 1e-4
 # Differences that agree in all but the last bits of the losses.
 _CONSTANT_ULPS = 8
-# Limits of the SPREAD remark: ratio of variances, robust standard deviations, seeds.
-_SPREAD_VARIANCES = 9
+# Limits of the SPREAD remark on a run: robust standard deviations, seeds.
 _SPREAD_DEVIATIONS = 5
 _SPREAD_MIN_SEEDS = 5
 # Standard deviation of a normal distribution / median absolute deviation.
 _MAD_SCALE = 1.4826
+
+
+# Role of an effect of a factorial design, whose variance the rule ``factorial`` takes from all runs.
+EFFECT = "effect"
 
 
 class VerdictWord(StrEnum):
@@ -87,7 +92,7 @@ class Contrast:
 
     step: str
     reference: str
-    # "baseline", "parent" or the name of an effect.
+    # "baseline", "parent", EFFECT or the name of another question.
     role: str
     # Arm → weight; step minus reference for a pair.
     weights: Mapping[str, float]
@@ -263,9 +268,11 @@ def judge(
         alternative = "shared" if rule.variance == "own" else "own"
         others = contrast_tests(samples, alternative, rule.band, m, level, earlier)
         mean_sd = mean_run_sd([*samples, *earlier])
+        is_factorial = rule.variance == "factorial"
+        noisy = noisy_runs([verdicts[i].values for i in testable]) if is_factorial else []
         for i, sample, test, other in zip(testable, samples, tests, others, strict=True):
             both = test, alternative, other
-            verdicts[i] = _decided(verdicts[i], sample, both, mean_sd, level)
+            verdicts[i] = _decided(verdicts[i], sample, both, mean_sd, level, noisy)
     return [
         _standing(former[v.contrast.ends], v, outcomes) if v.contrast.ends in former else v
         for v in verdicts
@@ -469,13 +476,20 @@ def _decided(
     tests: tuple[ContrastTest, str, ContrastTest],
     mean_sd: float,
     level: ErrorLevel,
+    noisy: Sequence[str],
 ) -> ContrastVerdict:
-    """Return the verdict with its word, tests, remarks and the number of further seeds."""
+    """Return the verdict with its word, tests, remarks and the number of further seeds.
+
+    Under the rule factorial, ``noisy`` runs stop every word: their variance is part of each effect.
+    """
     rule, (test, alternative, other_test) = verdict.rule, tests
     word = _word(sample, test, rule.alpha)
-    spread = list(_spread(verdict, sample, mean_sd))
     reason, more = "", None
-    if rule.variance == "factorial" and spread:
+    if rule.variance == "factorial":
+        spread = [f"SPREAD: {arm} is much noisier than the other runs" for arm in noisy]
+    else:
+        spread = list(_spread(verdict, sample, mean_sd))
+    if noisy:
         word, reason = VerdictWord.INCONCLUSIVE, "the variance is not common to all runs"
     elif word is VerdictWord.INCONCLUSIVE:
         more = more_seeds(sample, test, rule, verdict.planned, level.share_at)
@@ -541,7 +555,7 @@ def _spread(verdict: ContrastVerdict, sample: ContrastSample, mean_sd: float) ->
     """Yield remarks on a contrast much noisier than the study, and on outlying runs."""
     median = statistics.median(verdict.differences)
     opposite = "; mean and median disagree" if median * sample.mean < 0 else ""
-    if sample.run_sd > math.sqrt(_SPREAD_VARIANCES) * mean_sd:
+    if sample.run_sd > math.sqrt(SPREAD_VARIANCES) * mean_sd:
         low, high = min(verdict.differences), max(verdict.differences)
         yield f"SPREAD: differences {low:+.4f}, {median:+.4f}, {high:+.4f}{opposite}"
     for arm, losses in verdict.values.items():

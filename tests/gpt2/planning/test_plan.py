@@ -13,6 +13,7 @@ import pytest
 
 from gpt2.ablation.ratio import RATIO
 from gpt2.planning import view as planning_view
+from gpt2.planning.looks import verdict_plan
 from gpt2.planning.plan import (
     Plan,
     Sweep,
@@ -29,6 +30,7 @@ from lib.env import speed
 from lib.errors import ConfigError
 from lib.files import write_json
 from lib.project import ROOT
+from lib.report.effects import DesignOptions
 from lib.runs.run_dir import RunDir, RunStatus, State, write_status
 from tests.build_folder import write_build
 
@@ -187,6 +189,23 @@ def test_a_design_is_planned_from_its_features(planned):
     assert skipped.code == "config.unmet-dependency"
     assert "mlp-latent" in str(skipped) and "ATTENTION_PROJECTION_LATENT=y" in str(skipped)
     assert plan.runs[2].config.model.mlp.built_ratio(plan.runs[2].config.model.sites()[0]) > 2.4
+
+
+def test_a_fraction_is_planned_and_gets_the_factorial_rule(planned):
+    features = "RECIPROCAL RA_CROSS_TOKEN MLP_CROSS_TOKEN MLP_ATTN_GATE"
+    matrix = {"TEST_MATRIX_MODE": True, "ABLATION_FEATURES": features}
+    plan = planned(**matrix, ABLATION_DESIGN_FRACTIONAL=True)
+    assert len(plan.runs) == 8 and not plan.left_out
+    assert plan.runs[0].variant.slug == "none"
+    looks = plan.base.verdicts.look_plan
+    declared = verdict_plan(plan.base, looks, plan.variants)
+    assert declared.design == DesignOptions("fractional")
+    assert declared.rule.variance == "factorial"
+    assert [len(contrasts) for contrasts in declared.declared.values()] == [7]
+    other = verdict_plan(planned(**matrix, ABLATION_DESIGN_ADD_ONE_IN=True).base, looks)
+    assert (other.design, other.rule.variance) == (None, "shared")
+    own = planned(**matrix, ABLATION_DESIGN_FACTORIAL=True, VERDICT_VARIANCE_OWN=True)
+    assert verdict_plan(own.base, looks).rule.variance == "own" and len(own.runs) == 16
 
 
 def test_a_trial_is_two_short_runs_apart_from_the_studies(configure):
