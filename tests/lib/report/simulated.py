@@ -5,7 +5,7 @@ A study is an array of losses SAN: studies, arms (the baseline first), seeds. Di
 studies, contrasts, seeds. The standard deviation of a difference is near 1.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -192,3 +192,70 @@ def step_down(t_SC: np.ndarray, tests: int, degrees: int, alpha: float) -> np.nd
     rejected = np.zeros(t_SC.shape, bool)
     np.put_along_axis(rejected, order, passed, axis=1)
     return rejected
+
+
+def at_looks(
+    d_SCN: np.ndarray,
+    looks: Sequence[tuple[int, float]],
+    variance: str = "shared",
+    band: float = 0.0,
+    alpha: float = 0.05,
+    rounding: float = 1e-5,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the word SC of each contrast after ``looks`` (seeds, share of alpha), and its look.
+
+    A word is 0 (none), 1 (differs) or 2 (equal); a look is a position in ``looks``. A contrast with
+    a word keeps its variance, with its number of seeds, in the mean.
+    """
+    studies, m, _ = d_SCN.shape
+    word_SC, look_SC = np.zeros((2, studies, m), int)
+    variance_SC, seeds_SC = np.full((studies, m), np.nan), np.zeros((studies, m))
+    for position, (n, share) in enumerate(looks):
+        d = d_SCN[:, :, :n]
+        waits = (word_SC == 0) & (np.abs(d).max(axis=2) >= rounding)
+        sd, distance = d.std(axis=2, ddof=1), np.abs(d.mean(axis=2))
+        variance_SC, seeds_SC = np.where(waits, sd**2, variance_SC), np.where(waits, n, seeds_SC)
+        differs, equal = (
+            (_own if variance == "own" else _shared)(
+                waits, word_SC, variance_SC, seeds_SC, (distance, sd, n), sides, level, code
+            )
+            for distance, sides, level, code in (
+                (distance, 2, alpha * share, 1),
+                (band - distance, 1, alpha * share, 2),
+            )
+        )
+        rounds = (word_SC == 0) & (np.abs(d).max(axis=2) < rounding)
+        equal = (equal | rounds) & (band > 0)
+        look_SC = np.where(differs | equal, position, look_SC)
+        word_SC = np.where(equal, 2, np.where(differs, 1, word_SC))
+    return word_SC, look_SC
+
+
+def _shared(waits, word, variances, seeds, sample, sides, alpha, code):
+    distance, sd, n = sample
+    live = ~np.isnan(variances)
+    live &= variances > 1e-6 * np.nanmedian(variances, axis=1, keepdims=True)
+    weights, count = np.where(live, seeds - 1, 0), live.sum(axis=1, keepdims=True)
+    mean = (weights * np.where(live, variances, 0)).sum(axis=1, keepdims=True)
+    mean = mean / weights.sum(axis=1, keepdims=True)
+    wide = np.sqrt(np.where(live, np.maximum(variances, mean), sd**2))
+    degrees = np.where(live, (n - 1) * 3 * count / (count + 2), n - 1)
+    limit = critical(alpha / (sides * word.shape[1]), degrees)
+    gate = t_isf(0.05 / sides, n - 1)
+    passes = distance >= limit * wide / np.sqrt(n)
+    return waits & passes & (distance >= gate * sd / np.sqrt(n))
+
+
+def _own(waits, word, variances, seeds, sample, sides, alpha, code):
+    distance, sd, n = sample
+    m = word.shape[1]
+    t_SC = np.where(waits, distance / np.where(waits, sd, 1) * np.sqrt(n), -np.inf)
+    limits = np.array([t_isf(alpha / (sides * (m - k)), n - 1) for k in range(m)] + [np.inf] * m)
+    # A contrast that this family has rejected is no longer counted.
+    rejected = (word == code).sum(axis=1, keepdims=True)
+    order = np.argsort(-t_SC, axis=1)
+    reached = np.take_along_axis(t_SC, order, axis=1) >= limits[rejected + np.arange(m)]
+    passed = np.cumprod(reached, axis=1).astype(bool)
+    result = np.zeros(t_SC.shape, bool)
+    np.put_along_axis(result, order, passed, axis=1)
+    return result

@@ -2,16 +2,19 @@
 
 import math
 import statistics
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import pytest
 
-from lib.report import contrast_tests, verdicts
+from lib.report import contrast_tests, study_verdicts, verdicts
 from lib.report.contrast_tests import ContrastSample
+from lib.report.looks import LookSchedule
 from lib.report.significance import bonferroni, holm
 from lib.report.verdicts import Contrast, VerdictWord
-from tests.lib.report import test_simulated, test_verdicts
+from tests.lib.report import test_looks, test_simulated, test_verdicts
 
 
 @dataclass(frozen=True)
@@ -150,6 +153,49 @@ def _family(change):
         test_verdicts, "plan_contrasts", lambda *a: change(original(*a))
     )
 
+
+def _folder(test):
+    """Return a test of a folder's reports without its fixture."""
+
+    def run():
+        with tempfile.TemporaryDirectory() as folder:
+            test(Path(folder))
+
+    return run
+
+
+def _judged_by_study(change):
+    """Return a plant that changes how ``judge_study`` judges; ``change`` gets its arguments."""
+    return _function(study_verdicts, "judge", lambda judge: lambda *a: judge(*change(*a)))
+
+
+def _any_arm(blocks):
+    """Return blocks that are complete as soon as one of their runs has ended."""
+
+    def changed(parts, plan):
+        runs = [run for _, _, outcomes in parts for arm in outcomes.values() for run in arm]
+        return tuple(sorted({run.seed for run in runs if run.ended}))
+
+    return changed
+
+
+def _any_seeds(look):
+    """Return a look that does not ask whether the seeds of earlier looks are there."""
+
+    def changed(plan, seeds):
+        schedule = plan.schedule
+        taken = tuple(replace(each, seeds=()) for each in schedule.taken)
+        return look(replace(plan, schedule=replace(schedule, taken=taken)), seeds)
+
+    return changed
+
+
+REPORTS = _folder(
+    test_looks.test_a_hundred_reports_cost_nothing_and_an_extra_block_half_of_the_reserve
+)
+ARRIVES = _folder(test_looks.test_a_missing_run_is_judged_once_when_it_arrives)
+STAYS = _folder(test_looks.test_a_word_stays_as_it_was_given)
+OWN = _folder(test_looks.test_the_own_rule_steps_down_over_the_open_comparisons)
 
 GOLDEN = test_verdicts.test_a_single_contrast_is_the_paired_t_test
 FOUR = test_verdicts.test_four_contrasts_share_their_variance
@@ -295,6 +341,96 @@ MUTANTS = [
             lambda f: lambda sample, test, rule, m, *rest: f(sample, test, rule, 1, *rest),
         ),
         FOUR,
+    ),
+    EngineMutant(
+        "spending reset at each report",
+        _function(
+            study_verdicts,
+            "schedule_from_json",
+            lambda f: lambda record, rule, plan: LookSchedule(plan),
+        ),
+        REPORTS,
+    ),
+    EngineMutant(
+        "unplanned looks for nothing",
+        lambda patch: patch.setattr(LookSchedule, "_half_of_reserve", lambda self: 1e-9),
+        REPORTS,
+    ),
+    EngineMutant(
+        "a look as soon as one run has ended",
+        _function(study_verdicts, "complete_blocks", _any_arm),
+        _folder(
+            lambda folder: test_looks.test_a_block_with_an_open_run_gives_no_word(folder, "none")
+        ),
+    ),
+    EngineMutant(
+        "looks of each step",
+        lambda patch: patch.setattr(
+            study_verdicts, "complete_blocks", lambda parts, plan: (1, 2, 3, 4, 5)
+        ),
+        _folder(
+            test_looks.test_a_part_of_the_study_takes_no_look_and_keeps_the_family_and_the_record
+        ),
+    ),
+    EngineMutant(
+        "seed replaced after a failure",
+        _function(study_verdicts, "_look", _any_seeds),
+        _folder(test_looks.test_a_seed_that_a_look_has_seen_cannot_be_replaced),
+    ),
+    EngineMutant(
+        "m of the tested contrasts",
+        _function(
+            verdicts,
+            "contrast_tests",
+            lambda f: lambda samples, variance, band, m, *rest: f(
+                samples, variance, band, len(samples), *rest
+            ),
+        ),
+        ARRIVES,
+    ),
+    EngineMutant(
+        "every look spends all of alpha",
+        _judged_by_study(
+            lambda c, o, rule, m, level, former: (
+                c,
+                o,
+                rule,
+                m,
+                level and replace(level, share=1.0),
+                former,
+            )
+        ),
+        ARRIVES,
+    ),
+    EngineMutant(
+        "words judged again",
+        lambda patch: patch.setattr(LookSchedule, "words", property(lambda self: {})),
+        STAYS,
+    ),
+    EngineMutant(
+        "variances of decided contrasts dropped",
+        _function(
+            verdicts,
+            "contrast_tests",
+            lambda f: lambda samples, variance, band, m, level, decided: f(
+                samples, variance, band, m, level
+            ),
+        ),
+        _folder(test_looks.test_a_decided_step_keeps_its_variance_in_the_mean),
+    ),
+    EngineMutant(
+        "decided contrasts corrected for",
+        _judged_by_study(
+            lambda c, o, rule, m, level, former: (
+                c,
+                o,
+                rule,
+                m,
+                level and replace(level, differing=0),
+                former,
+            )
+        ),
+        OWN,
     ),
     EngineMutant(
         "nobody is better",
