@@ -1,5 +1,6 @@
 """Terminal output: one line per event on stderr, with a fixed-width tag for grep."""
 
+import io
 import os
 import signal
 import sys
@@ -75,6 +76,10 @@ def run_main(main: Callable[[], int]) -> NoReturn:
     Every problem of a ``KablateError`` is one line on stderr. The last line names the exit code,
     because make turns every failure into 2. ``V=1`` adds the traceback.
     """
+    for stream in (sys.stdout, sys.stderr):
+        # A character that the locale lacks, such as Δ, is printed as ?.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
     # Keep an ignored SIGINT ignored. During the imports, Ctrl-C killed the script at once.
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)

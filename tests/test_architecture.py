@@ -288,6 +288,10 @@ def test_i15_ruff_finds_nothing():
     assert check.run_tool("ruff", ROOT) == ""
 
 
+def test_i15_text_does_not_depend_on_the_locale():
+    assert offenders(rules.locale_encodings) == []
+
+
 def test_i13_public_names_are_typed_and_documented():
     assert offenders(rules.undocumented) == []
 

@@ -69,7 +69,12 @@ def measure_in_subprocess(
     device, total, rows = "", 0, list[NsaBenchRow]()
     # A separate session, so that Ctrl-C reaches only this process.
     with subprocess.Popen(
-        command, env=variables, stdout=subprocess.PIPE, text=True, start_new_session=True
+        command,
+        env=variables,
+        stdout=subprocess.PIPE,
+        encoding="utf-8",
+        errors="replace",
+        start_new_session=True,
     ) as process:
         assert process.stdout is not None
         try:

@@ -70,7 +70,8 @@ def run_training(name: str, config: Config, module: str, *arguments: str) -> dic
         input=canonical_json(dict(config.values)),
         env={**os.environ, **worker_environment(config.machine)},
         capture_output=True,
-        text=True,
+        encoding="utf-8",
+        errors="replace",
         check=False,
     )
     if done.returncode:
@@ -94,7 +95,8 @@ def run_module(module: str, arguments: Sequence[str], variables: Mapping[str, st
         python_module_command(module, *arguments),
         env={**os.environ, **variables},
         stdout=subprocess.PIPE,
-        text=True,
+        encoding="utf-8",
+        errors="replace",
         check=False,
     )
     if done.returncode:

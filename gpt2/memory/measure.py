@@ -16,8 +16,6 @@ from pathlib import Path
 import torch
 
 # Optimizers import it; import it first, so that its memory is not attributed to a step.
-import torch._dynamo
-
 from gpt2.ablation.resolve import resolve_config
 from gpt2.config import Config
 from gpt2.memory.fake_step import MinimalTraining
@@ -106,7 +104,7 @@ def main() -> None:
 
 def _resident(field: str) -> int:
     """Return VmRSS or VmHWM of this process in bytes."""
-    status = Path("/proc/self/status").read_text()
+    status = Path("/proc/self/status").read_text(encoding="utf-8")
     match = re.search(rf"^{field}:\s+(\d+) kB$", status, re.MULTILINE)
     assert match is not None, f"this kernel reports no {field}"
     return int(match[1]) * 1024

@@ -229,7 +229,13 @@ def _in_original_tree(request: Request, run: RunDir, original: RunFacts) -> tupl
         variables = {**os.environ, "PYTHONPATH": str(tree), "ALLOW_DIRTY": "y", "DIRTY": "y"}
         variables |= {"RUN": "", "DATA": ""}
         process = subprocess.run(
-            command, cwd=tree, env=variables, stdout=subprocess.PIPE, text=True, check=False
+            command,
+            cwd=tree,
+            env=variables,
+            stdout=subprocess.PIPE,
+            encoding="utf-8",
+            errors="replace",
+            check=False,
         )
     return process.returncode, process.stdout
 

@@ -24,7 +24,7 @@ def build_editable(
 ) -> str:
     """Write the wheel and return its name; the tree is the working directory (PEP 660)."""
     root = Path.cwd()
-    project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+    project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     stem = f"{project['name']}-{project['version']}"
     generator = "Wheel-Version: 1.0\nGenerator: kablate\nRoot-Is-Purelib: true\n"
     files = {

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from lib.claims.file import Cell, Claim, ClaimsFile
+from lib.claims.file import Claim, ClaimedCell, ClaimsFile
 from lib.errors import EXIT_DONE, EXIT_FAILED, EXIT_NOT_COMPARABLE, ConfigError, Problem
 from lib.files import canonical_json
 from lib.json_files import DamagedRecord, RecordError
@@ -161,7 +161,7 @@ class _Checker:
             content=verdict.to_json(),
         )
 
-    def _cell(self, cell: Cell) -> _Evidence:
+    def _cell(self, cell: ClaimedCell) -> _Evidence:
         runs = self._by_slug.get(cell.run)
         if runs is None:
             raise _unknown("run", cell.run, [*self._by_slug], "make plan")
@@ -241,7 +241,7 @@ def _claimed_run(run: PlannedRun[Any]) -> ClaimedRun:
     )
 
 
-def _figure(record: RunRecord, cell: Cell) -> float:
+def _figure(record: RunRecord, cell: ClaimedCell) -> float:
     """Return the recorded figure of a cell; of a perplexity, its logarithm. Raises RecordError."""
     final, timing = record.summary.final, record.summary.timing
     if cell.iterations is not None:

@@ -70,7 +70,7 @@ _EXAMPLE = "see docs/verdicts.md, Claims"
 
 
 @dataclass(frozen=True)
-class Cell:
+class ClaimedCell:
     """A figure of one run, or its mean over the seeds of a run."""
 
     run: str
@@ -97,7 +97,7 @@ class Claim:
     text: str
     # Exactly one of contrast ("step vs reference", or an effect) and cell.
     contrast: str
-    cell: Cell | None
+    cell: ClaimedCell | None
     # Required word; "" for a cell.
     verdict: str
     value: QuotedNumber | None
@@ -274,7 +274,7 @@ class _Reader:
             self._note(what, "invalid-verdict", index, "verdict")
 
     def _value(
-        self, entry: Mapping[str, Any], cell: Cell | None, index: int
+        self, entry: Mapping[str, Any], cell: ClaimedCell | None, index: int
     ) -> QuotedNumber | None:
         if "value" not in entry or ("cell" in entry and cell is None):
             return None
@@ -285,7 +285,7 @@ class _Reader:
             self._note(what, "invalid-number", index, "value")
             return None
 
-    def _cell(self, cell: Mapping[str, Any], index: int) -> Cell | None:
+    def _cell(self, cell: Mapping[str, Any], index: int) -> ClaimedCell | None:
         before = len(self.problems)
         self._keys(cell, _CELL_KEYS, index, "cell")
         for key in ("run", "field"):
@@ -306,7 +306,9 @@ class _Reader:
             what = f"cell.iterations: invalid {span!r} (expected [first, last], from 1)"
             self._note(what, "invalid-value", index, "cell")
             return None
-        return Cell(cell["run"], name, cell.get("seed"), (span[0], span[1]) if span else None)
+        return ClaimedCell(
+            cell["run"], name, cell.get("seed"), (span[0], span[1]) if span else None
+        )
 
     def _collisions(self, claims: Sequence[Claim]) -> None:
         """Note claims with equal names, or with equal LaTeX commands."""

@@ -153,7 +153,7 @@ _HIP = "HIP_VISIBLE_DEVICES"
 def cpu_model() -> str:
     """Return the processor name reported by the kernel."""
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         lines = []
     names = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))

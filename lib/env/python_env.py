@@ -93,12 +93,14 @@ def requirements_digest(root: Path) -> str:
 
 
 def _project(root: Path) -> dict[str, Any]:
-    project: dict[str, Any] = tomllib.loads((root / PYPROJECT).read_text())["project"]
+    project: dict[str, Any] = tomllib.loads((root / PYPROJECT).read_text(encoding="utf-8"))[
+        "project"
+    ]
     return project
 
 
 def _lines(path: Path) -> list[str]:
-    lines = (line.split("#")[0].strip() for line in path.read_text().splitlines())
+    lines = (line.split("#")[0].strip() for line in path.read_text(encoding="utf-8").splitlines())
     return [line for line in lines if line]
 
 
@@ -266,14 +268,14 @@ class VirtualEnvironment:
 
     def _read(self) -> SetupStamp:
         try:
-            return SetupStamp(**json.loads(self._stamp.read_text()))
+            return SetupStamp(**json.loads(self._stamp.read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError):
             return SetupStamp()
 
     @contextmanager
     def _locked(self) -> Iterator[IO[str]]:
         """Open the stamp file under an exclusive lock; the file is therefore never replaced."""
-        with open(self._stamp, "a+") as stream:
+        with open(self._stamp, "a+", encoding="utf-8") as stream:
             try:
                 fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -337,7 +339,9 @@ def _base_python() -> str:
 
 def _run_pip(command: Sequence[str], root: Path) -> int:
     """Run pip, log its large downloads (every line with ``V=1``), return its exit status."""
-    with subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, text=True) as pip:
+    with subprocess.Popen(
+        command, cwd=root, stdout=subprocess.PIPE, encoding="utf-8", errors="replace"
+    ) as pip:
         assert pip.stdout is not None
         for line in pip.stdout:
             large = _LARGE_DOWNLOAD.match(line)

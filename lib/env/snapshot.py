@@ -72,7 +72,8 @@ def run_program(command: Sequence[str]) -> tuple[int, str, str]:
             command,
             stdin=subprocess.DEVNULL,
             capture_output=True,
-            text=True,
+            encoding="utf-8",
+            errors="replace",
             check=False,
             timeout=_TIMEOUT_SECONDS,
         )

@@ -38,13 +38,20 @@ def _measure(threads: int) -> float:
     names = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS")
     environment = os.environ | dict.fromkeys(names, str(threads))
     command = python_module_command(__name__)
-    run = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+    run = subprocess.run(
+        command,
+        env=environment,
+        check=True,
+        capture_output=True,
+        encoding="utf-8",
+        errors="replace",
+    )
     return float(run.stdout)
 
 
 def _has_bf16_instructions() -> bool:
     try:
-        flags = Path("/proc/cpuinfo").read_text()
+        flags = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:
         return False
     return "avx512_bf16" in flags or "amx_bf16" in flags

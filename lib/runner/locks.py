@@ -41,7 +41,7 @@ def acquire_lock(path: Path) -> Iterator[None]:
 
     Raises ConfigError if another process owns the lock.
     """
-    with open(path, "a+", opener=no_follow) as stream:
+    with open(path, "a+", encoding="utf-8", opener=no_follow) as stream:
         if not _try_lock(stream):
             raise _locked_error(path, _read_pid(stream))
         _write_pid(stream)
@@ -51,7 +51,7 @@ def acquire_lock(path: Path) -> Iterator[None]:
 @contextmanager
 def wait_for_lock(path: Path, give_up: Callable[[], bool]) -> Iterator[bool]:
     """Wait for the lock ``path`` and yield True; yield False if ``give_up`` returned True first."""
-    with open(path, "a+", opener=no_follow) as stream:
+    with open(path, "a+", encoding="utf-8", opener=no_follow) as stream:
         while not (locked := _try_lock(stream)) and not give_up():
             time.sleep(_POLL_SECONDS)
         if locked:

@@ -213,7 +213,7 @@ def installed_torch() -> str:
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         return "none"
-    tree = ast.parse(Path(spec.origin).with_name("version.py").read_text())
+    tree = ast.parse(Path(spec.origin).with_name("version.py").read_text(encoding="utf-8"))
     for node in tree.body:
         if isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(node.value, ast.Constant):
             target = node.target if isinstance(node, ast.AnnAssign) else node.targets[0]
@@ -330,4 +330,6 @@ def mismatched_files(folder: Path, recorded: Mapping[str, str]) -> list[str]:
 
 def _git(directory: Path, *args: str) -> subprocess.CompletedProcess:
     command = ["git", "--no-optional-locks", "-C", str(directory), *args]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        command, capture_output=True, encoding="utf-8", errors="replace", check=False
+    )

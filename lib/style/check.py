@@ -25,7 +25,9 @@ def tree_files(root: Path) -> list[Path]:
     Raises ConfigError if git cannot list the files.
     """
     command = ["git", "-C", str(root), "ls-files", "-z", "-co", "--exclude-standard"]
-    listed = subprocess.run(command, capture_output=True, text=True, check=False)
+    listed = subprocess.run(
+        command, capture_output=True, encoding="utf-8", errors="replace", check=False
+    )
     if listed.returncode:
         what = f"git cannot list the files: {listed.stderr.strip()}"
         raise ConfigError(Problem(what, code="git.failed"))
@@ -195,7 +197,9 @@ TOOLS = {
 def run_tool(name: str, root: Path) -> str:
     """Run a tool over the tree and return its report, "" if there is no problem."""
     command = python_module_command(name, *TOOLS[name])
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=root, capture_output=True, encoding="utf-8", errors="replace", check=False
+    )
     return (done.stdout + done.stderr).strip() if done.returncode else ""
 
 

@@ -9,6 +9,8 @@ MAX_FUNCTION_LINES = 60
 MAX_SCRIPT_LINES = 80
 
 _FUNCTION_STRING = re.compile(r"[a-z_]\w*(?:\.[a-z_]\w*)+:[A-Za-z_]\w*")
+# Functions that read or write text.
+_TEXT_CALLS = ("open", "read_text", "write_text", "run", "Popen", "check_output")
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
@@ -68,6 +70,22 @@ def uncoded_problems(tree: ast.Module) -> Iterator[str]:
         # **fields contains the code.
         if is_problem and not {keyword.arg for keyword in call.keywords} & {"code", None}:
             yield f"{call.lineno}: a Problem without a code"
+
+
+def locale_encodings(tree: ast.Module) -> Iterator[str]:
+    """Yield text files and pipes whose encoding depends on the locale."""
+    for call in _calls(tree):
+        name = call.func.attr if isinstance(call.func, ast.Attribute) else ast.unparse(call.func)
+        named = {keyword.arg: keyword.value for keyword in call.keywords}
+        is_method = isinstance(call.func, ast.Attribute)
+        # The encoding is the first argument of Path.read_text.
+        is_text = (name == "read_text" and is_method and not call.args) or name == "write_text"
+        is_text |= "text" in named
+        if name == "open" and isinstance(call.func, ast.Name):
+            mode = call.args[1] if len(call.args) > 1 else named.get("mode", ast.Constant("r"))
+            is_text = not (isinstance(mode, ast.Constant) and "b" in str(mode.value))
+        if is_text and name in _TEXT_CALLS and "encoding" not in named:
+            yield f"{call.lineno}: {name} without encoding"
 
 
 def function_strings(tree: ast.Module) -> Iterator[str]:

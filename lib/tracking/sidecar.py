@@ -141,7 +141,7 @@ class _Sidecar:
         if self._overdue or code == -signal.SIGALRM:
             return f"still running {FINISH_TIMEOUT_SECONDS} s after the end of the run"
         path = self._job.log
-        log = path.read_text(errors="replace") if path.exists() else ""
+        log = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
         return (code > 0 and _last_error(log)) or describe_death(code, "its process")
 
 

@@ -242,7 +242,7 @@ def _read(path: Path) -> tuple[Iterator[dict[str, Any]], str]:
     Raises PreflightError if wandb cannot read the file or skips damaged records.
     """
     command = python_module_command("wandb", "leet", "inspect", "--json", str(path))
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace")
     message = (done.stderr.strip().splitlines() or [""])[-1].removeprefix("wandb leet inspect: ")
     if done.returncode or "corrupt" in message:
         what = f"wandb cannot read the file: {message or 'no message'}"

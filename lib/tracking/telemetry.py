@@ -75,9 +75,9 @@ def memory_and_cpu_seconds(pids: Sequence[int]) -> tuple[float, float]:
 
 def _memory_and_time(folder: Path) -> tuple[float, float]:
     try:
-        pages = int((folder / "statm").read_text().split()[1])
+        pages = int((folder / "statm").read_text(encoding="utf-8").split()[1])
         # Skip the process name, which is in parentheses and may contain any character.
-        fields = (folder / "stat").read_text().rpartition(")")[2].split()
+        fields = (folder / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     except OSError:
         return 0.0, 0.0
     ticks = int(fields[11]) + int(fields[12])
@@ -167,7 +167,12 @@ class AmdGpuMeter:
         """Return one reading per GPU."""
         try:
             output = subprocess.run(
-                _COMMAND, capture_output=True, text=True, check=True, timeout=_TIMEOUT_SECONDS
+                _COMMAND,
+                capture_output=True,
+                encoding="utf-8",
+                errors="replace",
+                check=True,
+                timeout=_TIMEOUT_SECONDS,
             ).stdout
             cards = json.loads(output)
             return [

@@ -3,10 +3,13 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from lib.project import ROOT
+from tests.build_folder import write_build
+from tests.integration.conftest import SMALL
 
 # Fake torch that is interrupted and ignores it.
 TORCH = """
@@ -58,3 +61,24 @@ console.run_main(main)
     command = [sys.executable, str(tmp_path / "script.py")]
     done = subprocess.run(command, capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (130, "saved\n", "EXIT    code 130\n")
+
+
+def test_a_locale_without_the_characters_prints_question_marks(tmp_path: Path) -> None:
+    write_build(tmp_path, {**SMALL, "TRACKER_RUN_NAME": "Δ of é"})
+    ascii_locale = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+    command = [
+        sys.executable,
+        "scripts/configure.py",
+        "why",
+        "TRACKER_RUN_NAME",
+        "-O",
+        str(tmp_path),
+    ]
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        env={**os.environ, **ascii_locale},
+        capture_output=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert b"? of ?" in done.stdout
