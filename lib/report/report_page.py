@@ -24,7 +24,9 @@ from lib.report.report_tables import (
 from lib.report.series import RowRuns, runs_of_rows
 from lib.report.study_verdicts import StudyVerdicts
 from lib.report.table import MissingResult, ResultTable, TableRow, TableSection, marginal_effects
+from lib.report.table_text import EFFECTS_NOTE, effect_rows
 from lib.report.verdict_text import (
+    design_note,
     drift_note,
     format_p,
     rule_note,
@@ -327,8 +329,12 @@ def _node(row: TableRow) -> Html:
 def _combinations(results: ResultTable) -> Html:
     """Return marginal means, and the sections that the study adds to its table."""
     parts: list[str] = []
-    effects = marginal_effects(results.rows)
-    if effects:
+    effects, study = marginal_effects(results.rows), results.verdicts
+    if effects and study.effects is not None:
+        parts += [tag("h3", "Marginal means"), _texts(*effect_rows(effects, study))]
+        notes = [EFFECTS_NOTE, *design_note(study).splitlines()]
+        parts += [tag("p", note, class_="note") for note in notes]
+    elif effects:
         header = ("factor", "level", "cells", "mean val loss", "Δ reference", "pairs")
         lines: list[Sequence[Cell | str]] = []
         for effect in effects:

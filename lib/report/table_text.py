@@ -322,6 +322,20 @@ def _marginal_text(effects: Sequence[MarginalEffect], study: StudyVerdicts) -> s
 
 def _effects_text(effects: Sequence[MarginalEffect], study: StudyVerdicts) -> str:
     """Return the marginal means of a factorial design, with the verdicts on its main effects."""
+    header, lines = effect_rows(effects, study)
+    return f"\n## Marginal means\n\n{markdown_table(header, lines, left=(0, 1, 5))}\n{EFFECTS_NOTE}"
+
+
+EFFECTS_NOTE = (
+    "val loss: mean over the cells of the level. Δ: main effect, the loss with the\n"
+    "feature minus the loss without it, over all settings of the others.\n"
+)
+
+
+def effect_rows(
+    effects: Sequence[MarginalEffect], study: StudyVerdicts
+) -> tuple[list[str], list[list[str]]]:
+    """Return header and rows of the marginal means of a factorial design, with its verdicts."""
     header = ["factor", "level", "cells", "val loss", "Δ ± 95 %", "verdict"]
     verdicts = {
         v.contrast.step.rpartition(" ")[2]: v for v in study.verdicts if v.contrast.role == EFFECT
@@ -334,11 +348,7 @@ def _effects_text(effects: Sequence[MarginalEffect], study: StudyVerdicts) -> st
             cells = verdict_cells(verdict)[::3] if verdict else ["", "not estimable"]
         mean = f"{effect.val_loss:.4f}"
         lines.append([effect.factor, effect.level, str(effect.cells), mean, *cells])
-    return (
-        f"\n## Marginal means\n\n{markdown_table(header, lines, left=(0, 1, 5))}\n"
-        "val loss: mean over the cells of the level. Δ: main effect, the loss with the\n"
-        "feature minus the loss without it, over all settings of the others.\n"
-    )
+    return header, lines
 
 
 def _differences(row: TableRow) -> tuple[SampleStats | None, SampleStats | None]:

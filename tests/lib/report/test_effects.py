@@ -11,6 +11,7 @@ from lib.plan.fractions import fraction, full_design
 from lib.plan.run import RunVariant
 from lib.report.contrast_tests import VerdictRule
 from lib.report.effects import DesignOptions
+from lib.report.report_page import ReportContext, report_page
 from lib.report.study_verdicts import VerdictPlan, judge_study
 from lib.report.table import build_table
 from lib.report.table_text import table_to_json, table_to_markdown
@@ -152,6 +153,7 @@ def test_runs_that_are_no_cells_have_no_effects():
 
 
 PLAN = VerdictPlan(VerdictRule("factorial"), design=DesignOptions("factorial"))
+PAGE = ReportContext("Matrix", [], {}, [], [])
 
 
 @pytest.fixture
@@ -266,3 +268,13 @@ def test_false_words_of_a_fraction(noise, n):
     assert (np.abs(np.mean(estimates, axis=0) - truth) < 3.5 * error).all()
     print(f"{noise} n={n}: false words {100 * false / studies:.1f} %")
     assert false / studies <= 0.05
+
+
+def test_the_web_page_has_the_same_words(factorial):
+    missing = [cell for cell in full_design(3) if cell[1] and not cell[0]]
+    for left_out, word in (((), "BETTER"), (missing, "not estimable")):
+        page = report_page(
+            build_table("demo", factorial(missing=left_out), verdict_plan=PLAN), PAGE
+        )
+        section = page.partition("Marginal means")[2]
+        assert word in section and "no verdict" not in section
