@@ -35,7 +35,7 @@ _BASES: Mapping[str, EffectBase] = {
     "BUDGET": EffectBase(small={"MAX_TOKENS": 160, "GPT2_MAX_TIME": 1}),
     "MAX_TOKENS": EffectBase(small={"BUDGET": "tokens", "MAX_TOKENS": 320}),
 }
-# Symbols that a rule requires to change together.
+# Changes of symbols that a rule ties to others, or whose values are lists.
 _JOINT_CHANGES: Mapping[str, Mapping[str, SymbolValue]] = {
     "GLOBAL_BATCH": {"GLOBAL_BATCH": 4, "GRAD_ACCUMULATION": 4},
     "BATCH_SIZE": {"BATCH_SIZE": 2, "GRAD_ACCUMULATION": 1},
@@ -43,6 +43,9 @@ _JOINT_CHANGES: Mapping[str, Mapping[str, SymbolValue]] = {
     "LOADER_WORKERS": {"LOADER_WORKERS": 1, "PREFETCH_FACTOR": 2},
     # Empty if the device determines it.
     "PEAK_TFLOPS": {"PEAK_TFLOPS": "1.5"},
+    # Lists of equal length.
+    "VERDICT_LOOKS": {"VERDICT_LOOKS": "4,6,9"},
+    "VERDICT_SPEND": {"VERDICT_SPEND": ".1,.2,.3"},
 }
 
 

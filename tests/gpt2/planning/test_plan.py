@@ -7,13 +7,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from gpt2.ablation.ratio import RATIO
 from gpt2.planning import view as planning_view
-from gpt2.planning.looks import verdict_plan
+from gpt2.planning.looks import declared_contrasts, verdict_plan
 from gpt2.planning.plan import (
     Plan,
     Sweep,
@@ -31,6 +32,8 @@ from lib.errors import ConfigError
 from lib.files import write_json
 from lib.project import ROOT
 from lib.report.effects import DesignOptions
+from lib.report.looks import Look, LookPlan, LookSchedule
+from lib.report.study_verdicts import StudyVerdicts, write_verdicts
 from lib.runs.run_dir import RunDir, RunStatus, State, write_status
 from tests.build_folder import write_build
 
@@ -384,3 +387,105 @@ def test_one_command_measures_nine_runs_of_native_sparse_attention(tmp_path):
     assert found == [(s, r) for s in (512, 1024, 2048) for r in ("lists", "merged", "adaptive")]
     assert {run.config.train.max_iters for run in plan.runs} == {200}
     assert plan.left_out == []
+
+
+# SEEDS=auto.
+
+AUTO = {"RA_MLA_ABLATION_MODE": True, "RA_MLA_ABLATION_STEPS": "0-3"}
+
+
+def looked(plan: Plan, *looks: tuple[int, set[str]]) -> None:
+    """Write a record with a look at each number of seeds; the set names the open steps."""
+    contrasts = [c for part in declared_contrasts(plan.variants, "both").values() for c in part]
+    taken = tuple(
+        Look(
+            number,
+            n,
+            share=0.2,
+            planned=True,
+            seeds=tuple(range(1, n + 1)),
+            closed=frozenset(c.name for c in contrasts if c.step not in waiting),
+        )
+        for number, (n, waiting) in enumerate(looks, 1)
+    )
+    looks_of = plan.base.verdicts.look_plan
+    declared = verdict_plan(plan.base, looks_of, plan.variants)
+    declared = replace(declared, schedule=LookSchedule(looks_of, taken))
+    plan.folder.mkdir(parents=True, exist_ok=True)
+    write_verdicts(StudyVerdicts(declared, [], len(contrasts), None), plan.folder)
+
+
+def trained(plan: Plan) -> dict[int, list[str]]:
+    """Return the slugs of each seed."""
+    blocks: dict[int, list[str]] = {}
+    for run in plan.runs:
+        blocks.setdefault(run.seed, []).append(run.variant.slug)
+    return blocks
+
+
+def test_auto_plans_the_first_look_for_every_step(planned):
+    plan = planned(seeds="auto", **AUTO, SEED=7)
+    assert list(trained(plan)) == [7, 8, 9] and len(plan.runs) == 12
+    assert plan.auto.looks == (3, 5, 8) and plan.auto.most_later_runs == 20
+    text = planning_view.plan_text(plan, planning_view.look(plan))
+    assert "look 1 at 3 seeds; then at most 20 more runs, until 8 seeds" in text
+    fields = json.loads(planning_view.to_json(plan, planning_view.look(plan)))
+    assert fields["looks"]["seeds"] == [3, 5, 8]
+
+
+def test_auto_plans_only_the_steps_of_open_comparisons_after_a_look(planned, configure):
+    plan = planned(seeds="auto", **AUTO)
+    baseline, pruned, golden, chained = (v.slug for v in plan.variants)
+    parent = next(v.parent for v in plan.variants if v.slug == chained)
+    looked(plan, (3, {chained}))
+    plan = planned(seeds="auto", **AUTO)
+    assert trained(plan)[3] == [baseline, pruned, golden, chained]
+    expected = [v for v in (baseline, pruned, golden, chained) if v in {baseline, parent, chained}]
+    assert trained(plan)[4] == trained(plan)[5] == expected and len(trained(plan)) == 5
+    assert plan.auto.number == 2 and plan.auto.most_later_runs == 3 * len(expected)
+    looked(plan, (3, {chained}), (5, set()))
+    plan = planned(seeds="auto", **AUTO)
+    assert plan.auto.looks == () and len(trained(plan)) == 5 and trained(plan)[5] == expected
+    text = planning_view.plan_text(plan, planning_view.look(plan))
+    assert "no look left after 5 seeds" in text
+
+
+def test_auto_goes_on_after_a_fixed_list_with_the_reserve(planned):
+    plan = planned(seeds="1-5", **AUTO)
+    assert plan.looks == LookPlan((5,), (0.9,))
+    looked(plan, (5, {plan.variants[1].slug}))
+    plan = planned(seeds="auto", **AUTO)
+    assert plan.auto.looks == (8,) and trained(plan)[8] == [v.slug for v in plan.variants[:2]]
+
+
+@pytest.mark.parametrize(
+    "settings, code",
+    [
+        ({"SINGLE_TRAINING": True}, "config.conflict"),
+        ({"FINALIST_MIN_SEEDS": 4}, "config.conflict"),
+        ({"VERDICT_LOOKS": "8,5,3"}, "config.out-of-range"),
+        ({"VERDICT_LOOKS": "3,5"}, "config.conflict"),
+        ({"VERDICT_SPEND": ".5,.4,.3"}, "config.out-of-range"),
+        ({"VERDICT_SPEND": ".5,.4,x"}, "config.wrong-type"),
+        ({"VERDICT_LOOKS": "3,five,8"}, "config.wrong-type"),
+    ],
+)
+def test_auto_is_refused_with_looks_that_cannot_be_held(planned, settings, code):
+    study = {} if "SINGLE_TRAINING" in settings else AUTO
+    with pytest.raises(ConfigError) as caught:
+        planned(seeds="auto", **study, **settings)
+    assert caught.value.codes == [code]
+
+
+def test_auto_plans_matrices_and_sweeps(planned):
+    matrix = {"TEST_MATRIX_MODE": True, "TEST_MATRIX_AXES": "LEARNING_RATE=1e-3,1e-4"}
+    assert len(planned(seeds="auto", **matrix).runs) == 6
+    assert len(planned(seeds="auto", sweep=Sweep("LEARNING_RATE=1e-3,1e-4,2e-4")).runs) == 9
+
+
+def test_the_whole_study_is_judged_whatever_steps_are_selected(planned):
+    plan = planned(steps="0,1", seeds="1-3", **AUTO)
+    assert len(plan.runs) == 6 and len(plan.variants) == 4
+    with pytest.raises(ConfigError) as caught:
+        planned(steps="0,1", seeds="auto", **AUTO)
+    assert caught.value.problems[0].where == "STEPS"
