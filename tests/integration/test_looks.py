@@ -12,9 +12,14 @@ from pathlib import Path
 import pytest
 
 from lib.project import ROOT
-from lib.runs.run_dir import RunDir, RunStatus, State, read_status, write_status
+from lib.runs.run_dir import RunDir, State, read_status
 
-STUDY = {"RA_MLA_ABLATION_STEPS": "0-2", "VERDICT_LOOKS": "3,4", "VERDICT_SPEND": ".2,.7"}
+STUDY = {
+    "RA_MLA_ABLATION_STEPS": "0-2",
+    "VERDICT_AA": False,
+    "VERDICT_LOOKS": "3,4",
+    "VERDICT_SPEND": ".2,.7",
+}
 TRAIN = "scripts/run_test_matrix.py"
 
 

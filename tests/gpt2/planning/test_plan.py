@@ -391,12 +391,14 @@ def test_one_command_measures_nine_runs_of_native_sparse_attention(tmp_path):
 
 # SEEDS=auto.
 
-AUTO = {"RA_MLA_ABLATION_MODE": True, "RA_MLA_ABLATION_STEPS": "0-3"}
+AUTO = {"RA_MLA_ABLATION_MODE": True, "RA_MLA_ABLATION_STEPS": "0-3", "VERDICT_AA": False}
 
 
 def looked(plan: Plan, *looks: tuple[int, set[str]]) -> None:
     """Write a record with a look at each number of seeds; the set names the open steps."""
-    contrasts = [c for part in declared_contrasts(plan.variants, "both").values() for c in part]
+    contrasts = [
+        c for part in declared_contrasts(plan.variants, "both", None).values() for c in part
+    ]
     taken = tuple(
         Look(
             number,
