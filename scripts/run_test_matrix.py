@@ -26,6 +26,7 @@ from gpt2.planning.arguments import (
     run_options,
 )
 from gpt2.planning.plan import table_plan
+from gpt2.planning.power import confirm_power
 from gpt2.running import launch
 from lib import console
 
@@ -47,6 +48,7 @@ def main() -> int:
         code, text = check_and_report(cases, CheckRequest(args.build_dir, json=args.json))
         print(text, end="")
         return code
+    confirm_power(plan, args.yes)
     options = run_options(args, plan.base.study.jobs)
     if plan.auto is not None:
         code, text = launch.train_looks(plan, options, layers, json=args.json, strict=args.strict)

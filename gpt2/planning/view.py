@@ -10,6 +10,14 @@ from gpt2.attention.options import ConfigNote
 from gpt2.config import Config
 from gpt2.planning.looks import AutoSeeds
 from gpt2.planning.plan import EAGER, Plan
+from gpt2.planning.power import (
+    StudyCost,
+    StudyPower,
+    power_record,
+    power_text,
+    study_cost,
+    study_power,
+)
 from gpt2.training.budget import TrainingBudget, run_budget
 from lib.console import format_duration, format_si
 from lib.env import speed
@@ -115,7 +123,7 @@ def plan_text(plan: Plan, views: Sequence[RunView]) -> str:
         )
     skipped = "".join(f"skipped  {problem}\n" for problem in plan.left_out)
     patterns = "".join(f"{line}\n" for line in _pattern_notes(plan))
-    notes = f"{_damage_note(plan, views)}{patterns}{_time_note(views)}{_eager_note(plan, views)}{_debug_note(plan)}{_look_note(plan)}"
+    notes = f"{_damage_note(plan, views)}{patterns}{_time_note(views)}{_eager_note(plan, views)}{_debug_note(plan)}{_look_note(plan)}{_power_note(plan, views)}"
     return f"{_columns(lines)}\n{skipped}{notes}{summary_line(plan, views)}"
 
 
@@ -173,6 +181,7 @@ def to_json(plan: Plan, views: Sequence[RunView]) -> str:
         "debug_flags": plan.base.numerics.debug_flags,
         "notes": _pattern_notes(plan),
         "left_out": [str(problem) for problem in plan.left_out],
+        **power_record(*_power_and_cost(plan, views)),
         "looks": None if plan.auto is None else _looks(plan.auto),
         "runs": [
             asdict(view) | {"directory": str(run.path), "seed": run.seed}
@@ -180,6 +189,14 @@ def to_json(plan: Plan, views: Sequence[RunView]) -> str:
         ],
     }
     return json_document(SCHEMA_VERSION, document)
+
+
+def _power_and_cost(plan: Plan, views: Sequence[RunView]) -> tuple[StudyPower | None, StudyCost]:
+    return study_power(plan), study_cost(plan, [view.seconds for view in views])
+
+
+def _power_note(plan: Plan, views: Sequence[RunView]) -> str:
+    return power_text(*_power_and_cost(plan, views))
 
 
 def _time_note(views: Sequence[RunView]) -> str:

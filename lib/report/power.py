@@ -1,0 +1,127 @@
+"""Power before the first run: the smallest effect that a study notices, and the band that it can fill.
+
+Effects are in units of sd_d, the standard deviation of a paired difference. One comparison, and the
+rule ``own``, use the exact power of the t-test, from the noncentral t distribution. ``shared`` uses the
+quantiles of its t distribution times a factor from simulations of the whole rule with 18 comparisons
+(docs/verdicts.md).
+"""
+
+import math
+from collections.abc import Callable
+
+from lib.report.contrast_tests import MIN_SEEDS, VerdictRule, shared_degrees
+from lib.report.significance import t_isf
+
+MAX_SEEDS = 60
+# Seeds → smallest effect of the simulated rule / closed form.
+_SIMULATED = {3: 1.17, 4: 1.14, 5: 1.12, 6: 1.10, 8: 1.09, 10: 1.08}
+_BEYOND = 1.05
+_STEPS = 400
+_PRECISION = 1e-6
+
+
+def detectable_effect(n: int, m: int, rule: VerdictRule, alpha: float | None = None) -> float:
+    """Return the smallest effect that gets BETTER or WORSE with the probability ``rule.power``.
+
+    In units of sd_d, with ``n`` ≥ 2 seeds, ``m`` comparisons, and ``alpha`` of the look (by default
+    that of the rule).
+    """
+    error = (alpha or rule.alpha) / (2 * m)
+    if m > 1 and rule.variance == "shared":
+        degrees = shared_degrees(n, m)
+        return _simulated(n, t_isf(error, degrees) + t_isf(1 - rule.power, degrees))
+    limit, root = t_isf(error, n - 1), math.sqrt(n)
+
+    def power(effect: float) -> float:
+        return _mean_over_sd(lambda s: _normal(effect * root - limit * s), n - 1)
+
+    return _smallest(power, rule.power)
+
+
+def fillable_band(n: int, m: int, rule: VerdictRule, alpha: float | None = None) -> float:
+    """Return the smallest band in which a step without effect is EQUIVALENT with ``rule.power``."""
+    error = (alpha or rule.alpha) / m
+    if m > 1 and rule.variance == "shared":
+        degrees = shared_degrees(n, m)
+        return _simulated(n, t_isf(error, degrees) + t_isf((1 - rule.power) / 2, degrees))
+    limit, root = t_isf(error, n - 1), math.sqrt(n)
+
+    def power(band: float) -> float:
+        return _mean_over_sd(lambda s: max(0.0, 2 * _normal(band * root - limit * s) - 1), n - 1)
+
+    return _smallest(power, rule.power)
+
+
+def seeds_for(size: float, needed: Callable[[int], float]) -> int | None:
+    """Return the smallest number of seeds with ``needed(n)`` ≤ ``size``; None if more than 60."""
+    low, high = MIN_SEEDS, MAX_SEEDS
+    if needed(high) > size:
+        return None
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if needed(middle) <= size else (middle + 1, high)
+    return low
+
+
+def pilot_factor(k: int) -> float:
+    """Return the factor from the standard deviation of ``k`` runs to its upper 80 % limit.
+
+    A study planned with the estimate itself is too small half of the time (Browne 1995).
+    """
+    degrees, low, high = k - 1, 0.0, float(k)
+    while high - low > _PRECISION * high:
+        middle = (low + high) / 2
+        low, high = (middle, high) if _chi_square_cdf(middle, degrees) < 0.2 else (low, middle)
+    return math.sqrt(degrees / high)
+
+
+def _simulated(n: int, quantiles: float) -> float:
+    known = sorted(_SIMULATED)
+    if n > known[-1]:
+        factor = _BEYOND
+    else:
+        below = max((k for k in known if k <= n), default=known[0])
+        above = min(k for k in known if k >= n)
+        share = (n - below) / (above - below) if above > below else 0.0
+        factor = _SIMULATED[below] + share * (_SIMULATED[above] - _SIMULATED[below])
+    return factor * quantiles / math.sqrt(n)
+
+
+def _smallest(power: Callable[[float], float], wanted: float) -> float:
+    low, high = 0.0, 1.0
+    while power(high) < wanted:
+        low, high = high, 2 * high
+    while high - low > _PRECISION * high:
+        middle = (low + high) / 2
+        low, high = (middle, high) if power(middle) < wanted else (low, middle)
+    return high
+
+
+def _normal(x: float) -> float:
+    return 0.5 * math.erfc(-x / math.sqrt(2))
+
+
+def _mean_over_sd(function: Callable[[float], float], degrees: int) -> float:
+    """Return the mean of ``function`` of a sample standard deviation, by Simpson's rule."""
+    log_scale = math.log(2) + degrees / 2 * math.log(degrees / 2) - math.lgamma(degrees / 2)
+    width = (3 + 12 / math.sqrt(2 * degrees)) / _STEPS
+    total = 0.0
+    for i in range(1, _STEPS):
+        s = i * width
+        density = math.exp(log_scale + (degrees - 1) * math.log(s) - degrees * s * s / 2)
+        total += (4 if i % 2 else 2) * function(s) * density
+    return total * width / 3
+
+
+def _chi_square_cdf(x: float, degrees: int) -> float:
+    """Return the series of the incomplete gamma function (Abramowitz and Stegun 1964, 6.5.29)."""
+    if x <= 0:
+        return 0.0
+    a, half = degrees / 2, x / 2
+    term = total = 1.0
+    k = 0
+    while term > 1e-16 * total:
+        k += 1
+        term *= half / (a + k)
+        total += term
+    return total * math.exp(a * math.log(half) - half - math.lgamma(a + 1))

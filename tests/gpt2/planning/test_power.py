@@ -1,0 +1,144 @@
+"""What make plan states about a study before it is trained: smallest effect, band, cost."""
+
+import json
+import math
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gpt2.planning import view
+from gpt2.planning.plan import Plan, config_layers, make_plan
+from gpt2.planning.power import confirm_power, power_text, study_cost, study_power
+from lib.config.dotconfig import defconfig_layers
+from lib.config.field import SymbolValue
+from lib.errors import ConfigError
+from lib.files import write_json
+from lib.project import ROOT
+from lib.report.power import pilot_factor
+from lib.runs.run_dir import RunDir, RunStatus, State, write_status
+from tests.build_folder import write_build
+
+
+@pytest.fixture
+def planned(tmp_path: Path) -> Callable[..., Plan]:
+    """The study of 19 steps at 124M with 5 seeds, compared with the baseline: 18 comparisons."""
+
+    def plan(seeds: str = "1-5", steps: str = "", **settings: SymbolValue) -> Plan:
+        against: dict[str, SymbolValue] = {"VERDICT_AGAINST_BASELINE": True}
+        layers = defconfig_layers(ROOT, "gpt2-ratio-ablation")
+        write_build(tmp_path, {**against, **settings}, *layers)
+        return make_plan(config_layers(tmp_path), tmp_path, seeds=seeds, steps=steps)
+
+    return plan
+
+
+def finish_baseline(plan: Plan, losses: list[float]) -> None:
+    baseline = [run for run in plan.runs if not run.variant.parent]
+    for run, loss in zip(baseline, losses, strict=False):
+        run.path.mkdir(parents=True)
+        final = {"val_loss": loss, "unigram_entropy": 7.0, "parameters": 1, "tokens": 1}
+        final |= {"iterations": 1, "sparsity": 0.0, "sparsity_by_layer": {}, "prunable_weights": {}}
+        write_json(RunDir(run.path).summary, {"final": final})
+        write_status(RunDir(run.path), RunStatus(State.SUCCESS))
+
+
+def test_a_worked_example(planned):
+    """sd of a run 0.0013, so 0.00184 of a difference; 2.40 of it at the alpha of the only look."""
+    plan = planned(VERDICT_NOISE="0.0013", GPU_HOUR_PRICE="2.5", GPU_WATTS=700)
+    power = study_power(plan)
+    assert (power.seeds, power.comparisons) == (5, 18)
+    assert power.alpha == pytest.approx(0.9 * 0.05)
+    assert power.noise.sd == pytest.approx(0.0013 * math.sqrt(2))
+    assert power.effect == pytest.approx(2.40 * 0.0013 * math.sqrt(2), rel=0.005)
+    # 18 steps, the baseline and the A/A step, 5 seeds, 12 hours each.
+    cost = study_cost(plan, [12 * 3600.0] * len(plan.runs))
+    assert (cost.runs, cost.gpu_hours, cost.kwh, cost.price) == (100, 1200, 840, 3000)
+    text = power_text(power, cost)
+    assert "0.0044 nats" in text and "1,200.0 device hours, 840.0 kWh, price 3,000.00" in text
+    assert all(len(line) <= 80 for line in text.splitlines())
+    assert study_cost(plan, [None] * len(plan.runs)).gpu_hours is None
+
+
+def test_the_band_states_the_seeds_that_it_needs(planned):
+    assert study_power(planned(VERDICT_NOISE="0.0013")).band_seeds is None
+    wide = study_power(planned(VERDICT_NOISE="0.0013", VERDICT_BAND="0.005"))
+    narrow = study_power(planned(VERDICT_NOISE="0.0013", VERDICT_BAND="0.002"))
+    none = study_power(planned(VERDICT_NOISE="0.0013", VERDICT_BAND="0.0005"))
+    assert wide.band_seeds == 5 and 16 <= narrow.band_seeds <= 20 and none.band_seeds is None
+    assert "more than 60 seeds" in power_text(none, study_cost(planned(), []))
+
+
+def test_finished_baseline_seeds_are_a_pilot(planned):
+    """The runs of SEEDS=1-5 STEPS=0 are the baseline of the study."""
+    pilot, study = planned(steps="0"), planned(VERDICT_NOISE="0.5")
+    baseline = [run.path for run in study.runs if not run.variant.parent]
+    assert [run.path for run in pilot.runs] == baseline
+    losses = [3.301, 3.299, 3.3005, 3.3021]
+    finish_baseline(pilot, losses)
+    noise = study_power(study).noise
+    expected = statistics.stdev(losses) * math.sqrt(2) * pilot_factor(4)
+    assert noise.sd == pytest.approx(expected) and "4 baseline seeds" in noise.source
+
+
+def test_verdicts_of_the_folder_are_the_best_estimate(planned):
+    plan = planned()
+    finish_baseline(plan, [3.301, 3.299, 3.3005, 3.3021])
+    verdict = {"step": "golden", "reference": "baseline", "verdict": None, "n": 3}
+    rule = {"variance": "shared", "alpha": 0.05, "band": 0.0, "power": 0.8, "min_seeds": 3}
+    record = {
+        "schema_version": 1,
+        "former": [],
+        "family": ["golden vs baseline"],
+        "rule": {**rule, "against": "baseline"},
+        "verdicts": [
+            {**verdict, "sd": 0.003},
+            {**verdict, "step": "ra", "sd": 0.004},
+            {**verdict, "step": "full", "sd": None, "n": 0},
+        ],
+    }
+    write_json(plan.folder / "verdicts.json", record)
+    noise = study_power(plan).noise
+    assert (
+        noise.sd == pytest.approx(math.sqrt((9e-6 + 16e-6) / 2)) and "2 comparisons" in noise.source
+    )
+
+
+def test_without_any_noise_the_plan_names_what_to_do(planned):
+    plan = planned()
+    power = study_power(plan)
+    assert power.noise is power.effect is None and not power.misses
+    text = power_text(power, study_cost(plan, []))
+    assert "STEPS=0" in text and "VERDICT_NOISE" in text
+    assert all(len(line) <= 80 for line in text.splitlines())
+
+
+def test_a_study_without_verdicts_has_no_power(planned):
+    assert study_power(planned(seeds="1")) is None
+    assert power_text(None, study_cost(planned(seeds="1"), [])) == ""
+
+
+def test_an_effect_that_would_be_missed_is_a_question(planned, monkeypatch):
+    settings = {"VERDICT_NOISE": "0.0013", "VERDICT_EFFECT": "0.003"}
+    plan = planned(**settings)
+    assert study_power(plan).misses
+    monkeypatch.setattr("sys.stdin.isatty", lambda: False, raising=False)
+    with pytest.raises(ConfigError) as caught:
+        confirm_power(plan, yes=False)
+    assert caught.value.codes == ["usage.no-terminal"]
+    confirm_power(plan, yes=True)
+    confirm_power(planned(**settings | {"VERDICT_EFFECT": "0.006"}), yes=False)
+    confirm_power(planned(VERDICT_EFFECT="0.003"), yes=False)
+    # Nothing is asked if nothing is left to train.
+    part = planned(**settings, steps="0")
+    finish_baseline(part, [3.3, 3.31, 3.32, 3.33, 3.34])
+    confirm_power(part, yes=False)
+
+
+def test_the_plan_and_its_record_have_it(planned):
+    plan = planned(seeds="1-3", VERDICT_NOISE="0.0013")
+    views = view.look(plan)
+    assert "3 seeds, 18 comparisons: notices" in view.plan_text(plan, views)
+    record = json.loads(view.to_json(plan, views))
+    assert record["power"]["seeds"] == 3 and record["cost"]["runs"] == 60
