@@ -9,6 +9,7 @@ the runs; nothing is trained. Exit code 2 if no run has a result, 3 without matp
 import _start
 
 from gpt2.planning.arguments import add_selection, asked_plan, new_parser
+from gpt2.records.report import draw_figures
 from gpt2.running import launch
 from lib import console
 from lib.console import log
@@ -20,7 +21,7 @@ def main() -> int:
     add_selection(parser)
     args = parser.parse_args()
     _, plan = asked_plan(args)
-    paths = launch.draw_figures(plan)
+    paths = draw_figures(plan, launch.result_table(plan))
     log("FIGURES", f"{paths[0].parent}: {len(paths)} files")
     return 0
 

@@ -1,15 +1,22 @@
-"""Context of a study's report: question, cost, settings, commands, and other folders. No torch."""
+"""The report of a plan and its figures: question, cost, settings, commands, other folders.
+
+Does not import torch.
+"""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from gpt2.config import Config
 from gpt2.planning.plan import Plan
 from gpt2.training.budget import run_budget
+from lib.errors import ConfigError, Problem
 from lib.json_files import RecordError
 from lib.plan.run import PlannedRun
-from lib.report.figures import FIGURES_FOLDER
-from lib.report.report_page import ReportContext
+from lib.report.figures import FIGURES_FOLDER, write_figures
+from lib.report.plots import study_figures
+from lib.report.report_page import ReportContext, write_report
+from lib.report.series import runs_of_rows
 from lib.report.table import ResultTable, RunResult
 from lib.runs.record import RunRecord
 from lib.runs.run_dir import RunDir, read_status
@@ -18,6 +25,22 @@ _TITLES = {"single": "One training", "matrix": "Test matrix", "sweep": "Sweep"}
 # Folders beside the runs that other commands write.
 _KNOWN_FOLDERS = {FIGURES_FOLDER, "trackio"}
 _SHIPPED = ("defconfig", "fragment")
+
+
+def write_study_report(plan: Plan, table: ResultTable) -> Path:
+    """Write the report of the plan's result table beside the runs. Return its path."""
+    return write_report(table, report_context(plan, table), plan.folder)
+
+
+def draw_figures(plan: Plan, table: ResultTable) -> list[Path]:
+    """Write the figures of the plan's report as files. Return their paths.
+
+    Raises ConfigError if no run has a result, PreflightError if matplotlib is not installed.
+    """
+    figures = study_figures(table, runs_of_rows(table), report_context(plan, table).flops)
+    if not figures:
+        raise ConfigError(Problem("no run has a result", next="type: make", code="run.not-found"))
+    return write_figures(figures, plan.folder / FIGURES_FOLDER)
 
 
 def report_context(plan: Plan, table: ResultTable) -> ReportContext:

@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from gpt2.config import Config
 from gpt2.planning.plan import Plan
 from lib.plan.run import PlannedRun
-from lib.report.table import RunResult, TableSection
+from lib.report.render import TableSection
+from lib.report.table import RunResult
 from lib.runs.record import RunRecord, StatisticsRow
 from lib.tracking.reader import Layers, reduce_over_layers
 

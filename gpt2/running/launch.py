@@ -13,7 +13,7 @@ from typing import Any
 from gpt2.config import Config
 from gpt2.planning.looks import AUTO_SEEDS, verdict_plan
 from gpt2.planning.plan import EAGER, Plan, make_plan, planned_looks, table_plan
-from gpt2.records.report import report_context
+from gpt2.records.report import write_study_report
 from gpt2.records.run_files import write_resolved_config
 from gpt2.records.sections import sections
 from gpt2.running import PRELOADED_MODULES
@@ -35,11 +35,7 @@ from lib.env.snapshot import copy_snapshot
 from lib.errors import EXIT_DONE, EXIT_FAILED, ConfigError, Problem
 from lib.plan.run import PlannedRun, RunVariant, default_run_path, training_order
 from lib.project import ROOT
-from lib.report.figures import FIGURES_FOLDER, write_figures
 from lib.report.leaderboard import record_reused_runs
-from lib.report.plots import study_figures
-from lib.report.report_page import write_report
-from lib.report.series import runs_of_rows
 from lib.report.study_verdicts import StudyVerdicts, verdicts_to_json, with_record
 from lib.report.table import ResultTable, build_table
 from lib.report.table_text import table_to_json, table_to_markdown, write_table
@@ -282,21 +278,9 @@ def report(plan: Plan, *, json: bool = False, label_by: Sequence[str] = ()) -> s
 
 def _reported(plan: Plan, table: ResultTable, json: bool) -> str:
     """Write the report. Return the table as text, whose last line names the report."""
-    path = write_report(table, report_context(plan, table), plan.folder)
+    path = write_study_report(plan, table)
     log("REPORT", str(path))
     return table_to_json(table) if json else f"{table_to_markdown(table)}\nReport: {path}\n"
-
-
-def draw_figures(plan: Plan) -> list[Path]:
-    """Write the figures of the plan's report as files. Return their paths.
-
-    Raises ConfigError if no run has a result, PreflightError if matplotlib is not installed.
-    """
-    table = result_table(plan)
-    figures = study_figures(table, runs_of_rows(table), report_context(plan, table).flops)
-    if not figures:
-        raise ConfigError(Problem("no run has a result", next="type: make", code="run.not-found"))
-    return write_figures(figures, plan.folder / FIGURES_FOLDER)
 
 
 def verdicts(plan: Plan, *, json: bool = False, strict: bool = False) -> tuple[int, str]:

@@ -73,18 +73,18 @@ _STYLE = {
     "axes.facecolor": "none",
     "axes.grid": True,
     "axes.labelcolor": PALETTE["muted"],
-    "axes.labelsize": 7.5,
+    "axes.labelsize": 8,
     "axes.linewidth": 0.6,
     "axes.spines.right": False,
     "axes.spines.top": False,
     "axes.titlecolor": PALETTE["ink"],
     "axes.titlelocation": "left",
-    "axes.titlesize": 8.5,
+    "axes.titlesize": 9,
     "axes.titleweight": "bold",
     "axes.unicode_minus": True,
     "figure.facecolor": "none",
     "font.family": "DejaVu Sans",
-    "font.size": 7.5,
+    "font.size": 8,
     "grid.color": PALETTE["grid"],
     "grid.linewidth": 0.6,
     "pdf.fonttype": 42,
@@ -93,10 +93,10 @@ _STYLE = {
     "svg.hashsalt": "kablate",
     "text.color": PALETTE["ink"],
     "xtick.color": PALETTE["muted"],
-    "xtick.labelsize": 7,
+    "xtick.labelsize": 7.5,
     "ytick.color": PALETTE["muted"],
     "ytick.labelcolor": PALETTE["ink"],
-    "ytick.labelsize": 7,
+    "ytick.labelsize": 8,
 }
 # Folder of the figures, beside the runs of a study.
 FIGURES_FOLDER = "figures"
@@ -148,7 +148,9 @@ class StudyCanvas:
 
     def panel(self) -> tuple[Any, Any]:
         """Return a figure of half a column, and its axes."""
-        return self._axes(_PANEL, (0.5, 0.1, 0.32, 0.24))
+        figure, axes = self._axes(_PANEL, (0.55, 0.1, 0.34, 0.24))
+        axes.tick_params(labelsize=7)
+        return figure, axes
 
     def tokens_axis(self, axes: Any, label: str = "training tokens") -> None:
         """Format the horizontal axis of training tokens, from 0."""
@@ -189,6 +191,7 @@ def svg_element(figure: NamedFigure) -> str:
     body = re.sub(r'(?<=<g) id="[^"]*"', "", body)
     body = re.sub(r'(id="|href="#|url\(#)', rf"\g<1>{figure.name}-", body)
     body = re.sub(r"font: ([\d.]+px) [^;\"]+", r"font-size: \1", body)
+    body = re.sub(r"font-family: [^;\"]+;? ?", "", body)
     # Two decimals of a point are finer than any screen.
     body = re.sub(r"<[^>]*>", lambda match: re.sub(r"(\.\d\d)\d+", r"\1", match[0]), body)
     for role, colour in PALETTE.items():

@@ -32,6 +32,9 @@ MAX_PANELS = 40
 # A difference this many times beyond the median one is cut at the edge of a forest plot.
 _CUT = 4.0
 _MAX_LABEL_CHARS = 26
+# Room for a character of a label, and for a row.
+_CHAR_INCHES = 0.072
+_ROW_INCHES = 0.21
 _DIFFERENCE_AXIS = "← lower loss · nats per token · higher loss →"
 # Curves in one figure above which their bands are faint.
 _MANY = 6
@@ -87,7 +90,7 @@ def _label(text: str) -> str:
 
 def _label_inches(labels: Sequence[str]) -> float:
     """Return the width of the longest label, with its tick."""
-    return 0.15 + 0.06 * max(map(len, labels))
+    return 0.15 + _CHAR_INCHES * max(map(len, labels))
 
 
 # Differences with intervals.
@@ -130,14 +133,11 @@ def _forest(
     names: Mapping[str, str],
 ) -> NamedFigure:
     labels = [_label(names.get(v.contrast.step, v.contrast.step)) for v in verdicts]
-    words = [
-        ("" if v.difference is None else f"{signed(v.difference)} ") + verdict_word(v)
-        for v in verdicts
-    ]
+    words = [_forest_text(verdict) for verdict in verdicts]
     figure, axes = canvas.axes(
-        0.75 + 0.19 * len(verdicts),
+        0.75 + _ROW_INCHES * len(verdicts),
         left=_label_inches(labels),
-        right=0.1 + 0.066 * max(map(len, words)),
+        right=0.1 + _CHAR_INCHES * max(map(len, words)),
         bottom=0.45,
         top=0.28,
     )
@@ -168,8 +168,13 @@ def _forest(
     if band:
         caption += f" Shaded: the declared band ±{band:g}."
     if all(verdict.test is None for verdict in verdicts):
-        caption = "Differences without intervals or verdicts: too few seeds."
+        caption = "Mean over seeds; grey ticks are single seeds. No comparison has a verdict."
     return NamedFigure(name, "forest", _FOREST_TITLES[kind], caption, figure)
+
+
+def _forest_text(verdict: ContrastVerdict) -> str:
+    change = "" if verdict.difference is None else signed(verdict.difference)
+    return f"{change} {verdict_word(verdict)}".strip() if verdict.is_given else change
 
 
 def _forest_row(
@@ -198,7 +203,7 @@ def _forest_limit(verdicts: Sequence[ContrastVerdict]) -> float:
     for verdict in verdicts:
         if verdict.difference is not None:
             interval = verdict.test.interval if verdict.test else (verdict.difference,)
-            ends.append(max(abs(verdict.difference), *map(abs, interval)))
+            ends.append(max(map(abs, (*interval, *verdict.differences))))
     typical = median(ends)
     shown = [end for end in ends if end <= _CUT * typical]
     return 1.08 * max(shown or [typical]) or 1e-4
@@ -337,7 +342,7 @@ def _spaced_labels(axes: Any, points: Sequence[tuple[float, float, str, str]]) -
     """Draw the labels right of their points, apart from each other."""
     left, right = axes.get_xlim()
     low, high = axes.get_ylim()
-    width, step = 0.05 * (right - left), 0.05 * (high - low)
+    width, step = 0.06 * (right - left), 0.08 * (high - low)
     placed: list[tuple[float, float]] = []
     for x, y, text, colour in sorted(points, key=lambda point: (point[1], point[0])):
         at = x + 0.3 * width
@@ -345,7 +350,7 @@ def _spaced_labels(axes: Any, points: Sequence[tuple[float, float, str, str]]) -
         while any(abs(at - a) < width and abs(line - b) < step for a, b in placed):
             at += width
         placed.append((at, line))
-        axes.text(at, line, text, color=colour, va="center", fontsize=6.5)
+        axes.text(at, line, text, color=colour, va="center", fontsize=7.5)
     axes.set(xlim=(left, max([right, *(at + 0.5 * width for at, _ in placed)])), ylim=(low, high))
 
 
@@ -360,7 +365,11 @@ def _documents(canvas: StudyCanvas, rows: Sequence[RowRuns]) -> list[NamedFigure
         return []
     labels = [_label(short_name(row)) for row, _ in drawn]
     figure, axes = canvas.axes(
-        0.75 + 0.19 * len(drawn), left=_label_inches(labels), right=0.7, bottom=0.45, top=0.28
+        0.75 + _ROW_INCHES * len(drawn),
+        left=_label_inches(labels),
+        right=0.7,
+        bottom=0.45,
+        top=0.28,
     )
     axes.axvline(0, color=canvas.colour("muted"), lw=0.8)
     for y, (row, values) in enumerate(drawn):
@@ -403,13 +412,15 @@ def _statistics(canvas: StudyCanvas, rows: Sequence[RowRuns]) -> list[NamedFigur
     figures = []
     for name, lines in sorted(curves.items())[:MAX_PANELS]:
         figure, axes = canvas.panel()
+        ends = []
         for row, band in lines:
             colour = canvas.colour(role_of(row))
             axes.fill_between(band.at, band.low, band.high, color=colour, alpha=0.15, lw=0)
             axes.plot(band.at, band.mean, color=colour, lw=1)
-            if len(lines) > 1 and row.row.variant.number is not None:
-                number = str(row.row.variant.number)
-                axes.annotate(number, (band.at[-1], band.mean[-1]), color=colour, fontsize=6)
+            number = row.row.variant.number
+            ends.append((band.at[-1], band.mean[-1], "" if number is None else str(number), colour))
+        if len(lines) > 1:
+            _spaced_labels(axes, ends)
         axes.set_title(_label(name))
         axes.set_xlabel("iterations")
         title = f"{name} over iterations: {', '.join(row.row.name for row, _ in lines)}"

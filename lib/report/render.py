@@ -3,12 +3,23 @@
 import csv
 import io
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from lib.files import pretty_json
 
 # "-:" is the shortest column rule that Markdown accepts.
 _MIN_RULE_CHARS = 2
+
+
+@dataclass(frozen=True)
+class TableSection:
+    """A small table below the main one, as text."""
+
+    title: str
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    note: str = ""
 
 
 def text_lines(

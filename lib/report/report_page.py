@@ -13,6 +13,7 @@ from lib.files import write_atomic
 from lib.report.figures import NamedFigure
 from lib.report.html import Cell, Html, details, escape, figure_element, joined, page, table, tag
 from lib.report.plots import MAX_PANELS, study_figures
+from lib.report.render import TableSection
 from lib.report.report_tables import (
     document_sections,
     fairness_table,
@@ -23,7 +24,7 @@ from lib.report.report_tables import (
 )
 from lib.report.series import RowRuns, runs_of_rows
 from lib.report.study_verdicts import StudyVerdicts
-from lib.report.table import MissingResult, ResultTable, TableRow, TableSection, marginal_effects
+from lib.report.table import MissingResult, ResultTable, TableRow, marginal_effects
 from lib.report.table_text import EFFECTS_NOTE, effect_rows
 from lib.report.verdict_text import (
     design_note,
@@ -87,7 +88,7 @@ def report_page(results: ResultTable, context: ReportContext) -> str:
         ("Mechanisms", mechanism_sections(rows, shown.of("statistics"))),
         ("Combinations", _combinations(results)),
         ("Fairness", fairness_table(rows, context.flops)),
-        ("Missing and excluded", _missing(results, context)),
+        ("Missing runs and notes", _missing(results, context)),
         ("Samples", sample_sections(rows)),
         ("Provenance", provenance_table(results)),
         ("Reproduce", _reproduce(context)),
@@ -97,7 +98,8 @@ def report_page(results: ResultTable, context: ReportContext) -> str:
     body = joined(
         tag("section", tag("h2", title), part, id=_anchor(title)) for title, part in present
     )
-    head = tag("header", tag("h1", context.title), _notice(results), tag("nav", links))
+    heading = tag("h1", context.title), tag("p", _summary(results), class_="sub")
+    head = tag("header", *heading, _notice(results), tag("nav", links))
     return page(context.title, tag("main", head, body))
 
 
@@ -207,11 +209,12 @@ def _single(results: ResultTable) -> Html:
 def _sentence(verdict: ContrastVerdict) -> Html:
     word = tag("span", verdict.word.value, class_=_style(verdict.word))
     relation = {"BETTER": " than ", "WORSE": " than ", "EQUIVALENT": " to "}[verdict.word.value]
+    p = f"p={format_p(verdict.p_of_word)}".replace("=<", "<")
     text = f": {signed(verdict.difference or 0.0)} nats per token"
     if verdict.test is not None:
         low, high = verdict.test.interval
         text += f" (95 % interval {signed(low)} to {signed(high)})"
-    text += f", n = {verdict.n}, p = {format_p(verdict.p_of_word)}."
+    text += f", n={verdict.n}, {p}."
     contrast = verdict.contrast
     if not contrast.reference:
         return joined(["Effect ", tag("b", contrast.step), " ", word, text])
@@ -379,11 +382,20 @@ def _missing(results: ResultTable, context: ReportContext) -> Html:
     described = {f"{h.run.label}: {h.state}: {h.reason}" for h in holes}
     notes = [note for note in results.notes if note not in described]
     if notes:
-        parts += [tag("h3", "Notes"), tag("ul", *(tag("li", note) for note in notes))]
+        parts += [tag("h3", "Notes"), tag("ul", *(tag("li", note) for note in _grouped(notes)))]
     if results.left_out:
         parts.append(tag("h3", "Combinations that the configuration rules out"))
         parts.append(tag("ul", *(tag("li", entry) for entry in results.left_out)))
     return joined(parts)
+
+
+def _grouped(notes: Sequence[str]) -> list[str]:
+    """Return the notes on single runs, ``run: text``, with the runs of equal texts in one note."""
+    runs: dict[str, list[str]] = {}
+    for note in notes:
+        run, _, text = note.partition(": ")
+        runs.setdefault(text, []).append(run)
+    return [f"{text}: {', '.join(names)}" if text else names[0] for text, names in runs.items()]
 
 
 def _texts(header: Sequence[str], lines: Sequence[Sequence[str]]) -> Html:
@@ -395,7 +407,7 @@ def _texts(header: Sequence[str], lines: Sequence[Sequence[str]]) -> Html:
 
 def _reproduce(context: ReportContext) -> Html:
     commands = joined(
-        tag("li", tag("code", command), escape(f" {purpose}"))
+        tag("li", tag("code", command), escape(f"  {purpose}"))
         for command, purpose in context.commands
     )
     parts = [tag("ul", commands)]
@@ -405,7 +417,7 @@ def _reproduce(context: ReportContext) -> Html:
     return joined(parts)
 
 
-def report_summary(results: ResultTable) -> str:
+def _summary(results: ResultTable) -> str:
     """Return size and content of a study in words: steps, seeds and finished runs."""
     items = [item for part in results.parts for item in part.items]
     seeds = len({item.run.seed for item in items})

@@ -59,7 +59,7 @@ def _result_row(
     cells += [
         _number(figures.parameters, ",d"),
         Cell("-" if figures.tokens is None else format_si(figures.tokens), figures.tokens),
-        Cell("-" if total is None else f"{total:.3g}", total),
+        Cell("-" if total is None else f"{total:.2e}".replace("e+", "e"), total),
         _duration(figures.train_seconds),
     ]
     if pruned:
@@ -116,7 +116,7 @@ def document_sections(rows: Sequence[RowRuns], figure: Html) -> Html:
         ordered = sorted(differences.items(), key=lambda pair: (pair[1], pair[0]))
         lower = [pair for pair in ordered if pair[1] < 0]
         higher = [pair for pair in reversed(ordered) if pair[1] > 0]
-        summary = f"{row.row.name}: {len(lower)} lower, {len(higher)} higher, of {len(ordered)}"
+        summary = f"{row.row.name}: {len(lower)} of {len(ordered)} lower"
         shown = [*lower[:_SHOWN_DOCUMENTS], *reversed(higher[:_SHOWN_DOCUMENTS])]
         lines: list[Sequence[Cell | str]]
         lines = [(name, Cell(signed(value), value)) for name, value in shown]
@@ -192,7 +192,7 @@ def fairness_table(rows: Sequence[RowRuns], flops: Mapping[str, float]) -> Html:
     done = [row for row in rows if row.results]
     if len(done) < 2:
         return Html()
-    header = ("step", "parameters", "FLOPs/token", "tokens", "time", *_CONDITIONS)
+    header = ("step", "parameters", "FLOPs", "tokens", "time", *_CONDITIONS)
     first = done[0]
     lines = [
         [
@@ -206,7 +206,7 @@ def fairness_table(rows: Sequence[RowRuns], flops: Mapping[str, float]) -> Html:
         for row in done
     ]
     note = (
-        f"Relative to {first.row.name}; = is equal. A marked condition differs: the step declares it, "
+        f"Relative to {first.row.name}; = is equal; FLOPs are those of a token. A marked condition differs: the step declares it, "
         "or the step is not compared. Differences of parameters and FLOPs up to 1 % are not marked."
     )
     grid = table(header, lines, left=(0, *range(5, len(header))))

@@ -25,6 +25,7 @@ from lib.json_files import RecordError
 from lib.plan.run import PlannedRun, RunVariant, default_run_path
 from lib.report.aa_step import AA_ROLE, aa_contrasts
 from lib.report.effects import DesignEffects
+from lib.report.render import TableSection
 from lib.report.run_facts import RunFacts, code_digest, observed_differences, read_run_facts
 from lib.report.study_verdicts import (
     StudyVerdicts,
@@ -235,16 +236,6 @@ class TableRow:
     def name(self) -> str:
         """Return the name of the row in verdicts: its labels and its variant."""
         return f"{_prefix(self.labels)}{self.variant.slug}"
-
-
-@dataclass(frozen=True)
-class TableSection:
-    """A small table below the main one, as text."""
-
-    title: str
-    header: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    note: str = ""
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,8 @@ from gpt2.planning.plan import Plan
 from gpt2.records.sections import sections
 from lib.files import canonical_json
 from lib.plan.run import PlannedRun, RunVariant
-from lib.report.table import ResultTable, RunResult, TableSection, read_run_result
+from lib.report.render import TableSection
+from lib.report.table import ResultTable, RunResult, read_run_result
 from lib.report.table_text import table_to_json, table_to_markdown
 
 Configure = Callable[..., Config]

@@ -10,9 +10,10 @@ import pytest
 
 from lib.plan.run import RunVariant
 from lib.report.html import Html, escape, tag
+from lib.report.render import TableSection
 from lib.report.report_page import REPORT_FILE, ReportContext, report_page, write_report
 from lib.report.study_verdicts import VerdictPlan
-from lib.report.table import TableSection, build_table
+from lib.report.table import build_table
 from lib.runs.run_dir import RunDir, RunStatus, State, write_status
 from tests.lib.fabricated import MANIFEST, changed, seal
 from tests.lib.report.fabricated_study import renamed, steps, write_study
@@ -184,7 +185,7 @@ def test_damaged_and_excluded_runs_are_named(tmp_path):
     (tmp_path / "demo" / "odd").mkdir()
     context = replace(CONTEXT, other_folders=[("odd", "not a run")])
     parsed = Parsed(report_page(build_table("demo", runs), context))
-    assert "Missing and excluded" in parsed.texts and "odd" in parsed.texts
+    assert "Missing runs and notes" in parsed.texts and "odd" in parsed.texts
     names = Counter(parsed.texts)
     for run in runs[1:]:
         # In the list of missing runs, and in the provenance.

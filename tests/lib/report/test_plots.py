@@ -1,0 +1,102 @@
+"""Figures of a study: which there are, their files, and their elements for a web page."""
+
+import re
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+
+from lib.plan.run import RunVariant
+from lib.report.figures import PALETTE, svg_element, write_figures
+from lib.report.plots import MAX_PANELS, study_figures
+from lib.report.series import runs_of_rows
+from lib.report.study_verdicts import VerdictPlan
+from lib.report.table import build_table
+from tests.lib.report.fabricated_study import steps, write_study
+
+
+def _figures(runs, **options):
+    table = build_table("demo", runs, **options)
+    rows = runs_of_rows(table)
+    return study_figures(table, rows, {row.row.variant.slug: 5e6 for row in rows})
+
+
+@pytest.fixture(scope="module")
+def figures(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("study")
+    return _figures(write_study(folder, steps(4), 3, iterations=12, documents=5))
+
+
+def test_every_question_has_its_figure(figures):
+    names = [figure.name for figure in figures]
+    assert names[:3] == ["forest-baseline", "forest-parent", "losses"]
+    assert [n for n in names if n.startswith("difference-")] == [
+        f"difference-step-{i}" for i in (1, 2, 3)
+    ]
+    assert {"cost-parameters", "cost-flops", "cost-time", "documents"} <= set(names)
+    assert "statistic-mlp-attn-gate-gate-closed" in names and len(set(names)) == len(names)
+
+
+def test_a_forest_has_a_line_with_words_per_comparison(figures):
+    (forest,) = [figure for figure in figures if figure.name == "forest-baseline"]
+    text = svg_element(forest)
+    assert all(f"{i} step-{i}" in text for i in (1, 2, 3))
+    words = re.findall(r"BETTER|WORSE|EQUIVALENT|INCONCLUSIVE", text)
+    assert len(words) == 3
+
+
+def test_an_element_has_text_and_the_colours_of_the_page(figures):
+    for figure in figures:
+        element = svg_element(figure)
+        assert element == svg_element(figure)
+        root = ElementTree.fromstring(element)
+        assert root.tag.endswith("svg") and "<text" in element and "font-family" not in element
+        assert not any(colour in element for colour in PALETTE.values())
+        assert "var(--ink)" in element and "metadata" not in element
+        ids = re.findall(r'id="([^"]+)"', element)
+        assert len(ids) == len(set(ids)) and all(i.startswith(figure.name) for i in ids)
+        assert set(re.findall(r'href="#([^"]+)"', element)) <= set(ids)
+
+
+def test_numbers_in_text_keep_their_digits(figures):
+    (forest,) = [figure for figure in figures if figure.name == "forest-baseline"]
+    assert re.search(r">[+−]0\.\d{4} ", svg_element(forest))
+
+
+@pytest.mark.slow
+def test_files_are_written_in_every_format_with_the_same_bytes(figures, tmp_path):
+    chosen = [figure for figure in figures if figure.name in ("forest-baseline", "losses")]
+    paths = write_figures(chosen, tmp_path / "figures")
+    suffixes = ("pdf", "png", "svg")
+    names = [f"{name}.{s}" for name in ("forest-baseline", "losses") for s in suffixes]
+    assert [path.name for path in paths] == names
+    content = [path.read_bytes() for path in paths]
+    assert content[0].startswith(b"%PDF") and content[1].startswith(b"\x89PNG")
+    # 4.4 inches at 300 dots per inch.
+    assert int.from_bytes(content[1][16:20]) == 1320
+    assert b"<text" in content[2] and b"step-1" in content[2]
+    assert all(path.read_bytes() == old for path, old in zip(paths, content))
+    assert [p.read_bytes() for p in write_figures(chosen, tmp_path / "figures")] == content
+
+
+def test_without_seeds_there_are_points_but_no_words(tmp_path):
+    drawn = _figures(write_study(tmp_path, steps(3), 1, iterations=12, documents=3))
+    (forest,) = [figure for figure in drawn if figure.name == "forest-baseline"]
+    text = svg_element(forest)
+    assert "BETTER" not in text and "WORSE" not in text and "INCONCLUSIVE" not in text
+
+
+def test_a_single_training_has_a_curve_only(tmp_path):
+    variants = [RunVariant("run")]
+    drawn = _figures(
+        write_study(tmp_path, variants, 1, iterations=12, documents=3, statistics=False)
+    )
+    assert [figure.name for figure in drawn] == ["losses"]
+
+
+@pytest.mark.slow
+def test_a_large_sweep_has_every_comparison_and_a_limited_number_of_panels(tmp_path):
+    cells = [RunVariant(f"cell-{i}-with-a-rather-long-name", number=i) for i in range(45)]
+    runs = write_study(tmp_path, cells, 1, iterations=6, documents=2, statistics=False)
+    drawn = _figures(runs, verdict_plan=VerdictPlan())
+    groups = [figure.group for figure in drawn]
+    assert groups.count("forest") == 2 and groups.count("panels") == MAX_PANELS

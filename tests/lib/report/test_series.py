@@ -1,0 +1,89 @@
+"""Series over seeds: means, ranges, and differences between runs of the same seed."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from lib.report.series import (
+    document_differences,
+    evaluation_differences,
+    final_statistics,
+    runs_of_rows,
+    statistics_curves,
+    training_curves,
+    training_differences,
+)
+from lib.report.table import build_table
+from lib.runs.run_dir import RunDir
+from tests.lib.fabricated import MANIFEST, seal
+
+
+@pytest.fixture
+def rows(make_run):
+    """A baseline with the seeds 1 and 2, a step with the seeds 2 and 3, and another arm."""
+
+    def write(run, losses, statistics=()):
+        lines = []
+        for i, loss in enumerate(losses, 1):
+            at = {"iteration": i, "tokens": 60 * i}
+            lines.append({"kind": "train", **at, "lr": 0.1, "loss": loss, "grad_norm": 1.0})
+            lines.append({"kind": "eval", **at, "val_loss": loss + 1, "sparsity": 0.0})
+        for i, values in enumerate(statistics, 1):
+            lines.append({"kind": "statistics", "iteration": i, "tokens": i, "values": values})
+        directory = RunDir(run.path)
+        directory.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        seal(directory, MANIFEST)
+        return run
+
+    def planned():
+        size = {"tokens": 120}
+        first = {"gate": [0.0, 1.0, None], "top_max": [1.0]}
+        last = {"gate": [0.5, 1.0, None], "top_max": [2.0, 4.0]}
+        runs = [
+            write(make_run("base", 3.0, seed=1, **size), [9.0, 7.0]),
+            write(make_run("base", 3.1, seed=2, **size), [8.0, 6.0]),
+            write(make_run("wide", 2.9, seed=3, parent="base", **size), [5.0, 5.0], [first, last]),
+            write(make_run("wide", 2.8, seed=2, parent="base", **size), [7.0, 4.0], [last]),
+        ]
+        arm = replace(runs[0].variant, slug="base-eager", arm="eager")
+        other = write(make_run("base-eager", 4.0, **size), [2.0, 2.0])
+        return [*runs, replace(other, variant=arm)]
+
+    return runs_of_rows(build_table("demo", planned()))
+
+
+def test_rows_have_the_baseline_of_their_own_part(rows):
+    assert [row.row.name for row in rows] == ["base", "wide", "eager:base-eager"]
+    assert [[r.run.seed for r in row.results] for row in rows] == [[1, 2], [2, 3], [1]]
+    assert [len(row.baseline) for row in rows] == [0, 2, 0]
+    assert [(a.run.seed, b.run.seed) for a, b in rows[1].pairs] == [(2, 2)]
+
+
+def test_curves_are_means_and_ranges_over_seeds(rows):
+    base, wide, eager = training_curves(rows)
+    assert (base.at, base.mean, base.low, base.high) == ([60, 120], [8.5, 6.5], [8, 6], [9, 7])
+    assert (wide.low, wide.high) == ([5, 4], [7, 5]) and eager.mean == [2, 2]
+
+
+def test_differences_are_those_of_equal_seeds(rows):
+    none, wide, lone = training_differences(rows)
+    assert none is None and lone is None
+    assert (wide.at, wide.mean) == ([60, 120], [-1.0, -2.0])
+    assert evaluation_differences(rows)[1].mean == [-1.0, -2.0]
+
+
+def test_statistics_are_reduced_over_layers_and_seeds(rows):
+    assert final_statistics(rows[1]) == {"gate": [0.5, 1.0, None], "top_max": [2.0, 4.0]}
+    curves = statistics_curves(rows[1])
+    # Both seeds have the first iteration only.
+    assert curves["gate"].at == [1] and curves["gate"].mean == [pytest.approx(0.625)]
+    assert curves["top_max"].mean == [2.5] and curves["top_max"].high == [4.0]
+    assert final_statistics(rows[0]) == statistics_curves(rows[0]) == {}
+
+
+def test_documents_are_compared_by_name(make_run):
+    runs = [make_run("base", 3.0), make_run("wide", 2.9, parent="base")]
+    rows = runs_of_rows(build_table("demo", runs))
+    assert document_differences(rows[0]) == {}
+    assert document_differences(rows[1]) == {"x": 0.0, "y": 0.0}
