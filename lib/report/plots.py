@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median, quantiles
 from typing import Any
 
+from lib.report.aa_step import AA_ROLE
 from lib.report.figures import NamedFigure, StudyCanvas
 from lib.report.series import (
     RowRuns,
@@ -22,7 +23,7 @@ from lib.report.series import (
     training_differences,
 )
 from lib.report.table import ResultTable
-from lib.report.verdict_text import signed, verdict_word
+from lib.report.verdict_text import signed, verdict_colour, verdict_word
 from lib.report.verdicts import ContrastVerdict, VerdictWord
 
 # A figure with more rows is continued in the next one, so that it fits a page.
@@ -44,7 +45,6 @@ _MARKERS = {
     VerdictWord.EQUIVALENT: "s",
     VerdictWord.INCONCLUSIVE: "o",
 }
-WORD_ROLES = {word: word.lower() for word in VerdictWord}
 
 
 def study_figures(
@@ -71,7 +71,7 @@ def role_of(row: RowRuns) -> str:
     verdict = row.row.verdict_baseline
     if verdict is None:
         return "ink" if not row.baseline else "muted"
-    return WORD_ROLES[verdict.word] if verdict.is_given else "muted"
+    return verdict_colour(verdict)
 
 
 def short_name(row: RowRuns) -> str:
@@ -100,8 +100,8 @@ def _forests(canvas: StudyCanvas, table: ResultTable, rows: Sequence[RowRuns]) -
     """Return the comparisons by kind: with the baseline, with the parent, effects of a design."""
     names = {row.row.name: short_name(row) for row in rows}
     kinds: dict[str, list[ContrastVerdict]] = {}
-    for verdict in table.verdicts.verdicts:
-        role = verdict.contrast.role
+    for verdict in (*table.verdicts.verdicts, *table.verdicts.aa_steps):
+        role = "baseline" if verdict.contrast.role == AA_ROLE else verdict.contrast.role
         kinds.setdefault(role if role in ("baseline", "parent") else "effects", []).append(verdict)
     figures = []
     for kind, verdicts in kinds.items():
@@ -152,7 +152,7 @@ def _forest(
             (1.03, y),
             xycoords=("axes fraction", "data"),
             va="center",
-            color=canvas.colour(_role(verdict)),
+            color=canvas.colour(verdict_colour(verdict)),
         )
     axes.set_yticks(range(len(labels)), labels)
     axes.set(xlim=(-limit, limit), ylim=(len(verdicts) - 0.4, -0.6))
@@ -182,7 +182,7 @@ def _forest_row(
 ) -> None:
     if verdict.difference is None:
         return
-    colour = canvas.colour(_role(verdict))
+    colour = canvas.colour(verdict_colour(verdict))
     seeds = [d for d in verdict.differences if abs(d) < limit]
     axes.plot(seeds, [y] * len(seeds), "|", color=canvas.colour("seed"), ms=5, mew=0.7, zorder=2)
     if verdict.test is not None:
@@ -192,7 +192,7 @@ def _forest_row(
         marker, at = ("<", -limit) if verdict.difference < 0 else (">", limit)
     else:
         marker, at = _MARKERS.get(verdict.word, "x"), verdict.difference
-    filled = verdict.is_given and verdict.word is not VerdictWord.INCONCLUSIVE
+    filled = verdict_colour(verdict) not in ("muted", "inconclusive")
     face = colour if filled else canvas.colour("page")
     axes.plot([at], [y], marker, color=colour, mfc=face, mew=1, ms=5, zorder=4, clip_on=False)
 
@@ -207,10 +207,6 @@ def _forest_limit(verdicts: Sequence[ContrastVerdict]) -> float:
     typical = median(ends)
     shown = [end for end in ends if end <= _CUT * typical]
     return 1.08 * max(shown or [typical]) or 1e-4
-
-
-def _role(verdict: ContrastVerdict) -> str:
-    return WORD_ROLES[verdict.word] if verdict.is_given else "muted"
 
 
 # Curves over training.

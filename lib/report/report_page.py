@@ -10,6 +10,7 @@ from pathlib import Path
 
 from lib.errors import PreflightError
 from lib.files import write_atomic
+from lib.report.aa_step import AA_FAILED
 from lib.report.figures import NamedFigure
 from lib.report.html import Cell, Html, details, escape, figure_element, joined, page, table, tag
 from lib.report.plots import MAX_PANELS, study_figures
@@ -33,6 +34,7 @@ from lib.report.verdict_text import (
     rule_note,
     seeds_note,
     signed,
+    verdict_colour,
     verdict_word,
 )
 from lib.report.verdicts import ContrastVerdict, VerdictWord
@@ -165,10 +167,11 @@ def _findings(results: ResultTable) -> Html:
         return _single(results)
     if not given:
         return tag("p", "No comparison has a verdict.")
-    drift = drift_note(study.drift)
+    warnings = [AA_FAILED + ": the study claims differences where none exist."] * study.aa_failed
+    warnings += filter(None, [drift_note(study.drift)])
     counts = [(word, sum(verdict.word is word for verdict in given)) for word in VerdictWord]
     parts = [
-        tag("p", drift, class_="notice") if drift else Html(),
+        *(tag("p", warning, class_="notice") for warning in warnings),
         tag(
             "ul",
             *(
@@ -240,7 +243,9 @@ def _verdicts(study: StudyVerdicts, shown: _Figures) -> Html:
     if not study.verdicts:
         return Html()
     header = ("step", "against", "Δ loss", "95 % interval", "n", "p", "verdict", "remarks")
-    grid = table(header, [_verdict_row(v) for v in study.verdicts], left=(0, 1, 6, 7))
+    grid = table(
+        header, [_verdict_row(v) for v in (*study.verdicts, *study.aa_steps)], left=(0, 1, 6, 7)
+    )
     note = (
         f"{rule_note(study)} Negative is better. The losses behind a difference are shown when the "
         "pointer rests on it."
@@ -272,7 +277,7 @@ def _verdict_row(verdict: ContrastVerdict) -> list[Cell | str]:
         Cell(interval),
         Cell(str(verdict.n), verdict.n),
         Cell(format_p(verdict.p_of_word), verdict.p_of_word),
-        Cell(word, class_=_style(verdict.word) if verdict.is_given else "muted", word=word),
+        Cell(word, class_=f"word {verdict_colour(verdict)}", word=word),
         Cell("; ".join(filter(None, remarks)), class_="wrap muted"),
     ]
 
@@ -322,7 +327,8 @@ def _node(row: TableRow) -> Html:
         parts.append(tag("span", f" {row.variant.title} ", class_="muted"))
     if row.variant.parent and verdict is not None and verdict.is_given:
         change = "" if verdict.difference is None else f"{signed(verdict.difference)} "
-        parts.append(tag("span", f" {change}{verdict.word}", class_=_style(verdict.word)))
+        style = f"word {verdict_colour(verdict)}"
+        parts.append(tag("span", f" {change}{verdict_word(verdict)}", class_=style))
     return joined(parts)
 
 

@@ -11,7 +11,7 @@ from lib.report.run_facts import code_digest
 from lib.report.series import RowRuns, document_differences, final_statistics
 from lib.report.table import MissingResult, ResultTable, RunResult, TableRow
 from lib.report.table_text import format_loss
-from lib.report.verdict_text import signed, verdict_word
+from lib.report.verdict_text import signed, verdict_colour, verdict_word
 from lib.report.verdicts import ContrastVerdict
 from lib.runs.record import UNKNOWN, RunRecord
 
@@ -87,7 +87,7 @@ def _verdict_cell(verdict: ContrastVerdict | None) -> Cell:
     if not verdict.is_given:
         return Cell(f"{change} n={verdict.n}".strip(), verdict.difference, class_="muted")
     text = f"{change} {verdict_word(verdict)}".strip()
-    return Cell(text, verdict.difference, class_=f"word {verdict.word.lower()}")
+    return Cell(text, verdict.difference, class_=f"word {verdict_colour(verdict)}")
 
 
 def _flops(row: TableRow, flops: Mapping[str, float]) -> float | None:

@@ -258,8 +258,7 @@ class ResultTable:
     @property
     def results(self) -> list[RunResult]:
         """Return the finished and comparable runs."""
-        items = (item for part in self.parts for item in part.items)
-        return [item for item in items if isinstance(item, RunResult)]
+        return [r for part in self.parts for r in part.items if isinstance(r, RunResult)]
 
 
 def build_table(

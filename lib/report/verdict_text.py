@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from lib.errors import EXIT_DONE, EXIT_FAILED, EXIT_INCONCLUSIVE, EXIT_NOT_COMPARABLE
-from lib.report.aa_step import AA_ROLE, aa_word
+from lib.report.aa_step import AA_ROLE, aa_word, is_failed
 from lib.report.drift import DriftTest
 from lib.report.render import markdown_table
 from lib.report.study_verdicts import StudyVerdicts
@@ -162,12 +162,24 @@ def verdict_word(verdict: ContrastVerdict) -> str:
     """Return the word with k/n of a diverged step, or +k further seeds of an open comparison."""
     if not verdict.is_given:
         return "-"
+    if verdict.contrast.role == AA_ROLE:
+        return aa_word(verdict)
     if verdict.word is VerdictWord.DIVERGED:
         share = verdict.reason.partition(" ")[0]
         return f"{verdict.word} {share}" if "/" in share else verdict.word.value
     if verdict.word is VerdictWord.INCONCLUSIVE and verdict.more_seeds:
         return f"{verdict.word} +{verdict.more_seeds}"
     return verdict.word.value
+
+
+def verdict_colour(verdict: ContrastVerdict) -> str:
+    """Return the name of the colour of a verdict: the word in lower case, or muted without a word.
+
+    An A/A step has a colour only if it failed.
+    """
+    if verdict.contrast.role == AA_ROLE:
+        return "worse" if is_failed(verdict) else "muted"
+    return verdict.word.lower() if verdict.is_given else "muted"
 
 
 def rule_note(study: StudyVerdicts) -> str:

@@ -14,6 +14,7 @@ from lib.report.render import TableSection
 from lib.report.report_page import REPORT_FILE, ReportContext, report_page, write_report
 from lib.report.study_verdicts import VerdictPlan
 from lib.report.table import build_table
+from lib.report.verdicts import VerdictWord
 from lib.runs.run_dir import RunDir, RunStatus, State, write_status
 from tests.lib.fabricated import MANIFEST, changed, seal
 from tests.lib.report.fabricated_study import renamed, steps, write_study
@@ -249,6 +250,20 @@ def test_arms_are_compared_within_themselves(tmp_path):
     parsed = Parsed(report_page(build_table("demo", runs), CONTEXT))
     titles = [label for label in parsed.values("aria-label") if "minus the baseline" in label]
     assert len(titles) == 2 and "eager:step-1-eager" in titles[1]
+
+
+def test_an_aa_step_is_shown_apart_and_a_failed_one_loudly(tmp_path):
+    variants = [*steps(2), RunVariant("aa", "A/A", parent="baseline", is_aa=True)]
+    runs = write_study(tmp_path, variants, 3, iterations=12, documents=3)
+    table = build_table("demo", runs)
+    parsed = Parsed(report_page(table, CONTEXT))
+    words = parsed.values("data-word")
+    assert len(words) == 2 and words[-1].startswith("A/A step")
+    failed = replace(table.verdicts.aa_steps[0], word=VerdictWord.WORSE)
+    verdicts = replace(table.verdicts, aa_steps=[failed])
+    parsed = Parsed(report_page(replace(table, verdicts=verdicts), CONTEXT))
+    assert parsed.values("data-word")[-1] == "A/A step failed"
+    assert "notice" in parsed.values("class")
 
 
 def test_a_changed_rule_is_stated(study):
