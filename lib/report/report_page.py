@@ -147,12 +147,18 @@ def _question(results: ResultTable, context: ReportContext) -> Html:
     if study.verdicts:
         rule = study.plan.rule
         band = f"band ±{rule.band:g} nats" if rule.band else "no band of equivalence declared"
-        against = {"both": "with the baseline and with its parent", "baseline": "with the baseline"}
-        compared = against.get(study.plan.against, "with its parent")
+        questions = {
+            "both": "each step is compared with the baseline and with its parent",
+            "baseline": "each step is compared with the baseline",
+            "parent": "each step is compared with its parent",
+        }
+        compared = questions[study.plan.against]
+        if study.effects is not None:
+            compared = "each effect of the design is compared with 0"
         items.append(
             tag(
                 "li",
-                f"Rule, declared before the first run: each step is compared {compared}; variance rule "
+                f"Rule, declared before the first run: {compared}; variance rule "
                 f"{rule.variance}; at most {rule.alpha:g} probability of a false word in the whole "
                 f"study of {study.planned} comparisons; {band}; at least {rule.min_seeds} seeds.",
             )
@@ -252,7 +258,12 @@ def _verdicts(study: StudyVerdicts, shown: _Figures) -> Html:
     )
     without = tag("p", f"Figures are left out: {shown.missing}.", class_="notice")
     return joined(
-        [without if shown.missing else "", shown.of("forest"), grid, tag("p", note, class_="note")]
+        [
+            without if shown.missing else "",
+            shown.of("forest"),
+            grid,
+            tag("p", note, class_="note"),
+        ]
     )
 
 
@@ -359,7 +370,7 @@ def _combinations(results: ResultTable) -> Html:
                 )
             )
         parts += [tag("h3", "Marginal means"), table(header, lines, left=(0, 1))]
-        note = "Δ: mean over pairs of cells that agree in every other factor; no verdict."
+        note = "Δ: mean over pairs of cells that agree in every other factor; not a verdict."
         parts.append(tag("p", note, class_="note"))
     parts += [part for section in results.sections for part in _section(section)]
     return joined(parts)

@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from lib.plan.designs import OFF, ON
 from lib.plan.run import RunVariant
+from lib.report.contrast_tests import VerdictRule
+from lib.report.effects import DesignOptions
 from lib.report.html import Html, escape, tag
 from lib.report.render import TableSection
 from lib.report.report_page import REPORT_FILE, ReportContext, report_page, write_report
@@ -233,6 +236,18 @@ def test_combinations_have_marginal_means_and_no_tree(tmp_path):
     parsed = Parsed(report_page(build_table("matrix", runs), CONTEXT))
     assert "Marginal means" in parsed.texts and "Steps" not in parsed.texts
     assert len(parsed.values("data-word")) == len(build_table("matrix", runs).verdicts.verdicts)
+
+
+def test_a_factorial_design_has_its_effects(tmp_path):
+    levels = [{"A": a, "B": b} for a in (OFF, ON) for b in (OFF, ON)]
+    cells = [RunVariant(f"cell-{i}", number=i, levels=level) for i, level in enumerate(levels)]
+    runs = write_study(tmp_path, cells, 3, iterations=12, documents=3)
+    plan = VerdictPlan(VerdictRule("factorial"), design=DesignOptions("factorial"))
+    table = build_table("matrix", runs, verdict_plan=plan)
+    parsed = Parsed(report_page(table, CONTEXT))
+    names = {verdict.contrast.step for verdict in table.verdicts.verdicts}
+    assert len(parsed.values("data-word")) == len(names) == 3 and names <= set(parsed.texts)
+    assert "Effects of the design" in parsed.values("aria-label")
 
 
 def test_arms_are_compared_within_themselves(tmp_path):
