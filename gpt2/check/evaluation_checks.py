@@ -136,7 +136,14 @@ def _selection(
     actual = [(w.document, w.offset, w.length) for w in evaluation_windows(split, size, budget)]
     windows = _within_budget(list(_cut("", ids.tolist(), "val", size)), budget)
     expected = [(f"window-{w.start // size:06d}", w.start, len(w.tokens)) for w in windows]
-    return findings + _different_windows(f"{what} of a token file", actual, expected)
+    findings += _different_windows(f"{what} of a token file", actual, expected)
+    shards = TokenSplit("val", [path, path], None)
+    whole = shards.n_tokens == 2 * len(ids)
+    across = shards.window(len(ids) - 1, 2).tolist() if whole else []
+    if across != [int(ids[-1]), int(ids[0])]:
+        text = f"{2 * len(ids)} tokens of two shards in order"
+        findings.append(CheckFinding("shards", text, f"{shards.n_tokens} tokens, or another order"))
+    return findings
 
 
 def _different_windows(

@@ -237,6 +237,9 @@ def _token_probabilities(logits_V: Tensor, options: SamplingOptions) -> Tensor:
 
 
 _DROPOUT = 0.5
+# Step of a difference in float64, and its relative error.
+_DIFFERENCE = 1e-6
+_DERIVATIVE_TOLERANCE = 1e-5
 # Allowed deviation of a dropped share, in standard deviations.
 _MAX_DEVIATION = 4.5
 
@@ -264,21 +267,10 @@ def _rows(subject: StepUnderTest) -> list[CheckFinding]:
 
 def _calls(subject: StepUnderTest) -> list[CheckFinding]:
     """Check that the same input gives the same output after other calls."""
-    # Flash attention does not support dropout on a CPU; the math kernel computes the same form.
-    kernel = (
-        {"ATTENTION_BACKEND": "math"}
-        if subject.small_exact.values["ATTENTION_BACKEND"] == "flash"
-        else {}
-    )
-    try:
-        # Dropout still active in eval mode would draw another mask in every call.
-        config = with_changes(subject.small_exact, DROPOUT=str(_DROPOUT), **kernel)
-    except ConfigError:
-        # NSA and joined passes do not support dropout.
-        config = subject.small_exact
-    model = subject.build(config)
+    # Dropout still active in eval mode would draw another mask in every call.
+    model = _dropping_model(subject) or subject.build(subject.small_exact)
     with subject.chunked(model):
-        return _calls_of(model, subject, config.model.shape.dropout)
+        return _calls_of(model, subject, model.config.shape.dropout)
 
 
 def _calls_of(model: GPT, subject: StepUnderTest, dropout: float) -> list[CheckFinding]:
@@ -364,7 +356,9 @@ def _dropped(model: GPT, ids_BT: Tensor, rate: float) -> list[CheckFinding]:
 def check_gradients(subject: StepUnderTest) -> list[CheckFinding]:
     """Check gradients from the real initialization and from filled parameters."""
     findings = _from_initialization(subject) + _from_filled(subject) + _optimized(subject)
-    return findings + (_recomputed(subject) if subject.config.model.grad_checkpointing else [])
+    if subject.config.model.grad_checkpointing:
+        findings += _recomputed(subject)
+    return findings + _with_dropout(subject)
 
 
 def _from_initialization(subject: StepUnderTest) -> list[CheckFinding]:
@@ -424,6 +418,73 @@ def _gradients(config: Config, idx_BT: Tensor, grad_checkpointing: bool) -> dict
         torch.manual_seed(config.seed)
         model(idx_BT[:, :-1], idx_BT[:, 1:]).backward()
     return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+def _with_dropout(subject: StepUnderTest) -> list[CheckFinding]:
+    """Check that backward uses the masks of forward: gradients in float64 against differences.
+
+    Checked is the derivative along a random direction, once with stored and once with recomputed
+    blocks. A mechanism that detaches a value has another gradient by design, which shows without
+    dropout too.
+    """
+    plain, dropping = subject.model, _dropping_model(subject)
+    idx_BT = subject.tokens()
+    if dropping is None or not _is_derivative(subject, plain, idx_BT):
+        return []
+    dropping.train()
+    findings = []
+    for recomputed in (False, True):
+        dropping.grad_checkpointing = recomputed
+        if not _is_derivative(subject, dropping, idx_BT):
+            what = "a gradient with the dropout masks of the forward pass"
+            how = "recomputed blocks" if recomputed else "stored blocks"
+            findings.append(CheckFinding("dropout-gradient", what, f"another derivative, {how}"))
+    return findings
+
+
+def _dropping_model(subject: StepUnderTest) -> GPT | None:
+    """Return the exact step with dropout; None if its attention does not support dropout."""
+    # Flash attention does not support dropout on a CPU; the math kernel computes the same form.
+    flash = subject.small_exact.values["ATTENTION_BACKEND"] == "flash"
+    kernel = {"ATTENTION_BACKEND": "math"} if flash else {}
+    try:
+        return subject.build(with_changes(subject.small_exact, DROPOUT=str(_DROPOUT), **kernel))
+    except ConfigError:
+        # NSA and joined passes do not support dropout.
+        return None
+
+
+def _is_derivative(subject: StepUnderTest, model: GPT, idx_BT: Tensor) -> bool:
+    """Return whether the gradient of the loss is its derivative along a random direction."""
+
+    def loss() -> Tensor:
+        with torch.random.fork_rng([]), subject.chunked(model):
+            torch.manual_seed(0)
+            value: Tensor = model(idx_BT[:, :-1], idx_BT[:, 1:])
+            if value.requires_grad:
+                value.backward()
+        return value
+
+    parameters = list(model.parameters())
+    loss()
+    generator = torch.Generator().manual_seed(0)
+    directions = [torch.randn(p.shape, generator=generator, dtype=p.dtype) for p in parameters]
+    derivative = sum(
+        float((p.grad * v).sum())
+        for p, v in zip(parameters, directions, strict=True)
+        if p.grad is not None
+    )
+    losses = []
+    with torch.no_grad():
+        for step in (_DIFFERENCE, -2 * _DIFFERENCE):
+            for parameter, direction in zip(parameters, directions, strict=True):
+                parameter.add_(direction, alpha=step)
+            losses.append(float(loss()))
+        for parameter, direction in zip(parameters, directions, strict=True):
+            parameter.add_(direction, alpha=_DIFFERENCE)
+            parameter.grad = None
+    difference = (losses[0] - losses[1]) / (2 * _DIFFERENCE)
+    return abs(difference - derivative) <= _DERIVATIVE_TOLERANCE * abs(difference)
 
 
 def _optimized(subject: StepUnderTest) -> list[CheckFinding]:

@@ -83,7 +83,10 @@ TITLE_PHRASES: Sequence[tuple[str, Callable[[re.Match[str]], Facts]]] = (
         lambda m: {"MLP weights": lambda subject, parent: parent["MLP weights"]},
     ),
     (r"\bMLP at ([\d.]+) times attention\b", lambda m: {"MLP / attention": float(m[1])}),
-    (r"\bshare ([\d.]+) %", lambda m: {"share of the MLP": float(m[1]) / 100}),
+    (
+        r"\bshare ([\d.]+) %",
+        lambda m: {"share of the MLP": float(m[1]) / 100, "equal shares in every block": True},
+    ),
     (r"\bpruning to ([\d.]+) %", lambda m: {"sparsity": float(m[1]) / 100}),
     (r"\bMLP gates the next block's heads\b", lambda m: _GATE),
     (r"\bmixes tokens by attention weights\b", lambda m: _MIX),
@@ -143,7 +146,7 @@ _UNREAD_NUMBER = re.compile(r"\d+(?:\.\d+)?|\b(?:one|two|three|four|half|third|q
 _RELATIVE = {"MLP / attention": 0.01}
 _ABSOLUTE = {"share of the MLP": 0.02, "sparsity": 0.005}
 # Facts that other changes move too: compared only if the name states them.
-_CONSEQUENCES = {"MLP / attention", "MLP weights", "sparsity"}
+_CONSEQUENCES = {"MLP / attention", "MLP weights", "sparsity", "equal shares in every block"}
 
 
 def check_named(subject: StepUnderTest) -> list[CheckFinding]:
@@ -154,7 +157,11 @@ def check_named(subject: StepUnderTest) -> list[CheckFinding]:
         return []
     stated, findings = _stated(step)
     parent = model_facts(subject.for_case(subject.parent)) if subject.parent else {}
-    facts = dict(model_facts(subject))
+    facts = dict(model_facts(subject)) | _training_facts(subject)
+    parent = {
+        **parent,
+        **(_training_facts(subject.for_case(subject.parent)) if subject.parent else {}),
+    }
     if "sparsity" in stated:
         facts["sparsity"] = _sparsity(subject)
     subject.facts["named"] = {"stated": sorted(stated), "title": step.title}
@@ -224,6 +231,21 @@ def _sparsity(subject: StepUnderTest) -> float:
     return sum(int((w == 0).sum()) for w in blocks) / sum(w.numel() for w in blocks)
 
 
+# Symbols of what all steps of a study share, unless a title states the change.
+_SHARED_SYMBOLS = (
+    *("LEARNING_RATE", "LR_SCHEDULE", "WARMUP_STEPS", "OPTIMIZER", "WEIGHT_DECAY", "GRAD_CLIP"),
+    *("BUDGET", "MAX_ITERS", "MAX_TOKENS", "GLOBAL_BATCH", "BLOCK_SIZE", "EVAL_TOKENS"),
+    *("DATASET", "TOKENIZER", "PRECISION", "DROPOUT", "SEED", "INIT_FROM"),
+    *("N_LAYER", "N_EMBD", "N_HEAD", "ACTIVATION", "BIAS"),
+)
+
+
+def _training_facts(subject: StepUnderTest) -> Facts:
+    """Return the values of the symbols that the steps of a study share."""
+    values = subject.config.values
+    return {name: values[name] for name in _SHARED_SYMBOLS if name in values}
+
+
 def model_facts(subject: StepUnderTest) -> Mapping[str, Any]:
     """Return the facts of the model at full size; None if a fact does not apply."""
     facts = subject.context.model_facts
@@ -250,8 +272,18 @@ def _measured(model: GPT) -> Facts:
         "band": terms["reciprocal"].window if "reciprocal" in terms else None,
         "MLP weights": _weights(block.mlp),
         "MLP / attention": _weights(block.mlp) / _weights(block.attn),
+        "equal shares in every block": _equal_shares(model),
     }
     return facts | _pattern_facts(block, shape.block_size) | _gate_facts(block) | _mlp_facts(block)
+
+
+def _equal_shares(model: GPT) -> bool:
+    """Return whether every sized mechanism has one share of the MLP in all of its blocks."""
+    shares: dict[str, list[float]] = {}
+    for block in model.blocks:
+        for name, part in block.mlp.mechanisms.items():
+            shares.setdefault(name, []).append(_weights(part) / _weights(block.mlp))
+    return all(max(each) - min(each) <= _ABSOLUTE["share of the MLP"] for each in shares.values())
 
 
 def _weights(module: nn.Module) -> int:

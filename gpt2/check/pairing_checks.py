@@ -60,6 +60,7 @@ def check_paired(subject: StepUnderTest) -> list[CheckFinding]:
         weights = _matrices(subject.traced_run.initial_weights)
         findings = [
             *_streams(subject.small, weights),
+            *_other_stream(subject),
             *_independent(weights),
             *_same_start(subject),
         ]
@@ -92,6 +93,17 @@ def _streams(config: Config, weights: Mapping[str, Tensor]) -> list[CheckFinding
     seed = f"SEED={config.seed}" + f", INIT_STREAM={config.init.init_stream}"
     expected = f"initial {few_names(wrong)} drawn from the stream of {seed} and the name alone"
     return [CheckFinding("initial-stream", expected, "values of another stream")]
+
+
+def _other_stream(subject: StepUnderTest) -> list[CheckFinding]:
+    """Check that the A/A step of a baseline draws every matrix from another stream."""
+    if subject.parent:
+        return []
+    config = with_changes(subject.small, INIT_STREAM=1)
+    model = GPT(config.model)
+    model.init_weights(config.seed, config.init.init_stream)
+    named = {name: p.detach() for name, p in model.named_parameters()}
+    return _streams(config, _matrices(named))
 
 
 def _independent(weights: Mapping[str, Tensor]) -> list[CheckFinding]:

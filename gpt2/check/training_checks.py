@@ -16,6 +16,7 @@ from gpt2.check.shrink import with_changes
 from gpt2.check.subject import StepUnderTest
 from gpt2.data.sampler import TrainSampler
 from gpt2.training.session import TrainingSession
+from gpt2.training.setup import warm_up
 from lib.env.process_group import ProcessGroup
 from lib.env.ranks import ProcessRank
 from lib.optim.schedule import ScheduleOptions
@@ -191,9 +192,11 @@ def _whole_batch(session: TrainingSession, x_BT: Tensor, y_BT: Tensor) -> tuple[
 
 
 def check_repeat(subject: StepUnderTest) -> list[CheckFinding]:
-    """Repeat the first steps of the traced run, with an evaluation between them."""
+    """Repeat the first steps of the traced run after warm-up steps, with an evaluation between."""
     traced, context = subject.traced_run, subject.context
-    run = ShortRun(subject.small, context.prepare_data(subject.small), context.new_run_dir())
+    config = with_changes(subject.small, WARMUP_ITERATIONS=1)
+    run = ShortRun(config, context.prepare_data(subject.small), context.new_run_dir())
+    warm_up(run.session)
     for name, weight in run.session.state.weights().items():
         if not torch.equal(weight, traced.initial_weights[name]):
             expected = f"the same initial {name} for the same seed"

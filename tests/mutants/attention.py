@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gpt2 import model
 from gpt2.attention import chunked
 from gpt2.attention.attention import Attention
 from gpt2.attention.chunk_parts import MASKED_SCORE
@@ -39,6 +40,19 @@ def _not_transposed(
     straight = self.constant * q[:, :, chunk.rows] @ k[:, :, chunk.slice(left)].mT
     self._cut_(straight, chunk, left)
     scores[..., left - chunk.left :].add_(straight)
+
+
+def _other_masks(right: Any) -> Any:
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        if ctx.generator:
+            ctx.generator.manual_seed(9)
+        return right(ctx, *gradients)
+
+    return staticmethod(backward)
+
+
+def _without_random_state(right: Any) -> Any:
+    return lambda *given, **named: right(*given, **named, preserve_rng_state=False)
 
 
 def _narrower_band(self: Any, reverse_BNrb: Tensor, chunk: Any, left: int) -> None:
@@ -397,5 +411,19 @@ MUTANTS = (
         {"isolated": ("independent-rows", r"^row 0 .* row 1 ")},
         then(Attention, "forward", _leaking),
         quick=True,
+    ),
+    Mutant(
+        "backward of rows draws other masks",
+        "gradients of another dropout",
+        "ra",
+        {"gradients": "dropout-gradient"},
+        replaced(chunked._RowAttention, "backward", _other_masks),
+    ),
+    Mutant(
+        "recomputed blocks draw other masks",
+        "gradients of another dropout after a lack of memory",
+        "baseline",
+        {"gradients": "dropout-gradient"},
+        replaced(model, "checkpoint", _without_random_state),
     ),
 )

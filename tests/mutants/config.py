@@ -140,4 +140,20 @@ MUTANTS = (
         {"declared": "declared-ratio"},
         replaced(MlpConfig, "weights", _swapped_weights),
     ),
+    Mutant(
+        "a step also trains without dropout",
+        "the effect of the latent projection is confounded",
+        "mla",
+        {"named": ("unstated-change", "^DROPOUT")},
+        step_sets(
+            "ratio",
+            "mla",
+            {
+                "ATTENTION_PROJECTION_LATENT": True,
+                "LATENT_DIM": 0,
+                "MLP_SIZING_HIDDEN": True,
+                "DROPOUT": "0.0",
+            },
+        ),
+    ),
 )

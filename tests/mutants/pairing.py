@@ -9,11 +9,11 @@ import torch
 
 from gpt2 import model
 from gpt2.check import process_checks, short_run
-from gpt2.data import loader, sampler
+from gpt2.data import loader, sampler, store
 from gpt2.evaluate import Evaluator
 from gpt2.model import GPT
 from gpt2.training.session import TrainingSession
-from gpt2.training.state import DataOrder, RankGenerators
+from gpt2.training.state import DataOrder, RankGenerators, TrainState
 from lib.runs import rng
 from tests.mutants.mutant import Expected, Mutant, Plant, after_init, nothing, replaced, then
 
@@ -29,6 +29,17 @@ def _in_order(out: None, self: GPT, seed: int) -> None:
     for parameter in self.parameters():
         if parameter.ndim >= 2 and parameter.any():
             parameter.normal_(0, float(parameter.std()), generator=generator)
+
+
+def _embeddings_of_the_baseline(right: Any) -> Any:
+    def init_weights(self: GPT, seed: int, stream: int = 0) -> None:
+        right(self, seed)
+        first = self.wte.weight.detach().clone()
+        right(self, seed, stream)
+        with torch.no_grad():
+            self.wte.weight.copy_(first)
+
+    return init_weights
 
 
 def _streams(owner: Any, rename: Any) -> Plant:
@@ -228,5 +239,26 @@ MUTANTS = (
         "baseline",
         {"reload": "resumed-data-order"},
         nothing(DataOrder, "load_state_dict"),
+    ),
+    Mutant(
+        "an A/A step shares the embeddings of the baseline",
+        "the noise floor of the study is too small",
+        "baseline",
+        {"paired": ("initial-stream", "INIT_STREAM=1")},
+        replaced(model.GPT, "init_weights", _embeddings_of_the_baseline),
+    ),
+    Mutant(
+        "warm-up steps stay in the weights",
+        "a run of a benchmark begins with trained weights",
+        "baseline",
+        {"repeat": "same-initial-weights"},
+        nothing(TrainState, "load_weights"),
+    ),
+    Mutant(
+        "only the first shard is read",
+        "a large text is sampled in part",
+        "baseline",
+        {"evaluated": "shards"},
+        replaced(store.TokenSplit, "n_tokens", lambda _: property(lambda s: len(s._maps[0]))),
     ),
 )
