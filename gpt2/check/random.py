@@ -18,7 +18,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from kconfiglib import BOOL, INT, Choice, Symbol
+from kconfiglib import BOOL, INT, STRING, Choice, Symbol
 
 from gpt2.check import CHECKS, Check, select
 from gpt2.check.cases import CheckCase, CheckJob
@@ -115,7 +115,8 @@ def _affects_run(item: Symbol | Choice) -> bool:
     if reader is None:
         # A tracker does not change the run.
         return item.name.lower() not in TRACKERS
-    is_text = reader.kind is str and not isinstance(item, Choice)
+    # A string that is not a float is text, or a list of numbers.
+    is_text = not isinstance(item, Choice) and item.orig_type is STRING and reader.kind is not float
     return reader.owner is not StudyConfig and not is_text
 
 

@@ -23,7 +23,7 @@ _DROPOUT = "dropout-stream"
 
 
 @torch.no_grad()
-def _in_order(out: None, self: GPT, seed: int) -> None:
+def _in_order(out: None, self: GPT, seed: int, *stream: int) -> None:
     """Draw all matrices again from one generator, in the order of the parameters."""
     generator = torch.Generator().manual_seed(seed)
     for parameter in self.parameters():
@@ -50,7 +50,7 @@ def _streams(owner: Any, rename: Any) -> Plant:
 
 
 def _model_enters_seed(right: Any) -> Any:
-    return lambda self, seed: right(self, seed + len(list(self.parameters())))
+    return lambda self, seed, *stream: right(self, seed + len(list(self.parameters())), *stream)
 
 
 def _batches_seeded(change: Any) -> Plant:

@@ -25,18 +25,18 @@ _RELOAD = "resumed-weights"
 
 
 @torch.no_grad()
-def _by_chance(out: None, self: GPT, seed: int) -> None:
+def _by_chance(out: None, self: GPT, *seed: int) -> None:
     self.wte.weight.add_(int.from_bytes(os.urandom(2), "big") * 1e-6)
 
 
 @torch.no_grad()
-def _by_rank(out: None, self: GPT, seed: int) -> None:
+def _by_rank(out: None, self: GPT, *seed: int) -> None:
     rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
     self.wpe.weight.add_(rank * 1e-3)
 
 
 @torch.no_grad()
-def _without_depth(out: None, self: GPT, seed: int) -> None:
+def _without_depth(out: None, self: GPT, *seed: int) -> None:
     for block in self.h:
         block.attn.c_proj.weight.mul_(math.sqrt(2 * len(self.h)))
 

@@ -22,6 +22,7 @@ def brought_elsewhere(run: RunDir) -> RunDir:
     elsewhere = RunDir(run.path.with_name("elsewhere"))
     shutil.copytree(run.checkpoints, elsewhere.checkpoints)
     shutil.copy(run.metrics, elsewhere.metrics)
+    shutil.copy(run.timing, elsewhere.timing)
     return elsewhere
 
 

@@ -164,8 +164,8 @@ def test_ranks_that_start_from_other_weights_are_named(
     def body(rank: int) -> str:
         initialize = GPT.init_weights
 
-        def drifting(model: GPT, seed: int) -> None:
-            initialize(model, seed)
+        def drifting(model: GPT, seed: int, stream: int) -> None:
+            initialize(model, seed, stream)
             if rank % 2:
                 model.wte.weight.data[3, 2] += 1e-6
 
@@ -324,6 +324,7 @@ def test_a_checkpoint_resumes_with_fewer_and_more_processes(
         moved = begun.files.path.with_name(f"moved-{size}")
         shutil.copytree(begun.files.checkpoints, moved / "checkpoints")
         shutil.copy(begun.files.metrics, moved)
+        shutil.copy(begun.files.timing, moved)
         moved_to = configure(**BARE, **SPLITS[size])
         _, refused = together(moved_to, moved.name)
         assert all(f"config.train.gpus (was 2, is {size})" in str(told) for told in refused)

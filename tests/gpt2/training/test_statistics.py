@@ -165,9 +165,9 @@ def test_statistics_are_measured_on_rank_0_only(
     assert [sum(b["msg"] == "statistics" for b in found) for found in beats] == [4, 0]
 
 
-def collapsed(model: GPT, seed: int, initial: Callable = GPT.init_weights) -> None:
+def collapsed(model: GPT, *seed: int, initial: Callable = GPT.init_weights) -> None:
     """Open only the window branch in all gates of the second block."""
-    initial(model, seed)
+    initial(model, *seed)
     bias = model.h[1].attn.pattern.gates.bias.data.view(3, -1)
     bias[:2], bias[2] = -9.0, 9.0
 
@@ -203,8 +203,8 @@ def test_a_fallback_reaches_the_alarms(configure: Configure, train: Callable) ->
 def test_a_slow_path_reaches_the_alarms(configure: Configure, train: Callable) -> None:
     """Block that counts every forward pass as a fallback."""
 
-    def counted(model: GPT, seed: int, initial: Callable = GPT.init_weights) -> None:
-        initial(model, seed)
+    def counted(model: GPT, *seed: int, initial: Callable = GPT.init_weights) -> None:
+        initial(model, *seed)
         counts = model.h[1].mlp.fallbacks = SimpleNamespace(count=0)
         model.h[1].register_forward_hook(lambda *given: setattr(counts, "count", counts.count + 1))
 
