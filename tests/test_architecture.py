@@ -32,6 +32,7 @@ SEPARATE = {
     "gpt2.check.config_checks": "checks are grouped by what they examine",
     "gpt2.check.naming_checks": "checks are grouped by what they examine",
     "gpt2.check.pairing_checks": "checks are grouped by what they examine",
+    "gpt2.check.generation_checks": "checks are grouped by what they examine",
     "gpt2.check.evaluation_checks": "checks are grouped by what they examine",
     "gpt2.check.long_checks": "checks are grouped by what they examine",
     "gpt2.check.precision_checks": "checks are grouped by what they examine",

@@ -15,10 +15,10 @@ from gpt2.check.cases import CheckCase, CheckFinding, CheckJob, check_resolve
 from gpt2.check.config_checks import check_declared, check_full_size
 from gpt2.check.context import CheckContext, ErrorCapture
 from gpt2.check.evaluation_checks import check_evaluated
+from gpt2.check.generation_checks import check_decode
 from gpt2.check.long_checks import check_long
 from gpt2.check.model_checks import (
     check_causal,
-    check_decode,
     check_distinct,
     check_gradients,
     check_isolated,

@@ -181,7 +181,7 @@ def train_plan(
     if code in _INTERRUPTED_CODES:
         return code, ""
     table = _table(table_of, ())
-    text = table_to_json(table) if json else table_to_markdown(table)
+    text = _reported(table_of, table, json)
     if strict:
         code = code or verdicts_exit_code(table.verdicts, strict=True)
     if code == EXIT_DONE and plan.study == "ratio" and plan.base.values["MODEL_SIZE"] == "tiny":

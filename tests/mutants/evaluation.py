@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from gpt2 import evaluate
-from gpt2.check import model_checks
+from gpt2.check import generation_checks
 from gpt2.data import store
 from gpt2.evaluate import EvaluationResult, Evaluator
 from gpt2.generate import SamplingOptions
@@ -427,13 +427,13 @@ MUTANTS = (
         "generated text beyond the context reads other positions",
         "baseline",
         {"decode": "generated-logits"},
-        replaced(model_checks, "generate", _keeps_the_first_tokens),
+        replaced(generation_checks, "generate", _keeps_the_first_tokens),
     ),
     Mutant(
         "generation leaves the model in evaluation mode",
         "training continues without dropout",
         "baseline",
         {"decode": "generation-side-effect"},
-        replaced(model_checks, "generate", _ends_in_evaluation),
+        replaced(generation_checks, "generate", _ends_in_evaluation),
     ),
 )
