@@ -391,6 +391,9 @@ def _sparsity(subject: StepUnderTest) -> list[CheckFinding]:
     matrices = [traced.final_weights[name][:rows] for name, rows in prunable.items()]
     reached = sum(int((w == 0).sum()) for w in matrices) / sum(w.numel() for w in matrices)
     findings = []
+    if not math.isclose(traced.sparsity[-1], reached, rel_tol=1e-9):
+        what = f"a recorded sparsity of {reached:.4f}, as in the weights"
+        findings.append(CheckFinding("recorded-sparsity", what, f"{traced.sparsity[-1]:.4f}"))
     if not abs(reached - float(target)) <= _SPARSITY_TOLERANCE:
         text = f"{reached:.1%} of the weights are zero at the end of the budget"
         findings.append(CheckFinding("target-sparsity", f"a sparsity of {float(target):.0%}", text))

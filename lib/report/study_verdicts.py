@@ -337,7 +337,7 @@ def _marked(verdict: ContrastVerdict, plan: VerdictPlan, look: Look | None) -> C
     if look is None:
         if verdict.n < plan.rule.min_seeds:
             return verdict
-        return replace(verdict, share=0.0, reason=_wait(plan))
+        return replace(verdict, share=0.0, reason=_wait(plan, verdict.n))
     if verdict.n < plan.rule.min_seeds:
         return verdict
     remarks = list(verdict.remarks)
@@ -348,13 +348,18 @@ def _marked(verdict: ContrastVerdict, plan: VerdictPlan, look: Look | None) -> C
     return replace(verdict, look=look.number, share=look.share, remarks=tuple(remarks))
 
 
-def _wait(plan: VerdictPlan) -> str:
-    """Return the reason of a comparison that has enough seeds, but no look."""
+def _wait(plan: VerdictPlan, seeds: int) -> str:
+    """Return the reason of a comparison that has enough ``seeds``, but no look."""
     if plan.exploratory:
-        return "this table takes no look"
+        return "a table of selected steps or seeds takes no look"
     assert plan.schedule is not None
     if n := plan.schedule.next_planned():
-        return f"next look at {n} seeds"
+        if n > seeds:
+            return f"next look at {n} seeds"
+        return (
+            f"the look at {n} seeds waits for the other runs of the study; .config can declare "
+            "fewer steps"
+        )
     last = plan.schedule.last
     if last is not None and not plan.schedule.share_at(last.n + 1):
         return "no alpha is left for another look"

@@ -373,4 +373,11 @@ MUTANTS = (
         },
         nothing(Adamwspam, "step"),
     ),
+    Mutant(
+        "the recorded sparsity is half of that of the weights",
+        "tables show another sparsity",
+        "pruned-50",
+        {"pruned": "recorded-sparsity"},
+        then(MaskPruner, "sparsity", lambda share, *given: share / 2),
+    ),
 )
