@@ -31,6 +31,7 @@ from lib.report.verdict_text import (
     design_note,
     drift_note,
     format_p,
+    p_equation,
     rule_note,
     seeds_note,
     signed,
@@ -218,7 +219,7 @@ def _single(results: ResultTable) -> Html:
 def _sentence(verdict: ContrastVerdict) -> Html:
     word = tag("span", verdict.word.value, class_=_style(verdict.word))
     relation = {"BETTER": " than ", "WORSE": " than ", "EQUIVALENT": " to "}[verdict.word.value]
-    p = f"p={format_p(verdict.p_of_word)}".replace("=<", "<")
+    p = p_equation(verdict.p_of_word)
     text = f": {signed(verdict.difference or 0.0)} nats per token"
     if verdict.test is not None:
         low, high = verdict.test.interval

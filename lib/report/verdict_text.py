@@ -101,7 +101,7 @@ def drift_note(drift: DriftTest | None) -> str:
     """Return a line if the losses drifted over the study; else ""."""
     if drift is None or not drift.alarms:
         return ""
-    return f"DRIFT p={format_p(drift.p)}: {drift.trend:+.4f} nats from the first to the last run\n"
+    return f"DRIFT {p_equation(drift.p)}: {drift.trend:+.4f} nats from the first to the last run\n"
 
 
 def verdicts_exit_code(study: StudyVerdicts, *, strict: bool = False) -> int:
@@ -115,6 +115,11 @@ def verdicts_exit_code(study: StudyVerdicts, *, strict: bool = False) -> int:
     if VerdictWord.DIVERGED in words | aa_words:
         return EXIT_FAILED
     return EXIT_INCONCLUSIVE if strict and VerdictWord.INCONCLUSIVE in words else EXIT_DONE
+
+
+def p_equation(p: float | None) -> str:
+    """Return p with its sign of comparison: ``p=0.012`` or ``p<1e-12``."""
+    return f"p={format_p(p)}".replace("=<", "<")
 
 
 def format_p(p: float | None) -> str:
@@ -141,7 +146,7 @@ def verdict_line(verdict: ContrastVerdict) -> str:
         low, high = verdict.test.interval
         head += f"  {verdict.difference:+.4f} [{low:+.4f}, {high:+.4f}]"
         look = f", look {verdict.look}" * (verdict.look is not None)
-        p = f"p={format_p(verdict.p_of_word)} (of {verdict.planned}{look})"
+        p = f"{p_equation(verdict.p_of_word)} (of {verdict.planned}{look})"
         detail = [f"n={verdict.n} {p}", *detail]
     word = verdict.word.value
     if contrast.role == AA_ROLE:
