@@ -53,7 +53,7 @@ def _ratio(config: Config, model: GPT) -> list[CheckFinding]:
         return []
     expected, findings = config.model.mlp.ratio, []
     for i, block in enumerate(model.blocks):
-        ratio = _matrices(block.mlp) / _matrices(block.attn)
+        ratio = matrix_elements(block.mlp) / matrix_elements(block.attn)
         declared = config.model.mlp.built_ratio(config.model.sites()[i])
         if not math.isclose(ratio, declared, rel_tol=1e-9):
             what = f"MLP / attention of {declared:.6f}, as declared"
@@ -134,7 +134,8 @@ def _strays(model: nn.Module) -> Iterator[str]:
                 yield f"{path}.{name}"
 
 
-def _matrices(module: nn.Module) -> int:
+def matrix_elements(module: nn.Module) -> int:
+    """Return the number of weights in matrices."""
     return sum(p.numel() for p in module.parameters() if p.ndim >= 2)
 
 

@@ -23,7 +23,6 @@ from gpt2.mlp.options import MlpMechanismOptions
 from gpt2.model import GPT
 from gpt2.zero_linear import ZeroInitLinear
 from lib.config.field import SymbolValue
-from lib.errors import ConfigError
 
 _CAUSAL_TOLERANCE = 1e-12
 
@@ -108,7 +107,6 @@ def check_distinct(subject: StepUnderTest) -> list[CheckFinding]:
 # B batch, T tokens, C n_embd.
 
 
-_DROPOUT = 0.5
 # Step of a difference in float64, and its relative error.
 _DIFFERENCE = 1e-6
 _DERIVATIVE_TOLERANCE = 1e-5
@@ -140,7 +138,7 @@ def _rows(subject: StepUnderTest) -> list[CheckFinding]:
 def _calls(subject: StepUnderTest) -> list[CheckFinding]:
     """Check that the same input gives the same output after other calls."""
     # Dropout still active in eval mode would draw another mask in every call.
-    model = _dropping_model(subject) or subject.build(subject.small_exact)
+    model = subject.dropping_model() or subject.build(subject.small_exact)
     with subject.chunked(model):
         return _calls_of(model, subject, model.config.shape.dropout)
 
@@ -299,7 +297,7 @@ def _with_dropout(subject: StepUnderTest) -> list[CheckFinding]:
     blocks. A mechanism that detaches a value has another gradient by design, which shows without
     dropout too.
     """
-    plain, dropping = subject.model, _dropping_model(subject)
+    plain, dropping = subject.model, subject.dropping_model()
     idx_BT = subject.tokens()
     if dropping is None or not _is_derivative(subject, plain, idx_BT):
         return []
@@ -312,18 +310,6 @@ def _with_dropout(subject: StepUnderTest) -> list[CheckFinding]:
             how = "recomputed blocks" if recomputed else "stored blocks"
             findings.append(CheckFinding("dropout-gradient", what, f"another derivative, {how}"))
     return findings
-
-
-def _dropping_model(subject: StepUnderTest) -> GPT | None:
-    """Return the exact step with dropout; None if its attention does not support dropout."""
-    # Flash attention does not support dropout on a CPU; the math kernel computes the same form.
-    flash = subject.small_exact.values["ATTENTION_BACKEND"] == "flash"
-    kernel = {"ATTENTION_BACKEND": "math"} if flash else {}
-    try:
-        return subject.build(with_changes(subject.small_exact, DROPOUT=str(_DROPOUT), **kernel))
-    except ConfigError:
-        # NSA and joined passes do not support dropout.
-        return None
 
 
 def _is_derivative(subject: StepUnderTest, model: GPT, idx_BT: Tensor) -> bool:
@@ -346,15 +332,14 @@ def _is_derivative(subject: StepUnderTest, model: GPT, idx_BT: Tensor) -> bool:
         for p, v in zip(parameters, directions, strict=True)
         if p.grad is not None
     )
-    losses = []
+    before, losses = [p.detach().clone() for p in parameters], []
     with torch.no_grad():
-        for step in (_DIFFERENCE, -2 * _DIFFERENCE):
-            for parameter, direction in zip(parameters, directions, strict=True):
-                parameter.add_(direction, alpha=step)
-            losses.append(float(loss()))
-        for parameter, direction in zip(parameters, directions, strict=True):
-            parameter.add_(direction, alpha=_DIFFERENCE)
-            parameter.grad = None
+        for step in (_DIFFERENCE, -_DIFFERENCE, 0.0):
+            for parameter, start, v in zip(parameters, before, directions, strict=True):
+                parameter.copy_(start + step * v)
+                parameter.grad = None
+            if step:
+                losses.append(float(loss()))
     difference = (losses[0] - losses[1]) / (2 * _DIFFERENCE)
     return abs(difference - derivative) <= _DERIVATIVE_TOLERANCE * abs(difference)
 

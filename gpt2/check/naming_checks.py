@@ -17,6 +17,7 @@ from gpt2.ablation import STUDIES
 from gpt2.ablation.step import Step
 from gpt2.attention.chunk_parts import RowChunk, ScoredRows
 from gpt2.check.cases import CheckFinding
+from gpt2.check.config_checks import matrix_elements
 from gpt2.check.subject import StepUnderTest
 from gpt2.model import GPT, Block
 from lib.pruning.pruners import NeverPruned
@@ -270,8 +271,8 @@ def _measured(model: GPT) -> Facts:
         "reciprocal": "reciprocal" in terms,
         "alpha per head": bool(list(terms.parameters())) if "reciprocal" in terms else None,
         "band": terms["reciprocal"].window if "reciprocal" in terms else None,
-        "MLP weights": _weights(block.mlp),
-        "MLP / attention": _weights(block.mlp) / _weights(block.attn),
+        "MLP weights": matrix_elements(block.mlp),
+        "MLP / attention": matrix_elements(block.mlp) / matrix_elements(block.attn),
         "equal shares in every block": _equal_shares(model),
     }
     return facts | _pattern_facts(block, shape.block_size) | _gate_facts(block) | _mlp_facts(block)
@@ -282,12 +283,8 @@ def _equal_shares(model: GPT) -> bool:
     shares: dict[str, list[float]] = {}
     for block in model.blocks:
         for name, part in block.mlp.mechanisms.items():
-            shares.setdefault(name, []).append(_weights(part) / _weights(block.mlp))
+            shares.setdefault(name, []).append(matrix_elements(part) / matrix_elements(block.mlp))
     return all(max(each) - min(each) <= _ABSOLUTE["share of the MLP"] for each in shares.values())
-
-
-def _weights(module: nn.Module) -> int:
-    return sum(p.numel() for p in module.parameters() if p.ndim >= 2)
 
 
 def _pattern_facts(block: Block, length: int) -> Facts:
@@ -347,14 +344,14 @@ def _mlp_facts(block: Block) -> Facts:
     by_name = dict(parts.items())
     gate, mix = by_name.get("mlp_attn_gate"), by_name.get("mlp_cross_token")
     coupling = parts["mlp_latent"].coupling if "mlp_latent" in parts else None
-    sized = sum(_weights(part) for part in (gate, mix) if part is not None)
+    sized = sum(matrix_elements(part) for part in (gate, mix) if part is not None)
     facts: Facts = {
         "head gate": gate is not None,
         "head gate reads": None,
         "token mix": mix is not None,
         "token mix keeps": mix and mix.request.sparsity,
         "token mix detached": mix and mix.request.detach,
-        "share of the MLP": sized / _weights(block.mlp),
+        "share of the MLP": sized / matrix_elements(block.mlp),
         "coupling": "none" if coupling is None else _tying(coupling),
     }
     if gate is not None:

@@ -14,13 +14,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpt2.attention.state import AttentionOutputs, BlockState
 from gpt2.check.cases import CheckFinding
-from gpt2.check.shrink import with_changes
 from gpt2.check.subject import StepUnderTest
 from gpt2.model import GPT, Block
 from gpt2.training.session import TrainingSession
 from gpt2.training.step import accumulate_gradients
-from lib.config.field import SymbolValue
-from lib.errors import ConfigError
 
 _NARROW = (torch.bfloat16, torch.float16)
 _TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -159,16 +156,10 @@ def _rounding(subject: StepUnderTest) -> list[CheckFinding]:
 
 def _dropout(subject: StepUnderTest) -> list[CheckFinding]:
     """Check that dropout multiplies embeddings, attention weights and branches, and nothing else."""
-    kernel = {"ATTENTION_BACKEND": "math"}
-    flash = subject.small_exact.values["ATTENTION_BACKEND"] == "flash"
-    try:
-        changes: dict[str, SymbolValue] = {"DROPOUT": str(_DROPOUT), **(kernel if flash else {})}
-        config = with_changes(subject.small_exact, **changes)
-    except ConfigError:
-        # NSA and joined passes do not support dropout.
+    model = subject.dropping_model()
+    if model is None:
         return []
-    model = subject.build(config)
-    block, shape = model.blocks[0], config.model.shape
+    block, shape = model.blocks[0], model.config.shape
     embedded_BTC, dropped_BTC = (
         _embedded(model, subject.tokens(1), train) for train in (False, True)
     )

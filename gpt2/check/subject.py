@@ -17,11 +17,12 @@ from gpt2.check.cases import CheckCase
 from gpt2.check.context import CheckContext
 from gpt2.check.distinct import Fingerprint
 from gpt2.check.short_run import ShortRun, TracedRun
-from gpt2.check.shrink import CONTEXT, small_config
+from gpt2.check.shrink import CONTEXT, small_config, with_changes
 from gpt2.config import Config
 from gpt2.execution import Execution
 from gpt2.loss import BLOCK_ELEMENTS, LogitsChunks
 from gpt2.model import GPT
+from lib.errors import ConfigError
 from lib.files import canonical_json
 from lib.runs.seeds import stream_seed
 
@@ -178,6 +179,17 @@ class StepUnderTest:
         model.double().eval()
         fill_parameters(model)
         return model
+
+    def dropping_model(self) -> GPT | None:
+        """Build the exact step with a dropout of one half; None if it does not support dropout."""
+        # Flash attention does not support dropout on a CPU; the math kernel computes the same form.
+        flash = self.small_exact.values["ATTENTION_BACKEND"] == "flash"
+        kernel = {"ATTENTION_BACKEND": "math"} if flash else {}
+        try:
+            return self.build(with_changes(self.small_exact, DROPOUT="0.5", **kernel))
+        except ConfigError:
+            # NSA and joined passes do not support dropout.
+            return None
 
     def tokens(self, batch: int = 2, length: int = CONTEXT, skip: int = 0) -> Tensor:
         """Return consecutive pieces of the excerpt as ids [B, T].

@@ -90,36 +90,22 @@ def add_running(parser: argparse.ArgumentParser) -> None:
 
 def add_allow_dirty(parser: argparse.ArgumentParser) -> None:
     """Add ``--allow-dirty``: allow training with uncommitted code."""
-    parser.add_argument(
-        "--allow-dirty",
-        action="store_true",
-        default=_is_set("ALLOW_DIRTY"),
-        help="train uncommitted code, and save the diff (ALLOW_DIRTY=y)",
-    )
+    _add_flag(parser, "allow-dirty", "train uncommitted code, and save the diff (ALLOW_DIRTY=y)")
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
     """Add ``--json``: print one JSON document on stdout."""
-    parser.add_argument(
-        "--json", action="store_true", default=_is_set("JSON"), help="one JSON document on stdout"
-    )
+    _add_flag(parser, "json", "one JSON document on stdout")
 
 
 def add_strict(parser: argparse.ArgumentParser) -> None:
     """Add ``--strict``: exit code 5 if a comparison is INCONCLUSIVE."""
-    parser.add_argument(
-        "--strict",
-        action="store_true",
-        default=_is_set("STRICT"),
-        help="exit code 5 if a comparison is INCONCLUSIVE (STRICT=1)",
-    )
+    _add_flag(parser, "strict", "exit code 5 if a comparison is INCONCLUSIVE (STRICT=1)")
 
 
 def add_yes(parser: argparse.ArgumentParser) -> None:
     """Add ``--yes``: skip confirmation prompts."""
-    parser.add_argument(
-        "--yes", action="store_true", default=_is_set("YES"), help="answer yes to questions"
-    )
+    _add_flag(parser, "yes", "answer yes to questions")
 
 
 def add_labels(parser: argparse.ArgumentParser) -> None:
@@ -130,32 +116,17 @@ def add_labels(parser: argparse.ArgumentParser) -> None:
 
 def add_force(parser: argparse.ArgumentParser) -> None:
     """Add ``--force``: train even if the result will not be comparable."""
-    parser.add_argument(
-        "--force",
-        action="store_true",
-        default=_is_set("FORCE"),
-        help="train even if not comparable",
-    )
+    _add_flag(parser, "force", "train even if not comparable")
 
 
 def add_twice(parser: argparse.ArgumentParser) -> None:
     """Add ``--twice``: train a configuration twice instead of a finished run again."""
-    parser.add_argument(
-        "--twice",
-        action="store_true",
-        default=_is_set("TWICE"),
-        help="train one configuration twice, and compare (TWICE=1)",
-    )
+    _add_flag(parser, "twice", "train one configuration twice, and compare (TWICE=1)")
 
 
 def add_update(parser: argparse.ArgumentParser) -> None:
     """Add ``--update``: write current values and digests into the claims file."""
-    parser.add_argument(
-        "--update",
-        action="store_true",
-        default=_is_set("UPDATE"),
-        help="write current values and digests into the claims file (UPDATE=1)",
-    )
+    _add_flag(parser, "update", "write current values and digests into the claims file (UPDATE=1)")
 
 
 def add_writing(parser: argparse.ArgumentParser) -> None:
@@ -210,6 +181,12 @@ def number(given: argparse.Namespace, name: str, kind: type[int] | type[float]) 
         raise ConfigError(problem) from None
 
 
+def _add_flag(parser: argparse.ArgumentParser, name: str, text: str) -> None:
+    """Add the option ``--name``, set by default if the environment variable is."""
+    default = _is_set(name.upper().replace("-", "_"))
+    parser.add_argument(f"--{name}", action="store_true", default=default, help=text)
+
+
 def add_variable(parser: argparse.ArgumentParser, name: str, text: str, default: str = "") -> None:
     """Add the option ``--name``, whose default is the environment variable that make exports."""
     variable = name.upper().replace("-", "_")
@@ -220,16 +197,12 @@ def add_variable(parser: argparse.ArgumentParser, name: str, text: str, default:
 
 def add_fast(parser: argparse.ArgumentParser) -> None:
     """Add ``--fast``: skip the slow checks."""
-    parser.add_argument(
-        "--fast", action="store_true", default=_is_set("FAST"), help="skip the slow checks"
-    )
+    _add_flag(parser, "fast", "skip the slow checks")
 
 
 def add_full(parser: argparse.ArgumentParser) -> None:
     """Add ``--full``: test the full context length."""
-    parser.add_argument(
-        "--full", action="store_true", default=_is_set("FULL"), help="test the full context length"
-    )
+    _add_flag(parser, "full", "test the full context length")
 
 
 def _is_set(variable: str) -> bool:

@@ -81,7 +81,7 @@ class Gpt2Backend:
         self._executor = executor
         self._settings = settings
         self._train = partial(train_in_worker, build_dir=plan.build_dir, allow_stale=allow_stale)
-        self._positions = _positions(plan)
+        self._plan = plan
 
     def preflight(self, runs: Sequence[PlannedRun[Config]], jobs: int) -> Sequence[DeviceSlot]:
         """Check the machine in a worker, then weights and data; return the slots for runs.
@@ -97,6 +97,10 @@ class Gpt2Backend:
     def drift(self, run: RunDir) -> Sequence[str]:
         """Return the source files, torch version and device model changed since ``run``."""
         return run_drift(run, self._device)
+
+    @cached_property
+    def _positions(self) -> Mapping[Path, Mapping[str, float]]:
+        return _positions(self._plan)
 
     def submit(self, run: PlannedRun[Config], slot: DeviceSlot, executor: Executor) -> Job:
         """Write the inputs of the run, and start ``GPUS`` processes for it, also on a CPU."""
@@ -174,10 +178,7 @@ def train_plan(
     runs is that of their verdicts. ConfigError and PreflightError are raised before anything is
     created.
     """
-    _log_skipped(plan)
-    executor = new_executor(plan)
-    backend = Gpt2Backend(plan, executor, allow_stale=options.stale == "keep", dirty=options.dirty)
-    code = run_all(training_order(plan.runs), plan.folder, backend, executor, options)
+    code = _train_runs(plan, plan.runs, options)
     if code in _INTERRUPTED_CODES:
         return code, ""
     table = _table(table_of, ())
@@ -208,13 +209,9 @@ def train_looks(
     attempted: set[Path] = set()
     code = EXIT_DONE
     while True:
-        _log_skipped(plan)
-        executor = new_executor(plan)
-        stale = options.stale == "keep"
-        backend = Gpt2Backend(plan, executor, allow_stale=stale, dirty=options.dirty)
         # A failed run is tried once per command, as with a list of seeds.
         runs = [run for run in plan.runs if run.path not in attempted]
-        outcome = run_all(training_order(runs), plan.folder, backend, executor, options)
+        outcome = _train_runs(plan, runs, options)
         if outcome in _INTERRUPTED_CODES:
             return outcome, ""
         code = max(code, outcome)
@@ -237,6 +234,14 @@ def train_looks(
     if strict:
         code = code or verdicts_exit_code(table.verdicts, strict=True)
     return code, _reported(shown, table, json)
+
+
+def _train_runs(plan: Plan, runs: Sequence[PlannedRun[Config]], options: RunnerOptions) -> int:
+    """Train unfinished ``runs`` of ``plan`` in random order and return the exit code."""
+    _log_skipped(plan)
+    executor = new_executor(plan)
+    backend = Gpt2Backend(plan, executor, allow_stale=options.stale == "keep", dirty=options.dirty)
+    return run_all(training_order(runs), plan.folder, backend, executor, options)
 
 
 def _log_look(study: StudyVerdicts) -> None:

@@ -1,5 +1,6 @@
 """Planned runs with fabricated results."""
 
+import builtins
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,3 +64,16 @@ def make_run(tmp_path: Path) -> Callable[..., PlannedRun[Named]]:
         return run
 
     return make
+
+
+@pytest.fixture
+def without_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let every import of matplotlib fail, as if the package were missing."""
+    original = builtins.__import__
+
+    def without(name, *rest, **more):
+        if name.startswith("matplotlib"):
+            raise ImportError(name)
+        return original(name, *rest, **more)
+
+    monkeypatch.setattr(builtins, "__import__", without)

@@ -1,7 +1,5 @@
 """Reading and drawing of loss curves."""
 
-import builtins
-
 import pytest
 
 from lib.errors import ConfigError, PreflightError
@@ -65,15 +63,7 @@ def test_nothing_to_draw_is_an_error(make_run):
     assert caught.value.codes == ["run.missing-metric"]
 
 
-def test_the_missing_package_is_named_with_its_command(tmp_path, monkeypatch):
-    original = builtins.__import__
-
-    def without(name, *rest, **more):
-        if name.startswith("matplotlib"):
-            raise ImportError(name)
-        return original(name, *rest, **more)
-
-    monkeypatch.setattr(builtins, "__import__", without)
+def test_the_missing_package_is_named_with_its_command(tmp_path, without_matplotlib):
     with pytest.raises(PreflightError) as caught:
         plot_loss_curves([LossCurve("base", [(1, 2.0)], [])], "demo", tmp_path / "x.png")
     assert caught.value.codes == ["env.missing-package"] and "make setup" in str(caught.value)

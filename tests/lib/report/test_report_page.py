@@ -1,6 +1,5 @@
 """The report as a web page: content, escaping, determinism, and what it says with few seeds."""
 
-import builtins
 from collections import Counter
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -203,15 +202,7 @@ def test_without_results_the_report_still_appears(make_run):
     assert "svg" not in parsed.tags and "not started" in parsed.texts
 
 
-def test_without_matplotlib_a_line_names_the_command(study, monkeypatch):
-    original = builtins.__import__
-
-    def without(name, *rest, **more):
-        if name.startswith("matplotlib"):
-            raise ImportError(name)
-        return original(name, *rest, **more)
-
-    monkeypatch.setattr(builtins, "__import__", without)
+def test_without_matplotlib_a_line_names_the_command(study, without_matplotlib):
     parsed = Parsed(report_page(study[1], CONTEXT))
     assert "svg" not in parsed.tags and len(parsed.values("data-word")) == 2
     assert "matplotlib" in parsed.text and "make setup" in parsed.text
