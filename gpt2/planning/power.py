@@ -15,6 +15,7 @@ from lib.report.contrast_tests import MIN_SEEDS
 from lib.report.power import (
     MAX_SEEDS,
     detectable_effect,
+    expected_seeds,
     fillable_band,
     pilot_factor,
     seeds_for,
@@ -54,6 +55,10 @@ class StudyPower:
     # The declared effect and band; 0 if none.
     wanted_effect: float
     wanted_band: float
+    # Mean seeds of a comparison under SEEDS=auto: without an effect, and with the declared one, or
+    # else with ``effect``.
+    seeds_without: float | None = None
+    seeds_with: float | None = None
 
     @property
     def misses(self) -> bool:
@@ -93,17 +98,25 @@ def study_power(plan: Plan) -> StudyPower | None:
     seen = partial(detectable_effect, m=comparisons, rule=rule, alpha=alpha)
     fills = partial(fillable_band, m=comparisons, rule=rule, alpha=alpha)
     seeds = seeds_for(options.band / noise.sd, fills) if noise and options.band else None
+    effect = noise.sd * seen(n) if noise else None
+    without, with_effect = None, None
+    if noise and effect and plan.auto is not None:
+        ends = (0.0, (options.effect or effect) / noise.sd)
+        band = options.band / noise.sd
+        without, with_effect = (expected_seeds(e, band, looks, comparisons, rule) for e in ends)
     return StudyPower(
         seeds=n,
         comparisons=comparisons,
         alpha=alpha,
         power=options.power,
         noise=noise,
-        effect=noise.sd * seen(n) if noise else None,
+        effect=effect,
         band=noise.sd * fills(n) if noise else None,
         band_seeds=seeds,
         wanted_effect=options.effect,
         wanted_band=options.band,
+        seeds_without=without,
+        seeds_with=with_effect,
     )
 
 
@@ -134,6 +147,12 @@ def power_text(power: StudyPower | None, cost: StudyCost) -> str:
         f"{head}: notices {power.effect:.4f} nats (probability {power.power:g})\n"
         f"noise of a difference {power.noise.sd:.4f} nats, {power.noise.source}\n"
     )
+    if power.seeds_without is not None and power.seeds_with is not None:
+        size = power.wanted_effect or power.effect
+        text += (
+            f"expected seeds of a comparison: {power.seeds_without:.1f} without an effect, "
+            f"{power.seeds_with:.1f} at {size:.4f}\n"
+        )
     if power.misses:
         text += f"VERDICT_EFFECT={power.wanted_effect:g} is smaller: more seeds are needed\n"
     if power.wanted_band:

@@ -9,7 +9,8 @@ quantiles of its t distribution times a factor from simulations of the whole rul
 import math
 from collections.abc import Callable
 
-from lib.report.contrast_tests import MIN_SEEDS, VerdictRule, shared_degrees
+from lib.report.contrast_tests import INTERVAL_ERROR, MIN_SEEDS, VerdictRule, shared_degrees
+from lib.report.looks import LookPlan
 from lib.report.significance import t_isf
 
 MAX_SEEDS = 60
@@ -50,6 +51,47 @@ def fillable_band(n: int, m: int, rule: VerdictRule, alpha: float | None = None)
         return _mean_over_sd(lambda s: max(0.0, 2 * _normal(band * root - limit * s) - 1), n - 1)
 
     return _smallest(power, rule.power)
+
+
+def word_probability(
+    effect: float, band: float, n: int, m: int, rule: VerdictRule, alpha: float
+) -> float:
+    """Return the probability that a comparison of a true ``effect`` ≥ 0 has a word after ``n`` seeds.
+
+    ``effect`` and ``band`` are in units of sd_d; ``alpha`` is that of the look.
+    """
+    shares, root = m > 1 and rule.variance == "shared", math.sqrt(n)
+    degrees = shared_degrees(n, m) if shares else n - 1
+    differ, equal = t_isf(alpha / (2 * m), degrees), t_isf(alpha / m, degrees)
+    gates = t_isf(INTERVAL_ERROR / 2, n - 1), t_isf(INTERVAL_ERROR, n - 1)
+
+    def given(s: float) -> float:
+        # The mean variance of the study is near 1; the own sample has the standard deviation s.
+        scale = max(s, 1.0) if shares else s
+        limits = differ * scale, equal * scale
+        if shares:
+            limits = max(limits[0], gates[0] * s), max(limits[1], gates[1] * s)
+        shift, width = effect * root, band * root - limits[1]
+        equivalent = _normal(width - shift) - _normal(-width - shift) if width > 0 else 0.0
+        return max(_normal(shift - limits[0]), equivalent)
+
+    return _mean_over_sd(given, n - 1)
+
+
+def expected_seeds(effect: float, band: float, looks: LookPlan, m: int, rule: VerdictRule) -> float:
+    """Return the mean number of seeds until a comparison of a true ``effect`` has a word.
+
+    Without a word, it has those of the last look. In units of sd_d.
+    """
+    expected, without = 0.0, 1.0
+    before = 0
+    for n, share in zip(looks.seeds, looks.shares, strict=True):
+        expected += without * (n - before)
+        before = n
+        # A word stays: the looks before had it at most as often.
+        given = word_probability(effect, band, n, m, rule, rule.alpha * share)
+        without = min(without, 1 - given)
+    return expected
 
 
 def seeds_for(size: float, needed: Callable[[int], float]) -> int | None:

@@ -142,3 +142,19 @@ def test_the_plan_and_its_record_have_it(planned):
     assert "3 seeds, 18 comparisons: notices" in view.plan_text(plan, views)
     record = json.loads(view.to_json(plan, views))
     assert record["power"]["seeds"] == 3 and record["cost"]["runs"] == 60
+
+
+def test_looks_have_expected_seeds(planned):
+    plan = planned(seeds="auto", VERDICT_NOISE="0.0013", VERDICT_BAND="0.004")
+    power = study_power(plan)
+    # An effect near the band is the hardest to judge.
+    assert 6 < power.seeds_without < power.seeds_with < 8
+    text = power_text(power, study_cost(plan, []))
+    assert f"{power.seeds_without:.1f} without an effect" in text
+    assert all(len(line) <= 80 for line in text.splitlines())
+    larger = study_power(
+        planned(seeds="auto", VERDICT_NOISE="0.0013", VERDICT_BAND="0.004", VERDICT_EFFECT="0.02")
+    )
+    assert larger.seeds_with == pytest.approx(3, abs=0.01)
+    assert larger.seeds_without == power.seeds_without
+    assert study_power(planned(VERDICT_NOISE="0.0013")).seeds_with is None

@@ -5,7 +5,15 @@ from functools import partial
 import pytest
 
 from lib.report.contrast_tests import VerdictRule
-from lib.report.power import detectable_effect, fillable_band, pilot_factor, seeds_for
+from lib.report.looks import LookPlan
+from lib.report.power import (
+    detectable_effect,
+    expected_seeds,
+    fillable_band,
+    pilot_factor,
+    seeds_for,
+    word_probability,
+)
 
 SHARED, OWN = VerdictRule(), VerdictRule(variance="own")
 # Seeds: smallest effect for one comparison, 18 own, 18 shared, 35 shared; band shared, own.
@@ -56,3 +64,32 @@ def test_the_number_of_seeds_for_an_effect():
     needed = partial(detectable_effect, m=18, rule=SHARED)
     assert seeds_for(2.4, needed) == 5 and seeds_for(2.2, needed) == 6
     assert seeds_for(100, needed) == 3 and seeds_for(0.1, needed) is None
+
+
+# Effect in sd_d → share of simulated studies with a word, in percent: 3, 5 and 8 seeds, shared and own.
+WORDS = {
+    2: ((12, 62, 95), (4, 27, 85)),
+    3: ((44, 96, 100), (8, 66, 100)),
+    4: ((77, 100, 100), (13, 91, 100)),
+    6: ((98, 100, 100), (29, 100, 100)),
+}
+
+
+@pytest.mark.parametrize("effect", WORDS)
+def test_the_probability_of_a_word(effect):
+    for rule, percents in zip((SHARED, OWN), WORDS[effect], strict=True):
+        for n, percent in zip((3, 5, 8), percents, strict=True):
+            probability = word_probability(effect, 0, n, 18, rule, 0.05)
+            # Least exact between: the mean variance of few seeds is not exactly 1.
+            assert 100 * probability == pytest.approx(percent, abs=10 if n == 3 else 6)
+
+
+def test_the_seeds_of_looks():
+    """With a band of 2, as simulated: 7.2 without an effect, 7.6, 5.1 and 3.3 with one."""
+    looks = LookPlan((3, 5, 8), (0.2, 0.3, 0.4))
+    for effect, seeds in {0: 7.2, 1.5: 7.6, 3: 5.1, 6: 3.3}.items():
+        assert expected_seeds(effect, 2, looks, 18, SHARED) == pytest.approx(seeds, abs=0.35)
+    assert expected_seeds(0, 0, looks, 18, SHARED) == pytest.approx(8, abs=0.01)
+    assert expected_seeds(100, 0, looks, 18, OWN) == pytest.approx(3)
+    one = word_probability(1.16, 0, 8, 1, SHARED, 0.05)
+    assert one == pytest.approx(0.8, abs=0.01)
