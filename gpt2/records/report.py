@@ -3,6 +3,7 @@
 Does not import torch.
 """
 
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,9 @@ from typing import Any
 from gpt2.config import Config
 from gpt2.planning.plan import Plan
 from gpt2.training.budget import run_budget
+from lib.config.field import SymbolValue
+from lib.config.layers import to_kconfig_text
+from lib.config.tree import KconfigTree, describe_symbol
 from lib.errors import ConfigError, Problem
 from lib.json_files import RecordError
 from lib.plan.run import PlannedRun
@@ -138,9 +142,9 @@ def _commands(
     files = [str(s["where"]).partition(":")[0] for _, s in settings if s["label"] in _SHIPPED]
     names = "+".join(dict.fromkeys(file.rpartition("/")[2] for file in files))
     if names:
-        others = [name for name, s in settings if s["label"] not in _SHIPPED]
-        purpose = f"the configuration; then set {', '.join(others)} as below" if others else ""
-        commands.append((f"make defconfig-{names}", purpose or "the configuration"))
+        others = {name: s["value"] for name, s in settings if s["label"] not in _SHIPPED}
+        assigned = f" SET={shlex.quote(set_text(others))}" if others else ""
+        commands.append((f"make defconfig-{names}{assigned}", "the configuration"))
     seeds = ",".join(map(str, sorted({run.seed for run in plan.runs})))
     commands.append((f"make SEEDS={seeds}", "all runs, and this report"))
     if results:
@@ -148,3 +152,15 @@ def _commands(
         commands.append((f"make reproduce RUN={folder}", "one run, compared byte by byte"))
     commands.append(("make report", "this report again, from the same folders"))
     return commands
+
+
+def set_text(settings: Mapping[str, SymbolValue]) -> str:
+    """Return the text of SET= that assigns ``settings``; a choice is set by its member."""
+    tree = KconfigTree()
+    words = []
+    for name, value in settings.items():
+        item = tree.find(name)
+        members = describe_symbol(item).members if item is not None else ()
+        chosen = [m for m in members if m.removeprefix(f"{name}_").lower() == value]
+        words += [f"{m}=y" for m in chosen] or [f"{name}={shlex.quote(to_kconfig_text(value))}"]
+    return " ".join(words)

@@ -289,8 +289,10 @@ def _reported(plan: Plan, table: ResultTable, json: bool) -> str:
 
 
 def verdicts(plan: Plan, *, json: bool = False, strict: bool = False) -> tuple[int, str]:
-    """Write the result table. Return the exit code of its verdicts, and the verdicts as text."""
-    study = _table(plan, ()).verdicts
+    """Write result table and report. Return the exit code of the verdicts, and the verdicts as text."""
+    table = _table(plan, ())
+    study = table.verdicts
+    log("REPORT", str(write_study_report(plan, table)))
     text = verdicts_to_json(study) if json else verdict_lines(study)
     return verdicts_exit_code(study, strict=strict), text
 
