@@ -42,7 +42,7 @@ from lib.report.table_text import table_to_json, table_to_markdown, write_table
 from lib.report.verdict_text import verdict_line, verdict_lines, verdicts_exit_code
 from lib.runner import locks
 from lib.runner.display import RunProgress
-from lib.runner.job import DeviceSlot, Executor, Job
+from lib.runner.job import DeviceSlot, Executor, Job, JobLimits
 from lib.runner.local import LocalExecutor
 from lib.runner.locks import SignalCounter
 from lib.runner.runner import (
@@ -241,7 +241,14 @@ def _train_runs(plan: Plan, runs: Sequence[PlannedRun[Config]], options: RunnerO
     _log_skipped(plan)
     executor = new_executor(plan)
     backend = Gpt2Backend(plan, executor, allow_stale=options.stale == "keep", dirty=options.dirty)
-    return run_all(training_order(runs), plan.folder, backend, executor, options)
+    return run_all(training_order(runs), plan.folder, backend, executor, _limited(options, plan))
+
+
+def _limited(options: RunnerOptions, plan: Plan) -> RunnerOptions:
+    """Return ``options`` with the time limits of the plan's runs."""
+    base = plan.base
+    limits = JobLimits(base.run_time_limit_seconds, base.stall_limit_seconds)
+    return replace(options, limits=limits)
 
 
 def _log_look(study: StudyVerdicts) -> None:
@@ -436,7 +443,8 @@ def train_scratch(
     executor = new_executor(plan)
     # Uncommitted code is allowed: the caller compares every source file with the original run.
     backend = Gpt2Backend(plan, executor, dirty=True, settings=settings or {})
-    return run_all(plan.runs, plan.folder, backend, executor, RunnerOptions(stale="rerun"))
+    options = _limited(RunnerOptions(stale="rerun"), plan)
+    return run_all(plan.runs, plan.folder, backend, executor, options)
 
 
 def unobserved(values: Mapping[str, SymbolValue]) -> dict[str, SymbolValue]:

@@ -59,6 +59,10 @@ class RecordWriter:
         """Display the progress of the run without writing a record."""
         self._report({"kind": "progress", **event})
 
+    def alive(self) -> None:
+        """Report that the run makes progress between two optimizer steps."""
+        self._report({"kind": "alive"})
+
     def position(self) -> dict[str, Any]:
         """Sync metrics.jsonl and timing.jsonl to the disk; return the size and digest of each."""
         os.fsync(self._metrics)
@@ -118,6 +122,9 @@ class NullRecords(RecordWriter):
 
     def progress(self, **event: Any) -> None:
         """Do nothing."""
+
+    def alive(self) -> None:
+        """Do nothing: the parent process follows rank 0."""
 
     def position(self) -> dict[str, Any]:
         """Return no position, which rank 0 saves."""

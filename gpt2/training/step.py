@@ -181,6 +181,7 @@ def accumulate_gradients(session: TrainingSession, micro_batches: list[MicroBatc
     with autocast(session.config.machine):
         for i, (x_BT, y_BT) in enumerate(on_device(session, micro_batches), 1):
             total += forward_backward(session, x_BT, y_BT, share, i == len(micro_batches))
+            session.records.alive()
     return session.group.add(total) / session.group.size
 
 

@@ -6,8 +6,10 @@ implements the same two classes: ``submit`` enters the job into the queue, ``can
 """
 
 import signal
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -46,8 +48,57 @@ class Job(ABC):
         """Request a stop, before which a run is saved; ``immediately`` kills the processes."""
 
     @abstractmethod
+    def end_overdue(self) -> None:
+        """Write the stacks of all threads to the log, request a stop, and kill after a while."""
+
+    @abstractmethod
     def failure_cause(self, status: RunStatus) -> str:
         """Return the cause of a failure if ``status``, written by rank 0, lacks it, else ""."""
+
+
+@dataclass(frozen=True)
+class JobLimits:
+    """Limits of a job that are enforced from outside its processes; 0 is none."""
+
+    # RUN_TIME_LIMIT_SECONDS: the run itself stops at this limit if it can.
+    total_seconds: int = 0
+    # STALL_LIMIT_SECONDS: time without an event.
+    silent_seconds: int = 0
+
+
+# Time that a run has for its last step and its checkpoint after RUN_TIME_LIMIT_SECONDS.
+LIMIT_GRACE_SECONDS = 300
+# A longer time between two looks means that this process did not run, and often the job neither:
+# Ctrl-Z stops both.
+_MAX_COUNTED_SECONDS = 5.0
+
+
+class JobTimer:
+    """Timer of a job since its start and since its last event, without the time of a suspension."""
+
+    def __init__(self, limits: JobLimits, clock: Callable[[], float] = time.monotonic) -> None:
+        self._limits = limits
+        self._clock = clock
+        self._looked_at = clock()
+        self._total = self._silent = 0.0
+
+    def reset_silence(self) -> None:
+        """Record an event of the job."""
+        self._silent = 0.0
+
+    def exceeded(self) -> str:
+        """Return the exceeded limit as the cause of a failure, else ""."""
+        now = self._clock()
+        passed, self._looked_at = min(now - self._looked_at, _MAX_COUNTED_SECONDS), now
+        self._total += passed
+        self._silent += passed
+        limits = self._limits
+        if limits.silent_seconds and self._silent > limits.silent_seconds:
+            return f"no sign of life for STALL_LIMIT_SECONDS={limits.silent_seconds}; ended"
+        if limits.total_seconds and self._total > limits.total_seconds + LIMIT_GRACE_SECONDS:
+            exceeded = f"RUN_TIME_LIMIT_SECONDS={limits.total_seconds} exceeded"
+            return f"{exceeded} by {LIMIT_GRACE_SECONDS} s; ended"
+        return ""
 
 
 class Executor(ABC):

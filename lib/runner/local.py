@@ -34,6 +34,9 @@ EXIT_TIMEOUT_SECONDS = 10.0
 # 0 waits for its sidecar processes (lib.tracking.sidecar), which other ranks do not have.
 MAIN_RANK_EXIT_TIMEOUT_SECONDS = 60.0
 
+# Exit code that multiprocessing returns for a worker whose fork server has died.
+_SERVER_DIED = 255
+
 
 @dataclass(eq=False)
 class _Worker:
@@ -109,6 +112,17 @@ class LocalJob(Job):
         for running in self.running:
             running.signal(signal.SIGKILL if immediately else signal.SIGTERM)
 
+    def end_overdue(self) -> None:
+        """End the workers: see ``Job.end_overdue``.
+
+        Loader and sidecar processes end when their worker does.
+        """
+        # A stopped process handles signals only when it goes on; SIGUSR1 is registered by worker.
+        for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGCONT):
+            for running in self.running:
+                running.signal(number)
+        self._deadline = min(self._deadline, time.monotonic() + EXIT_TIMEOUT_SECONDS)
+
     def add(self, worker: _Worker) -> None:
         """Add the worker of the next rank."""
         self.workers.append(worker)
@@ -129,6 +143,10 @@ class LocalJob(Job):
         if exit_code and not self._killed and not self._death:
             self._death = describe_death(exit_code, self._rank_name(rank))
         worker.process.join()
+        if exit_code == _SERVER_DIED:
+            # The server reports the exits; without it, the worker may still be running.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(worker.process.pid or 0, signal.SIGKILL)
         worker.pipe.close()
         self.running.remove(worker)
         failed = exit_code or self._has_failed(rank)

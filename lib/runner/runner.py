@@ -9,7 +9,7 @@ import signal
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Protocol
@@ -29,7 +29,7 @@ from lib.json_files import RecordError
 from lib.plan.run import PlannedRun
 from lib.runner import locks
 from lib.runner.display import ProgressDisplay, SessionProgress, choose_display, print_outcome
-from lib.runner.job import DeviceSlot, Executor, Job, JobEvent
+from lib.runner.job import DeviceSlot, Executor, Job, JobEvent, JobLimits, JobTimer
 from lib.runner.locks import SignalCounter
 from lib.runs.finalize import finalize_run
 from lib.runs.record import RunRecord
@@ -181,6 +181,7 @@ class RunnerOptions:
     keep_going: bool = True
     # Train with uncommitted code.
     dirty: bool = False
+    limits: JobLimits = field(default_factory=JobLimits)
 
 
 class TrainingBackend(Protocol):
@@ -232,7 +233,7 @@ def run_all(
             # Another process may have finished runs since the first check.
             todo = _decide(runs, backend, options, quiet=True)
             failure = RunError
-            return RunScheduler(todo, slots, backend, executor, options.keep_going).run()
+            return RunScheduler(todo, slots, backend, executor, options).run()
     except OSError as error:
         what = f"cannot write: {error.strerror or error}"
         advice = "free some space or fix the permissions; to resume, type: make"
@@ -268,15 +269,18 @@ class RunScheduler:
         slots: Sequence[DeviceSlot],
         backend: TrainingBackend,
         executor: Executor,
-        keep_going: bool,
+        options: RunnerOptions,
     ) -> None:
         self._pending = deque(todo)
         self._backend = backend
         self._executor = executor
-        self._keep_going = keep_going
+        self._options = options
         self._free = list(slots)
         # Run and slot of each active job.
         self._active: dict[Job, tuple[PlannedRun[Any], DeviceSlot]] = {}
+        # Timers of the active jobs within their limits, and the limits that the others exceeded.
+        self._timers: dict[Job, JobTimer] = {}
+        self._exceeded: dict[Job, str] = {}
         self._progress = SessionProgress([decision.run for decision in todo])
         self._results: dict[str, RunStatus] = {}
         # Final message of each run, printed in the line that reports its outcome.
@@ -291,6 +295,7 @@ class RunScheduler:
                         self._start(self._pending.popleft())
                     for job, event in self._executor.events(_TICK_SECONDS):
                         self._handle(job, event, display, interrupts)
+                    self._end_overdue()
                     self._forward_interrupts(interrupts)
         finally:
             # No job is left unless an error ended this loop.
@@ -299,7 +304,7 @@ class RunScheduler:
 
     def _may_start(self, interrupts: SignalCounter) -> bool:
         failed = self._progress.states[State.FAILED] > 0
-        return not interrupts.stopped and (self._keep_going or not failed)
+        return not interrupts.stopped and (self._options.keep_going or not failed)
 
     def _start(self, decision: RunDecision) -> None:
         run = decision.run
@@ -318,6 +323,15 @@ class RunScheduler:
             self._record_end(run, RunStatus(State.FAILED, EXIT_FAILED, message))
             return
         self._active[job] = run, slot
+        self._timers[job] = JobTimer(self._options.limits)
+
+    def _end_overdue(self) -> None:
+        """End the jobs that have exceeded a limit; each is a failed run that can be resumed."""
+        for job, timer in tuple(self._timers.items()):
+            if cause := timer.exceeded():
+                del self._timers[job]
+                self._exceeded[job] = cause
+                job.end_overdue()
 
     def _handle(
         self,
@@ -327,6 +341,8 @@ class RunScheduler:
         interrupts: SignalCounter,
     ) -> None:
         run, _ = self._active[job]
+        if job in self._timers:
+            self._timers[job].reset_silence()
         if event is None:
             self._end(job, interrupts)
         elif event["kind"] == "progress":
@@ -341,10 +357,12 @@ class RunScheduler:
 
     def _end(self, job: Job, interrupts: SignalCounter) -> None:
         run, slot = self._active.pop(job)
+        self._timers.pop(job, None)
         self._free.append(slot)
         directory = RunDir(run.path)
         status = read_status(directory) or RunStatus(State.RUNNING)
-        if cause := job.failure_cause(status):
+        exceeded = self._exceeded.pop(job, "") if status.state is not State.SUCCESS else ""
+        if cause := exceeded or job.failure_cause(status):
             status = self._status_after_death(directory, status, cause, interrupts)
         self._record_end(run, status)
 

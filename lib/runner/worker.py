@@ -1,7 +1,7 @@
 """Worker process: calls one function in a fresh process forked from a server with torch loaded.
 
 The events of a worker are dictionaries: ``{"kind": "line", tag, text}`` for a log line, ``progress``
-with the fields of a display, ``failure`` with ``message`` and ``at`` (monotonic seconds),
+with the fields of a display, ``alive``, ``failure`` with ``message`` and ``at`` (monotonic seconds),
 ``traceback`` with ``text``, and ``result`` or ``error`` of a call.
 
 A worker that trains exits cleanly (exit code 0) after writing the run status, whether or not the run
@@ -29,6 +29,9 @@ from lib.runner import locks
 from lib.runner.locks import SIGNALS
 from lib.runs.finalize import finalize_run
 from lib.runs.run_dir import RunDir, RunStatus, State, is_done, read_status
+
+# Least time between an event ``alive`` and the event before it.
+_ALIVE_SECONDS = 5.0
 
 # Trains the run in a directory; also receives a function that accepts events, and a function that
 # returns whether to stop. Writes the run status. If several workers train one run, each of them
@@ -58,6 +61,7 @@ class ParentConnection:
         self._pipe = pipe
         self._requested = False
         self._orphaned = False
+        self._sent_at = float("-inf")
         # A terminal sends Ctrl-C to every process; only the parent handles it.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -65,16 +69,22 @@ class ParentConnection:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
     def stop_requested(self) -> bool:
-        """Return whether the worker must stop."""
+        """Return whether the worker must stop; a call is a sign of life."""
+        self.send({"kind": "alive"})
         # The parent never writes: a readable pipe has been closed.
         if not self._orphaned and self._pipe.poll():
             self._orphaned = True
         return self._requested or self._orphaned
 
     def send(self, event: Mapping[str, Any]) -> None:
-        """Send an event to the parent if the parent is still alive."""
-        if self._orphaned:
+        """Send an event to the parent if the parent is still alive.
+
+        ``alive`` is sent only if nothing was sent for some seconds.
+        """
+        now = time.monotonic()
+        if self._orphaned or (event["kind"] == "alive" and now < self._sent_at + _ALIVE_SECONDS):
             return
+        self._sent_at = now
         try:
             self._pipe.send(dict(event))
         except (BrokenPipeError, ConnectionResetError):

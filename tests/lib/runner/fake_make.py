@@ -11,7 +11,7 @@ import fake_train
 from lib import console
 from lib.plan.run import PlannedRun, RunVariant, build_runs
 from lib.runner import local
-from lib.runner.job import DeviceSlot, Executor, Job
+from lib.runner.job import DeviceSlot, Executor, Job, JobLimits
 from lib.runner.local import LocalExecutor
 from lib.runner.runner import RunnerOptions, run_all
 from lib.runner.worker import train_worker
@@ -83,7 +83,10 @@ def main() -> int:
     executor = LocalExecutor(("lib.runner.runner",), {})
     backend = FakeBackend(folder, executor, options)
     runner_options = RunnerOptions(
-        options.get("jobs", 0), options.get("stale", ""), options.get("keep_going", True)
+        options.get("jobs", 0),
+        options.get("stale", ""),
+        options.get("keep_going", True),
+        limits=JobLimits(silent_seconds=options.get("silent", 0)),
     )
     return run_all(runs, folder / "results/fake", backend, executor, runner_options)
 

@@ -60,6 +60,11 @@ def misbehave(behaviour: dict[str, Any], step: int) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         case "exit":
             os._exit(7)
+        case "stopping":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        case "killing the server":
+            os.kill(os.getppid(), signal.SIGKILL)
+            time.sleep(600)
 
 
 def other_rank(behaviour: dict[str, Any]) -> None:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from lib.runs.run_dir import State
+from lib.runner.locks import lock_owner
+from lib.runs.run_dir import RunDir, State
 from tests.lib.terminal import Terminal
 
 SLOW = {"steps": 200, "step_seconds": 0.02}
@@ -69,6 +70,31 @@ def test_a_worker_that_dies_is_a_failed_run_and_is_tried_again(study, manner, ca
     assert study.make(runs=runs)[0] == 0
     # The run resumes: no step is repeated.
     assert study.steps("b") == [0, 1, 2]
+
+
+def test_a_stopped_worker_is_ended_with_its_stacks_and_resumed(study):
+    runs = {"b": {"fail_at": 1, "fails_by": "stopping"}}
+    code, stderr = study.make(runs=runs, silent=1, grace=5)
+    assert code == 1
+    assert study.status("b").state is State.FAILED
+    assert "STALL_LIMIT_SECONDS=1" in study.status("b").message
+    assert len(re.findall(r"^FAIL    fake/01-b s1   no sign", stderr, re.M)) == 1
+    # Written by faulthandler once the process goes on.
+    assert 'fake_train.py", line' in (study.path("b") / "logs.txt").read_text()
+    assert [study.status(name).state for name in "ac"] == [State.SUCCESS] * 2
+    (study.folder / "healed").touch()
+    assert study.make(runs=runs)[0] == 0
+    assert study.steps("b") == [0, 1, 2]
+
+
+def test_a_worker_without_its_server_is_ended(study):
+    runs = {"b": {"fail_at": 2, "fails_by": "killing the server"}}
+    code, _ = study.make(runs=runs)
+    assert code == 1
+    assert study.status("b").state is State.FAILED
+    # No process trains on: its lock is free, and the next run has a new server.
+    assert lock_owner(RunDir(study.path("b")).lock) == ""
+    assert study.status("c").state is State.SUCCESS
 
 
 def test_ctrl_c_saves_says_how_to_go_on_and_is_continued(study):

@@ -36,6 +36,20 @@ def test_a_rank_that_dies_takes_the_others_with_it(study):
     assert re.match(r"rank 1 of 2 .*signal 9\b", study.status("a").message)
 
 
+def test_a_stopped_rank_ends_the_run(study):
+    """Rank 0 waits for rank 1, and no process dies."""
+    started = time.monotonic()
+    code, _ = study.make(
+        processes=2,
+        silent=1,
+        grace=0.5,
+        names=["a"],
+        all={"waits": True, "fail_at": 0, "rank_1": "stopping"},
+    )
+    assert code == 1 and time.monotonic() - started < 20
+    assert "STALL_LIMIT_SECONDS=1" in study.status("a").message
+
+
 def test_the_first_error_is_told_and_not_what_follows_from_it(study):
     code, stderr = study.make(processes=2, names=["a"], all={"follows": True, "rank_1": "raising"})
     assert code == 1
