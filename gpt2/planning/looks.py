@@ -9,15 +9,9 @@ from gpt2.config import Config
 from lib.errors import ConfigError, Problem
 from lib.plan.run import RunVariant
 from lib.report.contrast_tests import VerdictRule
-from lib.report.effects import DesignOptions
+from lib.report.contrasts import Contrast, DesignOptions, contrasts_of
 from lib.report.looks import LookPlan, LookSchedule
-from lib.report.study_verdicts import (
-    VerdictPlan,
-    contrast_name,
-    contrasts_of,
-    with_record,
-)
-from lib.report.verdicts import Contrast
+from lib.report.study_verdicts import VerdictPlan, contrast_name, with_record
 
 # The value of SEEDS that trains until every comparison has a word.
 AUTO_SEEDS = "auto"

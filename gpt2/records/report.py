@@ -20,8 +20,9 @@ from lib.plan.run import PlannedRun
 from lib.report.figures import FIGURES_FOLDER, write_figures
 from lib.report.plots import study_figures
 from lib.report.report_page import ReportContext, write_report
+from lib.report.run_results import RunResult
 from lib.report.series import runs_of_rows
-from lib.report.table import ResultTable, RunResult
+from lib.report.table import ResultTable
 from lib.runs.record import RunRecord
 from lib.runs.run_dir import RunDir, read_status
 

@@ -10,7 +10,7 @@ from gpt2.config import Config
 from gpt2.planning.plan import Plan
 from lib.plan.run import PlannedRun
 from lib.report.render import TableSection
-from lib.report.table import RunResult
+from lib.report.run_results import RunResult
 from lib.runs.record import RunRecord, StatisticsRow
 from lib.tracking.reader import Layers, reduce_over_layers
 

@@ -18,10 +18,11 @@ from lib.files import write_atomic
 from lib.json_files import RecordError
 from lib.plan.run import run_key
 from lib.report.contrast_tests import VerdictRule
+from lib.report.contrasts import Contrast
 from lib.report.run_facts import RunFacts, observed_differences, read_run_facts
-from lib.report.study_verdicts import finished_outcome, missing_outcome
+from lib.report.run_results import finished_outcome, missing_outcome
 from lib.report.table import SampleStats
-from lib.report.verdicts import Contrast, ContrastVerdict, SeedOutcome, judge
+from lib.report.verdicts import ContrastVerdict, SeedOutcome, judge
 from lib.runs.record import FinalResults, RunRecord
 from lib.runs.run_dir import RunDir, State, read_status
 

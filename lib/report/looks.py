@@ -15,7 +15,8 @@ from typing import Any
 
 from lib.errors import ConfigError, Problem
 from lib.report.contrast_tests import MIN_SEEDS, ContrastTest, VerdictRule
-from lib.report.verdicts import Contrast, ContrastVerdict, VerdictWord
+from lib.report.contrasts import Contrast
+from lib.report.verdicts import ContrastVerdict, VerdictWord
 
 # Words that a look gives, and that stay.
 LASTING_WORDS = (VerdictWord.BETTER, VerdictWord.WORSE, VerdictWord.EQUIVALENT)

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median, quantiles
 from typing import Any
 
-from lib.report.aa_step import AA_ROLE
+from lib.report.contrasts import AA_ROLE
 from lib.report.figures import NamedFigure, StudyCanvas
 from lib.report.series import (
     RowRuns,

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from lib.errors import PreflightError
 from lib.files import write_atomic
-from lib.report.aa_step import AA_FAILED
 from lib.report.figures import NamedFigure
 from lib.report.html import Cell, Html, details, escape, figure_element, joined, page, table, tag
 from lib.report.plots import MAX_PANELS, study_figures
@@ -23,9 +22,10 @@ from lib.report.report_tables import (
     results_table,
     sample_sections,
 )
+from lib.report.run_results import MissingResult
 from lib.report.series import RowRuns, runs_of_rows
-from lib.report.study_verdicts import StudyVerdicts
-from lib.report.table import MissingResult, ResultTable, TableRow, marginal_effects
+from lib.report.study_verdicts import AA_FAILED, StudyVerdicts
+from lib.report.table import ResultTable, TableRow, marginal_effects
 from lib.report.table_text import EFFECTS_NOTE, effect_rows
 from lib.report.verdict_text import (
     design_note,

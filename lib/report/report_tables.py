@@ -8,8 +8,9 @@ from lib.console import format_duration, format_si
 from lib.json_files import MissingRecord, RecordError
 from lib.report.html import Cell, Html, details, joined, table, tag
 from lib.report.run_facts import code_digest
+from lib.report.run_results import MissingResult, RunResult
 from lib.report.series import RowRuns, document_differences, final_statistics
-from lib.report.table import MissingResult, ResultTable, RunResult, TableRow
+from lib.report.table import ResultTable, TableRow
 from lib.report.table_text import format_loss
 from lib.report.verdict_text import signed, verdict_colour, verdict_word
 from lib.report.verdicts import ContrastVerdict

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import TypeVar
 
-from lib.report.table import ResultTable, RunResult, TableRow
+from lib.report.run_results import RunResult
+from lib.report.table import ResultTable, TableRow
 from lib.runs.record import EvalRow, StatisticsRow, TrainRow
 from lib.tracking.reader import present_values, reduce_over_layers
 

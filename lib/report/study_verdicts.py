@@ -8,46 +8,27 @@ Words are given at looks only (lib/report/looks.py), which the record lists: a l
 blocks, that is seeds of which every run of an undecided comparison has ended.
 """
 
-import hashlib
-import re
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from lib.errors import ConfigError, Problem
-from lib.files import canonical_json, write_atomic
+from lib.files import write_atomic
 from lib.json_files import RecordError, read_json_object
-from lib.plan.run import RunVariant
-from lib.report.aa_step import AA_FAILED, is_failed, judge_aa_steps
 from lib.report.contrast_tests import WHOLE_ALPHA, ErrorLevel, VerdictRule
-from lib.report.drift import DriftTest, TimedLoss, drift_test
-from lib.report.effects import DesignEffects, DesignOptions
+from lib.report.contrasts import EFFECT, Contrast, DesignEffects, DesignOptions
 from lib.report.looks import LASTING_WORDS, Look, LookSchedule, schedule_from_json
 from lib.report.render import json_document
-from lib.report.verdicts import (
-    EFFECT,
-    Contrast,
-    ContrastVerdict,
-    SeedOutcome,
-    VerdictWord,
-    judge,
-    pairing_gain,
-    plan_contrasts,
-)
-from lib.runs.record import EvalRow, RunRecord, TrainRow
-from lib.runs.run_dir import RunDir
+from lib.report.significance import DriftTest, TimedLoss, drift_test
+from lib.report.verdicts import ContrastVerdict, SeedOutcome, VerdictWord, judge
 
 VERDICTS_FILE = "verdicts.json"
 SCHEMA_VERSION = 2
 _METRIC = "val_loss"
-_NON_FINITE = re.compile(r"\b(nan|inf|infinite|non-?finite|not finite|diverged)\b", re.IGNORECASE)
-# States of a run whose outcome is not known yet.
-_OPEN_STATES = ("not started", "running", "interrupted")
-# A final loss this close to that of the untrained model has learned nothing, in nats.
-_UNTRAINED_NATS = 0.1
-# A run that ends above its loss at this share of its iterations has diverged.
-_EARLY_SHARE = 0.2
+# Remark on every verdict of a study with an A/A step that differs.
+AA_FAILED = "A/A step failed"
 
 # Name of a part, its planned comparisons, and the outcomes of its runs by variant.
 StudyPart = tuple[str, Sequence[Contrast], Mapping[str, Sequence[SeedOutcome]]]
@@ -108,74 +89,6 @@ class StudyVerdicts:
         """Return the verdicts with a word that the look of this study gave."""
         words = self.taken.words if self.taken else {}
         return [v for v in self.verdicts if v.contrast.name in words]
-
-
-def finished_outcome(seed: int, record: RunRecord) -> SeedOutcome:
-    """Return the outcome of a finished run: its loss, or that it diverged."""
-    final = record.summary.final
-    items = canonical_json([document.nll_sum for document in record.documents])
-    digest = hashlib.sha256(items.encode()).hexdigest()[:16]
-    outcome = SeedOutcome(seed, final.val_loss, items=digest, started_at=_started_at(record))
-    first = next((row.loss for row in record.metrics if isinstance(row, TrainRow)), None)
-    # Pretrained weights begin below the unigram entropy: they may improve by less.
-    untrained = first is not None and first > final.unigram_entropy
-    if first is not None and untrained and final.val_loss >= first - _UNTRAINED_NATS:
-        reason = f"diverged: final loss {final.val_loss:.4f}, first loss {first:.4f}"
-        return replace(outcome, diverged=True, reason=reason)
-    evaluations = [row for row in record.metrics if isinstance(row, EvalRow)]
-    early = [row for row in evaluations if row.iteration >= _EARLY_SHARE * final.iterations]
-    if early and early[0].iteration < final.iterations and final.val_loss > early[0].val_loss:
-        reason = (
-            f"diverged: final loss {final.val_loss:.4f}, loss {early[0].val_loss:.4f} at iteration "
-            f"{early[0].iteration}"
-        )
-        return replace(outcome, diverged=True, reason=reason)
-    return outcome
-
-
-def _started_at(record: RunRecord) -> float | None:
-    """Return when the runner first submitted the run, or else when the run first started."""
-    first = next(iter(record.manifest.attempts), None)
-    if first is None:
-        return None
-    return first.started_at if first.submitted_at is None else first.submitted_at
-
-
-def missing_outcome(
-    seed: int, run: RunDir, reason: str, message: str, undeclared: Sequence[str] = ()
-) -> SeedOutcome:
-    """Return the outcome of a run without a result: diverged, not comparable, or missing."""
-    diverged = run.numerics_failure.exists() or bool(_NON_FINITE.search(message))
-    failed = reason.startswith("failed")
-    return SeedOutcome(
-        seed,
-        None,
-        failed and diverged,
-        reason,
-        undeclared=tuple(undeclared),
-        ended=reason not in _OPEN_STATES,
-    )
-
-
-def contrasts_of(
-    variants: Sequence[RunVariant], against: str, design: DesignOptions | None = None
-) -> list[Contrast]:
-    """Return the planned comparisons of ``variants``; a parent outside the plan is left out.
-
-    Those of a factorial ``design`` are its effects.
-
-    An A/A step belongs to no family: see ``lib/report/aa_step.py``.
-    """
-    effects = design.effects(variants) if design else None
-    if effects is not None:
-        return list(effects.contrasts)
-    variants = [variant for variant in variants if not variant.is_aa]
-    names = [variant.slug for variant in variants]
-    baseline = next((v.slug for v in variants if not v.parent), "")
-    parents = {v.slug: v.parent if v.parent in names else "" for v in variants}
-    if not baseline:
-        return [Contrast.pair(step, parent, "parent") for step, parent in parents.items() if parent]
-    return plan_contrasts({baseline: "", **parents}, against)
 
 
 def judge_study(
@@ -255,6 +168,52 @@ def _drift(parts: Sequence[StudyPart]) -> DriftTest | None:
         if run.loss is not None and run.started_at is not None and not run.diverged
     ]
     return drift_test(runs)
+
+
+# A/A steps.
+#
+# Such a step is the baseline with other initial weights: a step without an effect by construction. It
+# is outside the family of comparisons and outside their mean variance: a paired t-test of its own
+# variance tests it alone, at the alpha of the look. A difference shows that the study claims
+# differences where none exist, and marks every verdict.
+
+
+def judge_aa_steps(
+    contrasts: Sequence[Contrast],
+    outcomes: Mapping[str, Sequence[SeedOutcome]],
+    rule: VerdictRule,
+    level: ErrorLevel | None,
+) -> list[ContrastVerdict]:
+    """Return the verdict on each comparison, tested alone; ``level`` is that of the look."""
+    alone = replace(rule, variance="own")
+    share = level and ErrorLevel(level.share)
+    return [judge([contrast], outcomes, alone, 1, share)[0] for contrast in contrasts]
+
+
+def is_failed(verdict: ContrastVerdict) -> bool:
+    """Return whether the A/A step differs from its parent."""
+    return verdict.word in (VerdictWord.BETTER, VerdictWord.WORSE)
+
+
+def aa_word(verdict: ContrastVerdict) -> str:
+    """Return the result of an A/A step as text."""
+    if is_failed(verdict):
+        return AA_FAILED
+    unknown = verdict.word in (VerdictWord.UNFAIR, VerdictWord.DIVERGED)
+    return f"A/A step {verdict.word if unknown else 'passed'}"
+
+
+def pairing_gain(verdicts: Sequence[ContrastVerdict]) -> float | None:
+    """Return the share of the variance that pairing by seed removes, over all step contrasts.
+
+    None without a tested contrast of two runs. One contrast has too few seeds for this figure.
+    """
+    paired, separate = 0.0, 0.0
+    for verdict in verdicts:
+        if verdict.test is not None and verdict.sd is not None and len(verdict.values) == 2:
+            paired += verdict.sd**2
+            separate += sum(statistics.stdev(losses) ** 2 for losses in verdict.values.values())
+    return 1 - paired / separate if separate else None
 
 
 # Looks.

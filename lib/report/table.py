@@ -13,107 +13,25 @@ level without any such pair has no difference.
 """
 
 import math
-import re
 import statistics
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from lib.errors import ConfigError, Problem
-from lib.files import canonical_json
-from lib.json_files import RecordError
 from lib.plan.run import PlannedRun, RunVariant, default_run_path
-from lib.report.aa_step import AA_ROLE, aa_contrasts
-from lib.report.effects import DesignEffects
+from lib.report.contrasts import AA_ROLE, DesignEffects, aa_contrasts, contrasts_of
 from lib.report.render import TableSection
-from lib.report.run_facts import RunFacts, code_digest, observed_differences, read_run_facts
-from lib.report.study_verdicts import (
-    StudyVerdicts,
-    VerdictPlan,
-    contrasts_of,
-    finished_outcome,
-    judge_study,
-    missing_outcome,
+from lib.report.run_facts import code_digest, observed_differences
+from lib.report.run_results import (
+    MissingResult,
+    RunResult,
+    mean_over_seeds,
+    read_run_result,
+    sparsity_by_layer,
 )
-from lib.report.utilisation import mean_over_seeds, run_utilisation
+from lib.report.study_verdicts import StudyVerdicts, VerdictPlan, judge_study
 from lib.report.verdicts import ContrastVerdict, SeedOutcome
-from lib.runs.audit import artifact_findings
-from lib.runs.record import FinalResults, RunTiming
-from lib.runs.run_dir import RunDir, State, read_status
-
-
-@dataclass(frozen=True)
-class RunResult:
-    """A finished run whose records can be read."""
-
-    run: PlannedRun[Any]
-    # Facts that two runs must share to be compared.
-    facts: RunFacts
-    final: FinalResults
-    timing: RunTiming
-    # Speed, memory and utilisation by name.
-    machine: Mapping[str, float]
-    outcome: SeedOutcome
-
-
-@dataclass(frozen=True)
-class MissingResult:
-    """A planned run without a result, and the reason."""
-
-    run: PlannedRun[Any]
-    state: str
-    reason: str = ""
-    # Fields in which a finished run differs from the baseline without a declaration.
-    undeclared: tuple[str, ...] = ()
-
-    @property
-    def outcome(self) -> SeedOutcome:
-        """Return the outcome for the verdicts."""
-        directory = RunDir(self.run.path)
-        return missing_outcome(self.run.seed, directory, self.state, self.reason, self.undeclared)
-
-
-def read_run_result(run: PlannedRun[Any]) -> RunResult | MissingResult:
-    """Return the figures of a run with status SUCCESS; a hole for any other status or damaged
-    files.
-    """
-    directory = RunDir(run.path)
-    status = read_status(directory)
-    if status is None:
-        return MissingResult(run, "not started")
-    if status.state is not State.SUCCESS:
-        return MissingResult(run, status.state.lower(), status.message.split("\n")[0])
-    if findings := artifact_findings(directory, every_byte=False):
-        return MissingResult(run, State.INVALID.lower(), str(findings[0]))
-    try:
-        facts = read_run_facts(directory)
-        record = facts.record
-        if canonical_json(record.config.identity) != canonical_json(run.config.identity()):
-            reason = "identity differs from the planned run"
-            return MissingResult(run, "not comparable", reason, ("identity",))
-        summary = record.summary
-        outcome = finished_outcome(run.seed, record)
-        machine = run_utilisation(record)
-        return RunResult(run, facts, summary.final, summary.timing, machine, outcome)
-    except RecordError as error:
-        return MissingResult(run, State.INVALID.lower(), error.problems[0].what)
-
-
-def sparsity_by_layer(final: FinalResults) -> dict[str, float]:
-    """Return the fraction of zeros in each layer from the matrices' fractions and sizes.
-
-    Matrices are grouped by their name up to the first number.
-    """
-    zeros: dict[str, float] = {}
-    sizes: dict[str, int] = {}
-    for name, share in final.sparsity_by_layer.items():
-        # h.3.attn.c_attn.weight belongs to layer h.3, wte.weight to wte.
-        match = re.match(r".*?\d+(?=\.)", name)
-        layer = match[0] if match else name.rpartition(".")[0]
-        size = final.prunable_weights[name]
-        zeros[layer] = zeros.get(layer, 0) + share * size
-        sizes[layer] = sizes.get(layer, 0) + size
-    return {layer: zeros[layer] / size for layer, size in sizes.items()}
 
 
 @dataclass(frozen=True)

@@ -8,19 +8,14 @@ from typing import Any
 from lib.console import format_duration, format_si
 from lib.files import write_atomic
 from lib.plan.designs import ON
+from lib.report.contrasts import EFFECT
 from lib.report.leaderboard import Leaderboard
 from lib.report.render import csv_table, json_document, markdown_table
+from lib.report.run_results import UTILISATION_COLUMNS
 from lib.report.study_verdicts import StudyVerdicts, verdicts_record, write_verdicts
-from lib.report.table import (
-    MarginalEffect,
-    ResultTable,
-    SampleStats,
-    TableRow,
-    marginal_effects,
-)
-from lib.report.utilisation import UTILISATION_COLUMNS
+from lib.report.table import MarginalEffect, ResultTable, SampleStats, TableRow, marginal_effects
 from lib.report.verdict_text import seeds_note, verdict_cells, verdicts_text
-from lib.report.verdicts import EFFECT, ContrastVerdict
+from lib.report.verdicts import ContrastVerdict
 
 SCHEMA_VERSION = 1
 _FIGURES = (

@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 
 from lib.errors import EXIT_DONE, EXIT_FAILED, EXIT_INCONCLUSIVE, EXIT_NOT_COMPARABLE
-from lib.report.aa_step import AA_ROLE, aa_word, is_failed
-from lib.report.drift import DriftTest
+from lib.report.contrasts import AA_ROLE
 from lib.report.render import markdown_table
-from lib.report.study_verdicts import StudyVerdicts
+from lib.report.significance import DriftTest
+from lib.report.study_verdicts import StudyVerdicts, aa_word, is_failed
 from lib.report.verdicts import ContrastVerdict, VerdictWord
 
 _SMALLEST_SHOWN_P = 1e-12

@@ -37,6 +37,7 @@ from lib.report.contrast_tests import (
     more_seeds,
     noisy_runs,
 )
+from lib.report.contrasts import Contrast
 from lib.report.significance import sign_flip_p, smallest_p
 
 # Differences below this many nats are rounding; no step is better because of them.
@@ -49,10 +50,6 @@ _SPREAD_DEVIATIONS = 5
 _SPREAD_MIN_SEEDS = 5
 # Standard deviation of a normal distribution / median absolute deviation.
 _MAD_SCALE = 1.4826
-
-
-# Role of an effect of a factorial design, whose variance the rule ``factorial`` takes from all runs.
-EFFECT = "effect"
 
 
 class VerdictWord(StrEnum):
@@ -84,57 +81,6 @@ class SeedOutcome:
     started_at: float | None = None
     # False if the run waits or is running: its outcome is not known yet.
     ended: bool = True
-
-
-@dataclass(frozen=True)
-class Contrast:
-    """One question to the losses: a step against its reference, or an effect of a design."""
-
-    step: str
-    reference: str
-    # "baseline", "parent", EFFECT or the name of another question.
-    role: str
-    # Arm → weight; step minus reference for a pair.
-    weights: Mapping[str, float]
-
-    @classmethod
-    def pair(cls, step: str, reference: str, role: str = "baseline") -> "Contrast":
-        """Return the contrast step minus reference."""
-        return cls(step, reference, role, {step: 1.0, reference: -1.0})
-
-    @property
-    def name(self) -> str:
-        """Return ``step vs reference``, or the name of an effect, which has no reference."""
-        return f"{self.step} vs {self.reference}" if self.reference else self.step
-
-    @property
-    def ends(self) -> tuple[str, str]:
-        """Return the names of step and reference, which identify the contrast."""
-        return self.step, self.reference
-
-    @property
-    def scale(self) -> float:
-        """Return the sum of squared weights: variance of the contrast / variance of a run."""
-        return math.fsum(weight * weight for weight in self.weights.values())
-
-
-def plan_contrasts(parents: Mapping[str, str], against: str = "both") -> list[Contrast]:
-    """Return the family of a study: each step against the baseline, its parent, or both.
-
-    ``parents`` maps each arm to its parent, the baseline first, to "". A step whose parent is the
-    baseline, or that has none, is compared once.
-    """
-    if not parents:
-        return []
-    baseline, *steps = parents
-    family = []
-    for step in steps:
-        parent = parents[step] or baseline
-        if against != "parent" or parent == baseline:
-            family.append(Contrast.pair(step, baseline))
-        if against != "baseline" and parent != baseline:
-            family.append(Contrast.pair(step, parent, "parent"))
-    return family
 
 
 @dataclass(frozen=True)
@@ -307,19 +253,6 @@ def _standing(
     if now.word is VerdictWord.DIVERGED:
         remarks += (f"diverged since: {now.reason}",)
     return replace(former, remarks=remarks)
-
-
-def pairing_gain(verdicts: Sequence[ContrastVerdict]) -> float | None:
-    """Return the share of the variance that pairing by seed removes, over all step contrasts.
-
-    None without a tested contrast of two runs. One contrast has too few seeds for this figure.
-    """
-    paired, separate = 0.0, 0.0
-    for verdict in verdicts:
-        if verdict.test is not None and verdict.sd is not None and len(verdict.values) == 2:
-            paired += verdict.sd**2
-            separate += sum(statistics.stdev(losses) ** 2 for losses in verdict.values.values())
-    return 1 - paired / separate if separate else None
 
 
 # Blocks: which seeds count, and the words that need no statistics.

@@ -31,7 +31,7 @@ from lib.env import speed
 from lib.errors import ConfigError
 from lib.files import write_json
 from lib.project import ROOT
-from lib.report.effects import DesignOptions
+from lib.report.contrasts import DesignOptions
 from lib.report.looks import Look, LookPlan, LookSchedule
 from lib.report.study_verdicts import StudyVerdicts, write_verdicts
 from lib.runs.run_dir import RunDir, RunStatus, State, write_status

@@ -6,7 +6,7 @@ import pytest
 
 from gpt2.config import Config
 from lib.plan.run import PlannedRun, RunVariant
-from lib.report.aa_step import is_failed
+from lib.report.study_verdicts import is_failed
 from lib.report.table import build_table
 
 STUDIES, SEEDS, ARMS = 20, 3, 4

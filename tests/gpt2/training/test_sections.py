@@ -14,7 +14,8 @@ from gpt2.records.sections import sections
 from lib.files import canonical_json
 from lib.plan.run import PlannedRun, RunVariant
 from lib.report.render import TableSection
-from lib.report.table import ResultTable, RunResult, read_run_result
+from lib.report.run_results import RunResult, read_run_result
+from lib.report.table import ResultTable
 from lib.report.table_text import table_to_json, table_to_markdown
 
 Configure = Callable[..., Config]
@@ -66,7 +67,7 @@ def test_gates_are_those_of_the_last_statistics(
 ) -> None:
     plan = planned()
     # Append rows to the records.
-    monkeypatch.setattr("lib.report.table.artifact_findings", lambda *given, **named: [])
+    monkeypatch.setattr("lib.report.run_results.artifact_findings", lambda *given, **named: [])
     metrics = plan.runs[1].path / "metrics.jsonl"
     for moved in ([0.9, 0.9], [0.25, 0.75, None]):
         values = {"nsa/gate_moved": moved, "other": [1.0]}
@@ -80,7 +81,7 @@ def test_gates_are_those_of_the_last_statistics(
 
 def test_speed_is_shown_of_combinations(planned: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = planned(TEST_MATRIX_MODE=True, SINGLE_TRAINING=None)
-    monkeypatch.setattr("lib.report.table.artifact_findings", lambda *given, **named: [])
+    monkeypatch.setattr("lib.report.run_results.artifact_findings", lambda *given, **named: [])
     # Another process, with more memory first and less later.
     step = {"ts": 0.0, "step": 1}
     beats = "".join(

@@ -6,10 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from lib.report.aa_step import AA_FAILED, is_failed
 from lib.report.contrast_tests import VerdictRule
 from lib.report.looks import LookPlan, LookSchedule
-from lib.report.study_verdicts import VERDICTS_FILE, VerdictPlan, with_record
+from lib.report.study_verdicts import AA_FAILED, VERDICTS_FILE, VerdictPlan, is_failed, with_record
 from lib.report.table import build_table
 from lib.report.table_text import table_to_markdown, write_table
 from lib.report.verdict_text import verdict_lines, verdicts_exit_code

@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 
 from lib.plan.run import PlannedRun, RunVariant, training_order
-from lib.report.drift import TimedLoss, drift_test
+from lib.report.contrasts import Contrast
+from lib.report.significance import TimedLoss, drift_test
 from lib.report.study_verdicts import VerdictPlan, judge_study, verdicts_record
 from lib.report.verdict_text import verdict_lines
-from lib.report.verdicts import Contrast, SeedOutcome
+from lib.report.verdicts import SeedOutcome
 from tests.lib.report.simulated import STEPS, Words
 
 SEEDS = 5

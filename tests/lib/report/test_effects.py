@@ -10,13 +10,13 @@ import pytest
 from lib.plan.fractions import fraction, full_design
 from lib.plan.run import RunVariant
 from lib.report.contrast_tests import VerdictRule
-from lib.report.effects import DesignOptions
+from lib.report.contrasts import EFFECT, DesignOptions
 from lib.report.report_page import ReportContext, report_page
 from lib.report.study_verdicts import VerdictPlan, judge_study
 from lib.report.table import build_table
 from lib.report.table_text import table_to_json, table_to_markdown
 from lib.report.verdict_text import verdict_lines
-from lib.report.verdicts import EFFECT, SeedOutcome, VerdictWord
+from lib.report.verdicts import SeedOutcome, VerdictWord
 
 BETTER, WORSE, EQUIVALENT, INCONCLUSIVE, UNFAIR, DIVERGED = VerdictWord
 # Section 6 of the design: eight factors in 16 runs.

@@ -8,6 +8,7 @@ import pytest
 
 from lib.errors import ConfigError
 from lib.report.contrast_tests import ErrorLevel, VerdictRule
+from lib.report.contrasts import Contrast, plan_contrasts
 from lib.report.looks import Look, LookPlan, LookSchedule
 from lib.report.study_verdicts import (
     VERDICTS_FILE,
@@ -18,7 +19,7 @@ from lib.report.study_verdicts import (
     write_verdicts,
 )
 from lib.report.verdict_text import seeds_note, verdict_line, verdicts_exit_code
-from lib.report.verdicts import Contrast, SeedOutcome, VerdictWord, judge, plan_contrasts
+from lib.report.verdicts import SeedOutcome, VerdictWord, judge
 
 BETTER, WORSE, EQUIVALENT, INCONCLUSIVE, UNFAIR, DIVERGED = VerdictWord
 LOOKS = LookPlan((3, 5, 8), (0.2, 0.3, 0.4))

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from lib.report.run_results import run_utilisation
 from lib.report.table import TableSection, build_table
 from lib.report.table_text import table_to_json, table_to_markdown
-from lib.report.utilisation import run_utilisation
 from lib.runs.record import RunRecord
 from lib.runs.run_dir import RunDir
 from tests.lib.fabricated import MANIFEST, changed, seal

@@ -10,7 +10,7 @@ import pytest
 from lib.plan.designs import OFF, ON
 from lib.plan.run import RunVariant
 from lib.report.contrast_tests import VerdictRule
-from lib.report.effects import DesignOptions
+from lib.report.contrasts import DesignOptions
 from lib.report.html import Html, escape, tag
 from lib.report.render import TableSection
 from lib.report.report_page import REPORT_FILE, ReportContext, report_page, write_report

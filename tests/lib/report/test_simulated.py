@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from lib.report.contrast_tests import VerdictRule
-from lib.report.verdicts import Contrast, SeedOutcome, VerdictWord, judge
+from lib.report.contrasts import Contrast
+from lib.report.verdicts import SeedOutcome, VerdictWord, judge
 from tests.lib.report.simulated import NOISE, STEPS, Words, differences
 
 STUDIES = 10_000

@@ -8,7 +8,8 @@ import pytest
 
 from lib.errors import ConfigError
 from lib.report.contrast_tests import VerdictRule
-from lib.report.study_verdicts import VERDICTS_FILE, VerdictPlan, contrasts_of, with_record
+from lib.report.contrasts import contrasts_of
+from lib.report.study_verdicts import VERDICTS_FILE, VerdictPlan, with_record
 from lib.report.table import build_table
 from lib.report.table_text import table_to_json, table_to_markdown, write_table
 from lib.report.verdict_text import format_p, verdict_lines, verdicts_exit_code

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from lib.report import contrast_tests, study_verdicts, verdicts
+from lib.report import contrast_tests, contrasts, study_verdicts, verdicts
 from lib.report.contrast_tests import ContrastSample
+from lib.report.contrasts import Contrast
 from lib.report.looks import LookSchedule
 from lib.report.significance import bonferroni, holm
-from lib.report.verdicts import Contrast, VerdictWord
+from lib.report.verdicts import VerdictWord
 from tests.lib.report import test_looks, test_simulated, test_verdicts
 
 
@@ -148,7 +149,7 @@ def _arrays(name):
 
 
 def _family(change):
-    original = verdicts.plan_contrasts
+    original = contrasts.plan_contrasts
     return lambda patch: patch.setattr(
         test_verdicts, "plan_contrasts", lambda *a: change(original(*a))
     )

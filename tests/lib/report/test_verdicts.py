@@ -13,15 +13,10 @@ import pytest
 from lib.project import ROOT
 from lib.report import contrast_tests
 from lib.report.contrast_tests import VerdictRule, deviation_of
+from lib.report.contrasts import Contrast, plan_contrasts
 from lib.report.significance import holm, smallest_p, t_isf, t_sf
-from lib.report.verdicts import (
-    Contrast,
-    SeedOutcome,
-    VerdictWord,
-    judge,
-    pairing_gain,
-    plan_contrasts,
-)
+from lib.report.study_verdicts import pairing_gain
+from lib.report.verdicts import SeedOutcome, VerdictWord, judge
 
 BETTER, WORSE, EQUIVALENT, INCONCLUSIVE, UNFAIR, DIVERGED = VerdictWord
 # Losses of the baseline; distinct, so that the seed has an effect.

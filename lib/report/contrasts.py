@@ -1,4 +1,4 @@
-"""Effects of a factorial design as contrasts: main effects, interactions, and simple effects.
+"""Contrasts of a study: steps against their references, and the effects of a factorial design.
 
 A factor is coded -1 (off) and +1 (on). An effect is the mean loss at +1 minus the mean loss at -1 of
 its column; the column of an interaction is the product of two. Effects with equal columns are
@@ -19,12 +19,47 @@ from fractions import Fraction
 from lib.plan.designs import OFF, ON
 from lib.plan.fractions import LETTERS, fraction, full_design
 from lib.plan.run import RunVariant
-from lib.report.verdicts import EFFECT, Contrast
 
+# Roles of the comparison of an A/A step, and of an effect of a factorial design, whose variance the
+# rule ``factorial`` takes from all runs.
+AA_ROLE = "a/a"
+EFFECT = "effect"
 # An increase of a variance below this is not worth a line.
 _INFLATED = 1.005
 
 Cell = tuple[bool, ...]
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """One question to the losses: a step against its reference, or an effect of a design."""
+
+    step: str
+    reference: str
+    # "baseline", "parent", EFFECT or the name of another question.
+    role: str
+    # Arm → weight; step minus reference for a pair.
+    weights: Mapping[str, float]
+
+    @classmethod
+    def pair(cls, step: str, reference: str, role: str = "baseline") -> "Contrast":
+        """Return the contrast step minus reference."""
+        return cls(step, reference, role, {step: 1.0, reference: -1.0})
+
+    @property
+    def name(self) -> str:
+        """Return ``step vs reference``, or the name of an effect, which has no reference."""
+        return f"{self.step} vs {self.reference}" if self.reference else self.step
+
+    @property
+    def ends(self) -> tuple[str, str]:
+        """Return the names of step and reference, which identify the contrast."""
+        return self.step, self.reference
+
+    @property
+    def scale(self) -> float:
+        """Return the sum of squared weights: variance of the contrast / variance of a run."""
+        return math.fsum(weight * weight for weight in self.weights.values())
 
 
 @dataclass(frozen=True)
@@ -55,6 +90,56 @@ class DesignOptions:
         A/A steps are not cells.
         """
         return _design_effects([variant for variant in variants if not variant.is_aa], self)
+
+
+def plan_contrasts(parents: Mapping[str, str], against: str = "both") -> list[Contrast]:
+    """Return the family of a study: each step against the baseline, its parent, or both.
+
+    ``parents`` maps each arm to its parent, the baseline first, to "". A step whose parent is the
+    baseline, or that has none, is compared once.
+    """
+    if not parents:
+        return []
+    baseline, *steps = parents
+    family = []
+    for step in steps:
+        parent = parents[step] or baseline
+        if against != "parent" or parent == baseline:
+            family.append(Contrast.pair(step, baseline))
+        if against != "baseline" and parent != baseline:
+            family.append(Contrast.pair(step, parent, "parent"))
+    return family
+
+
+def contrasts_of(
+    variants: Sequence[RunVariant], against: str, design: DesignOptions | None = None
+) -> list[Contrast]:
+    """Return the planned comparisons of ``variants``; a parent outside the plan is left out.
+
+    Those of a factorial ``design`` are its effects.
+
+    An A/A step belongs to no family.
+    """
+    effects = design.effects(variants) if design else None
+    if effects is not None:
+        return list(effects.contrasts)
+    variants = [variant for variant in variants if not variant.is_aa]
+    names = [variant.slug for variant in variants]
+    baseline = next((v.slug for v in variants if not v.parent), "")
+    parents = {v.slug: v.parent if v.parent in names else "" for v in variants}
+    if not baseline:
+        return [Contrast.pair(step, parent, "parent") for step, parent in parents.items() if parent]
+    return plan_contrasts({baseline: "", **parents}, against)
+
+
+def aa_contrasts(variants: Sequence[RunVariant]) -> list[Contrast]:
+    """Return the comparison of each A/A step with its parent, if the parent is planned."""
+    names = {variant.slug for variant in variants}
+    steps = [variant for variant in variants if variant.is_aa and variant.parent in names]
+    return [Contrast.pair(step.slug, step.parent, AA_ROLE) for step in steps]
+
+
+# Effects of a factorial design.
 
 
 def _design_effects(variants: Sequence[RunVariant], options: DesignOptions) -> DesignEffects | None:

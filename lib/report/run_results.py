@@ -1,0 +1,200 @@
+"""Results of single runs, as read from their directories: losses, outcome, speed, utilisation."""
+
+import contextlib
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean, median
+from typing import Any
+
+from lib.files import canonical_json
+from lib.json_files import RecordError
+from lib.plan.run import PlannedRun
+from lib.report.run_facts import RunFacts, read_run_facts
+from lib.report.verdicts import SeedOutcome
+from lib.runs.audit import artifact_findings
+from lib.runs.record import EvalRow, FinalResults, RunRecord, RunTiming, TelemetrySample, TrainRow
+from lib.runs.run_dir import RunDir, State, read_status
+from lib.tracking.reader import mean_metrics
+
+_NON_FINITE = re.compile(r"\b(nan|inf|infinite|non-?finite|not finite|diverged)\b", re.IGNORECASE)
+# States of a run whose outcome is not known yet.
+_OPEN_STATES = ("not started", "running", "interrupted")
+# A final loss this close to that of the untrained model has learned nothing, in nats.
+_UNTRAINED_NATS = 0.1
+# A run that ends above its loss at this share of its iterations has diverged.
+_EARLY_SHARE = 0.2
+_MIB_PER_GB = 1024
+# Name → (heading, number format), in table order. 1 GB is 2^30 bytes.
+UTILISATION_COLUMNS: Mapping[str, tuple[str, str]] = {
+    "tokens_per_second": ("tok/s", ",.0f"),
+    "mfu": ("MFU", ".1%"),
+    "gpu/compute_util_avg": ("GPU %", ".0f"),
+    "gpu/memory_util_avg": ("GPU memory %", ".0f"),
+    "gpu/memory_used_peak_gb": ("GPU GB, peak", ".2f"),
+    "process/cpu_cores": ("cores", ".2f"),
+    "process/rss_peak_gb": ("RSS GB, peak", ".2f"),
+}
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """A finished run whose records can be read."""
+
+    run: PlannedRun[Any]
+    # Facts that two runs must share to be compared.
+    facts: RunFacts
+    final: FinalResults
+    timing: RunTiming
+    # Speed, memory and utilisation by name.
+    machine: Mapping[str, float]
+    outcome: SeedOutcome
+
+
+@dataclass(frozen=True)
+class MissingResult:
+    """A planned run without a result, and the reason."""
+
+    run: PlannedRun[Any]
+    state: str
+    reason: str = ""
+    # Fields in which a finished run differs from the baseline without a declaration.
+    undeclared: tuple[str, ...] = ()
+
+    @property
+    def outcome(self) -> SeedOutcome:
+        """Return the outcome for the verdicts."""
+        directory = RunDir(self.run.path)
+        return missing_outcome(self.run.seed, directory, self.state, self.reason, self.undeclared)
+
+
+def read_run_result(run: PlannedRun[Any]) -> RunResult | MissingResult:
+    """Return the figures of a run with status SUCCESS; a hole for any other status or damaged
+    files.
+    """
+    directory = RunDir(run.path)
+    status = read_status(directory)
+    if status is None:
+        return MissingResult(run, "not started")
+    if status.state is not State.SUCCESS:
+        return MissingResult(run, status.state.lower(), status.message.split("\n")[0])
+    if findings := artifact_findings(directory, every_byte=False):
+        return MissingResult(run, State.INVALID.lower(), str(findings[0]))
+    try:
+        facts = read_run_facts(directory)
+        record = facts.record
+        if canonical_json(record.config.identity) != canonical_json(run.config.identity()):
+            reason = "identity differs from the planned run"
+            return MissingResult(run, "not comparable", reason, ("identity",))
+        summary = record.summary
+        outcome = finished_outcome(run.seed, record)
+        machine = run_utilisation(record)
+        return RunResult(run, facts, summary.final, summary.timing, machine, outcome)
+    except RecordError as error:
+        return MissingResult(run, State.INVALID.lower(), error.problems[0].what)
+
+
+def sparsity_by_layer(final: FinalResults) -> dict[str, float]:
+    """Return the fraction of zeros in each layer from the matrices' fractions and sizes.
+
+    Matrices are grouped by their name up to the first number.
+    """
+    zeros: dict[str, float] = {}
+    sizes: dict[str, int] = {}
+    for name, share in final.sparsity_by_layer.items():
+        # h.3.attn.c_attn.weight belongs to layer h.3, wte.weight to wte.
+        match = re.match(r".*?\d+(?=\.)", name)
+        layer = match[0] if match else name.rpartition(".")[0]
+        size = final.prunable_weights[name]
+        zeros[layer] = zeros.get(layer, 0) + share * size
+        sizes[layer] = sizes.get(layer, 0) + size
+    return {layer: zeros[layer] / size for layer, size in sizes.items()}
+
+
+# Outcomes.
+
+
+def finished_outcome(seed: int, record: RunRecord) -> SeedOutcome:
+    """Return the outcome of a finished run: its loss, or that it diverged."""
+    final = record.summary.final
+    items = canonical_json([document.nll_sum for document in record.documents])
+    digest = hashlib.sha256(items.encode()).hexdigest()[:16]
+    outcome = SeedOutcome(seed, final.val_loss, items=digest, started_at=_started_at(record))
+    first = next((row.loss for row in record.metrics if isinstance(row, TrainRow)), None)
+    # Pretrained weights begin below the unigram entropy: they may improve by less.
+    untrained = first is not None and first > final.unigram_entropy
+    if first is not None and untrained and final.val_loss >= first - _UNTRAINED_NATS:
+        reason = f"diverged: final loss {final.val_loss:.4f}, first loss {first:.4f}"
+        return replace(outcome, diverged=True, reason=reason)
+    evaluations = [row for row in record.metrics if isinstance(row, EvalRow)]
+    early = [row for row in evaluations if row.iteration >= _EARLY_SHARE * final.iterations]
+    if early and early[0].iteration < final.iterations and final.val_loss > early[0].val_loss:
+        reason = (
+            f"diverged: final loss {final.val_loss:.4f}, loss {early[0].val_loss:.4f} at iteration "
+            f"{early[0].iteration}"
+        )
+        return replace(outcome, diverged=True, reason=reason)
+    return outcome
+
+
+def _started_at(record: RunRecord) -> float | None:
+    """Return when the runner first submitted the run, or else when the run first started."""
+    first = next(iter(record.manifest.attempts), None)
+    if first is None:
+        return None
+    return first.started_at if first.submitted_at is None else first.submitted_at
+
+
+def missing_outcome(
+    seed: int, run: RunDir, reason: str, message: str, undeclared: Sequence[str] = ()
+) -> SeedOutcome:
+    """Return the outcome of a run without a result: diverged, not comparable, or missing."""
+    diverged = run.numerics_failure.exists() or bool(_NON_FINITE.search(message))
+    failed = reason.startswith("failed")
+    return SeedOutcome(
+        seed,
+        None,
+        failed and diverged,
+        reason,
+        undeclared=tuple(undeclared),
+        ended=reason not in _OPEN_STATES,
+    )
+
+
+# Speed, memory and utilisation.
+
+
+def run_utilisation(record: RunRecord) -> dict[str, float]:
+    """Return the known figures of ``UTILISATION_COLUMNS`` by name, over all GPUs of the run.
+
+    The first telemetry sample is skipped: the sampler takes it before the first step. A damaged
+    telemetry file counts as empty, because a killed sampler must not prevent the table.
+    """
+    mfu: list[float] = []
+    samples: Sequence[TelemetrySample] = ()
+    with contextlib.suppress(RecordError):
+        mfu = [row.mfu for row in record.timings if row.mfu is not None]
+    with contextlib.suppress(RecordError):
+        samples = record.telemetry[1:]
+    figures = {"tokens_per_second": record.summary.timing.tokens_per_second}
+    figures |= {"mfu": median(mfu)} if mfu else {}
+    figures |= mean_metrics(samples) | _peaks(samples) if samples else {}
+    return {name: figures[name] for name in UTILISATION_COLUMNS if name in figures}
+
+
+def mean_over_seeds(by_seed: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return the means over the seeds of the figures that every run has."""
+    names = [
+        name
+        for name in UTILISATION_COLUMNS
+        if by_seed and all(name in figures for figures in by_seed)
+    ]
+    return {name: fmean(figures[name] for figures in by_seed) for name in names}
+
+
+def _peaks(samples: Sequence[TelemetrySample]) -> dict[str, float]:
+    used = [[gpu["memory_used_mib"] for gpu in sample.gpus] for sample in samples]
+    totals = [sum(gpus) for gpus in used if gpus and None not in gpus]
+    peaks = {"process/rss_peak_gb": max(s.rss_mib for s in samples) / _MIB_PER_GB}
+    return peaks | ({"gpu/memory_used_peak_gb": max(totals) / _MIB_PER_GB} if totals else {})
