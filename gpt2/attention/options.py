@@ -377,24 +377,41 @@ class GroupedOptions:
         return grouped_heads(x_BTC, parameters, n_head, self)
 
 
+_scale_latent = scale_width(8, 2)
+
+
+def _small_latent(form: SmallForm, name: str) -> int:
+    """Return a width that the small form's heads divide only if the configured heads do."""
+    scaled = int(_scale_latent(form, name))
+    full = form.number(name) or default_latent(form.full_width)
+    if form.width == form.full_width or full % form.number("N_HEAD") == 0:
+        return scaled
+    small = scaled or default_latent(form.width)
+    return small + form.heads // 2 if small % form.heads == 0 else small
+
+
+def default_latent(n_embd: int) -> int:
+    """Return the width for LATENT_DIM=0: C/6, rounded to a multiple of 8."""
+    return nearest_multiple(n_embd / 6, 8)
+
+
 @dataclass(frozen=True)
 class LatentOptions:
     """Options of the latent projection, after multi-head latent attention (arXiv 2405.04434).
 
     c_k = x W_dk and c_v = x W_dv have width R and are shared by the heads; per head k_h = c_k K_h
-    and v_h = c_v U_h. Neither positions nor biases are used. ``latent_dim`` 0 selects C/6 rounded
-    to a multiple of 8.
+    and v_h = c_v U_h. Neither positions nor biases are used.
     """
 
     name: ClassVar[str] = "latent"
 
-    latent_dim: int = kconfig_field("LATENT_DIM", small=scale_width(8, 2), draw=(0, 1024))
+    latent_dim: int = kconfig_field("LATENT_DIM", small=_small_latent, draw=(0, 1024))
     # One K and one U for all heads instead of one each.
     shared_expansion: bool = kconfig_field("LATENT_SHARED_EXPANSION")
 
     def width(self, shape: ModelShape) -> int:
         """Return R, with 0 resolved."""
-        return self.latent_dim or nearest_multiple(shape.n_embd / 6, 8)
+        return self.latent_dim or default_latent(shape.n_embd)
 
     def weights(self, shape: ModelShape) -> int:
         """Return C² + 2CR down + 2·N·R·H = 2CR up (2RH if the heads share K and U)."""

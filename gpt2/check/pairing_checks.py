@@ -67,7 +67,8 @@ def check_paired(subject: StepUnderTest) -> list[CheckFinding]:
     return findings + _dropout(subject) + _data_order(subject) + _shared(subject)
 
 
-def _stream_key(seed: int, purpose: str) -> int:
+def stream_key(seed: int, purpose: str) -> int:
+    """Return the seed of a stream of random numbers."""
     return int.from_bytes(hashlib.sha256(f"{seed}:{purpose}".encode()).digest()[:8], "big") >> 1
 
 
@@ -127,7 +128,7 @@ def _drawn(config: Config, name: str, matrix: Tensor) -> Tensor:
     """Return the beginning of the matrix with a standard deviation of 1."""
     number = config.init.init_stream
     purpose = f"init-{number}/{name}" if number else f"init/{name}"
-    generator = torch.Generator().manual_seed(_stream_key(config.seed, purpose))
+    generator = torch.Generator().manual_seed(stream_key(config.seed, purpose))
     return torch.empty_like(_beginning(matrix)).normal_(generator=generator)
 
 
@@ -198,7 +199,7 @@ def _dropout(subject: StepUnderTest) -> list[CheckFinding]:
 
 def _dropout_starts(seed: int) -> list[Tensor]:
     """Return the states of the generators of two ranks before the first step."""
-    keys = (_stream_key(seed, purpose) for purpose in ("dropout", "dropout/1"))
+    keys = (stream_key(seed, purpose) for purpose in ("dropout", "dropout/1"))
     return [torch.Generator().manual_seed(key).get_state() for key in keys]
 
 
@@ -215,7 +216,7 @@ class _Sequences:
 
     @classmethod
     def of(cls, config: Config, tokens: np.ndarray) -> "_Sequences":
-        key = _stream_key(config.seed, "data")
+        key = stream_key(config.seed, "data")
         return cls(key, tokens, config.model.shape.block_size)
 
     def offset(self, number: int) -> int:

@@ -6,7 +6,6 @@ B batch, T tokens, C n_embd, N heads, H head dim, V vocabulary.
 import copy
 from collections.abc import Mapping
 from typing import Any, cast
-from unittest import mock
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +13,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpt2.attention.state import AttentionOutputs, BlockState
 from gpt2.check.cases import CheckFinding
+from gpt2.check.short_run import in_batches_of
 from gpt2.check.subject import StepUnderTest
+from gpt2.generate import generate
 from gpt2.model import GPT, Block
 from gpt2.training.session import TrainingSession
 from gpt2.training.step import accumulate_gradients
@@ -63,12 +64,16 @@ class ObservedTypes(TorchDispatchMode):
 
 
 def check_precise(subject: StepUnderTest) -> list[CheckFinding]:
-    """Check the types in a micro-batch of training and in an evaluation, and the fp32 error."""
+    """Check the types in training, an evaluation and generated text, and the fp32 error."""
     session = subject.traced_run.run.session
     precision = _TYPES[str(subject.small.values["PRECISION"])]
     own_kernel = subject.config.model.attention.pattern.attends
     with subject.chunked(session.state.model):
-        observed = {"training": _training(session), "evaluation": _evaluation(session)}
+        observed = {
+            "training": _training(session),
+            "evaluation": _evaluation(session),
+            "decoding": _decoding(session),
+        }
     findings = [
         finding
         for phase, types in observed.items()
@@ -88,9 +93,17 @@ def _training(session: TrainingSession) -> ObservedTypes:
 
 def _evaluation(session: TrainingSession) -> ObservedTypes:
     """Return the types of an evaluation."""
-    rows = len(session.evaluate.windows)
-    with mock.patch.object(session.evaluate, "batch_size", rows), ObservedTypes() as types:
-        session.evaluate(session.state.model)
+    evaluate = in_batches_of(len(session.evaluate.windows), session.evaluate)
+    with ObservedTypes() as types:
+        evaluate(session.state.model)
+    return types
+
+
+def _decoding(session: TrainingSession) -> ObservedTypes:
+    """Return the types of generated text: a prompt, and a token that reads the caches."""
+    text = generate(session.state.model, torch.zeros(2).long(), 0, session.config.machine)
+    with ObservedTypes() as types:
+        next(text), next(text)
     return types
 
 

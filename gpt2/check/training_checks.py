@@ -5,13 +5,13 @@ B micro-batch, T tokens.
 
 import itertools
 import math
-from unittest import mock
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from gpt2.check.cases import CheckFinding
-from gpt2.check.short_run import GRADIENT_STEPS, ShortRun, TracedRun
+from gpt2.check.short_run import GRADIENT_STEPS, ShortRun, TracedRun, in_batches_of
 from gpt2.check.shrink import with_changes
 from gpt2.check.subject import StepUnderTest
 from gpt2.data.sampler import TrainSampler
@@ -88,8 +88,8 @@ def _sequences(session: TrainingSession) -> list[CheckFinding]:
     for ranks in (1, 2):
         read = []
         for rank in range(ranks):
-            with mock.patch.object(session, "group", ProcessGroup(ProcessRank(rank, ranks))):
-                steps_of_rank = list(itertools.islice(session.batches(), _STEPS))
+            one = replace(session, group=ProcessGroup(ProcessRank(rank, ranks)))
+            steps_of_rank = list(itertools.islice(one.batches(), _STEPS))
             read.append([torch.cat([x_BT for x_BT, _ in step]) for step in steps_of_rank])
         steps[ranks] = [torch.cat(parts) for parts in zip(*read, strict=True)]
     if torch.equal(*steps[1]):
@@ -208,9 +208,7 @@ def check_repeat(subject: StepUnderTest) -> list[CheckFinding]:
             expected = f"the same loss at step {i + 1} for the same seed"
             return [CheckFinding("same-loss", expected, text)]
         if i == 0:
-            # All windows in one batch take the least time.
-            with mock.patch.object(run.session.evaluate, "batch_size", 8):
-                run.session.evaluate(run.session.state.model)
+            in_batches_of(8, run.session.evaluate)(run.session.state.model)
     run.close()
     for name, weight in run.session.state.weights().items():
         if not torch.equal(weight, traced.weights_after_gradient_steps[name]):

@@ -40,7 +40,7 @@ _PROGRESS_INTERVAL_SECONDS = 5.0
 # What the product imports, but not the product: each trial imports it again.
 _PRELOADED_MODULES = (
     *("torch", "torch._dynamo", "torch.nn.attention.flex_attention", "torch.utils.data"),
-    *("torch.distributed", "numpy", "kconfiglib", "yaml", "safetensors.torch", "unittest.mock"),
+    *("torch.distributed", "numpy", "kconfiglib", "yaml", "safetensors.torch"),
 )
 
 

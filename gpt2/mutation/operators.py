@@ -152,6 +152,11 @@ def _visit(
 def _is_excluded(node: ast.AST) -> bool:
     if isinstance(node, ast.Call):
         return _called(node) in _REPORTS
+    if isinstance(node, ast.FunctionDef):
+        # Rules of small forms are parts of the checks.
+        return any("SmallForm" in ast.dump(each) for each in node.args.args)
+    if isinstance(node, ast.keyword):
+        return node.arg == "small"
     if isinstance(node, ast.If):
         return "TYPE_CHECKING" in ast.unparse(node.test)
     if isinstance(node, ast.Expr):

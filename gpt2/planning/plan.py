@@ -276,6 +276,7 @@ def _seed_block(
         return "sweep", combined.block, combined.left_out
     if base.study.mode == "ra_mla_ablation_mode":
         study, block = base.study.study, _steps(tree, seeded, base, steps)
+        assert all(config.seed == seed for _, config in block), "a step without the planned seed"
         if has_aa_step and steps in ("", "all"):
             block = _with_aa_step(block)
     elif base.study.mode == "test_matrix_mode":

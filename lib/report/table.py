@@ -208,7 +208,7 @@ def build_table(
         effects = effects or (plan.design.effects(variants) if plan.design else None)
         for part in split_comparable(arm_items, baseline, label_by):
             labelled = replace(part, labels={"arm": arm, **part.labels}) if arm else part
-            rows += _rows(labelled, variants, baseline, kept)
+            rows += variant_rows(labelled, variants, baseline, kept)
             parts.append(labelled)
             prefix, outcomes = _prefix(labelled.labels), _outcomes(part)
             judged_parts.append((prefix, contrasts, outcomes))
@@ -268,9 +268,10 @@ def _by_arm(
     return arms
 
 
-def _rows(
+def variant_rows(
     part: ComparableGroup, variants: Sequence[RunVariant], baseline: str, kept: Collection[str]
 ) -> list[TableRow]:
+    """Return a row for each variant that has a planned run in ``part``."""
     results = [item for item in part.items if isinstance(item, RunResult)]
     holes = [item for item in part.items if isinstance(item, MissingResult)]
     present = {item.run.variant.slug for item in part.items}

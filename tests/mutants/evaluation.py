@@ -14,14 +14,16 @@ import numpy as np
 import torch
 
 from gpt2 import evaluate
-from gpt2.check import generation_checks
+from gpt2.check import evaluation_checks, generation_checks
 from gpt2.data import store
 from gpt2.evaluate import EvaluationResult, Evaluator
 from gpt2.generate import SamplingOptions
 from gpt2.model import GPT
-from gpt2.training import finish, setup
+from gpt2.records import per_document
+from gpt2.training import finish, metrics, setup
+from lib.report import table
 from lib.runs.record import EvalRow, RunRecord
-from tests.mutants.mutant import Expected, Mutant, Plant, replaced, then
+from tests.mutants.mutant import Expected, Mutant, Plant, edited, replaced, then
 
 _WINDOWS = "evaluation-windows"
 _ROWS = "document-rows"
@@ -34,6 +36,11 @@ def _evaluated(name: str, breaks: str, expected: Expected, plant: Plant, **more:
 
 def _sampled(name: str, breaks: str, expected: Expected, plant: Plant) -> Mutant:
     return Mutant(name, breaks, "baseline", {"decode": expected}, plant)
+
+
+def _spelled_end(lengths_V: np.ndarray, words: Any) -> np.ndarray:
+    lengths_V[words.end_of_text] = len(words.token_bytes(words.end_of_text))
+    return lengths_V
 
 
 def _accuracy_of_first(result: EvaluationResult) -> float:
@@ -397,6 +404,42 @@ MUTANTS = (
         "the loss during training is another one",
         "evaluation-figures",
         replaced(EvaluationResult, "loss", lambda _: property(_mean_of_documents)),
+    ),
+    _evaluated(
+        "differences from the parent are those from the baseline",
+        "a column of the table repeats another",
+        ("table-figures", "delta_parent of "),
+        edited(table, "variant_rows", "== variant.parent", "== baseline"),
+    ),
+    _evaluated(
+        "the end of text counts as text",
+        "bits per byte are too low with a tokenizer that spells it",
+        (_ROWS, "tokens, bytes"),
+        then(per_document, "_token_lengths", _spelled_end),
+    ),
+    _evaluated(
+        "rows name the last window's batch",
+        "the place of a document is another one",
+        (_ROWS, "batch_index"),
+        edited(per_document, "item_facts", "indices[0]", "indices[-1]"),
+    ),
+    _evaluated(
+        "the sample has another stream",
+        "its text is that of dropout's numbers",
+        "text-sample",
+        edited(evaluation_checks, "generate_sample", '"sample"', '"dropout"'),
+    ),
+    _evaluated(
+        "the sample has one token more",
+        "SAMPLE_TOKENS is not its length",
+        "text-sample",
+        edited(evaluation_checks, "generate_sample", "sample_tokens)", "sample_tokens + 1)"),
+    ),
+    _evaluated(
+        "the health check reads the steps after the first",
+        "a later step without a gradient fails it",
+        "health-check",
+        edited(metrics, "evaluate_criteria", "row.iteration <= steps", "row.iteration"),
     ),
     _sampled(
         "sampling is greedy",

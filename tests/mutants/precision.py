@@ -18,9 +18,19 @@ from gpt2.attention.positions import Rope
 from gpt2.mlp.mlp import Mlp
 from gpt2.mlp.mlp_attn_gate import module as mlp_attn_gate
 from gpt2.model import GPT
+from gpt2.nsa.cache import NsaCache
 from gpt2.training import step
 from gpt2.training.session import TrainingSession
-from tests.mutants.mutant import MECHANISMS, Expected, Mutant, Plant, after_init, replaced, then
+from tests.mutants.mutant import (
+    MECHANISMS,
+    Expected,
+    Mutant,
+    Plant,
+    after_init,
+    edited,
+    replaced,
+    then,
+)
 
 _WIDE = "wide-operation"
 _PLACE = "dropout-place"
@@ -119,6 +129,14 @@ def _twice(right: Any) -> Any:
 
 
 MUTANTS = (
+    _precise(
+        "generated text computes attention in bf16",
+        "autocast acts in decoding, although fp32 is configured",
+        edited(NsaCache, "attend", "enabled=False", "enabled=True"),
+        ("check.exception", "dtype"),
+        "nsa",
+        defconfig="nsa-quickstart",
+    ),
     _precise(
         "the loss is in bf16",
         "log-softmax of narrow logits",
