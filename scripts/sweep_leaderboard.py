@@ -3,7 +3,7 @@
 
 Reads only run directories. Shows the settings that differ between runs; seeds of the same settings
 share one line. Each combination has a verdict against the one of the lowest loss, corrected for every
-pair. Runs that a sweep reused from another study are included. Unfinished runs and runs
+pair, at the numbers of seeds in VERDICT_LOOKS. Runs that a sweep reused from another study are included. Unfinished runs and runs
 evaluated on other documents are skipped and listed.
 """
 
@@ -24,7 +24,8 @@ def main() -> int:
     args = parser.parse_args()
     config = load_config(args.build_dir)
     folder = args.build_dir / config.study.output_dir / "sweep"
-    board = read_leaderboard(folder, rule=verdict_plan(config, config.verdicts.look_plan).rule)
+    looks = config.verdicts.look_plan
+    board = read_leaderboard(folder, looks, rule=verdict_plan(config, looks).rule)
     print(leaderboard_to_json(board) if args.json else leaderboard_to_markdown(board), end="")
     return 0
 

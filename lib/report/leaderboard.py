@@ -3,6 +3,10 @@
 Each entry is compared with the one of the lowest loss. That one is selected by its losses, so the
 family of the verdicts is every pair of entries: whichever pair is read, its word counts.
 
+Nobody records when the leaderboard is read. So a pair is judged at the planned numbers of seeds only
+(``LookPlan.share_of``): it costs nothing to read the same seeds again, and every further number of
+seeds has its part of alpha.
+
 A sweep reuses runs that another study has already trained; the file ``ELSEWHERE`` lists the paths
 of these runs.
 """
@@ -10,6 +14,7 @@ of these runs.
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from lib.config.field import SymbolValue
@@ -17,8 +22,9 @@ from lib.errors import ConfigError, Problem
 from lib.files import write_atomic
 from lib.json_files import RecordError
 from lib.plan.run import run_key
-from lib.report.contrast_tests import VerdictRule
+from lib.report.contrast_tests import ErrorLevel, VerdictRule
 from lib.report.contrasts import Contrast
+from lib.report.looks import LookPlan, LookSchedule
 from lib.report.run_facts import RunFacts, observed_differences, read_run_facts
 from lib.report.run_results import finished_outcome, missing_outcome
 from lib.report.table import SampleStats
@@ -97,11 +103,15 @@ def record_reused_runs(folder: Path, runs: Sequence[Path]) -> None:
 
 
 def read_leaderboard(
-    folder: Path, ignored: Sequence[str] = (), rule: VerdictRule | None = None
+    folder: Path,
+    looks: LookPlan,
+    ignored: Sequence[str] = (),
+    rule: VerdictRule | None = None,
 ) -> Leaderboard:
     """Compare the finished runs of ``folder`` and the runs it reuses from other studies.
 
-    Symbols in ``ignored`` do not separate entries. Unfinished runs, and runs that differ from the
+    ``looks`` are the numbers of seeds at which pairs are judged. Symbols in ``ignored`` do not
+    separate entries. Unfinished runs, and runs that differ from the
     majority in an observed fact or in code, are left out with the reason. Raises ConfigError if
     there is no finished run.
     """
@@ -128,11 +138,11 @@ def read_leaderboard(
     left_out += excluded
     entries = _entries(comparable, diverged, ignored)
     entries.sort(key=lambda entry: (entry.diverged, entry.val_loss.mean))
-    return Leaderboard(_with_verdicts(entries, rule or VerdictRule()), left_out)
+    return Leaderboard(_with_verdicts(entries, rule or VerdictRule(), looks), left_out)
 
 
 def _with_verdicts(
-    entries: Sequence[LeaderboardEntry], rule: VerdictRule
+    entries: Sequence[LeaderboardEntry], rule: VerdictRule, looks: LookPlan
 ) -> list[LeaderboardEntry]:
     """Return the entries with verdicts against the lowest one that has enough seeds, if any."""
     pairs = len(entries) * (len(entries) - 1) // 2
@@ -150,8 +160,23 @@ def _with_verdicts(
     others = [i for i in range(len(entries)) if i != reference]
     contrasts = [Contrast.pair(names[i], names[reference], "lowest") for i in others]
     outcomes = {name: entry.outcomes for name, entry in zip(names, entries, strict=True)}
-    verdicts = dict(zip(others, judge(contrasts, outcomes, rule, pairs), strict=True))
+    judged = partial(judge, contrasts, outcomes, rule, pairs)
+    between = judged(None)
+    shares = {n: share for n in {v.n for v in between} if (share := looks.share_of(n))}
+    share_at = LookSchedule(looks).share_at
+    at_look = {n: judged(ErrorLevel(share, share_at=share_at)) for n, share in shares.items()}
+    verdicts = {
+        i: replace(at_look[v.n][k], share=shares[v.n]) if v.n in shares else _waiting(v, looks)
+        for k, (i, v) in enumerate(zip(others, between, strict=True))
+    }
     return [replace(entry, verdict=verdicts.get(i)) for i, entry in enumerate(entries)]
+
+
+def _waiting(verdict: ContrastVerdict, looks: LookPlan) -> ContrastVerdict:
+    """Return the verdict on a pair between two looks, with the reason why it has no word."""
+    if verdict.is_given or verdict.n < verdict.rule.min_seeds:
+        return verdict
+    return replace(verdict, reason=f"judged at {', '.join(map(str, looks.seeds))} seeds")
 
 
 def _runs(folder: Path) -> list[Path]:

@@ -39,6 +39,16 @@ class LookPlan:
         """Return the plan of a fixed list of ``seeds`` seeds: one look at its end."""
         return cls((max(seeds, MIN_SEEDS),), (FIXED_SHARE,))
 
+    def share_of(self, n: int) -> float:
+        """Return the share of a look at ``n`` seeds if no record lists the looks taken; 0 for none.
+
+        After the last planned look, each number of seeds has half of what is left before it, so the
+        shares of all numbers of seeds sum to at most 1.
+        """
+        planned = dict(zip(self.seeds, self.shares, strict=True))
+        beyond = n - self.seeds[-1]
+        return float(_reserve(self)) / 2**beyond if beyond > 0 else planned.get(n, 0.0)
+
     @property
     def problems(self) -> list[Problem]:
         """Return what is wrong with the plan as configured."""
@@ -181,8 +191,13 @@ class LookSchedule:
 
     def _half_of_reserve(self) -> float:
         unplanned = [look.share for look in self.taken if not look.planned]
-        left = 1 - _sum(self.plan.shares) - _sum(unplanned)
+        left = _reserve(self.plan) - _sum(unplanned)
         return float(max(Decimal(0), left / 2))
+
+
+def _reserve(plan: LookPlan) -> Decimal:
+    """Return the share of alpha that the planned looks leave."""
+    return max(Decimal(0), 1 - _sum(plan.shares))
 
 
 def _sum(shares: Sequence[float]) -> Decimal:

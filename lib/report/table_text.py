@@ -111,13 +111,17 @@ def leaderboard_to_markdown(board: Leaderboard) -> str:
     notes = "".join(f"- {note}\n" for note in board.left_out)
     text = markdown_table(lines[0], lines[1:], left=(0, 5))
     verdicts = [entry.verdict for entry in board.entries if entry.verdict]
-    if any(not verdict.is_given for verdict in verdicts):
-        least = verdicts[0].rule.min_seeds
+    waiting = [verdict for verdict in verdicts if not verdict.is_given]
+    few = [verdict for verdict in waiting if verdict.n < verdict.rule.min_seeds]
+    if few:
+        least = few[0].rule.min_seeds
         text += f"\nn=1 and n=2 give no verdict: a verdict needs at least {least} seeds; use SEEDS=1,2,3.\n"
-    elif verdicts:
+    for n, reason in sorted({(v.n, v.reason) for v in waiting if v not in few}):
+        text += f"\nn={n}: {reason} (VERDICT_LOOKS); the difference is no result yet.\n"
+    if len(waiting) < len(verdicts):
         text += (
             f"\nSorted by loss, not ranked. p: corrected for all {verdicts[0].planned} pairs, because the "
-            "reference is\nselected by its loss.\n"
+            "reference is\nselected by its loss, and for the looks at other numbers of seeds.\n"
         )
     return text + (f"\n{notes}" if notes else "")
 

@@ -7,8 +7,11 @@ import pytest
 from lib.errors import ConfigError
 from lib.files import write_json
 from lib.report.leaderboard import REUSED_RUNS_FILE, read_leaderboard, record_reused_runs
+from lib.report.looks import LookPlan
 from lib.report.table_text import leaderboard_to_json, leaderboard_to_markdown
 from lib.runs.run_dir import RunDir, RunStatus, State, write_status
+
+LOOKS = LookPlan((3, 5), (0.5, 0.4))
 
 
 @pytest.fixture
@@ -32,7 +35,7 @@ def test_best_first_with_the_symbols_that_differ_and_seeds_together(swept):
     swept("slow", 3.2, LEARNING_RATE="1e-4")
     swept("slow", 3.4, seed=2, LEARNING_RATE="1e-4")
     folder = swept("fast", 3.0, LEARNING_RATE="1e-3")
-    board = read_leaderboard(folder)
+    board = read_leaderboard(folder, LOOKS)
     assert [entry.settings for entry in board.entries] == [
         {"LEARNING_RATE": "1e-3"},
         {"LEARNING_RATE": "1e-4"},
@@ -48,7 +51,7 @@ def test_combinations_have_verdicts_against_the_lowest_and_no_rank(swept):
     for slug, by_seed in losses.items():
         for seed, loss in enumerate(by_seed, 1):
             folder = swept(slug, loss, seed=seed, LEARNING_RATE=slug)
-    board = read_leaderboard(folder)
+    board = read_leaderboard(folder, LOOKS)
     assert [entry.settings["LEARNING_RATE"] for entry in board.entries] == ["b", "c", "a"]
     lowest, middle, highest = (entry.verdict for entry in board.entries)
     assert lowest is None and middle.word == "INCONCLUSIVE" and highest.word == "WORSE"
@@ -60,9 +63,32 @@ def test_combinations_have_verdicts_against_the_lowest_and_no_rank(swept):
     assert document["entries"][2]["verdict"]["verdict"] == "WORSE"
     run = RunDir(next(folder.glob("a-s2-*")))
     write_status(run, RunStatus(State.FAILED, 1, "loss is NaN at it 7"))
-    *_, last = read_leaderboard(folder).entries
+    *_, last = read_leaderboard(folder, LOOKS).entries
     assert (last.verdict.word, last.verdict.reason) == ("DIVERGED", "1/3 (seed 2)")
-    assert "DIVERGED 1/3" in leaderboard_to_markdown(read_leaderboard(folder))
+    assert "DIVERGED 1/3" in leaderboard_to_markdown(read_leaderboard(folder, LOOKS))
+
+
+def test_pairs_are_judged_at_the_planned_numbers_of_seeds_only(swept):
+    """Every number of seeds has its share, however often the leaderboard is read."""
+    noise, seen = (0.0, 0.05, -0.1, 0.02, -0.03, 0.07, 0.01), {}
+    for seed, block in enumerate(noise, 1):
+        wide = 3.1 + block + 0.001 * (-1) ** seed * seed
+        swept("a", 3.0 + block, seed=seed, LEARNING_RATE="a")
+        folder = swept("b", wide, seed=seed, LEARNING_RATE="b")
+        _, entry = read_leaderboard(folder, LOOKS).entries
+        assert entry.verdict.n == seed
+        seen[seed] = entry.verdict.word if entry.verdict.is_given else ""
+        if seed == 4:
+            assert "n=4: judged at 3, 5 seeds" in leaderboard_to_markdown(
+                read_leaderboard(folder, LOOKS)
+            )
+    assert seen == {1: "", 2: "", 3: "WORSE", 4: "", 5: "WORSE", 6: "WORSE", 7: "WORSE"}
+    # Half of the reserve of 0.1, and half of the rest.
+    assert [LOOKS.share_of(n) for n in (2, 3, 4, 5, 6)] == [0.0, 0.5, 0.0, 0.4, 0.05]
+    assert entry.verdict.share == pytest.approx(0.025)
+    p = entry.verdict.test.p
+    assert entry.verdict.test.p_adjusted == pytest.approx(p / 0.025)
+    assert sum(LOOKS.share_of(n) for n in range(1, 60)) == pytest.approx(1)
 
 
 def test_what_cannot_be_compared_is_named_and_not_ranked(swept):
@@ -70,7 +96,7 @@ def test_what_cannot_be_compared_is_named_and_not_ranked(swept):
     swept("b", 3.1, LEARNING_RATE="2")
     folder = swept("c", 1.0, LEARNING_RATE="3", data="another")
     (folder / "d-s1-0123abcd").mkdir()
-    board = read_leaderboard(folder)
+    board = read_leaderboard(folder, LOOKS)
     assert len(board.entries) == 2
     assert any("c-s1" in line and "not comparable: data" in line for line in board.left_out)
     assert "d-s1-0123abcd: not started" in board.left_out
@@ -86,21 +112,21 @@ def test_a_run_from_another_study_is_ranked_until_the_sweep_has_its_own(swept, m
     for _ in range(2):
         record_reused_runs(folder, [folder / "slow-s1-s1", place])
     assert (folder / REUSED_RUNS_FILE).read_text() == "../single/run-s1-0123abcd\n"
-    best, second = read_leaderboard(folder).entries
+    best, second = read_leaderboard(folder, LOOKS).entries
     assert (best.val_loss.mean, best.runs) == (3.0, ["run-s1-0123abcd"])
     assert second.val_loss.mean == 3.2
     # Trained here too, it would count twice.
     place.rename(folder / "fast-s1-0123abcd")
     place.mkdir()
-    board = read_leaderboard(folder)
+    board = read_leaderboard(folder, LOOKS)
     assert [entry.val_loss.n for entry in board.entries] == [1, 1] and not board.left_out
     place.rmdir()
     (folder / "fast-s1-0123abcd").rename(folder.parent / "gone")
-    assert len(read_leaderboard(folder).entries) == 1
+    assert len(read_leaderboard(folder, LOOKS).entries) == 1
 
 
 def test_nothing_to_rank_is_an_error_with_a_command(tmp_path):
     with pytest.raises(ConfigError) as caught:
-        read_leaderboard(tmp_path / "sweep")
+        read_leaderboard(tmp_path / "sweep", LOOKS)
     assert caught.value.codes == ["run.not-finished"]
     assert "make SWEEP=" in caught.value.problems[0].next
