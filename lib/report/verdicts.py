@@ -45,9 +45,10 @@ _ROUNDING_NATS = 1e-5
 _SMALLEST_BAND = 1e-4
 # Differences that agree in all but the last bits of the losses.
 _CONSTANT_ULPS = 8
-# Limits of the SPREAD remark on a run: robust standard deviations, seeds.
-_SPREAD_DEVIATIONS = 5
-_SPREAD_MIN_SEEDS = 5
+# Number of seeds, up to the next one → robust standard deviations from the median, beyond which a
+# run is an outlier. 99 % quantiles of the largest of n normal values, from 400,000 samples each
+# (test_simulated.py repeats them): few seeds have a median absolute deviation near 0 by chance.
+_OUTLIERS = {5: 18.8, 6: 10.7, 8: 8.3, 10: 7.0, 12: 6.4, 14: 6.0, 16: 5.7, 20: 5.3, 24: 5.1}
 # Standard deviation of a normal distribution / median absolute deviation.
 _MAD_SCALE = 1.4826
 
@@ -79,6 +80,9 @@ class SeedOutcome:
     undeclared: tuple[str, ...] = ()
     # Seconds since the epoch; None if unknown.
     started_at: float | None = None
+    # Tokens per second of training, and the device; None and "" if unknown.
+    speed: float | None = None
+    device: str = ""
     # False if the run waits or is running: its outcome is not known yet.
     ended: bool = True
 
@@ -492,15 +496,21 @@ def _spread(verdict: ContrastVerdict, sample: ContrastSample, mean_sd: float) ->
         low, high = min(verdict.differences), max(verdict.differences)
         yield f"SPREAD: differences {low:+.4f}, {median:+.4f}, {high:+.4f}{opposite}"
     for arm, losses in verdict.values.items():
-        if len(losses) < _SPREAD_MIN_SEEDS:
-            continue
         centre = statistics.median(losses)
         deviation = _MAD_SCALE * statistics.median(abs(loss - centre) for loss in losses)
-        if max(abs(loss - centre) for loss in losses) > _SPREAD_DEVIATIONS * deviation:
+        if max(abs(loss - centre) for loss in losses) > outlier_limit(len(losses)) * deviation:
             yield (
                 f"SPREAD: losses of {arm} {min(losses):.4f}, {centre:.4f}, {max(losses):.4f}"
                 f"{opposite}"
             )
+
+
+def outlier_limit(seeds: int) -> float:
+    """Return the robust standard deviations beyond which one of ``seeds`` runs is an outlier.
+
+    Too few seeds have none: 1 % of normal samples exceed every limit.
+    """
+    return min((limit for n, limit in _OUTLIERS.items() if n <= seeds), default=math.inf)
 
 
 def _advice(more: int | None) -> str:

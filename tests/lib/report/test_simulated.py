@@ -1,5 +1,6 @@
 """Error rates of the verdicts over many simulated studies."""
 
+import math
 import random
 from itertools import combinations, product
 
@@ -8,7 +9,7 @@ import pytest
 
 from lib.report.contrast_tests import VerdictRule
 from lib.report.contrasts import Contrast
-from lib.report.verdicts import SeedOutcome, VerdictWord, judge
+from lib.report.verdicts import SeedOutcome, VerdictWord, judge, outlier_limit
 from tests.lib.report.simulated import NOISE, STEPS, Words, differences
 
 STUDIES = 10_000
@@ -175,3 +176,18 @@ def test_random_studies_have_no_word_without_an_effect():
         )
     ]
     assert sum(word is not VerdictWord.INCONCLUSIVE for word in words) <= 3
+
+
+@pytest.mark.parametrize("n", [5, 6, 7, 8, 9, 11, 13, 15, 19, 23, 25, 40])
+def test_one_percent_of_normal_steps_have_an_outlying_run(n):
+    """The limits are quantiles of 400,000 samples; here are 50,000."""
+    losses_SN = np.random.default_rng(n).standard_normal((50_000, n))
+    distance_SN = np.abs(losses_SN - np.median(losses_SN, axis=1, keepdims=True))
+    robust_S = distance_SN.max(axis=1) / (1.4826 * np.median(distance_SN, axis=1))
+    limit = outlier_limit(n)
+    assert np.mean(robust_S > limit) < 0.0115
+    # A run farther away is one.
+    assert limit < 19 and outlier_limit(4) == math.inf
+    step = [*(3 + 0.001 * math.sin(i * i) for i in range(n - 1)), 9.0]
+    (verdict,) = judged([[3 + 0.01 * math.cos(i * i) for i in range(n)], step], VerdictRule())
+    assert [r for r in verdict.remarks if r.startswith("SPREAD: losses of a1")]
