@@ -39,7 +39,7 @@ from lib.report.leaderboard import record_reused_runs
 from lib.report.study_verdicts import StudyVerdicts, verdicts_to_json, with_record
 from lib.report.table import ResultTable, build_table
 from lib.report.table_text import table_to_json, table_to_markdown, write_table
-from lib.report.verdict_text import verdict_line, verdict_lines, verdicts_exit_code
+from lib.report.verdict_text import LINE_WIDTH, verdict_line, verdict_lines, verdicts_exit_code
 from lib.runner import locks
 from lib.runner.display import RunProgress
 from lib.runner.job import DeviceSlot, Executor, Job, JobLimits
@@ -263,7 +263,8 @@ def _log_look(study: StudyVerdicts) -> None:
         f"{look.number}: n={look.n}, {look.share:g} of alpha{kind}; {waiting} comparisons open",
     )
     for verdict in study.new_words:
-        log("LOOK", verdict_line(verdict))
+        for line in verdict_line(verdict, LINE_WIDTH - len("LOOK    ")).splitlines():
+            log("LOOK", line)
 
 
 def _saving(plan: Plan, table: ResultTable) -> str:

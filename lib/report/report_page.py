@@ -175,7 +175,7 @@ def _findings(results: ResultTable) -> Html:
     if not given:
         return tag("p", "No comparison has a verdict.")
     warnings = [AA_FAILED + ": the study claims differences where none exist."] * study.aa_failed
-    warnings += filter(None, [drift_note(study.drift)])
+    warnings += filter(None, [drift_note(study)])
     counts = [(word, sum(verdict.word is word for verdict in given)) for word in VerdictWord]
     parts = [
         *(tag("p", warning, class_="notice") for warning in warnings),

@@ -120,7 +120,15 @@ def finished_outcome(seed: int, record: RunRecord) -> SeedOutcome:
     final = record.summary.final
     items = canonical_json([document.nll_sum for document in record.documents])
     digest = hashlib.sha256(items.encode()).hexdigest()[:16]
-    outcome = SeedOutcome(seed, final.val_loss, items=digest, started_at=_started_at(record))
+    hardware = record.manifest.hardware
+    outcome = SeedOutcome(
+        seed,
+        final.val_loss,
+        items=digest,
+        started_at=_started_at(record),
+        speed=record.summary.timing.tokens_per_second,
+        device=hardware.gpu_name or hardware.cpu_model,
+    )
     first = next((row.loss for row in record.metrics if isinstance(row, TrainRow)), None)
     # Pretrained weights begin below the unigram entropy: they may improve by less.
     untrained = first is not None and first > final.unigram_entropy

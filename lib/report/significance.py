@@ -182,13 +182,13 @@ _MAX_PASSES = 1000
 
 
 @dataclass(frozen=True)
-class TimedLoss:
-    """The loss of one run in nats per token, and its start in seconds since any epoch."""
+class TimedValue:
+    """The loss of one run, or another value, and its start in seconds since any epoch."""
 
     step: str
     seed: int
     started_at: float
-    loss: float
+    value: float
 
 
 @dataclass(frozen=True)
@@ -197,7 +197,7 @@ class DriftTest:
 
     p: float
     degrees: int
-    # Nats per token, over the whole study.
+    # In units of the values, over the whole study.
     trend: float
     runs: int
 
@@ -207,8 +207,8 @@ class DriftTest:
         return self.p < _ALARM
 
 
-def drift_test(runs: Sequence[TimedLoss]) -> DriftTest | None:
-    """Return the test of a linear drift of the losses.
+def drift_test(runs: Sequence[TimedValue]) -> DriftTest | None:
+    """Return the test of a linear drift of the values.
 
     Returns None if the order of the runs follows from steps and seeds, or if too few runs are left.
     """
@@ -217,7 +217,7 @@ def drift_test(runs: Sequence[TimedLoss]) -> DriftTest | None:
     if degrees < 1:
         return None
     ranks = _residuals(ordered, [float(rank) for rank in range(len(ordered))])
-    losses = _residuals(ordered, [run.loss for run in ordered])
+    losses = _residuals(ordered, [run.value for run in ordered])
     spread = math.fsum(rank * rank for rank in ranks)
     if spread <= _EXPLAINED * len(ordered) ** 3:
         return None
@@ -229,7 +229,7 @@ def drift_test(runs: Sequence[TimedLoss]) -> DriftTest | None:
     return DriftTest(2 * t_sf(abs(t), degrees), degrees, slope * (len(ordered) - 1), len(ordered))
 
 
-def _means(runs: Sequence[TimedLoss]) -> int:
+def _means(runs: Sequence[TimedValue]) -> int:
     """Return the number of independent means: steps + seeds − groups that share neither."""
     nodes = {("step", run.step) for run in runs} | {("seed", str(run.seed)) for run in runs}
     group = {node: node for node in nodes}
@@ -239,7 +239,7 @@ def _means(runs: Sequence[TimedLoss]) -> int:
     return len(nodes) - len(set(group.values()))
 
 
-def _residuals(runs: Sequence[TimedLoss], values: Sequence[float]) -> list[float]:
+def _residuals(runs: Sequence[TimedValue], values: Sequence[float]) -> list[float]:
     """Return what is left of ``values`` after the means of steps and seeds.
 
     The means are subtracted in turn until nothing changes: with missing runs, steps and seeds are

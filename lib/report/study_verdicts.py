@@ -8,8 +8,9 @@ Words are given at looks only (lib/report/looks.py), which the record lists: a l
 blocks, that is seeds of which every run of an undecided comparison has ended.
 """
 
+import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from lib.report.contrast_tests import WHOLE_ALPHA, ErrorLevel, VerdictRule
 from lib.report.contrasts import EFFECT, Contrast, DesignEffects, DesignOptions
 from lib.report.looks import LASTING_WORDS, Look, LookSchedule, schedule_from_json
 from lib.report.render import json_document
-from lib.report.significance import DriftTest, TimedLoss, drift_test
+from lib.report.significance import DriftTest, TimedValue, drift_test
 from lib.report.verdicts import ContrastVerdict, SeedOutcome, VerdictWord, judge
 
 VERDICTS_FILE = "verdicts.json"
@@ -72,6 +73,8 @@ class StudyVerdicts:
     effects: DesignEffects | None = None
     # Whether losses follow the time; None if the order of the runs cannot tell.
     drift: DriftTest | None = None
+    # Device → whether the speed follows the time. Not part of the record, which has no clock.
+    speed_drifts: Mapping[str, DriftTest] = field(default_factory=dict)
     # The look that these verdicts took; None if none was due.
     taken: Look | None = None
     # Whether a seed of a baseline diverged, which ends the study.
@@ -107,7 +110,7 @@ def judge_study(
         names = {contrast_name(part, c) for part, contrasts in every for c in contrasts}
         plan = replace(plan, family=plan.family | names)
     planned = max(len(plan.family), sum(len(contrasts) for _, contrasts, _ in parts))
-    seeds = complete_blocks(parts, plan)
+    seeds = complete_blocks(parts, plan, aa_parts)
     look = _look(plan, seeds)
     level = _level(plan.schedule, look)
     verdicts = []
@@ -122,7 +125,9 @@ def judge_study(
     drift = _drift(parts)
     study = StudyVerdicts(plan, verdicts, planned, gain, effects, drift, baseline_diverged=diverged)
     study = _with_look(study, look)
-    study = replace(study, aa_steps=_aa_steps(aa_parts, plan, level))
+    study = replace(
+        study, aa_steps=_aa_steps(aa_parts, plan, level), speed_drifts=_speed_drifts(parts)
+    )
     marks = (*_changes(plan), *([AA_FAILED] if study.aa_failed else []))
     return replace(
         study, verdicts=[replace(v, remarks=(*v.remarks, *marks)) for v in study.verdicts]
@@ -160,14 +165,34 @@ def _aa_steps(
 
 
 def _drift(parts: Sequence[StudyPart]) -> DriftTest | None:
-    runs = [
-        TimedLoss(f"{part}{arm}", run.seed, run.started_at, run.loss)
-        for part, _, outcomes in parts
-        for arm, runs in outcomes.items()
-        for run in runs
-        if run.loss is not None and run.started_at is not None and not run.diverged
-    ]
-    return drift_test(runs)
+    return drift_test(
+        [
+            TimedValue(name, run.seed, run.started_at, run.loss)
+            for name, run in _named_runs(parts)
+            if run.loss is not None and run.started_at is not None and not run.diverged
+        ]
+    )
+
+
+def _speed_drifts(parts: Sequence[StudyPart]) -> dict[str, DriftTest]:
+    """Return the drift of the logarithm of the speed of each device that can be tested.
+
+    Steps differ in speed by a factor, so their logarithms differ by a mean.
+    """
+    by_device: dict[str, list[TimedValue]] = {}
+    for name, run in _named_runs(parts):
+        if run.speed and run.started_at is not None:
+            value = TimedValue(name, run.seed, run.started_at, math.log(run.speed))
+            by_device.setdefault(run.device, []).append(value)
+    tests = {device: drift_test(values) for device, values in sorted(by_device.items())}
+    return {device: test for device, test in tests.items() if test is not None}
+
+
+def _named_runs(parts: Sequence[StudyPart]) -> Iterator[tuple[str, SeedOutcome]]:
+    for part, _, outcomes in parts:
+        for arm, runs in outcomes.items():
+            for run in runs:
+                yield f"{part}{arm}", run
 
 
 # A/A steps.
@@ -219,8 +244,13 @@ def pairing_gain(verdicts: Sequence[ContrastVerdict]) -> float | None:
 # Looks.
 
 
-def complete_blocks(parts: Sequence[StudyPart], plan: VerdictPlan) -> tuple[int, ...]:
-    """Return the seeds of which every run of an undecided comparison has ended."""
+def complete_blocks(
+    parts: Sequence[StudyPart], plan: VerdictPlan, aa_parts: Sequence[StudyPart] = ()
+) -> tuple[int, ...]:
+    """Return the seeds of which every run of an undecided comparison, and of an A/A step, has ended.
+
+    A word without the A/A step of its seeds could not be marked if that step fails.
+    """
     if plan.exploratory:
         return ()
     last = plan.schedule.last if plan.schedule else None
@@ -233,12 +263,18 @@ def complete_blocks(parts: Sequence[StudyPart], plan: VerdictPlan) -> tuple[int,
         if contrast_name(part, contrast) not in closed
         for arm in contrast.weights
     }
-    ended: dict[str, set[int]] = {name: set() for name in required}
-    for part, _, outcomes in parts:
-        for arm, runs in outcomes.items():
-            ended.setdefault(f"{part}{arm}", set()).update(run.seed for run in runs if run.ended)
     if not required:
         return last.seeds if last else ()
+    required |= {
+        f"{part}{arm}"
+        for part, contrasts, _ in aa_parts
+        for contrast in contrasts
+        for arm in contrast.weights
+    }
+    ended: dict[str, set[int]] = {name: set() for name in required}
+    for part, _, outcomes in (*parts, *aa_parts):
+        for arm, runs in outcomes.items():
+            ended.setdefault(f"{part}{arm}", set()).update(run.seed for run in runs if run.ended)
     return tuple(sorted(set.intersection(*(ended[name] for name in required))))
 
 

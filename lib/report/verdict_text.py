@@ -1,15 +1,19 @@
 """Verdicts as text: the table of a study's comparisons, and one line per comparison."""
 
+import math
 from collections.abc import Mapping
+from textwrap import wrap
 
 from lib.errors import EXIT_DONE, EXIT_FAILED, EXIT_INCONCLUSIVE, EXIT_NOT_COMPARABLE
 from lib.report.contrasts import AA_ROLE
 from lib.report.render import markdown_table
-from lib.report.significance import DriftTest
 from lib.report.study_verdicts import StudyVerdicts, aa_word, is_failed
 from lib.report.verdicts import ContrastVerdict, VerdictWord
 
 _SMALLEST_SHOWN_P = 1e-12
+# Columns of a terminal, and the indentation of a continued line.
+LINE_WIDTH = 80
+_INDENT = " " * 8
 
 
 def seeds_note(study: StudyVerdicts) -> str:
@@ -64,9 +68,9 @@ def verdict_cells(verdict: ContrastVerdict) -> list[str]:
 
 
 def verdict_lines(study: StudyVerdicts) -> str:
-    """Return one line per comparison, with its remarks, and one if the losses drifted."""
+    """Return one line per comparison, with its remarks, and one per drift."""
     lines = [verdict_line(verdict) for verdict in (*study.verdicts, *study.aa_steps)]
-    return "".join(f"{line}\n" for line in lines) + design_note(study) + drift_note(study.drift)
+    return "".join(f"{line}\n" for line in lines) + design_note(study) + drift_note(study)
 
 
 def design_note(study: StudyVerdicts) -> str:
@@ -97,11 +101,17 @@ def _aa_note(verdict: ContrastVerdict) -> str:
     return f"{aa_word(verdict)}: {verdict.contrast.step}{shown}, tested alone.\n"
 
 
-def drift_note(drift: DriftTest | None) -> str:
-    """Return a line if the losses drifted over the study; else ""."""
-    if drift is None or not drift.alarms:
-        return ""
-    return f"DRIFT {p_equation(drift.p)}: {drift.trend:+.4f} nats from the first to the last run\n"
+def drift_note(study: StudyVerdicts) -> str:
+    """Return a line if the losses drifted over the study, and one per device whose speed did."""
+    note = ""
+    if study.drift is not None and study.drift.alarms:
+        p = p_equation(study.drift.p)
+        note = f"DRIFT {p}: {study.drift.trend:+.4f} nats from the first to the last run\n"
+    for device, test in study.speed_drifts.items():
+        if test.alarms:
+            change = math.expm1(test.trend)
+            note += f"DRIFT {p_equation(test.p)}: {change:+.0%} tokens/s from the first to the last run ({device})\n"
+    return note
 
 
 def verdicts_exit_code(study: StudyVerdicts, *, strict: bool = False) -> int:
@@ -134,14 +144,26 @@ def signed(difference: float) -> str:
     return f"{difference:+.4f}".replace("-", "−")
 
 
-def verdict_line(verdict: ContrastVerdict) -> str:
-    """Return the verdict as one line."""
+def verdict_line(verdict: ContrastVerdict, width: int = LINE_WIDTH) -> str:
+    """Return the verdict as one line; parts that exceed ``width`` columns are on indented lines."""
+    first, *parts = _parts(verdict)
+    lines = [first]
+    for part in parts:
+        if len(lines[-1]) + len(part) + 2 <= width:
+            lines[-1] += f"  {part}"
+        else:
+            lines += wrap(part, width, initial_indent=_INDENT, subsequent_indent=_INDENT)
+    return "\n".join(lines)
+
+
+def _parts(verdict: ContrastVerdict) -> list[str]:
+    """Return what a verdict's line states: name, difference and interval; word; details; remarks."""
     contrast = verdict.contrast
     head = f"VERDICT {contrast.name}"
     detail = [verdict.reason] if verdict.reason else []
     if not verdict.is_given:
         shown = "" if verdict.difference is None else f"{verdict.difference:+.4f}  "
-        return f"{head}  {shown}none: {verdict.reason}"
+        return [head, f"{shown}none: {verdict.reason}"]
     if verdict.test is not None:
         low, high = verdict.test.interval
         head += f"  {verdict.difference:+.4f} [{low:+.4f}, {high:+.4f}]"
@@ -151,7 +173,7 @@ def verdict_line(verdict: ContrastVerdict) -> str:
     word = verdict.word.value
     if contrast.role == AA_ROLE:
         word, detail = aa_word(verdict), detail[:1]
-    return "  ".join([head, word, *detail, *verdict.remarks])
+    return [head, word, *detail, *verdict.remarks]
 
 
 def _difference(verdict: ContrastVerdict) -> str:
@@ -204,7 +226,7 @@ def rule_note(study: StudyVerdicts) -> str:
     if study.pairing is not None:
         note += f"Pairing by seed removed {study.pairing:.0%} of the variance.\n"
     note += "".join(_aa_note(verdict) for verdict in study.aa_steps if verdict.is_given)
-    note += drift_note(study.drift)
+    note += drift_note(study)
     if any(v.more_seeds and v.word is VerdictWord.INCONCLUSIVE for v in study.verdicts):
         note += "+k: about k more seeds give a word.\n"
     return note + (f"Compared: {plan.against}.\n" if plan.against != "both" else "")

@@ -116,6 +116,25 @@ def test_a_look_waits_for_runs_that_have_not_ended_and_strict_wants_words(build)
     assert code == 0 and record(folder.path)["looks"][0]["share"] == 0.9
 
 
+def test_a_diverged_baseline_ends_the_study(build):
+    """Without a learning rate, nothing is learned: every run has diverged."""
+    rates = {"LEARNING_RATE": "1e-9", "MIN_LEARNING_RATE": "0"}
+    folder = build(**STUDY | rates | {"RA_MLA_ABLATION_STEPS": "0-1"})
+    code, table, said = folder.command(TRAIN, SEEDS="auto")
+    assert code == 1, said
+    (verdict,) = record(folder.path)["verdicts"]
+    assert (verdict["verdict"], verdict["reason"]) == ("DIVERGED", "baseline, seeds 1, 2, 3")
+    numbers = ("difference", "sd", "interval_95", "p", "p_adjusted", "p_own", "more_seeds")
+    assert {verdict[name] for name in numbers} == {None}
+    assert "DIVERGED" in table and " nan" not in table.lower()
+    # No further seeds, and the same exit code.
+    code, _, said = folder.command(TRAIN, SEEDS="auto")
+    assert code == 1 and "nothing to run" in said
+    assert seeds_of(folder.path, "pruned-50") == [1, 2, 3]
+    assert folder.command("scripts/verdicts.py", SEEDS="auto")[0] == 1
+    assert "DIVERGED" in (folder.path / "results/ratio/report.html").read_text()
+
+
 def test_auto_is_refused_if_it_cannot_judge(build):
     folder = build(**STUDY)
     for variables, code in (

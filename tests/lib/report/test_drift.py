@@ -5,7 +5,7 @@ import pytest
 
 from lib.plan.run import PlannedRun, RunVariant, training_order
 from lib.report.contrasts import Contrast
-from lib.report.significance import TimedLoss, drift_test
+from lib.report.significance import TimedValue, drift_test
 from lib.report.study_verdicts import VerdictPlan, judge_study, verdicts_record
 from lib.report.verdict_text import verdict_lines
 from lib.report.verdicts import SeedOutcome
@@ -35,9 +35,9 @@ def noise(rng, studies: int) -> np.ndarray:
     return (block + own) / np.sqrt(2)
 
 
-def drifting(losses_AN, start_AN, total: float) -> list[TimedLoss]:
+def drifting(losses_AN, start_AN, total: float) -> list[TimedValue]:
     return [
-        TimedLoss(f"a{arm}", seed, start, losses_AN[arm, seed] + total * start / (RUNS - 1))
+        TimedValue(f"a{arm}", seed, start, losses_AN[arm, seed] + total * start / (RUNS - 1))
         for (arm, seed), start in np.ndenumerate(start_AN)
     ]
 
@@ -107,7 +107,7 @@ def test_a_drift_is_a_remark_on_the_study():
         outcomes = {
             f"a{arm}": [
                 SeedOutcome(
-                    s, losses[f"a{arm}", s].loss, started_at=losses[f"a{arm}", s].started_at
+                    s, losses[f"a{arm}", s].value, started_at=losses[f"a{arm}", s].started_at
                 )
                 for s in range(SEEDS)
             ]
@@ -118,3 +118,31 @@ def test_a_drift_is_a_remark_on_the_study():
         shown[total] = verdict_lines(study), verdicts_record(study)["drift"]
     assert "DRIFT" not in shown[0][0] and shown[0][1]["p"] > 0.01
     assert "DRIFT p<" in shown[20][0] and shown[20][1]["p"] < 1e-6
+
+
+def test_the_speed_drifts_by_device_and_stays_out_of_the_record():
+    """The record of an interrupted study equals that of another, so it has no clock."""
+    start_AN, rng = times(0), np.random.default_rng(6)
+
+    def outcome(arm, seed, slower):
+        start = start_AN[arm, seed]
+        speed = 1000 * (1 + arm) * np.exp(0.01 * rng.standard_normal() - slower * start / RUNS)
+        device = "fast" if arm % 2 else "slow"
+        return SeedOutcome(
+            seed, 3 + rng.standard_normal(), started_at=start, speed=speed, device=device
+        )
+
+    contrasts = [Contrast.pair(f"a{i}", "a0") for i in range(1, STEPS + 1)]
+    shown = {}
+    for slower in (0.0, 0.5):
+        outcomes = {
+            f"a{arm}": [outcome(arm, s, 0 if arm % 2 else slower) for s in range(SEEDS)]
+            for arm in range(STEPS + 1)
+        }
+        study = judge_study([("", contrasts, outcomes)], VerdictPlan())
+        shown[slower] = verdict_lines(study).count("tokens/s")
+        assert set(study.speed_drifts) == {"fast", "slow"}
+        assert "speed" not in str(verdicts_record(study))
+    assert shown == {0.0: 0, 0.5: 1}
+    assert study.speed_drifts["slow"].trend == pytest.approx(-0.5, abs=0.1)
+    assert not study.speed_drifts["fast"].alarms

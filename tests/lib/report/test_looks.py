@@ -386,3 +386,33 @@ def test_strict_asks_for_a_word_on_every_comparison(tmp_path):
     assert verdicts_exit_code(study) == 0 and verdicts_exit_code(study, strict=True) == 5
     decided = judge_study([("", [Contrast.pair("large", "base")], outcomes(5))], VerdictPlan())
     assert verdicts_exit_code(decided, strict=True) == 0
+
+
+def test_a_look_waits_for_the_a_a_step(tmp_path):
+    """A word without it could not be marked if it fails later."""
+    pair = [Contrast.pair("none", "base", "a/a")]
+    runs = outcomes(3)
+    running = {**runs, "none": runs["none"][:2]}
+    arms = [arm for arm in EFFECTS if arm != "none"]
+    plan = VerdictPlan(RULE, schedule=LookSchedule(LOOKS), declared={"": contrasts(arms)})
+    for results, taken in ((running, False), (runs, True)):
+        study = judge_study([("", contrasts(arms), results)], plan, [("", pair, results)])
+        assert bool(study.plan.schedule.taken) is taken
+    failed = {**runs, "none": [*runs["none"][:2], SeedOutcome(3, None, reason="failed: disk")]}
+    study = judge_study([("", contrasts(arms), failed)], plan, [("", pair, failed)])
+    assert study.plan.schedule.last.n == 3
+
+
+def test_a_line_fits_the_terminal(tmp_path):
+    lines = []
+    for n in (3, 5):
+        study = report(tmp_path, n)
+        for verdict in study.verdicts:
+            text = verdict_line(verdict)
+            lines += text.splitlines()
+            # Nothing is lost.
+            for remark in (verdict.word.value, *verdict.remarks):
+                assert remark in " ".join(text.split())
+            assert text.startswith(f"VERDICT {verdict.contrast.name}  ")
+    assert max(map(len, lines)) <= 80 and any(line.startswith(" " * 8) for line in lines)
+    assert verdict_line(study.verdicts[0], 1000).count("\n") == 0

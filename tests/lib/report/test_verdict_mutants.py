@@ -173,7 +173,7 @@ def _judged_by_study(change):
 def _any_arm(blocks):
     """Return blocks that are complete as soon as one of their runs has ended."""
 
-    def changed(parts, plan):
+    def changed(parts, plan, aa_parts=()):
         runs = [run for _, _, outcomes in parts for arm in outcomes.values() for run in arm]
         return tuple(sorted({run.seed for run in runs if run.ended}))
 
@@ -366,12 +366,33 @@ MUTANTS = [
     ),
     EngineMutant(
         "looks of each step",
-        lambda patch: patch.setattr(
-            study_verdicts, "complete_blocks", lambda parts, plan: (1, 2, 3, 4, 5)
-        ),
+        lambda patch: patch.setattr(study_verdicts, "complete_blocks", lambda *a: (1, 2, 3, 4, 5)),
         _folder(
             test_looks.test_a_part_of_the_study_takes_no_look_and_keeps_the_family_and_the_record
         ),
+    ),
+    EngineMutant(
+        "a look without the A/A step",
+        _function(
+            study_verdicts,
+            "complete_blocks",
+            lambda blocks: lambda parts, plan, aa: blocks(parts, plan),
+        ),
+        _folder(test_looks.test_a_look_waits_for_the_a_a_step),
+    ),
+    EngineMutant(
+        "pairing of one step as a fact",
+        lambda patch: patch.setattr(
+            test_verdicts,
+            "pairing_gain",
+            lambda verdicts: study_verdicts.pairing_gain(verdicts[:1]),
+        ),
+        test_verdicts.test_pairing_is_reported_for_the_study,
+    ),
+    EngineMutant(
+        "outliers at five deviations for every n",
+        lambda patch: patch.setattr(test_simulated, "outlier_limit", lambda n: 5.0),
+        lambda: test_simulated.test_one_percent_of_normal_steps_have_an_outlying_run(5),
     ),
     EngineMutant(
         "seed replaced after a failure",
