@@ -31,6 +31,7 @@ from gpt2.execution import Execution
 from gpt2.loss import LogitsChunks
 from gpt2.memory.tracker import BytesByCategory, StorageTracker
 from gpt2.model import GPT
+from gpt2.training.records import NullRecords
 from gpt2.training.session import TrainingSession
 from gpt2.training.step import optimizer_step
 from lib.env.gpu import Gpu
@@ -40,6 +41,7 @@ from lib.errors import Problem, RunError
 from lib.optim.optimizers import parameter_groups
 from lib.project import ROOT
 from lib.pruning.pruners import Pruner
+from lib.runs.run_dir import RunDir
 
 # Pairs are computed or skipped in blocks of this many queries and keys.
 BLOCK = 128
@@ -120,6 +122,7 @@ class MinimalTraining:
             config=self.config,
             device=torch.device("cpu"),
             group=ProcessGroup(),
+            records=NullRecords(RunDir(Path())),
             state=SimpleNamespace(
                 model=self.model,
                 optimizer=self.optimizer,
