@@ -8,6 +8,7 @@ import dataclasses
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -353,13 +354,24 @@ class Config:
 
     def identity(self) -> dict[str, Any]:
         """Return all settings that can change a bit of the result, as plain JSON types."""
+        return {**self._seedless_identity, "seed": self.seed}
+
+    @cached_property
+    def _seedless_identity(self) -> dict[str, Any]:
         return _identity(self, forms=True)
+
+    def with_seed(self, seed: int) -> "Config":
+        """Return this configuration with another seed, on which no other symbol depends."""
+        config = replace(self, seed=seed, values={**self.values, "SEED": seed})
+        # A study may have thousands of runs.
+        vars(config)["_seedless_identity"] = self._seedless_identity
+        return config
 
     def function(self) -> dict[str, Any]:
         """Return the identity without the settings that only select a backend or numerics."""
         return _identity(self, forms=False)
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """Return the SHA-256, in hex, of the identity's canonical JSON."""
         return identity_digest(self.identity())

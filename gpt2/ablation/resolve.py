@@ -1,6 +1,6 @@
 """Resolution of a study: one Config for each step on top of a base configuration."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from gpt2.ablation.step import Step, Study
@@ -57,19 +57,35 @@ def resolve_study(
     Raises ConfigError with all steps that do not resolve, that resolve to the same configuration as
     another step, or whose parameter count is outside the declared range.
     """
+    return resolve_required(tree, base, study, study.steps)[0]
+
+
+def resolve_required(
+    tree: KconfigTree, base: Sequence[ConfigLayer], study: Study, required: Collection[Step]
+) -> tuple[list[ResolvedStep], list[Problem]]:
+    """Return the steps that resolve, and the first problem of each other step.
+
+    Raises ConfigError with the problems of the ``required`` steps; see ``resolve_study``.
+    """
     resolved: list[ResolvedStep] = []
-    problems: list[Problem] = []
+    problems: list[tuple[Step, Problem]] = []
     for step in study.steps:
         try:
             resolved.append(ResolvedStep(step, resolve_step(tree, base, study, step)))
         except ConfigError as error:
-            problems.extend(error.problems)
+            problems += ((step, problem) for problem in error.problems)
+    if not any(step in required for step, _ in problems):
+        problems += [*_duplicates(study, resolved), *_size_problems(study, resolved)]
     # A defect of the base appears in every step: report it once.
-    problems = list(dict.fromkeys(problems))
-    problems = problems or [*_duplicates(study, resolved), *_size_problems(study, resolved)]
-    if problems:
-        raise ConfigError(*problems)
-    return resolved
+    fatal = list(dict.fromkeys(problem for step, problem in problems if step in required))
+    if fatal:
+        raise ConfigError(*fatal)
+    first = {step.slug: (step, problem) for step, problem in reversed(problems)}
+    left_out = [
+        replace(problem, where=f"{study.number(step):02d}-{step.slug}", next="")
+        for step, problem in reversed(first.values())
+    ]
+    return [current for current in resolved if current.step.slug not in first], left_out
 
 
 def _located_at_step(study: Study, step: Step, error: ConfigError) -> ConfigError:
@@ -78,25 +94,26 @@ def _located_at_step(study: Study, step: Step, error: ConfigError) -> ConfigErro
     return ConfigError(*(p if p.where else replace(p, where=where) for p in error.problems))
 
 
-def _duplicates(study: Study, resolved: Sequence[ResolvedStep]) -> list[Problem]:
-    """Return a problem for each step with the same configuration as an earlier step."""
+def _duplicates(study: Study, resolved: Sequence[ResolvedStep]) -> Iterator[tuple[Step, Problem]]:
+    """Yield a problem for each step with the same configuration as an earlier step."""
     first: dict[str, Step] = {}
-    problems = []
     for current in resolved:
         identity = canonical_json(current.config.identity())
         earlier = first.setdefault(identity, current.step)
         if earlier is not current.step:
             what = f"resolves to the same configuration as {study.label(earlier)}"
             where = f"step {study.label(current.step)}"
-            problems.append(Problem(what, where, code="study.duplicate-step"))
-    return problems
+            yield current.step, Problem(what, where, code="study.duplicate-step")
 
 
-def _size_problems(study: Study, resolved: Sequence[ResolvedStep]) -> list[Problem]:
-    """Return a problem for each step whose size change against its parent is undeclared."""
+def _size_problems(
+    study: Study, resolved: Sequence[ResolvedStep]
+) -> Iterator[tuple[Step, Problem]]:
+    """Yield a problem for each step whose size change against its parent is undeclared."""
     params = {current.step.slug: current.config.model.num_params() for current in resolved}
-    problems = []
     for step in study.steps[1:]:
+        if step.slug not in params or step.parent not in params:
+            continue
         change = params[step.slug] / params[step.parent] - 1
         low, high = step.params
         if not low <= change <= high:
@@ -105,5 +122,4 @@ def _size_problems(study: Study, resolved: Sequence[ResolvedStep]) -> list[Probl
                 f"(expected a change of {low:+.1%} to {high:+.1%}, got {change:+.1%})"
             )
             where = f"step {study.label(step)}"
-            problems.append(Problem(what, where, code="study.size-out-of-range"))
-    return problems
+            yield step, Problem(what, where, code="study.size-out-of-range")

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from gpt2.ablation import STUDIES
-from gpt2.ablation.resolve import resolve_config, resolve_study
+from gpt2.ablation.resolve import resolve_config, resolve_required
 from gpt2.config import Config, refuse_lone_arms, wants_twins
 from gpt2.planning.looks import AUTO_SEEDS, AutoSeeds, auto_seeds
 from lib.config.dotconfig import ConfigWorkspace, constants_layer, defconfig_layers
@@ -215,12 +215,14 @@ def make_plan(
     seeds: str = "",
     sweep: Sweep | None = None,
     yes: bool = False,
+    optional: bool = False,
 ) -> Plan:
     """Plan the runs of a configuration; ``steps``, ``seeds`` and ``sweep`` override its values.
 
-    The seeds "auto" are those up to the next look. Raises ConfigError with the problems of all steps.
-    Asks for confirmation of a large plan, unless ``yes``. Writes nothing; reads from the results only
-    which runs are done, and for "auto" the record of the verdicts.
+    The seeds "auto" are those up to the next look. Raises ConfigError with the problems of the
+    selected steps; if ``optional``, steps that do not resolve are left out. Asks for confirmation of
+    a large plan, unless ``yes``. Writes nothing; reads from the results only which runs are done, and
+    for "auto" the record of the verdicts.
     """
     tree = KconfigTree()
     base = resolve_config(tree, layers)
@@ -235,21 +237,30 @@ def make_plan(
         advice = "type: make defconfig-gpt2-ratio-ablation, or set RA_MLA_ABLATION_MODE=y"
         raise ConfigError(Problem(what, "STEPS", advice, code="config.conflict"))
     has_aa_step = automatic or len(seed_list) >= base.repro.finalist_min_seeds
-    block_of = partial(_seed_block, tree, layers, base, sweep, yes, has_aa_step)
     first = base.seed if automatic else seed_list[0]
-    blocks = {first: block_of(first, steps)}
-    study, block, left_out = blocks[first]
-    whole = block_of(first, "")[1] if steps else block
-    variants = [variant for variant, _ in whole]
+    seeded = [*layers, ConfigLayer.of("command line", "SEEDS", {"SEED": first})]
+    required = "" if optional else steps or base.study.steps
+    study, every, left_out = _first_block(tree, seeded, base, sweep, yes, required)
+    chosen = partial(_chosen, every, base, sweep, has_aa_step)
+    block = chosen(steps)
+    variants = [variant for variant, _ in chosen("")]
     output = build_dir / base.study.output_dir
     auto = auto_seeds(base, output / study, variants) if automatic else None
     if auto is not None:
         seed_list = auto.seeds
-    blocks |= {seed: block_of(seed, steps) for seed in seed_list if seed != first}
+    _require_seeds_in_range(tree, layers, seed_list)
     planned = {
-        seed: [item for item in blocks[seed][1] if auto is None or auto.trains(seed, item[0])]
+        seed: [
+            # The settings of a variant may fix the seed.
+            (variant, config.with_seed(seed) if config.seed == first else config)
+            for variant, config in block
+            if auto is None or auto.trains(seed, variant)
+        ]
         for seed in seed_list
     }
+    if base.study.mode == "ra_mla_ablation_mode" and sweep is None:
+        seeds_of = ((seed, config.seed) for seed, block in planned.items() for _, config in block)
+        assert all(a == b for a, b in seeds_of), "a step without the planned seed"
     refuse_lone_arms([config for block in planned.values() for _, config in block])
     runs = build_runs(study, output, planned)
     looks = base.verdicts.look_plan if automatic else LookPlan.fixed(len(seed_list))
@@ -257,34 +268,51 @@ def make_plan(
     return Plan(study, folder, build_dir, base, runs, left_out, sweep, variants, auto, looks)
 
 
-def _seed_block(
+def _first_block(
     tree: KconfigTree,
-    layers: Sequence[ConfigLayer],
+    seeded: Sequence[ConfigLayer],
     base: Config,
     sweep: Sweep | None,
     yes: bool,
-    has_aa_step: bool,
-    seed: int,
-    steps: str,
+    required: str,
 ) -> tuple[str, Block, Sequence[Problem]]:
-    """Return the study's name, its runs with ``seed``, and the combinations left out."""
-    left_out: Sequence[Problem] = ()
-    seeded = [*layers, ConfigLayer.of("command line", "SEEDS", {"SEED": seed})]
+    """Return the study's name, its variants with one seed, and those left out.
+
+    Of a study, the ``required`` steps must resolve.
+    """
     if sweep is not None:
         combined = plan_sweep(tree, seeded, base, sweep, yes=yes)
-        # A sweep searches for settings: the effect of torch.compile is tested on the result, later.
         return "sweep", combined.block, combined.left_out
     if base.study.mode == "ra_mla_ablation_mode":
-        study, block = base.study.study, _steps(tree, seeded, base, steps)
-        assert all(config.seed == seed for _, config in block), "a step without the planned seed"
-        if has_aa_step and steps in ("", "all"):
-            block = _with_aa_step(block)
-    elif base.study.mode == "test_matrix_mode":
+        return base.study.study, *_steps(tree, seeded, base, required)
+    if base.study.mode == "test_matrix_mode":
         combined = matrix(tree, seeded, base, yes=yes)
-        study, block, left_out = "matrix", combined.block, combined.left_out
-    else:
-        study, block = "single", [(RunVariant("run"), resolve_config(tree, seeded))]
-    return study, _with_eager_runs(block), left_out
+        return "matrix", combined.block, combined.left_out
+    return "single", [(RunVariant("run"), resolve_config(tree, seeded))], ()
+
+
+def _chosen(
+    every: Block, base: Config, sweep: Sweep | None, has_aa_step: bool, steps: str
+) -> Block:
+    """Return the variants of ``every`` to train: the selected steps, their A/A step, eager runs."""
+    if sweep is not None:
+        # A sweep searches for settings: the effect of torch.compile is tested on the result, later.
+        return every
+    if base.study.mode == "ra_mla_ablation_mode":
+        selected = STUDIES[base.study.study].select(steps or base.study.steps)
+        slugs = [step.slug for step in selected]
+        every = [(variant, config) for variant, config in every if variant.slug in slugs]
+        if has_aa_step and steps in ("", "all"):
+            every = _with_aa_step(every)
+    return _with_eager_runs(every)
+
+
+def _require_seeds_in_range(
+    tree: KconfigTree, layers: Sequence[ConfigLayer], seeds: Sequence[int]
+) -> None:
+    """Raise ConfigError if SEED does not accept the smallest or the largest seed."""
+    for seed in {min(seeds), max(seeds)}:
+        resolve_config(tree, [*layers, ConfigLayer.of("command line", "SEEDS", {"SEED": seed})])
 
 
 def _seed_list(base: Config, seeds: str) -> tuple[int, ...]:
@@ -340,24 +368,32 @@ def table_plan(plan: Plan, layers: Sequence[ConfigLayer]) -> Plan:
         seeds=",".join(map(str, seeds)),
         sweep=plan.sweep,
         yes=True,
+        optional=True,
     )
     planned = {run.path for run in plan.runs}
     runs = [run for run in whole.runs if run.path in planned or run.path.exists()]
     return replace(plan, runs=runs, looks=planned_looks(plan))
 
 
-def _steps(tree: KconfigTree, layers: Sequence[ConfigLayer], base: Config, steps: str) -> Block:
-    """Return the selected steps; all steps are resolved, so that every defect is reported."""
+def _steps(
+    tree: KconfigTree, layers: Sequence[ConfigLayer], base: Config, required: str
+) -> tuple[Block, Sequence[Problem]]:
+    """Return all steps that resolve, among them the required ones, and one problem of the others."""
     study = STUDIES[base.study.study]
-    selected = study.select(steps or base.study.steps)
-    return [
+    steps, problems = resolve_required(
+        tree, layers, study, study.select(required) if required else ()
+    )
+    block = [
         (
             RunVariant(s.step.slug, s.step.title, study.number(s.step), s.step.parent, s.step.set),
             s.config,
         )
-        for s in resolve_study(tree, layers, study)
-        if s.step in selected
+        for s in steps
     ]
+    if len(problems) > 1:
+        what = f"{problems[0].what}; {len(problems) - 1} more steps do not fit"
+        problems = [replace(problems[0], what=what)]
+    return block, problems
 
 
 def _with_aa_step(block: Block) -> Block:

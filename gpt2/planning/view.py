@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from gpt2.attention.options import ConfigNote
-from gpt2.config import Config
+from gpt2.config import Config, ModelConfig
 from gpt2.planning.looks import AutoSeeds
 from gpt2.planning.plan import EAGER, Plan
 from gpt2.planning.power import (
@@ -95,7 +95,10 @@ class RunView:
 def look(plan: Plan) -> list[RunView]:
     """Return a view of every run of the plan, in order."""
     speed_estimate = _flops_per_second(plan)
-    return [_view(run, speed_estimate) for run in plan.runs]
+    # The runs of a variant share one model, whatever their seed.
+    models = {id(run.config.model): run.config.model for run in plan.runs}
+    sizes = {key: _model_sizes(model) for key, model in models.items()}
+    return [_view(run, sizes[id(run.config.model)], speed_estimate) for run in plan.runs]
 
 
 def plan_text(plan: Plan, views: Sequence[RunView]) -> str:
@@ -254,13 +257,37 @@ def _debug_note(plan: Plan) -> str:
     return "DETECT_ANOMALY=y is slow: do not use these runs for speed claims\n"
 
 
-def _view(run: PlannedRun[Config], estimate: "_Speed") -> RunView:
+@dataclass(frozen=True)
+class _ModelSizes:
+    """Numbers of a model that plan and status show."""
+
+    parameters: int
+    ratio: str
+    widths: str
+    flops_per_token: float
+    pairs_per_token: float
+    reads: int
+
+
+def _model_sizes(model: ModelConfig) -> _ModelSizes:
+    ratio, widths = _ratio_and_widths(model)
+    return _ModelSizes(
+        parameters=model.num_params(),
+        ratio=ratio,
+        widths=widths,
+        flops_per_token=model.flops_per_token(),
+        pairs_per_token=model.pairs_per_token(),
+        reads=model.reads(),
+    )
+
+
+def _view(run: PlannedRun[Config], sizes: _ModelSizes, estimate: "_Speed") -> RunView:
     config, directory = run.config, RunDir(run.path)
     budget = run_budget(config)
     tokens = None if budget.is_time else budget.iterations * budget.tokens_per_iteration
     status = read_status(directory)
     state = _state(directory, status)
-    flops = config.model.flops_per_token()
+    flops = sizes.flops_per_token
     seconds, source = _measured_seconds(directory) if state == "done" else None, "measured"
     if seconds is None and tokens is None:
         seconds, source = budget.seconds, "configured"
@@ -269,16 +296,10 @@ def _view(run: PlannedRun[Config], estimate: "_Speed") -> RunView:
         seconds = tokens * flops / flops_per_second if flops_per_second else None
     iteration = status.iteration if status else 0
     left = 0.0 if state == "done" else _seconds_left(directory, state, seconds, iteration, budget)
-    ratio, widths = _sizes(config)
     return RunView(
         label=run.label,
         delta=_describe_delta(run.variant),
-        parameters=config.model.num_params(),
-        ratio=ratio,
-        widths=widths,
-        flops_per_token=flops,
-        pairs_per_token=config.model.pairs_per_token(),
-        reads=config.model.reads(),
+        **vars(sizes),
         tokens=tokens,
         stretch=budget.stretch,
         seconds=seconds,
@@ -308,9 +329,9 @@ def _describe_delta(variant: RunVariant) -> str:
     return f"{variant.parent} + {changes}" if variant.parent else changes
 
 
-def _sizes(config: Config) -> tuple[str, str]:
+def _ratio_and_widths(model: ModelConfig) -> tuple[str, str]:
     """Format ratio and widths of the first and the last block, joined by / if they differ."""
-    mlp, sites = config.model.mlp, config.model.sites()
+    mlp, sites = model.mlp, model.sites()
     ends = [sites[0], sites[-1]]
     ratio = _joined([f"{mlp.built_ratio(site):.3f}" for site in ends])
     sizes = [mlp.size(site) for site in ends]

@@ -389,6 +389,45 @@ def test_one_command_measures_nine_runs_of_native_sparse_attention(tmp_path):
     assert plan.left_out == []
 
 
+def test_a_run_of_another_seed_is_the_run_that_kconfig_resolves(planned):
+    """A block is resolved once, for the first seed."""
+    both = planned(seeds="3,4294967295", RA_MLA_ABLATION_MODE=True, RA_MLA_ABLATION_STEPS="0,7")
+    direct = planned(seeds="4294967295", RA_MLA_ABLATION_MODE=True, RA_MLA_ABLATION_STEPS="0,7")
+    copied = [run for run in both.runs if run.seed != 3]
+    assert [run.config for run in copied] == [run.config for run in direct.runs]
+    assert [run.config.values for run in copied] == [run.config.values for run in direct.runs]
+    assert [run.path for run in copied] == [run.path for run in direct.runs]
+    assert len({run.config.hash8 for run in both.runs}) == 4
+    with pytest.raises(ConfigError) as caught:
+        planned(seeds="3,4294967296", RA_MLA_ABLATION_MODE=True)
+    assert caught.value.codes == ["config.out-of-range"]
+
+
+# A width at which the golden steps have no exact ratio.
+NARROW = {
+    "MODEL_SIZE_TINY": None,
+    "MODEL_SIZE_CUSTOM": True,
+    "N_LAYER": 2,
+    "N_HEAD": 2,
+    "N_EMBD": 64,
+}
+
+
+def test_selected_steps_are_planned_although_others_do_not_fit(configure):
+    build = configure(RA_MLA_ABLATION_MODE=True, **NARROW)
+    layers = config_layers(build)
+    plan = make_plan(layers, build, steps="0,ra")
+    assert [run.variant.slug for run in plan.runs] == ["baseline", "ra"]
+    (problem,) = plan.left_out
+    assert problem.code == "config.ratio-unreachable" and problem.where == "02-golden"
+    # The whole study, its table, and a step that does not fit.
+    assert len(table_plan(plan, layers).runs) == 2
+    for steps in ("", "0,golden"):
+        with pytest.raises(ConfigError) as caught:
+            make_plan(layers, build, steps=steps)
+        assert set(caught.value.codes) == {"config.ratio-unreachable"}
+
+
 # SEEDS=auto.
 
 AUTO = {"RA_MLA_ABLATION_MODE": True, "RA_MLA_ABLATION_STEPS": "0-3", "VERDICT_AA": False}
