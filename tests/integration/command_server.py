@@ -2,18 +2,24 @@
 
 Importing torch takes longer than most commands; the server imports it once for all tests of a worker.
 It imports nothing of the tree, so a command loads the same modules of it as in an interpreter of its
-own. Each line of standard input is a request; the answer is the exit code.
+own, of any tree. The fork server of multiprocessing, which a command that trains starts, is a fork as
+well. Each line of standard input is a request; the answer is the exit code.
 """
 
 import json
+import multiprocessing.forkserver
+import multiprocessing.util
 import os
 import resource
 import runpy
 import signal
 import subprocess
 import sys
+import traceback
 from collections.abc import Mapping, Sequence
+from functools import partial
 from importlib import import_module
+from multiprocessing.util import spawnv_passfds
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +37,13 @@ LIBRARIES = (
     "rich.table",
     "kconfiglib",
     "yaml",
+    "matplotlib.figure",
+    "matplotlib.backends.backend_svg",
+    "matplotlib.ticker",
 )
 TIMEOUT_SECONDS = 120
+# Packages of a tree, and the modules that its scripts import from their own folder.
+TREE = ("gpt2", "lib", "_start")
 
 
 class CommandServer:
@@ -45,7 +56,11 @@ class CommandServer:
     def _process(self) -> subprocess.Popen[str]:
         if self._started is None:
             self._started = subprocess.Popen(
-                [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+                [sys.executable, __file__],
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
             )
         return self._started
 
@@ -101,9 +116,49 @@ def become(request: Mapping[str, Any]) -> str:
     resource.setrlimit(resource.RLIMIT_FSIZE, request["file_size"])
     signal.alarm(TIMEOUT_SECONDS)
     sys.argv = request["command"]
+    paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    sys.path[0:1] = paths
+    multiprocessing.util.spawnv_passfds = partial(fork_interpreter, tuple(sys.path))
     # As the interpreter does for a script.
-    sys.path[0] = str(Path(sys.argv[0]).parent)
+    sys.path.insert(0, str(Path(sys.argv[0]).parent))
     return sys.argv[0]
+
+
+def fork_interpreter(
+    search: Sequence[str], path: str, arguments: Sequence[str], descriptors: Sequence[int]
+) -> int:
+    """Fork the fork server of multiprocessing instead of starting an interpreter for it.
+
+    Like ``multiprocessing.util.spawnv_passfds``, return the process id. The child loses everything
+    that a new interpreter would not have: modules of the tree, signal handlers, other descriptors.
+    """
+    code = arguments[-1]
+    if not code.startswith("from multiprocessing.forkserver import main;"):
+        return spawnv_passfds(path, arguments, descriptors)
+    if child := os.fork():
+        return child
+    low = 3
+    for descriptor in sorted({*map(int, descriptors), os.sysconf("SC_OPEN_MAX")}):
+        os.closerange(low, descriptor)
+        low = descriptor + 1
+    signal.set_wakeup_fd(-1)
+    for number in signal.valid_signals():
+        if callable(signal.getsignal(number)):
+            signal.signal(number, signal.SIG_DFL)
+    for name in [name for name in sys.modules if name.partition(".")[0] in TREE]:
+        del sys.modules[name]
+    multiprocessing.util.spawnv_passfds = spawnv_passfds
+    # Held by the caller.
+    multiprocessing.forkserver._forkserver._lock._at_fork_reinit()
+    sys.argv, sys.path[:] = ["-c"], search
+    try:
+        exec(code, {"__name__": "__main__"})
+    except SystemExit:
+        pass
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+    os._exit(0)
 
 
 if __name__ == "__main__":
