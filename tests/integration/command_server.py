@@ -65,14 +65,18 @@ class CommandServer:
         return self._started
 
     def run(
-        self, command: Sequence[str], environment: Mapping[str, str], scratch: Path
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        scratch: Path,
+        cwd: Path | None = None,
     ) -> tuple[int, str, str]:
         """Run a script with its arguments; return exit code, stdout and stderr."""
         out, err = scratch / "stdout", scratch / "stderr"
         request = {
             "command": list(command),
             "environment": dict(environment),
-            "cwd": os.getcwd(),
+            "cwd": str(cwd or Path.cwd()),
             "file_size": resource.getrlimit(resource.RLIMIT_FSIZE),
             "out": str(out),
             "err": str(err),

@@ -5,8 +5,7 @@ import os
 import re
 import shutil
 import subprocess
-import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ from gpt2.planning.plan import config_layers, make_plan
 from lib.project import ROOT
 from lib.runs.run_dir import RunDir
 from tests.build_folder import write_build
+from tests.integration.command_server import CommandServer
 from tests.integration.conftest import SMALL
 
 # A line of the trainer, and an edit that changes a training from its second step on.
@@ -34,21 +34,16 @@ class Clone:
     """A copy of the tree under git."""
 
     path: Path
+    server: CommandServer
+    scratch: Path
 
     def command(self, script: str, *arguments: str, **variables: str) -> tuple[int, str, str]:
         """Run a script of this tree; return exit code, stdout and stderr."""
         unset = ("V", "JSON", "STEPS", "RUN", "DATA", "FORCE")
         environment = {k: v for k, v in os.environ.items() if k not in unset}
-        done = subprocess.run(
-            [sys.executable, str(self.path / "scripts" / script), *arguments],
-            cwd=self.path,
-            env={**environment, "PYTHONPATH": str(self.path), "ALLOW_DIRTY": "y", **variables},
-            capture_output=True,
-            text=True,
-            stdin=subprocess.DEVNULL,
-            timeout=120,
-        )
-        return done.returncode, done.stdout, done.stderr
+        given = {"PYTHONPATH": str(self.path), "ALLOW_DIRTY": "y", **variables}
+        command = [str(self.path / "scripts" / script), *arguments]
+        return self.server.run(command, environment | given, self.scratch, self.path)
 
     def edit(self) -> None:
         trainer = self.path / "gpt2" / "train.py"
@@ -57,7 +52,7 @@ class Clone:
 
 
 @pytest.fixture(scope="module")
-def origin(tmp_path_factory: pytest.TempPathFactory) -> Clone:
+def origin(tmp_path_factory: pytest.TempPathFactory, server: CommandServer) -> Clone:
     """Return a repository with the current files of this tree committed."""
     folder = tmp_path_factory.mktemp("origin") / "tree"
     listed = subprocess.run(
@@ -73,14 +68,14 @@ def origin(tmp_path_factory: pytest.TempPathFactory) -> Clone:
     git(folder, "init", "-q")
     git(folder, "add", "-A")
     git(folder, "commit", "-q", "-m", "all")
-    return Clone(folder)
+    return Clone(folder, server, tmp_path_factory.mktemp("streams"))
 
 
 @pytest.fixture
 def clone(origin: Clone, tmp_path: Path) -> Clone:
     """Return a fresh clone of ``origin``."""
     git(tmp_path, "clone", "-q", str(origin.path), "clone")
-    return Clone(tmp_path / "clone")
+    return replace(origin, path=tmp_path / "clone")
 
 
 @pytest.fixture(scope="module")
@@ -170,13 +165,13 @@ def test_an_edited_tree_is_refused_and_when_forced_diverges(original, build, clo
 def test_a_run_of_two_ranks_from_an_edited_tree_is_made_again_from_its_diff(
     origin, build, clone, tmp_path
 ):
-    edited = tmp_path / "edited"
-    git(tmp_path, "clone", "-q", str(origin.path), str(edited))
-    Clone(edited).edit()
+    edited = replace(origin, path=tmp_path / "edited")
+    git(tmp_path, "clone", "-q", str(origin.path), str(edited.path))
+    edited.edit()
     configure(build, GPUS=2, BATCH_SIZE=1)
-    run = trained(Clone(edited), build)
+    run = trained(edited, build)
     # In the format written by the trainer.
-    (run / "code.diff").write_text(git(edited, "diff", "--binary", "HEAD"))
+    (run / "code.diff").write_text(git(edited.path, "diff", "--binary", "HEAD"))
     # The edits are code from the run directory: without consent, nothing of it is run.
     code, told, said = reproduce(clone, run, build / "data")
     assert code == 2 and "[usage.no-terminal]" in said and "YES=1" in said
