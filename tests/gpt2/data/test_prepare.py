@@ -7,12 +7,11 @@ import random
 import re
 import resource
 import shutil
-import signal
-import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable
+from multiprocessing import get_context
+from multiprocessing.context import ForkProcess
 from pathlib import Path
 
 import numpy as np
@@ -25,18 +24,6 @@ from gpt2.data.store import dataset_folder, open_dataset
 from lib.errors import DataError
 
 Settings = Callable[..., DataOptions]
-
-PREPARE = """
-import sys
-from pathlib import Path
-from gpt2.data.options import DataOptions
-from gpt2.data.prepare import prepare_dataset
-large = ("", "", "", 0)
-config = DataOptions(
-    "default", False, *large, "byte", "data", 0.1, *4 * ("",), 1, 0, False, False, 2
-)
-prepare_dataset(config, Path(sys.argv[1]))
-"""
 
 
 def contents(folder: Path) -> dict[str, str]:
@@ -203,13 +190,21 @@ def test_full_and_read_only_disks(config: Settings, texts: dict[str, str], tmp_p
     assert "DATA_DIR" in caught.value.problems[0].next
 
 
-def start(build_dir: Path, downloads: Path) -> subprocess.Popen:
+def start(config: DataOptions, build_dir: Path, downloads: Path) -> ForkProcess:
     """Prepare the default corpus in another process."""
     (build_dir / "data").mkdir(parents=True, exist_ok=True)
     link = build_dir / "data" / "downloads"
     if not link.exists():
         link.symlink_to(downloads)
-    return subprocess.Popen([sys.executable, "-c", PREPARE, build_dir], stderr=subprocess.DEVNULL)
+    process = get_context("fork").Process(target=prepare_dataset, args=(config, build_dir))
+    process.start()
+    return process
+
+
+def wait(process: ForkProcess) -> int | None:
+    """Return the exit code of a process when it has ended."""
+    process.join()
+    return process.exitcode
 
 
 def made(build_dir: Path) -> Path:
@@ -219,10 +214,11 @@ def made(build_dir: Path) -> Path:
 
 
 def test_killed_or_concurrent_preparations_give_the_same_bytes(
-    downloads: Path, tmp_path: Path
+    config: Settings, downloads: Path, tmp_path: Path
 ) -> None:
-    pair = [start(tmp_path / "pair", downloads) for _ in range(2)]
-    assert [process.wait() for process in pair] == [0, 0]
+    settings = config(dataset="default", custom_path="", eval_tokens=1, val_fraction=0.1)
+    pair = [start(settings, tmp_path / "pair", downloads) for _ in range(2)]
+    assert [wait(process) for process in pair] == [0, 0]
     expected = contents(made(tmp_path / "pair"))
     assert not list((tmp_path / "pair" / "data").glob(".*partial"))
 
@@ -230,19 +226,19 @@ def test_killed_or_concurrent_preparations_give_the_same_bytes(
     killed_while_writing = 0
     # Three moments during writing, and twice the moment at which the data set appears.
     for awaited in (".*partial/*", ".*partial/*", ".*partial/*", "default-*", "default-*"):
-        process = start(tmp_path / "killed", downloads)
-        while process.poll() is None and not list(data.glob(awaited)):
+        process = start(settings, tmp_path / "killed", downloads)
+        while process.is_alive() and not list(data.glob(awaited)):
             time.sleep(0.0005)
         if awaited != "default-*":
             time.sleep(random.uniform(0, 0.3))
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+        process.kill()
+        process.join()
         killed_while_writing += bool(list(data.glob(".*partial")))
         for folder in data.glob("default-*"):
             assert contents(folder) == expected
             shutil.rmtree(folder)
     assert killed_while_writing
-    assert start(tmp_path / "killed", downloads).wait() == 0
+    assert wait(start(settings, tmp_path / "killed", downloads)) == 0
     assert contents(made(tmp_path / "killed")) == expected
 
 

@@ -1,14 +1,15 @@
 """A killed preparation resumes to the same bytes and tokenizes nothing twice."""
 
 import json
+import os
 import re
 import shutil
 import signal
-import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import asdict
+from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,40 +18,19 @@ from gpt2.data import shards
 from gpt2.data.options import DataOptions
 from gpt2.data.prepare import prepare_dataset
 from gpt2.data.store import open_dataset
+from lib.console import run_main
 from lib.errors import DataError, Problem
 
 Settings = Callable[..., DataOptions]
 Pages = list[tuple[str, str]]
 
-# Receives a signal before the n-th call of a function.
-DIES = """
-import json, os, sys
-from pathlib import Path
-from gpt2.data import prepare, shards
-from gpt2.data.options import DataOptions
-from lib.console import run_main
-
-config, build_dir, where, count, number = sys.argv[1:]
-owner, name = {
+# Functions of a preparation before whose n-th call a process receives a signal.
+PLACES: dict[str, tuple[object, str]] = {
     "writing": (shards.SplitWriter, "add"),
     "before checkpoint": (shards, "write_json"),
     "after checkpoint": (shards.SplitWriter, "add_document"),
-    "renaming": (prepare, "write_json"),
-}[where]
-original, calls = getattr(owner, name), []
-
-def dying(*given, **named):
-    calls.append(given)
-    if len(calls) == int(count):
-        for file in (given[0]._shard, given[0]._index) if where == "writing" else ():
-            file and file._stream.flush()
-        os.kill(os.getpid(), int(number))
-    return original(*given, **named)
-
-setattr(owner, name, dying)
-shards.SHARD_TOKENS, shards.CHECKPOINT_TOKENS = 2000, 900
-run_main(lambda: prepare.prepare_dataset(DataOptions(**json.loads(config)), Path(build_dir)) and 0)
-"""
+    "renaming": (prepare_module, "write_json"),
+}
 
 
 @pytest.fixture(autouse=True)
@@ -75,14 +55,41 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {p.name: p.read_bytes() for p in sorted(folder.iterdir())}
 
 
+def prepare_until(
+    config: DataOptions, build_dir: Path, where: str, count: int, by: signal.Signals
+) -> None:
+    """Prepare, and receive a signal at that call; standard error goes to ``build_dir/said``."""
+    os.dup2(os.open(build_dir / "said", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
+    sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
+    owner, name = PLACES[where]
+    original = getattr(owner, name)
+    calls: list[object] = []
+
+    def dying(*given: Any, **named: Any) -> object:
+        calls.append(given)
+        if len(calls) == count:
+            for file in (given[0]._shard, given[0]._index) if where == "writing" else ():
+                file and file._stream.flush()
+            os.kill(os.getpid(), by)
+        return original(*given, **named)
+
+    setattr(owner, name, dying)
+    run_main(lambda: 0 if prepare_dataset(config, build_dir) else 1)
+
+
 def interrupted(
     config: DataOptions, build_dir: Path, where: str, count: int, by: signal.Signals
-) -> tuple[int, str]:
+) -> tuple[int | None, str]:
     """Prepare in a process that is signalled at that call; return exit code and stderr."""
-    command = [sys.executable, "-c", DIES, json.dumps(asdict(config)), str(build_dir), where]
-    command += [str(count), str(int(by))]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return done.returncode, done.stderr
+    process = get_context("fork").Process(
+        target=prepare_until, args=(config, build_dir, where, count, by)
+    )
+    process.start()
+    process.join()
+    said = build_dir / "said"
+    text = said.read_text()
+    said.unlink()
+    return process.exitcode, text
 
 
 @pytest.fixture
