@@ -42,31 +42,6 @@ def is_verbose() -> bool:
     return os.environ.get("V", "0") not in ("", "0")
 
 
-# Human-readable durations and large numbers.
-
-
-def format_duration(seconds: float) -> str:
-    """Return a duration as ``00:41``, ``1:02:03`` or ``3d 04:05``."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    days, hours = divmod(hours, 24)
-    if days:
-        return f"{days}d {hours:02d}:{minutes:02d}"
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes:02d}:{rest:02d}"
-
-
-def format_si(number: float) -> str:
-    """Return a number with three digits and a unit: ``812``, ``10.4k``, ``124M``."""
-    units = ["", "k", "M", "G", "T"]
-    while abs(number) >= 999.5 and len(units) > 1:
-        del units[0]
-        number /= 1000
-    unit = units[0]
-    digits = 0 if unit == "" or number >= 99.95 else 1
-    text = f"{number:.{digits}f}"
-    return (text.removesuffix(".0") if digits else text) + unit
-
-
 # Entry point of every script: exit codes, and user errors without a traceback.
 
 

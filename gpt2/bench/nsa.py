@@ -19,6 +19,7 @@ from lib.files import write_atomic
 from lib.project import python_module_command
 from lib.report.figures import load_pyplot
 from lib.report.render import markdown_table
+from lib.units import MIB
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,7 @@ def to_markdown(rows: Sequence[NsaBenchRow]) -> str:
                 *(f"{ms:,.2f}" for ms in (row.nsa_ms, row.expanded_ms, row.gqa_ms)),
                 f"{row.ratio:.2f} ({row.lowest:.2f} to {row.highest:.2f})",
                 f"{row.keys_ratio:.2f}",
-                *(f"{x / 2**20:,.1f}" if x else "" for x in saved),
+                *(f"{x / MIB:,.1f}" if x else "" for x in saved),
             ]
         )
     growth = _growth(rows)

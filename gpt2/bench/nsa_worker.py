@@ -37,7 +37,8 @@ from lib import console
 from lib.config.field import SymbolValue
 from lib.config.layers import ConfigLayer
 from lib.config.tree import KconfigTree
-from lib.console import format_duration, log
+from lib.console import log
+from lib.units import format_duration
 
 NUM_HEADS, NUM_KEY_HEADS, HEAD_DIM = 12, 2, 64
 MIN_TOKENS = {"cpu": 512, "cuda": 8192}

@@ -29,6 +29,7 @@ from lib.errors import ConfigError, Problem, RunError
 from lib.files import pretty_json
 from lib.report.render import markdown_table
 from lib.report.significance import MedianInterval, median_interval
+from lib.units import MIB
 
 BASE = "base"
 MIN_ROUNDS = 3
@@ -170,7 +171,7 @@ def settings_to_markdown(figures: Mapping[str, Sequence[SettingFigures]]) -> str
     for name, rounds in figures.items():
         speeds = [f.tokens_per_second for f in rounds]
         ratios = within_rounds(speeds, [f.tokens_per_second for f in base])
-        peak = statistics.median(f.peak_bytes for f in rounds) / 2**20
+        peak = statistics.median(f.peak_bytes for f in rounds) / MIB
         losses = dict.fromkeys(repr(f.loss) for f in rounds)
         rows.append(
             [

@@ -24,11 +24,11 @@ from lib.config.field import SymbolValue
 from lib.config.layers import ConfigLayer
 from lib.config.tree import KconfigTree
 from lib.console import log
-from lib.env.gpu import GIB
 from lib.env.machine import worker_environment
 from lib.errors import ConfigError, Problem
 from lib.project import ROOT
 from lib.report.render import markdown_table
+from lib.units import format_size
 
 _TRAINING: dict[str, SymbolValue] = {
     "SINGLE_TRAINING": True,
@@ -175,9 +175,9 @@ def _optimizers_table(updates: Mapping[str, Any]) -> str:
                 name,
                 f"{milliseconds:,.0f}",
                 median_and_range(ratios),
-                f"{size / GIB:.2f}",
+                format_size(size),
                 f"{size / first['state_bytes']:.2f}",
             ]
         )
-    heads = ["optimizer", "update ms", "relative", "state GiB", "relative"]
+    heads = ["optimizer", "update ms", "relative", "state", "relative"]
     return markdown_table(heads, rows)

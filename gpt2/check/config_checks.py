@@ -15,8 +15,8 @@ from gpt2.memory.predict import HEADINGS, estimate
 from gpt2.mlp.config import RATIO_TOLERANCE
 from gpt2.model import GPT
 from lib.config.field import kconfig_fields
-from lib.env.gpu import GIB
 from lib.errors import RunError
+from lib.units import GIB, format_size
 
 
 def check_declared(subject: StepUnderTest) -> list[CheckFinding]:
@@ -165,8 +165,8 @@ def check_full_size(subject: StepUnderTest) -> list[CheckFinding]:
     }
     if needs.fits:
         return []
-    peak, largest = needs.total_bytes / GIB, needs.largest_micro_batch
-    text = f"peak memory of tensors {peak:.1f} of {needs.memory_gib:.1f} GiB"
+    largest, memory = needs.largest_micro_batch, format_size(needs.memory_gib * GIB)
+    text = f"peak memory of tensors {format_size(needs.total_bytes)} of {memory}"
     if largest:
         steps = config.train.global_batch // (largest * config.train.gpus)
         text += f"; SET='BATCH_SIZE={largest} GRAD_ACCUMULATION={steps}' fits"

@@ -30,11 +30,12 @@ from gpt2.planning.arguments import add_fast, add_variable, require_count, whole
 from lib.config.field import SymbolValue
 from lib.config.layers import ConfigLayer, parse_text
 from lib.config.tree import KconfigTree
-from lib.console import format_duration, log
+from lib.console import log
 from lib.errors import EXIT_DONE, EXIT_FAILED, ConfigError
 from lib.files import write_atomic
 from lib.runner.local import LocalExecutor
 from lib.tracking.options import TRACKERS
+from lib.units import format_duration
 
 # Probability that an available symbol is set.
 _SET_PROBABILITY = 0.6

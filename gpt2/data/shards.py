@@ -24,9 +24,10 @@ import numpy as np
 
 from gpt2.data.corpus import Document
 from gpt2.data.hub import DocumentStream, HubCorpus
-from lib.console import format_duration, format_si, log
+from lib.console import log
 from lib.errors import DataError, Problem
 from lib.files import canonical_json, write_json
+from lib.units import format_duration, format_si
 
 # 64 MiB of 16-bit ids per shard.
 SHARD_TOKENS = 32 << 20

@@ -24,9 +24,9 @@ from lib.config.dotconfig import defconfig_layers
 from lib.config.field import SymbolValue
 from lib.config.layers import ConfigLayer
 from lib.config.tree import KconfigTree
-from lib.env.gpu import GIB
 from lib.env.machine import worker_environment
 from lib.project import ROOT, python_module_command
+from lib.units import GIB
 
 _ADAMW: dict[str, SymbolValue] = {"OPTIMIZER_ADAMW": True, "DROPOUT": "0.0", "PRECISION_FP32": True}
 _BF16: dict[str, SymbolValue | None] = {"PRECISION_FP32": None, "PRECISION_BF16": True}

@@ -8,12 +8,13 @@ from typing import Literal
 from gpt2.config import Config
 from gpt2.memory.fake_step import FakeTrainingStep, StepNeeds
 from gpt2.memory.tracker import CATEGORIES, BytesByCategory
-from lib.env.gpu import GIB, Gpu
+from lib.env.gpu import Gpu
+from lib.units import GIB, format_size
 
 # Resident memory of a training process on a CPU relative to its tensors: fragmentation, and buffers
 # of matrix products. 3 to 20 % in five cases (gpt2.memory.measure).
 CPU_OVERHEAD = 0.11
-HEADINGS = ("params", "MFLOP/token", "peak of GPU GiB", "largest micro-batch", "CPU GiB")
+HEADINGS = ("params", "MFLOP/token", "peak of GPU memory", "largest micro-batch", "CPU memory")
 
 
 @dataclass(frozen=True)
@@ -48,9 +49,9 @@ class MemoryEstimate:
         return (
             f"{self.parameters:,}",
             f"{self.flops_per_token / 1e6:,.0f}",
-            f"{self.total_bytes / GIB:.1f} of {self.memory_gib:.1f}",
+            f"{format_size(self.total_bytes)} of {format_size(self.memory_gib * GIB)}",
             str(self.largest_micro_batch),
-            f"{self.cpu_peak_bytes / GIB:.1f}",
+            format_size(self.cpu_peak_bytes),
         )
 
 

@@ -25,12 +25,13 @@ from gpt2.mutation.faults import AREAS, Fault, SourceTree, draw, in_area
 from gpt2.mutation.process import TrialResult
 from gpt2.mutation.verdict import CAUGHT, EQUIVALENT, SURVIVED, FaultTrial, FaultVerdict
 from gpt2.planning.arguments import add_variable, require_count, whole_number
-from lib.console import format_duration, log
+from lib.console import log
 from lib.env.gpu import usable_cores
 from lib.errors import EXIT_DONE, EXIT_FAILED
 from lib.files import write_json
 from lib.project import ROOT
 from lib.runner.local import LocalExecutor
+from lib.units import format_duration
 
 RECORD_FILE = "mutation-test.json"
 SCHEMA_VERSION = 1

@@ -21,14 +21,14 @@ from types import CodeType, ModuleType
 from typing import Any
 
 from lib.project import ROOT
+from lib.units import GIB
 
-_GIB = 1 << 30
 _PRODUCT = ("gpt2", "lib")
 _TRIAL = "gpt2.mutation.trial"
 # Of a process: address space of data, size of a file.
 _LIMITS = (
-    (resource.RLIMIT_DATA, 12 * _GIB),
-    (resource.RLIMIT_FSIZE, _GIB),
+    (resource.RLIMIT_DATA, 12 * GIB),
+    (resource.RLIMIT_FSIZE, GIB),
     (resource.RLIMIT_CORE, 0),
 )
 # Operations on files that are refused outside of the folder, with the index of the path.

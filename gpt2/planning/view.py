@@ -19,7 +19,6 @@ from gpt2.planning.power import (
     study_power,
 )
 from gpt2.training.budget import TrainingBudget, run_budget
-from lib.console import format_duration, format_si
 from lib.env import speed
 from lib.env.gpu import usable_cores
 from lib.json_files import RecordError
@@ -28,6 +27,7 @@ from lib.report.render import json_document, text_lines
 from lib.runner import locks
 from lib.runs.record import RunRecord, RunTiming, TimingRow
 from lib.runs.run_dir import RunDir, RunStatus, State, read_status
+from lib.units import format_duration, format_si
 
 
 def notes(config: Config) -> list[ConfigNote]:

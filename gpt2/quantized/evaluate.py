@@ -177,7 +177,7 @@ def table(run: RunDir, summaries: list[dict[str, Any]]) -> str:
 
 def _row(label: str, final: dict[str, Any], trained: dict[str, Any]) -> tuple[str, ...]:
     loss, accuracy = final["val_loss"], final["token_accuracy"]
-    return label, f"{loss:.6f}", f"{loss - trained['val_loss']:+.6f}", f"{accuracy:.4f}", ""
+    return label, f"{loss:.6f}", f"{loss - trained['val_loss']:+z.6f}", f"{accuracy:.4f}", ""
 
 
 def _require_data_of(run: RunDir, digest: str) -> None:

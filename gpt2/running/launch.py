@@ -27,7 +27,7 @@ from gpt2.running.preflight import (
 from lib.config.dotconfig import ConfigWorkspace, ExplicitSetting, explicit_settings
 from lib.config.field import SymbolValue
 from lib.config.layers import ConfigLayer
-from lib.console import confirm, format_duration, log
+from lib.console import confirm, log
 from lib.env.gpu import cpu_model
 from lib.env.machine import require_world_size, worker_environment
 from lib.env.ranks import current_process
@@ -57,6 +57,7 @@ from lib.runner.worker import train_worker
 from lib.runs.code import run_drift
 from lib.runs.run_dir import RunDir, is_done, read_status
 from lib.tracking.options import TRACKERS
+from lib.units import format_duration
 
 
 class Gpt2Backend:

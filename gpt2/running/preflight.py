@@ -16,7 +16,7 @@ from gpt2.data.prepare import prepare_dataset
 from gpt2.data.store import open_dataset
 from gpt2.training.budget import run_budget
 from gpt2.weights.source import download_weights, weight_mismatches
-from lib.console import format_si, log
+from lib.console import log
 from lib.env.gpu import gpu_groups, usable_cores
 from lib.env.packages import current_interpreter
 from lib.env.preflight import (
@@ -29,6 +29,7 @@ from lib.env.preflight import (
 from lib.env.snapshot import FOLDER
 from lib.errors import ConfigError, KablateError, PreflightError, Problem
 from lib.runs.code import describe_tree, git_state, head_commit
+from lib.units import format_si
 
 # fp32 weights; a checkpoint adds Adam's two moments of the same size.
 _BYTES_PER_PARAMETER = 4

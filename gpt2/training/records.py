@@ -19,6 +19,7 @@ from lib.errors import EXIT_INTERRUPTED, EXIT_TIME_LIMIT, Problem, RunError
 from lib.files import canonical_json, no_follow, sha256_prefix
 from lib.runs.run_dir import RunDir
 from lib.tracking.telemetry import memory_and_cpu_seconds
+from lib.units import MIB
 
 # A statistics row has about thirty values per layer.
 _MAX_RECORD_BYTES = 1 << 20
@@ -155,9 +156,6 @@ def _append(descriptor: int, line: str, path: Path) -> None:
 # Heartbeat of one process of a run: a line at the start, at each log interval and at the end.
 
 
-_MIB = 1 << 20
-
-
 class Heartbeat:
     """Writer of heartbeat_rank<rank>.jsonl; the lines are not synced to the disk."""
 
@@ -195,7 +193,7 @@ class Heartbeat:
         """Return allocated and reserved GPU memory in MiB; on a CPU, resident memory for both."""
         if self._device.type == "cuda":
             allocated = torch.cuda.memory_allocated(self._device)
-            return allocated / _MIB, torch.cuda.memory_reserved(self._device) / _MIB
+            return allocated / MIB, torch.cuda.memory_reserved(self._device) / MIB
         resident, _ = memory_and_cpu_seconds([os.getpid()])
         return resident, resident
 

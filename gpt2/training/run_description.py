@@ -41,12 +41,12 @@ from lib.runs.checkpoint import state_digest, weights_digest
 from lib.runs.manifest import software_versions
 from lib.runs.rng import ALGORITHMS, POLICY, dropout_seed, rng_digests
 from lib.runs.seeds import initial_weights_stream, stream_seed
+from lib.units import MIB
 
 # Defaults of torch.compile, never changed here.
 _COMPILER = {"backend": "inductor", "mode": "default", "options": None}
 # Default of DistributedDataParallel.
 _DEFAULT_BUCKET_MIB = 25
-MIB = 1 << 20
 
 
 def observed_settings(session: TrainingSession) -> dict[str, Setting]:

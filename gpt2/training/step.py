@@ -19,10 +19,10 @@ from gpt2.training.session import (
     forward_backward,
     on_device,
 )
-from lib.console import format_si
 from lib.env.gpu import peak_memory_bytes
 from lib.env.machine import autocast
 from lib.errors import Problem, RunError
+from lib.units import format_size
 
 # Fallbacks when a step runs out of memory: smaller micro-batches, then gradient checkpointing.
 #
@@ -87,7 +87,7 @@ def apply_next_fallback(session: TrainingSession, cause: str) -> dict[str, Any]:
     }
     session.apply_fallback(record)
     text = f"it {record['iteration']}: {action} {_format(before)} -> {_format(after)}"
-    session.records.line("OOM", f"{text}; peak {format_si(record['peak_bytes'])}B; {cause}")
+    session.records.line("OOM", f"{text}; peak {format_size(record['peak_bytes'])}; {cause}")
     return record
 
 

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lib.errors import ConfigError, Problem
+from lib.units import GIB
 
 if TYPE_CHECKING:
     import torch
 
 
-GIB = 1024**3
 # CUDA or HIP context with loaded kernels, and workspaces of the BLAS library.
 CONTEXT_BYTES = GIB
 # Overhead of torch's caching allocator relative to the tensors' bytes: free blocks that are too

@@ -5,10 +5,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lib.env.observe import GIB, hardware
+from lib.env.observe import hardware
 from lib.env.snapshot import run_program, write_error
 from lib.errors import PreflightError
 from lib.files import write_atomic, write_json
+from lib.units import GIB
 
 if TYPE_CHECKING:
     import torch

@@ -18,8 +18,8 @@ from lib.env.machine import WORKSPACE, WORKSPACE_VARIABLE, autocast
 from lib.env.options import MachineConfig
 from lib.env.ranks import ProcessRank, missing_variables
 from lib.errors import PreflightError, Problem
+from lib.units import GIB
 
-GIB = 1024**3
 # Three states of a setting: requested, resolved, observed.
 Setting = dict[str, Any]
 _ADVICE = (

@@ -30,10 +30,10 @@ from lib.env.snapshot import FOLDER, refresh_snapshot
 from lib.errors import ConfigError, KablateError, PreflightError, Problem
 from lib.project import ROOT
 from lib.runs.code import uncommitted_problems
+from lib.units import GIB, format_size
 
 # Files of other package managers, refused by ENV_FORBID_FOREIGN.
 FOREIGN_FILES = (".venv", "uv.lock", "poetry.lock", "Pipfile")
-_GIB = 1024**3
 _ADVICE = "see docs/environment.md"
 
 
@@ -120,10 +120,10 @@ def disk_problems(config: EnvironmentConfig, folder: Path) -> list[Problem]:
     existing = folder.absolute()
     while not existing.exists():
         existing = existing.parent
-    free = shutil.disk_usage(existing).free / _GIB
-    if free >= config.min_disk_gib:
+    free = shutil.disk_usage(existing).free
+    if free >= config.min_disk_gib * GIB:
         return []
-    what = f"MIN_DISK_GIB={config.min_disk_gib}: not enough disk space ({free:.1f} GiB free)"
+    what = f"MIN_DISK_GIB={config.min_disk_gib}: not enough disk space ({format_size(free)} free)"
     advice = "free some space, or set OUTPUT_DIR"
     return [Problem(what, str(existing), advice, code="disk.no-space")]
 
@@ -144,7 +144,7 @@ def output_problems(folder: Path, bytes_needed: int) -> list[Problem]:
         return [Problem("not writable", str(existing), advice, code="output.not-writable")]
     free = shutil.disk_usage(existing).free
     if free < bytes_needed:
-        sizes = f"{bytes_needed / 2**20:,.0f} MiB needed, {free / 2**20:,.0f} MiB free"
+        sizes = f"{format_size(bytes_needed)} needed, {format_size(free)} free"
         what, advice = f"not enough disk space ({sizes})", "free some space, or set OUTPUT_DIR"
         return [Problem(what, str(existing), advice, code="disk.no-space")]
     return []

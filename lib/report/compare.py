@@ -23,6 +23,7 @@ from lib.report.run_facts import FieldDifference, RunFacts, field_differences, s
 from lib.runs.documents import DocumentResult
 from lib.runs.record import RunRecord
 from lib.runs.run_dir import RunDir
+from lib.units import format_difference
 
 # Kind of row → symbol that sets its interval.
 _INTERVALS = {"eval": "EVAL_INTERVAL", "statistics": "STATISTICS_INTERVAL"}
@@ -408,10 +409,10 @@ _ONE_TRAINING_LINES = (
 def _loss_lines(losses: PairedLossDifference) -> list[str]:
     spread = "" if losses.sd is None else f", sd {losses.sd:.4f}"
     share = losses.better / losses.documents
+    difference, mean = map(format_difference, (losses.difference, losses.mean))
     return [
-        f"  loss       A {losses.loss_a:.4f}, B {losses.loss_b:.4f}: {losses.difference:+.4f} nats "
-        "per token",
-        f"  documents  {losses.documents}: mean {losses.mean:+.4f}{spread}; B better on "
+        f"  loss       A {losses.loss_a:.4f}, B {losses.loss_b:.4f}: {difference} nats per token",
+        f"  documents  {losses.documents}: mean {mean}{spread}; B better on "
         f"{losses.better} ({share:.0%}), equal on {losses.equal}",
         *_ONE_TRAINING_LINES,
     ]

@@ -23,8 +23,9 @@ from lib.report.series import (
     training_differences,
 )
 from lib.report.table import ResultTable
-from lib.report.verdict_text import signed, verdict_colour, verdict_word
+from lib.report.verdict_text import verdict_colour, verdict_word
 from lib.report.verdicts import ContrastVerdict, VerdictWord
+from lib.units import signed
 
 # A figure with more rows is continued in the next one, so that it fits a page.
 _MAX_FOREST_ROWS = 40

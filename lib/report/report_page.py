@@ -34,11 +34,11 @@ from lib.report.verdict_text import (
     p_equation,
     rule_note,
     seeds_note,
-    signed,
     verdict_colour,
     verdict_word,
 )
 from lib.report.verdicts import ContrastVerdict, VerdictWord
+from lib.units import signed
 
 REPORT_FILE = "report.html"
 _DECIDED = (VerdictWord.BETTER, VerdictWord.WORSE, VerdictWord.EQUIVALENT)

@@ -4,7 +4,6 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lib.console import format_duration, format_si
 from lib.json_files import MissingRecord, RecordError
 from lib.report.html import Cell, Html, details, joined, table, tag
 from lib.report.run_facts import code_digest
@@ -12,9 +11,10 @@ from lib.report.run_results import MissingResult, RunResult
 from lib.report.series import RowRuns, document_differences, final_statistics
 from lib.report.table import ResultTable, TableRow
 from lib.report.table_text import format_loss
-from lib.report.verdict_text import signed, verdict_colour, verdict_word
+from lib.report.verdict_text import verdict_colour, verdict_word
 from lib.report.verdicts import ContrastVerdict
 from lib.runs.record import UNKNOWN, RunRecord
+from lib.units import format_duration, format_si, signed
 
 _SHOWN_DOCUMENTS = 5
 _SAMPLE_CHARS = 1200

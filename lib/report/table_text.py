@@ -5,7 +5,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from lib.console import format_duration, format_si
 from lib.files import write_atomic
 from lib.plan.designs import ON
 from lib.report.contrasts import EFFECT
@@ -16,6 +15,7 @@ from lib.report.study_verdicts import StudyVerdicts, verdicts_record, write_verd
 from lib.report.table import MarginalEffect, ResultTable, SampleStats, TableRow, marginal_effects
 from lib.report.verdict_text import seeds_note, verdict_cells, verdicts_text
 from lib.report.verdicts import ContrastVerdict
+from lib.units import format_difference, format_duration, format_si
 
 SCHEMA_VERSION = 1
 _FIGURES = (
@@ -300,7 +300,8 @@ def _marginal_text(effects: Sequence[MarginalEffect], study: StudyVerdicts) -> s
         pairs = "-" if effect.level == effect.reference else "0"
         if effect.difference is not None:
             sd = effect.difference.sd
-            change = f"{effect.difference.mean:+.4f}" + ("" if sd is None else f" ± {sd:.4f}")
+            change = format_difference(effect.difference.mean)
+            change += "" if sd is None else f" ± {sd:.4f}"
             pairs = str(effect.difference.n)
         lines.append(
             [
@@ -365,5 +366,5 @@ def _change(difference: SampleStats | None) -> str:
     if difference is None:
         return "-"
     if difference.sd is None:
-        return f"{difference.mean:+.4f} n=1"
-    return f"{difference.mean:+.4f} ± {difference.sd:.4f} n={difference.n}"
+        return f"{format_difference(difference.mean)} n=1"
+    return f"{format_difference(difference.mean)} ± {difference.sd:.4f} n={difference.n}"

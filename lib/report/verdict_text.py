@@ -9,6 +9,7 @@ from lib.report.contrasts import AA_ROLE
 from lib.report.render import markdown_table
 from lib.report.study_verdicts import StudyVerdicts, aa_word, is_failed
 from lib.report.verdicts import ContrastVerdict, VerdictWord
+from lib.units import format_difference, format_interval
 
 _SMALLEST_SHOWN_P = 1e-12
 # Columns of a terminal, and the indentation of a continued line.
@@ -95,9 +96,8 @@ def design_note(study: StudyVerdicts) -> str:
 def _aa_note(verdict: ContrastVerdict) -> str:
     """Return a line on an A/A step."""
     shown = ""
-    if verdict.test is not None:
-        low, high = verdict.test.interval
-        shown = f" {verdict.difference:+.4f} [{low:+.4f}, {high:+.4f}]"
+    if verdict.test is not None and verdict.difference is not None:
+        shown = f" {format_difference(verdict.difference)} {format_interval(verdict.test.interval)}"
     return f"{aa_word(verdict)}: {verdict.contrast.step}{shown}, tested alone.\n"
 
 
@@ -106,11 +106,14 @@ def drift_note(study: StudyVerdicts) -> str:
     note = ""
     if study.drift is not None and study.drift.alarms:
         p = p_equation(study.drift.p)
-        note = f"DRIFT {p}: {study.drift.trend:+.4f} nats from the first to the last run\n"
+        change = format_difference(study.drift.trend)
+        note = f"DRIFT {p}: {change} nats from the first to the last run\n"
     for device, test in study.speed_drifts.items():
         if test.alarms:
-            change = math.expm1(test.trend)
-            note += f"DRIFT {p_equation(test.p)}: {change:+.0%} tokens/s from the first to the last run ({device})\n"
+            change = f"{math.expm1(test.trend):+.0%} tokens/s"
+            note += (
+                f"DRIFT {p_equation(test.p)}: {change} from the first to the last run ({device})\n"
+            )
     return note
 
 
@@ -139,11 +142,6 @@ def format_p(p: float | None) -> str:
     return f"<{_SMALLEST_SHOWN_P:g}" if p < _SMALLEST_SHOWN_P else f"{p:.2g}"
 
 
-def signed(difference: float) -> str:
-    """Return a difference in nats with its sign; a minus sign is as wide as a plus sign."""
-    return f"{difference:+.4f}".replace("-", "−")
-
-
 def verdict_line(verdict: ContrastVerdict, width: int = LINE_WIDTH) -> str:
     """Return the verdict as one line; parts that exceed ``width`` columns are on indented lines."""
     first, *parts = _parts(verdict)
@@ -162,11 +160,11 @@ def _parts(verdict: ContrastVerdict) -> list[str]:
     head = f"VERDICT {contrast.name}"
     detail = [verdict.reason] if verdict.reason else []
     if not verdict.is_given:
-        shown = "" if verdict.difference is None else f"{verdict.difference:+.4f}  "
+        shown = "" if verdict.difference is None else f"{format_difference(verdict.difference)}  "
         return [head, f"{shown}none: {verdict.reason}"]
-    if verdict.test is not None:
-        low, high = verdict.test.interval
-        head += f"  {verdict.difference:+.4f} [{low:+.4f}, {high:+.4f}]"
+    if verdict.test is not None and verdict.difference is not None:
+        interval = format_interval(verdict.test.interval)
+        head += f"  {format_difference(verdict.difference)} {interval}"
         look = f", look {verdict.look}" * (verdict.look is not None)
         p = f"{p_equation(verdict.p_of_word)} (of {verdict.planned}{look})"
         detail = [f"n={verdict.n} {p}", *detail]
@@ -180,9 +178,9 @@ def _difference(verdict: ContrastVerdict) -> str:
     if verdict.difference is None:
         return "-"
     if verdict.test is None:
-        return f"{verdict.difference:+.4f}"
+        return format_difference(verdict.difference)
     low, high = verdict.test.interval
-    return f"{verdict.difference:+.4f} ± {(high - low) / 2:.4f}"
+    return f"{format_difference(verdict.difference)} ± {(high - low) / 2:.4f}"
 
 
 def verdict_word(verdict: ContrastVerdict) -> str:

@@ -39,6 +39,7 @@ from lib.report.contrast_tests import (
 )
 from lib.report.contrasts import Contrast
 from lib.report.significance import sign_flip_p, smallest_p
+from lib.units import format_difference
 
 # Differences below this many nats are rounding; no step is better because of them.
 _ROUNDING_NATS = 1e-5
@@ -382,7 +383,7 @@ def _survivors(differences: Sequence[float]) -> tuple[str, ...]:
     if not differences:
         return ()
     mean = mean_of(differences)
-    return (f"over the other {len(differences)}: {mean:+.4f}, not a verdict",)
+    return (f"over the other {len(differences)}: {format_difference(mean)}, not a verdict",)
 
 
 def _seeds(seeds: Sequence[int]) -> str:
@@ -494,7 +495,8 @@ def _spread(verdict: ContrastVerdict, sample: ContrastSample, mean_sd: float) ->
     opposite = "; mean and median disagree" if median * sample.mean < 0 else ""
     if sample.run_sd > math.sqrt(SPREAD_VARIANCES) * mean_sd:
         low, high = min(verdict.differences), max(verdict.differences)
-        yield f"SPREAD: differences {low:+.4f}, {median:+.4f}, {high:+.4f}{opposite}"
+        shown = ", ".join(map(format_difference, (low, median, high)))
+        yield f"SPREAD: differences {shown}{opposite}"
     for arm, losses in verdict.values.items():
         centre = statistics.median(losses)
         deviation = _MAD_SCALE * statistics.median(abs(loss - centre) for loss in losses)

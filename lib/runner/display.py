@@ -9,9 +9,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-from lib.console import format_duration, format_si, is_ascii_only, log
+from lib.console import is_ascii_only, log
 from lib.plan.run import PlannedRun
 from lib.runs.run_dir import RunStatus, State
+from lib.units import format_duration, format_si
 
 # Progress of the active runs and the estimated time left.
 

@@ -24,6 +24,7 @@ from lib.errors import Problem, RunError
 from lib.files import fsync_directory, link_error, sha256_file, write_json
 from lib.json_files import RecordError, read_json_object
 from lib.runs.record import JsonRecord
+from lib.units import format_size
 
 SCHEMA_VERSION = 1
 _WEIGHTS = "model.safetensors"
@@ -225,7 +226,7 @@ def _check_space(folder: Path, step: int, tensors: tuple[Tensor, ...]) -> None:
     needed = sum(t.numel() * t.element_size() for t in tensors) + _SPACE_MARGIN_BYTES
     free = shutil.disk_usage(folder).free
     if free < needed:
-        sizes = f"{needed / 2**20:,.1f} MiB needed, {free / 2**20:,.1f} MiB free"
+        sizes = f"{format_size(needed)} needed, {format_size(free)} free"
         raise _cannot_save(step, folder, f"not enough disk space ({sizes})", "disk.no-space")
 
 

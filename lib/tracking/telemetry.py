@@ -16,6 +16,7 @@ from lib.files import canonical_json, no_follow
 from lib.runs.record import HardwareRecord, read_manifest
 from lib.runs.run_dir import RunDir
 from lib.tracking.sidecar import should_exit
+from lib.units import MIB
 
 # GPU readings in one format for all vendors.
 
@@ -64,9 +65,6 @@ def visible_gpus(variable: str, count: int) -> list[int | str]:
 # Resident memory and CPU time of processes, read from /proc.
 
 
-_MIB = 1 << 20
-
-
 def memory_and_cpu_seconds(pids: Sequence[int]) -> tuple[float, float]:
     """Return resident memory in MiB and CPU seconds, summed over ``pids``; ended ones count 0."""
     usage = [_memory_and_time(Path("/proc", str(pid))) for pid in pids]
@@ -81,13 +79,10 @@ def _memory_and_time(folder: Path) -> tuple[float, float]:
     except OSError:
         return 0.0, 0.0
     ticks = int(fields[11]) + int(fields[12])
-    return pages * os.sysconf("SC_PAGE_SIZE") / _MIB, ticks / os.sysconf("SC_CLK_TCK")
+    return pages * os.sysconf("SC_PAGE_SIZE") / MIB, ticks / os.sysconf("SC_CLK_TCK")
 
 
 # Readings of NVIDIA GPUs, from the driver's management library (NVML).
-
-
-_BYTES_PER_MIB = 1 << 20
 
 
 class NvidiaMeter:
@@ -122,8 +117,8 @@ def _nvidia_reading(handle: Any) -> GpuReading:
     return GpuReading(
         index=pynvml.nvmlDeviceGetIndex(handle),
         compute_util=None if rates is None else float(rates.gpu),
-        memory_used_mib=None if memory is None else memory.used / _BYTES_PER_MIB,
-        memory_total_mib=None if memory is None else memory.total / _BYTES_PER_MIB,
+        memory_used_mib=None if memory is None else memory.used / MIB,
+        memory_total_mib=None if memory is None else memory.total / MIB,
         power_watts=None if milliwatts is None else milliwatts / 1000,
         temperature_celsius=None if celsius is None else float(celsius),
     )
@@ -144,7 +139,6 @@ def _query(counter: Callable[[], Any]) -> Any:
 # Keys are the keys of rocm-smi's JSON. If a card lacks a counter, its key is missing or N/A.
 
 
-_BYTES_PER_AMD_MIB = 1 << 20
 _COMMAND = ["rocm-smi", "--showuse", "--showmeminfo", "vram", "--showpower", "--showtemp", "--json"]
 # Key names differ between driver versions; the first key present is used.
 _POWER = ("Average Graphics Package Power (W)", "Current Socket Graphics Package Power (W)")
@@ -188,8 +182,8 @@ def _amd_reading(index: int, card: Mapping[str, str]) -> GpuReading:
     return GpuReading(
         index=index,
         compute_util=_number(card, "GPU use (%)"),
-        memory_used_mib=None if used is None else used / _BYTES_PER_AMD_MIB,
-        memory_total_mib=None if total is None else total / _BYTES_PER_AMD_MIB,
+        memory_used_mib=None if used is None else used / MIB,
+        memory_total_mib=None if total is None else total / MIB,
         power_watts=_number(card, *_POWER),
         temperature_celsius=_number(card, *_TEMPERATURE),
     )

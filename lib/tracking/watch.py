@@ -11,12 +11,13 @@ from dataclasses import asdict, dataclass
 from statistics import fmean, median
 from typing import Any, Literal
 
-from lib.console import format_duration, is_ascii_only
+from lib.console import is_ascii_only
 from lib.plan.run import PlannedRun
 from lib.report.render import json_document
 from lib.runs.record import EvalRow, HeartbeatRow, RunRecord, TrainRow
 from lib.runs.run_dir import RunDir, RunStatus, State
 from lib.tracking.options import WatchOptions
+from lib.units import format_duration
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from lib.console import format_duration, format_si
 from lib.plan.run import PlannedRun, RunVariant
 from lib.runner.display import PlainDisplay, SessionProgress
 from lib.runs.run_dir import RunStatus, State
@@ -87,25 +86,3 @@ def test_plain_lines_come_at_most_every_thirty_seconds_for_a_run(now, capsys):
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 6
     assert lines[0] == "TRAIN   demo/00-r0 s1   loss 2.500   1/100 it   eta 01:01"
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(0.4, "00:00"), (61, "01:01"), (3723, "1:02:03"), (273900, "3d 04:05")]
-)
-def test_times(seconds, text):
-    assert format_duration(seconds) == text
-
-
-@pytest.mark.parametrize(
-    ("number", "text"),
-    [
-        (812, "812"),
-        (10400, "10.4k"),
-        (2000, "2k"),
-        (999.6, "1k"),
-        (124475904, "124M"),
-        (6.4e12, "6.4T"),
-    ],
-)
-def test_large_numbers(number, text):
-    assert format_si(number) == text
