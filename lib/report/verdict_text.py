@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from textwrap import wrap
 
 from lib.errors import EXIT_DONE, EXIT_FAILED, EXIT_INCONCLUSIVE, EXIT_NOT_COMPARABLE
+from lib.report.contrast_tests import SPREAD_VARIANCES, mean_of
 from lib.report.contrasts import AA_ROLE
 from lib.report.render import markdown_table
 from lib.report.study_verdicts import StudyVerdicts, aa_word, is_failed
@@ -12,6 +13,8 @@ from lib.report.verdicts import ContrastVerdict, VerdictWord
 from lib.units import format_difference, format_interval
 
 _SMALLEST_SHOWN_P = 1e-12
+# With fewer other comparisons, a mean variance says little.
+_MIN_OTHERS = 3
 # Columns of a terminal, and the indentation of a continued line.
 LINE_WIDTH = 80
 _INDENT = " " * 8
@@ -69,9 +72,10 @@ def verdict_cells(verdict: ContrastVerdict) -> list[str]:
 
 
 def verdict_lines(study: StudyVerdicts) -> str:
-    """Return one line per comparison, with its remarks, and one per drift."""
+    """Return one line per comparison, with its remarks, and one per noisy comparison and drift."""
     lines = [verdict_line(verdict) for verdict in (*study.verdicts, *study.aa_steps)]
-    return "".join(f"{line}\n" for line in lines) + design_note(study) + drift_note(study)
+    notes = design_note(study) + noise_note(study) + drift_note(study)
+    return "".join(f"{line}\n" for line in lines) + notes
 
 
 def design_note(study: StudyVerdicts) -> str:
@@ -207,6 +211,28 @@ def verdict_colour(verdict: ContrastVerdict) -> str:
     return verdict.word.lower() if verdict.is_given else "muted"
 
 
+def noise_note(study: StudyVerdicts) -> str:
+    """Return a line for each comparison whose variance hides the others under the rule shared."""
+    if study.plan.rule.variance != "shared":
+        return ""
+    deviations = {
+        v.contrast.name: v.sd / math.sqrt(v.contrast.scale)
+        for v in study.verdicts
+        if v.test and v.sd
+    }
+    note = ""
+    for name, deviation in deviations.items():
+        # Squares of ratios, which cannot overflow.
+        others = [(sd / deviation) ** 2 for other, sd in deviations.items() if other != name]
+        if len(others) >= _MIN_OTHERS and mean_of(others) < 1 / SPREAD_VARIANCES:
+            factor = 1 / math.sqrt(mean_of(others))
+            note += (
+                f"NOISE {name}: {factor:.0f} times the deviation of the others,\n"
+                "      whose effects it hides, because the rule shared uses the mean variance\n"
+            )
+    return note
+
+
 def rule_note(study: StudyVerdicts) -> str:
     """Return what the columns of the verdicts mean, and the rule, looks, pairing and drift."""
     rule, plan = study.plan.rule, study.plan
@@ -224,7 +250,7 @@ def rule_note(study: StudyVerdicts) -> str:
     if study.pairing is not None:
         note += f"Pairing by seed removed {study.pairing:.0%} of the variance.\n"
     note += "".join(_aa_note(verdict) for verdict in study.aa_steps if verdict.is_given)
-    note += drift_note(study)
+    note += noise_note(study) + drift_note(study)
     if any(v.more_seeds and v.word is VerdictWord.INCONCLUSIVE for v in study.verdicts):
         note += "+k: about k more seeds give a word.\n"
     return note + (f"Compared: {plan.against}.\n" if plan.against != "both" else "")

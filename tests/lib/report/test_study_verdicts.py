@@ -8,12 +8,12 @@ import pytest
 
 from lib.errors import ConfigError
 from lib.report.contrast_tests import VerdictRule
-from lib.report.contrasts import contrasts_of
-from lib.report.study_verdicts import VERDICTS_FILE, VerdictPlan, with_record
+from lib.report.contrasts import Contrast, contrasts_of
+from lib.report.study_verdicts import VERDICTS_FILE, VerdictPlan, judge_study, with_record
 from lib.report.table import build_table
 from lib.report.table_text import table_to_json, table_to_markdown, write_table
 from lib.report.verdict_text import format_p, verdict_lines, verdicts_exit_code
-from lib.report.verdicts import VerdictWord
+from lib.report.verdicts import SeedOutcome, VerdictWord
 from lib.runs.run_dir import RunDir, RunStatus, State, write_status
 
 BETTER, WORSE, EQUIVALENT, INCONCLUSIVE, UNFAIR, DIVERGED = VerdictWord
@@ -174,3 +174,21 @@ def test_a_parent_outside_the_plan_is_not_compared(make_run):
 
 def test_p_is_never_zero():
     assert (format_p(1e-300), format_p(0.0123), format_p(None)) == ("<1e-12", "0.012", "-")
+
+
+def test_a_step_that_hides_the_others_is_named():
+    draw = random.Random(8)
+    arms = {f"s{i}": [3 + draw.gauss(0, 0.005) for _ in range(5)] for i in range(6)}
+    contrasts = [Contrast.pair(f"s{i}", "s0") for i in range(1, 6)]
+    shown = {}
+    for factor in (1, 30):
+        losses = {**arms, "s5": [3 + factor * (y - 3) for y in arms["s5"]]}
+        outcomes = {a: [SeedOutcome(s, y) for s, y in enumerate(ys)] for a, ys in losses.items()}
+        for variance in ("shared", "own"):
+            plan = VerdictPlan(VerdictRule(variance))
+            text = verdict_lines(judge_study([("", contrasts, outcomes)], plan))
+            noise = [line for line in text.splitlines() if line.startswith("NOISE ")]
+            shown[factor, variance] = [line.split(":")[0] for line in noise]
+            assert all(len(line) <= 80 for line in text.splitlines())
+    named = shown.pop((30, "shared"))
+    assert named == ["NOISE s5 vs s0"] and not any(shown.values())
