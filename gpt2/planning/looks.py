@@ -136,5 +136,5 @@ def _open_variants(
         if waiting:
             arm = [variant for variant in variants if _prefix(variant) == prefix]
             names.update(v.slug for v in [v for v in arm if not v.parent][:1])
-            names.update(variant.slug for variant in arm if variant.is_aa)
+            names.update(variant.slug for variant in arm if variant.is_control)
     return frozenset(names)

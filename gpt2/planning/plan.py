@@ -9,6 +9,7 @@ from gpt2.ablation import STUDIES
 from gpt2.ablation.resolve import resolve_config, resolve_required
 from gpt2.config import Config, refuse_lone_arms, wants_twins
 from gpt2.planning.looks import AUTO_SEEDS, AutoSeeds, auto_seeds
+from gpt2.training.budget import run_budget
 from lib.config.dotconfig import ConfigWorkspace, constants_layer, defconfig_layers
 from lib.config.field import SymbolValue
 from lib.config.layers import ConfigLayer
@@ -236,12 +237,12 @@ def make_plan(
         what = "STEPS requires an ablation study"
         advice = "type: make defconfig-gpt2-ratio-ablation, or set RA_MLA_ABLATION_MODE=y"
         raise ConfigError(Problem(what, "STEPS", advice, code="config.conflict"))
-    has_aa_step = automatic or len(seed_list) >= base.repro.finalist_min_seeds
+    has_controls = automatic or len(seed_list) >= base.repro.finalist_min_seeds
     first = base.seed if automatic else seed_list[0]
     seeded = [*layers, ConfigLayer.of("command line", "SEEDS", {"SEED": first})]
     required = "" if optional else steps or base.study.steps
     study, every, left_out = _first_block(tree, seeded, base, sweep, yes, required)
-    chosen = partial(_chosen, every, base, sweep, has_aa_step)
+    chosen = partial(_chosen, every, base, sweep, has_controls)
     block = chosen(steps)
     variants = [variant for variant, _ in chosen("")]
     output = build_dir / base.study.output_dir
@@ -292,9 +293,9 @@ def _first_block(
 
 
 def _chosen(
-    every: Block, base: Config, sweep: Sweep | None, has_aa_step: bool, steps: str
+    every: Block, base: Config, sweep: Sweep | None, has_controls: bool, steps: str
 ) -> Block:
-    """Return the variants of ``every`` to train: the selected steps, their A/A step, eager runs."""
+    """Return the variants of ``every`` to train: the selected steps, controls, eager runs."""
     if sweep is not None:
         # A sweep searches for settings: the effect of torch.compile is tested on the result, later.
         return every
@@ -302,8 +303,8 @@ def _chosen(
         selected = STUDIES[base.study.study].select(steps or base.study.steps)
         slugs = [step.slug for step in selected]
         every = [(variant, config) for variant, config in every if variant.slug in slugs]
-        if has_aa_step and steps in ("", "all"):
-            every = _with_aa_step(every)
+        if has_controls and steps in ("", "all"):
+            every = _with_controls(every)
     return _with_eager_runs(every)
 
 
@@ -396,10 +397,11 @@ def _steps(
     return block, problems
 
 
-def _with_aa_step(block: Block) -> Block:
+def _with_controls(block: Block) -> Block:
     """Return ``block`` followed by an A/A step, if the configuration enables it.
 
-    A study without the baseline, or with pretrained initial weights, has none.
+    A study without the baseline, or with pretrained initial weights, has none. If the same run need
+    not give the same bits, the baseline is trained a second time.
     """
     variant, config = block[0]
     if variant.parent or len(block) == 1 or config.init.init_from or not config.verdicts.aa:
@@ -412,7 +414,12 @@ def _with_aa_step(block: Block) -> Block:
         delta=change,
         is_aa=True,
     )
-    return [*block, (aa_step, Config.from_values({**config.values, **change}))]
+    block = [*block, (aa_step, Config.from_values({**config.values, **change}))]
+    if config.machine.repeats and not run_budget(config).is_time:
+        return block
+    title = f"{variant.slug} again: the noise of one seed"
+    repeat = RunVariant(f"{variant.slug}-again", title, parent=variant.slug, is_repeat=True)
+    return [*block, (repeat, config)]
 
 
 def _with_eager_runs(block: Block) -> Block:

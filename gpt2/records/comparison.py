@@ -131,7 +131,7 @@ def whole_study(plan: Plan, layers: Sequence[ConfigLayer]) -> Plan:
 
 
 def chosen_runs(plan: Plan, study: Plan, named: str) -> list[RunDir]:
-    """Return the finished runs of ``plan``, or the runs selected by ``named``.
+    """Return the finished runs of ``plan`` except repeats, or the runs selected by ``named``.
 
     ``named`` lists directories or patterns over run names. Skipped runs are logged. Raises
     ConfigError if an item matches no run of ``study`` or selects an unfinished run.
@@ -141,7 +141,8 @@ def chosen_runs(plan: Plan, study: Plan, named: str) -> list[RunDir]:
         folders = [Path(name) for name in sorted(glob(word)) if ".old-" not in name]
         folders = [path for path in folders if RunDir(path).resolved_config.exists()]
         paths |= dict.fromkeys(folders or [run.path for run in study.matching(word)])
-    runs = [RunDir(path) for path in paths or [run.path for run in plan.runs]]
+    planned = [run.path for run in plan.runs if not run.variant.is_repeat]
+    runs = [RunDir(path) for path in paths or planned]
     unfinished = {run.path.name: state for run in runs if (state := _unfinished(run))}
     if named and unfinished:
         raise ConfigError(

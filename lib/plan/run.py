@@ -9,7 +9,7 @@ the study does not favour a variant.
 import fnmatch
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
@@ -54,6 +54,13 @@ class RunVariant:
     arm: str = ""
     # Whether the variant is an A/A step: its parent with other initial weights.
     is_aa: bool = False
+    # Whether the variant trains its parent's configuration a second time.
+    is_repeat: bool = False
+
+    @property
+    def is_control(self) -> bool:
+        """Return whether the variant tests the study: it is no step, and in no family."""
+        return self.is_aa or self.is_repeat
 
 
 @dataclass(frozen=True)
@@ -90,26 +97,31 @@ def build_runs(
     """Return one run per variant of each seed's block, in that order, below ``folder / study``.
 
     If a finished run below ``folder`` has the same configuration and seed, its directory is reused,
-    regardless of its name and study. Raises ConfigError if two runs have the same configuration and
-    seed.
+    regardless of its name and study. A repeat has a directory of its own, which no other run reuses.
+    Raises ConfigError if two other runs have the same configuration and seed.
     """
-    finished = _finished(folder)
+    items = [(seed, item) for seed, block in blocks.items() for item in block]
+    repeats = {
+        run_path(folder / study, variant.slug, seed, config)
+        for seed, (variant, config) in items
+        if variant.is_repeat
+    }
+    finished = _finished(folder, repeats)
 
     def path(variant: RunVariant, seed: int, config: C) -> Path:
         default_path = run_path(folder / study, variant.slug, seed, config)
-        if default_path.exists():
+        if default_path.exists() or variant.is_repeat:
             return default_path
         return finished.get(run_key(default_path), default_path)
 
     runs = [
         PlannedRun(study, variant, seed, config, path(variant, seed, config))
-        for seed, block in blocks.items()
-        for variant, config in block
+        for seed, (variant, config) in items
     ]
     problems = []
-    first: dict[tuple[int, str], PlannedRun[C]] = {}
+    first: dict[tuple[int, str, bool], PlannedRun[C]] = {}
     for run in runs:
-        other = first.setdefault((run.seed, run.config.hash8), run)
+        other = first.setdefault((run.seed, run.config.hash8, run.variant.is_repeat), run)
         if other is not run:
             what = f"duplicate run: {run.label} equals {other.label}"
             problems.append(Problem(what, code="run.duplicate"))
@@ -122,13 +134,16 @@ def training_order(runs: Sequence[PlannedRun[C]]) -> list[PlannedRun[C]]:
     """Return ``runs`` in the order in which they are trained: blocks in order, shuffled inside.
 
     The order depends on study, seed and slugs only: it is the same on every machine, after an
-    interruption, and if further variants or seeds are planned.
+    interruption, and if further variants or seeds are planned. A run that is repeated is the first of
+    its block, and its repeat the last: the time between them is the longest.
     """
+    repeated = {run.variant.parent for run in runs if run.variant.is_repeat}
     blocks = {seed: number for number, seed in enumerate(dict.fromkeys(run.seed for run in runs))}
     return sorted(
         runs,
         key=lambda run: (
             blocks[run.seed],
+            run.variant.is_repeat - (run.variant.slug in repeated),
             stream_seed(run.seed, f"order/{run.study}/{run.variant.slug}"),
         ),
     )
@@ -149,9 +164,9 @@ def run_key(path: Path) -> str:
     return "-".join(path.name.rsplit("-", 2)[1:])
 
 
-def _finished(folder: Path) -> dict[str, Path]:
-    """Return the finished runs of all studies by seed and hash."""
-    paths = sorted(folder.glob("*/*-s*-*"))
+def _finished(folder: Path, repeats: Set[Path]) -> dict[str, Path]:
+    """Return the finished runs of all studies by seed and hash, without ``repeats``."""
+    paths = sorted(set(folder.glob("*/*-s*-*")) - repeats)
     return {run_key(path): path for path in paths if is_done(RunDir(path))}
 
 

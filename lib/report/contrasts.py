@@ -23,6 +23,8 @@ from lib.plan.run import RunVariant
 # Roles of the comparison of an A/A step, and of an effect of a factorial design, whose variance the
 # rule ``factorial`` takes from all runs.
 AA_ROLE = "a/a"
+# Role of a configuration that is trained twice against its first training.
+REPEAT_ROLE = "repeat"
 EFFECT = "effect"
 # An increase of a variance below this is not worth a line.
 _INFLATED = 1.005
@@ -87,9 +89,9 @@ class DesignOptions:
     def effects(self, variants: Sequence[RunVariant]) -> DesignEffects | None:
         """Return the effects of the cells ``variants``; None if they are not cells of the design.
 
-        A/A steps are not cells.
+        Controls are not cells.
         """
-        return _design_effects([variant for variant in variants if not variant.is_aa], self)
+        return _design_effects([variant for variant in variants if not variant.is_control], self)
 
 
 def plan_contrasts(parents: Mapping[str, str], against: str = "both") -> list[Contrast]:
@@ -118,12 +120,12 @@ def contrasts_of(
 
     Those of a factorial ``design`` are its effects.
 
-    An A/A step belongs to no family.
+    A control belongs to no family.
     """
     effects = design.effects(variants) if design else None
     if effects is not None:
         return list(effects.contrasts)
-    variants = [variant for variant in variants if not variant.is_aa]
+    variants = [variant for variant in variants if not variant.is_control]
     names = [variant.slug for variant in variants]
     baseline = next((v.slug for v in variants if not v.parent), "")
     parents = {v.slug: v.parent if v.parent in names else "" for v in variants}
@@ -132,11 +134,14 @@ def contrasts_of(
     return plan_contrasts({baseline: "", **parents}, against)
 
 
-def aa_contrasts(variants: Sequence[RunVariant]) -> list[Contrast]:
-    """Return the comparison of each A/A step with its parent, if the parent is planned."""
+def control_contrasts(variants: Sequence[RunVariant]) -> list[Contrast]:
+    """Return the comparison of each control with its parent, if the parent is planned."""
     names = {variant.slug for variant in variants}
-    steps = [variant for variant in variants if variant.is_aa and variant.parent in names]
-    return [Contrast.pair(step.slug, step.parent, AA_ROLE) for step in steps]
+    controls = [variant for variant in variants if variant.is_control and variant.parent in names]
+    return [
+        Contrast.pair(step.slug, step.parent, AA_ROLE if step.is_aa else REPEAT_ROLE)
+        for step in controls
+    ]
 
 
 # Effects of a factorial design.

@@ -19,7 +19,14 @@ from lib.errors import ConfigError, Problem
 from lib.files import write_atomic
 from lib.json_files import RecordError, read_json_object
 from lib.report.contrast_tests import WHOLE_ALPHA, ErrorLevel, VerdictRule
-from lib.report.contrasts import EFFECT, Contrast, DesignEffects, DesignOptions
+from lib.report.contrasts import (
+    AA_ROLE,
+    EFFECT,
+    REPEAT_ROLE,
+    Contrast,
+    DesignEffects,
+    DesignOptions,
+)
 from lib.report.looks import LASTING_WORDS, Look, LookSchedule, schedule_from_json
 from lib.report.render import json_document
 from lib.report.significance import DriftTest, TimedValue, drift_test
@@ -79,6 +86,8 @@ class StudyVerdicts:
     taken: Look | None = None
     # Whether a seed of a baseline diverged, which ends the study.
     baseline_diverged: bool = False
+    # Repeat → seed → its loss minus that of the first training, in nats per token.
+    repeats: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
     # Each A/A step against its parent.
     aa_steps: Sequence[ContrastVerdict] = ()
 
@@ -97,20 +106,20 @@ class StudyVerdicts:
 def judge_study(
     parts: Sequence[StudyPart],
     plan: VerdictPlan,
-    aa_parts: Sequence[StudyPart] = (),
+    control_parts: Sequence[StudyPart] = (),
     effects: DesignEffects | None = None,
 ) -> StudyVerdicts:
     """Return the verdicts on all parts of a study, such as its arms, as one family.
 
     A part has a name, "" for the only one, its planned comparisons, and the outcomes by variant;
-    ``aa_parts`` have the comparisons of the A/A steps, ``effects`` those of a factorial design.
+    ``control_parts`` have the comparisons of A/A steps and repeats, ``effects`` those of a factorial design.
     """
     if not plan.exploratory:
         every = [*plan.declared.items(), *((part, contrasts) for part, contrasts, _ in parts)]
         names = {contrast_name(part, c) for part, contrasts in every for c in contrasts}
         plan = replace(plan, family=plan.family | names)
     planned = max(len(plan.family), sum(len(contrasts) for _, contrasts, _ in parts))
-    seeds = complete_blocks(parts, plan, aa_parts)
+    seeds = complete_blocks(parts, plan, control_parts)
     look = _look(plan, seeds)
     level = _level(plan.schedule, look)
     verdicts = []
@@ -126,7 +135,10 @@ def judge_study(
     study = StudyVerdicts(plan, verdicts, planned, gain, effects, drift, baseline_diverged=diverged)
     study = _with_look(study, look)
     study = replace(
-        study, aa_steps=_aa_steps(aa_parts, plan, level), speed_drifts=_speed_drifts(parts)
+        study,
+        aa_steps=_aa_steps(control_parts, plan, level),
+        repeats=_repeats(control_parts),
+        speed_drifts=_speed_drifts(parts),
     )
     marks = (*_changes(plan), *([AA_FAILED] if study.aa_failed else []))
     return replace(
@@ -160,8 +172,27 @@ def _aa_steps(
     return [
         _named(verdict, part)
         for part, contrasts, outcomes in parts
-        for verdict in judge_aa_steps(contrasts, outcomes, plan.rule, level)
+        for verdict in judge_aa_steps(
+            [c for c in contrasts if c.role == AA_ROLE], outcomes, plan.rule, level
+        )
     ]
+
+
+def _repeats(parts: Sequence[StudyPart]) -> dict[str, dict[int, float]]:
+    """Return the differences of each repeat to the first training of its seeds."""
+    repeats: dict[str, dict[int, float]] = {}
+    for part, contrasts, outcomes in parts:
+        for contrast in contrasts:
+            if contrast.role == REPEAT_ROLE:
+                again, first = (
+                    {run.seed: run.loss for run in outcomes.get(arm, ())} for arm in contrast.ends
+                )
+                repeats[f"{part}{contrast.step}"] = {
+                    seed: loss - before
+                    for seed, loss in sorted(again.items())
+                    if loss is not None and (before := first.get(seed)) is not None
+                }
+    return repeats
 
 
 def _drift(parts: Sequence[StudyPart]) -> DriftTest | None:
@@ -245,9 +276,9 @@ def pairing_gain(verdicts: Sequence[ContrastVerdict]) -> float | None:
 
 
 def complete_blocks(
-    parts: Sequence[StudyPart], plan: VerdictPlan, aa_parts: Sequence[StudyPart] = ()
+    parts: Sequence[StudyPart], plan: VerdictPlan, control_parts: Sequence[StudyPart] = ()
 ) -> tuple[int, ...]:
-    """Return the seeds of which every run of an undecided comparison, and of an A/A step, has ended.
+    """Return the seeds of which every run of an undecided comparison, and of a control, has ended.
 
     A word without the A/A step of its seeds could not be marked if that step fails.
     """
@@ -267,12 +298,12 @@ def complete_blocks(
         return last.seeds if last else ()
     required |= {
         f"{part}{arm}"
-        for part, contrasts, _ in aa_parts
+        for part, contrasts, _ in control_parts
         for contrast in contrasts
         for arm in contrast.weights
     }
     ended: dict[str, set[int]] = {name: set() for name in required}
-    for part, _, outcomes in (*parts, *aa_parts):
+    for part, _, outcomes in (*parts, *control_parts):
         for arm, runs in outcomes.items():
             ended.setdefault(f"{part}{arm}", set()).update(run.seed for run in runs if run.ended)
     return tuple(sorted(set.intersection(*(ended[name] for name in required))))
@@ -498,6 +529,7 @@ def verdicts_record(study: StudyVerdicts) -> dict[str, Any]:
         "inflated_variances": dict(study.effects.inflated) if study.effects else None,
         "aa_steps": [verdict.to_json() for verdict in study.aa_steps],
         "aa_failed": study.aa_failed,
+        "repeats": {name: dict(seeds) for name, seeds in study.repeats.items()},
         "drift": asdict(study.drift) if study.drift else None,
         "verdicts": [*(verdict.to_json() for verdict in study.verdicts), *others],
     }

@@ -20,7 +20,7 @@ from typing import Any
 
 from lib.errors import ConfigError, Problem
 from lib.plan.run import PlannedRun, RunVariant, default_run_path
-from lib.report.contrasts import AA_ROLE, DesignEffects, aa_contrasts, contrasts_of
+from lib.report.contrasts import AA_ROLE, DesignEffects, contrasts_of, control_contrasts
 from lib.report.render import TableSection
 from lib.report.run_facts import code_digest, observed_differences
 from lib.report.run_results import (
@@ -199,7 +199,7 @@ def build_table(
     plan = verdict_plan or VerdictPlan()
     rows: list[TableRow] = []
     parts: list[ComparableGroup] = []
-    judged_parts, aa_parts = [], []
+    judged_parts, control_parts = [], []
     effects: DesignEffects | None = None
     for arm, arm_items in _by_arm(items).items():
         variants = list({item.run.variant.slug: item.run.variant for item in arm_items}.values())
@@ -212,8 +212,8 @@ def build_table(
             parts.append(labelled)
             prefix, outcomes = _prefix(labelled.labels), _outcomes(part)
             judged_parts.append((prefix, contrasts, outcomes))
-            aa_parts.append((prefix, aa_contrasts(variants), outcomes))
-    verdicts = judge_study(judged_parts, plan, aa_parts, effects)
+            control_parts.append((prefix, control_contrasts(variants), outcomes))
+    verdicts = judge_study(judged_parts, plan, control_parts, effects)
     rows = [_with_verdicts(row, verdicts) for row in rows]
     compared = [item for part in parts for item in part.items]
     results = [item for item in compared if isinstance(item, RunResult)]

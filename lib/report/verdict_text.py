@@ -74,7 +74,7 @@ def verdict_cells(verdict: ContrastVerdict) -> list[str]:
 def verdict_lines(study: StudyVerdicts) -> str:
     """Return one line per comparison, with its remarks, and one per noisy comparison and drift."""
     lines = [verdict_line(verdict) for verdict in (*study.verdicts, *study.aa_steps)]
-    notes = design_note(study) + noise_note(study) + drift_note(study)
+    notes = design_note(study) + noise_note(study) + repeat_note(study) + drift_note(study)
     return "".join(f"{line}\n" for line in lines) + notes
 
 
@@ -103,6 +103,18 @@ def _aa_note(verdict: ContrastVerdict) -> str:
     if verdict.test is not None and verdict.difference is not None:
         shown = f" {format_difference(verdict.difference)} {format_interval(verdict.test.interval)}"
     return f"{aa_word(verdict)}: {verdict.contrast.step}{shown}, tested alone.\n"
+
+
+def repeat_note(study: StudyVerdicts) -> str:
+    """Return a line on each configuration that was trained twice: the noise of one seed."""
+    note = ""
+    for name, differences in study.repeats.items():
+        if differences:
+            largest = max(map(abs, differences.values()))
+            result = f"differs by up to {largest:.1e} nats" if largest else "is equal"
+            count = len(differences)
+            note += f"REPEAT {name} {result} ({count} seed{'s' * (count > 1)})\n"
+    return note
 
 
 def drift_note(study: StudyVerdicts) -> str:
@@ -250,7 +262,7 @@ def rule_note(study: StudyVerdicts) -> str:
     if study.pairing is not None:
         note += f"Pairing by seed removed {study.pairing:.0%} of the variance.\n"
     note += "".join(_aa_note(verdict) for verdict in study.aa_steps if verdict.is_given)
-    note += noise_note(study) + drift_note(study)
+    note += noise_note(study) + repeat_note(study) + drift_note(study)
     if any(v.more_seeds and v.word is VerdictWord.INCONCLUSIVE for v in study.verdicts):
         note += "+k: about k more seeds give a word.\n"
     return note + (f"Compared: {plan.against}.\n" if plan.against != "both" else "")

@@ -22,17 +22,20 @@ def starts(folder: Path) -> list[tuple[int, int, str]]:
 
 
 def test_a_study_with_an_aa_step(build):
-    folder = build(**LEARNING, RA_MLA_ABLATION_STEPS="0,golden", SEED_LIST="1,2,3")
+    settings = {**LEARNING, "RA_MLA_ABLATION_STEPS": "0,golden", "SEED_LIST": "1,2,3"}
+    folder = build(**settings, RUN_PROFILE_MAXOUT_SPEED=True, DETERMINISTIC_OFF=True)
     code, table, said = folder.command(TRAIN)
     assert code == 0, said
-    assert "baseline-aa" in table and "A/A step" in table
+    assert "baseline-aa" in table and "A/A step" in table and "REPEAT baseline-again" in table
     record = json.loads((folder.path / "results/ratio/verdicts.json").read_text())
     (aa,) = record["aa_steps"]
     assert (aa["step"], aa["n"], record["planned_comparisons"]) == ("baseline-aa", 3, 1)
     # Blocks one after another, each in its own order.
     order = starts(folder.path / "results/ratio")
-    assert [entry[:2] for entry in order] == [(s, i) for s in (1, 2, 3) for i in (1, 2, 3)]
-    assert len({tuple(slug for *_, slug in order[i : i + 3]) for i in (0, 3, 6)}) > 1
+    assert [entry[:2] for entry in order] == [(s, i) for s in (1, 2, 3) for i in (1, 2, 3, 4)]
+    blocks = [tuple(slug for *_, slug in order[i : i + 4]) for i in (0, 4, 8)]
+    assert {(block[0], block[-1]) for block in blocks} == {("baseline", "baseline-again")}
+    assert len(set(blocks)) > 1
     paths = {p.name.rsplit("-", 2)[0]: p for p in (folder.path / "results/ratio").glob("*-s1-*")}
     digests = [
         read_manifest(RunDir(paths[slug])).initial_weights_digests

@@ -11,7 +11,8 @@ from gpt2.planning.plan import Plan, config_layers, make_plan, table_plan
 from gpt2.records.comparison import declared_axes, symbol_names
 from lib.config.field import SymbolValue
 from lib.errors import ConfigError
-from lib.runs.run_dir import RunDir
+from lib.plan.run import training_order
+from lib.runs.run_dir import RunDir, RunStatus, State, write_status
 from tests.build_folder import write_build
 
 STUDY: dict[str, SymbolValue] = {
@@ -21,6 +22,8 @@ STUDY: dict[str, SymbolValue] = {
     "TOKENIZER_BYTE": True,
     "RA_MLA_ABLATION_MODE": True,
     "RA_MLA_ABLATION_STEPS": "0,golden",
+    # So that the baseline is not trained twice.
+    "DETERMINISTIC_STRICT": True,
 }
 
 
@@ -109,3 +112,22 @@ def test_with_seeds_until_a_word_it_is_trained_with_the_baseline(planned):
     assert trained == {"baseline", "ra", "baseline-aa"}
     everything = frozenset({"golden vs baseline", "ra vs baseline"})
     assert _open_variants(declared, everything, variants) == set()
+
+
+@pytest.mark.parametrize(
+    "options", [{"DETERMINISTIC_STRICT": False, "DETERMINISTIC_OFF": True}, {"BUDGET_TIME": True}]
+)
+def test_the_baseline_is_trained_twice_if_its_bits_may_differ(planned, options):
+    plan = planned(**options)
+    assert slugs(plan) == ["baseline", "golden", "baseline-aa", "baseline-again"]
+    baseline, *_, again = plan.runs[:4]
+    assert again.variant.is_repeat and again.config == baseline.config
+    # The first run of each block, and the last.
+    order = [run.variant.slug for run in training_order(plan.runs)]
+    assert order[0::4] == ["baseline"] * 3 and order[3::4] == ["baseline-again"] * 3
+    # Neither takes the directory of the other.
+    again.path.mkdir(parents=True)
+    write_status(RunDir(again.path), RunStatus(State.SUCCESS))
+    planned_again = planned(**options)
+    assert [run.path for run in planned_again.runs] == [run.path for run in plan.runs]
+    assert not any(run.variant.is_repeat for run in planned(**options, steps="0,golden").runs)

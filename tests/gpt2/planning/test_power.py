@@ -52,11 +52,11 @@ def test_a_worked_example(planned):
     assert power.alpha == pytest.approx(0.9 * 0.05)
     assert power.noise.sd == pytest.approx(0.0013 * math.sqrt(2))
     assert power.effect == pytest.approx(2.40 * 0.0013 * math.sqrt(2), rel=0.005)
-    # 18 steps, the baseline and the A/A step, 5 seeds, 12 hours each.
+    # 18 steps, the baseline twice and the A/A step, 5 seeds, 12 hours each.
     cost = study_cost(plan, [12 * 3600.0] * len(plan.runs))
-    assert (cost.runs, cost.gpu_hours, cost.kwh, cost.price) == (100, 1200, 840, 3000)
+    assert (cost.runs, cost.gpu_hours, cost.kwh, cost.price) == (105, 1260, 882, 3150)
     text = power_text(power, cost)
-    assert "0.0044 nats" in text and "1,200.0 device hours, 840.0 kWh, price 3,000.00" in text
+    assert "0.0044 nats" in text and "1,260.0 device hours, 882.0 kWh, price 3,150.00" in text
     assert all(len(line) <= 80 for line in text.splitlines())
     assert study_cost(plan, [None] * len(plan.runs)).gpu_hours is None
 
@@ -141,7 +141,7 @@ def test_the_plan_and_its_record_have_it(planned):
     views = view.look(plan)
     assert "3 seeds, 18 comparisons: notices" in view.plan_text(plan, views)
     record = json.loads(view.to_json(plan, views))
-    assert record["power"]["seeds"] == 3 and record["cost"]["runs"] == 60
+    assert record["power"]["seeds"] == 3 and record["cost"]["runs"] == 63
 
 
 def test_looks_have_expected_seeds(planned):

@@ -97,3 +97,24 @@ def test_between_looks_it_is_not_tested(study):
     (aa,) = table.verdicts.aa_steps
     assert not aa.is_given and verdicts_exit_code(table.verdicts) == 0
     assert "passed" not in verdict_lines(table.verdicts)
+
+
+def test_a_repeat_is_the_noise_of_one_seed_and_has_no_verdict(study, make_run, tmp_path):
+    def again(shift):
+        runs = []
+        for seed, base in enumerate(BASE, 1):
+            run = make_run("base-again", base + shift * seed, seed=seed, parent="base", number=None)
+            runs.append(replace(run, variant=replace(run.variant, is_repeat=True)))
+        return runs
+
+    without = build_table("demo", study(), verdict_plan=PLAN).verdicts
+    for shift, shown in ((0.0, "is equal"), (0.001, "differs by up to 5.0e-03 nats")):
+        table = build_table("demo", [*study(), *again(shift)], verdict_plan=PLAN)
+        assert table.verdicts.verdicts == without.verdicts
+        assert table.verdicts.aa_steps == without.aa_steps
+        assert f"REPEAT base-again {shown} (5 seeds)" in verdict_lines(table.verdicts)
+        assert f"REPEAT base-again {shown}" in table_to_markdown(table)
+    write_table(table, tmp_path)
+    record = json.loads((tmp_path / VERDICTS_FILE).read_text())
+    assert record["repeats"]["base-again"]["5"] == pytest.approx(0.005)
+    assert record["family"] == ["wide vs base"]
