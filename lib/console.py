@@ -8,7 +8,14 @@ import traceback
 from collections.abc import Callable
 from typing import NoReturn
 
-from lib.errors import EXIT_INTERRUPTED, EXIT_PREFLIGHT, ConfigError, KablateError, Problem
+from lib.errors import (
+    EXIT_INTERRUPTED,
+    EXIT_PREFLIGHT,
+    ConfigError,
+    KablateError,
+    Problem,
+    printable,
+)
 
 TAG_WIDTH = 7
 _COLOURS = {"FAIL": "31", "ERROR": "31", "REFUSE": "31", "WARN": "33", "DONE": "32"}
@@ -30,7 +37,7 @@ def log(tag: str, text: str) -> None:
     head = f"{tag:<{TAG_WIDTH}}"
     if use_colour() and tag in _COLOURS:
         head = f"\x1b[{_COLOURS[tag]}m{head}\x1b[0m"
-    line = f"{head} {text}\n"
+    line = f"{head} {printable(text)}\n"
     if is_ascii_only():
         line = line.encode("ascii", "replace").decode("ascii")
     sys.stderr.write(line)

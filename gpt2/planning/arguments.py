@@ -10,6 +10,7 @@ from pathlib import Path
 
 from gpt2.planning.plan import Plan, Sweep, config_layers, make_plan
 from gpt2.quantized.options import reject_training
+from lib.config.field import WHOLE_NUMBER
 from lib.config.layers import ConfigLayer
 from lib.errors import ConfigError, Problem
 from lib.runner.runner import RunnerOptions
@@ -157,7 +158,7 @@ def run_options(arguments: argparse.Namespace, default_jobs: int) -> RunnerOptio
 
 def whole_number(text: str, name: str) -> int:
     """Parse a non-negative integer. Raises ConfigError located at the variable ``name``."""
-    if not text.isdecimal():
+    if not WHOLE_NUMBER.fullmatch(text):
         what = f"expected a non-negative integer, got {text!r}"
         raise ConfigError(Problem(what, name, code="usage.invalid-number"))
     return int(text)

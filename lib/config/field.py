@@ -7,6 +7,7 @@ is converted and range-checked here; every other value keeps its Kconfig type.
 
 import dataclasses
 import math
+import re
 import types
 import typing
 from collections.abc import Iterator, Mapping
@@ -16,6 +17,10 @@ from lib.config.small_form import EffectBase, SmallRule, SymbolValue
 from lib.errors import ConfigError, Problem
 
 T = TypeVar("T")
+
+# Numbers in the digits of ASCII, without leading zeros: one spelling for each value.
+WHOLE_NUMBER = re.compile(r"0|[1-9][0-9]*")
+_DECIMAL = re.compile(r"[+-]?(?:0|[1-9][0-9]*)?(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?")
 
 
 def kconfig_field(
@@ -125,7 +130,10 @@ def _to_float(text: str, low: float | None, high: float | None) -> float:
     try:
         number = float(text)
     except ValueError:
-        raise _InvalidValue(f"{text!r} is not a number", "config.wrong-type") from None
+        number = None
+    # Python reads 1_000 and the digits of every script, and configurations are read by others too.
+    if number is None or (math.isfinite(number) and not _DECIMAL.fullmatch(text)):
+        raise _InvalidValue(f"{text!r} is not a number", "config.wrong-type")
     if not math.isfinite(number):
         raise _InvalidValue(f"{text!r} is not a finite number", "config.non-finite")
     if (low is not None and number < low) or (high is not None and number > high):
@@ -134,6 +142,6 @@ def _to_float(text: str, low: float | None, high: float | None) -> float:
 
 
 def _to_int(text: str) -> int:
-    if not text.isdecimal():
+    if not WHOLE_NUMBER.fullmatch(text):
         raise _InvalidValue(f"{text!r} is not an integer >= 0", "config.wrong-type")
     return int(text)

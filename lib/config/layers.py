@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TypedDict
 
 from lib.config.field import SymbolValue
-from lib.errors import ConfigError, Problem
-from lib.files import write_json
+from lib.errors import CONTROL_CHARACTER, ConfigError, Problem
+from lib.files import regular_file, write_json
 from lib.json_files import RecordError, read_json_object
 
 
@@ -91,7 +91,9 @@ def with_locations(error: ConfigError, resolution: ResolvedConfig) -> ConfigErro
 
 
 def _located(problem: Problem, origins: Mapping[str, ValueOrigin | None]) -> Problem:
-    origin = origins.get(problem.what.partition(":")[0])
+    # The symbol that breaks the rule, or else the first symbol of the rule that was set.
+    names = [problem.what.partition(":")[0], *_SYMBOL.findall(problem.what)]
+    origin = next(filter(None, map(origins.get, names)), None)
     if problem.where or origin is None:
         return problem
     return replace(problem, where=origin.where)
@@ -104,6 +106,7 @@ def _located(problem: Problem, origins: Mapping[str, ValueOrigin | None]) -> Pro
 
 
 PREFIX = "CONFIG_"
+_SYMBOL = re.compile(r"\b[A-Z][A-Z0-9_]+\b")
 _NAME = re.compile(r"[A-Za-z0-9_]+")
 _ASSIGNMENT = re.compile(r"CONFIG_([A-Za-z0-9_]+)=(.*)", re.DOTALL)
 _NOT_SET = re.compile(r"# CONFIG_([A-Za-z0-9_]+) is not set")
@@ -129,7 +132,8 @@ def read_file(path: Path, label: str, shown: str = "") -> ConfigLayer:
     """
     shown = shown or str(path)
     try:
-        data = path.read_bytes()
+        with open(path, "rb", opener=regular_file) as stream:
+            data = stream.read()
     except OSError as error:
         problem = Problem(f"unreadable: {error.strerror}", shown, code="config.unreadable")
         raise ConfigError(problem) from None
@@ -148,7 +152,7 @@ def parse_text(text: str, label: str, shown: str) -> ConfigLayer:
     for number, line in enumerate(text.split("\n"), 1):
         where = f"{shown}:{number}"
         try:
-            parsed = _parse_line(line.rstrip(" \t\r"))
+            parsed = _parse_line(line.removesuffix("\r").rstrip(" \t"))
         except _LineError as error:
             problems.append(Problem(str(error), where, code=error.code))
             continue
@@ -181,6 +185,10 @@ def parse_command_line_settings(text_or_words: str | Sequence[str]) -> ConfigLay
 def _parse_line(line: str) -> tuple[str, str, bool] | None:
     """Return name, value and whether the value is quoted, None for a comment. Raises _LineError."""
     if not line or line.lstrip().startswith("#"):
+        # Editors hide them, and end the line at some: an assignment could hide in a comment.
+        if hidden := CONTROL_CHARACTER.search(line.replace("\t", " ")):
+            what = f"line break or control character {hidden[0]!r} in a comment"
+            raise _LineError(what, "config.invalid-character")
         return _parse_comment(line)
     match = _ASSIGNMENT.fullmatch(line)
     if not match:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from lib.config.field import WHOLE_NUMBER
 from lib.errors import PreflightError, Problem
 
 # Rendezvous file of the processes of a run; unlike a port, it cannot be in use already.
@@ -68,7 +69,7 @@ def missing_variables(
 
 def _number(variables: Mapping[str, str], name: str, default: int) -> int:
     text = variables.get(name, str(default))
-    if not text.isdecimal():
+    if not WHOLE_NUMBER.fullmatch(text):
         what = f"invalid environment variable {name}={text!r} (expected a number)"
         raise PreflightError(Problem(what, code="env.invalid-variable"))
     return int(text)

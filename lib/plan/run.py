@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
-from lib.config.field import SymbolValue
+from lib.config.field import WHOLE_NUMBER, SymbolValue
 from lib.errors import ConfigError, Problem
 from lib.runs.run_dir import RunDir, is_done
 from lib.runs.seeds import stream_seed
@@ -177,7 +177,7 @@ def parse_seeds(text: str) -> tuple[int, ...]:
     """
     seeds: list[int] = []
     for word in text.replace(",", " ").split():
-        match = re.fullmatch(r"([0-9]+)(?:-([0-9]+))?", word)
+        match = re.fullmatch(rf"({WHOLE_NUMBER.pattern})(?:-({WHOLE_NUMBER.pattern}))?", word)
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, -1)
         if not 0 <= last - first < _MAX_SEEDS:
             what = f"invalid seed {word!r} (expected N or FIRST-LAST, at most {_MAX_SEEDS} seeds)"

@@ -22,6 +22,14 @@ def test_an_error_lists_its_problems_with_codes() -> None:
     ]
 
 
+def test_control_characters_are_escaped_and_long_values_are_cut() -> None:
+    problem = Problem(f"got '\x1b[2J\u202e\r\x07' and {'9' * 5000}", "a\0b", code="config.x")
+    text = str(problem)
+    assert text.isprintable() and len(text) < 500
+    assert "\\x1b[2J" in text and text.startswith("a\\x00b: ")
+    assert str(Problem("two\nlines\té漢", code="config.x")) == "two\nlines\té漢 [config.x]"
+
+
 @pytest.mark.parametrize("code", ["", "config", "config.", "Config.x", "config.Not_kebab", "a b.c"])
 def test_a_malformed_code_is_a_defect(code: str) -> None:
     with pytest.raises(AssertionError):

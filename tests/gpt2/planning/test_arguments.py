@@ -49,7 +49,7 @@ def test_training_is_not_quantized(seeds) -> None:
     assert "make evaluate" in caught.value.problems[0].next
 
 
-@pytest.mark.parametrize("text", ["-1", "1.5", "x", ""])
+@pytest.mark.parametrize("text", ["-1", "1.5", "x", "", "１２", "012", "²"])
 def test_an_invalid_number_is_located_at_its_variable(text: str) -> None:
     assert whole_number("12", "JOBS") == 12
     with pytest.raises(ConfigError) as caught:

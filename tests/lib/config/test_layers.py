@@ -2,8 +2,16 @@
 
 import pytest
 
-from lib.config.layers import Assignment, parse_command_line_settings, parse_text, read_file
-from lib.errors import ConfigError
+from lib.config.layers import (
+    Assignment,
+    ResolvedConfig,
+    ValueOrigin,
+    parse_command_line_settings,
+    parse_text,
+    read_file,
+    with_locations,
+)
+from lib.errors import ConfigError, Problem
 
 
 def problems(text: str) -> list[str]:
@@ -112,3 +120,24 @@ def test_set_takes_names_as_files_spell_them() -> None:
 def test_set_rejects_a_malformed_assignment(setting: str, code: str, part: str) -> None:
     (problem,) = parse_command_line_settings(setting).problems
     assert (problem.where, problem.code) == ("SET", code) and part in problem.what
+
+
+@pytest.mark.parametrize("comment", ["# a\rCONFIG_A=y", "# \x1b[2K", "# a\u2028CONFIG_A=y", "#\0"])
+def test_a_comment_that_hides_a_line_is_refused(comment: str) -> None:
+    layer = parse_text(f"{comment}\n", "defconfig", "f")
+    (problem,) = layer.problems
+    assert problem.code == "config.invalid-character" and problem.where == "f:1"
+
+
+def test_line_ends_of_windows_and_tabs_are_no_hidden_characters() -> None:
+    assert not parse_text("#\ta comment\r\nCONFIG_A=y\r\n", "defconfig", "f").problems
+
+
+def test_a_rule_of_a_default_is_located_at_a_line_that_was_set() -> None:
+    error = ConfigError(
+        Problem("WIDTH: too small for RATIO=1.6 (expected 96, got 64)", code="demo.rule"),
+        Problem("WIDTH: negative", code="demo.rule"),
+    )
+    origins = {"WIDTH": None, "RATIO": ValueOrigin("RATIO", "1.6", "f:7")}
+    located = with_locations(error, ResolvedConfig({}, origins))
+    assert [problem.where for problem in located.problems] == ["f:7", ""]

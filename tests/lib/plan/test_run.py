@@ -83,7 +83,7 @@ def test_seeds(text, expected):
     assert parse_seeds(text) == expected
 
 
-@pytest.mark.parametrize("text", ["x", "1,-2", "3-1", "1.5", "1-9999999999"])
+@pytest.mark.parametrize("text", ["x", "1,-2", "3-1", "1.5", "1-9999999999", "01", "1-03", "１"])
 def test_bad_seeds_are_refused(text):
     with pytest.raises(ConfigError) as caught:
         parse_seeds(text)
