@@ -7,6 +7,9 @@ import errno
 import hashlib
 import json
 import os
+import re
+import shutil
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +22,24 @@ def no_follow(path: str | Path, flags: int) -> int:
     Raises RunError if the file is a symbolic link.
     """
     try:
-        return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+        # A pipe in place of a file is an error instead of a wait for its reader.
+        return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o644)
     except OSError as error:
         if error.errno != errno.ELOOP:
             raise
         raise link_error(Path(path)) from None
+
+
+def regular_file(path: str | Path, flags: int) -> int:
+    """Open a file and return its descriptor; an ``opener`` for ``open()``.
+
+    Raises OSError if the file is a pipe or a device, whose content may not end.
+    """
+    descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return descriptor
 
 
 def link_error(path: Path) -> RunError:
@@ -47,6 +63,31 @@ def write_atomic(path: Path, content: bytes | str) -> None:
     finally:
         temporary.unlink(missing_ok=True)
     fsync_directory(path.parent)
+
+
+def remove_leftovers(folder: Path, pattern: str = ".*.tmp") -> None:
+    """Remove what dead processes left in ``folder``: temporary files and folders named by their id.
+
+    The name of a temporary file contains the id between dots or dashes, such as ``.name.123.tmp``.
+    """
+    for path in folder.glob(pattern):
+        number = re.search(r"[.-]([0-9]+)[.-][^.-]*$", path.name)
+        if number is None or _is_alive(int(number[1])):
+            continue
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        return True
+    return True
 
 
 def fsync_directory(folder: Path) -> None:
@@ -78,14 +119,14 @@ def write_json(path: Path, value: Any) -> None:
 
 def sha256_file(path: Path) -> str:
     """Return the hex SHA-256 of the file's content."""
-    with open(path, "rb") as stream:
+    with open(path, "rb", opener=regular_file) as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def sha256_prefix(path: Path, size: int) -> str:
     """Return the hex SHA-256 of the first ``size`` bytes of the file."""
     digest = hashlib.sha256()
-    with open(path, "rb") as stream:
+    with open(path, "rb", opener=regular_file) as stream:
         while size and (piece := stream.read(min(size, 1 << 20))):
             digest.update(piece)
             size -= len(piece)

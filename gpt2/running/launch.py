@@ -55,7 +55,7 @@ from lib.runner.runner import (
 )
 from lib.runner.worker import train_worker
 from lib.runs.code import run_drift
-from lib.runs.run_dir import RunDir, is_done, read_status
+from lib.runs.run_dir import RunDir, State, is_done, read_status
 from lib.tracking.options import TRACKERS
 from lib.units import format_duration
 
@@ -90,10 +90,21 @@ class Gpt2Backend:
         The machine is checked first, so that nothing is downloaded to an unsuitable machine.
         """
         configs = [run.config for run in runs]
-        slots = self._executor.call(check_machine, configs, self._place, jobs)
+        written = sum(self._written_bytes(RunDir(run.path)) for run in runs)
+        place = replace(self._place, written_bytes=written)
+        slots = self._executor.call(check_machine, configs, place, jobs)
         check_weights(configs, self._place.build_dir)
         check_data(configs, self._place.build_dir)
         return slots
+
+    def _written_bytes(self, run: RunDir) -> int:
+        """Return the size of the files of a run that will be resumed, else 0."""
+        status = read_status(run)
+        resumed = status is not None and status.state in (State.RUNNING, State.INTERRUPTED)
+        if not resumed or self.drift(run):
+            return 0
+        files = (path for path in run.path.rglob("*") if path.is_file() and not path.is_symlink())
+        return sum(path.stat().st_size for path in files)
 
     def drift(self, run: RunDir) -> Sequence[str]:
         """Return the source files, torch version and device model changed since ``run``."""
@@ -300,6 +311,9 @@ def _reported(plan: Plan, table: ResultTable, json: bool) -> str:
 def verdicts(plan: Plan, *, json: bool = False, strict: bool = False) -> tuple[int, str]:
     """Write result table and report. Return the exit code of the verdicts, and the verdicts as text."""
     table = _table(plan, ())
+    # Such as a damaged run, whose seed then has no result.
+    for note in table.notes:
+        log("NOTE", note)
     study = table.verdicts
     log("REPORT", str(write_study_report(plan, table)))
     text = verdicts_to_json(study) if json else verdict_lines(study)

@@ -106,6 +106,8 @@ class TrainingPlace:
     results: Path
     # Allow uncommitted code.
     dirty: bool = False
+    # Bytes of the runs to be resumed that are written already.
+    written_bytes: int = 0
 
 
 def check_machine(
@@ -143,7 +145,8 @@ def conditions(configs: Sequence[Config], place: TrainingPlace, jobs: int = 0) -
     if device_works:
         checked.append(Condition("kernels", _kernel_problems(configs)))
     jobs = jobs or (len(_slots(configs)) if device_works else 1)
-    output = output_problems(place.results, bytes_needed(configs, jobs))
+    needed = max(0, bytes_needed(configs, jobs) - place.written_bytes)
+    output = output_problems(place.results, needed)
     checked.append(Condition("output folder", output))
     return checked
 

@@ -21,6 +21,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from lib.env.ranks import rank_environment
 from lib.errors import Problem, RunError
+from lib.files import remove_leftovers
 from lib.runner import preload, worker
 from lib.runner.job import Executor, Job, JobEvent, JobState, describe_death
 from lib.runs.run_dir import RunStatus, State
@@ -34,6 +35,8 @@ EXIT_TIMEOUT_SECONDS = 10.0
 # 0 waits for its sidecar processes (lib.tracking.sidecar), which other ranks do not have.
 MAIN_RANK_EXIT_TIMEOUT_SECONDS = 60.0
 
+# Folders of jobs; the name of each goes on with the id of the process.
+_FOLDERS = "kablate-job-"
 # Exit code that multiprocessing returns for a worker whose fork server has died.
 _SERVER_DIED = 255
 
@@ -72,7 +75,7 @@ class LocalJob(Job):
         # Events that nobody has read yet.
         self.events: deque[JobEvent] = deque()
         # Folder of the rendezvous file. Only rank 0 writes to the run directory.
-        self._folder = tempfile.TemporaryDirectory(prefix="kablate-")
+        self._folder = tempfile.TemporaryDirectory(prefix=f"{_FOLDERS}{os.getpid()}-")
         self._executor = executor
         # Workers that have not ended.
         self.running: list[_Worker] = []
@@ -194,6 +197,7 @@ class LocalExecutor(Executor):
         self._modules = list(modules)
         self._environment = dict(environment)
         self._jobs: list[LocalJob] = []
+        remove_leftovers(Path(tempfile.gettempdir()), f"{_FOLDERS}*")
 
     def warm_up(self) -> None:
         """Start the server, whose imports then run in parallel with this process."""

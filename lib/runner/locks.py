@@ -11,7 +11,7 @@ from types import FrameType
 from typing import IO, Self
 
 from lib.errors import ConfigError, Problem
-from lib.files import no_follow
+from lib.files import no_follow, regular_file
 
 _POLL_SECONDS = 0.1
 
@@ -22,7 +22,7 @@ def lock_owner(path: Path) -> str:
     Creates no file.
     """
     try:
-        with open(path, encoding="utf-8") as stream:
+        with open(path, encoding="utf-8", opener=regular_file) as stream:
             return "" if _try_lock(stream) else _read_pid(stream)
     except (FileNotFoundError, NotADirectoryError):
         return ""

@@ -24,7 +24,7 @@ from lib.errors import (
     Problem,
     RunError,
 )
-from lib.files import canonical_json, no_follow
+from lib.files import canonical_json, no_follow, remove_leftovers
 from lib.json_files import RecordError
 from lib.plan.run import PlannedRun
 from lib.runner import locks
@@ -230,6 +230,7 @@ def run_all(
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with locks.acquire_lock(folder / LOCK_FILE):
+            remove_leftovers(folder)
             # Another process may have finished runs since the first check.
             todo = _decide(runs, backend, options, quiet=True)
             failure = RunError

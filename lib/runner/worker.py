@@ -24,7 +24,7 @@ from typing import Any, Self
 
 from lib.env.ranks import current_process
 from lib.errors import EXIT_FAILED, KablateError
-from lib.files import no_follow
+from lib.files import no_follow, remove_leftovers
 from lib.runner import locks
 from lib.runner.locks import SIGNALS
 from lib.runs.finalize import finalize_run
@@ -116,6 +116,7 @@ def train_worker(function: TrainFunction, run_dir: Path, parent: ParentConnectio
     with locks.wait_for_lock(run.lock, parent.stop_requested) as locked:
         # Another process may have finished the run during the wait.
         if locked and not is_done(run):
+            remove_leftovers(run.path)
             _train(function, run, parent)
 
 

@@ -12,6 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
+from lib.files import regular_file
 from lib.json_files import (
     DamagedRecord,
     parse_json_line,
@@ -425,7 +426,7 @@ class RowTail:
         """Return the new rows and the line number of the first."""
         if not self._path.exists():
             return [], self._line
-        with open(self._path, "rb") as stream:
+        with open(self._path, "rb", opener=regular_file) as stream:
             stream.seek(self._offset)
             complete, newline, _ = stream.read().rpartition(b"\n")
         self._offset += len(complete) + len(newline)

@@ -1,6 +1,7 @@
 """Conditions for starting a run, and the number of concurrent runs; no GPU is required."""
 
 import re
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from gpt2.running import launch, preflight
 from gpt2.running.launch import Gpt2Backend
 from gpt2.running.preflight import (
     TrainingPlace,
+    bytes_needed,
     check_machine,
     conditions,
     describe,
@@ -29,7 +31,7 @@ from lib.env import snapshot
 from lib.env.options import EnvironmentConfig
 from lib.env.packages import Interpreter
 from lib.env.snapshot import observed_environment
-from lib.errors import PreflightError, Problem
+from lib.errors import ConfigError, PreflightError, Problem
 from lib.plan.run import PlannedRun, RunVariant
 from lib.project import ROOT
 from lib.runs.run_dir import RunDir
@@ -81,6 +83,24 @@ def failing(config: Config, place: TrainingPlace) -> dict[str, str]:
     """Return {unmet condition: its problems as text}."""
     found = conditions([config], place)
     return {c.name: "\n".join(map(str, c.problems)) for c in found if c.problems}
+
+
+def test_a_resumed_run_requires_only_the_space_that_it_still_needs(
+    place: TrainingPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = configured()
+    needed = bytes_needed([config], 1)
+    usage = shutil.disk_usage("/")._replace(free=needed - 1)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    assert "[disk.no-space]" in failing(config, place)["output folder"]
+    assert "output folder" not in failing(config, replace(place, written_bytes=1))
+
+
+@pytest.mark.parametrize("rate", ["１e-3", "1_0", "01e-3", " 1", "1 "])
+def test_a_number_has_one_spelling(rate: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        configured(LEARNING_RATE=rate)
+    assert caught.value.codes == ["config.wrong-type"]
 
 
 @pytest.mark.parametrize("asked", ["conda", "uv", "venv"])

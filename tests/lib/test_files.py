@@ -1,0 +1,60 @@
+"""Pipes and links in place of files, and leftovers of killed processes."""
+
+import os
+import subprocess
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from lib.config.layers import read_file
+from lib.errors import ConfigError
+from lib.files import no_follow, remove_leftovers, sha256_file
+from lib.runner.local import LocalExecutor
+from lib.runner.locks import lock_owner
+
+
+def dead_process() -> int:
+    process = subprocess.Popen(["true"])
+    process.wait()
+    return process.pid
+
+
+def test_only_temporary_files_of_dead_processes_are_removed(tmp_path: Path) -> None:
+    dead = dead_process()
+    left, outside = [f".status.json.{dead}.tmp", f".model.5.safetensors.{dead}.tmp"], tmp_path / "x"
+    outside.write_text("")
+    (tmp_path / f".link.{dead}.tmp").symlink_to(outside)
+    kept = [f".status.json.{os.getpid()}.tmp", f"status.{dead}.tmp", ".name.tmp", "notes.txt", "x"]
+    for name in [*left, *kept]:
+        (tmp_path / name).write_text("")
+    remove_leftovers(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(kept)
+
+
+def test_folders_of_killed_runners_are_removed_at_the_next_start(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    left, live = (
+        tmp_path / f"kablate-job-{dead_process()}-ab",
+        tmp_path / f"kablate-job-{os.getpid()}-ab",
+    )
+    for folder in (left, live):
+        folder.mkdir()
+        (folder / "rendezvous").write_text("")
+    LocalExecutor((), {})
+    assert not left.exists() and live.exists()
+
+
+def test_a_pipe_or_device_in_place_of_a_file_is_an_error_and_no_wait(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "device").symlink_to("/dev/zero")
+    for name in ("pipe", "device"):
+        with pytest.raises(OSError, match="not a regular file"):
+            sha256_file(tmp_path / name)
+        with pytest.raises(OSError, match="not a regular file"):
+            lock_owner(tmp_path / name)
+        with pytest.raises(ConfigError) as caught:
+            read_file(tmp_path / name, "config")
+        assert caught.value.codes == ["config.unreadable"]
+    with pytest.raises(OSError):
+        os.close(no_follow(tmp_path / "pipe", os.O_WRONLY))
