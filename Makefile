@@ -139,7 +139,7 @@ rerun: $(CONFIG_PY) ## Train the finished runs that match RUNS= again
 	$(Q)$(jobs) $(PY) scripts/rerun.py $(INTO) -- "$${RUNS:?type make rerun RUNS=PATTERN}"
 
 ##@ Check
-.PHONY: preflight check randcheck check-symbols mutation-test reproduce test test-long style
+.PHONY: preflight check randcheck check-symbols mutation-test reproduce test fuzz test-long style
 preflight: $(CONFIG_PY) ## Check machine and environment for .config's runs
 	$(Q)$(PY) scripts/preflight_env.py $(INTO)
 
@@ -162,6 +162,9 @@ reproduce: setup $(if $(TWICE),$(ANY_CONFIG_PY)) ## Train RUN= again from its di
 test: ## Run the tests (FAST=1: under 90 s); needs the extras
 	@$(SETUP) "$$EXTRAS datasets tensorboard trackio"
 	$(Q)$(PY) -m pytest$(if $(filter-out 0 n,$(FAST)), --fast)
+
+fuzz: setup ## Damage COUNT= files, one under one command each (SEED=)
+	$(Q)$(PY) -m tests.fuzz.fuzz
 
 test-long: ## Plant faults one by one; make check must detect each
 	@$(SETUP) "$$EXTRAS datasets tensorboard trackio"

@@ -113,6 +113,7 @@ def unconfigured(tmp_path):
         ("check-symbols", "scripts/check.py symbols"),
         ("mutation-test", "scripts/mutation_test.py"),
         ("test", "-m pytest"),
+        ("fuzz", "-m tests.fuzz.fuzz"),
         ("test-long", "-m pytest -m long"),
         ("style", "scripts/check_style.py"),
         ("setup", "-m lib.env"),
