@@ -53,7 +53,7 @@ def write_atomic(path: Path, content: bytes | str) -> None:
     data = content.encode() if isinstance(content, str) else content
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        # What a dead process of the same id left behind, or a link.
+        # A leftover of a dead process with the same id, or a link.
         temporary.unlink(missing_ok=True)
         with open(temporary, "xb") as stream:
             stream.write(data)

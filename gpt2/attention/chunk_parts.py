@@ -131,7 +131,7 @@ class ScoreTerm(nn.Module):
     ) -> list[ScoreBranch]:
         """Return the pairs of ``branch`` with the term added. q is not divided by √H.
 
-        Not called for a term whose options name what the joined backend lacks.
+        Not called if ``lacks_joined`` of the term's options is set.
         """
         raise NotImplementedError
 

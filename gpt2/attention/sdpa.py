@@ -85,7 +85,7 @@ def observed_sdpa_kernel(
     mask = pattern.sdpa_arguments(length, device)
     if device.type == "cpu" and length > _CPU_PROBE_TOKENS:
         length = _CPU_PROBE_TOKENS
-        # A mask affects kernel selection: crop the mask of the full length.
+        # Whether there is a mask affects kernel selection, so the mask is cropped, never omitted.
         mask = {n: v[:length, :length] if isinstance(v, Tensor) else v for n, v in mask.items()}
     q, k, v = (_zeros(model, heads, length, precision, device) for heads in (group, 1, 1))
     gpus = [device] if device.type == "cuda" else []

@@ -260,7 +260,7 @@ class BenchSide:
 
 @dataclass(frozen=True)
 class OverheadComparison:
-    """A comparison: trainings with a feature (on) against trainings without it (off)."""
+    """Paired runs with a feature (on) and without it (off)."""
 
     name: str
     on: BenchSide
@@ -282,7 +282,7 @@ class OverheadResult:
 
     @property
     def same_weights(self) -> bool:
-        """Return whether all trainings of both sides ended with bit-identical weights."""
+        """Return whether all runs of both sides ended with bit-identical weights."""
         return len({figures.weights for figures in (*self.on, *self.off)}) == 1
 
 

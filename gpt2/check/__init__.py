@@ -26,7 +26,7 @@ class Check:
     joint: bool = False
     # Declared by a mechanism, for the steps that have it.
     own: bool = False
-    # For the steps that prune.
+    # Checks that run only for steps with a pruner.
     pruning: bool = False
 
     @property

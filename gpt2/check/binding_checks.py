@@ -58,7 +58,7 @@ class _Leaf:
 
 
 def check_bound(subject: StepUnderTest) -> list[CheckFinding]:
-    """Check that every symbol is read by the field that it names, and arrives in what is built."""
+    """Check that one field reads each symbol, and that the built model has its value."""
     config = subject.config
     leaves = list(_leaves(config))
     return (
@@ -192,7 +192,7 @@ def _others(leaf: _Leaf) -> Iterator[SymbolValue]:
             yield from (repr(x) for x in inside if x != leaf.value)
 
 
-# Values in what is built.
+# Values of the built model.
 
 
 def _sizes(subject: StepUnderTest) -> list[CheckFinding]:

@@ -250,7 +250,7 @@ class CheckContext:
     def held_out(self) -> list[str]:
         """Return the held-out documents, consecutive parts of the excerpt."""
         text = _EXCERPT.read_text(encoding="utf-8")
-        # From the second character on: no document begins like one of the training data.
+        # Skip the first character, so that no document begins like a training document.
         ends = itertools.accumulate(_HELD_OUT_LENGTHS, initial=1)
         return [text[a:b] for a, b in itertools.pairwise(ends)]
 

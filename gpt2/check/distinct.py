@@ -23,7 +23,7 @@ class Fingerprint:
     """
 
     full_identity: str
-    # Function of the small form.
+    # Canonical settings of the small form that determine its function.
     small_function: str
     outputs: Projections
     gradients: Projections

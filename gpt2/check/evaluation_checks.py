@@ -107,7 +107,7 @@ class _SpelledEnd(ByteTokenizer):
 
 
 def _finishing(subject: StepUnderTest) -> TrainingSession:
-    """Return the traced session with a folder, a sample and a health check of its own."""
+    """Return the traced session with a separate folder, a sample and a health check."""
     session = subject.traced_run.run.session
     settings: dict[str, Any] = {
         "sample_tokens": _SAMPLED,

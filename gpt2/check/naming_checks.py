@@ -232,7 +232,7 @@ def _sparsity(subject: StepUnderTest) -> float:
     return sum(int((w == 0).sum()) for w in blocks) / sum(w.numel() for w in blocks)
 
 
-# Symbols of what all steps of a study share, unless a title states the change.
+# Symbols that all steps of a study share, unless a title states the change.
 _SHARED_SYMBOLS = (
     *("LEARNING_RATE", "LR_SCHEDULE", "WARMUP_STEPS", "OPTIMIZER", "WEIGHT_DECAY", "GRAD_CLIP"),
     *("BUDGET", "MAX_ITERS", "MAX_TOKENS", "GLOBAL_BATCH", "BLOCK_SIZE", "EVAL_TOKENS"),

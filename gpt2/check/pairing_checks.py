@@ -73,7 +73,7 @@ def stream_key(seed: int, purpose: str) -> int:
 
 
 def _matrices(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the matrices that are drawn; those that start at zero are not."""
+    """Return the matrices with random initial values, without those that start at zero."""
     return {name: w for name, w in weights.items() if w.ndim >= 2 and bool(w.any())}
 
 

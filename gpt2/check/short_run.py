@@ -414,7 +414,7 @@ _TINY = 1e-5
 
 
 def driven_config(small: Config, configured: Config) -> Config:
-    """Return the small form for a driven run: the configured rules, with intervals that fit."""
+    """Return the small form for a driven run: the configured rules, with shortened intervals."""
     limits = {
         name: min(value, most)
         for name, most in _INTERVALS.items()
@@ -424,7 +424,7 @@ def driven_config(small: Config, configured: Config) -> Config:
 
 
 def driving_gradients(model: DrivenModel, rule: Any, clip: float) -> Iterator[dict[str, Tensor]]:
-    """Yield gradients on which every part of the configured rule acts.
+    """Yield gradients that activate every part of the configured rule.
 
     Large elements exceed what ``SPAM_THETA`` allows while the norm is below ``GRAD_CLIP``, and
     large norms exceed ``SPAM_SPIKE_THRESHOLD``.

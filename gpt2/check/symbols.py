@@ -15,7 +15,7 @@ from lib.console import log
 from lib.env.gpu import usable_cores
 from lib.errors import EXIT_DONE, EXIT_FAILED, ConfigError, Problem
 
-# Symbols whose effect a small run on the CPU cannot show, and what shows it.
+# Symbols whose effect a small run on the CPU cannot show, with the test that shows it.
 NOT_TESTABLE_ON_CPU = {
     "MODEL_SIZE": "only sets defaults",
     "RUN_PROFILE": "only sets defaults and rules",

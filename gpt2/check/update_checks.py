@@ -60,13 +60,13 @@ Weights = dict[str, list[float]]
 
 
 def check_optimized(subject: StepUnderTest) -> list[CheckFinding]:
-    """Check the optimizer's settings, and its updates from traced and from driven gradients."""
+    """Check the optimizer's settings, and its updates in the traced run and the driven run."""
     findings, subject.facts["optimized"] = _driven(subject, prunes=False)
     return _traced_updates(subject) + findings
 
 
 def _driven(subject: StepUnderTest, *, prunes: bool) -> DrivenResult:
-    """Return the findings and facts of a driven run; steps with equal settings share one."""
+    """Return findings and facts of the driven run, cached for steps with equal settings."""
     config = driven_config(subject.small_exact, subject.config)
     pruning = config.pruning if prunes else config.pruning.stretch
     key = (prunes, config.train, config.schedule, config.optimizer, pruning)
@@ -168,7 +168,7 @@ def _equal(traced: TracedRun, name: str, expected: Sequence[float]) -> bool:
     return all(math.isclose(e, w, rel_tol=0.0, abs_tol=tolerance) for e, w in pairs)
 
 
-# The driven run: chosen gradients, and an independent simulation of the trainer's step.
+# The driven run: prescribed gradients, and an independent simulation of the trainer's step.
 
 
 # The run is resumed after this step: in a warm-up after a reset, and between two prunings.
@@ -362,7 +362,7 @@ _ROUNDED = 0.5 + 1e-6
 
 
 def check_pruned(subject: StepUnderTest) -> list[CheckFinding]:
-    """Check sparsity, scope, ramp and scores along the traced run, and on driven gradients."""
+    """Check sparsity, scope, ramp and scores in the traced run and the driven run."""
     findings, subject.facts["pruned"] = _driven(subject, prunes=True)
     return _sparsity(subject) + _pruned_steps(subject) + findings
 
@@ -446,7 +446,7 @@ def _pruned_steps(subject: StepUnderTest) -> list[CheckFinding]:
 
 
 def _step_findings(step: PrunedStep, alive: dict[str, Tensor], i: int) -> list[CheckFinding]:
-    """Check that pruned weights stay pruned, without value, gradient and optimizer state."""
+    """Check that pruned weights remain zero, without gradient and optimizer state."""
     for name, mask in step.masks.items():
         if bool((mask & ~alive[name]).any()):
             what = f"weights of {name} that were pruned before step {i} stay pruned"

@@ -137,7 +137,7 @@ class MinimalTraining:
         )
 
 
-# Above this count, chunks are replaced by one large chunk and the last ones.
+# With more chunks, all but the last ones are simulated as one large chunk.
 _MAX_CHUNKS = 6
 # Chunks and blocks to run: the memory of one is still in use while the next is computed.
 _CHUNKS_RUN = 2

@@ -38,7 +38,7 @@ SCHEMA_VERSION = 1
 # Share of the faults that change a run and must be caught.
 GOAL = 0.95
 _PROGRESS_INTERVAL_SECONDS = 5.0
-# What the product imports, but not the product: each trial imports it again.
+# Packages that the product imports. Each trial imports the product itself again.
 _PRELOADED_MODULES = (
     *("torch", "torch._dynamo", "torch.nn.attention.flex_attention", "torch.utils.data"),
     *("torch.distributed", "numpy", "kconfiglib", "yaml", "safetensors.torch"),
@@ -215,7 +215,7 @@ def _fault_record(tree: SourceTree, verdict: FaultVerdict) -> dict[str, Any]:
     names = ("area", "path", "line", "function", "operator")
     fields = {name: vars(fault)[name] for name in names} | {"before": before, "after": after}
     results = {k: v for k, v in vars(verdict).items() if k != "fault"}
-    # JSON has no infinity, which stands for a run that fails.
+    # JSON has no infinity, the value for a failed run.
     results["changed"] = {k: str(v) for k, v in verdict.changed.items()}
     return fields | results | {"cpu_seconds": round(verdict.cpu_seconds, 2)}
 

@@ -34,7 +34,7 @@ AREAS: Mapping[str, str] = {
         r"gpt2/train\.py|gpt2/training/(step|session|metrics)|lib/env/(machine|process_group|ranks)"
     ),
 }
-# Not planted: the formulas and tools of the checks, and what only the configurator runs.
+# Excluded: the formulas and tools of the checks, and code that only the configurator runs.
 _EXCLUDED = re.compile(
     r"(^|/)(reference|checks|small_form)\.py$|gpt2/nsa/(validate|needle)|lib/config/(commands|check|dotconfig|layers)"
 )

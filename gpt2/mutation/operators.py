@@ -60,7 +60,7 @@ _CHAINED = re.compile(
     r"|squeeze|contiguous|eval"
 )
 _STREAMS = ("data", "sample", "dropout", "numpy", "python", "init")
-# Calls that report, and whose arguments are no part of the result.
+# Calls that only report: their arguments do not affect the result.
 _REPORTS = ("Problem", "line", "log", "timing", "progress", "beat", "warn", "debug", "field")
 _CONTEXTS = re.compile(r"no_grad|autocast|fork_rng|exchange|clock|lock|main_first")
 

@@ -110,7 +110,7 @@ def _serve(
     pipe: Connection,
 ) -> None:
     """Call the function and send its result; the main function of a process."""
-    # A group of its own, so that its children end with it.
+    # A separate process group, so that its children end with it.
     os.setsid()
     _redirect_output(folder / "output")
     for kind, limit in _LIMITS:

@@ -167,7 +167,7 @@ def train_and_evaluate(
             logged = now
     sequences = generate_sequences(_TEST_SEQUENCES, generator, test=True)
     accuracy = evaluate(model, arm, sequences, time.monotonic() - started)
-    log(f"{arm}: accuracy {100 * accuracy.far:.1f} %, by luck {100 * accuracy.luck:.1f} %")
+    log(f"{arm}: accuracy {100 * accuracy.far:.1f} %, by chance {100 * accuracy.luck:.1f} %")
     return accuracy
 
 

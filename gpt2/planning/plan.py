@@ -34,7 +34,7 @@ from lib.plan.run import PlannedRun, RunVariant, build_runs, parse_seeds
 from lib.project import ROOT
 from lib.report.looks import LookPlan
 
-# Ask for confirmation above this number of combinations: more is usually a typing error.
+# Require a confirmation above this number of combinations: more is usually a mistake.
 _CONFIRM_ABOVE = 500
 _BATCH = ("GLOBAL_BATCH", "BATCH_SIZE", "GPUS")
 
@@ -109,7 +109,7 @@ def _all(axes: Sequence[SweepAxis], where: str, yes: bool) -> list[SweepCell]:
 
 
 def _confirm(count: int, yes: bool) -> None:
-    """Ask for confirmation of many combinations, before planning resolves each of them."""
+    """Require a confirmation of many combinations before planning resolves them."""
     if count > _CONFIRM_ABOVE:
         confirm(f"plan {count:,} combinations?", yes)
 
@@ -158,7 +158,7 @@ class Plan:
     left_out: Sequence[Problem] = ()
     # The sweep that replaces the configured runs.
     sweep: Sweep | None = None
-    # All variants of the configured study, whatever STEPS selects.
+    # All variants of the configured study, independent of STEPS.
     variants: Sequence[RunVariant] = ()
     # The seeds of SEEDS=auto; None with a list of seeds.
     auto: AutoSeeds | None = None

@@ -40,7 +40,7 @@ class NoiseEstimate:
 
 @dataclass(frozen=True)
 class StudyPower:
-    """What the verdicts of a study will notice; sizes in nats per token, None if unknown."""
+    """Effects that a study can detect, in nats per token; None if unknown."""
 
     seeds: int
     comparisons: int
@@ -55,14 +55,14 @@ class StudyPower:
     # The declared effect and band; 0 if none.
     wanted_effect: float
     wanted_band: float
-    # Mean seeds of a comparison under SEEDS=auto: without an effect, and with the declared one, or
-    # else with ``effect``.
+    # Mean number of seeds of a comparison under SEEDS=auto: without an effect, and with the declared
+    # effect (``effect`` if none is declared).
     seeds_without: float | None = None
     seeds_with: float | None = None
 
     @property
     def misses(self) -> bool:
-        """Return whether the declared effect is smaller than the study notices."""
+        """Return whether the declared effect is smaller than the smallest detectable one."""
         return self.effect is not None and 0 < self.wanted_effect < self.effect
 
 
@@ -77,7 +77,7 @@ class StudyCost:
 
 
 def study_power(plan: Plan) -> StudyPower | None:
-    """Return what the study of ``plan`` will notice; None if it has no verdicts, or is a
+    """Return the effects that the study of ``plan`` can detect; None if it has no verdicts, or is a
     factorial design.
 
     Raises ConfigError if its record of verdicts cannot be read.
@@ -137,7 +137,7 @@ def study_cost(plan: Plan, seconds: Sequence[float | None]) -> StudyCost:
 
 
 def power_text(power: StudyPower | None, cost: StudyCost) -> str:
-    """Format what the study notices and costs; "" without verdicts."""
+    """Format the detectable effects and the cost of a study; "" without verdicts."""
     if power is None:
         return ""
     head = f"{power.seeds} seeds, {power.comparisons} comparisons"
@@ -169,7 +169,7 @@ def power_record(power: StudyPower | None, cost: StudyCost) -> dict[str, Any]:
 
 
 def confirm_power(plan: Plan, yes: bool) -> None:
-    """Ask before training a study that misses VERDICT_EFFECT.
+    """Require a confirmation to train a study that misses VERDICT_EFFECT.
 
     Raises ConfigError if the answer is not yes.
     """

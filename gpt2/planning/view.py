@@ -95,7 +95,7 @@ class RunView:
 def look(plan: Plan) -> list[RunView]:
     """Return a view of every run of the plan, in order."""
     speed_estimate = _flops_per_second(plan)
-    # The runs of a variant share one model, whatever their seed.
+    # The runs of a variant share one model for all seeds.
     models = {id(run.config.model): run.config.model for run in plan.runs}
     sizes = {key: _model_sizes(model) for key, model in models.items()}
     return [_view(run, sizes[id(run.config.model)], speed_estimate) for run in plan.runs]

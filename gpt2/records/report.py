@@ -49,7 +49,7 @@ def draw_figures(plan: Plan, table: ResultTable) -> list[Path]:
 
 
 def report_context(plan: Plan, table: ResultTable) -> ReportContext:
-    """Return what the report of the plan shows beside its results."""
+    """Return the context of the plan's report: question, FLOPs and commands."""
     first = next(iter(table.results), None)
     settings = _settings(first)
     runs = {run.variant.slug: run for run in plan.runs}
@@ -91,7 +91,7 @@ def _state(run: RunDir) -> str:
 
 
 def _question(plan: Plan) -> list[str]:
-    """Return what was trained, in sentences."""
+    """Describe the trained models and data in sentences."""
     variants = list({run.variant.slug: run.variant for run in plan.runs}.values())
     seeds = sorted({run.seed for run in plan.runs})
     count, unit = len(variants), "model" if len(variants) == 1 else "models"

@@ -160,7 +160,7 @@ def _seed_set_remarks(
 ) -> Iterator[CheckRemark]:
     """Yield a remark for different seeds, for too few seeds, and for each duplicate seed.
 
-    A difference between single trainings, or between other seeds, is a difference of the seeds too.
+    A difference between variants with one seed, or with different seeds, includes that of the seeds.
     """
     distinct = {name: set(seeds) for name, seeds in variants.items()}
     if len({frozenset(seeds) for seeds in distinct.values()}) > 1:

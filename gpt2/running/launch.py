@@ -389,7 +389,7 @@ def train_here(plan: Plan, *, dirty: bool = False) -> int:
 def rerun(plan: Plan, patterns: str, *, yes: bool = False) -> Plan:
     """Move the directories of the matching runs aside. Return the plan of the matching runs.
 
-    Asks for confirmation first. Raises ConfigError if stdin is not interactive, a pattern matches no
+    Requires a confirmation. Raises ConfigError if stdin is not interactive, a pattern matches no
     run, or a run is active.
     """
     runs = plan.matching(patterns)

@@ -241,9 +241,9 @@ def _in_original_tree(request: Request, run: RunDir, original: RunFacts) -> tupl
 
 
 def _require_consent(sha: str, edits: Path, yes: bool) -> None:
-    """Show what the run's edits change, and ask before their code is run.
+    """List the files that the run's edits change, and require consent to run the edited code.
 
-    Whoever wrote the run directory wrote its digests too, so that these protect from damage but not
+    The author of the run directory also wrote its digests, so they protect against damage but not
     from a stranger. Raises ConfigError without consent.
     """
     log("SOURCE", f"the run was trained by commit {sha[:12]} and the edits of {edits}:")

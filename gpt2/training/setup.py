@@ -264,7 +264,7 @@ def _check_equal_weights(model: GPT, group: ProcessGroup) -> list[str]:
 
 
 def _origin(device: torch.device, initial: dict[str, str]) -> dict[str, Any]:
-    """Return what can affect the bits of the result but is not part of the configuration.
+    """Return the facts outside the configuration that can affect the bits of the result.
 
     ``initial`` has the digests of the files that the initial weights were loaded from.
     """

@@ -33,7 +33,7 @@ from lib.claims.quote import QuotedNumber
 from lib.errors import ConfigError, Problem
 from lib.report.verdicts import VerdictWord
 
-# Words that a claim may require; UNFAIR is no basis of a claim.
+# Words that a claim may require. UNFAIR supports no claim.
 WORDS = tuple(word.value for word in VerdictWord if word is not VerdictWord.UNFAIR)
 # Field of a cell → unit of the recorded number.
 FIELDS: Mapping[str, str] = {

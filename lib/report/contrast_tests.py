@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from lib.report.significance import bonferroni, holm, t_isf, t_sf
 
 VARIANCE_RULES = ("shared", "own", "factorial")
-# With fewer seeds, a variance says next to nothing.
+# With fewer seeds, the estimate of a variance is too uncertain.
 MIN_SEEDS = 3
 # Error of the printed interval, and of a contrast's own test under the shared rule.
 INTERVAL_ERROR = 0.05

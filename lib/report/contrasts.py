@@ -26,7 +26,7 @@ AA_ROLE = "a/a"
 # Role of a configuration that is trained twice against its first training.
 REPEAT_ROLE = "repeat"
 EFFECT = "effect"
-# An increase of a variance below this is not worth a line.
+# Smallest reported growth of a variance.
 _INFLATED = 1.005
 
 Cell = tuple[bool, ...]
@@ -34,11 +34,11 @@ Cell = tuple[bool, ...]
 
 @dataclass(frozen=True)
 class Contrast:
-    """One question to the losses: a step against its reference, or an effect of a design."""
+    """A weighted sum of losses: a step against its reference, or an effect of a design."""
 
     step: str
     reference: str
-    # "baseline", "parent", EFFECT or the name of another question.
+    # "baseline", "parent", EFFECT or the name of another role.
     role: str
     # Arm → weight; step minus reference for a pair.
     weights: Mapping[str, float]
@@ -120,7 +120,7 @@ def contrasts_of(
 
     Those of a factorial ``design`` are its effects.
 
-    A control belongs to no family.
+    A control is not part of any family.
     """
     effects = design.effects(variants) if design else None
     if effects is not None:

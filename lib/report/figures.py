@@ -106,7 +106,7 @@ _PAPER_DPI = 300
 
 @dataclass(frozen=True)
 class NamedFigure:
-    """One figure: file name without suffix, kind, what it shows, how to read it."""
+    """One figure: file name without suffix, kind, title and caption."""
 
     name: str
     group: str
@@ -163,7 +163,7 @@ class StudyCanvas:
         self.few_ticks(axes, label)
 
     def few_ticks(self, axes: Any, label: str) -> None:
-        """Format the horizontal axis with ticks that stay apart on a phone."""
+        """Format the horizontal axis with ticks that remain separate on a phone."""
         axes.xaxis.set_major_locator(self._locator(4))
         axes.set_xlabel(label)
 

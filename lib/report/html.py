@@ -110,7 +110,7 @@ def _cell(cell: Cell | str, side: str) -> Html:
 
 
 def figure_element(figure: NamedFigure) -> Html:
-    """Return a figure with its caption; a reader of the page hears its title."""
+    """Return a figure with its caption; the title is its text for screen readers."""
     picture = Html(svg_element(figure))
     image = tag("div", picture, class_="picture", role="img", aria_label=figure.title)
     caption = tag("figcaption", figure.caption) if figure.caption else ""

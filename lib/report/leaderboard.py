@@ -147,7 +147,7 @@ def _with_verdicts(
     """Return the entries with verdicts against the lowest one that has enough seeds, if any."""
     pairs = len(entries) * (len(entries) - 1) // 2
     if rule.variance == "factorial":
-        # Combinations of several sweeps are no design.
+        # Combinations of several sweeps do not form a design.
         rule = replace(rule, variance="shared")
     enough = [
         i

@@ -18,7 +18,7 @@ from lib.report.contrast_tests import MIN_SEEDS, ContrastTest, VerdictRule
 from lib.report.contrasts import Contrast
 from lib.report.verdicts import ContrastVerdict, VerdictWord
 
-# Words that a look gives, and that stay.
+# Words that decide a comparison.
 LASTING_WORDS = (VerdictWord.BETTER, VerdictWord.WORSE, VerdictWord.EQUIVALENT)
 
 # Share of the only look at a fixed list of seeds; the rest allows a later extension.
@@ -51,7 +51,7 @@ class LookPlan:
 
     @property
     def problems(self) -> list[Problem]:
-        """Return what is wrong with the plan as configured."""
+        """Return the problems of the configured plan."""
         problems = []
         seeds, shares = self.seeds, self.shares
         ascending = all(a < b for a, b in itertools.pairwise(seeds))
@@ -92,7 +92,7 @@ class Look:
 
     @property
     def words(self) -> dict[str, ContrastVerdict]:
-        """Return the verdicts of this look that stay."""
+        """Return the decisions of this look."""
         return {name: v for name, v in self.verdicts.items() if v.word in LASTING_WORDS}
 
     def to_json(self) -> dict[str, Any]:
@@ -139,7 +139,7 @@ class LookSchedule:
 
     @property
     def words(self) -> dict[str, ContrastVerdict]:
-        """Return the verdicts that stay, by the name of their comparison."""
+        """Return the decisions of all looks by the name of their comparison."""
         return {name: verdict for look in self.taken for name, verdict in look.words.items()}
 
     def spent(self, alpha: float) -> float:
@@ -152,7 +152,7 @@ class LookSchedule:
         return LookSchedule(self.plan, (*earlier, look))
 
     def judged_again(self) -> "LookSchedule":
-        """Return the schedule without verdicts, for another rule: the spent alpha stays spent."""
+        """Return the schedule without verdicts, for another rule; the spent alpha remains."""
         looks = [replace(look, verdicts={}) for look in self.taken]
         looks[-1:] = [replace(look, closed=frozenset()) for look in looks[-1:]]
         return LookSchedule(self.plan, tuple(looks))
@@ -174,7 +174,7 @@ class LookSchedule:
         if not waiting:
             share = self._half_of_reserve()
             return Look(number, n, share, planned=False) if share else None
-        # The share of a planned look that was passed over is lost: nobody looked.
+        # The share of a skipped planned look is lost.
         shares = [share for seeds, share in waiting if seeds <= n]
         return Look(number, n, shares[-1], planned=True) if shares else None
 
@@ -196,7 +196,7 @@ class LookSchedule:
 
 
 def _reserve(plan: LookPlan) -> Decimal:
-    """Return the share of alpha that the planned looks leave."""
+    """Return the share of alpha that no planned look spends."""
     return max(Decimal(0), 1 - _sum(plan.shares))
 
 

@@ -88,7 +88,7 @@ def expected_seeds(effect: float, band: float, looks: LookPlan, m: int, rule: Ve
     for n, share in zip(looks.seeds, looks.shares, strict=True):
         expected += without * (n - before)
         before = n
-        # A word stays: the looks before had it at most as often.
+        # A decision is final, so earlier looks had it at most as often.
         given = word_probability(effect, band, n, m, rule, rule.alpha * share)
         without = min(without, 1 - given)
     return expected

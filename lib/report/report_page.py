@@ -46,7 +46,7 @@ _DECIDED = (VerdictWord.BETTER, VerdictWord.WORSE, VerdictWord.EQUIVALENT)
 
 @dataclass(frozen=True)
 class ReportContext:
-    """What a report shows beside the results: the question and the way to repeat the study."""
+    """Contents of a report besides the results: the question, and the commands that repeat the study."""
 
     # Heading, and sentences about what was trained.
     title: str

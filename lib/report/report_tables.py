@@ -69,7 +69,7 @@ def _result_row(
 
 
 def _source(result: RunResult) -> str:
-    """Return what a loss of one run rests on: seed, loss, folder with its hash, commit."""
+    """Return the source of the loss of a run: seed, loss, folder with its hash, commit."""
     commit = _commit(result.facts.record)
     folder = result.run.path.name
     return f"seed {result.run.seed}: {result.final.val_loss:.4f}, {folder}, commit {commit}"

@@ -240,7 +240,7 @@ def _means(runs: Sequence[TimedValue]) -> int:
 
 
 def _residuals(runs: Sequence[TimedValue], values: Sequence[float]) -> list[float]:
-    """Return what is left of ``values`` after the means of steps and seeds.
+    """Return the residuals of ``values`` after the means of steps and seeds.
 
     The means are subtracted in turn until nothing changes: with missing runs, steps and seeds are
     not orthogonal.

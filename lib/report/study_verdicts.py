@@ -44,7 +44,7 @@ StudyPart = tuple[str, Sequence[Contrast], Mapping[str, Sequence[SeedOutcome]]]
 
 @dataclass(frozen=True)
 class VerdictPlan:
-    """What is decided before the first run: the rule, the comparisons, and what was judged before."""
+    """Declarations before the first run (rule, comparisons), and the earlier judgements."""
 
     rule: VerdictRule = field(default_factory=VerdictRule)
     # both, baseline or parent
@@ -55,11 +55,11 @@ class VerdictPlan:
     family: frozenset[str] = frozenset()
     # Former rules with their words, the oldest first.
     former: tuple[Mapping[str, Any], ...] = ()
-    # Looks at the study; None gives words at once, as if nobody looked again.
+    # Looks at the study; None judges once, without looks.
     schedule: LookSchedule | None = None
     # Comparisons of the configured study, by arm: their runs belong to every block.
     declared: Mapping[str, Sequence[Contrast]] = field(default_factory=dict)
-    # Verdicts of the record by name: those that a report does not show stay in the record.
+    # Verdicts of the record by name: verdicts that a report does not show remain in the record.
     recorded: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     # True if rows are split by labels, or nothing is written: no look is taken.
     exploratory: bool = False
@@ -78,7 +78,7 @@ class StudyVerdicts:
     pairing: float | None
     # Effects of a factorial design, else None.
     effects: DesignEffects | None = None
-    # Whether losses follow the time; None if the order of the runs cannot tell.
+    # Drift of the losses over time; None if the order of the runs does not allow the test.
     drift: DriftTest | None = None
     # Device → whether the speed follows the time. Not part of the record, which has no clock.
     speed_drifts: Mapping[str, DriftTest] = field(default_factory=dict)
@@ -312,7 +312,7 @@ def complete_blocks(
 def _look(plan: VerdictPlan, seeds: tuple[int, ...]) -> Look | None:
     """Return the look at the complete blocks ``seeds``: a new one, the last one again, or none.
 
-    A seed that an earlier look has seen may not be left out, whatever its outcome is.
+    A seed of an earlier look may not be omitted, whatever its outcome.
     """
     if plan.schedule is None or len(seeds) < plan.rule.min_seeds:
         return None

@@ -275,7 +275,7 @@ def variant_rows(
     results = [item for item in part.items if isinstance(item, RunResult)]
     holes = [item for item in part.items if isinstance(item, MissingResult)]
     present = {item.run.variant.slug for item in part.items}
-    # The seeds of a variant that did not diverge say nothing about the variant.
+    # The finished seeds of a variant with a diverged seed are a biased sample.
     diverged = {item.run.variant.slug for item in part.items if item.outcome.diverged}
     compared = [r for r in results if r.run.variant.slug not in diverged]
     return [
@@ -373,7 +373,7 @@ class MarginalEffect:
 
     factor: str
     level: str
-    # Mean over all cells of the level, whatever their other factors are.
+    # Mean over all cells of the level.
     val_loss: float
     cells: int
     # The reference level; equal to ``level`` for the reference itself.

@@ -171,7 +171,7 @@ def verdict_line(verdict: ContrastVerdict, width: int = LINE_WIDTH) -> str:
 
 
 def _parts(verdict: ContrastVerdict) -> list[str]:
-    """Return what a verdict's line states: name, difference and interval; word; details; remarks."""
+    """Return the parts of a verdict's line: name, difference and interval; word; details; remarks."""
     contrast = verdict.contrast
     head = f"VERDICT {contrast.name}"
     detail = [verdict.reason] if verdict.reason else []
@@ -246,7 +246,7 @@ def noise_note(study: StudyVerdicts) -> str:
 
 
 def rule_note(study: StudyVerdicts) -> str:
-    """Return what the columns of the verdicts mean, and the rule, looks, pairing and drift."""
+    """Return a note on the columns of the verdicts, the rule, looks, pairing and drift."""
     rule, plan = study.plan.rule, study.plan
     band = f"the band ±{rule.band:g}" if rule.band else "none declared (VERDICT_BAND)"
     schedule = study.plan.schedule

@@ -55,7 +55,7 @@ _MAD_SCALE = 1.4826
 
 
 class VerdictWord(StrEnum):
-    """What the study says about one contrast."""
+    """Result of a study for one contrast."""
 
     BETTER = "BETTER"
     WORSE = "WORSE"
@@ -140,7 +140,7 @@ class ContrastVerdict:
 
     @property
     def is_rounding(self) -> bool:
-        """Return whether the models differ by rounding only: no number of seeds gives a word."""
+        """Return whether the models differ by rounding only, which more seeds cannot resolve."""
         return self.n >= self.rule.min_seeds and max(map(abs, self.differences)) < _ROUNDING_NATS
 
     @property
@@ -235,7 +235,7 @@ def _sample(verdict: ContrastVerdict) -> ContrastSample:
 
 
 def _without_word(verdict: ContrastVerdict) -> ContrastVerdict:
-    """Return the verdict of a contrast between looks: a divergence and a confound stay."""
+    """Return the verdict of a contrast between looks: DIVERGED and UNFAIR remain."""
     if verdict.word in (VerdictWord.UNFAIR, VerdictWord.DIVERGED) or not verdict.is_given:
         return verdict
     return replace(verdict, word=VerdictWord.INCONCLUSIVE, share=0.0)
@@ -244,7 +244,7 @@ def _without_word(verdict: ContrastVerdict) -> ContrastVerdict:
 def _standing(
     former: ContrastVerdict, now: ContrastVerdict, outcomes: Mapping[str, Sequence[SeedOutcome]]
 ) -> ContrastVerdict:
-    """Return a verdict of an earlier look, with remarks on what happened to its runs since."""
+    """Return a verdict of an earlier look, with remarks on later changes of its runs."""
     arms = {
         arm: [run for run in outcomes.get(arm, ()) if run.seed in former.seeds]
         for arm in former.contrast.weights
@@ -260,7 +260,7 @@ def _standing(
     return replace(former, remarks=remarks)
 
 
-# Blocks: which seeds count, and the words that need no statistics.
+# Complete blocks, and the words UNFAIR and DIVERGED, which need no test.
 
 
 def _blocks(
@@ -350,7 +350,7 @@ def _implausible(
     differences: Sequence[float],
     values: Mapping[str, Sequence[float]],
 ) -> str:
-    """Return why the losses cannot be those of separate trainings of two models; else ""."""
+    """Return why the losses cannot be those of separate runs of two models; else ""."""
     if not complete:
         return ""
     if len(contrast.weights) == 2:

@@ -68,7 +68,7 @@ class JobLimits:
 
 # Time that a run has for its last step and its checkpoint after RUN_TIME_LIMIT_SECONDS.
 LIMIT_GRACE_SECONDS = 300
-# A longer time between two looks means that this process did not run, and often the job neither:
+# A longer time between two polls means that this process did not run, and often the job neither:
 # Ctrl-Z stops both.
 _MAX_COUNTED_SECONDS = 5.0
 

@@ -72,7 +72,7 @@ class LocalJob(Job):
         """Create a job without workers; ``name`` is used in messages."""
         self.name = name
         self.workers: list[_Worker] = []
-        # Events that nobody has read yet.
+        # Events that have not been read yet.
         self.events: deque[JobEvent] = deque()
         # Folder of the rendezvous file. Only rank 0 writes to the run directory.
         self._folder = tempfile.TemporaryDirectory(prefix=f"{_FOLDERS}{os.getpid()}-")
@@ -120,7 +120,7 @@ class LocalJob(Job):
 
         Loader and sidecar processes end when their worker does.
         """
-        # A stopped process handles signals only when it goes on; SIGUSR1 is registered by worker.
+        # A stopped process handles signals only after it continues; SIGUSR1 is registered by worker.
         for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGCONT):
             for running in self.running:
                 running.signal(number)

@@ -185,7 +185,7 @@ class RunnerOptions:
 
 
 class TrainingBackend(Protocol):
-    """The program whose runs the runner starts."""
+    """Interface of the training program, as the runner requires it."""
 
     def preflight(self, runs: Sequence[PlannedRun[Any]], jobs: int) -> Sequence[DeviceSlot]:
         """Check that ``runs`` can be trained here; return one slot per run that fits at a time.

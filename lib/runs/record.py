@@ -48,7 +48,7 @@ class CodeRecord:
     """Commit of the code that trained the run."""
 
     git_sha: str | None
-    # "unknown" if git could not tell.
+    # "unknown" if git failed.
     dirty_tree: bool | str
 
 

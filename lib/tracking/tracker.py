@@ -48,7 +48,7 @@ class TrackerMetadata:
 
 
 class Tracker(Protocol):
-    """A tracker backend, built from its options and the ``RunDir`` in a process of its own.
+    """A tracker backend, built from its options and the ``RunDir`` in a separate process.
 
     An error ends only the tracker's process.
     """
