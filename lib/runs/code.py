@@ -10,6 +10,7 @@ import ast
 import functools
 import importlib.util
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -232,6 +233,8 @@ _PATCH = (
 
 def describe_tree(head: GitCommit | None) -> str:
     """Return one line listing uncommitted files; "" if all code is committed."""
+    if head is None and not shutil.which("git"):
+        return "git is not installed, so the commit of this code is unknown"
     if head is None:
         return "no commit found for this code (see git status)"
     if not head.uncommitted:
@@ -248,6 +251,9 @@ def uncommitted_problems(profile: str, allowed: bool) -> list[Problem]:
     what = describe_tree(head_commit())
     if not what:
         return []
+    if not shutil.which("git"):
+        remedy = "install git, or type: make ALLOW_DIRTY=y"
+        return [Problem(f"{what}; {remedy}", code="code.no-git")]
     remedy = "commit it, or type: make ALLOW_DIRTY=y to store the difference with each run"
     return [Problem(f"{what}; {remedy}", code="code.uncommitted")]
 

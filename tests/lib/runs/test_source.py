@@ -88,3 +88,10 @@ def test_outside_git_the_state_is_unknown(tmp_path: Path, monkeypatch: pytest.Mo
 def test_names_of_code_that_only_runs_or_reads_exist() -> None:
     """Require the folders and files, which a move would leave behind."""
     assert [name for name in code.NOT_TRAINING if not (ROOT / name).exists()] == []
+
+
+def test_a_missing_git_is_named_and_not_a_missing_commit(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    (problem,) = code.uncommitted_problems("paper_repro", allowed=False)
+    assert problem.code == "code.no-git"
+    assert code.git_state()["dirty_tree"] == "unknown"
