@@ -84,7 +84,7 @@ class RunView:
     # of this plan), machine (matrix product speed), or unknown.
     seconds_from: str
     seconds_left: float | None
-    # done, new, running, stopped, failed, damaged
+    # done, new, running, interrupted, failed, damaged
     state: str
     # Reason of a damaged state, else "".
     problem: str
@@ -347,16 +347,16 @@ def _joined(values: Sequence[str]) -> str:
 
 
 def _state(directory: RunDir, status: RunStatus | None) -> str:
-    """Return the state of a run; RUNNING without a live process counts as stopped."""
+    """Return the state of a run; RUNNING without a live process is interrupted."""
     match status.state if status else None:
         case None:
             return "new"
         case State.SUCCESS:
             return "done"
         case State.RUNNING:
-            return "running" if locks.lock_owner(directory.lock) else "stopped"
+            return "running" if locks.lock_owner(directory.lock) else "interrupted"
         case State.INTERRUPTED:
-            return "stopped"
+            return "interrupted"
         case State.DAMAGED:
             return "damaged"
         case _:

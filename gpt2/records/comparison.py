@@ -108,7 +108,7 @@ def _choice(metadata: Mapping[str, Any], path: str) -> dict[str, str]:
     return {path: choice} if choice else {}
 
 
-_NOT_STARTED = "not started"
+_NEW = "new"
 
 
 def whole_study(plan: Plan, layers: Sequence[ConfigLayer]) -> Plan:
@@ -190,16 +190,16 @@ def _axis(run: PlannedRun[Any] | None, variants: Mapping[str, RunVariant]) -> se
 
 
 def _log_skipped(unfinished: Mapping[str, str]) -> None:
-    started = {name: state for name, state in unfinished.items() if state != _NOT_STARTED}
+    started = {name: state for name, state in unfinished.items() if state != _NEW}
     for name, state in started.items():
         log("SKIP", f"{name} is {state}")
     if rest := len(unfinished) - len(started):
-        log("SKIP", f"{rest} runs of the study are {_NOT_STARTED}")
+        log("SKIP", f"{rest} runs of the study are {_NEW}")
 
 
 def _unfinished(run: RunDir) -> str:
     """Return the state of an unfinished run; "" if the run is finished."""
     status = read_status(run)
     if status is None:
-        return _NOT_STARTED
+        return _NEW
     return "" if status.state is State.SUCCESS else status.state.lower()

@@ -196,7 +196,7 @@ def _read(run: RunDir) -> _FinishedRun | _DivergedRun | str:
     """Return the finished or diverged run, or the reason that the run cannot be compared."""
     status = read_status(run)
     if status is None:
-        return "not started"
+        return "new"
     try:
         if status.state is not State.SUCCESS:
             state = status.state.lower()

@@ -20,7 +20,7 @@ from lib.tracking.reader import mean_metrics
 
 _NON_FINITE = re.compile(r"\b(nan|inf|infinite|non-?finite|not finite|diverged)\b", re.IGNORECASE)
 # States of a run whose outcome is not known yet.
-_OPEN_STATES = ("not started", "running", "interrupted")
+_OPEN_STATES = ("new", "running", "interrupted")
 # A final loss this close to that of the untrained model has learned nothing, in nats.
 _UNTRAINED_NATS = 0.1
 # A run that ends above its loss at this share of its iterations has diverged.
@@ -76,11 +76,11 @@ def read_run_result(run: PlannedRun[Any]) -> RunResult | MissingResult:
     directory = RunDir(run.path)
     status = read_status(directory)
     if status is None:
-        return MissingResult(run, "not started")
+        return MissingResult(run, "new")
     if status.state is not State.SUCCESS:
         return MissingResult(run, status.state.lower(), status.message.split("\n")[0])
     if findings := artifact_findings(directory, every_byte=False):
-        return MissingResult(run, State.INVALID.lower(), str(findings[0]))
+        return MissingResult(run, State.DAMAGED.lower(), str(findings[0]))
     try:
         facts = read_run_facts(directory)
         record = facts.record
@@ -92,7 +92,7 @@ def read_run_result(run: PlannedRun[Any]) -> RunResult | MissingResult:
         machine = run_utilisation(record)
         return RunResult(run, facts, summary.final, summary.timing, machine, outcome)
     except RecordError as error:
-        return MissingResult(run, State.INVALID.lower(), error.problems[0].what)
+        return MissingResult(run, State.DAMAGED.lower(), error.problems[0].what)
 
 
 def sparsity_by_layer(final: FinalResults) -> dict[str, float]:

@@ -331,7 +331,7 @@ def test_a_running_state_requires_a_live_process(planned):
     with open(running.lock, "w") as stream:
         fcntl.flock(stream, fcntl.LOCK_EX)
         views = planning_view.look(plan)
-    assert [view.state for view in views] == ["running", "stopped", "failed"]
+    assert [view.state for view in views] == ["running", "interrupted", "failed"]
     assert views[0].seconds_left == pytest.approx(15.0, abs=2.0)
 
 

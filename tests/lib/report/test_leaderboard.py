@@ -99,7 +99,7 @@ def test_what_cannot_be_compared_is_named_and_not_ranked(swept):
     board = read_leaderboard(folder, LOOKS)
     assert len(board.entries) == 2
     assert any("c-s1" in line and "not comparable: data" in line for line in board.left_out)
-    assert "d-s1-0123abcd: not started" in board.left_out
+    assert "d-s1-0123abcd: new" in board.left_out
 
 
 def test_a_run_from_another_study_is_ranked_until_the_sweep_has_its_own(swept, make_run):

@@ -217,11 +217,11 @@ def test_a_block_with_an_open_run_gives_no_word(tmp_path, arm):
 
 def test_a_decided_step_needs_no_runs(tmp_path):
     report(tmp_path, 3)
-    absent = {("large", s): SeedOutcome(s, None, reason="not started", ended=False) for s in (4, 5)}
+    absent = {("large", s): SeedOutcome(s, None, reason="new", ended=False) for s in (4, 5)}
     study = report(tmp_path, 5, absent)
     assert study.taken.seeds == (1, 2, 3, 4, 5) and words(study)["large"] is BETTER
     # The large step is the only one of this study that is decided.
-    waits = {("none", 8): SeedOutcome(8, None, reason="not started", ended=False)}
+    waits = {("none", 8): SeedOutcome(8, None, reason="new", ended=False)}
     assert report(tmp_path, 8, absent | waits).taken is None
 
 

@@ -71,7 +71,7 @@ def test_a_seed_that_one_side_lacks_does_not_count_in_the_difference(make_run):
     table = build_table("demo", runs)
     assert _row(table, "wide").delta_baseline.n == 1
     assert _row(table, "wide").delta_baseline.mean == pytest.approx(-0.1)
-    assert _row(table, "base").state == "1 of 2 done, not started"
+    assert _row(table, "base").state == "1 of 2 done, new"
 
 
 def test_holes_are_rows_with_their_reason(make_run):
@@ -79,7 +79,7 @@ def test_holes_are_rows_with_their_reason(make_run):
     write_status(RunDir(failed.path), RunStatus(State.FAILED, 1, "loss is NaN at it 7\nmore"))
     table = build_table("demo", [make_run("base", 3.0), failed, make_run("late", parent="base")])
     assert _row(table, "wide").state == "failed" and _row(table, "wide").val_loss is None
-    assert _row(table, "late").state == "not started"
+    assert _row(table, "late").state == "new"
     assert table.notes == ["demo/00-wide s1: failed: loss is NaN at it 7"]
 
 
@@ -199,7 +199,7 @@ def test_a_run_that_breaks_its_contract_is_no_result(make_run, file):
     text = path.read_text()
     path.write_text({"logs": "", "manifest": text.replace("d1", "d2")}.get(file, text + "\n"))
     table = build_table("demo", [run])
-    assert table.rows[0].state == "invalid" and table.unigram_entropy is None
+    assert table.rows[0].state == "damaged" and table.unigram_entropy is None
     assert path.name in table.notes[0]
 
 
@@ -207,7 +207,7 @@ def test_a_summary_of_other_fields_is_no_result(make_run):
     run = make_run("base", 3.0)
     RunDir(run.path).summary.write_text('{"final": {}, "timing": {}}')
     seal(RunDir(run.path), MANIFEST)
-    assert build_table("demo", [run]).rows[0].state == "invalid"
+    assert build_table("demo", [run]).rows[0].state == "damaged"
 
 
 def test_runs_of_other_code_are_marked(make_run):
