@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from gpt2 import train
 from gpt2.check.cases import CheckFinding
-from gpt2.check.short_run import DrivenRun
+from gpt2.check.short_run import DrivenModel, DrivenRun
 from gpt2.check.shrink import with_changes
 from gpt2.check.subject import StepUnderTest
 from gpt2.check.training_checks import reference_learning_rate
@@ -49,6 +49,8 @@ _EVALUATION_SECONDS = 1000.0
 _EVALUATED, _EVALUATED_LOSS = 4, 1.5
 # A budget of seconds that ends inside a step.
 _MAX_SECONDS = 7
+# Every element of a gradient of the loop's model.
+_GRADIENT = 0.01
 
 
 def check_budgeted(subject: StepUnderTest) -> list[CheckFinding]:
@@ -170,6 +172,9 @@ class _Loop:
         if earlier:
             run.resume_from(earlier)
         run.model.register_forward_hook(lambda *given: self._advance(_PASS_SECONDS))
+        # Equal gradients: their norm is the same in every step.
+        for gradient in run.model.gradients.values():
+            gradient.fill_(_GRADIENT)
         run.session.evaluate = cast(Evaluator, self._evaluate)
         run.session.records = _TrainRows(template.run)
         reached = lambda: run.session.state.iteration >= limit  # noqa: E731
@@ -213,7 +218,22 @@ def _trained(subject: StepUnderTest, kind: str, stretch: float) -> list[CheckFin
     evaluations = [
         row for run in (first, second) for row in cast(_TrainRows, run.session.records).evaluations
     ]
-    return _rows(config, rows, progress) + _evaluations(evaluations, len(progress), tokens)
+    findings = _rows(config, rows, progress) + _evaluations(evaluations, len(progress), tokens)
+    return findings + _recorded_step(rows)
+
+
+def _recorded_step(rows: list[dict[str, Any]]) -> list[CheckFinding]:
+    """Check loss and gradient norm in the records of the first step, and the norm in the others."""
+    weights = [weight for p in DrivenModel().parameters() for weight in p.flatten().tolist()]
+    loss, norm = _GRADIENT * math.fsum(weights), _GRADIENT * math.sqrt(len(weights))
+    norms = [row["grad_norm"] for row in rows]
+    recorded = (rows[0]["loss"], max(norms), min(norms))
+    if all(
+        math.isclose(a, e, rel_tol=1e-5) for a, e in zip(recorded, (loss, norm, norm), strict=True)
+    ):
+        return []
+    what = f"a loss of {loss:.6g} at step 1 and a gradient norm of {norm:.6g} in all steps"
+    return [CheckFinding("step-record", what, f"{recorded}")]
 
 
 def _evaluations(rows: list[dict[str, Any]], steps: int, tokens: int) -> list[CheckFinding]:

@@ -14,6 +14,8 @@ from gpt2.check.subject import StepUnderTest
 from gpt2.generate import SamplingOptions, generate
 
 _DECODE_TOLERANCE = 1e-9
+# The last tokens, of which all but two are decoded one at a time.
+_SINGLE = 12
 # Probabilities in fp32 against float64.
 _PROBABILITY_TOLERANCE = 1e-5
 
@@ -22,7 +24,8 @@ def check_decode(subject: StepUnderTest) -> list[CheckFinding]:
     """Decode in float64: a prompt, single tokens beyond every window, several tokens at once."""
     model, idx_BT = subject.model, subject.tokens(2)
     length = idx_BT.size(1)
-    ends = sorted({length // 2, *range(length // 2 + 1, length - 2), length})
+    single = range(max(length // 2, length - _SINGLE) + 1, length - 2)
+    ends = sorted({length // 2, single.start - 1, *single, length})
     with torch.no_grad():
         expected_BTV = model(idx_BT)
         cache, start = model.new_cache(), 0
@@ -48,7 +51,7 @@ _SAMPLING = (
 )
 _DRAWS = 60
 # Half of them within the context.
-_GENERATED = 6
+_GENERATED = 4
 
 
 def _sampling(logits_V: Tensor) -> list[CheckFinding]:
@@ -91,12 +94,18 @@ def _generated(subject: StepUnderTest) -> list[CheckFinding]:
     context = subject.small_exact.model.shape.block_size
     ids = subject.tokens(1)[0, : context - _GENERATED // 2].tolist()
     recorded, random_state = _RecordedLogits(), torch.get_rng_state()
+    modes: set[bool] = set()
+    hook = model.wte.register_forward_hook(lambda *given: modes.add(model.training))
     model.train()
     text = generate(model, torch.tensor(ids), 0, machine, recorded)
     tokens = list(itertools.islice(text, _GENERATED))
     same_mode = model.training
     model.eval()
+    hook.remove()
     findings = []
+    if modes != {False}:
+        what = "generated text from the model in evaluation mode, without dropout"
+        findings.append(CheckFinding("generation-mode", what, "training mode"))
     if not same_mode or not torch.equal(torch.get_rng_state(), random_state):
         expected = "the mode and the generators of training after generated text"
         found = "another random state" if same_mode else "evaluation mode"

@@ -51,6 +51,11 @@ class ObservedTypes(TorchDispatchMode):
         super().__init__()
         self.inputs: dict[str, set[torch.dtype]] = {}
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # Nothing is compiled here, and guards on every call take time.
+        return False
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:

@@ -200,9 +200,10 @@ class TracedRun:
         """Record whether the parameter gets a nonzero gradient."""
 
         def record(gradient: Tensor) -> None:
-            if not bool(torch.isfinite(gradient).all()):
+            size = gradient.abs().sum().item()
+            if not math.isfinite(size):
                 self.nonfinite.add(name)
-            elif bool(gradient.any()):
+            elif size:
                 self.with_gradient.add(name)
 
         return parameter.register_hook(record)

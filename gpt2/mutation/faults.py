@@ -40,6 +40,8 @@ _EXCLUDED = re.compile(
 )
 # Statistics of mechanisms, which trackers and reports show: no loss and no verdict rests on them.
 _OBSERVES = re.compile(r"(^|[._])statistics($|[._])")
+# Sizes of the chunks in which a result is computed: they change its rounding and its speed alone.
+_CHUNKS = re.compile(r"(CHUNK|BLOCK)_(BYTES|ELEMENTS|ROWS)$")
 # Modules that matter although no function of theirs is executed: fields and steps.
 _DECLARATIONS = re.compile(r"/(options|config|shape)\.py$|gpt2/ablation/")
 # A fault location in AREA=: a file, with or without a line.
@@ -103,7 +105,7 @@ class SourceTree:
             for number, node, statement, function in mutable_nodes(tree):
                 outside = users or (every_case if _DECLARATIONS.search(path) else ())
                 cases = lines.get(statement.lineno, ()) if function else outside
-                if cases and not _OBSERVES.search(function):
+                if cases and not (_OBSERVES.search(function) or _is_chunk_size(statement)):
                     yield from self._at(path, number, node, statement, function, tuple(cases))
 
     def _at(
@@ -160,6 +162,11 @@ class _Replacement(ast.NodeTransformer):
     def visit(self, node: ast.AST) -> Any:
         """Return the new node in place of the old one."""
         return self._new if node is self._old else self.generic_visit(node)
+
+
+def _is_chunk_size(statement: ast.stmt) -> bool:
+    targets = statement.targets if isinstance(statement, ast.Assign) else ()
+    return any(isinstance(t, ast.Name) and _CHUNKS.search(t.id) for t in targets)
 
 
 def _instructions(code: CodeType) -> list[Any]:

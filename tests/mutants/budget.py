@@ -6,6 +6,7 @@ from gpt2 import train
 from gpt2.config import TrainConfig
 from gpt2.training import budget
 from gpt2.training.budget import TrainingBudget, TrainingClock
+from gpt2.training.metrics import MetricsLog
 from gpt2.training.state import TrainState
 from tests.mutants.mutant import Mutant, edited, nothing, then
 
@@ -231,5 +232,12 @@ MUTANTS = (
             "token_accuracy=evaluation.accuracy",
             "token_accuracy=evaluation.loss",
         ),
+    ),
+    Mutant(
+        "records have the loss as gradient norm",
+        "alarms and plots of the norm show the loss",
+        "baseline",
+        _caught("step-record"),
+        edited(MetricsLog, "flush", "m.gradient_norm", "m.loss"),
     ),
 )

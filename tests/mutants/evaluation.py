@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from gpt2 import evaluate
-from gpt2.check import evaluation_checks, generation_checks
+from gpt2 import evaluate, generate
+from gpt2.check import generation_checks, result_checks
 from gpt2.data import store
 from gpt2.evaluate import EvaluationResult, Evaluator
 from gpt2.generate import SamplingOptions
@@ -412,6 +412,18 @@ MUTANTS = (
         edited(table, "variant_rows", "== variant.parent", "== baseline"),
     ),
     _evaluated(
+        "summary.json has another version",
+        "its readers expect other fields",
+        ("final-result", "'schema_version': 0"),
+        lambda patch: patch.setattr(finish, "SCHEMA_VERSION", 0),
+    ),
+    _evaluated(
+        "statistics leave the model in evaluation mode",
+        "training continues without dropout",
+        "evaluation-mode",
+        edited(metrics, "_measure", "model.train(training)", "model.eval()"),
+    ),
+    _evaluated(
         "the end of text counts as text",
         "bits per byte are too low with a tokenizer that spells it",
         (_ROWS, "tokens, bytes"),
@@ -427,13 +439,13 @@ MUTANTS = (
         "the sample has another stream",
         "its text is that of dropout's numbers",
         "text-sample",
-        edited(evaluation_checks, "generate_sample", '"sample"', '"dropout"'),
+        edited(result_checks, "generate_sample", '"sample"', '"dropout"'),
     ),
     _evaluated(
         "the sample has one token more",
         "SAMPLE_TOKENS is not its length",
         "text-sample",
-        edited(evaluation_checks, "generate_sample", "sample_tokens)", "sample_tokens + 1)"),
+        edited(result_checks, "generate_sample", "sample_tokens)", "sample_tokens + 1)"),
     ),
     _evaluated(
         "the health check reads the steps after the first",
@@ -464,6 +476,13 @@ MUTANTS = (
         "a low temperature gives more random text",
         "token-probability",
         replaced(SamplingOptions, "distribution", _inverse_temperature),
+    ),
+    Mutant(
+        "generated text has dropout",
+        "the model stays in training mode",
+        "baseline",
+        {"decode": "generation-mode"},
+        edited(generate, "_evaluating", "model.eval()", "model.train()"),
     ),
     Mutant(
         "the context is not shortened",
