@@ -10,14 +10,19 @@ MAKEFLAGS += --no-builtin-rules --no-builtin-variables --no-print-directory
 SETTINGS := SET SYM A B STEPS SEEDS RUNS RUN OUT JOBS ON_STALE KEEP_GOING YES JSON V O EXTRAS
 SETTINGS += PYTHON SWEEP SAMPLES ITERS QUANT PROMPT TOKENS TEMPERATURE TOP_K TOP_P SEED
 SETTINGS += ALLOW_DIRTY COUNT CHECKS FAST DEFCONFIG DATA GPU CHECK_GPU_MEMORY_GB DRY_RUN
-SETTINGS += AXIS LABEL_BY FORCE SOURCE FULL TWICE AREA CLAIMS UPDATE STRICT
+SETTINGS += AXIS LABEL_BY FORCE SOURCE FULL TWICE AREA CLAIMS UPDATE STRICT GPUS
 SETTINGS += NO_COLOR KCONFIG_CONFIG MENUCONFIG_STYLE
 freeze = $(eval override $(1) := $$(value $(1)))$(eval export $(1))
 given = $(filter-out undefined,$(origin $(1)))
+# A script refuses variables that it does not read, and names those of the environment. With several
+# targets, each variable may be for another one.
+from = $(foreach v,$(SETTINGS),$(if $(filter $(1),$(origin $v)),$v))
+export KABLATE_TARGET := $(or $(MAKECMDGOALS),all)
+export KABLATE_GIVEN := $(if $(word 2,$(MAKECMDGOALS)),,$(call from,command))
+export KABLATE_EXPORTED := $(call from,environment)
 $(foreach v,$(SETTINGS) VIRTUAL_ENV CONDA_PREFIX,$(if $(call given,$v),$(call freeze,$v)))
 # Names that begin with __ are set by bash completion.
 UNKNOWN := $(filter-out __%,$(foreach v,$(.VARIABLES),$(if $(filter command,$(origin $v)),$v)))
-$(if $(UNKNOWN),$(error unknown variable: $(UNKNOWN); see make help))
 MAKEOVERRIDES :=
 
 Q := $(if $(filter-out 0,$(V)),,@)
@@ -60,7 +65,13 @@ CONFIGURE := $(PY) scripts/configure.py
 # make -jN becomes JOBS=N of one command; make knows -j only while a recipe runs.
 jobs = $(if $(JOBS),,$(patsubst -j%,JOBS=%,$(filter -j%,$(MAKEFLAGS))))
 
+refuse = $(boot) -m lib.make_help Makefile --unknown
+$(if $(UNKNOWN),$(shell $(refuse) variable $(foreach v,$(UNKNOWN),$(call quote,$v)) >&2)$(error ))
+
 .DEFAULT_GOAL := all
+
+.DEFAULT:
+	@$(refuse) target $(call quote,$@)
 
 ##@ Configure
 .PHONY: menuconfig savedefconfig olddefconfig listnewconfig diffconfig list-defconfigs why
@@ -91,10 +102,10 @@ listnewconfig: setup ## List the symbols that .config does not mention
 	$(Q)$(CONFIGURE) listnewconfig $(INTO)
 
 diffconfig: setup ## List the differences of A= and B= (.config.old, .config)
-	$(Q)$(CONFIGURE) diffconfig $${A:+"$$A"} $${B:+"$$B"} $(INTO)
+	$(Q)$(CONFIGURE) diffconfig $(INTO)
 
 why: setup ## Show the source of SYM='s value, and its dependencies
-	$(Q)$(CONFIGURE) why $(INTO) -- "$${SYM:?type make why SYM=NAME}"
+	$(Q)$(CONFIGURE) why $(INTO)
 
 $(call escape,$(DOTCONFIG)): | setup
 	@echo "CONFIG  no .config: loading gpt2-quickstart (see make list-defconfigs)" >&2
@@ -109,7 +120,7 @@ $(CONFIG_PY): $(call escape,$(DOTCONFIG)) $(KCONFIGS) $(CHANGED) | setup
 ##@ Run
 .PHONY: all data data-verify plan train quick-compare status watch stop rerun
 all: $(CONFIG_PY) ## Train the runs of .config, print the table (the default)
-	$(Q)$(jobs) $(PY) scripts/run_test_matrix.py $(INTO) $${RUNS:+--runs "$$RUNS"}
+	$(Q)$(jobs) $(PY) scripts/run_test_matrix.py $(INTO)
 
 data: $(CONFIG_PY) ## Prepare the data set
 	$(Q)$(PY) scripts/prepare_data.py $(INTO) > /dev/null
@@ -133,10 +144,10 @@ train: $(CONFIG_PY) ## Train one run in this process, for debugging
 	$(Q)$(PY) scripts/train.py $(INTO)
 
 quick-compare: $(CONFIG_PY) ## Train .config with and without SET=, briefly
-	$(Q)$(jobs) $(PY) scripts/quick_compare.py $(INTO) -- "$${SET:?type make quick-compare SET=A=1}"
+	$(Q)$(jobs) $(PY) scripts/quick_compare.py $(INTO)
 
 rerun: $(CONFIG_PY) ## Train the finished runs that match RUNS= again
-	$(Q)$(jobs) $(PY) scripts/rerun.py $(INTO) -- "$${RUNS:?type make rerun RUNS=PATTERN}"
+	$(Q)$(jobs) $(PY) scripts/rerun.py $(INTO)
 
 ##@ Check
 .PHONY: preflight check randcheck check-symbols mutation-test reproduce test fuzz test-long style
@@ -186,7 +197,7 @@ claims: $(CONFIG_PY) ## Check CLAIMS=; write LaTeX and Markdown if all hold
 	$(Q)$(PY) scripts/claims.py $(INTO)
 
 audit: setup ## Check the files of RUNS=: VALID, or INVALID with reasons
-	$(Q)$(PY) scripts/audit_run.py $(INTO) --runs "$${RUNS:?type make audit RUNS=NAME}"
+	$(Q)$(PY) scripts/audit_run.py $(INTO)
 
 compare: setup ## Compare runs A= and B=: bitwise, or their losses
 	$(Q)$(PY) scripts/compare_runs.py $(INTO)
@@ -204,13 +215,13 @@ sweep-leaderboard: $(CONFIG_PY) ## Compare the runs of all sweeps
 	$(Q)$(PY) scripts/sweep_leaderboard.py $(INTO)
 
 evaluate: setup ## Evaluate RUN= again; QUANT=int8 quantizes its weights
-	$(Q)$(PY) scripts/evaluate.py $(INTO) --run "$${RUN:?type make evaluate RUN=NAME QUANT=int8}"
+	$(Q)$(PY) scripts/evaluate.py $(INTO)
 
 generate: setup ## Generate text with the finished run RUN=, after PROMPT=
-	$(Q)$(PY) scripts/generate.py $(INTO) --run "$${RUN:?type make generate RUN=PATTERN PROMPT=TEXT}"
+	$(Q)$(PY) scripts/generate.py $(INTO)
 
 export: $(CONFIG_PY) ## Export RUN= to a folder that transformers can load
-	$(Q)$(PY) scripts/export.py $(INTO) $${OUT:+--out="$$OUT"} -- "$${RUN:?type make export RUN=NAME}"
+	$(Q)$(PY) scripts/export.py $(INTO)
 
 bench: setup ## Time the trainer, mechanisms and optimizers on this CPU
 	$(Q)$(PY) scripts/bench.py $(INTO)
@@ -267,7 +278,8 @@ mrproper: clean ## Also remove .config, and a .venv that make created
 ##: CLAIMS=FILE  For claims: quoted numbers (claims.toml); OUT=DIR
 ##: UPDATE=1  For claims: write current values and digests into it
 ##: OUT=DIR  For export: the new folder
-##: SET="A=1 B=y"  For defconfig-NAME and quick-compare: settings on top
+##: SET="A=1 B=y"  Settings on top of .config, for this command only
+##: GPUS=n  GPUs of each run
 ##: SWEEP="A=1,2 B=.."  All combinations, instead of .config; or a file of axes
 ##: SAMPLES=n  For a sweep: n random combinations; for generate: texts
 ##: ITERS=n  For quick-compare and bench-*: iterations per variant

@@ -39,7 +39,7 @@ def main() -> int:
     parser.add_argument("--set", default="", metavar='"A=1 B=y"', help="any other setting")
     parser.add_argument("--dry-run", action="store_true", help="check the step, as make check does")
     add_running(parser)
-    args = parser.parse_args()
+    args = parser.parse()
     values = vars(args)
     words = [
         f"{_symbol(name)}_{values[name].upper()}=y" for name in _CHOICES if values[name] is not None

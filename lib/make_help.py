@@ -1,15 +1,17 @@
-"""``make help``: the ``##`` texts of the Makefile by group. Standard library only.
+"""``make help``, and errors for words that make does not know. Standard library only.
 
     python3 -m lib.make_help MAKEFILE [SUMMARY]
+    python3 -m lib.make_help MAKEFILE --unknown target|variable NAME...
 
 ``target: ... ## text`` describes a target, ``##: label text`` any other entry, and ``##@ Group``
 begins a group. SUMMARY describes the configured runs; without SUMMARY, the help explains how to
 create a configuration.
 """
 
+import difflib
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 _GROUP = re.compile(r"##@ (?P<title>.+)")
 _ENTRY = re.compile(r"(?:##: (?P<label>\S.*?)  |(?P<target>[a-z][a-z-]*):.*?## )(?P<text>.+)")
@@ -32,6 +34,33 @@ def help_text(makefile: Iterable[str], summary: str) -> str:
     return "\n".join(lines[1:]) + "\n"
 
 
+def unknown_words(makefile: str, kind: str, names: Sequence[str]) -> str:
+    """Return the lines of an error for targets or variables that the Makefile does not have."""
+    targets = re.findall(r"^([a-z][a-z-]*):", makefile, re.MULTILINE)
+    settings = re.findall(r"^SETTINGS \+?:?= (.*)$", makefile, re.MULTILINE)
+    known = targets if kind == "target" else " ".join(settings).split()
+    lines = []
+    for name in names:
+        near = difflib.get_close_matches(name.upper() if kind == "variable" else name, known)
+        nearest = f" (nearest: {', '.join(near)})" if near else ""
+        lines.append(f"ERROR   {name}: unknown {kind}{nearest} [usage.unknown-{kind}]")
+    if kind == "variable":
+        symbol = names[0] if re.fullmatch("[A-Z][A-Z0-9_]*", names[0]) else "NAME"
+        lines.append(f'        type make help; a symbol of .config is set by SET="{symbol}=VALUE"')
+    else:
+        lines.append("        type make help")
+    return "\n".join([*lines, "EXIT    code 2", ""])
+
+
+def main(path: str, *words: str) -> int:
+    """Print the help, or an error; return the exit code."""
+    with open(path, encoding="utf-8") as makefile:
+        if words[:1] == ("--unknown",):
+            sys.stderr.write(unknown_words(makefile.read(), words[1], words[2:]))
+            return 2
+        sys.stdout.write(help_text(makefile, "".join(words).strip()))
+    return 0
+
+
 if __name__ == "__main__":
-    with open(sys.argv[1], encoding="utf-8") as makefile:
-        sys.stdout.write(help_text(makefile, "".join(sys.argv[2:]).strip()))
+    sys.exit(main(*sys.argv[1:]))

@@ -16,6 +16,7 @@ from gpt2.records import audit
 from gpt2.records.run_files import find_started
 from lib import console
 from lib.errors import EXIT_DONE, EXIT_INVALID
+from lib.make_variables import require_value
 
 
 def main() -> int:
@@ -24,8 +25,13 @@ def main() -> int:
     add_selection(parser)
     add_variable(parser, "runs", "run directory, or patterns over run names")
     add_json(parser)
-    args = parser.parse_args()
-    runs = find_started(args.runs, args.build_dir, steps=args.steps, seeds=args.seeds)
+    args = parser.parse()
+    runs = find_started(
+        require_value(args.runs, "RUNS", "make audit RUNS=NAME"),
+        args.build_dir,
+        steps=args.steps,
+        seeds=args.seeds,
+    )
     verdicts = [audit.audit(run, args.build_dir) for run in runs]
     print(audit.to_json(verdicts) if args.json else audit.to_text(verdicts), end="")
     return EXIT_DONE if all(verdict.valid for verdict in verdicts) else EXIT_INVALID

@@ -38,7 +38,7 @@ def main() -> int:
     BENCHMARKS[""].add_arguments(parser)
     for name, command in add_subcommands(parser, COMMANDS).items():
         BENCHMARKS[name].add_arguments(command)
-    args = parser.parse_args()
+    args = parser.parse()
     code, text = BENCHMARKS[args.command or ""].run(args)
     print(text, end="")
     return code

@@ -40,7 +40,7 @@ def main() -> int:
     add_random_check_options(commands["random"])
     arguments.add_json(commands["random"])
     arguments.add_variable(commands["symbols"], "sym", "only these symbols")
-    args = parser.parse_args()
+    args = parser.parse()
     if args.command == "random":
         code, text = randcheck(random_request(args))
     elif args.command == "symbols":

@@ -34,7 +34,7 @@ def main() -> int:
     add_variable(parser, "out", "folder of claims.tex and claims.md; default: the study's folder")
     add_update(parser)
     add_json(parser)
-    args = parser.parse_args()
+    args = parser.parse()
     path = args.build_dir / claims.DEFAULT_FILE
     file = read_claims(Path(args.claims) if args.claims else path)
     args.seeds = args.seeds or file.seeds

@@ -15,7 +15,7 @@ import os
 
 import _start
 
-from gpt2.planning.arguments import add_json, add_labels, add_selection, new_parser
+from gpt2.planning.arguments import add_json, add_labels, add_positional, add_selection, new_parser
 from gpt2.records.comparison import compare
 from lib import console
 from lib.report.compare import comparison_to_json, comparison_to_text
@@ -28,8 +28,8 @@ def main() -> int:
     add_labels(parser)
     add_json(parser)
     for name in "AB":
-        parser.add_argument(name, nargs="?", default=os.environ.get(name, ""))
-    args = parser.parse_args()
+        add_positional(parser, name, "a finished run")
+    args = parser.parse()
     comparison = compare(
         args.A,
         args.B,

@@ -18,7 +18,7 @@ def main() -> int:
     add_selection(parser)
     parser.add_argument("name", choices=DASHBOARD_PORTS)
     parser.add_argument("--port", type=int, help="default: the dashboard's standard port")
-    args = parser.parse_args()
+    args = parser.parse()
     _, plan = asked_plan(args)
     serve_dashboard(args.name, plan.folder, args.port or DASHBOARD_PORTS[args.name])
 

@@ -18,7 +18,7 @@ def main() -> int:
     parser = new_parser(__doc__)
     add_selection(parser)
     add_variable(parser, "runs", "only the runs that match these patterns")
-    args = parser.parse_args()
+    args = parser.parse()
     _, plan = asked_plan(args)
     path = plan.folder / "curves.png"
     plot_loss_curves(read_loss_curves(plan.only(args.runs).runs), plan.study, path)

@@ -19,7 +19,7 @@ def main() -> int:
     """Run the command line."""
     parser = new_parser(__doc__)
     add_selection(parser)
-    args = parser.parse_args()
+    args = parser.parse()
     _, plan = asked_plan(args)
     paths = draw_figures(plan, launch.result_table(plan))
     log("FIGURES", f"{paths[0].parent}: {len(paths)} files")

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import _start
 
-from gpt2.planning.arguments import add_selection, new_parser
+from gpt2.planning.arguments import add_positional, add_selection, add_variable, new_parser
 from gpt2.records.run_files import find_finished
 from lib import console
 
@@ -23,9 +23,9 @@ def main() -> int:
     """Run the command line."""
     parser = new_parser(__doc__)
     add_selection(parser)
-    parser.add_argument("run", metavar="RUN")
-    parser.add_argument("--out", default="", help="output folder")
-    args = parser.parse_args()
+    add_positional(parser, "run", "directory of a finished run, or a run name")
+    add_variable(parser, "out", "output folder")
+    args = parser.parse()
     run = find_finished(args.run, args.build_dir, steps=args.steps, seeds=args.seeds)
     # Imports torch: report a wrong run name without that delay.
     from gpt2.weights.convert import export

@@ -29,7 +29,7 @@ def main() -> int:
     parser = new_parser(__doc__)
     add_writing(parser)
     add_json(parser)
-    args = parser.parse_args()
+    args = parser.parse()
     request = request_from_args(args)
     run = find_finished(args.run, args.build_dir, seeds=args.seeds)
     trained = open_trained(run, args.build_dir)

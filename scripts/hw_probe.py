@@ -17,7 +17,7 @@ from lib.env.snapshot import FOLDER
 
 def main() -> int:
     """Run the command line."""
-    args = new_parser(__doc__).parse_args()
+    args = new_parser(__doc__).parse()
     import torch
 
     from lib.env.hardware import probe_hardware

@@ -27,7 +27,7 @@ def main() -> int:
     parser = arguments.new_parser(__doc__)
     add_mutation_options(parser)
     arguments.add_json(parser)
-    code, text = mutation_test(mutation_request(parser.parse_args()))
+    code, text = mutation_test(mutation_request(parser.parse()))
     sys.stdout.write(text)
     return code
 

@@ -31,7 +31,7 @@ def main() -> int:
     parser.add_argument("--arms", nargs="+", choices=list(VARIANTS), default=list(VARIANTS))
     add_variable(parser, "steps", "training steps per arm", str(STEPS))
     add_variable(parser, "seed", "random seed of weights and sequences", "0")
-    args = parser.parse_args()
+    args = parser.parse()
     steps, seed = whole_number(args.steps, "STEPS"), whole_number(args.seed, "SEED")
     if not steps:
         raise ConfigError(Problem("must be >= 1, got 0", "STEPS", code="usage.out-of-range"))

@@ -19,7 +19,7 @@ def main() -> int:
     parser = new_parser(__doc__)
     add_selection(parser)
     add_json(parser)
-    args = parser.parse_args()
+    args = parser.parse()
     _, plan = asked_plan(args)
     views = view.look(plan)
     print(view.to_json(plan, views) if args.json else f"{view.plan_text(plan, views)}\n", end="")

@@ -26,7 +26,7 @@ def main() -> int:
     add_selection(parser)
     add_allow_dirty(parser)
     add_json(parser)
-    args = parser.parse_args()
+    args = parser.parse()
     _, plan = asked_plan(args)
     # The same environment variables as in a run: libraries read them at import.
     os.environ.update(worker_environment(plan.base.machine))

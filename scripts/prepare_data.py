@@ -6,26 +6,25 @@ nothing and checks every byte against the manifest. Exit codes: 3 the data set i
 cannot be prepared; 130 interrupted (the next call resumes a large data set).
 """
 
-import argparse
-from pathlib import Path
-
 import _start
 
-from gpt2.config import load_config
+from gpt2.ablation.resolve import resolve_config
 from gpt2.data.prepare import prepare_dataset
 from gpt2.data.store import dataset_folder, open_dataset
+from gpt2.planning.arguments import add_settings, new_parser, settings_layers
+from gpt2.planning.plan import config_layers
+from lib.config.tree import KconfigTree
 from lib.console import log, run_main
 
 
 def main() -> int:
     """Run the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("-O", "--build-dir", metavar="DIR", type=Path, default=Path("."))
+    parser = new_parser(__doc__)
+    add_settings(parser)
     parser.add_argument("--verify", action="store_true", help="check every byte")
-    args = parser.parse_args()
-    config = load_config(args.build_dir).data
+    args = parser.parse()
+    layers = [*config_layers(args.build_dir), *settings_layers(args)]
+    config = resolve_config(KconfigTree(), layers).data
     if args.verify:
         dataset = open_dataset(config, args.build_dir)
         folder = dataset_folder(config, args.build_dir)

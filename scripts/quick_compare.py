@@ -12,6 +12,7 @@ import _start
 
 from gpt2.planning.arguments import (
     add_json,
+    add_positional,
     add_running,
     add_variable,
     new_parser,
@@ -23,6 +24,7 @@ from gpt2.running import launch
 from lib import console
 from lib.config.layers import parse_command_line_settings
 from lib.errors import ConfigError, Problem
+from lib.make_variables import require_value
 
 
 def main() -> int:
@@ -31,12 +33,13 @@ def main() -> int:
     add_variable(parser, "iters", "iterations of each run (default 200)")
     add_running(parser)
     add_json(parser)
-    parser.add_argument("settings", metavar='"A=1 B=y"')
-    args = parser.parse_args()
+    add_positional(parser, "set", 'the settings to try, such as "A=1 B=y"')
+    args = parser.parse()
+    settings = require_value(args.set, "SET", 'make quick-compare SET="DROPOUT=0.1"')
     iterations = whole_number(args.iters or "200", "ITERS")
     if iterations == 0:
         raise ConfigError(Problem("must be >= 1, got 0", "ITERS", code="usage.out-of-range"))
-    layers, change = config_layers(args.build_dir), parse_command_line_settings(args.settings)
+    layers, change = config_layers(args.build_dir), parse_command_line_settings(settings)
     plan = make_trial(layers, args.build_dir, change, iterations)
     options = run_options(args, plan.base.study.jobs)
     code, text = launch.train_plan(plan, options, plan, json=args.json)

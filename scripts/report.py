@@ -20,7 +20,7 @@ def main() -> int:
     add_selection(parser)
     add_variable(parser, "label-by", "symbols or fields that get separate rows")
     add_json(parser)
-    args = parser.parse_args()
+    args = parser.parse()
     _, plan = asked_plan(args)
     print(launch.report(plan, json=args.json, label_by=words(args.label_by)), end="")
     return 0

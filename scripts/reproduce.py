@@ -42,7 +42,7 @@ def main() -> int:
     add_variable(parser, "defconfig", "with --twice: this configuration (NAME[+FRAGMENT])")
     add_variable(parser, "steps", "with --twice: step of a study")
     add_json(parser)
-    args = parser.parse_args()
+    args = parser.parse()
     if args.twice:
         code, text = train_twice(
             args.build_dir, args.run, args.defconfig, args.steps, json=args.json

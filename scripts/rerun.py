@@ -11,6 +11,7 @@ import _start
 
 from gpt2.planning.arguments import (
     add_json,
+    add_positional,
     add_running,
     add_selection,
     asked_plan,
@@ -20,6 +21,7 @@ from gpt2.planning.arguments import (
 from gpt2.planning.plan import table_plan
 from gpt2.running import launch
 from lib import console
+from lib.make_variables import require_value
 
 
 def main() -> int:
@@ -28,11 +30,12 @@ def main() -> int:
     add_selection(parser)
     add_running(parser)
     add_json(parser)
-    parser.add_argument("runs", metavar="PATTERN")
-    args = parser.parse_args()
+    add_positional(parser, "runs", "patterns over the names of finished runs")
+    args = parser.parse()
+    runs = require_value(args.runs, "RUNS", "make rerun RUNS=PATTERN")
     layers, whole = asked_plan(args)
     options = run_options(args, whole.base.study.jobs)
-    plan = launch.rerun(whole, args.runs, yes=args.yes)
+    plan = launch.rerun(whole, runs, yes=args.yes)
     code, text = launch.train_plan(plan, options, table_plan(whole, layers), json=args.json)
     if text:
         print(text, end="")

@@ -17,10 +17,12 @@ import _start
 from gpt2.check.cases import plan_cases
 from gpt2.check.command import CheckRequest, check_and_report
 from gpt2.planning.arguments import (
+    add_dry_run,
     add_json,
     add_running,
     add_selection,
     add_strict,
+    add_variable,
     asked_plan,
     new_parser,
     run_options,
@@ -38,9 +40,9 @@ def main() -> int:
     add_running(parser)
     add_json(parser)
     add_strict(parser)
-    parser.add_argument("--runs", default="", help="only the runs that match these patterns")
-    parser.add_argument("--dry-run", action="store_true", help="check without training")
-    args = parser.parse_args()
+    add_variable(parser, "runs", "only the runs that match these patterns")
+    add_dry_run(parser)
+    args = parser.parse()
     layers, plan = asked_plan(args)
     plan = plan.only(args.runs)
     if args.dry_run or plan.base.study.dry_run:

@@ -17,7 +17,7 @@ def main() -> int:
     add_selection(parser)
     add_json(parser)
     parser.add_argument("--one-line", action="store_true", help="only the summary")
-    args = parser.parse_args()
+    args = parser.parse()
     _, plan = asked_plan(args)
     views = view.look(plan)
     if args.one_line:

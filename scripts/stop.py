@@ -17,7 +17,7 @@ def main() -> int:
     parser = new_parser(__doc__)
     add_selection(parser)
     add_variable(parser, "runs", "only the runs that match these patterns")
-    args = parser.parse_args()
+    args = parser.parse()
     _, plan = asked_plan(args)
     if args.runs:
         return runner.request_stop(plan.matching(args.runs))

@@ -21,7 +21,7 @@ def main() -> int:
     """Run the command line."""
     parser = new_parser(__doc__)
     add_json(parser)
-    args = parser.parse_args()
+    args = parser.parse()
     config = load_config(args.build_dir)
     folder = args.build_dir / config.study.output_dir / "sweep"
     looks = config.verdicts.look_plan

@@ -20,7 +20,7 @@ def main() -> int:
     parser = new_parser(__doc__)
     add_selection(parser)
     add_allow_dirty(parser)
-    args = parser.parse_args()
+    args = parser.parse()
     _, plan = asked_plan(args)
     return launch.train_here(plan, dirty=args.allow_dirty)
 

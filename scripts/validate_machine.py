@@ -32,7 +32,7 @@ def main() -> int:
     add_json(parser)
     add_full(parser)
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default: a GPU if available")
-    args = parser.parse_args()
+    args = parser.parse()
     device = torch.device(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     log("CHECK", f"{device_name(device)}, torch {torch.__version__}")
     rows = validate_device(device, args.full)

@@ -29,7 +29,7 @@ def main() -> int:
     add_selection(parser)
     add_json(parser)
     add_strict(parser)
-    args = parser.parse_args()
+    args = parser.parse()
     _, plan = asked_plan(args)
     code, text = launch.verdicts(plan, json=args.json, strict=args.strict)
     print(text, end="")

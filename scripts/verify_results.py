@@ -35,7 +35,7 @@ def main() -> int:
     add_json(parser)
     parser.add_argument("--folder", type=Path, help="folder of the offline or trackio runs")
     parser.add_argument("--entity", default="", help="W&B user or team")
-    args = parser.parse_args()
+    args = parser.parse()
     layers, plan = asked_plan(args)
     study = whole_study(plan, layers)
     runs = chosen_runs(plan if args.steps else table_plan(plan, layers), study, args.runs)

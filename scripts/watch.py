@@ -21,7 +21,7 @@ def main() -> int:
     parser = new_parser(__doc__)
     add_selection(parser)
     add_json(parser)
-    args = parser.parse_args()
+    args = parser.parse()
     _, plan = asked_plan(args)
 
     def read() -> list[watch.RunLine]:

@@ -1,5 +1,6 @@
 """The Makefile: every target runs its script, and no value is ever expanded or executed."""
 
+import json
 import os
 import re
 import shutil
@@ -225,7 +226,8 @@ class TestValuesAreText:
 
 def test_an_unknown_variable_is_an_error():
     done = make("help", "STEP=3")
-    assert done.returncode == 2 and re.search(r"\bSTEP\b", done.stderr)
+    assert done.returncode == 2 and "[usage.unknown-variable]" in done.stderr
+    assert re.search(r"\bSTEP\b.*\bSTEPS\b", done.stderr)
     assert make("help", "STEPS=3", "O=/nonexistent").returncode == 0
 
 
@@ -233,6 +235,59 @@ def test_an_unknown_variable_is_an_error():
 def test_a_former_variable_is_an_error(name):
     done = make("help", f"{name}=1")
     assert done.returncode == 2 and re.search(rf"\b{name}\b", done.stderr)
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (["hlep"], "usage.unknown-target"),
+        (["plan", "JOBS=2"], "usage.unread-variable"),
+        (["list-defconfigs", "SEED=1"], "usage.unread-variable"),
+        (["defconfig-gpt2-quickstart", "STEPS=1"], "usage.unread-variable"),
+        (["data", "JSON=1"], "usage.unread-variable"),
+        (["check-symbols", "STEPS=1"], "usage.unread-variable"),
+        (["plan", "SET=DROPUOT=0.2"], "config.unknown-symbol"),
+        (["plan", "GPUS=two"], "config.wrong-type"),
+        (["why"], "usage.missing-argument"),
+        (["why", "SYM=DROPOUT", "STEPS=0-2"], "usage.invalid-value"),
+        (["quick-compare"], "usage.missing-argument"),
+        (["rerun"], "usage.missing-argument"),
+        (["audit"], "usage.missing-argument"),
+    ],
+    ids=" ".join,
+)
+def test_a_misuse_is_an_error_of_the_product(build, words, code):
+    before = (build / ".config").read_bytes()
+    done = make(f"O={build}", *words)
+    assert done.returncode == 2 and done.stdout == ""
+    assert f"[{code}]" in done.stderr and "EXIT    code 2" in done.stderr
+    assert "Traceback" not in done.stderr and (build / ".config").read_bytes() == before
+
+
+def test_settings_on_top_apply_to_one_command(build):
+    before = (build / ".config").read_bytes()
+    words = [f"O={build}", "STEPS=0", "JSON=1"]
+    plain, changed = (
+        json.loads(make(*words, "plan", *more).stdout)["runs"][0]
+        for more in ([], ["SET=BLOCK_SIZE=64"])
+    )
+    assert plain["directory"] != changed["directory"]
+    assert (build / ".config").read_bytes() == before
+
+
+def test_a_variable_of_the_environment_is_named(build):
+    done = make(f"O={build}", "plan", STEPS="0", RUNS="ra")
+    assert done.returncode == 0 and done.stdout.count("ratio/") == 1
+    named = [line.split()[1] for line in done.stderr.splitlines() if line.startswith("ENV ")]
+    assert named == ["STEPS=0"]
+    assert "ENV" not in make(f"O={build}", "plan", "STEPS=0").stderr
+
+
+def test_why_answers_for_a_step_and_for_settings(build):
+    of = {"step": "STEPS=ra", "SET": "SET=RECIPROCAL=y"}
+    for label, word in of.items():
+        text = make(f"O={build}", "why", "SYM=RECIPROCAL", word).stdout
+        assert text.startswith("RECIPROCAL = y\n") and label in text.splitlines()[1]
 
 
 def test_help_fits_80_columns_and_lists_every_target():

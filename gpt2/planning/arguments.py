@@ -1,24 +1,63 @@
 """Command-line options shared by the scripts.
 
 The default of each option is an environment variable that make exports, so that
-``make STEPS=0-3`` and ``--steps 0-3`` are equivalent.
+``make STEPS=0-3`` and ``--steps 0-3`` are equivalent. A variable of make's command line that a script
+does not read is an error.
 """
 
 import argparse
 import os
+import shlex
 from pathlib import Path
+from typing import Any
 
 from gpt2.planning.plan import Plan, Sweep, config_layers, make_plan
 from gpt2.quantized.options import reject_training
+from lib import make_variables
 from lib.config.field import WHOLE_NUMBER
-from lib.config.layers import ConfigLayer
+from lib.config.layers import ConfigLayer, parse_command_line_settings
 from lib.errors import ConfigError, Problem
 from lib.runner.runner import RunnerOptions
 
 
-def new_parser(description: str | None) -> argparse.ArgumentParser:
+class CommandParser(argparse.ArgumentParser):
+    """Parser that refuses variables of make's command line without an option of the same name."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        self._reads: set[str] = set()
+        self._commands: dict[str, CommandParser] = {}
+        super().__init__(*arguments, **named)
+
+    # The signature of argparse.
+    def add_argument(self, *arguments: Any, **named: Any) -> argparse.Action:
+        """Add an argument, and record the name of its variable."""
+        action = super().add_argument(*arguments, **named)
+        self._reads.add(action.dest.upper())
+        return action
+
+    def add_commands(self, descriptions: dict[str, str]) -> "dict[str, CommandParser]":
+        """Add optional subcommands; return their parsers by name."""
+        self.set_defaults(command="")
+        subparsers = self.add_subparsers(dest="command", metavar="COMMAND")
+        for name, text in descriptions.items():
+            self._commands[name] = subparsers.add_parser(name, help=text, description=text)
+        return self._commands
+
+    def parse(self) -> argparse.Namespace:
+        """Return the options of the command line and of make's variables.
+
+        Logs the variables that come from the environment. Raises ConfigError if a variable was given
+        to make that the script does not read.
+        """
+        arguments = self.parse_args()
+        parser = self._commands.get(vars(arguments).get("command", ""), self)
+        make_variables.require_read(parser._reads)
+        return arguments
+
+
+def new_parser(description: str | None) -> CommandParser:
     """Return a parser with ``-O`` whose help text is the script's docstring."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
@@ -28,30 +67,45 @@ def new_parser(description: str | None) -> argparse.ArgumentParser:
 
 
 def add_subcommands(
-    parser: argparse.ArgumentParser, descriptions: dict[str, str]
-) -> dict[str, argparse.ArgumentParser]:
+    parser: CommandParser, descriptions: dict[str, str]
+) -> dict[str, CommandParser]:
     """Add optional subcommands, stored as ``command`` ("" if none); return their parsers."""
-    parser.set_defaults(command="")
-    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND")
-    commands = {}
-    for name, text in descriptions.items():
-        command = subparsers.add_parser(name, help=text, description=text)
+    commands = parser.add_commands(descriptions)
+    for command in commands.values():
         # The default of the main parser applies to both positions of -O.
         command.add_argument("-O", "--build-dir", type=Path, default=argparse.SUPPRESS)
-        commands[name] = command
     return commands
 
 
 def add_selection(parser: argparse.ArgumentParser) -> None:
     """Add the options that select the runs to plan.
 
-    The options are ``--steps``, ``--seeds``, ``--sweep``, ``--samples`` and ``--yes``.
+    The options are ``--set``, ``--gpus``, ``--steps``, ``--seeds``, ``--seed``, ``--sweep``,
+    ``--samples`` and ``--yes``.
     """
+    add_settings(parser)
     add_variable(parser, "steps", 'steps of a study, such as "0-3,ra,16"')
     add_variable(parser, "seeds", 'seeds, such as "1-3"; auto: until every comparison has a word')
+    # As in generate and randcheck.
+    add_variable(parser, "seed", "one seed; like --seeds")
     add_variable(parser, "sweep", 'axes, such as "LEARNING_RATE=1e-4,3e-4", or a file with axes')
     add_variable(parser, "samples", "number of random combinations of the sweep")
+    # Only evaluate quantizes.
+    add_variable(parser, "quant", argparse.SUPPRESS)
     add_yes(parser)
+
+
+def add_settings(parser: argparse.ArgumentParser) -> None:
+    """Add ``--set`` and ``--gpus``: settings on top of ``.config``, for this command only."""
+    add_variable(parser, "set", 'settings on top of .config, such as "N_LAYER=4 DROPOUT=0.1"')
+    add_variable(parser, "gpus", "GPUs of each run; like --set GPUS=n")
+
+
+def settings_layers(arguments: argparse.Namespace) -> list[ConfigLayer]:
+    """Return the layer of the options of ``add_settings``; none without a setting."""
+    gpus = [shlex.quote(f"GPUS={arguments.gpus}")] if arguments.gpus else []
+    text = " ".join([*filter(None, [arguments.set]), *gpus])
+    return [parse_command_line_settings(text)] if text else []
 
 
 def asked_plan(arguments: argparse.Namespace) -> tuple[list[ConfigLayer], Plan]:
@@ -59,8 +113,8 @@ def asked_plan(arguments: argparse.Namespace) -> tuple[list[ConfigLayer], Plan]:
 
     Raises ConfigError with all problems of the configuration and of the options.
     """
-    reject_training(os.environ.get("QUANT", ""))
-    layers = config_layers(arguments.build_dir)
+    reject_training(arguments.quant)
+    layers = [*config_layers(arguments.build_dir), *settings_layers(arguments)]
     sweep = None
     samples = whole_number(arguments.samples or "0", "SAMPLES")
     if arguments.sweep:
@@ -73,8 +127,7 @@ def asked_plan(arguments: argparse.Namespace) -> tuple[list[ConfigLayer], Plan]:
         layers,
         arguments.build_dir,
         steps=arguments.steps,
-        # SEED= works as in generate and randcheck.
-        seeds=arguments.seeds or os.environ.get("SEED", ""),
+        seeds=arguments.seeds or arguments.seed,
         sweep=sweep,
         yes=arguments.yes,
     )
@@ -92,6 +145,11 @@ def add_running(parser: argparse.ArgumentParser) -> None:
 def add_allow_dirty(parser: argparse.ArgumentParser) -> None:
     """Add ``--allow-dirty``: allow training with uncommitted code."""
     _add_flag(parser, "allow-dirty", "train uncommitted code, and save the diff (ALLOW_DIRTY=y)")
+
+
+def add_dry_run(parser: argparse.ArgumentParser) -> None:
+    """Add ``--dry-run``: check the runs, and train none."""
+    _add_flag(parser, "dry-run", "check without training (DRY_RUN=1)")
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
@@ -194,6 +252,14 @@ def add_variable(parser: argparse.ArgumentParser, name: str, text: str, default:
     # An empty variable counts as unset.
     default = os.environ.get(variable) or default
     parser.add_argument(f"--{name}", default=default, help=f"{text} ({variable}=)")
+
+
+def add_positional(parser: argparse.ArgumentParser, name: str, text: str) -> None:
+    """Add a positional argument; without it, the value is make's variable of the same name."""
+    variable = name.upper()
+    parser.add_argument(
+        name, nargs="?", metavar=variable, default=os.environ.get(variable, ""), help=text
+    )
 
 
 def add_fast(parser: argparse.ArgumentParser) -> None:

@@ -4,7 +4,7 @@ import dataclasses
 import os
 import sys
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from json import dumps
 from pathlib import Path
@@ -47,6 +47,7 @@ from lib.config.tree import KconfigTree, describe_symbol, typed_value
 from lib.console import log
 from lib.errors import ConfigError, Problem
 from lib.files import write_atomic
+from lib.make_variables import require_value
 
 
 def run_menuconfig(tree: KconfigTree, path: Path) -> None:
@@ -326,10 +327,13 @@ def _try(tree: KconfigTree, resolution: ResolvedConfig, layer: ConfigLayer) -> d
 # Read-only ``configure.py`` commands; each returns text or JSON for stdout.
 
 
-def explain_symbol(place: ConfigWorkspace, question: str, json: bool) -> str:
-    """Explain the value of NAME, or whether NAME=VALUE would take effect."""
+def explain_symbol(
+    place: ConfigWorkspace, question: str, json: bool, layers: Sequence[ConfigLayer] = ()
+) -> str:
+    """Explain the value of NAME, or whether NAME=VALUE would take effect, with ``layers`` on top."""
+    require_value(question, "SYM", "make why SYM=NAME")
     tree = KconfigTree(place.root)
-    explanation = explain_value(tree, resolve_config(tree, place.config), question)
+    explanation = explain_value(tree, resolve_config(tree, place.config, *layers), question)
     return _document(explanation) if json else format_explanation(explanation)
 
 

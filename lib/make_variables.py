@@ -1,0 +1,49 @@
+"""Variables of make that a command did not read, or took from the environment.
+
+make exports the names of the variables on its command line, and of those that it found in the
+environment. A variable that is set and has no effect would be a wrong experiment without a word.
+"""
+
+import difflib
+import os
+from collections.abc import Collection
+
+from lib.console import log
+from lib.errors import ConfigError, Problem
+
+# Environment variables that the Makefile sets: its target, and names of variables.
+TARGET = "KABLATE_TARGET"
+GIVEN = "KABLATE_GIVEN"
+EXPORTED = "KABLATE_EXPORTED"
+# Variables of make itself, of the console, and of every script.
+COMMON = {"O", "V", "PYTHON", "EXTRAS", "NO_COLOR", "KCONFIG_CONFIG", "MENUCONFIG_STYLE"}
+
+
+def require_read(reads: Collection[str]) -> None:
+    """Raise ConfigError if a variable of make's command line is not among those that a script reads.
+
+    Logs each variable that the script reads from the environment.
+    """
+    # Removed, because they are not about the scripts that this one starts.
+    target, given, exported = (os.environ.pop(name, "") for name in (TARGET, GIVEN, EXPORTED))
+    unread = [name for name in given.split() if name not in reads and name not in COMMON]
+    if unread:
+        raise ConfigError(*(_unread(name, target, reads) for name in unread))
+    for name in exported.split():
+        if name in reads and name not in COMMON:
+            log("ENV", f"{name}={os.environ.get(name, '')} (from the environment)")
+
+
+def require_value(value: str, name: str, example: str) -> str:
+    """Return a variable's value. Raises ConfigError with the command ``example`` if it is empty."""
+    if not value:
+        what = "missing (expected a value)"
+        raise ConfigError(Problem(what, name, f"type {example}", code="usage.missing-argument"))
+    return value
+
+
+def _unread(name: str, target: str, reads: Collection[str]) -> Problem:
+    near = difflib.get_close_matches(name, reads)
+    what = f"make {target} does not read this variable"
+    what += f" (nearest: {', '.join(near)})" if near else ""
+    return Problem(what, name, "type make help", code="usage.unread-variable")

@@ -1,0 +1,47 @@
+"""Variables of make that a script does not read."""
+
+import pytest
+
+from lib import make_variables
+from lib.errors import ConfigError
+from lib.make_variables import EXPORTED, GIVEN, TARGET, require_read, require_value
+
+
+@pytest.fixture(autouse=True)
+def plan_is_the_target(monkeypatch):
+    monkeypatch.setenv(TARGET, "plan")
+
+
+def test_every_variable_that_is_not_read_is_reported(monkeypatch):
+    monkeypatch.setenv(GIVEN, "STEPS STPE TWICE")
+    with pytest.raises(ConfigError) as caught:
+        require_read({"STEPS", "SEEDS"})
+    assert caught.value.codes == ["usage.unread-variable"] * 2
+    assert [problem.where for problem in caught.value.problems] == ["STPE", "TWICE"]
+
+
+def test_variables_of_every_script_are_read(monkeypatch):
+    monkeypatch.setenv(GIVEN, " ".join(make_variables.COMMON))
+    require_read(set())
+
+
+def test_scripts_started_by_a_script_have_other_variables(monkeypatch):
+    monkeypatch.setenv(GIVEN, "STEPS")
+    require_read({"STEPS"})
+    require_read(set())
+
+
+def test_variables_of_the_environment_are_logged_if_they_are_read(monkeypatch, capsys):
+    monkeypatch.setenv(EXPORTED, "SEED DATA PYTHON")
+    monkeypatch.setenv("SEED", "7")
+    require_read({"SEED", "PYTHON"})
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.split()[:2] == ["ENV", "SEED=7"]
+
+
+def test_a_missing_value_is_an_error():
+    assert require_value("x", "SYM", "make why SYM=NAME") == "x"
+    with pytest.raises(ConfigError) as caught:
+        require_value("", "SYM", "make why SYM=NAME")
+    assert caught.value.codes == ["usage.missing-argument"]
+    assert "make why SYM=NAME" in caught.value.problems[0].next
