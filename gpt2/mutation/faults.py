@@ -40,8 +40,9 @@ _EXCLUDED = re.compile(
 )
 # Statistics of mechanisms, which trackers and reports show: no loss and no verdict rests on them.
 _OBSERVES = re.compile(r"(^|[._])statistics($|[._])")
-# Sizes of the chunks in which a result is computed: they change its rounding and its speed alone.
-_CHUNKS = re.compile(r"(CHUNK|BLOCK)_(BYTES|ELEMENTS|ROWS)$")
+# Sizes of the chunks in which a result is computed, which change its rounding and its speed alone,
+# and constants of small forms, which are parts of the checks.
+_EXCLUDED_CONSTANTS = re.compile(r"(CHUNK|BLOCK)_(BYTES|ELEMENTS|ROWS)$|^_SMALL_")
 # Modules that matter although no function of theirs is executed: fields and steps.
 _DECLARATIONS = re.compile(r"/(options|config|shape)\.py$|gpt2/ablation/")
 # A fault location in AREA=: a file, with or without a line.
@@ -105,7 +106,7 @@ class SourceTree:
             for number, node, statement, function in mutable_nodes(tree):
                 outside = users or (every_case if _DECLARATIONS.search(path) else ())
                 cases = lines.get(statement.lineno, ()) if function else outside
-                if cases and not (_OBSERVES.search(function) or _is_chunk_size(statement)):
+                if cases and not (_OBSERVES.search(function) or _is_excluded_constant(statement)):
                     yield from self._at(path, number, node, statement, function, tuple(cases))
 
     def _at(
@@ -164,9 +165,9 @@ class _Replacement(ast.NodeTransformer):
         return self._new if node is self._old else self.generic_visit(node)
 
 
-def _is_chunk_size(statement: ast.stmt) -> bool:
+def _is_excluded_constant(statement: ast.stmt) -> bool:
     targets = statement.targets if isinstance(statement, ast.Assign) else ()
-    return any(isinstance(t, ast.Name) and _CHUNKS.search(t.id) for t in targets)
+    return any(isinstance(t, ast.Name) and _EXCLUDED_CONSTANTS.search(t.id) for t in targets)
 
 
 def _instructions(code: CodeType) -> list[Any]:

@@ -48,6 +48,15 @@ def test_a_changed_number_is_other_code(tree, faults):
     assert numbers and not any(tree.is_same_code(fault) for fault in numbers)
 
 
+def test_small_forms_and_sizes_of_chunks_are_not_changed(tree):
+    coverage = {"gpt2/loss.py": {60: ("a",)}, SCHEDULE: dict.fromkeys(range(60), ("a",))}
+    lines = {path: (ROOT / path).read_text().splitlines() for path in coverage}
+    changed = [f for f in tree.faults(coverage, ["a"]) if f.path in coverage]
+    texts = [lines[fault.path][fault.line - 1] for fault in changed]
+    assert texts and not [text for text in texts if re.match(r"_SMALL_|[A-Z_]*BLOCK_", text)]
+    assert not [fault for fault in changed if fault.function == "_small_learning_rate"]
+
+
 def test_a_draw_is_deterministic_and_without_repetition(faults):
     drawn = draw(faults, 30, seed=3)
     assert drawn == draw(faults, 30, seed=3) != draw(faults, 30, seed=4)
