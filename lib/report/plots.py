@@ -34,6 +34,8 @@ MAX_PANELS = 40
 # A difference this many times beyond the median one is cut at the edge of a forest plot.
 _CUT = 4.0
 _MAX_LABEL_CHARS = 26
+# Names in the label of points that overlap.
+_MAX_NAMES = 4
 # Room for a character of a label, and for a row.
 _CHAR_INCHES = 0.072
 _ROW_INCHES = 0.21
@@ -336,19 +338,32 @@ def _cost(
 
 
 def _spaced_labels(axes: Any, points: Sequence[tuple[float, float, str, str]]) -> None:
-    """Draw the labels right of their points, apart from each other."""
+    """Draw the labels right of their points; points that overlap have one label above them."""
     left, right = axes.get_xlim()
     low, high = axes.get_ylim()
     width, step = 0.06 * (right - left), 0.08 * (high - low)
-    placed: list[tuple[float, float]] = []
-    for x, y, text, colour in sorted(points, key=lambda point: (point[1], point[0])):
-        at = x + 0.3 * width
-        line = y
-        while any(abs(at - a) < width and abs(line - b) < step for a, b in placed):
-            at += width
-        placed.append((at, line))
-        axes.text(at, line, text, color=colour, va="center", fontsize=7.5)
-    axes.set(xlim=(left, max([right, *(at + 0.5 * width for at, _ in placed)])), ylim=(low, high))
+    groups: list[list[tuple[float, float, str, str]]] = []
+    for point in sorted(points):
+        near = [
+            group
+            for group in groups
+            if abs(point[0] - group[-1][0]) < width and abs(point[1] - group[0][1]) < step
+        ]
+        if near:
+            near[0].append(point)
+        else:
+            groups.append([point])
+    for group in groups:
+        x, y, _, colour = group[-1]
+        names = sorted((text for *_, text, _ in group if text), key=lambda text: (len(text), text))
+        shown = " ".join(names[:_MAX_NAMES]) + f" +{len(names) - _MAX_NAMES}" * (
+            len(names) > _MAX_NAMES
+        )
+        above = len(group) > 1
+        at = (group[0][0], y + 0.4 * step) if above else (x + 0.3 * width, y)
+        align = "bottom" if above else "center"
+        axes.text(*at, shown, color=colour, va=align, fontsize=7.5)
+    axes.set(xlim=(left, right + width), ylim=(low, high))
 
 
 # Documents.

@@ -31,6 +31,7 @@ from lib.report.verdict_text import (
     design_note,
     drift_note,
     format_p,
+    noise_note,
     p_equation,
     rule_note,
     seeds_note,
@@ -175,7 +176,7 @@ def _findings(results: ResultTable) -> Html:
     if not given:
         return tag("p", "No comparison has a verdict.")
     warnings = [AA_FAILED + ": the study claims differences where none exist."] * study.aa_failed
-    warnings += filter(None, [drift_note(study)])
+    warnings += filter(None, [noise_note(study), drift_note(study)])
     counts = [(word, sum(verdict.word is word for verdict in given)) for word in VerdictWord]
     parts = [
         *(tag("p", warning, class_="notice") for warning in warnings),
@@ -249,9 +250,9 @@ def _style(word: VerdictWord) -> str:
 def _verdicts(study: StudyVerdicts, shown: _Figures) -> Html:
     if not study.verdicts:
         return Html()
-    header = ("step", "against", "Δ loss", "95 % interval", "n", "p", "verdict", "remarks")
+    header = ("step", "against", "verdict", "Δ loss", "95 % interval", "n", "p", "remarks")
     grid = table(
-        header, [_verdict_row(v) for v in (*study.verdicts, *study.aa_steps)], left=(0, 1, 6, 7)
+        header, [_verdict_row(v) for v in (*study.verdicts, *study.aa_steps)], left=(0, 1, 2, 7)
     )
     note = (
         f"{rule_note(study)} Negative is better. The losses behind a difference are shown when the "
@@ -285,11 +286,11 @@ def _verdict_row(verdict: ContrastVerdict) -> list[Cell | str]:
     return [
         Cell(verdict.contrast.step),
         Cell(verdict.contrast.reference),
+        Cell(word, class_=f"word {verdict_colour(verdict)}", word=word),
         Cell(difference, verdict.difference, title="\n".join([seeds, *losses]).strip()),
         Cell(interval),
         Cell(str(verdict.n), verdict.n),
         Cell(format_p(verdict.p_of_word), verdict.p_of_word),
-        Cell(word, class_=f"word {verdict_colour(verdict)}", word=word),
         Cell("; ".join(filter(None, remarks)), class_="wrap muted"),
     ]
 

@@ -113,7 +113,7 @@ def repeat_note(study: StudyVerdicts) -> str:
             largest = max(map(abs, differences.values()))
             result = f"differs by up to {largest:.1e} nats" if largest else "is equal"
             count = len(differences)
-            note += f"REPEAT {name} {result} ({count} seed{'s' * (count > 1)})\n"
+            note += f"REPEAT {name} {result} ({count} seed{'s' * (count > 1)}).\n"
     return note
 
 
@@ -123,12 +123,12 @@ def drift_note(study: StudyVerdicts) -> str:
     if study.drift is not None and study.drift.alarms:
         p = p_equation(study.drift.p)
         change = format_difference(study.drift.trend)
-        note = f"DRIFT {p}: {change} nats from the first to the last run\n"
+        note = f"DRIFT {p}: {change} nats from the first to the last run.\n"
     for device, test in study.speed_drifts.items():
         if test.alarms:
             change = f"{math.expm1(test.trend):+.0%} tokens/s"
             note += (
-                f"DRIFT {p_equation(test.p)}: {change} from the first to the last run ({device})\n"
+                f"DRIFT {p_equation(test.p)}: {change} from the first to the last run ({device}).\n"
             )
     return note
 
@@ -240,7 +240,7 @@ def noise_note(study: StudyVerdicts) -> str:
             factor = 1 / math.sqrt(mean_of(others))
             note += (
                 f"NOISE {name}: {factor:.0f} times the deviation of the others,\n"
-                "      whose effects it hides, because the rule shared uses the mean variance\n"
+                "      whose effects it hides, because the rule shared uses the mean variance.\n"
             )
     return note
 
@@ -248,7 +248,7 @@ def noise_note(study: StudyVerdicts) -> str:
 def rule_note(study: StudyVerdicts) -> str:
     """Return a note on the columns of the verdicts, the rule, looks, pairing and drift."""
     rule, plan = study.plan.rule, study.plan
-    band = f"the band ±{rule.band:g}" if rule.band else "none declared (VERDICT_BAND)"
+    band = f"±{rule.band:g}" if rule.band else "none declared (VERDICT_BAND)"
     schedule = study.plan.schedule
     looks = [f"{look.n}" for look in schedule.taken] if schedule else []
     note = (
@@ -260,7 +260,8 @@ def rule_note(study: StudyVerdicts) -> str:
         spent = schedule.spent(rule.alpha)
         note += f"Looks at {', '.join(looks)} seeds spent {spent:.3g} of {rule.alpha:g}.\n"
     if study.pairing is not None:
-        note += f"Pairing by seed removed {study.pairing:.0%} of the variance.\n"
+        change = "removed" if study.pairing >= 0 else "added"
+        note += f"Pairing by seed {change} {abs(study.pairing):.0%} of the variance.\n"
     note += "".join(_aa_note(verdict) for verdict in study.aa_steps if verdict.is_given)
     note += noise_note(study) + repeat_note(study) + drift_note(study)
     if any(v.more_seeds and v.word is VerdictWord.INCONCLUSIVE for v in study.verdicts):

@@ -4,10 +4,11 @@ import re
 import xml.etree.ElementTree as ElementTree
 
 import pytest
+from matplotlib.figure import Figure
 
 from lib.plan.run import RunVariant
 from lib.report.figures import PALETTE, svg_element, write_figures
-from lib.report.plots import MAX_PANELS, study_figures
+from lib.report.plots import MAX_PANELS, _spaced_labels, study_figures
 from lib.report.series import runs_of_rows
 from lib.report.study_verdicts import VerdictPlan
 from lib.report.table import build_table
@@ -100,3 +101,15 @@ def test_a_large_sweep_has_every_comparison_and_a_limited_number_of_panels(tmp_p
     drawn = _figures(runs, verdict_plan=VerdictPlan())
     groups = [figure.group for figure in drawn]
     assert groups.count("forest") == 2 and groups.count("panels") == MAX_PANELS
+
+
+def test_points_that_overlap_share_a_label_above_them():
+    """A label that moved aside would name a place without a point."""
+    axes = Figure().add_subplot()
+    axes.set(xlim=(0, 100), ylim=(2, 3))
+    points = [(50 + i / 10, 2.5, str(number), "k") for i, number in enumerate((13, 2, 0, 5, 20))]
+    _spaced_labels(axes, [*points, (90, 2.5, "7", "k"), (50, 2.9, "19", "k")])
+    labels = {text.get_text(): text.get_position() for text in axes.texts}
+    assert labels.keys() == {"0 2 5 13 +1", "7", "19"}
+    x, y = labels["0 2 5 13 +1"]
+    assert x == 50 and 2.5 < y < 2.6 and labels["19"][1] == 2.9
