@@ -159,7 +159,7 @@ def summary_line(plan: Plan, views: Sequence[RunView]) -> str:
     parts = [
         f"{name} ({plan.base.repro.profile})",
         f"{variants} x {seeds} seed{'s' * (seeds > 1)}",
-        f"{len(views)} runs",
+        f"{len(views)} run{'s' * (len(views) != 1)}",
     ]
     counts = {
         state: sum(v.state == state for v in views)
