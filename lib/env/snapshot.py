@@ -195,11 +195,15 @@ def _is_current(folder: Path, facts: dict[str, Any], max_age_hours: int) -> bool
     index = read_index(folder)
     if any(index.get(name) != value for name, value in facts.items()):
         return False
-    age_hours = (time.time() - index["taken_at"]) / 3600
+    taken_at, digests = index.get("taken_at"), index.get("files")
+    # A damaged snapshot is taken again.
+    if not isinstance(taken_at, int | float) or not isinstance(digests, dict):
+        return False
+    age_hours = (time.time() - taken_at) / 3600
     # A time in the future indicates a wrong clock.
     if not 0 <= age_hours < max_age_hours:
         return False
-    files = index["files"].items()
+    files = digests.items()
     return all((folder / name).is_file() and sha256_file(folder / name) == d for name, d in files)
 
 
