@@ -10,7 +10,7 @@ MAKEFLAGS += --no-builtin-rules --no-builtin-variables --no-print-directory
 SETTINGS := SET SYM A B STEPS SEEDS RUNS RUN OUT JOBS ON_STALE KEEP_GOING YES JSON V O EXTRAS
 SETTINGS += PYTHON SWEEP SAMPLES ITERS QUANT PROMPT TOKENS TEMPERATURE TOP_K TOP_P SEED
 SETTINGS += ALLOW_DIRTY COUNT CHECKS FAST DEFCONFIG DATA GPU CHECK_GPU_MEMORY_GB DRY_RUN
-SETTINGS += AXIS LABEL_BY FORCE SOURCE FULL TWICE AREA CLAIMS UPDATE STRICT GPUS
+SETTINGS += AXIS LABEL_BY FORCE SOURCE FULL TWICE AREA CLAIMS UPDATE STRICT GPUS WHERE
 SETTINGS += NO_COLOR KCONFIG_CONFIG MENUCONFIG_STYLE
 freeze = $(eval override $(1) := $$(value $(1)))$(eval export $(1))
 given = $(filter-out undefined,$(origin $(1)))
@@ -185,8 +185,11 @@ style: setup ## Check formatting, lint, types, and names in documents
 	$(Q)$(PY) scripts/check_style.py
 
 ##@ Evaluate
-.PHONY: report verdicts claims audit compare verify-results figures curves sweep-leaderboard \
+.PHONY: ls report verdicts claims audit compare verify-results figures curves sweep-leaderboard \
 	evaluate generate export bench bench-settings bench-overhead bench-nsa needle-test validate-machine
+ls: setup $(ANY_CONFIG_PY) ## List all runs of all studies, or those WHERE=
+	$(Q)$(PY) scripts/list_runs.py $(INTO)
+
 report: $(CONFIG_PY) ## Write report.html and tables of the finished runs
 	$(Q)$(PY) scripts/report.py $(INTO)
 
@@ -275,6 +278,7 @@ mrproper: clean ## Also remove .config, and a .venv that make created
 ##: SEEDS=auto  More seeds until every comparison has a word
 ##: RUNS=PATTERN  Runs: patterns over the names of make plan, or paths
 ##: RUN=NAME  One run: its name in make plan, or its directory
+##: WHERE="N_LAYER=6 val_loss<2.5 state=done"  For ls: = != < <= > >=
 ##: CLAIMS=FILE  For claims: quoted numbers (claims.toml); OUT=DIR
 ##: UPDATE=1  For claims: write current values and digests into it
 ##: OUT=DIR  For export: the new folder

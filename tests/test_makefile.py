@@ -78,6 +78,7 @@ def unconfigured(tmp_path):
         ("train", "scripts/train.py"),
         ("report", "scripts/report.py"),
         ("audit", "scripts/audit_run.py"),
+        ("ls", "scripts/list_runs.py"),
         ("generate", "scripts/generate.py"),
         ("evaluate", "scripts/evaluate.py"),
         ("bench", "scripts/bench.py"),
@@ -198,6 +199,7 @@ class TestValuesAreText:
             ["rerun", "-n", f"RUNS={HOSTILE}"],
             ["compare", f"A={HOSTILE}", f"B={HOSTILE}", f"AXIS={HOSTILE}", f"LABEL_BY={HOSTILE}"],
             ["verdicts", f"STEPS={HOSTILE}", f"SEEDS={HOSTILE}"],
+            ["ls", f"WHERE={HOSTILE}"],
             ["claims", f"CLAIMS={HOSTILE}", f"OUT={HOSTILE}", f"UPDATE={HOSTILE}"],
             ["verify-results", f"RUNS={HOSTILE}", f"SOURCE={HOSTILE}", f"AXIS={HOSTILE}"],
             ["reproduce", f"RUN={HOSTILE}", f"DATA={HOSTILE}", f"FORCE={HOSTILE}"],
@@ -253,6 +255,7 @@ def test_a_former_variable_is_an_error(name):
         (["quick-compare"], "usage.missing-argument"),
         (["rerun"], "usage.missing-argument"),
         (["audit"], "usage.missing-argument"),
+        (["ls", "WHERE=N_LAYER==6"], "usage.invalid-condition"),
     ],
     ids=" ".join,
 )

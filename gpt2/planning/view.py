@@ -286,7 +286,7 @@ def _view(run: PlannedRun[Config], sizes: _ModelSizes, estimate: "_Speed") -> Ru
     budget = run_budget(config)
     tokens = None if budget.is_time else budget.iterations * budget.tokens_per_iteration
     status = read_status(directory)
-    state = _state(directory, status)
+    state = run_state(directory, status)
     flops = sizes.flops_per_token
     seconds, source = _measured_seconds(directory) if state == "done" else None, "measured"
     if seconds is None and tokens is None:
@@ -346,7 +346,7 @@ def _joined(values: Sequence[str]) -> str:
     return "/".join(dict.fromkeys(values))
 
 
-def _state(directory: RunDir, status: RunStatus | None) -> str:
+def run_state(directory: RunDir, status: RunStatus | None) -> str:
     """Return the state of a run; RUNNING without a live process is interrupted."""
     match status.state if status else None:
         case None:

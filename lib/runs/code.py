@@ -36,6 +36,7 @@ NOT_TRAINING = (
     "gpt2/planning/",
     "gpt2/records/audit.py",
     "gpt2/records/comparison.py",
+    "gpt2/records/listing.py",
     "gpt2/running/",
     "lib/build/",
     "lib/console.py",

@@ -35,6 +35,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "report": ("report", *_STUDY),
     "report-json": ("report", *_STUDY, "--json"),
     "verdicts-json": ("verdicts", *_STUDY, "--json"),
+    "ls": ("list_runs",),
     "audit": ("audit_run", *_STUDY, "--runs", "*"),
     "compare": ("compare_runs", "A", "B"),
     "compare-json": ("compare_runs", "A", "B", "--json"),
@@ -55,7 +56,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
 # Commands that read the files of a place.
 _BUILD_COMMANDS = ("plan", "status", "why", "olddefconfig", "data-verify", "report")
 _DATA_COMMANDS = ("data", "data-verify", "evaluate", "train", "make", "plan")
-_UNFINISHED_COMMANDS = ("train", "train", "status", "status-json", "watch", "audit", "plan")
+_UNFINISHED_COMMANDS = ("train", "train", "status", "status-json", "watch", "audit", "ls", "plan")
 _RUN_COMMANDS = (
     *(name for name in COMMANDS if name not in (*_BUILD_COMMANDS, *_DATA_COMMANDS)),
     *("plan", "status", "report", "make", "evaluate"),

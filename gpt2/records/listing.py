@@ -1,0 +1,432 @@
+"""``make ls``: every run below the results folder, of all studies and configurations.
+
+A run that cannot be read is a row with the cause. Reads status, configuration, manifest and summary
+of each run; verifies no digests (``make audit`` does). Imports no torch.
+"""
+
+import dataclasses
+import difflib
+import operator
+import re
+import shlex
+import shutil
+import textwrap
+import time
+import typing
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from gpt2.config import Config
+from gpt2.planning.view import run_state
+from lib.env.gpu import cpu_model
+from lib.errors import ConfigError, Problem, printable
+from lib.json_files import DamagedRecord, MissingRecord, RecordError
+from lib.report.render import json_document, text_lines
+from lib.runs.code import drift, installed_torch
+from lib.runs.record import RunRecord
+from lib.runs.run_dir import RunDir, State, read_status
+from lib.tracking.options import TRACKERS
+
+SCHEMA_VERSION = 1
+_ARCHIVED = ".old-"
+_NAME = re.compile(r"(?P<step>.+)-s(?P<seed>\d+)-(?P<hash>[0-9a-f]{8})")
+# A longer name is cut before the seed in a table that must fit the terminal.
+_MAX_NAME_CHARS = 44
+_COMMIT_CHARS = 8
+_MAX_VALUES_SHOWN = 5
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class ListedRun:
+    """One run directory; a figure is None if it was not recorded."""
+
+    # <study>/<directory>
+    run: str
+    study: str
+    # Slug of the step.
+    step: str
+    # new, running, done, failed, interrupted, stale or damaged
+    state: str
+    # Cause of a failure or damage, else "".
+    problem: str = ""
+    seed: int | None = None
+    iteration: int = 0
+    val_loss: float | None = None
+    parameters: int | None = None
+    tokens: int | None = None
+    train_seconds: float | None = None
+    # Seconds since the epoch at which the run ended; None for a run that has not.
+    ended_at: float | None = None
+    # "-dirty" is appended for uncommitted code.
+    commit: str = ""
+    hash8: str = ""
+    # Digest of configuration and data.
+    run_id: str = ""
+    # The value of every symbol.
+    symbols: Mapping[str, Any] = field(default_factory=dict)
+
+    def value(self, name: str) -> Any:
+        """Return the field or symbol ``name``; None if the run has none."""
+        if name == "finished":
+            return _clock(self.ended_at)
+        if name == "hash":
+            return self.hash8 or None
+        return vars(self)[name] if name in FIELDS else self.symbols.get(name)
+
+
+# Field → heading, in the order of the full table.
+FIELDS: Mapping[str, str] = {
+    "run": "run",
+    "study": "study",
+    "step": "step",
+    "state": "state",
+    "seed": "seed",
+    "iteration": "iteration",
+    "val_loss": "val loss",
+    "parameters": "params",
+    "tokens": "tokens",
+    "train_seconds": "seconds",
+    "finished": "finished",
+    "commit": "commit",
+    "hash": "hash",
+}
+# Fields that are compared as text, the last three by their beginning.
+_TEXTS = ("run", "study", "step", "state", "finished", "commit", "hash")
+_BY_BEGINNING = ("finished", "commit", "hash")
+_ALWAYS_SHOWN = ("run", "state", "val_loss", "finished")
+_LEFT_ALIGNED = ("run", "study", "step", "state", "finished", "commit", "hash")
+
+
+@dataclass(frozen=True)
+class RunList:
+    """The runs below a folder, and the number of archived runs that are not listed."""
+
+    folder: Path
+    runs: Sequence[ListedRun]
+    archived: int = 0
+
+    @property
+    def differing(self) -> dict[str, list[str]]:
+        """Return {symbol: its values} of the symbols that can change a result and differ."""
+        readable = [run.symbols for run in self.runs if run.symbols]
+        names = sorted({name for symbols in readable for name in symbols} - _without_effect())
+        values = {name: {_shown(symbols.get(name)) for symbols in readable} for name in names}
+        return {name: sorted(found, key=_order) for name, found in values.items() if len(found) > 1}
+
+
+def list_runs(folder: Path) -> RunList:
+    """Return every run in the study folders of ``folder``, sorted by study, step and seed.
+
+    Runs that were trained again (``.old-``) are counted only. Raises OSError if a folder cannot be
+    read.
+    """
+    studies = (
+        [path for path in sorted(folder.iterdir()) if path.is_dir()] if folder.exists() else []
+    )
+    paths = [path for study in studies for path in study.iterdir() if _is_run(path)]
+    archived = [path for path in paths if _ARCHIVED in path.name]
+    # Read once: both are slow.
+    now = {"torch": installed_torch(), "device": cpu_model()}
+    runs = [_read(path, now) for path in paths if path not in archived]
+    runs.sort(key=lambda run: (run.study, run.step, run.seed or 0, run.run))
+    return RunList(folder, runs, len(archived))
+
+
+def _is_run(path: Path) -> bool:
+    run = RunDir(path)
+    recorded = run.resolved_config.exists() or run.status.exists()
+    return path.is_dir() and (recorded or _NAME.fullmatch(path.name) is not None)
+
+
+def _read(path: Path, now: Mapping[str, str]) -> ListedRun:
+    run, name = RunDir(path), _NAME.fullmatch(path.name)
+    status = read_status(run)
+    state = run_state(run, status)
+    message = status.message.split("\n")[0] if status and state in ("failed", "damaged") else ""
+    row = ListedRun(
+        run=f"{path.parent.name}/{path.name}",
+        study=path.parent.name,
+        step=name["step"] if name else path.name,
+        state=state,
+        problem=message,
+        seed=int(name["seed"]) if name else None,
+        hash8=name["hash"] if name else "",
+        iteration=status.iteration if status else 0,
+    )
+    if status is None or status.state is State.DAMAGED:
+        return row
+    try:
+        ended = status.written_at if state != "running" else None
+        if ended is not None and _clock(ended) is None:
+            raise DamagedRecord(run.status, "written_at in seconds since 1970", f"{ended}")
+        return dataclasses.replace(row, ended_at=ended, **_recorded(RunRecord(run), state, now))
+    except RecordError as error:
+        problem = f"{error.file.name}: {error.problems[0].what}"
+        return dataclasses.replace(row, state="damaged", problem=problem)
+
+
+def _recorded(record: RunRecord, state: str, now: Mapping[str, str]) -> dict[str, Any]:
+    """Return the fields from the files of a started run; a finished run must have all files."""
+    done = state == "done"
+    config = _optional(lambda: record.config, done)
+    manifest = _optional(lambda: record.manifest, done)
+    fields: dict[str, Any] = {}
+    if config is not None:
+        fields |= {"symbols": config.symbols, "hash8": config.hash8}
+    if manifest is not None:
+        code, dirty = manifest.code, "-dirty" * (manifest.code.dirty_tree is True)
+        fields |= {
+            "commit": f"{code.git_sha or 'unknown'}{dirty}",
+            "run_id": str(manifest.find("run", "run_id")),
+        }
+        # The model of a GPU cannot be read without torch.
+        on_cpu = config is None or config.symbols.get("DEVICE", "cpu") == "cpu"
+        device = now["device"] if on_cpu else manifest.origin.device
+        if done and drift(vars(manifest.origin), {**now, "device": device}):
+            fields["state"] = "stale"
+    if done:
+        final, timing = record.summary.final, record.summary.timing
+        fields |= {
+            "val_loss": final.val_loss,
+            "parameters": final.parameters,
+            "tokens": final.tokens,
+            "train_seconds": timing.train_seconds,
+        }
+    return fields
+
+
+def _optional(read: Callable[[], T], required: bool) -> T | None:
+    """Return the record; None if it does not exist, unless it is ``required``."""
+    try:
+        return read()
+    except MissingRecord:
+        if required:
+            raise
+        return None
+
+
+def _without_effect() -> set[str]:
+    """Return SEED, a field, and the symbols that cannot change a result: folders, intervals, trackers."""
+    return {"SEED", *_ineffective(Config, True), *TRACKERS.symbols()}
+
+
+def _ineffective(cls: type, parent: bool) -> Iterator[str]:
+    kinds = typing.get_type_hints(cls)
+    for bound in dataclasses.fields(cls):
+        effective = parent and bound.metadata.get("identity", True)
+        if "symbol" in bound.metadata:
+            yield from () if effective else (bound.metadata["symbol"],)
+        elif dataclasses.is_dataclass(kinds[bound.name]):
+            yield from _ineffective(kinds[bound.name], effective)
+
+
+# Conditions.
+
+
+_OPERATORS: Mapping[str, Callable[[Any, Any], bool]] = {
+    "=": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+# A value contains no operator: N_LAYER=6,val_loss<2 and N_LAYER==6 would match no run.
+_CONDITION = re.compile(r"(\w+)(!=|<=|>=|=|<|>)([^=<>!]*)")
+_EXAMPLE = 'type: make ls WHERE="N_LAYER=6 val_loss<2.5 state=done"'
+_DAY = re.compile(r"\d{4}(-\d\d(-\d\d( \d\d(:\d\d)?)?)?)?")
+
+
+@dataclass(frozen=True)
+class _Condition:
+    name: str
+    sign: str
+    text: str
+
+    def holds(self, run: ListedRun) -> bool:
+        """Return whether the run satisfies the condition; a run without the value does not."""
+        value = run.value(self.name)
+        if value is None:
+            return False
+        compare = _OPERATORS[self.sign]
+        a, b = (None, None) if self.name in _TEXTS else (_number(value), _number(self.text))
+        if a is not None and b is not None:
+            return compare(a, b)
+        if self.name in _BY_BEGINNING:
+            return compare(str(value)[: len(self.text)], self.text)
+        return self.sign in ("=", "!=") and compare(_shown(value), self.text)
+
+
+def select(listed: RunList, where: str) -> RunList:
+    """Return the runs that satisfy every condition of ``where``, such as ``N_LAYER=6 val_loss<2.5``.
+
+    Raises ConfigError for a malformed condition or an unknown field.
+    """
+    try:
+        texts = shlex.split(where)
+    except ValueError as error:
+        raise _invalid(where, str(error)) from None
+    conditions = [_condition(text, listed.runs) for text in texts]
+    runs = [run for run in listed.runs if all(condition.holds(run) for condition in conditions)]
+    return dataclasses.replace(listed, runs=runs)
+
+
+def _condition(text: str, runs: Sequence[ListedRun]) -> _Condition:
+    match = _CONDITION.fullmatch(text)
+    if match is None:
+        raise _invalid(text, "expected FIELD, one of = != < <= > >=, and a value, without blanks")
+    condition = _Condition(*match.groups())
+    name = condition.name
+    known = [*FIELDS, *dict.fromkeys(name for run in runs for name in run.symbols)]
+    if runs and name not in known:
+        spelled = {other.lower(): other for other in known}
+        near = [spelled[low] for low in difflib.get_close_matches(name.lower(), spelled)]
+        nearest = f" (nearest: {', '.join(near)})" if near else ""
+        what = f"unknown field {name!r}{nearest}"
+        raise ConfigError(Problem(what, "WHERE", _EXAMPLE, code="usage.unknown-field"))
+    if name == "finished" and not _DAY.fullmatch(condition.text):
+        raise _invalid(text, "expected a time such as 2026-11-23, or '2026-11-23 14:05'")
+    if condition.sign in ("=", "!=") or name in _BY_BEGINNING:
+        return condition
+    if _number(condition.text) is None:
+        raise _invalid(text, f"expected a number, got {condition.text!r}")
+    values = [value for run in runs if (value := run.value(name)) is not None]
+    if name in _TEXTS or (values and all(_number(value) is None for value in values)):
+        raise _invalid(text, f"{name} is not a number (expected = or !=)")
+    return condition
+
+
+def _invalid(text: str, reason: str) -> ConfigError:
+    return ConfigError(
+        Problem(f"{text}: {reason}", "WHERE", _EXAMPLE, code="usage.invalid-condition")
+    )
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, bool) or not re.fullmatch(r"[+-]?[\d.]+([eE][+-]?\d+)?", str(value)):
+        return None
+    try:
+        return float(value)
+    except ValueError:
+        return None
+
+
+# Output.
+
+
+def to_json(listed: RunList) -> str:
+    """Return the runs as one JSON document; ``settings`` are the symbols in which the runs differ."""
+    names = listed.differing
+    runs = [
+        {key: value for key, value in vars(run).items() if key != "symbols"}
+        | {"settings": {name: run.symbols.get(name) for name in names} if run.symbols else {}}
+        for run in listed.runs
+    ]
+    document = {
+        "folder": str(listed.folder),
+        "differing": list(names),
+        "archived": listed.archived,
+        "runs": runs,
+    }
+    return json_document(SCHEMA_VERSION, document)
+
+
+def to_text(listed: RunList, where: str = "", *, every_column: bool = False) -> str:
+    """Return one line per run, causes of failures, the differing settings and a summary.
+
+    The columns fit the terminal unless ``every_column``; settings named in ``where`` come first.
+    """
+    width = shutil.get_terminal_size().columns
+    differing = listed.differing
+    names = sorted(differing, key=lambda name: name not in re.findall(r"\w+", where))
+    fixed = list(FIELDS) if every_column else list(_ALWAYS_SHOWN)
+    columns = [_column(name, listed.runs, every_column) for name in [*fixed, *names]]
+    if not every_column:
+        columns = _fitting(columns, width, len(fixed))
+    right = [i for i, (heading, *_) in enumerate(columns) if heading in _RIGHT_ALIGNED]
+    lines = text_lines(list(zip(*columns, strict=True)), right=right) if listed.runs else []
+    for run in listed.runs:
+        if run.problem:
+            lines += textwrap.wrap(
+                f"{run.run}: {run.state}: {run.problem}", width, subsequent_indent="  "
+            )
+    hidden = [name for name in names if name not in {heading for heading, *_ in columns}]
+    if hidden:
+        values = "; ".join(f"{name} {_some(differing[name])}" for name in hidden)
+        text = f"also differ in (V=1 shows all): {values}"
+        lines += textwrap.wrap(text, width, subsequent_indent="  ", break_on_hyphens=False)
+    lines += textwrap.wrap(_summary(listed), width, subsequent_indent="  ", break_on_hyphens=False)
+    return "".join(f"{printable(line)}\n" for line in lines)
+
+
+_RIGHT_ALIGNED = {heading for name, heading in FIELDS.items() if name not in _LEFT_ALIGNED}
+
+
+def _column(name: str, runs: Sequence[ListedRun], full: bool) -> list[str]:
+    """Return the heading and the cells of a column."""
+    cells = []
+    for run in runs:
+        value = run.value(name)
+        text = "-" if value in (None, "") else _shown(value)
+        if name == "val_loss" and value is not None:
+            text = f"{value:.4f}"
+        elif name == "train_seconds" and value is not None:
+            text = f"{value:.0f}"
+        elif name == "commit":
+            text = text.replace(text[_COMMIT_CHARS:40], "") if len(text) >= 40 else text
+        elif name == "run" and not full and len(text) > _MAX_NAME_CHARS:
+            text = f"{text[: _MAX_NAME_CHARS - 18]}…{text[-17:]}"
+        cells.append(text)
+    return [FIELDS.get(name, name), *cells]
+
+
+def _fitting(columns: Sequence[list[str]], width: int, at_least: int) -> list[list[str]]:
+    """Return the first columns, and each further column for which there is room."""
+    chosen, used = [], -2
+    for number, column in enumerate(columns):
+        needed = max(map(len, column)) + 2
+        if number < at_least or used + needed <= width:
+            chosen.append(column)
+            used += needed
+    return chosen
+
+
+def _summary(listed: RunList) -> str:
+    if not listed.runs:
+        return f"no runs in {listed.folder}"
+    counts = Counter(run.state for run in listed.runs)
+    parts = [f"{len(listed.runs)} run{'s' * (len(listed.runs) != 1)} in {listed.folder}"]
+    parts += [f"{count} {state}" for state, count in counts.most_common()]
+    parts += [f"{listed.archived} archived (not listed)"] if listed.archived else []
+    return ", ".join(parts)
+
+
+def _some(values: Sequence[str]) -> str:
+    shown = ", ".join(value or "-" for value in values[:_MAX_VALUES_SHOWN])
+    return f"{shown}, …" if values[_MAX_VALUES_SHOWN:] else shown
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "-"
+    return ("y" if value else "n") if isinstance(value, bool) else str(value)
+
+
+def _order(text: str) -> tuple[bool, float, str]:
+    number = _number(text)
+    return (number is None, number or 0.0, text)
+
+
+def _clock(seconds: float | None) -> str | None:
+    """Return the local time to the minute; None without a time, or if the number is not a time."""
+    if seconds is None:
+        return None
+    try:
+        return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
+    except (OverflowError, OSError, ValueError):
+        return None

@@ -1,0 +1,171 @@
+"""The list of all runs below the results folder, and its conditions."""
+
+import json
+
+import pytest
+
+from gpt2.records.listing import list_runs, select, to_json, to_text
+from lib.env.gpu import cpu_model
+from lib.errors import ConfigError
+from lib.files import write_json
+from lib.runs.code import installed_torch
+from lib.runs.run_dir import RunDir, RunStatus, State, write_status
+from tests.lib.fabricated import IDENTITY, MANIFEST, changed, write_run
+
+CURRENT = changed(
+    MANIFEST,
+    origin={"torch": installed_torch(), "device": cpu_model(), "sources": {}},
+    run={"run_id": "r1"},
+)
+
+
+def add(folder, name, manifest=CURRENT, loss=2.0, **symbols):
+    """Write a finished run; return its directory."""
+    run = write_run(folder / name, manifest=manifest, final={"val_loss": loss})
+    record = {
+        "hash8": name[-8:],
+        "identity": IDENTITY,
+        "symbols": {"SEED": int(name.split("-s")[1][0]), "DEVICE": "cpu", **symbols},
+    }
+    write_json(run.resolved_config, record)
+    return run
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    """Two studies with a run in every state, and an archived one."""
+    folder = tmp_path_factory.mktemp("results")
+    add(folder, "ratio/base-s1-aaaaaaaa", N_LAYER=4, DROPOUT="0.1", COMPILE=False, JOBS=1)
+    add(folder, "ratio/base-s2-aaaaaaab", loss=1.5, N_LAYER=4, DROPOUT="0.10", COMPILE=True, JOBS=2)
+    add(
+        folder, "single/run-s1-bbbbbbbb", MANIFEST, loss=3.0, N_LAYER=6, DROPOUT="0.2", COMPILE=True
+    )
+    add(folder, "ratio/base-s1-aaaaaaaa.old-20260101-000000")
+    broken = add(folder, "ratio/ra-s1-cccccccc")
+    broken.summary.write_text("{")
+    for name, state in (("a", State.RUNNING), ("b", State.FAILED), ("c", State.INTERRUPTED)):
+        run = RunDir(folder / f"ratio/{name}-s1-dddddddd")
+        run.path.mkdir()
+        write_status(run, RunStatus(state, message="loss is not finite", iteration=7))
+    (folder / "ratio/d-s3-eeeeeeee").mkdir()
+    (folder / "ratio/figures").mkdir()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def listed(results):
+    return list_runs(results)
+
+
+def names(listed):
+    return [run.run.partition("/")[2] for run in listed.runs]
+
+
+def test_every_run_of_every_study_is_a_row_with_its_state(listed):
+    assert {run.run: run.state for run in listed.runs} == {
+        "ratio/base-s1-aaaaaaaa": "done",
+        "ratio/base-s2-aaaaaaab": "done",
+        "ratio/ra-s1-cccccccc": "damaged",
+        "ratio/a-s1-dddddddd": "interrupted",
+        "ratio/b-s1-dddddddd": "failed",
+        "ratio/c-s1-dddddddd": "interrupted",
+        "ratio/d-s3-eeeeeeee": "new",
+        "single/run-s1-bbbbbbbb": "stale",
+    }
+    assert listed.archived == 1
+
+
+def test_a_row_has_the_facts_of_its_run(listed):
+    run = next(run for run in listed.runs if run.run == "ratio/base-s2-aaaaaaab")
+    assert (run.step, run.seed, run.val_loss, run.hash8) == ("base", 2, 1.5, "aaaaaaab")
+    assert (run.commit, run.run_id) == ("0" * 40, "r1") and run.ended_at is not None
+    broken = next(run for run in listed.runs if run.state == "damaged")
+    assert "summary.json" in broken.problem and broken.val_loss is None
+    assert broken.problem in to_text(listed).replace("\n  ", " ")
+
+
+@pytest.mark.parametrize(
+    "damage",
+    ['{"written_at": 1e300, "state": "SUCCESS"}', "[]", '{"state": "GREAT"}', "\udcff"],
+)
+def test_a_damaged_status_is_a_row(tmp_path, damage):
+    run = add(tmp_path, "ratio/x-s1-aaaaaaaa")
+    run.status.write_text(damage, errors="surrogateescape")
+    (row,) = list_runs(tmp_path).runs
+    assert row.state == "damaged" and "status.json" in row.problem
+
+
+def test_the_settings_of_equal_value_or_without_effect_are_not_listed(listed):
+    assert listed.differing == {
+        "COMPILE": ["n", "y"],
+        "DROPOUT": ["0.1", "0.10", "0.2"],
+        "N_LAYER": ["4", "6"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("where", "expected"),
+    [
+        ("N_LAYER=6", ["run-s1-bbbbbbbb"]),
+        ("N_LAYER!=6", ["base-s1-aaaaaaaa", "base-s2-aaaaaaab"]),
+        ("DROPOUT=.1 val_loss<2", ["base-s2-aaaaaaab"]),
+        ("val_loss<=2", ["base-s1-aaaaaaaa", "base-s2-aaaaaaab"]),
+        ("val_loss>2", ["run-s1-bbbbbbbb"]),
+        ("COMPILE=y state=done", ["base-s2-aaaaaaab"]),
+        ("seed>=3", ["d-s3-eeeeeeee"]),
+        ("hash=aaaaaaa seed=1", ["base-s1-aaaaaaaa"]),
+        ("study!=ratio", ["run-s1-bbbbbbbb"]),
+        ("finished<2026 study=single", []),
+        ("finished>=1971 commit=0000 study=single", ["run-s1-bbbbbbbb"]),
+        ("", None),
+    ],
+)
+def test_conditions_select_runs(listed, where, expected):
+    assert names(select(listed, where)) == (names(listed) if expected is None else expected)
+
+
+@pytest.mark.parametrize(
+    ("where", "code", "hint"),
+    [
+        ("N_LAYR=6", "usage.unknown-field", "N_LAYER"),
+        ("val_los<2", "usage.unknown-field", "val_loss"),
+        ("n_layer=6", "usage.unknown-field", "N_LAYER"),
+        ("N_LAYER==6", "usage.invalid-condition", ""),
+        ("N_LAYER=6,val_loss<2", "usage.invalid-condition", ""),
+        ("N_LAYER = 6", "usage.invalid-condition", ""),
+        ("N_LAYER", "usage.invalid-condition", ""),
+        ("val_loss<low", "usage.invalid-condition", "number"),
+        ("state<3", "usage.invalid-condition", "number"),
+        ("finished>today", "usage.invalid-condition", "time"),
+        ("state='done", "usage.invalid-condition", ""),
+        ("__class__=1", "usage.unknown-field", ""),
+    ],
+)
+def test_an_invalid_condition_is_one_error(listed, where, code, hint):
+    with pytest.raises(ConfigError) as caught:
+        select(listed, where)
+    assert caught.value.codes == [code]
+    assert hint in caught.value.problems[0].what and caught.value.problems[0].where == "WHERE"
+
+
+def test_the_list_fits_80_columns_and_v1_shows_every_setting(listed, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = to_text(listed).splitlines()
+    assert max(map(len, lines)) <= 80
+    header = to_text(listed, every_column=True).splitlines()[0].split()
+    assert {"commit", "hash", "step", "seed", "COMPILE", "DROPOUT", "N_LAYER"} <= set(header)
+    narrow = to_text(listed, "N_LAYER=4 COMPILE=y").splitlines()[0].split()
+    assert narrow[-1] in ("N_LAYER", "COMPILE")
+
+
+def test_json_lists_the_same_runs(listed):
+    document = json.loads(to_json(listed))
+    assert [run["run"] for run in document["runs"]] == [run.run for run in listed.runs]
+    first = next(run for run in document["runs"] if run["step"] == "base")
+    assert first["settings"] == {"COMPILE": False, "DROPOUT": "0.1", "N_LAYER": 4}
+    assert document["archived"] == 1 and document["differing"] == ["COMPILE", "DROPOUT", "N_LAYER"]
+
+
+def test_an_absent_folder_has_no_runs(tmp_path):
+    listed = select(list_runs(tmp_path / "none"), "N_LAYER=6")
+    assert listed.runs == [] and len(to_text(listed).splitlines()) == 1
