@@ -19,11 +19,14 @@ EXPORTED = "KABLATE_EXPORTED"
 COMMON = {"O", "V", "PYTHON", "EXTRAS", "NO_COLOR", "KCONFIG_CONFIG", "MENUCONFIG_STYLE"}
 
 
-def require_read(reads: Collection[str]) -> None:
+def require_read(reads: Collection[str], command: str = "") -> None:
     """Raise ConfigError if a variable of make's command line is not among those that a script reads.
 
-    Logs each variable that the script reads from the environment.
+    Logs each variable that the script reads from the environment. A ``command`` other than make's
+    target is part of another target, as loading and converting ``.config`` are, and does nothing.
     """
+    if not os.environ.get(TARGET, "").startswith(command):
+        return
     # Removed, because they are not about the scripts that this one starts.
     target, given, exported = (os.environ.pop(name, "") for name in (TARGET, GIVEN, EXPORTED))
     unread = [name for name in given.split() if name not in reads and name not in COMMON]

@@ -48,6 +48,11 @@ def pytest_configure(config: pytest.Config) -> None:
         multiprocessing.util.spawnv_passfds = partial(_skip_at_spawn, spawnv_passfds)
 
 
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Return one worker more than there are cores: a test that runs commands mostly waits."""
+    return len(os.sched_getaffinity(0)) + 1
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     """Note that a test is running here: xdist starts its workers outside of tests."""
@@ -64,7 +69,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     The whole suite starts with its slow tests, so that no worker is left with one at the end.
     """
     if not config.getoption("fast"):
-        items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+        items.sort(key=lambda item: not _is_slow(item))
         return
     cases: dict[str, list[pytest.Item]] = {}
     for item in items:
@@ -73,6 +78,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     selected = {item for group in cases.values() for item in _spread(group)}
     config.hook.pytest_deselected(items=[item for item in items if item not in selected])
     items[:] = [item for item in items if item in selected]
+
+
+def _is_slow(item: pytest.Item) -> bool:
+    """Return whether a test is marked slow or runs commands."""
+    return item.get_closest_marker("slow") is not None or "integration" in item.path.parts
 
 
 def _spread(cases: list[pytest.Item]) -> list[pytest.Item]:

@@ -3,9 +3,12 @@
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from gpt2.ablation import STUDIES
 from gpt2.ablation.step import Step, Study
 from gpt2.config import Config
-from lib.config.layers import ConfigLayer
+from lib.config import dotconfig
+from lib.config.dotconfig import ConfigWorkspace
+from lib.config.layers import ConfigLayer, parse_command_line_settings
 from lib.config.tree import KconfigTree
 from lib.errors import ConfigError, Problem
 from lib.files import canonical_json
@@ -47,6 +50,23 @@ def resolve_config(tree: KconfigTree, layers: Sequence[ConfigLayer]) -> Config:
     Raises ConfigError located at the lines that break a rule.
     """
     return tree.checked(layers, Config.from_values)[1]
+
+
+def layers_on_top(place: ConfigWorkspace, settings: str, steps: str) -> list[ConfigLayer]:
+    """Return the layers of SET= and of one step of the study that ``.config`` selects.
+
+    Raises ConfigError if ``steps`` selects several steps.
+    """
+    layers = [parse_command_line_settings(settings)] if settings else []
+    if not steps:
+        return layers
+    values = dotconfig.resolve_config(KconfigTree(place.root), place.config, *layers).values
+    study = STUDIES[str(values["ABLATION_STUDY"])]
+    selected = study.select(steps)
+    if len(selected) != 1:
+        what = f"invalid value (expected one step, got {', '.join(s.slug for s in selected)})"
+        raise ConfigError(Problem(what, "STEPS", code="usage.invalid-value"))
+    return [*layers, *step_layers(study, selected[0])]
 
 
 def resolve_study(

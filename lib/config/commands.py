@@ -328,12 +328,12 @@ def _try(tree: KconfigTree, resolution: ResolvedConfig, layer: ConfigLayer) -> d
 
 
 def explain_symbol(
-    place: ConfigWorkspace, question: str, json: bool, layers: Sequence[ConfigLayer] = ()
+    place: ConfigWorkspace, sym: str, json: bool, layers: Sequence[ConfigLayer] = ()
 ) -> str:
     """Explain the value of NAME, or whether NAME=VALUE would take effect, with ``layers`` on top."""
-    require_value(question, "SYM", "make why SYM=NAME")
+    require_value(sym, "SYM", "make why SYM=NAME")
     tree = KconfigTree(place.root)
-    explanation = explain_value(tree, resolve_config(tree, place.config, *layers), question)
+    explanation = explain_value(tree, resolve_config(tree, place.config, *layers), sym)
     return _document(explanation) if json else format_explanation(explanation)
 
 

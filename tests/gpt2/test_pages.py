@@ -28,7 +28,7 @@ def test_a_page_names_symbols_costs_and_what_off_means(folders, part):
     # The members of a choice are named by its own name and by what they are.
     symbols = {s.name for s in KconfigTree().symbols() if folders[s.name] == part and not s.choice}
     assert not {name for name in symbols if name not in text}
-    for row in ("parameters", "computed", "off", "decoding"):
+    for row in ("parameters", "implementation", "off", "decoding"):
         assert f"\n| {row}" in text, row
 
 

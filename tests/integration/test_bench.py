@@ -48,8 +48,8 @@ def test_table_gives_medians_and_the_spread_of_the_ratio():
     )
     text = unaligned(text)
     assert "| x | 1,200 | 1,000 | 1,100 | 1.20 (1.10 to 1.30) | 1.10 (1.00 to 1.20) |" in text
-    assert "| torch fused AdamW | 500 | 1.00 (1.00 to 1.00) | 1.00 | 1.00 |" in text
-    assert "| sgd | 250 | 0.50 (0.40 to 0.60) | 0.50 | 0.50 |" in text
+    assert "| torch fused AdamW | 500 | 1.00 (1.00 to 1.00) | 1.0 GiB | 1.00 |" in text
+    assert "| sgd | 250 | 0.50 (0.40 to 0.60) | 0.5 GiB | 0.50 |" in text
     assert "| ra | 1.50 (1.40 to 1.70) | 1.25 (1.25 to 1.25) |" in text
 
 
