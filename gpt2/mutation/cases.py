@@ -1,9 +1,11 @@
 """Configurations in which faults are planted: together they execute every mechanism. No torch."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 
+from gpt2.ablation import STUDIES
 from gpt2.check.cases import CheckCase, CheckPlan, plan_cases
 from lib.config.dotconfig import defconfig_layers
 from lib.config.field import SymbolValue
@@ -54,10 +56,17 @@ def planned(defconfig: str, *settings: tuple[str, SymbolValue]) -> CheckPlan:
 
 
 def check_case(case: TrialCase) -> tuple[CheckCase, dict[str, CheckCase]]:
-    """Return the case as ``make check`` sees it, and the parent to compare it with by slug."""
-    every = planned(case.defconfig, *case.settings.items()).every
-    (chosen,) = [other for other in every if other.slug == case.slug]
-    return chosen, {other.slug: other for other in every if other.slug == chosen.parent}
+    """Return the case as ``make check`` sees it, and the steps to compare it with by slug.
+
+    These are its parent, and the steps that its title names.
+    """
+    plan = planned(case.defconfig, *case.settings.items())
+    (chosen,) = [other for other in plan.every if other.slug == case.slug]
+    near = {chosen.parent}
+    if study := STUDIES.get(plan.study):
+        (title,) = [step.title for step in study.steps if step.slug == case.slug]
+        near |= set(re.findall(r"[\w-]+", title.lower())) - {case.slug}
+    return chosen, {other.slug: other for other in plan.every if other.slug in near}
 
 
 def config_digests() -> dict[str, str]:

@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 
 from gpt2.mutation.baseline import baseline_jobs
-from gpt2.mutation.cases import CASES, check_case, config_digests
+from gpt2.mutation.cases import CASES, TrialCase, check_case, config_digests
 from gpt2.mutation.command import MutationRequest, mutation_test
 from gpt2.mutation.faults import AREAS, SourceTree, area_of, draw, in_area
 from gpt2.mutation.process import _write_guard
@@ -96,6 +96,13 @@ def test_the_cases_resolve_and_run():
         assert chosen.config is not None, chosen.problems
     assert {name for _, name in baseline_jobs()} == {*CASES, ""}
     assert all(config_digests().values())
+
+
+@pytest.mark.parametrize(
+    ("slug", "others"), [("sliding", ["baseline", "nsa"]), ("nsa-mean", ["nsa"]), ("baseline", [])]
+)
+def test_a_step_is_checked_beside_its_parent_and_the_steps_of_its_title(slug, others):
+    assert list(check_case(TrialCase("nsa-quickstart", slug))[1]) == others
 
 
 def test_a_write_outside_of_the_folder_is_refused(tmp_path):
