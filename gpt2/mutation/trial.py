@@ -112,6 +112,32 @@ def changed_cases(
     return changed
 
 
+def exact_losses(cases: Sequence[TrialCase]) -> dict[str, list[list[float]]]:
+    """Return the losses of training and evaluation in float64 of each case, in each shape."""
+    default = torch.get_default_dtype()
+    # The trainer adds up losses in the default type.
+    torch.set_default_dtype(torch.float64)
+    try:
+        return {case.name: [_exact_losses(case, i) for i in range(len(_SHAPES))] for case in cases}
+    finally:
+        torch.set_default_dtype(default)
+
+
+def _exact_losses(case: TrialCase, shape: int) -> list[float]:
+    """Return the losses of a run in float64; none if it fails."""
+    with CheckContext() as context, ErrorCapture():
+        config = with_changes(_config_in_shape(case, shape, context), PRECISION="fp32")
+        folder = context.new_run_dir()
+        session = _open(config, context.prepare_data(config), folder)
+        session.state.model.double()
+        train.train(session, StopCondition(lambda: False, 0))
+        evaluation = session.evaluate(session.state.model)
+        assert evaluation is not None
+        session.records.close()
+        return [*_recorded_losses(folder), evaluation.loss]
+    return []
+
+
 def _largest_difference(now: Sequence[float], then: Sequence[float]) -> float:
     if len(now) != len(then):
         return math.inf
@@ -120,14 +146,22 @@ def _largest_difference(now: Sequence[float], then: Sequence[float]) -> float:
 
 def _observation(case: TrialCase, shape: int) -> Observation:
     """Return the digest of the results and the losses; an error of the run is a result."""
-    chosen, others = check_case(case)
     with CheckContext() as context, ErrorCapture():
-        assert chosen.config is not None, case.name
-        among = [other.config for other in others.values() if other.config]
-        _write_documents(context)
-        small = small_config(chosen.config, among)
-        return _results(_reshaped(small, _SHAPES[shape]), context)
+        return _results(_config_in_shape(case, shape, context), context)
     return "", []
+
+
+def _config_in_shape(case: TrialCase, shape: int, context: CheckContext) -> Config:
+    chosen, others = check_case(case)
+    assert chosen.config is not None, case.name
+    among = [other.config for other in others.values() if other.config]
+    _write_documents(context)
+    return _reshaped(small_config(chosen.config, among), _SHAPES[shape])
+
+
+def _recorded_losses(folder: Path) -> list[float]:
+    rows = map(json.loads, RunDir(folder).metrics.read_text(encoding="utf-8").splitlines())
+    return [row["loss"] for row in rows if "loss" in row]
 
 
 def covered_lines(case: TrialCase) -> dict[str, list[int]]:
@@ -193,8 +227,7 @@ def _results(config: Config, context: CheckContext) -> Observation:
         sha256.update(part)
     for part in _interrupted_run(config, folder, context.new_run_dir()):
         sha256.update(part)
-    rows = map(json.loads, RunDir(whole).metrics.read_text(encoding="utf-8").splitlines())
-    return sha256.hexdigest(), [row["loss"] for row in rows if "loss" in row]
+    return sha256.hexdigest(), _recorded_losses(whole)
 
 
 def _whole_run(config: Config, build_dir: Path, folder: Path) -> Iterator[bytes]:

@@ -1,9 +1,11 @@
 """The verdict on a fault: caught by a check, equivalent to the product without it, or survived."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
+
+import numpy as np
 
 from gpt2.mutation.baseline import Baseline
 from gpt2.mutation.cases import CASES, TrialCase
@@ -19,6 +21,8 @@ _CHANGED_CASES = 3
 # A trial may need this many times the CPU time of the trial without a fault, and the constant.
 _SLOWDOWN = 5.0
 _MIN_LIMIT_SECONDS = 12.0
+# Relative differences of losses that rounding may cause: in fp32 and bf16, and in float64.
+_ROUNDING, _EXACT = 1e-4, 1e-9
 
 
 @dataclass
@@ -70,7 +74,8 @@ class FaultTrial:
             verdict.state, verdict.text = EQUIVALENT, "the same results"
             return verdict
         others = [name for name in verdict.changed if name not in verdict.checked]
-        self._check(others[:_CHANGED_CASES])
+        if not self._check(others[:_CHANGED_CASES]) and self._changes_rounding_alone():
+            verdict.state, verdict.text = EQUIVALENT, "the same losses in float64"
         return verdict
 
     @property
@@ -127,6 +132,18 @@ class FaultTrial:
         changed = self._run("changed_cases", arguments, _limit(seconds))
         return changed or {}
 
+    def _changes_rounding_alone(self) -> bool:
+        """Compare the losses in float64 of all changed cases with those without the fault."""
+        changed = self._verdict.changed
+        if not all(value and value <= _ROUNDING for value in changed.values()):
+            return False
+        limit = _limit(2 * sum(self._baseline.observe_seconds[name] for name in changed))
+        arguments = [[CASES[name] for name in changed]]
+        without = run_trial("exact_losses", arguments, Plant(), limit, self._stopped)
+        self._verdict.cpu_seconds += without.cpu_seconds
+        now = None if without.end else self._run("exact_losses", arguments, limit)
+        return now is not None and are_equal_losses(now, without.value)
+
     def _run(
         self,
         function: str,
@@ -148,6 +165,17 @@ class FaultTrial:
         elif ends_are_caught or function == "resolved_digests":
             verdict.state, verdict.by, verdict.is_error = CAUGHT, result.end, True
         return None
+
+
+def are_equal_losses(
+    now: Mapping[str, Sequence[Sequence[float]]], then: Mapping[str, Sequence[Sequence[float]]]
+) -> bool:
+    """Return whether the losses in float64 of every case are equal in every shape; none is a failure."""
+    return all(
+        before and np.shape(after) == np.shape(before) and np.allclose(after, before, _EXACT, 0.0)
+        for name in then
+        for after, before in zip(now[name], then[name], strict=True)
+    )
 
 
 def _similar(name: str) -> str:
