@@ -69,7 +69,7 @@ def _sampling(logits_V: Tensor) -> list[CheckFinding]:
         if options.temperature == 0:
             continue
         error = float((options.distribution(logits_V.float()) - expected_V).abs().max())
-        if error > _PROBABILITY_TOLERANCE:
+        if not error <= _PROBABILITY_TOLERANCE:
             text = f"probabilities differ by {error:.1e}"
             findings.append(CheckFinding("token-probability", f"probabilities of {options}", text))
     return findings

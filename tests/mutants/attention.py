@@ -141,6 +141,7 @@ MUTANTS = (
     Mutant(
         "reciprocal does nothing",
         "the score term adds nothing: a copy of the baseline under another name",
+        "dropped",
         "ra",
         {"distinct": same_as("baseline"), "reference": LOGITS},
         together(
@@ -152,6 +153,7 @@ MUTANTS = (
     Mutant(
         "reciprocal is not transposed",
         "the transposed score is the score itself",
+        "dropped",
         "ra",
         {"reference": LOGITS},
         replaced(Reciprocal, "add_", lambda _: _not_transposed),
@@ -159,6 +161,7 @@ MUTANTS = (
     Mutant(
         "reciprocal band off by one",
         "the band ends one token early",
+        "off by one",
         "ra-golden",
         {"reference": LOGITS},
         replaced(Reciprocal, "_cut_", lambda _: _narrower_band),
@@ -166,6 +169,7 @@ MUTANTS = (
     Mutant(
         "reciprocal strength is not the configured one",
         "alpha is always 0.2",
+        "constant",
         "ra-mla-golden",
         {"reference": LOGITS},
         after_init(Reciprocal, lambda self: setattr(self, "constant", 0.2)),
@@ -173,6 +177,7 @@ MUTANTS = (
     Mutant(
         "reciprocal leaves the queries without its gradient",
         "the hand-written derivative forgets one side",
+        "gradient",
         "ra",
         {"reference": ("reference-formulas", r"gradient of h\.0\.attn\.c_attn\.weight")},
         replaced(Reciprocal, "backward_", lambda _: lambda *given: ()),
@@ -180,6 +185,7 @@ MUTANTS = (
     Mutant(
         "learnable alpha is a constant",
         "the flag builds no parameter",
+        "dropped",
         "ra-learnable",
         {"declared": "parameter-count", "distinct": same_as("ra")},
         after_init(Reciprocal, lambda self: setattr(self, "alpha", None)),
@@ -188,6 +194,7 @@ MUTANTS = (
     Mutant(
         "learnable alpha gets no gradient",
         "a dead parameter",
+        "gradient",
         "ra-learnable",
         {"gradients": ("nonzero-gradient", r"h\.0\.attn\.terms\.reciprocal\.alpha")},
         then(Reciprocal, "backward_", lambda out, *given: tuple(0 * o for o in out)),
@@ -196,6 +203,7 @@ MUTANTS = (
     Mutant(
         "reciprocal is a little too strong",
         "alpha is 0.1 % too large",
+        "constant",
         "ra",
         {"reference": LOGITS},
         then(Reciprocal, "_scaled_keys", lambda out, *given: out * 1.001),
@@ -203,6 +211,7 @@ MUTANTS = (
     Mutant(
         "learnable alpha has another initial value",
         "initial value + 1",
+        "constant",
         "ra-learnable",
         {"reference": ("initial-value", r"^0\.3 .*h\.0\.attn\.terms\.reciprocal\.alpha; 1\.3$")},
         after_init(Reciprocal, lambda self: self.alpha is None or _one_higher(self.alpha)),
@@ -211,6 +220,7 @@ MUTANTS = (
     Mutant(
         "cross-token gate has another initial bias",
         "bias + 1",
+        "constant",
         "ract",
         {"reference": ("initial-value", r"h\.0\.attn\.gates\.ra_cross_token\.bias;")},
         after_init(RaCrossToken, lambda self: _one_higher(self.bias)),
@@ -218,6 +228,7 @@ MUTANTS = (
     Mutant(
         "latent projection in every step",
         "the baseline is built with the latent projection too",
+        "added",
         "baseline",
         {"declared": "parameter-count"},
         replaced(Attention, "__init__", _latent_everywhere),
@@ -225,6 +236,7 @@ MUTANTS = (
     Mutant(
         "latent expansions are shared unasked",
         "one K and U for all heads",
+        "added",
         "mla",
         {"declared": "parameter-count"},
         replaced(Latent, "__init__", _shared_anyway),
@@ -232,6 +244,7 @@ MUTANTS = (
     Mutant(
         "latent shift is dropped",
         "the latent of the previous block is ignored",
+        "dropped",
         "mla-untied",
         {
             "gradients": (
@@ -246,6 +259,7 @@ MUTANTS = (
     Mutant(
         "latent shift moves the values",
         "c_v is shifted with c_k",
+        "added",
         "mla-tied",
         {"reference": LOGITS},
         replaced(Latent, "forward", lambda _: _values_shifted_too),
@@ -254,6 +268,7 @@ MUTANTS = (
     Mutant(
         "query heads read the wrong group",
         "key and value heads are rotated by one",
+        "swapped",
         "gqa",
         {"reference": LOGITS},
         then(
@@ -266,6 +281,7 @@ MUTANTS = (
     Mutant(
         "queries and keys are swapped",
         "a wrong order in c_attn",
+        "swapped",
         "baseline",
         {"reference": LOGITS},
         then(Dense, "forward", lambda out, *given: QKV(out.k_BKTH, out.q_BNTH, out.v_BKTH)),
@@ -273,6 +289,7 @@ MUTANTS = (
     Mutant(
         "keys of the previous call",
         "attention keeps context between calls",
+        "leak",
         "baseline",
         {"isolated": "stateless-call"},
         replaced(Dense, "forward", _mix_first_keys),
@@ -280,6 +297,7 @@ MUTANTS = (
     Mutant(
         "mask off by one in SDPA",
         "every token attends to the next token",
+        "leak",
         "baseline",
         {"causal": "causal-logits"},
         replaced(Full, "sdpa_arguments", lambda _: _sees_next),
@@ -288,6 +306,7 @@ MUTANTS = (
     Mutant(
         "mask off by one in the row engine",
         "every token attends to the next token",
+        "leak",
         "ra-mla-golden-mech",
         {"causal": "causal-logits"},
         replaced(Full, "hide_", lambda _: _hides_all_but_next),
@@ -295,6 +314,7 @@ MUTANTS = (
     Mutant(
         "sliding window off by one",
         "w + 1 tokens are visible",
+        "off by one",
         "sliding",
         {"reference": LOGITS},
         replaced(Sliding, "sdpa_arguments", lambda _: _wide_window),
@@ -303,6 +323,7 @@ MUTANTS = (
     Mutant(
         "sliding window masks nothing",
         "a copy of the baseline under another name",
+        "dropped",
         "sliding",
         {"distinct": same_as("baseline")},
         replaced(
@@ -313,6 +334,7 @@ MUTANTS = (
     Mutant(
         "cross-token statistic detached unasked",
         "no gradient through the statistic",
+        "gradient",
         "ract",
         {"reference": ("reference-formulas", r"gradient of h\.0\.attn\.c_attn\.weight")},
         after_init(RaCrossToken, lambda self: setattr(self, "detach_stats", True)),
@@ -320,6 +342,7 @@ MUTANTS = (
     Mutant(
         "cross-token detach flag is dead",
         "a copy of its parent",
+        "dropped",
         "ract-detached",
         {"distinct": same_as("ract")},
         after_init(RaCrossToken, lambda self: setattr(self, "detach_stats", False)),
@@ -328,6 +351,7 @@ MUTANTS = (
     Mutant(
         "cross-token gate on weights is the gate on outputs",
         "rows are scaled after the softmax",
+        "swapped",
         "ract-weights",
         {"distinct": same_as("ract"), "reference": LOGITS},
         after_init(RaCrossToken, lambda self: setattr(self, "scales_scores", False)),
@@ -335,6 +359,7 @@ MUTANTS = (
     Mutant(
         "cross-token head average is dead",
         "a copy of its parent",
+        "dropped",
         "ract-head-average",
         {"distinct": same_as("ract")},
         after_init(RaCrossToken, lambda self: setattr(self, "head_average", False)),
@@ -343,6 +368,7 @@ MUTANTS = (
     Mutant(
         "cross-token mode is dead",
         "every mode reads the top k",
+        "dropped",
         "ract-entropy",
         {"reference": LOGITS},
         _statistic_is("topk"),
@@ -350,6 +376,7 @@ MUTANTS = (
     Mutant(
         "cross-token max is the entropy",
         "the wrong statistic of two",
+        "swapped",
         "ract-max",
         {"reference": LOGITS},
         _statistic_is("entropy"),
@@ -358,6 +385,7 @@ MUTANTS = (
     Mutant(
         "entropy is not normalised",
         "it grows with the row",
+        "dropped",
         "ract-entropy",
         {"reference": LOGITS},
         replaced(Entropy, "of", lambda _: _unnormalised),
@@ -365,6 +393,7 @@ MUTANTS = (
     Mutant(
         "top-k has the gradient of the maximum",
         "a wrong hand-written derivative",
+        "gradient",
         "ract",
         {"reference": ("reference-formulas", "^the gradient of")},
         replaced(Topk, "add_slope_", lambda _: Max.add_slope_),
@@ -372,6 +401,7 @@ MUTANTS = (
     Mutant(
         "cross-token gate reads the next row",
         "a statistic of the future",
+        "leak",
         "ract",
         {"causal": "causal-logits"},
         then(RaCrossToken, "factor", lambda out, *given: out.roll(-1, 2)),
@@ -379,6 +409,7 @@ MUTANTS = (
     Mutant(
         "cross-token gate without its strength",
         "alpha counts as 1",
+        "dropped",
         "mla-ract",
         {"reference": ("zero-strength", "RA_CROSS_TOKEN ")},
         after_init(RaCrossToken, lambda self: setattr(self, "alpha", 1.0)),
@@ -386,6 +417,7 @@ MUTANTS = (
     Mutant(
         "cross-token bias is no parameter",
         "an unregistered tensor that requires a gradient",
+        "dropped",
         "ra-mla-ract",
         {"declared": ("registered-parameters", r"h\.0\.attn\.gates.*bias")},
         after_init(RaCrossToken, _unregistered),
@@ -393,6 +425,7 @@ MUTANTS = (
     Mutant(
         "scores are not scaled",
         "q·k without 1/√H",
+        "dropped",
         "ract",
         {"reference": LOGITS},
         replaced(chunked, "attend", lambda right: lambda q, *rest: right(2 * q, *rest)),
@@ -400,6 +433,7 @@ MUTANTS = (
     Mutant(
         "dropout outlives training",
         "attention applies dropout in eval mode",
+        "added",
         "baseline",
         {"isolated": "repeatable-call"},
         then(Attention, "forward", _dropping_always),
@@ -407,6 +441,7 @@ MUTANTS = (
     Mutant(
         "rows of the batch leak",
         "a mean over the batch",
+        "leak",
         "baseline",
         {"isolated": ("independent-rows", r"^row 0 .* row 1 ")},
         then(Attention, "forward", _leaking),
@@ -415,6 +450,7 @@ MUTANTS = (
     Mutant(
         "backward of rows draws other masks",
         "gradients of another dropout",
+        "stream",
         "ra",
         {"gradients": "dropout-gradient"},
         replaced(chunked._RowAttention, "backward", _other_masks),
@@ -422,6 +458,7 @@ MUTANTS = (
     Mutant(
         "recomputed blocks draw other masks",
         "gradients of another dropout after a lack of memory",
+        "stream",
         "baseline",
         {"gradients": "dropout-gradient"},
         replaced(model, "checkpoint", _without_random_state),

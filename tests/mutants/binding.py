@@ -18,15 +18,17 @@ from gpt2.config import ModelConfig, TrainConfig
 from gpt2.data.options import DataOptions
 from gpt2.mlp.config import MlpConfig
 from gpt2.shape import ModelShape
-from gpt2.training import budget
+from gpt2.training import budget, setup
 from gpt2.training.budget import TrainingBudget
 from lib.config.field import SymbolValue
 from lib.optim.options import AdamwspamOptions
 from lib.optim.schedule import ScheduleOptions
+from lib.optim.spam import Adamwspam
 from lib.pruning.options import MagnitudeOptions
 from tests.mutants.mutant import (
     MECHANISMS,
     Expected,
+    Kind,
     Mutant,
     Plant,
     after_init,
@@ -67,24 +69,39 @@ def _share_of_attention(right: Any) -> Any:
 
 
 def _bound(
-    name: str, breaks: str, plant: Plant, *expected: str, step: str = "baseline", **named: Any
+    name: str,
+    breaks: str,
+    kind: Kind,
+    plant: Plant,
+    *expected: str,
+    step: str = "baseline",
+    **named: Any,
 ) -> Mutant:
     finding: Expected = expected
-    return Mutant(name, breaks, step, {"bound": finding}, plant, **named)
+    return Mutant(name, breaks, kind, step, {"bound": finding}, plant, **named)
 
 
-def _named(name: str, breaks: str, step: str, plant: Plant, *expected: str, **named: Any) -> Mutant:
+def _named(
+    name: str, breaks: str, kind: Kind, step: str, plant: Plant, *expected: str, **named: Any
+) -> Mutant:
     finding: Expected = expected
-    return Mutant(name, breaks, step, {"named": finding}, plant, **named)
+    return Mutant(name, breaks, kind, step, {"named": finding}, plant, **named)
 
 
 _GATE: Mapping[str, SymbolValue] = {"MLP_ATTN_GATE": True, "MLP_SHARE": "0.20"}
 _MLP_RATIO: Mapping[str, SymbolValue] = {"MLP_SIZING_RATIO": True}
 
+
+def _usual_betas(self: Adamwspam) -> None:
+    for group in self.param_groups:
+        group["betas"] = 0.9, 0.95
+
+
 MUTANTS = (
     _bound(
         "the betas are exchanged",
         "beta1 reads ADAM_BETA2, and the reverse",
+        "binding",
         _reads(AdamwspamOptions, beta1="ADAM_BETA2", beta2="ADAM_BETA1"),
         "named-reader",
         r"^AdamwspamOptions\.beta1 .*ADAM_BETA2$",
@@ -93,6 +110,7 @@ MUTANTS = (
     _bound(
         "epsilon reads the weight decay",
         "WEIGHT_DECAY is read twice",
+        "binding",
         _reads(AdamwspamOptions, eps="WEIGHT_DECAY"),
         "one-reader",
         "WEIGHT_DECAY.*eps",
@@ -100,6 +118,7 @@ MUTANTS = (
     _bound(
         "the final rate reads the peak",
         "LEARNING_RATE is read twice",
+        "binding",
         _reads(ScheduleOptions, min_learning_rate="LEARNING_RATE"),
         "one-reader",
         r"LEARNING_RATE.*\.min_learning_rate",
@@ -107,6 +126,7 @@ MUTANTS = (
     _bound(
         "half the band",
         "RECIPROCAL_WINDOW is halved",
+        "constant",
         _becomes(ReciprocalOptions, "window", lambda window: window // 2),
         "bound-value",
         "RECIPROCAL_WINDOW=64; 32$",
@@ -115,6 +135,7 @@ MUTANTS = (
     _bound(
         "seconds are taken for minutes",
         "a time budget is 60 times as long",
+        "constant",
         after_init(TrainingBudget, _in_minutes),
         "budget-length",
         "110 s; 0 iterations, 6600 s$",
@@ -122,6 +143,7 @@ MUTANTS = (
     _bound(
         "tokens are counted as iterations",
         "MAX_TOKENS iterations",
+        "binding",
         replaced(budget, "_iterations", lambda right: lambda config, tokens: right(config, 1)),
         "budget-length",
         "^a budget of tokens",
@@ -129,6 +151,7 @@ MUTANTS = (
     _bound(
         "sparsity reads the end of the ramp",
         "PRUNING_RAMP_END is read twice",
+        "binding",
         _reads(MagnitudeOptions, target="PRUNING_RAMP_END"),
         "one-reader",
         r"PRUNING_RAMP_END.*\.target",
@@ -137,6 +160,7 @@ MUTANTS = (
     _bound(
         "heads and layers are exchanged",
         "equal numbers at 124M",
+        "binding",
         _reads(ModelShape, n_head="N_LAYER", n_layer="N_HEAD"),
         "named-reader",
         r"^ModelShape\.n_layer .*N_HEAD$",
@@ -144,6 +168,7 @@ MUTANTS = (
     _bound(
         "dropout is a constant",
         "the value of the study, whatever DROPOUT is",
+        "binding",
         _becomes(ModelShape, "dropout", lambda dropout: 0.1),
         "one-field",
         "^DROPOUT=.*; no field$",
@@ -151,6 +176,7 @@ MUTANTS = (
     _bound(
         "alpha is hard-coded in the module",
         "the field is correct, but not read",
+        "binding",
         after_init(Reciprocal, lambda self: setattr(self, "constant", 0.5)),
         "built-size",
         r"^RECIPROCAL_ALPHA=0\.3 in the model; 0\.5$",
@@ -159,6 +185,7 @@ MUTANTS = (
     _bound(
         "clipping has a silent minimum",
         "GRAD_CLIP below 0.5 becomes 0.5",
+        "constant",
         _becomes(TrainConfig, "grad_clip", lambda clip: max(clip, 0.5)),
         "trained-value",
         r"^GRAD_CLIP=0\.037 .*; 0\.5$",
@@ -166,6 +193,7 @@ MUTANTS = (
     _bound(
         "k is a tenth",
         "an int is parsed as a float and divided by 10",
+        "constant",
         _becomes(RaCrossTokenOptions, "topk", lambda k: k // 10),
         "bound-value",
         "RA_CROSS_TOKEN_TOPK=8; 0$",
@@ -174,6 +202,7 @@ MUTANTS = (
     _bound(
         "the evaluation reads the length of the sample",
         "SAMPLE_TOKENS is read twice",
+        "binding",
         _reads(DataOptions, eval_tokens="SAMPLE_TOKENS"),
         "one-reader",
         r"SAMPLE_TOKENS.*DataOptions\.eval_tokens",
@@ -181,6 +210,7 @@ MUTANTS = (
     _bound(
         "an evaluation of twice the tokens",
         "EVAL_TOKENS is doubled where windows are selected",
+        "constant",
         replaced(
             evaluate,
             "evaluation_windows",
@@ -192,6 +222,7 @@ MUTANTS = (
     _bound(
         "the clipping norm is hard-coded",
         "1.0 is the default of GRAD_CLIP",
+        "binding",
         replaced(torch.nn.utils, "clip_grads_with_norm_", _hard_coded_clip),
         "trained-value",
         r"^GRAD_CLIP=0\.037 .*; (1|0\.9999\d+)$",
@@ -199,6 +230,7 @@ MUTANTS = (
     _bound(
         "the learning rate is hard-coded",
         "the rate of the study, whatever LEARNING_RATE is",
+        "binding",
         replaced(train, "learning_rate_at", lambda _: lambda *given: 6e-4),
         "trained-value",
         r"^LEARNING_RATE=0\.00123 ",
@@ -206,6 +238,7 @@ MUTANTS = (
     _bound(
         "the last block is left out",
         "N_LAYER - 1 blocks",
+        "off by one",
         then(ModelConfig, "sites", lambda out, self: out[:-1]),
         "built-size",
         "^N_LAYER=12 in the model; 11$",
@@ -213,6 +246,7 @@ MUTANTS = (
     _named(
         "the share is another",
         "20 % under a title of 15 %",
+        "constant",
         "golden-gate",
         step_sets("ratio", "golden-gate", _GATE),
         "stated-fact",
@@ -223,6 +257,7 @@ MUTANTS = (
         _named(
             f"a ratio of {ratio} is called 2.5",
             "the symbol differs from the title",
+            "constant",
             "golden",
             step_sets("ratio", "golden", {**_MLP_RATIO, "MLP_RATIO": ratio}),
             "stated-fact",
@@ -234,6 +269,7 @@ MUTANTS = (
     _named(
         "45 % are called 50 %",
         "pruned-50 prunes less",
+        "constant",
         "pruned-50",
         step_sets("ratio", "pruned-50", {"PRUNING_MAGNITUDE": True, "PRUNING_SPARSITY": "0.45"}),
         "stated-fact",
@@ -242,6 +278,7 @@ MUTANTS = (
     _named(
         "the share is one of attention",
         "the mechanisms have 15 % of attention's parameters",
+        "formula",
         "golden-gate",
         replaced(MlpConfig, "size", _share_of_attention),
         "stated-fact",
@@ -250,6 +287,7 @@ MUTANTS = (
     _named(
         "two statistics are exchanged",
         "ract-max reads the root of the sum of squares",
+        "swapped",
         "ract-max",
         step_sets("mechanisms", "ract-max", {"RA_CROSS_TOKEN_MODE_RMS": True}),
         "stated-fact",
@@ -259,6 +297,7 @@ MUTANTS = (
     _named(
         "a step lacks its mechanism",
         "golden-gate has no gate",
+        "dropped",
         "golden-gate",
         replaced(
             MlpConfig,
@@ -271,6 +310,7 @@ MUTANTS = (
     _named(
         "the window is another",
         "32 tokens under a title of 64",
+        "constant",
         "sliding",
         step_sets(
             "mechanisms", "sliding", {"ATTENTION_PATTERN_SLIDING": True, "SLIDING_WINDOW": 32}
@@ -282,6 +322,7 @@ MUTANTS = (
     _named(
         "full lacks a mechanism",
         "no token mix",
+        "dropped",
         "full",
         step_sets("ratio", "ra-mla-golden-mech", _GATE),
         "stated-fact",
@@ -290,6 +331,7 @@ MUTANTS = (
     _named(
         "a title with a number that nothing measures",
         "a stride that no phrase knows",
+        "binding",
         "sliding",
         step_titled("mechanisms", "sliding", "a window of 64 tokens, stride 3"),
         "stated-number",
@@ -299,6 +341,7 @@ MUTANTS = (
     _named(
         "a title without the change",
         "the gate acts on scores under another title",
+        "binding",
         "ract-weights",
         step_titled("ratio", "ract-weights", "another gate"),
         "unstated-change",
@@ -307,6 +350,7 @@ MUTANTS = (
     _bound(
         "rows are not computed as rows",
         "ATTENTION_BACKEND has no effect",
+        "dropped",
         replaced(attention, "select_backend", lambda _: lambda *given: "sdpa"),
         "built-size",
         "^ATTENTION_BACKEND=rows",
@@ -315,6 +359,7 @@ MUTANTS = (
     _bound(
         "the latent width derives from the context",
         "LATENT_DIM=0 is another model",
+        "binding",
         replaced(
             LatentOptions,
             "width",
@@ -323,5 +368,21 @@ MUTANTS = (
         "derived-size",
         "^LATENT_DIM=0",
         step="mla",
+    ),
+    _bound(
+        "weight decay is hard-coded",
+        "0.1, whatever WEIGHT_DECAY is",
+        "binding",
+        replaced(setup, "parameter_groups", lambda right: lambda module, decay: right(module, 0.1)),
+        "trained-value",
+        r"^WEIGHT_DECAY=0\.073 .*; 0\.1$",
+    ),
+    _bound(
+        "the betas are hard-coded",
+        "0.9 and 0.95, whatever ADAM_BETA1 and ADAM_BETA2 are",
+        "binding",
+        after_init(Adamwspam, _usual_betas),
+        "trained-value",
+        r"^ADAM_BETA1=0\.87 .*; 0\.9$",
     ),
 )

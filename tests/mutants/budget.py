@@ -8,7 +8,7 @@ from gpt2.training import budget
 from gpt2.training.budget import TrainingBudget, TrainingClock
 from gpt2.training.metrics import MetricsLog
 from gpt2.training.state import TrainState
-from tests.mutants.mutant import Mutant, edited, nothing, then
+from tests.mutants.mutant import Mutant, edited, nothing, replaced, then
 
 _TIME = {"BUDGET_TIME": True}
 _TOKENS = {"BUDGET_TOKENS": True}
@@ -35,6 +35,7 @@ MUTANTS = (
     Mutant(
         "minutes instead of seconds",
         "a budget of time is sixty times as long",
+        "constant",
         "baseline",
         _caught("budget-seconds", "7,200 seconds .*; 432,000"),
         _everywhere("config.max_time_seconds *", "60 * config.max_time_seconds *"),
@@ -44,6 +45,7 @@ MUTANTS = (
     Mutant(
         "tokens are rounded down to iterations",
         "the last tokens of a budget are missing",
+        "off by one",
         "baseline",
         _caught("budget-steps", "7 steps .*; 6 steps"),
         edited(
@@ -57,6 +59,7 @@ MUTANTS = (
     Mutant(
         "tokens are iterations",
         "a budget of tokens has as many steps",
+        "dropped",
         "baseline",
         _caught("budget-iterations", "10,400 optimizer steps"),
         edited(
@@ -70,6 +73,7 @@ MUTANTS = (
     Mutant(
         "stretch of a variant is ignored",
         "every variant trains for the configured budget",
+        "dropped",
         "run",
         _caught("budget-iterations", "13,520 optimizer steps .*; 10,400$"),
         _everywhere("* stretch)", ")"),
@@ -79,6 +83,7 @@ MUTANTS = (
     Mutant(
         "stretch of a variant counts twice",
         "in iterations and in their product",
+        "added",
         "run",
         _caught("budget-iterations", "13,520 optimizer steps .*; 17,576$"),
         _everywhere("* stretch)", "* stretch * stretch)"),
@@ -88,6 +93,7 @@ MUTANTS = (
     Mutant(
         "stretch is applied although it is off",
         "all variants should train alike",
+        "added",
         "run",
         _caught("budget-iterations", "10,400 optimizer steps .*; 13,520$"),
         _everywhere("* stretch)", "* 1.3)"),
@@ -97,6 +103,7 @@ MUTANTS = (
     Mutant(
         "run trains one step more",
         "the budget ends after the next step",
+        "off by one",
         "baseline",
         _caught("budget-steps", "7 steps .*; 8 steps"),
         edited(
@@ -109,6 +116,7 @@ MUTANTS = (
     Mutant(
         "run trains one step less",
         "the budget ends before the last step",
+        "off by one",
         "baseline",
         _caught("budget-steps", "7 steps .*; 6 steps"),
         edited(
@@ -121,6 +129,7 @@ MUTANTS = (
     Mutant(
         "accumulation counts twice",
         "in the global batch and beside it",
+        "added",
         "baseline",
         _caught("tokens-per-iteration"),
         edited(
@@ -133,6 +142,7 @@ MUTANTS = (
     Mutant(
         "tokens are those of a micro-batch",
         "a budget of tokens is as many times longer",
+        "dropped",
         "baseline",
         _caught("tokens-per-iteration"),
         edited(TrainConfig, "tokens_per_iteration", "self.global_batch", "self.batch_size"),
@@ -141,6 +151,7 @@ MUTANTS = (
     Mutant(
         "tokens are those of one rank",
         "the number of processes is ignored",
+        "dropped",
         "baseline",
         _caught("tokens-per-iteration"),
         edited(
@@ -154,6 +165,7 @@ MUTANTS = (
     Mutant(
         "schedule ends at half the budget",
         "the rest is trained at the lowest rate",
+        "constant",
         "baseline",
         _caught("budget-learning-rate", "at step 3 of 7"),
         edited(
@@ -166,6 +178,7 @@ MUTANTS = (
     Mutant(
         "decay starts with training",
         "and not after the warm-up",
+        "moved",
         "baseline",
         _caught("schedule-end"),
         edited(train, "learning_rate_at", "(progress - warmup_progress) / remaining", "progress"),
@@ -173,6 +186,7 @@ MUTANTS = (
     Mutant(
         "decay starts within the warm-up",
         "a tenth of it counts",
+        "moved",
         "baseline",
         _caught("schedule-end"),
         _everywhere("_warmup_steps = warmup_steps", "_warmup_steps = warmup_steps // 10"),
@@ -180,6 +194,7 @@ MUTANTS = (
     Mutant(
         "evaluations use up the time",
         "a run that is evaluated more often trains less",
+        "added",
         "baseline",
         _caught("budget-steps", "7 steps"),
         edited(
@@ -194,6 +209,7 @@ MUTANTS = (
     Mutant(
         "resumed run starts its time again",
         "each process has the whole budget",
+        "resume",
         "baseline",
         _caught("budget-steps", "7 steps .*; 10 steps"),
         nothing(TrainingClock, "resume_at"),
@@ -202,6 +218,7 @@ MUTANTS = (
     Mutant(
         "resumed run starts its budget again",
         "each process trains all iterations",
+        "resume",
         "baseline",
         _caught("budget-steps", "7 steps .*; 10 steps"),
         then(TrainState, "load_state_dict", _restarted),
@@ -209,6 +226,7 @@ MUTANTS = (
     Mutant(
         "resumed warm-up of a time budget is lost",
         "the decay is measured from the start",
+        "resume",
         "baseline",
         _caught("budget-learning-rate"),
         nothing(TrainingBudget, "load_state_dict"),
@@ -217,6 +235,7 @@ MUTANTS = (
     Mutant(
         "an evaluation is recorded at the last checkpoint",
         "curves have another horizontal axis",
+        "constant",
         "baseline",
         _caught("evaluation-position"),
         edited(train, "_record_evaluation", "iteration=session.state.iteration,", "iteration=0,"),
@@ -224,6 +243,7 @@ MUTANTS = (
     Mutant(
         "an evaluation records its loss as its accuracy",
         "curves of accuracy show the loss",
+        "swapped",
         "baseline",
         _caught("evaluation-record"),
         edited(
@@ -236,8 +256,29 @@ MUTANTS = (
     Mutant(
         "records have the loss as gradient norm",
         "alarms and plots of the norm show the loss",
+        "swapped",
         "baseline",
         _caught("step-record"),
         edited(MetricsLog, "flush", "m.gradient_norm", "m.loss"),
+    ),
+    Mutant(
+        "tokens of the last step are not counted",
+        "curves over tokens are shifted",
+        "off by one",
+        "baseline",
+        _caught("budget-tokens"),
+        replaced(
+            TrainState,
+            "tokens",
+            lambda _: property(lambda s: (s.iteration - 1) * s.budget.tokens_per_iteration),
+        ),
+    ),
+    Mutant(
+        "progress is squared",
+        "schedule and pruning are late within the right number of steps",
+        "formula",
+        "baseline",
+        _caught("budget-progress"),
+        then(TrainingBudget, "progress", lambda out, *given: out * out),
     ),
 )

@@ -34,6 +34,7 @@ MUTANTS = (
     Mutant(
         "a step is its parent",
         "two names for one configuration",
+        "dropped",
         "ra-golden",
         {"distinct": ("distinct-configuration", "than ra;")},
         step_sets("ratio", "ra-golden", {"RECIPROCAL": True}),
@@ -41,6 +42,7 @@ MUTANTS = (
     Mutant(
         "deltas are lost",
         "every step is the base",
+        "dropped",
         "mla",
         {
             "distinct": ("distinct-configuration", "than baseline;"),
@@ -51,6 +53,7 @@ MUTANTS = (
     Mutant(
         "an unmet dependency",
         "a symbol without its dependency",
+        "binding",
         "ra",
         {"resolve": ("resolved-configuration", "RECIPROCAL_WINDOW")},
         step_sets("ratio", "ra", {"RECIPROCAL_WINDOW": 64}),
@@ -59,6 +62,7 @@ MUTANTS = (
     Mutant(
         "a number out of range",
         "a window of 0 tokens",
+        "constant",
         "sliding",
         {"resolve": ("resolved-configuration", "SLIDING_WINDOW")},
         step_sets(
@@ -69,6 +73,7 @@ MUTANTS = (
     Mutant(
         "a contradiction",
         "heads that cannot be grouped",
+        "binding",
         "gqa",
         {"resolve": ("resolved-configuration", r"N_KV_HEAD\b.*\b5\b")},
         step_sets("mechanisms", "gqa", {"ATTENTION_PROJECTION_GROUPED": True, "N_KV_HEAD": 5}),
@@ -77,6 +82,7 @@ MUTANTS = (
     Mutant(
         "an unknown symbol",
         "a name that no Kconfig file defines",
+        "binding",
         "golden",
         {"resolve": ("resolved-configuration", "MLP_RATIOS")},
         step_sets("ratio", "golden", {"MLP_RATIOS": "2.5"}),
@@ -84,6 +90,7 @@ MUTANTS = (
     Mutant(
         "score terms are dead",
         "score terms are ignored",
+        "dropped",
         "ra",
         {"distinct": ("distinct-configuration", "than baseline;")},
         replaced(
@@ -95,6 +102,7 @@ MUTANTS = (
     Mutant(
         "mechanisms are dead",
         "mechanisms are ignored",
+        "dropped",
         "golden-gate",
         {"distinct": ("distinct-configuration", "than golden;")},
         replaced(
@@ -106,6 +114,7 @@ MUTANTS = (
     Mutant(
         "a field does not read its symbol",
         "alpha is always 0.5",
+        "binding",
         "ra",
         {"declared": ("step-field", r"^RECIPROCAL_ALPHA=0\.3 .*; 0\.5$")},
         after_init(ReciprocalOptions, lambda self: object.__setattr__(self, "alpha", 0.5)),
@@ -113,6 +122,7 @@ MUTANTS = (
     Mutant(
         "one more parameter is declared",
         "the declared count is one too high",
+        "off by one",
         "mla",
         {"declared": "parameter-count"},
         then(ModelConfig, "num_params", lambda out, self: out + 1),
@@ -121,6 +131,7 @@ MUTANTS = (
     Mutant(
         "a step exceeds its declared size",
         "a latent width of six times the configured one",
+        "constant",
         "mla",
         {"declared": ("size-change", r"against baseline; \+")},
         step_sets(
@@ -136,6 +147,7 @@ MUTANTS = (
     Mutant(
         "matrices of the gate are counted with M and G swapped",
         "the declared ratio is not that of the model",
+        "swapped",
         "golden-gate-cross",
         {"declared": "declared-ratio"},
         replaced(MlpConfig, "weights", _swapped_weights),
@@ -143,6 +155,7 @@ MUTANTS = (
     Mutant(
         "a step also trains without dropout",
         "the effect of the latent projection is confounded",
+        "added",
         "mla",
         {"named": ("unstated-change", "^DROPOUT")},
         step_sets(

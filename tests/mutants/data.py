@@ -64,6 +64,7 @@ MUTANTS = (
     Mutant(
         "missing data becomes random tokens",
         "training begins without a data set",
+        "added",
         "baseline",
         {"data": "no-substitute-data"},
         _opened(_invented),
@@ -72,6 +73,7 @@ MUTANTS = (
     Mutant(
         "tokens of another tokenizer",
         "ids beyond the vocabulary",
+        "constant",
         "baseline",
         {"data": "token-range"},
         then(TokenSplit, "window", lambda out, *given: out + np.uint16(300)),
@@ -81,6 +83,7 @@ MUTANTS = (
     Mutant(
         "targets are not shifted",
         "the target of every token is the token itself",
+        "dropped",
         "baseline",
         {"data": "shifted-targets"},
         then(loader._Windows, "__getitem__", _unshifted),
@@ -90,6 +93,7 @@ MUTANTS = (
     Mutant(
         "batches are too short",
         "the last token is dropped",
+        "off by one",
         "baseline",
         {"data": ("batch-shape", r"\(\d+, 128\); \(\d+, 127\)$")},
         then(loader._Windows, "__getitem__", _short),
@@ -99,6 +103,7 @@ MUTANTS = (
     Mutant(
         "manifest does not match the data",
         "the digest differs",
+        "constant",
         "baseline",
         {"data": ("intact-data", r"\[data\.damaged\]")},
         replaced(store, "manifest_digest", lambda _: lambda manifest: "0" * 64),

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from gpt2 import evaluate, generate
-from gpt2.check import generation_checks, result_checks
+from gpt2.check import evaluation_checks, generation_checks, result_checks
 from gpt2.data import store
 from gpt2.evaluate import EvaluationResult, Evaluator
 from gpt2.generate import SamplingOptions
@@ -23,19 +23,21 @@ from gpt2.records import per_document
 from gpt2.training import finish, metrics, setup
 from lib.report import table
 from lib.runs.record import EvalRow, RunRecord
-from tests.mutants.mutant import Expected, Mutant, Plant, edited, replaced, then
+from tests.mutants.mutant import Expected, Kind, Mutant, Plant, edited, replaced, then
 
 _WINDOWS = "evaluation-windows"
 _ROWS = "document-rows"
 _LOSS: Expected = ("final-result", r"^val_loss ")
 
 
-def _evaluated(name: str, breaks: str, expected: Expected, plant: Plant, **more: Any) -> Mutant:
-    return Mutant(name, breaks, "baseline", {"evaluated": expected}, plant, **more)
+def _evaluated(
+    name: str, breaks: str, kind: Kind, expected: Expected, plant: Plant, **more: Any
+) -> Mutant:
+    return Mutant(name, breaks, kind, "baseline", {"evaluated": expected}, plant, **more)
 
 
-def _sampled(name: str, breaks: str, expected: Expected, plant: Plant) -> Mutant:
-    return Mutant(name, breaks, "baseline", {"decode": expected}, plant)
+def _sampled(name: str, breaks: str, kind: Kind, expected: Expected, plant: Plant) -> Mutant:
+    return Mutant(name, breaks, kind, "baseline", {"decode": expected}, plant)
 
 
 def _spelled_end(lengths_V: np.ndarray, words: Any) -> np.ndarray:
@@ -215,10 +217,23 @@ def _confident(out: Any, *given: Any) -> Any:
     return out._replace(confidence=out.confidence.sqrt())
 
 
+def _left_gradients(run: Any, self: Evaluator, model: GPT) -> Any:
+    out = run(model)
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    return out
+
+
+def _without_moments(out: None, session: Any) -> None:
+    for state in session.state.optimizer.state.values():
+        state["exp_avg"].zero_()
+
+
 MUTANTS = (
     _evaluated(
         "the loss is a mean over documents",
         "short documents count as much as long ones",
+        "formula",
         _LOSS,
         _loss_of_items(lambda items: statistics.fmean(item.nll_mean for item in items)),
         quick=True,
@@ -226,81 +241,98 @@ MUTANTS = (
     _evaluated(
         "rows of the metrics are means over documents",
         "periodic evaluations weight documents equally",
+        "formula",
         ("exact-sum", "the last evaluation row"),
         replaced(EvaluationResult, "loss", lambda _: property(_mean_of_documents)),
     ),
     _evaluated(
         "the last window of a document is dropped",
         "unless it is whole",
+        "dropped",
         _WINDOWS,
         then(store, "_cut", lambda out, document, size: [w for w in out if w.length > size]),
     ),
     _evaluated(
         "evaluation reads the training split",
         "data sets open with equal splits",
+        "leak",
         _WINDOWS,
         then(setup, "open_dataset", lambda out, *given: dataclasses.replace(out, val=out.train)),
     ),
     _evaluated(
         "evaluation budget is doubled",
         "twice as many windows",
+        "constant",
         (_WINDOWS, r"^137 tokens in 5 "),
         _budget(lambda budget: 2 * budget),
     ),
     _evaluated(
-        "evaluation budget is halved", "half the windows", _WINDOWS, _budget(lambda b: b // 2)
+        "evaluation budget is halved",
+        "half the windows",
+        "constant",
+        _WINDOWS,
+        _budget(lambda b: b // 2),
     ),
     _evaluated(
         "windows depend on the seed",
         "every seed evaluates windows in another order",
+        "stream",
         _WINDOWS,
         replaced(Evaluator, "__init__", _by_seed),
     ),
     _evaluated(
         "windows are in the order of the text",
         "a small budget evaluates the first documents alone",
+        "dropped",
         _WINDOWS,
         replaced(store, "_order", lambda _: _in_order),
     ),
     _evaluated(
         "windows cross documents",
         "held-out data is one text",
+        "leak",
         _WINDOWS,
         then(setup, "open_dataset", _as_one_text),
     ),
     _evaluated(
         "token files lose their first window",
         "windows without documents start at the second token",
+        "off by one",
         (_WINDOWS, "of a token file"),
         then(store, "_unit_windows", lambda out, *given: out[1:]),
     ),
     _evaluated(
         "evaluation has dropout",
         "the model is in training mode",
+        "added",
         (_ROWS, "nats"),
         replaced(Evaluator, "_measure", _with_dropout),
     ),
     _evaluated(
         "evaluation ignores the precision",
         "fp32 although bf16 is configured",
+        "dtype",
         (_ROWS, "nats"),
         replaced(evaluate, "autocast", lambda _: lambda machine: nullcontext()),
     ),
     _evaluated(
         "evaluation predicts the input",
         "targets are not shifted",
+        "dropped",
         _ROWS,
         _batches(lambda x, y, names: (x, np.where(y < 0, y, x), names)),
     ),
     _evaluated(
         "padding counts as a target",
         "short windows predict token 0 after their end",
+        "added",
         _ROWS,
         _batches(lambda x, y, names: (x, np.maximum(y, 0), names)),
     ),
     _evaluated(
         "documents are in the order of evaluation",
         "rows are not sorted by name",
+        "dropped",
         _ROWS,
         then(
             finish,
@@ -311,175 +343,206 @@ MUTANTS = (
     _evaluated(
         "a document is duplicated",
         "the first row is written twice",
+        "added",
         "run.damaged",
         then(finish, "items_of", lambda out, *given: [out[0], *out]),
     ),
     _evaluated(
         "a document is missing",
         "the last row is dropped",
+        "dropped",
         _ROWS,
         then(finish, "items_of", lambda out, *given: out[:-1]),
     ),
     _evaluated(
         "accuracy is the loss",
         "the table shows another figure",
+        "swapped",
         _LOSS,
         _summary(lambda final, session: final["token_accuracy"]),
     ),
     _evaluated(
         "the loss is in bits",
         "divided by ln 2",
+        "formula",
         _LOSS,
         _summary(lambda final, session: final["val_loss"] / math.log(2)),
     ),
     _evaluated(
         "the result is the training loss",
         "the loss of the last step",
+        "swapped",
         _LOSS,
         _summary(lambda final, session: final["train_loss"]),
     ),
-    _evaluated("the result is the best evaluation", "not the final one", _LOSS, _summary(_best)),
+    _evaluated(
+        "the result is the best evaluation", "not the final one", "swapped", _LOSS, _summary(_best)
+    ),
     _evaluated(
         "the summary rounds",
         "five digits of the loss",
+        "dtype",
         "exact-sum",
         _summary(lambda final, session: round(final["val_loss"], 7)),
     ),
     _evaluated(
         "the first evaluation is the result",
         "its result is remembered",
+        "moved",
         _ROWS,
         _called(_first_result),
     ),
     _evaluated(
         "a copy of the model is evaluated",
         "it keeps the weights of the first evaluation",
+        "moved",
         _ROWS,
         _called(_first_weights),
     ),
     _evaluated(
         "evaluation draws random numbers",
         "dropout after an evaluation has other masks",
+        "stream",
         "evaluation-random-state",
         _called(_random_draw),
     ),
     _evaluated(
         "the last block stays in evaluation mode",
         "it has no dropout after the first evaluation",
+        "dropped",
         "evaluation-mode",
         _called(_left_in_evaluation),
     ),
     _evaluated(
         "evaluation rounds the weights",
         "training continues from bf16",
+        "dtype",
         "evaluation-weights",
         _called(_rounded_weights),
     ),
     _evaluated(
         "losses are summed in fp32",
         "sums of a document lose digits",
+        "dtype",
         "evaluation-sums",
         then(evaluate, "_documents", _in_fp32),
     ),
     _evaluated(
         "every prediction is correct",
         "the accuracy is 1",
+        "constant",
         (_ROWS, "correct predictions"),
         then(GPT, "token_losses", _all_correct),
     ),
     _evaluated(
         "confidence is a square root",
         "the calibration error is wrong",
+        "formula",
         ("final-result", "^expected_calibration_error"),
         then(GPT, "token_losses", _confident),
     ),
     _evaluated(
         "accuracy counts the tokens of the first document",
         "the accuracy of an evaluation during training is another one",
+        "swapped",
         "evaluation-figures",
         replaced(EvaluationResult, "accuracy", lambda _: property(_accuracy_of_first)),
     ),
     _evaluated(
         "the loss of an evaluation is a mean over documents",
         "the loss during training is another one",
+        "formula",
         "evaluation-figures",
         replaced(EvaluationResult, "loss", lambda _: property(_mean_of_documents)),
     ),
     _evaluated(
         "differences from the parent are those from the baseline",
         "a column of the table repeats another",
+        "swapped",
         ("table-figures", "delta_parent of "),
         edited(table, "variant_rows", "== variant.parent", "== baseline"),
     ),
     _evaluated(
         "summary.json has another version",
         "its readers expect other fields",
+        "constant",
         ("final-result", "'schema_version': 0"),
         lambda patch: patch.setattr(finish, "SCHEMA_VERSION", 0),
     ),
     _evaluated(
         "statistics leave the model in evaluation mode",
         "training continues without dropout",
+        "dropped",
         "evaluation-mode",
         edited(metrics, "_measure", "model.train(training)", "model.eval()"),
     ),
     _evaluated(
         "the end of text counts as text",
         "bits per byte are too low with a tokenizer that spells it",
+        "added",
         (_ROWS, "tokens, bytes"),
         then(per_document, "_token_lengths", _spelled_end),
     ),
     _evaluated(
         "rows name the last window's batch",
         "the place of a document is another one",
+        "swapped",
         (_ROWS, "batch_index"),
         edited(per_document, "item_facts", "indices[0]", "indices[-1]"),
     ),
     _evaluated(
         "the sample has another stream",
         "its text is that of dropout's numbers",
+        "stream",
         "text-sample",
         edited(result_checks, "generate_sample", '"sample"', '"dropout"'),
     ),
     _evaluated(
         "the sample has one token more",
         "SAMPLE_TOKENS is not its length",
+        "off by one",
         "text-sample",
         edited(result_checks, "generate_sample", "sample_tokens)", "sample_tokens + 1)"),
     ),
     _evaluated(
         "the health check reads the steps after the first",
         "a later step without a gradient fails it",
+        "off by one",
         "health-check",
         edited(metrics, "evaluate_criteria", "row.iteration <= steps", "row.iteration"),
     ),
     _sampled(
         "sampling is greedy",
         "every sample has the most likely tokens",
+        "dropped",
         "sampled-tokens",
         replaced(SamplingOptions, "draw", lambda _: _greedy),
     ),
     _sampled(
         "greedy decoding draws",
         "temperature 0 has random tokens",
+        "added",
         "sampled-tokens",
         replaced(SamplingOptions, "draw", lambda _: _random),
     ),
     _sampled(
         "top-k drops one token too few",
         "an unlikely token may be sampled",
+        "off by one",
         "token-probability",
         replaced(SamplingOptions, "distribution", _one_more),
     ),
     _sampled(
         "the temperature multiplies logits",
         "a low temperature gives more random text",
+        "inverted",
         "token-probability",
         replaced(SamplingOptions, "distribution", _inverse_temperature),
     ),
     Mutant(
         "generated text has dropout",
         "the model stays in training mode",
+        "dropped",
         "baseline",
         {"decode": "generation-mode"},
         edited(generate, "_evaluating", "model.eval()", "model.train()"),
@@ -487,6 +550,7 @@ MUTANTS = (
     Mutant(
         "the context is not shortened",
         "generated text beyond the context reads other positions",
+        "dropped",
         "baseline",
         {"decode": "generated-logits"},
         replaced(generation_checks, "generate", _keeps_the_first_tokens),
@@ -494,8 +558,30 @@ MUTANTS = (
     Mutant(
         "generation leaves the model in evaluation mode",
         "training continues without dropout",
+        "dropped",
         "baseline",
         {"decode": "generation-side-effect"},
         replaced(generation_checks, "generate", _ends_in_evaluation),
+    ),
+    _evaluated(
+        "evaluation leaves gradients",
+        "the next step adds to them",
+        "added",
+        "evaluation-gradient",
+        _called(_left_gradients),
+    ),
+    _evaluated(
+        "statistics reset the moments",
+        "training continues with another optimizer state",
+        "added",
+        ("evaluation-weights", "the optimizer's state"),
+        then(evaluation_checks, "record_statistics", _without_moments),
+    ),
+    _evaluated(
+        "the digest of tokens has another width",
+        "equal tokens have another digest",
+        "formula",
+        (_ROWS, "doc_sha256, tokens_sha256"),
+        edited(per_document, "item_facts", 'astype("<u2")', 'astype("<u4")'),
     ),
 )

@@ -78,6 +78,7 @@ MUTANTS = (
     Mutant(
         "micro-batches of a step are equal",
         "accumulation repeats the same sequences",
+        "dropped",
         "baseline",
         {"steps": ("data-order", r"of 1 process\(es\)")},
         replaced(loader._Plan, "__iter__", lambda _: _same_span),
@@ -85,6 +86,7 @@ MUTANTS = (
     Mutant(
         "ranks read the same",
         "every rank reads rank 0's share of the batch",
+        "dropped",
         "full",
         {"steps": ("data-order", r"of 2 process\(es\)")},
         replaced(BatchLoader, "__init__", _as_rank_0),
@@ -92,6 +94,7 @@ MUTANTS = (
     Mutant(
         "cosine is a parabola",
         "the decay follows another curve",
+        "formula",
         "baseline",
         {"steps": _RATE},
         replaced(schedule, "_decayed_share", lambda _: lambda options, x: x * x),
@@ -99,6 +102,7 @@ MUTANTS = (
     Mutant(
         "progress is ahead",
         "the schedule ends early",
+        "moved",
         "mla",
         {"steps": _RATE},
         then(TrainingBudget, "progress", lambda out, *given: min(1.0, out + 0.1)),
@@ -106,6 +110,7 @@ MUTANTS = (
     Mutant(
         "the last target is not learned",
         "the loss mask in training differs",
+        "dropped",
         "golden",
         {"reference": ("reference-formulas", "^the loss")},
         replaced(GPT, "forward", _without_the_last),
@@ -113,6 +118,7 @@ MUTANTS = (
     Mutant(
         "evaluation mode persists",
         "training after the first evaluation has no dropout",
+        "dropped",
         "baseline",
         {"repeat": ("same-loss", "step 2 .*evaluation")},
         then(Evaluator, "__call__", _still_evaluating),
@@ -120,6 +126,7 @@ MUTANTS = (
     Mutant(
         "attention has no dropout",
         "neither on weights nor on the output",
+        "dropped",
         "ra",
         {"isolated": ("dropout-rate", "^50% of attention weights of block 0 .*; 0%$")},
         after_init(Attention, lambda self: setattr(self, "dropout", 0.0)),
@@ -127,6 +134,7 @@ MUTANTS = (
     Mutant(
         "MLP has half the dropout",
         "half of the configured rate",
+        "constant",
         "baseline",
         {"isolated": ("dropout-rate", "^50% of the MLP of block 0 .*; 2[0-9]%$")},
         after_init(Mlp, lambda self: setattr(self.dropout, "p", self.dropout.p / 2)),
@@ -134,6 +142,7 @@ MUTANTS = (
     Mutant(
         "precision is ignored",
         "products in fp32 although bf16 is configured",
+        "dtype",
         "baseline",
         {"steps": ("precision", r"torch\.bfloat16; torch\.float32$")},
         replaced(step, "autocast", lambda _: lambda machine: nullcontext()),
@@ -141,6 +150,7 @@ MUTANTS = (
     Mutant(
         "the first micro-batch counts twice",
         "it replaces the last one",
+        "swapped",
         "baseline",
         {"steps": ("accumulation", "gradient norm")},
         replaced(step, "accumulate_gradients", _first_twice),
@@ -148,6 +158,7 @@ MUTANTS = (
     Mutant(
         "positions are those of the next token",
         "the table is rotated by one row",
+        "off by one",
         "baseline",
         {"reference": LOGITS},
         replaced(GPT, "hidden", _later_by_one),
@@ -155,6 +166,7 @@ MUTANTS = (
     Mutant(
         "no gradient from the head to the embedding",
         "only values are tied",
+        "gradient",
         "baseline",
         {"reference": ("reference-formulas", r"gradient of wte\.weight")},
         replaced(
@@ -166,6 +178,7 @@ MUTANTS = (
     Mutant(
         "reciprocal band is one token too wide",
         "W + 2 tokens",
+        "off by one",
         "ra-golden",
         {"reference": LOGITS},
         after_init(Reciprocal, lambda self: setattr(self, "window", self.window + 1)),

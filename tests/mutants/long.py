@@ -17,16 +17,22 @@ from gpt2.attention.positions import Rope
 from gpt2.attention.reciprocal.module import Reciprocal
 from gpt2.model import GPT
 from gpt2.nsa import ops, select
-from tests.mutants.mutant import MECHANISMS, Expected, Mutant, Plant, replaced, then
+from tests.mutants.mutant import MECHANISMS, Expected, Kind, Mutant, Plant, replaced, then
 
 _NSA = "nsa-quickstart"
 _ATTENTION: Expected = ("long-context", "^attention output")
 
 
 def _long(
-    name: str, breaks: str, step: str, plant: Plant, expected: Expected = _ATTENTION, **more: Any
+    name: str,
+    breaks: str,
+    kind: Kind,
+    step: str,
+    plant: Plant,
+    expected: Expected = _ATTENTION,
+    **more: Any,
 ) -> Mutant:
-    return Mutant(name, breaks, step, {"long": expected}, plant, **more)
+    return Mutant(name, breaks, kind, step, {"long": expected}, plant, **more)
 
 
 def _wrapped(right: Any) -> Any:
@@ -97,6 +103,7 @@ MUTANTS = (
     _long(
         "learned positions wrap",
         "token 256 has the position of token 0",
+        "formula",
         "baseline",
         replaced(GPT, "hidden", _wrapped),
         ("long-context", "^embeddings of token 256 of 1024"),
@@ -105,6 +112,7 @@ MUTANTS = (
     _long(
         "rotary angles in bf16",
         "late positions share angles",
+        "dtype",
         "rope",
         then(Rope, "_angles", lambda out, *given: out.bfloat16().double()),
         defconfig=MECHANISMS,
@@ -112,6 +120,7 @@ MUTANTS = (
     _long(
         "rotary angles in fp32",
         "late positions are off by digits",
+        "dtype",
         "rope",
         then(Rope, "_angles", lambda out, *given: out.float().double()),
         defconfig=MECHANISMS,
@@ -119,6 +128,7 @@ MUTANTS = (
     _long(
         "sliding window is wider in long sequences",
         "one more token in sequences of more than 512",
+        "off by one",
         "sliding",
         replaced(Sliding, "sdpa_arguments", _wider_if_long),
         defconfig=MECHANISMS,
@@ -126,18 +136,21 @@ MUTANTS = (
     _long(
         "a chunk starts too late",
         "its last row misses a token from row 500 on",
+        "off by one",
         "full",
         then(ScoreChunks, "chunks", _without_last_row),
     ),
     _long(
         "reciprocal term ends at 1,000 tokens",
         "later tokens have plain scores",
+        "dropped",
         "ra",
         replaced(Reciprocal, "add_", _ends),
     ),
     _long(
         "selection stops ranking at 512 tokens",
         "later tokens select the first blocks",
+        "dropped",
         "nsa",
         replaced(select, "select_blocks", _unranked),
         defconfig=_NSA,
@@ -145,6 +158,7 @@ MUTANTS = (
     _long(
         "window of sparse attention is shorter in long sequences",
         "one token less in sequences of more than 512",
+        "off by one",
         "nsa",
         then(ops, "_sight", _shorter_if_long),
         defconfig=_NSA,
@@ -152,6 +166,7 @@ MUTANTS = (
     _long(
         "the MLP reads 512 columns",
         "weights of later tokens are dropped",
+        "dropped",
         "golden-gate-cross",
         then(AttentionWeightsTap, "read", _near_alone),
         ("long-context", "^attention weights"),

@@ -25,6 +25,7 @@ MUTANTS = (
     Mutant(
         "random numbers are not restored",
         "dropout of a resumed run repeats the masks of its first steps",
+        "resume",
         "baseline",
         {"reload": _LOSS},
         nothing(RankGenerators, "load_state_dict"),
@@ -32,6 +33,7 @@ MUTANTS = (
     Mutant(
         "optimizer is not restored",
         "a resumed run's moments start at zero",
+        "resume",
         "baseline",
         {"reload": "resumed-weights"},
         nothing(torch.optim.Optimizer, "load_state_dict"),
@@ -41,6 +43,7 @@ MUTANTS = (
     Mutant(
         "data starts over after a resume",
         "the loader ignores the step",
+        "resume",
         "mla",
         {"reload": _LOSS},
         replaced(session, "BatchLoader", from_the_first_step),
@@ -48,6 +51,7 @@ MUTANTS = (
     Mutant(
         "nothing is seeded",
         "dropout depends on earlier uses of the generator",
+        "stream",
         "baseline",
         {"repeat": ("same-loss", "step 1 ")},
         nothing(setup, "seed_all"),

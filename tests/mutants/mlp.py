@@ -116,6 +116,7 @@ MUTANTS = (
     Mutant(
         "gate is applied in the next call",
         "the block uses the gate of the previous batch, whose graph is freed",
+        "moved",
         "golden-gate",
         {
             "steps": (
@@ -130,6 +131,7 @@ MUTANTS = (
     Mutant(
         "gate pools over the future",
         "the mean covers all positions",
+        "leak",
         "golden-gate",
         {"causal": "causal-logits"},
         replaced(MlpAttnGate, "forward", _pooled_over_all),
@@ -137,6 +139,7 @@ MUTANTS = (
     Mutant(
         "gate is dropped between blocks",
         "no block receives the gate",
+        "dropped",
         "golden-gate",
         {
             "gradients": ("nonzero-gradient", r"h\.0\.mlp\.mechanisms\.mlp_attn_gate"),
@@ -148,6 +151,7 @@ MUTANTS = (
     Mutant(
         "gate exists in the last block",
         "parameters without a receiver",
+        "added",
         "golden-gate",
         {
             "gradients": ("nonzero-gradient", r"h\.2\.mlp\.mechanisms\.mlp_attn_gate"),
@@ -158,6 +162,7 @@ MUTANTS = (
     Mutant(
         "gate has full strength",
         "alpha is ignored",
+        "dropped",
         "golden-gate",
         {"reference": ("zero-strength", "MLP_ATTN_GATE ")},
         replaced(MlpAttnGate, "_hand_on", _full_strength),
@@ -165,6 +170,7 @@ MUTANTS = (
     Mutant(
         "gate has another initial bias",
         "bias is 1",
+        "constant",
         "golden-gate",
         {"reference": ("initial-value", r"h\.0\.mlp\.mechanisms\.mlp_attn_gate\.bias; 1$")},
         after_init(MlpAttnGate, lambda self: nn.init.ones_(self.bias)),
@@ -172,6 +178,7 @@ MUTANTS = (
     Mutant(
         "gate changes the hidden layer",
         "the gate scales its own block too",
+        "added",
         "mla-golden-mech",
         {"reference": LOGITS},
         then(MlpAttnGate, "forward", lambda out, *given: out * 0.99),
@@ -179,6 +186,7 @@ MUTANTS = (
     Mutant(
         "gate pooling is dead",
         "a copy of its parent",
+        "dropped",
         "gate-pooled",
         {"distinct": same_as("gate")},
         after_init(
@@ -189,6 +197,7 @@ MUTANTS = (
     Mutant(
         "cross-token mix is detached",
         "the matrices never learn",
+        "gradient",
         "golden-gate-cross",
         {
             "gradients": (
@@ -201,6 +210,7 @@ MUTANTS = (
     Mutant(
         "cross-token mix reads the future",
         "the weights are transposed",
+        "leak",
         "ra-golden-mech",
         {"causal": "causal-logits"},
         replaced(MlpCrossToken, "_mix", lambda _: _mixes_the_future),
@@ -208,6 +218,7 @@ MUTANTS = (
     Mutant(
         "cross-token share costs a multiple",
         "M x M matrices instead of a bottleneck",
+        "formula",
         "golden-gate-cross",
         {"declared": "parameter-count"},
         after_init(MlpCrossToken, _all_units),
@@ -216,6 +227,7 @@ MUTANTS = (
     Mutant(
         "cross-token share is declared as a multiple",
         "built and declared sizes are equally wrong, and the rule is disabled",
+        "formula",
         "golden-gate-cross",
         {"declared": ("size-change", r"^-1\.0% to \+1\.0% .* golden-gate; \+")},
         together(replaced(MlpConfig, "size", _expensive), _unchecked),
@@ -223,6 +235,7 @@ MUTANTS = (
     Mutant(
         "cross-token share breaks the ratio",
         "built and declared sizes are equally wrong",
+        "formula",
         "golden-gate-cross",
         {"resolve": ("resolved-configuration", "MLP_RATIO: ")},
         replaced(MlpConfig, "size", _expensive),
@@ -230,6 +243,7 @@ MUTANTS = (
     Mutant(
         "cross-token sparsity is dead",
         "no weight is dropped",
+        "dropped",
         "cross",
         {"distinct": same_as("cross-all"), "reference": LOGITS},
         replaced(
@@ -243,6 +257,7 @@ MUTANTS = (
     Mutant(
         "cross-token weights are not renormalised",
         "rows do not sum to one",
+        "dropped",
         "cross",
         {"reference": LOGITS},
         then(AttentionWeightsTap, "_kept", lambda out, *given: (out[0], torch.ones_like(out[1]))),
@@ -251,6 +266,7 @@ MUTANTS = (
     Mutant(
         "cross-token threshold is wrong",
         "tau counts twice",
+        "added",
         "cross-rms",
         {"reference": LOGITS},
         replaced(
@@ -265,6 +281,7 @@ MUTANTS = (
     Mutant(
         "cross-token weights stay detached",
         "a copy of its parent",
+        "gradient",
         "cross-attached",
         {"distinct": same_as("cross")},
         _request_with(detach=True),
@@ -273,6 +290,7 @@ MUTANTS = (
     Mutant(
         "ratio is ignored",
         "the MLP has GPT-2's width in every step with a ratio",
+        "dropped",
         "golden",
         {"resolve": ("resolved-configuration", r"MLP_RATIO: .*\b2\.0")},
         replaced(MlpConfig, "size", _four_times),
@@ -281,6 +299,7 @@ MUTANTS = (
     Mutant(
         "ratio and its rule are ignored",
         "the rule on the ratio is disabled too",
+        "dropped",
         "ra-golden",
         {"declared": ("mlp-ratio", r"2\.5 .*; 2\.0")},
         together(replaced(MlpConfig, "size", _four_times), _unchecked),
@@ -288,6 +307,7 @@ MUTANTS = (
     Mutant(
         "ratio is ignored by the module",
         "built and declared sizes differ",
+        "dropped",
         "mla-golden",
         {"declared": "parameter-count"},
         after_init(Mlp, _wider),
@@ -295,6 +315,7 @@ MUTANTS = (
     Mutant(
         "coupling is not tied",
         "the reverse projection has a separate matrix",
+        "dropped",
         "mla-tied",
         {"declared": "parameter-count"},
         replaced(
@@ -307,6 +328,7 @@ MUTANTS = (
     Mutant(
         "coupling has twice its strength",
         "alpha counts twice",
+        "added",
         "mla-tied",
         {"reference": LOGITS},
         after_init(MlpLatent, lambda self: setattr(self, "alpha", 2 * self.alpha)),
@@ -315,6 +337,7 @@ MUTANTS = (
     Mutant(
         "coupling reads the next token",
         "latents of the future",
+        "leak",
         "mla-untied",
         {"causal": "causal-logits"},
         replaced(_Coupling, "read", lambda right: lambda self, a: right(self, a.roll(-1, 1))),
@@ -323,6 +346,7 @@ MUTANTS = (
     Mutant(
         "scalar coupling mixes heads",
         "factors are interleaved",
+        "swapped",
         "mla-scalar",
         {"reference": LOGITS},
         replaced(
@@ -335,6 +359,7 @@ MUTANTS = (
     Mutant(
         "scalar coupling gives the remainder to the last head",
         "heads that do not divide the latents have other numbers of units",
+        "formula",
         "mla-scalar",
         {"reference": LOGITS},
         edited(
@@ -348,6 +373,7 @@ MUTANTS = (
     Mutant(
         "a mechanism takes the share of an absent one",
         "the last block, which has no gate, has twice the share for the token mix",
+        "added",
         "golden-gate-cross",
         {"named": ("stated-fact", "^equal shares in every block")},
         edited(MlpConfig, "size", "m in self.mechanisms))", "m in built))"),
@@ -355,6 +381,7 @@ MUTANTS = (
     Mutant(
         "activation is wrong",
         "the exact GELU instead of the tanh form",
+        "formula",
         "baseline",
         {"reference": LOGITS},
         replaced(GeluTanhOptions, "build", lambda _: GeluExactOptions.build),
@@ -362,6 +389,7 @@ MUTANTS = (
     Mutant(
         "activation explodes",
         "non-finite losses",
+        "formula",
         "mla-golden-mech",
         {"steps": ("finite-loss", "nan|inf")},
         replaced(GeluTanhOptions, "build", lambda _: lambda options: _exploding),

@@ -1,10 +1,12 @@
 """A fault planted in the product's code, and the findings of ``make check`` that must catch it."""
 
+import importlib
 import inspect
 import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal, get_args
 
 import pytest
 
@@ -14,6 +16,29 @@ from lib.config.field import SymbolValue
 Plant = Callable[[pytest.MonkeyPatch], None]
 # A property of a finding, with regular expressions for names and numbers in the finding.
 Expected = str | tuple[str, ...]
+# The class of a fault: what differs from the correct code.
+Kind = Literal[
+    "constant",
+    "formula",
+    "off by one",
+    "swapped",
+    "dropped",
+    "added",
+    "inverted",
+    # To another place or time.
+    "moved",
+    # Of a symbol, a field or a name.
+    "binding",
+    # Of random numbers.
+    "stream",
+    "dtype",
+    # From later tokens, other rows, earlier calls or held-out data.
+    "leak",
+    # State that a resumed run loses.
+    "resume",
+    "gradient",
+]
+KINDS: tuple[Kind, ...] = get_args(Kind)
 RATIO = "gpt2-ratio-ablation"
 MECHANISMS = "gpt2-mechanisms"
 
@@ -27,6 +52,7 @@ class Mutant:
 
     name: str
     breaks: str
+    kind: Kind
     step: str
     caught_by: Mapping[str, Expected]
     plant: Plant
@@ -37,6 +63,14 @@ class Mutant:
     beside: tuple[str, ...] = ()
     # Part of every test run, not only of the long one.
     quick: bool = False
+
+
+def planted_faults() -> list[Mutant]:
+    """Return the faults of all areas: of every other module of this folder."""
+    names = sorted(path.stem for path in Path(__file__).parent.glob("*.py"))
+    areas = [name for name in names if name != "mutant" and not name.startswith(("test_", "_"))]
+    modules = [importlib.import_module(f"tests.mutants.{name}") for name in areas]
+    return [mutant for module in modules for mutant in module.MUTANTS]
 
 
 # The logits differ from the reference formulas.

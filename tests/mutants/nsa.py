@@ -5,10 +5,13 @@ B batch, S tokens, N heads, K key/value heads, H head dim.
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from gpt2.nsa import module
-from tests.mutants.mutant import Mutant, replaced
+from gpt2.model import GPT
+from gpt2.nsa import module, select
+from gpt2.zero_linear import ZeroInitLinear
+from tests.mutants.mutant import Mutant, replaced, then
 
 _ON = {
     "ATTENTION_PROJECTION_GROUPED": True,
@@ -30,10 +33,23 @@ def _sees_next(right: Any) -> Any:
     return attend
 
 
+def _lowest(right: Any) -> Any:
+    """Rank finite scores in the opposite order."""
+    return lambda scores, *rest: right(scores.where(scores.isinf(), -scores), *rest)
+
+
+@torch.no_grad()
+def _open_gates(out: None, self: GPT, *seed: int) -> None:
+    for part in self.modules():
+        if isinstance(part, ZeroInitLinear):
+            part.weight.fill_(0.02)
+
+
 MUTANTS = (
     Mutant(
         "NSA window off by one",
         "w + 1 tokens are visible",
+        "off by one",
         "run",
         {"field": ("receptive-field", "head 0 .* window branch;")},
         replaced(module, "attend_window", _wider),
@@ -44,11 +60,30 @@ MUTANTS = (
     Mutant(
         "NSA window sees the next token",
         "a leak that looks like progress in the loss",
+        "leak",
         "run",
         {"entropy": ("no-future-leak", r"2\.08 .*; [01]\.")},
         replaced(module, "attend_window", _sees_next),
         defconfig="gpt2-quickstart",
         settings=_ON,
         quick=True,
+    ),
+    Mutant(
+        "NSA selects the lowest scores",
+        "blocks are ranked in the opposite order",
+        "inverted",
+        "nsa",
+        {"field": ("receptive-field", "selected branch;")},
+        replaced(select, "select_blocks", _lowest),
+        defconfig="nsa-quickstart",
+    ),
+    Mutant(
+        "NSA gates do not start at 0",
+        "the branches have other weights at the start",
+        "constant",
+        "nsa",
+        {"reference": ("initial-zero", "c_gate")},
+        then(GPT, "init_weights", _open_gates),
+        defconfig="nsa-quickstart",
     ),
 )

@@ -44,6 +44,7 @@ MUTANTS = (
     Mutant(
         "pruning does not prune",
         "the pruner is never called",
+        "dropped",
         "pruned-50",
         {
             "pruned": ("target-sparsity", r"50%; 0\.0%"),
@@ -55,6 +56,7 @@ MUTANTS = (
     Mutant(
         "pruner is none",
         "the configured one is ignored",
+        "dropped",
         "pruned-50",
         {"pruned": ("target-sparsity", r"50%; 0\.0%")},
         replaced(MagnitudeOptions, "build", lambda _: lambda options, model: NonePruner()),
@@ -62,6 +64,7 @@ MUTANTS = (
     Mutant(
         "pruned weights come back",
         "masks are not applied",
+        "dropped",
         "pruned-50",
         {"pruned": ("target-sparsity", "50%;")},
         replaced(MaskPruner, "after_step", lambda _: _reviving),
@@ -69,6 +72,7 @@ MUTANTS = (
     Mutant(
         "pruning has no ramp",
         "the first event prunes everything",
+        "dropped",
         "pruned-50",
         {"pruned": "sparsity-ramp"},
         replaced(PruningOptions, "sparsity_at", lambda _: lambda self, progress: self.target),
@@ -76,6 +80,7 @@ MUTANTS = (
     Mutant(
         "pruning stops half way",
         "half of the target is reached",
+        "constant",
         "pruned-50",
         {"pruned": ("target-sparsity", r"50%; 2\d\.\d%")},
         then(PruningOptions, "sparsity_at", lambda out, *given: out / 2),
@@ -83,6 +88,7 @@ MUTANTS = (
     Mutant(
         "embeddings are pruned unasked",
         "the token embedding is pruned too",
+        "added",
         "pruned-50",
         {"pruned": ("unpruned-parameter", r"wte\.weight; \d+")},
         replaced(pruners, "prunable_parameters", _everything),
@@ -90,6 +96,7 @@ MUTANTS = (
     Mutant(
         "checkpoint loses the masks",
         "a resumed run prunes from scratch",
+        "resume",
         "pruned-50",
         {"reload": _RELOAD},
         nothing(MaskPruner, "load_state_dict"),
@@ -98,6 +105,7 @@ MUTANTS = (
     Mutant(
         "checkpoint loses the scores of movement",
         "a resumed run forgets what moved",
+        "resume",
         "adamw-movement",
         {"reload": _RELOAD},
         replaced(MovementPruner, "load_state_dict", lambda _: MaskPruner.load_state_dict),
@@ -106,6 +114,7 @@ MUTANTS = (
     Mutant(
         "weights are pruned by chance",
         "scores are random and constant",
+        "stream",
         "pruned-50",
         {"pruned": ("pruning-order", "magnitude")},
         then(MagnitudePruner, "score", _by_chance),
@@ -113,6 +122,7 @@ MUTANTS = (
     Mutant(
         "movement has the wrong sign",
         "weights that grow are pruned",
+        "inverted",
         "adamw-movement",
         {"pruned": ("pruning-order", "movement")},
         then(MovementPruner, "score", lambda out, *given: -out),
@@ -121,6 +131,7 @@ MUTANTS = (
     Mutant(
         "state pruning reads the weights alone",
         "the moments of AdamWPrune's base are ignored",
+        "dropped",
         "adamwprune-state",
         {"pruned": ("pruning-order", "of state")},
         then(
@@ -133,6 +144,7 @@ MUTANTS = (
     Mutant(
         "global pruning is per layer",
         "every matrix has the sparsity of the model",
+        "formula",
         "pruned-50",
         {"pruned": ("pruning-order", "magnitude")},
         edited(MaskPruner, "_scopes", '== "global"', '!= "global"'),
@@ -140,6 +152,7 @@ MUTANTS = (
     Mutant(
         "layer pruning is global",
         "one threshold for all matrices",
+        "formula",
         "run",
         {"pruned": ("sparsity-ramp", r"of h\.\d.*weight pruned")},
         edited(MaskPruner, "_scopes", '== "global"', '!= "global"'),
@@ -149,6 +162,7 @@ MUTANTS = (
     Mutant(
         "cubic ramp is linear",
         "the ends are right",
+        "formula",
         "pruned-50",
         {"pruned": ("sparsity-ramp", "all matrices pruned")},
         edited(PruningOptions, "sparsity_at", "(1.0 - (1.0 - x) ** 3)", "x"),
@@ -156,6 +170,7 @@ MUTANTS = (
     Mutant(
         "ramp starts with training",
         "the share before the warm-up's end counts",
+        "moved",
         "pruned-50",
         {"pruned": ("sparsity-ramp", "all matrices pruned")},
         edited(
@@ -168,6 +183,7 @@ MUTANTS = (
     Mutant(
         "ramp ends late",
         "the target is reached with the budget",
+        "moved",
         "pruned-50",
         {"pruned": ("sparsity-ramp", "all matrices pruned")},
         replaced(
@@ -179,6 +195,7 @@ MUTANTS = (
     Mutant(
         "last pruning is missing",
         "the ramp ends at its last interval",
+        "off by one",
         "pruned-50",
         {"pruned": ("sparsity-ramp", "at step 20 of 26")},
         edited(
@@ -191,6 +208,7 @@ MUTANTS = (
     Mutant(
         "frequency is one longer",
         "prunings are too far apart",
+        "off by one",
         "run",
         {"pruned": ("sparsity-ramp", r"\d+ zeros at step \d+ of 26")},
         edited(MaskPruner, "_is_due", "% options.frequency", "% (options.frequency + 1)"),
@@ -200,6 +218,7 @@ MUTANTS = (
     Mutant(
         "frequency is ignored",
         "every step of the ramp prunes",
+        "dropped",
         "pruned-50",
         {"pruned": ("sparsity-ramp", r"\d+ zeros at step \d+ of 26")},
         edited(MaskPruner, "_is_due", "step % options.frequency == 0", "True"),
@@ -207,6 +226,7 @@ MUTANTS = (
     Mutant(
         "count of pruned weights is rounded down",
         "one weight less of some matrices",
+        "off by one",
         "pruned-50",
         {"pruned": "sparsity-ramp"},
         edited(MaskPruner, "_update_masks", "round(", "int("),
@@ -214,6 +234,7 @@ MUTANTS = (
     Mutant(
         "gates are pruned",
         "their matrices are like others",
+        "added",
         "golden-gate",
         {"pruned": ("unpruned-parameter", r"no pruning of h\.\d.*gate")},
         lambda patch: patch.setattr(pruners, "NeverPruned", torch.nn.Bilinear),
@@ -222,6 +243,7 @@ MUTANTS = (
     Mutant(
         "gradients of pruned weights remain",
         "they count in the norm and in the moments",
+        "dropped",
         "pruned-50",
         {"pruned": ("pruned-weight", "gradient 0 of .* at step")},
         nothing(MaskPruner, "mask_gradients"),
@@ -229,6 +251,7 @@ MUTANTS = (
     Mutant(
         "moments of pruned weights remain",
         "they decay instead of being zero",
+        "dropped",
         "pruned-50",
         {"pruned": ("pruned-weight", "optimizer state 0 of")},
         nothing(MaskPruner, "_mask_state"),
@@ -236,6 +259,7 @@ MUTANTS = (
     Mutant(
         "gradients are masked after the norm",
         "pruned weights count in gradient clipping",
+        "moved",
         "pruned-50",
         {"pruned": "driven-update"},
         edited(
@@ -250,6 +274,7 @@ MUTANTS = (
     Mutant(
         "pruned weights are ranked again",
         "a pruned weight may return",
+        "added",
         "adamw-movement",
         {"pruned": "revived-weight"},
         edited(MaskPruner, "_alive_score", ".masked_fill_(~self.masks[name], -torch.inf)", ""),
@@ -258,6 +283,7 @@ MUTANTS = (
     Mutant(
         "magnitude has a sign",
         "the most negative weights are pruned",
+        "dropped",
         "pruned-50",
         {"pruned": ("pruning-order", "magnitude")},
         edited(MagnitudePruner, "score", ".abs()", ".clone()"),
@@ -265,6 +291,7 @@ MUTANTS = (
     Mutant(
         "movement reads clipped gradients",
         "steps above GRAD_CLIP count for less",
+        "moved",
         "adamw-movement",
         {"pruned": ("pruning-order", "movement")},
         edited(
@@ -279,6 +306,7 @@ MUTANTS = (
     Mutant(
         "movement counts skipped steps",
         "an overflow makes every score infinite",
+        "added",
         "adamw-movement",
         {"pruned": "skipped-step"},
         edited(MovementPruner, "observe", ".masked_fill_(skipped, 0.0)", ""),
@@ -287,6 +315,7 @@ MUTANTS = (
     Mutant(
         "layer profile is reversed",
         "the first matrices are the sparsest",
+        "inverted",
         "run",
         {"pruned": ("sparsity-ramp", r"of h\.\d.*weight pruned")},
         then(StateOptions, "layer_sparsities", lambda out, *given: out[::-1]),
@@ -296,6 +325,7 @@ MUTANTS = (
     Mutant(
         "layer profile has a lower cap",
         "the last matrices keep too many weights",
+        "constant",
         "run",
         {"pruned": ("sparsity-ramp", r"of h\.\d.*weight pruned")},
         lambda patch: patch.setattr(options, "MAX_LAYER_SPARSITY", 0.9),
@@ -309,6 +339,7 @@ MUTANTS = (
     Mutant(
         "variant has another formula",
         "bitter7 scores as bitter3 does",
+        "swapped",
         "run",
         {"pruned": ("pruning-order", "state")},
         lambda patch: patch.setitem(pruners.SCORES, "bitter7", pruners.SCORES["bitter3"]),
@@ -318,6 +349,7 @@ MUTANTS = (
     Mutant(
         "variant has another scope",
         "bitter4 ranks all weights together",
+        "swapped",
         "run",
         {"pruned": ("sparsity-ramp", r"of h\.\d.*weight pruned")},
         _variant("bitter4", scope="global"),
@@ -327,6 +359,7 @@ MUTANTS = (
     Mutant(
         "variant has another ramp",
         "bitter0 is cubic",
+        "swapped",
         "adamwprune-state",
         {"pruned": ("sparsity-ramp", "all matrices pruned")},
         _variant("bitter0", ramp="cubic"),
@@ -335,6 +368,7 @@ MUTANTS = (
     Mutant(
         "weights of a hybrid score are swapped",
         "bitter9 reads the direction first",
+        "swapped",
         "run",
         {"pruned": ("pruning-order", "state")},
         lambda patch: patch.setitem(
@@ -348,6 +382,7 @@ MUTANTS = (
     Mutant(
         "state score has no bias correction",
         "bitter8 reads the first moment as it is",
+        "dropped",
         "run",
         {"pruned": ("pruning-score", "bitter8")},
         replaced(pruners, "_beta1", lambda _: lambda *given: 0.0),
@@ -357,6 +392,7 @@ MUTANTS = (
     Mutant(
         "resumed pruner forgets the sparsity",
         "masked gradients return until the next pruning",
+        "resume",
         "pruned-50",
         {"pruned": ("sparsity-ramp", "at step 13 of 26")},
         then(
@@ -366,6 +402,7 @@ MUTANTS = (
     Mutant(
         "optimizer never steps",
         "weights keep their initial values",
+        "dropped",
         "baseline",
         {
             "gradients": ("moving-parameter", r"wte\.weight;"),
@@ -376,6 +413,7 @@ MUTANTS = (
     Mutant(
         "the recorded sparsity is half of that of the weights",
         "tables show another sparsity",
+        "constant",
         "pruned-50",
         {"pruned": "recorded-sparsity"},
         then(MaskPruner, "sparsity", lambda share, *given: share / 2),

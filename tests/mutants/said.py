@@ -47,6 +47,7 @@ MUTANTS = (
     Mutant(
         "the budget of an evaluation is lost",
         "an evaluation of 0 tokens contains no window",
+        "constant",
         "baseline",
         {"repeat": _blames_the_product("config.out-of-range", "EVAL_TOKENS: smaller than")},
         replaced(
@@ -57,6 +58,7 @@ MUTANTS = (
     Mutant(
         "training windows of a thousand contexts",
         "no split is long enough",
+        "constant",
         "ra",
         {"steps": _blames_the_product("data.too-small", "BLOCK_SIZE: train split")},
         replaced(TrainSampler, "__init__", _with_block_size(1_000)),
@@ -64,6 +66,7 @@ MUTANTS = (
     Mutant(
         "a vocabulary of bytes exceeds that of the model",
         "the size of another tokenizer",
+        "constant",
         "baseline",
         {"gradients": _blames_the_product("data.vocabulary-too-large", "the model's vocabulary")},
         then(store, "tokenizer_vocab_size", lambda out, name: out + 1000),
@@ -71,6 +74,7 @@ MUTANTS = (
     Mutant(
         "a checkpoint never matches",
         "the data digest of a checkpoint depends on the process",
+        "resume",
         "mla",
         {"reload": _blames_the_product("checkpoint.mismatch", ".*the checkpoint of step 3")},
         then(setup, "run_fingerprint", lambda out, session: {**out, "data": os.getpid()}),
@@ -78,6 +82,7 @@ MUTANTS = (
     Mutant(
         "a rule rejects short contexts",
         "the small form violates a rule that the configured size satisfies",
+        "constant",
         "ra",
         {
             "causal": _blames_the_product("config.out-of-range", "BLOCK_SIZE: expected at least"),

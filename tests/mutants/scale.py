@@ -11,10 +11,11 @@ from torch import Tensor, nn
 from gpt2.attention.attention import Attention
 from gpt2.attention.patterns import Sliding
 from gpt2.attention.projections import Latent
+from gpt2.generate import SamplingOptions
 from gpt2.kv_cache import BlockKVCache, KVCache
 from gpt2.mlp.mlp_attn_gate.module import MlpAttnGate
 from gpt2.mlp.mlp_cross_token.module import MlpCrossToken
-from tests.mutants.mutant import MECHANISMS, Mutant, after_init, replaced, then
+from tests.mutants.mutant import MECHANISMS, Mutant, after_init, edited, replaced, then
 
 _DECODED = "cached-logits"
 # Wider than every small form.
@@ -54,6 +55,7 @@ MUTANTS = (
     Mutant(
         "a width is wrong at the configured size",
         "the small form has no such width",
+        "constant",
         "golden-gate-cross",
         {"full_size": ("training-step", r"mlp_cross_token\.up")},
         after_init(MlpCrossToken, _wrong_where_wide),
@@ -61,6 +63,7 @@ MUTANTS = (
     Mutant(
         "a step saves too much",
         "more than the memory of the GPU",
+        "added",
         "baseline",
         {"full_size": "fits-memory"},
         then(Attention, "forward", _keeping_scores),
@@ -69,6 +72,7 @@ MUTANTS = (
     Mutant(
         "decoding reverses the cached queries",
         "the reciprocal term reads queries of other tokens",
+        "inverted",
         "ra",
         {"decode": _DECODED},
         replaced(BlockKVCache, "extend", _turned),
@@ -77,6 +81,7 @@ MUTANTS = (
     Mutant(
         "decoding forgets the oldest visible token",
         "the cache's window is one token short",
+        "off by one",
         "sliding",
         {"decode": _DECODED},
         replaced(
@@ -89,6 +94,7 @@ MUTANTS = (
     Mutant(
         "decoding expands values by the keys' matrix",
         "K instead of U",
+        "swapped",
         "mla",
         {"decode": _DECODED},
         replaced(
@@ -100,6 +106,7 @@ MUTANTS = (
     Mutant(
         "decoding starts at position 0 in every call",
         "position embeddings of other tokens",
+        "dropped",
         "full",
         {"decode": _DECODED},
         replaced(KVCache, "advance", lambda _: _not_advanced),
@@ -107,9 +114,23 @@ MUTANTS = (
     Mutant(
         "decoding pools the gate over new tokens alone",
         "the running mean is not cached",
+        "dropped",
         "gate-pooled",
         {"decode": _DECODED},
         replaced(MlpAttnGate, "decode", lambda _: _as_if_whole),
         MECHANISMS,
+    ),
+    Mutant(
+        "the nucleus lacks its last token",
+        "the sampled tokens sum to less than TOP_P",
+        "off by one",
+        "baseline",
+        {"decode": ("token-probability", r"top_p=0\.6")},
+        edited(
+            SamplingOptions,
+            "distribution",
+            "before_V >= self.top_p",
+            "before_V + ordered_V >= self.top_p",
+        ),
     ),
 )

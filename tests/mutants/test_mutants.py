@@ -1,6 +1,5 @@
 """``make check`` fails on every planted fault, and names the step and the check."""
 
-import importlib
 import re
 from pathlib import Path
 from typing import Any
@@ -19,17 +18,11 @@ from lib.config.layers import ConfigLayer
 from lib.config.tree import KconfigTree
 from lib.project import ROOT
 from tests.mutants.data import TEXT
-from tests.mutants.mutant import Expected, Mutant
+from tests.mutants.mutant import Expected, Mutant, planted_faults
 
 pytestmark = pytest.mark.usefixtures("torch_as_before")
 
-# Every other module of this folder has the faults of one area.
-AREAS = [
-    importlib.import_module(f"tests.mutants.{path.stem}")
-    for path in sorted(Path(__file__).parent.glob("*.py"))
-    if path.stem != "mutant" and not path.stem.startswith(("test_", "_"))
-]
-MUTANTS = [mutant for area in AREAS for mutant in area.MUTANTS]
+MUTANTS = planted_faults()
 
 
 @pytest.fixture(scope="module")

@@ -151,10 +151,47 @@ def _uphill(right: Any) -> Any:
     return backward
 
 
+def _not_finite(self: GPT) -> None:
+    self.h[0].ln_1.weight.register_hook(lambda gradient: gradient * math.nan)
+
+
+def _gradient_of_the_next_token(out: Tensor, *rest: Any) -> Tensor:
+    """Add 0, with a derivative with respect to the next token."""
+    later_BTC = out.roll(-1, 1)
+    return out + (later_BTC - later_BTC.detach())
+
+
+def _without_the_last_token(right: Any) -> Any:
+    def hidden(self: GPT, idx_BT: Tensor, cache: Any = None) -> Any:
+        return right(self, nn.functional.pad(idx_BT[:, :-1], (0, 1)), cache)
+
+    return hidden
+
+
+@torch.no_grad()
+def _drifting(out: Any, session: TrainingSession, *rest: Any) -> Any:
+    """Change weights by chance after the third update."""
+    if session.state.iteration == 2:
+        session.state.model.wpe.weight.add_(int.from_bytes(os.urandom(2), "big") * 1e-6)
+    return out
+
+
+def _sized_by_the_first_batch(out: Tensor, self: GPT, *rest: Any) -> Tensor:
+    scale_B = vars(self).setdefault("scale", torch.ones(len(out), dtype=out.dtype))
+    return out * scale_B[:, None, None]
+
+
+def _remembering_training(out: Tensor, self: GPT, *rest: Any) -> Tensor:
+    if self.training:
+        vars(self)["seen"] = float(out.detach().mean())
+    return out + vars(self).get("seen", 0.0)
+
+
 MUTANTS = (
     Mutant(
         "positions are left out",
         "the position embedding is built but not used",
+        "dropped",
         "baseline",
         {"gradients": ("nonzero-gradient", r"wpe\.weight;"), "reference": LOGITS},
         replaced(GPT, "hidden", lambda _: _without_positions),
@@ -162,6 +199,7 @@ MUTANTS = (
     Mutant(
         "attention is detached from its input",
         "a detached path",
+        "gradient",
         "ra-mla-ract",
         {"reference": ("reference-formulas", r"gradient of wte\.weight")},
         replaced(model.Attention, "forward", _cut_off),
@@ -169,6 +207,7 @@ MUTANTS = (
     Mutant(
         "model depends on the previous call",
         "the graph persists too: the second backward reads a freed graph",
+        "leak",
         "mla",
         {
             "steps": ("check.exception", "RuntimeError: .*backward through the graph a second"),
@@ -179,6 +218,7 @@ MUTANTS = (
     Mutant(
         "head is not tied",
         "a separate unused matrix",
+        "dropped",
         "baseline",
         {"declared": "parameter-count", "gradients": ("nonzero-gradient", r"lm_head\.weight;")},
         after_init(GPT, _untied),
@@ -186,6 +226,7 @@ MUTANTS = (
     Mutant(
         "norm is frozen",
         "a parameter that takes no gradient",
+        "gradient",
         "golden",
         {"declared": ("trainable-parameters", r"h\.0\.ln_1\.weight")},
         after_init(GPT, _frozen),
@@ -193,6 +234,7 @@ MUTANTS = (
     Mutant(
         "padding is part of the softmax",
         "the loss covers more than the vocabulary",
+        "added",
         "baseline",
         {"reference": ("reference-formulas", "^the loss")},
         replaced(model, "linear_cross_entropy", _padding_counts),
@@ -200,6 +242,7 @@ MUTANTS = (
     Mutant(
         "ignored targets count",
         "the mean is over all positions",
+        "added",
         "baseline",
         {"reference": ("reference-formulas", "^the loss")},
         then(model, "linear_cross_entropy", _ignored_count),
@@ -207,6 +250,7 @@ MUTANTS = (
     Mutant(
         "initial weights are not seeded",
         "a different start each time",
+        "stream",
         "baseline",
         {
             "repeat": ("same-initial-weights", r"wte\.weight"),
@@ -218,6 +262,7 @@ MUTANTS = (
     Mutant(
         "initial weights depend on the rank",
         "every rank trains another model",
+        "stream",
         "full",
         {"parallel": "same-initial-weights"},
         then(GPT, "init_weights", _by_rank),
@@ -225,6 +270,7 @@ MUTANTS = (
     Mutant(
         "order of the data is not seeded",
         "random batches",
+        "stream",
         "baseline",
         {"repeat": ("same-loss", "step 1 ")},
         after_init(
@@ -234,6 +280,7 @@ MUTANTS = (
     Mutant(
         "dropout is not seeded",
         "random masks",
+        "stream",
         "baseline",
         {"repeat": ("same-loss", "step 1 ")},
         replaced(setup, "seed_all", lambda _: lambda seed, rank=0: torch.seed()),
@@ -241,6 +288,7 @@ MUTANTS = (
     Mutant(
         "only the last micro-batch counts",
         "accumulation discards the others",
+        "dropped",
         "baseline",
         {"steps": ("accumulation", "gradient norm")},
         replaced(step, "accumulate_gradients", _last_alone),
@@ -248,6 +296,7 @@ MUTANTS = (
     Mutant(
         "micro-batches add up",
         "accumulation sums instead of averaging",
+        "formula",
         "mla-golden",
         {"steps": ("accumulation", "gradient norm")},
         replaced(step, "accumulate_gradients", _summed),
@@ -255,6 +304,7 @@ MUTANTS = (
     Mutant(
         "gradients are not zeroed",
         "each step adds to the previous gradients",
+        "dropped",
         "ra",
         {"steps": ("accumulation", "gradient norm")},
         replaced(train, "optimizer_step", _keeping_gradients),
@@ -262,6 +312,7 @@ MUTANTS = (
     Mutant(
         "training ascends",
         "the gradient is negated",
+        "inverted",
         "ract",
         {"steps": "falling-loss"},
         replaced(step, "accumulate_gradients", _uphill),
@@ -269,6 +320,7 @@ MUTANTS = (
     Mutant(
         "learning rate has no schedule",
         "every step runs at the peak",
+        "dropped",
         "baseline",
         {"steps": ("learning-rate", "step 1;")},
         replaced(train, "learning_rate_at", lambda _: lambda options, *rest: options.learning_rate),
@@ -276,6 +328,7 @@ MUTANTS = (
     Mutant(
         "parameters are missing from the optimizer",
         "biases never move",
+        "dropped",
         "golden-gate",
         {"gradients": ("optimizer-groups", r"h\.0\.mlp\.c_fc\.bias .*; in 0$")},
         replaced(setup, "parameter_groups", _without_biases),
@@ -283,6 +336,7 @@ MUTANTS = (
     Mutant(
         "checkpoint loses the optimizer",
         "moments restart",
+        "resume",
         "baseline",
         {"reload": _RELOAD},
         _restored_without("optimizer"),
@@ -290,6 +344,7 @@ MUTANTS = (
     Mutant(
         "checkpoint loses the generators",
         "dropout draws other masks",
+        "resume",
         "baseline",
         {"reload": _RELOAD},
         _restored_without("rng"),
@@ -297,6 +352,7 @@ MUTANTS = (
     Mutant(
         "checkpoint loses the position in the data",
         "a resumed run starts over",
+        "resume",
         "mla",
         {"reload": ("resumed-step", "step 3; .*step 0$")},
         _restored_without("iteration"),
@@ -304,6 +360,7 @@ MUTANTS = (
     Mutant(
         "checkpoint loses the progress",
         "the schedule starts over",
+        "resume",
         "golden",
         {"reload": _RELOAD},
         _restored_without("progress"),
@@ -311,6 +368,7 @@ MUTANTS = (
     Mutant(
         "checkpoint rounds the weights",
         "sixteen bits of each",
+        "dtype",
         "full",
         {"reload": _RELOAD},
         replaced(checkpoint, "save_checkpoint", _narrowed),
@@ -318,6 +376,7 @@ MUTANTS = (
     Mutant(
         "ranks do not share gradients",
         "every rank trains on its share alone",
+        "dropped",
         "golden-gate-cross",
         {"parallel": "same-gradient"},
         together(
@@ -328,6 +387,7 @@ MUTANTS = (
     Mutant(
         "ranks never exchange",
         "accumulation never synchronizes gradients",
+        "dropped",
         "mla",
         {"parallel": "same-gradient"},
         replaced(ProcessGroup, "exchange", lambda _: lambda self, module, now: module.no_sync()),
@@ -335,6 +395,7 @@ MUTANTS = (
     Mutant(
         "dropout masks differ in the backward pass",
         "a recomputed block drops other units",
+        "stream",
         "ra",
         {"gradients": "recomputed-gradient"},
         replaced(model, "checkpoint", lambda right: partial(right, preserve_rng_state=False)),
@@ -343,6 +404,7 @@ MUTANTS = (
     Mutant(
         "gradients are not clipped",
         "the optimizer reads unclipped gradients",
+        "dropped",
         "baseline",
         {"steps": ("gradient-clipping", "norm 1 ")},
         nothing(torch.nn.utils, "clip_grads_with_norm_"),
@@ -350,6 +412,7 @@ MUTANTS = (
     Mutant(
         "every batch is the same",
         "the sampler always returns the same offsets",
+        "dropped",
         "golden",
         {"steps": "new-sequences"},
         replaced(TrainSampler, "offsets", lambda _: lambda self, first, count: list(range(count))),
@@ -357,6 +420,7 @@ MUTANTS = (
     Mutant(
         "initial weights are too small",
         "a hundredth of GPT-2's",
+        "constant",
         "baseline",
         {"reference": ("initial-std", r"0\.0200 .*wte\.weight")},
         lambda patch: patch.setattr(model, "INIT_STD", 0.0002),
@@ -364,8 +428,57 @@ MUTANTS = (
     Mutant(
         "residual projections start too large",
         "the depth is ignored",
+        "dropped",
         "mla-golden",
         {"reference": ("initial-std", r"0\.00\d+ .*h\.0\.attn\.c_proj\.weight")},
         then(GPT, "init_weights", _without_depth),
+    ),
+    Mutant(
+        "a gradient is NaN",
+        "a derivative divides by zero",
+        "formula",
+        "baseline",
+        {"gradients": ("finite-gradient", r"h\.0\.ln_1\.weight; NaN")},
+        after_init(GPT, _not_finite),
+    ),
+    Mutant(
+        "a gradient reads the next token",
+        "the derivative of a path whose value is 0",
+        "leak",
+        "baseline",
+        {"causal": "causal-gradient"},
+        then(GPT, "hidden", _gradient_of_the_next_token),
+    ),
+    Mutant(
+        "the last token is not read",
+        "it is replaced by token 0",
+        "dropped",
+        "baseline",
+        {"causal": "token-affects-logits"},
+        replaced(GPT, "hidden", _without_the_last_token),
+    ),
+    Mutant(
+        "an update draws random numbers",
+        "the third update differs between two runs",
+        "stream",
+        "baseline",
+        {"repeat": ("same-trained-weights", r"wpe\.weight")},
+        then(train, "optimizer_step", _drifting),
+    ),
+    Mutant(
+        "a buffer has the size of the first batch",
+        "a batch with another number of rows is an error",
+        "constant",
+        "baseline",
+        {"steps": ("check.exception", r"ValueError: .*batch_size \(\d+\)")},
+        then(GPT, "hidden", _sized_by_the_first_batch),
+    ),
+    Mutant(
+        "an evaluation reads a mean of training",
+        "the model stores a value of the last batch",
+        "leak",
+        "baseline",
+        {"isolated": "stateless-training"},
+        then(GPT, "hidden", _remembering_training),
     ),
 )
