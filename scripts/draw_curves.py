@@ -2,12 +2,12 @@
 """Plot the loss curves of the runs of .config (or of SWEEP=) to curves.png beside the table.
 
 draw_curves.py                        all started runs
-draw_curves.py --runs 'pruned-*,0'    selected runs
+draw_curves.py --runs 'pruned-*,0'    selected runs, to curves-selection.png
 """
 
 import _start
 
-from gpt2.planning.arguments import add_selection, add_variable, asked_plan, new_parser
+from gpt2.planning.arguments import add_selection, add_variable, asked_tables, new_parser
 from lib import console
 from lib.console import log
 from lib.report.figures import plot_loss_curves, read_loss_curves
@@ -19,9 +19,12 @@ def main() -> int:
     add_selection(parser)
     add_variable(parser, "runs", "only the runs that match these patterns")
     args = parser.parse()
-    _, plan = asked_plan(args)
-    path = plan.folder / "curves.png"
-    plot_loss_curves(read_loss_curves(plan.only(args.runs).runs), plan.study, path)
+    plan, whole, selected = asked_tables(args)
+    # A selection does not replace the plot of all runs.
+    selected = selected or bool(args.runs)
+    path = plan.folder / ("curves-selection.png" if selected else "curves.png")
+    drawn = (plan if selected else whole).only(args.runs)
+    plot_loss_curves(read_loss_curves(drawn.runs), plan.study, path)
     log("CURVES", str(path))
     return 0
 

@@ -8,11 +8,12 @@ the runs; nothing is trained. Exit code 2 if no run has a result, 3 without matp
 
 import _start
 
-from gpt2.planning.arguments import add_selection, asked_plan, new_parser
-from gpt2.records.report import draw_figures
+from gpt2.planning.arguments import add_selection, asked_tables, new_parser
+from gpt2.records.report import SELECTION_FOLDER, draw_figures
 from gpt2.running import launch
 from lib import console
 from lib.console import log
+from lib.report.figures import FIGURES_FOLDER
 
 
 def main() -> int:
@@ -20,8 +21,10 @@ def main() -> int:
     parser = new_parser(__doc__)
     add_selection(parser)
     args = parser.parse()
-    _, plan = asked_plan(args)
-    paths = draw_figures(plan, launch.result_table(plan))
+    plan, whole, selected = asked_tables(args)
+    shown = plan if selected else whole
+    folder = SELECTION_FOLDER if selected else FIGURES_FOLDER
+    paths = draw_figures(shown, launch.result_table(shown), folder)
     log("FIGURES", f"{paths[0].parent}: {len(paths)} files")
     return 0
 

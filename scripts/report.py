@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
 """Write report.html, table.md and table.csv of .config's runs from their directories.
 
-The table is the one that "make" prints at the end; nothing is trained. It also goes to stdout. A run
+The table is the one that "make" prints at the end; nothing is trained. It also goes to stdout. The
+files contain all started runs of the study: --steps and --seeds select only what is printed. A run
 that differs from the baseline in more than the changes of its step is not compared; --label-by
 torch,code shows such runs in separate rows.
 """
 
 import _start
 
-from gpt2.planning.arguments import add_json, add_selection, add_variable, asked_plan, new_parser
+from gpt2.planning.arguments import add_json, add_selection, add_variable, asked_tables, new_parser
 from gpt2.records.comparison import words
 from gpt2.running import launch
 from lib import console
@@ -21,8 +22,10 @@ def main() -> int:
     add_variable(parser, "label-by", "symbols or fields that get separate rows")
     add_json(parser)
     args = parser.parse()
-    _, plan = asked_plan(args)
-    print(launch.report(plan, json=args.json, label_by=words(args.label_by)), end="")
+    plan, whole, selected = asked_tables(args)
+    labels = words(args.label_by)
+    text = launch.report(plan, whole, selected=selected, json=args.json, label_by=labels)
+    print(text, end="")
     return 0
 
 

@@ -16,7 +16,7 @@ from gpt2.planning.arguments import (
     add_json,
     add_selection,
     add_strict,
-    asked_plan,
+    asked_tables,
     new_parser,
 )
 from gpt2.running import launch
@@ -30,8 +30,8 @@ def main() -> int:
     add_json(parser)
     add_strict(parser)
     args = parser.parse()
-    _, plan = asked_plan(args)
-    code, text = launch.verdicts(plan, json=args.json, strict=args.strict)
+    plan, whole, selected = asked_tables(args)
+    code, text = launch.verdicts(plan, whole, selected=selected, json=args.json, strict=args.strict)
     print(text, end="")
     return code
 

@@ -11,7 +11,8 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from gpt2.planning.plan import Plan, Sweep, config_layers, make_plan
+from gpt2.planning.looks import AUTO_SEEDS
+from gpt2.planning.plan import Plan, Sweep, config_layers, make_plan, table_plan
 from gpt2.quantized.options import reject_training
 from lib import make_variables
 from lib.config.field import WHOLE_NUMBER
@@ -132,6 +133,19 @@ def asked_plan(arguments: argparse.Namespace) -> tuple[list[ConfigLayer], Plan]:
         yes=arguments.yes,
     )
     return layers, plan
+
+
+def asked_tables(arguments: argparse.Namespace) -> tuple[Plan, Plan, bool]:
+    """Return the plan for the options, that of all runs of its study, and whether the first selects.
+
+    Files are written from all runs: a selection changes only what is printed.
+    """
+    layers, plan = asked_plan(arguments)
+    seeds = arguments.seeds or arguments.seed
+    selected = bool(arguments.steps) or seeds not in ("", AUTO_SEEDS)
+    whole = table_plan(plan, layers)
+    same = {run.path for run in plan.runs} == {run.path for run in whole.runs}
+    return plan, whole, selected and not same
 
 
 def add_running(parser: argparse.ArgumentParser) -> None:

@@ -11,7 +11,7 @@ from gpt2.config import Config, refuse_lone_arms, wants_twins
 from gpt2.planning.looks import AUTO_SEEDS, AutoSeeds, auto_seeds
 from gpt2.training.budget import run_budget
 from lib.config.dotconfig import ConfigWorkspace, constants_layer, defconfig_layers
-from lib.config.field import SymbolValue
+from lib.config.field import WHOLE_NUMBER, SymbolValue
 from lib.config.layers import ConfigLayer
 from lib.config.tree import KconfigTree
 from lib.console import confirm
@@ -30,7 +30,7 @@ from lib.plan.designs import (
     sample_cells,
     slug,
 )
-from lib.plan.run import PlannedRun, RunVariant, build_runs, parse_seeds
+from lib.plan.run import PlannedRun, RunVariant, build_runs, parse_seeds, run_path
 from lib.project import ROOT
 from lib.report.looks import LookPlan
 
@@ -356,24 +356,43 @@ def make_trial(
 def table_plan(plan: Plan, layers: Sequence[ConfigLayer]) -> Plan:
     """Return the runs to show in the table of ``plan``: its runs and all started runs of its study.
 
-    A table of the selected steps only would replace the table of the whole study.
+    A table of the selected steps or seeds only would replace the table of the whole study.
     """
     configured = plan.base.study.seed_list or (plan.base.seed,)
-    seeds = dict.fromkeys((*configured, *(run.seed for run in plan.runs)))
+    seeds = list(dict.fromkeys((*configured, *(run.seed for run in plan.runs))))
     is_study = plan.sweep is None and plan.base.study.mode == "ra_mla_ablation_mode"
-    steps = "all" if is_study else ""
-    whole = make_plan(
+    every = partial(
+        make_plan,
         layers,
         plan.build_dir,
-        steps=steps,
-        seeds=",".join(map(str, seeds)),
+        steps="all" if is_study else "",
         sweep=plan.sweep,
         yes=True,
         optional=True,
     )
+    # The looks of SEEDS=auto determine its seeds.
+    if plan.auto is None:
+        seeds.sort()
+    whole = every(seeds=",".join(map(str, seeds)))
+    if plan.auto is None and (more := _started_seeds(whole) - set(seeds)):
+        whole = every(seeds=",".join(map(str, sorted({*seeds, *more}))))
     planned = {run.path for run in plan.runs}
     runs = [run for run in whole.runs if run.path in planned or run.path.exists()]
     return replace(plan, runs=runs, looks=planned_looks(plan))
+
+
+def _started_seeds(plan: Plan) -> set[int]:
+    """Return the seeds of the run directories in the plan's folder that have a configuration of it."""
+    configs = {run.variant.slug: run.config for run in plan.runs}
+    seeds: set[int] = set()
+    for path in plan.folder.glob("*-s*-*"):
+        slug, seed, _ = path.name.rsplit("-", 2)
+        if slug not in configs or not WHOLE_NUMBER.fullmatch(seed[1:]):
+            continue
+        number = int(seed[1:])
+        if path == run_path(plan.folder, slug, number, configs[slug].with_seed(number)):
+            seeds.add(number)
+    return seeds
 
 
 def _steps(

@@ -14,17 +14,18 @@ import textwrap
 import time
 import typing
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 from gpt2.config import Config
+from gpt2.planning.plan import Plan
 from gpt2.planning.view import run_state
 from lib.env.gpu import cpu_model
 from lib.errors import ConfigError, Problem, printable
 from lib.json_files import DamagedRecord, MissingRecord, RecordError
-from lib.report.render import json_document, text_lines
+from lib.report.render import TableSection, json_document, text_lines
 from lib.runs.code import drift, installed_torch
 from lib.runs.record import RunRecord
 from lib.runs.run_dir import RunDir, State, read_status
@@ -125,16 +126,44 @@ def list_runs(folder: Path) -> RunList:
     Runs that were trained again (``.old-``) are counted only. Raises OSError if a folder cannot be
     read.
     """
-    studies = (
-        [path for path in sorted(folder.iterdir()) if path.is_dir()] if folder.exists() else []
-    )
+    studies = sorted(path for path in folder.iterdir() if path.is_dir()) if folder.exists() else []
     paths = [path for study in studies for path in study.iterdir() if _is_run(path)]
-    archived = [path for path in paths if _ARCHIVED in path.name]
+    runs = [path for path in paths if _ARCHIVED not in path.name]
+    return RunList(folder, read_runs(runs), len(paths) - len(runs))
+
+
+def read_runs(paths: Iterable[Path]) -> list[ListedRun]:
+    """Return the rows of run directories, sorted by study, step and seed."""
     # Read once: both are slow.
     now = {"torch": installed_torch(), "device": cpu_model()}
-    runs = [_read(path, now) for path in paths if path not in archived]
-    runs.sort(key=lambda run: (run.study, run.step, run.seed or 0, run.run))
-    return RunList(folder, runs, len(archived))
+    runs = [_read(path, now) for path in paths]
+    return sorted(runs, key=lambda run: (run.study, run.step, run.seed or 0, run.run))
+
+
+def other_configurations(plan: Plan) -> TableSection | None:
+    """Return the runs beside those of ``plan`` that are none of them; None if there are none.
+
+    Each row has the settings in which the run differs from the planned run of its step, or else from
+    the first planned run. These runs are not compared.
+    """
+    planned = {run.path.name for run in plan.runs}
+    beside = plan.folder.iterdir() if plan.folder.is_dir() else ()
+    paths = [p for p in beside if p.name not in planned and _is_run(p) and _ARCHIVED not in p.name]
+    if not paths or not plan.runs:
+        return None
+    values = {run.variant.slug: run.config.values for run in reversed(plan.runs)}
+    first, ignored = plan.runs[0].config.values, _without_effect()
+    rows = []
+    for run in read_runs(paths):
+        expected = values.get(run.step, first)
+        names = sorted(run.symbols.keys() & expected.keys() - ignored)
+        changes = [f"{n}={_shown(run.symbols[n])}" for n in names if run.symbols[n] != expected[n]]
+        loss = "-" if run.val_loss is None else f"{run.val_loss:.4f}"
+        name = run.run.partition("/")[2]
+        rows.append((name, run.hash8, run.state, loss, _some(changes) or "-"))
+    header = ("run", "configuration", "state", "val loss", "settings that differ")
+    note = "Runs of this folder with another configuration: listed, and not compared.\n"
+    return TableSection("Other configurations", header, rows, note)
 
 
 def _is_run(path: Path) -> bool:

@@ -28,7 +28,8 @@ from lib.runs.run_dir import RunDir, read_status
 
 _TITLES = {"single": "One training", "matrix": "Test matrix", "sweep": "Sweep"}
 # Folders beside the runs that other commands write.
-_KNOWN_FOLDERS = {FIGURES_FOLDER, "trackio"}
+SELECTION_FOLDER = f"{FIGURES_FOLDER}-selection"
+_KNOWN_FOLDERS = {FIGURES_FOLDER, SELECTION_FOLDER, "trackio"}
 _SHIPPED = ("defconfig", "fragment")
 
 
@@ -37,15 +38,15 @@ def write_study_report(plan: Plan, table: ResultTable) -> Path:
     return write_report(table, report_context(plan, table), plan.folder)
 
 
-def draw_figures(plan: Plan, table: ResultTable) -> list[Path]:
-    """Write the figures of the plan's report as files. Return their paths.
+def draw_figures(plan: Plan, table: ResultTable, folder: str) -> list[Path]:
+    """Write the figures of the plan's report into ``folder`` beside the runs. Return their paths.
 
     Raises ConfigError if no run has a result, PreflightError if matplotlib is not installed.
     """
     figures = study_figures(table, runs_of_rows(table), report_context(plan, table).flops)
     if not figures:
         raise ConfigError(Problem("no run has a result", next="type: make", code="run.not-found"))
-    return write_figures(figures, plan.folder / FIGURES_FOLDER)
+    return write_figures(figures, plan.folder / folder)
 
 
 def report_context(plan: Plan, table: ResultTable) -> ReportContext:

@@ -13,6 +13,7 @@ from typing import Any
 from gpt2.config import Config
 from gpt2.planning.looks import AUTO_SEEDS, verdict_plan
 from gpt2.planning.plan import EAGER, Plan, make_plan, planned_looks, table_plan
+from gpt2.records.listing import other_configurations
 from gpt2.records.report import write_study_report
 from gpt2.records.run_files import write_resolved_config
 from gpt2.records.sections import sections
@@ -193,7 +194,7 @@ def train_plan(
     code = _train_runs(plan, plan.runs, options)
     if code in _INTERRUPTED_CODES:
         return code, ""
-    table = _table(table_of, ())
+    table = _table(table_of)
     text = _reported(table_of, table, json)
     if strict:
         code = code or verdicts_exit_code(table.verdicts, strict=True)
@@ -229,7 +230,7 @@ def train_looks(
         code = max(code, outcome)
         attempted.update(run.path for run in runs)
         shown = table_plan(plan, layers)
-        table = _table(shown, ())
+        table = _table(shown)
         _log_look(table.verdicts)
         before, sweep = plan.auto, plan.sweep
         plan = make_plan(layers, plan.build_dir, seeds=AUTO_SEEDS, sweep=sweep, yes=True)
@@ -292,13 +293,29 @@ def _saving(plan: Plan, table: ResultTable) -> str:
     )
 
 
-def report(plan: Plan, *, json: bool = False, label_by: Sequence[str] = ()) -> str:
-    """Write result table and report of the plan's runs beside the runs. Return the table as text.
+def report(
+    plan: Plan, whole: Plan, *, selected: bool, json: bool = False, label_by: Sequence[str] = ()
+) -> str:
+    """Write result table and report of the runs of ``whole``. Return the table as text.
 
-    Runs that differ in a field of ``label_by`` get separate rows. Raises ConfigError if a field is
-    unknown.
+    If ``selected``, the text is the table of ``plan``, a part of ``whole``. Runs that differ in a
+    field of ``label_by`` get separate rows. Raises ConfigError if a field is unknown.
     """
-    return _reported(plan, _table(plan, label_by), json)
+    table, path = _written(plan, whole, label_by)
+    shown = result_table(plan, label_by) if selected else table
+    return table_to_json(shown) if json else f"{table_to_markdown(shown)}\nReport: {path}\n"
+
+
+def _written(plan: Plan, whole: Plan, label_by: Sequence[str]) -> tuple[ResultTable, Path]:
+    """Write table and report of ``whole``; return the table and the path of the report.
+
+    The number of seeds in a folder is not a declaration: a look needs the seeds of ``plan``.
+    """
+    declared = {run.seed for run in plan.runs} >= {run.seed for run in whole.runs}
+    table = _table(whole, label_by, looks=declared and not label_by)
+    path = write_study_report(whole, table)
+    log("REPORT", str(path))
+    return table, path
 
 
 def _reported(plan: Plan, table: ResultTable, json: bool) -> str:
@@ -308,20 +325,29 @@ def _reported(plan: Plan, table: ResultTable, json: bool) -> str:
     return table_to_json(table) if json else f"{table_to_markdown(table)}\nReport: {path}\n"
 
 
-def verdicts(plan: Plan, *, json: bool = False, strict: bool = False) -> tuple[int, str]:
-    """Write result table and report. Return the exit code of the verdicts, and the verdicts as text."""
-    table = _table(plan, ())
+def verdicts(
+    plan: Plan, whole: Plan, *, selected: bool, json: bool = False, strict: bool = False
+) -> tuple[int, str]:
+    """Write result table and report of ``whole``. Return the exit code and the text of the verdicts.
+
+    If ``selected``, these are the verdicts on ``plan``, a part of ``whole``.
+    """
+    table, _ = _written(plan, whole, ())
+    if selected:
+        table = result_table(plan)
     # Such as a damaged run, whose seed then has no result.
     for note in table.notes:
         log("NOTE", note)
     study = table.verdicts
-    log("REPORT", str(write_study_report(plan, table)))
     text = verdicts_to_json(study) if json else verdict_lines(study)
     return verdicts_exit_code(study, strict=strict), text
 
 
-def _table(plan: Plan, label_by: Sequence[str]) -> ResultTable:
-    table = result_table(plan, label_by, looks=not label_by)
+def _table(plan: Plan, label_by: Sequence[str] = (), *, looks: bool = True) -> ResultTable:
+    """Write the table of all runs of the study, and list those of other configurations below it."""
+    table = result_table(plan, label_by, looks=looks)
+    if others := other_configurations(plan):
+        table = replace(table, sections=[*table.sections, others])
     plan.folder.mkdir(parents=True, exist_ok=True)
     for path in write_table(table, plan.folder):
         log("TABLE", str(path))

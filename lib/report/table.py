@@ -32,6 +32,7 @@ from lib.report.run_results import (
 )
 from lib.report.study_verdicts import StudyVerdicts, VerdictPlan, judge_study
 from lib.report.verdicts import ContrastVerdict, SeedOutcome
+from lib.runs.record import UNKNOWN
 
 
 @dataclass(frozen=True)
@@ -145,6 +146,8 @@ class TableRow:
     machine: Mapping[str, float]
     # "done", the states of unfinished runs, "other code" if a run was made by different code.
     state: str
+    # Directories, run ids and configuration hashes of the finished runs, by seed; their commits.
+    origins: Mapping[str, Sequence[str]]
     # Field → value in a labelled table; rows with different labels are not compared.
     labels: Mapping[str, str] = field(default_factory=dict)
     verdict_baseline: ContrastVerdict | None = None
@@ -326,8 +329,21 @@ def _row(
         sparsity_by_layer=_layers([sparsity_by_layer(r.final) for r in results]),
         machine=mean_over_seeds([r.machine for r in results]),
         state=_state(results, holes, kept),
+        origins=_origins(results),
         labels=labels,
     )
+
+
+def _origins(results: Sequence[RunResult]) -> dict[str, Sequence[str]]:
+    manifests = [result.facts.record.manifest for result in results]
+    return {
+        "runs": [result.run.path.name for result in results],
+        "run_ids": [str(manifest.find("run", "run_id")) for manifest in manifests],
+        "configurations": [str(result.facts.record.config.find("hash8")) for result in results],
+        "commits": list(
+            dict.fromkeys(str(m.find("code", "git_sha") or UNKNOWN) for m in manifests)
+        ),
+    }
 
 
 def _layers(by_seed: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -45,6 +45,7 @@ _FIGURES = (
     "sparsity",
     "state",
 )
+_ORIGINS = ("runs", "run_ids", "configurations", "commits")
 
 
 def write_table(table: ResultTable, folder: Path) -> list[Path]:
@@ -140,9 +141,14 @@ def leaderboard_to_json(board: Leaderboard) -> str:
 
 
 def table_to_csv(table: ResultTable) -> str:
-    """Return the table as CSV with one line per row; a missing figure is an empty field."""
-    header = [*_FIGURES, *table_label_fields(table)]
-    return csv_table(header, (_figures(row) | dict(row.labels) for row in table.rows))
+    """Return the table as CSV with one line per row; a missing figure is an empty field.
+
+    The names and digests of the runs of a row are separated by blanks.
+    """
+    header = [*_FIGURES, *_ORIGINS, *table_label_fields(table)]
+    origins = ({name: " ".join(row.origins[name]) for name in _ORIGINS} for row in table.rows)
+    figures = (_figures(row) | dict(row.labels) for row in table.rows)
+    return csv_table(header, (f | o for f, o in zip(figures, origins, strict=True)))
 
 
 def table_to_json(table: ResultTable) -> str:
@@ -154,6 +160,7 @@ def table_to_json(table: ResultTable) -> str:
             {
                 **_figures(row),
                 **_labels(row),
+                **row.origins,
                 "sparsity_by_layer": dict(row.sparsity_by_layer),
                 "machine": dict(row.machine),
             }

@@ -1,0 +1,94 @@
+"""The files of a report contain every run of the study; a selection changes only what is printed."""
+
+import csv
+import io
+from argparse import Namespace
+
+import pytest
+
+from gpt2.planning.arguments import asked_tables
+from gpt2.planning.plan import config_layers, make_plan
+from gpt2.records.run_files import write_resolved_config
+from gpt2.running import launch
+from tests.build_folder import write_build
+from tests.integration.conftest import SMALL
+from tests.lib.fabricated import MANIFEST, seal, write_run
+
+STUDY = {**SMALL, "RA_MLA_ABLATION_STEPS": "0,ra", "VERDICT_AA": False}
+
+
+@pytest.fixture
+def build(tmp_path):
+    """A build folder with finished runs of two steps and three seeds, of which .config lists one."""
+    write_build(tmp_path, STUDY)
+    plan = make_plan(config_layers(tmp_path), tmp_path, seeds="1-3")
+    for run in plan.runs:
+        directory = write_run(run.path, identity=run.config.identity(), symbols=run.config.values)
+        write_resolved_config(directory, run.config)
+        seal(directory, MANIFEST)
+    return tmp_path
+
+
+def asked(build, **options):
+    texts = dict.fromkeys(
+        ("set", "gpus", "steps", "seeds", "seed", "sweep", "samples", "quant"), ""
+    )
+    return asked_tables(Namespace(**texts | options, build_dir=build, yes=False))
+
+
+def report(build, **options):
+    """Write the report; return the printed table and the files."""
+    plan, whole, selected = asked(build, **options)
+    text = launch.report(plan, whole, selected=selected)
+    return text, {name: (whole.folder / name).read_text() for name in ("table.md", "table.csv")}
+
+
+def slugs(table):
+    return [line.split(",")[1] for line in table.splitlines()[1:]]
+
+
+def test_a_selection_changes_what_is_printed_and_no_file(build):
+    whole, files = report(build)
+    assert slugs(files["table.csv"]) == ["baseline", "ra"] and "n=3" in files["table.md"]
+    page = (build / "results/ratio/report.html").read_bytes()
+    for options in ({"steps": "0"}, {"seed": "3"}):
+        part, again = report(build, **options)
+        assert part != whole and again == files, options
+        assert ("| ra " in part) == ("steps" not in options)
+        assert (build / "results/ratio/report.html").read_bytes() == page
+
+
+def test_a_row_names_its_runs_their_commit_and_configurations(build):
+    _, files = report(build)
+    row, _ = csv.DictReader(io.StringIO(files["table.csv"]))
+    runs = sorted(path.name for path in (build / "results/ratio").glob("baseline-s*"))
+    assert row["runs"].split() == runs and row["commits"] == "0" * 40
+    assert row["configurations"].split() == [name[-8:] for name in runs]
+
+
+def test_runs_of_another_configuration_stay_in_the_table(build):
+    report(build)
+    before = sorted((build / "results/ratio").glob("*-s*-*"))
+    write_build(build, {**STUDY, "LEARNING_RATE": "1e-3"})
+    text, files = report(build)
+    heading, section = files["table.md"].split("## Other configurations")
+    for path in before:
+        assert path.name in section and path.name not in heading
+        assert f"{path.name[-8:]} |" in section
+    assert "LEARNING_RATE" in section and text.startswith(files["table.md"])
+    assert "new" in files["table.csv"]
+
+
+def test_the_seeds_of_a_folder_are_no_declared_look(build):
+    """A look spends alpha, so the folder's seeds do not start one."""
+    report(build)
+    assert not (build / "results/ratio/verdicts.json").exists()
+    report(build, seeds="1-3")
+    assert (build / "results/ratio/verdicts.json").exists()
+
+
+@pytest.mark.parametrize("name", ["ra-s99999999999999999999-12345678", "ra-s7-12345678", "x-s-"])
+def test_a_folder_with_a_foreign_name_adds_no_seed(build, name):
+    (build / "results/ratio" / name).mkdir()
+    _, whole, selected = asked(build)
+    assert {run.seed for run in whole.runs} == {1, 2, 3} and not selected
