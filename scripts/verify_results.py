@@ -38,7 +38,8 @@ def main() -> int:
     args = parser.parse()
     layers, plan = asked_plan(args)
     study = whole_study(plan, layers)
-    runs = chosen_runs(plan if args.steps else table_plan(plan, layers), study, args.runs)
+    selected = args.steps or args.seeds or args.seed
+    runs = chosen_runs(plan if selected else table_plan(plan, layers), study, args.runs)
     ask = tracker(plan, args.source, args.folder, args.entity)
     axes, min_seeds = declared_axes(study, runs, args.axis), plan.base.repro.finalist_min_seeds
     checklist = verify(runs, axes, ask, args.source, min_seeds)

@@ -25,6 +25,7 @@ from gpt2.training.finish import generate_sample
 from gpt2.training.metrics import check_first_steps
 from gpt2.training.records import RecordWriter
 from gpt2.training.session import TrainingSession
+from lib.files import write_json
 from lib.runs.record import EvalRow, RunRecord
 from lib.runs.run_dir import RunDir
 
@@ -342,6 +343,9 @@ def _table(subject: StepUnderTest, record: RunRecord) -> list[CheckFinding]:
     from lib.report.table_text import table_to_csv
     from lib.report.verdicts import SeedOutcome
 
+    # Rows of a table name the origin of their runs, which training alone records.
+    for path in (record.run.manifest, record.run.resolved_config):
+        write_json(path, {})
     facts, summary = RunFacts(record, {}, {}, {}, {}, {}), record.summary
     variants, results = [], []
     for slug, (parent, figures) in _VARIANTS.items():

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
+import torch
+
 from lib import console
 from lib.project import ROOT
 from tests.fuzz import mutations
@@ -280,6 +282,8 @@ def start_forked(main: Callable[[], int], words: Sequence[str], folder: Path) ->
 def become(main: Callable[[], int], words: Sequence[str], folder: Path) -> NoReturn:
     """Run ``main`` with its arguments, and streams below ``folder``; exit with its code."""
     code = 70
+    # A fork has none of the threads that torch may have started in the process of the tests.
+    torch.set_num_threads(1)
     try:
         os.chdir(folder)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
