@@ -22,28 +22,16 @@ from tests.fuzz.harness import (
     run_forked,
     start_forked,
 )
+from tests.integration.conftest import SMALL
 
 SETTINGS: dict[str, SymbolValue] = {
-    "DEVICE_CPU": True,
-    "MODEL_SIZE_CUSTOM": True,
-    "N_LAYER": 2,
-    "N_HEAD": 2,
-    "N_EMBD": 96,
-    "BLOCK_SIZE": 16,
-    "TOKENIZER_BYTE": True,
-    "DATASET_CUSTOM": True,
-    "CUSTOM_PATH": "text",
-    "VAL_FRACTION": "0.4",
-    "EVAL_TOKENS": 64,
+    **SMALL,
+    "DROPOUT": "0.0",
     "EVAL_INTERVAL": 4,
     "CHECKPOINT_INTERVAL": 2,
-    "GLOBAL_BATCH": 4,
     "BATCH_SIZE": 4,
     "GRAD_ACCUMULATION": 1,
     "MAX_ITERS": 16,
-    "WARMUP_STEPS": 1,
-    "SAMPLE_TOKENS": 8,
-    "RA_MLA_ABLATION_MODE": True,
 }
 
 
