@@ -22,7 +22,7 @@ from gpt2.check.cases import (
 from gpt2.check.distinct import find_duplicates
 from gpt2.check.report import CaseReport, CheckResult, to_json, to_text
 from gpt2.planning.arguments import add_fast, add_variable
-from lib.env.gpu import Gpu, find_gpu, gpu_with_memory, usable_cores
+from lib.env.gpu import NO_GPUS, Gpu, find_gpu, gpu_with_memory, local_gpu, usable_cores
 from lib.errors import EXIT_DONE, EXIT_FAILED, ConfigError, Problem
 from lib.files import write_json
 from lib.runner.local import LocalExecutor
@@ -174,7 +174,7 @@ def run_all(
 
 def check_executor() -> LocalExecutor:
     """Return an executor whose workers share the loaded checks."""
-    return LocalExecutor(_PRELOADED_MODULES, {"OMP_NUM_THREADS": "1"})
+    return LocalExecutor(_PRELOADED_MODULES, {"OMP_NUM_THREADS": "1", **NO_GPUS})
 
 
 def check_in_workers(
@@ -187,7 +187,7 @@ def check_in_workers(
     """Yield the report of every job, from one worker per core."""
     workers = min(usable_cores(), len(jobs))
     with tempfile.TemporaryDirectory(prefix="kablate-check-") as tickets:
-        arguments = (jobs, others, build_dir, Path(tickets), gpu)
+        arguments = (jobs, others, build_dir, Path(tickets), gpu, local_gpu())
         yield from executor.call_many(_run_jobs, [arguments] * workers)
 
 

@@ -26,7 +26,7 @@ from gpt2.check.cases import CheckFinding
 from gpt2.config import Config
 from gpt2.data.prepare import prepare_dataset
 from gpt2.data.tokenizer import ByteTokenizer
-from lib.env.gpu import GPUS, Gpu, local_gpu
+from lib.env.gpu import GPUS, Gpu
 from lib.errors import KablateError, Problem, RunError
 
 T = TypeVar("T")
@@ -169,12 +169,15 @@ class CheckContext:
     """Context for the checks of one process; removes its files on exit.
 
     ``build_dir`` is the user's build folder, which is only read; ``gpu`` is the GPU named by the
-    user.
+    user, and ``local`` the first GPU of this machine.
     """
 
-    def __init__(self, build_dir: Path = Path(), gpu: Gpu | None = None) -> None:
+    def __init__(
+        self, build_dir: Path = Path(), gpu: Gpu | None = None, local: Gpu | None = None
+    ) -> None:
         self.build_dir = build_dir
         self._gpu = gpu
+        self._local = local
         self._temporary = tempfile.TemporaryDirectory(prefix="kablate-check-")
         self._folders = count()
         # Parameter counts of full-size steps by slug, for comparison with other steps.
@@ -221,7 +224,7 @@ class CheckContext:
         """
         if self._gpu is not None:
             return self._gpu
-        return "cpu" if device == "cpu" else local_gpu() or GPUS[DEFAULT_GPU]
+        return "cpu" if device == "cpu" else self._local or GPUS[DEFAULT_GPU]
 
     @cached_property
     def folder(self) -> Path:

@@ -100,9 +100,10 @@ def run_jobs(
     build_dir: Path,
     tickets: Path,
     gpu: Gpu | None,
+    local: Gpu | None,
 ) -> Iterator[CaseReport]:
     """Run the jobs that no other worker has taken; yields their reports. Runs in a worker."""
-    with CheckContext(build_dir, gpu) as context:
+    with CheckContext(build_dir, gpu, local) as context:
         # Fork before this process loads or computes anything that the peer should not inherit.
         if any(check.name in ("reload", "parallel") for job in jobs for check in job.checks):
             _ = context.peer

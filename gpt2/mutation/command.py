@@ -26,7 +26,7 @@ from gpt2.mutation.process import TrialResult
 from gpt2.mutation.verdict import CAUGHT, EQUIVALENT, SURVIVED, FaultTrial, FaultVerdict
 from gpt2.planning.arguments import add_variable, require_count, whole_number
 from lib.console import log
-from lib.env.gpu import usable_cores
+from lib.env.gpu import NO_GPUS, usable_cores
 from lib.errors import EXIT_DONE, EXIT_FAILED
 from lib.files import write_json
 from lib.project import ROOT
@@ -89,7 +89,7 @@ def mutation_test(request: MutationRequest) -> tuple[int, str]:
     started = time.monotonic()
     # An unknown area is an error before the baseline is computed.
     in_area((), ",".join(w for w in request.area.replace(",", " ").split() if ".py" not in w))
-    executor = LocalExecutor(_PRELOADED_MODULES, {"OMP_NUM_THREADS": "1"})
+    executor = LocalExecutor(_PRELOADED_MODULES, {"OMP_NUM_THREADS": "1", **NO_GPUS})
     baseline = _baseline(executor, request.build_dir)
     tree = SourceTree(ROOT)
     every = list(tree.faults(baseline.coverage, list(CASES)))

@@ -125,11 +125,17 @@ def gpu_with_memory(memory_gib: float) -> Gpu:
     return Gpu(f"{memory_gib:g} GiB", memory_gib, {})
 
 
+# Devices of the drivers of NVIDIA, AMD, and either under WSL.
+_DRIVERS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
+
+
 def local_gpu() -> Gpu | None:
     """Return the first GPU of this machine, or None if there is no GPU.
 
-    Imports torch and queries the driver.
+    Imports torch and queries the driver, if there is one.
     """
+    if not any(os.path.exists(path) for path in _DRIVERS):
+        return None
     import torch
 
     if not torch.cuda.is_available():
@@ -148,6 +154,9 @@ def _key(name: str) -> str:
 
 _CUDA = "CUDA_VISIBLE_DEVICES"
 _HIP = "HIP_VISIBLE_DEVICES"
+# Variables that hide all GPUs: a process on the CPU then starts no thread of a GPU's driver, and
+# its forks can run autograd.
+NO_GPUS = {_CUDA: "-1", _HIP: "-1"}
 
 
 def cpu_model() -> str:
