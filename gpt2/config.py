@@ -267,6 +267,8 @@ class StudyConfig:
     # single_training, ra_mla_ablation_mode or test_matrix_mode
     mode: str = kconfig_field("RUN_MODE")
     study: str = kconfig_field("ABLATION_STUDY")
+    # Of an own study, relative to the build folder; "" for the others.
+    study_file: str = kconfig_field("ABLATION_STUDY_FILE")
     steps: str = kconfig_field("RA_MLA_ABLATION_STEPS")
     # grid, leave_one_out, add_one_in, cumulative, factorial or fractional
     design: str = kconfig_field("ABLATION_DESIGN")

@@ -52,7 +52,9 @@ def main() -> int:
     )
     plan = make_plan(layers, args.build_dir, steps=args.ra_mla_ablation_step)
     if args.dry_run or plan.base.study.dry_run:
-        cases = plan_cases(layers).only([run.variant.slug for run in plan.runs])
+        cases = plan_cases(layers, build_dir=args.build_dir).only(
+            [run.variant.slug for run in plan.runs]
+        )
         code, text = check_and_report(cases, CheckRequest(args.build_dir))
         sys.stdout.write(text)
         return code

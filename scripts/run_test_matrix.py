@@ -46,7 +46,9 @@ def main() -> int:
     layers, plan = asked_plan(args)
     plan = plan.only(args.runs)
     if args.dry_run or plan.base.study.dry_run:
-        cases = plan_cases(layers).only([run.variant.slug for run in plan.runs])
+        cases = plan_cases(layers, build_dir=args.build_dir).only(
+            [run.variant.slug for run in plan.runs]
+        )
         code, text = check_and_report(cases, CheckRequest(args.build_dir, json=args.json))
         print(text, end="")
         return code

@@ -6,14 +6,14 @@ import sys
 
 import pytest
 
-from gpt2.ablation.mechanisms import MECHANISMS
-from gpt2.ablation.nsa import NSA
-from gpt2.ablation.ratio import RATIO
+from gpt2.ablation import STUDIES
 from gpt2.config import Config
 from lib.config.dotconfig import defconfig_layers, list_defconfigs
 from lib.config.layers import parse_text, read_file
 from lib.config.tree import KconfigTree
 from lib.project import ROOT
+
+RATIO, MECHANISMS, NSA = (STUDIES[name] for name in ("ratio", "mechanisms", "nsa"))
 
 DEFCONFIGS, FRAGMENTS = list_defconfigs(ROOT)
 NAMES = [defconfig.name for defconfig in DEFCONFIGS]

@@ -3,12 +3,18 @@
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from gpt2.ablation import STUDIES
+from gpt2.ablation import study_of
 from gpt2.ablation.step import Step, Study
-from gpt2.config import Config
+from gpt2.config import Config, StudyConfig
 from lib.config import dotconfig
 from lib.config.dotconfig import ConfigWorkspace
-from lib.config.layers import ConfigLayer, parse_command_line_settings
+from lib.config.field import from_symbols, kconfig_fields
+from lib.config.layers import (
+    Assignment,
+    ConfigLayer,
+    parse_command_line_settings,
+    to_kconfig_text,
+)
 from lib.config.tree import KconfigTree
 from lib.errors import ConfigError, Problem
 from lib.files import canonical_json
@@ -25,7 +31,13 @@ class ResolvedStep:
 def step_layers(study: Study, step: Step) -> list[ConfigLayer]:
     """Return one layer for each step with changes, from the baseline down to ``step``."""
     return [
-        ConfigLayer.of("step", f"step {study.label(s)}", s.set)
+        ConfigLayer(
+            "step",
+            tuple(
+                Assignment(name, to_kconfig_text(value), study.where(s, name))
+                for name, value in s.set.items()
+            ),
+        )
         for s in study.lineage(step)
         if s.set
     ]
@@ -38,6 +50,8 @@ def resolve_step(
 
     Raises ConfigError located at the step if an assignment has no effect or a rule is broken.
     """
+    if problems := list(_plan_settings(tree, study, step)):
+        raise ConfigError(*problems)
     try:
         return resolve_config(tree, [*base, *step_layers(study, step)])
     except ConfigError as error:
@@ -61,7 +75,7 @@ def layers_on_top(place: ConfigWorkspace, settings: str, steps: str) -> list[Con
     if not steps:
         return layers
     values = dotconfig.resolve_config(KconfigTree(place.root), place.config, *layers).values
-    study = STUDIES[str(values["ABLATION_STUDY"])]
+    study = study_of(from_symbols(StudyConfig, values), place.build)
     selected = study.select(steps)
     if len(selected) != 1:
         what = f"invalid value (expected one step, got {', '.join(s.slug for s in selected)})"
@@ -108,9 +122,20 @@ def resolve_required(
     return [current for current in resolved if current.step.slug not in first], left_out
 
 
+def _plan_settings(tree: KconfigTree, study: Study, step: Step) -> Iterator[Problem]:
+    """Yield a problem for each symbol of the step that is not a setting of one training."""
+    of_plan = {"SEED", *(field.metadata["symbol"] for field in kconfig_fields(StudyConfig))}
+    for name in step.set:
+        symbol = tree.kconf.syms.get(name)
+        choice = symbol.choice.name if symbol and symbol.choice else ""
+        if {name, choice} & of_plan:
+            what = f"{name}: selects the runs of all steps (expected a setting of one training)"
+            yield Problem(what, study.where(step, name), code="study.plan-setting")
+
+
 def _located_at_step(study: Study, step: Step, error: ConfigError) -> ConfigError:
     """Return ``error`` with the step as the location of every problem that has no location."""
-    where = f"step {study.label(step)}"
+    where = study.where(step)
     return ConfigError(*(p if p.where else replace(p, where=where) for p in error.problems))
 
 
@@ -122,8 +147,9 @@ def _duplicates(study: Study, resolved: Sequence[ResolvedStep]) -> Iterator[tupl
         earlier = first.setdefault(identity, current.step)
         if earlier is not current.step:
             what = f"resolves to the same configuration as {study.label(earlier)}"
-            where = f"step {study.label(current.step)}"
-            yield current.step, Problem(what, where, code="study.duplicate-step")
+            yield current.step, Problem(
+                what, study.where(current.step), code="study.duplicate-step"
+            )
 
 
 def _size_problems(
@@ -141,5 +167,4 @@ def _size_problems(
                 f"{params[step.slug]:,} parameters, {step.parent} has {params[step.parent]:,} "
                 f"(expected a change of {low:+.1%} to {high:+.1%}, got {change:+.1%})"
             )
-            where = f"step {study.label(step)}"
-            yield step, Problem(what, where, code="study.size-out-of-range")
+            yield step, Problem(what, study.where(step), code="study.size-out-of-range")

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from lib.config.field import SymbolValue
 from lib.errors import ConfigError, Problem
 
-_SLUG = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
+SLUG = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 _RANGE = re.compile(r"([0-9]+)(?:-([0-9]+))?")
+DEFAULT_PARAMS = (-0.01, 0.01)
 
 
 @dataclass(frozen=True)
@@ -25,12 +26,17 @@ class Step:
     title: str
     parent: str = ""
     set: Mapping[str, SymbolValue] = field(default_factory=dict)
-    params: tuple[float, float] = (-0.01, 0.01)
+    params: tuple[float, float] = DEFAULT_PARAMS
+    # In a user's file: file:line of the step, as "", and of each symbol.
+    places: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 
 
 @dataclass(frozen=True)
 class Study:
     """An ordered list of steps; a step's index in the list is its number.
+
+    ``seeds`` are trained unless the configuration or the command line has others. ``is_own``
+    distinguishes the study of a user's file.
 
     Raises ConfigError if a slug is duplicate or malformed, a parent does not precede its child, the
     baseline sets symbols, or any other step sets none.
@@ -38,11 +44,13 @@ class Study:
 
     name: str
     steps: Sequence[Step]
+    seeds: tuple[int, ...] = ()
+    is_own: bool = False
 
     def __post_init__(self) -> None:
         problems = [
-            Problem(what, f"step {self.name}/{slug}", code=code)
-            for slug, what, code in self._defects()
+            Problem(what, _located(step, f"step {self.name}/{step.slug}"), code=code)
+            for step, what, code in self._defects()
         ]
         if problems:
             raise ConfigError(*problems)
@@ -59,6 +67,10 @@ class Study:
     def label(self, step: Step) -> str:
         """Return the step's name in reports: ``study/number-slug``."""
         return f"{self.name}/{self.number(step):02d}-{step.slug}"
+
+    def where(self, step: Step, symbol: str = "") -> str:
+        """Return the location of ``step`` in errors, or of a symbol that it sets."""
+        return _located(step, f"step {self.label(step)}", symbol)
 
     def parent(self, step: Step) -> Step | None:
         """Return the parent of ``step``; None for the baseline."""
@@ -109,23 +121,29 @@ class Study:
         nearest = f"; nearest: {', '.join(near)}" if near else ""
         return f"unknown step {word!r} of {self.name} (expected 0-{last} or a slug{nearest})"
 
-    def _defects(self) -> list[tuple[str, str, str]]:
-        """Return (slug, problem, error code) of every defect."""
+    def _defects(self) -> list[tuple[Step, str, str]]:
+        """Return (step, problem, error code) of every defect."""
         defects = []
         seen: set[str] = set()
         for step in self.steps:
-            if not _SLUG.fullmatch(step.slug):
+            if not SLUG.fullmatch(step.slug):
                 what = "invalid slug (expected lower-case words joined by hyphens)"
-                defects.append((step.slug, what, "study.invalid-slug"))
+                defects.append((step, what, "study.invalid-slug"))
             if step.slug in seen:
-                defects.append((step.slug, "duplicate slug", "study.duplicate-step"))
+                defects.append((step, "duplicate slug", "study.duplicate-step"))
             if seen and step.parent not in seen:
                 what = f"parent {step.parent!r} does not precede the step"
-                defects.append((step.slug, what, "study.unknown-parent"))
+                defects.append((step, what, "study.unknown-parent"))
             if seen and not step.set:
-                defects.append((step.slug, "the step sets no symbol", "study.empty-step"))
+                defects.append((step, "the step sets no symbol", "study.empty-step"))
             if not seen and step.set:
                 what = "the baseline must not set symbols"
-                defects.append((step.slug, what, "study.baseline-changes"))
+                defects.append((step, what, "study.baseline-changes"))
             seen.add(step.slug)
         return defects
+
+
+def _located(step: Step, label: str, symbol: str = "") -> str:
+    """Return ``label`` behind the step's line in the user's file, if it has one."""
+    place = step.places.get(symbol, step.places.get("", ""))
+    return f"{place}: {label}" if place else label

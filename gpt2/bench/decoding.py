@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import torch
 
-from gpt2.ablation.ratio import RATIO
+from gpt2.ablation import RATIO
 from gpt2.ablation.resolve import resolve_config, resolve_study
 from gpt2.config import ModelConfig
 from gpt2.model import GPT

@@ -29,7 +29,7 @@ from typing import Any
 import torch
 
 from gpt2 import train
-from gpt2.ablation.ratio import RATIO
+from gpt2.ablation import RATIO
 from gpt2.ablation.resolve import resolve_study
 from gpt2.bench.runner import take_turns, within_rounds
 from gpt2.bench.trainer import CASES, case_config

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gpt2.ablation import STUDIES
+from gpt2.ablation import study_of
 from gpt2.ablation.resolve import resolve_config, resolve_step
 from gpt2.ablation.step import Study
 from gpt2.check import Check
@@ -59,6 +59,10 @@ class CheckCase:
     delta: Mapping[str, SymbolValue] = field(default_factory=dict)
     # Declared range of the change in parameter count against the parent, as fractions.
     params: tuple[float, float] | None = None
+    # The change in words; "" if the case is not a step of a study.
+    title: str = ""
+    # Whether the step is one of a user's own study.
+    is_own: bool = False
 
 
 @dataclass(frozen=True)
@@ -98,8 +102,12 @@ def config_layers_to_check(build_dir: Path, defconfig: str = "") -> list[ConfigL
     return defconfig_layers(ROOT, STUDY_DEFCONFIG)
 
 
-def plan_cases(layers: Sequence[ConfigLayer], steps: str = "") -> CheckPlan:
+def plan_cases(
+    layers: Sequence[ConfigLayer], steps: str = "", build_dir: Path = Path()
+) -> CheckPlan:
     """Return the cases of a configuration; ``steps`` chooses among them.
+
+    The file of an own study is relative to ``build_dir``.
 
     Raises ConfigError if the configuration itself does not resolve, or if ``steps`` matches no
     step.
@@ -108,7 +116,7 @@ def plan_cases(layers: Sequence[ConfigLayer], steps: str = "") -> CheckPlan:
     base = resolve_config(tree, layers)
     match base.study.mode:
         case "ra_mla_ablation_mode":
-            study = STUDIES[base.study.study]
+            study = study_of(base.study, build_dir)
             every = [_step(tree, layers, study, i) for i in range(len(study.steps))]
             _refuse_lone_arms(every)
             slugs = [step.slug for step in study.select(steps or base.study.steps)]
@@ -150,6 +158,8 @@ def _step(tree: KconfigTree, layers: Sequence[ConfigLayer], study: Study, number
         parent=step.parent,
         delta=step.set,
         params=step.params if step.parent else None,
+        title=step.title,
+        is_own=study.is_own,
     )
 
 

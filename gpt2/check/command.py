@@ -115,7 +115,7 @@ def check_request(arguments: argparse.Namespace) -> CheckRequest:
 def check(request: CheckRequest) -> tuple[int, str]:
     """Check a configuration. Return the exit code and the text for stdout."""
     layers = config_layers_to_check(request.build_dir, request.defconfig)
-    return check_and_report(plan_cases(layers, request.steps), request)
+    return check_and_report(plan_cases(layers, request.steps, request.build_dir), request)
 
 
 def check_and_report(cases: CheckPlan, request: CheckRequest) -> tuple[int, str]:

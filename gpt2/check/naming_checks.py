@@ -2,7 +2,8 @@
 
 The vocabulary below is a second source beside the step's symbols: it turns phrases of titles and
 words of slugs into facts. A new step whose title has a number, or that changes a fact, needs a
-phrase.
+phrase. The titles of a user's own study are free: only their numbers must be those of the model or of
+the step's settings.
 """
 
 import math
@@ -13,10 +14,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from gpt2.ablation import STUDIES
-from gpt2.ablation.step import Step
 from gpt2.attention.chunk_parts import RowChunk, ScoredRows
-from gpt2.check.cases import CheckFinding
+from gpt2.check.cases import CheckCase, CheckFinding
 from gpt2.check.config_checks import matrix_elements
 from gpt2.check.subject import StepUnderTest
 from gpt2.model import GPT, Block
@@ -152,11 +151,10 @@ _CONSEQUENCES = {"MLP / attention", "MLP weights", "sparsity", "equal shares in 
 
 def check_named(subject: StepUnderTest) -> list[CheckFinding]:
     """Check the facts that slug and title state, and that the step changes no other fact."""
-    study = STUDIES.get(subject.case.label.partition("/")[0])
-    step = next((s for s in study.steps if s.slug == subject.case.slug), None) if study else None
-    if step is None:
+    case = subject.case
+    if not case.title:
         return []
-    stated, findings = _stated(step)
+    stated, findings = _stated_by_user(case) if case.is_own else _stated(case)
     parent = model_facts(subject.for_case(subject.parent)) if subject.parent else {}
     facts = dict(model_facts(subject)) | _training_facts(subject)
     parent = {
@@ -165,17 +163,31 @@ def check_named(subject: StepUnderTest) -> list[CheckFinding]:
     }
     if "sparsity" in stated:
         facts["sparsity"] = _sparsity(subject)
-    subject.facts["named"] = {"stated": sorted(stated), "title": step.title}
+    # In a user's study: what the title does not state, or states in words of another meaning.
+    uncompared: list[str] = []
+    subject.facts["named"] = {
+        "stated": sorted(stated),
+        "title": case.title,
+        "uncompared": uncompared,
+    }
     for name, value in stated.items():
         expected = value(subject, parent) if callable(value) else value
-        if not _agree(name, facts[name], expected):
-            what = f"{name} {_text(expected)}, as {step.slug!r} ({step.title}) states"
+        if _agree(name, facts[name], expected):
+            continue
+        if case.is_own and not _is_number(expected):
+            uncompared.append(name)
+        else:
+            what = f"{name} {_text(expected)}, as {case.slug!r} ({case.title}) states"
             findings.append(CheckFinding("stated-fact", what, _text(facts[name])))
     for name in parent.keys() - stated.keys() - _CONSEQUENCES:
         before, after = parent[name], facts[name]
-        if None not in (before, after) and not _agree(name, after, before):
+        if None in (before, after) or _agree(name, after, before):
+            continue
+        if case.is_own:
+            uncompared.append(name)
+        else:
             what = f"{name} {_text(before)} as in {subject.case.parent}, or stated in the title"
-            advice = f"{step.title!r} does not state it: add a phrase of TITLE_PHRASES"
+            advice = f"{case.title!r} does not state it: add a phrase of TITLE_PHRASES"
             findings.append(CheckFinding("unstated-change", what, f"{_text(after)}; {advice}"))
     return findings
 
@@ -199,19 +211,53 @@ def _agree(name: str, value: Any, expected: Any) -> bool:
     return bool(value == expected)
 
 
-def _stated(step: Step) -> tuple[Facts, list[CheckFinding]]:
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _stated_by_user(case: CheckCase) -> tuple[Facts, list[CheckFinding]]:
+    """Return the facts that the title states, and a finding for each number that is no setting."""
+    stated, rest = _phrases(case.title)
+    values = {text for value in case.delta.values() if (text := _number_text(str(value)))}
+    findings = []
+    for word in re.findall(r"\d+(?:\.\d+)?(?: ?%)?", rest):
+        number = float(word.rstrip(" %"))
+        if f"{number / 100 if word.endswith('%') else number:g}" not in values:
+            what = f"a value that {case.slug!r} sets, or a fact of the model"
+            findings.append(CheckFinding("stated-number", what, f"{word} in {case.title!r}"))
+    return stated, findings
+
+
+def _number_text(text: str) -> str:
+    """Return a number in one spelling, "" for other text."""
+    try:
+        return f"{float(text):g}"
+    except ValueError:
+        return ""
+
+
+def _phrases(title: str) -> tuple[Facts, str]:
+    """Return the facts that phrases of a title state, and the title without these phrases."""
+    stated: Facts = {}
+    rest = title
+    for phrase, facts in TITLE_PHRASES:
+        for match in re.finditer(phrase, title):
+            stated |= facts(match)
+            rest = rest.replace(match[0], "")
+    return stated, rest
+
+
+def _stated(step: CheckCase) -> tuple[Facts, list[CheckFinding]]:
     """Return the facts that slug and title state, and a finding for a number that is not read."""
     stated: Facts = {}
     for word in step.slug.split("-"):
         stated |= SLUG_WORDS.get(word, {})
-    slug, title = step.slug, step.title
+    slug = step.slug
     if match := re.search(r"\bpruned-(\d+)\b", slug):
         stated["sparsity"] = int(match[1]) / 100
         slug = slug.replace(match[0], "")
-    for phrase, facts in TITLE_PHRASES:
-        for match in re.finditer(phrase, step.title):
-            stated |= facts(match)
-            title = title.replace(match[0], "")
+    facts, title = _phrases(step.title)
+    stated |= facts
     unread = [*_UNREAD_NUMBER.findall(title), *re.findall(r"\b\d+\b", slug)]
     if not unread:
         return stated, []

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpt2.check import Check
-from gpt2.check.cases import CheckCase, CheckFinding, CheckPlan
+from gpt2.check.cases import CheckCase, CheckFinding, CheckPlan, few_names
 from gpt2.check.distinct import Fingerprint
 from gpt2.planning.view import note_lines
 from lib.report.render import text_lines
@@ -107,7 +107,7 @@ def to_text(
         cells = [_cell(report.results.get(name), max(6, len(name))) for name in names]
         lines.append("  ".join([f"{case.label:<{width}}", *cells]))
     lines += _full_size(cases, reports, width)
-    lines += _notes(cases)
+    lines += [*_notes(cases), *_titles(cases, reports)]
     lines += _failures(cases, reports, command)
     passed, failed = totals(reports)
     lines += [f"seconds of each check; {seconds:.1f} s in all", f"{passed} passed, {failed} failed"]
@@ -129,6 +129,16 @@ def _full_size(cases: CheckPlan, reports: Sequence[CaseReport], width: int) -> l
     }
     rows = [heading, *((labels[0] + suffixes[row], *row) for row, labels in labels_by_row.items())]
     return ["", *text_lines(rows, right=range(1, len(heading)), min_width=width), ""]
+
+
+def _titles(cases: CheckPlan, reports: Sequence[CaseReport]) -> list[str]:
+    """Return a note for each title of a user's study that could not be compared with a change."""
+    named = [report.results.get("named") for report in reports]
+    return [
+        f"NOTE    {case.label}: the title states nothing about {few_names(facts)}"
+        for case, result in zip(cases.chosen, named, strict=True)
+        if result and (facts := result.facts.get("uncompared"))
+    ]
 
 
 def _notes(cases: CheckPlan) -> list[str]:

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 
-from gpt2.ablation import STUDIES
 from gpt2.check.cases import CheckCase, CheckPlan, plan_cases
 from lib.config.dotconfig import defconfig_layers
 from lib.config.field import SymbolValue
@@ -63,9 +62,7 @@ def check_case(case: TrialCase) -> tuple[CheckCase, dict[str, CheckCase]]:
     plan = planned(case.defconfig, *case.settings.items())
     (chosen,) = [other for other in plan.every if other.slug == case.slug]
     near = {chosen.parent}
-    if study := STUDIES.get(plan.study):
-        (title,) = [step.title for step in study.steps if step.slug == case.slug]
-        near |= set(re.findall(r"[\w-]+", title.lower())) - {case.slug}
+    near |= set(re.findall(r"[\w-]+", chosen.title.lower())) - {case.slug}
     return chosen, {other.slug: other for other in plan.every if other.slug in near}
 
 

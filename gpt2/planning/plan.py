@@ -5,8 +5,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from gpt2.ablation import STUDIES
+from gpt2.ablation import study_of
 from gpt2.ablation.resolve import resolve_config, resolve_required
+from gpt2.ablation.step import Study
 from gpt2.config import Config, refuse_lone_arms, wants_twins
 from gpt2.planning.looks import AUTO_SEEDS, AutoSeeds, auto_seeds
 from gpt2.training.budget import run_budget
@@ -228,7 +229,8 @@ def make_plan(
     tree = KconfigTree()
     base = resolve_config(tree, layers)
     automatic = seeds.strip() == AUTO_SEEDS
-    seed_list = _seed_list(base, "" if automatic else seeds)
+    study = _planned_study(base, sweep, build_dir)
+    seed_list = _seed_list(base, study, "" if automatic else seeds)
     if automatic and steps:
         what = "SEEDS=auto judges the whole study (expected no STEPS=)"
         advice = "set RA_MLA_ABLATION_STEPS to declare a smaller study"
@@ -241,12 +243,12 @@ def make_plan(
     first = base.seed if automatic else seed_list[0]
     seeded = [*layers, ConfigLayer.of("command line", "SEEDS", {"SEED": first})]
     required = "" if optional else steps or base.study.steps
-    study, every, left_out = _first_block(tree, seeded, base, sweep, yes, required)
-    chosen = partial(_chosen, every, base, sweep, has_controls)
+    name, every, left_out = _first_block(tree, seeded, base, study, sweep, yes, required)
+    chosen = partial(_chosen, every, base, study, sweep, has_controls)
     block = chosen(steps)
     variants = [variant for variant, _ in chosen("")]
     output = build_dir / base.study.output_dir
-    auto = auto_seeds(base, output / study, variants) if automatic else None
+    auto = auto_seeds(base, output / name, variants) if automatic else None
     if auto is not None:
         seed_list = auto.seeds
     _require_seeds_in_range(tree, layers, seed_list)
@@ -259,20 +261,28 @@ def make_plan(
         ]
         for seed in seed_list
     }
-    if base.study.mode == "ra_mla_ablation_mode" and sweep is None:
+    if study is not None:
         seeds_of = ((seed, config.seed) for seed, block in planned.items() for _, config in block)
         assert all(a == b for a, b in seeds_of), "a step without the planned seed"
     refuse_lone_arms([config for block in planned.values() for _, config in block])
-    runs = build_runs(study, output, planned)
+    runs = build_runs(name, output, planned)
     looks = base.verdicts.look_plan if automatic else LookPlan.fixed(len(seed_list))
-    folder = output / study
-    return Plan(study, folder, build_dir, base, runs, left_out, sweep, variants, auto, looks)
+    folder = output / name
+    return Plan(name, folder, build_dir, base, runs, left_out, sweep, variants, auto, looks)
+
+
+def _planned_study(base: Config, sweep: Sweep | None, build_dir: Path) -> Study | None:
+    """Return the study that ``base`` plans; None for a sweep, a matrix or a single training."""
+    if sweep is not None or base.study.mode != "ra_mla_ablation_mode":
+        return None
+    return study_of(base.study, build_dir)
 
 
 def _first_block(
     tree: KconfigTree,
     seeded: Sequence[ConfigLayer],
     base: Config,
+    study: Study | None,
     sweep: Sweep | None,
     yes: bool,
     required: str,
@@ -284,8 +294,8 @@ def _first_block(
     if sweep is not None:
         combined = plan_sweep(tree, seeded, base, sweep, yes=yes)
         return "sweep", combined.block, combined.left_out
-    if base.study.mode == "ra_mla_ablation_mode":
-        return base.study.study, *_steps(tree, seeded, base, required)
+    if study is not None:
+        return study.name, *_steps(tree, seeded, study, required)
     if base.study.mode == "test_matrix_mode":
         combined = matrix(tree, seeded, base, yes=yes)
         return "matrix", combined.block, combined.left_out
@@ -293,14 +303,19 @@ def _first_block(
 
 
 def _chosen(
-    every: Block, base: Config, sweep: Sweep | None, has_controls: bool, steps: str
+    every: Block,
+    base: Config,
+    study: Study | None,
+    sweep: Sweep | None,
+    has_controls: bool,
+    steps: str,
 ) -> Block:
     """Return the variants of ``every`` to train: the selected steps, controls, eager runs."""
     if sweep is not None:
         # A sweep searches for settings: the effect of torch.compile is tested on the result, later.
         return every
-    if base.study.mode == "ra_mla_ablation_mode":
-        selected = STUDIES[base.study.study].select(steps or base.study.steps)
+    if study is not None:
+        selected = study.select(steps or base.study.steps)
         slugs = [step.slug for step in selected]
         every = [(variant, config) for variant, config in every if variant.slug in slugs]
         if has_controls and steps in ("", "all"):
@@ -316,8 +331,10 @@ def _require_seeds_in_range(
         resolve_config(tree, [*layers, ConfigLayer.of("command line", "SEEDS", {"SEED": seed})])
 
 
-def _seed_list(base: Config, seeds: str) -> tuple[int, ...]:
-    seed_list = parse_seeds(seeds) or base.study.seed_list or (base.seed,)
+def _seed_list(base: Config, study: Study | None, seeds: str = "") -> tuple[int, ...]:
+    """Return the seeds of SEEDS=, of the configuration, of the study's file, or SEED."""
+    of_study = study.seeds if study else ()
+    seed_list = parse_seeds(seeds) or base.study.seed_list or of_study or (base.seed,)
     if len(set(seed_list)) < len(seed_list):
         raise ConfigError(Problem("duplicate seed", "SEED_LIST", code="usage.duplicate-seed"))
     return seed_list
@@ -358,14 +375,14 @@ def table_plan(plan: Plan, layers: Sequence[ConfigLayer]) -> Plan:
 
     A table of the selected steps or seeds only would replace the table of the whole study.
     """
-    configured = plan.base.study.seed_list or (plan.base.seed,)
+    study = _planned_study(plan.base, plan.sweep, plan.build_dir)
+    configured = _seed_list(plan.base, study)
     seeds = list(dict.fromkeys((*configured, *(run.seed for run in plan.runs))))
-    is_study = plan.sweep is None and plan.base.study.mode == "ra_mla_ablation_mode"
     every = partial(
         make_plan,
         layers,
         plan.build_dir,
-        steps="all" if is_study else "",
+        steps="all" if study else "",
         sweep=plan.sweep,
         yes=True,
         optional=True,
@@ -396,10 +413,9 @@ def _started_seeds(plan: Plan) -> set[int]:
 
 
 def _steps(
-    tree: KconfigTree, layers: Sequence[ConfigLayer], base: Config, required: str
+    tree: KconfigTree, layers: Sequence[ConfigLayer], study: Study, required: str
 ) -> tuple[Block, Sequence[Problem]]:
     """Return all steps that resolve, among them the required ones, and one problem of the others."""
-    study = STUDIES[base.study.study]
     steps, problems = resolve_required(
         tree, layers, study, study.select(required) if required else ()
     )

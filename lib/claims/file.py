@@ -21,10 +21,9 @@
 A value is text, so that its digits are those of the document.
 """
 
-import itertools
 import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +31,7 @@ from typing import Any
 from lib.claims.quote import QuotedNumber
 from lib.errors import ConfigError, Problem
 from lib.report.verdicts import VerdictWord
+from lib.toml_files import TomlEntries, entry_spans
 
 # Words that a claim may require. UNFAIR supports no claim.
 WORDS = tuple(word.value for word in VerdictWord if word is not VerdictWord.UNFAIR)
@@ -51,8 +51,6 @@ FIELDS: Mapping[str, str] = {
 }
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9]*(?:[-_][A-Za-z0-9]+)*")
 _DIGEST = re.compile(r"[0-9a-f]{16}")
-_HEADER = re.compile(r"[ \t]*\[\[[ \t]*claim[ \t]*\]\]")
-_SYNTAX_LINE = re.compile(r" \(at line ([0-9]+), column [0-9]+\)$")
 _DIGITS = ("Zero", "One", "Two", "Three", "Four", "Five", "Six", "Seven", "Eight", "Nine")
 _FILE_KEYS = {"study": str, "seeds": str, "claim": list}
 _KEYS = {
@@ -142,24 +140,11 @@ class ClaimsFile:
 
 def read_claims(path: Path) -> ClaimsFile:
     """Return the claims of a file. Raises ConfigError with every problem and its line."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        what = f"unreadable claims file ({error})"
-        advice = "type: make claims CLAIMS=FILE; " + _EXAMPLE
-        raise ConfigError(Problem(what, str(path), advice, code="claims.unreadable")) from None
-    try:
-        content = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        line = _SYNTAX_LINE.search(str(error))
-        where = f"{path}:{line[1]}" if line else str(path)
-        what = _SYNTAX_LINE.sub("", str(error))
-        raise ConfigError(Problem(what, where, _EXAMPLE, code="claims.syntax")) from None
-    reader = _Reader(path, text)
-    claims = reader.claims(content)
+    reader = _Reader(path, "claim", "claims", f"type: make claims CLAIMS=FILE; {_EXAMPLE}")
+    content, claims = reader.content, reader.claims()
     if reader.problems:
         raise ConfigError(*reader.problems)
-    return ClaimsFile(path, text, content.get("study", ""), content.get("seeds", ""), claims)
+    return ClaimsFile(path, reader.text, content.get("study", ""), content.get("seeds", ""), claims)
 
 
 def updated_text(file: ClaimsFile, changes: Mapping[str, Mapping[str, str]]) -> str:
@@ -169,7 +154,7 @@ def updated_text(file: ClaimsFile, changes: Mapping[str, Mapping[str, str]]) -> 
     an entry is written so that its lines cannot be replaced.
     """
     lines = file.text.splitlines(keepends=True)
-    spans = _spans(lines)
+    spans = entry_spans(lines, "claim")
     expected = tomllib.loads(file.text)
     for index in range(len(file.claims) - 1, -1, -1):
         changed = changes.get(file.claims[index].name, {})
@@ -193,60 +178,49 @@ def updated_text(file: ClaimsFile, changes: Mapping[str, Mapping[str, str]]) -> 
     return text
 
 
-def _spans(lines: Sequence[str]) -> list[tuple[int, int]]:
-    """Return the first line of each entry, and the line behind its last."""
-    starts = [i for i, line in enumerate(lines) if _HEADER.match(line)]
-    return list(itertools.pairwise([*starts, len(lines)]))
-
-
-class _Reader:
+class _Reader(TomlEntries):
     """The problems of one claims file, and the claims without problems."""
 
-    def __init__(self, path: Path, text: str) -> None:
-        self.problems: list[Problem] = []
-        self._path = path
-        self._lines = text.splitlines()
-        self._spans = _spans(self._lines)
-
-    def claims(self, content: Mapping[str, Any]) -> list[Claim]:
+    def claims(self) -> list[Claim]:
         """Return the claims, and note every problem of the file."""
-        self._keys(content, _FILE_KEYS, None)
+        content = self.content
+        self.keys(content, _FILE_KEYS, None)
         entries = content.get("claim", [])
         if not isinstance(entries, list) or not all(isinstance(e, dict) for e in entries):
-            self._note("claim: expected [[claim]] tables", "invalid-value", None)
+            self.note("claim: expected [[claim]] tables", "invalid-value", None)
             return []
         if not entries:
-            self._note("no claim (expected at least one [[claim]])", "empty", None)
+            self.note("no claim (expected at least one [[claim]])", "empty", None)
         claims = [c for i, entry in enumerate(entries) if (c := self._claim(i, entry))]
         self._collisions(claims)
         return claims
 
     def _claim(self, index: int, entry: Mapping[str, Any]) -> Claim | None:
         before = len(self.problems)
-        self._keys(entry, _KEYS, index)
+        self.keys(entry, _KEYS, index)
         for key in ("name", "text"):
             if key not in entry:
-                self._note(f"{key}: missing", "missing-key", index)
+                self.note(f"{key}: missing", "missing-key", index)
         if len(self.problems) > before:
             return None
         name, is_contrast = entry["name"], "contrast" in entry
         if not _NAME.fullmatch(name):
             what = f"name: invalid {name!r} (expected letters and digits, joined by - or _)"
-            self._note(what, "invalid-value", index, "name")
+            self.note(what, "invalid-value", index, "name")
         if is_contrast == ("cell" in entry):
-            self._note("expected either contrast or cell", "missing-key", index)
+            self.note("expected either contrast or cell", "missing-key", index)
             return None
         self._word(entry, is_contrast, index)
         if not is_contrast and "value" not in entry:
-            self._note("value: missing", "missing-key", index)
+            self.note("value: missing", "missing-key", index)
         if not _DIGEST.fullmatch(entry.get("digest", "0" * 16)):
             what = f"digest: invalid {entry['digest']!r} (expected 16 hexadecimal digits)"
-            self._note(what, "invalid-value", index, "digest")
+            self.note(what, "invalid-value", index, "digest")
         documents = entry.get("documents", [])
         if not all(isinstance(document, str) for document in documents):
-            self._note("documents: expected file names", "invalid-value", index, "documents")
+            self.note("documents: expected file names", "invalid-value", index, "documents")
         if documents and "value" not in entry:
-            self._note("documents: require a value", "missing-key", index, "documents")
+            self.note("documents: require a value", "missing-key", index, "documents")
         cell = None if is_contrast else self._cell(entry["cell"], index)
         value = self._value(entry, cell, index)
         if len(self.problems) > before:
@@ -260,7 +234,7 @@ class _Reader:
             value,
             entry.get("digest", ""),
             tuple(documents),
-            self._where(index),
+            self.where(index),
         )
 
     def _word(self, entry: Mapping[str, Any], is_contrast: bool, index: int) -> None:
@@ -268,10 +242,10 @@ class _Reader:
         if is_contrast and word not in WORDS:
             got = "none" if word is None else repr(word)
             what = f"verdict: invalid (expected one of {', '.join(WORDS)}, got {got})"
-            self._note(what, "invalid-verdict", index, "verdict")
+            self.note(what, "invalid-verdict", index, "verdict")
         if not is_contrast and word is not None:
             what = "verdict: a cell has none (expected a contrast)"
-            self._note(what, "invalid-verdict", index, "verdict")
+            self.note(what, "invalid-verdict", index, "verdict")
 
     def _value(
         self, entry: Mapping[str, Any], cell: ClaimedCell | None, index: int
@@ -282,29 +256,29 @@ class _Reader:
             return QuotedNumber.parse(entry["value"], FIELDS[cell.field] if cell else "nats")
         except ValueError as error:
             what = f"value: invalid {entry['value']!r} ({error})"
-            self._note(what, "invalid-number", index, "value")
+            self.note(what, "invalid-number", index, "value")
             return None
 
     def _cell(self, cell: Mapping[str, Any], index: int) -> ClaimedCell | None:
         before = len(self.problems)
-        self._keys(cell, _CELL_KEYS, index, "cell")
+        self.keys(cell, _CELL_KEYS, index, "cell")
         for key in ("run", "field"):
             if key not in cell:
-                self._note(f"cell.{key}: missing", "missing-key", index, "cell")
+                self.note(f"cell.{key}: missing", "missing-key", index, "cell")
         if len(self.problems) > before:
             return None
         name, span = cell["field"], cell.get("iterations")
         if name not in FIELDS:
             what = f"cell.field: unknown {name!r} (expected one of {', '.join(FIELDS)})"
-            self._note(what, "unknown-field", index, "cell")
+            self.note(what, "unknown-field", index, "cell")
             return None
         if (name == "train_loss") != (span is not None):
             what = "cell.iterations: required by train_loss alone (expected [first, last])"
-            self._note(what, "missing-key", index, "cell")
+            self.note(what, "missing-key", index, "cell")
             return None
         if span is not None and not _is_span(span):
             what = f"cell.iterations: invalid {span!r} (expected [first, last], from 1)"
-            self._note(what, "invalid-value", index, "cell")
+            self.note(what, "invalid-value", index, "cell")
             return None
         return ClaimedCell(
             cell["run"], name, cell.get("seed"), (span[0], span[1]) if span else None
@@ -331,41 +305,6 @@ class _Reader:
                     self.problems.append(
                         Problem(what, claim.where, advice, code="claims.duplicate-command")
                     )
-
-    def _keys(
-        self,
-        entry: Mapping[str, Any],
-        kinds: Mapping[str, type],
-        index: int | None,
-        table: str = "",
-    ) -> None:
-        """Note unknown keys and wrong types of an entry, or of its inline ``table``."""
-        for key, value in entry.items():
-            name = f"{table}.{key}" if table else key
-            if key not in kinds:
-                what = f"{name}: unknown key (expected one of {', '.join(kinds)})"
-                self._note(what, "unknown-key", index, table or key)
-            elif not isinstance(value, kinds[key]) or isinstance(value, bool):
-                expected = {str: "text in quotes", int: "a whole number"}.get(kinds[key], "")
-                expected = expected or f"a {kinds[key].__name__}"
-                what = f"{name}: invalid {value!r} (expected {expected})"
-                self._note(what, "invalid-value", index, table or key)
-
-    def _note(self, what: str, kind: str, index: int | None, key: str = "") -> None:
-        self.problems.append(Problem(what, self._where(index, key), code=f"claims.{kind}"))
-
-    def _where(self, index: int | None, key: str = "") -> str:
-        """Return file:line of a key of an entry, or of the entry; of the file for None."""
-        for line in self._candidates(index):
-            if not key or re.match(rf"[ \t]*{re.escape(key)}[ \t]*[=.]", self._lines[line]):
-                return f"{self._path}:{line + 1}"
-        return self._where(index) if key and index is not None else str(self._path)
-
-    def _candidates(self, index: int | None) -> Iterator[int]:
-        if index is None:
-            yield from range(self._spans[0][0] if self._spans else len(self._lines))
-        elif index < len(self._spans):
-            yield from range(*self._spans[index])
 
 
 def _is_span(span: Sequence[Any]) -> bool:

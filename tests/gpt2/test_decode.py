@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gpt2.ablation.ratio import RATIO
+from gpt2.ablation import RATIO
 from gpt2.bench import decoding
 from gpt2.config import ModelConfig
 from gpt2.kv_cache import KVCache

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gpt2.ablation.ratio import RATIO
+from gpt2.ablation import RATIO
 from gpt2.ablation.resolve import resolve_config, resolve_study
 from gpt2.check.cases import plan_cases
 from gpt2.config import Config

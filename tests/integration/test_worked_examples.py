@@ -105,11 +105,13 @@ def test_a_mechanism_is_a_folder_a_line_a_test_and_a_page(clone):
 
 
 @pytest.mark.slow
-def test_a_step_is_one_entry(clone):
-    printed = follow(clone, "docs/add-an-ablation-step.md")
-    assert changed(clone) == {"gpt2/ablation/mechanisms.py"}
-    assert re.search(r"25-ra-narrow .*850,688", printed)
+def test_a_study_is_a_file(clone):
+    printed = follow(clone, "docs/own-study.md")
+    assert changed(clone) == {"study.toml"}
+    assert re.search(r"heads/03-two-heads-rope s3 .*768,256", printed)
     assert re.search(r"^[0-9]+ passed, 0 failed$", printed, re.MULTILINE)
+    table = (clone / "results" / "heads" / "table.md").read_text()
+    assert "two-heads-rope" in table and "not started" not in table
 
 
 @pytest.mark.long

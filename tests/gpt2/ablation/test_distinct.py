@@ -6,9 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gpt2.ablation.mechanisms import MECHANISMS
-from gpt2.ablation.nsa import NSA
-from gpt2.ablation.ratio import RATIO
+from gpt2.ablation import STUDIES
 from gpt2.ablation.resolve import resolve_study
 from gpt2.ablation.step import Study
 from gpt2.config import Config
@@ -17,6 +15,8 @@ from lib.config.dotconfig import defconfig_layers
 from lib.config.layers import ConfigLayer
 from lib.config.tree import KconfigTree
 from lib.project import ROOT
+
+RATIO, MECHANISMS, NSA = (STUDIES[name] for name in ("ratio", "mechanisms", "nsa"))
 
 # Steps that start as the function of their parent; what they train is in the tests below.
 EQUAL = {

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpt2.ablation.ratio import RATIO
+from gpt2.ablation import RATIO
 from gpt2.ablation.resolve import resolve_study
 from gpt2.ablation.step import Step, Study
 from lib.config.layers import ConfigLayer

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from gpt2.ablation.ratio import RATIO
+from gpt2.ablation import RATIO
 from gpt2.ablation.resolve import resolve_config, step_layers
 from gpt2.config import Config
 from lib.config.dotconfig import defconfig_layers

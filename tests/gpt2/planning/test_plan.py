@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gpt2.ablation.ratio import RATIO
+from gpt2.ablation import RATIO
 from gpt2.planning import view as planning_view
 from gpt2.planning.looks import declared_contrasts, verdict_plan
 from gpt2.planning.plan import (

@@ -1,0 +1,118 @@
+"""TOML files that a user writes: a list of entries, with file and line of every problem.
+
+The files are data of strangers: their size is limited, and deep nesting is a syntax error. Imports
+no torch.
+"""
+
+import difflib
+import itertools
+import os
+import re
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lib.errors import ConfigError, Problem
+from lib.files import regular_file
+
+_SYNTAX_LINE = re.compile(r" \(at line ([0-9]+), column [0-9]+\)$")
+_MAX_BYTES = 1 << 20
+_TYPE_NAMES = {str: "text in quotes", int: "a whole number"}
+
+
+class TomlEntries:
+    """Content and problems of a file with one ``[[entry]]`` table for each entry.
+
+    ``area`` is the first part of the problems' codes, ``example`` where the format is documented.
+    Raises ConfigError if the file cannot be read or parsed.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        entry: str,
+        area: str,
+        example: str,
+        parse_float: Callable[[str], Any] = float,
+    ) -> None:
+        self.path, self.area = path, area
+        self.problems: list[Problem] = []
+        self.text = self._read(example)
+        self.content = self._parse(example, parse_float)
+        self._lines = self.text.splitlines()
+        self._spans = entry_spans(self._lines, entry)
+
+    def keys(
+        self,
+        entry: Mapping[str, Any],
+        kinds: Mapping[str, type],
+        index: int | None,
+        table: str = "",
+    ) -> None:
+        """Note unknown keys and wrong types of an entry, or of its inline ``table``."""
+        for key, value in entry.items():
+            name = f"{table}.{key}" if table else key
+            if key not in kinds:
+                near = difflib.get_close_matches(key, kinds, n=1)
+                nearest = f"; nearest: {near[0]}" if near else ""
+                what = f"{name}: unknown key (expected one of {', '.join(kinds)}{nearest})"
+                self.note(what, "unknown-key", index, table or key)
+            elif not isinstance(value, kinds[key]) or isinstance(value, bool):
+                expected = _TYPE_NAMES.get(kinds[key], f"a {kinds[key].__name__}")
+                what = f"{name}: invalid {value!r} (expected {expected})"
+                self.note(what, "invalid-value", index, table or key)
+
+    def note(self, what: str, kind: str, index: int | None, key: str = "") -> None:
+        """Note a problem of the entry at ``index``, or of the file for None."""
+        self.problems.append(Problem(what, self.where(index, key), code=f"{self.area}.{kind}"))
+
+    def where(self, index: int | None, key: str = "") -> str:
+        """Return file:line of a key of an entry, or of the entry; of the file for None."""
+        lines = list(self._candidates(index))
+        # A key of an inline table stands behind another one.
+        starts = (r"[ \t]*", r".*[\s,{.]") if key else ("",)
+        for start in starts:
+            pattern = re.compile(rf"{start}{re.escape(key)}[ \t]*[=.]" if key else "")
+            for line in lines:
+                if pattern.match(self._lines[line]):
+                    return f"{self.path}:{line + 1}"
+        return self.where(index) if key and index is not None else str(self.path)
+
+    def _candidates(self, index: int | None) -> Iterator[int]:
+        if index is None:
+            yield from range(self._spans[0][0] if self._spans else len(self._lines))
+        elif index < len(self._spans):
+            yield from range(*self._spans[index])
+
+    def _read(self, example: str) -> str:
+        try:
+            with open(self.path, "rb", opener=regular_file) as stream:
+                if (size := os.fstat(stream.fileno()).st_size) > _MAX_BYTES:
+                    what = f"too large (expected at most {_MAX_BYTES:,} bytes, got {size:,})"
+                    raise ConfigError(
+                        Problem(what, str(self.path), example, code=f"{self.area}.too-large")
+                    )
+                return stream.read(_MAX_BYTES).decode()
+        except (OSError, UnicodeDecodeError) as error:
+            what = f"unreadable {self.area} file ({error})"
+            raise ConfigError(
+                Problem(what, str(self.path), example, code=f"{self.area}.unreadable")
+            ) from None
+
+    def _parse(self, example: str, parse_float: Callable[[str], Any]) -> dict[str, Any]:
+        try:
+            return tomllib.loads(self.text, parse_float=parse_float)
+        # A number of thousands of digits is a ValueError, and so is a syntax error.
+        except (ValueError, RecursionError) as error:
+            line = _SYNTAX_LINE.search(str(error))
+            where = f"{self.path}:{line[1]}" if line else str(self.path)
+            what = _SYNTAX_LINE.sub("", str(error).split(";")[0])
+            raise ConfigError(Problem(what, where, example, code=f"{self.area}.syntax")) from None
+
+
+def entry_spans(lines: Sequence[str], entry: str) -> list[tuple[int, int]]:
+    """Return the first line of each ``[[entry]]`` table, and the line behind its last."""
+    header = re.compile(rf"[ \t]*\[\[[ \t]*{entry}[ \t]*\]\]")
+    starts = [i for i, line in enumerate(lines) if header.match(line)]
+    return list(itertools.pairwise([*starts, len(lines)]))
