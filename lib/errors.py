@@ -4,7 +4,9 @@ An error states the problem, its location (file:line or symbol) and the next com
 exception is a defect of the program and keeps its traceback.
 """
 
+import difflib
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 EXIT_DONE = 0
@@ -34,6 +36,13 @@ def printable(text: str) -> str:
         lambda match: match[0] if match[0] in "\n\t" else repr(match[0])[1:-1], text
     )
     return re.sub(rf"\S{{{_MAX_WORD},}}", lambda match: f"{match[0][:_MAX_WORD // 2]}…", escaped)
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """Return ``; nearest: A, B`` for an unknown name, in any case of its letters; "" if none is near."""
+    spelled = {known.lower(): known for known in names}
+    near = [spelled[low] for low in difflib.get_close_matches(name.lower(), spelled)]
+    return f"; nearest: {', '.join(near)}" if near else ""
 
 
 _CODE = re.compile(r"[a-z]+(?:-[a-z]+)*\.[a-z0-9]+(?:-[a-z0-9]+)*")

@@ -8,7 +8,6 @@ begins a group. SUMMARY describes the configured runs; without SUMMARY, the help
 create a configuration.
 """
 
-import difflib
 import re
 import sys
 from collections.abc import Iterable, Sequence
@@ -36,14 +35,16 @@ def help_text(makefile: Iterable[str], summary: str) -> str:
 
 def unknown_words(makefile: str, kind: str, names: Sequence[str]) -> str:
     """Return the lines of an error for targets or variables that the Makefile does not have."""
+    # An older Python than that of the modules can show the help, but not import them.
+    from lib.errors import nearest
+
     targets = re.findall(r"^([a-z][a-z-]*):", makefile, re.MULTILINE)
     settings = re.findall(r"^SETTINGS \+?:?= (.*)$", makefile, re.MULTILINE)
     known = targets if kind == "target" else " ".join(settings).split()
     lines = []
     for name in names:
-        near = difflib.get_close_matches(name.upper() if kind == "variable" else name, known)
-        nearest = f" (nearest: {', '.join(near)})" if near else ""
-        lines.append(f"ERROR   {name}: unknown {kind}{nearest} [usage.unknown-{kind}]")
+        near = nearest(name, known)
+        lines.append(f"ERROR   {name}: unknown {kind}{near} [usage.unknown-{kind}]")
     if kind == "variable":
         symbol = names[0] if re.fullmatch("[A-Z][A-Z0-9_]*", names[0]) else "NAME"
         lines.append(f'        type make help; a symbol of .config is set by SET="{symbol}=VALUE"')

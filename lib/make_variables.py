@@ -4,12 +4,11 @@ make exports the names of the variables on its command line, and of those that i
 environment. A variable that is set and has no effect would be a wrong experiment without a word.
 """
 
-import difflib
 import os
 from collections.abc import Collection
 
 from lib.console import log
-from lib.errors import ConfigError, Problem
+from lib.errors import ConfigError, Problem, nearest
 
 # Environment variables that the Makefile sets: its target, and names of variables.
 TARGET = "KABLATE_TARGET"
@@ -46,7 +45,5 @@ def require_value(value: str, name: str, example: str) -> str:
 
 
 def _unread(name: str, target: str, reads: Collection[str]) -> Problem:
-    near = difflib.get_close_matches(name, reads)
-    what = f"make {target} does not read this variable"
-    what += f" (nearest: {', '.join(near)})" if near else ""
+    what = f"make {target} does not read this variable{nearest(name, reads)}"
     return Problem(what, name, "type make help", code="usage.unread-variable")

@@ -1,13 +1,12 @@
 """Steps of an ablation study: the symbols each step sets, its parent step, and step selection."""
 
-import difflib
 import fnmatch
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from lib.config.field import SymbolValue
-from lib.errors import ConfigError, Problem
+from lib.errors import ConfigError, Problem, nearest
 
 SLUG = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 _RANGE = re.compile(r"([0-9]+)(?:-([0-9]+))?")
@@ -116,10 +115,9 @@ class Study:
         return [step for step in self.steps if fnmatch.fnmatchcase(step.slug, word)]
 
     def _no_such_step(self, word: str) -> str:
-        near = difflib.get_close_matches(word, [s.slug for s in self.steps], n=3)
+        near = nearest(word, [step.slug for step in self.steps])
         last = len(self.steps) - 1
-        nearest = f"; nearest: {', '.join(near)}" if near else ""
-        return f"unknown step {word!r} of {self.name} (expected 0-{last} or a slug{nearest})"
+        return f"unknown step {word!r} of {self.name} (expected 0-{last} or a slug{near})"
 
     def _defects(self) -> list[tuple[Step, str, str]]:
         """Return (step, problem, error code) of every defect."""

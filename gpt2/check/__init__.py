@@ -5,7 +5,6 @@ holds, and can be called on one step in any process. ``gpt2/check/worker.py`` ha
 this module has their names, and imports no torch.
 """
 
-import difflib
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from pathlib import Path
 
 from gpt2.attention.config import PATTERNS
 from gpt2.config import Config
-from lib.errors import ConfigError, Problem
+from lib.errors import ConfigError, Problem, nearest
 
 
 @dataclass(frozen=True)
@@ -104,9 +103,8 @@ def select_for(configs: Sequence[Config], names: str, *, fast: bool = False) -> 
 
 
 def _unknown(name: str) -> Problem:
-    similar = difflib.get_close_matches(name, CHECKS, n=3)
-    hint = f"nearest: {', '.join(similar)}" if similar else f"available: {', '.join(CHECKS)}"
-    return Problem(f"unknown check {name!r}; {hint}", "CHECKS", code="usage.unknown-check")
+    hint = nearest(name, CHECKS) or f"; available: {', '.join(CHECKS)}"
+    return Problem(f"unknown check {name!r}{hint}", "CHECKS", code="usage.unknown-check")
 
 
 def _not_applicable(name: str) -> Problem:

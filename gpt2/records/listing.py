@@ -5,7 +5,6 @@ of each run; verifies no digests (``make audit`` does). Imports no torch.
 """
 
 import dataclasses
-import difflib
 import operator
 import re
 import shlex
@@ -23,7 +22,7 @@ from gpt2.config import Config
 from gpt2.planning.plan import Plan
 from gpt2.planning.view import run_state
 from lib.env.gpu import cpu_model
-from lib.errors import ConfigError, Problem, printable
+from lib.errors import ConfigError, Problem, nearest, printable
 from lib.json_files import DamagedRecord, MissingRecord, RecordError
 from lib.report.render import TableSection, json_document, text_lines
 from lib.runs.code import drift, installed_torch
@@ -313,10 +312,7 @@ def _condition(text: str, runs: Sequence[ListedRun]) -> _Condition:
     name = condition.name
     known = [*FIELDS, *dict.fromkeys(name for run in runs for name in run.symbols)]
     if runs and name not in known:
-        spelled = {other.lower(): other for other in known}
-        near = [spelled[low] for low in difflib.get_close_matches(name.lower(), spelled)]
-        nearest = f" (nearest: {', '.join(near)})" if near else ""
-        what = f"unknown field {name!r}{nearest}"
+        what = f"unknown field {name!r}{nearest(name, known)}"
         raise ConfigError(Problem(what, "WHERE", _EXAMPLE, code="usage.unknown-field"))
     if name == "finished" and not _DAY.fullmatch(condition.text):
         raise _invalid(text, "expected a time such as 2026-11-23, or '2026-11-23 14:05'")

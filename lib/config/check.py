@@ -1,6 +1,5 @@
 """Text for Kconfig conditions and ranges, with the current values of their symbols."""
 
-import difflib
 import re
 import unicodedata
 from collections.abc import Iterator, Sequence
@@ -11,7 +10,7 @@ import kconfiglib
 from kconfiglib import AND, BOOL, INT, NOT, STRING, Choice, Kconfig, Symbol
 
 from lib.config.layers import Assignment, ConfigLayer
-from lib.errors import Problem
+from lib.errors import Problem, nearest
 
 # A symbol, a choice, or kconfiglib's tuple of operator and operands.
 Expression = Any
@@ -200,9 +199,7 @@ def _unknown(kconf: Kconfig, name: str) -> FailureReason:
         what = f"is a choice; set one of its members to y: {members}"
         return FailureReason(what, "config.not-settable")
     names = [s.name for s in kconf.unique_defined_syms] + list(kconf.named_choices)
-    near = difflib.get_close_matches(name.upper(), names, n=3)
-    what = "no such symbol" + (f"; nearest: {', '.join(near)}" if near else "")
-    return FailureReason(what, "config.unknown-symbol")
+    return FailureReason(f"no such symbol{nearest(name, names)}", "config.unknown-symbol")
 
 
 def _wrong_type(symbol: Symbol, assignment: Assignment) -> FailureReason | None:

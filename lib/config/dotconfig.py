@@ -2,7 +2,6 @@
 
 import ast
 import dataclasses
-import difflib
 import os
 import re
 import shlex
@@ -25,7 +24,7 @@ from lib.config.layers import (
     to_kconfig_text,
 )
 from lib.config.tree import KconfigTree
-from lib.errors import ConfigError, Problem
+from lib.errors import ConfigError, Problem, nearest
 from lib.files import sha256_file, write_atomic
 
 
@@ -293,13 +292,12 @@ def _describe(path: Path) -> Defconfig:
 
 def _unknown(kind: str, name: str, names: dict[str, Path], others: dict[str, Path]) -> Problem:
     what = f"unknown {kind} {name!r}"
-    near = difflib.get_close_matches(name, names, n=3)
     if name in others and kind == "defconfig":
         what += f"; {name} is a fragment: make defconfig-NAME+{name}"
     elif name in others:
         what += f"; {name} is a defconfig, put it first: make defconfig-{name}"
-    elif near:
-        what += f"; nearest: {', '.join(near)}"
+    else:
+        what += nearest(name, names)
     return Problem(what, next="make list-defconfigs", code=f"config.unknown-{kind}")
 
 

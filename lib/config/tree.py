@@ -1,7 +1,6 @@
 """Descriptions of every symbol and choice that a user can set."""
 
 import dataclasses
-import difflib
 import os
 import re
 import tempfile
@@ -31,7 +30,7 @@ from lib.config.layers import (
     with_locations,
     write_origins,
 )
-from lib.errors import ConfigError, Problem
+from lib.errors import ConfigError, Problem, nearest
 from lib.files import write_atomic
 from lib.project import ROOT
 
@@ -336,9 +335,7 @@ class KconfigTree:
 
     def nearest(self, name: str) -> str:
         """Return the nearest names to an unknown name as the tail of an error message, or ""."""
-        names = [info.name for info in self.symbols()]
-        near = difflib.get_close_matches(name.upper(), names, n=3)
-        return f"; nearest: {', '.join(near)}" if near else ""
+        return nearest(name, [info.name for info in self.symbols()])
 
     def symbols(self) -> list[SymbolInfo]:
         """Return every settable choice, then every settable symbol, members of choices included."""

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from lib.errors import ConfigError, Problem
+from lib.errors import ConfigError, Problem, nearest
 from lib.project import ROOT
 
 CODE = re.compile(r"[a-z]+(-[a-z]+)*\.[a-z0-9]+(-[a-z0-9]+)*")
@@ -49,3 +49,16 @@ def test_every_code_of_the_product_is_well_formed() -> None:
                 codes += [(path, value) for value in values if isinstance(value, ast.Constant)]
     malformed = [f"{path}: {v.value}" for path, v in codes if not CODE.fullmatch(str(v.value))]
     assert len(codes) > 150 and malformed == []
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("SEDE", "; nearest: SEED"),
+        ("sede", "; nearest: SEED"),
+        ("STEPZ", "; nearest: steps"),
+        ("X", ""),
+    ],
+)
+def test_the_nearest_names_are_found_in_any_case(name: str, text: str) -> None:
+    assert nearest(name, ["SEED", "steps", "LABEL_BY"]) == text
