@@ -17,7 +17,14 @@ from pathlib import Path
 
 import _start
 
-from gpt2.planning.arguments import add_json, add_selection, add_variable, asked_plan, new_parser
+from gpt2.planning.arguments import (
+    add_json,
+    add_selection,
+    add_variable,
+    asked_plan,
+    new_parser,
+    selects_runs,
+)
 from gpt2.planning.plan import table_plan
 from gpt2.records.comparison import chosen_runs, declared_axes, whole_study
 from gpt2.records.verification import tracker, verify
@@ -38,8 +45,8 @@ def main() -> int:
     args = parser.parse()
     layers, plan = asked_plan(args)
     study = whole_study(plan, layers)
-    selected = args.steps or args.seeds or args.seed
-    runs = chosen_runs(plan if selected else table_plan(plan, layers), study, args.runs)
+    whole = plan if selects_runs(args) else table_plan(plan, layers)
+    runs = chosen_runs(whole, study, args.runs)
     ask = tracker(plan, args.source, args.folder, args.entity)
     axes, min_seeds = declared_axes(study, runs, args.axis), plan.base.repro.finalist_min_seeds
     checklist = verify(runs, axes, ask, args.source, min_seeds)

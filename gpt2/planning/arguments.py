@@ -141,11 +141,15 @@ def asked_tables(arguments: argparse.Namespace) -> tuple[Plan, Plan, bool]:
     Files are written from all runs: a selection changes only what is printed.
     """
     layers, plan = asked_plan(arguments)
-    seeds = arguments.seeds or arguments.seed
-    selected = bool(arguments.steps) or seeds not in ("", AUTO_SEEDS)
     whole = table_plan(plan, layers)
     same = {run.path for run in plan.runs} == {run.path for run in whole.runs}
-    return plan, whole, selected and not same
+    return plan, whole, selects_runs(arguments) and not same
+
+
+def selects_runs(arguments: argparse.Namespace) -> bool:
+    """Return whether the options of ``add_selection`` select a part of the study's runs."""
+    seeds = arguments.seeds or arguments.seed
+    return bool(arguments.steps) or seeds not in ("", AUTO_SEEDS)
 
 
 def add_running(parser: argparse.ArgumentParser) -> None:

@@ -60,11 +60,9 @@ _STUDY_NAMES = {"single": "one training", "matrix": "test matrix"}
 
 
 @dataclass(frozen=True)
-class RunView:
-    """Cost and progress of one planned run. Times are in seconds, None if unknown."""
+class ModelSizes:
+    """Sizes and cost of a model."""
 
-    label: str
-    delta: str
     parameters: int
     # MLP parameters / attention parameters of the first and the last block.
     ratio: str
@@ -74,6 +72,14 @@ class RunView:
     # Query-key pairs per token and head: mean over a context, and keys read by the last token.
     pairs_per_token: float
     reads: int
+
+
+@dataclass(frozen=True)
+class RunView(ModelSizes):
+    """Cost and progress of one planned run. Times are in seconds, None if unknown."""
+
+    label: str
+    delta: str
     # None with a time budget.
     tokens: int | None
     # Multiple of the configured budget that the run trains for by design.
@@ -257,21 +263,9 @@ def _debug_note(plan: Plan) -> str:
     return "DETECT_ANOMALY=y is slow: do not use these runs for speed claims\n"
 
 
-@dataclass(frozen=True)
-class _ModelSizes:
-    """Numbers of a model that plan and status show."""
-
-    parameters: int
-    ratio: str
-    widths: str
-    flops_per_token: float
-    pairs_per_token: float
-    reads: int
-
-
-def _model_sizes(model: ModelConfig) -> _ModelSizes:
+def _model_sizes(model: ModelConfig) -> ModelSizes:
     ratio, widths = _ratio_and_widths(model)
-    return _ModelSizes(
+    return ModelSizes(
         parameters=model.num_params(),
         ratio=ratio,
         widths=widths,
@@ -281,7 +275,7 @@ def _model_sizes(model: ModelConfig) -> _ModelSizes:
     )
 
 
-def _view(run: PlannedRun[Config], sizes: _ModelSizes, estimate: "_Speed") -> RunView:
+def _view(run: PlannedRun[Config], sizes: ModelSizes, estimate: "_Speed") -> RunView:
     config, directory = run.config, RunDir(run.path)
     budget = run_budget(config)
     tokens = None if budget.is_time else budget.iterations * budget.tokens_per_iteration
