@@ -1,5 +1,6 @@
 """Terminal output: one line per event on stderr, with a fixed-width tag for grep."""
 
+import argparse
 import io
 import os
 import signal
@@ -50,6 +51,15 @@ def is_verbose() -> bool:
 
 
 # Entry point of every script: exit codes, and user errors without a traceback.
+
+
+class CommandLine(argparse.ArgumentParser):
+    """Parser of a command line, whose misuse is an error like any other."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise ConfigError instead of printing the usage."""
+        advice = f"type: {sys.argv[0]} --help"
+        raise ConfigError(Problem(message, next=advice, code="usage.invalid-argument"))
 
 
 def run_main(main: Callable[[], int]) -> NoReturn:

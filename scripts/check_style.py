@@ -11,7 +11,7 @@ import argparse
 
 import _start
 
-from lib.console import log, run_main
+from lib.console import CommandLine, log, run_main
 from lib.errors import EXIT_DONE, EXIT_FAILED
 from lib.project import ROOT
 from lib.style.check import TOOLS, run_tool, style_problems
@@ -19,7 +19,7 @@ from lib.style.check import TOOLS, run_tool, style_problems
 
 def main() -> int:
     """Print the problems, and one line with the result of each check."""
-    argparse.ArgumentParser(
+    CommandLine(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     ).parse_args()
     reports = {"tree": "\n".join(map(str, style_problems(ROOT)))}

@@ -5,12 +5,12 @@
     configure.py why N_LAYER              source of the value, and the symbol's dependencies
     configure.py why N_LAYER=48           the same, and whether this value would take effect
     configure.py why N_LAYER --steps ra   the value in this step of the study
+    configure.py why PRECISION --run ra   the value in a finished run, and the value that torch reported
     configure.py diffconfig gpt2-124m gpt2-124m+quick
 
 Exit code 2: usage or configuration; nothing was written. KCONFIG_CONFIG is another name of .config.
 """
 
-from argparse import ArgumentParser as Parser
 from argparse import RawDescriptionHelpFormatter
 from collections.abc import Callable
 from pathlib import Path
@@ -20,22 +20,24 @@ import _start
 from gpt2.ablation.resolve import layers_on_top
 from gpt2.config import Config
 from gpt2.planning.arguments import add_json, add_positional, add_variable
+from gpt2.records.run_files import explain_setting
 from lib import console
 from lib.config import commands
 from lib.config.dotconfig import ConfigWorkspace
+from lib.console import CommandLine
 from lib.make_variables import require_read
 from lib.project import ROOT
 
-PARSER = Parser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
+PARSER = CommandLine(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
 # Variables of make whose options have other names; defconfig gets DRY_RUN= as a setting.
 VARIABLES = {"settings": "SET", "spec": "DRY_RUN"}
 COMMANDS = PARSER.add_subparsers(required=True, metavar="COMMAND")
 
 
-def add(name: str, text: str, run: Callable[..., str | None], json: bool = False) -> Parser:
+def add(name: str, text: str, run: Callable[..., str | None], json: bool = False) -> CommandLine:
     """Add a command. ``run`` is called with the place and the options and returns text for stdout."""
     parser = COMMANDS.add_parser(name, help=text, description=text)
-    parser.set_defaults(run=run, command=name)
+    parser.set_defaults(function=run, command=name)
     parser.add_argument("-O", "--build-dir", type=Path, default=Path("."))
     parser.add_argument("--tree", type=Path, default=ROOT, help="folder of Kconfig and defconfigs")
     if json:
@@ -56,6 +58,7 @@ def main() -> int:
     add_positional(p, "sym", "NAME, or NAME=VALUE")
     add_variable(p, "set", "settings on top of .config")
     add_variable(p, "steps", "one step of the study")
+    add_variable(p, "run", "a finished run: its name in make plan, or its directory")
     add("listnewconfig", "list the symbols missing from .config", commands.new_symbols, json=True)
     p = add("diffconfig", "list differences between A and B", commands.diff_config_files, json=True)
     add_positional(p, "a", "a file or NAME[+FRAGMENT...]; default: .config.old")
@@ -64,11 +67,14 @@ def main() -> int:
     p.add_argument("--plain", action="store_true", help="names only")
 
     options = vars(PARSER.parse_args())
-    run, tree = options.pop("run"), options.pop("tree")
+    run, tree = options.pop("function"), options.pop("tree")
     require_read({VARIABLES.get(n, n.upper()) for n in options}, options.pop("command"))
     rules = {"rules": Config.from_values} if tree == ROOT else {}
     place = ConfigWorkspace(tree, options.pop("build_dir"), **rules)
-    if run is commands.explain_symbol:
+    if options.get("run"):
+        run = explain_setting
+    elif run is commands.explain_symbol:
+        del options["run"]
         options["layers"] = layers_on_top(place, options.pop("set"), options.pop("steps"))
     if text := run(place, **options):
         print(text)

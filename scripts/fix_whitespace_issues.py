@@ -4,12 +4,11 @@
 Prints the changed files; runs black, and ruff with its safe fixes.
 """
 
-import argparse
 import subprocess
 
 import _start
 
-from lib.console import run_main
+from lib.console import CommandLine, run_main
 from lib.errors import EXIT_DONE
 from lib.project import ROOT, python_module_command
 from lib.style.check import fix_whitespace, text_files
@@ -17,7 +16,7 @@ from lib.style.check import fix_whitespace, text_files
 
 def main() -> int:
     """Rewrite the files in place."""
-    argparse.ArgumentParser(description=__doc__).parse_args()
+    CommandLine(description=__doc__).parse_args()
     for path, text in text_files(ROOT):
         if (better := fix_whitespace(path, text)) != text:
             path.write_text(better, encoding="utf-8")

@@ -252,6 +252,8 @@ def test_a_former_variable_is_an_error(name):
         (["plan", "GPUS=two"], "config.wrong-type"),
         (["why"], "usage.missing-argument"),
         (["why", "SYM=DROPOUT", "STEPS=0-2"], "usage.invalid-value"),
+        (["why", "SYM=DROPOUT", "RUN=nonesuch"], "run.not-found"),
+        (["check", "SET=DROPUOT=0.2"], "config.unknown-symbol"),
         (["quick-compare"], "usage.missing-argument"),
         (["rerun"], "usage.missing-argument"),
         (["audit"], "usage.missing-argument"),
@@ -265,6 +267,18 @@ def test_a_misuse_is_an_error_of_the_product(build, words, code):
     assert done.returncode == 2 and done.stdout == ""
     assert f"[{code}]" in done.stderr and "EXIT    code 2" in done.stderr
     assert "Traceback" not in done.stderr and (build / ".config").read_bytes() == before
+
+
+def test_a_dry_run_of_make_starts_nothing(tmp_path):
+    python, log = tmp_path / "python", tmp_path / "log"
+    python.write_text(f'#!/bin/sh\necho "$@" >> {log}\n')
+    python.chmod(0o755)
+    for target in ("all", "plan", "check", "defconfig-gpt2-quickstart", "menuconfig", "mrproper"):
+        done = make("-n", target, f"O={tmp_path}/build", f"PYTHON={python}")
+        assert done.returncode == 0 and (str(python) in done.stdout or target == "mrproper")
+    assert not log.exists() and not (tmp_path / "build").exists()
+    make("list-defconfigs", f"PYTHON={python}")
+    assert "list-defconfigs" in log.read_text()
 
 
 def test_settings_on_top_apply_to_one_command(build):

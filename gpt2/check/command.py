@@ -3,6 +3,7 @@
 import argparse
 import json
 import math
+import shlex
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,7 +22,13 @@ from gpt2.check.cases import (
 )
 from gpt2.check.distinct import find_duplicates
 from gpt2.check.report import CaseReport, CheckResult, to_json, to_text
-from gpt2.planning.arguments import add_fast, add_variable
+from gpt2.planning.arguments import (
+    add_fast,
+    add_settings,
+    add_variable,
+    settings_layers,
+)
+from lib.config.layers import ConfigLayer
 from lib.env.gpu import NO_GPUS, Gpu, find_gpu, gpu_with_memory, local_gpu, usable_cores
 from lib.errors import EXIT_DONE, EXIT_FAILED, ConfigError, Problem
 from lib.files import write_json
@@ -40,6 +47,8 @@ class CheckRequest:
     steps: str = ""
     checks: str = ""
     defconfig: str = ""
+    # Layers of SET= and GPUS=.
+    settings: Sequence[ConfigLayer] = ()
     # "" or require
     data: str = ""
     # Name in the GPU table, or the memory in GiB of a GPU that the table lacks.
@@ -83,6 +92,7 @@ class CheckRequest:
 
 def add_check_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``make check``."""
+    add_settings(parser)
     add_variable(parser, "steps", 'steps of a study, such as "0-3,ra,16"')
     add_variable(parser, "checks", 'checks, such as "causal,reload"')
     add_variable(
@@ -104,6 +114,7 @@ def check_request(arguments: argparse.Namespace) -> CheckRequest:
         steps=arguments.steps,
         checks=arguments.checks,
         defconfig=arguments.defconfig,
+        settings=settings_layers(arguments),
         data=arguments.data,
         gpu=arguments.gpu,
         gpu_memory_gb=arguments.check_gpu_memory_gb,
@@ -115,6 +126,7 @@ def check_request(arguments: argparse.Namespace) -> CheckRequest:
 def check(request: CheckRequest) -> tuple[int, str]:
     """Check a configuration. Return the exit code and the text for stdout."""
     layers = config_layers_to_check(request.build_dir, request.defconfig)
+    layers += request.settings
     return check_and_report(plan_cases(layers, request.steps, request.build_dir), request)
 
 
@@ -131,12 +143,20 @@ def check_and_report(cases: CheckPlan, request: CheckRequest) -> tuple[int, str]
         reports = [_require_data(each) for each in reports]
     variables = {
         "DEFCONFIG": request.defconfig,
+        "SET": " ".join(
+            shlex.quote(f"{a.name}={a.value}")
+            for layer in request.settings
+            for a in layer.assignments
+        ),
         "DATA": request.data,
         "GPU": request.gpu,
         "CHECK_GPU_MEMORY_GB": request.gpu_memory_gb,
     }
     command = " ".join(
-        ["make check", *(f"{name}={value}" for name, value in variables.items() if value)]
+        [
+            "make check",
+            *(f"{name}={shlex.quote(value)}" for name, value in variables.items() if value),
+        ]
     )
     seconds = time.perf_counter() - started
     record = to_json(cases, checks, reports, command, seconds)

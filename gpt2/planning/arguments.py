@@ -17,11 +17,12 @@ from gpt2.quantized.options import reject_training
 from lib import make_variables
 from lib.config.field import WHOLE_NUMBER
 from lib.config.layers import ConfigLayer, parse_command_line_settings
+from lib.console import CommandLine
 from lib.errors import ConfigError, Problem
 from lib.runner.runner import RunnerOptions
 
 
-class CommandParser(argparse.ArgumentParser):
+class CommandParser(CommandLine):
     """Parser that refuses variables of make's command line without an option of the same name."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:

@@ -1,16 +1,21 @@
 """``resolved_config.yaml``, the configuration stored in each run directory, and lookup of runs."""
 
-from collections.abc import Mapping
+import json as json_format
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 from gpt2.config import Config
 from gpt2.planning.plan import config_layers, make_plan
-from lib.config.dotconfig import ExplicitSetting
-from lib.errors import ConfigError, Problem
+from lib.config.dotconfig import ConfigWorkspace, ExplicitSetting
+from lib.config.layers import to_kconfig_text
+from lib.errors import ConfigError, Problem, nearest
 from lib.files import write_json
 from lib.json_files import RecordError
-from lib.runs.record import RunRecord
+from lib.make_variables import require_value
+from lib.report.render import json_document
+from lib.runs.record import UNKNOWN, RunManifest, RunRecord
 from lib.runs.run_dir import RunDir, State, read_status
 
 SCHEMA_VERSION = 2
@@ -148,3 +153,104 @@ def _planned(named: str, build_dir: Path, steps: str, seeds: str, variable: str)
             Problem(what, variable, "select one of the runs, or set SEEDS=", code="run.ambiguous")
         )
     return runs[0].path
+
+
+# Explanation of one setting of a run: its value, the source of the value, and the observed values.
+
+
+EXPLANATION_VERSION = 1
+# Symbol → observed settings of the manifest that it requests.
+_KNOBS: Mapping[str, Sequence[str]] = {
+    "PRECISION": ("precision_mode", "amp_enabled", "grad_scaler_enabled"),
+    "MATMUL_PRECISION": ("float32_matmul_precision", "allow_tf32_matmul", "allow_tf32_cudnn"),
+    "CPU_THREADS": ("cpu_threads",),
+    "GPUS": ("world_size",),
+    "CUDNN_BENCHMARK": ("cudnn_benchmark",),
+    "DEVICE": ("device",),
+    "DETERMINISTIC": ("deterministic_algorithms", "cublas_workspace_config"),
+    "EXPANDABLE_SEGMENTS": ("expandable_segments",),
+    "COMPILE": ("torch_compile_enabled",),
+    "WARMUP_ITERATIONS": ("compile_warmup_steps",),
+    "DDP_SAFE": ("ddp_bucket_cap_mib", "ddp_gradients_copied"),
+    "ATTENTION_BACKEND": ("attention_impl", "sdpa_backends_allowed", "sdpa_backend_selected"),
+    "NSA_BACKEND": ("nsa_backend",),
+    "GRAD_CHECKPOINTING": ("gradient_checkpointing_enabled",),
+    "LOADER_WORKERS": ("num_workers",),
+    "PIN_MEMORY": ("pin_memory",),
+    "PREFETCH_FACTOR": ("prefetch_factor",),
+    "PERSISTENT_WORKERS": ("persistent_workers",),
+}
+# Symbol → fact of the manifest that it determines, unless the run fell back to a smaller batch.
+_FACTS: Mapping[str, Sequence[str]] = {
+    "BATCH_SIZE": ("batch", "micro_batch"),
+    "GRAD_ACCUMULATION": ("batch", "accumulation"),
+    "GLOBAL_BATCH": ("batch", "global_sequences"),
+    "SEED": ("seeds", "seed"),
+    "DATASET": ("data", "dataset"),
+}
+
+
+def explain_setting(
+    place: ConfigWorkspace, sym: str, run: str, json: bool, steps: str = "", set: str = ""
+) -> str:
+    """Return the value of ``sym`` in a finished run, its source, and the values that were observed.
+
+    Raises ConfigError if there is no such run or symbol, or settings are to be put on top.
+    """
+    name = require_value(sym, "SYM", "make why SYM=NAME RUN=NAME").removeprefix("CONFIG_")
+    for variable, text in (("SET", set), ("SYM", name.partition("=")[2])):
+        if text:
+            what = f"cannot change a finished run (expected no value, got {text!r})"
+            raise ConfigError(Problem(what, variable, "omit RUN=", code="usage.conflict"))
+    found = find_finished(run, place.build, steps=steps)
+    record = RunRecord(found)
+    symbols = record.config.symbols
+    if name not in symbols:
+        what = f"no such symbol in the run{nearest(name, symbols)}"
+        raise ConfigError(Problem(what, name, code="config.unknown-symbol"))
+    origin = {"label": "default", "where": "Kconfig"}
+    if name in record.config.settings:
+        origin = {key: record.config.value(str, "settings", name, key) for key in origin}
+    document = {
+        "symbol": name,
+        "value": symbols[name],
+        "run": str(found.path),
+        "origin": origin,
+        "observed": _observed(name, record.manifest),
+    }
+    return json_document(EXPLANATION_VERSION, document).rstrip() if json else _text(document)
+
+
+def _observed(name: str, manifest: RunManifest) -> dict[str, Any]:
+    """Return the observed settings and facts that the manifest records for a symbol."""
+    places: dict[str, Sequence[str]] = {knob: ("knobs", knob) for knob in _KNOBS.get(name, ())}
+    places |= {".".join(place): place for place in filter(None, [_FACTS.get(name)])}
+    return {
+        label: value
+        for label, place in places.items()
+        if (value := manifest.find(*place)) != UNKNOWN
+    }
+
+
+def _text(document: Mapping[str, Any]) -> str:
+    origin, observed = document["origin"], document["observed"]
+    rows = [("run", document["run"]), ("from", f"{origin['where']} ({origin['label']})")]
+    for name, state in observed.items():
+        stages = ("requested", "resolved", "observed")
+        if isinstance(state, Mapping):
+            text = ", ".join(f"{stage} {_json(state[stage])}" for stage in stages if stage in state)
+        else:
+            text = f"observed {_json(state)}"
+        rows.append((name, text))
+    if not observed:
+        rows.append(("observed", "not recorded for this symbol"))
+    width = max(len(title) for title, _ in rows)
+    lines = [f"{document['symbol']} = {to_kconfig_text(document['value'])}"]
+    for title, text in rows:
+        indent = " " * (width + 6)
+        lines.append(fill(f"    {title:<{width}}  {text}", 80, subsequent_indent=indent))
+    return "\n".join(lines)
+
+
+def _json(value: Any) -> str:
+    return json_format.dumps(value, ensure_ascii=False)

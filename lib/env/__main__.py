@@ -10,7 +10,6 @@ if sys.version_info < (3, 11):
     version = ".".join(map(str, sys.version_info[:3]))
     sys.exit(f"ERROR   Python 3.11 or newer is required, {sys.executable} is {version}")
 
-import argparse
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -31,7 +30,7 @@ from lib.project import ROOT
 
 def main() -> int:
     """Set up the environment from the command line. Raises ConfigError if the user has to act."""
-    parser = argparse.ArgumentParser(prog="python -m lib.env", description=__doc__)
+    parser = console.CommandLine(prog="python -m lib.env", description=__doc__)
     target = parser.add_mutually_exclusive_group(required=True)
     target.add_argument("--venv", type=Path, metavar="DIR", help="the environment make manages")
     target.add_argument("--active", metavar="PYTHON", help="the user's own interpreter")

@@ -9,6 +9,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from lib.console import CommandLine
 from lib.errors import PreflightError, Problem
 from lib.report.render import json_document, text_lines
 from lib.tracking.sources import History, RunRef, RunSource, find_run, metric_names, metric_series
@@ -21,9 +22,7 @@ def query_parser(text: str) -> argparse.ArgumentParser:
 
     ``text`` is the description in the help.
     """
-    parser = argparse.ArgumentParser(
-        description=text, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = CommandLine(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--entity", default="", help="W&B user or team (default: the account's default entity)"
     )

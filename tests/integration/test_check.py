@@ -92,6 +92,16 @@ def test_an_invalid_argument_is_reported(build, words, texts):
     assert (code, [text for text in texts if text not in stderr]) == (2, []), stderr
 
 
+def test_settings_on_top_are_checked(build):
+    folder = build()
+    code, text, stderr = folder.command(
+        SCRIPT, CHECKS="resolve", JSON="1", STEPS="0,3", SET="N_LAYER=1"
+    )
+    baseline, gate = (step["results"]["resolve"] for step in json.loads(text)["steps"])
+    assert (code, baseline["state"], gate["state"]) == (1, "passed", "failed"), stderr
+    assert gate["repeat"] == "make check SET=N_LAYER=1 STEPS=3 CHECKS=resolve"
+
+
 def test_a_single_training_and_a_matrix_are_checked(build):
     folder = build(RA_MLA_ABLATION_MODE=None, TEST_MATRIX_MODE=True)
     code, table, stderr = folder.command(SCRIPT, CHECKS="declared,pruned", STEPS="*magnitude")

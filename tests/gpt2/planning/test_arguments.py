@@ -62,3 +62,13 @@ def test_samples_require_a_sweep(seeds) -> None:
     with pytest.raises(ConfigError) as caught:
         seeds(SAMPLES="3")
     assert caught.value.codes == ["usage.missing-argument"]
+
+
+@pytest.mark.parametrize("words", [["--stpes", "3"], ["--steps"], ["more"]])
+def test_an_invalid_option_is_an_error_of_the_product(words: list[str]) -> None:
+    parser = new_parser("a test")
+    add_selection(parser)
+    with pytest.raises(ConfigError) as caught:
+        parser.parse_args(words)
+    assert caught.value.codes == ["usage.invalid-argument"]
+    assert caught.value.exit_code == 2
