@@ -94,7 +94,8 @@ def train_run(
     # Raised before the first step, or if the failure itself could not be recorded.
     except OSError as error:
         what = f"cannot read or write: {error}"
-        raise RunError(Problem(what, str(run_dir), code="run.io-error")) from error
+        advice = "free some space or fix the permissions; to resume, type: make"
+        raise RunError(Problem(what, str(run_dir), advice, code="run.io-error")) from error
     except RuntimeError as error:
         if not is_lost_peer_error(error):
             raise

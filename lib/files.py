@@ -10,6 +10,8 @@ import os
 import re
 import shutil
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -48,21 +50,32 @@ def link_error(path: Path) -> RunError:
     return RunError(Problem(what, str(path), "remove the link", code="file.symbolic-link"))
 
 
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Name the file ``path`` in an OSError: errors of a descriptor, such as a full disk, name none."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
+
+
 def write_atomic(path: Path, content: bytes | str) -> None:
     """Write ``content`` to a temporary file beside ``path``, fsync, rename, fsync the folder."""
     data = content.encode() if isinstance(content, str) else content
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        # A leftover of a dead process with the same id, or a link.
-        temporary.unlink(missing_ok=True)
-        with open(temporary, "xb") as stream:
-            stream.write(data)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    fsync_directory(path.parent)
+    with naming(path):
+        try:
+            # A leftover of a dead process with the same id, or a link.
+            temporary.unlink(missing_ok=True)
+            with open(temporary, "xb") as stream:
+                stream.write(data)
+                stream.flush()
+                os.fsync(stream.fileno())
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+        fsync_directory(path.parent)
 
 
 def remove_leftovers(folder: Path, pattern: str = ".*.tmp") -> None:

@@ -409,6 +409,9 @@ def train_here(plan: Plan, *, dirty: bool = False) -> int:
             lambda event: _log_event(run, event),
             lambda: interrupts.stopped,
         )
+    if status.state is not State.SUCCESS:
+        tag = "STOP" if status.state is State.INTERRUPTED else "FAIL"
+        log(tag, f"{status.message}   log: {RunDir(run.path).logs}")
     return status.exit_code
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from lib.errors import EXIT_INTERRUPTED, EXIT_TIME_LIMIT, Problem, RunError
-from lib.files import canonical_json, no_follow, sha256_prefix
+from lib.files import canonical_json, naming, no_follow, sha256_prefix
 from lib.runs.run_dir import RunDir
 from lib.tracking.telemetry import memory_and_cpu_seconds
 from lib.units import MIB
@@ -66,8 +66,12 @@ class RecordWriter:
 
     def position(self) -> dict[str, Any]:
         """Sync metrics.jsonl and timing.jsonl to the disk; return the size and digest of each."""
-        os.fsync(self._metrics)
-        os.fsync(self._timing)
+        for descriptor, path in (
+            (self._metrics, self.run.metrics),
+            (self._timing, self.run.timing),
+        ):
+            with naming(path):
+                os.fsync(descriptor)
         sizes = {path: path.stat().st_size for path in (self.run.metrics, self.run.timing)}
         return {
             path.name: {"bytes": size, "sha256": sha256_prefix(path, size)}
@@ -149,8 +153,9 @@ def _open(path: Path) -> int:
 
 def _append(descriptor: int, line: str, path: Path) -> None:
     data = line.encode() + b"\n"
-    if os.write(descriptor, data) != len(data):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+    with naming(path):
+        if os.write(descriptor, data) != len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 # Heartbeat of one process of a run: a line at the start, at each log interval and at the end.
@@ -186,7 +191,10 @@ class Heartbeat:
             "mem_reserved_mib": reserved,
             **facts,
         }
-        with open(self._path, "a", encoding="utf-8", opener=no_follow) as stream:
+        with (
+            naming(self._path),
+            open(self._path, "a", encoding="utf-8", opener=no_follow) as stream,
+        ):
             stream.write(canonical_json(record) + "\n")
 
     def _memory(self) -> tuple[float, float]:

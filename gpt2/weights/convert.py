@@ -160,7 +160,7 @@ def _write_hf(config: Config, run: RunDir, folder: Path, build_dir: Path) -> Non
     hf_config = config_json(config.model, _END_OF_TEXT[tokenizer])
     tensors = to_hf(safetensors.torch.load_file(run.weights), hf_config)
     # transformers requires the format in the metadata of the file.
-    safetensors.torch.save_file(tensors, folder / WEIGHTS_FILE, metadata={"format": "pt"})
+    write_atomic(folder / WEIGHTS_FILE, safetensors.torch.save(tensors, metadata={"format": "pt"}))
     write_json(folder / CONFIG_FILE, hf_config)
     if tokenizer == "byte":
         log("EXPORT", "no tokenizer files: ids 0 to 255 are UTF-8 bytes, 256 is end of text")

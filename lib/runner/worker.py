@@ -9,6 +9,7 @@ succeeded. Any other exit means that the worker died. If the parent disappears, 
 stops.
 """
 
+import contextlib
 import faulthandler
 import os
 import signal
@@ -17,6 +18,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -178,22 +180,25 @@ class _Outcome:
         if error is None:
             return True
         text = "".join(traceback.format_exception(error))
-        sys.stderr.write(text)
-        sys.stderr.flush()
         self._parent.send({"kind": "traceback", "text": text})
         expected = isinstance(error, KablateError)
         code = error.exit_code if isinstance(error, KablateError) else EXIT_FAILED
         message = str(error) if expected else f"{type(error).__name__}: {error}"
         # The monotonic clock is shared by all processes: the first failure is the cause.
         self._parent.send({"kind": "failure", "message": message, "at": time.monotonic()})
-        if self._rank:
-            return True
-        before = read_status(self._run) or RunStatus(State.RUNNING)
-        finalize_run(
-            self._run,
-            RunStatus(State.FAILED, code, message, before.iteration, before.iterations),
-        )
+        # A full disk may be the cause, which the parent has by now.
+        with contextlib.suppress(OSError):
+            self._record(text, RunStatus(State.FAILED, code, message))
         return True
+
+    def _record(self, text: str, failed: RunStatus) -> None:
+        """Write the traceback to the log, and on rank 0 the status."""
+        sys.stderr.write(text)
+        sys.stderr.flush()
+        if self._rank == 0:
+            before = read_status(self._run) or failed
+            status = replace(failed, iteration=before.iteration, iterations=before.iterations)
+            finalize_run(self._run, status)
 
 
 def _redirect_output(path: Path) -> None:

@@ -79,10 +79,11 @@ def save_checkpoint(
         _remove(final)
         os.rename(temporary, final)
         fsync_directory(folder)
-    # torch.save raises RuntimeError for disk errors.
-    except (OSError, RuntimeError, SafetensorError) as error:
+    # torch.save converts an error of the disk to a RuntimeError without the cause.
+    except (OSError, RuntimeError) as error:
         shutil.rmtree(temporary, ignore_errors=True)
-        raise _cannot_save(step, folder, str(error)) from error
+        cause = error.__context__ if isinstance(error.__context__, OSError) else error
+        raise _cannot_save(step, folder, str(cause)) from error
     if damage := _damage(final):
         raise _cannot_save(step, folder, f"verification failed: {damage}", "checkpoint.damaged")
     for old in _steps(folder)[keep:]:

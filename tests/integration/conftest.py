@@ -1,9 +1,14 @@
 """Build folders with a very small configuration and a few text files."""
 
+import json
 import os
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -80,3 +85,28 @@ def build(
         return Folder(tmp_path, server, tmp_path_factory.mktemp("streams"))
 
     return make
+
+
+@pytest.fixture(scope="session")
+def with_write_faults(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
+    """Return a function that runs a module under write_faults.c, and returns its last line, JSON."""
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("requires a C compiler")
+    source = Path(__file__).with_name("write_faults.c")
+    library = tmp_path_factory.mktemp("library") / "write_faults.so"
+    command = [compiler, "-shared", "-fPIC", "-O1", "-o", str(library), str(source), "-ldl"]
+    subprocess.run(command, check=True)
+
+    def run(module: str, *arguments: object) -> Any:
+        done = subprocess.run(
+            [sys.executable, "-m", f"tests.integration.{module}", *map(str, arguments)],
+            cwd=ROOT,
+            env={**os.environ, "LD_PRELOAD": str(library), "PYTHONPATH": str(ROOT)},
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+        )
+        return json.loads(done.stdout.splitlines()[-1])
+
+    return run

@@ -1,15 +1,18 @@
-"""Train runs and kill them at a chosen system call that writes; run under kill_at_write.c.
+"""Train runs, and kill them at system calls that write or at moments; run under write_faults.c.
 
-``kill_at_write.py FOLDER RANKS COUNT SEED`` prints one JSON line: the number of calls of an undisturbed
-run, and for each kill its call and whether the continued run has the bytes of the undisturbed one.
+``kill_at_write.py FOLDER RANKS KIND COUNT SEED`` spreads the kills over the whole run. For each kill it
+prints the call (KIND write) or second (KIND time) and whether the continued run has the bytes of an
+undisturbed one. The last line has all of them as JSON, with the calls and seconds of that run.
 """
 
 import json
 import os
 import random
+import select
 import shutil
+import signal
 import sys
-from collections.abc import Callable
+import time
 from pathlib import Path
 
 from gpt2.data.prepare import prepare_dataset
@@ -28,7 +31,7 @@ class Training:
     def __init__(self, folder: Path, ranks: int) -> None:
         self.folder, self.ranks = folder, ranks
         self.tree, self.counter = folder / "build", folder / "counter"
-        self.main: Callable[[], int] = load_mains()["train"]
+        self.mains = load_mains()
         (self.tree / "text").mkdir(parents=True)
         for i in range(12):
             (self.tree / f"text/{i}.txt").write_text(f"{i} makes {i * i}, as anybody knows. " * 9)
@@ -43,19 +46,21 @@ class Training:
             os._exit(0)
         os.wait()
 
-    def train(self, kill_at: int) -> int:
-        """Train until the end or until call ``kill_at``; return the number of calls."""
+    def train(self, kill_at: int = 0, seconds: float | None = None) -> int:
+        """Train until the end, call ``kill_at`` or ``seconds``; return the number of calls."""
         self.counter.write_bytes(bytes(8))
         shutil.rmtree(self.folder / "meeting", ignore_errors=True)
         (self.folder / "meeting").mkdir()
         leader = os.fork()
         if leader == 0:
             self._lead(kill_at)
+        if seconds is not None:
+            kill_after(leader, seconds)
         status = os.waitstatus_to_exitcode(os.waitpid(leader, 0)[1])
         calls = int.from_bytes(self.counter.read_bytes(), sys.byteorder)
         # Telemetry writes by the clock: another run may end a few calls earlier.
-        killed = bool(kill_at) and calls >= kill_at
-        assert status == (-9 if killed else 0), (
+        killed = (bool(kill_at) and calls >= kill_at) or (seconds is not None and status != 0)
+        assert status == (-signal.SIGKILL if killed else 0), (
             status,
             (self.folder / "rank0/stderr").read_text(),
         )
@@ -76,7 +81,11 @@ class Training:
             ranks.append(os.fork())
             if ranks[-1] == 0:
                 os.environ.update(rank_environment(rank, self.ranks, meeting))
-                become(self.main, ["train", "-O", str(self.tree)], self.folder / f"rank{rank}")
+                become(
+                    self.mains["train"],
+                    ["train", "-O", str(self.tree)],
+                    self.folder / f"rank{rank}",
+                )
         codes = [os.waitstatus_to_exitcode(os.waitpid(rank, 0)[1]) for rank in ranks]
         os._exit(max(map(abs, codes)))
 
@@ -87,21 +96,38 @@ class Training:
         return {**files, "summary.json": json.dumps(summary["final"], sort_keys=True).encode()}
 
 
+def kill_after(leader: int, seconds: float) -> None:
+    """Kill the process group of ``leader`` after ``seconds`` unless it has ended."""
+    descriptor = os.pidfd_open(leader)
+    if not select.select([descriptor], [], [], seconds)[0]:
+        os.killpg(leader, signal.SIGKILL)
+    os.close(descriptor)
+
+
 def main() -> None:
     """Run the command line."""
-    folder, ranks, count, seed = Path(sys.argv[1]), *map(int, sys.argv[2:])
+    folder, ranks, kind = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+    count, seed = map(int, sys.argv[4:])
     training = Training(folder, ranks)
-    calls = training.train(0)
+    began = time.monotonic()
+    calls = training.train()
+    seconds = time.monotonic() - began
     whole = training.outcome()
     chance = random.Random(seed)
-    spread = [1 + i * (calls - 2) // max(1, count - 1) for i in range(count)] if not seed else []
     kills = {}
-    for call in spread or chance.sample(range(1, calls), count):
-        shutil.rmtree(training.tree / "results")
-        training.train(call)
-        training.train(0)
-        kills[call] = training.outcome() == whole
-    print(json.dumps({"calls": calls, "kills": kills}))
+    for number in range(count):
+        place = (number + chance.random()) / count
+        moment = 1 + int(place * (calls - 1)) if kind == "write" else place * seconds
+        # A kill in the first moments leaves no folder.
+        shutil.rmtree(training.tree / "results", ignore_errors=True)
+        training.train(**{"kill_at" if kind == "write" else "seconds": moment})
+        training.train()
+        kills[moment] = training.outcome() == whole
+        print(
+            f"{ranks} ranks, {kind} {moment:.6g}: {'same' if kills[moment] else 'OTHER'} bytes",
+            flush=True,
+        )
+    print(json.dumps({"calls": calls, "seconds": round(seconds, 3), "kills": kills}))
 
 
 if __name__ == "__main__":

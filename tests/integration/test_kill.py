@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from lib.project import ROOT
+from tests.fuzz.fuzz import temporary_folder
 
 STEPS = "1,full"
 DETERMINISTIC = ("metrics.jsonl", "per_query.csv", "model.safetensors")
@@ -141,43 +142,24 @@ def test_twenty_random_kills_leave_the_bytes_of_an_uninterrupted_study(build, tm
     assert equal == KILLS
 
 
-def kills_at_writes(folder: Path, ranks: int, count: int, seed: int) -> dict[str, bool]:
-    """Kill runs at system calls that write; return whether each continued to the same bytes."""
-    compiler = shutil.which("cc")
-    if compiler is None:
-        pytest.skip("requires a C compiler")
-    library, source = folder / "kill_at_write.so", Path(__file__).with_name("kill_at_write.c")
-    subprocess.run(
-        [compiler, "-shared", "-fPIC", "-O1", "-o", str(library), str(source), "-ldl"], check=True
-    )
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.integration.kill_at_write", str(folder)]
-        + [str(number) for number in (ranks, count, seed)],
-        cwd=ROOT,
-        env={**os.environ, "LD_PRELOAD": str(library), "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    kills: dict[str, bool] = json.loads(done.stdout.splitlines()[-1])["kills"]
-    return kills
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_killed_in_a_write_and_resumed_equals_uninterrupted(tmp_path, ranks):
+def test_killed_in_a_write_and_resumed_equals_uninterrupted(with_write_faults, ranks):
     """The first half of the bytes reaches the file."""
-    kills = kills_at_writes(tmp_path, ranks, 3, 5)
+    with temporary_folder() as folder:
+        kills = with_write_faults("kill_at_write", folder, ranks, "write", 3, 5)["kills"]
     assert len(kills) == 3 and all(kills.values()), kills
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("count", "seed"), [(100, 0), (50, 1)], ids=["spread", "random"])
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_many_kills_at_writes_leave_the_bytes_of_an_uninterrupted_run(
-    tmp_path, capsys, ranks, count, seed
-):
-    kills = kills_at_writes(tmp_path, ranks, count, seed)
+@pytest.mark.parametrize("kind", ["write", "time"])
+def test_many_kills_leave_the_bytes_of_an_uninterrupted_run(with_write_faults, capsys, ranks, kind):
+    """COUNT kills at writes, and half as many at moments."""
+    count = int(os.environ.get("COUNT") or 100) // (1 if kind == "write" else 2)
+    seed = os.environ.get("SEED") or 1
+    with temporary_folder() as folder:
+        kills = with_write_faults("kill_at_write", folder, ranks, kind, count, seed)["kills"]
     with capsys.disabled():
-        sys.stdout.write(f"{ranks} ranks, same bytes: {sum(kills.values())}/{len(kills)}\n")
-    assert all(kills.values()), kills
+        sys.stdout.write(f"{ranks} ranks, {kind}, same bytes: {sum(kills.values())}/{count}\n")
+    assert len(kills) == count and all(kills.values()), kills
