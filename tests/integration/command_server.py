@@ -6,6 +6,7 @@ own, of any tree. The fork server of multiprocessing, which a command that train
 well. Each line of standard input is a request; the answer is the exit code.
 """
 
+import gc
 import json
 import multiprocessing.forkserver
 import multiprocessing.util
@@ -168,4 +169,6 @@ def fork_interpreter(
 if __name__ == "__main__":
     for library in LIBRARIES:
         import_module(library)
+    # A command would otherwise traverse the libraries' objects at its exit, for more than a second.
+    gc.freeze()
     runpy.run_path(become(serve()), run_name="__main__")
