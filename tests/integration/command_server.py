@@ -3,9 +3,11 @@
 Importing torch takes longer than most commands; the server imports it once for all tests of a worker.
 It imports nothing of the tree, so a command loads the same modules of it as in an interpreter of its
 own, of any tree. The fork server of multiprocessing, which a command that trains starts, is a fork as
-well. Each line of standard input is a request; the answer is the exit code.
+well. Each line of standard input is a request: a command, answered with its process id, or the id of
+a process, answered with its exit code or null.
 """
 
+import contextlib
 import gc
 import json
 import multiprocessing.forkserver
@@ -16,10 +18,12 @@ import runpy
 import signal
 import subprocess
 import sys
+import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib import import_module
+from itertools import count
 from multiprocessing.util import spawnv_passfds
 from pathlib import Path
 from typing import Any
@@ -47,23 +51,102 @@ TIMEOUT_SECONDS = 120
 TREE = ("gpt2", "lib", "_start")
 
 
+class Command:
+    """A command that runs in a process of the server."""
+
+    def __init__(self, ask: Callable[[object], Any], request: Mapping[str, Any]) -> None:
+        self._ask, self._request = ask, request
+        for stream in ("out", "err"):
+            Path(request[stream]).touch()
+        self.pid: int = ask(request)
+        self._code: int | None = None
+
+    @property
+    def stdout(self) -> str:
+        """Return the output so far."""
+        return Path(self._request["out"]).read_text(errors="replace")
+
+    @property
+    def stderr(self) -> str:
+        """Return the messages so far."""
+        return Path(self._request["err"]).read_text()
+
+    def poll(self) -> int | None:
+        """Return the exit code if the command has ended."""
+        if self._code is None:
+            self._code = self._ask(self.pid)
+        return self._code
+
+    def wait(self, timeout: float = TIMEOUT_SECONDS) -> int:
+        """Wait for the end; return the exit code. Raise TimeoutError."""
+        deadline = time.monotonic() + timeout
+        while (code := self.poll()) is None:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{self._request['command']} runs after {timeout} s")
+            time.sleep(0.01)
+        return code
+
+    def signal(self, number: int) -> None:
+        """Send a signal unless the command has ended."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def processes(self) -> list[int]:
+        """Return the processes of the session, without zombies."""
+        alive = []
+        for entry in Path("/proc").glob("[0-9]*"):
+            try:
+                state, _, _, session = (entry / "stat").read_text().rpartition(")")[2].split()[:4]
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            if int(session) == self.pid and state != "Z":
+                alive.append(int(entry.name))
+        return alive
+
+    def kill(self) -> None:
+        """Kill every process of the session: the command, its fork server, its workers."""
+        for process in self.processes():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+        self.wait()
+
+
 class CommandServer:
     """Client of a server process, which starts with the first command."""
 
     def __init__(self) -> None:
         self._started: subprocess.Popen[str] | None = None
+        self._numbers = count()
 
     @property
     def _process(self) -> subprocess.Popen[str]:
         if self._started is None:
             self._started = subprocess.Popen(
                 [sys.executable, __file__],
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
             )
         return self._started
+
+    def start(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        scratch: Path,
+        cwd: Path | None = None,
+    ) -> Command:
+        """Start a script with its arguments in a session of its own."""
+        number = next(self._numbers)
+        request = {
+            "command": list(command),
+            "environment": dict(environment),
+            "cwd": str(cwd or Path.cwd()),
+            "file_size": resource.getrlimit(resource.RLIMIT_FSIZE),
+            "out": str(scratch / f"stdout-{number}"),
+            "err": str(scratch / f"stderr-{number}"),
+        }
+        return Command(self._ask, request)
 
     def run(
         self,
@@ -73,20 +156,13 @@ class CommandServer:
         cwd: Path | None = None,
     ) -> tuple[int, str, str]:
         """Run a script with its arguments; return exit code, stdout and stderr."""
-        out, err = scratch / "stdout", scratch / "stderr"
-        request = {
-            "command": list(command),
-            "environment": dict(environment),
-            "cwd": str(cwd or Path.cwd()),
-            "file_size": resource.getrlimit(resource.RLIMIT_FSIZE),
-            "out": str(out),
-            "err": str(err),
-        }
+        done = self.start(command, environment, scratch, cwd)
+        return done.wait(), done.stdout, done.stderr
+
+    def _ask(self, request: object) -> Any:
         assert self._process.stdin and self._process.stdout
-        print(json.dumps(request), file=self._process.stdin)
-        self._process.stdin.flush()
-        code = int(self._process.stdout.readline())
-        return code, out.read_text(), err.read_text()
+        print(json.dumps(request), file=self._process.stdin, flush=True)
+        return json.loads(self._process.stdout.readline())
 
     def close(self) -> None:
         """End the server."""
@@ -98,18 +174,22 @@ def serve() -> dict[str, Any]:
     """Answer requests; return only in a command's process, with its request."""
     answers = os.fdopen(os.dup(1), "w")
     for line in iter(sys.stdin.readline, ""):
-        request: dict[str, Any] = json.loads(line)
-        process = os.fork()
-        if process == 0:
+        request: dict[str, Any] | int = json.loads(line)
+        if isinstance(request, int):
+            ended, status = os.waitpid(request, os.WNOHANG)
+            answer = os.waitstatus_to_exitcode(status) if ended else None
+        elif answer := os.fork():
+            pass
+        else:
             answers.close()
             return request
-        _, status = os.waitpid(process, 0)
-        print(os.waitstatus_to_exitcode(status), file=answers, flush=True)
+        print(json.dumps(answer), file=answers, flush=True)
     os._exit(0)
 
 
 def become(request: Mapping[str, Any]) -> str:
     """Take over a request's arguments, variables, limit and streams; return the script."""
+    os.setsid()
     for path, descriptor in ((os.devnull, 0), (request["out"], 1), (request["err"], 2)):
         flags = os.O_RDONLY if descriptor == 0 else os.O_WRONLY | os.O_CREAT | os.O_TRUNC
         opened = os.open(path, flags, 0o644)

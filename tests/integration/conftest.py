@@ -17,7 +17,7 @@ from gpt2.planning.plan import config_layers, make_plan
 from lib.config.field import SymbolValue
 from lib.project import ROOT
 from tests.build_folder import write_build
-from tests.integration.command_server import CommandServer
+from tests.integration.command_server import Command, CommandServer
 
 SMALL: dict[str, SymbolValue] = {
     "DEVICE_CPU": True,
@@ -52,9 +52,14 @@ class Folder:
 
     def command(self, script: str, *arguments: str, **variables: str) -> tuple[int, str, str]:
         """Run a script of the tree; return exit code, stdout and stderr."""
+        done = self.start(script, *arguments, **variables)
+        return done.wait(), done.stdout, done.stderr
+
+    def start(self, script: str, *arguments: str, **variables: str) -> Command:
+        """Start a script of the tree in a session of its own."""
         environment = {k: v for k, v in os.environ.items() if k not in ("V", "JSON", "STEPS")}
         command = [str(ROOT / script), "-O", str(self.path), *arguments]
-        return self.server.run(command, {**environment, **variables}, self.scratch)
+        return self.server.start(command, {**environment, **variables}, self.scratch)
 
     def runs(self, steps: str) -> list[Path]:
         """Return the run directories of the selected steps."""

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,24 +14,13 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from lib.project import ROOT
 from lib.runs.run_dir import RunDir, State, read_status
+from tests.integration.command_server import Command
 
 BOTH = {"RA_MLA_ABLATION_MODE": None, "SINGLE_TRAINING": True, "GPUS": 2, "GRAD_ACCUMULATION": 1}
 LONG = {**BOTH, "MAX_ITERS": 100000, "CHECKPOINT_INTERVAL": 20}
-RUNNER = [sys.executable, str(ROOT / "scripts/run_test_matrix.py")]
+RUNNER = "scripts/run_test_matrix.py"
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 _PATIENCE_SECONDS = 30.0
-
-
-def start(command: list[str], folder: Path) -> subprocess.Popen:
-    """Start the command in a new session with the build folder."""
-    return subprocess.Popen(
-        [*command, "-O", str(folder)],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
 
 
 def wait_for_rows(run: RunDir, count: int) -> list[int]:
@@ -45,27 +33,14 @@ def wait_for_rows(run: RunDir, count: int) -> list[int]:
     return found
 
 
-def all_gone(session: int) -> bool:
-    """Wait for all processes of a session to exit; return whether all did."""
+def all_gone(command: Command) -> bool:
+    """Wait for all processes of a command to exit; return whether all did."""
     deadline = time.monotonic() + _PATIENCE_SECONDS
-    while living(session):
+    while command.processes():
         if time.monotonic() > deadline:
             return False
         time.sleep(0.05)
     return True
-
-
-def living(session: int) -> list[str]:
-    """Return the process ids of a session, without zombies."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            state, _, _, owner = (entry / "stat").read_text().rpartition(")")[2].split()[:4]
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        if int(owner) == session and state != "Z":
-            found.append(entry.name)
-    return found
 
 
 def single(folder: Any) -> RunDir:
@@ -81,15 +56,22 @@ def core(run: RunDir) -> list[bytes]:
 def test_make_and_torchrun_leave_the_same_bytes(build: Callable) -> None:
     folder = build(**BOTH)
     run = single(folder)
-    code, _table, said = folder.command("scripts/run_test_matrix.py")
+    code, _table, said = folder.command(RUNNER)
     assert code == 0, said
     assert "GPUS" not in said and "Traceback" not in run.logs.read_text()
     made = core(run)
     run.path.rename(run.path.with_name("made"))
 
-    process = start([*TORCHRUN, str(ROOT / "scripts/train.py")], folder.path)
-    said, _ = process.communicate(timeout=120)
-    assert process.returncode == 0, said
+    done = subprocess.run(
+        [*TORCHRUN, str(ROOT / "scripts/train.py"), "-O", str(folder.path)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=120,
+    )
+    said = done.stdout
+    assert done.returncode == 0, said
     assert said.count("DONE") == 1, "one rank speaks"
     assert core(run) == made
 
@@ -108,41 +90,39 @@ def test_without_a_launcher_the_error_has_the_torchrun_command(build: Callable) 
 def test_a_killed_rank_ends_the_run_with_one_message(build: Callable, rank: int) -> None:
     folder = build(**LONG)
     run = single(folder)
-    make = start(RUNNER, folder.path)
+    make = folder.start(RUNNER)
     os.kill(wait_for_rows(run, 30)[rank], signal.SIGKILL)
     killed = time.monotonic()
-    said, _ = make.communicate(timeout=_PATIENCE_SECONDS)
+    assert make.wait(_PATIENCE_SECONDS) == 1
     assert time.monotonic() - killed < _PATIENCE_SECONDS
-    assert make.returncode == 1
+    said = make.stdout + make.stderr
     message = f"rank {rank} of 2 died with signal 9 (SIGKILL; out of memory?)"
     (line,) = [line for line in said.splitlines() if line.startswith("FAIL    single")]
     assert message in line
     assert "lost-process" not in said and "Traceback" not in said
     status = read_status(run)
     assert (status.state, status.message) == (State.FAILED, message)
-    assert all_gone(make.pid)
+    assert all_gone(make)
 
 
 @pytest.mark.slow
 def test_ctrl_c_saves_once_for_all_ranks_and_make_resumes(build: Callable) -> None:
     folder = build(**LONG)
     run = single(folder)
-    make = start(RUNNER, folder.path)
+    make = folder.start(RUNNER)
     wait_for_rows(run, 30)
     # A terminal sends SIGINT to every process.
     os.killpg(make.pid, signal.SIGINT)
-    said, _ = make.communicate(timeout=_PATIENCE_SECONDS)
-    assert make.returncode == 130, said
+    assert make.wait(_PATIENCE_SECONDS) == 130, make.stderr
     status = read_status(run)
     assert status.state is State.INTERRUPTED
     assert (run.checkpoints / f"step-{status.iteration:08d}").is_dir()
-    assert all_gone(make.pid)
+    assert all_gone(make)
 
-    again = start(RUNNER, folder.path)
+    again = folder.start(RUNNER)
     wait_for_rows(run, status.iteration + 5)
-    again.send_signal(signal.SIGTERM)
-    assert again.wait(timeout=_PATIENCE_SECONDS) == 143
-    again.stdout.close()
+    again.signal(signal.SIGTERM)
+    assert again.wait(_PATIENCE_SECONDS) == 143
     assert f"resumes at iteration {status.iteration:,}" in run.logs.read_text()
 
 
@@ -150,7 +130,7 @@ def test_ctrl_c_saves_once_for_all_ranks_and_make_resumes(build: Callable) -> No
 def test_a_tracker_of_two_ranks_receives_each_row_once(build: Callable) -> None:
     folder = build(**BOTH, TRACKER_TENSORBOARD=True)
     run = single(folder)
-    code, _, said = folder.command("scripts/run_test_matrix.py")
+    code, _, said = folder.command(RUNNER)
     assert code == 0 and "WARN" not in said, said
     (events,) = run.path.rglob("events.out.tfevents.*")
     found = EventAccumulator(str(events.parent)).Reload().Scalars("train_loss")

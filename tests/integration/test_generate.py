@@ -1,11 +1,7 @@
 """Text generation with a finished run from the command line."""
 
-import os
 import signal
-import subprocess
-import sys
-
-from lib.project import ROOT
+import time
 
 SCRIPT = "scripts/generate.py"
 
@@ -25,16 +21,13 @@ def test_generates_text_rejects_options_and_is_interrupted(build):
     assert (code, text) == (2, "") and "TOP_P: " in stderr and "[usage.out-of-range]" in stderr
     assert "Traceback" not in stderr and stderr.endswith("EXIT    code 2\n")
 
-    command = [sys.executable, str(ROOT / SCRIPT), "-O", str(folder.path), "--run", "full"]
-    with subprocess.Popen(
-        [*command, "--prompt", "12 ", "--tokens", "1000000"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env={**os.environ, "PYTHONUNBUFFERED": "1"},
-    ) as process:
-        assert process.stdout is not None
-        begun = process.stdout.read(8)
-        process.send_signal(signal.SIGINT)
-        rest, stderr = process.communicate(timeout=60)
-    assert begun.startswith(b"12 ") and rest.endswith(b"\n")
-    assert process.returncode == 130 and b"interrupted" in stderr and b"Traceback" not in stderr
+    words = ("--run", "full", "--prompt", "12 ", "--tokens", "1000000")
+    process = folder.start(SCRIPT, *words)
+    deadline = time.monotonic() + 60
+    while len(process.stdout) < 8:
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.01)
+    process.signal(signal.SIGINT)
+    assert process.wait(60) == 130
+    assert process.stdout.startswith("12 ") and process.stdout.endswith("\n")
+    assert "interrupted" in process.stderr and "Traceback" not in process.stderr

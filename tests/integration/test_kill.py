@@ -4,8 +4,6 @@ import json
 import os
 import random
 import shutil
-import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -13,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from lib.project import ROOT
 from tests.fuzz.fuzz import temporary_folder
+from tests.integration.command_server import Command
+from tests.integration.conftest import Folder
 
 STEPS = "1,full"
 DETERMINISTIC = ("metrics.jsonl", "per_query.csv", "model.safetensors")
@@ -22,38 +21,19 @@ INTERVALS = {"MAX_ITERS": 24, "CHECKPOINT_INTERVAL": 2, "EVAL_INTERVAL": 4, "EVA
 KILLS = 20
 
 
-def start(folder: Path, jobs: int) -> subprocess.Popen:
-    """Start the runner in a new session."""
-    return subprocess.Popen(
-        [sys.executable, str(ROOT / "scripts/run_test_matrix.py"), "-O", str(folder)],
-        env={**os.environ, "STEPS": STEPS, "JOBS": str(jobs)},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
+def start(folder: Folder, jobs: int) -> Command:
+    """Start the runner."""
+    return folder.start("scripts/run_test_matrix.py", STEPS=STEPS, JOBS=str(jobs))
 
 
-def kill_session(process: subprocess.Popen) -> None:
-    """Kill every process of the session: runner, fork server, workers."""
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            session = int((entry / "stat").read_text().rpartition(")")[2].split()[3])
-            if session == process.pid:
-                os.kill(int(entry.name), signal.SIGKILL)
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-    process.wait()
-
-
-def kill_when(process: subprocess.Popen, moment: Callable[[], bool]) -> None:
+def kill_when(process: Command, moment: Callable[[], bool]) -> None:
     """Wait for the moment, then kill; the process must still be running."""
     deadline = time.monotonic() + 120
     while not moment():
         assert process.poll() is None, "ended before the moment came"
         assert time.monotonic() < deadline, "the moment did not come"
         time.sleep(0.001)
-    kill_session(process)
+    process.kill()
 
 
 def outcome(folder: Path) -> dict[str, bytes]:
@@ -72,12 +52,12 @@ def whole() -> dict[str, bytes]:
 
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_killed_and_resumed_equals_uninterrupted(build, whole, tmp_path, jobs):
-    folder = build(**INTERVALS).path
+    folder = build(**INTERVALS)
     if not whole:
         assert start(folder, 2).wait() == 0
-        whole.update(outcome(folder))
-        (folder / "results").rename(tmp_path / "uninterrupted")
-    study = folder / "results/ratio"
+        whole.update(outcome(folder.path))
+        (folder.path / "results").rename(tmp_path / "uninterrupted")
+    study = folder.path / "results/ratio"
 
     def rows() -> int:
         return sum(path.read_bytes().count(b"\n") for path in study.glob("*/metrics.jsonl"))
@@ -89,7 +69,7 @@ def test_killed_and_resumed_equals_uninterrupted(build, whole, tmp_path, jobs):
     assert start(folder, jobs).wait() == 0
 
     assert len(whole) == 2 * len(DETERMINISTIC)
-    assert outcome(folder) == whole
+    assert outcome(folder.path) == whole
 
 
 def last_rows(study: Path) -> Iterator[dict]:
@@ -103,12 +83,12 @@ def last_rows(study: Path) -> Iterator[dict]:
 @pytest.mark.long
 def test_twenty_random_kills_leave_the_bytes_of_an_uninterrupted_study(build, tmp_path, capsys):
     """One third of the kills while saving, one third in evaluations, the others anywhere."""
-    folder = build(**INTERVALS).path
-    study = folder / "results/ratio"
+    folder = build(**INTERVALS)
+    study = folder.path / "results/ratio"
     began = time.monotonic()
     assert start(folder, 2).wait() == 0
     seconds = time.monotonic() - began
-    whole, chance = outcome(folder), random.Random(20)
+    whole, chance = outcome(folder.path), random.Random(20)
     assert len(whole) == 2 * len(DETERMINISTIC)
 
     def evaluating() -> bool:
@@ -119,7 +99,7 @@ def test_twenty_random_kills_leave_the_bytes_of_an_uninterrupted_study(build, tm
 
     equal, reached = 0, {"writing": 0, "evaluating": 0, "elsewhere": 0}
     for number in range(KILLS):
-        shutil.rmtree(folder / "results")
+        shutil.rmtree(folder.path / "results")
         kind = ("writing", "evaluating", "elsewhere")[number % 3]
         later = time.monotonic() + chance.uniform(0.3, 0.9) * seconds
         # The first or a later one, so that kills hit different places.
@@ -136,7 +116,7 @@ def test_twenty_random_kills_leave_the_bytes_of_an_uninterrupted_study(build, tm
         kill_when(start(folder, 2), moment)
         reached[kind] += 1
         assert start(folder, 2).wait() == 0
-        equal += outcome(folder) == whole
+        equal += outcome(folder.path) == whole
     with capsys.disabled():
         sys.stdout.write(f"killed and continued, the same bytes: {equal}/{KILLS} {reached}\n")
     assert equal == KILLS

@@ -1,18 +1,14 @@
 """SEEDS=auto end to end: a study of three steps, judged at three and at four seeds."""
 
 import json
-import os
 import shutil
-import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from lib.project import ROOT
 from lib.runs.run_dir import RunDir, State, read_status
+from tests.integration.conftest import Folder
 
 STUDY = {
     "RA_MLA_ABLATION_STEPS": "0-2",
@@ -34,27 +30,14 @@ def seeds_of(folder: Path, slug: str) -> list[int]:
     return sorted(int(path.name.split("-s")[-1].split("-")[0]) for path in done)
 
 
-def kill_after(folder: Path, runs: int) -> None:
+def kill_after(folder: Folder, runs: int) -> None:
     """Start make's command, and kill all of its processes once ``runs`` runs have finished."""
-    process = subprocess.Popen(
-        [sys.executable, str(ROOT / TRAIN), "-O", str(folder)],
-        env={**os.environ, "SEEDS": "auto", "JOBS": "1"},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
+    process = folder.start(TRAIN, SEEDS="auto", JOBS="1")
     deadline = time.monotonic() + 120
-    while len(list((folder / "results/ratio").glob("*/summary.json"))) < runs:
+    while len(list((folder.path / "results/ratio").glob("*/summary.json"))) < runs:
         assert process.poll() is None and time.monotonic() < deadline
         time.sleep(0.002)
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            if int((entry / "stat").read_text().rpartition(")")[2].split()[3]) == process.pid:
-                os.kill(int(entry.name), signal.SIGKILL)
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-    process.wait()
+    process.kill()
 
 
 @pytest.mark.slow
@@ -93,7 +76,7 @@ def test_a_study_stops_early_and_an_interrupted_one_ends_with_the_same_record(bu
     shutil.rmtree(folder.path / "results")
     # In the first block, and between the first look and the second.
     for runs in (2, 10):
-        kill_after(folder.path, runs)
+        kill_after(folder, runs)
     code, _, said = folder.command(TRAIN, SEEDS="auto", JOBS="1")
     assert code == 0, said
     assert record(folder.path) == whole and whole["drift"]["runs"] == 11

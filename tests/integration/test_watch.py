@@ -4,8 +4,6 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 
@@ -13,7 +11,6 @@ import pytest
 
 from lib.errors import EXIT_INTERRUPTED
 from lib.json_files import read_json_lines
-from lib.project import ROOT
 from lib.runs.run_dir import RunDir, State, read_status
 
 
@@ -32,17 +29,14 @@ def at_work(build) -> Iterator[tuple]:
         TELEMETRY_INTERVAL=0,
         WATCH_SPEED=100,
     )
-    command = [sys.executable, str(ROOT / "scripts/run_test_matrix.py"), "-O", str(folder.path)]
-    environment = {**os.environ, "STEPS": "0,2"}
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE) as process:
-        try:
-            for path in folder.runs("0,2"):
-                wait_for(lambda: _trains(RunDir(path)))
-            yield folder, process
-        finally:
-            if process.poll() is None:
-                process.send_signal(signal.SIGINT)
-                process.wait(60)
+    process = folder.start("scripts/run_test_matrix.py", STEPS="0,2")
+    try:
+        for path in folder.runs("0,2"):
+            wait_for(lambda: _trains(RunDir(path)))
+        yield folder, process
+    finally:
+        process.signal(signal.SIGINT)
+        process.wait(60)
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
