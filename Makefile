@@ -202,7 +202,7 @@ claims: $(CONFIG_PY) ## Check CLAIMS=; write LaTeX and Markdown if all hold
 audit: setup ## Check the files of RUNS=: VALID, or INVALID with reasons
 	$(Q)$(PY) scripts/audit_run.py $(INTO)
 
-compare: setup ## Compare runs A= and B=: bitwise, or their losses
+compare: setup ## Compare runs A= and B= (A=ra B=baseline)
 	$(Q)$(PY) scripts/compare_runs.py $(INTO)
 
 verify-results: $(CONFIG_PY) ## Check whether RUNS= may be published together

@@ -11,7 +11,13 @@ available. Exit codes: 0 all runs are valid, 6 a run is invalid, 2 no such run.
 
 import _start
 
-from gpt2.planning.arguments import add_json, add_selection, add_variable, new_parser
+from gpt2.planning.arguments import (
+    add_json,
+    add_lookup,
+    add_variable,
+    asked_lookup,
+    new_parser,
+)
 from gpt2.records import audit
 from gpt2.records.run_files import find_started
 from lib import console
@@ -22,15 +28,14 @@ from lib.make_variables import require_value
 def main() -> int:
     """Run the command line."""
     parser = new_parser(__doc__)
-    add_selection(parser)
+    add_lookup(parser)
     add_variable(parser, "runs", "run directory, or patterns over run names")
     add_json(parser)
     args = parser.parse()
     runs = find_started(
         require_value(args.runs, "RUNS", "make audit RUNS=NAME"),
         args.build_dir,
-        steps=args.steps,
-        seeds=args.seeds,
+        asked_lookup(args),
     )
     verdicts = [audit.audit(run, args.build_dir) for run in runs]
     print(audit.to_json(verdicts) if args.json else audit.to_text(verdicts), end="")

@@ -2,12 +2,13 @@
 """Compare two finished runs from their directories.
 
     compare_runs.py A B                          one configuration: are the results bitwise equal?
-    compare_runs.py A B --axis RECIPROCAL        runs that differ in this symbol: the loss difference
+    compare_runs.py ra baseline                  steps of .config's study: the loss difference
+    compare_runs.py A B --axis RECIPROCAL        runs that differ in this symbol
     compare_runs.py A B --label-by PRECISION     runs that also differ in this, shown as a label
 
 A run is a directory or a run name that "make plan" lists. Prints BITWISE, DIVERGED with the first
 differing field, COMPARED with the paired difference of the losses, or NOT COMPARABLE with every
-differing field that is not in --axis or --label-by. Exit codes: 0 equal or compared, 1 diverged, 2
+differing field that is not in --axis or --label-by, and not set by the steps of .config's study. Exit codes: 0 equal or compared, 1 diverged, 2
 no such run or field, 4 not comparable.
 """
 
@@ -15,7 +16,14 @@ import os
 
 import _start
 
-from gpt2.planning.arguments import add_json, add_labels, add_positional, add_selection, new_parser
+from gpt2.planning.arguments import (
+    add_json,
+    add_labels,
+    add_lookup,
+    add_positional,
+    asked_lookup,
+    new_parser,
+)
 from gpt2.records.comparison import compare
 from lib import console
 from lib.report.compare import comparison_to_json, comparison_to_text
@@ -24,7 +32,7 @@ from lib.report.compare import comparison_to_json, comparison_to_text
 def main() -> int:
     """Run the command line."""
     parser = new_parser(__doc__)
-    add_selection(parser)
+    add_lookup(parser)
     add_labels(parser)
     add_json(parser)
     for name in "AB":
@@ -36,8 +44,7 @@ def main() -> int:
         args.build_dir,
         args.axis,
         args.label_by,
-        steps=args.steps,
-        seeds=args.seeds,
+        asked_lookup(args),
     )
     print(comparison_to_json(comparison) if args.json else comparison_to_text(comparison), end="")
     return comparison.exit_code

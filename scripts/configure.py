@@ -17,10 +17,9 @@ from pathlib import Path
 
 import _start
 
-from gpt2.ablation.resolve import layers_on_top
 from gpt2.config import Config
 from gpt2.planning.arguments import add_json, add_positional, add_variable
-from gpt2.records.run_files import explain_setting
+from gpt2.records.run_files import why
 from lib import console
 from lib.config import commands
 from lib.config.dotconfig import ConfigWorkspace
@@ -54,7 +53,7 @@ def main() -> int:
     add("savedefconfig", "write the non-default settings to defconfig", commands.savedefconfig)
     add("menuconfig", "edit .config in a menu", commands.menuconfig)
     add("constants", "generate config.py from .config", commands.write_config_py)
-    p = add("why", "source and dependencies of a value", commands.explain_symbol, json=True)
+    p = add("why", "source and dependencies of a value", why, json=True)
     add_positional(p, "sym", "NAME, or NAME=VALUE")
     add_variable(p, "set", "settings on top of .config")
     add_variable(p, "steps", "one step of the study")
@@ -71,11 +70,6 @@ def main() -> int:
     require_read({VARIABLES.get(n, n.upper()) for n in options}, options.pop("command"))
     rules = {"rules": Config.from_values} if tree == ROOT else {}
     place = ConfigWorkspace(tree, options.pop("build_dir"), **rules)
-    if options.get("run"):
-        run = explain_setting
-    elif run is commands.explain_symbol:
-        del options["run"]
-        options["layers"] = layers_on_top(place, options.pop("set"), options.pop("steps"))
     if text := run(place, **options):
         print(text)
     return 0

@@ -14,7 +14,13 @@ from pathlib import Path
 
 import _start
 
-from gpt2.planning.arguments import add_positional, add_selection, add_variable, new_parser
+from gpt2.planning.arguments import (
+    add_lookup,
+    add_positional,
+    add_variable,
+    asked_lookup,
+    new_parser,
+)
 from gpt2.records.run_files import find_finished
 from lib import console
 
@@ -22,11 +28,11 @@ from lib import console
 def main() -> int:
     """Run the command line."""
     parser = new_parser(__doc__)
-    add_selection(parser)
+    add_lookup(parser)
     add_positional(parser, "run", "directory of a finished run, or a run name")
     add_variable(parser, "out", "output folder")
     args = parser.parse()
-    run = find_finished(args.run, args.build_dir, steps=args.steps, seeds=args.seeds)
+    run = find_finished(args.run, args.build_dir, asked_lookup(args))
     # Imports torch: report a wrong run name without that delay.
     from gpt2.weights.convert import export
 

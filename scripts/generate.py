@@ -17,7 +17,7 @@ from io import TextIOWrapper
 
 import _start
 
-from gpt2.planning.arguments import add_json, add_writing, new_parser
+from gpt2.planning.arguments import RunLookup, add_json, add_writing, new_parser
 from gpt2.records.run_files import find_finished
 from gpt2.running.finished import generate_texts, request_from_args, to_record
 from gpt2.weights.trained import open_trained
@@ -31,7 +31,7 @@ def main() -> int:
     add_json(parser)
     args = parser.parse()
     request = request_from_args(args)
-    run = find_finished(args.run, args.build_dir, seeds=args.seeds)
+    run = find_finished(args.run, args.build_dir, RunLookup(seeds=args.seeds))
     trained = open_trained(run, args.build_dir)
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8")

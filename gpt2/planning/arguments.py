@@ -8,6 +8,8 @@ does not read is an error.
 import argparse
 import os
 import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +110,34 @@ def settings_layers(arguments: argparse.Namespace) -> list[ConfigLayer]:
     gpus = [shlex.quote(f"GPUS={arguments.gpus}")] if arguments.gpus else []
     text = " ".join([*filter(None, [arguments.set]), *gpus])
     return [parse_command_line_settings(text)] if text else []
+
+
+@dataclass(frozen=True)
+class RunLookup:
+    """Options that determine the plan in which the name of a run is looked up."""
+
+    steps: str = ""
+    seeds: str = ""
+    settings: Sequence[ConfigLayer] = ()
+
+    def plan(self, build_dir: Path) -> Plan:
+        """Return the plan of ``.config`` with these options."""
+        layers = [*config_layers(build_dir), *self.settings]
+        return make_plan(layers, build_dir, steps=self.steps, seeds=self.seeds)
+
+
+def add_lookup(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``RunLookup``."""
+    add_settings(parser)
+    add_variable(parser, "steps", "steps of the study among which a run is looked up")
+    add_variable(parser, "seeds", "seeds among which a run is looked up")
+    add_variable(parser, "seed", "one seed; like --seeds")
+
+
+def asked_lookup(arguments: argparse.Namespace) -> RunLookup:
+    """Return the lookup for the options of ``add_lookup``."""
+    seeds = arguments.seeds or arguments.seed
+    return RunLookup(arguments.steps, seeds, settings_layers(arguments))
 
 
 def asked_plan(arguments: argparse.Namespace) -> tuple[list[ConfigLayer], Plan]:

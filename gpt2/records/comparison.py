@@ -12,7 +12,8 @@ from typing import Any
 
 from gpt2.attention.config import PATTERNS, POSITIONS, PROJECTIONS
 from gpt2.config import Config
-from gpt2.planning.plan import Plan, make_plan
+from gpt2.planning.arguments import RunLookup
+from gpt2.planning.plan import Plan, config_layers, make_plan
 from gpt2.records.run_files import find_finished, read_resolved_config
 from lib.config.layers import ConfigLayer
 from lib.console import log
@@ -21,7 +22,7 @@ from lib.optim.options import OPTIMIZERS
 from lib.plan.run import PlannedRun, RunVariant
 from lib.pruning.options import PRUNERS
 from lib.report.compare import RunComparison, check_fields, compare_runs
-from lib.report.run_facts import read_run_facts
+from lib.report.run_facts import RunFacts, read_run_facts
 from lib.runs.run_dir import RunDir, State, read_status
 
 # {path of a component: the Kconfig choice that selects it}
@@ -40,24 +41,43 @@ def compare(
     build_dir: Path,
     axis: str = "",
     label_by: str = "",
-    steps: str = "",
-    seeds: str = "",
+    lookup: RunLookup | None = None,
 ) -> RunComparison:
     """Compare the finished runs ``a`` and ``b``, each a directory or a run name in .config's plan.
 
-    ``axis`` and ``label_by`` are comma-separated symbols or fields. Raises ConfigError if a symbol
-    or field is unknown, or a run is missing or unfinished.
+    ``axis`` and ``label_by`` are comma-separated symbols or fields. Two runs of .config's study may
+    also differ in the symbols that their steps set. Raises ConfigError if a symbol or field is
+    unknown, or a run is missing or unfinished.
     """
+    lookup = lookup or RunLookup()
     for value, name in ((a, "A"), (b, "B")):
         if not value:
             advice = "type: make compare A=DIR B=DIR"
             raise ConfigError(Problem("no run given", name, advice, code="usage.missing-argument"))
     left, right = (
-        find_finished(run, build_dir, steps=steps, seeds=seeds, variable=name)
-        for name, run in (("A", a), ("B", b))
+        find_finished(run, build_dir, lookup, variable=name) for name, run in (("A", a), ("B", b))
     )
     facts = read_run_facts(left), read_run_facts(right)
-    return compare_runs(*facts, names_of([left, right]), words(axis), words(label_by))
+    names = names_of([left, right])
+    declared = _declared(facts, build_dir, lookup) & facts[0].symbols.keys()
+    return compare_runs(*facts, names, [*words(axis), *sorted(declared)], words(label_by))
+
+
+def _declared(facts: Sequence[RunFacts], build_dir: Path, lookup: RunLookup) -> Set[str]:
+    """Return the symbols set by the steps of both runs; none unless .config's study plans both."""
+    seeds = {str(run.symbols.get("SEED", "")) for run in facts}
+    try:
+        layers = [*config_layers(build_dir), *lookup.settings]
+        plan = make_plan(layers, build_dir, seeds=",".join(sorted(seeds)), yes=True, optional=True)
+        study = whole_study(plan, layers)
+    # Runs can be compared without a configuration, and with one that has other steps.
+    except ConfigError:
+        return set()
+    planned = {run.path.resolve() for run in study.runs}
+    runs = [run.run for run in facts]
+    if not all(run.path.resolve() in planned for run in runs):
+        return set()
+    return set().union(*declared_axes(study, runs, "").values())
 
 
 def words(text: str) -> list[str]:

@@ -6,8 +6,10 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any
 
+from gpt2.ablation.resolve import layers_on_top
 from gpt2.config import Config
-from gpt2.planning.plan import config_layers, make_plan
+from gpt2.planning.arguments import RunLookup
+from lib.config.commands import explain_symbol
 from lib.config.dotconfig import ConfigWorkspace, ExplicitSetting
 from lib.config.layers import to_kconfig_text
 from lib.errors import ConfigError, Problem, nearest
@@ -90,7 +92,7 @@ _MAX_NAMES_SHOWN = 3
 
 
 def find_finished(
-    named: str, build_dir: Path, *, steps: str = "", seeds: str = "", variable: str = "RUN"
+    named: str, build_dir: Path, lookup: RunLookup | None = None, *, variable: str = "RUN"
 ) -> RunDir:
     """Return the finished run ``named``: a directory, or a run name in the plan of ``.config``.
 
@@ -102,7 +104,7 @@ def find_finished(
         raise ConfigError(problem)
     run = RunDir(Path(named))
     if not run.resolved_config.exists():
-        run = RunDir(_planned(named, build_dir, steps, seeds, variable))
+        run = RunDir(_planned(named, build_dir, lookup or RunLookup(), variable))
     status = read_status(run)
     if status is None:
         what = "the run has not been trained"
@@ -117,7 +119,7 @@ def find_finished(
     return run
 
 
-def find_started(named: str, build_dir: Path, *, steps: str = "", seeds: str = "") -> list[RunDir]:
+def find_started(named: str, build_dir: Path, lookup: RunLookup) -> list[RunDir]:
     """Return all started runs that match ``named``, finished or not.
 
     ``named`` is a directory, or a list of directories and patterns over the plan's run names.
@@ -128,7 +130,7 @@ def find_started(named: str, build_dir: Path, *, steps: str = "", seeds: str = "
     words = named.replace(",", " ").split()
     runs = [RunDir(Path(word)) for word in words if Path(word).is_dir()]
     if patterns := [word for word in words if not Path(word).is_dir()]:
-        plan = make_plan(config_layers(build_dir), build_dir, steps=steps, seeds=seeds)
+        plan = lookup.plan(build_dir)
         runs += [RunDir(run.path) for run in plan.matching(",".join(patterns))]
     started = [run for run in runs if run.path.is_dir()]
     if not started:
@@ -137,9 +139,9 @@ def find_started(named: str, build_dir: Path, *, steps: str = "", seeds: str = "
     return started
 
 
-def _planned(named: str, build_dir: Path, steps: str, seeds: str, variable: str) -> Path:
+def _planned(named: str, build_dir: Path, lookup: RunLookup, variable: str) -> Path:
     """Return the directory of the only planned run that matches ``named``."""
-    plan = make_plan(config_layers(build_dir), build_dir, steps=steps, seeds=seeds)
+    plan = lookup.plan(build_dir)
     # A label contains a blank, which would split it into two patterns.
     runs = [run for run in plan.runs if named == run.label or run.matches(named)]
     if not runs:
@@ -190,6 +192,16 @@ _FACTS: Mapping[str, Sequence[str]] = {
 }
 
 
+def why(place: ConfigWorkspace, sym: str, json: bool, set: str, steps: str, run: str) -> str:
+    """Explain the value of ``sym`` in ``.config``, in one step of its study, or in a finished run.
+
+    Raises ConfigError if there is no such symbol, step or run.
+    """
+    if run:
+        return explain_setting(place, sym, run, json, steps, set)
+    return explain_symbol(place, sym, json, layers_on_top(place, set, steps))
+
+
 def explain_setting(
     place: ConfigWorkspace, sym: str, run: str, json: bool, steps: str = "", set: str = ""
 ) -> str:
@@ -202,7 +214,7 @@ def explain_setting(
         if text:
             what = f"cannot change a finished run (expected no value, got {text!r})"
             raise ConfigError(Problem(what, variable, "omit RUN=", code="usage.conflict"))
-    found = find_finished(run, place.build, steps=steps)
+    found = find_finished(run, place.build, RunLookup(steps))
     record = RunRecord(found)
     symbols = record.config.symbols
     if name not in symbols:

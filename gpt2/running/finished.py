@@ -13,7 +13,7 @@ import torch
 
 from gpt2.data.tokenizer import Tokenizer
 from gpt2.generate import SamplingOptions, generate
-from gpt2.planning.arguments import add_json, add_variable, number
+from gpt2.planning.arguments import RunLookup, add_json, add_variable, number
 from gpt2.quantized.options import parse_schemes
 from gpt2.records.run_files import find_finished, read_resolved_config
 from gpt2.weights.trained import Trained
@@ -37,7 +37,7 @@ def evaluate(args: argparse.Namespace) -> str:
     Raises ConfigError, PreflightError or DataError if the evaluation is not possible.
     """
     schemes = parse_schemes(args.quant)
-    run = find_finished(args.run, args.build_dir, seeds=args.seeds)
+    run = find_finished(args.run, args.build_dir, RunLookup(seeds=args.seeds))
     config = read_resolved_config(run)
     # Libraries read these variables once, at import.
     os.environ.update(worker_environment(config.machine))

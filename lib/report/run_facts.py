@@ -197,8 +197,12 @@ _FOLLOWS = {
     "knobs.sdpa_backend_selected": _KERNEL,
     "knobs.flash_attention_enabled": _KERNEL,
     "knobs.nsa_backend": _KERNEL,
+    "knobs.ddp_bucket_cap_mib": ("train.gpus",),
+    "knobs.ddp_gradients_copied": ("train.gpus",),
     "variables.CUBLAS_WORKSPACE_CONFIG": ("machine",),
 }
+# Setting → setting that determines it: with the same global batch, more GPUs accumulate less.
+_SETTING_FOLLOWS = {"train.grad_accumulation": "train.gpus"}
 
 
 @dataclass(frozen=True)
@@ -267,12 +271,16 @@ def code_differences(a: RunFacts, b: RunFacts) -> Iterator[FieldDifference]:
 
 
 def _differing_settings(a: RunFacts, b: RunFacts) -> list[str]:
-    """Return the differing paths, without paths below a component that only one run has."""
+    """Return the differing paths, without those that follow from another difference.
+
+    Paths below a component that only one run has follow from the component.
+    """
     paths = [
         path
         for path in sorted({*a.settings, *b.settings})
         if a.settings.get(path, MISSING_SETTING) != b.settings.get(path, MISSING_SETTING)
     ]
+    paths = [path for path in paths if _SETTING_FOLLOWS.get(path) not in paths]
     one_sided = {path for path in paths if path not in a.settings or path not in b.settings}
     return [p for p in paths if p not in one_sided or not any(map(p.startswith, _below(paths)))]
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from gpt2.ablation.resolve import resolve_config
-from gpt2.planning.plan import Plan
+from gpt2.planning.arguments import RunLookup
+from gpt2.planning.plan import Plan, config_layers, make_plan
 from gpt2.records.comparison import compare, declared_axes, symbol_names
 from gpt2.records.run_files import write_resolved_config
 from lib.config.field import SymbolValue
@@ -80,6 +81,50 @@ def test_one_knob_is_one_symbol(made, settings, symbol, tmp_path):
     assert [re.match(r"\w+", reason)[0] for reason in refused.reasons] == [symbol]
     assert compare(a, b, tmp_path, axis=symbol).verdict == "COMPARED"
     assert compare(a, b, tmp_path, label_by=symbol).labels == refused.reasons
+
+
+@pytest.fixture
+def study(tmp_path):
+    """Return a build folder whose study has two finished steps."""
+    steps = {"RA_MLA_ABLATION_STEPS": "0,ra", "VERDICT_AA": False}
+    write_build(tmp_path, {**SMALL, **steps})
+    plan = make_plan(config_layers(tmp_path), tmp_path, seeds="1,2")
+    for run in plan.runs:
+        directory = write_run(run.path, identity=run.config.identity(), symbols=run.config.values)
+        write_resolved_config(directory, run.config)
+    return tmp_path
+
+
+def test_steps_of_a_study_may_differ_in_what_they_set(study):
+    compared = compare("ra", "baseline", study, lookup=RunLookup(seeds="2"))
+    assert compared.verdict == "COMPARED"
+    assert {axis.partition(":")[0] for axis in compared.axis} >= {"RECIPROCAL"}
+    runs = [str(path) for path in sorted((study / "results/ratio").glob("*-s[12]-*"))]
+    # Other seeds are a difference that no step declares.
+    refused = compare(runs[0], runs[3], study)
+    assert [reason.partition(":")[0] for reason in refused.reasons] == ["SEED"]
+    # Without the configuration of the study, nothing is declared.
+    assert compare(runs[0], runs[2], study / "elsewhere").verdict == "NOT COMPARABLE"
+
+
+def test_settings_on_top_select_other_runs(study):
+    settings = (ConfigLayer.of("command line", "SET", {"LEARNING_RATE": "1e-2"}),)
+    with pytest.raises(ConfigError) as caught:
+        compare("ra", "baseline", study, lookup=RunLookup(seeds="2", settings=settings))
+    assert caught.value.codes == ["run.not-found"]
+
+
+def test_accumulation_follows_from_the_number_of_gpus(made, tmp_path):
+    a = made("a", GLOBAL_BATCH=8, BATCH_SIZE=2, GRAD_ACCUMULATION=4)
+    b = made("b", GLOBAL_BATCH=8, BATCH_SIZE=2, GRAD_ACCUMULATION=2, GPUS=2)
+    refused = compare(a, b, tmp_path)
+    assert [reason.partition(":")[0] for reason in refused.reasons] == ["GPUS"]
+    c = made("c", GLOBAL_BATCH=4, BATCH_SIZE=2, GRAD_ACCUMULATION=2)
+    refused = compare(a, c, tmp_path)
+    assert {reason.partition(":")[0] for reason in refused.reasons} == {
+        "GLOBAL_BATCH",
+        "GRAD_ACCUMULATION",
+    }
 
 
 def test_profiles_are_never_put_side_by_side_without_a_label(made, tmp_path):

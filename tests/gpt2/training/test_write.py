@@ -10,7 +10,7 @@ from gpt2.config import Config
 from gpt2.generate import SamplingOptions
 from gpt2.kv_cache import KVCache
 from gpt2.nsa.options import BRANCHES
-from gpt2.planning.arguments import add_writing, new_parser
+from gpt2.planning.arguments import RunLookup, add_writing, new_parser
 from gpt2.records.run_files import find_finished
 from gpt2.running.finished import (
     GeneratedText,
@@ -131,7 +131,7 @@ def test_a_pattern_names_one_run(build_dir: Path) -> None:
         ("", "", "usage.missing-argument", "RUN"),
     ):
         with pytest.raises(ConfigError) as error:
-            find_finished(named, build_dir, seeds=seeds)
+            find_finished(named, build_dir, RunLookup(seeds=seeds))
         assert error.value.codes == [code] and value in str(error.value)
 
 

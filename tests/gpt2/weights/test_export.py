@@ -12,6 +12,7 @@ import torch
 from gpt2.config import Config
 from gpt2.data.tokenizer import load_tokenizer
 from gpt2.model import GPT
+from gpt2.planning.arguments import RunLookup
 from gpt2.records.run_files import find_finished
 from gpt2.weights.convert import export, load_initial_weights
 from gpt2.weights.trained import load_run
@@ -311,11 +312,11 @@ class TestNamesOfRuns:
 
     def test_a_seed(self, planned: Path) -> None:
         with pytest.raises(ConfigError, match="/ra-s2-"):
-            find_finished("ra", planned, seeds="2")
+            find_finished("ra", planned, RunLookup(seeds="2"))
         with pytest.raises(
             ConfigError, match="'ra' matches 2 runs: ratio/05-ra s1, ratio/05-ra s2"
         ):
-            find_finished("ra", planned, seeds="1,2")
+            find_finished("ra", planned, RunLookup(seeds="1,2"))
 
     def test_none(self, planned: Path) -> None:
         with pytest.raises(ConfigError, match="'rope' .* ratio ") as error:
