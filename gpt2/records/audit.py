@@ -94,7 +94,7 @@ def _configuration(record: RunRecord, build_dir: Path, verdict: Verdict) -> None
     verdict.findings += mismatch(name, "hash8", digest[:8], record.config.hash8)
     recorded = manifest.value(str, "config", "config_digest")
     verdict.findings += mismatch(run.manifest.name, "config.config_digest", digest, recorded)
-    if changed := changed_since(manifest.origin.sources):
+    if changed := changed_since(manifest.origin.sources, manifest.code.git_sha):
         names = ", ".join(changed[:_MAX_NAMES_SHOWN])
         names += ", …" if changed[_MAX_NAMES_SHOWN:] else ""
         verdict.notes.append(f"identity and documents: made by other code ({names})")

@@ -15,6 +15,7 @@ from typing import Any
 
 from lib.files import canonical_json
 from lib.json_files import DamagedRecord
+from lib.runs.code import same_syntax
 from lib.runs.documents import DocumentResult
 from lib.runs.record import UNKNOWN, RunManifest, RunRecord
 from lib.runs.run_dir import RunDir
@@ -79,6 +80,12 @@ class RunFacts:
     sources: Mapping[str, str]
     # Further facts that affect only the speed.
     speed: Mapping[str, Any]
+
+    @property
+    def commit(self) -> str | None:
+        """Return the commit of the code; None if it was not recorded."""
+        sha = self.record.manifest.find("code", "git_sha")
+        return sha if isinstance(sha, str) else None
 
     @property
     def run(self) -> RunDir:
@@ -251,7 +258,7 @@ def speed_differences(a: RunFacts, b: RunFacts) -> list[FieldDifference]:
 
 
 def code_differences(a: RunFacts, b: RunFacts) -> Iterator[FieldDifference]:
-    """Yield a difference if files that both runs loaded are not identical.
+    """Yield a difference if the code of files that both runs loaded is not the same.
 
     A file loaded by only one run follows from the settings: a file that both runs share imports it.
     """
@@ -260,7 +267,15 @@ def code_differences(a: RunFacts, b: RunFacts) -> Iterator[FieldDifference]:
         yield FieldDifference("code", UNKNOWN, UNKNOWN)
         return
     # A file edited after loading has a fixed text in place of a digest, equal in both runs.
-    changed = [n for n in shared if a.sources[n] != b.sources[n] or not _is_digest(a.sources[n])]
+    changed = [
+        name
+        for name in shared
+        if not _is_digest(a.sources[name])
+        or (
+            a.sources[name] != b.sources[name]
+            and not same_syntax(name, (a.sources[name], a.commit), (b.sources[name], b.commit))
+        )
+    ]
     if changed:
         shown = " ".join(changed[:_MAX_FILES_SHOWN]) + (" …" if changed[_MAX_FILES_SHOWN:] else "")
         yield FieldDifference(

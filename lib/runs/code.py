@@ -8,8 +8,10 @@ working directory. Does not import torch.
 
 import ast
 import functools
+import hashlib
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -52,6 +54,9 @@ _PACKAGES = ("gpt2", "lib")
 _LOADED_NS = time.time_ns()
 # Placeholder for a digest that can no longer be computed; equals no digest, so the run is stale.
 EDITED = "edited after it was loaded"
+_DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_COMMIT = re.compile(r"[0-9a-f]{40,64}")
 
 
 def loaded_source() -> dict[str, str]:
@@ -63,9 +68,65 @@ def loaded_source() -> dict[str, str]:
     return {name: _loaded_digest(name) for name in sorted(names) if _makes_results(name)}
 
 
-def changed_since(recorded: Mapping[str, str]) -> list[str]:
-    """Return the files of ``recorded`` that were edited or removed since."""
-    return [name for name, digest in recorded.items() if _digest(name) != digest]
+def changed_since(recorded: Mapping[str, str], commit: str | None = None) -> list[str]:
+    """Return the files of ``recorded`` that were edited or removed since.
+
+    Given the ``commit`` of the record, an edit of comments, docstrings or formatting is no change.
+    """
+    now = {name: _digest(name) for name in recorded}
+    return [
+        name
+        for name, digest in recorded.items()
+        if now[name] != digest
+        and not (commit and same_syntax(name, (digest, commit), (now[name], None)))
+    ]
+
+
+# SHA-256 of a file as it was loaded, and the commit of the tree that it was loaded from, if known.
+CodeVersion = tuple[str, str | None]
+
+
+def same_syntax(name: str, first: CodeVersion, second: CodeVersion) -> bool:
+    """Return whether two versions of a file differ at most in comments, docstrings and formatting.
+
+    A manifest records the bytes, so it stays valid for any definition of equal code. The text of an
+    old version is read from git; a version that git does not have is different from any other.
+    """
+    trees = [_syntax(text) for text in (_source(name, *first), _source(name, *second)) if text]
+    return len(trees) == 2 and trees[0] is not None and trees[0] == trees[1]
+
+
+def _source(name: str, digest: str, commit: str | None) -> bytes | None:
+    """Return the file with this digest, from the tree or from ``commit``; None if neither has it."""
+    if not name.endswith(".py") or not _SHA256.fullmatch(digest):
+        return None
+    if _digest(name) == digest:
+        return (ROOT / name).read_bytes()
+    return _committed_source(str(ROOT), name, digest, commit) if commit else None
+
+
+@functools.cache
+def _committed_source(root: str, name: str, digest: str, commit: str) -> bytes | None:
+    # A record is data: text that is no commit would be an option or another revision.
+    if not _COMMIT.fullmatch(commit):
+        return None
+    source = run_git("show", f"{commit}:{name}")
+    if source is None or hashlib.sha256(source).hexdigest() != digest:
+        return None
+    return source
+
+
+@functools.cache
+def _syntax(source: bytes) -> str | None:
+    """Return the syntax tree of a module without docstrings as text; None if it cannot be parsed."""
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError):
+        return None
+    for node in ast.walk(tree):
+        if isinstance(node, _DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
+            del node.body[0]
+    return ast.dump(tree)
 
 
 @dataclass(frozen=True)
@@ -183,14 +244,18 @@ def _digest_of(path: str, modified_ns: int, size: int) -> str:
     return sha256_file(Path(path))
 
 
-def run_drift(run: RunDir, device: str) -> list[str]:
+def run_drift(run: RunDir, device: str | None) -> list[str]:
     """Return source files, torch version and device model that differ from the manifest of ``run``.
 
-    ``device`` is the device model that would be used now. Returns [] for a run that never started.
+    ``device`` is the device model that would be used now, None if it is not known. Returns [] for a
+    run that never started.
     """
     try:
-        recorded = vars(read_manifest(run).origin)
-        return drift(recorded, {"torch": installed_torch(), "device": device})
+        manifest = read_manifest(run)
+        origin = manifest.origin
+        now = {"torch": installed_torch(), "device": origin.device if device is None else device}
+        commit = origin.commit or manifest.code.git_sha
+        return drift({**vars(origin), "commit": commit}, now)
     except MissingRecord:
         return []
     except DamagedRecord:
@@ -204,9 +269,10 @@ def drift(recorded: Mapping[str, Any], now: Mapping[str, str]) -> list[str]:
         for name in ("torch", "device")
         if recorded[name] != now[name]
     ]
-    return facts + changed_since(recorded["sources"])
+    return facts + changed_since(recorded["sources"], recorded.get("commit"))
 
 
+@functools.cache
 def installed_torch() -> str:
     """Return ``torch.__version__`` without importing torch, or "none" if torch is not installed.
 

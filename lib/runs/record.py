@@ -60,6 +60,8 @@ class OriginRecord:
     device: str
     # File → SHA-256 of all loaded code that can change the result.
     sources: Mapping[str, str]
+    # Commit of the tree; None in older records, which have it elsewhere.
+    commit: str | None = None
 
 
 @dataclass(frozen=True)

@@ -91,7 +91,7 @@ def test_missing_data_skips_a_check_and_is_not_damage(run: RunDir, tmp_path: Pat
 def test_a_run_of_other_code_is_still_judged(
     run: RunDir, build_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpt2.records.audit.changed_since", lambda sources: ["gpt2/model.py"])
+    monkeypatch.setattr("gpt2.records.audit.changed_since", lambda *recorded: ["gpt2/model.py"])
     verdict = audit(run, build_dir)
     assert verdict.valid and "made by other code (gpt2/model.py)" in to_text([verdict])
 
