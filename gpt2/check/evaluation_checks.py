@@ -10,6 +10,7 @@ import pickle
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import cast
 
 import numpy as np
@@ -18,11 +19,11 @@ from torch import Tensor
 
 from gpt2.check.cases import CheckFinding
 from gpt2.check.result_checks import (
-    BATCH_ROWS,
     END_OF_TEXT,
     ExpectedWindow,
     check_other_records,
     check_results,
+    configured_evaluator,
     finish,
     finishing_session,
     scored_documents,
@@ -46,7 +47,7 @@ def check_evaluated(subject: StepUnderTest) -> list[CheckFinding]:
     finishing = finishing_session(subject)
     with ExitStack() as stack:
         findings = _side_effects(traced, finishing)
-        finishing.evaluate.batch_size = BATCH_ROWS
+        finishing = replace(finishing, evaluate=configured_evaluator(finishing))
         # Other weights, so that nothing of the first evaluation may be used again. With larger
         # matrices, losses differ enough for a mean over tokens to differ from other means.
         state.load_weights(_enlarged(traced.final_weights))

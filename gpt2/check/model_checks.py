@@ -456,7 +456,7 @@ def _formulas(subject: StepUnderTest) -> list[CheckFinding]:
         logits_by_formula.flatten(0, 1), targets_BT.flatten(), ignore_index=IGNORE_INDEX
     )
     loss.backward()
-    with subject.chunked():
+    with subject.chunked() as chunks:
         with torch.no_grad():
             logits = model(idx_BT)
         # Without dropout, training computes the same function.
@@ -469,13 +469,19 @@ def _formulas(subject: StepUnderTest) -> list[CheckFinding]:
         if parameter.grad is not None and expected is not None:
             pairs[f"the gradient of {name}"] = (parameter.grad, expected)
     model.zero_grad(set_to_none=True)
-    return [
+    findings = [
         CheckFinding(
             "reference-formulas", f"{what} by the formulas", f"a relative error of {error:.1e}"
         )
         for what, (actual, formula) in pairs.items()
         if not (error := _error(actual, formula)) <= _REFERENCE_TOLERANCE
     ]
+    most = 0 if chunks is None else chunks.chunk_bytes // actual_loss.element_size()
+    if chunks and not (chunks.elements and max(chunks.elements) <= most):
+        what = f"the loss from chunks of at most {most:,} logits, as at the configured size"
+        found = f"{max(chunks.elements):,} logits" if chunks.elements else "all logits at once"
+        findings.append(CheckFinding("loss-chunks", what, found))
+    return findings
 
 
 def _components(config: ModelConfig) -> list[ScoreComponentOptions | MlpMechanismOptions]:

@@ -9,6 +9,7 @@ the step's settings.
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -19,12 +20,14 @@ from gpt2.check.cases import CheckCase, CheckFinding
 from gpt2.check.config_checks import matrix_elements
 from gpt2.check.subject import StepUnderTest
 from gpt2.model import GPT, Block
+from lib.config.tree import KconfigTree
 from lib.pruning.pruners import NeverPruned
 
 Facts = dict[str, Any]
 # A value that depends on the study or on the facts of the parent.
 Relative = Callable[[StepUnderTest, Facts], Any]
 _NUMBERS = {"one": 1, "two": 2}
+_NUMBER = re.compile(r"\d+(?:\.\d+)?|\b(?:one|two)\b")
 _ALL = {
     "reciprocal": True,
     "projection": "latent",
@@ -116,6 +119,10 @@ TITLE_PHRASES: Sequence[tuple[str, Callable[[re.Match[str]], Facts]]] = (
     ),
     (r"\bfull attention\b", lambda m: {"pattern": "full"}),
     (r"\bnative sparse attention\b", lambda m: _NSA),
+    (
+        r"\bblocks (\d+)/(\d+) \(phi (\d+)\), (\d+) of (\d+), window (\d+)\b",
+        lambda m: {"NSA sizes": tuple(map(int, m.groups()))},
+    ),
     (r"\bbranches share keys and values\b", lambda m: {"branches share keys": True}),
     (r"\bcompressed by the mean alone\b", lambda m: {"blocks compressed by": "mean"}),
     (r"\bgates sum to one\b", lambda m: {"branch gates": "softmax"}),
@@ -146,7 +153,9 @@ _UNREAD_NUMBER = re.compile(r"\d+(?:\.\d+)?|\b(?:one|two|three|four|half|third|q
 _RELATIVE = {"MLP / attention": 0.01}
 _ABSOLUTE = {"share of the MLP": 0.02, "sparsity": 0.005}
 # Facts that other changes move too: compared only if the name states them.
-_CONSEQUENCES = {"MLP / attention", "MLP weights", "sparsity", "equal shares in every block"}
+_CONSEQUENCES = {
+    *("MLP / attention", "MLP weights", "sparsity", "equal shares in every block", "NSA sizes")
+}
 
 
 def check_named(subject: StepUnderTest) -> list[CheckFinding]:
@@ -170,8 +179,8 @@ def check_named(subject: StepUnderTest) -> list[CheckFinding]:
         "title": case.title,
         "uncompared": uncompared,
     }
-    for name, value in stated.items():
-        expected = value(subject, parent) if callable(value) else value
+    expected_facts = {n: v(subject, parent) if callable(v) else v for n, v in stated.items()}
+    for name, expected in expected_facts.items():
         if _agree(name, facts[name], expected):
             continue
         if case.is_own and not _is_number(expected):
@@ -189,7 +198,38 @@ def check_named(subject: StepUnderTest) -> list[CheckFinding]:
             what = f"{name} {_text(before)} as in {subject.case.parent}, or stated in the title"
             advice = f"{case.title!r} does not state it: add a phrase of TITLE_PHRASES"
             findings.append(CheckFinding("unstated-change", what, f"{_text(after)}; {advice}"))
+    return findings if case.is_own else findings + _unstated_numbers(case, expected_facts)
+
+
+def _unstated_numbers(case: CheckCase, stated: Facts) -> list[CheckFinding]:
+    """Check that each number that the step sets is a default in Kconfig, or stated by its name.
+
+    A number of the name states one setting.
+    """
+    words = [m[0] for m in _NUMBER.finditer(f"{case.title} {case.slug}")]
+    numbers = [float(_NUMBERS.get(word, word)) for word in words]
+    derived = {float(v) for v in stated.values() if isinstance(v, int | float)}
+    findings = []
+    for name, value in case.delta.items():
+        if isinstance(value, bool) or not _NUMBER.fullmatch(str(value)):
+            continue
+        number, defaults = float(value), _defaults(name)
+        named = next((n for n in numbers if number in (n, n / 100)), None)
+        if named is not None:
+            numbers.remove(named)
+        elif number not in derived | {float(text) for text in defaults}:
+            what = f"{name}={' or '.join(defaults)}, the default, or a number in the title"
+            findings.append(CheckFinding("unstated-number", what, f"{name}={value}"))
     return findings
+
+
+@cache
+def _defaults(name: str) -> tuple[str, ...]:
+    """Return the numbers that the Kconfig file has as defaults of a symbol."""
+    symbol = KconfigTree().find(name)
+    defaults = () if symbol is None else symbol.defaults
+    texts = [value.str_value for value, _ in defaults if not isinstance(value, tuple)]
+    return tuple(text for text in texts if _NUMBER.fullmatch(text))
 
 
 def _number(text: str) -> int:
@@ -341,7 +381,7 @@ def _pattern_facts(block: Block, length: int) -> Facts:
         # The widest row of a sequence that is longer than any window.
         facts["window"] = pattern.longest_row(2**30)
     names = ("branches share keys", "blocks compressed by", "branch gates", "blocks selected by")
-    facts |= dict.fromkeys(("branches", *names))
+    facts |= dict.fromkeys(("branches", "NSA sizes", *names))
     if kind != "nsa":
         return facts
     options = pattern.options
@@ -349,6 +389,8 @@ def _pattern_facts(block: Block, length: int) -> Facts:
         zip(names, (None, None, options.gate or None, options.select_by or None), strict=True)
     )
     facts["branches"] = tuple(options.branches)
+    compressed = (options.compress, options.stride, options.hidden)
+    facts["NSA sizes"] = (*compressed, options.count, options.select, options.window)
     facts["branches share keys"] = pattern.c_kv is None
     facts["blocks compressed by"] = "mean" if pattern.phi_k is None else "mlp"
     return facts

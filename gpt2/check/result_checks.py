@@ -19,6 +19,7 @@ from gpt2.check.pairing_checks import stream_key
 from gpt2.check.short_run import in_batches_of
 from gpt2.check.subject import StepUnderTest
 from gpt2.data.tokenizer import ByteTokenizer
+from gpt2.evaluate import Evaluator
 from gpt2.generate import SamplingOptions, generate
 from gpt2.model import GPT
 from gpt2.training.finish import generate_sample
@@ -30,8 +31,8 @@ from lib.runs.record import EvalRow, RunRecord
 from lib.runs.run_dir import RunDir
 
 END_OF_TEXT = 256
-# Rows of a batch: the last batch of five windows has fewer.
-BATCH_ROWS = 2
+# Rows of a batch: the last batch of five windows has fewer. No other number of the small form.
+BATCH_ROWS = 3
 _BINS = 15
 # Findings that the steps of a process share.
 _SHARED = "evaluated"
@@ -93,6 +94,15 @@ def finishing_session(subject: StepUnderTest) -> TrainingSession:
         tokenizer=_SpelledEnd(),
         evaluate=in_batches_of(len(session.evaluate.windows), session.evaluate),
     )
+
+
+def configured_evaluator(session: TrainingSession) -> Evaluator:
+    """Return a new evaluator of the session's data, configured with batches of ``BATCH_ROWS``."""
+    train_config = session.config.train
+    global_batch = BATCH_ROWS * train_config.grad_accumulation
+    train_config = replace(train_config, global_batch=global_batch, batch_size=BATCH_ROWS)
+    config = replace(session.config, train=train_config)
+    return Evaluator(config, session.dataset.val, session.device)
 
 
 def finish(session: TrainingSession, losses: Sequence[float]) -> RunRecord:
@@ -252,6 +262,22 @@ def _rows(
             if actual != values:
                 what = f"{row.item_id}: {title} {values}"
                 return [CheckFinding("document-rows", what, f"{actual}")]
+    return _derived_columns(record, expected)
+
+
+def _derived_columns(
+    record: RunRecord, expected: dict[str, ExpectedDocument]
+) -> list[CheckFinding]:
+    """Check the columns of per_query.csv that the product computes from others, as written."""
+    lines = csv.DictReader(record.run.per_query.read_text(encoding="utf-8").splitlines())
+    for line, document in zip(lines, expected.values(), strict=True):
+        nats, n_bytes = document.nll, document.bytes
+        # An empty cell, if there are no bytes, is NaN.
+        bits = nats / math.log(2) / n_bytes if n_bytes else math.nan
+        for column, value in {"nll_mean": nats / document.tokens, "bits_per_byte": bits}.items():
+            if not np.isclose(float(line[column] or "nan"), value, _TOLERANCE, 0.0, equal_nan=True):
+                what = f"{line['item_id']}: {column} {value:.7g}"
+                return [CheckFinding("document-rows", what, line[column] or "none")]
     return []
 
 

@@ -6,6 +6,7 @@ parameter. B batch, T tokens.
 
 import contextlib
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -71,6 +72,19 @@ def _random_tensor(name: str, shape: tuple[int, ...]) -> Tensor:
     """Return standard normal values in float64."""
     generator = torch.Generator().manual_seed(stream_seed(0, f"check/{name}/{shape}"))
     return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+
+@dataclass(frozen=True)
+class ObservedChunks(LogitsChunks):
+    """Chunks of logits whose elements are recorded."""
+
+    elements: list[int] = field(default_factory=list)
+
+    def chunks(self, hidden_XC: Tensor, weight_VC: Tensor) -> Iterator[tuple[slice, Tensor]]:
+        """Yield the chunks."""
+        for rows, logits_XV in super().chunks(hidden_XC, weight_VC):
+            self.elements.append(logits_XV.numel())
+            yield rows, logits_XV
 
 
 # Chunk sizes of attention rows and of logits, so that a small model needs several chunks, as the
@@ -201,21 +215,22 @@ class StepUnderTest:
         return ids[: batch * length].view(batch, length).clone()
 
     @contextlib.contextmanager
-    def chunked(self, model: GPT | None = None) -> Iterator[None]:
+    def chunked(self, model: GPT | None = None) -> Iterator[ObservedChunks | None]:
         """Process attention and loss of a model in chunks, as at the configured size.
 
-        The model is the exact step unless another is given.
+        The model is the exact step unless another is given. Yields the chunks of the loss, or None
+        if the configured size needs none.
         """
         model = model or self.model
         shape, before = self.config.model.shape, model.execution
         tokens = self.config.train.batch_size * shape.block_size
-        scores, logits = before.score_chunks, before.logits_chunks
+        scores, logits = before.score_chunks, None
         if shape.block_size > MIN_CHUNK_ROWS:
             scores = ScoreChunks(cpu_elements=0, min_rows=_ROWS)
         if tokens * shape.vocab_size > BLOCK_ELEMENTS:
-            logits = LogitsChunks(chunk_bytes=4 * 8 * _LOGITS, block_elements=_LOGITS)
-        model.set_execution(Execution(scores, logits))
+            logits = ObservedChunks(chunk_bytes=2 * 8 * _LOGITS, block_elements=_LOGITS)
+        model.set_execution(Execution(scores, logits or before.logits_chunks))
         try:
-            yield
+            yield logits
         finally:
             model.set_execution(before)

@@ -22,6 +22,7 @@ from gpt2.model import GPT
 from gpt2.records import per_document
 from gpt2.training import finish, metrics, setup
 from lib.report import table
+from lib.runs.documents import DocumentResult
 from lib.runs.record import EvalRow, RunRecord
 from tests.mutants.mutant import Expected, Kind, Mutant, Plant, edited, replaced, then
 
@@ -496,6 +497,33 @@ MUTANTS = (
         "stream",
         "text-sample",
         edited(result_checks, "generate_sample", '"sample"', '"dropout"'),
+    ),
+    _evaluated(
+        "evaluation has batches of another size",
+        "as many sequences as micro-batches",
+        "binding",
+        (_ROWS, "batch_index, row_in_batch"),
+        edited(Evaluator, "__init__", "train.batch_size", "train.grad_accumulation"),
+    ),
+    _evaluated(
+        "the mean of a document is per byte",
+        "nll_mean divides by the bytes of the text",
+        "binding",
+        (_ROWS, "nll_mean"),
+        replaced(
+            DocumentResult, "nll_mean", lambda _: property(lambda row: row.nll_sum / row.n_bytes)
+        ),
+    ),
+    _evaluated(
+        "bits of a document are per token",
+        "bits_per_byte divides by the tokens",
+        "binding",
+        (_ROWS, "bits_per_byte"),
+        replaced(
+            DocumentResult,
+            "bits_per_byte",
+            lambda _: property(lambda row: row.nll_sum / math.log(2) / row.n_tokens),
+        ),
     ),
     _evaluated(
         "the sample has one token more",

@@ -135,6 +135,12 @@ def step_sets(study: str, slug: str, changes: Mapping[str, SymbolValue]) -> Plan
     return _step_with(study, slug, set=changes)
 
 
+def step_also_sets(study: str, slug: str, changes: Mapping[str, SymbolValue]) -> Plant:
+    """Return a plant that adds to the changes of a step."""
+    (step,) = STUDIES[study].select(slug)
+    return step_sets(study, slug, {**step.set, **changes})
+
+
 def step_titled(study: str, slug: str, title: str) -> Plant:
     """Return a plant that replaces the title of a step."""
     return _step_with(study, slug, title=title)

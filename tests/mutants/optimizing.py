@@ -223,7 +223,7 @@ MUTANTS = (
         "the denominator is of another moment",
         "swapped",
         "adamwadv-none",
-        {"optimized": ("optimizer-update", "adamwadv;")},
+        {"optimized": ("driven-update", "^the update of adamwadv at step 3 ")},
         then(Adam, "step", _largest_moment),
         _MATRIX,
     ),

@@ -14,12 +14,22 @@ from torch import Tensor, nn
 
 from gpt2 import loss, model, train
 from gpt2.data.sampler import TrainSampler
+from gpt2.loss import LogitsChunks
 from gpt2.model import GPT
 from gpt2.training import setup, step
 from gpt2.training.session import TrainingSession
 from lib.env.process_group import ProcessGroup
 from lib.runs import checkpoint
-from tests.mutants.mutant import LOGITS, Mutant, after_init, nothing, replaced, then, together
+from tests.mutants.mutant import (
+    LOGITS,
+    Mutant,
+    after_init,
+    edited,
+    nothing,
+    replaced,
+    then,
+    together,
+)
 
 _RELOAD = "resumed-weights"
 
@@ -246,6 +256,22 @@ MUTANTS = (
         "baseline",
         {"reference": ("reference-formulas", "^the loss")},
         then(model, "linear_cross_entropy", _ignored_count),
+    ),
+    Mutant(
+        "the loss of a large batch has all logits at once",
+        "batches below the limit have chunks instead",
+        "inverted",
+        "baseline",
+        {"reference": ("loss-chunks", "all logits")},
+        edited(model, "linear_cross_entropy", "<= pieces.block", ">= pieces.block"),
+    ),
+    Mutant(
+        "a chunk has every token",
+        "the logits of all tokens are in memory",
+        "constant",
+        "baseline",
+        {"reference": "loss-chunks"},
+        edited(LogitsChunks, "chunks", "-(-tokens // chunks)", "tokens"),
     ),
     Mutant(
         "initial weights are not seeded",
