@@ -7,6 +7,7 @@ fields are missing or of another type, raises DamagedRecord. Imports no torch.
 import dataclasses
 import json
 import math
+import os
 import stat
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
@@ -98,14 +99,24 @@ def unreadable(path: Path, expected: str, error: OSError) -> RecordError:
 
 
 def _read(path: Path, expected: str, max_bytes: int = 0) -> bytes:
-    """Return the content of a regular file: reading a pipe would wait forever."""
+    """Return the content of a regular file: reading a pipe would wait forever.
+
+    Plans read ten thousand files: the calls of the operating system are twice as fast as a stream.
+    """
     try:
-        info = path.stat()
-        if not stat.S_ISREG(info.st_mode):
-            raise DamagedRecord(path, expected, "not a regular file")
-        if max_bytes and info.st_size > max_bytes:
-            raise DamagedRecord(path, expected, f"{info.st_size:,} bytes")
-        return path.read_bytes()
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            info = os.fstat(descriptor)
+            if not stat.S_ISREG(info.st_mode):
+                raise DamagedRecord(path, expected, "not a regular file")
+            if max_bytes and info.st_size > max_bytes:
+                raise DamagedRecord(path, expected, f"{info.st_size:,} bytes")
+            pieces = []
+            while piece := os.read(descriptor, info.st_size + 1):
+                pieces.append(piece)
+            return b"".join(pieces)
+        finally:
+            os.close(descriptor)
     except OSError as error:
         raise unreadable(path, expected, error) from None
 
@@ -113,9 +124,7 @@ def _read(path: Path, expected: str, max_bytes: int = 0) -> bytes:
 def _object(text: bytes) -> dict[str, Any]:
     try:
         # Decoded here, because json detects UTF-16 and UTF-32 in bytes.
-        record = json.loads(
-            text.decode("utf-8"), parse_constant=_reject_constant, parse_float=_finite
-        )
+        record = _DECODER.decode(text.decode("utf-8"))
     except RecursionError:
         raise ValueError("nested too deeply") from None
     if not isinstance(record, dict):
@@ -133,6 +142,9 @@ def _finite(text: str) -> float:
 
 def _reject_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not valid JSON")
+
+
+_DECODER = json.JSONDecoder(parse_constant=_reject_constant, parse_float=_finite)
 
 
 def typed(kind: type[T], fields: Any, file: Path, place: Sequence[str], line: int = 0) -> T:
@@ -176,12 +188,10 @@ class _JsonField:
         return " or ".join("null" if t is NoneType else t.__name__ for t in self.types)
 
     def accepts(self, value: Any) -> bool:
-        # True and False are integers in Python, but not in JSON.
-        if isinstance(value, bool):
-            return bool in self.types
         if self.states:
             return isinstance(value, str) and value in list(self.states)
-        return isinstance(value, self.types)
+        # Not isinstance: True and False are integers in Python, but not in JSON.
+        return type(value) in self.types
 
 
 # Computed once per dataclass: files may have many rows.

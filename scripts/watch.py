@@ -23,14 +23,11 @@ def main() -> int:
     add_json(parser)
     args = parser.parse()
     _, plan = asked_plan(args)
-
-    def read() -> list[watch.RunLine]:
-        return watch.collect_lines(plan.runs, plan.base.watch, time.time())
-
+    runs = watch.WatchedRuns(plan.runs, plan.base.watch)
     if sys.stdout.isatty() and not args.json:
-        watch.watch(read)
+        watch.watch(lambda: runs.lines(time.time()))
         return EXIT_DONE
-    lines = read()
+    lines = runs.lines(time.time())
     print(watch.lines_to_json(lines) if args.json else watch.lines_to_text(lines), end="")
     return EXIT_FAILED if any(line.alarms for line in lines) else EXIT_DONE
 

@@ -100,11 +100,14 @@ class RunView(ModelSizes):
 
 def look(plan: Plan) -> list[RunView]:
     """Return a view of every run of the plan, in order."""
-    speed_estimate = _flops_per_second(plan)
     # The runs of a variant share one model for all seeds.
     models = {id(run.config.model): run.config.model for run in plan.runs}
-    sizes = {key: _model_sizes(model) for key, model in models.items()}
-    return [_view(run, sizes[id(run.config.model)], speed_estimate) for run in plan.runs]
+    sizes_by_model = {key: _model_sizes(model) for key, model in models.items()}
+    sizes = [sizes_by_model[id(run.config.model)] for run in plan.runs]
+    timings = [_timing(RunDir(run.path)) for run in plan.runs]
+    estimate = _flops_per_second(plan, sizes, timings)
+    views = zip(plan.runs, sizes, timings, strict=True)
+    return [_view(run, size, timing, estimate) for run, size, timing in views]
 
 
 def plan_text(plan: Plan, views: Sequence[RunView]) -> str:
@@ -275,14 +278,16 @@ def _model_sizes(model: ModelConfig) -> ModelSizes:
     )
 
 
-def _view(run: PlannedRun[Config], sizes: ModelSizes, estimate: "_Speed") -> RunView:
+def _view(
+    run: PlannedRun[Config], sizes: ModelSizes, timing: RunTiming | None, estimate: "_Speed"
+) -> RunView:
     config, directory = run.config, RunDir(run.path)
     budget = run_budget(config)
     tokens = None if budget.is_time else budget.iterations * budget.tokens_per_iteration
     status = read_status(directory)
     state = run_state(directory, status)
     flops = sizes.flops_per_token
-    seconds, source = _measured_seconds(directory) if state == "done" else None, "measured"
+    seconds, source = timing.train_seconds if timing and state == "done" else None, "measured"
     if seconds is None and tokens is None:
         seconds, source = budget.seconds, "configured"
     elif seconds is None and tokens is not None:
@@ -365,22 +370,19 @@ class _Speed:
     source: str
 
 
-def _flops_per_second(plan: Plan) -> _Speed:
+def _flops_per_second(
+    plan: Plan, sizes: Sequence[ModelSizes], timings: Sequence[RunTiming | None]
+) -> _Speed:
     """Return the median speed of the plan's done runs, or else an estimate for the machine."""
-    speeds = []
-    for run in plan.runs:
-        timing = _timing(RunDir(run.path))
-        if timing is not None:
-            speeds.append(timing.tokens_per_second * run.config.model.flops_per_token())
+    speeds = [
+        timing.tokens_per_second * size.flops_per_token
+        for size, timing in zip(sizes, timings, strict=True)
+        if timing is not None
+    ]
     if speeds:
         return _Speed(statistics.median(speeds), "runs")
     guess = speed.flops_per_second(plan.base.machine)
     return _Speed(guess, "unknown" if guess is None else "machine")
-
-
-def _measured_seconds(directory: RunDir) -> float | None:
-    timing = _timing(directory)
-    return None if timing is None else timing.train_seconds
 
 
 def _timing(directory: RunDir) -> RunTiming | None:

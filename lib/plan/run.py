@@ -106,17 +106,13 @@ def build_runs(
         for seed, (variant, config) in items
         if variant.is_repeat
     }
-    finished = _finished(folder, repeats)
-
-    def path(variant: RunVariant, seed: int, config: C) -> Path:
-        default_path = run_path(folder / study, variant.slug, seed, config)
-        if default_path.exists() or variant.is_repeat:
-            return default_path
-        return finished.get(run_key(default_path), default_path)
-
+    defaults = [run_path(folder / study, v.slug, seed, config) for seed, (v, config) in items]
+    absent = [path for path in defaults if path not in repeats and not path.exists()]
+    finished = _finished(folder, {run_key(path) for path in absent}, repeats)
+    reused = {path: finished.get(run_key(path), path) for path in absent}
     runs = [
-        PlannedRun(study, variant, seed, config, path(variant, seed, config))
-        for seed, (variant, config) in items
+        PlannedRun(study, variant, seed, config, reused.get(path, path))
+        for path, (seed, (variant, config)) in zip(defaults, items, strict=True)
     ]
     problems = []
     first: dict[tuple[int, str, bool], PlannedRun[C]] = {}
@@ -164,10 +160,12 @@ def run_key(path: Path) -> str:
     return "-".join(path.name.rsplit("-", 2)[1:])
 
 
-def _finished(folder: Path, repeats: Set[Path]) -> dict[str, Path]:
-    """Return the finished runs of all studies by seed and hash, without ``repeats``."""
-    paths = sorted(set(folder.glob("*/*-s*-*")) - repeats)
-    return {run_key(path): path for path in paths if is_done(RunDir(path))}
+def _finished(folder: Path, keys: Set[str], repeats: Set[Path]) -> dict[str, Path]:
+    """Return the finished runs of all studies with one of ``keys``, without ``repeats``."""
+    if not keys:
+        return {}
+    paths = sorted(path for path in folder.glob("*/*-s*-*") if run_key(path) in keys)
+    return {run_key(p): p for p in paths if p not in repeats and is_done(RunDir(p))}
 
 
 def parse_seeds(text: str) -> tuple[int, ...]:

@@ -273,6 +273,7 @@ def drift(recorded: Mapping[str, Any], now: Mapping[str, str]) -> list[str]:
 
 
 @functools.cache
+@functools.cache
 def installed_torch() -> str:
     """Return ``torch.__version__`` without importing torch, or "none" if torch is not installed.
 

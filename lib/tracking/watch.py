@@ -8,14 +8,15 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from statistics import fmean, median
 from typing import Any, Literal
 
 from lib.console import is_ascii_only
 from lib.plan.run import PlannedRun
-from lib.report.render import json_document
+from lib.report.render import json_document, text_lines
 from lib.runs.record import EvalRow, HeartbeatRow, RunRecord, TrainRow
-from lib.runs.run_dir import RunDir, RunStatus, State
+from lib.runs.run_dir import RunDir, RunStatus, State, read_status
 from lib.tracking.options import WatchOptions
 from lib.units import format_duration
 
@@ -186,7 +187,6 @@ _CLIP_EVERY = 8
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _ASCII_BLOCKS = "_.-=+*#@"
 _REFRESH_SECONDS = 2.0
-_TEXT_WIDTH = 200
 _COLUMNS = ("run", "state", "iteration", "loss", "", "val loss", "tok/s", "eta", "MiB", "health")
 _LEFT = ("run", "state", "", "health")
 # Columns dropped on a narrow terminal, in this order; "run" and "health" always stay.
@@ -213,12 +213,28 @@ class RunLine:
     alarms: dict[str, str]
 
 
-def collect_lines(
-    runs: Sequence[PlannedRun[Any]], options: WatchOptions, now: float
-) -> list[RunLine]:
-    """Return one line per run that has started."""
-    started = [run for run in runs if RunDir(run.path).status.exists()]
-    return [_line(run, read_watched_records(RunDir(run.path), now), options) for run in started]
+class WatchedRuns:
+    """Planned runs whose lines are read repeatedly; the files of a run that has ended, once."""
+
+    def __init__(self, runs: Sequence[PlannedRun[Any]], options: WatchOptions) -> None:
+        self._runs = runs
+        self._options = options
+        self._ended: dict[Path, tuple[RunStatus, RunLine]] = {}
+
+    def lines(self, now: float) -> list[RunLine]:
+        """Return one line per run that has started."""
+        started = [run for run in self._runs if RunDir(run.path).status.exists()]
+        return [self._read(run, now) for run in started]
+
+    def _read(self, run: PlannedRun[Any], now: float) -> RunLine:
+        directory = RunDir(run.path)
+        if run.path in self._ended and self._ended[run.path][0] == read_status(directory):
+            return self._ended[run.path][1]
+        facts = read_watched_records(directory, now)
+        line = _line(run, facts, self._options)
+        if facts.status is not None and not facts.is_running:
+            self._ended[run.path] = facts.status, line
+        return line
 
 
 def watch(read: Callable[[], list[RunLine]]) -> None:
@@ -279,14 +295,9 @@ def _cells(line: RunLine) -> dict[str, str]:
 
 def lines_to_text(lines: Sequence[RunLine]) -> str:
     """Return the table as text without limiting its columns."""
-    from rich.console import Console
-
-    console = Console(
-        width=_TEXT_WIDTH, highlight=False, color_system=None, safe_box=is_ascii_only()
-    )
-    with console.capture() as captured:
-        console.print(lines_to_table(lines, _TEXT_WIDTH))
-    return "".join(f"{line.rstrip()}\n" for line in captured.get().splitlines())
+    rows = [tuple(_cells(line).values()) for line in lines]
+    right = {i for i, name in enumerate(_COLUMNS) if name not in _LEFT}
+    return "".join(f"{line}\n" for line in text_lines([_COLUMNS, *rows], right=right))
 
 
 def lines_to_json(lines: Sequence[RunLine]) -> str:

@@ -3,6 +3,7 @@
 import json
 import math
 import random
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -45,11 +46,20 @@ def write_study(
             config = Named(f"{variant.slug}{seed}")
             path = run_path(folder / study, variant.slug, seed, config)
             runs.append(PlannedRun(study, variant, seed, config, path))
-            _write(runs[-1], iterations, documents, statistics)
+            write_planned(runs[-1], iterations, documents, statistics=statistics)
     return runs
 
 
-def _write(run: PlannedRun[Named], iterations: int, documents: int, statistics: bool) -> None:
+def write_planned(
+    run: PlannedRun[Any],
+    iterations: int,
+    documents: int,
+    *,
+    statistics: bool = True,
+    symbols: Mapping[str, Any] | None = None,
+    manifest: Mapping[str, Any] = MANIFEST,
+) -> None:
+    """Write the directory of a planned run as if it had finished."""
     source = random.Random(run.path.name)
     block = random.Random(run.seed).gauss(0, 0.02)
     number = run.variant.number or 0
@@ -72,14 +82,19 @@ def _write(run: PlannedRun[Named], iterations: int, documents: int, statistics: 
         sizes = dict.fromkeys(shares, 100)
         final |= {"sparsity": 0.475, "sparsity_by_layer": shares, "prunable_weights": sizes}
     directory = write_run(
-        run.path, identity=run.config.identity(), documents=rows, losses=(6.0, loss), final=final
+        run.path,
+        identity=run.config.identity(),
+        symbols=symbols,
+        documents=rows,
+        losses=(6.0, loss),
+        final=final,
     )
     directory.metrics.write_text(_metrics(iterations, loss, source, statistics and number % 2 == 1))
     directory.sample.write_text(f"The model of {run.path.name} says nothing much.\n")
     timing = json.loads(directory.summary.read_text())
     timing["timing"]["train_seconds"] = 15.0 + number / 3
     directory.summary.write_text(json.dumps(timing))
-    seal(directory, changed(MANIFEST, final_weights_digest=source.randbytes(32).hex()))
+    seal(directory, changed(manifest, final_weights_digest=source.randbytes(32).hex()))
 
 
 def _metrics(iterations: int, final: float, source: random.Random, statistics: bool) -> str:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from lib.tracking.watch import (
     ALARM_RULES,
     RunLine,
     WatchedRecords,
-    collect_lines,
+    WatchedRuns,
     lines_to_table,
     raised_alarms,
     sparkline,
@@ -137,6 +138,21 @@ def test_the_end_of_a_run_that_is_over_is_not_judged_by_its_speed() -> None:
     assert raised_alarms(WatchedRecords(**(vars(build()) | {"status": over})), OPTIONS) == {}
 
 
+def planned(path: Path) -> PlannedRun[Any]:
+    return PlannedRun("demo", RunVariant("base"), 1, None, path)
+
+
+def test_the_files_of_a_run_that_has_ended_are_read_once(tmp_path) -> None:
+    run = write_run(tmp_path / "base-s1-00000000", losses=(3.0, 2.0))
+    watched = WatchedRuns([planned(run.path)], OPTIONS)
+    (line,) = watched.lines(now=4.0)
+    run.metrics.write_text("")
+    assert line.loss == 2.0 and watched.lines(now=5.0) == [line]
+    # Continued, such as after an interruption.
+    write_status(run, RunStatus(State.RUNNING, 0, "", 1, 100))
+    assert watched.lines(now=6.0)[0].loss is None
+
+
 def test_the_newest_of_each_figure_is_shown_whichever_heartbeat_has_it(tmp_path) -> None:
     path = tmp_path / "base-s1-00000000"
     write_run(path)
@@ -148,9 +164,7 @@ def test_the_newest_of_each_figure_is_shown_whichever_heartbeat_has_it(tmp_path)
     ]
     text = "".join(json.dumps(beat) + "\n" for beat in beats)
     RunDir(path).heartbeat(0).write_text(text)
-    (line,) = collect_lines(
-        [PlannedRun("demo", RunVariant("base"), 1, None, path)], OPTIONS, now=4.0
-    )
+    (line,) = WatchedRuns([planned(path)], OPTIONS).lines(now=4.0)
     assert (line.tokens_per_second, line.eta_seconds, line.iteration) == (200.0, 8.0, 20)
     assert line.memory_mib == 7.0 and line.alarms.keys() == {"gate-entropy"}
 

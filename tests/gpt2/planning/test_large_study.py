@@ -1,0 +1,32 @@
+"""Planning a study of many runs: the work for each run is small and does not grow with the others."""
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from gpt2.planning.plan import config_layers, make_plan
+from gpt2.planning.view import look
+from lib import json_files
+from tests.gpt2.planning.large_study import write_large_study
+
+
+def test_a_plan_reads_two_files_of_each_finished_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_large_study(tmp_path / "large", 2, iterations=2, documents=1)
+    reads: Counter[tuple[Path, str]] = Counter()
+    read = json_files._read
+
+    def counted(path: Path, *arguments: object) -> bytes:
+        reads[path.parent, path.name] += 1
+        return read(path, *arguments)
+
+    monkeypatch.setattr("lib.json_files._read", counted)
+    layers = config_layers(tmp_path / "large")
+    views = look(make_plan(layers, tmp_path / "large", steps="all", seeds="1-2"))
+    assert {view.state for view in views} == {"done"}
+    assert {view.seconds_from for view in views} == {"measured"}
+    counts = Counter(name for _, name in reads)
+    assert counts == {"status.json": len(views), "summary.json": len(views)}
+    assert set(reads.values()) == {1}
