@@ -18,6 +18,7 @@ from gpt2.check.cases import CheckFinding
 from gpt2.check.pairing_checks import stream_key
 from gpt2.check.short_run import in_batches_of
 from gpt2.check.subject import StepUnderTest
+from gpt2.check.update_checks import prunable_rows
 from gpt2.data.tokenizer import ByteTokenizer
 from gpt2.evaluate import Evaluator
 from gpt2.generate import SamplingOptions, generate
@@ -86,11 +87,14 @@ def finishing_session(subject: StepUnderTest) -> TrainingSession:
     telemetry = replace(session.config.telemetry, statistics_rows=1)
     train_config = replace(session.config.train, **settings)
     files = RunDir(subject.context.new_run_dir())
+    # One of the debug flags, which summary.json records.
+    numerics = replace(session.config.numerics, check=False, detect_anomaly=True)
+    config = replace(session.config, train=train_config, telemetry=telemetry, numerics=numerics)
     return replace(
         session,
         run=files,
         records=RecordWriter(files, lambda event: None),
-        config=replace(session.config, train=train_config, telemetry=telemetry),
+        config=config,
         tokenizer=_SpelledEnd(),
         evaluate=in_batches_of(len(session.evaluate.windows), session.evaluate),
     )
@@ -269,8 +273,11 @@ def _derived_columns(
     record: RunRecord, expected: dict[str, ExpectedDocument]
 ) -> list[CheckFinding]:
     """Check the columns of per_query.csv that the product computes from others, as written."""
-    lines = csv.DictReader(record.run.per_query.read_text(encoding="utf-8").splitlines())
-    for line, document in zip(lines, expected.values(), strict=True):
+    content = record.run.per_query.read_bytes().decode()
+    if "\r" in content:
+        what = "lines of per_query.csv that end with a line feed alone"
+        return [CheckFinding("document-rows", what, "carriage returns")]
+    for line, document in zip(csv.DictReader(content.splitlines()), expected.values(), strict=True):
         nats, n_bytes = document.nll, document.bytes
         # An empty cell, if there are no bytes, is NaN.
         bits = nats / math.log(2) / n_bytes if n_bytes else math.nan
@@ -310,6 +317,7 @@ def _summary(
         "tokens": steps * subject.small.train.global_batch * subject.small.model.shape.block_size,
         "unigram_entropy": -float((shares * np.log(shares)).sum()),
         "parameters": sum(weight.numel() for weight in traced.initial_weights.values()),
+        "sparsity": traced.sparsity[-1] if traced.pruned_steps else 0.0,
     }
     final = record.summary.value(dict, "final")
     findings = [
@@ -317,7 +325,18 @@ def _summary(
         for name, value in expected.items()
         if not math.isclose(final[name], value, rel_tol=10 * _TOLERANCE, abs_tol=_TOLERANCE)
     ]
+    flags = record.summary.value(dict, "timing")["debug_flags"]
+    if flags != ["detect_anomaly"]:
+        what = "the debug flags ['detect_anomaly'] in summary.json"
+        findings.append(CheckFinding("final-result", what, f"{flags}"))
     texts = {"schema_version": _SCHEMA, "seed": subject.small.seed}
+    zeros = {
+        name: (state.weights()[name][:rows] == 0).double().mean().item()
+        for name, rows in (prunable_rows(subject) if traced.pruned_steps else {}).items()
+    }
+    if final["sparsity_by_layer"] != zeros:
+        what = f"the zeros of {len(zeros)} prunable matrices in summary.json"
+        findings.append(CheckFinding("final-result", what, f"{final['sparsity_by_layer']}"))
     order = final["data_order_digest"]
     found = {name: record.summary.value(int, name) for name in texts}
     if found != texts or order != state.order.digest:

@@ -143,6 +143,8 @@ class PrunedStep:
     # nonzero value, a nonzero gradient in this step, or a nonzero state of the optimizer.
     masks: dict[str, Tensor]
     nonzero: dict[str, set[str]]
+    # Number of zeros in each row of the weights.
+    zeros: dict[str, Tensor]
 
 
 class TracedRun:
@@ -280,7 +282,8 @@ class TracedRun:
             ),
         }
         masks = {name: mask.clone() for name, mask in state.pruner.masks.items()}
-        self.pruned_steps.append(PrunedStep(state.progress, self._tensors, masks, nonzero))
+        zeros = {name: (weight == 0).sum(1) for name, weight in weights.items()}
+        self.pruned_steps.append(PrunedStep(state.progress, self._tensors, masks, nonzero, zeros))
         self._tensors = {}
 
 

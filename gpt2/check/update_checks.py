@@ -387,13 +387,16 @@ def _skipped_step(run: DrivenRun) -> list[CheckFinding]:
 def _sparsity(subject: StepUnderTest) -> list[CheckFinding]:
     """Check how many weights are zero at the end, and that all are prunable."""
     traced, target = subject.traced_run, subject.config.values["PRUNING_SPARSITY"]
-    prunable = _prunable_rows(subject)
+    prunable = prunable_rows(subject)
     matrices = [traced.final_weights[name][:rows] for name, rows in prunable.items()]
     reached = sum(int((w == 0).sum()) for w in matrices) / sum(w.numel() for w in matrices)
-    findings = []
-    if not math.isclose(traced.sparsity[-1], reached, rel_tol=1e-9):
-        what = f"a recorded sparsity of {reached:.4f}, as in the weights"
-        findings.append(CheckFinding("recorded-sparsity", what, f"{traced.sparsity[-1]:.4f}"))
+    findings, size = [], sum(weight.numel() for weight in matrices)
+    for i, (step, recorded) in enumerate(zip(traced.pruned_steps, traced.sparsity, strict=True), 1):
+        share = sum(int(step.zeros[name][:rows].sum()) for name, rows in prunable.items()) / size
+        if not math.isclose(recorded, share, rel_tol=1e-9):
+            what = f"a recorded sparsity of {share:.4f}, as in the weights, at step {i}"
+            findings.append(CheckFinding("recorded-sparsity", what, f"{recorded:.4f}"))
+            break
     if not abs(reached - float(target)) <= _SPARSITY_TOLERANCE:
         text = f"{reached:.1%} of the weights are zero at the end of the budget"
         findings.append(CheckFinding("target-sparsity", f"a sparsity of {float(target):.0%}", text))
@@ -407,7 +410,7 @@ def _sparsity(subject: StepUnderTest) -> list[CheckFinding]:
     return findings
 
 
-def _prunable_rows(subject: StepUnderTest) -> dict[str, int]:
+def prunable_rows(subject: StepUnderTest) -> dict[str, int]:
     """Return the number of prunable rows of each prunable matrix, in the model's order.
 
     Padding rows of the vocabulary are zero from the start.
@@ -429,7 +432,7 @@ def _pruned_steps(subject: StepUnderTest) -> list[CheckFinding]:
     """Check counts, masks, states and scores of every prunable matrix after every step."""
     traced, options = subject.traced_run, subject.small.pruning
     assert isinstance(options, PruningOptions)
-    rows = _prunable_rows(subject)
+    rows = prunable_rows(subject)
     alive = {n: torch.ones_like(traced.initial_weights[n], dtype=torch.bool) for n in rows}
     for i, step in enumerate(traced.pruned_steps, 1):
         if step.masks.keys() != alive.keys():

@@ -21,6 +21,7 @@ from gpt2.generate import SamplingOptions
 from gpt2.model import GPT
 from gpt2.records import per_document
 from gpt2.training import finish, metrics, setup
+from lib.env.options import NumericsOptions
 from lib.report import table
 from lib.runs.documents import DocumentResult
 from lib.runs.record import EvalRow, RunRecord
@@ -523,6 +524,24 @@ MUTANTS = (
             DocumentResult,
             "bits_per_byte",
             lambda _: property(lambda row: row.nll_sum / math.log(2) / row.n_tokens),
+        ),
+    ),
+    _evaluated(
+        "lines of the rows end as on Windows",
+        "the digest of per_query.csv differs",
+        "constant",
+        (_ROWS, "carriage returns"),
+        edited(finish, "to_csv", ", lineterminator=\"\\n\"", ""),
+    ),
+    _evaluated(
+        "a debug flag is recorded as another",
+        "detect_anomaly is called check_numerics",
+        "binding",
+        ("final-result", "debug flags"),
+        replaced(
+            NumericsOptions,
+            "flags",
+            lambda _: property(lambda self: {"check_numerics": self.detect_anomaly}),
         ),
     ),
     _evaluated(

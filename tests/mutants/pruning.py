@@ -418,4 +418,30 @@ MUTANTS = (
         {"pruned": "recorded-sparsity"},
         then(MaskPruner, "sparsity", lambda share, *given: share / 2),
     ),
+    Mutant(
+        "the recorded sparsity counts weights that remain",
+        "at a target of one half, only the ramp shows it",
+        "inverted",
+        "pruned-50",
+        {"pruned": "recorded-sparsity"},
+        then(MaskPruner, "sparsity", lambda share, *given: 1.0 - share),
+    ),
+    Mutant(
+        "a run without pruning records a sparsity",
+        "every weight is called pruned",
+        "constant",
+        "baseline",
+        {"evaluated": ("final-result", "^sparsity 0 ")},
+        then(NonePruner, "sparsity", lambda share, *given: 1.0),
+    ),
+    Mutant(
+        "sparsity by layer counts weights that remain",
+        "summary.json has other layers",
+        "inverted",
+        "pruned-50",
+        {"evaluated": ("final-result", "prunable matrices")},
+        then(
+            MaskPruner, "sparsity_by_layer", lambda out, *given: {n: 1 - s for n, s in out.items()}
+        ),
+    ),
 )
