@@ -277,6 +277,8 @@ class StudyConfig:
     seed_list: tuple[int, ...] = kconfig_field("SEED_LIST")
     output_dir: str = kconfig_field("OUTPUT_DIR")
     jobs: int = kconfig_field("JOBS")
+    # Finished runs of other code: stop, rerun or keep.
+    on_stale: str = kconfig_field("ON_STALE")
     dry_run: bool = kconfig_field("DRY_RUN")
     # Plan an eager run beside each compiled run.
     eager_twin: bool = kconfig_field("COMPILE_EAGER_TWIN")

@@ -58,7 +58,7 @@ def main() -> int:
         code, text = check_and_report(cases, CheckRequest(args.build_dir))
         sys.stdout.write(text)
         return code
-    options = run_options(args, plan.base.study.jobs)
+    options = run_options(args, plan.base.study)
     code, text = launch.train_plan(plan, options, table_plan(plan, layers))
     sys.stdout.write(text)
     return code

@@ -41,7 +41,7 @@ def main() -> int:
         raise ConfigError(Problem("must be >= 1, got 0", "ITERS", code="usage.out-of-range"))
     layers, change = config_layers(args.build_dir), parse_command_line_settings(settings)
     plan = make_trial(layers, args.build_dir, change, iterations)
-    options = run_options(args, plan.base.study.jobs)
+    options = run_options(args, plan.base.study)
     code, text = launch.train_plan(plan, options, plan, json=args.json)
     if text:
         print(text, end="")

@@ -34,7 +34,7 @@ def main() -> int:
     args = parser.parse()
     runs = require_value(args.runs, "RUNS", "make rerun RUNS=PATTERN")
     layers, whole = asked_plan(args)
-    options = run_options(args, whole.base.study.jobs)
+    options = run_options(args, whole.base.study)
     plan = launch.rerun(whole, runs, yes=args.yes)
     code, text = launch.train_plan(plan, options, table_plan(whole, layers), json=args.json)
     if text:

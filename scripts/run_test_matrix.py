@@ -53,7 +53,7 @@ def main() -> int:
         print(text, end="")
         return code
     confirm_power(plan, args.yes)
-    options = run_options(args, plan.base.study.jobs)
+    options = run_options(args, plan.base.study)
     if plan.auto is not None:
         code, text = launch.train_looks(plan, options, layers, json=args.json, strict=args.strict)
     else:

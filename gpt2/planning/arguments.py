@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gpt2.config import StudyConfig
 from gpt2.planning.looks import AUTO_SEEDS
 from gpt2.planning.plan import Plan, Sweep, config_layers, make_plan, table_plan
 from gpt2.quantized.options import reject_training
@@ -186,7 +187,7 @@ def selects_runs(arguments: argparse.Namespace) -> bool:
 def add_running(parser: argparse.ArgumentParser) -> None:
     """Add the runner options: ``--jobs``, ``--on-stale``, ``--keep-going``, ``--allow-dirty``."""
     add_variable(parser, "jobs", "concurrent runs; 0 for as many as fit")
-    add_variable(parser, "on-stale", "how to treat runs made by other code: rerun or keep")
+    add_variable(parser, "on-stale", "how to treat runs made by other code: stop, rerun or keep")
     add_variable(parser, "keep-going", "y, or n to start no more runs after a failure")
     add_allow_dirty(parser)
 
@@ -250,17 +251,19 @@ def add_writing(parser: argparse.ArgumentParser) -> None:
     add_variable(parser, "samples", "number of texts", "1")
 
 
-def run_options(arguments: argparse.Namespace, default_jobs: int) -> RunnerOptions:
-    """Return the runner options for the options of ``add_running``.
+def run_options(arguments: argparse.Namespace, study: StudyConfig) -> RunnerOptions:
+    """Return the runner options for the options of ``add_running``, with the defaults of ``study``.
 
     Raises ConfigError if a value is invalid.
     """
-    jobs = whole_number(arguments.jobs or str(default_jobs), "JOBS")
+    jobs = whole_number(arguments.jobs or str(study.jobs), "JOBS")
     keep_going = arguments.keep_going or "y"
     if keep_going not in ("y", "n"):
         what = f"invalid value {keep_going!r} (expected y or n)"
         raise ConfigError(Problem(what, "KEEP_GOING", code="usage.invalid-value"))
-    return RunnerOptions(jobs, arguments.on_stale, keep_going == "y", arguments.allow_dirty)
+    return RunnerOptions(
+        jobs, arguments.on_stale or study.on_stale, keep_going == "y", arguments.allow_dirty
+    )
 
 
 def whole_number(text: str, name: str) -> int:

@@ -20,11 +20,13 @@ from gpt2.planning.power import (
 )
 from gpt2.training.budget import TrainingBudget, run_budget
 from lib.env import speed
-from lib.env.gpu import usable_cores
+from lib.env.gpu import cpu_model, usable_cores
 from lib.json_files import RecordError
 from lib.plan.run import PlannedRun, RunVariant
 from lib.report.render import json_document, text_lines
 from lib.runner import locks
+from lib.runner.runner import STALE_ADVICE, stale_text
+from lib.runs.code import run_drift
 from lib.runs.record import RunRecord, RunTiming, TimingRow
 from lib.runs.run_dir import RunDir, RunStatus, State, read_status
 from lib.units import format_duration, format_si
@@ -90,8 +92,10 @@ class RunView(ModelSizes):
     # of this plan), machine (matrix product speed), or unknown.
     seconds_from: str
     seconds_left: float | None
-    # done, new, running, interrupted, failed, damaged
+    # done, stale, new, running, interrupted, failed, damaged
     state: str
+    # Source files, torch version and device that changed since a stale run was made.
+    changes: Sequence[str]
     # Reason of a damaged state, else "".
     problem: str
     iteration: int
@@ -135,7 +139,7 @@ def plan_text(plan: Plan, views: Sequence[RunView]) -> str:
         )
     skipped = "".join(f"skipped  {problem}\n" for problem in plan.left_out)
     patterns = "".join(f"{line}\n" for line in _pattern_notes(plan))
-    notes = f"{_damage_note(plan, views)}{patterns}{_time_note(views)}{_eager_note(plan, views)}{_debug_note(plan)}{_look_note(plan)}{_power_note(plan, views)}"
+    notes = f"{_damage_note(plan, views)}{_stale_note(views)}{patterns}{_time_note(views)}{_eager_note(plan, views)}{_debug_note(plan)}{_look_note(plan)}{_power_note(plan, views)}"
     return f"{_columns(lines)}\n{skipped}{notes}{summary_line(plan, views)}"
 
 
@@ -147,7 +151,7 @@ def status_text(plan: Plan, views: Sequence[RunView]) -> str:
         lines.append(
             (view.label, view.state, f"{view.iteration:,}{total}", _time(view.seconds_left))
         )
-    notes = f"{_damage_note(plan, views)}{_look_note(plan)}"
+    notes = f"{_damage_note(plan, views)}{_stale_note(views)}{_look_note(plan)}"
     return f"{_columns(lines)}\n{notes}{summary_line(plan, views)}"
 
 
@@ -158,6 +162,12 @@ def _damage_note(plan: Plan, views: Sequence[RunView]) -> str:
         for run, view in zip(plan.runs, views, strict=True)
         if view.problem
     )
+
+
+def _stale_note(views: Sequence[RunView]) -> str:
+    """Return what changed since the stale runs were made, once for the study."""
+    changes = {view.label: view.changes for view in views if view.state == "stale"}
+    return f"stale: {stale_text(changes)}\n        {STALE_ADVICE}\n" if changes else ""
 
 
 def summary_line(plan: Plan, views: Sequence[RunView]) -> str:
@@ -172,10 +182,10 @@ def summary_line(plan: Plan, views: Sequence[RunView]) -> str:
     ]
     counts = {
         state: sum(v.state == state for v in views)
-        for state in ("done", "failed", "running", "damaged")
+        for state in ("done", "stale", "failed", "running", "damaged")
     }
     parts += [f"{count} {state}" for state, count in counts.items() if count or state == "done"]
-    remaining = [view.seconds_left for view in views if view.state != "done"]
+    remaining = [view.seconds_left for view in views if view.state not in ("done", "stale")]
     estimates = [seconds for seconds in remaining if seconds is not None]
     if remaining and len(estimates) == len(remaining):
         jobs = min(len(remaining), _jobs(plan.base))
@@ -286,15 +296,19 @@ def _view(
     tokens = None if budget.is_time else budget.iterations * budget.tokens_per_iteration
     status = read_status(directory)
     state = run_state(directory, status)
+    done = state == "done"
+    changes = run_drift(directory, _device(config)) if done else []
+    if changes:
+        state = "stale"
     flops = sizes.flops_per_token
-    seconds, source = timing.train_seconds if timing and state == "done" else None, "measured"
+    seconds, source = timing.train_seconds if timing and done else None, "measured"
     if seconds is None and tokens is None:
         seconds, source = budget.seconds, "configured"
     elif seconds is None and tokens is not None:
         source, flops_per_second = estimate.source, estimate.flops_per_second
         seconds = tokens * flops / flops_per_second if flops_per_second else None
     iteration = status.iteration if status else 0
-    left = 0.0 if state == "done" else _seconds_left(directory, state, seconds, iteration, budget)
+    left = 0.0 if done else _seconds_left(directory, state, seconds, iteration, budget)
     return RunView(
         label=run.label,
         delta=_describe_delta(run.variant),
@@ -305,10 +319,16 @@ def _view(
         seconds_from=source,
         seconds_left=left,
         state=state,
+        changes=changes,
         problem=status.message if status and state == "damaged" else "",
         iteration=iteration,
         iterations=budget.iterations,
     )
+
+
+def _device(config: Config) -> str | None:
+    """Return the model of the CPU, None for a GPU, whose model cannot be read without torch."""
+    return cpu_model() if config.machine.device == "cpu" else None
 
 
 def _jobs(config: Config) -> int:
@@ -347,19 +367,11 @@ def _joined(values: Sequence[str]) -> str:
 
 def run_state(directory: RunDir, status: RunStatus | None) -> str:
     """Return the state of a run; RUNNING without a live process is interrupted."""
-    match status.state if status else None:
-        case None:
-            return "new"
-        case State.SUCCESS:
-            return "done"
-        case State.RUNNING:
-            return "running" if locks.lock_owner(directory.lock) else "interrupted"
-        case State.INTERRUPTED:
-            return "interrupted"
-        case State.DAMAGED:
-            return "damaged"
-        case _:
-            return "failed"
+    if status is None:
+        return "new"
+    if status.state is State.RUNNING and not locks.lock_owner(directory.lock):
+        return State.INTERRUPTED.word
+    return status.state.word
 
 
 @dataclass(frozen=True)

@@ -222,4 +222,4 @@ def _unfinished(run: RunDir) -> str:
     status = read_status(run)
     if status is None:
         return _NEW
-    return "" if status.state is State.SUCCESS else status.state.lower()
+    return "" if status.state is State.SUCCESS else status.state.word

@@ -87,7 +87,7 @@ def _state(run: RunDir) -> str:
         if status is None:
             return "not a run"
         recorded = f"unreadable configuration: {error.problems[0].what}"
-    state = "new" if status is None else f"{status.state.lower()} {status.message}".strip()
+    state = "new" if status is None else f"{status.state.word} {status.message}".strip()
     return f"{state}; not planned by .config with these steps and seeds; {recorded}"
 
 

@@ -199,7 +199,7 @@ def _read(run: RunDir) -> _FinishedRun | _DivergedRun | str:
         return "new"
     try:
         if status.state is not State.SUCCESS:
-            state = status.state.lower()
+            state = status.state.word
             outcome = missing_outcome(0, run, state, status.message)
             if not outcome.diverged:
                 return state

@@ -78,7 +78,7 @@ def read_run_result(run: PlannedRun[Any]) -> RunResult | MissingResult:
     if status is None:
         return MissingResult(run, "new")
     if status.state is not State.SUCCESS:
-        return MissingResult(run, status.state.lower(), status.message.split("\n")[0])
+        return MissingResult(run, status.state.word, status.message.split("\n")[0])
     if findings := artifact_findings(directory, every_byte=False):
         return MissingResult(run, State.DAMAGED.lower(), str(findings[0]))
     try:

@@ -144,7 +144,7 @@ class TableRow:
     sparsity_by_layer: Mapping[str, float]
     # Known figures of speed, memory and utilisation; means over the seeds.
     machine: Mapping[str, float]
-    # "done", the states of unfinished runs, "other code" if a run was made by different code.
+    # "done", the states of unfinished runs, "stale" if a run was made by other code.
     state: str
     # Directories, run ids and configuration hashes of the finished runs, by seed; their commits.
     origins: Mapping[str, Sequence[str]]
@@ -367,7 +367,7 @@ def _state(
     done, total = len(results), len(results) + len(holes)
     parts = ["done" if done == total else f"{done} of {total} done"] if done else []
     parts += sorted({hole.state for hole in holes})
-    parts += ["other code"] if any(result.run.label in kept for result in results) else []
+    parts += ["stale"] if any(result.run.label in kept for result in results) else []
     return ", ".join(parts)
 
 

@@ -7,9 +7,9 @@ import itertools
 import os
 import signal
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Protocol
@@ -72,7 +72,7 @@ def decide(
     """Return the action for ``run``, based on its directory.
 
     ``drift`` returns what changed since a run was made, such as source files or the torch version.
-    ``stale`` is the user's choice for results of other code: "rerun" or "keep" ("" stops). A run
+    ``stale`` is the user's choice for results of other code: stop, rerun or keep. A run
     that failed with other code is restarted in any case, since no result is lost.
     """
     directory = RunDir(run.path)
@@ -117,26 +117,33 @@ def require_matching_directories(runs: Sequence[PlannedRun[Any]]) -> None:
 
 
 def require_fresh(decisions: Sequence[RunDecision]) -> None:
-    """Raise ConfigError listing the runs that were made by other code, with the make commands."""
-    stale = [d for d in decisions if d.action is RunAction.STALE]
-    if not stale:
-        return
-    problems = [
-        Problem(f"{d.run.label}: {describe_changes(d.changes)}", code="run.other-code")
-        for d in stale
+    """Raise ConfigError if runs were made by other code, with the make commands."""
+    stale = {d.run.label: d.changes for d in decisions if d.action is RunAction.STALE}
+    if stale:
+        raise ConfigError(Problem(stale_text(stale), next=STALE_ADVICE, code="run.other-code"))
+
+
+STALE_ADVICE = (
+    "type: make ON_STALE=rerun to train them again (old folders are kept), or\n"
+    "        make ON_STALE=keep to keep and mark them; ON_STALE_KEEP in make menuconfig\n"
+    "        keeps them from now on"
+)
+
+
+def stale_text(changes: Mapping[str, Sequence[str]]) -> str:
+    """Return which runs are stale and what changed since, once for all runs.
+
+    ``changes`` maps run labels to changes.
+    """
+    counts = Counter(change for each in changes.values() for change in each)
+    shown = [
+        change if count == len(changes) else f"{change} ({count} run{'s' * (count > 1)})"
+        for change, count in counts.most_common(_MAX_CHANGES_SHOWN)
     ]
-    advice = (
-        "type: make ON_STALE=rerun to train these runs again (old directories are kept),\n"
-        "        or make ON_STALE=keep to keep the results and mark them in the table"
-    )
-    raise ConfigError(*problems[:-1], replace(problems[-1], next=advice))
-
-
-def describe_changes(changes: Sequence[str]) -> str:
-    """Return the first few changes as text, with the number of the remaining changes."""
-    shown = ", ".join(changes[:_MAX_CHANGES_SHOWN])
-    hidden = len(changes) - _MAX_CHANGES_SHOWN
-    return f"changed since: {shown}" + (f" and {hidden} more" if hidden > 0 else "")
+    hidden = len(counts) - len(shown)
+    more = f" and {len(changes) - 1} more runs" if len(changes) > 1 else ""
+    text = f"{next(iter(changes))}{more}: changed since: {', '.join(shown)}"
+    return text + (f" and {hidden} more" if hidden else "")
 
 
 def belongs_to_different_run(run: PlannedRun[Any]) -> bool:
@@ -175,8 +182,8 @@ class RunnerOptions:
 
     # Concurrent runs; 0 uses every slot returned by preflight.
     jobs: int = 0
-    # Handling of results of other code: "" stops, "rerun" or "keep".
-    stale: str = ""
+    # Handling of results of other code: stop, rerun or keep.
+    stale: str = "stop"
     # Continue after a failed run.
     keep_going: bool = True
     # Train with uncommitted code.
@@ -214,8 +221,8 @@ def run_all(
     active in ``folder`` or if results are stale, PreflightError if this machine cannot train the
     runs, and RunError if a disk error stops a run that has started.
     """
-    if options.stale not in ("", "rerun", "keep"):
-        what = f"invalid value (expected rerun or keep, got {options.stale!r})"
+    if options.stale not in ("stop", "rerun", "keep"):
+        what = f"invalid value (expected stop, rerun or keep, got {options.stale!r})"
         raise ConfigError(Problem(what, "ON_STALE", code="usage.invalid-value"))
     locks.require_unlocked(folder / LOCK_FILE)
     todo = _decide(runs, backend, options)
@@ -256,8 +263,10 @@ def _decide(
         if decision.action is RunAction.SKIP:
             log("SKIP", f"{decision.run.label}   done")
         elif decision.action is RunAction.KEEP:
-            changes = describe_changes(decision.changes)
-            log("SKIP", f"{decision.run.label}   kept, {changes}")
+            log("SKIP", f"{decision.run.label}   stale, kept")
+    kept = {d.run.label: d.changes for d in decisions if d.action is RunAction.KEEP}
+    if kept and not quiet:
+        log("STALE", stale_text(kept))
     return [d for d in decisions if d.action not in (RunAction.SKIP, RunAction.KEEP)]
 
 
@@ -314,7 +323,7 @@ class RunScheduler:
         try:
             if decision.action is RunAction.RESTART:
                 archive_run(RunDir(run.path))
-                log("RERUN", f"{run.label}   {describe_changes(decision.changes)}")
+                log("RERUN", stale_text({run.label: decision.changes}))
             run.path.mkdir(exist_ok=True)
             job = self._backend.submit(run, slot, self._executor)
         # A disk that has filled up since preflight fails this run, not the other active runs.

@@ -156,6 +156,11 @@ class State(StrEnum):
     # Never written: the status file cannot be read, or is missing beside results.
     DAMAGED = "DAMAGED"
 
+    @property
+    def word(self) -> str:
+        """Return the word for this state in every table: done, running, failed, interrupted, damaged."""
+        return {"SUCCESS": "done", "INVALID": "failed"}.get(self, self.lower())
+
 
 @dataclass(frozen=True)
 class RunStatus:

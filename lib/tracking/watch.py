@@ -329,7 +329,7 @@ def _line(run: PlannedRun[Any], facts: WatchedRecords, options: WatchOptions) ->
     reserved = [beats[-1].mem_reserved_mib for beats in facts.heartbeats.values() if beats]
     return RunLine(
         run=run.label,
-        state=status.state.lower(),
+        state=status.state.word,
         iteration=done,
         iterations=status.iterations,
         loss=facts.train[-1].loss if facts.train else None,

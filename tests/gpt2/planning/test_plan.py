@@ -14,6 +14,7 @@ import pytest
 
 from gpt2.ablation import RATIO
 from gpt2.planning import view as planning_view
+from gpt2.planning.arguments import add_running, new_parser, run_options
 from gpt2.planning.looks import declared_contrasts, verdict_plan
 from gpt2.planning.plan import (
     Plan,
@@ -28,14 +29,17 @@ from lib.config.dotconfig import defconfig_layers
 from lib.config.field import SymbolValue
 from lib.config.layers import parse_command_line_settings
 from lib.env import speed
+from lib.env.gpu import cpu_model
 from lib.errors import ConfigError
 from lib.files import write_json
 from lib.project import ROOT
 from lib.report.contrasts import DesignOptions
 from lib.report.looks import Look, LookPlan, LookSchedule
 from lib.report.study_verdicts import StudyVerdicts, write_verdicts
+from lib.runs.code import installed_torch
 from lib.runs.run_dir import RunDir, RunStatus, State, write_status
 from tests.build_folder import write_build
+from tests.lib.fabricated import MANIFEST, write_run
 
 SMALL = {"DEVICE_CPU": True, "MODEL_SIZE_TINY": True, "TOKENIZER_BYTE": True, "MAX_ITERS": 100}
 
@@ -530,3 +534,29 @@ def test_the_whole_study_is_judged_whatever_steps_are_selected(planned):
     with pytest.raises(ConfigError) as caught:
         planned(steps="0,1", seeds="auto", **AUTO)
     assert caught.value.problems[0].where == "STEPS"
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_stale_runs_are_named_once_with_what_changed(planned, device: str) -> None:
+    settings = {"DEVICE_CUDA": True, "DEVICE_CPU": None} if device == "cuda" else {}
+    plan = planned(seeds="1,2", **settings)
+    # The model of a GPU is not compared, because reading it imports torch.
+    model = cpu_model() if device == "cpu" else "some GPU"
+    origin = {"torch": installed_torch(), "device": model}
+    for run, sources in zip(plan.runs, ({}, {"gpt2/model.py": "0" * 64}), strict=True):
+        write_run(run.path, manifest={**MANIFEST, "origin": {**origin, "sources": sources}})
+    done, stale = planning_view.look(plan)
+    assert (done.state, stale.state) == ("done", "stale")
+    assert stale.changes == ["gpt2/model.py"] and stale.seconds_left == 0
+    for text in (planning_view.plan_text, planning_view.status_text):
+        shown = text(plan, [done, stale])
+        assert shown.count("gpt2/model.py") == 1 and "1 done, 1 stale" in shown
+
+
+def test_the_treatment_of_stale_runs_is_remembered_and_overridden(planned) -> None:
+    parser = new_parser("a test")
+    add_running(parser)
+    study = planned(ON_STALE_KEEP=True).base.study
+    assert run_options(parser.parse_args([]), study).stale == "keep"
+    assert run_options(parser.parse_args(["--on-stale", "stop"]), study).stale == "stop"
+    assert run_options(parser.parse_args([]), planned().base.study).stale == "stop"

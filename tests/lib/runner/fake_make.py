@@ -84,7 +84,7 @@ def main() -> int:
     backend = FakeBackend(folder, executor, options)
     runner_options = RunnerOptions(
         options.get("jobs", 0),
-        options.get("stale", ""),
+        options.get("stale", "stop"),
         options.get("keep_going", True),
         limits=JobLimits(silent_seconds=options.get("silent", 0)),
     )

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from lib.runner.locks import lock_owner
+from lib.runner.runner import stale_text
 from lib.runs.run_dir import RunDir, State
 from tests.lib.terminal import Terminal
 
@@ -227,16 +228,26 @@ def test_stale_results_stop_make_until_the_user_says(study):
     study.make()
     code, stderr = study.make(changed=["gpt2/model.py", "torch"])
     assert code == 2
-    assert stderr.count("[run.other-code]") == stderr.count("gpt2/model.py, torch") == 3
+    assert stderr.count("[run.other-code]") == stderr.count("gpt2/model.py, torch") == 1
     assert "ON_STALE=rerun" in stderr and "ON_STALE=keep" in stderr
     code, stderr = study.make(changed=["gpt2/model.py"], stale="keep")
-    assert code == 0 and len(re.findall(r"^SKIP .*kept.* gpt2/model\.py$", stderr, re.M)) == 3
+    assert code == 0 and len(re.findall(r"^SKIP .* kept$", stderr, re.M)) == 3
+    # File and reason are named once.
+    assert stderr.count("gpt2/model.py") == 1
     assert len(study.journal()) == 3
     code, _ = study.make(changed=["gpt2/model.py"], stale="rerun")
     assert code == 0 and len(study.journal()) == 6
     # The old results are moved aside, not deleted.
     (old,) = study.path("a").parent.glob("a-s1-a.old-*")
     assert json.loads((old / "status.json").read_text())["state"] == "SUCCESS"
+
+
+def test_changes_of_several_runs_are_one_line():
+    changes = {"a s1": ["torch", "m.py"], "b s1": ["m.py"], "b s2": ["m.py", "n.py", "o.py"]}
+    text = stale_text(changes)
+    assert text.startswith("a s1 and 2 more runs: ") and "\n" not in text
+    assert "m.py, torch (1 run), n.py (1 run) and 1 more" in text
+    assert stale_text({"a s1": ["m.py"]}) == "a s1: changed since: m.py"
 
 
 def test_a_stale_failure_is_started_anew_without_asking(study):
