@@ -531,7 +531,7 @@ MUTANTS = (
         "the digest of per_query.csv differs",
         "constant",
         (_ROWS, "carriage returns"),
-        edited(finish, "to_csv", ", lineterminator=\"\\n\"", ""),
+        edited(finish, "to_csv", ', lineterminator="\\n"', ""),
     ),
     _evaluated(
         "a debug flag is recorded as another",
