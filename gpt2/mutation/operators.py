@@ -304,7 +304,11 @@ def _arguments(node: ast.AST, vocabulary: Vocabulary) -> Iterator[ast.AST]:
             continue
         rest = node.keywords[i + 1 :]
         yield _with(node, keywords=[*node.keywords[:i], *rest])
-        if rest and rest[0].arg not in (None, *_CHECK_RULES) and ast.dump(keyword.value) != ast.dump(rest[0].value):
+        if (
+            rest
+            and rest[0].arg not in (None, *_CHECK_RULES)
+            and ast.dump(keyword.value) != ast.dump(rest[0].value)
+        ):
             pair = [
                 ast.keyword(keyword.arg, rest[0].value),
                 ast.keyword(rest[0].arg, keyword.value),
