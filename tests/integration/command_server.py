@@ -1,12 +1,13 @@
 """Fork server for commands of the tree: each is a fresh process with the libraries loaded.
 
 Importing torch takes longer than most commands; the server imports it once for all tests of a worker.
-It imports nothing of the tree, so a command loads the same modules of it as in an interpreter of its
-own, of any tree. The fork server of multiprocessing, which a command that trains starts, is a fork as
+Of the tree it imports only the modules that plan and launch, which import no torch; a command of
+another tree starts without them. The fork server of multiprocessing, which a command that trains starts, is a fork as
 well. Each line of standard input is a request: a command, answered with its process id, or the id of
 a process, answered with its exit code or null.
 """
 
+import atexit
 import contextlib
 import gc
 import json
@@ -47,6 +48,9 @@ LIBRARIES = (
     "matplotlib.ticker",
 )
 TIMEOUT_SECONDS = 120
+ROOT = Path(__file__).resolve().parents[2]
+# Loaded by every command that trains, so that the sources recorded by a run remain the same.
+MODULES = ("gpt2.planning.view", "gpt2.running.launch")
 # Packages of a tree, and the modules that its scripts import from their own folder.
 TREE = ("gpt2", "lib", "_start")
 
@@ -204,9 +208,18 @@ def become(request: Mapping[str, Any]) -> str:
     paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     sys.path[0:1] = paths
     multiprocessing.util.spawnv_passfds = partial(fork_interpreter, tuple(sys.path))
+    script = Path(sys.argv[0])
     # As the interpreter does for a script.
-    sys.path.insert(0, str(Path(sys.argv[0]).parent))
+    sys.path.insert(0, str(script.parent))
+    if not script.is_relative_to(ROOT):
+        forget_tree()
     return sys.argv[0]
+
+
+def forget_tree() -> None:
+    """Remove the modules of a tree, so that they are imported anew."""
+    for name in [name for name in sys.modules if name.partition(".")[0] in TREE]:
+        del sys.modules[name]
 
 
 def fork_interpreter(
@@ -230,8 +243,7 @@ def fork_interpreter(
     for number in signal.valid_signals():
         if callable(signal.getsignal(number)):
             signal.signal(number, signal.SIG_DFL)
-    for name in [name for name in sys.modules if name.partition(".")[0] in TREE]:
-        del sys.modules[name]
+    forget_tree()
     multiprocessing.util.spawnv_passfds = spawnv_passfds
     # Held by the caller.
     multiprocessing.forkserver._forkserver._lock._at_fork_reinit()
@@ -246,9 +258,26 @@ def fork_interpreter(
     os._exit(0)
 
 
+def leave() -> None:
+    """Exit with the script's code before the libraries are torn down, which takes long."""
+    for stream in (sys.stdout, sys.stderr):
+        if not stream.closed:
+            stream.flush()
+    os._exit(code if isinstance(code, int) else code is not None)
+
+
 if __name__ == "__main__":
-    for library in LIBRARIES:
-        import_module(library)
-    # A command would otherwise traverse the libraries' objects at its exit, for more than a second.
+    code: object = 1
+    # Registered first, so it runs after the exit functions of libraries and script.
+    atexit.register(leave)
+    sys.path[0] = str(ROOT)
+    for module in LIBRARIES + MODULES:
+        import_module(module)
+    # A command would otherwise traverse the libraries' objects in every collection.
     gc.freeze()
-    runpy.run_path(become(serve()), run_name="__main__")
+    try:
+        runpy.run_path(become(serve()), run_name="__main__")
+        code = None
+    except SystemExit as end:
+        code = end.code
+        raise
