@@ -36,7 +36,12 @@ from gpt2.training.run_description import (
 )
 from gpt2.training.session import MicroBatch, TrainingSession, split_micro_batches
 from gpt2.training.setup import open_session, resume, run_fingerprint, warm_up
-from gpt2.training.step import StepOutOfMemory, apply_next_fallback, optimizer_step
+from gpt2.training.step import (
+    StepOutOfMemory,
+    apply_next_fallback,
+    cpu_memory_errors,
+    optimizer_step,
+)
 from lib.env.observe import record_nondeterminism
 from lib.env.process_group import ProcessGroup, is_lost_peer_error
 from lib.env.ranks import current_process
@@ -260,21 +265,22 @@ def _begin(
 def _train_to_end(session: TrainingSession, stop: StopCondition, started: float) -> RunStatus:
     """Train, evaluate and write the results; the status SUCCESS is written last."""
     try:
-        train(session, stop)
-        if session.state.saved_at != session.state.iteration:
-            save_checkpoint(session)
-        evaluation = None if stop.exit_code else session.evaluate(session.state.model, stop)
-        if evaluation is None:
-            return _interrupted(session, stop)
-        facts = final_manifest_entries(session)
-        record_results(session, evaluation, started)
+        with cpu_memory_errors():
+            train(session, stop)
+            if session.state.saved_at != session.state.iteration:
+                save_checkpoint(session)
+            evaluation = None if stop.exit_code else session.evaluate(session.state.model, stop)
+            if evaluation is None:
+                return _interrupted(session, stop)
+            facts = final_manifest_entries(session)
+            record_results(session, evaluation, started)
     except NumericsError as error:
         return _failed_nonfinite(session, error)
     except RunError as error:
         return _failed(session, error.problems[0])
     except torch.OutOfMemoryError as error:
-        message = str(error).splitlines()[0]
-        what = f"{message} Halve BATCH_SIZE and double GRAD_ACCUMULATION."
+        message = str(error).splitlines()[0].rstrip(".")
+        what = f"{message}. Halve BATCH_SIZE and double GRAD_ACCUMULATION."
         return _failed(session, Problem(what, code="run.out-of-memory"))
     except OSError as error:
         return _failed(session, Problem(f"cannot write: {error}", code="run.io-error"))

@@ -4,6 +4,8 @@ Shape suffixes: B micro-batch, T tokens.
 """
 
 import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -45,6 +47,23 @@ class StepOutOfMemory(RunError):
     """Error of a step that ran out of memory and was rolled back on every rank."""
 
 
+_CPU_ALLOCATOR = "DefaultCPUAllocator: "
+
+
+@contextmanager
+def cpu_memory_errors() -> Iterator[None]:
+    """Raise torch.OutOfMemoryError if the memory of the CPU runs out, as torch does for a GPU."""
+    try:
+        yield
+    except MemoryError as error:
+        raise torch.OutOfMemoryError(f"out of memory: {error}") from error
+    except RuntimeError as error:
+        _, allocator, cause = str(error).partition(_CPU_ALLOCATOR)
+        if not allocator:
+            raise
+        raise torch.OutOfMemoryError(cause) from error
+
+
 def probe_memory(session: TrainingSession, begun: StepSnapshot) -> None:
     """Raise DoesNotFit on all ranks if the step runs out of memory on one of several ranks.
 
@@ -59,7 +78,7 @@ def probe_memory(session: TrainingSession, begun: StepSnapshot) -> None:
         return
     cause = ""
     try:
-        with autocast(session.config.machine):
+        with cpu_memory_errors(), autocast(session.config.machine):
             for x_BT, y_BT in on_device(session, begun.micro_batches[:_PROBED_MICRO_BATCHES]):
                 forward_backward(session, x_BT, y_BT, 1.0, exchange=False)
     except torch.OutOfMemoryError as error:
@@ -161,7 +180,7 @@ def _compute_gradients(session: TrainingSession, begun: StepSnapshot) -> Tensor:
     """
     probe_memory(session, begun)
     try:
-        with anomaly_detection(session):
+        with cpu_memory_errors(), anomaly_detection(session):
             return accumulate_gradients(session, begun.micro_batches)
     except torch.OutOfMemoryError as error:
         # Other ranks may be in the middle of a collective operation, which cannot be rolled back.

@@ -6,10 +6,12 @@ Memory runs out when a test says so: the forward pass raises what torch raises o
 import json
 import os
 import re
+import resource
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -92,6 +94,50 @@ def test_the_micro_batch_is_halved_until_it_fits_and_nothing_else_changes(
     small = train(configure(**SINGLES), "small")
     assert fallbacks(small) == []
     assert without_evaluations(fallen) == without_evaluations(small)
+
+
+@contextmanager
+def limited_memory() -> Iterator[None]:
+    """Limit the address space of this process, of which passes of several sequences need more."""
+    forward = GPT.forward
+
+    def large(model: GPT, x_BT: Tensor, *rest: Tensor) -> Tensor:
+        if model.training and x_BT.size(0) > 1:
+            torch.empty(x_BT.size(0) << 28, dtype=torch.uint8)
+        return forward(model, x_BT, *rest)
+
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 28), resource.RLIM_INFINITY))
+    with mock.patch("gpt2.model.GPT.forward", large):
+        yield
+
+
+def test_under_a_limit_of_memory_a_run_falls_back(configure: Configure, train: Callable) -> None:
+    config = configure(**WHOLE)
+    if (child := os.fork()) == 0:
+        with limited_memory():
+            train(config, "fallen")
+        os._exit(0)
+    os.waitpid(child, 0)
+    fallen = train.found("fallen")
+    assert fallen.status.state is State.SUCCESS, fallen.status.message
+    assert [(r["from"], r["to"]) for r in fallbacks(fallen)] == DOWN_TO_1
+    assert without_evaluations(fallen) == without_evaluations(train(configure(**SINGLES), "small"))
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("DefaultCPUAllocator: no memory")])
+def test_memory_that_runs_out_beside_a_step_fails_the_run_with_advice(
+    configure: Configure, train: Callable, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def full(*arguments: Any, **named: Any) -> None:
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr("gpt2.train.record_results", full)
+        failed = train(configure())
+    assert (failed.status.state, failed.status.exit_code) == (State.FAILED, 1)
+    assert "Halve BATCH_SIZE" in failed.status.message
+    assert train(configure()).status.state is State.SUCCESS
 
 
 def test_in_the_middle_of_a_run_only_rounding_changes(

@@ -1,11 +1,14 @@
 """Interrupted, killed or damaged runs end with the bytes of an uninterrupted run."""
 
+import multiprocessing
 import os
 import pkgutil
 import re
 import shutil
 import signal
+import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +16,11 @@ import pytest
 import torch
 
 from gpt2.config import Config
+from gpt2.running.launch import train_in_worker
 from lib.errors import RunError
 from lib.files import sha256_file
 from lib.project import ROOT
+from lib.runner.worker import ParentConnection, train_worker
 from lib.runs import checkpoint
 from lib.runs.run_dir import State, read_status
 
@@ -305,6 +310,42 @@ def test_an_unwritable_disk_is_one_error(
     with pytest.raises(RunError) as caught:
         train(configure())
     assert caught.value.codes == ["run.io-error"] and "No space left" in str(caught.value)
+
+
+def test_a_clock_that_is_set_back_changes_no_result(
+    configure: Configure,
+    train: Callable,
+    uninterrupted: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = time.time
+    seconds = iter(range(10**9))
+    monkeypatch.setattr("time.time", lambda: clock() - 86400 * next(seconds))
+    train(configure(), stop_at=5)
+    assert train(configure()).core() == uninterrupted
+
+
+def test_a_lost_gpu_fails_the_run_which_goes_on_later(
+    configure: Configure,
+    train: Callable,
+    uninterrupted: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In a worker, as under make: the error of the driver is the cause."""
+    train(configure(), stop_at=5)
+    _ours, theirs = multiprocessing.Pipe()
+    if (child := os.fork()) == 0:
+        # As torch raises for an error of the driver.
+        lost = RuntimeError("CUDA error: unspecified launch failure")
+        monkeypatch.setattr("gpt2.train.optimizer_step", _fails(lost))
+        function = partial(train_in_worker, build_dir=train.build_dir, allow_stale=False, order={})
+        train_worker(function, train.folder / "run", ParentConnection(theirs))
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    failed = train.found("run").status
+    assert failed.state is State.FAILED and failed.iteration == 5
+    assert failed.message == "RuntimeError: CUDA error: unspecified launch failure"
+    assert train(configure()).core() == uninterrupted
 
 
 def _fails(error: Exception) -> Callable[..., None]:

@@ -62,6 +62,11 @@ def misbehave(behaviour: dict[str, Any], step: int) -> None:
             os._exit(7)
         case "stopping":
             os.kill(os.getpid(), signal.SIGSTOP)
+        case "waiting for data":
+            # As a file of a server that does not answer.
+            os.mkfifo(behaviour["journal"] + ".fifo")
+            with open(behaviour["journal"] + ".fifo", "rb") as data:
+                data.read()
         case "killing the server":
             os.kill(os.getppid(), signal.SIGKILL)
             time.sleep(600)

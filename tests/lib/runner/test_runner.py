@@ -73,9 +73,11 @@ def test_a_worker_that_dies_is_a_failed_run_and_is_tried_again(study, manner, ca
     assert study.steps("b") == [0, 1, 2]
 
 
-def test_a_stopped_worker_is_ended_with_its_stacks_and_resumed(study):
-    runs = {"b": {"fail_at": 1, "fails_by": "stopping"}}
-    code, stderr = study.make(runs=runs, silent=1, grace=5)
+@pytest.mark.parametrize(("manner", "grace"), [("stopping", 5), ("waiting for data", 0.5)])
+def test_a_stopped_worker_is_ended_with_its_stacks_and_resumed(study, manner, grace):
+    """A worker that waits in a system call does not react to SIGTERM, and is killed."""
+    runs = {"b": {"fail_at": 1, "fails_by": manner}}
+    code, stderr = study.make(runs=runs, silent=1, grace=grace)
     assert code == 1
     assert study.status("b").state is State.FAILED
     assert "STALL_LIMIT_SECONDS=1" in study.status("b").message
