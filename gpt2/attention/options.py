@@ -10,7 +10,7 @@ columns visible to a row.
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
 
 from gpt2.shape import ModelShape, nearest_multiple
 from lib.config.field import SymbolValue, kconfig_field
@@ -181,6 +181,14 @@ class ScoreComponentOptions(Protocol):
     @property
     def lacks_joined(self) -> str:
         """Return the features that only the row engine supports ("" if none)."""
+
+
+@runtime_checkable
+class DeclaresStarts(Protocol):
+    """Options of a component with learnable vectors that start at other values than an option's."""
+
+    def starts(self, shape: ModelShape) -> Mapping[str, Sequence[float]]:
+        """Return the initial values of vectors by the parameter's name in the component."""
 
 
 class TermOptions(ScoreComponentOptions, Protocol):

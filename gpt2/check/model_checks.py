@@ -5,13 +5,14 @@ B batch, T tokens, V vocabulary.
 
 import copy
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from gpt2 import reference
-from gpt2.attention.options import ScoreComponentOptions
+from gpt2.attention.options import DeclaresStarts, ScoreComponentOptions
 from gpt2.check.cases import CheckFinding
 from gpt2.check.distinct import find_duplicates
 from gpt2.check.short_run import GRADIENT_STEPS
@@ -404,11 +405,14 @@ def _matrices(model: GPT, config: ModelConfig) -> list[CheckFinding]:
 def _vectors(model: GPT, config: ModelConfig) -> list[CheckFinding]:
     """Check initial vectors.
 
-    A vector starts at the option of the same name, a norm at 1, and any other vector at 0.
+    A vector starts at the values that its component declares, else at the option of the same name, a
+    norm at 1, and any other vector at 0.
     """
-    starts = dict(_STARTS)
+    starts: dict[str, float | Sequence[float]] = dict(_STARTS)
     for component in _components(config):
-        starts |= {f"{component.name}.{name}": value for name, value in vars(component).items()}
+        declared = component.starts(config.shape) if isinstance(component, DeclaresStarts) else {}
+        values = {**vars(component), **declared}
+        starts |= {f"{component.name}.{name}": value for name, value in values.items()}
     findings = []
     for name, parameter in model.named_parameters():
         if parameter.ndim >= 2:
@@ -418,12 +422,19 @@ def _vectors(model: GPT, config: ModelConfig) -> list[CheckFinding]:
         if name.endswith("gates.bias"):
             # Each of the c gates of a head starts at σ(b) = 1/c, so that their sum is a mean.
             expected = -math.log(parameter.numel() / config.shape.n_head - 1)
-        if not torch.allclose(parameter, torch.full_like(parameter, expected), rtol=1e-6, atol=0.0):
-            text = f"{float(parameter.detach().mean()):g}"
-            findings.append(
-                CheckFinding("initial-value", f"{expected:g} in the initial {name}", text)
-            )
+        start = torch.tensor(expected, dtype=parameter.dtype)
+        fits = start.ndim == 0 or start.shape == parameter.shape
+        if not fits or not torch.allclose(parameter, start, rtol=1e-6, atol=0.0):
+            what = f"{_numbers(start)} in the initial {name}"
+            findings.append(CheckFinding("initial-value", what, _numbers(parameter)))
     return findings
+
+
+def _numbers(values: Tensor) -> str:
+    """Return the first values of a vector, or the value that all elements have."""
+    different = values.detach().unique_consecutive() if values.ndim else values[None]
+    shown = ", ".join(f"{float(v):g}" for v in different[:4])
+    return shown + (", …" if len(different) > 4 else "")
 
 
 # The optimized model equals the reference formulas, and strength 0 equals absence.
