@@ -4,7 +4,6 @@ The files are data of strangers: their size is limited, and deep nesting is a sy
 no torch.
 """
 
-import difflib
 import itertools
 import os
 import re
@@ -13,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lib.errors import ConfigError, Problem
+from lib.errors import ConfigError, Problem, nearest
 from lib.files import regular_file
 
 _SYNTAX_LINE = re.compile(r" \(at line ([0-9]+), column [0-9]+\)$")
@@ -54,9 +53,8 @@ class TomlEntries:
         for key, value in entry.items():
             name = f"{table}.{key}" if table else key
             if key not in kinds:
-                near = difflib.get_close_matches(key, kinds, n=1)
-                nearest = f"; nearest: {near[0]}" if near else ""
-                what = f"{name}: unknown key (expected one of {', '.join(kinds)}{nearest})"
+                expected = f"one of {', '.join(kinds)}{nearest(key, kinds)}"
+                what = f"{name}: unknown key (expected {expected})"
                 self.note(what, "unknown-key", index, table or key)
             elif not isinstance(value, kinds[key]) or isinstance(value, bool):
                 expected = _TYPE_NAMES.get(kinds[key], f"a {kinds[key].__name__}")

@@ -6,8 +6,7 @@
     export.py ra --seeds 2 --out models/ra        one seed, and the output folder
 
 The default output is the folder "export" of the run directory. A model with components that
-transformers does not support is written in the native format, for gpt2.weights.trained.load_run. Prints
-the folder. Exit codes: 2 unknown or unfinished run, or the folder is in use; 3 damaged weights.
+transformers does not support is written with its own code, for trust_remote_code=True. Prints the folder. Exit codes: 2 unknown or unfinished run, or the folder is in use; 3 damaged weights.
 """
 
 from pathlib import Path
@@ -34,7 +33,7 @@ def main() -> int:
     args = parser.parse()
     run = find_finished(args.run, args.build_dir, asked_lookup(args))
     # Imports torch: report a wrong run name without that delay.
-    from gpt2.weights.convert import export
+    from gpt2.weights.export import export
 
     target = Path(args.out) if args.out else run.path / "export"
     export(run, target, args.build_dir)

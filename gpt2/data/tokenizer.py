@@ -141,7 +141,7 @@ def vocabulary_strings(merges: str) -> list[str]:
     """Return all tokens in id order, spelled as in ``merges``; end of text is last."""
     # The first line is the version; the last is empty.
     merged = [line.replace(" ", "") for line in merges.split("\n")[1:-1]]
-    return [*_spelling(), *merged, "<|endoftext|>"]
+    return [*byte_spelling(), *merged, "<|endoftext|>"]
 
 
 def _gpt2_encoding(downloads: Path) -> "tiktoken.Encoding":
@@ -157,7 +157,7 @@ def _gpt2_encoding(downloads: Path) -> "tiktoken.Encoding":
     )
 
 
-def _spelling() -> dict[str, int]:
+def byte_spelling() -> dict[str, int]:
     """Return the character that spells each byte, in the order of the byte ids.
 
     A byte that is printable in Latin-1 is spelled as itself, the others as the code points from
@@ -171,6 +171,6 @@ def _spelling() -> dict[str, int]:
 
 def _ranks(merges: str) -> dict[bytes, int]:
     """Return token bytes → id: the 256 bytes in GPT-2's order, then the merges in order."""
-    spelled = _spelling()
+    spelled = byte_spelling()
     tokens = vocabulary_strings(merges)[:-1]
     return {bytes(spelled[c] for c in token): i for i, token in enumerate(tokens)}

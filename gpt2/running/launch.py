@@ -537,6 +537,8 @@ def _with_custom_text(
     inputs = folder / "inputs"
     for name in _PATH_SYMBOLS:
         path = str(config.values[name])
+        if name == "INIT_FROM":
+            path = config.init.name if config.init.is_path else ""
         if not path or Path(path).is_absolute():
             continue
         target = text if name == "CUSTOM_PATH" else (build_dir / path).absolute()
@@ -545,5 +547,7 @@ def _with_custom_text(
         link.unlink(missing_ok=True)
         if target.exists():
             link.symlink_to(target)
-    data_dir = str((build_dir / config.data.data_dir).absolute())
-    return Config.from_values({**config.values, "DATA_DIR": data_dir}), inputs
+    # Where INIT_FROM=run:NAME looks for the run.
+    folders = {"DATA_DIR": config.data.data_dir, "OUTPUT_DIR": config.study.output_dir}
+    absolute = {name: str((build_dir / path).absolute()) for name, path in folders.items()}
+    return Config.from_values({**config.values, **absolute}), inputs

@@ -59,8 +59,8 @@ class SourceModule:
         self.line_starts = [0]
         for line in lines:
             self.line_starts.append(self.line_starts[-1] + len(line))
-        for node in self.tree.body:
-            self._define(node)
+        for statement in self.tree.body:
+            self._define(statement)
         for node in ast.walk(self.tree):
             self._import(node)
 
@@ -90,8 +90,7 @@ class SourceModule:
         elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             names = [node.target.id]
         else:
-            is_effect = isinstance(node, _Function | ast.Expr) and ast.get_docstring(self.tree)
-            if is_effect and not _is_text(node):
+            if isinstance(node, _Function | ast.Expr) and not _is_text(node):
                 self.effects.append(Definition(self.name, f"effect {node.lineno}", node))
             return
         definition = Definition(self.name, names[0], node)
@@ -124,14 +123,19 @@ def source_module(name: str) -> SourceModule:
     return SourceModule(name)
 
 
-def bundle(roots: Sequence[type], header: str) -> str:
-    """Return the text of a module with ``roots`` and everything that they need.
+def bundle(entries: Sequence[type], classes: Sequence[type], header: str) -> str:
+    """Return the text of a module with ``entries``, ``classes`` and everything that they need.
 
-    ``header`` is the docstring of the module.
+    All methods of ``entries`` are copied: a library calls them. ``header`` is the docstring of the
+    module.
     """
     needed = _Needed()
-    for root in roots:
-        needed.add(source_module(root.__module__).definitions[root.__name__])
+    for each in (*entries, *classes):
+        definition = source_module(each.__module__).definitions[each.__name__]
+        needed.add(definition)
+        if each in entries:
+            methods = [n for n in ast.walk(definition.node) if isinstance(n, _Function)]
+            needed.attributes |= {method.name for method in methods}
     needed.complete()
     return needed.text(header)
 
@@ -220,7 +224,9 @@ class _Needed:
         names = self._unique_names()
         parts = [self._copied(definition, names) for definition in self._ordered()]
         absent = sorted(self.types - {name for _, name in names})
-        imports = _grouped({*self.imports, "from typing import TYPE_CHECKING", "from typing import Any"})
+        imports = _grouped(
+            {*self.imports, "from typing import TYPE_CHECKING", "from typing import Any"}
+        )
         if absent:
             imports += ["", "if TYPE_CHECKING:", "    # Parts that this model does not have."]
             imports += [f"    {name} = Any" for name in absent]
@@ -249,7 +255,9 @@ class _Needed:
             visiting.discard(definition)
             ordered.setdefault(definition)
 
-        position = {module: i for i, module in enumerate(dict.fromkeys(d.module for d in self.definitions))}
+        position = {
+            module: i for i, module in enumerate(dict.fromkeys(d.module for d in self.definitions))
+        }
         for definition in sorted(
             self.definitions, key=lambda d: (-position[d.module], d.node.lineno)
         ):
@@ -259,13 +267,21 @@ class _Needed:
     def _unique_names(self) -> dict[tuple[str, str], str]:
         """Return the bundled name of each name of each module."""
         taken: set[str] = set()
+        # ``ops.window`` becomes ``ops_window``: the function may have a local ``window``.
+        dotted = {
+            r.target
+            for definition in self.definitions
+            for r in self.references(definition)
+            if isinstance(r.node, ast.Attribute)
+        }
         names: dict[tuple[str, str], str] = {}
         for definition in self.definitions:
             module = source_module(definition.module)
             for name, other in module.definitions.items():
                 if other == definition:
                     tail = definition.module.replace(".module", "").rpartition(".")[2]
-                    unique = f"{name}_{tail}" if name in taken else name
+                    qualified = definition in dotted or name in taken
+                    unique = f"{tail}_{name}" if qualified else name
                     assert unique not in taken, f"{definition.module}.{name}: no unique name"
                     taken.add(unique)
                     names[definition.module, name] = unique
@@ -293,17 +309,19 @@ class _Needed:
                 text = str(inner.value).replace(_NAMESPACE, _BUNDLED_NAMESPACE)
                 edits.append((*_span(module, inner), repr(text)))
         first, last = module.start(node), module.end(node)
-        text = b""
+        copied = b""
         for start, end, new in sorted(set(edits)):
             inside = any(a <= start and end <= b and (a, b) != (start, end) for a, b in removed)
             if inside or start < first:
                 continue
-            text += module.source[first:start] + new.encode()
+            copied += module.source[first:start] + new.encode()
             first = end
-        return (text + module.source[first:last]).decode()
+        return (copied + module.source[first:last]).decode()
 
 
-def _nodes(node: ast.AST, attributes: set[str], bound: frozenset[str] = frozenset()) -> Iterator[ast.AST]:
+def _nodes(
+    node: ast.AST, attributes: set[str], bound: frozenset[str] = frozenset()
+) -> Iterator[ast.AST]:
     """Yield the copied nodes of a statement in order: no annotation, no local name."""
     if isinstance(node, ast.Import | ast.ImportFrom):
         return
@@ -318,7 +336,7 @@ def _nodes(node: ast.AST, attributes: set[str], bound: frozenset[str] = frozense
         for child in outer:
             yield from _nodes(child, attributes, bound)
         bound |= _local_names(node)
-        children = node.body if isinstance(node, _Function) else [node.body]
+        children += node.body if isinstance(node, _Function) else [node.body]
     elif isinstance(node, ast.AnnAssign):
         value = [] if node.value is None or _is_binding(node) else [node.value]
         children = [node.target, *value]
@@ -367,9 +385,7 @@ def _is_kept(node: ast.AST, attributes: set[str]) -> bool:
 def _is_binding(node: ast.AnnAssign) -> bool:
     call = node.value
     return (
-        isinstance(call, ast.Call)
-        and isinstance(call.func, ast.Name)
-        and call.func.id in _BINDINGS
+        isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in _BINDINGS
     )
 
 

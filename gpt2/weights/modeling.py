@@ -21,6 +21,7 @@ OPTION_CLASSES: dict[str, type] = {}
 class KablateConfig(PretrainedConfig):
     """Content of config.json; ``model`` are the options of the model and its components."""
 
+    # source.NATIVE_TYPE, which an exported file does not have.
     model_type = "kablate"
 
 
@@ -48,7 +49,9 @@ class GenerationCache:
         if len(self.padding_B) == 1:
             return self.model.decode(idx_BT, self.caches[0])
         rows = zip(idx_BT, self.padding_B, self.caches, strict=True)
-        logits = [self._row(idx_T, max(0, padding - first), cache) for idx_T, padding, cache in rows]
+        logits = [
+            self._row(idx_T, max(0, padding - first), cache) for idx_T, padding, cache in rows
+        ]
         return torch.stack(logits)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
@@ -89,7 +92,7 @@ class KablateForCausalLM(PreTrainedModel, GenerationMixin):
 
     def get_output_embeddings(self) -> None:
         """Return None: the head has no module."""
-        return None
+        return
 
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:
@@ -98,9 +101,11 @@ class KablateForCausalLM(PreTrainedModel, GenerationMixin):
     def prepare_inputs_for_generation(
         self,
         input_ids: Tensor,
-        past_key_values: GenerationCache | None = None,
+        next_sequence_length: int | None = None,
+        past_key_values: Any = None,
         attention_mask: Tensor | None = None,
-        use_cache: bool | None = None,
+        inputs_embeds: Tensor | None = None,
+        is_first_iteration: bool | None = False,
         **settings: Any,
     ) -> dict[str, Any]:
         """Return the arguments of ``forward``: the tokens that are not cached."""
@@ -109,7 +114,7 @@ class KablateForCausalLM(PreTrainedModel, GenerationMixin):
             "input_ids": input_ids[:, first:],
             "past_key_values": past_key_values,
             "attention_mask": attention_mask,
-            "use_cache": use_cache,
+            "use_cache": settings.get("use_cache"),
         }
 
     def forward(
@@ -129,19 +134,20 @@ class KablateForCausalLM(PreTrainedModel, GenerationMixin):
         if length > (limit := self.transformer.config.shape.block_size):
             raise ValueError(f"{length} tokens exceed the context of {limit}")
         cache = past_key_values
-        is_padded = attention_mask is not None and not bool(attention_mask[:, 0].all())
-        if cache is None and (is_padded or (use_cache and not self.training)):
-            padding = attention_mask.argmax(1).tolist() if is_padded else [0]
-            cache = GenerationCache(self.transformer, padding)
+        if cache is None:
+            padding = [0] if attention_mask is None else attention_mask.argmax(1).tolist()
+            if any(padding):
+                cache = GenerationCache(self.transformer, padding)
+            elif use_cache and not self.training:
+                cache = GenerationCache(self.transformer, [0])
         logits = self.transformer(input_ids) if cache is None else cache.decode(input_ids)
         loss = None
         if labels is not None:
             loss = torch.nn.functional.cross_entropy(
                 logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten()
             )
-        return CausalLMOutputWithPast(
-            loss=loss, logits=logits, past_key_values=cache if use_cache else None
-        )
+        kept: Any = cache if use_cache else None
+        return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=kept)
 
 
 def read_options(value: Any) -> Any:

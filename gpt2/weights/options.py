@@ -7,13 +7,19 @@ from lib.config.field import kconfig_field
 from lib.errors import ConfigError, Problem
 
 _PATH = ("/", "./", "../", "~/")
-# A model name on the Hugging Face hub, with or without owner.
-_HUB_NAME = re.compile(r"[a-z0-9][\w.-]*(/[a-z0-9][\w.-]*)?", re.ASCII | re.IGNORECASE)
+# Names by the prefix: a model on the Hugging Face hub, with or without owner; a run directory.
+_NAMES = {
+    "hf": re.compile(r"[a-z0-9][\w.-]*(/[a-z0-9][\w.-]*)?", re.ASCII | re.IGNORECASE),
+    "run": re.compile(r"[a-z0-9][\w.-]*", re.ASCII | re.IGNORECASE),
+}
 
 
 @dataclass(frozen=True)
 class InitialWeightsOptions:
-    """Options of the initial weights: "" for random initialization, ``hf:…`` for a GPT-2."""
+    """Options of the initial weights: "" for random initialization, or the source.
+
+    ``hf:…`` is a folder or a model of the hub, ``run:…`` a finished run.
+    """
 
     init_from: str = kconfig_field("INIT_FROM")
     # Other values for the same seed.
@@ -27,22 +33,28 @@ class InitialWeightsOptions:
                 f"INIT_STREAM: no effect on {self.init_from} (expected 0, got {self.init_stream})"
             )
             raise ConfigError(Problem(what, next="type: SET=INIT_STREAM=0", code="config.conflict"))
-        prefixed = self.init_from.startswith("hf:")
-        if not prefixed or not (self.is_path or _HUB_NAME.fullmatch(self.name)):
+        names = _NAMES.get(self.init_from.partition(":")[0])
+        if names is None or not (self.is_path or names.fullmatch(self.name)):
             raise ConfigError(
                 Problem(
                     f"INIT_FROM: invalid value {self.init_from!r}",
-                    next="set hf:PATH (PATH begins with / ./ ../ or ~/) or hf:NAME of the hub",
+                    next="set run:NAME of a run directory, hf:NAME of the hub, or hf:PATH "
+                    "(PATH begins with / ./ ../ or ~/)",
                     code="config.invalid-value",
                 )
             )
 
     @property
     def name(self) -> str:
-        """Return the path or hub name after ``hf:``."""
-        return self.init_from.removeprefix("hf:")
+        """Return the path or name behind the prefix."""
+        return self.init_from.partition(":")[2]
+
+    @property
+    def is_run(self) -> bool:
+        """Return whether the weights are those of a run directory."""
+        return self.init_from.startswith("run:")
 
     @property
     def is_path(self) -> bool:
-        """Return whether the weights are a local folder; a bare name always refers to the hub."""
+        """Return whether the weights are named by a path."""
         return self.name.startswith(_PATH)

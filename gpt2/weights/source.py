@@ -11,13 +11,17 @@ from safetensors import SafetensorError, safe_open
 
 from gpt2.config import Config, ModelConfig
 from gpt2.data.store import downloads_folder
+from gpt2.records.run_files import read_resolved_config
 from gpt2.weights import hf
 from lib.console import log
 from lib.errors import PreflightError, Problem
 from lib.json_files import RecordError, read_json_object
+from lib.runs.run_dir import RunDir, is_done
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
+# model_type of config.json in an export with its own code.
+NATIVE_TYPE = "kablate"
 # Maps tensors to files if the weights are sharded.
 _INDEX = "model.safetensors.index.json"
 _DOWNLOAD_PATTERNS = [CONFIG_FILE, WEIGHTS_FILE, _INDEX, "model-*.safetensors"]
@@ -27,9 +31,14 @@ _MAX_NAMES_SHOWN = 4
 
 
 def weights_folder(config: Config, build_dir: Path) -> Path:
-    """Return the folder of the ``INIT_FROM`` weights; a hub download may not exist yet."""
+    """Return the folder of the ``INIT_FROM`` weights; a hub download may not exist yet.
+
+    Raises PreflightError unless exactly one finished run has the name.
+    """
     if config.init.is_path:
         return build_dir / Path(config.init.name).expanduser()
+    if config.init.is_run:
+        return _run_folder(config.init.name, build_dir / config.study.output_dir)
     return downloads_folder(config.data, build_dir) / "hub" / config.init.name.replace("/", "--")
 
 
@@ -40,7 +49,7 @@ def download_weights(config: Config, build_dir: Path) -> Path:
     PreflightError if the hub is unreachable or the model does not exist.
     """
     path = weights_folder(config, build_dir)
-    if config.init.is_path or _complete(path):
+    if config.init.is_path or config.init.is_run or _complete(path):
         return path
     # Imported here: the import is slow, and only downloads need it.
     from huggingface_hub import snapshot_download
@@ -65,8 +74,19 @@ def download_weights(config: Config, build_dir: Path) -> Path:
     return path
 
 
+def is_native(folder: Path) -> bool:
+    """Return whether a folder has native weights: a run, or an export with its own code."""
+    path = folder / CONFIG_FILE
+    if not path.exists():
+        return RunDir(folder).resolved_config.exists()
+    return _read_json(path).get("model_type") == NATIVE_TYPE
+
+
 def weight_files(folder: Path) -> list[Path]:
-    """Return config.json and the weight files. Raises PreflightError if one is missing."""
+    """Return the configuration and the weight files. Raises PreflightError if one is missing."""
+    run = RunDir(folder)
+    if not (folder / CONFIG_FILE).exists() and run.resolved_config.exists():
+        return [run.resolved_config, run.weights]
     index = folder / _INDEX
     names = [WEIGHTS_FILE]
     if index.exists():
@@ -76,6 +96,7 @@ def weight_files(folder: Path) -> list[Path]:
     for path in paths:
         if not path.is_file():
             advice = "set INIT_FROM=hf:PATH to a folder written by save_pretrained or make export"
+            advice += ", or run:NAME"
             raise PreflightError(
                 Problem("file not found", str(path), advice, code="weights.missing")
             )
@@ -88,17 +109,69 @@ def weight_mismatches(folder: Path, model: ModelConfig) -> list[Problem]:
     Raises PreflightError if files are missing or inconsistent with each other.
     """
     _, *weights = weight_files(folder)
-    theirs = hf.with_defaults(_read_json(folder / CONFIG_FILE))
-    problems = [
-        Problem(what, str(folder), code="weights.config-mismatch")
-        for what in hf.config_mismatches(model, theirs)
-    ]
-    if theirs["model_type"] == "gpt2":
-        _check_tensors(folder, weights, theirs)
+    if is_native(folder):
+        texts = _native_mismatches(model, read_resolved_config(RunDir(folder)).model)
+    else:
+        theirs = hf.with_defaults(_read_json(folder / CONFIG_FILE))
+        texts = hf.config_mismatches(model, theirs)
+        if theirs["model_type"] == "gpt2":
+            _check_tensors(folder, weights, theirs)
+    problems = [Problem(what, str(folder), code="weights.config-mismatch") for what in texts]
     if problems:
         advice = "set these symbols to the values of the weights, or change INIT_FROM"
         problems[-1] = replace(problems[-1], next=advice)
     return problems
+
+
+def _run_folder(name: str, output: Path) -> Path:
+    """Return the directory of the finished run ``name``, or whose name begins with it."""
+    exact = list(output.glob(f"*/{name}"))
+    paths = [p for p in exact or output.glob(f"*/{name}-*") if is_done(RunDir(p))]
+    if len(paths) == 1:
+        return paths[0]
+    if paths:
+        listed = ", ".join(path.name for path in sorted(paths)[:_MAX_NAMES_SHOWN])
+        what = f"{len(paths)} finished runs begin with {name!r}: {listed}"
+    else:
+        what = f"no finished run {name!r} below {output}"
+    advice = "type: make ls, to list the runs"
+    raise PreflightError(Problem(what, "INIT_FROM", advice, code="weights.missing"))
+
+
+def _native_mismatches(model: ModelConfig, theirs: ModelConfig) -> list[str]:
+    """Return every mismatch with the model of another run; parts can be added, but not dropped."""
+    ours, other = model.shape, theirs.shape
+    a, b = model.attention, theirs.attention
+    pairs: list[tuple[str, str | int, str | int]] = [
+        ("N_LAYER", ours.n_layer, other.n_layer),
+        ("N_HEAD", ours.n_head, other.n_head),
+        ("N_EMBD", ours.n_embd, other.n_embd),
+        ("BLOCK_SIZE", ours.block_size, other.block_size),
+        ("TOKENIZER", f"{ours.vocab_size} tokens", f"{other.vocab_size} tokens"),
+        ("ACTIVATION", model.mlp.activation.name, theirs.mlp.activation.name),
+        ("ATTENTION_PROJECTION", a.projection.name, b.projection.name),
+        ("POSITIONS", a.positions.name, b.positions.name),
+        ("MLP_HIDDEN", _hidden(model), _hidden(theirs)),
+    ]
+    if b.pattern.num_params(other, b.projection):
+        pairs.append(("ATTENTION_PATTERN", a.pattern.name, b.pattern.name))
+    mine, others = _part_names(model), _part_names(theirs)
+    pairs += [(name.upper(), "off", "on") for name in sorted(others - mine)]
+    return [
+        f"{symbol}: {one} does not match the weights ({two})"
+        for symbol, one, two in pairs
+        if one != two
+    ]
+
+
+def _hidden(model: ModelConfig) -> str:
+    return "/".join(map(str, sorted({model.mlp.size(site).hidden for site in model.sites()})))
+
+
+def _part_names(model: ModelConfig) -> set[str]:
+    attention = model.attention
+    names = [part.name for part in (*attention.terms, *attention.gates)]
+    return {*names, *(part.name for part in model.mlp.mechanisms)}
 
 
 def _complete(folder: Path) -> bool:

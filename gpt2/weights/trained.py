@@ -31,7 +31,7 @@ def load_run(path: str | Path) -> GPT:
     if (run.path / source.CONFIG_FILE).exists():
         if problems := source.weight_mismatches(run.path, config.model):
             raise ConfigError(*problems)
-        copy_weights(model, read_tensors(run.path))
+        copy_weights(model, read_tensors(run.path), native=source.is_native(run.path))
     else:
         _load_native(model, run.weights)
     return model.eval()

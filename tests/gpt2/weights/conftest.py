@@ -66,18 +66,22 @@ def folder(tmp_path: Path) -> Path:
 def finished(tmp_path: Path) -> Callable[..., RunDir]:
     """Return a function that writes a finished run with random weights, half of one matrix pruned."""
 
-    def make(config: Config, name: str = "run") -> RunDir:
-        run = RunDir(tmp_path / name)
-        run.path.mkdir()
-        write_resolved_config(run, config)
-        weights = random_weights(config)
-        safetensors.torch.save_file(weights, run.weights)
-        artifacts = {run.weights.name: {"sha256": sha256_file(run.weights)}}
-        write_json(run.manifest, {"artifacts": artifacts})
-        write_status(run, RunStatus(State.SUCCESS))
-        return run
+    return lambda config, name="run": write_finished(config, tmp_path / name)
 
-    return make
+
+def write_finished(config: Config, path: Path) -> RunDir:
+    """Write a finished run with random weights, half of one matrix pruned."""
+    run = RunDir(path)
+    run.path.mkdir()
+    write_resolved_config(run, config)
+    weights = random_weights(config)
+    safetensors.torch.save_file(weights, run.weights)
+    artifacts = {run.weights.name: {"sha256": sha256_file(run.weights)}}
+    code = {"git_sha": "0" * 40, "dirty_tree": False}
+    write_json(run.manifest, {"artifacts": artifacts, "code": code})
+    write_json(run.summary, {"final": {"val_loss": 2.5, "iterations": 10}})
+    write_status(run, RunStatus(State.SUCCESS))
+    return run
 
 
 def random_weights(config: Config) -> dict[str, torch.Tensor]:

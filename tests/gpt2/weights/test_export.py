@@ -14,14 +14,16 @@ from gpt2.data.tokenizer import load_tokenizer
 from gpt2.model import GPT
 from gpt2.planning.arguments import RunLookup
 from gpt2.records.run_files import find_finished
-from gpt2.weights.convert import export, load_initial_weights
+from gpt2.weights.convert import load_initial_weights
+from gpt2.weights.export import export
 from gpt2.weights.trained import load_run
 from lib.errors import ConfigError, PreflightError
+from lib.json_files import read_json_object
 from lib.project import ROOT
 from lib.runs.run_dir import RunDir, RunStatus, State, write_status
 from tests.build_folder import write_build
 from tests.gpt2.data.conftest import downloads
-from tests.gpt2.weights.conftest import greedy, random_gpt2, random_weights
+from tests.gpt2.weights.conftest import greedy, random_gpt2, random_weights, write_finished
 
 Configure = Callable[..., Config]
 Finished = Callable[..., RunDir]
@@ -33,15 +35,6 @@ SUPPORTED: dict[str, dict[str, Any]] = {
     "exact gelu": {"ACTIVATION_GELU_EXACT": True},
     "wide mlp": {"MLP_HIDDEN": 48},
     "exact vocabulary": {"VOCAB_MULTIPLE": 1},
-}
-UNSUPPORTED: dict[str, dict[str, Any]] = {
-    "sliding": {"ATTENTION_PATTERN_SLIDING": True},
-    "grouped": {"ATTENTION_PROJECTION_GROUPED": True, "N_KV_HEAD": 2},
-    "latent": {"ATTENTION_PROJECTION_LATENT": True},
-    "rope": {"POSITIONS_ROPE": True},
-    "reciprocal": {"RECIPROCAL": True},
-    "ra_cross_token": {"RA_CROSS_TOKEN": True},
-    "mlp_attn_gate": {"MLP_ATTN_GATE": True},
 }
 
 
@@ -122,9 +115,8 @@ def sign(run: RunDir) -> None:
     """Update the digest of the weights in the manifest."""
     from lib.files import sha256_file, write_json
 
-    write_json(
-        run.manifest, {"artifacts": {run.weights.name: {"sha256": sha256_file(run.weights)}}}
-    )
+    artifacts = {run.weights.name: {"sha256": sha256_file(run.weights)}}
+    write_json(run.manifest, read_json_object(run.manifest) | {"artifacts": artifacts})
 
 
 def test_pruned_weights_are_zeros(configure: Configure, finished: Finished, tmp_path: Path) -> None:
@@ -165,26 +157,6 @@ def test_the_tokenizer_of_transformers_cuts_as_ours_does(
     assert theirs.encode("!~\n ") == [0, 93, 198, 220]
 
 
-@pytest.mark.parametrize("name", UNSUPPORTED)
-def test_unsupported_models_are_exported_in_native_format(
-    configure: Configure,
-    finished: Finished,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture,
-    name: str,
-) -> None:
-    config = configure(**UNSUPPORTED[name])
-    run = finished(config)
-    export(run, tmp_path / "out", tmp_path)
-
-    assert f"{name}; exporting native weights" in capsys.readouterr().err
-    assert not (tmp_path / "out" / "config.json").exists()
-    ids_BT = torch.arange(80).reshape(1, 80)
-    expected = ours(config)(ids_BT)
-    for path in (tmp_path / "out", run.path):
-        assert torch.equal(load_run(path)(ids_BT), expected)
-
-
 def test_the_example_of_the_documents_runs(
     configure: Configure, finished: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -192,12 +164,12 @@ def test_the_example_of_the_documents_runs(
     export(finished(configure(RECIPROCAL=True), "ra"), tmp_path / "models" / "ra", tmp_path)
     monkeypatch.chdir(tmp_path)
     text = (ROOT / "docs" / "weights.md").read_text()
-    theirs, own = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    assert own.count("\n") == 3
-
     names: dict[str, Any] = {"torch": torch}
+    theirs, with_code, own = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     exec(theirs, names)
-    assert names["model"].config.n_layer == 3
+    assert names["model"].config.n_layer == 3 and len(names["tokenizer"]) == 257
+    exec(with_code, names)
+    assert names["text"].startswith("The ")
     exec(own, names)
     assert names["logits"].shape == (1, 3, 257)
 
@@ -218,6 +190,7 @@ class TestRefusals:
             find_finished(str(run.path), tmp_path)
         assert error.value.codes == ["run.damaged"]
         run.weights.unlink()
+        run.summary.unlink()
         with pytest.raises(ConfigError) as error:
             find_finished(str(run.path), tmp_path)
         assert error.value.codes == ["run.not-found"]
@@ -269,7 +242,7 @@ class TestRefusals:
             raise OSError(28, "No space left on device")
 
         run = finished(configure())
-        monkeypatch.setattr("gpt2.weights.convert.write_json", full)
+        monkeypatch.setattr("gpt2.weights.export.write_json", full)
         with pytest.raises(OSError, match="No space left"):
             export(run, tmp_path / "out", tmp_path)
         assert [p.name for p in tmp_path.iterdir()] == ["run"]
@@ -322,3 +295,120 @@ class TestNamesOfRuns:
         with pytest.raises(ConfigError, match="'rope' .* ratio ") as error:
             find_finished("rope", planned)
         assert error.value.codes == ["run.not-found"]
+
+
+OWN_CODE: dict[str, dict[str, Any]] = {
+    "sliding": {"ATTENTION_PATTERN_SLIDING": True, "SLIDING_WINDOW": 7},
+    "everything": {
+        "ATTENTION_PROJECTION_LATENT": True,
+        "RECIPROCAL": True,
+        "RECIPROCAL_WINDOW": 5,
+        "RA_CROSS_TOKEN": True,
+        "MLP_ATTN_GATE": True,
+        "MLP_CROSS_TOKEN": True,
+        "MLP_LATENT": True,
+    },
+    "nsa": {"ATTENTION_PATTERN_NSA": True, "ATTENTION_PROJECTION_GROUPED": True, "N_KV_HEAD": 2}
+    | {"NSA_COMPRESS_BLOCK": 8, "NSA_COMPRESS_STRIDE": 4, "NSA_SELECT_BLOCK": 8}
+    | {"NSA_SELECT_COUNT": 3, "NSA_WINDOW": 9},
+}
+
+
+@pytest.fixture(scope="module")
+def exported(
+    configure: Configure, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], tuple[GPT, Any, Path]]:
+    """Return a function that exports a model once: ours, the loaded export, and its folder."""
+    done: dict[str, tuple[GPT, Any, Path]] = {}
+
+    def make(name: str) -> tuple[GPT, Any, Path]:
+        if name not in done:
+            folder = tmp_path_factory.mktemp(name)
+            config = configure(**OWN_CODE[name])
+            export(write_finished(config, folder / "run"), folder / "out", folder)
+            done[name] = ours(config), own_code(folder / "out"), folder / "out"
+        return done[name]
+
+    return make
+
+
+def own_code(folder: Path) -> Any:
+    """Load a folder with its own code; fail on missing or unused weights."""
+    from transformers import AutoModelForCausalLM
+
+    theirs, info = AutoModelForCausalLM.from_pretrained(
+        folder, trust_remote_code=True, output_loading_info=True
+    )
+    assert not any(info[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    return theirs.eval()
+
+
+@pytest.mark.parametrize("name", OWN_CODE)
+class TestOwnCode:
+    """A model that transformers lacks is exported with its code."""
+
+    def test_logits_and_greedy_tokens(self, exported: Any, name: str) -> None:
+        model, theirs, _ = exported(name)
+        ids_BT = torch.arange(2 * 80).reshape(2, 80) % 257
+        with torch.no_grad():
+            expected, found = model(ids_BT), theirs(input_ids=ids_BT, use_cache=False).logits
+            cached = theirs(input_ids=ids_BT, use_cache=True).logits
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(cached, expected, rtol=1e-4, atol=1e-4)
+        prompt = list(b"The apple ")
+        tokens = theirs.generate(
+            torch.tensor([prompt]), max_new_tokens=32, do_sample=False, eos_token_id=None
+        )
+        assert tokens[0, len(prompt) :].tolist() == greedy(model, prompt, 32)
+
+    def test_prompts_of_different_lengths(self, exported: Any, name: str) -> None:
+        model, theirs, _ = exported(name)
+        prompts = [list(b"The apple "), list(b"It")]
+        padded = [[256] * (10 - len(ids)) + ids for ids in prompts]
+        mask = [[0] * (10 - len(ids)) + [1] * len(ids) for ids in prompts]
+        tokens = theirs.generate(
+            torch.tensor(padded),
+            attention_mask=torch.tensor(mask),
+            max_new_tokens=12,
+            do_sample=False,
+            eos_token_id=None,
+        )
+        assert tokens[:, 10:].tolist() == [greedy(model, ids, 12) for ids in prompts]
+
+    def test_beams_need_the_cache_in_their_order(self, exported: Any, name: str) -> None:
+        _, theirs, _ = exported(name)
+        prompt = torch.tensor([list(b"The apple ")])
+        settings = {"max_new_tokens": 8, "num_beams": 3, "do_sample": False, "eos_token_id": None}
+        with_cache = theirs.generate(prompt, **settings)
+        assert torch.equal(with_cache, theirs.generate(prompt, use_cache=False, **settings))
+
+    def test_the_code_is_one_file_without_the_program(self, exported: Any, name: str) -> None:
+        model, _, folder = exported(name)
+        code = (folder / "modeling_kablate.py").read_text()
+        assert not re.search(r"^\s*(from|import) (gpt2|lib)\b", code, re.MULTILINE)
+        # Parts that the model does not have are not copied.
+        assert ("class Nsa(" in code) == (name == "nsa")
+        assert ("class Reciprocal(" in code) == (name == "everything")
+        assert torch.equal(load_run(folder)(torch.arange(40)[None]), model(torch.arange(40)[None]))
+
+    def test_files_are_readable_by_all(self, exported: Any, name: str) -> None:
+        _, _, folder = exported(name)
+        assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o644}
+
+
+def test_the_byte_tokenizer_of_transformers(exported: Any) -> None:
+    from transformers import AutoTokenizer
+
+    _, _, folder = exported("sliding")
+    theirs = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
+    text = (ROOT / "README.md").read_text()[:500] + " naïve — 東京 🙂\n\n\t don't  stop\x00\x7f"
+    assert theirs(text)["input_ids"] == list(text.encode())
+    assert theirs.decode(list(text.encode())) == text
+    assert (len(theirs), theirs.eos_token_id) == (257, 256)
+    assert theirs.encode("<|endoftext|>") == [256]
+
+
+def test_the_model_card_names_the_run(exported: Any) -> None:
+    _, _, folder = exported("sliding")
+    card = (folder / "README.md").read_text()
+    assert all(text in card for text in ("| run | run |", "2.5000", "0" * 40, "trust_remote_code"))

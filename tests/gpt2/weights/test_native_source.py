@@ -1,0 +1,126 @@
+"""INIT_FROM with the weights of a run, or of an export with its own code."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gpt2.model import GPT
+from gpt2.weights.convert import load_initial_weights
+from gpt2.weights.export import export
+from gpt2.weights.source import weight_mismatches, weights_folder
+from lib.errors import ConfigError, PreflightError
+from lib.runs.run_dir import RunStatus, State, write_status
+from tests.gpt2.weights.conftest import random_weights, write_finished
+
+RA = {"RECIPROCAL": True, "RECIPROCAL_LEARNABLE": True}
+LATENT = {"ATTENTION_PROJECTION_LATENT": True, "MLP_LATENT": True}
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    (tmp_path / "results" / "ratio").mkdir(parents=True)
+    return tmp_path / "results" / "ratio"
+
+
+def loaded(config: Any, build_dir: Path) -> tuple[GPT, str, dict[str, str]]:
+    """Build a model with the weights of INIT_FROM; return it, the log line and the digests."""
+    model = GPT(config.model)
+    model.init_weights(3)
+    lines: list[str] = []
+    digests = load_initial_weights(model, config, build_dir, lambda tag, text: lines.append(text))
+    return model, lines[0], digests
+
+
+@pytest.mark.parametrize("settings", [{}, RA, LATENT, {"BIAS": False}], ids=str)
+@pytest.mark.parametrize(
+    "source", ["run:a-s1-1a2b3c4d", "run:a-s1", "run:./results/ratio/a-s1-1a2b3c4d"]
+)
+def test_the_weights_of_a_run(configure, results, tmp_path, settings, source):
+    config = configure(**settings)
+    write_finished(config, results / "a-s1-1a2b3c4d")
+    model, _, digests = loaded(configure(**settings, INIT_FROM=source), tmp_path)
+    for name, expected in random_weights(config).items():
+        assert torch.equal(dict(model.named_parameters())[name], expected), name
+    assert any(path.endswith("a-s1-1a2b3c4d/model.safetensors") for path in digests)
+
+
+def test_the_weights_of_an_export_with_its_own_code(configure, results, tmp_path):
+    config = configure(**LATENT)
+    export(write_finished(config, results / "a-s1-1a2b3c4d"), tmp_path / "out", tmp_path)
+    model, _, _ = loaded(configure(**LATENT, INIT_FROM="hf:./out"), tmp_path)
+    for name, expected in random_weights(config).items():
+        assert torch.equal(dict(model.named_parameters())[name], expected), name
+
+
+def test_a_mechanism_is_added_and_starts_as_it_is_declared(configure, results, tmp_path):
+    write_finished(configure(), results / "a-s1-1a2b3c4d")
+    config = configure(**RA, INIT_FROM="run:a-s1")
+    model, line, _ = loaded(config, tmp_path)
+    assert "reciprocal" in line
+    alpha = dict(model.named_parameters())["h.0.attn.terms.reciprocal.alpha"]
+    assert torch.equal(alpha, torch.full_like(alpha, config.model.attention.terms[0].alpha))
+
+
+def test_padding_of_the_vocabulary_may_differ(configure, results, tmp_path):
+    config = configure()
+    write_finished(config, results / "a-s1-1a2b3c4d")
+    model, _, _ = loaded(configure(VOCAB_MULTIPLE=1, INIT_FROM="run:a-s1"), tmp_path)
+    assert torch.equal(model.wte.weight, random_weights(config)["wte.weight"][:257])
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "symbol"),
+    [
+        ({}, {"N_LAYER": 2}, "N_LAYER"),
+        # Equal shapes: another function.
+        ({}, {"N_HEAD": 2}, "N_HEAD"),
+        ({}, {"ACTIVATION_GELU_EXACT": True}, "ACTIVATION"),
+        ({}, LATENT, "ATTENTION_PROJECTION"),
+        ({}, {"POSITIONS_ROPE": True}, "POSITIONS"),
+        ({}, {"MLP_HIDDEN": 48}, "MLP_HIDDEN"),
+        ({}, {"BLOCK_SIZE": 40}, "BLOCK_SIZE"),
+        (RA, {}, "RECIPROCAL"),
+    ],
+)
+def test_a_mismatch_names_the_symbol(configure, results, theirs, ours, symbol):
+    run = write_finished(configure(**theirs), results / "a-s1-1a2b3c4d")
+    problems = weight_mismatches(run.path, configure(**ours).model)
+    assert [p.what.partition(":")[0] for p in problems] == [symbol]
+    assert problems[0].code == "weights.config-mismatch"
+
+
+def test_tensors_of_another_shape_leave_the_model_unchanged(configure, results, tmp_path):
+    run = write_finished(configure(), results / "a-s1-1a2b3c4d")
+    other = write_finished(configure(MLP_HIDDEN=48), results / "b-s1-1a2b3c4d")
+    run.weights.write_bytes(other.weights.read_bytes())
+    config = configure(INIT_FROM="run:a-s1")
+    model = GPT(config.model)
+    before = {name: p.clone() for name, p in model.named_parameters()}
+    with pytest.raises(PreflightError) as caught:
+        load_initial_weights(model, config, tmp_path, print)
+    assert caught.value.codes == ["weights.shape-mismatch"]
+    assert all(torch.equal(before[name], p) for name, p in model.named_parameters())
+
+
+def test_a_name_must_be_one_finished_run(configure, results, tmp_path):
+    config = configure(INIT_FROM="run:a-s1")
+    first = write_finished(configure(), results / "a-s1-1a2b3c4d")
+    assert weights_folder(config, tmp_path) == first.path
+    second = write_finished(configure(), results / "a-s1-2a2b3c4d")
+    with pytest.raises(PreflightError) as caught:
+        weights_folder(config, tmp_path)
+    assert caught.value.codes == ["weights.missing"] and "2 finished" in str(caught.value)
+    write_status(second, RunStatus(State.INTERRUPTED))
+    assert weights_folder(config, tmp_path) == first.path
+    with pytest.raises(PreflightError) as caught:
+        weights_folder(configure(INIT_FROM="run:a-s11"), tmp_path)
+    assert caught.value.codes == ["weights.missing"]
+
+
+@pytest.mark.parametrize("value", ["run:", "run:a/b", "run:-a", "runs:a", "a"])
+def test_other_values_are_refused(configure, value):
+    with pytest.raises(ConfigError) as caught:
+        configure(INIT_FROM=value)
+    assert caught.value.codes == ["config.invalid-value"]
