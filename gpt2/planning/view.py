@@ -26,7 +26,7 @@ from lib.plan.run import PlannedRun, RunVariant
 from lib.report.render import json_document, text_lines
 from lib.runner import locks
 from lib.runner.runner import STALE_ADVICE, stale_text
-from lib.runs.code import run_drift
+from lib.runs.code import SourceComparison, run_drift
 from lib.runs.record import RunRecord, RunTiming, TimingRow
 from lib.runs.run_dir import RunDir, RunStatus, State, read_status
 from lib.units import format_duration, format_si
@@ -111,7 +111,8 @@ def look(plan: Plan) -> list[RunView]:
     timings = [_timing(RunDir(run.path)) for run in plan.runs]
     estimate = _flops_per_second(plan, sizes, timings)
     views = zip(plan.runs, sizes, timings, strict=True)
-    return [_view(run, size, timing, estimate) for run, size, timing in views]
+    comparison = SourceComparison()
+    return [_view(run, size, timing, estimate, comparison) for run, size, timing in views]
 
 
 def plan_text(plan: Plan, views: Sequence[RunView]) -> str:
@@ -289,7 +290,11 @@ def _model_sizes(model: ModelConfig) -> ModelSizes:
 
 
 def _view(
-    run: PlannedRun[Config], sizes: ModelSizes, timing: RunTiming | None, estimate: "_Speed"
+    run: PlannedRun[Config],
+    sizes: ModelSizes,
+    timing: RunTiming | None,
+    estimate: "_Speed",
+    comparison: SourceComparison,
 ) -> RunView:
     config, directory = run.config, RunDir(run.path)
     budget = run_budget(config)
@@ -297,7 +302,7 @@ def _view(
     status = read_status(directory)
     state = run_state(directory, status)
     done = state == "done"
-    changes = run_drift(directory, _device(config)) if done else []
+    changes = run_drift(directory, _device(config), comparison) if done else []
     if changes:
         state = "stale"
     flops = sizes.flops_per_token

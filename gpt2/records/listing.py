@@ -25,7 +25,7 @@ from lib.env.gpu import cpu_model
 from lib.errors import ConfigError, Problem, nearest, printable
 from lib.json_files import DamagedRecord, MissingRecord, RecordError
 from lib.report.render import TableSection, json_document, text_lines
-from lib.runs.code import run_drift
+from lib.runs.code import SourceComparison, run_drift
 from lib.runs.record import RunRecord
 from lib.runs.run_dir import RunDir, State, read_status
 from lib.tracking.options import TRACKERS
@@ -133,9 +133,8 @@ def list_runs(folder: Path) -> RunList:
 
 def read_runs(paths: Iterable[Path]) -> list[ListedRun]:
     """Return the rows of run directories, sorted by study, step and seed."""
-    # Read once: both are slow.
-    device = cpu_model()
-    runs = [_read(path, device) for path in paths]
+    comparison = SourceComparison()
+    runs = [_read(path, comparison) for path in paths]
     return sorted(runs, key=lambda run: (run.study, run.step, run.seed or 0, run.run))
 
 
@@ -171,7 +170,7 @@ def _is_run(path: Path) -> bool:
     return path.is_dir() and (recorded or _NAME.fullmatch(path.name) is not None)
 
 
-def _read(path: Path, device: str) -> ListedRun:
+def _read(path: Path, comparison: SourceComparison) -> ListedRun:
     run, name = RunDir(path), _NAME.fullmatch(path.name)
     status = read_status(run)
     state = run_state(run, status)
@@ -192,13 +191,15 @@ def _read(path: Path, device: str) -> ListedRun:
         ended = status.written_at if state != "running" else None
         if ended is not None and _clock(ended) is None:
             raise DamagedRecord(run.status, "written_at in seconds since 1970", f"{ended}")
-        return dataclasses.replace(row, ended_at=ended, **_recorded(RunRecord(run), state, device))
+        return dataclasses.replace(
+            row, ended_at=ended, **_recorded(RunRecord(run), state, comparison)
+        )
     except RecordError as error:
         problem = f"{error.file.name}: {error.problems[0].what}"
         return dataclasses.replace(row, state="damaged", problem=problem)
 
 
-def _recorded(record: RunRecord, state: str, device: str) -> dict[str, Any]:
+def _recorded(record: RunRecord, state: str, comparison: SourceComparison) -> dict[str, Any]:
     """Return the fields from the files of a started run; a finished run must have all files."""
     done = state == "done"
     config = _optional(lambda: record.config, done)
@@ -214,7 +215,7 @@ def _recorded(record: RunRecord, state: str, device: str) -> dict[str, Any]:
         }
         # The model of a GPU cannot be read without torch.
         on_cpu = config is None or config.symbols.get("DEVICE", "cpu") == "cpu"
-        if done and run_drift(record.run, device if on_cpu else None):
+        if done and run_drift(record.run, cpu_model() if on_cpu else None, comparison):
             fields["state"] = "stale"
     if done:
         final, timing = record.summary.final, record.summary.timing

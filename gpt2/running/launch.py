@@ -55,7 +55,7 @@ from lib.runner.runner import (
     run_all,
 )
 from lib.runner.worker import train_worker
-from lib.runs.code import run_drift
+from lib.runs.code import SourceComparison, run_drift
 from lib.runs.run_dir import RunDir, State, is_done, read_status
 from lib.tracking.options import TRACKERS
 from lib.units import format_duration
@@ -84,6 +84,7 @@ class Gpt2Backend:
         self._settings = settings
         self._train = partial(train_in_worker, build_dir=plan.build_dir, allow_stale=allow_stale)
         self._plan = plan
+        self._comparison = SourceComparison()
 
     def preflight(self, runs: Sequence[PlannedRun[Config]], jobs: int) -> Sequence[DeviceSlot]:
         """Check the machine in a worker, then weights and data; return the slots for runs.
@@ -109,7 +110,7 @@ class Gpt2Backend:
 
     def drift(self, run: RunDir) -> Sequence[str]:
         """Return the source files, torch version and device model changed since ``run``."""
-        return run_drift(run, self._device)
+        return run_drift(run, self._device, self._comparison)
 
     @cached_property
     def _positions(self) -> Mapping[Path, Mapping[str, float]]:

@@ -1,6 +1,7 @@
 """Table of GPUs with memory and peak throughput, used for memory checks; imports no torch."""
 
 import difflib
+import functools
 import os
 import platform
 import re
@@ -159,6 +160,7 @@ _HIP = "HIP_VISIBLE_DEVICES"
 NO_GPUS = {_CUDA: "-1", _HIP: "-1"}
 
 
+@functools.cache
 def cpu_model() -> str:
     """Return the processor name reported by the kernel."""
     try:

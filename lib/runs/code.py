@@ -16,6 +16,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,6 +81,23 @@ def changed_since(recorded: Mapping[str, str], commit: str | None = None) -> lis
         if now[name] != digest
         and not (commit and same_syntax(name, (digest, commit), (now[name], None)))
     ]
+
+
+class SourceComparison:
+    """Comparison of recorded sources with the tree for one command: many runs record the same."""
+
+    def __init__(self) -> None:
+        # Sources and commit of the newest distinct records, and the changes since.
+        self._known: deque[tuple[Mapping[str, str], str | None, list[str]]] = deque(maxlen=64)
+
+    def changed_since(self, recorded: Mapping[str, str], commit: str | None) -> list[str]:
+        """Return the changes; see ``changed_since``."""
+        for sources, other_commit, changes in self._known:
+            if commit == other_commit and recorded == sources:
+                return changes
+        changes = changed_since(recorded, commit)
+        self._known.append((recorded, commit, changes))
+        return changes
 
 
 # SHA-256 of a file as it was loaded, and the commit of the tree that it was loaded from, if known.
@@ -244,7 +262,9 @@ def _digest_of(path: str, modified_ns: int, size: int) -> str:
     return sha256_file(Path(path))
 
 
-def run_drift(run: RunDir, device: str | None) -> list[str]:
+def run_drift(
+    run: RunDir, device: str | None, comparison: SourceComparison | None = None
+) -> list[str]:
     """Return source files, torch version and device model that differ from the manifest of ``run``.
 
     ``device`` is the device model that would be used now, None if it is not known. Returns [] for a
@@ -255,24 +275,26 @@ def run_drift(run: RunDir, device: str | None) -> list[str]:
         origin = manifest.origin
         now = {"torch": installed_torch(), "device": origin.device if device is None else device}
         commit = origin.commit or manifest.code.git_sha
-        return drift({**vars(origin), "commit": commit}, now)
+        return drift({**vars(origin), "commit": commit}, now, comparison)
     except MissingRecord:
         return []
     except DamagedRecord:
         return [f"{run.manifest.name}, unreadable"]
 
 
-def drift(recorded: Mapping[str, Any], now: Mapping[str, str]) -> list[str]:
+def drift(
+    recorded: Mapping[str, Any], now: Mapping[str, str], comparison: SourceComparison | None = None
+) -> list[str]:
     """Return torch version, device model and source files of ``recorded`` that changed."""
     facts = [
         f"{name} (was {recorded[name]}, is {now[name]})"
         for name in ("torch", "device")
         if recorded[name] != now[name]
     ]
-    return facts + changed_since(recorded["sources"], recorded.get("commit"))
+    comparison = comparison or SourceComparison()
+    return facts + comparison.changed_since(recorded["sources"], recorded.get("commit"))
 
 
-@functools.cache
 @functools.cache
 def installed_torch() -> str:
     """Return ``torch.__version__`` without importing torch, or "none" if torch is not installed.

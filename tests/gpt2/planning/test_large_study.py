@@ -1,6 +1,7 @@
 """Planning a study of many runs: the work for each run is small and does not grow with the others."""
 
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -8,10 +9,11 @@ import pytest
 from gpt2.planning.plan import config_layers, make_plan
 from gpt2.planning.view import look
 from lib import json_files
+from lib.runs.code import changed_since
 from tests.gpt2.planning.large_study import write_large_study
 
 
-def test_a_plan_reads_two_files_of_each_finished_run(
+def test_a_plan_reads_three_files_of_each_finished_run_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_large_study(tmp_path / "large", 2, iterations=2, documents=1)
@@ -22,11 +24,20 @@ def test_a_plan_reads_two_files_of_each_finished_run(
         reads[path.parent, path.name] += 1
         return read(path, *arguments)
 
+    compared: list[object] = []
+
+    def compare(recorded: Mapping[str, str], commit: str | None) -> list[str]:
+        compared.append(recorded)
+        return changed_since(recorded, commit)
+
     monkeypatch.setattr("lib.json_files._read", counted)
+    monkeypatch.setattr("lib.runs.code.changed_since", compare)
     layers = config_layers(tmp_path / "large")
     views = look(make_plan(layers, tmp_path / "large", steps="all", seeds="1-2"))
     assert {view.state for view in views} == {"done"}
     assert {view.seconds_from for view in views} == {"measured"}
     counts = Counter(name for _, name in reads)
-    assert counts == {"status.json": len(views), "summary.json": len(views)}
+    assert counts == dict.fromkeys(("status.json", "summary.json", "manifest.json"), len(views))
     assert set(reads.values()) == {1}
+    # All runs were made by the same code.
+    assert len(compared) == 1
