@@ -4,11 +4,13 @@ import argparse
 import gc
 import io
 import os
+import shutil
 import signal
 import sys
 import traceback
 from collections.abc import Callable
-from typing import NoReturn
+from textwrap import TextWrapper
+from typing import NoReturn, TextIO
 
 from lib.errors import (
     EXIT_INTERRUPTED,
@@ -23,10 +25,32 @@ TAG_WIDTH = 7
 _COLOURS = {"FAIL": "31", "ERROR": "31", "REFUSE": "31", "WARN": "33", "DONE": "32"}
 
 
-def use_colour() -> bool:
-    """Return whether to colour stderr: a terminal, no ``NO_COLOR``, ``TERM=dumb`` or ``CI``."""
+def use_colour(stream: TextIO | None = None) -> bool:
+    """Return whether to colour a stream, by default stderr.
+
+    Coloured is a terminal without ``NO_COLOR``, ``TERM=dumb`` and ``CI``.
+    """
     plain = os.environ.get("NO_COLOR") or os.environ.get("CI")
-    return sys.stderr.isatty() and not plain and os.environ.get("TERM") != "dumb"
+    return (stream or sys.stderr).isatty() and not plain and os.environ.get("TERM") != "dumb"
+
+
+def terminal_columns(stream: TextIO) -> int | None:
+    """Return the width of the terminal that ``stream`` writes to; None if it is no terminal."""
+    return shutil.get_terminal_size().columns if stream.isatty() else None
+
+
+def folded(text: str, columns: int | None, indent: str = "") -> str:
+    """Return ``text`` with lines of at most ``columns`` characters, broken between words.
+
+    ``indent`` begins the continuation of a line. A longer word, such as a path, stays whole.
+    """
+    if columns is None:
+        return text
+    wrapper = TextWrapper(
+        columns, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
+    lines = text.split("\n")
+    return "\n".join("\n".join(wrapper.wrap(x)) if len(x) > columns else x for x in lines)
 
 
 def is_ascii_only() -> bool:
@@ -37,9 +61,11 @@ def is_ascii_only() -> bool:
 def log(tag: str, text: str) -> None:
     """Write one event line ``TAG text`` to stderr in a single write."""
     head = f"{tag:<{TAG_WIDTH}}"
+    line = f"{head} {printable(text)}"
+    # A file has one line for each event, for grep.
+    line = folded(line, terminal_columns(sys.stderr), " " * (TAG_WIDTH + 1)) + "\n"
     if use_colour() and tag in _COLOURS:
-        head = f"\x1b[{_COLOURS[tag]}m{head}\x1b[0m"
-    line = f"{head} {printable(text)}\n"
+        line = f"\x1b[{_COLOURS[tag]}m{head}\x1b[0m{line.removeprefix(head)}"
     if is_ascii_only():
         line = line.encode("ascii", "replace").decode("ascii")
     sys.stderr.write(line)

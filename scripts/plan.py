@@ -7,6 +7,8 @@ parent. The time of a done run is measured; other times are estimated from the d
 Without a done run, the estimate is this CPU's matrix product speed (marked ~), or "-" on a GPU.
 """
 
+import sys
+
 import _start
 
 from gpt2.planning import view
@@ -22,7 +24,9 @@ def main() -> int:
     args = parser.parse()
     _, plan = asked_plan(args)
     views = view.look(plan)
-    print(view.to_json(plan, views) if args.json else f"{view.plan_text(plan, views)}\n", end="")
+    width = None if console.is_verbose() else console.terminal_columns(sys.stdout)
+    text = view.to_json(plan, views) if args.json else f"{view.plan_text(plan, views, width)}\n"
+    print(text, end="")
     return 0
 
 

@@ -4,6 +4,8 @@
 The remaining time of a running run is its live estimate; of other runs, the one of "make plan".
 """
 
+import sys
+
 import _start
 
 from gpt2.planning import view
@@ -25,7 +27,7 @@ def main() -> int:
     elif args.json:
         print(view.to_json(plan, views), end="")
     else:
-        print(view.status_text(plan, views))
+        print(view.status_text(plan, views, console.terminal_columns(sys.stdout)))
     return 0
 
 

@@ -19,11 +19,18 @@ from gpt2.planning.power import (
     study_power,
 )
 from gpt2.training.budget import TrainingBudget, run_budget
+from lib.console import folded
 from lib.env import speed
 from lib.env.gpu import cpu_model, usable_cores
 from lib.json_files import RecordError
 from lib.plan.run import PlannedRun, RunVariant
-from lib.report.render import json_document, text_lines
+from lib.report.render import (
+    fitting_columns,
+    json_document,
+    room_beside,
+    shortened,
+    text_lines,
+)
 from lib.runner import locks
 from lib.runner.runner import STALE_ADVICE, stale_text
 from lib.runs.code import SourceComparison, run_drift
@@ -58,6 +65,8 @@ def note_lines(runs: Iterable[tuple[str, Config]]) -> list[str]:
 
 
 SCHEMA_VERSION = 1
+# Of a continued line.
+_INDENT = " " * 8
 _STUDY_NAMES = {"single": "one training", "matrix": "test matrix"}
 
 
@@ -115,37 +124,53 @@ def look(plan: Plan) -> list[RunView]:
     return [_view(run, size, timing, estimate, comparison) for run, size, timing in views]
 
 
-def plan_text(plan: Plan, views: Sequence[RunView]) -> str:
-    """Format the plan as columns, followed by a summary line."""
-    show_pairs = len({view.pairs_per_token for view in views}) > 1
-    pairs = ("pairs", "reads") if show_pairs else ()
-    sizes = ("run", "params", "ratio", "widths", "FLOP/token", *pairs)
-    titles = ("title",) if any(run.variant.title for run in plan.runs) else ()
-    lines = [(*sizes, "tokens", "time", "state", *titles, "delta")]
-    for run, view in zip(plan.runs, views, strict=True):
-        lines.append(
-            (
-                view.label,
-                f"{view.parameters:,}",
-                view.ratio,
-                view.widths,
-                format_si(view.flops_per_token),
-                *((f"{view.pairs_per_token:.0f}", str(view.reads)) if show_pairs else ()),
-                _tokens(view),
-                "~" * (view.seconds_from == "machine") + _time(view.seconds),
-                view.state,
-                *(run.variant.title for _ in titles),
-                view.delta,
-            )
-        )
+_MIN_TITLE_CHARS = 16
+# Columns of the plan, the most important first; a terminal shows those that fit, V=1 all.
+_PRIORITY = (
+    *("run", "state", "time", "params", "title", "tokens", "FLOP/token", "ratio"),
+    *("pairs", "reads", "widths", "delta"),
+)
+
+
+def plan_text(plan: Plan, views: Sequence[RunView], width: int | None = None) -> str:
+    """Format the plan as columns of at most ``width`` characters, and a summary line."""
+    columns = {
+        "run": [view.label for view in views],
+        "params": [f"{view.parameters:,}" for view in views],
+        "ratio": [view.ratio for view in views],
+        "widths": [view.widths for view in views],
+        "FLOP/token": [format_si(view.flops_per_token) for view in views],
+        "pairs": [f"{view.pairs_per_token:.0f}" for view in views],
+        "reads": [str(view.reads) for view in views],
+        "tokens": [_tokens(view) for view in views],
+        "time": ["~" * (v.seconds_from == "machine") + _time(v.seconds) for v in views],
+        "state": [view.state for view in views],
+        "title": [run.variant.title for run in plan.runs],
+        "delta": [view.delta for view in views],
+    }
+    if len({view.pairs_per_token for view in views}) == 1:
+        del columns["pairs"], columns["reads"]
+    if not any(columns["title"]):
+        del columns["title"]
+    elif width is not None:
+        room = room_beside(columns, _PRIORITY[:4], width)
+        columns["title"] = shortened(columns["title"], max(_MIN_TITLE_CHARS, room))
+    headings = fitting_columns(columns, [name for name in _PRIORITY if name in columns], width)
+    lines = [headings, *zip(*(columns[heading] for heading in headings), strict=True)]
     skipped = "".join(f"skipped  {problem}\n" for problem in plan.left_out)
-    patterns = "".join(f"{line}\n" for line in _pattern_notes(plan))
-    notes = f"{_damage_note(plan, views)}{_stale_note(views)}{patterns}{_time_note(views)}{_eager_note(plan, views)}{_debug_note(plan)}{_look_note(plan)}{_power_note(plan, views)}"
-    return f"{_columns(lines)}\n{skipped}{notes}{summary_line(plan, views)}"
+    notes = (
+        f"{skipped}{_damage_note(plan, views)}{_stale_note(views)}"
+        + "".join(f"{line}\n" for line in _pattern_notes(plan))
+        + f"{_time_note(views)}{_eager_note(plan, views)}{_debug_note(plan)}{_look_note(plan)}"
+        + f"{_power_note(plan, views)}{summary_line(plan, views)}"
+    )
+    if hidden := [name for name in columns if name not in headings]:
+        notes = f"not shown: {', '.join(hidden)} (V=1 shows all columns)\n{notes}"
+    return f"{_columns(lines)}\n{folded(notes, width, _INDENT)}"
 
 
-def status_text(plan: Plan, views: Sequence[RunView]) -> str:
-    """Format the progress of each run as columns, followed by a summary line."""
+def status_text(plan: Plan, views: Sequence[RunView], width: int | None = None) -> str:
+    """Format the progress of each run as columns, and a summary of at most ``width`` columns."""
     lines = [("run", "state", "iteration", "time left")]
     for view in views:
         total = f"/{view.iterations:,}" if view.iterations else ""
@@ -153,7 +178,8 @@ def status_text(plan: Plan, views: Sequence[RunView]) -> str:
             (view.label, view.state, f"{view.iteration:,}{total}", _time(view.seconds_left))
         )
     notes = f"{_damage_note(plan, views)}{_stale_note(views)}{_look_note(plan)}"
-    return f"{_columns(lines)}\n{notes}{summary_line(plan, views)}"
+    notes += summary_line(plan, views)
+    return f"{_columns(lines)}\n{folded(notes, width, _INDENT)}"
 
 
 def _damage_note(plan: Plan, views: Sequence[RunView]) -> str:

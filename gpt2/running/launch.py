@@ -1,6 +1,7 @@
 """The training backend: everything that the generic runner needs to train GPT-2 runs."""
 
 import os
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +29,7 @@ from gpt2.running.preflight import (
 from lib.config.dotconfig import ConfigWorkspace, ExplicitSetting, explicit_settings
 from lib.config.field import SymbolValue
 from lib.config.layers import ConfigLayer
-from lib.console import confirm, log
+from lib.console import confirm, is_verbose, log, terminal_columns, use_colour
 from lib.env.gpu import cpu_model
 from lib.env.machine import require_world_size, worker_environment
 from lib.env.ranks import current_process
@@ -40,6 +41,7 @@ from lib.report.leaderboard import record_reused_runs
 from lib.report.study_verdicts import StudyVerdicts, verdicts_to_json, with_record
 from lib.report.table import ResultTable, build_table
 from lib.report.table_text import table_to_json, table_to_markdown, write_table
+from lib.report.terminal import table_to_terminal
 from lib.report.verdict_text import LINE_WIDTH, verdict_line, verdict_lines, verdicts_exit_code
 from lib.runner import locks
 from lib.runner.display import RunProgress
@@ -304,7 +306,7 @@ def report(
     """
     table, path = _written(plan, whole, label_by)
     shown = result_table(plan, label_by) if selected else table
-    return table_to_json(shown) if json else f"{table_to_markdown(shown)}\nReport: {path}\n"
+    return _shown(shown, path, json)
 
 
 def _written(plan: Plan, whole: Plan, label_by: Sequence[str]) -> tuple[ResultTable, Path]:
@@ -323,7 +325,18 @@ def _reported(plan: Plan, table: ResultTable, json: bool) -> str:
     """Write the report. Return the table as text, whose last line names the report."""
     path = write_study_report(plan, table)
     log("REPORT", str(path))
-    return table_to_json(table) if json else f"{table_to_markdown(table)}\nReport: {path}\n"
+    return _shown(table, path, json)
+
+
+def _shown(table: ResultTable, report: Path, json: bool) -> str:
+    """Return the table as JSON, for the columns of a terminal, or else as Markdown."""
+    if json:
+        return table_to_json(table)
+    columns = terminal_columns(sys.stdout)
+    if columns is None or is_verbose():
+        return f"{table_to_markdown(table)}\nReport: {report}\n"
+    text = table_to_terminal(table, columns, colour=use_colour(sys.stdout))
+    return f"{text}Report: {report}\nV=1 shows all columns and sections, as in table.md\n"
 
 
 def verdicts(

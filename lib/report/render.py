@@ -35,6 +35,31 @@ def text_lines(
     return ["  ".join(cells).rstrip() for cells in lines]
 
 
+def fitting_columns(
+    columns: Mapping[str, Sequence[str]], priority: Sequence[str], width: int | None
+) -> list[str]:
+    """Return the headings of the columns that fit ``width``, in their order; all without a width.
+
+    ``priority`` lists the headings, the most important first, which is always included.
+    """
+    chosen: list[str] = []
+    for heading in priority:
+        needed = max(map(len, [heading, *columns[heading]]))
+        if width is None or not chosen or needed <= room_beside(columns, chosen, width):
+            chosen.append(heading)
+    return [heading for heading in columns if heading in chosen]
+
+
+def shortened(texts: Sequence[str], length: int) -> list[str]:
+    """Return the texts with at most ``length`` characters each."""
+    return [t if len(t) <= length else f"{t[: max(0, length - 1)].rstrip()}…" for t in texts]
+
+
+def room_beside(columns: Mapping[str, Sequence[str]], headings: Iterable[str], width: int) -> int:
+    """Return how many characters a further column may have beside the columns ``headings``."""
+    return width - sum(max(map(len, [name, *columns[name]])) + 2 for name in headings)
+
+
 def markdown_table(
     header: Sequence[str], rows: Iterable[Sequence[str]], *, left: Collection[int] = (0,)
 ) -> str:

@@ -222,7 +222,9 @@ def build_table(
     results = [item for item in compared if isinstance(item, RunResult)]
     holes = [item for item in compared if isinstance(item, MissingResult)]
     notes = [f"{h.run.label}: {h.state}: {h.reason}" for h in holes if h.reason]
-    notes += [f"{r.run.label}: made by different code" for r in results if r.run.label in kept]
+    if stale := [result.run.label for result in results if result.run.label in kept]:
+        others = f" and {len(stale) - 1} more runs" if stale[1:] else ""
+        notes.append(f"{stale[0]}{others}: stale, made by other code")
     notes += [f"{r.run.label}: {note}" for r in results for note in _remarks(r)]
     reused = [
         r.run
@@ -365,10 +367,9 @@ def _state(
     results: Sequence[RunResult], holes: Sequence[MissingResult], kept: Collection[str]
 ) -> str:
     done, total = len(results), len(results) + len(holes)
-    parts = ["done" if done == total else f"{done} of {total} done"] if done else []
-    parts += sorted({hole.state for hole in holes})
-    parts += ["stale"] if any(result.run.label in kept for result in results) else []
-    return ", ".join(parts)
+    word = "stale" if any(result.run.label in kept for result in results) else "done"
+    parts = [word if done == total else f"{done} of {total} {word}"] if done else []
+    return ", ".join([*parts, *sorted({hole.state for hole in holes})])
 
 
 def _perplexity(loss: SampleStats | None) -> float | None:

@@ -65,6 +65,12 @@ def verdicts_text(study: StudyVerdicts, numbers: Mapping[str, int | None]) -> st
     return f"\n## Verdicts\n\n{grid}\n{rule_note(study)}{effects}{_remarks(given)}"
 
 
+def verdict_notes(study: StudyVerdicts) -> str:
+    """Return the rule, what it does not say, and remarks on single comparisons; "" without words."""
+    given = [verdict for verdict in study.verdicts if verdict.is_given]
+    return f"{rule_note(study)}{design_note(study)}{_remarks(given).lstrip()}" if given else ""
+
+
 def verdict_cells(verdict: ContrastVerdict) -> list[str]:
     """Return difference with half of its 95 % interval, number of seeds, p and word."""
     count = str(verdict.n) if verdict.n else "-"
@@ -252,9 +258,9 @@ def rule_note(study: StudyVerdicts) -> str:
     schedule = study.plan.schedule
     looks = [f"{look.n}" for look in schedule.taken] if schedule else []
     note = (
-        "Δ: mean over seeds ± half of its 95 % interval, nats per token. p: corrected for all\n"
-        f"{study.planned} comparisons, at most {rule.alpha:g} for a word. Rule: {rule.variance}; "
-        f"band: {band}.\n"
+        "Δ: mean over seeds ± half of its 95 % interval, nats per token. p: corrected\n"
+        f"for all {study.planned} comparisons, at most {rule.alpha:g} for a word. "
+        f"Rule: {rule.variance};\nband: {band}.\n"
     )
     if schedule and looks:
         spent = schedule.spent(rule.alpha)

@@ -125,8 +125,7 @@ def require_fresh(decisions: Sequence[RunDecision]) -> None:
 
 STALE_ADVICE = (
     "type: make ON_STALE=rerun to train them again (old folders are kept), or\n"
-    "        make ON_STALE=keep to keep and mark them; ON_STALE_KEEP in make menuconfig\n"
-    "        keeps them from now on"
+    "        make ON_STALE=keep to keep and mark them (always: ON_STALE_KEEP=y)"
 )
 
 
@@ -291,6 +290,8 @@ class RunScheduler:
         # Timers of the active jobs within their limits, and the limits that the others exceeded.
         self._timers: dict[Job, JobTimer] = {}
         self._exceeded: dict[Job, str] = {}
+        # Facts about machine and configuration, which most runs have in common.
+        self._reported: set[str] = set()
         self._progress = SessionProgress([decision.run for decision in todo])
         self._results: dict[str, RunStatus] = {}
         # Final message of each run, printed in the line that reports its outcome.
@@ -361,9 +362,19 @@ class RunScheduler:
         elif event["kind"] == "line" and event["tag"] == "DONE":
             self._final_messages[run.label] = event["text"]
         elif event["kind"] == "line":
-            log(event["tag"], f"{run.label}   {event['text']}")
+            if text := self._news(event["text"]):
+                log(event["tag"], f"{run.label}   {text}")
         elif event["kind"] == "traceback" and is_verbose():
             log("TRACE", event["text"])
+
+    def _news(self, text: str) -> str:
+        """Return the facts of a line ``fact | fact`` that no earlier run has reported."""
+        facts = text.split(" | ")
+        if len(facts) == 1:
+            return text
+        new = [fact for fact in facts if fact not in self._reported]
+        self._reported.update(facts)
+        return " | ".join(new)
 
     def _end(self, job: Job, interrupts: SignalCounter) -> None:
         run, slot = self._active.pop(job)

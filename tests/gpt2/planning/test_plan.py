@@ -560,3 +560,14 @@ def test_the_treatment_of_stale_runs_is_remembered_and_overridden(planned) -> No
     assert run_options(parser.parse_args([]), study).stale == "keep"
     assert run_options(parser.parse_args(["--on-stale", "stop"]), study).stale == "stop"
     assert run_options(parser.parse_args([]), planned().base.study).stale == "stop"
+
+
+def test_a_plan_fits_the_columns_of_a_terminal(planned) -> None:
+    plan = planned(RA_MLA_ABLATION_MODE=True)
+    views = planning_view.look(plan)
+    for width in (80, 132):
+        lines = planning_view.plan_text(plan, views, width).splitlines()
+        # A path is not broken.
+        assert [line for line in lines if len(line) > width and "/" not in line.strip()[1:]] == []
+        assert "title" in lines[0] and ("FLOP/token" in lines[0]) == (width == 132)
+    assert "delta" in planning_view.plan_text(plan, views).splitlines()[0]

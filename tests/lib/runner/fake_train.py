@@ -33,6 +33,7 @@ def train(run_dir: Path, report: Callable[..., None], stop: Callable[[], bool]) 
     with open(behaviour["journal"], "a") as journal:
         journal.write(f"{run_dir.name} {first}\n")
     print("hello from", run_dir.name, flush=True)
+    report({"kind": "line", "tag": "TRAIN", "text": f"a cpu | folder {run_dir.name} | fp32"})
     for step in range(first, total):
         if stop():
             message = f"interrupted; saved at iteration {step}"

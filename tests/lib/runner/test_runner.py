@@ -244,6 +244,12 @@ def test_stale_results_stop_make_until_the_user_says(study):
     assert json.loads((old / "status.json").read_text())["state"] == "SUCCESS"
 
 
+def test_facts_that_runs_share_are_logged_once(study):
+    _, stderr = study.make()
+    assert stderr.count("a cpu") == stderr.count("fp32") == 1
+    assert all(stderr.count(f"folder {name}-s1-{name}") == 1 for name in "abc")
+
+
 def test_changes_of_several_runs_are_one_line():
     changes = {"a s1": ["torch", "m.py"], "b s1": ["m.py"], "b s2": ["m.py", "n.py", "o.py"]}
     text = stale_text(changes)

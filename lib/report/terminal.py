@@ -1,0 +1,124 @@
+"""A result table on a terminal: notes first, then one compact table that fits the columns.
+
+The files beside the runs contain every column and section (``table.md``, ``report.html``).
+"""
+
+from collections.abc import Sequence
+
+from lib.console import folded
+from lib.report.render import fitting_columns, room_beside, shortened, text_lines
+from lib.report.table import ResultTable, TableRow
+from lib.report.table_text import format_loss, table_label_fields
+from lib.report.verdict_text import seeds_note, verdict_cells, verdict_notes
+from lib.report.verdicts import VerdictWord
+from lib.units import format_difference, format_duration, format_si
+
+_BOLD, _PLAIN = "\x1b[1m", "\x1b[0m"
+_COLOURS = {
+    VerdictWord.BETTER: "\x1b[32m",
+    VerdictWord.WORSE: "\x1b[31m",
+    VerdictWord.DIVERGED: "\x1b[31m",
+    VerdictWord.UNFAIR: "\x1b[33m",
+}
+_MIN_TITLE_CHARS = 16
+_INDENT = "  "
+# The most important column first.
+_PRIORITY = (
+    *("step", "val loss", "Δ", "verdict", "state", "title", "n", "time", "params", "ppl"),
+    *("tokens", "sparsity"),
+)
+
+
+def table_to_terminal(table: ResultTable, width: int, *, colour: bool) -> str:
+    """Return notes and table in lines of at most ``width`` characters, without Markdown."""
+    notes = [
+        *(f"left out: {entry}" for entry in table.left_out),
+        *table.notes,
+        *verdict_notes(table.verdicts).splitlines(),
+        *seeds_note(table.verdicts).splitlines(),
+    ]
+    if table.unigram_entropy is not None:
+        notes.append(f"{table.unigram_entropy:.4f} nats: the loss of token frequencies alone")
+    lines = [folded(note, width, _INDENT) for note in notes]
+    lines += ["", *_rows(table, width, colour)]
+    return "\n".join(lines).lstrip("\n") + "\n"
+
+
+def _rows(table: ResultTable, width: int, colour: bool) -> list[str]:
+    rows = table.rows
+    columns = {
+        "step": [_name(row) for row in rows],
+        **{name: [row.labels.get(name, "") for row in rows] for name in table_label_fields(table)},
+        "val loss": [format_loss(row.val_loss).partition(" ")[0] for row in rows],
+        "n": [str(row.val_loss.n) if row.val_loss else "-" for row in rows],
+        "Δ": [_difference(row) for row in rows],
+        "verdict": [_word(row) for row in rows],
+        "ppl": ["-" if row.perplexity is None else f"{row.perplexity:.2f}" for row in rows],
+        "params": ["-" if row.parameters is None else f"{row.parameters:,}" for row in rows],
+        "tokens": ["-" if row.tokens is None else format_si(row.tokens) for row in rows],
+        "time": [
+            "-" if row.train_seconds is None else format_duration(row.train_seconds) for row in rows
+        ],
+        "sparsity": [f"{row.sparsity:.1%}" if row.sparsity else "" for row in rows],
+        "state": [row.state for row in rows],
+        "title": [row.variant.title for row in rows],
+    }
+    if {*columns["state"]} == {"done"}:
+        del columns["state"]
+    columns = {heading: cells for heading, cells in columns.items() if any(cells)}
+    labels = table_label_fields(table)
+    if "title" in columns:
+        beside = [*labels, *(name for name in _PRIORITY[:5] if name in columns)]
+        room = max(_MIN_TITLE_CHARS, room_beside(columns, beside, width))
+        columns["title"] = shortened(columns["title"], room)
+    priority = ["step", *labels, *(name for name in _PRIORITY[1:] if name in columns)]
+    headings = fitting_columns(columns, priority, width)
+    left = {"step", "verdict", "state", "title", *labels}
+    right = [i for i, heading in enumerate(headings) if heading not in left]
+    cells = [headings, *zip(*(columns[heading] for heading in headings), strict=True)]
+    lines = text_lines(cells, right=right)
+    return [
+        lines[0],
+        *(
+            _coloured(*pair, table) if colour else pair[0]
+            for pair in zip(lines[1:], rows, strict=True)
+        ),
+    ]
+
+
+def _name(row: TableRow) -> str:
+    number = "" if row.variant.number is None else f"{row.variant.number} "
+    return f"{number}{row.variant.slug}"
+
+
+def _difference(row: TableRow) -> str:
+    """Return the difference to the baseline, with half of its interval if there is a verdict."""
+    if row.verdict_baseline is not None and row.verdict_baseline.is_given:
+        return verdict_cells(row.verdict_baseline)[0]
+    return "-" if row.delta_baseline is None else format_difference(row.delta_baseline.mean)
+
+
+def _word(row: TableRow) -> str:
+    given = row.verdict_baseline is not None and row.verdict_baseline.is_given
+    return verdict_cells(row.verdict_baseline)[3] if given and row.verdict_baseline else ""
+
+
+def _coloured(line: str, row: TableRow, table: ResultTable) -> str:
+    """Return a line with its verdict in colour, bold if it is the step with the lowest loss."""
+    if word := _word(row):
+        colour = _COLOURS.get(row.verdict_baseline.word, "") if row.verdict_baseline else ""
+        line = line.replace(word, f"{colour}{word}{_PLAIN}") if colour else line
+    return (
+        f"{_BOLD}{line.replace(_PLAIN, _PLAIN + _BOLD)}{_PLAIN}"
+        if row is _best(table.rows)
+        else line
+    )
+
+
+def _best(rows: Sequence[TableRow]) -> TableRow | None:
+    losses = [
+        (row.val_loss.mean, i)
+        for i, row in enumerate(rows)
+        if row.val_loss and not row.variant.is_aa
+    ]
+    return rows[min(losses)[1]] if len(losses) > 1 else None

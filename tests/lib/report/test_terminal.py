@@ -1,0 +1,58 @@
+"""The result table on a terminal."""
+
+import re
+
+import pytest
+
+from lib.report.render import fitting_columns, shortened
+from lib.report.table import ResultTable, build_table
+from lib.report.terminal import table_to_terminal
+
+
+@pytest.fixture
+def table(make_run) -> ResultTable:
+    """Return a table of three steps, of which one is better and one is unfinished."""
+    runs = []
+    for seed, loss in enumerate((3.0, 3.2, 3.1), 1):
+        runs.append(make_run("base", loss, seed=seed))
+        for number, (slug, gain) in enumerate((("wide", 0.1), ("golden-gate-cross", 0.0)), 1):
+            noise = 0.001 * seed
+            runs.append(
+                make_run(slug, loss - gain + noise, seed=seed, parent="base", number=number)
+            )
+    runs.append(make_run("later", parent="base", number=3))
+    return build_table("demo", runs, [runs[1].label, runs[4].label], ["x" * 40 + " is impossible"])
+
+
+@pytest.mark.parametrize("width", [80, 132])
+def test_every_line_fits_and_the_table_is_last(table: ResultTable, width: int) -> None:
+    text = table_to_terminal(table, width, colour=False)
+    lines = text.splitlines()
+    assert max(map(len, lines)) <= width
+    assert not re.search(r"[|#]|\x1b", text)
+    heading = next(i for i, line in enumerate(lines) if line.startswith("step "))
+    assert lines[heading - 1] == "" and len(lines) - heading == 1 + len(table.rows)
+    notes = "\n".join(lines[:heading])
+    assert "is impossible" in notes and notes.count("stale") == 1
+    assert ("params" in lines[heading]) == (width == 132)
+    assert "BETTER" in text and "2 golden-gate-cross" in text
+
+
+def test_colours_mark_the_verdict_and_the_best_row(table: ResultTable) -> None:
+    plain = table_to_terminal(table, 80, colour=False)
+    text = table_to_terminal(table, 80, colour=True)
+    assert re.sub(r"\x1b\[\d+m", "", text) == plain
+    (best,) = (line for line in text.splitlines() if line.startswith("\x1b[1m"))
+    assert "1 wide" in best and "\x1b[32mBETTER" in best and best.endswith("\x1b[0m")
+
+
+def test_columns_are_chosen_by_their_importance() -> None:
+    columns = {"a": ["1234"], "bb": ["1"], "c": ["12345678"]}
+    assert fitting_columns(columns, ["c", "a", "bb"], None) == ["a", "bb", "c"]
+    assert fitting_columns(columns, ["c", "a", "bb"], 14) == ["a", "c"]
+    assert fitting_columns(columns, ["c", "a", "bb"], 13) == ["bb", "c"]
+    assert fitting_columns(columns, ["c", "a", "bb"], 3) == ["c"]
+
+
+def test_long_texts_are_cut() -> None:
+    assert shortened(["a title of a step", "short"], 9) == ["a title…", "short"]
