@@ -118,7 +118,7 @@ $(CONFIG_PY): $(call escape,$(DOTCONFIG)) $(KCONFIGS) $(CHANGED) | setup
 	$(Q)$(CONFIGURE) constants $(INTO)
 
 ##@ Run
-.PHONY: all data data-verify plan train quick-compare status watch stop rerun
+.PHONY: all data data-verify plan train quick-compare status watch stop rerun prolong
 all: $(CONFIG_PY) ## Train the runs of .config, print the table (the default)
 	$(Q)$(jobs) $(PY) scripts/run_test_matrix.py $(INTO)
 
@@ -148,6 +148,9 @@ quick-compare: $(CONFIG_PY) ## Train .config with and without SET=, briefly
 
 rerun: $(CONFIG_PY) ## Train the finished runs that match RUNS= again
 	$(Q)$(jobs) $(PY) scripts/rerun.py $(INTO)
+
+prolong: $(CONFIG_PY) ## Train ITERS= more from the weights of a finished RUN=
+	$(Q)$(jobs) $(PY) scripts/prolong.py $(INTO)
 
 ##@ Check
 .PHONY: preflight check randcheck check-symbols mutation-test reproduce test fuzz test-long style

@@ -1,0 +1,53 @@
+#!/usr/bin/env python3
+"""Train a finished run further, as a new run that starts from its weights.
+
+    prolong.py ra --iters 240                     240 more iterations of a run in the plan of .config
+    prolong.py results/ratio/ra-s1-1a2b3c4d --iters 240 --set "LEARNING_RATE=1e-4"
+
+The new run is below the folder "prolonged" of the results. Its settings are the recorded ones, except for
+MAX_ITERS, INIT_FROM and SEED: the optimizer's state is new, and the learning rate follows a schedule of
+its own. Exit codes: 1 the run failed, 2 unknown or unfinished run, or a setting without effect.
+"""
+
+import _start
+
+from gpt2.planning.arguments import (
+    add_json,
+    add_positional,
+    add_running,
+    add_settings,
+    add_variable,
+    new_parser,
+    run_options,
+    settings_layers,
+    whole_number,
+)
+from gpt2.running import launch
+from gpt2.running.prolong import plan_prolonged
+from lib import console
+from lib.make_variables import require_value
+
+
+def main() -> int:
+    """Run the command line."""
+    parser = new_parser(__doc__)
+    add_positional(parser, "run", "directory of a finished run, or a run name")
+    add_variable(parser, "iters", "additional iterations")
+    add_variable(parser, "seeds", "seed of the run, if the plan has several")
+    add_settings(parser)
+    add_running(parser)
+    add_json(parser)
+    args = parser.parse()
+    example = "make prolong RUN=NAME ITERS=240"
+    run = require_value(args.run, "RUN", example)
+    count = whole_number(require_value(args.iters, "ITERS", example), "ITERS")
+    plan = plan_prolonged(run, args.build_dir, count, settings_layers(args), seeds=args.seeds)
+    options = run_options(args, plan.base.study)
+    code, text = launch.train_plan(plan, options, plan, json=args.json)
+    if text:
+        print(text, end="")
+    return code
+
+
+if __name__ == "__main__":
+    console.run_main(main)
