@@ -12,6 +12,7 @@ import pytest
 
 from lib.files import sha256_file
 from lib.project import ROOT
+from tests.integration.command_server import CommandServer
 from tests.integration.tree import commit_copy, git
 
 
@@ -26,8 +27,10 @@ def clone(build: Callable, tmp_path: Path) -> Path:
     return folder
 
 
-def command(clone: Path, script: str, *words: str, **variables: str) -> tuple[int, str, str]:
-    """Run a script of the clone from another repository with a ``lib``.
+def command(
+    clone: Path, script: str, *words: str, server: CommandServer | None = None, **variables: str
+) -> tuple[int, str, str]:
+    """Run a script of the clone from another repository with a ``lib``, with or without the server.
 
     Returns the exit code, stdout and stderr.
     """
@@ -36,10 +39,14 @@ def command(clone: Path, script: str, *words: str, **variables: str) -> tuple[in
     (elsewhere / "lib").mkdir(exist_ok=True)
     (elsewhere / "lib" / "__init__.py").write_text('raise SystemExit("another lib")\n')
     environment = {k: v for k, v in os.environ.items() if k != "ALLOW_DIRTY"}
+    environment |= variables | {"PYTHONPATH": str(clone)}
+    arguments = [str(clone / script), "-O", str(clone), *words]
+    if server is not None:
+        return server.run(arguments, environment, clone.parent, elsewhere)
     done = subprocess.run(
-        [sys.executable, str(clone / script), "-O", str(clone), *words],
+        [sys.executable, *arguments],
         cwd=elsewhere,
-        env=environment | variables | {"PYTHONPATH": str(clone)},
+        env=environment,
         capture_output=True,
         text=True,
         check=False,
@@ -47,16 +54,18 @@ def command(clone: Path, script: str, *words: str, **variables: str) -> tuple[in
     return done.returncode, done.stdout, done.stderr
 
 
-def test_uncommitted_code_requires_a_flag_and_is_recorded(clone: Path, tmp_path: Path) -> None:
+def test_uncommitted_code_requires_a_flag_and_is_recorded(
+    clone: Path, tmp_path: Path, server: CommandServer
+) -> None:
     model = clone / "gpt2" / "model.py"
     model.write_text(model.read_text() + "# Edited.\n")
-    code, _, said = command(clone, "scripts/train.py")
+    code, _, said = command(clone, "scripts/train.py", server=server)
     assert (code, said.count("\n")) == (3, 2), said
     assert said.startswith("ERROR   ") and "gpt2/model.py" in said
     assert "[code.uncommitted]" in said and "ALLOW_DIRTY=y" in said
     assert not (clone / "results").exists()
 
-    # Through a worker, too.
+    # Through a worker, too, whose server is an interpreter of its own.
     code, _, said = command(clone, "scripts/run_test_matrix.py", ALLOW_DIRTY="y")
     assert code == 0, said
     assert re.search("^DIRTY .*gpt2/model.py", said, re.MULTILINE)
@@ -86,6 +95,6 @@ def test_uncommitted_code_requires_a_flag_and_is_recorded(clone: Path, tmp_path:
     )
 
     git(clone, "commit", "-qam", "edited")
-    code, text, said = command(clone, "scripts/preflight_env.py", "--json")
+    code, text, said = command(clone, "scripts/preflight_env.py", "--json", server=server)
     told = json.loads(text)
     assert (code, told["passed"], told["facts"]["dirty_tree"]) == (0, True, False), said
