@@ -8,8 +8,10 @@
   takes longer than a hundred other tests.
 """
 
+import fcntl
 import multiprocessing.util
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -115,6 +117,29 @@ def _skip_at_spawn(spawn: Callable[..., int], *arguments: object) -> int:
     if os.getpid() in _running:
         pytest.skip(NOT_FAST)
     return spawn(*arguments)
+
+
+@pytest.fixture(scope="session")
+def shared_folder(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Callable[[str, Callable[[Path], object]], Path]:
+    """Return a function that creates and fills a folder once for the workers of all tests."""
+    place = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        place = place.parent
+
+    def shared(name: str, fill: Callable[[Path], object]) -> Path:
+        folder, done = place / name, place / f"{name}.done"
+        with (place / f"{name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not done.exists():
+                shutil.rmtree(folder, ignore_errors=True)
+                folder.mkdir()
+                fill(folder)
+                done.touch()
+        return folder
+
+    return shared
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from lib.runs.finalize import add_artifact_digests, write_manifest
 from lib.runs.run_dir import RunDir
 from lib.tracking.sources import RunSource, TrackioSource, WandbOfflineSource
 from tests.build_folder import write_build
+from tests.integration.command_server import CommandServer
 from tests.integration.conftest import SMALL
 from tests.integration.tree import commit_copy, git
 from tests.lib.fabricated import changed
@@ -72,9 +74,16 @@ class Pair:
         )
 
 
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    folder = tmp_path_factory.mktemp("published")
+@pytest.fixture(scope="session")
+def pair(shared_folder: Callable[..., Path], server: CommandServer) -> Pair:
+    folder = shared_folder("published", partial(publish, server))
+    build = folder / "build"
+    plan = make_plan(config_layers(build), build, steps=STEPS, seeds=SEEDS)
+    return Pair(folder / "tree", build, [RunDir(run.path) for run in plan.runs])
+
+
+def publish(server: CommandServer, folder: Path) -> None:
+    """Commit a copy of this tree, push it, and train the runs with it."""
     tree, build = folder / "tree", folder / "build"
     tree.mkdir()
     commit_copy(tree)
@@ -88,16 +97,11 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
     plan = make_plan(config_layers(build), build, steps=STEPS, seeds=SEEDS)
     prepare_dataset(plan.base.data, build)
     environment = {k: v for k, v in os.environ.items() if k not in ("V", "JSON", "ALLOW_DIRTY")}
-    done = subprocess.run(
-        [sys.executable, str(tree / "scripts/run_test_matrix.py"), "-O", str(build)],
-        cwd=tree,
-        env={**environment, "PYTHONPATH": str(tree), "STEPS": STEPS, "SEEDS": SEEDS},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "WARN" not in done.stderr
-    return Pair(tree, build, [RunDir(run.path) for run in plan.runs])
+    environment |= {"PYTHONPATH": str(tree), "STEPS": STEPS, "SEEDS": SEEDS}
+    command = [str(tree / "scripts/run_test_matrix.py"), "-O", str(build)]
+    code, _, said = server.run(command, environment, folder, tree)
+    assert code == 0, said
+    assert "WARN" not in said
 
 
 @pytest.fixture
