@@ -8,6 +8,7 @@ import fnmatch
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from gpt2.ablation import study_of
 from gpt2.ablation.resolve import resolve_config, resolve_step
@@ -71,7 +72,8 @@ class CheckJob:
 
     case: CheckCase
     checks: Sequence[Check]
-    fingerprint: bool
+    # Fingerprint after one training step, after the whole budget, or none.
+    fingerprint: Literal["one step", "whole", ""] = ""
 
     @property
     def slug(self) -> str:

@@ -20,7 +20,7 @@ from gpt2.check.cases import (
     config_layers_to_check,
     plan_cases,
 )
-from gpt2.check.distinct import find_duplicates
+from gpt2.check.distinct import find_duplicates, undecided
 from gpt2.check.report import CaseReport, CheckResult, to_json, to_text
 from gpt2.planning.arguments import (
     add_fast,
@@ -187,9 +187,26 @@ def run_all(
     jobs = _jobs(cases, checks)
     reports = {job.slug: CaseReport(job.slug) for job in jobs}
     others = {case.slug: case for case in cases.every}
-    for report in check_in_workers(check_executor(), jobs, others, build_dir, gpu):
+    executor = check_executor()
+    for report in check_in_workers(executor, jobs, others, build_dir, gpu):
         reports[report.slug] = report
+    fingerprints = {slug: r.fingerprint for slug, r in reports.items() if r.fingerprint}
+    more = [CheckJob(others[slug], (), "whole") for slug in undecided(fingerprints)]
+    for whole in check_in_workers(executor, more, others, build_dir, gpu) if more else ():
+        reports[whole.slug] = _merged(reports[whole.slug], whole)
     return [_complete(case, cases, checks, reports) for case in cases.chosen]
+
+
+def _merged(report: CaseReport, whole: CaseReport) -> CaseReport:
+    """Return the report with the fingerprint after the whole budget, and the seconds of both."""
+    first, later = report.results["distinct"], whole.results["distinct"]
+    seconds = first.seconds + later.seconds
+    distinct = CheckResult([*first.findings, *later.findings], seconds)
+    return replace(
+        report,
+        results={**report.results, "distinct": distinct},
+        fingerprint=whole.fingerprint,
+    )
 
 
 def check_executor() -> LocalExecutor:
@@ -239,7 +256,7 @@ def _jobs(cases: CheckPlan, checks: Sequence[Check]) -> list[CheckJob]:
         elif case_checks:
             checked_data.add(_data_key(case))
         if case_checks or joint:
-            jobs.append(CheckJob(case, case_checks, joint))
+            jobs.append(CheckJob(case, case_checks, "one step" if joint else ""))
     return jobs
 
 

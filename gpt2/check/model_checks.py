@@ -14,7 +14,7 @@ from torch import Tensor
 from gpt2 import reference
 from gpt2.attention.options import DeclaresStarts, ScoreComponentOptions
 from gpt2.check.cases import CheckFinding
-from gpt2.check.distinct import find_duplicates
+from gpt2.check.distinct import find_duplicates, undecided
 from gpt2.check.short_run import GRADIENT_STEPS
 from gpt2.check.shrink import with_changes
 from gpt2.check.subject import StepUnderTest
@@ -96,10 +96,12 @@ def _positions(length: int) -> list[int]:
 
 def check_distinct(subject: StepUnderTest) -> list[CheckFinding]:
     """Compare the step with every other step that resolves."""
-    fingerprints = {subject.case.slug: subject.fingerprint}
-    for slug, case in subject.study_cases.items():
-        if case.config and slug != subject.case.slug:
-            fingerprints[slug] = subject.for_case(case).fingerprint
+    cases = {slug: case for slug, case in subject.study_cases.items() if case.config}
+    subjects = {slug: subject.for_case(case) for slug, case in cases.items()}
+    subjects[subject.case.slug] = subject
+    fingerprints = {slug: each.fingerprint for slug, each in subjects.items()}
+    for slug in undecided(fingerprints):
+        fingerprints[slug] = subjects[slug].whole_fingerprint
     return find_duplicates(subject.case.slug, fingerprints)
 
 
@@ -300,7 +302,7 @@ def _with_dropout(subject: StepUnderTest) -> list[CheckFinding]:
     parts = _components(subject.small_exact.model)
     options = [option for part in parts for option in vars(part).items()]
     detaches = any(value for name, value in options if name.startswith("detach"))
-    dropping = None if detaches else subject.dropping_model()
+    dropping = None if detaches else subject.dropping
     if dropping is None:
         return []
     dropping.train()
@@ -314,7 +316,7 @@ def _with_dropout(subject: StepUnderTest) -> list[CheckFinding]:
 
 def _derivatives(subject: StepUnderTest, model: GPT) -> dict[str, bool]:
     """Return whether the gradient is the derivative, with stored and with recomputed blocks."""
-    idx_BT = subject.tokens()
+    idx_BT = subject.tokens(1)
 
     def loss() -> Tensor:
         with torch.random.fork_rng([]), subject.chunked(model):

@@ -174,7 +174,7 @@ def _rounding(subject: StepUnderTest) -> list[CheckFinding]:
 
 def _dropout(subject: StepUnderTest) -> list[CheckFinding]:
     """Check that dropout multiplies embeddings, attention weights and branches, and nothing else."""
-    model = subject.dropping_model()
+    model = subject.dropping
     if model is None:
         return []
     block, shape = model.blocks[0], model.config.shape

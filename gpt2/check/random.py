@@ -393,8 +393,7 @@ def _check_all(
 ) -> dict[str, CaseReport]:
     """Check draws with one worker per core. Return the reports by draw number."""
     jobs = [
-        CheckJob(case_of(one), [c for c in checks if c.applies_to(one.config)], False)
-        for one in drawn
+        CheckJob(case_of(one), [c for c in checks if c.applies_to(one.config)]) for one in drawn
     ]
     reports: dict[str, CaseReport] = {}
     started, last_log = time.monotonic(), 0.0

@@ -153,7 +153,15 @@ class StepUnderTest:
 
     @cached_property
     def fingerprint(self) -> Fingerprint:
-        """Return logits and gradients of the filled model, and the result of training it."""
+        """Return logits and gradients of the filled model, and the result of one training step."""
+        return self._fingerprint(1)
+
+    @cached_property
+    def whole_fingerprint(self) -> Fingerprint:
+        """Return the fingerprint with the result of training for the whole budget."""
+        return self._fingerprint(None)
+
+    def _fingerprint(self, steps: int | None) -> Fingerprint:
         config = self.small_exact
         run = ShortRun(config, self.context.prepare_data(config), self.context.new_run_dir())
         session = run.session
@@ -167,7 +175,7 @@ class StepUnderTest:
         gradients = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
         gradient_projections = _projections(_by_shape(gradients))
         session.state.optimizer.zero_grad(set_to_none=True)
-        for i in range(session.state.budget.iterations):
+        for i in range(steps or session.state.budget.iterations):
             piece_BT = self.tokens(1, skip=i * CONTEXT)
             run.step([(piece_BT[:, :-1], piece_BT[:, 1:])])
         trained = _by_shape(session.state.weights())
@@ -193,6 +201,11 @@ class StepUnderTest:
         model.double().eval()
         fill_parameters(model)
         return model
+
+    @cached_property
+    def dropping(self) -> GPT | None:
+        """Return a model with dropout that checks share."""
+        return self.dropping_model()
 
     def dropping_model(self) -> GPT | None:
         """Build the exact step with a dropout of one half; None if it does not support dropout."""

@@ -81,7 +81,7 @@ class EffectCache:
         key = repr(sorted(config.values.items()))
         if key not in self._fingerprints:
             case = CheckCase("knobs", "knobs", "knobs", config)
-            self._fingerprints[key] = _SmallStep(case, self._context).fingerprint
+            self._fingerprints[key] = _SmallStep(case, self._context).whole_fingerprint
         return self._fingerprints[key]
 
     def _train(self, config: Config) -> tuple[Any, ...]:

@@ -4,6 +4,7 @@ A worker takes the next case after finishing one. Checks that compare steps with
 the end, in the process that collects the fingerprints of all steps.
 """
 
+import gc
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -103,6 +104,8 @@ def run_jobs(
     local: Gpu | None,
 ) -> Iterator[CaseReport]:
     """Run the jobs that no other worker has taken; yields their reports. Runs in a worker."""
+    # The objects of imported modules remain: a full collection would visit all of them.
+    gc.freeze()
     with CheckContext(build_dir, gpu, local) as context:
         # Fork before this process loads or computes anything that the peer should not inherit.
         if any(check.name in ("reload", "parallel") for job in jobs for check in job.checks):
@@ -114,7 +117,8 @@ def run_jobs(
             if job.fingerprint:
                 started = time.perf_counter()
                 with ErrorCapture() as outcome:
-                    report.fingerprint = subject.fingerprint
+                    whole = job.fingerprint == "whole"
+                    report.fingerprint = subject.whole_fingerprint if whole else subject.fingerprint
                 findings = _errors(outcome)
                 report.results["distinct"] = CheckResult(findings, time.perf_counter() - started)
             for check in job.checks:

@@ -38,7 +38,7 @@ from lib.runs.checkpoint import (
     set_checkpoint_aside,
     weights_digest,
 )
-from lib.runs.code import drift, git_state, loaded_source
+from lib.runs.code import drift, loaded_commit, loaded_source
 from lib.runs.rng import seed_all
 
 # Division of a step's sequences among ranks and micro-batches. A run can resume with another
@@ -270,7 +270,7 @@ def _origin(device: torch.device, initial: dict[str, str]) -> dict[str, Any]:
     """
     return {
         "sources": loaded_source() | initial,
-        "commit": git_state()["git_sha"],
+        "commit": loaded_commit(),
         # A plain string: a checkpoint may not contain torch's version class.
         "torch": str(torch.__version__),
         "device": device_name(device),

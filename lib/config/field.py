@@ -11,6 +11,7 @@ import re
 import types
 import typing
 from collections.abc import Iterator, Mapping
+from functools import cache
 from typing import Any, Protocol, TypeVar
 
 from lib.config.small_form import EffectBase, SmallRule, SymbolValue
@@ -77,7 +78,7 @@ def from_symbols(cls: type[T], values: Mapping[str, SymbolValue], /, **unbound: 
 
     Raises ConfigError with every invalid symbol at once.
     """
-    hints = typing.get_type_hints(cls)
+    hints = _type_hints(typing.cast(type, cls))
     filled: dict[str, Any] = dict(unbound)
     problems = []
     for field in kconfig_fields(cls):
@@ -93,6 +94,12 @@ def from_symbols(cls: type[T], values: Mapping[str, SymbolValue], /, **unbound: 
     if problems:
         raise ConfigError(*problems)
     return cls(**filled)
+
+
+@cache
+def _type_hints(cls: type) -> Mapping[str, Any]:
+    """Return the types of all fields of ``cls``, which takes longer than to fill the fields."""
+    return typing.get_type_hints(cls)
 
 
 def _fields(cls: type, key: str) -> Iterator[dataclasses.Field]:

@@ -201,6 +201,16 @@ def git_state() -> dict[str, str | bool | None]:
     }
 
 
+@functools.cache
+def loaded_commit() -> str | None:
+    """Return the hash of the HEAD commit at the first call in this process, if there is one.
+
+    Later commits do not contain the code that this process has loaded.
+    """
+    output = run_git("rev-parse", "--verify", "--quiet", "HEAD")
+    return output.decode().strip() if output else None
+
+
 def run_git(*args: str, expected: Sequence[int] = (0,)) -> bytes | None:
     """Run git in the repository of this tree and return its output.
 
