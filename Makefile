@@ -10,7 +10,7 @@ MAKEFLAGS += --no-builtin-rules --no-builtin-variables --no-print-directory
 SETTINGS := SET SYM A B STEPS SEEDS RUNS RUN OUT JOBS ON_STALE KEEP_GOING YES JSON V O EXTRAS
 SETTINGS += PYTHON SWEEP SAMPLES ITERS QUANT PROMPT TOKENS TEMPERATURE TOP_K TOP_P SEED
 SETTINGS += ALLOW_DIRTY COUNT CHECKS FAST DEFCONFIG DATA GPU CHECK_GPU_MEMORY_GB DRY_RUN
-SETTINGS += AXIS LABEL_BY FORCE SOURCE FULL TWICE AREA CLAIMS UPDATE STRICT GPUS WHERE
+SETTINGS += AXIS LABEL_BY FORCE SOURCE FULL TWICE AREA CLAIMS UPDATE STRICT GPUS WHERE JUNIT
 SETTINGS += NO_COLOR KCONFIG_CONFIG MENUCONFIG_STYLE
 freeze = $(eval override $(1) := $$(value $(1)))$(eval export $(1))
 given = $(filter-out undefined,$(origin $(1)))
@@ -292,6 +292,7 @@ mrproper: clean ## Also remove .config, and a .venv that make created
 ##: ITERS=n  For quick-compare and bench-*: iterations per variant
 ##: DRY_RUN=1  For defconfig-NAME: make checks, and does not train
 ##: CHECKS=causal,data  For check and randcheck: only these
+##: JUNIT=FILE  For check: also write the results as JUnit XML
 ##: FAST=1  For check, randcheck, test: skip what is slow
 ##: FULL=1  For validate-machine: the long context at full length
 ##: COUNT=50 SEED=1  For randcheck; COUNT=9 for bench-overhead: pairs

@@ -20,6 +20,7 @@ from lib.errors import (
     Problem,
     printable,
 )
+from lib.files import pretty_json
 
 TAG_WIDTH = 7
 _COLOURS = {"FAIL": "31", "ERROR": "31", "REFUSE": "31", "WARN": "33", "DONE": "32"}
@@ -89,11 +90,16 @@ class CommandLine(argparse.ArgumentParser):
         raise ConfigError(Problem(message, next=advice, code="usage.invalid-argument"))
 
 
+def _wants_json() -> bool:
+    return "--json" in sys.argv or os.environ.get("JSON", "") not in ("", "0", "n")
+
+
 def run_main(main: Callable[[], int]) -> NoReturn:
     """Call ``main`` and exit with its return value; report a user's error as ERROR lines.
 
     Every problem of a ``KablateError`` is one line on stderr. The last line names the exit code,
-    because make turns every failure into 2. ``V=1`` adds the traceback.
+    because make turns every failure into 2. ``V=1`` adds the traceback. With ``JSON=1``, the problems
+    are a document on stdout too.
     """
     for stream in (sys.stdout, sys.stderr):
         # A character that the locale lacks, such as Δ, is printed as ?.
@@ -110,6 +116,10 @@ def run_main(main: Callable[[], int]) -> NoReturn:
         for problem in error.problems:
             log("ERROR", str(problem))
         code = error.exit_code
+        if _wants_json():
+            problems = [vars(problem) for problem in error.problems]
+            document = {"schema_version": 1, "exit_code": code, "problems": problems}
+            sys.stdout.write(pretty_json(document))
     except BrokenPipeError:
         # The reader of the output (head, less) exited: not an error.
         sys.stderr.close()

@@ -247,7 +247,7 @@ def test_a_former_variable_is_an_error(name):
         (["plan", "JOBS=2"], "usage.unread-variable"),
         (["list-defconfigs", "SEED=1"], "usage.unread-variable"),
         (["defconfig-gpt2-quickstart", "STEPS=1"], "usage.unread-variable"),
-        (["data", "JSON=1"], "usage.unread-variable"),
+        (["data", "STEPS=1"], "usage.unread-variable"),
         (["check-symbols", "STEPS=1"], "usage.unread-variable"),
         (["plan", "SET=DROPUOT=0.2"], "config.unknown-symbol"),
         (["plan", "GPUS=two"], "config.wrong-type"),
@@ -269,6 +269,13 @@ def test_a_misuse_is_an_error_of_the_product(build, words, code):
     assert done.returncode == 2 and done.stdout == ""
     assert f"[{code}]" in done.stderr and "EXIT    code 2" in done.stderr
     assert "Traceback" not in done.stderr and (build / ".config").read_bytes() == before
+
+
+def test_an_error_is_a_document_with_json(build):
+    done = make(f"O={build}", "plan", "SET=DROPUOT=0.2", "JSON=1")
+    document = json.loads(done.stdout)
+    assert document["exit_code"] == 2 and "[config.unknown-symbol]" in done.stderr
+    assert [problem["code"] for problem in document["problems"]] == ["config.unknown-symbol"]
 
 
 def test_a_dry_run_of_make_starts_nothing(tmp_path):

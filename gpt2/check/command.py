@@ -21,7 +21,7 @@ from gpt2.check.cases import (
     plan_cases,
 )
 from gpt2.check.distinct import find_duplicates, undecided
-from gpt2.check.report import CaseReport, CheckResult, to_json, to_text
+from gpt2.check.report import CaseReport, CheckResult, to_json, to_junit, to_text
 from gpt2.planning.arguments import (
     add_fast,
     add_settings,
@@ -31,7 +31,7 @@ from gpt2.planning.arguments import (
 from lib.config.layers import ConfigLayer
 from lib.env.gpu import NO_GPUS, Gpu, find_gpu, gpu_with_memory, local_gpu, usable_cores
 from lib.errors import EXIT_DONE, EXIT_FAILED, ConfigError, Problem
-from lib.files import write_json
+from lib.files import write_atomic, write_json
 from lib.runner.local import LocalExecutor
 
 # Modules with all checks, which workers share instead of importing them again.
@@ -56,6 +56,8 @@ class CheckRequest:
     gpu_memory_gb: str = ""
     fast: bool = False
     json: bool = False
+    # File for the results as JUnit XML; "" for none.
+    junit: str = ""
 
     def __post_init__(self) -> None:
         if self.data not in ("", "require"):
@@ -101,6 +103,7 @@ def add_check_options(parser: argparse.ArgumentParser) -> None:
     add_variable(parser, "data", "require: missing data is a failure")
     add_variable(parser, "gpu", 'GPU that the configured size must fit, such as "a10g"')
     add_variable(parser, "check-gpu-memory-gb", "memory in GiB, for a GPU not known by name")
+    add_variable(parser, "junit", "also write the results to this file, as JUnit XML")
     add_fast(parser)
 
 
@@ -120,6 +123,7 @@ def check_request(arguments: argparse.Namespace) -> CheckRequest:
         gpu_memory_gb=arguments.check_gpu_memory_gb,
         fast=arguments.fast,
         json=arguments.json,
+        junit=arguments.junit,
     )
 
 
@@ -162,6 +166,9 @@ def check_and_report(cases: CheckPlan, request: CheckRequest) -> tuple[int, str]
     record = to_json(cases, checks, reports, command, seconds)
     request.build_dir.mkdir(parents=True, exist_ok=True)
     write_json(request.build_dir / RECORD_FILE, record)
+    if request.junit:
+        Path(request.junit).parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(Path(request.junit), to_junit(cases, reports, seconds))
     code = EXIT_FAILED if record["failed"] else EXIT_DONE
     if request.json:
         return code, json.dumps(record, sort_keys=True, allow_nan=False) + "\n"

@@ -8,11 +8,13 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from xml.etree import ElementTree
 
 from gpt2.check import Check
 from gpt2.check.cases import CheckCase, CheckFinding, CheckPlan, few_names
 from gpt2.check.distinct import Fingerprint
 from gpt2.planning.view import note_lines
+from lib.errors import printable
 from lib.report.render import text_lines
 
 SCHEMA_VERSION = 1
@@ -90,6 +92,32 @@ def to_json(
         "failed": failed,
         "seconds": round(seconds, 3),
     }
+
+
+def to_junit(cases: CheckPlan, reports: Sequence[CaseReport], seconds: float) -> bytes:
+    """Return the results as JUnit XML: a test case for each check of each step.
+
+    Absent data is a skipped test.
+    """
+    tests = [
+        (case, name, result)
+        for case, report in zip(cases.chosen, reports, strict=True)
+        for name, result in report.results.items()
+    ]
+    states = [result.state for _, _, result in tests]
+    counts = {"tests": len(tests), "failures": states.count("failed"), "errors": 0}
+    counts["skipped"] = states.count("absent")
+    figures = {name: str(count) for name, count in counts.items()} | {"time": f"{seconds:.3f}"}
+    suite = ElementTree.Element("testsuite", {"name": f"make check {cases.study}", **figures})
+    for case, name, result in tests:
+        test = ElementTree.SubElement(
+            suite, "testcase", classname=case.label, name=name, time=f"{result.seconds:.3f}"
+        )
+        for finding in result.findings:
+            kind = "skipped" if result.state == "absent" else "failure"
+            message = printable(f"expected {finding.expected}; found: {finding.found}")
+            ElementTree.SubElement(test, kind, message=message, type=finding.property)
+    return bytes(ElementTree.tostring(suite, encoding="utf-8", xml_declaration=True)) + b"\n"
 
 
 def to_text(

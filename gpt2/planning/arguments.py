@@ -22,7 +22,9 @@ from lib.config.field import WHOLE_NUMBER
 from lib.config.layers import ConfigLayer, parse_command_line_settings
 from lib.console import CommandLine
 from lib.errors import ConfigError, Problem
+from lib.runner.hooks import command_words
 from lib.runner.runner import RunnerOptions
+from lib.runs.run_dir import State
 
 
 class CommandParser(CommandLine):
@@ -262,7 +264,14 @@ def run_options(arguments: argparse.Namespace, study: StudyConfig) -> RunnerOpti
         what = f"invalid value {keep_going!r} (expected y or n)"
         raise ConfigError(Problem(what, "KEEP_GOING", code="usage.invalid-value"))
     return RunnerOptions(
-        jobs, arguments.on_stale or study.on_stale, keep_going == "y", arguments.allow_dirty
+        jobs,
+        arguments.on_stale or study.on_stale,
+        keep_going == "y",
+        arguments.allow_dirty,
+        commands={
+            State.SUCCESS: command_words(study.on_done_command, "ON_DONE_CMD"),
+            State.FAILED: command_words(study.on_fail_command, "ON_FAIL_CMD"),
+        },
     )
 
 

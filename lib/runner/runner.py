@@ -29,6 +29,7 @@ from lib.json_files import RecordError
 from lib.plan.run import PlannedRun
 from lib.runner import locks
 from lib.runner.display import ProgressDisplay, SessionProgress, choose_display, print_outcome
+from lib.runner.hooks import start_command
 from lib.runner.job import DeviceSlot, Executor, Job, JobEvent, JobLimits, JobTimer
 from lib.runner.locks import SignalCounter
 from lib.runs.finalize import finalize_run
@@ -188,6 +189,8 @@ class RunnerOptions:
     # Train with uncommitted code.
     dirty: bool = False
     limits: JobLimits = field(default_factory=JobLimits)
+    # Program and arguments to start after a run that ended in a state.
+    commands: Mapping[State, Sequence[str]] = field(default_factory=dict)
 
 
 class TrainingBackend(Protocol):
@@ -392,6 +395,9 @@ class RunScheduler:
         self._progress.end(run, status)
         message = self._final_messages.pop(run.label, status.message)
         print_outcome(run, status, message, self._progress, RunDir(run.path).logs)
+        ended = State.FAILED if status.state is State.INVALID else status.state
+        if command := self._options.commands.get(ended):
+            start_command(command, run, status)
 
     def _status_after_death(
         self, directory: RunDir, status: RunStatus, cause: str, interrupts: SignalCounter

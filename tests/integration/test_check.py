@@ -1,6 +1,7 @@
 """The make check command: table, record, errors, and no changes to the configuration."""
 
 import json
+from xml.etree import ElementTree
 
 import pytest
 
@@ -90,6 +91,24 @@ def test_a_step_that_does_not_resolve_is_a_row(build):
 def test_an_invalid_argument_is_reported(build, words, texts):
     code, _, stderr = build().command(SCRIPT, *words)
     assert (code, [text for text in texts if text not in stderr]) == (2, []), stderr
+
+
+def test_junit_has_a_test_for_each_check(build):
+    folder = build()
+    file = folder.path / "ci" / "junit.xml"
+    write_build(folder.path, SMALL | {"N_LAYER": 1})
+    code, *_ = folder.command(SCRIPT, CHECKS="resolve", STEPS="0,3", JUNIT=str(file))
+    suite = ElementTree.parse(file).getroot()
+    assert (code, suite.get("tests"), suite.get("failures")) == (1, "2", "1")
+    passed, failed = suite.findall("testcase")
+    assert (passed.get("classname"), passed.get("name"), list(passed)) == (
+        "ratio/00-baseline",
+        "resolve",
+        [],
+    )
+    (failure,) = failed.findall("failure")
+    assert failure.get("type") == "resolved-configuration"
+    assert "MLP_ATTN_GATE" in failure.get("message")
 
 
 def test_settings_on_top_are_checked(build):

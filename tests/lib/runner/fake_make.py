@@ -15,7 +15,7 @@ from lib.runner.job import DeviceSlot, Executor, Job, JobLimits
 from lib.runner.local import LocalExecutor
 from lib.runner.runner import RunnerOptions, run_all
 from lib.runner.worker import train_worker
-from lib.runs.run_dir import RunDir
+from lib.runs.run_dir import RunDir, State
 
 
 @dataclass(frozen=True)
@@ -86,6 +86,7 @@ def main() -> int:
         options.get("jobs", 0),
         options.get("stale", "stop"),
         options.get("keep_going", True),
+        commands={State(name): words for name, words in options.get("commands", {}).items()},
         limits=JobLimits(silent_seconds=options.get("silent", 0)),
     )
     return run_all(runs, folder / "results/fake", backend, executor, runner_options)

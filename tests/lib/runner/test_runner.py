@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -242,6 +243,18 @@ def test_stale_results_stop_make_until_the_user_says(study):
     # The old results are moved aside, not deleted.
     (old,) = study.path("a").parent.glob("a-s1-a.old-*")
     assert json.loads((old / "status.json").read_text())["state"] == "SUCCESS"
+
+
+def test_a_command_is_started_after_each_run_of_its_state(study):
+    save = "import json, sys; open(sys.argv[1], 'a').write(json.load(sys.stdin)['run'] + ' ')"
+    done, failed = study.folder / "done", study.folder / "failed"
+    commands = {
+        state: [sys.executable, "-c", save, str(file)]
+        for state, file in (("SUCCESS", done), ("FAILED", failed))
+    }
+    study.make(runs={"b": {"fail_at": 1, "fails_by": "raising"}}, commands=commands)
+    assert sorted(done.read_text().split()) == ["fake/00-a", "fake/02-c", "s1", "s1"]
+    assert failed.read_text().split() == ["fake/01-b", "s1"]
 
 
 def test_facts_that_runs_share_are_logged_once(study):

@@ -1,0 +1,53 @@
+"""Commands after a run."""
+
+import json
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+from lib.errors import ConfigError
+from lib.plan.run import PlannedRun, RunVariant
+from lib.runner.hooks import command_words, start_command
+from lib.runs.run_dir import RunStatus, State
+
+SAVE = "import sys; open(sys.argv[1], 'w').write(sys.stdin.read())"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> PlannedRun[None]:
+    return PlannedRun("demo", RunVariant("ra", number=5), 1, None, tmp_path / "ra")
+
+
+def test_a_command_reads_the_run_and_no_shell_expands_it(
+    tmp_path: Path, run: PlannedRun[None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    message = "$(touch pwned) `touch pwned` '; touch pwned"
+    file = tmp_path / "a $HOME; b"
+    words = command_words(shlex.join([sys.executable, "-c", SAVE, str(file)]), "ON_FAIL_CMD")
+    start_command(words, run, RunStatus(State.FAILED, 1, message, 3, 8))
+    record = json.loads(file.read_text())
+    assert (record["run"], record["state"], record["message"]) == (run.label, "failed", message)
+    assert record["directory"] == str(run.path) and record["iteration"] == 3
+    assert not list(tmp_path.rglob("pwned")) and capsys.readouterr().err == ""
+
+
+def test_a_command_that_fails_is_a_warning(
+    run: PlannedRun[None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    start_command(["false"], run, RunStatus(State.SUCCESS))
+    start_command(["/nonesuch"], run, RunStatus(State.SUCCESS))
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split()[0] for line in lines] == ["WARN", "WARN"] and "exit code 1" in lines[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [("nonesuch-program x", "config.no-such-program"), ("a 'b", "config.malformed")],
+)
+def test_an_unusable_command_is_refused_before_training(text: str, code: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        command_words(text, "ON_DONE_CMD")
+    assert (caught.value.codes, caught.value.problems[0].where) == ([code], "ON_DONE_CMD")
+    assert command_words("", "ON_DONE_CMD") == []
