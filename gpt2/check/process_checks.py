@@ -133,11 +133,16 @@ def check_reload(subject: StepUnderTest) -> list[CheckFinding]:
     """Resume the traced run from its checkpoint in the peer, and compare the remaining steps."""
     traced = subject.traced_run
     arguments = (traced.config, subject.context.folder, traced.folder)
-    start, losses, digest, order = subject.context.peer.call(resume_and_finish, *arguments)
+    start, records, losses, digest, order = subject.context.peer.call(resume_and_finish, *arguments)
     findings = []
     if start != CHECKPOINT_STEP:
         expected = f"a resume at step {CHECKPOINT_STEP}"
         findings.append(CheckFinding("resumed-step", expected, f"a resume at step {start}"))
+    if records != CHECKPOINT_STEP:
+        expected = (
+            f"the records of {CHECKPOINT_STEP} steps after a resume, without those of later ones"
+        )
+        findings.append(CheckFinding("resumed-records", expected, f"{records} records"))
     for i, (loss, resumed_loss) in enumerate(
         zip(traced.losses[CHECKPOINT_STEP:], losses, strict=False), CHECKPOINT_STEP + 1
     ):
@@ -156,19 +161,20 @@ def check_reload(subject: StepUnderTest) -> list[CheckFinding]:
 
 def resume_and_finish(
     config: Config, build_dir: Path, folder: Path
-) -> tuple[int, list[float], str, str]:
+) -> tuple[int, int, list[float], str, str]:
     """Resume a run and train it to its end.
 
-    Returns the step at which it resumed, its losses, and the digests of its weights and of the
-    order of its data.
+    Returns the step at which it resumed, the number of its records then, its losses, and the
+    digests of its weights and of the order of its data.
     """
     run = ShortRun(config, build_dir, folder)
     resume(run.session)
     start = run.session.state.iteration
+    records = run.session.run.metrics.read_bytes().count(b"\n")
     for _ in range(start, run.session.state.budget.iterations):
         run.step()
     run.close()
-    return start, run.losses, run.digest(), run.session.state.order.state_dict()
+    return start, records, run.losses, run.digest(), run.session.state.order.state_dict()
 
 
 # Prepared data: intact, made by the configured tokenizer, and read as batches of the right shape.

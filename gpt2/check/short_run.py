@@ -183,6 +183,7 @@ class TracedRun:
             optimizer.register_step_post_hook(self._record_pruner_inputs)
         for i in range(1, session.state.budget.iterations + 1):
             self.run.step()
+            session.records.metrics(kind="check", iteration=i)
             self.sparsity.append(session.state.pruner.sparsity())
             self._record_pruning()
             if i == GRADIENT_STEPS:

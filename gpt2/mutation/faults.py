@@ -39,7 +39,7 @@ _EXCLUDED = re.compile(
     r"(^|/)(reference|checks|small_form)\.py$|gpt2/nsa/(validate|needle)|lib/config/(commands|check|dotconfig|layers)"
 )
 # Statistics of mechanisms, which trackers and reports show: no loss and no verdict rests on them.
-_OBSERVES = re.compile(r"(^|[._])statistics($|[._])")
+_OBSERVES = re.compile(r"(^|[._])(statistics|selected_blocks)($|[._])")
 # Sizes of the chunks in which a result is computed, which change its rounding and its speed alone,
 # and constants of small forms, which are parts of the checks.
 _EXCLUDED_CONSTANTS = re.compile(r"(CHUNK|BLOCK)_(BYTES|ELEMENTS|ROWS)$|^_SMALL_")

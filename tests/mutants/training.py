@@ -17,6 +17,7 @@ from gpt2.data.sampler import TrainSampler
 from gpt2.loss import LogitsChunks
 from gpt2.model import GPT
 from gpt2.training import setup, step
+from gpt2.training.records import RecordWriter
 from gpt2.training.session import TrainingSession
 from lib.env.process_group import ProcessGroup
 from lib.runs import checkpoint
@@ -358,6 +359,14 @@ MUTANTS = (
         "golden-gate",
         {"gradients": ("optimizer-groups", r"h\.0\.mlp\.c_fc\.bias .*; in 0$")},
         replaced(setup, "parameter_groups", _without_biases),
+    ),
+    Mutant(
+        "records of later steps remain after a resume",
+        "metrics.jsonl has steps twice",
+        "resume",
+        "baseline",
+        {"reload": "resumed-records"},
+        nothing(RecordWriter, "rewind"),
     ),
     Mutant(
         "checkpoint loses the optimizer",
