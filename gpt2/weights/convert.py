@@ -14,6 +14,7 @@ from gpt2.model import GPT
 from gpt2.weights import hf, source
 from lib.errors import ConfigError, PreflightError, Problem
 from lib.files import sha256_file
+from lib.runs.run_dir import RunDir
 
 # The mechanism of a parameter, or else its last module.
 _PART = re.compile(r"(?m)(?:.*\.(?:terms|gates|mechanisms)\.(\w+)\..*$|(?:.*\.)?(\w+)\.\w+$)")
@@ -35,6 +36,8 @@ def load_initial_weights(
     folder = source.weights_folder(config, build_dir)
     if problems := source.weight_mismatches(folder, config.model):
         raise ConfigError(*problems)
+    if config.init.is_run:
+        source.require_recorded_weights(RunDir(folder))
     digests = {str(path.absolute()): sha256_file(path) for path in source.weight_files(folder)}
     missing = copy_weights(model, read_tensors(folder), native=source.is_native(folder))
     names = sorted({a or b for a, b in _PART.findall("\n".join(missing))})

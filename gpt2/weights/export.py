@@ -28,12 +28,11 @@ from gpt2.weights.bundle import bundle
 from gpt2.weights.convert import to_hf
 from gpt2.weights.hf import PREFIX, config_json, unsupported_components
 from gpt2.weights.modeling import GenerationCache, KablateConfig, KablateForCausalLM
-from gpt2.weights.source import CONFIG_FILE, WEIGHTS_FILE
+from gpt2.weights.source import CONFIG_FILE, WEIGHTS_FILE, require_recorded_weights
 from lib.console import log
-from lib.errors import ConfigError, PreflightError, Problem
+from lib.errors import ConfigError, Problem
 from lib.files import fsync_directory, sha256_file, write_atomic, write_json
-from lib.json_files import RecordError
-from lib.runs.record import RunRecord, read_manifest
+from lib.runs.record import RunRecord
 from lib.runs.run_dir import RunDir
 
 _ENTRIES = (KablateConfig, KablateForCausalLM, GenerationCache)
@@ -59,7 +58,7 @@ def export(run: RunDir, target: Path, build_dir: Path) -> None:
     be downloaded.
     """
     config = read_resolved_config(run)
-    _check_weights(run)
+    require_recorded_weights(run)
     target = target.absolute()
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -233,25 +232,6 @@ tokenizer = AutoTokenizer.from_pretrained("FOLDER"{trust})
 model = AutoModelForCausalLM.from_pretrained("FOLDER"{trust})
 ```
 """
-
-
-def _check_weights(run: RunDir) -> None:
-    """Raise PreflightError if the weights do not match the digest in the manifest."""
-    try:
-        recorded = read_manifest(run).artifact_digest(run.weights)
-        damaged = sha256_file(run.weights) != recorded
-    except (RecordError, OSError) as error:
-        what = f"the run is incomplete: {error}"
-        raise PreflightError(Problem(what, str(run.path), code="run.incomplete")) from None
-    if damaged:
-        raise PreflightError(
-            Problem(
-                "digest differs from the manifest",
-                str(run.weights),
-                f"type: make rerun RUNS={run.path.name}",
-                code="weights.damaged",
-            )
-        )
 
 
 def _put(temporary: Path, target: Path) -> None:

@@ -15,7 +15,9 @@ from gpt2.records.run_files import read_resolved_config
 from gpt2.weights import hf
 from lib.console import log
 from lib.errors import PreflightError, Problem
+from lib.files import sha256_file
 from lib.json_files import RecordError, read_json_object
+from lib.runs.record import read_manifest
 from lib.runs.run_dir import RunDir, is_done
 
 CONFIG_FILE = "config.json"
@@ -172,6 +174,25 @@ def _part_names(model: ModelConfig) -> set[str]:
     attention = model.attention
     names = [part.name for part in (*attention.terms, *attention.gates)]
     return {*names, *(part.name for part in model.mlp.mechanisms)}
+
+
+def require_recorded_weights(run: RunDir) -> None:
+    """Raise PreflightError if the weights do not match the digest in the manifest."""
+    try:
+        recorded = read_manifest(run).artifact_digest(run.weights)
+        damaged = sha256_file(run.weights) != recorded
+    except (RecordError, OSError) as error:
+        what = f"the run is incomplete: {error}"
+        raise PreflightError(Problem(what, str(run.path), code="run.incomplete")) from None
+    if damaged:
+        raise PreflightError(
+            Problem(
+                "digest differs from the manifest",
+                str(run.weights),
+                f"type: make rerun RUNS={run.path.name}",
+                code="weights.damaged",
+            )
+        )
 
 
 def _complete(folder: Path) -> bool:

@@ -156,6 +156,26 @@ def test_a_file_that_is_no_study_is_refused(study_file, text):
     assert all(code.startswith("study.") for code in caught.value.codes)
 
 
+def test_a_damaged_file_is_a_study_or_an_error(study_file):
+    lines = GOOD.splitlines(keepends=True)
+    outcomes = set()
+    for i, line in enumerate(lines):
+        for damage in (
+            "",
+            line * 2,
+            line[: len(line) // 2],
+            f"{line.rstrip()}}}\n",
+            "\x00",
+            "[[step]]\n",
+        ):
+            try:
+                read_study(study_file("".join([*lines[:i], damage, *lines[i + 1 :]])))
+                outcomes.add("")
+            except ConfigError as error:
+                outcomes.update(error.codes)
+    assert {"", "study.syntax", "study.invalid-slug"} <= outcomes
+
+
 def test_a_missing_large_or_endless_file_is_refused(tmp_path, study_file):
     with pytest.raises(ConfigError) as caught:
         read_study(tmp_path / "study.toml")
