@@ -93,7 +93,8 @@ class TomlEntries:
                     )
                 return stream.read(_MAX_BYTES).decode()
         except (OSError, UnicodeDecodeError) as error:
-            what = f"unreadable {self.area} file ({error})"
+            cause = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+            what = f"unreadable {self.area} file: {cause}"
             raise ConfigError(
                 Problem(what, str(self.path), example, code=f"{self.area}.unreadable")
             ) from None

@@ -58,6 +58,7 @@ def main() -> int:
     add_variable(p, "set", "settings on top of .config")
     add_variable(p, "steps", "one step of the study")
     add_variable(p, "run", "a finished run: its name in make plan, or its directory")
+    add_variable(p, "seeds", "the seed of the run")
     add("listnewconfig", "list the symbols missing from .config", commands.new_symbols, json=True)
     p = add("diffconfig", "list differences between A and B", commands.diff_config_files, json=True)
     add_positional(p, "a", "a file or NAME[+FRAGMENT...]; default: .config.old")

@@ -21,7 +21,7 @@ from gpt2.planning.power import (
 from gpt2.training.budget import TrainingBudget, run_budget
 from lib.console import folded
 from lib.env import speed
-from lib.env.gpu import cpu_model, usable_cores
+from lib.env.gpu import ASSUMED_MFU, assumed_flops_per_second, cpu_model, usable_cores
 from lib.json_files import RecordError
 from lib.plan.run import PlannedRun, RunVariant
 from lib.report.render import (
@@ -98,7 +98,7 @@ class RunView(ModelSizes):
     # Training time only, without start-up and evaluation.
     seconds: float | None
     # Source of ``seconds``: measured (the run is done), configured (a time budget), runs (done runs
-    # of this plan), machine (matrix product speed), or unknown.
+    # of this plan), machine (matrix product speed), peak (of a GPU, times an assumed MFU), or unknown.
     seconds_from: str
     seconds_left: float | None
     # done, stale, new, running, interrupted, failed, damaged
@@ -111,14 +111,18 @@ class RunView(ModelSizes):
     iterations: int
 
 
-def look(plan: Plan) -> list[RunView]:
-    """Return a view of every run of the plan, in order."""
+def look(plan: Plan, gpu: str = "") -> list[RunView]:
+    """Return a view of every run of the plan, in order.
+
+    With the name of a ``gpu``, the time of runs that are not done is that of its assumed speed.
+    Raises ConfigError if the GPU is unknown.
+    """
     # The runs of a variant share one model for all seeds.
     models = {id(run.config.model): run.config.model for run in plan.runs}
     sizes_by_model = {key: _model_sizes(model) for key, model in models.items()}
     sizes = [sizes_by_model[id(run.config.model)] for run in plan.runs]
     timings = [_timing(RunDir(run.path)) for run in plan.runs]
-    estimate = _flops_per_second(plan, sizes, timings)
+    estimate = _assumed_speed(plan, gpu) if gpu else _flops_per_second(plan, sizes, timings)
     views = zip(plan.runs, sizes, timings, strict=True)
     comparison = SourceComparison()
     return [_view(run, size, timing, estimate, comparison) for run, size, timing in views]
@@ -143,7 +147,7 @@ def plan_text(plan: Plan, views: Sequence[RunView], width: int | None = None) ->
         "pairs": [f"{view.pairs_per_token:.0f}" for view in views],
         "reads": [str(view.reads) for view in views],
         "tokens": [_tokens(view) for view in views],
-        "time": ["~" * (v.seconds_from == "machine") + _time(v.seconds) for v in views],
+        "time": ["~" * (v.seconds_from in ("machine", "peak")) + _time(v.seconds) for v in views],
         "state": [view.state for view in views],
         "title": [run.variant.title for run in plan.runs],
         "delta": [view.delta for view in views],
@@ -253,8 +257,10 @@ def _time_note(views: Sequence[RunView]) -> str:
     sources = {view.seconds_from for view in views}
     if "machine" in sources:
         return "~ estimated from this CPU's matrix product speed, within a factor of two\n"
+    if "peak" in sources:
+        return f"~ assumed, nothing was timed: {ASSUMED_MFU:.0%} of the peak FLOP/s of the GPU\n"
     if "unknown" in sources:
-        return "- unknown until the first run of this plan has been timed on the GPU\n"
+        return "- unknown until a run was timed on the GPU; make plan GPU=h100 assumes a speed\n"
     return ""
 
 
@@ -411,6 +417,12 @@ class _Speed:
 
     flops_per_second: float | None
     source: str
+
+
+def _assumed_speed(plan: Plan, gpu: str) -> _Speed:
+    machine, gpus = plan.base.machine, plan.base.train.gpus
+    precision = machine.precision, machine.matmul_precision
+    return _Speed(assumed_flops_per_second(gpu, gpus, *precision), "peak")
 
 
 def _flops_per_second(

@@ -58,13 +58,20 @@ def compare(
         find_finished(run, build_dir, lookup, variable=name) for name, run in (("A", a), ("B", b))
     )
     facts = read_run_facts(left), read_run_facts(right)
-    names = names_of([left, right])
-    declared = _declared(facts, build_dir, lookup) & facts[0].symbols.keys()
+    study = _study_of(facts, build_dir, lookup)
+    names, declared = names_of([left, right]), set[str]()
+    if study is not None:
+        # A planned run has a configuration even if this code cannot read the recorded one.
+        paths = {run.run.path.resolve() for run in facts}
+        for run in study.runs:
+            names |= symbol_names(run.config) if run.path.resolve() in paths else {}
+        declared = set().union(*declared_axes(study, [left, right], "").values())
+        declared &= facts[0].symbols.keys()
     return compare_runs(*facts, names, [*words(axis), *sorted(declared)], words(label_by))
 
 
-def _declared(facts: Sequence[RunFacts], build_dir: Path, lookup: RunLookup) -> Set[str]:
-    """Return the symbols set by the steps of both runs; none unless .config's study plans both."""
+def _study_of(facts: Sequence[RunFacts], build_dir: Path, lookup: RunLookup) -> Plan | None:
+    """Return .config's study with every step if it plans all runs of ``facts``, else None."""
     seeds = {str(run.symbols.get("SEED", "")) for run in facts}
     try:
         layers = [*config_layers(build_dir), *lookup.settings]
@@ -72,12 +79,9 @@ def _declared(facts: Sequence[RunFacts], build_dir: Path, lookup: RunLookup) -> 
         study = whole_study(plan, layers)
     # Runs can be compared without a configuration, and with one that has other steps.
     except ConfigError:
-        return set()
+        return None
     planned = {run.path.resolve() for run in study.runs}
-    runs = [run.run for run in facts]
-    if not all(run.path.resolve() in planned for run in runs):
-        return set()
-    return set().union(*declared_axes(study, runs, "").values())
+    return study if planned >= {run.run.path.resolve() for run in facts} else None
 
 
 def words(text: str) -> list[str]:

@@ -192,18 +192,28 @@ _FACTS: Mapping[str, Sequence[str]] = {
 }
 
 
-def why(place: ConfigWorkspace, sym: str, json: bool, set: str, steps: str, run: str) -> str:
+def why(
+    place: ConfigWorkspace, sym: str, json: bool, set: str, steps: str, run: str, seeds: str
+) -> str:
     """Explain the value of ``sym`` in ``.config``, in one step of its study, or in a finished run.
 
     Raises ConfigError if there is no such symbol, step or run.
     """
     if run:
-        return explain_setting(place, sym, run, json, steps, set)
+        return explain_setting(place, sym, run, json, RunLookup(steps, seeds), set)
+    if seeds:
+        what = f"requires RUN= (got {seeds!r})"
+        raise ConfigError(Problem(what, "SEEDS", code="usage.missing-argument"))
     return explain_symbol(place, sym, json, layers_on_top(place, set, steps))
 
 
 def explain_setting(
-    place: ConfigWorkspace, sym: str, run: str, json: bool, steps: str = "", set: str = ""
+    place: ConfigWorkspace,
+    sym: str,
+    run: str,
+    json: bool,
+    lookup: RunLookup | None = None,
+    set: str = "",
 ) -> str:
     """Return the value of ``sym`` in a finished run, its source, and the values that were observed.
 
@@ -214,7 +224,7 @@ def explain_setting(
         if text:
             what = f"cannot change a finished run (expected no value, got {text!r})"
             raise ConfigError(Problem(what, variable, "omit RUN=", code="usage.conflict"))
-    found = find_finished(run, place.build, RunLookup(steps))
+    found = find_finished(run, place.build, lookup)
     record = RunRecord(found)
     symbols = record.config.symbols
     if name not in symbols:

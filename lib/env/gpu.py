@@ -121,6 +121,22 @@ def peak_tflops(device_name: str, precision: str, matmul_precision: str) -> floa
     return peaks["tf32"] if rounded and "tf32" in peaks else peaks.get(precision)
 
 
+# Model FLOPs utilisation that a plan assumes of a GPU on which nothing was timed.
+ASSUMED_MFU = 0.35
+
+
+def assumed_flops_per_second(name: str, gpus: int, precision: str, matmul_precision: str) -> float:
+    """Return the speed that a plan assumes for a run on ``gpus`` GPUs, in FLOP/s.
+
+    Raises ConfigError if the GPU is unknown, or its peak in this precision.
+    """
+    peak = peak_tflops(find_gpu(name).name, precision, matmul_precision)
+    if peak is None:
+        what = f"no known {precision} peak of this GPU (expected another GPU or PRECISION)"
+        raise ConfigError(Problem(what, f"GPU={name}", code="gpu.unknown-peak"))
+    return peak * 1e12 * ASSUMED_MFU * gpus
+
+
 def gpu_with_memory(memory_gib: float) -> Gpu:
     """Return a GPU outside the table of which only the memory is specified."""
     return Gpu(f"{memory_gib:g} GiB", memory_gib, {})

@@ -103,6 +103,14 @@ def test_steps_of_a_study_may_differ_in_what_they_set(study):
     # Other seeds are a difference that no step declares.
     refused = compare(runs[0], runs[3], study)
     assert [reason.partition(":")[0] for reason in refused.reasons] == ["SEED"]
+    # Also if a symbol was added since.
+    file = f"{runs[0]}/resolved_config.yaml"
+    with open(file) as stream:
+        record = json.load(stream)
+    del record["symbols"]["JOBS"]
+    with open(file, "w") as stream:
+        json.dump(record, stream)
+    assert compare(runs[0], runs[2], study).verdict == "COMPARED"
     # Without the configuration of the study, nothing is declared.
     assert compare(runs[0], runs[2], study / "elsewhere").verdict == "NOT COMPARABLE"
 
