@@ -32,6 +32,8 @@ _UNITS = {"seconds", "hours", "gib", "percent", "iterations"}
 # Fields whose name has other words than their symbol.
 _OTHER_NAMES = {
     "LR_SCHEDULE": "kind",
+    "ON_DONE_CMD": "on_done_command",
+    "ON_FAIL_CMD": "on_fail_command",
     "PRUNING_SPARSITY": "target",
     "SPAM_WARMUP_STEPS": "reset_warmup_steps",
 }
