@@ -60,6 +60,7 @@ def test_three_blocks_predict_any_depth(
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("slug", "again"), [("baseline", False), ("full", False), ("full", True)])
 def test_peak_matches_torchs_memory_tracker(
     configure: Configure, monkeypatch: pytest.MonkeyPatch, slug: str, again: bool

@@ -47,6 +47,7 @@ def slugs(table):
     return [line.split(",")[1] for line in table.splitlines()[1:]]
 
 
+@pytest.mark.slow
 def test_a_selection_changes_what_is_printed_and_no_file(build):
     whole, files = report(build)
     assert slugs(files["table.csv"]) == ["baseline", "ra"] and "n=3" in files["table.md"]

@@ -101,6 +101,7 @@ def test_killed_and_resumed_gives_the_same_bytes(
     assert all(row["grad_norm"] > 0.1 for row in whole.rows("train"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", TOGETHER.values(), ids=TOGETHER)
 def test_two_processes_leave_the_bytes_of_one_that_accumulates(
     configure: Configure, train: Callable, ranks: Callable, changes: dict[str, Any]

@@ -106,6 +106,7 @@ def test_loss_tables_of_1_2_and_4_processes_are_one(
         torch.testing.assert_close(tables[size], tables[1], rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attention", [{}, SPARSE], ids=["full", "sparse"])
 def test_with_two_micro_batches_two_processes_leave_the_same_bytes(
     configure: Configure, together: Callable, attention: dict[str, SymbolValue]
