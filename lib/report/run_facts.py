@@ -134,13 +134,12 @@ def read_run_facts(run: RunDir) -> RunFacts:
         table[f"knobs.{name}"] = (
             str(observed_value).partition(":")[0] if name == "device" else observed_value
         )
-    sources = manifest.find("origin", "sources")
     return RunFacts(
         record=record,
         settings=flatten_identity(record.config.identity),
         observed=observed,
         requested={f"knobs.{name}": knob["requested"] for name, knob in by_name.items()},
-        sources=sources if isinstance(sources, Mapping) else {},
+        sources=manifest.sources,
         speed=speed,
     )
 

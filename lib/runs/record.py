@@ -7,7 +7,7 @@ caller does not use. Imports no torch.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
@@ -238,7 +238,17 @@ class RunManifest(JsonRecord):
     @cached_property
     def origin(self) -> OriginRecord:
         """Return source digests, torch version and device model."""
-        return self.section(OriginRecord, "origin")
+        return replace(self.section(OriginRecord, "origin"), sources=self.sources)
+
+    @cached_property
+    def sources(self) -> Mapping[str, str]:
+        """Return file → SHA-256 of all loaded code; empty if it was not recorded."""
+        sources = self.find("origin", "sources")
+        if not isinstance(sources, Mapping):
+            return {}
+        if not set(map(type, sources.values())) <= {str}:
+            raise DamagedRecord(self.file, "origin.sources of digests", "another type")
+        return sources
 
     @cached_property
     def hardware(self) -> HardwareRecord:

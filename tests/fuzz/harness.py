@@ -282,7 +282,8 @@ def start_forked(main: Callable[[], int], words: Sequence[str], folder: Path) ->
 def become(main: Callable[[], int], words: Sequence[str], folder: Path) -> NoReturn:
     """Run ``main`` with its arguments, and streams below ``folder``; exit with its code."""
     code = 70
-    # A fork has none of the threads that torch may have started in the process of the tests.
+    # If another test has computed with several threads, OpenMP waits forever for those threads, which
+    # a fork does not have: also after set_num_threads, as soon as a number above 1 is set.
     torch.set_num_threads(1)
     try:
         os.chdir(folder)

@@ -130,3 +130,11 @@ def test_heartbeats_are_read_by_rank(tmp_path: Path) -> None:
         beat = {"ts": 1.5, "step": rank, "mem_reserved_mib": 2.0, "rank": rank}
         run.heartbeat(rank).write_text(json.dumps(beat) + "\n")
     assert [beats[0].step for beats in RunRecord(run).heartbeats.values()] == [0, 1]
+
+
+@pytest.mark.parametrize("digest", [-1, None, []])
+def test_sources_are_digests(tmp_path: Path, digest: object) -> None:
+    sources = {"gpt2/model.py": "a" * 64, "gpt2/train.py": digest}
+    write_run(tmp_path / "run", manifest=changed(MANIFEST, origin__sources=sources))
+    with pytest.raises(DamagedRecord, match=r"origin\.sources"):
+        _ = RunRecord(RunDir(tmp_path / "run")).manifest.origin
