@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +13,6 @@ import pytest
 
 from gpt2.ablation import RATIO
 from gpt2.planning import view as planning_view
-from gpt2.planning.arguments import add_running, new_parser, run_options
 from gpt2.planning.looks import declared_contrasts, verdict_plan
 from gpt2.planning.plan import (
     Plan,
@@ -26,44 +24,15 @@ from gpt2.planning.plan import (
     table_plan,
 )
 from lib.config.dotconfig import defconfig_layers
-from lib.config.field import SymbolValue
 from lib.config.layers import parse_command_line_settings
 from lib.env import speed
-from lib.env.gpu import cpu_model
 from lib.errors import ConfigError
 from lib.files import write_json
 from lib.project import ROOT
 from lib.report.contrasts import DesignOptions
 from lib.report.looks import Look, LookPlan, LookSchedule
 from lib.report.study_verdicts import StudyVerdicts, write_verdicts
-from lib.runs.code import installed_torch
 from lib.runs.run_dir import RunDir, RunStatus, State, write_status
-from tests.build_folder import write_build
-from tests.lib.fabricated import MANIFEST, write_run
-
-SMALL = {"DEVICE_CPU": True, "MODEL_SIZE_TINY": True, "TOKENIZER_BYTE": True, "MAX_ITERS": 100}
-
-
-@pytest.fixture
-def configure(tmp_path: Path) -> Callable[..., Path]:
-    """Return a function that writes a .config and returns its build folder; None removes a symbol."""
-
-    def write(**settings: SymbolValue | None) -> Path:
-        symbols = {k: v for k, v in {**SMALL, **settings}.items() if v is not None}
-        return write_build(tmp_path, symbols)
-
-    return write
-
-
-@pytest.fixture
-def planned(configure) -> Callable[..., Plan]:
-    def plan(
-        steps: str = "", seeds: str = "", sweep: Sweep | None = None, **settings: SymbolValue | None
-    ) -> Plan:
-        build = configure(**settings)
-        return make_plan(config_layers(build), build, steps=steps, seeds=seeds, sweep=sweep)
-
-    return plan
 
 
 def finish(run, tokens_per_second: float, train_seconds: float) -> None:
@@ -534,70 +503,3 @@ def test_the_whole_study_is_judged_whatever_steps_are_selected(planned):
     with pytest.raises(ConfigError) as caught:
         planned(steps="0,1", seeds="auto", **AUTO)
     assert caught.value.problems[0].where == "STEPS"
-
-
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_stale_runs_are_named_once_with_what_changed(planned, device: str) -> None:
-    settings = {"DEVICE_CUDA": True, "DEVICE_CPU": None} if device == "cuda" else {}
-    plan = planned(seeds="1,2", **settings)
-    # The model of a GPU is not compared, because reading it imports torch.
-    model = cpu_model() if device == "cpu" else "some GPU"
-    origin = {"torch": installed_torch(), "device": model}
-    for run, sources in zip(plan.runs, ({}, {"gpt2/model.py": "0" * 64}), strict=True):
-        write_run(run.path, manifest={**MANIFEST, "origin": {**origin, "sources": sources}})
-    done, stale = planning_view.look(plan)
-    assert (done.state, stale.state) == ("done", "stale")
-    assert stale.changes == ["gpt2/model.py"] and stale.seconds_left == 0
-    for text in (planning_view.plan_text, planning_view.status_text):
-        shown = text(plan, [done, stale])
-        assert shown.count("gpt2/model.py") == 1 and "1 done, 1 stale" in shown
-
-
-def test_the_treatment_of_stale_runs_is_remembered_and_overridden(planned) -> None:
-    parser = new_parser("a test")
-    add_running(parser)
-    study = planned(ON_STALE_KEEP=True).base.study
-    assert run_options(parser.parse_args([]), study).stale == "keep"
-    assert run_options(parser.parse_args(["--on-stale", "stop"]), study).stale == "stop"
-    assert run_options(parser.parse_args([]), planned().base.study).stale == "stop"
-
-
-def test_a_plan_fits_the_columns_of_a_terminal(planned) -> None:
-    plan = planned(RA_MLA_ABLATION_MODE=True)
-    views = planning_view.look(plan)
-    for width in (80, 132):
-        lines = planning_view.plan_text(plan, views, width).splitlines()
-        # A path is not broken.
-        assert [line for line in lines if len(line) > width and "/" not in line.strip()[1:]] == []
-        assert "title" in lines[0] and ("FLOP/token" in lines[0]) == (width == 132)
-    assert "delta" in planning_view.plan_text(plan, views).splitlines()[0]
-
-
-def test_before_a_first_run_a_gpu_is_assumed_and_marked(planned) -> None:
-    settings = {"DEVICE_CUDA": True, "DEVICE_CPU": None, "PRECISION_BF16": True}
-    settings |= {"PRECISION_WHY": "a test", "GPU_WATTS": 700}
-    plan = planned(steps="0-1", seeds="1,2", RA_MLA_ABLATION_MODE=True, **settings)
-    assert planning_view.look(plan)[0].seconds is None
-    views = planning_view.look(plan, "h100")
-    flops = views[0].tokens * views[0].flops_per_token
-    assert views[0].seconds == pytest.approx(flops / (0.35 * 989e12), rel=0.01)
-    assert {view.seconds_from for view in views} == {"peak"}
-    text = planning_view.plan_text(plan, views)
-    assert "~00:00" in text and "35% of the peak" in text
-    assert json.loads(planning_view.to_json(plan, views))["cost"]["kwh"] > 0
-    # Two GPUs take half of the time.
-    two = planned(seeds="1", GPUS=2, GRAD_ACCUMULATION=4, **settings)
-    (view,) = planning_view.look(two, "h100")
-    assert view.seconds == pytest.approx(
-        view.tokens * view.flops_per_token / (0.7 * 989e12), rel=0.01
-    )
-
-
-@pytest.mark.parametrize(
-    ("gpu", "code"), [("gtx9999", "gpu.unknown-name"), ("v100-16", "gpu.unknown-peak")]
-)
-def test_a_gpu_without_a_known_peak_is_an_error(planned, gpu: str, code: str) -> None:
-    plan = planned(DEVICE_CUDA=True, DEVICE_CPU=None, PRECISION_BF16=True, PRECISION_WHY="a")
-    with pytest.raises(ConfigError) as caught:
-        planning_view.look(plan, gpu)
-    assert caught.value.codes == [code]
