@@ -248,7 +248,7 @@ validate-machine: setup ## Validate NSA on this device (FULL=1: long contexts)
 	$(Q)$(PY) scripts/validate_machine.py $(INTO)
 
 ##@ Operate
-.PHONY: setup tensorboard trackio-view help clean mrproper
+.PHONY: setup tensorboard trackio-view help completion clean mrproper
 setup: ## Create the Python environment; EXTRAS= adds packages
 	@$(SETUP) "$$EXTRAS"
 
@@ -262,6 +262,10 @@ help: ## Show this text
 	@$(boot) -m lib.make_help Makefile "$$(test ! -f $(call quote,$(DOTCONFIG)) || \
 		$(PY) scripts/status.py --one-line $(INTO) 2> /dev/null || \
 		echo '.config exists: make plan lists its runs')"
+
+FRAGMENTS := $(patsubst defconfigs/fragments/%,+%,$(wildcard defconfigs/fragments/*))
+completion: ## Completion of bash, zsh: source <(make -s completion)
+	@$(boot) -m lib.make_help Makefile --completion $(DEFCONFIGS:defconfig-%=%) $(FRAGMENTS)
 
 clean: ## Remove generated files; keeps .config, data and results
 	$(Q)for file in config.py check.json defconfig; do rm -f $(call quote,$(BUILD))/$$file; done

@@ -2,6 +2,7 @@
 
     python3 -m lib.make_help MAKEFILE [SUMMARY]
     python3 -m lib.make_help MAKEFILE --unknown target|variable NAME...
+    python3 -m lib.make_help MAKEFILE --completion DEFCONFIG...
 
 ``target: ... ## text`` describes a target, ``##: label text`` any other entry, and ``##@ Group``
 begins a group. SUMMARY describes the configured runs; without SUMMARY, the help explains how to
@@ -38,9 +39,7 @@ def unknown_words(makefile: str, kind: str, names: Sequence[str]) -> str:
     # An older Python than that of the modules can show the help, but not import them.
     from lib.errors import nearest
 
-    targets = re.findall(r"^([a-z][a-z-]*):", makefile, re.MULTILINE)
-    settings = re.findall(r"^SETTINGS \+?:?= (.*)$", makefile, re.MULTILINE)
-    known = targets if kind == "target" else " ".join(settings).split()
+    known = _targets(makefile) if kind == "target" else _settings(makefile)
     lines = []
     for name in names:
         near = nearest(name, known)
@@ -53,12 +52,66 @@ def unknown_words(makefile: str, kind: str, names: Sequence[str]) -> str:
     return "\n".join([*lines, "EXIT    code 2", ""])
 
 
+# bash splits words at "=", so that a reply to SYM=DR is the name of a symbol alone.
+_COMPLETION = r"""# Completion of make for this tree, for bash and zsh: source <(make -s completion)
+if [ -n "$ZSH_VERSION" ]; then autoload -Uz bashcompinit && bashcompinit; fi
+_kablate_make() {
+    local typed=${COMP_LINE:0:COMP_POINT} words=
+    typed=${typed##* }
+    COMPREPLY=()
+    [ -f scripts/run_test_matrix.py ] || return 0
+    case $typed in
+    SYM=*|SET=*) words=$(sed -nE 's/^(# )?CONFIG_([A-Z0-9_]+)[= ].*/\2/p' .config 2> /dev/null) ;;
+    RUN=*|A=*|B=*|RUNS=*) words=$(ls -d results/*/*-s*/ 2> /dev/null | sed 's:/$::') ;;
+    DEFCONFIG=*) words="@defconfigs@" ;;
+    *=*) return 0 ;;
+    *) words="@targets@ @variables@" ;;
+    esac
+    case $typed in defconfig-*+*) words=$(printf "${typed%+*}+%s " @fragments@) ;; esac
+    COMPREPLY=($(compgen -W "$words" -- "${typed#*=}"))
+    case "${COMPREPLY[*]}" in *=) type compopt > /dev/null 2>&1 && compopt -o nospace ;; esac
+    return 0
+}
+complete -o default -F _kablate_make make
+"""
+
+
+def completion(makefile: str, defconfigs: Sequence[str]) -> str:
+    """Return a script that completes targets, variables, fragments, symbols and runs.
+
+    ``defconfigs`` are the names of defconfigs, and of fragments with a ``+`` before them.
+    """
+    targets, settings = _targets(makefile), _settings(makefile)
+    bases = [name for name in defconfigs if name[:1] != "+"]
+    words = {
+        "targets": [*targets, *(f"defconfig-{name}" for name in bases)],
+        "variables": [f"{name}=" for name in settings],
+        "defconfigs": bases,
+        "fragments": [name[1:] for name in defconfigs if name[:1] == "+"],
+    }
+    script = _COMPLETION
+    for name, values in words.items():
+        script = script.replace(f"@{name}@", " ".join(values))
+    return script
+
+
+def _targets(makefile: str) -> list[str]:
+    return re.findall(r"^([a-z][a-z-]*):", makefile, re.MULTILINE)
+
+
+def _settings(makefile: str) -> list[str]:
+    return " ".join(re.findall(r"^SETTINGS \+?:?= (.*)$", makefile, re.MULTILINE)).split()
+
+
 def main(path: str, *words: str) -> int:
     """Print the help, or an error; return the exit code."""
     with open(path, encoding="utf-8") as makefile:
         if words[:1] == ("--unknown",):
             sys.stderr.write(unknown_words(makefile.read(), words[1], words[2:]))
             return 2
+        if words[:1] == ("--completion",):
+            sys.stdout.write(completion(makefile.read(), words[1:]))
+            return 0
         sys.stdout.write(help_text(makefile, "".join(words).strip()))
     return 0
 

@@ -13,7 +13,7 @@ import pytest
 
 from lib.config.dotconfig import ConfigWorkspace, list_defconfigs, read_constants
 from lib.env.python_env import VirtualEnvironment
-from lib.make_help import help_text
+from lib.make_help import completion, help_text
 from lib.project import ROOT
 from lib.style import check
 
@@ -121,12 +121,13 @@ def unconfigured(tmp_path):
         ("style", "scripts/check_style.py"),
         ("setup", "-m lib.env"),
         ("help", "-m lib.make_help"),
+        ("completion", "-m lib.make_help"),
     ],
 )
 def test_target_reaches_its_command(target, command, unconfigured):
     printed = planned(target, f"O={unconfigured}", "SYM=SEED", "RUNS=*", "RUN=ra", "SET=SEED=2")
     assert command in printed
-    assert "-m lib.env " in printed or target == "help"
+    assert "-m lib.env " in printed or target in ("help", "completion")
     script = re.match(r"scripts/\S+", command)
     assert script is None or (ROOT / script[0]).exists()
 
@@ -521,3 +522,34 @@ class TestClean:
         assert make("mrproper", f"O={build}", cwd=tree).returncode == 0
         assert list(build.iterdir()) == []
         assert (tree / ".config").exists() and (tree / "config.py").exists()
+
+
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        ("make verd", {"verdicts"}),
+        ("make plan STE", {"STEPS="}),
+        ("make defconfig-gpt2-quickst", {"defconfig-gpt2-quickstart"}),
+        ("make defconfig-gpt2-124m+qui", {"defconfig-gpt2-124m+quick"}),
+        ("make check DEFCONFIG=gpt2-quickst", {"gpt2-quickstart"}),
+        ("make why SYM=DROPO", {"DROPOUT"}),
+        ("make audit RUNS=results/ratio/ra-s1", {"results/ratio/ra-s1-0a1b2c3d"}),
+        ("make plan STEPS=r", set()),
+    ],
+)
+def test_completion_knows_targets_variables_symbols_and_runs(tmp_path, typed, expected):
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / "scripts/run_test_matrix.py").touch()
+    (tmp_path / "results/ratio/ra-s1-0a1b2c3d").mkdir(parents=True)
+    (tmp_path / ".config").write_text('CONFIG_DROPOUT="0.0"\n# CONFIG_COMPILE is not set\n')
+    bases, fragments = list_defconfigs(ROOT)
+    names = [*(d.name for d in bases), *(f"+{d.name}" for d in fragments)]
+    (tmp_path / "script").write_text(completion(MAKEFILE, names))
+    command = (
+        f". ./script; COMP_LINE={typed!r} COMP_POINT={len(typed)}; _kablate_make 2> /dev/null; "
+        'printf "%s\\n" "${COMPREPLY[@]}"'
+    )
+    done = subprocess.run(
+        ["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert set(done.stdout.split()) == expected, done.stderr
