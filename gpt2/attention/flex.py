@@ -11,7 +11,7 @@ softmax of a row is the sum of the branches' softmaxes weighted by exp(lse_b −
 log-sum-exp over branches: the rule used by FlashAttention to merge blocks (Dao et al. 2022, arXiv
 2205.14135).
 
-B batch, T tokens, N heads, D width of queries and keys, E width of values; i the query, j the key.
+B batch, T tokens, S keys, N heads, K key/value heads, D width of queries and keys, E width of values; i the query, j the key.
 """
 
 from collections.abc import Callable, Sequence
@@ -49,7 +49,7 @@ def window_attention(
     """
     if q_BNTD.device.type == "cpu":
         return _all_pairs(q_BNTD, k_BNTD, v_BNTE, window, scale)
-    return flex_window_attention(_compiled(), q_BNTD, k_BNTD, v_BNTE, window, scale)
+    return flex_window_attention(compiled_flex_attention(), q_BNTD, k_BNTD, v_BNTE, window, scale)
 
 
 def flex_window_attention(
@@ -63,14 +63,31 @@ def flex_window_attention(
     """Run the pass with ``kernel``, a variant of ``flex_attention``."""
     length = q_BNTD.shape[2]
     mask = _block_mask(min(window, length), length, q_BNTD.device)
+    return flex_pass(kernel, q_BNTD, k_BNTD, v_BNTE, mask, scale)
+
+
+def flex_pass(
+    kernel: Callable[..., tuple[Tensor, AuxOutput]],
+    q_BNTD: Tensor,
+    k_BKSD: Tensor,
+    v_BKSE: Tensor,
+    mask: BlockMask,
+    scale: float,
+) -> tuple[Tensor, Tensor]:
+    """Return context BNTE and log-sum-exp BNT of one pass; N is a multiple of K."""
+    # Not the kernel for decoding, which torch otherwise takes for fewer than 128 queries, and which
+    # has no configuration for some shapes.
+    kernel_options = {"BACKEND": "TRITON"} if q_BNTD.is_cuda else None
     with torch._dynamo.config.patch(recompile_limit=RECOMPILE_LIMIT):
         context, aux = kernel(
             q_BNTD,
-            k_BNTD,
-            v_BNTE,
+            k_BKSD,
+            v_BKSE,
             block_mask=mask,
             scale=scale,
+            enable_gqa=q_BNTD.shape[1] != k_BKSD.shape[1],
             return_aux=AuxRequest(lse=True),
+            kernel_options=kernel_options,
         )
     assert aux.lse is not None
     return context, aux.lse
@@ -90,7 +107,7 @@ def _all_pairs(
 
 
 @cache
-def _compiled() -> Callable[..., tuple[Tensor, AuxOutput]]:
+def compiled_flex_attention() -> Callable[..., tuple[Tensor, AuxOutput]]:
     """Compile ``flex_attention`` with ``fullgraph=True``.
 
     Otherwise a graph break, or reaching the recompile limit, would silently fall back to computing

@@ -157,6 +157,8 @@ def check_attention(model: ModelConfig, machine: MachineConfig) -> None:
     Raises PreflightError if it is not. If a kernel is named, torch is queried with tensors of the
     configured shape; no kernel runs.
     """
+    options = model.attention
+    options.pattern.check_kernels(model.shape, options.projection, machine)
     shows_weights = {model.mlp.reads_weights(site) for site in model.sites()}
     forms = {select_backend(model.attention, model.shape, s, machine.device) for s in shows_weights}
     if "sdpa" in forms and model.attention.backend != "auto":

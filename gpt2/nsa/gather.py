@@ -185,7 +185,7 @@ def _attend_packed(q_rgH: Tensor, k_cH: Tensor, v_cH: Tensor, lengths_r: Tensor)
     rows, heads, width = q_rgH.shape
     queries = torch.arange(rows + 1, device=q_rgH.device, dtype=torch.int32) * heads
     keys = F.pad(lengths_r.cumsum(0), (1, 0)).to(torch.int32)
-    # varlen_attn divides by √H itself.
+    # varlen_attn of torch 2.11 divides by √H itself.
     packed_R1H = (q_rgH * width**0.5).reshape(-1, 1, width)
     k_c1H, v_c1H = (x[:, None].contiguous() for x in (k_cH, v_cH))
     longest = int(lengths_r.max())

@@ -20,11 +20,13 @@ from gpt2.kv_cache import BlockKVCache
 from gpt2.mechanism_statistics import Statistics
 from gpt2.nsa import ops
 from gpt2.nsa.cache import BranchKeyValues, KeyValue, NsaCache
+from gpt2.nsa.fused import attend_fused, gpu_kernels
 from gpt2.nsa.gather import FallbackCounter, attend_gathered
 from gpt2.nsa.options import NsaOptions, merges_ranges, resolve_backend
 from gpt2.nsa.select import attend_compressed, random_blocks, rank_compressed
 from gpt2.shape import ModelShape
 from gpt2.zero_linear import ZeroInitLinear
+from lib.errors import PreflightError, Problem
 from lib.pruning.pruners import NeverPruned
 
 _SHORT_NAMES = {"compressed": "cmp", "selected": "sel", "window": "win"}
@@ -322,7 +324,10 @@ def attend_branches(
     which no packed kernel can run.
     """
     outputs: list[Tensor] = []
+    backend = _backend(options, q_BNTH)
     with torch.autocast(q_BNTH.device.type, enabled=False):
+        if backend == "triton":
+            return attend_fused(q_BNTH, keys, options, first, block, gpu_kernels())
         q_BKgTH = (q_BNTH * q_BNTH.shape[-1] ** -0.5).unflatten(1, (keys.heads, -1))
         blocks_BKTn = None
         if options.branch_compressed:
@@ -341,7 +346,7 @@ def attend_branches(
             assert blocks_BKTn is not None
             by_token = q_BKgTH.transpose(2, 3)
             inputs = (by_token, *keys.selected_BKSH, blocks_BKTn, options.select)
-            if resolve_backend(options, q_BNTH.device.type) == "blocks":
+            if backend == "blocks":
                 selected = attend_selected(*inputs)
             else:
                 merged = merges_ranges(options, keys.selected_BKSH[0].shape[2])
@@ -351,6 +356,17 @@ def attend_branches(
             # All branches share one query tensor, so that autograd saves a single copy.
             outputs.append(attend_window(q_BKgTH.flatten(1, 2), *keys.window_BKSH, options.window))
     return outputs
+
+
+def _backend(options: NsaOptions, q_BNTH: Tensor) -> str:
+    """Return the backend for queries; fp64, which only tests compute in, has no fused kernels."""
+    backend = resolve_backend(options, q_BNTH.device.type)
+    if backend == "triton" and q_BNTH.dtype == torch.float64:
+        if options.backend == "triton":
+            what = "NSA_BACKEND: triton cannot compute in float64"
+            raise PreflightError(Problem(what, code="gpu.unsupported"))
+        return "gather"
+    return backend
 
 
 def combine_branches(branches_BNTH: list[Tensor], gates_cBNT: Tensor) -> Tensor:

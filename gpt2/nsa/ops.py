@@ -31,6 +31,7 @@ from gpt2.nsa.query_major import (
     accumulation_dtype,
     append_minus_one,
     append_shift,
+    exact_products,
     head_indices,
     head_slice,
 )
@@ -83,6 +84,7 @@ def query_tiles(blocks_Tn: Tensor, size: int, length: int) -> list[QueryTile]:
     return bands
 
 
+@exact_products
 def forward(
     q_TgH: Tensor,
     k_SH: Tensor,
@@ -110,6 +112,7 @@ def forward(
         logsums_Tg[band.rows] = sums_tg.log2_().add_(shift_tg)
 
 
+@exact_products
 def backward(
     dcontext_TgH: Tensor,
     q_TgH: Tensor,

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, ClassVar
 
 from gpt2.attention.options import (
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from gpt2.nsa.module import Nsa
+    from lib.env.options import MachineConfig
 
 # The order of gates, separate keys and values, and head outputs.
 BRANCHES = ("compressed", "selected", "window")
@@ -99,7 +101,7 @@ class NsaOptions(PatternOptions):
     branch_compressed: bool = kconfig_field("NSA_BRANCH_COMPRESSED")
     branch_selected: bool = kconfig_field("NSA_BRANCH_SELECTED")
     branch_window: bool = kconfig_field("NSA_BRANCH_WINDOW")
-    # Backend of the selected branch: auto, blocks or gather.
+    # auto, blocks, gather or triton.
     backend: str = kconfig_field("NSA_BACKEND", form=True)
     # Ranges of the gather backend: lists, merged, or adaptive (merged from ranges_min tokens on).
     ranges: str = kconfig_field("NSA_RANGES", form=True)
@@ -291,6 +293,18 @@ class NsaOptions(PatternOptions):
         # Blocks that are used for ranking alone have keys but no values.
         return separate + (blocks if self.branch_compressed else blocks // 2)
 
+    def check_kernels(
+        self, shape: ModelShape, projection: ProjectionOptions, machine: "MachineConfig"
+    ) -> None:
+        """Run the fused kernels on a few tokens, if ``machine`` is a GPU that would use them.
+
+        Raises PreflightError if the GPU cannot run them.
+        """
+        if resolve_backend(self, machine.device) == "triton":
+            from gpt2.nsa.fused import check_kernels
+
+            check_kernels(shape, projection.cached_numbers(shape), self, machine)
+
     def build(
         self,
         shape: ModelShape,
@@ -352,21 +366,29 @@ def selected_pairs(length: int, select: int, count: int) -> int:
     return whole * select + own
 
 
-# Backend of the selected branch on a device. Imports no torch.
+# Backend on a device. Imports no torch.
 
 
 def resolve_backend(options: NsaOptions, device: str) -> str:
-    """Return the backend (blocks or gather) for the device type ``device``.
+    """Return the backend (blocks, gather or triton) for the device type ``device``.
 
     Returns the empty string if the selected branch is not built. Raises PreflightError if the
     configured backend cannot run on the device.
     """
     if options.backend == "auto":
-        return "gather" if device == "cuda" else "blocks"
-    if options.backend == "gather" and device not in ("cpu", "cuda"):
-        what = f"NSA_BACKEND: gather cannot run on {device!r} (expected cpu or cuda)"
+        if device == "cuda":
+            return "triton" if find_spec("triton") else "gather"
+        return "blocks"
+    devices = {"gather": ("cpu", "cuda"), "triton": ("cuda",)}.get(options.backend, (device,))
+    if device not in devices:
+        expected = " or ".join(devices)
+        what = f"NSA_BACKEND: {options.backend} cannot run on {device!r} (expected {expected})"
         fix = "type: SET=NSA_BACKEND_BLOCKS=y"
         raise PreflightError(Problem(what, next=fix, code="gpu.unsupported"))
+    if options.backend == "triton" and not find_spec("triton"):
+        what = "NSA_BACKEND: the package triton is missing"
+        fix = "type: SET=NSA_BACKEND_GATHER=y, or install torch for the GPU"
+        raise PreflightError(Problem(what, next=fix, code="env.missing-package"))
     return options.backend
 
 

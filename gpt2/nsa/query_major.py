@@ -13,6 +13,8 @@ c the keys that any query of the chunk sees, R = g·r.
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import wraps
+from typing import ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -67,6 +69,32 @@ class ScratchBuffers:
     def product(self, name: str, left: Tensor, right: Tensor) -> Tensor:
         """Return the matrix product ``left`` · ``right`` in the scratch tensor ``name``."""
         return torch.mm(left, right, out=self.get(name, len(left), right.shape[1]))
+
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+def exact_products(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Make ``function``, whose first argument is a tensor, compute fp32 products on a GPU in fp32.
+
+    TF32 rounds to 11 bits, also the shift that a product subtracts from the scores of a row: all
+    weights of the row would have the same error, for a shift of 20 about 1 %.
+    """
+
+    @wraps(function)
+    def run(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        precision, like = torch.get_float32_matmul_precision(), args[0]
+        assert isinstance(like, Tensor)
+        if not like.is_cuda or precision == "highest":
+            return function(*args, **kwargs)
+        torch.set_float32_matmul_precision("highest")
+        try:
+            return function(*args, **kwargs)
+        finally:
+            torch.set_float32_matmul_precision(precision)
+
+    return run
 
 
 def append_shift(
@@ -196,6 +224,7 @@ class QueryChunk:
 WeightsCallback = Callable[[QueryChunk, Tensor], None]
 
 
+@exact_products
 def forward(
     q_gTH: Tensor,
     k_MH: Tensor,
@@ -222,6 +251,7 @@ def forward(
             show(chunk, weights_grc.mul_(inverse_gr1))
 
 
+@exact_products
 def backward(
     dcontext_gTH: Tensor,
     q_gTH: Tensor,

@@ -24,7 +24,7 @@ from lib.config.tree import KconfigTree
 from lib.errors import PreflightError
 from lib.report.render import markdown_table
 
-BACKENDS = ("blocks", "gather")
+BACKENDS = ("blocks", "gather", "triton")
 _SMALL: dict[str, SymbolValue] = {
     "MODEL_SIZE_CUSTOM": True,
     "N_LAYER": 2,

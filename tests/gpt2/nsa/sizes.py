@@ -17,7 +17,7 @@ SIZES = {"compress": 4, "stride": 2, "select": 6, "count": 4, "window": 5}
 FORM = {"shared_kv": False, "phi": "mlp", "hidden": 3, "gate": "sigmoid"}
 BRANCHES = {f"branch_{name}": True for name in ("compressed", "selected", "window")}
 FORM |= {"select_by": "score", **BRANCHES}
-FORM |= {"backend": "auto", "ranges": "lists", "ranges_min": 0}
+FORM |= {"backend": "auto", "ranges": "", "ranges_min": 0}
 # Backends of the selected branch.
 BACKENDS = {
     "blocks": {"backend": "blocks"},

@@ -169,11 +169,21 @@ class TestChoice:
         chosen = {"ATTENTION_PROJECTION_GROUPED": True, "ATTENTION_PATTERN_NSA": True}
         return [ConfigLayer.of("command line", "test", {**chosen, **symbols})]
 
-    def test_by_device(self):
-        assert [resolve_backend(OPTIONS, device) for device in ("cpu", "cuda")] == [
-            "blocks",
-            "gather",
-        ]
+    @pytest.mark.parametrize(("installed", "expected"), [(True, "triton"), (False, "gather")])
+    def test_by_device(self, monkeypatch, installed, expected):
+        monkeypatch.setattr("gpt2.nsa.options.find_spec", lambda name: installed or None)
+        assert resolve_backend(OPTIONS, "cpu") == "blocks"
+        assert resolve_backend(OPTIONS, "cuda") == expected
+        fused = replace(OPTIONS, backend="triton")
+        refused = {"cpu": "gpu.unsupported"} | (
+            {} if installed else {"cuda": "env.missing-package"}
+        )
+        for device, code in refused.items():
+            with pytest.raises(PreflightError) as caught:
+                resolve_backend(fused, device)
+            assert caught.value.codes == [code]
+
+    def test_fixed(self):
         fixed = replace(OPTIONS, backend="gather")
         assert resolve_backend(fixed, "cpu") == "gather"
         with pytest.raises(PreflightError) as caught:
@@ -184,13 +194,13 @@ class TestChoice:
 
     def test_symbols(self):
         pattern = resolve_config(KconfigTree(), self.layers()).model.attention.pattern
-        assert (pattern.backend, pattern.ranges) == ("auto", "lists")
+        assert (pattern.backend, pattern.ranges) == ("auto", "")
         found = self.layers(NSA_BACKEND_GATHER=True, NSA_RANGES_ADAPTIVE=True)
         pattern = resolve_config(KconfigTree(), found).model.attention.pattern
         assert (pattern.backend, pattern.ranges, pattern.ranges_min) == ("gather", "adaptive", 1024)
 
-    def test_ranges_are_those_of_gather(self):
+    @pytest.mark.parametrize("backend", ["AUTO", "BLOCKS", "TRITON"])
+    def test_ranges_are_those_of_gather(self, backend):
+        symbols = {f"NSA_BACKEND_{backend}": True, "NSA_RANGES_MERGED": True}
         with pytest.raises(ConfigError, match="NSA_RANGES"):
-            resolve_config(
-                KconfigTree(), self.layers(NSA_BACKEND_BLOCKS=True, NSA_RANGES_MERGED=True)
-            )
+            resolve_config(KconfigTree(), self.layers(**symbols))

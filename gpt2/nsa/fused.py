@@ -1,0 +1,225 @@
+"""One fused kernel per branch, forward and backward: the triton backend.
+
+FlexAttention (Dong et al. 2024, arXiv 2412.05496) computes the compressed and the window branch:
+their masks depend on positions alone. The selected branch has kernels of its own (``kernels.py``),
+because the blocks of FlexAttention are tiles of queries, which together select almost every block.
+Blocks are ranked in fp32 from the log-sum-exp of the compressed branch.
+
+B batch, T queries, N heads, K key/value heads, g query heads per key/value head, H head dim, M
+keys, n selected blocks, r the queries of a chunk.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask
+
+from gpt2.attention.flex import compiled_flex_attention, flex_pass
+from gpt2.nsa.cache import BranchKeyValues, KeyValue
+from gpt2.nsa.options import NsaOptions
+from gpt2.nsa.query_major import MaskSpec
+from gpt2.nsa.select import random_blocks, score_blocks, select_blocks
+from gpt2.shape import ModelShape
+from lib.env.options import MachineConfig
+from lib.errors import PreflightError, Problem
+
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+# Scores of a chunk of queries whose blocks are ranked.
+_CHUNK_ELEMENTS = 1 << 28
+# Queries and keys of a tile of FlexAttention.
+_TILE = 128
+
+
+@dataclass(frozen=True)
+class FusedKernels:
+    """Kernels of the branches, which tests replace on a machine without a GPU.
+
+    ``visible``: q BNTH, k BKMH, v, mask and scale → context BNTH and log-sum-exp BNT;
+    ``selected``: q BKTgH, k BKSH, v, blocks BKTn, tokens of a block and scale → context BKTgH.
+    """
+
+    visible: Callable[[Tensor, Tensor, Tensor, MaskSpec, float], tuple[Tensor, Tensor]]
+    selected: Callable[[Tensor, Tensor, Tensor, Tensor, int, float], Tensor]
+
+
+def gpu_kernels() -> FusedKernels:
+    """Return the kernels of a GPU; requires triton."""
+    from gpt2.nsa.kernels import attend_blocks
+
+    return FusedKernels(flex_visible, attend_blocks)
+
+
+def attend_fused(
+    q_BNTH: Tensor,
+    keys: BranchKeyValues,
+    options: NsaOptions,
+    first: int,
+    block: int,
+    kernels: FusedKernels,
+) -> list[Tensor]:
+    """Return the head outputs BNTH of every built branch; the first query is token ``first``.
+
+    ``block`` is the layer index, which seeds random selection.
+    """
+    length, scale = q_BNTH.shape[2], q_BNTH.shape[-1] ** -0.5
+    outputs: list[Tensor] = []
+    blocks_BKTn = None
+    if options.compresses:
+        assert keys.compressed_BKMH
+        k_BKMH, *rest = keys.compressed_BKMH
+        sight = MaskSpec(length, k_BKMH.shape[2], first, options.compress, options.stride)
+        # Ranking alone needs no values.
+        v_BKMH = rest[0] if options.branch_compressed else k_BKMH.detach()
+        context_BNTH, lse_BNT = _compressed(q_BNTH, (k_BKMH, v_BKMH), sight, scale, kernels)
+        if options.branch_compressed:
+            outputs.append(context_BNTH)
+        if options.ranks:
+            blocks_BKTn = _rank(q_BNTH, k_BKMH, lse_BNT, sight, scale, options)
+    if keys.selected_BKSH:
+        if not options.ranks:
+            drawn = random_blocks(options, block, keys.heads, first, length, q_BNTH.device)
+            blocks_BKTn = drawn.expand(len(q_BNTH), -1, -1, -1)
+        assert blocks_BKTn is not None
+        q_BKTgH = q_BNTH.unflatten(1, (keys.heads, -1)).transpose(2, 3)
+        context_BKTgH = kernels.selected(
+            q_BKTgH, *keys.selected_BKSH, blocks_BKTn, options.select, scale
+        )
+        outputs.append(context_BKTgH.transpose(2, 3).flatten(1, 2))
+    if keys.window_BKSH:
+        k_BKSH, v_BKSH = keys.window_BKSH
+        sight = MaskSpec(length, k_BKSH.shape[2], first, window=options.window)
+        outputs.append(kernels.visible(q_BNTH, k_BKSH, v_BKSH, sight, scale)[0])
+    return outputs
+
+
+def check_kernels(
+    shape: ModelShape, cached: int, options: NsaOptions, machine: MachineConfig
+) -> None:
+    """Run the kernels forward and backward on a few tokens of zeros of the configured shape.
+
+    ``cached`` is the number of elements of a token's keys and values. Raises PreflightError if the
+    GPU cannot run the kernels.
+    """
+    from triton.errors import TritonError
+
+    length = 2 * max(options.compress, options.select, options.window)
+    kv_heads = cached // (2 * shape.head_dim)
+    dtype = _DTYPES[machine.precision]
+
+    def zeros(heads: int, tokens: int) -> Tensor:
+        sizes = (1, heads, tokens, shape.head_dim)
+        return torch.zeros(sizes, device=machine.device, dtype=dtype, requires_grad=True)
+
+    def pair(tokens: int) -> KeyValue:
+        return zeros(kv_heads, tokens), zeros(kv_heads, tokens)
+
+    keys = BranchKeyValues(
+        pair(options.compressed(length)) if options.compresses else None,
+        pair(length) if options.branch_selected else None,
+        pair(length) if options.branch_window else None,
+    )
+    q_BNTH = zeros(shape.n_head, length)
+    try:
+        outputs = attend_fused(q_BNTH, keys, options, 0, 0, gpu_kernels())
+        torch.autograd.grad([out.sum() for out in outputs], q_BNTH)
+    except (RuntimeError, TritonError) as error:
+        lines = str(error).splitlines() or [type(error).__name__]
+        what = (
+            f"the kernels of NSA cannot run on this GPU ({dtype}, head dim {shape.head_dim}, "
+            f"blocks of {options.select}): {lines[0]}"
+        )
+        problem = Problem(
+            what, "NSA_BACKEND", "type: SET=NSA_BACKEND_GATHER=y", code="gpu.unsupported"
+        )
+        raise PreflightError(problem) from error
+
+
+def _compressed(
+    q_BNTH: Tensor, blocks: KeyValue, sight: MaskSpec, scale: float, kernels: FusedKernels
+) -> tuple[Tensor, Tensor]:
+    """Return context and log-sum-exp; 0 and −∞ for queries before the end of the first block."""
+    if not sight.complete(sight.first + sight.queries):
+        k_BKMH, v_BKMH = blocks
+        # Connected to the autograd graph.
+        nothing = q_BNTH * 0 + (k_BKMH.sum() + v_BKMH.sum()) * 0
+        return nothing, q_BNTH.new_full(q_BNTH.shape[:-1], -torch.inf, dtype=torch.float32)
+    return kernels.visible(q_BNTH, *blocks, sight, scale)
+
+
+@torch.no_grad()
+def _rank(
+    q_BNTH: Tensor,
+    k_BKMH: Tensor,
+    lse_BNT: Tensor,
+    sight: MaskSpec,
+    scale: float,
+    options: NsaOptions,
+) -> Tensor:
+    """Return the selected blocks BKTn."""
+    batch, heads, length, _ = q_BNTH.shape
+    height = max(1, _CHUNK_ELEMENTS // (batch * heads * max(1, k_BKMH.shape[2])))
+    q_BKgTH = q_BNTH.unflatten(1, (k_BKMH.shape[1], -1)).float()
+    lse_BKgT = lse_BNT.unflatten(1, (k_BKMH.shape[1], -1))
+    columns_M = torch.arange(k_BKMH.shape[2], device=q_BNTH.device)
+    chosen = []
+    for start in range(0, length, height):
+        stop = min(start + height, length)
+        # Products of half-precision inputs are exact in TF32.
+        scores_BKgrM = q_BKgTH[..., start:stop, :] @ k_BKMH.float().mT[:, :, None] * scale
+        tokens_r = torch.arange(sight.first + start, sight.first + stop, device=q_BNTH.device)
+        seen_rM = columns_M * sight.stride + sight.size <= tokens_r[:, None] + 1
+        weights_BKgrM = (scores_BKgrM - lse_BKgT[..., start:stop, None]).exp_()
+        weights_BKgrM = weights_BKgrM.masked_fill_(~seen_rM, 0)
+        count = -(-(sight.first + stop) // options.select)
+        scores_BKrJ = score_blocks(weights_BKgrM, options, count)
+        chosen.append(select_blocks(scores_BKrJ, options, sight.first + start))
+    return torch.cat(chosen, 2)
+
+
+def flex_visible(
+    q_BNTH: Tensor, k_BKMH: Tensor, v_BKMH: Tensor, sight: MaskSpec, scale: float
+) -> tuple[Tensor, Tensor]:
+    """Attend by compiled FlexAttention; queries without a visible key have the output 0."""
+    mask = visible_tiles(sight, str(q_BNTH.device))
+    return flex_pass(compiled_flex_attention(), q_BNTH, k_BKMH, v_BKMH, mask, scale)
+
+
+@cache
+def visible_tiles(sight: MaskSpec, device: str) -> BlockMask:
+    """Return the mask of FlexAttention, built from the ranges of tiles.
+
+    ``create_block_mask`` evaluates all pairs, which at 65,536 tokens takes gigabytes.
+    """
+
+    def visible(batch: Tensor, head: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        end = torch.div(sight.first + i + 1 - sight.size, sight.stride, rounding_mode="floor")
+        return (j <= end) if sight.window is None else (j <= end) & (j > end - sight.window)
+
+    rows, columns = -(-sight.queries // _TILE), -(-sight.keys // _TILE)
+    complete = [sight.complete(sight.first + i + 1) for i in range(sight.queries)]
+    first_of = [complete[row * _TILE] for row in range(rows)]
+    last_of = [complete[min((row + 1) * _TILE, sight.queries) - 1] for row in range(rows)]
+    window = sight.keys if sight.window is None else sight.window
+    partial, full = (torch.zeros(1, 1, rows, columns, dtype=torch.bool) for _ in range(2))
+    for row, (low, high) in enumerate(zip(first_of, last_of, strict=True)):
+        # The tile's queries see the keys [low − window, high); all see [high − window, low).
+        begin, inner = max(0, low - window) // _TILE, -(-max(0, high - window) // _TILE)
+        end, whole = -(-high // _TILE), low // _TILE
+        partial[..., row, begin:end] = True
+        full[..., row, inner:whole] = True
+        partial[..., row, inner:whole] = False
+    return BlockMask.from_kv_blocks(
+        *_ordered(partial.to(device)),
+        *_ordered(full.to(device)),
+        BLOCK_SIZE=_TILE,
+        mask_mod=visible,
+        seq_lengths=(sight.queries, sight.keys),
+    )
+
+
+def _ordered(mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the number of chosen tiles of each row, and the tiles with the chosen ones first."""
+    return mask.sum(-1).int(), (~mask).int().argsort(dim=-1, stable=True).int()

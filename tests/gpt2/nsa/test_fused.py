@@ -1,0 +1,99 @@
+"""The fused form equals the other backends; its kernels are replaced by formulas over all pairs."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+from gpt2.attention.flex import flex_pass
+from gpt2.nsa.cache import BranchKeyValues
+from gpt2.nsa.fused import FusedKernels, attend_fused, visible_tiles
+from gpt2.nsa.module import attend_branches
+from gpt2.nsa.options import NsaOptions
+from gpt2.nsa.query_major import MaskSpec
+from tests.gpt2.builders import PARTS
+from tests.gpt2.nsa.test_backends import by_formula, normal
+
+OPTIONS = NsaOptions(**PARTS["nsa"])
+
+
+def visible(sight: MaskSpec) -> torch.Tensor:
+    """Return whether each query sees each key, by the definition of ``MaskSpec``."""
+    tokens = sight.first + torch.arange(sight.queries)[:, None]
+    ends = torch.arange(sight.keys) * sight.stride + sight.size - 1
+    seen = ends <= tokens
+    later = seen.flip(1).cumsum(1).flip(1)
+    return seen if sight.window is None else seen & (later <= sight.window)
+
+
+def all_pairs(q, k, v, sight, scale):
+    k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
+    scores = (q @ k.mT * scale).masked_fill(~visible(sight), -torch.inf)
+    lse = scores.logsumexp(-1)
+    return (scores - lse.clamp_min(-1e30)[..., None]).exp() @ v, lse
+
+
+KERNELS = FusedKernels(
+    all_pairs, lambda q, k, v, blocks, size, scale: by_formula(q * scale, k, v, blocks, size)
+)
+VARIANTS = {
+    "all": {},
+    "random": {"select_by": "random"},
+    "ranked by keys alone": {"branch_compressed": False},
+    "window alone": {"branch_compressed": False, "branch_selected": False},
+}
+
+
+@pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)
+@pytest.mark.parametrize(("queries", "first"), [(60, 0), (1, 0), (20, 40)])
+def test_equals_the_other_backends(changes, queries, first):
+    options = replace(OPTIONS, **changes)
+    tokens = queries + first
+    blocks = options.compressed(tokens)
+    lengths = (blocks, blocks, tokens, tokens, tokens, tokens)
+    pairs = [normal(2, 2, n, 8, seed=i + 1).requires_grad_() for i, n in enumerate(lengths)]
+    q = normal(2, 4, queries, 8).requires_grad_()
+    compressed = tuple(pairs[:2]) if options.branch_compressed else (pairs[0],)
+    keys = BranchKeyValues(
+        compressed if options.compresses else None,
+        tuple(pairs[2:4]) if options.branch_selected else None,
+        tuple(pairs[4:]),
+    )
+    expected = attend_branches(q, keys, options, first)
+    found = attend_fused(q, keys, options, first, 0, KERNELS)
+    leaves = [q, *pairs]
+    gradients = [
+        torch.autograd.grad(
+            sum((x * normal(*x.shape, seed=7)).sum() for x in out),
+            leaves,
+            allow_unused=True,
+            materialize_grads=True,
+        )
+        for out in (found, expected)
+    ]
+    for one, other in zip([*found, *gradients[0]], [*expected, *gradients[1]], strict=True):
+        torch.testing.assert_close(one, other, atol=1e-11, rtol=1e-11)
+
+
+SIGHTS = [
+    MaskSpec(300, 300, 0, window=70),
+    MaskSpec(700, 700, 0, window=400),
+    MaskSpec(520, 64, 0, size=32, stride=8),
+    MaskSpec(200, 520, 320, window=150),
+    MaskSpec(130, 700, 570),
+]
+
+
+@pytest.mark.parametrize("sight", SIGHTS, ids=str)
+def test_tiles_hold_all_visible_keys_and_full_tiles_no_other(sight):
+    mask = visible_tiles(sight, "cpu")
+    evaluated = create_block_mask(
+        mask.mask_mod, None, None, sight.queries, sight.keys, device="cpu"
+    )
+    assert torch.equal(mask.to_dense(), evaluated.to_dense())
+    q, k, v = (normal(1, n, t, 16).float() for n, t in ((2, sight.queries), *[(1, sight.keys)] * 2))
+    context, lse = flex_pass(flex_attention, q, k, v, mask, 0.25)
+    expected, expected_lse = all_pairs(q, k, v, sight, 0.25)
+    torch.testing.assert_close(context, expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(lse, expected_lse, atol=1e-5, rtol=1e-5)
