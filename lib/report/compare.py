@@ -401,8 +401,9 @@ def _speeds(a: RunFacts, b: RunFacts) -> list[float]:
 
 
 _ONE_TRAINING_LINES = (
-    "  one training each: this does not show an effect of the change, because two seeds of one",
-    "  configuration differ too; train both with SEEDS=1,2,3, and type: make verdicts SEEDS=1,2,3",
+    "  one training each: this does not show an effect of the change, because two",
+    "  seeds of one configuration differ too; train both with SEEDS=1,2,3, and type:",
+    "  make verdicts SEEDS=1,2,3",
 )
 
 
