@@ -288,22 +288,18 @@ def _derived_columns(
     return []
 
 
-def _summary(
-    subject: StepUnderTest,
-    session: TrainingSession,
-    record: RunRecord,
-    documents: dict[str, ExpectedDocument],
-    calibration_error: float,
-) -> list[CheckFinding]:
-    """Compare the figures of summary.json, which tables read, and the last row of the metrics."""
+def _expected_figures(
+    subject: StepUnderTest, documents: dict[str, ExpectedDocument], calibration_error: float
+) -> dict[str, float]:
+    """Return the figures of summary.json, from the documents and the traced run."""
     tokens = sum(document.tokens for document in documents.values())
     nats = math.fsum(document.nll for document in documents.values())
     text_bytes = sum(document.bytes for document in documents.values())
-    traced, state = subject.traced_run, session.state
+    traced = subject.traced_run
     steps = len(traced.losses)
     shares = np.unique(subject.context.train_tokens, return_counts=True)[1]
     shares = shares / shares.sum()
-    expected = {
+    return {
         "val_loss": nats / tokens,
         "val_perplexity": math.exp(nats / tokens),
         "bits_per_byte": nats / text_bytes / math.log(2),
@@ -319,6 +315,18 @@ def _summary(
         "parameters": sum(weight.numel() for weight in traced.initial_weights.values()),
         "sparsity": traced.sparsity[-1] if traced.pruned_steps else 0.0,
     }
+
+
+def _summary(
+    subject: StepUnderTest,
+    session: TrainingSession,
+    record: RunRecord,
+    documents: dict[str, ExpectedDocument],
+    calibration_error: float,
+) -> list[CheckFinding]:
+    """Compare the figures of summary.json, which tables read, and the last row of the metrics."""
+    expected = _expected_figures(subject, documents, calibration_error)
+    traced, state = subject.traced_run, session.state
     final = record.summary.value(dict, "final")
     findings = [
         CheckFinding("final-result", f"{name} {value:.7g} in summary.json", f"{final[name]}")
@@ -342,7 +350,7 @@ def _summary(
     if found != texts or order != state.order.digest:
         what = f"{texts} and the order of the data {state.order.digest} in summary.json"
         findings.append(CheckFinding("final-result", what, f"{found}, {order}"))
-    total = math.fsum(row.nll_sum for row in record.documents) / tokens
+    total = math.fsum(row.nll_sum for row in record.documents) / expected["eval_tokens"]
     last = [row.val_loss for row in record.metrics if isinstance(row, EvalRow)][-1]
     pairs = {"the results table": record.summary.final.val_loss, "the last evaluation row": last}
     findings += [

@@ -13,11 +13,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from gpt2 import evaluate, generate
-from gpt2.check import evaluation_checks, generation_checks, result_checks
+from gpt2 import evaluate
+from gpt2.check import evaluation_checks, result_checks
 from gpt2.data import store
 from gpt2.evaluate import EvaluationResult, Evaluator
-from gpt2.generate import SamplingOptions
 from gpt2.model import GPT
 from gpt2.records import per_document
 from gpt2.training import finish, metrics, setup
@@ -38,10 +37,6 @@ def _evaluated(
     return Mutant(name, breaks, kind, "baseline", {"evaluated": expected}, plant, **more)
 
 
-def _sampled(name: str, breaks: str, kind: Kind, expected: Expected, plant: Plant) -> Mutant:
-    return Mutant(name, breaks, kind, "baseline", {"decode": expected}, plant)
-
-
 def _spelled_end(lengths_V: np.ndarray, words: Any) -> np.ndarray:
     lengths_V[words.end_of_text] = len(words.token_bytes(words.end_of_text))
     return lengths_V
@@ -54,45 +49,6 @@ def _accuracy_of_first(result: EvaluationResult) -> float:
 
 def _mean_of_documents(result: EvaluationResult) -> float:
     return statistics.fmean(d.nll_sum / d.n_tokens for d in result.documents)
-
-
-def _greedy(options: SamplingOptions, logits: torch.Tensor, generator: torch.Generator) -> int:
-    return int(logits.argmax())
-
-
-def _random(options: SamplingOptions, logits: torch.Tensor, generator: torch.Generator) -> int:
-    return int(torch.multinomial(torch.softmax(logits, -1), 1, generator=generator))
-
-
-def _one_more(right: Any) -> Any:
-    return lambda options, logits: right(
-        dataclasses.replace(options, top_k=options.top_k and options.top_k + 1), logits
-    )
-
-
-def _inverse_temperature(right: Any) -> Any:
-    return lambda options, logits: right(
-        dataclasses.replace(options, temperature=1 / options.temperature), logits
-    )
-
-
-def _keeps_the_first_tokens(right: Any) -> Any:
-    def first(model: GPT, prompt: torch.Tensor, *rest: Any) -> Iterator[int]:
-        return right(model, prompt[: len(prompt) // 2], *rest)
-
-    return first
-
-
-def _ends_in_evaluation(right: Any) -> Any:
-    def generated(model: GPT, *rest: Any) -> Iterator[int]:
-        yield from right(model, *rest)
-
-    def ended(model: GPT, *rest: Any) -> Iterator[int]:
-        for token in generated(model, *rest):
-            model.eval()
-            yield token
-
-    return ended
 
 
 def _loss_of_items(change: Callable[[Sequence[Any]], float]) -> Plant:
@@ -557,58 +513,6 @@ MUTANTS = (
         "off by one",
         "health-check",
         edited(metrics, "evaluate_criteria", "row.iteration <= steps", "row.iteration"),
-    ),
-    _sampled(
-        "sampling is greedy",
-        "every sample has the most likely tokens",
-        "dropped",
-        "sampled-tokens",
-        replaced(SamplingOptions, "draw", lambda _: _greedy),
-    ),
-    _sampled(
-        "greedy decoding draws",
-        "temperature 0 has random tokens",
-        "added",
-        "sampled-tokens",
-        replaced(SamplingOptions, "draw", lambda _: _random),
-    ),
-    _sampled(
-        "top-k drops one token too few",
-        "an unlikely token may be sampled",
-        "off by one",
-        "token-probability",
-        replaced(SamplingOptions, "distribution", _one_more),
-    ),
-    _sampled(
-        "the temperature multiplies logits",
-        "a low temperature gives more random text",
-        "inverted",
-        "token-probability",
-        replaced(SamplingOptions, "distribution", _inverse_temperature),
-    ),
-    Mutant(
-        "generated text has dropout",
-        "the model stays in training mode",
-        "dropped",
-        "baseline",
-        {"decode": "generation-mode"},
-        edited(generate, "_evaluating", "model.eval()", "model.train()"),
-    ),
-    Mutant(
-        "the context is not shortened",
-        "generated text beyond the context reads other positions",
-        "dropped",
-        "baseline",
-        {"decode": "generated-logits"},
-        replaced(generation_checks, "generate", _keeps_the_first_tokens),
-    ),
-    Mutant(
-        "generation leaves the model in evaluation mode",
-        "training continues without dropout",
-        "dropped",
-        "baseline",
-        {"decode": "generation-side-effect"},
-        replaced(generation_checks, "generate", _ends_in_evaluation),
     ),
     _evaluated(
         "evaluation leaves gradients",
