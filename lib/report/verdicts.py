@@ -430,7 +430,7 @@ def _decided(
     if noisy:
         word, reason = VerdictWord.INCONCLUSIVE, "the variance is not common to all runs"
     elif word is VerdictWord.INCONCLUSIVE:
-        more = more_seeds(sample, test, rule, verdict.planned, level.share_at)
+        more = _rounded(more_seeds(sample, test, rule, verdict.planned, level.share_at))
         reason = _advice(more)
     other_word = _word(sample, other_test, rule.alpha)
     remarks = [*_remarks(verdict, sample, test, word, level.share), *spread]
@@ -515,9 +515,12 @@ def outlier_limit(seeds: int) -> float:
     return min((limit for n, limit in _OUTLIERS.items() if n <= seeds), default=math.inf)
 
 
+def _rounded(seeds: int | None) -> int | None:
+    """Round a prediction of 10 or more seeds up to fives, because the prediction is wide."""
+    return seeds if seeds is None or seeds < 10 else 5 * math.ceil(seeds / 5)
+
+
 def _advice(more: int | None) -> str:
     if more is None:
         return "needs more than 50 more seeds: widen the band or drop the step"
-    # The prediction is wide, so larger numbers are rounded to fives.
-    rounded = more if more < 10 else 5 * math.ceil(more / 5)
-    return f"needs about {rounded} more seed{'s' * (more > 1)}"
+    return f"needs about {more} more seed{'s' * (more > 1)}"
