@@ -120,6 +120,10 @@ class PatternOptions(ABC):
     ) -> None:
         """Raise PreflightError if the machine cannot run the pattern's own kernels."""
 
+    def for_any_device(self) -> "PatternOptions":
+        """Return the options without the choice of a kernel, which another machine may lack."""
+        return self
+
     def notes(self, shape: ModelShape) -> list[ConfigNote]:
         """Return notes and warnings about the pattern at this context length."""
         return []

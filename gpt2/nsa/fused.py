@@ -45,10 +45,13 @@ class FusedKernels:
     selected: Callable[[Tensor, Tensor, Tensor, Tensor, int, float], Tensor]
 
 
-def gpu_kernels() -> FusedKernels:
-    """Return the kernels of a GPU; requires triton."""
-    from gpt2.nsa.kernels import attend_blocks
-
+@cache
+def gpu_kernels() -> FusedKernels | None:
+    """Return the kernels of a GPU; None without triton, and in the code of an exported model."""
+    try:
+        from gpt2.nsa.kernels import attend_blocks
+    except ImportError:
+        return None
     return FusedKernels(flex_visible, attend_blocks)
 
 
@@ -123,7 +126,9 @@ def check_kernels(
     )
     q_BNTH = zeros(shape.n_head, length)
     try:
-        outputs = attend_fused(q_BNTH, keys, options, 0, 0, gpu_kernels())
+        kernels = gpu_kernels()
+        assert kernels, "the backend triton requires the package"
+        outputs = attend_fused(q_BNTH, keys, options, 0, 0, kernels)
         torch.autograd.grad([out.sum() for out in outputs], q_BNTH)
     except (RuntimeError, TritonError) as error:
         lines = str(error).splitlines() or [type(error).__name__]

@@ -326,8 +326,9 @@ def attend_branches(
     outputs: list[Tensor] = []
     backend = _backend(options, q_BNTH)
     with torch.autocast(q_BNTH.device.type, enabled=False):
-        if backend == "triton":
-            return attend_fused(q_BNTH, keys, options, first, block, gpu_kernels())
+        kernels = gpu_kernels() if backend == "triton" else None
+        if kernels:
+            return attend_fused(q_BNTH, keys, options, first, block, kernels)
         q_BKgTH = (q_BNTH * q_BNTH.shape[-1] ** -0.5).unflatten(1, (keys.heads, -1))
         blocks_BKTn = None
         if options.branch_compressed:
@@ -359,14 +360,18 @@ def attend_branches(
 
 
 def _backend(options: NsaOptions, q_BNTH: Tensor) -> str:
-    """Return the backend for queries; fp64, which only tests compute in, has no fused kernels."""
+    """Return the backend for queries.
+
+    The fused kernels cannot compute in float64, as only validations do, and an exported model does
+    not have them.
+    """
     backend = resolve_backend(options, q_BNTH.device.type)
-    if backend == "triton" and q_BNTH.dtype == torch.float64:
-        if options.backend == "triton":
-            what = "NSA_BACKEND: triton cannot compute in float64"
-            raise PreflightError(Problem(what, code="gpu.unsupported"))
-        return "gather"
-    return backend
+    if backend != "triton" or (q_BNTH.dtype != torch.float64 and gpu_kernels()):
+        return backend
+    if options.backend == "triton":
+        what = "NSA_BACKEND: triton cannot compute in float64"
+        raise PreflightError(Problem(what, code="gpu.unsupported"))
+    return "gather"
 
 
 def combine_branches(branches_BNTH: list[Tensor], gates_cBNT: Tensor) -> Tensor:

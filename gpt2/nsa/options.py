@@ -1,7 +1,7 @@
 """Options of native sparse attention (Yuan et al. 2025, arXiv 2502.11089)."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, ClassVar
 
@@ -292,6 +292,10 @@ class NsaOptions(PatternOptions):
         separate = sum(self.kept(name, length) for name in others) * per_token
         # Blocks that are used for ranking alone have keys but no values.
         return separate + (blocks if self.branch_compressed else blocks // 2)
+
+    def for_any_device(self) -> "NsaOptions":
+        """Return the options with the backend that suits the device."""
+        return replace(self, backend=self.backend and "auto", ranges="", ranges_min=0)
 
     def check_kernels(
         self, shape: ModelShape, projection: ProjectionOptions, machine: "MachineConfig"

@@ -2,7 +2,8 @@
 
 An exported model loads without the program, so the code of its components travels with it. Copying
 the source keeps one implementation of each mechanism. A definition is a function, a class or a
-constant at the top level of a module. Methods that no copied code names are left out, and so are the
+constant at the top level of a module. A part that is imported from the tree within ``try`` and
+``except ImportError`` is not copied: its import raises. Methods that no copied code names are left out, and so are the
 defaults of fields bound to Kconfig symbols: the options of a model are stored beside the file.
 """
 
@@ -61,8 +62,17 @@ class SourceModule:
             self.line_starts.append(self.line_starts[-1] + len(line))
         for statement in self.tree.body:
             self._define(statement)
+        # Imports that may fail, of parts that a copied model does without.
+        self.optional = {
+            inner
+            for node in ast.walk(self.tree)
+            if isinstance(node, ast.Try) and _handles_import_error(node)
+            for statement in node.body
+            for inner in ast.walk(statement)
+        }
         for node in ast.walk(self.tree):
-            self._import(node)
+            if node not in self.optional:
+                self._import(node)
 
     def offset(self, line: int, column: int = 0) -> int:
         """Return the byte offset of a position of the syntax tree."""
@@ -400,11 +410,18 @@ def _left_out(
                     yield module.start(statement), module.end(statement), ""
         elif isinstance(inner, ast.ImportFrom):
             if f"{inner.module}.".startswith(_PACKAGES):
-                yield module.offset(inner.lineno), module.end(inner), ""
+                if inner in module.optional:
+                    yield (*_span(module, inner), "raise ImportError")
+                else:
+                    yield module.offset(inner.lineno), module.end(inner), ""
         elif isinstance(inner, ast.AnnAssign) and _is_binding(inner):
             _, start = _span(module, inner.annotation)
             _, end = _span(module, inner)
             yield start, end, ""
+
+
+def _handles_import_error(node: ast.Try) -> bool:
+    return any(isinstance(h.type, ast.Name) and h.type.id == "ImportError" for h in node.handlers)
 
 
 def _span(module: SourceModule, node: ast.expr | ast.stmt) -> tuple[int, int]:

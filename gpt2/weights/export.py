@@ -130,9 +130,11 @@ def modeling_code(model: ModelConfig, run: str) -> str:
 
 def _any_device(model: ModelConfig) -> ModelConfig:
     """Return the model without the choice of a kernel, which another machine may lack."""
-    if not model.attention.backend:
-        return model
-    attention = dataclasses.replace(model.attention, backend="auto")
+    attention = dataclasses.replace(
+        model.attention,
+        backend=model.attention.backend and "auto",
+        pattern=model.attention.pattern.for_any_device(),
+    )
     return dataclasses.replace(model, attention=attention)
 
 

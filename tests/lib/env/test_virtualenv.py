@@ -38,7 +38,7 @@ def tree(tmp_path_factory):
     code = shutil.ignore_patterns("__pycache__")
     for name in ("env", "build"):
         shutil.copytree(ROOT / "lib" / name, root / "lib" / name, ignore=code)
-    for name in ("__init__", "console", "errors", "project"):
+    for name in ("__init__", "console", "errors", "files", "project"):
         shutil.copy(ROOT / "lib" / f"{name}.py", root / "lib")
     (root / "pyproject.toml").write_text(PYPROJECT)
     (root / "requirements.txt").write_text("")
