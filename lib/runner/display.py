@@ -34,20 +34,25 @@ class RunProgress:
         if self.first_fraction is None:
             self.first_fraction = self.fraction
 
-    def describe(self) -> str:
-        """Return loss, iterations, speed and time left as text; unknown values are omitted."""
-        event = self.news
-        parts = []
+    def describe(self, room: int | None = None) -> str:
+        """Return loss, iterations, speed and time left as text; unknown values are omitted.
+
+        Speed, then loss, then iterations are omitted too if the text has more than ``room`` columns.
+        """
+        event, parts = self.news, dict[str, str]()
         if event.get("loss") is not None:
-            parts.append(f"loss {event['loss']:.3f}")
+            parts["loss"] = f"loss {event['loss']:.3f}"
         if event.get("iteration") is not None:
             total = f"/{format_si(event['iterations'])}" if event.get("iterations") else ""
-            parts.append(f"{format_si(event['iteration'])}{total} it")
+            parts["iteration"] = f"{format_si(event['iteration'])}{total} it"
         if event.get("tokens_per_second"):
-            parts.append(f"{format_si(event['tokens_per_second'])} tok/s")
+            parts["speed"] = f"{format_si(event['tokens_per_second'])} tok/s"
         if event.get("eta_seconds") is not None:
-            parts.append(f"eta {format_duration(event['eta_seconds'])}")
-        return "   ".join(parts)
+            parts["eta"] = f"eta {format_duration(event['eta_seconds'])}"
+        for name in ("speed", "loss", "iteration"):
+            if room is not None and len("   ".join(parts.values())) > room:
+                parts.pop(name, None)
+        return "   ".join(parts.values())
 
 
 class SessionProgress:
@@ -155,6 +160,10 @@ class PlainDisplay:
         log("TRAIN", f"{run.label}   {self._progress.active[run.label].describe()}")
 
 
+# Columns of a progress bar, and between the columns of the live table.
+_BAR_COLUMNS, _MIN_BAR_COLUMNS, _GAP = 20, 5, 2
+
+
 class LiveDisplay:
     """Live table of the active runs below the log lines."""
 
@@ -164,10 +173,10 @@ class LiveDisplay:
         from rich.live import Live
 
         self._progress = progress
-        console = Console(stderr=True, highlight=False, safe_box=is_ascii_only())
+        self._console = Console(stderr=True, highlight=False, safe_box=is_ascii_only())
         self._live = Live(
             get_renderable=self._table,
-            console=console,
+            console=self._console,
             transient=True,
             refresh_per_second=_LIVE_REFRESHES_PER_SECOND,
             redirect_stdout=False,
@@ -193,11 +202,21 @@ class LiveDisplay:
         from rich.table import Table
 
         table = Table.grid(padding=(0, 2))
-        for active in list(self._progress.active.values()):
-            bar = ProgressBar(total=1.0, completed=active.fraction, width=20)
-            table.add_row("TRAIN", active.run.label, bar, active.describe())
+        for _ in range(4):
+            table.add_column(no_wrap=True)
+        runs = list(self._progress.active.values())
+        summary = self._progress.describe()
+        labels = max(map(len, [summary, *(active.run.label for active in runs)]))
+        room = self._console.width - len("TRAIN") - labels - 3 * _GAP
+        news = [active.describe(room) for active in runs]
+        # The bar takes what the texts leave.
+        bar_width = min(_BAR_COLUMNS, room - max(map(len, news), default=0))
+        for active, text in zip(runs, news, strict=True):
+            bar = ProgressBar(total=1.0, completed=active.fraction, width=max(1, bar_width))
+            wide = bar_width >= _MIN_BAR_COLUMNS
+            table.add_row("TRAIN", active.run.label, bar if wide else "", text)
         passed = format_duration(self._progress.seconds_passed())
-        table.add_row("RUNS", self._progress.describe(), "", f"passed {passed}")
+        table.add_row("RUNS", summary, "", f"passed {passed}")
         return table
 
 

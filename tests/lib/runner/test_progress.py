@@ -3,10 +3,13 @@
 from pathlib import Path
 from types import SimpleNamespace
 
+import io
+
 import pytest
+from rich.console import Console
 
 from lib.plan.run import PlannedRun, RunVariant
-from lib.runner.display import PlainDisplay, SessionProgress
+from lib.runner.display import LiveDisplay, PlainDisplay, SessionProgress
 from lib.runs.run_dir import RunStatus, State
 
 
@@ -86,3 +89,23 @@ def test_plain_lines_come_at_most_every_thirty_seconds_for_a_run(now, capsys):
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 6
     assert lines[0] == "TRAIN   demo/00-r0 s1   loss 2.500   1/100 it   eta 01:01"
+
+
+@pytest.mark.parametrize("columns", [60, 80, 132])
+@pytest.mark.parametrize("label", ["study/00-a s1", "ratio/12-ra-mla-golden-mech s1"])
+def test_every_run_is_one_line_of_a_terminal(now, monkeypatch, columns, label):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    (run,) = _runs(1)
+    monkeypatch.setattr(type(run), "label", label)
+    progress = SessionProgress([run], now)
+    progress.begin(run)
+    event = {"loss": 2.5, "iterations": 10400, "tokens_per_second": 123456.0, "eta_seconds": 5000}
+    progress.active[label].update({**_at(50), **event, "iteration": 10390})
+    console = Console(file=io.StringIO(), width=columns)
+    console.print(LiveDisplay(progress)._table())
+    lines = console.file.getvalue().splitlines()
+    assert len(lines) == 2 and max(map(len, lines)) <= columns
+    assert label in lines[0] and lines[0].rstrip().endswith("eta 1:23:20")
+    assert ("tok/s" in lines[0]) == (
+        columns == 132 or (columns == 80 and label.startswith("study"))
+    )
