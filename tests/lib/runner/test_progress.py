@@ -1,9 +1,8 @@
 """Pace, time left, and frequency of plain lines, with a fake clock."""
 
+import io
 from pathlib import Path
 from types import SimpleNamespace
-
-import io
 
 import pytest
 from rich.console import Console
