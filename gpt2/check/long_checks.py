@@ -79,13 +79,17 @@ def _forward(model: GPT, idx_BT: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor
 
 
 def _chunk_rows(config: Config) -> int:
-    """Return the rows of a chunk at the configured batch, heads and context."""
+    """Return at most the rows of a chunk at the configured batch, heads and context.
+
+    The number of chunks is odd and at least three, so that widths of chunks are not powers of two,
+    which sorts of long rows would divide without a rest.
+    """
     default, shape = ScoreChunks(), config.model.shape
     on_cpu = config.machine.device == "cpu"
     elements = default.cpu_elements if on_cpu else default.gpu_elements
     rows = elements // (config.train.batch_size * shape.n_head * shape.block_size)
     highest = max(default.min_rows, rows)
-    return math.ceil(shape.block_size / math.ceil(shape.block_size / highest))
+    return math.ceil(shape.block_size / max(3, math.ceil(shape.block_size / highest) | 1))
 
 
 def _rows(config: Config, height: int) -> list[int]:

@@ -43,7 +43,9 @@ _OTHER_STATE = "another state of the generator: another seed, or numbers drawn b
 # Settings that no stream of random numbers depends on, besides two processes.
 _OTHER_SETTINGS: Mapping[str, SymbolValue] = {
     "GPUS": 2,
-    "GRAD_ACCUMULATION": 1,
+    # With one micro-batch per rank, the parts of ranks and micro-batches coincide.
+    "GLOBAL_BATCH": 4,
+    "GRAD_ACCUMULATION": 2,
     "EVAL_TOKENS": 128,
     "LOG_INTERVAL": 3,
     "GRAD_CLIP": "0.5",

@@ -20,6 +20,8 @@ from gpt2.model import GPT, Block
 from gpt2.training.session import TrainingSession
 from gpt2.training.step import accumulate_gradients
 
+# Operations on sines and cosines, whatever their names.
+_ROTATION = "rotation"
 _NARROW = (torch.bfloat16, torch.float16)
 _TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 # Operations that need fp32: norms, softmax, loss, sums over tokens, gates.
@@ -28,7 +30,7 @@ _WIDE = {
     **dict.fromkeys(("_softmax", "_softmax_backward_data"), "softmax"),
     **dict.fromkeys(("_log_softmax", "_log_softmax_backward_data", "nll_loss_forward"), "loss"),
     **dict.fromkeys(("exp", "exp2", "log", "log2", "logsumexp"), "softmax"),
-    **dict.fromkeys(("sin", "cos"), "rotation"),
+    **dict.fromkeys(("sin", "cos", _ROTATION), "rotary positions"),
     **dict.fromkeys(("cumsum", "cumsum_", "add_", "addcmul_", "index_add_"), "running sum"),
     "sigmoid": "gate",
 }
@@ -43,13 +45,15 @@ _EXACT = 1e-12
 class ObservedTypes(TorchDispatchMode):
     """Record the types of the floating-point inputs of every operation.
 
-    Of an operation in place, only the first input accumulates; a running sum has the type of its
-    output.
+    The outputs of a rotation count too. Of an operation in place, only the first input accumulates;
+    a running sum has the type of its output.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.inputs: dict[str, set[torch.dtype]] = {}
+        # Sines and cosines, by identity: the operations that read them are the rotation.
+        self._factors: dict[int, Tensor] = {}
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -62,10 +66,18 @@ class ObservedTypes(TorchDispatchMode):
         """Run the operation and record its types."""
         name, out = func.overloadpacket.__name__, func(*args, **(kwargs or {}))
         tensors = args[:1] if name.endswith("_") else (out,) if name == "cumsum" else args
+        self._record(name, tensors)
+        rotates = self._factors and any(id(x) in self._factors for x in args)
+        if rotates:
+            self._record(_ROTATION, (*args, out))
+        if name in ("sin", "cos") or (rotates and name == "_to_copy"):
+            self._factors[id(out)] = out
+        return out
+
+    def _record(self, name: str, tensors: tuple[Any, ...]) -> None:
         self.inputs.setdefault(name, set()).update(
             x.dtype for x in tensors if isinstance(x, Tensor) and x.is_floating_point()
         )
-        return out
 
 
 def check_precise(subject: StepUnderTest) -> list[CheckFinding]:

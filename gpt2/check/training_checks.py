@@ -82,13 +82,20 @@ def _precision(traced: TracedRun) -> list[CheckFinding]:
 
 def _sequences(session: TrainingSession) -> list[CheckFinding]:
     """Check that steps read the run's sequences in order, once each, on one rank or two."""
-    size, train = session.config.model.shape.block_size, session.config.train
-    sampler = TrainSampler(session.dataset.train, size, session.config.seed)
+    small = session.config.train
+    # Four micro-batches: with one per rank, the parts of ranks and micro-batches coincide.
+    train = replace(
+        small,
+        global_batch=2 * small.global_batch,
+        grad_accumulation=2 * small.grad_accumulation,
+    )
+    config = replace(session.config, train=train)
+    sampler = TrainSampler(session.dataset.train, config.model.shape.block_size, config.seed)
     steps = {}
     for ranks in (1, 2):
         read = []
         for rank in range(ranks):
-            one = replace(session, group=ProcessGroup(ProcessRank(rank, ranks)))
+            one = replace(session, config=config, group=ProcessGroup(ProcessRank(rank, ranks)))
             steps_of_rank = list(itertools.islice(one.batches(), _STEPS))
             read.append([torch.cat([x_BT for x_BT, _ in step]) for step in steps_of_rank])
         steps[ranks] = [torch.cat(parts) for parts in zip(*read, strict=True)]

@@ -22,7 +22,7 @@ from gpt2.model import GPT
 from gpt2.training import step
 from gpt2.training.budget import TrainingBudget
 from lib.optim import schedule
-from tests.mutants.mutant import LOGITS, Mutant, after_init, replaced, then
+from tests.mutants.mutant import LOGITS, Mutant, after_init, edited, replaced, then
 
 _RATE = "learning-rate"
 
@@ -82,6 +82,22 @@ MUTANTS = (
         "baseline",
         {"steps": ("data-order", r"of 1 process\(es\)")},
         replaced(loader._Plan, "__iter__", lambda _: _same_span),
+    ),
+    Mutant(
+        "parts of ranks overlap",
+        "rank 1 starts one micro-batch after rank 0, which has several",
+        "formula",
+        "baseline",
+        {
+            "steps": ("data-order", r"of 2 process\(es\)"),
+            "paired": ("paired-data", "^rank 1 of 2"),
+        },
+        edited(
+            loader.BatchLoader,
+            "__init__",
+            "rank * global_batch // world_size",
+            "rank * micro_batch",
+        ),
     ),
     Mutant(
         "ranks read the same",

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gpt2.attention import chunk_parts
 from gpt2.attention.chunk_parts import AttentionWeightsTap, RowChunk, ScoreChunks
 from gpt2.attention.options import SlidingOptions
 from gpt2.attention.patterns import Sliding
@@ -95,6 +96,16 @@ def _near_alone(out: Tensor, *given: Any) -> Tensor:
     return out
 
 
+def _whole_pieces(right: Any) -> Any:
+    def values(weights: Tensor, k: int) -> Tensor:
+        size = chunk_parts.SORT_WIDTH
+        whole = weights.shape[-1] // size * size
+        out: Tensor = right(weights[..., : whole or None], k)
+        return out
+
+    return values
+
+
 def _shorter_if_long(out: Any, q: Tensor, k: Tensor, size: int) -> Any:
     return dataclasses.replace(out, window=size - (k.shape[2] > 512))
 
@@ -162,6 +173,14 @@ MUTANTS = (
         "nsa",
         then(ops, "_sight", _shorter_if_long),
         defconfig=_NSA,
+    ),
+    _long(
+        "the last columns of long rows are not ranked",
+        "top-k reads a multiple of 256 columns",
+        "dropped",
+        "golden-gate-cross",
+        replaced(chunk_parts, "topk_values", _whole_pieces),
+        ("long-context", "^attention weights"),
     ),
     _long(
         "the MLP reads 512 columns",

@@ -184,6 +184,17 @@ MUTANTS = (
         defconfig=MECHANISMS,
     ),
     _precise(
+        "queries and keys are rotated in bf16",
+        "sines and cosines have eight bits",
+        "dtype",
+        edited(
+            Rope, "__call__", "torch.promote_types(x_BNTH.dtype, torch.float32)", "x_BNTH.dtype"
+        ),
+        (_WIDE, "^rotary positions .* in training; torch.bfloat16"),
+        "rope",
+        defconfig=MECHANISMS,
+    ),
+    _precise(
         "a running mean is in bf16",
         "sums of many tokens stop growing",
         "dtype",
