@@ -3,12 +3,13 @@
 The vocabulary below is a second source beside the step's symbols: it turns phrases of titles and
 words of slugs into facts. A new step whose title has a number, or that changes a fact, needs a
 phrase. The titles of a user's own study are free: only their numbers must be those of the model or of
-the step's settings.
+the step's settings. Neither is a title compared with what the configuration, as with SET=, gives the
+baseline in place of the facts that its title states.
 """
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -28,13 +29,8 @@ Facts = dict[str, Any]
 Relative = Callable[[StepUnderTest, Facts], Any]
 _NUMBERS = {"one": 1, "two": 2}
 _NUMBER = re.compile(r"\d+(?:\.\d+)?|\b(?:one|two)\b")
-_ALL = {
-    "reciprocal": True,
-    "projection": "latent",
-    "head gate": True,
-    "token mix": True,
-    "row gate": True,
-}
+_LATENT = {"projection": "latent", "expansions": "per head"}
+_RECIPROCAL = {"reciprocal": True, "alpha per head": False}
 _GATE = {"head gate": True, "head gate reads": "the current token"}
 _MIX = {"token mix": True, "token mix keeps": "topk", "token mix detached": True}
 _ROW_GATE = {
@@ -43,6 +39,18 @@ _ROW_GATE = {
     "row gate acts on": "the output",
     "row gate averages heads": False,
     "row gate detached": False,
+}
+_ALL = _LATENT | _RECIPROCAL | _GATE | _MIX | _ROW_GATE
+_GPT2 = {
+    "projection": "dense",
+    "positions": "learned",
+    "pattern": "full",
+    "reciprocal": False,
+    "row gate": False,
+    "head gate": False,
+    "token mix": False,
+    "coupling": "none",
+    "MLP / attention": 2.0,
 }
 _NSA = {
     "pattern": "nsa",
@@ -72,10 +80,10 @@ def _keys_of_nsa(subject: StepUnderTest, parent: Facts) -> int:
 # Phrases of titles, and the facts that each states; groups of the expression are its numbers.
 TITLE_PHRASES: Sequence[tuple[str, Callable[[re.Match[str]], Facts]]] = (
     (r"\bGPT-2\b", lambda m: {}),
-    (r"\breciprocal attention\b", lambda m: {"reciprocal": True, "alpha per head": False}),
+    (r"\breciprocal attention\b", lambda m: _RECIPROCAL),
     (r"\ba band of (\d+) tokens\b", lambda m: {"reciprocal": True, "band": int(m[1])}),
     (r"\bevery head learns its alpha\b", lambda m: {"alpha per head": True}),
-    (r"\blatent attention\b", lambda m: {"projection": "latent", "expansions": "per head"}),
+    (r"\blatent attention\b", lambda m: _LATENT),
     (r"\bheads share K and U\b", lambda m: {"expansions": "shared"}),
     (
         r"\b(one|two|\d+) heads? of keys and values\b",
@@ -91,6 +99,7 @@ TITLE_PHRASES: Sequence[tuple[str, Callable[[re.Match[str]], Facts]]] = (
         lambda m: {"share of the MLP": float(m[1]) / 100, "equal shares in every block": True},
     ),
     (r"\bpruning to ([\d.]+) %", lambda m: {"sparsity": float(m[1]) / 100}),
+    (r"\b(magnitude|movement|state) pruning\b", lambda m: {"PRUNING": m[1]}),
     (r"\bMLP gates the next block's heads\b", lambda m: _GATE),
     (r"\bmixes tokens by attention weights\b", lambda m: _MIX),
     (r"\bboth MLP mechanisms\b", lambda m: _GATE | _MIX),
@@ -129,24 +138,27 @@ TITLE_PHRASES: Sequence[tuple[str, Callable[[re.Match[str]], Facts]]] = (
     (r"\bblocks drawn, not scored\b", lambda m: {"blocks selected by": "random"}),
     (r"\bmeans of keys rank blocks\b", lambda m: {"blocks compressed by": "mean"}),
     (r"\bno compressed branch\b", lambda m: {"branches": _but("compressed")}),
-    (r"\bno selected branch\b", lambda m: {"branches": _but("selected")}),
+    (
+        r"\bno selected branch\b",
+        lambda m: {"branches": _but("selected"), "blocks selected by": None},
+    ),
     (r"\bno window\b", lambda m: {"branches": _but("window")}),
 )
-# Words of slugs, and the facts that each states.
+# Words of slugs, and the facts that each states unless the title states others.
 SLUG_WORDS: Mapping[str, Facts] = {
     "golden": {"MLP / attention": 2.5},
-    "ra": {"reciprocal": True},
-    "mla": {"projection": "latent"},
-    "ract": {"row gate": True},
-    "gate": {"head gate": True},
-    "cross": {"token mix": True},
-    "mech": {"head gate": True, "token mix": True},
+    "ra": _RECIPROCAL,
+    "mla": _LATENT,
+    "ract": _ROW_GATE,
+    "gate": _GATE,
+    "cross": _MIX,
+    "mech": _GATE | _MIX,
     "full": _ALL,
     "gqa": {"projection": "grouped"},
     "mqa": {"projection": "grouped", "key/value heads": 1},
     "sliding": {"pattern": "window"},
     "rope": {"positions": "rotary"},
-    "nsa": {"pattern": "nsa"},
+    "nsa": _NSA,
 }
 _UNREAD_NUMBER = re.compile(r"\d+(?:\.\d+)?|\b(?:one|two|three|four|half|third|quarter|twice)\b")
 # Tolerances of measured numbers: relative, and absolute because widths are rounded.
@@ -164,15 +176,12 @@ def check_named(subject: StepUnderTest) -> list[CheckFinding]:
     if not case.title:
         return []
     stated, findings = _stated_by_user(case) if case.is_own else _stated(case)
-    parent = model_facts(subject.for_case(subject.parent)) if subject.parent else {}
-    facts = dict(model_facts(subject)) | _training_facts(subject)
-    parent = {
-        **parent,
-        **(_training_facts(subject.for_case(subject.parent)) if subject.parent else {}),
-    }
+    facts = _all_facts(subject)
+    parent = _all_facts(subject.for_case(subject.parent)) if subject.parent else {}
     if "sparsity" in stated:
         facts["sparsity"] = _sparsity(subject)
-    # In a user's study: what the title does not state, or states in words of another meaning.
+    # What a user's title does not state, or states in words of another meaning, and what the
+    # user's base configuration gives to the baseline.
     uncompared: list[str] = []
     subject.facts["named"] = {
         "stated": sorted(stated),
@@ -183,22 +192,61 @@ def check_named(subject: StepUnderTest) -> list[CheckFinding]:
     for name, expected in expected_facts.items():
         if _agree(name, facts[name], expected):
             continue
-        if case.is_own and not _is_number(expected):
+        is_free = case.is_own and not _is_number(expected)
+        if is_free or _is_of_base(subject, "" if callable(stated[name]) else name):
             uncompared.append(name)
         else:
             what = f"{name} {_text(expected)}, as {case.slug!r} ({case.title}) states"
             findings.append(CheckFinding("stated-fact", what, _text(facts[name])))
-    for name in parent.keys() - stated.keys() - _CONSEQUENCES:
-        before, after = parent[name], facts[name]
-        if None in (before, after) or _agree(name, after, before):
-            continue
-        if case.is_own:
+    for what, found, name in _unstated_changes(subject, facts, stated):
+        if case.is_own or _is_of_base(subject, name):
             uncompared.append(name)
         else:
-            what = f"{name} {_text(before)} as in {subject.case.parent}, or stated in the title"
             advice = f"{case.title!r} does not state it: add a phrase of TITLE_PHRASES"
-            findings.append(CheckFinding("unstated-change", what, f"{_text(after)}; {advice}"))
+            findings.append(CheckFinding("unstated-change", what, f"{found}; {advice}"))
     return findings if case.is_own else findings + _unstated_numbers(case, expected_facts)
+
+
+def _unstated_changes(
+    subject: StepUnderTest, facts: Facts, stated: Facts
+) -> Iterator[tuple[str, str, str]]:
+    """Yield the expected and the found value of each fact that differs, and the name of the fact.
+
+    A step has the facts of its parent. In a study of this tree, it also has those of the baseline:
+    a name that stated only the last change would fit another parent too.
+    """
+    compared = sorted(facts.keys() - stated.keys() - _CONSEQUENCES)
+    others = {} if subject.parent is None else {subject.parent.slug: compared}
+    if not subject.case.is_own and (baseline := _baseline(subject)) is not None:
+        # The share of a step with mechanisms is stated where it changes.
+        names = [n for n in compared if n != "share of the MLP" and not _is_of_base(subject, n)]
+        others.setdefault(baseline.slug, names)
+    for slug, names in others.items():
+        known = _all_facts(subject.for_case(subject.study_cases[slug]))
+        for name in names:
+            before, after = known.get(name), facts[name]
+            if None not in (before, after) and not _agree(name, after, before):
+                what = f"{name} {_text(before)} as in {slug}, or stated in the title"
+                yield what, _text(after), name
+
+
+def _baseline(subject: StepUnderTest) -> CheckCase | None:
+    """Return the first step of the study, or None if it does not resolve."""
+    cases = subject.study_cases.values()
+    return next((case for case in cases if not case.parent and case.config), None)
+
+
+def _is_of_base(subject: StepUnderTest, name: str) -> bool:
+    """Return whether the configuration gives the baseline another value than its title states.
+
+    Without a name, any value: a fact relative to other steps depends on all of them.
+    """
+    baseline = _baseline(subject)
+    if baseline is None or baseline.delta:
+        return False
+    expected, facts = _stated(baseline)[0], model_facts(subject.for_case(baseline))
+    changed = {each for each, value in expected.items() if not _agree(each, facts[each], value)}
+    return name in changed if name else bool(changed)
 
 
 def _unstated_numbers(case: CheckCase, stated: Facts) -> list[CheckFinding]:
@@ -289,7 +337,7 @@ def _phrases(title: str) -> tuple[Facts, str]:
 
 def _stated(step: CheckCase) -> tuple[Facts, list[CheckFinding]]:
     """Return the facts that slug and title state, and a finding for a number that is not read."""
-    stated: Facts = {}
+    stated: Facts = dict(_GPT2) if step.title == "GPT-2" else {}
     for word in step.slug.split("-"):
         stated |= SLUG_WORDS.get(word, {})
     slug = step.slug
@@ -323,14 +371,15 @@ _SHARED_SYMBOLS = (
     *("LEARNING_RATE", "LR_SCHEDULE", "WARMUP_STEPS", "OPTIMIZER", "WEIGHT_DECAY", "GRAD_CLIP"),
     *("BUDGET", "MAX_ITERS", "MAX_TOKENS", "GLOBAL_BATCH", "BLOCK_SIZE", "EVAL_TOKENS"),
     *("DATASET", "TOKENIZER", "PRECISION", "DROPOUT", "SEED", "INIT_FROM"),
-    *("N_LAYER", "N_EMBD", "N_HEAD", "ACTIVATION", "BIAS"),
+    *("N_LAYER", "N_EMBD", "N_HEAD", "ACTIVATION", "BIAS", "PRUNING"),
 )
 
 
-def _training_facts(subject: StepUnderTest) -> Facts:
-    """Return the values of the symbols that the steps of a study share."""
+def _all_facts(subject: StepUnderTest) -> Facts:
+    """Return the facts of the model, and the values of the symbols that the steps share."""
     values = subject.config.values
-    return {name: values[name] for name in _SHARED_SYMBOLS if name in values}
+    shared = {name: values[name] for name in _SHARED_SYMBOLS if name in values}
+    return {**model_facts(subject), **shared}
 
 
 def model_facts(subject: StepUnderTest) -> Mapping[str, Any]:

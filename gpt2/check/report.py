@@ -160,10 +160,10 @@ def _full_size(cases: CheckPlan, reports: Sequence[CaseReport], width: int) -> l
 
 
 def _titles(cases: CheckPlan, reports: Sequence[CaseReport]) -> list[str]:
-    """Return a note for each title of a user's study that could not be compared with a change."""
+    """Return a note for each title that could not be compared with facts of its step."""
     named = [report.results.get("named") for report in reports]
     return [
-        f"NOTE    {case.label}: the title states nothing about {few_names(facts)}"
+        f"NOTE    {case.label}: its title is not compared with {few_names(facts)}"
         for case, result in zip(cases.chosen, named, strict=True)
         if result and (facts := result.facts.get("uncompared"))
     ]

@@ -146,6 +146,11 @@ def step_titled(study: str, slug: str, title: str) -> Plant:
     return _step_with(study, slug, title=title)
 
 
+def step_inherits(study: str, slug: str, parent: str) -> Plant:
+    """Return a plant that replaces the parent of a step."""
+    return _step_with(study, slug, parent=parent)
+
+
 def _step_with(study: str, slug: str, **parts: Any) -> Plant:
     right = STUDIES[study]
     steps = tuple(replace(s, **parts) if s.slug == slug else s for s in right.steps)
