@@ -35,12 +35,20 @@ class TomlEntries:
         example: str,
         parse_float: Callable[[str], Any] = float,
     ) -> None:
-        self.path, self.area = path, area
+        self.path, self.area, self._entry = path, area, entry
         self.problems: list[Problem] = []
         self.text = self._read(example)
         self.content = self._parse(example, parse_float)
         self._lines = self.text.splitlines()
         self._spans = entry_spans(self._lines, entry)
+
+    def entries(self) -> list[Mapping[str, Any]] | None:
+        """Return the tables of the entries; None, and a problem, if there are other values."""
+        entries = self.content.get(self._entry, [])
+        if isinstance(entries, list) and all(isinstance(entry, dict) for entry in entries):
+            return entries
+        self.note(f"{self._entry}: expected [[{self._entry}]] tables", "invalid-value", None)
+        return None
 
     def keys(
         self,

@@ -6,7 +6,8 @@
     export.py ra --seeds 2 --out models/ra        one seed, and the output folder
 
 The default output is the folder "export" of the run directory. A model with components that
-transformers does not support is written with its own code, for trust_remote_code=True. Prints the folder. Exit codes: 2 unknown or unfinished run, or the folder is in use; 3 damaged weights.
+transformers does not support is written with its own code, for trust_remote_code=True. Prints the
+folder. Exit codes: 2 unknown or unfinished run, or the folder is in use; 3 damaged weights.
 """
 
 from pathlib import Path

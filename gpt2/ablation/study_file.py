@@ -67,9 +67,8 @@ class _Reader(TomlEntries):
             parse_seeds(str(self.content.get("seeds", "")))
         except ConfigError as error:
             self.note(f"seeds: {error.problems[0].what}", "invalid-value", None, "seeds")
-        entries = self.content.get("step", [])
-        if not isinstance(entries, list) or not all(isinstance(e, dict) for e in entries):
-            self.note("step: expected [[step]] tables", "invalid-value", None)
+        entries = self.entries()
+        if entries is None:
             return []
         if not 2 <= len(entries) <= _MAX_STEPS:
             what = f"{len(entries)} steps (expected 2 to {_MAX_STEPS} [[step]] tables)"

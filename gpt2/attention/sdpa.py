@@ -36,7 +36,7 @@ KERNELS = {
     "math": torch.backends.cuda.math_sdp_enabled,
     "cudnn": torch.backends.cuda.cudnn_sdp_enabled,
 }
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 # Enough to identify the CPU kernel; a whole long sequence would take seconds.
 _CPU_PROBE_TOKENS = 128
 # torch's error messages if none of the allowed kernels can run.
@@ -106,7 +106,7 @@ def _zeros(
 ) -> Tensor:
     """Return zero heads [1, heads, length, H] that require gradients, as in training."""
     sizes = (1, heads, length, model.shape.head_dim)
-    return torch.zeros(sizes, device=device, dtype=_DTYPES[precision], requires_grad=True)
+    return torch.zeros(sizes, device=device, dtype=DTYPES[precision], requires_grad=True)
 
 
 def _pattern(model: ModelConfig) -> Pattern:

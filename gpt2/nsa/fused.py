@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
 from gpt2.attention.flex import compiled_flex_attention, flex_pass
+from gpt2.attention.sdpa import DTYPES
 from gpt2.nsa.cache import BranchKeyValues, KeyValue
 from gpt2.nsa.options import NsaOptions
 from gpt2.nsa.query_major import MaskSpec
@@ -26,7 +27,6 @@ from gpt2.shape import ModelShape
 from lib.env.options import MachineConfig
 from lib.errors import PreflightError, Problem
 
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 # Scores of a chunk of queries whose blocks are ranked.
 _CHUNK_ELEMENTS = 1 << 28
 # Queries and keys of a tile of FlexAttention.
@@ -110,7 +110,7 @@ def check_kernels(
 
     length = 2 * max(options.compress, options.select, options.window)
     kv_heads = cached // (2 * shape.head_dim)
-    dtype = _DTYPES[machine.precision]
+    dtype = DTYPES[machine.precision]
 
     def zeros(heads: int, tokens: int) -> Tensor:
         sizes = (1, heads, tokens, shape.head_dim)

@@ -27,8 +27,7 @@ from lib.plan.run import PlannedRun, RunVariant
 from lib.report.render import (
     fitting_columns,
     json_document,
-    room_beside,
-    shortened,
+    shorten_titles,
     text_lines,
 )
 from lib.runner import locks
@@ -128,7 +127,6 @@ def look(plan: Plan, gpu: str = "") -> list[RunView]:
     return [_view(run, size, timing, estimate, comparison) for run, size, timing in views]
 
 
-_MIN_TITLE_CHARS = 16
 # Columns of the plan, the most important first; a terminal shows those that fit, V=1 all.
 _PRIORITY = (
     *("run", "state", "time", "params", "title", "tokens", "FLOP/token", "ratio"),
@@ -138,7 +136,7 @@ _PRIORITY = (
 
 def plan_text(plan: Plan, views: Sequence[RunView], width: int | None = None) -> str:
     """Format the plan as columns of at most ``width`` characters, and a summary line."""
-    columns = {
+    columns: dict[str, Sequence[str]] = {
         "run": [view.label for view in views],
         "params": [f"{view.parameters:,}" for view in views],
         "ratio": [view.ratio for view in views],
@@ -157,8 +155,7 @@ def plan_text(plan: Plan, views: Sequence[RunView], width: int | None = None) ->
     if not any(columns["title"]):
         del columns["title"]
     elif width is not None:
-        room = room_beside(columns, _PRIORITY[:4], width)
-        columns["title"] = shortened(columns["title"], max(_MIN_TITLE_CHARS, room))
+        shorten_titles(columns, _PRIORITY[:4], width)
     headings = fitting_columns(columns, [name for name in _PRIORITY if name in columns], width)
     lines = [headings, *zip(*(columns[heading] for heading in headings), strict=True)]
     skipped = "".join(f"skipped  {problem}\n" for problem in plan.left_out)

@@ -183,11 +183,9 @@ class _Reader(TomlEntries):
 
     def claims(self) -> list[Claim]:
         """Return the claims, and note every problem of the file."""
-        content = self.content
-        self.keys(content, _FILE_KEYS, None)
-        entries = content.get("claim", [])
-        if not isinstance(entries, list) or not all(isinstance(e, dict) for e in entries):
-            self.note("claim: expected [[claim]] tables", "invalid-value", None)
+        self.keys(self.content, _FILE_KEYS, None)
+        entries = self.entries()
+        if entries is None:
             return []
         if not entries:
             self.note("no claim (expected at least one [[claim]])", "empty", None)

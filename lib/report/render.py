@@ -35,6 +35,9 @@ def text_lines(
     return ["  ".join(cells).rstrip() for cells in lines]
 
 
+_MIN_TITLE_CHARS = 16
+
+
 def fitting_columns(
     columns: Mapping[str, Sequence[str]], priority: Sequence[str], width: int | None
 ) -> list[str]:
@@ -48,6 +51,13 @@ def fitting_columns(
         if width is None or not chosen or needed <= room_beside(columns, chosen, width):
             chosen.append(heading)
     return [heading for heading in columns if heading in chosen]
+
+
+def shorten_titles(columns: dict[str, Sequence[str]], beside: Iterable[str], width: int) -> None:
+    """Shorten the column ``title``, if there is one, to the room beside the columns ``beside``."""
+    if "title" in columns:
+        room = max(_MIN_TITLE_CHARS, room_beside(columns, beside, width))
+        columns["title"] = shortened(columns["title"], room)
 
 
 def shortened(texts: Sequence[str], length: int) -> list[str]:

@@ -6,11 +6,11 @@ The files beside the runs contain every column and section (``table.md``, ``repo
 from collections.abc import Sequence
 
 from lib.console import folded
-from lib.report.render import fitting_columns, room_beside, shortened, text_lines
+from lib.report.render import fitting_columns, shorten_titles, text_lines
 from lib.report.table import ResultTable, TableRow
 from lib.report.table_text import format_loss, table_label_fields
 from lib.report.verdict_text import seeds_note, verdict_cells, verdict_notes
-from lib.report.verdicts import VerdictWord
+from lib.report.verdicts import ContrastVerdict, VerdictWord
 from lib.units import format_difference, format_duration, format_si
 
 _BOLD, _PLAIN = "\x1b[1m", "\x1b[0m"
@@ -20,7 +20,6 @@ _COLOURS = {
     VerdictWord.DIVERGED: "\x1b[31m",
     VerdictWord.UNFAIR: "\x1b[33m",
 }
-_MIN_TITLE_CHARS = 16
 _INDENT = "  "
 # The most important column first.
 _PRIORITY = (
@@ -46,7 +45,7 @@ def table_to_terminal(table: ResultTable, width: int, *, colour: bool) -> str:
 
 def _rows(table: ResultTable, width: int, colour: bool) -> list[str]:
     rows = table.rows
-    columns = {
+    columns: dict[str, Sequence[str]] = {
         "step": [_name(row) for row in rows],
         **{name: [row.labels.get(name, "") for row in rows] for name in table_label_fields(table)},
         "val loss": [format_loss(row.val_loss).partition(" ")[0] for row in rows],
@@ -67,10 +66,8 @@ def _rows(table: ResultTable, width: int, colour: bool) -> list[str]:
         del columns["state"]
     columns = {heading: cells for heading, cells in columns.items() if any(cells)}
     labels = table_label_fields(table)
-    if "title" in columns:
-        beside = [*labels, *(name for name in _PRIORITY[:5] if name in columns)]
-        room = max(_MIN_TITLE_CHARS, room_beside(columns, beside, width))
-        columns["title"] = shortened(columns["title"], room)
+    beside = [*labels, *(name for name in _PRIORITY[:5] if name in columns)]
+    shorten_titles(columns, beside, width)
     priority = ["step", *labels, *(name for name in _PRIORITY[1:] if name in columns)]
     headings = fitting_columns(columns, priority, width)
     left = {"step", "verdict", "state", "title", *labels}
@@ -93,21 +90,27 @@ def _name(row: TableRow) -> str:
 
 def _difference(row: TableRow) -> str:
     """Return the difference to the baseline, with half of its interval if there is a verdict."""
-    if row.verdict_baseline is not None and row.verdict_baseline.is_given:
-        return verdict_cells(row.verdict_baseline)[0]
+    if verdict := _given(row):
+        return verdict_cells(verdict)[0]
     return "-" if row.delta_baseline is None else format_difference(row.delta_baseline.mean)
 
 
 def _word(row: TableRow) -> str:
-    given = row.verdict_baseline is not None and row.verdict_baseline.is_given
-    return verdict_cells(row.verdict_baseline)[3] if given and row.verdict_baseline else ""
+    verdict = _given(row)
+    return verdict_cells(verdict)[3] if verdict else ""
+
+
+def _given(row: TableRow) -> ContrastVerdict | None:
+    """Return the verdict against the baseline; None if there is none."""
+    verdict = row.verdict_baseline
+    return verdict if verdict is not None and verdict.is_given else None
 
 
 def _coloured(line: str, row: TableRow, table: ResultTable) -> str:
     """Return a line with its verdict in colour, bold if it is the step with the lowest loss."""
-    if word := _word(row):
-        colour = _COLOURS.get(row.verdict_baseline.word, "") if row.verdict_baseline else ""
-        line = line.replace(word, f"{colour}{word}{_PLAIN}") if colour else line
+    verdict = _given(row)
+    if verdict and (colour := _COLOURS.get(verdict.word)):
+        line = line.replace(_word(row), f"{colour}{_word(row)}{_PLAIN}")
     return (
         f"{_BOLD}{line.replace(_PLAIN, _PLAIN + _BOLD)}{_PLAIN}"
         if row is _best(table.rows)
