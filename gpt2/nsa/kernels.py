@@ -140,6 +140,15 @@ def _dot(left, right):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
+def _load_block(k, v, head, tokens, held_C, dims, S, H: tl.constexpr):  # type: ignore[no-untyped-def]
+    at_CP = (head * S + tokens[:, None]) * H + dims[None, :]
+    mask_CP = held_C[:, None] & (dims[None, :] < H)
+    k_CP = tl.load(k + at_CP, mask=mask_CP, other=0.0)
+    v_CP = tl.load(v + at_CP, mask=mask_CP, other=0.0)
+    return k_CP, v_CP
+
+
+@triton.jit
 def _forward(  # type: ignore[no-untyped-def]
     q, k, v, blocks, context, logsums, scale, T, S,
     g: tl.constexpr, H: tl.constexpr, n: tl.constexpr, size: tl.constexpr,
@@ -161,10 +170,7 @@ def _forward(  # type: ignore[no-untyped-def]
         if (block >= 0) & (start <= last):
             tokens = start + columns
             seen_C = (columns < size) & (tokens <= last)
-            at_CP = (head * S + tokens[:, None]) * H + dims[None, :]
-            mask_CP = seen_C[:, None] & (dims[None, :] < H)
-            k_CP = tl.load(k + at_CP, mask=mask_CP, other=0.0)
-            v_CP = tl.load(v + at_CP, mask=mask_CP, other=0.0)
+            k_CP, v_CP = _load_block(k, v, head, tokens, seen_C, dims, S, H)
             scores_GC = _dot(q_GP, tl.trans(k_CP)) * scale
             scores_GC = tl.where(seen_C[None, :], scores_GC, -float("inf"))
             top_G = tl.maximum(highest_G, tl.max(scores_GC, 1))
@@ -203,10 +209,7 @@ def _query_gradients(  # type: ignore[no-untyped-def]
         if (block >= 0) & (start <= last):
             tokens = start + columns
             seen_C = (columns < size) & (tokens <= last)
-            at_CP = (head * S + tokens[:, None]) * H + dims[None, :]
-            mask_CP = seen_C[:, None] & (dims[None, :] < H)
-            k_CP = tl.load(k + at_CP, mask=mask_CP, other=0.0)
-            v_CP = tl.load(v + at_CP, mask=mask_CP, other=0.0)
+            k_CP, v_CP = _load_block(k, v, head, tokens, seen_C, dims, S, H)
             scores_GC = _dot(q_GP, tl.trans(k_CP)) * scale2
             weights_GC = tl.exp2(scores_GC - logsum_G[:, None])
             weights_GC = tl.where(seen_C[None, :], weights_GC, 0.0)
@@ -235,10 +238,7 @@ def _key_gradients(  # type: ignore[no-untyped-def]
     dims, columns, lines = tl.arange(0, P), tl.arange(0, C), tl.arange(0, QUERIES * G)
     tokens = block * size + columns
     held_C = (columns < size) & (tokens < S)
-    at_CP = (head * S + tokens[:, None]) * H + dims[None, :]
-    mask_CP = held_C[:, None] & (dims[None, :] < H)
-    k_CP = tl.load(k + at_CP, mask=mask_CP, other=0.0)
-    v_CP = tl.load(v + at_CP, mask=mask_CP, other=0.0)
+    k_CP, v_CP = _load_block(k, v, head, tokens, held_C, dims, S, H)
     dk_CP, dv_CP = tl.zeros([C, P], tl.float32), tl.zeros([C, P], tl.float32)
     for index in range(begin, end, QUERIES):
         at_R = index + lines // G
